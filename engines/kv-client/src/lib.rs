@@ -1,0 +1,1 @@
+//! One-sided key-value client: BOOM and its two baselines.

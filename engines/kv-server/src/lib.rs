@@ -1,0 +1,1 @@
+//! One-sided key-value protocols, server side: BOOM and its two baselines.

@@ -1,0 +1,1 @@
+//! Durable key-value store: log-structured shards over durable memory.

@@ -1,0 +1,1 @@
+//! Injected clock, seeded randomness and fault points.

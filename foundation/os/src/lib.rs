@@ -1,0 +1,1 @@
+//! Operating-system mechanisms: mappings, shared objects, event descriptors, processes, processors.

@@ -1,0 +1,1 @@
+//! Single-producer rings over raw shared memory, and mailboxes between threads.

@@ -1,0 +1,1 @@
+//! Bounded codecs and checksums.

@@ -1,0 +1,1 @@
+//! From URL or negotiation to a fabric provider.

@@ -1,0 +1,1 @@
+//! Fabric provider over memory that both processes map.

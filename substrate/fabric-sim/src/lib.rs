@@ -1,0 +1,1 @@
+//! Fabric provider in virtual time, seeded and deterministic.

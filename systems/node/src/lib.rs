@@ -1,0 +1,1 @@
+//! Shards, one thread per core: completion queues, sockets and mailboxes in one loop.

@@ -1,0 +1,1 @@
+//! The Redis protocol: codec, commands and their semantics over a keyspace.

@@ -1,0 +1,1 @@
+//! Real, unmodified clients against the real command.

@@ -1,0 +1,1 @@
+//! Crash suites that span crates.

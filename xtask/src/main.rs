@@ -1,0 +1,2 @@
+//! check, deep, bench, docs.
+fn main() {}
