@@ -1,0 +1,316 @@
+//! The owner of one `mmap`: memfd, file or anonymous memory, unmapped on drop.
+//!
+//! Invariants: the base never moves while the value lives; [`Mapping::replace_with`] swaps the
+//! pages under the same base in one system call (`MAP_FIXED`), so a local reader sees either the
+//! old object or the new one.
+
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::memory::{MemoryObject, Persistence};
+
+/// Why a mapping could not be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MappingError {
+    /// The system call that failed, and how long the object was to be.
+    #[error("{call} of {length_bytes} bytes failed: {source}")]
+    Call {
+        /// Name of the system call.
+        call: &'static str,
+        /// Requested length.
+        length_bytes: usize,
+        /// What the kernel said.
+        #[source]
+        source: Errno,
+    },
+    /// A mapping of no bytes has no address.
+    #[error("a mapping needs at least one byte")]
+    Empty,
+}
+
+impl From<MappingError> for std::io::Error {
+    fn from(error: MappingError) -> Self {
+        match error {
+            MappingError::Call { source, .. } => source.into(),
+            MappingError::Empty => Self::from(std::io::ErrorKind::InvalidInput),
+        }
+    }
+}
+
+/// Whether the mapping may be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protection {
+    /// Loads only.
+    ReadOnly,
+    /// Loads and stores.
+    ReadWrite,
+}
+
+impl Protection {
+    fn flags(self) -> ProtFlags {
+        match self {
+            Self::ReadOnly => ProtFlags::READ,
+            Self::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
+        }
+    }
+}
+
+/// One live `mmap`.
+#[derive(Debug)]
+pub struct Mapping {
+    base: NonNull<u8>,
+    length_bytes: usize,
+    protection: Protection,
+    /// Kept so that the object can be handed to peers; replaced by [`Mapping::replace_with`].
+    descriptor: Mutex<Option<Arc<OwnedFd>>>,
+}
+
+// SAFETY: the mapping is plain memory owned by the value; access to its bytes goes through raw
+// copies and atomics, and the descriptor sits behind a mutex.
+unsafe impl Send for Mapping {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Anonymous shared memory with a descriptor peers can map (memfd, sealed against shrinking so
+    /// that no holder can make our loads fault).
+    ///
+    /// Errors: [`MappingError`] naming the system call.
+    pub fn memfd(name: &str, length_bytes: usize) -> Result<Self, MappingError> {
+        let fd = create_memfd(name, length_bytes)?;
+        Self::shared(fd, length_bytes, Protection::ReadWrite)
+    }
+
+    /// Maps `length_bytes` of `descriptor` from offset 0, shared.
+    ///
+    /// Errors: [`MappingError`] naming the system call.
+    pub fn shared(
+        descriptor: OwnedFd,
+        length_bytes: usize,
+        protection: Protection,
+    ) -> Result<Self, MappingError> {
+        Self::shared_with(descriptor, length_bytes, protection, MapFlags::SHARED)
+    }
+
+    /// As [`Mapping::shared`] with the caller's flags (`MAP_SYNC` for DAX).
+    ///
+    /// Errors: [`MappingError`] naming the system call.
+    pub fn shared_with(
+        descriptor: OwnedFd,
+        length_bytes: usize,
+        protection: Protection,
+        flags: MapFlags,
+    ) -> Result<Self, MappingError> {
+        if length_bytes == 0 {
+            return Err(MappingError::Empty);
+        }
+        // SAFETY: a fresh mapping at an address of the kernel's choice touches no existing memory.
+        let base = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                length_bytes,
+                protection.flags(),
+                flags,
+                &descriptor,
+                0,
+            )
+        }
+        .map_err(|source| MappingError::Call { call: "mmap", length_bytes, source })?;
+        let base = NonNull::new(base.cast()).ok_or(MappingError::Empty)?;
+        let descriptor = Mutex::new(Some(Arc::new(descriptor)));
+        Ok(Self { base, length_bytes, protection, descriptor })
+    }
+
+    /// Private anonymous memory without a descriptor.
+    ///
+    /// Errors: [`MappingError`] naming the system call.
+    pub fn anonymous(length_bytes: usize) -> Result<Self, MappingError> {
+        if length_bytes == 0 {
+            return Err(MappingError::Empty);
+        }
+        // SAFETY: a fresh mapping at an address of the kernel's choice touches no existing memory.
+        let base = unsafe {
+            rustix::mm::mmap_anonymous(
+                std::ptr::null_mut(),
+                length_bytes,
+                Protection::ReadWrite.flags(),
+                MapFlags::PRIVATE,
+            )
+        }
+        .map_err(|source| MappingError::Call { call: "mmap", length_bytes, source })?;
+        let base = NonNull::new(base.cast()).ok_or(MappingError::Empty)?;
+        Ok(Self {
+            base,
+            length_bytes,
+            protection: Protection::ReadWrite,
+            descriptor: Mutex::new(None),
+        })
+    }
+
+    /// First byte.
+    #[must_use]
+    pub fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn length_bytes(&self) -> usize {
+        self.length_bytes
+    }
+
+    /// What the mapping allows.
+    #[must_use]
+    pub fn protection(&self) -> Protection {
+        self.protection
+    }
+
+    /// A duplicate handle on the descriptor behind the mapping, if it has one.
+    #[must_use]
+    pub fn descriptor(&self) -> Option<Arc<OwnedFd>> {
+        self.descriptor.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Drops the descriptor; the mapping stays. For mappings nobody will be handed.
+    pub fn forget_descriptor(&self) {
+        self.descriptor.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+
+    /// Maps `descriptor` over the same addresses in one step and returns the old descriptor.
+    /// The caller has copied the contents; whoever mapped the old object now writes to memory
+    /// that this process no longer sees.
+    ///
+    /// Errors: [`MappingError`]; the old mapping is then still in place.
+    pub fn replace_with(&self, descriptor: OwnedFd) -> Result<Option<Arc<OwnedFd>>, MappingError> {
+        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        let mut held = self.descriptor.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the range is exactly this value's own mapping, so MAP_FIXED replaces nothing
+        // else; the new object is at least as long (the caller created it with this length).
+        unsafe {
+            rustix::mm::mmap(
+                self.base.as_ptr().cast(),
+                self.length_bytes,
+                self.protection.flags(),
+                flags,
+                &descriptor,
+                0,
+            )
+        }
+        .map_err(|source| MappingError::Call {
+            call: "mmap (replace)",
+            length_bytes: self.length_bytes,
+            source,
+        })?;
+        Ok(held.replace(Arc::new(descriptor)))
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: base and length are exactly what mmap returned, and nothing borrows the mapping
+        // past its owner.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.length_bytes) };
+    }
+}
+
+/// A memfd of `length_bytes`, sealed against shrinking and growing.
+///
+/// Errors: [`MappingError`] naming the system call.
+pub fn create_memfd(name: &str, length_bytes: usize) -> Result<OwnedFd, MappingError> {
+    let call = |call| move |source| MappingError::Call { call, length_bytes, source };
+    let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+        .map_err(call("memfd_create"))?;
+    rustix::fs::ftruncate(&fd, length_bytes as u64).map_err(call("ftruncate"))?;
+    rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
+        .map_err(call("fcntl(F_ADD_SEALS)"))?;
+    Ok(fd)
+}
+
+/// Volatile memory that peers can map: the memory behind ordinary registered buffers.
+#[derive(Debug)]
+pub struct SharedMemory {
+    mapping: Mapping,
+    /// One replacement at a time.
+    replacing: Mutex<()>,
+}
+
+impl SharedMemory {
+    /// Allocates `length_bytes` of zeroed shareable memory.
+    ///
+    /// Errors: [`MappingError`] naming the system call.
+    pub fn allocate(name: &str, length_bytes: usize) -> Result<Self, MappingError> {
+        Ok(Self { mapping: Mapping::memfd(name, length_bytes)?, replacing: Mutex::new(()) })
+    }
+}
+
+// SAFETY: the mapping lives exactly as long as the value, at a fixed page-aligned base; bytes are
+// only reached through raw copies and atomics.
+unsafe impl MemoryObject for SharedMemory {
+    fn base(&self) -> NonNull<u8> {
+        self.mapping.base()
+    }
+
+    fn length_bytes(&self) -> usize {
+        self.mapping.length_bytes()
+    }
+
+    fn descriptor(&self) -> Option<Arc<OwnedFd>> {
+        self.mapping.descriptor()
+    }
+
+    fn persistence(&self) -> Persistence {
+        Persistence::Volatile
+    }
+
+    fn replace_backing(&self) -> std::io::Result<()> {
+        let _one_at_a_time = self.replacing.lock().unwrap_or_else(PoisonError::into_inner);
+        let length = self.mapping.length_bytes();
+        let fd = create_memfd("beeline-replaced", length)?;
+        let fresh = Mapping::shared(fd.try_clone()?, length, Protection::ReadWrite)?;
+        // SAFETY: both mappings are `length` bytes long and distinct. A peer may be storing into
+        // the old one meanwhile; what is copied of that store is unspecified, as for any write in
+        // flight when its region is revoked.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                self.mapping.base().as_ptr(),
+                fresh.base().as_ptr(),
+                length,
+            );
+        }
+        self.mapping.replace_with(fd)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::{copy_in, copy_out};
+
+    #[test]
+    fn replacing_the_backing_keeps_contents_and_orphans_old_mappings() {
+        let memory = SharedMemory::allocate("test", 8192).unwrap();
+        copy_in(&memory, 100, b"kept");
+        let fd = memory.descriptor().unwrap().try_clone().unwrap();
+        let peer = Mapping::shared(fd, 8192, Protection::ReadWrite).unwrap();
+        memory.replace_backing().unwrap();
+        // SAFETY: the peer's mapping is 8192 bytes long.
+        let word = unsafe { peer.base().as_ptr().add(100) };
+        // SAFETY: inside the mapping, which is writable.
+        unsafe { word.write(b'X') };
+        let mut read = [0; 4];
+        copy_out(&memory, 100, &mut read);
+        assert_eq!(&read, b"kept");
+    }
+
+    #[test]
+    fn an_empty_mapping_is_refused() {
+        assert!(matches!(Mapping::anonymous(0), Err(MappingError::Empty)));
+    }
+}
