@@ -57,7 +57,7 @@ pub struct RemoteAddress {
 impl RemoteAddress {
     /// The address `bytes` further on.
     #[must_use]
-    pub fn add(self, bytes: u64) -> Self {
+    pub fn advanced(self, bytes: u64) -> Self {
         Self { key: self.key, offset: self.offset.wrapping_add(bytes) }
     }
 }
