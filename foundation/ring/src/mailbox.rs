@@ -103,7 +103,7 @@ impl<T> Receiver<T> {
         }
         let slot = &self.shared.slots[self.head & (self.shared.slots.len() - 1)];
         // SAFETY: the slot lies in `head..tail`: initialised, and the receiver's alone.
-        let value = slot.with_mut(|slot| unsafe { (*slot).assume_init_read() });
+        let value = slot.with_mut(|slot| unsafe { slot.cast::<T>().read() });
         self.head = self.head.wrapping_add(1);
         self.shared.head.0.store(self.head, Ordering::Release);
         Some(value)
