@@ -6,9 +6,11 @@
 //! - [`memory`]: what a piece of memory is to the rest of Beeline: a base, a length, perhaps a
 //!   descriptor another process can map. The seam between `pmem` and `fabric`.
 //! - [`mapping`]: the owner of one `mmap`, over memfd, file or anonymous memory.
+//! - [`poller`]: readiness of many descriptors, and a descriptor that wakes a sleeper.
 
 pub mod mapping;
 pub mod memory;
+pub mod poller;
 
 pub use mapping::{Mapping, MappingError, SharedMemory};
 pub use memory::{MemoryObject, Persistence};
