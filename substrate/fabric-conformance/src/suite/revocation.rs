@@ -1,0 +1,172 @@
+//! Taking memory back.
+
+use std::time::Duration;
+
+use beeline_fabric::{FabricError, LocalData, Operation, QueuePairState, Status};
+
+use crate::context::{
+    ALL, BOUND, Context, EndpointOptions, bytes_at, contents, inline_write, part, pattern, store,
+    visible,
+};
+use crate::harness::{ItemResult, Stop, ensure, ensure_eq};
+use crate::process::{Peer, PeerOptions};
+
+pub(crate) fn a_revoked_region_keeps_its_contents_and_refuses_peers(
+    context: &Context<'_>,
+) -> ItemResult {
+    let mut pair = context.pair()?;
+    let target = pair.far.region(8192, ALL)?;
+    context.perform(&mut pair.a, inline_write(b"kept", target.remote_address(5000)), &[])?;
+    context.perform(&mut pair.a, visible(target.remote_address(5000), 4), &[])?;
+    store(&target, 0, b"own");
+    target.revoke()?;
+    ensure!(target.is_revoked(), "the region says that it is revoked");
+    ensure_eq!(bytes_at(&target, 5000, 4), b"kept", "contents written before");
+    ensure_eq!(bytes_at(&target, 0, 3), b"own", "contents stored locally");
+    let write = inline_write(b"evil", target.remote_address(5000));
+    let done = context.execute(&mut pair.a, write, &[&pair.b.queue])?;
+    ensure_eq!(done.status, Status::RemoteAccessError, "status of a write after the revocation");
+    context.both_broken(&pair.a, &pair.b)?;
+    ensure_eq!(bytes_at(&target, 5000, 4), b"kept", "contents after the refused write");
+    let options = EndpointOptions::default();
+    let (mut a, b) = context.connected(&pair.near, &pair.far, options)?;
+    let local = pair.near.region(8, ALL)?;
+    let read = Operation::Read { local: part(&local, 0, 8), remote: target.remote_address(0) };
+    let done = context.execute(&mut a, read, &[&b.queue])?;
+    ensure_eq!(done.status, Status::RemoteAccessError, "status of a read after the revocation");
+    ensure_eq!(contents(&local), vec![0; 8], "bytes read from a revoked region");
+    Ok(())
+}
+
+pub(crate) fn revoking_one_region_leaves_the_others_alone(context: &Context<'_>) -> ItemResult {
+    let mut pair = context.pair()?;
+    let revoked = pair.far.region(4096, ALL)?;
+    let kept = pair.far.region(4096, ALL)?;
+    context.perform(&mut pair.a, inline_write(b"1", revoked.remote_address(0)), &[])?;
+    context.perform(&mut pair.a, inline_write(b"1", kept.remote_address(0)), &[])?;
+    revoked.revoke()?;
+    context.perform(&mut pair.a, inline_write(b"2", kept.remote_address(0)), &[])?;
+    context.perform(&mut pair.a, visible(kept.remote_address(0), 1), &[])?;
+    ensure_eq!(bytes_at(&kept, 0, 1), b"2", "the other region");
+    ensure_eq!(pair.a.qp.state(), QueuePairState::ReadyToSend, "the connection's state");
+    Ok(())
+}
+
+pub(crate) fn a_revoked_region_still_serves_its_owner(context: &Context<'_>) -> ItemResult {
+    let mut pair = context.pair()?;
+    let source = pair.near.region_of(&pattern(6, 4096), ALL)?;
+    let target = pair.far.region(4096, ALL)?;
+    source.revoke()?;
+    let entries = [part(&source, 0, 4096)];
+    let write = Operation::Write {
+        local: LocalData::Gather(&entries),
+        remote: target.remote_address(0),
+    };
+    context.perform(&mut pair.a, write, &[])?;
+    let remote = target.remote_address(0);
+    context.perform(&mut pair.a, visible(remote, 4096), &[])?;
+    ensure_eq!(contents(&target) == pattern(6, 4096), true, "bytes from the revoked region");
+    context.perform(&mut pair.a, inline_write(b"new", remote), &[])?;
+    let read = Operation::Read { local: part(&source, 0, 4096), remote };
+    context.perform(&mut pair.a, read, &[])?;
+    ensure_eq!(bytes_at(&source, 0, 3), b"new", "bytes read into the revoked region");
+    Ok(())
+}
+
+/// What the peer writes to, and how its access is taken away.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Region,
+    QueuePair,
+}
+
+/// A peer writes without end; it is stopped somewhere, loses its access, goes on, and must not
+/// change a byte.
+fn stopped_writer_cannot_reach_us(context: &Context<'_>, way: Way) -> ItemResult {
+    let length = 8_usize << 20;
+    let rounds = if Context::deep() { 40_u64 } else { 6 };
+    for round in 0..rounds {
+        let mut peer = Peer::start(context, PeerOptions::default())?;
+        let node = context.node()?;
+        let mut end = node.endpoint(EndpointOptions::default())?;
+        peer.connect(&mut end, 0)?;
+        let region = node.region(length, ALL)?;
+        peer.start_writing(0, region.remote_address(0), length as u64)?;
+        let start = context.harness.now();
+        while peer.writer_state(0)?.0 < 2 {
+            context.let_pass(&[&end.queue], Duration::from_micros(100))?;
+            let waited = context.harness.now().saturating_sub(start);
+            ensure!(waited < BOUND, "the peer did not begin to write");
+        }
+        // A different moment of the write each time.
+        let moment = Duration::from_micros(500 * (round + 1));
+        context.let_pass(&[&end.queue], moment)?;
+        peer.turn()?;
+        peer.stop()?;
+        match way {
+            Way::Region => region.revoke()?,
+            Way::QueuePair => match end.qp.revoke() {
+                Ok(()) => {}
+                Err(FabricError::Unsupported { what, .. }) => return Err(Stop::skipped(what)),
+                Err(error) => return Err(error.into()),
+            },
+        }
+        let at_revocation = contents(&region);
+        ensure!(at_revocation.iter().any(|&byte| byte != 0), "the peer had written nothing");
+        peer.go_on()?;
+        let start = context.harness.now();
+        loop {
+            let (_, ended) = peer.writer_state(0)?;
+            if ended != 0 {
+                ensure!(ended != 1, "a write to revoked memory succeeded");
+                break;
+            }
+            end.queue.drain()?;
+            context.harness.idle();
+            let waited = context.harness.now().saturating_sub(start);
+            ensure!(waited < BOUND, "the peer never learned that its access is gone");
+        }
+        context.let_pass(&[&end.queue], Duration::from_millis(10))?;
+        let unchanged = contents(&region) == at_revocation;
+        ensure_eq!(unchanged, true, "memory is as it was when the revocation returned");
+        if way == Way::QueuePair {
+            ensure_eq!(end.qp.state(), QueuePairState::Error, "state after the revocation");
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn a_region_revoked_from_a_peer_stopped_in_a_write_stays_unchanged(
+    context: &Context<'_>,
+) -> ItemResult {
+    stopped_writer_cannot_reach_us(context, Way::Region)
+}
+
+pub(crate) fn a_queue_pair_revoked_from_a_peer_stopped_in_a_write_protects_all_memory(
+    context: &Context<'_>,
+) -> ItemResult {
+    stopped_writer_cannot_reach_us(context, Way::QueuePair)
+}
+
+pub(crate) fn revoking_a_queue_pair_ends_it_and_flushes_its_work(
+    context: &Context<'_>,
+) -> ItemResult {
+    let mut pair = context.pair()?;
+    let options = EndpointOptions::default();
+    pair.b.post_empty_receive(31)?;
+    pair.b.qp.revoke()?;
+    ensure_eq!(pair.b.qp.state(), QueuePairState::Error, "state after the revocation");
+    let flushed = context.completion(&pair.b.queue, &[&pair.a.queue])?;
+    ensure_eq!((flushed.wr_id, flushed.status), (31, Status::Flushed), "the posted receive");
+    let error = QueuePairState::Error;
+    context.pump(&[&pair.a.queue, &pair.b.queue], BOUND, "the peer to learn of it", || {
+        pair.a.qp.state() == error
+    })?;
+    // A new connection reaches what the node registers from now on.
+    let target = pair.far.region(64, ALL)?;
+    let (mut a, _b) = context.connected(&pair.near, &pair.far, options)?;
+    context.perform(&mut a, inline_write(b"new", target.remote_address(0)), &[])?;
+    context.perform(&mut a, visible(target.remote_address(0), 3), &[])?;
+    ensure_eq!(bytes_at(&target, 0, 3), b"new", "bytes over the new connection");
+    Ok(())
+}
