@@ -7,10 +7,22 @@
 //!   descriptor another process can map. The seam between `pmem` and `fabric`.
 //! - [`mapping`]: the owner of one `mmap`, over memfd, file or anonymous memory.
 //! - [`poller`]: readiness of many descriptors, and a descriptor that wakes a sleeper.
+//! - [`doorbell`]: a socket pair, to wake a sleeper in another process that may be hostile.
+//! - [`control_socket`]: records with descriptors over Unix sockets.
+//! - [`process`]: pidfd, to see a process end.
+//! - [`affinity`]: which processors a thread runs on.
+//! - [`barrier`]: asymmetric fences over `membarrier`.
+//! - [`write_back`]: cache-line write-back and store fences.
 
+pub mod affinity;
+pub mod barrier;
+pub mod control_socket;
+pub mod doorbell;
 pub mod mapping;
 pub mod memory;
 pub mod poller;
+pub mod process;
+pub mod write_back;
 
 pub use mapping::{Mapping, MappingError, SharedMemory};
 pub use memory::{MemoryObject, Persistence};

@@ -123,6 +123,12 @@ impl Poller {
     }
 }
 
+impl AsFd for Poller {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
 /// A counter that makes a descriptor readable: how one thread ends another's sleep.
 #[derive(Debug)]
 pub struct Waker(OwnedFd);

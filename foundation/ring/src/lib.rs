@@ -4,8 +4,10 @@
 //! so that loom can take their place (`RUSTFLAGS="--cfg loom"`).
 //!
 //! - [`mailbox`]: values moved between two threads of one process.
+//! - [`slots`]: messages of one cache line between two processes that share memory.
 
 pub mod mailbox;
+pub mod slots;
 pub mod sync;
 
 pub use mailbox::{Receiver, Sender, mailbox};

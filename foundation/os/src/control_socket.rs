@@ -1,0 +1,208 @@
+//! Unix control sockets: short records with descriptors, between two processes of one host.
+//!
+//! Sockets are `SOCK_SEQPACKET` in the abstract namespace: record boundaries are kept, a peer's
+//! death is end-of-file, and no file is left behind. Everything received is hostile: a record
+//! longer than the caller's buffer, or with more descriptors than [`MAX_DESCRIPTORS`], is an
+//! error, and descriptors nobody asked for are closed.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+
+/// Most descriptors one record may carry.
+pub const MAX_DESCRIPTORS: usize = 4;
+
+/// Who is at the other end, as the kernel recorded it when the connection was made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeerCredentials {
+    /// Process.
+    pub pid: i32,
+    /// Effective user.
+    pub uid: u32,
+}
+
+/// One received record.
+#[derive(Debug)]
+pub enum Received {
+    /// A record of this many bytes.
+    Record(usize),
+    /// Nothing there now.
+    Empty,
+    /// The other end closed or died.
+    Closed,
+}
+
+/// A socket that accepts connections to an abstract name.
+#[derive(Debug)]
+pub struct ControlListener(OwnedFd);
+
+/// One connected end.
+#[derive(Debug)]
+pub struct ControlSocket(OwnedFd);
+
+fn socket() -> std::io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+}
+
+impl ControlListener {
+    /// Listens on abstract name `name` (at most 107 bytes).
+    ///
+    /// Errors: `AddrInUse`; the kernel's otherwise.
+    pub fn bind(name: &[u8]) -> std::io::Result<Self> {
+        let fd = socket()?;
+        rustix::net::bind(&fd, &SocketAddrUnix::new_abstract_name(name)?)?;
+        rustix::net::listen(&fd, 4096)?;
+        Ok(Self(fd))
+    }
+
+    /// The next waiting connection, if there is one. Never blocks.
+    ///
+    /// Errors: the kernel's (descriptor limit).
+    pub fn accept(&self) -> std::io::Result<Option<ControlSocket>> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        match rustix::net::accept_with(&self.0, flags) {
+            Ok(fd) => Ok(Some(ControlSocket(fd))),
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+impl AsFd for ControlListener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl ControlSocket {
+    /// Connects to abstract name `name`. Never blocks.
+    ///
+    /// Errors: `ConnectionRefused` when nobody listens; `WouldBlock` when the listener's backlog
+    /// is full (retry later).
+    pub fn connect(name: &[u8]) -> std::io::Result<Self> {
+        let fd = socket()?;
+        rustix::net::connect(&fd, &SocketAddrUnix::new_abstract_name(name)?)?;
+        Ok(Self(fd))
+    }
+
+    /// Who is at the other end.
+    ///
+    /// Errors: the kernel's.
+    pub fn peer(&self) -> std::io::Result<PeerCredentials> {
+        let credentials = rustix::net::sockopt::socket_peercred(&self.0)?;
+        Ok(PeerCredentials {
+            pid: credentials.pid.as_raw_nonzero().get(),
+            uid: credentials.uid.as_raw(),
+        })
+    }
+
+    /// Sends one record with up to [`MAX_DESCRIPTORS`] descriptors. Never blocks.
+    ///
+    /// Errors: `WouldBlock` when the peer does not read; `BrokenPipe` when it is gone.
+    pub fn send(&self, record: &[u8], descriptors: &[BorrowedFd<'_>]) -> std::io::Result<()> {
+        assert!(descriptors.len() <= MAX_DESCRIPTORS, "a record carries few descriptors");
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() {
+            let pushed = control.push(SendAncillaryMessage::ScmRights(descriptors));
+            assert!(pushed, "the buffer holds the largest number of descriptors");
+        }
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        rustix::net::sendmsg(&self.0, &[IoSlice::new(record)], &mut control, flags)?;
+        Ok(())
+    }
+
+    /// Receives one record into `record` and its descriptors into `descriptors` (which is
+    /// cleared). Never blocks.
+    ///
+    /// Errors: `InvalidData` for a record longer than the buffer or with too many descriptors;
+    /// the kernel's.
+    pub fn receive(
+        &self,
+        record: &mut [u8],
+        descriptors: &mut Vec<OwnedFd>,
+    ) -> std::io::Result<Received> {
+        descriptors.clear();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let mut slices = [IoSliceMut::new(record)];
+        let outcome = rustix::net::recvmsg(&self.0, &mut slices, &mut control, flags);
+        let received = match outcome {
+            Ok(received) => received,
+            Err(Errno::AGAIN | Errno::INTR) => return Ok(Received::Empty),
+            Err(Errno::CONNRESET) => return Ok(Received::Closed),
+            Err(error) => return Err(error.into()),
+        };
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(received) = message {
+                descriptors.extend(received);
+            }
+        }
+        if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+            descriptors.clear();
+            return Err(std::io::ErrorKind::InvalidData.into());
+        }
+        // A sequenced-packet socket reports end-of-file as an empty record; nobody sends empty
+        // records on purpose.
+        Ok(if received.bytes == 0 { Received::Closed } else { Received::Record(received.bytes) })
+    }
+}
+
+impl AsFd for ControlSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair(name: &str) -> (ControlSocket, ControlSocket) {
+        let name = format!("beeline-test-{name}-{}", std::process::id());
+        let listener = ControlListener::bind(name.as_bytes()).unwrap();
+        let dialled = ControlSocket::connect(name.as_bytes()).unwrap();
+        let accepted = listener.accept().unwrap().unwrap();
+        (dialled, accepted)
+    }
+
+    #[test]
+    fn a_record_carries_bytes_and_descriptors() {
+        let (left, right) = pair("carry");
+        let (event, other) = crate::doorbell::Doorbell::pair().unwrap();
+        left.send(b"hello", &[event.as_fd()]).unwrap();
+        let (mut record, mut fds) = ([0; 16], Vec::new());
+        let Received::Record(length) = right.receive(&mut record, &mut fds).unwrap() else {
+            panic!("a record was sent")
+        };
+        assert_eq!(&record[..length], b"hello");
+        assert_eq!(fds.len(), 1);
+        crate::doorbell::Doorbell::from_peer(fds.pop().unwrap()).unwrap().ring();
+        assert_eq!(other.clear(), crate::doorbell::Rung::Yes);
+    }
+
+    #[test]
+    fn an_over_long_record_is_an_error_and_a_closed_end_is_told() {
+        let (left, right) = pair("long");
+        left.send(&[7; 64], &[]).unwrap();
+        let (mut record, mut fds) = ([0; 16], Vec::new());
+        assert!(right.receive(&mut record, &mut fds).is_err());
+        assert!(matches!(right.receive(&mut record, &mut fds).unwrap(), Received::Empty));
+        drop(left);
+        assert!(matches!(right.receive(&mut record, &mut fds).unwrap(), Received::Closed));
+    }
+
+    #[test]
+    fn the_peer_is_known_by_its_process() {
+        let (left, _right) = pair("peer");
+        assert_eq!(left.peer().unwrap().pid, i32::try_from(std::process::id()).unwrap());
+    }
+}

@@ -1,0 +1,383 @@
+//! Message slots: a ring of cache lines from one producer to one consumer, over raw memory that
+//! two processes map and either may scribble over.
+//!
+//! ```text
+//! slot (64 bytes, aligned)   header: tag (high 32 bits) | sequence (low 32 bits)
+//!                            body:   7 words
+//! message i lives in slot i mod count, with sequence (i + 1) mod 2^32
+//! ```
+//!
+//! Invariants:
+//! - the producer writes the body, then the header with `Release`; the consumer loads the header
+//!   with `Acquire`, so a header with the expected sequence means a whole body. One cache line
+//!   crosses per message;
+//! - each side's own index is private and authoritative; the other side learns it only as a hint
+//!   ([`SlotProducer::consumed`]) and refuses an implausible one;
+//! - the consumer copies a slot once and uses the copy: whatever the other side scrawls, it can
+//!   only produce messages that it could have sent, or nonsense that the caller's validation of
+//!   the copy refuses.
+
+use std::ptr::NonNull;
+
+use crate::sync::{AtomicU64, Ordering};
+
+/// Words of a slot's body.
+pub const BODY_WORDS: usize = 7;
+
+/// One cache line.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct Slot {
+    header: AtomicU64,
+    body: [AtomicU64; BODY_WORDS],
+}
+
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<Slot>() == 64, "a slot is one cache line");
+
+impl Slot {
+    /// An empty slot; the same as 64 zero bytes.
+    #[must_use]
+    pub fn empty() -> Self {
+        Self { header: AtomicU64::new(0), body: std::array::from_fn(|_| AtomicU64::new(0)) }
+    }
+}
+
+/// A copied message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotMessage {
+    /// The producer's 32 bits beside the sequence.
+    pub tag: u32,
+    /// The body.
+    pub body: [u64; BODY_WORDS],
+}
+
+/// The other side claims an index it cannot have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the peer claims to have consumed {claimed} of {produced} messages, after {seen}")]
+pub struct ImplausibleIndex {
+    /// What it claims.
+    pub claimed: u64,
+    /// What it claimed before.
+    pub seen: u64,
+    /// Messages produced.
+    pub produced: u64,
+}
+
+/// Slots shared by both sides.
+#[derive(Clone, Copy, Debug)]
+struct SlotArray {
+    slots: NonNull<Slot>,
+    mask: u64,
+}
+
+impl SlotArray {
+    fn new(slots: NonNull<Slot>, count: u32) -> Self {
+        assert!(count.is_power_of_two(), "the number of slots is a power of two");
+        Self { slots, mask: u64::from(count) - 1 }
+    }
+
+    #[inline(always)]
+    fn slot(&self, index: u64) -> &Slot {
+        #[expect(clippy::cast_possible_truncation, reason = "the mask is below 2^32")]
+        let place = (index & self.mask) as usize;
+        // SAFETY: `place` is below the count that the constructor's caller vouched for.
+        let slot = unsafe { self.slots.add(place) };
+        // SAFETY: mapped, aligned and alive (constructor's contract); all fields are atomics, so a
+        // shared reference claims nothing about who writes.
+        unsafe { slot.as_ref() }
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "sequences wrap at 2^32 by design")]
+#[inline(always)]
+fn sequence(index: u64) -> u32 {
+    index.wrapping_add(1) as u32
+}
+
+/// The sending side.
+#[derive(Debug)]
+pub struct SlotProducer {
+    array: SlotArray,
+    next: u64,
+    consumed: u64,
+}
+
+impl SlotProducer {
+    /// Takes the producing side of `count` slots (a power of two), all empty.
+    ///
+    /// # Safety
+    ///
+    /// `slots` points to `count` slots that stay mapped while the value lives, and nobody else in
+    /// this process produces into them.
+    #[must_use]
+    pub unsafe fn new(slots: NonNull<Slot>, count: u32) -> Self {
+        Self { array: SlotArray::new(slots, count), next: 0, consumed: 0 }
+    }
+
+    /// Index of the next message.
+    #[must_use]
+    pub fn next_index(&self) -> u64 {
+        self.next
+    }
+
+    /// True when a message fits, as far as [`SlotProducer::consumed`] told.
+    #[inline(always)]
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        self.next - self.consumed <= self.array.mask
+    }
+
+    /// Takes note of the consumer's published index.
+    ///
+    /// Errors: [`ImplausibleIndex`] when it runs backwards or ahead of what was produced; the old
+    /// one is kept.
+    pub fn consumed(&mut self, claimed: u64) -> Result<(), ImplausibleIndex> {
+        if claimed < self.consumed || claimed > self.next {
+            let (seen, produced) = (self.consumed, self.next);
+            return Err(ImplausibleIndex { claimed, seen, produced });
+        }
+        self.consumed = claimed;
+        Ok(())
+    }
+
+    /// Publishes one message; `body` has at most [`BODY_WORDS`] words, the rest stays unspecified.
+    ///
+    /// Invariant: [`SlotProducer::has_room`].
+    #[inline(always)]
+    pub fn push(&mut self, tag: u32, body: &[u64]) {
+        assert!(self.has_room(), "a slot is free");
+        let slot = self.array.slot(self.next);
+        for (word, &value) in slot.body.iter().zip(body) {
+            word.store(value, Ordering::Relaxed);
+        }
+        let header = u64::from(tag) << 32 | u64::from(sequence(self.next));
+        // Pairs with the acquire in `SlotConsumer::ready`.
+        slot.header.store(header, Ordering::Release);
+        self.next += 1;
+    }
+}
+
+/// The receiving side.
+#[derive(Debug)]
+pub struct SlotConsumer {
+    array: SlotArray,
+    next: u64,
+}
+
+impl SlotConsumer {
+    /// Takes the consuming side of `count` slots (a power of two).
+    ///
+    /// # Safety
+    ///
+    /// As for [`SlotProducer::new`], for consuming.
+    #[must_use]
+    pub unsafe fn new(slots: NonNull<Slot>, count: u32) -> Self {
+        Self { array: SlotArray::new(slots, count), next: 0 }
+    }
+
+    /// Index of the next message: how many were consumed.
+    #[must_use]
+    pub fn next_index(&self) -> u64 {
+        self.next
+    }
+
+    /// The tag of the waiting message, if there is one.
+    #[inline(always)]
+    #[must_use]
+    pub fn ready(&self) -> Option<u32> {
+        // Pairs with the release in `SlotProducer::push`.
+        let header = self.array.slot(self.next).header.load(Ordering::Acquire);
+        #[expect(clippy::cast_possible_truncation, reason = "the halves are 32 bits each")]
+        let (found, tag) = (header as u32, (header >> 32) as u32);
+        (found == sequence(self.next)).then_some(tag)
+    }
+
+    /// Copies the waiting message, if there is one, and leaves it.
+    #[inline(always)]
+    #[must_use]
+    pub fn peek(&self) -> Option<SlotMessage> {
+        let tag = self.ready()?;
+        let slot = self.array.slot(self.next);
+        let body = std::array::from_fn(|word| slot.body[word].load(Ordering::Relaxed));
+        Some(SlotMessage { tag, body })
+    }
+
+    /// Goes on to the next message.
+    #[inline(always)]
+    pub fn advance(&mut self) {
+        self.next += 1;
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::VecDeque;
+
+    struct Backing(Box<[Slot]>);
+
+    impl Backing {
+        fn new(count: usize) -> Self {
+            Self((0..count).map(|_| Slot::empty()).collect())
+        }
+
+        fn sides(&self) -> (SlotProducer, SlotConsumer) {
+            let slots = NonNull::from(&self.0[0]);
+            #[expect(clippy::cast_possible_truncation, reason = "tests use few slots")]
+            let count = self.0.len() as u32;
+            // SAFETY: the boxed slice outlives the test's use of both sides.
+            let producer = unsafe { SlotProducer::new(slots, count) };
+            // SAFETY: as above.
+            (producer, unsafe { SlotConsumer::new(slots, count) })
+        }
+    }
+
+    #[test]
+    fn a_full_ring_has_no_room_until_the_consumer_is_heard() {
+        let backing = Backing::new(4);
+        let (mut producer, mut consumer) = backing.sides();
+        for value in 0..4 {
+            producer.push(1, &[value]);
+        }
+        assert!(!producer.has_room());
+        assert_eq!(consumer.peek().unwrap().body[0], 0);
+        consumer.advance();
+        assert!(!producer.has_room());
+        producer.consumed(consumer.next_index()).unwrap();
+        assert!(producer.has_room());
+    }
+
+    #[test]
+    fn an_implausible_index_is_refused() {
+        let backing = Backing::new(4);
+        let (mut producer, _consumer) = backing.sides();
+        producer.push(1, &[]);
+        assert!(producer.consumed(2).is_err());
+        producer.consumed(1).unwrap();
+        assert!(producer.consumed(0).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn messages_arrive_whole_and_in_order(steps in proptest::collection::vec(any::<bool>(), 1..400)) {
+            let backing = Backing::new(8);
+            let (mut producer, mut consumer) = backing.sides();
+            let mut model = VecDeque::new();
+            let mut sent = 0_u64;
+            for produce in steps {
+                if produce && producer.has_room() {
+                    producer.push(u32::try_from(sent).unwrap(), &[sent; BODY_WORDS]);
+                    model.push_back(sent);
+                    sent += 1;
+                } else {
+                    let expected = model.pop_front();
+                    let found = consumer.peek();
+                    prop_assert_eq!(found.map(|message| message.body), expected.map(|v| [v; BODY_WORDS]));
+                    if found.is_some() {
+                        consumer.advance();
+                        producer.consumed(consumer.next_index()).unwrap();
+                    }
+                }
+            }
+        }
+
+        #[test]
+        fn scribbled_slots_never_break_the_consumer(words in proptest::collection::vec(any::<u64>(), 64)) {
+            let backing = Backing::new(8);
+            for (place, word) in words.iter().enumerate() {
+                let slot = &backing.0[place / 8];
+                match place % 8 {
+                    0 => slot.header.store(*word, Ordering::Relaxed),
+                    i => slot.body[i - 1].store(*word, Ordering::Relaxed),
+                }
+            }
+            let (_, mut consumer) = backing.sides();
+            let mut seen = 0;
+            while consumer.peek().is_some() && seen < 9 {
+                consumer.advance();
+                seen += 1;
+            }
+            prop_assert!(seen <= 8);
+        }
+    }
+
+    #[test]
+    fn two_threads_exchange_many_messages() {
+        let backing = Backing::new(16);
+        let (mut producer, mut consumer) = backing.sides();
+        let heard = AtomicU64::new(0);
+        /// Lets a test move a side to another thread.
+        struct Moved<T>(T);
+        // SAFETY: one thread at a time uses the side, and the slots are atomics.
+        unsafe impl<T> Send for Moved<T> {}
+        std::thread::scope(|scope| {
+            let heard = &heard;
+            let moved = Moved(&mut consumer);
+            scope.spawn(move || {
+                let consumer = { moved }.0;
+                for expected in 0..20_000_u64 {
+                    let message = loop {
+                        if let Some(message) = consumer.peek() {
+                            break message;
+                        }
+                        std::thread::yield_now();
+                    };
+                    assert_eq!(message.body, [expected; BODY_WORDS]);
+                    consumer.advance();
+                    heard.store(consumer.next_index(), Ordering::Release);
+                }
+            });
+            for value in 0..20_000_u64 {
+                while !producer.has_room() {
+                    producer.consumed(heard.load(Ordering::Acquire)).unwrap();
+                    std::thread::yield_now();
+                }
+                producer.push(7, &[value; BODY_WORDS]);
+            }
+        });
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use crate::sync::{Arc, AtomicU32, fence};
+
+    /// Lets a model move a side to another thread.
+    struct Moved<T>(T);
+    // SAFETY: one thread at a time uses the side, and the slots are atomics.
+    unsafe impl<T> Send for Moved<T> {}
+
+    /// The wake-up handshake: the producer publishes, fences, reads the armed word; the consumer
+    /// arms, fences, looks again. One of them always sees the other.
+    #[test]
+    fn no_wake_up_is_lost() {
+        loom::model(|| {
+            let slots: Arc<Vec<Slot>> = Arc::new((0..2).map(|_| Slot::empty()).collect());
+            let armed = Arc::new(AtomicU32::new(0));
+            let pointer = NonNull::from(&slots[0]);
+            // SAFETY: the slots live in the `Arc` both threads hold.
+            let mut producer = unsafe { SlotProducer::new(pointer, 2) };
+            // SAFETY: as above.
+            let consumer = unsafe { SlotConsumer::new(pointer, 2) };
+            let theirs = (Arc::clone(&slots), Arc::clone(&armed));
+            let moved = Moved(consumer);
+            let sleeper = loom::thread::spawn(move || {
+                let consumer = { moved }.0;
+                theirs.1.store(1, Ordering::Relaxed);
+                fence(Ordering::SeqCst);
+                consumer.peek()
+            });
+            producer.push(3, &[9; BODY_WORDS]);
+            fence(Ordering::SeqCst);
+            let rang = armed.load(Ordering::Relaxed) == 1;
+            let seen = sleeper.join().unwrap();
+            assert!(rang || seen.is_some(), "the message was neither seen nor announced");
+            if let Some(message) = seen {
+                assert_eq!(message.body, [9; BODY_WORDS]);
+            }
+        });
+    }
+}
