@@ -67,6 +67,8 @@ pub struct Mapping {
     base: NonNull<u8>,
     length_bytes: usize,
     protection: Protection,
+    /// As first mapped; a replacement is mapped the same way.
+    flags: MapFlags,
     /// Kept so that the object can be handed to peers; replaced by [`Mapping::replace_with`].
     descriptor: Mutex<Option<Arc<OwnedFd>>>,
 }
@@ -124,7 +126,7 @@ impl Mapping {
         .map_err(|source| MappingError::Call { call: "mmap", length_bytes, source })?;
         let base = NonNull::new(base.cast()).ok_or(MappingError::Empty)?;
         let descriptor = Mutex::new(Some(Arc::new(descriptor)));
-        Ok(Self { base, length_bytes, protection, descriptor })
+        Ok(Self { base, length_bytes, protection, flags, descriptor })
     }
 
     /// Private anonymous memory without a descriptor.
@@ -149,6 +151,7 @@ impl Mapping {
             base,
             length_bytes,
             protection: Protection::ReadWrite,
+            flags: MapFlags::SHARED,
             descriptor: Mutex::new(None),
         })
     }
@@ -188,7 +191,7 @@ impl Mapping {
     ///
     /// Errors: [`MappingError`]; the old mapping is then still in place.
     pub fn replace_with(&self, descriptor: OwnedFd) -> Result<Option<Arc<OwnedFd>>, MappingError> {
-        let flags = MapFlags::SHARED | MapFlags::FIXED;
+        let flags = self.flags | MapFlags::FIXED;
         let mut held = self.descriptor.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the range is exactly this value's own mapping, so MAP_FIXED replaces nothing
         // else; the new object is at least as long (the caller created it with this length).

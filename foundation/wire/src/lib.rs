@@ -1,1 +1,7 @@
 //! Bounded codecs and checksums.
+//!
+//! - [`checksum`]: CRC-32C, the checksum of every format of ours.
+
+pub mod checksum;
+
+pub use checksum::{crc32c, crc32c_append};

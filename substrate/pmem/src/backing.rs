@@ -1,0 +1,214 @@
+//! Making, opening and replacing the files and memfds behind a pool.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use beeline_os::mapping::{Protection, create_memfd};
+use beeline_os::{Mapping, MemoryObject};
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags};
+
+use crate::error::PmemError;
+use crate::memory::{Heap, Memory};
+use crate::options::{Durability, PoolKind};
+use crate::segment::Segment;
+
+/// Zeros for file systems without `fallocate` and for pre-writing.
+static ZEROS: [u8; 1 << 18] = [0; 1 << 18];
+
+/// Flags of a mapping for this kind of pool.
+pub(crate) fn map_flags(kind: PoolKind) -> MapFlags {
+    if kind == PoolKind::Dax {
+        MapFlags::SHARED_VALIDATE | MapFlags::SYNC
+    } else {
+        MapFlags::SHARED
+    }
+}
+
+/// A new file, readable by its owner only.
+pub(crate) fn create_file(path: &Path) -> Result<File, PmemError> {
+    OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(path)
+        .map_err(|source| PmemError::from_call("open", path, source))
+}
+
+/// Reserves every block of `length` bytes, so that no store to a mapping of them can fail for
+/// want of space. The bytes read as zero.
+pub(crate) fn reserve(file: &File, path: &Path, length: u64) -> Result<(), PmemError> {
+    let reserved = rustix::io::retry_on_intr(|| {
+        rustix::fs::fallocate(file, FallocateFlags::empty(), 0, length)
+    });
+    match reserved {
+        Ok(()) => Ok(()),
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => write_zeros(file, path, length),
+        Err(source) => Err(PmemError::from_call("fallocate", path, source.into())),
+    }
+}
+
+/// Writes `length` zeros from the start.
+pub(crate) fn write_zeros(file: &File, path: &Path, length: u64) -> Result<(), PmemError> {
+    use std::os::unix::fs::FileExt;
+    let mut at = 0;
+    while at < length {
+        let chunk = (length - at).min(ZEROS.len() as u64) as usize;
+        file.write_all_at(&ZEROS[..chunk], at)
+            .map_err(|source| PmemError::from_call("write", path, source))?;
+        at += chunk as u64;
+    }
+    Ok(())
+}
+
+/// Makes entries of `directory` survive a loss of power.
+pub(crate) fn sync_directory(directory: &Path) -> Result<(), PmemError> {
+    File::open(directory)
+        .and_then(|directory| directory.sync_all())
+        .map_err(|source| PmemError::from_call("fsync", directory, source))
+}
+
+/// Writes `bytes` to `path` by way of a second name, so that the file is there whole or not at all.
+pub(crate) fn write_whole(path: &Path, length: u64, bytes: &[u8]) -> Result<(), PmemError> {
+    let fresh = path.with_extension("new");
+    let write = || -> Result<(), PmemError> {
+        let mut file = create_file(&fresh)?;
+        reserve(&file, &fresh, length)?;
+        file.write_all(bytes).map_err(|source| PmemError::from_call("write", &fresh, source))?;
+        file.sync_all().map_err(|source| PmemError::from_call("fsync", &fresh, source))?;
+        std::fs::rename(&fresh, path).map_err(|source| PmemError::from_call("rename", path, source))
+    };
+    write().inspect_err(|_| {
+        let _ = std::fs::remove_file(&fresh);
+    })
+}
+
+/// Maps an existing file of exactly the right length.
+pub(crate) fn map_file(
+    file: File,
+    path: &Path,
+    length: usize,
+    kind: PoolKind,
+) -> Result<Memory, PmemError> {
+    Mapping::shared_with(file.into(), length, Protection::ReadWrite, map_flags(kind))
+        .map(Memory::Mapped)
+        .map_err(|source| PmemError::Mapping { file: path.to_path_buf(), source })
+}
+
+/// True when a file in `directory` can be mapped with `MAP_SYNC`.
+pub(crate) fn maps_synchronously(directory: &Path) -> Result<bool, PmemError> {
+    let path = directory.join("dax-probe.new");
+    let file = create_file(&path)?;
+    let outcome =
+        reserve(&file, &path, 4096).map(|()| map_file(file, &path, 4096, PoolKind::Dax).is_ok());
+    let _ = std::fs::remove_file(&path);
+    outcome
+}
+
+/// How a segment's memory is to be made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Making {
+    pub(crate) kind: PoolKind,
+    pub(crate) durability: Durability,
+    pub(crate) length: usize,
+}
+
+/// Zeroed memory for segment file `path`, its blocks reserved; at power level the file and its
+/// name are persisted.
+pub(crate) fn make(making: Making, path: &Path, ahead: bool) -> Result<Memory, PmemError> {
+    let mapped = |source| PmemError::Mapping { file: path.to_path_buf(), source };
+    let memory = match making.kind {
+        PoolKind::Sim => return Ok(Memory::Heap(Heap::zeroed(making.length))),
+        PoolKind::Dram => {
+            Memory::Mapped(Mapping::memfd("beeline-segment", making.length).map_err(mapped)?)
+        }
+        PoolKind::File | PoolKind::Dax => make_file(making, path, ahead).inspect_err(|_| {
+            let _ = std::fs::remove_file(path);
+        })?,
+    };
+    if ahead {
+        populate(&memory);
+    }
+    Ok(memory)
+}
+
+fn make_file(making: Making, path: &Path, ahead: bool) -> Result<Memory, PmemError> {
+    let file = create_file(path)?;
+    reserve(&file, path, making.length as u64)?;
+    let power = making.durability == Durability::Power;
+    if power {
+        // Written zeros turn later synchronisations into plain data writes: no block changes its
+        // state, so no journal entry is due. Worth the time only off the critical path.
+        if ahead && making.kind == PoolKind::File {
+            write_zeros(&file, path, making.length as u64)?;
+        }
+        file.sync_all().map_err(|source| PmemError::from_call("fsync", path, source))?;
+        if let Some(directory) = path.parent() {
+            sync_directory(directory)?;
+        }
+    }
+    map_file(file, path, making.length, making.kind)
+}
+
+/// Faults every page in, writable, where the kernel can do it in one call. Only a matter of speed.
+fn populate(memory: &Memory) {
+    // SAFETY: the range is exactly the mapping's, borrowed; populating changes no contents.
+    let _ = unsafe {
+        rustix::mm::madvise(
+            memory.base().as_ptr().cast(),
+            memory.length_bytes(),
+            Advice::LinuxPopulateWrite,
+        )
+    };
+}
+
+/// Moves the contents of `segment` to a new file or memfd at the same base.
+pub(crate) fn replace(segment: &Segment) -> std::io::Result<()> {
+    let Memory::Mapped(mapping) = &segment.memory else { return Ok(()) };
+    let length = mapping.length_bytes();
+    let core = &segment.core;
+    if core.directory.is_none() {
+        let fresh = create_memfd("beeline-segment", length)?;
+        copy_into(mapping, fresh.as_fd().try_clone_to_owned()?, length)?;
+        mapping.replace_with(fresh)?;
+        return Ok(());
+    }
+    let path = core.segment_file(segment.id);
+    let fresh_path = path.with_extension("new");
+    let swap = || -> std::io::Result<()> {
+        let file = create_file(&fresh_path).map_err(std::io::Error::other)?;
+        reserve(&file, &fresh_path, length as u64).map_err(std::io::Error::other)?;
+        copy_into(mapping, file.try_clone()?.into(), length)?;
+        if core.durability == Durability::Power {
+            file.sync_all()?;
+        }
+        std::fs::rename(&fresh_path, &path)?;
+        if core.durability == Durability::Power
+            && let Some(directory) = path.parent()
+        {
+            sync_directory(directory).map_err(std::io::Error::other)?;
+        }
+        mapping.replace_with(file.into())?;
+        Ok(())
+    };
+    swap().inspect_err(|_| {
+        let _ = std::fs::remove_file(&fresh_path);
+    })
+}
+
+fn copy_into(mapping: &Mapping, target: OwnedFd, length: usize) -> std::io::Result<()> {
+    let fresh = Mapping::shared(target, length, Protection::ReadWrite)?;
+    // SAFETY: both mappings are `length` bytes long and distinct. A peer may be storing into the
+    // old one meanwhile; what is copied of that store is unspecified, as for any write in flight
+    // when its region is revoked.
+    unsafe {
+        std::ptr::copy_nonoverlapping(mapping.base().as_ptr(), fresh.base().as_ptr(), length);
+    }
+    Ok(())
+}

@@ -1,0 +1,308 @@
+//! The processor's side of persistence: write-back of lines, fences, non-temporal copies.
+//!
+//! The best instruction is chosen once from what the processor reports. `clwb` keeps the line in
+//! the cache, `clflushopt` evicts it, `clflush` evicts it and is ordered with its neighbours (so
+//! it is slower); all need a store fence before the bytes count as persisted.
+
+use std::fmt;
+use std::sync::OnceLock;
+
+/// Bytes that move between cache and memory together.
+pub const LINE_BYTES: usize = 64;
+
+/// Instruction that writes a cache line back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WriteBack {
+    /// x86: writes back, keeps the line.
+    Clwb,
+    /// x86: writes back and evicts, weakly ordered.
+    ClflushOpt,
+    /// x86: writes back and evicts, one after the other.
+    Clflush,
+    /// Arm: clean to the point of persistence.
+    DcCvap,
+    /// Arm: clean to the point of coherency, where the point of persistence is not reported.
+    DcCvac,
+    /// No such instruction for this architecture: durability to power loss goes through files.
+    Unavailable,
+}
+
+impl fmt::Display for WriteBack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Clwb => "clwb",
+            Self::ClflushOpt => "clflushopt",
+            Self::Clflush => "clflush",
+            Self::DcCvap => "dc cvap",
+            Self::DcCvac => "dc cvac",
+            Self::Unavailable => "no write-back instruction",
+        })
+    }
+}
+
+impl WriteBack {
+    /// The best instruction of this processor.
+    #[must_use]
+    pub fn detect() -> Self {
+        static FOUND: OnceLock<WriteBack> = OnceLock::new();
+        *FOUND.get_or_init(arch::detect)
+    }
+
+    /// Every instruction this processor has, best first.
+    #[must_use]
+    pub fn available() -> Vec<Self> {
+        arch::available()
+    }
+}
+
+/// The lines that `length` bytes at address `start` touch, as addresses.
+fn lines(start: usize, length: usize) -> impl Iterator<Item = usize> {
+    let first = start & !(LINE_BYTES - 1);
+    let end = if length == 0 { first } else { start + length };
+    (first..end).step_by(LINE_BYTES)
+}
+
+/// How many lines `length` bytes at `offset` touch.
+#[must_use]
+pub fn line_count(offset: usize, length: usize) -> usize {
+    lines(offset, length).count()
+}
+
+/// Starts write-back of every line of the range. Persisted after the next [`store_fence`] of the
+/// calling thread.
+///
+/// # Safety
+///
+/// `start..start+length` is mapped for as long as the call lasts.
+pub unsafe fn write_back(instruction: WriteBack, start: *const u8, length: usize) {
+    for line in lines(start as usize, length) {
+        // SAFETY: the line holds at least one byte of the range, which the caller keeps mapped;
+        // the instruction was reported by the processor (`WriteBack::detect`, `available`).
+        unsafe { arch::write_back_line(instruction, line) };
+    }
+}
+
+/// Orders earlier stores and write-backs of this thread before everything after.
+pub fn store_fence() {
+    arch::store_fence();
+}
+
+/// Copies past the cache, as far as alignment allows, and ends with a store fence (which the
+/// language's memory model needs after non-temporal stores). Returns when the stores are ordered;
+/// edges that are not aligned to 16 bytes are stored normally and written back.
+///
+/// # Safety
+///
+/// `target..target+source.len()` is mapped writable, and does not overlap `source`.
+pub unsafe fn copy_nontemporal(instruction: WriteBack, target: *mut u8, source: &[u8]) {
+    // SAFETY: the caller's contract.
+    unsafe { arch::copy_nontemporal(instruction, target, source) };
+}
+
+/// Plain copy and write-back, for edges and for processors without non-temporal stores.
+///
+/// # Safety
+///
+/// As for [`copy_nontemporal`].
+unsafe fn copy_and_write_back(instruction: WriteBack, target: *mut u8, source: &[u8]) {
+    if source.is_empty() {
+        return;
+    }
+    // SAFETY: the caller keeps the target mapped writable and apart from the source.
+    unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), target, source.len()) };
+    // SAFETY: the same range.
+    unsafe { write_back(instruction, target, source.len()) };
+}
+
+#[cfg(target_arch = "x86_64")]
+mod arch {
+    use std::arch::asm;
+    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+
+    use super::{WriteBack, copy_and_write_back};
+
+    pub(super) fn available() -> Vec<WriteBack> {
+        if cfg!(miri) {
+            return vec![WriteBack::Unavailable];
+        }
+        let highest = std::arch::x86_64::__cpuid(0).eax;
+        let extended = if highest >= 7 { std::arch::x86_64::__cpuid_count(7, 0).ebx } else { 0 };
+        let mut found = Vec::new();
+        if extended & (1 << 24) != 0 {
+            found.push(WriteBack::Clwb);
+        }
+        if extended & (1 << 23) != 0 {
+            found.push(WriteBack::ClflushOpt);
+        }
+        // SSE2, part of x86-64, brings clflush.
+        found.push(WriteBack::Clflush);
+        found
+    }
+
+    pub(super) fn detect() -> WriteBack {
+        available().first().copied().unwrap_or(WriteBack::Unavailable)
+    }
+
+    pub(super) unsafe fn write_back_line(instruction: WriteBack, line: usize) {
+        match instruction {
+            WriteBack::Clwb => {
+                // SAFETY: the line is mapped (caller) and the processor reports clwb.
+                unsafe { asm!("clwb [{}]", in(reg) line, options(nostack, preserves_flags)) };
+            }
+            WriteBack::ClflushOpt => {
+                // SAFETY: the line is mapped (caller) and the processor reports clflushopt.
+                unsafe { asm!("clflushopt [{}]", in(reg) line, options(nostack, preserves_flags)) };
+            }
+            WriteBack::Clflush => {
+                // SAFETY: the line is mapped (caller); every x86-64 processor has clflush.
+                unsafe { asm!("clflush [{}]", in(reg) line, options(nostack, preserves_flags)) };
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn store_fence() {
+        if cfg!(miri) {
+            std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        } else {
+            // SAFETY: every x86-64 processor has SSE.
+            unsafe { _mm_sfence() };
+        }
+    }
+
+    pub(super) unsafe fn copy_nontemporal(instruction: WriteBack, target: *mut u8, source: &[u8]) {
+        let head = target.align_offset(16).min(source.len());
+        let (edge, rest) = source.split_at(head);
+        let (blocks, tail) = rest.as_chunks::<16>();
+        // SAFETY: the first `head` bytes of the caller's range.
+        unsafe { copy_and_write_back(instruction, target, edge) };
+        // SAFETY: `head` is within the range.
+        let mut at = unsafe { target.add(head) };
+        for block in blocks {
+            // SAFETY: `block` is 16 readable bytes; the load needs no alignment.
+            let value = unsafe { _mm_loadu_si128(block.as_ptr().cast::<__m128i>()) };
+            // SAFETY: `at` is aligned to 16 (head) and 16 bytes of the caller's range follow it.
+            unsafe { _mm_stream_si128(at.cast::<__m128i>(), value) };
+            // SAFETY: at most one past the range's end.
+            at = unsafe { at.add(16) };
+        }
+        // SAFETY: the last bytes of the caller's range.
+        unsafe { copy_and_write_back(instruction, at, tail) };
+        store_fence();
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+mod arch {
+    use std::arch::asm;
+
+    use super::{WriteBack, copy_and_write_back};
+
+    pub(super) fn available() -> Vec<WriteBack> {
+        let mut found = Vec::new();
+        if std::arch::is_aarch64_feature_detected!("dpb") {
+            found.push(WriteBack::DcCvap);
+        }
+        found.push(WriteBack::DcCvac);
+        found
+    }
+
+    pub(super) fn detect() -> WriteBack {
+        available().first().copied().unwrap_or(WriteBack::Unavailable)
+    }
+
+    pub(super) unsafe fn write_back_line(instruction: WriteBack, line: usize) {
+        match instruction {
+            WriteBack::DcCvap => {
+                // SAFETY: the line is mapped (caller); the processor reports dpb. The encoding of
+                // `dc cvap`, spelled so that assemblers for the base architecture accept it.
+                unsafe { asm!("sys #3, c7, c12, #1, {}", in(reg) line, options(nostack)) };
+            }
+            WriteBack::DcCvac => {
+                // SAFETY: the line is mapped (caller); Linux lets user programs run dc cvac.
+                unsafe { asm!("dc cvac, {}", in(reg) line, options(nostack)) };
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn store_fence() {
+        // SAFETY: a barrier touches no memory.
+        unsafe { asm!("dsb sy", options(nostack)) };
+    }
+
+    pub(super) unsafe fn copy_nontemporal(instruction: WriteBack, target: *mut u8, source: &[u8]) {
+        // SAFETY: the caller's contract.
+        unsafe { copy_and_write_back(instruction, target, source) };
+        store_fence();
+    }
+}
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+mod arch {
+    use super::{WriteBack, copy_and_write_back};
+
+    pub(super) fn available() -> Vec<WriteBack> {
+        vec![WriteBack::Unavailable]
+    }
+
+    pub(super) fn detect() -> WriteBack {
+        WriteBack::Unavailable
+    }
+
+    pub(super) unsafe fn write_back_line(_instruction: WriteBack, _line: usize) {}
+
+    pub(super) fn store_fence() {
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+    }
+
+    pub(super) unsafe fn copy_nontemporal(instruction: WriteBack, target: *mut u8, source: &[u8]) {
+        // SAFETY: the caller's contract.
+        unsafe { copy_and_write_back(instruction, target, source) };
+        store_fence();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_touches_the_lines_it_overlaps() {
+        assert_eq!(line_count(0, 0), 0);
+        assert_eq!(line_count(63, 1), 1);
+        assert_eq!(line_count(63, 2), 2);
+        assert_eq!(line_count(64, 64), 1);
+        assert_eq!(line_count(1, 64), 2);
+    }
+
+    #[test]
+    fn nontemporal_copies_equal_plain_ones_at_every_alignment() {
+        let source: Vec<u8> = (0..=255).collect();
+        for offset in 0..20 {
+            for length in [0, 1, 7, 15, 16, 17, 31, 64, 100, 200] {
+                let mut target = vec![0xee_u8; 300];
+                let at = &mut target[offset..offset + length];
+                // SAFETY: `at` is a live, exclusive slice of `length` bytes.
+                unsafe {
+                    copy_nontemporal(WriteBack::detect(), at.as_mut_ptr(), &source[..length]);
+                }
+                assert_eq!(&target[offset..offset + length], &source[..length]);
+                assert!(target[..offset].iter().all(|&b| b == 0xee));
+                assert!(target[offset + length..].iter().all(|&b| b == 0xee));
+            }
+        }
+    }
+
+    #[test]
+    fn every_instruction_the_processor_reports_can_run() {
+        let bytes = [7_u8; 256];
+        for instruction in WriteBack::available() {
+            // SAFETY: `bytes` is live.
+            unsafe { write_back(instruction, bytes.as_ptr(), bytes.len()) };
+            store_fence();
+        }
+        assert_eq!(bytes, [7; 256]);
+    }
+}

@@ -1,0 +1,191 @@
+//! What segments, persisters and the pool share: table memory, the mechanism, the sticky error.
+//!
+//! Lives until the last of them is gone; so does the lock on the pool.
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use beeline_os::MemoryObject;
+use beeline_os::memory::{load_u64, store_u64};
+use rustix::io::Errno;
+
+use crate::cache::{self, LINE_BYTES, WriteBack};
+use crate::error::PmemError;
+use crate::layout::{self, State};
+use crate::memory::Memory;
+use crate::options::{Durability, Mechanism, PoolKind};
+use crate::record::Recorder;
+
+/// The table's object number in a record.
+pub(crate) const TABLE_OBJECT: u32 = 0;
+
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) kind: PoolKind,
+    pub(crate) durability: Durability,
+    pub(crate) mechanism: Mechanism,
+    pub(crate) write_delay_ns: u32,
+    pub(crate) lazy_words: bool,
+    pub(crate) segment_bytes: u32,
+    pub(crate) secret: [u8; 16],
+    pub(crate) table: Memory,
+    pub(crate) table_file: PathBuf,
+    /// Where the files are; none for dram and sim.
+    pub(crate) directory: Option<PathBuf>,
+    pub(crate) recorder: Option<Arc<Recorder>>,
+    pub(crate) sync_error: OnceLock<(PathBuf, Errno)>,
+    pub(crate) fail_next_sync: AtomicBool,
+    /// Held, not read: closing it releases the lock on the pool.
+    pub(crate) _lock: Option<File>,
+}
+
+impl Core {
+    /// The instruction that reaches memory, whatever the pool promises.
+    pub(crate) fn write_back(&self) -> WriteBack {
+        match self.mechanism {
+            Mechanism::CacheLine(write_back) | Mechanism::CacheLineEmulated(write_back) => {
+                write_back
+            }
+            _ => WriteBack::detect(),
+        }
+    }
+
+    /// Fails once a synchronisation has failed.
+    pub(crate) fn check_sync(&self) -> Result<(), PmemError> {
+        match self.sync_error.get() {
+            None => Ok(()),
+            Some((file, source)) => {
+                Err(PmemError::SyncFailed { file: file.clone(), source: *source })
+            }
+        }
+    }
+
+    /// `fdatasync` of the file behind `memory`; the first failure sticks.
+    pub(crate) fn sync(
+        &self,
+        memory: &Memory,
+        file: impl FnOnce() -> PathBuf,
+    ) -> Result<(), PmemError> {
+        self.check_sync()?;
+        let Some(descriptor) = memory.descriptor() else { return Ok(()) };
+        let outcome = if self.fail_next_sync.swap(false, Ordering::Relaxed) {
+            Err(Errno::IO)
+        } else {
+            rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&*descriptor))
+        };
+        outcome.or_else(|source| {
+            let _ = self.sync_error.set((file(), source));
+            self.check_sync()
+        })
+    }
+
+    pub(crate) fn sync_table(&self) -> Result<(), PmemError> {
+        self.sync(&self.table, || self.table_file.clone())
+    }
+
+    /// Stores one word of the table.
+    pub(crate) fn table_store(&self, offset: usize, value: u64) {
+        match &self.recorder {
+            None => store_u64(&self.table, offset, value),
+            Some(recorder) => {
+                recorder.store(TABLE_OBJECT, &self.table, offset, 8, || {
+                    store_u64(&self.table, offset, value);
+                });
+            }
+        }
+    }
+
+    pub(crate) fn table_load(&self, offset: usize) -> u64 {
+        load_u64(&self.table, offset)
+    }
+
+    /// Stores a pair: the value, then its guard, in this order inside one line.
+    pub(crate) fn store_pair(&self, offset: usize, value: u64) {
+        self.table_store(offset, value);
+        self.table_store(offset + 8, layout::guard(value));
+    }
+
+    pub(crate) fn pair_intact(&self, offset: usize) -> bool {
+        self.table_load(offset + 8) == layout::guard(self.table_load(offset))
+    }
+
+    /// Persists a range of the table at the pool's durability.
+    pub(crate) fn persist_table(&self, offset: usize, length: usize) -> Result<(), PmemError> {
+        self.check_sync()?;
+        match self.mechanism {
+            Mechanism::None => Ok(()),
+            Mechanism::CacheLine(_) | Mechanism::CacheLineEmulated(_) => {
+                self.write_back_range(&self.table, offset, length);
+                cache::store_fence();
+                Ok(())
+            }
+            Mechanism::FileSync => self.sync_table(),
+            Mechanism::Recorded => {
+                if let Some(recorder) = &self.recorder {
+                    let by = recorder.actor();
+                    recorder.flush(TABLE_OBJECT, offset, length, by);
+                    recorder.push(crate::record::Event::Fenced { by });
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Starts write-back of lines of `memory`; returns how many.
+    pub(crate) fn write_back_range(&self, memory: &Memory, offset: usize, length: usize) -> usize {
+        assert!(
+            beeline_os::memory::contains(memory, offset as u64, length as u64),
+            "a flush stays inside its object"
+        );
+        // SAFETY: the range was just checked to lie inside the mapping.
+        let start = unsafe { memory.base().as_ptr().add(offset) };
+        // SAFETY: `memory` is borrowed, so the range stays mapped for the call.
+        unsafe { cache::write_back(self.write_back(), start, length) };
+        cache::line_count(offset, length)
+    }
+
+    /// Moves descriptor `id` to `state`: one store decides, the second copy follows. Persisted
+    /// when it returns.
+    pub(crate) fn persist_state(&self, id: u32, state: State) -> Result<(), PmemError> {
+        self.store_state(id, state);
+        self.persist_table(layout::descriptor_offset(id), LINE_BYTES)
+    }
+
+    /// As [`Core::persist_state`], stored only.
+    pub(crate) fn store_state(&self, id: u32, state: State) {
+        let offset = layout::descriptor_offset(id);
+        let word = state.encode(id);
+        self.table_store(offset, word);
+        self.table_store(offset + 8, word);
+    }
+
+    /// Zeroes the user words of descriptor `id` and persists them.
+    pub(crate) fn persist_zero_words(&self, id: u32) -> Result<(), PmemError> {
+        for index in 0..layout::SEGMENT_WORDS {
+            let offset = layout::word_offset(id, index);
+            if self.table_load(offset) != 0 || self.table_load(offset + 8) != 0 {
+                self.store_pair(offset, 0);
+            }
+        }
+        let offset = layout::word_offset(id, 0);
+        self.persist_table(offset, layout::SEGMENT_WORDS * layout::PAIR_BYTES)
+    }
+
+    /// The file of segment `id`; a name for messages where there are no files.
+    pub(crate) fn segment_file(&self, id: u32) -> PathBuf {
+        let directory = self.directory.clone().unwrap_or_else(|| self.kind.to_string().into());
+        directory.join("segments").join(format!("{id}.seg"))
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        // A good end, unless a promise was broken. Losing the mark costs nothing but the mark.
+        if self.directory.is_some() && self.sync_error.get().is_none() {
+            self.store_pair(layout::CLEAN_OFFSET, 1);
+            let _ = self.persist_table(layout::CLEAN_OFFSET, layout::PAIR_BYTES);
+        }
+    }
+}

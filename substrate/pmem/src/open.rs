@@ -1,0 +1,438 @@
+//! Creating and opening: locks, checks, repairs, and what was found.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read, Seek, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
+
+use beeline_os::Mapping;
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+
+use crate::backing;
+use crate::cache::WriteBack;
+use crate::core::Core;
+use crate::error::PmemError;
+use crate::layout::{self, Header, HeaderError, State};
+use crate::memory::Memory;
+use crate::options::{Durability, Findings, Mechanism, PoolKind, PoolOptions, PoolReport};
+use crate::record::Recorder;
+use crate::segment::Segment;
+
+/// Header and descriptor table, inside the pool's directory.
+pub(crate) const POOL_FILE: &str = "pool.bee";
+const LOCK_FILE: &str = "pool.lock";
+const SEGMENT_DIRECTORY: &str = "segments";
+
+/// The parts of an opened pool, for `Pool::assemble`.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub(crate) core: Arc<Core>,
+    pub(crate) live: Vec<Arc<Segment>>,
+    /// Descriptors that are neither free nor usable.
+    pub(crate) damaged: Vec<u32>,
+    pub(crate) capacity_slots: u32,
+    pub(crate) report: PoolReport,
+    pub(crate) prepared_segments: u32,
+}
+
+/// The state of descriptor `id`, from its first good copy.
+pub(crate) fn state(core: &Core, id: u32) -> Option<State> {
+    let offset = layout::descriptor_offset(id);
+    State::decode(core.table_load(offset), id)
+        .or_else(|| State::decode(core.table_load(offset + 8), id))
+}
+
+fn random<const N: usize>() -> Result<[u8; N], PmemError> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).map_err(|error| PmemError::System {
+        call: "getrandom",
+        file: POOL_FILE.into(),
+        source: error.raw_os_error().map_or_else(
+            || std::io::ErrorKind::Unsupported.into(),
+            std::io::Error::from_raw_os_error,
+        ),
+    })?;
+    Ok(bytes)
+}
+
+/// Takes the pool's lock, which lasts as long as the file.
+fn lock(directory: &Path) -> Result<File, PmemError> {
+    let path = directory.join(LOCK_FILE);
+    let failed = |call| {
+        let path = path.clone();
+        move |source| PmemError::from_call(call, &path, source)
+    };
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600)
+        .open(&path)
+        .map_err(failed("open"))?;
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(Errno::WOULDBLOCK) => {
+            let mut text = String::new();
+            let _ = (&file).take(32).read_to_string(&mut text);
+            return Err(PmemError::Busy { file: path, pid: text.trim().parse().ok() });
+        }
+        Err(source) => return Err(failed("flock")(source.into())),
+    }
+    file.set_len(0).map_err(failed("ftruncate"))?;
+    file.rewind().map_err(failed("lseek"))?;
+    file.write_all(std::process::id().to_string().as_bytes()).map_err(failed("write"))?;
+    Ok(file)
+}
+
+/// Decides between DAX and file.
+fn detect(directory: &Path, options: &PoolOptions) -> Result<(PoolKind, String), PmemError> {
+    match options.kind {
+        Some(PoolKind::File) => Ok((PoolKind::File, "a file pool was asked for".to_owned())),
+        wanted => {
+            let dax = backing::maps_synchronously(directory)?;
+            match (dax, wanted) {
+                (true, _) => Ok((PoolKind::Dax, "MAP_SYNC mappings work here".to_owned())),
+                (false, Some(PoolKind::Dax)) => {
+                    Err(PmemError::NotDax { directory: directory.to_path_buf() })
+                }
+                (false, _) => Ok((
+                    PoolKind::File,
+                    "the file system does not map with MAP_SYNC, so this is a file pool".to_owned(),
+                )),
+            }
+        }
+    }
+}
+
+/// Decides how promises are kept.
+fn mechanism(kind: PoolKind, durability: Durability) -> (Mechanism, String) {
+    let write_back = WriteBack::detect();
+    match (kind, durability) {
+        (_, Durability::None) => (Mechanism::None, "nothing is promised".to_owned()),
+        (PoolKind::File | PoolKind::Dax, Durability::Process) => {
+            (Mechanism::None, "a shared file mapping outlives the process as it stands".to_owned())
+        }
+        (PoolKind::Dax, Durability::Power) if write_back != WriteBack::Unavailable => (
+            Mechanism::CacheLine(write_back),
+            format!("{write_back} is the best write-back of this processor"),
+        ),
+        (PoolKind::File | PoolKind::Dax, Durability::Power) => (
+            Mechanism::FileSync,
+            "only the file system can make bytes survive a loss of power".to_owned(),
+        ),
+        (PoolKind::Dram, _) => (
+            Mechanism::CacheLineEmulated(write_back),
+            "volatile memory stands for persistent memory".to_owned(),
+        ),
+        (PoolKind::Sim, Durability::Process) => {
+            (Mechanism::None, "the simulated process ends, the memory stays".to_owned())
+        }
+        (PoolKind::Sim, Durability::Power) => {
+            (Mechanism::Recorded, "every store, flush and fence is recorded".to_owned())
+        }
+    }
+}
+
+/// What the caller of `build` has gathered.
+pub(crate) struct Parts {
+    pub(crate) kind: PoolKind,
+    pub(crate) reason: String,
+    pub(crate) header: Header,
+    pub(crate) table: Memory,
+    pub(crate) table_file: PathBuf,
+    pub(crate) directory: Option<PathBuf>,
+    pub(crate) recorder: Option<Arc<Recorder>>,
+    pub(crate) lock: Option<File>,
+    pub(crate) findings: Findings,
+    pub(crate) capacity_slots: u32,
+}
+
+pub(crate) fn build(parts: Parts, options: &PoolOptions) -> Opened {
+    let (mechanism, why) = mechanism(parts.kind, options.durability);
+    let report = PoolReport {
+        kind: parts.kind,
+        durability: options.durability,
+        mechanism,
+        emulated: parts.kind == PoolKind::Sim
+            || (parts.kind == PoolKind::Dram && options.durability > Durability::None),
+        write_delay_ns: options.write_delay_ns,
+        reasons: vec![parts.reason, why],
+        findings: parts.findings,
+    };
+    let core = Arc::new(Core {
+        kind: parts.kind,
+        durability: options.durability,
+        mechanism,
+        write_delay_ns: options.write_delay_ns,
+        lazy_words: options.lazy_words,
+        segment_bytes: parts.header.segment_bytes,
+        secret: parts.header.secret,
+        table: parts.table,
+        table_file: parts.table_file,
+        directory: parts.directory,
+        recorder: parts.recorder,
+        sync_error: OnceLock::new(),
+        fail_next_sync: AtomicBool::new(false),
+        _lock: parts.lock,
+    });
+    Opened {
+        core,
+        live: Vec::new(),
+        damaged: Vec::new(),
+        capacity_slots: parts.capacity_slots,
+        report,
+        prepared_segments: options.prepared_segments,
+    }
+}
+
+fn fresh_header(options: &PoolOptions) -> Result<Header, PmemError> {
+    Ok(Header { uuid: random()?, secret: random()?, segment_bytes: options.segment_bytes })
+}
+
+/// The first bytes of a new `pool.bee`.
+pub(crate) fn fresh_table(header: &Header, slots: u32) -> Vec<u8> {
+    let mut bytes = header.encode().to_vec();
+    let word = layout::checked_word(u64::from(slots), layout::SLOTS_OFFSET as u32);
+    bytes.extend_from_slice(&word.to_le_bytes());
+    bytes
+}
+
+pub(crate) fn dram(options: &PoolOptions) -> Result<Opened, PmemError> {
+    options.check(PoolKind::Dram)?;
+    let slots = options.slots(options.segment_bytes)?;
+    let table = Mapping::memfd("beeline-table", layout::file_bytes(slots))
+        .map_err(|source| PmemError::Mapping { file: "dram".into(), source })?;
+    let parts = Parts {
+        kind: PoolKind::Dram,
+        reason: "a dram pool was asked for".to_owned(),
+        header: fresh_header(options)?,
+        table: Memory::Mapped(table),
+        table_file: "dram".into(),
+        directory: None,
+        recorder: None,
+        lock: None,
+        findings: Findings { created: true, clean: true, ..Findings::default() },
+        capacity_slots: slots,
+    };
+    Ok(build(parts, options))
+}
+
+pub(crate) fn create(directory: &Path, options: &PoolOptions) -> Result<Opened, PmemError> {
+    options.check(options.kind.unwrap_or(PoolKind::File))?;
+    let segments = directory.join(SEGMENT_DIRECTORY);
+    std::fs::create_dir_all(directory)
+        .map_err(|source| PmemError::from_call("mkdir", directory, source))?;
+    let lock = lock(directory)?;
+    let path = directory.join(POOL_FILE);
+    if path.exists() {
+        return Err(PmemError::Exists { file: path });
+    }
+    std::fs::create_dir_all(&segments)
+        .map_err(|source| PmemError::from_call("mkdir", &segments, source))?;
+    let header = fresh_header(options)?;
+    let slots = options.slots(options.segment_bytes)?;
+    backing::write_whole(&path, layout::file_bytes(slots) as u64, &fresh_table(&header, slots))?;
+    backing::sync_directory(directory)?;
+    open_locked(directory, options, lock, true)
+}
+
+pub(crate) fn open(directory: &Path, options: &PoolOptions) -> Result<Opened, PmemError> {
+    let path = directory.join(POOL_FILE);
+    if !path.exists() {
+        return Err(PmemError::Missing { file: path });
+    }
+    let lock = lock(directory)?;
+    open_locked(directory, options, lock, false)
+}
+
+/// Opens `path` for reading and writing, if it has at least `expected` bytes.
+fn open_sized(path: &Path, expected: u64) -> Result<(File, u64), PmemError> {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .map_err(|source| PmemError::from_call("open", path, source))?;
+    let found =
+        file.metadata().map_err(|source| PmemError::from_call("fstat", path, source))?.len();
+    if found < expected {
+        return Err(PmemError::Truncated {
+            file: path.to_path_buf(),
+            expected_bytes: expected,
+            found_bytes: found,
+        });
+    }
+    Ok((file, found))
+}
+
+fn open_locked(
+    directory: &Path,
+    options: &PoolOptions,
+    lock: File,
+    created: bool,
+) -> Result<Opened, PmemError> {
+    let path = directory.join(POOL_FILE);
+    let failed = |call| {
+        let path = path.clone();
+        move |source| PmemError::from_call(call, &path, source)
+    };
+    let (file, found) = open_sized(&path, 0)?;
+    let mut head = [0; layout::SLOTS_OFFSET + 8];
+    let read = file.read_at(&mut head, 0).map_err(failed("read"))?;
+    if read < 8 || head[..8] != layout::MAGIC {
+        return Err(PmemError::Foreign { file: path });
+    }
+    let truncated = |expected_bytes| PmemError::Truncated {
+        file: path.clone(),
+        expected_bytes,
+        found_bytes: found,
+    };
+    if read < head.len() {
+        return Err(truncated(layout::file_bytes(1) as u64));
+    }
+    let (header, slots) = parse_head(&path, &head)?;
+    if found < layout::file_bytes(slots) as u64 {
+        return Err(truncated(layout::file_bytes(slots) as u64));
+    }
+    let options = &PoolOptions { segment_bytes: header.segment_bytes, ..options.clone() };
+    let (kind, reason) = detect(directory, options)?;
+    options.check(kind)?;
+    let wanted = options.slots(header.segment_bytes)?;
+    let slots = slots.max(wanted);
+    backing::reserve(&file, &path, layout::file_bytes(slots) as u64)?;
+    let table = backing::map_file(file, &path, layout::file_bytes(slots), kind)?;
+    let parts = Parts {
+        kind,
+        reason,
+        header,
+        table,
+        table_file: path,
+        directory: Some(directory.to_path_buf()),
+        recorder: None,
+        lock: Some(lock),
+        findings: Findings { created, ..Findings::default() },
+        capacity_slots: wanted,
+    };
+    let mut opened = build(parts, options);
+    grow(&opened.core, slots)?;
+    recover(&mut opened, slots)?;
+    remove_orphans(&mut opened)?;
+    Ok(opened)
+}
+
+fn parse_head(
+    path: &Path,
+    head: &[u8; layout::SLOTS_OFFSET + 8],
+) -> Result<(Header, u32), PmemError> {
+    let file = || path.to_path_buf();
+    let mut bytes = [0; layout::HEADER_BYTES];
+    bytes.copy_from_slice(&head[..layout::HEADER_BYTES]);
+    let header = Header::decode(&bytes).map_err(|error| match error {
+        HeaderError::Foreign => PmemError::Foreign { file: file() },
+        HeaderError::Version(found) => {
+            PmemError::Version { file: file(), found, supported: layout::VERSION }
+        }
+        HeaderError::Damaged => PmemError::Damaged { file: file(), part: "header checksum" },
+    })?;
+    let mut word = [0; 8];
+    word.copy_from_slice(&head[layout::SLOTS_OFFSET..]);
+    let slots = layout::check_word(u64::from_le_bytes(word), layout::SLOTS_OFFSET as u32)
+        .and_then(|slots| u32::try_from(slots).ok())
+        .filter(|&slots| slots > 0 && slots <= crate::options::MAX_SEGMENTS)
+        .ok_or_else(|| PmemError::Damaged { file: file(), part: "descriptor count" })?;
+    Ok((header, slots))
+}
+
+/// Notes a larger table once its zeroed descriptors are persisted: one word decides.
+fn grow(core: &Core, slots: u32) -> Result<(), PmemError> {
+    let word = layout::checked_word(u64::from(slots), layout::SLOTS_OFFSET as u32);
+    if core.table_load(layout::SLOTS_OFFSET) != word {
+        core.sync_table()?;
+        core.table_store(layout::SLOTS_OFFSET, word);
+        core.persist_table(layout::SLOTS_OFFSET, 8)?;
+    }
+    Ok(())
+}
+
+/// Reads every descriptor, mends second copies, maps the segments in use.
+pub(crate) fn recover(opened: &mut Opened, slots: u32) -> Result<(), PmemError> {
+    let core = Arc::clone(&opened.core);
+    let findings = &mut opened.report.findings;
+    findings.clean = findings.created
+        || (core.pair_intact(layout::CLEAN_OFFSET) && core.table_load(layout::CLEAN_OFFSET) == 1);
+    for id in 0..slots {
+        let offset = layout::descriptor_offset(id);
+        let (first, second) = (core.table_load(offset), core.table_load(offset + 8));
+        let Some(state) = state(&core, id) else {
+            findings.damaged_descriptors += 1;
+            opened.damaged.push(id);
+            continue;
+        };
+        if first != second {
+            // The first copy is stored first, so a good one is the newer; a second copy behind is
+            // a crash between two stores, a bad first copy is damage.
+            findings.healed_descriptors += u32::from(State::decode(first, id).is_none());
+            core.store_state(id, state);
+        }
+        if state.in_use {
+            for index in 0..layout::SEGMENT_WORDS {
+                mend_pair(&core, layout::word_offset(id, index), findings);
+            }
+            opened.live.push(Segment::new(
+                Arc::clone(&core),
+                segment_memory(&core, id)?,
+                id,
+                state,
+            ));
+        }
+    }
+    for index in 0..layout::ROOT_WORDS {
+        mend_pair(&core, layout::root_offset(index), findings);
+    }
+    core.store_pair(layout::CLEAN_OFFSET, 0);
+    core.persist_table(0, layout::TABLE_OFFSET)
+}
+
+/// Takes the value of an unequal pair: it was stored first, so it is the newer one.
+fn mend_pair(core: &Core, offset: usize, findings: &mut Findings) {
+    if !core.pair_intact(offset) {
+        findings.unequal_words += 1;
+        core.store_pair(offset, core.table_load(offset));
+    }
+}
+
+fn segment_memory(core: &Core, id: u32) -> Result<Memory, PmemError> {
+    let path = core.segment_file(id);
+    let length = u64::from(core.segment_bytes);
+    let (file, _) = open_sized(&path, length)?;
+    backing::map_file(file, &path, length as usize, core.kind)
+}
+
+/// Removes files in `segments/` that no descriptor in use names, and counts them.
+fn remove_orphans(opened: &mut Opened) -> Result<(), PmemError> {
+    let Some(directory) = &opened.core.directory else { return Ok(()) };
+    let segments = directory.join(SEGMENT_DIRECTORY);
+    let failed = |source| PmemError::from_call("readdir", &segments, source);
+    let keep = |name: &str| {
+        let id = name.strip_suffix(".seg").and_then(|id| id.parse::<u32>().ok());
+        match id {
+            Some(id) => {
+                opened.live.iter().any(|segment| segment.id == id) || opened.damaged.contains(&id)
+            }
+            None => !name.ends_with(".new"),
+        }
+    };
+    for entry in std::fs::read_dir(&segments).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        if entry.file_name().to_str().is_some_and(|name| !keep(name)) {
+            let path = entry.path();
+            std::fs::remove_file(&path)
+                .map_err(|source| PmemError::from_call("unlink", &path, source))?;
+            opened.report.findings.orphans_removed += 1;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,219 @@
+//! Flushing and fencing: the one way from *stored* to *persisted*.
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::cache::{self, LINE_BYTES};
+use crate::core::{Core, TABLE_OBJECT};
+use crate::error::PmemError;
+use crate::layout;
+use crate::memory::Memory;
+use crate::options::Mechanism;
+use crate::record::Event;
+use crate::segment::Segment;
+
+/// What a persister has done since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PersisterCounters {
+    /// Calls that flushed a range.
+    pub flushes: u64,
+    /// Fences that had something to complete or order.
+    pub fences: u64,
+    /// Cache lines written back.
+    pub lines: u64,
+    /// Files synchronised.
+    pub syncs: u64,
+}
+
+/// One thread's flushes and the fence that completes them. Moves between threads, is not shared.
+///
+/// At a level where stored is enough (none; process on dax and file pools) every call is a counted
+/// no-op. A fence covers what *this* persister flushed.
+#[derive(Debug)]
+pub struct Persister {
+    core: Arc<Core>,
+    /// Number in the simulated device's record.
+    actor: u32,
+    /// Files written since the last fence (file pools at power level).
+    dirty: Vec<Arc<Segment>>,
+    table_dirty: bool,
+    /// Lines since the last fence, for the delay.
+    pending_lines: u64,
+    counters: PersisterCounters,
+    not_sync: PhantomData<Cell<()>>,
+}
+
+impl Persister {
+    pub(crate) fn new(core: Arc<Core>) -> Self {
+        let actor = core.recorder.as_ref().map_or(0, |recorder| recorder.actor());
+        Self {
+            core,
+            actor,
+            dirty: Vec::with_capacity(16),
+            table_dirty: false,
+            pending_lines: 0,
+            counters: PersisterCounters::default(),
+            not_sync: PhantomData,
+        }
+    }
+
+    /// Flushes `offset..offset+length` of `segment`: persisted by the next [`Persister::fence`].
+    pub fn flush(&mut self, segment: &Segment, offset: usize, length: usize) {
+        self.counters.flushes += 1;
+        if self.core.mechanism == Mechanism::FileSync {
+            self.note_dirty(segment);
+        } else {
+            self.flush_memory(&segment.memory, segment.object(), offset, length);
+        }
+    }
+
+    /// Stores past the cache and counts as flushed: one call for bulk.
+    pub fn store_nontemporal(&mut self, segment: &Segment, offset: usize, source: &[u8]) {
+        segment.store_nontemporal(offset, source);
+        match self.core.mechanism {
+            Mechanism::CacheLine(_) | Mechanism::CacheLineEmulated(_) => {
+                self.counters.flushes += 1;
+                self.count_lines(cache::line_count(offset, source.len()) as u64);
+            }
+            _ => self.flush(segment, offset, source.len()),
+        }
+    }
+
+    /// Flushes the user words of `segment`. On a file pool at power level they reach media some
+    /// time later, not with the fence: words flushed this way are hints that recovery can do
+    /// without. Where that does not hold, use [`Persister::flush_words_now`].
+    pub fn flush_words(&mut self, segment: &Segment) {
+        let lazy = self.core.mechanism == Mechanism::FileSync || self.core.lazy_words;
+        self.counters.flushes += 1;
+        if !lazy {
+            self.flush_words_lines(segment);
+        }
+    }
+
+    /// Flushes the user words of `segment`: persisted by the next [`Persister::fence`] on every
+    /// kind of pool. Costs a second file synchronisation on a file pool at power level.
+    pub fn flush_words_now(&mut self, segment: &Segment) {
+        self.counters.flushes += 1;
+        self.flush_words_lines(segment);
+    }
+
+    fn flush_words_lines(&mut self, segment: &Segment) {
+        let offset = layout::word_offset(segment.id, 0);
+        self.flush_table(offset, layout::SEGMENT_WORDS * layout::PAIR_BYTES);
+    }
+
+    /// Flushes every root word.
+    pub fn flush_root(&mut self) {
+        self.counters.flushes += 1;
+        self.flush_table(layout::ROOT_OFFSET, layout::ROOT_WORDS * layout::PAIR_BYTES);
+    }
+
+    fn flush_table(&mut self, offset: usize, length: usize) {
+        if self.core.mechanism == Mechanism::FileSync {
+            self.table_dirty = true;
+        } else {
+            let core = Arc::clone(&self.core);
+            self.flush_memory(&core.table, TABLE_OBJECT, offset, length);
+        }
+    }
+
+    fn flush_memory(&mut self, memory: &Memory, object: u32, offset: usize, length: usize) {
+        match self.core.mechanism {
+            Mechanism::None | Mechanism::FileSync => {}
+            Mechanism::CacheLine(_) | Mechanism::CacheLineEmulated(_) => {
+                let lines = self.core.write_back_range(memory, offset, length);
+                self.count_lines(lines as u64);
+            }
+            Mechanism::Recorded => {
+                if let Some(recorder) = &self.core.recorder {
+                    recorder.flush(object, offset, length, self.actor);
+                }
+                self.count_lines(cache::line_count(offset, length) as u64);
+            }
+        }
+    }
+
+    fn count_lines(&mut self, lines: u64) {
+        self.counters.lines += lines;
+        self.pending_lines += lines;
+    }
+
+    fn note_dirty(&mut self, segment: &Segment) {
+        let known =
+            |held: &Arc<Segment>| held.id == segment.id && held.generation == segment.generation;
+        if !self.dirty.iter().any(known)
+            && let Some(held) = segment.myself.upgrade()
+        {
+            self.dirty.push(held);
+        }
+    }
+
+    /// Returns once everything this persister flushed is persisted at the pool's durability.
+    ///
+    /// Errors: `SyncFailed`, from the first failed synchronisation on and for ever: the kernel may
+    /// have dropped what it could not write, so no later success means anything.
+    pub fn fence(&mut self) -> Result<(), PmemError> {
+        self.core.check_sync()?;
+        match self.core.mechanism {
+            Mechanism::None => return Ok(()),
+            Mechanism::CacheLine(_) => cache::store_fence(),
+            Mechanism::CacheLineEmulated(_) => {
+                cache::store_fence();
+                self.delay();
+            }
+            Mechanism::FileSync => self.sync_dirty()?,
+            Mechanism::Recorded => {
+                if let Some(recorder) = &self.core.recorder {
+                    recorder.push(Event::Fenced { by: self.actor });
+                }
+            }
+        }
+        self.counters.fences += 1;
+        self.pending_lines = 0;
+        Ok(())
+    }
+
+    fn sync_dirty(&mut self) -> Result<(), PmemError> {
+        let mut outcome = Ok(());
+        for segment in &self.dirty {
+            self.counters.syncs += 1;
+            outcome =
+                outcome.and(self.core.sync(&segment.memory, || self.core.segment_file(segment.id)));
+        }
+        self.dirty.clear();
+        if std::mem::take(&mut self.table_dirty) {
+            self.counters.syncs += 1;
+            outcome = outcome.and(self.core.sync_table());
+        }
+        outcome
+    }
+
+    fn delay(&self) {
+        let nanos = u64::from(self.core.write_delay_ns) * self.pending_lines;
+        if nanos > 0 {
+            let until = Instant::now() + Duration::from_nanos(nanos);
+            while Instant::now() < until {
+                std::hint::spin_loop();
+            }
+        }
+    }
+
+    /// What was done so far.
+    #[must_use]
+    pub fn counters(&self) -> PersisterCounters {
+        self.counters
+    }
+}
+
+/// Starts write-back of a range from any thread, for helpers that share the work of a large
+/// flush. The *calling* thread must follow with [`cache::store_fence`] before anybody counts the
+/// range as persisted. Does nothing where cache lines are not the way to durability.
+pub fn write_back(segment: &Segment, offset: usize, length: usize) {
+    if let Mechanism::CacheLine(_) | Mechanism::CacheLineEmulated(_) = segment.core.mechanism {
+        segment.core.write_back_range(&segment.memory, offset, length);
+    }
+}
+
+const _: () = assert!(LINE_BYTES == 64);

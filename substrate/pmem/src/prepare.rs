@@ -1,0 +1,99 @@
+//! The thread that keeps zeroed, pre-faulted segments ready. Asleep when there are enough.
+
+use std::sync::{Arc, PoisonError};
+use std::thread::JoinHandle;
+
+use beeline_os::MemoryObject;
+
+use crate::backing;
+use crate::error::PmemError;
+use crate::memory::Memory;
+use crate::options::Mechanism;
+use crate::pool::{Shared, Slots};
+
+#[derive(Debug)]
+pub(crate) struct Preparer {
+    thread: JoinHandle<()>,
+}
+
+impl Preparer {
+    /// Starts the thread; none when the system has no more threads (allocation then does the work
+    /// itself).
+    pub(crate) fn start(shared: &Arc<Shared>) -> Option<Self> {
+        let shared = Arc::clone(shared);
+        std::thread::Builder::new()
+            .name("beeline-prepare".to_owned())
+            .spawn(move || run(&shared))
+            .ok()
+            .map(|thread| Self { thread })
+    }
+
+    pub(crate) fn join(self) {
+        let _ = self.thread.join();
+    }
+}
+
+/// The next descriptor to work on, with old memory to zero if there is some.
+fn next(slots: &mut Slots, target: usize) -> Option<(u32, Option<Memory>)> {
+    if let Some((id, memory)) = slots.recycle.pop() {
+        return Some((id, Some(memory)));
+    }
+    if slots.ready.len() >= target || slots.discouraged {
+        return None;
+    }
+    slots.free.pop_first().map(|id| (id, None))
+}
+
+fn run(shared: &Shared) {
+    let mut slots = shared.lock();
+    loop {
+        if slots.stop {
+            for (id, _memory) in slots.recycle.drain(..) {
+                shared.remove_file(id);
+            }
+            return;
+        }
+        let Some((id, old)) = next(&mut slots, shared.prepared_target) else {
+            slots = shared.changed.wait(slots).unwrap_or_else(PoisonError::into_inner);
+            continue;
+        };
+        slots.preparing += 1;
+        drop(slots);
+        let made = prepare(shared, id, old);
+        if let Err(error) = &made {
+            shared.remove_file(id);
+            tracing::warn!(segment = id, %error, "no segment could be prepared");
+        }
+        slots = shared.lock();
+        slots.preparing -= 1;
+        match made {
+            Ok(memory) => slots.ready.push((id, memory)),
+            Err(_) => {
+                slots.discouraged = true;
+                slots.free.insert(id);
+            }
+        }
+        shared.changed.notify_all();
+    }
+}
+
+fn prepare(shared: &Shared, id: u32, old: Option<Memory>) -> Result<Memory, PmemError> {
+    let core = &shared.core;
+    core.persist_zero_words(id)?;
+    let path = core.segment_file(id);
+    let Some(memory) = old else {
+        return backing::make(shared.making(), &path, true);
+    };
+    // SAFETY: the memory was taken out of a segment nobody else held and no peer ever mapped, so
+    // this thread alone reaches the range, which is exactly the mapping.
+    unsafe { std::ptr::write_bytes(memory.base().as_ptr(), 0, memory.length_bytes()) };
+    match core.mechanism {
+        Mechanism::CacheLine(_) | Mechanism::CacheLineEmulated(_) => {
+            core.write_back_range(&memory, 0, memory.length_bytes());
+            crate::cache::store_fence();
+        }
+        Mechanism::FileSync => core.sync(&memory, || path)?,
+        Mechanism::None | Mechanism::Recorded => {}
+    }
+    Ok(memory)
+}

@@ -1,0 +1,249 @@
+//! One segment: a fixed-length piece of a pool, one file each, and its eight user words.
+
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use beeline_os::memory::{contains, copy_in, copy_out, load_u64, store_u64};
+use beeline_os::{MemoryObject, Persistence};
+
+use crate::cache;
+use crate::core::Core;
+use crate::error::PmemError;
+use crate::layout::{self, State};
+use crate::memory::Memory;
+use crate::options::{Mechanism, PoolKind};
+use crate::record::Event;
+
+/// A piece of a pool: `segment_bytes` of memory, zeroed when allocated, and eight words in the
+/// pool's descriptor table that peers never see.
+///
+/// Bytes are *stored* by the methods here, *flushed* through a [`crate::Persister`], and
+/// *persisted* by its fence. Offsets are checked: an access outside the segment is a broken
+/// invariant of the caller and panics.
+#[derive(Debug)]
+pub struct Segment {
+    pub(crate) core: Arc<Core>,
+    pub(crate) memory: Memory,
+    pub(crate) id: u32,
+    pub(crate) generation: u64,
+    pub(crate) myself: Weak<Segment>,
+    shared: AtomicBool,
+    /// One replacement of the backing at a time.
+    replacing: Mutex<()>,
+}
+
+impl Segment {
+    pub(crate) fn new(core: Arc<Core>, memory: Memory, id: u32, state: State) -> Arc<Self> {
+        Arc::new_cyclic(|myself| Self {
+            core,
+            memory,
+            id,
+            generation: state.generation,
+            myself: myself.clone(),
+            shared: AtomicBool::new(state.shared),
+            replacing: Mutex::new(()),
+        })
+    }
+
+    pub(crate) fn object(&self) -> u32 {
+        self.id + 1
+    }
+
+    /// Number of the descriptor; unique among the segments in use, reused after a free.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.id
+    }
+
+    /// How often this descriptor was allocated, this time included. With the id it is unique for
+    /// the life of the pool.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn length_bytes(&self) -> usize {
+        self.memory.length_bytes()
+    }
+
+    /// Copies `offset..offset+target.len()` out. A copy of bytes that are being written may be
+    /// torn; validate the copy.
+    pub fn read(&self, offset: usize, target: &mut [u8]) {
+        copy_out(&self.memory, offset, target);
+    }
+
+    /// Stores `source` at `offset`.
+    pub fn store(&self, offset: usize, source: &[u8]) {
+        self.record(offset, source.len(), || copy_in(&self.memory, offset, source));
+    }
+
+    /// Loads the word at `offset`, a multiple of 8, with acquire ordering; pairs with
+    /// [`Segment::store_u64`].
+    #[must_use]
+    pub fn load_u64(&self, offset: usize) -> u64 {
+        load_u64(&self.memory, offset)
+    }
+
+    /// Stores the word at `offset`, a multiple of 8, with release ordering; pairs with
+    /// [`Segment::load_u64`]. Never torn, in memory or on media.
+    pub fn store_u64(&self, offset: usize, value: u64) {
+        self.record(offset, 8, || store_u64(&self.memory, offset, value));
+    }
+
+    /// Stores past the cache: for bulk. Flush and fence as for any store, or use
+    /// [`crate::Persister::store_nontemporal`], which knows that the flush is done.
+    pub fn store_nontemporal(&self, offset: usize, source: &[u8]) {
+        self.record(offset, source.len(), || {
+            assert!(
+                contains(&self.memory, offset as u64, source.len() as u64),
+                "a store stays inside its segment"
+            );
+            // SAFETY: the range was just checked to lie inside the mapping.
+            let target = unsafe { self.memory.base().as_ptr().add(offset) };
+            // SAFETY: mapped writable while `self` is borrowed; no reference to segment bytes
+            // exists that `source` could be (`trusted_slice` forbids later stores to its range).
+            unsafe { cache::copy_nontemporal(self.core.write_back(), target, source) };
+        });
+    }
+
+    /// The bytes of a range in place.
+    ///
+    /// # Safety
+    ///
+    /// Until the slice is gone, nobody writes the range: not this process, and no peer (the
+    /// segment is not shared, or its backing was replaced after the last grant).
+    #[must_use]
+    pub unsafe fn trusted_slice(&self, offset: usize, length: usize) -> &[u8] {
+        assert!(
+            contains(&self.memory, offset as u64, length as u64),
+            "a slice stays inside its segment"
+        );
+        // SAFETY: the range was just checked to lie inside the mapping.
+        let start = unsafe { self.memory.base().as_ptr().add(offset) };
+        // SAFETY: mapped and initialised (files and fresh memory read as zero) for as long as
+        // `self` is borrowed; the caller keeps writers away.
+        unsafe { std::slice::from_raw_parts(start, length) }
+    }
+
+    /// The word at `offset`, a multiple of 8, as an atomic. For reading; a store through it is not
+    /// recorded by a simulated device.
+    #[must_use]
+    pub fn atomic_u64(&self, offset: usize) -> &AtomicU64 {
+        beeline_os::memory::atomic_u64(&self.memory, offset)
+    }
+
+    /// User word `index` (below 8), in the descriptor.
+    #[must_use]
+    pub fn word(&self, index: usize) -> u64 {
+        self.core.table_load(layout::word_offset(self.id, index))
+    }
+
+    /// Stores user word `index` (below 8). Flush it with [`crate::Persister::flush_words`]. One
+    /// thread at a time stores a word.
+    pub fn store_word(&self, index: usize, value: u64) {
+        self.core.store_pair(layout::word_offset(self.id, index), value);
+    }
+
+    /// False when the two copies of user word `index` differ, which a crash between two stores or
+    /// damage explains.
+    #[must_use]
+    pub fn word_intact(&self, index: usize) -> bool {
+        self.core.pair_intact(layout::word_offset(self.id, index))
+    }
+
+    /// True when a peer may hold a writable mapping.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        self.shared.load(Ordering::Acquire)
+    }
+
+    /// Notes in the descriptor that a peer may hold a writable mapping; call before handing out
+    /// the descriptor. Survives the end of this process (a peer may outlive it), not a loss of
+    /// power (no peer does).
+    pub fn mark_shared(&self) {
+        self.set_shared(true);
+    }
+
+    fn set_shared(&self, shared: bool) {
+        // Release pairs with the acquire in `is_shared`.
+        self.shared.store(shared, Ordering::Release);
+        let state = State { in_use: true, shared, generation: self.generation };
+        self.core.store_state(self.id, state);
+    }
+
+    /// Runs `store`, recorded where the device is simulated.
+    fn record(&self, offset: usize, length: usize, store: impl FnOnce()) {
+        match &self.core.recorder {
+            None => store(),
+            Some(recorder) => {
+                recorder.store(self.object(), &self.memory, offset, length, store);
+            }
+        }
+    }
+}
+
+// SAFETY: `memory` stays mapped at a fixed, page-aligned base until the segment is dropped
+// (`replace_with` keeps the base); `trusted_slice` is unsafe and leaves the no-writer rule to its
+// caller.
+unsafe impl MemoryObject for Segment {
+    fn base(&self) -> NonNull<u8> {
+        self.memory.base()
+    }
+
+    fn length_bytes(&self) -> usize {
+        self.memory.length_bytes()
+    }
+
+    fn descriptor(&self) -> Option<Arc<OwnedFd>> {
+        self.memory.descriptor()
+    }
+
+    fn persistence(&self) -> Persistence {
+        match (self.core.kind, self.core.mechanism) {
+            (PoolKind::Dax | PoolKind::Sim, _) | (_, Mechanism::CacheLineEmulated(_)) => {
+                Persistence::CacheLine
+            }
+            (PoolKind::File, _) => Persistence::File,
+            (PoolKind::Dram, _) => Persistence::Volatile,
+        }
+    }
+
+    fn stored(&self, offset: usize, length: usize) {
+        self.record(offset, length, || {});
+    }
+
+    fn persist(&self, offset: usize, length: usize) -> std::io::Result<()> {
+        let failed = |error: PmemError| std::io::Error::other(error);
+        self.core.check_sync().map_err(failed)?;
+        match self.persistence() {
+            Persistence::Volatile => Ok(()),
+            Persistence::File => {
+                self.core.sync(&self.memory, || self.core.segment_file(self.id)).map_err(failed)
+            }
+            Persistence::CacheLine => {
+                if let Some(recorder) = &self.core.recorder {
+                    let by = recorder.actor();
+                    recorder.flush(self.object(), offset, length, by);
+                    recorder.push(Event::Fenced { by });
+                } else {
+                    self.core.write_back_range(&self.memory, offset, length);
+                    cache::store_fence();
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Invariant: nobody in this process stores into the segment meanwhile. Afterwards it is not
+    /// shared any more.
+    fn replace_backing(&self) -> std::io::Result<()> {
+        let _one_at_a_time = self.replacing.lock().unwrap_or_else(PoisonError::into_inner);
+        crate::backing::replace(self)?;
+        self.set_shared(false);
+        Ok(())
+    }
+}
