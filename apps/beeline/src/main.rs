@@ -1,2 +1,83 @@
-//! The one command.
-fn main() {}
+//! `beeline`: the one command. A thin layer: arguments, configuration, exit codes.
+//!
+//! Place: `apps`, the edge. Here providers are opened, a runtime is chosen for the status page,
+//! and errors become messages with a next step. What a node does lives in `systems/node`.
+
+#![forbid(unsafe_code)]
+#![allow(dead_code, reason = "until `serve` reads every setting")]
+
+mod bench;
+mod cli;
+mod config;
+mod doctor;
+mod exit;
+mod output;
+mod status;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+use cli::{Cli, Command, ConfigCommand, NodeArguments};
+use config::{FileLayer, ServeConfig};
+use exit::{Exit, Failure, OrExit as _};
+use output::{Output, complain, table};
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            // Help and version are results; everything else is a usage error.
+            let exit = if error.use_stderr() { Exit::Usage } else { Exit::Done };
+            let _ = error.print();
+            return exit.code().into();
+        }
+    };
+    let exit = match run(cli) {
+        Ok(exit) => exit,
+        Err(failure) if failure.is_broken_pipe() => failure.exit,
+        Err(failure) => {
+            for line in failure.to_string().lines() {
+                complain(format_args!("beeline: {line}"));
+            }
+            failure.exit
+        }
+    };
+    exit.code().into()
+}
+
+fn run(cli: Cli) -> Result<Exit, Failure> {
+    let output = cli.global.output();
+    let filter =
+        cli.global.log.unwrap_or_else(|| if output.quiet { "error" } else { "info" }.to_owned());
+    beeline_observe::trace::init(&beeline_observe::TraceOptions { filter }).or_exit(Exit::Usage)?;
+    match cli.command {
+        Command::Doctor(arguments) => doctor::run(&resolve(&arguments)?.0, output),
+        Command::Bench(command) => bench::run(&command, output),
+        Command::Config(ConfigCommand::Show(arguments)) => show(&arguments, output),
+    }
+}
+
+/// File < environment < flags, checked.
+fn resolve(arguments: &NodeArguments) -> Result<(ServeConfig, Vec<config::Row>), Failure> {
+    let file = FileLayer::read(arguments.config.as_deref(), "serve").or_exit(Exit::Usage)?;
+    let environment = |name: &str| std::env::var(name).ok();
+    let (config, rows) =
+        ServeConfig::resolve(&arguments.flags, &file, &environment).or_exit(Exit::Usage)?;
+    config.validate().or_exit(Exit::Usage)?;
+    Ok((config, rows))
+}
+
+fn show(arguments: &NodeArguments, output: Output) -> Result<Exit, Failure> {
+    let (_, rows) = resolve(arguments)?;
+    if output.json {
+        for row in &rows {
+            output.object(row)?;
+        }
+        return Ok(Exit::Done);
+    }
+    let cells: Vec<Vec<String>> =
+        rows.into_iter().map(|row| vec![row.name, row.value, row.origin.to_string()]).collect();
+    output.bytes(table(&["SETTING", "VALUE", "FROM"], &cells).as_bytes())?;
+    Ok(Exit::Done)
+}

@@ -31,9 +31,7 @@ impl Default for TraceOptions {
 #[non_exhaustive]
 pub enum TraceError {
     /// The filter does not parse.
-    #[error(
-        "{origin}: {filter:?} is no log filter (examples: info; warn,beeline_kv=debug): {source}"
-    )]
+    #[error("{origin}: {filter:?} is no log filter (examples: info; warn,beeline_kv=debug)")]
     BadFilter {
         /// Where the filter came from.
         origin: &'static str,

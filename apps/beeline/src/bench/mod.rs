@@ -1,0 +1,73 @@
+//! `beeline bench`: what every benchmark shares.
+//!
+//! A benchmark measures its subject and a named peer in alternate turns ([`turns::alternate`]), on
+//! the same cores, and reports the ratio with the repetitions behind it ([`report::Report`]): a
+//! table, JSON lines, a plot. `--quick` is a tiny setting that the tests run, so that no benchmark
+//! rots; its figures mean nothing.
+
+pub mod environment;
+pub mod host;
+pub mod plot;
+pub mod report;
+pub mod turns;
+
+use std::path::PathBuf;
+
+use crate::exit::{Exit, Failure};
+use crate::output::Output;
+
+/// What every benchmark takes.
+#[derive(Clone, Debug, clap::Args)]
+pub struct BenchOptions {
+    /// Turns each contender gets.
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub repetitions: u32,
+    /// Write a picture of the ratios to this PNG file.
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<PathBuf>,
+    /// A tiny setting that only shows that the benchmark runs.
+    #[arg(long)]
+    pub quick: bool,
+}
+
+impl BenchOptions {
+    /// Turns to take: as told, or two with `--quick`.
+    pub fn turns(&self) -> u32 {
+        if self.quick { self.repetitions.min(2) } else { self.repetitions }
+    }
+
+    /// `full`, or `quick` with `--quick`.
+    pub fn size<T>(&self, full: T, quick: T) -> T {
+        if self.quick { quick } else { full }
+    }
+}
+
+/// `beeline bench`.
+#[derive(Debug, clap::Subcommand)]
+pub enum BenchCommand {
+    /// The physical limits of this machine: cache line, memory copy, TCP, disk.
+    #[command(after_help = "Examples:\n  beeline bench host\n  \
+                            beeline bench host --repetitions 15 --plot host.png")]
+    Host(host::HostArguments),
+}
+
+/// The command.
+pub fn run(command: &BenchCommand, output: Output) -> Result<Exit, Failure> {
+    match command {
+        BenchCommand::Host(arguments) => host::run(arguments, output),
+    }
+}
+
+/// Shows a finished report as asked.
+pub fn finish(
+    report: &report::Report,
+    options: &BenchOptions,
+    output: Output,
+) -> Result<Exit, Failure> {
+    report.show(output)?;
+    if let Some(path) = &options.plot {
+        plot::draw(report, path)?;
+        output.note(format!("plot written to {}", path.display()));
+    }
+    Ok(Exit::Done)
+}

@@ -1,0 +1,93 @@
+//! Alternate turns, and pinning to cores.
+
+use anyhow::Context as _;
+
+/// One contender: its name and how to take one turn. A turn returns its figure.
+pub struct Contender<'a> {
+    /// As in the report.
+    pub name: &'a str,
+    /// One turn.
+    pub turn: Box<dyn FnMut() -> anyhow::Result<f64> + 'a>,
+}
+
+impl<'a> Contender<'a> {
+    /// A contender.
+    pub fn new(name: &'a str, turn: impl FnMut() -> anyhow::Result<f64> + 'a) -> Self {
+        Self { name, turn: Box::new(turn) }
+    }
+}
+
+/// Lets every contender take `turns` turns, one after the other, starting with another one each
+/// round: whatever drifts (frequency, neighbours, caches) hits all alike. Returns the figures in
+/// the contenders' order; those of one round stand at the same index.
+///
+/// Errors: the first turn that failed, with the contender's name.
+pub fn alternate(turns: u32, contenders: &mut [Contender<'_>]) -> anyhow::Result<Vec<Vec<f64>>> {
+    let mut figures = vec![Vec::with_capacity(turns as usize); contenders.len()];
+    for round in 0..turns as usize {
+        for step in 0..contenders.len() {
+            let i = (round + step) % contenders.len();
+            let contender = &mut contenders[i];
+            let figure = (contender.turn)()
+                .with_context(|| format!("{}, turn {}", contender.name, round + 1))?;
+            figures[i].push(figure);
+        }
+    }
+    Ok(figures)
+}
+
+/// Processors this thread may run on, ascending.
+pub fn cores() -> Vec<usize> {
+    let allowed = rustix::thread::sched_getaffinity(None).unwrap_or_default();
+    (0..rustix::thread::CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect()
+}
+
+/// Keeps the calling thread, and threads it starts from now on, on one of the allowed processors:
+/// the `index`-th, counted round.
+///
+/// Errors: the kernel refused.
+pub fn pin(index: usize) -> anyhow::Result<usize> {
+    let cores = cores();
+    let core = *cores.get(index % cores.len().max(1)).context("no processor is allowed")?;
+    let mut only = rustix::thread::CpuSet::new();
+    only.set(core);
+    rustix::thread::sched_setaffinity(None, &only)
+        .with_context(|| format!("pinning to processor {core}"))?;
+    Ok(core)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    #[test]
+    fn contenders_take_turns_and_the_first_changes_each_round() {
+        let order = RefCell::new(Vec::new());
+        let turn = |name, figure| {
+            let order = &order;
+            Contender::new(name, move || {
+                order.borrow_mut().push(name);
+                Ok(figure)
+            })
+        };
+        let figures = alternate(3, &mut [turn("a", 1.0), turn("b", 2.0)]).unwrap();
+        assert_eq!(figures, [[1.0; 3], [2.0; 3]]);
+        assert_eq!(*order.borrow(), ["a", "b", "b", "a", "a", "b"]);
+    }
+
+    #[test]
+    fn a_failed_turn_names_its_contender() {
+        let error =
+            alternate(1, &mut [Contender::new("redis", || anyhow::bail!("gone"))]).unwrap_err();
+        assert_eq!(format!("{error:#}"), "redis, turn 1: gone");
+    }
+
+    #[test]
+    fn a_pinned_thread_stays_on_its_core() {
+        let core =
+            std::thread::spawn(|| pin(1).map(|core| (core, cores()))).join().unwrap().unwrap();
+        assert_eq!(core.1, [core.0]);
+    }
+}

@@ -1,0 +1,94 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::bench::BenchCommand;
+use crate::config::ServeFlags;
+use crate::output::Output;
+
+/// One command for everything Beeline does.
+#[derive(Debug, Parser)]
+#[command(
+    name = "beeline",
+    version,
+    about = "A kernel-bypass data node: Redis protocol, one-sided key-value access, durable memory",
+    after_help = "Exit codes: 0 done, 1 failed, 2 usage, 3 unreachable or timed out, \
+                  4 corruption found, 130 interrupted."
+)]
+pub struct Cli {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Flags every subcommand takes.
+#[derive(Debug, Args)]
+pub struct Global {
+    /// Results as JSON, one object per line.
+    #[arg(long, global = true)]
+    pub json: bool,
+    /// Results only: no progress, no notes.
+    #[arg(long, global = true)]
+    pub quiet: bool,
+    /// Log filter, as in info or warn,beeline_kv=debug; BEELINE_LOG wins over it.
+    #[arg(long, global = true, value_name = "FILTER")]
+    pub log: Option<String>,
+}
+
+impl Global {
+    /// How results are shown.
+    pub fn output(&self) -> Output {
+        Output { json: self.json, quiet: self.quiet }
+    }
+}
+
+/// What can be asked for.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Explain what this host offers and what would make Beeline faster on it.
+    #[command(
+        after_help = "Examples:\n  beeline doctor\n  beeline doctor --data /mnt/pmem0 --json"
+    )]
+    Doctor(NodeArguments),
+    /// Measure, each figure beside a named peer in the same run.
+    #[command(subcommand)]
+    Bench(BenchCommand),
+    /// Show configuration.
+    #[command(subcommand)]
+    Config(ConfigCommand),
+}
+
+/// `beeline config`.
+#[derive(Debug, Subcommand)]
+pub enum ConfigCommand {
+    /// Print every setting of a node, its value, and where that came from.
+    #[command(after_help = "Examples:\n  beeline config show\n  \
+                            BEELINE_SHARDS=2 beeline config show --config node.toml --durability power")]
+    Show(NodeArguments),
+}
+
+/// The configuration of a node: file, then BEELINE_ variables, then these flags.
+#[derive(Debug, Args)]
+pub struct NodeArguments {
+    /// TOML file with a [serve] table; the flags below without their dashes are its lines.
+    /// [default: ./beeline.toml if it exists]
+    #[arg(long, value_name = "FILE", env = "BEELINE_CONFIG")]
+    pub config: Option<PathBuf>,
+    #[command(flatten)]
+    pub flags: ServeFlags,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,147 @@
+//! What `beeline serve` can be told.
+
+use std::path::PathBuf;
+
+use super::values::{
+    Auto, Door, DurabilityWord, EvictionWord, Number, PoolWord, Secret, Size, Span, Switch,
+};
+use super::{ConfigError, knobs};
+
+knobs! {
+    /// The settings of a node. Each knob's default, and why, is in its help.
+    pub struct ServeConfig, flags ServeFlags {
+        data: PathBuf = "./beeline-data", "Directory of the data; made if absent.";
+        resp_address: Door = "127.0.0.1:6379", "Where Redis clients connect; off closes the door, port 0 picks a free one.";
+        http_address: Door = "127.0.0.1:9464", "Where the status page and /metrics are; off closes it.";
+        fabric_address: Door = "127.0.0.1:4790", "Where fabric clients bootstrap; off closes it.";
+        durability: DurabilityWord = "process", "What acknowledged writes survive: none, process (kill -9), power.";
+        pool: PoolWord = "auto", "Durable memory: dax, file, dram (gone with the process), or auto: dax where the file system has it, else file.";
+        capacity: Auto<Size> = "auto", "Most bytes the pool may take; auto is 80 % of what is free (half of memory for dram).";
+        segment_size: Size = "64MiB", "Bytes of one log segment, 64KiB to 1GiB in steps of 4KiB; larger is fewer files, smaller is less space held per fabric client. Bounds the largest value.";
+        write_delay_ns: Number = "0", "Added to each written-back line of a dram pool, to stand for persistent memory; 150 is the usual figure.";
+        prepared_segments: Number = "1", "Segments made ready ahead of need by a background thread.";
+        shards: Auto<Number> = "auto", "Threads that each own a part of the keys, 1 to 256; auto is one per core.";
+        pin: Switch = "off", "Keep each shard on its own core; worth it when nothing else runs there.";
+        spin_us: Number = "20", "Microseconds a shard polls on after fabric work before it sleeps, 0 to 10000; more costs idle CPU.";
+        max_memory: Size = "0", "Bytes of live data at which eviction starts; 0 is no limit but the capacity.";
+        eviction_policy: EvictionWord = "noeviction", "What gives way at max-memory: noeviction, allkeys-lru, allkeys-random, volatile-lru, volatile-random, volatile-ttl.";
+        max_clients: Number = "10000", "Redis connections served at once.";
+        require_password: Secret = "", "Password Redis clients must give. Prefer the file or BEELINE_REQUIRE_PASSWORD: flags show in process lists.";
+        idle_timeout: Span = "0", "A Redis connection silent for this long is closed; 0 is never.";
+        output_buffer_limit: Size = "256MiB", "Replies one client may leave unread before it is closed; 1MiB or more.";
+    }
+}
+
+impl ServeConfig {
+    /// Checks what one value alone cannot tell.
+    ///
+    /// Errors: every rule that is broken, and what to change.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let mut problems = Vec::new();
+        let mut rule = |holds: bool, problem: String| {
+            if !holds {
+                problems.push(problem);
+            }
+        };
+        let segment = self.segment_size.0;
+        rule(
+            (64 << 10..=1 << 30).contains(&segment) && segment.is_multiple_of(4096),
+            format!("segment-size: {segment} bytes; choose 64KiB to 1GiB in steps of 4KiB"),
+        );
+        if let Auto::Set(Size(capacity)) = self.capacity {
+            rule(
+                capacity >= segment.saturating_mul(4),
+                format!(
+                    "capacity: {capacity} bytes hold fewer than 4 segments of {segment} bytes; \
+                     raise capacity or lower segment-size"
+                ),
+            );
+        }
+        if let Auto::Set(Number(shards)) = self.shards {
+            rule(
+                (1..=256).contains(&shards),
+                format!("shards: {shards}; choose 1 to 256, or auto"),
+            );
+        }
+        rule(
+            self.spin_us.0 <= 10_000,
+            format!(
+                "spin-us: {} is more than 10000; a shard that polls this long never sleeps",
+                self.spin_us.0
+            ),
+        );
+        rule(
+            self.max_clients.0 > 0,
+            "max-clients: 0 would serve nobody; use --resp-address off to close the door"
+                .to_owned(),
+        );
+        rule(
+            self.output_buffer_limit.0 >= 1 << 20,
+            "output-buffer-limit: less than 1MiB would close honest clients; raise it".to_owned(),
+        );
+        rule(
+            self.write_delay_ns.0 == 0 || self.pool == PoolWord::Dram,
+            "write-delay-ns: only a dram pool can stand for another memory; add --pool dram"
+                .to_owned(),
+        );
+        rule(
+            self.pool != PoolWord::Dram || self.durability != DurabilityWord::Power || self.write_delay_ns.0 > 0,
+            "durability: a dram pool does not survive power loss; use --durability none, or --write-delay-ns to emulate persistent memory".to_owned(),
+        );
+        let doors = [
+            ("resp-address", self.resp_address),
+            ("http-address", self.http_address),
+            ("fabric-address", self.fabric_address),
+        ];
+        rule(
+            doors.iter().any(|(_, door)| door.0.is_some()),
+            "resp-address, http-address and fabric-address are all off; open one".to_owned(),
+        );
+        for (i, (name, door)) in doors.iter().enumerate() {
+            for (other, second) in &doors[i + 1..] {
+                rule(
+                    door.0.is_none_or(|a| a.port() == 0) || door.0 != second.0,
+                    format!("{name} and {other} are both {}; change one", super::Knob::show(door)),
+                );
+            }
+        }
+        if problems.is_empty() { Ok(()) } else { Err(ConfigError { problems }) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::FileLayer;
+    use super::*;
+
+    fn with(change: impl FnOnce(&mut ServeFlags)) -> Result<(), ConfigError> {
+        let mut flags = ServeFlags::default();
+        change(&mut flags);
+        ServeConfig::resolve(&flags, &FileLayer::default(), &|_| None)?.0.validate()
+    }
+
+    #[test]
+    fn each_rule_names_the_knob_to_change() {
+        type Change = fn(&mut ServeFlags);
+        let cases: [(&str, Change); 9] = [
+            ("segment-size", |f| f.segment_size = Some("5000".into())),
+            ("capacity", |f| f.capacity = Some("100MiB".into())),
+            ("shards", |f| f.shards = Some("0".into())),
+            ("spin-us", |f| f.spin_us = Some("1000000".into())),
+            ("max-clients", |f| f.max_clients = Some("0".into())),
+            ("output-buffer-limit", |f| f.output_buffer_limit = Some("1".into())),
+            ("write-delay-ns", |f| f.write_delay_ns = Some("150".into())),
+            ("http-address", |f| f.http_address = Some("127.0.0.1:6379".into())),
+            ("durability", |f| {
+                f.pool = Some("dram".into());
+                f.durability = Some("power".into());
+            }),
+        ];
+        for (knob, change) in cases {
+            let error = with(change).expect_err(knob);
+            assert!(error.to_string().contains(knob), "{error}");
+            assert_eq!(error.problems.len(), 1, "{error}");
+        }
+        assert!(with(|_| {}).is_ok());
+    }
+}

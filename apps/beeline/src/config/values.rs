@@ -1,0 +1,333 @@
+//! The types of knobs: each reads and shows itself, and says what would have been right.
+
+use std::net::{SocketAddr, ToSocketAddrs as _};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::Knob;
+
+/// A number of bytes: `4096`, `64KiB`, `1.5GiB`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size(pub u64);
+
+const SUFFIXES: [(&str, u64); 5] =
+    [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
+
+impl Knob for Size {
+    fn parse(text: &str) -> Result<Self, String> {
+        let wrong = || {
+            format!(
+                "{text:?} is not a size; write bytes or a unit, as in 4096, 512KiB, 64MiB, 1GiB"
+            )
+        };
+        let text = text.trim();
+        let (number, unit) = SUFFIXES
+            .iter()
+            .find_map(|(suffix, unit)| text.strip_suffix(suffix).map(|rest| (rest.trim(), *unit)))
+            .unwrap_or((text, 1));
+        let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+        let digits = |part: &str| part.bytes().all(|b| b.is_ascii_digit());
+        if whole.is_empty() || !digits(whole) || !digits(fraction) || fraction.len() > 6 {
+            return Err(wrong());
+        }
+        let mut bytes = whole
+            .parse::<u64>()
+            .ok()
+            .and_then(|whole| whole.checked_mul(unit))
+            .ok_or_else(|| format!("{text:?} is more bytes than fit in 64 bits"))?;
+        if !fraction.is_empty() {
+            let scale = 10_u128.pow(u32::try_from(fraction.len()).unwrap_or(6));
+            let part = fraction.parse::<u128>().map_err(|_| wrong())? * u128::from(unit) / scale;
+            bytes = bytes.saturating_add(u64::try_from(part).unwrap_or(u64::MAX));
+        }
+        Ok(Self(bytes))
+    }
+
+    fn show(&self) -> String {
+        let exact = SUFFIXES.iter().find(|(_, unit)| self.0 != 0 && self.0.is_multiple_of(*unit));
+        match exact {
+            Some((suffix, unit)) if *unit > 1 => format!("{}{suffix}", self.0 / unit),
+            _ => self.0.to_string(),
+        }
+    }
+}
+
+/// Bytes for people: one decimal, binary units.
+#[expect(clippy::cast_precision_loss, reason = "for reading")]
+pub fn human_bytes(bytes: u64) -> String {
+    for (suffix, unit) in SUFFIXES {
+        if bytes >= unit && unit > 1 {
+            return format!("{:.1} {suffix}", bytes as f64 / unit as f64);
+        }
+    }
+    format!("{bytes} B")
+}
+
+/// A length of time: `20us`, `500ms`, `10s`, `5m`, `2h`; a bare 0 is allowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span(pub Duration);
+
+const SPANS: [(&str, u64); 6] = [
+    ("us", 1_000),
+    ("ms", 1_000_000),
+    ("ns", 1),
+    ("s", 1_000_000_000),
+    ("m", 60_000_000_000),
+    ("h", 3_600_000_000_000),
+];
+
+impl Knob for Span {
+    fn parse(text: &str) -> Result<Self, String> {
+        let trimmed = text.trim();
+        if trimmed == "0" {
+            return Ok(Self(Duration::ZERO));
+        }
+        SPANS
+            .iter()
+            .find_map(|(suffix, unit)| {
+                let number = trimmed.strip_suffix(suffix)?.trim().parse::<u64>().ok()?;
+                number.checked_mul(*unit)
+            })
+            .map(|nanoseconds| Self(Duration::from_nanos(nanoseconds)))
+            .ok_or_else(|| {
+                format!("{text:?} is not a time; write a whole number and a unit, as in 20us, 500ms, 10s, 5m")
+            })
+    }
+
+    fn show(&self) -> String {
+        let nanoseconds = u64::try_from(self.0.as_nanos()).unwrap_or(u64::MAX);
+        if nanoseconds == 0 {
+            return "0".to_owned();
+        }
+        let (suffix, unit) = SPANS
+            .iter()
+            .filter(|(_, unit)| nanoseconds.is_multiple_of(*unit))
+            .max_by_key(|(_, unit)| *unit)
+            .unwrap_or(&("ns", 1));
+        format!("{}{suffix}", nanoseconds / unit)
+    }
+}
+
+/// Where to listen, or `off`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Door(pub Option<SocketAddr>);
+
+impl Knob for Door {
+    fn parse(text: &str) -> Result<Self, String> {
+        if text == "off" {
+            return Ok(Self(None));
+        }
+        let wrong = || {
+            format!("{text:?} is not an address; write ADDRESS:PORT, as in 127.0.0.1:6379, or off")
+        };
+        if let Ok(address) = text.parse() {
+            return Ok(Self(Some(address)));
+        }
+        let address = text.to_socket_addrs().map_err(|_| wrong())?.next().ok_or_else(wrong)?;
+        Ok(Self(Some(address)))
+    }
+
+    fn show(&self) -> String {
+        self.0.map_or_else(|| "off".to_owned(), |address| address.to_string())
+    }
+}
+
+/// A value, or the program's choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Auto<T> {
+    /// `auto`: what fits the machine.
+    Detect,
+    /// As told.
+    Set(T),
+}
+
+impl<T: Knob> Knob for Auto<T> {
+    fn parse(text: &str) -> Result<Self, String> {
+        if text == "auto" {
+            return Ok(Self::Detect);
+        }
+        T::parse(text).map(Self::Set).map_err(|problem| format!("{problem}; or auto"))
+    }
+
+    fn show(&self) -> String {
+        match self {
+            Self::Detect => "auto".to_owned(),
+            Self::Set(value) => value.show(),
+        }
+    }
+}
+
+/// A whole number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Number(pub u32);
+
+impl Knob for Number {
+    fn parse(text: &str) -> Result<Self, String> {
+        text.trim()
+            .parse()
+            .map(Self)
+            .map_err(|_| format!("{text:?} is not a whole number from 0 to {}", u32::MAX))
+    }
+
+    fn show(&self) -> String {
+        self.0.to_string()
+    }
+}
+
+/// `on` or `off`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Switch(pub bool);
+
+impl Knob for Switch {
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "on" | "true" | "yes" => Ok(Self(true)),
+            "off" | "false" | "no" => Ok(Self(false)),
+            _ => Err(format!("{text:?} is neither on nor off")),
+        }
+    }
+
+    fn show(&self) -> String {
+        if self.0 { "on" } else { "off" }.to_owned()
+    }
+}
+
+/// A password; empty for none. Never shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(pub String);
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.show())
+    }
+}
+
+impl Knob for Secret {
+    fn parse(text: &str) -> Result<Self, String> {
+        if text.len() > 512 {
+            return Err(format!("a password of {} bytes is too long; the most is 512", text.len()));
+        }
+        if text.bytes().any(|b| b.is_ascii_control()) {
+            return Err("a password with control characters cannot be typed by clients".to_owned());
+        }
+        Ok(Self(text.to_owned()))
+    }
+
+    fn show(&self) -> String {
+        if self.0.is_empty() { "none" } else { "(set, not shown)" }.to_owned()
+    }
+}
+
+impl Knob for PathBuf {
+    fn parse(text: &str) -> Result<Self, String> {
+        if text.is_empty() {
+            return Err("an empty path names nothing".to_owned());
+        }
+        Ok(Self::from(text))
+    }
+
+    fn show(&self) -> String {
+        self.display().to_string()
+    }
+}
+
+/// Declares a knob that takes one of a few words.
+macro_rules! words {
+    ($(#[$meta:meta])* $name:ident { $($variant:ident = $word:literal,)* }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum $name {
+            $(#[doc = $word] $variant,)*
+        }
+
+        impl Knob for $name {
+            fn parse(text: &str) -> Result<Self, String> {
+                match text {
+                    $($word => Ok(Self::$variant),)*
+                    _ => Err(format!("{text:?} is none of {}", [$($word),*].join(", "))),
+                }
+            }
+
+            fn show(&self) -> String {
+                match self { $(Self::$variant => $word,)* }.to_owned()
+            }
+        }
+    };
+}
+
+words! {
+    /// What acknowledged data survives.
+    DurabilityWord { None = "none", Process = "process", Power = "power", }
+}
+
+words! {
+    /// What the pool is made of.
+    PoolWord { Auto = "auto", Dax = "dax", File = "file", Dram = "dram", }
+}
+
+words! {
+    /// What gives way at the memory limit, in Redis' words.
+    EvictionWord {
+        NoEviction = "noeviction",
+        AllKeysLru = "allkeys-lru",
+        AllKeysRandom = "allkeys-random",
+        VolatileLru = "volatile-lru",
+        VolatileRandom = "volatile-random",
+        VolatileTtl = "volatile-ttl",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_size_shows_as_text_that_parses_back(bytes in prop_oneof![any::<u64>(), (0u64..64).prop_map(|s| 1 << s)]) {
+            prop_assert_eq!(Size::parse(&Size(bytes).show()), Ok(Size(bytes)));
+        }
+
+        #[test]
+        fn a_span_shows_as_text_that_parses_back(nanoseconds in any::<u64>()) {
+            let span = Span(Duration::from_nanos(nanoseconds));
+            prop_assert_eq!(Span::parse(&span.show()), Ok(span));
+        }
+
+        #[test]
+        fn no_text_makes_a_parser_panic(text in ".{0,40}") {
+            let _ = Size::parse(&text);
+            let _ = Span::parse(&text);
+            let _ = Number::parse(&text);
+            let _ = Secret::parse(&text);
+        }
+    }
+
+    #[test]
+    fn sizes_take_units_and_fractions() {
+        for (text, bytes) in
+            [("4096", 4096), ("64MiB", 64 << 20), ("1.5GiB", 3 << 29), ("0", 0), ("12 KiB", 12288)]
+        {
+            assert_eq!(Size::parse(text), Ok(Size(bytes)), "{text}");
+        }
+        for text in ["", "-1", "1MB", "1e9", "99999999999999999999", "16777217TiB", "GiB", "1.2.3"]
+        {
+            assert!(Size::parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn wrong_words_are_answered_with_the_right_ones() {
+        let problem = DurabilityWord::parse("strong").unwrap_err();
+        assert!(problem.contains("none, process, power"), "{problem}");
+        assert!(Door::parse("6379").unwrap_err().contains("127.0.0.1:6379"));
+        assert!(Auto::<Number>::parse("x").unwrap_err().ends_with("or auto"));
+    }
+
+    #[test]
+    fn a_secret_is_never_shown() {
+        let secret = Secret::parse("hunter2").unwrap();
+        assert!(!format!("{secret:?}{}", secret.show()).contains("hunter2"));
+    }
+}
