@@ -22,9 +22,9 @@ pub mod doorbell;
 pub mod mapping;
 pub mod memory;
 pub mod poller;
+pub mod probe;
 pub mod process;
 pub mod write_back;
-pub mod probe;
 
 pub use mapping::{Mapping, MappingError, SharedMemory};
 pub use memory::{MemoryObject, Persistence};
