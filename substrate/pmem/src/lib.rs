@@ -15,6 +15,7 @@
 mod backing;
 pub mod cache;
 mod core;
+mod crash;
 mod error;
 mod layout;
 mod memory;
@@ -26,6 +27,7 @@ mod prepare;
 mod record;
 mod segment;
 
+pub use crash::{CrashCounts, CrashImage, CrashKind, CrashLimits, SimDevice, for_each_crash_image};
 pub use error::PmemError;
 pub use layout::{ROOT_WORDS, SEGMENT_WORDS};
 pub use options::{

@@ -31,6 +31,17 @@ impl Heap {
     }
 }
 
+impl Heap {
+    pub(crate) fn copy_of(bytes: &[u8]) -> Self {
+        let heap = Self::zeroed(bytes.len());
+        // SAFETY: freshly allocated with exactly this length, reachable through `heap` alone.
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), heap.base.as_ptr(), bytes.len());
+        }
+        heap
+    }
+}
+
 impl Drop for Heap {
     fn drop(&mut self) {
         // SAFETY: allocated in `zeroed` with this layout, freed once.

@@ -1,5 +1,6 @@
 //! Creating and opening: locks, checks, repairs, and what was found.
 
+use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -13,10 +14,11 @@ use rustix::io::Errno;
 
 use crate::backing;
 use crate::cache::WriteBack;
-use crate::core::Core;
+use crate::core::{Core, TABLE_OBJECT};
+use crate::crash::{CrashImage, Objects, SimDevice};
 use crate::error::PmemError;
 use crate::layout::{self, Header, HeaderError, State};
-use crate::memory::Memory;
+use crate::memory::{Heap, Memory};
 use crate::options::{Durability, Findings, Mechanism, PoolKind, PoolOptions, PoolReport};
 use crate::record::Recorder;
 use crate::segment::Segment;
@@ -221,6 +223,99 @@ pub(crate) fn dram(options: &PoolOptions) -> Result<Opened, PmemError> {
     Ok(build(parts, options))
 }
 
+/// Bytes of a simulated pool are the same in every run, its identity included.
+pub(crate) fn simulated(options: &PoolOptions) -> Result<(Opened, SimDevice), PmemError> {
+    options.check(PoolKind::Sim)?;
+    let slots = options.slots(options.segment_bytes)?;
+    let header = Header {
+        uuid: *b"simulated-pool-1",
+        secret: *b"simulated secret",
+        segment_bytes: options.segment_bytes,
+    };
+    let mut table = vec![0; layout::file_bytes(slots)];
+    let fresh = fresh_table(&header, slots);
+    table[..fresh.len()].copy_from_slice(&fresh);
+    let objects = Objects::from([(TABLE_OBJECT, Arc::new(table))]);
+    let (mut opened, device) = open_objects(objects, options)?;
+    opened.report.findings.created = true;
+    opened.report.findings.clean = true;
+    Ok((opened, device))
+}
+
+/// Opens a crash image: a new device whose record starts with it.
+pub(crate) fn image(
+    image: &CrashImage,
+    options: &PoolOptions,
+) -> Result<(Opened, SimDevice), PmemError> {
+    let mut objects = (*image.objects).clone();
+    for object in image.patches.iter().map(|patch| patch.0).collect::<BTreeSet<_>>() {
+        if let Some(bytes) = image.object(object) {
+            objects.insert(object, Arc::new(bytes));
+        }
+    }
+    open_objects(objects, options)
+}
+
+fn open_objects(
+    mut objects: Objects,
+    options: &PoolOptions,
+) -> Result<(Opened, SimDevice), PmemError> {
+    let path = || PathBuf::from("sim").join(POOL_FILE);
+    let table = objects.get(&TABLE_OBJECT).ok_or_else(|| PmemError::Missing { file: path() })?;
+    let truncated = |expected_bytes: usize| PmemError::Truncated {
+        file: path(),
+        expected_bytes: expected_bytes as u64,
+        found_bytes: table.len() as u64,
+    };
+    let head = table.first_chunk().ok_or_else(|| truncated(layout::file_bytes(1)))?;
+    if head[..8] != layout::MAGIC {
+        return Err(PmemError::Foreign { file: path() });
+    }
+    let (header, slots) = parse_head(&path(), head)?;
+    if table.len() < layout::file_bytes(slots) {
+        return Err(truncated(layout::file_bytes(slots)));
+    }
+    let options = &PoolOptions { segment_bytes: header.segment_bytes, ..options.clone() };
+    options.check(PoolKind::Sim)?;
+    let capacity_slots = options.slots(header.segment_bytes)?.min(slots);
+    let recorder = Arc::new(Recorder::default());
+    let parts = Parts {
+        kind: PoolKind::Sim,
+        reason: "a simulated pool was asked for".to_owned(),
+        header,
+        table: Memory::Heap(Heap::copy_of(table)),
+        table_file: path(),
+        directory: None,
+        recorder: Some(Arc::clone(&recorder)),
+        lock: None,
+        findings: Findings::default(),
+        capacity_slots,
+    };
+    let mut opened = build(parts, options);
+    recover(&mut opened, slots, |core, id| {
+        let file = core.segment_file(id);
+        let expected_bytes = u64::from(core.segment_bytes);
+        let bytes = objects.get(&(id + 1)).ok_or(PmemError::Missing { file: file.clone() })?;
+        let found_bytes = bytes.len() as u64;
+        if found_bytes < expected_bytes {
+            return Err(PmemError::Truncated { file, expected_bytes, found_bytes });
+        }
+        Ok(Memory::Heap(Heap::copy_of(bytes)))
+    })?;
+    let orphan = |object: &u32| {
+        let id = object.wrapping_sub(1);
+        *object != TABLE_OBJECT
+            && !opened.damaged.contains(&id)
+            && !opened.live.iter().any(|segment| segment.id == id)
+    };
+    let orphans: Vec<u32> = objects.keys().copied().filter(orphan).collect();
+    opened.report.findings.orphans_removed = orphans.len() as u32;
+    for object in orphans {
+        objects.remove(&object);
+    }
+    Ok((opened, SimDevice::new(recorder, objects)))
+}
+
 pub(crate) fn create(directory: &Path, options: &PoolOptions) -> Result<Opened, PmemError> {
     options.check(options.kind.unwrap_or(PoolKind::File))?;
     let segments = directory.join(SEGMENT_DIRECTORY);
@@ -318,7 +413,7 @@ fn open_locked(
     };
     let mut opened = build(parts, options);
     grow(&opened.core, slots)?;
-    recover(&mut opened, slots)?;
+    recover(&mut opened, slots, segment_memory)?;
     remove_orphans(&mut opened)?;
     Ok(opened)
 }
@@ -358,11 +453,16 @@ fn grow(core: &Core, slots: u32) -> Result<(), PmemError> {
 }
 
 /// Reads every descriptor, mends second copies, maps the segments in use.
-pub(crate) fn recover(opened: &mut Opened, slots: u32) -> Result<(), PmemError> {
+fn recover(
+    opened: &mut Opened,
+    slots: u32,
+    mut memory: impl FnMut(&Core, u32) -> Result<Memory, PmemError>,
+) -> Result<(), PmemError> {
     let core = Arc::clone(&opened.core);
     let findings = &mut opened.report.findings;
-    findings.clean = findings.created
-        || (core.pair_intact(layout::CLEAN_OFFSET) && core.table_load(layout::CLEAN_OFFSET) == 1);
+    let clean = core.table_load(layout::CLEAN_OFFSET) == 1;
+    findings.clean = findings.created || (clean && core.pair_intact(layout::CLEAN_OFFSET));
+    let mut mended = false;
     for id in 0..slots {
         let offset = layout::descriptor_offset(id);
         let (first, second) = (core.table_load(offset), core.table_load(offset + 8));
@@ -376,32 +476,33 @@ pub(crate) fn recover(opened: &mut Opened, slots: u32) -> Result<(), PmemError> 
             // a crash between two stores, a bad first copy is damage.
             findings.healed_descriptors += u32::from(State::decode(first, id).is_none());
             core.store_state(id, state);
+            mended = true;
         }
         if state.in_use {
             for index in 0..layout::SEGMENT_WORDS {
-                mend_pair(&core, layout::word_offset(id, index), findings);
+                mended |= mend_pair(&core, layout::word_offset(id, index), findings);
             }
-            opened.live.push(Segment::new(
-                Arc::clone(&core),
-                segment_memory(&core, id)?,
-                id,
-                state,
-            ));
+            opened.live.push(Segment::new(Arc::clone(&core), memory(&core, id)?, id, state));
         }
     }
     for index in 0..layout::ROOT_WORDS {
-        mend_pair(&core, layout::root_offset(index), findings);
+        mended |= mend_pair(&core, layout::root_offset(index), findings);
     }
-    core.store_pair(layout::CLEAN_OFFSET, 0);
-    core.persist_table(0, layout::TABLE_OFFSET)
+    if clean || !core.pair_intact(layout::CLEAN_OFFSET) {
+        core.store_pair(layout::CLEAN_OFFSET, 0);
+        core.persist_table(layout::CLEAN_OFFSET, layout::PAIR_BYTES)?;
+    }
+    if mended { core.persist_table(0, layout::file_bytes(slots)) } else { Ok(()) }
 }
 
 /// Takes the value of an unequal pair: it was stored first, so it is the newer one.
-fn mend_pair(core: &Core, offset: usize, findings: &mut Findings) {
-    if !core.pair_intact(offset) {
+fn mend_pair(core: &Core, offset: usize, findings: &mut Findings) -> bool {
+    let unequal = !core.pair_intact(offset);
+    if unequal {
         findings.unequal_words += 1;
         core.store_pair(offset, core.table_load(offset));
     }
+    unequal
 }
 
 fn segment_memory(core: &Core, id: u32) -> Result<Memory, PmemError> {

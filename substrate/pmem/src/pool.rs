@@ -6,6 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use crate::backing::{self, Making};
 use crate::core::{Core, TABLE_OBJECT};
+use crate::crash::{CrashImage, SimDevice};
 use crate::error::PmemError;
 use crate::layout::{self, State};
 use crate::memory::Memory;
@@ -139,6 +140,27 @@ impl Pool {
     /// Errors: `CannotPromise` for a durability above none without `emulate_durability`.
     pub fn dram(options: &PoolOptions) -> Result<Self, PmemError> {
         Ok(Self::assemble(open::dram(options)?))
+    }
+
+    /// A simulated pool on the heap, and the device that records what happens to it. Its bytes,
+    /// the secret included, are the same in every run.
+    ///
+    /// Errors: `Options`.
+    pub fn simulated(options: &PoolOptions) -> Result<(Self, SimDevice), PmemError> {
+        let (opened, device) = open::simulated(options)?;
+        Ok((Self::assemble(opened), device))
+    }
+
+    /// Opens what a crash left, as a simulated pool with a record of its own (so that a crash of
+    /// the recovery can be imagined too).
+    ///
+    /// Errors: as for [`Pool::open`].
+    pub fn open_image(
+        image: &CrashImage,
+        options: &PoolOptions,
+    ) -> Result<(Self, SimDevice), PmemError> {
+        let (opened, device) = open::image(image, options)?;
+        Ok((Self::assemble(opened), device))
     }
 
     pub(crate) fn assemble(opened: open::Opened) -> Self {
