@@ -1,3 +1,44 @@
-//! Durable key-value store: log-structured shards over durable memory.
+//! The durable key-value store: log-structured shards over durable memory.
+//!
+//! Place: `engines`. Below it `pmem` (segments that survive) and `env` (clock, faults); above it
+//! `kv-server` (one-sided clients), `resp` (Redis commands) and `node` (threads and sockets).
+//!
+//! ```text
+//! Store ── versions, segment table, barriers, limits, statistics       (shared, atomics only)
+//!   └ Shard × n ── indexes (one per database), own log, collector, expiry   (one lock each)
+//!        └ ClientLog × m ── segments that one remote client writes by itself
+//! ```
+//!
+//! Any log may hold the entry of any key; the *index* of a key lives in exactly one shard, chosen
+//! by its hash. Nothing is acknowledged before [`Shard::commit`] returned.
+//!
+//! Source: BOOM-KV. `docs/kv.md` holds the formats, the arguments and every deviation.
 
+#![allow(dead_code)]
+
+pub mod entry;
+mod error;
+mod index;
+mod keyspace;
+mod options;
+mod random;
+mod segments;
+mod shard;
+mod stats;
+mod store;
 pub mod wire;
+
+pub use error::KvError;
+pub use keyspace::Keyspace;
+pub use options::{Eviction, StoreOptions};
+pub use shard::client_log::{Accepted, ClientLog, Notice, Reject, RejectReason};
+pub use shard::reads::ReadGuard;
+pub use shard::{EntryRef, Maintenance, PutOptions, Shard};
+pub use stats::{ShardStats, StoreStats};
+pub use store::{RecoveryReport, Store, hash_key, shard_of_hash};
+
+/// Number of databases.
+pub const DATABASES: u16 = 16;
+
+/// Larger is newer, across all keys and clients of a store.
+pub type Version = u64;

@@ -1,0 +1,305 @@
+//! The log entry: one key-value pair with its metadata, byte by byte.
+//!
+//! ```text
+//!  0 version       u64  server: from the store's counter; larger is newer
+//!  8 seal          u64  server: keyed hash over place, version, checksum and slot length
+//! 16 checksum      u32  writer: crc32c over bytes 20 .. 48 + key + value
+//! 20 slot_bytes    u32  distance to the next entry; set once at append
+//! 24 key_length    u16
+//! 26 kind          u8   encoding of the value: 0 string
+//! 27 flags         u8   TOMBSTONE 1, EXPIRES 2, BATCH_MORE 4
+//! 28 value_length  u32
+//! 32 expires_at_ms u64  0 = never
+//! 40 database      u8   then seven zero bytes
+//! 48 key, value, zeros up to a multiple of 16
+//! ```
+//!
+//! Source: BOOM-KV §2.1. Deviation: the seal makes an entry its own commit mark. It is a SipHash
+//! keyed with the pool's secret, so a client that can write a segment can neither forge a version
+//! nor plant an entry, and recovery needs no second fence to know which entries were committed.
+
+use siphasher::sip::SipHasher13;
+
+/// Bytes before the key.
+pub const HEADER_BYTES: u32 = 48;
+/// Entries start at multiples of this.
+pub const ALIGNMENT: u32 = 16;
+/// Offset of the first entry in a segment; offset 0 stays free so that a location is never 0.
+pub const FIRST_ENTRY: u32 = 64;
+/// Longest key in bytes.
+pub const KEY_LIMIT: usize = u16::MAX as usize;
+/// Longest value in bytes, where the segment is large enough.
+pub const VALUE_LIMIT: usize = 512 << 20;
+
+/// The entry marks its key as deleted.
+pub const TOMBSTONE: u8 = 1;
+/// `expires_at_ms` is not 0.
+pub const EXPIRES: u8 = 2;
+/// More entries of the same atomic batch follow directly.
+pub const BATCH_MORE: u8 = 4;
+
+const KNOWN_FLAGS: u8 = TOMBSTONE | EXPIRES | BATCH_MORE;
+
+/// The first 48 bytes of an entry, decoded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Header {
+    /// Larger is newer, across the whole store.
+    pub version: u64,
+    /// Keyed commit mark; see [`Sealer`].
+    pub seal: u64,
+    /// crc32c over bytes 20 .. end of value.
+    pub checksum: u32,
+    /// Distance to the next entry in bytes.
+    pub slot_bytes: u32,
+    /// Key length in bytes.
+    pub key_length: u16,
+    /// Encoding of the value.
+    pub kind: u8,
+    /// [`TOMBSTONE`], [`EXPIRES`], [`BATCH_MORE`].
+    pub flags: u8,
+    /// Value length in bytes.
+    pub value_length: u32,
+    /// Wall-clock time of expiry in milliseconds, 0 = never.
+    pub expires_at_ms: u64,
+    /// Database of the key.
+    pub database: u8,
+}
+
+impl Header {
+    /// The bytes as they lie in memory.
+    #[must_use]
+    #[inline]
+    pub fn encode(&self) -> [u8; HEADER_BYTES as usize] {
+        let mut bytes = [0; HEADER_BYTES as usize];
+        bytes[0..8].copy_from_slice(&self.version.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.seal.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.checksum.to_le_bytes());
+        bytes[20..24].copy_from_slice(&self.slot_bytes.to_le_bytes());
+        bytes[24..26].copy_from_slice(&self.key_length.to_le_bytes());
+        bytes[26] = self.kind;
+        bytes[27] = self.flags;
+        bytes[28..32].copy_from_slice(&self.value_length.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.expires_at_ms.to_le_bytes());
+        bytes[40] = self.database;
+        bytes
+    }
+
+    /// Reads the fields; says nothing about their sense, see [`Header::is_plausible`].
+    #[must_use]
+    #[inline]
+    pub fn decode(bytes: &[u8; HEADER_BYTES as usize]) -> Self {
+        let u64_at = |at: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&bytes[at..at + 8]);
+            u64::from_le_bytes(word)
+        };
+        let u32_at = |at: usize| {
+            let mut word = [0; 4];
+            word.copy_from_slice(&bytes[at..at + 4]);
+            u32::from_le_bytes(word)
+        };
+        Self {
+            version: u64_at(0),
+            seal: u64_at(8),
+            checksum: u32_at(16),
+            slot_bytes: u32_at(20),
+            key_length: u16::from_le_bytes([bytes[24], bytes[25]]),
+            kind: bytes[26],
+            flags: bytes[27],
+            value_length: u32_at(28),
+            expires_at_ms: u64_at(32),
+            database: bytes[40],
+        }
+    }
+
+    /// Bytes from the start of the entry to the end of its value.
+    #[must_use]
+    #[inline]
+    pub fn used_bytes(&self) -> u64 {
+        u64::from(HEADER_BYTES) + u64::from(self.key_length) + u64::from(self.value_length)
+    }
+
+    /// True when lengths, flags and database agree with each other and with `room_bytes`, the
+    /// distance from the entry to the end of what may hold it.
+    #[must_use]
+    #[inline]
+    pub fn is_plausible(&self, room_bytes: u64) -> bool {
+        let slot = u64::from(self.slot_bytes);
+        slot.is_multiple_of(u64::from(ALIGNMENT))
+            && slot <= room_bytes
+            && self.used_bytes() <= slot
+            && self.flags & !KNOWN_FLAGS == 0
+            && u16::from(self.database) < crate::DATABASES
+            && (self.flags & EXPIRES != 0) == (self.expires_at_ms != 0)
+            && (self.flags & TOMBSTONE == 0 || self.value_length == 0)
+    }
+
+    /// True for a deletion.
+    #[must_use]
+    #[inline]
+    pub fn is_tombstone(&self) -> bool {
+        self.flags & TOMBSTONE != 0
+    }
+}
+
+/// Length of the slot that an entry with these lengths needs, in bytes.
+#[must_use]
+#[inline]
+pub fn slot_bytes_for(key_length: usize, value_length: usize) -> u64 {
+    (u64::from(HEADER_BYTES) + key_length as u64 + value_length as u64)
+        .next_multiple_of(u64::from(ALIGNMENT))
+}
+
+/// crc32c over the writer's part of an entry: bytes 20..48 of `header`, then `key`, then `value`.
+#[must_use]
+#[inline]
+pub fn checksum(header: &[u8; HEADER_BYTES as usize], key: &[u8], value: &[&[u8]]) -> u32 {
+    let mut crc = crc32c::crc32c(&header[20..]);
+    crc = crc32c::crc32c_append(crc, key);
+    for part in value {
+        crc = crc32c::crc32c_append(crc, part);
+    }
+    crc
+}
+
+/// What a one-sided client writes: everything but version and seal.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Draft<'a> {
+    /// Database of the key.
+    pub database: u8,
+    /// The key.
+    pub key: &'a [u8],
+    /// The value.
+    pub value: &'a [u8],
+    /// Encoding of the value.
+    pub kind: u8,
+    /// Wall-clock time of expiry in milliseconds, 0 = never.
+    pub expires_at_ms: u64,
+    /// Marks the key as deleted; the value must be empty.
+    pub tombstone: bool,
+    /// Length of the slot: 0 for an append (the smallest slot is taken), the original slot's
+    /// length for an overwrite in place.
+    pub slot_bytes: u32,
+}
+
+impl Draft<'_> {
+    /// Appends the entry, without version and seal, to `buffer` and returns its slot length.
+    ///
+    /// Errors: [`crate::KvError::KeyTooLong`], [`crate::KvError::ValueTooLong`] (against the slot
+    /// given, or the general limit).
+    pub fn form(&self, buffer: &mut Vec<u8>) -> Result<u32, crate::KvError> {
+        if self.key.len() > KEY_LIMIT {
+            return Err(crate::KvError::KeyTooLong { length: self.key.len(), limit: KEY_LIMIT });
+        }
+        let needed = slot_bytes_for(self.key.len(), self.value.len());
+        let slot = if self.slot_bytes == 0 { needed } else { u64::from(self.slot_bytes) };
+        if self.value.len() > VALUE_LIMIT || needed > slot {
+            let limit = VALUE_LIMIT.min(slot.saturating_sub(48 + self.key.len() as u64) as usize);
+            return Err(crate::KvError::ValueTooLong { length: self.value.len(), limit });
+        }
+        let mut header = Header {
+            slot_bytes: slot as u32,
+            key_length: self.key.len() as u16,
+            kind: self.kind,
+            flags: if self.tombstone { TOMBSTONE } else { 0 }
+                | if self.expires_at_ms != 0 { EXPIRES } else { 0 },
+            value_length: self.value.len() as u32,
+            expires_at_ms: self.expires_at_ms,
+            database: self.database,
+            ..Header::default()
+        };
+        header.checksum = checksum(&header.encode(), self.key, &[self.value]);
+        let start = buffer.len();
+        buffer.extend_from_slice(&header.encode());
+        buffer.extend_from_slice(self.key);
+        buffer.extend_from_slice(self.value);
+        buffer.resize(start + needed as usize, 0);
+        Ok(slot as u32)
+    }
+}
+
+/// Makes and checks seals with the pool's secret.
+#[derive(Clone)]
+pub struct Sealer {
+    keyed: SipHasher13,
+}
+
+impl std::fmt::Debug for Sealer {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Sealer(secret)")
+    }
+}
+
+impl Sealer {
+    /// A sealer for the pool with this secret.
+    #[must_use]
+    pub fn new(secret: &[u8; 16]) -> Self {
+        Self { keyed: SipHasher13::new_with_key(secret) }
+    }
+
+    /// The seal of an entry at `offset` of the segment `id` in its life `generation`.
+    #[must_use]
+    #[inline]
+    pub fn seal(&self, id: u32, generation: u64, offset: u32, header: &Header) -> u64 {
+        let mut message = [0; 32];
+        message[0..4].copy_from_slice(&id.to_le_bytes());
+        message[4..8].copy_from_slice(&offset.to_le_bytes());
+        message[8..16].copy_from_slice(&generation.to_le_bytes());
+        message[16..24].copy_from_slice(&header.version.to_le_bytes());
+        message[24..28].copy_from_slice(&header.checksum.to_le_bytes());
+        message[28..32].copy_from_slice(&header.slot_bytes.to_le_bytes());
+        self.keyed.hash(&message)
+    }
+}
+
+const _: () = assert!(FIRST_ENTRY.is_multiple_of(ALIGNMENT) && FIRST_ENTRY > 0);
+const _: () = assert!(HEADER_BYTES.is_multiple_of(ALIGNMENT));
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn a_header_survives_encoding(version: u64, seal: u64, checksum: u32, slot_bytes: u32,
+            key_length: u16, kind: u8, flags: u8, value_length: u32, expires_at_ms: u64, database: u8)
+        {
+            let header = Header { version, seal, checksum, slot_bytes, key_length, kind, flags,
+                value_length, expires_at_ms, database };
+            prop_assert_eq!(Header::decode(&header.encode()), header);
+        }
+    }
+
+    #[test]
+    fn a_seal_depends_on_place_version_and_contents() {
+        let sealer = Sealer::new(b"0123456789abcdef");
+        let header = Header { version: 7, checksum: 9, slot_bytes: 64, ..Header::default() };
+        let seal = sealer.seal(1, 2, 64, &header);
+        assert_ne!(seal, sealer.seal(2, 2, 64, &header), "another segment");
+        assert_ne!(seal, sealer.seal(1, 3, 64, &header), "another life of the segment");
+        assert_ne!(seal, sealer.seal(1, 2, 80, &header), "another offset");
+        for other in [
+            Header { version: 8, ..header },
+            Header { checksum: 8, ..header },
+            Header { slot_bytes: 80, ..header },
+        ] {
+            assert_ne!(seal, sealer.seal(1, 2, 64, &other));
+        }
+        assert_ne!(seal, Sealer::new(b"another secret!!").seal(1, 2, 64, &header));
+    }
+
+    #[test]
+    fn a_draft_is_a_plausible_entry_with_a_right_checksum() {
+        let mut bytes = Vec::new();
+        let draft = Draft { database: 3, key: b"key", value: b"value", ..Draft::default() };
+        let slot = draft.form(&mut bytes).unwrap();
+        let mut head = [0; 48];
+        head.copy_from_slice(&bytes[..48]);
+        let header = Header::decode(&head);
+        assert!(header.is_plausible(u64::from(slot)));
+        assert!(!header.is_plausible(u64::from(slot) - 16));
+        assert_eq!(header.checksum, checksum(&head, b"key", &[b"value"]));
+        assert_eq!(bytes.len(), slot as usize);
+    }
+}

@@ -1,0 +1,126 @@
+//! What can go wrong in the store, as fields a caller can act on.
+
+use beeline_pmem::PmemError;
+
+/// Why the store refused or failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum KvError {
+    /// The key is longer than an entry can hold.
+    #[error("a key of {length} bytes is longer than the limit of {limit}")]
+    KeyTooLong {
+        /// Length of the key in bytes.
+        length: usize,
+        /// Longest key in bytes.
+        limit: usize,
+    },
+    /// The value is longer than one segment can hold.
+    #[error(
+        "a value of {length} bytes is longer than the limit of {limit}; larger segments raise it"
+    )]
+    ValueTooLong {
+        /// Length of the value in bytes.
+        length: usize,
+        /// Longest value in bytes.
+        limit: usize,
+    },
+    /// There is no such database.
+    #[error("database {database} does not exist; there are {limit}")]
+    Database {
+        /// The number asked for.
+        database: u16,
+        /// How many there are.
+        limit: u16,
+    },
+    /// The pool has no room left for new data and collection found too little garbage.
+    #[error("the pool of {capacity_bytes} bytes is full; delete keys or enlarge the pool")]
+    PoolFull {
+        /// Capacity of the pool in bytes.
+        capacity_bytes: u64,
+    },
+    /// The memory limit is reached and the eviction policy freed nothing.
+    #[error("{used_bytes} bytes in use reach the memory limit of {limit_bytes} bytes")]
+    MemoryLimit {
+        /// Bytes of live data.
+        used_bytes: u64,
+        /// The configured limit.
+        limit_bytes: u64,
+    },
+    /// An atomic batch does not fit into one segment.
+    #[error("the batch needs {length} bytes; one segment holds {limit}")]
+    BatchTooLarge {
+        /// Bytes of the batch with the refused entry.
+        length: u64,
+        /// Bytes one segment can hold.
+        limit: u64,
+    },
+    /// The entry's bytes fail their checksum or seal.
+    #[error("the entry at offset {offset} of segment {segment} is damaged")]
+    Damaged {
+        /// Segment identifier.
+        segment: u32,
+        /// Offset of the entry in the segment.
+        offset: u32,
+    },
+    /// A format that this build does not read.
+    #[error("{what} has format version {found}; this build reads {supported}")]
+    Format {
+        /// What was read.
+        what: &'static str,
+        /// Version found.
+        found: u64,
+        /// Version supported.
+        supported: u64,
+    },
+    /// A snapshot file that is truncated, foreign or damaged.
+    #[error("snapshot {path}: {reason}")]
+    Snapshot {
+        /// The file.
+        path: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// Another snapshot is still being written.
+    #[error("a snapshot is already in progress")]
+    SnapshotInProgress,
+    /// A request needs every shard locked and got fewer.
+    #[error("this operation needs all {needed} shards and was given {given}")]
+    NeedsAllShards {
+        /// Shards of the store.
+        needed: usize,
+        /// Shards given.
+        given: usize,
+    },
+    /// The key belongs to a shard that the caller did not lock.
+    #[error("the key belongs to shard {needed}, which this request did not lock")]
+    WrongShard {
+        /// Index of the shard to lock.
+        needed: usize,
+    },
+    /// An earlier failure to persist left the shard unable to promise anything; restart the node.
+    #[error("shard {shard} stopped writing after it failed to persist")]
+    Poisoned {
+        /// Index of the shard.
+        shard: usize,
+    },
+    /// A file operation failed.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: String,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The pool failed.
+    #[error(transparent)]
+    Pmem(#[from] PmemError),
+}
+
+impl KvError {
+    /// True when the same request may succeed later without any change to it.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::PoolFull { .. } | Self::MemoryLimit { .. } | Self::SnapshotInProgress)
+    }
+}

@@ -1,0 +1,477 @@
+//! The volatile index of one database in one shard: extendible hashing, key hash to newest entry.
+//!
+//! ```text
+//! top bits of hash → directory [u32 page number] → page: slots in open addressing
+//! slot (24 B): hash 8 | location 8 | slot length / 16 4 | stale 2 | last use 2
+//! ```
+//!
+//! A lookup touches a directory line, a slot line and the entry's own line. A full page splits in
+//! two (a pause of one page, never a rehash of everything); a page whose keys share too many hash
+//! bits grows instead, so crafted collisions cost time on that page and nothing else.
+//!
+//! Order: positions are the top 48 bits of the hash, so a cursor over positions is stable under
+//! splits and growth: a key that is present throughout a scan is met exactly once.
+
+use crate::entry::ALIGNMENT;
+
+const SMALLEST_PAGE: usize = 64;
+const LARGEST_PAGE: usize = 1024;
+const DEEPEST: u32 = 32;
+/// Bits of a hash that make a scan position.
+pub(crate) const POSITION_BITS: u32 = 48;
+
+/// Where an entry lies, with the facts about it that must not be read from memory a client can
+/// write. Never 0 for a real entry, since entries start beyond offset 0.
+///
+/// ```text
+/// bits 0..26 offset / 16 | 26..50 segment | 50 tombstone | 51 expires | 52 untrusted | 53 lost
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Location(pub u64);
+
+const OFFSET_BITS: u32 = 26;
+const SEGMENT_BITS: u32 = 24;
+
+/// Largest segment identifier a location can hold.
+pub(crate) const SEGMENT_LIMIT: u32 = 1 << SEGMENT_BITS;
+
+impl Location {
+    pub const TOMBSTONE: u64 = 1 << 50;
+    pub const EXPIRES: u64 = 1 << 51;
+    pub const UNTRUSTED: u64 = 1 << 52;
+    /// The newest entry was damaged and its segment is gone; only older ones may be left.
+    pub const LOST: u64 = 1 << 53;
+    const PLACE: u64 = (1 << (OFFSET_BITS + SEGMENT_BITS)) - 1;
+
+    pub fn new(segment: u32, offset: u32, flags: u64) -> Self {
+        debug_assert!(segment < SEGMENT_LIMIT && offset.is_multiple_of(ALIGNMENT));
+        Self(u64::from(segment) << OFFSET_BITS | u64::from(offset / ALIGNMENT) | flags)
+    }
+
+    pub fn segment(self) -> u32 {
+        ((self.0 >> OFFSET_BITS) & u64::from(SEGMENT_LIMIT - 1)) as u32
+    }
+
+    pub fn offset(self) -> u32 {
+        (self.0 & ((1 << OFFSET_BITS) - 1)) as u32 * ALIGNMENT
+    }
+
+    pub fn has(self, flag: u64) -> bool {
+        self.0 & flag != 0
+    }
+
+    /// True when both name the same bytes, whatever their flags.
+    pub fn same_place(self, other: Self) -> bool {
+        (self.0 ^ other.0) & Self::PLACE == 0
+    }
+
+    /// True when a reader finds nothing here.
+    pub fn is_absent(self) -> bool {
+        self.0 & (Self::TOMBSTONE | Self::LOST) != 0
+    }
+}
+
+/// Saturated: the count of stale copies is no longer known, so the slot is never dropped.
+pub(crate) const STALE_UNKNOWN: u16 = u16::MAX;
+
+/// One key.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Slot {
+    pub hash: u64,
+    /// 0 marks a free slot.
+    pub location: Location,
+    /// Slot length of the newest entry in units of 16 bytes.
+    pub units: u32,
+    /// Older valid entries of this key that are still on media.
+    pub stale: u16,
+    /// Second of the last use, modulo 65,536.
+    pub last_use: u16,
+}
+
+impl Slot {
+    pub fn slot_bytes(&self) -> u64 {
+        u64::from(self.units) * u64::from(ALIGNMENT)
+    }
+
+    pub fn add_stale(&mut self) {
+        self.stale = self.stale.saturating_add(1);
+    }
+
+    pub fn remove_stale(&mut self) {
+        if self.stale != STALE_UNKNOWN {
+            self.stale = self.stale.saturating_sub(1);
+        }
+    }
+
+    /// True when the newest entry is needed on media: a value, or a tombstone that still hides
+    /// something.
+    pub fn is_needed(&self) -> bool {
+        !self.location.has(Location::LOST)
+            && (!self.location.has(Location::TOMBSTONE) || self.stale > 0)
+    }
+
+    pub fn position(&self) -> u64 {
+        self.hash >> (64 - POSITION_BITS)
+    }
+}
+
+/// Names a slot until the next insertion or removal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SlotId {
+    page: u32,
+    slot: u32,
+}
+
+#[derive(Debug)]
+struct Page {
+    slots: Box<[Slot]>,
+    used: u32,
+    depth: u32,
+}
+
+impl Page {
+    fn new(capacity: usize, depth: u32) -> Self {
+        Self { slots: vec![Slot::default(); capacity].into_boxed_slice(), used: 0, depth }
+    }
+
+    #[inline]
+    fn home(&self, hash: u64) -> usize {
+        let mask = self.slots.len() - 1;
+        ((hash << self.depth) >> 40) as usize & mask
+    }
+
+    fn is_full(&self) -> bool {
+        self.used as usize * 20 >= self.slots.len() * 17
+    }
+
+    /// Puts `slot` into the first free place from its home. The page is not full.
+    fn place(&mut self, slot: Slot) -> u32 {
+        let mask = self.slots.len() - 1;
+        let mut at = self.home(slot.hash);
+        while self.slots[at].location.0 != 0 {
+            at = (at + 1) & mask;
+        }
+        self.slots[at] = slot;
+        self.used += 1;
+        at as u32
+    }
+
+    /// Frees a place and moves later slots of the same run back, so that probing needs no marks.
+    fn take(&mut self, at: u32) -> Slot {
+        let mask = self.slots.len() - 1;
+        let mut hole = at as usize;
+        let taken = self.slots[hole];
+        let mut next = hole;
+        loop {
+            next = (next + 1) & mask;
+            let slot = self.slots[next];
+            if slot.location.0 == 0 {
+                break;
+            }
+            let distance_home = next.wrapping_sub(self.home(slot.hash)) & mask;
+            let distance_hole = next.wrapping_sub(hole) & mask;
+            if distance_home >= distance_hole {
+                self.slots[hole] = slot;
+                hole = next;
+            }
+        }
+        self.slots[hole] = Slot::default();
+        self.used -= 1;
+        taken
+    }
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(crate) struct Index {
+    directory: Vec<u32>,
+    depth: u32,
+    pages: Vec<Page>,
+    slots: u64,
+    /// Keys a reader finds (not tombstones).
+    pub live: u64,
+    /// Keys with an expiry among them.
+    pub expiring: u64,
+    /// Bytes of slots on media that hold live keys.
+    pub live_bytes: u64,
+}
+
+impl Default for Index {
+    fn default() -> Self {
+        Self {
+            directory: vec![0],
+            depth: 0,
+            pages: vec![Page::new(SMALLEST_PAGE, 0)],
+            slots: 0,
+            live: 0,
+            expiring: 0,
+            live_bytes: 0,
+        }
+    }
+}
+
+impl Index {
+    #[inline]
+    fn directory_slot(&self, hash: u64) -> usize {
+        // A shift by 64 is not defined: depth 0 has one page.
+        if self.depth == 0 { 0 } else { (hash >> (64 - self.depth)) as usize }
+    }
+
+    /// Slots in use, tombstones included.
+    pub fn slots(&self) -> u64 {
+        self.slots
+    }
+
+    /// Bytes of memory the index takes.
+    pub fn memory_bytes(&self) -> u64 {
+        let pages: usize = self.pages.iter().map(|page| page.slots.len()).sum();
+        (pages * size_of::<Slot>()
+            + self.directory.capacity() * size_of::<u32>()
+            + self.pages.capacity() * size_of::<Page>()) as u64
+    }
+
+    /// The slot of the key with this hash whose location `is_key` accepts.
+    #[inline]
+    pub fn find(&self, hash: u64, mut is_key: impl FnMut(&Slot) -> bool) -> Option<SlotId> {
+        let page_number = self.directory[self.directory_slot(hash)];
+        let page = &self.pages[page_number as usize];
+        let mask = page.slots.len() - 1;
+        let mut at = page.home(hash);
+        loop {
+            let slot = &page.slots[at];
+            if slot.location.0 == 0 {
+                return None;
+            }
+            if slot.hash == hash && is_key(slot) {
+                return Some(SlotId { page: page_number, slot: at as u32 });
+            }
+            at = (at + 1) & mask;
+        }
+    }
+
+    /// Asks the processor for the line where `hash` starts probing.
+    #[inline]
+    pub fn slot(&self, id: SlotId) -> &Slot {
+        &self.pages[id.page as usize].slots[id.slot as usize]
+    }
+
+    #[inline]
+    pub fn slot_mut(&mut self, id: SlotId) -> &mut Slot {
+        &mut self.pages[id.page as usize].slots[id.slot as usize]
+    }
+
+    /// Adds a key that is not in the index.
+    pub fn insert(&mut self, slot: Slot) -> SlotId {
+        assert!(slot.location.0 != 0, "an entry never lies at location 0");
+        loop {
+            let number = self.directory[self.directory_slot(slot.hash)];
+            let page = &mut self.pages[number as usize];
+            if !page.is_full() {
+                self.slots += 1;
+                return SlotId { page: number, slot: page.place(slot) };
+            }
+            self.enlarge(number);
+        }
+    }
+
+    /// Removes a slot and returns what was in it.
+    pub fn remove(&mut self, id: SlotId) -> Slot {
+        self.slots -= 1;
+        self.pages[id.page as usize].take(id.slot)
+    }
+
+    fn enlarge(&mut self, number: u32) {
+        let page = &self.pages[number as usize];
+        let capacity = page.slots.len();
+        let may_split = capacity >= LARGEST_PAGE && page.depth < DEEPEST;
+        let needs_double = page.depth == self.depth;
+        let sparse = self.directory.len() * 2 > self.pages.len() * 16 + 64;
+        if !may_split || (needs_double && sparse) {
+            let depth = page.depth;
+            let grown = Page::new(capacity * 2, depth);
+            let old = std::mem::replace(&mut self.pages[number as usize], grown);
+            for slot in old.slots.iter().filter(|slot| slot.location.0 != 0) {
+                self.pages[number as usize].place(*slot);
+            }
+            return;
+        }
+        if needs_double {
+            self.directory = self.directory.iter().flat_map(|page| [*page, *page]).collect();
+            self.depth += 1;
+        }
+        let depth = self.pages[number as usize].depth + 1;
+        let mut halves = [0_usize; 2];
+        let bit = |slot: &Slot| ((slot.hash >> (64 - depth)) & 1) as usize;
+        let old_slots = std::mem::take(&mut self.pages[number as usize].slots);
+        for slot in old_slots.iter().filter(|slot| slot.location.0 != 0) {
+            halves[bit(slot)] += 1;
+        }
+        let capacity_for = |used: usize| (used * 3 / 2).next_power_of_two().max(LARGEST_PAGE);
+        self.pages[number as usize] = Page::new(capacity_for(halves[0]), depth);
+        let sibling = self.pages.len() as u32;
+        self.pages.push(Page::new(capacity_for(halves[1]), depth));
+        for slot in old_slots.iter().filter(|slot| slot.location.0 != 0) {
+            let page = [number, sibling][bit(slot)];
+            self.pages[page as usize].place(*slot);
+        }
+        let step = self.depth - depth;
+        for (at, entry) in self.directory.iter_mut().enumerate() {
+            if *entry == number && (at >> step) & 1 == 1 {
+                *entry = sibling;
+            }
+        }
+    }
+
+    /// Collects into `out`, in order of position, at least `count` slots (fewer at the end) from
+    /// `position` on, and returns the position to go on from, or `None` at the end. All slots of
+    /// one position come together.
+    pub fn collect(&self, position: u64, count: usize, out: &mut Vec<Slot>) -> Option<u64> {
+        out.clear();
+        let mut position = position;
+        loop {
+            let number = self.directory[self.directory_slot(position << (64 - POSITION_BITS))];
+            let page = &self.pages[number as usize];
+            let start = out.len();
+            let here = |slot: &&Slot| slot.location.0 != 0 && slot.position() >= position;
+            out.extend(page.slots.iter().filter(here).copied());
+            out[start..].sort_unstable_by_key(|slot| slot.hash);
+            if out.len() > count {
+                let last = out[count.max(1) - 1].position();
+                let end = out.partition_point(|slot| slot.position() <= last);
+                let all = end == out.len();
+                out.truncate(end);
+                if !all {
+                    return Some(last + 1);
+                }
+            }
+            let width = 1_u64 << (POSITION_BITS - page.depth.min(POSITION_BITS));
+            position = (position & !(width - 1)) + width;
+            if position >> POSITION_BITS != 0 {
+                return None;
+            }
+            if out.len() >= count {
+                return Some(position);
+            }
+        }
+    }
+
+    /// Number of pages, for sweeps that take a page at a time.
+    pub fn pages(&self) -> usize {
+        self.pages.len()
+    }
+
+    /// The slots of one page.
+    pub fn page(&self, number: usize) -> impl Iterator<Item = &Slot> {
+        self.pages[number].slots.iter().filter(|slot| slot.location.0 != 0)
+    }
+
+    /// Some slot near a random place that `accept` takes, by looking at up to `tries` slots.
+    pub fn sample(
+        &self,
+        random: u64,
+        tries: usize,
+        mut accept: impl FnMut(&Slot) -> bool,
+    ) -> Option<Slot> {
+        let mut number = (random >> 32) as usize % self.pages.len();
+        let mut at = random as usize % self.pages[number].slots.len();
+        for _ in 0..tries {
+            let slot = &self.pages[number].slots[at];
+            if slot.location.0 != 0 && accept(slot) {
+                return Some(*slot);
+            }
+            at += 1;
+            if at == self.pages[number].slots.len() {
+                at = 0;
+                number = (number + 1) % self.pages.len();
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    fn slot(hash: u64, offset: u32) -> Slot {
+        Slot { hash, location: Location::new(1, offset, 0), units: 4, ..Slot::default() }
+    }
+
+    fn all(index: &Index, step: usize) -> Vec<u64> {
+        let (mut out, mut met, mut position) = (Vec::new(), Vec::new(), Some(0));
+        while let Some(at) = position {
+            position = index.collect(at, step, &mut out);
+            met.extend(out.iter().map(|slot| slot.hash));
+        }
+        met
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+        #[test]
+        fn the_index_agrees_with_a_map(seed: u64, spread in 0_u32..60, step in 1_usize..50) {
+            let mut index = Index::default();
+            let mut model = BTreeMap::new();
+            let mut random = seed | 1;
+            for turn in 0..6000_u32 {
+                random ^= random << 13; random ^= random >> 7; random ^= random << 17;
+                let hash = random.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> (spread / 2) << (spread / 4);
+                let found = index.find(hash, |_| true);
+                prop_assert_eq!(found.is_some(), model.contains_key(&hash));
+                if let Some(id) = found {
+                    prop_assert_eq!(index.slot(id).location.offset(), model[&hash]);
+                    index.remove(id);
+                    model.remove(&hash);
+                } else {
+                    let offset = (turn + 4) * 16;
+                    index.insert(slot(hash, offset));
+                    model.insert(hash, offset);
+                }
+                if random % 3 == 0 && let Some((&hash, _)) = model.iter().next() {
+                    let id = index.find(hash, |_| true).unwrap();
+                    index.remove(id);
+                    model.remove(&hash);
+                }
+            }
+            prop_assert_eq!(index.slots(), model.len() as u64);
+            let expected: Vec<u64> = model.keys().copied().collect();
+            prop_assert_eq!(all(&index, step), expected);
+        }
+    }
+
+    #[test]
+    fn many_keys_with_one_hash_are_kept_apart() {
+        let mut index = Index::default();
+        for offset in 1..3000 {
+            index.insert(slot(42, offset * 16));
+        }
+        for offset in [16, 1600, 2999 * 16] {
+            assert!(index.find(42, |slot| slot.location.offset() == offset).is_some());
+        }
+        assert!(index.directory.len() < 1024, "collisions must not blow the directory up");
+        assert_eq!(all(&index, 10).len(), 2999);
+    }
+
+    #[test]
+    fn a_scan_meets_every_key_that_stays_while_the_index_grows() {
+        let mut index = Index::default();
+        let hash = |n: u64| n.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        for n in 1..2000 {
+            index.insert(slot(hash(n), 64));
+        }
+        let (mut met, mut out, mut position, mut next) = (Vec::new(), Vec::new(), Some(0), 2000);
+        while let Some(at) = position {
+            position = index.collect(at, 7, &mut out);
+            met.extend(out.iter().map(|slot| slot.hash));
+            for _ in 0..50 {
+                index.insert(slot(hash(next), 64));
+                next += 1;
+            }
+        }
+        for n in 1..2000 {
+            assert_eq!(met.iter().filter(|met| **met == hash(n)).count(), 1);
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! What commands see: the keys of one shard, or of several locked together.
+//!
+//! One shard is the common case and costs nothing extra. With several, all writes go to the log
+//! of the *home* shard, so that a batch lies in one segment, while each key's index stays with
+//! its own shard.
+
+use crate::index::POSITION_BITS;
+use crate::shard::{EntryRef, PutOptions, Shard};
+use crate::store::Store;
+use crate::{KvError, Version};
+
+enum Shards<'a> {
+    One(&'a mut Shard),
+    Many { shards: Vec<&'a mut Shard>, home: usize },
+}
+
+impl std::fmt::Debug for Keyspace<'_> {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.debug_struct("Keyspace").field("home", &self.home().index()).finish()
+    }
+}
+
+/// See the module's documentation.
+pub struct Keyspace<'a> {
+    shards: Shards<'a>,
+}
+
+impl<'a> Keyspace<'a> {
+    /// The keys of one shard.
+    #[must_use]
+    pub fn single(shard: &'a mut Shard) -> Self {
+        Self { shards: Shards::One(shard) }
+    }
+
+    /// The keys of several shards, all locked by the caller in order of index; writes go to the
+    /// log of `shards[home]`.
+    #[must_use]
+    pub fn many(shards: Vec<&'a mut Shard>, home: usize) -> Self {
+        assert!(home < shards.len(), "the home shard is among the locked ones");
+        Self { shards: Shards::Many { shards, home } }
+    }
+
+    fn home(&self) -> &Shard {
+        match &self.shards {
+            Shards::One(shard) => shard,
+            Shards::Many { shards, home } => shards[*home],
+        }
+    }
+
+    /// The shard whose log takes the writes.
+    pub fn home_mut(&mut self) -> &mut Shard {
+        match &mut self.shards {
+            Shards::One(shard) => shard,
+            Shards::Many { shards, home } => shards[*home],
+        }
+    }
+
+    /// The store.
+    #[must_use]
+    pub fn store(&self) -> &std::sync::Arc<Store> {
+        self.home().store()
+    }
+
+    /// Wall-clock time in milliseconds, from the injected clock.
+    #[must_use]
+    pub fn now_ms(&self) -> u64 {
+        self.store().clock().unix_ms()
+    }
+
+    /// Locked shards in order.
+    pub fn shards_mut(&mut self) -> impl Iterator<Item = &mut Shard> {
+        let shards = match &mut self.shards {
+            Shards::One(shard) => std::slice::from_mut(shard),
+            Shards::Many { shards, .. } => shards.as_mut_slice(),
+        };
+        shards.iter_mut().map(|shard| &mut **shard)
+    }
+
+    /// True when every shard of the store is locked.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.locked() == self.store().shards()
+    }
+
+    fn locked(&self) -> usize {
+        match &self.shards {
+            Shards::One(_) => 1,
+            Shards::Many { shards, .. } => shards.len(),
+        }
+    }
+
+    /// The locked shard with this index.
+    fn shard(&mut self, needed: usize) -> Result<&mut Shard, KvError> {
+        self.shards_mut()
+            .find(|shard| shard.index() == needed)
+            .ok_or(KvError::WrongShard { needed })
+    }
+
+    fn owner(&mut self, database: u8, key: &[u8]) -> Result<&mut Shard, KvError> {
+        let needed = self.store().shard_of(database, key);
+        self.shard(needed)
+    }
+
+    /// The newest live entry of a key; see [`Shard::lookup`].
+    ///
+    /// Errors: [`KvError::WrongShard`], [`KvError::Database`].
+    pub fn lookup(&mut self, database: u8, key: &[u8]) -> Result<Option<EntryRef>, KvError> {
+        self.owner(database, key)?.lookup(database, key)
+    }
+
+    /// Lends the value to `reader`; see [`Shard::with_value`].
+    ///
+    /// Errors: [`KvError::Damaged`].
+    pub fn with_value<R>(
+        &mut self,
+        entry: &EntryRef,
+        reader: impl FnOnce(&[u8]) -> R,
+    ) -> Result<R, KvError> {
+        self.home_mut().with_value(entry, reader)
+    }
+
+    /// Puts the value into `out`; see [`Shard::read_value`].
+    ///
+    /// Errors: [`KvError::Damaged`].
+    pub fn read_value(&mut self, entry: &EntryRef, out: &mut Vec<u8>) -> Result<(), KvError> {
+        self.home_mut().read_value(entry, out)
+    }
+
+    /// Home and owner of a key, apart; `None` for the owner when they are one.
+    fn home_and_owner(
+        &mut self,
+        database: u8,
+        key: &[u8],
+    ) -> Result<(&mut Shard, Option<&mut Shard>), KvError> {
+        let needed = self.store().shard_of(database, key);
+        match &mut self.shards {
+            Shards::One(shard) if shard.index() == needed => Ok((shard, None)),
+            Shards::One(_) => Err(KvError::WrongShard { needed }),
+            Shards::Many { shards, home } => {
+                let owner = shards
+                    .iter()
+                    .position(|shard| shard.index() == needed)
+                    .ok_or(KvError::WrongShard { needed })?;
+                if owner == *home {
+                    return Ok((shards[owner], None));
+                }
+                let Ok([home, owner]) = shards.get_disjoint_mut([*home, owner]) else {
+                    return Err(KvError::WrongShard { needed });
+                };
+                Ok((home, Some(owner)))
+            }
+        }
+    }
+
+    /// Entries of an open batch that moved: each index owner is told.
+    fn spread_moves(&mut self) {
+        for moved in self.home_mut().take_moves() {
+            if let Ok(owner) = self.shard(moved.shard as usize) {
+                owner.apply_move(&moved);
+            }
+        }
+    }
+
+    /// Stores a value; see [`Shard::put`].
+    ///
+    /// Errors: as [`Shard::put`], and [`KvError::WrongShard`].
+    pub fn put(
+        &mut self,
+        database: u8,
+        key: &[u8],
+        value: &[&[u8]],
+        options: PutOptions,
+    ) -> Result<Version, KvError> {
+        let (home, owner) = self.home_and_owner(database, key)?;
+        let Some(owner) = owner else {
+            if matches!(self.shards, Shards::One(_)) {
+                return self.home_mut().put(database, key, value, options);
+            }
+            return self.put_at_home(database, key, value, options);
+        };
+        owner.admit(database, key, value.iter().map(|part| part.len()).sum())?;
+        let appended = home.append_put(database, key, value, options)?;
+        self.spread_moves();
+        let hash = self.store().hash_key(database, key);
+        self.owner(database, key)?.install(database, hash, key, &appended);
+        Ok(appended.version)
+    }
+
+    /// As [`Shard::put`], for a home whose batch may hold keys of other shards.
+    fn put_at_home(
+        &mut self,
+        database: u8,
+        key: &[u8],
+        value: &[&[u8]],
+        options: PutOptions,
+    ) -> Result<Version, KvError> {
+        let home = self.home_mut();
+        home.admit(database, key, value.iter().map(|part| part.len()).sum())?;
+        let appended = home.append_put(database, key, value, options)?;
+        self.spread_moves();
+        let hash = self.store().hash_key(database, key);
+        self.home_mut().install(database, hash, key, &appended);
+        Ok(appended.version)
+    }
+
+    /// Deletes a key; see [`Shard::delete`].
+    ///
+    /// Errors: as [`Shard::delete`], and [`KvError::WrongShard`].
+    pub fn delete(&mut self, database: u8, key: &[u8]) -> Result<bool, KvError> {
+        if matches!(self.shards, Shards::One(_)) {
+            return self.owner(database, key)?.delete(database, key);
+        }
+        if self.lookup(database, key)?.is_none() {
+            return Ok(false);
+        }
+        let appended = self.home_mut().append_tombstone(database, key)?;
+        self.spread_moves();
+        let hash = self.store().hash_key(database, key);
+        self.owner(database, key)?.install(database, hash, key, &appended);
+        Ok(true)
+    }
+
+    /// Sets or removes the expiry of a key; see [`Shard::set_expiry`].
+    ///
+    /// Errors: as [`Keyspace::put`].
+    pub fn set_expiry(
+        &mut self,
+        database: u8,
+        key: &[u8],
+        expires_at_ms: u64,
+    ) -> Result<bool, KvError> {
+        let Some(entry) = self.lookup(database, key)? else { return Ok(false) };
+        if expires_at_ms != 0 && expires_at_ms <= self.now_ms() {
+            return self.delete(database, key);
+        }
+        let mut value = Vec::new();
+        self.read_value(&entry, &mut value)?;
+        self.put(database, key, &[&value], PutOptions { kind: entry.kind, expires_at_ms })?;
+        Ok(true)
+    }
+
+    /// Opens an atomic batch in the home shard's log; see [`Shard::begin_batch`].
+    pub fn begin_batch(&mut self) {
+        self.home_mut().begin_batch();
+    }
+
+    /// Closes it; see [`Shard::end_batch`].
+    pub fn end_batch(&mut self) {
+        self.home_mut().end_batch();
+    }
+
+    /// Persists what every locked shard stored; see [`Shard::commit`].
+    ///
+    /// Errors: as [`Shard::commit`].
+    pub fn commit(&mut self) -> Result<(), KvError> {
+        self.shards_mut().try_for_each(Shard::commit)
+    }
+
+    /// Live keys of a database in the locked shards.
+    #[must_use]
+    pub fn len(&self, database: u8) -> u64 {
+        match &self.shards {
+            Shards::One(shard) => shard.len(database),
+            Shards::Many { shards, .. } => shards.iter().map(|shard| shard.len(database)).sum(),
+        }
+    }
+
+    /// True when the locked shards hold no key of the database.
+    #[must_use]
+    pub fn is_empty(&self, database: u8) -> bool {
+        self.len(database) == 0
+    }
+
+    /// Index of the shard that a scan cursor continues in; lock it before [`Keyspace::scan`].
+    #[must_use]
+    pub fn shard_of_cursor(cursor: u64) -> usize {
+        (cursor >> POSITION_BITS) as usize
+    }
+
+    /// Visits at least `count` keys (fewer near the end of a shard) from `cursor` on, 0 = the
+    /// start, and returns the cursor to go on with, 0 = done. A cursor names one shard
+    /// ([`Keyspace::shard_of_cursor`]); a key that is there throughout is met exactly once.
+    ///
+    /// Errors: [`KvError::WrongShard`] when the cursor's shard is not locked (a cursor that no
+    /// scan returned ends the scan), [`KvError::Database`].
+    pub fn scan(
+        &mut self,
+        database: u8,
+        cursor: u64,
+        count: usize,
+        visit: impl FnMut(&[u8], u8),
+    ) -> Result<u64, KvError> {
+        let index = Self::shard_of_cursor(cursor);
+        if index >= self.store().shards() {
+            return Ok(0);
+        }
+        let position = cursor & ((1 << POSITION_BITS) - 1);
+        let next = self.shard(index)?.scan(database, position, count, visit)?;
+        Ok(match next {
+            Some(position) => (index as u64) << POSITION_BITS | position,
+            None if index + 1 < self.store().shards() => (index as u64 + 1) << POSITION_BITS,
+            None => 0,
+        })
+    }
+
+    /// Puts some key of the database into `out`; false when the locked shards hold none.
+    ///
+    /// Errors: [`KvError::Database`].
+    pub fn random_key(&mut self, database: u8, out: &mut Vec<u8>) -> Result<bool, KvError> {
+        let total = self.len(database);
+        if total == 0 {
+            return Ok(false);
+        }
+        let mut ticket = self.home_mut().random.next() % total;
+        for shard in self.shards_mut() {
+            let length = shard.len(database);
+            if ticket < length {
+                return shard.random_key(database, out);
+            }
+            ticket -= length;
+        }
+        Ok(false)
+    }
+
+    /// Removes every key of one database, or of all, at once and for good when it returns.
+    ///
+    /// Errors: [`KvError::NeedsAllShards`], the pool's.
+    pub fn flush(&mut self, database: Option<u8>) -> Result<(), KvError> {
+        if let Some(database) = database
+            && u16::from(database) >= crate::DATABASES
+        {
+            let (database, limit) = (u16::from(database), crate::DATABASES);
+            return Err(KvError::Database { database, limit });
+        }
+        if !self.is_whole() {
+            let (needed, given) = (self.store().shards(), self.locked());
+            return Err(KvError::NeedsAllShards { needed, given });
+        }
+        self.store().raise_barrier(database)?;
+        for shard in self.shards_mut() {
+            for candidate in 0..crate::DATABASES as u8 {
+                if database.is_none_or(|database| database == candidate) {
+                    shard.forget(candidate);
+                }
+            }
+        }
+        Ok(())
+    }
+}

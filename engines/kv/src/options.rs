@@ -1,0 +1,89 @@
+//! What a store is asked to be.
+
+use std::sync::Arc;
+
+use beeline_env::{Clock, SystemClock};
+
+/// Which keys go when the memory limit is reached. Names as in Redis.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Eviction {
+    /// None: writes that need memory fail.
+    #[default]
+    NoEviction,
+    /// The least recently used of a sample of all keys.
+    AllKeysLru,
+    /// Any key.
+    AllKeysRandom,
+    /// The least recently used of a sample of keys with an expiry.
+    VolatileLru,
+    /// Any key with an expiry.
+    VolatileRandom,
+    /// Of a sample of keys with an expiry, the one that expires first.
+    VolatileTtl,
+}
+
+impl Eviction {
+    /// All policies, in the order of their codes.
+    pub const ALL: [Self; 6] = [
+        Self::NoEviction,
+        Self::AllKeysLru,
+        Self::AllKeysRandom,
+        Self::VolatileLru,
+        Self::VolatileRandom,
+        Self::VolatileTtl,
+    ];
+
+    /// The name in configuration.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::NoEviction => "noeviction",
+            Self::AllKeysLru => "allkeys-lru",
+            Self::AllKeysRandom => "allkeys-random",
+            Self::VolatileLru => "volatile-lru",
+            Self::VolatileRandom => "volatile-random",
+            Self::VolatileTtl => "volatile-ttl",
+        }
+    }
+
+    /// The policy of this name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|policy| policy.name().eq_ignore_ascii_case(name))
+    }
+
+    pub(crate) fn only_expiring(self) -> bool {
+        matches!(self, Self::VolatileLru | Self::VolatileRandom | Self::VolatileTtl)
+    }
+}
+
+/// Configuration of a store.
+#[derive(Clone, Debug)]
+pub struct StoreOptions {
+    /// Shards, 1 to 1024; usually one per core. May differ from one opening to the next.
+    pub shards: usize,
+    /// Source of time.
+    pub clock: Arc<dyn Clock>,
+    /// Limit on live data and index in bytes; 0 = only the pool's capacity limits.
+    pub max_memory_bytes: u64,
+    /// What happens at that limit.
+    pub eviction: Eviction,
+    /// Idle shards help others write back dirty lines; effective only where the pool persists by
+    /// cache-line write-back.
+    pub cooperative_write_back: bool,
+    /// Threads that read segments during recovery; 0 = one per shard.
+    pub recovery_threads: usize,
+}
+
+impl Default for StoreOptions {
+    fn default() -> Self {
+        Self {
+            shards: 1,
+            clock: Arc::new(SystemClock),
+            max_memory_bytes: 0,
+            eviction: Eviction::NoEviction,
+            cooperative_write_back: true,
+            recovery_threads: 0,
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! What the store knows about each segment beyond its bytes, and who may look at it how.
+//!
+//! The table is behind a lock that data calls do not take: each shard keeps a cache of `Arc`s and
+//! drops it when the table's epoch moved, which it does when a segment was freed (only then can
+//! an identifier come to mean another segment).
+
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use beeline_pmem::Segment;
+
+use crate::index::SEGMENT_LIMIT;
+
+/// User words in the segment's server-only descriptor.
+pub(crate) mod word {
+    /// Entries known to be persisted: a lower bound that lags by one commit.
+    pub const COUNT: usize = 0;
+    /// Previous segment of the same log, identifier + 1, 0 = none.
+    pub const PREVIOUS: usize = 1;
+    /// Next segment of the same log, identifier + 1, 0 = none.
+    pub const NEXT: usize = 2;
+    /// Shard that owns the log in the low half; 1 in bit 32 for a client's log.
+    pub const OWNER: usize = 3;
+    /// Format of the entries in the segment.
+    pub const FORMAT: usize = 4;
+}
+
+/// Value of [`word::FORMAT`].
+pub(crate) const FORMAT: u64 = 1;
+/// Bit of [`word::OWNER`] that marks a client's log.
+pub(crate) const OWNER_CLIENT: u64 = 1 << 32;
+
+/// A client holds the segment and may write any byte of it at any time.
+pub(crate) const GRANTED: u32 = 1;
+/// A client may have a writable mapping, now or since before a restart: copy, validate, use.
+pub(crate) const UNTRUSTED: u32 = 2;
+/// A log appends to it.
+pub(crate) const HEAD: u32 = 4;
+/// Damage was found in it: kept for inspection, not collected.
+pub(crate) const QUARANTINED: u32 = 8;
+/// A collector works on it.
+pub(crate) const VICTIM: u32 = 16;
+
+/// One segment in use.
+#[derive(Debug)]
+pub(crate) struct SegmentState {
+    pub segment: Arc<Segment>,
+    pub id: u32,
+    pub generation: u64,
+    pub length: u32,
+    pub owner: u32,
+    flags: AtomicU32,
+    /// Bytes of slots whose entry is the newest of its key and needed. Signed and relaxed: two
+    /// shards may add and subtract in any order; it only steers the choice of victims.
+    pub live_bytes: AtomicI64,
+    /// End of the last entry.
+    pub tail: AtomicU32,
+    /// Entries in it.
+    pub count: AtomicU32,
+    /// Readers that hold a place in it beyond the shard's lock.
+    pub pins: AtomicU32,
+}
+
+impl SegmentState {
+    pub fn new(segment: Arc<Segment>, owner: u32, flags: u32, tail: u32) -> Self {
+        Self {
+            id: segment.id(),
+            generation: segment.generation(),
+            length: segment.length_bytes() as u32,
+            owner,
+            flags: AtomicU32::new(flags),
+            live_bytes: AtomicI64::new(0),
+            tail: AtomicU32::new(tail),
+            count: AtomicU32::new(0),
+            pins: AtomicU32::new(0),
+            segment,
+        }
+    }
+
+    /// True when the flag is set. Acquire pairs with the release in [`SegmentState::set`].
+    #[inline]
+    pub fn is(&self, flag: u32) -> bool {
+        self.flags.load(Ordering::Acquire) & flag != 0
+    }
+
+    pub fn set(&self, flag: u32) {
+        self.flags.fetch_or(flag, Ordering::AcqRel);
+    }
+
+    pub fn clear(&self, flag: u32) {
+        self.flags.fetch_and(!flag, Ordering::AcqRel);
+    }
+
+    #[inline]
+    pub fn add_live(&self, bytes: u64) {
+        self.live_bytes.fetch_add(bytes as i64, Ordering::Relaxed);
+    }
+
+    #[inline]
+    pub fn remove_live(&self, bytes: u64) {
+        self.live_bytes.fetch_sub(bytes as i64, Ordering::Relaxed);
+    }
+
+    /// Bytes that freeing the segment would win.
+    pub fn garbage_bytes(&self) -> u64 {
+        let live = self.live_bytes.load(Ordering::Relaxed).max(0) as u64;
+        u64::from(self.length).saturating_sub(live)
+    }
+
+    /// Bytes of a trusted segment.
+    ///
+    /// Invariant: the range lies inside the segment and holds entries that are complete; entries
+    /// of a trusted segment never change once appended (the one exception, closing a batch, needs
+    /// the shard exclusively, and no slice outlives a shared borrow of the shard).
+    #[inline]
+    pub fn bytes(&self, offset: u32, length: usize) -> &[u8] {
+        debug_assert!(!self.is(UNTRUSTED), "memory a client can write is never a slice");
+        // SAFETY: the segment is trusted: no client was ever given it, so only this process writes
+        // to it, and it does so to fresh bytes beyond what is read here (invariant above).
+        unsafe { self.segment.trusted_slice(offset as usize, length) }
+    }
+}
+
+/// All segments in use, by identifier.
+#[derive(Debug, Default)]
+pub(crate) struct SegmentTable {
+    slots: RwLock<Vec<Option<Arc<SegmentState>>>>,
+    /// Moves when a segment was removed; release pairs with the acquire in [`SegmentCache::get`].
+    epoch: AtomicU64,
+}
+
+impl SegmentTable {
+    pub fn insert(&self, state: Arc<SegmentState>) {
+        assert!(state.id < SEGMENT_LIMIT, "segment identifiers fit a location");
+        let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+        let at = state.id as usize;
+        if slots.len() <= at {
+            slots.resize(at + 1, None);
+        }
+        slots[at] = Some(state);
+    }
+
+    pub fn remove(&self, id: u32) {
+        let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+        slots[id as usize] = None;
+        self.epoch.fetch_add(1, Ordering::Release);
+    }
+
+    pub fn get(&self, id: u32) -> Option<Arc<SegmentState>> {
+        let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
+        slots.get(id as usize)?.clone()
+    }
+
+    pub fn all(&self) -> Vec<Arc<SegmentState>> {
+        let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
+        slots.iter().flatten().cloned().collect()
+    }
+}
+
+/// One shard's view of the table.
+#[derive(Debug, Default)]
+pub(crate) struct SegmentCache {
+    slots: Vec<Option<Arc<SegmentState>>>,
+    epoch: u64,
+}
+
+impl SegmentCache {
+    /// The segment `id`, which some index points to.
+    #[inline]
+    pub fn get(&mut self, table: &SegmentTable, id: u32) -> &Arc<SegmentState> {
+        let epoch = table.epoch.load(Ordering::Acquire);
+        if epoch != self.epoch {
+            self.slots.clear();
+            self.epoch = epoch;
+        }
+        let at = id as usize;
+        if self.slots.len() <= at {
+            self.slots.resize(at + 1, None);
+        }
+        self.slots[at].get_or_insert_with(|| {
+            let found = table.get(id);
+            assert!(found.is_some(), "a location names a segment in use");
+            found.unwrap_or_else(|| unreachable!())
+        })
+    }
+}

@@ -1,0 +1,170 @@
+//! Atomic batches: entries that survive a crash all or none.
+//!
+//! Every entry of a batch but the last carries BATCH_MORE, and they lie in a row in one segment;
+//! recovery drops a row without an end. Ending a batch clears the flag of its last entry, which is
+//! not flushed yet.
+
+use crate::KvError;
+use crate::entry::{self, BATCH_MORE, FIRST_ENTRY, HEADER_BYTES, Header};
+use crate::index::Location;
+use crate::shard::Shard;
+use crate::shard::log::Draft;
+
+/// An entry of the open batch.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Member {
+    pub shard: u32,
+    pub database: u8,
+    pub hash: u64,
+    pub location: Location,
+}
+
+/// An entry that moved to another segment while its batch was open.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Move {
+    pub shard: u32,
+    pub database: u8,
+    pub hash: u64,
+    pub from: Location,
+    pub to: Location,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Batch {
+    members: Vec<Member>,
+    moves: Vec<Move>,
+}
+
+impl Shard {
+    /// Opens an atomic batch: what is stored until [`Shard::end_batch`] survives a crash as a
+    /// whole or not at all. Batches do not nest.
+    pub fn begin_batch(&mut self) {
+        assert!(self.batch.is_none(), "batches do not nest");
+        self.batch = Some(Batch::default());
+    }
+
+    /// Closes the batch. [`Shard::commit`] persists it.
+    pub fn end_batch(&mut self) {
+        let batch = self.batch.take();
+        assert!(batch.is_some(), "a batch is begun before it is ended");
+        let Some(last) = batch.and_then(|batch| batch.members.last().copied()) else { return };
+        let state = self.cache.get(&self.store.table, last.location.segment());
+        let offset = last.location.offset();
+        let mut header = crate::shard::read_header(state, offset);
+        header.flags &= !BATCH_MORE;
+        let length = usize::from(header.key_length) + header.value_length as usize;
+        let rest = state.bytes(offset + HEADER_BYTES, length);
+        header.checksum = entry::checksum(&header.encode(), rest, &[]);
+        header.seal = self.store.sealer.seal(state.id, state.generation, offset, &header);
+        state.segment.store(offset as usize, &header.encode());
+    }
+
+    pub(crate) fn note_in_batch(&mut self, draft: &Draft<'_>, location: Location) {
+        let hash = self.store.hash_key(draft.database, draft.key);
+        let shard = crate::shard_of_hash(hash, self.store.shards()) as u32;
+        if let Some(batch) = &mut self.batch {
+            batch.members.push(Member { shard, database: draft.database, hash, location });
+        }
+    }
+
+    /// Copies the entries of the open batch to the fresh head, so that they stay in a row.
+    pub(crate) fn move_batch(&mut self, next_slot_bytes: u32) -> Result<(), KvError> {
+        let Some(mut batch) = self.batch.take() else { return Ok(()) };
+        let outcome = self.move_members(&mut batch, next_slot_bytes);
+        self.batch = Some(batch);
+        outcome
+    }
+
+    fn move_members(&mut self, batch: &mut Batch, next_slot_bytes: u32) -> Result<(), KvError> {
+        let Some(first) = batch.members.first().copied() else { return Ok(()) };
+        let old =
+            std::sync::Arc::clone(self.cache.get(&self.store.table, first.location.segment()));
+        let end = old.tail.load(std::sync::atomic::Ordering::Relaxed);
+        let length = end - first.location.offset();
+        let limit = old.length - FIRST_ENTRY;
+        let total = u64::from(length) + u64::from(next_slot_bytes);
+        if total > u64::from(limit) {
+            let limit = u64::from(limit);
+            return Err(KvError::BatchTooLarge { length: total, limit });
+        }
+        let Some(head) = &mut self.log.heads[0] else { unreachable!() };
+        let mut bytes = vec![0; length as usize];
+        old.segment.read(first.location.offset() as usize, &mut bytes);
+        for member in &mut batch.members {
+            let at = (member.location.offset() - first.location.offset()) as usize;
+            let mut raw = [0; HEADER_BYTES as usize];
+            raw.copy_from_slice(&bytes[at..at + HEADER_BYTES as usize]);
+            let mut header = Header::decode(&raw);
+            let offset = head.tail;
+            header.seal =
+                self.store.sealer.seal(head.state.id, head.state.generation, offset, &header);
+            head.state.segment.store(offset as usize, &header.encode());
+            let body = &bytes[at + HEADER_BYTES as usize..at + header.slot_bytes as usize];
+            head.state.segment.store((offset + HEADER_BYTES) as usize, body);
+            head.tail += header.slot_bytes;
+            head.count += 1;
+            let flags = member.location.0 & (Location::TOMBSTONE | Location::EXPIRES);
+            let to = Location::new(head.state.id, offset, flags);
+            let (shard, database, hash) = (member.shard, member.database, member.hash);
+            batch.moves.push(Move { shard, database, hash, from: member.location, to });
+            member.location = to;
+        }
+        head.state.tail.store(head.tail, std::sync::atomic::Ordering::Release);
+        head.state.count.store(head.count, std::sync::atomic::Ordering::Relaxed);
+        self.abandon(&old, first.location.offset(), batch.members.len() as u32);
+        Ok(())
+    }
+
+    /// Entries that moved since the last call; each index owner applies its own.
+    pub(crate) fn take_moves(&mut self) -> Vec<Move> {
+        self.batch.as_mut().map(|batch| std::mem::take(&mut batch.moves)).unwrap_or_default()
+    }
+
+    /// Applies the moves of a batch all of whose keys are this shard's.
+    pub(crate) fn install_moves(&mut self) {
+        if self.batch.as_ref().is_some_and(|batch| !batch.moves.is_empty()) {
+            for moved in self.take_moves() {
+                self.apply_move(&moved);
+            }
+        }
+    }
+
+    /// Points the index at the new place of a moved entry, where it is still the newest.
+    pub(crate) fn apply_move(&mut self, moved: &Move) {
+        let Some(index) = self.databases[moved.database as usize].as_deref_mut() else { return };
+        let here = |slot: &crate::index::Slot| slot.location.same_place(moved.from);
+        let Some(id) = index.find(moved.hash, here) else { return };
+        let before = *index.slot(id);
+        index.slot_mut(id).location = moved.to;
+        if before.is_needed() {
+            let bytes = before.slot_bytes();
+            let from = self.cache.get(&self.store.table, moved.from.segment());
+            from.remove_live(bytes);
+            let to = self.cache.get(&self.store.table, moved.to.segment());
+            to.add_live(bytes);
+        }
+    }
+}
+
+impl Shard {
+    /// Wipes the entries that moved away, so that nobody takes them for entries.
+    fn abandon(
+        &mut self,
+        old: &std::sync::Arc<crate::segments::SegmentState>,
+        from: u32,
+        entries: u32,
+    ) {
+        use std::sync::atomic::Ordering;
+        let end = old.tail.load(Ordering::Relaxed);
+        let zeros = [0; 4096];
+        let mut at = from as usize;
+        while at < end as usize {
+            let part = zeros.len().min(end as usize - at);
+            old.segment.store(at, &zeros[..part]);
+            at += part;
+        }
+        old.tail.store(from, Ordering::Release);
+        old.count.fetch_sub(entries, Ordering::Relaxed);
+        self.log.note(old, from, end - from);
+    }
+}

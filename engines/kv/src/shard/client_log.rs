@@ -1,0 +1,325 @@
+//! Logs that remote clients write by themselves.
+//!
+//! ```text
+//! client:  RDMA write of the entry at `offset`, immediate = offset
+//! server:  accept(offset): copy the header, check, take a version, store version + seal,
+//!          update the index;  commit(): flush, fence;  then the reply
+//! ```
+//!
+//! The client may write any byte of a granted segment at any time. So the server keeps what it
+//! relies on elsewhere: where entries start and whose they are ([`SlotRecord`]), slot lengths (in
+//! the index), versions (a seal cannot be forged). What a client can spoil is what it wrote.
+//!
+//! Source: BOOM-KV §3.1 and §3.3.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use beeline_pmem::Segment;
+
+use crate::entry::{self, EXPIRES, FIRST_ENTRY, HEADER_BYTES, Header, TOMBSTONE};
+use crate::index::Location;
+use crate::segments::{GRANTED, HEAD, OWNER_CLIENT, SegmentState, UNTRUSTED};
+use crate::shard::Shard;
+use crate::shard::log::Appended;
+use crate::stats;
+use crate::store::Need;
+use crate::{KvError, Version};
+
+/// What the server remembers of an entry in a granted segment.
+#[derive(Clone, Copy, Debug)]
+struct SlotRecord {
+    hash: u64,
+    offset: u32,
+    /// Flushes of the database so far when the entry was accepted: tells whether the entry still
+    /// counts as a copy of its key.
+    flush_epoch: u32,
+}
+
+/// The segments granted to one client of one shard; the last one is open.
+#[derive(Debug)]
+pub struct ClientLog {
+    shard: usize,
+    head: Option<Arc<SegmentState>>,
+    /// Slots of the open segment in order of offset.
+    slots: Vec<SlotRecord>,
+    tail: u32,
+    segments: u64,
+}
+
+impl ClientLog {
+    /// Where the next append has to go, in bytes from the start of the open segment.
+    #[must_use]
+    pub fn tail(&self) -> u32 {
+        self.tail
+    }
+
+    /// The open segment.
+    #[must_use]
+    pub fn segment(&self) -> Option<&Arc<Segment>> {
+        self.head.as_ref().map(|state| &state.segment)
+    }
+
+    /// Segments granted so far.
+    #[must_use]
+    pub fn segments_granted(&self) -> u64 {
+        self.segments
+    }
+
+    fn slot_at(&self, offset: u32) -> Option<(SlotRecord, u32)> {
+        let at = self.slots.binary_search_by_key(&offset, |slot| slot.offset).ok()?;
+        let end = self.slots.get(at + 1).map_or(self.tail, |next| next.offset);
+        Some((self.slots[at], end - offset))
+    }
+}
+
+/// What a client announced with its immediate value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Notice {
+    /// Offset of the entry in the open segment.
+    pub offset: u32,
+}
+
+/// An accepted entry; acknowledge it after [`Shard::commit`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Accepted {
+    /// Version the entry got.
+    pub version: Version,
+    /// It took the place of an older entry.
+    pub in_place: bool,
+    /// Length of its slot in bytes.
+    pub slot_bytes: u32,
+    /// Where the next append has to go.
+    pub tail: u32,
+    /// Smallest version of the key that is being read (C3).
+    pub smallest_version_read: Option<Version>,
+}
+
+/// Why an announced entry was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RejectReason {
+    /// No segment is granted.
+    NoSegment,
+    /// The offset is neither the tail nor the start of a slot.
+    Offset,
+    /// Lengths, flags or database do not make sense there.
+    Header,
+    /// The checksum does not match.
+    Checksum,
+    /// The key belongs to another shard.
+    WrongShard,
+    /// C1: the slot holds the newest version of its key, or another key's entry.
+    Newest,
+    /// C2: the entry changes the length of the slot.
+    SlotLength,
+    /// C3: the slot is being read.
+    BeingRead,
+    /// A snapshot is being taken: append instead.
+    Snapshot,
+    /// The store could not take it (memory limit, pool failure).
+    Store,
+}
+
+/// A refused entry; nothing of it counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reject {
+    /// Why.
+    pub reason: RejectReason,
+    /// Where the next append has to go.
+    pub tail: u32,
+}
+
+impl Shard {
+    /// A log without a segment for a new client.
+    #[must_use]
+    pub fn open_client_log(&mut self) -> ClientLog {
+        ClientLog {
+            shard: self.index,
+            head: None,
+            slots: Vec::new(),
+            tail: FIRST_ENTRY,
+            segments: 0,
+        }
+    }
+
+    /// Grants the client a fresh segment and closes the one before.
+    ///
+    /// Errors: [`KvError::PoolFull`], the pool's.
+    pub fn grant(&mut self, log: &mut ClientLog) -> Result<Arc<Segment>, KvError> {
+        assert_eq!(log.shard, self.index, "a client's log stays with its shard");
+        self.check_writable()?;
+        let fresh = self.allocate_segment(Need::Data, OWNER_CLIENT, GRANTED | UNTRUSTED)?;
+        fresh.segment.mark_shared();
+        self.retire_head(log);
+        let segment = Arc::clone(&fresh.segment);
+        log.head = Some(fresh);
+        log.segments += 1;
+        log.tail = FIRST_ENTRY;
+        log.slots.clear();
+        Ok(segment)
+    }
+
+    fn retire_head(&mut self, log: &mut ClientLog) {
+        if let Some(head) = log.head.take() {
+            head.clear(GRANTED | HEAD);
+        }
+        log.slots = Vec::new();
+    }
+
+    /// Ends a client's log: its segments become the collector's.
+    pub fn close_client_log(&mut self, mut log: ClientLog) {
+        assert_eq!(log.shard, self.index, "a client's log stays with its shard");
+        self.retire_head(&mut log);
+    }
+
+    /// Takes in the entry that the client says it wrote. [`Shard::commit`] persists it.
+    ///
+    /// Errors: [`Reject`]; nothing changed then, and the client's unacknowledged write is lost.
+    pub fn accept(&mut self, log: &mut ClientLog, notice: Notice) -> Result<Accepted, Reject> {
+        assert_eq!(log.shard, self.index, "a client's log stays with its shard");
+        let outcome = self.accept_checked(log, notice.offset);
+        let counters = self.counters();
+        match &outcome {
+            Ok(accepted) => {
+                stats::add(&counters.entries_accepted, 1);
+                stats::add(&counters.entries_in_place, u64::from(accepted.in_place));
+            }
+            Err(_) => stats::add(&counters.entries_rejected, 1),
+        }
+        outcome.map_err(|reason| Reject { reason, tail: log.tail })
+    }
+
+    fn accept_checked(
+        &mut self,
+        log: &mut ClientLog,
+        offset: u32,
+    ) -> Result<Accepted, RejectReason> {
+        let state = Arc::clone(log.head.as_ref().ok_or(RejectReason::NoSegment)?);
+        let overwritten = if offset == log.tail {
+            None
+        } else {
+            Some(log.slot_at(offset).ok_or(RejectReason::Offset)?)
+        };
+        let room = match &overwritten {
+            Some((_, slot_bytes)) => *slot_bytes,
+            None => state.length - offset.min(state.length),
+        };
+        if room < HEADER_BYTES {
+            return Err(RejectReason::Header);
+        }
+        let mut scratch = std::mem::take(&mut self.scratch);
+        let validated = validate(&state, offset, room, &mut scratch);
+        let outcome = validated
+            .and_then(|header| self.take_in(log, &state, offset, overwritten, &header, &scratch));
+        self.scratch = scratch;
+        outcome
+    }
+
+    fn take_in(
+        &mut self,
+        log: &mut ClientLog,
+        state: &Arc<SegmentState>,
+        offset: u32,
+        overwritten: Option<(SlotRecord, u32)>,
+        header: &Header,
+        key: &[u8],
+    ) -> Result<Accepted, RejectReason> {
+        let hash = self.store.hash_key(header.database, key);
+        if crate::shard_of_hash(hash, self.store.shards()) != self.index {
+            return Err(RejectReason::WrongShard);
+        }
+        let flags = Location::UNTRUSTED
+            | if header.flags & TOMBSTONE != 0 { Location::TOMBSTONE } else { 0 }
+            | if header.flags & EXPIRES != 0 { Location::EXPIRES } else { 0 };
+        let location = Location::new(state.id, offset, flags);
+        let found = self.find(header.database, hash, key);
+        let epoch = self.store.flush_epochs[header.database as usize].load(Ordering::Relaxed);
+        let epoch = epoch as u32;
+        if let Some((record, slot_bytes)) = overwritten {
+            let newest = found.and_then(|id| {
+                Some(self.databases[header.database as usize].as_deref()?.slot(id).location)
+            });
+            if record.hash != hash || newest.is_some_and(|newest| newest.same_place(location)) {
+                return Err(RejectReason::Newest);
+            }
+            if header.slot_bytes != slot_bytes {
+                return Err(RejectReason::SlotLength);
+            }
+            if self.reads.reads_place(hash, location) {
+                return Err(RejectReason::BeingRead);
+            }
+        }
+        if header.flags & TOMBSTONE == 0 {
+            let length = header.value_length as usize;
+            self.admit(header.database, key, length).map_err(|_| RejectReason::Store)?;
+        } else {
+            self.check_writable().map_err(|_| RejectReason::Store)?;
+        }
+        let version = self.store.next_version().map_err(|_| RejectReason::Store)?;
+        let sealed = Header { version, ..*header };
+        let seal = self.store.sealer.seal(state.id, state.generation, offset, &sealed);
+        state.segment.store_u64(offset as usize, version);
+        state.segment.store_u64(offset as usize + 8, seal);
+        let record = SlotRecord { hash, offset, flush_epoch: epoch };
+        let leaves_stale = match overwritten {
+            None => {
+                log.tail = offset + header.slot_bytes;
+                log.slots.push(record);
+                state.tail.store(log.tail, Ordering::Release);
+                state.count.fetch_add(1, Ordering::Relaxed);
+                true
+            }
+            Some((old, _)) => {
+                if let Ok(at) = log.slots.binary_search_by_key(&offset, |slot| slot.offset) {
+                    log.slots[at] = record;
+                }
+                // The copy that was overwritten counted as stale unless a flush killed it before;
+                // then the former newest becomes one more.
+                old.flush_epoch != epoch
+            }
+        };
+        self.log.note(state, offset, header.used_bytes() as u32);
+        let appended = Appended { version, location, slot_bytes: header.slot_bytes };
+        self.install_at(header.database, hash, found, &appended, leaves_stale);
+        Ok(Accepted {
+            version,
+            in_place: overwritten.is_some(),
+            slot_bytes: header.slot_bytes,
+            tail: log.tail,
+            smallest_version_read: self.reads.smallest(hash),
+        })
+    }
+}
+
+/// Checks a private copy of the entry at `offset`; leaves the key in `key`.
+fn validate(
+    state: &SegmentState,
+    offset: u32,
+    room: u32,
+    key: &mut Vec<u8>,
+) -> Result<Header, RejectReason> {
+    let mut head = [0; HEADER_BYTES as usize];
+    state.segment.read(offset as usize, &mut head);
+    let header = Header::decode(&head);
+    let known = header.flags & entry::BATCH_MORE == 0 && head[41..] == [0; 7];
+    if !known || header.slot_bytes < HEADER_BYTES || !header.is_plausible(u64::from(room)) {
+        return Err(RejectReason::Header);
+    }
+    let mut at = (offset + HEADER_BYTES) as usize;
+    key.clear();
+    key.resize(usize::from(header.key_length), 0);
+    state.segment.read(at, key);
+    at += key.len();
+    let mut crc = entry::checksum(&head, key, &[]);
+    let mut left = header.value_length as usize;
+    let mut buffer = [0; 4096];
+    while left > 0 {
+        let part = left.min(buffer.len());
+        state.segment.read(at, &mut buffer[..part]);
+        crc = crc32c::crc32c_append(crc, &buffer[..part]);
+        at += part;
+        left -= part;
+    }
+    if crc == header.checksum { Ok(header) } else { Err(RejectReason::Checksum) }
+}

@@ -1,0 +1,636 @@
+//! One shard: the indexes of its keys, its own log, and what keeps both in order.
+//!
+//! A shard is used by whoever holds its lock, one thread at a time. An [`EntryRef`] is good until
+//! the next call that takes the shard mutably other than a lookup that finds a live key.
+
+mod batch;
+pub(crate) mod client_log;
+mod log;
+pub(crate) mod reads;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use beeline_pmem::Persister;
+
+use crate::entry::{self, EXPIRES, HEADER_BYTES, Header, KEY_LIMIT, TOMBSTONE};
+use crate::index::{Index, Location, Slot, SlotId};
+use crate::random::Xorshift;
+use crate::segments::{SegmentCache, SegmentState};
+use crate::stats::{self, ShardCounters, ShardStats};
+use crate::store::Store;
+use crate::{DATABASES, KvError, Version};
+
+use batch::Batch;
+use log::{Appended, Draft, Log, Stream};
+use reads::ReadRegistry;
+
+/// A live key's newest entry.
+#[derive(Clone, Copy, Debug)]
+pub struct EntryRef {
+    /// Version of the entry.
+    pub version: Version,
+    /// Encoding of the value.
+    pub kind: u8,
+    /// Wall-clock time of expiry in milliseconds, 0 = never.
+    pub expires_at_ms: u64,
+    /// Value length in bytes.
+    pub value_length: u32,
+    /// Key length in bytes.
+    pub key_length: u16,
+    /// Hash of the key.
+    pub hash: u64,
+    pub(crate) database: u8,
+    pub(crate) slot_bytes: u32,
+    pub(crate) location: Location,
+}
+
+/// How to store a value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PutOptions {
+    /// Encoding of the value; 0 = string.
+    pub kind: u8,
+    /// Wall-clock time of expiry in milliseconds, 0 = never.
+    pub expires_at_ms: u64,
+}
+
+/// What a slice of maintenance did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Maintenance {
+    /// There was something to do: call again soon.
+    pub did_work: bool,
+    /// Monotonic time in nanoseconds at which to call again, if at all.
+    pub next_deadline_ns: Option<u64>,
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub struct Shard {
+    pub(crate) index: usize,
+    pub(crate) store: Arc<Store>,
+    pub(crate) databases: [Option<Box<Index>>; DATABASES as usize],
+    pub(crate) cache: SegmentCache,
+    pub(crate) log: Log,
+    pub(crate) persister: Persister,
+    batch: Option<Batch>,
+    reads: ReadRegistry,
+    pub(crate) random: Xorshift,
+    scratch: Vec<u8>,
+    /// Coarse clock of use: seconds of the monotonic clock, modulo 65,536.
+    use_second: u16,
+    poisoned: bool,
+}
+
+impl Shard {
+    pub(crate) fn new(store: Arc<Store>, index: usize) -> Self {
+        let persister = store.pool.persister();
+        Self {
+            index,
+            databases: std::array::from_fn(|_| None),
+            cache: SegmentCache::default(),
+            log: Log::default(),
+            persister,
+            batch: None,
+            reads: ReadRegistry::default(),
+            random: Xorshift::new(0x5EED + index as u64),
+            scratch: Vec::new(),
+            use_second: 0,
+            poisoned: false,
+            store,
+        }
+    }
+
+    /// Index of this shard in its store.
+    #[must_use]
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// The store it belongs to.
+    #[must_use]
+    pub fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
+    fn counters(&self) -> &ShardCounters {
+        &self.store.counters[self.index]
+    }
+
+    /// Figures of this shard.
+    #[must_use]
+    pub fn stats(&self) -> ShardStats {
+        self.counters().read()
+    }
+
+    fn check_database(database: u8) -> Result<(), KvError> {
+        let (database, limit) = (u16::from(database), DATABASES);
+        if database < limit { Ok(()) } else { Err(KvError::Database { database, limit }) }
+    }
+
+    fn check_writable(&self) -> Result<(), KvError> {
+        if self.poisoned { Err(KvError::Poisoned { shard: self.index }) } else { Ok(()) }
+    }
+
+    /// The slot of a key, tombstones included.
+    #[inline]
+    fn find(&mut self, database: u8, hash: u64, key: &[u8]) -> Option<SlotId> {
+        let index = self.databases[database as usize].as_deref()?;
+        let (cache, table) = (&mut self.cache, &self.store.table);
+        index.find(hash, |slot| holds_key(cache.get(table, slot.location.segment()), slot, key))
+    }
+
+    /// The newest live entry of a key. A key found expired is deleted on the way.
+    ///
+    /// Errors: [`KvError::Database`]; failures to store the deletion are not reported: the key is
+    /// absent all the same.
+    pub fn lookup(&mut self, database: u8, key: &[u8]) -> Result<Option<EntryRef>, KvError> {
+        Self::check_database(database)?;
+        let hash = self.store.hash_key(database, key);
+        Ok(self.lookup_hashed(database, hash, key))
+    }
+
+    pub(crate) fn lookup_hashed(
+        &mut self,
+        database: u8,
+        hash: u64,
+        key: &[u8],
+    ) -> Option<EntryRef> {
+        let found = self.find(database, hash, key);
+        let entry = found.and_then(|id| self.live_entry(database, id));
+        let counters = self.counters();
+        stats::add(if entry.is_some() { &counters.hits } else { &counters.misses }, 1);
+        let entry = entry?;
+        if entry.expires_at_ms != 0 && entry.expires_at_ms <= self.store.clock.unix_ms() {
+            self.expire(database, hash, key);
+            return None;
+        }
+        Some(entry)
+    }
+
+    /// The entry in a slot, unless it is absent; does not look at expiry.
+    fn live_entry(&mut self, database: u8, id: SlotId) -> Option<EntryRef> {
+        let second = self.use_second;
+        let index = self.databases[database as usize].as_deref_mut()?;
+        let slot = index.slot_mut(id);
+        if slot.location.is_absent() {
+            return None;
+        }
+        slot.last_use = second;
+        let slot = *slot;
+        let state = self.cache.get(&self.store.table, slot.location.segment());
+        let header = read_header(state, slot.location.offset());
+        // A client may have scribbled over the lengths: what is used never exceeds the slot.
+        if header.used_bytes() > slot.slot_bytes() {
+            stats::add(&self.counters().damaged, 1);
+            return None;
+        }
+        Some(EntryRef {
+            version: header.version,
+            kind: header.kind,
+            expires_at_ms: if slot.location.has(Location::EXPIRES) {
+                header.expires_at_ms
+            } else {
+                0
+            },
+            value_length: header.value_length,
+            key_length: header.key_length,
+            hash: slot.hash,
+            database,
+            slot_bytes: slot.slot_bytes() as u32,
+            location: slot.location,
+        })
+    }
+
+    /// Lends the value to `reader`: in place where no client can write, else a validated copy.
+    ///
+    /// Errors: [`KvError::Damaged`] when a copy fails its checksum or seal.
+    pub fn with_value<R>(
+        &mut self,
+        entry: &EntryRef,
+        reader: impl FnOnce(&[u8]) -> R,
+    ) -> Result<R, KvError> {
+        let state = self.cache.get(&self.store.table, entry.location.segment());
+        let start = HEADER_BYTES + u32::from(entry.key_length);
+        if !entry.location.has(Location::UNTRUSTED) {
+            let offset = entry.location.offset() + start;
+            return Ok(reader(state.bytes(offset, entry.value_length as usize)));
+        }
+        let mut scratch = std::mem::take(&mut self.scratch);
+        let copied = copy_verified(
+            &self.store.sealer,
+            state,
+            entry.location.offset(),
+            entry.slot_bytes,
+            &mut scratch,
+        );
+        let result = match copied {
+            Some(header)
+                if header.version == entry.version
+                    && header.key_length == entry.key_length
+                    && header.value_length == entry.value_length =>
+            {
+                Ok(reader(&scratch[start as usize..start as usize + entry.value_length as usize]))
+            }
+            _ => {
+                stats::add(&self.store.counters[self.index].damaged, 1);
+                let (segment, offset) = (entry.location.segment(), entry.location.offset());
+                Err(KvError::Damaged { segment, offset })
+            }
+        };
+        self.scratch = scratch;
+        result
+    }
+
+    /// Puts the value into `out`, replacing what was there.
+    ///
+    /// Errors: as [`Shard::with_value`].
+    pub fn read_value(&mut self, entry: &EntryRef, out: &mut Vec<u8>) -> Result<(), KvError> {
+        out.clear();
+        self.with_value(entry, |value| out.extend_from_slice(value))
+    }
+
+    /// Stores `value` (the parts in a row) under `key`. Persisted by [`Shard::commit`].
+    ///
+    /// Errors: limits, [`KvError::MemoryLimit`], [`KvError::PoolFull`],
+    /// [`KvError::BatchTooLarge`], the pool's. Nothing changed then.
+    pub fn put(
+        &mut self,
+        database: u8,
+        key: &[u8],
+        value: &[&[u8]],
+        options: PutOptions,
+    ) -> Result<Version, KvError> {
+        let hash = self.store.hash_key(database, key);
+        let length = value.iter().map(|part| part.len()).sum();
+        self.admit(database, key, length)?;
+        let appended = self.append_put(database, key, value, options)?;
+        self.install_moves();
+        self.install(database, hash, key, &appended);
+        Ok(appended.version)
+    }
+
+    /// Checks limits, and makes room under the memory limit.
+    pub(crate) fn admit(
+        &mut self,
+        database: u8,
+        key: &[u8],
+        value_length: usize,
+    ) -> Result<(), KvError> {
+        Self::check_database(database)?;
+        if key.len() > KEY_LIMIT {
+            return Err(KvError::KeyTooLong { length: key.len(), limit: KEY_LIMIT });
+        }
+        let limit = self.store.value_limit(key.len());
+        if value_length > limit {
+            return Err(KvError::ValueTooLong { length: value_length, limit });
+        }
+        self.check_writable()
+    }
+
+    pub(crate) fn append_put(
+        &mut self,
+        database: u8,
+        key: &[u8],
+        value: &[&[u8]],
+        options: PutOptions,
+    ) -> Result<Appended, KvError> {
+        let flags = if options.expires_at_ms == 0 { 0 } else { EXPIRES };
+        let version = self.store.next_version()?;
+        let draft = Draft {
+            version,
+            database,
+            kind: options.kind,
+            flags,
+            expires_at_ms: options.expires_at_ms,
+            key,
+            value,
+        };
+        self.append(Stream::Data, &draft)
+    }
+
+    pub(crate) fn append_tombstone(
+        &mut self,
+        database: u8,
+        key: &[u8],
+    ) -> Result<Appended, KvError> {
+        self.check_writable()?;
+        let version = self.store.next_version()?;
+        let draft = Draft {
+            version,
+            database,
+            kind: 0,
+            flags: TOMBSTONE,
+            expires_at_ms: 0,
+            key,
+            value: &[],
+        };
+        self.append(Stream::Data, &draft)
+    }
+
+    /// Makes `appended` the newest entry of its key, whose index this shard holds.
+    pub(crate) fn install(&mut self, database: u8, hash: u64, key: &[u8], appended: &Appended) {
+        let found = self.find(database, hash, key);
+        self.install_at(database, hash, found, appended, true);
+    }
+
+    /// As [`Shard::install`] where the slot is known. `leaves_stale` is false when the new entry
+    /// took the place of an older one that was counted.
+    pub(crate) fn install_at(
+        &mut self,
+        database: u8,
+        hash: u64,
+        found: Option<SlotId>,
+        appended: &Appended,
+        leaves_stale: bool,
+    ) {
+        let second = self.use_second;
+        let index = self.databases[database as usize].get_or_insert_default();
+        let fresh = Slot {
+            hash,
+            location: appended.location,
+            units: appended.slot_bytes / entry::ALIGNMENT,
+            stale: 0,
+            last_use: second,
+        };
+        let before = found.map(|id| *index.slot(id));
+        let after = match (found, before) {
+            (Some(id), Some(before)) => {
+                let mut after = Slot { stale: before.stale, ..fresh };
+                if leaves_stale && !before.location.has(Location::LOST) {
+                    after.add_stale();
+                }
+                *index.slot_mut(id) = after;
+                after
+            }
+            _ => {
+                index.insert(fresh);
+                fresh
+            }
+        };
+        if let Some(before) = before {
+            self.uncount(database, &before);
+        }
+        self.count(database, &after);
+    }
+
+    /// Adds a slot to the sums it takes part in.
+    fn count(&mut self, database: u8, slot: &Slot) {
+        if slot.is_needed() {
+            let state = self.cache.get(&self.store.table, slot.location.segment());
+            state.add_live(slot.slot_bytes());
+        }
+        let Some(index) = self.databases[database as usize].as_deref_mut() else { return };
+        let counters = &self.store.counters[self.index];
+        if !slot.location.is_absent() {
+            index.live += 1;
+            index.live_bytes += slot.slot_bytes();
+            stats::add(&counters.keys, 1);
+            stats::add(&counters.live_bytes, slot.slot_bytes());
+            if slot.location.has(Location::EXPIRES) {
+                index.expiring += 1;
+                stats::add(&counters.expiring_keys, 1);
+            }
+        }
+    }
+
+    /// Takes a slot out of the sums; the opposite of [`Shard::count`].
+    fn uncount(&mut self, database: u8, slot: &Slot) {
+        if slot.is_needed() {
+            let state = self.cache.get(&self.store.table, slot.location.segment());
+            state.remove_live(slot.slot_bytes());
+        }
+        let Some(index) = self.databases[database as usize].as_deref_mut() else { return };
+        let counters = &self.store.counters[self.index];
+        if !slot.location.is_absent() {
+            index.live -= 1;
+            index.live_bytes -= slot.slot_bytes();
+            stats::add(&counters.keys, 1_u64.wrapping_neg());
+            stats::add(&counters.live_bytes, slot.slot_bytes().wrapping_neg());
+            if slot.location.has(Location::EXPIRES) {
+                index.expiring -= 1;
+                stats::add(&counters.expiring_keys, 1_u64.wrapping_neg());
+            }
+        }
+    }
+
+    /// Deletes a key; false when there was none. Persisted by [`Shard::commit`].
+    ///
+    /// Errors: [`KvError::Database`], [`KvError::PoolFull`] when not even the reserve has room,
+    /// the pool's.
+    pub fn delete(&mut self, database: u8, key: &[u8]) -> Result<bool, KvError> {
+        if self.lookup(database, key)?.is_none() {
+            return Ok(false);
+        }
+        let hash = self.store.hash_key(database, key);
+        let appended = self.append_tombstone(database, key)?;
+        self.install_moves();
+        self.install(database, hash, key, &appended);
+        Ok(true)
+    }
+
+    /// Deletes a key whose time has come.
+    fn expire(&mut self, database: u8, hash: u64, key: &[u8]) {
+        // Where not even a tombstone fits, the key stays and is reported absent as long as its
+        // time is past; the next lookup tries again.
+        if let Ok(appended) = self.append_tombstone(database, key) {
+            self.install_moves();
+            self.install(database, hash, key, &appended);
+            stats::add(&self.counters().expired, 1);
+        }
+    }
+
+    /// Sets (or with 0 removes) the expiry of a key by storing it anew; false when there is no
+    /// such key. A time in the past deletes the key.
+    ///
+    /// Errors: as [`Shard::put`].
+    pub fn set_expiry(
+        &mut self,
+        database: u8,
+        key: &[u8],
+        expires_at_ms: u64,
+    ) -> Result<bool, KvError> {
+        let Some(entry) = self.lookup(database, key)? else { return Ok(false) };
+        if expires_at_ms != 0 && expires_at_ms <= self.store.clock.unix_ms() {
+            return self.delete(database, key);
+        }
+        let mut value = Vec::new();
+        self.read_value(&entry, &mut value)?;
+        self.put(database, key, &[&value], PutOptions { kind: entry.kind, expires_at_ms })?;
+        Ok(true)
+    }
+
+    /// Live keys of a database in this shard; keys past their time count until they are met.
+    #[must_use]
+    pub fn len(&self, database: u8) -> u64 {
+        let index = self.databases.get(database as usize).and_then(Option::as_deref);
+        index.map_or(0, |index| index.live)
+    }
+
+    /// True when the database has no key in this shard.
+    #[must_use]
+    pub fn is_empty(&self, database: u8) -> bool {
+        self.len(database) == 0
+    }
+
+    /// Calls `visit` with key and encoding of at least `count` keys (fewer at the end) from
+    /// `position` on, in the order of positions, and returns where to go on, `None` at the end.
+    /// Positions are below 2^48. A key that is there throughout a scan is met exactly once.
+    ///
+    /// Errors: [`KvError::Database`].
+    pub fn scan(
+        &mut self,
+        database: u8,
+        position: u64,
+        count: usize,
+        mut visit: impl FnMut(&[u8], u8),
+    ) -> Result<Option<u64>, KvError> {
+        Self::check_database(database)?;
+        let Some(index) = self.databases[database as usize].as_deref() else { return Ok(None) };
+        let mut slots = Vec::with_capacity(count.min(4096) + 16);
+        let next = index.collect(position, count.max(1), &mut slots);
+        let now = self.store.clock.unix_ms();
+        let mut key = Vec::new();
+        for slot in slots.iter().filter(|slot| !slot.location.is_absent()) {
+            let state = self.cache.get(&self.store.table, slot.location.segment());
+            let header = read_key(state, slot, &mut key);
+            let past = slot.location.has(Location::EXPIRES) && header.expires_at_ms <= now;
+            if !past {
+                visit(&key, header.kind);
+            }
+        }
+        Ok(next)
+    }
+
+    /// Puts some key of the database into `out`; false when there is none.
+    ///
+    /// Errors: [`KvError::Database`].
+    pub fn random_key(&mut self, database: u8, out: &mut Vec<u8>) -> Result<bool, KvError> {
+        Self::check_database(database)?;
+        for _ in 0..8 {
+            let random = self.random.next();
+            let Some(index) = self.databases[database as usize].as_deref() else { break };
+            if index.live == 0 {
+                break;
+            }
+            let live = |slot: &Slot| !slot.location.is_absent();
+            let Some(slot) = index.sample(random, usize::MAX, live) else { break };
+            let state = self.cache.get(&self.store.table, slot.location.segment());
+            let header = read_key(state, &slot, out);
+            let expires = slot.location.has(Location::EXPIRES);
+            if !(expires && header.expires_at_ms <= self.store.clock.unix_ms()) {
+                return Ok(true);
+            }
+            let key = std::mem::take(out);
+            self.expire(database, slot.hash, &key);
+        }
+        Ok(false)
+    }
+
+    /// Forgets every key of a database; the store's barrier makes it last.
+    pub(crate) fn forget(&mut self, database: u8) {
+        let Some(index) = self.databases[database as usize].take() else { return };
+        for page in 0..index.pages() {
+            for slot in index.page(page).filter(|slot| slot.is_needed()) {
+                let state = self.cache.get(&self.store.table, slot.location.segment());
+                state.remove_live(slot.slot_bytes());
+            }
+        }
+        let counters = self.counters();
+        stats::add(&counters.keys, index.live.wrapping_neg());
+        stats::add(&counters.live_bytes, index.live_bytes.wrapping_neg());
+        stats::add(&counters.expiring_keys, index.expiring.wrapping_neg());
+    }
+
+    /// Refreshes the coarse clock and the gauges that are not kept up to date by every call.
+    pub fn tick(&mut self) {
+        self.use_second = (self.store.clock.monotonic_ns() / 1_000_000_000) as u16;
+        let indexes = || self.databases.iter().flatten();
+        let (slots, bytes) = (
+            indexes().map(|index| index.slots()).sum(),
+            indexes().map(|index| index.memory_bytes()).sum(),
+        );
+        let counters = self.counters();
+        counters.index_slots.store(slots, Ordering::Relaxed);
+        counters.index_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// One slice of upkeep: collection, expiry, eviction, at most about `budget_bytes` of copying.
+    ///
+    /// Errors: the pool's.
+    pub fn maintain(&mut self, _budget_bytes: u64) -> Result<Maintenance, KvError> {
+        self.tick();
+        Ok(Maintenance::default())
+    }
+}
+
+/// The header at `offset`, copied.
+#[inline]
+pub(crate) fn read_header(state: &SegmentState, offset: u32) -> Header {
+    let mut bytes = [0; HEADER_BYTES as usize];
+    state.segment.read(offset as usize, &mut bytes);
+    Header::decode(&bytes)
+}
+
+/// True when the entry of `slot` is one of `key`.
+#[inline]
+fn holds_key(state: &SegmentState, slot: &Slot, key: &[u8]) -> bool {
+    if slot.location.has(Location::LOST) {
+        return true;
+    }
+    let needed = HEADER_BYTES as usize + key.len();
+    if slot.slot_bytes() < needed as u64 {
+        return false;
+    }
+    let offset = slot.location.offset();
+    if !slot.location.has(Location::UNTRUSTED) {
+        let bytes = state.bytes(offset, needed);
+        return bytes[24..26] == (key.len() as u16).to_le_bytes() && &bytes[48..] == key;
+    }
+    if usize::from(read_header(state, offset).key_length) != key.len() {
+        return false;
+    }
+    let mut at = offset as usize + HEADER_BYTES as usize;
+    let mut buffer = [0; 256];
+    key.chunks(buffer.len()).all(|part| {
+        let copy = &mut buffer[..part.len()];
+        state.segment.read(at, copy);
+        at += part.len();
+        copy == part
+    })
+}
+
+/// Copies the key of `slot` into `key`; never more than the slot holds.
+fn read_key(state: &SegmentState, slot: &Slot, key: &mut Vec<u8>) -> Header {
+    let header = read_header(state, slot.location.offset());
+    let room = slot.slot_bytes() as usize - HEADER_BYTES as usize;
+    key.clear();
+    key.resize(usize::from(header.key_length).min(room), 0);
+    state.segment.read((slot.location.offset() + HEADER_BYTES) as usize, key);
+    header
+}
+
+/// Copies the whole entry into `out` and checks copy, checksum and seal; `None` when it is not an
+/// entry the store sealed at this place.
+pub(crate) fn copy_verified(
+    sealer: &entry::Sealer,
+    state: &SegmentState,
+    offset: u32,
+    slot_bytes: u32,
+    out: &mut Vec<u8>,
+) -> Option<Header> {
+    let mut head = [0; HEADER_BYTES as usize];
+    state.segment.read(offset as usize, &mut head);
+    let header = Header::decode(&head);
+    if header.slot_bytes != slot_bytes
+        || !header.is_plausible(u64::from(slot_bytes))
+        || sealer.seal(state.id, state.generation, offset, &header) != header.seal
+    {
+        return None;
+    }
+    out.clear();
+    out.resize(header.used_bytes() as usize, 0);
+    state.segment.read(offset as usize, out);
+    out[..HEADER_BYTES as usize].copy_from_slice(&head);
+    let (key, value) = out[HEADER_BYTES as usize..].split_at(usize::from(header.key_length));
+    (entry::checksum(&head, key, &[value]) == header.checksum).then_some(header)
+}

@@ -1,0 +1,399 @@
+//! What all shards share: versions, the segment table, flush barriers, limits and statistics.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use beeline_env::Clock;
+use beeline_pmem::{PmemError, Pool};
+
+use crate::entry::Sealer;
+use crate::segments::{FORMAT, HEAD, SegmentState, SegmentTable, word};
+use crate::shard::Shard;
+use crate::stats::{ShardCounters, StoreStats};
+use crate::{DATABASES, Eviction, KvError, StoreOptions, Version};
+
+/// Root words of the pool.
+pub(crate) mod root {
+    /// 0..16: flush barrier of each database; entries of lower version are dead.
+    pub const BARRIER: usize = 0;
+    /// Flush barrier of all databases.
+    pub const BARRIER_ALL: usize = 16;
+    /// No version at or above this was given out.
+    pub const VERSION_CEILING: usize = 17;
+    /// Format of everything the store keeps in the pool.
+    pub const FORMAT: usize = 18;
+}
+
+/// Format version of the store.
+const STORE_FORMAT: u64 = 1;
+/// Versions reserved by one persisted ceiling.
+const VERSION_STEP: u64 = 1 << 20;
+
+/// The hash that places a key: database and key under the pool's seed.
+#[must_use]
+#[inline]
+pub fn hash_key(seed: u64, database: u8, key: &[u8]) -> u64 {
+    let seed = seed ^ u64::from(database).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    xxhash_rust::xxh3::xxh3_64_with_seed(key, seed)
+}
+
+/// The shard of a hash among `shards`. Uses the low half; the index inside a shard uses the top.
+#[must_use]
+#[inline]
+pub fn shard_of_hash(hash: u64, shards: usize) -> usize {
+    (((hash & 0xFFFF_FFFF) * shards as u64) >> 32) as usize
+}
+
+/// What recovery found.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct RecoveryReport {
+    /// Live keys.
+    pub keys: u64,
+    /// Valid entries on media, stale ones included.
+    pub entries: u64,
+    /// Entries that should be valid and are not.
+    pub damaged: u64,
+    /// Entries cut short by the crash, never acknowledged, dropped.
+    pub torn: u64,
+    /// Bytes of entries read.
+    pub bytes: u64,
+    /// Segments read.
+    pub segments: u64,
+    /// Time it took.
+    pub seconds: f64,
+    /// Memory of the indexes divided by the keys.
+    pub index_bytes_per_key: f64,
+}
+
+/// How much of the pool an allocation may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Need {
+    /// New data: leaves room for deletions and the collector.
+    Data,
+    /// A deletion: leaves room for the collector.
+    Tombstone,
+    /// The collector: takes the last segment.
+    Collector,
+}
+
+/// The part of a store that every shard and thread shares.
+#[derive(Debug)]
+pub struct Store {
+    pub(crate) pool: Pool,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) sealer: Sealer,
+    pub(crate) table: SegmentTable,
+    pub(crate) counters: Vec<ShardCounters>,
+    pub(crate) inboxes: Vec<Mutex<Vec<Freed>>>,
+    pub(crate) peers: Mutex<Vec<Weak<Mutex<Shard>>>>,
+    pub(crate) cooperative: AtomicBool,
+    shards: usize,
+    hash_seed: u64,
+    next_version: AtomicU64,
+    version_ceiling: AtomicU64,
+    raising: Mutex<()>,
+    barriers: [AtomicU64; DATABASES as usize],
+    pub(crate) flush_epochs: [AtomicU64; DATABASES as usize],
+    max_memory_bytes: AtomicU64,
+    eviction: AtomicU8,
+    allocating: Mutex<()>,
+}
+
+/// A valid entry left the media together with its segment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Freed {
+    pub database: u8,
+    pub hash: u64,
+    pub place: crate::index::Location,
+}
+
+impl Store {
+    pub(crate) fn new(pool: Pool, options: &StoreOptions) -> Result<Arc<Self>, KvError> {
+        let secret = pool.secret();
+        let found = pool.root_word(root::FORMAT);
+        if found == 0 {
+            pool.store_root_word(root::FORMAT, STORE_FORMAT);
+        } else if found != STORE_FORMAT {
+            return Err(KvError::Format { what: "the store", found, supported: STORE_FORMAT });
+        }
+        let sealer = Sealer::new(&secret);
+        // The seed is derived, not the secret itself: clients may learn it to find shards.
+        let hash_seed = {
+            let header = crate::entry::Header { version: u64::MAX, ..Default::default() };
+            sealer.seal(u32::MAX, u64::MAX, u32::MAX, &header)
+        };
+        let all = pool.root_word(root::BARRIER_ALL);
+        let barriers = std::array::from_fn(|database| {
+            AtomicU64::new(pool.root_word(root::BARRIER + database).max(all))
+        });
+        let ceiling = pool.root_word(root::VERSION_CEILING).max(1);
+        let shards = options.shards.clamp(1, 1024);
+        Ok(Arc::new(Self {
+            clock: Arc::clone(&options.clock),
+            sealer,
+            table: SegmentTable::default(),
+            counters: (0..shards).map(|_| ShardCounters::default()).collect(),
+            inboxes: (0..shards).map(|_| Mutex::default()).collect(),
+            peers: Mutex::default(),
+            cooperative: AtomicBool::new(options.cooperative_write_back),
+            shards,
+            hash_seed,
+            next_version: AtomicU64::new(ceiling),
+            version_ceiling: AtomicU64::new(ceiling),
+            raising: Mutex::new(()),
+            barriers,
+            flush_epochs: std::array::from_fn(|_| AtomicU64::new(0)),
+            max_memory_bytes: AtomicU64::new(options.max_memory_bytes),
+            eviction: AtomicU8::new(code_of(options.eviction)),
+            allocating: Mutex::new(()),
+            pool,
+        }))
+    }
+
+    /// Number of shards.
+    #[must_use]
+    pub fn shards(&self) -> usize {
+        self.shards
+    }
+
+    /// Seed of [`hash_key`]; not a secret, so that clients can find the shard of a key.
+    #[must_use]
+    pub fn hash_seed(&self) -> u64 {
+        self.hash_seed
+    }
+
+    /// Hash of a key; see [`hash_key`].
+    #[must_use]
+    #[inline]
+    pub fn hash_key(&self, database: u8, key: &[u8]) -> u64 {
+        hash_key(self.hash_seed, database, key)
+    }
+
+    /// Index of the shard whose index holds the key.
+    #[must_use]
+    #[inline]
+    pub fn shard_of(&self, database: u8, key: &[u8]) -> usize {
+        shard_of_hash(self.hash_key(database, key), self.shards)
+    }
+
+    /// The pool below.
+    #[must_use]
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// The injected clock.
+    #[must_use]
+    pub fn clock(&self) -> &Arc<dyn Clock> {
+        &self.clock
+    }
+
+    /// Longest value in bytes that fits an entry with a key of `key_length` bytes.
+    #[must_use]
+    pub fn value_limit(&self, key_length: usize) -> usize {
+        let segment = self.pool.segment_bytes() as usize;
+        let overhead = crate::entry::FIRST_ENTRY as usize + 48 + key_length + 16;
+        segment.saturating_sub(overhead).min(crate::entry::VALUE_LIMIT)
+    }
+
+    /// Sets the memory limit in bytes; 0 = none.
+    pub fn set_max_memory_bytes(&self, bytes: u64) {
+        self.max_memory_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// The memory limit in bytes; 0 = none.
+    #[must_use]
+    pub fn max_memory_bytes(&self) -> u64 {
+        self.max_memory_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Sets the eviction policy.
+    pub fn set_eviction(&self, policy: Eviction) {
+        self.eviction.store(code_of(policy), Ordering::Relaxed);
+    }
+
+    /// The eviction policy.
+    #[must_use]
+    pub fn eviction(&self) -> Eviction {
+        let code = self.eviction.load(Ordering::Relaxed) as usize;
+        Eviction::ALL.get(code).copied().unwrap_or_default()
+    }
+
+    /// Switches cooperative write-back on or off.
+    pub fn set_cooperative_write_back(&self, on: bool) {
+        self.cooperative.store(on, Ordering::Relaxed);
+    }
+
+    /// Bytes of live data and index: what the memory limit is compared with.
+    #[must_use]
+    pub fn memory_bytes(&self) -> u64 {
+        self.counters
+            .iter()
+            .map(|counters| {
+                counters.live_bytes.load(Ordering::Relaxed)
+                    + counters.index_bytes.load(Ordering::Relaxed)
+            })
+            .sum()
+    }
+
+    /// Figures of the whole store, each read at its own moment.
+    #[must_use]
+    pub fn stats(&self) -> StoreStats {
+        let mut stats = StoreStats {
+            used_bytes: self.pool.used_bytes(),
+            capacity_bytes: self.pool.capacity_bytes(),
+            version: self.next_version.load(Ordering::Relaxed).saturating_sub(1),
+            ..StoreStats::default()
+        };
+        for counters in &self.counters {
+            stats.total.add(&counters.read());
+        }
+        for state in self.table.all() {
+            stats.segments += 1;
+            stats.garbage_bytes += state.garbage_bytes();
+            stats.segments_granted += u64::from(state.is(crate::segments::GRANTED));
+            stats.segments_quarantined += u64::from(state.is(crate::segments::QUARANTINED));
+        }
+        stats
+    }
+
+    /// The next version: larger than any given out before, across restarts.
+    ///
+    /// Errors: the pool's, when the ceiling had to be raised and could not be persisted.
+    #[inline]
+    pub(crate) fn next_version(&self) -> Result<Version, PmemError> {
+        let version = self.next_version.fetch_add(1, Ordering::Relaxed);
+        // Acquire pairs with the release in `raise_ceiling`: the ceiling is persisted.
+        if version >= self.version_ceiling.load(Ordering::Acquire) {
+            self.raise_ceiling(version)?;
+        }
+        Ok(version)
+    }
+
+    #[cold]
+    fn raise_ceiling(&self, version: Version) -> Result<(), PmemError> {
+        let _one_at_a_time = self.raising.lock().unwrap_or_else(PoisonError::into_inner);
+        if version < self.version_ceiling.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let ceiling = version + VERSION_STEP;
+        self.pool.store_root_word(root::VERSION_CEILING, ceiling);
+        self.persist_root()?;
+        self.version_ceiling.store(ceiling, Ordering::Release);
+        Ok(())
+    }
+
+    /// Makes sure that versions go on above `version`.
+    pub(crate) fn version_seen(&self, version: Version) {
+        self.next_version.fetch_max(version + 1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn persist_root(&self) -> Result<(), PmemError> {
+        let mut persister = self.pool.persister();
+        persister.flush_root();
+        persister.fence()
+    }
+
+    /// Entries of `database` below this version are dead.
+    #[inline]
+    pub(crate) fn barrier(&self, database: u8) -> Version {
+        self.barriers[database as usize].load(Ordering::Relaxed)
+    }
+
+    /// Persists a barrier for one database or all. The caller holds every shard.
+    pub(crate) fn raise_barrier(&self, database: Option<u8>) -> Result<(), KvError> {
+        let barrier = self.next_version()?;
+        let (word, range) = match database {
+            Some(database) => {
+                let database = database as usize;
+                (root::BARRIER + database, database..database + 1)
+            }
+            None => (root::BARRIER_ALL, 0..DATABASES as usize),
+        };
+        self.pool.store_root_word(word, barrier);
+        self.persist_root()?;
+        for database in range {
+            self.barriers[database].store(barrier, Ordering::Relaxed);
+            self.flush_epochs[database].fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Segments that could still be allocated.
+    pub(crate) fn free_segments(&self) -> u64 {
+        let free = self.pool.capacity_bytes().saturating_sub(self.pool.used_bytes());
+        free / u64::from(self.pool.segment_bytes())
+    }
+
+    /// Segments kept back from new data.
+    pub(crate) fn reserve(&self, need: Need) -> u64 {
+        match need {
+            Need::Data => self.shards as u64 + 1,
+            Need::Tombstone => self.shards as u64,
+            Need::Collector => 0,
+        }
+    }
+
+    /// A fresh segment for the log of shard `owner`, as its head.
+    ///
+    /// Errors: [`KvError::PoolFull`] when only the reserve is left; the pool's.
+    pub(crate) fn allocate(
+        &self,
+        owner: usize,
+        need: Need,
+        owner_flags: u64,
+        flags: u32,
+    ) -> Result<Arc<SegmentState>, KvError> {
+        let segment = {
+            let _one_at_a_time = self.allocating.lock().unwrap_or_else(PoisonError::into_inner);
+            if self.free_segments() <= self.reserve(need) {
+                return Err(KvError::PoolFull { capacity_bytes: self.pool.capacity_bytes() });
+            }
+            match self.pool.allocate() {
+                Ok(segment) => segment,
+                Err(PmemError::PoolFull { capacity_bytes }) => {
+                    return Err(KvError::PoolFull { capacity_bytes });
+                }
+                Err(error) => return Err(error.into()),
+            }
+        };
+        segment.store_word(word::OWNER, owner as u64 | owner_flags);
+        segment.store_word(word::FORMAT, FORMAT);
+        let first = crate::entry::FIRST_ENTRY;
+        let state = Arc::new(SegmentState::new(segment, owner as u32, flags | HEAD, first));
+        self.table.insert(Arc::clone(&state));
+        Ok(state)
+    }
+}
+
+fn code_of(policy: Eviction) -> u8 {
+    Eviction::ALL.iter().position(|known| *known == policy).unwrap_or(0) as u8
+}
+
+impl Store {
+    /// Opens the store in `pool`: recovers what is in it and hands out its shards, each behind
+    /// the lock it lives in.
+    ///
+    /// Errors: [`KvError::Format`], the pool's.
+    #[allow(clippy::type_complexity)]
+    pub fn open(
+        pool: Pool,
+        options: StoreOptions,
+    ) -> Result<(Arc<Self>, Vec<Arc<Mutex<Shard>>>, RecoveryReport), KvError> {
+        let store = Self::new(pool, &options)?;
+        let report = RecoveryReport::default();
+        let shards: Vec<_> = (0..store.shards)
+            .map(|index| Arc::new(Mutex::new(Shard::new(Arc::clone(&store), index))))
+            .collect();
+        *store.peers.lock().unwrap_or_else(PoisonError::into_inner) =
+            shards.iter().map(Arc::downgrade).collect();
+        Ok((store, shards, report))
+    }
+
+    /// Runs one sub-task of another shard's write-back, called by an idle thread of shard
+    /// `worker`; false when there was none.
+    pub fn help_write_back(&self, _worker: usize) -> bool {
+        false
+    }
+}
