@@ -13,7 +13,7 @@
 //! - [`process`]: pidfd, to see a process end.
 //! - [`affinity`]: which processors a thread runs on.
 //! - [`barrier`]: asymmetric fences over `membarrier`.
-//! - [`write_back`]: cache-line write-back and store fences.
+//! - [`write_back`]: cache-line write-back, non-temporal copies and store fences.
 
 pub mod affinity;
 pub mod barrier;

@@ -3,9 +3,10 @@
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
+use beeline_env::FaultPoint;
 use beeline_os::mapping::{Protection, create_memfd};
 use beeline_os::{Mapping, MemoryObject};
 use rustix::fs::FallocateFlags;
@@ -16,6 +17,9 @@ use crate::error::PmemError;
 use crate::memory::{Heap, Memory};
 use crate::options::{Durability, PoolKind};
 use crate::segment::Segment;
+
+/// Passed before the new file is made, before it takes the old one's name, and after.
+static DURING_REPLACE: FaultPoint = FaultPoint::new("pmem.replace.step");
 
 /// Zeros for file systems without `fallocate` and for pre-writing.
 static ZEROS: [u8; 1 << 18] = [0; 1 << 18];
@@ -41,23 +45,25 @@ pub(crate) fn create_file(path: &Path) -> Result<File, PmemError> {
         .map_err(|source| PmemError::from_call("open", path, source))
 }
 
-/// Reserves every block of `length` bytes, so that no store to a mapping of them can fail for
-/// want of space. The bytes read as zero.
-pub(crate) fn reserve(file: &File, path: &Path, length: u64) -> Result<(), PmemError> {
+/// Reserves every block of bytes `from..length` at the end of a file, so that no store to a
+/// mapping of them can fail for want of space. The bytes read as zero.
+pub(crate) fn reserve(file: &File, path: &Path, from: u64, length: u64) -> Result<(), PmemError> {
+    if from >= length {
+        return Ok(());
+    }
     let reserved = rustix::io::retry_on_intr(|| {
-        rustix::fs::fallocate(file, FallocateFlags::empty(), 0, length)
+        rustix::fs::fallocate(file, FallocateFlags::empty(), from, length - from)
     });
     match reserved {
         Ok(()) => Ok(()),
-        Err(Errno::OPNOTSUPP | Errno::NOSYS) => write_zeros(file, path, length),
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => write_zeros(file, path, from, length),
         Err(source) => Err(PmemError::from_call("fallocate", path, source.into())),
     }
 }
 
-/// Writes `length` zeros from the start.
-pub(crate) fn write_zeros(file: &File, path: &Path, length: u64) -> Result<(), PmemError> {
-    use std::os::unix::fs::FileExt;
-    let mut at = 0;
+/// Writes zeros over bytes `from..length`.
+fn write_zeros(file: &File, path: &Path, from: u64, length: u64) -> Result<(), PmemError> {
+    let mut at = from;
     while at < length {
         let chunk = (length - at).min(ZEROS.len() as u64) as usize;
         file.write_all_at(&ZEROS[..chunk], at)
@@ -79,7 +85,7 @@ pub(crate) fn write_whole(path: &Path, length: u64, bytes: &[u8]) -> Result<(), 
     let fresh = path.with_extension("new");
     let write = || -> Result<(), PmemError> {
         let mut file = create_file(&fresh)?;
-        reserve(&file, &fresh, length)?;
+        reserve(&file, &fresh, 0, length)?;
         file.write_all(bytes).map_err(|source| PmemError::from_call("write", &fresh, source))?;
         file.sync_all().map_err(|source| PmemError::from_call("fsync", &fresh, source))?;
         std::fs::rename(&fresh, path).map_err(|source| PmemError::from_call("rename", path, source))
@@ -101,14 +107,12 @@ pub(crate) fn map_file(
         .map_err(|source| PmemError::Mapping { file: path.to_path_buf(), source })
 }
 
-/// True when a file in `directory` can be mapped with `MAP_SYNC`.
-pub(crate) fn maps_synchronously(directory: &Path) -> Result<bool, PmemError> {
-    let path = directory.join("dax-probe.new");
-    let file = create_file(&path)?;
-    let outcome =
-        reserve(&file, &path, 4096).map(|()| map_file(file, &path, 4096, PoolKind::Dax).is_ok());
-    let _ = std::fs::remove_file(&path);
-    outcome
+/// True when `file` can be mapped with `MAP_SYNC`.
+pub(crate) fn maps_synchronously(file: &File) -> bool {
+    file.try_clone().is_ok_and(|file| {
+        let flags = map_flags(PoolKind::Dax);
+        Mapping::shared_with(file.into(), 4096, Protection::ReadWrite, flags).is_ok()
+    })
 }
 
 /// How a segment's memory is to be made.
@@ -140,13 +144,13 @@ pub(crate) fn make(making: Making, path: &Path, ahead: bool) -> Result<Memory, P
 
 fn make_file(making: Making, path: &Path, ahead: bool) -> Result<Memory, PmemError> {
     let file = create_file(path)?;
-    reserve(&file, path, making.length as u64)?;
+    reserve(&file, path, 0, making.length as u64)?;
     let power = making.durability == Durability::Power;
     if power {
         // Written zeros turn later synchronisations into plain data writes: no block changes its
         // state, so no journal entry is due. Worth the time only off the critical path.
         if ahead && making.kind == PoolKind::File {
-            write_zeros(&file, path, making.length as u64)?;
+            write_zeros(&file, path, 0, making.length as u64)?;
         }
         file.sync_all().map_err(|source| PmemError::from_call("fsync", path, source))?;
         if let Some(directory) = path.parent() {
@@ -182,13 +186,16 @@ pub(crate) fn replace(segment: &Segment) -> std::io::Result<()> {
     let path = core.segment_file(segment.id);
     let fresh_path = path.with_extension("new");
     let swap = || -> std::io::Result<()> {
+        DURING_REPLACE.check()?;
         let file = create_file(&fresh_path).map_err(std::io::Error::other)?;
-        reserve(&file, &fresh_path, length as u64).map_err(std::io::Error::other)?;
+        reserve(&file, &fresh_path, 0, length as u64).map_err(std::io::Error::other)?;
         copy_into(mapping, file.try_clone()?.into(), length)?;
         if core.durability == Durability::Power {
             file.sync_all()?;
         }
+        DURING_REPLACE.check()?;
         std::fs::rename(&fresh_path, &path)?;
+        DURING_REPLACE.check()?;
         if core.durability == Durability::Power
             && let Some(directory) = path.parent()
         {

@@ -2,7 +2,6 @@
 //!
 //! Lives until the last of them is gone; so does the lock on the pool.
 
-use std::fs::File;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -11,12 +10,13 @@ use beeline_os::MemoryObject;
 use beeline_os::memory::{load_u64, store_u64};
 use rustix::io::Errno;
 
-use crate::cache::{self, LINE_BYTES, WriteBack};
 use crate::error::PmemError;
 use crate::layout::{self, State};
 use crate::memory::Memory;
+use crate::open::PoolLock;
 use crate::options::{Durability, Mechanism, PoolKind};
 use crate::record::Recorder;
+use beeline_os::write_back::{self as cache, CACHE_LINE_BYTES as LINE_BYTES, WriteBack};
 
 /// The table's object number in a record.
 pub(crate) const TABLE_OBJECT: u32 = 0;
@@ -37,8 +37,8 @@ pub(crate) struct Core {
     pub(crate) recorder: Option<Arc<Recorder>>,
     pub(crate) sync_error: OnceLock<(PathBuf, Errno)>,
     pub(crate) fail_next_sync: AtomicBool,
-    /// Held, not read: closing it releases the lock on the pool.
-    pub(crate) _lock: Option<File>,
+    /// Holds the lock on the pool.
+    pub(crate) _lock: Option<PoolLock>,
 }
 
 impl Core {

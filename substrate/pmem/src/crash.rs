@@ -18,8 +18,8 @@ use std::sync::Arc;
 
 use beeline_env::Randomness;
 
-use crate::cache::LINE_BYTES;
 use crate::record::{Event, Recorder};
+use beeline_os::write_back::CACHE_LINE_BYTES as LINE_BYTES;
 
 /// Objects by number; see [`Event`].
 pub(crate) type Objects = BTreeMap<u32, Arc<Vec<u8>>>;

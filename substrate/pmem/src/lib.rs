@@ -13,7 +13,6 @@
 //! descriptor and nothing else. `docs/pmem.md` has the formats byte by byte.
 
 mod backing;
-pub mod cache;
 mod core;
 mod crash;
 mod error;

@@ -13,7 +13,6 @@ use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
 use crate::backing;
-use crate::cache::WriteBack;
 use crate::core::{Core, TABLE_OBJECT};
 use crate::crash::{CrashImage, Objects, SimDevice};
 use crate::error::PmemError;
@@ -22,6 +21,7 @@ use crate::memory::{Heap, Memory};
 use crate::options::{Durability, Findings, Mechanism, PoolKind, PoolOptions, PoolReport};
 use crate::record::Recorder;
 use crate::segment::Segment;
+use beeline_os::write_back::WriteBack;
 
 /// Header and descriptor table, inside the pool's directory.
 pub(crate) const POOL_FILE: &str = "pool.bee";
@@ -38,6 +38,15 @@ pub(crate) struct Opened {
     pub(crate) capacity_slots: u32,
     pub(crate) report: PoolReport,
     pub(crate) prepared_segments: u32,
+}
+
+impl Opened {
+    /// True when the file of descriptor `id` is to stay: in use, or damaged and left for
+    /// inspection. Both lists are in order of id.
+    fn uses(&self, id: u32) -> bool {
+        self.live.binary_search_by_key(&id, |segment| segment.id).is_ok()
+            || self.damaged.binary_search(&id).is_ok()
+    }
 }
 
 /// The state of descriptor `id`, from its first good copy.
@@ -60,8 +69,19 @@ fn random<const N: usize>() -> Result<[u8; N], PmemError> {
     Ok(bytes)
 }
 
-/// Takes the pool's lock, which lasts as long as the file.
-fn lock(directory: &Path) -> Result<File, PmemError> {
+/// The lock on a pool, released when dropped. Released by saying so, not by closing the file: a
+/// child being forked at that moment holds a copy of the descriptor for a while.
+#[derive(Debug)]
+pub(crate) struct PoolLock(File);
+
+impl Drop for PoolLock {
+    fn drop(&mut self) {
+        let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
+    }
+}
+
+/// Takes the pool's lock.
+fn lock(directory: &Path) -> Result<PoolLock, PmemError> {
     let path = directory.join(LOCK_FILE);
     let failed = |call| {
         let path = path.clone();
@@ -84,18 +104,24 @@ fn lock(directory: &Path) -> Result<File, PmemError> {
         }
         Err(source) => return Err(failed("flock")(source.into())),
     }
-    file.set_len(0).map_err(failed("ftruncate"))?;
-    file.rewind().map_err(failed("lseek"))?;
-    file.write_all(std::process::id().to_string().as_bytes()).map_err(failed("write"))?;
-    Ok(file)
+    // Only a courtesy to whoever finds the pool busy: a full disk must not keep it closed.
+    let _ = file
+        .set_len(0)
+        .and_then(|()| file.rewind())
+        .and_then(|()| file.write_all(std::process::id().to_string().as_bytes()));
+    Ok(PoolLock(file))
 }
 
-/// Decides between DAX and file.
-fn detect(directory: &Path, options: &PoolOptions) -> Result<(PoolKind, String), PmemError> {
+/// Decides between DAX and file by trying to map the pool file itself.
+fn detect(
+    file: &File,
+    directory: &Path,
+    options: &PoolOptions,
+) -> Result<(PoolKind, String), PmemError> {
     match options.kind {
         Some(PoolKind::File) => Ok((PoolKind::File, "a file pool was asked for".to_owned())),
         wanted => {
-            let dax = backing::maps_synchronously(directory)?;
+            let dax = backing::maps_synchronously(file);
             match (dax, wanted) {
                 (true, _) => Ok((PoolKind::Dax, "MAP_SYNC mappings work here".to_owned())),
                 (false, Some(PoolKind::Dax)) => {
@@ -118,7 +144,7 @@ fn mechanism(kind: PoolKind, durability: Durability) -> (Mechanism, String) {
         (PoolKind::File | PoolKind::Dax, Durability::Process) => {
             (Mechanism::None, "a shared file mapping outlives the process as it stands".to_owned())
         }
-        (PoolKind::Dax, Durability::Power) if write_back != WriteBack::Unavailable => (
+        (PoolKind::Dax, Durability::Power) if write_back != WriteBack::None => (
             Mechanism::CacheLine(write_back),
             format!("{write_back} is the best write-back of this processor"),
         ),
@@ -148,7 +174,7 @@ pub(crate) struct Parts {
     pub(crate) table_file: PathBuf,
     pub(crate) directory: Option<PathBuf>,
     pub(crate) recorder: Option<Arc<Recorder>>,
-    pub(crate) lock: Option<File>,
+    pub(crate) lock: Option<PoolLock>,
     pub(crate) findings: Findings,
     pub(crate) capacity_slots: u32,
 }
@@ -304,9 +330,7 @@ fn open_objects(
     })?;
     let orphan = |object: &u32| {
         let id = object.wrapping_sub(1);
-        *object != TABLE_OBJECT
-            && !opened.damaged.contains(&id)
-            && !opened.live.iter().any(|segment| segment.id == id)
+        *object != TABLE_OBJECT && !opened.uses(id)
     };
     let orphans: Vec<u32> = objects.keys().copied().filter(orphan).collect();
     opened.report.findings.orphans_removed = orphans.len() as u32;
@@ -328,6 +352,10 @@ pub(crate) fn create(directory: &Path, options: &PoolOptions) -> Result<Opened, 
     }
     std::fs::create_dir_all(&segments)
         .map_err(|source| PmemError::from_call("mkdir", &segments, source))?;
+    // Segments without a table are somebody's data whose table was lost, not orphans of ours.
+    if let Some(file) = first_segment_file(&segments)? {
+        return Err(PmemError::Exists { file });
+    }
     let header = fresh_header(options)?;
     let slots = options.slots(options.segment_bytes)?;
     backing::write_whole(&path, layout::file_bytes(slots) as u64, &fresh_table(&header, slots))?;
@@ -366,7 +394,7 @@ fn open_sized(path: &Path, expected: u64) -> Result<(File, u64), PmemError> {
 fn open_locked(
     directory: &Path,
     options: &PoolOptions,
-    lock: File,
+    lock: PoolLock,
     created: bool,
 ) -> Result<Opened, PmemError> {
     let path = directory.join(POOL_FILE);
@@ -393,11 +421,11 @@ fn open_locked(
         return Err(truncated(layout::file_bytes(slots) as u64));
     }
     let options = &PoolOptions { segment_bytes: header.segment_bytes, ..options.clone() };
-    let (kind, reason) = detect(directory, options)?;
+    let (kind, reason) = detect(&file, directory, options)?;
     options.check(kind)?;
     let wanted = options.slots(header.segment_bytes)?;
     let slots = slots.max(wanted);
-    backing::reserve(&file, &path, layout::file_bytes(slots) as u64)?;
+    backing::reserve(&file, &path, found, layout::file_bytes(slots) as u64)?;
     let table = backing::map_file(file, &path, layout::file_bytes(slots), kind)?;
     let parts = Parts {
         kind,
@@ -512,17 +540,27 @@ fn segment_memory(core: &Core, id: u32) -> Result<Memory, PmemError> {
     backing::map_file(file, &path, length as usize, core.kind)
 }
 
+fn first_segment_file(segments: &Path) -> Result<Option<PathBuf>, PmemError> {
+    let failed = |source| PmemError::from_call("readdir", segments, source);
+    for entry in std::fs::read_dir(segments).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        if path.extension().is_some_and(|extension| extension == "seg") {
+            return Ok(Some(path));
+        }
+    }
+    Ok(None)
+}
+
 /// Removes files in `segments/` that no descriptor in use names, and counts them.
 fn remove_orphans(opened: &mut Opened) -> Result<(), PmemError> {
     let Some(directory) = &opened.core.directory else { return Ok(()) };
     let segments = directory.join(SEGMENT_DIRECTORY);
     let failed = |source| PmemError::from_call("readdir", &segments, source);
+    let mut removed = 0;
     let keep = |name: &str| {
         let id = name.strip_suffix(".seg").and_then(|id| id.parse::<u32>().ok());
         match id {
-            Some(id) => {
-                opened.live.iter().any(|segment| segment.id == id) || opened.damaged.contains(&id)
-            }
+            Some(id) => opened.uses(id),
             None => !name.ends_with(".new"),
         }
     };
@@ -532,8 +570,9 @@ fn remove_orphans(opened: &mut Opened) -> Result<(), PmemError> {
             let path = entry.path();
             std::fs::remove_file(&path)
                 .map_err(|source| PmemError::from_call("unlink", &path, source))?;
-            opened.report.findings.orphans_removed += 1;
+            removed += 1;
         }
     }
+    opened.report.findings.orphans_removed = removed;
     Ok(())
 }

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use crate::cache::WriteBack;
 use crate::error::PmemError;
+use beeline_os::write_back::WriteBack;
 
 /// The kinds of durable memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -5,7 +5,6 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::cache::{self, LINE_BYTES};
 use crate::core::{Core, TABLE_OBJECT};
 use crate::error::PmemError;
 use crate::layout;
@@ -13,6 +12,7 @@ use crate::memory::Memory;
 use crate::options::Mechanism;
 use crate::record::Event;
 use crate::segment::Segment;
+use beeline_os::write_back as cache;
 
 /// What a persister has done since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -208,12 +208,10 @@ impl Persister {
 }
 
 /// Starts write-back of a range from any thread, for helpers that share the work of a large
-/// flush. The *calling* thread must follow with [`cache::store_fence`] before anybody counts the
+/// flush. The *calling* thread must follow with [`beeline_os::write_back::store_fence`] before anybody counts the
 /// range as persisted. Does nothing where cache lines are not the way to durability.
 pub fn write_back(segment: &Segment, offset: usize, length: usize) {
     if let Mechanism::CacheLine(_) | Mechanism::CacheLineEmulated(_) = segment.core.mechanism {
         segment.core.write_back_range(&segment.memory, offset, length);
     }
 }
-
-const _: () = assert!(LINE_BYTES == 64);

@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
+use beeline_env::FaultPoint;
+
 use crate::backing::{self, Making};
 use crate::core::{Core, TABLE_OBJECT};
 use crate::crash::{CrashImage, SimDevice};
@@ -16,6 +18,14 @@ use crate::persister::Persister;
 use crate::prepare::Preparer;
 use crate::record::Event;
 use crate::segment::Segment;
+
+static BEFORE_DESCRIPTOR: FaultPoint = FaultPoint::new("pmem.allocate.before_descriptor");
+static AFTER_DESCRIPTOR: FaultPoint = FaultPoint::new("pmem.allocate.after_descriptor");
+static BEFORE_UNLINK: FaultPoint = FaultPoint::new("pmem.free.before_unlink");
+
+fn fault(point: &FaultPoint, file: &Path) -> Result<(), PmemError> {
+    point.check().map_err(|fault| PmemError::from_call("fault point", file, fault.into()))
+}
 
 /// A pool of segments. Clones are handles on the same pool.
 #[derive(Clone, Debug)]
@@ -232,15 +242,20 @@ impl Pool {
         drop(slots);
         shared.changed.notify_all();
 
-        let give_back = |error| {
-            let mut slots = shared.lock();
-            slots.in_use -= 1;
-            slots.free.insert(id);
-            drop(slots);
-            shared.remove_file(id);
-            error
+        let memory = match self.memory(id, ready) {
+            Ok(memory) => memory,
+            Err(error) => {
+                let mut slots = shared.lock();
+                slots.in_use -= 1;
+                slots.free.insert(id);
+                drop(slots);
+                shared.remove_file(id);
+                return Err(error);
+            }
         };
-        let segment = self.activate(id, ready).map_err(give_back)?;
+        // From here on the descriptor may stand as in use on media, so a failure leaves descriptor
+        // and file alone: the next opener finds a segment that nobody linked.
+        let segment = self.activate(id, memory)?;
         let mut slots = shared.lock();
         let index = id as usize;
         if slots.live.len() <= index {
@@ -250,8 +265,8 @@ impl Pool {
         Ok(segment)
     }
 
-    /// Makes memory if none is ready, and moves the descriptor to *in use*.
-    fn activate(&self, id: u32, ready: Option<Memory>) -> Result<Arc<Segment>, PmemError> {
+    /// Takes what is ready, or makes zeroed memory now.
+    fn memory(&self, id: u32, ready: Option<Memory>) -> Result<Memory, PmemError> {
         let core = self.core();
         let memory = match ready {
             Some(memory) => memory,
@@ -260,14 +275,22 @@ impl Pool {
                 backing::make(self.shared().making(), &core.segment_file(id), false)?
             }
         };
+        fault(&BEFORE_DESCRIPTOR, &core.table_file)?;
+        Ok(memory)
+    }
+
+    /// Moves the descriptor to *in use*, a generation on.
+    fn activate(&self, id: u32, memory: Memory) -> Result<Arc<Segment>, PmemError> {
+        let core = self.core();
         if let Some(recorder) = &core.recorder {
-            recorder
-                .push(Event::Created { object: id + 1, length_bytes: core.segment_bytes as usize });
+            let length_bytes = core.segment_bytes as usize;
+            recorder.push(Event::Created { object: id + 1, length_bytes });
         }
         let before = open::state(core, id).unwrap_or_default();
         let generation = before.generation + 1;
         let state = State { in_use: true, shared: false, generation };
         core.persist_state(id, state)?;
+        fault(&AFTER_DESCRIPTOR, &core.table_file)?;
         Ok(Segment::new(Arc::clone(core), memory, id, state))
     }
 
@@ -295,6 +318,7 @@ impl Pool {
         drop(held);
         let generation = segment.generation;
         core.persist_state(id, State { in_use: false, shared: false, generation })?;
+        fault(&BEFORE_UNLINK, &core.table_file)?;
         if let Some(recorder) = &core.recorder {
             recorder.push(Event::Removed { object: id + 1 });
         }

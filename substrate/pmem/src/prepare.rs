@@ -90,7 +90,7 @@ fn prepare(shared: &Shared, id: u32, old: Option<Memory>) -> Result<Memory, Pmem
     match core.mechanism {
         Mechanism::CacheLine(_) | Mechanism::CacheLineEmulated(_) => {
             core.write_back_range(&memory, 0, memory.length_bytes());
-            crate::cache::store_fence();
+            beeline_os::write_back::store_fence();
         }
         Mechanism::FileSync => core.sync(&memory, || path)?,
         Mechanism::None | Mechanism::Recorded => {}

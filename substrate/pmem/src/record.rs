@@ -8,8 +8,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use beeline_os::memory::{contains, load_u64};
 
-use crate::cache::LINE_BYTES;
 use crate::memory::Memory;
+use beeline_os::write_back::CACHE_LINE_BYTES as LINE_BYTES;
 
 /// One entry of the record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,13 +8,13 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use beeline_os::memory::{contains, copy_in, copy_out, load_u64, store_u64};
 use beeline_os::{MemoryObject, Persistence};
 
-use crate::cache;
 use crate::core::Core;
 use crate::error::PmemError;
 use crate::layout::{self, State};
 use crate::memory::Memory;
 use crate::options::{Mechanism, PoolKind};
 use crate::record::Event;
+use beeline_os::write_back as cache;
 
 /// A piece of a pool: `segment_bytes` of memory, zeroed when allocated, and eight words in the
 /// pool's descriptor table that peers never see.
@@ -173,6 +173,9 @@ impl Segment {
         self.shared.store(shared, Ordering::Release);
         let state = State { in_use: true, shared, generation: self.generation };
         self.core.store_state(self.id, state);
+        if self.core.mechanism != Mechanism::FileSync {
+            let _ = self.core.persist_table(layout::descriptor_offset(self.id), 16);
+        }
     }
 
     /// Runs `store`, recorded where the device is simulated.
@@ -203,7 +206,9 @@ unsafe impl MemoryObject for Segment {
     }
 
     fn persistence(&self) -> Persistence {
+        let no_write_back = self.core.write_back() == cache::WriteBack::None;
         match (self.core.kind, self.core.mechanism) {
+            (PoolKind::Dax, _) if no_write_back => Persistence::File,
             (PoolKind::Dax | PoolKind::Sim, _) | (_, Mechanism::CacheLineEmulated(_)) => {
                 Persistence::CacheLine
             }
