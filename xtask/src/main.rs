@@ -1,2 +1,55 @@
-//! check, deep, bench, docs.
-fn main() {}
+//! `cargo xtask`: the chores of this workspace, each ending in one table.
+//!
+//! - `check`: what every change must pass, in minutes.
+//! - `test`: the tests alone.
+//! - `deep`: model checkers, sanitizers, wide runs; hours if let.
+//! - `setup`: fetches the clients the end-to-end tests use.
+//!
+//! Every row says passed, failed, or skipped and why; a checker says how much it ran, so that an
+//! empty run is visible.
+
+mod check;
+mod deep;
+mod setup;
+mod step;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// The chores of this workspace.
+#[derive(Parser)]
+#[command(name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Format, lints, documentation, layers and fast tests.
+    Check,
+    /// All fast tests.
+    Test,
+    /// Miri, loom, sanitizers, wide seeds and crash points, fuzzing, kill loops.
+    Deep(deep::DeepArguments),
+    /// Fetch what the end-to-end tests use: redis-server, redis-cli, redis-py, strace.
+    Setup,
+}
+
+fn main() -> ExitCode {
+    let report = match Cli::parse().task {
+        Task::Check => check::check(),
+        Task::Test => check::test(),
+        Task::Deep(arguments) => deep::run(&arguments),
+        Task::Setup => setup::run(),
+    };
+    report.finish()
+}
+
+/// The root of the workspace.
+fn root() -> PathBuf {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+    own.parent().map_or_else(|| own.to_owned(), Path::to_owned)
+}

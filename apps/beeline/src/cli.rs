@@ -91,4 +91,47 @@ mod tests {
     fn the_command_line_is_well_formed() {
         Cli::command().debug_assert();
     }
+
+    /// Command lines of `beeline` in the fenced blocks of a page, without a comment behind them.
+    fn commands(page: &str) -> Vec<Vec<String>> {
+        page.split("```")
+            .skip(1)
+            .step_by(2)
+            .flat_map(str::lines)
+            .filter_map(|line| {
+                let line = line.trim().trim_start_matches("$ ");
+                let rest = line
+                    .strip_prefix("beeline ")
+                    .or_else(|| line.strip_prefix("cargo run --release -- "))?;
+                let rest = rest.split(" #").next().unwrap_or(rest);
+                Some(
+                    std::iter::once("beeline")
+                        .chain(rest.split_whitespace())
+                        .map(str::to_owned)
+                        .collect(),
+                )
+            })
+            .collect()
+    }
+
+    #[test]
+    fn every_command_in_the_documents_is_understood() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let mut pages = vec![root.join("README.md"), root.join("ARCHITECTURE.md")];
+        for entry in std::fs::read_dir(root.join("docs")).unwrap().flatten() {
+            pages.push(entry.path());
+        }
+        let mut understood = 0;
+        for page in pages.iter().filter(|page| page.extension().is_some_and(|e| e == "md")) {
+            for words in commands(&std::fs::read_to_string(page).unwrap()) {
+                let parsed = Cli::try_parse_from(&words);
+                let problem = parsed.err().filter(clap::Error::use_stderr);
+                assert!(problem.is_none(), "{}: {words:?}: {problem:?}", page.display());
+                understood += 1;
+            }
+        }
+        assert!(understood >= 2, "only {understood} commands were found");
+        let planted = commands("```sh\n$ beeline fly --high  # up\n```");
+        assert!(Cli::try_parse_from(&planted[0]).is_err());
+    }
 }

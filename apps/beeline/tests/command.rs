@@ -1,0 +1,91 @@
+//! The command as scripts see it: exit codes, what goes to which stream.
+
+use std::process::{Command, Output};
+
+fn beeline(arguments: &[&str]) -> Output {
+    let directory = tempfile::tempdir().unwrap();
+    Command::new(env!("CARGO_BIN_EXE_beeline"))
+        .args(arguments)
+        .current_dir(directory.path())
+        .env_clear()
+        .output()
+        .unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn help_and_version_are_results() {
+    for flag in ["--help", "--version"] {
+        let output = beeline(&[flag]);
+        assert_eq!(output.status.code(), Some(0));
+        assert!(text(&output.stdout).contains("beeline") || flag == "--help");
+        assert!(output.stderr.is_empty());
+    }
+}
+
+#[test]
+fn a_usage_error_is_exit_code_2_and_leaves_standard_output_empty() {
+    for arguments in [
+        &["fly"][..],
+        &["config", "show", "--segment-size", "5"],
+        &["config", "show", "--config", "absent.toml"],
+        &["config", "show", "--log", "a=b=c"],
+        &["bench", "host", "--repetitions", "0"],
+    ] {
+        let output = beeline(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {}", text(&output.stderr));
+        assert!(output.stdout.is_empty(), "{arguments:?}");
+        assert!(!output.stderr.is_empty(), "{arguments:?}");
+    }
+}
+
+#[test]
+fn config_show_names_where_each_value_came_from() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::write(directory.path().join("beeline.toml"), "[serve]\nshards = 3\npin = true\n")
+        .unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_beeline"))
+        .args(["config", "show", "--json", "--durability", "power"])
+        .current_dir(directory.path())
+        .env_clear()
+        .env("BEELINE_SHARDS", "2")
+        .output()
+        .unwrap();
+    let rows: Vec<serde_json::Value> =
+        text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let row = |name: &str| rows.iter().find(|row| row["name"] == name).unwrap();
+    assert_eq!(row("shards")["value"], "2");
+    assert_eq!(row("shards")["origin"], "environment BEELINE_SHARDS");
+    assert_eq!(row("pin")["origin"], "file beeline.toml");
+    assert_eq!(row("durability")["origin"], "flag --durability");
+    assert_eq!(row("data")["origin"], "default");
+}
+
+#[test]
+fn a_tiny_bench_prints_json_lines_with_their_environment() {
+    let output = beeline(&["bench", "host", "--quick", "--json", "--plot", "out.png"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let rows: Vec<serde_json::Value> =
+        text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(rows.len(), 5);
+    for row in rows {
+        assert!(row["figure"]["median"].as_f64().unwrap() > 0.0, "{row}");
+        assert!(row["environment"]["commit"].is_string(), "{row}");
+    }
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error_message() {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_beeline"))
+        .args(["config", "show"])
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(output.stderr.is_empty(), "{}", text(&output.stderr));
+}

@@ -1,0 +1,112 @@
+//! Small rules over every Rust file.
+
+use crate::SourceFile;
+
+/// A longer file hides a second concept.
+pub const LONGEST_FILE_LINES: usize = 800;
+
+/// Files past [`LONGEST_FILE_LINES`]; `excused` lists `(path, reason)`.
+#[must_use]
+pub fn long_files(files: &[SourceFile], excused: &[(&str, &str)]) -> Vec<String> {
+    let mut problems = Vec::new();
+    for file in files {
+        let lines = file.text.lines().count();
+        let excuse = excused.iter().any(|(path, _)| *path == file.path);
+        if lines > LONGEST_FILE_LINES && !excuse {
+            problems.push(format!("{}: {lines} lines; split it at its second concept", file.path));
+        }
+    }
+    for (path, reason) in excused {
+        let still =
+            files.iter().any(|f| f.path == *path && f.text.lines().count() > LONGEST_FILE_LINES);
+        if !still {
+            problems
+                .push(format!("{path} is excused ({reason}) but short or gone: remove the line"));
+        }
+    }
+    problems
+}
+
+/// Files that do not say at their head what they are for.
+#[must_use]
+pub fn undocumented_modules(files: &[SourceFile]) -> Vec<String> {
+    files
+        .iter()
+        .filter(|file| {
+            let first = file.text.lines().find(|line| !line.trim().is_empty());
+            !first.is_some_and(|line| line.starts_with("//!"))
+        })
+        .map(|file| format!("{}: begins without a //! line that says its purpose", file.path))
+        .collect()
+}
+
+/// What must not be in the tree, with the reason. Spelt in two halves so that this file does not
+/// contain it.
+fn banned() -> Vec<(String, &'static str)> {
+    let join = |a: &str, b: &str| format!("{a}{b}");
+    vec![
+        (join("todo", "!("), "unfinished code does not land"),
+        (join("unimplemented", "!("), "unfinished code does not land"),
+        (join("dbg", "!("), "left over from a search for a bug"),
+        (join("FIX", "ME"), "mend it, or explain it"),
+        (join("XX", "X:"), "mend it, or explain it"),
+        (join("/ho", "me/"), "a path of one machine"),
+        (join("/ro", "ot/"), "a path of one machine"),
+        (join("/wo", "rk/"), "a path of one machine"),
+        (join("/Use", "rs/"), "a path of one machine"),
+        (join("clippy::", "all"), "lints are silenced one by one, each with a reason"),
+        (join("<<<<", "<<< "), "an unresolved conflict"),
+        (join(">>>>", ">>> "), "an unresolved conflict"),
+    ]
+}
+
+/// Lines with words that must not be in the tree.
+#[must_use]
+pub fn banned_words(files: &[SourceFile]) -> Vec<String> {
+    let banned = banned();
+    let mut problems = Vec::new();
+    for file in files {
+        for (number, line) in (1..).zip(file.text.lines()) {
+            for (word, reason) in &banned {
+                if line.contains(word.as_str()) {
+                    problems.push(format!("{}:{number}: {word:?}: {reason}", file.path));
+                }
+            }
+        }
+    }
+    problems
+}
+
+/// Lints silenced without a reason beside them. Files under `tests/` may allow `unwrap_used`,
+/// `expect_used` and `panic` without one.
+#[must_use]
+pub fn unreasoned_allowances(files: &[SourceFile]) -> Vec<String> {
+    let mut problems = Vec::new();
+    for file in files {
+        let lines: Vec<&str> = file.text.lines().collect();
+        for (index, line) in lines.iter().enumerate() {
+            let line = line.trim_start();
+            let silences = ["#[allow(", "#![allow(", "#[expect(", "#![expect("];
+            if !silences.iter().any(|start| line.starts_with(start)) {
+                continue;
+            }
+            // The attribute may span lines.
+            let end = lines[index..].iter().position(|l| l.contains(")]")).unwrap_or(0);
+            let whole = lines[index..=index + end].join(" ");
+            // Helpers of integration tests may do what tests may; that needs no saying each time.
+            let in_tests = file.path.contains("/tests/")
+                && whole.split(['(', ')', ',']).skip(1).map(str::trim).all(|lint| {
+                    ["clippy::unwrap_used", "clippy::expect_used", "clippy::panic", "", "]"]
+                        .contains(&lint)
+                });
+            if !whole.contains("reason") && !in_tests {
+                problems.push(format!(
+                    "{}:{}: a lint is silenced; add reason = \"...\"",
+                    file.path,
+                    index + 1
+                ));
+            }
+        }
+    }
+    problems
+}

@@ -1,0 +1,88 @@
+//! `setup`: fetches the clients the end-to-end tests use. What could not be had is reported, and
+//! the tests that need it skip themselves.
+
+use crate::root;
+use crate::step::{Outcome, Report, Step, works};
+
+/// The Python client, pinned.
+const REDIS_PY: &str = "redis==6.4.0";
+
+/// The command.
+pub fn run() -> Report {
+    let mut report = Report::default();
+    packages(&mut report);
+    python(&mut report);
+    report
+}
+
+fn packages(report: &mut Report) {
+    let wanted = [
+        ("redis-cli", "redis-tools"),
+        ("redis-benchmark", "redis-tools"),
+        ("redis-server", "redis-server"),
+        ("strace", "strace"),
+    ];
+    let lacking: Vec<&str> = wanted
+        .iter()
+        .filter(|(program, _)| !works(&format!("which {program}")))
+        .map(|(_, package)| *package)
+        .collect();
+    if lacking.is_empty() {
+        report.add("programs", Outcome::Passed);
+        return;
+    }
+    let list = lacking.join(" ");
+    if !works("which apt-get") {
+        report.skip("programs", &format!("no apt-get here; install by hand: {list}"));
+        return;
+    }
+    let rights = if works("test -w /usr/bin") { "" } else { "sudo --non-interactive " };
+    let install = || {
+        Step::new(
+            "programs",
+            &format!("{rights}apt-get install --yes --no-install-recommends {list}"),
+        )
+        .set("DEBIAN_FRONTEND", "noninteractive")
+        .minutes(10)
+        .run()
+    };
+    let mut row = install();
+    if !row.passed() {
+        Step::new("package lists", &format!("{rights}apt-get update")).minutes(10).run();
+        row = install();
+    }
+    if row.passed() {
+        report.add("programs", Outcome::Passed);
+    } else {
+        report.skip("programs", &format!("apt-get could not install {list}"));
+    }
+}
+
+fn python(report: &mut Report) {
+    let home = root().join("target/clients-venv");
+    let python = home.join("bin/python");
+    let version = REDIS_PY.replace("redis==", "");
+    let probe = root().join("verify/clients/python/version.py");
+    let right = || works(&format!("{} {} {version}", python.display(), probe.display()));
+    if right() {
+        report.add("redis-py", Outcome::Passed);
+        return;
+    }
+    let made = Step::new("python environment", &format!("python3 -m venv {}", home.display()))
+        .minutes(5)
+        .run();
+    if !made.passed() {
+        report.skip("redis-py", "python3 with venv is not here");
+        return;
+    }
+    let line = format!(
+        "{} -m pip install --quiet --disable-pip-version-check {REDIS_PY}",
+        python.display()
+    );
+    Step::new("redis-py", &line).minutes(10).run();
+    if right() {
+        report.add("redis-py", Outcome::Passed);
+    } else {
+        report.skip("redis-py", &format!("pip could not install {REDIS_PY}"));
+    }
+}

@@ -1,0 +1,326 @@
+//! One step: a command with a time limit, its output passed through, its tests counted.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::root;
+
+/// How a step ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It did what it should.
+    Passed,
+    /// It did not.
+    Failed(String),
+    /// It could not run here.
+    Skipped(String),
+}
+
+/// A row of the closing table.
+#[derive(Clone, Debug)]
+pub struct Row {
+    name: String,
+    outcome: Outcome,
+    counts: Counts,
+    seconds: u64,
+}
+
+impl Row {
+    /// True when the step did what it should.
+    pub fn passed(&self) -> bool {
+        self.outcome == Outcome::Passed
+    }
+}
+
+/// Tests as the test harness counted them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Passed, those among them that skipped themselves included.
+    pub passed: u64,
+    /// Failed.
+    pub failed: u64,
+    /// Not run by default.
+    pub ignored: u64,
+    /// Suites that reported.
+    pub suites: u64,
+    /// Names of failed tests.
+    pub failures: Vec<String>,
+}
+
+impl Counts {
+    /// Takes in one line of the harness's output.
+    pub fn read(&mut self, line: &str) {
+        if let Some(rest) = line.strip_prefix("test result: ") {
+            self.suites += 1;
+            let number = |word: &str| {
+                let end = rest.find(word)?;
+                rest[..end].trim_end().rsplit([' ', '.']).next()?.parse::<u64>().ok()
+            };
+            self.passed += number(" passed").unwrap_or(0);
+            self.failed += number(" failed").unwrap_or(0);
+            self.ignored += number(" ignored").unwrap_or(0);
+        } else if let Some(name) =
+            line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... FAILED"))
+        {
+            self.failures.push(name.to_owned());
+        }
+    }
+
+    fn text(&self) -> String {
+        if self.suites == 0 {
+            return String::new();
+        }
+        format!("{} tests in {} suites", self.passed + self.failed, self.suites)
+    }
+}
+
+/// A command to run.
+#[derive(Debug)]
+pub struct Step {
+    name: String,
+    program: String,
+    arguments: Vec<String>,
+    environment: BTreeMap<String, String>,
+    limit: Duration,
+    needs_tests: bool,
+}
+
+impl Step {
+    /// `line` split at spaces, run at the root of the workspace.
+    pub fn new(name: &str, line: &str) -> Self {
+        let mut words = line.split_whitespace().map(str::to_owned);
+        Self {
+            name: name.to_owned(),
+            program: words.next().unwrap_or_default(),
+            arguments: words.collect(),
+            environment: BTreeMap::new(),
+            limit: Duration::from_secs(45 * 60),
+            needs_tests: false,
+        }
+    }
+
+    /// Sets an environment variable.
+    pub fn set(mut self, name: &str, value: &str) -> Self {
+        self.environment.insert(name.to_owned(), value.to_owned());
+        self
+    }
+
+    /// Ends the step, failed, after so many minutes.
+    pub fn minutes(mut self, minutes: u64) -> Self {
+        self.limit = Duration::from_secs(60 * minutes);
+        self
+    }
+
+    /// Fails the step when not a single test ran.
+    pub fn tests(mut self) -> Self {
+        self.needs_tests = true;
+        self
+    }
+
+    /// Runs the step, its output passing through to ours.
+    pub fn run(&self) -> Row {
+        say(&format!("\n== {}: {} {}", self.name, self.program, self.arguments.join(" ")));
+        let start = Instant::now();
+        let mut counts = Counts::default();
+        let mut outcome = match self.drive(&mut counts) {
+            Ok(outcome) => outcome,
+            Err(error) => Outcome::Failed(format!("{}: {error}", self.program)),
+        };
+        if self.needs_tests && outcome == Outcome::Passed && counts.passed == 0 {
+            outcome = Outcome::Failed("not a single test ran".to_owned());
+        }
+        Row { name: self.name.clone(), outcome, counts, seconds: start.elapsed().as_secs() }
+    }
+
+    fn drive(&self, counts: &mut Counts) -> std::io::Result<Outcome> {
+        // One pipe for both streams keeps their order.
+        let (reader, writer) = std::io::pipe()?;
+        let mut command = Command::new(&self.program);
+        command
+            .args(&self.arguments)
+            .envs(&self.environment)
+            .current_dir(root())
+            .stdin(Stdio::null())
+            .stdout(writer.try_clone()?)
+            .stderr(writer)
+            .process_group(0);
+        let mut child = command.spawn()?;
+        // Our copies of the writing end go with the command.
+        drop(command);
+        let group = child.id();
+        let limit = self.limit;
+        let (done, ended) = std::sync::mpsc::channel::<()>();
+        let guard = std::thread::spawn(move || {
+            let late = ended.recv_timeout(limit) == Err(std::sync::mpsc::RecvTimeoutError::Timeout);
+            if late {
+                // The whole group: what a test started ends with it.
+                let _ = Command::new("kill").args(["-KILL", "--", &format!("-{group}")]).status();
+            }
+            late
+        });
+        for line in BufReader::new(reader).split(b'\n') {
+            let line = line?;
+            let line = String::from_utf8_lossy(&line);
+            counts.read(&line);
+            say(&line);
+        }
+        let status = child.wait()?;
+        let _ = done.send(());
+        let late = guard.join().unwrap_or(false);
+        Ok(if late {
+            Outcome::Failed(format!("not done after {} minutes", limit.as_secs() / 60))
+        } else if status.success() {
+            Outcome::Passed
+        } else if counts.failed > 0 {
+            Outcome::Failed(format!("failed: {}", counts.failures.join(", ")))
+        } else {
+            Outcome::Failed(status.to_string())
+        })
+    }
+}
+
+/// The rows so far.
+#[derive(Debug, Default)]
+pub struct Report {
+    rows: Vec<Row>,
+    notes: Vec<String>,
+}
+
+impl Report {
+    /// Runs a step and keeps its row.
+    pub fn run(&mut self, step: &Step) {
+        let row = step.run();
+        self.rows.push(row);
+    }
+
+    /// A row that did not need a command.
+    pub fn add(&mut self, name: &str, outcome: Outcome) {
+        self.rows.push(Row {
+            name: name.to_owned(),
+            outcome,
+            counts: Counts::default(),
+            seconds: 0,
+        });
+    }
+
+    /// A row for what cannot run here.
+    pub fn skip(&mut self, name: &str, reason: &str) {
+        self.add(name, Outcome::Skipped(reason.to_owned()));
+    }
+
+    /// Tests that skipped themselves, one line each: name and reason.
+    pub fn note_skipped(&mut self, lines: Vec<String>) {
+        self.notes = lines;
+    }
+
+    /// Prints the table and the line of totals; fails when a row did.
+    pub fn finish(self) -> ExitCode {
+        say(&format!("\n{}", self.text()));
+        let failed = self.rows.iter().any(|row| matches!(row.outcome, Outcome::Failed(_)));
+        if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    }
+
+    /// The table, then what was skipped inside suites, then `N passed, N failed, N skipped`: tests
+    /// where a row ran tests, else the row itself.
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        let (mut passed, mut failed, mut skipped) = (0, 0, self.notes.len() as u64);
+        for row in &self.rows {
+            let (word, detail) = match &row.outcome {
+                Outcome::Passed => ("passed", row.counts.text()),
+                Outcome::Failed(why) => ("FAILED", why.clone()),
+                Outcome::Skipped(why) => ("skipped", why.clone()),
+            };
+            text.push_str(&format!("{word:<8} {:<24} {:>5} s  {detail}\n", row.name, row.seconds));
+            passed += row.counts.passed;
+            skipped += row.counts.ignored;
+            failed += row.counts.failed;
+            match row.outcome {
+                Outcome::Passed if row.counts.suites == 0 => passed += 1,
+                Outcome::Failed(_) if row.counts.failed == 0 => failed += 1,
+                Outcome::Skipped(_) => skipped += 1,
+                _ => {}
+            }
+        }
+        for note in &self.notes {
+            text.push_str(&format!("skipped  {note}\n"));
+        }
+        // A test that skipped itself counts as passed for the harness; not for us.
+        passed = u64::saturating_sub(passed, self.notes.len() as u64);
+        text.push_str(&format!("\n{passed} passed, {failed} failed, {skipped} skipped"));
+        text
+    }
+}
+
+/// A line on standard output; nobody reading is no reason to stop.
+pub fn say(line: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = writeln!(out, "{line}");
+    let _ = out.flush();
+}
+
+/// True when `line` runs and succeeds here.
+pub fn works(line: &str) -> bool {
+    let mut words = line.split_whitespace();
+    let Some(program) = words.next() else { return false };
+    Command::new(program)
+        .args(words)
+        .current_dir(root())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_harness_lines_are_counted() {
+        let mut counts = Counts::default();
+        counts.read("test layers::a ... FAILED");
+        counts.read(
+            "test result: FAILED. 12 passed; 1 failed; 2 ignored; 0 measured; 0 filtered out",
+        );
+        counts.read("test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out");
+        assert_eq!((counts.passed, counts.failed, counts.ignored, counts.suites), (15, 1, 2, 2));
+        assert_eq!(counts.failures, ["layers::a"]);
+    }
+
+    #[test]
+    fn totals_count_tests_where_there_are_some_and_rows_elsewhere() {
+        let mut report = Report::default();
+        report.add("format", Outcome::Passed);
+        report.add("docs", Outcome::Failed("broken link".to_owned()));
+        report.skip("miri", "not installed");
+        report.rows.push(Row {
+            name: "tests".to_owned(),
+            outcome: Outcome::Passed,
+            counts: Counts { passed: 10, suites: 2, ..Counts::default() },
+            seconds: 3,
+        });
+        report.note_skipped(vec!["disk_full: not root".to_owned()]);
+        let text = report.text();
+        assert!(text.ends_with("10 passed, 1 failed, 2 skipped"), "{text}");
+        assert!(text.contains("FAILED   docs") && text.contains("disk_full: not root"), "{text}");
+    }
+
+    #[test]
+    fn a_step_that_hangs_is_ended() {
+        let mut step = Step::new("hang", "sleep 600");
+        step.limit = Duration::from_millis(200);
+        let row = step.run();
+        assert!(matches!(row.outcome, Outcome::Failed(why) if why.contains("not done")));
+    }
+
+    #[test]
+    fn a_step_without_a_test_is_a_failure_where_tests_are_expected() {
+        let row = Step::new("empty", "true").tests().run();
+        assert!(matches!(row.outcome, Outcome::Failed(_)), "{row:?}");
+    }
+}
