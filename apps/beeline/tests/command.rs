@@ -1,5 +1,7 @@
 //! The command as scripts see it: exit codes, what goes to which stream.
 
+#![allow(clippy::unwrap_used)]
+
 use std::process::{Command, Output};
 
 fn beeline(arguments: &[&str]) -> Output {
