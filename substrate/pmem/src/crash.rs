@@ -12,8 +12,8 @@
 //! Sets of images only grow between two fences. Looking just before every fence, and at the end,
 //! therefore sees every image there is.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use beeline_env::Randomness;
@@ -296,12 +296,10 @@ type Choice = BTreeMap<u32, u64>;
 impl Line {
     /// What the line may hold: prefixes, words of the last call in ascending or descending order.
     fn choices(&self) -> Vec<Choice> {
-        let mut choices: Vec<Choice> = Vec::new();
+        let mut choices = BTreeSet::new();
         let mut add = |stores: &[Pending], more: &[Pending]| {
-            let choice = stores.iter().chain(more).map(|store| (store.word, store.value)).collect();
-            if !choices.contains(&choice) {
-                choices.push(choice);
-            }
+            let both = stores.iter().chain(more);
+            choices.insert(both.map(|store| (store.word, store.value)).collect::<Choice>());
         };
         for end in 0..=self.pending.len() {
             add(&self.pending[..end], &[]);
@@ -311,7 +309,7 @@ impl Line {
                 add(&self.pending[..start], &self.pending[from..end]);
             }
         }
-        choices
+        choices.into_iter().collect()
     }
 
     /// Ranges of pending stores that came from one call.
@@ -441,9 +439,8 @@ impl Media {
         let mut product = 1_usize;
         let mut choices = Vec::new();
         for (&key, line) in &self.lines {
-            // A line has at least `pending + 1` prefixes, before equal ones are dropped; no need
-            // to list the choices of a history far beyond the limit.
-            if product > most || line.pending.len() > 16 * most {
+            // No need to list the choices of a history that is far beyond the limit.
+            if product > most || line.pending.len() > most {
                 product = usize::MAX;
                 break;
             }

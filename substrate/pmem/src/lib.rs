@@ -25,6 +25,7 @@ mod pool;
 mod prepare;
 mod record;
 mod segment;
+mod simulate;
 
 pub use crash::{CrashCounts, CrashImage, CrashKind, CrashLimits, SimDevice, for_each_crash_image};
 pub use error::PmemError;

@@ -18,6 +18,7 @@ use crate::persister::Persister;
 use crate::prepare::Preparer;
 use crate::record::Event;
 use crate::segment::Segment;
+use crate::simulate;
 
 static BEFORE_DESCRIPTOR: FaultPoint = FaultPoint::new("pmem.allocate.before_descriptor");
 static AFTER_DESCRIPTOR: FaultPoint = FaultPoint::new("pmem.allocate.after_descriptor");
@@ -157,7 +158,7 @@ impl Pool {
     ///
     /// Errors: `Options`.
     pub fn simulated(options: &PoolOptions) -> Result<(Self, SimDevice), PmemError> {
-        let (opened, device) = open::simulated(options)?;
+        let (opened, device) = simulate::simulated(options)?;
         Ok((Self::assemble(opened), device))
     }
 
@@ -169,7 +170,7 @@ impl Pool {
         image: &CrashImage,
         options: &PoolOptions,
     ) -> Result<(Self, SimDevice), PmemError> {
-        let (opened, device) = open::image(image, options)?;
+        let (opened, device) = simulate::image(image, options)?;
         Ok((Self::assemble(opened), device))
     }
 
