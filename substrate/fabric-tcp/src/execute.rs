@@ -357,10 +357,9 @@ impl Engine {
         let refused = |status| End::Refused { request, status };
         let denied = refused(Status::RemoteAccessError);
         match frame.message {
+            Message::Write { immediate: None, .. } => {}
             Message::Write { length, immediate, .. } => {
-                if immediate.is_some() {
-                    self.received(Opcode::ReceiveWithImmediate, length, immediate);
-                }
+                self.received(Opcode::ReceiveWithImmediate, length, immediate);
             }
             Message::Send { length, immediate } => {
                 self.received(Opcode::Receive, length, immediate);
