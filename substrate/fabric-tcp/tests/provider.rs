@@ -1,6 +1,8 @@
 //! The provider between two devices of one process: what conformance does not reach, and a first
 //! net under it.
 
+#![allow(clippy::unwrap_used, reason = "a test ends where its set-up breaks")]
+
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
