@@ -16,7 +16,7 @@ use crate::clock;
 use crate::engine::{End, Engine, Receives, Request};
 use crate::frame::{Decoder, Frame, HEADER_BYTES, Message, WaitReason};
 use crate::receive_queue::PostedReceive;
-use crate::region::{Entry, Range, Side};
+use crate::region::{Entry, Range, UseGuard};
 use crate::socket::{Moved, part};
 use crate::transmit::{MAX_RESPONSES, Response};
 
@@ -32,8 +32,37 @@ const DROP_WINDOW: u32 = 1 << 20;
 /// Where a payload goes.
 #[derive(Debug)]
 enum Place {
-    Region { entry: Arc<Entry>, offset: usize, side: Side },
+    /// Where the peer's request says: each piece needs leave.
+    Remote {
+        entry: Arc<Entry>,
+        offset: usize,
+    },
+    /// Where a receive or a read of this process says.
+    Local {
+        entry: Arc<Entry>,
+        offset: usize,
+    },
     Nowhere,
+}
+
+impl Place {
+    /// The region and the offset in it.
+    fn region(&self) -> Option<(&Entry, usize)> {
+        match self {
+            Self::Remote { entry, offset } | Self::Local { entry, offset } => {
+                Some((entry, *offset))
+            }
+            Self::Nowhere => None,
+        }
+    }
+
+    /// Leave for one piece. `Err` once the region is taken away from the peer.
+    fn enter(&self) -> Result<Option<UseGuard<'_>>, ()> {
+        match self {
+            Self::Remote { entry, .. } => entry.enter().map(Some).ok_or(()),
+            _ => Ok(None),
+        }
+    }
 }
 
 /// A payload being read.
@@ -132,15 +161,12 @@ impl Engine {
         let spare_length = spare.len();
         let spare = part(spare.as_mut_ptr(), spare_length);
         if let Some(payload) = payload
-            && let Place::Region { entry, offset, side } = &payload.place
+            && let Some((entry, offset)) = payload.place.region()
             && payload.remaining() >= DIRECT_BYTES as u64
         {
-            let request = payload.frame.request;
             let length = payload.remaining().min(PIECE_BYTES as u64) as usize;
-            let Some(_guard) = entry.enter(*side) else {
-                return Err(revoked(&payload.frame, request));
-            };
-            let target = part(entry.pointer(*offset + payload.done as usize), length);
+            let _guard = payload.place.enter().map_err(|()| revoked(&payload.frame))?;
+            let target = part(entry.pointer(offset + payload.done as usize), length);
             let mut parts = [target, spare];
             // SAFETY: the target lies in a range checked at the frame's header, held by `entry`
             // and entered by the guard; the spare part is the tail of the owned buffer. No
@@ -196,10 +222,8 @@ impl Engine {
         if count == 0 {
             return Ok(());
         }
-        if let Place::Region { entry, offset, side } = &payload.place {
-            let Some(_guard) = entry.enter(*side) else {
-                return Err(revoked(&payload.frame, payload.frame.request));
-            };
+        if let Some((entry, offset)) = payload.place.region() {
+            let _guard = payload.place.enter().map_err(|()| revoked(&payload.frame))?;
             let bytes = &buffer[*start..*start + count];
             let at = offset + payload.done as usize;
             match <[u8; 8]>::try_from(bytes) {
@@ -230,6 +254,7 @@ impl Engine {
         if self.dropping.is_some() && !self.resumed {
             return Err(End::Hostile("a request sent again before it was asked for"));
         }
+        let mut place = self.write_place(&frame)?;
         if let Some(reason) = self.obstacle(&frame) {
             self.dropping = Some(reason);
             self.resumed = false;
@@ -238,7 +263,9 @@ impl Engine {
             return self.expect_payload(frame, Place::Nowhere);
         }
         self.dropping = None;
-        let place = self.destination(&frame)?;
+        if let Message::Send { length, .. } = frame.message {
+            place = self.send_place(frame.request, length)?;
+        }
         self.expect_payload(frame, place)
     }
 
@@ -287,37 +314,35 @@ impl Engine {
         None
     }
 
-    /// Checks a request and tells where its payload goes.
-    fn destination(&mut self, frame: &Frame) -> Result<Place, End> {
-        let request = frame.request;
-        let refused = |status| End::Refused { request, status };
-        let denied = refused(Status::RemoteAccessError);
+    /// Checks a write's key, rights and range, and tells where its payload goes. Before looking
+    /// for a receive, so that a bad one fails at once.
+    fn write_place(&self, frame: &Frame) -> Result<Place, End> {
         match frame.message {
             // A write of nothing touches nothing; its key is not looked at, as with hardware.
-            Message::Write { length: 0, .. } => Ok(Place::Nowhere),
-            Message::Write { remote, length, .. } => {
+            Message::Write { remote, length, .. } if length > 0 => {
+                let denied =
+                    End::Refused { request: frame.request, status: Status::RemoteAccessError };
                 let entry = self.reach(remote, length, Access::REMOTE_WRITE).ok_or(denied)?;
-                Ok(Place::Region { entry, offset: remote.offset as usize, side: Side::Remote })
-            }
-            Message::Send { length, .. } => {
-                let capacity = self.receiving.as_ref().map_or(0, PostedReceive::capacity);
-                if length > capacity {
-                    if let Some(receive) = self.receiving.take() {
-                        self.flush_receive(receive.wr_id, Status::LengthError);
-                    }
-                    return Err(refused(Status::LengthError));
-                }
-                match self.receiving.as_ref().and_then(|receive| receive.buffer.as_ref()) {
-                    Some(Range { entry, offset, .. }) => Ok(Place::Region {
-                        entry: Arc::clone(entry),
-                        offset: *offset,
-                        side: Side::Local,
-                    }),
-                    None => Ok(Place::Nowhere),
-                }
+                Ok(Place::Remote { entry, offset: remote.offset as usize })
             }
             _ => Ok(Place::Nowhere),
         }
+    }
+
+    /// Checks a send against the receive it took, and tells where its payload goes.
+    fn send_place(&mut self, request: u32, length: u64) -> Result<Place, End> {
+        let capacity = self.receiving.as_ref().map_or(0, PostedReceive::capacity);
+        if length > capacity {
+            if let Some(receive) = self.receiving.take() {
+                self.flush_receive(receive.wr_id, Status::LengthError);
+            }
+            return Err(End::Refused { request, status: Status::LengthError });
+        }
+        let buffer = self.receiving.as_ref().and_then(|receive| receive.buffer.as_ref());
+        Ok(buffer.map_or(Place::Nowhere, |Range { entry, offset, .. }| Place::Local {
+            entry: Arc::clone(entry),
+            offset: *offset,
+        }))
     }
 
     fn reach(&self, remote: RemoteAddress, length: u64, rights: Access) -> Option<Arc<Entry>> {
@@ -336,11 +361,11 @@ impl Engine {
         if frame.request != self.expected_request || self.dropping.is_some() {
             return Ok(());
         }
-        if let Place::Region { entry, offset, .. } = &place {
+        if let Some((entry, offset)) = place.region() {
             // Pairs with the acquire loads of whoever watches the memory for a later word: what
             // this frame placed is seen before what the next one places.
             fence(Ordering::Release);
-            entry.memory().stored(*offset, frame.message.payload_bytes() as usize);
+            entry.memory().stored(offset, frame.message.payload_bytes() as usize);
         }
         self.execute(&frame)?;
         self.expected_request = self.expected_request.wrapping_add(1);
@@ -410,13 +435,13 @@ impl Engine {
         change: impl FnOnce(&std::sync::atomic::AtomicU64) -> u64,
     ) -> Result<u64, End> {
         let refused = |status| End::Refused { request, status };
-        let entry = self
-            .reach(remote, 8, Access::REMOTE_ATOMIC)
-            .ok_or(refused(Status::RemoteAccessError))?;
         if !remote.offset.is_multiple_of(8) {
             return Err(refused(Status::RemoteInvalidRequest));
         }
-        let guard = entry.enter(Side::Remote).ok_or(refused(Status::RemoteAccessError))?;
+        let entry = self
+            .reach(remote, 8, Access::REMOTE_ATOMIC)
+            .ok_or(refused(Status::RemoteAccessError))?;
+        let guard = entry.enter().ok_or(refused(Status::RemoteAccessError))?;
         let old = change(memory::atomic_u64(entry.memory(), remote.offset as usize));
         entry.memory().stored(remote.offset as usize, 8);
         drop(guard);
@@ -447,7 +472,7 @@ impl Engine {
                     return Err(hostile);
                 }
                 let entry = Arc::clone(&local.entry);
-                let place = Place::Region { entry, offset: local.offset, side: Side::Local };
+                let place = Place::Local { entry, offset: local.offset };
                 self.expect_payload(frame, place)
             }
             Message::AtomicResponse { old } => {
@@ -458,11 +483,8 @@ impl Engine {
                 else {
                     return Err(hostile);
                 };
-                let closed = End::Local(Status::RemoteAccessError);
-                let guard = local.entry.enter(Side::Local).ok_or(closed)?;
                 memory::copy_in(local.entry.memory(), local.offset, &old.to_ne_bytes());
                 local.entry.memory().stored(local.offset, 8);
-                drop(guard);
                 self.complete_front(Status::Success)
             }
             _ => self.answered(&frame),
@@ -479,8 +501,7 @@ impl Engine {
     }
 }
 
-/// The region was taken away in the middle of a payload.
-fn revoked(frame: &Frame, request: u32) -> End {
-    let status = Status::RemoteAccessError;
-    if frame.message.is_request() { End::Refused { request, status } } else { End::Local(status) }
+/// The region was taken away in the middle of the peer's write.
+fn revoked(frame: &Frame) -> End {
+    End::Refused { request: frame.request, status: Status::RemoteAccessError }
 }

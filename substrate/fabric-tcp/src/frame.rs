@@ -373,8 +373,9 @@ impl Fields {
             other => return Err(FrameError::Opcode(other)),
         };
         let limit = if self.opcode == SEND { MAX_SEND_BYTES } else { MAX_MESSAGE_BYTES };
-        let has_length = matches!(self.opcode, WRITE | WRITE_WITH_IMMEDIATE | READ | SEND | FLUSH)
-            || self.opcode == READ_RESPONSE;
+        // A flush moves nothing, so its range is only checked against the region.
+        let has_length =
+            matches!(self.opcode, WRITE | WRITE_WITH_IMMEDIATE | READ | SEND | READ_RESPONSE);
         if has_length && self.c > limit {
             return Err(FrameError::TooLong { length: self.c, limit });
         }

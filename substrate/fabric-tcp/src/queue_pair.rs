@@ -148,7 +148,6 @@ impl Engine {
                 Request::FetchAndAdd { local, remote: *remote, addend: *addend }
             }
             Operation::Flush { remote, length, kind } => {
-                limited("message", *length, MAX_MESSAGE_BYTES)?;
                 Request::Flush { remote: *remote, length: *length, kind: *kind }
             }
         })

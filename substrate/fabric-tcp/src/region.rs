@@ -21,11 +21,8 @@ pub(crate) struct Entry {
     access: Access,
     /// Protection domain it belongs to.
     pub(crate) domain: u64,
-    /// Nothing a peer does may change it any more.
-    revoked: AtomicBool,
-    /// The last handle is gone: peers may not reach it by key; local requests that are
-    /// outstanding still finish.
-    withdrawn: AtomicBool,
+    /// Peers may not reach it any more; local requests that are outstanding still finish.
+    closed: AtomicBool,
     /// Copies under way.
     users: AtomicU32,
 }
@@ -39,15 +36,6 @@ impl Drop for UseGuard<'_> {
         // Release: the copy is over before `settle` (sequentially consistent load) sees zero.
         self.0.users.fetch_sub(1, Ordering::Release);
     }
-}
-
-/// On whose behalf a region is entered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Side {
-    /// A peer's request named its key.
-    Remote,
-    /// A receive or a read of this process named it.
-    Local,
 }
 
 impl Entry {
@@ -75,17 +63,24 @@ impl Entry {
         unsafe { self.memory.base().as_ptr().add(offset) }
     }
 
-    /// Leave to copy one piece; `None` once the region is taken away.
-    pub(crate) fn enter(&self, side: Side) -> Option<UseGuard<'_>> {
+    /// Leave to copy one piece for a peer; `None` once the region is taken away. What its owner
+    /// posts (receives, results of reads) needs none: that is not the peer's doing.
+    pub(crate) fn enter(&self) -> Option<UseGuard<'_>> {
         self.users.fetch_add(1, Ordering::SeqCst);
         let guard = UseGuard(self);
-        (!self.is_closed(side)).then_some(guard)
+        (!self.is_closed()).then_some(guard)
     }
 
-    /// True once the region is taken away from `side`.
-    pub(crate) fn is_closed(&self, side: Side) -> bool {
-        self.revoked.load(Ordering::SeqCst)
-            || (side == Side::Remote && self.withdrawn.load(Ordering::SeqCst))
+    /// True once the region is taken away from peers, by revocation or because its last handle is
+    /// gone.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
+    /// Takes the region away from peers; after it returns no copy for one is under way.
+    fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+        self.settle();
     }
 
     /// Waits for the copies under way. Each is one non-blocking call, so this is short.
@@ -151,8 +146,7 @@ impl RegionTable {
             memory: Arc::clone(&memory),
             access,
             domain,
-            revoked: AtomicBool::new(false),
-            withdrawn: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
             users: AtomicU32::new(0),
         });
         let local_key = LocalKey(self.next_local_key.fetch_add(1, Ordering::Relaxed));
@@ -186,7 +180,7 @@ impl RegionTable {
         let allowed = entry.domain == domain
             && entry.access.intersects(rights)
             && entry.contains(offset, length)
-            && !entry.is_closed(Side::Remote);
+            && !entry.is_closed();
         allowed.then_some(entry)
     }
 
@@ -199,8 +193,7 @@ impl RegionTable {
 impl RegionControl for RegionTable {
     fn revoke(&self, region: &MemoryRegion) -> Result<(), FabricError> {
         if let Some(entry) = self.find(region.remote_key()) {
-            entry.revoked.store(true, Ordering::SeqCst);
-            entry.settle();
+            entry.close();
         }
         Ok(())
     }
@@ -209,8 +202,7 @@ impl RegionControl for RegionTable {
         let entry =
             self.entries.write().unwrap_or_else(PoisonError::into_inner).remove(&remote_key.0);
         if let Some(entry) = entry {
-            entry.withdrawn.store(true, Ordering::SeqCst);
-            entry.settle();
+            entry.close();
         }
     }
 }

@@ -13,7 +13,7 @@ use beeline_fabric::Status;
 use crate::clock;
 use crate::engine::{End, Engine, MAX_INLINE, Outstanding, Request, Source};
 use crate::frame::{Frame, HEADER_BYTES, Message, WaitReason};
-use crate::region::{Entry, Range, Side};
+use crate::region::{Entry, Range};
 use crate::socket::{Moved, Part, part};
 
 /// Bytes of the staging buffer.
@@ -409,7 +409,7 @@ impl Engine {
                         part(bytes.as_ptr().cast_mut(), bytes.len())
                     }
                     Piece::Region { range, answer } => {
-                        if *answer && range.entry.is_closed(Side::Remote) {
+                        if *answer && range.entry.is_closed() {
                             return Err(End::Disconnected);
                         }
                         part(range.entry.pointer(range.offset), range.length)
