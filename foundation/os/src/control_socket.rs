@@ -7,7 +7,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::{
@@ -18,10 +18,13 @@ use rustix::net::{
 /// Most descriptors one record may carry.
 pub const MAX_DESCRIPTORS: usize = 4;
 
+#[expect(clippy::cast_possible_truncation, reason = "twelve bytes")]
+const LENGTH_OF_CREDENTIALS: libc::socklen_t = size_of::<libc::ucred>() as libc::socklen_t;
+
 /// Who is at the other end, as the kernel recorded it when the connection was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerCredentials {
-    /// Process.
+    /// Process; 0 when it is outside our process namespace.
     pub pid: i32,
     /// Effective user.
     pub uid: u32,
@@ -92,15 +95,28 @@ impl ControlSocket {
         Ok(Self(fd))
     }
 
-    /// Who is at the other end.
+    /// Who is at the other end. `pid` is 0 for a process outside our process namespace.
     ///
     /// Errors: the kernel's.
     pub fn peer(&self) -> std::io::Result<PeerCredentials> {
-        let credentials = rustix::net::sockopt::socket_peercred(&self.0)?;
-        Ok(PeerCredentials {
-            pid: credentials.pid.as_raw_nonzero().get(),
-            uid: credentials.uid.as_raw(),
-        })
+        // Not rustix's wrapper: its process number cannot be zero, the kernel's can.
+        let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
+        let mut length = LENGTH_OF_CREDENTIALS;
+        // SAFETY: the kernel writes at most `length` bytes of a plain C structure that outlives
+        // the call.
+        let outcome = unsafe {
+            libc::getsockopt(
+                self.0.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERCRED,
+                (&raw mut credentials).cast(),
+                &raw mut length,
+            )
+        };
+        if outcome != 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        Ok(PeerCredentials { pid: credentials.pid, uid: credentials.uid })
     }
 
     /// Sends one record with up to [`MAX_DESCRIPTORS`] descriptors. Never blocks.

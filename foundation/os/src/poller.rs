@@ -55,6 +55,10 @@ pub struct Poller {
     events: Vec<epoll::Event>,
 }
 
+// SAFETY: the event type can carry pointers, which keeps it from being `Send`; this set only ever
+// stores 64-bit tokens in it.
+unsafe impl Send for Poller {}
+
 impl std::fmt::Debug for Poller {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Poller").field("epoll", &self.epoll).finish_non_exhaustive()

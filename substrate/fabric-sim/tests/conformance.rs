@@ -60,7 +60,9 @@ impl Harness for SimHarness {
     }
 
     fn idle(&self) {
-        self.world.step_within(Duration::from_micros(200));
+        if !self.world.step() {
+            self.world.run_for(Duration::from_millis(1));
+        }
     }
 
     fn wait_readable(&self, descriptor: BorrowedFd<'_>, timeout: Duration) -> io::Result<bool> {

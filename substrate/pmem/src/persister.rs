@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::core::{Core, TABLE_OBJECT};
 use crate::error::PmemError;
@@ -160,7 +161,7 @@ impl Persister {
             Mechanism::CacheLine(_) => cache::store_fence(),
             Mechanism::CacheLineEmulated(_) => {
                 cache::store_fence();
-                self.core.delay(self.pending_lines);
+                self.delay();
             }
             Mechanism::FileSync => self.sync_dirty()?,
             Mechanism::Recorded => {
@@ -187,6 +188,16 @@ impl Persister {
             outcome = outcome.and(self.core.sync_table());
         }
         outcome
+    }
+
+    fn delay(&self) {
+        let nanos = u64::from(self.core.write_delay_ns) * self.pending_lines;
+        if nanos > 0 {
+            let until = Instant::now() + Duration::from_nanos(nanos);
+            while Instant::now() < until {
+                std::hint::spin_loop();
+            }
+        }
     }
 
     /// What was done so far.

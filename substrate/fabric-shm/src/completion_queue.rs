@@ -1,0 +1,572 @@
+//! Completion queues: local completions, polling of hot queue pairs, sleep.
+//!
+//! A queue pair bound to the queue is *hot* (looked at by every poll) or *cold* (its peer rings a
+//! doorbell that sits in the queue's epoll set). Up to `always_hot` quiet queue pairs stay hot;
+//! beyond that, one that was quiet for [`QUIET_POLLS`] polls goes cold. [`Queue::arm`] makes every
+//! hot one's peer ring as well.
+//!
+//! No wake-up is lost: going cold and arming store the armed word, run the heavy fence, and then
+//! look at the ring again (arming: the caller's poll does). The peer stores the slot, runs the
+//! light fence, and then looks at the armed word. Whichever fence comes first in the total order,
+//! the other side's look sees its store. What this thread itself does after arming (a post that
+//! completes, a receive posted for a message that waits) signals the queue's own waker.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use beeline_fabric::{CompletionQueue, FabricError, WorkCompletion};
+use beeline_os::barrier;
+use beeline_os::doorbell::Rung;
+use beeline_os::poller::{Interest, Poller};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
+
+use crate::config::ShmConfig;
+use crate::core::{Core, Heat};
+use crate::device::system;
+use crate::link::QueueSignal;
+
+/// Polls without news after which a queue pair may go cold.
+const QUIET_POLLS: u32 = 256;
+/// Polls between looks at the doorbells of cold queue pairs.
+const POLLS_PER_LOOK: u32 = 128;
+/// Waiting requests look at the clock once per this many polls.
+const POLLS_PER_CLOCK: u32 = 64;
+
+const SIGNAL: u64 = u64::MAX;
+const TIMER: u64 = u64::MAX - 1;
+
+#[derive(Debug)]
+struct Entry {
+    completion: WorkCompletion,
+    /// The queue pair whose send queue it frees.
+    member: u32,
+}
+
+/// The queue itself, shared by its handle and its queue pairs.
+#[derive(Debug)]
+pub(crate) struct Queue {
+    depth: usize,
+    always_hot: usize,
+    spin: Duration,
+    pub signal: Arc<QueueSignal>,
+    poller: RefCell<Poller>,
+    /// A second descriptor of the epoll set, to lend out.
+    descriptor: OwnedFd,
+    timer: OwnedFd,
+    entries: RefCell<VecDeque<Entry>>,
+    members: RefCell<Vec<Option<Rc<Core>>>>,
+    free: RefCell<Vec<u32>>,
+    hot: RefCell<Vec<u32>>,
+    /// To become hot when the list is not being walked.
+    late: RefCell<Vec<u32>>,
+    news: RefCell<Vec<u32>>,
+    turn: Cell<usize>,
+    polls: Cell<u32>,
+    cold: Cell<u32>,
+    armed: Cell<bool>,
+    clock_due: Cell<bool>,
+    overrun: Cell<bool>,
+    generation: Cell<u32>,
+}
+
+impl Queue {
+    fn new(depth_entries: u32, config: &ShmConfig) -> Result<Self, FabricError> {
+        let poller = Poller::new(64).map_err(system("creating an epoll set"))?;
+        let signal = Arc::new(QueueSignal::new().map_err(system("creating an event descriptor"))?);
+        let timer = rustix::time::timerfd_create(
+            TimerfdClockId::Monotonic,
+            TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
+        )
+        .map_err(|error| system("creating a timer")(error.into()))?;
+        let watch = |fd: BorrowedFd<'_>, token| poller.add(fd, token, Interest::READ);
+        watch(signal.waker.as_fd(), SIGNAL).map_err(system("watching an event descriptor"))?;
+        watch(timer.as_fd(), TIMER).map_err(system("watching a timer"))?;
+        let descriptor = poller.as_fd().try_clone_to_owned().map_err(system("duplicating"))?;
+        Ok(Self {
+            depth: depth_entries as usize,
+            always_hot: config.always_hot as usize,
+            spin: config.spin,
+            signal,
+            poller: RefCell::new(poller),
+            descriptor,
+            timer,
+            entries: RefCell::new(VecDeque::with_capacity(depth_entries as usize)),
+            members: RefCell::new(Vec::new()),
+            free: RefCell::new(Vec::new()),
+            hot: RefCell::new(Vec::new()),
+            late: RefCell::new(Vec::new()),
+            news: RefCell::new(Vec::new()),
+            turn: Cell::new(0),
+            polls: Cell::new(0),
+            cold: Cell::new(0),
+            armed: Cell::new(false),
+            clock_due: Cell::new(false),
+            overrun: Cell::new(false),
+            generation: Cell::new(0),
+        })
+    }
+
+    /// A place for a queue pair.
+    pub(crate) fn reserve(&self) -> u32 {
+        if let Some(free) = self.free.borrow_mut().pop() {
+            return free;
+        }
+        let mut members = self.members.borrow_mut();
+        members.push(None);
+        u32::try_from(members.len() - 1).unwrap_or(u32::MAX)
+    }
+
+    pub(crate) fn join(&self, member: u32, core: &Rc<Core>) {
+        self.members.borrow_mut()[member as usize] = Some(Rc::clone(core));
+    }
+
+    /// The queue pair is gone; its completions stay.
+    pub(crate) fn leave(&self, member: u32) {
+        let mut hot = self.hot.borrow_mut();
+        if let Some(place) = hot.iter().position(|&other| other == member) {
+            hot.swap_remove(place);
+        }
+        drop(hot);
+        if self.member(member).is_some_and(|core| core.heat_in(self).get() == Heat::Cold) {
+            self.cold.set(self.cold.get().saturating_sub(1));
+        }
+        for entry in self.entries.borrow_mut().iter_mut().filter(|entry| entry.member == member) {
+            entry.member = u32::MAX;
+        }
+        self.members.borrow_mut()[member as usize] = None;
+        self.free.borrow_mut().push(member);
+    }
+
+    fn member(&self, member: u32) -> Option<Rc<Core>> {
+        self.members.borrow().get(member as usize).cloned().flatten()
+    }
+
+    /// Watches a queue pair's doorbell.
+    pub(crate) fn watch(&self, member: u32, doorbell: BorrowedFd<'_>) {
+        // Fails only at a kernel limit; the queue pair then stays hot for good.
+        let _ = self.poller.borrow().add(doorbell, u64::from(member), Interest::READ);
+    }
+
+    /// Has every poll look at the queue pair.
+    pub(crate) fn heat(&self, member: u32) {
+        let Some(core) = self.member(member) else { return };
+        let heat = core.heat_in(self);
+        if heat.get() == Heat::Hot {
+            return;
+        }
+        let Ok(mut hot) = self.hot.try_borrow_mut() else {
+            self.late.borrow_mut().push(member);
+            return;
+        };
+        hot.push(member);
+        if heat.replace(Heat::Hot) == Heat::Cold {
+            self.cold.set(self.cold.get().saturating_sub(1));
+        }
+        core.quiet_polls.set(0);
+        if !self.armed.get() {
+            core.disarm(self);
+        }
+    }
+
+    #[cold]
+    fn heat_late(&self) {
+        for member in self.late.take() {
+            self.heat(member);
+        }
+    }
+
+    /// Errors: [`FabricError::CompletionQueueOverrun`].
+    pub(crate) fn check(&self) -> Result<(), FabricError> {
+        if self.overrun.get() { Err(self.overrun_error()) } else { Ok(()) }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.entries.borrow().is_empty()
+    }
+
+    /// Adds a local completion. False when the queue overran.
+    #[inline(always)]
+    pub(crate) fn push(&self, member: u32, completion: WorkCompletion) -> bool {
+        let mut entries = self.entries.borrow_mut();
+        if entries.len() == self.depth {
+            drop(entries);
+            self.overrun();
+            return false;
+        }
+        entries.push_back(Entry { completion, member });
+        drop(entries);
+        self.signal_if_armed();
+        true
+    }
+
+    #[cold]
+    fn overrun(&self) {
+        if !self.overrun.replace(true) {
+            for core in self.members.borrow().iter().flatten() {
+                core.break_if_idle();
+            }
+            self.signal_if_armed();
+        }
+    }
+
+    /// Makes the event for something this thread did itself.
+    #[inline(always)]
+    pub(crate) fn signal_if_armed(&self) {
+        if self.armed.get() {
+            self.armed.set(false);
+            self.signal.waker.wake();
+        }
+    }
+
+    /// Moves local completions out.
+    #[inline(always)]
+    fn drain(&self, out: &mut [WorkCompletion]) -> usize {
+        let mut entries = self.entries.borrow_mut();
+        let count = out.len().min(entries.len());
+        if count == 0 {
+            return 0;
+        }
+        let members = self.members.borrow();
+        for (place, entry) in out.iter_mut().zip(entries.drain(..count)) {
+            *place = entry.completion;
+            if let Some(Some(core)) = members.get(entry.member as usize) {
+                core.outstanding.set(core.outstanding.get().saturating_sub(1));
+            }
+        }
+        count
+    }
+
+    #[cold]
+    fn attend(&self) {
+        let mut news = self.news.take();
+        self.signal.take(&mut news);
+        for member in news.drain(..) {
+            if let Some(core) = self.member(member) {
+                core.attend();
+                self.heat(member);
+            }
+        }
+        self.news.replace(news);
+    }
+
+    fn poll(&self, out: &mut [WorkCompletion]) -> Result<usize, FabricError> {
+        if self.overrun.get() {
+            return Err(self.break_all());
+        }
+        if self.signal.has_news() {
+            self.attend();
+        }
+        if !self.late.borrow().is_empty() {
+            self.heat_late();
+        }
+        let polls = self.polls.get().wrapping_add(1);
+        self.polls.set(polls);
+        if self.cold.get() > 0 && polls.is_multiple_of(POLLS_PER_LOOK) && !self.armed.get() {
+            self.hear_doorbells();
+        }
+        let check_clock = polls.is_multiple_of(POLLS_PER_CLOCK) || self.clock_due.replace(false);
+        let mut count = self.drain(out);
+        if count < out.len() {
+            count += self.look_at_hot(&mut out[count..], check_clock);
+            if count < out.len() {
+                count += self.drain(&mut out[count..]);
+            }
+        }
+        if self.overrun.get() {
+            return Err(self.break_all());
+        }
+        if count == out.len() {
+            // There may be more than the caller took.
+            self.signal_if_armed();
+        }
+        Ok(count)
+    }
+
+    #[inline(always)]
+    fn look_at_hot(&self, out: &mut [WorkCompletion], check_clock: bool) -> usize {
+        let mut count = 0;
+        let mut cooling = false;
+        let hot = self.hot.borrow();
+        let total = hot.len();
+        let mut place = self.turn.get();
+        let members = self.members.borrow();
+        for _ in 0..total {
+            place = if place + 1 >= total { 0 } else { place + 1 };
+            let Some(Some(core)) = members.get(hot[place] as usize) else { continue };
+            let progress = core.progress(self, &mut out[count..], check_clock);
+            count += progress.completions;
+            if progress.quiet {
+                let quiet = core.quiet_polls.get().saturating_add(1);
+                core.quiet_polls.set(quiet);
+                cooling |= progress.finished || (quiet >= QUIET_POLLS && total > self.always_hot);
+            } else {
+                core.quiet_polls.set(0);
+            }
+            if count == out.len() {
+                break;
+            }
+        }
+        drop(hot);
+        self.turn.set(place);
+        if cooling && !self.armed.get() {
+            drop(members);
+            self.cool(total);
+        }
+        count
+    }
+
+    /// Takes quiet queue pairs off the list. One fence for all of them.
+    #[cold]
+    fn cool(&self, total: usize) {
+        let members = self.members.borrow();
+        let mut hot = self.hot.borrow_mut();
+        let mut spare = total.saturating_sub(self.always_hot);
+        let mut candidates = Vec::new();
+        let generation = self.next_generation();
+        hot.retain(|&member| {
+            let Some(Some(core)) = members.get(member as usize) else { return false };
+            if core.is_finished() {
+                core.heat_in(self).set(Heat::Out);
+                return false;
+            }
+            if spare > 0 && core.quiet_polls.get() >= QUIET_POLLS && core.can_sleep() {
+                spare -= 1;
+                core.arm(self, generation);
+                candidates.push(member);
+                return false;
+            }
+            true
+        });
+        if candidates.is_empty() {
+            return;
+        }
+        barrier::heavy();
+        for member in candidates {
+            let Some(Some(core)) = members.get(member as usize) else { continue };
+            if core.has_message() {
+                core.disarm(self);
+                core.quiet_polls.set(0);
+                hot.push(member);
+            } else {
+                core.heat_in(self).set(Heat::Cold);
+                self.cold.set(self.cold.get() + 1);
+            }
+        }
+    }
+
+    fn next_generation(&self) -> u32 {
+        let next = self.generation.get().wrapping_add(1).max(1);
+        self.generation.set(next);
+        next
+    }
+
+    /// Every queue pair of an overrun queue is broken.
+    #[cold]
+    fn break_all(&self) -> FabricError {
+        let members: Vec<_> = self.members.borrow().iter().flatten().cloned().collect();
+        for core in members {
+            core.break_if_idle();
+        }
+        self.overrun_error()
+    }
+
+    fn overrun_error(&self) -> FabricError {
+        FabricError::CompletionQueueOverrun {
+            depth_entries: u32::try_from(self.depth).unwrap_or(u32::MAX),
+        }
+    }
+
+    /// Takes what the epoll set reports: rung queue pairs become hot.
+    fn hear_doorbells(&self) {
+        loop {
+            let mut poller = self.poller.borrow_mut();
+            let Ok(count) = poller.wait(Some(Duration::ZERO)) else { return };
+            let mut rung = [0; 64];
+            let count = count.min(rung.len());
+            for (index, token) in rung[..count].iter_mut().enumerate() {
+                *token = poller.readiness(index).token;
+            }
+            drop(poller);
+            for &token in &rung[..count] {
+                match token {
+                    SIGNAL => self.signal.waker.clear(),
+                    TIMER => {
+                        let _ = rustix::io::read(&self.timer, &mut [0_u8; 8]);
+                        self.clock_due.set(true);
+                    }
+                    token => self.hear(u32::try_from(token).unwrap_or(u32::MAX)),
+                }
+            }
+            if count < rung.len() {
+                return;
+            }
+        }
+    }
+
+    fn hear(&self, member: u32) {
+        let Some(core) = self.member(member) else { return };
+        let rung = core.clear_doorbell();
+        if rung == Rung::Closed {
+            core.with_doorbell(|doorbell| {
+                let _ = self.poller.borrow().remove(doorbell);
+            });
+        }
+        core.heat_both(Some(self));
+    }
+
+    fn arm(&self) -> Result<(), FabricError> {
+        self.armed.set(true);
+        let generation = self.next_generation();
+        let mut deadline: Option<Instant> = None;
+        let members = self.members.borrow();
+        let hot = self.hot.borrow();
+        for &member in hot.iter() {
+            let Some(Some(core)) = members.get(member as usize) else { continue };
+            core.arm(self, generation);
+            if let Some(due) = core.deadline() {
+                deadline = Some(deadline.map_or(due, |earlier| earlier.min(due)));
+            }
+        }
+        if !hot.is_empty() {
+            barrier::heavy();
+        }
+        if let Some(deadline) = deadline {
+            let left = deadline.saturating_duration_since(Instant::now());
+            self.set_timer(left.max(Duration::from_micros(1)))?;
+        }
+        Ok(())
+    }
+
+    fn set_timer(&self, after: Duration) -> Result<(), FabricError> {
+        let value = Timespec {
+            tv_sec: i64::try_from(after.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(after.subsec_nanos()),
+        };
+        let interval = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let timer = Itimerspec { it_interval: interval, it_value: value };
+        rustix::time::timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &timer)
+            .map_err(|error| system("setting a timer")(error.into()))?;
+        Ok(())
+    }
+
+    /// Peers of hot queue pairs need not ring any more.
+    fn disarm(&self) {
+        self.armed.set(false);
+        let members = self.members.borrow();
+        for &member in self.hot.borrow().iter() {
+            if let Some(Some(core)) = members.get(member as usize) {
+                core.disarm(self);
+            }
+        }
+    }
+
+    fn acknowledge(&self) {
+        self.disarm();
+        self.hear_doorbells();
+    }
+
+    /// Sleeps until the event or the deadline.
+    fn sleep(&self, deadline: Instant) -> Result<(), FabricError> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let bound = Timespec {
+            tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(left.subsec_nanos()),
+        };
+        let mut fds = [PollFd::new(&self.descriptor, PollFlags::IN)];
+        match rustix::event::poll(&mut fds, Some(&bound)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
+            Err(error) => Err(system("waiting for completions")(error.into())),
+        }
+    }
+
+    fn wait(&self, out: &mut [WorkCompletion], timeout: Duration) -> Result<usize, FabricError> {
+        let count = self.poll(out)?;
+        if count > 0 || timeout == Duration::ZERO {
+            return Ok(count);
+        }
+        let start = Instant::now();
+        let deadline = start.checked_add(timeout).unwrap_or(start + Duration::from_secs(1 << 30));
+        let spin_end = deadline.min(start + self.spin);
+        let mut looks = 0_u32;
+        while !looks.is_multiple_of(32) || Instant::now() < spin_end {
+            let count = self.poll(out)?;
+            if count > 0 {
+                return Ok(count);
+            }
+            looks += 1;
+            // With more threads than processors the peer may need this one.
+            if looks.is_multiple_of(64) {
+                std::thread::yield_now();
+            } else {
+                std::hint::spin_loop();
+            }
+        }
+        loop {
+            self.arm()?;
+            let count = self.poll(out)?;
+            if count > 0 {
+                self.disarm();
+                return Ok(count);
+            }
+            self.sleep(deadline)?;
+            self.acknowledge();
+            let count = self.poll(out)?;
+            if count > 0 || Instant::now() >= deadline {
+                return Ok(count);
+            }
+        }
+    }
+}
+
+/// The handle.
+#[derive(Debug)]
+pub(crate) struct ShmCompletionQueue(Rc<Queue>);
+
+impl ShmCompletionQueue {
+    pub(crate) fn create(
+        depth_entries: u32,
+        config: &ShmConfig,
+    ) -> Result<Rc<dyn CompletionQueue>, FabricError> {
+        Ok(Rc::new(Self(Rc::new(Queue::new(depth_entries, config)?))))
+    }
+
+    pub(crate) fn of(queue: &dyn CompletionQueue) -> Option<Rc<Queue>> {
+        queue.as_any().downcast_ref::<Self>().map(|queue| Rc::clone(&queue.0))
+    }
+}
+
+impl CompletionQueue for ShmCompletionQueue {
+    fn poll(&self, completions: &mut [WorkCompletion]) -> Result<usize, FabricError> {
+        self.0.poll(completions)
+    }
+
+    fn arm(&self) -> Result<(), FabricError> {
+        self.0.arm()
+    }
+
+    fn event_descriptor(&self) -> BorrowedFd<'_> {
+        self.0.descriptor.as_fd()
+    }
+
+    fn acknowledge(&self) -> Result<(), FabricError> {
+        self.0.acknowledge();
+        Ok(())
+    }
+
+    fn wait(
+        &self,
+        completions: &mut [WorkCompletion],
+        timeout: Duration,
+    ) -> Result<usize, FabricError> {
+        self.0.wait(completions, timeout)
+    }
+
+    fn as_any(&self) -> &dyn std::any::Any {
+        self
+    }
+}

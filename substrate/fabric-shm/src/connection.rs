@@ -1,0 +1,314 @@
+//! The data thread's view of one connection: rings, credit, payload areas, doorbell.
+//!
+//! Everything private here is authoritative; what the peer publishes is copied, checked against
+//! it, and refused when an honest peer could not have published it.
+
+use std::sync::Arc;
+
+use beeline_os::barrier;
+use beeline_os::doorbell::Doorbell;
+use beeline_ring::slots::{SlotConsumer, SlotMessage, SlotProducer};
+
+use crate::object::{ConnectionObject, EndView};
+use crate::request::Local;
+use crate::{INLINE_MESSAGE_BYTES, MAX_SEND_BYTES};
+
+/// Why a message cannot go out now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Blocked {
+    /// The receiver has not posted a receive.
+    NoReceive,
+    /// Ring or payload area are full.
+    NoRoom,
+    /// The peer published nonsense.
+    Broken,
+}
+
+/// A message, decoded and checked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Inbound {
+    /// A send.
+    Send { length: u64, immediate: Option<u32>, bytes: Carried },
+    /// A write with immediate of `length` bytes.
+    Written { length: u64, immediate: u32 },
+    /// The sender found our posted receive too short.
+    TooLong,
+}
+
+/// Where a send's bytes are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Carried {
+    /// In the slot, already copied.
+    Inline([u64; INLINE_WORDS]),
+    /// In the payload area, at this address, checked to lie inside.
+    Payload(*const u8),
+}
+
+const INLINE_WORDS: usize = INLINE_MESSAGE_BYTES as usize / 8;
+
+const KIND_SEND: u32 = 1;
+const KIND_SEND_IMMEDIATE: u32 = 2;
+const KIND_WRITTEN: u32 = 3;
+const KIND_TOO_LONG: u32 = 4;
+
+/// Bump allocation of payload bytes, freed in order. The start of each block is in its slot; its
+/// end is remembered here by slot, so that the peer's index frees it.
+#[derive(Debug)]
+struct PayloadArea {
+    size: u64,
+    head: u64,
+    tail: u64,
+    ends: Box<[u64]>,
+}
+
+impl PayloadArea {
+    fn new(size: u32, slots: u32) -> Self {
+        let ends = vec![0; slots as usize].into_boxed_slice();
+        Self { size: u64::from(size), head: 0, tail: 0, ends }
+    }
+
+    /// Position of `length` contiguous bytes, if they are free.
+    fn find(&self, length: u64) -> Option<u64> {
+        let place = self.tail & (self.size - 1);
+        let start =
+            if place + length > self.size { self.tail + (self.size - place) } else { self.tail };
+        (start + length - self.head <= self.size).then_some(start)
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "masked by the number of slots")]
+    fn remember(&mut self, slot: u64) {
+        let mask = self.ends.len() as u64 - 1;
+        self.ends[(slot & mask) as usize] = self.tail;
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "masked by the number of slots")]
+    fn free_to(&mut self, consumed: u64) {
+        if consumed > 0 {
+            let mask = self.ends.len() as u64 - 1;
+            self.head = self.ends[((consumed - 1) & mask) as usize];
+        }
+    }
+}
+
+/// One connection.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub own: EndView,
+    pub peer: EndView,
+    pub asymmetric: bool,
+    pub doorbell: Doorbell,
+    producer: SlotProducer,
+    consumer: SlotConsumer,
+    payload: PayloadArea,
+    /// Receives of the peer that our messages used, and that it had posted when last looked.
+    receives_used: u64,
+    receives_seen: u64,
+    /// Last published index, and payload bytes consumed since.
+    published: u64,
+    payload_since: u64,
+    /// Generations already rung.
+    rung_messages: u32,
+    rung_credit: u32,
+    /// A slot was published since the last look at the peer's armed word.
+    unannounced: bool,
+    /// Keeps the views mapped; last, so that it is dropped last.
+    _object: Arc<ConnectionObject>,
+}
+
+impl Connection {
+    pub(crate) fn new(object: Arc<ConnectionObject>, doorbell: Doorbell, asymmetric: bool) -> Self {
+        let (own, peer) = object.views();
+        let outbound = peer.geometry();
+        Self {
+            own,
+            peer,
+            asymmetric,
+            doorbell,
+            producer: peer.producer(),
+            consumer: own.consumer(),
+            payload: PayloadArea::new(outbound.payload_bytes, outbound.slots),
+            receives_used: 0,
+            receives_seen: 0,
+            published: 0,
+            payload_since: 0,
+            rung_messages: 0,
+            rung_credit: 0,
+            unannounced: false,
+            _object: object,
+        }
+    }
+
+    /// Whether a message that uses a receive can go: a receive and a slot.
+    #[inline(always)]
+    pub(crate) fn check_message(&mut self) -> Result<(), Blocked> {
+        let lengths = self.peer.geometry().lengths;
+        if lengths > 0 && self.receives_used == self.receives_seen {
+            let posted = self.peer.posted();
+            let ahead = posted.wrapping_sub(self.receives_used);
+            if ahead > u64::from(lengths) {
+                return Err(Blocked::Broken);
+            }
+            if ahead == 0 {
+                return Err(Blocked::NoReceive);
+            }
+            self.receives_seen = posted;
+        }
+        if !self.producer.has_room() {
+            self.hear_consumed()?;
+            if !self.producer.has_room() {
+                return Err(Blocked::NoRoom);
+            }
+        }
+        Ok(())
+    }
+
+    fn hear_consumed(&mut self) -> Result<(), Blocked> {
+        let consumed = self.peer.consumed();
+        self.producer.consumed(consumed).map_err(|_| Blocked::Broken)?;
+        self.payload.free_to(consumed);
+        Ok(())
+    }
+
+    /// Whether the peer's ring takes messages without a posted receive (shared receive queue).
+    pub(crate) fn peer_shares_receives(&self) -> bool {
+        self.peer.geometry().lengths == 0
+    }
+
+    /// Publishes a write's immediate. [`Connection::check_message`] succeeded.
+    #[inline(always)]
+    pub(crate) fn push_written(&mut self, length: u64, immediate: u32) {
+        self.push(KIND_WRITTEN, &[length, u64::from(immediate)]);
+    }
+
+    /// Sends `length` bytes; false when they are longer than the peer's receive, which the peer
+    /// then hears. [`Connection::check_message`] succeeded.
+    pub(crate) fn push_send(
+        &mut self,
+        local: Local<'_>,
+        length: u64,
+        immediate: Option<u32>,
+    ) -> Result<bool, Blocked> {
+        let room = self.peer.receive_length(self.receives_used);
+        if room.is_some_and(|room| length > u64::from(room)) {
+            self.push(KIND_TOO_LONG, &[length]);
+            return Ok(false);
+        }
+        let kind = if immediate.is_some() { KIND_SEND_IMMEDIATE } else { KIND_SEND };
+        let immediate = u64::from(immediate.unwrap_or(0));
+        if length <= u64::from(INLINE_MESSAGE_BYTES) {
+            let mut body = [0; 2 + INLINE_WORDS];
+            (body[0], body[1]) = (length, immediate);
+            let target = (&raw mut body[2]).cast();
+            // SAFETY: the words from 2 on hold INLINE_MESSAGE_BYTES, and the ranges were checked
+            // when the request was posted.
+            unsafe { local.copy_to(target) };
+            #[expect(clippy::cast_possible_truncation, reason = "at most 40 bytes")]
+            let words = 2 + (length as usize).div_ceil(8);
+            self.push(kind, &body[..words]);
+            return Ok(true);
+        }
+        let mut start = self.payload.find(length);
+        if start.is_none() {
+            self.hear_consumed()?;
+            start = self.payload.find(length);
+        }
+        let start = start.ok_or(Blocked::NoRoom)?;
+        let place = start & (self.payload.size - 1);
+        let Some(target) = self.peer.payload(place, length) else { return Err(Blocked::Broken) };
+        // SAFETY: `payload` checked that the bytes lie inside the peer's area; the ranges were
+        // checked when the request was posted.
+        unsafe { local.copy_to(target.as_ptr()) };
+        self.payload.tail = start + length;
+        self.push(kind, &[length, immediate | place << 32]);
+        Ok(true)
+    }
+
+    #[inline(always)]
+    fn push(&mut self, kind: u32, body: &[u64]) {
+        self.payload.remember(self.producer.next_index());
+        self.producer.push(kind, body);
+        self.receives_used += 1;
+        self.unannounced = true;
+    }
+
+    /// Rings the peer if it sleeps and something was published.
+    #[inline(always)]
+    pub(crate) fn announce(&mut self) {
+        if !self.unannounced {
+            return;
+        }
+        self.unannounced = false;
+        barrier::light(self.asymmetric);
+        let armed = self.peer.message_arm();
+        if armed != 0 && armed != self.rung_messages {
+            self.rung_messages = armed;
+            self.doorbell.ring();
+        }
+    }
+
+    /// Publishes how many receives were ever posted, and what was consumed.
+    pub(crate) fn publish_posted(&mut self, posted: u64) {
+        self.own.publish_posted(posted);
+        self.publish_consumed();
+    }
+
+    fn publish_consumed(&mut self) {
+        self.published = self.consumer.next_index();
+        self.payload_since = 0;
+        self.own.publish_consumed(self.published);
+        barrier::light(self.asymmetric);
+        let armed = self.peer.credit_arm();
+        if armed != 0 && armed != self.rung_credit {
+            self.rung_credit = armed;
+            self.doorbell.ring();
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn has_message(&self) -> bool {
+        self.consumer.ready().is_some()
+    }
+
+    /// The waiting message: nothing, nonsense, or a checked copy.
+    #[inline(always)]
+    pub(crate) fn peek(&self) -> Option<Result<Inbound, Blocked>> {
+        self.consumer.peek().map(|message| self.decode(&message).ok_or(Blocked::Broken))
+    }
+
+    fn decode(&self, message: &SlotMessage) -> Option<Inbound> {
+        let [length, second, ..] = message.body;
+        #[expect(clippy::cast_possible_truncation, reason = "the low half is the immediate")]
+        let immediate = second as u32;
+        match message.tag {
+            KIND_WRITTEN => Some(Inbound::Written { length, immediate }),
+            KIND_TOO_LONG => Some(Inbound::TooLong),
+            KIND_SEND | KIND_SEND_IMMEDIATE => {
+                let immediate = (message.tag == KIND_SEND_IMMEDIATE).then_some(immediate);
+                let bytes = if length <= u64::from(INLINE_MESSAGE_BYTES) {
+                    Carried::Inline(std::array::from_fn(|word| message.body[2 + word]))
+                } else if length <= u64::from(MAX_SEND_BYTES) {
+                    Carried::Payload(self.own.payload(second >> 32, length)?.as_ptr())
+                } else {
+                    return None;
+                };
+                Some(Inbound::Send { length, immediate, bytes })
+            }
+            _ => None,
+        }
+    }
+
+    /// Goes past a message of `length` bytes; tells the peer every quarter ring.
+    #[inline(always)]
+    pub(crate) fn consume(&mut self, length: u64) {
+        self.consumer.advance();
+        if length > u64::from(INLINE_MESSAGE_BYTES) {
+            self.payload_since += length.min(u64::from(MAX_SEND_BYTES));
+        }
+        let geometry = self.own.geometry();
+        if self.consumer.next_index() - self.published >= u64::from(geometry.slots / 4)
+            || self.payload_since >= u64::from(geometry.payload_bytes / 4)
+        {
+            self.publish_consumed();
+        }
+    }
+}

@@ -1,0 +1,594 @@
+//! The inside of a queue pair, shared by its handle and its completion queues on one thread.
+
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use beeline_fabric::{
+    Opcode, PostError, QueuePairOptions, QueuePairState, ReceiveRequest, Status, WorkCompletion,
+    WorkRequest,
+};
+use beeline_os::doorbell::Rung;
+
+use crate::completion_queue::Queue;
+use crate::connection::{Blocked, Carried, Connection, Inbound};
+use crate::control::Command;
+use crate::device::DeviceHandle;
+use crate::link::{Link, LinkEvent};
+use crate::remote::{Hold, Remote, Wait};
+use crate::request::{DeferredQueue, Request, copy};
+use crate::shared_receive_queue::{Receive, SharedReceives};
+
+/// How a completion queue looks at a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Heat {
+    /// Not at all: not connected yet, or broken and flushed.
+    Out,
+    /// At every poll.
+    Hot,
+    /// When its doorbell rings.
+    Cold,
+}
+
+/// What a look found.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Progress {
+    pub completions: usize,
+    /// Nothing moved and nothing waits.
+    pub quiet: bool,
+    /// Broken and flushed: never look again.
+    pub finished: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub link: Arc<Link>,
+    pub device: Arc<DeviceHandle>,
+    pub options: QueuePairOptions,
+    pub send_queue: Rc<Queue>,
+    pub receive_queue: Rc<Queue>,
+    pub send_member: u32,
+    pub receive_member: u32,
+    pub shared_receives: Option<Rc<SharedReceives>>,
+    /// Send requests that wait, or whose completion was not polled.
+    pub outstanding: Cell<u32>,
+    pub quiet_polls: Cell<u32>,
+    pub send_heat: Cell<Heat>,
+    pub receive_heat: Cell<Heat>,
+    pub inner: RefCell<Inner>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    reason: Wait,
+    deadline: Option<Instant>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Inner {
+    pub state: QueuePairState,
+    /// Connect was called.
+    pub connecting: bool,
+    peer_closed: bool,
+    connection: Option<Connection>,
+    remote: Remote,
+    deferred: DeferredQueue,
+    waiting: Option<Waiting>,
+    receives: VecDeque<Receive>,
+    posted: u64,
+}
+
+impl Inner {
+    pub(crate) fn new(receive_depth: u32) -> Self {
+        Self {
+            state: QueuePairState::Init,
+            connecting: false,
+            peer_closed: false,
+            connection: None,
+            remote: Remote::default(),
+            deferred: DeferredQueue::default(),
+            waiting: None,
+            receives: VecDeque::with_capacity(receive_depth as usize),
+            posted: 0,
+        }
+    }
+}
+
+impl Core {
+    fn is_send(&self, queue: &Queue) -> bool {
+        std::ptr::eq(queue, Rc::as_ptr(&self.send_queue))
+    }
+
+    fn is_receive(&self, queue: &Queue) -> bool {
+        std::ptr::eq(queue, Rc::as_ptr(&self.receive_queue))
+    }
+
+    /// How `queue` looks at this queue pair.
+    pub(crate) fn heat_in(&self, queue: &Queue) -> &Cell<Heat> {
+        if self.is_receive(queue) { &self.receive_heat } else { &self.send_heat }
+    }
+
+    fn shares_queue(&self) -> bool {
+        Rc::ptr_eq(&self.send_queue, &self.receive_queue)
+    }
+
+    /// Has both queues look; the one that is not `asking` may be asleep on its own.
+    pub(crate) fn heat_both(&self, asking: Option<&Queue>) {
+        self.receive_queue.heat(self.receive_member);
+        if !self.shares_queue() {
+            self.send_queue.heat(self.send_member);
+            for queue in [&self.send_queue, &self.receive_queue] {
+                if asking.is_none_or(|asking| !std::ptr::eq(asking, Rc::as_ptr(queue))) {
+                    queue.signal_if_armed();
+                }
+            }
+        }
+    }
+
+    pub(crate) fn state(&self) -> QueuePairState {
+        let inner = self.inner.borrow();
+        if inner.peer_closed { QueuePairState::Error } else { inner.state }
+    }
+
+    /// Takes in the control thread's news.
+    pub(crate) fn attend(&self) {
+        let mut connected = false;
+        for event in self.link.take() {
+            let mut inner = self.inner.borrow_mut();
+            match event {
+                LinkEvent::Connected { object, doorbell, asymmetric } => {
+                    if inner.state == QueuePairState::Init && inner.connecting {
+                        let mut connection = Connection::new(object, doorbell, asymmetric);
+                        for (index, receive) in (0..).zip(&inner.receives) {
+                            let length = u32::try_from(receive.length).unwrap_or(u32::MAX);
+                            connection.own.publish_receive_length(index, length);
+                        }
+                        connection.publish_posted(inner.posted);
+                        inner.connection = Some(connection);
+                        inner.state = QueuePairState::ReadyToSend;
+                        connected = true;
+                    }
+                }
+                LinkEvent::Key { key, epoch, opened } => inner.remote.answered(key, epoch, opened),
+                LinkEvent::Flushed { succeeded } => inner.remote.flushed(succeeded),
+                LinkEvent::Closed => {
+                    inner.peer_closed = true;
+                    if inner.connection.is_none() {
+                        inner.enter_error(self);
+                    }
+                }
+            }
+        }
+        if connected {
+            self.with_doorbell(|doorbell| {
+                self.receive_queue.watch(self.receive_member, doorbell);
+                if !self.shares_queue() {
+                    self.send_queue.watch(self.send_member, doorbell);
+                }
+            });
+            self.heat_both(None);
+        }
+    }
+
+    pub(crate) fn with_doorbell(&self, act: impl FnOnce(BorrowedFd<'_>)) {
+        if let Some(connection) = &self.inner.borrow().connection {
+            act(connection.doorbell.as_fd());
+        }
+    }
+
+    pub(crate) fn clear_doorbell(&self) -> Rung {
+        let inner = self.inner.borrow();
+        inner.connection.as_ref().map_or(Rung::No, |connection| connection.doorbell.clear())
+    }
+
+    /// Asks the peer to ring for what `queue` waits for.
+    pub(crate) fn arm(&self, queue: &Queue, generation: u32) {
+        let inner = self.inner.borrow();
+        let Some(connection) = &inner.connection else { return };
+        if self.is_receive(queue) {
+            connection.own.set_message_arm(generation);
+        }
+        if self.is_send(queue) && inner.waiting.is_some() {
+            connection.own.set_credit_arm(generation);
+        }
+    }
+
+    /// The peer need not ring any more. An optimisation: skipped in the middle of other work.
+    pub(crate) fn disarm(&self, queue: &Queue) {
+        let Ok(inner) = self.inner.try_borrow() else { return };
+        let Some(connection) = &inner.connection else { return };
+        if self.is_receive(queue) && connection.own.message_arm() != 0 {
+            connection.own.set_message_arm(0);
+        }
+        if self.is_send(queue) && connection.own.credit_arm() != 0 {
+            connection.own.set_credit_arm(0);
+        }
+    }
+
+    /// When the first waiting request gives up.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.inner.borrow().waiting.as_ref()?.deadline
+    }
+
+    pub(crate) fn has_message(&self) -> bool {
+        self.inner.borrow().connection.as_ref().is_some_and(Connection::has_message)
+    }
+
+    /// Nothing here needs looking at until the peer or the control thread does something.
+    pub(crate) fn can_sleep(&self) -> bool {
+        let inner = self.inner.borrow();
+        inner.state == QueuePairState::ReadyToSend
+            && !inner.peer_closed
+            && inner.deferred.is_empty()
+            && !inner.connection.as_ref().is_some_and(Connection::has_message)
+    }
+
+    pub(crate) fn is_finished(&self) -> bool {
+        let inner = self.inner.borrow();
+        inner.state == QueuePairState::Error
+            && inner.deferred.is_empty()
+            && inner.receives.is_empty()
+    }
+
+    /// Breaks the queue pair unless it is in the middle of something that will notice by itself.
+    pub(crate) fn break_if_idle(&self) {
+        if let Ok(mut inner) = self.inner.try_borrow_mut() {
+            inner.enter_error(self);
+        }
+    }
+
+    /// One look: messages in, waiting requests out, flushes.
+    #[inline(always)]
+    pub(crate) fn progress(
+        &self,
+        queue: &Queue,
+        out: &mut [WorkCompletion],
+        check_clock: bool,
+    ) -> Progress {
+        let inner = &mut *self.inner.borrow_mut();
+        let mut completions = 0;
+        if inner.state == QueuePairState::ReadyToSend {
+            if self.is_receive(queue)
+                && inner.connection.as_ref().is_some_and(Connection::has_message)
+            {
+                completions = inner.receive_messages(self, out);
+            }
+            if self.is_send(queue) && !inner.deferred.is_empty() && !inner.peer_closed {
+                inner.drive(self, check_clock);
+            }
+        }
+        if inner.peer_closed || inner.state == QueuePairState::Error {
+            completions += inner.wind_down(self, queue, &mut out[completions..]);
+        }
+        let finished = inner.state == QueuePairState::Error
+            && inner.deferred.is_empty()
+            && inner.receives.is_empty();
+        Progress { completions, quiet: completions == 0 && inner.deferred.is_empty(), finished }
+    }
+
+    fn completion(
+        &self,
+        wr_id: u64,
+        status: Status,
+        opcode: Opcode,
+        length: u64,
+    ) -> WorkCompletion {
+        WorkCompletion { wr_id, status, opcode, length, immediate: None, qp_num: self.link.qp_num }
+    }
+
+    /// Errors: as `QueuePair::post_send`.
+    #[inline(always)]
+    pub(crate) fn post_send(&self, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
+        let inner = &mut *self.inner.borrow_mut();
+        if inner.state != QueuePairState::ReadyToSend || inner.peer_closed {
+            let state = if inner.peer_closed { QueuePairState::Error } else { inner.state };
+            return Err(PostError::NotReady(state));
+        }
+        let free = self.options.send_depth.saturating_sub(self.outstanding.get());
+        if requests.len() > free as usize {
+            return Err(PostError::QueueFull);
+        }
+        if let [request] = requests {
+            let request = Request::check(request)?;
+            inner.post(self, &request);
+        } else {
+            for request in requests {
+                Request::check(request)?;
+            }
+            for request in requests {
+                let request = Request::check(request)?;
+                inner.post(self, &request);
+            }
+        }
+        if let Some(connection) = &mut inner.connection {
+            connection.announce();
+        }
+        Ok(())
+    }
+
+    /// Errors: as `QueuePair::post_receive`.
+    pub(crate) fn post_receive(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostError> {
+        if self.shared_receives.is_some() {
+            return Err(PostError::TooLarge { what: "max_queue_depth (receive)", limit: 0 });
+        }
+        let inner = &mut *self.inner.borrow_mut();
+        if inner.state == QueuePairState::Error || inner.peer_closed {
+            return Err(PostError::NotReady(QueuePairState::Error));
+        }
+        if inner.receives.len() + requests.len() > self.options.receive_depth as usize {
+            return Err(PostError::QueueFull);
+        }
+        requests.iter().try_for_each(Receive::check)?;
+        for request in requests {
+            let receive = Receive::new(request);
+            if let Some(connection) = &inner.connection {
+                let length = u32::try_from(receive.length).unwrap_or(u32::MAX);
+                connection.own.publish_receive_length(inner.posted, length);
+            }
+            inner.receives.push_back(receive);
+            inner.posted += 1;
+        }
+        if let Some(connection) = &mut inner.connection {
+            connection.publish_posted(inner.posted);
+            if connection.has_message() {
+                self.receive_queue.signal_if_armed();
+            }
+        }
+        Ok(())
+    }
+
+    /// Disconnects: outstanding work flushes at the next polls.
+    pub(crate) fn disconnect(&self) {
+        self.inner.borrow_mut().enter_error(self);
+    }
+}
+
+impl Inner {
+    /// Runs a checked request, or keeps it.
+    #[inline(always)]
+    fn post(&mut self, core: &Core, request: &Request<'_>) {
+        if self.state == QueuePairState::ReadyToSend && self.deferred.is_empty() {
+            match self.execute(core, request) {
+                Ok(()) => {
+                    if request.signalled {
+                        core.outstanding.set(core.outstanding.get() + 1);
+                        self.complete(core, request, Status::Success);
+                    }
+                    return;
+                }
+                Err(Hold::Wait(reason)) => self.note(core, reason),
+                Err(Hold::Fail(status)) => {
+                    core.outstanding.set(core.outstanding.get() + 1);
+                    self.complete(core, request, status);
+                    self.enter_error(core);
+                    return;
+                }
+            }
+        }
+        core.outstanding.set(core.outstanding.get() + 1);
+        self.deferred.push(request);
+        // The sleeper's timer and armed words do not know this request.
+        core.send_queue.heat(core.send_member);
+        core.send_queue.signal_if_armed();
+    }
+
+    #[inline(always)]
+    fn complete(&mut self, core: &Core, request: &Request<'_>, status: Status) {
+        let opcode = request.kind.opcode();
+        let completion = core.completion(request.wr_id, status, opcode, request.length);
+        if !core.send_queue.push(core.send_member, completion) {
+            self.enter_error(core);
+        }
+    }
+
+    #[inline(always)]
+    fn execute(&mut self, core: &Core, request: &Request<'_>) -> Result<(), Hold> {
+        let Some(connection) = &mut self.connection else {
+            return Err(Hold::Fail(Status::Flushed));
+        };
+        self.remote.execute(core, connection, request)
+    }
+
+    /// Starts, or goes on with, the wait of the first deferred request.
+    #[cold]
+    fn note(&mut self, core: &Core, reason: Wait) {
+        if self.waiting.as_ref().is_some_and(|waiting| waiting.reason == reason) {
+            return;
+        }
+        let bound = match reason {
+            Wait::Key | Wait::Room => Some(core.options.transport_timeout),
+            Wait::Receive => Some(core.options.receiver_not_ready_timeout),
+            Wait::Flush => None,
+        };
+        let deadline = bound.and_then(|bound: Duration| Instant::now().checked_add(bound));
+        self.waiting = Some(Waiting { reason, deadline });
+    }
+
+    /// Runs what can run of the deferred requests.
+    fn drive(&mut self, core: &Core, check_clock: bool) {
+        while self.state == QueuePairState::ReadyToSend {
+            let Some(entry) = self.deferred.take_front() else { break };
+            let request = entry.request();
+            match self.execute(core, &request) {
+                Ok(()) => {
+                    self.waiting = None;
+                    if request.signalled {
+                        self.complete(core, &request, Status::Success);
+                    } else {
+                        core.outstanding.set(core.outstanding.get() - 1);
+                    }
+                }
+                Err(Hold::Wait(reason)) => {
+                    self.note(core, reason);
+                    let late = check_clock
+                        && self
+                            .waiting
+                            .as_ref()
+                            .and_then(|waiting| waiting.deadline)
+                            .is_some_and(|deadline| Instant::now() >= deadline);
+                    if !late {
+                        self.deferred.put_back(entry);
+                        break;
+                    }
+                    let status = match reason {
+                        Wait::Receive => Status::ReceiverNotReady,
+                        _ => Status::TransportError,
+                    };
+                    self.complete(core, &request, status);
+                    self.enter_error(core);
+                }
+                Err(Hold::Fail(status)) => {
+                    self.complete(core, &request, status);
+                    self.enter_error(core);
+                }
+            }
+            self.deferred.recycle(entry);
+        }
+        if let Some(connection) = &mut self.connection {
+            connection.announce();
+        }
+    }
+
+    /// Matches messages with receives while there is room for completions.
+    fn receive_messages(&mut self, core: &Core, out: &mut [WorkCompletion]) -> usize {
+        let mut count = 0;
+        while count < out.len() {
+            let Some(connection) = &mut self.connection else { break };
+            if !connection.has_message() {
+                break;
+            }
+            let Some(receive) = take_receive(&mut self.receives, core) else { break };
+            let Some(message) = connection.peek() else { break };
+            let (completion, carried) = deliver(core, &receive, message);
+            connection.consume(carried);
+            out[count] = completion;
+            count += 1;
+            if completion.status != Status::Success {
+                self.enter_error(core);
+            }
+        }
+        count
+    }
+
+    /// After the peer left, or in the error state: what was placed is delivered, the rest flushed.
+    #[cold]
+    fn wind_down(&mut self, core: &Core, queue: &Queue, out: &mut [WorkCompletion]) -> usize {
+        let mut count = 0;
+        if core.is_send(queue) {
+            // The completion that explains the error goes first.
+            while count < out.len() && queue.is_empty() {
+                let Some(entry) = self.deferred.take_front() else { break };
+                let request = entry.request();
+                let opcode = request.kind.opcode();
+                out[count] = core.completion(request.wr_id, Status::Flushed, opcode, 0);
+                core.outstanding.set(core.outstanding.get().saturating_sub(1));
+                self.deferred.recycle(entry);
+                count += 1;
+            }
+        }
+        if self.state == QueuePairState::ReadyToSend && !self.can_deliver(core) {
+            self.enter_error(core);
+        }
+        if self.state == QueuePairState::Error && core.is_receive(queue) {
+            while count < out.len() {
+                let Some(receive) = self.receives.pop_front() else { break };
+                out[count] = core.completion(receive.wr_id, Status::Flushed, Opcode::Receive, 0);
+                count += 1;
+            }
+        }
+        count
+    }
+
+    fn can_deliver(&self, core: &Core) -> bool {
+        let receive = match &core.shared_receives {
+            Some(shared) => !shared.queue.borrow().is_empty(),
+            None => !self.receives.is_empty(),
+        };
+        receive && self.connection.as_ref().is_some_and(Connection::has_message)
+    }
+
+    /// Breaks the connection for good.
+    #[cold]
+    pub(crate) fn enter_error(&mut self, core: &Core) {
+        if self.state == QueuePairState::Error {
+            return;
+        }
+        self.state = QueuePairState::Error;
+        self.waiting = None;
+        if let Some(mut connection) = self.connection.take() {
+            connection.announce();
+        }
+        self.remote.forget();
+        core.device.shared.commands.send(Command::Close { qp_num: core.link.qp_num });
+        core.heat_both(None);
+        core.send_queue.signal_if_armed();
+        core.receive_queue.signal_if_armed();
+    }
+}
+
+fn take_receive(own: &mut VecDeque<Receive>, core: &Core) -> Option<Receive> {
+    match &core.shared_receives {
+        None => own.pop_front(),
+        Some(shared) => {
+            let receive = shared.queue.borrow_mut().pop_front();
+            shared.starved.set(receive.is_none() || shared.starved.get());
+            receive
+        }
+    }
+}
+
+/// Places a message; returns its completion and the bytes it took of the payload area.
+fn deliver(
+    core: &Core,
+    receive: &Receive,
+    message: Result<Inbound, Blocked>,
+) -> (WorkCompletion, u64) {
+    let mut completion = core.completion(receive.wr_id, Status::Success, Opcode::Receive, 0);
+    let carried = match message {
+        Err(_) => {
+            completion.status = Status::TransportError;
+            0
+        }
+        Ok(Inbound::TooLong) => {
+            completion.status = Status::LengthError;
+            0
+        }
+        Ok(Inbound::Written { length, immediate }) => {
+            completion.opcode = Opcode::ReceiveWithImmediate;
+            (completion.length, completion.immediate) = (length, Some(immediate));
+            0
+        }
+        Ok(Inbound::Send { length, immediate, bytes }) => {
+            (completion.length, completion.immediate) = (length, immediate);
+            if length > receive.length {
+                completion.status = Status::LengthError;
+            } else if length > 0
+                && let Some((region, offset)) = receive.place()
+            {
+                place(region, offset, length, &bytes);
+            }
+            length
+        }
+    };
+    (completion, carried)
+}
+
+fn place(region: &beeline_fabric::MemoryRegion, offset: u64, length: u64, bytes: &Carried) {
+    assert!(region.contains(offset, length), "a posted receive lies inside its region");
+    #[expect(clippy::cast_possible_truncation, reason = "inside a mapped region")]
+    let (offset, length) = (offset as usize, length as usize);
+    let source = match bytes {
+        Carried::Inline(words) => words.as_ptr().cast(),
+        Carried::Payload(address) => *address,
+    };
+    let memory = region.memory();
+    // SAFETY: the range was just checked to lie inside the region.
+    let target = unsafe { memory.base().as_ptr().add(offset) };
+    // SAFETY: the source is a copied slot, or lies inside the payload area (`decode`), which the
+    // connection keeps mapped; the target lies inside the region, which the receive keeps.
+    unsafe { copy(source, target, length) };
+    memory.stored(offset, length);
+}

@@ -1,0 +1,180 @@
+//! What the data thread and the control thread of one queue pair share.
+//!
+//! The control thread pushes events and raises the attention flag of the completion queues; the
+//! data thread looks at one flag per poll and takes the events when it is up.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use beeline_fabric::Access;
+use beeline_os::doorbell::Doorbell;
+use beeline_os::poller::Waker;
+use beeline_os::{Mapping, Persistence};
+
+use crate::connect_info::Nonce;
+use crate::object::{ConnectionObject, Geometry};
+
+/// Locks, whether or not another thread panicked while holding the lock: every critical section
+/// here leaves the data whole at each step.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How other threads get a completion queue's attention.
+#[derive(Debug)]
+pub(crate) struct QueueSignal {
+    attention: AtomicBool,
+    waiting: Mutex<Vec<u32>>,
+    pub waker: Waker,
+}
+
+impl QueueSignal {
+    pub(crate) fn new() -> std::io::Result<Self> {
+        let (attention, waiting) = (AtomicBool::new(false), Mutex::new(Vec::new()));
+        Ok(Self { attention, waiting, waker: Waker::new()? })
+    }
+
+    fn raise(&self, member: u32) {
+        let mut waiting = lock(&self.waiting);
+        if !waiting.contains(&member) {
+            waiting.push(member);
+        }
+        drop(waiting);
+        // Pairs with the acquire in `take`.
+        self.attention.store(true, Ordering::Release);
+        self.waker.wake();
+    }
+
+    /// Whether [`QueueSignal::take`] would find something.
+    #[inline(always)]
+    pub(crate) fn has_news(&self) -> bool {
+        self.attention.load(Ordering::Relaxed)
+    }
+
+    /// Moves the members with news into `into`.
+    pub(crate) fn take(&self, into: &mut Vec<u32>) {
+        // Pairs with the release in `raise`. Lowered first: news that comes meanwhile raises it
+        // again.
+        self.attention.swap(false, Ordering::Acquire);
+        into.append(&mut lock(&self.waiting));
+    }
+}
+
+/// A key the control thread opened: the peer's region, mapped here.
+#[derive(Debug)]
+pub(crate) struct OpenedKey {
+    pub mapping: Mapping,
+    pub access: Access,
+    pub persistence: Persistence,
+}
+
+/// News from the control thread.
+#[derive(Debug)]
+pub(crate) enum LinkEvent {
+    /// Both ends hold the object.
+    Connected { object: Arc<ConnectionObject>, doorbell: Doorbell, asymmetric: bool },
+    /// The answer to an open; nothing when refused. `epoch` is the one the open was sent in.
+    Key { key: u64, epoch: u64, opened: Option<OpenedKey> },
+    /// A file flush ended.
+    Flushed { succeeded: bool },
+    /// The peer is gone, or misbehaved, or could not be reached.
+    Closed,
+}
+
+/// The shared part of one queue pair.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub qp_num: u32,
+    pub nonce: Nonce,
+    pub geometry: Geometry,
+    /// Protection domain.
+    pub domain: u64,
+    inbox: Mutex<Vec<LinkEvent>>,
+    arrived: Condvar,
+    /// The completion queues and the queue pair's place in each.
+    signals: [(Arc<QueueSignal>, u32); 2],
+    object: OnceLock<Arc<ConnectionObject>>,
+    epoch: AtomicU64,
+    /// Set before the queue pair's exposures are collected; no key is granted after.
+    revoked: AtomicBool,
+}
+
+impl Link {
+    pub(crate) fn new(
+        qp_num: u32,
+        nonce: Nonce,
+        geometry: Geometry,
+        domain: u64,
+        signals: [(Arc<QueueSignal>, u32); 2],
+    ) -> Self {
+        Self {
+            qp_num,
+            nonce,
+            geometry,
+            domain,
+            inbox: Mutex::new(Vec::new()),
+            arrived: Condvar::new(),
+            signals,
+            object: OnceLock::new(),
+            epoch: AtomicU64::new(0),
+            revoked: AtomicBool::new(false),
+        }
+    }
+
+    /// Hands an event to the data thread.
+    pub(crate) fn push(&self, event: LinkEvent) {
+        if let LinkEvent::Connected { object, .. } = &event {
+            let first = self.object.set(Arc::clone(object)).is_ok();
+            assert!(first, "a queue pair is connected once");
+        }
+        lock(&self.inbox).push(event);
+        self.arrived.notify_all();
+        let [first, second] = &self.signals;
+        first.0.raise(first.1);
+        if !Arc::ptr_eq(&first.0, &second.0) || first.1 != second.1 {
+            second.0.raise(second.1);
+        }
+    }
+
+    /// Takes what arrived.
+    pub(crate) fn take(&self) -> Vec<LinkEvent> {
+        std::mem::take(&mut *lock(&self.inbox))
+    }
+
+    /// Blocks until something is in the inbox; false when `deadline` passed first.
+    pub(crate) fn wait_for_event(&self, deadline: Instant) -> bool {
+        let mut inbox = lock(&self.inbox);
+        while inbox.is_empty() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left == Duration::ZERO {
+                return false;
+            }
+            inbox =
+                self.arrived.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+
+    /// Makes the peer forget the keys it opened. The authoritative count is here; the shared word
+    /// is what the peer sees of it.
+    pub(crate) fn bump_epoch(&self) {
+        let epoch = self.epoch.fetch_add(1, Ordering::Relaxed) + 1;
+        if let Some(object) = self.object.get() {
+            object.publish_epoch(epoch);
+        }
+    }
+
+    /// Whether the peer announces an atomic in progress.
+    pub(crate) fn peer_is_in_atomic(&self) -> bool {
+        self.object.get().is_some_and(|object| object.peer_is_in_atomic())
+    }
+
+    pub(crate) fn set_revoked(&self) {
+        self.revoked.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn is_revoked(&self) -> bool {
+        self.revoked.load(Ordering::SeqCst)
+    }
+}

@@ -1,0 +1,314 @@
+//! The connection object: one sealed memfd that both ends map, laid out from both geometries.
+//!
+//! ```text
+//! 0      magic "beeline-shm\0" and version, for a person with a debugger; never read
+//! 512    words of the active end      1024   words of the passive end
+//!          +0    consumed      u64   messages taken from the inbound ring    owner writes
+//!          +8    posted        u64   receives ever posted                    owner writes
+//!          +128  message_arm   u32   0, or a generation: ring when a message is published
+//!          +132  credit_arm    u32   0, or a generation: ring when consumed or posted moves
+//!          +136  epoch         u64   moves when a key the peer opened lost its backing
+//!          +256  in_atomic     u64   1 while the owner runs an atomic on the peer's memory
+//! 4096   inbound of the active end:  slots (64 B each), receive lengths (u32 each), payload
+//! ...    inbound of the passive end: the same
+//! ```
+//!
+//! Lines that move together are 128 bytes apart, because processors fetch lines in pairs. Each
+//! word has one honest writer; the reader copies it once and checks the copy.
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use beeline_fabric::FabricError;
+use beeline_os::Mapping;
+use beeline_ring::slots::{Slot, SlotConsumer, SlotProducer};
+
+use crate::MAX_SEND_BYTES;
+
+/// Shape of one end's inbound side, as carried in connection data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Geometry {
+    /// Message slots.
+    pub slots: u32,
+    /// Published receive lengths; 0 with a shared receive queue, which publishes no credit.
+    pub lengths: u32,
+    /// Payload area, bytes.
+    pub payload_bytes: u32,
+}
+
+impl Geometry {
+    pub(crate) const SLOTS: std::ops::RangeInclusive<u32> = 16..=1 << 17;
+    pub(crate) const PAYLOAD: std::ops::RangeInclusive<u32> = 2 * MAX_SEND_BYTES..=16 << 20;
+
+    /// Whether the peer's claim is one an honest peer could make.
+    pub(crate) fn is_valid(self) -> bool {
+        let lengths = self.lengths == 0 || self.lengths.is_power_of_two();
+        self.slots.is_power_of_two()
+            && Self::SLOTS.contains(&self.slots)
+            && lengths
+            && self.lengths <= *Self::SLOTS.end()
+            && self.payload_bytes.is_power_of_two()
+            && Self::PAYLOAD.contains(&self.payload_bytes)
+    }
+
+    fn inbound_bytes(self) -> usize {
+        let head = self.slots as usize * 64 + self.lengths as usize * 4;
+        head.next_multiple_of(4096) + self.payload_bytes as usize
+    }
+}
+
+/// Which end of the object a queue pair is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    Active,
+    Passive,
+}
+
+impl End {
+    fn other(self) -> Self {
+        match self {
+            Self::Active => Self::Passive,
+            Self::Passive => Self::Active,
+        }
+    }
+
+    fn words(self) -> usize {
+        match self {
+            Self::Active => 512,
+            Self::Passive => 1024,
+        }
+    }
+}
+
+const HEADER: &[u8] = b"beeline-shm\0\x01\0\0\0";
+const INBOUND: usize = 4096;
+
+/// The object, mapped by one end.
+#[derive(Debug)]
+pub(crate) struct ConnectionObject {
+    mapping: Mapping,
+    end: End,
+    active: Geometry,
+    passive: Geometry,
+}
+
+impl ConnectionObject {
+    /// Bytes an object of these shapes has.
+    pub(crate) fn length_bytes(active: Geometry, passive: Geometry) -> usize {
+        INBOUND + active.inbound_bytes() + passive.inbound_bytes()
+    }
+
+    /// Wraps a mapping of [`ConnectionObject::length_bytes`] bytes.
+    pub(crate) fn new(
+        mapping: Mapping,
+        end: End,
+        active: Geometry,
+        passive: Geometry,
+    ) -> Result<Self, FabricError> {
+        let length = Self::length_bytes(active, passive);
+        if mapping.length_bytes() != length {
+            return Err(FabricError::BadConnectInfo { reason: "the shared object's size" });
+        }
+        let object = Self { mapping, end, active, passive };
+        if end == End::Active {
+            // SAFETY: the mapping is longer than the header, writable, and not yet shared.
+            unsafe {
+                object
+                    .mapping
+                    .base()
+                    .as_ptr()
+                    .copy_from_nonoverlapping(HEADER.as_ptr(), HEADER.len());
+            }
+        }
+        Ok(object)
+    }
+
+    /// Where the inbound side of `end` lies.
+    fn inbound(&self, end: End) -> (usize, Geometry) {
+        match end {
+            End::Active => (INBOUND, self.active),
+            End::Passive => (INBOUND + self.active.inbound_bytes(), self.passive),
+        }
+    }
+
+    fn at(&self, offset: usize, length: usize) -> NonNull<u8> {
+        let inside =
+            offset.checked_add(length).is_some_and(|end| end <= self.mapping.length_bytes());
+        assert!(inside, "the layout stays inside the object");
+        // SAFETY: just checked to lie inside the mapping.
+        unsafe { self.mapping.base().add(offset) }
+    }
+
+    fn view(&self, end: End) -> EndView {
+        let words = self.at(end.words(), 512);
+        let (start, geometry) = self.inbound(end);
+        let slots = self.at(start, geometry.slots as usize * 64).cast();
+        let lengths_at = start + geometry.slots as usize * 64;
+        let lengths = self.at(lengths_at, geometry.lengths as usize * 4).cast();
+        let payload_at = start + geometry.inbound_bytes() - geometry.payload_bytes as usize;
+        let payload = self.at(payload_at, geometry.payload_bytes as usize);
+        EndView { words, slots, lengths, payload, geometry }
+    }
+
+    /// The words, rings and areas that this end owns, and the peer's.
+    pub(crate) fn views(&self) -> (EndView, EndView) {
+        (self.view(self.end), self.view(self.end.other()))
+    }
+
+    /// Moves this end's epoch; called when a key the peer opened loses its backing. Returns
+    /// whether the peer is inside an atomic right now through the given closure later.
+    pub(crate) fn publish_epoch(&self, epoch: u64) {
+        // Pairs with the acquire in `EndView::epoch` at the peer.
+        self.view(self.end).word(136).store(epoch, Ordering::Release);
+    }
+
+    /// Whether the peer announces an atomic in progress.
+    pub(crate) fn peer_is_in_atomic(&self) -> bool {
+        // Pairs with the release in `EndView::leave_atomic` at the peer.
+        self.view(self.end.other()).word(256).load(Ordering::Acquire) != 0
+    }
+}
+
+/// One end's words, inbound ring and areas. Valid while the object it came from lives; kept beside
+/// an `Arc` of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EndView {
+    words: NonNull<u8>,
+    slots: NonNull<Slot>,
+    lengths: NonNull<AtomicU32>,
+    payload: NonNull<u8>,
+    geometry: Geometry,
+}
+
+impl EndView {
+    #[inline(always)]
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        debug_assert!(offset < 512 && offset.is_multiple_of(8), "a word of the block");
+        // SAFETY: `offset` is one of this module's constants below the block's 512 bytes.
+        let word = unsafe { self.words.add(offset) };
+        // SAFETY: mapped while the object lives, aligned, and only reached through atomics.
+        unsafe { AtomicU64::from_ptr(word.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn half_word(&self, offset: usize) -> &AtomicU32 {
+        debug_assert!(offset < 512 && offset.is_multiple_of(4), "a word of the block");
+        // SAFETY: as in `word`.
+        let word = unsafe { self.words.add(offset) };
+        // SAFETY: as in `word`.
+        unsafe { AtomicU32::from_ptr(word.as_ptr().cast()) }
+    }
+
+    pub(crate) fn geometry(&self) -> Geometry {
+        self.geometry
+    }
+
+    /// The owner's count of consumed messages. A claim, at the peer.
+    pub(crate) fn consumed(&self) -> u64 {
+        // Pairs with the release in `publish_consumed`.
+        self.word(0).load(Ordering::Acquire)
+    }
+
+    pub(crate) fn publish_consumed(&self, consumed: u64) {
+        // Pairs with the acquire in `consumed`: slots and payload are free once it is seen.
+        self.word(0).store(consumed, Ordering::Release);
+    }
+
+    /// The owner's count of receives ever posted. A claim, at the peer.
+    pub(crate) fn posted(&self) -> u64 {
+        // Pairs with the release in `publish_posted`.
+        self.word(8).load(Ordering::Acquire)
+    }
+
+    pub(crate) fn publish_posted(&self, posted: u64) {
+        // Pairs with the acquire in `posted`: the lengths are there once it is seen.
+        self.word(8).store(posted, Ordering::Release);
+    }
+
+    /// Generation for which the owner wants a ring on messages; 0 for none.
+    #[inline(always)]
+    pub(crate) fn message_arm(&self) -> u32 {
+        // Ordered after the published slot by the fence of `barrier::light`.
+        self.half_word(128).load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_message_arm(&self, generation: u32) {
+        // Ordered before the second look by the fence of `barrier::heavy`.
+        self.half_word(128).store(generation, Ordering::Relaxed);
+    }
+
+    /// Generation for which the owner wants a ring on credit; 0 for none.
+    #[inline(always)]
+    pub(crate) fn credit_arm(&self) -> u32 {
+        // As `message_arm`.
+        self.half_word(132).load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_credit_arm(&self, generation: u32) {
+        // As `set_message_arm`.
+        self.half_word(132).store(generation, Ordering::Relaxed);
+    }
+
+    /// Moves when keys opened through this connection lost their backing.
+    #[inline(always)]
+    pub(crate) fn epoch(&self) -> u64 {
+        // Pairs with the release in `ConnectionObject::publish_epoch`.
+        self.word(136).load(Ordering::Acquire)
+    }
+
+    /// Announces an atomic; the owner then fences and checks the peer's epoch.
+    #[inline(always)]
+    pub(crate) fn enter_atomic(&self) {
+        self.word(256).store(1, Ordering::Relaxed);
+    }
+
+    #[inline(always)]
+    pub(crate) fn leave_atomic(&self) {
+        // Pairs with the acquire in `peer_is_in_atomic`.
+        self.word(256).store(0, Ordering::Release);
+    }
+
+    /// Published length of the `index`th receive; nothing with a shared receive queue.
+    pub(crate) fn receive_length(&self, index: u64) -> Option<u32> {
+        Some(self.length_word(index)?.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn publish_receive_length(&self, index: u64, length: u32) {
+        if let Some(word) = self.length_word(index) {
+            // Ordered by the release of `publish_posted` that follows.
+            word.store(length, Ordering::Relaxed);
+        }
+    }
+
+    fn length_word(&self, index: u64) -> Option<&AtomicU32> {
+        let mask = u64::from(self.geometry.lengths.checked_sub(1)?);
+        // SAFETY: below the number of lengths, a power of two.
+        let word = unsafe { self.lengths.add((index & mask) as usize) };
+        // SAFETY: mapped while the object lives, aligned, and only reached through atomics.
+        Some(unsafe { word.as_ref() })
+    }
+
+    /// Start of `length` payload bytes at `offset`, if they lie inside the area.
+    #[inline(always)]
+    pub(crate) fn payload(&self, offset: u64, length: u64) -> Option<NonNull<u8>> {
+        let end = offset.checked_add(length)?;
+        if end > u64::from(self.geometry.payload_bytes) {
+            return None;
+        }
+        // SAFETY: just checked to lie inside the area.
+        Some(unsafe { self.payload.add(usize::try_from(offset).ok()?) })
+    }
+
+    /// The producing side of this end's inbound ring; for the peer of its owner, once.
+    pub(crate) fn producer(&self) -> SlotProducer {
+        // SAFETY: the slots are mapped while the object lives, which the caller keeps beside the
+        // producer; a queue pair takes it once.
+        unsafe { SlotProducer::new(self.slots, self.geometry.slots) }
+    }
+
+    /// The consuming side of this end's inbound ring; for its owner, once.
+    pub(crate) fn consumer(&self) -> SlotConsumer {
+        // SAFETY: as in `producer`.
+        unsafe { SlotConsumer::new(self.slots, self.geometry.slots) }
+    }
+}

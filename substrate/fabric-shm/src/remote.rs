@@ -1,0 +1,335 @@
+//! One-sided operations: keys, checks, and the copy itself, on the initiator's processor.
+
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+
+use beeline_fabric::{Access, FlushKind, MemoryRegion, RemoteAddress, Status};
+use beeline_os::{Persistence, barrier, write_back};
+
+use crate::connection::{Blocked, Connection};
+use crate::control::Command;
+use crate::core::Core;
+use crate::keys::{KeyState, KeyTable};
+use crate::link::OpenedKey;
+use crate::request::{Kind, Request, copy};
+
+/// What the first waiting request waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    Key,
+    Receive,
+    Room,
+    Flush,
+}
+
+/// Why a request did not run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hold {
+    Wait(Wait),
+    Fail(Status),
+}
+
+/// A file flush under way.
+#[derive(Clone, Copy, Debug)]
+struct FileFlush {
+    epoch: u64,
+    outcome: Option<bool>,
+}
+
+/// Keys opened in the present epoch.
+#[derive(Debug, Default)]
+pub(crate) struct Remote {
+    keys: KeyTable,
+    epoch: u64,
+    flush: Option<FileFlush>,
+}
+
+/// A checked range of a peer's region.
+#[derive(Debug)]
+struct Target {
+    start: NonNull<u8>,
+    persistence: Persistence,
+    descriptor: Option<Arc<OwnedFd>>,
+}
+
+impl Remote {
+    /// The answer to an open. One that was sent in an earlier epoch names a backing that may have
+    /// been replaced, and is dropped.
+    pub(crate) fn answered(&mut self, key: u64, epoch: u64, opened: Option<OpenedKey>) {
+        if epoch == self.epoch {
+            let state = opened.map_or(KeyState::Refused, |opened| KeyState::Open(opened.into()));
+            self.keys.set(key, state);
+        }
+    }
+
+    pub(crate) fn flushed(&mut self, succeeded: bool) {
+        if let Some(flush) = &mut self.flush {
+            flush.outcome = Some(succeeded);
+        }
+    }
+
+    pub(crate) fn forget(&mut self) {
+        self.keys.clear();
+        self.flush = None;
+    }
+
+    /// Whether keys opened so far still stand for what they stood for.
+    #[inline(always)]
+    fn is_current(&self, connection: &Connection) -> bool {
+        connection.peer.epoch() == self.epoch
+    }
+
+    /// After a copy: a write that raced with a replacement of the backing is done again.
+    #[inline(always)]
+    fn confirm(&self, connection: &Connection) -> Result<(), Hold> {
+        // Pairs with the heavy fence of `exposure::replace`.
+        barrier::light(connection.asymmetric);
+        if self.is_current(connection) { Ok(()) } else { Err(Hold::Wait(Wait::Key)) }
+    }
+
+    /// Checks key, rights and bounds.
+    #[inline(always)]
+    fn resolve(
+        &mut self,
+        core: &Core,
+        connection: &Connection,
+        address: RemoteAddress,
+        length: u64,
+        needed: Access,
+    ) -> Result<&crate::keys::RemoteRegion, Hold> {
+        if !self.is_current(connection) {
+            self.keys.clear();
+            self.epoch = connection.peer.epoch();
+        }
+        if !matches!(self.keys.find(address.key.0), Some(KeyState::Open(_))) {
+            return Err(self.open(core, address.key.0));
+        }
+        let Some(KeyState::Open(region)) = self.keys.find(address.key.0) else {
+            return Err(Hold::Fail(Status::RemoteAccessError));
+        };
+        let inside = address.offset.checked_add(length).is_some_and(|end| end <= region.length);
+        if !inside || !region.access.intersects(needed) {
+            return Err(Hold::Fail(Status::RemoteAccessError));
+        }
+        Ok(region)
+    }
+
+    #[cold]
+    fn open(&mut self, core: &Core, key: u64) -> Hold {
+        match self.keys.find(key) {
+            Some(KeyState::Refused) => Hold::Fail(Status::RemoteAccessError),
+            Some(_) => Hold::Wait(Wait::Key),
+            None => {
+                self.keys.set(key, KeyState::Pending);
+                let (qp_num, epoch) = (core.link.qp_num, self.epoch);
+                core.device.shared.commands.send(Command::Open { qp_num, key, epoch });
+                Hold::Wait(Wait::Key)
+            }
+        }
+    }
+
+    /// The address of a checked range.
+    #[inline(always)]
+    fn target(
+        &mut self,
+        core: &Core,
+        connection: &Connection,
+        request: &Request<'_>,
+        needed: Access,
+    ) -> Result<NonNull<u8>, Hold> {
+        let region = self.resolve(core, connection, request.remote, request.length, needed)?;
+        // SAFETY: `resolve` checked that the offset lies inside the mapping.
+        Ok(unsafe { region.base.add(offset(request.remote)) })
+    }
+
+    /// Runs one request.
+    #[inline(always)]
+    pub(crate) fn execute(
+        &mut self,
+        core: &Core,
+        connection: &mut Connection,
+        request: &Request<'_>,
+    ) -> Result<(), Hold> {
+        match request.kind {
+            Kind::Write => self.write(core, connection, request),
+            Kind::WriteWithImmediate(immediate) => {
+                // A write that must not be done fails before it waits for a receive.
+                let target = self.target(core, connection, request, Access::REMOTE_WRITE)?;
+                connection.check_message().map_err(|blocked| hold(connection, blocked))?;
+                // SAFETY: as in `write`.
+                unsafe { request.local.copy_to(target.as_ptr()) };
+                self.confirm(connection)?;
+                connection.push_written(request.length, immediate);
+                Ok(())
+            }
+            Kind::Send(immediate) => {
+                let sent = connection
+                    .check_message()
+                    .and_then(|()| connection.push_send(request.local, request.length, immediate));
+                match sent {
+                    Ok(true) => Ok(()),
+                    Ok(false) => Err(Hold::Fail(Status::LengthError)),
+                    Err(blocked) => Err(hold(connection, blocked)),
+                }
+            }
+            Kind::Read => self.read(core, connection, request),
+            Kind::CompareAndSwap { expected, desired } => {
+                self.atomic(core, connection, request, |word| {
+                    word.compare_exchange(expected, desired, Ordering::SeqCst, Ordering::SeqCst)
+                        .unwrap_or_else(|found| found)
+                })
+            }
+            Kind::FetchAndAdd { addend } => self
+                .atomic(core, connection, request, |word| word.fetch_add(addend, Ordering::SeqCst)),
+            Kind::Flush(kind) => self.flush(core, connection, request, kind),
+        }
+    }
+
+    #[inline(always)]
+    fn write(
+        &mut self,
+        core: &Core,
+        connection: &Connection,
+        request: &Request<'_>,
+    ) -> Result<(), Hold> {
+        let target = self.target(core, connection, request, Access::REMOTE_WRITE)?;
+        // SAFETY: `length` bytes from the target lie inside the mapped region, which was mapped
+        // writable because its rights include writing; local ranges were checked when posted.
+        unsafe { request.local.copy_to(target.as_ptr()) };
+        self.confirm(connection)
+    }
+
+    #[inline(always)]
+    fn read(
+        &mut self,
+        core: &Core,
+        connection: &Connection,
+        request: &Request<'_>,
+    ) -> Result<(), Hold> {
+        let source = self.target(core, connection, request, Access::REMOTE_READ)?;
+        let Some(entry) = request.local.result() else { return Ok(()) };
+        let target = local_address(entry.region, entry.offset);
+        #[expect(clippy::cast_possible_truncation, reason = "inside a mapped region")]
+        let length = entry.length as usize;
+        // SAFETY: both ranges were checked to lie inside their regions, which are held.
+        unsafe { copy(source.as_ptr(), target, length) };
+        self.confirm(connection)?;
+        stored(entry.region, entry.offset, length);
+        Ok(())
+    }
+
+    fn atomic(
+        &mut self,
+        core: &Core,
+        connection: &Connection,
+        request: &Request<'_>,
+        act: impl FnOnce(&AtomicU64) -> u64,
+    ) -> Result<(), Hold> {
+        if !request.remote.offset.is_multiple_of(8) {
+            return Err(Hold::Fail(Status::RemoteInvalidRequest));
+        }
+        let word = self.target(core, connection, request, Access::REMOTE_ATOMIC)?;
+        // SAFETY: eight bytes inside the mapping, aligned (the base to a page, the offset just
+        // checked); every party reaches it through atomics or copies.
+        let word = unsafe { AtomicU64::from_ptr(word.as_ptr().cast()) };
+        // An atomic cannot be done twice, so a replacement waits for it instead.
+        connection.own.enter_atomic();
+        barrier::light(connection.asymmetric);
+        if !self.is_current(connection) {
+            connection.own.leave_atomic();
+            return Err(Hold::Wait(Wait::Key));
+        }
+        let old = act(word);
+        connection.own.leave_atomic();
+        let Some(entry) = request.local.result() else { return Ok(()) };
+        let target = local_address(entry.region, entry.offset);
+        // SAFETY: eight readable bytes, and eight of a region, checked when posted.
+        unsafe { copy((&raw const old).cast(), target, 8) };
+        stored(entry.region, entry.offset, 8);
+        Ok(())
+    }
+
+    fn flush(
+        &mut self,
+        core: &Core,
+        connection: &Connection,
+        request: &Request<'_>,
+        kind: FlushKind,
+    ) -> Result<(), Hold> {
+        let region =
+            self.resolve(core, connection, request.remote, request.length, Access::all())?;
+        // SAFETY: `resolve` checked that the offset lies inside the mapping.
+        let start = unsafe { region.base.add(offset(request.remote)) };
+        let target =
+            Target { start, persistence: region.persistence, descriptor: region.descriptor() };
+        if kind == FlushKind::Visible {
+            fence(Ordering::SeqCst);
+            return Ok(());
+        }
+        match target.persistence {
+            // Saying yes would be a lie that only a power cut uncovers.
+            Persistence::Volatile => Err(Hold::Fail(Status::PersistenceError)),
+            Persistence::CacheLine => {
+                #[expect(clippy::cast_possible_truncation, reason = "inside a mapped region")]
+                let length = request.length as usize;
+                // SAFETY: `resolve` checked that the range lies inside the mapping.
+                if !unsafe { write_back::persist_range(target.start.as_ptr(), length) } {
+                    return Err(Hold::Fail(Status::PersistenceError));
+                }
+                self.confirm(connection)
+            }
+            Persistence::File => self.flush_file(core, target.descriptor),
+        }
+    }
+
+    /// `fdatasync` blocks, so another thread runs it.
+    fn flush_file(&mut self, core: &Core, descriptor: Option<Arc<OwnedFd>>) -> Result<(), Hold> {
+        match self.flush {
+            Some(FileFlush { outcome: None, .. }) => Err(Hold::Wait(Wait::Flush)),
+            Some(FileFlush { epoch, outcome: Some(succeeded) }) if epoch == self.epoch => {
+                self.flush = None;
+                if succeeded { Ok(()) } else { Err(Hold::Fail(Status::PersistenceError)) }
+            }
+            _ => {
+                let Some(descriptor) = descriptor else {
+                    return Err(Hold::Fail(Status::PersistenceError));
+                };
+                self.flush = Some(FileFlush { epoch: self.epoch, outcome: None });
+                core.device.flush_file(descriptor, Arc::clone(&core.link));
+                Err(Hold::Wait(Wait::Flush))
+            }
+        }
+    }
+}
+
+fn hold(connection: &Connection, blocked: Blocked) -> Hold {
+    match blocked {
+        Blocked::NoReceive => Hold::Wait(Wait::Receive),
+        // A full ring in front of a shared receive queue is a receiver that is not ready.
+        Blocked::NoRoom if connection.peer_shares_receives() => Hold::Wait(Wait::Receive),
+        Blocked::NoRoom => Hold::Wait(Wait::Room),
+        Blocked::Broken => Hold::Fail(Status::TransportError),
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "offsets lie inside mapped regions")]
+#[inline(always)]
+fn offset(address: RemoteAddress) -> usize {
+    address.offset as usize
+}
+
+#[inline(always)]
+fn local_address(region: &MemoryRegion, offset: u64) -> *mut u8 {
+    #[expect(clippy::cast_possible_truncation, reason = "inside a mapped region")]
+    let offset = offset as usize;
+    // SAFETY: the range was checked against the region when the request was posted.
+    unsafe { region.memory().base().as_ptr().add(offset) }
+}
+
+#[inline(always)]
+fn stored(region: &MemoryRegion, offset: u64, length: usize) {
+    #[expect(clippy::cast_possible_truncation, reason = "inside a mapped region")]
+    region.memory().stored(offset as usize, length);
+}

@@ -1,0 +1,206 @@
+//! A connection: an engine behind a lock, and its ties to the completion queues.
+//!
+//! The lock is the one exception to "data calls take no lock": a connection must stay alive when
+//! its application does not look, so the library's thread shares it. In the ordinary case nobody
+//! contends: the application's thread takes it with one atomic operation, and the library's thread
+//! only ever tries.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+
+use beeline_fabric::QueuePairState;
+use rustix::event::epoll::{self, EventData, EventFlags};
+
+use crate::engine::{End, Engine, EngineSetup, Interest, Stage};
+use crate::handshake::Nonce;
+use crate::queue::{Delivery, QueueState};
+
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) qp_num: u32,
+    pub(crate) nonce: Nonce,
+    state: AtomicU8,
+    engine: Mutex<Engine>,
+    pub(crate) send_queue: Arc<QueueState>,
+    pub(crate) receive_queue: Arc<QueueState>,
+}
+
+/// Who moves the connection, and so who learns of the outcome by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mover {
+    /// The application, in `poll` or `wait`: it takes the completions right after. An
+    /// acknowledgement may wait for its next call, since that may carry it for nothing.
+    Poll,
+    /// The application, in a poll after arming: as `Poll`, but it may sleep next.
+    ArmedPoll,
+    /// The application, in another call.
+    Call,
+    /// The library's thread.
+    Library,
+}
+
+fn state_code(state: QueuePairState) -> u8 {
+    match state {
+        QueuePairState::Init => 0,
+        QueuePairState::ReadyToSend => 1,
+        QueuePairState::Error => 2,
+    }
+}
+
+impl Connection {
+    pub(crate) fn new(
+        mut setup: EngineSetup,
+        send_queue: Arc<QueueState>,
+        receive_queue: Arc<QueueState>,
+    ) -> Arc<Self> {
+        Arc::new_cyclic(|myself| {
+            setup.connection = myself.clone();
+            Self {
+                qp_num: setup.qp_num,
+                nonce: setup.nonce,
+                state: AtomicU8::new(state_code(QueuePairState::Init)),
+                engine: Mutex::new(Engine::new(setup)),
+                send_queue,
+                receive_queue,
+            }
+        })
+    }
+
+    /// The state, without the lock.
+    pub(crate) fn state(&self) -> QueuePairState {
+        // Acquire: pairs with the release store in `settle`, so that whoever sees the state sees
+        // what led to it.
+        match self.state.load(Ordering::Acquire) {
+            0 => QueuePairState::Init,
+            1 => QueuePairState::ReadyToSend,
+            _ => QueuePairState::Error,
+        }
+    }
+
+    /// Runs `work` on the engine, waiting for the lock (the library holds it for one bounded
+    /// piece of work at most), and sees to the consequences.
+    pub(crate) fn with<R>(&self, mover: Mover, work: impl FnOnce(&mut Engine) -> R) -> R {
+        let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
+        self.finish(engine, mover, work)
+    }
+
+    /// As [`Connection::with`]; `None` when somebody else holds the lock.
+    pub(crate) fn try_with<R>(
+        &self,
+        mover: Mover,
+        work: impl FnOnce(&mut Engine) -> R,
+    ) -> Option<R> {
+        let engine = match self.engine.try_lock() {
+            Ok(engine) => engine,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        Some(self.finish(engine, mover, work))
+    }
+
+    fn finish<R>(
+        &self,
+        mut engine: MutexGuard<'_, Engine>,
+        mover: Mover,
+        work: impl FnOnce(&mut Engine) -> R,
+    ) -> R {
+        let result = work(&mut engine);
+        self.settle(&mut engine, mover);
+        result
+    }
+
+    /// A shared receive queue has receives again.
+    pub(crate) fn receive_posted(&self) {
+        self.with(Mover::Call, |engine| {
+            engine.resume_peer();
+            engine.transmit_or_end();
+        });
+    }
+
+    /// Everything that follows from a change of the engine.
+    fn settle(&self, engine: &mut Engine, mover: Mover) {
+        if engine.owed {
+            if mover == Mover::Poll {
+                if !engine.deferred {
+                    engine.deferred = true;
+                    self.receive_queue.defer(self.qp_num);
+                }
+            } else {
+                engine.stage_owed();
+                engine.transmit_or_end();
+            }
+        }
+        let before = self.state();
+        let mut state = engine.state();
+        let mut delivered = self.deliver(engine, mover);
+        if !delivered {
+            // A queue overran: its queue pairs are broken.
+            engine.end(End::Disconnected);
+            state = engine.state();
+            delivered = self.deliver(engine, mover);
+        }
+        self.update_interest(engine);
+        if state != before || !delivered {
+            self.state.store(state_code(state), Ordering::Release);
+            if mover == Mover::Library {
+                self.send_queue.signal();
+                self.receive_queue.signal();
+            }
+        }
+        if let Some(deadline) = engine.deadline_ns() {
+            self.send_queue.schedule(deadline);
+        }
+    }
+
+    /// Hands gathered completions over; false when a queue overran.
+    fn deliver(&self, engine: &mut Engine, mover: Mover) -> bool {
+        if engine.gathered.send.is_empty() && engine.gathered.receive.is_empty() {
+            return true;
+        }
+        if engine.state() == QueuePairState::Error {
+            // Whoever sees an error completion sees the state.
+            self.state.store(state_code(QueuePairState::Error), Ordering::Release);
+        }
+        let delivery = match mover {
+            Mover::Poll | Mover::ArmedPoll => Delivery::Quiet,
+            Mover::Call | Mover::Library => Delivery::Signal,
+        };
+        let sent = self.send_queue.push(&mut engine.gathered.send, delivery);
+        let received = self.receive_queue.push(&mut engine.gathered.receive, delivery);
+        sent && received
+    }
+
+    /// Keeps the epoll sets at what the engine waits for; closes the socket of a dead one.
+    fn update_interest(&self, engine: &mut Engine) {
+        let Some(socket) = &engine.socket else { return };
+        let wanted = match engine.stage {
+            Stage::Idle | Stage::Closed => Interest::None,
+            _ if engine.wants_to_send() => Interest::ReadAndWrite,
+            _ => Interest::Read,
+        };
+        if wanted != engine.interest {
+            let flags = match wanted {
+                Interest::ReadAndWrite => EventFlags::IN | EventFlags::OUT,
+                _ => EventFlags::IN,
+            };
+            let data = EventData::new_u64(u64::from(self.qp_num));
+            let same = Arc::ptr_eq(&self.send_queue, &self.receive_queue);
+            let both = [Some(&self.receive_queue), (!same).then_some(&self.send_queue)];
+            for queue in both.into_iter().flatten() {
+                let set = queue.sockets();
+                let outcome = match (engine.interest, wanted) {
+                    (_, Interest::None) => epoll::delete(set, socket),
+                    (Interest::None, _) => epoll::add(set, socket, data, flags),
+                    _ => epoll::modify(set, socket, data, flags),
+                };
+                if let Err(error) = outcome {
+                    tracing::warn!(qp_num = self.qp_num, %error, "readiness set refused a socket");
+                }
+            }
+            engine.interest = wanted;
+        }
+        if engine.stage == Stage::Closed {
+            engine.socket = None;
+        }
+    }
+}

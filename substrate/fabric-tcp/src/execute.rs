@@ -1,0 +1,507 @@
+//! The target's half: reading frames and executing what they ask.
+//!
+//! Small frames are received into a buffer and executed from there. The payload of a large one
+//! goes from the socket straight to its place: first what the buffer happens to hold, then by
+//! scatter receives whose first part is the region and whose second is the buffer, so that the
+//! next header arrives in the same call. A payload is checked against key, domain, rights and
+//! range at its header, and every piece of it again against revocation ([`crate::region`]).
+
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use beeline_fabric::{Access, FlushKind, Opcode, RemoteAddress, Status, WorkCompletion};
+use beeline_os::memory;
+
+use crate::clock;
+use crate::engine::{End, Engine, Receives, Request};
+use crate::frame::{Decoder, Frame, HEADER_BYTES, Message, WaitReason};
+use crate::receive_queue::PostedReceive;
+use crate::region::{Entry, Range, UseGuard};
+use crate::socket::{Moved, part};
+use crate::transmit::{MAX_RESPONSES, Response};
+
+/// Bytes of the receive buffer.
+const BUFFER_BYTES: usize = 16 * 1024;
+/// From this much missing payload on, it is received in place.
+const DIRECT_BYTES: usize = 2048;
+/// Most bytes of one receive in place, and so of one use guard.
+const PIECE_BYTES: usize = 1 << 20;
+/// How far ahead of the expected request a dropped one may be numbered.
+const DROP_WINDOW: u32 = 1 << 20;
+
+/// Where a payload goes.
+#[derive(Debug)]
+enum Place {
+    /// Where the peer's request says: each piece needs leave.
+    Remote {
+        entry: Arc<Entry>,
+        offset: usize,
+    },
+    /// Where a receive or a read of this process says.
+    Local {
+        entry: Arc<Entry>,
+        offset: usize,
+    },
+    Nowhere,
+}
+
+impl Place {
+    /// The region and the offset in it.
+    fn region(&self) -> Option<(&Entry, usize)> {
+        match self {
+            Self::Remote { entry, offset } | Self::Local { entry, offset } => {
+                Some((entry, *offset))
+            }
+            Self::Nowhere => None,
+        }
+    }
+
+    /// Leave for one piece. `Err` once the region is taken away from the peer.
+    fn enter(&self) -> Result<Option<UseGuard<'_>>, ()> {
+        match self {
+            Self::Remote { entry, .. } => entry.enter().map(Some).ok_or(()),
+            _ => Ok(None),
+        }
+    }
+}
+
+/// A payload being read.
+#[derive(Debug)]
+struct Payload {
+    frame: Frame,
+    place: Place,
+    done: u64,
+}
+
+impl Payload {
+    fn remaining(&self) -> u64 {
+        self.frame.message.payload_bytes() - self.done
+    }
+}
+
+/// The incoming byte stream.
+#[derive(Debug, Default)]
+pub(crate) struct Reader {
+    buffer: Box<[u8]>,
+    start: usize,
+    end: usize,
+    decoder: Decoder,
+    payload: Option<Payload>,
+}
+
+impl Reader {
+    /// True when no part of a frame has been read.
+    pub(crate) fn is_between_frames(&self) -> bool {
+        self.payload.is_none() && self.start == self.end
+    }
+
+    /// The buffer, for dropping what arrives.
+    pub(crate) fn scratch(&mut self) -> &mut [u8] {
+        self.start = 0;
+        self.end = 0;
+        self.allocate();
+        &mut self.buffer
+    }
+
+    fn allocate(&mut self) {
+        if self.buffer.is_empty() {
+            self.buffer = vec![0; BUFFER_BYTES].into_boxed_slice();
+        }
+    }
+
+    /// Makes the rest of the buffer as long as can be.
+    fn compact(&mut self) {
+        self.allocate();
+        if self.start == self.end {
+            self.start = 0;
+            self.end = 0;
+        } else if self.buffer.len() - self.end < HEADER_BYTES {
+            self.buffer.copy_within(self.start..self.end, 0);
+            self.end -= self.start;
+            self.start = 0;
+        }
+    }
+}
+
+impl Engine {
+    /// Receives and executes until the socket is empty (`Ok(false)`) or the budget is used
+    /// (`Ok(true)`).
+    pub(crate) fn receive(&mut self, budget_bytes: usize, sleep: bool) -> Result<bool, End> {
+        let mut spent = 0;
+        let mut sleep = sleep;
+        loop {
+            self.execute_buffered()?;
+            if spent >= budget_bytes {
+                return Ok(true);
+            }
+            let (moved, wanted) = self.receive_once(sleep)?;
+            sleep = false;
+            match moved {
+                Moved::Bytes(bytes) => {
+                    spent += bytes;
+                    self.progress_ns = clock::coarse_ns();
+                    if bytes < wanted {
+                        // The socket had no more; asking again would cost a call to hear so.
+                        self.execute_buffered()?;
+                        return Ok(false);
+                    }
+                }
+                Moved::Later => return Ok(false),
+                Moved::Closed => return Err(End::Gone("the peer closed the connection")),
+            }
+        }
+    }
+
+    /// One receive. Returns what it came to and how many bytes it could have taken.
+    fn receive_once(&mut self, sleep: bool) -> Result<(Moved, usize), End> {
+        self.reader.compact();
+        let Some(socket) = &self.socket else { return Err(End::Gone("no connection")) };
+        let Reader { buffer, end, payload, .. } = &mut self.reader;
+        let spare = &mut buffer[*end..];
+        let spare_length = spare.len();
+        let spare = part(spare.as_mut_ptr(), spare_length);
+        if let Some(payload) = payload
+            && let Some((entry, offset)) = payload.place.region()
+            && payload.remaining() >= DIRECT_BYTES as u64
+        {
+            let length = payload.remaining().min(PIECE_BYTES as u64) as usize;
+            let _guard = payload.place.enter().map_err(|()| revoked(&payload.frame))?;
+            let target = part(entry.pointer(offset + payload.done as usize), length);
+            let mut parts = [target, spare];
+            // SAFETY: the target lies in a range checked at the frame's header, held by `entry`
+            // and entered by the guard; the spare part is the tail of the owned buffer. No
+            // reference to either is used during the call.
+            let moved = unsafe { socket.receive(&mut parts, false) };
+            if let Moved::Bytes(bytes) = moved {
+                payload.done += bytes.min(length) as u64;
+                *end += bytes.saturating_sub(length);
+            }
+            return Ok((moved, length + spare_length));
+        }
+        let mut parts = [spare];
+        // SAFETY: the tail of the owned buffer, reached through nothing else during the call.
+        let moved = unsafe { socket.receive(&mut parts, sleep) };
+        if let Moved::Bytes(bytes) = moved {
+            *end += bytes;
+        }
+        Ok((moved, spare_length))
+    }
+
+    /// Executes every whole frame of the buffer, and places what there is of a partial one.
+    fn execute_buffered(&mut self) -> Result<(), End> {
+        loop {
+            if self.reader.payload.is_some() {
+                self.place_buffered()?;
+                match &self.reader.payload {
+                    Some(payload) if payload.remaining() > 0 => return Ok(()),
+                    _ => {}
+                }
+                if let Some(payload) = self.reader.payload.take() {
+                    self.placed(payload)?;
+                }
+                continue;
+            }
+            let reader = &mut self.reader;
+            let waiting = &reader.buffer[reader.start..reader.end];
+            let Some(header) = waiting.first_chunk::<HEADER_BYTES>() else { return Ok(()) };
+            let frame = reader.decoder.next(header).map_err(|error| {
+                tracing::debug!(%error, "damaged frame");
+                End::Hostile("a damaged frame")
+            })?;
+            reader.start += HEADER_BYTES;
+            self.acknowledge_through(frame.acknowledged)?;
+            self.begin(frame)?;
+        }
+    }
+
+    /// Copies payload bytes that are in the buffer to their place.
+    fn place_buffered(&mut self) -> Result<(), End> {
+        let Reader { buffer, start, end, payload, .. } = &mut self.reader;
+        let Some(payload) = payload else { return Ok(()) };
+        let count = payload.remaining().min((*end - *start) as u64) as usize;
+        if count == 0 {
+            return Ok(());
+        }
+        if let Some((entry, offset)) = payload.place.region() {
+            let _guard = payload.place.enter().map_err(|()| revoked(&payload.frame))?;
+            let bytes = &buffer[*start..*start + count];
+            let at = offset + payload.done as usize;
+            match <[u8; 8]>::try_from(bytes) {
+                // One aligned word appears at once, as it does with hardware.
+                Ok(word) if at.is_multiple_of(8) => {
+                    memory::store_u64(entry.memory(), at, u64::from_ne_bytes(word));
+                }
+                _ => memory::copy_in(entry.memory(), at, bytes),
+            }
+        }
+        payload.done += count as u64;
+        *start += count;
+        Ok(())
+    }
+
+    /// A header arrived: decides where its payload goes, or executes it when it has none.
+    fn begin(&mut self, frame: Frame) -> Result<(), End> {
+        if !frame.message.is_request() {
+            return self.begin_answer(frame);
+        }
+        if frame.request != self.expected_request {
+            let ahead = frame.request.wrapping_sub(self.expected_request);
+            if self.dropping.is_none() || ahead > DROP_WINDOW {
+                return Err(End::Hostile("a request out of order"));
+            }
+            return self.expect_payload(frame, Place::Nowhere);
+        }
+        if self.dropping.is_some() && !self.resumed {
+            return Err(End::Hostile("a request sent again before it was asked for"));
+        }
+        let mut place = self.write_place(&frame)?;
+        if let Some(reason) = self.obstacle(&frame) {
+            self.dropping = Some(reason);
+            self.resumed = false;
+            let request = frame.request;
+            self.transmitter.responses.push_back(Response::Wait { request, reason });
+            return self.expect_payload(frame, Place::Nowhere);
+        }
+        self.dropping = None;
+        if let Message::Send { length, .. } = frame.message {
+            place = self.send_place(frame.request, length)?;
+        }
+        self.expect_payload(frame, place)
+    }
+
+    fn expect_payload(&mut self, frame: Frame, place: Place) -> Result<(), End> {
+        let payload = Payload { frame, place, done: 0 };
+        if payload.remaining() > 0 {
+            self.reader.payload = Some(payload);
+            Ok(())
+        } else {
+            self.placed(payload)
+        }
+    }
+
+    /// Why this request cannot be executed now, if so. Takes the receive it needs.
+    fn obstacle(&mut self, frame: &Frame) -> Option<WaitReason> {
+        if self.transmitter.responses.len() >= MAX_RESPONSES {
+            return Some(WaitReason::Busy);
+        }
+        let changes = match frame.message {
+            Message::Write { remote, length, .. } => Some((remote, length)),
+            Message::CompareAndSwap { remote, .. } | Message::FetchAndAdd { remote, .. } => {
+                Some((remote, 8))
+            }
+            _ => None,
+        };
+        if let Some((remote, length)) = changes
+            && self.transmitter.has_pending_reads()
+            && let Some(entry) = self.regions.find(remote.key)
+            && self.transmitter.is_reading(&entry, remote.offset, length)
+        {
+            return Some(WaitReason::Busy);
+        }
+        let consumes = matches!(
+            frame.message,
+            Message::Send { .. } | Message::Write { immediate: Some(_), .. }
+        );
+        if consumes && self.receiving.is_none() {
+            self.receiving = match &mut self.receives {
+                Receives::Own(receives) => receives.pop_front(),
+                Receives::Shared(shared) => shared.take(&self.connection),
+            };
+            if self.receiving.is_none() {
+                return Some(WaitReason::NotReady);
+            }
+        }
+        None
+    }
+
+    /// Checks a write's key, rights and range, and tells where its payload goes. Before looking
+    /// for a receive, so that a bad one fails at once.
+    fn write_place(&self, frame: &Frame) -> Result<Place, End> {
+        match frame.message {
+            // A write of nothing touches nothing; its key is not looked at, as with hardware.
+            Message::Write { remote, length, .. } if length > 0 => {
+                let denied =
+                    End::Refused { request: frame.request, status: Status::RemoteAccessError };
+                let entry = self.reach(remote, length, Access::REMOTE_WRITE).ok_or(denied)?;
+                Ok(Place::Remote { entry, offset: remote.offset as usize })
+            }
+            _ => Ok(Place::Nowhere),
+        }
+    }
+
+    /// Checks a send against the receive it took, and tells where its payload goes.
+    fn send_place(&mut self, request: u32, length: u64) -> Result<Place, End> {
+        let capacity = self.receiving.as_ref().map_or(0, PostedReceive::capacity);
+        if length > capacity {
+            if let Some(receive) = self.receiving.take() {
+                self.flush_receive(receive.wr_id, Status::LengthError);
+            }
+            return Err(End::Refused { request, status: Status::LengthError });
+        }
+        let buffer = self.receiving.as_ref().and_then(|receive| receive.buffer.as_ref());
+        Ok(buffer.map_or(Place::Nowhere, |Range { entry, offset, .. }| Place::Local {
+            entry: Arc::clone(entry),
+            offset: *offset,
+        }))
+    }
+
+    fn reach(&self, remote: RemoteAddress, length: u64, rights: Access) -> Option<Arc<Entry>> {
+        self.regions.reach(remote.key, self.domain, (remote.offset, length), rights)
+    }
+
+    /// The payload is in place: executes the frame.
+    fn placed(&mut self, payload: Payload) -> Result<(), End> {
+        let Payload { frame, place, .. } = payload;
+        if !frame.message.is_request() {
+            return match frame.message {
+                Message::ReadResponse { .. } => self.complete_front(Status::Success),
+                _ => Ok(()),
+            };
+        }
+        if frame.request != self.expected_request || self.dropping.is_some() {
+            return Ok(());
+        }
+        if let Some((entry, offset)) = place.region() {
+            // Pairs with the acquire loads of whoever watches the memory for a later word: what
+            // this frame placed is seen before what the next one places.
+            fence(Ordering::Release);
+            entry.memory().stored(offset, frame.message.payload_bytes() as usize);
+        }
+        self.execute(&frame)?;
+        self.expected_request = self.expected_request.wrapping_add(1);
+        let answered = matches!(
+            frame.message,
+            Message::Read { .. } | Message::CompareAndSwap { .. } | Message::FetchAndAdd { .. }
+        );
+        self.owed |= frame.acknowledge && !answered;
+        Ok(())
+    }
+
+    fn execute(&mut self, frame: &Frame) -> Result<(), End> {
+        let request = frame.request;
+        let refused = |status| End::Refused { request, status };
+        let denied = refused(Status::RemoteAccessError);
+        match frame.message {
+            Message::Write { immediate: None, .. } => {}
+            Message::Write { length, immediate, .. } => {
+                self.received(Opcode::ReceiveWithImmediate, length, immediate);
+            }
+            Message::Send { length, immediate } => {
+                self.received(Opcode::Receive, length, immediate);
+            }
+            Message::Read { remote, length } => {
+                let entry = self.reach(remote, length, Access::REMOTE_READ).ok_or(denied)?;
+                let source =
+                    Range { entry, offset: remote.offset as usize, length: length as usize };
+                self.transmitter.answer_read(request, source);
+            }
+            Message::CompareAndSwap { remote, expected, desired } => {
+                let old = self.atomically(remote, request, |word| {
+                    match word.compare_exchange(
+                        expected,
+                        desired,
+                        Ordering::SeqCst,
+                        Ordering::SeqCst,
+                    ) {
+                        Ok(old) | Err(old) => old,
+                    }
+                })?;
+                self.transmitter.responses.push_back(Response::Atomic { request, old });
+            }
+            Message::FetchAndAdd { remote, addend } => {
+                let old = self
+                    .atomically(remote, request, |word| word.fetch_add(addend, Ordering::SeqCst))?;
+                self.transmitter.responses.push_back(Response::Atomic { request, old });
+            }
+            Message::Flush { remote, length, kind } => {
+                let rights = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+                let entry = self.reach(remote, length, rights).ok_or(denied)?;
+                if kind == FlushKind::Persistent {
+                    entry
+                        .memory()
+                        .persist(remote.offset as usize, length as usize)
+                        .map_err(|_| refused(Status::PersistenceError))?;
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn atomically(
+        &self,
+        remote: RemoteAddress,
+        request: u32,
+        change: impl FnOnce(&std::sync::atomic::AtomicU64) -> u64,
+    ) -> Result<u64, End> {
+        let refused = |status| End::Refused { request, status };
+        if !remote.offset.is_multiple_of(8) {
+            return Err(refused(Status::RemoteInvalidRequest));
+        }
+        let entry = self
+            .reach(remote, 8, Access::REMOTE_ATOMIC)
+            .ok_or(refused(Status::RemoteAccessError))?;
+        let guard = entry.enter().ok_or(refused(Status::RemoteAccessError))?;
+        let old = change(memory::atomic_u64(entry.memory(), remote.offset as usize));
+        entry.memory().stored(remote.offset as usize, 8);
+        drop(guard);
+        Ok(old)
+    }
+
+    fn received(&mut self, opcode: Opcode, length: u64, immediate: Option<u32>) {
+        if let Some(receive) = self.receiving.take() {
+            self.gathered.receive.push(WorkCompletion {
+                wr_id: receive.wr_id,
+                status: Status::Success,
+                opcode,
+                length,
+                immediate,
+                qp_num: self.qp_num,
+            });
+        }
+    }
+
+    /// A frame that answers us.
+    fn begin_answer(&mut self, frame: Frame) -> Result<(), End> {
+        match frame.message {
+            Message::ReadResponse { length } => {
+                let hostile = End::Hostile("answers a read that was not asked");
+                let front = self.front_for(frame.request).ok_or(hostile)?;
+                let Request::Read { local, .. } = &front.request else { return Err(hostile) };
+                if local.length as u64 != length {
+                    return Err(hostile);
+                }
+                let entry = Arc::clone(&local.entry);
+                let place = Place::Local { entry, offset: local.offset };
+                self.expect_payload(frame, place)
+            }
+            Message::AtomicResponse { old } => {
+                let hostile = End::Hostile("answers an atomic that was not asked");
+                let front = self.front_for(frame.request).ok_or(hostile)?;
+                let (Request::CompareAndSwap { local, .. } | Request::FetchAndAdd { local, .. }) =
+                    &front.request
+                else {
+                    return Err(hostile);
+                };
+                memory::copy_in(local.entry.memory(), local.offset, &old.to_ne_bytes());
+                local.entry.memory().stored(local.offset, 8);
+                self.complete_front(Status::Success)
+            }
+            _ => self.answered(&frame),
+        }
+    }
+
+    /// A receive was posted: a peer that waits for one is told.
+    pub(crate) fn resume_peer(&mut self) {
+        if self.dropping == Some(WaitReason::NotReady) && !self.resumed {
+            self.resumed = true;
+            let request = self.expected_request;
+            self.transmitter.responses.push_back(Response::Resume { request });
+        }
+    }
+}
+
+/// The region was taken away in the middle of the peer's write.
+fn revoked(frame: &Frame) -> End {
+    End::Refused { request: frame.request, status: Status::RemoteAccessError }
+}
