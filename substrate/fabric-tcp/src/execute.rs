@@ -417,6 +417,9 @@ impl Engine {
                 let rights = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
                 let entry = self.reach(remote, length, rights).ok_or(denied)?;
                 if kind == FlushKind::Persistent {
+                    if entry.memory().persistence() == memory::Persistence::Volatile {
+                        return Err(refused(Status::PersistenceError));
+                    }
                     entry
                         .memory()
                         .persist(remote.offset as usize, length as usize)
