@@ -25,6 +25,7 @@ pub(crate) const POSITION_BITS: u32 = 48;
 ///
 /// ```text
 /// bits 0..26 offset / 16 | 26..50 segment | 50 tombstone | 51 expires | 52 untrusted | 53 lost
+///      54 dropped
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Location(pub u64);
@@ -41,6 +42,9 @@ impl Location {
     pub const UNTRUSTED: u64 = 1 << 52;
     /// The newest entry was damaged and its segment is gone; only older ones may be left.
     pub const LOST: u64 = 1 << 53;
+    /// A tombstone that hides nothing any more: it goes together with its segment, whose bytes
+    /// must not be looked at through this location.
+    pub const DROPPED: u64 = 1 << 54;
     const PLACE: u64 = (1 << (OFFSET_BITS + SEGMENT_BITS)) - 1;
 
     pub fn new(segment: u32, offset: u32, flags: u64) -> Self {
@@ -68,6 +72,11 @@ impl Location {
     /// True when a reader finds nothing here.
     pub fn is_absent(self) -> bool {
         self.0 & (Self::TOMBSTONE | Self::LOST) != 0
+    }
+
+    /// True when the location names bytes that may be looked at.
+    pub fn is_readable(self) -> bool {
+        self.0 & (Self::LOST | Self::DROPPED) == 0
     }
 }
 
@@ -106,8 +115,7 @@ impl Slot {
     /// True when the newest entry is needed on media: a value, or a tombstone that still hides
     /// something.
     pub fn is_needed(&self) -> bool {
-        !self.location.has(Location::LOST)
-            && (!self.location.has(Location::TOMBSTONE) || self.stale > 0)
+        self.location.is_readable() && (!self.location.has(Location::TOMBSTONE) || self.stale > 0)
     }
 
     pub fn position(&self) -> u64 {
@@ -320,6 +328,20 @@ impl Index {
                 *entry = sibling;
             }
         }
+    }
+
+    /// The only slot with this hash; `None` when there is none or more than one.
+    pub fn find_only(&self, hash: u64) -> Option<SlotId> {
+        let mut matches = 0;
+        let mut first = None;
+        self.find(hash, |_| {
+            matches += 1;
+            matches > 1
+        });
+        if matches == 1 {
+            first = self.find(hash, |_| true);
+        }
+        first
     }
 
     /// Collects into `out`, in order of position, at least `count` slots (fewer at the end) from

@@ -182,7 +182,9 @@ impl<'a> Keyspace<'a> {
         let appended = home.append_put(database, key, value, options)?;
         self.spread_moves();
         let hash = self.store().hash_key(database, key);
-        self.owner(database, key)?.install(database, hash, key, &appended);
+        let owner = self.owner(database, key)?;
+        owner.note_expiry(options.expires_at_ms);
+        owner.install(database, hash, key, &appended);
         Ok(appended.version)
     }
 

@@ -16,21 +16,28 @@
 
 #![allow(dead_code)]
 
+mod audit;
 pub mod entry;
 mod error;
+pub mod fault;
 mod index;
 mod keyspace;
 mod options;
 mod random;
+mod recover;
 mod segments;
 mod shard;
 mod stats;
 mod store;
+mod walk;
 pub mod wire;
 
+#[doc(hidden)]
+pub use audit::audit;
 pub use error::KvError;
 pub use keyspace::Keyspace;
 pub use options::{Eviction, StoreOptions};
+pub use recover::Opened;
 pub use shard::client_log::{Accepted, ClientLog, Notice, Reject, RejectReason};
 pub use shard::reads::ReadGuard;
 pub use shard::{EntryRef, Maintenance, PutOptions, Shard};

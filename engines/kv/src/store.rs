@@ -1,6 +1,6 @@
 //! What all shards share: versions, the segment table, flush barriers, limits and statistics.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use beeline_env::Clock;
@@ -88,6 +88,8 @@ pub struct Store {
     pub(crate) inboxes: Vec<Mutex<Vec<Freed>>>,
     pub(crate) peers: Mutex<Vec<Weak<Mutex<Shard>>>>,
     pub(crate) cooperative: AtomicBool,
+    /// Snapshots being written: segments stay and overwrites in place are refused meanwhile.
+    pub(crate) snapshots: AtomicU32,
     shards: usize,
     hash_seed: u64,
     next_version: AtomicU64,
@@ -136,6 +138,7 @@ impl Store {
             counters: (0..shards).map(|_| ShardCounters::default()).collect(),
             inboxes: (0..shards).map(|_| Mutex::default()).collect(),
             peers: Mutex::default(),
+            snapshots: AtomicU32::new(0),
             cooperative: AtomicBool::new(options.cooperative_write_back),
             shards,
             hash_seed,
@@ -372,25 +375,6 @@ fn code_of(policy: Eviction) -> u8 {
 }
 
 impl Store {
-    /// Opens the store in `pool`: recovers what is in it and hands out its shards, each behind
-    /// the lock it lives in.
-    ///
-    /// Errors: [`KvError::Format`], the pool's.
-    #[allow(clippy::type_complexity)]
-    pub fn open(
-        pool: Pool,
-        options: StoreOptions,
-    ) -> Result<(Arc<Self>, Vec<Arc<Mutex<Shard>>>, RecoveryReport), KvError> {
-        let store = Self::new(pool, &options)?;
-        let report = RecoveryReport::default();
-        let shards: Vec<_> = (0..store.shards)
-            .map(|index| Arc::new(Mutex::new(Shard::new(Arc::clone(&store), index))))
-            .collect();
-        *store.peers.lock().unwrap_or_else(PoisonError::into_inner) =
-            shards.iter().map(Arc::downgrade).collect();
-        Ok((store, shards, report))
-    }
-
     /// Runs one sub-task of another shard's write-back, called by an idle thread of shard
     /// `worker`; false when there was none.
     pub fn help_write_back(&self, _worker: usize) -> bool {

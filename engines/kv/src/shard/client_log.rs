@@ -237,6 +237,9 @@ impl Shard {
         let epoch = self.store.flush_epochs[header.database as usize].load(Ordering::Relaxed);
         let epoch = epoch as u32;
         if let Some((record, slot_bytes)) = overwritten {
+            if self.store.snapshots.load(Ordering::Acquire) > 0 {
+                return Err(RejectReason::Snapshot);
+            }
             let newest = found.and_then(|id| {
                 Some(self.databases[header.database as usize].as_deref()?.slot(id).location)
             });
@@ -256,6 +259,7 @@ impl Shard {
         } else {
             self.check_writable().map_err(|_| RejectReason::Store)?;
         }
+        self.expiry.note(header.expires_at_ms);
         let version = self.store.next_version().map_err(|_| RejectReason::Store)?;
         let sealed = Header { version, ..*header };
         let seal = self.store.sealer.seal(state.id, state.generation, offset, &sealed);

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::entry::{self, ALIGNMENT, EXPIRES, Header, TOMBSTONE};
+use crate::fault::{self, KnownBug};
 use crate::index::Location;
 use crate::segments::{HEAD, SegmentState, word};
 use crate::shard::Shard;
@@ -188,9 +189,10 @@ impl Shard {
         owner_flags: u64,
         flags: u32,
     ) -> Result<Arc<SegmentState>, KvError> {
-        let fresh = match self.store.allocate(self.index, need.min(Need::Data), owner_flags, flags)
-        {
-            Err(KvError::PoolFull { .. }) if need != Need::Data => {
+        let fresh = match self.store.allocate(self.index, Need::Data, owner_flags, flags) {
+            Err(KvError::PoolFull { .. }) => {
+                let roomy = need != Need::Collector && self.make_room()?;
+                let need = if roomy { Need::Data } else { need };
                 self.store.allocate(self.index, need, owner_flags, flags)?
             }
             other => other?,
@@ -203,6 +205,16 @@ impl Shard {
         self.persister.flush_words(&fresh.segment);
         self.log.last = Some(Arc::clone(&fresh));
         Ok(fresh)
+    }
+
+    /// Goes on appending to a segment that recovery left with a clean tail.
+    pub(crate) fn resume_head(&mut self, state: &Arc<SegmentState>) {
+        let tail = state.tail.load(Ordering::Relaxed);
+        let count = state.count.load(Ordering::Relaxed);
+        state.set(HEAD);
+        self.log.last = Some(Arc::clone(state));
+        self.log.heads[Stream::Data as usize] =
+            Some(Head { state: Arc::clone(state), tail, flushed_to: tail, count });
     }
 
     /// Stops appending to the head of `stream`; what is in it is flushed with the next commit.
@@ -243,6 +255,9 @@ impl Shard {
         for (state, count) in self.log.persisted.drain(..) {
             state.segment.store_word(word::COUNT, u64::from(count));
             self.persister.flush_words(&state.segment);
+        }
+        if fault::is_on(KnownBug::AcknowledgeBeforeFence) {
+            return Ok(());
         }
         if let Err(error) = self.persister.fence() {
             self.poisoned = true;

@@ -5,8 +5,10 @@
 
 mod batch;
 pub(crate) mod client_log;
-mod log;
+mod collect;
+pub(crate) mod log;
 pub(crate) mod reads;
+mod upkeep;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,8 +24,10 @@ use crate::store::Store;
 use crate::{DATABASES, KvError, Version};
 
 use batch::Batch;
+use collect::Collector;
 use log::{Appended, Draft, Log, Stream};
 use reads::ReadRegistry;
+use upkeep::Expiry;
 
 /// A live key's newest entry.
 #[derive(Clone, Copy, Debug)]
@@ -73,9 +77,13 @@ pub struct Shard {
     pub(crate) log: Log,
     pub(crate) persister: Persister,
     batch: Option<Batch>,
+    collector: Collector,
+    /// The collector's copy of an entry, kept to allocate once.
+    collected: Vec<u8>,
+    expiry: Expiry,
     reads: ReadRegistry,
     pub(crate) random: Xorshift,
-    scratch: Vec<u8>,
+    pub(crate) scratch: Vec<u8>,
     /// Coarse clock of use: seconds of the monotonic clock, modulo 65,536.
     use_second: u16,
     poisoned: bool,
@@ -91,6 +99,9 @@ impl Shard {
             log: Log::default(),
             persister,
             batch: None,
+            collector: Collector::default(),
+            collected: Vec::new(),
+            expiry: Expiry::default(),
             reads: ReadRegistry::default(),
             random: Xorshift::new(0x5EED + index as u64),
             scratch: Vec::new(),
@@ -133,10 +144,14 @@ impl Shard {
 
     /// The slot of a key, tombstones included.
     #[inline]
-    fn find(&mut self, database: u8, hash: u64, key: &[u8]) -> Option<SlotId> {
+    pub(crate) fn find(&mut self, database: u8, hash: u64, key: &[u8]) -> Option<SlotId> {
         let index = self.databases[database as usize].as_deref()?;
         let (cache, table) = (&mut self.cache, &self.store.table);
-        index.find(hash, |slot| holds_key(cache.get(table, slot.location.segment()), slot, key))
+        index.find(hash, |slot| {
+            // A slot without readable bytes answers for its hash.
+            !slot.location.is_readable()
+                || holds_key(cache.get(table, slot.location.segment()), slot, key)
+        })
     }
 
     /// The newest live entry of a key. A key found expired is deleted on the way.
@@ -284,7 +299,8 @@ impl Shard {
         if value_length > limit {
             return Err(KvError::ValueTooLong { length: value_length, limit });
         }
-        self.check_writable()
+        self.check_writable()?;
+        self.fit_memory(entry::slot_bytes_for(key.len(), value_length))
     }
 
     pub(crate) fn append_put(
@@ -295,6 +311,7 @@ impl Shard {
         options: PutOptions,
     ) -> Result<Appended, KvError> {
         let flags = if options.expires_at_ms == 0 { 0 } else { EXPIRES };
+        self.expiry.note(options.expires_at_ms);
         let version = self.store.next_version()?;
         let draft = Draft {
             version,
@@ -411,6 +428,16 @@ impl Shard {
                 stats::add(&counters.expiring_keys, 1_u64.wrapping_neg());
             }
         }
+    }
+
+    /// Changes a slot and keeps the sums right.
+    pub(crate) fn change_slot(&mut self, database: u8, id: SlotId, change: impl FnOnce(&mut Slot)) {
+        let Some(index) = self.databases[database as usize].as_deref_mut() else { return };
+        let before = *index.slot(id);
+        change(index.slot_mut(id));
+        let after = *index.slot(id);
+        self.uncount(database, &before);
+        self.count(database, &after);
     }
 
     /// Deletes a key; false when there was none. Persisted by [`Shard::commit`].
@@ -553,14 +580,6 @@ impl Shard {
         counters.index_slots.store(slots, Ordering::Relaxed);
         counters.index_bytes.store(bytes, Ordering::Relaxed);
     }
-
-    /// One slice of upkeep: collection, expiry, eviction, at most about `budget_bytes` of copying.
-    ///
-    /// Errors: the pool's.
-    pub fn maintain(&mut self, _budget_bytes: u64) -> Result<Maintenance, KvError> {
-        self.tick();
-        Ok(Maintenance::default())
-    }
 }
 
 /// The header at `offset`, copied.
@@ -574,9 +593,6 @@ pub(crate) fn read_header(state: &SegmentState, offset: u32) -> Header {
 /// True when the entry of `slot` is one of `key`.
 #[inline]
 fn holds_key(state: &SegmentState, slot: &Slot, key: &[u8]) -> bool {
-    if slot.location.has(Location::LOST) {
-        return true;
-    }
     let needed = HEADER_BYTES as usize + key.len();
     if slot.slot_bytes() < needed as u64 {
         return false;

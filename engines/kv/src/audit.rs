@@ -1,0 +1,76 @@
+//! Recounts from the media what the indexes claim, for tests.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use crate::entry::HEADER_BYTES;
+use crate::index::{Location, STALE_UNKNOWN, Slot};
+use crate::shard::Shard;
+use crate::store::Store;
+use crate::walk;
+
+/// Compares every index with a walk over every segment; each finding is a sentence. The caller
+/// has stopped all work.
+#[doc(hidden)]
+#[must_use]
+pub fn audit(store: &Store, shards: &[std::sync::Arc<Mutex<Shard>>]) -> Vec<String> {
+    let mut findings = Vec::new();
+    let mut on_media: HashMap<(u8, Vec<u8>), Vec<(u64, Location)>> = HashMap::new();
+    let mut live_bytes: HashMap<u32, i64> = HashMap::new();
+    for state in store.table.all() {
+        let mut copy = Vec::new();
+        copy.resize(state.length as usize, 0);
+        state.segment.read(0, &mut copy);
+        live_bytes.insert(state.id, 0);
+        walk::walk(&store.sealer, &state, &copy, |found| {
+            let header = found.header;
+            let start = (found.offset + HEADER_BYTES) as usize;
+            let key = copy[start..start + usize::from(header.key_length)].to_vec();
+            if header.version >= store.barrier(header.database) {
+                let place = Location::new(state.id, found.offset, 0);
+                let entries = on_media.entry((header.database, key)).or_default();
+                entries.push((header.version, place));
+            }
+        });
+    }
+    for ((database, key), entries) in &on_media {
+        let hash = store.hash_key(*database, key);
+        let owner = crate::shard_of_hash(hash, store.shards());
+        let mut shard = shards[owner].lock().unwrap_or_else(PoisonError::into_inner);
+        let name = String::from_utf8_lossy(key).into_owned();
+        let Some(id) = shard.find(*database, hash, key) else {
+            findings.push(format!("key {name} has {} entries and no slot", entries.len()));
+            continue;
+        };
+        let Some(index) = shard.databases[*database as usize].as_deref() else { continue };
+        let slot: Slot = *index.slot(id);
+        let newest = entries.iter().map(|entry| entry.0).max().unwrap_or(0);
+        if slot.location.is_readable()
+            && !entries
+                .iter()
+                .any(|(version, place)| *version == newest && place.same_place(slot.location))
+        {
+            findings.push(format!("key {name}: the index does not point at version {newest}"));
+        }
+        if slot.stale != STALE_UNKNOWN && usize::from(slot.stale) + 1 < entries.len() {
+            findings.push(format!(
+                "key {name}: {} entries on media, {} stale counted",
+                entries.len(),
+                slot.stale
+            ));
+        }
+        if slot.is_needed() {
+            *live_bytes.entry(slot.location.segment()).or_default() += slot.slot_bytes() as i64;
+        }
+    }
+    for state in store.table.all() {
+        let (kept, real) = (
+            state.live_bytes.load(std::sync::atomic::Ordering::Relaxed),
+            live_bytes.get(&state.id).copied().unwrap_or(0),
+        );
+        if kept != real {
+            findings.push(format!("segment {}: {kept} live bytes kept, {real} real", state.id));
+        }
+    }
+    findings
+}

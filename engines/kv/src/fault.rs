@@ -1,0 +1,34 @@
+//! Known bugs that a test can put back, to show that the suites see them. Never on in a real run:
+//! the switch is a thread-local that only [`with_known_bug`] sets.
+
+use std::cell::Cell;
+
+/// A bug the suites must catch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KnownBug {
+    /// `commit` returns without its fence.
+    AcknowledgeBeforeFence,
+    /// A tombstone is dropped although older entries of its key are on media.
+    DropTombstoneEarly,
+    /// A victim is freed before its copies and what superseded it are persisted.
+    FreeBeforePersist,
+}
+
+thread_local! {
+    static ON: Cell<Option<KnownBug>> = const { Cell::new(None) };
+}
+
+/// True when a test put this bug back on this thread.
+#[inline]
+pub(crate) fn is_on(bug: KnownBug) -> bool {
+    ON.with(|on| on.get() == Some(bug))
+}
+
+/// Runs `body` with a known bug put back, on this thread. For tests of the test suites.
+#[doc(hidden)]
+pub fn with_known_bug<R>(bug: KnownBug, body: impl FnOnce() -> R) -> R {
+    ON.with(|on| on.set(Some(bug)));
+    let result = body();
+    ON.with(|on| on.set(None));
+    result
+}

@@ -1,0 +1,318 @@
+//! Opening a store: walks every segment, rebuilds the indexes, leaves clean tails behind.
+//!
+//! Threads take segments one by one, verify the entries, and hand them in groups to the shard
+//! whose index they belong to. The order does not matter: the largest version wins, equal
+//! versions are copies the collector made.
+//!
+//! What recovery writes: zeros over what a crash left behind the last good entry of the store's
+//! own logs (so that an append can never connect to it), and exact counts. Both may be cut short
+//! and done again.
+//!
+//! Source: BOOM-KV §3.6.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use beeline_pmem::{Persister, PmemError, Pool, Segment};
+
+use crate::entry::{EXPIRES, TOMBSTONE};
+use crate::index::Location;
+use crate::segments::{FORMAT, QUARANTINED, SegmentState, UNTRUSTED, word};
+use crate::shard::Shard;
+use crate::shard::log::Appended;
+use crate::store::Store;
+use crate::walk::{self, Found, Walked};
+use crate::{KvError, RecoveryReport, StoreOptions, Version};
+
+/// Entries handed over at a time.
+const GROUP: usize = 512;
+
+/// Store, shards and what recovery found.
+pub type Opened = (Arc<Store>, Vec<Arc<Mutex<Shard>>>, RecoveryReport);
+
+/// An entry on its way into an index.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Recovered {
+    pub hash: u64,
+    pub version: Version,
+    pub location: Location,
+    pub slot_bytes: u32,
+    pub key_length: u16,
+    pub database: u8,
+}
+
+/// A segment of this process's own logs that could take more entries.
+#[derive(Debug)]
+struct Candidate {
+    state: Arc<SegmentState>,
+    newest: Version,
+}
+
+impl Store {
+    /// Opens the store in `pool`: recovers what is in it and hands out its shards, each behind
+    /// the lock it lives in.
+    ///
+    /// Errors: [`KvError::Format`], the pool's.
+    pub fn open(pool: Pool, options: StoreOptions) -> Result<Opened, KvError> {
+        let started = Instant::now();
+        let segments = pool.segments();
+        let store = Self::new(pool, &options)?;
+        let shards: Vec<_> = (0..store.shards())
+            .map(|index| Arc::new(Mutex::new(Shard::new(Arc::clone(&store), index))))
+            .collect();
+        *store.peers.lock().unwrap_or_else(PoisonError::into_inner) =
+            shards.iter().map(Arc::downgrade).collect();
+        let mut states = Vec::with_capacity(segments.len());
+        for segment in segments {
+            states.push(adopt(&store, segment)?);
+        }
+        let report = recover_all(&store, &shards, &states, options.recovery_threads)?;
+        let report = RecoveryReport { seconds: started.elapsed().as_secs_f64(), ..report };
+        Ok((store, shards, report))
+    }
+}
+
+fn adopt(store: &Arc<Store>, segment: Arc<Segment>) -> Result<Arc<SegmentState>, KvError> {
+    let found = segment.word(word::FORMAT);
+    if found != 0 && found != FORMAT {
+        return Err(KvError::Format { what: "a segment", found, supported: FORMAT });
+    }
+    let owner = (segment.word(word::OWNER) as u32) % store.shards() as u32;
+    let flags = if segment.is_shared() { UNTRUSTED } else { 0 };
+    let state = Arc::new(SegmentState::new(segment, owner, flags, crate::entry::FIRST_ENTRY));
+    store.table.insert(Arc::clone(&state));
+    Ok(state)
+}
+
+fn recover_all(
+    store: &Arc<Store>,
+    shards: &[Arc<Mutex<Shard>>],
+    states: &[Arc<SegmentState>],
+    threads: usize,
+) -> Result<RecoveryReport, KvError> {
+    let threads = if threads == 0 { shards.len() } else { threads };
+    let threads = threads.clamp(1, states.len().max(1));
+    let next = AtomicUsize::new(0);
+    let worker = || {
+        let mut worker = Worker::new(store, shards);
+        while let Some(state) = states.get(next.fetch_add(1, Ordering::Relaxed)) {
+            worker.take(state)?;
+        }
+        worker.finish()
+    };
+    let results: Vec<Result<Outcome, KvError>> = if threads == 1 {
+        vec![worker()]
+    } else {
+        std::thread::scope(|scope| {
+            let handles: Vec<_> = (0..threads).map(|_| scope.spawn(worker)).collect();
+            handles
+                .into_iter()
+                .map(|handle| {
+                    handle.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+                })
+                .collect()
+        })
+    };
+    let mut report = RecoveryReport { segments: states.len() as u64, ..RecoveryReport::default() };
+    let mut candidates = Vec::new();
+    let mut empty = Vec::new();
+    for result in results {
+        let outcome = result?;
+        report.entries += outcome.report.entries;
+        report.damaged += outcome.report.damaged;
+        report.torn += outcome.report.torn;
+        report.bytes += outcome.report.bytes;
+        candidates.extend(outcome.candidates);
+        empty.extend(outcome.empty);
+        store.version_seen(outcome.newest);
+    }
+    for state in empty {
+        store.table.remove(state.id);
+        store.pool.free(Arc::clone(&state.segment))?;
+    }
+    let mut index_bytes = 0;
+    for shard in shards {
+        let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+        let mine =
+            candidates.iter().filter(|candidate| candidate.state.owner as usize == shard.index());
+        if let Some(best) = mine.max_by_key(|candidate| candidate.newest) {
+            shard.resume_head(&best.state);
+        }
+        shard.tick();
+        let stats = shard.stats();
+        report.keys += stats.keys;
+        index_bytes += stats.index_bytes;
+    }
+    report.index_bytes_per_key = index_bytes as f64 / report.keys.max(1) as f64;
+    Ok(report)
+}
+
+#[derive(Debug, Default)]
+struct Outcome {
+    report: RecoveryReport,
+    newest: Version,
+    candidates: Vec<Candidate>,
+    empty: Vec<Arc<SegmentState>>,
+}
+
+struct Worker<'a> {
+    store: &'a Arc<Store>,
+    shards: &'a [Arc<Mutex<Shard>>],
+    groups: Vec<Vec<Recovered>>,
+    persister: Persister,
+    copy: Vec<u8>,
+    outcome: Outcome,
+}
+
+impl<'a> Worker<'a> {
+    fn new(store: &'a Arc<Store>, shards: &'a [Arc<Mutex<Shard>>]) -> Self {
+        Self {
+            store,
+            shards,
+            groups: shards.iter().map(|_| Vec::with_capacity(GROUP)).collect(),
+            persister: store.pool.persister(),
+            copy: Vec::new(),
+            outcome: Outcome::default(),
+        }
+    }
+
+    fn take(&mut self, state: &Arc<SegmentState>) -> Result<(), PmemError> {
+        let mut copy = std::mem::take(&mut self.copy);
+        let bytes = walk::bytes_of(state, &mut copy);
+        let store = self.store;
+        let walked = walk::walk(&store.sealer, state, bytes, |found| {
+            self.outcome.report.entries += 1;
+            self.outcome.report.bytes += u64::from(found.header.slot_bytes);
+            if found.header.version >= store.barrier(found.header.database) {
+                self.hand_over(state, bytes, &found);
+            }
+        });
+        self.copy = copy;
+        self.outcome.newest = self.outcome.newest.max(walked.newest);
+        self.settle(state, &walked);
+        Ok(())
+    }
+
+    fn hand_over(&mut self, state: &SegmentState, bytes: &[u8], found: &Found) {
+        let header = &found.header;
+        let start = found.offset as usize + crate::entry::HEADER_BYTES as usize;
+        let key = &bytes[start..start + usize::from(header.key_length)];
+        let hash = self.store.hash_key(header.database, key);
+        let shard = crate::shard_of_hash(hash, self.shards.len());
+        let flags = location_flags(state, header.flags);
+        self.groups[shard].push(Recovered {
+            hash,
+            version: header.version,
+            location: Location::new(state.id, found.offset, flags),
+            slot_bytes: header.slot_bytes,
+            key_length: header.key_length,
+            database: header.database,
+        });
+        if self.groups[shard].len() == GROUP {
+            self.deliver(shard);
+        }
+    }
+
+    fn deliver(&mut self, shard: usize) {
+        let mut target = self.shards[shard].lock().unwrap_or_else(PoisonError::into_inner);
+        for entry in self.groups[shard].drain(..) {
+            target.install_recovered(&entry);
+        }
+    }
+
+    /// Leaves the segment as later appends and walks rely on it.
+    fn settle(&mut self, state: &Arc<SegmentState>, walked: &Walked) {
+        let client = state.is(UNTRUSTED);
+        let report = &mut self.outcome.report;
+        if client {
+            report.torn += u64::from(walked.missing);
+        } else {
+            report.damaged += u64::from(walked.missing);
+        }
+        report.torn += u64::from(walked.cut_batch);
+        if walked.dirty_end != 0 && walked.cut_batch == 0 {
+            report.torn += 1;
+        }
+        state.tail.store(walked.end, Ordering::Release);
+        state.count.store(walked.entries, Ordering::Relaxed);
+        if walked.missing > 0 && !client {
+            state.set(QUARANTINED);
+            return;
+        }
+        if walked.dirty_end != 0 && !client {
+            let zeros = [0; 4096];
+            let (start, end) = (walked.end as usize, walked.dirty_end as usize);
+            for at in (start..end).step_by(zeros.len()) {
+                state.segment.store(at, &zeros[..zeros.len().min(end - at)]);
+            }
+            self.persister.flush(&state.segment, start, end - start);
+        }
+        if walked.missing == 0 && state.segment.word(word::COUNT) != u64::from(walked.entries) {
+            state.segment.store_word(word::COUNT, u64::from(walked.entries));
+            self.persister.flush_words(&state.segment);
+        }
+        if walked.entries == 0 && walked.missing == 0 {
+            self.outcome.empty.push(Arc::clone(state));
+        } else if !client && state.length - walked.end >= state.length / 8 {
+            let (state, newest) = (Arc::clone(state), walked.newest);
+            self.outcome.candidates.push(Candidate { state, newest });
+        }
+    }
+
+    fn finish(mut self) -> Result<Outcome, KvError> {
+        for shard in 0..self.shards.len() {
+            self.deliver(shard);
+        }
+        self.persister.fence()?;
+        Ok(self.outcome)
+    }
+}
+
+/// Location flags of an entry with these header flags in this segment.
+pub(crate) fn location_flags(state: &SegmentState, flags: u8) -> u64 {
+    let mut location = 0;
+    if flags & TOMBSTONE != 0 {
+        location |= Location::TOMBSTONE;
+    }
+    if flags & EXPIRES != 0 {
+        location |= Location::EXPIRES;
+    }
+    if state.is(UNTRUSTED) {
+        location |= Location::UNTRUSTED;
+    }
+    location
+}
+
+impl Shard {
+    /// Takes in an entry found on media: the largest version of a key wins, the others count as
+    /// stale.
+    fn install_recovered(&mut self, entry: &Recovered) {
+        let mut key = std::mem::take(&mut self.scratch);
+        let state = self.cache.get(&self.store.table, entry.location.segment());
+        key.clear();
+        key.resize(usize::from(entry.key_length), 0);
+        let start = entry.location.offset() + crate::entry::HEADER_BYTES;
+        state.segment.read(start as usize, &mut key);
+        let found = self.find(entry.database, entry.hash, &key);
+        self.scratch = key;
+        let appended = Appended {
+            version: entry.version,
+            location: entry.location,
+            slot_bytes: entry.slot_bytes,
+        };
+        let Some(id) = found else {
+            self.install_at(entry.database, entry.hash, None, &appended, true);
+            return;
+        };
+        let Some(index) = self.databases[entry.database as usize].as_deref() else { return };
+        let slot = *index.slot(id);
+        let state = self.cache.get(&self.store.table, slot.location.segment());
+        let newest = crate::shard::read_header(state, slot.location.offset()).version;
+        if entry.version > newest {
+            self.install_at(entry.database, entry.hash, found, &appended, true);
+        } else {
+            self.change_slot(entry.database, id, crate::index::Slot::add_stale);
+        }
+    }
+}

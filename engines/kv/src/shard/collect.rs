@@ -1,0 +1,525 @@
+//! The collector: copies what is needed out of a segment that is mostly garbage and frees it.
+//!
+//! ```text
+//! choose victim → copy needed entries to the collector's own head, pointing the index at the
+//! copies → persist copies and everything that made the rest stale → free, persisted →
+//! tell the indexes which entries left the media
+//! ```
+//!
+//! Invariants:
+//! - A key has a slot in its index exactly as long as a valid entry of it is on media, and
+//!   `stale` counts those entries but the newest (or more, never fewer). So a tombstone may go
+//!   when `stale` is 0: nothing is left that it hides.
+//! - An entry leaves the count only after its segment is freed on media.
+//! - A segment is freed only after the entries that supersede its contents are persisted,
+//!   whichever log they are in, and while no batch is open here (a batch can still vanish).
+//! - The copies go to a head of their own, and the last segments of the pool are kept for it, so
+//!   that collection can always go on.
+//!
+//! Source: BOOM-KV §3.5, which leaves the collector open.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+
+use crate::KvError;
+use crate::entry::{ALIGNMENT, BATCH_MORE, FIRST_ENTRY, HEADER_BYTES, Header};
+use crate::fault::{self, KnownBug};
+use crate::index::{Location, Slot};
+use crate::segments::{GRANTED, HEAD, QUARANTINED, SegmentState, VICTIM};
+use crate::shard::Shard;
+use crate::shard::log::{Appended, Draft, Stream};
+use crate::stats;
+use crate::store::{Freed, Need};
+use crate::walk;
+
+/// Collection of one segment.
+#[derive(Debug)]
+struct Job {
+    victim: Arc<SegmentState>,
+    at: u32,
+    end: u32,
+    /// Valid entries that go with the segment.
+    freed: Vec<Freed>,
+    /// Shards whose logs hold entries that supersede some of the victim's.
+    superseded_by: Vec<usize>,
+    copied_bytes: u64,
+    /// The index was searched for slots that the walk did not meet.
+    swept: bool,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Collector {
+    job: Option<Job>,
+    /// Walked through, waiting for readers, a snapshot or a batch.
+    draining: Vec<Job>,
+    /// `bytes_stored + entries_accepted` at the last look for victims.
+    looked_at: u64,
+    /// Look again in any case.
+    pub look: bool,
+}
+
+/// How far a slice got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Progress {
+    Done,
+    /// The budget ran out.
+    More,
+    /// Another shard is busy.
+    Blocked,
+}
+
+impl Shard {
+    /// A slice of collection: whether it got on, and whether something waits for others.
+    pub(crate) fn collect(&mut self, budget_bytes: u64) -> Result<(bool, bool), KvError> {
+        self.drain_inbox();
+        let mut waiting = self.free_drained()?;
+        if self.collector.job.is_none() && self.is_time_to_look() {
+            self.choose_victim(false);
+        }
+        if self.collector.job.is_none() {
+            return Ok((false, waiting));
+        }
+        let progress = self.run_job(budget_bytes)?;
+        if progress == Progress::Done {
+            waiting = self.free_drained()?;
+            self.collector.look = true;
+        }
+        Ok((progress != Progress::Blocked, waiting || progress == Progress::Blocked))
+    }
+
+    fn is_time_to_look(&mut self) -> bool {
+        let counters = self.counters();
+        let stored = counters.bytes_stored.load(Ordering::Relaxed)
+            + counters.entries_accepted.load(Ordering::Relaxed) * u64::from(HEADER_BYTES);
+        let step = u64::from(self.store.pool.segment_bytes()) / 8;
+        let due = self.collector.look || stored >= self.collector.looked_at + step;
+        if due {
+            self.collector.looked_at = stored;
+            self.collector.look = false;
+        }
+        due
+    }
+
+    /// Collects in the foreground until new data may allocate; false when that cannot be.
+    pub(crate) fn make_room(&mut self) -> Result<bool, KvError> {
+        const JOBS: usize = 16;
+        for _ in 0..JOBS {
+            self.drain_inbox();
+            self.free_drained()?;
+            if self.store.free_segments() > self.store.reserve(Need::Data) {
+                return Ok(true);
+            }
+            if self.collector.job.is_none() {
+                let (total, length) = (self.collectable_garbage(), self.store.pool.segment_bytes());
+                if total < u64::from(length) || !self.choose_victim(true) {
+                    return Ok(false);
+                }
+            }
+            if self.run_job(u64::MAX)? != Progress::Done {
+                return Ok(false);
+            }
+        }
+        self.free_drained()?;
+        Ok(self.store.free_segments() > self.store.reserve(Need::Data))
+    }
+
+    fn is_candidate(&self, state: &SegmentState) -> bool {
+        state.owner as usize == self.index && !state.is(HEAD | GRANTED | QUARANTINED | VICTIM)
+    }
+
+    /// Garbage in segments that could be collected.
+    fn collectable_garbage(&self) -> u64 {
+        let all = self.store.table.all();
+        all.iter().filter(|state| self.is_candidate(state)).map(|state| state.garbage_bytes()).sum()
+    }
+
+    /// Starts on the segment with the most garbage, if it has enough to be worth it.
+    fn choose_victim(&mut self, pressed: bool) -> bool {
+        let free = self.store.free_segments();
+        if !self.collector.draining.is_empty() && free <= self.store.reserve(Need::Tombstone) {
+            return false;
+        }
+        let length = u64::from(self.store.pool.segment_bytes());
+        let total = self.store.pool.capacity_bytes() / length;
+        let low = (self.store.reserve(Need::Data) + 2).max(total / 8);
+        let worth = if pressed {
+            length / 64
+        } else if free <= low {
+            length / 8
+        } else {
+            length / 4 * 3
+        };
+        let all = self.store.table.all();
+        let best = all
+            .into_iter()
+            .filter(|state| self.is_candidate(state))
+            .max_by_key(|state| state.garbage_bytes());
+        let Some(victim) = best.filter(|state| state.garbage_bytes() >= worth) else {
+            return false;
+        };
+        victim.set(VICTIM);
+        let end = victim.tail.load(Ordering::Acquire);
+        self.collector.job = Some(Job {
+            victim,
+            at: FIRST_ENTRY,
+            end,
+            freed: Vec::new(),
+            superseded_by: Vec::new(),
+            copied_bytes: 0,
+            swept: false,
+        });
+        true
+    }
+
+    fn run_job(&mut self, budget_bytes: u64) -> Result<Progress, KvError> {
+        let Some(mut job) = self.collector.job.take() else { return Ok(Progress::Done) };
+        let outcome = self.walk_victim(&mut job, budget_bytes);
+        if matches!(outcome, Ok(Progress::Done)) {
+            self.collector.draining.push(job);
+        } else {
+            self.collector.job = Some(job);
+        }
+        outcome
+    }
+
+    fn walk_victim(&mut self, job: &mut Job, budget_bytes: u64) -> Result<Progress, KvError> {
+        let mut spent = 0;
+        let mut entry = std::mem::take(&mut self.collected);
+        let progress = loop {
+            if job.at >= job.end {
+                break Progress::Done;
+            }
+            if spent >= budget_bytes {
+                break Progress::More;
+            }
+            let offset = job.at;
+            let Some(header) = copy_entry(&self.store.sealer, &job.victim, offset, &mut entry)
+            else {
+                // Not an entry (overwritten by its client, or cut short): to the next that is.
+                job.at += ALIGNMENT;
+                spent += u64::from(ALIGNMENT);
+                continue;
+            };
+            match self.visit(job, offset, &header, &entry)? {
+                Some(copied) => {
+                    job.copied_bytes += copied;
+                    spent += u64::from(header.slot_bytes) / 4 + copied;
+                    job.at = offset + header.slot_bytes;
+                }
+                None => break Progress::Blocked,
+            }
+        };
+        self.collected = entry;
+        if progress == Progress::Done
+            && !job.swept
+            && job.victim.live_bytes.load(Ordering::Relaxed) != 0
+            && !self.sweep_unmet(job)?
+        {
+            return Ok(Progress::Blocked);
+        }
+        Ok(progress)
+    }
+
+    /// Deals with one valid entry of the victim: copies it where it is needed. `None` when the
+    /// shard that knows is busy; else the bytes copied.
+    fn visit(
+        &mut self,
+        job: &mut Job,
+        offset: u32,
+        header: &Header,
+        entry: &[u8],
+    ) -> Result<Option<u64>, KvError> {
+        if fault::is_on(KnownBug::DropTombstoneEarly) && header.is_tombstone() {
+            // The bug: gone from media and index, whatever it still hides.
+            let hash = self.store.hash_key(header.database, &entry[HEADER_BYTES as usize..]);
+            let place = Location::new(job.victim.id, offset, 0);
+            self.repoint(header.database, hash, place, None);
+            job.freed.push(Freed { database: header.database, hash, place });
+            return Ok(Some(0));
+        }
+        if header.version < self.store.barrier(header.database) {
+            return Ok(Some(0));
+        }
+        let (key, value) = entry[HEADER_BYTES as usize..].split_at(usize::from(header.key_length));
+        let hash = self.store.hash_key(header.database, key);
+        let owner = crate::shard_of_hash(hash, self.store.shards());
+        let place = Location::new(job.victim.id, offset, 0);
+        let copied = if owner == self.index {
+            match self.slot_at(header.database, hash, place) {
+                Some(slot) if slot.is_needed() => {
+                    let to = self.copy_out(header, key, value)?;
+                    self.repoint(header.database, hash, place, Some(to));
+                    u64::from(header.slot_bytes)
+                }
+                Some(_) => {
+                    self.repoint(header.database, hash, place, None);
+                    0
+                }
+                None => {
+                    self.note_superseded(job, header.database, hash, None);
+                    0
+                }
+            }
+        } else {
+            let Some(peer) = self.peer(owner) else { return Ok(None) };
+            let Some(mut peer) = try_lock(&peer) else { return Ok(None) };
+            match peer.slot_at(header.database, hash, place) {
+                Some(slot) if slot.is_needed() => {
+                    let to = self.copy_out(header, key, value)?;
+                    peer.repoint(header.database, hash, place, Some(to));
+                    u64::from(header.slot_bytes)
+                }
+                Some(_) => {
+                    peer.repoint(header.database, hash, place, None);
+                    0
+                }
+                None => {
+                    self.note_superseded(job, header.database, hash, Some(&peer));
+                    0
+                }
+            }
+        };
+        job.freed.push(Freed { database: header.database, hash, place });
+        Ok(Some(copied))
+    }
+
+    fn peer(&self, index: usize) -> Option<Arc<Mutex<Shard>>> {
+        let peers = self.store.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        peers.get(index)?.upgrade()
+    }
+
+    /// The slot of this hash that points at `place`.
+    fn slot_at(&self, database: u8, hash: u64, place: Location) -> Option<Slot> {
+        let index = self.databases[database as usize].as_deref()?;
+        let id = index.find(hash, |slot| slot.location.same_place(place))?;
+        Some(*index.slot(id))
+    }
+
+    /// Remembers whose log supersedes a stale entry.
+    fn note_superseded(&mut self, job: &mut Job, database: u8, hash: u64, peer: Option<&Shard>) {
+        let index = match peer {
+            Some(peer) => peer.databases[database as usize].as_deref(),
+            None => self.databases[database as usize].as_deref(),
+        };
+        // No slot that could be asked (several keys with one hash): every log may hold it.
+        let owner = index
+            .and_then(|index| Some(index.slot(index.find_only(hash)?).location))
+            .filter(|location| location.is_readable())
+            .and_then(|location| self.store.table.get(location.segment()))
+            .map(|state| state.owner as usize);
+        let owners = match owner {
+            Some(owner) => owner..owner + 1,
+            None => 0..self.store.shards(),
+        };
+        for owner in owners {
+            if owner != self.index && !job.superseded_by.contains(&owner) {
+                job.superseded_by.push(owner);
+            }
+        }
+    }
+
+    /// Copies an entry to the collector's head under its own version.
+    fn copy_out(&mut self, header: &Header, key: &[u8], value: &[u8]) -> Result<Appended, KvError> {
+        let draft = Draft {
+            version: header.version,
+            database: header.database,
+            kind: header.kind,
+            flags: header.flags & !BATCH_MORE,
+            expires_at_ms: header.expires_at_ms,
+            key,
+            value: &[value],
+        };
+        let appended = self.append(Stream::Collected, &draft)?;
+        let counters = self.counters();
+        stats::add(&counters.collector_copied_entries, 1);
+        stats::add(&counters.collector_copied_bytes, u64::from(appended.slot_bytes));
+        Ok(appended)
+    }
+
+    /// Points the slot at the copy; without one, marks it to go with the segment.
+    fn repoint(&mut self, database: u8, hash: u64, place: Location, to: Option<Appended>) {
+        let Some(index) = self.databases[database as usize].as_deref() else { return };
+        let Some(id) = index.find(hash, |slot| slot.location.same_place(place)) else { return };
+        self.change_slot(database, id, |slot| match to {
+            Some(to) => {
+                slot.location = to.location;
+                // A client's slot may have been longer than its entry; the copy's is not.
+                slot.units = to.slot_bytes / ALIGNMENT;
+                // The original stays on media until its segment is freed.
+                slot.add_stale();
+            }
+            None => slot.location = Location(slot.location.0 | Location::DROPPED),
+        });
+    }
+
+    /// Searches the indexes for slots in the victim that the walk did not meet, because their
+    /// bytes were overwritten by the client that held the segment. True when all were dealt with.
+    fn sweep_unmet(&mut self, job: &mut Job) -> Result<bool, KvError> {
+        for owner in 0..self.store.shards() {
+            if owner == self.index {
+                self.lose_slots(job.victim.id);
+            } else {
+                let Some(peer) = self.peer(owner) else { continue };
+                let Some(mut peer) = try_lock(&peer) else { return Ok(false) };
+                peer.lose_slots(job.victim.id);
+            }
+        }
+        job.swept = true;
+        Ok(true)
+    }
+
+    /// Marks every readable slot in `segment` as lost.
+    fn lose_slots(&mut self, segment: u32) {
+        for database in 0..crate::DATABASES as u8 {
+            let Some(index) = self.databases[database as usize].as_deref() else { continue };
+            let mut hit = Vec::new();
+            for page in 0..index.pages() {
+                hit.extend(
+                    index
+                        .page(page)
+                        .filter(|slot| {
+                            slot.location.is_readable() && slot.location.segment() == segment
+                        })
+                        .copied(),
+                );
+            }
+            for slot in hit {
+                let Some(index) = self.databases[database as usize].as_deref() else { continue };
+                let same = |known: &Slot| known.location.same_place(slot.location);
+                let Some(id) = index.find(slot.hash, same) else { continue };
+                stats::add(&self.counters().damaged, 1);
+                self.change_slot(database, id, |slot| {
+                    slot.location = Location(slot.location.0 | Location::LOST);
+                });
+                self.drop_if_hollow(database, id);
+            }
+        }
+    }
+
+    /// Frees victims that nothing holds any more; true when some are left.
+    fn free_drained(&mut self) -> Result<bool, KvError> {
+        if self.collector.draining.is_empty() {
+            return Ok(false);
+        }
+        // A batch that is open can still vanish in a crash, and with it what superseded the
+        // victims' entries. A snapshot still reads them.
+        if self.batch.is_some() || self.store.snapshots.load(Ordering::Acquire) > 0 {
+            return Ok(true);
+        }
+        let mut at = 0;
+        while at < self.collector.draining.len() {
+            let job = &self.collector.draining[at];
+            // Acquire pairs with the release of the last reader.
+            let free = job.victim.pins.load(Ordering::Acquire) == 0 && {
+                let needed = job.superseded_by.clone();
+                needed.into_iter().all(|shard| self.commit_peer(shard))
+            };
+            if free {
+                let job = self.collector.draining.swap_remove(at);
+                self.free_victim(job)?;
+            } else {
+                at += 1;
+            }
+        }
+        Ok(!self.collector.draining.is_empty())
+    }
+
+    fn commit_peer(&self, shard: usize) -> bool {
+        let Some(peer) = self.peer(shard) else { return true };
+        let Some(mut peer) = try_lock(&peer) else { return false };
+        peer.batch.is_none() && peer.commit().is_ok()
+    }
+
+    fn free_victim(&mut self, job: Job) -> Result<(), KvError> {
+        if !fault::is_on(KnownBug::FreeBeforePersist) {
+            self.commit()?;
+        }
+        self.store.table.remove(job.victim.id);
+        self.store.pool.free(Arc::clone(&job.victim.segment))?;
+        let counters = self.counters();
+        stats::add(&counters.segments_collected, 1);
+        let won = u64::from(job.victim.length).saturating_sub(job.copied_bytes);
+        stats::add(&counters.collector_won_bytes, won);
+        for freed in job.freed {
+            let shard = crate::shard_of_hash(freed.hash, self.store.shards());
+            if shard == self.index {
+                self.forget_freed(&freed);
+            } else {
+                let inbox = &self.store.inboxes[shard];
+                inbox.lock().unwrap_or_else(PoisonError::into_inner).push(freed);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what other shards' collectors freed out of the counts.
+    fn drain_inbox(&mut self) {
+        let freed = {
+            let inbox = &self.store.inboxes[self.index];
+            let mut inbox = inbox.lock().unwrap_or_else(PoisonError::into_inner);
+            if inbox.is_empty() {
+                return;
+            }
+            std::mem::take(&mut *inbox)
+        };
+        for freed in freed {
+            self.forget_freed(&freed);
+        }
+    }
+
+    fn forget_freed(&mut self, freed: &Freed) {
+        let database = freed.database;
+        let Some(index) = self.databases[database as usize].as_deref_mut() else { return };
+        let dropped = |slot: &Slot| {
+            slot.location.has(Location::DROPPED) && slot.location.same_place(freed.place)
+        };
+        if let Some(id) = index.find(freed.hash, dropped) {
+            index.remove(id);
+            return;
+        }
+        let Some(id) = index.find_only(freed.hash) else { return };
+        self.change_slot(database, id, Slot::remove_stale);
+        self.drop_if_hollow(database, id);
+    }
+
+    /// Removes a slot that stands for nothing: its newest entry was lost and no older one is left.
+    fn drop_if_hollow(&mut self, database: u8, id: crate::index::SlotId) {
+        let Some(index) = self.databases[database as usize].as_deref_mut() else { return };
+        let slot = index.slot(id);
+        if slot.location.has(Location::LOST) && slot.stale == 0 {
+            index.remove(id);
+        }
+    }
+}
+
+fn try_lock(peer: &Mutex<Shard>) -> Option<MutexGuard<'_, Shard>> {
+    match peer.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+/// Copies the valid entry at `offset` into `out`.
+fn copy_entry(
+    sealer: &crate::entry::Sealer,
+    state: &SegmentState,
+    offset: u32,
+    out: &mut Vec<u8>,
+) -> Option<Header> {
+    if offset > state.length - HEADER_BYTES {
+        return None;
+    }
+    let header = crate::shard::read_header(state, offset);
+    if header.slot_bytes < HEADER_BYTES
+        || !header.is_plausible(u64::from(state.length - offset))
+        || sealer.seal(state.id, state.generation, offset, &header) != header.seal
+    {
+        return None;
+    }
+    out.clear();
+    out.resize(header.used_bytes() as usize, 0);
+    state.segment.read(offset as usize, out);
+    // The copy is what counts: check it as if it were the segment, from offset 0 of the copy.
+    walk::copy_is_valid(&header, out).then_some(header)
+}

@@ -1,0 +1,267 @@
+//! What a shard does between requests: collection, active expiry, eviction.
+//!
+//! Nothing here runs by itself: the shard's thread calls [`Shard::maintain`] in small slices and
+//! sleeps until the deadline it returns when there was nothing to do.
+
+use crate::KvError;
+use crate::index::{Location, Slot};
+use crate::options::Eviction;
+use crate::shard::{Maintenance, Shard, read_header, read_key};
+use crate::stats;
+
+/// Index pages one slice of expiry looks at.
+const PAGES: usize = 4;
+/// Pause between slices of one sweep, so that sweeping takes a few percent of a core at most.
+const SWEEP_PAUSE_NS: u64 = 10_000_000;
+/// Longest sleep while keys wait for expiry: a wall clock may jump.
+const LONGEST_SLEEP_MS: u64 = 1000;
+/// Pause before looking again at something another thread holds.
+const RETRY_NS: u64 = 1_000_000;
+/// Keys compared for one eviction.
+const SAMPLES: usize = 5;
+/// Slots looked at for one sample.
+const TRIES: usize = 4096;
+
+/// State of the sweep for expired keys.
+#[derive(Debug)]
+pub(crate) struct Expiry {
+    /// No key expires before this, as far as known.
+    due_ms: u64,
+    /// Database and page of a sweep under way.
+    at: Option<(u8, usize)>,
+    /// Earliest expiry the sweep met so far.
+    met_ms: u64,
+}
+
+impl Default for Expiry {
+    fn default() -> Self {
+        // Due at once: recovery does not collect expiry times.
+        Self { due_ms: 0, at: None, met_ms: u64::MAX }
+    }
+}
+
+impl Expiry {
+    /// A key will expire at this time.
+    #[inline]
+    pub fn note(&mut self, expires_at_ms: u64) {
+        if expires_at_ms != 0 {
+            self.due_ms = self.due_ms.min(expires_at_ms);
+            self.met_ms = self.met_ms.min(expires_at_ms);
+        }
+    }
+}
+
+impl Shard {
+    /// A key of this shard will expire at this time.
+    pub(crate) fn note_expiry(&mut self, expires_at_ms: u64) {
+        self.expiry.note(expires_at_ms);
+    }
+
+    /// One slice of upkeep: collection, expiry, eviction, at most about `budget_bytes` of copying.
+    /// Call it between requests, and again at once while `did_work`.
+    ///
+    /// Errors: the pool's, [`KvError::Poisoned`].
+    pub fn maintain(&mut self, budget_bytes: u64) -> Result<Maintenance, KvError> {
+        self.tick();
+        let now_ns = self.store.clock.monotonic_ns();
+        let (mut did_work, waiting) = match self.collect(budget_bytes) {
+            Ok(state) => state,
+            // Deletions made room for nothing yet: try again when something was freed.
+            Err(KvError::PoolFull { .. }) => (false, true),
+            Err(error) => return Err(error),
+        };
+        let mut deadline = waiting.then_some(now_ns + RETRY_NS);
+        let sooner = |deadline: &mut Option<u64>, at: u64| {
+            *deadline = Some(deadline.map_or(at, |known| known.min(at)));
+        };
+        let expired = self.expire_slice()?;
+        did_work |= expired;
+        if self.expiry.at.is_some() {
+            sooner(&mut deadline, now_ns + SWEEP_PAUSE_NS);
+        } else if self.expires_anything() {
+            let now_ms = self.store.clock.unix_ms();
+            let wait = self.expiry.due_ms.saturating_sub(now_ms).clamp(10, LONGEST_SLEEP_MS);
+            sooner(&mut deadline, now_ns + wait * 1_000_000);
+        }
+        let limit = self.store.max_memory_bytes();
+        if limit != 0 && self.store.memory_bytes() > limit {
+            for _ in 0..16 {
+                did_work |= self.evict_one(self.store.eviction())?;
+            }
+        }
+        if did_work && self.batch.is_none() {
+            self.commit()?;
+        }
+        Ok(Maintenance { did_work, next_deadline_ns: deadline })
+    }
+
+    fn expires_anything(&self) -> bool {
+        self.databases.iter().flatten().any(|index| index.expiring > 0)
+    }
+
+    /// Looks at a few pages for keys whose time is past; true when some were deleted.
+    fn expire_slice(&mut self) -> Result<bool, KvError> {
+        if !self.expires_anything() {
+            self.expiry = Expiry { due_ms: u64::MAX, ..Expiry::default() };
+            return Ok(false);
+        }
+        let now = self.store.clock.unix_ms();
+        let (mut database, mut page) = match self.expiry.at {
+            Some(at) => at,
+            None if self.expiry.due_ms <= now => {
+                self.expiry.met_ms = u64::MAX;
+                (0, 0)
+            }
+            None => return Ok(false),
+        };
+        let mut past: Vec<Slot> = Vec::new();
+        for _ in 0..PAGES {
+            match self.databases[database as usize].as_deref() {
+                Some(index) if index.expiring > 0 && page < index.pages() => {
+                    for slot in index.page(page) {
+                        if !slot.location.has(Location::EXPIRES) || slot.location.is_absent() {
+                            continue;
+                        }
+                        let state = self.cache.get(&self.store.table, slot.location.segment());
+                        let at = read_header(state, slot.location.offset()).expires_at_ms;
+                        if at <= now {
+                            past.push(*slot);
+                        } else {
+                            self.expiry.met_ms = self.expiry.met_ms.min(at);
+                        }
+                    }
+                    page += 1;
+                }
+                _ => {
+                    (database, page) = (database + 1, 0);
+                    if u16::from(database) == crate::DATABASES {
+                        break;
+                    }
+                }
+            }
+        }
+        if u16::from(database) == crate::DATABASES {
+            self.expiry.due_ms = self.expiry.met_ms;
+            self.expiry.at = None;
+        } else {
+            self.expiry.at = Some((database, page));
+        }
+        let found = !past.is_empty();
+        let mut key = Vec::new();
+        for slot in past {
+            self.delete_slot(&slot, &mut key, Deletion::Expired)?;
+        }
+        Ok(found)
+    }
+
+    /// Deletes the key of a slot, which may have changed since it was copied.
+    fn delete_slot(
+        &mut self,
+        slot: &Slot,
+        key: &mut Vec<u8>,
+        why: Deletion,
+    ) -> Result<bool, KvError> {
+        // The copy may be outdated: a tombstone written before this one can have moved things.
+        let here = |known: &Slot| known.location == slot.location;
+        let known =
+            self.databases.iter().flatten().any(|index| index.find(slot.hash, here).is_some());
+        if !known {
+            return Ok(false);
+        }
+        let state = self.cache.get(&self.store.table, slot.location.segment());
+        let header = read_key(state, slot, key);
+        let database = header.database;
+        if u16::from(database) >= crate::DATABASES {
+            return Ok(false);
+        }
+        let hash = self.store.hash_key(database, key);
+        if hash != slot.hash {
+            // A client scribbled over its own entry.
+            stats::add(&self.counters().damaged, 1);
+            return Ok(false);
+        }
+        let appended = self.append_tombstone(database, key)?;
+        self.install_moves();
+        self.install(database, hash, key, &appended);
+        let counters = self.counters();
+        match why {
+            Deletion::Expired => stats::add(&counters.expired, 1),
+            Deletion::Evicted => stats::add(&counters.evicted, 1),
+        }
+        Ok(true)
+    }
+
+    /// Makes room for `bytes` under the memory limit.
+    ///
+    /// Errors: [`KvError::MemoryLimit`].
+    pub(crate) fn fit_memory(&mut self, bytes: u64) -> Result<(), KvError> {
+        let limit = self.store.max_memory_bytes();
+        if limit == 0 {
+            return Ok(());
+        }
+        let policy = self.store.eviction();
+        loop {
+            let used = self.store.memory_bytes();
+            if used + bytes <= limit {
+                return Ok(());
+            }
+            if policy == Eviction::NoEviction || !self.evict_one(policy)? {
+                return Err(KvError::MemoryLimit { used_bytes: used, limit_bytes: limit });
+            }
+        }
+    }
+
+    /// Deletes one key by the policy; false when there was none to delete.
+    fn evict_one(&mut self, policy: Eviction) -> Result<bool, KvError> {
+        if policy == Eviction::NoEviction {
+            return Ok(false);
+        }
+        let Some(slot) = self.sample_victim(policy) else { return Ok(false) };
+        let mut key = Vec::new();
+        self.delete_slot(&slot, &mut key, Deletion::Evicted)
+    }
+
+    fn sample_victim(&mut self, policy: Eviction) -> Option<Slot> {
+        let wanted = |slot: &Slot| {
+            !slot.location.is_absent()
+                && (!policy.only_expiring() || slot.location.has(Location::EXPIRES))
+        };
+        let random_policy = matches!(policy, Eviction::AllKeysRandom | Eviction::VolatileRandom);
+        let samples = if random_policy { 1 } else { SAMPLES };
+        let mut best: Option<(u64, Slot)> = None;
+        for _ in 0..samples {
+            let start = self.random.next();
+            for turn in 0..self.databases.len() {
+                let database = (start as usize + turn) % self.databases.len();
+                let Some(index) = self.databases[database].as_deref() else { continue };
+                let any = if policy.only_expiring() { index.expiring } else { index.live };
+                if any == 0 {
+                    continue;
+                }
+                let random = self.random.next();
+                let found = index
+                    .sample(random, TRIES, wanted)
+                    .or_else(|| index.sample(random, usize::MAX >> 1, wanted));
+                let Some(slot) = found else { continue };
+                let rank = match policy {
+                    Eviction::VolatileTtl => {
+                        let state = self.cache.get(&self.store.table, slot.location.segment());
+                        u64::MAX - read_header(state, slot.location.offset()).expires_at_ms
+                    }
+                    _ => u64::from(self.use_second.wrapping_sub(slot.last_use)),
+                };
+                if best.as_ref().is_none_or(|(known, _)| rank > *known) {
+                    best = Some((rank, slot));
+                }
+                break;
+            }
+        }
+        best.map(|(_, slot)| slot)
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Deletion {
+    Expired,
+    Evicted,
+}

@@ -1,0 +1,146 @@
+//! Walks the entries of one segment: for recovery, collection, snapshots and checks.
+//!
+//! ```text
+//! [entry ok][entry ok] … count … [entry ok] [anything that does not verify]
+//!  persisted, must verify         beyond count: valid as long as seals verify, then torn
+//! ```
+//!
+//! Source: BOOM-KV §3.6.
+
+use crate::entry::{self, ALIGNMENT, BATCH_MORE, FIRST_ENTRY, HEADER_BYTES, Header, Sealer};
+use crate::segments::{SegmentState, UNTRUSTED, word};
+
+/// A valid entry found by a walk.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Found {
+    pub header: Header,
+    pub offset: u32,
+}
+
+/// What a walk saw besides valid entries.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Walked {
+    /// Valid entries.
+    pub entries: u32,
+    /// Entries that `count` promises and that do not verify.
+    pub missing: u32,
+    /// Valid entries dropped because their batch has no end.
+    pub cut_batch: u32,
+    /// First byte after the last accepted entry.
+    pub end: u32,
+    /// Last non-zero byte after `end`, plus one; 0 when all is zero.
+    pub dirty_end: u32,
+    /// Newest version among the entries.
+    pub newest: u64,
+}
+
+/// The bytes of a segment to walk over: in place where no client can write, else a copy.
+pub(crate) fn bytes_of<'a>(state: &'a SegmentState, copy: &'a mut Vec<u8>) -> &'a [u8] {
+    if !state.is(UNTRUSTED) {
+        return state.bytes(0, state.length as usize);
+    }
+    copy.clear();
+    copy.resize(state.length as usize, 0);
+    state.segment.read(0, copy);
+    copy
+}
+
+/// The valid entry at `offset`, if there is one.
+#[inline]
+pub(crate) fn entry_at(
+    sealer: &Sealer,
+    id: u32,
+    generation: u64,
+    bytes: &[u8],
+    offset: usize,
+) -> Option<Header> {
+    let raw = bytes.get(offset..offset + HEADER_BYTES as usize)?;
+    let mut head = [0; HEADER_BYTES as usize];
+    head.copy_from_slice(raw);
+    let header = Header::decode(&head);
+    if header.slot_bytes < HEADER_BYTES
+        || !header.is_plausible((bytes.len() - offset) as u64)
+        || sealer.seal(id, generation, offset as u32, &header) != header.seal
+    {
+        return None;
+    }
+    let rest = &bytes[offset + HEADER_BYTES as usize..offset + header.used_bytes() as usize];
+    (entry::checksum(&head, rest, &[]) == header.checksum).then_some(header)
+}
+
+/// Calls `visit` for every accepted entry, in order of offset.
+pub(crate) fn walk(
+    sealer: &Sealer,
+    state: &SegmentState,
+    bytes: &[u8],
+    mut visit: impl FnMut(Found),
+) -> Walked {
+    let promised = state.segment.word(word::COUNT).min(u64::from(u32::MAX)) as u32;
+    let mut walked = Walked { end: FIRST_ENTRY, ..Walked::default() };
+    let mut batch: Vec<Found> = Vec::new();
+    let mut at = FIRST_ENTRY as usize;
+    let mut seen = 0_u32;
+    loop {
+        if let Some(header) = entry_at(sealer, state.id, state.generation, bytes, at) {
+            seen += 1;
+            batch.push(Found { header, offset: at as u32 });
+            at += header.slot_bytes as usize;
+            if header.flags & BATCH_MORE == 0 {
+                for found in batch.drain(..) {
+                    walked.newest = walked.newest.max(found.header.version);
+                    walked.entries += 1;
+                    visit(found);
+                }
+                walked.end = at as u32;
+            }
+            continue;
+        }
+        if seen >= promised {
+            break;
+        }
+        // Damage, or an overwrite in place cut short: go on with the next entry that verifies.
+        let Some(next) = resume_after(sealer, state, bytes, at) else { break };
+        // What was read of a batch before the damage was promised; the rest may follow.
+        for found in batch.drain(..) {
+            walked.newest = walked.newest.max(found.header.version);
+            walked.entries += 1;
+            visit(found);
+        }
+        walked.missing += 1;
+        seen += 1;
+        at = next;
+        walked.end = at as u32;
+    }
+    walked.missing += promised.saturating_sub(seen);
+    walked.cut_batch = batch.len() as u32;
+    let rest = &bytes[walked.end as usize..];
+    let used = rest.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+    walked.dirty_end = if used == 0 { 0 } else { walked.end + used as u32 };
+    walked
+}
+
+/// Offset of the next valid entry after a bad one at `at`.
+fn resume_after(sealer: &Sealer, state: &SegmentState, bytes: &[u8], at: usize) -> Option<usize> {
+    let valid = |at: usize| entry_at(sealer, state.id, state.generation, bytes, at).is_some();
+    // The slot length survives an overwrite in place, and most damage elsewhere in the entry.
+    let slot = bytes.get(at + 20..at + 24)?;
+    let slot = u32::from_le_bytes([slot[0], slot[1], slot[2], slot[3]]) as usize;
+    if slot >= HEADER_BYTES as usize
+        && slot.is_multiple_of(ALIGNMENT as usize)
+        && slot < bytes.len() - at
+        && valid(at + slot)
+    {
+        return Some(at + slot);
+    }
+    (at + ALIGNMENT as usize..bytes.len().saturating_sub(HEADER_BYTES as usize))
+        .step_by(ALIGNMENT as usize)
+        .find(|at| valid(*at))
+}
+
+/// True when `copy`, taken after `header` was checked against its seal, is the entry it describes.
+pub(crate) fn copy_is_valid(header: &Header, copy: &[u8]) -> bool {
+    let Some((head, rest)) = copy.split_first_chunk::<{ HEADER_BYTES as usize }>() else {
+        return false;
+    };
+    Header::decode(head) == *header && entry::checksum(head, rest, &[]) == header.checksum
+}
