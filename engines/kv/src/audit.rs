@@ -9,17 +9,19 @@ use crate::shard::Shard;
 use crate::store::Store;
 use crate::walk;
 
+/// Versions of one key and where they lie.
+type Entries = Vec<(u64, Location)>;
+
 /// Compares every index with a walk over every segment; each finding is a sentence. The caller
 /// has stopped all work.
 #[doc(hidden)]
 #[must_use]
 pub fn audit(store: &Store, shards: &[std::sync::Arc<Mutex<Shard>>]) -> Vec<String> {
     let mut findings = Vec::new();
-    let mut on_media: HashMap<(u8, Vec<u8>), Vec<(u64, Location)>> = HashMap::new();
+    let mut on_media: HashMap<(u8, Vec<u8>), Entries> = HashMap::new();
     let mut live_bytes: HashMap<u32, i64> = HashMap::new();
     for state in store.table.all() {
-        let mut copy = Vec::new();
-        copy.resize(state.length as usize, 0);
+        let mut copy = vec![0; state.length as usize];
         state.segment.read(0, &mut copy);
         live_bytes.insert(state.id, 0);
         walk::walk(&store.sealer, &state, &copy, |found| {

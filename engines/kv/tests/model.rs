@@ -36,13 +36,13 @@ fn operation() -> impl Strategy<Value = Operation> {
         3 => (database.clone(), key.clone()).prop_map(|(database, key)| Operation::Get { database, key }),
         2 => (database.clone(), prop::collection::vec(key.clone(), 1..9), 0..1500_u16)
             .prop_map(|(database, keys, length)| Operation::Batch { database, keys, length }),
-        8 => (key, 0..700_u16, any::<bool>())
+        16 => (0..6_u8, 0..700_u16, prop::bool::weighted(0.8))
             .prop_map(|(key, length, in_place)| Operation::Client { key, length, in_place }),
         1 => Just(Operation::Regrant),
         1 => prop_oneof![Just(None), database.prop_map(Some)].prop_map(|database| Operation::Flush { database }),
         2 => (0..400_u16).prop_map(Operation::Advance),
         1 => (-300..300_i16).prop_map(Operation::Jump),
-        6 => Just(Operation::Maintain),
+        3 => Just(Operation::Maintain),
         1 => Just(Operation::Reopen),
     ]
 }
@@ -75,7 +75,7 @@ fn key_bytes(key: u8) -> Vec<u8> {
 
 impl World {
     fn new(count: usize) -> Self {
-        let pool = Pool::dram(&PoolOptions::volatile(64 << 10, 26 * (64 << 10))).unwrap();
+        let pool = Pool::dram(&PoolOptions::volatile(64 << 10, 14 * (64 << 10))).unwrap();
         let clock = Arc::new(ManualClock::new(1_000_000));
         let (store, shards) = Self::open(&pool, &clock, count);
         let client = Client { logs: (0..count).map(|_| None).collect(), ..Client::default() };
@@ -319,7 +319,7 @@ impl World {
 }
 
 fn cases() -> u32 {
-    if std::env::var("BEELINE_DEEP").is_ok() { 3000 } else { 40 }
+    if std::env::var("BEELINE_DEEP").is_ok() { 3000 } else { 25 }
 }
 
 proptest! {
@@ -329,7 +329,7 @@ proptest! {
     #[test]
     fn the_store_agrees_with_a_map(
         shards in 1..4_usize,
-        operations in prop::collection::vec(operation(), 1..700),
+        operations in prop::collection::vec(operation(), 200..1200),
     ) {
         let mut world = World::new(shards);
         for operation in &operations {
