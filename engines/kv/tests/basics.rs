@@ -1,5 +1,5 @@
 //! The plain things: put, get, delete, expiry, scan, batches, databases.
-#![allow(clippy::unwrap_used)] // helpers of tests
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)] // helpers of tests
 
 use std::sync::{Arc, Mutex, MutexGuard};
 

@@ -1,6 +1,6 @@
 //! Random operations against a plain map, with collection, expiry, batches, one-sided clients and
 //! reopening, in a pool that is nearly full all the time.
-#![allow(clippy::unwrap_used)] // helpers of tests
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)] // helpers of tests
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
