@@ -58,6 +58,12 @@ impl<'a> Args<'a> {
         (first..self.len()).map(move |index| self.get(index))
     }
 
+    /// The arguments without the first `count`.
+    #[must_use]
+    pub fn skip(self, count: usize) -> Self {
+        Self { data: self.data, spans: self.spans.get(count..).unwrap_or(&[]) }
+    }
+
     /// Whether argument `index` is `word`, in any case. `word` is given in lower case.
     #[inline]
     #[must_use]

@@ -78,6 +78,9 @@ fn finite(mantissa: u64, exponent: i32) -> Magnitude {
 }
 
 impl Extended {
+    /// Nothing to add to.
+    pub const ZERO: Self = Self { negative: false, magnitude: Magnitude::Zero };
+
     /// Reads a number as Redis does for INCRBYFLOAT: C's `strtold`, the whole text, no leading
     /// blank, no NaN, no result that overflows or vanishes. `inf` is a number.
     #[must_use]

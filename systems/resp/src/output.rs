@@ -269,6 +269,12 @@ impl Output {
         }
     }
 
+    /// Inserts replies in front of those written since the buffer had `start` bytes.
+    pub fn insert(&mut self, start: usize, reply: &[u8]) {
+        self.bytes.extend_from_slice(reply);
+        self.bytes[start..].rotate_right(reply.len());
+    }
+
     fn aggregate_from(&mut self, start: usize, kind: u8, count: usize) {
         let end = self.bytes.len();
         self.header(kind, count as i64);

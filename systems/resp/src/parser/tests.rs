@@ -1,5 +1,3 @@
-//! The parser against whole, cut, malformed and random input.
-
 use proptest::prelude::*;
 
 use super::*;

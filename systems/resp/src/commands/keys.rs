@@ -1,0 +1,137 @@
+//! Keys whatever their value.
+
+use beeline_kv::PutOptions;
+
+use super::{Call, CommandResult, type_name};
+use crate::error::CommandError;
+
+pub fn del(call: &mut Call<'_, '_>) -> CommandResult {
+    let mut removed = 0;
+    if call.args.len() == 2 {
+        removed += i64::from(call.delete(call.arg(1))?);
+    } else {
+        call.atomically(|call| {
+            for key in call.args.from(1) {
+                removed += i64::from(call.delete(key)?);
+            }
+            Ok(())
+        })?;
+    }
+    call.out.integer(removed);
+    Ok(())
+}
+
+fn count_existing(call: &mut Call<'_, '_>) -> CommandResult {
+    let mut found = 0;
+    for key in call.args.from(1) {
+        found += i64::from(call.lookup_read(key)?.is_some());
+    }
+    call.out.integer(found);
+    Ok(())
+}
+
+pub fn exists(call: &mut Call<'_, '_>) -> CommandResult {
+    count_existing(call)
+}
+
+pub fn touch(call: &mut Call<'_, '_>) -> CommandResult {
+    count_existing(call)
+}
+
+pub fn type_of(call: &mut Call<'_, '_>) -> CommandResult {
+    let entry = call.lookup_read(call.arg(1))?;
+    call.out.simple(entry.map_or("none", |entry| type_name(entry.kind)));
+    Ok(())
+}
+
+/// Copies an existing key's value, kind and expiry to another key or database.
+///
+/// Looks the source up itself: an entry found earlier need not be good after other look-ups.
+fn duplicate(call: &mut Call<'_, '_>, from: &[u8], database: u8, key: &[u8]) -> CommandResult {
+    let entry = call.lookup(from)?.ok_or(CommandError::NoSuchKey)?;
+    call.read_to_scratch(&entry)?;
+    let options = PutOptions { kind: entry.kind, expires_at_ms: entry.expires_at_ms };
+    call.store.put(database, key, &[&call.scratch.value], options)?;
+    Ok(())
+}
+
+/// Renames; whether it was done.
+fn rename_generic(call: &mut Call<'_, '_>, only_new: bool) -> Result<bool, CommandError> {
+    let (from, to) = (call.arg(1), call.arg(2));
+    call.lookup(from)?.ok_or(CommandError::NoSuchKey)?;
+    if from == to {
+        return Ok(!only_new);
+    }
+    if only_new && call.lookup(to)?.is_some() {
+        return Ok(false);
+    }
+    call.atomically(|call| {
+        duplicate(call, from, call.database, to)?;
+        call.delete(from)?;
+        Ok(())
+    })?;
+    Ok(true)
+}
+
+pub fn rename(call: &mut Call<'_, '_>) -> CommandResult {
+    rename_generic(call, false)?;
+    call.out.ok();
+    Ok(())
+}
+
+pub fn renamenx(call: &mut Call<'_, '_>) -> CommandResult {
+    let renamed = rename_generic(call, true)?;
+    call.out.integer(i64::from(renamed));
+    Ok(())
+}
+
+pub fn copy(call: &mut Call<'_, '_>) -> CommandResult {
+    let mut database = call.database;
+    let mut replace = false;
+    let mut at = 3;
+    while at < call.args.len() {
+        if call.args.is(at, "replace") {
+            replace = true;
+        } else if call.args.is(at, "db") && at + 1 < call.args.len() {
+            at += 1;
+            database = call.database_at(at)?;
+        } else {
+            return Err(CommandError::Syntax);
+        }
+        at += 1;
+    }
+    let (from, to) = (call.arg(1), call.arg(2));
+    if database == call.database && from == to {
+        return Err(CommandError::SameObject);
+    }
+    if call.lookup_read(from)?.is_none() {
+        call.out.integer(0);
+        return Ok(());
+    }
+    let free = replace || call.store.lookup(database, to)?.is_none();
+    if free {
+        duplicate(call, from, database, to)?;
+    }
+    call.out.integer(i64::from(free));
+    Ok(())
+}
+
+pub fn move_key(call: &mut Call<'_, '_>) -> CommandResult {
+    let database = call.database_at(2)?;
+    let key = call.arg(1);
+    if database == call.database {
+        return Err(CommandError::SameObject);
+    }
+    let movable = call.lookup(key)?.is_some() && call.store.lookup(database, key)?.is_none();
+    if !movable {
+        call.out.integer(0);
+        return Ok(());
+    }
+    call.atomically(|call| {
+        duplicate(call, key, database, key)?;
+        call.delete(key)?;
+        Ok(())
+    })?;
+    call.out.integer(1);
+    Ok(())
+}

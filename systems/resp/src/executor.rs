@@ -1,0 +1,174 @@
+//! Running requests: one executor per thread.
+
+use beeline_kv::Keyspace;
+
+use crate::args::Args;
+use crate::commands::{Call, Counters, Scratch, transactions};
+use crate::error::CommandError;
+use crate::output::{Output, Version};
+use crate::parser::ProtocolError;
+use crate::plan::{Action, Plan};
+use crate::server::Server;
+use crate::session::Session;
+use crate::table::{self, Found, Handler};
+
+/// What is to happen with the connection once its output is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "a connection that is to be closed stays open otherwise"]
+pub enum After {
+    /// It goes on.
+    Continue,
+    /// It is closed when the output is sent.
+    Close,
+    /// It is closed at once.
+    Hangup,
+}
+
+/// Runs requests against keyspaces. Holds memory that requests share and the figures they leave.
+#[derive(Debug, Default)]
+pub struct Executor {
+    scratch: Scratch,
+    counters: Counters,
+}
+
+impl Executor {
+    /// An executor without memory.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Figures since the start or the latest CONFIG RESETSTAT that ran here.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Sets the figures to zero.
+    pub fn reset_counters(&mut self) {
+        self.counters = Counters::default();
+    }
+
+    /// Gives unused memory back; for quiet moments.
+    pub fn trim(&mut self) {
+        self.scratch.trim();
+    }
+
+    /// Runs what `plan` says and appends the reply to `out`.
+    ///
+    /// `store` holds at least the shards of [`Plan::route`]. The reply must not be sent before the
+    /// shards' `commit` returned: what it acknowledges is stored, and persisted only then.
+    pub fn execute(
+        &mut self,
+        session: &mut Session,
+        plan: Plan<'_>,
+        store: &mut Keyspace<'_>,
+        out: &mut Output,
+        server: &dyn Server,
+    ) -> After {
+        let start = out.len();
+        out.set_version(session.version());
+        match plan.action {
+            Action::Run(command) => {
+                session.info.command = command.name;
+                let mut call = Call {
+                    command,
+                    args: plan.args,
+                    database: session.info.database,
+                    store,
+                    out,
+                    server,
+                    scratch: &mut self.scratch,
+                    counters: &mut self.counters,
+                    in_batch: false,
+                };
+                transactions::run(Some(session), &mut call);
+            }
+            Action::Queue(command) => {
+                session.info.command = command.name;
+                if session.queue(command, plan.args) {
+                    out.simple("QUEUED");
+                } else {
+                    session.transaction.failed = true;
+                    CommandError::Line("ERR the transaction is larger than 4 GiB").write_to(out);
+                }
+            }
+            Action::Reject(rejection) => {
+                session.transaction.failed |= session.transaction.open;
+                self.counters.errors += 1;
+                let error = rejection.error(plan.args);
+                if plan.args.is(0, "exec") {
+                    abort_transaction(session, &error).write_to(out);
+                } else {
+                    error.write_to(out);
+                }
+            }
+            Action::Hangup => return After::Hangup,
+        }
+        session.finish_reply(out, start);
+        if session.closing { After::Close } else { After::Continue }
+    }
+
+    /// Runs a request that another shard's connection sent here, as [`Plan::is_portable`] allows,
+    /// and appends its reply to `out`.
+    pub fn execute_remote(
+        &mut self,
+        database: u8,
+        version: Version,
+        args: Args<'_>,
+        store: &mut Keyspace<'_>,
+        out: &mut Output,
+        server: &dyn Server,
+    ) {
+        out.set_version(version);
+        let command = match table::resolve(args) {
+            Found::Command(command)
+                if command.takes(args.len()) && matches!(command.handler, Handler::Data(_)) =>
+            {
+                command
+            }
+            _ => {
+                let error = "ERR this command needs its connection";
+                return CommandError::Line(error).write_to(out);
+            }
+        };
+        let mut call = Call {
+            command,
+            args,
+            database,
+            store,
+            out,
+            server,
+            scratch: &mut self.scratch,
+            counters: &mut self.counters,
+            in_batch: false,
+        };
+        transactions::run(None, &mut call);
+    }
+}
+
+/// A refused EXEC ends its transaction; the reply says why in Redis' way.
+fn abort_transaction(session: &mut Session, error: &CommandError) -> CommandError {
+    session.transaction.clear();
+    session.watched.clear();
+    let reason = error.to_string();
+    let reason = reason.strip_prefix("ERR ").unwrap_or(&reason);
+    CommandError::text(format!("EXECABORT Transaction discarded because of: {reason}"))
+}
+
+/// Appends the reply to a broken stream; the connection is closed after it is sent.
+pub fn reply_protocol_error(session: &mut Session, error: &ProtocolError, out: &mut Output) {
+    if error.has_reply() {
+        let start = out.len();
+        match *error {
+            // The byte goes out as it came in, whatever it is.
+            ProtocolError::ExpectedBulk(byte) => {
+                let mut line = b"ERR Protocol error: expected '$', got '".to_vec();
+                line.extend_from_slice(&[byte, b'\'']);
+                out.error(&line);
+            }
+            _ => out.error(format!("ERR {error}").as_bytes()),
+        }
+        session.finish_reply(out, start);
+    }
+}

@@ -1,0 +1,368 @@
+//! What is to happen with a request: decided before any shard is locked.
+
+use crate::args::Args;
+use crate::commands::keyspace_wide::parse_cursor;
+use crate::error::CommandError;
+use crate::number::parse_i64;
+use crate::session::Session;
+use crate::table::{self, Command, Found, Handler, Scope, flag};
+
+/// Why a request is not run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Rejection {
+    Unknown,
+    UnknownSubcommand(&'static Command),
+    Arity(&'static Command),
+    NotAuthenticated,
+    NotInTransaction,
+}
+
+impl Rejection {
+    pub(crate) fn error(self, args: Args<'_>) -> CommandError {
+        match self {
+            Self::Unknown => unknown_command(args),
+            Self::UnknownSubcommand(container) => {
+                let mut line = b"ERR unknown subcommand '".to_vec();
+                line.extend_from_slice(c_string(args.get(1), 128));
+                line.extend_from_slice(b"'. Try ");
+                line.extend_from_slice(container.name.to_ascii_uppercase().as_bytes());
+                line.extend_from_slice(b" HELP.");
+                CommandError::Bytes(line)
+            }
+            Self::Arity(command) => CommandError::Arity { command: command.name },
+            Self::NotAuthenticated => CommandError::Line("NOAUTH Authentication required."),
+            Self::NotInTransaction => {
+                CommandError::Line("ERR Command not allowed inside a transaction")
+            }
+        }
+    }
+}
+
+/// At most `limit` bytes of `text`, up to a NUL: what C's `%.*s` shows.
+fn c_string(text: &[u8], limit: usize) -> &[u8] {
+    let text = &text[..text.len().min(limit)];
+    let end = text.iter().position(|&byte| byte == 0).unwrap_or(text.len());
+    &text[..end]
+}
+
+/// The reply to a command that does not exist, which shows the first 128 bytes of its arguments.
+fn unknown_command(args: Args<'_>) -> CommandError {
+    const SHOWN_BYTES: usize = 128;
+    let mut shown: Vec<u8> = Vec::new();
+    for argument in args.from(1) {
+        if shown.len() >= SHOWN_BYTES {
+            break;
+        }
+        let part = c_string(argument, SHOWN_BYTES - shown.len());
+        shown.push(b'\'');
+        shown.extend_from_slice(part);
+        shown.extend_from_slice(b"' ");
+    }
+    let mut line = b"ERR unknown command '".to_vec();
+    line.extend_from_slice(c_string(args.get(0), SHOWN_BYTES));
+    line.extend_from_slice(b"', with args beginning with: ");
+    line.extend_from_slice(&shown);
+    CommandError::Bytes(line)
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Action {
+    Run(&'static Command),
+    Queue(&'static Command),
+    Reject(Rejection),
+    /// An HTTP request: somebody lets a browser talk to this port.
+    Hangup,
+}
+
+/// A request, and what is to happen with it.
+#[derive(Clone, Copy, Debug)]
+pub struct Plan<'a> {
+    pub(crate) args: Args<'a>,
+    pub(crate) action: Action,
+}
+
+/// A set of shards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShardSet {
+    words: [u64; 16],
+}
+
+impl ShardSet {
+    /// Most shards of a store.
+    pub const LIMIT: usize = 1024;
+
+    /// No shard.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { words: [0; 16] }
+    }
+
+    /// Adds a shard, below [`Self::LIMIT`].
+    pub fn insert(&mut self, shard: usize) {
+        self.words[shard / 64] |= 1 << (shard % 64);
+    }
+
+    /// Whether `shard` is in the set.
+    #[must_use]
+    pub fn contains(&self, shard: usize) -> bool {
+        self.words.get(shard / 64).is_some_and(|word| word >> (shard % 64) & 1 == 1)
+    }
+
+    /// Number of shards.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.words.iter().map(|word| word.count_ones() as usize).sum()
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.words == [0; 16]
+    }
+
+    /// The shards in ascending order: the order to lock them in.
+    pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
+        self.words.iter().enumerate().flat_map(|(at, &word)| {
+            (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| at * 64 + bit)
+        })
+    }
+}
+
+impl Default for ShardSet {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// What a request needs locked while it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Route {
+    /// Nothing: any keyspace will do, such as that of the shard that holds the connection.
+    Here,
+    /// One shard. Where [`Plan::is_portable`], the request may be sent there instead.
+    Shard(usize),
+    /// These, two or more, in this order.
+    Shards(ShardSet),
+    /// Every shard.
+    All,
+}
+
+/// Finds the shard of a key.
+pub trait Placement {
+    /// The shard of `key` in `database`.
+    fn shard_of(&self, database: u8, key: &[u8]) -> usize;
+
+    /// The shard a SCAN cursor names.
+    fn shard_of_cursor(&self, cursor: u64) -> usize;
+}
+
+impl Placement for beeline_kv::Store {
+    fn shard_of(&self, database: u8, key: &[u8]) -> usize {
+        Self::shard_of(self, database, key)
+    }
+
+    fn shard_of_cursor(&self, cursor: u64) -> usize {
+        let shard = beeline_kv::Keyspace::shard_of_cursor(cursor);
+        if shard < self.shards() { shard } else { 0 }
+    }
+}
+
+/// Shards collected so far.
+enum Needs {
+    Some(ShardSet),
+    All,
+}
+
+impl Needs {
+    fn add(&mut self, shard: usize) {
+        if let Self::Some(set) = self {
+            set.insert(shard);
+        }
+    }
+
+    fn route(self) -> Route {
+        match self {
+            Self::All => Route::All,
+            Self::Some(set) => {
+                let mut shards = set.iter();
+                match (shards.next(), shards.next()) {
+                    (None, _) => Route::Here,
+                    (Some(only), None) => Route::Shard(only),
+                    _ => Route::Shards(set),
+                }
+            }
+        }
+    }
+
+    fn collect(
+        &mut self,
+        command: &Command,
+        args: Args<'_>,
+        database: u8,
+        placement: &impl Placement,
+    ) {
+        match command.scope {
+            Scope::Connection | Scope::Node | Scope::Transaction => {}
+            Scope::Keys | Scope::Watch => {
+                for position in command.key_positions(args.len()) {
+                    self.add(placement.shard_of(database, args.get(position)));
+                }
+            }
+            Scope::Databases => {
+                // COPY from to [DB n], MOVE key n. Where the database is invalid the command
+                // fails before it looks at keys.
+                let (target, other) = if command.keys.1 == 2 {
+                    (copy_target(args), args.get(2))
+                } else {
+                    (parse_database(args.get(2)), args.get(1))
+                };
+                self.add(placement.shard_of(database, args.get(1)));
+                self.add(placement.shard_of(target.unwrap_or(database), other));
+            }
+            Scope::Scan => {
+                if let Some(cursor) = parse_cursor(args.get(1)) {
+                    self.add(placement.shard_of_cursor(cursor));
+                }
+            }
+            Scope::Everything => *self = Self::All,
+        }
+    }
+}
+
+fn parse_database(text: &[u8]) -> Option<u8> {
+    let number = u8::try_from(parse_i64(text)?).ok()?;
+    (u16::from(number) < beeline_kv::DATABASES).then_some(number)
+}
+
+/// The database of a COPY's DB option; the last one counts.
+fn copy_target(args: Args<'_>) -> Option<u8> {
+    let mut target = None;
+    let mut at = 3;
+    while at < args.len() {
+        if args.is(at, "db") {
+            target = parse_database(args.get(at + 1));
+            at += 1;
+        }
+        at += 1;
+    }
+    target
+}
+
+impl<'a> Plan<'a> {
+    /// Decides what is to happen with a request of `session`.
+    #[inline]
+    #[must_use]
+    pub fn new(session: &Session, args: Args<'a>) -> Self {
+        Self { args, action: Self::decide(session, args) }
+    }
+
+    #[inline]
+    fn decide(session: &Session, args: Args<'_>) -> Action {
+        let command = match table::resolve(args) {
+            Found::Command(command) => command,
+            Found::UnknownSubcommand(container) => {
+                return Action::Reject(Rejection::UnknownSubcommand(container));
+            }
+            Found::Unknown if args.is(0, "post") || args.is(0, "host:") => return Action::Hangup,
+            Found::Unknown => return Action::Reject(Rejection::Unknown),
+        };
+        if !command.takes(args.len()) || matches!(command.handler, Handler::None) {
+            return Action::Reject(Rejection::Arity(command));
+        }
+        if !session.authenticated && !command.has(flag::NO_AUTH) {
+            return Action::Reject(Rejection::NotAuthenticated);
+        }
+        if session.transaction.open {
+            if command.has(flag::NO_MULTI) {
+                return Action::Reject(Rejection::NotInTransaction);
+            }
+            if !runs_inside_transaction(command) {
+                return Action::Queue(command);
+            }
+        }
+        Action::Run(command)
+    }
+
+    /// What has to be locked to run it.
+    #[inline]
+    #[must_use]
+    pub fn route(&self, session: &Session, placement: &impl Placement) -> Route {
+        let Action::Run(command) = self.action else { return Route::Here };
+        if command.scope == Scope::Keys && command.keys == (1, 1, 1) {
+            return Route::Shard(placement.shard_of(session.database(), self.args.get(1)));
+        }
+        self.route_of(command, session, placement)
+    }
+
+    fn route_of(
+        &self,
+        command: &'static Command,
+        session: &Session,
+        placement: &impl Placement,
+    ) -> Route {
+        let mut needs = Needs::Some(ShardSet::new());
+        if command.scope == Scope::Transaction {
+            if command.name == "exec" && session.transaction.open && !session.transaction.failed {
+                collect_transaction(&mut needs, session, placement);
+            }
+        } else if command.scope != Scope::Watch || !session.transaction.open {
+            needs.collect(command, self.args, session.database(), placement);
+        }
+        needs.route()
+    }
+
+    /// The command that will run now; `None` where it is queued or refused.
+    #[must_use]
+    pub fn command(&self) -> Option<&'static Command> {
+        match self.action {
+            Action::Run(command) => Some(command),
+            _ => None,
+        }
+    }
+
+    /// Whether it needs nothing of its session but database and dialect, so that it may run at
+    /// another shard ([`crate::Executor::execute_remote`]).
+    #[inline]
+    #[must_use]
+    pub fn is_portable(&self) -> bool {
+        matches!(self.action, Action::Run(Command { handler: Handler::Data(_), .. }))
+    }
+
+    /// Whether it may change data: such requests wait while CLIENT PAUSE WRITE holds.
+    #[must_use]
+    pub fn may_write(&self, session: &Session) -> bool {
+        match self.action {
+            Action::Run(command) if command.name == "exec" => {
+                session.transaction.commands.iter().any(|command| command.has(flag::WRITE))
+            }
+            Action::Run(command) => command.has(flag::WRITE),
+            _ => false,
+        }
+    }
+
+    /// The arguments.
+    #[must_use]
+    pub fn args(&self) -> Args<'a> {
+        self.args
+    }
+}
+
+fn runs_inside_transaction(command: &Command) -> bool {
+    command.scope == Scope::Transaction
+        || command.scope == Scope::Watch
+        || matches!(command.name, "quit" | "reset")
+}
+
+fn collect_transaction(needs: &mut Needs, session: &Session, placement: &impl Placement) {
+    for watched in &session.watched {
+        needs.add(placement.shard_of(watched.database, &watched.key));
+    }
+    let mut database = session.database();
+    for (index, command) in session.transaction.commands.iter().enumerate() {
+        let args = session.transaction.requests.get(index);
+        if command.name == "select" {
+            database = parse_database(args.get(1)).unwrap_or(database);
+        }
+        needs.collect(command, args, database, placement);
+    }
+}
