@@ -240,8 +240,8 @@ pub struct Welcome {
     pub segment_bytes: u32,
     /// Longest value, bytes.
     pub max_value_bytes: u32,
-    /// Same number on every shard of one running store; another after a restart.
-    pub instance: u64,
+    /// Seed of the hash that places keys in shards.
+    pub hash_seed: u64,
 }
 
 impl Welcome {
@@ -258,7 +258,7 @@ impl Welcome {
         set(&mut bytes, 24, self.area_key.to_le_bytes());
         set(&mut bytes, 32, self.segment_bytes.to_le_bytes());
         set(&mut bytes, 36, self.max_value_bytes.to_le_bytes());
-        set(&mut bytes, 40, self.instance.to_le_bytes());
+        set(&mut bytes, 40, self.hash_seed.to_le_bytes());
         bytes
     }
 
@@ -301,7 +301,7 @@ impl Welcome {
                 area_key: u64_at(bytes, 24)?,
                 segment_bytes: u32_at(bytes, 32)?,
                 max_value_bytes: u32_at(bytes, 36)?,
-                instance: u64_at(bytes, 40)?,
+                hash_seed: u64_at(bytes, 40)?,
             })
         };
         fields()

@@ -105,6 +105,25 @@ pub fn copy_out(object: &dyn MemoryObject, offset: usize, target: &mut [u8]) {
     unsafe { std::ptr::copy_nonoverlapping(source, target.as_mut_ptr(), target.len()) };
 }
 
+/// Copies `length` bytes from one object to another, by way of no reference.
+///
+/// Invariant: both ranges lie inside their objects and do not overlap.
+pub fn copy_across(
+    source: (&dyn MemoryObject, usize),
+    target: (&dyn MemoryObject, usize),
+    length: usize,
+) {
+    assert!(contains(source.0, source.1 as u64, length as u64), "a copy stays inside its source");
+    assert!(contains(target.0, target.1 as u64, length as u64), "a copy stays inside its target");
+    // SAFETY: the range was just checked to lie inside the mapping.
+    let from = unsafe { source.0.base().as_ptr().add(source.1) };
+    // SAFETY: as above.
+    let to = unsafe { target.0.base().as_ptr().add(target.1) };
+    // SAFETY: both ranges are mapped (trait contract); `copy` allows for any overlap. Bytes a peer
+    // writes meanwhile come out torn, as in `copy_out`.
+    unsafe { std::ptr::copy(from, to, length) };
+}
+
 /// The 8-byte word at `offset` as an atomic.
 ///
 /// Invariant: the word lies inside the object and `offset` is a multiple of 8.

@@ -165,6 +165,16 @@ pub trait Harness: Send + Sync {
     }
 }
 
+/// A value for a message: not more than a few lines of it.
+pub(crate) fn shown(value: &dyn fmt::Debug) -> String {
+    let mut text = format!("{value:?}");
+    if let Some((end, _)) = text.char_indices().nth(300) {
+        text.truncate(end);
+        text.push_str("...");
+    }
+    text
+}
+
 /// Fails the item unless the condition holds.
 macro_rules! ensure {
     ($condition:expr, $($message:tt)+) => {
@@ -180,8 +190,9 @@ macro_rules! ensure_eq {
         let (left, right) = (&$left, &$right);
         if left != right {
             let message = format!($($message)+);
+            let (left, right) = ($crate::harness::shown(&left), $crate::harness::shown(&right));
             return Err($crate::harness::Stop::failed(format!(
-                "{message}: saw {left:?}, expected {right:?}"
+                "{message}: saw {left}, expected {right}"
             )));
         }
     }};

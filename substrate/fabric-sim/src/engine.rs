@@ -631,8 +631,16 @@ fn copy_out_from(memory: &dyn MemoryObject, offset: u64, target: &mut [u8]) {
 impl State {
     /// Receives were posted for `qp`: a request that waited for one goes on.
     pub(crate) fn feed(&mut self, qp: u32) {
+        let now = self.now_ns();
         let Some(record) = self.queue_pairs.get_mut(&qp) else { return };
+        let (peer, waited) = (record.peer, record.starved);
         record.starved = false;
+        // Until now the peer was told "not ready": it has heard from us all the time.
+        if let Some(peer) =
+            peer.filter(|_| waited).and_then(|peer| self.queue_pairs.get_mut(&peer.qp))
+        {
+            peer.heard_ns = now;
+        }
         self.serve(qp);
     }
 }

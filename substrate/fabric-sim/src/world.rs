@@ -82,6 +82,17 @@ impl SimWorld {
         self.step_until(u64::MAX)
     }
 
+    /// Lets the next event happen if it does so within `limit`; else lets `limit` pass and returns
+    /// false.
+    pub fn step_within(&self, limit: Duration) -> bool {
+        let end = self.now_ns().saturating_add(nanoseconds(limit));
+        let happened = self.step_until(end);
+        if !happened {
+            self.clock.advance_to_ns(end);
+        }
+        happened
+    }
+
     /// Lets the next event happen if it does so at `limit_ns` or before.
     pub(crate) fn step_until(&self, limit_ns: u64) -> bool {
         let mut state = self.lock();

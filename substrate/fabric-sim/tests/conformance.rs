@@ -60,9 +60,7 @@ impl Harness for SimHarness {
     }
 
     fn idle(&self) {
-        if !self.world.step() {
-            self.world.run_for(Duration::from_millis(1));
-        }
+        self.world.step_within(Duration::from_micros(200));
     }
 
     fn wait_readable(&self, descriptor: BorrowedFd<'_>, timeout: Duration) -> io::Result<bool> {

@@ -5,6 +5,7 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use beeline_os::MemoryObject;
 use beeline_os::memory::{load_u64, store_u64};
@@ -117,8 +118,9 @@ impl Core {
         match self.mechanism {
             Mechanism::None => Ok(()),
             Mechanism::CacheLine(_) | Mechanism::CacheLineEmulated(_) => {
-                self.write_back_range(&self.table, offset, length);
+                let lines = self.write_back_range(&self.table, offset, length);
                 cache::store_fence();
+                self.delay(lines as u64);
                 Ok(())
             }
             Mechanism::FileSync => self.sync_table(),
@@ -144,6 +146,17 @@ impl Core {
         // SAFETY: `memory` is borrowed, so the range stays mapped for the call.
         unsafe { cache::write_back(self.write_back(), start, length) };
         cache::line_count(offset, length)
+    }
+
+    /// Waits as slower memory would have for `lines` lines.
+    pub(crate) fn delay(&self, lines: u64) {
+        let nanos = u64::from(self.write_delay_ns) * lines;
+        if nanos > 0 {
+            let until = Instant::now() + Duration::from_nanos(nanos);
+            while Instant::now() < until {
+                std::hint::spin_loop();
+            }
+        }
     }
 
     /// Moves descriptor `id` to `state`: one store decides, the second copy follows. Persisted

@@ -119,6 +119,15 @@ pub enum PmemError {
         /// Level asked for.
         durability: Durability,
     },
+    /// Durability power was asked for on a file system that lives in memory.
+    #[error(
+        "{directory} is on a file system in memory, which a loss of power empties: give a \
+         directory on a disk, ask for durability process, or set emulate_durability"
+    )]
+    VolatileFileSystem {
+        /// The directory tried.
+        directory: PathBuf,
+    },
     /// A synchronisation failed once. The kernel may have dropped the bytes it could not write, so
     /// nothing is promised any more until the pool is opened again and recovered.
     #[error(

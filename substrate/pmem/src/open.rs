@@ -134,6 +134,14 @@ fn detect(
     }
 }
 
+/// True on tmpfs and ramfs, whose `fdatasync` succeeds and saves nothing.
+fn lives_in_memory(file: &File) -> bool {
+    const TMPFS: u64 = 0x0102_1994;
+    const RAMFS: u64 = 0x8584_58f6;
+    rustix::fs::fstatfs(file)
+        .is_ok_and(|found| [TMPFS, RAMFS].contains(&(found.f_type as u64 & 0xffff_ffff)))
+}
+
 /// Decides how promises are kept.
 fn mechanism(kind: PoolKind, durability: Durability) -> (Mechanism, String) {
     let write_back = WriteBack::detect();
@@ -330,6 +338,10 @@ fn open_locked(
     let options = &PoolOptions { segment_bytes: header.segment_bytes, ..options.clone() };
     let (kind, reason) = detect(&file, directory, options)?;
     options.check(kind)?;
+    let in_memory = lives_in_memory(&file);
+    if in_memory && options.durability == Durability::Power && !options.emulate_durability {
+        return Err(PmemError::VolatileFileSystem { directory: directory.to_path_buf() });
+    }
     let wanted = options.slots(header.segment_bytes)?;
     let slots = slots.max(wanted);
     backing::reserve(&file, &path, found, layout::file_bytes(slots) as u64)?;
@@ -347,6 +359,7 @@ fn open_locked(
         capacity_slots: wanted,
     };
     let mut opened = build(parts, options);
+    opened.report.emulated = in_memory && options.durability == Durability::Power;
     grow(&opened.core, slots)?;
     recover(&mut opened, slots, segment_memory)?;
     remove_orphans(&mut opened)?;

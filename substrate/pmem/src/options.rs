@@ -77,8 +77,8 @@ pub struct PoolOptions {
     /// Segments kept allocated, zeroed and pre-faulted by a background thread that otherwise
     /// sleeps; 0 runs no thread. Ignored by `sim`.
     pub prepared_segments: u32,
-    /// Lets a `dram` pool accept a durability it cannot keep, for experiments: it does all the
-    /// work of the level, and its report says `emulated`.
+    /// Lets a `dram` pool, or a file pool on tmpfs, accept a durability it cannot keep, for
+    /// experiments: it does all the work of the level, and its report says `emulated`.
     pub emulate_durability: bool,
     /// `sim` only: words flushed with `flush_words` are *not* persisted by the next fence, as on a
     /// file pool at power level; only `flush_words_now` persists them.
@@ -202,6 +202,13 @@ impl Findings {
         self.healed_descriptors > 0
             || self.damaged_descriptors > 0
             || (self.clean && self.unequal_words > 0)
+    }
+}
+
+impl fmt::Display for PoolReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, durability {} ({})", self.kind, self.durability, self.mechanism)?;
+        if self.emulated { f.write_str(", emulated") } else { Ok(()) }
     }
 }
 

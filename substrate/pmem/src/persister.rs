@@ -3,7 +3,6 @@
 use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use crate::core::{Core, TABLE_OBJECT};
 use crate::error::PmemError;
@@ -161,7 +160,7 @@ impl Persister {
             Mechanism::CacheLine(_) => cache::store_fence(),
             Mechanism::CacheLineEmulated(_) => {
                 cache::store_fence();
-                self.delay();
+                self.core.delay(self.pending_lines);
             }
             Mechanism::FileSync => self.sync_dirty()?,
             Mechanism::Recorded => {
@@ -188,16 +187,6 @@ impl Persister {
             outcome = outcome.and(self.core.sync_table());
         }
         outcome
-    }
-
-    fn delay(&self) {
-        let nanos = u64::from(self.core.write_delay_ns) * self.pending_lines;
-        if nanos > 0 {
-            let until = Instant::now() + Duration::from_nanos(nanos);
-            while Instant::now() < until {
-                std::hint::spin_loop();
-            }
-        }
     }
 
     /// What was done so far.

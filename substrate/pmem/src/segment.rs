@@ -235,8 +235,9 @@ unsafe impl MemoryObject for Segment {
                     recorder.flush(self.object(), offset, length, by);
                     recorder.push(Event::Fenced { by });
                 } else {
-                    self.core.write_back_range(&self.memory, offset, length);
+                    let lines = self.core.write_back_range(&self.memory, offset, length);
                     cache::store_fence();
+                    self.core.delay(lines as u64);
                 }
                 Ok(())
             }

@@ -343,7 +343,7 @@ fn a_full_disk_fails_the_allocation_and_nothing_else() {
     let Some(disk) = Tmpfs::mount("size=1m") else { return };
     for durability in [Durability::Process, Durability::Power] {
         let directory = disk.0.path().join(durability.to_string());
-        let options = PoolOptions { durability, ..options() };
+        let options = PoolOptions { durability, emulate_durability: true, ..options() };
         let pool = Pool::create(&directory, &options).unwrap();
         let mut held = Vec::new();
         let error = loop {
@@ -442,4 +442,18 @@ fn dax_where_there_is_none_says_how_to_get_it() {
             assert!(error.to_string().contains("-o dax"));
         }
     }
+}
+
+#[test]
+fn a_file_system_in_memory_promises_no_power_durability() {
+    let Some(disk) = Tmpfs::mount("size=1m") else { return };
+    let directory = disk.0.path().join("data");
+    let power = PoolOptions { durability: Durability::Power, ..options() };
+    let error = Pool::create(&directory, &power).unwrap_err();
+    assert!(matches!(error, PmemError::VolatileFileSystem { .. }), "{error}");
+    assert!(!Pool::open(&directory, &options()).unwrap().report().emulated);
+    let pretend = PoolOptions { emulate_durability: true, ..power };
+    let report = Pool::open(&directory, &pretend).unwrap().report();
+    assert!(report.emulated);
+    assert!(report.to_string().contains("emulated"), "{report}");
 }

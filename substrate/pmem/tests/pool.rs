@@ -238,3 +238,22 @@ fn a_shared_segment_is_never_recycled() {
         assert_eq!(byte, [0]);
     }
 }
+
+/// The example that prints what persisting costs, at its smallest setting.
+#[test]
+fn the_cost_example_runs() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut path = std::env::current_exe().unwrap();
+    path.pop();
+    path.pop();
+    path.push("examples/persistence_cost");
+    if !path.exists() {
+        // Built with the tests, unless only this test was asked for.
+        return;
+    }
+    let output =
+        std::process::Command::new(path).arg("--quick").arg(directory.path()).output().unwrap();
+    assert!(output.status.success());
+    let table = String::from_utf8(output.stdout).unwrap();
+    assert!(table.lines().count() > 20, "{table}");
+}

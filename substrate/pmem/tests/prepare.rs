@@ -138,3 +138,34 @@ fn the_thread_sleeps_when_there_is_nothing_to_prepare() {
     drop(pool);
     assert_eq!(switches("beeline-prepare"), None, "it ends with the pool");
 }
+
+/// Threads take and give back at once: no segment is ever in two hands, none is lost.
+#[test]
+fn threads_never_share_a_segment_they_did_not_share() {
+    let options =
+        PoolOptions { prepared_segments: 2, ..PoolOptions::volatile(SEGMENT, 6 * 65_536) };
+    let pool = Pool::dram(&options).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 1..=3_u64 {
+            let pool = pool.clone();
+            scope.spawn(move || {
+                for _ in 0..200 {
+                    let held = [pool.allocate().unwrap(), pool.allocate().unwrap()];
+                    for segment in &held {
+                        assert_eq!(segment.load_u64(0), 0, "zeroed");
+                        segment.store_u64(0, thread);
+                        segment.store_word(0, thread);
+                    }
+                    std::thread::yield_now();
+                    for segment in held {
+                        assert_eq!((segment.load_u64(0), segment.word(0)), (thread, thread));
+                        pool.free(segment).unwrap();
+                    }
+                }
+            });
+        }
+    });
+    assert_eq!(pool.used_bytes(), 0);
+    let all: Vec<_> = std::iter::from_fn(|| pool.allocate().ok()).collect();
+    assert_eq!(all.len(), 6);
+}

@@ -72,6 +72,54 @@ macro_rules! conformance_items {
                 a_queue_pair_revoked_from_a_peer_stopped_in_a_write_protects_all_memory,
                 revoking_a_queue_pair_ends_it_and_flushes_its_work,
             }
+            receive {
+                a_send_without_a_receive_fails_within_the_bound,
+                an_immediate_without_a_receive_fails_within_the_bound,
+                a_receive_posted_in_time_lets_the_waiting_send_through,
+                receives_posted_before_connecting_count,
+                a_message_longer_than_its_receive_fails_at_both_ends,
+                a_receive_without_a_buffer_takes_no_bytes,
+                a_full_receive_queue_refuses_and_posts_nothing,
+                a_shared_receive_queue_serves_all_its_queue_pairs,
+                a_broken_queue_pair_leaves_the_shared_receives_to_the_others,
+                a_waiting_send_takes_a_shared_receive_posted_in_time,
+                an_error_flushes_posted_receives_in_order,
+            }
+            atomics {
+                atomics_return_the_old_value,
+                atomics_of_many_connections_lose_nothing,
+                atomics_under_contention_of_threads_are_exact,
+                atomics_and_reads_and_writes_keep_their_order,
+            }
+            flush {
+                a_visible_flush_completes_after_placement,
+                a_persistent_flush_of_volatile_memory_fails,
+                a_persistent_flush_of_durable_memory_succeeds,
+                a_flush_of_one_region_leaves_another_alone,
+            }
+            flow {
+                a_full_send_queue_refuses_the_whole_post,
+                an_overrun_completion_queue_says_so_or_loses_nothing,
+                one_sided_operations_complete_though_the_target_never_polls,
+                a_small_polling_slice_gets_everything_in_the_end,
+            }
+            events {
+                an_armed_queue_wakes_for_a_completion,
+                an_idle_armed_queue_sleeps,
+                acknowledging_clears_the_event,
+                waiting_ends_with_a_completion_or_the_time_out,
+                single_threaded_ping_pong_loses_no_wake_up,
+                thousands_of_rounds_between_threads_lose_no_wake_up,
+            }
+            scale {
+                many_queue_pairs_work_side_by_side,
+                a_large_transfer_arrives_intact_both_ways,
+                a_message_of_the_longest_length_arrives,
+                many_threads_work_with_queue_pairs_of_their_own,
+            }
+            model {
+                random_sequences_do_what_the_model_does,
+            }
         }
     };
 }

@@ -1,0 +1,145 @@
+//! One request outstanding: its registered memory and where it stands.
+
+use std::sync::Arc;
+
+use beeline_fabric::{Access, Device, MemoryRegion, ProtectionDomain, RemoteAddress};
+use beeline_kv::entry::Header;
+use beeline_kv::wire::{Place, RequestKind};
+use beeline_os::memory::{copy_in, copy_out};
+
+use crate::client::Token;
+use crate::error::ClientError;
+use crate::update::Digest;
+
+/// A range of registered memory.
+#[derive(Clone, Debug)]
+pub(crate) struct Buffer {
+    pub region: MemoryRegion,
+    pub offset: u64,
+    pub bytes: u32,
+}
+
+impl Buffer {
+    /// Cuts `count` buffers of `bytes` each out of one new region.
+    pub fn pool(
+        device: &Arc<dyn Device>,
+        domain: &Arc<dyn ProtectionDomain>,
+        access: Access,
+        count: u32,
+        bytes: u32,
+    ) -> Result<Vec<Self>, ClientError> {
+        let length = u64::from(count) * u64::from(bytes);
+        let length = usize::try_from(length.next_multiple_of(4096)).unwrap_or(usize::MAX);
+        let region = domain.register(device.allocate_memory(length)?, access)?;
+        let cut = |index: u32| Self {
+            region: region.clone(),
+            offset: u64::from(index) * u64::from(bytes),
+            bytes,
+        };
+        Ok((0..count).map(cut).collect())
+    }
+
+    /// Makes sure of at least `bytes`, in a region of its own when this one is too small.
+    pub fn grow(
+        &mut self,
+        device: &Arc<dyn Device>,
+        domain: &Arc<dyn ProtectionDomain>,
+        access: Access,
+        bytes: u32,
+    ) -> Result<(), ClientError> {
+        if bytes > self.bytes {
+            let rounded = bytes.checked_next_power_of_two().unwrap_or(bytes).max(4096);
+            let grown = Self::pool(device, domain, access, 1, rounded)?;
+            if let Some(buffer) = grown.into_iter().next() {
+                *self = buffer;
+            }
+        }
+        Ok(())
+    }
+
+    /// Stores `source` at `at` bytes from the buffer's start.
+    pub fn store(&self, at: u32, source: &[u8]) {
+        assert!(
+            u64::from(at) + source.len() as u64 <= u64::from(self.bytes),
+            "a store stays inside its buffer"
+        );
+        copy_in(self.region.memory().as_ref(), self.offset as usize + at as usize, source);
+    }
+
+    /// Copies `length` bytes from `at` on to the end of `target`.
+    pub fn load(&self, at: u32, length: u32, target: &mut Vec<u8>) {
+        assert!(
+            u64::from(at) + u64::from(length) <= u64::from(self.bytes),
+            "a load stays inside its buffer"
+        );
+        let start = target.len();
+        target.resize(start + length as usize, 0);
+        let offset = self.offset as usize + at as usize;
+        copy_out(self.region.memory().as_ref(), offset, &mut target[start..]);
+    }
+
+    /// As the peer addresses it.
+    pub fn place(&self) -> Place {
+        let RemoteAddress { key, offset } = self.region.remote_address(self.offset);
+        Place { key: key.0, offset }
+    }
+}
+
+/// What the slot is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// Nothing.
+    Free,
+    /// A request message of this kind, staged with its key.
+    Request(RequestKind),
+    /// An entry for the granted segment: put or delete (BOOM).
+    Entry,
+    /// Two-phase baseline: an entry whose place was allocated, to be written there.
+    EntryAt { place: Place, grant: u8 },
+    /// Two-phase baseline: a READ of a located entry, of this length.
+    ReadAt(Place, u32),
+}
+
+/// One request outstanding.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    pub work: Work,
+    /// [`Token::NONE`] for the link's own grant requests.
+    pub token: Token,
+    pub deadline_ns: u64,
+    /// Expected in the answer.
+    pub tag: u16,
+    /// Times it was sent again.
+    pub retries: u8,
+    /// Request or entry as sent.
+    pub staging: Buffer,
+    pub staged_bytes: u32,
+    /// Where the server writes.
+    pub result: Buffer,
+    /// The key of gets and entries; compared with what arrives.
+    pub key: Vec<u8>,
+    /// Header of an entry, before slot length and checksum are set.
+    pub header: Header,
+    pub digest: Digest,
+    /// Offset of the entry in the segment.
+    pub entry_offset: u32,
+}
+
+impl Slot {
+    pub fn new(staging: Buffer, result: Buffer) -> Self {
+        Self {
+            work: Work::Free,
+            token: Token::NONE,
+            deadline_ns: 0,
+            tag: 0,
+            retries: 0,
+            staging,
+            staged_bytes: 0,
+            result,
+            key: Vec::new(),
+            header: Header::default(),
+            digest: Digest::default(),
+            entry_offset: 0,
+        }
+    }
+}

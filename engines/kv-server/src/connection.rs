@@ -1,0 +1,324 @@
+//! One client's connection: its receives, the answers it waits for, the segment it writes.
+//!
+//! ```text
+//! receive consumed ──► executed ──► Pending ──(commit)──► receive posted again, answer posted
+//! ```
+//!
+//! Answers leave in the order of the requests. Everything here is bounded by the window.
+
+use std::collections::VecDeque;
+
+use beeline_fabric::{
+    LocalData, MemoryRegion, Operation, PostError, QueuePair, ReceiveRequest, RemoteAddress,
+    RemoteKey, ScatterGatherEntry, WorkRequest,
+};
+use beeline_kv::wire::{LONG_REPLY_BYTES, Place, Protocol, Reply};
+use beeline_kv::{ClientLog, ReadGuard};
+
+use crate::counters::ServerCounters;
+
+const BATCH: usize = 16;
+
+/// What a completion's `wr_id` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WrId {
+    pub generation: u16,
+    pub connection: u16,
+    /// True for a send: `index` is then its sequence number; else that of the receive.
+    pub sent: bool,
+    pub index: u32,
+}
+
+/// Sequence numbers of sends wrap here.
+const SEQUENCE_MASK: u32 = (1 << 31) - 1;
+
+impl WrId {
+    pub fn encode(self) -> u64 {
+        u64::from(self.generation) << 48
+            | u64::from(self.connection) << 32
+            | u64::from(self.sent) << 31
+            | u64::from(self.index & SEQUENCE_MASK)
+    }
+
+    pub fn decode(wr_id: u64) -> Self {
+        Self {
+            generation: (wr_id >> 48) as u16,
+            connection: (wr_id >> 32) as u16,
+            sent: wr_id >> 31 & 1 != 0,
+            index: wr_id as u32 & SEQUENCE_MASK,
+        }
+    }
+}
+
+/// An answer that waits for the commit, or for room in the send queue.
+#[derive(Debug)]
+pub(crate) enum Pending {
+    /// A small reply. `after_write` when it acknowledges one.
+    Message { reply: Reply, after_write: bool },
+    /// An entry, straight from its segment.
+    Entry { region: MemoryRegion, guard: ReadGuard, place: Place, tag: u16 },
+    /// A result in one of the connection's staging buffers.
+    Staged { buffer: usize, length: u32, place: Place, tag: u16 },
+    /// Two-phase baseline: space for an entry, once the entries promised before are in.
+    Space { bytes: u32, tag: u16 },
+}
+
+/// What a posted send keeps in place until it completed.
+#[derive(Debug)]
+pub(crate) enum Held {
+    Entry(ReadGuard),
+    Staged(usize),
+}
+
+/// A buffer for results that are copied.
+#[derive(Debug)]
+pub(crate) struct Staging {
+    pub region: MemoryRegion,
+    pub bytes: u32,
+    pub busy: bool,
+}
+
+/// The segment the client writes now.
+#[derive(Debug)]
+pub(crate) struct Grant {
+    pub number: u8,
+    pub region: MemoryRegion,
+    pub length: u32,
+}
+
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub index: u16,
+    pub generation: u16,
+    pub qp: Box<dyn QueuePair>,
+    pub protocol: Protocol,
+    pub window: u16,
+    pub request_bytes: u32,
+    pub receives: MemoryRegion,
+    /// Receives whose request is executed; posted again together with its answer.
+    pub consumed: Vec<u16>,
+    pub pending: VecDeque<Pending>,
+    pub held: VecDeque<(u32, Held)>,
+    pub staging: Vec<Staging>,
+    pub log: Option<ClientLog>,
+    pub grant: Option<Grant>,
+    pub next_grant: u8,
+    /// NVM-oblivious baseline: where requests land.
+    pub area: Option<MemoryRegion>,
+    pub slot_bytes: u32,
+    /// Two-phase baseline: end of the space promised, and entries promised and not announced.
+    pub promised_tail: u32,
+    pub promised: u32,
+    /// Two-phase baseline: entries the client may be reading, oldest first.
+    pub leases: VecDeque<ReadGuard>,
+    pub released: u16,
+    pub active_ns: u64,
+    /// On the server's list of connections with answers.
+    pub listed: bool,
+    pub dead: bool,
+    next_sequence: u32,
+    unsignalled: u16,
+}
+
+/// The parts a connection is made of.
+pub(crate) struct Parts {
+    pub index: u16,
+    pub generation: u16,
+    pub qp: Box<dyn QueuePair>,
+    pub protocol: Protocol,
+    pub window: u16,
+    pub request_bytes: u32,
+    pub receives: MemoryRegion,
+    pub area: Option<MemoryRegion>,
+    pub slot_bytes: u32,
+    pub now_ns: u64,
+}
+
+impl Connection {
+    pub fn new(parts: Parts) -> Self {
+        let window = usize::from(parts.window);
+        Self {
+            index: parts.index,
+            generation: parts.generation,
+            qp: parts.qp,
+            protocol: parts.protocol,
+            window: parts.window,
+            request_bytes: parts.request_bytes,
+            receives: parts.receives,
+            consumed: (0..parts.window).collect(),
+            pending: VecDeque::with_capacity(window),
+            held: VecDeque::with_capacity(window),
+            staging: Vec::new(),
+            log: None,
+            grant: None,
+            next_grant: 0,
+            area: parts.area,
+            slot_bytes: parts.slot_bytes,
+            promised_tail: 0,
+            promised: 0,
+            leases: VecDeque::new(),
+            released: 0,
+            active_ns: parts.now_ns,
+            listed: false,
+            dead: false,
+            next_sequence: 0,
+            unsignalled: 0,
+        }
+    }
+
+    fn wr_id(&self, sent: bool, index: u32) -> u64 {
+        let (generation, connection) = (self.generation, self.index);
+        WrId { generation, connection, sent, index }.encode()
+    }
+
+    /// Posts the receives of executed requests again.
+    pub fn post_receives(&mut self) -> Result<(), PostError> {
+        while !self.consumed.is_empty() {
+            let count = self.consumed.len().min(BATCH);
+            let start = self.consumed.len() - count;
+            let length = u64::from(self.request_bytes);
+            let base = self.wr_id(false, 0);
+            let requests: [ReceiveRequest<'_>; BATCH] = std::array::from_fn(|i| {
+                let index = self.consumed[start + i.min(count - 1)];
+                let offset = u64::from(index) * length;
+                let buffer = ScatterGatherEntry { region: &self.receives, offset, length };
+                ReceiveRequest { wr_id: base | u64::from(index), buffer: Some(buffer) }
+            });
+            self.qp.post_receive(&requests[..count])?;
+            self.consumed.truncate(start);
+        }
+        Ok(())
+    }
+
+    /// Posts what is pending, in order, as far as the send queue has room.
+    ///
+    /// Errors: the connection is broken.
+    pub fn post_pending(&mut self, counters: &mut ServerCounters) -> Result<(), PostError> {
+        self.post_receives()?;
+        loop {
+            let ready = self
+                .pending
+                .iter()
+                .take(BATCH)
+                .take_while(|pending| !matches!(pending, Pending::Space { .. }))
+                .count();
+            if ready == 0 {
+                return Ok(());
+            }
+            match self.post_batch(ready, counters) {
+                Ok(()) => {}
+                Err(PostError::QueueFull) => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn post_batch(&mut self, count: usize, counters: &mut ServerCounters) -> Result<(), PostError> {
+        let mut messages = [[0; LONG_REPLY_BYTES]; BATCH];
+        for (bytes, pending) in messages.iter_mut().zip(self.pending.iter().take(count)) {
+            if let Pending::Message { reply, .. } = pending {
+                *bytes = reply.encode();
+            }
+        }
+        let nothing = ScatterGatherEntry { region: &self.receives, offset: 0, length: 0 };
+        let sources: [[ScatterGatherEntry<'_>; 1]; BATCH] = std::array::from_fn(|i| {
+            [match self.pending.get(i) {
+                Some(Pending::Entry { region, guard, .. }) => ScatterGatherEntry {
+                    region,
+                    offset: u64::from(guard.offset()),
+                    length: u64::from(guard.length_bytes()),
+                },
+                Some(Pending::Staged { buffer, length, .. }) => ScatterGatherEntry {
+                    region: &self.staging[*buffer].region,
+                    offset: 0,
+                    length: u64::from(*length),
+                },
+                _ => nothing,
+            }]
+        });
+        let holds = |pending: &Pending| !matches!(pending, Pending::Message { .. });
+        let last_held = self.pending.iter().take(count).rposition(holds);
+        let due = self.unsignalled as usize + count > usize::from(self.window) / 2;
+        let (base, first) = (self.wr_id(true, 0), self.next_sequence);
+        let requests: [WorkRequest<'_>; BATCH] = std::array::from_fn(|i| {
+            // The last answer that holds memory is signalled, so that it is let go soon; and one
+            // now and then, so that the send queue's entries come back.
+            let signalled = last_held == Some(i) || (due && i + 1 == count);
+            let wr_id = base | u64::from(first.wrapping_add(i as u32) & SEQUENCE_MASK);
+            let write = |place: Place, tag: u16| Operation::WriteWithImmediate {
+                local: LocalData::Gather(&sources[i]),
+                remote: RemoteAddress { key: RemoteKey(place.key), offset: place.offset },
+                immediate: u32::from(tag),
+            };
+            let operation = match self.pending.get(i) {
+                Some(Pending::Entry { place, tag, .. } | Pending::Staged { place, tag, .. }) => {
+                    write(*place, *tag)
+                }
+                Some(Pending::Message { reply, .. }) => {
+                    let bytes = &messages[i][..reply.encoded_bytes()];
+                    Operation::Send { local: LocalData::Inline(bytes), immediate: None }
+                }
+                _ => Operation::Send { local: LocalData::Inline(&[]), immediate: None },
+            };
+            WorkRequest { wr_id, operation, signalled }
+        });
+        self.qp.post_send(&requests[..count])?;
+        for request in &requests[..count] {
+            match &request.operation {
+                Operation::Send { local, .. } => {
+                    counters.sends += 1;
+                    counters.bytes_out += local.length();
+                }
+                Operation::WriteWithImmediate { local, .. } => {
+                    counters.writes += 1;
+                    counters.bytes_out += local.length();
+                }
+                _ => {}
+            }
+        }
+        self.unsignalled = match (due, last_held) {
+            (true, _) => 0,
+            (false, Some(at)) => (count - 1 - at) as u16,
+            (false, None) => self.unsignalled + count as u16,
+        };
+        for i in 0..count {
+            let sequence = self.next_sequence.wrapping_add(i as u32) & SEQUENCE_MASK;
+            match self.pending.pop_front() {
+                Some(Pending::Entry { guard, .. }) => {
+                    self.held.push_back((sequence, Held::Entry(guard)));
+                }
+                Some(Pending::Staged { buffer, .. }) => {
+                    self.held.push_back((sequence, Held::Staged(buffer)));
+                }
+                _ => {}
+            }
+        }
+        self.next_sequence = self.next_sequence.wrapping_add(count as u32) & SEQUENCE_MASK;
+        Ok(())
+    }
+
+    /// The oldest thing held for a send up to `sequence`, which completed.
+    pub fn release(&mut self, sequence: u32) -> Option<Held> {
+        let (oldest, _) = self.held.front()?;
+        let behind = sequence.wrapping_sub(*oldest) & SEQUENCE_MASK;
+        if behind > SEQUENCE_MASK / 2 {
+            return None;
+        }
+        self.held.pop_front().map(|(_, held)| held)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_work_request_id_survives_the_round_trip() {
+        for sent in [false, true] {
+            for index in [0, 7, SEQUENCE_MASK] {
+                let id = WrId { generation: 0xABCD, connection: 0x1234, sent, index };
+                assert_eq!(WrId::decode(id.encode()), id);
+            }
+        }
+    }
+}
