@@ -742,10 +742,11 @@ impl Link {
     ) -> usize {
         let slot = &mut self.slots[usize::from(index)];
         let (digest, offset) = (slot.digest, slot.entry_offset);
+        let slot_deletes = slot.header.is_tombstone();
         match reply.status {
             ReplyStatus::Ok | ReplyStatus::NotFound => {
                 self.table.acknowledged(digest, offset, reply.version, reply.minimum_reading);
-                let missing = reply.status == ReplyStatus::NotFound;
+                let missing = reply.status == ReplyStatus::NotFound && slot_deletes;
                 let answer = if missing {
                     Answer::Missing
                 } else {

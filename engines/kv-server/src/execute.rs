@@ -164,12 +164,16 @@ impl ShardServer {
         };
         let tag = Announcement::tag(immediate);
         let reply = match outcome {
-            Ok(accepted) => Reply {
-                version: accepted.version,
-                minimum_reading: accepted.smallest_version_read.unwrap_or(NOTHING_READING),
-                grant: announcement.grant,
-                ..Reply::new(ReplyStatus::Ok, tag)
-            },
+            Ok(accepted) => {
+                // Of interest after a deletion; a put of a fresh key is `Ok` all the same.
+                let status = if accepted.existed { ReplyStatus::Ok } else { ReplyStatus::NotFound };
+                Reply {
+                    version: accepted.version,
+                    minimum_reading: accepted.smallest_version_read.unwrap_or(NOTHING_READING),
+                    grant: announcement.grant,
+                    ..Reply::new(status, tag)
+                }
+            }
             Err(reject) => {
                 self.counters.rejected += 1;
                 let status = status_of_reject(reject.reason);

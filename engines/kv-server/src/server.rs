@@ -177,11 +177,11 @@ impl ShardServer {
         if hello.protocol != Protocol::Boom && !self.options.baselines {
             return Err(Refusal::Protocol);
         }
-        let request_bytes = hello.request_bytes.next_multiple_of(64).max(64);
         let longest = REQUEST_HEADER_BYTES as u32 + u32::from(u16::MAX);
         if hello.request_bytes > longest {
             return Err(Refusal::Malformed);
         }
+        let request_bytes = hello.request_bytes.next_multiple_of(64).max(64);
         let mut window = u32::from(hello.window).min(u32::from(self.options.max_window));
         window = window.min(self.options.client_request_bytes / request_bytes);
         let slot_bytes = if hello.protocol == Protocol::Oblivious {

@@ -467,7 +467,7 @@ impl Request {
 pub enum ReplyStatus {
     /// Done.
     Ok,
-    /// No such key.
+    /// No such key. To an entry: it was taken in; the key was not there before.
     NotFound,
     /// The result buffer is too small; [`Reply::version`] holds the bytes needed.
     BufferTooSmall,

@@ -2,6 +2,8 @@
 //! when.
 #![allow(dead_code, missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+pub mod raw;
+
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;

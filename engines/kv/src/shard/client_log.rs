@@ -87,6 +87,8 @@ pub struct Accepted {
     pub version: Version,
     /// It took the place of an older entry.
     pub in_place: bool,
+    /// The key was there before.
+    pub existed: bool,
     /// Length of its slot in bytes.
     pub slot_bytes: u32,
     /// Where the next append has to go.
@@ -234,6 +236,10 @@ impl Shard {
             | if header.flags & EXPIRES != 0 { Location::EXPIRES } else { 0 };
         let location = Location::new(state.id, offset, flags);
         let found = self.find(header.database, hash, key);
+        let existed = found.is_some_and(|id| {
+            let index = self.databases[header.database as usize].as_deref();
+            index.is_some_and(|index| !index.slot(id).location.is_absent())
+        });
         let epoch = self.store.flush_epochs[header.database as usize].load(Ordering::Relaxed);
         let epoch = epoch as u32;
         if let Some((record, slot_bytes)) = overwritten {
@@ -289,6 +295,7 @@ impl Shard {
         Ok(Accepted {
             version,
             in_place: overwritten.is_some(),
+            existed,
             slot_bytes: header.slot_bytes,
             tail: log.tail,
             smallest_version_read: self.reads.smallest(hash),
