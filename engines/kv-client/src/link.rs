@@ -119,8 +119,7 @@ impl Link {
             protocol: options.protocol,
             window: wanted,
             shard,
-            request_bytes: REQUEST_HEADER_BYTES as u32
-                + options.longest_key_bytes.min(KEY_LIMIT as u32),
+            request_bytes: longest_request(core),
             slot_bytes: if oblivious { options.request_slot_bytes } else { 0 },
         };
         let depths = QueuePairOptions {
@@ -287,7 +286,8 @@ impl Link {
                 self.stage_pair(core, index, header, key, &[])
             }
             Command::Get { database, key } => {
-                let limit = self.welcome.request_bytes as usize - REQUEST_HEADER_BYTES;
+                let longest = self.welcome.request_bytes.min(longest_request(core));
+                let limit = (longest as usize).saturating_sub(REQUEST_HEADER_BYTES);
                 if key.len() > limit {
                     return Err(ClientError::KeyTooLong { length: key.len(), limit });
                 }
@@ -1023,6 +1023,13 @@ impl Link {
         }
         delivered
     }
+}
+
+/// The longest request this client sends, bytes: with its longest key, as far as the provider goes.
+fn longest_request(core: &Core) -> u32 {
+    let device = core.device.attributes().max_send_bytes;
+    let asked = REQUEST_HEADER_BYTES as u32 + core.options.longest_key_bytes.min(KEY_LIMIT as u32);
+    asked.min(u32::try_from(device).unwrap_or(u32::MAX))
 }
 
 /// The grant a reply to an entry is about: its echo carries only the low bits of the place, so

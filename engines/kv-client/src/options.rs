@@ -13,8 +13,8 @@ pub struct ClientOptions {
     pub protocol: Protocol,
     /// Requests outstanding per shard, 1..=1024; the server may grant fewer. Default 32.
     pub window: u16,
-    /// Longest key of gets, bytes, up to 65,535: the server keeps that much for each request of
-    /// the window. Puts are not bounded by it. Default 208.
+    /// Longest key of gets, bytes, up to 65,535 or what the provider sends, less 48: the server
+    /// keeps that much for each request of the window. Puts are not bounded by it. Default 208.
     pub longest_key_bytes: u32,
     /// Memory first set aside for one value, bytes; grows by itself. Default 4 KiB.
     pub value_bytes: u32,

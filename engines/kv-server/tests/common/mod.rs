@@ -11,7 +11,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use beeline_fabric::{ConnectInfo, Device};
+use beeline_fabric_shm::{ShmConfig, ShmDevice};
 use beeline_fabric_sim::{SimOptions, SimWorld};
+use beeline_fabric_tcp::{TcpConfig, TcpDevice};
 use beeline_kv::wire::{Protocol, Welcome};
 use beeline_kv::{Shard, Store, StoreOptions};
 use beeline_kv_client::{
@@ -26,10 +28,12 @@ pub const BOUND: Duration = Duration::from_secs(30);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Provider {
     Sim,
+    Shm,
+    Tcp,
 }
 
 impl Provider {
-    pub const ALL: [Self; 1] = [Self::Sim];
+    pub const ALL: [Self; 3] = [Self::Sim, Self::Shm, Self::Tcp];
 }
 
 pub struct Node {
@@ -226,7 +230,8 @@ impl Rig {
 fn device(provider: Provider, world: Option<&SimWorld>, node: u32) -> Arc<dyn Device> {
     match (provider, world) {
         (Provider::Sim, Some(world)) => world.device(node),
-        _ => unreachable!(),
+        (Provider::Shm, _) => ShmDevice::open(ShmConfig::default()).unwrap(),
+        _ => TcpDevice::open(TcpConfig::default()).unwrap(),
     }
 }
 
