@@ -21,7 +21,7 @@ use crate::segment::Segment;
 /// Passed before the new file is made, before it takes the old one's name, and after.
 static DURING_REPLACE: FaultPoint = FaultPoint::new("pmem.replace.step");
 
-/// Zeros for file systems without `fallocate` and for pre-writing.
+/// Zeros for file systems without `fallocate`.
 static ZEROS: [u8; 1 << 18] = [0; 1 << 18];
 
 /// Flags of a mapping for this kind of pool.
@@ -132,26 +132,20 @@ pub(crate) fn make(making: Making, path: &Path, ahead: bool) -> Result<Memory, P
         PoolKind::Dram => {
             Memory::Mapped(Mapping::memfd("beeline-segment", making.length).map_err(mapped)?)
         }
-        PoolKind::File | PoolKind::Dax => make_file(making, path, ahead).inspect_err(|_| {
+        PoolKind::File | PoolKind::Dax => make_file(making, path).inspect_err(|_| {
             let _ = std::fs::remove_file(path);
         })?,
     };
     if ahead {
-        populate(&memory);
+        populate(&memory, making);
     }
     Ok(memory)
 }
 
-fn make_file(making: Making, path: &Path, ahead: bool) -> Result<Memory, PmemError> {
+fn make_file(making: Making, path: &Path) -> Result<Memory, PmemError> {
     let file = create_file(path)?;
     reserve(&file, path, 0, making.length as u64)?;
-    let power = making.durability == Durability::Power;
-    if power {
-        // Written zeros turn later synchronisations into plain data writes: no block changes its
-        // state, so no journal entry is due. Worth the time only off the critical path.
-        if ahead && making.kind == PoolKind::File {
-            write_zeros(&file, path, 0, making.length as u64)?;
-        }
+    if making.durability == Durability::Power {
         file.sync_all().map_err(|source| PmemError::from_call("fsync", path, source))?;
         if let Some(directory) = path.parent() {
             sync_directory(directory)?;
@@ -160,15 +154,16 @@ fn make_file(making: Making, path: &Path, ahead: bool) -> Result<Memory, PmemErr
     map_file(file, path, making.length, making.kind)
 }
 
-/// Faults every page in, writable, where the kernel can do it in one call. Only a matter of speed.
-fn populate(memory: &Memory) {
+/// Faults every page in, where the kernel can do it in one call. Only a matter of speed.
+///
+/// For writing, except where files are synchronised: there, pages made writable count as dirty, and
+/// the first synchronisation would write all of them.
+fn populate(memory: &Memory, making: Making) {
+    let synchronised = making.kind == PoolKind::File && making.durability == Durability::Power;
+    let advice = if synchronised { Advice::LinuxPopulateRead } else { Advice::LinuxPopulateWrite };
     // SAFETY: the range is exactly the mapping's, borrowed; populating changes no contents.
     let _ = unsafe {
-        rustix::mm::madvise(
-            memory.base().as_ptr().cast(),
-            memory.length_bytes(),
-            Advice::LinuxPopulateWrite,
-        )
+        rustix::mm::madvise(memory.base().as_ptr().cast(), memory.length_bytes(), advice)
     };
 }
 

@@ -34,7 +34,7 @@ pub use options::{
     Durability, Findings, MAX_SEGMENT_BYTES, MAX_SEGMENTS, MIN_SEGMENT_BYTES, Mechanism, PoolKind,
     PoolOptions, PoolReport,
 };
-pub use persister::{Persister, PersisterCounters, write_back};
+pub use persister::{NONTEMPORAL_FROM_BYTES, Persister, PersisterCounters, write_back};
 pub use pool::Pool;
 pub use record::Event;
 pub use segment::Segment;

@@ -163,6 +163,15 @@ fn dram_refuses_a_promise_it_cannot_keep_unless_asked_to_pretend() {
     persister.fence().unwrap();
     let counters = persister.counters();
     assert_eq!((counters.flushes, counters.lines, counters.fences), (2, 6, 1));
+    for length in [100, 1000, 2000] {
+        let bytes = vec![length as u8; length];
+        persister.store_flushed(&segment, 8192, &bytes);
+        let mut read = vec![0; length];
+        segment.read(8192, &mut read);
+        assert_eq!(read, bytes);
+    }
+    persister.fence().unwrap();
+    assert_eq!(persister.counters().lines, 6 + 2 + 16 + 32);
 }
 
 #[test]
