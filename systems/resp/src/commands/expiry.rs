@@ -55,19 +55,17 @@ impl Conditions {
     }
 }
 
-/// Sets the expiry of an existing key by storing its value anew.
+/// Sets the expiry of an existing key by storing its value anew, also where it stays the same: a
+/// transaction that watches the key sees it.
 pub(super) fn change(
     call: &mut Call<'_, '_>,
     key: &[u8],
     entry: &EntryRef,
     expiry: Expiry,
 ) -> CommandResult {
-    let expires_at_ms = expiry.milliseconds();
-    if entry.expires_at_ms != expires_at_ms {
-        call.read_to_scratch(entry)?;
-        let options = PutOptions { kind: entry.kind, expires_at_ms };
-        call.store.put(call.database, key, &[&call.scratch.value], options)?;
-    }
+    call.read_to_scratch(entry)?;
+    let options = PutOptions { kind: entry.kind, expires_at_ms: expiry.milliseconds() };
+    call.store.put(call.database, key, &[&call.scratch.value], options)?;
     Ok(())
 }
 

@@ -267,11 +267,10 @@ pub fn append(call: &mut Call<'_, '_>) -> CommandResult {
         Some(entry) => {
             let length = u64::from(entry.value_length) + tail.len() as u64;
             check_length(call, key, length)?;
-            if !tail.is_empty() {
-                call.read_to_scratch(&entry)?;
-                call.scratch.value.extend_from_slice(tail);
-                put_scratch(call, key, Expiry::of(&entry))?;
-            }
+            // Stored anew even where nothing is added: a transaction that watches the key sees it.
+            call.read_to_scratch(&entry)?;
+            call.scratch.value.extend_from_slice(tail);
+            put_scratch(call, key, Expiry::of(&entry))?;
             length
         }
     };

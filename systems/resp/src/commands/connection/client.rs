@@ -114,11 +114,7 @@ pub fn client_kill(session: &mut Session, call: &mut Call<'_, '_>) -> CommandRes
         filter.address = Some(text(call.arg(2)));
     } else {
         filter.skip = Some(own);
-        if call.args.len().is_multiple_of(2) {
-            parse_kill_filter(call, own, &mut filter)?;
-        } else {
-            return Err(CommandError::Syntax);
-        }
+        parse_kill_filter(call, own, &mut filter)?;
     }
     let killed = call.server.kill_clients(&filter, own);
     if filter.selects(&session.info) {
@@ -136,6 +132,9 @@ pub fn client_kill(session: &mut Session, call: &mut Call<'_, '_>) -> CommandRes
 
 fn parse_kill_filter(call: &Call<'_, '_>, own: u64, filter: &mut KillFilter) -> CommandResult {
     for at in (2..call.args.len()).step_by(2) {
+        if at + 1 == call.args.len() {
+            return Err(CommandError::Syntax);
+        }
         let value = call.arg(at + 1);
         if call.args.is(at, "id") {
             let id = parse_i64(value).and_then(|id| u64::try_from(id).ok()).filter(|&id| id > 0);
