@@ -121,8 +121,17 @@ impl Node {
         Self::with_clock(shards, Arc::new(SystemClock))
     }
 
+    /// A store of `capacity_bytes` in small segments.
+    pub fn with_capacity(shards: usize, capacity_bytes: u64) -> Self {
+        Self::on(PoolOptions::volatile(64 << 10, capacity_bytes), shards, Arc::new(SystemClock))
+    }
+
     pub fn with_clock(shards: usize, clock: Arc<dyn Clock>) -> Self {
-        let pool = Pool::dram(&PoolOptions::volatile(1 << 20, 1 << 30)).unwrap();
+        Self::on(PoolOptions::volatile(1 << 20, 1 << 30), shards, clock)
+    }
+
+    fn on(pool: PoolOptions, shards: usize, clock: Arc<dyn Clock>) -> Self {
+        let pool = Pool::dram(&pool).unwrap();
         let options = StoreOptions { shards, clock, ..StoreOptions::default() };
         let (store, shards, _) = Store::open(pool, options).unwrap();
         Self { store, shards, executor: Executor::new(), server: TestServer::default() }
