@@ -1,1 +1,35 @@
 //! From URL or negotiation to a fabric provider.
+//!
+//! Place: `substrate`, above the providers; used at the edge of a program only.
+//!
+//! ```text
+//!  client                                       server
+//!  Dialler::dial ── negotiate: host, providers ──▶ Bootstrap ── chooses, says why
+//!  queue pair made on the chosen device
+//!  Dialled::exchange ── join: connect data, hello ──▶ Incoming ─▶ the shard's thread makes its
+//!        ◀───────────── connect data, answer ──────── Reply ◀──── queue pair, connects passive
+//!  connect active
+//! ```
+//!
+//! - [`open`]: a device by URL.
+//! - [`Bootstrap`]: the service; [`Dialler`]: the client. [`message`] has the bytes and the choice.
+//!
+//! Invariants: the choice and its reason are visible to both programs ([`Reason`]); a provider
+//! that fails is replaced by TCP on the next attempt ([`Dialler::avoid`]); reconnecting is
+//! connecting again; a caller of the bootstrap service can hold up nobody but itself.
+
+mod bootstrap;
+mod dialler;
+mod error;
+mod host;
+pub mod message;
+mod providers;
+mod url;
+
+pub use bootstrap::{Bootstrap, BootstrapConfig, Incoming, Reply, Service};
+pub use dialler::{Dialled, Dialler, Established};
+pub use error::OpenError;
+pub use host::HostIdentity;
+pub use message::Reason;
+pub use providers::{PROVIDERS, open};
+pub use url::{BootstrapAddress, DEFAULT_PORT, ServiceUrl};

@@ -1,0 +1,200 @@
+//! Negotiation between a served shard and clients, good and bad.
+
+#![allow(clippy::unwrap_used, reason = "a test ends where its set-up breaks")]
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use beeline_fabric::{
+    Access, LocalData, Operation, QueuePairOptions, RemoteAddress, RemoteKey, Role, WorkCompletion,
+    WorkRequest,
+};
+use beeline_fabric_open::{
+    Bootstrap, BootstrapConfig, Dialler, Incoming, OpenError, Reason, Service, open,
+};
+
+const BOUND: Duration = Duration::from_secs(20);
+
+/// A server whose one shard thread accepts everybody and tells them its region's key.
+struct Served {
+    bootstrap: Bootstrap,
+    _stop: Sender<()>,
+    shard: Option<std::thread::JoinHandle<()>>,
+}
+
+fn shard(incoming: &Receiver<Incoming>, stop: &Receiver<()>) {
+    let mut pairs = Vec::new();
+    while !matches!(stop.try_recv(), Err(std::sync::mpsc::TryRecvError::Disconnected)) {
+        if let Ok(incoming) = incoming.recv_timeout(Duration::from_millis(5)) {
+            if incoming.payload == b"unwelcome" {
+                incoming.reply.refuse("go away");
+                continue;
+            }
+            let domain = incoming.device.allocate_protection_domain().unwrap();
+            let queue = incoming.device.create_completion_queue(64).unwrap();
+            let memory = incoming.device.allocate_memory(4096).unwrap();
+            let region = domain.register(memory, Access::all()).unwrap();
+            let options = QueuePairOptions::default();
+            let mut pair = domain.create_queue_pair(&queue, &queue, None, options).unwrap();
+            if let Err(error) = pair.connect(&incoming.peer, Role::Passive) {
+                incoming.reply.refuse(error.to_string());
+                continue;
+            }
+            let key = region.remote_key().0.to_le_bytes().to_vec();
+            incoming.reply.accept(&pair.connect_info(), key);
+            pairs.push((pair, queue, region));
+        }
+        for (_, queue, _) in &pairs {
+            let _ = queue.poll(&mut [WorkCompletion::EMPTY; 4]);
+        }
+    }
+}
+
+fn serve(mut config: BootstrapConfig, providers: &[&str]) -> Served {
+    config.tcp = Some(([127, 0, 0, 1], 0).into());
+    let (send, receive) = channel();
+    let (stop, stopped) = channel();
+    let shard = std::thread::spawn(move || shard(&receive, &stopped));
+    let service = Service {
+        name: "kv".to_owned(),
+        shards: 2,
+        payload: b"welcome".to_vec(),
+        incoming: Box::new(move |incoming| send.send(incoming).unwrap()),
+    };
+    let devices =
+        providers.iter().map(|provider| open(&format!("{provider}://")).unwrap()).collect();
+    let bootstrap = Bootstrap::listen(config, devices, vec![service]).unwrap();
+    Served { bootstrap, _stop: stop, shard: Some(shard) }
+}
+
+impl Served {
+    fn url(&self, scheme: &str) -> String {
+        format!("{scheme}://{}", self.bootstrap.address().unwrap())
+    }
+
+    fn finish(mut self) {
+        let shard = self.shard.take().unwrap();
+        drop(self);
+        shard.join().unwrap();
+    }
+}
+
+/// Connects, writes and reads back; returns provider and reason.
+fn visit(url: &str) -> (String, Reason) {
+    let mut dialler = Dialler::new("kv", url, BOUND).unwrap();
+    let mut there = dialler.establish(1, b"hello", 64, QueuePairOptions::default()).unwrap();
+    assert_eq!(there.dialled.payload, b"welcome");
+    assert_eq!(there.dialled.shards, 2);
+    let key = RemoteKey(u64::from_le_bytes(there.payload.as_slice().try_into().unwrap()));
+    let remote = RemoteAddress { key, offset: 8 };
+    let write = Operation::Write { local: LocalData::Inline(b"8 bytes."), remote };
+    there.pair.post_send(&[WorkRequest::new(1, write)]).unwrap();
+    let mut done = [WorkCompletion::EMPTY];
+    assert_eq!(there.queue.wait(&mut done, BOUND).unwrap(), 1);
+    assert!(done[0].is_success(), "{:?}", done[0]);
+    (there.dialled.provider, there.dialled.reason)
+}
+
+#[test]
+fn tcp_can_be_insisted_on() {
+    let served = serve(BootstrapConfig::default(), &["tcp"]);
+    assert_eq!(visit(&served.url("tcp")), ("tcp".to_owned(), Reason::Forced));
+    served.finish();
+}
+
+#[test]
+fn a_server_without_shared_memory_is_reached_by_tcp() {
+    let served = serve(BootstrapConfig::default(), &["tcp"]);
+    let (provider, reason) = visit(&served.url("auto"));
+    assert_eq!(provider, "tcp");
+    assert!(matches!(reason, Reason::ServerLacksSharedMemory | Reason::FellBack(_)), "{reason}");
+    served.finish();
+}
+
+#[test]
+fn a_unix_socket_carries_the_exchange_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("beeline.sock");
+    let config = BootstrapConfig { unix: Some(path.clone()), ..BootstrapConfig::default() };
+    let served = serve(config.clone(), &["tcp"]);
+    assert_eq!(visit(&format!("tcp://{}", path.display())).0, "tcp");
+    let other = BootstrapConfig { tcp: None, ..config };
+    assert!(matches!(
+        Bootstrap::listen(other, Vec::new(), Vec::new()),
+        Err(OpenError::Listen { .. })
+    ));
+    served.finish();
+    assert!(!path.exists());
+}
+
+#[test]
+fn refusals_carry_the_servers_words() {
+    let served = serve(BootstrapConfig::default(), &["tcp"]);
+    let url = served.url("tcp");
+    let mut dialler = Dialler::new("nonsense", &url, BOUND).unwrap();
+    let error = dialler.dial().unwrap_err();
+    assert!(error.to_string().contains("no service"), "{error}");
+    let mut dialler = Dialler::new("kv", &url, BOUND).unwrap();
+    let options = QueuePairOptions::default();
+    let error = dialler.establish(0, b"unwelcome", 64, options).unwrap_err();
+    assert!(error.to_string().contains("go away"), "{error}");
+    let error = dialler.establish(2, b"", 64, options).unwrap_err();
+    assert!(error.to_string().contains("shard 2"), "{error}");
+    served.finish();
+}
+
+#[test]
+fn a_dead_server_is_reported_in_time() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("tcp://{}", listener.local_addr().unwrap());
+    let mut dialler = Dialler::new("kv", &url, Duration::from_millis(200)).unwrap();
+    assert!(matches!(dialler.dial(), Err(OpenError::Unreachable { .. })));
+    drop(listener);
+    assert!(matches!(dialler.dial(), Err(OpenError::Unreachable { .. })));
+}
+
+/// True when the server closes the connection before the bound.
+fn is_closed(stream: &mut TcpStream) -> bool {
+    stream.set_read_timeout(Some(BOUND)).unwrap();
+    !matches!(stream.read(&mut [0; 16]), Ok(1..))
+}
+
+#[test]
+fn bad_callers_harm_nobody() {
+    let config = BootstrapConfig {
+        caller_timeout: Duration::from_millis(300),
+        max_exchanges: 8,
+        ..BootstrapConfig::default()
+    };
+    let served = serve(config, &["tcp"]);
+    let address = served.bootstrap.address().unwrap();
+    // Silent ones, more than the server serves at a time.
+    let mut silent: Vec<_> = (0..20).map(|_| TcpStream::connect(address).unwrap()).collect();
+    assert_eq!(visit(&served.url("tcp")).0, "tcp");
+    for bytes in [
+        &b"GET / HTTP/1.1\r\n\r\n"[..],
+        b"BLBS\x01\0\0\0\xff\xff\xff\xff",
+        b"BLBS\x02\0\0\0\x02\0\0\0{}",
+        b"BLBS\x01\0\0\0\x02\0\0\0{}",
+        b"BLBS\x01\0\0\0\x05\0\0\0[[[[[",
+    ] {
+        let mut caller = TcpStream::connect(address).unwrap();
+        caller.write_all(bytes).unwrap();
+        assert!(is_closed(&mut caller));
+    }
+    // One that drips.
+    let mut slow = TcpStream::connect(address).unwrap();
+    let begun = Instant::now();
+    for byte in b"BLBS\x01\0\0\0\x40\0\0\0".iter().cycle() {
+        if slow.write_all(&[*byte]).is_err() || begun.elapsed() > BOUND {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(begun.elapsed() < BOUND, "a slow caller is cut off");
+    assert_eq!(visit(&served.url("tcp")).0, "tcp");
+    assert!(silent.iter_mut().all(is_closed));
+    served.finish();
+}
