@@ -13,6 +13,7 @@
 //! - [`process`]: pidfd, to see a process end.
 //! - [`affinity`]: which processors a thread runs on.
 //! - [`barrier`]: asymmetric fences over `membarrier`.
+//! - [`start_write`]: write-out of a file begun, not awaited.
 //! - [`write_back`]: cache-line write-back, non-temporal copies and store fences.
 
 pub mod affinity;
@@ -24,6 +25,7 @@ pub mod memory;
 pub mod poller;
 pub mod probe;
 pub mod process;
+pub mod start_write;
 pub mod write_back;
 
 pub use mapping::{Mapping, MappingError, SharedMemory};

@@ -123,8 +123,13 @@ pub fn store_fence() {
 /// `target..target+source.len()` is mapped writable and does not overlap `source`; `instruction`
 /// is one the processor has.
 pub unsafe fn copy_nontemporal(instruction: WriteBack, target: *mut u8, source: &[u8]) {
-    // SAFETY: the caller's contract.
-    unsafe { arch::copy_nontemporal(instruction, target, source) };
+    if cfg!(miri) {
+        // SAFETY: the caller's contract. The interpreter has no non-temporal stores.
+        unsafe { copy_and_write_back(instruction, target, source) };
+    } else {
+        // SAFETY: the caller's contract.
+        unsafe { arch::copy_nontemporal(instruction, target, source) };
+    }
 }
 
 /// Plain copy and write-back, for edges and for processors without non-temporal stores.

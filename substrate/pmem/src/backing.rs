@@ -104,7 +104,7 @@ pub(crate) fn map_file(
 ) -> Result<Memory, PmemError> {
     Mapping::shared_with(file.into(), length, Protection::ReadWrite, map_flags(kind))
         .map(Memory::Mapped)
-        .map_err(|source| PmemError::Mapping { file: path.to_path_buf(), source })
+        .map_err(|source| PmemError::from_mapping(path, source))
 }
 
 /// True when `file` can be mapped with `MAP_SYNC`.
@@ -126,7 +126,7 @@ pub(crate) struct Making {
 /// Zeroed memory for segment file `path`, its blocks reserved; at power level the file and its
 /// name are persisted.
 pub(crate) fn make(making: Making, path: &Path, ahead: bool) -> Result<Memory, PmemError> {
-    let mapped = |source| PmemError::Mapping { file: path.to_path_buf(), source };
+    let mapped = |source| PmemError::from_mapping(path, source);
     let memory = match making.kind {
         PoolKind::Sim => return Ok(Memory::Heap(Heap::zeroed(making.length))),
         PoolKind::Dram => {

@@ -141,6 +141,14 @@ pub enum PmemError {
         #[source]
         source: Errno,
     },
+    /// The process has used up a limit of its own.
+    #[error("{file}: {limit} is used up: raise it, or take larger segments")]
+    Limit {
+        /// What could not be opened or mapped.
+        file: PathBuf,
+        /// The limit, and how it is named.
+        limit: &'static str,
+    },
     /// Memory could not be mapped.
     #[error("cannot map {file}: {source}")]
     Mapping {
@@ -176,8 +184,25 @@ impl PmemError {
         match Errno::from_io_error(&source) {
             Some(Errno::NOSPC | Errno::DQUOT) => Self::NoSpace { file },
             Some(Errno::ROFS | Errno::ACCESS | Errno::PERM) => Self::ReadOnly { file },
+            Some(Errno::MFILE | Errno::NFILE) => {
+                Self::Limit { file, limit: "the limit on open files (ulimit -n)" }
+            }
             Some(Errno::NOENT) => Self::Missing { file },
             _ => Self::System { call, file, source },
+        }
+    }
+
+    /// Sorts a failed mapping: many segments are many mappings and descriptors.
+    pub(crate) fn from_mapping(file: &Path, source: MappingError) -> Self {
+        let file = file.to_path_buf();
+        match source {
+            MappingError::Call { source: Errno::NOMEM, .. } => {
+                Self::Limit { file, limit: "memory or the limit on mappings (vm.max_map_count)" }
+            }
+            MappingError::Call { source: Errno::MFILE | Errno::NFILE, .. } => {
+                Self::Limit { file, limit: "the limit on open files (ulimit -n)" }
+            }
+            source => Self::Mapping { file, source },
         }
     }
 }

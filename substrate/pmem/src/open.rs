@@ -239,7 +239,7 @@ pub(crate) fn dram(options: &PoolOptions) -> Result<Opened, PmemError> {
     options.check(PoolKind::Dram)?;
     let slots = options.slots(options.segment_bytes)?;
     let table = Mapping::memfd("beeline-table", layout::file_bytes(slots))
-        .map_err(|source| PmemError::Mapping { file: "dram".into(), source })?;
+        .map_err(|source| PmemError::from_mapping(Path::new("dram"), source))?;
     let parts = Parts {
         kind: PoolKind::Dram,
         reason: "a dram pool was asked for".to_owned(),

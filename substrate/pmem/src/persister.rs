@@ -11,6 +11,8 @@ use crate::memory::Memory;
 use crate::options::Mechanism;
 use crate::record::Event;
 use crate::segment::Segment;
+use beeline_os::MemoryObject;
+use beeline_os::start_write::start_write;
 use beeline_os::write_back as cache;
 
 /// Length from which a copy past the cache costs less than a copy and its write-back (measured;
@@ -195,6 +197,12 @@ impl Persister {
 
     fn sync_dirty(&mut self) -> Result<(), PmemError> {
         let mut outcome = Ok(());
+        // Several files: all on their way before the first is waited for.
+        if self.dirty.len() > 1 {
+            for descriptor in self.dirty.iter().filter_map(|held| held.memory.descriptor()) {
+                start_write(&*descriptor);
+            }
+        }
         for segment in &self.dirty {
             self.counters.syncs += 1;
             outcome =

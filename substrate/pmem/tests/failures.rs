@@ -457,3 +457,37 @@ fn a_file_system_in_memory_promises_no_power_durability() {
     assert!(report.emulated);
     assert!(report.to_string().contains("emulated"), "{report}");
 }
+
+/// In a child, because the limit is the process's.
+#[test]
+fn running_out_of_descriptors_names_the_limit_and_harms_nothing() {
+    const NAME: &str = "running_out_of_descriptors_names_the_limit_and_harms_nothing";
+    if as_child().is_none() {
+        let directory = tempfile::tempdir().unwrap();
+        assert!(child(NAME, directory.path()).status().unwrap().success());
+        let pool = Pool::open(directory.path(), &options()).unwrap();
+        assert!(pool.report().findings.clean);
+        assert!(!pool.segments().is_empty());
+        return;
+    }
+    use rustix::process::{Resource, Rlimit, setrlimit};
+    setrlimit(Resource::Nofile, Rlimit { current: Some(40), maximum: Some(40) }).unwrap();
+    let volatile = PoolOptions::volatile(SEGMENT, options().capacity_bytes);
+    for pool in
+        [Pool::create(&as_child().unwrap(), &options()), Pool::dram(&volatile)].map(Result::unwrap)
+    {
+        let error = loop {
+            if let Err(error) = pool.allocate() {
+                break error;
+            }
+        };
+        assert!(matches!(error, PmemError::Limit { .. }), "{error}");
+        assert!(error.to_string().contains("ulimit -n"));
+        let freed = pool.segments().pop().unwrap();
+        pool.free(freed).unwrap();
+        pool.allocate().unwrap();
+        for segment in pool.segments().split_off(3) {
+            pool.free(segment).unwrap();
+        }
+    }
+}
