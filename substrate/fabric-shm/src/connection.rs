@@ -162,11 +162,22 @@ impl Connection {
         Ok(())
     }
 
-    fn hear_consumed(&mut self) -> Result<(), Blocked> {
+    /// Takes note of what the peer says it consumed.
+    pub(crate) fn hear_consumed(&mut self) -> Result<u64, Blocked> {
         let consumed = self.peer.consumed();
         self.producer.consumed(consumed).map_err(|_| Blocked::Broken)?;
         self.payload.free_to(consumed);
-        Ok(())
+        Ok(consumed)
+    }
+
+    /// Messages sent so far.
+    pub(crate) fn sent(&self) -> u64 {
+        self.producer.next_index()
+    }
+
+    /// Messages taken so far.
+    pub(crate) fn taken(&self) -> u64 {
+        self.consumer.next_index()
     }
 
     /// Whether the peer's ring takes messages without a posted receive (shared receive queue).
@@ -252,7 +263,7 @@ impl Connection {
         self.publish_consumed();
     }
 
-    fn publish_consumed(&mut self) {
+    pub(crate) fn publish_consumed(&mut self) {
         self.published = self.consumer.next_index();
         self.payload_since = 0;
         self.own.publish_consumed(self.published);

@@ -21,6 +21,7 @@ use crate::link::{Link, LinkEvent};
 use crate::remote::{Hold, Remote, Wait};
 use crate::request::{DeferredQueue, Request, copy};
 use crate::shared_receive_queue::{Receive, SharedReceives};
+use crate::unconfirmed::Unconfirmed;
 
 /// How a completion queue looks at a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +78,11 @@ pub(crate) struct Inner {
     remote: Remote,
     deferred: DeferredQueue,
     waiting: Option<Waiting>,
+    unconfirmed: Unconfirmed,
+    /// What the first unconfirmed one waits for.
+    confirming: Option<Waiting>,
+    /// The peer's word on the message that did not fit, kept past the connection.
+    too_long: u64,
     receives: VecDeque<Receive>,
     posted: u64,
 }
@@ -91,6 +97,9 @@ impl Inner {
             remote: Remote::default(),
             deferred: DeferredQueue::default(),
             waiting: None,
+            unconfirmed: Unconfirmed::default(),
+            confirming: None,
+            too_long: 0,
             receives: VecDeque::with_capacity(receive_depth as usize),
             posted: 0,
         }
@@ -191,7 +200,7 @@ impl Core {
         if self.is_receive(queue) {
             connection.own.set_message_arm(generation);
         }
-        if self.is_send(queue) && inner.waiting.is_some() {
+        if self.is_send(queue) && (inner.waiting.is_some() || inner.unconfirmed.is_awaited()) {
             connection.own.set_credit_arm(generation);
         }
     }
@@ -210,7 +219,9 @@ impl Core {
 
     /// When the first waiting request gives up.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.inner.borrow().waiting.as_ref()?.deadline
+        let inner = self.inner.borrow();
+        let deadlines = [&inner.waiting, &inner.confirming];
+        deadlines.into_iter().flatten().filter_map(|waiting| waiting.deadline).min()
     }
 
     pub(crate) fn has_message(&self) -> bool {
@@ -223,14 +234,13 @@ impl Core {
         inner.state == QueuePairState::ReadyToSend
             && !inner.peer_closed
             && inner.deferred.is_empty()
+            && inner.unconfirmed.is_empty()
             && !inner.connection.as_ref().is_some_and(Connection::has_message)
     }
 
     pub(crate) fn is_finished(&self) -> bool {
         let inner = self.inner.borrow();
-        inner.state == QueuePairState::Error
-            && inner.deferred.is_empty()
-            && inner.receives.is_empty()
+        inner.is_finished()
     }
 
     /// Breaks the queue pair unless it is in the middle of something that will notice by itself.
@@ -256,17 +266,20 @@ impl Core {
             {
                 completions = inner.receive_messages(self, out);
             }
-            if self.is_send(queue) && !inner.deferred.is_empty() && !inner.peer_closed {
-                inner.drive(self, check_clock);
+            if self.is_send(queue) {
+                if !inner.unconfirmed.is_empty() {
+                    inner.confirm(self, check_clock);
+                }
+                if !inner.deferred.is_empty() && !inner.peer_closed {
+                    inner.drive(self, check_clock);
+                }
             }
         }
         if inner.peer_closed || inner.state == QueuePairState::Error {
             completions += inner.wind_down(self, queue, &mut out[completions..]);
         }
-        let finished = inner.state == QueuePairState::Error
-            && inner.deferred.is_empty()
-            && inner.receives.is_empty();
-        Progress { completions, quiet: completions == 0 && inner.deferred.is_empty(), finished }
+        let quiet = completions == 0 && inner.deferred.is_empty() && inner.unconfirmed.is_empty();
+        Progress { completions, quiet, finished: inner.is_finished() }
     }
 
     fn completion(
@@ -315,9 +328,6 @@ impl Core {
             return Err(PostError::TooLarge { what: "max_queue_depth (receive)", limit: 0 });
         }
         let inner = &mut *self.inner.borrow_mut();
-        if inner.state == QueuePairState::Error || inner.peer_closed {
-            return Err(PostError::NotReady(QueuePairState::Error));
-        }
         if inner.receives.len() + requests.len() > self.options.receive_depth as usize {
             return Err(PostError::QueueFull);
         }
@@ -337,6 +347,11 @@ impl Core {
                 self.receive_queue.signal_if_armed();
             }
         }
+        if inner.state == QueuePairState::Error || inner.peer_closed {
+            // As in verbs: taken, and flushed at the next poll.
+            self.receive_queue.heat(self.receive_member);
+            self.receive_queue.signal_if_armed();
+        }
         Ok(())
     }
 
@@ -355,11 +370,11 @@ impl Inner {
                 Ok(()) => {
                     if request.signalled {
                         core.outstanding.set(core.outstanding.get() + 1);
-                        self.complete(core, request, Status::Success);
                     }
+                    self.finish(core, request);
                     return;
                 }
-                Err(Hold::Wait(reason)) => self.note(core, reason),
+                Err(Hold::Wait(reason)) => note(&mut self.waiting, core, reason),
                 Err(Hold::Fail(status)) => {
                     core.outstanding.set(core.outstanding.get() + 1);
                     self.complete(core, request, status);
@@ -375,10 +390,52 @@ impl Inner {
         core.send_queue.signal_if_armed();
     }
 
+    /// A request ran. Its slot in the send queue is counted if it is signalled.
+    #[inline(always)]
+    fn finish(&mut self, core: &Core, request: &Request<'_>) {
+        let shares = self.connection.as_ref().is_some_and(Connection::peer_shares_receives);
+        if shares && request.kind.uses_receive() && !request.signalled {
+            // Counted until it is confirmed, signalled or not.
+            core.outstanding.set(core.outstanding.get() + 1);
+            let sent = self.connection.as_ref().map_or(0, Connection::sent);
+            let opcode = request.kind.opcode();
+            let completion =
+                core.completion(request.wr_id, Status::Success, opcode, request.length);
+            self.unconfirmed.push(sent, completion, false);
+            self.watch_confirmation(core);
+        } else if request.signalled {
+            self.complete(core, request, Status::Success);
+        }
+    }
+
+    /// An unconfirmed request must be looked after even if the queue was asleep.
+    #[cold]
+    fn watch_confirmation(&mut self, core: &Core) {
+        core.send_queue.heat(core.send_member);
+        if self.unconfirmed.is_awaited() {
+            core.send_queue.signal_if_armed();
+        }
+    }
+
     #[inline(always)]
     fn complete(&mut self, core: &Core, request: &Request<'_>, status: Status) {
         let opcode = request.kind.opcode();
         let completion = core.completion(request.wr_id, status, opcode, request.length);
+        let waits = status == Status::Success
+            && request.kind.uses_receive()
+            && self.connection.as_ref().is_some_and(Connection::peer_shares_receives);
+        if waits || !self.unconfirmed.is_empty() {
+            let sent = self.connection.as_ref().map_or(0, Connection::sent);
+            let until = if waits { sent } else { 0 };
+            self.unconfirmed.push(until, completion, true);
+            self.watch_confirmation(core);
+            return;
+        }
+        self.emit(core, completion);
+    }
+
+    #[inline(always)]
+    fn emit(&mut self, core: &Core, completion: WorkCompletion) {
         if !core.send_queue.push(core.send_member, completion) {
             self.enter_error(core);
         }
@@ -392,19 +449,41 @@ impl Inner {
         self.remote.execute(core, connection, request)
     }
 
-    /// Starts, or goes on with, the wait of the first deferred request.
-    #[cold]
-    fn note(&mut self, core: &Core, reason: Wait) {
-        if self.waiting.as_ref().is_some_and(|waiting| waiting.reason == reason) {
+    /// Completes what the receiver has taken.
+    fn confirm(&mut self, core: &Core, check_clock: bool) {
+        let Some(connection) = &mut self.connection else { return };
+        let Ok(consumed) = connection.hear_consumed() else {
+            self.enter_error(core);
             return;
-        }
-        let bound = match reason {
-            Wait::Key | Wait::Room => Some(core.options.transport_timeout),
-            Wait::Receive => Some(core.options.receiver_not_ready_timeout),
-            Wait::Flush => None,
         };
-        let deadline = bound.and_then(|bound: Duration| Instant::now().checked_add(bound));
-        self.waiting = Some(Waiting { reason, deadline });
+        while let Some((completion, signalled)) = self.unconfirmed.confirmed(consumed) {
+            self.confirming = None;
+            if signalled {
+                self.emit(core, completion);
+            } else {
+                core.outstanding.set(core.outstanding.get().saturating_sub(1));
+            }
+        }
+        let Some(connection) = &self.connection else { return };
+        if !self.unconfirmed.is_empty() && !self.peer_closed {
+            let starved = connection.peer.is_starved();
+            let reason = if starved { Wait::Receive } else { Wait::Room };
+            note(&mut self.confirming, core, reason);
+            if check_clock && is_late(&self.confirming) {
+                if let Some((mut completion, _)) = self.unconfirmed.take() {
+                    completion.status = reason.failure();
+                    self.emit(core, completion);
+                }
+                self.enter_error(core);
+            }
+        }
+    }
+
+    fn is_finished(&self) -> bool {
+        self.state == QueuePairState::Error
+            && self.deferred.is_empty()
+            && self.unconfirmed.is_empty()
+            && self.receives.is_empty()
     }
 
     /// Runs what can run of the deferred requests.
@@ -415,29 +494,18 @@ impl Inner {
             match self.execute(core, &request) {
                 Ok(()) => {
                     self.waiting = None;
-                    if request.signalled {
-                        self.complete(core, &request, Status::Success);
-                    } else {
-                        core.outstanding.set(core.outstanding.get() - 1);
+                    if !request.signalled {
+                        core.outstanding.set(core.outstanding.get().saturating_sub(1));
                     }
+                    self.finish(core, &request);
                 }
                 Err(Hold::Wait(reason)) => {
-                    self.note(core, reason);
-                    let late = check_clock
-                        && self
-                            .waiting
-                            .as_ref()
-                            .and_then(|waiting| waiting.deadline)
-                            .is_some_and(|deadline| Instant::now() >= deadline);
-                    if !late {
+                    note(&mut self.waiting, core, reason);
+                    if !(check_clock && is_late(&self.waiting)) {
                         self.deferred.put_back(entry);
                         break;
                     }
-                    let status = match reason {
-                        Wait::Receive => Status::ReceiverNotReady,
-                        _ => Status::TransportError,
-                    };
-                    self.complete(core, &request, status);
+                    self.complete(core, &request, reason.failure());
                     self.enter_error(core);
                 }
                 Err(Hold::Fail(status)) => {
@@ -460,15 +528,33 @@ impl Inner {
             if !connection.has_message() {
                 break;
             }
-            let Some(receive) = take_receive(&mut self.receives, core) else { break };
+            let Some(receive) = take_receive(&mut self.receives, core) else {
+                if core.shared_receives.is_some() && !connection.own.is_starved() {
+                    connection.own.set_starved(true);
+                }
+                break;
+            };
             let Some(message) = connection.peek() else { break };
             let (completion, carried) = deliver(core, &receive, message);
+            if completion.status == Status::LengthError {
+                connection.own.set_too_long(connection.taken());
+            }
             connection.consume(carried);
             out[count] = completion;
             count += 1;
             if completion.status != Status::Success {
                 self.enter_error(core);
             }
+        }
+        if core.shared_receives.is_some()
+            && count > 0
+            && let Some(connection) = &mut self.connection
+        {
+            // The sender's completions wait for this.
+            if connection.own.is_starved() && !connection.has_message() {
+                connection.own.set_starved(false);
+            }
+            connection.publish_consumed();
         }
         count
     }
@@ -480,6 +566,13 @@ impl Inner {
         if core.is_send(queue) {
             // The completion that explains the error goes first.
             while count < out.len() && queue.is_empty() {
+                let too_long = self.too_long();
+                let Some(completion) = self.unconfirmed.flushed(too_long) else { break };
+                out[count] = completion;
+                core.outstanding.set(core.outstanding.get().saturating_sub(1));
+                count += 1;
+            }
+            while count < out.len() && queue.is_empty() && self.unconfirmed.is_empty() {
                 let Some(entry) = self.deferred.take_front() else { break };
                 let request = entry.request();
                 let opcode = request.kind.opcode();
@@ -502,6 +595,10 @@ impl Inner {
         count
     }
 
+    fn too_long(&self) -> u64 {
+        self.connection.as_ref().map_or(self.too_long, |connection| connection.peer.too_long())
+    }
+
     fn can_deliver(&self, core: &Core) -> bool {
         let receive = match &core.shared_receives {
             Some(shared) => !shared.queue.borrow().is_empty(),
@@ -517,7 +614,8 @@ impl Inner {
             return;
         }
         self.state = QueuePairState::Error;
-        self.waiting = None;
+        (self.waiting, self.confirming) = (None, None);
+        self.too_long = self.too_long();
         if let Some(mut connection) = self.connection.take() {
             connection.announce();
         }
@@ -527,6 +625,26 @@ impl Inner {
         core.send_queue.signal_if_armed();
         core.receive_queue.signal_if_armed();
     }
+}
+
+/// Starts, or goes on with, a wait.
+#[cold]
+fn note(waiting: &mut Option<Waiting>, core: &Core, reason: Wait) {
+    if waiting.as_ref().is_some_and(|waiting| waiting.reason == reason) {
+        return;
+    }
+    let bound = match reason {
+        Wait::Key | Wait::Room => Some(core.options.transport_timeout),
+        Wait::Receive => Some(core.options.receiver_not_ready_timeout),
+        Wait::Flush => None,
+    };
+    let deadline = bound.and_then(|bound: Duration| Instant::now().checked_add(bound));
+    *waiting = Some(Waiting { reason, deadline });
+}
+
+fn is_late(waiting: &Option<Waiting>) -> bool {
+    let deadline = waiting.as_ref().and_then(|waiting| waiting.deadline);
+    deadline.is_some_and(|deadline| Instant::now() >= deadline)
 }
 
 fn take_receive(own: &mut VecDeque<Receive>, core: &Core) -> Option<Receive> {

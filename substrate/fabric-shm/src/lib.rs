@@ -43,6 +43,7 @@ mod queue_pair;
 mod remote;
 mod request;
 mod shared_receive_queue;
+mod unconfirmed;
 
 pub use config::ShmConfig;
 pub use device::ShmDevice;

@@ -5,6 +5,8 @@
 //! 512    words of the active end      1024   words of the passive end
 //!          +0    consumed      u64   messages taken from the inbound ring    owner writes
 //!          +8    posted        u64   receives ever posted                    owner writes
+//!          +16   starved       u64   1 while a message waits for a shared receive
+//!          +24   too_long      u64   index + 1 of the message that did not fit its receive
 //!          +128  message_arm   u32   0, or a generation: ring when a message is published
 //!          +132  credit_arm    u32   0, or a generation: ring when consumed or posted moves
 //!          +136  epoch         u64   moves when a key the peer opened lost its backing
@@ -223,6 +225,26 @@ impl EndView {
     pub(crate) fn publish_posted(&self, posted: u64) {
         // Pairs with the acquire in `posted`: the lengths are there once it is seen.
         self.word(8).store(posted, Ordering::Release);
+    }
+
+    /// A message waits for a shared receive. A claim, at the peer.
+    pub(crate) fn is_starved(&self) -> bool {
+        self.word(16).load(Ordering::Relaxed) != 0
+    }
+
+    pub(crate) fn set_starved(&self, starved: bool) {
+        // A hint for the peer's timer; nothing is ordered by it.
+        self.word(16).store(u64::from(starved), Ordering::Relaxed);
+    }
+
+    /// Index + 1 of the message that did not fit its receive; 0 for none. A claim, at the peer.
+    pub(crate) fn too_long(&self) -> u64 {
+        self.word(24).load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_too_long(&self, index: u64) {
+        // Pairs with the acquire in `too_long`.
+        self.word(24).store(index + 1, Ordering::Release);
     }
 
     /// Generation for which the owner wants a ring on messages; 0 for none.

@@ -24,6 +24,16 @@ pub(crate) enum Wait {
     Flush,
 }
 
+impl Wait {
+    /// How a request ends that waited too long for this.
+    pub(crate) fn failure(self) -> Status {
+        match self {
+            Self::Receive => Status::ReceiverNotReady,
+            _ => Status::TransportError,
+        }
+    }
+}
+
 /// Why a request did not run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hold {

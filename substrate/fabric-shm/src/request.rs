@@ -130,6 +130,12 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
+    /// Whether it consumes a receive of the peer.
+    #[inline(always)]
+    pub(crate) fn uses_receive(self) -> bool {
+        matches!(self, Self::Send(_) | Self::WriteWithImmediate(_))
+    }
+
     pub(crate) fn opcode(self) -> Opcode {
         match self {
             Self::Write => Opcode::Write,
