@@ -18,6 +18,7 @@ use beeline_os::SharedMemory;
 use beeline_os::memory::MemoryObject;
 use rustix::event::EventfdFlags;
 
+use crate::options::PlantedBug;
 use crate::registry::Incarnation;
 use crate::state::{
     Body, CompletionRecord, Event, LocalRange, Packet, Payload, PeerName, PostedReceive,
@@ -630,8 +631,10 @@ impl QueuePair for SimQueuePair {
 
     fn revoke(&mut self) -> Result<(), FabricError> {
         let mut state = self.world.lock();
-        let forget = state.has_bug(crate::PlantedBug::ForgetRevocation);
-        if let Some(record) = state.queue_pairs.get_mut(&self.id).filter(|_| !forget) {
+        if state.has_bug(PlantedBug::ForgetRevocation) {
+            return Ok(());
+        }
+        if let Some(record) = state.queue_pairs.get_mut(&self.id) {
             record.deferred.clear();
         }
         state.break_queue_pair(self.id);

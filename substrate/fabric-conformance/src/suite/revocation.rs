@@ -115,8 +115,11 @@ fn stopped_writer_cannot_reach_us(context: &Context<'_>, way: Way) -> ItemResult
         ensure!(at_revocation.iter().any(|&byte| byte != 0), "the peer had written nothing");
         peer.go_on()?;
         let start = context.harness.now();
+        let mut first_rounds = None;
         loop {
-            let (_, ended) = peer.writer_state(0)?;
+            let (rounds, ended) = peer.writer_state(0)?;
+            let since = rounds - *first_rounds.get_or_insert(rounds);
+            ensure!(since < 50, "the peer went on writing without an error");
             if ended != 0 {
                 ensure!(ended != 1, "a write to revoked memory succeeded");
                 break;
