@@ -32,7 +32,7 @@ pub(crate) struct Opened {
     pub(crate) core: Arc<Core>,
     pub(crate) live: Vec<Arc<Segment>>,
     /// Descriptors that are neither free nor usable.
-    pub(crate) damaged: Vec<u32>,
+    pub(crate) set_aside: Vec<u32>,
     pub(crate) capacity_slots: u32,
     pub(crate) report: PoolReport,
     pub(crate) prepared_segments: u32,
@@ -43,7 +43,7 @@ impl Opened {
     /// inspection. Both lists are in order of id.
     pub(crate) fn uses(&self, id: u32) -> bool {
         self.live.binary_search_by_key(&id, |segment| segment.id).is_ok()
-            || self.damaged.binary_search(&id).is_ok()
+            || self.set_aside.binary_search(&id).is_ok()
     }
 }
 
@@ -216,7 +216,7 @@ pub(crate) fn build(parts: Parts, options: &PoolOptions) -> Opened {
     Opened {
         core,
         live: Vec::new(),
-        damaged: Vec::new(),
+        set_aside: Vec::new(),
         capacity_slots: parts.capacity_slots,
         report,
         prepared_segments: options.prepared_segments,
@@ -416,7 +416,7 @@ pub(crate) fn recover(
         let (first, second) = (core.table_load(offset), core.table_load(offset + 8));
         let Some(state) = state(&core, id) else {
             findings.damaged_descriptors += 1;
-            opened.damaged.push(id);
+            opened.set_aside.push(id);
             continue;
         };
         if first != second {
@@ -425,6 +425,10 @@ pub(crate) fn recover(
             findings.healed_descriptors += u32::from(State::decode(first, id).is_none());
             core.store_state(id, state);
             mended = true;
+        }
+        if !state.in_use && state.generation == layout::MAX_GENERATION {
+            // Used up: its next life could not be told from its first.
+            opened.set_aside.push(id);
         }
         if state.in_use {
             for index in 0..layout::SEGMENT_WORDS {

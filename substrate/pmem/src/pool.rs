@@ -175,11 +175,11 @@ impl Pool {
     }
 
     pub(crate) fn assemble(opened: open::Opened) -> Self {
-        let open::Opened { core, live, damaged, capacity_slots, report, prepared_segments } =
+        let open::Opened { core, live, set_aside, capacity_slots, report, prepared_segments } =
             opened;
         let mut slots = Slots { in_use: live.len() as u32, ..Slots::default() };
         slots.free = (0..capacity_slots).collect();
-        for id in damaged {
+        for id in set_aside {
             slots.free.remove(&id);
         }
         for segment in live {
@@ -223,6 +223,10 @@ impl Pool {
         core.check_sync()?;
         let mut slots = shared.lock();
         let (id, ready) = loop {
+            // Fewer descriptors than in use: the pool was opened with less capacity than before.
+            if slots.in_use >= shared.capacity_slots {
+                return Err(PmemError::PoolFull { capacity_bytes: self.capacity_bytes() });
+            }
             if let Some((id, memory)) = slots.ready.pop() {
                 break (id, Some(memory));
             }
@@ -330,10 +334,14 @@ impl Pool {
         slots.discouraged = false;
         let wanted = slots.ready.len() + slots.recycle.len() < shared.prepared_target;
         match alone {
-            Some(memory) if wanted && !was_shared => slots.recycle.push((id, memory)),
+            Some(memory) if wanted && !was_shared && generation < layout::MAX_GENERATION => {
+                slots.recycle.push((id, memory));
+            }
             _ => {
                 shared.remove_file(id);
-                slots.free.insert(id);
+                if generation < layout::MAX_GENERATION {
+                    slots.free.insert(id);
+                }
             }
         }
         drop(slots);

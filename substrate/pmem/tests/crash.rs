@@ -5,6 +5,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use proptest::prelude::*;
+
 use beeline_pmem::{
     CrashImage, CrashKind, CrashLimits, Durability, Pool, PoolOptions, Segment, SimDevice,
     for_each_crash_image,
@@ -287,4 +289,29 @@ fn allocation_and_freeing_survive_a_crash_at_every_point() {
     println!("{counts}");
     assert!(counts.points > 24 && counts.images > counts.points);
     assert_eq!(counts.sampled_points, 0);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Damage anywhere in the table: an error, or a pool that works with what is left.
+    #[test]
+    fn a_table_full_of_damage_never_ends_the_process(
+        flips in prop::collection::vec((0..9216_usize, 0..8_u32), 1..40),
+    ) {
+        let (pool, device, segment) = simulated();
+        segment.store_word(0, 3);
+        drop((pool, segment));
+        let mut image = device.image_of_everything();
+        for (offset, bit) in flips {
+            image = image.with_flipped_bit(Pool::TABLE_OBJECT, offset, bit);
+        }
+        if let Ok((pool, _)) = Pool::open_image(&image, &options()) {
+            for segment in pool.segments() {
+                let _ = segment.word(0);
+                pool.free(segment).unwrap();
+            }
+            while pool.allocate().is_ok() {}
+        }
+    }
 }

@@ -134,6 +134,11 @@ fn opening_with_more_capacity_grows_the_pool_and_with_less_stops_allocation() {
     }
     let pool = Pool::open(directory.path(), &small).unwrap();
     assert_eq!(pool.segments().len(), 100);
+    for segment in pool.segments().split_off(1) {
+        assert!(matches!(pool.allocate(), Err(PmemError::PoolFull { .. })));
+        pool.free(segment).unwrap();
+    }
+    pool.allocate().unwrap();
     assert!(matches!(pool.allocate(), Err(PmemError::PoolFull { .. })));
 }
 
