@@ -1060,7 +1060,9 @@ fn checked_entry<'a>(bytes: &'a [u8], database: u8, key: &[u8]) -> Option<(Heade
     let (head, rest) = bytes.split_first_chunk::<{ HEADER_BYTES as usize }>()?;
     let header = Header::decode(head);
     let (found, value) = rest.split_at_checked(usize::from(header.key_length))?;
-    let agrees = value.len() == header.value_length as usize
+    // Without a version it was placed and never accepted.
+    let agrees = header.version != 0
+        && value.len() == header.value_length as usize
         && header.database == database
         && found == key
         && !header.is_tombstone()

@@ -1,5 +1,5 @@
 //! What a user expects of the client, on every provider and protocol.
-#![allow(missing_docs)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
 

@@ -131,6 +131,11 @@ impl Rig {
         device(self.provider, self.world.as_ref(), *next)
     }
 
+    /// The node of the device made last.
+    pub fn last_node(&self) -> u32 {
+        *self.next_node.borrow()
+    }
+
     pub fn connector(&self) -> Box<dyn Connector> {
         Box::new(Inline { rig: self.clone(), device: None })
     }

@@ -75,7 +75,7 @@ impl Raw {
         this
     }
 
-    fn post_receive(&mut self, index: u64) {
+    pub fn post_receive(&mut self, index: u64) {
         let offset = index * RECEIVE_BYTES;
         let buffer = ScatterGatherEntry { region: &self.receives, offset, length: RECEIVE_BYTES };
         let _ = self.qp.post_receive(&[ReceiveRequest { wr_id: index, buffer: Some(buffer) }]);
