@@ -74,6 +74,14 @@ counters! {
     misses,
 }
 
+/// Live keys of one shard, database by database: written under the shard's lock, read by anybody.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct DatabaseCounters {
+    pub keys: [AtomicU64; crate::DATABASES as usize],
+    pub expiring: [AtomicU64; crate::DATABASES as usize],
+}
+
 /// Adds to a counter that only this thread writes.
 #[inline]
 pub(crate) fn add(counter: &AtomicU64, value: u64) {

@@ -9,7 +9,7 @@ use beeline_pmem::{PmemError, Pool};
 use crate::entry::Sealer;
 use crate::segments::{FORMAT, HEAD, SegmentState, SegmentTable, word};
 use crate::shard::Shard;
-use crate::stats::{ShardCounters, StoreStats};
+use crate::stats::{DatabaseCounters, ShardCounters, StoreStats};
 use crate::{DATABASES, Eviction, KvError, StoreOptions, Version};
 
 /// Root words of the pool.
@@ -85,6 +85,7 @@ pub struct Store {
     pub(crate) sealer: Sealer,
     pub(crate) table: SegmentTable,
     pub(crate) counters: Vec<ShardCounters>,
+    pub(crate) database_counters: Vec<DatabaseCounters>,
     pub(crate) inboxes: Vec<Mutex<Vec<Freed>>>,
     pub(crate) peers: Mutex<Vec<Weak<Mutex<Shard>>>>,
     pub(crate) cooperative: AtomicBool,
@@ -136,6 +137,7 @@ impl Store {
             sealer,
             table: SegmentTable::default(),
             counters: (0..shards).map(|_| ShardCounters::default()).collect(),
+            database_counters: (0..shards).map(|_| DatabaseCounters::default()).collect(),
             inboxes: (0..shards).map(|_| Mutex::default()).collect(),
             peers: Mutex::default(),
             snapshots: AtomicU32::new(0),
@@ -238,6 +240,18 @@ impl Store {
                     + counters.index_bytes.load(Ordering::Relaxed)
             })
             .sum()
+    }
+
+    /// Live keys of a database, and how many of them expire. Takes no lock.
+    #[must_use]
+    pub fn database_keys(&self, database: u8) -> (u64, u64) {
+        let sum = |counter: fn(&DatabaseCounters, usize) -> u64| {
+            self.database_counters.iter().map(|shard| counter(shard, usize::from(database))).sum()
+        };
+        (
+            sum(|shard, database| shard.keys[database].load(Ordering::Relaxed)),
+            sum(|shard, database| shard.expiring[database].load(Ordering::Relaxed)),
+        )
     }
 
     /// Figures of the whole store, each read at its own moment.

@@ -1,1 +1,36 @@
-//! Shards, one thread per core: completion queues, sockets and mailboxes in one loop.
+//! The node: shards, one thread per core, that serve Redis clients, one-sided clients and each
+//! other in one loop.
+//!
+//! Place: `systems`. Below it the store (`kv`), the one-sided protocol (`kv-server`) and the Redis
+//! commands (`resp`); above it the program that reads configuration and opens fabric devices.
+//!
+//! ```text
+//!  accept ──deliveries──► shard 0 ◄──mailboxes──► shard 1 ◄── deliveries── bootstrap
+//!                         (thread)                (thread)
+//! ```
+//!
+//! Invariants: a reply leaves only after the commit of what it answers; a key's index is touched
+//! under its shard's lock only; an idle node sleeps in `epoll_wait` on every thread.
+
+mod accept;
+pub mod config;
+mod connection;
+pub mod error;
+pub mod fabric_door;
+mod fabric_servers;
+pub mod node;
+mod parcel;
+mod places;
+mod service;
+mod shared;
+mod snapshot;
+mod stats;
+mod turn;
+
+pub use config::{NodeConfig, RedisDoor};
+pub use error::NodeError;
+pub use fabric_door::{FabricAccepted, FabricIncoming, FabricReply};
+pub use node::{Node, NodeHandle, NodeStats};
+pub use service::REDIS_VERSION;
+pub use snapshot::FILE_NAME as SNAPSHOT_FILE_NAME;
+pub use stats::LoopStats;

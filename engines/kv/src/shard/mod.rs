@@ -401,11 +401,14 @@ impl Shard {
         if !slot.location.is_absent() {
             index.live += 1;
             index.live_bytes += slot.slot_bytes();
+            let databases = &self.store.database_counters[self.index];
             stats::add(&counters.keys, 1);
+            stats::add(&databases.keys[database as usize], 1);
             stats::add(&counters.live_bytes, slot.slot_bytes());
             if slot.location.has(Location::EXPIRES) {
                 index.expiring += 1;
                 stats::add(&counters.expiring_keys, 1);
+                stats::add(&databases.expiring[database as usize], 1);
             }
         }
     }
@@ -421,11 +424,14 @@ impl Shard {
         if !slot.location.is_absent() {
             index.live -= 1;
             index.live_bytes -= slot.slot_bytes();
+            let databases = &self.store.database_counters[self.index];
             stats::add(&counters.keys, 1_u64.wrapping_neg());
+            stats::add(&databases.keys[database as usize], 1_u64.wrapping_neg());
             stats::add(&counters.live_bytes, slot.slot_bytes().wrapping_neg());
             if slot.location.has(Location::EXPIRES) {
                 index.expiring -= 1;
                 stats::add(&counters.expiring_keys, 1_u64.wrapping_neg());
+                stats::add(&databases.expiring[database as usize], 1_u64.wrapping_neg());
             }
         }
     }
@@ -566,6 +572,9 @@ impl Shard {
         stats::add(&counters.keys, index.live.wrapping_neg());
         stats::add(&counters.live_bytes, index.live_bytes.wrapping_neg());
         stats::add(&counters.expiring_keys, index.expiring.wrapping_neg());
+        let databases = &self.store.database_counters[self.index];
+        stats::set(&databases.keys[database as usize], 0);
+        stats::set(&databases.expiring[database as usize], 0);
     }
 
     /// Refreshes the coarse clock and the gauges that are not kept up to date by every call.

@@ -1,0 +1,63 @@
+//! What a node is told before it starts. Each knob has a unit, a default and a reason.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use beeline_kv::Eviction;
+use beeline_pmem::PoolOptions;
+
+/// Everything a node needs to know. Checked by [`crate::Node::start`] before work starts.
+#[derive(Clone, Debug)]
+pub struct NodeConfig {
+    /// Where the pool lies. Ignored by a `dram` pool.
+    pub data_directory: PathBuf,
+    /// Kind, size and durability of the pool.
+    pub pool: PoolOptions,
+    /// Threads that own keys. Default: one per core; more than cores only costs switches.
+    pub shards: usize,
+    /// Pin shard `i` to core `i` modulo cores. Default off: with other work on the machine the
+    /// scheduler knows better.
+    pub pin_shards: bool,
+    /// How long a loop that just served fabric polls on before it sleeps. Default 20 us: a little
+    /// more than the wake-up it saves.
+    pub spin: Duration,
+    /// Bytes of live data at which [`Eviction`] starts; 0 for no limit below the pool's capacity.
+    pub max_memory_bytes: u64,
+    /// What happens at the memory limit.
+    pub eviction: Eviction,
+    /// Large write-backs are shared with idle shards. Default on.
+    pub cooperative_write_back: bool,
+    /// The Redis door, unless closed.
+    pub redis: Option<RedisDoor>,
+}
+
+/// The Redis door.
+#[derive(Clone, Debug)]
+pub struct RedisDoor {
+    /// Where to listen. Port 0 picks a free one.
+    pub address: SocketAddr,
+    /// Password clients must give; `None` lets everyone in.
+    pub require_password: Option<String>,
+    /// Connections served at once; one more is told so and closed. Default 10,000.
+    pub max_clients: usize,
+    /// A connection silent for this long is closed; `None` never. Default none, as Redis.
+    pub idle_timeout: Option<Duration>,
+    /// Replies a client has not read yet, bytes. At an eighth of it the node stops reading that
+    /// client's requests; beyond it (one huge reply) the connection is closed. Default 256 MiB.
+    pub output_limit_bytes: usize,
+}
+
+impl RedisDoor {
+    /// The defaults at `address`.
+    #[must_use]
+    pub fn at(address: SocketAddr) -> Self {
+        Self {
+            address,
+            require_password: None,
+            max_clients: 10_000,
+            idle_timeout: None,
+            output_limit_bytes: 256 << 20,
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! One Redis connection: socket, parser, session, and replies in request order.
+//!
+//! Replies to commands that ran in this shard go straight to the output buffer; those behind a
+//! command that was forwarded wait in [`Places`].
+//!
+//! Invariant: a connection in `Draining` reads and executes nothing more.
+
+use std::io;
+use std::net::TcpStream;
+
+use beeline_os::poller::Interest;
+use beeline_resp::{Limits, Output, RequestParser, Session, Version};
+use rustix::io::Errno;
+
+use crate::parcel::Origin;
+use crate::places::Places;
+
+/// Forwarded commands of one connection without a reply; more wait unparsed.
+pub(crate) const MAX_PLACES: usize = 4096;
+
+/// How a read of the socket ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReadOutcome {
+    /// Bytes were added to the parser.
+    Bytes,
+    /// Nothing there now.
+    Empty,
+    /// The peer sends no more, or the socket failed.
+    End,
+}
+
+/// Where a connection is in its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Life {
+    /// Serving.
+    Open,
+    /// The peer sends no more; what it asked is still answered.
+    HalfClosed,
+    /// Nothing more is executed; what is in the output buffer is still sent.
+    Draining,
+    /// To be removed now.
+    Dead,
+}
+
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub stream: TcpStream,
+    pub slot: u32,
+    pub generation: u32,
+    pub session: Session,
+    pub parser: RequestParser,
+    pub output: Output,
+    pub life: Life,
+    pub interest: Interest,
+    /// A complete request may be waiting in the parser although the socket is quiet.
+    pub resume: bool,
+    /// The current request needs several shards and waits for its turn.
+    pub needs_several: bool,
+    /// The current request is held back by CLIENT PAUSE.
+    pub held_back: bool,
+    /// The current request was held back and is to run now.
+    pub again: bool,
+    pub last_active_ms: u64,
+    places: Places,
+}
+
+impl Connection {
+    pub(crate) fn new(
+        stream: TcpStream,
+        slot: u32,
+        generation: u32,
+        session: Session,
+        limits: Limits,
+        now_ms: u64,
+    ) -> Self {
+        Self {
+            stream,
+            slot,
+            generation,
+            session,
+            parser: RequestParser::new(limits),
+            output: Output::new(Version::Resp2),
+            life: Life::Open,
+            interest: Interest::READ,
+            resume: false,
+            needs_several: false,
+            held_back: false,
+            again: false,
+            last_active_ms: now_ms,
+            places: Places::default(),
+        }
+    }
+
+    /// One read into the parser.
+    pub(crate) fn read(&mut self) -> ReadOutcome {
+        let room = self.parser.room();
+        match rustix::io::read(&self.stream, room) {
+            Ok(0) => ReadOutcome::End,
+            Ok(count) => match self.parser.received(count) {
+                Ok(()) => ReadOutcome::Bytes,
+                Err(error) => {
+                    tracing::warn!(%error, client = self.session.id(), "closing connection");
+                    ReadOutcome::End
+                }
+            },
+            Err(Errno::AGAIN | Errno::INTR) => ReadOutcome::Empty,
+            Err(_) => ReadOutcome::End,
+        }
+    }
+
+    /// Sends what waits; `Ok(true)` when nothing is left.
+    ///
+    /// Errors: the socket's; the connection is then dead.
+    pub(crate) fn write(&mut self) -> io::Result<bool> {
+        while !self.output.is_empty() {
+            match rustix::net::send(
+                &self.stream,
+                self.output.as_bytes(),
+                rustix::net::SendFlags::NOSIGNAL,
+            ) {
+                Ok(sent) => self.output.consume(sent),
+                Err(Errno::AGAIN) => return Ok(false),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+        Ok(true)
+    }
+
+    /// True when no reply of another shard is awaited.
+    pub(crate) fn is_in_order(&self) -> bool {
+        self.places.is_empty()
+    }
+
+    /// True when another forwarded command must wait.
+    pub(crate) fn is_full(&self) -> bool {
+        self.places.len() >= MAX_PLACES
+    }
+
+    /// Keeps a place for the reply of a command about to be forwarded.
+    pub(crate) fn keep_place(&mut self) -> Origin {
+        Origin { slot: self.slot, generation: self.generation, sequence: self.places.keep() }
+    }
+
+    /// Puts a reply made here behind those still awaited.
+    pub(crate) fn append(&mut self, reply: &[u8]) {
+        self.places.append(reply, &mut self.output);
+    }
+
+    /// Fills the place `sequence` and moves on what is now in order.
+    pub(crate) fn fill(&mut self, sequence: u64, reply: &[u8]) {
+        self.places.fill(sequence, reply, &mut self.output);
+    }
+
+    /// What the poller should watch for, given how much the peer has not read.
+    pub(crate) fn wanted_interest(&self, output_pause_bytes: usize) -> Interest {
+        let readable = self.life == Life::Open
+            && self.output.len() < output_pause_bytes
+            && !self.is_full()
+            && !self.needs_several
+            && !self.held_back;
+        Interest { readable, writable: !self.output.is_empty() }
+    }
+}

@@ -1,0 +1,153 @@
+//! The one-sided clients of one shard: one [`ShardServer`] per provider in use.
+//!
+//! Servers are made when the first client of their provider arrives, on the shard's thread, and
+//! their completion queues' descriptors sit in the shard's poller, so that the loop sleeps in one
+//! place.
+
+use std::sync::Arc;
+
+use beeline_fabric::Device;
+use beeline_kv::{Shard, Store};
+use beeline_kv_server::{ServerOptions, ShardServer};
+use beeline_os::poller::{Interest, Poller};
+
+use crate::fabric_door::{FabricAccepted, FabricIncoming};
+use crate::turn::FABRIC;
+
+struct Served {
+    device: Arc<dyn Device>,
+    server: ShardServer,
+    failed: bool,
+}
+
+/// See the module's documentation.
+pub(crate) struct FabricServers {
+    shard: usize,
+    served: Vec<Served>,
+    /// Events were asked for, and nothing came since.
+    armed: bool,
+}
+
+impl FabricServers {
+    pub(crate) fn new(shard: usize) -> Self {
+        Self { shard, served: Vec::new(), armed: false }
+    }
+
+    /// Serves a client, or tells it why not.
+    pub(crate) fn accept(&mut self, incoming: FabricIncoming, store: &Store, poller: &Poller) {
+        let reply = incoming.reply;
+        match self.server_for(&incoming.device, store, poller) {
+            Ok(server) => {
+                let admission = server.accept(store, &incoming.peer, &incoming.payload);
+                self.armed = false;
+                let welcome = admission.welcome.to_vec();
+                reply(Ok(FabricAccepted { connect_info: admission.info, payload: welcome }));
+            }
+            Err(reason) => {
+                tracing::warn!(shard = self.shard, reason, "cannot serve a one-sided client");
+                reply(Err(reason));
+            }
+        }
+    }
+
+    fn server_for(
+        &mut self,
+        device: &Arc<dyn Device>,
+        store: &Store,
+        poller: &Poller,
+    ) -> Result<&mut ShardServer, String> {
+        let known = self.served.iter().position(|served| Arc::ptr_eq(&served.device, device));
+        let index = match known {
+            Some(index) => index,
+            None => {
+                let shard = u16::try_from(self.shard).unwrap_or(u16::MAX);
+                let options = ServerOptions::default();
+                let server = ShardServer::new(Arc::clone(device), store, shard, options)
+                    .map_err(|error| error.to_string())?;
+                let token = FABRIC + self.served.len() as u64;
+                poller
+                    .add(server.event_descriptor(), token, Interest::READ)
+                    .map_err(|error| error.to_string())?;
+                self.served.push(Served { device: Arc::clone(device), server, failed: false });
+                self.served.len() - 1
+            }
+        };
+        Ok(&mut self.served[index].server)
+    }
+
+    /// Executes what arrived; how many requests.
+    pub(crate) fn poll(&mut self, shard: &mut Shard) -> usize {
+        let mut handled = 0;
+        for served in &mut self.served {
+            match served.server.poll(shard) {
+                Ok(count) => handled += count,
+                Err(error) => {
+                    tracing::error!(%error, shard = self.shard, "a completion queue failed");
+                    served.server.shut_down(shard);
+                    served.failed = true;
+                }
+            }
+        }
+        self.served.retain(|served| !served.failed);
+        if handled > 0 {
+            self.armed = false;
+        }
+        handled
+    }
+
+    /// Posts the replies of what was executed and committed.
+    pub(crate) fn send_replies(&mut self) {
+        self.served.iter_mut().for_each(|served| served.server.complete());
+    }
+
+    /// The commit failed: nothing that depends on it may look done.
+    pub(crate) fn abandon(&mut self, shard: &mut Shard) {
+        self.served.iter_mut().for_each(|served| served.server.abandon(shard));
+    }
+
+    /// Whether replies wait for room.
+    pub(crate) fn has_pending(&self) -> bool {
+        self.served.iter().any(|served| served.server.has_pending())
+    }
+
+    /// Asks for events. `true` when they had been asked for before and nothing came since: only
+    /// then may the caller sleep.
+    pub(crate) fn arm(&mut self) -> bool {
+        if self.armed || self.served.is_empty() {
+            return true;
+        }
+        self.armed = self.served.iter().all(|served| served.server.arm().is_ok());
+        false
+    }
+
+    /// Whether events were asked for.
+    pub(crate) fn is_armed(&self) -> bool {
+        self.armed || self.served.is_empty()
+    }
+
+    /// Clears the event behind a poller token.
+    pub(crate) fn acknowledge(&mut self, token: u64) {
+        self.armed = false;
+        let index = usize::try_from(token - FABRIC).unwrap_or(usize::MAX);
+        if let Some(served) = self.served.get(index)
+            && let Err(error) = served.server.acknowledge()
+        {
+            tracing::error!(%error, shard = self.shard, "cannot clear a fabric event");
+        }
+    }
+
+    /// Ends what broken clients held.
+    pub(crate) fn keep_house(&mut self, shard: &mut Shard) {
+        self.served.iter_mut().for_each(|served| served.server.maintain(shard));
+    }
+
+    /// Clients connected now.
+    pub(crate) fn clients(&self) -> usize {
+        self.served.iter().map(|served| served.server.clients()).sum()
+    }
+
+    /// Disconnects everyone.
+    pub(crate) fn close(&mut self, shard: &mut Shard) {
+        self.served.iter_mut().for_each(|served| served.server.shut_down(shard));
+    }
+}

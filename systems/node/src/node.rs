@@ -1,0 +1,296 @@
+//! Starting, watching and stopping a node.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, RwLock};
+use std::thread::JoinHandle;
+
+use beeline_env::{Clock, SystemClock};
+use beeline_kv::{RecoveryReport, Store, StoreOptions, StoreStats};
+use beeline_os::poller::Waker;
+use beeline_pmem::{Pool, PoolKind, PoolReport};
+use beeline_ring::mailbox;
+
+use crate::accept::Acceptor;
+use crate::config::NodeConfig;
+use crate::error::NodeError;
+use crate::fabric_door::FabricIncoming;
+use crate::parcel::Delivery;
+use crate::shared::{Door, Settings, Shared};
+use crate::snapshot::Snapshots;
+use crate::stats::LoopStats;
+use crate::turn::{MAILBOX, Parts, Peer, ShardThread};
+
+/// Most shards of one node: a place in the index has this many values.
+const MAX_SHARDS: usize = 256;
+
+/// What a node counts and holds, at one moment.
+#[derive(Clone, Debug)]
+pub struct NodeStats {
+    /// The loops.
+    pub loops: LoopStats,
+    /// The store.
+    pub store: StoreStats,
+    /// Redis connections open.
+    pub connected_clients: usize,
+    /// Bytes of the pool in use.
+    pub pool_used_bytes: u64,
+    /// Bytes the pool may grow to.
+    pub pool_capacity_bytes: u64,
+}
+
+/// A running node. Dropping it stops it.
+#[derive(Debug)]
+pub struct Node {
+    shared: Arc<Shared>,
+    acceptor: Option<Acceptor>,
+    threads: Vec<JoinHandle<()>>,
+    recovery: RecoveryReport,
+}
+
+impl Node {
+    /// Opens or makes the pool, recovers the store, starts the shards and the Redis door.
+    ///
+    /// Errors: [`NodeError`]; nothing is left running.
+    pub fn start(config: &NodeConfig) -> Result<Self, NodeError> {
+        if config.shards == 0 || config.shards > MAX_SHARDS {
+            let found = config.shards as u64;
+            return Err(NodeError::Setting { setting: "shards", needed: "1 to 256", found });
+        }
+        let directory = config.data_directory.clone();
+        let pool = open_pool(config).map_err(|source| NodeError::Pool { directory, source })?;
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let options = StoreOptions {
+            shards: config.shards,
+            clock: Arc::clone(&clock),
+            max_memory_bytes: config.max_memory_bytes,
+            eviction: config.eviction,
+            cooperative_write_back: config.cooperative_write_back,
+            ..StoreOptions::default()
+        };
+        let (store, shards, recovery) = Store::open(pool, options).map_err(|source| {
+            NodeError::Store { directory: config.data_directory.clone(), source }
+        })?;
+
+        let system = |action| move |source| NodeError::System { action, source };
+        let mut doors = Vec::new();
+        let mut deliveries = Vec::new();
+        for _ in 0..config.shards {
+            let (door, receiver) = Door::new().map_err(system("making a wake-up descriptor"))?;
+            doors.push(door);
+            deliveries.push(receiver);
+        }
+        let value_limit = store.value_limit(0) as u64;
+        let shared = Arc::new(Shared {
+            shards,
+            doors,
+            counters: (0..config.shards).map(|_| Default::default()).collect(),
+            settings: Settings::new(config.redis.as_ref(), value_limit),
+            clients: Mutex::default(),
+            connected: AtomicUsize::new(0),
+            next_client: AtomicU64::new(1),
+            pause: Default::default(),
+            snapshots: Snapshots::new(&config.data_directory, clock.unix_ms() / 1000),
+            stopping: AtomicBool::new(false),
+            shutdown_requested: Waker::new().map_err(system("making a wake-up descriptor"))?,
+            started_us: clock.unix_ms() * 1000,
+            run_id: run_id(store.pool(), clock.as_ref()),
+            data_directory: config.data_directory.clone(),
+            redis_address: RwLock::new(None),
+            store,
+        });
+        let mut node = Self { shared, acceptor: None, threads: Vec::new(), recovery };
+        node.start_threads(config, deliveries).map_err(system("starting a shard's thread"))?;
+        if let Some(door) = &config.redis {
+            let shared = Arc::clone(&node.shared);
+            let mut turn = 0;
+            let acceptor = Acceptor::start(door.address, move |stream| {
+                shared.deal(stream, &mut turn);
+            })
+            .map_err(|source| NodeError::Listen { address: door.address, source })?;
+            *node.shared.redis_address.write().unwrap_or_else(std::sync::PoisonError::into_inner) =
+                Some(acceptor.address());
+            node.acceptor = Some(acceptor);
+        }
+        Ok(node)
+    }
+
+    fn start_threads(
+        &mut self,
+        config: &NodeConfig,
+        deliveries: Vec<std::sync::mpsc::Receiver<Delivery>>,
+    ) -> std::io::Result<()> {
+        let shards = config.shards;
+        let grid = mailboxes(shards);
+        let cores = beeline_os::affinity::allowed().unwrap_or_default();
+        for (index, (deliveries, peers)) in deliveries.into_iter().zip(grid).enumerate() {
+            let shared = Arc::clone(&self.shared);
+            let spin = config.spin;
+            let core = config.pin_shards.then(|| cores.get(index % cores.len().max(1)).copied());
+            let builder = std::thread::Builder::new().name(format!("shard-{index}"));
+            self.threads.push(builder.spawn(move || {
+                if let Some(Some(core)) = core
+                    && let Err(error) = beeline_os::affinity::pin_current_thread(core)
+                {
+                    tracing::warn!(%error, core, "cannot pin a shard");
+                }
+                match ShardThread::new(Parts { index, shared, deliveries, peers, spin }) {
+                    Ok(thread) => thread.run(),
+                    Err(error) => tracing::error!(%error, shard = index, "a shard cannot run"),
+                }
+            })?);
+        }
+        Ok(())
+    }
+
+    /// Where Redis clients connect.
+    #[must_use]
+    pub fn redis_address(&self) -> Option<SocketAddr> {
+        self.acceptor.as_ref().map(Acceptor::address)
+    }
+
+    /// What was found in the pool.
+    #[must_use]
+    pub fn recovery(&self) -> &RecoveryReport {
+        &self.recovery
+    }
+
+    /// What the pool is and how it keeps its promises.
+    #[must_use]
+    pub fn pool_report(&self) -> PoolReport {
+        self.shared.store.pool().report()
+    }
+
+    /// Number of shards.
+    #[must_use]
+    pub fn shards(&self) -> usize {
+        self.shared.shards.len()
+    }
+
+    /// Seed with which one-sided clients hash keys to shards.
+    #[must_use]
+    pub fn hash_seed(&self) -> u64 {
+        self.shared.store.hash_seed()
+    }
+
+    /// A handle for the threads that watch the node and bring one-sided clients to it.
+    #[must_use]
+    pub fn handle(&self) -> NodeHandle {
+        NodeHandle { shared: Arc::clone(&self.shared) }
+    }
+
+    /// Stops: no new connections, replies owed are sent (2 s at most), everything persisted.
+    pub fn stop(mut self) {
+        self.stop_threads();
+    }
+
+    fn stop_threads(&mut self) {
+        self.acceptor = None;
+        self.shared.stopping.store(true, Ordering::Release);
+        self.shared.doors.iter().for_each(|door| door.waker.wake());
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("a shard's thread ended in a panic");
+            }
+        }
+        self.shared.snapshots.wait();
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.stop_threads();
+    }
+}
+
+/// What other threads may do with a node.
+#[derive(Clone, Debug)]
+pub struct NodeHandle {
+    shared: Arc<Shared>,
+}
+
+impl NodeHandle {
+    /// Figures of this moment.
+    #[must_use]
+    pub fn stats(&self) -> NodeStats {
+        let pool = self.shared.store.pool();
+        NodeStats {
+            loops: self.shared.loop_stats(),
+            store: self.shared.store.stats(),
+            connected_clients: self.shared.connected.load(Ordering::Relaxed),
+            pool_used_bytes: pool.used_bytes(),
+            pool_capacity_bytes: pool.capacity_bytes(),
+        }
+    }
+
+    /// Hands a one-sided client to its shard.
+    pub fn accept_fabric(&self, incoming: FabricIncoming) {
+        match self.shared.doors.get(incoming.shard) {
+            Some(door) => {
+                door.deliver(Delivery::Fabric(Box::new(incoming)));
+            }
+            None => {
+                let shards = self.shared.doors.len();
+                (incoming.reply)(Err(format!("no shard {}: there are {shards}", incoming.shard)));
+            }
+        }
+    }
+
+    /// Readable once a client asked the node to stop (SHUTDOWN).
+    #[must_use]
+    pub fn shutdown_requested(&self) -> std::os::fd::BorrowedFd<'_> {
+        std::os::fd::AsFd::as_fd(&self.shared.shutdown_requested)
+    }
+}
+
+impl Shared {
+    /// Gives a connection to the next shard, unless there are too many.
+    fn deal(&self, stream: std::net::TcpStream, turn: &mut usize) {
+        let connected = self.connected.fetch_add(1, Ordering::Relaxed);
+        if connected >= self.settings.max_clients.load(Ordering::Relaxed) {
+            self.connected.fetch_sub(1, Ordering::Relaxed);
+            self.counters[0].connections_rejected.fetch_add(1, Ordering::Relaxed);
+            // One attempt: a client that does not read this is not waited for.
+            let _ = stream.set_nonblocking(true);
+            let _ = std::io::Write::write(&mut &stream, b"-ERR max number of clients reached\r\n");
+            return;
+        }
+        let shard = *turn % self.doors.len();
+        *turn += 1;
+        if !self.doors[shard].deliver(Delivery::Redis(stream)) {
+            self.connected.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// For each shard, its ends of the mailboxes with every other one.
+fn mailboxes(shards: usize) -> Vec<Vec<Option<Peer>>> {
+    let mut grid: Vec<Vec<Option<Peer>>> = (0..shards).map(|_| Vec::new()).collect();
+    for low in 0..shards {
+        // The row of `low` holds its ends with lower shards already; its own place stays empty.
+        grid[low].push(None);
+        for high in low + 1..shards {
+            let (to_high, from_low) = mailbox(MAILBOX);
+            let (to_low, from_high) = mailbox(MAILBOX);
+            grid[low].push(Some(Peer::new(to_high, from_high)));
+            grid[high].push(Some(Peer::new(to_low, from_low)));
+        }
+    }
+    grid
+}
+
+fn open_pool(config: &NodeConfig) -> Result<Pool, beeline_pmem::PmemError> {
+    match config.pool.kind {
+        Some(PoolKind::Dram) => Pool::dram(&config.pool),
+        _ => Pool::open_or_create(&config.data_directory, &config.pool),
+    }
+}
+
+/// Forty hexadecimal digits that differ from run to run.
+fn run_id(pool: &Pool, clock: &dyn Clock) -> String {
+    use std::hash::{BuildHasher, RandomState};
+    let random = RandomState::new();
+    let word = |salt: u64| random.hash_one((salt, clock.monotonic_ns(), pool.secret()));
+    let digits = format!("{:016x}{:016x}{:016x}", word(0), word(1), word(2));
+    digits[..40].to_owned()
+}

@@ -1,0 +1,149 @@
+//! What shards send each other: batches of commands, batches of replies.
+//!
+//! A shard collects all commands of one loop turn for another shard in one value, so that a hop
+//! costs one mailbox slot per turn, not per command. The values travel there and back and are
+//! filled again.
+
+use std::net::TcpStream;
+
+use beeline_resp::{Args, ArgsBuffer, Version};
+
+use crate::fabric_door::FabricIncoming;
+
+/// One value in a mailbox between shards.
+#[derive(Debug)]
+pub(crate) enum Parcel {
+    /// To execute.
+    Commands(Commands),
+    /// What came of earlier ones.
+    Replies(Replies),
+}
+
+/// One value from the doors' threads to a shard.
+#[derive(Debug)]
+pub(crate) enum Delivery {
+    /// A new Redis connection.
+    Redis(TcpStream),
+    /// A new one-sided client.
+    Fabric(Box<FabricIncoming>),
+    /// Close the connection of this client id.
+    Kill(u64),
+}
+
+/// Whose command a record is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Origin {
+    /// Index in the sender's connection table.
+    pub slot: u32,
+    /// Guards against a reused slot.
+    pub generation: u32,
+    /// Place among the connection's forwarded commands.
+    pub sequence: u64,
+}
+
+/// What a command needs to run away from its session.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Heading {
+    pub origin: Origin,
+    pub database: u8,
+    pub protocol: Version,
+}
+
+/// Commands for one shard.
+#[derive(Debug, Default)]
+pub(crate) struct Commands {
+    headings: Vec<Heading>,
+    requests: ArgsBuffer,
+}
+
+impl Commands {
+    /// Appends a command; `false` when the parcel cannot take it any more.
+    pub(crate) fn push(&mut self, heading: Heading, args: Args<'_>) -> bool {
+        let taken = self.requests.push(args);
+        if taken {
+            self.headings.push(heading);
+        }
+        taken
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.headings.is_empty()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Heading, Args<'_>)> {
+        self.headings
+            .iter()
+            .enumerate()
+            .map(|(index, heading)| (*heading, self.requests.get(index)))
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.headings.clear();
+        self.requests.clear();
+    }
+}
+
+/// Replies for one shard.
+#[derive(Debug, Default)]
+pub(crate) struct Replies {
+    /// Whose, and where the reply ends in `bytes`.
+    ends: Vec<(Origin, usize)>,
+    /// Where the replies are written.
+    pub bytes: Vec<u8>,
+}
+
+/// Buffers above this are given back instead of kept.
+const KEPT_BYTES: usize = 1 << 20;
+
+impl Replies {
+    /// What was written to `bytes` since the last call is the reply to `origin`.
+    pub(crate) fn finish(&mut self, origin: Origin) {
+        self.ends.push((origin, self.bytes.len()));
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Origin, &[u8])> {
+        let mut start = 0;
+        self.ends.iter().map(move |&(origin, end)| {
+            let reply = &self.bytes[start..end];
+            start = end;
+            (origin, reply)
+        })
+    }
+
+    /// Puts `reply` in the place of every reply.
+    pub(crate) fn replace_all(&mut self, reply: &[u8]) {
+        self.bytes.clear();
+        for (_, end) in &mut self.ends {
+            self.bytes.extend_from_slice(reply);
+            *end = self.bytes.len();
+        }
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.ends.clear();
+        self.bytes.clear();
+        self.bytes.shrink_to(KEPT_BYTES);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replies_come_out_as_they_went_in() {
+        let origin = |sequence| Origin { slot: 7, generation: 3, sequence };
+        let mut replies = Replies::default();
+        for (sequence, reply) in [(1, &b"+OK\r\n"[..]), (2, b""), (3, b":1\r\n")] {
+            replies.bytes.extend_from_slice(reply);
+            replies.finish(origin(sequence));
+        }
+        let collected: Vec<_> = replies.iter().collect();
+        assert_eq!(
+            collected,
+            [(origin(1), &b"+OK\r\n"[..]), (origin(2), b""), (origin(3), b":1\r\n")]
+        );
+        replies.clear();
+        assert_eq!(replies.iter().count(), 0);
+    }
+}

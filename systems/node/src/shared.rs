@@ -1,0 +1,194 @@
+//! What the threads of one node share: the store, the shards' doors, settings, the list of
+//! clients.
+//!
+//! Invariants: nothing here is locked on the data path; settings and flags are atomics read with
+//! relaxed loads, since a change may take effect a command later.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use beeline_kv::{Shard, Store};
+use beeline_os::poller::Waker;
+use beeline_resp::{ClientInfo, Limits, Pause};
+
+use crate::config::RedisDoor;
+use crate::parcel::Delivery;
+use crate::snapshot::Snapshots;
+use crate::stats::LoopCounters;
+
+/// Locks, whatever a thread that died while holding the lock left behind: every structure behind
+/// these locks is consistent between statements.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How other threads reach a shard's thread.
+#[derive(Debug)]
+pub(crate) struct Door {
+    pub waker: Waker,
+    /// Set by the shard's thread before it sleeps, cleared when it wakes. Sequentially consistent
+    /// on both sides: a sender that sees `false` after filling a mailbox knows the sleeper will
+    /// look once more.
+    pub sleeping: AtomicBool,
+    /// Threads that want the shard's lock for a command over several shards; its own thread then
+    /// steps back between batches.
+    pub waiting: AtomicUsize,
+    deliveries: Sender<Delivery>,
+}
+
+impl Door {
+    /// A door and the end its shard's thread keeps.
+    pub(crate) fn new() -> std::io::Result<(Self, mpsc::Receiver<Delivery>)> {
+        let (deliveries, receiver) = mpsc::channel();
+        let door = Self {
+            waker: Waker::new()?,
+            sleeping: AtomicBool::new(false),
+            waiting: AtomicUsize::new(0),
+            deliveries,
+        };
+        Ok((door, receiver))
+    }
+
+    /// Wakes the shard's thread if it sleeps.
+    pub(crate) fn nudge(&self) {
+        if self.sleeping.swap(false, Ordering::SeqCst) {
+            self.waker.wake();
+        }
+    }
+
+    /// Hands something over; `false` when the shard's thread has ended.
+    pub(crate) fn deliver(&self, delivery: Delivery) -> bool {
+        let delivered = self.deliveries.send(delivery).is_ok();
+        self.waker.wake();
+        delivered
+    }
+}
+
+/// What can be changed while the node runs.
+#[derive(Debug)]
+pub(crate) struct Settings {
+    pub require_password: RwLock<Option<String>>,
+    pub password_set: AtomicBool,
+    pub max_clients: AtomicUsize,
+    /// 0 = never.
+    pub idle_timeout_s: AtomicU64,
+    pub output_limit_bytes: AtomicUsize,
+    pub bulk_limit_bytes: AtomicU64,
+    pub query_limit_bytes: AtomicU64,
+}
+
+impl Settings {
+    pub(crate) fn new(door: Option<&RedisDoor>, value_limit: u64) -> Self {
+        let password = door.and_then(|door| door.require_password.clone());
+        let limits = Limits::default();
+        Self {
+            password_set: AtomicBool::new(password.is_some()),
+            require_password: RwLock::new(password),
+            max_clients: AtomicUsize::new(door.map_or(0, |door| door.max_clients)),
+            idle_timeout_s: AtomicU64::new(
+                door.and_then(|door| door.idle_timeout).map_or(0, |timeout| timeout.as_secs()),
+            ),
+            output_limit_bytes: AtomicUsize::new(
+                door.map_or(usize::MAX, |door| door.output_limit_bytes),
+            ),
+            bulk_limit_bytes: AtomicU64::new(value_limit.min(u64::from(limits.bulk_bytes))),
+            query_limit_bytes: AtomicU64::new(u64::from(limits.query_buffer_bytes)),
+        }
+    }
+
+    pub(crate) fn set_password(&self, password: Option<String>) {
+        self.password_set.store(password.is_some(), Ordering::Release);
+        *self.require_password.write().unwrap_or_else(PoisonError::into_inner) = password;
+    }
+
+    pub(crate) fn limits(&self) -> Limits {
+        let bytes =
+            |limit: &AtomicU64| u32::try_from(limit.load(Ordering::Relaxed)).unwrap_or(u32::MAX);
+        Limits {
+            bulk_bytes: bytes(&self.bulk_limit_bytes),
+            query_buffer_bytes: bytes(&self.query_limit_bytes),
+            ..Limits::default()
+        }
+    }
+}
+
+/// A client as other threads see it.
+#[derive(Debug)]
+pub(crate) struct Registered {
+    pub shard: usize,
+    pub info: ClientInfo,
+}
+
+/// What CLIENT PAUSE asked for.
+#[derive(Debug, Default)]
+pub(crate) struct PauseState {
+    /// Unix milliseconds.
+    until_ms: AtomicU64,
+    all: AtomicBool,
+}
+
+impl PauseState {
+    pub(crate) fn set(&self, until_ms: u64, pause: Pause) {
+        self.all.store(pause == Pause::All, Ordering::Relaxed);
+        self.until_ms.store(until_ms, Ordering::Release);
+    }
+
+    pub(crate) fn clear(&self) {
+        self.until_ms.store(0, Ordering::Release);
+    }
+
+    /// Until when, and whether reads wait too; `None` when nothing is paused.
+    pub(crate) fn active(&self, now_ms: impl FnOnce() -> u64) -> Option<(u64, bool)> {
+        let until = self.until_ms.load(Ordering::Acquire);
+        (until != 0 && now_ms() < until).then(|| (until, self.all.load(Ordering::Relaxed)))
+    }
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub store: Arc<Store>,
+    pub shards: Vec<Arc<Mutex<Shard>>>,
+    pub doors: Vec<Door>,
+    pub counters: Vec<LoopCounters>,
+    pub settings: Settings,
+    pub clients: Mutex<HashMap<u64, Registered>>,
+    pub connected: AtomicUsize,
+    pub next_client: AtomicU64,
+    pub pause: PauseState,
+    pub snapshots: Snapshots,
+    pub stopping: AtomicBool,
+    /// Signalled once when a client asked the node to stop.
+    pub shutdown_requested: Waker,
+    pub started_us: u64,
+    pub run_id: String,
+    pub data_directory: std::path::PathBuf,
+    pub redis_address: RwLock<Option<std::net::SocketAddr>>,
+}
+
+impl Shared {
+    pub(crate) fn unix_us(&self) -> u64 {
+        self.store.clock().unix_ms() * 1000
+    }
+
+    /// Locks the shards `wanted` (ascending), whose own threads step back meanwhile.
+    pub(crate) fn lock_shards(&self, wanted: &[usize]) -> Vec<MutexGuard<'_, Shard>> {
+        assert!(wanted.is_sorted(), "shards are locked in index order");
+        wanted
+            .iter()
+            .map(|&index| {
+                let door = &self.doors[index];
+                door.waiting.fetch_add(1, Ordering::SeqCst);
+                let guard = lock(&self.shards[index]);
+                door.waiting.fetch_sub(1, Ordering::SeqCst);
+                guard
+            })
+            .collect()
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+}

@@ -1,0 +1,62 @@
+//! What a node counts. The loops add to relaxed atomics of their own; readers sum them up.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        /// Counters of one shard's loop, on cache lines of their own.
+        #[derive(Debug, Default)]
+        #[repr(align(128))]
+        pub(crate) struct LoopCounters { $(pub $name: AtomicU64,)* }
+
+        /// Sums over all loops of a node.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct LoopStats { $($(#[$doc])* pub $name: u64,)* }
+
+        impl LoopCounters {
+            pub(crate) fn add_to(&self, stats: &mut LoopStats) {
+                $(stats.$name += self.$name.load(Ordering::Relaxed);)*
+            }
+
+            pub(crate) fn reset(&self) {
+                $(self.$name.store(0, Ordering::Relaxed);)*
+            }
+        }
+    };
+}
+
+counters! {
+    /// Commands executed.
+    commands,
+    /// Commands that came from another shard's connection.
+    forwarded_commands,
+    /// Commands that locked several shards.
+    several_shard_commands,
+    /// Connections accepted.
+    connections_received,
+    /// Connections refused because of the limit on clients.
+    connections_rejected,
+    /// Bytes read from clients.
+    input_bytes,
+    /// Bytes sent to clients.
+    output_bytes,
+    /// Connections closed because their unread replies passed the limit.
+    output_limit_disconnections,
+    /// Connections closed for breaking the protocol or passing the query-buffer limit.
+    protocol_errors,
+    /// Error replies.
+    error_replies,
+    /// Requests of one-sided clients.
+    fabric_requests,
+    /// One-sided clients connected now.
+    fabric_clients,
+    /// Times a loop went to sleep.
+    sleeps,
+    /// Turns of the loops.
+    turns,
+}
+
+/// Adds to a counter that one thread alone writes: a load and a store, no locked instruction.
+pub(crate) fn count(counter: &AtomicU64, amount: u64) {
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
+}

@@ -1,0 +1,829 @@
+//! The loop of one shard's thread.
+//!
+//! ```text
+//! turn:  wait ─ lock own shard ─ deliveries, mailboxes, fabric, sockets ─ commit ─ unlock
+//!          ▲                                                                        │
+//!          └── commands over several shards ── replies: mailboxes, fabric, sockets ─┘
+//! ```
+//!
+//! Invariants: replies leave only after the commit of the turn that made them; the thread holds no
+//! lock while it writes to sockets or waits; it sleeps only after it announced so and looked once
+//! more (see [`crate::shared::Door::sleeping`]).
+
+use std::collections::VecDeque;
+use std::net::TcpStream;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::Receiver as Deliveries;
+use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
+
+use beeline_kv::{Keyspace, Maintenance, Shard};
+use beeline_os::poller::{Interest, Poller, Readiness};
+use beeline_resp::table::Scope;
+use beeline_resp::{After, ClientInfo, Executor, Output, Plan, Route, Session, Version};
+use beeline_ring::{Receiver, Sender};
+
+use crate::connection::{Connection, Life, ReadOutcome};
+use crate::fabric_servers::FabricServers;
+use crate::parcel::{Commands, Delivery, Heading, Origin, Parcel, Replies};
+use crate::shared::{Registered, Shared, lock};
+use crate::stats::{LoopCounters, count};
+
+/// Poller token of the shard's own waker; connections use their slot.
+const WAKER: u64 = u64::MAX;
+/// Poller tokens from here up to `WAKER` are fabric completion queues.
+pub(crate) const FABRIC: u64 = u64::MAX - 1024;
+/// News taken from the poller a turn.
+const EVENTS: usize = 512;
+/// Requests of one connection executed a turn; the next connection is due then.
+const REQUESTS_PER_TURN: usize = 256;
+/// Slots of a mailbox between two shards. One a turn is used; more wait in `Peer::backlog`.
+pub(crate) const MAILBOX: usize = 256;
+/// Turns that only poll fabric between two looks at the sockets.
+const TURNS_PER_LOOK: u32 = 32;
+/// How often quiet things are looked at: idle clients, published client data.
+const HOUSEKEEPING_NS: u64 = 100_000_000;
+/// Bytes the collector may copy between two batches: some 100 us.
+const MAINTENANCE_BYTES: u64 = 256 << 10;
+
+/// The ways to and from another shard.
+#[derive(Debug)]
+pub(crate) struct Peer {
+    pub sender: Sender<Parcel>,
+    pub receiver: Receiver<Parcel>,
+    /// Commands collected this turn.
+    commands: Commands,
+    /// Parcels the mailbox had no room for.
+    backlog: VecDeque<Parcel>,
+    /// Emptied parcels, for reuse.
+    spare_commands: Vec<Commands>,
+    spare_replies: Vec<Replies>,
+    /// Replies of this turn, sent after the commit.
+    replies: Vec<Replies>,
+}
+
+impl Peer {
+    pub(crate) fn new(sender: Sender<Parcel>, receiver: Receiver<Parcel>) -> Self {
+        Self {
+            sender,
+            receiver,
+            commands: Commands::default(),
+            backlog: VecDeque::new(),
+            spare_commands: Vec::new(),
+            spare_replies: Vec::new(),
+            replies: Vec::new(),
+        }
+    }
+
+    /// Sends what was collected; `true` when anything went out.
+    fn send_all(&mut self) -> bool {
+        for replies in self.replies.drain(..) {
+            self.backlog.push_back(Parcel::Replies(replies));
+        }
+        if !self.commands.is_empty() {
+            let next = self.spare_commands.pop().unwrap_or_default();
+            self.backlog.push_back(Parcel::Commands(std::mem::replace(&mut self.commands, next)));
+        }
+        let mut sent = false;
+        while let Some(parcel) = self.backlog.pop_front() {
+            if let Err(parcel) = self.sender.send(parcel) {
+                self.backlog.push_front(parcel);
+                break;
+            }
+            sent = true;
+        }
+        sent
+    }
+}
+
+/// One shard's thread.
+pub(crate) struct ShardThread {
+    index: usize,
+    shared: Arc<Shared>,
+    deliveries: Deliveries<Delivery>,
+    poller: Poller,
+    connections: Vec<Option<Box<Connection>>>,
+    free: Vec<u32>,
+    generation: u32,
+    peers: Vec<Option<Peer>>,
+    fabric: FabricServers,
+    /// Connections with work although their socket is quiet.
+    resume: VecDeque<u32>,
+    /// Connections whose output, interest or life changed this turn.
+    touched: Vec<u32>,
+    /// Connections whose current request needs several shards or the node.
+    deferred: VecDeque<u32>,
+    /// Connections whose current request CLIENT PAUSE holds back.
+    held_back: Vec<u32>,
+    executor: Executor,
+    scratch: Output,
+    now_ms: u64,
+    housekeeping_ns: u64,
+    maintenance: Maintenance,
+    fabric_active_ns: u64,
+    turns_since_look: u32,
+    spin_ns: u64,
+    draining_since_ns: Option<u64>,
+}
+
+/// What a thread is made of.
+pub(crate) struct Parts {
+    pub index: usize,
+    pub shared: Arc<Shared>,
+    pub deliveries: Deliveries<Delivery>,
+    pub peers: Vec<Option<Peer>>,
+    pub spin: Duration,
+}
+
+impl ShardThread {
+    /// Made on the thread that runs it.
+    ///
+    /// Errors: the poller's.
+    pub(crate) fn new(parts: Parts) -> std::io::Result<Self> {
+        let poller = Poller::new(EVENTS)?;
+        poller.add(&parts.shared.doors[parts.index].waker, WAKER, Interest::READ)?;
+        Ok(Self {
+            index: parts.index,
+            fabric: FabricServers::new(parts.index),
+            shared: parts.shared,
+            deliveries: parts.deliveries,
+            poller,
+            connections: Vec::new(),
+            free: Vec::new(),
+            generation: 0,
+            peers: parts.peers,
+            resume: VecDeque::new(),
+            touched: Vec::new(),
+            deferred: VecDeque::new(),
+            held_back: Vec::new(),
+            executor: Executor::new(),
+            scratch: Output::new(Version::Resp2),
+            now_ms: 0,
+            housekeeping_ns: 0,
+            maintenance: Maintenance::default(),
+            fabric_active_ns: 0,
+            turns_since_look: 0,
+            spin_ns: u64::try_from(parts.spin.as_nanos()).unwrap_or(u64::MAX),
+            draining_since_ns: None,
+        })
+    }
+
+    fn counters(&self) -> &LoopCounters {
+        &self.shared.counters[self.index]
+    }
+
+    /// Runs until the node stops.
+    pub(crate) fn run(mut self) {
+        let shared = Arc::clone(&self.shared);
+        let mut news = Vec::with_capacity(EVENTS);
+        loop {
+            let now_ns = shared.store.clock().monotonic_ns();
+            self.now_ms = shared.store.clock().unix_ms();
+            self.wait(now_ns, &mut news);
+            if shared.is_stopping() && self.wind_down(now_ns) {
+                break;
+            }
+            count(&self.counters().turns, 1);
+            self.step_back();
+            let mut shard = lock(&shared.shards[self.index]);
+            let committed = self.serve(&mut shard, &news, now_ns);
+            drop(shard);
+            if committed {
+                self.send_parcels();
+                self.fabric.send_replies();
+            }
+            self.run_deferred();
+            self.flush_touched();
+            if now_ns >= self.housekeeping_ns {
+                self.housekeeping_ns = now_ns + HOUSEKEEPING_NS;
+                self.keep_house();
+            }
+        }
+        self.finish();
+    }
+
+    // ---- waiting ----
+
+    /// Fills `news`; sleeps when there is nothing to do.
+    fn wait(&mut self, now_ns: u64, news: &mut Vec<Readiness>) {
+        news.clear();
+        let busy = !self.resume.is_empty()
+            || !self.deferred.is_empty()
+            || self.maintenance.did_work
+            || self.peers.iter().flatten().any(|peer| !peer.backlog.is_empty());
+        let spinning = now_ns.saturating_sub(self.fabric_active_ns) < self.spin_ns;
+        let timeout = if busy || self.look_around() {
+            Some(Duration::ZERO)
+        } else if spinning {
+            self.turns_since_look += 1;
+            if self.turns_since_look < TURNS_PER_LOOK {
+                return;
+            }
+            Some(Duration::ZERO)
+        } else if !self.fabric.arm() {
+            // Freshly armed: what came before produces no event, so one more turn looks.
+            return;
+        } else {
+            self.sleep_bound(now_ns)
+        };
+        self.turns_since_look = 0;
+        let sleeps = timeout != Some(Duration::ZERO);
+        if sleeps && !self.announce_sleep() {
+            return;
+        }
+        let waited = self.poller.wait(timeout);
+        if sleeps {
+            count(&self.counters().sleeps, 1);
+            self.shared.doors[self.index].sleeping.store(false, Ordering::SeqCst);
+        }
+        match waited {
+            Ok(events) => news.extend((0..events).map(|index| self.poller.readiness(index))),
+            Err(error) => tracing::error!(%error, shard = self.index, "epoll_wait failed"),
+        }
+    }
+
+    /// Anything in the mailboxes?
+    fn look_around(&mut self) -> bool {
+        self.peers.iter_mut().flatten().any(|peer| !peer.receiver.is_empty())
+    }
+
+    /// Says that a wake-up is needed from now on, then looks once more. `false`: stay awake.
+    fn announce_sleep(&mut self) -> bool {
+        // Sequentially consistent store before the look, sequentially consistent swap after the
+        // sender's store (`Door::nudge`): one of the two sees the other.
+        self.shared.doors[self.index].sleeping.store(true, Ordering::SeqCst);
+        std::sync::atomic::fence(Ordering::SeqCst);
+        let stay = self.look_around() || !self.fabric.is_armed();
+        if stay {
+            self.shared.doors[self.index].sleeping.store(false, Ordering::SeqCst);
+        }
+        !stay
+    }
+
+    fn sleep_bound(&self, now_ns: u64) -> Option<Duration> {
+        let mut deadline = self.maintenance.next_deadline_ns;
+        let mut sooner =
+            |at: u64| deadline = Some(deadline.map_or(at, |deadline| deadline.min(at)));
+        if self.shared.settings.idle_timeout_s.load(Ordering::Relaxed) != 0
+            && self.connections.len() > self.free.len()
+        {
+            sooner(now_ns + 1_000_000_000);
+        }
+        if self.shared.is_stopping() || !self.held_back.is_empty() || self.fabric.has_pending() {
+            sooner(now_ns + HOUSEKEEPING_NS);
+        }
+        if self.fabric.clients() > 0 {
+            sooner(now_ns + 1_000_000_000);
+        }
+        deadline.map(|at| Duration::from_nanos(at.saturating_sub(now_ns).max(1)))
+    }
+
+    /// Lets threads in that wait for this shard's lock.
+    fn step_back(&self) {
+        for _ in 0..1000 {
+            if self.shared.doors[self.index].waiting.load(Ordering::SeqCst) == 0 {
+                return;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    // ---- one turn under the lock ----
+
+    /// Serves everything that waits; `false` when it could not be made durable.
+    fn serve(
+        &mut self,
+        shard: &mut MutexGuard<'_, Shard>,
+        news: &[Readiness],
+        now_ns: u64,
+    ) -> bool {
+        self.take_deliveries();
+        self.take_parcels(shard);
+        let requests = self.fabric.poll(shard);
+        if requests > 0 {
+            self.fabric_active_ns = now_ns;
+            count(&self.counters().fabric_requests, requests as u64);
+        }
+        for readiness in news {
+            match readiness.token {
+                WAKER => self.shared.doors[self.index].waker.clear(),
+                token if token >= FABRIC => {
+                    self.fabric.acknowledge(token);
+                    self.fabric_active_ns = now_ns;
+                }
+                slot => self.serve_ready(u32::try_from(slot).unwrap_or(u32::MAX), readiness, shard),
+            }
+        }
+        for _ in 0..self.resume.len() {
+            if let Some(slot) = self.resume.pop_front() {
+                self.with_connection(slot, |thread, connection| {
+                    connection.resume = false;
+                    thread.execute_ready(connection, shard);
+                });
+            }
+        }
+        let committed = shard.commit();
+        if let Err(error) = &committed {
+            let error = error.to_string();
+            self.refuse_turn(&error, shard);
+        }
+        let due = self.maintenance.next_deadline_ns.is_some_and(|deadline| deadline <= now_ns);
+        if self.maintenance.did_work || due || now_ns >= self.housekeeping_ns {
+            match shard.maintain(MAINTENANCE_BYTES) {
+                Ok(maintenance) => self.maintenance = maintenance,
+                Err(error) => {
+                    tracing::error!(%error, shard = self.index, "upkeep failed");
+                    self.maintenance = Maintenance::default();
+                }
+            }
+        }
+        if now_ns >= self.housekeeping_ns {
+            self.fabric.keep_house(shard);
+        }
+        committed.is_ok()
+    }
+
+    /// What this turn executed is not durable: nothing of it may look acknowledged.
+    fn refuse_turn(&mut self, error: &str, shard: &mut Shard) {
+        tracing::error!(
+            error,
+            shard = self.index,
+            "cannot make writes durable; closing their connections"
+        );
+        for slot in std::mem::take(&mut self.touched) {
+            if let Some(connection) = self.connection(slot) {
+                connection.output.clear();
+                connection.life = Life::Dead;
+            }
+            self.touched.push(slot);
+        }
+        self.fabric.abandon(shard);
+        for peer in self.peers.iter_mut().flatten() {
+            for replies in &mut peer.replies {
+                replies.replace_all(
+                    b"-MISCONF Errors writing to durable memory; see the node's log\r\n",
+                );
+            }
+        }
+    }
+
+    fn connection(&mut self, slot: u32) -> Option<&mut Box<Connection>> {
+        self.connections.get_mut(slot as usize)?.as_mut()
+    }
+
+    /// Takes a connection out of the table for the time of `with`.
+    fn with_connection(&mut self, slot: u32, with: impl FnOnce(&mut Self, &mut Connection)) {
+        let taken = self.connections.get_mut(slot as usize).and_then(Option::take);
+        if let Some(mut connection) = taken {
+            with(self, &mut connection);
+            self.connections[slot as usize] = Some(connection);
+            self.touched.push(slot);
+        }
+    }
+
+    fn take_deliveries(&mut self) {
+        while let Ok(delivery) = self.deliveries.try_recv() {
+            match delivery {
+                Delivery::Redis(stream) => self.adopt(stream),
+                Delivery::Fabric(incoming) => {
+                    self.fabric.accept(*incoming, &self.shared.store, &self.poller);
+                }
+                Delivery::Kill(id) => {
+                    let found = self.connections.iter().flatten().find(|c| c.session.id() == id);
+                    if let Some(slot) = found.map(|connection| connection.slot) {
+                        self.with_connection(slot, |_, connection| connection.life = Life::Dead);
+                    }
+                }
+            }
+        }
+    }
+
+    fn adopt(&mut self, stream: TcpStream) {
+        count(&self.counters().connections_received, 1);
+        let _ = stream.set_nodelay(true);
+        if stream.set_nonblocking(true).is_err() {
+            return;
+        }
+        let address = |address: std::io::Result<std::net::SocketAddr>| {
+            address.map(|address| address.to_string()).unwrap_or_default()
+        };
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.connections.push(None);
+            u32::try_from(self.connections.len() - 1).unwrap_or(u32::MAX)
+        });
+        self.generation = self.generation.wrapping_add(1);
+        let now_us = self.now_ms * 1000;
+        let info = ClientInfo {
+            id: self.shared.next_client.fetch_add(1, Ordering::Relaxed),
+            address: address(stream.peer_addr()),
+            local_address: address(stream.local_addr()),
+            descriptor: stream.as_raw_fd(),
+            connected_us: now_us,
+            active_us: now_us,
+            ..ClientInfo::default()
+        };
+        if self.poller.add(&stream, u64::from(slot), Interest::READ).is_err() {
+            self.free.push(slot);
+            self.shared.connected.fetch_sub(1, Ordering::Relaxed);
+            return;
+        }
+        let session = Session::new(info, self.shared.as_ref());
+        let registered = Registered { shard: self.index, info: session.snapshot() };
+        lock(&self.shared.clients).insert(session.id(), registered);
+        let limits = self.shared.settings.limits();
+        let mut connection =
+            Connection::new(stream, slot, self.generation, session, limits, self.now_ms);
+        connection.parser.set_authenticated(connection.session.is_authenticated());
+        self.connections[slot as usize] = Some(Box::new(connection));
+    }
+
+    fn take_parcels(&mut self, shard: &mut Shard) {
+        for from in 0..self.peers.len() {
+            let Some(mut peer) = self.peers[from].take() else { continue };
+            // At most a mailbox a turn, so that a flood from one side does not starve sockets.
+            for _ in 0..MAILBOX {
+                match peer.receiver.receive() {
+                    None => break,
+                    Some(Parcel::Commands(mut commands)) => {
+                        let mut replies = peer.spare_replies.pop().unwrap_or_default();
+                        self.execute_parcel(&commands, &mut replies, shard);
+                        peer.replies.push(replies);
+                        commands.clear();
+                        peer.spare_commands.push(commands);
+                    }
+                    Some(Parcel::Replies(mut replies)) => {
+                        for (origin, reply) in replies.iter() {
+                            self.deliver_reply(origin, reply);
+                        }
+                        replies.clear();
+                        peer.spare_replies.push(replies);
+                    }
+                }
+            }
+            self.peers[from] = Some(peer);
+        }
+    }
+
+    fn execute_parcel(&mut self, commands: &Commands, replies: &mut Replies, shard: &mut Shard) {
+        let mut executed = 0;
+        for (heading, args) in commands.iter() {
+            let version = heading.protocol;
+            self.executor.execute_remote(
+                heading.database,
+                version,
+                args,
+                &mut Keyspace::single(shard),
+                &mut self.scratch,
+                self.shared.as_ref(),
+            );
+            replies.bytes.extend_from_slice(self.scratch.as_bytes());
+            replies.finish(heading.origin);
+            self.scratch.clear();
+            executed += 1;
+        }
+        count(&self.counters().forwarded_commands, executed);
+        count(&self.counters().commands, executed);
+    }
+
+    fn deliver_reply(&mut self, origin: Origin, reply: &[u8]) {
+        let Some(connection) = self.connection(origin.slot) else { return };
+        if connection.generation != origin.generation {
+            return;
+        }
+        connection.fill(origin.sequence, reply);
+        let in_order = connection.is_in_order();
+        if !connection.resume && (in_order || !connection.needs_several) {
+            if connection.needs_several {
+                self.deferred.push_back(origin.slot);
+            } else {
+                connection.resume = true;
+                self.resume.push_back(origin.slot);
+            }
+        }
+        self.touched.push(origin.slot);
+    }
+
+    // ---- sockets ----
+
+    fn serve_ready(&mut self, slot: u32, readiness: &Readiness, shard: &mut Shard) {
+        self.with_connection(slot, |thread, connection| {
+            if readiness.readable && connection.life == Life::Open && !connection.needs_several {
+                let before = connection.parser.pending_bytes();
+                match connection.read() {
+                    ReadOutcome::Bytes => {
+                        let read = connection.parser.pending_bytes().saturating_sub(before);
+                        count(&thread.counters().input_bytes, read as u64);
+                        connection.last_active_ms = thread.now_ms;
+                        thread.execute_ready(connection, shard);
+                    }
+                    ReadOutcome::Empty => {}
+                    ReadOutcome::End => connection.life = Life::HalfClosed,
+                }
+            }
+            if readiness.hung_up {
+                connection.life = Life::Dead;
+            }
+        });
+    }
+
+    /// Executes the complete requests of a connection, up to this turn's share.
+    fn execute_ready(&mut self, connection: &mut Connection, shard: &mut Shard) {
+        let pause_bytes = self.output_pause_bytes();
+        for _ in 0..REQUESTS_PER_TURN {
+            if !matches!(connection.life, Life::Open | Life::HalfClosed)
+                || connection.needs_several
+                || connection.is_full()
+                || connection.output.len() >= pause_bytes
+                || connection.held_back
+            {
+                return;
+            }
+            if std::mem::take(&mut connection.again) {
+                self.execute_one(connection, shard);
+                continue;
+            }
+            match connection.parser.advance() {
+                Ok(true) => self.execute_one(connection, shard),
+                Ok(false) => return,
+                Err(error) => {
+                    count(&self.counters().protocol_errors, 1);
+                    self.scratch.set_version(connection.session.version());
+                    beeline_resp::reply_protocol_error(
+                        &mut connection.session,
+                        &error,
+                        &mut self.scratch,
+                    );
+                    connection.append(self.scratch.as_bytes());
+                    self.scratch.clear();
+                    connection.life = Life::Draining;
+                    return;
+                }
+            }
+        }
+        self.resume_later(connection);
+    }
+
+    fn execute_one(&mut self, connection: &mut Connection, shard: &mut Shard) {
+        let plan = Plan::new(&connection.session, connection.parser.current());
+        if self.is_paused(&connection.session, &plan) {
+            connection.held_back = true;
+            self.held_back.push(connection.slot);
+            return;
+        }
+        count(&self.counters().commands, 1);
+        match plan.route(&connection.session, self.shared.store.as_ref()) {
+            Route::Shard(owner) if owner != self.index && plan.is_portable() => {
+                self.forward(connection, owner);
+            }
+            Route::Here if plan.command().is_none_or(|command| command.scope != Scope::Node) => {
+                self.execute_here(connection, &mut Keyspace::single(shard));
+            }
+            Route::Shard(owner) if owner == self.index => {
+                self.execute_here(connection, &mut Keyspace::single(shard));
+            }
+            // Several shards, a foreign one that must be locked, or the node, whose answers may
+            // take any lock.
+            Route::Here | Route::Shard(_) | Route::Shards(_) | Route::All => {
+                connection.needs_several = true;
+                if connection.is_in_order() {
+                    self.deferred.push_back(connection.slot);
+                }
+            }
+        }
+    }
+
+    /// Sends the connection's current request to the shard that owns its key.
+    fn forward(&mut self, connection: &mut Connection, owner: usize) {
+        let protocol = connection.session.version();
+        let database = connection.session.database();
+        let origin = connection.keep_place();
+        let heading = Heading { origin, database, protocol };
+        let taken = match &mut self.peers[owner] {
+            Some(peer) => peer.commands.push(heading, connection.parser.current()),
+            None => false,
+        };
+        if !taken {
+            connection.fill(origin.sequence, b"-ERR request too large to forward\r\n");
+        }
+    }
+
+    /// Runs the connection's current request.
+    fn execute_here(&mut self, connection: &mut Connection, keyspace: &mut Keyspace<'_>) {
+        let in_order = connection.is_in_order();
+        let Connection { session, parser, output, .. } = &mut *connection;
+        let plan = Plan::new(session, parser.current());
+        let output = if in_order { output } else { &mut self.scratch };
+        let after = self.executor.execute(session, plan, keyspace, output, self.shared.as_ref());
+        if !in_order {
+            connection.append(self.scratch.as_bytes());
+            self.scratch.clear();
+        }
+        connection.parser.set_authenticated(connection.session.is_authenticated());
+        match after {
+            After::Continue => {}
+            After::Close => connection.life = Life::Draining,
+            After::Hangup => connection.life = Life::Dead,
+        }
+    }
+
+    /// Whether CLIENT PAUSE asks to hold a request back.
+    fn is_paused(&self, session: &Session, plan: &Plan<'_>) -> bool {
+        let paused = self.shared.pause.active(|| self.now_ms);
+        paused.is_some_and(|(_, all)| all || plan.may_write(session))
+    }
+
+    fn resume_later(&mut self, connection: &mut Connection) {
+        if !connection.resume {
+            connection.resume = true;
+            self.resume.push_back(connection.slot);
+        }
+    }
+
+    fn output_pause_bytes(&self) -> usize {
+        self.shared.settings.output_limit_bytes.load(Ordering::Relaxed) / 8
+    }
+
+    // ---- commands over several shards, without the own lock ----
+
+    fn run_deferred(&mut self) {
+        let shared = Arc::clone(&self.shared);
+        for _ in 0..self.deferred.len() {
+            let Some(slot) = self.deferred.pop_front() else { return };
+            self.with_connection(slot, |thread, connection| {
+                if !connection.needs_several || connection.life == Life::Dead {
+                    return;
+                }
+                connection.needs_several = false;
+                count(&thread.counters().several_shard_commands, 1);
+                thread.run_several(&shared, connection);
+                thread.resume_later(connection);
+            });
+        }
+    }
+
+    fn run_several(&mut self, shared: &Shared, connection: &mut Connection) {
+        let plan = Plan::new(&connection.session, connection.parser.current());
+        let wanted: Vec<usize> = match plan.route(&connection.session, shared.store.as_ref()) {
+            Route::Here => vec![self.index],
+            Route::Shard(owner) => vec![owner],
+            Route::Shards(shards) => shards.iter().collect(),
+            Route::All => (0..shared.shards.len()).collect(),
+        };
+        let before = connection.output.len();
+        let mut guards = shared.lock_shards(&wanted);
+        let home = wanted.iter().position(|&index| index == self.index).unwrap_or(0);
+        let shards = guards.iter_mut().map(|guard| &mut **guard).collect();
+        let mut keyspace = Keyspace::many(shards, home);
+        self.execute_here(connection, &mut keyspace);
+        if let Err(error) = keyspace.commit() {
+            tracing::error!(%error, "cannot make a command over several shards durable");
+            connection.output.truncate(before);
+            connection
+                .output
+                .error(b"MISCONF Errors writing to durable memory; see the node's log");
+            connection.life = Life::Draining;
+        }
+    }
+
+    // ---- after the commit ----
+
+    fn send_parcels(&mut self) {
+        for (index, peer) in self.peers.iter_mut().enumerate() {
+            if peer.as_mut().is_some_and(Peer::send_all) {
+                self.shared.doors[index].nudge();
+            }
+        }
+    }
+
+    fn flush_touched(&mut self) {
+        let mut touched = std::mem::take(&mut self.touched);
+        for slot in touched.drain(..) {
+            self.flush(slot);
+        }
+        self.touched = touched;
+    }
+
+    fn flush(&mut self, slot: u32) {
+        let pause_bytes = self.output_pause_bytes();
+        let Some(connection) = self.connections.get_mut(slot as usize).and_then(Option::as_mut)
+        else {
+            return;
+        };
+        let before = connection.output.len();
+        if connection.life != Life::Dead && before > 0 {
+            match connection.write() {
+                Ok(done) => {
+                    if done && connection.life == Life::Draining && connection.is_in_order() {
+                        connection.life = Life::Dead;
+                    }
+                }
+                Err(_) => connection.life = Life::Dead,
+            }
+        } else if connection.life == Life::Draining && connection.is_in_order() {
+            connection.life = Life::Dead;
+        }
+        let after = connection.output.len();
+        let counters = &self.shared.counters[self.index];
+        count(&counters.output_bytes, before.saturating_sub(after) as u64);
+        if after > pause_bytes.saturating_mul(8) {
+            count(&counters.output_limit_disconnections, 1);
+            connection.life = Life::Dead;
+        }
+        let answered = connection.is_in_order() && after == 0 && !connection.needs_several;
+        if connection.life == Life::HalfClosed && answered && !connection.resume {
+            connection.life = Life::Dead;
+        }
+        if connection.life == Life::Dead {
+            self.remove(slot);
+            return;
+        }
+        if before >= pause_bytes && after < pause_bytes && !connection.resume {
+            connection.resume = true;
+            self.resume.push_back(slot);
+        }
+        let interest = connection.wanted_interest(pause_bytes);
+        if interest != connection.interest {
+            connection.interest = interest;
+            if self.poller.modify(&connection.stream, u64::from(slot), interest).is_err() {
+                self.remove(slot);
+            }
+        }
+    }
+
+    fn remove(&mut self, slot: u32) {
+        if let Some(connection) = self.connections[slot as usize].take() {
+            let _ = self.poller.remove(&connection.stream);
+            lock(&self.shared.clients).remove(&connection.session.id());
+            self.shared.connected.fetch_sub(1, Ordering::Relaxed);
+            self.free.push(slot);
+        }
+    }
+
+    /// Publishes what CLIENT LIST shows, gives memory back, closes idle clients.
+    fn keep_house(&mut self) {
+        let timeout_ms = self.shared.settings.idle_timeout_s.load(Ordering::Relaxed) * 1000;
+        let now_ms = self.now_ms;
+        let mut idle = Vec::new();
+        {
+            let mut clients = lock(&self.shared.clients);
+            for connection in self.connections.iter_mut().flatten() {
+                let quiet_ms = now_ms.saturating_sub(connection.last_active_ms);
+                if timeout_ms != 0 && quiet_ms >= timeout_ms {
+                    idle.push(connection.slot);
+                }
+                if quiet_ms <= 2 * HOUSEKEEPING_NS / 1_000_000 {
+                    connection.session.info.active_us = connection.last_active_ms * 1000;
+                    connection.session.info.output_bytes = connection.output.len();
+                    if let Some(registered) = clients.get_mut(&connection.session.id()) {
+                        registered.info = connection.session.snapshot();
+                    }
+                } else if quiet_ms > 2000 {
+                    connection.parser.trim();
+                }
+            }
+        }
+        for slot in idle {
+            self.remove(slot);
+        }
+        for slot in std::mem::take(&mut self.held_back) {
+            self.with_connection(slot, |thread, connection| {
+                let plan = Plan::new(&connection.session, connection.parser.current());
+                if thread.is_paused(&connection.session, &plan) {
+                    thread.held_back.push(slot);
+                } else {
+                    connection.held_back = false;
+                    connection.again = true;
+                    thread.resume_later(connection);
+                }
+            });
+        }
+        let clients = self.fabric.clients();
+        self.counters().fabric_clients.store(clients as u64, Ordering::Relaxed);
+    }
+
+    // ---- the end ----
+
+    /// Called while the node stops; `true` once everything owed was sent or time is up.
+    fn wind_down(&mut self, now_ns: u64) -> bool {
+        let since = *self.draining_since_ns.get_or_insert(now_ns);
+        let owed = self
+            .connections
+            .iter()
+            .flatten()
+            .any(|connection| !connection.output.is_empty() || !connection.is_in_order());
+        !owed || now_ns.saturating_sub(since) > 2_000_000_000
+    }
+
+    fn finish(mut self) {
+        for slot in 0..self.connections.len() {
+            self.remove(u32::try_from(slot).unwrap_or(u32::MAX));
+        }
+        let shared = Arc::clone(&self.shared);
+        let mut shard = lock(&shared.shards[self.index]);
+        self.fabric.close(&mut shard);
+        if let Err(error) = shard.commit() {
+            tracing::error!(%error, shard = self.index, "the last commit failed");
+        }
+    }
+}
