@@ -96,7 +96,7 @@ impl TcpCompletionQueue {
         self.state.take_deferred(&mut debtors);
         let members = self.members.borrow();
         for connection in debtors.drain(..).filter_map(|qp_num| members.get(&qp_num)) {
-            connection.with(Mover::Call, |engine| engine.deferred = false);
+            connection.pay(Mover::Call);
         }
     }
 

@@ -5,7 +5,7 @@
 //! contends: the application's thread takes it with one atomic operation, and the library's thread
 //! only ever tries.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use beeline_fabric::QueuePairState;
@@ -20,6 +20,10 @@ pub(crate) struct Connection {
     pub(crate) qp_num: u32,
     pub(crate) nonce: Nonce,
     state: AtomicU8,
+    /// On the receive queue's list of those that put an acknowledgement off.
+    deferred: AtomicBool,
+    /// Mirror of the engine's `owed`: an acknowledgement put off has not travelled since.
+    owes: AtomicBool,
     engine: Mutex<Engine>,
     pub(crate) send_queue: Arc<QueueState>,
     pub(crate) receive_queue: Arc<QueueState>,
@@ -59,6 +63,8 @@ impl Connection {
                 qp_num: setup.qp_num,
                 nonce: setup.nonce,
                 state: AtomicU8::new(state_code(QueuePairState::Init)),
+                deferred: AtomicBool::new(false),
+                owes: AtomicBool::new(false),
                 engine: Mutex::new(Engine::new(setup)),
                 send_queue,
                 receive_queue,
@@ -109,6 +115,23 @@ impl Connection {
         result
     }
 
+    /// Taken off the list: pays what is still owed. False when somebody else holds the lock and
+    /// `mover` must not wait; the debt is then on the list again.
+    pub(crate) fn pay(&self, mover: Mover) -> bool {
+        self.deferred.store(false, Ordering::Relaxed);
+        if mover == Mover::Library {
+            let paid = self.try_with(mover, |_| ()).is_some();
+            if !paid && !self.deferred.swap(true, Ordering::Relaxed) {
+                self.receive_queue.defer(self.qp_num);
+            }
+            return paid;
+        }
+        if self.owes.load(Ordering::Relaxed) {
+            self.with(mover, |_| ());
+        }
+        true
+    }
+
     /// A shared receive queue has receives again.
     pub(crate) fn receive_posted(&self) {
         self.with(Mover::Call, |engine| {
@@ -121,8 +144,9 @@ impl Connection {
     fn settle(&self, engine: &mut Engine, mover: Mover) {
         if engine.owed {
             if mover == Mover::Poll {
-                if !engine.deferred {
-                    engine.deferred = true;
+                // Relaxed, here and below: the flags are written under the lock or by the thread
+                // that reads them next; the list itself is what the library goes by.
+                if !self.deferred.swap(true, Ordering::Relaxed) {
                     self.receive_queue.defer(self.qp_num);
                 }
             } else {
@@ -130,6 +154,7 @@ impl Connection {
                 engine.transmit_or_end();
             }
         }
+        self.owes.store(engine.owed, Ordering::Relaxed);
         let before = self.state();
         let mut state = engine.state();
         let mut delivered = self.deliver(engine, mover);

@@ -244,8 +244,6 @@ pub(crate) struct Engine {
     // Kept for the connection.
     /// What the epoll sets of the completion queues were last told.
     pub(crate) interest: Interest,
-    /// The acknowledgement owed is on a completion queue's list.
-    pub(crate) deferred: bool,
 }
 
 impl Engine {
@@ -287,7 +285,6 @@ impl Engine {
             linger_until_ns: 0,
             ended: None,
             interest: Interest::None,
-            deferred: false,
         }
     }
 

@@ -276,10 +276,7 @@ impl Library {
         }
         for qp_num in acknowledgements.drain(..) {
             let Some(connection) = member(queue, qp_num) else { continue };
-            if connection.try_with(Mover::Library, |engine| engine.deferred = false).is_none() {
-                queue.defer(qp_num);
-                alone = false;
-            }
+            alone &= connection.pay(Mover::Library);
         }
         self.debtors = acknowledgements;
         for event in &events[..count] {

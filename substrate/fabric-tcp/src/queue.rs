@@ -88,6 +88,8 @@ pub(crate) struct QueueState {
     events: OwnedFd,
     event: OwnedFd,
     ring: Mutex<Ring>,
+    /// There are completions, or an overrun, to take.
+    has_completions: AtomicBool,
     /// Mirror of `!deferred.is_empty()`.
     has_deferred: AtomicBool,
     members: Mutex<HashMap<u32, Arc<Connection>>>,
@@ -139,6 +141,7 @@ impl QueueState {
                 nudged: false,
                 deferred: Vec::with_capacity(64),
             }),
+            has_completions: AtomicBool::new(false),
             has_deferred: AtomicBool::new(false),
             members: Mutex::default(),
             activity: AtomicU64::new(0),
@@ -187,6 +190,8 @@ impl QueueState {
             }
             ring.completions.push_back(completion);
         }
+        // Release: pairs with the acquire load in `take`.
+        self.has_completions.store(true, Ordering::Release);
         if delivery == Delivery::Signal {
             self.signal_locked(&mut ring);
         }
@@ -195,6 +200,9 @@ impl QueueState {
 
     /// Takes completions out. `Err` after an overrun, `Ok(None)` when there are none.
     pub(crate) fn take(&self, completions: &mut [WorkCompletion]) -> Result<usize, FabricError> {
+        if !self.has_completions.load(Ordering::Acquire) {
+            return Ok(0);
+        }
         let mut ring = self.lock();
         if ring.overrun {
             return Err(FabricError::CompletionQueueOverrun { depth_entries: self.depth });
@@ -203,7 +211,9 @@ impl QueueState {
         for (slot, completion) in completions.iter_mut().zip(ring.completions.drain(..count)) {
             *slot = completion;
         }
-        if ring.armed && !ring.completions.is_empty() {
+        if ring.completions.is_empty() {
+            self.has_completions.store(false, Ordering::Relaxed);
+        } else if ring.armed {
             self.signal_locked(&mut ring);
         }
         Ok(count)

@@ -399,7 +399,14 @@ impl Engine {
                 return Ok(());
             }
             let Some(socket) = &self.socket else { return Err(End::Gone("no connection")) };
-            let mut parts: [Part; MAX_PIECES] = [part(std::ptr::null_mut(), 0); MAX_PIECES];
+            let mut one = [part(std::ptr::null_mut(), 0)];
+            let mut many;
+            let parts: &mut [Part] = if self.transmitter.pieces.len() == 1 {
+                &mut one
+            } else {
+                many = [part(std::ptr::null_mut(), 0); MAX_PIECES];
+                &mut many
+            };
             let mut count = 0;
             let mut total = 0;
             for (slot, piece) in parts.iter_mut().zip(&self.transmitter.pieces) {

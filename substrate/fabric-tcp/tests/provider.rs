@@ -112,7 +112,7 @@ fn every_operation_works_against_a_target_that_never_looks() {
                 Operation::Flush {
                     remote: target.remote_address(0),
                     length: 1_000_017,
-                    kind: FlushKind::Persistent,
+                    kind: FlushKind::Visible,
                 },
             ),
         ])
