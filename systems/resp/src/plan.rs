@@ -123,7 +123,12 @@ impl ShardSet {
     /// The shards in ascending order: the order to lock them in.
     pub fn iter(&self) -> impl Iterator<Item = usize> + '_ {
         self.words.iter().enumerate().flat_map(|(at, &word)| {
-            (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| at * 64 + bit)
+            let mut rest = word;
+            std::iter::from_fn(move || {
+                let bit = rest.trailing_zeros() as usize;
+                rest &= rest.checked_sub(1)?;
+                Some(at * 64 + bit)
+            })
         })
     }
 }
@@ -167,30 +172,22 @@ impl Placement for beeline_kv::Store {
     }
 }
 
-/// Shards collected so far.
-enum Needs {
-    Some(ShardSet),
-    All,
-}
+/// Shards collected so far: the route if nothing else were needed.
+struct Needs(Route);
 
 impl Needs {
+    #[inline]
     fn add(&mut self, shard: usize) {
-        if let Self::Some(set) = self {
-            set.insert(shard);
-        }
-    }
-
-    fn route(self) -> Route {
-        match self {
-            Self::All => Route::All,
-            Self::Some(set) => {
-                let mut shards = set.iter();
-                match (shards.next(), shards.next()) {
-                    (None, _) => Route::Here,
-                    (Some(only), None) => Route::Shard(only),
-                    _ => Route::Shards(set),
-                }
+        match &mut self.0 {
+            Route::Here => self.0 = Route::Shard(shard),
+            Route::Shard(only) if *only != shard => {
+                let mut set = ShardSet::new();
+                set.insert(*only);
+                set.insert(shard);
+                self.0 = Route::Shards(set);
             }
+            Route::Shards(set) => set.insert(shard),
+            Route::Shard(_) | Route::All => {}
         }
     }
 
@@ -224,7 +221,7 @@ impl Needs {
                     self.add(placement.shard_of_cursor(cursor));
                 }
             }
-            Scope::Everything => *self = Self::All,
+            Scope::Everything => self.0 = Route::All,
         }
     }
 }
@@ -300,7 +297,7 @@ impl<'a> Plan<'a> {
         session: &Session,
         placement: &impl Placement,
     ) -> Route {
-        let mut needs = Needs::Some(ShardSet::new());
+        let mut needs = Needs(Route::Here);
         if command.scope == Scope::Transaction {
             if command.name == "exec" && session.transaction.open && !session.transaction.failed {
                 collect_transaction(&mut needs, session, placement);
@@ -308,7 +305,7 @@ impl<'a> Plan<'a> {
         } else if command.scope != Scope::Watch || !session.transaction.open {
             needs.collect(command, self.args, session.database(), placement);
         }
-        needs.route()
+        needs.0
     }
 
     /// The command that will run now; `None` where it is queued or refused.

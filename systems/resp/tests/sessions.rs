@@ -432,6 +432,19 @@ fn a_full_store_refuses_writes_and_still_deletes() {
     );
 }
 
+#[test]
+fn a_refused_mset_leaves_nothing_behind() {
+    let mut node = Node::with_capacity(2, 8 << 20);
+    let mut session = node.session();
+    let half = vec![b'x'; 40_000];
+    let reply = node.reply(&mut session, &[b"MSET", b"a", &half, b"b", &half]);
+    assert!(reply.starts_with(b"-ERR the batch needs"), "{}", String::from_utf8_lossy(&reply));
+    let long = vec![b'k'; 70_000];
+    let reply = node.reply(&mut session, &[b"MSET", b"a", b"1", &long, b"2"]);
+    assert!(reply.starts_with(b"-ERR a key of 70000"), "{}", String::from_utf8_lossy(&reply));
+    assert_eq!(node.text(&mut session, "DBSIZE"), ":0\r\n");
+}
+
 /// What COMMAND says must be what Redis says, for every command both have.
 #[test]
 fn command_info_is_what_redis_reports() {

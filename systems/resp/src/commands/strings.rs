@@ -1,5 +1,7 @@
 //! Strings.
 
+use beeline_kv::{KvError, entry};
+
 use super::{Call, CommandResult, Expiry};
 use crate::error::CommandError;
 use crate::extended::Extended;
@@ -216,7 +218,23 @@ fn need_pairs(call: &Call<'_, '_>) -> CommandResult {
     Ok(())
 }
 
+/// Checks limits before the first pair is stored, so that a refusal leaves nothing behind.
+fn check_pairs(call: &Call<'_, '_>) -> CommandResult {
+    let limit = call.store.store().value_limit(0) as u64;
+    let mut length = 0;
+    for index in (1..call.args.len()).step_by(2) {
+        let (key, value) = (call.arg(index), call.arg(index + 1));
+        if key.len() > entry::KEY_LIMIT {
+            let (length, limit) = (key.len(), entry::KEY_LIMIT);
+            return Err(KvError::KeyTooLong { length, limit }.into());
+        }
+        length += entry::slot_bytes_for(key.len(), value.len());
+    }
+    if length > limit { Err(KvError::BatchTooLarge { length, limit }.into()) } else { Ok(()) }
+}
+
 fn put_pairs(call: &mut Call<'_, '_>) -> CommandResult {
+    check_pairs(call)?;
     call.atomically(|call| {
         for index in (1..call.args.len()).step_by(2) {
             call.put(call.arg(index), &[call.arg(index + 1)], Expiry::Never)?;
