@@ -154,6 +154,13 @@ impl ShmDevice {
     ///
     /// Errors: [`FabricError::System`]; [`FabricError::Limit`] for a configuration out of range.
     pub fn open(config: ShmConfig) -> Result<Arc<dyn Device>, FabricError> {
+        Ok(Arc::new(Self(DeviceHandle::open(config)?)))
+    }
+}
+
+impl DeviceHandle {
+    /// Errors: as [`ShmDevice::open`].
+    pub(crate) fn open(config: ShmConfig) -> Result<Arc<Self>, FabricError> {
         let shape =
             Geometry { slots: config.ring_slots, lengths: 0, payload_bytes: config.payload_bytes };
         if !shape.is_valid() {
@@ -179,7 +186,7 @@ impl ShmDevice {
             .spawn(move || control.run())
             .map_err(system("starting the control thread"))?;
         tracing::debug!(asymmetric, "shm device opened");
-        Ok(Arc::new(Self(Arc::new(DeviceHandle {
+        Ok(Arc::new(Self {
             shared,
             attributes: attributes(),
             thread: Mutex::new(Some(thread)),
@@ -187,7 +194,7 @@ impl ShmDevice {
             next_qp: AtomicU32::new(1),
             next_domain: AtomicU64::new(1),
             next_local_key: AtomicU32::new(1),
-        }))))
+        }))
     }
 }
 
@@ -222,9 +229,7 @@ impl Device for ShmDevice {
     }
 
     fn allocate_protection_domain(&self) -> Result<Arc<dyn ProtectionDomain>, FabricError> {
-        let id = self.0.next_domain.fetch_add(1, Ordering::Relaxed);
-        let regions = Arc::new(DomainRegions { device: Arc::clone(&self.0) });
-        Ok(Arc::new(ShmProtectionDomain { device: Arc::clone(&self.0), id, regions }))
+        Ok(Arc::new(ShmProtectionDomain::new(&self.0)))
     }
 
     fn create_completion_queue(
@@ -247,6 +252,14 @@ pub(crate) struct ShmProtectionDomain {
 #[derive(Debug)]
 struct DomainRegions {
     device: Arc<DeviceHandle>,
+}
+
+impl ShmProtectionDomain {
+    pub(crate) fn new(device: &Arc<DeviceHandle>) -> Self {
+        let id = device.next_domain.fetch_add(1, Ordering::Relaxed);
+        let regions = Arc::new(DomainRegions { device: Arc::clone(device) });
+        Self { device: Arc::clone(device), id, regions }
+    }
 }
 
 impl RegionControl for DomainRegions {

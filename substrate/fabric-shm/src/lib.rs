@@ -36,6 +36,8 @@ mod control;
 mod core;
 mod device;
 mod exposure;
+#[cfg(test)]
+mod hostile_tests;
 mod keys;
 mod link;
 mod object;

@@ -170,6 +170,12 @@ impl Link {
         self.object.get().is_some_and(|object| object.peer_is_in_atomic())
     }
 
+    /// The object, for tests that play a peer which scribbles over it.
+    #[cfg(test)]
+    pub(crate) fn object(&self) -> Option<&Arc<ConnectionObject>> {
+        self.object.get()
+    }
+
     pub(crate) fn set_revoked(&self) {
         self.revoked.store(true, Ordering::SeqCst);
     }

@@ -152,6 +152,12 @@ impl ConnectionObject {
         EndView { words, slots, lengths, payload, geometry }
     }
 
+    /// All words of the object, for tests that play a peer which scribbles over them.
+    #[cfg(test)]
+    pub(crate) fn all_words(&self) -> (NonNull<AtomicU64>, usize) {
+        (self.mapping.base().cast(), self.mapping.length_bytes() / 8)
+    }
+
     /// The words, rings and areas that this end owns, and the peer's.
     pub(crate) fn views(&self) -> (EndView, EndView) {
         (self.view(self.end), self.view(self.end.other()))

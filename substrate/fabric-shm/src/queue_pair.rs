@@ -23,7 +23,7 @@ use crate::shared_receive_queue::SharedReceives;
 
 /// The handle; dropping it disconnects.
 #[derive(Debug)]
-pub(crate) struct ShmQueuePair(Rc<Core>);
+pub(crate) struct ShmQueuePair(pub(crate) Rc<Core>);
 
 impl ShmQueuePair {
     pub(crate) fn new(
