@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use beeline_fabric::Device;
+use beeline_fabric_shm::{ShmConfig, ShmDevice};
 use beeline_fabric_sim::{SimOptions, SimWorld};
 use beeline_fabric_tcp::{TcpConfig, TcpDevice};
 
@@ -41,10 +42,7 @@ pub fn open(url: &str) -> Result<Arc<dyn Device>, OpenError> {
 }
 
 fn open_shm() -> Result<Arc<dyn Device>, OpenError> {
-    Err(OpenError::Fabric(beeline_fabric::FabricError::Unsupported {
-        provider: "shm",
-        what: "this build",
-    }))
+    Ok(ShmDevice::open(ShmConfig::default())?)
 }
 
 fn tcp_config(rest: &str) -> Result<TcpConfig, &'static str> {
@@ -94,6 +92,7 @@ mod tests {
 
     #[test]
     fn devices_open_by_url() {
+        assert_eq!(open("shm://").unwrap().attributes().provider, "shm");
         assert_eq!(open("tcp://").unwrap().attributes().provider, "tcp");
         assert_eq!(open("tcp://127.0.0.1").unwrap().attributes().provider, "tcp");
         assert_eq!(

@@ -4,6 +4,8 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -21,13 +23,18 @@ const BOUND: Duration = Duration::from_secs(20);
 struct Served {
     bootstrap: Bootstrap,
     _stop: Sender<()>,
+    breaks_shm: Arc<AtomicBool>,
     shard: Option<std::thread::JoinHandle<()>>,
 }
 
-fn shard(incoming: &Receiver<Incoming>, stop: &Receiver<()>) {
+fn shard(incoming: &Receiver<Incoming>, stop: &Receiver<()>, breaks_shm: &AtomicBool) {
     let mut pairs = Vec::new();
     while !matches!(stop.try_recv(), Err(std::sync::mpsc::TryRecvError::Disconnected)) {
         if let Ok(incoming) = incoming.recv_timeout(Duration::from_millis(5)) {
+            if incoming.provider == "shm" && breaks_shm.load(Ordering::Relaxed) {
+                incoming.reply.refuse("no shm today");
+                continue;
+            }
             if incoming.payload == b"unwelcome" {
                 incoming.reply.refuse("go away");
                 continue;
@@ -56,7 +63,9 @@ fn serve(mut config: BootstrapConfig, providers: &[&str]) -> Served {
     config.tcp = Some(([127, 0, 0, 1], 0).into());
     let (send, receive) = channel();
     let (stop, stopped) = channel();
-    let shard = std::thread::spawn(move || shard(&receive, &stopped));
+    let breaks_shm = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&breaks_shm);
+    let shard = std::thread::spawn(move || shard(&receive, &stopped, &flag));
     let service = Service {
         name: "kv".to_owned(),
         shards: 2,
@@ -66,7 +75,7 @@ fn serve(mut config: BootstrapConfig, providers: &[&str]) -> Served {
     let devices =
         providers.iter().map(|provider| open(&format!("{provider}://")).unwrap()).collect();
     let bootstrap = Bootstrap::listen(config, devices, vec![service]).unwrap();
-    Served { bootstrap, _stop: stop, shard: Some(shard) }
+    Served { bootstrap, _stop: stop, breaks_shm, shard: Some(shard) }
 }
 
 impl Served {
@@ -101,6 +110,38 @@ fn visit(url: &str) -> (String, Reason) {
 fn tcp_can_be_insisted_on() {
     let served = serve(BootstrapConfig::default(), &["tcp"]);
     assert_eq!(visit(&served.url("tcp")), ("tcp".to_owned(), Reason::Forced));
+    served.finish();
+}
+
+#[test]
+fn one_host_shares_memory_and_says_so() {
+    let served = serve(BootstrapConfig::default(), &["shm", "tcp"]);
+    let (provider, reason) = visit(&served.url("auto"));
+    assert_eq!((provider.as_str(), &reason), ("shm", &Reason::SameHost));
+    assert_eq!(reason.to_string(), "both ends run on this host");
+    assert_eq!(visit(&served.url("shm")), ("shm".to_owned(), Reason::Forced));
+    assert_eq!(visit(&served.url("tcp")), ("tcp".to_owned(), Reason::Forced));
+    served.finish();
+}
+
+#[test]
+fn a_failure_of_shared_memory_falls_back_to_tcp_and_says_why() {
+    let served = serve(BootstrapConfig::default(), &["shm", "tcp"]);
+    served.breaks_shm.store(true, Ordering::Relaxed);
+    let (provider, reason) = visit(&served.url("auto"));
+    assert_eq!(provider, "tcp");
+    assert!(matches!(&reason, Reason::FellBack(why) if why.contains("no shm today")), "{reason}");
+    // A connection that broke later is avoided the same way, until forgiven.
+    served.breaks_shm.store(false, Ordering::Relaxed);
+    let mut dialler = Dialler::new("kv", &served.url("auto"), BOUND).unwrap();
+    dialler.avoid("shm", "it broke");
+    let dialled = dialler.dial().unwrap();
+    assert_eq!(
+        (dialled.provider.as_str(), &dialled.reason),
+        ("tcp", &Reason::FellBack("it broke".to_owned()))
+    );
+    dialler.forgive();
+    assert_eq!(dialler.dial().unwrap().provider, "shm");
     served.finish();
 }
 
