@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::bench::BenchCommand;
-use crate::config::ServeFlags;
+use crate::config::values::Span;
+use crate::config::{Knob as _, ServeFlags};
 use crate::output::Output;
 
 /// One command for everything Beeline does.
@@ -48,6 +49,16 @@ impl Global {
 /// What can be asked for.
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Run a node until it is told to stop (SIGINT, SIGTERM, or SHUTDOWN from a client).
+    #[command(after_help = "Examples:\n  beeline serve\n  \
+                            beeline serve --data /mnt/pmem0/node --durability power --shards 4\n  \
+                            beeline serve --resp-address 127.0.0.1:6380 --http-address off")]
+    Serve(NodeArguments),
+    /// Watch a running node.
+    #[command(
+        after_help = "Examples:\n  beeline top\n  beeline top --interval 5s --count 12 --json"
+    )]
+    Top(TopArguments),
     /// Explain what this host offers and what would make Beeline faster on it.
     #[command(
         after_help = "Examples:\n  beeline doctor\n  beeline doctor --data /mnt/pmem0 --json"
@@ -59,6 +70,25 @@ pub enum Command {
     /// Show configuration.
     #[command(subcommand)]
     Config(ConfigCommand),
+}
+
+/// `beeline top`.
+#[derive(Debug, Args)]
+pub struct TopArguments {
+    /// Status address of the node.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:9464")]
+    pub address: std::net::SocketAddr,
+    /// Time between two looks, as in 500ms or 2s.
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = span)]
+    pub interval: Span,
+    /// Looks before it ends; without it, until interrupted.
+    #[arg(long, value_name = "COUNT")]
+    pub count: Option<u32>,
+}
+
+fn span(text: &str) -> Result<Span, String> {
+    let span = Span::parse(text)?;
+    if span.0.is_zero() { Err("a time above zero, as in 1s".to_owned()) } else { Ok(span) }
 }
 
 /// `beeline config`.

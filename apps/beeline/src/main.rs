@@ -4,7 +4,6 @@
 //! and errors become messages with a next step. What a node does lives in `systems/node`.
 
 #![forbid(unsafe_code)]
-#![allow(dead_code, reason = "until `serve` reads every setting")]
 
 mod bench;
 mod cli;
@@ -12,7 +11,9 @@ mod config;
 mod doctor;
 mod exit;
 mod output;
+mod serve;
 mod status;
+mod top;
 
 use std::process::ExitCode;
 
@@ -52,6 +53,8 @@ fn run(cli: Cli) -> Result<Exit, Failure> {
         cli.global.log.unwrap_or_else(|| if output.quiet { "error" } else { "info" }.to_owned());
     beeline_observe::trace::init(&beeline_observe::TraceOptions { filter }).or_exit(Exit::Usage)?;
     match cli.command {
+        Command::Serve(arguments) => serve::run(&resolve(&arguments)?.0, output),
+        Command::Top(arguments) => top::run(&arguments, output),
         Command::Doctor(arguments) => doctor::run(&resolve(&arguments)?.0, output),
         Command::Bench(command) => bench::run(&command, output),
         Command::Config(ConfigCommand::Show(arguments)) => show(&arguments, output),

@@ -18,7 +18,8 @@ knobs! {
         pool: PoolWord = "auto", "Durable memory: dax, file, dram (gone with the process), or auto: dax where the file system has it, else file.";
         capacity: Auto<Size> = "auto", "Most bytes the pool may take; auto is 80 % of what is free (half of memory for dram).";
         segment_size: Size = "64MiB", "Bytes of one log segment, 64KiB to 1GiB in steps of 4KiB; larger is fewer files, smaller is less space held per fabric client. Bounds the largest value.";
-        write_delay_ns: Number = "0", "Added to each written-back line of a dram pool, to stand for persistent memory; 150 is the usual figure.";
+        emulate_durability: Switch = "off", "Let a dram pool do the work of process or power durability, for experiments: it keeps neither promise.";
+        write_delay_ns: Number = "0", "With emulate-durability, added to each written-back line of a dram pool, to stand for persistent memory; 150 is the usual figure.";
         prepared_segments: Number = "1", "Segments made ready ahead of need by a background thread.";
         shards: Auto<Number> = "auto", "Threads that each own a part of the keys, 1 to 256; auto is one per core.";
         pin: Switch = "off", "Keep each shard on its own core; worth it when nothing else runs there.";
@@ -79,14 +80,20 @@ impl ServeConfig {
             self.output_buffer_limit.0 >= 1 << 20,
             "output-buffer-limit: less than 1MiB would close honest clients; raise it".to_owned(),
         );
+        let volatile = self.pool == PoolWord::Dram;
         rule(
-            self.write_delay_ns.0 == 0 || self.pool == PoolWord::Dram,
-            "write-delay-ns: only a dram pool can stand for another memory; add --pool dram"
+            self.write_delay_ns.0 == 0 || (volatile && self.emulate_durability.0),
+            "write-delay-ns: only a dram pool with emulate-durability stands for another memory; \
+             add --pool dram --emulate-durability on"
                 .to_owned(),
         );
         rule(
-            self.pool != PoolWord::Dram || self.durability != DurabilityWord::Power || self.write_delay_ns.0 > 0,
-            "durability: a dram pool does not survive power loss; use --durability none, or --write-delay-ns to emulate persistent memory".to_owned(),
+            !volatile || self.durability == DurabilityWord::None || self.emulate_durability.0,
+            format!(
+                "durability: a dram pool is gone with the process and cannot promise {}; use \
+                 --durability none, another --pool, or --emulate-durability on for experiments",
+                super::Knob::show(&self.durability)
+            ),
         );
         let doors = [
             ("resp-address", self.resp_address),

@@ -5,6 +5,7 @@
 
 mod host;
 pub use host::processor_name;
+pub use storage::{existing, free_bytes};
 mod limits;
 mod storage;
 mod transport;

@@ -21,7 +21,7 @@ pub fn probe(config: &ServeConfig, findings: &mut Vec<Finding>) {
 }
 
 /// The directory, or its closest ancestor that exists.
-fn existing(data: &Path) -> PathBuf {
+pub fn existing(data: &Path) -> PathBuf {
     let whole = if data.is_absolute() {
         data.to_owned()
     } else {

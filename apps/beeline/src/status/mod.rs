@@ -16,7 +16,6 @@ use axum::http::{StatusCode, header};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::get;
 
-#[cfg_attr(not(test), expect(unused_imports, reason = "until `serve` fills pages"))]
 pub use page::{Page, Section};
 
 /// What is shown.

@@ -1,0 +1,161 @@
+//! What a node counts, as `/metrics` names it: each figure declared once, with where it is read.
+//!
+//! The parts keep their counters in structs of their own; a scrape copies the sums here. The table
+//! in `docs/metrics.md` is rendered from these declarations.
+
+use beeline_node::NodeStats;
+
+/// Declares metrics together with the expression that reads each from its source.
+macro_rules! published {
+    (
+        $(#[$meta:meta])*
+        struct $set:ident reads $stats:ident: $source:ty {
+            $($kind:ident $field:ident: $unit:ident = $value:expr, $help:literal;)*
+        }
+    ) => {
+        beeline_observe::metrics! {
+            $(#[$meta])*
+            pub struct $set in "beeline" {
+                $($kind $field: $unit, $help;)*
+            }
+        }
+
+        impl $set {
+            /// Copies the figures of this moment.
+            pub fn publish(&self, $stats: &$source) {
+                $(published!(@set $kind, self.$field, $value);)*
+            }
+        }
+    };
+    (@set counter, $cell:expr, $value:expr) => { $cell.publish($value) };
+    (@set gauge, $cell:expr, $value:expr) => { $cell.set($value) };
+}
+
+published! {
+    /// The loops, the store and the pool of a node.
+    struct NodeMetrics reads stats: NodeStats {
+        gauge node_clients: Count = stats.connected_clients as u64, "Redis connections open.";
+        counter node_connections: Count = stats.loops.connections_received, "Redis connections accepted.";
+        counter node_rejected_connections: Count = stats.loops.connections_rejected, "Redis connections refused at the limit on clients.";
+        counter node_commands: Count = stats.loops.commands, "Redis commands executed.";
+        counter node_forwarded_commands: Count = stats.loops.forwarded_commands, "Commands that came from another shard's connection: one hop each.";
+        counter node_several_shard_commands: Count = stats.loops.several_shard_commands, "Commands that locked several shards.";
+        counter node_error_replies: Count = stats.loops.error_replies, "Error replies sent.";
+        counter node_protocol_errors: Count = stats.loops.protocol_errors, "Connections closed for breaking the protocol or passing the query-buffer limit.";
+        counter node_output_limit_disconnections: Count = stats.loops.output_limit_disconnections, "Connections closed because their unread replies passed the limit.";
+        counter node_input_bytes: Bytes = stats.loops.input_bytes, "Bytes read from Redis clients.";
+        counter node_output_bytes: Bytes = stats.loops.output_bytes, "Bytes sent to Redis clients.";
+        gauge node_fabric_clients: Count = stats.loops.fabric_clients, "One-sided clients connected, counted once per shard.";
+        counter node_fabric_requests: Count = stats.loops.fabric_requests, "Requests of one-sided clients.";
+        counter node_sleeps: Count = stats.loops.sleeps, "Times a shard's loop went to sleep.";
+        counter node_turns: Count = stats.loops.turns, "Turns of the shards' loops.";
+        gauge kv_keys: Count = stats.store.total.keys, "Keys a reader finds.";
+        gauge kv_expiring_keys: Count = stats.store.total.expiring_keys, "Keys with an expiry among them.";
+        gauge kv_live_bytes: Bytes = stats.store.total.live_bytes, "Bytes on media of the entries that hold live keys.";
+        gauge kv_garbage_bytes: Bytes = stats.store.garbage_bytes, "Bytes in used segments that are not live: what collection could win at most.";
+        gauge kv_index_bytes: Bytes = stats.store.total.index_bytes, "Memory of the indexes.";
+        counter kv_hits: Count = stats.store.total.hits, "Lookups that found a key.";
+        counter kv_misses: Count = stats.store.total.misses, "Lookups that found none.";
+        counter kv_stored_entries: Count = stats.store.total.entries_stored, "Entries stored: puts, deletions, relocations.";
+        counter kv_stored_bytes: Bytes = stats.store.total.bytes_stored, "Bytes of entries stored.";
+        counter kv_accepted_entries: Count = stats.store.total.entries_accepted, "Entries accepted from one-sided clients.";
+        counter kv_in_place_entries: Count = stats.store.total.entries_in_place, "Of these, overwrites in place.";
+        counter kv_rejected_entries: Count = stats.store.total.entries_rejected, "Announcements of one-sided clients refused.";
+        counter kv_commits: Count = stats.store.total.commits, "Commits that had something to persist.";
+        counter kv_expired_keys: Count = stats.store.total.expired, "Keys expired.";
+        counter kv_evicted_keys: Count = stats.store.total.evicted, "Keys evicted at the memory limit.";
+        counter kv_damaged_entries: Count = stats.store.total.damaged, "Entries found damaged. Not zero needs a person: run `beeline kv check`.";
+        counter kv_collected_segments: Count = stats.store.total.segments_collected, "Segments collected.";
+        counter kv_collector_copied_bytes: Bytes = stats.store.total.collector_copied_bytes, "Bytes the collector copied.";
+        counter kv_collector_won_bytes: Bytes = stats.store.total.collector_won_bytes, "Bytes the collector won back.";
+        gauge pmem_segments: Count = stats.store.segments, "Segments of the pool in use.";
+        gauge pmem_granted_segments: Count = stats.store.segments_granted, "Of these, held by one-sided clients.";
+        gauge pmem_quarantined_segments: Count = stats.store.segments_quarantined, "Of these, set aside because damage was found in them.";
+        gauge pmem_used_bytes: Bytes = stats.pool_used_bytes, "Bytes of the pool in use.";
+        gauge pmem_capacity_bytes: Bytes = stats.pool_capacity_bytes, "Bytes the pool may grow to.";
+    }
+}
+
+published! {
+    /// The process itself, as the kernel accounts for it.
+    struct ProcessMetrics reads process: Process {
+        gauge process_uptime_seconds: Seconds = process.uptime_ns, "Time since the node was started.";
+        counter process_cpu_seconds: Seconds = process.cpu_ns, "Processor time used, user and system.";
+        gauge process_resident_bytes: Bytes = process.resident_bytes, "Memory resident, shared pages of the pool included.";
+        gauge process_open_files: Count = process.open_files, "Descriptors open.";
+    }
+}
+
+/// What the kernel says of this process.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Process {
+    /// Since `started`.
+    pub uptime_ns: u64,
+    /// User and system.
+    pub cpu_ns: u64,
+    /// Resident set.
+    pub resident_bytes: u64,
+    /// Descriptors open.
+    pub open_files: u64,
+}
+
+impl Process {
+    /// Reads the figures; what cannot be read is zero.
+    pub fn read(started: std::time::Instant) -> Self {
+        let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+        // Fields after the name, which may hold spaces: state is field 3.
+        let fields: Vec<u64> = stat
+            .rsplit(')')
+            .next()
+            .unwrap_or_default()
+            .split_whitespace()
+            .map(|field| field.parse().unwrap_or(0))
+            .collect();
+        let field = |number: usize| fields.get(number - 3).copied().unwrap_or(0);
+        let tick_ns = 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1);
+        let page_bytes = rustix::param::page_size() as u64;
+        Self {
+            uptime_ns: u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX),
+            cpu_ns: (field(14) + field(15)) * tick_ns,
+            resident_bytes: field(24) * page_bytes,
+            open_files: std::fs::read_dir("/proc/self/fd").map_or(0, |d| d.count() as u64),
+        }
+    }
+}
+
+/// `docs/metrics.md`.
+#[cfg(test)]
+fn document() -> String {
+    use beeline_observe::registry::markdown;
+    let head = "# Metrics\n\n\
+        Served in OpenMetrics text at `/metrics` of the status address (127.0.0.1:9464 unless told\n\
+        otherwise), and as JSON at `/stats.json`. A counter only grows and ends in `_total`; times are\n\
+        in seconds. This page is rendered from the declarations: `BEELINE_BLESS=1 cargo test -p beeline\n\
+        metrics` writes it anew, and a test fails while it differs.\n\n";
+    let node = markdown("Node, store and pool", NodeMetrics::DESCRIPTORS);
+    let process = markdown("Process", ProcessMetrics::DESCRIPTORS);
+    format!("{head}{node}\n{process}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_document_lists_exactly_the_metrics_there_are() {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/metrics.md");
+        let document = document();
+        if std::env::var_os("BEELINE_BLESS").is_some() {
+            std::fs::write(&path, &document).unwrap();
+        }
+        let written = std::fs::read_to_string(&path).unwrap_or_default();
+        assert!(written == document, "docs/metrics.md differs; BEELINE_BLESS=1 writes it anew");
+    }
+
+    #[test]
+    fn the_process_knows_itself() {
+        let process = Process::read(std::time::Instant::now());
+        assert!(process.resident_bytes > 1 << 20 && process.open_files >= 3, "{process:?}");
+        assert!(process.resident_bytes < 1 << 40, "{process:?}");
+    }
+}

@@ -1,0 +1,140 @@
+//! `beeline serve`: one node, until told to stop.
+//!
+//! Order matters: settings are checked, then the doors are opened (a taken port costs no recovery),
+//! then the pool is recovered, then the banner says what runs. Stopping goes the other way; replies
+//! that are owed are sent, and what was acknowledged is persisted before the process ends.
+
+mod banner;
+mod metrics;
+mod plan;
+mod stop;
+mod view;
+
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, mpsc};
+use std::time::Instant;
+
+use anyhow::Context as _;
+use beeline_kv::KvError;
+use beeline_node::{Node, NodeError};
+use beeline_pmem::PmemError;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use banner::{Banner, Doors};
+use view::View;
+
+use crate::config::ServeConfig;
+use crate::exit::{Exit, Failure};
+use crate::output::Output;
+use crate::status::{Source, StatusServer};
+
+/// The command.
+pub fn run(config: &ServeConfig, output: Output) -> Result<Exit, Failure> {
+    let started = Instant::now();
+    raise_open_files(config);
+    let http =
+        config.http_address.0.map(|address| listen(address, "--http-address")).transpose()?;
+    let node = Node::start(&plan::plan(config)).map_err(failure)?;
+    let handle = node.handle();
+    let doors = Doors {
+        http: http.as_ref().and_then(|listener| listener.local_addr().ok()),
+        ..Doors::default()
+    };
+    let banner = Arc::new(Banner::new(&node, config, doors));
+    let status = match http {
+        Some(listener) => {
+            let view: Arc<dyn Source> =
+                Arc::new(View::new(handle.clone(), Arc::clone(&banner), started));
+            Some(StatusServer::start(listener, view)?)
+        }
+        None => None,
+    };
+    let (reasons, reason) = mpsc::channel();
+    let shutdown: OwnedFd =
+        handle.shutdown_requested().try_clone_to_owned().context("watching for SHUTDOWN")?;
+    stop::watch(shutdown, reasons)?;
+    if output.json {
+        output.object(&*banner)?;
+    } else {
+        output.line(banner.text())?;
+    }
+    let reason = reason.recv().context("the signal watcher ended")?;
+    tracing::info!(%reason, "stopping");
+    drop(status);
+    node.stop();
+    tracing::info!("stopped; everything acknowledged is persisted");
+    Ok(Exit::Done)
+}
+
+/// Opens one door.
+fn listen(address: SocketAddr, flag: &str) -> Result<TcpListener, Failure> {
+    TcpListener::bind(address).map_err(|error| {
+        let advice = advice(error.kind(), flag);
+        Failure::from(anyhow::anyhow!("cannot listen on {address}: {error}; {advice}"))
+    })
+}
+
+fn advice(kind: std::io::ErrorKind, flag: &str) -> String {
+    match kind {
+        std::io::ErrorKind::AddrInUse => {
+            format!("another program listens there: stop it, or choose another with {flag}")
+        }
+        std::io::ErrorKind::PermissionDenied => {
+            format!("ports below 1024 need rights; choose another with {flag}")
+        }
+        _ => format!("choose an address of this machine with {flag}"),
+    }
+}
+
+/// Gives a failure to start its exit code and its advice.
+fn failure(error: NodeError) -> Failure {
+    let exit = match &error {
+        NodeError::Pool { source, .. } | NodeError::Store { source: KvError::Pool(source), .. } => {
+            pool_exit(source)
+        }
+        NodeError::Store { source: KvError::Damaged { .. }, .. } => Exit::Corruption,
+        _ => Exit::Failed,
+    };
+    let advice = match &error {
+        NodeError::Listen { source, .. } => Some(advice(source.kind(), "--resp-address")),
+        NodeError::Pool { source: PmemError::Busy { .. }, .. } => {
+            Some("name another directory with --data".to_owned())
+        }
+        _ => None,
+    };
+    let error = match advice {
+        Some(advice) => anyhow::anyhow!("{error}; {advice}"),
+        None => anyhow::Error::new(error),
+    };
+    Failure::new(exit, error)
+}
+
+fn pool_exit(error: &PmemError) -> Exit {
+    match error {
+        PmemError::Truncated { .. } | PmemError::Damaged { .. } | PmemError::Missing { .. } => {
+            Exit::Corruption
+        }
+        PmemError::Options { .. } | PmemError::CannotPromise { .. } => Exit::Usage,
+        _ => Exit::Failed,
+    }
+}
+
+/// Takes as many descriptors as the hard limit gives, and says so where that is not enough.
+fn raise_open_files(config: &ServeConfig) {
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current != limit.maximum {
+        let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+        if let Err(error) = setrlimit(Resource::Nofile, raised) {
+            tracing::warn!(%error, "the limit on open files could not be raised");
+        }
+    }
+    let clients = u64::from(config.max_clients.0);
+    if limit.maximum.is_some_and(|most| most < clients + 256) {
+        tracing::warn!(
+            limit = limit.maximum,
+            clients,
+            "fewer open files are allowed than --max-clients may need; raise `ulimit -Hn`"
+        );
+    }
+}

@@ -1,0 +1,161 @@
+//! What the status page, `/metrics` and `/stats.json` show of a running node.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use beeline_node::{NodeHandle, NodeStats};
+use beeline_observe::{MetricSet, Registry, Unit, Value};
+
+use super::banner::Banner;
+use super::metrics::{NodeMetrics, Process, ProcessMetrics};
+use crate::config::values::human_bytes;
+use crate::status::{Page, Section, Source};
+
+/// The source behind the pages.
+#[derive(Debug)]
+pub struct View {
+    handle: NodeHandle,
+    banner: Arc<Banner>,
+    started: Instant,
+    registry: Registry,
+    node: Arc<NodeMetrics>,
+    process: Arc<ProcessMetrics>,
+}
+
+impl View {
+    /// A view of the node behind `handle`.
+    pub fn new(handle: NodeHandle, banner: Arc<Banner>, started: Instant) -> Self {
+        let registry = Registry::new();
+        let node = Arc::new(NodeMetrics::default());
+        let process = Arc::new(ProcessMetrics::default());
+        registry.register(node.clone(), None);
+        registry.register(process.clone(), None);
+        Self { handle, banner, started, registry, node, process }
+    }
+
+    fn publish(&self) -> NodeStats {
+        let stats = self.handle.stats();
+        self.node.publish(&stats);
+        self.process.publish(&Process::read(self.started));
+        stats
+    }
+}
+
+impl Source for View {
+    fn page(&self) -> Page {
+        let stats = self.publish();
+        let total = &stats.store.total;
+        let mut page = Page::new(&format!("beeline {}", env!("CARGO_PKG_VERSION")));
+        page.push(Section::facts("Node", self.banner.facts()));
+        let fact = |name: &str, value: String| (name.to_owned(), value);
+        let uptime = self.started.elapsed();
+        page.push(Section::facts(
+            "Now",
+            vec![
+                fact("up for", span(uptime)),
+                fact("keys", count(total.keys)),
+                fact("Redis clients", count(stats.connected_clients as u64)),
+                fact("commands since start", count(stats.loops.commands)),
+                fact("one-sided clients", count(stats.loops.fabric_clients)),
+                fact("one-sided requests", count(stats.loops.fabric_requests)),
+                fact(
+                    "pool",
+                    format!(
+                        "{} of {} used, {} live, {} to collect",
+                        human_bytes(stats.pool_used_bytes),
+                        human_bytes(stats.pool_capacity_bytes),
+                        human_bytes(total.live_bytes),
+                        human_bytes(stats.store.garbage_bytes),
+                    ),
+                ),
+                fact("hits and misses", format!("{} / {}", count(total.hits), count(total.misses))),
+                fact(
+                    "expired, evicted",
+                    format!("{} / {}", count(total.expired), count(total.evicted)),
+                ),
+                fact("memory resident", human_bytes(self.process.process_resident_bytes.value())),
+                fact(
+                    "processor time",
+                    span(Duration::from_nanos(self.process.process_cpu_seconds.value())),
+                ),
+            ],
+        ));
+        if total.damaged > 0 {
+            page.push(Section::facts(
+                "Needs a person",
+                vec![fact("damaged entries", format!("{}; run `beeline kv check`", total.damaged))],
+            ));
+        }
+        page
+    }
+
+    fn stats(&self) -> serde_json::Value {
+        self.publish();
+        let mut object = serde_json::Map::new();
+        object.insert("node".to_owned(), serde_json::json!(*self.banner));
+        for set in [&*self.node as &dyn MetricSet, &*self.process] {
+            for (descriptor, value) in set.descriptors().iter().zip(set.values()) {
+                let Value::Number(number) = value else { continue };
+                let value = match descriptor.unit {
+                    Unit::Seconds => {
+                        serde_json::json!(Duration::from_nanos(number).as_secs_f64())
+                    }
+                    Unit::Count | Unit::Bytes => serde_json::json!(number),
+                };
+                object.insert(descriptor.name.to_owned(), value);
+            }
+        }
+        serde_json::Value::Object(object)
+    }
+
+    fn metrics(&self) -> String {
+        self.publish();
+        self.registry.encode()
+    }
+
+    fn health(&self) -> Result<(), String> {
+        let damaged = self.handle.stats().store.segments_quarantined;
+        if damaged > 0 {
+            return Err(format!(
+                "{damaged} segments are set aside as damaged; run `beeline kv check`"
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// A whole number with its thousands apart.
+pub fn count(number: u64) -> String {
+    let digits = number.to_string();
+    let mut spaced = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i).is_multiple_of(3) {
+            spaced.push(',');
+        }
+        spaced.push(digit);
+    }
+    spaced
+}
+
+fn span(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    match (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60, seconds % 60) {
+        (0, 0, 0, _) => format!("{:.1} s", duration.as_secs_f64()),
+        (0, 0, m, s) => format!("{m} min {s} s"),
+        (0, h, m, _) => format!("{h} h {m} min"),
+        (d, h, _, _) => format!("{d} d {h} h"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_and_spans_read_well() {
+        assert_eq!(count(1_234_567), "1,234,567");
+        assert_eq!(count(7), "7");
+        assert_eq!(span(Duration::from_millis(1500)), "1.5 s");
+        assert_eq!(span(Duration::from_secs(3_700)), "1 h 1 min");
+    }
+}
