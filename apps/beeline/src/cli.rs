@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand};
 use crate::bench::BenchCommand;
 use crate::config::values::Span;
 use crate::config::{Knob as _, ServeFlags};
+use crate::exit::Exit;
 use crate::output::Output;
 
 /// One command for everything Beeline does.
@@ -15,14 +16,21 @@ use crate::output::Output;
     name = "beeline",
     version,
     about = "A kernel-bypass data node: Redis protocol, one-sided key-value access, durable memory",
-    after_help = "Exit codes: 0 done, 1 failed, 2 usage, 3 unreachable or timed out, \
-                  4 corruption found, 130 interrupted."
+    after_help = exit_codes()
 )]
 pub struct Cli {
     #[command(flatten)]
     pub global: Global,
     #[command(subcommand)]
     pub command: Command,
+}
+
+fn exit_codes() -> String {
+    let codes: Vec<String> = Exit::TABLE
+        .iter()
+        .map(|(exit, meaning)| format!("  {:<4} {meaning}", exit.code()))
+        .collect();
+    format!("Exit codes:\n{}", codes.join("\n"))
 }
 
 /// Flags every subcommand takes.

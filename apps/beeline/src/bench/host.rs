@@ -29,6 +29,9 @@ pub struct HostArguments {
     pub options: BenchOptions,
 }
 
+/// Place of the TCP figure among the contenders; the cache line's is the first.
+const TCP: usize = 3;
+
 /// The command.
 pub fn run(arguments: &HostArguments, output: Output) -> Result<Exit, Failure> {
     let options = &arguments.options;
@@ -42,7 +45,7 @@ pub fn run(arguments: &HostArguments, output: Output) -> Result<Exit, Failure> {
         Contender::new("TCP", || tcp_ping_pong_us(rounds / 10)),
         Contender::new("fdatasync", || data_sync_us(&arguments.data, syncs)),
     ];
-    let figures = alternate(options.turns(), &mut contenders)?;
+    let figures = alternate(options.turns(), &mut contenders, output)?;
     drop(contenders);
     let mut report = Report::new("host", "none");
     let rows = [
@@ -52,8 +55,15 @@ pub fn run(arguments: &HostArguments, output: Output) -> Result<Exit, Failure> {
         ("TCP on loopback, 8 B, round trip", "blocking sockets", "us", Better::Lower),
         ("append 64 B and write it to the disk", "fdatasync", "us", Better::Lower),
     ];
-    for ((case, subject, unit, better), figures) in rows.into_iter().zip(&figures) {
-        report.push(Row::new(case, subject, unit, better, figures));
+    let cores = super::turns::cores().len();
+    for (i, ((case, subject, unit, better), figures_of_row)) in
+        rows.into_iter().zip(&figures).enumerate()
+    {
+        let row = Row::new(case, subject, unit, better, figures_of_row);
+        // What crossing the kernel costs over crossing between cores.
+        let row =
+            if i == TCP { row.against("cache line", &figures[TCP], &figures[0]) } else { row };
+        report.push(if i == TCP || i == 0 { row.beside("cores", cores.min(2)) } else { row });
     }
     finish(&report, options, output)
 }

@@ -224,6 +224,7 @@ fn cells(row: &Row) -> Vec<String> {
 /// Three significant digits, thousands apart.
 pub fn number(value: f64) -> String {
     let digits = match value.abs() {
+        0.0 => 0,
         v if v >= 100.0 => 0,
         v if v >= 10.0 => 1,
         v if v >= 1.0 => 2,

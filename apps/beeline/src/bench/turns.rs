@@ -2,6 +2,8 @@
 
 use anyhow::Context as _;
 
+use crate::output::Output;
+
 /// One contender: its name and how to take one turn. A turn returns its figure.
 pub struct Contender<'a> {
     /// As in the report.
@@ -22,7 +24,12 @@ impl<'a> Contender<'a> {
 /// the contenders' order; those of one round stand at the same index.
 ///
 /// Errors: the first turn that failed, with the contender's name.
-pub fn alternate(turns: u32, contenders: &mut [Contender<'_>]) -> anyhow::Result<Vec<Vec<f64>>> {
+pub fn alternate(
+    turns: u32,
+    contenders: &mut [Contender<'_>],
+    output: Output,
+) -> anyhow::Result<Vec<Vec<f64>>> {
+    let progress = output.progress(u64::from(turns) * contenders.len() as u64, "measuring");
     let mut figures = vec![Vec::with_capacity(turns as usize); contenders.len()];
     for round in 0..turns as usize {
         for step in 0..contenders.len() {
@@ -31,8 +38,10 @@ pub fn alternate(turns: u32, contenders: &mut [Contender<'_>]) -> anyhow::Result
             let figure = (contender.turn)()
                 .with_context(|| format!("{}, turn {}", contender.name, round + 1))?;
             figures[i].push(figure);
+            progress.inc(1);
         }
     }
+    progress.finish_and_clear();
     Ok(figures)
 }
 
@@ -72,15 +81,20 @@ mod tests {
                 Ok(figure)
             })
         };
-        let figures = alternate(3, &mut [turn("a", 1.0), turn("b", 2.0)]).unwrap();
+        let figures =
+            alternate(3, &mut [turn("a", 1.0), turn("b", 2.0)], Output::default()).unwrap();
         assert_eq!(figures, [[1.0; 3], [2.0; 3]]);
         assert_eq!(*order.borrow(), ["a", "b", "b", "a", "a", "b"]);
     }
 
     #[test]
     fn a_failed_turn_names_its_contender() {
-        let error =
-            alternate(1, &mut [Contender::new("redis", || anyhow::bail!("gone"))]).unwrap_err();
+        let error = alternate(
+            1,
+            &mut [Contender::new("redis", || anyhow::bail!("gone"))],
+            Output::default(),
+        )
+        .unwrap_err();
         assert_eq!(format!("{error:#}"), "redis, turn 1: gone");
     }
 

@@ -53,7 +53,7 @@ pub fn run(config: &ServeConfig, output: Output) -> Result<Exit, Failure> {
     let (reasons, reason) = mpsc::channel();
     let shutdown: OwnedFd =
         handle.shutdown_requested().try_clone_to_owned().context("watching for SHUTDOWN")?;
-    stop::watch(shutdown, reasons)?;
+    stop::watch(shutdown, &reasons)?;
     if output.json {
         output.object(&*banner)?;
     } else {
@@ -90,7 +90,7 @@ fn advice(kind: std::io::ErrorKind, flag: &str) -> String {
 /// Gives a failure to start its exit code and its advice.
 fn failure(error: NodeError) -> Failure {
     let exit = match &error {
-        NodeError::Pool { source, .. } | NodeError::Store { source: KvError::Pool(source), .. } => {
+        NodeError::Pool { source, .. } | NodeError::Store { source: KvError::Pmem(source), .. } => {
             pool_exit(source)
         }
         NodeError::Store { source: KvError::Damaged { .. }, .. } => Exit::Corruption,

@@ -4,8 +4,8 @@ use std::os::fd::OwnedFd;
 use std::sync::mpsc::Sender;
 
 use anyhow::Context as _;
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::exit::Exit;
@@ -31,11 +31,12 @@ impl std::fmt::Display for Reason {
     }
 }
 
-/// Starts a thread that sends the first reason to stop, and ends the process at once, with code
-/// 130, on a second signal. Signals are caught from the moment this returns.
+/// Starts two threads that send the first reason to stop; the one that catches signals ends the
+/// process at once, with code 130, on a second signal. Signals are caught from the moment this
+/// returns.
 ///
-/// Errors: the thread or its signal handlers cannot be made.
-pub fn watch(shutdown: OwnedFd, reasons: Sender<Reason>) -> anyhow::Result<()> {
+/// Errors: a thread or the signal handlers cannot be made.
+pub fn watch(shutdown: OwnedFd, reasons: &Sender<Reason>) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -43,9 +44,8 @@ pub fn watch(shutdown: OwnedFd, reasons: Sender<Reason>) -> anyhow::Result<()> {
     let guard = runtime.enter();
     let mut interrupt = signal(SignalKind::interrupt()).context("catching SIGINT")?;
     let mut terminate = signal(SignalKind::terminate()).context("catching SIGTERM")?;
-    let shutdown =
-        AsyncFd::with_interest(shutdown, Interest::READABLE).context("watching for SHUTDOWN")?;
     drop(guard);
+    let first = reasons.clone();
     std::thread::Builder::new()
         .name("beeline-signals".to_owned())
         .spawn(move || {
@@ -53,9 +53,8 @@ pub fn watch(shutdown: OwnedFd, reasons: Sender<Reason>) -> anyhow::Result<()> {
                 let reason = tokio::select! {
                     _ = interrupt.recv() => Reason::Interrupt,
                     _ = terminate.recv() => Reason::Terminate,
-                    _ = shutdown.readable() => Reason::Client,
                 };
-                let _ = reasons.send(reason);
+                let _ = first.send(reason);
                 tokio::select! {
                     _ = interrupt.recv() => {}
                     _ = terminate.recv() => {}
@@ -65,5 +64,13 @@ pub fn watch(shutdown: OwnedFd, reasons: Sender<Reason>) -> anyhow::Result<()> {
             });
         })
         .context("starting the signal watcher's thread")?;
+    let asked = reasons.clone();
+    std::thread::Builder::new()
+        .name("beeline-shutdown".to_owned())
+        .spawn(move || {
+            while let Err(Errno::INTR) = poll(&mut [PollFd::new(&shutdown, PollFlags::IN)], None) {}
+            let _ = asked.send(Reason::Client);
+        })
+        .context("starting the thread that waits for SHUTDOWN")?;
     Ok(())
 }

@@ -5,7 +5,7 @@
 
 mod page;
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -36,7 +36,6 @@ pub trait Source: Send + Sync + 'static {
 /// The running server; dropping it stops it.
 #[derive(Debug)]
 pub struct StatusServer {
-    address: SocketAddr,
     stop: Option<tokio::sync::oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -46,7 +45,6 @@ impl StatusServer {
     ///
     /// Errors: the runtime or its thread cannot be made.
     pub fn start(listener: TcpListener, source: Arc<dyn Source>) -> anyhow::Result<Self> {
-        let address = listener.local_addr().context("the status page's address")?;
         listener.set_nonblocking(true).context("the status page's socket")?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -76,12 +74,7 @@ impl StatusServer {
                 });
             })
             .context("starting the status page's thread")?;
-        Ok(Self { address, stop: Some(stop), thread: Some(thread) })
-    }
-
-    /// Where it listens.
-    pub fn address(&self) -> SocketAddr {
-        self.address
+        Ok(Self { stop: Some(stop), thread: Some(thread) })
     }
 }
 
@@ -128,6 +121,7 @@ async fn health(State(source): Shared) -> Response {
 #[cfg(test)]
 mod tests {
     use std::io::{Read as _, Write as _};
+    use std::net::SocketAddr;
 
     use super::*;
 
@@ -167,31 +161,33 @@ mod tests {
     #[test]
     fn each_path_answers_with_its_own_form() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let server = StatusServer::start(listener, Arc::new(Fixed { healthy: true })).unwrap();
-        let page = ask(server.address(), "/");
+        let address = listener.local_addr().unwrap();
+        let _server = StatusServer::start(listener, Arc::new(Fixed { healthy: true })).unwrap();
+        let page = ask(address, "/");
         assert!(page.contains("text/html") && page.contains("127.0.0.1:6379"), "{page}");
         assert!(page.contains("node &lt;1&gt;"), "text is escaped: {page}");
         assert!(!page.contains("://"), "the page loads nothing from elsewhere: {page}");
-        let metrics = ask(server.address(), "/metrics");
+        let metrics = ask(address, "/metrics");
         assert!(metrics.contains("openmetrics-text") && metrics.contains("# EOF"), "{metrics}");
-        assert!(ask(server.address(), "/stats.json").contains("{\"keys\":3}"));
-        assert!(ask(server.address(), "/healthz").starts_with("HTTP/1.1 200"));
-        assert!(ask(server.address(), "/other").starts_with("HTTP/1.1 404"));
+        assert!(ask(address, "/stats.json").contains("{\"keys\":3}"));
+        assert!(ask(address, "/healthz").starts_with("HTTP/1.1 200"));
+        assert!(ask(address, "/other").starts_with("HTTP/1.1 404"));
     }
 
     #[test]
     fn an_unhealthy_node_answers_503_with_the_reason() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let server = StatusServer::start(listener, Arc::new(Fixed { healthy: false })).unwrap();
-        let answer = ask(server.address(), "/healthz");
+        let address = listener.local_addr().unwrap();
+        let _server = StatusServer::start(listener, Arc::new(Fixed { healthy: false })).unwrap();
+        let answer = ask(address, "/healthz");
         assert!(answer.starts_with("HTTP/1.1 503") && answer.ends_with("pool full\n"), "{answer}");
     }
 
     #[test]
     fn dropping_the_server_frees_its_port() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
         let server = StatusServer::start(listener, Arc::new(Fixed { healthy: true })).unwrap();
-        let address = server.address();
         drop(server);
         assert!(std::net::TcpStream::connect(address).is_err());
     }

@@ -13,7 +13,6 @@ pub struct Page {
 #[derive(Clone, Debug)]
 pub struct Section {
     title: String,
-    header: Vec<String>,
     rows: Vec<Vec<String>>,
 }
 
@@ -21,13 +20,7 @@ impl Section {
     /// Names with their values.
     pub fn facts(title: &str, facts: Vec<(String, String)>) -> Self {
         let rows = facts.into_iter().map(|(name, value)| vec![name, value]).collect();
-        Self { title: title.to_owned(), header: Vec::new(), rows }
-    }
-
-    /// A table with a header.
-    pub fn table(title: &str, header: &[&str], rows: Vec<Vec<String>>) -> Self {
-        let header = header.iter().map(|&cell| cell.to_owned()).collect();
-        Self { title: title.to_owned(), header, rows }
+        Self { title: title.to_owned(), rows }
     }
 }
 
@@ -36,11 +29,11 @@ body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding
 color:#1c2430;background:#fbfbf9}\
 h1{font-size:1.4rem}h2{font-size:1rem;margin:1.6rem 0 .3rem;color:#8a5a00}\
 table{border-collapse:collapse;width:100%}\
-td,th{text-align:left;padding:.15rem .8rem .15rem 0;border-bottom:1px solid #e6e3da;\
+td{text-align:left;padding:.15rem .8rem .15rem 0;border-bottom:1px solid #e6e3da;\
 font-variant-numeric:tabular-nums}\
-th{font-weight:600}td:first-child{color:#555}footer{margin-top:2rem;color:#777}\
+td:first-child{color:#555}footer{margin-top:2rem;color:#777}\
 @media(prefers-color-scheme:dark){body{background:#15181c;color:#dcdcd6}h2{color:#e0a940}\
-td,th{border-color:#2b3037}td:first-child{color:#9aa}}";
+td{border-color:#2b3037}td:first-child{color:#9aa}}";
 
 impl Page {
     /// A page without sections.
@@ -71,13 +64,6 @@ impl Page {
         )?;
         for section in &self.sections {
             write!(html, "<h2>{}</h2><table>", escape(&section.title))?;
-            if !section.header.is_empty() {
-                html.push_str("<tr>");
-                for cell in &section.header {
-                    write!(html, "<th>{}</th>", escape(cell))?;
-                }
-                html.push_str("</tr>");
-            }
             for row in &section.rows {
                 html.push_str("<tr>");
                 for cell in row {
