@@ -1,1 +1,149 @@
-//! Real, unmodified clients against the real command.
+//! Real, unmodified clients against the real command: what the suites in `tests/` share.
+//!
+//! - [`server`]: starts `beeline serve` on free ports with a directory of its own, and ends it.
+//! - [`resp`]: a few lines of Redis protocol, for what clients do not let a test say.
+//! - [`skip`]: a test that cannot run here says so, with the reason.
+//!
+//! Everything waits with a bound: a test that would hang fails and says what it waited for. These
+//! are helpers of tests, so a broken expectation panics with the reason.
+
+#![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "helpers of tests")]
+
+pub mod resp;
+pub mod server;
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+pub use resp::{Connection, Reply};
+pub use server::{Server, beeline, program};
+
+/// Says that a test did not run, and why: on standard error, and in the file that
+/// `BEELINE_SKIP_LOG` names, from where `cargo xtask` puts it into its table.
+pub fn skip(test: &str, reason: &str) {
+    let line = format!("{test}: {reason}");
+    let _ = writeln!(std::io::stderr(), "skipped {line}");
+    let Some(log) = std::env::var_os("BEELINE_SKIP_LOG") else { return };
+    let file = std::fs::OpenOptions::new().create(true).append(true).open(log);
+    let written = file.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes()));
+    written.expect("the skip log can be written");
+}
+
+/// A line that is seen even when the test passes: how much was run.
+pub fn note(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// True in `cargo xtask deep`.
+#[must_use]
+pub fn deep() -> bool {
+    std::env::var_os("BEELINE_DEEP").is_some()
+}
+
+/// The path of `program`, or `None` after saying that `test` is skipped for want of it.
+#[must_use]
+pub fn need(test: &str, program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = std::env::split_paths(&path).map(|d| d.join(program)).find(|p| p.is_file());
+    if found.is_none() {
+        skip(test, &format!("{program} is not installed; `cargo xtask setup` fetches it"));
+    }
+    found
+}
+
+/// Python with redis-py, as `cargo xtask setup` makes it, or `None` after saying that `test` is
+/// skipped.
+#[must_use]
+pub fn need_redis_py(test: &str) -> Option<PathBuf> {
+    let home = root().join("target/clients-venv/bin/python");
+    let candidates = [home, PathBuf::from("python3")];
+    let found = candidates.into_iter().find(|python| {
+        let mut probe = Command::new(python);
+        probe.args(["-c", "import redis"]).stdout(Stdio::null()).stderr(Stdio::null());
+        probe.status().is_ok_and(|status| status.success())
+    });
+    if found.is_none() {
+        skip(test, "redis-py is not installed; `cargo xtask setup` fetches it");
+    }
+    found
+}
+
+/// The root of the workspace.
+#[must_use]
+pub fn root() -> PathBuf {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR"));
+    own.ancestors().nth(2).expect("two folders below the root").to_owned()
+}
+
+/// Asks until `question` answers something, for at most `patience`.
+///
+/// # Panics
+///
+/// When it never does; the message says what was waited for.
+pub fn eventually<T>(what: &str, patience: Duration, mut question: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(answer) = question() {
+            return answer;
+        }
+        assert!(start.elapsed() < patience, "{what}: not within {patience:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Runs `command` to its end, for at most `patience`.
+///
+/// # Panics
+///
+/// When it cannot be started or does not end; it is killed then.
+pub fn bounded(command: &mut Command, patience: Duration) -> Output {
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    // Readers of their own, so that a full pipe does not stop the child.
+    let out = drain(child.stdout.take());
+    let err = drain(child.stderr.take());
+    let start = Instant::now();
+    let status = loop {
+        if let Some(status) = child.try_wait().expect("the child can be waited for") {
+            break status;
+        }
+        if start.elapsed() > patience {
+            let _ = child.kill();
+            let _ = child.wait();
+            panic!("{command:?} did not end within {patience:?}");
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    Output {
+        status,
+        stdout: out.join().unwrap_or_default(),
+        stderr: err.join().unwrap_or_default(),
+    }
+}
+
+fn drain(stream: Option<impl std::io::Read + Send + 'static>) -> std::thread::JoinHandle<Vec<u8>> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        if let Some(mut stream) = stream {
+            let _ = stream.read_to_end(&mut bytes);
+        }
+        bytes
+    })
+}
+
+/// Standard output and standard error of a finished command, for messages.
+#[must_use]
+pub fn said(output: &Output) -> String {
+    format!(
+        "{}\n{}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
+}

@@ -1,0 +1,209 @@
+//! Starting and stopping: banner, signals, taken ports, bad directories, a quiet idle node.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::io::{Read as _, Write as _};
+use std::time::Duration;
+
+use beeline_verify_clients::{Connection, Server, beeline, bounded, eventually, said, skip};
+use rustix::process::Signal;
+
+fn directory() -> tempfile::TempDir {
+    tempfile::tempdir().unwrap_or_else(|error| panic!("a temporary directory: {error}"))
+}
+
+#[test]
+fn the_banner_says_what_listens_and_how_durable_it_is() {
+    let data = directory();
+    let server = Server::start(data.path(), &["--shards", "2"]);
+    let banner = server.banner();
+    assert_eq!(banner["event"], "ready");
+    assert_eq!(banner["shards"], 2);
+    assert_eq!(banner["durability"], "process");
+    assert!(["file", "dax"].contains(&banner["pool"].as_str().unwrap()), "{banner}");
+    assert_eq!(server.connect().say("PING").text(), "PONG");
+}
+
+#[test]
+fn sigterm_and_sigint_end_a_node_cleanly_and_keep_its_data() {
+    let data = directory();
+    for (signal, expected) in [(Signal::TERM, 0), (Signal::INT, 0)] {
+        let mut server = Server::start(data.path(), &[]);
+        assert!(server.connect().say("SET kept yes").is_ok());
+        server.signal(signal);
+        assert_eq!(server.wait().code(), Some(expected), "{}", server.complaints());
+        let server = Server::start(data.path(), &[]);
+        assert_eq!(server.connect().say("GET kept").text(), "yes");
+    }
+}
+
+#[test]
+fn shutdown_from_a_client_ends_the_node() {
+    let data = directory();
+    let mut server = Server::start(data.path(), &[]);
+    let mut connection = server.connect();
+    assert!(connection.say("SET kept yes").is_ok());
+    connection.send(b"SHUTDOWN\r\n").unwrap();
+    assert_eq!(server.wait().code(), Some(0), "{}", server.complaints());
+    let server = Server::start(data.path(), &[]);
+    assert_eq!(server.connect().say("GET kept").text(), "yes");
+}
+
+#[test]
+fn a_taken_port_is_named_with_the_flag_that_changes_it() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    for flag in ["--resp-address", "--http-address"] {
+        let data = directory();
+        let (status, said) = Server::try_start(data.path(), &[flag, &address]).unwrap_err();
+        assert_eq!(status.code(), Some(1), "{said}");
+        assert!(said.contains(&address) && said.contains(flag), "{said}");
+    }
+}
+
+#[test]
+fn a_directory_has_one_node_at_a_time() {
+    let data = directory();
+    let first = Server::start(data.path(), &[]);
+    let (status, said) = Server::try_start(data.path(), &[]).unwrap_err();
+    assert_eq!(status.code(), Some(1), "{said}");
+    assert!(said.contains(&first.process().to_string()) && said.contains("--data"), "{said}");
+    assert_eq!(first.connect().say("PING").text(), "PONG");
+}
+
+#[test]
+fn a_directory_that_cannot_be_written_is_named() {
+    let data = directory();
+    // To root, permission bits mean nothing; a file in the way does.
+    let in_the_way = data.path().join("file");
+    std::fs::write(&in_the_way, b"").unwrap();
+    let (status, said) = Server::try_start(&in_the_way, &[]).unwrap_err();
+    assert_eq!(status.code(), Some(1), "{said}");
+    assert!(said.contains("file"), "{said}");
+}
+
+#[test]
+fn a_read_only_directory_is_named_and_left_as_it_was() {
+    let test = "a_read_only_directory_is_named_and_left_as_it_was";
+    let data = directory();
+    let Some(_mounted) = Mount::tmpfs(test, data.path(), "size=64m,ro") else { return };
+    let (status, said) = Server::try_start(data.path(), &[]).unwrap_err();
+    assert_eq!(status.code(), Some(1), "{said}");
+    assert!(said.contains(&data.path().display().to_string()), "{said}");
+    assert!(said.contains("writ") || said.contains("read-only"), "{said}");
+}
+
+/// A file system mounted for one test.
+struct Mount(std::path::PathBuf);
+
+impl Mount {
+    fn tmpfs(test: &str, place: &std::path::Path, options: &str) -> Option<Self> {
+        let mounted = bounded(
+            std::process::Command::new("mount")
+                .args(["-t", "tmpfs", "-o", options, "tmpfs"])
+                .arg(place),
+            Duration::from_secs(10),
+        );
+        if !mounted.status.success() {
+            skip(test, "a file system can be mounted by root only");
+            return None;
+        }
+        Some(Self(place.to_owned()))
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn an_idle_node_uses_about_no_processor_time() {
+    let data = directory();
+    let server = Server::start(data.path(), &[]);
+    // Some work first: a node that never woke up proves nothing.
+    let mut connection = server.connect();
+    for i in 0..1000 {
+        assert!(connection.say(&format!("SET key:{i} value")).is_ok());
+    }
+    std::thread::sleep(Duration::from_millis(500));
+    let before = server.processor_ticks();
+    std::thread::sleep(Duration::from_secs(2));
+    let used = server.processor_ticks() - before;
+    // 200 ticks are one core; five are 2.5 % of one.
+    assert!(used <= 5, "{used} of 200 clock ticks used while idle");
+}
+
+#[test]
+fn the_status_page_counts_what_clients_do() {
+    let data = directory();
+    let server = Server::start(data.path(), &[]);
+    let mut connection = server.connect();
+    for _ in 0..10 {
+        assert!(connection.say("SET key value").is_ok());
+    }
+    let ask = |path: &str| {
+        let mut stream = std::net::TcpStream::connect(server.http()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        write!(stream, "GET {path} HTTP/1.0\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    let metrics = ask("/metrics");
+    let value = |name: &str| {
+        let line = metrics.lines().find(|line| line.starts_with(name));
+        line.and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
+            .unwrap_or_else(|| panic!("{name} is missing: {metrics}"))
+    };
+    assert!(value("beeline_node_commands_total") >= 10.0);
+    assert!((value("beeline_kv_keys") - 1.0).abs() < 0.5);
+    assert!(ask("/").contains("RESP"));
+    assert!(ask("/healthz").contains("200"));
+    assert!(ask("/stats.json").contains("beeline_kv_keys"));
+    let top = bounded(
+        &mut beeline(&[
+            "top",
+            "--json",
+            "--count",
+            "1",
+            "--interval",
+            "50ms",
+            "--address",
+            &server.http().to_string(),
+        ]),
+        Duration::from_secs(20),
+    );
+    assert!(said(&top).contains("beeline_kv_keys"), "{}", said(&top));
+}
+
+#[test]
+fn a_second_node_of_another_directory_runs_beside_the_first() {
+    let (one, two) = (directory(), directory());
+    let (first, second) = (Server::start(one.path(), &[]), Server::start(two.path(), &[]));
+    assert!(first.connect().say("SET who first").is_ok());
+    assert_eq!(second.connect().say("EXISTS who").text(), "0");
+}
+
+#[test]
+fn a_password_is_asked_for() {
+    let data = directory();
+    let server = Server::start(data.path(), &["--require-password", "secret"]);
+    let mut connection = server.connect();
+    assert!(connection.say("GET x").text().starts_with("NOAUTH"));
+    assert!(connection.say("AUTH wrong").text().starts_with("WRONGPASS"));
+    assert!(connection.say("AUTH secret").is_ok());
+    assert!(connection.say("SET x y").is_ok());
+}
+
+#[test]
+fn a_silent_connection_is_closed_when_a_timeout_is_set() {
+    let data = directory();
+    let server = Server::start(data.path(), &["--idle-timeout", "1s"]);
+    let mut connection: Connection = server.connect();
+    assert_eq!(connection.say("PING").text(), "PONG");
+    eventually("the idle connection's end", Duration::from_secs(15), || {
+        connection.is_closed().then_some(())
+    });
+}

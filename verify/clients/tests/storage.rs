@@ -1,0 +1,118 @@
+//! Full pools, full disks, damaged files, backups.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::time::Duration;
+
+use beeline_verify_clients::{Reply, Server, bounded, skip};
+
+fn directory() -> tempfile::TempDir {
+    tempfile::tempdir().unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Writes values of 64 KiB until one is refused; returns how many were accepted and the refusal.
+fn fill(server: &Server, most: u64) -> (u64, String) {
+    let mut connection = server.connect();
+    let value = vec![b'v'; 64 << 10];
+    for i in 0..most {
+        match connection.call(&[b"SET", format!("fill:{i}").as_bytes(), &value]) {
+            Ok(reply) if reply.is_ok() => {}
+            Ok(other) => return (i, other.text()),
+            Err(error) => panic!("the node ended while its pool filled: {error}"),
+        }
+    }
+    panic!("{most} values of 64 KiB fitted");
+}
+
+/// Everything accepted is there; reads, deletions and then writes work.
+fn usable(server: &Server, accepted: u64) {
+    let mut connection = server.connect();
+    for i in (0..accepted).step_by(7) {
+        assert_eq!(connection.say(&format!("STRLEN fill:{i}")).text(), "65536", "fill:{i}");
+    }
+    for i in 0..accepted / 2 {
+        assert_eq!(connection.say(&format!("DEL fill:{i}")).text(), "1", "fill:{i}");
+    }
+    // Room comes back as the collector gets there.
+    beeline_verify_clients::eventually("room after deletions", Duration::from_secs(30), || {
+        connection.call(&[b"SET", b"again", &vec![b'v'; 64 << 10]]).ok().filter(Reply::is_ok)
+    });
+}
+
+#[test]
+fn a_full_pool_refuses_writes_and_serves_everything_else() {
+    let data = directory();
+    let flags = ["--capacity", "16MiB", "--shards", "2"];
+    let server = Server::start(data.path(), &flags);
+    let (accepted, refusal) = fill(&server, 1000);
+    assert!(accepted > 50, "only {accepted} values of 64 KiB fitted into 16 MiB");
+    assert!(refusal.starts_with("OOM"), "{refusal}");
+    server.kill();
+    // Nor does a restart of the full node lose anything.
+    let server = Server::start(data.path(), &flags);
+    usable(&server, accepted);
+}
+
+#[test]
+fn a_memory_limit_evicts_where_the_policy_says_so() {
+    let data = directory();
+    let flags = ["--max-memory", "4MiB", "--eviction-policy", "allkeys-lru", "--shards", "1"];
+    let server = Server::start(data.path(), &flags);
+    let mut connection = server.connect();
+    let value = vec![b'v'; 16 << 10];
+    for i in 0..1000 {
+        let reply = connection.call(&[b"SET", format!("e:{i}").as_bytes(), &value]).unwrap();
+        assert!(reply.is_ok(), "e:{i}: {reply:?}");
+    }
+    let kept: u64 = connection.say("DBSIZE").text().parse().unwrap();
+    assert!((10..=512).contains(&kept), "{kept} of 1000 keys of 16 KiB kept within 4 MiB");
+    assert_eq!(connection.say("EXISTS e:999").text(), "1", "the newest key was evicted");
+}
+
+#[test]
+fn a_full_disk_refuses_writes_and_loses_nothing() {
+    let test = "a_full_disk_refuses_writes_and_loses_nothing";
+    let data = directory();
+    let mut mount = std::process::Command::new("mount");
+    mount.args(["-t", "tmpfs", "-o", "size=24m", "tmpfs"]).arg(data.path());
+    if !bounded(&mut mount, Duration::from_secs(10)).status.success() {
+        return skip(test, "a file system can be mounted by root only");
+    }
+    let place = data.path().to_owned();
+    let outcome = std::panic::catch_unwind(move || {
+        let server = Server::start(&place, &["--capacity", "1GiB", "--shards", "1"]);
+        let (accepted, refusal) = fill(&server, 1000);
+        assert!(accepted > 50, "only {accepted} values of 64 KiB fitted into 24 MiB");
+        assert!(refusal.starts_with("OOM") || refusal.contains("space"), "{refusal}");
+        server.kill();
+        let server = Server::start(&place, &["--capacity", "1GiB", "--shards", "1"]);
+        usable(&server, accepted);
+    });
+    let _ = bounded(
+        std::process::Command::new("umount").arg("--lazy").arg(data.path()),
+        Duration::from_secs(10),
+    );
+    if let Err(panic) = outcome {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+#[test]
+fn a_file_that_is_no_pool_and_a_cut_pool_are_told_apart() {
+    let data = directory();
+    std::fs::write(data.path().join("pool.bee"), vec![b'?'; 8192]).unwrap();
+    let (status, said) = Server::try_start(data.path(), &[]).unwrap_err();
+    assert_eq!(status.code(), Some(1), "{said}");
+    assert!(said.contains("pool.bee") && said.contains("not a Beeline pool"), "{said}");
+
+    let data = directory();
+    let server = Server::start(data.path(), &[]);
+    assert!(server.connect().say("SET a b").is_ok());
+    assert_eq!(server.stop().code(), Some(0));
+    let pool = data.path().join("pool.bee");
+    let length = std::fs::metadata(&pool).unwrap().len();
+    std::fs::OpenOptions::new().write(true).open(&pool).unwrap().set_len(length / 2).unwrap();
+    let (status, said) = Server::try_start(data.path(), &[]).unwrap_err();
+    assert_eq!(status.code(), Some(4), "{said}");
+    assert!(said.contains("pool.bee") && said.contains("truncated"), "{said}");
+}
