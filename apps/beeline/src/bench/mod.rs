@@ -8,6 +8,7 @@
 pub mod environment;
 pub mod host;
 pub mod plot;
+pub mod redis;
 pub mod report;
 pub mod turns;
 
@@ -49,12 +50,19 @@ pub enum BenchCommand {
     #[command(after_help = "Examples:\n  beeline bench host\n  \
                             beeline bench host --repetitions 15 --plot host.png")]
     Host(host::HostArguments),
+    /// The Redis door against redis-server, one core each, persistence matched.
+    #[command(
+        after_help = "Examples:\n  beeline bench redis --persistence off --pipeline 1,16\n  \
+                            beeline bench redis --data /mnt/disk --json --plot redis.png"
+    )]
+    Redis(redis::RedisArguments),
 }
 
 /// The command.
 pub fn run(command: &BenchCommand, output: Output) -> Result<Exit, Failure> {
     match command {
         BenchCommand::Host(arguments) => host::run(arguments, output),
+        BenchCommand::Redis(arguments) => redis::run(arguments, output),
     }
 }
 
