@@ -86,6 +86,15 @@ fn a_full_disk_refuses_writes_and_loses_nothing() {
         assert!(refusal.starts_with("OOM") || refusal.contains("space"), "{refusal}");
         server.kill();
         let server = Server::start(&place, &["--capacity", "1GiB", "--shards", "1"]);
+        let mut connection = server.connect();
+        for i in 0..accepted {
+            assert_eq!(connection.say(&format!("STRLEN fill:{i}")).text(), "65536", "fill:{i}");
+        }
+        // Somebody makes room: the same node goes on without a restart.
+        let mut grow = std::process::Command::new("mount");
+        grow.args(["-o", "remount,size=96m"]).arg(&place);
+        let grown = bounded(&mut grow, Duration::from_secs(10));
+        assert!(grown.status.success(), "{grown:?}");
         usable(&server, accepted);
     });
     let _ = bounded(
