@@ -24,8 +24,10 @@
 mod engine;
 mod objects;
 mod options;
+mod queue_pair;
 mod registry;
 mod state;
+mod target;
 mod trace;
 mod world;
 
