@@ -31,6 +31,8 @@ impl Version {
 #[derive(Clone, Debug, Default)]
 pub struct Output {
     bytes: Vec<u8>,
+    /// Bytes at the front that were sent. Lengths and positions of callers count from here.
+    sent: usize,
     version: Version,
 }
 
@@ -38,7 +40,7 @@ impl Output {
     /// An empty buffer that speaks `version`.
     #[must_use]
     pub const fn new(version: Version) -> Self {
-        Self { bytes: Vec::new(), version }
+        Self { bytes: Vec::new(), sent: 0, version }
     }
 
     /// The dialect of what is written from now on.
@@ -55,19 +57,19 @@ impl Output {
     /// What was written and not cleared or drained.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
-        &self.bytes
+        &self.bytes[self.sent..]
     }
 
     /// Bytes waiting.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.bytes.len()
+        self.bytes.len() - self.sent
     }
 
     /// Whether nothing waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.bytes.is_empty()
+        self.len() == 0
     }
 
     /// Bytes of memory held.
@@ -78,12 +80,13 @@ impl Output {
 
     /// Takes back everything beyond `length` bytes.
     pub fn truncate(&mut self, length: usize) {
-        self.bytes.truncate(length);
+        self.bytes.truncate(self.sent + length);
     }
 
     /// Forgets everything; memory above 64 KiB is given back.
     pub fn clear(&mut self) {
         self.bytes.clear();
+        self.sent = 0;
         if self.bytes.capacity() > 64 * 1024 {
             self.bytes = Vec::new();
         }
@@ -91,10 +94,13 @@ impl Output {
 
     /// Removes the first `count` bytes, which were sent.
     pub fn consume(&mut self, count: usize) {
-        if count >= self.bytes.len() {
+        self.sent += count;
+        if self.sent >= self.bytes.len() {
             self.clear();
-        } else {
-            self.bytes.drain(..count);
+        } else if self.sent > self.bytes.len() / 2 {
+            // Moves fewer bytes than were sent since the last time: linear in all.
+            self.bytes.drain(..self.sent);
+            self.sent = 0;
         }
     }
 
@@ -272,14 +278,14 @@ impl Output {
     /// Inserts replies in front of those written since the buffer had `start` bytes.
     pub fn insert(&mut self, start: usize, reply: &[u8]) {
         self.bytes.extend_from_slice(reply);
-        self.bytes[start..].rotate_right(reply.len());
+        self.bytes[self.sent + start..].rotate_right(reply.len());
     }
 
     fn aggregate_from(&mut self, start: usize, kind: u8, count: usize) {
         let end = self.bytes.len();
         self.header(kind, count as i64);
         let added = self.bytes.len() - end;
-        self.bytes[start..].rotate_right(added);
+        self.bytes[self.sent + start..].rotate_right(added);
     }
 }
 
@@ -332,6 +338,15 @@ mod tests {
         assert_eq!(output.as_bytes(), expected.as_bytes());
         output.consume(5);
         assert!(output.as_bytes().starts_with(b"*12"));
+        let start = output.len();
+        output.integer(1);
+        output.array_from(start, 1);
+        assert!(output.as_bytes().ends_with(b"*1\r\n:1\r\n"));
+        output.consume(80);
+        assert!(output.as_bytes().ends_with(b"x\r\n*1\r\n:1\r\n"));
+        assert_eq!(output.len(), start + 8 - 80);
+        output.truncate(3);
+        assert_eq!(output.len(), 3);
         output.consume(1000);
         assert!(output.is_empty());
     }

@@ -140,7 +140,82 @@ pub struct Command {
     pub summary: &'static str,
 }
 
+/// A command with nothing but what every command has; the methods add the rest.
+const fn command(
+    name: &'static str,
+    arity: i64,
+    flags: u32,
+    categories: &'static [&'static str],
+) -> Command {
+    Command {
+        name,
+        arity,
+        flags,
+        keys: (0, 0, 0),
+        categories,
+        tips: &[],
+        key_specs: &[],
+        scope: Scope::Connection,
+        handler: Handler::None,
+        subcommands: &[],
+        group: "",
+        since: "",
+        summary: "",
+    }
+}
+
+/// A key specification over the whole of the arguments.
+const fn key_spec(
+    flags: &'static [&'static str],
+    first: i64,
+    last: i64,
+    step: i64,
+    notes: &'static str,
+) -> KeySpec {
+    KeySpec { notes, flags, first, last, step, limit: 0 }
+}
+
 impl Command {
+    const fn keys(mut self, keys: (i64, i64, i64), specs: &'static [KeySpec]) -> Self {
+        self.keys = keys;
+        self.key_specs = specs;
+        self
+    }
+
+    const fn tips(mut self, tips: &'static [&'static str]) -> Self {
+        self.tips = tips;
+        self
+    }
+
+    const fn data(mut self, scope: Scope, handler: DataHandler) -> Self {
+        self.scope = scope;
+        self.handler = Handler::Data(handler);
+        self
+    }
+
+    const fn session(mut self, scope: Scope, handler: SessionHandler) -> Self {
+        self.scope = scope;
+        self.handler = Handler::Session(handler);
+        self
+    }
+
+    const fn subcommands(mut self, subcommands: &'static [Self]) -> Self {
+        self.subcommands = subcommands;
+        self
+    }
+
+    const fn docs(
+        mut self,
+        group: &'static str,
+        since: &'static str,
+        summary: &'static str,
+    ) -> Self {
+        self.group = group;
+        self.since = since;
+        self.summary = summary;
+        self
+    }
+
     /// Whether any of the bits is set.
     #[inline]
     #[must_use]

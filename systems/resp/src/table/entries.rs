@@ -1,1798 +1,537 @@
 //! The commands themselves, in alphabetical order.
 
 use super::flag::*;
-use super::{Command, Handler, KeySpec, Scope};
+use super::{Command, KeySpec, Scope, command, key_spec};
 use crate::commands::{
     connection, expiry, introspection, keys, keyspace_wide, node, strings, transactions,
 };
 
+// Key specifications: what is done with the keys, index of the first, `ON` to the end, `PAIRS`
+// where only every other argument is a key.
+const GETEX_KEY: KeySpec =
+    key_spec(&["RW", "access", "update"], 1, 0, 1, "RW and UPDATE because it changes the TTL");
+const OW_INSERT_1: KeySpec = key_spec(&["OW", "insert"], 1, 0, 1, "");
+const OW_INSERT_1_ON_PAIRS: KeySpec = key_spec(&["OW", "insert"], 1, -1, 2, "");
+const OW_INSERT_2: KeySpec = key_spec(&["OW", "insert"], 2, 0, 1, "");
+const OW_UPDATE_1: KeySpec = key_spec(&["OW", "update"], 1, 0, 1, "");
+const OW_UPDATE_1_ON_PAIRS: KeySpec = key_spec(&["OW", "update"], 1, -1, 2, "");
+const OW_UPDATE_2: KeySpec = key_spec(&["OW", "update"], 2, 0, 1, "");
+const RM_DELETE_1_ON: KeySpec = key_spec(&["RM", "delete"], 1, -1, 1, "");
+const RO_1: KeySpec = key_spec(&["RO"], 1, 0, 1, "");
+const RO_1_ON: KeySpec = key_spec(&["RO"], 1, -1, 1, "");
+const RO_2: KeySpec = key_spec(&["RO"], 2, 0, 1, "");
+const RO_ACCESS_1: KeySpec = key_spec(&["RO", "access"], 1, 0, 1, "");
+const RO_ACCESS_1_ON: KeySpec = key_spec(&["RO", "access"], 1, -1, 1, "");
+const RW_ACCESS_DELETE_1: KeySpec = key_spec(&["RW", "access", "delete"], 1, 0, 1, "");
+const RW_ACCESS_UPDATE_1: KeySpec = key_spec(&["RW", "access", "update"], 1, 0, 1, "");
+const RW_INSERT_1: KeySpec = key_spec(&["RW", "insert"], 1, 0, 1, "");
+const RW_UPDATE_1: KeySpec = key_spec(&["RW", "update"], 1, 0, 1, "");
+const SET_KEY: KeySpec = key_spec(
+    &["RW", "access", "update", "variable_flags"],
+    1,
+    0,
+    1,
+    "RW and ACCESS due to the optional `GET` argument",
+);
+
+static CLIENT: [Command; 14] = [
+    command("client|getname", 2, NOSCRIPT | LOADING | STALE, &["@slow", "@connection"])
+        .session(Scope::Connection, connection::client_getname)
+        .docs("connection", "2.6.9", "Returns the name of the connection"),
+    command("client|help", 2, LOADING | STALE, &["@slow", "@connection"])
+        .session(Scope::Connection, connection::client_help)
+        .docs("connection", "5.0.0", "Lists the subcommands"),
+    command("client|id", 2, NOSCRIPT | LOADING | STALE, &["@slow", "@connection"])
+        .session(Scope::Connection, connection::client_id)
+        .docs("connection", "5.0.0", "Returns the number of the connection"),
+    command("client|info", 2, NOSCRIPT | LOADING | STALE, &["@slow", "@connection"])
+        .tips(&["nondeterministic_output"])
+        .session(Scope::Connection, connection::client_info)
+        .docs("connection", "6.2.0", "Describes this connection"),
+    command(
+        "client|kill",
+        -3,
+        ADMIN | NOSCRIPT | LOADING | STALE,
+        &["@admin", "@slow", "@dangerous", "@connection"],
+    )
+    .session(Scope::Connection, connection::client_kill)
+    .docs("connection", "2.4.0", "Closes connections"),
+    command(
+        "client|list",
+        -2,
+        ADMIN | NOSCRIPT | LOADING | STALE,
+        &["@admin", "@slow", "@dangerous", "@connection"],
+    )
+    .tips(&["nondeterministic_output"])
+    .session(Scope::Connection, connection::client_list)
+    .docs("connection", "2.4.0", "Describes connections"),
+    command(
+        "client|no-evict",
+        3,
+        ADMIN | NOSCRIPT | LOADING | STALE,
+        &["@admin", "@slow", "@dangerous", "@connection"],
+    )
+    .session(Scope::Connection, connection::client_no_evict)
+    .docs("connection", "7.0.0", "Exempts the connection from eviction"),
+    command("client|no-touch", 3, NOSCRIPT | LOADING | STALE, &["@slow", "@connection"])
+        .session(Scope::Connection, connection::client_no_touch)
+        .docs("connection", "7.2.0", "Keeps commands of the connection from marking keys used"),
+    command(
+        "client|pause",
+        -3,
+        ADMIN | NOSCRIPT | LOADING | STALE,
+        &["@admin", "@slow", "@dangerous", "@connection"],
+    )
+    .session(Scope::Connection, connection::client_pause)
+    .docs("connection", "2.9.50", "Holds commands back for a while"),
+    command("client|reply", 3, NOSCRIPT | LOADING | STALE, &["@slow", "@connection"])
+        .session(Scope::Connection, connection::client_reply)
+        .docs("connection", "3.2.0", "Switches replies on and off"),
+    command("client|setinfo", 4, NOSCRIPT | LOADING | STALE, &["@slow", "@connection"])
+        .session(Scope::Connection, connection::client_setinfo)
+        .docs("connection", "7.2.0", "Names the client library"),
+    command("client|setname", 3, NOSCRIPT | LOADING | STALE, &["@slow", "@connection"])
+        .session(Scope::Connection, connection::client_setname)
+        .docs("connection", "2.6.9", "Names the connection"),
+    command(
+        "client|unblock",
+        -3,
+        ADMIN | NOSCRIPT | LOADING | STALE,
+        &["@admin", "@slow", "@dangerous", "@connection"],
+    )
+    .session(Scope::Connection, connection::client_unblock)
+    .docs("connection", "5.0.0", "Wakes a blocked connection"),
+    command(
+        "client|unpause",
+        2,
+        ADMIN | NOSCRIPT | LOADING | STALE,
+        &["@admin", "@slow", "@dangerous", "@connection"],
+    )
+    .session(Scope::Connection, connection::client_unpause)
+    .docs("connection", "6.2.0", "Ends a pause"),
+];
+
+static COMMAND: [Command; 6] = [
+    command("command|count", 2, LOADING | STALE, &["@slow", "@connection"])
+        .data(Scope::Connection, introspection::command_count)
+        .docs("server", "2.8.13", "Counts the commands"),
+    command("command|docs", -2, LOADING | STALE, &["@slow", "@connection"])
+        .tips(&["nondeterministic_output_order"])
+        .data(Scope::Connection, introspection::command_docs)
+        .docs("server", "7.0.0", "Documents commands"),
+    command("command|getkeys", -4, LOADING | STALE, &["@slow", "@connection"])
+        .data(Scope::Connection, introspection::command_getkeys)
+        .docs("server", "2.8.13", "Returns the keys of a command"),
+    command("command|help", 2, LOADING | STALE, &["@slow", "@connection"])
+        .data(Scope::Connection, introspection::command_help)
+        .docs("server", "5.0.0", "Lists the subcommands"),
+    command("command|info", -2, LOADING | STALE, &["@slow", "@connection"])
+        .tips(&["nondeterministic_output_order"])
+        .data(Scope::Connection, introspection::command_info)
+        .docs("server", "2.8.13", "Describes commands"),
+    command("command|list", -2, LOADING | STALE, &["@slow", "@connection"])
+        .tips(&["nondeterministic_output_order"])
+        .data(Scope::Connection, introspection::command_list)
+        .docs("server", "7.0.0", "Names the commands"),
+];
+
+static CONFIG: [Command; 5] = [
+    command(
+        "config|get",
+        -3,
+        ADMIN | NOSCRIPT | LOADING | STALE,
+        &["@admin", "@slow", "@dangerous"],
+    )
+    .data(Scope::Node, node::config_get)
+    .docs("server", "2.0.0", "Returns parameters that match patterns"),
+    command("config|help", 2, LOADING | STALE, &["@slow"])
+        .data(Scope::Node, node::config_help)
+        .docs("server", "5.0.0", "Lists the subcommands"),
+    command(
+        "config|resetstat",
+        2,
+        ADMIN | NOSCRIPT | LOADING | STALE,
+        &["@admin", "@slow", "@dangerous"],
+    )
+    .data(Scope::Node, node::config_resetstat)
+    .docs("server", "2.0.0", "Sets the statistics to zero"),
+    command(
+        "config|rewrite",
+        2,
+        ADMIN | NOSCRIPT | LOADING | STALE,
+        &["@admin", "@slow", "@dangerous"],
+    )
+    .data(Scope::Node, node::config_rewrite)
+    .docs("server", "2.8.0", "Writes the configuration to its file"),
+    command(
+        "config|set",
+        -4,
+        ADMIN | NOSCRIPT | LOADING | STALE,
+        &["@admin", "@slow", "@dangerous"],
+    )
+    .tips(&["request_policy:all_nodes", "response_policy:all_succeeded"])
+    .data(Scope::Node, node::config_set)
+    .docs("server", "2.0.0", "Changes parameters"),
+];
+
+static MEMORY: [Command; 2] = [
+    command("memory|help", 2, LOADING | STALE, &["@slow"])
+        .data(Scope::Connection, introspection::memory_help)
+        .docs("server", "4.0.0", "Lists the subcommands"),
+    command("memory|usage", -3, READONLY, &["@read", "@slow"])
+        .keys((2, 2, 1), &[RO_2])
+        .data(Scope::Keys, introspection::memory_usage)
+        .docs("server", "4.0.0", "Estimates the memory a key takes"),
+];
+
+static OBJECT: [Command; 5] = [
+    command("object|encoding", 3, READONLY, &["@keyspace", "@read", "@slow"])
+        .keys((2, 2, 1), &[RO_2])
+        .tips(&["nondeterministic_output"])
+        .data(Scope::Keys, introspection::object_encoding)
+        .docs("generic", "2.2.3", "Returns how a value is held"),
+    command("object|freq", 3, READONLY, &["@keyspace", "@read", "@slow"])
+        .keys((2, 2, 1), &[RO_2])
+        .tips(&["nondeterministic_output"])
+        .data(Scope::Keys, introspection::object_freq)
+        .docs("generic", "4.0.0", "Returns how often a key is used"),
+    command("object|help", 2, LOADING | STALE, &["@keyspace", "@slow"])
+        .data(Scope::Connection, introspection::object_help)
+        .docs("generic", "6.2.0", "Lists the subcommands"),
+    command("object|idletime", 3, READONLY, &["@keyspace", "@read", "@slow"])
+        .keys((2, 2, 1), &[RO_2])
+        .tips(&["nondeterministic_output"])
+        .data(Scope::Keys, introspection::object_idletime)
+        .docs("generic", "2.2.3", "Returns how long a key was not used"),
+    command("object|refcount", 3, READONLY, &["@keyspace", "@read", "@slow"])
+        .keys((2, 2, 1), &[RO_2])
+        .tips(&["nondeterministic_output"])
+        .data(Scope::Keys, introspection::object_refcount)
+        .docs("generic", "2.2.3", "Returns how many references a value has"),
+];
+
 /// Every command, in alphabetical order.
 pub static COMMANDS: [Command; 68] = [
-    Command {
-        name: "append",
-        arity: 3,
-        flags: WRITE | DENYOOM | FAST,
-        keys: (1, 1, 1),
-        categories: &["@write", "@string", "@fast"],
-        tips: &[],
-        key_specs: &[KeySpec {
-            notes: "",
-            flags: &["RW", "insert"],
-            first: 1,
-            last: 0,
-            step: 1,
-            limit: 0,
-        }],
-        scope: Scope::Keys,
-        handler: Handler::Data(strings::append),
-        subcommands: &[],
-        group: "string",
-        since: "2.0.0",
-        summary: "Appends to a string, creating it if needed",
-    },
-    Command {
-        name: "auth",
-        arity: -2,
-        flags: NOSCRIPT | LOADING | STALE | FAST | NO_AUTH | ALLOW_BUSY,
-        keys: (0, 0, 0),
-        categories: &["@fast", "@connection"],
-        tips: &[],
-        key_specs: &[],
-        scope: Scope::Connection,
-        handler: Handler::Session(connection::auth),
-        subcommands: &[],
-        group: "connection",
-        since: "1.0.0",
-        summary: "Authenticates the connection",
-    },
-    Command {
-        name: "bgsave",
-        arity: -1,
-        flags: ADMIN | NOSCRIPT | NO_ASYNC_LOADING,
-        keys: (0, 0, 0),
-        categories: &["@admin", "@slow", "@dangerous"],
-        tips: &[],
-        key_specs: &[],
-        scope: Scope::Node,
-        handler: Handler::Data(node::bgsave),
-        subcommands: &[],
-        group: "server",
-        since: "1.0.0",
-        summary: "Writes a snapshot in the background",
-    },
-    Command {
-        name: "client",
-        arity: -2,
-        flags: NO_FLAGS,
-        keys: (0, 0, 0),
-        categories: &["@slow"],
-        tips: &[],
-        key_specs: &[],
-        scope: Scope::Connection,
-        handler: Handler::None,
-        subcommands: &[
-            Command {
-                name: "client|getname",
-                arity: 2,
-                flags: NOSCRIPT | LOADING | STALE,
-                keys: (0, 0, 0),
-                categories: &["@slow", "@connection"],
-                tips: &[],
-                key_specs: &[],
-                scope: Scope::Connection,
-                handler: Handler::Session(connection::client_getname),
-                subcommands: &[],
-                group: "connection",
-                since: "2.6.9",
-                summary: "Returns the name of the connection",
-            },
-            Command {
-                name: "client|help",
-                arity: 2,
-                flags: LOADING | STALE,
-                keys: (0, 0, 0),
-                categories: &["@slow", "@connection"],
-                tips: &[],
-                key_specs: &[],
-                scope: Scope::Connection,
-                handler: Handler::Session(connection::client_help),
-                subcommands: &[],
-                group: "connection",
-                since: "5.0.0",
-                summary: "Lists the subcommands",
-            },
-            Command {
-                name: "client|id",
-                arity: 2,
-                flags: NOSCRIPT | LOADING | STALE,
-                keys: (0, 0, 0),
-                categories: &["@slow", "@connection"],
-                tips: &[],
-                key_specs: &[],
-                scope: Scope::Connection,
-                handler: Handler::Session(connection::client_id),
-                subcommands: &[],
-                group: "connection",
-                since: "5.0.0",
-                summary: "Returns the number of the connection",
-            },
-            Command {
-                name: "client|info",
-                arity: 2,
-                flags: NOSCRIPT | LOADING | STALE,
-                keys: (0, 0, 0),
-                categories: &["@slow", "@connection"],
-                tips: &["nondeterministic_output"],
-                key_specs: &[],
-                scope: Scope::Connection,
-                handler: Handler::Session(connection::client_info),
-                subcommands: &[],
-                group: "connection",
-                since: "6.2.0",
-                summary: "Describes this connection",
-            },
-            Command {
-                name: "client|kill",
-                arity: -3,
-                flags: ADMIN | NOSCRIPT | LOADING | STALE,
-                keys: (0, 0, 0),
-                categories: &["@admin", "@slow", "@dangerous", "@connection"],
-                tips: &[],
-                key_specs: &[],
-                scope: Scope::Connection,
-                handler: Handler::Session(connection::client_kill),
-                subcommands: &[],
-                group: "connection",
-                since: "2.4.0",
-                summary: "Closes connections",
-            },
-            Command {
-                name: "client|list",
-                arity: -2,
-                flags: ADMIN | NOSCRIPT | LOADING | STALE,
-                keys: (0, 0, 0),
-                categories: &["@admin", "@slow", "@dangerous", "@connection"],
-                tips: &["nondeterministic_output"],
-                key_specs: &[],
-                scope: Scope::Connection,
-                handler: Handler::Session(connection::client_list),
-                subcommands: &[],
-                group: "connection",
-                since: "2.4.0",
-                summary: "Describes connections",
-            },
-            Command {
-                name: "client|no-evict",
-                arity: 3,
-                flags: ADMIN | NOSCRIPT | LOADING | STALE,
-                keys: (0, 0, 0),
-                categories: &["@admin", "@slow", "@dangerous", "@connection"],
-                tips: &[],
-                key_specs: &[],
-                scope: Scope::Connection,
-                handler: Handler::Session(connection::client_no_evict),
-                subcommands: &[],
-                group: "connection",
-                since: "7.0.0",
-                summary: "Exempts the connection from eviction",
-            },
-            Command {
-                name: "client|no-touch",
-                arity: 3,
-                flags: NOSCRIPT | LOADING | STALE,
-                keys: (0, 0, 0),
-                categories: &["@slow", "@connection"],
-                tips: &[],
-                key_specs: &[],
-                scope: Scope::Connection,
-                handler: Handler::Session(connection::client_no_touch),
-                subcommands: &[],
-                group: "connection",
-                since: "7.2.0",
-                summary: "Keeps commands of the connection from marking keys used",
-            },
-            Command {
-                name: "client|pause",
-                arity: -3,
-                flags: ADMIN | NOSCRIPT | LOADING | STALE,
-                keys: (0, 0, 0),
-                categories: &["@admin", "@slow", "@dangerous", "@connection"],
-                tips: &[],
-                key_specs: &[],
-                scope: Scope::Connection,
-                handler: Handler::Session(connection::client_pause),
-                subcommands: &[],
-                group: "connection",
-                since: "2.9.50",
-                summary: "Holds commands back for a while",
-            },
-            Command {
-                name: "client|reply",
-                arity: 3,
-                flags: NOSCRIPT | LOADING | STALE,
-                keys: (0, 0, 0),
-                categories: &["@slow", "@connection"],
-                tips: &[],
-                key_specs: &[],
-                scope: Scope::Connection,
-                handler: Handler::Session(connection::client_reply),
-                subcommands: &[],
-                group: "connection",
-                since: "3.2.0",
-                summary: "Switches replies on and off",
-            },
-            Command {
-                name: "client|setinfo",
-                arity: 4,
-                flags: NOSCRIPT | LOADING | STALE,
-                keys: (0, 0, 0),
-                categories: &["@slow", "@connection"],
-                tips: &[],
-                key_specs: &[],
-                scope: Scope::Connection,
-                handler: Handler::Session(connection::client_setinfo),
-                subcommands: &[],
-                group: "connection",
-                since: "7.2.0",
-                summary: "Names the client library",
-            },
-            Command {
-                name: "client|setname",
-                arity: 3,
-                flags: NOSCRIPT | LOADING | STALE,
-                keys: (0, 0, 0),
-                categories: &["@slow", "@connection"],
-                tips: &[],
-                key_specs: &[],
-                scope: Scope::Connection,
-                handler: Handler::Session(connection::client_setname),
-                subcommands: &[],
-                group: "connection",
-                since: "2.6.9",
-                summary: "Names the connection",
-            },
-            Command {
-                name: "client|unblock",
-                arity: -3,
-                flags: ADMIN | NOSCRIPT | LOADING | STALE,
-                keys: (0, 0, 0),
-                categories: &["@admin", "@slow", "@dangerous", "@connection"],
-                tips: &[],
-                key_specs: &[],
-                scope: Scope::Connection,
-                handler: Handler::Session(connection::client_unblock),
-                subcommands: &[],
-                group: "connection",
-                since: "5.0.0",
-                summary: "Wakes a blocked connection",
-            },
-            Command {
-                name: "client|unpause",
-                arity: 2,
-                flags: ADMIN | NOSCRIPT | LOADING | STALE,
-                keys: (0, 0, 0),
-                categories: &["@admin", "@slow", "@dangerous", "@connection"],
-                tips: &[],
-                key_specs: &[],
-                scope: Scope::Connection,
-                handler: Handler::Session(connection::client_unpause),
-                subcommands: &[],
-                group: "connection",
-                since: "6.2.0",
-                summary: "Ends a pause",
-            },
-        ],
-        group: "connection",
-        since: "2.4.0",
-        summary: "Commands about client connections",
-    },
-    Command {
-        name: "command",
-        arity: -1,
-        flags: LOADING | STALE,
-        keys: (0, 0, 0),
-        categories: &["@slow", "@connection"],
-        tips: &["nondeterministic_output_order"],
-        key_specs: &[],
-        scope: Scope::Connection,
-        handler: Handler::Data(introspection::command),
-        subcommands: &[
-            Command {
-                name: "command|count",
-                arity: 2,
-                flags: LOADING | STALE,
-                keys: (0, 0, 0),
-                categories: &["@slow", "@connection"],
-                tips: &[],
-                key_specs: &[],
-                scope: Scope::Connection,
-                handler: Handler::Data(introspection::command_count),
-                subcommands: &[],
-                group: "server",
-                since: "2.8.13",
-                summary: "Counts the commands",
-            },
-            Command {
-                name: "command|docs",
-                arity: -2,
-                flags: LOADING | STALE,
-                keys: (0, 0, 0),
-                categories: &["@slow", "@connection"],
-                tips: &["nondeterministic_output_order"],
-                key_specs: &[],
-                scope: Scope::Connection,
-                handler: Handler::Data(introspection::command_docs),
-                subcommands: &[],
-                group: "server",
-                since: "7.0.0",
-                summary: "Documents commands",
-            },
-            Command {
-                name: "command|getkeys",
-                arity: -4,
-                flags: LOADING | STALE,
-                keys: (0, 0, 0),
-                categories: &["@slow", "@connection"],
-                tips: &[],
-                key_specs: &[],
-                scope: Scope::Connection,
-                handler: Handler::Data(introspection::command_getkeys),
-                subcommands: &[],
-                group: "server",
-                since: "2.8.13",
-                summary: "Returns the keys of a command",
-            },
-            Command {
-                name: "command|help",
-                arity: 2,
-                flags: LOADING | STALE,
-                keys: (0, 0, 0),
-                categories: &["@slow", "@connection"],
-                tips: &[],
-                key_specs: &[],
-                scope: Scope::Connection,
-                handler: Handler::Data(introspection::command_help),
-                subcommands: &[],
-                group: "server",
-                since: "5.0.0",
-                summary: "Lists the subcommands",
-            },
-            Command {
-                name: "command|info",
-                arity: -2,
-                flags: LOADING | STALE,
-                keys: (0, 0, 0),
-                categories: &["@slow", "@connection"],
-                tips: &["nondeterministic_output_order"],
-                key_specs: &[],
-                scope: Scope::Connection,
-                handler: Handler::Data(introspection::command_info),
-                subcommands: &[],
-                group: "server",
-                since: "2.8.13",
-                summary: "Describes commands",
-            },
-            Command {
-                name: "command|list",
-                arity: -2,
-                flags: LOADING | STALE,
-                keys: (0, 0, 0),
-                categories: &["@slow", "@connection"],
-                tips: &["nondeterministic_output_order"],
-                key_specs: &[],
-                scope: Scope::Connection,
-                handler: Handler::Data(introspection::command_list),
-                subcommands: &[],
-                group: "server",
-                since: "7.0.0",
-                summary: "Names the commands",
-            },
-        ],
-        group: "server",
-        since: "2.8.13",
-        summary: "Describes every command",
-    },
-    Command {
-        name: "config",
-        arity: -2,
-        flags: NO_FLAGS,
-        keys: (0, 0, 0),
-        categories: &["@slow"],
-        tips: &[],
-        key_specs: &[],
-        scope: Scope::Node,
-        handler: Handler::None,
-        subcommands: &[
-            Command {
-                name: "config|get",
-                arity: -3,
-                flags: ADMIN | NOSCRIPT | LOADING | STALE,
-                keys: (0, 0, 0),
-                categories: &["@admin", "@slow", "@dangerous"],
-                tips: &[],
-                key_specs: &[],
-                scope: Scope::Node,
-                handler: Handler::Data(node::config_get),
-                subcommands: &[],
-                group: "server",
-                since: "2.0.0",
-                summary: "Returns parameters that match patterns",
-            },
-            Command {
-                name: "config|help",
-                arity: 2,
-                flags: LOADING | STALE,
-                keys: (0, 0, 0),
-                categories: &["@slow"],
-                tips: &[],
-                key_specs: &[],
-                scope: Scope::Node,
-                handler: Handler::Data(node::config_help),
-                subcommands: &[],
-                group: "server",
-                since: "5.0.0",
-                summary: "Lists the subcommands",
-            },
-            Command {
-                name: "config|resetstat",
-                arity: 2,
-                flags: ADMIN | NOSCRIPT | LOADING | STALE,
-                keys: (0, 0, 0),
-                categories: &["@admin", "@slow", "@dangerous"],
-                tips: &[],
-                key_specs: &[],
-                scope: Scope::Node,
-                handler: Handler::Data(node::config_resetstat),
-                subcommands: &[],
-                group: "server",
-                since: "2.0.0",
-                summary: "Sets the statistics to zero",
-            },
-            Command {
-                name: "config|rewrite",
-                arity: 2,
-                flags: ADMIN | NOSCRIPT | LOADING | STALE,
-                keys: (0, 0, 0),
-                categories: &["@admin", "@slow", "@dangerous"],
-                tips: &[],
-                key_specs: &[],
-                scope: Scope::Node,
-                handler: Handler::Data(node::config_rewrite),
-                subcommands: &[],
-                group: "server",
-                since: "2.8.0",
-                summary: "Writes the configuration to its file",
-            },
-            Command {
-                name: "config|set",
-                arity: -4,
-                flags: ADMIN | NOSCRIPT | LOADING | STALE,
-                keys: (0, 0, 0),
-                categories: &["@admin", "@slow", "@dangerous"],
-                tips: &["request_policy:all_nodes", "response_policy:all_succeeded"],
-                key_specs: &[],
-                scope: Scope::Node,
-                handler: Handler::Data(node::config_set),
-                subcommands: &[],
-                group: "server",
-                since: "2.0.0",
-                summary: "Changes parameters",
-            },
-        ],
-        group: "server",
-        since: "2.0.0",
-        summary: "Reads and changes the configuration",
-    },
-    Command {
-        name: "copy",
-        arity: -3,
-        flags: WRITE | DENYOOM,
-        keys: (1, 2, 1),
-        categories: &["@keyspace", "@write", "@slow"],
-        tips: &[],
-        key_specs: &[
-            KeySpec { notes: "", flags: &["RO", "access"], first: 1, last: 0, step: 1, limit: 0 },
-            KeySpec { notes: "", flags: &["OW", "update"], first: 2, last: 0, step: 1, limit: 0 },
-        ],
-        scope: Scope::Databases,
-        handler: Handler::Data(keys::copy),
-        subcommands: &[],
-        group: "generic",
-        since: "6.2.0",
-        summary: "Copies a value to another key",
-    },
-    Command {
-        name: "dbsize",
-        arity: 1,
-        flags: READONLY | FAST,
-        keys: (0, 0, 0),
-        categories: &["@keyspace", "@read", "@fast"],
-        tips: &["request_policy:all_shards", "response_policy:agg_sum"],
-        key_specs: &[],
-        scope: Scope::Everything,
-        handler: Handler::Data(keyspace_wide::dbsize),
-        subcommands: &[],
-        group: "server",
-        since: "1.0.0",
-        summary: "Counts the keys of the database",
-    },
-    Command {
-        name: "decr",
-        arity: 2,
-        flags: WRITE | DENYOOM | FAST,
-        keys: (1, 1, 1),
-        categories: &["@write", "@string", "@fast"],
-        tips: &[],
-        key_specs: &[KeySpec {
-            notes: "",
-            flags: &["RW", "access", "update"],
-            first: 1,
-            last: 0,
-            step: 1,
-            limit: 0,
-        }],
-        scope: Scope::Keys,
-        handler: Handler::Data(strings::decr),
-        subcommands: &[],
-        group: "string",
-        since: "1.0.0",
-        summary: "Subtracts one from an integer",
-    },
-    Command {
-        name: "decrby",
-        arity: 3,
-        flags: WRITE | DENYOOM | FAST,
-        keys: (1, 1, 1),
-        categories: &["@write", "@string", "@fast"],
-        tips: &[],
-        key_specs: &[KeySpec {
-            notes: "",
-            flags: &["RW", "access", "update"],
-            first: 1,
-            last: 0,
-            step: 1,
-            limit: 0,
-        }],
-        scope: Scope::Keys,
-        handler: Handler::Data(strings::decrby),
-        subcommands: &[],
-        group: "string",
-        since: "1.0.0",
-        summary: "Subtracts from an integer",
-    },
-    Command {
-        name: "del",
-        arity: -2,
-        flags: WRITE,
-        keys: (1, -1, 1),
-        categories: &["@keyspace", "@write", "@slow"],
-        tips: &["request_policy:multi_shard", "response_policy:agg_sum"],
-        key_specs: &[KeySpec {
-            notes: "",
-            flags: &["RM", "delete"],
-            first: 1,
-            last: -1,
-            step: 1,
-            limit: 0,
-        }],
-        scope: Scope::Keys,
-        handler: Handler::Data(keys::del),
-        subcommands: &[],
-        group: "generic",
-        since: "1.0.0",
-        summary: "Removes keys",
-    },
-    Command {
-        name: "discard",
-        arity: 1,
-        flags: NOSCRIPT | LOADING | STALE | FAST | ALLOW_BUSY,
-        keys: (0, 0, 0),
-        categories: &["@fast", "@transaction"],
-        tips: &[],
-        key_specs: &[],
-        scope: Scope::Transaction,
-        handler: Handler::Session(transactions::discard),
-        subcommands: &[],
-        group: "transactions",
-        since: "2.0.0",
-        summary: "Forgets a transaction",
-    },
-    Command {
-        name: "echo",
-        arity: 2,
-        flags: LOADING | STALE | FAST,
-        keys: (0, 0, 0),
-        categories: &["@fast", "@connection"],
-        tips: &[],
-        key_specs: &[],
-        scope: Scope::Connection,
-        handler: Handler::Session(connection::echo),
-        subcommands: &[],
-        group: "connection",
-        since: "1.0.0",
-        summary: "Returns its argument",
-    },
-    Command {
-        name: "exec",
-        arity: 1,
-        flags: NOSCRIPT | LOADING | STALE | SKIP_SLOWLOG,
-        keys: (0, 0, 0),
-        categories: &["@slow", "@transaction"],
-        tips: &[],
-        key_specs: &[],
-        scope: Scope::Transaction,
-        handler: Handler::Session(transactions::exec),
-        subcommands: &[],
-        group: "transactions",
-        since: "1.2.0",
-        summary: "Runs a transaction",
-    },
-    Command {
-        name: "exists",
-        arity: -2,
-        flags: READONLY | FAST,
-        keys: (1, -1, 1),
-        categories: &["@keyspace", "@read", "@fast"],
-        tips: &["request_policy:multi_shard", "response_policy:agg_sum"],
-        key_specs: &[KeySpec { notes: "", flags: &["RO"], first: 1, last: -1, step: 1, limit: 0 }],
-        scope: Scope::Keys,
-        handler: Handler::Data(keys::exists),
-        subcommands: &[],
-        group: "generic",
-        since: "1.0.0",
-        summary: "Counts how many of the keys exist",
-    },
-    Command {
-        name: "expire",
-        arity: -3,
-        flags: WRITE | FAST,
-        keys: (1, 1, 1),
-        categories: &["@keyspace", "@write", "@fast"],
-        tips: &[],
-        key_specs: &[KeySpec {
-            notes: "",
-            flags: &["RW", "update"],
-            first: 1,
-            last: 0,
-            step: 1,
-            limit: 0,
-        }],
-        scope: Scope::Keys,
-        handler: Handler::Data(expiry::expire),
-        subcommands: &[],
-        group: "generic",
-        since: "1.0.0",
-        summary: "Sets a time to live in seconds",
-    },
-    Command {
-        name: "expireat",
-        arity: -3,
-        flags: WRITE | FAST,
-        keys: (1, 1, 1),
-        categories: &["@keyspace", "@write", "@fast"],
-        tips: &[],
-        key_specs: &[KeySpec {
-            notes: "",
-            flags: &["RW", "update"],
-            first: 1,
-            last: 0,
-            step: 1,
-            limit: 0,
-        }],
-        scope: Scope::Keys,
-        handler: Handler::Data(expiry::expireat),
-        subcommands: &[],
-        group: "generic",
-        since: "1.2.0",
-        summary: "Sets the time of expiry in Unix seconds",
-    },
-    Command {
-        name: "expiretime",
-        arity: 2,
-        flags: READONLY | FAST,
-        keys: (1, 1, 1),
-        categories: &["@keyspace", "@read", "@fast"],
-        tips: &[],
-        key_specs: &[KeySpec {
-            notes: "",
-            flags: &["RO", "access"],
-            first: 1,
-            last: 0,
-            step: 1,
-            limit: 0,
-        }],
-        scope: Scope::Keys,
-        handler: Handler::Data(expiry::expiretime),
-        subcommands: &[],
-        group: "generic",
-        since: "7.0.0",
-        summary: "Returns the time of expiry in Unix seconds",
-    },
-    Command {
-        name: "flushall",
-        arity: -1,
-        flags: WRITE,
-        keys: (0, 0, 0),
-        categories: &["@keyspace", "@write", "@slow", "@dangerous"],
-        tips: &["request_policy:all_shards", "response_policy:all_succeeded"],
-        key_specs: &[],
-        scope: Scope::Everything,
-        handler: Handler::Data(keyspace_wide::flushall),
-        subcommands: &[],
-        group: "server",
-        since: "1.0.0",
-        summary: "Removes all keys of all databases",
-    },
-    Command {
-        name: "flushdb",
-        arity: -1,
-        flags: WRITE,
-        keys: (0, 0, 0),
-        categories: &["@keyspace", "@write", "@slow", "@dangerous"],
-        tips: &["request_policy:all_shards", "response_policy:all_succeeded"],
-        key_specs: &[],
-        scope: Scope::Everything,
-        handler: Handler::Data(keyspace_wide::flushdb),
-        subcommands: &[],
-        group: "server",
-        since: "1.0.0",
-        summary: "Removes all keys of the database",
-    },
-    Command {
-        name: "get",
-        arity: 2,
-        flags: READONLY | FAST,
-        keys: (1, 1, 1),
-        categories: &["@read", "@string", "@fast"],
-        tips: &[],
-        key_specs: &[KeySpec {
-            notes: "",
-            flags: &["RO", "access"],
-            first: 1,
-            last: 0,
-            step: 1,
-            limit: 0,
-        }],
-        scope: Scope::Keys,
-        handler: Handler::Data(strings::get),
-        subcommands: &[],
-        group: "string",
-        since: "1.0.0",
-        summary: "Returns a string",
-    },
-    Command {
-        name: "getdel",
-        arity: 2,
-        flags: WRITE | FAST,
-        keys: (1, 1, 1),
-        categories: &["@write", "@string", "@fast"],
-        tips: &[],
-        key_specs: &[KeySpec {
-            notes: "",
-            flags: &["RW", "access", "delete"],
-            first: 1,
-            last: 0,
-            step: 1,
-            limit: 0,
-        }],
-        scope: Scope::Keys,
-        handler: Handler::Data(strings::getdel),
-        subcommands: &[],
-        group: "string",
-        since: "6.2.0",
-        summary: "Returns a string and removes it",
-    },
-    Command {
-        name: "getex",
-        arity: -2,
-        flags: WRITE | FAST,
-        keys: (1, 1, 1),
-        categories: &["@write", "@string", "@fast"],
-        tips: &[],
-        key_specs: &[KeySpec {
-            notes: "RW and UPDATE because it changes the TTL",
-            flags: &["RW", "access", "update"],
-            first: 1,
-            last: 0,
-            step: 1,
-            limit: 0,
-        }],
-        scope: Scope::Keys,
-        handler: Handler::Data(strings::getex),
-        subcommands: &[],
-        group: "string",
-        since: "6.2.0",
-        summary: "Returns a string and changes its expiry",
-    },
-    Command {
-        name: "getrange",
-        arity: 4,
-        flags: READONLY,
-        keys: (1, 1, 1),
-        categories: &["@read", "@string", "@slow"],
-        tips: &[],
-        key_specs: &[KeySpec {
-            notes: "",
-            flags: &["RO", "access"],
-            first: 1,
-            last: 0,
-            step: 1,
-            limit: 0,
-        }],
-        scope: Scope::Keys,
-        handler: Handler::Data(strings::getrange),
-        subcommands: &[],
-        group: "string",
-        since: "2.4.0",
-        summary: "Returns part of a string",
-    },
-    Command {
-        name: "getset",
-        arity: 3,
-        flags: WRITE | DENYOOM | FAST,
-        keys: (1, 1, 1),
-        categories: &["@write", "@string", "@fast"],
-        tips: &[],
-        key_specs: &[KeySpec {
-            notes: "",
-            flags: &["RW", "access", "update"],
-            first: 1,
-            last: 0,
-            step: 1,
-            limit: 0,
-        }],
-        scope: Scope::Keys,
-        handler: Handler::Data(strings::getset),
-        subcommands: &[],
-        group: "string",
-        since: "1.0.0",
-        summary: "Stores a string and returns the old one",
-    },
-    Command {
-        name: "hello",
-        arity: -1,
-        flags: NOSCRIPT | LOADING | STALE | FAST | NO_AUTH | ALLOW_BUSY,
-        keys: (0, 0, 0),
-        categories: &["@fast", "@connection"],
-        tips: &[],
-        key_specs: &[],
-        scope: Scope::Connection,
-        handler: Handler::Session(connection::hello),
-        subcommands: &[],
-        group: "connection",
-        since: "6.0.0",
-        summary: "Chooses the protocol version",
-    },
-    Command {
-        name: "incr",
-        arity: 2,
-        flags: WRITE | DENYOOM | FAST,
-        keys: (1, 1, 1),
-        categories: &["@write", "@string", "@fast"],
-        tips: &[],
-        key_specs: &[KeySpec {
-            notes: "",
-            flags: &["RW", "access", "update"],
-            first: 1,
-            last: 0,
-            step: 1,
-            limit: 0,
-        }],
-        scope: Scope::Keys,
-        handler: Handler::Data(strings::incr),
-        subcommands: &[],
-        group: "string",
-        since: "1.0.0",
-        summary: "Adds one to an integer",
-    },
-    Command {
-        name: "incrby",
-        arity: 3,
-        flags: WRITE | DENYOOM | FAST,
-        keys: (1, 1, 1),
-        categories: &["@write", "@string", "@fast"],
-        tips: &[],
-        key_specs: &[KeySpec {
-            notes: "",
-            flags: &["RW", "access", "update"],
-            first: 1,
-            last: 0,
-            step: 1,
-            limit: 0,
-        }],
-        scope: Scope::Keys,
-        handler: Handler::Data(strings::incrby),
-        subcommands: &[],
-        group: "string",
-        since: "1.0.0",
-        summary: "Adds to an integer",
-    },
-    Command {
-        name: "incrbyfloat",
-        arity: 3,
-        flags: WRITE | DENYOOM | FAST,
-        keys: (1, 1, 1),
-        categories: &["@write", "@string", "@fast"],
-        tips: &[],
-        key_specs: &[KeySpec {
-            notes: "",
-            flags: &["RW", "access", "update"],
-            first: 1,
-            last: 0,
-            step: 1,
-            limit: 0,
-        }],
-        scope: Scope::Keys,
-        handler: Handler::Data(strings::incrbyfloat),
-        subcommands: &[],
-        group: "string",
-        since: "2.6.0",
-        summary: "Adds to a floating-point number",
-    },
-    Command {
-        name: "info",
-        arity: -1,
-        flags: LOADING | STALE,
-        keys: (0, 0, 0),
-        categories: &["@slow", "@dangerous"],
-        tips: &["nondeterministic_output", "request_policy:all_shards", "response_policy:special"],
-        key_specs: &[],
-        scope: Scope::Node,
-        handler: Handler::Data(node::info),
-        subcommands: &[],
-        group: "server",
-        since: "1.0.0",
-        summary: "Returns facts and figures of the node",
-    },
-    Command {
-        name: "keys",
-        arity: 2,
-        flags: READONLY,
-        keys: (0, 0, 0),
-        categories: &["@keyspace", "@read", "@slow", "@dangerous"],
-        tips: &["request_policy:all_shards", "nondeterministic_output_order"],
-        key_specs: &[],
-        scope: Scope::Everything,
-        handler: Handler::Data(keyspace_wide::keys),
-        subcommands: &[],
-        group: "generic",
-        since: "1.0.0",
-        summary: "Returns the keys that match a pattern",
-    },
-    Command {
-        name: "lastsave",
-        arity: 1,
-        flags: LOADING | STALE | FAST,
-        keys: (0, 0, 0),
-        categories: &["@admin", "@fast", "@dangerous"],
-        tips: &["nondeterministic_output"],
-        key_specs: &[],
-        scope: Scope::Node,
-        handler: Handler::Data(node::lastsave),
-        subcommands: &[],
-        group: "server",
-        since: "1.0.0",
-        summary: "Returns the time of the latest snapshot",
-    },
-    Command {
-        name: "memory",
-        arity: -2,
-        flags: NO_FLAGS,
-        keys: (0, 0, 0),
-        categories: &["@slow"],
-        tips: &[],
-        key_specs: &[],
-        scope: Scope::Connection,
-        handler: Handler::None,
-        subcommands: &[
-            Command {
-                name: "memory|help",
-                arity: 2,
-                flags: LOADING | STALE,
-                keys: (0, 0, 0),
-                categories: &["@slow"],
-                tips: &[],
-                key_specs: &[],
-                scope: Scope::Connection,
-                handler: Handler::Data(introspection::memory_help),
-                subcommands: &[],
-                group: "server",
-                since: "4.0.0",
-                summary: "Lists the subcommands",
-            },
-            Command {
-                name: "memory|usage",
-                arity: -3,
-                flags: READONLY,
-                keys: (2, 2, 1),
-                categories: &["@read", "@slow"],
-                tips: &[],
-                key_specs: &[KeySpec {
-                    notes: "",
-                    flags: &["RO"],
-                    first: 2,
-                    last: 0,
-                    step: 1,
-                    limit: 0,
-                }],
-                scope: Scope::Keys,
-                handler: Handler::Data(introspection::memory_usage),
-                subcommands: &[],
-                group: "server",
-                since: "4.0.0",
-                summary: "Estimates the memory a key takes",
-            },
-        ],
-        group: "server",
-        since: "4.0.0",
-        summary: "Commands about memory",
-    },
-    Command {
-        name: "mget",
-        arity: -2,
-        flags: READONLY | FAST,
-        keys: (1, -1, 1),
-        categories: &["@read", "@string", "@fast"],
-        tips: &["request_policy:multi_shard"],
-        key_specs: &[KeySpec {
-            notes: "",
-            flags: &["RO", "access"],
-            first: 1,
-            last: -1,
-            step: 1,
-            limit: 0,
-        }],
-        scope: Scope::Keys,
-        handler: Handler::Data(strings::mget),
-        subcommands: &[],
-        group: "string",
-        since: "1.0.0",
-        summary: "Returns several strings",
-    },
-    Command {
-        name: "move",
-        arity: 3,
-        flags: WRITE | FAST,
-        keys: (1, 1, 1),
-        categories: &["@keyspace", "@write", "@fast"],
-        tips: &[],
-        key_specs: &[KeySpec {
-            notes: "",
-            flags: &["RW", "access", "update"],
-            first: 1,
-            last: 0,
-            step: 1,
-            limit: 0,
-        }],
-        scope: Scope::Databases,
-        handler: Handler::Data(keys::move_key),
-        subcommands: &[],
-        group: "generic",
-        since: "1.0.0",
-        summary: "Moves a key to another database",
-    },
-    Command {
-        name: "mset",
-        arity: -3,
-        flags: WRITE | DENYOOM,
-        keys: (1, -1, 2),
-        categories: &["@write", "@string", "@slow"],
-        tips: &["request_policy:multi_shard", "response_policy:all_succeeded"],
-        key_specs: &[KeySpec {
-            notes: "",
-            flags: &["OW", "update"],
-            first: 1,
-            last: -1,
-            step: 2,
-            limit: 0,
-        }],
-        scope: Scope::Keys,
-        handler: Handler::Data(strings::mset),
-        subcommands: &[],
-        group: "string",
-        since: "1.0.1",
-        summary: "Stores several strings at once",
-    },
-    Command {
-        name: "msetnx",
-        arity: -3,
-        flags: WRITE | DENYOOM,
-        keys: (1, -1, 2),
-        categories: &["@write", "@string", "@slow"],
-        tips: &["request_policy:multi_shard", "response_policy:agg_min"],
-        key_specs: &[KeySpec {
-            notes: "",
-            flags: &["OW", "insert"],
-            first: 1,
-            last: -1,
-            step: 2,
-            limit: 0,
-        }],
-        scope: Scope::Keys,
-        handler: Handler::Data(strings::msetnx),
-        subcommands: &[],
-        group: "string",
-        since: "1.0.1",
-        summary: "Stores several strings if none of them exists",
-    },
-    Command {
-        name: "multi",
-        arity: 1,
-        flags: NOSCRIPT | LOADING | STALE | FAST | ALLOW_BUSY,
-        keys: (0, 0, 0),
-        categories: &["@fast", "@transaction"],
-        tips: &[],
-        key_specs: &[],
-        scope: Scope::Transaction,
-        handler: Handler::Session(transactions::multi),
-        subcommands: &[],
-        group: "transactions",
-        since: "1.2.0",
-        summary: "Begins a transaction",
-    },
-    Command {
-        name: "object",
-        arity: -2,
-        flags: NO_FLAGS,
-        keys: (0, 0, 0),
-        categories: &["@slow"],
-        tips: &[],
-        key_specs: &[],
-        scope: Scope::Connection,
-        handler: Handler::None,
-        subcommands: &[
-            Command {
-                name: "object|encoding",
-                arity: 3,
-                flags: READONLY,
-                keys: (2, 2, 1),
-                categories: &["@keyspace", "@read", "@slow"],
-                tips: &["nondeterministic_output"],
-                key_specs: &[KeySpec {
-                    notes: "",
-                    flags: &["RO"],
-                    first: 2,
-                    last: 0,
-                    step: 1,
-                    limit: 0,
-                }],
-                scope: Scope::Keys,
-                handler: Handler::Data(introspection::object_encoding),
-                subcommands: &[],
-                group: "generic",
-                since: "2.2.3",
-                summary: "Returns how a value is held",
-            },
-            Command {
-                name: "object|freq",
-                arity: 3,
-                flags: READONLY,
-                keys: (2, 2, 1),
-                categories: &["@keyspace", "@read", "@slow"],
-                tips: &["nondeterministic_output"],
-                key_specs: &[KeySpec {
-                    notes: "",
-                    flags: &["RO"],
-                    first: 2,
-                    last: 0,
-                    step: 1,
-                    limit: 0,
-                }],
-                scope: Scope::Keys,
-                handler: Handler::Data(introspection::object_freq),
-                subcommands: &[],
-                group: "generic",
-                since: "4.0.0",
-                summary: "Returns how often a key is used",
-            },
-            Command {
-                name: "object|help",
-                arity: 2,
-                flags: LOADING | STALE,
-                keys: (0, 0, 0),
-                categories: &["@keyspace", "@slow"],
-                tips: &[],
-                key_specs: &[],
-                scope: Scope::Connection,
-                handler: Handler::Data(introspection::object_help),
-                subcommands: &[],
-                group: "generic",
-                since: "6.2.0",
-                summary: "Lists the subcommands",
-            },
-            Command {
-                name: "object|idletime",
-                arity: 3,
-                flags: READONLY,
-                keys: (2, 2, 1),
-                categories: &["@keyspace", "@read", "@slow"],
-                tips: &["nondeterministic_output"],
-                key_specs: &[KeySpec {
-                    notes: "",
-                    flags: &["RO"],
-                    first: 2,
-                    last: 0,
-                    step: 1,
-                    limit: 0,
-                }],
-                scope: Scope::Keys,
-                handler: Handler::Data(introspection::object_idletime),
-                subcommands: &[],
-                group: "generic",
-                since: "2.2.3",
-                summary: "Returns how long a key was not used",
-            },
-            Command {
-                name: "object|refcount",
-                arity: 3,
-                flags: READONLY,
-                keys: (2, 2, 1),
-                categories: &["@keyspace", "@read", "@slow"],
-                tips: &["nondeterministic_output"],
-                key_specs: &[KeySpec {
-                    notes: "",
-                    flags: &["RO"],
-                    first: 2,
-                    last: 0,
-                    step: 1,
-                    limit: 0,
-                }],
-                scope: Scope::Keys,
-                handler: Handler::Data(introspection::object_refcount),
-                subcommands: &[],
-                group: "generic",
-                since: "2.2.3",
-                summary: "Returns how many references a value has",
-            },
-        ],
-        group: "generic",
-        since: "2.2.3",
-        summary: "Commands about how values are held",
-    },
-    Command {
-        name: "persist",
-        arity: 2,
-        flags: WRITE | FAST,
-        keys: (1, 1, 1),
-        categories: &["@keyspace", "@write", "@fast"],
-        tips: &[],
-        key_specs: &[KeySpec {
-            notes: "",
-            flags: &["RW", "update"],
-            first: 1,
-            last: 0,
-            step: 1,
-            limit: 0,
-        }],
-        scope: Scope::Keys,
-        handler: Handler::Data(expiry::persist),
-        subcommands: &[],
-        group: "generic",
-        since: "2.2.0",
-        summary: "Removes the expiry of a key",
-    },
-    Command {
-        name: "pexpire",
-        arity: -3,
-        flags: WRITE | FAST,
-        keys: (1, 1, 1),
-        categories: &["@keyspace", "@write", "@fast"],
-        tips: &[],
-        key_specs: &[KeySpec {
-            notes: "",
-            flags: &["RW", "update"],
-            first: 1,
-            last: 0,
-            step: 1,
-            limit: 0,
-        }],
-        scope: Scope::Keys,
-        handler: Handler::Data(expiry::pexpire),
-        subcommands: &[],
-        group: "generic",
-        since: "2.6.0",
-        summary: "Sets a time to live in milliseconds",
-    },
-    Command {
-        name: "pexpireat",
-        arity: -3,
-        flags: WRITE | FAST,
-        keys: (1, 1, 1),
-        categories: &["@keyspace", "@write", "@fast"],
-        tips: &[],
-        key_specs: &[KeySpec {
-            notes: "",
-            flags: &["RW", "update"],
-            first: 1,
-            last: 0,
-            step: 1,
-            limit: 0,
-        }],
-        scope: Scope::Keys,
-        handler: Handler::Data(expiry::pexpireat),
-        subcommands: &[],
-        group: "generic",
-        since: "2.6.0",
-        summary: "Sets the time of expiry in Unix milliseconds",
-    },
-    Command {
-        name: "pexpiretime",
-        arity: 2,
-        flags: READONLY | FAST,
-        keys: (1, 1, 1),
-        categories: &["@keyspace", "@read", "@fast"],
-        tips: &[],
-        key_specs: &[KeySpec {
-            notes: "",
-            flags: &["RO", "access"],
-            first: 1,
-            last: 0,
-            step: 1,
-            limit: 0,
-        }],
-        scope: Scope::Keys,
-        handler: Handler::Data(expiry::pexpiretime),
-        subcommands: &[],
-        group: "generic",
-        since: "7.0.0",
-        summary: "Returns the time of expiry in Unix milliseconds",
-    },
-    Command {
-        name: "ping",
-        arity: -1,
-        flags: FAST,
-        keys: (0, 0, 0),
-        categories: &["@fast", "@connection"],
-        tips: &["request_policy:all_shards", "response_policy:all_succeeded"],
-        key_specs: &[],
-        scope: Scope::Connection,
-        handler: Handler::Session(connection::ping),
-        subcommands: &[],
-        group: "connection",
-        since: "1.0.0",
-        summary: "Shows that the node answers",
-    },
-    Command {
-        name: "psetex",
-        arity: 4,
-        flags: WRITE | DENYOOM,
-        keys: (1, 1, 1),
-        categories: &["@write", "@string", "@slow"],
-        tips: &[],
-        key_specs: &[KeySpec {
-            notes: "",
-            flags: &["OW", "update"],
-            first: 1,
-            last: 0,
-            step: 1,
-            limit: 0,
-        }],
-        scope: Scope::Keys,
-        handler: Handler::Data(strings::psetex),
-        subcommands: &[],
-        group: "string",
-        since: "2.6.0",
-        summary: "Stores a string with a time to live in milliseconds",
-    },
-    Command {
-        name: "pttl",
-        arity: 2,
-        flags: READONLY | FAST,
-        keys: (1, 1, 1),
-        categories: &["@keyspace", "@read", "@fast"],
-        tips: &["nondeterministic_output"],
-        key_specs: &[KeySpec {
-            notes: "",
-            flags: &["RO", "access"],
-            first: 1,
-            last: 0,
-            step: 1,
-            limit: 0,
-        }],
-        scope: Scope::Keys,
-        handler: Handler::Data(expiry::pttl),
-        subcommands: &[],
-        group: "generic",
-        since: "2.6.0",
-        summary: "Returns the time to live in milliseconds",
-    },
-    Command {
-        name: "quit",
-        arity: -1,
-        flags: NOSCRIPT | LOADING | STALE | FAST | NO_AUTH | ALLOW_BUSY,
-        keys: (0, 0, 0),
-        categories: &["@fast", "@connection"],
-        tips: &[],
-        key_specs: &[],
-        scope: Scope::Connection,
-        handler: Handler::Session(connection::quit),
-        subcommands: &[],
-        group: "connection",
-        since: "1.0.0",
-        summary: "Closes the connection",
-    },
-    Command {
-        name: "randomkey",
-        arity: 1,
-        flags: READONLY,
-        keys: (0, 0, 0),
-        categories: &["@keyspace", "@read", "@slow"],
-        tips: &["request_policy:all_shards", "nondeterministic_output"],
-        key_specs: &[],
-        scope: Scope::Everything,
-        handler: Handler::Data(keyspace_wide::randomkey),
-        subcommands: &[],
-        group: "generic",
-        since: "1.0.0",
-        summary: "Returns some key",
-    },
-    Command {
-        name: "rename",
-        arity: 3,
-        flags: WRITE,
-        keys: (1, 2, 1),
-        categories: &["@keyspace", "@write", "@slow"],
-        tips: &[],
-        key_specs: &[
-            KeySpec {
-                notes: "",
-                flags: &["RW", "access", "delete"],
-                first: 1,
-                last: 0,
-                step: 1,
-                limit: 0,
-            },
-            KeySpec { notes: "", flags: &["OW", "update"], first: 2, last: 0, step: 1, limit: 0 },
-        ],
-        scope: Scope::Keys,
-        handler: Handler::Data(keys::rename),
-        subcommands: &[],
-        group: "generic",
-        since: "1.0.0",
-        summary: "Renames a key",
-    },
-    Command {
-        name: "renamenx",
-        arity: 3,
-        flags: WRITE | FAST,
-        keys: (1, 2, 1),
-        categories: &["@keyspace", "@write", "@fast"],
-        tips: &[],
-        key_specs: &[
-            KeySpec {
-                notes: "",
-                flags: &["RW", "access", "delete"],
-                first: 1,
-                last: 0,
-                step: 1,
-                limit: 0,
-            },
-            KeySpec { notes: "", flags: &["OW", "insert"], first: 2, last: 0, step: 1, limit: 0 },
-        ],
-        scope: Scope::Keys,
-        handler: Handler::Data(keys::renamenx),
-        subcommands: &[],
-        group: "generic",
-        since: "1.0.0",
-        summary: "Renames a key if the new name is free",
-    },
-    Command {
-        name: "reset",
-        arity: 1,
-        flags: NOSCRIPT | LOADING | STALE | FAST | NO_AUTH | ALLOW_BUSY,
-        keys: (0, 0, 0),
-        categories: &["@fast", "@connection"],
-        tips: &[],
-        key_specs: &[],
-        scope: Scope::Connection,
-        handler: Handler::Session(connection::reset),
-        subcommands: &[],
-        group: "connection",
-        since: "6.2.0",
-        summary: "Returns the connection to its first state",
-    },
-    Command {
-        name: "save",
-        arity: 1,
-        flags: ADMIN | NOSCRIPT | NO_ASYNC_LOADING | NO_MULTI,
-        keys: (0, 0, 0),
-        categories: &["@admin", "@slow", "@dangerous"],
-        tips: &[],
-        key_specs: &[],
-        scope: Scope::Node,
-        handler: Handler::Data(node::save),
-        subcommands: &[],
-        group: "server",
-        since: "1.0.0",
-        summary: "Writes a snapshot and waits for it",
-    },
-    Command {
-        name: "scan",
-        arity: -2,
-        flags: READONLY,
-        keys: (0, 0, 0),
-        categories: &["@keyspace", "@read", "@slow"],
-        tips: &["nondeterministic_output", "request_policy:special"],
-        key_specs: &[],
-        scope: Scope::Scan,
-        handler: Handler::Data(keyspace_wide::scan),
-        subcommands: &[],
-        group: "generic",
-        since: "2.8.0",
-        summary: "Iterates over the keys",
-    },
-    Command {
-        name: "select",
-        arity: 2,
-        flags: LOADING | STALE | FAST,
-        keys: (0, 0, 0),
-        categories: &["@fast", "@connection"],
-        tips: &[],
-        key_specs: &[],
-        scope: Scope::Connection,
-        handler: Handler::Session(connection::select),
-        subcommands: &[],
-        group: "connection",
-        since: "1.0.0",
-        summary: "Chooses the database",
-    },
-    Command {
-        name: "set",
-        arity: -3,
-        flags: WRITE | DENYOOM,
-        keys: (1, 1, 1),
-        categories: &["@write", "@string", "@slow"],
-        tips: &[],
-        key_specs: &[KeySpec {
-            notes: "RW and ACCESS due to the optional `GET` argument",
-            flags: &["RW", "access", "update", "variable_flags"],
-            first: 1,
-            last: 0,
-            step: 1,
-            limit: 0,
-        }],
-        scope: Scope::Keys,
-        handler: Handler::Data(strings::set),
-        subcommands: &[],
-        group: "string",
-        since: "1.0.0",
-        summary: "Stores a string",
-    },
-    Command {
-        name: "setex",
-        arity: 4,
-        flags: WRITE | DENYOOM,
-        keys: (1, 1, 1),
-        categories: &["@write", "@string", "@slow"],
-        tips: &[],
-        key_specs: &[KeySpec {
-            notes: "",
-            flags: &["OW", "update"],
-            first: 1,
-            last: 0,
-            step: 1,
-            limit: 0,
-        }],
-        scope: Scope::Keys,
-        handler: Handler::Data(strings::setex),
-        subcommands: &[],
-        group: "string",
-        since: "2.0.0",
-        summary: "Stores a string with a time to live in seconds",
-    },
-    Command {
-        name: "setnx",
-        arity: 3,
-        flags: WRITE | DENYOOM | FAST,
-        keys: (1, 1, 1),
-        categories: &["@write", "@string", "@fast"],
-        tips: &[],
-        key_specs: &[KeySpec {
-            notes: "",
-            flags: &["OW", "insert"],
-            first: 1,
-            last: 0,
-            step: 1,
-            limit: 0,
-        }],
-        scope: Scope::Keys,
-        handler: Handler::Data(strings::setnx),
-        subcommands: &[],
-        group: "string",
-        since: "1.0.0",
-        summary: "Stores a string if the key is free",
-    },
-    Command {
-        name: "setrange",
-        arity: 4,
-        flags: WRITE | DENYOOM,
-        keys: (1, 1, 1),
-        categories: &["@write", "@string", "@slow"],
-        tips: &[],
-        key_specs: &[KeySpec {
-            notes: "",
-            flags: &["RW", "update"],
-            first: 1,
-            last: 0,
-            step: 1,
-            limit: 0,
-        }],
-        scope: Scope::Keys,
-        handler: Handler::Data(strings::setrange),
-        subcommands: &[],
-        group: "string",
-        since: "2.2.0",
-        summary: "Overwrites part of a string",
-    },
-    Command {
-        name: "shutdown",
-        arity: -1,
-        flags: ADMIN | NOSCRIPT | LOADING | STALE | NO_MULTI | ALLOW_BUSY,
-        keys: (0, 0, 0),
-        categories: &["@admin", "@slow", "@dangerous"],
-        tips: &[],
-        key_specs: &[],
-        scope: Scope::Node,
-        handler: Handler::Data(node::shutdown),
-        subcommands: &[],
-        group: "server",
-        since: "1.0.0",
-        summary: "Stops the node",
-    },
-    Command {
-        name: "strlen",
-        arity: 2,
-        flags: READONLY | FAST,
-        keys: (1, 1, 1),
-        categories: &["@read", "@string", "@fast"],
-        tips: &[],
-        key_specs: &[KeySpec { notes: "", flags: &["RO"], first: 1, last: 0, step: 1, limit: 0 }],
-        scope: Scope::Keys,
-        handler: Handler::Data(strings::strlen),
-        subcommands: &[],
-        group: "string",
-        since: "2.2.0",
-        summary: "Returns the length of a string",
-    },
-    Command {
-        name: "substr",
-        arity: 4,
-        flags: READONLY,
-        keys: (1, 1, 1),
-        categories: &["@read", "@string", "@slow"],
-        tips: &[],
-        key_specs: &[KeySpec {
-            notes: "",
-            flags: &["RO", "access"],
-            first: 1,
-            last: 0,
-            step: 1,
-            limit: 0,
-        }],
-        scope: Scope::Keys,
-        handler: Handler::Data(strings::getrange),
-        subcommands: &[],
-        group: "string",
-        since: "1.0.0",
-        summary: "Returns part of a string; the old name of GETRANGE",
-    },
-    Command {
-        name: "time",
-        arity: 1,
-        flags: LOADING | STALE | FAST,
-        keys: (0, 0, 0),
-        categories: &["@fast"],
-        tips: &["nondeterministic_output"],
-        key_specs: &[],
-        scope: Scope::Node,
-        handler: Handler::Data(node::time),
-        subcommands: &[],
-        group: "server",
-        since: "2.6.0",
-        summary: "Returns the time of the node",
-    },
-    Command {
-        name: "touch",
-        arity: -2,
-        flags: READONLY | FAST,
-        keys: (1, -1, 1),
-        categories: &["@keyspace", "@read", "@fast"],
-        tips: &["request_policy:multi_shard", "response_policy:agg_sum"],
-        key_specs: &[KeySpec { notes: "", flags: &["RO"], first: 1, last: -1, step: 1, limit: 0 }],
-        scope: Scope::Keys,
-        handler: Handler::Data(keys::touch),
-        subcommands: &[],
-        group: "generic",
-        since: "3.2.1",
-        summary: "Counts the keys that exist and marks them used",
-    },
-    Command {
-        name: "ttl",
-        arity: 2,
-        flags: READONLY | FAST,
-        keys: (1, 1, 1),
-        categories: &["@keyspace", "@read", "@fast"],
-        tips: &["nondeterministic_output"],
-        key_specs: &[KeySpec {
-            notes: "",
-            flags: &["RO", "access"],
-            first: 1,
-            last: 0,
-            step: 1,
-            limit: 0,
-        }],
-        scope: Scope::Keys,
-        handler: Handler::Data(expiry::ttl),
-        subcommands: &[],
-        group: "generic",
-        since: "1.0.0",
-        summary: "Returns the time to live in seconds",
-    },
-    Command {
-        name: "type",
-        arity: 2,
-        flags: READONLY | FAST,
-        keys: (1, 1, 1),
-        categories: &["@keyspace", "@read", "@fast"],
-        tips: &[],
-        key_specs: &[KeySpec { notes: "", flags: &["RO"], first: 1, last: 0, step: 1, limit: 0 }],
-        scope: Scope::Keys,
-        handler: Handler::Data(keys::type_of),
-        subcommands: &[],
-        group: "generic",
-        since: "1.0.0",
-        summary: "Returns the type of a value",
-    },
-    Command {
-        name: "unlink",
-        arity: -2,
-        flags: WRITE | FAST,
-        keys: (1, -1, 1),
-        categories: &["@keyspace", "@write", "@fast"],
-        tips: &["request_policy:multi_shard", "response_policy:agg_sum"],
-        key_specs: &[KeySpec {
-            notes: "",
-            flags: &["RM", "delete"],
-            first: 1,
-            last: -1,
-            step: 1,
-            limit: 0,
-        }],
-        scope: Scope::Keys,
-        handler: Handler::Data(keys::del),
-        subcommands: &[],
-        group: "generic",
-        since: "4.0.0",
-        summary: "Removes keys",
-    },
-    Command {
-        name: "unwatch",
-        arity: 1,
-        flags: NOSCRIPT | LOADING | STALE | FAST | ALLOW_BUSY,
-        keys: (0, 0, 0),
-        categories: &["@fast", "@transaction"],
-        tips: &[],
-        key_specs: &[],
-        scope: Scope::Connection,
-        handler: Handler::Session(transactions::unwatch),
-        subcommands: &[],
-        group: "transactions",
-        since: "2.2.0",
-        summary: "Forgets the watched keys",
-    },
-    Command {
-        name: "watch",
-        arity: -2,
-        flags: NOSCRIPT | LOADING | STALE | FAST | ALLOW_BUSY,
-        keys: (1, -1, 1),
-        categories: &["@fast", "@transaction"],
-        tips: &[],
-        key_specs: &[KeySpec { notes: "", flags: &["RO"], first: 1, last: -1, step: 1, limit: 0 }],
-        scope: Scope::Watch,
-        handler: Handler::Session(transactions::watch),
-        subcommands: &[],
-        group: "transactions",
-        since: "2.2.0",
-        summary: "Makes the next transaction depend on keys staying as they are",
-    },
+    command("append", 3, WRITE | DENYOOM | FAST, &["@write", "@string", "@fast"])
+        .keys((1, 1, 1), &[RW_INSERT_1])
+        .data(Scope::Keys, strings::append)
+        .docs("string", "2.0.0", "Appends to a string, creating it if needed"),
+    command(
+        "auth",
+        -2,
+        NOSCRIPT | LOADING | STALE | FAST | NO_AUTH | ALLOW_BUSY,
+        &["@fast", "@connection"],
+    )
+    .session(Scope::Connection, connection::auth)
+    .docs("connection", "1.0.0", "Authenticates the connection"),
+    command("bgsave", -1, ADMIN | NOSCRIPT | NO_ASYNC_LOADING, &["@admin", "@slow", "@dangerous"])
+        .data(Scope::Node, node::bgsave)
+        .docs("server", "1.0.0", "Writes a snapshot in the background"),
+    command("client", -2, NO_FLAGS, &["@slow"]).subcommands(&CLIENT).docs(
+        "connection",
+        "2.4.0",
+        "Commands about client connections",
+    ),
+    command("command", -1, LOADING | STALE, &["@slow", "@connection"])
+        .tips(&["nondeterministic_output_order"])
+        .data(Scope::Connection, introspection::command)
+        .subcommands(&COMMAND)
+        .docs("server", "2.8.13", "Describes every command"),
+    command("config", -2, NO_FLAGS, &["@slow"]).subcommands(&CONFIG).docs(
+        "server",
+        "2.0.0",
+        "Reads and changes the configuration",
+    ),
+    command("copy", -3, WRITE | DENYOOM, &["@keyspace", "@write", "@slow"])
+        .keys((1, 2, 1), &[RO_ACCESS_1, OW_UPDATE_2])
+        .data(Scope::Databases, keys::copy)
+        .docs("generic", "6.2.0", "Copies a value to another key"),
+    command("dbsize", 1, READONLY | FAST, &["@keyspace", "@read", "@fast"])
+        .tips(&["request_policy:all_shards", "response_policy:agg_sum"])
+        .data(Scope::Everything, keyspace_wide::dbsize)
+        .docs("server", "1.0.0", "Counts the keys of the database"),
+    command("decr", 2, WRITE | DENYOOM | FAST, &["@write", "@string", "@fast"])
+        .keys((1, 1, 1), &[RW_ACCESS_UPDATE_1])
+        .data(Scope::Keys, strings::decr)
+        .docs("string", "1.0.0", "Subtracts one from an integer"),
+    command("decrby", 3, WRITE | DENYOOM | FAST, &["@write", "@string", "@fast"])
+        .keys((1, 1, 1), &[RW_ACCESS_UPDATE_1])
+        .data(Scope::Keys, strings::decrby)
+        .docs("string", "1.0.0", "Subtracts from an integer"),
+    command("del", -2, WRITE, &["@keyspace", "@write", "@slow"])
+        .keys((1, -1, 1), &[RM_DELETE_1_ON])
+        .tips(&["request_policy:multi_shard", "response_policy:agg_sum"])
+        .data(Scope::Keys, keys::del)
+        .docs("generic", "1.0.0", "Removes keys"),
+    command(
+        "discard",
+        1,
+        NOSCRIPT | LOADING | STALE | FAST | ALLOW_BUSY,
+        &["@fast", "@transaction"],
+    )
+    .session(Scope::Transaction, transactions::discard)
+    .docs("transactions", "2.0.0", "Forgets a transaction"),
+    command("echo", 2, LOADING | STALE | FAST, &["@fast", "@connection"])
+        .session(Scope::Connection, connection::echo)
+        .docs("connection", "1.0.0", "Returns its argument"),
+    command("exec", 1, NOSCRIPT | LOADING | STALE | SKIP_SLOWLOG, &["@slow", "@transaction"])
+        .session(Scope::Transaction, transactions::exec)
+        .docs("transactions", "1.2.0", "Runs a transaction"),
+    command("exists", -2, READONLY | FAST, &["@keyspace", "@read", "@fast"])
+        .keys((1, -1, 1), &[RO_1_ON])
+        .tips(&["request_policy:multi_shard", "response_policy:agg_sum"])
+        .data(Scope::Keys, keys::exists)
+        .docs("generic", "1.0.0", "Counts how many of the keys exist"),
+    command("expire", -3, WRITE | FAST, &["@keyspace", "@write", "@fast"])
+        .keys((1, 1, 1), &[RW_UPDATE_1])
+        .data(Scope::Keys, expiry::expire)
+        .docs("generic", "1.0.0", "Sets a time to live in seconds"),
+    command("expireat", -3, WRITE | FAST, &["@keyspace", "@write", "@fast"])
+        .keys((1, 1, 1), &[RW_UPDATE_1])
+        .data(Scope::Keys, expiry::expireat)
+        .docs("generic", "1.2.0", "Sets the time of expiry in Unix seconds"),
+    command("expiretime", 2, READONLY | FAST, &["@keyspace", "@read", "@fast"])
+        .keys((1, 1, 1), &[RO_ACCESS_1])
+        .data(Scope::Keys, expiry::expiretime)
+        .docs("generic", "7.0.0", "Returns the time of expiry in Unix seconds"),
+    command("flushall", -1, WRITE, &["@keyspace", "@write", "@slow", "@dangerous"])
+        .tips(&["request_policy:all_shards", "response_policy:all_succeeded"])
+        .data(Scope::Everything, keyspace_wide::flushall)
+        .docs("server", "1.0.0", "Removes all keys of all databases"),
+    command("flushdb", -1, WRITE, &["@keyspace", "@write", "@slow", "@dangerous"])
+        .tips(&["request_policy:all_shards", "response_policy:all_succeeded"])
+        .data(Scope::Everything, keyspace_wide::flushdb)
+        .docs("server", "1.0.0", "Removes all keys of the database"),
+    command("get", 2, READONLY | FAST, &["@read", "@string", "@fast"])
+        .keys((1, 1, 1), &[RO_ACCESS_1])
+        .data(Scope::Keys, strings::get)
+        .docs("string", "1.0.0", "Returns a string"),
+    command("getdel", 2, WRITE | FAST, &["@write", "@string", "@fast"])
+        .keys((1, 1, 1), &[RW_ACCESS_DELETE_1])
+        .data(Scope::Keys, strings::getdel)
+        .docs("string", "6.2.0", "Returns a string and removes it"),
+    command("getex", -2, WRITE | FAST, &["@write", "@string", "@fast"])
+        .keys((1, 1, 1), &[GETEX_KEY])
+        .data(Scope::Keys, strings::getex)
+        .docs("string", "6.2.0", "Returns a string and changes its expiry"),
+    command("getrange", 4, READONLY, &["@read", "@string", "@slow"])
+        .keys((1, 1, 1), &[RO_ACCESS_1])
+        .data(Scope::Keys, strings::getrange)
+        .docs("string", "2.4.0", "Returns part of a string"),
+    command("getset", 3, WRITE | DENYOOM | FAST, &["@write", "@string", "@fast"])
+        .keys((1, 1, 1), &[RW_ACCESS_UPDATE_1])
+        .data(Scope::Keys, strings::getset)
+        .docs("string", "1.0.0", "Stores a string and returns the old one"),
+    command(
+        "hello",
+        -1,
+        NOSCRIPT | LOADING | STALE | FAST | NO_AUTH | ALLOW_BUSY,
+        &["@fast", "@connection"],
+    )
+    .session(Scope::Connection, connection::hello)
+    .docs("connection", "6.0.0", "Chooses the protocol version"),
+    command("incr", 2, WRITE | DENYOOM | FAST, &["@write", "@string", "@fast"])
+        .keys((1, 1, 1), &[RW_ACCESS_UPDATE_1])
+        .data(Scope::Keys, strings::incr)
+        .docs("string", "1.0.0", "Adds one to an integer"),
+    command("incrby", 3, WRITE | DENYOOM | FAST, &["@write", "@string", "@fast"])
+        .keys((1, 1, 1), &[RW_ACCESS_UPDATE_1])
+        .data(Scope::Keys, strings::incrby)
+        .docs("string", "1.0.0", "Adds to an integer"),
+    command("incrbyfloat", 3, WRITE | DENYOOM | FAST, &["@write", "@string", "@fast"])
+        .keys((1, 1, 1), &[RW_ACCESS_UPDATE_1])
+        .data(Scope::Keys, strings::incrbyfloat)
+        .docs("string", "2.6.0", "Adds to a floating-point number"),
+    command("info", -1, LOADING | STALE, &["@slow", "@dangerous"])
+        .tips(&["nondeterministic_output", "request_policy:all_shards", "response_policy:special"])
+        .data(Scope::Node, node::info)
+        .docs("server", "1.0.0", "Returns facts and figures of the node"),
+    command("keys", 2, READONLY, &["@keyspace", "@read", "@slow", "@dangerous"])
+        .tips(&["request_policy:all_shards", "nondeterministic_output_order"])
+        .data(Scope::Everything, keyspace_wide::keys)
+        .docs("generic", "1.0.0", "Returns the keys that match a pattern"),
+    command("lastsave", 1, LOADING | STALE | FAST, &["@admin", "@fast", "@dangerous"])
+        .tips(&["nondeterministic_output"])
+        .data(Scope::Node, node::lastsave)
+        .docs("server", "1.0.0", "Returns the time of the latest snapshot"),
+    command("memory", -2, NO_FLAGS, &["@slow"]).subcommands(&MEMORY).docs(
+        "server",
+        "4.0.0",
+        "Commands about memory",
+    ),
+    command("mget", -2, READONLY | FAST, &["@read", "@string", "@fast"])
+        .keys((1, -1, 1), &[RO_ACCESS_1_ON])
+        .tips(&["request_policy:multi_shard"])
+        .data(Scope::Keys, strings::mget)
+        .docs("string", "1.0.0", "Returns several strings"),
+    command("move", 3, WRITE | FAST, &["@keyspace", "@write", "@fast"])
+        .keys((1, 1, 1), &[RW_ACCESS_UPDATE_1])
+        .data(Scope::Databases, keys::move_key)
+        .docs("generic", "1.0.0", "Moves a key to another database"),
+    command("mset", -3, WRITE | DENYOOM, &["@write", "@string", "@slow"])
+        .keys((1, -1, 2), &[OW_UPDATE_1_ON_PAIRS])
+        .tips(&["request_policy:multi_shard", "response_policy:all_succeeded"])
+        .data(Scope::Keys, strings::mset)
+        .docs("string", "1.0.1", "Stores several strings at once"),
+    command("msetnx", -3, WRITE | DENYOOM, &["@write", "@string", "@slow"])
+        .keys((1, -1, 2), &[OW_INSERT_1_ON_PAIRS])
+        .tips(&["request_policy:multi_shard", "response_policy:agg_min"])
+        .data(Scope::Keys, strings::msetnx)
+        .docs("string", "1.0.1", "Stores several strings if none of them exists"),
+    command("multi", 1, NOSCRIPT | LOADING | STALE | FAST | ALLOW_BUSY, &["@fast", "@transaction"])
+        .session(Scope::Transaction, transactions::multi)
+        .docs("transactions", "1.2.0", "Begins a transaction"),
+    command("object", -2, NO_FLAGS, &["@slow"]).subcommands(&OBJECT).docs(
+        "generic",
+        "2.2.3",
+        "Commands about how values are held",
+    ),
+    command("persist", 2, WRITE | FAST, &["@keyspace", "@write", "@fast"])
+        .keys((1, 1, 1), &[RW_UPDATE_1])
+        .data(Scope::Keys, expiry::persist)
+        .docs("generic", "2.2.0", "Removes the expiry of a key"),
+    command("pexpire", -3, WRITE | FAST, &["@keyspace", "@write", "@fast"])
+        .keys((1, 1, 1), &[RW_UPDATE_1])
+        .data(Scope::Keys, expiry::pexpire)
+        .docs("generic", "2.6.0", "Sets a time to live in milliseconds"),
+    command("pexpireat", -3, WRITE | FAST, &["@keyspace", "@write", "@fast"])
+        .keys((1, 1, 1), &[RW_UPDATE_1])
+        .data(Scope::Keys, expiry::pexpireat)
+        .docs("generic", "2.6.0", "Sets the time of expiry in Unix milliseconds"),
+    command("pexpiretime", 2, READONLY | FAST, &["@keyspace", "@read", "@fast"])
+        .keys((1, 1, 1), &[RO_ACCESS_1])
+        .data(Scope::Keys, expiry::pexpiretime)
+        .docs("generic", "7.0.0", "Returns the time of expiry in Unix milliseconds"),
+    command("ping", -1, FAST, &["@fast", "@connection"])
+        .tips(&["request_policy:all_shards", "response_policy:all_succeeded"])
+        .session(Scope::Connection, connection::ping)
+        .docs("connection", "1.0.0", "Shows that the node answers"),
+    command("psetex", 4, WRITE | DENYOOM, &["@write", "@string", "@slow"])
+        .keys((1, 1, 1), &[OW_UPDATE_1])
+        .data(Scope::Keys, strings::psetex)
+        .docs("string", "2.6.0", "Stores a string with a time to live in milliseconds"),
+    command("pttl", 2, READONLY | FAST, &["@keyspace", "@read", "@fast"])
+        .keys((1, 1, 1), &[RO_ACCESS_1])
+        .tips(&["nondeterministic_output"])
+        .data(Scope::Keys, expiry::pttl)
+        .docs("generic", "2.6.0", "Returns the time to live in milliseconds"),
+    command(
+        "quit",
+        -1,
+        NOSCRIPT | LOADING | STALE | FAST | NO_AUTH | ALLOW_BUSY,
+        &["@fast", "@connection"],
+    )
+    .session(Scope::Connection, connection::quit)
+    .docs("connection", "1.0.0", "Closes the connection"),
+    command("randomkey", 1, READONLY, &["@keyspace", "@read", "@slow"])
+        .tips(&["request_policy:all_shards", "nondeterministic_output"])
+        .data(Scope::Everything, keyspace_wide::randomkey)
+        .docs("generic", "1.0.0", "Returns some key"),
+    command("rename", 3, WRITE, &["@keyspace", "@write", "@slow"])
+        .keys((1, 2, 1), &[RW_ACCESS_DELETE_1, OW_UPDATE_2])
+        .data(Scope::Keys, keys::rename)
+        .docs("generic", "1.0.0", "Renames a key"),
+    command("renamenx", 3, WRITE | FAST, &["@keyspace", "@write", "@fast"])
+        .keys((1, 2, 1), &[RW_ACCESS_DELETE_1, OW_INSERT_2])
+        .data(Scope::Keys, keys::renamenx)
+        .docs("generic", "1.0.0", "Renames a key if the new name is free"),
+    command(
+        "reset",
+        1,
+        NOSCRIPT | LOADING | STALE | FAST | NO_AUTH | ALLOW_BUSY,
+        &["@fast", "@connection"],
+    )
+    .session(Scope::Connection, connection::reset)
+    .docs("connection", "6.2.0", "Returns the connection to its first state"),
+    command(
+        "save",
+        1,
+        ADMIN | NOSCRIPT | NO_ASYNC_LOADING | NO_MULTI,
+        &["@admin", "@slow", "@dangerous"],
+    )
+    .data(Scope::Node, node::save)
+    .docs("server", "1.0.0", "Writes a snapshot and waits for it"),
+    command("scan", -2, READONLY, &["@keyspace", "@read", "@slow"])
+        .tips(&["nondeterministic_output", "request_policy:special"])
+        .data(Scope::Scan, keyspace_wide::scan)
+        .docs("generic", "2.8.0", "Iterates over the keys"),
+    command("select", 2, LOADING | STALE | FAST, &["@fast", "@connection"])
+        .session(Scope::Connection, connection::select)
+        .docs("connection", "1.0.0", "Chooses the database"),
+    command("set", -3, WRITE | DENYOOM, &["@write", "@string", "@slow"])
+        .keys((1, 1, 1), &[SET_KEY])
+        .data(Scope::Keys, strings::set)
+        .docs("string", "1.0.0", "Stores a string"),
+    command("setex", 4, WRITE | DENYOOM, &["@write", "@string", "@slow"])
+        .keys((1, 1, 1), &[OW_UPDATE_1])
+        .data(Scope::Keys, strings::setex)
+        .docs("string", "2.0.0", "Stores a string with a time to live in seconds"),
+    command("setnx", 3, WRITE | DENYOOM | FAST, &["@write", "@string", "@fast"])
+        .keys((1, 1, 1), &[OW_INSERT_1])
+        .data(Scope::Keys, strings::setnx)
+        .docs("string", "1.0.0", "Stores a string if the key is free"),
+    command("setrange", 4, WRITE | DENYOOM, &["@write", "@string", "@slow"])
+        .keys((1, 1, 1), &[RW_UPDATE_1])
+        .data(Scope::Keys, strings::setrange)
+        .docs("string", "2.2.0", "Overwrites part of a string"),
+    command(
+        "shutdown",
+        -1,
+        ADMIN | NOSCRIPT | LOADING | STALE | NO_MULTI | ALLOW_BUSY,
+        &["@admin", "@slow", "@dangerous"],
+    )
+    .data(Scope::Node, node::shutdown)
+    .docs("server", "1.0.0", "Stops the node"),
+    command("strlen", 2, READONLY | FAST, &["@read", "@string", "@fast"])
+        .keys((1, 1, 1), &[RO_1])
+        .data(Scope::Keys, strings::strlen)
+        .docs("string", "2.2.0", "Returns the length of a string"),
+    command("substr", 4, READONLY, &["@read", "@string", "@slow"])
+        .keys((1, 1, 1), &[RO_ACCESS_1])
+        .data(Scope::Keys, strings::getrange)
+        .docs("string", "1.0.0", "Returns part of a string; the old name of GETRANGE"),
+    command("time", 1, LOADING | STALE | FAST, &["@fast"])
+        .tips(&["nondeterministic_output"])
+        .data(Scope::Node, node::time)
+        .docs("server", "2.6.0", "Returns the time of the node"),
+    command("touch", -2, READONLY | FAST, &["@keyspace", "@read", "@fast"])
+        .keys((1, -1, 1), &[RO_1_ON])
+        .tips(&["request_policy:multi_shard", "response_policy:agg_sum"])
+        .data(Scope::Keys, keys::touch)
+        .docs("generic", "3.2.1", "Counts the keys that exist and marks them used"),
+    command("ttl", 2, READONLY | FAST, &["@keyspace", "@read", "@fast"])
+        .keys((1, 1, 1), &[RO_ACCESS_1])
+        .tips(&["nondeterministic_output"])
+        .data(Scope::Keys, expiry::ttl)
+        .docs("generic", "1.0.0", "Returns the time to live in seconds"),
+    command("type", 2, READONLY | FAST, &["@keyspace", "@read", "@fast"])
+        .keys((1, 1, 1), &[RO_1])
+        .data(Scope::Keys, keys::type_of)
+        .docs("generic", "1.0.0", "Returns the type of a value"),
+    command("unlink", -2, WRITE | FAST, &["@keyspace", "@write", "@fast"])
+        .keys((1, -1, 1), &[RM_DELETE_1_ON])
+        .tips(&["request_policy:multi_shard", "response_policy:agg_sum"])
+        .data(Scope::Keys, keys::del)
+        .docs("generic", "4.0.0", "Removes keys"),
+    command(
+        "unwatch",
+        1,
+        NOSCRIPT | LOADING | STALE | FAST | ALLOW_BUSY,
+        &["@fast", "@transaction"],
+    )
+    .session(Scope::Connection, transactions::unwatch)
+    .docs("transactions", "2.2.0", "Forgets the watched keys"),
+    command(
+        "watch",
+        -2,
+        NOSCRIPT | LOADING | STALE | FAST | ALLOW_BUSY,
+        &["@fast", "@transaction"],
+    )
+    .keys((1, -1, 1), &[RO_1_ON])
+    .session(Scope::Watch, transactions::watch)
+    .docs(
+        "transactions",
+        "2.2.0",
+        "Makes the next transaction depend on keys staying as they are",
+    ),
 ];
