@@ -59,13 +59,20 @@ impl Victim {
     }
 
     fn pair(&self) -> Box<dyn QueuePair> {
-        let options = QueuePairOptions::default();
+        self.pair_with(QueuePairOptions::default())
+    }
+
+    fn pair_with(&self, options: QueuePairOptions) -> Box<dyn QueuePair> {
         self.domain.create_queue_pair(&self.queue, &self.queue, None, options).unwrap()
     }
 
     /// A queue pair whose peer is a bare socket that has shaken hands properly.
     fn attacked(&self) -> (Box<dyn QueuePair>, TcpStream) {
-        let mut pair = self.pair();
+        self.attacked_with(QueuePairOptions::default())
+    }
+
+    fn attacked_with(&self, options: QueuePairOptions) -> (Box<dyn QueuePair>, TcpStream) {
+        let mut pair = self.pair_with(options);
         let endpoint = Endpoint::decode(&pair.connect_info()).unwrap();
         let me = (77, [9; 16]);
         let mine = Endpoint { qp_num: me.0, nonce: me.1, ..endpoint };
@@ -205,6 +212,32 @@ fn an_early_acknowledgement_does_not_free_what_is_still_being_sent() {
     let mut done = [WorkCompletion::EMPTY];
     assert_eq!(victim.queue.wait(&mut done, BOUND).unwrap(), 1);
     assert_eq!((done[0].wr_id, done[0].status), (5, Status::TransportError));
+}
+
+#[test]
+fn a_peer_that_never_answers_is_given_up_whether_or_not_anybody_polls() {
+    let victim = Victim::new();
+    let options = QueuePairOptions {
+        transport_timeout: Duration::from_millis(150),
+        ..QueuePairOptions::default()
+    };
+    for sleeps in [false, true] {
+        let (mut pair, _socket) = victim.attacked_with(options);
+        let remote = RemoteAddress { key: RemoteKey(1), offset: 0 };
+        let write = Operation::Write { local: LocalData::Inline(b"x"), remote };
+        pair.post_send(&[WorkRequest::new(1, write), WorkRequest::unsignalled(2, write)]).unwrap();
+        let begun = Instant::now();
+        while sleeps && pair.state() != QueuePairState::Error && begun.elapsed() < BOUND {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let mut statuses = Vec::new();
+        while statuses.len() < 2 && begun.elapsed() < BOUND {
+            let mut done = [WorkCompletion::EMPTY; 2];
+            let count = victim.queue.wait(&mut done, BOUND).unwrap();
+            statuses.extend(done[..count].iter().map(|done| done.status));
+        }
+        assert_eq!(statuses, [Status::TransportError, Status::Flushed]);
+    }
 }
 
 #[test]
