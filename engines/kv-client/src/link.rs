@@ -66,6 +66,8 @@ struct Grant {
 enum Held {
     NoGrant,
     QueueFull,
+    /// The queue pair is in the error state; everything outstanding is lost.
+    Broken,
     Failed(ClientError),
 }
 
@@ -73,6 +75,7 @@ impl From<PostError> for Held {
     fn from(error: PostError) -> Self {
         match error {
             PostError::QueueFull => Self::QueueFull,
+            PostError::NotReady(_) => Self::Broken,
             other => Self::Failed(ClientError::Post(other)),
         }
     }
@@ -260,7 +263,8 @@ impl Link {
                     self.waiting.push_back(index);
                     self.ask_for_grant(core);
                 }
-                Err(Held::QueueFull) => self.waiting.push_back(index),
+                // Where the connection is broken, the next poll delivers that.
+                Err(Held::QueueFull | Held::Broken) => self.waiting.push_back(index),
             }
         } else {
             self.waiting.push_back(index);
@@ -957,6 +961,10 @@ impl Link {
                     self.waiting.pop_front();
                 }
                 Err(Held::QueueFull) => break,
+                Err(Held::Broken) => {
+                    delivered += self.fail(Status::Flushed, deliver);
+                    break;
+                }
                 Err(Held::NoGrant) => {
                     self.ask_for_grant(core);
                     break;

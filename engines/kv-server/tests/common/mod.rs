@@ -3,6 +3,7 @@
 #![allow(dead_code, missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 pub mod raw;
+pub mod threaded;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
