@@ -95,7 +95,10 @@ pub(crate) fn walk(
             }
             continue;
         }
-        if seen >= promised {
+        // In a client's log every sealed entry was accepted, and a hole beyond `count` is an
+        // overwrite in place that was cut short. In the store's own logs nothing follows a hole
+        // beyond `count` but entries of the group that was never acknowledged.
+        if seen >= promised && !state.is(UNTRUSTED) {
             break;
         }
         // Damage, or an overwrite in place cut short: go on with the next entry that verifies.

@@ -69,8 +69,12 @@ struct Dirty {
     length: u32,
 }
 
+/// Commits after which lazily written words are forced to media.
+const WORDS_EVERY: u64 = 256;
+
 #[derive(Debug, Default)]
 pub(crate) struct Log {
+    commits: u64,
     pub heads: [Option<Head>; 2],
     /// The last segment that was linked.
     last: Option<Arc<SegmentState>>,
@@ -252,9 +256,17 @@ impl Shard {
             let (offset, length) = (dirty.offset as usize, dirty.length as usize);
             self.persister.flush(&dirty.state.segment, offset, length);
         }
+        self.log.commits = self.log.commits.wrapping_add(1);
+        let all_now = self.log.commits.is_multiple_of(WORDS_EVERY);
         for (state, count) in self.log.persisted.drain(..) {
             state.segment.store_word(word::COUNT, u64::from(count));
-            self.persister.flush_words(&state.segment);
+            // Where words reach media lazily, they are brought up at every segment's end and now
+            // and then: the walk can do without, but finds less damage.
+            if all_now || !state.is(HEAD) {
+                self.persister.flush_words_now(&state.segment);
+            } else {
+                self.persister.flush_words(&state.segment);
+            }
         }
         if fault::is_on(KnownBug::AcknowledgeBeforeFence) {
             return Ok(());
@@ -266,5 +278,23 @@ impl Shard {
         std::mem::swap(&mut self.log.persisted, &mut self.log.touched);
         stats::add(&self.store.counters[self.index].commits, 1);
         Ok(())
+    }
+
+    /// Persists what is left and the exact counts: the end of a shard in good order.
+    ///
+    /// Errors: as [`Shard::commit`].
+    pub(crate) fn close(&mut self) -> Result<(), KvError> {
+        if self.batch.is_some() {
+            self.end_batch();
+        }
+        self.commit()?;
+        if self.log.persisted.is_empty() {
+            return Ok(());
+        }
+        for (state, count) in self.log.persisted.drain(..) {
+            state.segment.store_word(word::COUNT, u64::from(count));
+            self.persister.flush_words_now(&state.segment);
+        }
+        Ok(self.persister.fence()?)
     }
 }

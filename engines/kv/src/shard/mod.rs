@@ -591,6 +591,16 @@ impl Shard {
     }
 }
 
+impl Drop for Shard {
+    fn drop(&mut self) {
+        // Without this the next opening finds what a crash leaves, which is as good. A shard that
+        // panicked or failed to persist has nothing to add.
+        if !self.poisoned && !std::thread::panicking() {
+            let _ = self.close();
+        }
+    }
+}
+
 /// The header at `offset`, copied.
 #[inline]
 pub(crate) fn read_header(state: &SegmentState, offset: u32) -> Header {
