@@ -324,6 +324,14 @@ impl<'a> Keyspace<'a> {
         Ok(false)
     }
 
+    pub(crate) fn needs_all(&self) -> Result<(), KvError> {
+        if self.is_whole() {
+            return Ok(());
+        }
+        let (needed, given) = (self.store().shards(), self.locked());
+        Err(KvError::NeedsAllShards { needed, given })
+    }
+
     /// Removes every key of one database, or of all, at once and for good when it returns.
     ///
     /// Errors: [`KvError::NeedsAllShards`], the pool's.
@@ -334,10 +342,7 @@ impl<'a> Keyspace<'a> {
             let (database, limit) = (u16::from(database), crate::DATABASES);
             return Err(KvError::Database { database, limit });
         }
-        if !self.is_whole() {
-            let (needed, given) = (self.store().shards(), self.locked());
-            return Err(KvError::NeedsAllShards { needed, given });
-        }
+        self.needs_all()?;
         self.store().raise_barrier(database)?;
         for shard in self.shards_mut() {
             for candidate in 0..crate::DATABASES as u8 {

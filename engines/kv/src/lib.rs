@@ -14,9 +14,8 @@
 //!
 //! Source: BOOM-KV. `docs/kv.md` holds the formats, the arguments and every deviation.
 
-#![allow(dead_code)]
-
 mod audit;
+mod check;
 pub mod entry;
 mod error;
 pub mod fault;
@@ -27,13 +26,16 @@ mod random;
 mod recover;
 mod segments;
 mod shard;
+mod snapshot;
 mod stats;
 mod store;
 mod walk;
 pub mod wire;
+mod write_back;
 
 #[doc(hidden)]
 pub use audit::audit;
+pub use check::{CheckReport, Damage, check, check_pool};
 pub use error::KvError;
 pub use keyspace::Keyspace;
 pub use options::{Eviction, StoreOptions};
@@ -41,6 +43,7 @@ pub use recover::Opened;
 pub use shard::client_log::{Accepted, ClientLog, Notice, Reject, RejectReason};
 pub use shard::reads::ReadGuard;
 pub use shard::{EntryRef, Maintenance, PutOptions, Shard};
+pub use snapshot::{Snapshot, SnapshotReport, check_snapshot, restore};
 pub use stats::{ShardStats, StoreStats};
 pub use store::{RecoveryReport, Store, hash_key, shard_of_hash};
 

@@ -10,6 +10,7 @@ use crate::entry::Sealer;
 use crate::segments::{FORMAT, HEAD, SegmentState, SegmentTable, word};
 use crate::shard::Shard;
 use crate::stats::{DatabaseCounters, ShardCounters, StoreStats};
+use crate::write_back::WriteBack;
 use crate::{DATABASES, Eviction, KvError, StoreOptions, Version};
 
 /// Root words of the pool.
@@ -88,6 +89,7 @@ pub struct Store {
     pub(crate) database_counters: Vec<DatabaseCounters>,
     pub(crate) inboxes: Vec<Mutex<Vec<Freed>>>,
     pub(crate) peers: Mutex<Vec<Weak<Mutex<Shard>>>>,
+    pub(crate) write_back: WriteBack,
     pub(crate) cooperative: AtomicBool,
     /// Snapshots being written: segments stay and overwrites in place are refused meanwhile.
     pub(crate) snapshots: AtomicU32,
@@ -108,6 +110,7 @@ pub struct Store {
 pub(crate) struct Freed {
     pub database: u8,
     pub hash: u64,
+    pub version: Version,
     pub place: crate::index::Location,
 }
 
@@ -141,6 +144,7 @@ impl Store {
             inboxes: (0..shards).map(|_| Mutex::default()).collect(),
             peers: Mutex::default(),
             snapshots: AtomicU32::new(0),
+            write_back: WriteBack::new(shards, pool.report().mechanism),
             cooperative: AtomicBool::new(options.cooperative_write_back),
             shards,
             hash_seed,
@@ -301,6 +305,11 @@ impl Store {
         Ok(())
     }
 
+    /// The newest version given out.
+    pub(crate) fn newest_version(&self) -> Version {
+        self.next_version.load(Ordering::Relaxed).saturating_sub(1)
+    }
+
     /// Makes sure that versions go on above `version`.
     pub(crate) fn version_seen(&self, version: Version) {
         self.next_version.fetch_max(version + 1, Ordering::Relaxed);
@@ -386,12 +395,4 @@ impl Store {
 
 fn code_of(policy: Eviction) -> u8 {
     Eviction::ALL.iter().position(|known| *known == policy).unwrap_or(0) as u8
-}
-
-impl Store {
-    /// Runs one sub-task of another shard's write-back, called by an idle thread of shard
-    /// `worker`; false when there was none.
-    pub fn help_write_back(&self, _worker: usize) -> bool {
-        false
-    }
 }

@@ -324,7 +324,7 @@ fn cases() -> u32 {
 
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: cases(), failure_persistence: None, max_shrink_iters: 4000, ..ProptestConfig::default()
+        cases: cases(), failure_persistence: None, max_shrink_iters: 1500, ..ProptestConfig::default()
     })]
     #[test]
     fn the_store_agrees_with_a_map(

@@ -110,8 +110,8 @@ impl Shard {
                 return Ok(true);
             }
             if self.collector.job.is_none() {
-                let (total, length) = (self.collectable_garbage(), self.store.pool.segment_bytes());
-                if total < u64::from(length) || !self.choose_victim(true) {
+                let length = self.store.pool.segment_bytes();
+                if self.collectable_garbage() < u64::from(length) || !self.choose_victim(true) {
                     return Ok(false);
                 }
             }
@@ -127,10 +127,17 @@ impl Shard {
         state.owner as usize == self.index && !state.is(HEAD | GRANTED | QUARANTINED | VICTIM)
     }
 
-    /// Garbage in segments that could be collected.
+    /// What collecting everything could win: garbage in the segments that could be collected, and
+    /// the room that is left in the collector's head.
     fn collectable_garbage(&self) -> u64 {
         let all = self.store.table.all();
-        all.iter().filter(|state| self.is_candidate(state)).map(|state| state.garbage_bytes()).sum()
+        let garbage: u64 = all
+            .iter()
+            .filter(|state| self.is_candidate(state))
+            .map(|state| state.garbage_bytes())
+            .sum();
+        let head = self.log.heads[Stream::Collected as usize].as_ref();
+        garbage + head.map_or(0, |head| u64::from(head.state.length - head.tail))
     }
 
     /// Starts on the segment with the most garbage, if it has enough to be worth it.
@@ -234,7 +241,8 @@ impl Shard {
             let hash = self.store.hash_key(header.database, &entry[HEADER_BYTES as usize..]);
             let place = Location::new(job.victim.id, offset, 0);
             self.repoint(header.database, hash, place, None);
-            job.freed.push(Freed { database: header.database, hash, place });
+            let (database, version) = (header.database, header.version);
+            job.freed.push(Freed { database, hash, version, place });
             return Ok(Some(0));
         }
         if header.version < self.store.barrier(header.database) {
@@ -279,7 +287,8 @@ impl Shard {
                 }
             }
         };
-        job.freed.push(Freed { database: header.database, hash, place });
+        let (database, version) = (header.database, header.version);
+        job.freed.push(Freed { database, hash, version, place });
         Ok(Some(copied))
     }
 
@@ -469,6 +478,10 @@ impl Shard {
 
     fn forget_freed(&mut self, freed: &Freed) {
         let database = freed.database;
+        // A flush since the visit: the entry stopped counting then.
+        if freed.version < self.store.barrier(database) {
+            return;
+        }
         let Some(index) = self.databases[database as usize].as_deref_mut() else { return };
         let dropped = |slot: &Slot| {
             slot.location.has(Location::DROPPED) && slot.location.same_place(freed.place)

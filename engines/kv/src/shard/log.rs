@@ -75,6 +75,8 @@ const WORDS_EVERY: u64 = 256;
 #[derive(Debug, Default)]
 pub(crate) struct Log {
     commits: u64,
+    /// Askings for write-back work seen at the last commit.
+    asked: u64,
     pub heads: [Option<Head>; 2],
     /// The last segment that was linked.
     last: Option<Arc<SegmentState>>,
@@ -174,6 +176,12 @@ impl Shard {
 
     #[cold]
     fn switch_head(&mut self, stream: Stream, slot_bytes: u32, need: Need) -> Result<(), KvError> {
+        // A head with hardly any room left is closed first: the collector may then have it.
+        let nearly_full = |head: &Head| head.state.length - head.tail < head.state.length / 8;
+        if self.batch.is_none() && self.log.heads[stream as usize].as_ref().is_some_and(nearly_full)
+        {
+            self.close_head(stream);
+        }
         let fresh = self.allocate_segment(need, 0, 0)?;
         self.close_head(stream);
         let first = entry::FIRST_ENTRY;
@@ -231,6 +239,15 @@ impl Shard {
         }
     }
 
+    /// Flushes a range, with the help of idle shards where it is large.
+    fn flush_range(&mut self, state: &Arc<SegmentState>, offset: u32, length: u32) {
+        if self.store.is_worth_sharing(length, self.log.asked) {
+            self.store.cooperate(self.index, state, offset, length);
+            return;
+        }
+        self.persister.flush(&state.segment, offset as usize, length as usize);
+    }
+
     /// Persists everything stored so far, at the store's durability, when it returns. Nothing may
     /// be acknowledged before, and no reply may show what a later crash could take back.
     ///
@@ -245,17 +262,19 @@ impl Shard {
             if let Some(head) = &mut self.log.heads[stream]
                 && head.flushed_to < head.tail
             {
-                let length = (head.tail - head.flushed_to) as usize;
-                self.persister.flush(&head.state.segment, head.flushed_to as usize, length);
+                let (offset, length) = (head.flushed_to, head.tail - head.flushed_to);
                 head.flushed_to = head.tail;
                 let state = Arc::clone(&head.state);
                 self.log.touch(&state);
+                self.flush_range(&state, offset, length);
             }
         }
-        for dirty in self.log.dirty.drain(..) {
-            let (offset, length) = (dirty.offset as usize, dirty.length as usize);
-            self.persister.flush(&dirty.state.segment, offset, length);
+        let mut dirty = std::mem::take(&mut self.log.dirty);
+        for range in dirty.drain(..) {
+            self.flush_range(&range.state, range.offset, range.length);
         }
+        self.log.dirty = dirty;
+        self.log.asked = self.store.write_back.asked();
         self.log.commits = self.log.commits.wrapping_add(1);
         let all_now = self.log.commits.is_multiple_of(WORDS_EVERY);
         for (state, count) in self.log.persisted.drain(..) {

@@ -11,7 +11,6 @@ pub(crate) mod reads;
 mod upkeep;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use beeline_pmem::Persister;
 
@@ -44,7 +43,6 @@ pub struct EntryRef {
     pub key_length: u16,
     /// Hash of the key.
     pub hash: u64,
-    pub(crate) database: u8,
     pub(crate) slot_bytes: u32,
     pub(crate) location: Location,
 }
@@ -210,7 +208,6 @@ impl Shard {
             value_length: header.value_length,
             key_length: header.key_length,
             hash: slot.hash,
-            database,
             slot_bytes: slot.slot_bytes() as u32,
             location: slot.location,
         })
@@ -586,8 +583,8 @@ impl Shard {
             indexes().map(|index| index.memory_bytes()).sum(),
         );
         let counters = self.counters();
-        counters.index_slots.store(slots, Ordering::Relaxed);
-        counters.index_bytes.store(bytes, Ordering::Relaxed);
+        stats::set(&counters.index_slots, slots);
+        stats::set(&counters.index_bytes, bytes);
     }
 }
 

@@ -247,7 +247,7 @@ impl World {
             }
             match self.check(image, &keys) {
                 Err(finding) => wrong.push(format!("{finding}\n  {}", image.describe())),
-                Ok(device) if recoveries > 0 && turn % recoveries == 0 => {
+                Ok(device) if recoveries > 0 && turn.is_multiple_of(recoveries) => {
                     let limits = CrashLimits { points: 6, images_per_point: 6, ..*limits };
                     let inner = for_each_crash_image(&device, &limits, |image| {
                         // The put after the crash is not among the states: stop before it counts.

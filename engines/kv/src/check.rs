@@ -1,0 +1,135 @@
+//! The offline integrity check: looks at every byte that means something.
+
+use std::path::Path;
+
+use beeline_pmem::{Pool, PoolOptions};
+
+use crate::KvError;
+use crate::entry::{FIRST_ENTRY, Sealer};
+use crate::segments::{FORMAT, SegmentState, UNTRUSTED, word};
+use crate::store::root;
+use crate::walk;
+
+/// A place where something is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Damage {
+    /// Segment identifier; none for the pool file.
+    pub segment: Option<u32>,
+    /// What and where, in words.
+    pub what: String,
+}
+
+/// What a check saw.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CheckReport {
+    /// Segments looked at.
+    pub segments: u64,
+    /// Valid entries.
+    pub entries: u64,
+    /// Bytes looked at.
+    pub bytes: u64,
+    /// What a crash explains: entries cut short, overwrites in place that did not finish.
+    pub torn: u64,
+    /// The store was closed in good order, so that nothing can be torn.
+    pub clean: bool,
+    /// What nothing explains.
+    pub damages: Vec<Damage>,
+}
+
+impl CheckReport {
+    /// True when corruption was found.
+    #[must_use]
+    pub fn is_damaged(&self) -> bool {
+        !self.damages.is_empty()
+    }
+}
+
+/// Checks the store in `directory`, which no process may have open. Changes nothing in segments.
+///
+/// Errors: the pool's, when it cannot even be opened; a damaged header is among them.
+pub fn check(directory: &Path) -> Result<CheckReport, KvError> {
+    Ok(check_pool(&Pool::open(directory, &PoolOptions::default())?))
+}
+
+/// Checks the store in an open pool that no store uses.
+#[must_use]
+pub fn check_pool(pool: &Pool) -> CheckReport {
+    let findings = pool.report().findings;
+    let mut report = CheckReport { clean: findings.clean, ..CheckReport::default() };
+    let mut damage = |segment, what: String| report.damages.push(Damage { segment, what });
+    if findings.damaged_descriptors > 0 {
+        damage(None, format!("{} damaged descriptors", findings.damaged_descriptors));
+    }
+    if findings.healed_descriptors > 0 {
+        damage(None, format!("{} descriptors with one damaged copy", findings.healed_descriptors));
+    }
+    if findings.clean && findings.unequal_words > 0 {
+        damage(None, format!("{} words whose copies differ", findings.unequal_words));
+    }
+    let segments = pool.segments();
+    let format = pool.root_word(root::FORMAT);
+    if format > 1 || (format == 0 && !segments.is_empty()) {
+        damage(None, format!("format word is {format}"));
+    }
+    let sealer = Sealer::new(&pool.secret());
+    for segment in segments {
+        let id = segment.id();
+        let found = segment.word(word::FORMAT);
+        if found != 0 && found != FORMAT {
+            report.damages.push(Damage {
+                segment: Some(id),
+                what: format!("segment format word is {found}"),
+            });
+            continue;
+        }
+        let flags = if segment.is_shared() { UNTRUSTED } else { 0 };
+        check_segment(&sealer, &SegmentState::new(segment, 0, flags, FIRST_ENTRY), &mut report);
+    }
+    report
+}
+
+fn check_segment(sealer: &Sealer, state: &SegmentState, report: &mut CheckReport) {
+    let client = state.is(UNTRUSTED);
+    let mut copy = Vec::new();
+    let bytes = walk::bytes_of(state, &mut copy);
+    let id = state.id;
+    let mut wrong = Vec::new();
+    let walked = walk::walk(sealer, state, bytes, |found| {
+        report.entries += 1;
+        let used = u64::from(found.offset) + found.header.used_bytes();
+        let end = found.offset + found.header.slot_bytes;
+        // A client's slot may hold what is left of a longer, older entry.
+        if !client && bytes[used as usize..end as usize].iter().any(|byte| *byte != 0) {
+            wrong.push(format!("padding of the entry at {} is not zero", found.offset));
+        }
+    });
+    report.segments += 1;
+    report.bytes += u64::from(state.length);
+    if bytes[..FIRST_ENTRY as usize].iter().any(|byte| *byte != 0) && !client {
+        wrong.push("bytes before the first entry are not zero".to_owned());
+    }
+    if client {
+        report.torn += u64::from(walked.missing);
+    } else {
+        if walked.missing > 0 {
+            wrong.push(format!("{} entries do not verify", walked.missing));
+        }
+        if walked.dirty_end != 0 && walked.missing == 0 {
+            if report.clean {
+                wrong
+                    .push(format!("bytes {}..{} belong to no entry", walked.end, walked.dirty_end));
+            } else {
+                report.torn += 1;
+            }
+        }
+        if report.clean && state.segment.word(word::COUNT) != u64::from(walked.entries) {
+            wrong.push(format!(
+                "{} entries found, {} counted",
+                walked.entries,
+                state.segment.word(word::COUNT)
+            ));
+        }
+    }
+    report.damages.extend(wrong.into_iter().map(|what| Damage { segment: Some(id), what }));
+}

@@ -1,0 +1,471 @@
+//! Point-in-time snapshots: written while the store goes on, restored into an empty pool.
+//!
+//! ```text
+//! header  40 B   "BEEKVSNP" | format u32 | 0 u32 | version u64 | unix_ms u64 | crc32c u32 | 0 u32
+//! block          length u32 | records u32 | crc32c u32 | payload
+//! record  32 B   version u64 | expires_at_ms u64 | value_length u32 | key_length u16 | kind u8 |
+//!                flags u8 | database u8 | 7 zeros, then key, then value
+//! end            length 16 | records 0xFFFF_FFFF | crc32c | records u64 | bytes u64
+//! ```
+//!
+//! The version barrier is taken while every shard is locked. Then a thread of the caller's choice
+//! streams every committed entry up to that version: until it is done, segments are not freed and
+//! overwrites in place are refused, so all of them are still where they were. Entries known to be
+//! superseded at the barrier are left out; some stale ones may be in the file, and restoring takes
+//! the newest of each key.
+
+use std::fs::File;
+use std::io::{BufReader, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+
+use beeline_pmem::Pool;
+
+use crate::entry::{BATCH_MORE, EXPIRES, HEADER_BYTES, Header, TOMBSTONE};
+use crate::index::Location;
+use crate::segments::{SegmentState, UNTRUSTED};
+use crate::shard::Shard;
+use crate::shard::log::{Draft, Stream};
+use crate::store::Store;
+use crate::walk;
+use crate::{DATABASES, Keyspace, KvError, Opened, StoreOptions, Version};
+
+const MAGIC: &[u8; 8] = b"BEEKVSNP";
+const FORMAT: u32 = 1;
+const HEAD_BYTES: usize = 40;
+const RECORD_BYTES: usize = 32;
+/// Payload at which a block is written.
+const BLOCK_BYTES: usize = 256 << 10;
+/// Longest payload accepted: one record of the largest lengths.
+const BLOCK_LIMIT: usize = BLOCK_BYTES + RECORD_BYTES + u16::MAX as usize + (512 << 20);
+const END: u32 = u32::MAX;
+
+/// What a snapshot or a restore moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SnapshotReport {
+    /// Records written or read.
+    pub records: u64,
+    /// Bytes of the file.
+    pub bytes: u64,
+    /// The barrier: entries up to this version are in it.
+    pub version: Version,
+}
+
+/// A barrier taken and not yet written out. While it lives, segments are not freed.
+#[derive(Debug)]
+pub struct Snapshot {
+    store: Arc<Store>,
+    segments: Vec<(Arc<SegmentState>, u32)>,
+    barriers: [Version; DATABASES as usize],
+    version: Version,
+}
+
+impl Drop for Snapshot {
+    fn drop(&mut self) {
+        self.store.snapshots.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+impl Keyspace<'_> {
+    /// Commits, and takes the barrier of a snapshot. Cheap; [`Snapshot::write`] does the work
+    /// without any lock.
+    ///
+    /// Errors: [`KvError::NeedsAllShards`], [`KvError::SnapshotInProgress`], the pool's.
+    pub fn begin_snapshot(&mut self) -> Result<Snapshot, KvError> {
+        self.needs_all()?;
+        self.commit()?;
+        let store = Arc::clone(self.store());
+        let free = store.snapshots.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire);
+        if free.is_err() {
+            return Err(KvError::SnapshotInProgress);
+        }
+        let segments = store.table.all().into_iter().map(|state| {
+            let tail = state.tail.load(Ordering::Acquire);
+            (state, tail)
+        });
+        Ok(Snapshot {
+            segments: segments.collect(),
+            barriers: std::array::from_fn(|database| store.barrier(database as u8)),
+            version: store.newest_version(),
+            store,
+        })
+    }
+}
+
+fn io_error(path: &Path) -> impl Fn(std::io::Error) -> KvError + '_ {
+    move |source| KvError::Io { path: path.display().to_string(), source }
+}
+
+impl Snapshot {
+    /// Writes the snapshot to `path`, by way of a neighbouring temporary file that takes its place
+    /// once it is on media.
+    ///
+    /// Errors: [`KvError::Io`] naming the file; `path` is then as it was before.
+    pub fn write(self, path: &Path) -> Result<SnapshotReport, KvError> {
+        let mut name = path.file_name().unwrap_or_default().to_os_string();
+        name.push(".partial");
+        let partial = path.with_file_name(name);
+        let outcome = self.write_file(&partial).and_then(|report| {
+            std::fs::rename(&partial, path).map_err(io_error(path))?;
+            sync_parent(path).map_err(io_error(path))?;
+            Ok(report)
+        });
+        if outcome.is_err() {
+            let _ = std::fs::remove_file(&partial);
+        }
+        outcome
+    }
+
+    fn write_file(&self, path: &Path) -> Result<SnapshotReport, KvError> {
+        let failed = io_error(path);
+        let file = File::create(path).map_err(&failed)?;
+        let mut out = BlockWriter {
+            out: BufWriter::with_capacity(1 << 20, file),
+            payload: Vec::with_capacity(BLOCK_BYTES * 2),
+            records: 0,
+            report: SnapshotReport { version: self.version, ..SnapshotReport::default() },
+        };
+        out.head(self.store.clock.unix_ms()).map_err(&failed)?;
+        let mut copy = Vec::new();
+        for (state, tail) in &self.segments {
+            let length = *tail as usize;
+            let bytes = if state.is(UNTRUSTED) {
+                copy.clear();
+                copy.resize(length, 0);
+                state.segment.read(0, &mut copy);
+                &copy
+            } else {
+                state.bytes(0, length)
+            };
+            let mut outcome = Ok(());
+            walk::walk(&self.store.sealer, state, bytes, |found| {
+                let header = &found.header;
+                let start = (found.offset + HEADER_BYTES) as usize;
+                let body = &bytes[start..(u64::from(found.offset) + header.used_bytes()) as usize];
+                let place = Location::new(state.id, found.offset, 0);
+                if outcome.is_ok() && self.wants(header, body, place) {
+                    outcome = out.record(header, body);
+                }
+            });
+            outcome.map_err(&failed)?;
+        }
+        let (report, file) = out.finish().map_err(&failed)?;
+        file.sync_all().map_err(&failed)?;
+        Ok(report)
+    }
+
+    /// False when the entry is of no use to the snapshot for certain.
+    fn wants(&self, header: &Header, body: &[u8], place: Location) -> bool {
+        if header.version > self.version || header.version < self.barriers[header.database as usize]
+        {
+            return false;
+        }
+        // A tombstone may be needed against older entries that could not be ruled out.
+        if header.is_tombstone() {
+            return true;
+        }
+        let key = &body[..usize::from(header.key_length)];
+        let hash = self.store.hash_key(header.database, key);
+        let owner = crate::shard_of_hash(hash, self.store.shards());
+        let peer = {
+            let peers = self.store.peers.lock().unwrap_or_else(PoisonError::into_inner);
+            peers.get(owner).and_then(std::sync::Weak::upgrade)
+        };
+        let Some(peer) = peer else { return true };
+        let Ok(mut shard) = peer.try_lock() else { return true };
+        let Some(newest) = shard.newest_version_of(header.database, hash, key, place) else {
+            return true;
+        };
+        newest > self.version || newest <= header.version
+    }
+}
+
+impl Shard {
+    /// Version of the newest entry of a key, unless that cannot be told.
+    fn newest_version_of(
+        &mut self,
+        database: u8,
+        hash: u64,
+        key: &[u8],
+        place: Location,
+    ) -> Option<Version> {
+        let id = self.find(database, hash, key)?;
+        let location = self.databases[database as usize].as_deref()?.slot(id).location;
+        // What a client can overwrite is no witness, except against itself.
+        if !location.is_readable()
+            || (location.has(Location::UNTRUSTED) && !location.same_place(place))
+        {
+            return None;
+        }
+        let state = self.cache.get(&self.store.table, location.segment());
+        Some(crate::shard::read_header(state, location.offset()).version)
+    }
+
+    /// Stores a record of a snapshot under its own version, unless a newer one is there.
+    fn restore_record(&mut self, record: &Record, body: &[u8]) -> Result<(), KvError> {
+        let (key, value) = body.split_at(usize::from(record.key_length));
+        let hash = self.store.hash_key(record.database, key);
+        if let Some(id) = self.find(record.database, hash, key)
+            && let Some(index) = self.databases[record.database as usize].as_deref()
+        {
+            let location = index.slot(id).location;
+            let state = self.cache.get(&self.store.table, location.segment());
+            if crate::shard::read_header(state, location.offset()).version >= record.version {
+                return Ok(());
+            }
+        }
+        let draft = Draft {
+            version: record.version,
+            database: record.database,
+            kind: record.kind,
+            flags: record.flags,
+            expires_at_ms: record.expires_at_ms,
+            key,
+            value: &[value],
+        };
+        let appended = self.append(Stream::Data, &draft)?;
+        self.note_expiry(record.expires_at_ms);
+        self.install(record.database, hash, key, &appended);
+        Ok(())
+    }
+}
+
+struct BlockWriter {
+    out: BufWriter<File>,
+    payload: Vec<u8>,
+    records: u32,
+    report: SnapshotReport,
+}
+
+impl BlockWriter {
+    fn head(&mut self, unix_ms: u64) -> std::io::Result<()> {
+        let mut head = Vec::with_capacity(HEAD_BYTES);
+        head.extend_from_slice(MAGIC);
+        head.extend_from_slice(&FORMAT.to_le_bytes());
+        head.extend_from_slice(&[0; 4]);
+        head.extend_from_slice(&self.report.version.to_le_bytes());
+        head.extend_from_slice(&unix_ms.to_le_bytes());
+        head.extend_from_slice(&crc32c::crc32c(&head).to_le_bytes());
+        head.extend_from_slice(&[0; 4]);
+        self.write(&head)
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        self.report.bytes += bytes.len() as u64;
+        self.out.write_all(bytes)
+    }
+
+    fn record(&mut self, header: &Header, body: &[u8]) -> std::io::Result<()> {
+        let mut record = [0; RECORD_BYTES];
+        record[0..8].copy_from_slice(&header.version.to_le_bytes());
+        record[8..16].copy_from_slice(&header.expires_at_ms.to_le_bytes());
+        record[16..20].copy_from_slice(&header.value_length.to_le_bytes());
+        record[20..22].copy_from_slice(&header.key_length.to_le_bytes());
+        record[22] = header.kind;
+        record[23] = header.flags & !BATCH_MORE;
+        record[24] = header.database;
+        self.payload.extend_from_slice(&record);
+        self.payload.extend_from_slice(body);
+        self.records += 1;
+        self.report.records += 1;
+        if self.payload.len() >= BLOCK_BYTES { self.block() } else { Ok(()) }
+    }
+
+    fn block(&mut self) -> std::io::Result<()> {
+        if self.records == 0 {
+            return Ok(());
+        }
+        let payload = std::mem::take(&mut self.payload);
+        self.block_of(self.records, &payload)?;
+        self.payload = payload;
+        self.payload.clear();
+        self.records = 0;
+        Ok(())
+    }
+
+    fn block_of(&mut self, records: u32, payload: &[u8]) -> std::io::Result<()> {
+        let mut head = [0; 12];
+        head[0..4].copy_from_slice(&(payload.len() as u32).to_le_bytes());
+        head[4..8].copy_from_slice(&records.to_le_bytes());
+        let crc = crc32c::crc32c_append(crc32c::crc32c(&head[..8]), payload);
+        head[8..12].copy_from_slice(&crc.to_le_bytes());
+        self.write(&head)?;
+        self.write(payload)
+    }
+
+    fn finish(mut self) -> std::io::Result<(SnapshotReport, File)> {
+        self.block()?;
+        let mut totals = self.report.records.to_le_bytes().to_vec();
+        totals.extend_from_slice(&self.report.bytes.to_le_bytes());
+        self.block_of(END, &totals)?;
+        let report = self.report;
+        let file = self.out.into_inner().map_err(std::io::IntoInnerError::into_error)?;
+        Ok((report, file))
+    }
+}
+
+fn sync_parent(path: &Path) -> std::io::Result<()> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
+}
+
+/// A record of a snapshot file.
+#[derive(Clone, Copy, Debug)]
+struct Record {
+    version: Version,
+    expires_at_ms: u64,
+    key_length: u16,
+    kind: u8,
+    flags: u8,
+    database: u8,
+}
+
+/// Splits a payload into records; `None` when they do not fill it exactly or make no sense.
+fn records_of(mut payload: &[u8]) -> Option<Vec<(Record, &[u8])>> {
+    let mut records = Vec::new();
+    while !payload.is_empty() {
+        let (head, rest) = payload.split_first_chunk::<RECORD_BYTES>()?;
+        let u64_at = |at: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&head[at..at + 8]);
+            u64::from_le_bytes(word)
+        };
+        let value_length = u32::from_le_bytes([head[16], head[17], head[18], head[19]]) as usize;
+        let key_length = u16::from_le_bytes([head[20], head[21]]);
+        let (flags, database) = (head[23], head[24]);
+        let expires_at_ms = u64_at(8);
+        if flags & !(TOMBSTONE | EXPIRES) != 0
+            || u16::from(database) >= DATABASES
+            || (flags & EXPIRES != 0) != (expires_at_ms != 0)
+            || (flags & TOMBSTONE != 0 && value_length != 0)
+        {
+            return None;
+        }
+        let body = rest.get(..usize::from(key_length) + value_length)?;
+        payload = &rest[body.len()..];
+        let version = u64_at(0);
+        let record = Record { version, expires_at_ms, key_length, kind: head[22], flags, database };
+        records.push((record, body));
+    }
+    Some(records)
+}
+
+/// Reads a snapshot file, calling `visit` with the records of each block that checks out.
+fn read_file(
+    path: &Path,
+    mut visit: impl FnMut(Record, &[u8]) -> Result<(), KvError>,
+) -> Result<SnapshotReport, KvError> {
+    let bad = |reason| KvError::Snapshot { path: path.display().to_string(), reason };
+    let file = File::open(path).map_err(io_error(path))?;
+    let mut input = BufReader::with_capacity(1 << 20, file);
+    let mut fill = |buffer: &mut [u8]| {
+        input.read_exact(buffer).map_err(|error| match error.kind() {
+            std::io::ErrorKind::UnexpectedEof => bad("is cut short"),
+            _ => io_error(path)(error),
+        })
+    };
+    let mut head = [0; HEAD_BYTES];
+    fill(&mut head)?;
+    if &head[..8] != MAGIC {
+        return Err(bad("is not a snapshot"));
+    }
+    let crc = u32::from_le_bytes([head[32], head[33], head[34], head[35]]);
+    if crc32c::crc32c(&head[..32]) != crc || head[36..] != [0; 4] {
+        return Err(bad("has a damaged header"));
+    }
+    let format = u32::from_le_bytes([head[8], head[9], head[10], head[11]]);
+    if format != FORMAT {
+        let (found, supported) = (u64::from(format), u64::from(FORMAT));
+        return Err(KvError::Format { what: "the snapshot", found, supported });
+    }
+    let mut version = [0; 8];
+    version.copy_from_slice(&head[16..24]);
+    let mut report = SnapshotReport {
+        version: u64::from_le_bytes(version),
+        bytes: HEAD_BYTES as u64,
+        ..SnapshotReport::default()
+    };
+    let mut payload = Vec::new();
+    loop {
+        let mut block = [0; 12];
+        fill(&mut block)?;
+        let length = u32::from_le_bytes([block[0], block[1], block[2], block[3]]) as usize;
+        let records = u32::from_le_bytes([block[4], block[5], block[6], block[7]]);
+        let crc = u32::from_le_bytes([block[8], block[9], block[10], block[11]]);
+        if length > BLOCK_LIMIT {
+            return Err(bad("has a damaged block"));
+        }
+        payload.clear();
+        payload.resize(length, 0);
+        fill(&mut payload)?;
+        if crc32c::crc32c_append(crc32c::crc32c(&block[..8]), &payload) != crc {
+            return Err(bad("has a damaged block"));
+        }
+        if records == END {
+            let mut totals = report.records.to_le_bytes().to_vec();
+            totals.extend_from_slice(&report.bytes.to_le_bytes());
+            if payload != totals {
+                return Err(bad("lacks blocks"));
+            }
+            report.bytes += 12 + length as u64;
+            return Ok(report);
+        }
+        report.bytes += 12 + length as u64;
+        let list = records_of(&payload).ok_or_else(|| bad("has a damaged record"))?;
+        if list.len() != records as usize {
+            return Err(bad("has a damaged record"));
+        }
+        for (record, body) in list {
+            report.records += 1;
+            visit(record, body)?;
+        }
+    }
+}
+
+/// Checks a snapshot file from end to end without restoring it.
+///
+/// Errors: [`KvError::Snapshot`] naming the first thing wrong, [`KvError::Format`],
+/// [`KvError::Io`].
+pub fn check_snapshot(path: &Path) -> Result<SnapshotReport, KvError> {
+    read_file(path, |_, _| Ok(()))
+}
+
+/// Restores a snapshot into `pool`, which has to be empty, and opens the store.
+///
+/// The file is checked from end to end before the first record is stored.
+///
+/// Errors: as [`check_snapshot`]; [`KvError::Snapshot`] when the pool is not empty;
+/// [`KvError::PoolFull`]; the pool's.
+pub fn restore(
+    path: &Path,
+    pool: Pool,
+    options: StoreOptions,
+) -> Result<(Opened, SnapshotReport), KvError> {
+    check_snapshot(path)?;
+    if !pool.segments().is_empty() {
+        let path = PathBuf::from(path).display().to_string();
+        return Err(KvError::Snapshot { path, reason: "can be restored into an empty pool only" });
+    }
+    let (store, shards, mut recovered) = Store::open(pool, options)?;
+    let mut uncommitted = 0_u32;
+    let commit = |uncommitted: &mut u32| {
+        *uncommitted = 0;
+        shards
+            .iter()
+            .try_for_each(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner).commit())
+    };
+    let report = read_file(path, |record, body| {
+        let key = &body[..usize::from(record.key_length)];
+        let owner = store.shard_of(record.database, key);
+        let mut shard = shards[owner].lock().unwrap_or_else(PoisonError::into_inner);
+        shard.restore_record(&record, body)?;
+        drop(shard);
+        uncommitted += 1;
+        if uncommitted == 1024 { commit(&mut uncommitted) } else { Ok(()) }
+    })?;
+    commit(&mut uncommitted)?;
+    store.version_seen(report.version);
+    recovered.keys = store.stats().total.keys;
+    Ok(((store, shards, recovered), report))
+}

@@ -1,0 +1,235 @@
+//! A full pool, a memory limit, and collection while nearly everything is in use.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)] // helpers of tests
+
+use std::sync::{Arc, Mutex};
+
+use beeline_env::ManualClock;
+use beeline_kv::{Eviction, KvError, PutOptions, Shard, Store, StoreOptions, audit};
+use beeline_pmem::{Pool, PoolOptions};
+
+const SEGMENT: u32 = 64 << 10;
+
+struct Rig {
+    store: Arc<Store>,
+    shards: Vec<Arc<Mutex<Shard>>>,
+    clock: Arc<ManualClock>,
+}
+
+fn rig(segments: u64, change: impl FnOnce(&mut StoreOptions)) -> Rig {
+    let pool = Pool::dram(&PoolOptions::volatile(SEGMENT, segments * u64::from(SEGMENT))).unwrap();
+    let clock = Arc::new(ManualClock::new(1_000_000));
+    let mut options = StoreOptions { clock: clock.clone(), ..StoreOptions::default() };
+    change(&mut options);
+    let (store, shards, _) = Store::open(pool, options).unwrap();
+    Rig { store, shards, clock }
+}
+
+fn key(n: u32) -> [u8; 4] {
+    n.to_be_bytes()
+}
+
+/// Puts fresh keys until the pool refuses; returns how many it took.
+fn fill(shard: &mut Shard, length: usize) -> u32 {
+    for n in 0.. {
+        match shard.put(0, &key(n), &[&vec![n as u8; length]], PutOptions::default()) {
+            Ok(_) => shard.commit().unwrap(),
+            Err(KvError::PoolFull { .. }) => return n,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    unreachable!()
+}
+
+#[test]
+fn a_full_pool_refuses_writes_takes_deletions_and_recovers() {
+    for length in [20, 1000, 20_000] {
+        let rig = rig(12, |_| ());
+        let mut shard = rig.shards[0].lock().unwrap();
+        let stored = fill(&mut shard, length);
+        assert!(stored > 20);
+        let error = shard.put(0, b"more", &[&vec![0; length]], PutOptions::default()).unwrap_err();
+        assert!(error.is_retryable());
+        for n in 0..stored {
+            let entry = shard.lookup(0, &key(n)).unwrap().unwrap();
+            shard.with_value(&entry, |value| assert_eq!(value[0], n as u8)).unwrap();
+        }
+        // Every second key goes; then there is room for as much again.
+        for n in (0..stored).step_by(2) {
+            let deleted = shard.delete(0, &key(n));
+            assert!(
+                matches!(deleted, Ok(true)),
+                "{length}: deletion {n} of {stored} {deleted:?} {:?}",
+                rig.store.stats()
+            );
+            shard.commit().unwrap();
+        }
+        let mut again = 0;
+        for n in 0..stored / 3 {
+            match shard.put(0, &key(stored + n), &[&vec![0; length]], PutOptions::default()) {
+                Ok(_) => again += 1,
+                Err(KvError::PoolFull { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+            shard.commit().unwrap();
+            shard.maintain(64 << 10).unwrap();
+        }
+        assert!(again > stored / 4, "{again} of {} fitted after deleting half", stored / 3);
+        for n in (1..stored).step_by(2) {
+            assert!(shard.lookup(0, &key(n)).unwrap().is_some());
+        }
+        drop(shard);
+        let findings = audit(&rig.store, &rig.shards);
+        assert!(findings.is_empty(), "{findings:?}");
+    }
+}
+
+#[test]
+fn everything_can_be_deleted_from_a_full_pool() {
+    let rig = rig(12, |_| ());
+    let mut shard = rig.shards[0].lock().unwrap();
+    let stored = fill(&mut shard, 0);
+    for n in 0..stored {
+        assert!(shard.delete(0, &key(n)).unwrap(), "deletion {n} of {stored}");
+        shard.commit().unwrap();
+    }
+    assert_eq!(shard.len(0), 0);
+    // Tombstones go once what they hide is gone, so in the end hardly anything is in use.
+    for _ in 0..2000 {
+        shard.maintain(1 << 20).unwrap();
+    }
+    let again = fill(&mut shard, 0);
+    assert!(again > stored * 8 / 10, "{again} of {stored} fit again");
+}
+
+#[test]
+fn overwriting_in_a_nearly_full_pool_goes_on_for_ever() {
+    let rig = rig(16, |_| ());
+    let mut shard = rig.shards[0].lock().unwrap();
+    // About three quarters of what writers may use stays live.
+    let keys = 500;
+    let mut random = 7_u64;
+    for turn in 0..30_000_u32 {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let n = (random >> 33) as u32 % keys;
+        let value = [turn.to_le_bytes().as_slice(), &[n as u8; 1200]].concat();
+        shard.put(0, &key(n), &[&value], PutOptions::default()).unwrap();
+        shard.commit().unwrap();
+        if turn % 8 == 0 {
+            shard.maintain(32 << 10).unwrap();
+        }
+    }
+    let stats = shard.stats();
+    println!(
+        "{} segments collected, {} bytes copied for {} stored",
+        stats.segments_collected, stats.collector_copied_bytes, stats.bytes_stored
+    );
+    assert!(stats.segments_collected > 100);
+    for n in 0..keys {
+        let entry = shard.lookup(0, &key(n)).unwrap().unwrap();
+        shard.with_value(&entry, |value| assert_eq!(value[4..], [n as u8; 1200])).unwrap();
+    }
+    drop(shard);
+    assert!(audit(&rig.store, &rig.shards).is_empty());
+}
+
+#[test]
+fn a_reader_keeps_its_segment_from_being_freed() {
+    let rig = rig(10, |_| ());
+    let mut shard = rig.shards[0].lock().unwrap();
+    shard.put(0, b"read", &[b"value"], PutOptions::default()).unwrap();
+    let entry = shard.lookup(0, b"read").unwrap().unwrap();
+    let guard = shard.begin_read(&entry).unwrap();
+    let churn = |shard: &mut Shard| {
+        for turn in 0..200_u32 {
+            shard.put(0, &key(turn % 3), &[&[1; 9000]], PutOptions::default()).unwrap();
+            shard.commit().unwrap();
+        }
+    };
+    churn(&mut shard);
+    let mut bytes = vec![0; guard.length_bytes() as usize];
+    guard.segment().read(guard.offset() as usize, &mut bytes);
+    assert_eq!(&bytes[guard.value_start() as usize..], b"value");
+    let id = guard.segment().id();
+    assert!(rig.store.pool().segment(id).is_some(), "a pinned segment is not freed");
+    shard.end_read(guard);
+    churn(&mut shard);
+    assert!(shard.lookup(0, b"read").unwrap().is_some());
+}
+
+#[test]
+fn the_memory_limit_follows_its_policy() {
+    let value = [0; 500];
+    let put = |rig: &Rig, n: u32, expires_at_ms: u64| {
+        let mut shard = rig.shards[0].lock().unwrap();
+        let options = PutOptions { expires_at_ms, ..PutOptions::default() };
+        let outcome = shard.put(0, &key(n), &[&value], options);
+        shard.tick();
+        outcome
+    };
+    let has =
+        |rig: &Rig, n: u32| rig.shards[0].lock().unwrap().lookup(0, &key(n)).unwrap().is_some();
+    for policy in Eviction::ALL {
+        let rig = rig(64, |options| {
+            options.max_memory_bytes = 100_000;
+            options.eviction = policy;
+        });
+        // Half of the keys expire, the later the larger their number.
+        let mut refused = 0;
+        for n in 0..400 {
+            rig.clock.advance(std::time::Duration::from_secs(1));
+            let expires = if n % 2 == 0 { 100_000_000 + u64::from(n) } else { 0 };
+            match put(&rig, n, expires) {
+                Ok(_) => {}
+                Err(KvError::MemoryLimit { used_bytes, limit_bytes }) => {
+                    assert!(used_bytes <= limit_bytes);
+                    refused += 1;
+                }
+                Err(error) => panic!("{error}"),
+            }
+            // Key 1 is always in use.
+            assert!(n == 0 || has(&rig, 1) || policy == Eviction::AllKeysRandom);
+        }
+        let stats = rig.store.stats().total;
+        assert!(rig.store.memory_bytes() <= 100_000, "{policy:?}");
+        match policy {
+            Eviction::NoEviction => {
+                assert_eq!(stats.evicted, 0);
+                assert!(refused > 100);
+            }
+            Eviction::AllKeysLru | Eviction::AllKeysRandom => {
+                assert_eq!(refused, 0);
+                assert!(stats.evicted > 100);
+                assert!(has(&rig, 399));
+            }
+            _ => {
+                assert!(stats.evicted > 50);
+                assert!((0..100).all(|n| n % 2 == 0 || has(&rig, n)), "{policy:?}: only expiring");
+            }
+        }
+    }
+}
+
+#[test]
+fn expired_keys_go_without_being_asked_for() {
+    let rig = rig(64, |_| ());
+    let mut shard = rig.shards[0].lock().unwrap();
+    for n in 0..5000 {
+        let expires_at_ms = if n % 5 == 0 { 0 } else { 1_000_000 + u64::from(n) };
+        let options = PutOptions { expires_at_ms, ..PutOptions::default() };
+        shard.put((n % 3) as u8, &key(n), &[b"v"], options).unwrap();
+    }
+    assert_eq!((0..3).map(|database| shard.len(database)).sum::<u64>(), 5000);
+    let mut sleeps = 0;
+    for _ in 0..3000 {
+        let maintenance = shard.maintain(1 << 20).unwrap();
+        let Some(deadline) = maintenance.next_deadline_ns else { break };
+        if !maintenance.did_work {
+            rig.clock.advance_to_ns(deadline);
+            sleeps += 1;
+        }
+    }
+    assert_eq!((0..3).map(|database| shard.len(database)).sum::<u64>(), 1000);
+    assert_eq!(shard.stats().expired, 4000);
+    assert!(sleeps < 1500, "{sleeps} wake-ups");
+    assert_eq!(shard.maintain(1 << 20).unwrap().next_deadline_ns, None, "nothing left to wait for");
+}
