@@ -8,6 +8,7 @@ use crate::bench::BenchCommand;
 use crate::config::values::Span;
 use crate::config::{Knob as _, ServeFlags};
 use crate::exit::Exit;
+use crate::kv::KvCommand;
 use crate::output::Output;
 
 /// One command for everything Beeline does.
@@ -72,6 +73,9 @@ pub enum Command {
         after_help = "Examples:\n  beeline doctor\n  beeline doctor --data /mnt/pmem0 --json"
     )]
     Doctor(NodeArguments),
+    /// Keys of a running node, through fabric.
+    #[command(subcommand)]
+    Kv(KvCommand),
     /// Measure, each figure beside a named peer in the same run.
     #[command(subcommand)]
     Bench(BenchCommand),

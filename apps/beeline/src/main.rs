@@ -8,8 +8,10 @@
 mod bench;
 mod cli;
 mod config;
+mod connector;
 mod doctor;
 mod exit;
+mod kv;
 mod output;
 mod serve;
 mod status;
@@ -56,6 +58,7 @@ fn run(cli: Cli) -> Result<Exit, Failure> {
         Command::Serve(arguments) => serve::run(&resolve(&arguments)?.0, output),
         Command::Top(arguments) => top::run(&arguments, output),
         Command::Doctor(arguments) => doctor::run(&resolve(&arguments)?.0, output),
+        Command::Kv(command) => kv::run(&command, output),
         Command::Bench(command) => bench::run(&command, output),
         Command::Config(ConfigCommand::Show(arguments)) => show(&arguments, output),
     }

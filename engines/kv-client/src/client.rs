@@ -153,14 +153,15 @@ impl Client {
         mut connector: Box<dyn Connector>,
         options: ClientOptions,
     ) -> Result<Self, ClientError> {
-        let core = Self::open(connector.as_mut(), options, SHARDS_EXPECTED)?;
+        let device = connector.device()?;
+        let core = Self::open(Arc::clone(&device), options, SHARDS_EXPECTED)?;
         let mut this = Self { connector, core, links: Vec::new(), last_token: 0, generation: 0 };
         let first = this.link(0)?;
         let shards = first.shards();
         this.links.push(first);
         if shards > SHARDS_EXPECTED {
             // The completion queue holds what all links can have outstanding: begin again.
-            this.core = Self::open(this.connector.as_mut(), this.core.options.clone(), shards)?;
+            this.core = Self::open(device, this.core.options.clone(), shards)?;
             this.links.clear();
         }
         for shard in this.shards()..shards {
@@ -171,11 +172,10 @@ impl Client {
     }
 
     fn open(
-        connector: &mut dyn Connector,
+        device: Arc<dyn Device>,
         options: ClientOptions,
         shards: u16,
     ) -> Result<Core, ClientError> {
-        let device = connector.device()?;
         let offered = device.attributes().max_inline_bytes;
         if (offered as usize) < LONG_REPLY_BYTES {
             return Err(ClientError::DeviceTooSmall { offered, needed: LONG_REPLY_BYTES as u32 });
@@ -305,7 +305,8 @@ impl Client {
             let counters = self.core.counters;
             let shards = self.shards();
             let options = self.core.options.clone();
-            let core = Self::open(self.connector.as_mut(), options, shards.max(SHARDS_EXPECTED))?;
+            let device = self.connector.device()?;
+            let core = Self::open(device, options, shards.max(SHARDS_EXPECTED))?;
             self.core = core;
             self.core.counters = counters;
             for shard in 0..shards {

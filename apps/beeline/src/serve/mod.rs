@@ -5,6 +5,7 @@
 //! that are owed are sent, and what was acknowledged is persisted before the process ends.
 
 mod banner;
+pub mod fabric;
 mod metrics;
 mod plan;
 mod stop;
@@ -16,12 +17,14 @@ use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
 use anyhow::Context as _;
+use beeline_fabric_open::OpenError;
 use beeline_kv::KvError;
 use beeline_node::{Node, NodeError};
 use beeline_pmem::PmemError;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use banner::{Banner, Doors};
+use fabric::FabricDoor;
 use view::View;
 
 use crate::config::ServeConfig;
@@ -35,11 +38,21 @@ pub fn run(config: &ServeConfig, output: Output) -> Result<Exit, Failure> {
     raise_open_files(config);
     let http =
         config.http_address.0.map(|address| listen(address, "--http-address")).transpose()?;
-    let node = Node::start(&plan::plan(config)).map_err(failure)?;
+    let plan = plan::plan(config);
+    let fabric = config
+        .fabric_address
+        .0
+        .map(|address| FabricDoor::open(address, plan.shards).map_err(fabric_failure))
+        .transpose()?;
+    let node = Node::start(&plan).map_err(failure)?;
     let handle = node.handle();
+    if let Some(door) = &fabric {
+        door.serve(handle.clone());
+    }
     let doors = Doors {
         http: http.as_ref().and_then(|listener| listener.local_addr().ok()),
-        ..Doors::default()
+        fabric: fabric.as_ref().and_then(FabricDoor::address),
+        providers: fabric.as_ref().map(FabricDoor::providers).unwrap_or_default(),
     };
     let banner = Arc::new(Banner::new(&node, config, doors));
     let status = match http {
@@ -62,6 +75,7 @@ pub fn run(config: &ServeConfig, output: Output) -> Result<Exit, Failure> {
     let reason = reason.recv().context("the signal watcher ended")?;
     tracing::info!(%reason, "stopping");
     drop(status);
+    drop(fabric);
     node.stop();
     tracing::info!("stopped; everything acknowledged is persisted");
     Ok(Exit::Done)
@@ -73,6 +87,17 @@ fn listen(address: SocketAddr, flag: &str) -> Result<TcpListener, Failure> {
         let advice = advice(error.kind(), flag);
         Failure::from(anyhow::anyhow!("cannot listen on {address}: {error}; {advice}"))
     })
+}
+
+/// Gives a fabric door that does not open its advice.
+fn fabric_failure(error: OpenError) -> Failure {
+    match error {
+        OpenError::Listen { ref source, .. } => {
+            let advice = advice(source.kind(), "--fabric-address");
+            Failure::from(anyhow::anyhow!("{error}; {advice}"))
+        }
+        error => Failure::from(error),
+    }
 }
 
 fn advice(kind: std::io::ErrorKind, flag: &str) -> String {

@@ -1,0 +1,94 @@
+//! The fabric door: where one-sided clients are met, and how they get to their shard.
+//!
+//! The address is bound before the pool is recovered, so that a taken port costs no recovery; who
+//! comes before the node is ready is told to come again.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, OnceLock};
+
+use beeline_fabric::Device;
+use beeline_fabric_open::{Bootstrap, BootstrapConfig, Incoming, OpenError, Service, open};
+use beeline_node::{FabricIncoming, NodeHandle};
+
+/// Name of the key-value service in the bootstrap exchange.
+pub const SERVICE: &str = "kv";
+
+/// The open door. Dropping it closes the address; clients connected by then stay connected.
+#[derive(Debug)]
+pub struct FabricDoor {
+    bootstrap: Bootstrap,
+    node: Arc<OnceLock<NodeHandle>>,
+    providers: Vec<String>,
+}
+
+impl FabricDoor {
+    /// Opens what providers this host has, and listens on `address` for clients of `shards`
+    /// shards. At least TCP has to open; why another did not is a warning.
+    ///
+    /// Errors: [`OpenError`].
+    pub fn open(address: SocketAddr, shards: usize) -> Result<Self, OpenError> {
+        let mut devices: Vec<Arc<dyn Device>> = Vec::new();
+        match open("shm://") {
+            Ok(device) => devices.push(device),
+            Err(error) => tracing::warn!(%error, "no shared-memory clients will be served"),
+        }
+        // A client on another host reaches data where it reached this address.
+        let ip = match address {
+            SocketAddr::V4(address) => address.ip().to_string(),
+            SocketAddr::V6(address) => format!("[{}]", address.ip()),
+        };
+        devices.push(open(&format!("tcp://{ip}"))?);
+        let providers =
+            devices.iter().map(|device| device.attributes().provider.to_owned()).collect();
+        let node = Arc::new(OnceLock::new());
+        let target = Arc::clone(&node);
+        let service = Service {
+            name: SERVICE.to_owned(),
+            shards: u32::try_from(shards).unwrap_or(u32::MAX),
+            payload: Vec::new(),
+            incoming: Box::new(move |incoming| deliver(&target, incoming)),
+        };
+        let config = BootstrapConfig { tcp: Some(address), ..BootstrapConfig::default() };
+        let bootstrap = Bootstrap::listen(config, devices, vec![service])?;
+        Ok(Self { bootstrap, node, providers })
+    }
+
+    /// The node is ready: clients are served from now on.
+    pub fn serve(&self, node: NodeHandle) {
+        let set = self.node.set(node);
+        assert!(set.is_ok(), "a door leads to one node");
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.bootstrap.address()
+    }
+
+    /// Providers a client can be served over.
+    pub fn providers(&self) -> Vec<String> {
+        self.providers.clone()
+    }
+}
+
+/// Hands a client to its shard; the shard's thread answers.
+fn deliver(node: &OnceLock<NodeHandle>, incoming: Incoming) {
+    let Some(node) = node.get() else {
+        incoming.reply.refuse("the node is still recovering its store; try again");
+        return;
+    };
+    let Incoming { shard, device, peer, payload, reply, .. } = incoming;
+    node.accept_fabric(FabricIncoming {
+        shard: shard as usize,
+        device,
+        peer,
+        payload,
+        reply: Box::new(move |outcome| match outcome {
+            // A refusal by the service is in its payload; there is nothing to connect to then.
+            Ok(accepted) => match accepted.connect_info {
+                Some(info) => reply.accept(&info, accepted.payload),
+                None => reply.accept(&beeline_fabric::ConnectInfo(Vec::new()), accepted.payload),
+            },
+            Err(reason) => reply.refuse(reason),
+        }),
+    });
+}
