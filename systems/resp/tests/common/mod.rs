@@ -131,7 +131,11 @@ impl Node {
     }
 
     fn on(pool: PoolOptions, shards: usize, clock: Arc<dyn Clock>) -> Self {
-        let pool = Pool::dram(&pool).unwrap();
+        Self::on_pool(Pool::dram(&pool).unwrap(), shards, clock)
+    }
+
+    /// A store on any pool.
+    pub fn on_pool(pool: Pool, shards: usize, clock: Arc<dyn Clock>) -> Self {
         let options = StoreOptions { shards, clock, ..StoreOptions::default() };
         let (store, shards, _) = Store::open(pool, options).unwrap();
         Self { store, shards, executor: Executor::new(), server: TestServer::default() }
