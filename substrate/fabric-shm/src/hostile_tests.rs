@@ -122,7 +122,7 @@ fn word(end: &End, index: usize) -> &AtomicU64 {
 
 fn scribble(attacker: &End, random: &mut Randomness) {
     let (_, count) = attacker.pair.0.link.object().unwrap().all_words();
-    match random.between(0, 4) {
+    match random.between(0, 20) {
         // The words of both ends.
         0 => {
             let index = 64 + usize::try_from(random.between(0, 127)).unwrap();
@@ -133,22 +133,24 @@ fn scribble(attacker: &End, random: &mut Randomness) {
             let index = 64 + usize::try_from(random.between(0, 127)).unwrap();
             word(attacker, index).store(random.between(0, 300), Ordering::Relaxed);
         }
-        // A plausible message somewhere in the rings.
-        2 => {
-            let slot = 512 + 8 * usize::try_from(random.between(0, 700)).unwrap();
-            let header = random.between(0, 5) << 32 | random.between(0, 300);
-            for (place, value) in [random.between(0, 70_000), random.next_u64()].iter().enumerate()
-            {
-                word(attacker, slot + 1 + place).store(*value, Ordering::Relaxed);
-            }
-            word(attacker, slot).store(header, Ordering::Release);
-        }
         // Anything anywhere.
-        _ => {
+        2 => {
             for _ in 0..64 {
                 let index = usize::try_from(random.between(0, count as u64 - 1)).unwrap();
                 word(attacker, index).store(random.next_u64(), Ordering::Relaxed);
             }
+        }
+        // A message in the victim's inbound ring that is due soon, of any kind, with a length that
+        // often fits and a place that seldom lies inside.
+        _ => {
+            let index = random.between(0, 60);
+            let slot = 512 + 8 * usize::try_from(index).unwrap();
+            let longest = *random.pick(&[40, 64, 70_000, u64::MAX]).unwrap();
+            word(attacker, slot + 1).store(random.between(0, longest), Ordering::Relaxed);
+            word(attacker, slot + 2).store(random.next_u64(), Ordering::Relaxed);
+            let kind = *random.pick(&[1, 1, 2, 3, 4, 5]).unwrap();
+            let header = kind << 32 | (index + 1);
+            word(attacker, slot).store(header, Ordering::Release);
         }
     }
 }
