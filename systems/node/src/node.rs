@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex, RwLock, Weak};
 use std::thread::JoinHandle;
 
 use beeline_env::{Clock, SystemClock};
@@ -81,7 +81,9 @@ impl Node {
             deliveries.push(receiver);
         }
         let value_limit = store.value_limit(0) as u64;
-        let shared = Arc::new(Shared {
+        let shutdown_requested = Waker::new().map_err(system("making a wake-up descriptor"))?;
+        let shared = Arc::new_cyclic(|this| Shared {
+            this: Weak::clone(this),
             shards,
             doors,
             counters: (0..config.shards).map(|_| Default::default()).collect(),
@@ -92,7 +94,7 @@ impl Node {
             pause: Default::default(),
             snapshots: Snapshots::new(&config.data_directory, clock.unix_ms() / 1000),
             stopping: AtomicBool::new(false),
-            shutdown_requested: Waker::new().map_err(system("making a wake-up descriptor"))?,
+            shutdown_requested,
             started_us: clock.unix_ms() * 1000,
             run_id: run_id(store.pool(), clock.as_ref()),
             data_directory: config.data_directory.clone(),

@@ -377,7 +377,10 @@ impl Server for Shared {
     }
 
     fn save_in_background(&self, schedule: bool) -> Result<bool, SaveError> {
-        self.snapshots.save_in_background(schedule)
+        let Some(shared) = self.this.upgrade() else {
+            return Err(SaveError::Failed("the node is stopping".into()));
+        };
+        self.snapshots.save_in_background(&shared, schedule)
     }
 
     fn last_save_seconds(&self) -> u64 {

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 
 use beeline_kv::{Shard, Store};
 use beeline_os::poller::Waker;
@@ -149,6 +149,8 @@ impl PauseState {
 /// See the module's documentation.
 #[derive(Debug)]
 pub(crate) struct Shared {
+    /// Itself, for threads it starts.
+    pub this: Weak<Self>,
     pub store: Arc<Store>,
     pub shards: Vec<Arc<Mutex<Shard>>>,
     pub doors: Vec<Door>,

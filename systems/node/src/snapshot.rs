@@ -1,12 +1,16 @@
-//! Snapshots on request: SAVE, BGSAVE, `beeline kv backup`.
+//! Snapshots on request: SAVE, BGSAVE, SHUTDOWN SAVE.
 //!
-//! One at a time, on a thread of its own; the file appears under its name only when it is whole.
+//! One at a time. A background snapshot takes its barrier on a thread of its own, which locks all
+//! shards for a moment, and writes without any lock. SAVE takes the barrier in the shards' loop
+//! ([`Snapshots::prepare`]) and keeps its client waiting until the file is whole. The file appears
+//! under its name only then.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
+use beeline_kv::{Keyspace, KvError, Snapshot};
 use beeline_resp::SaveError;
 
 use crate::shared::{Shared, lock};
@@ -14,30 +18,30 @@ use crate::shared::{Shared, lock};
 /// Name of the snapshot in the data directory.
 pub const FILE_NAME: &str = "snapshot.bee";
 
-#[derive(Debug, Default)]
-struct Running {
-    thread: Option<JoinHandle<()>>,
-    again: bool,
-}
-
 /// See the module's documentation.
 #[derive(Debug)]
 pub(crate) struct Snapshots {
     path: PathBuf,
-    in_progress: Arc<AtomicBool>,
-    last_succeeded: Arc<AtomicBool>,
-    last_save_seconds: Arc<AtomicU64>,
-    running: Mutex<Running>,
+    in_progress: AtomicBool,
+    /// Another one was asked for meanwhile.
+    again: AtomicBool,
+    last_succeeded: AtomicBool,
+    last_save_seconds: AtomicU64,
+    /// The barrier of a SAVE about to run.
+    prepared: Mutex<Option<Snapshot>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Snapshots {
     pub(crate) fn new(directory: &Path, now_seconds: u64) -> Self {
         Self {
             path: directory.join(FILE_NAME),
-            in_progress: Arc::default(),
-            last_succeeded: Arc::new(AtomicBool::new(true)),
-            last_save_seconds: Arc::new(AtomicU64::new(now_seconds)),
-            running: Mutex::default(),
+            in_progress: AtomicBool::new(false),
+            again: AtomicBool::new(false),
+            last_succeeded: AtomicBool::new(true),
+            last_save_seconds: AtomicU64::new(now_seconds),
+            prepared: Mutex::default(),
+            thread: Mutex::default(),
         }
     }
 
@@ -53,22 +57,94 @@ impl Snapshots {
         self.last_save_seconds.load(Ordering::Acquire)
     }
 
-    /// Writes a snapshot and waits for it.
-    pub(crate) fn save(&self, shared: &Shared) -> Result<(), SaveError> {
-        let _ = (shared, &self.path);
-        Err(SaveError::Failed("snapshots are not connected yet".into()))
+    /// Takes the barrier for a SAVE that runs next on this thread, which holds all shards.
+    pub(crate) fn prepare(&self, keyspace: &mut Keyspace<'_>) {
+        if let Ok(snapshot) = keyspace.begin_snapshot() {
+            *lock(&self.prepared) = Some(snapshot);
+        }
     }
 
-    /// Begins a snapshot on a thread of its own.
-    pub(crate) fn save_in_background(&self, schedule: bool) -> Result<bool, SaveError> {
-        let mut running = lock(&self.running);
-        running.again |= schedule && self.in_progress();
-        Err(SaveError::Failed("snapshots are not connected yet".into()))
+    /// Gives up a barrier that was not used.
+    pub(crate) fn discard_prepared(&self) {
+        lock(&self.prepared).take();
+    }
+
+    /// Writes the prepared snapshot and waits for it.
+    pub(crate) fn save(&self, shared: &Shared) -> Result<(), SaveError> {
+        let prepared = lock(&self.prepared).take().ok_or(SaveError::InProgress)?;
+        self.write(prepared, shared).map_err(|error| SaveError::Failed(error.to_string()))
+    }
+
+    fn write(&self, snapshot: Snapshot, shared: &Shared) -> Result<(), KvError> {
+        let written = snapshot.write(&self.path);
+        self.last_succeeded.store(written.is_ok(), Ordering::Release);
+        let report = written?;
+        self.last_save_seconds.store(shared.unix_us() / 1_000_000, Ordering::Release);
+        tracing::info!(
+            records = report.records,
+            bytes = report.bytes,
+            path = %self.path.display(),
+            "snapshot written"
+        );
+        Ok(())
+    }
+
+    /// Begins a snapshot on a thread of its own. `Ok(true)`: it follows the one in progress.
+    pub(crate) fn save_in_background(
+        &self,
+        shared: &Arc<Shared>,
+        schedule: bool,
+    ) -> Result<bool, SaveError> {
+        if self.in_progress.swap(true, Ordering::AcqRel) {
+            if schedule {
+                self.again.store(true, Ordering::Release);
+                return Ok(true);
+            }
+            return Err(SaveError::InProgress);
+        }
+        let shared = Arc::clone(shared);
+        let spawned = std::thread::Builder::new().name("snapshot".into()).spawn(move || {
+            let snapshots = &shared.snapshots;
+            loop {
+                if let Err(error) = snapshots.run(&shared) {
+                    snapshots.last_succeeded.store(false, Ordering::Release);
+                    tracing::error!(%error, "the background snapshot failed");
+                }
+                if !snapshots.again.swap(false, Ordering::AcqRel) {
+                    break;
+                }
+            }
+            snapshots.in_progress.store(false, Ordering::Release);
+        });
+        match spawned {
+            Ok(thread) => {
+                if let Some(earlier) = lock(&self.thread).replace(thread) {
+                    // It has cleared `in_progress`, so it is at its end.
+                    let _ = earlier.join();
+                }
+                Ok(false)
+            }
+            Err(error) => {
+                self.in_progress.store(false, Ordering::Release);
+                Err(SaveError::Failed(format!("cannot start a thread: {error}")))
+            }
+        }
+    }
+
+    fn run(&self, shared: &Shared) -> Result<(), KvError> {
+        let snapshot = {
+            let all: Vec<usize> = (0..shared.shards.len()).collect();
+            let mut guards = shared.lock_shards(&all);
+            let shards = guards.iter_mut().map(|guard| &mut **guard).collect();
+            Keyspace::many(shards, 0).begin_snapshot()?
+        };
+        self.write(snapshot, shared)
     }
 
     /// Waits for a snapshot that is being written.
     pub(crate) fn wait(&self) {
-        if let Some(thread) = lock(&self.running).thread.take() {
+        let thread = lock(&self.thread).take();
+        if let Some(thread) = thread {
             let _ = thread.join();
         }
     }

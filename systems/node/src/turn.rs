@@ -44,6 +44,8 @@ pub(crate) const MAILBOX: usize = 256;
 const TURNS_PER_LOOK: u32 = 32;
 /// How often quiet things are looked at: idle clients, published client data.
 const HOUSEKEEPING_NS: u64 = 100_000_000;
+/// Commands that write a snapshot while their client waits.
+const SAVING: [&str; 2] = ["save", "shutdown"];
 /// Bytes the collector may copy between two batches: some 100 us.
 const MAINTENANCE_BYTES: u64 = 256 << 10;
 
@@ -565,31 +567,41 @@ impl ShardThread {
     }
 
     fn execute_one(&mut self, connection: &mut Connection, shard: &mut Shard) {
-        let plan = Plan::new(&connection.session, connection.parser.current());
-        if self.is_paused(&connection.session, &plan) {
+        let in_order = connection.is_in_order();
+        let Connection { session, parser, output, .. } = &mut *connection;
+        let plan = Plan::new(session, parser.current());
+        if self.is_paused(session, &plan) {
             connection.held_back = true;
             self.held_back.push(connection.slot);
             return;
         }
         count(&self.counters().commands, 1);
-        match plan.route(&connection.session, self.shared.store.as_ref()) {
+        match plan.route(session, self.shared.store.as_ref()) {
             Route::Shard(owner) if owner != self.index && plan.is_portable() => {
                 self.forward(connection, owner);
             }
-            Route::Here if plan.command().is_none_or(|command| command.scope != Scope::Node) => {
-                self.execute_here(connection, &mut Keyspace::single(shard));
-            }
-            Route::Shard(owner) if owner == self.index => {
-                self.execute_here(connection, &mut Keyspace::single(shard));
-            }
             // Several shards, a foreign one that must be locked, or the node, whose answers may
-            // take any lock.
-            Route::Here | Route::Shard(_) | Route::Shards(_) | Route::All => {
-                connection.needs_several = true;
-                if connection.is_in_order() {
-                    self.deferred.push_back(connection.slot);
-                }
+            // take a while.
+            Route::Shards(_) | Route::All => self.defer(connection),
+            Route::Shard(owner) if owner != self.index => self.defer(connection),
+            Route::Here if plan.command().is_some_and(|command| command.scope == Scope::Node) => {
+                self.defer(connection);
             }
+            Route::Here | Route::Shard(_) => {
+                let output = if in_order { output } else { &mut self.scratch };
+                let mut keyspace = Keyspace::single(shard);
+                let shared = self.shared.as_ref();
+                let after = self.executor.execute(session, plan, &mut keyspace, output, shared);
+                self.settle(connection, after, in_order);
+            }
+        }
+    }
+
+    /// Leaves the connection's current request for later, without the own lock.
+    fn defer(&mut self, connection: &mut Connection) {
+        connection.needs_several = true;
+        if connection.is_in_order() {
+            self.deferred.push_back(connection.slot);
         }
     }
 
@@ -608,13 +620,8 @@ impl ShardThread {
         }
     }
 
-    /// Runs the connection's current request.
-    fn execute_here(&mut self, connection: &mut Connection, keyspace: &mut Keyspace<'_>) {
-        let in_order = connection.is_in_order();
-        let Connection { session, parser, output, .. } = &mut *connection;
-        let plan = Plan::new(session, parser.current());
-        let output = if in_order { output } else { &mut self.scratch };
-        let after = self.executor.execute(session, plan, keyspace, output, self.shared.as_ref());
+    /// What follows an executed request; its reply is in `scratch` unless it was `in_order`.
+    fn settle(&mut self, connection: &mut Connection, after: After, in_order: bool) {
         if !in_order {
             connection.append(self.scratch.as_bytes());
             self.scratch.clear();
@@ -663,20 +670,33 @@ impl ShardThread {
     }
 
     fn run_several(&mut self, shared: &Shared, connection: &mut Connection) {
-        let plan = Plan::new(&connection.session, connection.parser.current());
-        let wanted: Vec<usize> = match plan.route(&connection.session, shared.store.as_ref()) {
+        assert!(connection.is_in_order(), "requests over several shards run in order");
+        let before = connection.output.len();
+        let Connection { session, parser, output, .. } = &mut *connection;
+        let plan = Plan::new(session, parser.current());
+        let saves = plan.command().is_some_and(|command| SAVING.contains(&command.name));
+        let wanted: Vec<usize> = match plan.route(session, shared.store.as_ref()) {
+            _ if saves => (0..shared.shards.len()).collect(),
             Route::Here => vec![self.index],
             Route::Shard(owner) => vec![owner],
             Route::Shards(shards) => shards.iter().collect(),
             Route::All => (0..shared.shards.len()).collect(),
         };
-        let before = connection.output.len();
         let mut guards = shared.lock_shards(&wanted);
         let home = wanted.iter().position(|&index| index == self.index).unwrap_or(0);
         let shards = guards.iter_mut().map(|guard| &mut **guard).collect();
         let mut keyspace = Keyspace::many(shards, home);
-        self.execute_here(connection, &mut keyspace);
-        if let Err(error) = keyspace.commit() {
+        if saves {
+            shared.snapshots.prepare(&mut keyspace);
+        }
+        let after = self.executor.execute(session, plan, &mut keyspace, output, shared);
+        if saves {
+            shared.snapshots.discard_prepared();
+        }
+        let committed = keyspace.commit();
+        drop(guards);
+        self.settle(connection, after, true);
+        if let Err(error) = committed {
             tracing::error!(%error, "cannot make a command over several shards durable");
             connection.output.truncate(before);
             connection

@@ -11,8 +11,12 @@ use beeline_node::{Node, NodeConfig, RedisDoor};
 use beeline_pmem::{Durability, PoolKind, PoolOptions};
 
 fn start(shards: usize) -> Node {
+    start_in(shards, &std::env::temp_dir())
+}
+
+fn start_in(shards: usize, directory: &std::path::Path) -> Node {
     let config = NodeConfig {
-        data_directory: std::env::temp_dir(),
+        data_directory: directory.to_owned(),
         pool: PoolOptions {
             kind: Some(PoolKind::Dram),
             durability: Durability::None,
@@ -131,5 +135,24 @@ fn a_half_closed_client_gets_its_replies_and_a_broken_one_its_error() {
     let mut other = Client::connect(&node);
     other.send("GET k\r\n");
     other.expect("$1\r\nv\r\n");
+    node.stop();
+}
+
+#[test]
+fn snapshots_are_written_while_clients_wait_and_in_the_background() {
+    let directory = tempfile::tempdir().unwrap();
+    let node = start_in(2, directory.path());
+    let mut client = Client::connect(&node);
+    client.send("MSET a 1 b 2 c 3\r\nSAVE\r\n");
+    client.expect("+OK\r\n+OK\r\n");
+    let path = directory.path().join(beeline_node::SNAPSHOT_FILE_NAME);
+    assert_eq!(beeline_kv::check_snapshot(&path).unwrap().records, 3);
+    client.send("SET d 4\r\nBGSAVE\r\n");
+    client.expect("+OK\r\n+Background saving started\r\n");
+    let deadline = std::time::Instant::now() + Duration::from_secs(10);
+    while beeline_kv::check_snapshot(&path).unwrap().records != 4 {
+        assert!(std::time::Instant::now() < deadline, "the background snapshot never came");
+        std::thread::sleep(Duration::from_millis(5));
+    }
     node.stop();
 }
