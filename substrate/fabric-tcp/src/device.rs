@@ -237,9 +237,6 @@ impl Device for TcpDevice {
         let token = handle.next_queue.fetch_add(1, Ordering::Relaxed);
         let kick = Arc::clone(&handle.shared.kick);
         let state = Arc::new(QueueState::new(token, depth_entries, kick)?);
-        let data = EventData::new_u64(token);
-        epoll::add(&handle.shared.library_set, state.sockets(), data, EventFlags::empty())
-            .map_err(system("epoll_ctl"))?;
         let mut queues = handle.shared.queues.lock().unwrap_or_else(PoisonError::into_inner);
         queues.push(Arc::clone(&state));
         drop(queues);

@@ -307,12 +307,14 @@ fn ticks(queue: &QueueState) -> bool {
     queue.library.load(Ordering::SeqCst) == LIBRARY_TICKS
 }
 
-/// Leaves the sockets of `queue` to the application.
+/// Leaves the sockets of `queue` to the application. They leave the set altogether: a nested set
+/// with nothing asked for would still be called for every arriving packet.
 fn stand_back(set: &OwnedFd, queue: &QueueState) {
     queue.library.store(LIBRARY_TICKS, Ordering::SeqCst);
-    let data = EventData::new_u64(queue.token);
-    if let Err(error) = epoll::modify(set, queue.sockets(), data, EventFlags::empty()) {
-        tracing::warn!(%error, "the library's readiness set refused a queue");
+    match epoll::delete(set, queue.sockets()) {
+        // Not there: it was ticking before, or the queue has just been dropped.
+        Ok(()) | Err(rustix::io::Errno::NOENT) => {}
+        Err(error) => tracing::warn!(%error, "the library's readiness set kept a queue"),
     }
 }
 
@@ -324,8 +326,11 @@ fn rest(set: &OwnedFd, queue: &QueueState) {
         return;
     }
     let data = EventData::new_u64(queue.token);
-    if let Err(error) = epoll::modify(set, queue.sockets(), data, EventFlags::IN) {
-        tracing::warn!(%error, "the library's readiness set refused a queue");
-        queue.library.store(LIBRARY_TICKS, Ordering::SeqCst);
+    match epoll::add(set, queue.sockets(), data, EventFlags::IN) {
+        Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+        Err(error) => {
+            tracing::warn!(%error, "the library's readiness set refused a queue");
+            queue.library.store(LIBRARY_TICKS, Ordering::SeqCst);
+        }
     }
 }

@@ -64,6 +64,9 @@ struct Ring {
     overrun: bool,
     /// An event is asked for.
     armed: bool,
+    /// `sockets` is in `events`. Not before the first time it is asked for: a queue that is only
+    /// polled then has no nested set to be called for every packet.
+    nested: bool,
     /// The event has been raised.
     raised: bool,
     /// The application sleeps in `wait`, on the set of sockets.
@@ -121,7 +124,6 @@ impl QueueState {
         add(&sockets, &nudge, TOKEN_NUDGE, EventFlags::IN)?;
         add(&sockets, &timer, TOKEN_TIMER, EventFlags::IN)?;
         add(&events, &event, 0, EventFlags::IN)?;
-        add(&events, &sockets, 1, EventFlags::empty())?;
         Ok(Self {
             token,
             depth,
@@ -136,6 +138,7 @@ impl QueueState {
                 completions: VecDeque::with_capacity(depth as usize),
                 overrun: false,
                 armed: false,
+                nested: false,
                 raised: false,
                 sleeping: false,
                 nudged: false,
@@ -243,7 +246,9 @@ impl QueueState {
         let mut ring = self.lock();
         if !ring.armed {
             let (data, flags) = (EventData::new_u64(1), EventFlags::IN);
-            epoll::modify(&self.events, &self.sockets, data, flags).map_err(system("epoll_ctl"))?;
+            let change = if ring.nested { epoll::modify } else { epoll::add };
+            change(&self.events, &self.sockets, data, flags).map_err(system("epoll_ctl"))?;
+            ring.nested = true;
             ring.armed = true;
             self.waits.store(true, Ordering::SeqCst);
         }
