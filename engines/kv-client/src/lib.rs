@@ -17,12 +17,13 @@
 //! A [`Client`] stays on one thread, so nothing is locked. Several threads make one each.
 //!
 //! ```no_run
-//! # fn connector() -> Box<dyn beeline_kv_client::Connector> { unimplemented!() }
-//! use beeline_kv_client::{Client, ClientOptions, PutOptions};
-//! let mut client = Client::connect(connector(), ClientOptions::default())?;
-//! client.put(0, b"key", b"value", PutOptions::default())?;
-//! assert_eq!(client.get(0, b"key")?.as_deref(), Some(&b"value"[..]));
-//! # Ok::<(), beeline_kv_client::ClientError>(())
+//! use beeline_kv_client::{Client, ClientError, ClientOptions, Connector, PutOptions};
+//! fn greet(connector: Box<dyn Connector>) -> Result<(), ClientError> {
+//!     let mut client = Client::connect(connector, ClientOptions::default())?;
+//!     client.put(0, b"key", b"value", PutOptions::default())?;
+//!     assert_eq!(client.get(0, b"key")?.as_deref(), Some(&b"value"[..]));
+//!     Ok(())
+//! }
 //! ```
 
 pub mod client;

@@ -1,6 +1,10 @@
 //! Latency and throughput of the three protocols over shared memory, one shard, one client, two
-//! threads: `cargo run --release -p beeline-kv-server --example latency [OPERATIONS]`.
-#![allow(clippy::unwrap_used, clippy::print_stdout)]
+//! threads: `cargo run --release -p beeline-verify-one-sided --example latency [OPERATIONS]`.
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "tests fail by panicking; each uses a part of the shared harness"
+)]
 
 #[path = "../tests/common/threaded.rs"]
 mod threaded;

@@ -1,5 +1,11 @@
 //! Blocking clients against shards on threads, over shared memory and TCP.
-#![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "tests fail by panicking; each uses a part of the shared harness"
+)]
 
 mod common;
 

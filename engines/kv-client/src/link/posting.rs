@@ -1,0 +1,266 @@
+//! What a link posts: entries, requests, reads, receives.
+
+use beeline_fabric::{
+    LocalData, Operation, PostError, ReceiveRequest, RemoteAddress, RemoteKey, ScatterGatherEntry,
+    WorkRequest,
+};
+use beeline_kv::entry::{self, HEADER_BYTES, slot_bytes_for};
+use beeline_kv::wire::{Announcement, Place, Protocol, Request, RequestKind};
+
+use super::{Held, Link, RECEIVE_BYTES, RECEIVES_BATCH, WrId};
+use crate::client::{Core, Token};
+use crate::slot::Work;
+
+impl Link {
+    /// Posts what the slot has staged. `body` saves reading key and value back from staging.
+    pub(super) fn post(
+        &mut self,
+        core: &mut Core,
+        index: u16,
+        body: Option<(&[u8], &[u8])>,
+    ) -> Result<(), Held> {
+        match self.slots[usize::from(index)].work {
+            Work::Free => {}
+            Work::Entry => self.post_entry(core, index, body)?,
+            Work::Request(kind) => self.post_request(core, index, kind)?,
+            Work::EntryAt { place, grant } => self.post_entry_at(core, index, place, grant)?,
+            Work::ReadAt(place, length) => {
+                self.post_read(core, index, place, length)?;
+                return Ok(());
+            }
+        }
+        self.order.push_back(index);
+        core.counters.round_trips += 1;
+        Ok(())
+    }
+
+    pub(super) fn wr_id(&self, index: u16) -> u64 {
+        WrId { generation: self.generation, shard: self.shard, index }.encode()
+    }
+
+    /// Every so often a request must be signalled, so that its predecessors' queue entries are
+    /// given back.
+    pub(super) fn is_signalled(&mut self) -> bool {
+        self.unsignalled += 1;
+        let due = self.unsignalled >= self.slots.len().div_ceil(2) as u16;
+        if due {
+            self.unsignalled = 0;
+        }
+        due
+    }
+
+    fn post_entry(
+        &mut self,
+        core: &mut Core,
+        index: u16,
+        body: Option<(&[u8], &[u8])>,
+    ) -> Result<(), Held> {
+        let slot = &self.slots[usize::from(index)];
+        let digest = slot.digest;
+        let key_length = usize::from(slot.header.key_length);
+        let needed = slot_bytes_for(key_length, slot.header.value_length as usize) as u32;
+        let Some(grant) = self.grant else { return Err(Held::NoGrant) };
+        let over = self.table.overwritable(digest, needed);
+        let (offset, slot_bytes) = match over {
+            Some(stale) => (stale.offset, stale.slot_bytes),
+            None if grant.tail.saturating_add(needed) <= grant.length => (grant.tail, needed),
+            None => return Err(Held::NoGrant),
+        };
+        self.seal_header(core, index, slot_bytes, body);
+        let announcement =
+            Announcement { in_place: over.is_some(), grant: grant.number, offset }.encode();
+        let place = Place {
+            key: grant.place.key,
+            offset: grant.place.offset.wrapping_add(u64::from(offset)),
+        };
+        self.post_write(core, index, place, announcement)?;
+        let slot = &mut self.slots[usize::from(index)];
+        slot.tag = Announcement::tag(announcement);
+        slot.entry_offset = offset;
+        self.table.wrote(digest, offset, slot_bytes);
+        if over.is_some() {
+            core.counters.overwrites += 1;
+        } else {
+            core.counters.appends += 1;
+            core.counters.appended_bytes += u64::from(needed);
+            if let Some(grant) = self.grant.as_mut() {
+                grant.tail += needed;
+            }
+        }
+        Ok(())
+    }
+
+    /// Stores the entry's header with slot length and checksum.
+    fn seal_header(
+        &mut self,
+        core: &mut Core,
+        index: u16,
+        slot_bytes: u32,
+        body: Option<(&[u8], &[u8])>,
+    ) {
+        let slot = &mut self.slots[usize::from(index)];
+        slot.header.slot_bytes = slot_bytes;
+        slot.header.checksum = 0;
+        let bytes = slot.header.encode();
+        slot.header.checksum = match body {
+            Some((key, value)) => entry::checksum(&bytes, key, &[value]),
+            None => {
+                core.scratch.clear();
+                let length = slot.staged_bytes - HEADER_BYTES;
+                slot.staging.load(HEADER_BYTES, length, &mut core.scratch);
+                entry::checksum(&bytes, &core.scratch, &[])
+            }
+        };
+        slot.staging.store(0, &slot.header.encode());
+    }
+
+    fn post_entry_at(
+        &mut self,
+        core: &mut Core,
+        index: u16,
+        place: Place,
+        grant: u8,
+    ) -> Result<(), Held> {
+        let slot = &self.slots[usize::from(index)];
+        let key_length = usize::from(slot.header.key_length);
+        let needed = slot_bytes_for(key_length, slot.header.value_length as usize) as u32;
+        let announcement =
+            Announcement { in_place: false, grant, offset: slot.entry_offset }.encode();
+        self.seal_header(core, index, needed, None);
+        self.post_write(core, index, place, announcement)?;
+        self.slots[usize::from(index)].tag = Announcement::tag(announcement);
+        core.counters.appends += 1;
+        core.counters.appended_bytes += u64::from(needed);
+        Ok(())
+    }
+
+    fn post_write(
+        &mut self,
+        core: &mut Core,
+        index: u16,
+        place: Place,
+        immediate: u32,
+    ) -> Result<(), Held> {
+        let wr_id = self.wr_id(index);
+        let signalled = self.is_signalled();
+        let slot = &self.slots[usize::from(index)];
+        let length = u64::from(slot.staged_bytes);
+        let gather = [ScatterGatherEntry {
+            region: &slot.staging.region,
+            offset: slot.staging.offset,
+            length,
+        }];
+        let operation = Operation::WriteWithImmediate {
+            local: LocalData::Gather(&gather),
+            remote: RemoteAddress { key: RemoteKey(place.key), offset: place.offset },
+            immediate,
+        };
+        self.qp.post_send(&[WorkRequest { wr_id, operation, signalled }])?;
+        core.counters.writes += 1;
+        core.counters.bytes_out += length;
+        Ok(())
+    }
+
+    fn post_request(&mut self, core: &mut Core, index: u16, kind: RequestKind) -> Result<(), Held> {
+        if core.options.protocol == Protocol::Oblivious {
+            let place = Place {
+                key: self.welcome.area_key,
+                offset: u64::from(index) * u64::from(self.welcome.slot_bytes),
+            };
+            return self.post_write(core, index, place, u32::from(index));
+        }
+        let wr_id = self.wr_id(index);
+        let signalled = self.is_signalled();
+        let slot = &self.slots[usize::from(index)];
+        let bare;
+        let gather;
+        let local = match kind {
+            RequestKind::Grant | RequestKind::Allocate => {
+                let needed = slot_bytes_for(
+                    usize::from(slot.header.key_length),
+                    slot.header.value_length as usize,
+                );
+                let argument = if kind == RequestKind::Allocate { needed } else { 0 };
+                let request =
+                    Request { argument, released: self.released, ..Request::new(kind, slot.tag) };
+                bare = request.encode();
+                LocalData::Inline(&bare)
+            }
+            _ => {
+                gather = [ScatterGatherEntry {
+                    region: &slot.staging.region,
+                    offset: slot.staging.offset,
+                    length: u64::from(slot.staged_bytes),
+                }];
+                LocalData::Gather(&gather)
+            }
+        };
+        let length = local.length();
+        let operation = Operation::Send { local, immediate: None };
+        self.qp.post_send(&[WorkRequest { wr_id, operation, signalled }])?;
+        core.counters.sends += 1;
+        core.counters.bytes_out += length;
+        Ok(())
+    }
+
+    fn post_read(
+        &mut self,
+        core: &mut Core,
+        index: u16,
+        place: Place,
+        length: u32,
+    ) -> Result<(), Held> {
+        let wr_id = self.wr_id(index);
+        let slot = &self.slots[usize::from(index)];
+        let local = ScatterGatherEntry {
+            region: &slot.result.region,
+            offset: slot.result.offset,
+            length: u64::from(length),
+        };
+        let remote = RemoteAddress { key: RemoteKey(place.key), offset: place.offset };
+        self.qp.post_send(&[WorkRequest::new(wr_id, Operation::Read { local, remote })])?;
+        self.unsignalled = 0;
+        self.reading += 1;
+        core.counters.reads += 1;
+        core.counters.round_trips += 1;
+        Ok(())
+    }
+
+    pub(super) fn ask_for_grant(&mut self, core: &mut Core) {
+        let Some(index) = self.grant_slot else { return };
+        let now = core.options.clock.monotonic_ns();
+        let timeout = u64::try_from(core.options.timeout.as_nanos()).unwrap_or(u64::MAX);
+        let tag = self.next_tag;
+        let slot = &mut self.slots[usize::from(index)];
+        slot.token = Token::NONE;
+        slot.tag = tag;
+        slot.deadline_ns = now.saturating_add(timeout);
+        slot.work = Work::Request(RequestKind::Grant);
+        // On failure the next settling asks again.
+        if self.post(core, index, None).is_ok() {
+            self.next_tag = tag.wrapping_add(1);
+            self.grant_slot = None;
+            core.counters.grants += 1;
+        }
+    }
+
+    pub(super) fn post_receives(&mut self) -> Result<(), PostError> {
+        while !self.consumed.is_empty() {
+            let count = self.consumed.len().min(RECEIVES_BATCH);
+            let start = self.consumed.len() - count;
+            let base = self.wr_id(0);
+            let requests: [ReceiveRequest<'_>; RECEIVES_BATCH] = std::array::from_fn(|i| {
+                let index = self.consumed[start + i.min(count - 1)];
+                let buffer = ScatterGatherEntry {
+                    region: &self.receives,
+                    offset: u64::from(index) * u64::from(RECEIVE_BYTES),
+                    length: u64::from(RECEIVE_BYTES),
+                };
+                ReceiveRequest { wr_id: base | u64::from(index), buffer: Some(buffer) }
+            });
+            self.qp.post_receive(&requests[..count])?;
+            self.consumed.truncate(start);
+        }
+        Ok(())
+    }
+}

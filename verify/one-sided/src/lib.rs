@@ -1,0 +1,6 @@
+//! One-sided key-value protocols end to end: client, server and store over every provider.
+//!
+//! The suites are in `tests/`: `operations` (what a user expects), `counts` (round trips, verbs
+//! and bytes at both ends), `conditions` (the mixed update's three conditions, each shown to be
+//! needed), `hostile` (clients that mean harm), `threads` (blocking clients, shards on threads).
+//! `examples/latency.rs` prints latency and throughput.
