@@ -47,8 +47,7 @@ pub fn alternate(
 
 /// Processors this thread may run on, ascending.
 pub fn cores() -> Vec<usize> {
-    let allowed = rustix::thread::sched_getaffinity(None).unwrap_or_default();
-    (0..rustix::thread::CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect()
+    beeline_os::affinity::allowed().unwrap_or_default()
 }
 
 /// Keeps the calling thread, and threads it starts from now on, on one of the allowed processors:
@@ -58,9 +57,7 @@ pub fn cores() -> Vec<usize> {
 pub fn pin(index: usize) -> anyhow::Result<usize> {
     let cores = cores();
     let core = *cores.get(index % cores.len().max(1)).context("no processor is allowed")?;
-    let mut only = rustix::thread::CpuSet::new();
-    only.set(core);
-    rustix::thread::sched_setaffinity(None, &only)
+    beeline_os::affinity::pin_current_thread(core)
         .with_context(|| format!("pinning to processor {core}"))?;
     Ok(core)
 }

@@ -5,7 +5,7 @@ use super::{Finding, Verdict, read};
 pub fn probe(findings: &mut Vec<Finding>) {
     let info = read("/proc/cpuinfo").unwrap_or_default();
     findings.push(processor(&info));
-    findings.push(write_back(&info));
+    findings.push(write_back());
     findings.push(clock());
     findings.push(governor());
     findings.push(huge_pages());
@@ -37,24 +37,23 @@ fn processor(info: &str) -> Finding {
     Finding::ok("processor", seen)
 }
 
-fn write_back(info: &str) -> Finding {
-    let flags = field(info, "flags").unwrap_or_default();
-    let best = ["clwb", "clflushopt", "clflush"]
-        .into_iter()
-        .find(|wanted| flags.split(' ').any(|flag| flag == *wanted));
-    match best {
-        Some("clwb") => Finding::ok("cache-line write-back", "clwb"),
-        Some(found) => Finding::advise(
-            "cache-line write-back",
-            Verdict::CouldBeFaster,
-            found,
-            "this processor writes a line back by throwing it out of the cache; one with clwb keeps it",
-        ),
-        None => Finding::advise(
+fn write_back() -> Finding {
+    use beeline_os::write_back::WriteBack;
+    match WriteBack::detect() {
+        found @ (WriteBack::Clwb | WriteBack::DcCvap) => {
+            Finding::ok("cache-line write-back", found.name())
+        }
+        WriteBack::None => Finding::advise(
             "cache-line write-back",
             Verdict::Missing,
-            "none known for this architecture",
+            "none known for this processor",
             "dax pools need clwb, clflushopt or clflush; use --pool file",
+        ),
+        found => Finding::advise(
+            "cache-line write-back",
+            Verdict::CouldBeFaster,
+            found.name(),
+            "this instruction throws the line out of the cache; a processor with clwb keeps it",
         ),
     }
 }

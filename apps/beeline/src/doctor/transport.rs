@@ -7,8 +7,18 @@ use crate::config::ServeConfig;
 use crate::config::values::Door;
 
 pub fn probe(config: &ServeConfig, findings: &mut Vec<Finding>) {
-    findings.push(shm());
-    findings.push(tcp());
+    findings.push(provider(
+        "fabric shm",
+        "shm://",
+        "peers on this host",
+        "it needs memfd, pidfd and Unix sockets; peers on this host fall back to tcp",
+    ));
+    findings.push(provider(
+        "fabric tcp",
+        "tcp://",
+        "peers anywhere",
+        "it needs a free port on loopback; look at the limits on open files and ports",
+    ));
     findings.push(rdma());
     findings.push(windows());
     for (what, door) in [
@@ -20,22 +30,23 @@ pub fn probe(config: &ServeConfig, findings: &mut Vec<Finding>) {
     }
 }
 
-fn shm() -> Finding {
-    match beeline_os::probe::memfd().and_then(|()| beeline_os::probe::pidfd()) {
-        Ok(()) => {
-            Finding::ok("fabric shm", "usable: peers on this host, no system call per operation")
+/// Opens each provider as `serve` would.
+fn provider(what: &'static str, url: &str, usable: &str, advice: &str) -> Finding {
+    match beeline_fabric_open::open(url) {
+        Ok(device) => {
+            let attributes = device.attributes();
+            let side = if attributes.one_sided {
+                "no code runs at the target"
+            } else {
+                "a thread runs at the target"
+            };
+            let flush = attributes.persistent_flush;
+            Finding::ok(what, format!("usable: {usable}; {side}; persistent flush: {flush}"))
         }
-        Err(error) => Finding::advise(
-            "fabric shm",
-            Verdict::Missing,
-            format!("not usable: {error}"),
-            "it needs memfd and pidfd, Linux 5.3 or later; peers on this host fall back to tcp",
-        ),
+        Err(error) => {
+            Finding::advise(what, Verdict::Missing, format!("not usable: {error}"), advice)
+        }
     }
-}
-
-fn tcp() -> Finding {
-    Finding::ok("fabric tcp", "usable: peers anywhere; operations run on a thread at the target")
 }
 
 fn names(directory: &str) -> Vec<String> {
