@@ -319,7 +319,7 @@ impl World {
 }
 
 fn cases() -> u32 {
-    if std::env::var("BEELINE_DEEP").is_ok() { 3000 } else { 25 }
+    if std::env::var("BEELINE_DEEP").is_ok() { 1000 } else { 25 }
 }
 
 proptest! {

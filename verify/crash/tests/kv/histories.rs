@@ -154,7 +154,7 @@ fn random_history(seed: u64) -> World {
 
 #[test]
 fn random_histories_survive_a_crash_at_any_point() {
-    let seeds = if crate::world::deep() { 200 } else { 8 };
+    let seeds = if crate::world::deep() { 60 } else { 8 };
     let first = std::env::var("BEELINE_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0);
     for seed in first..first + seeds {
         let world = random_history(seed);
