@@ -15,9 +15,6 @@ const SAME_FOLDER: &[(&str, &str, &str)] = &[
     ("fabric-open", "fabric-sim", "from URL to provider"),
     ("kv-server", "kv", "serves the store over fabric"),
     ("kv-client", "kv", "shares the entry and message formats"),
-    ("kv-server", "kv-client", "tests only: driven by the real client"),
-    ("kv-server", "fabric-shm", "tests only: hostile clients on every provider"),
-    ("kv-server", "fabric-tcp", "tests only: hostile clients on every provider"),
     ("node", "resp", "runs the Redis door in its shards"),
 ];
 
