@@ -1,3 +1,5 @@
+//! The parser against whole, cut, malformed and random input.
+
 use proptest::prelude::*;
 
 use super::*;
