@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use beeline_verify_clients::{Reply, Server, bounded, skip};
+use beeline_verify_clients::{Reply, Server, beeline, bounded, said, skip};
 
 fn directory() -> tempfile::TempDir {
     tempfile::tempdir().unwrap_or_else(|error| panic!("{error}"))
@@ -125,4 +125,92 @@ fn a_file_that_is_no_pool_and_a_cut_pool_are_told_apart() {
     let (status, said) = Server::try_start(data.path(), &[]).unwrap_err();
     assert_eq!(status.code(), Some(4), "{said}");
     assert!(said.contains("pool.bee") && said.contains("truncated"), "{said}");
+}
+
+/// Exit code and standard output of `beeline kv ...`.
+fn kv(words: &[&std::ffi::OsStr]) -> (i32, String) {
+    let mut command = beeline(&["kv"]);
+    command.args(words);
+    let output = bounded(&mut command, Duration::from_secs(60));
+    let code = output.status.code().unwrap_or_else(|| panic!("{}", said(&output)));
+    (code, said(&output))
+}
+
+#[test]
+fn a_flipped_bit_is_found_and_a_good_directory_is_not_accused() {
+    let data = directory();
+    let server = Server::start(data.path(), &["--shards", "1"]);
+    let mut connection = server.connect();
+    for i in 0..200 {
+        assert!(connection.say(&format!("SET key:{i} value:{i}")).is_ok());
+    }
+    assert_eq!(server.stop().code(), Some(0));
+    let place = data.path().as_os_str();
+    let (code, said) = kv(&["check".as_ref(), place]);
+    assert_eq!(code, 0, "{said}");
+    assert!(said.contains("200 entries") && said.contains("0 damaged"), "{said}");
+    // The segment that holds the entries: flip one bit of a value.
+    let needle = b"value:137";
+    let (file, at) = std::fs::read_dir(data.path().join("segments"))
+        .unwrap()
+        .flatten()
+        .find_map(|entry| {
+            let bytes = std::fs::read(entry.path()).unwrap();
+            let at = bytes.windows(needle.len()).position(|window| window == needle)?;
+            Some((entry.path(), at))
+        })
+        .expect("the value lies in a segment");
+    let mut bytes = std::fs::read(&file).unwrap();
+    bytes[at] ^= 0x10;
+    std::fs::write(&file, bytes).unwrap();
+    let (code, said) = kv(&["check".as_ref(), place]);
+    assert_eq!(code, 4, "{said}");
+    assert!(said.contains("DAMAGED"), "{said}");
+}
+
+#[test]
+fn a_backup_of_a_running_node_is_restored_whole() {
+    let data = directory();
+    let server = Server::start(data.path(), &["--shards", "3"]);
+    let mut connection = server.connect();
+    for i in 0..500 {
+        assert!(connection.say(&format!("SET key:{i} value:{i}")).is_ok());
+    }
+    assert!(connection.say("SET soon gone EX 1000").is_ok());
+    assert!(connection.say("DEL key:0").text() == "1");
+    let place = directory();
+    let file = place.path().join("backup.bee");
+    let address = server.resp().to_string();
+    let (code, said) =
+        kv(&["backup".as_ref(), file.as_os_str(), "--resp-address".as_ref(), address.as_ref()]);
+    assert_eq!(code, 0, "{said}");
+    assert!(said.contains("500 records"), "{said}");
+    // What comes later is not in it.
+    assert!(connection.say("SET key:1 later").is_ok());
+    let (code, said) = kv(&["check".as_ref(), file.as_os_str()]);
+    assert_eq!(code, 0, "{said}");
+    let restored = place.path().join("restored");
+    let small = ["--segment-size".as_ref(), "1MiB".as_ref()];
+    let words =
+        [&["restore".as_ref(), file.as_os_str(), restored.as_os_str()][..], &small].concat();
+    let (code, said) = kv(&words);
+    assert_eq!(code, 0, "{said}");
+    let second = Server::start(&restored, &["--shards", "2"]);
+    let mut connection = second.connect();
+    assert_eq!(connection.say("DBSIZE").text(), "500");
+    assert_eq!(connection.say("GET key:1").text(), "value:1");
+    assert_eq!(connection.say("EXISTS key:0").text(), "0");
+    let left: i64 = connection.say("TTL soon").text().parse().unwrap();
+    assert!((900..=1000).contains(&left), "{left}");
+    // A directory that holds a pool is not restored over; a damaged file is not restored at all.
+    assert_ne!(kv(&words).0, 0);
+    let mut bytes = std::fs::read(&file).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&file, bytes).unwrap();
+    assert_eq!(kv(&["check".as_ref(), file.as_os_str()]).0, 4);
+    let third = place.path().join("third");
+    let (code, said) = kv(&["restore".as_ref(), file.as_os_str(), third.as_os_str()]);
+    assert_eq!(code, 4, "{said}");
+    assert!(!third.join("pool.bee").exists(), "a damaged file left a pool behind");
 }

@@ -3,6 +3,7 @@
 //!
 //! What a program reads goes to standard output as it is: `beeline kv get` adds no newline.
 
+mod offline;
 mod remote;
 
 use std::path::PathBuf;
@@ -11,7 +12,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 
 use crate::config::Knob as _;
-use crate::config::values::Span;
+use crate::config::values::{Size, Span};
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
 
@@ -38,6 +39,53 @@ pub enum KvCommand {
     /// Statistics of the node's shards.
     #[command(after_help = "Example:\n  beeline kv stats --json")]
     Stats(Connection),
+    /// Check the data of a node that is not running, or a snapshot file: every byte that means
+    /// something. Exit code 4 when something is damaged.
+    #[command(after_help = "Examples:\n  beeline kv check ./beeline-data\n  \
+                            beeline kv check backup.bee --json")]
+    Check(CheckArguments),
+    /// Take a snapshot of a running node on this host, without stopping it.
+    #[command(after_help = "Examples:\n  beeline kv backup backup.bee\n  \
+                            beeline kv backup /mnt/backup/monday.bee --resp-address 127.0.0.1:6380")]
+    Backup(BackupArguments),
+    /// Make a data directory from a snapshot; `serve --data` then runs on it.
+    #[command(after_help = "Example:\n  beeline kv restore backup.bee ./restored")]
+    Restore(RestoreArguments),
+}
+
+/// `beeline kv check`.
+#[derive(Clone, Debug, Args)]
+pub struct CheckArguments {
+    /// A data directory, or a snapshot file.
+    pub path: PathBuf,
+}
+
+/// `beeline kv backup`.
+#[derive(Clone, Debug, Args)]
+pub struct BackupArguments {
+    /// File to write; replaced once the snapshot is complete and checked.
+    pub file: PathBuf,
+    /// The node's Redis door.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:6379")]
+    pub resp_address: std::net::SocketAddr,
+    /// Its password.
+    #[arg(long, env = "BEELINE_REQUIRE_PASSWORD", default_value = "", hide_env_values = true)]
+    pub password: String,
+    /// Patience with the node while it writes.
+    #[arg(long, value_name = "SPAN", default_value = "10m", value_parser = Span::parse)]
+    pub timeout: Span,
+}
+
+/// `beeline kv restore`.
+#[derive(Clone, Debug, Args)]
+pub struct RestoreArguments {
+    /// The snapshot.
+    pub file: PathBuf,
+    /// Directory to make; it must not hold a pool.
+    pub data: PathBuf,
+    /// Bytes of one log segment of the new pool.
+    #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = Size::parse)]
+    pub segment_size: Size,
 }
 
 /// How to reach the node.
@@ -139,5 +187,8 @@ pub fn run(command: &KvCommand, output: Output) -> Result<Exit, Failure> {
         KvCommand::Delete(arguments) => remote::delete(arguments, output),
         KvCommand::Scan(arguments) => remote::scan(arguments, output),
         KvCommand::Stats(connection) => remote::stats(connection, output),
+        KvCommand::Check(arguments) => offline::check(arguments, output),
+        KvCommand::Backup(arguments) => offline::backup(arguments, output),
+        KvCommand::Restore(arguments) => offline::restore(arguments, output),
     }
 }

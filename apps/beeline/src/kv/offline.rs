@@ -1,0 +1,209 @@
+//! The commands that work on files: check, backup, restore.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use beeline_kv::{KvError, StoreOptions};
+use beeline_pmem::{PmemError, Pool, PoolOptions};
+
+use super::{BackupArguments, CheckArguments, RestoreArguments};
+use crate::config::values::human_bytes;
+use crate::exit::{Exit, Failure, OrExit as _};
+use crate::output::Output;
+
+/// Gives a store's error its exit code.
+fn failure(error: KvError) -> Failure {
+    let exit = match &error {
+        KvError::Damaged { .. } | KvError::Snapshot { .. } => Exit::Corruption,
+        KvError::Pmem(
+            PmemError::Damaged { .. } | PmemError::Truncated { .. } | PmemError::Missing { .. },
+        ) => Exit::Corruption,
+        KvError::Pmem(PmemError::Options { .. }) => Exit::Usage,
+        _ => Exit::Failed,
+    };
+    Failure::new(exit, error)
+}
+
+/// `beeline kv check`.
+pub fn check(arguments: &CheckArguments, output: Output) -> Result<Exit, Failure> {
+    let path = &arguments.path;
+    let about = std::fs::metadata(path)
+        .with_context(|| format!("{}: name a data directory or a snapshot file", path.display()))
+        .or_exit(Exit::Usage)?;
+    if about.is_dir() { check_directory(path, output) } else { check_snapshot(path, output) }
+}
+
+fn check_directory(path: &Path, output: Output) -> Result<Exit, Failure> {
+    let report = beeline_kv::check(path).map_err(failure)?;
+    if output.json {
+        let damages: Vec<_> = report
+            .damages
+            .iter()
+            .map(|damage| serde_json::json!({"segment": damage.segment, "what": damage.what}))
+            .collect();
+        output.object(&serde_json::json!({
+            "path": path.display().to_string(),
+            "segments": report.segments,
+            "entries": report.entries,
+            "bytes": report.bytes,
+            "torn": report.torn,
+            "clean": report.clean,
+            "damages": damages,
+        }))?;
+    } else {
+        for damage in &report.damages {
+            let place =
+                damage.segment.map_or_else(|| "pool.bee".to_owned(), |s| format!("segment {s}"));
+            output.line(format!("DAMAGED  {place}: {}", damage.what))?;
+        }
+        let end = if report.clean { "closed in good order" } else { "not closed in good order" };
+        output.line(format!(
+            "{}: {} entries in {} segments, {} looked at; {end}; {} torn, {} damaged",
+            path.display(),
+            report.entries,
+            report.segments,
+            human_bytes(report.bytes),
+            report.torn,
+            report.damages.len()
+        ))?;
+    }
+    Ok(if report.is_damaged() { Exit::Corruption } else { Exit::Done })
+}
+
+fn check_snapshot(path: &Path, output: Output) -> Result<Exit, Failure> {
+    let report = beeline_kv::check_snapshot(path).map_err(failure)?;
+    say_moved(path, "records in order", report.records, report.bytes, output)?;
+    Ok(Exit::Done)
+}
+
+fn say_moved(
+    path: &Path,
+    what: &str,
+    records: u64,
+    bytes: u64,
+    output: Output,
+) -> Result<(), Failure> {
+    if output.json {
+        let path = path.display().to_string();
+        output.object(&serde_json::json!({"path": path, "records": records, "bytes": bytes}))?;
+    } else {
+        output.line(format!("{}: {records} {what}, {}", path.display(), human_bytes(bytes)))?;
+    }
+    Ok(())
+}
+
+/// `beeline kv restore`.
+pub fn restore(arguments: &RestoreArguments, output: Output) -> Result<Exit, Failure> {
+    let segment_bytes = u32::try_from(arguments.segment_size.0)
+        .context("--segment-size: at most 1GiB")
+        .or_exit(Exit::Usage)?;
+    // What it needs is known from the file, and a node opened on it later grows it as told.
+    let file = std::fs::metadata(&arguments.file)
+        .with_context(|| arguments.file.display().to_string())
+        .or_exit(Exit::Usage)?;
+    let capacity_bytes = (file.len().saturating_mul(2)).max(u64::from(segment_bytes) * 16);
+    let options = PoolOptions { segment_bytes, capacity_bytes, ..PoolOptions::default() };
+    // The file is looked at before anything is made.
+    beeline_kv::check_snapshot(&arguments.file).map_err(failure)?;
+    let pool =
+        Pool::create(&arguments.data, &options).map_err(|error| failure(KvError::Pmem(error)))?;
+    let (_, report) =
+        beeline_kv::restore(&arguments.file, pool, StoreOptions::default()).map_err(failure)?;
+    say_moved(&arguments.data, "records restored", report.records, report.bytes, output)?;
+    Ok(Exit::Done)
+}
+
+/// `beeline kv backup`: asks the node for a snapshot, waits, and copies it.
+pub fn backup(arguments: &BackupArguments, output: Output) -> Result<Exit, Failure> {
+    let patience = arguments.timeout.0;
+    let mut node = Asker::open(arguments.resp_address, patience).or_exit(Exit::Unreachable)?;
+    if !arguments.password.is_empty() {
+        node.ask(&["AUTH", &arguments.password]).or_exit(Exit::Failed)?;
+    }
+    let directory = node.ask(&["CONFIG", "GET", "dir"]).or_exit(Exit::Failed)?;
+    let directory = PathBuf::from(directory.last().context("the node names no directory")?);
+    let source = directory.join(beeline_node::SNAPSHOT_FILE_NAME);
+    anyhow::ensure!(
+        directory.is_dir(),
+        "{}: the node's directory is not on this host; run backup there",
+        directory.display()
+    );
+    // SAVE returns when the file is complete, and fails when it cannot be.
+    node.ask(&["SAVE"]).context("the node could not write its snapshot").or_exit(Exit::Failed)?;
+    let target = &arguments.file;
+    let temporary = target.with_extension("partial");
+    let copied = std::fs::copy(&source, &temporary)
+        .and_then(|_| std::fs::File::open(&temporary)?.sync_all())
+        .with_context(|| format!("copying {} to {}", source.display(), temporary.display()));
+    let checked = copied
+        .map_err(Failure::from)
+        .and_then(|()| beeline_kv::check_snapshot(&temporary).map_err(failure));
+    let report = match checked {
+        Ok(report) => report,
+        Err(failure) => {
+            let _ = std::fs::remove_file(&temporary);
+            return Err(failure);
+        }
+    };
+    std::fs::rename(&temporary, target).with_context(|| target.display().to_string())?;
+    say_moved(target, "records", report.records, report.bytes, output)?;
+    Ok(Exit::Done)
+}
+
+/// The few words of Redis protocol a backup needs.
+struct Asker {
+    stream: BufReader<TcpStream>,
+    deadline: Instant,
+}
+
+/// Longest answer understood.
+const LONGEST_BYTES: u64 = 1 << 20;
+
+impl Asker {
+    fn open(address: SocketAddr, patience: Duration) -> anyhow::Result<Self> {
+        let stream = TcpStream::connect_timeout(&address, Duration::from_secs(5))
+            .with_context(|| format!("no node answers at {address}; check --resp-address"))?;
+        stream.set_read_timeout(Some(patience))?;
+        stream.set_write_timeout(Some(patience))?;
+        let deadline = Instant::now() + patience;
+        Ok(Self { stream: BufReader::new(stream), deadline })
+    }
+
+    /// The texts of the answer, flat.
+    fn ask(&mut self, words: &[&str]) -> anyhow::Result<Vec<String>> {
+        let mut bytes = format!("*{}\r\n", words.len());
+        for word in words {
+            bytes.push_str(&format!("${}\r\n{word}\r\n", word.len()));
+        }
+        self.stream.get_mut().write_all(bytes.as_bytes())?;
+        let mut texts = Vec::new();
+        let mut left = 1_u64;
+        while left > 0 {
+            anyhow::ensure!(Instant::now() < self.deadline, "the node did not answer in time");
+            left -= 1;
+            let mut line = String::new();
+            (&mut self.stream).take(LONGEST_BYTES).read_line(&mut line)?;
+            let line = line.strip_suffix("\r\n").context("the node broke off its answer")?;
+            let (kind, rest) = line.split_at_checked(1).context("an empty answer")?;
+            match kind {
+                "-" => anyhow::bail!("the node refused {}: {rest}", words[0]),
+                "*" | "%" => {
+                    let count = rest.parse::<u64>()?.min(LONGEST_BYTES);
+                    left += if kind == "%" { count * 2 } else { count };
+                }
+                "$" => {
+                    let length = rest.parse::<u64>()?.min(LONGEST_BYTES);
+                    let mut body = vec![0; usize::try_from(length)? + 2];
+                    self.stream.read_exact(&mut body)?;
+                    body.truncate(usize::try_from(length)?);
+                    texts.push(String::from_utf8_lossy(&body).into_owned());
+                }
+                _ => texts.push(rest.to_owned()),
+            }
+        }
+        Ok(texts)
+    }
+}
