@@ -126,11 +126,11 @@ pub fn backup(arguments: &BackupArguments, output: Output) -> Result<Exit, Failu
     let directory = node.ask(&["CONFIG", "GET", "dir"]).or_exit(Exit::Failed)?;
     let directory = PathBuf::from(directory.last().context("the node names no directory")?);
     let source = directory.join(beeline_node::SNAPSHOT_FILE_NAME);
-    anyhow::ensure!(
-        directory.is_dir(),
-        "{}: the node's directory is not on this host; run backup there",
-        directory.display()
-    );
+    if !directory.is_dir() {
+        let directory = directory.display();
+        let problem = "the node's directory is not on this host; run backup there";
+        return Err(anyhow::anyhow!("{directory}: {problem}").into());
+    }
     // SAVE returns when the file is complete, and fails when it cannot be.
     node.ask(&["SAVE"]).context("the node could not write its snapshot").or_exit(Exit::Failed)?;
     let target = &arguments.file;

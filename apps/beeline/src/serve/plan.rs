@@ -17,7 +17,8 @@ pub fn plan(config: &ServeConfig) -> NodeConfig {
         Auto::Detect => cores.min(256),
     };
     NodeConfig {
-        data_directory: config.data.clone(),
+        // Absolute, because clients are told (CONFIG GET dir).
+        data_directory: std::path::absolute(&config.data).unwrap_or_else(|_| config.data.clone()),
         pool: pool(config),
         shards,
         pin_shards: config.pin.0,
