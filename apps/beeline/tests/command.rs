@@ -91,3 +91,16 @@ fn a_reader_that_goes_away_is_no_error_message() {
     let output = child.wait_with_output().unwrap();
     assert!(output.stderr.is_empty(), "{}", text(&output.stderr));
 }
+
+#[test]
+fn a_tiny_fabric_bench_measures_both_providers_against_their_limits() {
+    let output = beeline(&["bench", "fabric", "--quick", "--json"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let rows: Vec<serde_json::Value> =
+        text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for (subject, cases) in [("shm", 10), ("tcp", 9)] {
+        let of: Vec<_> = rows.iter().filter(|row| row["subject"] == subject).collect();
+        assert_eq!(of.len(), cases, "{subject}");
+        assert!(of.iter().filter(|row| row["ratio"].is_object()).count() >= 5, "{subject}");
+    }
+}

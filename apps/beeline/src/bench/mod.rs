@@ -6,6 +6,7 @@
 //! rots; its figures mean nothing.
 
 pub mod environment;
+pub mod fabric;
 pub mod host;
 pub mod plot;
 pub mod redis;
@@ -50,6 +51,16 @@ pub enum BenchCommand {
     #[command(after_help = "Examples:\n  beeline bench host\n  \
                             beeline bench host --repetitions 15 --plot host.png")]
     Host(host::HostArguments),
+    /// Each fabric provider against the machine's own limit: cache line, memory copy, bare TCP.
+    #[command(after_help = "Examples:\n  beeline bench fabric\n  \
+                            beeline bench fabric --providers shm --json --plot fabric.png")]
+    Fabric(fabric::FabricArguments),
+    /// The other end of `bench fabric`.
+    #[command(hide = true)]
+    FabricPeer(fabric::PeerArguments),
+    /// The process whose system calls `bench fabric` counts.
+    #[command(hide = true)]
+    FabricCalls(fabric::CallsArguments),
     /// The Redis door against redis-server, one core each, persistence matched.
     #[command(
         after_help = "Examples:\n  beeline bench redis --persistence off --pipeline 1,16\n  \
@@ -62,6 +73,9 @@ pub enum BenchCommand {
 pub fn run(command: &BenchCommand, output: Output) -> Result<Exit, Failure> {
     match command {
         BenchCommand::Host(arguments) => host::run(arguments, output),
+        BenchCommand::Fabric(arguments) => fabric::run(arguments, output),
+        BenchCommand::FabricPeer(arguments) => fabric::run_peer(arguments),
+        BenchCommand::FabricCalls(arguments) => fabric::run_calls(arguments),
         BenchCommand::Redis(arguments) => redis::run(arguments, output),
     }
 }

@@ -45,6 +45,21 @@ pub fn alternate(
     Ok(figures)
 }
 
+/// Processors the program was given, whatever a thread of it is pinned to since.
+pub fn online() -> usize {
+    allowed().len()
+}
+
+fn allowed() -> &'static [usize] {
+    static ALLOWED: std::sync::OnceLock<Vec<usize>> = std::sync::OnceLock::new();
+    ALLOWED.get_or_init(|| {
+        // The first thread is never pinned by this program: it only waits.
+        let first = rustix::process::getpid();
+        let set = rustix::thread::sched_getaffinity(Some(first)).unwrap_or_default();
+        (0..rustix::thread::CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect()
+    })
+}
+
 /// Processors this thread may run on, ascending.
 pub fn cores() -> Vec<usize> {
     beeline_os::affinity::allowed().unwrap_or_default()
@@ -55,11 +70,24 @@ pub fn cores() -> Vec<usize> {
 ///
 /// Errors: the kernel refused.
 pub fn pin(index: usize) -> anyhow::Result<usize> {
-    let cores = cores();
+    let cores = allowed();
     let core = *cores.get(index % cores.len().max(1)).context("no processor is allowed")?;
-    beeline_os::affinity::pin_current_thread(core)
-        .with_context(|| format!("pinning to processor {core}"))?;
+    pin_to(core)?;
     Ok(core)
+}
+
+/// The processor that [`pin`] takes for `index`, for a process started from a pinned thread.
+pub fn core(index: usize) -> usize {
+    let cores = allowed();
+    cores.get(index % cores.len().max(1)).copied().unwrap_or(0)
+}
+
+/// Keeps the calling thread on processor `core`.
+///
+/// Errors: the kernel refused.
+pub fn pin_to(core: usize) -> anyhow::Result<()> {
+    beeline_os::affinity::pin_current_thread(core)
+        .with_context(|| format!("pinning to processor {core}"))
 }
 
 #[cfg(test)]
