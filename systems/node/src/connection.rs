@@ -60,6 +60,8 @@ pub(crate) struct Connection {
     pub held_back: bool,
     /// The current request was held back and is to run now.
     pub again: bool,
+    /// Requests wait in the parser because the peer reads too slowly.
+    pub backed_up: bool,
     pub last_active_ms: u64,
     places: Places,
 }
@@ -86,6 +88,7 @@ impl Connection {
             needs_several: false,
             held_back: false,
             again: false,
+            backed_up: false,
             last_active_ms: now_ms,
             places: Places::default(),
         }
@@ -132,6 +135,11 @@ impl Connection {
         self.places.is_empty()
     }
 
+    /// True when a request, complete already, is still to be executed.
+    pub(crate) fn has_request(&self) -> bool {
+        self.resume || self.needs_several || self.held_back || self.again || self.backed_up
+    }
+
     /// True when another forwarded command must wait.
     pub(crate) fn is_full(&self) -> bool {
         self.places.len() >= MAX_PLACES
@@ -139,7 +147,12 @@ impl Connection {
 
     /// Keeps a place for the reply of a command about to be forwarded.
     pub(crate) fn keep_place(&mut self) -> Origin {
-        Origin { slot: self.slot, generation: self.generation, sequence: self.places.keep() }
+        Origin {
+            slot: self.slot,
+            generation: self.generation,
+            sequence: self.places.keep(),
+            silent: !self.session.takes_reply(),
+        }
     }
 
     /// Puts a reply made here behind those still awaited.
@@ -147,9 +160,10 @@ impl Connection {
         self.places.append(reply, &mut self.output);
     }
 
-    /// Fills the place `sequence` and moves on what is now in order.
-    pub(crate) fn fill(&mut self, sequence: u64, reply: &[u8]) {
-        self.places.fill(sequence, reply, &mut self.output);
+    /// Fills the place kept as `origin` and moves on what is now in order.
+    pub(crate) fn fill(&mut self, origin: Origin, reply: &[u8]) {
+        let reply = if origin.silent { &[] } else { reply };
+        self.places.fill(origin.sequence, reply, &mut self.output);
     }
 
     /// What the poller should watch for, given how much the peer has not read.

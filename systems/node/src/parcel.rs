@@ -1,8 +1,8 @@
 //! What shards send each other: batches of commands, batches of replies.
 //!
 //! A shard collects all commands of one loop turn for another shard in one value, so that a hop
-//! costs one mailbox slot per turn, not per command. The values travel there and back and are
-//! filled again.
+//! costs one mailbox slot per turn, not per command. The same value brings the replies back and is
+//! filled again: it returns to whoever made it, so one-sided traffic neither allocates nor hoards.
 
 use std::net::TcpStream;
 
@@ -14,9 +14,16 @@ use crate::fabric_door::FabricIncoming;
 #[derive(Debug)]
 pub(crate) enum Parcel {
     /// To execute.
-    Commands(Commands),
+    Commands(Box<Hop>),
     /// What came of earlier ones.
-    Replies(Replies),
+    Replies(Box<Hop>),
+}
+
+/// Commands on their way there, replies on their way back.
+#[derive(Debug, Default)]
+pub(crate) struct Hop {
+    pub commands: Commands,
+    pub replies: Replies,
 }
 
 /// One value from the doors' threads to a shard.
@@ -39,6 +46,8 @@ pub(crate) struct Origin {
     pub generation: u32,
     /// Place among the connection's forwarded commands.
     pub sequence: u64,
+    /// CLIENT REPLY dropped the reply when the command was forwarded.
+    pub silent: bool,
 }
 
 /// What a command needs to run away from its session.
@@ -70,11 +79,9 @@ impl Commands {
         self.headings.is_empty()
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (Heading, Args<'_>)> {
-        self.headings
-            .iter()
-            .enumerate()
-            .map(|(index, heading)| (*heading, self.requests.get(index)))
+    /// Command `index`; `None` past the end.
+    pub(crate) fn get(&self, index: usize) -> Option<(Heading, Args<'_>)> {
+        Some((*self.headings.get(index)?, self.requests.get(index)))
     }
 
     pub(crate) fn clear(&mut self) {
@@ -132,7 +139,7 @@ mod tests {
 
     #[test]
     fn replies_come_out_as_they_went_in() {
-        let origin = |sequence| Origin { slot: 7, generation: 3, sequence };
+        let origin = |sequence| Origin { slot: 7, generation: 3, sequence, silent: false };
         let mut replies = Replies::default();
         for (sequence, reply) in [(1, &b"+OK\r\n"[..]), (2, b""), (3, b":1\r\n")] {
             replies.bytes.extend_from_slice(reply);

@@ -5,7 +5,7 @@
 //! relaxed loads, since a change may take effect a command later.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 
@@ -28,9 +28,9 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Debug)]
 pub(crate) struct Door {
     pub waker: Waker,
-    /// Set by the shard's thread before it sleeps, cleared when it wakes. Sequentially consistent
-    /// on both sides: a sender that sees `false` after filling a mailbox knows the sleeper will
-    /// look once more.
+    /// Set by the shard's thread before it sleeps, cleared when it wakes. Ordered by fences on both
+    /// sides: a sender that sees `false` after filling a mailbox knows the sleeper will look once
+    /// more.
     pub sleeping: AtomicBool,
     /// Threads that want the shard's lock for a command over several shards; its own thread then
     /// steps back between batches.
@@ -51,14 +51,19 @@ impl Door {
         Ok((door, receiver))
     }
 
-    /// Wakes the shard's thread if it sleeps.
+    /// Wakes the shard's thread if it sleeps, after something was put into a mailbox of its.
     pub(crate) fn nudge(&self) {
-        if self.sleeping.swap(false, Ordering::SeqCst) {
+        // Pairs with the fence in `ShardThread::announce_sleep`. Store to the mailbox, fence, look
+        // at the flag here; store to the flag, fence, look at the mailbox there: one of the two
+        // sees the other.
+        fence(Ordering::SeqCst);
+        if self.sleeping.load(Ordering::Relaxed) && self.sleeping.swap(false, Ordering::Relaxed) {
             self.waker.wake();
         }
     }
 
-    /// Hands something over; `false` when the shard's thread has ended.
+    /// Hands something over; `false` when the shard's thread has ended. The thread clears its
+    /// waker before it empties the queue, never after: what is sent later wakes it again.
     pub(crate) fn deliver(&self, delivery: Delivery) -> bool {
         let delivered = self.deliveries.send(delivery).is_ok();
         self.waker.wake();

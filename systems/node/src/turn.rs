@@ -26,7 +26,7 @@ use beeline_ring::{Receiver, Sender};
 
 use crate::connection::{Connection, Life, ReadOutcome};
 use crate::fabric_servers::FabricServers;
-use crate::parcel::{Commands, Delivery, Heading, Origin, Parcel, Replies};
+use crate::parcel::{Delivery, Heading, Hop, Origin, Parcel};
 use crate::shared::{Registered, Shared, lock};
 use crate::stats::{LoopCounters, count};
 
@@ -42,6 +42,12 @@ const REQUESTS_PER_TURN: usize = 256;
 pub(crate) const MAILBOX: usize = 256;
 /// Turns that only poll fabric between two looks at the sockets.
 const TURNS_PER_LOOK: u32 = 32;
+/// Returned parcels kept per peer.
+const SPARE_HOPS: usize = 8;
+/// Replies to another shard made in one turn, bytes; its further commands wait for the next.
+const HOP_REPLY_BYTES: usize = 16 << 20;
+/// Received bytes that may wait while complete requests are still due.
+const READ_AHEAD_BYTES: usize = 16 << 10;
 /// How often quiet things are looked at: idle clients, published client data.
 const HOUSEKEEPING_NS: u64 = 100_000_000;
 /// Commands that write a snapshot while their client waits.
@@ -55,14 +61,15 @@ pub(crate) struct Peer {
     pub sender: Sender<Parcel>,
     pub receiver: Receiver<Parcel>,
     /// Commands collected this turn.
-    commands: Commands,
+    collecting: Box<Hop>,
     /// Parcels the mailbox had no room for.
     backlog: VecDeque<Parcel>,
-    /// Emptied parcels, for reuse.
-    spare_commands: Vec<Commands>,
-    spare_replies: Vec<Replies>,
-    /// Replies of this turn, sent after the commit.
-    replies: Vec<Replies>,
+    /// Returned parcels, for reuse.
+    spare: Vec<Box<Hop>>,
+    /// Executed this turn; sent back after the commit.
+    executed: Vec<Box<Hop>>,
+    /// Begun in an earlier turn, and the command to go on with.
+    unfinished: Option<(Box<Hop>, usize)>,
 }
 
 impl Peer {
@@ -70,23 +77,35 @@ impl Peer {
         Self {
             sender,
             receiver,
-            commands: Commands::default(),
+            collecting: Box::default(),
             backlog: VecDeque::new(),
-            spare_commands: Vec::new(),
-            spare_replies: Vec::new(),
-            replies: Vec::new(),
+            spare: Vec::new(),
+            executed: Vec::new(),
+            unfinished: None,
+        }
+    }
+
+    fn keep(&mut self, mut hop: Box<Hop>) {
+        if self.spare.len() < SPARE_HOPS {
+            hop.commands.clear();
+            hop.replies.clear();
+            self.spare.push(hop);
+        }
+    }
+
+    /// Puts the commands collected so far in line.
+    fn close_collection(&mut self) {
+        if !self.collecting.commands.is_empty() {
+            let next = self.spare.pop().unwrap_or_default();
+            let full = std::mem::replace(&mut self.collecting, next);
+            self.backlog.push_back(Parcel::Commands(full));
         }
     }
 
     /// Sends what was collected; `true` when anything went out.
     fn send_all(&mut self) -> bool {
-        for replies in self.replies.drain(..) {
-            self.backlog.push_back(Parcel::Replies(replies));
-        }
-        if !self.commands.is_empty() {
-            let next = self.spare_commands.pop().unwrap_or_default();
-            self.backlog.push_back(Parcel::Commands(std::mem::replace(&mut self.commands, next)));
-        }
+        self.backlog.extend(self.executed.drain(..).map(Parcel::Replies));
+        self.close_collection();
         let mut sent = false;
         while let Some(parcel) = self.backlog.pop_front() {
             if let Err(parcel) = self.sender.send(parcel) {
@@ -180,9 +199,7 @@ impl ShardThread {
         let shared = Arc::clone(&self.shared);
         let mut news = Vec::with_capacity(EVENTS);
         loop {
-            let now_ns = shared.store.clock().monotonic_ns();
-            self.now_ms = shared.store.clock().unix_ms();
-            self.wait(now_ns, &mut news);
+            let now_ns = self.wait(&mut news);
             if shared.is_stopping() && self.wind_down(now_ns) {
                 break;
             }
@@ -191,8 +208,9 @@ impl ShardThread {
             let mut shard = lock(&shared.shards[self.index]);
             let committed = self.serve(&mut shard, &news, now_ns);
             drop(shard);
+            // After a failed commit the replies say so.
+            self.send_parcels();
             if committed {
-                self.send_parcels();
                 self.fabric.send_replies();
             }
             self.run_deferred();
@@ -207,42 +225,59 @@ impl ShardThread {
 
     // ---- waiting ----
 
-    /// Fills `news`; sleeps when there is nothing to do.
-    fn wait(&mut self, now_ns: u64, news: &mut Vec<Readiness>) {
+    /// Looks at both clocks; returns the monotonic one, in nanoseconds.
+    fn read_clocks(&mut self) -> u64 {
+        let clock = self.shared.store.clock();
+        self.now_ms = clock.unix_ms();
+        clock.monotonic_ns()
+    }
+
+    /// Fills `news`; sleeps when there is nothing to do. Returns the time after that.
+    fn wait(&mut self, news: &mut Vec<Readiness>) -> u64 {
         news.clear();
+        let now_ns = self.read_clocks();
         let busy = !self.resume.is_empty()
             || !self.deferred.is_empty()
             || self.maintenance.did_work
-            || self.peers.iter().flatten().any(|peer| !peer.backlog.is_empty());
+            || self
+                .peers
+                .iter()
+                .flatten()
+                .any(|peer| !peer.backlog.is_empty() || peer.unfinished.is_some());
         let spinning = now_ns.saturating_sub(self.fabric_active_ns) < self.spin_ns;
         let timeout = if busy || self.look_around() {
             Some(Duration::ZERO)
         } else if spinning {
             self.turns_since_look += 1;
             if self.turns_since_look < TURNS_PER_LOOK {
-                return;
+                return now_ns;
             }
             Some(Duration::ZERO)
         } else if !self.fabric.arm() {
             // Freshly armed: what came before produces no event, so one more turn looks.
-            return;
+            return now_ns;
         } else {
             self.sleep_bound(now_ns)
         };
         self.turns_since_look = 0;
         let sleeps = timeout != Some(Duration::ZERO);
         if sleeps && !self.announce_sleep() {
-            return;
+            return now_ns;
         }
         let waited = self.poller.wait(timeout);
         if sleeps {
             count(&self.counters().sleeps, 1);
-            self.shared.doors[self.index].sleeping.store(false, Ordering::SeqCst);
+            self.shared.doors[self.index].sleeping.store(false, Ordering::Relaxed);
         }
         match waited {
             Ok(events) => news.extend((0..events).map(|index| self.poller.readiness(index))),
             Err(error) => tracing::error!(%error, shard = self.index, "epoll_wait failed"),
         }
+        if news.iter().any(|readiness| readiness.token == WAKER) {
+            // Before the deliveries are taken: one that comes later wakes this thread again.
+            self.shared.doors[self.index].waker.clear();
+        }
+        if sleeps { self.read_clocks() } else { now_ns }
     }
 
     /// Anything in the mailboxes?
@@ -252,13 +287,12 @@ impl ShardThread {
 
     /// Says that a wake-up is needed from now on, then looks once more. `false`: stay awake.
     fn announce_sleep(&mut self) -> bool {
-        // Sequentially consistent store before the look, sequentially consistent swap after the
-        // sender's store (`Door::nudge`): one of the two sees the other.
-        self.shared.doors[self.index].sleeping.store(true, Ordering::SeqCst);
+        // The fence pairs with the one in `Door::nudge`.
+        self.shared.doors[self.index].sleeping.store(true, Ordering::Relaxed);
         std::sync::atomic::fence(Ordering::SeqCst);
         let stay = self.look_around() || !self.fabric.is_armed();
         if stay {
-            self.shared.doors[self.index].sleeping.store(false, Ordering::SeqCst);
+            self.shared.doors[self.index].sleeping.store(false, Ordering::Relaxed);
         }
         !stay
     }
@@ -309,7 +343,7 @@ impl ShardThread {
         }
         for readiness in news {
             match readiness.token {
-                WAKER => self.shared.doors[self.index].waker.clear(),
+                WAKER => {}
                 token if token >= FABRIC => {
                     self.fabric.acknowledge(token);
                     self.fabric_active_ns = now_ns;
@@ -362,8 +396,8 @@ impl ShardThread {
         }
         self.fabric.abandon(shard);
         for peer in self.peers.iter_mut().flatten() {
-            for replies in &mut peer.replies {
-                replies.replace_all(
+            for hop in &mut peer.executed {
+                hop.replies.replace_all(
                     b"-MISCONF Errors writing to durable memory; see the node's log\r\n",
                 );
             }
@@ -445,21 +479,28 @@ impl ShardThread {
             let Some(mut peer) = self.peers[from].take() else { continue };
             // At most a mailbox a turn, so that a flood from one side does not starve sockets.
             for _ in 0..MAILBOX {
-                match peer.receiver.receive() {
-                    None => break,
-                    Some(Parcel::Commands(mut commands)) => {
-                        let mut replies = peer.spare_replies.pop().unwrap_or_default();
-                        self.execute_parcel(&commands, &mut replies, shard);
-                        peer.replies.push(replies);
-                        commands.clear();
-                        peer.spare_commands.push(commands);
-                    }
-                    Some(Parcel::Replies(mut replies)) => {
-                        for (origin, reply) in replies.iter() {
-                            self.deliver_reply(origin, reply);
+                let (mut hop, first) = match peer.unfinished.take() {
+                    Some(unfinished) => unfinished,
+                    None => match peer.receiver.receive() {
+                        None => break,
+                        Some(Parcel::Commands(hop)) => (hop, 0),
+                        Some(Parcel::Replies(hop)) => {
+                            for (origin, reply) in hop.replies.iter() {
+                                self.deliver_reply(origin, reply);
+                            }
+                            peer.keep(hop);
+                            continue;
                         }
-                        replies.clear();
-                        peer.spare_replies.push(replies);
+                    },
+                };
+                match self.execute_parcel(&mut hop, first, shard) {
+                    None => peer.executed.push(hop),
+                    Some(next) => {
+                        let mut part: Box<Hop> = Box::default();
+                        std::mem::swap(&mut part.replies, &mut hop.replies);
+                        peer.executed.push(part);
+                        peer.unfinished = Some((hop, next));
+                        break;
                     }
                 }
             }
@@ -467,9 +508,15 @@ impl ShardThread {
         }
     }
 
-    fn execute_parcel(&mut self, commands: &Commands, replies: &mut Replies, shard: &mut Shard) {
-        let mut executed = 0;
-        for (heading, args) in commands.iter() {
+    /// Executes the commands of `hop` from `first` on; returns where to go on in the next turn
+    /// when the replies became too large for one.
+    fn execute_parcel(&mut self, hop: &mut Hop, first: usize, shard: &mut Shard) -> Option<usize> {
+        let Hop { commands, replies } = hop;
+        let mut next = first;
+        while let Some((heading, args)) = commands.get(next) {
+            if replies.bytes.len() >= HOP_REPLY_BYTES {
+                break;
+            }
             let version = heading.protocol;
             self.executor.execute_remote(
                 heading.database,
@@ -482,10 +529,10 @@ impl ShardThread {
             replies.bytes.extend_from_slice(self.scratch.as_bytes());
             replies.finish(heading.origin);
             self.scratch.clear();
-            executed += 1;
+            next += 1;
         }
-        count(&self.counters().forwarded_commands, executed);
-        count(&self.counters().commands, executed);
+        count(&self.counters().forwarded_commands, (next - first) as u64);
+        commands.get(next).is_some().then_some(next)
     }
 
     fn deliver_reply(&mut self, origin: Origin, reply: &[u8]) {
@@ -493,15 +540,15 @@ impl ShardThread {
         if connection.generation != origin.generation {
             return;
         }
-        connection.fill(origin.sequence, reply);
-        let in_order = connection.is_in_order();
-        if !connection.resume && (in_order || !connection.needs_several) {
-            if connection.needs_several {
+        connection.fill(origin, reply);
+        if connection.needs_several {
+            // Becomes true once, with the last reply awaited.
+            if connection.is_in_order() {
                 self.deferred.push_back(origin.slot);
-            } else {
-                connection.resume = true;
-                self.resume.push_back(origin.slot);
             }
+        } else if !connection.resume {
+            connection.resume = true;
+            self.resume.push_back(origin.slot);
         }
         self.touched.push(origin.slot);
     }
@@ -510,7 +557,10 @@ impl ShardThread {
 
     fn serve_ready(&mut self, slot: u32, readiness: &Readiness, shard: &mut Shard) {
         self.with_connection(slot, |thread, connection| {
-            if readiness.readable && connection.life == Life::Open && !connection.needs_several {
+            let waiting = connection.needs_several || connection.held_back || connection.again;
+            // What was read and not executed stays bounded: the socket can wait.
+            let ahead = connection.resume && connection.parser.pending_bytes() >= READ_AHEAD_BYTES;
+            if readiness.readable && connection.life == Life::Open && !waiting && !ahead {
                 let before = connection.parser.pending_bytes();
                 match connection.read() {
                     ReadOutcome::Bytes => {
@@ -536,9 +586,12 @@ impl ShardThread {
             if !matches!(connection.life, Life::Open | Life::HalfClosed)
                 || connection.needs_several
                 || connection.is_full()
-                || connection.output.len() >= pause_bytes
                 || connection.held_back
             {
+                return;
+            }
+            if connection.output.len() >= pause_bytes {
+                connection.backed_up = true;
                 return;
             }
             if std::mem::take(&mut connection.again) {
@@ -611,12 +664,16 @@ impl ShardThread {
         let database = connection.session.database();
         let origin = connection.keep_place();
         let heading = Heading { origin, database, protocol };
-        let taken = match &mut self.peers[owner] {
-            Some(peer) => peer.commands.push(heading, connection.parser.current()),
-            None => false,
-        };
+        let request = connection.parser.current();
+        let taken = self.peers[owner].as_mut().is_some_and(|peer| {
+            peer.collecting.commands.push(heading, request) || {
+                // Four gigabytes were collected already.
+                peer.close_collection();
+                peer.collecting.commands.push(heading, request)
+            }
+        });
         if !taken {
-            connection.fill(origin.sequence, b"-ERR request too large to forward\r\n");
+            connection.fill(origin, b"-ERR request too large to forward\r\n");
         }
     }
 
@@ -750,17 +807,20 @@ impl ShardThread {
             count(&counters.output_limit_disconnections, 1);
             connection.life = Life::Dead;
         }
-        let answered = connection.is_in_order() && after == 0 && !connection.needs_several;
-        if connection.life == Life::HalfClosed && answered && !connection.resume {
+        if connection.backed_up && after < pause_bytes {
+            connection.backed_up = false;
+            if !connection.resume {
+                connection.resume = true;
+                self.resume.push_back(slot);
+            }
+        }
+        let answered = connection.is_in_order() && after == 0 && !connection.has_request();
+        if connection.life == Life::HalfClosed && answered {
             connection.life = Life::Dead;
         }
         if connection.life == Life::Dead {
             self.remove(slot);
             return;
-        }
-        if before >= pause_bytes && after < pause_bytes && !connection.resume {
-            connection.resume = true;
-            self.resume.push_back(slot);
         }
         let interest = connection.wanted_interest(pause_bytes);
         if interest != connection.interest {
@@ -798,7 +858,7 @@ impl ShardThread {
                     if let Some(registered) = clients.get_mut(&connection.session.id()) {
                         registered.info = connection.session.snapshot();
                     }
-                } else if quiet_ms > 2000 {
+                } else if quiet_ms > 2000 && !connection.has_request() {
                     connection.parser.trim();
                 }
             }
@@ -808,6 +868,10 @@ impl ShardThread {
         }
         for slot in std::mem::take(&mut self.held_back) {
             self.with_connection(slot, |thread, connection| {
+                if !connection.held_back {
+                    // Another client's by now.
+                    return;
+                }
                 let plan = Plan::new(&connection.session, connection.parser.current());
                 if thread.is_paused(&connection.session, &plan) {
                     thread.held_back.push(slot);

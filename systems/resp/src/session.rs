@@ -232,20 +232,23 @@ impl Session {
     }
 
     /// To be called when the reply of a command has been appended behind the first `start` bytes
-    /// of `out`: drops it where the client switched replies off. [`crate::Executor::execute`] does
-    /// so itself; a node that appends a reply made at another shard calls it.
-    pub fn finish_reply(&mut self, out: &mut Output, start: usize) {
-        match self.replies {
-            Replies::On => {}
-            Replies::Off => out.truncate(start),
-            Replies::SkipNext => {
-                out.truncate(start);
-                self.replies = Replies::Skip;
-            }
-            Replies::Skip => {
-                out.truncate(start);
-                self.replies = Replies::On;
-            }
+    /// of `out`: drops it where the client switched replies off.
+    pub(crate) fn finish_reply(&mut self, out: &mut Output, start: usize) {
+        if !self.takes_reply() {
+            out.truncate(start);
         }
+    }
+
+    /// Whether the client wants the reply of the command that runs now. To be asked once per
+    /// command: CLIENT REPLY SKIP counts them. [`crate::Executor::execute`] does so itself; a node
+    /// asks when it sends a command to another shard.
+    pub fn takes_reply(&mut self) -> bool {
+        match self.replies {
+            Replies::On => return true,
+            Replies::Off => {}
+            Replies::SkipNext => self.replies = Replies::Skip,
+            Replies::Skip => self.replies = Replies::On,
+        }
+        false
     }
 }
