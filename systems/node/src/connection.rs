@@ -63,6 +63,8 @@ pub(crate) struct Connection {
     /// Requests wait in the parser because the peer reads too slowly.
     pub backed_up: bool,
     pub last_active_ms: u64,
+    /// What CLIENT LIST shows may have changed since it was published.
+    pub unpublished: bool,
     places: Places,
 }
 
@@ -90,6 +92,7 @@ impl Connection {
             again: false,
             backed_up: false,
             last_active_ms: now_ms,
+            unpublished: false,
             places: Places::default(),
         }
     }
@@ -108,6 +111,15 @@ impl Connection {
             },
             Err(Errno::AGAIN | Errno::INTR) => ReadOutcome::Empty,
             Err(_) => ReadOutcome::End,
+        }
+    }
+
+    /// Gives memory back that is not in use.
+    pub(crate) fn trim(&mut self) {
+        self.parser.trim();
+        self.places.trim();
+        if self.output.is_empty() {
+            self.output = Output::new(self.output.version());
         }
     }
 

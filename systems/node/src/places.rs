@@ -69,6 +69,12 @@ impl Places {
         }
     }
 
+    /// Gives memory back that is not in use.
+    pub(crate) fn trim(&mut self) {
+        self.spare = Vec::new();
+        self.waiting.shrink_to_fit();
+    }
+
     fn pop(&mut self) {
         self.waiting.pop_front();
         self.first += 1;

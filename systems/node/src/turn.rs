@@ -52,6 +52,8 @@ const READ_AHEAD_BYTES: usize = 16 << 10;
 const HOUSEKEEPING_NS: u64 = 100_000_000;
 /// Commands that write a snapshot while their client waits.
 const SAVING: [&str; 2] = ["save", "shutdown"];
+/// A connection quiet for so long gives memory back.
+const TIDY_MS: u64 = 2000;
 /// Bytes the collector may copy between two batches: some 100 us.
 const MAINTENANCE_BYTES: u64 = 256 << 10;
 
@@ -141,6 +143,10 @@ pub(crate) struct ShardThread {
     scratch: Output,
     now_ms: u64,
     housekeeping_ns: u64,
+    /// Something was read since other threads were last shown the clients.
+    unpublished: bool,
+    /// Connections hold memory that they may not need any more.
+    untidy: bool,
     maintenance: Maintenance,
     fabric_active_ns: u64,
     turns_since_look: u32,
@@ -182,6 +188,8 @@ impl ShardThread {
             scratch: Output::new(Version::Resp2),
             now_ms: 0,
             housekeeping_ns: 0,
+            unpublished: false,
+            untidy: false,
             maintenance: Maintenance::default(),
             fabric_active_ns: 0,
             turns_since_look: 0,
@@ -309,7 +317,10 @@ impl ShardThread {
         if self.shared.is_stopping() || !self.held_back.is_empty() || self.fabric.has_pending() {
             sooner(now_ns + HOUSEKEEPING_NS);
         }
-        if self.fabric.clients() > 0 {
+        if self.unpublished {
+            sooner(self.housekeeping_ns);
+        }
+        if self.untidy || self.fabric.clients() > 0 {
             sooner(now_ns + 1_000_000_000);
         }
         deadline.map(|at| Duration::from_nanos(at.saturating_sub(now_ns).max(1)))
@@ -567,6 +578,9 @@ impl ShardThread {
                         let read = connection.parser.pending_bytes().saturating_sub(before);
                         count(&thread.counters().input_bytes, read as u64);
                         connection.last_active_ms = thread.now_ms;
+                        connection.unpublished = true;
+                        thread.unpublished = true;
+                        thread.untidy = true;
                         thread.execute_ready(connection, shard);
                     }
                     ReadOutcome::Empty => {}
@@ -847,19 +861,25 @@ impl ShardThread {
         let mut idle = Vec::new();
         {
             let mut clients = lock(&self.shared.clients);
+            self.unpublished = false;
+            self.untidy = false;
             for connection in self.connections.iter_mut().flatten() {
                 let quiet_ms = now_ms.saturating_sub(connection.last_active_ms);
                 if timeout_ms != 0 && quiet_ms >= timeout_ms {
                     idle.push(connection.slot);
                 }
-                if quiet_ms <= 2 * HOUSEKEEPING_NS / 1_000_000 {
+                if connection.unpublished {
+                    connection.unpublished = false;
                     connection.session.info.active_us = connection.last_active_ms * 1000;
                     connection.session.info.output_bytes = connection.output.len();
                     if let Some(registered) = clients.get_mut(&connection.session.id()) {
                         registered.info = connection.session.snapshot();
                     }
-                } else if quiet_ms > 2000 && !connection.has_request() {
-                    connection.parser.trim();
+                }
+                if quiet_ms <= TIDY_MS {
+                    self.untidy = true;
+                } else if !connection.has_request() {
+                    connection.trim();
                 }
             }
         }

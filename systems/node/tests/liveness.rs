@@ -1,0 +1,198 @@
+//! Nothing sleeps through work, and nothing burns a core without work.
+
+#![allow(clippy::unwrap_used, reason = "a test ends at its first failure")]
+
+mod common;
+
+use std::time::Duration;
+
+use beeline_node::Node;
+use common::{Client, eventually, keys_of_shards, start, start_with};
+
+/// Turns of all loops in a quiet half second. A loop that spins makes tens of thousands.
+fn turns_while_quiet(node: &Node) -> u64 {
+    std::thread::sleep(Duration::from_millis(300));
+    let before = node.handle().stats().loops.turns;
+    std::thread::sleep(Duration::from_millis(500));
+    node.handle().stats().loops.turns - before
+}
+
+#[track_caller]
+fn assert_quiet(node: &Node, state: &str) {
+    let turns = turns_while_quiet(node);
+    assert!(turns < 100, "{turns} turns in half a second while {state}");
+}
+
+#[test]
+fn a_connection_dealt_while_its_shard_is_busy_is_served_without_further_news() {
+    // One shard, clients that keep it working, and connections that come in pairs: none waits for
+    // somebody else's news.
+    let node = start(1);
+    let address = node.redis_address().unwrap();
+    let threads: Vec<_> = (0..3)
+        .map(|_| {
+            std::thread::spawn(move || {
+                for _ in 0..400 {
+                    let mut client = Client::to(address);
+                    let mut second = Client::to(address);
+                    second.send("PING\r\n");
+                    client.send("PING\r\n");
+                    client.expect("+PONG\r\n");
+                    second.expect("+PONG\r\n");
+                }
+            })
+        })
+        .collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    eventually("closed connections are counted off", || {
+        node.handle().stats().connected_clients == 0
+    });
+    node.stop();
+}
+
+#[test]
+fn an_idle_node_sleeps_with_and_without_clients() {
+    for shards in [1, 3] {
+        let node = start(shards);
+        assert_quiet(&node, "nobody is connected");
+        let mut clients: Vec<Client> = (0..20).map(|_| Client::connect(&node)).collect();
+        for client in &mut clients {
+            assert_eq!(client.ask("SET k v"), "+OK");
+            assert_eq!(client.ask("DBSIZE"), ":1");
+        }
+        assert_quiet(&node, "clients are silent");
+        for client in &mut clients {
+            client.send("*2\r\n$3\r\nGET\r\n$100\r\nhalf a request");
+        }
+        assert_quiet(&node, "requests are half sent");
+        node.stop();
+    }
+}
+
+#[test]
+fn paused_clients_cost_nothing_and_lose_nothing() {
+    let node = start(2);
+    let keys = keys_of_shards(&node, "p");
+    let mut control = Client::connect(&node);
+    assert_eq!(control.ask("CLIENT PAUSE 3500 WRITE"), "+OK");
+    let mut writers: Vec<Client> = (0..4).map(|_| Client::connect(&node)).collect();
+    for (index, writer) in writers.iter_mut().enumerate() {
+        writer.send(&format!("GET absent\r\nSET {} {index}\r\nPING\r\n", keys[index % 2]));
+        writer.expect("$-1\r\n");
+    }
+    let mut half = Client::connect(&node);
+    half.send("SET half closed\r\n");
+    half.stream.shutdown(std::net::Shutdown::Write).unwrap();
+    // A held-back client that goes away, and another in its place.
+    let mut gone = Client::connect(&node);
+    gone.send("SET gone 1\r\n");
+    std::thread::sleep(Duration::from_millis(50));
+    drop(gone);
+    let mut follower = Client::connect(&node);
+    assert_eq!(follower.ask("PING"), "+PONG");
+    assert_quiet(&node, "requests are held back");
+    // Longer than the time after which quiet connections give memory back.
+    std::thread::sleep(Duration::from_millis(1700));
+    assert_eq!(control.ask(&format!("GET {}", keys[0])), "$-1");
+    for writer in &mut writers {
+        writer.expect("+OK\r\n+PONG\r\n");
+    }
+    assert_eq!(half.rest(), b"+OK\r\n");
+    assert_eq!(follower.ask("PING"), "+PONG");
+    node.stop();
+}
+
+#[test]
+fn clients_that_do_not_read_cost_nothing() {
+    for shards in [1, 2] {
+        let node = start_with(shards, |door| door.output_limit_bytes = 1 << 20);
+        let mut client = Client::connect(&node);
+        let value = "x".repeat(10_000);
+        assert_eq!(client.ask(&format!("SET big {value}")), "+OK");
+        let mut greedy = Client::connect(&node);
+        greedy.send(&"GET big\r\n".repeat(3000));
+        assert_quiet(&node, "a client does not read");
+        greedy.stream.shutdown(std::net::Shutdown::Write).unwrap();
+        assert_quiet(&node, "a half-closed client does not read");
+        let replies = greedy.rest();
+        assert_eq!(replies.len(), 3000 * (value.len() + "$10000\r\n\r\n".len()));
+        eventually("the half-closed client is gone", || {
+            node.handle().stats().connected_clients == 1
+        });
+        node.stop();
+    }
+}
+
+#[test]
+fn half_closed_and_closing_clients_cost_nothing() {
+    let node = start(2);
+    let mut control = Client::connect(&node);
+    assert_eq!(control.ask("CLIENT PAUSE 60000 WRITE"), "+OK");
+    let mut clients = Vec::new();
+    for _ in 0..5 {
+        // Held back, its end of file unread behind more requests.
+        let mut client = Client::connect(&node);
+        client.send("SET a 1\r\nGET a\r\n");
+        client.stream.shutdown(std::net::Shutdown::Write).unwrap();
+        clients.push(client);
+    }
+    assert_quiet(&node, "half-closed clients are held back");
+    assert_eq!(control.ask("CLIENT UNPAUSE"), "+OK");
+    for client in &mut clients {
+        assert_eq!(client.rest(), b"+OK\r\n$1\r\n1\r\n");
+    }
+    eventually("all but one are gone", || node.handle().stats().connected_clients == 1);
+    assert_quiet(&node, "all is done");
+    node.stop();
+}
+
+#[test]
+fn deleted_and_expired_keys_leave_a_quiet_node() {
+    let node = start(2);
+    let mut client = Client::connect(&node);
+    let value = "x".repeat(1000);
+    for _ in 0..3 {
+        let mut requests = String::new();
+        for key in 0..2000 {
+            requests += &format!("SET key{key} {value} PX 200\r\n");
+        }
+        client.send(&requests);
+        client.expect(&"+OK\r\n".repeat(2000));
+        std::thread::sleep(Duration::from_millis(250));
+    }
+    eventually("keys expire without being asked for", || client.ask("DBSIZE") == ":0");
+    eventually("upkeep comes to an end", || turns_while_quiet(&node) < 100);
+    node.stop();
+}
+
+#[test]
+fn a_client_that_connects_after_a_long_sleep_is_not_taken_for_idle() {
+    let node = start_with(1, |door| door.idle_timeout = Some(Duration::from_secs(1)));
+    let mut early = Client::connect(&node);
+    assert_eq!(early.ask("PING"), "+PONG");
+    eventually("an idle client is closed", || node.handle().stats().connected_clients == 0);
+    assert_eq!(early.rest(), b"");
+    std::thread::sleep(Duration::from_millis(2500));
+    let mut late = Client::connect(&node);
+    for _ in 0..5 {
+        std::thread::sleep(Duration::from_millis(150));
+        assert_eq!(late.ask("PING"), "+PONG");
+    }
+    node.stop();
+}
+
+#[test]
+fn names_given_in_a_row_show_up_in_other_shards_lists() {
+    let node = start(2);
+    let mut named = Client::connect(&node);
+    let mut lister = Client::connect(&node);
+    assert_eq!(named.ask("CLIENT SETINFO LIB-NAME lib"), "+OK");
+    assert_eq!(named.ask("SELECT 3"), "+OK");
+    assert_eq!(named.ask("CLIENT SETNAME somebody"), "+OK");
+    eventually("the other shard lists the name", || {
+        let list = lister.ask("CLIENT LIST");
+        list.contains("name=somebody") && list.contains("db=3")
+    });
+    assert_quiet(&node, "names are published");
+    node.stop();
+}

@@ -1,0 +1,172 @@
+//! Replies come in request order, once each, whatever hops, waits and modes are in between.
+
+#![allow(clippy::unwrap_used, reason = "a test ends at its first failure")]
+
+mod common;
+
+use common::{Client, keys_of_shards, start};
+
+#[test]
+fn client_reply_off_and_skip_hold_for_commands_of_other_shards_too() {
+    for shards in [1, 2, 3, 8] {
+        let node = start(shards);
+        let keys = keys_of_shards(&node, "k");
+        let mut client = Client::connect(&node);
+        for key in &keys {
+            client.send(&format!(
+                "CLIENT REPLY SKIP\r\nSET {key} 1\r\nINCR {key}\r\nCLIENT REPLY OFF\r\nINCR {key}\r\n\
+                 GET {key}\r\nPING\r\nMGET {key} other\r\nCLIENT REPLY ON\r\nINCR {key}\r\n"
+            ));
+            client.expect(":2\r\n+OK\r\n:4\r\n");
+        }
+        client.send("PING\r\n");
+        client.expect("+PONG\r\n");
+        node.stop();
+    }
+}
+
+#[test]
+fn commands_over_all_shards_anywhere_in_a_long_pipeline_neither_hang_nor_overtake() {
+    // The share of one turn is 256 requests: a command that waits for others stands at, before and
+    // after its end.
+    for shards in [2, 3, 8] {
+        let node = start(shards);
+        let keys = keys_of_shards(&node, "k");
+        for round in 0..60 {
+            let mut client = Client::connect(&node);
+            let (mut requests, mut wanted) = (String::new(), String::new());
+            let mut count = 0;
+            for at in 1..=1100 {
+                if at % 256 == (254 + round % 5) % 256 {
+                    requests += "DBSIZE\r\n";
+                    wanted += &format!(":{}\r\n", keys.len().min(count));
+                } else {
+                    requests += &format!("SET {} v{at}\r\n", keys[count % keys.len()]);
+                    wanted += "+OK\r\n";
+                    count += 1;
+                }
+            }
+            client.send("FLUSHALL\r\n");
+            client.expect("+OK\r\n");
+            client.send(&requests);
+            client.expect(&wanted);
+        }
+        node.stop();
+    }
+}
+
+#[test]
+fn many_clients_keep_exact_sums_and_their_own_order() {
+    const CLIENTS: usize = 8;
+    const ROUNDS: usize = 60;
+    for shards in [1, 2, 3, 8] {
+        let node = start(shards);
+        let keys = keys_of_shards(&node, "sum");
+        let address = node.redis_address().unwrap();
+        let threads: Vec<_> = (0..CLIENTS)
+            .map(|own| {
+                let keys = keys.clone();
+                std::thread::spawn(move || {
+                    let mut client = Client::to(address);
+                    let mut last = vec![0; keys.len()];
+                    for round in 0..ROUNDS {
+                        let mut requests = String::new();
+                        for key in &keys {
+                            requests += &format!("INCR {key}\r\nSET own{own}:{key} {round}\r\n");
+                            requests += &format!("GET own{own}:{key}\r\nGET {key}\r\n");
+                        }
+                        client.send(&requests);
+                        for seen in &mut last {
+                            let incremented: i64 = client.reply()[1..].parse().unwrap();
+                            assert!(incremented > *seen, "a counter went back");
+                            assert_eq!(client.reply(), "+OK");
+                            assert_eq!(client.reply(), round.to_string());
+                            let read: i64 = client.reply().parse().unwrap();
+                            assert!(read >= incremented, "a read went behind an own write");
+                            *seen = read;
+                        }
+                    }
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        let mut client = Client::connect(&node);
+        for key in &keys {
+            assert_eq!(client.ask(&format!("GET {key}")), (CLIENTS * ROUNDS).to_string());
+        }
+        node.stop();
+    }
+}
+
+#[test]
+fn a_value_acknowledged_to_one_client_is_read_by_the_next() {
+    // Two clients on different shards take turns on one register: reads never miss the write that
+    // was acknowledged before they began.
+    let node = start(3);
+    let keys = keys_of_shards(&node, "register");
+    let mut clients: Vec<Client> = (0..6).map(|_| Client::connect(&node)).collect();
+    for round in 0..300 {
+        let key = &keys[round % keys.len()];
+        let writer = round % clients.len();
+        assert_eq!(clients[writer].ask(&format!("SET {key} {round}")), "+OK");
+        for client in &mut clients {
+            assert_eq!(client.ask(&format!("GET {key}")), round.to_string());
+        }
+    }
+    node.stop();
+}
+
+#[test]
+fn watched_keys_of_any_shard_stop_exec_when_another_client_wins() {
+    const CLIENTS: usize = 6;
+    const ROUNDS: usize = 25;
+    for shards in [1, 2, 3] {
+        let node = start(shards);
+        let keys = keys_of_shards(&node, "w");
+        let (first, second) = (keys[0].clone(), keys[keys.len() - 1].clone());
+        let address = node.redis_address().unwrap();
+        let threads: Vec<_> = (0..CLIENTS)
+            .map(|_| {
+                let (first, second) = (first.clone(), format!("{second}b"));
+                std::thread::spawn(move || {
+                    let mut client = Client::to(address);
+                    for _ in 0..ROUNDS {
+                        loop {
+                            assert_eq!(client.ask(&format!("WATCH {first} {second}")), "+OK");
+                            let read = client.ask(&format!("GET {first}"));
+                            let value: i64 = read.parse().unwrap_or(0);
+                            let next = value + 1;
+                            client.send(&format!(
+                                "MULTI\r\nSET {first} {next}\r\nSET {second} {next}\r\nEXEC\r\n"
+                            ));
+                            assert_eq!(client.reply(), "+OK");
+                            assert_eq!(client.reply(), "+QUEUED");
+                            assert_eq!(client.reply(), "+QUEUED");
+                            if client.reply() == "[+OK,+OK]" {
+                                break;
+                            }
+                        }
+                    }
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        let mut client = Client::connect(&node);
+        let total = (CLIENTS * ROUNDS).to_string();
+        assert_eq!(client.ask(&format!("MGET {first} {second}b")), format!("[{total},{total}]"));
+        node.stop();
+    }
+}
+
+#[test]
+fn commands_count_once_wherever_they_ran() {
+    let node = start(3);
+    let keys = keys_of_shards(&node, "c");
+    let mut client = Client::connect(&node);
+    for key in &keys {
+        assert_eq!(client.ask(&format!("SET {key} 1")), "+OK");
+    }
+    let stats = node.handle().stats().loops;
+    assert_eq!((stats.commands, stats.forwarded_commands), (3, 2));
+    node.stop();
+}
