@@ -44,7 +44,8 @@ pub struct RedisDoor {
     /// A connection silent for this long is closed; `None` never. Default none, as Redis.
     pub idle_timeout: Option<Duration>,
     /// Replies a client has not read yet, bytes. At an eighth of it the node stops reading that
-    /// client's requests; beyond it (one huge reply) the connection is closed. Default 256 MiB.
+    /// client's requests; one reply beyond it becomes an error. 0: no limit; at least 64 KiB.
+    /// Default 256 MiB.
     pub output_limit_bytes: usize,
 }
 

@@ -16,7 +16,9 @@ use crate::parcel::Origin;
 use crate::places::Places;
 
 /// Forwarded commands of one connection without a reply; more wait unparsed.
-pub(crate) const MAX_PLACES: usize = 4096;
+const MAX_PLACES: usize = 1024;
+/// Forwarded commands before anything is known of the size of their replies.
+const FIRST_PLACES: usize = 16;
 
 /// How a read of the socket ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +68,9 @@ pub(crate) struct Connection {
     /// What CLIENT LIST shows may have changed since it was published.
     pub unpublished: bool,
     places: Places,
+    /// What a reply of another shard may take, bytes: the largest recent one; `None` before the
+    /// first.
+    reply_bytes: Option<usize>,
 }
 
 impl Connection {
@@ -94,6 +99,7 @@ impl Connection {
             last_active_ms: now_ms,
             unpublished: false,
             places: Places::default(),
+            reply_bytes: None,
         }
     }
 
@@ -152,9 +158,18 @@ impl Connection {
         self.resume || self.needs_several || self.held_back || self.again || self.backed_up
     }
 
-    /// True when another forwarded command must wait.
-    pub(crate) fn is_full(&self) -> bool {
-        self.places.len() >= MAX_PLACES
+    /// True when no more may be executed until replies leave. What other shards still owe counts
+    /// as if it were here, so that a client that asks for much more than it reads is held back at
+    /// the same point wherever its keys are.
+    pub(crate) fn is_full(&self, pause_bytes: usize) -> bool {
+        let reply_bytes = self.reply_bytes.unwrap_or(pause_bytes / FIRST_PLACES);
+        let expected = self.places.unfilled().saturating_mul(reply_bytes);
+        self.places.len() >= MAX_PLACES || self.owed_bytes().saturating_add(expected) >= pause_bytes
+    }
+
+    /// Bytes of replies that wait for the peer to read, or for earlier replies.
+    pub(crate) fn owed_bytes(&self) -> usize {
+        self.output.len() + self.places.bytes()
     }
 
     /// Keeps a place for the reply of a command about to be forwarded.
@@ -175,14 +190,15 @@ impl Connection {
     /// Fills the place kept as `origin` and moves on what is now in order.
     pub(crate) fn fill(&mut self, origin: Origin, reply: &[u8]) {
         let reply = if origin.silent { &[] } else { reply };
+        let recent = self.reply_bytes.unwrap_or(0);
+        self.reply_bytes = Some(reply.len().max(recent - recent / 8));
         self.places.fill(origin.sequence, reply, &mut self.output);
     }
 
     /// What the poller should watch for, given how much the peer has not read.
     pub(crate) fn wanted_interest(&self, output_pause_bytes: usize) -> Interest {
         let readable = self.life == Life::Open
-            && self.output.len() < output_pause_bytes
-            && !self.is_full()
+            && !self.is_full(output_pause_bytes)
             && !self.needs_several
             && !self.held_back;
         Interest { readable, writable: !self.output.is_empty() }

@@ -18,6 +18,10 @@ pub(crate) struct Places {
     waiting: VecDeque<Option<Vec<u8>>>,
     /// Sequence of the front of `waiting`.
     first: u64,
+    /// Places not filled yet.
+    unfilled: usize,
+    /// Bytes of replies that wait for earlier ones.
+    bytes: usize,
     spare: Vec<Vec<u8>>,
 }
 
@@ -32,9 +36,20 @@ impl Places {
         self.waiting.is_empty()
     }
 
+    /// Replies awaited.
+    pub(crate) fn unfilled(&self) -> usize {
+        self.unfilled
+    }
+
+    /// Bytes of replies that wait for earlier ones.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// Keeps a place; returns the sequence to [`Places::fill`] it by.
     pub(crate) fn keep(&mut self) -> u64 {
         self.waiting.push_back(None);
+        self.unfilled += 1;
         self.first + self.waiting.len() as u64 - 1
     }
 
@@ -45,15 +60,19 @@ impl Places {
         } else {
             let filled = self.filled(reply);
             self.waiting.push_back(Some(filled));
+            self.bytes += reply.len();
         }
     }
 
     /// Fills a place and moves what is now in order to `output`.
     pub(crate) fn fill(&mut self, sequence: u64, reply: &[u8], output: &mut Output) {
         let index = usize::try_from(sequence.wrapping_sub(self.first)).unwrap_or(usize::MAX);
-        assert!(index < self.waiting.len(), "a reply answers a place that was kept");
+        let kept = self.waiting.get(index).is_some_and(Option::is_none);
+        assert!(kept, "a reply answers a place that was kept, once");
+        self.unfilled -= 1;
         if index > 0 {
             self.waiting[index] = Some(self.filled(reply));
+            self.bytes += reply.len();
             return;
         }
         output.raw(reply);
@@ -61,6 +80,7 @@ impl Places {
         while let Some(Some(front)) = self.waiting.front_mut() {
             let mut front = std::mem::take(front);
             self.pop();
+            self.bytes -= front.len();
             output.raw(&front);
             front.clear();
             if self.spare.len() < SPARE && front.capacity() <= SPARE_BYTES {
@@ -102,9 +122,11 @@ mod tests {
         assert_eq!(output.as_bytes(), b"a");
         places.fill(second, b"d", &mut output);
         assert_eq!(output.as_bytes(), b"a");
+        assert_eq!((places.unfilled(), places.bytes()), (1, 3));
         places.fill(first, b"b", &mut output);
         assert_eq!(output.as_bytes(), b"abcde");
         assert!(places.is_empty());
+        assert_eq!((places.unfilled(), places.bytes()), (0, 0));
         places.append(b"f", &mut output);
         assert_eq!(output.as_bytes(), b"abcdef");
         assert_eq!(places.keep(), second + 2);

@@ -155,7 +155,10 @@ impl Shared {
             ("bind", address.map(|address| address.ip().to_string()).unwrap_or_default()),
             (
                 "client-output-buffer-limit",
-                format!("normal {} 0 0", settings.output_limit_bytes.load(Ordering::Relaxed)),
+                match settings.output_limit_bytes.load(Ordering::Relaxed) {
+                    usize::MAX => "normal 0 0 0".into(),
+                    bytes => format!("normal {bytes} 0 0"),
+                },
             ),
             (
                 "client-query-buffer-limit",
@@ -240,10 +243,15 @@ impl Change {
             "client-output-buffer-limit" => {
                 let mut words = value.split_whitespace();
                 match (words.next(), words.next().and_then(parse_memory)) {
-                    (Some("normal"), Some(bytes)) => {
+                    (Some("normal"), Some(bytes)) if bytes == 0 || bytes >= 64 << 10 => {
                         Self::OutputLimit(usize::try_from(bytes).unwrap_or(usize::MAX))
                     }
-                    _ => return Err(invalid("argument must be 'normal <hard limit> 0 0'")),
+                    _ => {
+                        return Err(invalid(
+                            "argument must be 'normal <hard limit> 0 0', the limit 0 (none) or at \
+                             least 64kb",
+                        ));
+                    }
                 }
             }
             // There is no schedule to switch off.
@@ -337,7 +345,7 @@ impl Server for Shared {
     }
 
     fn config_rewrite(&self) -> Result<(), String> {
-        Err("ERR The server is running without a config file".into())
+        Err("The server is running without a config file".into())
     }
 
     fn reset_statistics(&self) {
@@ -392,7 +400,7 @@ impl Server for Shared {
             && let Err(error) = self.snapshots.save(self)
             && !request.force
         {
-            return Err(format!("ERR Errors trying to SHUTDOWN: {error}. Check logs."));
+            return Err(format!("Errors trying to SHUTDOWN: {error}. Check logs."));
         }
         self.shutdown_requested.wake();
         Ok(())

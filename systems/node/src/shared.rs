@@ -96,7 +96,9 @@ impl Settings {
                 door.and_then(|door| door.idle_timeout).map_or(0, |timeout| timeout.as_secs()),
             ),
             output_limit_bytes: AtomicUsize::new(
-                door.map_or(usize::MAX, |door| door.output_limit_bytes),
+                door.map(|door| door.output_limit_bytes)
+                    .filter(|&limit| limit != 0)
+                    .map_or(usize::MAX, |limit| limit.max(64 << 10)),
             ),
             bulk_limit_bytes: AtomicU64::new(value_limit.min(u64::from(limits.bulk_bytes))),
             query_limit_bytes: AtomicU64::new(u64::from(limits.query_buffer_bytes)),

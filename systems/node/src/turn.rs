@@ -52,6 +52,9 @@ const READ_AHEAD_BYTES: usize = 16 << 10;
 const HOUSEKEEPING_NS: u64 = 100_000_000;
 /// Commands that write a snapshot while their client waits.
 const SAVING: [&str; 2] = ["save", "shutdown"];
+/// The reply in place of one that passed the limit on unread replies.
+const TOO_LARGE: &[u8] = b"ERR the command ran, but its reply passes the limit \
+    client-output-buffer-limit: ask for less at once, or raise it";
 /// A connection quiet for so long gives memory back.
 const TIDY_MS: u64 = 2000;
 /// Bytes the collector may copy between two batches: some 100 us.
@@ -120,6 +123,14 @@ impl Peer {
     }
 }
 
+/// Replaces a reply that begins at `start` and passed the limit by an error.
+fn bound(output: &mut Output, start: usize) {
+    if output.is_over_limit() {
+        output.truncate(start);
+        output.error(TOO_LARGE);
+    }
+}
+
 /// One shard's thread.
 pub(crate) struct ShardThread {
     index: usize,
@@ -141,6 +152,8 @@ pub(crate) struct ShardThread {
     held_back: Vec<u32>,
     executor: Executor,
     scratch: Output,
+    /// The setting, as of the beginning of the turn.
+    output_limit_bytes: usize,
     now_ms: u64,
     housekeeping_ns: u64,
     /// Something was read since other threads were last shown the clients.
@@ -186,6 +199,7 @@ impl ShardThread {
             held_back: Vec::new(),
             executor: Executor::new(),
             scratch: Output::new(Version::Resp2),
+            output_limit_bytes: usize::MAX,
             now_ms: 0,
             housekeeping_ns: 0,
             unpublished: false,
@@ -212,6 +226,8 @@ impl ShardThread {
                 break;
             }
             count(&self.counters().turns, 1);
+            let limit = shared.settings.output_limit_bytes.load(Ordering::Relaxed);
+            self.output_limit_bytes = limit;
             self.step_back();
             let mut shard = lock(&shared.shards[self.index]);
             let committed = self.serve(&mut shard, &news, now_ns);
@@ -524,6 +540,7 @@ impl ShardThread {
     fn execute_parcel(&mut self, hop: &mut Hop, first: usize, shard: &mut Shard) -> Option<usize> {
         let Hop { commands, replies } = hop;
         let mut next = first;
+        self.scratch.set_limit(self.output_limit_bytes);
         while let Some((heading, args)) = commands.get(next) {
             if replies.bytes.len() >= HOP_REPLY_BYTES {
                 break;
@@ -537,6 +554,7 @@ impl ShardThread {
                 &mut self.scratch,
                 self.shared.as_ref(),
             );
+            bound(&mut self.scratch, 0);
             replies.bytes.extend_from_slice(self.scratch.as_bytes());
             replies.finish(heading.origin);
             self.scratch.clear();
@@ -599,12 +617,12 @@ impl ShardThread {
         for _ in 0..REQUESTS_PER_TURN {
             if !matches!(connection.life, Life::Open | Life::HalfClosed)
                 || connection.needs_several
-                || connection.is_full()
                 || connection.held_back
             {
                 return;
             }
-            if connection.output.len() >= pause_bytes {
+            if connection.is_full(pause_bytes) {
+                // Goes on when a reply arrives, or when the peer has read enough.
                 connection.backed_up = true;
                 return;
             }
@@ -656,9 +674,12 @@ impl ShardThread {
             }
             Route::Here | Route::Shard(_) => {
                 let output = if in_order { output } else { &mut self.scratch };
+                let before = output.len();
+                output.set_limit(self.output_limit_bytes);
                 let mut keyspace = Keyspace::single(shard);
                 let shared = self.shared.as_ref();
                 let after = self.executor.execute(session, plan, &mut keyspace, output, shared);
+                bound(output, before);
                 self.settle(connection, after, in_order);
             }
         }
@@ -718,8 +739,9 @@ impl ShardThread {
         }
     }
 
+    /// Unread replies at which a client's requests wait.
     fn output_pause_bytes(&self) -> usize {
-        self.shared.settings.output_limit_bytes.load(Ordering::Relaxed) / 8
+        self.output_limit_bytes / 8
     }
 
     // ---- commands over several shards, without the own lock ----
@@ -760,7 +782,9 @@ impl ShardThread {
         if saves {
             shared.snapshots.prepare(&mut keyspace);
         }
+        output.set_limit(self.output_limit_bytes);
         let after = self.executor.execute(session, plan, &mut keyspace, output, shared);
+        bound(output, before);
         if saves {
             shared.snapshots.discard_prepared();
         }
@@ -817,11 +841,18 @@ impl ShardThread {
         let after = connection.output.len();
         let counters = &self.shared.counters[self.index];
         count(&counters.output_bytes, before.saturating_sub(after) as u64);
-        if after > pause_bytes.saturating_mul(8) {
+        if connection.owed_bytes() > self.output_limit_bytes {
             count(&counters.output_limit_disconnections, 1);
+            tracing::warn!(
+                client = connection.session.id(),
+                address = connection.session.info.address,
+                unread_bytes = connection.owed_bytes(),
+                limit_bytes = self.output_limit_bytes,
+                "closing a client that does not read its replies (client-output-buffer-limit)"
+            );
             connection.life = Life::Dead;
         }
-        if connection.backed_up && after < pause_bytes {
+        if connection.backed_up && !connection.is_full(pause_bytes) {
             connection.backed_up = false;
             if !connection.resume {
                 connection.resume = true;

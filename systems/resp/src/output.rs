@@ -34,13 +34,16 @@ pub struct Output {
     /// Bytes at the front that were sent. Lengths and positions of callers count from here.
     sent: usize,
     version: Version,
+    /// Strings are left out beyond so many bytes; 0: never.
+    limit: usize,
+    over_limit: bool,
 }
 
 impl Output {
     /// An empty buffer that speaks `version`.
     #[must_use]
     pub const fn new(version: Version) -> Self {
-        Self { bytes: Vec::new(), sent: 0, version }
+        Self { bytes: Vec::new(), sent: 0, version, limit: 0, over_limit: false }
     }
 
     /// The dialect of what is written from now on.
@@ -78,9 +81,23 @@ impl Output {
         self.bytes.capacity()
     }
 
+    /// Bounds what one huge reply may take: a string that begins beyond `bytes` is left out, and
+    /// [`Output::is_over_limit`] says so. 0: no bound.
+    pub fn set_limit(&mut self, bytes: usize) {
+        self.limit = bytes;
+    }
+
+    /// Whether a string was left out. What is here is no reply then: take it back.
+    #[inline]
+    #[must_use]
+    pub fn is_over_limit(&self) -> bool {
+        self.over_limit
+    }
+
     /// Takes back everything beyond `length` bytes.
     pub fn truncate(&mut self, length: usize) {
         self.bytes.truncate(self.sent + length);
+        self.over_limit = false;
     }
 
     /// Forgets everything; memory above 64 KiB is given back.
@@ -167,6 +184,10 @@ impl Output {
     /// A string of any bytes.
     #[inline]
     pub fn bulk(&mut self, value: &[u8]) {
+        if self.limit != 0 && self.len() > self.limit {
+            self.over_limit = true;
+            return;
+        }
         self.bytes.reserve(value.len() + 32);
         self.header(b'$', value.len() as i64);
         self.bytes.extend_from_slice(value);

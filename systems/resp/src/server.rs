@@ -157,7 +157,7 @@ pub trait Server {
 
     /// Writes the configuration to the file it was read from.
     ///
-    /// Errors: the text of the reply.
+    /// Errors: the text of the reply, behind its code `ERR`.
     fn config_rewrite(&self) -> Result<(), String>;
 
     /// Sets the counters shown by INFO to zero.
@@ -192,7 +192,7 @@ pub trait Server {
 
     /// Begins to stop the node; replies already owed may still be sent.
     ///
-    /// Errors: the text of the reply; the node goes on.
+    /// Errors: the text of the reply, behind its code `ERR`; the node goes on.
     fn shutdown(&self, request: Shutdown) -> Result<(), String>;
 
     /// Calls off a shutdown that has not finished. `false`: there is none.

@@ -121,6 +121,12 @@ impl Client {
         }
     }
 
+    /// Whether the node answers `+PONG`; it may close or refuse instead.
+    pub fn rest_or_pong(&mut self) -> bool {
+        let mut bytes = [0; 7];
+        self.stream.read_exact(&mut bytes).is_ok() && bytes == *b"+PONG\r\n"
+    }
+
     /// Everything until the node closes.
     pub fn rest(&mut self) -> Vec<u8> {
         let mut rest = self.received[self.at..].to_vec();
