@@ -61,6 +61,7 @@ const TIDY_MS: u64 = 2000;
 const MAINTENANCE_BYTES: u64 = 256 << 10;
 
 /// The ways to and from another shard.
+#[allow(clippy::vec_box, reason = "parcels travel boxed: a mailbox slot is a pointer")]
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub sender: Sender<Parcel>,
