@@ -134,26 +134,28 @@ mod tests {
         Cli::command().debug_assert();
     }
 
-    /// Command lines of `beeline` in the fenced blocks of a page, without a comment behind them.
+    /// Command lines of `beeline` in the fenced blocks of a page, without a comment behind them. In
+    /// a `console` block they follow a prompt, and other lines are output.
     fn commands(page: &str) -> Vec<Vec<String>> {
-        page.split("```")
-            .skip(1)
-            .step_by(2)
-            .flat_map(str::lines)
-            .filter_map(|line| {
-                let line = line.trim().trim_start_matches("$ ");
+        let mut found = Vec::new();
+        for block in page.split("```").skip(1).step_by(2) {
+            let console = block.starts_with("console");
+            for line in block.lines() {
+                let line = line.trim();
+                let Some(line) = line.strip_prefix("$ ").or((!console).then_some(line)) else {
+                    continue;
+                };
                 let rest = line
                     .strip_prefix("beeline ")
-                    .or_else(|| line.strip_prefix("cargo run --release -- "))?;
-                let rest = rest.split(" #").next().unwrap_or(rest);
-                Some(
-                    std::iter::once("beeline")
-                        .chain(rest.split_whitespace())
-                        .map(str::to_owned)
-                        .collect(),
-                )
-            })
-            .collect()
+                    .or_else(|| line.strip_prefix("cargo run --release -- "));
+                if let Some(rest) = rest {
+                    let rest = rest.split(" #").next().unwrap_or(rest);
+                    let words = std::iter::once("beeline").chain(rest.split_whitespace());
+                    found.push(words.map(|word| word.trim_matches('\'').to_owned()).collect());
+                }
+            }
+        }
+        found
     }
 
     #[test]

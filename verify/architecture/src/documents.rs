@@ -74,13 +74,16 @@ pub fn missing_paths(root: &Path, documents: &[SourceFile]) -> Vec<String> {
 #[must_use]
 pub fn commands(text: &str) -> Vec<String> {
     let mut found = Vec::new();
-    let mut inside = false;
+    let (mut inside, mut console) = (false, false);
     for line in text.lines() {
         if let Some(kind) = line.trim_start().strip_prefix("```") {
-            inside = !inside && (kind.starts_with("sh") || kind.starts_with("console"));
+            console = kind.starts_with("console");
+            inside = !inside && (kind.starts_with("sh") || console);
             continue;
         }
-        let line = line.trim().trim_start_matches("$ ");
+        // In a console block, lines without a prompt are output.
+        let line = line.trim();
+        let Some(line) = line.strip_prefix("$ ").or((!console).then_some(line)) else { continue };
         if inside && (line.starts_with("cargo ") || line.starts_with("beeline ")) {
             let command = line.split(" #").next().unwrap_or(line);
             found.push(command.trim_end().to_owned());

@@ -18,8 +18,14 @@ fn the_harmless_commands_of_the_documents_run() {
     let mut run = 0;
     for page in pages.iter().filter(|page| page.extension().is_some_and(|e| e == "md")) {
         let text = std::fs::read_to_string(page).unwrap();
-        for line in text.split("```").skip(1).step_by(2).flat_map(str::lines) {
-            let line = line.trim().trim_start_matches("$ ").split(" #").next().unwrap_or_default();
+        let lines = text.split("```").skip(1).step_by(2).flat_map(|block| {
+            let console = block.starts_with("console");
+            block.lines().filter_map(move |line| {
+                line.trim().strip_prefix("$ ").or((!console).then_some(line.trim()))
+            })
+        });
+        for line in lines {
+            let line = line.split(" #").next().unwrap_or_default();
             let rest = line
                 .strip_prefix("beeline ")
                 .or_else(|| line.strip_prefix("cargo run --release -- "));
