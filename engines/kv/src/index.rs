@@ -123,6 +123,18 @@ impl Slot {
     }
 }
 
+/// Asks the processor for a line that is about to be used.
+#[inline]
+pub(crate) fn prefetch<T>(place: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch is a hint: it reads nothing architecturally and cannot fault.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(place.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = place;
+}
+
 /// Names a slot until the next insertion or removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SlotId {
@@ -258,6 +270,21 @@ impl Index {
     }
 
     /// Asks the processor for the line where `hash` starts probing.
+    #[inline]
+    pub fn prefetch(&self, hash: u64) {
+        let page = &self.pages[self.directory[self.directory_slot(hash)] as usize];
+        prefetch(&page.slots[page.home(hash)]);
+    }
+
+    /// What the first slot with this hash points at, for a prefetch: likely the key's entry.
+    #[inline]
+    pub fn guess(&self, hash: u64) -> Option<Location> {
+        let page = &self.pages[self.directory[self.directory_slot(hash)] as usize];
+        let slot = &page.slots[page.home(hash)];
+        (slot.hash == hash && slot.location.is_readable()).then_some(slot.location)
+    }
+
+    /// The slot behind a name.
     #[inline]
     pub fn slot(&self, id: SlotId) -> &Slot {
         &self.pages[id.page as usize].slots[id.slot as usize]

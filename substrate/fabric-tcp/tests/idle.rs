@@ -46,11 +46,11 @@ fn library_threads_of_idle_connections_stay_asleep() {
     near.1.arm().unwrap();
     // Long enough for both to come to rest, however loaded the machine.
     let mut before = library_sleeps();
-    assert_eq!(before.1, 2, "two library threads");
     for _ in 0..50 {
         std::thread::sleep(Duration::from_millis(200));
         let after = library_sleeps();
-        if after == before {
+        // A thread names itself once it runs: until both have, there is nothing to compare.
+        if after.1 == 2 && after == before {
             return;
         }
         before = after;

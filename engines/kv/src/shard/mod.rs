@@ -12,10 +12,11 @@ mod upkeep;
 
 use std::sync::Arc;
 
+use beeline_os::MemoryObject as _;
 use beeline_pmem::Persister;
 
 use crate::entry::{self, EXPIRES, HEADER_BYTES, Header, KEY_LIMIT, TOMBSTONE};
-use crate::index::{Index, Location, Slot, SlotId};
+use crate::index::{Index, Location, Slot, SlotId, prefetch};
 use crate::random::Xorshift;
 use crate::segments::{SegmentCache, SegmentState};
 use crate::stats::{self, ShardCounters, ShardStats};
@@ -152,6 +153,24 @@ impl Shard {
         })
     }
 
+    /// Asks the processor for the index line of a key that is about to be used.
+    #[inline]
+    pub(crate) fn prefetch(&self, database: u8, hash: u64) {
+        if let Some(Some(index)) = self.databases.get(usize::from(database)) {
+            index.prefetch(hash);
+        }
+    }
+
+    /// Asks for the entry's line, once its index line is likely there.
+    #[inline]
+    fn prefetch_entry(&mut self, database: u8, hash: u64) {
+        let Some(index) = self.databases[database as usize].as_deref() else { return };
+        if let Some(location) = index.guess(hash) {
+            let state = self.cache.get(&self.store.table, location.segment());
+            prefetch(state.segment.base().as_ptr().wrapping_add(location.offset() as usize));
+        }
+    }
+
     /// The newest live entry of a key. A key found expired is deleted on the way.
     ///
     /// Errors: [`KvError::Database`]; failures to store the deletion are not reported: the key is
@@ -273,8 +292,11 @@ impl Shard {
         options: PutOptions,
     ) -> Result<Version, KvError> {
         let hash = self.store.hash_key(database, key);
+        // The old entry's lines arrive while the new one is being written.
+        self.prefetch(database, hash);
         let length = value.iter().map(|part| part.len()).sum();
         self.admit(database, key, length)?;
+        self.prefetch_entry(database, hash);
         let appended = self.append_put(database, key, value, options)?;
         self.install_moves();
         self.install(database, hash, key, &appended);
