@@ -8,7 +8,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use beeline_os::poller::{Interest, Poller, Waker};
 
@@ -17,6 +17,8 @@ const STOP: u64 = 1;
 
 /// Pause after `accept` failed for want of descriptors or memory.
 const BACK_OFF: Duration = Duration::from_millis(50);
+/// Pause between two complaints about it.
+const WARN_EVERY: Duration = Duration::from_secs(5);
 
 /// A running acceptor; stops when dropped.
 #[derive(Debug)]
@@ -44,11 +46,12 @@ impl Acceptor {
         poller.add(stop.as_ref(), STOP, Interest::READ)?;
         let thread_stopping = Arc::clone(&stopping);
         let thread = std::thread::Builder::new().name("accept".into()).spawn(move || {
+            let mut warned = None;
             loop {
                 if poller.wait(None).is_err() || thread_stopping.load(Ordering::Acquire) {
                     return;
                 }
-                accept_all(&listener, &mut deal);
+                accept_all(&listener, &mut deal, &mut warned);
             }
         })?;
         Ok(Self { address, stop, stopping, thread: Some(thread) })
@@ -82,7 +85,11 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     Ok(TcpListener::from(socket))
 }
 
-fn accept_all(listener: &TcpListener, deal: &mut impl FnMut(TcpStream)) {
+fn accept_all(
+    listener: &TcpListener,
+    deal: &mut impl FnMut(TcpStream),
+    warned: &mut Option<Instant>,
+) {
     loop {
         match listener.accept() {
             Ok((stream, _)) => deal(stream),
@@ -90,7 +97,14 @@ fn accept_all(listener: &TcpListener, deal: &mut impl FnMut(TcpStream)) {
             Err(error) => match rustix::io::Errno::from_io_error(&error) {
                 Some(rustix::io::Errno::CONNABORTED | rustix::io::Errno::INTR) => {}
                 _ => {
-                    tracing::warn!(%error, "cannot accept connections; raise the limit on open files");
+                    if warned.is_none_or(|at| at.elapsed() >= WARN_EVERY) {
+                        *warned = Some(Instant::now());
+                        tracing::warn!(
+                            %error,
+                            "cannot accept connections, clients wait; raise the limit on open \
+                             files (ulimit -n, LimitNOFILE=) or lower maxclients"
+                        );
+                    }
                     std::thread::sleep(BACK_OFF);
                     return;
                 }

@@ -12,11 +12,13 @@ use beeline_kv_server::{ServerOptions, ShardServer};
 use beeline_os::poller::{Interest, Poller};
 
 use crate::fabric_door::{FabricAccepted, FabricIncoming};
-use crate::turn::FABRIC;
+use crate::turn::{FABRIC, WAKER};
 
 struct Served {
     device: Arc<dyn Device>,
     server: ShardServer,
+    /// Its completion queue's name in the poller.
+    token: u64,
     failed: bool,
 }
 
@@ -24,13 +26,14 @@ struct Served {
 pub(crate) struct FabricServers {
     shard: usize,
     served: Vec<Served>,
+    next_token: u64,
     /// Events were asked for, and nothing came since.
     armed: bool,
 }
 
 impl FabricServers {
     pub(crate) fn new(shard: usize) -> Self {
-        Self { shard, served: Vec::new(), armed: false }
+        Self { shard, served: Vec::new(), next_token: FABRIC, armed: false }
     }
 
     /// Serves a client, or tells it why not.
@@ -64,11 +67,16 @@ impl FabricServers {
                 let options = ServerOptions::default();
                 let server = ShardServer::new(Arc::clone(device), store, shard, options)
                     .map_err(|error| error.to_string())?;
-                let token = FABRIC + self.served.len() as u64;
+                let token = self.next_token;
+                if token == WAKER {
+                    return Err("too many completion queues failed; restart the node".into());
+                }
                 poller
                     .add(server.event_descriptor(), token, Interest::READ)
                     .map_err(|error| error.to_string())?;
-                self.served.push(Served { device: Arc::clone(device), server, failed: false });
+                self.next_token += 1;
+                let device = Arc::clone(device);
+                self.served.push(Served { device, server, token, failed: false });
                 self.served.len() - 1
             }
         };
@@ -76,16 +84,20 @@ impl FabricServers {
     }
 
     /// Executes what arrived; how many requests.
-    pub(crate) fn poll(&mut self, shard: &mut Shard) -> usize {
+    pub(crate) fn poll(&mut self, shard: &mut Shard, poller: &Poller) -> usize {
         let mut handled = 0;
         for served in &mut self.served {
             match served.server.poll(shard) {
                 Ok(count) => handled += count,
                 Err(error) => {
                     tracing::error!(%error, shard = self.shard, "a completion queue failed");
-                    served.server.shut_down(shard);
                     served.failed = true;
                 }
+            }
+            if served.failed {
+                served.server.shut_down(shard);
+                // Closing would not do: a peer may hold the descriptor open.
+                let _ = poller.remove(served.server.event_descriptor());
             }
         }
         self.served.retain(|served| !served.failed);
@@ -116,7 +128,13 @@ impl FabricServers {
         if self.armed || self.served.is_empty() {
             return true;
         }
-        self.armed = self.served.iter().all(|served| served.server.arm().is_ok());
+        for served in &mut self.served {
+            if let Err(error) = served.server.arm() {
+                tracing::error!(%error, shard = self.shard, "a completion queue cannot be armed");
+                served.failed = true;
+            }
+        }
+        self.armed = true;
         false
     }
 
@@ -128,8 +146,7 @@ impl FabricServers {
     /// Clears the event behind a poller token.
     pub(crate) fn acknowledge(&mut self, token: u64) {
         self.armed = false;
-        let index = usize::try_from(token - FABRIC).unwrap_or(usize::MAX);
-        if let Some(served) = self.served.get(index)
+        if let Some(served) = self.served.iter().find(|served| served.token == token)
             && let Err(error) = served.server.acknowledge()
         {
             tracing::error!(%error, shard = self.shard, "cannot clear a fabric event");

@@ -92,6 +92,7 @@ impl Node {
             connected: AtomicUsize::new(0),
             next_client: AtomicU64::new(1),
             pause: Default::default(),
+            forgotten: Mutex::default(),
             snapshots: Snapshots::new(&config.data_directory, clock.unix_ms() / 1000),
             stopping: AtomicBool::new(false),
             shutdown_requested,
@@ -136,6 +137,7 @@ impl Node {
                 {
                     tracing::warn!(%error, core, "cannot pin a shard");
                 }
+                let _watch = Watch { shared: Arc::clone(&shared), index };
                 match ShardThread::new(Parts { index, shared, deliveries, peers, spin }) {
                     Ok(thread) => thread.run(),
                     Err(error) => tracing::error!(%error, shard = index, "a shard cannot run"),
@@ -202,6 +204,23 @@ impl Node {
 impl Drop for Node {
     fn drop(&mut self) {
         self.stop_threads();
+    }
+}
+
+/// Stops the node when the thread that holds it panics: nobody else could serve its keys, and
+/// what it held may be half changed.
+struct Watch {
+    shared: Arc<Shared>,
+    index: usize,
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.shared.doors[self.index].owing.store(false, Ordering::Relaxed);
+        if std::thread::panicking() {
+            tracing::error!(shard = self.index, "a shard's thread panicked; the node must stop");
+            self.shared.shutdown_requested.wake();
+        }
     }
 }
 

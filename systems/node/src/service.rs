@@ -92,8 +92,10 @@ impl Shared {
     }
 
     fn info_stats(&self, out: &mut String) {
-        let loops = self.loop_stats();
+        let (earlier_loops, earlier) = *lock(&self.forgotten);
+        let loops = self.loop_stats().since(&earlier_loops);
         let stats = self.store.stats().total;
+        let since = u64::saturating_sub;
         let _ = write!(
             out,
             "total_connections_received:{}\r\ntotal_commands_processed:{}\r\n\
@@ -105,10 +107,10 @@ impl Shared {
             loops.input_bytes,
             loops.output_bytes,
             loops.connections_rejected,
-            stats.expired,
-            stats.evicted,
-            stats.hits,
-            stats.misses,
+            since(stats.expired, earlier.expired),
+            since(stats.evicted, earlier.evicted),
+            since(stats.hits, earlier.hits),
+            since(stats.misses, earlier.misses),
             loops.output_limit_disconnections,
             loops.error_replies,
         );
@@ -349,7 +351,7 @@ impl Server for Shared {
     }
 
     fn reset_statistics(&self) {
-        self.counters.iter().for_each(crate::stats::LoopCounters::reset);
+        *lock(&self.forgotten) = (self.loop_stats(), self.store.stats().total);
     }
 
     fn clients(&self, visit: &mut dyn FnMut(&ClientInfo)) {

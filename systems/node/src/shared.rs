@@ -9,14 +9,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 
-use beeline_kv::{Shard, Store};
+use beeline_kv::{Shard, ShardStats, Store};
 use beeline_os::poller::Waker;
 use beeline_resp::{ClientInfo, Limits, Pause};
 
 use crate::config::RedisDoor;
 use crate::parcel::Delivery;
 use crate::snapshot::Snapshots;
-use crate::stats::LoopCounters;
+use crate::stats::{LoopCounters, LoopStats};
 
 /// Locks, whatever a thread that died while holding the lock left behind: every structure behind
 /// these locks is consistent between statements.
@@ -35,6 +35,8 @@ pub(crate) struct Door {
     /// Threads that want the shard's lock for a command over several shards; its own thread then
     /// steps back between batches.
     pub waiting: AtomicUsize,
+    /// While the node stops: the shard's clients are owed replies.
+    pub owing: AtomicBool,
     deliveries: Sender<Delivery>,
 }
 
@@ -46,6 +48,7 @@ impl Door {
             waker: Waker::new()?,
             sleeping: AtomicBool::new(false),
             waiting: AtomicUsize::new(0),
+            owing: AtomicBool::new(true),
             deliveries,
         };
         Ok((door, receiver))
@@ -167,6 +170,9 @@ pub(crate) struct Shared {
     pub connected: AtomicUsize,
     pub next_client: AtomicU64,
     pub pause: PauseState,
+    /// Figures at the last CONFIG RESETSTAT: INFO shows what came since. The counters themselves
+    /// never go back, so that their threads need no locked instruction and scrapers see no dip.
+    pub forgotten: Mutex<(LoopStats, ShardStats)>,
     pub snapshots: Snapshots,
     pub stopping: AtomicBool,
     /// Signalled once when a client asked the node to stop.

@@ -18,8 +18,12 @@ macro_rules! counters {
                 $(stats.$name += self.$name.load(Ordering::Relaxed);)*
             }
 
-            pub(crate) fn reset(&self) {
-                $(self.$name.store(0, Ordering::Relaxed);)*
+        }
+
+        impl LoopStats {
+            /// What came after `earlier`.
+            pub(crate) fn since(&self, earlier: &Self) -> Self {
+                Self { $($name: self.$name.saturating_sub(earlier.$name),)* }
             }
         }
     };

@@ -31,7 +31,7 @@ use crate::shared::{Registered, Shared, lock};
 use crate::stats::{LoopCounters, count};
 
 /// Poller token of the shard's own waker; connections use their slot.
-const WAKER: u64 = u64::MAX;
+pub(crate) const WAKER: u64 = u64::MAX;
 /// Poller tokens from here up to `WAKER` are fabric completion queues.
 pub(crate) const FABRIC: u64 = u64::MAX - 1024;
 /// News taken from the poller a turn.
@@ -124,6 +124,18 @@ impl Peer {
     }
 }
 
+/// What every client's socket needs. A peer that vanished without a word is noticed after some
+/// ten minutes, as with Redis.
+fn prepare(stream: &TcpStream) -> std::io::Result<()> {
+    use rustix::net::sockopt;
+    stream.set_nonblocking(true)?;
+    stream.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, Duration::from_secs(300))?;
+    sockopt::set_tcp_keepintvl(stream, Duration::from_secs(100))?;
+    Ok(sockopt::set_tcp_keepcnt(stream, 3)?)
+}
+
 /// Replaces a reply that begins at `start` and passed the limit by an error.
 fn bound(output: &mut Output, start: usize) {
     if output.is_over_limit() {
@@ -152,6 +164,8 @@ pub(crate) struct ShardThread {
     /// Connections whose current request CLIENT PAUSE holds back.
     held_back: Vec<u32>,
     executor: Executor,
+    /// Errors of the executor that were counted already.
+    errors_seen: u64,
     scratch: Output,
     /// The setting, as of the beginning of the turn.
     output_limit_bytes: usize,
@@ -199,6 +213,7 @@ impl ShardThread {
             deferred: VecDeque::new(),
             held_back: Vec::new(),
             executor: Executor::new(),
+            errors_seen: 0,
             scratch: Output::new(Version::Resp2),
             output_limit_bytes: usize::MAX,
             now_ms: 0,
@@ -364,7 +379,7 @@ impl ShardThread {
     ) -> bool {
         self.take_deliveries();
         self.take_parcels(shard);
-        let requests = self.fabric.poll(shard);
+        let requests = self.fabric.poll(shard, &self.poller);
         if requests > 0 {
             self.fabric_active_ns = now_ns;
             count(&self.counters().fabric_requests, requests as u64);
@@ -465,8 +480,9 @@ impl ShardThread {
 
     fn adopt(&mut self, stream: TcpStream) {
         count(&self.counters().connections_received, 1);
-        let _ = stream.set_nodelay(true);
-        if stream.set_nonblocking(true).is_err() {
+        if let Err(error) = prepare(&stream) {
+            tracing::warn!(%error, "cannot prepare a client's socket");
+            self.shared.connected.fetch_sub(1, Ordering::Relaxed);
             return;
         }
         let address = |address: std::io::Result<std::net::SocketAddr>| {
@@ -487,7 +503,8 @@ impl ShardThread {
             active_us: now_us,
             ..ClientInfo::default()
         };
-        if self.poller.add(&stream, u64::from(slot), Interest::READ).is_err() {
+        if let Err(error) = self.poller.add(&stream, u64::from(slot), Interest::READ) {
+            tracing::warn!(%error, "cannot watch a client's socket; see fs.epoll.max_user_watches");
             self.free.push(slot);
             self.shared.connected.fetch_sub(1, Ordering::Relaxed);
             return;
@@ -934,6 +951,11 @@ impl ShardThread {
                 }
             });
         }
+        let errors = self.executor.counters().errors;
+        // Fewer than before: CONFIG RESETSTAT ran here.
+        let fresh = errors.checked_sub(self.errors_seen).unwrap_or(errors);
+        self.errors_seen = errors;
+        count(&self.counters().error_replies, fresh);
         let clients = self.fabric.clients();
         self.counters().fabric_clients.store(clients as u64, Ordering::Relaxed);
     }
@@ -948,10 +970,18 @@ impl ShardThread {
             .iter()
             .flatten()
             .any(|connection| !connection.output.is_empty() || !connection.is_in_order());
-        !owed || now_ns.saturating_sub(since) > 2_000_000_000
+        let doors = &self.shared.doors;
+        if doors[self.index].owing.swap(owed, Ordering::Relaxed) && !owed {
+            doors.iter().for_each(|door| door.waker.wake());
+        }
+        // Clients of other shards may await replies of this one.
+        let nobody_owes = doors.iter().all(|door| !door.owing.load(Ordering::Relaxed));
+        nobody_owes || now_ns.saturating_sub(since) > 2_000_000_000
     }
 
     fn finish(mut self) {
+        // Time is up, or was never lost: nobody waits for this thread any more.
+        self.shared.doors[self.index].owing.store(false, Ordering::Relaxed);
         for slot in 0..self.connections.len() {
             self.remove(u32::try_from(slot).unwrap_or(u32::MAX));
         }

@@ -206,3 +206,48 @@ fn errors_of_the_node_carry_one_code() {
     assert_eq!(client.ask("SHUTDOWN SAVE NOSAVE"), "-ERR syntax error");
     node.stop();
 }
+
+#[test]
+fn statistics_that_were_reset_begin_again_in_info_only() {
+    let node = start(2);
+    let mut client = Client::connect(&node);
+    assert_eq!(client.ask("GET nothing"), "$-1");
+    assert_eq!(client.ask("NONSENSE")[..4], *"-ERR");
+    let errors = |client: &mut Client| client.ask("INFO stats").contains("total_error_replies:1");
+    eventually("errors are counted", || errors(&mut client));
+    let before = node.handle().stats().loops.commands;
+    assert_eq!(client.ask("CONFIG RESETSTAT"), "+OK");
+    let stats = client.ask("INFO stats");
+    assert!(stats.contains("total_commands_processed:1\r"), "{stats}");
+    assert!(stats.contains("keyspace_misses:0\r"), "{stats}");
+    assert!(stats.contains("total_error_replies:0\r"), "{stats}");
+    assert!(node.handle().stats().loops.commands > before);
+    node.stop();
+}
+
+#[test]
+fn a_node_that_stops_sends_the_replies_its_shards_still_owe_each_other() {
+    for _ in 0..10 {
+        let node = start(3);
+        let keys = keys_of_shards(&node, "owed");
+        let mut clients: Vec<Client> = (0..6).map(|_| Client::connect(&node)).collect();
+        for client in &mut clients {
+            assert_eq!(client.ask("PING"), "+PONG");
+        }
+        for client in &mut clients {
+            client.send(&format!("INCR {}\r\nINCR {}\r\nINCR {}\r\n", keys[0], keys[1], keys[2]));
+        }
+        // Whatever was taken in is answered: complete replies, then the end.
+        let stopper = std::thread::spawn(move || {
+            let begin = Instant::now();
+            node.stop();
+            begin.elapsed()
+        });
+        for client in &mut clients {
+            let replies = client.rest();
+            let lines = replies.iter().filter(|&&byte| byte == b'\n').count();
+            assert!(lines == 3 || lines == 0, "{}", String::from_utf8_lossy(&replies));
+        }
+        assert!(stopper.join().unwrap() < Duration::from_millis(1900), "somebody waited in vain");
+    }
+}
