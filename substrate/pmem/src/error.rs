@@ -174,7 +174,7 @@ pub enum PmemError {
 impl PmemError {
     /// True when the same call may succeed later without anybody touching the configuration.
     #[must_use]
-    pub fn retry_helps(&self) -> bool {
+    pub fn is_retryable(&self) -> bool {
         matches!(self, Self::PoolFull { .. } | Self::NoSpace { .. } | Self::Busy { .. })
     }
 

@@ -235,7 +235,7 @@ fn a_pool_has_one_user_even_within_a_process() {
     let error = open_error(directory.path());
     let myself = std::process::id();
     assert!(matches!(error, PmemError::Busy { pid: Some(pid), .. } if pid == myself), "{error}");
-    assert!(error.retry_helps());
+    assert!(error.is_retryable());
     drop(held);
     Pool::open(directory.path(), &options()).unwrap();
 }
@@ -353,7 +353,7 @@ fn a_full_disk_fails_the_allocation_and_nothing_else() {
             }
         };
         assert!(matches!(&error, PmemError::NoSpace { file } if file.starts_with(&directory)));
-        assert!(error.retry_helps());
+        assert!(error.is_retryable());
         assert!(held.len() > 4);
         // Every byte of what was given can be stored: no SIGBUS on a full disk.
         let mut persister = pool.persister();

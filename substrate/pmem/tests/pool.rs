@@ -107,7 +107,7 @@ fn a_full_pool_says_so_and_recovers_when_something_is_freed() {
     let mut held: Vec<_> = (0..8).map(|_| pool.allocate().unwrap()).collect();
     let error = pool.allocate().unwrap_err();
     assert!(matches!(error, PmemError::PoolFull { capacity_bytes } if capacity_bytes == 8 * 65536));
-    assert!(error.retry_helps());
+    assert!(error.is_retryable());
     pool.free(held.pop().unwrap()).unwrap();
     pool.allocate().unwrap();
     assert_eq!(pool.used_bytes(), pool.capacity_bytes());
@@ -191,7 +191,7 @@ fn a_failed_synchronisation_ends_every_promise() {
     pool.fail_next_sync();
     let error = first.fence().unwrap_err();
     assert!(matches!(&error, PmemError::SyncFailed { file, .. } if file.ends_with("0.seg")));
-    assert!(!error.retry_helps());
+    assert!(!error.is_retryable());
     for outcome in [first.fence(), second.fence()] {
         assert!(matches!(outcome, Err(PmemError::SyncFailed { .. })));
     }

@@ -63,7 +63,7 @@ impl NodeError {
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
-            Self::Pool { source, .. } => source.retry_helps(),
+            Self::Pool { source, .. } => source.is_retryable(),
             Self::Store { source, .. } => source.is_retryable(),
             Self::Listen { source, .. } => source.kind() == std::io::ErrorKind::AddrInUse,
             Self::System { .. } => true,

@@ -86,7 +86,7 @@ impl CommandError {
 
     /// Whether the same command may succeed later without a change to it or to its keys.
     #[must_use]
-    pub fn retry_helps(&self) -> bool {
+    pub fn is_retryable(&self) -> bool {
         match self {
             Self::OutOfMemory => true,
             Self::Store(error) => error.is_retryable(),

@@ -91,7 +91,7 @@ impl ProtocolError {
 
     /// Sending the same bytes again cannot help.
     #[must_use]
-    pub fn retry_helps(&self) -> bool {
+    pub fn is_retryable(&self) -> bool {
         false
     }
 }

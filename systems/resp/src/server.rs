@@ -34,7 +34,7 @@ pub enum ConfigError {
 impl ConfigError {
     /// The same call fails again.
     #[must_use]
-    pub fn retry_helps(&self) -> bool {
+    pub fn is_retryable(&self) -> bool {
         false
     }
 
@@ -69,7 +69,7 @@ pub enum SaveError {
 impl SaveError {
     /// Whether trying again later can help.
     #[must_use]
-    pub fn retry_helps(&self) -> bool {
+    pub fn is_retryable(&self) -> bool {
         matches!(self, Self::InProgress)
     }
 }
