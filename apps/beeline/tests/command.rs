@@ -104,3 +104,20 @@ fn a_tiny_fabric_bench_measures_both_providers_against_their_limits() {
         assert!(of.iter().filter(|row| row["ratio"].is_object()).count() >= 5, "{subject}");
     }
 }
+
+#[test]
+fn a_tiny_kv_bench_runs_every_part() {
+    let output = beeline(&["bench", "kv", "--quick", "--json", "--plot", "kv.png"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let rows: Vec<serde_json::Value> =
+        text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let against = |peer: &str| rows.iter().filter(|row| row["peer"] == peer).count();
+    assert!(against("RDMA-KV") >= 10 && against("RDMP-KV") >= 10, "{}", rows.len());
+    // One round trip for BOOM, two for the two-phase protocol, whatever the machine does.
+    let put = rows
+        .iter()
+        .find(|row| row["case"] == "32 B put" && row["peer"] == "RDMP-KV")
+        .and_then(|row| row["beside"]["per operation"].as_str())
+        .unwrap();
+    assert!(put.starts_with("1.00 trips") && put.contains("its 2.00 trips"), "{put}");
+}

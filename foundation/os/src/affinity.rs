@@ -14,6 +14,15 @@ pub fn pin_current_thread(cpu: usize) -> std::io::Result<()> {
     Ok(sched_setaffinity(None, &set)?)
 }
 
+/// Lets the calling thread run on the processors `cpus`.
+///
+/// Errors: the kernel's, when none of them is allowed.
+pub fn allow_current_thread(cpus: &[usize]) -> std::io::Result<()> {
+    let mut set = CpuSet::new();
+    cpus.iter().filter(|cpu| **cpu < CpuSet::MAX_CPU).for_each(|cpu| set.set(*cpu));
+    Ok(sched_setaffinity(None, &set)?)
+}
+
 /// Processors the calling thread may run on, ascending.
 ///
 /// Errors: the kernel's.
@@ -32,6 +41,9 @@ mod tests {
             let last = *allowed().unwrap().last().unwrap();
             pin_current_thread(last).unwrap();
             assert_eq!(allowed().unwrap(), [last]);
+            allow_current_thread(&[last, usize::MAX]).unwrap();
+            assert_eq!(allowed().unwrap(), [last]);
+            assert!(allow_current_thread(&[]).is_err());
         })
         .join()
         .unwrap();

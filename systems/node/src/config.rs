@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use beeline_kv::Eviction;
+use beeline_kv_server::ServerOptions;
 use beeline_pmem::PoolOptions;
 
 /// Everything a node needs to know. Checked by [`crate::Node::start`] before work starts.
@@ -28,6 +29,8 @@ pub struct NodeConfig {
     pub eviction: Eviction,
     /// Large write-backs are shared with idle shards. Default on.
     pub cooperative_write_back: bool,
+    /// Limits of one-sided clients, per shard and provider.
+    pub fabric: ServerOptions,
     /// The Redis door, unless closed.
     pub redis: Option<RedisDoor>,
 }

@@ -25,6 +25,7 @@ struct Served {
 /// See the module's documentation.
 pub(crate) struct FabricServers {
     shard: usize,
+    options: ServerOptions,
     served: Vec<Served>,
     next_token: u64,
     /// Events were asked for, and nothing came since.
@@ -32,8 +33,8 @@ pub(crate) struct FabricServers {
 }
 
 impl FabricServers {
-    pub(crate) fn new(shard: usize) -> Self {
-        Self { shard, served: Vec::new(), next_token: FABRIC, armed: false }
+    pub(crate) fn new(shard: usize, options: ServerOptions) -> Self {
+        Self { shard, options, served: Vec::new(), next_token: FABRIC, armed: false }
     }
 
     /// Serves a client, or tells it why not.
@@ -64,7 +65,7 @@ impl FabricServers {
             Some(index) => index,
             None => {
                 let shard = u16::try_from(self.shard).unwrap_or(u16::MAX);
-                let options = ServerOptions::default();
+                let options = self.options.clone();
                 let server = ShardServer::new(Arc::clone(device), store, shard, options)
                     .map_err(|error| error.to_string())?;
                 let token = self.next_token;

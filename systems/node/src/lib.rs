@@ -27,6 +27,7 @@ mod snapshot;
 mod stats;
 mod turn;
 
+pub use beeline_kv_server::ServerOptions;
 pub use config::{NodeConfig, RedisDoor};
 pub use error::NodeError;
 pub use fabric_door::{FabricAccepted, FabricIncoming, FabricReply};

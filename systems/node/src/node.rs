@@ -129,6 +129,7 @@ impl Node {
         for (index, (deliveries, peers)) in deliveries.into_iter().zip(grid).enumerate() {
             let shared = Arc::clone(&self.shared);
             let spin = config.spin;
+            let fabric = config.fabric.clone();
             let core = config.pin_shards.then(|| cores.get(index % cores.len().max(1)).copied());
             let builder = std::thread::Builder::new().name(format!("shard-{index}"));
             self.threads.push(builder.spawn(move || {
@@ -138,7 +139,7 @@ impl Node {
                     tracing::warn!(%error, core, "cannot pin a shard");
                 }
                 let _watch = Watch { shared: Arc::clone(&shared), index };
-                match ShardThread::new(Parts { index, shared, deliveries, peers, spin }) {
+                match ShardThread::new(Parts { index, shared, deliveries, peers, spin, fabric }) {
                     Ok(thread) => thread.run(),
                     Err(error) => tracing::error!(%error, shard = index, "a shard cannot run"),
                 }

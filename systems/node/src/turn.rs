@@ -189,6 +189,7 @@ pub(crate) struct Parts {
     pub deliveries: Deliveries<Delivery>,
     pub peers: Vec<Option<Peer>>,
     pub spin: Duration,
+    pub fabric: beeline_kv_server::ServerOptions,
 }
 
 impl ShardThread {
@@ -200,7 +201,7 @@ impl ShardThread {
         poller.add(&parts.shared.doors[parts.index].waker, WAKER, Interest::READ)?;
         Ok(Self {
             index: parts.index,
-            fabric: FabricServers::new(parts.index),
+            fabric: FabricServers::new(parts.index, parts.fabric),
             shared: parts.shared,
             deliveries: parts.deliveries,
             poller,
@@ -288,6 +289,8 @@ impl ShardThread {
         let timeout = if busy || self.look_around() {
             Some(Duration::ZERO)
         } else if spinning {
+            // An idle shard that is awake anyway helps others to write back (BOOM §3.4).
+            self.shared.store.help_write_back(self.index);
             self.turns_since_look += 1;
             if self.turns_since_look < TURNS_PER_LOOK {
                 return now_ns;

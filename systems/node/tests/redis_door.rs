@@ -30,6 +30,7 @@ fn start_in(shards: usize, directory: &std::path::Path) -> Node {
         max_memory_bytes: 0,
         eviction: Eviction::NoEviction,
         cooperative_write_back: true,
+        fabric: Default::default(),
         redis: Some(RedisDoor::at("127.0.0.1:0".parse().unwrap())),
     };
     Node::start(&config).unwrap()

@@ -8,6 +8,7 @@
 pub mod environment;
 pub mod fabric;
 pub mod host;
+pub mod kv;
 pub mod plot;
 pub mod redis;
 pub mod report;
@@ -55,6 +56,11 @@ pub enum BenchCommand {
     #[command(after_help = "Examples:\n  beeline bench fabric\n  \
                             beeline bench fabric --providers shm --json --plot fabric.png")]
     Fabric(fabric::FabricArguments),
+    /// BOOM against its two baselines over the same fabric and store; recovery.
+    #[command(after_help = "Examples:\n  beeline bench kv --plot kv.png\n  \
+                            beeline bench kv --parts headline,latency --json\n  \
+                            beeline bench kv --parts recovery --recover 1000000")]
+    Kv(kv::KvArguments),
     /// The other end of `bench fabric`.
     #[command(hide = true)]
     FabricPeer(fabric::PeerArguments),
@@ -74,6 +80,7 @@ pub fn run(command: &BenchCommand, output: Output) -> Result<Exit, Failure> {
     match command {
         BenchCommand::Host(arguments) => host::run(arguments, output),
         BenchCommand::Fabric(arguments) => fabric::run(arguments, output),
+        BenchCommand::Kv(arguments) => kv::run(arguments, output),
         BenchCommand::FabricPeer(arguments) => fabric::run_peer(arguments),
         BenchCommand::FabricCalls(arguments) => fabric::run_calls(arguments),
         BenchCommand::Redis(arguments) => redis::run(arguments, output),

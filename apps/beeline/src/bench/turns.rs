@@ -76,6 +76,13 @@ pub fn pin(index: usize) -> anyhow::Result<usize> {
     Ok(core)
 }
 
+/// Lets the calling thread run on every processor the program was given.
+///
+/// Errors: the kernel refused.
+pub fn unpin() -> anyhow::Result<()> {
+    beeline_os::affinity::allow_current_thread(allowed()).context("leaving a processor")
+}
+
 /// The processor that [`pin`] takes for `index`, for a process started from a pinned thread.
 pub fn core(index: usize) -> usize {
     let cores = allowed();

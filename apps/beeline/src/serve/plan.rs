@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use beeline_kv::Eviction;
-use beeline_node::{NodeConfig, RedisDoor};
+use beeline_node::{NodeConfig, RedisDoor, ServerOptions};
 use beeline_pmem::{Durability, PoolKind, PoolOptions};
 
 use crate::config::ServeConfig;
@@ -26,6 +26,7 @@ pub fn plan(config: &ServeConfig) -> NodeConfig {
         max_memory_bytes: config.max_memory.0,
         eviction: eviction(config.eviction_policy),
         cooperative_write_back: true,
+        fabric: ServerOptions::default(),
         redis: config.resp_address.0.map(|address| RedisDoor {
             require_password: Some(config.require_password.0.clone())
                 .filter(|password| !password.is_empty()),
