@@ -105,7 +105,10 @@ impl<'a> Keyspace<'a> {
     ///
     /// Errors: [`KvError::WrongShard`], [`KvError::Database`].
     pub fn lookup(&mut self, database: u8, key: &[u8]) -> Result<Option<EntryRef>, KvError> {
-        self.owner(database, key)?.lookup(database, key)
+        let found = self.owner(database, key)?.lookup(database, key);
+        // A key found expired is deleted on the way, and that may move the open batch.
+        self.spread_moves();
+        found
     }
 
     /// Lends the value to `reader`; see [`Shard::with_value`].
@@ -154,6 +157,9 @@ impl<'a> Keyspace<'a> {
 
     /// Entries of an open batch that moved: each index owner is told.
     fn spread_moves(&mut self) {
+        if !self.home().has_moves() {
+            return;
+        }
         for moved in self.home_mut().take_moves() {
             if let Ok(owner) = self.shard(moved.shard as usize) {
                 owner.apply_move(&moved);
@@ -197,9 +203,11 @@ impl<'a> Keyspace<'a> {
         options: PutOptions,
     ) -> Result<Version, KvError> {
         let home = self.home_mut();
-        home.admit(database, key, value.iter().map(|part| part.len()).sum())?;
-        let appended = home.append_put(database, key, value, options)?;
+        let admitted = home.admit(database, key, value.iter().map(|part| part.len()).sum());
+        let appended = admitted.and_then(|()| home.append_put(database, key, value, options));
+        // Also where it failed: room may have been made by moving the batch.
         self.spread_moves();
+        let appended = appended?;
         let hash = self.store().hash_key(database, key);
         self.home_mut().install(database, hash, key, &appended);
         Ok(appended.version)
@@ -212,14 +220,15 @@ impl<'a> Keyspace<'a> {
         if matches!(self.shards, Shards::One(_)) {
             return self.owner(database, key)?.delete(database, key);
         }
-        if self.lookup(database, key)?.is_none() {
+        let existed = self.lookup(database, key)?.is_some();
+        let hash = self.store().hash_key(database, key);
+        if !existed && !self.owner(database, key)?.hides_older(database, hash, key) {
             return Ok(false);
         }
         let appended = self.home_mut().append_tombstone(database, key)?;
         self.spread_moves();
-        let hash = self.store().hash_key(database, key);
         self.owner(database, key)?.install(database, hash, key, &appended);
-        Ok(true)
+        Ok(existed)
     }
 
     /// Sets or removes the expiry of a key; see [`Shard::set_expiry`].
@@ -248,6 +257,7 @@ impl<'a> Keyspace<'a> {
 
     /// Closes it; see [`Shard::end_batch`].
     pub fn end_batch(&mut self) {
+        self.spread_moves();
         self.home_mut().end_batch();
     }
 
@@ -314,14 +324,18 @@ impl<'a> Keyspace<'a> {
             return Ok(false);
         }
         let mut ticket = self.home_mut().random.next() % total;
+        let mut found = Ok(false);
         for shard in self.shards_mut() {
             let length = shard.len(database);
             if ticket < length {
-                return shard.random_key(database, out);
+                found = shard.random_key(database, out);
+                break;
             }
             ticket -= length;
         }
-        Ok(false)
+        // Keys found expired were deleted on the way.
+        self.spread_moves();
+        found
     }
 
     pub(crate) fn needs_all(&self) -> Result<(), KvError> {

@@ -17,7 +17,7 @@ use std::time::Instant;
 use beeline_pmem::{Persister, PmemError, Pool, Segment};
 
 use crate::entry::{EXPIRES, TOMBSTONE};
-use crate::index::Location;
+use crate::index::{Location, Slot};
 use crate::segments::{FORMAT, QUARANTINED, SegmentState, UNTRUSTED, word};
 use crate::shard::Shard;
 use crate::shard::log::Appended;
@@ -285,6 +285,21 @@ pub(crate) fn location_flags(state: &SegmentState, flags: u8) -> u64 {
 }
 
 impl Shard {
+    /// Version of the entry a slot points at; 0 when a client spoilt it since it was verified.
+    fn version_in(&mut self, slot: &Slot) -> Version {
+        let offset = slot.location.offset();
+        let state = self.cache.get(&self.store.table, slot.location.segment());
+        if !slot.location.has(Location::UNTRUSTED) {
+            return crate::shard::read_header(state, offset).version;
+        }
+        // A client that outlived the server may still write: a version it made up must not hide
+        // what others wrote.
+        let (sealer, slot_bytes) = (&self.store.sealer, slot.slot_bytes() as u32);
+        let copied =
+            crate::shard::copy_verified(sealer, state, offset, slot_bytes, &mut self.scratch);
+        copied.map_or(0, |header| header.version)
+    }
+
     /// Takes in an entry found on media: the largest version of a key wins, the others count as
     /// stale.
     fn install_recovered(&mut self, entry: &Recovered) {
@@ -307,8 +322,7 @@ impl Shard {
         };
         let Some(index) = self.databases[entry.database as usize].as_deref() else { return };
         let slot = *index.slot(id);
-        let state = self.cache.get(&self.store.table, slot.location.segment());
-        let newest = crate::shard::read_header(state, slot.location.offset()).version;
+        let newest = self.version_in(&slot);
         if entry.version > newest {
             self.install_at(entry.database, entry.hash, found, &appended, true);
         } else {

@@ -23,11 +23,11 @@ use std::sync::{Arc, PoisonError};
 use beeline_pmem::Pool;
 
 use crate::entry::{BATCH_MORE, EXPIRES, HEADER_BYTES, Header, TOMBSTONE};
-use crate::index::Location;
+use crate::index::{Location, STALE_UNKNOWN};
 use crate::segments::{SegmentState, UNTRUSTED};
 use crate::shard::Shard;
 use crate::shard::log::{Draft, Stream};
-use crate::store::Store;
+use crate::store::{Store, root};
 use crate::walk;
 use crate::{DATABASES, Keyspace, KvError, Opened, StoreOptions, Version};
 
@@ -227,6 +227,12 @@ impl Shard {
         let appended = self.append(Stream::Data, &draft)?;
         self.note_expiry(record.expires_at_ms);
         self.install(record.database, hash, key, &appended);
+        if record.flags & TOMBSTONE != 0
+            && let Some(id) = self.find(record.database, hash, key)
+        {
+            // Older records of the key may still come: the deletion stays until the next opening.
+            self.change_slot(record.database, id, |slot| slot.stale = STALE_UNKNOWN);
+        }
         Ok(())
     }
 }
@@ -447,6 +453,14 @@ pub fn restore(
         let path = PathBuf::from(path).display().to_string();
         return Err(KvError::Snapshot { path, reason: "can be restored into an empty pool only" });
     }
+    // Barriers of the pool's former contents say nothing about the records, which keep their
+    // versions.
+    for word in root::BARRIER..=root::BARRIER_ALL {
+        pool.store_root_word(word, 0);
+    }
+    let mut persister = pool.persister();
+    persister.flush_root();
+    persister.fence()?;
     let (store, shards, mut recovered) = Store::open(pool, options)?;
     let mut uncommitted = 0_u32;
     let commit = |uncommitted: &mut u32| {

@@ -93,6 +93,8 @@ pub struct Store {
     pub(crate) cooperative: AtomicBool,
     /// Snapshots being written: segments stay and overwrites in place are refused meanwhile.
     pub(crate) snapshots: AtomicU32,
+    /// How often an allocation was refused because the pool was full.
+    pub(crate) shortages: AtomicU64,
     shards: usize,
     hash_seed: u64,
     next_version: AtomicU64,
@@ -144,6 +146,7 @@ impl Store {
             inboxes: (0..shards).map(|_| Mutex::default()).collect(),
             peers: Mutex::default(),
             snapshots: AtomicU32::new(0),
+            shortages: AtomicU64::new(0),
             write_back: WriteBack::new(shards, pool.report().mechanism),
             cooperative: AtomicBool::new(options.cooperative_write_back),
             shards,
@@ -337,8 +340,13 @@ impl Store {
             }
             None => (root::BARRIER_ALL, 0..DATABASES as usize),
         };
+        let before = self.pool.root_word(word);
         self.pool.store_root_word(word, barrier);
-        self.persist_root()?;
+        if let Err(error) = self.persist_root() {
+            // Refused: a restart must not find it done.
+            self.pool.store_root_word(word, before);
+            return Err(error.into());
+        }
         for database in range {
             self.barriers[database].store(barrier, Ordering::Relaxed);
             self.flush_epochs[database].fetch_add(1, Ordering::Relaxed);
@@ -374,6 +382,7 @@ impl Store {
         let segment = {
             let _one_at_a_time = self.allocating.lock().unwrap_or_else(PoisonError::into_inner);
             if self.free_segments() <= self.reserve(need) {
+                self.shortages.fetch_add(1, Ordering::Relaxed);
                 return Err(KvError::PoolFull { capacity_bytes: self.pool.capacity_bytes() });
             }
             match self.pool.allocate() {

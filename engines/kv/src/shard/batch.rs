@@ -45,8 +45,13 @@ impl Shard {
 
     /// Closes the batch. [`Shard::commit`] persists it.
     pub fn end_batch(&mut self) {
+        self.install_moves();
         let batch = self.batch.take();
         assert!(batch.is_some(), "a batch is begun before it is ended");
+        assert!(
+            batch.as_ref().is_some_and(|batch| batch.moves.is_empty()),
+            "every owner of an index was told where its entries moved"
+        );
         let Some(last) = batch.and_then(|batch| batch.members.last().copied()) else { return };
         let state = self.cache.get(&self.store.table, last.location.segment());
         let offset = last.location.offset();
@@ -67,26 +72,31 @@ impl Shard {
         }
     }
 
-    /// Copies the entries of the open batch to the fresh head, so that they stay in a row.
-    pub(crate) fn move_batch(&mut self, next_slot_bytes: u32) -> Result<(), KvError> {
-        let Some(mut batch) = self.batch.take() else { return Ok(()) };
-        let outcome = self.move_members(&mut batch, next_slot_bytes);
-        self.batch = Some(batch);
-        outcome
+    /// Refuses an entry with which the open batch no longer fits one segment.
+    pub(crate) fn check_batch_fits(&mut self, next_slot_bytes: u32) -> Result<(), KvError> {
+        let members = self.batch.as_ref().map_or(&[][..], |batch| &batch.members);
+        let Some(first) = members.first().copied() else { return Ok(()) };
+        let state = self.cache.get(&self.store.table, first.location.segment());
+        let end = state.tail.load(std::sync::atomic::Ordering::Relaxed);
+        let length = u64::from(end - first.location.offset()) + u64::from(next_slot_bytes);
+        let limit = u64::from(state.length - FIRST_ENTRY);
+        if length > limit { Err(KvError::BatchTooLarge { length, limit }) } else { Ok(()) }
     }
 
-    fn move_members(&mut self, batch: &mut Batch, next_slot_bytes: u32) -> Result<(), KvError> {
-        let Some(first) = batch.members.first().copied() else { return Ok(()) };
+    /// Copies the entries of the open batch, which fit ([`Shard::check_batch_fits`]), to the fresh
+    /// head, so that they stay in a row.
+    pub(crate) fn move_batch(&mut self) {
+        let Some(mut batch) = self.batch.take() else { return };
+        self.move_members(&mut batch);
+        self.batch = Some(batch);
+    }
+
+    fn move_members(&mut self, batch: &mut Batch) {
+        let Some(first) = batch.members.first().copied() else { return };
         let old =
             std::sync::Arc::clone(self.cache.get(&self.store.table, first.location.segment()));
         let end = old.tail.load(std::sync::atomic::Ordering::Relaxed);
         let length = end - first.location.offset();
-        let limit = old.length - FIRST_ENTRY;
-        let total = u64::from(length) + u64::from(next_slot_bytes);
-        if total > u64::from(limit) {
-            let limit = u64::from(limit);
-            return Err(KvError::BatchTooLarge { length: total, limit });
-        }
         let Some(head) = &mut self.log.heads[0] else { unreachable!() };
         let mut bytes = vec![0; length as usize];
         old.segment.read(first.location.offset() as usize, &mut bytes);
@@ -112,7 +122,11 @@ impl Shard {
         head.state.tail.store(head.tail, std::sync::atomic::Ordering::Release);
         head.state.count.store(head.count, std::sync::atomic::Ordering::Relaxed);
         self.abandon(&old, first.location.offset(), batch.members.len() as u32);
-        Ok(())
+    }
+
+    /// True when entries moved whose index owners were not told.
+    pub(crate) fn has_moves(&self) -> bool {
+        self.batch.as_ref().is_some_and(|batch| !batch.moves.is_empty())
     }
 
     /// Entries that moved since the last call; each index owner applies its own.
@@ -120,12 +134,21 @@ impl Shard {
         self.batch.as_mut().map(|batch| std::mem::take(&mut batch.moves)).unwrap_or_default()
     }
 
-    /// Applies the moves of a batch all of whose keys are this shard's.
+    /// Applies the moves of this shard's keys. Those of other shards' keys stay for the
+    /// [`crate::Keyspace`], which holds their owners: an entry can move on behalf of this shard
+    /// alone (a deletion of an expired or evicted key) while the batch holds keys of others.
     pub(crate) fn install_moves(&mut self) {
-        if self.batch.as_ref().is_some_and(|batch| !batch.moves.is_empty()) {
-            for moved in self.take_moves() {
-                self.apply_move(&moved);
-            }
+        if !self.has_moves() {
+            return;
+        }
+        let mine = self.index as u32;
+        let (own, others) = self.take_moves().into_iter().partition(|moved| moved.shard == mine);
+        if let Some(batch) = &mut self.batch {
+            batch.moves = others;
+        }
+        let own: Vec<Move> = own;
+        for moved in own {
+            self.apply_move(&moved);
         }
     }
 

@@ -93,7 +93,8 @@ pub struct Accepted {
     pub slot_bytes: u32,
     /// Where the next append has to go.
     pub tail: u32,
-    /// Smallest version of the key that is being read (C3).
+    /// Smallest version of the key that is being read (C3); 0 while a snapshot is written, which
+    /// may read any.
     pub smallest_version_read: Option<Version>,
 }
 
@@ -153,6 +154,10 @@ impl Shard {
         self.check_writable()?;
         let fresh = self.allocate_segment(Need::Data, OWNER_CLIENT, GRANTED | UNTRUSTED)?;
         fresh.segment.mark_shared();
+        // That the segment is a client's has to be on media before the first overwrite in place,
+        // which takes two acknowledged entries: with the next commit, on every kind of pool. As a
+        // segment of the store's own, its walk would end at the first torn overwrite.
+        self.persister.flush_words_now(&fresh.segment);
         self.retire_head(log);
         let segment = Arc::clone(&fresh.segment);
         log.head = Some(fresh);
@@ -235,6 +240,13 @@ impl Shard {
             | if header.flags & TOMBSTONE != 0 { Location::TOMBSTONE } else { 0 }
             | if header.flags & EXPIRES != 0 { Location::EXPIRES } else { 0 };
         let location = Location::new(state.id, offset, flags);
+        if header.flags & TOMBSTONE == 0 {
+            let length = header.value_length as usize;
+            self.admit(header.database, key, length).map_err(|_| RejectReason::Store)?;
+        } else {
+            self.check_writable().map_err(|_| RejectReason::Store)?;
+        }
+        // Only now: making room deletes keys and collects, which moves slots.
         let found = self.find(header.database, hash, key);
         let existed = found.is_some_and(|id| {
             let index = self.databases[header.database as usize].as_deref();
@@ -258,12 +270,6 @@ impl Shard {
             if self.reads.reads_place(hash, location) {
                 return Err(RejectReason::BeingRead);
             }
-        }
-        if header.flags & TOMBSTONE == 0 {
-            let length = header.value_length as usize;
-            self.admit(header.database, key, length).map_err(|_| RejectReason::Store)?;
-        } else {
-            self.check_writable().map_err(|_| RejectReason::Store)?;
         }
         self.expiry.note(header.expires_at_ms);
         let version = self.store.next_version().map_err(|_| RejectReason::Store)?;
@@ -298,7 +304,13 @@ impl Shard {
             existed,
             slot_bytes: header.slot_bytes,
             tail: log.tail,
-            smallest_version_read: self.reads.smallest(hash),
+            smallest_version_read: if self.store.snapshots.load(Ordering::Acquire) > 0 {
+                // The snapshot may read any version: an overwrite in place would be refused, but
+                // too late for the bytes.
+                Some(0)
+            } else {
+                self.reads.smallest(hash)
+            },
         })
     }
 }

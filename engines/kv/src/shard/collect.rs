@@ -43,6 +43,8 @@ struct Job {
     /// Shards whose logs hold entries that supersede some of the victim's.
     superseded_by: Vec<usize>,
     copied_bytes: u64,
+    /// Valid entries met so far.
+    met: u32,
     /// The index was searched for slots that the walk did not meet.
     swept: bool,
 }
@@ -52,8 +54,12 @@ pub(crate) struct Collector {
     job: Option<Job>,
     /// Walked through, waiting for readers, a snapshot or a batch.
     draining: Vec<Job>,
-    /// `bytes_stored + entries_accepted` at the last look for victims.
+    /// Bytes of slots that stopped being needed: a deletion of 64 bytes can make megabytes.
+    pub garbage_made: u64,
+    /// Bytes stored, accepted and made garbage at the last look for victims.
     looked_at: u64,
+    /// [`crate::Store::shortages`] at the last look.
+    shortages: u64,
     /// Look again in any case.
     pub look: bool,
     /// Entries that left the media and still count as stale copies of their keys. Late is safe: a
@@ -83,7 +89,7 @@ impl Shard {
         self.drain_inbox();
         let mut waiting = self.free_drained()?;
         if self.collector.job.is_none() && self.is_time_to_look() {
-            self.choose_victim(false);
+            self.choose_victim(false)?;
         }
         if self.collector.job.is_none() {
             return Ok((!self.collector.forgetting.is_empty(), waiting));
@@ -99,10 +105,16 @@ impl Shard {
     fn is_time_to_look(&mut self) -> bool {
         let counters = self.counters();
         let stored = counters.bytes_stored.load(Ordering::Relaxed)
-            + counters.entries_accepted.load(Ordering::Relaxed) * u64::from(HEADER_BYTES);
+            + counters.entries_accepted.load(Ordering::Relaxed) * u64::from(HEADER_BYTES)
+            + self.collector.garbage_made;
         let step = u64::from(self.store.pool.segment_bytes()) / 8;
-        let due = self.collector.look || stored >= self.collector.looked_at + step;
+        // Somebody found the pool full: what little is to be had here may help.
+        let shortages = self.store.shortages.load(Ordering::Relaxed);
+        let due = self.collector.look
+            || stored >= self.collector.looked_at + step
+            || shortages != self.collector.shortages;
         if due {
+            self.collector.shortages = shortages;
             self.collector.looked_at = stored;
             self.collector.look = false;
         }
@@ -120,7 +132,7 @@ impl Shard {
             }
             if self.collector.job.is_none() {
                 let length = self.store.pool.segment_bytes();
-                if self.collectable_garbage() < u64::from(length) || !self.choose_victim(true) {
+                if self.collectable_garbage() < u64::from(length) || !self.choose_victim(true)? {
                     return Ok(false);
                 }
             }
@@ -150,10 +162,10 @@ impl Shard {
     }
 
     /// Starts on the segment with the most garbage, if it has enough to be worth it.
-    fn choose_victim(&mut self, pressed: bool) -> bool {
+    fn choose_victim(&mut self, pressed: bool) -> Result<bool, KvError> {
         let free = self.store.free_segments();
         if !self.collector.draining.is_empty() && free <= self.store.reserve(Need::Tombstone) {
-            return false;
+            return Ok(false);
         }
         let length = u64::from(self.store.pool.segment_bytes());
         let total = self.store.pool.capacity_bytes() / length;
@@ -169,10 +181,16 @@ impl Shard {
         let best = all
             .into_iter()
             .filter(|state| self.is_candidate(state))
+            .filter(|state| self.batch.is_none() || !self.log.is_dirty(state))
             .max_by_key(|state| state.garbage_bytes());
         let Some(victim) = best.filter(|state| state.garbage_bytes() >= worth) else {
-            return false;
+            return Ok(false);
         };
+        // A copy stands alone: of a batch that is not persisted yet, some copies could survive a
+        // crash that cuts the batch itself.
+        if self.log.is_dirty(&victim) {
+            self.commit()?;
+        }
         victim.set(VICTIM);
         let end = victim.tail.load(Ordering::Acquire);
         self.collector.job = Some(Job {
@@ -182,9 +200,10 @@ impl Shard {
             freed: Vec::new(),
             superseded_by: Vec::new(),
             copied_bytes: 0,
+            met: 0,
             swept: false,
         });
-        true
+        Ok(true)
     }
 
     fn run_job(&mut self, budget_bytes: u64) -> Result<Progress, KvError> {
@@ -220,6 +239,7 @@ impl Shard {
                 Some(copied) => {
                     job.copied_bytes += copied;
                     spent += u64::from(header.slot_bytes) / 4 + copied;
+                    job.met += 1;
                     job.at = offset + header.slot_bytes;
                 }
                 None => break Progress::Blocked,
@@ -228,7 +248,8 @@ impl Shard {
         self.collected = entry;
         if progress == Progress::Done
             && !job.swept
-            && job.victim.live_bytes.load(Ordering::Relaxed) != 0
+            && (job.victim.live_bytes.load(Ordering::Relaxed) != 0
+                || job.met < job.victim.count.load(Ordering::Relaxed))
             && !self.sweep_unmet(job)?
         {
             return Ok(Progress::Blocked);
@@ -443,7 +464,8 @@ impl Shard {
     }
 
     fn commit_peer(&self, shard: usize) -> bool {
-        let Some(peer) = self.peer(shard) else { return true };
+        // A shard that is gone may have failed to persist: nothing is known of its last entries.
+        let Some(peer) = self.peer(shard) else { return false };
         let Some(mut peer) = try_lock(&peer) else { return false };
         peer.batch.is_none() && peer.commit().is_ok()
     }
@@ -452,6 +474,7 @@ impl Shard {
         if !fault::is_on(KnownBug::FreeBeforePersist) {
             self.commit()?;
         }
+        self.log.forget(&job.victim);
         self.store.table.remove(job.victim.id);
         self.store.pool.free(Arc::clone(&job.victim.segment))?;
         let counters = self.counters();

@@ -102,6 +102,21 @@ impl Log {
         }
     }
 
+    /// True when entries in it wait for the next commit.
+    pub fn is_dirty(&self, state: &Arc<SegmentState>) -> bool {
+        self.dirty.iter().any(|range| Arc::ptr_eq(&range.state, state))
+    }
+
+    /// Forgets a segment about to be freed: its descriptor may be another segment's soon.
+    pub fn forget(&mut self, state: &Arc<SegmentState>) {
+        debug_assert!(!self.is_dirty(state), "what is freed was persisted");
+        self.touched.retain(|(known, _)| !Arc::ptr_eq(known, state));
+        self.persisted.retain(|(known, _)| !Arc::ptr_eq(known, state));
+        if self.last.as_ref().is_some_and(|last| Arc::ptr_eq(last, state)) {
+            self.last = None;
+        }
+    }
+
     fn has_work(&self) -> bool {
         !self.dirty.is_empty()
             || self.heads.iter().flatten().any(|head| head.flushed_to < head.tail)
@@ -176,6 +191,10 @@ impl Shard {
 
     #[cold]
     fn switch_head(&mut self, stream: Stream, slot_bytes: u32, need: Need) -> Result<(), KvError> {
+        if stream == Stream::Data {
+            // Before anything changes: a batch refused halfway would lie in two segments.
+            self.check_batch_fits(slot_bytes)?;
+        }
         // A head with hardly any room left is closed first: the collector may then have it.
         let nearly_full = |head: &Head| head.state.length - head.tail < head.state.length / 8;
         if self.batch.is_none() && self.log.heads[stream as usize].as_ref().is_some_and(nearly_full)
@@ -189,7 +208,7 @@ impl Shard {
         self.log.heads[stream as usize] =
             Some(Head { state: fresh, tail: first, flushed_to: first, count: 0 });
         if stream == Stream::Data && self.batch.is_some() {
-            self.move_batch(slot_bytes)?;
+            self.move_batch();
         }
         Ok(())
     }
@@ -257,7 +276,7 @@ impl Shard {
         if !self.log.has_work() {
             return Ok(());
         }
-        debug_assert!(self.batch.is_none(), "a batch is ended before it is committed");
+        assert!(self.batch.is_none(), "a batch is ended before it is committed");
         for stream in 0..2 {
             if let Some(head) = &mut self.log.heads[stream]
                 && head.flushed_to < head.tail
@@ -304,7 +323,8 @@ impl Shard {
     /// Errors: as [`Shard::commit`].
     pub(crate) fn close(&mut self) -> Result<(), KvError> {
         if self.batch.is_some() {
-            self.end_batch();
+            // Left open by a panic: it vanishes, as after a crash.
+            return Ok(());
         }
         self.commit()?;
         if self.log.persisted.is_empty() {

@@ -404,6 +404,9 @@ impl Shard {
             }
         };
         if let Some(before) = before {
+            if before.is_needed() {
+                self.collector.garbage_made += before.slot_bytes();
+            }
             self.uncount(database, &before);
         }
         self.count(database, &after);
@@ -470,14 +473,23 @@ impl Shard {
     /// Errors: [`KvError::Database`], [`KvError::PoolFull`] when not even the reserve has room,
     /// the pool's.
     pub fn delete(&mut self, database: u8, key: &[u8]) -> Result<bool, KvError> {
-        if self.lookup(database, key)?.is_none() {
+        let existed = self.lookup(database, key)?.is_some();
+        let hash = self.store.hash_key(database, key);
+        if !existed && !self.hides_older(database, hash, key) {
             return Ok(false);
         }
-        let hash = self.store.hash_key(database, key);
         let appended = self.append_tombstone(database, key)?;
         self.install_moves();
         self.install(database, hash, key, &appended);
-        Ok(true)
+        Ok(existed)
+    }
+
+    /// True when the newest entry of an absent key was lost to damage while older ones may be
+    /// left: without a tombstone of its own, the next opening would show one of them.
+    pub(crate) fn hides_older(&mut self, database: u8, hash: u64, key: &[u8]) -> bool {
+        let Some(id) = self.find(database, hash, key) else { return false };
+        let index = self.databases[database as usize].as_deref();
+        index.is_some_and(|index| index.slot(id).location.has(Location::LOST))
     }
 
     /// Deletes a key whose time has come.
@@ -581,6 +593,7 @@ impl Shard {
     /// Forgets every key of a database; the store's barrier makes it last.
     pub(crate) fn forget(&mut self, database: u8) {
         let Some(index) = self.databases[database as usize].take() else { return };
+        self.collector.garbage_made += index.live_bytes;
         for page in 0..index.pages() {
             for slot in index.page(page).filter(|slot| slot.is_needed()) {
                 let state = self.cache.get(&self.store.table, slot.location.segment());
