@@ -183,7 +183,7 @@ pub enum Value {
     Histogram(HistogramSnapshot),
 }
 
-/// Cells declared together by [`metrics!`].
+/// Cells declared together by [`crate::metrics!`].
 pub trait MetricSet: std::fmt::Debug + Send + Sync + 'static {
     /// The declarations, in order.
     fn descriptors(&self) -> &'static [Descriptor];

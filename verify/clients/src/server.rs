@@ -216,6 +216,20 @@ impl Server {
         self.wait();
     }
 
+    /// Memory resident, in bytes.
+    ///
+    /// # Panics
+    ///
+    /// When the process is gone.
+    #[must_use]
+    pub fn resident_bytes(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process()));
+        let status = status.expect("the node runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kibibytes = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+        kibibytes.expect("the kernel accounts for memory") << 10
+    }
+
     /// User and system time used so far, in clock ticks.
     ///
     /// # Panics

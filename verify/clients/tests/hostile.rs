@@ -105,37 +105,44 @@ fn a_half_closed_client_still_gets_its_replies() {
 }
 
 #[test]
-fn a_client_that_does_not_read_is_closed_and_others_are_served() {
+fn one_reply_past_the_limit_is_an_error_that_names_the_setting() {
     let (_data, server) = server(&["--output-buffer-limit", "8MiB"]);
-    let mut witness = server.connect();
-    let value = vec![b'v'; 512 << 10];
-    assert!(witness.call(&[b"SET", b"large", &value]).unwrap().is_ok());
     let mut greedy = server.connect();
-    // One request whose reply passes the limit by far, however much the sockets hold.
+    let value = vec![b'v'; 512 << 10];
+    assert!(greedy.call(&[b"SET", b"large", &value]).unwrap().is_ok());
     let words: Vec<&[u8]> =
         std::iter::once(&b"MGET"[..]).chain(std::iter::repeat_n(&b"large"[..], 128)).collect();
-    greedy.send(&encode(&words)).unwrap();
-    let start = Instant::now();
-    while start.elapsed() < Duration::from_secs(3) {
-        assert_eq!(witness.say("PING").text(), "PONG");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    let mut received = 0_u64;
-    let mut buffer = vec![0; 1 << 20];
-    let ended = loop {
-        match greedy.socket().read(&mut buffer) {
-            Ok(0) => break true,
-            Ok(n) => received += n as u64,
-            Err(error) => break error.kind() == std::io::ErrorKind::ConnectionReset,
-        }
-    };
-    assert!(ended, "the greedy client's connection is still open");
-    assert!(received < 64 << 20, "the whole reply of 64 MiB was kept for it");
-    assert_eq!(witness.say("STRLEN large").text(), (512 << 10).to_string());
+    let reply = greedy.call(&words).unwrap();
+    assert!(reply.text().contains("client-output-buffer-limit"), "{reply:?}");
+    assert_eq!(greedy.say("STRLEN large").text(), (512 << 10).to_string());
 }
 
 #[test]
-#[ignore = "requests that arrived in one read are all executed, past the limit on replies"]
+fn a_client_that_does_not_read_costs_bounded_memory_and_no_other_client() {
+    let (_data, server) = server(&["--output-buffer-limit", "8MiB"]);
+    let mut witness = server.connect();
+    let value = vec![b'v'; 64 << 10];
+    assert!(witness.call(&[b"SET", b"large", &value]).unwrap().is_ok());
+    let before = server.resident_bytes();
+    let mut silent: Vec<Connection> = (0..4).map(|_| server.connect()).collect();
+    for connection in &mut silent {
+        // 256 MiB of replies asked for, none read.
+        let request = encode(&[b"GET", b"large"]);
+        connection.send(&request.repeat(4096)).unwrap();
+    }
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(2) {
+        assert_eq!(witness.say("PING").text(), "PONG");
+        assert_eq!(witness.say("STRLEN large").text(), (64 << 10).to_string());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let grown = server.resident_bytes().saturating_sub(before);
+    // Four limits, and as much again for what is on its way.
+    assert!(grown < 64 << 20, "{grown} bytes more for four silent clients");
+}
+
+#[test]
+#[ignore = "a first burst of large replies from another shard passes the limit before their size is known"]
 fn pipelined_requests_of_a_reader_that_pauses_are_all_answered() {
     let (_data, server) = server(&["--output-buffer-limit", "8MiB"]);
     let mut connection = server.connect();
@@ -151,9 +158,9 @@ fn pipelined_requests_of_a_reader_that_pauses_are_all_answered() {
     });
     std::thread::sleep(Duration::from_secs(1));
     for i in 0..512 {
-        match connection.reply().unwrap() {
-            Reply::Bulk(bytes) => assert_eq!(bytes.len(), value.len(), "reply {i}"),
-            other => panic!("reply {i}: {other:?}"),
+        match connection.reply() {
+            Ok(Reply::Bulk(bytes)) => assert_eq!(bytes.len(), value.len(), "reply {i}"),
+            other => panic!("reply {i}: {other:?}\n{}", server.complaints()),
         }
     }
     sender.join().unwrap();

@@ -91,8 +91,8 @@ pub struct RestoreArguments {
 /// How to reach the node.
 #[derive(Clone, Debug, Args)]
 pub struct Connection {
-    /// The node's fabric address: auto://HOST[:PORT] takes the best provider, shm:// and tcp://
-    /// insist on one.
+    /// The node's fabric address: auto://HOST:PORT takes the best provider, shm:// and tcp:// insist
+    /// on one; the port is 4790 unless given.
     #[arg(
         long,
         value_name = "URL",
