@@ -3,7 +3,7 @@
 //! Place: `foundation`. Rings never block: full and empty are answers. Atomics come from [`sync`],
 //! so that loom can take their place (`RUSTFLAGS="--cfg loom"`).
 //!
-//! - [`mailbox`]: values moved between two threads of one process.
+//! - [`mod@mailbox`]: values moved between two threads of one process.
 //! - [`slots`]: messages of one cache line between two processes that share memory.
 
 pub mod mailbox;
