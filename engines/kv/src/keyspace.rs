@@ -111,6 +111,13 @@ impl<'a> Keyspace<'a> {
         found
     }
 
+    /// Version of an absent key's deletion; see [`Shard::deletion`].
+    ///
+    /// Errors: as [`Keyspace::lookup`].
+    pub fn deletion(&mut self, database: u8, key: &[u8]) -> Result<Version, KvError> {
+        self.owner(database, key)?.deletion(database, key)
+    }
+
     /// Lends the value to `reader`; see [`Shard::with_value`].
     ///
     /// Errors: [`KvError::Damaged`].

@@ -308,8 +308,10 @@ impl Store {
         Ok(())
     }
 
-    /// The newest version given out.
-    pub(crate) fn newest_version(&self) -> Version {
+    /// The newest version given out so far. What is written later to a shard whose lock the caller
+    /// holds has a larger one.
+    #[must_use]
+    pub fn newest_version(&self) -> Version {
         self.next_version.load(Ordering::Relaxed).saturating_sub(1)
     }
 

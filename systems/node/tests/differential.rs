@@ -79,14 +79,24 @@ impl Random {
     }
 }
 
+/// Where the generator knows its connection to be.
+#[derive(Clone, Copy, Debug, Default)]
+struct State {
+    in_transaction: bool,
+    watching: bool,
+}
+
 /// A request that is the same to both. Replies are not switched inside transactions: Redis then
-/// sends part of an array.
-fn request(random: &mut Random, in_transaction: &mut bool) -> Vec<String> {
+/// sends part of an array. Nothing is flushed while keys are watched: an absent one then counts as
+/// changed here, and at Redis only if it was there meanwhile.
+fn request(random: &mut Random, state: &mut State) -> Vec<String> {
     let request = any_request(random);
     match request[0].as_str() {
-        "MULTI" => *in_transaction = true,
-        "EXEC" | "DISCARD" => *in_transaction = false,
-        "CLIENT" if *in_transaction => return vec!["PING".into()],
+        "MULTI" => state.in_transaction = true,
+        "EXEC" | "DISCARD" if state.in_transaction => *state = State::default(),
+        "WATCH" => state.watching = true,
+        "CLIENT" if state.in_transaction => return vec!["PING".into()],
+        "FLUSHDB" if state.watching => return vec!["PING".into()],
         _ => {}
     }
     request
@@ -173,10 +183,10 @@ fn compare(seed: u64, shards: usize, redis: &Redis) -> usize {
     let mut compared = 0;
     for round in 0..14 {
         let (theirs, ours) = &pairs[random.below(pairs.len())];
-        let mut in_transaction = false;
+        let mut state = State::default();
         let count = 1 + random.below(if round % 4 == 0 { 900 } else { 60 });
         let mut requests: Vec<Vec<String>> =
-            (0..count).map(|_| request(&mut random, &mut in_transaction)).collect();
+            (0..count).map(|_| request(&mut random, &mut state)).collect();
         let marker = format!("marker{round}");
         requests.push(vec!["DISCARD".into()]);
         requests.push(vec!["CLIENT".into(), "REPLY".into(), "ON".into()]);

@@ -159,6 +159,27 @@ fn watched_keys_of_any_shard_stop_exec_when_another_client_wins() {
 }
 
 #[test]
+fn a_watched_key_that_came_and_went_counts_as_changed() {
+    let node = start(2);
+    let (mut client, mut other) = (Client::connect(&node), Client::connect(&node));
+    for key in keys_of_shards(&node, "fleeting") {
+        for (between, outcome) in [("GET x", "[+OK]"), ("DEL x", "[+OK]"), ("SET", "*-1")] {
+            assert_eq!(client.ask(&format!("WATCH {key}")), "+OK");
+            if between == "SET" {
+                assert_eq!(other.ask(&format!("SET {key} 1")), "+OK");
+                assert_eq!(other.ask(&format!("DEL {key}")), ":1");
+            } else {
+                other.ask(&between.replace('x', &key));
+            }
+            client.send("MULTI\r\nSET done 1\r\nEXEC\r\n");
+            client.expect("+OK\r\n+QUEUED\r\n");
+            assert_eq!(client.reply(), outcome, "after {between}");
+        }
+    }
+    node.stop();
+}
+
+#[test]
 fn commands_count_once_wherever_they_ran() {
     let node = start(3);
     let keys = keys_of_shards(&node, "c");

@@ -27,6 +27,8 @@ pub(crate) struct Watched {
     pub key: Vec<u8>,
     /// Version of the entry at WATCH; `None`: there was no such key.
     pub version: Option<beeline_kv::Version>,
+    /// The newest version of all at WATCH: a deletion above it means that the key was there since.
+    pub newest: beeline_kv::Version,
 }
 
 /// A transaction between MULTI and EXEC.

@@ -14,6 +14,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use beeline_env::FaultPoint;
+
 use crate::entry::{self, ALIGNMENT, EXPIRES, Header, TOMBSTONE};
 use crate::fault::{self, KnownBug};
 use crate::index::Location;
@@ -22,6 +24,9 @@ use crate::shard::Shard;
 use crate::stats;
 use crate::store::Need;
 use crate::{KvError, Version};
+
+/// Fails as a medium does that does not take what was written.
+static BEFORE_FENCE: FaultPoint = FaultPoint::new("kv.commit.before_fence");
 
 /// Which head an entry goes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -267,6 +272,13 @@ impl Shard {
         self.persister.flush(&state.segment, offset as usize, length as usize);
     }
 
+    fn fence(&mut self) -> Result<(), KvError> {
+        BEFORE_FENCE
+            .check()
+            .map_err(|fault| KvError::Io { path: "the pool".into(), source: fault.into() })?;
+        Ok(self.persister.fence()?)
+    }
+
     /// Persists everything stored so far, at the store's durability, when it returns. Nothing may
     /// be acknowledged before, and no reply may show what a later crash could take back.
     ///
@@ -309,9 +321,9 @@ impl Shard {
         if fault::is_on(KnownBug::AcknowledgeBeforeFence) {
             return Ok(());
         }
-        if let Err(error) = self.persister.fence() {
+        if let Err(error) = self.fence() {
             self.poisoned = true;
-            return Err(error.into());
+            return Err(error);
         }
         std::mem::swap(&mut self.log.persisted, &mut self.log.touched);
         stats::add(&self.store.counters[self.index].commits, 1);

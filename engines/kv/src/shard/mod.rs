@@ -181,6 +181,24 @@ impl Shard {
         Ok(self.lookup_hashed(database, hash, key))
     }
 
+    /// Version of the latest deletion that may have hit an absent key, as far as it is still known:
+    /// that of the key itself, or a flush of its database. 0: none.
+    ///
+    /// Errors: [`KvError::Database`].
+    pub fn deletion(&mut self, database: u8, key: &[u8]) -> Result<Version, KvError> {
+        Self::check_database(database)?;
+        let flushed = self.store.barrier(database);
+        let hash = self.store.hash_key(database, key);
+        let Some(id) = self.find(database, hash, key) else { return Ok(flushed) };
+        let Some(index) = self.databases[database as usize].as_deref() else { return Ok(flushed) };
+        let location = index.slot(id).location;
+        if !location.is_absent() || !location.is_readable() {
+            return Ok(flushed);
+        }
+        let state = self.cache.get(&self.store.table, location.segment());
+        Ok(read_header(state, location.offset()).version.max(flushed))
+    }
+
     pub(crate) fn lookup_hashed(
         &mut self,
         database: u8,

@@ -57,7 +57,10 @@ impl Client {
     }
 
     pub fn to(address: std::net::SocketAddr) -> Self {
-        let stream = TcpStream::connect(address).unwrap();
+        Self::from(TcpStream::connect(address).unwrap())
+    }
+
+    pub fn from(stream: TcpStream) -> Self {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
         stream.set_nodelay(true).unwrap();

@@ -37,7 +37,8 @@ pub fn watch(session: &mut Session, call: &mut Call<'_, '_>) -> CommandResult {
         let known = |watched: &Watched| watched.database == database && watched.key == key;
         if !session.watched.iter().any(known) {
             let version = call.lookup(key)?.map(|entry| entry.version);
-            session.watched.push(Watched { database, key: key.to_vec(), version });
+            let newest = call.store.store().newest_version();
+            session.watched.push(Watched { database, key: key.to_vec(), version, newest });
         }
     }
     call.out.ok();
@@ -55,6 +56,11 @@ fn unchanged(session: &Session, call: &mut Call<'_, '_>) -> Result<bool, Command
     for watched in &session.watched {
         let entry = call.store.lookup(watched.database, &watched.key)?;
         if entry.map(|entry| entry.version) != watched.version {
+            return Ok(false);
+        }
+        if entry.is_none() && call.store.deletion(watched.database, &watched.key)? > watched.newest
+        {
+            // It came and went, or may have: a flush does not tell.
             return Ok(false);
         }
     }

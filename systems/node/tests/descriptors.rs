@@ -1,0 +1,36 @@
+//! A node that runs out of descriptors keeps its clients, and takes the next one when it can.
+//!
+//! In a binary of its own: the limit is the process's.
+
+#![allow(clippy::unwrap_used, reason = "a test ends at its first failure")]
+
+mod common;
+
+use common::{Client, eventually, start};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+#[test]
+fn without_descriptors_new_clients_wait_and_old_ones_are_served() {
+    let node = start(2);
+    let mut early = Client::connect(&node);
+    assert_eq!(early.ask("SET k v"), "+OK");
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: Some(200), maximum }).unwrap();
+    // Each takes a descriptor here and one at the node, until somebody gets none. The kernel
+    // completes connections that nobody accepts.
+    let mut clients = Vec::new();
+    while let Ok(stream) = std::net::TcpStream::connect(node.redis_address().unwrap()) {
+        clients.push(stream);
+        assert!(clients.len() < 400, "the limit holds nobody up");
+    }
+    drop(clients.pop());
+    let late = std::net::TcpStream::connect(node.redis_address().unwrap()).unwrap();
+    assert_eq!(early.ask("GET k"), "v");
+    let served = node.handle().stats().connected_clients;
+    assert!(served < clients.len() + 2, "somebody waits");
+    drop(clients);
+    let mut late = Client::from(late);
+    assert_eq!(late.ask("GET k"), "v");
+    eventually("the others are counted off", || node.handle().stats().connected_clients == 2);
+    node.stop();
+}
