@@ -3,7 +3,7 @@
 //!
 //! `BEELINE_SEED=n cargo test -p beeline-node --test differential` replays one seed.
 
-#![allow(clippy::unwrap_used, reason = "a test ends at its first failure")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test ends at its first failure")]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "how much was compared, or why not")]
 
 mod common;
