@@ -121,7 +121,7 @@ pub fn run(arguments: &RedisArguments, output: Output) -> Result<Exit, Failure> 
                         continue;
                     }
                     let load = Load { test, depth, size, arguments };
-                    let requests = options.size(arguments.requests, 500);
+                    let requests = options.size(arguments.requests, 20_000);
                     let row =
                         load.compare(&beeline, &redis, requests, persistence, options, output)?;
                     report.push(row);
@@ -205,7 +205,9 @@ fn parse(csv: &str) -> anyhow::Result<(f64, f64)> {
         let at = names.iter().position(|n| n == name).with_context(|| format!("no {name}"))?;
         Ok(values.get(at).context("a short line")?.parse()?)
     };
-    Ok((value("rps")?, value("p99_latency_ms")?))
+    let rate = value("rps")?;
+    anyhow::ensure!(rate.is_finite(), "too short a run to measure; raise --requests");
+    Ok((rate, value("p99_latency_ms")?))
 }
 
 /// Runs `work` on a thread kept on one core; what it starts stays there too.
@@ -312,6 +314,7 @@ mod tests {
         assert_eq!(parse(csv).unwrap(), (1000.5, 0.7));
         assert!(parse("\"test\",\"rps\"\n").is_err());
         assert!(parse("Could not connect").is_err());
+        assert!(parse(&csv.replace("1000.50", "inf")).is_err());
     }
 
     #[test]
