@@ -135,6 +135,9 @@ pub struct Client {
     last_token: u64,
     /// Counts connections made, so that completions of a dead one are told apart.
     generation: u16,
+    /// Where completions are polled to; made once, because clearing it takes longer than a poll.
+    completions: Box<[WorkCompletion]>,
+    polls: u32,
 }
 
 /// Completion entries one link may need: receives, signalled sends, reads, flushes of all.
@@ -142,6 +145,8 @@ const COMPLETIONS_PER_REQUEST: u32 = 4;
 /// Shards the first completion queue has room for.
 const SHARDS_EXPECTED: u16 = 16;
 const COMPLETIONS_BATCH: usize = 32;
+/// Polls between two looks at the clock: reading it takes longer than an empty poll.
+const POLLS_PER_CLOCK: u32 = 16;
 
 impl Client {
     /// Connects to every shard of the store that `connector` reaches. Bounded by
@@ -155,7 +160,15 @@ impl Client {
     ) -> Result<Self, ClientError> {
         let device = connector.device()?;
         let core = Self::open(Arc::clone(&device), options, SHARDS_EXPECTED)?;
-        let mut this = Self { connector, core, links: Vec::new(), last_token: 0, generation: 0 };
+        let mut this = Self {
+            connector,
+            core,
+            links: Vec::new(),
+            last_token: 0,
+            generation: 0,
+            completions: vec![WorkCompletion::EMPTY; COMPLETIONS_BATCH].into(),
+            polls: 0,
+        };
         let first = this.link(0)?;
         let shards = first.shards();
         this.links.push(first);
@@ -320,22 +333,40 @@ impl Client {
 
     /// Delivers what completed; returns how many. Does not block, and allocates nothing unless a
     /// value is longer than any before it. `deliver` sees each token once, in order per shard.
+    /// Looks for overdue requests every sixteenth time.
     ///
     /// Errors: [`ClientError::Fabric`] when the completion queue itself failed; every outstanding
     /// request was then delivered as lost.
     pub fn poll(&mut self, deliver: &mut Deliver<'_>) -> Result<usize, ClientError> {
-        let mut completions = [WorkCompletion::EMPTY; COMPLETIONS_BATCH];
+        let mut completions = std::mem::take(&mut self.completions);
+        let delivered = self.poll_into(&mut completions, deliver);
+        self.completions = completions;
+        let mut delivered = delivered?;
+        self.polls = self.polls.wrapping_add(1);
+        if self.polls.is_multiple_of(POLLS_PER_CLOCK) {
+            delivered += self.expire(deliver);
+        }
+        Ok(delivered)
+    }
+
+    fn poll_into(
+        &mut self,
+        completions: &mut [WorkCompletion],
+        deliver: &mut Deliver<'_>,
+    ) -> Result<usize, ClientError> {
         let mut delivered = 0;
         loop {
-            let polled = self.core.queue.poll(&mut completions);
+            let polled = self.core.queue.poll(completions);
             let count = self.polled(polled, deliver)?;
-            delivered += self.handle(&completions[..count], deliver);
+            if count > 0 {
+                delivered += self.handle(&completions[..count], deliver);
+            } else {
+                delivered += self.settle(deliver);
+            }
             if count < COMPLETIONS_BATCH {
-                break;
+                return Ok(delivered);
             }
         }
-        delivered += self.expire(deliver);
-        Ok(delivered)
     }
 
     /// As [`Client::poll`], but sleeps until something completed or `timeout` passed.
@@ -349,7 +380,7 @@ impl Client {
         let mut completions = [WorkCompletion::EMPTY; COMPLETIONS_BATCH];
         let waited = self.core.queue.wait(&mut completions, timeout);
         let count = self.polled(waited, deliver)?;
-        let delivered = self.handle(&completions[..count], deliver);
+        let delivered = self.handle(&completions[..count], deliver) + self.expire(deliver);
         Ok(delivered + self.poll(deliver)?)
     }
 
@@ -387,10 +418,11 @@ impl Client {
                 }
             };
         }
-        for link in &mut self.links {
-            delivered += link.settle(&mut self.core, deliver);
-        }
-        delivered
+        delivered + self.settle(deliver)
+    }
+
+    fn settle(&mut self, deliver: &mut Deliver<'_>) -> usize {
+        self.links.iter_mut().map(|link| link.settle(&mut self.core, deliver)).sum()
     }
 
     fn expire(&mut self, deliver: &mut Deliver<'_>) -> usize {

@@ -148,7 +148,7 @@ impl ShardServer {
     fn entry(&mut self, shard: &mut Shard, connection: &mut Connection, immediate: u32) {
         let announcement = Announcement::decode(immediate);
         self.counters.announcements += 1;
-        connection.active_ns = self.clock.monotonic_ns();
+        connection.active_ns = self.now_ns;
         connection.promised = connection.promised.saturating_sub(1);
         let outcome = match (&connection.grant, &mut connection.log) {
             (Some(grant), Some(log)) if grant.number == announcement.grant => {
@@ -186,7 +186,7 @@ impl ShardServer {
 
     /// The metadata request: a segment for the client to write (BOOM §3.1 step 1).
     fn grant(&mut self, shard: &mut Shard, connection: &mut Connection, tag: u16) {
-        connection.active_ns = self.clock.monotonic_ns();
+        connection.active_ns = self.now_ns;
         let granted = self.fresh_grant(shard, connection).map(|grant| Reply {
             grant: grant.number,
             length: grant.length,

@@ -62,6 +62,10 @@ pub struct ShardServer {
     pub(crate) readable: SegmentRegions,
     pub(crate) counters: ServerCounters,
     pub(crate) scratch: Vec<u8>,
+    /// Time of the poll whose completions are being handled.
+    pub(crate) now_ns: u64,
+    /// Where completions are polled to; made once, because clearing it takes longer than a poll.
+    completions: Box<[WorkCompletion]>,
 }
 
 fn entries_of(window: u16) -> u32 {
@@ -105,6 +109,8 @@ impl ShardServer {
             readable: SegmentRegions::new(Access::REMOTE_READ),
             counters: ServerCounters::default(),
             scratch: Vec::new(),
+            now_ns: 0,
+            completions: vec![WorkCompletion::EMPTY; BATCH].into(),
             options,
         })
     }
@@ -289,10 +295,26 @@ impl ShardServer {
     /// Errors: [`ServerError::Fabric`] when the completion queue itself failed. What a client does
     /// wrong ends that client's connection only.
     pub fn poll(&mut self, shard: &mut Shard) -> Result<usize, ServerError> {
-        let mut completions = [WorkCompletion::EMPTY; BATCH];
+        let mut completions = std::mem::take(&mut self.completions);
+        let handled = self.poll_into(&mut completions, shard);
+        self.completions = completions;
+        if !self.broken.is_empty() {
+            self.close_broken(shard);
+        }
+        handled
+    }
+
+    fn poll_into(
+        &mut self,
+        completions: &mut [WorkCompletion],
+        shard: &mut Shard,
+    ) -> Result<usize, ServerError> {
         let mut handled = 0;
         for _ in 0..BATCHES {
-            let count = self.queue.poll(&mut completions)?;
+            let count = self.queue.poll(completions)?;
+            if count > 0 {
+                self.now_ns = self.clock.monotonic_ns();
+            }
             for completion in &completions[..count] {
                 self.handle(shard, completion);
             }
@@ -300,9 +322,6 @@ impl ShardServer {
             if count < BATCH {
                 break;
             }
-        }
-        if !self.broken.is_empty() {
-            self.close_broken(shard);
         }
         Ok(handled)
     }

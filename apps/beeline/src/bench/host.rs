@@ -55,7 +55,7 @@ pub fn run(arguments: &HostArguments, output: Output) -> Result<Exit, Failure> {
         ("TCP on loopback, 8 B, round trip", "blocking sockets", "us", Better::Lower),
         ("append 64 B and write it to the disk", "fdatasync", "us", Better::Lower),
     ];
-    let cores = super::turns::cores().len();
+    let cores = super::turns::online();
     for (i, ((case, subject, unit, better), figures_of_row)) in
         rows.into_iter().zip(&figures).enumerate()
     {
@@ -74,7 +74,7 @@ pub fn cache_line_ping_pong_us(rounds: u64) -> anyhow::Result<f64> {
     #[repr(align(128))]
     struct Line(AtomicU64);
     let lines = [Line(AtomicU64::new(0)), Line(AtomicU64::new(0))];
-    let alone = super::turns::cores().len() < 2;
+    let alone = super::turns::online() < 2;
     let stop = AtomicBool::new(false);
     // Release with the other side's Acquire: each store hands the turn over.
     let wait = |line: &Line, wanted: u64| {

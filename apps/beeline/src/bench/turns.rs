@@ -60,11 +60,6 @@ fn allowed() -> &'static [usize] {
     })
 }
 
-/// Processors this thread may run on, ascending.
-pub fn cores() -> Vec<usize> {
-    beeline_os::affinity::allowed().unwrap_or_default()
-}
-
 /// Keeps the calling thread, and threads it starts from now on, on one of the allowed processors:
 /// the `index`-th, counted round.
 ///
@@ -132,8 +127,12 @@ mod tests {
 
     #[test]
     fn a_pinned_thread_stays_on_its_core() {
-        let core =
-            std::thread::spawn(|| pin(1).map(|core| (core, cores()))).join().unwrap().unwrap();
+        let core = std::thread::spawn(|| {
+            pin(1).map(|core| (core, beeline_os::affinity::allowed().unwrap()))
+        })
+        .join()
+        .unwrap()
+        .unwrap();
         assert_eq!(core.1, [core.0]);
     }
 }

@@ -10,6 +10,7 @@ use beeline_kv_client::Client;
 use super::load::{Keys, cost, fill, latency, rate};
 use super::rig::{Rig, RigOptions};
 use super::{Bench, Part};
+use crate::bench::fabric::cache_line;
 use crate::bench::report::{Better, Row, Spread, number};
 use crate::bench::turns::{Contender, alternate, pin};
 
@@ -131,9 +132,7 @@ pub fn headline(bench: &Bench<'_>) -> anyhow::Result<Vec<Row>> {
         let mut chosen = choice.clone();
         let mut contenders = [
             Contender::new("BOOM", || Ok(side.turn(&mut chosen, count, percent, &value)?.0)),
-            Contender::new("cache line", || {
-                super::super::host::cache_line_ping_pong_us(bench.options.size(50_000, 100))
-            }),
+            Contender::new("cache line", || Ok(cache_line(bench.options.size(64_000, 128))?.0)),
         ];
         let figures = alternate(bench.options.turns(), &mut contenders, bench.output)?;
         drop(contenders);
