@@ -35,6 +35,8 @@ pub(crate) struct Door {
     /// Threads that want the shard's lock for a command over several shards; its own thread then
     /// steps back between batches.
     pub waiting: AtomicUsize,
+    /// Another thread changed the shard's keys: its own one owes it upkeep.
+    pub changed: AtomicBool,
     /// While the node stops: the shard's clients are owed replies.
     pub owing: AtomicBool,
     deliveries: Sender<Delivery>,
@@ -48,6 +50,7 @@ impl Door {
             waker: Waker::new()?,
             sleeping: AtomicBool::new(false),
             waiting: AtomicUsize::new(0),
+            changed: AtomicBool::new(false),
             owing: AtomicBool::new(true),
             deliveries,
         };

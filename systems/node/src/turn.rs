@@ -179,6 +179,8 @@ pub(crate) struct ShardThread {
     /// Connections hold memory that they may not need any more.
     untidy: bool,
     maintenance: Maintenance,
+    /// Something may have changed since the last upkeep, which knows when the next key expires.
+    upkeep_wanted: bool,
     fabric_active_ns: u64,
     turns_since_look: u32,
     spin_ns: u64,
@@ -226,6 +228,7 @@ impl ShardThread {
             unpublished: false,
             untidy: false,
             maintenance: Maintenance::default(),
+            upkeep_wanted: false,
             fabric_active_ns: 0,
             turns_since_look: 0,
             spin_ns: u64::try_from(parts.spin.as_nanos()).unwrap_or(u64::MAX),
@@ -343,7 +346,8 @@ impl ShardThread {
         // The fence pairs with the one in `Door::nudge`.
         self.shared.doors[self.index].sleeping.store(true, Ordering::Relaxed);
         std::sync::atomic::fence(Ordering::SeqCst);
-        let stay = self.look_around() || !self.fabric.is_armed();
+        let changed = self.shared.doors[self.index].changed.load(Ordering::Relaxed);
+        let stay = changed || self.look_around() || !self.fabric.is_armed();
         if stay {
             self.shared.doors[self.index].sleeping.store(false, Ordering::Relaxed);
         }
@@ -362,7 +366,7 @@ impl ShardThread {
         if self.shared.is_stopping() || !self.held_back.is_empty() || self.fabric.has_pending() {
             sooner(now_ns + HOUSEKEEPING_NS);
         }
-        if self.unpublished {
+        if self.unpublished || self.upkeep_wanted {
             sooner(self.housekeeping_ns);
         }
         if self.untidy || self.fabric.clients() > 0 {
@@ -391,10 +395,14 @@ impl ShardThread {
         now_ns: u64,
     ) -> bool {
         self.take_deliveries();
-        self.take_parcels(shard);
+        let executed = self.take_parcels(shard);
+        let changed = &self.shared.doors[self.index].changed;
+        let changed = changed.load(Ordering::Relaxed) && changed.swap(false, Ordering::Relaxed);
+        self.upkeep_wanted |= executed || changed || !news.is_empty();
         let requests = self.fabric.poll(shard, &self.poller);
         if requests > 0 {
             self.fabric_active_ns = now_ns;
+            self.upkeep_wanted = true;
             count(&self.counters().fabric_requests, requests as u64);
         }
         for readiness in news {
@@ -422,6 +430,7 @@ impl ShardThread {
         }
         let due = self.maintenance.next_deadline_ns.is_some_and(|deadline| deadline <= now_ns);
         if self.maintenance.did_work || due || now_ns >= self.housekeeping_ns {
+            self.upkeep_wanted = false;
             match shard.maintain(MAINTENANCE_BYTES) {
                 Ok(maintenance) => self.maintenance = maintenance,
                 Err(error) => {
@@ -532,7 +541,9 @@ impl ShardThread {
         self.connections[slot as usize] = Some(Box::new(connection));
     }
 
-    fn take_parcels(&mut self, shard: &mut Shard) {
+    /// Takes what other shards sent; whether any of it was executed.
+    fn take_parcels(&mut self, shard: &mut Shard) -> bool {
+        let mut executed = false;
         for from in 0..self.peers.len() {
             let Some(mut peer) = self.peers[from].take() else { continue };
             // At most a mailbox a turn, so that a flood from one side does not starve sockets.
@@ -551,6 +562,7 @@ impl ShardThread {
                         }
                     },
                 };
+                executed = true;
                 match self.execute_parcel(&mut hop, first, shard) {
                     None => peer.executed.push(hop),
                     Some(next) => {
@@ -564,6 +576,7 @@ impl ShardThread {
             }
             self.peers[from] = Some(peer);
         }
+        executed
     }
 
     /// Executes the commands of `hop` from `first` on; returns where to go on in the next turn
@@ -798,6 +811,7 @@ impl ShardThread {
         let before = connection.output.len();
         let Connection { session, parser, output, .. } = &mut *connection;
         let plan = Plan::new(session, parser.current());
+        let writes = plan.may_write(session);
         let saves = plan.command().is_some_and(|command| SAVING.contains(&command.name));
         let wanted: Vec<usize> = match plan.route(session, shared.store.as_ref()) {
             _ if saves => (0..shared.shards.len()).collect(),
@@ -821,6 +835,13 @@ impl ShardThread {
         }
         let committed = keyspace.commit();
         drop(guards);
+        if writes {
+            for &index in wanted.iter().filter(|&&index| index != self.index) {
+                shared.doors[index].changed.store(true, Ordering::Relaxed);
+                shared.doors[index].nudge();
+            }
+            self.upkeep_wanted = true;
+        }
         self.settle(connection, after, true);
         if let Err(error) = committed {
             tracing::error!(%error, "cannot make a command over several shards durable");

@@ -166,6 +166,33 @@ fn deleted_and_expired_keys_leave_a_quiet_node() {
 }
 
 #[test]
+fn keys_of_sleeping_shards_expire_however_they_got_there() {
+    let node = start(3);
+    let keys = keys_of_shards(&node, "e");
+    let mut client = Client::connect(&node);
+    for round in 0..8 {
+        // Within a tenth of a second of each other: upkeep has just been.
+        for key in &keys {
+            if round % 2 == 0 {
+                assert_eq!(client.ask(&format!("SET {key} 1 PX 150")), "+OK");
+            } else {
+                client.send(&format!(
+                    "MULTI\r\nSET {0} 1 PX 150\r\nSET {1} 1 PX 150\r\n",
+                    key, keys[0]
+                ));
+                client.send("EXEC\r\n");
+                client.expect("+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n+OK\r\n+OK\r\n");
+            }
+        }
+        // Counted without a look at the keys or a word to their shards.
+        eventually("keys expire by themselves", || node.handle().stats().store.total.keys == 0);
+        std::thread::sleep(Duration::from_millis(30 * round));
+    }
+    assert_quiet(&node, "all keys expired");
+    node.stop();
+}
+
+#[test]
 fn a_client_that_connects_after_a_long_sleep_is_not_taken_for_idle() {
     let node = start_with(1, |door| door.idle_timeout = Some(Duration::from_secs(1)));
     let mut early = Client::connect(&node);
