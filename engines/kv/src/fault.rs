@@ -12,6 +12,25 @@ pub enum KnownBug {
     DropTombstoneEarly,
     /// A victim is freed before its copies and what superseded it are persisted.
     FreeBeforePersist,
+    /// The collector copies entries that are not persisted themselves, so that part of a batch
+    /// can survive without the rest.
+    CollectUncommitted,
+    /// Recovery leaves what a crash left behind the last good entry.
+    KeepTail,
+    /// A superseded entry is not counted, so that its tombstone looks useless.
+    ForgetStale,
+}
+
+impl KnownBug {
+    /// Every known bug.
+    pub const ALL: [Self; 6] = [
+        Self::AcknowledgeBeforeFence,
+        Self::DropTombstoneEarly,
+        Self::FreeBeforePersist,
+        Self::CollectUncommitted,
+        Self::KeepTail,
+        Self::ForgetStale,
+    ];
 }
 
 thread_local! {

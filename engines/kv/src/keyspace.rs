@@ -229,7 +229,7 @@ impl<'a> Keyspace<'a> {
         }
         let existed = self.lookup(database, key)?.is_some();
         let hash = self.store().hash_key(database, key);
-        if !existed && !self.owner(database, key)?.hides_older(database, hash, key) {
+        if !existed && !self.owner(database, key)?.may_come_back(database, hash, key) {
             return Ok(false);
         }
         let appended = self.home_mut().append_tombstone(database, key)?;

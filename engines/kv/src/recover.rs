@@ -17,6 +17,7 @@ use std::time::Instant;
 use beeline_pmem::{Persister, PmemError, Pool, Segment};
 
 use crate::entry::{EXPIRES, TOMBSTONE};
+use crate::fault::{self, KnownBug};
 use crate::index::{Location, Slot};
 use crate::segments::{FORMAT, QUARANTINED, SegmentState, UNTRUSTED, word};
 use crate::shard::Shard;
@@ -240,7 +241,7 @@ impl<'a> Worker<'a> {
             state.set(QUARANTINED);
             return;
         }
-        if walked.dirty_end != 0 && !client {
+        if walked.dirty_end != 0 && !client && !fault::is_on(KnownBug::KeepTail) {
             let zeros = [0; 4096];
             let (start, end) = (walked.end as usize, walked.dirty_end as usize);
             for at in (start..end).step_by(zeros.len()) {

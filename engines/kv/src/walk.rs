@@ -117,9 +117,25 @@ pub(crate) fn walk(
     walked.missing += promised.saturating_sub(seen);
     walked.cut_batch = batch.len() as u32;
     let rest = &bytes[walked.end as usize..];
-    let used = rest.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+    let used = used_length(rest);
     walked.dirty_end = if used == 0 { 0 } else { walked.end + used as u32 };
     walked
+}
+
+/// Length of `bytes` without the zeros at their end. Whole pages are compared at a time: the empty
+/// rest of large segments is most of what the recovery of a small store reads.
+fn used_length(bytes: &[u8]) -> usize {
+    const ZEROS: [u8; 4096] = [0; 4096];
+    let mut end = bytes.len();
+    while end > 0 {
+        let start = end.saturating_sub(ZEROS.len());
+        let page = &bytes[start..end];
+        if page != &ZEROS[..page.len()] {
+            return page.iter().rposition(|byte| *byte != 0).map_or(start, |last| start + last + 1);
+        }
+        end = start;
+    }
+    0
 }
 
 /// Offset of the next valid entry after a bad one at `at`.
@@ -146,4 +162,25 @@ pub(crate) fn copy_is_valid(header: &Header, copy: &[u8]) -> bool {
         return false;
     };
     Header::decode(head) == *header && entry::checksum(head, rest, &[]) == header.checksum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_used_length_ends_at_the_last_byte_that_is_not_zero() {
+        for length in [0, 1, 4095, 4096, 4097, 20_000] {
+            let mut bytes = vec![0; length];
+            assert_eq!(used_length(&bytes), 0);
+            for last in [0, 1, 4095, 4096, 8191, 8192, 19_999] {
+                if last < length {
+                    bytes.fill(0);
+                    bytes[last] = 1;
+                    bytes[0] = 1;
+                    assert_eq!(used_length(&bytes), last + 1, "{length} bytes");
+                }
+            }
+        }
+    }
 }

@@ -188,7 +188,7 @@ impl Shard {
         };
         // A copy stands alone: of a batch that is not persisted yet, some copies could survive a
         // crash that cuts the batch itself.
-        if self.log.is_dirty(&victim) {
+        if self.log.is_dirty(&victim) && !fault::is_on(KnownBug::CollectUncommitted) {
             self.commit()?;
         }
         victim.set(VICTIM);

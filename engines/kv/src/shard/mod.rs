@@ -16,6 +16,7 @@ use beeline_os::MemoryObject as _;
 use beeline_pmem::Persister;
 
 use crate::entry::{self, EXPIRES, HEADER_BYTES, Header, KEY_LIMIT, TOMBSTONE};
+use crate::fault::{self, KnownBug};
 use crate::index::{Index, Location, Slot, SlotId, prefetch};
 use crate::random::Xorshift;
 use crate::segments::{SegmentCache, SegmentState};
@@ -410,7 +411,8 @@ impl Shard {
         let after = match (found, before) {
             (Some(id), Some(before)) => {
                 let mut after = Slot { stale: before.stale, ..fresh };
-                if leaves_stale && !before.location.has(Location::LOST) {
+                let forgets = fault::is_on(KnownBug::ForgetStale);
+                if leaves_stale && !before.location.has(Location::LOST) && !forgets {
                     after.add_stale();
                 }
                 *index.slot_mut(id) = after;
@@ -493,7 +495,7 @@ impl Shard {
     pub fn delete(&mut self, database: u8, key: &[u8]) -> Result<bool, KvError> {
         let existed = self.lookup(database, key)?.is_some();
         let hash = self.store.hash_key(database, key);
-        if !existed && !self.hides_older(database, hash, key) {
+        if !existed && !self.may_come_back(database, hash, key) {
             return Ok(false);
         }
         let appended = self.append_tombstone(database, key)?;
@@ -502,12 +504,14 @@ impl Shard {
         Ok(existed)
     }
 
-    /// True when the newest entry of an absent key was lost to damage while older ones may be
-    /// left: without a tombstone of its own, the next opening would show one of them.
-    pub(crate) fn hides_older(&mut self, database: u8, hash: u64, key: &[u8]) -> bool {
+    /// True when a key that a lookup did not find needs a tombstone all the same to stay away: its
+    /// newest entry was lost to damage while older ones may be left, or its time is past and its
+    /// deletion found no room, so that a clock set back would show it.
+    pub(crate) fn may_come_back(&mut self, database: u8, hash: u64, key: &[u8]) -> bool {
         let Some(id) = self.find(database, hash, key) else { return false };
         let index = self.databases[database as usize].as_deref();
-        index.is_some_and(|index| index.slot(id).location.has(Location::LOST))
+        let location = index.map(|index| index.slot(id).location);
+        location.is_some_and(|location| !location.is_absent() || location.has(Location::LOST))
     }
 
     /// Deletes a key whose time has come.

@@ -2,13 +2,16 @@
 
 use beeline_kv::fault::{KnownBug, with_known_bug};
 
-use crate::world::{World, limits};
+use beeline_kv::PutOptions;
+use beeline_pmem::{Pool, for_each_crash_image};
 
-fn assert_caught(bug: KnownBug, history: impl FnOnce(&mut World), segments: u64) {
+use crate::world::{World, limits, open};
+
+fn assert_caught(bug: KnownBug, history: impl FnOnce(&mut World), segments: u64, images: usize) {
     let mut world = World::new(segments, false);
     with_known_bug(bug, || history(&mut world));
     print!("{bug:?}: ");
-    let (_, wrong) = world.violations(&limits(200, 12), 0);
+    let (_, wrong) = world.violations(&limits(200, images), 0);
     assert!(!wrong.is_empty(), "{bug:?} went unnoticed");
     println!("caught: {}", wrong[0].lines().next().unwrap_or_default());
 }
@@ -19,7 +22,7 @@ fn an_acknowledgement_before_the_fence_is_caught() {
         world.put("a", &[1; 100]);
         world.put("a", &[2; 100]);
     };
-    assert_caught(KnownBug::AcknowledgeBeforeFence, history, 8);
+    assert_caught(KnownBug::AcknowledgeBeforeFence, history, 8, 12);
 }
 
 #[test]
@@ -39,7 +42,7 @@ fn a_tombstone_dropped_too_early_is_caught() {
         assert!(world.store.stats().total.segments_collected > 0);
         world.put("end", b"end");
     };
-    assert_caught(KnownBug::DropTombstoneEarly, history, 8);
+    assert_caught(KnownBug::DropTombstoneEarly, history, 8, 12);
 }
 
 #[test]
@@ -52,5 +55,66 @@ fn freeing_before_the_copies_are_persisted_is_caught() {
         world.maintain(1 << 20);
         assert!(world.store.stats().total.segments_collected > 0);
     };
-    assert_caught(KnownBug::FreeBeforePersist, history, 8);
+    assert_caught(KnownBug::FreeBeforePersist, history, 8, 12);
+}
+
+/// A batch that waits for its commit lies at the end of the segment with the most garbage, and
+/// the next entry needs room.
+fn collect_what_is_not_committed(world: &mut World) {
+    for stays in ["a", "b", "c", "d", "e", "f", "g", "h", "i"] {
+        world.put(stays, &[1; 17_000]);
+    }
+    world.put("superseded", &[2; 57_600]);
+    world.put("superseded", &[3; 10]);
+    world.store_batch(&[("one", vec![4; 60]), ("two", vec![5; 60]), ("three", vec![6; 60])]);
+    world.store_put("needs room", &[7; 16_000]);
+    assert!(world.store.stats().total.segments_collected > 0, "the batch was collected");
+    world.commit();
+}
+
+#[test]
+fn collecting_a_batch_that_is_not_committed_is_caught() {
+    assert_caught(KnownBug::CollectUncommitted, collect_what_is_not_committed, 6, 1500);
+}
+
+#[test]
+fn a_batch_is_whole_even_where_it_is_collected_before_its_commit() {
+    let mut world = World::new(6, false);
+    collect_what_is_not_committed(&mut world);
+    world.assert_survives("an early collection", &limits(60, 60), 9);
+}
+
+/// Images in which an entry behind a torn one comes back once the torn one's place is taken.
+fn connected_to_what_a_crash_left() -> u64 {
+    let mut world = World::new(8, false);
+    world.put("before", &[1; 40]);
+    world.store_put("torn", &[2; 30]);
+    world.store_put("left", &[3; 30]);
+    world.commit();
+    let mut connected = 0;
+    for_each_crash_image(&world.device, &limits(20, 400), |image| {
+        let (pool, _) = Pool::open_image(image, world.pool_options()).unwrap();
+        let (_, shards, _) = open(&pool, 1);
+        let shown = shards[0].lock().unwrap().lookup(0, b"left").unwrap().is_some();
+        if shown {
+            return;
+        }
+        let mut shard = shards[0].lock().unwrap();
+        shard.put(0, b"next", &[&[4; 30]], PutOptions::default()).unwrap();
+        shard.commit().unwrap();
+        drop(shard);
+        drop(shards);
+        let (_, shards, _) = open(&Pool::clone(&pool), 1);
+        let back = shards[0].lock().unwrap().lookup(0, b"left").unwrap().is_some();
+        connected += u64::from(back);
+    });
+    connected
+}
+
+#[test]
+fn a_tail_left_behind_by_recovery_is_caught() {
+    assert_eq!(connected_to_what_a_crash_left(), 0);
+    let connected = with_known_bug(KnownBug::KeepTail, connected_to_what_a_crash_left);
+    assert!(connected > 0, "an append must be able to connect to what was left");
+    println!("KeepTail caught in {connected} images");
 }

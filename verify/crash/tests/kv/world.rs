@@ -67,6 +67,10 @@ impl World {
         self.shards[0].lock().unwrap()
     }
 
+    pub fn pool_options(&self) -> &PoolOptions {
+        &self.options
+    }
+
     fn step(&mut self, change: impl FnOnce(&mut State)) {
         let mut state = self.states.last().unwrap().clone();
         change(&mut state);
@@ -116,6 +120,12 @@ impl World {
 
     /// Several puts as one atomic step.
     pub fn batch(&mut self, pairs: &[(&str, Vec<u8>)]) {
+        self.store_batch(pairs);
+        self.commit();
+    }
+
+    /// A batch that waits for its commit.
+    pub fn store_batch(&mut self, pairs: &[(&str, Vec<u8>)]) {
         let mut versions = Vec::new();
         {
             let mut shard = self.shard();
@@ -131,7 +141,6 @@ impl World {
                 state.insert(key.as_bytes().to_vec(), (value.clone(), *version));
             }
         });
-        self.commit();
     }
 
     /// A one-sided client's put at `place` (offset and slot length), or appended. Returns where.
