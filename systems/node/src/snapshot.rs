@@ -97,7 +97,7 @@ impl Snapshots {
     ) -> Result<bool, SaveError> {
         if self.in_progress.swap(true, Ordering::AcqRel) {
             if schedule {
-                self.again.store(true, Ordering::Release);
+                self.again.store(true, Ordering::SeqCst);
                 return Ok(true);
             }
             return Err(SaveError::InProgress);
@@ -110,11 +110,17 @@ impl Snapshots {
                     snapshots.last_succeeded.store(false, Ordering::Release);
                     tracing::error!(%error, "the background snapshot failed");
                 }
-                if !snapshots.again.swap(false, Ordering::AcqRel) {
+                if snapshots.again.swap(false, Ordering::AcqRel) {
+                    continue;
+                }
+                snapshots.in_progress.store(false, Ordering::SeqCst);
+                // Scheduled between the look and the store: nobody else will run it.
+                if !snapshots.again.swap(false, Ordering::SeqCst)
+                    || snapshots.in_progress.swap(true, Ordering::SeqCst)
+                {
                     break;
                 }
             }
-            snapshots.in_progress.store(false, Ordering::Release);
         });
         match spawned {
             Ok(thread) => {
