@@ -150,6 +150,9 @@ impl Remote {
         needed: Access,
     ) -> Result<NonNull<u8>, Hold> {
         let region = self.resolve(core, connection, request.remote, request.length, needed)?;
+        if needed == Access::REMOTE_WRITE {
+            region.before_write(request.remote.offset, request.length);
+        }
         // SAFETY: `resolve` checked that the offset lies inside the mapping.
         Ok(unsafe { region.base.add(offset(request.remote)) })
     }

@@ -147,7 +147,7 @@ pub fn headline(bench: &Bench<'_>) -> anyhow::Result<Vec<Row>> {
     for (case, percent) in [("64 B get, 16 outstanding", 100), ("64 B put, 16 outstanding", 0)] {
         let mut chosen = choice.clone();
         let mut turn =
-            || rate(&mut side.client.borrow_mut(), &mut chosen, many, percent, &value, 16);
+            || rate(&mut side.client.borrow_mut(), &mut chosen, many, percent, &value, 16, false);
         let mut contenders = [Contender::new("BOOM", &mut turn)];
         let figures = alternate(bench.options.turns(), &mut contenders, bench.output)?;
         drop(contenders);
@@ -237,7 +237,8 @@ pub fn scaling(bench: &Bench<'_>) -> anyhow::Result<Vec<Row>> {
             ("put", 0, ["+7.2 to +22.1 %", "+40.5 to +46.7 %"]),
             ("get", 100, ["+47.5 to +48.9 %", "+56.7 to +61.7 %"]),
         ] {
-            let rig = Rig::start(bench.fabric, &RigOptions::default())?;
+            let options = RigOptions { crowded: true, ..RigOptions::default() };
+            let rig = Rig::start(bench.fabric, &options)?;
             fill(&mut rig.client(Protocol::Boom, 2)?, keys(bench), &value)?;
             let mut contenders: Vec<Contender<'_>> = PROTOCOLS
                 .iter()
@@ -287,7 +288,7 @@ fn together(
                 let made = pin(1 + index % processors).and_then(|_| rig.client(protocol, 8));
                 barrier.wait();
                 let mut choice = Keys::uniform(keys, index as u64);
-                rate(&mut made?, &mut choice, operations, percent, value, 8)
+                rate(&mut made?, &mut choice, operations, percent, value, 8, clients > processors)
             }));
         }
         barrier.wait();

@@ -34,7 +34,7 @@ pub fn segments(bench: &Bench<'_>) -> anyhow::Result<Vec<Row>> {
             let mut keys = Keys::uniform(10_000, 5);
             Contender::new("BOOM", move || {
                 let before = client.counters().grants;
-                let rate = rate(client, &mut keys, count, 0, &value, 8)?;
+                let rate = rate(client, &mut keys, count, 0, &value, 8, false)?;
                 *grants = (client.counters().grants - before) as f64 / count as f64 * 1e4;
                 Ok(rate)
             })
@@ -167,6 +167,7 @@ pub fn cooperative(bench: &Bench<'_>) -> anyhow::Result<Vec<Row>> {
                 shards: 2,
                 emulated_ns: Some(0),
                 cooperative,
+                crowded: true,
                 segment_bytes: 16 << 20,
                 ..RigOptions::default()
             };
@@ -210,7 +211,7 @@ fn two_clients(rig: &Rig, count: u64, value: &[u8]) -> anyhow::Result<f64> {
                     let mut client = rig.client(Protocol::Boom, 4)?;
                     let mut keys = Keys::uniform(64, index);
                     let start = std::time::Instant::now();
-                    rate(&mut client, &mut keys, count, 0, value, 2)?;
+                    rate(&mut client, &mut keys, count, 0, value, 2, true)?;
                     Ok::<_, anyhow::Error>(count as f64 / start.elapsed().as_secs_f64())
                 })
             })
