@@ -34,7 +34,7 @@ fn run(cooperative: bool, enough: impl Fn(u64, u64) -> bool) -> (u64, u64) {
     });
     let key = (0_u32..).map(u32::to_le_bytes).find(|key| store.shard_of(0, key) == 0).unwrap();
     let value = vec![7; 64 << 10];
-    let until = Instant::now() + Duration::from_secs(5);
+    let until = Instant::now() + Duration::from_secs(30);
     let mut shard = shards[0].lock().unwrap();
     let figures = loop {
         shard.put(0, &key, &[&value], PutOptions::default()).unwrap();
@@ -55,7 +55,7 @@ fn run(cooperative: bool, enough: impl Fn(u64, u64) -> bool) -> (u64, u64) {
 
 #[test]
 fn an_idle_shard_takes_part_of_a_large_write_back() {
-    let (helped, own) = run(true, |helped, own| helped > 20 && own > 20);
+    let (helped, own) = run(true, |helped, own| helped > 0 && own > 0);
     println!("{helped} sub-tasks by the helper, {own} by the owner");
     assert!(own > 0 && helped > 0);
 }
