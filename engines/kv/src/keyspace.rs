@@ -229,7 +229,8 @@ impl<'a> Keyspace<'a> {
         }
         let existed = self.lookup(database, key)?.is_some();
         let hash = self.store().hash_key(database, key);
-        if !existed && !self.owner(database, key)?.may_come_back(database, hash, key) {
+        let in_batch = self.home().in_batch();
+        if !existed && !self.owner(database, key)?.may_come_back(database, hash, key, in_batch) {
             return Ok(false);
         }
         let appended = self.home_mut().append_tombstone(database, key)?;
@@ -268,11 +269,14 @@ impl<'a> Keyspace<'a> {
         self.home_mut().end_batch();
     }
 
-    /// Persists what every locked shard stored; see [`Shard::commit`].
+    /// Persists what every locked shard stored; see [`Shard::commit`]. The home shard comes last:
+    /// its batch may rest on what the others stored before, and must not survive it.
     ///
     /// Errors: as [`Shard::commit`].
     pub fn commit(&mut self) -> Result<(), KvError> {
-        self.shards_mut().try_for_each(Shard::commit)
+        let home = self.home().index();
+        self.shards_mut().filter(|shard| shard.index() != home).try_for_each(Shard::commit)?;
+        self.home_mut().commit()
     }
 
     /// Live keys of a database in the locked shards.

@@ -495,7 +495,7 @@ impl Shard {
     pub fn delete(&mut self, database: u8, key: &[u8]) -> Result<bool, KvError> {
         let existed = self.lookup(database, key)?.is_some();
         let hash = self.store.hash_key(database, key);
-        if !existed && !self.may_come_back(database, hash, key) {
+        if !existed && !self.may_come_back(database, hash, key, self.in_batch()) {
             return Ok(false);
         }
         let appended = self.append_tombstone(database, key)?;
@@ -505,13 +505,27 @@ impl Shard {
     }
 
     /// True when a key that a lookup did not find needs a tombstone all the same to stay away: its
-    /// newest entry was lost to damage while older ones may be left, or its time is past and its
-    /// deletion found no room, so that a clock set back would show it.
-    pub(crate) fn may_come_back(&mut self, database: u8, hash: u64, key: &[u8]) -> bool {
+    /// newest entry was lost to damage while older ones may be left; its time is past and its
+    /// deletion found no room, so that a clock set back would show it; or the deletion is part of
+    /// a batch, which must not rest on a tombstone that is not persisted yet.
+    pub(crate) fn may_come_back(
+        &mut self,
+        database: u8,
+        hash: u64,
+        key: &[u8],
+        in_batch: bool,
+    ) -> bool {
         let Some(id) = self.find(database, hash, key) else { return false };
         let index = self.databases[database as usize].as_deref();
         let location = index.map(|index| index.slot(id).location);
-        location.is_some_and(|location| !location.is_absent() || location.has(Location::LOST))
+        location.is_some_and(|location| {
+            in_batch || !location.is_absent() || location.has(Location::LOST)
+        })
+    }
+
+    /// True while a batch is open.
+    pub(crate) fn in_batch(&self) -> bool {
+        self.batch.is_some()
     }
 
     /// Deletes a key whose time has come.

@@ -149,9 +149,11 @@ impl Ledger {
             let Some((witness, _)) = shows else { continue };
             for (key, _) in &operation.effects {
                 if explained.get(key).is_some_and(|latest| *latest < order) {
+                    let past: Vec<_> = self.effects_of(*key).collect();
                     wrong.push(format!(
-                        "a batch of {} shows at {witness:?} and not at {key:?} ({:?})",
-                        operation.effects.len(),
+                        "batch {order} {:?} shows at {witness:?} and not at {key:?}, which shows \
+                         {:?} of {past:?}",
+                        operation.effects,
                         observed.get(key)
                     ));
                 }

@@ -202,14 +202,17 @@ impl History {
                 });
             let stored = stored.collect();
             keys.end_batch();
+            // What runs under several locks is committed before they are given back.
+            if !alone {
+                keys.commit().unwrap();
+            }
             stored
         });
         let mut turn = stored.into_iter();
         let operation = self.ledger.operations.last_mut().unwrap();
         operation.effects.retain(|_| turn.next().unwrap());
-        // What runs under several locks is committed before they are given back.
         if !alone {
-            self.commit();
+            self.acknowledge();
         }
     }
 
