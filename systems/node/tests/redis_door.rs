@@ -6,33 +6,13 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use beeline_kv::Eviction;
-use beeline_node::{Node, NodeConfig, RedisDoor};
-use beeline_pmem::{Durability, PoolKind, PoolOptions};
+use beeline_node::{Node, NodeConfig};
+use common::{config, start};
 
-fn start(shards: usize) -> Node {
-    start_in(shards, &std::env::temp_dir())
-}
+mod common;
 
 fn start_in(shards: usize, directory: &std::path::Path) -> Node {
-    let config = NodeConfig {
-        data_directory: directory.to_owned(),
-        pool: PoolOptions {
-            kind: Some(PoolKind::Dram),
-            durability: Durability::None,
-            segment_bytes: 1 << 20,
-            capacity_bytes: 64 << 20,
-            ..PoolOptions::default()
-        },
-        shards,
-        pin_shards: false,
-        spin: Duration::from_micros(20),
-        max_memory_bytes: 0,
-        eviction: Eviction::NoEviction,
-        cooperative_write_back: true,
-        fabric: Default::default(),
-        redis: Some(RedisDoor::at("127.0.0.1:0".parse().unwrap())),
-    };
+    let config = NodeConfig { data_directory: directory.to_owned(), ..config(shards) };
     Node::start(&config).unwrap()
 }
 
