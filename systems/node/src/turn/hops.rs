@@ -1,0 +1,217 @@
+//! Commands and replies that travel between shards.
+//!
+//! ```text
+//!   here                                       the owner of the key
+//!   forward ── collecting ── backlog ──► take_parcels ── execute_parcel
+//!   deliver_reply ◄──── mailbox ◄── backlog ◄── executed (after the commit)
+//! ```
+//!
+//! Invariants: what one turn collects for a peer travels in one mailbox slot; what a turn executed
+//! for a peer goes back only after that turn's commit; a full mailbox loses nothing and blocks
+//! nobody: the rest waits in the backlog.
+
+use std::collections::VecDeque;
+
+use beeline_kv::{Keyspace, Shard};
+use beeline_ring::{Receiver, Sender};
+
+use super::ShardThread;
+use super::sockets::bound;
+use crate::connection::Connection;
+use crate::parcel::{Heading, Hop, Origin, Parcel};
+use crate::stats::count;
+
+/// Slots of a mailbox between two shards. One a turn is used; more wait in `Peer::backlog`.
+pub(crate) const MAILBOX: usize = 256;
+/// Returned parcels kept per peer.
+const SPARE_HOPS: usize = 8;
+/// Replies to another shard made in one turn, bytes; its further commands wait for the next.
+const HOP_REPLY_BYTES: usize = 16 << 20;
+
+/// The ways to and from another shard.
+#[allow(clippy::vec_box, reason = "parcels travel boxed: a mailbox slot is a pointer")]
+#[derive(Debug)]
+pub(crate) struct Peer {
+    pub sender: Sender<Parcel>,
+    pub receiver: Receiver<Parcel>,
+    /// Commands collected this turn.
+    collecting: Box<Hop>,
+    /// Parcels the mailbox had no room for.
+    backlog: VecDeque<Parcel>,
+    /// Returned parcels, for reuse.
+    spare: Vec<Box<Hop>>,
+    /// Executed this turn; sent back after the commit.
+    pub(super) executed: Vec<Box<Hop>>,
+    /// Begun in an earlier turn, and the command to go on with.
+    unfinished: Option<(Box<Hop>, usize)>,
+}
+
+impl Peer {
+    pub(crate) fn new(sender: Sender<Parcel>, receiver: Receiver<Parcel>) -> Self {
+        Self {
+            sender,
+            receiver,
+            collecting: Box::default(),
+            backlog: VecDeque::new(),
+            spare: Vec::new(),
+            executed: Vec::new(),
+            unfinished: None,
+        }
+    }
+
+    /// True when the next turn has something to send or to go on with.
+    pub(super) fn has_work(&self) -> bool {
+        !self.backlog.is_empty() || self.unfinished.is_some()
+    }
+
+    fn keep(&mut self, mut hop: Box<Hop>) {
+        if self.spare.len() < SPARE_HOPS {
+            hop.commands.clear();
+            hop.replies.clear();
+            self.spare.push(hop);
+        }
+    }
+
+    /// Puts the commands collected so far in line.
+    fn close_collection(&mut self) {
+        if !self.collecting.commands.is_empty() {
+            let next = self.spare.pop().unwrap_or_default();
+            let full = std::mem::replace(&mut self.collecting, next);
+            self.backlog.push_back(Parcel::Commands(full));
+        }
+    }
+
+    /// Sends what was collected; `true` when anything went out.
+    fn send_all(&mut self) -> bool {
+        self.backlog.extend(self.executed.drain(..).map(Parcel::Replies));
+        self.close_collection();
+        let mut sent = false;
+        while let Some(parcel) = self.backlog.pop_front() {
+            if let Err(parcel) = self.sender.send(parcel) {
+                self.backlog.push_front(parcel);
+                break;
+            }
+            sent = true;
+        }
+        sent
+    }
+}
+
+impl ShardThread {
+    /// Takes what other shards sent; whether any of it was executed.
+    pub(super) fn take_parcels(&mut self, shard: &mut Shard) -> bool {
+        let mut executed = false;
+        for from in 0..self.peers.len() {
+            let Some(mut peer) = self.peers[from].take() else { continue };
+            // At most a mailbox a turn, so that a flood from one side does not starve sockets.
+            for _ in 0..MAILBOX {
+                let (mut hop, first) = match peer.unfinished.take() {
+                    Some(unfinished) => unfinished,
+                    None => match peer.receiver.receive() {
+                        None => break,
+                        Some(Parcel::Commands(hop)) => (hop, 0),
+                        Some(Parcel::Replies(hop)) => {
+                            for (origin, reply) in hop.replies.iter() {
+                                self.deliver_reply(origin, reply);
+                            }
+                            peer.keep(hop);
+                            continue;
+                        }
+                    },
+                };
+                executed = true;
+                match self.execute_parcel(&mut hop, first, shard) {
+                    None => peer.executed.push(hop),
+                    Some(next) => {
+                        let mut part: Box<Hop> = Box::default();
+                        std::mem::swap(&mut part.replies, &mut hop.replies);
+                        peer.executed.push(part);
+                        peer.unfinished = Some((hop, next));
+                        break;
+                    }
+                }
+            }
+            self.peers[from] = Some(peer);
+        }
+        executed
+    }
+
+    /// Executes the commands of `hop` from `first` on; returns where to go on in the next turn
+    /// when the replies became too large for one.
+    pub(super) fn execute_parcel(
+        &mut self,
+        hop: &mut Hop,
+        first: usize,
+        shard: &mut Shard,
+    ) -> Option<usize> {
+        let Hop { commands, replies } = hop;
+        let mut next = first;
+        self.scratch.set_limit(self.output_limit_bytes);
+        while let Some((heading, args)) = commands.get(next) {
+            if replies.bytes.len() >= HOP_REPLY_BYTES {
+                break;
+            }
+            let version = heading.protocol;
+            self.executor.execute_remote(
+                heading.database,
+                version,
+                args,
+                &mut Keyspace::single(shard),
+                &mut self.scratch,
+                self.shared.as_ref(),
+            );
+            bound(&mut self.scratch, 0);
+            replies.bytes.extend_from_slice(self.scratch.as_bytes());
+            replies.finish(heading.origin);
+            self.scratch.clear();
+            next += 1;
+        }
+        count(&self.counters().forwarded_commands, (next - first) as u64);
+        commands.get(next).is_some().then_some(next)
+    }
+
+    pub(super) fn deliver_reply(&mut self, origin: Origin, reply: &[u8]) {
+        let Some(connection) = self.connection(origin.slot) else { return };
+        if connection.generation != origin.generation {
+            return;
+        }
+        connection.fill(origin, reply);
+        if connection.needs_several {
+            // Becomes true once, with the last reply awaited.
+            if connection.is_in_order() {
+                self.deferred.push_back(origin.slot);
+            }
+        } else if !connection.resume {
+            connection.resume = true;
+            self.resume.push_back(origin.slot);
+        }
+        self.touched.push(origin.slot);
+    }
+
+    /// Sends the connection's current request to the shard that owns its key.
+    pub(super) fn forward(&mut self, connection: &mut Connection, owner: usize) {
+        let protocol = connection.session.version();
+        let database = connection.session.database();
+        let origin = connection.keep_place();
+        let heading = Heading { origin, database, protocol };
+        let request = connection.parser.current();
+        let taken = self.peers[owner].as_mut().is_some_and(|peer| {
+            peer.collecting.commands.push(heading, request) || {
+                // Four gigabytes were collected already.
+                peer.close_collection();
+                peer.collecting.commands.push(heading, request)
+            }
+        });
+        if !taken {
+            connection.fill(origin, b"-ERR request too large to forward\r\n");
+        }
+    }
+
+    pub(super) fn send_parcels(&mut self) {
+        for (index, peer) in self.peers.iter_mut().enumerate() {
+            if peer.as_mut().is_some_and(Peer::send_all) {
+                self.shared.doors[index].nudge();
+            }
+        }
+    }
+}

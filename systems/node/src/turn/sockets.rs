@@ -1,0 +1,331 @@
+//! Connections: adopting them, reading and executing their requests, sending their replies.
+//!
+//! ```text
+//!   adopt ─► serve_ready ─► execute_ready ─► execute_one ─┬─► here: settle
+//!                 ▲               ▲                       ├─► forward (one foreign shard)
+//!                 │             resume                    └─► defer   (several shards, the node)
+//!               poller ◄────────── flush ◄── touched ◄────────┘
+//! ```
+//!
+//! Invariants: a connection is out of the table while it is worked on, and in `touched` once it was;
+//! `flush` alone writes to sockets and changes what the poller watches for, without the shard's
+//! lock; of what a client sends or leaves unread no more is kept than the limits say.
+
+use std::net::TcpStream;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use beeline_kv::{Keyspace, Shard};
+use beeline_os::poller::{Interest, Readiness};
+use beeline_resp::table::Scope;
+use beeline_resp::{After, ClientInfo, Output, Plan, Route, Session};
+
+use super::ShardThread;
+use crate::connection::{Connection, Life, ReadOutcome};
+use crate::shared::{Registered, lock};
+use crate::stats::count;
+
+/// Requests of one connection executed a turn; the next connection is due then.
+const REQUESTS_PER_TURN: usize = 256;
+/// Received bytes that may wait while complete requests are still due.
+const READ_AHEAD_BYTES: usize = 16 << 10;
+/// The reply in place of one that passed the limit on unread replies.
+const TOO_LARGE: &[u8] = b"ERR the command ran, but its reply passes the limit \
+    client-output-buffer-limit: ask for less at once, or raise it";
+
+/// What every client's socket needs. A peer that vanished without a word is noticed after some
+/// ten minutes, as with Redis.
+fn prepare(stream: &TcpStream) -> std::io::Result<()> {
+    use rustix::net::sockopt;
+    stream.set_nonblocking(true)?;
+    stream.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, Duration::from_secs(300))?;
+    sockopt::set_tcp_keepintvl(stream, Duration::from_secs(100))?;
+    Ok(sockopt::set_tcp_keepcnt(stream, 3)?)
+}
+
+/// Replaces a reply that begins at `start` and passed the limit by an error.
+pub(super) fn bound(output: &mut Output, start: usize) {
+    if output.is_over_limit() {
+        output.truncate(start);
+        output.error(TOO_LARGE);
+    }
+}
+
+impl ShardThread {
+    pub(super) fn connection(&mut self, slot: u32) -> Option<&mut Box<Connection>> {
+        self.connections.get_mut(slot as usize)?.as_mut()
+    }
+
+    /// Takes a connection out of the table for the time of `with`.
+    pub(super) fn with_connection(
+        &mut self,
+        slot: u32,
+        with: impl FnOnce(&mut Self, &mut Connection),
+    ) {
+        let taken = self.connections.get_mut(slot as usize).and_then(Option::take);
+        if let Some(mut connection) = taken {
+            with(self, &mut connection);
+            self.connections[slot as usize] = Some(connection);
+            self.touched.push(slot);
+        }
+    }
+
+    pub(super) fn adopt(&mut self, stream: TcpStream) {
+        count(&self.counters().connections_received, 1);
+        if let Err(error) = prepare(&stream) {
+            tracing::warn!(%error, "cannot prepare a client's socket");
+            self.shared.connected.fetch_sub(1, Ordering::Relaxed);
+            return;
+        }
+        let address = |address: std::io::Result<std::net::SocketAddr>| {
+            address.map(|address| address.to_string()).unwrap_or_default()
+        };
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.connections.push(None);
+            u32::try_from(self.connections.len() - 1).unwrap_or(u32::MAX)
+        });
+        self.generation = self.generation.wrapping_add(1);
+        let now_us = self.now_ms * 1000;
+        let info = ClientInfo {
+            id: self.shared.next_client.fetch_add(1, Ordering::Relaxed),
+            address: address(stream.peer_addr()),
+            local_address: address(stream.local_addr()),
+            descriptor: stream.as_raw_fd(),
+            connected_us: now_us,
+            active_us: now_us,
+            ..ClientInfo::default()
+        };
+        if let Err(error) = self.poller.add(&stream, u64::from(slot), Interest::READ) {
+            tracing::warn!(%error, "cannot watch a client's socket; see fs.epoll.max_user_watches");
+            self.free.push(slot);
+            self.shared.connected.fetch_sub(1, Ordering::Relaxed);
+            return;
+        }
+        let session = Session::new(info, self.shared.as_ref());
+        let registered = Registered { shard: self.index, info: session.snapshot() };
+        lock(&self.shared.clients).insert(session.id(), registered);
+        let limits = self.shared.settings.limits();
+        let mut connection =
+            Connection::new(stream, slot, self.generation, session, limits, self.now_ms);
+        connection.parser.set_authenticated(connection.session.is_authenticated());
+        self.connections[slot as usize] = Some(Box::new(connection));
+    }
+
+    pub(super) fn serve_ready(&mut self, slot: u32, readiness: &Readiness, shard: &mut Shard) {
+        self.with_connection(slot, |thread, connection| {
+            let waiting = connection.needs_several || connection.held_back || connection.again;
+            // What was read and not executed stays bounded: the socket can wait.
+            let ahead = connection.resume && connection.parser.pending_bytes() >= READ_AHEAD_BYTES;
+            if readiness.readable && connection.life == Life::Open && !waiting && !ahead {
+                let before = connection.parser.pending_bytes();
+                match connection.read() {
+                    ReadOutcome::Bytes => {
+                        let read = connection.parser.pending_bytes().saturating_sub(before);
+                        count(&thread.counters().input_bytes, read as u64);
+                        connection.last_active_ms = thread.now_ms;
+                        connection.unpublished = true;
+                        thread.unpublished = true;
+                        thread.untidy = true;
+                        thread.execute_ready(connection, shard);
+                    }
+                    ReadOutcome::Empty => {}
+                    ReadOutcome::End => connection.life = Life::HalfClosed,
+                }
+            }
+            if readiness.hung_up {
+                connection.life = Life::Dead;
+            }
+        });
+    }
+
+    /// Executes the complete requests of a connection, up to this turn's share.
+    pub(super) fn execute_ready(&mut self, connection: &mut Connection, shard: &mut Shard) {
+        let pause_bytes = self.output_pause_bytes();
+        for _ in 0..REQUESTS_PER_TURN {
+            if !matches!(connection.life, Life::Open | Life::HalfClosed)
+                || connection.needs_several
+                || connection.held_back
+            {
+                return;
+            }
+            if connection.is_full(pause_bytes) {
+                // Goes on when a reply arrives, or when the peer has read enough.
+                connection.backed_up = true;
+                return;
+            }
+            if std::mem::take(&mut connection.again) {
+                self.execute_one(connection, shard);
+                continue;
+            }
+            match connection.parser.advance() {
+                Ok(true) => self.execute_one(connection, shard),
+                Ok(false) => return,
+                Err(error) => {
+                    count(&self.counters().protocol_errors, 1);
+                    self.scratch.set_version(connection.session.version());
+                    beeline_resp::reply_protocol_error(
+                        &mut connection.session,
+                        &error,
+                        &mut self.scratch,
+                    );
+                    connection.append(self.scratch.as_bytes());
+                    self.scratch.clear();
+                    connection.life = Life::Draining;
+                    return;
+                }
+            }
+        }
+        self.resume_later(connection);
+    }
+
+    pub(super) fn execute_one(&mut self, connection: &mut Connection, shard: &mut Shard) {
+        let in_order = connection.is_in_order();
+        let Connection { session, parser, output, .. } = &mut *connection;
+        let plan = Plan::new(session, parser.current());
+        if self.is_paused(session, &plan) {
+            connection.held_back = true;
+            self.held_back.push(connection.slot);
+            return;
+        }
+        count(&self.counters().commands, 1);
+        match plan.route(session, self.shared.store.as_ref()) {
+            Route::Shard(owner) if owner != self.index && plan.is_portable() => {
+                self.forward(connection, owner);
+            }
+            // Several shards, a foreign one that must be locked, or the node, whose answers may
+            // take a while.
+            Route::Shards(_) | Route::All => self.defer(connection),
+            Route::Shard(owner) if owner != self.index => self.defer(connection),
+            Route::Here if plan.command().is_some_and(|command| command.scope == Scope::Node) => {
+                self.defer(connection);
+            }
+            Route::Here | Route::Shard(_) => {
+                let output = if in_order { output } else { &mut self.scratch };
+                let before = output.len();
+                output.set_limit(self.output_limit_bytes);
+                let mut keyspace = Keyspace::single(shard);
+                let shared = self.shared.as_ref();
+                let after = self.executor.execute(session, plan, &mut keyspace, output, shared);
+                bound(output, before);
+                self.settle(connection, after, in_order);
+            }
+        }
+    }
+
+    /// Leaves the connection's current request for later, without the own lock.
+    pub(super) fn defer(&mut self, connection: &mut Connection) {
+        connection.needs_several = true;
+        if connection.is_in_order() {
+            self.deferred.push_back(connection.slot);
+        }
+    }
+
+    /// What follows an executed request; its reply is in `scratch` unless it was `in_order`.
+    pub(super) fn settle(&mut self, connection: &mut Connection, after: After, in_order: bool) {
+        if !in_order {
+            connection.append(self.scratch.as_bytes());
+            self.scratch.clear();
+        }
+        connection.parser.set_authenticated(connection.session.is_authenticated());
+        match after {
+            After::Continue => {}
+            After::Close => connection.life = Life::Draining,
+            After::Hangup => connection.life = Life::Dead,
+        }
+    }
+
+    /// Whether CLIENT PAUSE asks to hold a request back.
+    pub(super) fn is_paused(&self, session: &Session, plan: &Plan<'_>) -> bool {
+        let paused = self.shared.pause.active(|| self.now_ms);
+        paused.is_some_and(|(_, all)| all || plan.may_write(session))
+    }
+
+    pub(super) fn resume_later(&mut self, connection: &mut Connection) {
+        if !connection.resume {
+            connection.resume = true;
+            self.resume.push_back(connection.slot);
+        }
+    }
+
+    /// Unread replies at which a client's requests wait.
+    pub(super) fn output_pause_bytes(&self) -> usize {
+        self.output_limit_bytes / 8
+    }
+
+    pub(super) fn flush_touched(&mut self) {
+        let mut touched = std::mem::take(&mut self.touched);
+        for slot in touched.drain(..) {
+            self.flush(slot);
+        }
+        self.touched = touched;
+    }
+
+    pub(super) fn flush(&mut self, slot: u32) {
+        let pause_bytes = self.output_pause_bytes();
+        let Some(connection) = self.connections.get_mut(slot as usize).and_then(Option::as_mut)
+        else {
+            return;
+        };
+        let before = connection.output.len();
+        if connection.life != Life::Dead && before > 0 {
+            match connection.write() {
+                Ok(done) => {
+                    if done && connection.life == Life::Draining && connection.is_in_order() {
+                        connection.life = Life::Dead;
+                    }
+                }
+                Err(_) => connection.life = Life::Dead,
+            }
+        } else if connection.life == Life::Draining && connection.is_in_order() {
+            connection.life = Life::Dead;
+        }
+        let after = connection.output.len();
+        let counters = &self.shared.counters[self.index];
+        count(&counters.output_bytes, before.saturating_sub(after) as u64);
+        if connection.owed_bytes() > self.output_limit_bytes {
+            count(&counters.output_limit_disconnections, 1);
+            tracing::warn!(
+                client = connection.session.id(),
+                address = connection.session.info.address,
+                unread_bytes = connection.owed_bytes(),
+                limit_bytes = self.output_limit_bytes,
+                "closing a client that does not read its replies (client-output-buffer-limit)"
+            );
+            connection.life = Life::Dead;
+        }
+        if connection.backed_up && !connection.is_full(pause_bytes) {
+            connection.backed_up = false;
+            if !connection.resume {
+                connection.resume = true;
+                self.resume.push_back(slot);
+            }
+        }
+        let answered = connection.is_in_order() && after == 0 && !connection.has_request();
+        if connection.life == Life::HalfClosed && answered {
+            connection.life = Life::Dead;
+        }
+        if connection.life == Life::Dead {
+            self.remove(slot);
+            return;
+        }
+        let interest = connection.wanted_interest(pause_bytes);
+        if interest != connection.interest {
+            connection.interest = interest;
+            if self.poller.modify(&connection.stream, u64::from(slot), interest).is_err() {
+                self.remove(slot);
+            }
+        }
+    }
+
+    pub(super) fn remove(&mut self, slot: u32) {
+        if let Some(connection) = self.connections[slot as usize].take() {
+            let _ = self.poller.remove(&connection.stream);
+            lock(&self.shared.clients).remove(&connection.session.id());
+            self.shared.connected.fetch_sub(1, Ordering::Relaxed);
+            self.free.push(slot);
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! What is not urgent: publishing what CLIENT LIST shows, giving memory back, closing idle clients,
+//! maintaining the store between batches, and the end of the thread.
+//!
+//! Invariants: each step is bounded, so that no client waits long for it; a stopping node's thread
+//! goes on until every reply owed anywhere was sent or its time is up.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use beeline_kv::{Maintenance, Shard};
+use beeline_resp::Plan;
+
+use super::ShardThread;
+use crate::shared::lock;
+use crate::stats::count;
+
+/// A connection quiet for so long gives memory back.
+const TIDY_MS: u64 = 2000;
+/// Bytes the collector may copy between two batches: some 100 us.
+const MAINTENANCE_BYTES: u64 = 256 << 10;
+
+impl ShardThread {
+    /// Collects, expires and writes back a little, where something may be due.
+    pub(super) fn maintain(&mut self, shard: &mut Shard, now_ns: u64) {
+        let due = self.maintenance.next_deadline_ns.is_some_and(|deadline| deadline <= now_ns);
+        if self.maintenance.did_work || due || now_ns >= self.housekeeping_ns {
+            self.upkeep_wanted = false;
+            match shard.maintain(MAINTENANCE_BYTES) {
+                Ok(maintenance) => self.maintenance = maintenance,
+                Err(error) => {
+                    tracing::error!(%error, shard = self.index, "upkeep failed");
+                    self.maintenance = Maintenance::default();
+                }
+            }
+        }
+        if now_ns >= self.housekeeping_ns {
+            self.fabric.keep_house(shard);
+        }
+    }
+
+    /// Publishes what CLIENT LIST shows, gives memory back, closes idle clients.
+    pub(super) fn keep_house(&mut self) {
+        let timeout_ms = self.shared.settings.idle_timeout_s.load(Ordering::Relaxed) * 1000;
+        let now_ms = self.now_ms;
+        let mut idle = Vec::new();
+        {
+            let mut clients = lock(&self.shared.clients);
+            self.unpublished = false;
+            self.untidy = false;
+            for connection in self.connections.iter_mut().flatten() {
+                let quiet_ms = now_ms.saturating_sub(connection.last_active_ms);
+                if timeout_ms != 0 && quiet_ms >= timeout_ms {
+                    idle.push(connection.slot);
+                }
+                if connection.unpublished {
+                    connection.unpublished = false;
+                    connection.session.info.active_us = connection.last_active_ms * 1000;
+                    connection.session.info.output_bytes = connection.output.len();
+                    if let Some(registered) = clients.get_mut(&connection.session.id()) {
+                        registered.info = connection.session.snapshot();
+                    }
+                }
+                if quiet_ms <= TIDY_MS {
+                    self.untidy = true;
+                } else if !connection.has_request() {
+                    connection.trim();
+                }
+            }
+        }
+        for slot in idle {
+            self.remove(slot);
+        }
+        for slot in std::mem::take(&mut self.held_back) {
+            self.with_connection(slot, |thread, connection| {
+                if !connection.held_back {
+                    // Another client's by now.
+                    return;
+                }
+                let plan = Plan::new(&connection.session, connection.parser.current());
+                if thread.is_paused(&connection.session, &plan) {
+                    thread.held_back.push(slot);
+                } else {
+                    connection.held_back = false;
+                    connection.again = true;
+                    thread.resume_later(connection);
+                }
+            });
+        }
+        let errors = self.executor.counters().errors;
+        // Fewer than before: CONFIG RESETSTAT ran here.
+        let fresh = errors.checked_sub(self.errors_seen).unwrap_or(errors);
+        self.errors_seen = errors;
+        count(&self.counters().error_replies, fresh);
+        let clients = self.fabric.clients();
+        self.counters().fabric_clients.store(clients as u64, Ordering::Relaxed);
+    }
+
+    /// Called while the node stops; `true` once everything owed was sent or time is up.
+    pub(super) fn wind_down(&mut self, now_ns: u64) -> bool {
+        let since = *self.draining_since_ns.get_or_insert(now_ns);
+        let owed = self
+            .connections
+            .iter()
+            .flatten()
+            .any(|connection| !connection.output.is_empty() || !connection.is_in_order());
+        let doors = &self.shared.doors;
+        if doors[self.index].owing.swap(owed, Ordering::Relaxed) && !owed {
+            doors.iter().for_each(|door| door.waker.wake());
+        }
+        // Clients of other shards may await replies of this one.
+        let nobody_owes = doors.iter().all(|door| !door.owing.load(Ordering::Relaxed));
+        nobody_owes || now_ns.saturating_sub(since) > 2_000_000_000
+    }
+
+    pub(super) fn finish(mut self) {
+        // Time is up, or was never lost: nobody waits for this thread any more.
+        self.shared.doors[self.index].owing.store(false, Ordering::Relaxed);
+        for slot in 0..self.connections.len() {
+            self.remove(u32::try_from(slot).unwrap_or(u32::MAX));
+        }
+        let shared = Arc::clone(&self.shared);
+        let mut shard = lock(&shared.shards[self.index]);
+        self.fabric.close(&mut shard);
+        if let Err(error) = shard.commit() {
+            tracing::error!(%error, shard = self.index, "the last commit failed");
+        }
+    }
+}
