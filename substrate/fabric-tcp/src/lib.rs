@@ -1,47 +1,17 @@
 //! Fabric provider over TCP: the one that works everywhere.
 //!
-//! Place: `substrate`, beside the other providers, above `fabric` and `os`.
+//! Place: `substrate`, beside the other providers, above `fabric-engine`, which holds everything
+//! about queue pairs over byte streams.
 //!
-//! ```text
-//!  application's thread                                     library's thread (one per device)
-//!  post ─▶ ┌──────────────────────────────┐
-//!  poll ─▶ │ engine of one connection     │ ◀─ when the application has not looked for a
-//!  wait ─▶ │ frames in, frames out, lock  │    millisecond; accepts new connections
-//!          └──────────────────────────────┘
-//!                     one socket
-//! ```
-//!
-//! - [`frame`], [`handshake`]: the wire format, pure.
-//! - `engine`, `execute`, `transmit`: the protocol of one connection.
-//! - `connection`: the engine's lock; `region`: keys, rights, revocation.
-//! - `queue`, `completion_queue`: completions, sleeping and waking.
-//! - `library`: who drives, and why nobody is missed or woken twice.
-//! - `device`, `queue_pair`, `receive_queue`: fabric's objects.
-//!
-//! Every byte of a peer is hostile: a damaged, replayed, over-long or unexpected frame ends that
-//! connection and nothing else. Memory is bounded: nothing is buffered on a peer's behalf beyond
-//! one receive buffer per connection and queues of the configured depths.
-//!
-//! Decision: `fabric` says data calls take no lock. Here they take one uncontended lock, because a
-//! one-sided operation at this provider is code at the target, and some thread must run it when
-//! the application does not.
+//! - [`handshake`]: how a queue pair of this provider is named.
+//! - `device`: the listener and its configuration.
+//! - `socket`: one connection's bytes.
 
-pub mod frame;
 pub mod handshake;
 
-mod clock;
-mod completion_queue;
-mod connection;
 mod device;
-mod engine;
-mod execute;
-mod library;
-mod queue;
-mod queue_pair;
-mod receive_queue;
-mod region;
 mod socket;
-mod transmit;
 
+pub use beeline_fabric_engine::frame;
 pub use device::{TcpConfig, TcpDevice};
 pub use handshake::with_host;

@@ -9,39 +9,12 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use beeline_fabric_engine::stream::{BLOCKING_SLICE, Moved, Part, Stream};
 use rustix::net::sockopt;
 use rustix::net::{AddressFamily, Shutdown, SocketFlags, SocketType};
 
-/// How long a sleeping receive sleeps at most before it looks around.
-pub(crate) const BLOCKING_SLICE: Duration = Duration::from_millis(250);
-
-/// A piece of memory for one gather or scatter call.
-pub(crate) type Part = libc::iovec;
-
-/// An address and a length as one part.
-pub(crate) fn part(base: *mut u8, length: usize) -> Part {
-    Part { iov_base: base.cast(), iov_len: length }
-}
-
-/// What a call that may not sleep came to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Moved {
-    /// So many bytes (not zero when sending).
-    Bytes(usize),
-    /// Nothing to move now.
-    Later,
-    /// The peer closed its half, or the connection broke.
-    Closed,
-}
-
 #[derive(Debug)]
 pub(crate) struct Socket(OwnedFd);
-
-impl AsFd for Socket {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
 
 fn outcome(result: isize) -> Moved {
     match usize::try_from(result) {
@@ -70,9 +43,19 @@ impl Socket {
     pub(crate) fn accepted(fd: OwnedFd) -> Self {
         Self(fd)
     }
+}
 
-    /// Sets what every connection needs and turns to blocking mode.
-    pub(crate) fn prepare(&self, transport_timeout: Duration) -> io::Result<()> {
+impl Stream for Socket {
+    fn readiness(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+
+    fn can_sleep(&self) -> bool {
+        true
+    }
+
+    /// Also turns to blocking mode.
+    fn prepare(&mut self, transport_timeout: Duration) -> io::Result<()> {
         rustix::io::ioctl_fionbio(&self.0, false)?;
         sockopt::set_tcp_nodelay(&self.0, true)?;
         sockopt::set_socket_timeout(&self.0, sockopt::Timeout::Recv, Some(BLOCKING_SLICE))?;
@@ -86,8 +69,7 @@ impl Socket {
         Ok(())
     }
 
-    /// For a dialled socket: `None` while the attempt runs, else how it ended.
-    pub(crate) fn connected(&self) -> Option<io::Result<()>> {
+    fn connected(&mut self) -> Option<io::Result<()>> {
         let mut fds = [rustix::event::PollFd::new(&self.0, rustix::event::PollFlags::OUT)];
         let now = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
         match rustix::event::poll(&mut fds, Some(&now)) {
@@ -99,13 +81,7 @@ impl Socket {
         }
     }
 
-    /// Receives into `parts`, in order. With `sleep`, waits up to [`BLOCKING_SLICE`] for a byte.
-    ///
-    /// # Safety
-    ///
-    /// Every part is memory this process may write, for the length it says, until the call
-    /// returns; no Rust reference to it is live.
-    pub(crate) unsafe fn receive(&self, parts: &mut [Part], sleep: bool) -> Moved {
+    unsafe fn receive(&mut self, parts: &mut [Part], sleep: bool) -> Moved {
         let flags = if sleep { 0 } else { libc::MSG_DONTWAIT };
         if let [single] = parts {
             // SAFETY: the caller vouches for the memory; the descriptor is open.
@@ -121,12 +97,7 @@ impl Socket {
         outcome(unsafe { libc::recvmsg(self.0.as_raw_fd(), &raw mut message, flags) })
     }
 
-    /// Sends from `parts`, in order, without sleeping.
-    ///
-    /// # Safety
-    ///
-    /// Every part is mapped readable memory, for the length it says, until the call returns.
-    pub(crate) unsafe fn send(&self, parts: &mut [Part]) -> Moved {
+    unsafe fn send(&mut self, parts: &mut [Part]) -> Moved {
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         if let [single] = parts {
             // SAFETY: the caller vouches for the memory; the descriptor is open.
@@ -142,27 +113,12 @@ impl Socket {
         outcome(unsafe { libc::sendmsg(self.0.as_raw_fd(), &raw const message, flags) })
     }
 
-    /// Receives into owned bytes without sleeping.
-    pub(crate) fn receive_bytes(&self, bytes: &mut [u8]) -> Moved {
-        let mut parts = [part(bytes.as_mut_ptr(), bytes.len())];
-        // SAFETY: an exclusively borrowed slice, not touched through the reference meanwhile.
-        unsafe { self.receive(&mut parts, false) }
-    }
-
-    /// Sends owned bytes without sleeping.
-    pub(crate) fn send_bytes(&self, bytes: &[u8]) -> Moved {
-        let mut parts = [part(bytes.as_ptr().cast_mut(), bytes.len())];
-        // SAFETY: a borrowed slice; sending only reads it.
-        unsafe { self.send(&mut parts) }
-    }
-
-    /// Says that nothing more will be sent.
-    pub(crate) fn finish_sending(&self) {
+    fn finish_sending(&mut self) {
         let _ = rustix::net::shutdown(&self.0, Shutdown::Write);
     }
 
-    /// Ends both directions; a thread sleeping in `receive` wakes.
-    pub(crate) fn shut_down(&self) {
+    /// A thread sleeping in `receive` wakes.
+    fn shut_down(&mut self) {
         let _ = rustix::net::shutdown(&self.0, Shutdown::Both);
     }
 }

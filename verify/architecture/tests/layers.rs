@@ -6,7 +6,9 @@ use beeline_verify_architecture::root;
 /// Edges inside one folder: from, to, reason.
 const SAME_FOLDER: &[(&str, &str, &str)] = &[
     ("fabric-shm", "fabric", "a provider implements the traits"),
+    ("fabric-engine", "fabric", "implements the traits for providers of byte streams"),
     ("fabric-tcp", "fabric", "a provider implements the traits"),
+    ("fabric-tcp", "fabric-engine", "queue pairs over its byte streams"),
     ("fabric-sim", "fabric", "a provider implements the traits"),
     ("fabric-conformance", "fabric", "the suite is written against the traits"),
     ("fabric-open", "fabric", "hands out trait objects"),

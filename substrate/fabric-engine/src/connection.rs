@@ -6,7 +6,7 @@
 //! only ever tries.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
 use beeline_fabric::QueuePairState;
 use rustix::event::epoll::{self, EventData, EventFlags};
@@ -14,6 +14,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use crate::engine::{End, Engine, EngineSetup, Interest, Stage};
 use crate::handshake::Nonce;
 use crate::queue::{Delivery, QueueState};
+use crate::stream::Watch;
 
 #[derive(Debug)]
 pub(crate) struct Connection {
@@ -25,6 +26,8 @@ pub(crate) struct Connection {
     /// Mirror of the engine's `owed`: an acknowledgement put off has not travelled since.
     owes: AtomicBool,
     engine: Mutex<Engine>,
+    /// Asks a polled stream for news without the lock; set when there is a stream.
+    watch: OnceLock<Option<Arc<dyn Watch>>>,
     pub(crate) send_queue: Arc<QueueState>,
     pub(crate) receive_queue: Arc<QueueState>,
 }
@@ -66,6 +69,7 @@ impl Connection {
                 deferred: AtomicBool::new(false),
                 owes: AtomicBool::new(false),
                 engine: Mutex::new(Engine::new(setup)),
+                watch: OnceLock::new(),
                 send_queue,
                 receive_queue,
             }
@@ -81,6 +85,11 @@ impl Connection {
             1 => QueuePairState::ReadyToSend,
             _ => QueuePairState::Error,
         }
+    }
+
+    /// True when driving a polled stream may move something.
+    pub(crate) fn has_news(&self) -> bool {
+        self.watch.get().and_then(Option::as_ref).is_some_and(|watch| watch.has_news())
     }
 
     /// Runs `work` on the engine, waiting for the lock (the library holds it for one bounded
@@ -195,12 +204,21 @@ impl Connection {
         sent && received
     }
 
-    /// Keeps the epoll sets at what the engine waits for; closes the socket of a dead one.
+    /// Keeps the epoll sets at what the engine waits for; closes the stream of a dead one.
     fn update_interest(&self, engine: &mut Engine) {
-        let Some(socket) = &engine.socket else { return };
+        let wants_to_send = engine.wants_to_send();
+        let Some(stream) = &mut engine.stream else { return };
+        if wants_to_send != engine.wants_room {
+            engine.wants_room = wants_to_send;
+            engine.watches_room = stream.wants_room(wants_to_send);
+        }
+        if engine.interest == Interest::None {
+            // The first look at a fresh stream, or the last at a closed one: set once.
+            let _ = self.watch.get_or_init(|| stream.watch());
+        }
         let wanted = match engine.stage {
             Stage::Idle | Stage::Closed => Interest::None,
-            _ if engine.wants_to_send() => Interest::ReadAndWrite,
+            _ if wants_to_send && !engine.watches_room => Interest::ReadAndWrite,
             _ => Interest::Read,
         };
         if wanted != engine.interest {
@@ -212,20 +230,20 @@ impl Connection {
             let same = Arc::ptr_eq(&self.send_queue, &self.receive_queue);
             let both = [Some(&self.receive_queue), (!same).then_some(&self.send_queue)];
             for queue in both.into_iter().flatten() {
-                let set = queue.sockets();
+                let set = queue.streams();
                 let outcome = match (engine.interest, wanted) {
-                    (_, Interest::None) => epoll::delete(set, socket),
-                    (Interest::None, _) => epoll::add(set, socket, data, flags),
-                    _ => epoll::modify(set, socket, data, flags),
+                    (_, Interest::None) => epoll::delete(set, stream.readiness()),
+                    (Interest::None, _) => epoll::add(set, stream.readiness(), data, flags),
+                    _ => epoll::modify(set, stream.readiness(), data, flags),
                 };
                 if let Err(error) = outcome {
-                    tracing::warn!(qp_num = self.qp_num, %error, "readiness set refused a socket");
+                    tracing::warn!(qp_num = self.qp_num, %error, "readiness set refused a stream");
                 }
             }
             engine.interest = wanted;
         }
         if engine.stage == Stage::Closed {
-            engine.socket = None;
+            engine.stream = None;
         }
     }
 }

@@ -1,27 +1,27 @@
-//! The device's thread: accepts callers, and drives connections whose application does not look.
+//! The device's thread: serves the transport, hears callers, and drives connections whose application does not look.
 //!
 //! Per completion queue the library is in one of two modes:
 //!
 //! ```text
-//!            a socket is ready and the application is quiet: drive it, stay
+//!            a stream is ready and the application is quiet: drive it, stay
 //!            ┌──┐
 //!            ▼  │
-//!   ┌────▶ RESTS ── a socket is ready, and the application was here since last seen, or sleeps ──┐
-//!   │      (sockets in the library's epoll set, no timer)       an acknowledgement was put off   │
+//!   ┌────▶ RESTS ── a stream is ready, and the application was here since last seen, or sleeps ──┐
+//!   │      (streams in the library's epoll set, no timer)       an acknowledgement was put off   │
 //!   │                                                                                             ▼
-//!   └── a tick without a sign of the application: drive what is left ◀── TICKS (sockets out of the set,
+//!   └── a tick without a sign of the application: drive what is left ◀── TICKS (streams out of the set,
 //!                                                                        one look per millisecond)
 //! ```
 //!
 //! *An application that polls or waits* is never disturbed: in TICKS the library's set does not
-//! hold the sockets, so that an arriving byte wakes the application alone; the library wakes once
+//! hold the streams, so that an arriving byte wakes the application alone; the library wakes once
 //! a millisecond to compare one counter. *An idle pair costs nothing*: a tick without a sign leads
 //! to RESTS, where there is no timer. *An application that computes* is stood in for: at once when
 //! it has been quiet since the library last saw it, else after a tick (two at most). The price is
 //! one superfluous wake-up of the library per quiet spell of more than a millisecond, not per
 //! message.
 //!
-//! No byte is missed: going to RESTS, the library drives first and then puts the sockets back
+//! No byte is missed: going to RESTS, the library drives first and then puts the streams back
 //! level-triggered, so that whatever is readable by then reports at once. No acknowledgement is
 //! missed: [`QueueState::defer`] kicks a library at rest, and RESTS is stored before the list is
 //! looked at again, both sequentially consistent.
@@ -31,7 +31,6 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, Weak};
 
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
-use rustix::net::SocketFlags;
 use rustix::time::Timespec;
 
 use crate::clock;
@@ -39,10 +38,10 @@ use crate::connection::{Connection, Mover};
 use crate::device::Shared;
 use crate::handshake::{GREETING_BYTES, Greeting, GreetingRole, same_nonce};
 use crate::queue::{LIBRARY_RESTS, LIBRARY_TICKS, QueueState, TOKEN_NUDGE, TOKEN_TIMER, lower};
-use crate::socket::{Moved, Socket};
+use crate::stream::{Attention, Moved, Stream};
 
-/// Event data of the listener in the library's set; queues count up from [`FIRST_QUEUE`].
-pub(crate) const TOKEN_LISTENER: u64 = 0;
+/// Event data of the transport in the library's set; queues count up from [`FIRST_QUEUE`].
+pub(crate) const TOKEN_TRANSPORT: u64 = 0;
 /// Of the kick.
 pub(crate) const TOKEN_KICK: u64 = 1;
 /// Of the first queue.
@@ -62,7 +61,7 @@ const BUDGET_BYTES: usize = 1 << 20;
 #[derive(Debug)]
 struct Caller {
     token: u64,
-    socket: Socket,
+    stream: Box<dyn Stream>,
     until_ns: u64,
     greeting: [u8; GREETING_BYTES],
     have: usize,
@@ -82,6 +81,7 @@ pub(crate) struct Library {
     next_caller: u64,
     watched: Vec<Watched>,
     debtors: Vec<u32>,
+    accepted: Vec<Box<dyn Stream>>,
 }
 
 impl Library {
@@ -92,6 +92,7 @@ impl Library {
             next_caller: FIRST_CALLER,
             watched: Vec::new(),
             debtors: Vec::new(),
+            accepted: Vec::new(),
         }
     }
 
@@ -108,7 +109,7 @@ impl Library {
             self.adopt_queues();
             for event in &events[..count] {
                 match event.data.u64() {
-                    TOKEN_LISTENER => self.accept(),
+                    TOKEN_TRANSPORT => self.serve(),
                     TOKEN_KICK => lower(&set.kick),
                     token if token >= FIRST_CALLER => self.hear(token),
                     token => self.queue_ready(token),
@@ -117,6 +118,9 @@ impl Library {
             let now = clock::now_ns();
             if self.any_ticks() {
                 if now >= next_tick {
+                    if set.transport.is_polled() {
+                        self.serve();
+                    }
                     self.tick();
                     next_tick = now + TICK_NS;
                 }
@@ -168,38 +172,50 @@ impl Library {
 
     // ---- callers ----
 
-    fn accept(&mut self) {
-        // Bounded per wake-up; the set reports again what is left.
-        for _ in 0..64 {
-            let flags = SocketFlags::CLOEXEC;
-            let Ok(fd) = rustix::net::accept_with(&self.shared.listener, flags) else { return };
+    /// Whether somebody may sleep through what arrives, unless streams become readable.
+    fn attention(&self) -> Attention {
+        let looks = |watched: &Watched| ticks(&watched.queue) && !watched.queue.waits();
+        let spared =
+            self.callers.is_empty() && !self.watched.is_empty() && self.watched.iter().all(looks);
+        if spared { Attention::Spared } else { Attention::Needed }
+    }
+
+    fn serve(&mut self) {
+        let mut accepted = std::mem::take(&mut self.accepted);
+        self.shared.transport.serve(self.attention(), &mut accepted);
+        let some = !accepted.is_empty();
+        for stream in accepted.drain(..) {
             if self.callers.len() >= MAX_CALLERS {
                 self.callers.remove(0);
             }
             let token = self.next_caller;
             self.next_caller += 1;
-            let socket = Socket::accepted(fd);
-            let data = EventData::new_u64(token);
-            if epoll::add(&self.shared.library_set, &socket, data, EventFlags::IN).is_err() {
+            let (set, data) = (&self.shared.library_set, EventData::new_u64(token));
+            if epoll::add(set, stream.readiness(), data, EventFlags::IN).is_err() {
                 continue;
             }
             self.callers.push(Caller {
                 token,
-                socket,
+                stream,
                 until_ns: clock::now_ns() + GREETING_NS,
                 greeting: [0; GREETING_BYTES],
                 have: 0,
             });
         }
+        self.accepted = accepted;
+        if some {
+            // From here on the library sleeps on their streams.
+            self.shared.transport.before_sleep();
+        }
     }
 
-    /// A caller's bytes: never more than the greeting, so that its frames stay in the socket.
+    /// A caller's bytes: never more than the greeting, so that its frames stay in the stream.
     fn hear(&mut self, token: u64) {
         let Some(index) = self.callers.iter().position(|caller| caller.token == token) else {
             return;
         };
         let caller = &mut self.callers[index];
-        match caller.socket.receive_bytes(&mut caller.greeting[caller.have..]) {
+        match caller.stream.receive_bytes(&mut caller.greeting[caller.have..]) {
             Moved::Bytes(bytes) => caller.have += bytes,
             Moved::Later => return,
             Moved::Closed => {
@@ -211,7 +227,7 @@ impl Library {
             return;
         }
         let caller = self.callers.remove(index);
-        let _ = epoll::delete(&self.shared.library_set, &caller.socket);
+        let _ = epoll::delete(&self.shared.library_set, caller.stream.readiness());
         let Some(hello) = Greeting::decode(&caller.greeting) else { return };
         if hello.role != GreetingRole::Hello {
             return;
@@ -221,13 +237,13 @@ impl Library {
             && same_nonce(&connection.nonce, &hello.target.1)
             && connection.state() == beeline_fabric::QueuePairState::Init
         {
-            connection.with(Mover::Library, |engine| engine.accept(caller.socket, &hello));
+            connection.with(Mover::Library, |engine| engine.accept(caller.stream, &hello));
         }
     }
 
     // ---- connections ----
 
-    /// A socket, or the timer, of a queue at rest is ready.
+    /// A stream, or the timer, of a queue at rest is ready.
     fn queue_ready(&mut self, token: u64) {
         let Some(index) = self.watched.iter().position(|watched| watched.queue.token == token)
         else {
@@ -259,16 +275,19 @@ impl Library {
             }
             if self.stand_in(&queue) {
                 rest(&self.shared.library_set, &queue);
+                // What came between the two is announced.
+                self.shared.transport.before_sleep();
             }
         }
     }
 
     /// Drives what is ready; false when the application was found in the middle of it.
     fn stand_in(&mut self, queue: &Arc<QueueState>) -> bool {
+        self.shared.transport.before_sleep();
         let nothing = Event { flags: EventFlags::empty(), data: EventData::new_u64(0) };
         let mut events = [nothing; 64];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let count = epoll::wait(queue.sockets(), &mut events, Some(&now)).unwrap_or(0);
+        let count = epoll::wait(queue.streams(), &mut events, Some(&now)).unwrap_or(0);
         let mut alone = true;
         let mut acknowledgements = std::mem::take(&mut self.debtors);
         if queue.has_deferred() {
@@ -307,18 +326,18 @@ fn ticks(queue: &QueueState) -> bool {
     queue.library.load(Ordering::SeqCst) == LIBRARY_TICKS
 }
 
-/// Leaves the sockets of `queue` to the application. They leave the set altogether: a nested set
+/// Leaves the streams of `queue` to the application. They leave the set altogether: a nested set
 /// with nothing asked for would still be called for every arriving packet.
 fn stand_back(set: &OwnedFd, queue: &QueueState) {
     queue.library.store(LIBRARY_TICKS, Ordering::SeqCst);
-    match epoll::delete(set, queue.sockets()) {
+    match epoll::delete(set, queue.streams()) {
         // Not there: it was ticking before, or the queue has just been dropped.
         Ok(()) | Err(rustix::io::Errno::NOENT) => {}
         Err(error) => tracing::warn!(%error, "the library's readiness set kept a queue"),
     }
 }
 
-/// Sleeps on the sockets of `queue` itself.
+/// Sleeps on the streams of `queue` itself.
 fn rest(set: &OwnedFd, queue: &QueueState) {
     queue.library.store(LIBRARY_RESTS, Ordering::SeqCst);
     if queue.has_deferred() {
@@ -326,7 +345,7 @@ fn rest(set: &OwnedFd, queue: &QueueState) {
         return;
     }
     let data = EventData::new_u64(queue.token);
-    match epoll::add(set, queue.sockets(), data, EventFlags::IN) {
+    match epoll::add(set, queue.streams(), data, EventFlags::IN) {
         Ok(()) | Err(rustix::io::Errno::EXIST) => {}
         Err(error) => {
             tracing::warn!(%error, "the library's readiness set refused a queue");

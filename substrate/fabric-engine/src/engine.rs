@@ -32,7 +32,7 @@ use crate::frame::{Frame, Message, WaitReason};
 use crate::handshake::{GREETING_BYTES, Greeting, GreetingRole, Nonce, same_nonce};
 use crate::receive_queue::{PostedReceive, SharedReceiveState};
 use crate::region::{Range, RegionTable};
-use crate::socket::{Moved, Socket};
+use crate::stream::{Moved, Stream};
 use crate::transmit::{Response, Transmitter};
 
 /// Entries of one gather list.
@@ -194,7 +194,7 @@ pub(crate) struct EngineSetup {
 #[derive(Debug)]
 pub(crate) struct Engine {
     pub(crate) stage: Stage,
-    pub(crate) socket: Option<Socket>,
+    pub(crate) stream: Option<Box<dyn Stream>>,
     pub(crate) qp_num: u32,
     nonce: Nonce,
     pub(crate) domain: u64,
@@ -204,7 +204,7 @@ pub(crate) struct Engine {
     /// Number and nonce of the peer's queue pair, once `connect` named it.
     peer: Option<(u32, Nonce)>,
     /// An authenticated caller that came before `connect`.
-    parked: Option<(Socket, Greeting)>,
+    parked: Option<(Box<dyn Stream>, Greeting)>,
     greeting: [u8; GREETING_BYTES],
     greeting_bytes: usize,
 
@@ -236,7 +236,7 @@ pub(crate) struct Engine {
 
     pub(crate) transmitter: Transmitter,
     pub(crate) gathered: Gathered,
-    /// When the socket last moved a byte, coarse.
+    /// When the stream last moved a byte, coarse.
     pub(crate) progress_ns: u64,
     linger_until_ns: u64,
     pub(crate) ended: Option<End>,
@@ -244,6 +244,10 @@ pub(crate) struct Engine {
     // Kept for the connection.
     /// What the epoll sets of the completion queues were last told.
     pub(crate) interest: Interest,
+    /// What the stream was last told of bytes that wait for room.
+    pub(crate) wants_room: bool,
+    /// It then watches for room by itself.
+    pub(crate) watches_room: bool,
 }
 
 impl Engine {
@@ -255,7 +259,7 @@ impl Engine {
         };
         Self {
             stage: Stage::Idle,
-            socket: None,
+            stream: None,
             qp_num: setup.qp_num,
             nonce: setup.nonce,
             domain: setup.domain,
@@ -285,6 +289,8 @@ impl Engine {
             linger_until_ns: 0,
             ended: None,
             interest: Interest::None,
+            wants_room: false,
+            watches_room: false,
         }
     }
 
@@ -297,15 +303,16 @@ impl Engine {
         }
     }
 
-    /// True when nothing is under way that a sleeping receive on this socket alone would miss.
+    /// True when nothing is under way that a sleeping receive on this stream alone would miss.
     pub(crate) fn may_sleep(&self) -> bool {
         self.stage == Stage::Ready
+            && self.stream.as_ref().is_some_and(|stream| stream.can_sleep())
             && self.reader.is_between_frames()
             && !self.wants_to_send()
             && !self.owed
     }
 
-    /// True when bytes wait for the socket to take them.
+    /// True when bytes wait for the stream to take them.
     pub(crate) fn wants_to_send(&self) -> bool {
         match self.stage {
             Stage::Dialling => true,
@@ -393,8 +400,8 @@ impl Engine {
     // ---- connecting ----
 
     /// The active half of `connect`.
-    pub(crate) fn dial(&mut self, socket: Socket, peer: (u32, Nonce)) {
-        self.socket = Some(socket);
+    pub(crate) fn dial(&mut self, stream: Box<dyn Stream>, peer: (u32, Nonce)) {
+        self.stream = Some(stream);
         self.peer = Some(peer);
         self.stage = Stage::Dialling;
         self.progress_ns = clock::coarse_ns();
@@ -403,8 +410,8 @@ impl Engine {
     /// The passive half of `connect`: from now on, `peer` is welcome.
     pub(crate) fn expect(&mut self, peer: (u32, Nonce)) {
         self.peer = Some(peer);
-        if let Some((socket, hello)) = self.parked.take() {
-            self.accept(socket, &hello);
+        if let Some((stream, hello)) = self.parked.take() {
+            self.accept(stream, &hello);
         }
     }
 
@@ -414,13 +421,13 @@ impl Engine {
     }
 
     /// A caller showed this queue pair's number and nonce.
-    pub(crate) fn accept(&mut self, socket: Socket, hello: &Greeting) {
+    pub(crate) fn accept(&mut self, mut stream: Box<dyn Stream>, hello: &Greeting) {
         if self.stage != Stage::Idle || !same_nonce(&hello.target.1, &self.nonce) {
             return;
         }
         let Some(peer) = self.peer else {
             if self.parked.is_none() {
-                self.parked = Some((socket, *hello));
+                self.parked = Some((stream, *hello));
             }
             return;
         };
@@ -431,9 +438,9 @@ impl Engine {
         let welcome =
             Greeting { role: GreetingRole::Welcome, target: hello.source, source }.encode();
         // The first bytes on a fresh connection always fit its send buffer.
-        let welcomed = socket.send_bytes(&welcome) == Moved::Bytes(GREETING_BYTES);
-        if welcomed && socket.prepare(self.options.transport_timeout).is_ok() {
-            self.socket = Some(socket);
+        let welcomed = stream.send_bytes(&welcome) == Moved::Bytes(GREETING_BYTES);
+        if welcomed && stream.prepare(self.options.transport_timeout).is_ok() {
+            self.stream = Some(stream);
             self.stage = Stage::Ready;
             self.progress_ns = clock::coarse_ns();
         } else {
@@ -442,24 +449,24 @@ impl Engine {
     }
 
     fn greet(&mut self) {
-        let Some(socket) = &self.socket else { return };
+        let Some(stream) = &mut self.stream else { return };
         let Some(peer) = self.peer else { return };
         if self.stage == Stage::Dialling {
-            match socket.connected() {
+            match stream.connected() {
                 None => return,
                 Some(Err(_)) => return self.end(End::Gone("the peer refused the connection")),
                 Some(Ok(())) => {}
             }
             let source = (self.qp_num, self.nonce);
             let hello = Greeting { role: GreetingRole::Hello, target: peer, source }.encode();
-            let sent = socket.send_bytes(&hello) == Moved::Bytes(GREETING_BYTES);
-            if !sent || socket.prepare(self.options.transport_timeout).is_err() {
+            let sent = stream.send_bytes(&hello) == Moved::Bytes(GREETING_BYTES);
+            if !sent || stream.prepare(self.options.transport_timeout).is_err() {
                 return self.end(End::Gone("the connection broke during the handshake"));
             }
             self.stage = Stage::Greeting;
         }
         while self.greeting_bytes < GREETING_BYTES {
-            match socket.receive_bytes(&mut self.greeting[self.greeting_bytes..]) {
+            match stream.receive_bytes(&mut self.greeting[self.greeting_bytes..]) {
                 Moved::Bytes(bytes) => self.greeting_bytes += bytes,
                 Moved::Later => return,
                 Moved::Closed => return self.end(End::Gone("the peer refused the handshake")),
@@ -637,13 +644,13 @@ impl Engine {
         if self.transmit().is_err() {
             return self.close();
         }
-        let Some(socket) = &self.socket else { return self.close() };
+        let Some(stream) = &mut self.stream else { return self.close() };
         if self.transmitter.is_empty() {
-            socket.finish_sending();
+            stream.finish_sending();
         }
         // Bounded per call; the peer may be sending as fast as it can.
         for _ in 0..16 {
-            match socket.receive_bytes(self.reader.scratch()) {
+            match stream.receive_bytes(self.reader.scratch()) {
                 Moved::Bytes(_) => {}
                 Moved::Later => return,
                 Moved::Closed => return self.close(),
@@ -662,8 +669,8 @@ impl Engine {
         self.stage = Stage::Closed;
         self.transmitter.clear();
         self.parked = None;
-        if let Some(socket) = &self.socket {
-            socket.shut_down();
+        if let Some(stream) = &mut self.stream {
+            stream.shut_down();
         }
         // The descriptor itself is closed by the connection, after it left the epoll sets.
     }

@@ -1,7 +1,7 @@
 //! The target's half: reading frames and executing what they ask.
 //!
 //! Small frames are received into a buffer and executed from there. The payload of a large one
-//! goes from the socket straight to its place: first what the buffer happens to hold, then by
+//! goes from the stream straight to its place: first what the buffer happens to hold, then by
 //! scatter receives whose first part is the region and whose second is the buffer, so that the
 //! next header arrives in the same call. A payload is checked against key, domain, rights and
 //! range at its header, and every piece of it again against revocation ([`crate::region`]).
@@ -17,7 +17,7 @@ use crate::engine::{End, Engine, Receives, Request};
 use crate::frame::{Decoder, Frame, HEADER_BYTES, Message, WaitReason};
 use crate::receive_queue::PostedReceive;
 use crate::region::{Entry, Range, UseGuard};
-use crate::socket::{Moved, part};
+use crate::stream::{Moved, part};
 use crate::transmit::{MAX_RESPONSES, Response};
 
 /// Bytes of the receive buffer.
@@ -124,7 +124,7 @@ impl Reader {
 }
 
 impl Engine {
-    /// Receives and executes until the socket is empty (`Ok(false)`) or the budget is used
+    /// Receives and executes until the stream is empty (`Ok(false)`) or the budget is used
     /// (`Ok(true)`).
     pub(crate) fn receive(&mut self, budget_bytes: usize, sleep: bool) -> Result<bool, End> {
         let mut spent = 0;
@@ -141,7 +141,7 @@ impl Engine {
                     spent += bytes;
                     self.progress_ns = clock::coarse_ns();
                     if bytes < wanted {
-                        // The socket had no more; asking again would cost a call to hear so.
+                        // The stream had no more; asking again would cost a call to hear so.
                         self.execute_buffered()?;
                         return Ok(false);
                     }
@@ -155,7 +155,7 @@ impl Engine {
     /// One receive. Returns what it came to and how many bytes it could have taken.
     fn receive_once(&mut self, sleep: bool) -> Result<(Moved, usize), End> {
         self.reader.compact();
-        let Some(socket) = &self.socket else { return Err(End::Gone("no connection")) };
+        let Some(stream) = &mut self.stream else { return Err(End::Gone("no connection")) };
         let Reader { buffer, end, payload, .. } = &mut self.reader;
         let spare = &mut buffer[*end..];
         let spare_length = spare.len();
@@ -171,7 +171,7 @@ impl Engine {
             // SAFETY: the target lies in a range checked at the frame's header, held by `entry`
             // and entered by the guard; the spare part is the tail of the owned buffer. No
             // reference to either is used during the call.
-            let moved = unsafe { socket.receive(&mut parts, false) };
+            let moved = unsafe { stream.receive(&mut parts, false) };
             if let Moved::Bytes(bytes) = moved {
                 payload.done += bytes.min(length) as u64;
                 *end += bytes.saturating_sub(length);
@@ -180,7 +180,7 @@ impl Engine {
         }
         let mut parts = [spare];
         // SAFETY: the tail of the owned buffer, reached through nothing else during the call.
-        let moved = unsafe { socket.receive(&mut parts, sleep) };
+        let moved = unsafe { stream.receive(&mut parts, sleep) };
         if let Moved::Bytes(bytes) = moved {
             *end += bytes;
         }

@@ -14,7 +14,7 @@ use crate::clock;
 use crate::engine::{End, Engine, MAX_INLINE, Outstanding, Request, Source};
 use crate::frame::{Frame, HEADER_BYTES, Message, WaitReason};
 use crate::region::{Entry, Range};
-use crate::socket::{Moved, Part, part};
+use crate::stream::{Moved, Part, part};
 
 /// Bytes of the staging buffer.
 const STAGING_BYTES: usize = 16 * 1024;
@@ -73,7 +73,7 @@ pub(crate) struct Transmitter {
     next_sequence: u32,
     /// Stream position of the end of what is staged, bytes since the handshake.
     staged_position: u64,
-    /// Stream position up to which the socket took everything.
+    /// Stream position up to which the stream took everything.
     pub(crate) sent_position: u64,
     pub(crate) responses: VecDeque<Response>,
     /// Reads in `responses` or `pieces` that still refer to memory.
@@ -179,7 +179,7 @@ impl Transmitter {
         }
     }
 
-    /// The socket took `bytes`.
+    /// The stream took `bytes`.
     fn advance(&mut self, mut bytes: usize) {
         self.sent_position += bytes as u64;
         while bytes > 0 {
@@ -389,7 +389,7 @@ impl Engine {
         self.stage == crate::engine::Stage::Ready
     }
 
-    /// Sends until the socket takes no more or nothing is left.
+    /// Sends until the stream takes no more or nothing is left.
     pub(crate) fn transmit(&mut self) -> Result<(), End> {
         loop {
             if self.stage_is_ready() || self.stage == crate::engine::Stage::Lingering {
@@ -398,7 +398,7 @@ impl Engine {
             if self.transmitter.pieces.is_empty() {
                 return Ok(());
             }
-            let Some(socket) = &self.socket else { return Err(End::Gone("no connection")) };
+            let Some(stream) = &mut self.stream else { return Err(End::Gone("no connection")) };
             let mut one = [part(std::ptr::null_mut(), 0)];
             let mut many;
             let parts: &mut [Part] = if self.transmitter.pieces.len() == 1 {
@@ -427,7 +427,7 @@ impl Engine {
             }
             // SAFETY: staged pieces lie in the buffer, region pieces in ranges that were checked
             // when they were accepted; the pieces own handles on both, and live across the call.
-            let moved = unsafe { socket.send(&mut parts[..count]) };
+            let moved = unsafe { stream.send(&mut parts[..count]) };
             match moved {
                 Moved::Bytes(bytes) => {
                     self.progress_ns = clock::coarse_ns();

@@ -10,18 +10,16 @@ use beeline_fabric::{
 };
 
 use crate::clock;
-use crate::completion_queue::TcpCompletionQueue;
+use crate::completion_queue::EngineCompletionQueue;
 use crate::connection::{Connection, Mover};
 use crate::device::DeviceHandle;
 use crate::engine::{End, Engine, MAX_GATHER, MAX_INLINE, Outstanding, Receives, Request, Source};
 use crate::frame::{MAX_MESSAGE_BYTES, MAX_SEND_BYTES};
-use crate::handshake::Endpoint;
 use crate::receive_queue::check_receive;
 use crate::region::{Range, RegionTable};
-use crate::socket::Socket;
 
 #[derive(Debug)]
-pub(crate) struct TcpQueuePair {
+pub(crate) struct EngineQueuePair {
     connection: Arc<Connection>,
     send_queue: Rc<dyn CompletionQueue>,
     receive_queue: Rc<dyn CompletionQueue>,
@@ -29,11 +27,11 @@ pub(crate) struct TcpQueuePair {
     options: QueuePairOptions,
 }
 
-fn concrete(queue: &Rc<dyn CompletionQueue>) -> Option<&TcpCompletionQueue> {
+fn concrete(queue: &Rc<dyn CompletionQueue>) -> Option<&EngineCompletionQueue> {
     queue.as_any().downcast_ref()
 }
 
-impl TcpQueuePair {
+impl EngineQueuePair {
     pub(crate) fn new(
         connection: Arc<Connection>,
         (send_queue, receive_queue): (Rc<dyn CompletionQueue>, Rc<dyn CompletionQueue>),
@@ -186,7 +184,7 @@ impl Engine {
     }
 }
 
-impl QueuePair for TcpQueuePair {
+impl QueuePair for EngineQueuePair {
     fn qp_num(&self) -> u32 {
         self.connection.qp_num
     }
@@ -196,17 +194,13 @@ impl QueuePair for TcpQueuePair {
     }
 
     fn connect_info(&self) -> ConnectInfo {
-        Endpoint {
-            address: self.device.address,
-            qp_num: self.connection.qp_num,
-            nonce: self.connection.nonce,
-        }
-        .encode()
+        let identity = (self.connection.qp_num, self.connection.nonce);
+        self.device.shared.transport.connect_info(&identity)
     }
 
     fn connect(&mut self, peer: &ConnectInfo, role: Role) -> Result<(), FabricError> {
-        let peer = Endpoint::decode(peer)?;
-        let identity = (peer.qp_num, peer.nonce);
+        let transport = &self.device.shared.transport;
+        let identity = transport.peer(peer)?;
         self.connection.with(Mover::Call, |engine| {
             if engine.state() != QueuePairState::Init || engine.knows_its_peer() {
                 return Err(FabricError::WrongState {
@@ -216,11 +210,7 @@ impl QueuePair for TcpQueuePair {
             }
             match role {
                 Role::Passive => engine.expect(identity),
-                Role::Active => {
-                    let socket = Socket::dial(peer.address)
-                        .map_err(|source| FabricError::System { action: "connecting", source })?;
-                    engine.dial(socket, identity);
-                }
+                Role::Active => engine.dial(transport.dial(peer)?, identity),
             }
             Ok(())
         })
@@ -291,7 +281,7 @@ impl QueuePair for TcpQueuePair {
     }
 }
 
-impl Drop for TcpQueuePair {
+impl Drop for EngineQueuePair {
     fn drop(&mut self) {
         self.device.forget_connection(self.connection.qp_num);
         self.connection.with(Mover::Call, |engine| {

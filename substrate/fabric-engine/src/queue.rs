@@ -2,9 +2,9 @@
 //!
 //! ```text
 //!  user's epoll ─▶ events (epoll) ─┬─ event (eventfd): completions by other threads, when armed
-//!                                  └─ sockets (epoll), only while armed
-//!  wait() ──────────────────────────▶ sockets ─┬─ one socket per queue pair
-//!  library's epoll ─────────────────▶ sockets  ├─ timer (timerfd): earliest deadline
+//!                                  └─ streams (epoll), only while armed
+//!  wait() ──────────────────────────▶ streams ─┬─ one stream per queue pair
+//!  library's epoll ─────────────────▶ streams  ├─ timer (timerfd): earliest deadline
 //!   (unless the application drives)            └─ nudge (eventfd): wakes a sleeping wait()
 //! ```
 
@@ -23,15 +23,16 @@ use rustix::time::{
 };
 
 use crate::connection::{Connection, Mover};
+use crate::stream::Transport;
 
-/// Event data of the timer in the set of sockets.
+/// Event data of the timer in the set of streams.
 pub(crate) const TOKEN_TIMER: u64 = u64::MAX;
 /// Event data of the nudge.
 pub(crate) const TOKEN_NUDGE: u64 = u64::MAX - 1;
 
-/// The library's thread sleeps on the sockets of this queue.
+/// The library's thread sleeps on the streams of this queue.
 pub(crate) const LIBRARY_RESTS: u8 = 0;
-/// The library's thread leaves the sockets alone and looks in now and then.
+/// The library's thread leaves the streams alone and looks in now and then.
 pub(crate) const LIBRARY_TICKS: u8 = 1;
 
 /// A system call's error as fabric's.
@@ -64,12 +65,12 @@ struct Ring {
     overrun: bool,
     /// An event is asked for.
     armed: bool,
-    /// `sockets` is in `events`. Not before the first time it is asked for: a queue that is only
+    /// `streams` is in `events`. Not before the first time it is asked for: a queue that is only
     /// polled then has no nested set to be called for every packet.
     nested: bool,
     /// The event has been raised.
     raised: bool,
-    /// The application sleeps in `wait`, on the set of sockets.
+    /// The application sleeps in `wait`, on the set of streams.
     sleeping: bool,
     /// The nudge has been raised.
     nudged: bool,
@@ -82,7 +83,7 @@ pub(crate) struct QueueState {
     /// Names the queue in the library's epoll set.
     pub(crate) token: u64,
     depth: u32,
-    sockets: OwnedFd,
+    streams: OwnedFd,
     nudge: OwnedFd,
     timer: OwnedFd,
     /// When the timer fires; `u64::MAX` when it does not.
@@ -98,18 +99,24 @@ pub(crate) struct QueueState {
     members: Mutex<HashMap<u32, Arc<Connection>>>,
     /// Counts the application's calls; the library compares it with what it last saw.
     activity: AtomicU64,
-    /// The application is, or is about to be, asleep on the sockets.
+    /// The application is, or is about to be, asleep on the streams.
     waits: AtomicBool,
     /// [`LIBRARY_RESTS`] or [`LIBRARY_TICKS`].
     pub(crate) library: AtomicU8,
     /// The library's own eventfd.
     kick: Arc<OwnedFd>,
+    pub(crate) transport: Arc<dyn Transport>,
 }
 
 impl QueueState {
-    pub(crate) fn new(token: u64, depth: u32, kick: Arc<OwnedFd>) -> Result<Self, FabricError> {
+    pub(crate) fn new(
+        token: u64,
+        depth: u32,
+        kick: Arc<OwnedFd>,
+        transport: Arc<dyn Transport>,
+    ) -> Result<Self, FabricError> {
         let flags = EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC;
-        let sockets = epoll::create(CreateFlags::CLOEXEC).map_err(system("creating epoll"))?;
+        let streams = epoll::create(CreateFlags::CLOEXEC).map_err(system("creating epoll"))?;
         let events = epoll::create(CreateFlags::CLOEXEC).map_err(system("creating epoll"))?;
         let nudge = eventfd(0, flags).map_err(system("creating an eventfd"))?;
         let event = eventfd(0, flags).map_err(system("creating an eventfd"))?;
@@ -121,13 +128,13 @@ impl QueueState {
         let add = |set: &OwnedFd, source: &OwnedFd, token, flags| {
             epoll::add(set, source, EventData::new_u64(token), flags).map_err(system("epoll_ctl"))
         };
-        add(&sockets, &nudge, TOKEN_NUDGE, EventFlags::IN)?;
-        add(&sockets, &timer, TOKEN_TIMER, EventFlags::IN)?;
+        add(&streams, &nudge, TOKEN_NUDGE, EventFlags::IN)?;
+        add(&streams, &timer, TOKEN_TIMER, EventFlags::IN)?;
         add(&events, &event, 0, EventFlags::IN)?;
         Ok(Self {
             token,
             depth,
-            sockets,
+            streams,
             nudge,
             timer,
             timer_ns: AtomicU64::new(u64::MAX),
@@ -151,6 +158,7 @@ impl QueueState {
             waits: AtomicBool::new(false),
             library: AtomicU8::new(LIBRARY_TICKS),
             kick,
+            transport,
         })
     }
 
@@ -158,9 +166,9 @@ impl QueueState {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The epoll set of sockets, timer and nudge.
-    pub(crate) fn sockets(&self) -> BorrowedFd<'_> {
-        self.sockets.as_fd()
+    /// The epoll set of streams, timer and nudge.
+    pub(crate) fn streams(&self) -> BorrowedFd<'_> {
+        self.streams.as_fd()
     }
 
     /// What users wait on.
@@ -247,10 +255,12 @@ impl QueueState {
         if !ring.armed {
             let (data, flags) = (EventData::new_u64(1), EventFlags::IN);
             let change = if ring.nested { epoll::modify } else { epoll::add };
-            change(&self.events, &self.sockets, data, flags).map_err(system("epoll_ctl"))?;
+            change(&self.events, &self.streams, data, flags).map_err(system("epoll_ctl"))?;
             ring.nested = true;
             ring.armed = true;
             self.waits.store(true, Ordering::SeqCst);
+            drop(ring);
+            self.transport.before_sleep();
         }
         Ok(())
     }
@@ -260,7 +270,7 @@ impl QueueState {
         let mut ring = self.lock();
         if ring.armed {
             let (data, flags) = (EventData::new_u64(1), EventFlags::empty());
-            epoll::modify(&self.events, &self.sockets, data, flags).map_err(system("epoll_ctl"))?;
+            epoll::modify(&self.events, &self.streams, data, flags).map_err(system("epoll_ctl"))?;
             ring.armed = false;
             self.waits.store(false, Ordering::SeqCst);
         }
@@ -270,12 +280,16 @@ impl QueueState {
         Ok(())
     }
 
-    /// The application is going to sleep on the sockets; false when there is no need to.
+    /// The application is going to sleep on the streams; false when there is no need to.
     pub(crate) fn begin_sleep(&self, even_with_completions: bool) -> bool {
         let mut ring = self.lock();
         let needed = even_with_completions || (ring.completions.is_empty() && !ring.overrun);
         ring.sleeping = needed;
         self.waits.store(needed || ring.armed, Ordering::SeqCst);
+        drop(ring);
+        if needed {
+            self.transport.before_sleep();
+        }
         needed
     }
 
@@ -289,7 +303,7 @@ impl QueueState {
         self.waits.store(ring.armed, Ordering::SeqCst);
     }
 
-    /// Around a sleep on one socket; completions by other threads are impossible meanwhile.
+    /// Around a sleep on one stream; completions by other threads are impossible meanwhile.
     pub(crate) fn set_waits(&self, waits: bool) {
         self.waits.store(waits, Ordering::SeqCst);
     }
@@ -307,7 +321,7 @@ impl QueueState {
         self.activity.load(Ordering::Relaxed)
     }
 
-    /// True while the application sleeps where the sockets wake it.
+    /// True while the application sleeps where the streams wake it.
     pub(crate) fn waits(&self) -> bool {
         self.waits.load(Ordering::SeqCst)
     }

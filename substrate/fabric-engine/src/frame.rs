@@ -1,4 +1,4 @@
-//! The wire format: one fixed header per frame, then its payload. Pure; no socket, no memory.
+//! The wire format: one fixed header per frame, then its payload. Pure; no stream, no memory.
 //!
 //! ```text
 //!  0 magic u16 = 0xBEE1   2 version u8 = 1   3 opcode u8

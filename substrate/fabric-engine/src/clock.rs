@@ -9,7 +9,7 @@ fn nanoseconds(time: Timespec) -> u64 {
 }
 
 /// Now, exact.
-pub(crate) fn now_ns() -> u64 {
+pub fn now_ns() -> u64 {
     nanoseconds(clock_gettime(ClockId::Monotonic))
 }
 

@@ -127,7 +127,9 @@ pub(crate) struct RegionTable {
 }
 
 /// Fresh unguessable bits.
-pub(crate) fn random_u64() -> Result<u64, FabricError> {
+///
+/// Errors: [`FabricError::System`] where the kernel gives none.
+pub fn random_u64() -> Result<u64, FabricError> {
     getrandom::u64().map_err(|error| FabricError::System {
         action: "drawing a random key",
         source: std::io::Error::other(error.to_string()),

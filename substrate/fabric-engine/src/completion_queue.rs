@@ -1,4 +1,4 @@
-//! The application's completion queue: poll and wait drive the sockets themselves.
+//! The application's completion queue: poll and wait drive the streams themselves.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -16,35 +16,35 @@ use crate::clock;
 use crate::connection::{Connection, Mover};
 use crate::device::DeviceHandle;
 use crate::queue::{QueueState, TOKEN_NUDGE, TOKEN_TIMER};
-use crate::socket::BLOCKING_SLICE;
+use crate::stream::BLOCKING_SLICE;
 
 /// Bytes one connection may move in one call, so that others get their turn.
 const BUDGET_BYTES: usize = 4 << 20;
-/// Sockets looked at in one call.
+/// Streams looked at in one call.
 const EVENTS: usize = 64;
 
 /// See the crate documentation for who drives what when.
-pub(crate) struct TcpCompletionQueue {
+pub(crate) struct EngineCompletionQueue {
     pub(crate) state: Arc<QueueState>,
     device: Arc<DeviceHandle>,
     members: RefCell<HashMap<u32, Arc<Connection>>>,
-    /// The only member, when there is one: its socket is then asked directly.
+    /// The only member, when there is one: its stream is then asked directly.
     sole: RefCell<Option<Arc<Connection>>>,
     events: RefCell<[Event; EVENTS]>,
     debtors: RefCell<Vec<u32>>,
     armed: Cell<bool>,
 }
 
-impl fmt::Debug for TcpCompletionQueue {
+impl fmt::Debug for EngineCompletionQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TcpCompletionQueue")
+        f.debug_struct("EngineCompletionQueue")
             .field("depth", &self.state.depth())
             .field("members", &self.members.borrow().len())
             .finish_non_exhaustive()
     }
 }
 
-impl TcpCompletionQueue {
+impl EngineCompletionQueue {
     pub(crate) fn new(state: Arc<QueueState>, device: Arc<DeviceHandle>) -> Self {
         let nothing = Event { flags: EventFlags::empty(), data: EventData::new_u64(0) };
         Self {
@@ -115,19 +115,25 @@ impl TcpCompletionQueue {
             connection.try_with(self.mover(), |engine| engine.drive(BUDGET_BYTES, false));
             return;
         }
-        if !self.members.borrow().is_empty() {
+        let members = self.members.borrow();
+        if self.state.transport.is_polled() {
+            for connection in members.values().filter(|connection| connection.has_news()) {
+                connection.try_with(self.mover(), |engine| engine.drive(BUDGET_BYTES, false));
+            }
+        } else if !members.is_empty() {
+            drop(members);
             self.drive_ready(Some(0));
         }
     }
 
-    /// Waits up to `timeout_ns` for sockets and moves those that are ready.
+    /// Waits up to `timeout_ns` for streams and moves those that are ready.
     fn drive_ready(&self, timeout_ns: Option<u64>) {
         let mut events = self.events.borrow_mut();
         let timeout = timeout_ns.map(|ns| Timespec {
             tv_sec: i64::try_from(ns / 1_000_000_000).unwrap_or(i64::MAX),
             tv_nsec: (ns % 1_000_000_000) as _,
         });
-        let count = epoll::wait(self.state.sockets(), &mut events[..], timeout.as_ref());
+        let count = epoll::wait(self.state.streams(), &mut events[..], timeout.as_ref());
         let members = self.members.borrow();
         for event in &events[..count.unwrap_or(0)] {
             match event.data.u64() {
@@ -150,7 +156,7 @@ impl TcpCompletionQueue {
         }
     }
 
-    /// Sleeps until a socket of this queue is ready, something else happens to it, or the timeout
+    /// Sleeps until a stream of this queue is ready, something else happens to it, or the timeout
     /// passed, and moves what is ready. Leaves completions where they are.
     pub(crate) fn step(&self, timeout_ns: u64, done: impl Fn() -> bool) {
         self.state.note_activity();
@@ -175,7 +181,7 @@ impl TcpCompletionQueue {
 
     /// With one connection and nothing else to wait for, sleeps in the receive itself: a blocking
     /// exchange then costs the calls of a bare one. False when it cannot.
-    fn sleep_on_the_socket(&self, now_ns: u64, remaining_ns: u64) -> bool {
+    fn sleep_on_the_stream(&self, now_ns: u64, remaining_ns: u64) -> bool {
         let slice = BLOCKING_SLICE.as_nanos() as u64;
         let sole = self.sole.borrow();
         let Some(connection) = sole.as_ref() else { return false };
@@ -195,7 +201,7 @@ impl TcpCompletionQueue {
     }
 }
 
-impl CompletionQueue for TcpCompletionQueue {
+impl CompletionQueue for EngineCompletionQueue {
     fn poll(&self, completions: &mut [WorkCompletion]) -> Result<usize, FabricError> {
         self.state.note_activity();
         self.pay();
@@ -251,7 +257,7 @@ impl CompletionQueue for TcpCompletionQueue {
                 return self.take(completions);
             }
             let remaining = deadline - now;
-            if slept || !self.sleep_on_the_socket(now, remaining) {
+            if slept || !self.sleep_on_the_stream(now, remaining) {
                 if self.state.begin_sleep(false) {
                     self.drive_ready(Some(remaining));
                 }
@@ -273,7 +279,7 @@ impl CompletionQueue for TcpCompletionQueue {
     }
 }
 
-impl Drop for TcpCompletionQueue {
+impl Drop for EngineCompletionQueue {
     fn drop(&mut self) {
         self.device.forget_queue(&self.state);
     }

@@ -79,13 +79,13 @@ impl SharedReceiveState {
 
 /// The application's handle.
 #[derive(Debug)]
-pub(crate) struct TcpSharedReceiveQueue {
+pub(crate) struct EngineSharedReceiveQueue {
     pub(crate) state: Arc<SharedReceiveState>,
     regions: Arc<RegionTable>,
     domain: u64,
 }
 
-impl TcpSharedReceiveQueue {
+impl EngineSharedReceiveQueue {
     pub(crate) fn new(depth: u32, regions: Arc<RegionTable>, domain: u64) -> Self {
         let posted = VecDeque::with_capacity(depth as usize);
         let receives = Mutex::new(SharedReceives { posted, waiting: Vec::new() });
@@ -93,7 +93,7 @@ impl TcpSharedReceiveQueue {
     }
 }
 
-impl SharedReceiveQueue for TcpSharedReceiveQueue {
+impl SharedReceiveQueue for EngineSharedReceiveQueue {
     fn post_receive(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostError> {
         let waiting = {
             let mut receives = self.state.lock();
