@@ -3,13 +3,15 @@
 //! - `check`: what every change must pass, in minutes.
 //! - `test`: the tests alone.
 //! - `deep`: model checkers, sanitizers, wide runs; hours if let.
-//! - `setup`: fetches the clients the end-to-end tests use.
+//! - `setup`: fetches the clients the end-to-end tests use, and what the lab needs.
+//! - `lab`: suites and programs in virtual machines with RDMA, an NVDIMM, a shared window.
 //!
 //! Every row says passed, failed, or skipped and why; a checker says how much it ran, so that an
 //! empty run is visible.
 
 mod check;
 mod deep;
+mod lab;
 mod setup;
 mod step;
 
@@ -34,8 +36,11 @@ enum Task {
     Test,
     /// Miri, loom, sanitizers, wide seeds and crash points, fuzzing, kill loops.
     Deep(deep::DeepArguments),
-    /// Fetch what the end-to-end tests use: redis-server, redis-cli, redis-py, strace.
+    /// Fetch what the end-to-end tests use: redis-server, redis-cli, redis-py, strace; and the lab.
     Setup,
+    /// Virtual machines with soft-RoCE, an NVDIMM, a shared memory window.
+    #[command(subcommand)]
+    Lab(lab::LabTask),
 }
 
 fn main() -> ExitCode {
@@ -44,6 +49,7 @@ fn main() -> ExitCode {
         Task::Test => check::test(),
         Task::Deep(arguments) => deep::run(&arguments),
         Task::Setup => setup::run(),
+        Task::Lab(task) => return lab::run(&task),
     };
     report.finish()
 }

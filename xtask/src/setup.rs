@@ -1,6 +1,9 @@
 //! `setup`: fetches the clients the end-to-end tests use. What could not be had is reported, and
 //! the tests that need it skip themselves.
 
+use std::path::Path;
+
+use crate::lab;
 use crate::root;
 use crate::step::{Outcome, Report, Step, works};
 
@@ -10,41 +13,43 @@ const REDIS_PY: &str = "redis==6.4.0";
 /// The command.
 pub fn run() -> Report {
     let mut report = Report::default();
-    packages(&mut report);
+    programs(
+        &mut report,
+        "programs",
+        &[
+            ("redis-cli", "redis-tools"),
+            ("redis-benchmark", "redis-tools"),
+            ("redis-server", "redis-server"),
+            ("strace", "strace"),
+        ],
+    );
     python(&mut report);
+    lab::setup(&mut report);
     report
 }
 
-fn packages(report: &mut Report) {
-    let wanted = [
-        ("redis-cli", "redis-tools"),
-        ("redis-benchmark", "redis-tools"),
-        ("redis-server", "redis-server"),
-        ("strace", "strace"),
-    ];
+/// Installs the packages of those programs that are not here; `name` is the row of the table.
+pub fn programs(report: &mut Report, name: &str, wanted: &[(&str, &str)]) {
     let lacking: Vec<&str> = wanted
         .iter()
-        .filter(|(program, _)| !works(&format!("which {program}")))
+        .filter(|(program, _)| !is_here(program))
         .map(|(_, package)| *package)
         .collect();
     if lacking.is_empty() {
-        report.add("programs", Outcome::Passed);
+        report.add(name, Outcome::Passed);
         return;
     }
     let list = lacking.join(" ");
     if !works("which apt-get") {
-        report.skip("programs", &format!("no apt-get here; install by hand: {list}"));
+        report.skip(name, &format!("no apt-get here; install by hand: {list}"));
         return;
     }
     let rights = if works("test -w /usr/bin") { "" } else { "sudo --non-interactive " };
     let install = || {
-        Step::new(
-            "programs",
-            &format!("{rights}apt-get install --yes --no-install-recommends {list}"),
-        )
-        .set("DEBIAN_FRONTEND", "noninteractive")
-        .minutes(10)
-        .run()
+        Step::new(name, &format!("{rights}apt-get install --yes --no-install-recommends {list}"))
+            .set("DEBIAN_FRONTEND", "noninteractive")
+            .minutes(10)
+            .run()
     };
     let mut row = install();
     if !row.passed() {
@@ -52,10 +57,17 @@ fn packages(report: &mut Report) {
         row = install();
     }
     if row.passed() {
-        report.add("programs", Outcome::Passed);
+        report.add(name, Outcome::Passed);
     } else {
-        report.skip("programs", &format!("apt-get could not install {list}"));
+        report.skip(name, &format!("apt-get could not install {list}"));
     }
+}
+
+/// True where `program` is on the path or where only root looks.
+pub fn is_here(program: &str) -> bool {
+    let folders = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
+    works(&format!("which {program}"))
+        || folders.iter().any(|folder| Path::new(folder).join(program).exists())
 }
 
 fn python(report: &mut Report) {
