@@ -297,7 +297,11 @@ impl Client {
         };
         let hash = self.hash(database, key);
         let shard = self.route(hash);
-        Ok((shard, self.links[usize::from(shard)].digest(hash, database, key)))
+        let digest = match command {
+            Command::Get { .. } => Digest::default(),
+            _ => self.links[usize::from(shard)].digest(hash, database, key),
+        };
+        Ok((shard, digest))
     }
 
     /// Makes the connection of `shard` anew if it was lost.
@@ -377,10 +381,12 @@ impl Client {
         timeout: Duration,
         deliver: &mut Deliver<'_>,
     ) -> Result<usize, ClientError> {
+        // What was submitted since the last look gets its deadline now, not after the sleep.
+        let mut delivered = self.expire(deliver);
         let mut completions = [WorkCompletion::EMPTY; COMPLETIONS_BATCH];
         let waited = self.core.queue.wait(&mut completions, timeout);
         let count = self.polled(waited, deliver)?;
-        let delivered = self.handle(&completions[..count], deliver) + self.expire(deliver);
+        delivered += self.handle(&completions[..count], deliver) + self.expire(deliver);
         Ok(delivered + self.poll(deliver)?)
     }
 
@@ -426,6 +432,9 @@ impl Client {
     }
 
     fn expire(&mut self, deliver: &mut Deliver<'_>) -> usize {
+        if self.links.iter().all(Link::is_idle) {
+            return 0;
+        }
         let now = self.core.options.clock.monotonic_ns();
         let timeout = self.core.options.timeout;
         self.links.iter_mut().map(|link| link.expire(now, timeout, deliver)).sum()

@@ -7,7 +7,11 @@
 //!
 //! Invariant: the server answers requests of one connection in order, so the front of `order` is
 //! always the one an answer is for; the tag checks it. A reply consumes one of this side's
-//! receives; there are as many as the window, so the server never finds none.
+//! receives; there are more than the window, so the server never finds none, and they are posted
+//! again many at a time.
+//!
+//! Deadlines are set by the first look at the clock after the submission, not by the submission:
+//! reading the clock takes a tenth of the time a request does.
 
 mod completion;
 mod posting;
@@ -101,6 +105,13 @@ pub(crate) struct Link {
     table: UpdateTable,
     next_tag: u16,
     unsignalled: u16,
+    /// Requests at the end of `order` that may have no deadline yet.
+    undated: usize,
+}
+
+/// Receives beyond the window, of which half may wait to be posted again.
+fn spare_receives(window: u16) -> u16 {
+    (window / 2).max(4)
 }
 
 impl Link {
@@ -123,7 +134,7 @@ impl Link {
         };
         let depths = QueuePairOptions {
             send_depth: u32::from(wanted) * 2,
-            receive_depth: u32::from(wanted),
+            receive_depth: u32::from(wanted) + u32::from(spare_receives(wanted)),
             transport_timeout: options.timeout,
             ..QueuePairOptions::default()
         };
@@ -138,9 +149,10 @@ impl Link {
                 what: "a welcome without window or segment",
             });
         }
-        let receives = core
-            .device
-            .allocate_memory((u32::from(window) * RECEIVE_BYTES).next_multiple_of(4096) as usize)?;
+        let receives = window + spare_receives(window);
+        let bytes = (u32::from(receives) * RECEIVE_BYTES).next_multiple_of(4096);
+        let consumed = (0..receives).collect();
+        let receives = core.device.allocate_memory(bytes as usize)?;
         let receives = core.domain.register(receives, Access::LOCAL_WRITE)?;
         let body = HEADER_BYTES + options.longest_key_bytes + options.value_bytes;
         let bytes = body.next_multiple_of(64);
@@ -165,7 +177,7 @@ impl Link {
             qp,
             welcome,
             receives,
-            consumed: (0..window).collect(),
+            consumed,
             slots,
             free: (0..window - 1).rev().collect(),
             order: VecDeque::with_capacity(usize::from(window)),
@@ -177,6 +189,7 @@ impl Link {
             table,
             next_tag: 0,
             unsignalled: 0,
+            undated: 0,
         };
         this.post_receives()?;
         this.qp.wait_connected(core.options.timeout)?;
@@ -204,6 +217,11 @@ impl Link {
         self.slots.len() - self.free.len() - own
     }
 
+    /// Nothing is outstanding, not even a grant request.
+    pub fn is_idle(&self) -> bool {
+        !self.up || (self.order.is_empty() && self.waiting.is_empty() && self.reading == 0)
+    }
+
     pub fn digest(&self, hash: u64, database: u8, key: &[u8]) -> Digest {
         self.table.digest(hash, database, key)
     }
@@ -224,13 +242,11 @@ impl Link {
         let Some(index) = self.free.pop() else {
             return Err(ClientError::WindowFull { window: self.window() });
         };
-        let now = core.options.clock.monotonic_ns();
-        let timeout = u64::try_from(core.options.timeout.as_nanos()).unwrap_or(u64::MAX);
         let slot = &mut self.slots[usize::from(index)];
         slot.token = token;
         slot.digest = digest;
         slot.retries = 0;
-        slot.deadline_ns = now.saturating_add(timeout);
+        slot.deadline_ns = None;
         match self.stage(core, index, command) {
             Ok(()) => {}
             Err(error) => {

@@ -66,16 +66,15 @@ impl Buffer {
         copy_in(self.region.memory().as_ref(), self.offset as usize + at as usize, source);
     }
 
-    /// Copies `length` bytes from `at` on to the end of `target`.
+    /// Copies `length` bytes from `at` on into `target`, in place of what was there.
     pub fn load(&self, at: u32, length: u32, target: &mut Vec<u8>) {
         assert!(
             u64::from(at) + u64::from(length) <= u64::from(self.bytes),
             "a load stays inside its buffer"
         );
-        let start = target.len();
-        target.resize(start + length as usize, 0);
+        target.resize(length as usize, 0);
         let offset = self.offset as usize + at as usize;
-        copy_out(self.region.memory().as_ref(), offset, &mut target[start..]);
+        copy_out(self.region.memory().as_ref(), offset, target);
     }
 
     /// As the peer addresses it.
@@ -106,7 +105,8 @@ pub(crate) struct Slot {
     pub work: Work,
     /// [`Token::NONE`] for the link's own grant requests.
     pub token: Token,
-    pub deadline_ns: u64,
+    /// Set by the first look at the clock after it was submitted.
+    pub deadline_ns: Option<u64>,
     /// Expected in the answer.
     pub tag: u16,
     /// Times it was sent again.
@@ -130,7 +130,7 @@ impl Slot {
         Self {
             work: Work::Free,
             token: Token::NONE,
-            deadline_ns: 0,
+            deadline_ns: None,
             tag: 0,
             retries: 0,
             staging,

@@ -1,10 +1,13 @@
 //! One client's connection: its receives, the answers it waits for, the segment it writes.
 //!
 //! ```text
-//! receive consumed ──► executed ──► Pending ──(commit)──► receive posted again, answer posted
+//! receive consumed ──► executed ──► Pending ──(commit)──► answer posted ──► receive posted again
 //! ```
 //!
 //! Answers leave in the order of the requests. Everything here is bounded by the window.
+//!
+//! There are more receives than the window, so that they are posted again many at a time, after
+//! the answers: a client that has its answer finds a receive for its next request all the same.
 
 use std::collections::VecDeque;
 
@@ -12,12 +15,30 @@ use beeline_fabric::{
     LocalData, MemoryRegion, Operation, PostError, QueuePair, ReceiveRequest, RemoteAddress,
     RemoteKey, ScatterGatherEntry, WorkRequest,
 };
-use beeline_kv::wire::{LONG_REPLY_BYTES, Place, Protocol, Reply};
-use beeline_kv::{ClientLog, ReadGuard};
+use beeline_kv::wire::{
+    LONG_REPLY_BYTES, Place, Protocol, REQUEST_HEADER_BYTES, Reply, Request, RequestKind,
+};
+use beeline_kv::{ClientLog, ReadGuard, Shard};
+use beeline_os::memory::copy_out;
 
 use crate::counters::ServerCounters;
+use crate::regions::SegmentRegions;
 
+/// Answers posted at once.
 const BATCH: usize = 16;
+
+/// Keys longer than this are not looked up ahead.
+const EXPECTED_KEY_BYTES: usize = 40;
+
+/// Receives beyond the window, of which half may wait to be posted again.
+fn spare_receives(window: u16) -> u16 {
+    (window / 2).max(4)
+}
+
+/// Receives of a connection with this window.
+pub(crate) fn receives_of(window: u16) -> u16 {
+    window.saturating_add(spare_receives(window))
+}
 
 /// What a completion's `wr_id` says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +77,7 @@ pub(crate) enum Pending {
     /// A small reply. `after_write` when it acknowledges one.
     Message { reply: Reply, after_write: bool },
     /// An entry, straight from its segment.
-    Entry { region: MemoryRegion, guard: ReadGuard, place: Place, tag: u16 },
+    Entry { guard: ReadGuard, place: Place, tag: u16 },
     /// A result in one of the connection's staging buffers.
     Staged { buffer: usize, length: u32, place: Place, tag: u16 },
     /// Two-phase baseline: space for an entry, once the entries promised before are in.
@@ -145,7 +166,7 @@ impl Connection {
             window: parts.window,
             request_bytes: parts.request_bytes,
             receives: parts.receives,
-            consumed: (0..parts.window).collect(),
+            consumed: (0..receives_of(parts.window)).collect(),
             pending: VecDeque::with_capacity(window),
             held: VecDeque::with_capacity(window),
             staging: Vec::new(),
@@ -171,6 +192,22 @@ impl Connection {
         WrId { generation, connection, sent, index }.encode()
     }
 
+    /// Tells the shard which key the request in receive `index` reads; database and hash. A look
+    /// ahead only: what it finds is checked when the request is executed.
+    #[inline]
+    pub fn expect_key(&self, shard: &Shard, index: u32) -> Option<(u8, u64)> {
+        const HEAD: usize = REQUEST_HEADER_BYTES;
+        let mut bytes = [0; HEAD + EXPECTED_KEY_BYTES];
+        let offset = index as usize * self.request_bytes as usize;
+        let room = bytes.len().min(self.request_bytes as usize);
+        copy_out(self.receives.memory().as_ref(), offset, &mut bytes[..room]);
+        let request = Request::decode(&bytes)?;
+        let reads = matches!(request.kind, RequestKind::Get | RequestKind::Locate);
+        let length = usize::try_from(request.key_bytes).ok()?;
+        let key = bytes.get(HEAD..HEAD.checked_add(length)?)?;
+        reads.then(|| (request.database, shard.expect_key(request.database, key)))
+    }
+
     /// Posts the receives of executed requests again.
     pub fn post_receives(&mut self) -> Result<(), PostError> {
         while !self.consumed.is_empty() {
@@ -190,11 +227,15 @@ impl Connection {
         Ok(())
     }
 
-    /// Posts what is pending, in order, as far as the send queue has room.
+    /// Posts what is pending, in order, as far as the send queue has room; then receives, once
+    /// enough of them were consumed.
     ///
     /// Errors: the connection is broken.
-    pub fn post_pending(&mut self, counters: &mut ServerCounters) -> Result<(), PostError> {
-        self.post_receives()?;
+    pub fn post_pending(
+        &mut self,
+        sources: &SegmentRegions,
+        counters: &mut ServerCounters,
+    ) -> Result<(), PostError> {
         loop {
             let ready = self
                 .pending
@@ -202,29 +243,42 @@ impl Connection {
                 .take(BATCH)
                 .take_while(|pending| !matches!(pending, Pending::Space { .. }))
                 .count();
-            if ready == 0 {
-                return Ok(());
-            }
-            match self.post_batch(ready, counters) {
+            // Arrays of the right size: one that is too large costs more than the answer.
+            let posted = match ready {
+                0 => break,
+                1 => self.post_batch::<1>(ready, sources, counters),
+                2..=4 => self.post_batch::<4>(ready, sources, counters),
+                _ => self.post_batch::<BATCH>(ready, sources, counters),
+            };
+            match posted {
                 Ok(()) => {}
-                Err(PostError::QueueFull) => return Ok(()),
+                Err(PostError::QueueFull) => break,
                 Err(error) => return Err(error),
             }
         }
+        if self.consumed.len() > usize::from(spare_receives(self.window) / 2) {
+            self.post_receives()?;
+        }
+        Ok(())
     }
 
-    fn post_batch(&mut self, count: usize, counters: &mut ServerCounters) -> Result<(), PostError> {
-        let mut messages = [[0; LONG_REPLY_BYTES]; BATCH];
+    fn post_batch<const N: usize>(
+        &mut self,
+        count: usize,
+        sources: &SegmentRegions,
+        counters: &mut ServerCounters,
+    ) -> Result<(), PostError> {
+        let mut messages = [[0; LONG_REPLY_BYTES]; N];
         for (bytes, pending) in messages.iter_mut().zip(self.pending.iter().take(count)) {
             if let Pending::Message { reply, .. } = pending {
                 *bytes = reply.encode();
             }
         }
         let nothing = ScatterGatherEntry { region: &self.receives, offset: 0, length: 0 };
-        let sources: [[ScatterGatherEntry<'_>; 1]; BATCH] = std::array::from_fn(|i| {
+        let gathers: [[ScatterGatherEntry<'_>; 1]; N] = std::array::from_fn(|i| {
             [match self.pending.get(i) {
-                Some(Pending::Entry { region, guard, .. }) => ScatterGatherEntry {
-                    region,
+                Some(Pending::Entry { guard, .. }) => ScatterGatherEntry {
+                    region: sources.known(guard.segment()),
                     offset: u64::from(guard.offset()),
                     length: u64::from(guard.length_bytes()),
                 },
@@ -240,13 +294,13 @@ impl Connection {
         let last_held = self.pending.iter().take(count).rposition(holds);
         let due = self.unsignalled as usize + count > usize::from(self.window) / 2;
         let (base, first) = (self.wr_id(true, 0), self.next_sequence);
-        let requests: [WorkRequest<'_>; BATCH] = std::array::from_fn(|i| {
+        let requests: [WorkRequest<'_>; N] = std::array::from_fn(|i| {
             // The last answer that holds memory is signalled, so that it is let go soon; and one
             // now and then, so that the send queue's entries come back.
             let signalled = last_held == Some(i) || (due && i + 1 == count);
             let wr_id = base | u64::from(first.wrapping_add(i as u32) & SEQUENCE_MASK);
             let write = |place: Place, tag: u16| Operation::WriteWithImmediate {
-                local: LocalData::Gather(&sources[i]),
+                local: LocalData::Gather(&gathers[i]),
                 remote: RemoteAddress { key: RemoteKey(place.key), offset: place.offset },
                 immediate: u32::from(tag),
             };

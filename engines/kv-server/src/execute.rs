@@ -257,22 +257,17 @@ impl ShardServer {
             Ok(guard) if connection.protocol == Protocol::Oblivious => {
                 self.copy_entry(shard, connection, guard, request);
             }
-            Ok(guard) => {
-                let region = self.sources.of(&self.domain, guard.segment()).cloned();
-                match region {
-                    Ok(region) => connection.pending.push_back(Pending::Entry {
-                        region,
-                        guard,
-                        place: request.result,
-                        tag,
-                    }),
-                    Err(error) => {
-                        tracing::warn!(%error, "a log segment could not be registered");
-                        shard.end_read(guard);
-                        answer(connection, ReplyStatus::Unavailable, tag);
-                    }
+            Ok(guard) => match self.sources.of(&self.domain, guard.segment()) {
+                Ok(_) => {
+                    let place = request.result;
+                    connection.pending.push_back(Pending::Entry { guard, place, tag });
                 }
-            }
+                Err(error) => {
+                    tracing::warn!(%error, "a log segment could not be registered");
+                    shard.end_read(guard);
+                    answer(connection, ReplyStatus::Unavailable, tag);
+                }
+            },
         }
     }
 

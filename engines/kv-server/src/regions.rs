@@ -51,6 +51,15 @@ impl SegmentRegions {
         Ok(&registered.region)
     }
 
+    /// The registration of a segment that [`SegmentRegions::of`] registered and a read pins.
+    pub fn known(&self, segment: &Segment) -> &MemoryRegion {
+        let registered = self.slots.get(segment.id() as usize).and_then(Option::as_ref);
+        let same = registered.is_some_and(|known| known.generation == segment.generation());
+        assert!(same, "a segment stays registered while a read pins it");
+        let Some(registered) = registered else { unreachable!("just asserted") };
+        &registered.region
+    }
+
     /// Gives up registrations of segments that the pool does not know any more.
     pub fn sweep(&mut self, pool: &beeline_pmem::Pool) {
         for (id, slot) in self.slots.iter_mut().enumerate() {

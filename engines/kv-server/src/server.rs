@@ -11,12 +11,12 @@ use beeline_fabric::{
 };
 use beeline_kv::entry::FIRST_ENTRY;
 use beeline_kv::wire::{
-    Hello, LONG_REPLY_BYTES, Protocol, REQUEST_HEADER_BYTES, Refusal, ReplyStatus, WELCOME_BYTES,
-    Welcome,
+    Announcement, Hello, LONG_REPLY_BYTES, Protocol, REQUEST_HEADER_BYTES, Refusal, ReplyStatus,
+    WELCOME_BYTES, Welcome,
 };
 use beeline_kv::{Shard, Store};
 
-use crate::connection::{Connection, Held, Parts, Pending, WrId};
+use crate::connection::{Connection, Held, Parts, Pending, WrId, receives_of};
 use crate::counters::ServerCounters;
 use crate::error::ServerError;
 use crate::options::ServerOptions;
@@ -70,7 +70,7 @@ pub struct ShardServer {
 
 fn entries_of(window: u16) -> u32 {
     // Receives, and sends that may all be flushed with an error.
-    u32::from(window) * 3
+    u32::from(receives_of(window)) + u32::from(window) * 2
 }
 
 impl ShardServer {
@@ -251,12 +251,13 @@ impl ShardServer {
     ) -> Result<Connection, FabricError> {
         let options = QueuePairOptions {
             send_depth: u32::from(window) * 2,
-            receive_depth: u32::from(window),
+            receive_depth: u32::from(receives_of(window)),
             receiver_not_ready_timeout: self.options.receiver_not_ready_timeout,
             ..QueuePairOptions::default()
         };
         let mut qp = self.domain.create_queue_pair(&self.queue, &self.queue, None, options)?;
-        let length = (u32::from(window) * request_bytes).next_multiple_of(4096) as usize;
+        let length = u32::from(receives_of(window)) * request_bytes;
+        let length = length.next_multiple_of(4096) as usize;
         let receives = self.device.allocate_memory(length)?;
         let receives = self.domain.register(receives, Access::LOCAL_WRITE)?;
         let area = if slot_bytes == 0 {
@@ -315,6 +316,9 @@ impl ShardServer {
             if count > 0 {
                 self.now_ns = self.clock.monotonic_ns();
             }
+            if count > 1 {
+                self.look_ahead(shard, &completions[..count]);
+            }
             for completion in &completions[..count] {
                 self.handle(shard, completion);
             }
@@ -324,6 +328,38 @@ impl ShardServer {
             }
         }
         Ok(handled)
+    }
+
+    /// Asks for the lines that the requests of a batch touch before the first is executed, so that
+    /// the misses overlap: first what the clients wrote and the index, then the entries.
+    fn look_ahead(&self, shard: &mut Shard, completions: &[WorkCompletion]) {
+        let mut keys = [(0, 0); BATCH];
+        let mut count = 0;
+        for completion in completions.iter().filter(|completion| completion.is_success()) {
+            let id = WrId::decode(completion.wr_id);
+            let Some(Some(connection)) = self.connections.get(usize::from(id.connection)) else {
+                continue;
+            };
+            match completion.opcode {
+                Opcode::Receive => {
+                    if let Some((database, hash)) = connection.expect_key(shard, id.index) {
+                        keys[count] = (database, hash);
+                        count += 1;
+                    }
+                }
+                Opcode::ReceiveWithImmediate => {
+                    if let Some(log) = &connection.log {
+                        let offset = Announcement::decode(completion.immediate.unwrap_or(0)).offset;
+                        let length = usize::try_from(completion.length).unwrap_or(0);
+                        shard.expect_notice(log, offset, length);
+                    }
+                }
+                _ => {}
+            }
+        }
+        for (database, hash) in &keys[..count] {
+            shard.expect_entry(*database, *hash);
+        }
     }
 
     fn handle(&mut self, shard: &mut Shard, completion: &WorkCompletion) {
@@ -389,7 +425,9 @@ impl ShardServer {
             let Some(Some(connection)) = self.connections.get_mut(usize::from(*index)) else {
                 return false;
             };
-            if !connection.dead && connection.post_pending(&mut self.counters).is_err() {
+            if !connection.dead
+                && connection.post_pending(&self.sources, &mut self.counters).is_err()
+            {
                 connection.dead = true;
                 self.broken.push(*index);
             }

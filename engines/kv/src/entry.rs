@@ -142,6 +142,9 @@ impl Header {
     }
 }
 
+/// Where an encoded header holds the checksum.
+pub const CHECKSUM_AT: std::ops::Range<usize> = 16..20;
+
 /// Length of the slot that an entry with these lengths needs, in bytes.
 #[must_use]
 #[inline]

@@ -157,12 +157,14 @@ impl Mapping {
     }
 
     /// First byte.
+    #[inline]
     #[must_use]
     pub fn base(&self) -> NonNull<u8> {
         self.base
     }
 
     /// Length in bytes.
+    #[inline]
     #[must_use]
     pub fn length_bytes(&self) -> usize {
         self.length_bytes
@@ -255,10 +257,12 @@ impl SharedMemory {
 // SAFETY: the mapping lives exactly as long as the value, at a fixed page-aligned base; bytes are
 // only reached through raw copies and atomics.
 unsafe impl MemoryObject for SharedMemory {
+    #[inline]
     fn base(&self) -> NonNull<u8> {
         self.mapping.base()
     }
 
+    #[inline]
     fn length_bytes(&self) -> usize {
         self.mapping.length_bytes()
     }

@@ -70,7 +70,8 @@ pub unsafe trait MemoryObject: Send + Sync + Debug {
 
 /// True when `offset..offset+length` lies inside `object`.
 #[must_use]
-pub fn contains(object: &dyn MemoryObject, offset: u64, length: u64) -> bool {
+#[inline]
+pub fn contains(object: &(impl MemoryObject + ?Sized), offset: u64, length: u64) -> bool {
     offset.checked_add(length).is_some_and(|end| end <= object.length_bytes() as u64)
 }
 
@@ -78,7 +79,8 @@ pub fn contains(object: &dyn MemoryObject, offset: u64, length: u64) -> bool {
 ///
 /// Invariant: the range lies inside the object; a caller validates untrusted offsets first with
 /// [`contains`].
-pub fn copy_in(object: &dyn MemoryObject, offset: usize, source: &[u8]) {
+#[inline]
+pub fn copy_in(object: &(impl MemoryObject + ?Sized), offset: usize, source: &[u8]) {
     assert!(
         contains(object, offset as u64, source.len() as u64),
         "copy_in stays inside the object"
@@ -94,7 +96,8 @@ pub fn copy_in(object: &dyn MemoryObject, offset: usize, source: &[u8]) {
 /// Copies from `object` at `offset` into `target`.
 ///
 /// Invariant: the range lies inside the object (see [`copy_in`]).
-pub fn copy_out(object: &dyn MemoryObject, offset: usize, target: &mut [u8]) {
+#[inline]
+pub fn copy_out(object: &(impl MemoryObject + ?Sized), offset: usize, target: &mut [u8]) {
     assert!(
         contains(object, offset as u64, target.len() as u64),
         "copy_out stays inside the object"
@@ -128,7 +131,8 @@ pub fn copy_across(
 ///
 /// Invariant: the word lies inside the object and `offset` is a multiple of 8.
 #[must_use]
-pub fn atomic_u64(object: &dyn MemoryObject, offset: usize) -> &AtomicU64 {
+#[inline]
+pub fn atomic_u64(object: &(impl MemoryObject + ?Sized), offset: usize) -> &AtomicU64 {
     assert!(contains(object, offset as u64, 8), "the word lies inside the object");
     assert!(offset.is_multiple_of(8), "an atomic word is aligned to 8 bytes");
     // SAFETY: the range was just checked to lie inside the mapping.
@@ -140,11 +144,13 @@ pub fn atomic_u64(object: &dyn MemoryObject, offset: usize) -> &AtomicU64 {
 
 /// Loads the word at `offset` with acquire ordering; pairs with [`store_u64`].
 #[must_use]
-pub fn load_u64(object: &dyn MemoryObject, offset: usize) -> u64 {
+#[inline]
+pub fn load_u64(object: &(impl MemoryObject + ?Sized), offset: usize) -> u64 {
     atomic_u64(object, offset).load(Ordering::Acquire)
 }
 
 /// Stores the word at `offset` with release ordering; pairs with [`load_u64`].
-pub fn store_u64(object: &dyn MemoryObject, offset: usize, value: u64) {
+#[inline]
+pub fn store_u64(object: &(impl MemoryObject + ?Sized), offset: usize, value: u64) {
     atomic_u64(object, offset).store(value, Ordering::Release);
 }

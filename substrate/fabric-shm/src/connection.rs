@@ -46,10 +46,19 @@ pub(crate) enum Carried {
 
 const INLINE_WORDS: usize = INLINE_MESSAGE_BYTES as usize / 8;
 
+// The low 8 bits of a slot's tag; a send inside its slot has its length in the next 8.
+/// Body: the bytes.
 const KIND_SEND: u32 = 1;
+/// Body: the immediate, the bytes.
 const KIND_SEND_IMMEDIATE: u32 = 2;
+/// Body: length, the immediate.
 const KIND_WRITTEN: u32 = 3;
+/// Body: length.
 const KIND_TOO_LONG: u32 = 4;
+/// Body: length, place in the payload area.
+const KIND_LONG: u32 = 5;
+/// Body: length, place in the payload area, the immediate.
+const KIND_LONG_IMMEDIATE: u32 = 6;
 
 /// Bump allocation of payload bytes, freed in order. The start of each block is in its slot; its
 /// end is remembered here by slot, so that the peer's index frees it.
@@ -204,18 +213,20 @@ impl Connection {
             self.push(KIND_TOO_LONG, &[length]);
             return Ok(false);
         }
-        let kind = if immediate.is_some() { KIND_SEND_IMMEDIATE } else { KIND_SEND };
-        let immediate = u64::from(immediate.unwrap_or(0));
-        if length <= u64::from(INLINE_MESSAGE_BYTES) {
-            let mut body = [0; 2 + INLINE_WORDS];
-            (body[0], body[1]) = (length, immediate);
-            let target = (&raw mut body[2]).cast();
-            // SAFETY: the words from 2 on hold INLINE_MESSAGE_BYTES, and the ranges were checked
-            // when the request was posted.
+        // Words before the bytes.
+        let head = usize::from(immediate.is_some());
+        let word = u64::from(immediate.unwrap_or(0));
+        #[expect(clippy::cast_possible_truncation, reason = "at most seven words")]
+        if length <= ((INLINE_WORDS - head) * 8) as u64 {
+            let mut body = [0; INLINE_WORDS];
+            body[0] = word;
+            let target = (&raw mut body[head]).cast();
+            // SAFETY: the words from `head` on hold `length` bytes (just compared), and the ranges
+            // were checked when the request was posted.
             unsafe { local.copy_to(target) };
-            #[expect(clippy::cast_possible_truncation, reason = "at most 40 bytes")]
-            let words = 2 + (length as usize).div_ceil(8);
-            self.push(kind, &body[..words]);
+            let kind = if head == 1 { KIND_SEND_IMMEDIATE } else { KIND_SEND };
+            let words = head + (length as usize).div_ceil(8);
+            self.push(kind | (length as u32) << 8, &body[..words]);
             return Ok(true);
         }
         let mut start = self.payload.find(length);
@@ -229,15 +240,17 @@ impl Connection {
         // SAFETY: `payload` checked that the bytes lie inside the peer's area; the ranges were
         // checked when the request was posted.
         unsafe { local.copy_to(target.as_ptr()) };
-        self.payload.tail = start + length;
-        self.push(kind, &[length, immediate | place << 32]);
+        // The next block begins on a line of its own.
+        self.payload.tail = (start + length).next_multiple_of(64);
+        let kind = if head == 1 { KIND_LONG_IMMEDIATE } else { KIND_LONG };
+        self.push(kind, &[length, place, word][..2 + head]);
         Ok(true)
     }
 
     #[inline(always)]
-    fn push(&mut self, kind: u32, body: &[u64]) {
+    fn push(&mut self, tag: u32, body: &[u64]) {
         self.payload.remember(self.producer.next_index());
-        self.producer.push(kind, body);
+        self.producer.push(tag, body);
         self.receives_used += 1;
         self.unannounced = true;
     }
@@ -286,35 +299,41 @@ impl Connection {
         self.consumer.peek().map(|message| self.decode(&message).ok_or(Blocked::Broken))
     }
 
+    #[inline(always)]
     fn decode(&self, message: &SlotMessage) -> Option<Inbound> {
-        let [length, second, ..] = message.body;
-        #[expect(clippy::cast_possible_truncation, reason = "the low half is the immediate")]
-        let immediate = second as u32;
-        match message.tag {
-            KIND_WRITTEN => Some(Inbound::Written { length, immediate }),
-            KIND_TOO_LONG => Some(Inbound::TooLong),
-            KIND_SEND | KIND_SEND_IMMEDIATE => {
-                let immediate = (message.tag == KIND_SEND_IMMEDIATE).then_some(immediate);
-                let bytes = if length <= u64::from(INLINE_MESSAGE_BYTES) {
-                    Carried::Inline(std::array::from_fn(|word| message.body[2 + word]))
-                } else if length <= u64::from(MAX_SEND_BYTES) {
-                    Carried::Payload(self.own.payload(second >> 32, length)?.as_ptr())
-                } else {
+        let body = &message.body;
+        let carried = u64::from(message.tag >> 8);
+        match message.tag & 0xFF {
+            KIND_WRITTEN => Some(Inbound::Written { length: body[0], immediate: low(body[1]) }),
+            KIND_SEND if carried <= u64::from(INLINE_MESSAGE_BYTES) => {
+                let bytes = Carried::Inline(*body);
+                Some(Inbound::Send { length: carried, immediate: None, bytes })
+            }
+            KIND_SEND_IMMEDIATE if carried <= u64::from(INLINE_MESSAGE_BYTES) - 8 => {
+                let bytes =
+                    Carried::Inline(std::array::from_fn(|i| *body.get(i + 1).unwrap_or(&0)));
+                Some(Inbound::Send { length: carried, immediate: Some(low(body[0])), bytes })
+            }
+            kind @ (KIND_LONG | KIND_LONG_IMMEDIATE) => {
+                let length = body[0];
+                if length > u64::from(MAX_SEND_BYTES) {
                     return None;
-                };
+                }
+                let bytes = Carried::Payload(self.own.payload(body[1], length)?.as_ptr());
+                let immediate = (kind == KIND_LONG_IMMEDIATE).then_some(low(body[2]));
                 Some(Inbound::Send { length, immediate, bytes })
             }
+            KIND_TOO_LONG => Some(Inbound::TooLong),
             _ => None,
         }
     }
 
-    /// Goes past a message of `length` bytes; tells the peer every quarter ring.
+    /// Goes past a message that took `payload_bytes` of the payload area; tells the peer every
+    /// quarter ring.
     #[inline(always)]
-    pub(crate) fn consume(&mut self, length: u64) {
+    pub(crate) fn consume(&mut self, payload_bytes: u64) {
         self.consumer.advance();
-        if length > u64::from(INLINE_MESSAGE_BYTES) {
-            self.payload_since += length.min(u64::from(MAX_SEND_BYTES));
-        }
+        self.payload_since += payload_bytes;
         let geometry = self.own.geometry();
         if self.consumer.next_index() - self.published >= u64::from(geometry.slots / 4)
             || self.payload_since >= u64::from(geometry.payload_bytes / 4)
@@ -322,4 +341,10 @@ impl Connection {
             self.publish_consumed();
         }
     }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the low half is what is wanted")]
+#[inline(always)]
+fn low(word: u64) -> u32 {
+    word as u32
 }

@@ -1,15 +1,14 @@
 //! The inside of a queue pair, shared by its handle and its completion queues on one thread.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use beeline_fabric::{
-    Opcode, PostError, QueuePairOptions, QueuePairState, ReceiveRequest, Status, WorkCompletion,
-    WorkRequest,
+    MemoryRegion, Opcode, PostError, QueuePairOptions, QueuePairState, ReceiveRequest, Status,
+    WorkCompletion, WorkRequest,
 };
 use beeline_os::doorbell::Rung;
 
@@ -18,9 +17,10 @@ use crate::connection::{Blocked, Carried, Connection, Inbound};
 use crate::control::Command;
 use crate::device::DeviceHandle;
 use crate::link::{Link, LinkEvent};
+use crate::receives::{Receive, Receives};
 use crate::remote::{Hold, Remote, Wait};
 use crate::request::{DeferredQueue, Request, copy};
-use crate::shared_receive_queue::{Receive, SharedReceives};
+use crate::shared_receive_queue::SharedReceives;
 use crate::unconfirmed::Unconfirmed;
 
 /// How a completion queue looks at a queue pair.
@@ -83,7 +83,7 @@ pub(crate) struct Inner {
     confirming: Option<Waiting>,
     /// The peer's word on the message that did not fit, kept past the connection.
     too_long: u64,
-    receives: VecDeque<Receive>,
+    receives: Receives,
     posted: u64,
 }
 
@@ -100,7 +100,7 @@ impl Inner {
             unconfirmed: Unconfirmed::default(),
             confirming: None,
             too_long: 0,
-            receives: VecDeque::with_capacity(receive_depth as usize),
+            receives: Receives::with_capacity(receive_depth),
             posted: 0,
         }
     }
@@ -151,7 +151,7 @@ impl Core {
                 LinkEvent::Connected { object, doorbell, asymmetric } => {
                     if inner.state == QueuePairState::Init && inner.connecting {
                         let mut connection = Connection::new(object, doorbell, asymmetric);
-                        for (index, receive) in (0..).zip(&inner.receives) {
+                        for (index, receive) in (0..).zip(inner.receives.iter()) {
                             let length = u32::try_from(receive.length).unwrap_or(u32::MAX);
                             connection.own.publish_receive_length(index, length);
                         }
@@ -331,14 +331,13 @@ impl Core {
         if inner.receives.len() + requests.len() > self.options.receive_depth as usize {
             return Err(PostError::QueueFull);
         }
-        requests.iter().try_for_each(Receive::check)?;
+        Receives::check(requests)?;
         for request in requests {
-            let receive = Receive::new(request);
+            let length = inner.receives.post(request);
             if let Some(connection) = &inner.connection {
-                let length = u32::try_from(receive.length).unwrap_or(u32::MAX);
+                let length = u32::try_from(length).unwrap_or(u32::MAX);
                 connection.own.publish_receive_length(inner.posted, length);
             }
-            inner.receives.push_back(receive);
             inner.posted += 1;
         }
         if let Some(connection) = &mut inner.connection {
@@ -523,28 +522,38 @@ impl Inner {
     /// Matches messages with receives while there is room for completions.
     fn receive_messages(&mut self, core: &Core, out: &mut [WorkCompletion]) -> usize {
         let mut count = 0;
-        while count < out.len() {
+        let mut shared = core.shared_receives.as_ref().map(|shared| shared.queue.borrow_mut());
+        let receives = shared.as_deref_mut().unwrap_or(&mut self.receives);
+        let mut failed = false;
+        while count < out.len() && !failed {
             let Some(connection) = &mut self.connection else { break };
             if !connection.has_message() {
                 break;
             }
-            let Some(receive) = take_receive(&mut self.receives, core) else {
-                if core.shared_receives.is_some() && !connection.own.is_starved() {
-                    connection.own.set_starved(true);
+            let Some(receive) = receives.front() else {
+                if let Some(shared) = &core.shared_receives {
+                    shared.starved.set(true);
+                    if !connection.own.is_starved() {
+                        connection.own.set_starved(true);
+                    }
                 }
                 break;
             };
             let Some(message) = connection.peek() else { break };
-            let (completion, carried) = deliver(core, &receive, message);
+            let (completion, payload_bytes) =
+                deliver(core, &receive, receives.place(&receive), message);
+            receives.pop();
             if completion.status == Status::LengthError {
                 connection.own.set_too_long(connection.taken());
             }
-            connection.consume(carried);
+            connection.consume(payload_bytes);
+            failed = completion.status != Status::Success;
             out[count] = completion;
             count += 1;
-            if completion.status != Status::Success {
-                self.enter_error(core);
-            }
+        }
+        drop(shared);
+        if failed {
+            self.enter_error(core);
         }
         if core.shared_receives.is_some()
             && count > 0
@@ -587,7 +596,7 @@ impl Inner {
         }
         if self.state == QueuePairState::Error && core.is_receive(queue) {
             while count < out.len() {
-                let Some(receive) = self.receives.pop_front() else { break };
+                let Some(receive) = self.receives.pop() else { break };
                 out[count] = core.completion(receive.wr_id, Status::Flushed, Opcode::Receive, 0);
                 count += 1;
             }
@@ -647,25 +656,16 @@ fn is_late(waiting: &Option<Waiting>) -> bool {
     deadline.is_some_and(|deadline| Instant::now() >= deadline)
 }
 
-fn take_receive(own: &mut VecDeque<Receive>, core: &Core) -> Option<Receive> {
-    match &core.shared_receives {
-        None => own.pop_front(),
-        Some(shared) => {
-            let receive = shared.queue.borrow_mut().pop_front();
-            shared.starved.set(receive.is_none() || shared.starved.get());
-            receive
-        }
-    }
-}
-
 /// Places a message; returns its completion and the bytes it took of the payload area.
+#[inline(always)]
 fn deliver(
     core: &Core,
     receive: &Receive,
+    buffer: Option<(&MemoryRegion, u64)>,
     message: Result<Inbound, Blocked>,
 ) -> (WorkCompletion, u64) {
     let mut completion = core.completion(receive.wr_id, Status::Success, Opcode::Receive, 0);
-    let carried = match message {
+    let payload_bytes = match message {
         Err(_) => {
             completion.status = Status::TransportError;
             0
@@ -684,17 +684,21 @@ fn deliver(
             if length > receive.length {
                 completion.status = Status::LengthError;
             } else if length > 0
-                && let Some((region, offset)) = receive.place()
+                && let Some((region, offset)) = buffer
             {
                 place(region, offset, length, &bytes);
             }
-            length
+            match bytes {
+                Carried::Inline(_) => 0,
+                Carried::Payload(_) => length,
+            }
         }
     };
-    (completion, carried)
+    (completion, payload_bytes)
 }
 
-fn place(region: &beeline_fabric::MemoryRegion, offset: u64, length: u64, bytes: &Carried) {
+#[inline(always)]
+fn place(region: &MemoryRegion, offset: u64, length: u64, bytes: &Carried) {
     assert!(region.contains(offset, length), "a posted receive lies inside its region");
     #[expect(clippy::cast_possible_truncation, reason = "inside a mapped region")]
     let (offset, length) = (offset as usize, length as usize);

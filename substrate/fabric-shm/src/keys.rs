@@ -113,6 +113,25 @@ impl KeyTable {
         self.places[self.place(key)].as_ref().map(|(_, state)| state)
     }
 
+    /// The place of `key`, if it is mapped; good until the table changes.
+    #[inline(always)]
+    pub(crate) fn find_open(&self, key: u64) -> Option<usize> {
+        if self.places.is_empty() {
+            return None;
+        }
+        let place = self.place(key);
+        matches!(self.places[place], Some((_, KeyState::Open(_)))).then_some(place)
+    }
+
+    /// The region at a place that [`KeyTable::find_open`] named.
+    #[inline(always)]
+    pub(crate) fn region(&self, place: usize) -> Option<&RemoteRegion> {
+        match self.places.get(place) {
+            Some(Some((_, KeyState::Open(region)))) => Some(region),
+            _ => None,
+        }
+    }
+
     /// Sets what is known about `key`. Allocates; a control step.
     pub(crate) fn set(&mut self, key: u64, state: KeyState) {
         if (self.taken + 1) * 2 > self.places.len() {

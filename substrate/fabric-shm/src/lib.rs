@@ -42,6 +42,7 @@ mod keys;
 mod link;
 mod object;
 mod queue_pair;
+mod receives;
 mod remote;
 mod request;
 mod shared_receive_queue;
@@ -56,7 +57,7 @@ pub const PROVIDER: &str = "shm";
 pub const MAX_SEND_BYTES: u32 = 64 << 10;
 /// Longest inline data.
 pub const MAX_INLINE_BYTES: u32 = 256;
-/// Longest send that travels inside its slot.
-pub const INLINE_MESSAGE_BYTES: u32 = 40;
+/// Longest send that travels inside its slot; 8 less with an immediate.
+pub const INLINE_MESSAGE_BYTES: u32 = 56;
 /// Most entries of a gather list.
 pub const MAX_SCATTER_GATHER_ENTRIES: u32 = 16;

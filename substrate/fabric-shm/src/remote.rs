@@ -113,10 +113,10 @@ impl Remote {
             self.keys.clear();
             self.epoch = connection.peer.epoch();
         }
-        if !matches!(self.keys.find(address.key.0), Some(KeyState::Open(_))) {
+        let Some(place) = self.keys.find_open(address.key.0) else {
             return Err(self.open(core, address.key.0));
-        }
-        let Some(KeyState::Open(region)) = self.keys.find(address.key.0) else {
+        };
+        let Some(region) = self.keys.region(place) else {
             return Err(Hold::Fail(Status::RemoteAccessError));
         };
         let inside = address.offset.checked_add(length).is_some_and(|end| end <= region.length);

@@ -9,7 +9,7 @@ use beeline_fabric::{
     ScatterGatherEntry, WorkRequest,
 };
 
-use crate::shared_receive_queue::check_writable;
+use crate::receives::check_writable;
 use crate::{MAX_INLINE_BYTES, MAX_SCATTER_GATHER_ENTRIES, MAX_SEND_BYTES};
 
 /// A local range with its own handle.

@@ -1,59 +1,18 @@
-//! Posted receives: a queue pair's own, and those shared by several.
+//! Receives that several queue pairs take from.
 
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
 use std::rc::{Rc, Weak};
 
-use beeline_fabric::{
-    Access, MemoryRegion, PostError, ReceiveRequest, ScatterGatherEntry, SharedReceiveQueue,
-};
+use beeline_fabric::{PostError, ReceiveRequest, SharedReceiveQueue};
 
 use crate::completion_queue::Queue;
-
-/// One posted receive; keeps its region alive.
-#[derive(Debug)]
-pub(crate) struct Receive {
-    pub wr_id: u64,
-    buffer: Option<(MemoryRegion, u64)>,
-    pub length: u64,
-}
-
-impl Receive {
-    /// Errors: [`PostError::LocalProtection`].
-    pub(crate) fn check(request: &ReceiveRequest<'_>) -> Result<(), PostError> {
-        match &request.buffer {
-            Some(entry) => check_writable(entry),
-            None => Ok(()),
-        }
-    }
-
-    pub(crate) fn new(request: &ReceiveRequest<'_>) -> Self {
-        let buffer = request.buffer.map(|entry| (entry.region.clone(), entry.offset));
-        let length = request.buffer.map_or(0, |entry| entry.length);
-        Self { wr_id: request.wr_id, buffer, length }
-    }
-
-    /// Where the bytes go: checked when posted, and the region is still held.
-    pub(crate) fn place(&self) -> Option<(&MemoryRegion, u64)> {
-        self.buffer.as_ref().map(|(region, offset)| (region, *offset))
-    }
-}
-
-/// Errors: [`PostError::LocalProtection`].
-pub(crate) fn check_writable(entry: &ScatterGatherEntry<'_>) -> Result<(), PostError> {
-    let writable = entry.region.access().contains(Access::LOCAL_WRITE);
-    if writable && entry.region.contains(entry.offset, entry.length) {
-        Ok(())
-    } else {
-        Err(PostError::LocalProtection)
-    }
-}
+use crate::receives::Receives;
 
 /// Receives that several queue pairs take from.
 #[derive(Debug)]
 pub(crate) struct SharedReceives {
     depth: usize,
-    pub queue: RefCell<VecDeque<Receive>>,
+    pub queue: RefCell<Receives>,
     /// Completion queues to wake when a receive is posted for a message that waits.
     listeners: RefCell<Vec<Weak<Queue>>>,
     /// A message found the queue empty since the last post.
@@ -76,10 +35,9 @@ pub(crate) struct ShmSharedReceiveQueue(Rc<SharedReceives>);
 
 impl ShmSharedReceiveQueue {
     pub(crate) fn new(depth: u32) -> Self {
-        let depth = depth as usize;
         Self(Rc::new(SharedReceives {
-            depth,
-            queue: RefCell::new(VecDeque::with_capacity(depth)),
+            depth: depth as usize,
+            queue: RefCell::new(Receives::with_capacity(depth)),
             listeners: RefCell::new(Vec::new()),
             starved: Cell::new(false),
         }))
@@ -96,8 +54,10 @@ impl SharedReceiveQueue for ShmSharedReceiveQueue {
         if queue.len() + requests.len() > self.0.depth {
             return Err(PostError::QueueFull);
         }
-        requests.iter().try_for_each(Receive::check)?;
-        queue.extend(requests.iter().map(Receive::new));
+        Receives::check(requests)?;
+        for request in requests {
+            queue.post(request);
+        }
         if self.0.starved.replace(false) {
             for listener in self.0.listeners.borrow().iter().filter_map(Weak::upgrade) {
                 listener.signal_if_armed();

@@ -58,6 +58,7 @@ pub(crate) enum Memory {
 // SAFETY: either variant keeps its range at a fixed, page-aligned base until dropped; bytes are
 // reached through raw copies and atomics only.
 unsafe impl MemoryObject for Memory {
+    #[inline]
     fn base(&self) -> NonNull<u8> {
         match self {
             Self::Mapped(mapping) => mapping.base(),
@@ -65,6 +66,7 @@ unsafe impl MemoryObject for Memory {
         }
     }
 
+    #[inline]
     fn length_bytes(&self) -> usize {
         match self {
             Self::Mapped(mapping) => mapping.length_bytes(),

@@ -13,7 +13,7 @@ use beeline_os::memory::copy_out;
 use super::{Grant, Held, Link, RECEIVE_BYTES, RESULT_ACCESS, RETRIES, WrId};
 use crate::client::{Answer, Core, Deliver, Token};
 use crate::error::ClientError;
-use crate::slot::Work;
+use crate::slot::{Slot, Work};
 
 impl Link {
     /// A reply message arrived.
@@ -189,7 +189,6 @@ impl Link {
         core.counters.retries += 1;
         let slot = &mut self.slots[usize::from(index)];
         slot.retries += 1;
-        core.scratch.clear();
         slot.staging.load(0, REQUEST_HEADER_BYTES as u32, &mut core.scratch);
         if let Some(request) = Request::decode(&core.scratch) {
             let request = Request {
@@ -246,7 +245,6 @@ impl Link {
         deliver: &mut Deliver<'_>,
     ) -> usize {
         let mut scratch = std::mem::take(&mut core.scratch);
-        scratch.clear();
         self.slots[usize::from(index)].result.load(0, length, &mut scratch);
         let delivered = match self.slots[usize::from(index)].work {
             Work::Request(RequestKind::Scan) => match scan_of(&scratch) {
@@ -301,10 +299,11 @@ impl Link {
 
     /// After a batch of completions: receives go back, then what waited is posted.
     pub fn settle(&mut self, core: &mut Core, deliver: &mut Deliver<'_>) -> usize {
-        if !self.up || (self.consumed.is_empty() && self.waiting.is_empty()) {
+        let due = self.consumed.len() > usize::from(super::spare_receives(self.window()) / 2);
+        if !self.up || (!due && self.waiting.is_empty()) {
             return 0;
         }
-        if self.post_receives().is_err() {
+        if due && self.post_receives().is_err() {
             return self.fail(Status::Flushed, deliver);
         }
         let mut delivered = 0;
@@ -331,18 +330,26 @@ impl Link {
         delivered
     }
 
-    /// Gives the link up when its oldest request is overdue.
+    /// Sets deadlines that are not set yet; gives the link up when its oldest request is overdue.
     pub fn expire(&mut self, now_ns: u64, timeout: Duration, deliver: &mut Deliver<'_>) -> usize {
-        if !self.up || self.outstanding() == 0 {
+        if self.is_idle() {
             return 0;
         }
-        let overdue = |index: &u16| self.slots[usize::from(*index)].deadline_ns <= now_ns;
-        let late = self.order.front().is_some_and(overdue)
-            || self.waiting.front().is_some_and(overdue)
-            || (self.reading > 0
-                && self.slots.iter().any(|slot| {
-                    matches!(slot.work, Work::ReadAt(..)) && slot.deadline_ns <= now_ns
-                }));
+        let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
+        let due_ns = now_ns.saturating_add(timeout_ns);
+        let undated = std::mem::take(&mut self.undated).min(self.order.len());
+        let fresh = self.order.iter().rev().take(undated);
+        for index in fresh.chain(&self.waiting) {
+            self.slots[usize::from(*index)].deadline_ns.get_or_insert(due_ns);
+        }
+        let overdue = |slot: &mut Slot| *slot.deadline_ns.get_or_insert(due_ns) <= now_ns;
+        let oldest = [self.order.front(), self.waiting.front()];
+        let mut late =
+            oldest.into_iter().flatten().any(|index| overdue(&mut self.slots[usize::from(*index)]));
+        if self.reading > 0 {
+            let mut reads = self.slots.iter_mut();
+            late |= reads.any(|slot| matches!(slot.work, Work::ReadAt(..)) && overdue(slot));
+        }
         if !late {
             return 0;
         }

@@ -30,6 +30,7 @@ impl Link {
             }
         }
         self.order.push_back(index);
+        self.undated += 1;
         core.counters.round_trips += 1;
         Ok(())
     }
@@ -101,17 +102,17 @@ impl Link {
         let slot = &mut self.slots[usize::from(index)];
         slot.header.slot_bytes = slot_bytes;
         slot.header.checksum = 0;
-        let bytes = slot.header.encode();
+        let mut bytes = slot.header.encode();
         slot.header.checksum = match body {
             Some((key, value)) => entry::checksum(&bytes, key, &[value]),
             None => {
-                core.scratch.clear();
                 let length = slot.staged_bytes - HEADER_BYTES;
                 slot.staging.load(HEADER_BYTES, length, &mut core.scratch);
                 entry::checksum(&bytes, &core.scratch, &[])
             }
         };
-        slot.staging.store(0, &slot.header.encode());
+        bytes[entry::CHECKSUM_AT].copy_from_slice(&slot.header.checksum.to_le_bytes());
+        slot.staging.store(0, &bytes);
     }
 
     fn post_entry_at(
@@ -228,13 +229,11 @@ impl Link {
 
     pub(super) fn ask_for_grant(&mut self, core: &mut Core) {
         let Some(index) = self.grant_slot else { return };
-        let now = core.options.clock.monotonic_ns();
-        let timeout = u64::try_from(core.options.timeout.as_nanos()).unwrap_or(u64::MAX);
         let tag = self.next_tag;
         let slot = &mut self.slots[usize::from(index)];
         slot.token = Token::NONE;
         slot.tag = tag;
-        slot.deadline_ns = now.saturating_add(timeout);
+        slot.deadline_ns = None;
         slot.work = Work::Request(RequestKind::Grant);
         // On failure the next settling asks again.
         if self.post(core, index, None).is_ok() {

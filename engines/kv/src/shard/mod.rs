@@ -3,6 +3,7 @@
 //! A shard is used by whoever holds its lock, one thread at a time. An [`EntryRef`] is good until
 //! the next call that takes the shard mutably other than a lookup that finds a live key.
 
+mod ahead;
 mod batch;
 pub(crate) mod client_log;
 mod collect;

@@ -18,6 +18,8 @@ use crate::bench::turns::{Contender, alternate, pin};
 const KEYS: u64 = 4_096;
 /// Bytes all values of one turn take at most, so that large values take fewer turns.
 const TURN_BYTES: u64 = 96 << 20;
+/// Requests outstanding in the rates.
+const OUTSTANDING: [usize; 4] = [1, 4, 16, 32];
 const PROTOCOLS: [Protocol; 3] = Protocol::ALL;
 
 fn operations(bench: &Bench<'_>, full: u64, size: u64) -> u64 {
@@ -119,7 +121,7 @@ fn compare(
     Ok(())
 }
 
-/// 64 B gets and puts: latency beside a bare cache line, and the rate with 16 outstanding.
+/// 64 B gets and puts: latency beside a bare cache line, and the rate by requests outstanding.
 pub fn headline(bench: &Bench<'_>) -> anyhow::Result<Vec<Row>> {
     let rig = Rig::start(bench.fabric, &RigOptions::default())?;
     let side = Side::new(&rig, Protocol::Boom)?;
@@ -144,14 +146,19 @@ pub fn headline(bench: &Bench<'_>) -> anyhow::Result<Vec<Row>> {
         );
     }
     let many = bench.options.size(400_000, 100);
-    for (case, percent) in [("64 B get, 16 outstanding", 100), ("64 B put, 16 outstanding", 0)] {
-        let mut chosen = choice.clone();
-        let mut turn =
-            || rate(&mut side.client.borrow_mut(), &mut chosen, many, percent, &value, 16, false);
-        let mut contenders = [Contender::new("BOOM", &mut turn)];
-        let figures = alternate(bench.options.turns(), &mut contenders, bench.output)?;
-        drop(contenders);
-        rows.push(Row::new(case, "BOOM", "op/s", Better::Higher, &figures[0]));
+    for (verb, percent) in [("get", 100), ("put", 0)] {
+        for outstanding in bench.options.size(&OUTSTANDING[..], &OUTSTANDING[2..3]) {
+            let mut chosen = choice.clone();
+            let mut turn = || {
+                let client = &mut side.client.borrow_mut();
+                rate(client, &mut chosen, many, percent, &value, *outstanding, false)
+            };
+            let mut contenders = [Contender::new("BOOM", &mut turn)];
+            let figures = alternate(bench.options.turns(), &mut contenders, bench.output)?;
+            drop(contenders);
+            let case = format!("64 B {verb}, {outstanding} outstanding");
+            rows.push(Row::new(case, "BOOM", "op/s", Better::Higher, &figures[0]));
+        }
     }
     Ok(rows)
 }

@@ -42,7 +42,7 @@ pub struct KvArguments {
 /// Parts of the benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Part {
-    /// 64 B gets and puts: latency, and rate with 16 outstanding.
+    /// 64 B gets and puts: latency, and rate by requests outstanding.
     Headline,
     /// Put and get latency by size.
     Latency,
