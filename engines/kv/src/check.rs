@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use beeline_pmem::{Pool, PoolOptions};
+use beeline_pmem::Pool;
 
 use crate::KvError;
 use crate::entry::{FIRST_ENTRY, Sealer};
@@ -45,11 +45,13 @@ impl CheckReport {
     }
 }
 
-/// Checks the store in `directory`, which no process may have open. Changes nothing in segments.
+/// Checks the store in `directory`, which no process may have open. Changes nothing.
 ///
-/// Errors: the pool's, when it cannot even be opened; a damaged header is among them.
+/// Errors: [`KvError::Unfinished`]; the pool's, when it cannot even be opened; a damaged header is
+/// among them.
 pub fn check(directory: &Path) -> Result<CheckReport, KvError> {
-    Ok(check_pool(&Pool::open(directory, &PoolOptions::default())?))
+    crate::unfinished::refuse(directory)?;
+    Ok(check_pool(&Pool::inspect(directory)?))
 }
 
 /// Checks the store in an open pool that no store uses.

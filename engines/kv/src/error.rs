@@ -80,6 +80,15 @@ pub enum KvError {
         /// What is wrong with it.
         reason: &'static str,
     },
+    /// A restore into this directory was cut short: the store in it is not whole.
+    #[error(
+        "a restore into {directory} did not finish, so the store there is not whole: run \
+         `beeline kv restore` again, or remove the directory"
+    )]
+    Unfinished {
+        /// The data directory.
+        directory: String,
+    },
     /// Another snapshot is still being written.
     #[error("a snapshot is already in progress")]
     SnapshotInProgress,
@@ -104,7 +113,7 @@ pub enum KvError {
         shard: usize,
     },
     /// A file operation failed.
-    #[error("{path}: {source}")]
+    #[error("{path}: {source}{}", advice(source))]
     Io {
         /// The file.
         path: String,
@@ -115,6 +124,18 @@ pub enum KvError {
     /// The pool failed.
     #[error(transparent)]
     Pmem(#[from] PmemError),
+}
+
+/// What to change where the system's word for it does not say.
+fn advice(error: &std::io::Error) -> &'static str {
+    use std::io::ErrorKind;
+    match error.kind() {
+        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "; free some room there",
+        ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => "; make it writable",
+        // Open files, per process and in all: EMFILE, ENFILE.
+        _ if matches!(error.raw_os_error(), Some(23 | 24)) => "; raise the limit (ulimit -n)",
+        _ => "",
+    }
 }
 
 impl KvError {

@@ -29,6 +29,7 @@ mod shard;
 mod snapshot;
 mod stats;
 mod store;
+mod unfinished;
 mod walk;
 pub mod wire;
 mod write_back;
@@ -43,7 +44,7 @@ pub use recover::Opened;
 pub use shard::client_log::{Accepted, ClientLog, Notice, Reject, RejectReason};
 pub use shard::reads::ReadGuard;
 pub use shard::{EntryRef, Maintenance, PutOptions, Shard};
-pub use snapshot::{Snapshot, SnapshotReport, check_snapshot, restore};
+pub use snapshot::{Snapshot, SnapshotReport, check_snapshot, restore, restore_directory};
 pub use stats::{ShardStats, StoreStats};
 pub use store::{RecoveryReport, Store, hash_key, shard_of_hash};
 

@@ -54,8 +54,16 @@ impl Store {
     /// Opens the store in `pool`: recovers what is in it and hands out its shards, each behind
     /// the lock it lives in.
     ///
-    /// Errors: [`KvError::Format`], the pool's.
+    /// Errors: [`KvError::Format`], [`KvError::Unfinished`], the pool's.
     pub fn open(pool: Pool, options: StoreOptions) -> Result<Opened, KvError> {
+        if let Some(directory) = pool.directory() {
+            crate::unfinished::refuse(&directory)?;
+        }
+        Self::open_unfinished(pool, options)
+    }
+
+    /// [`Store::open`] for whoever is restoring into the pool.
+    pub(crate) fn open_unfinished(pool: Pool, options: StoreOptions) -> Result<Opened, KvError> {
         let started = Instant::now();
         let segments = pool.segments();
         let store = Self::new(pool, &options)?;

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
-use beeline_pmem::Pool;
+use beeline_pmem::{PmemError, Pool, PoolOptions};
 
 use crate::entry::{BATCH_MORE, EXPIRES, HEADER_BYTES, Header, TOMBSTONE};
 use crate::index::{Location, STALE_UNKNOWN};
@@ -28,6 +28,7 @@ use crate::segments::{SegmentState, UNTRUSTED};
 use crate::shard::Shard;
 use crate::shard::log::{Draft, Stream};
 use crate::store::{Store, root};
+use crate::unfinished::Unfinished;
 use crate::walk;
 use crate::{DATABASES, Keyspace, KvError, Opened, StoreOptions, Version};
 
@@ -364,6 +365,7 @@ fn read_file(
 ) -> Result<SnapshotReport, KvError> {
     let bad = |reason| KvError::Snapshot { path: path.display().to_string(), reason };
     let file = File::open(path).map_err(io_error(path))?;
+    let file_bytes = file.metadata().map_err(io_error(path))?.len();
     let mut input = BufReader::with_capacity(1 << 20, file);
     let mut fill = |buffer: &mut [u8]| {
         input.read_exact(buffer).map_err(|error| match error.kind() {
@@ -402,6 +404,10 @@ fn read_file(
         if length > BLOCK_LIMIT {
             return Err(bad("has a damaged block"));
         }
+        // No memory for bytes that are not there.
+        if report.bytes + 12 + length as u64 > file_bytes {
+            return Err(bad("is cut short"));
+        }
         payload.clear();
         payload.resize(length, 0);
         fill(&mut payload)?;
@@ -437,9 +443,49 @@ pub fn check_snapshot(path: &Path) -> Result<SnapshotReport, KvError> {
     read_file(path, |_, _| Ok(()))
 }
 
+/// Makes a pool in `directory`, restores a snapshot into it and opens the store.
+///
+/// The store is there whole or not at all: until everything is on media the directory is marked,
+/// and nothing opens a marked one (see [`KvError::Unfinished`]). What an earlier restore left
+/// unfinished is removed first; what a failed one made is removed at its end.
+///
+/// Errors: as [`restore`]; `Exists` when a pool is there.
+pub fn restore_directory(
+    path: &Path,
+    directory: &Path,
+    pool: &PoolOptions,
+    options: StoreOptions,
+) -> Result<(Opened, SnapshotReport), KvError> {
+    check_snapshot(path)?;
+    let unfinished = Unfinished::begin(directory)?;
+    let pool = match Pool::create(directory, pool) {
+        Ok(pool) => pool,
+        Err(error) => {
+            // Made by somebody else after we looked, or perhaps a part of ours.
+            if matches!(error, PmemError::Exists { .. } | PmemError::Busy { .. }) {
+                unfinished.unmark();
+            } else {
+                unfinished.undo();
+            }
+            return Err(error.into());
+        }
+    };
+    match restore(path, pool, options) {
+        Ok(restored) => {
+            unfinished.finish()?;
+            Ok(restored)
+        }
+        Err(error) => {
+            unfinished.undo();
+            Err(error)
+        }
+    }
+}
+
 /// Restores a snapshot into `pool`, which has to be empty, and opens the store.
 ///
-/// The file is checked from end to end before the first record is stored.
+/// The file is checked from end to end before the first record is stored. A crash leaves a part of
+/// it in the pool; [`restore_directory`] is safe against that.
 ///
 /// Errors: as [`check_snapshot`]; [`KvError::Snapshot`] when the pool is not empty;
 /// [`KvError::PoolFull`]; the pool's.
@@ -461,7 +507,7 @@ pub fn restore(
     let mut persister = pool.persister();
     persister.flush_root();
     persister.fence()?;
-    let (store, shards, mut recovered) = Store::open(pool, options)?;
+    let (store, shards, mut recovered) = Store::open_unfinished(pool, options)?;
     let mut uncommitted = 0_u32;
     let commit = |uncommitted: &mut u32| {
         *uncommitted = 0;

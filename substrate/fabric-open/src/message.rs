@@ -215,6 +215,27 @@ pub(crate) fn decode<T: DeserializeOwned + Bounded>(body: &[u8]) -> Result<T, Me
     }
 }
 
+/// Reads `bytes` as a message from either end and checks what must hold for every input: it ends,
+/// never panics, and what was taken is taken again as encoded. True when it was a message. The
+/// entry for fuzzers.
+///
+/// # Panics
+///
+/// When something that must hold does not.
+pub fn fuzz(bytes: &[u8]) -> bool {
+    fn body<T: Serialize + DeserializeOwned + Bounded + PartialEq>(bytes: &[u8]) -> bool {
+        let Ok(message) = decode::<T>(bytes) else { return false };
+        let again = encode(&message).ok().and_then(|framed| decode(&framed[PREFIX_BYTES..]).ok());
+        assert!(again.is_none_or(|again: T| again == message), "a message means one thing");
+        true
+    }
+    let Some((prefix, rest)) = bytes.split_first_chunk::<PREFIX_BYTES>() else { return false };
+    let Ok(length) = body_length(prefix) else { return false };
+    assert!(length <= MAX_BODY_BYTES, "a body is bounded");
+    let rest = &rest[..rest.len().min(length)];
+    body::<Question>(rest) | body::<Answer>(rest)
+}
+
 /// Limits beyond the body's length.
 pub(crate) trait Bounded {
     fn is_bounded(&self) -> bool;

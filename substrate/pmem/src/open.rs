@@ -8,6 +8,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 
 use beeline_os::Mapping;
+use beeline_os::mapping::Protection;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
@@ -15,7 +16,7 @@ use crate::backing;
 use crate::core::Core;
 use crate::error::PmemError;
 use crate::layout::{self, Header, HeaderError, State};
-use crate::memory::Memory;
+use crate::memory::{Heap, Memory};
 use crate::options::{Durability, Findings, Mechanism, PoolKind, PoolOptions, PoolReport};
 use crate::record::Recorder;
 use crate::segment::Segment;
@@ -95,11 +96,7 @@ fn lock(directory: &Path) -> Result<PoolLock, PmemError> {
         .map_err(failed("open"))?;
     match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {}
-        Err(Errno::WOULDBLOCK) => {
-            let mut text = String::new();
-            let _ = (&file).take(32).read_to_string(&mut text);
-            return Err(PmemError::Busy { file: path, pid: text.trim().parse().ok() });
-        }
+        Err(Errno::WOULDBLOCK) => return Err(busy(&file, path)),
         Err(source) => return Err(failed("flock")(source.into())),
     }
     // Only a courtesy to whoever finds the pool busy: a full disk must not keep it closed.
@@ -285,6 +282,84 @@ pub(crate) fn open(directory: &Path, options: &PoolOptions) -> Result<Opened, Pm
     }
     let lock = lock(directory)?;
     open_locked(directory, options, lock, false)
+}
+
+/// Looks at the pool in `directory` and changes nothing: the table is a copy on the heap, segments
+/// are mapped for loads only, and the lock is shared with others who look.
+pub(crate) fn inspect(directory: &Path) -> Result<Opened, PmemError> {
+    let path = directory.join(POOL_FILE);
+    let bytes = std::fs::read(&path).map_err(|source| match source.kind() {
+        std::io::ErrorKind::NotFound => PmemError::Missing { file: path.clone() },
+        _ => PmemError::from_call("read", &path, source),
+    })?;
+    let lock = lock_to_look(directory)?;
+    if bytes.len() < 8 || bytes[..8] != layout::MAGIC {
+        return Err(PmemError::Foreign { file: path });
+    }
+    let truncated = |slots| PmemError::Truncated {
+        file: path.clone(),
+        expected_bytes: layout::file_bytes(slots) as u64,
+        found_bytes: bytes.len() as u64,
+    };
+    let head = bytes.first_chunk().ok_or_else(|| truncated(1))?;
+    let (header, slots) = parse_head(&path, head)?;
+    if bytes.len() < layout::file_bytes(slots) {
+        return Err(truncated(slots));
+    }
+    let length = header.segment_bytes as usize;
+    let options = PoolOptions {
+        durability: Durability::None,
+        segment_bytes: header.segment_bytes,
+        ..PoolOptions::default()
+    };
+    let parts = Parts {
+        kind: PoolKind::File,
+        reason: "looked at only".to_owned(),
+        header,
+        table: Memory::Heap(Heap::copy_of(&bytes)),
+        table_file: path,
+        // Without a directory nothing is written, removed or marked as closed.
+        directory: None,
+        recorder: None,
+        lock,
+        findings: Findings::default(),
+        capacity_slots: slots,
+    };
+    let mut opened = build(parts, &options);
+    recover(&mut opened, slots, |_, id| {
+        let path = directory.join(SEGMENT_DIRECTORY).join(format!("{id}.seg"));
+        let file = File::open(&path).map_err(|e| PmemError::from_call("open", &path, e))?;
+        let found = file.metadata().map_err(|e| PmemError::from_call("fstat", &path, e))?.len();
+        if found < length as u64 {
+            let expected_bytes = length as u64;
+            return Err(PmemError::Truncated { file: path, expected_bytes, found_bytes: found });
+        }
+        Mapping::shared(file.into(), length, Protection::ReadOnly)
+            .map(Memory::Mapped)
+            .map_err(|source| PmemError::from_mapping(&path, source))
+    })?;
+    Ok(opened)
+}
+
+/// The pool's lock, shared with others who look; none where no lock file was ever made.
+fn lock_to_look(directory: &Path) -> Result<Option<PoolLock>, PmemError> {
+    let path = directory.join(LOCK_FILE);
+    let file = match File::open(&path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(PmemError::from_call("open", &path, source)),
+    };
+    match rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared) {
+        Ok(()) => Ok(Some(PoolLock(file))),
+        Err(Errno::WOULDBLOCK) => Err(busy(&file, path)),
+        Err(source) => Err(PmemError::from_call("flock", &path, source.into())),
+    }
+}
+
+fn busy(file: &File, path: PathBuf) -> PmemError {
+    let mut text = String::new();
+    let _ = file.take(32).read_to_string(&mut text);
+    PmemError::Busy { file: path, pid: text.trim().parse().ok() }
 }
 
 /// Opens `path` for reading and writing, if it has at least `expected` bytes.

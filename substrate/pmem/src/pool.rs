@@ -146,6 +146,15 @@ impl Pool {
         }
     }
 
+    /// Looks at the pool in `directory` and changes nothing in it, not even marks of use: for
+    /// checks. Segments can be read; the pool allocates and frees nothing that lasts. What was
+    /// damaged or half-written is in [`PoolReport::findings`].
+    ///
+    /// Errors: `Busy` while somebody has it open; as for [`Pool::open`].
+    pub fn inspect(directory: &Path) -> Result<Self, PmemError> {
+        Ok(Self::assemble(open::inspect(directory)?))
+    }
+
     /// A volatile pool of memfds.
     ///
     /// Errors: `CannotPromise` for a durability above none without `emulate_durability`.

@@ -31,9 +31,10 @@ pub fn skip(test: &str, reason: &str) {
     written.expect("the skip log can be written");
 }
 
-/// A line that is seen even when the test passes: how much was run.
+/// A line that is seen even when the test passes, how much was run; `cargo xtask` puts it into its
+/// table.
 pub fn note(line: &str) {
-    let _ = writeln!(std::io::stderr(), "{line}");
+    let _ = writeln!(std::io::stderr(), "ran: {line}");
 }
 
 /// True in `cargo xtask deep`.

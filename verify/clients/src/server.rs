@@ -52,6 +52,17 @@ pub fn beeline(arguments: &[&str]) -> Command {
     command
 }
 
+/// [`beeline`] without arguments, run by `wrapper`.
+fn wrapped(wrapper: &[&str]) -> Command {
+    let Some((first, rest)) = wrapper.split_first() else { return beeline(&[]) };
+    let mut command = Command::new(first);
+    for (name, _) in std::env::vars().filter(|(name, _)| name.starts_with("BEELINE_")) {
+        command.env_remove(name);
+    }
+    command.args(rest).arg(program()).current_dir(std::env::temp_dir());
+    command
+}
+
 /// A running node; dropping it kills it.
 #[derive(Debug)]
 pub struct Server {
@@ -79,8 +90,22 @@ impl Server {
     ///
     /// When it neither comes up nor ends.
     pub fn try_start(data: &Path, more: &[&str]) -> Result<Self, (ExitStatus, String)> {
-        let mut command = beeline(&["serve", "--json", "--data"]);
-        command.arg(data);
+        Self::try_start_under(&[], data, more)
+    }
+
+    /// [`Server::try_start`] under a program that runs another, `prlimit` for instance, with its
+    /// own arguments.
+    ///
+    /// # Panics
+    ///
+    /// When it neither comes up nor ends.
+    pub fn try_start_under(
+        wrapper: &[&str],
+        data: &Path,
+        more: &[&str],
+    ) -> Result<Self, (ExitStatus, String)> {
+        let mut command = wrapped(wrapper);
+        command.args(["serve", "--json", "--data"]).arg(data);
         let defaults = [
             ("--resp-address", "127.0.0.1:0"),
             ("--http-address", "127.0.0.1:0"),
@@ -159,6 +184,12 @@ impl Server {
     #[must_use]
     pub fn http(&self) -> SocketAddr {
         self.address("http_address")
+    }
+
+    /// Where one-sided clients ask for a connection.
+    #[must_use]
+    pub fn fabric(&self) -> SocketAddr {
+        self.address("fabric_address")
     }
 
     /// A connection of our own.

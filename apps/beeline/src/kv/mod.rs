@@ -48,7 +48,8 @@ pub enum KvCommand {
     #[command(after_help = "Examples:\n  beeline kv backup backup.bee\n  \
                             beeline kv backup /mnt/backup/monday.bee --resp-address 127.0.0.1:6380")]
     Backup(BackupArguments),
-    /// Make a data directory from a snapshot; `serve --data` then runs on it.
+    /// Make a data directory from a snapshot; `serve --data` then runs on it. It is there whole or
+    /// not at all: after an interruption, run it again.
     #[command(after_help = "Example:\n  beeline kv restore backup.bee ./restored")]
     Restore(RestoreArguments),
 }
@@ -81,7 +82,7 @@ pub struct BackupArguments {
 pub struct RestoreArguments {
     /// The snapshot.
     pub file: PathBuf,
-    /// Directory to make; it must not hold a pool.
+    /// Directory to make, or one without a pool.
     pub data: PathBuf,
     /// Bytes of one log segment of the new pool.
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = Size::parse)]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use beeline_kv::{KvError, StoreOptions};
-use beeline_pmem::{PmemError, Pool, PoolOptions};
+use beeline_pmem::{PmemError, PoolOptions};
 
 use super::{BackupArguments, CheckArguments, RestoreArguments};
 use crate::config::values::human_bytes;
@@ -17,7 +17,9 @@ use crate::output::Output;
 /// Gives a store's error its exit code.
 fn failure(error: KvError) -> Failure {
     let exit = match &error {
-        KvError::Damaged { .. } | KvError::Snapshot { .. } => Exit::Corruption,
+        KvError::Damaged { .. } | KvError::Snapshot { .. } | KvError::Unfinished { .. } => {
+            Exit::Corruption
+        }
         KvError::Pmem(
             PmemError::Damaged { .. } | PmemError::Truncated { .. } | PmemError::Missing { .. },
         ) => Exit::Corruption,
@@ -104,14 +106,13 @@ pub fn restore(arguments: &RestoreArguments, output: Output) -> Result<Exit, Fai
     let file = std::fs::metadata(&arguments.file)
         .with_context(|| arguments.file.display().to_string())
         .or_exit(Exit::Usage)?;
-    let capacity_bytes = (file.len().saturating_mul(2)).max(u64::from(segment_bytes) * 16);
-    let options = PoolOptions { segment_bytes, capacity_bytes, ..PoolOptions::default() };
-    // The file is looked at before anything is made.
-    beeline_kv::check_snapshot(&arguments.file).map_err(failure)?;
-    let pool =
-        Pool::create(&arguments.data, &options).map_err(|error| failure(KvError::Pmem(error)))?;
+    // Twice the file, because a value may waste nearly half a segment; twice that to grow.
+    let capacity_bytes = file.len().saturating_mul(4).saturating_add(u64::from(segment_bytes) * 16);
+    let pool = PoolOptions { segment_bytes, capacity_bytes, ..PoolOptions::default() };
+    let options = StoreOptions::default();
     let (_, report) =
-        beeline_kv::restore(&arguments.file, pool, StoreOptions::default()).map_err(failure)?;
+        beeline_kv::restore_directory(&arguments.file, &arguments.data, &pool, options)
+            .map_err(failure)?;
     say_moved(&arguments.data, "records restored", report.records, report.bytes, output)?;
     Ok(Exit::Done)
 }
@@ -134,7 +135,10 @@ pub fn backup(arguments: &BackupArguments, output: Output) -> Result<Exit, Failu
     // SAVE returns when the file is complete, and fails when it cannot be.
     node.ask(&["SAVE"]).context("the node could not write its snapshot").or_exit(Exit::Failed)?;
     let target = &arguments.file;
-    let temporary = target.with_extension("partial");
+    let mut name =
+        target.file_name().context("name a file to write").or_exit(Exit::Usage)?.to_owned();
+    name.push(".partial");
+    let temporary = target.with_file_name(name);
     let copied = std::fs::copy(&source, &temporary)
         .and_then(|_| std::fs::File::open(&temporary)?.sync_all())
         .with_context(|| format!("copying {} to {}", source.display(), temporary.display()));

@@ -118,7 +118,9 @@ fn failure(error: NodeError) -> Failure {
         NodeError::Pool { source, .. } | NodeError::Store { source: KvError::Pmem(source), .. } => {
             pool_exit(source)
         }
-        NodeError::Store { source: KvError::Damaged { .. }, .. } => Exit::Corruption,
+        NodeError::Store {
+            source: KvError::Damaged { .. } | KvError::Unfinished { .. }, ..
+        } => Exit::Corruption,
         _ => Exit::Failed,
     };
     let advice = match &error {
