@@ -182,7 +182,7 @@ impl Library {
 
     fn serve(&mut self) {
         let mut accepted = std::mem::take(&mut self.accepted);
-        self.shared.transport.serve(self.attention(), &mut accepted);
+        self.shared.transport.serve(&|| self.attention(), &mut accepted);
         let some = !accepted.is_empty();
         for stream in accepted.drain(..) {
             if self.callers.len() >= MAX_CALLERS {

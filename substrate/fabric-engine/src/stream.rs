@@ -133,8 +133,9 @@ pub trait Transport: Send + Sync + Debug {
     fn events(&self) -> BorrowedFd<'_>;
 
     /// Does what `events` announced, on the library's thread, and adds callers to `accepted`.
-    /// Bounded per call. Called once a millisecond too while an application is active.
-    fn serve(&self, attention: Attention, accepted: &mut Vec<Box<dyn Stream>>);
+    /// Bounded per call. Called once a millisecond too while an application is active, where
+    /// streams are polled. `attention` is asked after what `events` announced was taken.
+    fn serve(&self, attention: &dyn Fn() -> Attention, accepted: &mut Vec<Box<dyn Stream>>);
 
     /// Somebody is about to sleep on readiness descriptors. After this returns, every stream with
     /// something to move is readable, now and whenever more arrives, until a later

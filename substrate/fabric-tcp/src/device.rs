@@ -73,7 +73,7 @@ impl Transport for TcpTransport {
         self.listener.as_fd()
     }
 
-    fn serve(&self, _attention: Attention, accepted: &mut Vec<Box<dyn Stream>>) {
+    fn serve(&self, _: &dyn Fn() -> Attention, accepted: &mut Vec<Box<dyn Stream>>) {
         for _ in 0..ACCEPTS {
             let flags = SocketFlags::CLOEXEC;
             let Ok(fd) = rustix::net::accept_with(&self.listener, flags) else { return };

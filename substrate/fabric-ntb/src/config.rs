@@ -1,0 +1,57 @@
+//! How to open the device.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::layout::Side;
+use crate::posting::Disorder;
+
+/// What is at the device's end of the link.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Port {
+    /// An emulation between processes of this host: a cable is plugged in for each peer.
+    Emulated {
+        /// What the emulation does to posted writes; `None` leaves them to the processor.
+        disorder: Option<Disorder>,
+    },
+    /// A fixed window in files that can be mapped.
+    Fixed(FixedWindow),
+}
+
+/// A window in files: the resource file of a PCI device, of a shared-memory device in a virtual
+/// machine, or a plain file of this host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FixedWindow {
+    /// What this side reads and the peer writes.
+    pub inbound: PathBuf,
+    /// What this side writes. `None`: the same file holds both windows, the first side's first.
+    pub outbound: Option<PathBuf>,
+    /// Which end this is; the peer is the other.
+    pub side: Side,
+}
+
+/// How to open the device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NtbConfig {
+    /// The link. Default: emulated, in order.
+    pub port: Port,
+    /// Bytes of one partition's ring, a power of two from 4 KiB to 64 MiB; both ends of a fixed
+    /// window take the same. Default 64 KiB.
+    pub ring_bytes: usize,
+    /// Most partitions of one window, a power of two; each end opens half of them, and each queue
+    /// pair takes one. Default 64.
+    pub partitions: usize,
+    /// How long a peer's heartbeat may stand still. Default 5 s.
+    pub silence: Duration,
+}
+
+impl Default for NtbConfig {
+    fn default() -> Self {
+        Self {
+            port: Port::Emulated { disorder: None },
+            ring_bytes: 64 << 10,
+            partitions: 64,
+            silence: Duration::from_secs(5),
+        }
+    }
+}

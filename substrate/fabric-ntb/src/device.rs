@@ -1,0 +1,130 @@
+//! The device: opened over a port.
+
+use std::fs::OpenOptions;
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use beeline_fabric::{CompletionQueue, Device, DeviceAttributes, FabricError, ProtectionDomain};
+use beeline_fabric_engine::{EngineDevice, random_u64};
+use beeline_os::Mapping;
+use beeline_os::mapping::Protection;
+use beeline_os::memory::MemoryObject;
+
+use crate::cable::{Socket, shared_window};
+use crate::config::{FixedWindow, NtbConfig, Port};
+use crate::layout::Geometry;
+use crate::transport::{NtbTransport, Setup};
+use crate::window::{Inbound, MappedWindow};
+
+/// The provider, opened. One thread, asleep unless needed.
+#[derive(Debug)]
+pub struct NtbDevice {
+    engine: EngineDevice,
+}
+
+fn random_name() -> Result<[u8; 16], FabricError> {
+    let mut name = [0; 16];
+    name[..8].copy_from_slice(&random_u64()?.to_le_bytes());
+    name[8..].copy_from_slice(&random_u64()?.to_le_bytes());
+    Ok(name)
+}
+
+fn map(path: &Path) -> Result<Arc<Mapping>, FabricError> {
+    let failed = |action| move |source| FabricError::System { action, source };
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(path)
+        .map_err(failed("opening the window's file"))?;
+    let length = file.metadata().map_err(failed("asking the window's length"))?.len();
+    let length = usize::try_from(length).unwrap_or(usize::MAX);
+    let mapping = Mapping::shared(file.into(), length, Protection::ReadWrite)
+        .map_err(|error| failed("mapping the window")(error.into()))?;
+    mapping.forget_descriptor();
+    Ok(Arc::new(mapping))
+}
+
+/// The window of `fixed`, with as much of it as a geometry of its size uses.
+fn fixed_window(
+    fixed: &FixedWindow,
+    config: &NtbConfig,
+) -> Result<(MappedWindow, Geometry), FabricError> {
+    let inbound = map(&fixed.inbound)?;
+    let outbound = fixed.outbound.as_deref().map(map).transpose()?;
+    let shortest = match &outbound {
+        None => inbound.length_bytes() / 2 / 4096 * 4096,
+        Some(outbound) => inbound.length_bytes().min(outbound.length_bytes()),
+    };
+    let geometry = Geometry::fitting(config.ring_bytes, config.partitions, shortest).ok_or(
+        FabricError::Limit {
+            what: "two rings in a window",
+            requested: 2 * config.ring_bytes as u64,
+            limit: shortest as u64,
+        },
+    )?;
+    let bytes = geometry.window_bytes();
+    let window = match outbound {
+        None => shared_window(inbound, fixed.side, bytes, None),
+        Some(outbound) => {
+            let inbound = Inbound::new(inbound, 0, bytes);
+            MappedWindow::new(inbound, Inbound::new(outbound, 0, bytes), None)
+        }
+    };
+    Ok((window, geometry))
+}
+
+impl NtbDevice {
+    /// Opens the device: maps the window or makes the emulation's socket, starts the library's
+    /// thread.
+    ///
+    /// Errors: [`FabricError::System`] (no such file, not permitted, descriptor limits),
+    /// [`FabricError::Limit`] for a window too small for two rings.
+    pub fn open(config: NtbConfig) -> Result<Arc<dyn Device>, FabricError> {
+        let attributes = beeline_fabric_engine::attributes(
+            "ntb",
+            "the target's thread makes the range persistent, then acknowledges",
+        );
+        let node = random_name()?;
+        let (geometry, disorder, socket, fixed) = match &config.port {
+            Port::Emulated { disorder } => {
+                let socket = Socket::open(&node, random_name()?).map_err(|source| {
+                    FabricError::System { action: "listening for cables", source }
+                })?;
+                let geometry = Geometry::fitting(config.ring_bytes, config.partitions, usize::MAX)
+                    .ok_or(FabricError::Limit { what: "partitions", requested: 0, limit: 1 })?;
+                (geometry, *disorder, Some(socket), None)
+            }
+            Port::Fixed(fixed) => {
+                let (window, geometry) = fixed_window(fixed, &config)?;
+                let window: Arc<dyn crate::window::Window> = Arc::new(window);
+                (geometry, None, None, Some((window, fixed.side)))
+            }
+        };
+        let silence = config.silence;
+        let setup = Setup { attributes, node, geometry, silence, disorder, socket, fixed };
+        let transport = Arc::new(NtbTransport::new(setup)?);
+        Ok(Arc::new(Self { engine: EngineDevice::start(transport)? }))
+    }
+}
+
+impl Device for NtbDevice {
+    fn attributes(&self) -> &DeviceAttributes {
+        self.engine.attributes()
+    }
+
+    fn allocate_memory(&self, length_bytes: usize) -> Result<Arc<dyn MemoryObject>, FabricError> {
+        self.engine.allocate_memory(length_bytes)
+    }
+
+    fn allocate_protection_domain(&self) -> Result<Arc<dyn ProtectionDomain>, FabricError> {
+        self.engine.allocate_protection_domain()
+    }
+
+    fn create_completion_queue(
+        &self,
+        depth_entries: u32,
+    ) -> Result<Rc<dyn CompletionQueue>, FabricError> {
+        self.engine.create_completion_queue(depth_entries)
+    }
+}
