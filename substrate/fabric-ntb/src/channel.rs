@@ -22,7 +22,7 @@ use std::time::Duration;
 use beeline_fabric_engine::stream::{Moved, Part, Stream, Watch};
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::layout::{HEAD, Phase, STATE, State, TAIL};
+use crate::layout::{HEAD, Phase, TAIL};
 use crate::link::{Link, NodeName};
 
 /// A channel's life at this side.
@@ -168,17 +168,6 @@ impl Channel {
         }
     }
 
-    /// Tells the peer how this side stands.
-    fn post_state(&self, phase: Phase) {
-        let Some(&Place { partition, generation }) = self.place.get() else { return };
-        let window = self.link.window();
-        let at = self.link.geometry().line(partition) + STATE;
-        window.fence();
-        window.post_word(at, State { generation, phase }.encode());
-        window.fence();
-        window.ring();
-    }
-
     /// Opens the partition at the peer, its words at the beginning.
     pub(crate) fn open_at_peer(&self) {
         let Some(_use) = self.link.enter() else { return };
@@ -187,7 +176,7 @@ impl Channel {
         for word in [TAIL, HEAD] {
             self.link.window().post_word(line + word, 0);
         }
-        self.post_state(Phase::Open);
+        self.link.post_state(*place, Phase::Open);
     }
 
     fn close(&self) {
@@ -195,10 +184,8 @@ impl Channel {
         if life == Life::Closed {
             return;
         }
-        if matches!(life, Life::Opening | Life::Open)
-            && let Some(_use) = self.link.enter()
-        {
-            self.post_state(Phase::Closed);
+        if let Some(place) = self.place.get() {
+            self.link.post_state(*place, Phase::Closed);
         }
         self.set_life(Life::Closed);
     }
@@ -399,10 +386,8 @@ impl Stream for ChannelStream {
     }
 
     fn finish_sending(&mut self) {
-        if self.channel.life() == Life::Open
-            && let Some(_use) = self.channel.link.enter()
-        {
-            self.channel.post_state(Phase::Finished);
+        if let Some(place) = self.place() {
+            self.channel.link.post_state(place, Phase::Finished);
         }
     }
 

@@ -183,6 +183,11 @@ impl State {
         self.generation << 8 | phase
     }
 
+    /// How the use numbered `generation` stands, if the word speaks of that one.
+    pub(crate) fn opens(self, generation: u64) -> Option<Phase> {
+        (self.generation == generation).then_some(self.phase)
+    }
+
     /// `None` for a word no honest peer writes.
     pub(crate) fn decode(word: u64) -> Option<Self> {
         let phase = match word & 0xff {

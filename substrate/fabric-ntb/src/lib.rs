@@ -32,6 +32,8 @@ mod device;
 mod endpoint;
 mod layout;
 mod link;
+#[cfg(test)]
+mod tests;
 mod transport;
 
 pub use config::{FixedWindow, NtbConfig, Port};

@@ -223,6 +223,16 @@ impl Link {
         State::decode(self.window.inbound().word(at).load(Ordering::Acquire))
     }
 
+    /// Tells the peer how this side's use of a partition stands.
+    pub(crate) fn post_state(&self, place: Place, phase: Phase) {
+        let Some(_use) = self.enter() else { return };
+        let at = self.geometry.line(place.partition) + STATE;
+        self.window.fence();
+        self.window.post_word(at, State { generation: place.generation, phase }.encode());
+        self.window.fence();
+        self.window.ring();
+    }
+
     // ---- partitions ----
 
     /// Promises a partition to a channel about to be dialled; false when all are in use.
@@ -259,30 +269,49 @@ impl Link {
         false
     }
 
+    /// Channels closed here give their partitions, and promises, back.
+    pub(crate) fn release(&self) {
+        let mut table = lock(&self.table);
+        let before = table.waiting.len();
+        table.waiting.retain(|channel| !channel.is_closed());
+        let mut freed = before - table.waiting.len();
+        for (partition, slot) in table.slots.iter_mut().enumerate() {
+            if slot.channel.as_ref().is_some_and(|channel| channel.is_closed()) {
+                slot.channel = None;
+                freed += usize::from(partition % 2 == self.side.index());
+            }
+        }
+        self.dialled.fetch_sub(freed as u64, Ordering::Relaxed);
+    }
+
     /// Partitions the peer opened since the last look become channels, added to `accepted`; those
     /// closed here are free again.
     pub(crate) fn sweep(self: &Arc<Self>, accepted: &mut Vec<Arc<Channel>>) {
         if !self.is_up() {
             return;
         }
+        self.release();
         let mut table = lock(&self.table);
-        let before = table.waiting.len();
-        table.waiting.retain(|channel| !channel.is_closed());
-        let mut freed = before - table.waiting.len();
         for (partition, slot) in table.slots.iter_mut().enumerate() {
             let own = partition % 2 == self.side.index();
-            if slot.channel.as_ref().is_some_and(|channel| channel.is_closed()) {
-                slot.channel = None;
-                freed += usize::from(own);
-            }
-            let next = State { generation: slot.generation + 1, phase: Phase::Open };
-            if own || slot.channel.is_some() || self.peer_state(partition) != Some(next) {
+            let generation = slot.generation + 1;
+            let Some(phase) = self.peer_state(partition).and_then(|state| state.opens(generation))
+            else {
+                continue;
+            };
+            if own || slot.channel.is_some() {
                 continue;
             }
-            let place = Place { partition, generation: next.generation };
+            let place = Place { partition, generation };
+            if phase == Phase::Closed {
+                // Given up before it was seen: closed here too, so that it can be used again.
+                slot.generation = generation;
+                self.post_state(place, Phase::Closed);
+                continue;
+            }
             match Channel::accepted(self, place) {
                 Ok(channel) => {
-                    slot.generation = next.generation;
+                    slot.generation = generation;
                     channel.open_at_peer();
                     slot.channel = Some(Arc::clone(&channel));
                     accepted.push(channel);
@@ -291,7 +320,6 @@ impl Link {
                 Err(error) => tracing::warn!(%error, "no descriptor for a peer's partition"),
             }
         }
-        self.dialled.fetch_sub(freed as u64, Ordering::Relaxed);
     }
 
     /// Makes every channel with news readable; true when there is one.
@@ -303,11 +331,13 @@ impl Link {
     /// True when a look or a sweep may find something.
     pub(crate) fn wants_service(&self) -> bool {
         let table = lock(&self.table);
-        let next = |(partition, slot): (usize, &Slot)| {
-            let next = State { generation: slot.generation + 1, phase: Phase::Open };
-            partition % 2 != self.side.index() && self.peer_state(partition) == Some(next)
+        let opened = |(partition, slot): (usize, &Slot)| {
+            let generation = slot.generation + 1;
+            let state = self.peer_state(partition);
+            partition % 2 != self.side.index()
+                && state.is_some_and(|state| state.opens(generation).is_some())
         };
-        !self.is_up() || table.slots.iter().enumerate().any(next)
+        !self.is_up() || table.slots.iter().enumerate().any(opened)
     }
 
     /// True when there are channels.

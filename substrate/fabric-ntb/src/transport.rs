@@ -397,7 +397,15 @@ impl Transport for NtbTransport {
     fn dial(&self, info: &ConnectInfo) -> Result<Box<dyn Stream>, FabricError> {
         let peer = Endpoint::decode(info)?;
         let links = &mut *self.lock();
+        // The peer may have begun anew since the last look, and mean its new life.
+        for Entry { link, .. } in &links.entries {
+            if let Some(why) = link.look() {
+                link.end(why);
+            }
+        }
+        self.bury(links);
         let reaches = |entry: &&Entry| {
+            entry.link.release();
             entry.node.is_none_or(|node| node == peer.node) && entry.link.reserve()
         };
         let link = match links.entries.iter().find(reaches) {

@@ -1,0 +1,206 @@
+//! Devices over a fixed window: a plain file stands for a resource file that both ends map.
+
+#![allow(clippy::unwrap_used, reason = "a test ends where its set-up breaks")]
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use beeline_fabric::{
+    Access, CompletionQueue, ConnectInfo, Device, LocalData, MemoryRegion, Operation,
+    ProtectionDomain, QueuePair, QueuePairOptions, QueuePairState, RemoteAddress, RemoteKey, Role,
+    ScatterGatherEntry, Status, WorkCompletion, WorkRequest,
+};
+use beeline_fabric_ntb::{FixedWindow, NtbConfig, NtbDevice, Port, Side};
+use beeline_os::memory::{copy_in, copy_out};
+
+const BOUND: Duration = Duration::from_secs(20);
+/// Tells a copy of this test binary which window to open the second end of.
+const WINDOW_VARIABLE: &str = "BEELINE_NTB_TEST_WINDOW";
+
+fn config(path: &Path, side: Side) -> NtbConfig {
+    let inbound = path.to_owned();
+    let port = Port::Fixed(FixedWindow { inbound, outbound: None, side });
+    NtbConfig { port, silence: Duration::from_millis(1500), ..NtbConfig::default() }
+}
+
+fn window() -> (tempfile::TempDir, std::path::PathBuf) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("window");
+    std::fs::File::create(&path).unwrap().set_len(4 << 20).unwrap();
+    (directory, path)
+}
+
+struct End {
+    device: Arc<dyn Device>,
+    domain: Arc<dyn ProtectionDomain>,
+    queue: Rc<dyn CompletionQueue>,
+    pair: Box<dyn QueuePair>,
+}
+
+impl End {
+    fn open(path: &Path, side: Side) -> Self {
+        Self::on(NtbDevice::open(config(path, side)).unwrap())
+    }
+
+    fn on(device: Arc<dyn Device>) -> Self {
+        let domain = device.allocate_protection_domain().unwrap();
+        let queue = device.create_completion_queue(256).unwrap();
+        let options = QueuePairOptions::default();
+        let pair = domain.create_queue_pair(&queue, &queue, None, options).unwrap();
+        Self { device, domain, queue, pair }
+    }
+
+    fn region(&self, bytes: usize) -> MemoryRegion {
+        self.domain.register(self.device.allocate_memory(bytes).unwrap(), Access::all()).unwrap()
+    }
+
+    fn one(&self) -> WorkCompletion {
+        let mut one = [WorkCompletion::EMPTY];
+        assert_eq!(self.queue.wait(&mut one, BOUND).unwrap(), 1, "a completion within the bound");
+        one[0]
+    }
+}
+
+fn connect(active: &mut End, passive: &mut End) {
+    passive.pair.connect(&active.pair.connect_info(), Role::Passive).unwrap();
+    active.pair.connect(&passive.pair.connect_info(), Role::Active).unwrap();
+    active.pair.wait_connected(BOUND).unwrap();
+    passive.pair.wait_connected(BOUND).unwrap();
+}
+
+fn round_trip(near: &mut End, target: RemoteAddress) {
+    let (local, length) = (near.region(1 << 20), 1_u64 << 20);
+    let pattern: Vec<u8> = (0..length).map(|i| (i * 7 % 251) as u8).collect();
+    copy_in(local.memory().as_ref(), 0, &pattern);
+    let entry = ScatterGatherEntry { region: &local, offset: 0, length };
+    let write = Operation::Write { local: LocalData::Gather(&[entry]), remote: target };
+    near.pair.post_send(&[WorkRequest::new(1, write)]).unwrap();
+    assert_eq!(near.one().status, Status::Success);
+    copy_in(local.memory().as_ref(), 0, &vec![0; length as usize]);
+    let read = Operation::Read { local: entry, remote: target };
+    near.pair.post_send(&[WorkRequest::new(2, read)]).unwrap();
+    assert_eq!(near.one().status, Status::Success);
+    let mut seen = vec![0; length as usize];
+    copy_out(local.memory().as_ref(), 0, &mut seen);
+    assert!(seen == pattern, "a mebibyte there and back through rings of 64 KiB");
+}
+
+#[test]
+fn two_devices_over_one_file_reach_each_other_both_ways() {
+    let (_directory, path) = window();
+    let (mut first, mut second) = (End::open(&path, Side::First), End::open(&path, Side::Second));
+    connect(&mut first, &mut second);
+    let target = second.region(1 << 20);
+    round_trip(&mut first, target.remote_address(0));
+    let target = first.region(1 << 20);
+    round_trip(&mut second, target.remote_address(0));
+    // The other end dials too, beside the first connection.
+    let (mut near, mut far) = (End::on(second.device.clone()), End::on(first.device.clone()));
+    connect(&mut near, &mut far);
+    let target = far.region(1 << 20);
+    round_trip(&mut near, target.remote_address(0));
+}
+
+#[test]
+fn connections_beyond_the_partitions_are_refused_and_freed_ones_are_used_again() {
+    let (_directory, path) = window();
+    let first = NtbDevice::open(config(&path, Side::First)).unwrap();
+    let second = NtbDevice::open(config(&path, Side::Second)).unwrap();
+    for _ in 0..3 {
+        let mut pairs = Vec::new();
+        loop {
+            let (mut near, mut far) = (End::on(first.clone()), End::on(second.clone()));
+            far.pair.connect(&near.pair.connect_info(), Role::Passive).unwrap();
+            if near.pair.connect(&far.pair.connect_info(), Role::Active).is_err() {
+                break;
+            }
+            near.pair.wait_connected(BOUND).unwrap();
+            pairs.push((near, far));
+        }
+        assert_eq!(pairs.len(), 8, "half of the partitions that fit two mebibytes");
+    }
+}
+
+#[test]
+fn a_peer_that_reboots_ends_the_old_connections_and_takes_new_ones() {
+    let (_directory, path) = window();
+    let mut first = End::open(&path, Side::First);
+    for _ in 0..3 {
+        let mut second = End::open(&path, Side::Second);
+        connect(&mut first, &mut second);
+        let target = second.region(1 << 20);
+        round_trip(&mut first, target.remote_address(0));
+        // Work that waits for a receive nobody posts, when the peer goes.
+        let wait = Operation::Send { local: LocalData::Inline(b"?"), immediate: None };
+        first.pair.post_send(&[WorkRequest::new(9, wait)]).unwrap();
+        drop((target, second));
+        assert!(!first.one().is_success());
+        assert_eq!(first.pair.state(), QueuePairState::Error);
+        first = End::on(first.device.clone());
+    }
+}
+
+/// The other end, in a process of its own: writes its connection data, then serves until killed.
+#[test]
+fn second_end_process() {
+    let Ok(path) = std::env::var(WINDOW_VARIABLE) else { return };
+    let path = Path::new(&path);
+    let mut end = End::open(path, Side::Second);
+    let region = end.region(1 << 20);
+    let mut told = end.pair.connect_info().0;
+    told.extend_from_slice(&region.remote_key().0.to_le_bytes());
+    std::fs::write(path.with_extension("tmp"), told).unwrap();
+    std::fs::rename(path.with_extension("tmp"), path.with_extension("told")).unwrap();
+    let asked = path.with_extension("asked");
+    while !asked.exists() {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    end.pair.connect(&ConnectInfo(std::fs::read(asked).unwrap()), Role::Passive).unwrap();
+    end.pair.wait_connected(BOUND).unwrap();
+    std::thread::sleep(3 * BOUND);
+}
+
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_killed_process_is_noticed_by_its_heartbeat() {
+    let (_directory, path) = window();
+    let child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "second_end_process"])
+        .env(WINDOW_VARIABLE, &path)
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut child = Killed(child);
+    let mut first = End::open(&path, Side::First);
+    let begun = Instant::now();
+    while !path.with_extension("told").exists() {
+        assert!(begun.elapsed() < BOUND, "the other process starts");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let mut told = std::fs::read(path.with_extension("told")).unwrap();
+    let key = RemoteKey(u64::from_le_bytes(told.split_off(64).try_into().unwrap()));
+    first.pair.connect(&ConnectInfo(told), Role::Active).unwrap();
+    std::fs::write(path.with_extension("tmp"), first.pair.connect_info().0).unwrap();
+    std::fs::rename(path.with_extension("tmp"), path.with_extension("asked")).unwrap();
+    first.pair.wait_connected(BOUND).unwrap();
+    round_trip(&mut first, RemoteAddress { key, offset: 0 });
+    child.0.kill().unwrap();
+    let write = Operation::Write {
+        local: LocalData::Inline(b"?"),
+        remote: RemoteAddress { key, offset: 0 },
+    };
+    first.pair.post_send(&[WorkRequest::new(1, write), WorkRequest::new(2, write)]).unwrap();
+    assert_eq!(first.one().status, Status::TransportError);
+    assert_eq!(first.one().status, Status::Flushed);
+}
