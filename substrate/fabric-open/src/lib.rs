@@ -26,6 +26,8 @@ pub mod message;
 mod providers;
 mod url;
 
+/// Which memory windows this host has.
+pub use beeline_fabric_ntb::detect as windows;
 pub use bootstrap::{Bootstrap, BootstrapConfig, Incoming, Reply, Service};
 pub use dialler::{Dialled, Dialler, Established};
 pub use error::OpenError;

@@ -4,6 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use beeline_fabric::Device;
+use beeline_fabric_ntb::posting::{Disorder, Pace};
+use beeline_fabric_ntb::{FixedWindow, NtbConfig, NtbDevice, Port, Side};
 use beeline_fabric_shm::{ShmConfig, ShmDevice};
 use beeline_fabric_sim::{SimOptions, SimWorld};
 use beeline_fabric_tcp::{TcpConfig, TcpDevice};
@@ -14,6 +16,7 @@ use crate::url::split;
 /// Providers this build has, best first, with what each is for.
 pub const PROVIDERS: &[(&str, &str)] = &[
     ("shm", "shared memory, on one host"),
+    ("ntb", "a memory window between hosts; emulated on one host"),
     ("tcp", "a library thread at the target; works everywhere"),
     ("sim", "virtual time, seeded; for simulation"),
 ];
@@ -23,6 +26,9 @@ pub const PROVIDERS: &[(&str, &str)] = &[
 /// - `shm://`
 /// - `tcp://` (loopback, any port), `tcp://ADDRESS[:PORT]`, with `?advertise=ADDRESS` when peers
 ///   reach this host by another one
+/// - `ntb://` (emulated between processes of this host), `ntb://?seed=N[&delay_us=N]` with posted
+///   writes reordered and delayed; `ntb:///FILE?side=0` or `1`, a fixed window in a file that holds
+///   both ends' halves, and with `&outbound=/FILE` in two files
 /// - `sim://seed=N[&node=N]`: one node of a world of its own
 ///
 /// Errors: [`OpenError::Url`], [`OpenError::Fabric`].
@@ -33,6 +39,7 @@ pub fn open(url: &str) -> Result<Arc<dyn Device>, OpenError> {
         "shm" if rest.is_empty() => open_shm(),
         "shm" => Err(bad("shm:// takes nothing")),
         "tcp" => Ok(TcpDevice::open(tcp_config(rest).map_err(bad)?)?),
+        "ntb" => Ok(NtbDevice::open(ntb_config(rest).map_err(bad)?)?),
         "sim" => {
             let (seed, node) = sim_numbers(rest).map_err(bad)?;
             Ok(SimWorld::new(seed, SimOptions::default()).device(node))
@@ -72,6 +79,41 @@ fn tcp_config(rest: &str) -> Result<TcpConfig, &'static str> {
     Ok(config)
 }
 
+fn ntb_config(rest: &str) -> Result<NtbConfig, &'static str> {
+    let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let (mut disorder, mut side, mut outbound) = (None, None, None);
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').ok_or("a parameter has a value")?;
+        let number = || value.parse::<u64>().map_err(|_| "seed, delay_us and side are numbers");
+        match name {
+            "seed" => disorder.get_or_insert_with(Disorder::default).seed = number()?,
+            "delay_us" => {
+                let delay = std::time::Duration::from_micros(number()?);
+                disorder.get_or_insert_with(Disorder::default).pace = Pace::After(delay);
+            }
+            "side" => {
+                side = Some(match number()? {
+                    0 => Side::First,
+                    1 => Side::Second,
+                    _ => return Err("a side is 0 or 1"),
+                });
+            }
+            "outbound" => outbound = Some(value.into()),
+            _ => return Err("the parameters are seed, delay_us, side and outbound"),
+        }
+    }
+    let port = match (path, side, outbound, disorder) {
+        ("", None, None, disorder) => Port::Emulated { disorder },
+        ("", ..) => return Err("side and outbound belong to a window's file"),
+        (_, Some(side), outbound, None) if path.starts_with('/') => {
+            Port::Fixed(FixedWindow { inbound: path.into(), outbound, side })
+        }
+        (_, None, ..) => return Err("a window's file needs side=0 or side=1"),
+        _ => return Err("a window's file is an absolute path; only the emulation is disordered"),
+    };
+    Ok(NtbConfig { port, ..NtbConfig::default() })
+}
+
 fn sim_numbers(rest: &str) -> Result<(u64, u32), &'static str> {
     let (mut seed, mut node) = (None, 1);
     for pair in rest.split('&').filter(|pair| !pair.is_empty()) {
@@ -99,8 +141,20 @@ mod tests {
             open("tcp://127.0.0.1:0?advertise=10.0.0.1").unwrap().attributes().provider,
             "tcp"
         );
+        assert_eq!(open("ntb://?seed=3&delay_us=10").unwrap().attributes().provider, "ntb");
         assert_eq!(open("sim://seed=3&node=2").unwrap().attributes().provider, "sim");
-        for url in ["tcp://host", "sim://", "sim://seed=x", "verbs://", "tcp", "tcp://?x=1"] {
+        for url in [
+            "tcp://host",
+            "sim://",
+            "sim://seed=x",
+            "verbs://",
+            "tcp",
+            "tcp://?x=1",
+            "ntb://?x=1",
+            "ntb:///f",
+            "ntb://?side=0",
+            "ntb://f?side=0",
+        ] {
             assert!(matches!(open(url), Err(OpenError::Url { .. })), "{url}");
         }
     }

@@ -165,6 +165,7 @@ mod tests {
             "PCIe windows (NTB)",
             "fabric shm",
             "fabric tcp",
+            "fabric ntb",
             "processor share",
             "memory limit",
         ] {

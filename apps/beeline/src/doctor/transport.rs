@@ -1,6 +1,7 @@
 //! Fabric providers and why each is usable or not; ports.
 
 use std::net::TcpListener;
+use std::path::Path;
 
 use super::{Finding, Verdict};
 use crate::config::ServeConfig;
@@ -18,6 +19,12 @@ pub fn probe(config: &ServeConfig, findings: &mut Vec<Finding>) {
         "tcp://",
         "peers anywhere",
         "it needs a free port on loopback; look at the limits on open files and ports",
+    ));
+    findings.push(provider(
+        "fabric ntb",
+        "ntb://",
+        "peers behind a memory window, emulated on this host",
+        "it needs memfd, timerfd and Unix sockets",
     ));
     findings.push(rdma());
     findings.push(windows());
@@ -74,20 +81,34 @@ fn rdma() -> Finding {
 }
 
 fn windows() -> Finding {
-    let devices = names("/sys/bus/ntb/devices");
-    if devices.is_empty() {
+    use beeline_fabric_open::windows::{Kind, devices};
+
+    let what = "PCIe windows (NTB)";
+    let found = devices(Path::new("/sys"));
+    let usable = found.iter().find_map(|device| device.window.as_ref());
+    if let Some(file) = usable {
+        let file = file.display();
+        return Finding::ok(
+            what,
+            format!("a shared-memory device: ntb://{file}?side=0 at one end, side=1 at the other"),
+        );
+    }
+    if found.iter().any(|device| device.kind == Kind::Bridge) {
+        let names: Vec<_> = found.into_iter().map(|device| device.name).collect();
         return Finding::advise(
-            "PCIe windows (NTB)",
-            Verdict::Missing,
-            "none in /sys/bus/ntb/devices",
-            "a non-transparent bridge between hosts; this version has no ntb provider yet",
+            what,
+            Verdict::CouldBeFaster,
+            names.join(", "),
+            "name the bridge's window, and the memory behind the other end's, as \
+             ntb:///INBOUND?outbound=/sys/bus/pci/devices/…/resource2_wc&side=0",
         );
     }
     Finding::advise(
-        "PCIe windows (NTB)",
-        Verdict::CouldBeFaster,
-        devices.join(", "),
-        "this version has no ntb provider yet; hosts are connected through tcp",
+        what,
+        Verdict::Missing,
+        "no bridge in /sys/bus/ntb/devices, no shared-memory device on the PCI bus",
+        "a non-transparent bridge between hosts, or `-device ivshmem-plain` between virtual \
+         machines; ntb:// emulates one between processes of this host",
     )
 }
 
