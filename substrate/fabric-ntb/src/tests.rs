@@ -310,7 +310,7 @@ fn whatever_a_peer_writes_into_the_window_ends_a_channel_at_most() {
             let value = match next() % 4 {
                 0 => next(),
                 1 => next() % 8192,
-                2 => 1 << 8 | next() % 4,
+                2 => (1 << 8) | (next() % 4),
                 _ => u64::MAX - next() % 16,
             };
             let place = match next() % 5 {
