@@ -17,6 +17,8 @@ use crate::entry::ALIGNMENT;
 const SMALLEST_PAGE: usize = 64;
 const LARGEST_PAGE: usize = 1024;
 const DEEPEST: u32 = 32;
+/// Slots that a look-ahead takes into account from a key's home on: most keys are among them.
+const LIKELY_PROBES: usize = 4;
 /// Bits of a hash that make a scan position.
 pub(crate) const POSITION_BITS: u32 = 48;
 
@@ -269,19 +271,25 @@ impl Index {
         }
     }
 
-    /// Asks the processor for the line where `hash` starts probing.
+    /// Asks the processor for the lines where `hash` is probed.
     #[inline]
     pub fn prefetch(&self, hash: u64) {
         let page = &self.pages[self.directory[self.directory_slot(hash)] as usize];
-        prefetch(&page.slots[page.home(hash)]);
+        let home = page.home(hash);
+        prefetch(&page.slots[home]);
+        prefetch(&page.slots[(home + LIKELY_PROBES - 1) & (page.slots.len() - 1)]);
     }
 
     /// What the first slot with this hash points at, for a prefetch: likely the key's entry.
     #[inline]
     pub fn guess(&self, hash: u64) -> Option<Location> {
         let page = &self.pages[self.directory[self.directory_slot(hash)] as usize];
-        let slot = &page.slots[page.home(hash)];
-        (slot.hash == hash && slot.location.is_readable()).then_some(slot.location)
+        let mask = page.slots.len() - 1;
+        let home = page.home(hash);
+        (home..home + LIKELY_PROBES)
+            .map(|at| &page.slots[at & mask])
+            .find(|slot| slot.hash == hash)
+            .and_then(|slot| slot.location.is_readable().then_some(slot.location))
     }
 
     /// The slot behind a name.

@@ -5,8 +5,9 @@
 //! its own shard.
 
 use crate::index::POSITION_BITS;
+use crate::shard::ahead::Ahead;
 use crate::shard::{EntryRef, PutOptions, Shard};
-use crate::store::Store;
+use crate::store::{Store, shard_of_hash};
 use crate::{KvError, Version};
 
 enum Shards<'a> {
@@ -99,6 +100,26 @@ impl<'a> Keyspace<'a> {
     fn owner(&mut self, database: u8, key: &[u8]) -> Result<&mut Shard, KvError> {
         let needed = self.store().shard_of(database, key);
         self.shard(needed)
+    }
+
+    /// Tells which keys are about to be used; see [`Shard::expect_keys`].
+    #[inline]
+    pub fn expect_keys<'k>(&mut self, database: u8, keys: impl Iterator<Item = &'k [u8]>) -> usize {
+        if let Shards::One(shard) = &mut self.shards {
+            return shard.expect_keys(database, keys);
+        }
+        let ahead = Ahead::of(keys, |key| self.store().hash_key(database, key));
+        let shards = self.store().shards();
+        for entries in [false, true] {
+            for &hash in ahead.as_slice() {
+                match self.shard(shard_of_hash(hash, shards)) {
+                    Ok(shard) if entries => shard.prefetch_entry(database, hash),
+                    Ok(shard) => shard.prefetch(database, hash),
+                    Err(_) => {}
+                }
+            }
+        }
+        ahead.as_slice().len()
     }
 
     /// The newest live entry of a key; see [`Shard::lookup`].

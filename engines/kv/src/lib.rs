@@ -41,6 +41,7 @@ pub use error::KvError;
 pub use keyspace::Keyspace;
 pub use options::{Eviction, StoreOptions};
 pub use recover::Opened;
+pub use shard::ahead::KEYS_AHEAD;
 pub use shard::client_log::{Accepted, ClientLog, Notice, Reject, RejectReason};
 pub use shard::reads::ReadGuard;
 pub use shard::{EntryRef, Maintenance, PutOptions, Shard};

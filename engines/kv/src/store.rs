@@ -186,6 +186,9 @@ impl Store {
     #[must_use]
     #[inline]
     pub fn shard_of(&self, database: u8, key: &[u8]) -> usize {
+        if self.shards == 1 {
+            return 0;
+        }
         shard_of_hash(self.hash_key(database, key), self.shards)
     }
 

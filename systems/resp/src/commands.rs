@@ -9,7 +9,7 @@ pub(crate) mod node;
 pub(crate) mod strings;
 pub(crate) mod transactions;
 
-use beeline_kv::{EntryRef, Keyspace, PutOptions};
+use beeline_kv::{EntryRef, KEYS_AHEAD, Keyspace, PutOptions};
 
 use crate::args::Args;
 use crate::error::CommandError;
@@ -134,6 +134,17 @@ impl<'c> Call<'c, '_> {
     /// Wall-clock time in Unix milliseconds.
     pub(crate) fn now_ms(&self) -> u64 {
         self.store.now_ms()
+    }
+
+    /// To be called before each of the keys that lie at `first` and every `step`th argument from
+    /// there: now and then it asks for what the next few of them need.
+    #[inline]
+    pub(crate) fn look_ahead(&mut self, index: usize, first: usize, step: usize) {
+        if (index - first).is_multiple_of(KEYS_AHEAD * step) && self.args.len() > first + step {
+            let args = self.args;
+            let keys = (index..args.len()).step_by(step).map(|index| args.get(index));
+            self.store.expect_keys(self.database, keys);
+        }
     }
 
     /// The entry of a key, whatever its type.

@@ -15,8 +15,12 @@
 //! Texts and limits are those of Redis' `networking.c`; where several rules are broken at once, the
 //! order of the checks is Redis' too.
 
+mod upcoming;
+
 use crate::args::{Args, Span};
 use crate::number::parse_i64;
+
+pub use upcoming::Upcoming;
 
 /// Bounds on what a peer may send. The defaults are Redis'.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -272,6 +276,18 @@ impl RequestParser {
     pub fn current(&self) -> Args<'_> {
         debug_assert_eq!(self.stage, Stage::Done, "a request is current once it is complete");
         Args::new(&self.buffer[self.head..self.cursor], &self.spans)
+    }
+
+    /// The first argument, most often a key, of each request behind the current one, as far as that
+    /// can be told at a glance. A hint: what is wrong with a request is found when it is parsed.
+    #[inline]
+    #[must_use]
+    pub fn upcoming(&self) -> Upcoming<'_> {
+        let rest = match self.stage {
+            Stage::Done | Stage::Start => &self.buffer[self.cursor..self.tail],
+            Stage::Length { .. } | Stage::Body { .. } => &[],
+        };
+        Upcoming::new(rest)
     }
 
     /// Parses on; `true` once a whole request is [`Self::current`].

@@ -6,12 +6,66 @@ use beeline_os::MemoryObject as _;
 use crate::ClientLog;
 use crate::index::prefetch;
 use crate::shard::Shard;
+use crate::store::shard_of_hash;
 
+/// Most keys asked for at once: about as many lines as a core can wait for.
+pub const KEYS_AHEAD: usize = 16;
+/// Bytes of an entry asked for: header and a key of usual length.
+const ENTRY_BYTES: usize = 128;
 const LINE: usize = 64;
 /// Most lines of one entry asked for; the processor goes on by itself from there.
 const LINES: usize = 8;
 
+/// Hashes of keys that are about to be used.
+#[derive(Debug)]
+pub(crate) struct Ahead {
+    hashes: [u64; KEYS_AHEAD],
+    used: usize,
+}
+
+impl Ahead {
+    /// The hashes of the first [`KEYS_AHEAD`] keys.
+    #[inline]
+    pub fn of<'k>(keys: impl Iterator<Item = &'k [u8]>, hash: impl Fn(&[u8]) -> u64) -> Self {
+        let mut ahead = Self { hashes: [0; KEYS_AHEAD], used: 0 };
+        for (place, key) in ahead.hashes.iter_mut().zip(keys) {
+            *place = hash(key);
+            ahead.used += 1;
+        }
+        ahead
+    }
+
+    pub fn as_slice(&self) -> &[u64] {
+        &self.hashes[..self.used]
+    }
+}
+
 impl Shard {
+    /// Tells the shard which keys are about to be used, at most [`KEYS_AHEAD`] of them, and returns
+    /// how many it heard. A hint: changes nothing, and keys of other shards are passed over.
+    #[inline]
+    pub fn expect_keys<'k>(&mut self, database: u8, keys: impl Iterator<Item = &'k [u8]>) -> usize {
+        let ahead = Ahead::of(keys, |key| self.store.hash_key(database, key));
+        let (index, shards) = (self.index, self.store.shards());
+        let own = |hash: &&u64| shards == 1 || shard_of_hash(**hash, shards) == index;
+        ahead.as_slice().iter().filter(own).for_each(|&hash| self.prefetch(database, hash));
+        ahead.as_slice().iter().filter(own).for_each(|&hash| self.prefetch_entry(database, hash));
+        ahead.used
+    }
+
+    /// Asks for the first lines of the entry, once its index line is likely there.
+    #[inline]
+    pub(crate) fn prefetch_entry(&mut self, database: u8, hash: u64) {
+        let Some(Some(index)) = self.databases.get(usize::from(database)) else { return };
+        if let Some(location) = index.guess(hash) {
+            let state = self.cache.get(&self.store.table, location.segment());
+            let entry = state.segment.base().as_ptr().wrapping_add(location.offset() as usize);
+            for line in (0..ENTRY_BYTES).step_by(LINE) {
+                prefetch(entry.wrapping_add(line));
+            }
+        }
+    }
+
     /// Says that `key` will be looked up soon: its index line is asked for. Returns the hash for
     /// [`Shard::expect_entry`].
     #[inline]

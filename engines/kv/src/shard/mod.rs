@@ -3,7 +3,7 @@
 //! A shard is used by whoever holds its lock, one thread at a time. An [`EntryRef`] is good until
 //! the next call that takes the shard mutably other than a lookup that finds a live key.
 
-mod ahead;
+pub(crate) mod ahead;
 mod batch;
 pub(crate) mod client_log;
 mod collect;
@@ -13,12 +13,11 @@ mod upkeep;
 
 use std::sync::Arc;
 
-use beeline_os::MemoryObject as _;
 use beeline_pmem::Persister;
 
 use crate::entry::{self, EXPIRES, HEADER_BYTES, Header, KEY_LIMIT, TOMBSTONE};
 use crate::fault::{self, KnownBug};
-use crate::index::{Index, Location, Slot, SlotId, prefetch};
+use crate::index::{Index, Location, Slot, SlotId};
 use crate::random::Xorshift;
 use crate::segments::{SegmentCache, SegmentState};
 use crate::stats::{self, ShardCounters, ShardStats};
@@ -160,16 +159,6 @@ impl Shard {
     pub(crate) fn prefetch(&self, database: u8, hash: u64) {
         if let Some(Some(index)) = self.databases.get(usize::from(database)) {
             index.prefetch(hash);
-        }
-    }
-
-    /// Asks for the entry's line, once its index line is likely there.
-    #[inline]
-    fn prefetch_entry(&mut self, database: u8, hash: u64) {
-        let Some(index) = self.databases[database as usize].as_deref() else { return };
-        if let Some(location) = index.guess(hash) {
-            let state = self.cache.get(&self.store.table, location.segment());
-            prefetch(state.segment.base().as_ptr().wrapping_add(location.offset() as usize));
         }
     }
 

@@ -12,7 +12,7 @@
 
 use std::collections::VecDeque;
 
-use beeline_kv::{Keyspace, Shard};
+use beeline_kv::{KEYS_AHEAD, Keyspace, Shard};
 use beeline_ring::{Receiver, Sender};
 
 use super::ShardThread;
@@ -150,6 +150,10 @@ impl ShardThread {
         while let Some((heading, args)) = commands.get(next) {
             if replies.bytes.len() >= HOP_REPLY_BYTES {
                 break;
+            }
+            if (next - first).is_multiple_of(KEYS_AHEAD) {
+                let ahead = (next..).map_while(|index| commands.get(index));
+                shard.expect_keys(heading.database, ahead.map(|(_, args)| args.get(1)));
             }
             let version = heading.protocol;
             self.executor.execute_remote(

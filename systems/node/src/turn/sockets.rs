@@ -54,6 +54,14 @@ pub(super) fn bound(output: &mut Output, start: usize) {
     }
 }
 
+/// Tells the shard what the current request of a pipeline and the next ones will ask for; returns
+/// how many it heard of.
+fn expect(connection: &Connection, shard: &mut Shard) -> usize {
+    let current = connection.parser.current().get(1);
+    let keys = std::iter::once(current).chain(connection.parser.upcoming());
+    shard.expect_keys(connection.session.database(), keys)
+}
+
 impl ShardThread {
     pub(super) fn connection(&mut self, slot: u32) -> Option<&mut Box<Connection>> {
         self.connections.get_mut(slot as usize)?.as_mut()
@@ -144,6 +152,7 @@ impl ShardThread {
     /// Executes the complete requests of a connection, up to this turn's share.
     pub(super) fn execute_ready(&mut self, connection: &mut Connection, shard: &mut Shard) {
         let pause_bytes = self.output_pause_bytes();
+        let mut expected = 0;
         for _ in 0..REQUESTS_PER_TURN {
             if !matches!(connection.life, Life::Open | Life::HalfClosed)
                 || connection.needs_several
@@ -161,7 +170,13 @@ impl ShardThread {
                 continue;
             }
             match connection.parser.advance() {
-                Ok(true) => self.execute_one(connection, shard),
+                Ok(true) => {
+                    if expected == 0 && connection.parser.pending_bytes() > 0 {
+                        expected = expect(connection, shard);
+                    }
+                    expected = expected.saturating_sub(1);
+                    self.execute_one(connection, shard);
+                }
                 Ok(false) => return,
                 Err(error) => {
                     count(&self.counters().protocol_errors, 1);

@@ -11,8 +11,9 @@ pub fn del(call: &mut Call<'_, '_>) -> CommandResult {
         removed += i64::from(call.delete(call.arg(1))?);
     } else {
         call.atomically(|call| {
-            for key in call.args.from(1) {
-                removed += i64::from(call.delete(key)?);
+            for index in 1..call.args.len() {
+                call.look_ahead(index, 1, 1);
+                removed += i64::from(call.delete(call.arg(index))?);
             }
             Ok(())
         })?;
@@ -23,8 +24,9 @@ pub fn del(call: &mut Call<'_, '_>) -> CommandResult {
 
 fn count_existing(call: &mut Call<'_, '_>) -> CommandResult {
     let mut found = 0;
-    for key in call.args.from(1) {
-        found += i64::from(call.lookup_read(key)?.is_some());
+    for index in 1..call.args.len() {
+        call.look_ahead(index, 1, 1);
+        found += i64::from(call.lookup_read(call.arg(index))?.is_some());
     }
     call.out.integer(found);
     Ok(())

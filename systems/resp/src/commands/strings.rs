@@ -203,6 +203,7 @@ pub fn getex(call: &mut Call<'_, '_>) -> CommandResult {
 pub fn mget(call: &mut Call<'_, '_>) -> CommandResult {
     call.out.array(call.args.len() - 1);
     for index in 1..call.args.len() {
+        call.look_ahead(index, 1, 1);
         match call.lookup_read(call.arg(index))? {
             Some(entry) if entry.kind == super::KIND_STRING => call.reply_value(&entry)?,
             _ => call.out.null(),
@@ -237,6 +238,7 @@ fn put_pairs(call: &mut Call<'_, '_>) -> CommandResult {
     check_pairs(call)?;
     call.atomically(|call| {
         for index in (1..call.args.len()).step_by(2) {
+            call.look_ahead(index, 1, 2);
             call.put(call.arg(index), &[call.arg(index + 1)], Expiry::Never)?;
         }
         Ok(())
@@ -253,6 +255,7 @@ pub fn mset(call: &mut Call<'_, '_>) -> CommandResult {
 pub fn msetnx(call: &mut Call<'_, '_>) -> CommandResult {
     need_pairs(call)?;
     for index in (1..call.args.len()).step_by(2) {
+        call.look_ahead(index, 1, 2);
         if call.lookup(call.arg(index))?.is_some() {
             call.out.integer(0);
             return Ok(());

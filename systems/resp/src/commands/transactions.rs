@@ -4,6 +4,8 @@
 //! after a crash either all of its writes are there or none. As in Redis, a command that fails
 //! inside EXEC does not undo the others.
 
+use beeline_kv::KEYS_AHEAD;
+
 use super::{Call, CommandResult};
 use crate::error::CommandError;
 use crate::session::{Session, Watched};
@@ -92,6 +94,11 @@ pub fn exec(session: &mut Session, call: &mut Call<'_, '_>) -> CommandResult {
                 call.store.begin_batch();
             }
             for (index, &command) in transaction.commands.iter().enumerate() {
+                if index.is_multiple_of(KEYS_AHEAD) {
+                    let queued = index..transaction.commands.len();
+                    let keys = queued.map(|index| transaction.requests.get(index).get(1));
+                    call.store.expect_keys(session.info.database, keys);
+                }
                 let mut inner = Call {
                     command,
                     args: transaction.requests.get(index),

@@ -202,3 +202,52 @@ proptest! {
         prop_assert_eq!(whole, cut);
     }
 }
+
+#[test]
+fn a_glance_tells_the_first_arguments_of_what_is_complete_and_short() {
+    let mut parser = RequestParser::new(Limits::default());
+    let long = "v".repeat(120);
+    let input = format!(
+        "*2\r\n$3\r\nGET\r\n$1\r\na\r\n*3\r\n$3\r\nSET\r\n$2\r\nbb\r\n$120\r\n{long}\r\n*1\r\n$4\r\nPING\r\n\
+         *5\r\n$4\r\nMGET\r\n$1\r\nc\r\n$1\r\nd\r\n$1\r\ne\r\n$1\r\nf\r\n*2\r\n$3\r\nGET\r\n$1\r\ng\r\n"
+    );
+    parser.feed(input.as_bytes()).unwrap();
+    let told = |parser: &RequestParser| parser.upcoming().map(<[u8]>::to_vec).collect::<Vec<_>>();
+    // The long request is the last one told of.
+    assert_eq!(told(&parser), words(&["a", "bb", "", "c"]));
+    assert!(parser.advance().unwrap());
+    assert_eq!(told(&parser), words(&["bb", "", "c"]));
+    assert_eq!(parser.current().get(1), b"a");
+    for _ in 0..4 {
+        assert!(parser.advance().unwrap());
+    }
+    assert_eq!((parser.current().get(1), told(&parser)), (&b"g"[..], vec![]));
+    assert!(!parser.advance().unwrap());
+}
+
+proptest! {
+    /// Whatever the bytes: what the glance tells is what the parser finds.
+    #[test]
+    fn a_glance_agrees_with_the_parser(
+        pieces in proptest::collection::vec(prop_oneof![
+            Just(b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n".to_vec()),
+            Just(b"*3\r\n$3\r\nSET\r\n$2\r\nkk\r\n$10\r\n0123456789\r\n".to_vec()),
+            Just(b"*1\r\n$4\r\nPING\r\n".to_vec()),
+            Just(b"*0\r\n".to_vec()),
+            Just(b"PING\r\n".to_vec()),
+            Just(b"*2\r\n$3\r\nGET\r\n$100\r\nshort".to_vec()),
+            proptest::collection::vec(any::<u8>(), 0..8),
+        ], 0..8),
+    ) {
+        let mut parser = RequestParser::new(Limits::default());
+        prop_assert!(parser.feed(&pieces.concat()).is_ok());
+        let told: Vec<Vec<u8>> = parser.upcoming().map(<[u8]>::to_vec).collect();
+        for (index, first) in told.iter().enumerate() {
+            match parser.next_request() {
+                Ok(Some(args)) => prop_assert_eq!(args.get(1), &first[..]),
+                // Only the last one told of may lack its end.
+                _ => prop_assert_eq!(index + 1, told.len()),
+            }
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! A glance at the requests behind the current one.
+//!
+//! It reads what the parser will read again, takes nothing, and stops at whatever is not the usual
+//! short request: an inline command, a long number, a request that is long or not complete.
+
+/// See [`super::RequestParser::upcoming`].
+#[derive(Clone, Debug)]
+pub struct Upcoming<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Upcoming<'a> {
+    pub(super) fn new(rest: &'a [u8]) -> Self {
+        Self { rest }
+    }
+
+    /// Arguments of a request beyond which the next one is not looked for.
+    const SHORT: usize = 4;
+
+    /// The number on a line of `kind` with one to three digits.
+    #[inline]
+    fn number(&mut self, kind: u8) -> Option<usize> {
+        let digit = |byte: u8| byte.is_ascii_digit().then(|| usize::from(byte - b'0'));
+        let (number, bytes) = match *self.rest {
+            [first, a, b'\r', _, ..] if first == kind => (digit(a)?, 4),
+            [first, a, b, b'\r', _, ..] if first == kind => (digit(a)? * 10 + digit(b)?, 5),
+            [first, a, b, c, b'\r', _, ..] if first == kind => {
+                (digit(a)? * 100 + digit(b)? * 10 + digit(c)?, 6)
+            }
+            _ => return None,
+        };
+        self.rest = &self.rest[bytes..];
+        Some(number)
+    }
+
+    #[inline]
+    fn argument(&mut self) -> Option<&'a [u8]> {
+        let length = self.number(b'$')?;
+        let argument = self.rest.get(..length)?;
+        self.rest = self.rest.get(length + 2..)?;
+        Some(argument)
+    }
+}
+
+impl<'a> Iterator for Upcoming<'a> {
+    type Item = &'a [u8];
+
+    #[inline]
+    fn next(&mut self) -> Option<&'a [u8]> {
+        let arguments = self.number(b'*')?;
+        self.argument()?;
+        if arguments < 2 {
+            return Some(&[]);
+        }
+        let key = self.argument()?;
+        // A long or incomplete request is the last one told of.
+        if arguments > Self::SHORT || (2..arguments).any(|_| self.argument().is_none()) {
+            self.rest = &[];
+        }
+        Some(key)
+    }
+}
