@@ -1,12 +1,14 @@
 //! `check` and `test`.
 
+use crate::lab;
 use crate::root;
 use crate::step::{Report, Step};
 
 /// Where tests that cannot run here say why: a file, one line each, named by this variable.
 const SKIP_LOG: &str = "BEELINE_SKIP_LOG";
 
-/// Format, lints, documentation, then all fast tests, the layer test among them.
+/// Format, lints, documentation, then all fast tests, the layer test among them; then,
+/// where guests can boot, one with an RDMA device and an NVDIMM.
 pub fn check() -> Report {
     let mut report = Report::default();
     report.run(&Step::new("format", "cargo fmt --all --check"));
@@ -23,6 +25,7 @@ pub fn check() -> Report {
         .set("RUSTDOCFLAGS", "--deny warnings --allow rustdoc::private_intra_doc_links"),
     );
     tests(&mut report);
+    lab::suites::short(&mut report);
     report
 }
 

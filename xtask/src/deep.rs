@@ -1,5 +1,6 @@
 //! `deep`: what takes longer than a change should wait for.
 
+use crate::lab;
 use crate::root;
 use crate::step::{Report, Step, works};
 
@@ -60,6 +61,9 @@ pub fn run(arguments: &DeepArguments) -> Report {
     }
     if wanted("fuzz") {
         fuzz(&mut report, arguments.fuzz_minutes);
+    }
+    if wanted("lab") {
+        lab::suites::deep(&mut report);
     }
     report
 }

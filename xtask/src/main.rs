@@ -30,11 +30,11 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Format, lints, documentation, layers and fast tests.
+    /// Format, lints, documentation, layers and fast tests; one guest of the lab.
     Check,
     /// All fast tests.
     Test,
-    /// Miri, loom, sanitizers, wide seeds and crash points, fuzzing, kill loops.
+    /// Miri, loom, sanitizers, wide seeds and crash points, fuzzing, kill loops, the lab.
     Deep(deep::DeepArguments),
     /// Fetch what the end-to-end tests use: redis-server, redis-cli, redis-py, strace; and the lab.
     Setup,

@@ -206,6 +206,11 @@ impl Report {
         });
     }
 
+    /// A row for something that counted its own tests.
+    pub fn add_counted(&mut self, name: &str, outcome: Outcome, counts: Counts, seconds: u64) {
+        self.rows.push(Row { name: name.to_owned(), outcome, counts, seconds });
+    }
+
     /// A row for what cannot run here.
     pub fn skip(&mut self, name: &str, reason: &str) {
         self.add(name, Outcome::Skipped(reason.to_owned()));
@@ -213,7 +218,7 @@ impl Report {
 
     /// Tests that skipped themselves, one line each: name and reason.
     pub fn note_skipped(&mut self, lines: Vec<String>) {
-        self.notes = lines;
+        self.notes.extend(lines);
     }
 
     /// Prints the table and the line of totals; fails when a row did.

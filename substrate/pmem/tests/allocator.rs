@@ -2,14 +2,16 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
+mod common;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
 use beeline_pmem::{
-    CrashLimits, Durability, Persister, PmemError, Pool, PoolKind, PoolOptions, Segment,
-    for_each_crash_image,
+    CrashLimits, Durability, Persister, PmemError, Pool, PoolOptions, Segment, for_each_crash_image,
 };
+use common::file_kind;
 use proptest::prelude::*;
 
 const SEGMENT: u32 = 64 << 10;
@@ -17,7 +19,7 @@ const CAPACITY: usize = 5;
 
 fn options() -> PoolOptions {
     PoolOptions {
-        kind: Some(PoolKind::File),
+        kind: Some(file_kind()),
         segment_bytes: SEGMENT,
         capacity_bytes: CAPACITY as u64 * u64::from(SEGMENT),
         ..PoolOptions::default()

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
 
+mod common;
+
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::ExitStatusExt;
@@ -9,16 +11,22 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use beeline_pmem::{Durability, PmemError, Pool, PoolKind, PoolOptions};
+use common::file_kind;
 
 const SEGMENT: u32 = 64 << 10;
 
 fn options() -> PoolOptions {
     PoolOptions {
-        kind: Some(PoolKind::File),
+        kind: Some(file_kind()),
         segment_bytes: SEGMENT,
         capacity_bytes: 64 * u64::from(SEGMENT),
         ..PoolOptions::default()
     }
+}
+
+/// For folders on a tmpfs, which is never DAX.
+fn on_tmpfs() -> PoolOptions {
+    PoolOptions { kind: Some(PoolKind::File), ..options() }
 }
 
 /// A closed pool of three segments.
@@ -343,7 +351,7 @@ fn a_full_disk_fails_the_allocation_and_nothing_else() {
     let Some(disk) = Tmpfs::mount("size=1m") else { return };
     for durability in [Durability::Process, Durability::Power] {
         let directory = disk.0.path().join(durability.to_string());
-        let options = PoolOptions { durability, emulate_durability: true, ..options() };
+        let options = PoolOptions { durability, emulate_durability: true, ..on_tmpfs() };
         let pool = Pool::create(&directory, &options).unwrap();
         let mut held = Vec::new();
         let error = loop {
@@ -381,10 +389,10 @@ fn a_full_disk_fails_the_allocation_and_nothing_else() {
 fn no_room_for_the_table_leaves_no_half_made_pool() {
     let Some(disk) = Tmpfs::mount("size=64k") else { return };
     let directory = disk.0.path().join("data");
-    let large = PoolOptions { capacity_bytes: u64::from(SEGMENT) << 14, ..options() };
+    let large = PoolOptions { capacity_bytes: u64::from(SEGMENT) << 14, ..on_tmpfs() };
     let error = Pool::create(&directory, &large).unwrap_err();
     assert!(matches!(error, PmemError::NoSpace { .. }), "{error}");
-    let small = PoolOptions { capacity_bytes: SEGMENT.into(), ..options() };
+    let small = PoolOptions { capacity_bytes: SEGMENT.into(), ..on_tmpfs() };
     assert!(Pool::open_or_create(&directory, &small).unwrap().report().findings.created);
 }
 
@@ -392,20 +400,21 @@ fn no_room_for_the_table_leaves_no_half_made_pool() {
 fn a_read_only_directory_is_named() {
     let Some(disk) = Tmpfs::mount("size=1m") else { return };
     let directory = disk.0.path().join("data");
-    Pool::create(&directory, &options()).unwrap().allocate().unwrap();
+    Pool::create(&directory, &on_tmpfs()).unwrap().allocate().unwrap();
     if !disk.remount("ro") {
         eprintln!("skipped: the tmpfs cannot be made read-only");
         return;
     }
-    for outcome in
-        [Pool::open(&directory, &options()), Pool::create(&disk.0.path().join("other"), &options())]
-    {
+    for outcome in [
+        Pool::open(&directory, &on_tmpfs()),
+        Pool::create(&disk.0.path().join("other"), &on_tmpfs()),
+    ] {
         let error = outcome.unwrap_err();
         assert!(matches!(error, PmemError::ReadOnly { .. }), "{error}");
         assert!(error.to_string().contains("make it writable"));
     }
     disk.remount("rw");
-    assert_eq!(Pool::open(&directory, &options()).unwrap().segments().len(), 1);
+    assert_eq!(Pool::open(&directory, &on_tmpfs()).unwrap().segments().len(), 1);
 }
 
 #[test]
@@ -448,10 +457,10 @@ fn dax_where_there_is_none_says_how_to_get_it() {
 fn a_file_system_in_memory_promises_no_power_durability() {
     let Some(disk) = Tmpfs::mount("size=1m") else { return };
     let directory = disk.0.path().join("data");
-    let power = PoolOptions { durability: Durability::Power, ..options() };
+    let power = PoolOptions { durability: Durability::Power, ..on_tmpfs() };
     let error = Pool::create(&directory, &power).unwrap_err();
     assert!(matches!(error, PmemError::VolatileFileSystem { .. }), "{error}");
-    assert!(!Pool::open(&directory, &options()).unwrap().report().emulated);
+    assert!(!Pool::open(&directory, &on_tmpfs()).unwrap().report().emulated);
     let pretend = PoolOptions { emulate_durability: true, ..power };
     let report = Pool::open(&directory, &pretend).unwrap().report();
     assert!(report.emulated);

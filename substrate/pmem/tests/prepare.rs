@@ -2,16 +2,19 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod common;
+
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use beeline_pmem::{Durability, PmemError, Pool, PoolKind, PoolOptions};
+use beeline_pmem::{Durability, PmemError, Pool, PoolOptions};
+use common::file_kind;
 
 const SEGMENT: u32 = 64 << 10;
 
 fn options(prepared_segments: u32) -> PoolOptions {
     PoolOptions {
-        kind: Some(PoolKind::File),
+        kind: Some(file_kind()),
         segment_bytes: SEGMENT,
         capacity_bytes: 4 * u64::from(SEGMENT),
         prepared_segments,

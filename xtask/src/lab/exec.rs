@@ -101,6 +101,7 @@ fn execute(arguments: &ExecArguments) -> Result<i32, LabError> {
             link,
             rdma: arguments.rdma,
             nvdimm: nvdimm(number),
+            disk: None,
             window: arguments.ivshmem.then(|| Memory {
                 path: shared.path().join("window"),
                 mebibytes: arguments.ivshmem_size,

@@ -67,6 +67,9 @@ pub struct Options {
     pub rdma: bool,
     /// An NVDIMM with a DAX file system at `/mnt/dax`.
     pub nvdimm: Option<Memory>,
+    /// A disk with a file system at `/mnt/disk`, which loses what was not synchronised when the
+    /// power is cut.
+    pub disk: Option<Memory>,
     /// A shared memory window on the PCI bus.
     pub window: Option<Memory>,
     /// Where its commands' output goes as it comes.
@@ -83,6 +86,7 @@ impl Options {
             link: Link::Alone,
             rdma: false,
             nvdimm: None,
+            disk: None,
             window: None,
             echo: Echo::Nowhere,
         }
@@ -119,6 +123,8 @@ struct Heard {
     errors: Vec<u8>,
     output_ends: u64,
     errors_ends: u64,
+    /// Of output and errors, how many have come to their end.
+    closed: u32,
     gone: bool,
 }
 
@@ -130,7 +136,7 @@ pub struct Guest {
     number: usize,
     child: Child,
     control: UnixStream,
-    #[expect(dead_code, reason = "QEMU waits for it")]
+    #[allow(dead_code, reason = "QEMU needs it open; cables are pulled through it")]
     monitor: UnixStream,
     heard: Shared,
     commands: u64,
@@ -265,6 +271,38 @@ impl Guest {
         self.finish(limit)
     }
 
+    /// Waits until the running command's output satisfies `enough`; returns the output so far.
+    pub fn output_until(
+        &self,
+        limit: Duration,
+        enough: impl Fn(&str) -> bool,
+    ) -> Result<String, LabError> {
+        self.wait_until(Instant::now() + limit, |heard| {
+            let text = String::from_utf8_lossy(&heard.output);
+            enough(&text).then(|| text.clone().into_owned())
+        })
+    }
+
+    #[allow(dead_code, reason = "for guests with peers")]
+    /// Pulls the network card's virtual cable, or plugs it in again.
+    pub fn cable(&mut self, plugged: bool) -> Result<(), LabError> {
+        let word = if plugged { "on" } else { "off" };
+        let line = format!("set_link card {word}\n");
+        match self.monitor.write_all(line.as_bytes()) {
+            Ok(()) => Ok(()),
+            Err(_) => Err(self.gone()),
+        }
+    }
+
+    /// Cuts the power: QEMU ends at once, nothing is synchronised. Returns what commands had
+    /// written to standard output by then.
+    pub fn cut_power(mut self) -> String {
+        end(&mut self.child);
+        let _ = self
+            .wait_until(Instant::now() + Duration::from_secs(10), |heard| heard.gone.then_some(()));
+        String::from_utf8_lossy(&self.lock().output).into_owned()
+    }
+
     /// The end of the console's log.
     pub fn console(&self) -> String {
         let log = text(&self.folder.path().join("console"));
@@ -382,12 +420,13 @@ fn settings(kernel: &Kernel, options: &Options) -> String {
     let peer = number ^ 1;
     format!(
         "LAB_GUEST={number}\nLAB_SELF=10.9.0.{}\nLAB_PEER=10.9.0.{}\nLAB_MODULES={}\n\
-         LAB_RDMA={}\nLAB_NVDIMM={}\nLAB_IVSHMEM={}\n",
+         LAB_RDMA={}\nLAB_NVDIMM={}\nLAB_DISK={}\nLAB_IVSHMEM={}\n",
         number + 1,
         peer + 1,
         quoted(&kernel.modules.to_string_lossy()),
         yes(options.rdma),
         yes(options.nvdimm.is_some()),
+        yes(options.disk.is_some()),
         yes(options.window.is_some()),
     )
 }
@@ -423,7 +462,8 @@ fn machine(folder: &Path, kernel: &Kernel, options: &Options) -> Result<Child, L
     option("serial", format!("file:{}", inside("console")));
     option("fsdev", "local,id=files,path=/,security_model=none,readonly=on,multidevs=remap".into());
     option("device", "virtio-9p-pci,fsdev=files,mount_tag=host".to_owned());
-    option("device", "virtio-serial-pci".to_owned());
+    // What a guest wrote has left it when its write returns: no event waits for a thread of QEMU's.
+    option("device", "virtio-serial-pci,ioeventfd=off".to_owned());
     for (at, name) in ["control", "output", "errors"].iter().enumerate() {
         option("chardev", format!("socket,id={name},path={}", inside(name)));
         option("device", format!("virtserialport,chardev={name},name={name},nr={}", at + 1));
@@ -454,6 +494,13 @@ fn machine(folder: &Path, kernel: &Kernel, options: &Options) -> Result<Child, L
         let object = format!("memory-backend-file,id={id},share=on,mem-path={file},size={size}M");
         option("object", object);
         option("device", format!("{device},memdev={id},id={id}-device"));
+    }
+    if let Some(disk) = &options.disk {
+        make_file(disk)?;
+        let file = path(&disk.path);
+        let drive = "if=none,id=disk,format=raw,cache=writeback,discard=unmap,file=";
+        option("drive", format!("{drive}{file}"));
+        option("device", "virtio-blk-pci,drive=disk".to_owned());
     }
 
     let log = std::fs::File::create(folder.join("qemu")).map_err(LabError::host("a log file"))?;
@@ -512,6 +559,7 @@ fn listen_output(stream: UnixStream, heard: Shared, echo: Echo, errors: bool) {
             // At most a page at a time: a command may write a long line.
             let mut bounded = (&mut reader).take(1 << 20);
             if !matches!(bounded.read_until(b'\n', &mut line), Ok(length) if length > 0) {
+                update(&heard, |heard| heard.closed += 1);
                 return;
             }
             let end = line.windows(END.len()).position(|window| window == END.as_bytes());

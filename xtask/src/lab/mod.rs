@@ -12,7 +12,7 @@ mod error;
 mod exec;
 mod guest;
 mod kernel;
-mod suites;
+pub mod suites;
 
 use std::process::ExitCode;
 

@@ -32,6 +32,7 @@ pub struct Orders {
     pub clock_ms: u64,
     pub milliseconds: u64,
     pub bug: Option<KnownBug>,
+    pub durability: Durability,
 }
 
 const VARIABLE: &str = "BEELINE_STRESS_CHILD";
@@ -44,12 +45,12 @@ impl Orders {
             .map_or(0, |bug| 1 + KnownBug::ALL.iter().position(|known| *known == bug).unwrap());
         let directory = self.directory.display();
         let numbers = format!("{seed} {shards} {segments} {prepared} {clock_ms} {milliseconds}");
-        (VARIABLE, format!("{numbers} {bug} {directory}"))
+        (VARIABLE, format!("{numbers} {bug} {} {directory}", self.durability))
     }
 
-    fn from_environment() -> Option<Self> {
+    pub fn from_environment() -> Option<Self> {
         let orders = std::env::var(VARIABLE).ok()?;
-        let mut words = orders.splitn(8, ' ');
+        let mut words = orders.splitn(9, ' ');
         let mut number = || words.next().unwrap().parse::<u64>().unwrap();
         Some(Self {
             seed: number(),
@@ -59,13 +60,19 @@ impl Orders {
             clock_ms: number(),
             milliseconds: number(),
             bug: (number() as usize).checked_sub(1).map(|bug| KnownBug::ALL[bug]),
+            durability: match words.next().unwrap() {
+                "none" => Durability::None,
+                "process" => Durability::Process,
+                "power" => Durability::Power,
+                other => panic!("durability {other}"),
+            },
             directory: words.next().unwrap().into(),
         })
     }
 
     pub fn pool_options(&self) -> PoolOptions {
         PoolOptions {
-            durability: Durability::Process,
+            durability: self.durability,
             segment_bytes: SEGMENT,
             capacity_bytes: self.segments * u64::from(SEGMENT),
             prepared_segments: self.prepared,

@@ -9,17 +9,18 @@ use std::time::Duration;
 
 use beeline_env::Randomness;
 use beeline_kv::fault::KnownBug;
+use beeline_pmem::Durability;
 
 use crate::actor;
 use crate::child::{self, Orders, THREADS};
-use crate::ledger::{Ledger, Observed, Operation, Time};
+use crate::ledger::{Effect, Ledger, Observed, Operation, Time};
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Totals {
+pub struct Totals {
     rounds: u64,
     killed: u64,
     operations: u64,
-    acknowledged: u64,
+    pub acknowledged: u64,
     collected: u64,
     in_place: u64,
     entries: u64,
@@ -91,8 +92,20 @@ fn round(orders: &Orders, lives: Option<Duration>) -> (String, bool) {
     })
 }
 
+/// What a child says its files show at the start.
+pub fn shown(words: &str) -> Observed {
+    words
+        .split_whitespace()
+        .filter_map(child::decode_effect)
+        .filter_map(|(key, effect)| match effect {
+            Effect::Put { stamp, .. } => Some((key, stamp)),
+            Effect::Delete => None,
+        })
+        .collect()
+}
+
 /// Takes what a child said into the ledger; the first thing it found wrong itself, if any.
-fn take_in(
+pub fn take_in(
     said: &str,
     ledger: &mut Ledger,
     latest_ms: &mut u64,
@@ -131,14 +144,7 @@ fn take_in(
                 totals.in_place += more.parse::<u64>().unwrap_or(0);
             }
             "O" => {
-                let shown: Observed = rest
-                    .split_whitespace()
-                    .filter_map(child::decode_effect)
-                    .filter_map(|(key, effect)| match effect {
-                        crate::ledger::Effect::Put { stamp, .. } => Some((key, stamp)),
-                        crate::ledger::Effect::Delete => None,
-                    })
-                    .collect();
+                let shown = shown(rest);
                 if expected.is_some_and(|expected| *expected != shown) {
                     wrong.push("two openings of the same files show different keys".to_owned());
                 }
@@ -174,6 +180,7 @@ fn run(seed: u64, rounds: u64, bug: Option<KnownBug>) -> (Totals, Vec<String>) {
             clock_ms,
             milliseconds: 400,
             bug,
+            durability: Durability::Process,
         };
         // Mostly in the middle of work, sometimes while it recovers, sometimes not at all.
         let lives = match randomness.below(10) {

@@ -3,6 +3,8 @@
 //!
 //! - `kill`: a child process with several threads on a file pool, ended with SIGKILL; what it
 //!   acknowledged on a pipe is compared with what its files show.
+//! - `judge`: compares what children said on another machine, before its power was cut, with what
+//!   a pool shows; the lab runs it.
 //! - `power`: random histories on a simulated pool; what each legal crash image shows is compared
 //!   with what was acknowledged at that point.
 //!
@@ -11,6 +13,7 @@
 
 mod actor;
 mod child;
+mod judge;
 mod kill;
 
 mod ledger;

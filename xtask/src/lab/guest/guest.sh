@@ -57,6 +57,15 @@ if [ -n "$LAB_NVDIMM" ]; then
     }
     export LAB_DAX=/mnt/dax
 fi
+if [ -n "$LAB_DISK" ]; then
+    modprobe virtio_blk; modprobe ext4
+    mkdir -p /mnt/disk
+    mount -t ext4 /dev/vda /mnt/disk 2>/run/mount.log || {
+        mkfs.ext4 -q -F /dev/vda >/run/mkfs.log 2>&1 &&
+            mount -t ext4 /dev/vda /mnt/disk 2>/run/mount.log ||
+            trouble "no disk: $(tail -n 1 /run/mount.log)"
+    }
+fi
 if [ -n "$LAB_IVSHMEM" ]; then
     for device in /sys/bus/pci/devices/*; do
         if [ "$(cat "$device/vendor" "$device/device" | tr '\n' ' ')" = "0x1af4 0x1110 " ]; then

@@ -1,0 +1,53 @@
+//! One guest with a soft-RoCE device.
+
+use std::time::Duration;
+
+use super::{Binaries, Rows};
+use crate::lab::guest::{Guest, Options};
+use crate::step::Report;
+
+const MINUTES: Duration = Duration::from_secs(300);
+
+pub(super) fn run(report: &mut Report, binaries: &Binaries) {
+    let mut rows = Rows { report, suite: "verbs" };
+    let mut guest = match Guest::boot(&Options { rdma: true, ..Options::plain() }) {
+        Ok(guest) => guest,
+        Err(error) => return rows.check("boot", || Err(error)),
+    };
+    rows.check("device", || {
+        let found = guest.run("ibv_devinfo -d rxe0", Duration::from_secs(60))?;
+        let active = found.output.contains("PORT_ACTIVE");
+        Ok(if active { Ok("rxe0 is active".to_owned()) } else { Err(format!("{found:?}")) })
+    });
+    // The tools' own word that the device works: what fails here is not ours.
+    for tool in ["ib_write_lat", "ib_read_lat", "ib_atomic_lat"] {
+        rows.check(tool, || {
+            let call = format!("{tool} -d rxe0 -x 1 -F -n 100");
+            let call = if tool == "ib_atomic_lat" { call } else { format!("{call} -s 8") };
+            let both = format!("{call} >/run/server 2>&1 & sleep 1; {call} $LAB_SELF && wait");
+            let done = guest.run(&both, Duration::from_secs(90))?;
+            let result = done.output.lines().find(|line| line.trim_start().starts_with("8 "));
+            Ok(match (done.status, result) {
+                (0, Some(result)) => Ok(result.trim().to_owned()),
+                _ => Err(format!("{done:?}")),
+            })
+        });
+    }
+    conformance(&mut rows, &mut guest, binaries);
+    for package in ["beeline-fabric-tcp", "beeline-fabric-shm"] {
+        if let Some(binary) = binaries.find(package, "conformance") {
+            rows.tests(&mut guest, binary, &[], &[], 2 * MINUTES);
+        }
+    }
+}
+
+/// Every test of the provider, in a guest with a device.
+pub(super) fn conformance(rows: &mut Rows<'_>, guest: &mut Guest, binaries: &Binaries) {
+    let provider = binaries.of("beeline-fabric-verbs");
+    if provider.is_empty() {
+        rows.skip("verbs conformance", "there is no verbs provider yet");
+    }
+    for binary in provider {
+        rows.tests(guest, binary, &[], &[], 2 * MINUTES);
+    }
+}
