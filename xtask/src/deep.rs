@@ -1,8 +1,13 @@
 //! `deep`: what takes longer than a change should wait for.
+//!
+//! Every row says how much it ran: tests, and below them the checkers' own counts of executions,
+//! seeds, crash images, rounds and inputs. `--quick` is about a tenth of everything, to see that
+//! every row works.
 
 use crate::lab;
 use crate::root;
 use crate::step::{Report, Step, works};
+use crate::tools;
 
 /// What `deep` takes.
 #[derive(Debug, clap::Args)]
@@ -10,9 +15,18 @@ pub struct DeepArguments {
     /// Run only the rows whose name contains this.
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
-    /// Minutes for each fuzzing target.
-    #[arg(long, default_value_t = 5)]
+    /// Minutes for each decoder, once with mutations and once guided by coverage.
+    #[arg(long, default_value_t = 5, value_name = "MINUTES")]
     fuzz_minutes: u64,
+    /// Cases of each property test in the wide row.
+    #[arg(long, default_value_t = 2000, value_name = "COUNT")]
+    cases: u64,
+    /// Rounds of kill -9 for each kind of client.
+    #[arg(long, default_value_t = 200, value_name = "COUNT")]
+    rounds: u64,
+    /// About a tenth of everything.
+    #[arg(long)]
+    quick: bool,
 }
 
 /// Crates whose rings and codecs run on the heap, so that Miri can follow them.
@@ -21,46 +35,59 @@ const ON_THE_HEAP: &str = "--package beeline-ring --package beeline-wire --packa
 const WITH_LOOM: &str = "--package beeline-ring";
 /// Crates that touch raw memory.
 const RAW: &str = "--package beeline-os --package beeline-ring --package beeline-pmem \
-                   --package beeline-fabric-shm --package beeline-fabric-tcp";
+                   --package beeline-fabric-engine --package beeline-fabric-shm \
+                   --package beeline-fabric-tcp --package beeline-kv \
+                   --package beeline-verify-one-sided";
+/// Crates whose threads share memory within one process.
+const THREADED: &str = "--package beeline-ring --package beeline-pmem --package beeline-kv \
+                        --package beeline-fabric-tcp --package beeline-node";
+const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// The command.
 pub fn run(arguments: &DeepArguments) -> Report {
     let mut report = Report::default();
-    let wanted =
-        |name: &str| arguments.only.as_ref().is_none_or(|only| name.contains(only.as_str()));
+    let wanted = |name: &str| {
+        let only = arguments.only.as_deref();
+        only.is_none_or(|only| name.contains(only) || only.starts_with(name))
+    };
     if wanted("miri") {
         miri(&mut report);
     }
     if wanted("loom") {
-        report.run(
-            &Step::new("loom", &format!("cargo test --release {WITH_LOOM} --lib --tests"))
-                .set("RUSTFLAGS", "--cfg loom")
-                .set("LOOM_MAX_PREEMPTIONS", "3")
-                .set("CARGO_TARGET_DIR", "target/loom")
-                .minutes(60)
-                .tests(),
-        );
+        loom(&mut report, arguments);
     }
     if wanted("address sanitizer") {
-        sanitizer(&mut report, "address sanitizer", "address");
+        address_sanitizer(&mut report);
     }
     if wanted("thread sanitizer") {
         thread_sanitizer(&mut report);
     }
-    if wanted("wide") {
+    if wanted("hostile streams") {
         report.run(
-            &Step::new(
-                "wide seeds, crash points, kills",
-                "cargo test --release --workspace --no-fail-fast",
-            )
-            .set("BEELINE_DEEP", "1")
-            .set("PROPTEST_CASES", "20000")
-            .minutes(180)
-            .tests(),
+            &shown("hostile streams", "--package beeline-fabric-tcp --test hostile", arguments)
+                .minutes(20),
         );
     }
+    if wanted("kills and faults") {
+        report.run(
+            &shown("kills and faults", "--package beeline-verify-clients", arguments).minutes(60),
+        );
+    }
+    if wanted("mutations") {
+        let seconds = if arguments.quick { 5 } else { arguments.fuzz_minutes * 60 };
+        report.run(
+            &shown("mutations", "--package beeline-verify-fuzz", arguments)
+                .set("BEELINE_FUZZ_SECONDS", &seconds.to_string())
+                .minutes(15 + 8 * arguments.fuzz_minutes),
+        );
+    }
+    if wanted("wide") {
+        let most = "--workspace --no-fail-fast --exclude beeline-verify-clients \
+                    --exclude beeline-verify-fuzz";
+        report.run(&shown("wide seeds, crash points", most, arguments).minutes(180));
+    }
     if wanted("fuzz") {
-        fuzz(&mut report, arguments.fuzz_minutes);
+        fuzz(&mut report, arguments);
     }
     if wanted("lab") {
         lab::suites::deep(&mut report);
@@ -68,9 +95,20 @@ pub fn run(arguments: &DeepArguments) -> Report {
     report
 }
 
+/// Tests in their long form, with what they print.
+fn shown(name: &str, what: &str, arguments: &DeepArguments) -> Step {
+    let step = Step::new(name, &format!("cargo test --release {what} -- --show-output"))
+        .set("BEELINE_ROUNDS", &(if arguments.quick { 20 } else { arguments.rounds }).to_string())
+        .set("PROPTEST_CASES", &(if arguments.quick { 100 } else { arguments.cases }).to_string())
+        .tests();
+    if arguments.quick { step } else { step.set("BEELINE_DEEP", "1") }
+}
+
 fn miri(report: &mut Report) {
     if !works("cargo +nightly miri --version") {
-        report.skip("miri", "needs `rustup +nightly component add miri rust-src`");
+        let reason = "needs `rustup +nightly component add miri rust-src`: Miri comes with rustup \
+                      only, not from crates.io, PyPI or Debian";
+        report.skip("miri", reason);
         return;
     }
     report.run(
@@ -83,68 +121,130 @@ fn miri(report: &mut Report) {
     );
 }
 
-fn sanitizer(report: &mut Report, name: &str, kind: &str) {
-    if !works("cargo +nightly --version") {
-        report.skip(name, "needs a nightly toolchain");
-        return;
-    }
+fn loom(report: &mut Report, arguments: &DeepArguments) {
+    let line = format!("cargo test --release {WITH_LOOM} --lib -- --test-threads 1");
     report.run(
-        &Step::new(
-            name,
-            &format!("cargo +nightly test --target x86_64-unknown-linux-gnu {RAW} --lib --tests"),
-        )
-        .set("RUSTFLAGS", &format!("-Zsanitizer={kind}"))
-        .set("CARGO_TARGET_DIR", &format!("target/{kind}-sanitizer"))
-        .minutes(60)
-        .tests(),
+        &Step::new("loom", &line)
+            .set("RUSTFLAGS", "--cfg loom")
+            .set("LOOM_MAX_PREEMPTIONS", if arguments.quick { "2" } else { "3" })
+            .set("CARGO_TARGET_DIR", "target/loom")
+            .minutes(60)
+            .tests(),
     );
 }
 
+/// Compiles a planted bug with `flags` and runs it: the sanitizer has to say `finding`.
+fn planted(report: &mut Report, file: &str, rustc: &str, flags: &str, finding: &str, set: &Sets) {
+    let name = format!("planted {file}");
+    let program = format!("target/planted-{file}");
+    let line = format!(
+        "{rustc} --edition 2024 -Copt-level=1 {flags} xtask/planted/{file}.rs -o {program}"
+    );
+    let with = |step: Step| set.iter().fold(step, |step, (key, value)| step.set(key, value));
+    let compiled = with(Step::new(&name, &line)).minutes(5).run();
+    if compiled.passed() {
+        report.run(&with(Step::new(&name, &program)).minutes(5).fails_with(finding));
+    } else {
+        report.keep(compiled);
+    }
+}
+
+type Sets = Vec<(&'static str, String)>;
+
+/// The pinned compiler brings the runtime; a standard library without instruments misses what
+/// happens inside it and nothing else.
+fn address_sanitizer(report: &mut Report) {
+    let set: Sets = vec![("RUSTC_BOOTSTRAP", "1".to_owned())];
+    let finding = "AddressSanitizer: heap-buffer-overflow";
+    planted(report, "overflow", "rustc", "-Zsanitizer=address", finding, &set);
+    let line = format!("cargo test --target {TARGET} {RAW} --lib --tests");
+    report.run(
+        &Step::new("address sanitizer", &line)
+            .set("RUSTC_BOOTSTRAP", "1")
+            .set("RUSTFLAGS", "-Zsanitizer=address")
+            .set("PROPTEST_CASES", "32")
+            .set("CARGO_TARGET_DIR", "target/address-sanitizer")
+            .minutes(60)
+            .tests(),
+    );
+}
+
+/// Without an instrumented standard library it reports races that are none.
 fn thread_sanitizer(report: &mut Report) {
     let name = "thread sanitizer";
-    // Without an instrumented standard library it reports races that are none.
-    let source = "rustc +nightly --print sysroot";
-    let sysroot = std::process::Command::new("sh").args(["-c", source]).output();
-    let there = sysroot.ok().is_some_and(|output| {
-        let root = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-        std::path::Path::new(&root).join("lib/rustlib/src/rust/library").is_dir()
-    });
-    if !there {
-        report.skip(name, "needs `rustup +nightly component add rust-src`");
+    let Some(compiler) = tools::with_library_source() else {
+        let reason = "needs the standard library's source: `cargo xtask setup --deep`, or \
+                      `rustup component add rust-src`";
+        report.skip(name, reason);
         return;
-    }
+    };
+    let rustc = compiler.rustc.display().to_string();
+    let flags = "-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer";
+    let finding = "ThreadSanitizer: data race";
+    planted(report, "race", &rustc, flags, finding, &compiler.environment);
+    let line = format!("cargo test -Zbuild-std --target {TARGET} {THREADED} --lib --tests");
+    let step = compiler
+        .environment
+        .iter()
+        .fold(Step::new(name, &line), |step, (key, value)| step.set(key, value));
     report.run(
-        &Step::new(
-            name,
-            "cargo +nightly test -Zbuild-std --target x86_64-unknown-linux-gnu \
-             --package beeline-ring --lib --tests",
-        )
-        .set("RUSTFLAGS", "-Zsanitizer=thread")
-        .set("CARGO_TARGET_DIR", "target/thread-sanitizer")
-        .minutes(60)
-        .tests(),
+        &step
+            .set("RUSTFLAGS", "-Zsanitizer=thread")
+            .set("PROPTEST_CASES", "16")
+            .set("CARGO_TARGET_DIR", "target/thread-sanitizer")
+            .minutes(60)
+            .tests(),
     );
 }
 
-fn fuzz(report: &mut Report, minutes: u64) {
-    let Ok(targets) = std::fs::read_dir(root().join("fuzz/fuzz_targets")) else {
-        report.skip("fuzz", "no fuzz targets; the decoders' property tests run in the wide row");
-        return;
-    };
-    if !works("cargo +nightly fuzz --version") {
-        report.skip("fuzz", "needs `cargo install cargo-fuzz` and a nightly toolchain");
+fn fuzz(report: &mut Report, arguments: &DeepArguments) {
+    if !tools::has_cargo_fuzz() {
+        let reason = "needs cargo-fuzz: `cargo xtask setup --deep`; the same decoders run in the \
+                      mutations row";
+        report.skip("fuzz", reason);
         return;
     }
-    for target in targets.flatten() {
-        let path = target.path();
-        let Some(name) = path.file_stem().and_then(|stem| stem.to_str()) else { continue };
-        let seconds = minutes * 60;
+    let Ok(targets) = std::fs::read_dir(root().join("fuzz/fuzz_targets")) else {
+        report.skip("fuzz", "no fuzz targets");
+        return;
+    };
+    let mut names: Vec<String> = targets
+        .flatten()
+        .filter_map(|entry| Some(entry.path().file_stem()?.to_str()?.to_owned()))
+        .collect();
+    names.sort();
+    let seconds = if arguments.quick { 20 } else { arguments.fuzz_minutes * 60 };
+    for target in names {
+        let name = format!("fuzz {target}");
+        let asked = arguments.only.as_deref().is_none_or(|only| name.contains(only));
+        if !asked {
+            continue;
+        }
+        let seeds = Step::new(
+            &name,
+            &format!(
+                "cargo run --quiet --release --package beeline-verify-fuzz --example seeds -- \
+                 {target} fuzz/corpus/{target}"
+            ),
+        )
+        .minutes(20)
+        .run();
+        if !seeds.passed() {
+            report.keep(seeds);
+            continue;
+        }
         report.run(
             &Step::new(
-                &format!("fuzz {name}"),
-                &format!("cargo +nightly fuzz run {name} -- -max_total_time={seconds}"),
+                &name,
+                &format!(
+                    "cargo fuzz run {target} -- -max_total_time={seconds} -timeout=20 \
+                     -max_len=65536 -print_final_stats=0"
+                ),
             )
-            .minutes(minutes + 15),
+            // What cargo-fuzz asks of the compiler is not stable.
+            .set("RUSTC_BOOTSTRAP", "1")
+            .set("PATH", &tools::path())
+            .minutes(arguments.fuzz_minutes + 20),
         );
     }
 }

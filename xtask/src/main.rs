@@ -14,6 +14,7 @@ mod deep;
 mod lab;
 mod setup;
 mod step;
+mod tools;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -37,7 +38,7 @@ enum Task {
     /// Miri, loom, sanitizers, wide seeds and crash points, fuzzing, kill loops, the lab.
     Deep(deep::DeepArguments),
     /// Fetch what the end-to-end tests use: redis-server, redis-cli, redis-py, strace; and the lab.
-    Setup,
+    Setup(setup::SetupArguments),
     /// Virtual machines with soft-RoCE, an NVDIMM, a shared memory window.
     #[command(subcommand)]
     Lab(lab::LabTask),
@@ -48,7 +49,7 @@ fn main() -> ExitCode {
         Task::Check => check::check(),
         Task::Test => check::test(),
         Task::Deep(arguments) => deep::run(&arguments),
-        Task::Setup => setup::run(),
+        Task::Setup(arguments) => setup::run(&arguments),
         Task::Lab(task) => return lab::run(&task),
     };
     report.finish()

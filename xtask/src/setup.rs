@@ -6,12 +6,21 @@ use std::path::Path;
 use crate::lab;
 use crate::root;
 use crate::step::{Outcome, Report, Step, works};
+use crate::tools;
 
 /// The Python client, pinned.
 const REDIS_PY: &str = "redis==6.4.0";
 
+/// What `setup` takes.
+#[derive(Debug, clap::Args)]
+pub struct SetupArguments {
+    /// Also what `deep` uses: cargo-fuzz, and a compiler with its library's source (250 MB).
+    #[arg(long)]
+    deep: bool,
+}
+
 /// The command.
-pub fn run() -> Report {
+pub fn run(arguments: &SetupArguments) -> Report {
     let mut report = Report::default();
     programs(
         &mut report,
@@ -25,6 +34,9 @@ pub fn run() -> Report {
     );
     python(&mut report);
     lab::setup(&mut report);
+    if arguments.deep {
+        tools::setup(&mut report);
+    }
     report
 }
 

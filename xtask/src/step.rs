@@ -35,6 +35,11 @@ impl Row {
     }
 }
 
+/// A longer line is no amount.
+const LONGEST_AMOUNT: usize = 200;
+/// Lines of amounts shown for one row.
+const MOST_AMOUNTS: usize = 60;
+
 /// Tests as the test harness counted them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
@@ -48,11 +53,18 @@ pub struct Counts {
     pub suites: u64,
     /// Names of failed tests.
     pub failures: Vec<String>,
+    /// How much was run, in the checkers' own words: seeds, crash images, rounds, executions.
+    pub amounts: Vec<String>,
+    /// The test whose output the harness is showing.
+    showing: Option<String>,
 }
 
 impl Counts {
-    /// Takes in one line of the harness's output.
+    /// Takes in one line of output: the test harness's (with `--show-output`, what passed tests
+    /// printed), libFuzzer's, and lines of ours that begin with `ran: `.
     pub fn read(&mut self, line: &str) {
+        let line = line.trim_end();
+        self.read_amounts(line);
         if let Some(rest) = line.strip_prefix("test result: ") {
             self.suites += 1;
             let number = |word: &str| {
@@ -66,6 +78,27 @@ impl Counts {
             line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... FAILED"))
         {
             self.failures.push(name.to_owned());
+        }
+    }
+
+    fn read_amounts(&mut self, line: &str) {
+        // A name of the harness may stand before what a test writes straight to the stream.
+        if let Some((_, amount)) = line.split_once("ran: ") {
+            self.amounts.push(amount.to_owned());
+        } else if let Some(head) = line.strip_prefix("---- ") {
+            self.showing = head.strip_suffix(" stdout ----").map(str::to_owned);
+        } else if line == "successes:" || line == "failures:" || line.starts_with("test result:") {
+            self.showing = None;
+        } else if let Some(test) = &self.showing
+            && !line.is_empty()
+            && line.len() <= LONGEST_AMOUNT
+        {
+            self.amounts.push(format!("{test}: {line}"));
+        } else if line.starts_with("Done ") && line.contains(" runs in ") {
+            self.amounts.push(line.to_owned());
+        } else if line.starts_with('#') && line.contains("\tDONE ") {
+            let coverage = line.split_once("DONE").map_or("", |(_, rest)| rest.trim());
+            self.amounts.push(coverage.to_owned());
         }
     }
 
@@ -86,6 +119,8 @@ pub struct Step {
     environment: BTreeMap<String, String>,
     limit: Duration,
     needs_tests: bool,
+    needs_output: Option<String>,
+    directory: Option<std::path::PathBuf>,
 }
 
 impl Step {
@@ -99,7 +134,21 @@ impl Step {
             environment: BTreeMap::new(),
             limit: Duration::from_secs(45 * 60),
             needs_tests: false,
+            needs_output: None,
+            directory: None,
         }
+    }
+
+    /// Runs the step elsewhere than at the root of the workspace.
+    pub fn directory(mut self, directory: &std::path::Path) -> Self {
+        self.directory = Some(directory.to_owned());
+        self
+    }
+
+    /// Turns the step around: it has to fail, and say this. For checkers shown a planted bug.
+    pub fn fails_with(mut self, text: &str) -> Self {
+        self.needs_output = Some(text.to_owned());
+        self
     }
 
     /// Sets an environment variable.
@@ -142,7 +191,7 @@ impl Step {
         command
             .args(&self.arguments)
             .envs(&self.environment)
-            .current_dir(root())
+            .current_dir(self.directory.clone().unwrap_or_else(root))
             .stdin(Stdio::null())
             .stdout(writer.try_clone()?)
             .stderr(writer)
@@ -161,10 +210,12 @@ impl Step {
             }
             late
         });
+        let mut said = false;
         for line in BufReader::new(reader).split(b'\n') {
             let line = line?;
             let line = String::from_utf8_lossy(&line);
             counts.read(&line);
+            said |= self.needs_output.as_ref().is_some_and(|text| line.contains(text.as_str()));
             say(&line);
         }
         let status = child.wait()?;
@@ -172,6 +223,13 @@ impl Step {
         let late = guard.join().unwrap_or(false);
         Ok(if late {
             Outcome::Failed(format!("not done after {} minutes", limit.as_secs() / 60))
+        } else if let Some(text) = &self.needs_output {
+            if said && !status.success() {
+                counts.amounts.push("caught".to_owned());
+                Outcome::Passed
+            } else {
+                Outcome::Failed(format!("the planted bug was not caught: no {text:?}"))
+            }
         } else if status.success() {
             Outcome::Passed
         } else if counts.failed > 0 {
@@ -193,6 +251,11 @@ impl Report {
     /// Runs a step and keeps its row.
     pub fn run(&mut self, step: &Step) {
         let row = step.run();
+        self.rows.push(row);
+    }
+
+    /// Keeps a row made elsewhere.
+    pub fn keep(&mut self, row: Row) {
         self.rows.push(row);
     }
 
@@ -240,6 +303,13 @@ impl Report {
                 Outcome::Skipped(why) => ("skipped", why.clone()),
             };
             text.push_str(&format!("{word:<8} {:<24} {:>5} s  {detail}\n", row.name, row.seconds));
+            for amount in row.counts.amounts.iter().take(MOST_AMOUNTS) {
+                text.push_str(&format!("{:<18} {amount}\n", ""));
+            }
+            if row.counts.amounts.len() > MOST_AMOUNTS {
+                let more = row.counts.amounts.len() - MOST_AMOUNTS;
+                text.push_str(&format!("{:<18} and {more} lines more above\n", ""));
+            }
             passed += row.counts.passed;
             skipped += row.counts.ignored;
             failed += row.counts.failed;
@@ -295,6 +365,38 @@ mod tests {
         counts.read("test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out");
         assert_eq!((counts.passed, counts.failed, counts.ignored, counts.suites), (15, 1, 2, 2));
         assert_eq!(counts.failures, ["layers::a"]);
+    }
+
+    #[test]
+    fn what_the_checkers_ran_is_collected() {
+        let mut counts = Counts::default();
+        for line in [
+            "test kill ... ran: 200 rounds, 5 writes",
+            "successes:",
+            "",
+            "---- crash::images stdout ----",
+            "12 images at 3 points",
+            "",
+            "successes:",
+            "    crash::images",
+            "failures:",
+            "---- other stdout ----",
+            "test result: FAILED. 1 passed; 1 failed; 0 ignored",
+            "not an amount",
+            "#4096\tDONE   cov: 12 ft: 34 corp: 5/6b",
+            "Done 4096 runs in 2 second(s)",
+        ] {
+            counts.read(line);
+        }
+        assert_eq!(
+            counts.amounts,
+            [
+                "200 rounds, 5 writes",
+                "crash::images: 12 images at 3 points",
+                "cov: 12 ft: 34 corp: 5/6b",
+                "Done 4096 runs in 2 second(s)"
+            ]
+        );
     }
 
     #[test]

@@ -191,7 +191,7 @@ mod loom_tests {
 
     #[test]
     fn a_value_is_seen_whole_and_in_order_under_every_interleaving() {
-        loom::model(|| {
+        crate::sync::explore("mailbox", || {
             let (mut sender, mut receiver) = mailbox(2);
             let producer = loom::thread::spawn(move || {
                 let mut sent = 0;

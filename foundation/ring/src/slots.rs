@@ -354,7 +354,7 @@ mod loom_tests {
     /// arms, fences, looks again. One of them always sees the other.
     #[test]
     fn no_wake_up_is_lost() {
-        loom::model(|| {
+        crate::sync::explore("slots", || {
             let slots: Arc<Vec<Slot>> = Arc::new((0..2).map(|_| Slot::empty()).collect());
             let armed = Arc::new(AtomicU32::new(0));
             let pointer = NonNull::from(&slots[0]);

@@ -39,3 +39,23 @@ impl<T> ProtocolCell<T> {
         self.0.with_mut(with)
     }
 }
+
+/// Explores `body` under loom and says how many executions there were.
+#[cfg(all(test, loom))]
+pub(crate) fn explore(name: &str, body: impl Fn() + Sync + Send + 'static) {
+    use std::io::Write as _;
+    static EXECUTIONS: std::sync::Mutex<u64> = std::sync::Mutex::new(0);
+    let count = |change: fn(&mut u64)| {
+        let mut executions = EXECUTIONS.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        change(&mut executions);
+        *executions
+    };
+    let before = count(|_| ());
+    loom::model(move || {
+        count(|executions| *executions += 1);
+        body();
+    });
+    // Exact when models run one after the other, as `cargo xtask deep` has it.
+    let executions = count(|_| ()) - before;
+    let _ = writeln!(std::io::stderr(), "ran: {name}: {executions} executions");
+}
