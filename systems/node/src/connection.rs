@@ -64,7 +64,7 @@ pub(crate) struct Connection {
     pub again: bool,
     /// Requests wait in the parser because the peer reads too slowly.
     pub backed_up: bool,
-    pub last_active_ms: u64,
+    pub last_active_ns: u64,
     /// What CLIENT LIST shows may have changed since it was published.
     pub unpublished: bool,
     places: Places,
@@ -80,7 +80,7 @@ impl Connection {
         generation: u32,
         session: Session,
         limits: Limits,
-        now_ms: u64,
+        now_ns: u64,
     ) -> Self {
         Self {
             stream,
@@ -96,7 +96,7 @@ impl Connection {
             held_back: false,
             again: false,
             backed_up: false,
-            last_active_ms: now_ms,
+            last_active_ns: now_ns,
             unpublished: false,
             places: Places::default(),
             reply_bytes: None,

@@ -53,13 +53,20 @@ impl Node {
     ///
     /// Errors: [`NodeError`]; nothing is left running.
     pub fn start(config: &NodeConfig) -> Result<Self, NodeError> {
+        Self::start_with_clock(config, Arc::new(SystemClock))
+    }
+
+    /// [`Node::start`] with a clock that a test moves.
+    ///
+    /// Errors: as for [`Node::start`].
+    #[doc(hidden)]
+    pub fn start_with_clock(config: &NodeConfig, clock: Arc<dyn Clock>) -> Result<Self, NodeError> {
         if config.shards == 0 || config.shards > MAX_SHARDS {
             let found = config.shards as u64;
             return Err(NodeError::Setting { setting: "shards", needed: "1 to 256", found });
         }
         let directory = config.data_directory.clone();
         let pool = open_pool(config).map_err(|source| NodeError::Pool { directory, source })?;
-        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let options = StoreOptions {
             shards: config.shards,
             clock: Arc::clone(&clock),

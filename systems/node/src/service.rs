@@ -374,7 +374,8 @@ impl Server for Shared {
     }
 
     fn pause_clients(&self, milliseconds: u64, pause: Pause) {
-        self.pause.set(self.store.clock().unix_ms().saturating_add(milliseconds), pause);
+        let now_ns = self.store.clock().monotonic_ns();
+        self.pause.set(now_ns.saturating_add(milliseconds.saturating_mul(1_000_000)), pause);
     }
 
     fn unpause_clients(&self) {

@@ -137,25 +137,25 @@ pub(crate) struct Registered {
 /// What CLIENT PAUSE asked for.
 #[derive(Debug, Default)]
 pub(crate) struct PauseState {
-    /// Unix milliseconds.
-    until_ms: AtomicU64,
+    /// Nanoseconds of the monotonic clock: setting the wall clock must not prolong a pause.
+    until_ns: AtomicU64,
     all: AtomicBool,
 }
 
 impl PauseState {
-    pub(crate) fn set(&self, until_ms: u64, pause: Pause) {
+    pub(crate) fn set(&self, until_ns: u64, pause: Pause) {
         self.all.store(pause == Pause::All, Ordering::Relaxed);
-        self.until_ms.store(until_ms, Ordering::Release);
+        self.until_ns.store(until_ns, Ordering::Release);
     }
 
     pub(crate) fn clear(&self) {
-        self.until_ms.store(0, Ordering::Release);
+        self.until_ns.store(0, Ordering::Release);
     }
 
     /// Until when, and whether reads wait too; `None` when nothing is paused.
-    pub(crate) fn active(&self, now_ms: impl FnOnce() -> u64) -> Option<(u64, bool)> {
-        let until = self.until_ms.load(Ordering::Acquire);
-        (until != 0 && now_ms() < until).then(|| (until, self.all.load(Ordering::Relaxed)))
+    pub(crate) fn active(&self, now_ns: impl FnOnce() -> u64) -> Option<(u64, bool)> {
+        let until = self.until_ns.load(Ordering::Acquire);
+        (until != 0 && now_ns() < until).then(|| (until, self.all.load(Ordering::Relaxed)))
     }
 }
 

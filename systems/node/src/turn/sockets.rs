@@ -117,7 +117,7 @@ impl ShardThread {
         lock(&self.shared.clients).insert(session.id(), registered);
         let limits = self.shared.settings.limits();
         let mut connection =
-            Connection::new(stream, slot, self.generation, session, limits, self.now_ms);
+            Connection::new(stream, slot, self.generation, session, limits, self.now_ns);
         connection.parser.set_authenticated(connection.session.is_authenticated());
         self.connections[slot as usize] = Some(Box::new(connection));
     }
@@ -133,7 +133,7 @@ impl ShardThread {
                     ReadOutcome::Bytes => {
                         let read = connection.parser.pending_bytes().saturating_sub(before);
                         count(&thread.counters().input_bytes, read as u64);
-                        connection.last_active_ms = thread.now_ms;
+                        connection.last_active_ns = thread.now_ns;
                         connection.unpublished = true;
                         thread.unpublished = true;
                         thread.untidy = true;
@@ -254,7 +254,7 @@ impl ShardThread {
 
     /// Whether CLIENT PAUSE asks to hold a request back.
     pub(super) fn is_paused(&self, session: &Session, plan: &Plan<'_>) -> bool {
-        let paused = self.shared.pause.active(|| self.now_ms);
+        let paused = self.shared.pause.active(|| self.now_ns);
         paused.is_some_and(|(_, all)| all || plan.may_write(session))
     }
 

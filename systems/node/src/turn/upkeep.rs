@@ -41,20 +41,21 @@ impl ShardThread {
     /// Publishes what CLIENT LIST shows, gives memory back, closes idle clients.
     pub(super) fn keep_house(&mut self) {
         let timeout_ms = self.shared.settings.idle_timeout_s.load(Ordering::Relaxed) * 1000;
-        let now_ms = self.now_ms;
+        // Quiet by the clock that nobody sets; shown by the one people read.
+        let (now_ms, now_ns) = (self.now_ms, self.now_ns);
         let mut idle = Vec::new();
         {
             let mut clients = lock(&self.shared.clients);
             self.unpublished = false;
             self.untidy = false;
             for connection in self.connections.iter_mut().flatten() {
-                let quiet_ms = now_ms.saturating_sub(connection.last_active_ms);
+                let quiet_ms = now_ns.saturating_sub(connection.last_active_ns) / 1_000_000;
                 if timeout_ms != 0 && quiet_ms >= timeout_ms {
                     idle.push(connection.slot);
                 }
                 if connection.unpublished {
                     connection.unpublished = false;
-                    connection.session.info.active_us = connection.last_active_ms * 1000;
+                    connection.session.info.active_us = now_ms.saturating_sub(quiet_ms) * 1000;
                     connection.session.info.output_bytes = connection.output.len();
                     if let Some(registered) = clients.get_mut(&connection.session.id()) {
                         registered.info = connection.session.snapshot();
