@@ -34,17 +34,20 @@ fn exit_codes() -> String {
     format!("Exit codes:\n{}", codes.join("\n"))
 }
 
+/// Heading of the flags every subcommand takes.
+const EVERYWHERE: &str = "Every command";
+
 /// Flags every subcommand takes.
 #[derive(Debug, Args)]
 pub struct Global {
     /// Results as JSON, one object per line.
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = EVERYWHERE)]
     pub json: bool,
     /// Results only: no progress, no notes.
-    #[arg(long, global = true)]
+    #[arg(long, global = true, help_heading = EVERYWHERE)]
     pub quiet: bool,
     /// Log filter, as in info or warn,beeline_kv=debug; BEELINE_LOG wins over it.
-    #[arg(long, global = true, value_name = "FILTER")]
+    #[arg(long, global = true, help_heading = EVERYWHERE, value_name = "FILTER")]
     pub log: Option<String>,
 }
 

@@ -57,6 +57,11 @@ impl Output {
     }
 }
 
+/// A number with its noun.
+pub fn count(number: u64, one: &str, many: &str) -> String {
+    format!("{number} {}", if number == 1 { one } else { many })
+}
+
 /// A line on standard error. A closed standard error is nobody's concern.
 pub fn complain(text: impl Display) {
     let _ = writeln!(std::io::stderr().lock(), "{text}");
@@ -93,6 +98,12 @@ pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_is_not_many() {
+        let texts = [0, 1, 2].map(|number| count(number, "entry", "entries"));
+        assert_eq!(texts, ["0 entries", "1 entry", "2 entries"]);
+    }
 
     #[test]
     fn a_table_aligns_its_columns() {

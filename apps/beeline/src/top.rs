@@ -4,7 +4,6 @@ use std::io::{IsTerminal as _, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
 use serde_json::{Map, Value};
 
 use crate::bench::report::number;
@@ -51,9 +50,10 @@ fn look(address: SocketAddr) -> anyhow::Result<Map<String, Value>> {
         stream.take(LONGEST_ANSWER_BYTES).read_to_end(&mut answer)?;
         Ok(answer)
     };
-    let answer = fetch().with_context(|| {
-        format!(
-            "no node answers at {address}; is `beeline serve` running, with this --http-address?"
+    let answer = fetch().map_err(|error| {
+        anyhow::anyhow!(
+            "no node answers at {address}: {error}; is `beeline serve` running, and is this its \
+             --http-address?"
         )
     })?;
     let text = String::from_utf8_lossy(&answer);
@@ -72,21 +72,21 @@ fn screen(before: &Map<String, Value>, now: &Map<String, Value>, seconds: f64) -
     let rate = |name: &str| {
         number((figure(now, name) - figure(before, name)).max(0.0) / seconds.max(1e-3))
     };
-    let plain = |name: &str| number(figure(now, name));
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "bytes that were an integer before they were JSON"
+        reason = "figures that were an integer before they were JSON"
     )]
-    let bytes = |name: &str| human_bytes(figure(now, name) as u64);
+    let whole = |name: &str| figure(now, name) as u64;
+    let bytes = |name: &str| human_bytes(whole(name));
     let row = |name: &str, value: String| vec![name.to_owned(), value];
     let rows = [
         row("commands/s", rate("beeline_node_commands_total")),
         row("one-sided requests/s", rate("beeline_node_fabric_requests_total")),
         row("entries stored/s", rate("beeline_kv_stored_entries_total")),
         row("commits/s", rate("beeline_kv_commits_total")),
-        row("Redis clients", plain("beeline_node_clients")),
-        row("keys", plain("beeline_kv_keys")),
+        row("Redis clients", whole("beeline_node_clients").to_string()),
+        row("keys", whole("beeline_kv_keys").to_string()),
         row("live", bytes("beeline_kv_live_bytes")),
         row("pool used", bytes("beeline_pmem_used_bytes")),
         row("memory resident", bytes("beeline_process_resident_bytes")),

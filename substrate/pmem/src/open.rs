@@ -342,7 +342,7 @@ pub(crate) fn inspect(directory: &Path) -> Result<Opened, PmemError> {
 }
 
 /// The pool's lock, shared with others who look; none where no lock file was ever made.
-fn lock_to_look(directory: &Path) -> Result<Option<PoolLock>, PmemError> {
+pub(crate) fn lock_to_look(directory: &Path) -> Result<Option<PoolLock>, PmemError> {
     let path = directory.join(LOCK_FILE);
     let file = match File::open(&path) {
         Ok(file) => file,

@@ -155,6 +155,13 @@ impl Pool {
         Ok(Self::assemble(open::inspect(directory)?))
     }
 
+    /// Fails with `Busy`, which names the process, while somebody has the pool in `directory` open.
+    ///
+    /// Errors: that; the file system's.
+    pub fn check_free(directory: &Path) -> Result<(), PmemError> {
+        open::lock_to_look(directory).map(drop)
+    }
+
     /// A volatile pool of memfds.
     ///
     /// Errors: `CannotPromise` for a durability above none without `emulate_durability`.

@@ -22,6 +22,9 @@ pub const DEFAULT_FILE: &str = "beeline.toml";
 
 /// A type a knob can have.
 pub trait Knob: Sized {
+    /// What stands for a value in help texts.
+    const PLACEHOLDER: &'static str;
+
     /// Reads the text of a flag, variable or file line; the error says what would be right.
     fn parse(text: &str) -> Result<Self, String>;
 
@@ -231,6 +234,11 @@ impl<'a> Resolver<'a> {
     }
 }
 
+/// The help text of a knob.
+pub(crate) fn help(text: &str, default: &str) -> String {
+    if default.is_empty() { text.to_owned() } else { format!("{text} [default: {default}]") }
+}
+
 /// Declares a typed configuration struct and its flags.
 macro_rules! knobs {
     (
@@ -249,7 +257,11 @@ macro_rules! knobs {
         #[derive(Clone, Debug, Default, clap::Args)]
         pub struct $flags {
             $(
-                #[arg(long, value_name = "VALUE", help = concat!($help, " [default: ", $default, "]"))]
+                #[arg(
+                    long,
+                    value_name = <$type as $crate::config::Knob>::PLACEHOLDER,
+                    help = $crate::config::help($help, $default)
+                )]
                 pub $field: Option<String>,
             )*
         }

@@ -14,6 +14,8 @@ const SUFFIXES: [(&str, u64); 5] =
     [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
 
 impl Knob for Size {
+    const PLACEHOLDER: &'static str = "SIZE";
+
     fn parse(text: &str) -> Result<Self, String> {
         let wrong = || {
             format!(
@@ -77,6 +79,8 @@ const SPANS: [(&str, u64); 6] = [
 ];
 
 impl Knob for Span {
+    const PLACEHOLDER: &'static str = "TIME";
+
     fn parse(text: &str) -> Result<Self, String> {
         let trimmed = text.trim();
         if trimmed == "0" {
@@ -113,6 +117,8 @@ impl Knob for Span {
 pub struct Door(pub Option<SocketAddr>);
 
 impl Knob for Door {
+    const PLACEHOLDER: &'static str = "ADDRESS";
+
     fn parse(text: &str) -> Result<Self, String> {
         if text == "off" {
             return Ok(Self(None));
@@ -142,6 +148,8 @@ pub enum Auto<T> {
 }
 
 impl<T: Knob> Knob for Auto<T> {
+    const PLACEHOLDER: &'static str = T::PLACEHOLDER;
+
     fn parse(text: &str) -> Result<Self, String> {
         if text == "auto" {
             return Ok(Self::Detect);
@@ -162,6 +170,8 @@ impl<T: Knob> Knob for Auto<T> {
 pub struct Number(pub u32);
 
 impl Knob for Number {
+    const PLACEHOLDER: &'static str = "NUMBER";
+
     fn parse(text: &str) -> Result<Self, String> {
         text.trim()
             .parse()
@@ -179,6 +189,8 @@ impl Knob for Number {
 pub struct Switch(pub bool);
 
 impl Knob for Switch {
+    const PLACEHOLDER: &'static str = "on|off";
+
     fn parse(text: &str) -> Result<Self, String> {
         match text {
             "on" | "true" | "yes" => Ok(Self(true)),
@@ -203,6 +215,8 @@ impl std::fmt::Debug for Secret {
 }
 
 impl Knob for Secret {
+    const PLACEHOLDER: &'static str = "PASSWORD";
+
     fn parse(text: &str) -> Result<Self, String> {
         if text.len() > 512 {
             return Err(format!("a password of {} bytes is too long; the most is 512", text.len()));
@@ -219,6 +233,8 @@ impl Knob for Secret {
 }
 
 impl Knob for PathBuf {
+    const PLACEHOLDER: &'static str = "PATH";
+
     fn parse(text: &str) -> Result<Self, String> {
         if text.is_empty() {
             return Err("an empty path names nothing".to_owned());
@@ -241,6 +257,8 @@ macro_rules! words {
         }
 
         impl Knob for $name {
+            const PLACEHOLDER: &'static str = "WORD";
+
             fn parse(text: &str) -> Result<Self, String> {
                 match text {
                     $($word => Ok(Self::$variant),)*

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use beeline_os::Mapping;
 use beeline_os::mapping::Protection;
+use beeline_pmem::{PmemError, Pool};
 use rustix::mm::MapFlags;
 
 use super::{Finding, Verdict};
@@ -22,11 +23,7 @@ pub fn probe(config: &ServeConfig, findings: &mut Vec<Finding>) {
 
 /// The directory, or its closest ancestor that exists.
 pub fn existing(data: &Path) -> PathBuf {
-    let whole = if data.is_absolute() {
-        data.to_owned()
-    } else {
-        std::env::current_dir().unwrap_or_default().join(data)
-    };
+    let whole = std::path::absolute(data).unwrap_or_else(|_| data.to_owned());
     whole.ancestors().find(|path| path.is_dir()).map_or_else(|| PathBuf::from("/"), Path::to_owned)
 }
 
@@ -38,11 +35,15 @@ fn nameless(place: &Path) -> std::io::Result<OwnedFd> {
 }
 
 fn writable(data: &Path, place: &Path) -> Finding {
-    let seen = if place.ends_with(data) || place == data {
+    let seen = if data.is_dir() {
         format!("{}", data.display())
     } else {
-        format!("{} (to be made under {})", data.display(), place.display())
+        format!("{}, to be made in {}", data.display(), place.display())
     };
+    if let Err(PmemError::Busy { pid, .. }) = Pool::check_free(data) {
+        let who = pid.map_or_else(|| "another process".to_owned(), |pid| format!("process {pid}"));
+        return Finding::ok("data directory", format!("{seen}, in use by {who}"));
+    }
     let answer = rustix::fs::access(place, rustix::fs::Access::WRITE_OK);
     match answer {
         Ok(()) => Finding::ok("data directory", seen),

@@ -1,7 +1,10 @@
 //! Fabric providers and why each is usable or not; ports.
 
+use std::io::ErrorKind;
 use std::net::TcpListener;
 use std::path::Path;
+
+use beeline_pmem::{PmemError, Pool};
 
 use super::{Finding, Verdict};
 use crate::config::ServeConfig;
@@ -28,12 +31,13 @@ pub fn probe(config: &ServeConfig, findings: &mut Vec<Finding>) {
     ));
     findings.push(rdma());
     findings.push(windows());
+    let node_runs = matches!(Pool::check_free(&config.data), Err(PmemError::Busy { .. }));
     for (what, door) in [
         ("RESP port", config.resp_address),
         ("status port", config.http_address),
         ("fabric port", config.fabric_address),
     ] {
-        findings.extend(port(what, door));
+        findings.extend(port(what, door, node_runs));
     }
 }
 
@@ -112,10 +116,13 @@ fn windows() -> Finding {
     )
 }
 
-fn port(what: &'static str, door: Door) -> Option<Finding> {
+fn port(what: &'static str, door: Door, node_runs: bool) -> Option<Finding> {
     let address = door.0?;
     Some(match TcpListener::bind(address) {
         Ok(_) => Finding::ok(what, format!("{address} is free")),
+        Err(error) if node_runs && error.kind() == ErrorKind::AddrInUse => {
+            Finding::ok(what, format!("{address} is in use; a node runs on the data directory"))
+        }
         Err(error) => Finding::advise(
             what,
             Verdict::Broken,

@@ -98,7 +98,8 @@ pub struct Connection {
         long,
         value_name = "URL",
         default_value = "auto://127.0.0.1:4790",
-        env = "BEELINE_CONNECT"
+        env = "BEELINE_CONNECT",
+        value_parser = url
     )]
     pub connect: String,
     /// Bound of each exchange with the node, as in 500ms or 5s.
@@ -173,6 +174,13 @@ pub struct ScanArguments {
     pub database: Database,
     #[command(flatten)]
     pub connection: Connection,
+}
+
+fn url(text: &str) -> Result<String, String> {
+    match beeline_fabric_open::ServiceUrl::parse(text) {
+        Ok(_) => Ok(text.to_owned()),
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 fn span(text: &str) -> Result<Duration, String> {

@@ -12,7 +12,7 @@ use beeline_pmem::{PmemError, PoolOptions};
 use super::{BackupArguments, CheckArguments, RestoreArguments};
 use crate::config::values::human_bytes;
 use crate::exit::{Exit, Failure, OrExit as _};
-use crate::output::Output;
+use crate::output::{Output, count};
 
 /// Gives a store's error its exit code.
 fn failure(error: KvError) -> Failure {
@@ -63,10 +63,10 @@ fn check_directory(path: &Path, output: Output) -> Result<Exit, Failure> {
         }
         let end = if report.clean { "closed in good order" } else { "not closed in good order" };
         output.line(format!(
-            "{}: {} entries in {} segments, {} looked at; {end}; {} torn, {} damaged",
+            "{}: {} in {}, {} looked at; {end}; {} torn, {} damaged",
             path.display(),
-            report.entries,
-            report.segments,
+            count(report.entries, "entry", "entries"),
+            count(report.segments, "segment", "segments"),
             human_bytes(report.bytes),
             report.torn,
             report.damages.len()
@@ -77,7 +77,7 @@ fn check_directory(path: &Path, output: Output) -> Result<Exit, Failure> {
 
 fn check_snapshot(path: &Path, output: Output) -> Result<Exit, Failure> {
     let report = beeline_kv::check_snapshot(path).map_err(failure)?;
-    say_moved(path, "records in order", report.records, report.bytes, output)?;
+    say_moved(path, "in order", report.records, report.bytes, output)?;
     Ok(Exit::Done)
 }
 
@@ -92,6 +92,7 @@ fn say_moved(
         let path = path.display().to_string();
         output.object(&serde_json::json!({"path": path, "records": records, "bytes": bytes}))?;
     } else {
+        let records = count(records, "record", "records");
         output.line(format!("{}: {records} {what}, {}", path.display(), human_bytes(bytes)))?;
     }
     Ok(())
@@ -110,10 +111,24 @@ pub fn restore(arguments: &RestoreArguments, output: Output) -> Result<Exit, Fai
     let capacity_bytes = file.len().saturating_mul(4).saturating_add(u64::from(segment_bytes) * 16);
     let pool = PoolOptions { segment_bytes, capacity_bytes, ..PoolOptions::default() };
     let options = StoreOptions::default();
-    let (_, report) =
+    let ((_, _, found), report) =
         beeline_kv::restore_directory(&arguments.file, &arguments.data, &pool, options)
             .map_err(failure)?;
-    say_moved(&arguments.data, "records restored", report.records, report.bytes, output)?;
+    // Records that others superseded or deleted are no keys.
+    let path = arguments.data.display();
+    if output.json {
+        output.object(&serde_json::json!({
+            "path": path.to_string(),
+            "keys": found.keys,
+            "records": report.records,
+            "bytes": report.bytes,
+        }))?;
+    } else {
+        let keys = count(found.keys, "key", "keys");
+        let records = count(report.records, "record", "records");
+        let bytes = human_bytes(report.bytes);
+        output.line(format!("{path}: {keys} restored from {records}, {bytes}"))?;
+    }
     Ok(Exit::Done)
 }
 
@@ -153,7 +168,7 @@ pub fn backup(arguments: &BackupArguments, output: Output) -> Result<Exit, Failu
         }
     };
     std::fs::rename(&temporary, target).with_context(|| target.display().to_string())?;
-    say_moved(target, "records", report.records, report.bytes, output)?;
+    say_moved(target, "written", report.records, report.bytes, output)?;
     Ok(Exit::Done)
 }
 
@@ -168,8 +183,10 @@ const LONGEST_BYTES: u64 = 1 << 20;
 
 impl Asker {
     fn open(address: SocketAddr, patience: Duration) -> anyhow::Result<Self> {
-        let stream = TcpStream::connect_timeout(&address, Duration::from_secs(5))
-            .with_context(|| format!("no node answers at {address}; check --resp-address"))?;
+        let stream =
+            TcpStream::connect_timeout(&address, Duration::from_secs(5)).map_err(|error| {
+                anyhow::anyhow!("no node answers at {address}: {error}; check --resp-address")
+            })?;
         stream.set_read_timeout(Some(patience))?;
         stream.set_write_timeout(Some(patience))?;
         let deadline = Instant::now() + patience;

@@ -1,6 +1,6 @@
 //! The commands that talk to a running node.
 
-use std::io::Read as _;
+use std::io::{IsTerminal as _, Read as _};
 use std::time::Duration;
 
 use anyhow::Context as _;
@@ -43,9 +43,15 @@ fn failure(error: ClientError, connection: &Connection) -> Failure {
         ClientError::KeyTooLong { .. } | ClientError::TooLarge { .. } => Exit::Usage,
         _ => Exit::Failed,
     };
-    let advice = format!("is a node running with its fabric address at {}?", connection.connect);
-    let error = anyhow::Error::new(error);
-    let error = if exit == Exit::Unreachable { error.context(advice) } else { error };
+    let error = match exit {
+        Exit::Unreachable => {
+            // Told in full here, so that the advice comes last.
+            let said = Failure::new(exit, error);
+            let url = &connection.connect;
+            anyhow::anyhow!("{said}; is a node running with its fabric address at {url}?")
+        }
+        _ => anyhow::Error::new(error),
+    };
     Failure::new(exit, error)
 }
 
@@ -98,6 +104,10 @@ pub fn get(arguments: &GetArguments, output: Output) -> Result<Exit, Failure> {
         })?;
     } else {
         output.bytes(&value)?;
+        // For a person; a program gets the value as it is.
+        if std::io::stdout().is_terminal() {
+            output.bytes(b"\n")?;
+        }
     }
     Ok(Exit::Done)
 }
@@ -203,7 +213,9 @@ pub fn stats(connection: &Connection, output: Output) -> Result<Exit, Failure> {
             }
             output.object(&object)?;
         } else {
+            // The header says which shard.
             let rows: Vec<Vec<String>> = figures
+                .filter(|(name, _)| *name != "shard")
                 .map(|(name, value)| vec![name.to_owned(), value.trim().to_owned()])
                 .collect();
             let header = format!("SHARD {shard}");

@@ -113,9 +113,11 @@ impl Banner {
         );
         fact("shards", self.shards.to_string());
         let mut recovered = format!(
-            "{} keys from {} entries in {:.3} s",
+            "{} {} from {} {} in {:.3} s",
             count(self.recovered_keys),
+            if self.recovered_keys == 1 { "key" } else { "keys" },
             count(self.recovered_entries),
+            if self.recovered_entries == 1 { "entry" } else { "entries" },
             self.recovery_seconds
         );
         if self.torn_entries > 0 {
