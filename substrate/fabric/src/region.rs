@@ -1,5 +1,6 @@
 //! Memory regions: what may be reached, by whom, how.
 
+use std::any::Any;
 use std::fmt::{self, Debug};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -63,7 +64,7 @@ impl RemoteAddress {
 }
 
 /// What a provider does for a region beyond remembering it.
-pub trait RegionControl: Send + Sync + Debug {
+pub trait RegionControl: Any + Send + Sync + Debug {
     /// Makes the region unreachable for every peer, then returns (see [`MemoryRegion::revoke`]).
     ///
     /// Errors: the provider's; the region then counts as not revoked.
@@ -122,6 +123,12 @@ impl MemoryRegion {
     #[must_use]
     pub fn memory(&self) -> &Arc<dyn MemoryObject> {
         &self.0.memory
+    }
+
+    /// What the provider keeps for it, for the provider's own use.
+    #[must_use]
+    pub fn control(&self) -> &dyn Any {
+        self.0.control.as_ref()
     }
 
     /// Length in bytes.

@@ -1,0 +1,21 @@
+//! The executable specification over the RDMA device of this machine: soft-RoCE will do.
+
+use std::sync::Arc;
+
+use beeline_fabric::Device;
+use beeline_fabric_conformance::{Harness, Stop};
+use beeline_fabric_verbs::{VerbsConfig, VerbsDevice, VerbsError};
+
+struct VerbsHarness;
+
+impl Harness for VerbsHarness {
+    fn open_device(&self) -> Result<Arc<dyn Device>, Stop> {
+        VerbsDevice::open(VerbsConfig::default()).map_err(|error| match error {
+            VerbsError::Missing(missing) => Stop::skipped(missing.to_string()),
+            VerbsError::Fabric(error) => error.into(),
+            other => Stop::failed(other.to_string()),
+        })
+    }
+}
+
+beeline_fabric_conformance::conformance_suite!(VerbsHarness);
