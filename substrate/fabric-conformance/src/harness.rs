@@ -90,6 +90,9 @@ pub struct Capabilities {
     /// A write is placed when its own completion arrives (and not only before what follows it on
     /// the queue pair).
     pub placed_before_completion: Support,
+    /// A write with immediate outside its region is refused for that even when no receive is
+    /// posted; else the missing receive is found first ([`beeline_fabric::Status::ReceiverNotReady`]).
+    pub range_checked_before_receive: Support,
 }
 
 impl Default for Capabilities {
@@ -99,6 +102,7 @@ impl Default for Capabilities {
             threads: Ok(()),
             simulated_faults: Err("the provider runs in real time"),
             placed_before_completion: Ok(()),
+            range_checked_before_receive: Ok(()),
         }
     }
 }

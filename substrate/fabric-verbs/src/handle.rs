@@ -122,7 +122,7 @@ impl Context {
         let extension = unsafe { base.sub(size_of::<abi::ContextExtension>()) };
         let extension = extension.cast::<abi::ContextExtension>();
         // SAFETY: its last word, right before the context, is there in every version.
-        let size = unsafe { (&raw const (*extension).size).read() };
+        let size = unsafe { (*extension).size };
         let needed = size_of::<abi::ContextExtension>() + abi::CONTEXT_BYTES;
         if size < needed { None } else { NonNull::new(extension) }
     }
@@ -131,7 +131,7 @@ impl Context {
     pub(crate) fn query_device_ex(&self) -> Option<abi::DeviceAttrEx> {
         let extension = self.extension()?;
         // SAFETY: `extension` checked that the whole structure is there.
-        let query = unsafe { (&raw const (*extension.as_ptr()).query_device_ex).read() }?;
+        let query = unsafe { (*extension.as_ptr()).query_device_ex }?;
         let mut attributes = MaybeUninit::<abi::DeviceAttrEx>::zeroed();
         // SAFETY: a live context; no input; room for the structure, whose size is told.
         let code = unsafe {
@@ -167,7 +167,7 @@ impl Context {
     /// The descriptor of asynchronous events.
     pub(crate) fn async_descriptor(&self) -> BorrowedFd<'_> {
         // SAFETY: a live context; the field never changes.
-        let fd: RawFd = unsafe { (&raw const (*self.raw.as_ptr()).async_fd).read() };
+        let fd: RawFd = unsafe { (*self.raw.as_ptr()).async_fd };
         // SAFETY: the descriptor stays open as long as the context, which is borrowed.
         unsafe { BorrowedFd::borrow_raw(fd) }
     }
@@ -261,12 +261,12 @@ impl Registration {
 
     pub(crate) fn lkey(&self) -> u32 {
         // SAFETY: a live registration; the field never changes.
-        unsafe { (&raw const (*self.raw.as_ptr()).lkey).read() }
+        unsafe { (*self.raw.as_ptr()).lkey }
     }
 
     pub(crate) fn rkey(&self) -> u32 {
         // SAFETY: as in `lkey`.
-        unsafe { (&raw const (*self.raw.as_ptr()).rkey).read() }
+        unsafe { (*self.raw.as_ptr()).rkey }
     }
 
     /// Takes the registration away; after it returns the device touches the memory no more.
@@ -357,7 +357,7 @@ impl Queue {
     pub(crate) fn moderate(&self, count: u16, period_us: u16) -> bool {
         let Some(extension) = self.context.extension() else { return false };
         // SAFETY: `extension` checked that the whole structure is there.
-        let modify = unsafe { (&raw const (*extension.as_ptr()).modify_cq).read() };
+        let modify = unsafe { (*extension.as_ptr()).modify_cq };
         let Some(modify) = modify else { return false };
         let mut attributes = abi::ModifyCqAttr {
             attr_mask: abi::CQ_ATTR_MODERATE,
@@ -371,7 +371,7 @@ impl Queue {
     /// Readable when an event is there.
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         // SAFETY: a live channel; the field never changes.
-        let fd: RawFd = unsafe { (&raw const (*self.channel.as_ptr()).fd).read() };
+        let fd: RawFd = unsafe { (*self.channel.as_ptr()).fd };
         // SAFETY: the descriptor stays open as long as the channel, which is borrowed.
         unsafe { BorrowedFd::borrow_raw(fd) }
     }
@@ -449,14 +449,14 @@ impl SharedReceives {
         Ok(Self { domain, raw, post_srq_recv })
     }
 
-    /// Posts a chain of receives; on failure returns how many of `list` went in first.
-    pub(crate) fn post(&self, list: &mut [abi::RecvWr]) -> Result<(), usize> {
+    /// Posts a chain of receives.
+    pub(crate) fn post(&self, list: &mut [abi::RecvWr]) -> Result<(), Refused> {
         let first = list.as_mut_ptr();
         let mut bad = null_mut();
         // SAFETY: a live queue; `list` is chained by its owner, its entries' gather lists are
         // valid, and the library copies all of it before it returns.
         let code = unsafe { (self.post_srq_recv)(self.raw.as_ptr(), first, &raw mut bad) };
-        if code == 0 { Ok(()) } else { Err(position(first, bad, list.len())) }
+        refused(code, first, bad, list.len())
     }
 }
 
@@ -467,9 +467,23 @@ impl Drop for SharedReceives {
     }
 }
 
-fn position<T>(first: *mut T, bad: *mut T, length: usize) -> usize {
+/// A list that was not posted as a whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Refused {
+    /// Entries that were posted before the one that was refused.
+    pub(crate) taken: usize,
+    /// The queue had no room.
+    pub(crate) is_full: bool,
+}
+
+fn refused<T>(code: c_int, first: *mut T, bad: *mut T, length: usize) -> Result<(), Refused> {
+    if code == 0 {
+        return Ok(());
+    }
     let bytes = (bad as usize).wrapping_sub(first as usize);
-    (bytes / size_of::<T>()).min(length)
+    let taken = (bytes / size_of::<T>()).min(length);
+    // Drivers differ in its sign.
+    Err(Refused { taken, is_full: code.abs() == libc::ENOMEM })
 }
 
 /// How a queue pair is made.
@@ -506,19 +520,19 @@ pub(crate) struct Poster {
 }
 
 impl Poster {
-    /// Posts a chain of requests; on failure returns how many went in first.
+    /// Posts a chain of requests.
     ///
     /// # Safety
     ///
     /// The queue pair lives; `list` is chained from its first to its last entry, the gather lists
     /// its entries point to are valid, and the memory they name stays registered until the
     /// completions (inline data: until the return).
-    pub(crate) unsafe fn send(&self, list: &mut [abi::SendWr]) -> Result<(), usize> {
+    pub(crate) unsafe fn send(&self, list: &mut [abi::SendWr]) -> Result<(), Refused> {
         let first = list.as_mut_ptr();
         let mut bad = null_mut();
         // SAFETY: the caller's promise.
         let code = unsafe { (self.post_send)(self.raw.as_ptr(), first, &raw mut bad) };
-        if code == 0 { Ok(()) } else { Err(position(first, bad, list.len())) }
+        refused(code, first, bad, list.len())
     }
 
     /// As [`Poster::send`], for receives.
@@ -526,12 +540,12 @@ impl Poster {
     /// # Safety
     ///
     /// As there.
-    pub(crate) unsafe fn receive(&self, list: &mut [abi::RecvWr]) -> Result<(), usize> {
+    pub(crate) unsafe fn receive(&self, list: &mut [abi::RecvWr]) -> Result<(), Refused> {
         let first = list.as_mut_ptr();
         let mut bad = null_mut();
         // SAFETY: the caller's promise.
         let code = unsafe { (self.post_recv)(self.raw.as_ptr(), first, &raw mut bad) };
-        if code == 0 { Ok(()) } else { Err(position(first, bad, list.len())) }
+        refused(code, first, bad, list.len())
     }
 }
 
@@ -556,7 +570,7 @@ impl Pair {
     /// The device's number.
     pub(crate) fn number(&self) -> u32 {
         // SAFETY: a live queue pair; the field never changes.
-        unsafe { (&raw const (*self.raw.as_ptr()).qp_num).read() }
+        unsafe { (*self.raw.as_ptr()).qp_num }
     }
 
     /// The data path's handle; only good while this value lives.
@@ -606,12 +620,12 @@ pub(crate) fn tag_of_pair(event: &abi::AsyncEvent) -> usize {
     let pair = event.element.cast::<abi::Qp>();
     // SAFETY: an event about a queue pair points to it, and the library keeps it until the event
     // is acknowledged.
-    unsafe { (&raw const (*pair).qp_context).read() as usize }
+    unsafe { (*pair).qp_context as usize }
 }
 
 /// Reads the tag of the completion queue an event is about.
 pub(crate) fn tag_of_queue(event: &abi::AsyncEvent) -> usize {
     let queue = event.element.cast::<abi::Cq>();
     // SAFETY: as in `tag_of_pair`.
-    unsafe { (&raw const (*queue).cq_context).read() as usize }
+    unsafe { (*queue).cq_context as usize }
 }

@@ -51,7 +51,7 @@ impl Key {
 
     /// The address that the region is registered at.
     pub(crate) fn iova(self) -> u64 {
-        u64::from(self.random) << IOVA_SHIFT | u64::from(self.in_page) * PAGE_UNIT
+        (u64::from(self.random) << IOVA_SHIFT) | (u64::from(self.in_page) * PAGE_UNIT)
     }
 
     pub(crate) fn encode(self) -> RemoteKey {

@@ -17,7 +17,7 @@ use crate::completion_queue::{Parked, VerbsCompletionQueue};
 use crate::core::{Core, Kind, SendSlot, Tag, Verdict};
 use crate::device::{DeviceHandle, VerbsDomain};
 use crate::endpoint::Endpoint;
-use crate::handle::{Pair, PairShape, Poster};
+use crate::handle::{Pair, PairShape, Poster, Refused};
 use crate::key::{Key, target};
 use crate::options::{NotReady, timeout_code};
 use crate::receive_queue::{VerbsSharedReceiveQueue, chain_receives, check_receive};
@@ -330,9 +330,12 @@ impl VerbsQueuePair {
             return Err(PostError::LocalProtection);
         }
         self.result(entry, slot, entries)?;
-        let to = target(remote, 8);
+        let mut to = target(remote, 8);
         if !remote.offset.is_multiple_of(8) {
+            // Drivers refuse to post it, so that the peer would never hear of it: it goes where no
+            // region is, and is refused there.
             slot.verdict = Verdict::Unaligned;
+            to.address = 0;
         }
         slot.length = 8;
         let (remote_addr, rkey) = (to.address, to.rkey);
@@ -488,6 +491,17 @@ impl VerbsQueuePair {
         self.abandon();
     }
 
+    /// The driver took nothing of a list.
+    fn nothing_posted(&self, refused: Refused) -> PostError {
+        if refused.is_full {
+            // The device's queue is full although ours is not.
+            return PostError::QueueFull;
+        }
+        // The list was checked: a driver that refuses it is of no use any more.
+        self.take_down(Cause::Device);
+        PostError::NotReady(QueuePairState::Error)
+    }
+
     fn gather(&self) {
         for queue in [&self.send_queue, &self.receive_queue] {
             if let Some(queue) = concrete(queue) {
@@ -573,11 +587,11 @@ impl QueuePair for VerbsQueuePair {
         // the list was chained above over buffers that outlive the call; ranges were checked to
         // lie in regions, which the slots hold until their completions.
         let posted = unsafe { self.poster.send(&mut scratch.sends) };
-        match posted {
-            Ok(()) => {}
-            // Nothing was posted: the device's queue is full although ours is not.
-            Err(0) => return Err(PostError::QueueFull),
-            Err(_) => {}
+        if let Err(refused) = posted
+            && refused.taken == 0
+        {
+            drop(guard);
+            return Err(self.nothing_posted(refused));
         }
         side.tail += requests.len() as u64;
         if self.core.shared.watched.is_some() {
@@ -624,8 +638,11 @@ impl QueuePair for VerbsQueuePair {
         chain_receives(&mut scratch.receives, &mut scratch.entries);
         // SAFETY: as in `post_send`.
         let posted = unsafe { self.poster.receive(&mut scratch.receives) };
-        if posted == Err(0) {
-            return Err(PostError::QueueFull);
+        if let Err(refused) = posted
+            && refused.taken == 0
+        {
+            drop(guard);
+            return Err(self.nothing_posted(refused));
         }
         for (request, position) in requests.iter().zip(side.tail..) {
             let slot = side.slot(position);

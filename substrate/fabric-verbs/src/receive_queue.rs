@@ -128,7 +128,7 @@ impl SharedReceiveQueue for VerbsSharedReceiveQueue {
         // A refusal in the middle leaves the first ones posted: they stay taken.
         let posted = match self.core.hardware.post(&mut slots.requests) {
             Ok(()) => requests.len(),
-            Err(posted) => posted,
+            Err(refused) => refused.taken,
         };
         for request in &requests[..posted] {
             let Some(entry) = slots.free.pop() else { break };

@@ -213,5 +213,5 @@ pub(crate) fn local_range(
         && entry.region.contains(entry.offset, entry.length)
         && (!writable || entry.region.access().contains(Access::LOCAL_WRITE));
     let length = u32::try_from(entry.length).ok()?;
-    allowed.then_some(abi::Sge { addr: region.base + entry.offset, length, lkey: region.lkey })
+    allowed.then(|| abi::Sge { addr: region.base + entry.offset, length, lkey: region.lkey })
 }

@@ -488,10 +488,8 @@ impl Service {
                 tracing::warn!(port = self.port, "the RDMA port went down");
                 self.port_down.get_or_insert_with(Instant::now);
             }
-            event::PORT_ACTIVE => {
-                if self.port_down.take().is_some() {
-                    tracing::info!(port = self.port, "the RDMA port is up again");
-                }
+            event::PORT_ACTIVE if self.port_down.take().is_some() => {
+                tracing::info!(port = self.port, "the RDMA port is up again");
             }
             _ => {}
         }

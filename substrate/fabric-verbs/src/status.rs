@@ -13,7 +13,8 @@ pub(crate) fn of_send(code: c_int, opcode: Opcode) -> Status {
         wc::WR_FLUSH_ERR => Status::Flushed,
         wc::REM_ACCESS_ERR | wc::REM_INV_RD_REQ_ERR => Status::RemoteAccessError,
         // A receiver whose buffer is too short has no other word for it.
-        wc::REM_INV_REQ_ERR if opcode == Opcode::Send => Status::LengthError,
+        // Soft-RoCE says that the peer could not carry the operation out.
+        wc::REM_INV_REQ_ERR | wc::REM_OP_ERR if opcode == Opcode::Send => Status::LengthError,
         wc::REM_INV_REQ_ERR => Status::RemoteInvalidRequest,
         wc::RNR_RETRY_EXC_ERR => Status::ReceiverNotReady,
         wc::LOC_LEN_ERR => Status::LengthError,

@@ -65,11 +65,16 @@ pub(crate) fn a_write_past_the_end_is_refused(context: &Context<'_>) -> ItemResu
             write_at(target.remote_address(offset))
         })?;
     }
-    refused(context, ALL, Status::RemoteAccessError, |target, _| Operation::WriteWithImmediate {
+    // No receive is posted for the immediate. The write is refused in any case.
+    let order = context.harness.capabilities().range_checked_before_receive;
+    let expected =
+        if order.is_ok() { Status::RemoteAccessError } else { Status::ReceiverNotReady };
+    refused(context, ALL, expected, |target, _| Operation::WriteWithImmediate {
         local: LocalData::Inline(b"12345678"),
         remote: target.remote_address(4090),
         immediate: 1,
-    })
+    })?;
+    Context::require(order)
 }
 
 pub(crate) fn an_offset_that_wraps_around_is_refused(context: &Context<'_>) -> ItemResult {

@@ -51,14 +51,14 @@ pub(crate) fn the_death_of_a_peer_in_the_middle_of_transfers_ends_them(
     context: &Context<'_>,
 ) -> ItemResult {
     for delay_ms in [0, 1, 3] {
-        let region_bytes = 16 << 20;
-        let mut peer = Peer::start(context, PeerOptions { region_bytes, ..PeerOptions::default() })?;
         let node = context.node()?;
+        let region_bytes = node.device.attributes().max_message_bytes.min(16 << 20);
+        let mut peer = Peer::start(context, PeerOptions { region_bytes, ..PeerOptions::default() })?;
         let mut options = EndpointOptions::default();
         options.queue_pair.transport_timeout = Duration::from_secs(5);
         let mut end = node.endpoint(options)?;
         peer.connect(&mut end, 0)?;
-        let source = node.region(16 << 20, ALL)?;
+        let source = node.region(usize::try_from(region_bytes).unwrap_or(0), ALL)?;
         let entries = [whole(&source)];
         let local = LocalData::Gather(&entries);
         let mut posted = 0;
