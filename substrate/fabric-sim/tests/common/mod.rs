@@ -52,6 +52,7 @@ impl Harness for SimHarness {
             threads: Err("a simulated world belongs to one thread"),
             simulated_faults: Ok(()),
             placed_before_completion: if self.slow_placement { Err(slow) } else { Ok(()) },
+            ..Capabilities::default()
         }
     }
 
