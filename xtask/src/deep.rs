@@ -81,9 +81,12 @@ pub fn run(arguments: &DeepArguments) -> Report {
                 .minutes(15 + 8 * arguments.fuzz_minutes),
         );
     }
+    if wanted("log clusters") {
+        report.run(&shown("log clusters", "--package beeline-verify-log", arguments).minutes(30));
+    }
     if wanted("wide") {
         let most = "--workspace --no-fail-fast --exclude beeline-verify-clients \
-                    --exclude beeline-verify-fuzz";
+                    --exclude beeline-verify-fuzz --exclude beeline-verify-log";
         report.run(&shown("wide seeds, crash points", most, arguments).minutes(180));
     }
     if wanted("fuzz") {

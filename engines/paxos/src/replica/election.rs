@@ -1,0 +1,270 @@
+//! Watching the leader, and becoming it.
+//!
+//! Followers watch the leader only (p. 3.4), by reading its status words. A read that fails is a
+//! broken link; beats that stand still are a leader that hangs. Whoever loses the leader asks
+//! first whether an election would succeed: a member that is cut off, or that alone lost the
+//! leader, disturbs nobody with its terms.
+
+use super::leader::Leader;
+use super::{Replica, Role};
+use crate::event::Command;
+use crate::ids::{NodeId, Position, Term};
+use crate::layout::Status;
+use crate::memory::LogMemory;
+use crate::message::{Grant, Message};
+use crate::options::{Options, ns};
+
+/// The leader of a follower, or the candidate it voted for.
+#[derive(Clone, Copy, Debug)]
+struct Watched {
+    id: NodeId,
+    /// It has been seen to lead.
+    elected: bool,
+    beats: u32,
+    progress_ns: u64,
+    read_ns: u64,
+    reading: bool,
+}
+
+impl Watched {
+    fn new(id: NodeId, elected: bool, now_ns: u64) -> Self {
+        Self { id, elected, beats: 0, progress_ns: now_ns, read_ns: now_ns, reading: false }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Follower {
+    watched: Option<Watched>,
+    /// Without a leader: when to look for votes.
+    campaign_ns: u64,
+}
+
+impl Follower {
+    /// Follows nobody yet; gives others time.
+    pub(super) fn idle(now_ns: u64, options: &Options) -> Self {
+        Self { watched: None, campaign_ns: now_ns.saturating_add(ns(options.patience)) }
+    }
+
+    pub(super) fn of_candidate(id: NodeId, now_ns: u64) -> Self {
+        Self { watched: Some(Watched::new(id, false, now_ns)), campaign_ns: 0 }
+    }
+
+    pub(super) fn of_leader(id: NodeId, now_ns: u64) -> Self {
+        Self { watched: Some(Watched::new(id, true, now_ns)), campaign_ns: 0 }
+    }
+
+    pub(super) fn elected_leader(&self) -> Option<NodeId> {
+        self.watched.filter(|watched| watched.elected).map(|watched| watched.id)
+    }
+}
+
+/// Asks whether an election would succeed.
+#[derive(Debug)]
+pub(super) struct Asking {
+    term: Term,
+    yes: Vec<NodeId>,
+    until_ns: u64,
+}
+
+/// A vote that was given to this server.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ballot {
+    pub(super) from: NodeId,
+    pub(super) grant: Grant,
+}
+
+#[derive(Debug)]
+pub(super) struct Candidate {
+    term: Term,
+    transfer: bool,
+    votes: Vec<Ballot>,
+    until_ns: u64,
+}
+
+impl<M: LogMemory> Replica<M> {
+    pub(super) fn has_living_leader(&self) -> bool {
+        match &self.role {
+            Role::Follower(follower) => follower.elected_leader().is_some(),
+            Role::Leader(_) => true,
+            _ => false,
+        }
+    }
+
+    pub(super) fn tick_follower(&mut self, commands: &mut Vec<Command>) {
+        let (now_ns, patience_ns) = (self.now_ns, ns(self.options.patience));
+        match &mut self.role {
+            Role::Follower(follower) => match &mut follower.watched {
+                Some(watched) if now_ns.saturating_sub(watched.progress_ns) > patience_ns => {
+                    self.lose_leader();
+                }
+                Some(watched) if !watched.reading && now_ns >= watched.read_ns => {
+                    watched.reading = true;
+                    watched.read_ns = now_ns.saturating_add(ns(self.options.heartbeat));
+                    commands.push(Command::ReadStatus { peer: watched.id });
+                }
+                Some(_) => {}
+                None if now_ns >= follower.campaign_ns && self.promising.is_none() => {
+                    self.ask(commands);
+                }
+                None => {}
+            },
+            Role::Asking(Asking { until_ns, .. }) | Role::Candidate(Candidate { until_ns, .. })
+                if now_ns >= *until_ns =>
+            {
+                self.lose_leader();
+            }
+            _ => {}
+        }
+    }
+
+    /// Goes on without a leader; campaigns after a random while.
+    fn lose_leader(&mut self) {
+        let campaign_ns = self.now_ns.saturating_add(self.some_of(ns(self.options.spread)));
+        self.role = Role::Follower(Follower { watched: None, campaign_ns });
+    }
+
+    pub(super) fn on_watched_status(&mut self, peer: NodeId, status: Option<Status>) {
+        let (term, now_ns) = (self.term, self.now_ns);
+        let Role::Follower(Follower { watched: Some(watched), .. }) = &mut self.role else {
+            return;
+        };
+        if watched.id != peer {
+            return;
+        }
+        watched.reading = false;
+        match status {
+            None => self.lose_leader(),
+            Some(status) if status.term == term => {
+                watched.elected = true;
+                if status.beats != watched.beats {
+                    watched.beats = status.beats;
+                    watched.progress_ns = now_ns;
+                }
+            }
+            // A leader that no longer leads; a candidate gets some time to win.
+            Some(_) if watched.elected => self.lose_leader(),
+            Some(_) => {}
+        }
+    }
+
+    fn others(&self) -> impl Iterator<Item = NodeId> + use<'_, M> {
+        self.configuration.members().iter().copied().filter(|id| *id != self.id)
+    }
+
+    fn ask(&mut self, commands: &mut Vec<Command>) {
+        if !self.configuration.contains(self.id) {
+            return;
+        }
+        let term = self.term.max(self.seen_term).next();
+        let until_ns = self.now_ns.saturating_add(ns(self.options.campaign));
+        let message = Message::WouldYouVote { term, committed: self.committed };
+        commands.extend(self.others().map(|to| Command::Send { to, message }));
+        self.role = Role::Asking(Asking { term, yes: vec![self.id], until_ns });
+        self.count_would_votes(commands);
+    }
+
+    pub(super) fn on_would_you_vote(
+        &mut self,
+        from: NodeId,
+        term: Term,
+        committed: Position,
+        commands: &mut Vec<Command>,
+    ) {
+        if self.is_promising() {
+            return;
+        }
+        if term > self.term && !self.has_living_leader() && self.can_be_led_by(committed) {
+            commands.push(Command::Send { to: from, message: Message::WouldVote { term } });
+        } else {
+            self.refuse(from, committed, commands);
+        }
+    }
+
+    pub(super) fn on_would_vote(&mut self, from: NodeId, term: Term, commands: &mut Vec<Command>) {
+        let Role::Asking(asking) = &mut self.role else { return };
+        if asking.term == term && !asking.yes.contains(&from) {
+            asking.yes.push(from);
+            self.count_would_votes(commands);
+        }
+    }
+
+    fn count_would_votes(&mut self, commands: &mut Vec<Command>) {
+        let Role::Asking(asking) = &self.role else { return };
+        if self.configuration.has_majority(|id| asking.yes.contains(&id)) {
+            let term = asking.term;
+            self.stand(term, false, commands);
+        }
+    }
+
+    /// Becomes a candidate: promises itself to itself first.
+    fn stand(&mut self, term: Term, transfer: bool, commands: &mut Vec<Command>) {
+        if self.is_promising() || term <= self.term {
+            return;
+        }
+        let until_ns = self.now_ns.saturating_add(ns(self.options.campaign));
+        self.role = Role::Candidate(Candidate { term, transfer, votes: Vec::new(), until_ns });
+        self.promise(self.id, term, true, commands);
+    }
+
+    pub(super) fn on_take_over(&mut self, from: NodeId, term: Term, commands: &mut Vec<Command>) {
+        let holds = self.holder.is_some_and(|holder| holder.to == from && holder.term == term);
+        if holds && self.configuration.contains(self.id) {
+            self.stand(self.term.max(self.seen_term).next(), true, commands);
+        }
+    }
+
+    pub(super) fn on_own_vote(&mut self, term: Term, grant: Grant, commands: &mut Vec<Command>) {
+        let Role::Candidate(candidate) = &mut self.role else { return };
+        if candidate.term != term {
+            return;
+        }
+        candidate.votes.push(Ballot { from: self.id, grant });
+        let transfer = candidate.transfer;
+        let message = Message::RequestVote { term, committed: grant.committed, transfer };
+        commands.extend(self.others().map(|to| Command::Send { to, message }));
+        self.count_votes(commands);
+    }
+
+    pub(super) fn on_vote(
+        &mut self,
+        from: NodeId,
+        term: Term,
+        grant: Grant,
+        commands: &mut Vec<Command>,
+    ) {
+        match &mut self.role {
+            Role::Candidate(candidate) if candidate.term == term => {
+                candidate.votes.retain(|ballot| ballot.from != from);
+                candidate.votes.push(Ballot { from, grant });
+                self.count_votes(commands);
+            }
+            Role::Leader(leader) if leader.term == term => {
+                leader.votes.retain(|ballot| ballot.from != from);
+                leader.votes.push(Ballot { from, grant });
+                leader.gain_access(from, grant);
+                self.restart_recovery();
+            }
+            _ => {}
+        }
+    }
+
+    fn count_votes(&mut self, commands: &mut Vec<Command>) {
+        let Role::Candidate(candidate) = &mut self.role else { return };
+        let votes = &candidate.votes;
+        if !self.configuration.has_majority(|id| votes.iter().any(|ballot| ballot.from == id)) {
+            return;
+        }
+        let (term, votes) = (candidate.term, std::mem::take(&mut candidate.votes));
+        let leader = Leader::elected(term, self.id, self.committed, votes, self.now_ns);
+        self.role = Role::Leader(Box::new(leader));
+        self.follow_configuration(commands);
+        self.publish(term, 0);
+    }
+
+    pub(super) fn on_refused(&mut self, term: Term, commands: &mut Vec<Command>) {
+        self.seen_term = self.seen_term.max(term);
+        if matches!(&self.role, Role::Leader(leader) if term > leader.term) {
+            self.step_down(commands);
+        }
+    }
+}

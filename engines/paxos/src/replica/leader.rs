@@ -1,0 +1,477 @@
+//! Leading: replication, commits, membership, hand-over.
+//!
+//! One round per commit: entries go to every follower by WRITE with a FLUSH behind them, posted at
+//! once; the completion of the flush says that they are durable there. f + 1 such completions,
+//! the leader's own copy among them, commit.
+
+use std::collections::VecDeque;
+
+use super::election::{Ballot, Follower};
+use super::reads::Rounds;
+use super::recovery::Recovery;
+use super::{Replica, Role};
+use crate::configuration::Change;
+use crate::event::Command;
+use crate::ids::{AccessKey, NodeId, Position, Term};
+use crate::layout::Status;
+use crate::memory::LogMemory;
+use crate::message::{Grant, Message};
+use crate::options::ns;
+use crate::slot::Kind;
+
+/// A follower, as its leader knows it.
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub(super) id: NodeId,
+    /// Opens its log region; `None` while it is not reached.
+    pub(super) key: Option<AccessKey>,
+    /// Everything up to here is durable there.
+    pub(super) confirmed: Position,
+    /// To be written next.
+    next: Position,
+    /// It allows slots to be overwritten up to here.
+    snapshot: Position,
+    /// Its commit word says this.
+    told: Position,
+    /// Operations outstanding: first and last slot.
+    in_flight: VecDeque<(Position, Position)>,
+    /// When it was last asked for access.
+    asked_ns: Option<u64>,
+    status_asked_ns: Option<u64>,
+    snapshot_sent_ns: Option<u64>,
+    disconnecting: bool,
+    /// The last confirmation asked for, and the last that came.
+    pub(super) asked_round: u64,
+    pub(super) round: u64,
+}
+
+impl Peer {
+    fn new(id: NodeId) -> Self {
+        Self {
+            id,
+            key: None,
+            confirmed: Position::NONE,
+            next: Position::NONE.next(),
+            snapshot: Position::NONE,
+            told: Position::NONE,
+            in_flight: VecDeque::new(),
+            asked_ns: None,
+            status_asked_ns: None,
+            snapshot_sent_ns: None,
+            disconnecting: false,
+            asked_round: 0,
+            round: 0,
+        }
+    }
+
+    fn gain_access(&mut self, grant: Grant) {
+        self.key = Some(grant.key);
+        self.confirmed = grant.committed;
+        self.next = grant.committed.next();
+        self.snapshot = grant.snapshot;
+        self.told = grant.committed;
+        self.in_flight.clear();
+        self.snapshot_sent_ns = None;
+        self.disconnecting = false;
+        self.asked_round = self.round;
+    }
+
+    fn lose_access(&mut self) {
+        self.key = None;
+        self.in_flight.clear();
+        self.asked_ns = None;
+        self.disconnecting = false;
+    }
+}
+
+/// A hand-over under way.
+#[derive(Clone, Copy, Debug)]
+struct Transfer {
+    to: NodeId,
+    until_ns: u64,
+    asked: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Leader {
+    pub(super) term: Term,
+    pub(super) beats: u32,
+    /// Proposed up to here.
+    pub(super) last: Position,
+    /// An earlier leader wrote into this server's ring up to here: what stood one round of the
+    /// ring before is gone.
+    written: Position,
+    /// Own slots are durable up to here.
+    pub(super) persisted: Position,
+    persisting: bool,
+    pub(super) peers: Vec<Peer>,
+    pub(super) votes: Vec<Ballot>,
+    /// `None` once everything of earlier leaders is proposed again.
+    pub(super) recovery: Option<Recovery>,
+    /// Everything of earlier leaders is committed again.
+    pub(super) ready: bool,
+    /// A change of membership that is not committed: nothing is proposed behind it.
+    pub(super) pending_change: Option<Position>,
+    transfer: Option<Transfer>,
+    pub(super) rounds: Rounds,
+    /// The committed configuration lacks this server.
+    leaving: bool,
+}
+
+impl Leader {
+    pub(super) fn elected(
+        term: Term,
+        own: NodeId,
+        committed: Position,
+        votes: Vec<Ballot>,
+        now_ns: u64,
+    ) -> Self {
+        let ballot = votes.iter().find(|ballot| ballot.from == own);
+        let written = ballot.map(|ballot| ballot.grant.highest);
+        assert!(written.is_some(), "a candidate votes for itself");
+        Self {
+            term,
+            beats: 0,
+            last: committed,
+            written: written.unwrap_or_default(),
+            persisted: committed,
+            persisting: false,
+            peers: Vec::new(),
+            votes,
+            recovery: Some(Recovery::new(now_ns)),
+            ready: false,
+            pending_change: None,
+            transfer: None,
+            rounds: Rounds::new(now_ns),
+            leaving: false,
+        }
+    }
+
+    pub(super) fn takes_proposals(&self) -> bool {
+        self.ready && self.pending_change.is_none() && self.transfer.is_none() && !self.leaving
+    }
+
+    /// Whether an operation that reads the slot of `position` from our memory, for an earlier
+    /// position, is outstanding.
+    pub(super) fn is_in_flight(&self, position: Position, slots: u64) -> bool {
+        self.peers.iter().any(|peer| blocks(peer, position, slots))
+    }
+
+    /// A peer whose log region is open to us.
+    pub(super) fn reached(&self, id: NodeId) -> Option<&Peer> {
+        self.peers.iter().find(|peer| peer.id == id && peer.key.is_some())
+    }
+
+    fn holder_of(&mut self, id: NodeId, key: AccessKey) -> Option<&mut Peer> {
+        self.peers.iter_mut().find(|peer| peer.id == id && peer.key == Some(key))
+    }
+
+    pub(super) fn gain_access(&mut self, id: NodeId, grant: Grant) {
+        if let Some(peer) = self.peers.iter_mut().find(|peer| peer.id == id) {
+            peer.gain_access(grant);
+        }
+    }
+
+    pub(super) fn confirm_round(&mut self, id: NodeId, key: AccessKey, round: u64) {
+        if let Some(peer) = self.holder_of(id, key) {
+            peer.round = peer.round.max(round);
+        }
+    }
+}
+
+fn blocks(peer: &Peer, position: Position, slots: u64) -> bool {
+    peer.in_flight.front().is_some_and(|(first, _)| first.plus(slots) <= position)
+}
+
+impl<M: LogMemory> Replica<M> {
+    /// Everything a leader does without being asked, after each event.
+    pub(super) fn drive_leader(&mut self, commands: &mut Vec<Command>) {
+        if !matches!(self.role, Role::Leader(_)) {
+            return;
+        }
+        // A commit may let recovery go on, which may commit (in a cluster of one).
+        loop {
+            self.drive_recovery(commands);
+            if !self.commit(commands) {
+                break;
+            }
+        }
+        self.become_ready(commands);
+        self.drive_transfer(commands);
+        self.pump(commands);
+        if matches!(&self.role, Role::Leader(leader) if leader.leaving) {
+            self.step_down(commands);
+        }
+    }
+
+    fn become_ready(&mut self, commands: &mut Vec<Command>) {
+        let Role::Leader(leader) = &mut self.role else { return };
+        if !leader.ready && leader.recovery.is_none() && self.committed == leader.last {
+            leader.ready = true;
+            commands.push(Command::Leading { term: leader.term });
+        }
+    }
+
+    /// Commits what f + 1 servers have; true if there was something.
+    fn commit(&mut self, commands: &mut Vec<Command>) -> bool {
+        let Role::Leader(leader) = &self.role else { return false };
+        let reached = self.configuration.majority_position(|id| {
+            if id == self.id {
+                return leader.persisted;
+            }
+            let peer = leader.peers.iter().find(|peer| peer.id == id);
+            peer.map_or(Position::NONE, |peer| peer.confirmed)
+        });
+        let (to, persisted) = (reached.min(leader.last), leader.persisted);
+        let own_word = to.max(self.committed).min(persisted);
+        let moved = to > self.committed;
+        if moved {
+            let before = self.configuration.position();
+            self.advance(to, commands);
+            if before != self.configuration.position() {
+                self.follow_configuration(commands);
+            }
+        }
+        if let Role::Leader(leader) = &mut self.role {
+            if leader.pending_change.is_some_and(|position| position <= to) {
+                leader.pending_change = None;
+            }
+            self.store_commit_word(own_word);
+        }
+        moved
+    }
+
+    /// Makes the peers those of the configuration.
+    pub(super) fn follow_configuration(&mut self, commands: &mut Vec<Command>) {
+        let Role::Leader(leader) = &mut self.role else { return };
+        let (own, configuration) = (self.id, &self.configuration);
+        leader.peers.retain(|peer| {
+            let stays = configuration.contains(peer.id);
+            if let (false, Some(key)) = (stays, peer.key) {
+                commands.push(Command::Disconnect { peer: peer.id, key });
+            }
+            stays
+        });
+        for id in configuration.members().iter().copied().filter(|id| *id != own) {
+            if leader.peers.iter().any(|peer| peer.id == id) {
+                continue;
+            }
+            leader.peers.push(Peer::new(id));
+            let ballot = leader.votes.iter().find(|ballot| ballot.from == id).copied();
+            if let Some(Ballot { from, grant }) = ballot {
+                leader.gain_access(from, grant);
+            }
+        }
+        leader.leaving = !configuration.contains(own);
+    }
+
+    fn drive_transfer(&mut self, commands: &mut Vec<Command>) {
+        let Role::Leader(leader) = &mut self.role else { return };
+        let Some(transfer) = leader.transfer.filter(|transfer| !transfer.asked) else { return };
+        let has_all = leader
+            .reached(transfer.to)
+            .is_some_and(|peer| peer.confirmed == leader.last && peer.told == leader.last);
+        if has_all {
+            let message = Message::TakeOver { term: leader.term };
+            commands.push(Command::Send { to: transfer.to, message });
+            leader.transfer = Some(Transfer { asked: true, ..transfer });
+        }
+    }
+
+    /// Starts what can be started: own persistence, writes, commit words, confirmations.
+    fn pump(&mut self, commands: &mut Vec<Command>) {
+        let Role::Leader(leader) = &mut self.role else { return };
+        let (slots, options) = (self.layout.slots(), &self.options);
+        if !leader.persisting && leader.persisted < leader.last {
+            leader.persisting = true;
+            let first = leader.persisted.next();
+            commands.push(Command::PersistLog { first, last: leader.last });
+        }
+        for peer in &mut leader.peers {
+            let Some(key) = peer.key else { continue };
+            while peer.next <= leader.last
+                && peer.in_flight.len() < options.pipeline_depth
+                && peer.snapshot_sent_ns.is_none()
+            {
+                let in_ring = peer.next > self.ring_from
+                    && peer.next.plus(slots) > leader.last.max(leader.written);
+                if !in_ring {
+                    peer.snapshot_sent_ns = Some(self.now_ns);
+                    commands.push(Command::SendSnapshot { to: peer.id });
+                    break;
+                }
+                let room = peer.snapshot.plus(slots);
+                if leader.last.plus(slots / 4) > room && peer.status_asked_ns != Some(self.now_ns) {
+                    peer.status_asked_ns = Some(self.now_ns);
+                    commands.push(Command::ReadStatus { peer: peer.id });
+                }
+                let (first, most) = (peer.next, peer.next.plus(options.operation_slots - 1));
+                let last = leader.last.min(most).min(room);
+                if last < first {
+                    break;
+                }
+                commands.push(Command::WriteFlush { peer: peer.id, key, first, last });
+                peer.in_flight.push_back((first, last));
+                peer.next = last.next();
+            }
+            let position = self.committed.min(peer.confirmed);
+            if position > peer.told {
+                peer.told = position;
+                commands.push(Command::WriteCommit { peer: peer.id, key, position });
+            }
+            if let Some(round) = leader.rounds.to_ask(peer.asked_round) {
+                peer.asked_round = round;
+                commands.push(Command::Confirm { peer: peer.id, key, round });
+            }
+        }
+    }
+
+    pub(super) fn tick_leader(&mut self, commands: &mut Vec<Command>) {
+        let Role::Leader(leader) = &mut self.role else { return };
+        let (now_ns, options) = (self.now_ns, &self.options);
+        let since = |then_ns: u64| now_ns.saturating_sub(then_ns);
+        leader.beats = leader.beats.wrapping_add(1);
+        let recovery = leader.recovery.as_ref();
+        let stuck =
+            recovery.is_some_and(|recovery| since(recovery.progress_ns) > ns(options.isolation));
+        if stuck || leader.rounds.is_isolated(now_ns, ns(options.isolation)) {
+            self.step_down(commands);
+            return;
+        }
+        leader.rounds.tick(now_ns, ns(options.heartbeat));
+        if leader.transfer.is_some_and(|transfer| now_ns >= transfer.until_ns) {
+            leader.transfer = None;
+        }
+        let votes = &leader.votes;
+        let has_votes =
+            self.configuration.has_majority(|id| votes.iter().any(|ballot| ballot.from == id));
+        let asks_votes = leader.recovery.is_some() && !has_votes;
+        let (term, committed) = (leader.term, self.committed);
+        let next = leader.last.next();
+        for peer in &mut leader.peers {
+            if peer.snapshot_sent_ns.is_some_and(|at| since(at) > ns(options.snapshot_retry)) {
+                peer.snapshot_sent_ns = None;
+            }
+            let blocks = blocks(peer, next, self.layout.slots());
+            if let (Some(key), true, false) = (peer.key, blocks, peer.disconnecting) {
+                peer.disconnecting = true;
+                commands.push(Command::Disconnect { peer: peer.id, key });
+            }
+            let waited = peer.asked_ns.is_none_or(|at| since(at) >= ns(options.heartbeat));
+            let voted = votes.iter().any(|ballot| ballot.from == peer.id);
+            if waited && (peer.key.is_none() || asks_votes && !voted) {
+                peer.asked_ns = Some(now_ns);
+                let message = if asks_votes {
+                    Message::RequestVote { term, committed, transfer: false }
+                } else {
+                    Message::Follow { term }
+                };
+                commands.push(Command::Send { to: peer.id, message });
+            }
+        }
+        self.republish();
+    }
+
+    pub(super) fn on_following(
+        &mut self,
+        from: NodeId,
+        term: Term,
+        grant: Grant,
+        commands: &mut Vec<Command>,
+    ) {
+        match &mut self.role {
+            Role::Leader(leader) if leader.term == term => leader.gain_access(from, grant),
+            _ => self.on_refused(term, commands),
+        }
+    }
+
+    pub(super) fn on_flushed(&mut self, peer: NodeId, key: AccessKey, last: Position) {
+        let Role::Leader(leader) = &mut self.role else { return };
+        let Some(peer) = leader.holder_of(peer, key) else { return };
+        if peer.in_flight.front().is_some_and(|(_, posted)| *posted == last) {
+            peer.in_flight.pop_front();
+            peer.confirmed = peer.confirmed.max(last);
+        }
+    }
+
+    pub(super) fn on_log_persisted(&mut self, last: Position) {
+        let Role::Leader(leader) = &mut self.role else { return };
+        // An answer to an earlier leadership of ours says less than `last` of this one.
+        if leader.persisting && last <= leader.last {
+            leader.persisting = false;
+            leader.persisted = leader.persisted.max(last);
+        }
+    }
+
+    pub(super) fn on_access_lost(
+        &mut self,
+        peer: NodeId,
+        key: AccessKey,
+        _commands: &mut Vec<Command>,
+    ) {
+        let Role::Leader(leader) = &mut self.role else { return };
+        if let Some(peer) = leader.holder_of(peer, key) {
+            peer.lose_access();
+        }
+        let voted = leader.votes.len();
+        leader.votes.retain(|ballot| ballot.grant.key != key || ballot.from != peer);
+        if leader.votes.len() < voted {
+            self.restart_recovery();
+        }
+    }
+
+    pub(super) fn on_status_read(
+        &mut self,
+        peer: NodeId,
+        status: Option<Status>,
+        _commands: &mut Vec<Command>,
+    ) {
+        if let Role::Leader(leader) = &mut self.role {
+            let peer = leader.peers.iter_mut().find(|known| known.id == peer);
+            if let (Some(peer), Some(status)) = (peer, status) {
+                peer.snapshot = peer.snapshot.max(status.snapshot);
+            }
+        } else {
+            self.on_watched_status(peer, status);
+        }
+    }
+
+    pub(super) fn on_change(&mut self, change: Change) {
+        let Role::Leader(leader) = &self.role else { return };
+        let position = leader.last.next();
+        let room = position.since(self.snapshot) <= self.layout.slots()
+            && !leader.is_in_flight(position, self.layout.slots());
+        let Some(payload) = self.configuration.propose(change) else { return };
+        if leader.takes_proposals() && room {
+            let position = self.append(Kind::Configuration, &payload);
+            if let Role::Leader(leader) = &mut self.role {
+                leader.pending_change = Some(position);
+            }
+        }
+    }
+
+    pub(super) fn on_transfer(&mut self, to: NodeId) {
+        let until_ns = self.now_ns.saturating_add(ns(self.options.transfer));
+        let Role::Leader(leader) = &mut self.role else { return };
+        if leader.takes_proposals() && leader.peers.iter().any(|peer| peer.id == to) {
+            leader.transfer = Some(Transfer { to, until_ns, asked: false });
+        }
+    }
+
+    /// Stops leading, if it leads.
+    pub(super) fn step_down(&mut self, commands: &mut Vec<Command>) {
+        if !matches!(self.role, Role::Leader(_)) {
+            return;
+        }
+        let follower = Role::Follower(Follower::idle(self.now_ns, &self.options));
+        let Role::Leader(leader) = std::mem::replace(&mut self.role, follower) else { return };
+        for peer in &leader.peers {
+            if let Some(key) = peer.key {
+                commands.push(Command::Disconnect { peer: peer.id, key });
+            }
+        }
+        commands.extend(leader.rounds.waiting().map(|id| Command::ReadRefused { id }));
+        commands.push(Command::SteppedDown { term: leader.term });
+        self.publish(Term(0), 0);
+    }
+}

@@ -1,0 +1,39 @@
+//! Known bugs, put back: the invariants see each of them.
+
+#![allow(clippy::print_stdout)]
+
+use std::collections::BTreeMap;
+
+use beeline_verify_log::{PlantedBug, Settings, run};
+
+/// Runs seeds with a bug; which invariants saw it, and how often.
+fn seen(bug: PlantedBug, witnesses: bool, seeds: u64) -> BTreeMap<&'static str, u32> {
+    let mut seen = BTreeMap::new();
+    for seed in 0..seeds {
+        let settings = Settings { bug: Some(bug), witnesses, ..Settings::new(3, seed) };
+        if let Err(violation) = run(settings) {
+            *seen.entry(violation.invariant).or_default() += 1;
+        }
+    }
+    println!("{bug:?}, with witnesses: {witnesses}: {seen:?} of {seeds}");
+    seen
+}
+
+#[test]
+fn counting_the_acknowledgement_is_seen_in_memory_and_by_clients() {
+    let bug = PlantedBug::CountAcknowledgement;
+    assert!(seen(bug, true, 40).contains_key("durable_commit"));
+    assert!(!seen(bug, false, 400).is_empty());
+}
+
+#[test]
+fn voting_before_revoking_is_seen_in_memory_and_by_clients() {
+    let bug = PlantedBug::VoteBeforeRevocation;
+    assert!(seen(bug, true, 60).contains_key("fenced"));
+    assert!(!seen(bug, false, 800).is_empty());
+}
+
+#[test]
+fn taking_a_hole_for_committed_is_seen() {
+    assert!(!seen(PlantedBug::HoleTakenForCommitted, true, 100).is_empty());
+}
