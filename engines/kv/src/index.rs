@@ -288,7 +288,7 @@ impl Index {
         let home = page.home(hash);
         (home..home + LIKELY_PROBES)
             .map(|at| &page.slots[at & mask])
-            .find(|slot| slot.hash == hash)
+            .find(|slot| slot.hash == hash && slot.location.0 != 0)
             .and_then(|slot| slot.location.is_readable().then_some(slot.location))
     }
 
