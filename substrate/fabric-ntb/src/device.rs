@@ -1,6 +1,7 @@
 //! The device: opened over a port.
 
 use std::fs::OpenOptions;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -8,6 +9,7 @@ use std::sync::Arc;
 use beeline_fabric::{CompletionQueue, Device, DeviceAttributes, FabricError, ProtectionDomain};
 use beeline_fabric_engine::{EngineDevice, random_u64};
 use beeline_os::Mapping;
+use beeline_os::control_socket::ControlListener;
 use beeline_os::mapping::Protection;
 use beeline_os::memory::MemoryObject;
 
@@ -45,6 +47,15 @@ fn map(path: &Path) -> Result<Arc<Mapping>, FabricError> {
     Ok(Arc::new(mapping))
 }
 
+/// Makes sure that nobody else on this host has this end of the window, for as long as the value
+/// lives.
+fn claim(fixed: &FixedWindow) -> Result<ControlListener, FabricError> {
+    let failed = |action| move |source| FabricError::System { action, source };
+    let file = std::fs::metadata(&fixed.inbound).map_err(failed("looking at the window's file"))?;
+    let name = format!("beeline-ntb-{}-{}-{:?}", file.dev(), file.ino(), fixed.side);
+    ControlListener::bind(name.as_bytes()).map_err(failed("claiming this end of the window"))
+}
+
 /// The window of `fixed`, with as much of it as a geometry of its size uses.
 fn fixed_window(
     fixed: &FixedWindow,
@@ -78,7 +89,8 @@ impl NtbDevice {
     /// Opens the device: maps the window or makes the emulation's socket, starts the library's
     /// thread.
     ///
-    /// Errors: [`FabricError::System`] (no such file, not permitted, descriptor limits),
+    /// Errors: [`FabricError::System`] (no such file, not permitted, descriptor limits;
+    /// `AddrInUse` when a device of this host has that end of the window already),
     /// [`FabricError::Limit`] for a window too small for two rings.
     pub fn open(config: NtbConfig) -> Result<Arc<dyn Device>, FabricError> {
         let attributes = beeline_fabric_engine::attributes(
@@ -86,6 +98,7 @@ impl NtbDevice {
             "the target's thread makes the range persistent, then acknowledges",
         );
         let node = random_name()?;
+        let mut claimed = None;
         let (geometry, disorder, socket, fixed) = match &config.port {
             Port::Emulated { disorder } => {
                 let socket = Socket::open(&node, random_name()?).map_err(|source| {
@@ -96,13 +109,14 @@ impl NtbDevice {
                 (geometry, *disorder, Some(socket), None)
             }
             Port::Fixed(fixed) => {
+                claimed = Some(claim(fixed)?);
                 let (window, geometry) = fixed_window(fixed, &config)?;
                 let window: Arc<dyn crate::window::Window> = Arc::new(window);
                 (geometry, None, None, Some((window, fixed.side)))
             }
         };
         let silence = config.silence;
-        let setup = Setup { attributes, node, geometry, silence, disorder, socket, fixed };
+        let setup = Setup { attributes, node, geometry, silence, disorder, socket, fixed, claimed };
         let transport = Arc::new(NtbTransport::new(setup)?);
         Ok(Arc::new(Self { engine: EngineDevice::start(transport)? }))
     }

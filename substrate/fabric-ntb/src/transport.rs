@@ -15,7 +15,7 @@ use beeline_fabric_engine::handshake::{Identity, Nonce};
 use beeline_fabric_engine::now_ns;
 use beeline_fabric_engine::stream::{Attention, Stream, Transport};
 use beeline_os::SharedMemory;
-use beeline_os::control_socket::ControlSocket;
+use beeline_os::control_socket::{ControlListener, ControlSocket};
 use beeline_os::memory::MemoryObject;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
@@ -87,6 +87,7 @@ pub(crate) struct NtbTransport {
     nudge: OwnedFd,
     timer: OwnedFd,
     links: Mutex<Links>,
+    _claimed: Option<ControlListener>,
 }
 
 fn system(action: &'static str) -> impl Fn(Errno) -> FabricError {
@@ -109,6 +110,8 @@ pub(crate) struct Setup {
     pub(crate) socket: Option<Socket>,
     /// A fixed window, and which end this is.
     pub(crate) fixed: Option<(Arc<dyn Window>, Side)>,
+    /// Held so that no other device of this host takes the same end.
+    pub(crate) claimed: Option<ControlListener>,
 }
 
 impl NtbTransport {
@@ -141,6 +144,7 @@ impl NtbTransport {
                 timer_ns: u64::MAX,
                 look_ns: LOOK_NS.0,
             }),
+            _claimed: setup.claimed,
         };
         transport.watch(transport.nudge.as_fd(), TOKEN_NUDGE)?;
         transport.watch(transport.timer.as_fd(), TOKEN_TIMER)?;

@@ -105,6 +105,16 @@ fn two_devices_over_one_file_reach_each_other_both_ways() {
 }
 
 #[test]
+fn an_end_of_a_window_belongs_to_one_device() {
+    let (_directory, path) = window();
+    let first = NtbDevice::open(config(&path, Side::First)).unwrap();
+    assert!(NtbDevice::open(config(&path, Side::First)).is_err());
+    drop(first);
+    NtbDevice::open(config(&path, Side::First)).unwrap();
+    assert!(NtbDevice::open(config(&path.with_extension("missing"), Side::First)).is_err());
+}
+
+#[test]
 fn connections_beyond_the_partitions_are_refused_and_freed_ones_are_used_again() {
     let (_directory, path) = window();
     let first = NtbDevice::open(config(&path, Side::First)).unwrap();
