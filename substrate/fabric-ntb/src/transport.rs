@@ -361,7 +361,8 @@ impl Transport for NtbTransport {
         }
         let slowest = if used { LOOK_NS.1 } else { LOOK_NS.2 };
         busy |= !channels.is_empty();
-        links.look_ns = if busy { LOOK_NS.0 } else { (links.look_ns + links.look_ns / 4).min(slowest) };
+        links.look_ns =
+            if busy { LOOK_NS.0 } else { (links.look_ns + links.look_ns / 4).min(slowest) };
         self.bury(links);
         self.schedule(links, attention);
         accepted.extend(
