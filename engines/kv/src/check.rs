@@ -6,7 +6,7 @@ use beeline_pmem::Pool;
 
 use crate::KvError;
 use crate::entry::{FIRST_ENTRY, Sealer};
-use crate::segments::{FORMAT, SegmentState, UNTRUSTED, word};
+use crate::segments::{FORMAT, FORMAT_PLAIN, SegmentState, UNTRUSTED, word};
 use crate::store::root;
 use crate::walk;
 
@@ -78,7 +78,7 @@ pub fn check_pool(pool: &Pool) -> CheckReport {
     for segment in segments {
         let id = segment.id();
         let found = segment.word(word::FORMAT);
-        if found != 0 && found != FORMAT {
+        if ![0, FORMAT_PLAIN, FORMAT].contains(&found) {
             report.damages.push(Damage {
                 segment: Some(id),
                 what: format!("segment format word is {found}"),
@@ -86,7 +86,8 @@ pub fn check_pool(pool: &Pool) -> CheckReport {
             continue;
         }
         let flags = if segment.is_shared() { UNTRUSTED } else { 0 };
-        check_segment(&sealer, &SegmentState::new(segment, 0, flags, FIRST_ENTRY), &mut report);
+        let state = SegmentState::new(segment, 0, flags, FIRST_ENTRY, false);
+        check_segment(&sealer, &state, &mut report);
     }
     report
 }
@@ -117,20 +118,17 @@ fn check_segment(sealer: &Sealer, state: &SegmentState, report: &mut CheckReport
         if walked.missing > 0 {
             wrong.push(format!("{} entries do not verify", walked.missing));
         }
-        if walked.dirty_end != 0 && walked.missing == 0 {
-            if report.clean {
+        if walked.is_torn() && walked.missing == 0 {
+            if report.clean && walked.dirty_end != 0 {
                 wrong
                     .push(format!("bytes {}..{} belong to no entry", walked.end, walked.dirty_end));
             } else {
                 report.torn += 1;
             }
         }
-        if report.clean && state.segment.word(word::COUNT) != u64::from(walked.entries) {
-            wrong.push(format!(
-                "{} entries found, {} counted",
-                walked.entries,
-                state.segment.word(word::COUNT)
-            ));
+        let counted = state.promised();
+        if report.clean && counted != walked.entries {
+            wrong.push(format!("{} entries found, {counted} counted", walked.entries));
         }
     }
     report.damages.extend(wrong.into_iter().map(|what| Damage { segment: Some(id), what }));

@@ -84,6 +84,13 @@ impl Header {
         bytes
     }
 
+    /// Writes checksum and seal into bytes that [`Header::encode`] made without them.
+    #[inline]
+    pub fn encode_marks(&self, bytes: &mut [u8; HEADER_BYTES as usize]) {
+        bytes[8..16].copy_from_slice(&self.seal.to_le_bytes());
+        bytes[16..20].copy_from_slice(&self.checksum.to_le_bytes());
+    }
+
     /// Reads the fields; says nothing about their sense, see [`Header::is_plausible`].
     #[must_use]
     #[inline]
@@ -157,10 +164,10 @@ pub fn slot_bytes_for(key_length: usize, value_length: usize) -> u64 {
 #[must_use]
 #[inline]
 pub fn checksum(header: &[u8; HEADER_BYTES as usize], key: &[u8], value: &[&[u8]]) -> u32 {
-    let mut crc = crc32c::crc32c(&header[20..]);
-    crc = crc32c::crc32c_append(crc, key);
+    let mut crc = beeline_wire::crc32c(&header[20..]);
+    crc = beeline_wire::crc32c_append(crc, key);
     for part in value {
-        crc = crc32c::crc32c_append(crc, part);
+        crc = beeline_wire::crc32c_append(crc, part);
     }
     crc
 }

@@ -19,17 +19,26 @@ pub enum KnownBug {
     KeepTail,
     /// A superseded entry is not counted, so that its tombstone looks useless.
     ForgetStale,
+    /// A dead segment is appended to before its new generation is persisted.
+    ReuseBeforePersist,
+    /// A dead segment gets its new generation before what superseded its entries is persisted.
+    RecycleBeforePersist,
+    /// A count of persisted entries is believed whatever life of the segment it is about.
+    CountOfAnotherLife,
 }
 
 impl KnownBug {
     /// Every known bug.
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 9] = [
         Self::AcknowledgeBeforeFence,
         Self::DropTombstoneEarly,
         Self::FreeBeforePersist,
         Self::CollectUncommitted,
         Self::KeepTail,
         Self::ForgetStale,
+        Self::ReuseBeforePersist,
+        Self::RecycleBeforePersist,
+        Self::CountOfAnotherLife,
     ];
 }
 

@@ -76,6 +76,12 @@ impl Location {
         self.0 & (Self::TOMBSTONE | Self::LOST) != 0
     }
 
+    /// True for a value that does not expire.
+    #[inline]
+    pub fn is_plain(self) -> bool {
+        self.0 & (Self::TOMBSTONE | Self::EXPIRES | Self::LOST | Self::DROPPED) == 0
+    }
+
     /// True when the location names bytes that may be looked at.
     pub fn is_readable(self) -> bool {
         self.0 & (Self::LOST | Self::DROPPED) == 0
@@ -93,7 +99,8 @@ pub(crate) struct Slot {
     pub location: Location,
     /// Slot length of the newest entry in units of 16 bytes.
     pub units: u32,
-    /// Older valid entries of this key that are still on media.
+    /// Older entries of this key that are still on media, in runs or one by one: see
+    /// [`crate::shard::recycle`].
     pub stale: u16,
     /// Second of the last use, modulo 65,536.
     pub last_use: u16,
@@ -367,16 +374,35 @@ impl Index {
 
     /// The only slot with this hash; `None` when there is none or more than one.
     pub fn find_only(&self, hash: u64) -> Option<SlotId> {
-        let mut matches = 0;
-        let mut first = None;
-        self.find(hash, |_| {
-            matches += 1;
-            matches > 1
-        });
-        if matches == 1 {
-            first = self.find(hash, |_| true);
+        let number = self.directory[self.directory_slot(hash)];
+        let page = &self.pages[number as usize];
+        let mask = page.slots.len() - 1;
+        let mut at = page.home(hash);
+        let mut only = None;
+        while page.slots[at].location.0 != 0 {
+            if page.slots[at].hash == hash {
+                if only.is_some() {
+                    return None;
+                }
+                only = Some(SlotId { page: number, slot: at as u32 });
+            }
+            at = (at + 1) & mask;
         }
-        first
+        only
+    }
+
+    /// Every slot with this hash.
+    pub fn find_all(&self, hash: u64, out: &mut Vec<SlotId>) {
+        let number = self.directory[self.directory_slot(hash)];
+        let page = &self.pages[number as usize];
+        let mask = page.slots.len() - 1;
+        let mut at = page.home(hash);
+        while page.slots[at].location.0 != 0 {
+            if page.slots[at].hash == hash {
+                out.push(SlotId { page: number, slot: at as u32 });
+            }
+            at = (at + 1) & mask;
+        }
     }
 
     /// Collects into `out`, in order of position, at least `count` slots (fewer at the end) from

@@ -213,9 +213,9 @@ impl<'a> Keyspace<'a> {
             return self.put_at_home(database, key, value, options);
         };
         owner.admit(database, key, value.iter().map(|part| part.len()).sum())?;
-        let appended = home.append_put(database, key, value, options)?;
+        let hash = home.store().hash_key(database, key);
+        let appended = home.append_put(database, hash, key, value, options)?;
         self.spread_moves();
-        let hash = self.store().hash_key(database, key);
         let owner = self.owner(database, key)?;
         owner.note_expiry(options.expires_at_ms);
         owner.install(database, hash, key, &appended);
@@ -232,11 +232,11 @@ impl<'a> Keyspace<'a> {
     ) -> Result<Version, KvError> {
         let home = self.home_mut();
         let admitted = home.admit(database, key, value.iter().map(|part| part.len()).sum());
-        let appended = admitted.and_then(|()| home.append_put(database, key, value, options));
+        let hash = home.store().hash_key(database, key);
+        let appended = admitted.and_then(|()| home.append_put(database, hash, key, value, options));
         // Also where it failed: room may have been made by moving the batch.
         self.spread_moves();
         let appended = appended?;
-        let hash = self.store().hash_key(database, key);
         self.home_mut().install(database, hash, key, &appended);
         Ok(appended.version)
     }

@@ -6,7 +6,8 @@
 //!
 //! What recovery writes: zeros over what a crash left behind the last good entry of the store's
 //! own logs (so that an append can never connect to it), and exact counts. Both may be cut short
-//! and done again.
+//! and done again. In a segment that is not in its first life since it was zeroed, only entries of
+//! this life can connect: these are looked for, and lose their seals, where appending goes on.
 //!
 //! Source: BOOM-KV §3.6.
 
@@ -19,7 +20,7 @@ use beeline_pmem::{Persister, PmemError, Pool, Segment};
 use crate::entry::{EXPIRES, TOMBSTONE};
 use crate::fault::{self, KnownBug};
 use crate::index::{Location, Slot};
-use crate::segments::{FORMAT, QUARANTINED, SegmentState, UNTRUSTED, word};
+use crate::segments::{FORMAT, FORMAT_PLAIN, QUARANTINED, SegmentState, UNTRUSTED, word};
 use crate::shard::Shard;
 use crate::shard::log::Appended;
 use crate::store::Store;
@@ -84,12 +85,13 @@ impl Store {
 
 fn adopt(store: &Arc<Store>, segment: Arc<Segment>) -> Result<Arc<SegmentState>, KvError> {
     let found = segment.word(word::FORMAT);
-    if found != 0 && found != FORMAT {
+    if ![0, FORMAT_PLAIN, FORMAT].contains(&found) {
         return Err(KvError::Format { what: "a segment", found, supported: FORMAT });
     }
     let owner = (segment.word(word::OWNER) as u32) % store.shards() as u32;
     let flags = if segment.is_shared() { UNTRUSTED } else { 0 };
-    let state = Arc::new(SegmentState::new(segment, owner, flags, crate::entry::FIRST_ENTRY));
+    let first = crate::entry::FIRST_ENTRY;
+    let state = Arc::new(SegmentState::new(segment, owner, flags, first, false));
     store.table.insert(Arc::clone(&state));
     Ok(state)
 }
@@ -146,6 +148,7 @@ fn recover_all(
         let mine =
             candidates.iter().filter(|candidate| candidate.state.owner as usize == shard.index());
         if let Some(best) = mine.max_by_key(|candidate| candidate.newest) {
+            cut_off(store, &best.state)?;
             shard.resume_head(&best.state);
         }
         shard.tick();
@@ -155,6 +158,26 @@ fn recover_all(
     }
     report.index_bytes_per_key = index_bytes as f64 / report.keys.max(1) as f64;
     Ok(report)
+}
+
+/// Makes sure that no append connects to entries of this life behind the last accepted one.
+fn cut_off(store: &Store, state: &SegmentState) -> Result<(), PmemError> {
+    if state.began_zeroed() || fault::is_on(KnownBug::KeepTail) {
+        return Ok(());
+    }
+    let end = state.tail.load(Ordering::Relaxed);
+    let bytes = state.bytes(0, state.length as usize);
+    let left = walk::left_behind(&store.sealer, state, bytes, end);
+    if left.is_empty() {
+        return Ok(());
+    }
+    let mut persister = store.pool.persister();
+    for offset in left {
+        // Version and seal.
+        state.segment.store(offset as usize, &[0; 16]);
+        persister.flush(&state.segment, offset as usize, 16);
+    }
+    persister.fence()
 }
 
 #[derive(Debug, Default)]
@@ -240,7 +263,7 @@ impl<'a> Worker<'a> {
             report.damaged += u64::from(walked.missing);
         }
         report.torn += u64::from(walked.cut_batch);
-        if walked.dirty_end != 0 && walked.cut_batch == 0 {
+        if walked.is_torn() && walked.cut_batch == 0 {
             report.torn += 1;
         }
         state.tail.store(walked.end, Ordering::Release);
@@ -257,8 +280,8 @@ impl<'a> Worker<'a> {
             }
             self.persister.flush(&state.segment, start, end - start);
         }
-        if walked.missing == 0 && state.segment.word(word::COUNT) != u64::from(walked.entries) {
-            state.segment.store_word(word::COUNT, u64::from(walked.entries));
+        if walked.missing == 0 && state.promised() != walked.entries {
+            state.promise(walked.entries);
             self.persister.flush_words(&state.segment);
         }
         if walked.entries == 0 && walked.missing == 0 {

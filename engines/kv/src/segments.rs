@@ -9,11 +9,14 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use beeline_pmem::Segment;
 
+use crate::fault::{self, KnownBug};
 use crate::index::SEGMENT_LIMIT;
 
 /// User words in the segment's server-only descriptor.
 pub(crate) mod word {
-    /// Entries known to be persisted: a lower bound that lags by one commit.
+    /// Entries known to be persisted: a lower bound that lags by one commit. The count in the low
+    /// half, the low half of the generation it is about in the high one; a count of another life
+    /// promises nothing.
     pub const COUNT: usize = 0;
     /// Previous segment of the same log, identifier + 1, 0 = none.
     pub const PREVIOUS: usize = 1;
@@ -23,10 +26,17 @@ pub(crate) mod word {
     pub const OWNER: usize = 3;
     /// Format of the entries in the segment.
     pub const FORMAT: usize = 4;
+    /// Generation that began with zeroed memory. In a later one, what follows the last entry is
+    /// left over from former lives.
+    pub const ZEROED: usize = 5;
+    /// Newest version of the store when a later life began: for the report on what a crash cut.
+    pub const SINCE: usize = 6;
 }
 
 /// Value of [`word::FORMAT`].
-pub(crate) const FORMAT: u64 = 1;
+pub(crate) const FORMAT: u64 = 2;
+/// A former value: counts stood alone, and every life began with zeroed memory.
+pub(crate) const FORMAT_PLAIN: u64 = 1;
 /// Bit of [`word::OWNER`] that marks a client's log.
 pub(crate) const OWNER_CLIENT: u64 = 1 << 32;
 
@@ -41,7 +51,7 @@ pub(crate) const QUARANTINED: u32 = 8;
 /// A collector works on it.
 pub(crate) const VICTIM: u32 = 16;
 
-/// One segment in use.
+/// One life of a segment in use.
 #[derive(Debug)]
 pub(crate) struct SegmentState {
     pub segment: Arc<Segment>,
@@ -50,9 +60,18 @@ pub(crate) struct SegmentState {
     pub length: u32,
     pub owner: u32,
     flags: AtomicU32,
-    /// Bytes of slots whose entry is the newest of its key and needed. Signed and relaxed: two
-    /// shards may add and subtract in any order; it only steers the choice of victims.
-    pub live_bytes: AtomicI64,
+    /// Keys count as stale here once for a run of entries, not once for each: see
+    /// [`crate::shard::recycle`].
+    pub by_run: bool,
+    /// Bytes of slots whose entry is the newest of its key and needed. Signed: two shards may add
+    /// and subtract in any order. A slot that moves is added where it goes to before it is
+    /// subtracted where it was, so that 0 in a segment nobody appends to means that nobody needs
+    /// it.
+    live_bytes: AtomicI64,
+    /// Slots that point here and are not needed: tombstones that hide nothing any more.
+    hollow: AtomicI64,
+    /// Shards, modulo 64, to whose logs went what superseded entries in here.
+    superseded_by: AtomicU64,
     /// End of the last entry.
     pub tail: AtomicU32,
     /// Entries in it.
@@ -62,14 +81,17 @@ pub(crate) struct SegmentState {
 }
 
 impl SegmentState {
-    pub fn new(segment: Arc<Segment>, owner: u32, flags: u32, tail: u32) -> Self {
+    pub fn new(segment: Arc<Segment>, owner: u32, flags: u32, tail: u32, by_run: bool) -> Self {
         Self {
             id: segment.id(),
             generation: segment.generation(),
             length: segment.length_bytes() as u32,
             owner,
             flags: AtomicU32::new(flags),
+            by_run,
             live_bytes: AtomicI64::new(0),
+            hollow: AtomicI64::new(0),
+            superseded_by: AtomicU64::new(0),
             tail: AtomicU32::new(tail),
             count: AtomicU32::new(0),
             pins: AtomicU32::new(0),
@@ -96,22 +118,93 @@ impl SegmentState {
         self.live_bytes.fetch_add(bytes as i64, Ordering::Relaxed);
     }
 
+    /// True when none are left.
     #[inline]
-    pub fn remove_live(&self, bytes: u64) {
-        self.live_bytes.fetch_sub(bytes as i64, Ordering::Relaxed);
+    pub fn remove_live(&self, bytes: u64) -> bool {
+        // Release pairs with the acquire in `is_dead`: whoever used the entry is done with it.
+        self.live_bytes.fetch_sub(bytes as i64, Ordering::Release) == bytes as i64
+    }
+
+    pub fn live(&self) -> i64 {
+        self.live_bytes.load(Ordering::Relaxed)
+    }
+
+    pub fn change_hollow(&self, by: i64) {
+        self.hollow.fetch_add(by, Ordering::Release);
+    }
+
+    /// True when no slot of any index points here. Meaningless while it is a head.
+    pub fn is_dead(&self) -> bool {
+        // Acquire pairs with the releases in `remove_live` and `change_hollow`.
+        self.live_bytes.load(Ordering::Acquire) == 0 && self.hollow.load(Ordering::Acquire) == 0
+    }
+
+    /// Notes that an entry in here was superseded by one in the log of shard `owner`.
+    #[inline]
+    pub fn supersede(&self, owner: u32) {
+        if owner != self.owner {
+            self.superseded_by.fetch_or(1 << (owner % 64), Ordering::Release);
+        }
+    }
+
+    /// Other shards whose logs hold what superseded entries in here, modulo 64.
+    pub fn superseded_by(&self) -> u64 {
+        // Acquire pairs with the release in `supersede`, which comes before `remove_live`.
+        self.superseded_by.load(Ordering::Acquire)
+    }
+
+    /// Entries that are known to be persisted, according to the descriptor.
+    pub fn promised(&self) -> u32 {
+        let word = self.segment.word(word::COUNT);
+        let plain = self.segment.word(word::FORMAT) == FORMAT_PLAIN;
+        let mine = plain
+            || fault::is_on(KnownBug::CountOfAnotherLife)
+            || word >> 32 == self.generation & u64::from(u32::MAX);
+        if !mine {
+            return 0;
+        }
+        if plain { word.min(u64::from(u32::MAX)) as u32 } else { word as u32 }
+    }
+
+    /// Stores the count of entries known to be persisted.
+    pub fn promise(&self, count: u32) {
+        let plain = self.segment.word(word::FORMAT) == FORMAT_PLAIN;
+        let tag = if plain { 0 } else { self.generation << 32 };
+        self.segment.store_word(word::COUNT, tag | u64::from(count));
+    }
+
+    /// True when its bytes were zero when this life began.
+    pub fn began_zeroed(&self) -> bool {
+        self.segment.word(word::FORMAT) == FORMAT_PLAIN
+            || self.segment.word(word::ZEROED) == self.generation
+    }
+
+    /// True when it may have another life in place: never given to a client, and of a format whose
+    /// counts name their life.
+    pub fn is_renewable(&self) -> bool {
+        !self.is(UNTRUSTED | GRANTED | QUARANTINED)
+            && !self.segment.is_shared()
+            && self.segment.word(word::FORMAT) == FORMAT
+    }
+
+    /// Bytes of entries that nobody needs.
+    pub fn stale_bytes(&self) -> u64 {
+        let used = u64::from(self.tail.load(Ordering::Relaxed) - crate::entry::FIRST_ENTRY);
+        used.saturating_sub(self.live().max(0) as u64)
     }
 
     /// Bytes that freeing the segment would win.
     pub fn garbage_bytes(&self) -> u64 {
-        let live = self.live_bytes.load(Ordering::Relaxed).max(0) as u64;
+        let live = self.live().max(0) as u64;
         u64::from(self.length).saturating_sub(live)
     }
 
     /// Bytes of a trusted segment.
     ///
     /// Invariant: the range lies inside the segment and holds entries that are complete; entries
-    /// of a trusted segment never change once appended (the one exception, closing a batch, needs
-    /// the shard exclusively, and no slice outlives a shared borrow of the shard).
+    /// of a trusted segment never change once appended, as long as a slot points at them or a
+    /// reader pins them (the one exception, closing a batch, needs the shard exclusively, and no
+    /// slice outlives a shared borrow of the shard).
     #[inline]
     pub fn bytes(&self, offset: u32, length: usize) -> &[u8] {
         debug_assert!(!self.is(UNTRUSTED), "memory a client can write is never a slice");

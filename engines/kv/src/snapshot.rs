@@ -218,6 +218,7 @@ impl Shard {
         }
         let draft = Draft {
             version: record.version,
+            hash,
             database: record.database,
             kind: record.kind,
             flags: record.flags,
@@ -253,7 +254,7 @@ impl BlockWriter {
         head.extend_from_slice(&[0; 4]);
         head.extend_from_slice(&self.report.version.to_le_bytes());
         head.extend_from_slice(&unix_ms.to_le_bytes());
-        head.extend_from_slice(&crc32c::crc32c(&head).to_le_bytes());
+        head.extend_from_slice(&beeline_wire::crc32c(&head).to_le_bytes());
         head.extend_from_slice(&[0; 4]);
         self.write(&head)
     }
@@ -295,7 +296,7 @@ impl BlockWriter {
         let mut head = [0; 12];
         head[0..4].copy_from_slice(&(payload.len() as u32).to_le_bytes());
         head[4..8].copy_from_slice(&records.to_le_bytes());
-        let crc = crc32c::crc32c_append(crc32c::crc32c(&head[..8]), payload);
+        let crc = beeline_wire::crc32c_append(beeline_wire::crc32c(&head[..8]), payload);
         head[8..12].copy_from_slice(&crc.to_le_bytes());
         self.write(&head)?;
         self.write(payload)
@@ -379,7 +380,7 @@ fn read_file(
         return Err(bad("is not a snapshot"));
     }
     let crc = u32::from_le_bytes([head[32], head[33], head[34], head[35]]);
-    if crc32c::crc32c(&head[..32]) != crc || head[36..] != [0; 4] {
+    if beeline_wire::crc32c(&head[..32]) != crc || head[36..] != [0; 4] {
         return Err(bad("has a damaged header"));
     }
     let format = u32::from_le_bytes([head[8], head[9], head[10], head[11]]);
@@ -411,7 +412,7 @@ fn read_file(
         payload.clear();
         payload.resize(length, 0);
         fill(&mut payload)?;
-        if crc32c::crc32c_append(crc32c::crc32c(&block[..8]), &payload) != crc {
+        if beeline_wire::crc32c_append(beeline_wire::crc32c(&block[..8]), &payload) != crc {
             return Err(bad("has a damaged block"));
         }
         if records == END {

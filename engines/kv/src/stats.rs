@@ -58,6 +58,8 @@ counters! {
     damaged,
     /// Segments collected.
     segments_collected,
+    /// Segments in which nothing was needed any more, written anew in place.
+    segments_recycled,
     /// Entries the collector copied.
     collector_copied_entries,
     /// Bytes the collector copied.

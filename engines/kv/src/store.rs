@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use beeline_env::Clock;
-use beeline_pmem::{PmemError, Pool};
+use beeline_pmem::{Mechanism, PmemError, Pool, Segment};
 
 use crate::entry::Sealer;
 use crate::segments::{FORMAT, HEAD, SegmentState, SegmentTable, word};
@@ -105,6 +105,8 @@ pub struct Store {
     max_memory_bytes: AtomicU64,
     eviction: AtomicU8,
     allocating: Mutex<()>,
+    /// From this many bytes on a head is left for a warm segment, where that pays.
+    pub(crate) warm_bytes: u32,
 }
 
 /// A valid entry left the media together with its segment.
@@ -159,6 +161,12 @@ impl Store {
             max_memory_bytes: AtomicU64::new(options.max_memory_bytes),
             eviction: AtomicU8::new(code_of(options.eviction)),
             allocating: Mutex::new(()),
+            warm_bytes: options.warm_bytes.unwrap_or(match pool.report().mechanism {
+                // Each change of segments costs a synchronisation of the pool's own file.
+                Mechanism::FileSync => 32 << 20,
+                Mechanism::CacheLine(_) | Mechanism::CacheLineEmulated(_) => 4 << 20,
+                _ => 1 << 20,
+            }),
             pool,
         }))
     }
@@ -365,6 +373,12 @@ impl Store {
         free / u64::from(self.pool.segment_bytes())
     }
 
+    /// As many free segments or fewer mean that garbage is dear.
+    pub(crate) fn low_segments(&self) -> u64 {
+        let total = self.pool.capacity_bytes() / u64::from(self.pool.segment_bytes());
+        (self.reserve(Need::Data) + 2).max(total / 8)
+    }
+
     /// Segments kept back from new data.
     pub(crate) fn reserve(&self, need: Need) -> u64 {
         match need {
@@ -400,10 +414,28 @@ impl Store {
         };
         segment.store_word(word::OWNER, owner as u64 | owner_flags);
         segment.store_word(word::FORMAT, FORMAT);
+        segment.store_word(word::ZEROED, segment.generation());
+        Ok(self.install_segment(segment, owner, flags, owner_flags == 0))
+    }
+
+    /// A renewed segment of shard `owner`, its new life persisted, as a head again.
+    pub(crate) fn take_over(&self, segment: Arc<Segment>, owner: usize) -> Arc<SegmentState> {
+        segment.store_word(word::SINCE, self.newest_version());
+        self.install_segment(segment, owner, 0, true)
+    }
+
+    fn install_segment(
+        &self,
+        segment: Arc<Segment>,
+        owner: usize,
+        flags: u32,
+        by_run: bool,
+    ) -> Arc<SegmentState> {
         let first = crate::entry::FIRST_ENTRY;
-        let state = Arc::new(SegmentState::new(segment, owner as u32, flags | HEAD, first));
+        let state = SegmentState::new(segment, owner as u32, flags | HEAD, first, by_run);
+        let state = Arc::new(state);
         self.table.insert(Arc::clone(&state));
-        Ok(state)
+        state
     }
 }
 

@@ -28,10 +28,20 @@ pub(crate) struct Walked {
     pub cut_batch: u32,
     /// First byte after the last accepted entry.
     pub end: u32,
-    /// Last non-zero byte after `end`, plus one; 0 when all is zero.
+    /// Last non-zero byte after `end`, plus one; 0 when all is zero, and where former lives left
+    /// their bytes behind.
     pub dirty_end: u32,
+    /// What follows the last entry looks like one of this life that did not reach media as a whole.
+    pub cut_entry: bool,
     /// Newest version among the entries.
     pub newest: u64,
+}
+
+impl Walked {
+    /// True when a crash cut something short.
+    pub fn is_torn(&self) -> bool {
+        self.dirty_end != 0 || self.cut_batch != 0 || self.cut_entry
+    }
 }
 
 /// The bytes of a segment to walk over: in place where no client can write, else a copy.
@@ -75,7 +85,7 @@ pub(crate) fn walk(
     bytes: &[u8],
     mut visit: impl FnMut(Found),
 ) -> Walked {
-    let promised = state.segment.word(word::COUNT).min(u64::from(u32::MAX)) as u32;
+    let promised = state.promised();
     let mut walked = Walked { end: FIRST_ENTRY, ..Walked::default() };
     let mut batch: Vec<Found> = Vec::new();
     let mut at = FIRST_ENTRY as usize;
@@ -117,9 +127,35 @@ pub(crate) fn walk(
     walked.missing += promised.saturating_sub(seen);
     walked.cut_batch = batch.len() as u32;
     let rest = &bytes[walked.end as usize..];
-    let used = used_length(rest);
-    walked.dirty_end = if used == 0 { 0 } else { walked.end + used as u32 };
+    if state.began_zeroed() || state.is(UNTRUSTED) {
+        let used = used_length(rest);
+        walked.dirty_end = if used == 0 { 0 } else { walked.end + used as u32 };
+    } else if batch.is_empty()
+        && let Some(head) = rest.first_chunk::<{ HEADER_BYTES as usize }>()
+    {
+        // A guess, for the report: versions only grow, so a former life's are smaller.
+        let former = state.segment.word(word::SINCE);
+        let header = Header::decode(head);
+        walked.cut_entry = header.version > walked.newest.max(former)
+            && header.slot_bytes >= HEADER_BYTES
+            && header.is_plausible(rest.len() as u64);
+    }
     walked
+}
+
+/// Offsets beyond `end` of entries of this life that were not accepted: of the group that a crash
+/// cut. They verify, so nothing may be appended that would connect to them.
+pub(crate) fn left_behind(
+    sealer: &Sealer,
+    state: &SegmentState,
+    bytes: &[u8],
+    end: u32,
+) -> Vec<u32> {
+    (end as usize..bytes.len().saturating_sub(HEADER_BYTES as usize))
+        .step_by(ALIGNMENT as usize)
+        .filter(|at| entry_at(sealer, state.id, state.generation, bytes, *at).is_some())
+        .map(|at| at as u32)
+        .collect()
 }
 
 /// Length of `bytes` without the zeros at their end. Whole pages are compared at a time: the empty

@@ -75,7 +75,12 @@ fn key_bytes(key: u8) -> Vec<u8> {
 
 impl World {
     fn new(count: usize) -> Self {
-        let pool = Pool::dram(&PoolOptions::volatile(64 << 10, 14 * (64 << 10))).unwrap();
+        let pool = {
+            // Nearly full all the time; or with room, so that segments are written anew in place.
+            let segments = if count.is_multiple_of(2) { 14 } else { 40 };
+            let options = PoolOptions::volatile(64 << 10, segments * (64 << 10));
+            Pool::dram(&options).unwrap()
+        };
         let clock = Arc::new(ManualClock::new(1_000_000));
         let (store, shards) = Self::open(&pool, &clock, count);
         let client = Client { logs: (0..count).map(|_| None).collect(), ..Client::default() };
@@ -88,7 +93,9 @@ impl World {
         clock: &Arc<ManualClock>,
         shards: usize,
     ) -> (Arc<Store>, Vec<Arc<Mutex<Shard>>>) {
-        let options = StoreOptions { shards, clock: clock.clone(), ..StoreOptions::default() };
+        let clock = clock.clone();
+        let warm_bytes = Some(12 << 10);
+        let options = StoreOptions { shards, clock, warm_bytes, ..StoreOptions::default() };
         let (store, shards, report) = Store::open(pool.clone(), options).unwrap();
         assert_eq!(report.damaged, 0, "{report:?}");
         assert_eq!(report.torn, 0, "{report:?}");

@@ -124,6 +124,13 @@ impl Persister {
         self.flush_table(offset, layout::SEGMENT_WORDS * layout::PAIR_BYTES);
     }
 
+    /// Flushes the state of `segment` after [`Segment::renew`]: persisted by the next
+    /// [`Persister::fence`] on every kind of pool, at the cost of [`Persister::flush_words_now`].
+    pub fn flush_descriptor(&mut self, segment: &Segment) {
+        self.counters.flushes += 1;
+        self.flush_table(layout::descriptor_offset(segment.id), cache::CACHE_LINE_BYTES);
+    }
+
     /// Flushes every root word.
     pub fn flush_root(&mut self) {
         self.counters.flushes += 1;
@@ -161,8 +168,7 @@ impl Persister {
     }
 
     fn note_dirty(&mut self, segment: &Segment) {
-        let known =
-            |held: &Arc<Segment>| held.id == segment.id && held.generation == segment.generation;
+        let known = |held: &Arc<Segment>| std::ptr::eq(&**held, segment);
         if !self.dirty.iter().any(known)
             && let Some(held) = segment.myself.upgrade()
         {

@@ -337,7 +337,7 @@ impl Pool {
             held
         };
         drop(held);
-        let generation = segment.generation;
+        let generation = segment.generation();
         core.persist_state(id, State { in_use: false, shared: false, generation })?;
         fault(&BEFORE_UNLINK, &core.table_file)?;
         if let Some(recorder) = &core.recorder {

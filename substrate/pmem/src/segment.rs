@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use beeline_os::memory::{contains, copy_in, copy_out, load_u64, store_u64};
+use beeline_os::memory::{load_u64, store_u64};
 use beeline_os::{MemoryObject, Persistence};
 
 use crate::core::Core;
@@ -15,6 +15,16 @@ use crate::memory::Memory;
 use crate::options::{Mechanism, PoolKind};
 use crate::record::Event;
 use beeline_os::write_back as cache;
+
+/// Where a segment's memory starts.
+#[derive(Clone, Copy, Debug)]
+struct SegmentStart(NonNull<u8>);
+
+// SAFETY: an address only; what is done through it is argued where it is used, and the memory is
+// reached from several threads as a whole (`Memory` is shared the same way).
+unsafe impl Send for SegmentStart {}
+// SAFETY: as above.
+unsafe impl Sync for SegmentStart {}
 
 /// A piece of a pool: `segment_bytes` of memory, zeroed when allocated, and eight words in the
 /// pool's descriptor table that peers never see.
@@ -27,22 +37,30 @@ pub struct Segment {
     pub(crate) core: Arc<Core>,
     pub(crate) memory: Memory,
     pub(crate) id: u32,
-    pub(crate) generation: u64,
+    /// Moves only in [`Segment::renew`].
+    generation: AtomicU64,
     pub(crate) myself: Weak<Segment>,
     shared: AtomicBool,
+    /// Start and length of `memory`, at hand for every access: a mapping's base never moves.
+    start: SegmentStart,
+    length: usize,
     /// One replacement of the backing at a time.
     replacing: Mutex<()>,
 }
 
 impl Segment {
     pub(crate) fn new(core: Arc<Core>, memory: Memory, id: u32, state: State) -> Arc<Self> {
+        let start = SegmentStart(memory.base());
+        let length = memory.length_bytes();
         Arc::new_cyclic(|myself| Self {
             core,
             memory,
             id,
-            generation: state.generation,
+            generation: AtomicU64::new(state.generation),
             myself: myself.clone(),
             shared: AtomicBool::new(state.shared),
+            start,
+            length,
             replacing: Mutex::new(()),
         })
     }
@@ -57,28 +75,85 @@ impl Segment {
         self.id
     }
 
-    /// How often this descriptor was allocated, this time included. With the id it is unique for
-    /// the life of the pool.
+    /// Number of this life: how often the descriptor was allocated or renewed, this time included.
+    /// With the id it is unique for the life of the pool.
     #[must_use]
     pub fn generation(&self) -> u64 {
-        self.generation
+        self.generation.load(Ordering::Relaxed)
+    }
+
+    /// Starts a new life in place: the next generation, the same bytes, the same words. Stored,
+    /// not yet persisted: that takes [`crate::Persister::flush_descriptor`] and its fence, and
+    /// until then a crash may find either life over the bytes as they are. So nothing may be
+    /// stored into the segment before that fence.
+    ///
+    /// Returns the new generation; `None`, and nothing changed, where a peer may hold a mapping or
+    /// generations have run out: free it then.
+    ///
+    /// Invariant: the caller has persisted that nothing refers to the segment, and nobody else
+    /// renews or frees it.
+    pub fn renew(&self) -> Option<u64> {
+        let generation = self.generation() + 1;
+        if self.is_shared() || generation >= layout::MAX_GENERATION {
+            return None;
+        }
+        self.generation.store(generation, Ordering::Relaxed);
+        self.core.store_state(self.id, State { in_use: true, shared: false, generation });
+        Some(generation)
     }
 
     /// Length in bytes.
     #[must_use]
+    #[inline]
     pub fn length_bytes(&self) -> usize {
-        self.memory.length_bytes()
+        self.length
+    }
+
+    /// The address of `offset..offset+length`, which is checked to lie inside the segment.
+    #[inline]
+    fn at(&self, offset: usize, length: usize) -> *mut u8 {
+        let inside = offset <= self.length && length <= self.length - offset;
+        assert!(inside, "an access stays inside its segment");
+        // SAFETY: the offset was just checked to lie inside the mapping, which starts at `start`.
+        unsafe { self.start.0.as_ptr().add(offset) }
     }
 
     /// Copies `offset..offset+target.len()` out. A copy of bytes that are being written may be
     /// torn; validate the copy.
+    #[inline]
     pub fn read(&self, offset: usize, target: &mut [u8]) {
-        copy_out(&self.memory, offset, target);
+        let source = self.at(offset, target.len());
+        // SAFETY: the range lies inside the mapping, which lives as long as `self`; `target` is
+        // the caller's own. A torn copy is possible and is what callers validate.
+        unsafe { std::ptr::copy_nonoverlapping(source, target.as_mut_ptr(), target.len()) };
     }
 
     /// Stores `source` at `offset`.
+    #[inline]
     pub fn store(&self, offset: usize, source: &[u8]) {
-        self.record(offset, source.len(), || copy_in(&self.memory, offset, source));
+        self.store_parts(offset, &[source]);
+    }
+
+    /// Stores the parts in a row from `offset` on, as one store: a simulated device may have its
+    /// words reach media in any order.
+    #[inline]
+    pub fn store_parts(&self, offset: usize, parts: &[&[u8]]) {
+        let length = parts.iter().map(|part| part.len()).sum();
+        let target = self.at(offset, length);
+        self.record(offset, length, || {
+            let mut done = 0;
+            for part in parts {
+                // SAFETY: `done` plus this part's length is at most `length`, so that the result
+                // stays inside the range just checked.
+                let to = unsafe { target.add(done) };
+                // SAFETY: as above, and mapped writable while `self` is borrowed; no reference to
+                // segment bytes exists that `part` could be (`trusted_slice` forbids later stores
+                // to its range). Concurrent writers are possible only by peers; the bytes are then
+                // theirs to mangle, and readers validate copies.
+                unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), to, part.len()) };
+                done += part.len();
+            }
+        });
     }
 
     /// Loads the word at `offset`, a multiple of 8, with acquire ordering; pairs with
@@ -98,12 +173,7 @@ impl Segment {
     /// [`crate::Persister::store_nontemporal`], which knows that the flush is done.
     pub fn store_nontemporal(&self, offset: usize, source: &[u8]) {
         self.record(offset, source.len(), || {
-            assert!(
-                contains(&self.memory, offset as u64, source.len() as u64),
-                "a store stays inside its segment"
-            );
-            // SAFETY: the range was just checked to lie inside the mapping.
-            let target = unsafe { self.memory.base().as_ptr().add(offset) };
+            let target = self.at(offset, source.len());
             // SAFETY: mapped writable while `self` is borrowed; no reference to segment bytes
             // exists that `source` could be (`trusted_slice` forbids later stores to its range).
             unsafe { cache::copy_nontemporal(self.core.write_back(), target, source) };
@@ -118,12 +188,7 @@ impl Segment {
     /// segment is not shared, or its backing was replaced after the last grant).
     #[must_use]
     pub unsafe fn trusted_slice(&self, offset: usize, length: usize) -> &[u8] {
-        assert!(
-            contains(&self.memory, offset as u64, length as u64),
-            "a slice stays inside its segment"
-        );
-        // SAFETY: the range was just checked to lie inside the mapping.
-        let start = unsafe { self.memory.base().as_ptr().add(offset) };
+        let start = self.at(offset, length);
         // SAFETY: mapped and initialised (files and fresh memory read as zero) for as long as
         // `self` is borrowed; the caller keeps writers away.
         unsafe { std::slice::from_raw_parts(start, length) }
@@ -171,7 +236,7 @@ impl Segment {
     fn set_shared(&self, shared: bool) {
         // Release pairs with the acquire in `is_shared`.
         self.shared.store(shared, Ordering::Release);
-        let state = State { in_use: true, shared, generation: self.generation };
+        let state = State { in_use: true, shared, generation: self.generation() };
         self.core.store_state(self.id, state);
         if self.core.mechanism != Mechanism::FileSync {
             let _ = self.core.persist_table(layout::descriptor_offset(self.id), 16);
@@ -179,6 +244,7 @@ impl Segment {
     }
 
     /// Runs `store`, recorded where the device is simulated.
+    #[inline]
     fn record(&self, offset: usize, length: usize, store: impl FnOnce()) {
         match &self.core.recorder {
             None => store(),
@@ -194,11 +260,11 @@ impl Segment {
 // caller.
 unsafe impl MemoryObject for Segment {
     fn base(&self) -> NonNull<u8> {
-        self.memory.base()
+        self.start.0
     }
 
     fn length_bytes(&self) -> usize {
-        self.memory.length_bytes()
+        self.length
     }
 
     fn descriptor(&self) -> Option<Arc<OwnedFd>> {

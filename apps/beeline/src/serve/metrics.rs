@@ -66,6 +66,7 @@ published! {
         counter kv_evicted_keys: Count = stats.store.total.evicted, "Keys evicted at the memory limit.";
         counter kv_damaged_entries: Count = stats.store.total.damaged, "Entries found damaged. Not zero needs a person: run `beeline kv check`.";
         counter kv_collected_segments: Count = stats.store.total.segments_collected, "Segments collected.";
+        counter kv_recycled_segments: Count = stats.store.total.segments_recycled, "Segments in which nothing was needed any more, written anew in place.";
         counter kv_collector_copied_bytes: Bytes = stats.store.total.collector_copied_bytes, "Bytes the collector copied.";
         counter kv_collector_won_bytes: Bytes = stats.store.total.collector_won_bytes, "Bytes the collector won back.";
         gauge pmem_segments: Count = stats.store.segments, "Segments of the pool in use.";

@@ -17,6 +17,8 @@ pub(crate) struct Member {
     pub database: u8,
     pub hash: u64,
     pub location: Location,
+    /// It counts as one with an earlier entry of its key in the same segment.
+    pub follows: bool,
 }
 
 /// An entry that moved to another segment while its batch was open.
@@ -27,12 +29,16 @@ pub(crate) struct Move {
     pub hash: u64,
     pub from: Location,
     pub to: Location,
+    /// It counted as one with an earlier entry, and stands alone now.
+    pub parted: bool,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Batch {
     members: Vec<Member>,
     moves: Vec<Move>,
+    /// Records in the head's roster before the first member.
+    records: usize,
 }
 
 impl Shard {
@@ -64,11 +70,25 @@ impl Shard {
         state.segment.store(offset as usize, &header.encode());
     }
 
-    pub(crate) fn note_in_batch(&mut self, draft: &Draft<'_>, location: Location) {
-        let hash = self.store.hash_key(draft.database, draft.key);
+    pub(crate) fn note_in_batch(&mut self, draft: &Draft<'_>, location: Location, records: usize) {
+        let hash = draft.hash;
         let shard = crate::shard_of_hash(hash, self.store.shards()) as u32;
         if let Some(batch) = &mut self.batch {
-            batch.members.push(Member { shard, database: draft.database, hash, location });
+            if batch.members.is_empty() {
+                batch.records = records;
+            }
+            let database = draft.database;
+            batch.members.push(Member { shard, database, hash, location, follows: false });
+        }
+    }
+
+    /// The latest member counts as one with an earlier entry of its key.
+    #[inline]
+    pub(crate) fn note_follower(&mut self) {
+        if let Some(batch) = &mut self.batch
+            && let Some(member) = batch.members.last_mut()
+        {
+            member.follows = true;
         }
     }
 
@@ -97,6 +117,8 @@ impl Shard {
             std::sync::Arc::clone(self.cache.get(&self.store.table, first.location.segment()));
         let end = old.tail.load(std::sync::atomic::Ordering::Relaxed);
         let length = end - first.location.offset();
+        self.recycler.truncate(&old, batch.records);
+        batch.records = 0;
         let Some(head) = &mut self.log.heads[0] else { unreachable!() };
         let mut bytes = vec![0; length as usize];
         old.segment.read(first.location.offset() as usize, &mut bytes);
@@ -113,10 +135,17 @@ impl Shard {
             head.state.segment.store((offset + HEADER_BYTES) as usize, body);
             head.tail += header.slot_bytes;
             head.count += 1;
+            // A flush within the batch took what came before it out of the counts.
+            if header.version >= self.store.barrier(member.database)
+                && let Some(roster) = &mut head.roster
+            {
+                roster.push(member.database, member.hash);
+            }
             let flags = member.location.0 & (Location::TOMBSTONE | Location::EXPIRES);
             let to = Location::new(head.state.id, offset, flags);
             let (shard, database, hash) = (member.shard, member.database, member.hash);
-            batch.moves.push(Move { shard, database, hash, from: member.location, to });
+            let parted = std::mem::take(&mut member.follows);
+            batch.moves.push(Move { shard, database, hash, from: member.location, to, parted });
             member.location = to;
         }
         head.state.tail.store(head.tail, std::sync::atomic::Ordering::Release);
@@ -156,15 +185,22 @@ impl Shard {
     pub(crate) fn apply_move(&mut self, moved: &Move) {
         let Some(index) = self.databases[moved.database as usize].as_deref_mut() else { return };
         let here = |slot: &crate::index::Slot| slot.location.same_place(moved.from);
-        let Some(id) = index.find(moved.hash, here) else { return };
-        let before = *index.slot(id);
-        index.slot_mut(id).location = moved.to;
-        if before.is_needed() {
-            let bytes = before.slot_bytes();
-            let from = self.cache.get(&self.store.table, moved.from.segment());
-            from.remove_live(bytes);
-            let to = self.cache.get(&self.store.table, moved.to.segment());
-            to.add_live(bytes);
+        if let Some(id) = index.find(moved.hash, here) {
+            let before = *index.slot(id);
+            index.slot_mut(id).location = moved.to;
+            let after = *index.slot(id);
+            self.count_place(&after);
+            self.uncount_place(&before);
+        }
+        if moved.parted {
+            // Of keys with one hash, too high a count does no harm.
+            let mut slots = Vec::new();
+            if let Some(index) = self.databases[moved.database as usize].as_deref() {
+                index.find_all(moved.hash, &mut slots);
+            }
+            for id in slots {
+                self.change_slot(moved.database, id, crate::index::Slot::add_stale);
+            }
         }
     }
 }

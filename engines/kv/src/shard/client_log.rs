@@ -340,7 +340,7 @@ fn validate(
     while left > 0 {
         let part = left.min(buffer.len());
         state.segment.read(at, &mut buffer[..part]);
-        crc = crc32c::crc32c_append(crc, &buffer[..part]);
+        crc = beeline_wire::crc32c_append(crc, &buffer[..part]);
         at += part;
         left -= part;
     }

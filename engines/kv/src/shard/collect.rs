@@ -8,8 +8,9 @@
 //!
 //! Invariants:
 //! - A key has a slot in its index exactly as long as a valid entry of it is on media, and
-//!   `stale` counts those entries but the newest (or more, never fewer). So a tombstone may go
-//!   when `stale` is 0: nothing is left that it hides.
+//!   `stale` counts the older ones (or more, never fewer): in a segment written since the start
+//!   the runs of entries, but for the one the newest goes on, and elsewhere every entry. So a
+//!   tombstone may go when `stale` is 0: what it hides, if anything, goes with it.
 //! - An entry leaves the count only after its segment is freed on media.
 //! - A segment is freed only after the entries that supersede its contents are persisted,
 //!   whichever log they are in, and while no batch is open here (a batch can still vanish).
@@ -28,6 +29,7 @@ use crate::index::{Location, Slot};
 use crate::segments::{GRANTED, HEAD, QUARANTINED, SegmentState, VICTIM};
 use crate::shard::Shard;
 use crate::shard::log::{Appended, Draft, Stream};
+use crate::shard::recycle::Leaving;
 use crate::stats;
 use crate::store::{Freed, Need};
 use crate::walk;
@@ -72,6 +74,9 @@ pub(crate) struct Collector {
 const FORGET_SLICE: usize = 512;
 /// How far ahead index lines are asked for.
 const FORGET_AHEAD: usize = 8;
+/// Stale bytes are left alone up to as much as is live, or up to this many segments of the length
+/// that is kept warm.
+const GARBAGE_SEGMENTS: u64 = 8;
 
 /// How far a slice got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,11 +93,18 @@ impl Shard {
     pub(crate) fn collect(&mut self, budget_bytes: u64) -> Result<(bool, bool), KvError> {
         self.drain_inbox();
         let mut waiting = self.free_drained()?;
-        if self.collector.job.is_none() && self.is_time_to_look() {
+        if self.store.shortages.load(Ordering::Relaxed) != self.collector.shortages {
+            // Somebody has none: what is kept here for speed goes first.
+            self.release_warm()?;
+        }
+        self.recycle_dead();
+        let freed = self.collector.look && self.free_one_dead()?;
+        if !freed && self.collector.job.is_none() && self.is_time_to_look() {
             self.choose_victim(false)?;
         }
         if self.collector.job.is_none() {
-            return Ok((!self.collector.forgetting.is_empty(), waiting));
+            self.fence_renewed()?;
+            return Ok((freed || self.is_forgetting(), waiting));
         }
         let progress = self.run_job(budget_bytes)?;
         if progress == Progress::Done {
@@ -102,12 +114,17 @@ impl Shard {
         Ok((progress != Progress::Blocked, waiting || progress == Progress::Blocked))
     }
 
+    fn is_forgetting(&self) -> bool {
+        !self.collector.forgetting.is_empty() || self.recycler.is_forgetting()
+    }
+
     fn is_time_to_look(&mut self) -> bool {
         let counters = self.counters();
         let stored = counters.bytes_stored.load(Ordering::Relaxed)
             + counters.entries_accepted.load(Ordering::Relaxed) * u64::from(HEADER_BYTES)
             + self.collector.garbage_made;
-        let step = u64::from(self.store.pool.segment_bytes()) / 8;
+        let length = u64::from(self.store.pool.segment_bytes());
+        let step = length.min(4 * u64::from(self.store.warm_bytes)) / 8;
         // Somebody found the pool full: what little is to be had here may help.
         let shortages = self.store.shortages.load(Ordering::Relaxed);
         let due = self.collector.look
@@ -127,6 +144,12 @@ impl Shard {
         for _ in 0..JOBS {
             self.drain_inbox();
             self.free_drained()?;
+            self.release_warm()?;
+            while self.store.free_segments() <= self.store.reserve(Need::Data)
+                && self.free_one_dead()?
+            {
+                self.release_warm()?;
+            }
             if self.store.free_segments() > self.store.reserve(Need::Data) {
                 return Ok(true);
             }
@@ -146,6 +169,16 @@ impl Shard {
 
     fn is_candidate(&self, state: &SegmentState) -> bool {
         state.owner as usize == self.index && !state.is(HEAD | GRANTED | QUARANTINED | VICTIM)
+    }
+
+    /// Segments that may be collected now.
+    fn candidates<'a>(
+        &'a self,
+        all: &'a [Arc<SegmentState>],
+    ) -> impl Iterator<Item = &'a Arc<SegmentState>> {
+        all.iter()
+            .filter(|state| self.is_candidate(state))
+            .filter(|state| self.batch.is_none() || !self.log.is_dirty(state))
     }
 
     /// What collecting everything could win: garbage in the segments that could be collected, and
@@ -168,30 +201,44 @@ impl Shard {
             return Ok(false);
         }
         let length = u64::from(self.store.pool.segment_bytes());
-        let total = self.store.pool.capacity_bytes() / length;
-        let low = (self.store.reserve(Need::Data) + 2).max(total / 8);
-        let worth = if pressed {
-            length / 64
-        } else if free <= low {
-            length / 8
-        } else {
-            length / 4 * 3
-        };
         let all = self.store.table.all();
-        let best = all
-            .into_iter()
-            .filter(|state| self.is_candidate(state))
-            .filter(|state| self.batch.is_none() || !self.log.is_dirty(state))
-            .max_by_key(|state| state.garbage_bytes());
-        let Some(victim) = best.filter(|state| state.garbage_bytes() >= worth) else {
-            return Ok(false);
+        let victim = if pressed || free <= self.store.low_segments() {
+            // Short of segments: what counts is what freeing one wins, unused room included.
+            let worth = if pressed { length / 64 } else { length / 8 };
+            self.candidates(&all)
+                .max_by_key(|state| state.garbage_bytes())
+                .filter(|state| state.garbage_bytes() >= worth)
+        } else {
+            // With room, what counts is the memory that entries nobody needs take up.
+            let mine = || all.iter().filter(|state| state.owner as usize == self.index);
+            let stale: u64 = mine().map(|state| state.stale_bytes()).sum();
+            let live: u64 = mine().map(|state| state.live().max(0) as u64).sum();
+            let floor = GARBAGE_SEGMENTS * u64::from(self.store.warm_bytes).min(length);
+            let bounded = stale <= live.max(floor);
+            // One in which nothing is needed costs no copy.
+            let dead = self.candidates(&all).find(|state| state.live() <= 0);
+            if bounded && dead.is_none() {
+                return Ok(false);
+            }
+            dead.into_iter()
+                .chain(self.candidates(&all).filter(|_| !bounded))
+                .max_by_key(|state| {
+                    state.stale_bytes() * 1024 / u64::from(state.tail.load(Ordering::Relaxed))
+                })
+                .filter(|state| state.stale_bytes() > 0 || state.live() <= 0)
         };
+        let Some(victim) = victim.cloned() else { return Ok(false) };
         // A copy stands alone: of a batch that is not persisted yet, some copies could survive a
         // crash that cuts the batch itself.
-        if self.log.is_dirty(&victim) && !fault::is_on(KnownBug::CollectUncommitted) {
-            self.commit()?;
-        }
+        // Marked first: a commit renews what is dead and nobody's victim.
         victim.set(VICTIM);
+        if self.log.is_dirty(&victim)
+            && !fault::is_on(KnownBug::CollectUncommitted)
+            && let Err(error) = self.commit()
+        {
+            victim.clear(VICTIM);
+            return Err(error);
+        }
         let end = victim.tail.load(Ordering::Acquire);
         self.collector.job = Some(Job {
             victim,
@@ -248,8 +295,7 @@ impl Shard {
         self.collected = entry;
         if progress == Progress::Done
             && !job.swept
-            && (job.victim.live_bytes.load(Ordering::Relaxed) != 0
-                || job.met < job.victim.count.load(Ordering::Relaxed))
+            && (job.victim.live() != 0 || job.met < job.victim.count.load(Ordering::Relaxed))
             && !self.sweep_unmet(job)?
         {
             return Ok(Progress::Blocked);
@@ -361,6 +407,7 @@ impl Shard {
     fn copy_out(&mut self, header: &Header, key: &[u8], value: &[u8]) -> Result<Appended, KvError> {
         let draft = Draft {
             version: header.version,
+            hash: self.store.hash_key(header.database, key),
             database: header.database,
             kind: header.kind,
             flags: header.flags & !BATCH_MORE,
@@ -396,11 +443,11 @@ impl Shard {
     fn sweep_unmet(&mut self, job: &mut Job) -> Result<bool, KvError> {
         for owner in 0..self.store.shards() {
             if owner == self.index {
-                self.lose_slots(job.victim.id);
+                self.lose_slots(&job.victim);
             } else {
                 let Some(peer) = self.peer(owner) else { continue };
                 let Some(mut peer) = try_lock(&peer) else { return Ok(false) };
-                peer.lose_slots(job.victim.id);
+                peer.lose_slots(&job.victim);
             }
         }
         job.swept = true;
@@ -408,7 +455,7 @@ impl Shard {
     }
 
     /// Marks every readable slot in `segment` as lost.
-    fn lose_slots(&mut self, segment: u32) {
+    fn lose_slots(&mut self, segment: &SegmentState) {
         for database in 0..crate::DATABASES as u8 {
             let Some(index) = self.databases[database as usize].as_deref() else { continue };
             let mut hit = Vec::new();
@@ -417,7 +464,7 @@ impl Shard {
                     index
                         .page(page)
                         .filter(|slot| {
-                            slot.location.is_readable() && slot.location.segment() == segment
+                            slot.location.is_readable() && slot.location.segment() == segment.id
                         })
                         .copied(),
                 );
@@ -429,6 +476,10 @@ impl Shard {
                 stats::add(&self.counters().damaged, 1);
                 self.change_slot(database, id, |slot| {
                     slot.location = Location(slot.location.0 | Location::LOST);
+                    if segment.by_run {
+                        // Its run is on record, and counts until the segment is freed.
+                        slot.add_stale();
+                    }
                 });
                 self.drop_if_hollow(database, id);
             }
@@ -463,7 +514,7 @@ impl Shard {
         Ok(!self.collector.draining.is_empty())
     }
 
-    fn commit_peer(&self, shard: usize) -> bool {
+    pub(crate) fn commit_peer(&self, shard: usize) -> bool {
         // A shard that is gone may have failed to persist: nothing is known of its last entries.
         let Some(peer) = self.peer(shard) else { return false };
         let Some(mut peer) = try_lock(&peer) else { return false };
@@ -474,14 +525,28 @@ impl Shard {
         if !fault::is_on(KnownBug::FreeBeforePersist) {
             self.commit()?;
         }
-        self.log.forget(&job.victim);
-        self.store.table.remove(job.victim.id);
-        self.store.pool.free(Arc::clone(&job.victim.segment))?;
         let counters = self.counters();
         stats::add(&counters.segments_collected, 1);
         let won = u64::from(job.victim.length).saturating_sub(job.copied_bytes);
         stats::add(&counters.collector_won_bytes, won);
-        for freed in job.freed {
+        let roster = self.recycler.take_roster(&job.victim);
+        let mut freed = job.freed;
+        match &roster {
+            Some(_) => freed.clear(),
+            None if job.victim.by_run => once_for_each_key(&mut freed),
+            None => {}
+        }
+        let roster = roster.unwrap_or_default();
+        let whole = freed.is_empty();
+        let renewed =
+            if whole && self.wants_warm() { self.renew(&job.victim, roster) } else { Err(roster) };
+        if let Err(roster) = renewed {
+            self.log.forget(&job.victim);
+            self.store.table.remove(job.victim.id);
+            self.store.pool.free(Arc::clone(&job.victim.segment))?;
+            self.recycler.leave(Leaving { roster, segment: job.victim.id });
+        }
+        for freed in freed {
             let shard = crate::shard_of_hash(freed.hash, self.store.shards());
             if shard == self.index {
                 self.collector.forgetting.push(freed);
@@ -500,14 +565,17 @@ impl Shard {
             let mut inbox = inbox.lock().unwrap_or_else(PoisonError::into_inner);
             self.collector.forgetting.append(&mut inbox);
         }
-        for _ in 0..FORGET_SLICE {
-            let Some(freed) = self.collector.forgetting.pop() else { return };
+        let mut left = FORGET_SLICE;
+        while left > 0 {
+            let Some(freed) = self.collector.forgetting.pop() else { break };
             let ahead = self.collector.forgetting.len().checked_sub(FORGET_AHEAD);
             if let Some(next) = ahead.and_then(|at| self.collector.forgetting.get(at)) {
                 self.prefetch(next.database, next.hash);
             }
             self.forget_freed(&freed);
+            left -= 1;
         }
+        self.forget_rosters(left);
         if self.collector.forgetting.is_empty() {
             self.collector.forgetting = Vec::new();
         }
@@ -517,6 +585,10 @@ impl Shard {
         let database = freed.database;
         // A flush since the visit: the entry stopped counting then.
         if freed.version < self.store.barrier(database) {
+            return;
+        }
+        if freed.place.offset() == 0 {
+            self.forget_run_here(database, freed.hash, freed.place.segment());
             return;
         }
         let Some(index) = self.databases[database as usize].as_deref_mut() else { return };
@@ -533,13 +605,20 @@ impl Shard {
     }
 
     /// Removes a slot that stands for nothing: its newest entry was lost and no older one is left.
-    fn drop_if_hollow(&mut self, database: u8, id: crate::index::SlotId) {
+    pub(crate) fn drop_if_hollow(&mut self, database: u8, id: crate::index::SlotId) {
         let Some(index) = self.databases[database as usize].as_deref_mut() else { return };
         let slot = index.slot(id);
         if slot.location.has(Location::LOST) && slot.stale == 0 {
             index.remove(id);
         }
     }
+}
+
+/// Leaves one entry of each key: where a segment's roster is gone, that is the number of runs, or
+/// fewer. Tombstones that go with the segment are found by their place, so they stay.
+fn once_for_each_key(freed: &mut Vec<Freed>) {
+    freed.sort_by_key(|freed| (freed.database, freed.hash, std::cmp::Reverse(freed.version)));
+    freed.dedup_by_key(|freed| (freed.database, freed.hash));
 }
 
 fn try_lock(peer: &Mutex<Shard>) -> Option<MutexGuard<'_, Shard>> {

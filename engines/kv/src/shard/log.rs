@@ -1,7 +1,7 @@
 //! The shard's own log: append, segment switch, commit.
 //!
 //! ```text
-//! head segment: [64 bytes free][entry][entry] … [entry] | zeros
+//! head segment: [64 bytes free][entry][entry] … [entry] | zeros, or what a former life left
 //!                                     flushed ^     tail ^
 //! ```
 //!
@@ -21,6 +21,7 @@ use crate::fault::{self, KnownBug};
 use crate::index::Location;
 use crate::segments::{HEAD, SegmentState, word};
 use crate::shard::Shard;
+use crate::shard::recycle::Roster;
 use crate::stats;
 use crate::store::Need;
 use crate::{KvError, Version};
@@ -41,6 +42,7 @@ pub(crate) enum Stream {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Draft<'a> {
     pub version: Version,
+    pub hash: u64,
     pub database: u8,
     pub kind: u8,
     pub flags: u8,
@@ -64,6 +66,18 @@ pub(crate) struct Head {
     pub tail: u32,
     pub flushed_to: u32,
     pub count: u32,
+    /// Up to here without a thought; beyond, a warm segment may be the better place.
+    pub limit: u32,
+    /// Runs that began here; none in a segment taken over from before a restart.
+    pub roster: Option<Roster>,
+}
+
+impl Head {
+    pub fn fresh(state: Arc<SegmentState>, limit: u32, roster: Roster) -> Self {
+        let first = entry::FIRST_ENTRY;
+        let limit = limit.min(state.length);
+        Self { state, tail: first, flushed_to: first, count: 0, limit, roster: Some(roster) }
+    }
 }
 
 /// A range to flush with the next commit.
@@ -122,7 +136,7 @@ impl Log {
         }
     }
 
-    fn has_work(&self) -> bool {
+    pub fn has_work(&self) -> bool {
         !self.dirty.is_empty()
             || self.heads.iter().flatten().any(|head| head.flushed_to < head.tail)
     }
@@ -156,17 +170,32 @@ impl Shard {
             database: draft.database,
             ..Header::default()
         };
-        header.checksum = entry::checksum(&header.encode(), draft.key, draft.value);
+        let mut raw = header.encode();
+        header.checksum = entry::checksum(&raw, draft.key, draft.value);
         let Some(head) = &mut self.log.heads[stream as usize] else { unreachable!() };
         let (state, offset) = (&head.state, head.tail);
         header.seal = self.store.sealer.seal(state.id, state.generation, offset, &header);
-        state.segment.store(offset as usize, &header.encode());
-        let mut at = offset as usize + entry::HEADER_BYTES as usize;
-        state.segment.store(at, draft.key);
-        at += draft.key.len();
-        for part in draft.value {
-            state.segment.store(at, part);
-            at += part.len();
+        header.encode_marks(&mut raw);
+        // What a former life left behind the value would be no part of the entry, but the
+        // padding is known to be zero.
+        let padding = u64::from(slot_bytes) - header.used_bytes();
+        let padding = &[0; entry::ALIGNMENT as usize][..padding as usize];
+        let at = offset as usize;
+        match *draft.value {
+            [] => state.segment.store_parts(at, &[&raw, draft.key, padding]),
+            [value] => state.segment.store_parts(at, &[&raw, draft.key, value, padding]),
+            ref parts => {
+                state.segment.store_parts(at, &[&raw, draft.key]);
+                let mut at = at + raw.len() + draft.key.len();
+                for part in parts.iter().chain([&padding]) {
+                    state.segment.store(at, part);
+                    at += part.len();
+                }
+            }
+        }
+        let records = head.roster.as_ref().map_or(0, Roster::len);
+        if let Some(roster) = &mut head.roster {
+            roster.push(draft.database, draft.hash);
         }
         head.tail += slot_bytes;
         head.count += 1;
@@ -176,7 +205,7 @@ impl Shard {
             | if draft.flags & EXPIRES != 0 { Location::EXPIRES } else { 0 };
         let location = Location::new(state.id, offset, flags);
         if batch {
-            self.note_in_batch(draft, location);
+            self.note_in_batch(draft, location, records);
         }
         let counters = &self.store.counters[self.index];
         stats::add(&counters.entries_stored, 1);
@@ -187,15 +216,37 @@ impl Shard {
     /// Makes sure that the head of `stream` has room for `slot_bytes`.
     fn make_head(&mut self, stream: Stream, slot_bytes: u32, need: Need) -> Result<(), KvError> {
         if let Some(head) = &self.log.heads[stream as usize]
-            && slot_bytes <= head.state.length - head.tail
+            && slot_bytes <= head.limit.saturating_sub(head.tail)
         {
             return Ok(());
         }
         self.switch_head(stream, slot_bytes, need)
     }
 
+    /// Past its limit a head is left for a warm or ready segment where most of what it holds is
+    /// stale already: the same few segments are then written again and again. True when it goes on
+    /// instead.
+    fn stays(&mut self, stream: Stream, slot_bytes: u32) -> bool {
+        let roomy = self.store.free_segments() > self.store.low_segments();
+        let (batch, warm_bytes) = (self.batch.is_some(), self.store.warm_bytes);
+        let Some(head) = &mut self.log.heads[stream as usize] else { return false };
+        if slot_bytes > head.state.length - head.tail {
+            return false;
+        }
+        let used = u64::from(head.tail - entry::FIRST_ENTRY);
+        let worn = head.state.stale_bytes() * 2 >= used && used >= u64::from(warm_bytes) / 2;
+        if stream == Stream::Data && !batch && worn && roomy {
+            return false;
+        }
+        head.limit = (head.tail + slot_bytes).saturating_add(warm_bytes).min(head.state.length);
+        true
+    }
+
     #[cold]
     fn switch_head(&mut self, stream: Stream, slot_bytes: u32, need: Need) -> Result<(), KvError> {
+        if self.stays(stream, slot_bytes) {
+            return Ok(());
+        }
         if stream == Stream::Data {
             // Before anything changes: a batch refused halfway would lie in two segments.
             self.check_batch_fits(slot_bytes)?;
@@ -208,10 +259,13 @@ impl Shard {
         }
         let fresh = self.allocate_segment(need, 0, 0)?;
         self.close_head(stream);
-        let first = entry::FIRST_ENTRY;
-        debug_assert!(first.is_multiple_of(ALIGNMENT));
-        self.log.heads[stream as usize] =
-            Some(Head { state: fresh, tail: first, flushed_to: first, count: 0 });
+        debug_assert!(entry::FIRST_ENTRY.is_multiple_of(ALIGNMENT));
+        let limit = match stream {
+            Stream::Data => self.store.warm_bytes,
+            Stream::Collected => u32::MAX,
+        };
+        let roster = self.recycler.roster();
+        self.log.heads[stream as usize] = Some(Head::fresh(fresh, limit, roster));
         if stream == Stream::Data && self.batch.is_some() {
             self.move_batch();
         }
@@ -225,7 +279,12 @@ impl Shard {
         owner_flags: u64,
         flags: u32,
     ) -> Result<Arc<SegmentState>, KvError> {
-        let fresh = match self.store.allocate(self.index, Need::Data, owner_flags, flags) {
+        let warm = if owner_flags == 0 { self.take_warm()? } else { None };
+        let allocated = match warm {
+            Some(segment) => Ok(self.store.take_over(segment, self.index)),
+            None => self.store.allocate(self.index, Need::Data, owner_flags, flags),
+        };
+        let fresh = match allocated {
             Err(KvError::PoolFull { .. }) => {
                 let roomy = need != Need::Collector && self.make_room()?;
                 let need = if roomy { Need::Data } else { need };
@@ -249,8 +308,14 @@ impl Shard {
         let count = state.count.load(Ordering::Relaxed);
         state.set(HEAD);
         self.log.last = Some(Arc::clone(state));
-        self.log.heads[Stream::Data as usize] =
-            Some(Head { state: Arc::clone(state), tail, flushed_to: tail, count });
+        self.log.heads[Stream::Data as usize] = Some(Head {
+            state: Arc::clone(state),
+            tail,
+            flushed_to: tail,
+            count,
+            limit: state.length,
+            roster: None,
+        });
     }
 
     /// Stops appending to the head of `stream`; what is in it is flushed with the next commit.
@@ -260,6 +325,9 @@ impl Shard {
                 self.log.note(&head.state, head.flushed_to, head.tail - head.flushed_to);
             }
             head.state.clear(HEAD);
+            if let Some(roster) = head.roster {
+                self.recycler.retire(&head.state, roster);
+            }
         }
     }
 
@@ -270,6 +338,11 @@ impl Shard {
             return;
         }
         self.persister.flush(&state.segment, offset as usize, length as usize);
+    }
+
+    /// As [`Shard::fence`]; the shard takes no further writes when it fails.
+    pub(crate) fn fence_or_poison(&mut self) -> Result<(), KvError> {
+        self.fence().inspect_err(|_| self.poisoned = true)
     }
 
     fn fence(&mut self) -> Result<(), KvError> {
@@ -289,6 +362,10 @@ impl Shard {
             return Ok(());
         }
         assert!(self.batch.is_none(), "a batch is ended before it is committed");
+        if fault::is_on(KnownBug::RecycleBeforePersist) {
+            self.recycle_dead();
+            self.fence_renewed()?;
+        }
         for stream in 0..2 {
             if let Some(head) = &mut self.log.heads[stream]
                 && head.flushed_to < head.tail
@@ -309,7 +386,7 @@ impl Shard {
         self.log.commits = self.log.commits.wrapping_add(1);
         let all_now = self.log.commits.is_multiple_of(WORDS_EVERY);
         for (state, count) in self.log.persisted.drain(..) {
-            state.segment.store_word(word::COUNT, u64::from(count));
+            state.promise(count);
             // Where words reach media lazily, they are brought up at every segment's end and now
             // and then: the walk can do without, but finds less damage.
             if all_now || !state.is(HEAD) {
@@ -321,11 +398,14 @@ impl Shard {
         if fault::is_on(KnownBug::AcknowledgeBeforeFence) {
             return Ok(());
         }
-        if let Err(error) = self.fence() {
-            self.poisoned = true;
-            return Err(error);
-        }
+        self.fence_or_poison()?;
         std::mem::swap(&mut self.log.persisted, &mut self.log.touched);
+        if self.recycler.is_renewing() {
+            self.settle_renewed();
+        }
+        if self.recycler.look {
+            self.recycle_dead();
+        }
         stats::add(&self.store.counters[self.index].commits, 1);
         Ok(())
     }
@@ -339,11 +419,12 @@ impl Shard {
             return Ok(());
         }
         self.commit()?;
+        self.release_warm()?;
         if self.log.persisted.is_empty() {
             return Ok(());
         }
         for (state, count) in self.log.persisted.drain(..) {
-            state.segment.store_word(word::COUNT, u64::from(count));
+            state.promise(count);
             self.persister.flush_words_now(&state.segment);
         }
         Ok(self.persister.fence()?)

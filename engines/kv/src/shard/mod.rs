@@ -9,6 +9,7 @@ pub(crate) mod client_log;
 mod collect;
 pub(crate) mod log;
 pub(crate) mod reads;
+pub(crate) mod recycle;
 mod upkeep;
 
 use std::sync::Arc;
@@ -28,6 +29,7 @@ use batch::Batch;
 use collect::Collector;
 use log::{Appended, Draft, Log, Stream};
 use reads::ReadRegistry;
+use recycle::Recycler;
 use upkeep::Expiry;
 
 /// A live key's newest entry.
@@ -78,6 +80,7 @@ pub struct Shard {
     pub(crate) persister: Persister,
     batch: Option<Batch>,
     collector: Collector,
+    recycler: Recycler,
     /// The collector's copy of an entry, kept to allocate once.
     collected: Vec<u8>,
     expiry: Expiry,
@@ -100,6 +103,7 @@ impl Shard {
             persister,
             batch: None,
             collector: Collector::default(),
+            recycler: Recycler::default(),
             collected: Vec::new(),
             expiry: Expiry::default(),
             reads: ReadRegistry::default(),
@@ -306,7 +310,7 @@ impl Shard {
         let length = value.iter().map(|part| part.len()).sum();
         self.admit(database, key, length)?;
         self.prefetch_entry(database, hash);
-        let appended = self.append_put(database, key, value, options)?;
+        let appended = self.append_put(database, hash, key, value, options)?;
         self.install_moves();
         self.install(database, hash, key, &appended);
         Ok(appended.version)
@@ -334,6 +338,7 @@ impl Shard {
     pub(crate) fn append_put(
         &mut self,
         database: u8,
+        hash: u64,
         key: &[u8],
         value: &[&[u8]],
         options: PutOptions,
@@ -343,6 +348,7 @@ impl Shard {
         let version = self.store.next_version()?;
         let draft = Draft {
             version,
+            hash,
             database,
             kind: options.kind,
             flags,
@@ -362,6 +368,7 @@ impl Shard {
         let version = self.store.next_version()?;
         let draft = Draft {
             version,
+            hash: self.store.hash_key(database, key),
             database,
             kind: 0,
             flags: TOMBSTONE,
@@ -375,11 +382,44 @@ impl Shard {
     /// Makes `appended` the newest entry of its key, whose index this shard holds.
     pub(crate) fn install(&mut self, database: u8, hash: u64, key: &[u8], appended: &Appended) {
         let found = self.find(database, hash, key);
-        self.install_at(database, hash, found, appended, true);
+        self.install_found(database, hash, found, appended);
     }
 
-    /// As [`Shard::install`] where the slot is known. `leaves_stale` is false when the new entry
-    /// took the place of an older one that was counted.
+    /// As [`Shard::install`] where the slot is known.
+    #[inline]
+    pub(crate) fn install_found(
+        &mut self,
+        database: u8,
+        hash: u64,
+        found: Option<SlotId>,
+        appended: &Appended,
+    ) {
+        let follows = found.is_some_and(|id| self.follows(database, id, appended));
+        self.install_at(database, hash, found, appended, !follows);
+    }
+
+    /// True when the entry just appended goes on a run: the newest entry of its key lies in the
+    /// same head. Takes back its record then.
+    fn follows(&mut self, database: u8, id: SlotId, appended: &Appended) -> bool {
+        let Some(index) = self.databases[database as usize].as_deref() else { return false };
+        let newest = index.slot(id).location;
+        if !newest.is_readable() || newest.segment() != appended.location.segment() {
+            return false;
+        }
+        let head = self.log.heads[Stream::Data as usize].as_mut();
+        let head = head.filter(|head| head.state.id == newest.segment());
+        let Some(roster) = head.and_then(|head| head.roster.as_mut()) else { return false };
+        let record = roster.pop();
+        assert!(
+            record.is_some_and(|record| record.1 == index.slot(id).hash),
+            "the entry appended last has the last record"
+        );
+        self.note_follower();
+        true
+    }
+
+    /// As [`Shard::install_found`]. `leaves_stale` is false when the new entry took the place of
+    /// an older one that was counted, or counts as one with it.
     pub(crate) fn install_at(
         &mut self,
         database: u8,
@@ -397,37 +437,95 @@ impl Shard {
             stale: 0,
             last_use: second,
         };
-        let before = found.map(|id| *index.slot(id));
-        let after = match (found, before) {
-            (Some(id), Some(before)) => {
-                let mut after = Slot { stale: before.stale, ..fresh };
-                let forgets = fault::is_on(KnownBug::ForgetStale);
-                if leaves_stale && !before.location.has(Location::LOST) && !forgets {
-                    after.add_stale();
-                }
-                *index.slot_mut(id) = after;
-                after
-            }
-            _ => {
-                index.insert(fresh);
-                fresh
-            }
+        let Some(id) = found else {
+            index.insert(fresh);
+            self.count(database, &fresh);
+            return;
         };
-        if let Some(before) = before {
-            if before.is_needed() {
-                self.collector.garbage_made += before.slot_bytes();
-            }
+        let slot = index.slot_mut(id);
+        let before = *slot;
+        let mut after = Slot { stale: before.stale, ..fresh };
+        if leaves_stale
+            && !before.location.has(Location::LOST)
+            && !fault::is_on(KnownBug::ForgetStale)
+        {
+            after.add_stale();
+        }
+        *slot = after;
+        if before.is_needed() {
+            self.collector.garbage_made += before.slot_bytes();
+        }
+        if before.location.is_plain() && after.location.is_plain() {
+            self.replace(database, &before, &after);
+        } else {
+            self.count(database, &after);
             self.uncount(database, &before);
         }
-        self.count(database, &after);
+        self.note_superseding(&before, &after);
+    }
+
+    /// The sums, where a key without an expiry got another value without one.
+    #[inline]
+    fn replace(&mut self, database: u8, before: &Slot, after: &Slot) {
+        let difference = after.slot_bytes().wrapping_sub(before.slot_bytes());
+        if difference != 0
+            && let Some(index) = self.databases[database as usize].as_deref_mut()
+        {
+            index.live_bytes = index.live_bytes.wrapping_add(difference);
+            stats::add(&self.store.counters[self.index].live_bytes, difference);
+        }
+        if before.location.segment() != after.location.segment() {
+            self.count_place(after);
+            self.uncount_place(before);
+        } else if difference != 0 {
+            let state = self.cache.get(&self.store.table, after.location.segment());
+            state.add_live(difference);
+        }
+    }
+
+    /// Notes where what superseded an entry lies: it has to be persisted before the entry goes.
+    #[inline]
+    fn note_superseding(&mut self, before: &Slot, after: &Slot) {
+        let (from, to) = (before.location.segment(), after.location.segment());
+        if self.store.shards() > 1 && from != to && before.location.is_readable() {
+            let owner = self.cache.get(&self.store.table, to).owner;
+            self.cache.get(&self.store.table, from).supersede(owner);
+        }
+    }
+
+    /// Adds a slot to the sums of the segment it points into.
+    #[inline]
+    pub(crate) fn count_place(&mut self, slot: &Slot) {
+        if !slot.location.is_readable() {
+            return;
+        }
+        let state = self.cache.get(&self.store.table, slot.location.segment());
+        if slot.is_needed() {
+            state.add_live(slot.slot_bytes());
+        } else {
+            state.change_hollow(1);
+        }
+    }
+
+    /// The opposite of [`Shard::count_place`]. A slot that moves is counted first where it goes
+    /// to, so that no segment looks dead in between.
+    #[inline]
+    pub(crate) fn uncount_place(&mut self, slot: &Slot) {
+        if !slot.location.is_readable() {
+            return;
+        }
+        let state = self.cache.get(&self.store.table, slot.location.segment());
+        if !slot.is_needed() {
+            state.change_hollow(-1);
+        } else if !state.remove_live(slot.slot_bytes()) {
+            return;
+        }
+        self.recycler.look |= state.owner as usize == self.index;
     }
 
     /// Adds a slot to the sums it takes part in.
     fn count(&mut self, database: u8, slot: &Slot) {
-        if slot.is_needed() {
-            let state = self.cache.get(&self.store.table, slot.location.segment());
-            state.add_live(slot.slot_bytes());
-        }
+        self.count_place(slot);
         let Some(index) = self.databases[database as usize].as_deref_mut() else { return };
         let counters = &self.store.counters[self.index];
         if !slot.location.is_absent() {
@@ -447,10 +545,7 @@ impl Shard {
 
     /// Takes a slot out of the sums; the opposite of [`Shard::count`].
     fn uncount(&mut self, database: u8, slot: &Slot) {
-        if slot.is_needed() {
-            let state = self.cache.get(&self.store.table, slot.location.segment());
-            state.remove_live(slot.slot_bytes());
-        }
+        self.uncount_place(slot);
         let Some(index) = self.databases[database as usize].as_deref_mut() else { return };
         let counters = &self.store.counters[self.index];
         if !slot.location.is_absent() {
@@ -474,8 +569,8 @@ impl Shard {
         let before = *index.slot(id);
         change(index.slot_mut(id));
         let after = *index.slot(id);
-        self.uncount(database, &before);
         self.count(database, &after);
+        self.uncount(database, &before);
     }
 
     /// Deletes a key; false when there was none. Persisted by [`Shard::commit`].
@@ -616,16 +711,29 @@ impl Shard {
         Ok(false)
     }
 
+    /// The records of a database, other shards' keys among them, count nowhere any more.
+    fn forget_records(&mut self, database: u8) {
+        self.recycler.forget_database(database);
+        let heads = self.log.heads.iter_mut().flatten().filter_map(|head| head.roster.as_mut());
+        heads.for_each(|roster| roster.forget(database));
+    }
+
     /// Forgets every key of a database; the store's barrier makes it last.
     pub(crate) fn forget(&mut self, database: u8) {
+        self.forget_records(database);
         let Some(index) = self.databases[database as usize].take() else { return };
         self.collector.garbage_made += index.live_bytes;
         for page in 0..index.pages() {
-            for slot in index.page(page).filter(|slot| slot.is_needed()) {
+            for slot in index.page(page).filter(|slot| slot.location.is_readable()) {
                 let state = self.cache.get(&self.store.table, slot.location.segment());
-                state.remove_live(slot.slot_bytes());
+                if slot.is_needed() {
+                    state.remove_live(slot.slot_bytes());
+                } else {
+                    state.change_hollow(-1);
+                }
             }
         }
+        self.recycler.look = true;
         let counters = self.counters();
         stats::add(&counters.keys, index.live.wrapping_neg());
         stats::add(&counters.live_bytes, index.live_bytes.wrapping_neg());

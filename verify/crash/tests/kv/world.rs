@@ -43,7 +43,14 @@ pub fn limits(points: usize, images: usize) -> CrashLimits {
 
 pub fn open(pool: &Pool, shards: usize) -> Opened {
     let clock = Arc::new(ManualClock::new(1_000_000));
-    let options = StoreOptions { shards, clock, recovery_threads: 1, ..StoreOptions::default() };
+    let options = StoreOptions {
+        shards,
+        clock,
+        recovery_threads: 1,
+        // A quarter of a segment, so that short histories come back to the same ones.
+        warm_bytes: Some(SEGMENT / 4),
+        ..StoreOptions::default()
+    };
     Store::open(pool.clone(), options).unwrap()
 }
 
@@ -175,6 +182,12 @@ impl World {
                 return;
             }
         }
+    }
+
+    /// Segments freed, and segments written anew in place.
+    pub fn freed(&self) -> (u64, u64) {
+        let total = self.store.stats().total;
+        (total.segments_collected, total.segments_recycled)
     }
 
     /// What the store shows.

@@ -34,7 +34,13 @@ struct History {
 
 fn open(pool: &Pool, shards: usize, clock: &Arc<ManualClock>) -> (Arc<Store>, Shards, u64) {
     let clock = Arc::clone(clock) as Arc<dyn Clock>;
-    let options = StoreOptions { shards, clock, recovery_threads: 1, ..StoreOptions::default() };
+    let options = StoreOptions {
+        shards,
+        clock,
+        recovery_threads: 1,
+        warm_bytes: Some(SEGMENT / 4),
+        ..StoreOptions::default()
+    };
     let (store, shards, report) = Store::open(pool.clone(), options).unwrap();
     (store, shards, report.damaged)
 }
@@ -295,7 +301,8 @@ impl History {
                 wrong.push(format!("seed {seed}: {finding}\n  {}", image.describe()));
             }
         });
-        (counts, history.store.stats().total.segments_collected, wrong)
+        let total = history.store.stats().total;
+        (counts, total.segments_collected + total.segments_recycled, wrong)
     }
 }
 
