@@ -126,7 +126,9 @@ impl<'a> Keyspace<'a> {
     ///
     /// Errors: [`KvError::WrongShard`], [`KvError::Database`].
     pub fn lookup(&mut self, database: u8, key: &[u8]) -> Result<Option<EntryRef>, KvError> {
-        let found = self.owner(database, key)?.lookup(database, key);
+        let hash = self.store().hash_key(database, key);
+        let owner = self.shard(crate::shard_of_hash(hash, self.store().shards()))?;
+        let found = owner.lookup_at(database, hash, key);
         // A key found expired is deleted on the way, and that may move the open batch.
         self.spread_moves();
         found
@@ -158,12 +160,8 @@ impl<'a> Keyspace<'a> {
     }
 
     /// Home and owner of a key, apart; `None` for the owner when they are one.
-    fn home_and_owner(
-        &mut self,
-        database: u8,
-        key: &[u8],
-    ) -> Result<(&mut Shard, Option<&mut Shard>), KvError> {
-        let needed = self.store().shard_of(database, key);
+    fn home_and_owner(&mut self, hash: u64) -> Result<(&mut Shard, Option<&mut Shard>), KvError> {
+        let needed = crate::shard_of_hash(hash, self.store().shards());
         match &mut self.shards {
             Shards::One(shard) if shard.index() == needed => Ok((shard, None)),
             Shards::One(_) => Err(KvError::WrongShard { needed }),
@@ -205,18 +203,22 @@ impl<'a> Keyspace<'a> {
         value: &[&[u8]],
         options: PutOptions,
     ) -> Result<Version, KvError> {
-        let (home, owner) = self.home_and_owner(database, key)?;
-        let Some(owner) = owner else {
-            if matches!(self.shards, Shards::One(_)) {
-                return self.home_mut().put(database, key, value, options);
+        let hash = self.store().hash_key(database, key);
+        if let Shards::One(shard) = &mut self.shards {
+            let needed = crate::shard_of_hash(hash, shard.store().shards());
+            if needed != shard.index() {
+                return Err(KvError::WrongShard { needed });
             }
-            return self.put_at_home(database, key, value, options);
+            return shard.put_hashed(database, hash, key, value, options);
+        }
+        let (home, owner) = self.home_and_owner(hash)?;
+        let Some(owner) = owner else {
+            return self.put_at_home(database, hash, key, value, options);
         };
         owner.admit(database, key, value.iter().map(|part| part.len()).sum())?;
-        let hash = home.store().hash_key(database, key);
         let appended = home.append_put(database, hash, key, value, options)?;
         self.spread_moves();
-        let owner = self.owner(database, key)?;
+        let owner = self.shard(crate::shard_of_hash(hash, self.store().shards()))?;
         owner.note_expiry(options.expires_at_ms);
         owner.install(database, hash, key, &appended);
         Ok(appended.version)
@@ -226,13 +228,13 @@ impl<'a> Keyspace<'a> {
     fn put_at_home(
         &mut self,
         database: u8,
+        hash: u64,
         key: &[u8],
         value: &[&[u8]],
         options: PutOptions,
     ) -> Result<Version, KvError> {
         let home = self.home_mut();
         let admitted = home.admit(database, key, value.iter().map(|part| part.len()).sum());
-        let hash = home.store().hash_key(database, key);
         let appended = admitted.and_then(|()| home.append_put(database, hash, key, value, options));
         // Also where it failed: room may have been made by moving the batch.
         self.spread_moves();

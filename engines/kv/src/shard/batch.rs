@@ -46,7 +46,7 @@ impl Shard {
     /// whole or not at all. Batches do not nest.
     pub fn begin_batch(&mut self) {
         assert!(self.batch.is_none(), "batches do not nest");
-        self.batch = Some(Batch::default());
+        self.batch = Some(std::mem::take(&mut self.spare_batch));
     }
 
     /// Closes the batch. [`Shard::commit`] persists it.
@@ -58,7 +58,12 @@ impl Shard {
             batch.as_ref().is_some_and(|batch| batch.moves.is_empty()),
             "every owner of an index was told where its entries moved"
         );
-        let Some(last) = batch.and_then(|batch| batch.members.last().copied()) else { return };
+        let last = batch.as_ref().and_then(|batch| batch.members.last().copied());
+        if let Some(mut batch) = batch {
+            batch.members.clear();
+            self.spare_batch = batch;
+        }
+        let Some(last) = last else { return };
         let state = self.cache.get(&self.store.table, last.location.segment());
         let offset = last.location.offset();
         let mut header = crate::shard::read_header(state, offset);

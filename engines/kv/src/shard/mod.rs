@@ -79,6 +79,8 @@ pub struct Shard {
     pub(crate) log: Log,
     pub(crate) persister: Persister,
     batch: Option<Batch>,
+    /// An emptied one, kept to allocate once.
+    spare_batch: Batch,
     collector: Collector,
     recycler: Recycler,
     /// The collector's copy of an entry, kept to allocate once.
@@ -102,6 +104,7 @@ impl Shard {
             log: Log::default(),
             persister,
             batch: None,
+            spare_batch: Batch::default(),
             collector: Collector::default(),
             recycler: Recycler::default(),
             collected: Vec::new(),
@@ -171,8 +174,18 @@ impl Shard {
     /// Errors: [`KvError::Database`]; failures to store the deletion are not reported: the key is
     /// absent all the same.
     pub fn lookup(&mut self, database: u8, key: &[u8]) -> Result<Option<EntryRef>, KvError> {
-        Self::check_database(database)?;
         let hash = self.store.hash_key(database, key);
+        self.lookup_at(database, hash, key)
+    }
+
+    /// As [`Shard::lookup`] where the hash is known.
+    pub(crate) fn lookup_at(
+        &mut self,
+        database: u8,
+        hash: u64,
+        key: &[u8],
+    ) -> Result<Option<EntryRef>, KvError> {
+        Self::check_database(database)?;
         Ok(self.lookup_hashed(database, hash, key))
     }
 
@@ -305,6 +318,18 @@ impl Shard {
         options: PutOptions,
     ) -> Result<Version, KvError> {
         let hash = self.store.hash_key(database, key);
+        self.put_hashed(database, hash, key, value, options)
+    }
+
+    /// As [`Shard::put`] where the hash is known.
+    pub(crate) fn put_hashed(
+        &mut self,
+        database: u8,
+        hash: u64,
+        key: &[u8],
+        value: &[&[u8]],
+        options: PutOptions,
+    ) -> Result<Version, KvError> {
         // The old entry's lines arrive while the new one is being written.
         self.prefetch(database, hash);
         let length = value.iter().map(|part| part.len()).sum();
