@@ -17,6 +17,9 @@ use crate::host::HostIdentity;
 use crate::message::{Answer, PREFIX_BYTES, Question, Reason, body_length, decode, encode};
 use crate::url::{BootstrapAddress, ServiceUrl};
 
+/// Providers that may fail where TCP works, best first.
+const FALLIBLE: [&str; 2] = ["shm", "verbs"];
+
 /// Reaches one service, again and again: keeps the devices it opened and remembers which provider
 /// failed.
 #[derive(Debug)]
@@ -25,8 +28,10 @@ pub struct Dialler {
     url: ServiceUrl,
     timeout: Duration,
     devices: Vec<Arc<dyn Device>>,
-    /// Why shared memory is not tried.
-    avoided: Option<String>,
+    /// Providers that are not tried, and why.
+    avoided: Vec<(&'static str, String)>,
+    /// This machine has no RDMA to speak of.
+    lacks_rdma: bool,
 }
 
 /// What was agreed.
@@ -73,21 +78,68 @@ impl Dialler {
             url: ServiceUrl::parse(url)?,
             timeout,
             devices: Vec::new(),
-            avoided: None,
+            avoided: Vec::new(),
+            lacks_rdma: false,
         })
     }
 
     /// Notes that a connection over `provider` could not be made or broke, so that the next
     /// [`Dialler::dial`] chooses another. Lasts until [`Dialler::forgive`].
     pub fn avoid(&mut self, provider: &str, why: impl Into<String>) {
-        if provider == "shm" && self.url.provider.is_none() {
-            self.avoided = Some(why.into());
+        let Some(known) = FALLIBLE.iter().find(|known| **known == provider) else { return };
+        if self.url.provider.is_none() && !self.avoids(known) {
+            self.avoided.push((known, why.into()));
         }
     }
 
     /// Tries every provider again.
     pub fn forgive(&mut self) {
-        self.avoided = None;
+        self.avoided.clear();
+        self.lacks_rdma = false;
+    }
+
+    fn avoids(&self, provider: &str) -> bool {
+        self.avoided.iter().any(|(avoided, _)| *avoided == provider)
+    }
+
+    /// Opens what is offered when the address names no provider; best first.
+    fn offered(&mut self) -> Result<Vec<String>, OpenError> {
+        let mut offered = Vec::new();
+        for provider in FALLIBLE {
+            if self.avoids(provider) || (provider == "verbs" && self.lacks_rdma) {
+                continue;
+            }
+            match self.device(provider) {
+                Ok(_) => offered.push(provider.to_owned()),
+                // The ordinary case on most machines, and no reason to mention.
+                Err(OpenError::Rdma(missing)) => {
+                    tracing::debug!(%missing, "RDMA is not offered");
+                    self.lacks_rdma = true;
+                }
+                Err(error) => {
+                    let why = format!("{provider} cannot be opened here: {error}");
+                    self.avoided.push((provider, why));
+                }
+            }
+        }
+        self.device("tcp")?;
+        offered.push("tcp".to_owned());
+        Ok(offered)
+    }
+
+    /// The server's reason, or, when a provider that would have been better is avoided, why it is.
+    fn explained(&self, provider: &str, reason: Reason) -> Reason {
+        let why = |avoided: &str| {
+            self.avoided.iter().find(|(known, _)| *known == avoided).map(|(_, why)| why.clone())
+        };
+        // The server misses shared memory in the offer only on its own host.
+        let fell_back = match (&reason, provider) {
+            (Reason::ClientLacksSharedMemory, _) => why("shm").or_else(|| why("verbs")),
+            (Reason::Forced | Reason::SameHost, _) => None,
+            (_, "tcp") => why("verbs"),
+            _ => None,
+        };
+        fell_back.map_or(reason, Reason::FellBack)
     }
 
     fn device(&mut self, provider: &str) -> Result<Arc<dyn Device>, OpenError> {
@@ -109,16 +161,7 @@ impl Dialler {
                 self.device(&provider)?;
                 vec![provider]
             }
-            None => {
-                if self.avoided.is_none()
-                    && let Err(error) = self.device("shm")
-                {
-                    self.avoided = Some(format!("shm cannot be opened here: {error}"));
-                }
-                self.device("tcp")?;
-                let all = if self.avoided.is_none() { &["shm", "tcp"][..] } else { &["tcp"][..] };
-                all.iter().map(|provider| (*provider).to_owned()).collect()
-            }
+            None => self.offered()?,
         };
         let question = Question::Negotiate {
             service: self.service.clone(),
@@ -136,10 +179,7 @@ impl Dialler {
                 reason: format!("it chose {provider:?}, which was not offered"),
             });
         }
-        let reason = match (&self.avoided, reason) {
-            (Some(why), Reason::ClientLacksSharedMemory) => Reason::FellBack(why.clone()),
-            (_, reason) => reason,
-        };
+        let reason = self.explained(&provider, reason);
         let device = self.device(&provider)?;
         Ok(Dialled {
             device,
@@ -154,7 +194,7 @@ impl Dialler {
     }
 
     /// Dials and connects one queue pair to `shard`, with a domain and a completion queue of
-    /// `depth_entries` of its own. When that fails over shared memory, again over TCP.
+    /// `depth_entries` of its own. When that fails, again over the next best provider.
     ///
     /// Errors: [`OpenError`] of the last attempt.
     pub fn establish(
@@ -164,13 +204,19 @@ impl Dialler {
         depth_entries: u32,
         options: QueuePairOptions,
     ) -> Result<Established, OpenError> {
-        let dialled = self.dial()?;
-        match dialled.establish(shard, hello, depth_entries, options) {
-            Err(error) if dialled.provider == "shm" && self.url.provider.is_none() => {
-                self.avoid("shm", format!("shm failed: {error}"));
-                self.dial()?.establish(shard, hello, depth_entries, options)
+        loop {
+            let dialled = self.dial()?;
+            match dialled.establish(shard, hello, depth_entries, options) {
+                Err(error)
+                    if FALLIBLE.contains(&dialled.provider.as_str())
+                        && self.url.provider.is_none() =>
+                {
+                    // Avoided from here on, so that each provider is tried once.
+                    let why = format!("{} failed: {error}", dialled.provider);
+                    self.avoid(&dialled.provider, why);
+                }
+                outcome => return outcome,
             }
-            outcome => outcome,
         }
     }
 }
@@ -199,7 +245,7 @@ impl Dialled {
         };
         let mut info = ConnectInfo(connect_info);
         if let Some(host) = host {
-            info = with_host(&info, host);
+            info = beeline_fabric_verbs::with_host(&with_host(&info, host), host);
         }
         Ok((info, payload))
     }

@@ -1,6 +1,7 @@
 //! Errors of opening and connecting.
 
 use beeline_fabric::FabricError;
+use beeline_fabric_verbs::Missing;
 
 /// Why a device could not be opened or a service not be reached.
 #[derive(Debug, thiserror::Error)]
@@ -17,6 +18,9 @@ pub enum OpenError {
     /// The provider failed.
     #[error(transparent)]
     Fabric(#[from] FabricError),
+    /// RDMA cannot be used on this machine.
+    #[error(transparent)]
+    Rdma(#[from] Missing),
     /// The bootstrap address could not be bound.
     #[error("cannot listen for bootstrap exchanges on {address}: {source}")]
     Listen {
@@ -59,6 +63,7 @@ impl OpenError {
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::Fabric(error) => error.is_retryable(),
+            Self::Rdma(missing) => missing.is_retryable(),
             Self::Unreachable { .. } | Self::Refused { .. } => true,
             _ => false,
         }

@@ -15,7 +15,7 @@
 //! - [`Bootstrap`]: the service; [`Dialler`]: the client. [`message`] has the bytes and the choice.
 //!
 //! Invariants: the choice and its reason are visible to both programs ([`Reason`]); a provider
-//! that fails is replaced by TCP on the next attempt ([`Dialler::avoid`]); reconnecting is
+//! that fails is replaced by the next best on the next attempt ([`Dialler::avoid`]); reconnecting is
 //! connecting again; a caller of the bootstrap service can hold up nobody but itself.
 
 mod bootstrap;
@@ -28,6 +28,8 @@ mod url;
 
 /// Which memory windows this host has.
 pub use beeline_fabric_ntb::detect as windows;
+/// Which RDMA devices this host has.
+pub use beeline_fabric_verbs::discover as rdma;
 pub use bootstrap::{Bootstrap, BootstrapConfig, Incoming, Reply, Service};
 pub use dialler::{Dialled, Dialler, Established};
 pub use error::OpenError;

@@ -39,6 +39,8 @@ pub enum Reason {
     DifferentHost,
     /// One host, but the two cannot see each other's sockets (containers).
     DifferentNamespace,
+    /// Both ends have an RDMA device, and no memory in common.
+    CommonRdma,
     /// The client has no shared memory.
     ClientLacksSharedMemory,
     /// The server has no shared memory.
@@ -57,6 +59,7 @@ impl fmt::Display for Reason {
             Self::DifferentNamespace => {
                 f.write_str("both ends run on this host, in different network namespaces")
             }
+            Self::CommonRdma => f.write_str("both ends have an RDMA device"),
             Self::ClientLacksSharedMemory => f.write_str("the client offers no shared memory"),
             Self::ServerLacksSharedMemory => f.write_str("the server offers no shared memory"),
             Self::Forced => f.write_str("the address names the provider"),
@@ -303,6 +306,14 @@ pub(crate) fn choose(
     } else {
         Reason::ServerLacksSharedMemory
     };
+    if common("verbs") {
+        // A client that keeps back the memory it could share knows why, and says so.
+        let reason = match reason {
+            Reason::ClientLacksSharedMemory => reason,
+            _ => Reason::CommonRdma,
+        };
+        return Some(("verbs".to_owned(), reason));
+    }
     let network = if common("tcp") {
         "tcp"
     } else {
@@ -343,6 +354,12 @@ mod tests {
             pick("tcp", Reason::ServerLacksSharedMemory)
         );
         assert_eq!(chosen(&host("b", 1), &["shm"], &both), None);
+        let rdma = ["shm", "verbs", "tcp"];
+        assert_eq!(chosen(&host("a", 1), &rdma, &rdma), pick("shm", Reason::SameHost));
+        assert_eq!(chosen(&host("b", 1), &rdma, &rdma), pick("verbs", Reason::CommonRdma));
+        assert_eq!(chosen(&host("a", 2), &rdma, &rdma), pick("verbs", Reason::CommonRdma));
+        assert_eq!(chosen(&host("b", 1), &rdma, &both), pick("tcp", Reason::DifferentHost));
+        assert_eq!(chosen(&host("b", 1), &both, &rdma), pick("tcp", Reason::DifferentHost));
     }
 
     proptest! {

@@ -3,12 +3,13 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use beeline_fabric::Device;
+use beeline_fabric::{Device, FabricError};
 use beeline_fabric_ntb::posting::{Disorder, Pace};
 use beeline_fabric_ntb::{FixedWindow, NtbConfig, NtbDevice, Port, Side};
 use beeline_fabric_shm::{ShmConfig, ShmDevice};
 use beeline_fabric_sim::{SimOptions, SimWorld};
 use beeline_fabric_tcp::{TcpConfig, TcpDevice};
+use beeline_fabric_verbs::{VerbsConfig, VerbsDevice, VerbsError};
 
 use crate::error::OpenError;
 use crate::url::split;
@@ -17,6 +18,7 @@ use crate::url::split;
 pub const PROVIDERS: &[(&str, &str)] = &[
     ("shm", "shared memory, on one host"),
     ("ntb", "a memory window between hosts; emulated on one host"),
+    ("verbs", "RDMA between hosts: InfiniBand, RoCE, soft-RoCE; through rdma-core"),
     ("tcp", "a library thread at the target; works everywhere"),
     ("sim", "virtual time, seeded; for simulation"),
 ];
@@ -26,12 +28,15 @@ pub const PROVIDERS: &[(&str, &str)] = &[
 /// - `shm://`
 /// - `tcp://` (loopback, any port), `tcp://ADDRESS[:PORT]`, with `?advertise=ADDRESS` when peers
 ///   reach this host by another one
+/// - `verbs://` (the first RDMA device with an active port), `verbs://DEVICE`, with `?port=N`,
+///   `&gid=N` (index) and `&address=ADDRESS` (the one of its addresses to use)
 /// - `ntb://` (emulated between processes of this host), `ntb://?seed=N[&delay_us=N]` with posted
 ///   writes reordered and delayed; `ntb:///FILE?side=0` or `1`, a fixed window in a file that holds
 ///   both ends' halves, and with `&outbound=/FILE` in two files
 /// - `sim://seed=N[&node=N]`: one node of a world of its own
 ///
-/// Errors: [`OpenError::Url`], [`OpenError::Fabric`].
+/// Errors: [`OpenError::Url`], [`OpenError::Fabric`]; [`OpenError::Rdma`] in words that say what
+/// this machine lacks.
 pub fn open(url: &str) -> Result<Arc<dyn Device>, OpenError> {
     let bad = |reason| OpenError::Url { url: url.to_owned(), reason };
     let (scheme, rest) = split(url).ok_or_else(|| bad("it has no scheme"))?;
@@ -39,6 +44,7 @@ pub fn open(url: &str) -> Result<Arc<dyn Device>, OpenError> {
         "shm" if rest.is_empty() => open_shm(),
         "shm" => Err(bad("shm:// takes nothing")),
         "tcp" => Ok(TcpDevice::open(tcp_config(rest).map_err(bad)?)?),
+        "verbs" => open_verbs(verbs_config(rest).map_err(bad)?),
         "ntb" => Ok(NtbDevice::open(ntb_config(rest).map_err(bad)?)?),
         "sim" => {
             let (seed, node) = sim_numbers(rest).map_err(bad)?;
@@ -50,6 +56,42 @@ pub fn open(url: &str) -> Result<Arc<dyn Device>, OpenError> {
 
 fn open_shm() -> Result<Arc<dyn Device>, OpenError> {
     Ok(ShmDevice::open(ShmConfig::default())?)
+}
+
+fn open_verbs(config: VerbsConfig) -> Result<Arc<dyn Device>, OpenError> {
+    VerbsDevice::open(config).map_err(|error| match error {
+        VerbsError::Missing(missing) => OpenError::Rdma(missing),
+        VerbsError::Fabric(error) => OpenError::Fabric(error),
+        other => OpenError::Fabric(FabricError::System {
+            action: "opening an RDMA device",
+            source: std::io::Error::other(other.to_string()),
+        }),
+    })
+}
+
+fn verbs_config(rest: &str) -> Result<VerbsConfig, &'static str> {
+    let mut config = VerbsConfig::default();
+    let (device, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let device = device.trim_end_matches('/');
+    if !device.is_empty() {
+        config.device = Some(device.to_owned());
+    }
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        match pair.split_once('=') {
+            Some(("port", value)) => {
+                config.port = Some(value.parse().map_err(|_| "port is a number from 1 to 255")?);
+            }
+            Some(("gid", value)) => {
+                let index = value.parse().map_err(|_| "gid is an index from 0 to 255")?;
+                config.gid_index = Some(index);
+            }
+            Some(("address", ip)) => {
+                config.address = Some(ip.parse().map_err(|_| "address takes an IP address")?);
+            }
+            _ => return Err("verbs:// takes port, gid and address"),
+        }
+    }
+    Ok(config)
 }
 
 fn tcp_config(rest: &str) -> Result<TcpConfig, &'static str> {
@@ -147,7 +189,8 @@ mod tests {
             "tcp://host",
             "sim://",
             "sim://seed=x",
-            "verbs://",
+            "verbs://rxe0?door=1",
+            "verbs://?port=x",
             "tcp",
             "tcp://?x=1",
             "ntb://?x=1",

@@ -33,7 +33,8 @@ impl std::fmt::Display for BootstrapAddress {
     }
 }
 
-/// A service's address, read: `auto://host:port`, `tcp://host:port`, `shm://host:port`; with a
+/// A service's address, read: `auto://host:port`, `tcp://host:port`, `shm://host:port`,
+/// `verbs://host:port`; with a
 /// path instead of a host (`auto:///run/beeline.sock`), a Unix socket. The port defaults to
 /// [`DEFAULT_PORT`], the scheme to `auto`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,8 +67,8 @@ impl ServiceUrl {
         let (scheme, rest) = split(url).unwrap_or(("auto", url));
         let provider = match scheme {
             "auto" => None,
-            "tcp" | "shm" => Some(scheme.to_owned()),
-            _ => return Err(bad("a service is reached by auto://, tcp:// or shm://")),
+            "tcp" | "shm" | "verbs" => Some(scheme.to_owned()),
+            _ => return Err(bad("a service is reached by auto://, tcp://, shm:// or verbs://")),
         };
         if rest.is_empty() {
             return Err(bad("it names no host and no socket"));

@@ -145,6 +145,61 @@ fn a_failure_of_shared_memory_falls_back_to_tcp_and_says_why() {
     served.finish();
 }
 
+/// True where there is an RDMA device; says so where there is none.
+fn has_rdma() -> bool {
+    match open("verbs://") {
+        Ok(_) => true,
+        Err(reason) => {
+            let _ = writeln!(std::io::stderr(), "skipped: {reason}");
+            false
+        }
+    }
+}
+
+#[test]
+fn rdma_comes_after_shared_memory_and_before_tcp_and_back_again() {
+    if !has_rdma() {
+        return;
+    }
+    let served = serve(BootstrapConfig::default(), &["shm", "verbs", "tcp"]);
+    assert_eq!(visit(&served.url("auto")), ("shm".to_owned(), Reason::SameHost));
+    assert_eq!(visit(&served.url("verbs")), ("verbs".to_owned(), Reason::Forced));
+    let mut dialler = Dialler::new("kv", &served.url("auto"), BOUND).unwrap();
+    let chosen = |dialler: &mut Dialler| {
+        let dialled = dialler.dial().unwrap();
+        (dialled.provider, dialled.reason)
+    };
+    assert_eq!(chosen(&mut dialler), ("shm".to_owned(), Reason::SameHost));
+    dialler.avoid("shm", "it broke");
+    assert_eq!(chosen(&mut dialler), ("verbs".to_owned(), Reason::FellBack("it broke".to_owned())));
+    dialler.avoid("verbs", "the port went down");
+    assert_eq!(chosen(&mut dialler).0, "tcp");
+    dialler.forgive();
+    assert_eq!(chosen(&mut dialler), ("shm".to_owned(), Reason::SameHost));
+    served.finish();
+}
+
+#[test]
+fn a_server_with_rdma_and_no_shared_memory_is_reached_by_rdma() {
+    if !has_rdma() {
+        return;
+    }
+    let served = serve(BootstrapConfig::default(), &["verbs", "tcp"]);
+    let (provider, reason) = visit(&served.url("auto"));
+    assert_eq!((provider.as_str(), &reason), ("verbs", &Reason::CommonRdma));
+    assert_eq!(reason.to_string(), "both ends have an RDMA device");
+    let mut dialler = Dialler::new("kv", &served.url("auto"), BOUND).unwrap();
+    dialler.avoid("verbs", "the port went down");
+    let dialled = dialler.dial().unwrap();
+    assert_eq!(
+        (dialled.provider.as_str(), &dialled.reason),
+        ("tcp", &Reason::FellBack("the port went down".to_owned()))
+    );
+    dialler.forgive();
+    assert_eq!(dialler.dial().unwrap().provider, "verbs");
+    served.finish();
+}
+
 #[test]
 fn a_server_without_shared_memory_is_reached_by_tcp() {
     let served = serve(BootstrapConfig::default(), &["tcp"]);

@@ -27,6 +27,7 @@ pub mod completion;
 pub mod device;
 pub mod error;
 pub mod region;
+pub mod registration_cache;
 pub mod work;
 
 pub use completion::{Opcode, Status, WorkCompletion};
@@ -36,4 +37,5 @@ pub use device::{
 };
 pub use error::{FabricError, PostError};
 pub use region::{Access, LocalKey, MemoryRegion, RegionControl, RemoteAddress, RemoteKey};
+pub use registration_cache::RegistrationCache;
 pub use work::{FlushKind, LocalData, Operation, ReceiveRequest, ScatterGatherEntry, WorkRequest};

@@ -18,6 +18,7 @@ const SAME_FOLDER: &[(&str, &str, &str)] = &[
     ("fabric-open", "fabric-shm", "from URL to provider"),
     ("fabric-open", "fabric-tcp", "from URL to provider"),
     ("fabric-open", "fabric-ntb", "from URL to provider"),
+    ("fabric-open", "fabric-verbs", "from URL to provider"),
     ("fabric-open", "fabric-sim", "from URL to provider"),
     ("kv-server", "kv", "serves the store over fabric"),
     ("kv-client", "kv", "shares the entry and message formats"),

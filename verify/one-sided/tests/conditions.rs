@@ -84,7 +84,7 @@ fn longer_overwrite(provider: Provider, conditions: Conditions) -> Outcome {
 
 #[test]
 fn c2_keeps_a_long_entry_out_of_its_neighbours_slot() {
-    for provider in Provider::ALL {
+    for provider in Provider::all() {
         let Outcome::Value(value) = longer_overwrite(provider, Conditions::ALL) else {
             panic!("the neighbour is whole")
         };

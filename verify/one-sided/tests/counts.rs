@@ -92,7 +92,7 @@ fn gets(rig: &Rig, client: &mut Client) {
 
 #[test]
 fn a_boom_put_is_one_write_with_immediate_and_one_reply() {
-    for provider in Provider::ALL {
+    for provider in Provider::all() {
         let rig = Rig::new(provider, &RigOptions::default());
         let mut client = warm(&rig, Protocol::Boom);
         let seen = counted(&rig, &mut client, |client| puts(&rig, client));
@@ -128,7 +128,7 @@ fn a_boom_put_is_one_write_with_immediate_and_one_reply() {
 
 #[test]
 fn a_boom_get_is_one_send_and_one_write_by_the_server() {
-    for provider in Provider::ALL {
+    for provider in Provider::all() {
         let rig = Rig::new(provider, &RigOptions::default());
         let mut client = warm(&rig, Protocol::Boom);
         puts(&rig, &mut client);
@@ -163,7 +163,7 @@ fn a_boom_get_is_one_send_and_one_write_by_the_server() {
 
 #[test]
 fn segments_are_asked_for_once_per_segment_of_bytes_written() {
-    for provider in Provider::ALL {
+    for provider in Provider::all() {
         let options = RigOptions { capacity_bytes: 256 << 20, ..RigOptions::default() };
         let rig = Rig::new(provider, &options);
         let mut client = rig.client();
@@ -194,7 +194,7 @@ fn segments_are_asked_for_once_per_segment_of_bytes_written() {
 
 #[test]
 fn the_oblivious_baseline_takes_one_round_trip_for_each_operation() {
-    for provider in Provider::ALL {
+    for provider in Provider::all() {
         let rig = Rig::new(provider, &RigOptions::default());
         let mut client = warm(&rig, Protocol::Oblivious);
         let seen = counted(&rig, &mut client, |client| puts(&rig, client));
@@ -210,7 +210,7 @@ fn the_oblivious_baseline_takes_one_round_trip_for_each_operation() {
 
 #[test]
 fn the_two_phase_baseline_takes_two_round_trips_for_each_operation() {
-    for provider in Provider::ALL {
+    for provider in Provider::all() {
         let rig = Rig::new(provider, &RigOptions::default());
         let mut client = warm(&rig, Protocol::TwoPhase);
         let seen = counted(&rig, &mut client, |client| puts(&rig, client));

@@ -44,7 +44,7 @@ impl Bystander {
 }
 
 fn everywhere(test: impl Fn(&Rig, &mut Bystander)) {
-    for provider in Provider::ALL {
+    for provider in Provider::all() {
         let rig = Rig::new(provider, &RigOptions::default());
         let mut bystander = Bystander::new(&rig);
         test(&rig, &mut bystander);
@@ -157,7 +157,7 @@ fn a_forged_version_and_seal_are_replaced() {
 
 #[test]
 fn a_key_of_another_shard_is_refused() {
-    for provider in Provider::ALL {
+    for provider in Provider::all() {
         let rig = Rig::new(provider, &RigOptions { shards: 2, ..RigOptions::default() });
         let mut bystander = Bystander::new(&rig);
         let mut raw = Raw::connect(&rig, 16, 16);
@@ -253,7 +253,7 @@ fn a_result_address_that_is_not_the_clients_ends_its_own_connection() {
 
 #[test]
 fn a_client_that_reads_no_replies_loses_its_connection_only() {
-    for provider in Provider::ALL {
+    for provider in Provider::all() {
         let server = ServerOptions {
             receiver_not_ready_timeout: Duration::from_millis(50),
             ..ServerOptions::default()
@@ -292,7 +292,7 @@ fn a_client_that_disappears_leaves_what_was_acknowledged() {
 
 #[test]
 fn a_hanging_clients_segment_is_taken_back_when_the_pool_runs_short() {
-    for provider in Provider::ALL {
+    for provider in Provider::all() {
         let server = ServerOptions {
             idle_grant: Duration::ZERO,
             reclaim_above_percent: 0,
@@ -324,7 +324,7 @@ fn a_hanging_clients_segment_is_taken_back_when_the_pool_runs_short() {
 
 #[test]
 fn an_honest_client_goes_on_after_its_segment_was_taken_back() {
-    for provider in Provider::ALL {
+    for provider in Provider::all() {
         let server = ServerOptions {
             idle_grant: Duration::ZERO,
             reclaim_above_percent: 0,

@@ -19,7 +19,7 @@ use common::{Outcome, Provider, Rig, RigOptions};
 use proptest::prelude::*;
 
 fn everywhere(test: impl Fn(&Rig, Protocol)) {
-    for provider in Provider::ALL {
+    for provider in Provider::all() {
         for protocol in Protocol::ALL {
             let options = RigOptions { shards: 2, ..RigOptions::default() };
             test(&Rig::new(provider, &options), protocol);
@@ -43,7 +43,7 @@ fn what_was_put_is_read_back_whatever_its_size() {
 
 #[test]
 fn a_value_longer_than_the_result_memory_arrives_after_one_retry() {
-    for provider in Provider::ALL {
+    for provider in Provider::all() {
         let rig = Rig::new(provider, &RigOptions::default());
         let mut client = rig.client();
         let value = vec![9; 200_000];
@@ -150,7 +150,7 @@ fn statistics_and_pings_are_answered() {
 
 #[test]
 fn a_key_goes_straight_to_its_shard() {
-    for provider in Provider::ALL {
+    for provider in Provider::all() {
         let options = RigOptions { shards: 4, ..RigOptions::default() };
         let rig = Rig::new(provider, &options);
         let mut client = rig.client();
@@ -169,7 +169,7 @@ fn a_key_goes_straight_to_its_shard() {
 
 #[test]
 fn a_full_window_is_said_and_polling_makes_room() {
-    for provider in Provider::ALL {
+    for provider in Provider::all() {
         let rig = Rig::new(provider, &RigOptions::default());
         let mut client = rig.client_with(|options| options.window = 4);
         for _ in 0..4 {
@@ -201,7 +201,7 @@ fn limits_are_named() {
 
 #[test]
 fn long_keys_are_read_by_a_client_that_asked_for_them() {
-    for provider in Provider::ALL {
+    for provider in Provider::all() {
         let rig = Rig::new(provider, &RigOptions::default());
         let mut client = rig.client_with(|options| options.longest_key_bytes = 65_535);
         let key = vec![b'k'; 65_000];
@@ -249,7 +249,7 @@ fn baselines_are_refused_unless_offered() {
 
 #[test]
 fn a_pipeline_switches_segments_without_losing_or_reordering() {
-    for provider in Provider::ALL {
+    for provider in Provider::all() {
         for protocol in [Protocol::Boom, Protocol::TwoPhase] {
             let options = RigOptions { segment_bytes: 64 << 10, ..RigOptions::default() };
             let rig = Rig::new(provider, &options);
@@ -285,7 +285,7 @@ fn a_pipeline_switches_segments_without_losing_or_reordering() {
 
 #[test]
 fn the_mixed_update_overwrites_and_the_server_refuses_none_of_it() {
-    for provider in Provider::ALL {
+    for provider in Provider::all() {
         let rig = Rig::new(provider, &RigOptions::default());
         let mut client = rig.client();
         for round in 0..200_u32 {

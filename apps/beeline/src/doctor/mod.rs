@@ -161,7 +161,7 @@ mod tests {
             "pidfd",
             "io_uring",
             "userfaultfd",
-            "RDMA devices",
+            "fabric verbs (RDMA)",
             "PCIe windows (NTB)",
             "fabric shm",
             "fabric tcp",

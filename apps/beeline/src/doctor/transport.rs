@@ -60,28 +60,38 @@ fn provider(what: &'static str, url: &str, usable: &str, advice: &str) -> Findin
     }
 }
 
-fn names(directory: &str) -> Vec<String> {
-    let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
-    entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
-}
-
 fn rdma() -> Finding {
-    let devices = names("/sys/class/infiniband");
-    if devices.is_empty() {
-        return Finding::advise(
-            "RDMA devices",
+    use beeline_fabric_open::rdma::devices;
+
+    let what = "fabric verbs (RDMA)";
+    match devices() {
+        // What is missing names its remedy.
+        Err(missing) => Finding::advise(
+            what,
             Verdict::Missing,
-            "none in /sys/class/infiniband",
-            "a NIC with RDMA, or `rdma link add rxe0 type rxe netdev eth0` to try it in software; \
-             this version has no verbs provider yet",
-        );
+            missing.to_string(),
+            "hosts are connected through tcp",
+        ),
+        Ok(found) => {
+            let words: Vec<_> = found
+                .iter()
+                .map(|device| match &device.choice {
+                    Ok(choice) => {
+                        let flush = if device.native_flush.1 { "; FLUSH in hardware" } else { "" };
+                        format!("{}: usable, {choice}{flush}", device.name)
+                    }
+                    Err(missing) => missing.to_string(),
+                })
+                .collect();
+            let seen = words.join("; ");
+            if found.iter().any(|device| device.choice.is_ok()) {
+                Finding::ok(what, format!("{seen}; serve it with --fabric on a network address"))
+            } else {
+                let advice = "hosts are connected through tcp until a port is usable";
+                Finding::advise(what, Verdict::CouldBeFaster, seen, advice)
+            }
+        }
     }
-    Finding::advise(
-        "RDMA devices",
-        Verdict::CouldBeFaster,
-        devices.join(", "),
-        "this version has no verbs provider yet; hosts are connected through tcp",
-    )
 }
 
 fn windows() -> Finding {

@@ -3,7 +3,7 @@
 //! The address is bound before the pool is recovered, so that a taken port costs no recovery; who
 //! comes before the node is ready is told to come again.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, OnceLock};
 
 use beeline_fabric::Device;
@@ -37,6 +37,7 @@ impl FabricDoor {
             SocketAddr::V4(address) => address.ip().to_string(),
             SocketAddr::V6(address) => format!("[{}]", address.ip()),
         };
+        devices.extend(rdma(address.ip()));
         devices.push(open(&format!("tcp://{ip}"))?);
         let providers =
             devices.iter().map(|device| device.attributes().provider.to_owned()).collect();
@@ -67,6 +68,26 @@ impl FabricDoor {
     /// Providers a client can be served over.
     pub fn providers(&self) -> Vec<String> {
         self.providers.clone()
+    }
+}
+
+/// The RDMA device clients are served over: none for a door on loopback, because its link would be
+/// a door to the network.
+fn rdma(door: IpAddr) -> Option<Arc<dyn Device>> {
+    if door.is_loopback() {
+        return None;
+    }
+    let url = if door.is_unspecified() {
+        "verbs://".to_owned()
+    } else {
+        format!("verbs://?address={door}")
+    };
+    match open(&url) {
+        Ok(device) => Some(device),
+        Err(reason) => {
+            tracing::info!(%reason, "no RDMA clients will be served");
+            None
+        }
     }
 }
 

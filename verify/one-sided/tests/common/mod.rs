@@ -22,6 +22,7 @@ use beeline_fabric::{ConnectInfo, Device};
 use beeline_fabric_shm::{ShmConfig, ShmDevice};
 use beeline_fabric_sim::{SimOptions, SimWorld};
 use beeline_fabric_tcp::{TcpConfig, TcpDevice};
+use beeline_fabric_verbs::{VerbsConfig, VerbsDevice};
 use beeline_kv::wire::{Protocol, Welcome};
 use beeline_kv::{Shard, Store, StoreOptions};
 use beeline_kv_client::{
@@ -38,10 +39,18 @@ pub enum Provider {
     Sim,
     Shm,
     Tcp,
+    Verbs,
 }
 
 impl Provider {
-    pub const ALL: [Self; 3] = [Self::Sim, Self::Shm, Self::Tcp];
+    /// Those of this machine: RDMA only where there is a device.
+    pub fn all() -> Vec<Self> {
+        let mut all = vec![Self::Sim, Self::Shm, Self::Tcp];
+        if VerbsDevice::open(VerbsConfig::default()).is_ok() {
+            all.push(Self::Verbs);
+        }
+        all
+    }
 }
 
 pub struct Node {
@@ -243,6 +252,7 @@ impl Rig {
 fn device(provider: Provider, world: Option<&SimWorld>, node: u32) -> Arc<dyn Device> {
     match (provider, world) {
         (Provider::Sim, Some(world)) => world.device(node),
+        (Provider::Verbs, _) => VerbsDevice::open(VerbsConfig::default()).unwrap(),
         (Provider::Shm, _) => ShmDevice::open(ShmConfig::default()).unwrap(),
         _ => TcpDevice::open(TcpConfig::default()).unwrap(),
     }

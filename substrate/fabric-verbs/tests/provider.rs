@@ -1,0 +1,223 @@
+//! What is this provider's own: limits, events of the device, reuse. Skipped, with the reason,
+//! where there is no RDMA device.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test ends where its set-up breaks")]
+
+use std::io::Write as _;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use beeline_fabric::{
+    Access, CompletionQueue, Device, FabricError, LocalData, MemoryRegion, Operation,
+    ProtectionDomain, QueuePair, QueuePairOptions, QueuePairState, RegistrationCache, Role,
+    ScatterGatherEntry, Status, WorkCompletion, WorkRequest,
+};
+use beeline_fabric_verbs::{VerbsConfig, VerbsDevice, VerbsError};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
+
+const BOUND: Duration = Duration::from_secs(30);
+
+/// One at a time: some take the port down.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// The device, and the turn; `None` where there is no device.
+fn device() -> Option<(Arc<dyn Device>, MutexGuard<'static, ()>)> {
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    match VerbsDevice::open(VerbsConfig::default()) {
+        Ok(device) => Some((device, turn)),
+        Err(VerbsError::Missing(missing)) => {
+            let _ = writeln!(std::io::stderr(), "skipped: {missing}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+struct End {
+    domain: Arc<dyn ProtectionDomain>,
+    device: Arc<dyn Device>,
+    queue: Rc<dyn CompletionQueue>,
+    pair: Box<dyn QueuePair>,
+}
+
+impl End {
+    fn new(device: &Arc<dyn Device>, options: QueuePairOptions) -> Self {
+        let domain = device.allocate_protection_domain().unwrap();
+        let queue = device.create_completion_queue(256).unwrap();
+        let pair = domain.create_queue_pair(&queue, &queue, None, options).unwrap();
+        Self { domain, device: Arc::clone(device), queue, pair }
+    }
+
+    fn region(&self, length: usize) -> MemoryRegion {
+        let memory = self.device.allocate_memory(length).unwrap();
+        self.domain.register(memory, Access::all()).unwrap()
+    }
+
+    fn one(&self) -> WorkCompletion {
+        let mut one = [WorkCompletion::EMPTY];
+        assert_eq!(self.queue.wait(&mut one, BOUND).unwrap(), 1, "a completion in time");
+        one[0]
+    }
+}
+
+fn join(a: &mut dyn QueuePair, b: &mut dyn QueuePair) {
+    b.connect(&a.connect_info(), Role::Passive).unwrap();
+    a.connect(&b.connect_info(), Role::Active).unwrap();
+    a.wait_connected(BOUND).unwrap();
+    b.wait_connected(BOUND).unwrap();
+}
+
+fn linked(options: QueuePairOptions) -> Option<(End, End, MutexGuard<'static, ()>)> {
+    let (near, turn) = device()?;
+    let far = VerbsDevice::open(VerbsConfig::default()).unwrap();
+    let (mut a, mut b) = (End::new(&near, options), End::new(&far, options));
+    join(a.pair.as_mut(), b.pair.as_mut());
+    Some((a, b, turn))
+}
+
+fn write(target: &MemoryRegion, bytes: &'static [u8]) -> Operation<'static> {
+    Operation::Write { local: LocalData::Inline(bytes), remote: target.remote_address(0) }
+}
+
+#[test]
+fn sizes_beyond_the_device_are_refused_by_the_name_of_the_limit() {
+    let Some((device, _turn)) = device() else { return };
+    let most = device.attributes().max_completion_queue_depth;
+    let error = device.create_completion_queue(most + 1).unwrap_err();
+    assert!(error.to_string().contains("completion queue depth"), "{error}");
+    let domain = device.allocate_protection_domain().unwrap();
+    let queue = device.create_completion_queue(16).unwrap();
+    let most = device.attributes().max_queue_depth;
+    let options = QueuePairOptions { send_depth: most + 1, ..QueuePairOptions::default() };
+    let error = domain.create_queue_pair(&queue, &queue, None, options).unwrap_err();
+    assert!(matches!(error, FabricError::Limit { what: "send queue depth", .. }), "{error}");
+}
+
+#[test]
+fn the_limit_on_pinned_memory_is_named() {
+    let Some((device, _turn)) = device() else { return };
+    // Capabilities are a thread's own; the limit is the process's and is put back.
+    std::thread::spawn(move || {
+        let domain = device.allocate_protection_domain().unwrap();
+        let before = getrlimit(Resource::Memlock);
+        let mut own = capabilities(None).unwrap();
+        own.effective.remove(CapabilitySet::IPC_LOCK);
+        own.permitted.remove(CapabilitySet::IPC_LOCK);
+        set_capabilities(None, own).unwrap();
+        setrlimit(Resource::Memlock, Rlimit { current: Some(1 << 20), ..before }).unwrap();
+        let memory = device.allocate_memory(4 << 20).unwrap();
+        let refused = domain.register(memory, Access::all());
+        setrlimit(Resource::Memlock, before).unwrap();
+        let error = refused.unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("RLIMIT_MEMLOCK") && text.contains("1048576"), "{text}");
+    })
+    .join()
+    .unwrap();
+}
+
+#[test]
+fn a_queue_pair_used_again_is_a_new_connection() {
+    let Some((mut a, mut b, _turn)) = linked(QueuePairOptions::default()) else { return };
+    let target = b.region(4096);
+    let source = a.region(4096);
+    let options = QueuePairOptions::default();
+    let mut numbers = std::collections::HashSet::new();
+    for round in 0..30_u64 {
+        assert!(numbers.insert(a.pair.qp_num()), "numbers are not used again");
+        // Left behind unfinished and unpolled every other time.
+        let data = [ScatterGatherEntry { region: &source, offset: 0, length: 4096 }];
+        let local = LocalData::Gather(&data);
+        let operation = Operation::Write { local, remote: target.remote_address(0) };
+        for _ in 0..round % 2 * 5 {
+            a.pair.post_send(&[WorkRequest::new(round, operation)]).unwrap();
+        }
+        a.pair = a.domain.create_queue_pair(&a.queue, &a.queue, None, options).unwrap();
+        b.pair = b.domain.create_queue_pair(&b.queue, &b.queue, None, options).unwrap();
+        join(a.pair.as_mut(), b.pair.as_mut());
+        a.pair.post_send(&[WorkRequest::new(1000 + round, write(&target, b"now"))]).unwrap();
+        let done = a.one();
+        assert_eq!((done.wr_id, done.status), (1000 + round, Status::Success));
+        assert_eq!(done.qp_num, a.pair.qp_num());
+    }
+}
+
+#[test]
+fn a_cached_registration_is_used_again() {
+    let Some((mut a, b, _turn)) = linked(QueuePairOptions::default()) else { return };
+    let cache = RegistrationCache::new(Arc::clone(&a.domain), 1 << 20);
+    let buffer = a.device.allocate_memory(4096).unwrap();
+    let target = b.region(4096);
+    for round in 0..10 {
+        let region = cache.region(&buffer, Access::LOCAL_WRITE).unwrap();
+        let data = [ScatterGatherEntry { region: &region, offset: 0, length: 4096 }];
+        let local = LocalData::Gather(&data);
+        let operation = Operation::Write { local, remote: target.remote_address(0) };
+        a.pair.post_send(&[WorkRequest::new(round, operation)]).unwrap();
+        assert!(a.one().is_success());
+    }
+    assert_eq!((cache.counts().hits, cache.counts().misses), (9, 1));
+}
+
+#[test]
+fn a_wait_for_a_receive_beyond_the_devices_reach_is_kept_by_the_library() {
+    let options = QueuePairOptions {
+        receiver_not_ready_timeout: Duration::from_millis(4_500),
+        ..QueuePairOptions::default()
+    };
+    let Some((mut a, _b, _turn)) = linked(options) else { return };
+    let send = Operation::Send { local: LocalData::Inline(b"nobody"), immediate: None };
+    let begun = Instant::now();
+    a.pair.post_send(&[WorkRequest::new(7, send)]).unwrap();
+    let done = a.one();
+    assert_eq!((done.wr_id, done.status), (7, Status::ReceiverNotReady));
+    assert!(begun.elapsed() >= Duration::from_millis(4_400), "{:?}", begun.elapsed());
+    assert_eq!(a.pair.state(), QueuePairState::Error);
+}
+
+/// Sets the network device of the lab's guest up or down.
+fn carrier(up: bool) {
+    let word = if up { "up" } else { "down" };
+    let tool = ["/usr/sbin/ip", "/sbin/ip", "/bin/ip"]
+        .into_iter()
+        .find(|path| std::path::Path::new(path).exists())
+        .unwrap();
+    let done = std::process::Command::new(tool).args(["link", "set", "eth0", word]).status();
+    assert!(done.unwrap().success());
+}
+
+#[test]
+fn a_port_that_stays_down_breaks_its_connections_and_a_later_one_works() {
+    if std::env::var_os("LAB_GUEST").is_none() {
+        let _ =
+            writeln!(std::io::stderr(), "skipped: only a guest of the lab has a port to take down");
+        return;
+    }
+    let options = QueuePairOptions {
+        transport_timeout: Duration::from_secs(1),
+        ..QueuePairOptions::default()
+    };
+    let Some((mut a, b, _turn)) = linked(options) else { return };
+    let target = b.region(64);
+    a.pair.post_send(&[WorkRequest::new(1, write(&target, b"up"))]).unwrap();
+    assert!(a.one().is_success());
+    carrier(false);
+    let begun = Instant::now();
+    while a.pair.state() != QueuePairState::Error && begun.elapsed() < BOUND {
+        a.queue.poll(&mut []).unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let noticed = a.pair.state();
+    carrier(true);
+    assert_eq!(noticed, QueuePairState::Error, "the port's fall was noticed");
+    drop((a, b, target, _turn));
+    std::thread::sleep(Duration::from_secs(1));
+    let Some((mut a, b, _turn)) = linked(QueuePairOptions::default()) else {
+        panic!("the port came up again")
+    };
+    let target = b.region(64);
+    a.pair.post_send(&[WorkRequest::new(2, write(&target, b"again"))]).unwrap();
+    assert!(a.one().is_success());
+}
