@@ -48,6 +48,18 @@ pub enum LabError {
         /// What it ran.
         command: String,
     },
+    /// A command did not say something in time.
+    #[error("guest {guest}: {what} not heard after {limit:?}\n{errors}")]
+    Unheard {
+        /// Its number.
+        guest: usize,
+        /// The time it had.
+        limit: Duration,
+        /// What was waited for.
+        what: String,
+        /// What its commands complained of.
+        errors: String,
+    },
     /// The guest ended while it was needed.
     #[error("guest {guest} ended\n{console}")]
     Gone {

@@ -136,11 +136,12 @@ pub struct Guest {
     number: usize,
     child: Child,
     control: UnixStream,
-    #[allow(dead_code, reason = "QEMU needs it open; cables are pulled through it")]
     monitor: UnixStream,
     heard: Shared,
     commands: u64,
     running: String,
+    /// How much of output and errors had been heard when the command was started.
+    begun: (usize, usize),
     /// Sockets and the console's log.
     folder: TempDir,
 }
@@ -190,6 +191,7 @@ impl Guest {
             heard: Arc::clone(&heard),
             commands: 0,
             running: String::new(),
+            begun: (0, 0),
             folder,
         };
         let reading = guest.control.try_clone().map_err(LabError::host("reading"))?;
@@ -230,11 +232,11 @@ impl Guest {
         if command.contains('\n') {
             return Err(LabError::Command { command: command.to_owned() });
         }
-        {
-            let mut heard = self.lock();
-            heard.output.clear();
-            heard.errors.clear();
-        }
+        let (output, errors) = {
+            let heard = self.lock();
+            (heard.output.len(), heard.errors.len())
+        };
+        self.begun = (output, errors);
         self.commands += 1;
         command.clone_into(&mut self.running);
         let line = format!("{} {command}\n", self.commands);
@@ -248,6 +250,7 @@ impl Guest {
     pub fn finish(&mut self, limit: Duration) -> Result<Finished, LabError> {
         let number = self.commands;
         let prefix = format!("exit {number} ");
+        let (output, errors) = self.begun;
         let done = self.wait_until(Instant::now() + limit, |heard| {
             if heard.output_ends < number || heard.errors_ends < number {
                 return None;
@@ -255,8 +258,8 @@ impl Guest {
             let status = heard.control.iter().find_map(|line| line.strip_prefix(&prefix))?;
             Some(Finished {
                 status: status.parse().unwrap_or(-1),
-                output: String::from_utf8_lossy(&heard.output).into_owned(),
-                errors: String::from_utf8_lossy(&heard.errors).into_owned(),
+                output: String::from_utf8_lossy(&heard.output[output..]).into_owned(),
+                errors: String::from_utf8_lossy(&heard.errors[errors..]).into_owned(),
             })
         });
         done.map_err(|error| match error {
@@ -271,19 +274,34 @@ impl Guest {
         self.finish(limit)
     }
 
-    /// Waits until the running command's output satisfies `enough`; returns the output so far.
-    pub fn output_until(
+    /// A mark in the output, for [`Guest::output_after`].
+    pub fn mark(&self) -> usize {
+        self.lock().output.len()
+    }
+
+    /// Waits until the output after `mark`, commands left in the background included, satisfies
+    /// `enough`; returns it.
+    pub fn output_after(
         &self,
+        mark: usize,
         limit: Duration,
+        what: &str,
         enough: impl Fn(&str) -> bool,
     ) -> Result<String, LabError> {
-        self.wait_until(Instant::now() + limit, |heard| {
-            let text = String::from_utf8_lossy(&heard.output);
-            enough(&text).then(|| text.clone().into_owned())
+        let found = self.wait_until(Instant::now() + limit, |heard| {
+            let text = String::from_utf8_lossy(&heard.output[mark..]);
+            enough(&text).then(|| text.into_owned())
+        });
+        found.map_err(|error| match error {
+            LabError::Late { guest, .. } => {
+                let heard = self.lock();
+                let errors = String::from_utf8_lossy(&heard.errors).into_owned();
+                LabError::Unheard { guest, limit, what: what.to_owned(), errors }
+            }
+            other => other,
         })
     }
 
-    #[allow(dead_code, reason = "for guests with peers")]
     /// Pulls the network card's virtual cable, or plugs it in again.
     pub fn cable(&mut self, plugged: bool) -> Result<(), LabError> {
         let word = if plugged { "on" } else { "off" };
@@ -294,7 +312,12 @@ impl Guest {
         }
     }
 
-    /// Cuts the power: QEMU ends at once, nothing is synchronised. Returns what commands had
+    /// Ends the machine, as a power cut would; it stays ended.
+    pub fn kill(&mut self) {
+        end(&mut self.child);
+    }
+
+    /// Cuts the power: QEMU ends at once, nothing is synchronised. Returns all that commands had
     /// written to standard output by then.
     pub fn cut_power(mut self) -> String {
         end(&mut self.child);

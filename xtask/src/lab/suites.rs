@@ -1,5 +1,6 @@
 //! `lab run`: the suites.
 
+mod peers;
 mod pmem;
 mod power;
 mod verbs;
@@ -21,6 +22,9 @@ pub struct RunArguments {
     /// Suites to run; all where none is named.
     #[arg(value_enum)]
     suites: Vec<Suite>,
+    /// What `check` runs: one guest, a minute or two.
+    #[arg(long, conflicts_with = "suites")]
+    short: bool,
 }
 
 /// A group of tests that share guests.
@@ -32,11 +36,15 @@ pub enum Suite {
     Pmem,
     /// The power cut in the middle of a load.
     Power,
+    /// Two guests: a client and a node whose cable is pulled, whose wire is bad, whose power is cut.
+    Peers,
+    /// Two guests with a memory window between them.
+    Window,
 }
 
 impl Suite {
     /// Every suite, in the order in which they run.
-    const ALL: &[Self] = &[Self::Verbs, Self::Pmem, Self::Power];
+    const ALL: &[Self] = &[Self::Verbs, Self::Pmem, Self::Power, Self::Peers, Self::Window];
 
     /// Packages whose tests it runs.
     fn packages(self) -> &'static [&'static str] {
@@ -44,6 +52,8 @@ impl Suite {
             Self::Verbs => &["beeline-fabric-verbs", "beeline-fabric-tcp", "beeline-fabric-shm"],
             Self::Pmem => &["beeline-pmem"],
             Self::Power => &["beeline-verify-crash"],
+            Self::Peers => &["beeline-verify-lab"],
+            Self::Window => &["beeline-verify-lab", "beeline-fabric-ntb"],
         }
     }
 }
@@ -51,6 +61,10 @@ impl Suite {
 /// The command.
 pub fn run(arguments: &RunArguments) -> Report {
     let mut report = Report::default();
+    if arguments.short {
+        short(&mut report);
+        return report;
+    }
     let suites = if arguments.suites.is_empty() { Suite::ALL } else { &arguments.suites };
     whole(&mut report, suites);
     report
@@ -69,6 +83,8 @@ fn whole(report: &mut Report, suites: &[Suite]) {
             Suite::Verbs => verbs::run(report, &binaries),
             Suite::Pmem => pmem::run(report, &binaries),
             Suite::Power => power::run(report, &binaries),
+            Suite::Peers => peers::run(report, &binaries),
+            Suite::Window => peers::window(report, &binaries),
         }
     }
 }
@@ -77,7 +93,7 @@ fn whole(report: &mut Report, suites: &[Suite]) {
 /// conformance suite on the one and the pool's suites on the other.
 pub fn short(report: &mut Report) {
     let Some(binaries) = prepare(report, &[]) else { return };
-    with_nvdimm(report, "guest", Options { rdma: true, ..Options::plain() }, |rows, guest| {
+    with_nvdimm(report, "guest", verbs::options(), |rows, guest| {
         verbs::conformance(rows, guest, &binaries);
         pmem::suites(rows, guest, &binaries);
     });

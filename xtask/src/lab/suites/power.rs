@@ -91,7 +91,8 @@ fn cut(
         let orders = orders(medium, durability, round);
         guest.start(&command(stress, "child::child", &[orders]))?;
         // Once it works, it works for a while; a few seconds more each round.
-        guest.output_until(Duration::from_secs(120), |output| output.contains("@A "))?;
+        let committed = |output: &str| output.contains("@A ");
+        guest.output_after(0, Duration::from_secs(120), "an acknowledgement", committed)?;
         std::thread::sleep(Duration::from_millis(3000 + 1700 * round));
         let text = guest.cut_power();
         let file = folder.path().join(format!("said.{round}"));

@@ -6,11 +6,16 @@ use super::{Binaries, Rows};
 use crate::lab::guest::{Guest, Options};
 use crate::step::Report;
 
-const MINUTES: Duration = Duration::from_secs(300);
+const BOUND: Duration = Duration::from_secs(600);
+
+/// A guest with a soft-RoCE device; the conformance suite registers much memory.
+pub(super) fn options() -> Options {
+    Options { rdma: true, mebibytes: 3072, ..Options::plain() }
+}
 
 pub(super) fn run(report: &mut Report, binaries: &Binaries) {
     let mut rows = Rows { report, suite: "verbs" };
-    let mut guest = match Guest::boot(&Options { rdma: true, ..Options::plain() }) {
+    let mut guest = match Guest::boot(&options()) {
         Ok(guest) => guest,
         Err(error) => return rows.check("boot", || Err(error)),
     };
@@ -36,7 +41,7 @@ pub(super) fn run(report: &mut Report, binaries: &Binaries) {
     conformance(&mut rows, &mut guest, binaries);
     for package in ["beeline-fabric-tcp", "beeline-fabric-shm"] {
         if let Some(binary) = binaries.find(package, "conformance") {
-            rows.tests(&mut guest, binary, &[], &[], 2 * MINUTES);
+            rows.tests(&mut guest, binary, &[], &[], BOUND);
         }
     }
 }
@@ -48,6 +53,6 @@ pub(super) fn conformance(rows: &mut Rows<'_>, guest: &mut Guest, binaries: &Bin
         rows.skip("verbs conformance", "there is no verbs provider yet");
     }
     for binary in provider {
-        rows.tests(guest, binary, &[], &[], 2 * MINUTES);
+        rows.tests(guest, binary, &[], &["--test-threads", "1"], BOUND);
     }
 }

@@ -1,0 +1,1 @@
+//! Programs that the guests of the lab run against each other; see `tests/guests`.

@@ -1,0 +1,252 @@
+//! Two guests on one wire, and what happens when the wire or one of them fails.
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use super::{Binaries, Binary, Rows};
+use crate::lab::error::LabError;
+use crate::lab::exec::line;
+use crate::lab::guest::{Finished, Guest, Link, Memory, Options};
+use crate::root;
+use crate::step::Report;
+
+/// For what a guest does in a second or two.
+const SOON: Duration = Duration::from_secs(120);
+/// The client's own bound, with what emulated processors and reconnecting add.
+const NOTICED_MS: u64 = 30_000;
+
+type Check = Result<Result<String, String>, LabError>;
+
+/// A node in guest 1, a client that puts and gets in guest 0; then a pair of guests for each
+/// provider that crosses a wire.
+pub(super) fn run(report: &mut Report, binaries: &Binaries) {
+    let mut rows = Rows { report, suite: "peers" };
+    let Some(programs) = binaries.find("beeline-verify-lab", "guests") else {
+        return rows.skip("client", "the guests' programs are not there");
+    };
+    let built = Command::new("cargo")
+        .args(["build", "--quiet", "--package", "beeline"])
+        .current_dir(root())
+        .stdin(Stdio::null())
+        .status();
+    if !built.is_ok_and(|status| status.success()) {
+        return rows.check("node", || Ok(Err("beeline does not build".to_owned())));
+    }
+    let mut world = match World::boot(programs) {
+        Ok(world) => world,
+        Err(error) => return rows.check("boot", || Err(error)),
+    };
+    rows.check("a client of a node", || world.works("first"));
+    rows.check("loss and delay", || {
+        let shaped = world.client.run(
+            "modprobe sch_netem && tc qdisc add dev eth0 root netem loss 3% delay 3ms",
+            SOON,
+        )?;
+        if shaped.status != 0 {
+            return Ok(Err(shaped.errors));
+        }
+        let seen = world.works("under loss");
+        world.client.run("tc qdisc del dev eth0 root", SOON)?;
+        seen
+    });
+    rows.check("the cable pulled", || {
+        let broken = world.breaks(|world| world.node.cable(false));
+        world.node.cable(true)?;
+        Ok(match (broken?, world.works("plugged in again")?) {
+            (Ok(broken), Ok(works)) => Ok(format!("{broken}; {works}")),
+            (Err(why), _) | (_, Err(why)) => Err(why),
+        })
+    });
+    rows.check("the node's power cut", || match world.cut_power()? {
+        Err(why) => Ok(Err(why)),
+        Ok(broken) => {
+            Ok(world.works("after its restart")?.map(|works| format!("{broken}; {works}")))
+        }
+    });
+    rows.check("nothing wrong", || {
+        let said = world.client.output_after(0, SOON, "anything", |said| !said.is_empty())?;
+        let wrong: Vec<&str> = said.lines().filter(|line| line.contains("@wrong")).collect();
+        let ok = said.lines().filter(|line| line.contains("@ok")).count();
+        Ok(if wrong.is_empty() {
+            Ok(format!("{ok} puts acknowledged and read back"))
+        } else {
+            Err(wrong[..wrong.len().min(4)].join("\n"))
+        })
+    });
+    drop(world);
+    rows.check("queue pair over tcp", || {
+        let devices = ["tcp://10.9.0.1", "tcp://10.9.0.2"];
+        pair(programs, Options::plain(), &devices, |guest| guest.cable(false))
+    });
+}
+
+/// Guests joined by a memory window.
+pub(super) fn window(report: &mut Report, binaries: &Binaries) {
+    let mut rows = Rows { report, suite: "window" };
+    let Some(programs) = binaries.find("beeline-verify-lab", "guests") else {
+        return rows.skip("ntb", "the guests' programs are not there");
+    };
+    rows.check("queue pair over ntb", || {
+        let folder = tempfile::tempdir().map_err(LabError::host("making a folder"))?;
+        let devices = ["ntb://WINDOW?side=0", "ntb://WINDOW?side=1"];
+        pair(programs, with_window(folder.path()), &devices, |_| Ok(()))
+    });
+    if let Some(test) = binaries.find("beeline-fabric-ntb", "two_hosts") {
+        rows.check("beeline-fabric-ntb two_hosts", || both(test));
+    }
+    let Some(conformance) = binaries.find("beeline-fabric-ntb", "conformance_fixed") else {
+        return;
+    };
+    let Ok(folder) = tempfile::tempdir() else { return };
+    match Guest::boot(&with_window(folder.path())) {
+        Ok(mut guest) => rows.tests(
+            &mut guest,
+            conformance,
+            &[],
+            &["--test-threads", "1"],
+            Duration::from_secs(600),
+        ),
+        Err(error) => rows.check("boot", || Err(error)),
+    }
+}
+
+fn with_window(folder: &Path) -> Options {
+    let window = Memory { path: folder.join("window"), mebibytes: 64 };
+    Options { window: Some(window), ..Options::plain() }
+}
+
+/// A test of which each of two guests runs one half.
+fn both(test: &Binary) -> Check {
+    let folder = tempfile::tempdir().map_err(LabError::host("making a folder"))?;
+    let wire = folder.path().join("wire");
+    let options = with_window(folder.path());
+    let near = Options { link: Link::Listen(wire.clone()), ..options.clone() };
+    let mut near = Guest::boot(&near)?;
+    let mut far = Guest::boot(&Options { number: 1, link: Link::Call(wire), ..options })?;
+    let command = line(&test.folder, &[], &[test.program.to_string_lossy().into_owned()]);
+    near.start(&command)?;
+    far.start(&command)?;
+    let ends = [near.finish(SOON)?, far.finish(SOON)?];
+    let failed = ends.iter().find(|end| end.status != 0 || end.errors.contains("skipped"));
+    Ok(match failed {
+        Some(end) => Err(format!("{}\n{}", end.output, end.errors)),
+        None => Ok(ends[0].errors.trim().to_owned()),
+    })
+}
+
+/// A node with a durable store, and its client.
+struct World {
+    client: Guest,
+    node: Guest,
+    node_options: Options,
+    /// The wire's socket and the NVDIMM's file.
+    _folder: tempfile::TempDir,
+}
+
+impl World {
+    fn boot(programs: &Binary) -> Result<Self, LabError> {
+        let folder = tempfile::tempdir().map_err(LabError::host("making a folder"))?;
+        let wire = folder.path().join("wire");
+        // The client's end stays; the node's calls it, again after a restart.
+        let client = Options { link: Link::Listen(wire.clone()), ..Options::plain() };
+        let mut client = Guest::boot(&client)?;
+        let nvdimm = Memory { path: folder.path().join("nvdimm"), mebibytes: 512 };
+        let node_options =
+            Options { number: 1, link: Link::Call(wire), nvdimm: Some(nvdimm), ..Options::plain() };
+        let node = start_node(&node_options)?;
+        let environment = ["BEELINE_LAB_NODE=tcp://10.9.0.2:4790".to_owned()];
+        let command = program(programs, "node::client", &environment);
+        client.start(&format!("({command}) & true"))?;
+        client.finish(SOON)?;
+        Ok(Self { client, node, node_options, _folder: folder })
+    }
+
+    /// Two hundred more operations succeed; none is wrong.
+    fn works(&mut self, when: &str) -> Check {
+        let mark = self.client.mark();
+        let count = |said: &str| said.matches("@ok").count();
+        let bad = |said: &str| said.contains("@wrong");
+        let enough = |said: &str| count(said) >= 200 || bad(said);
+        let said = self.client.output_after(mark, SOON, "200 acknowledgements", enough)?;
+        Ok(match said.lines().find(|line| bad(line)) {
+            Some(wrong) => Err(wrong.to_owned()),
+            None => Ok(format!("{when}: {} acknowledged", count(&said))),
+        })
+    }
+
+    /// After `fault` an operation fails, within its bound.
+    fn breaks(&mut self, fault: impl FnOnce(&mut Self) -> Result<(), LabError>) -> Check {
+        let mark = self.client.mark();
+        fault(self)?;
+        self.failed_since(mark)
+    }
+
+    fn failed_since(&self, mark: usize) -> Check {
+        let whole = |said: &str| said.rfind('\n').is_some_and(|end| said[..end].contains("@error"));
+        let said = self.client.output_after(mark, SOON, "an error", whole)?;
+        let error = said.lines().find_map(|line| line.split_once("@error ")).unwrap_or_default().1;
+        let spent_ms = error.split(' ').next().and_then(|word| word.parse::<u64>().ok());
+        Ok(match spent_ms {
+            Some(ms) if ms <= NOTICED_MS => Ok(format!("noticed after {error}")),
+            _ => Err(format!("not noticed within {NOTICED_MS} ms: {error}")),
+        })
+    }
+
+    /// Ends the node's machine, and boots another on the same memory.
+    fn cut_power(&mut self) -> Check {
+        let mark = self.client.mark();
+        self.node.kill();
+        let broken = self.failed_since(mark)?;
+        self.node = start_node(&self.node_options)?;
+        Ok(broken)
+    }
+}
+
+fn start_node(options: &Options) -> Result<Guest, LabError> {
+    let mut node = Guest::boot(options)?;
+    let serve = "target/debug/beeline serve --data /mnt/dax/node --durability power --shards 1 \
+                 --segment-size 1MiB --fabric-address 10.9.0.2:4790 --resp-address off \
+                 --http-address off";
+    let words: Vec<String> = serve.split_whitespace().map(str::to_owned).collect();
+    node.start(&line(&root(), &[], &words))?;
+    Ok(node)
+}
+
+fn program(binary: &Binary, test: &str, environment: &[String]) -> String {
+    let program = binary.program.to_string_lossy().into_owned();
+    let words = [&program, "--exact", test, "--nocapture", "--test-threads=1"];
+    line(Path::new(&binary.folder), environment, &words.map(str::to_owned))
+}
+
+/// Runs the two ends of a queue pair on two guests: every kind of operation, then writes until
+/// `fault` at the other guest's, and at last that guest's end: the pair has to break.
+fn pair(
+    programs: &Binary,
+    options: Options,
+    devices: &[&str; 2],
+    fault: impl FnOnce(&mut Guest) -> Result<(), LabError>,
+) -> Check {
+    let folder = tempfile::tempdir().map_err(LabError::host("making a folder"))?;
+    let wire = folder.path().join("wire");
+    let link = Link::Listen(wire.clone());
+    let mut near = Guest::boot(&Options { link, ..options.clone() })?;
+    let mut far = Guest::boot(&Options { number: 1, link: Link::Call(wire), ..options })?;
+    let device = |number: usize| format!("BEELINE_LAB_DEVICE={}", devices[number]);
+    far.start(&program(programs, "pair::pair", &[device(1)]))?;
+    far.output_after(0, SOON, "listening", |said| said.contains("@listening"))?;
+    let call = "BEELINE_LAB_CALL=10.9.0.2".to_owned();
+    near.start(&program(programs, "pair::pair", &[device(0), call]))?;
+    let writing = |said: &str| said.contains("@writing") || said.contains("FAILED");
+    let said = near.output_after(0, SOON, "the operations", writing)?;
+    let Some(done) = said.lines().find_map(|line| line.split_once("@operations ")) else {
+        return Ok(Err(said));
+    };
+    fault(&mut far)?;
+    far.kill();
+    let Finished { output, errors, .. } = near.finish(SOON)?;
+    Ok(match output.lines().find_map(|line| line.split_once("@broken ")) {
+        Some(broken) => Ok(format!("{} operations; broken after (ms) {}", done.1, broken.1)),
+        None => Err(format!("{output}\n{errors}")),
+    })
+}
