@@ -31,6 +31,9 @@ pub struct NodeConfig {
     pub cooperative_write_back: bool,
     /// Limits of one-sided clients, per shard and provider.
     pub fabric: ServerOptions,
+    /// How long a node that stops waits for clients to read the replies they are owed. Default
+    /// 2 s: longer than a healthy client takes, shorter than a supervisor's patience.
+    pub shutdown_wait: Duration,
     /// The Redis door, unless closed.
     pub redis: Option<RedisDoor>,
 }
@@ -50,6 +53,9 @@ pub struct RedisDoor {
     /// client's requests; one reply beyond it becomes an error. 0: no limit; at least 64 KiB.
     /// Default 256 MiB.
     pub output_limit_bytes: usize,
+    /// Most bytes of one incomplete request; a client that passes it is closed. 1 MiB to 4 GiB - 1.
+    /// Default 1 GiB, as Redis.
+    pub query_limit_bytes: u32,
 }
 
 impl RedisDoor {
@@ -62,6 +68,7 @@ impl RedisDoor {
             max_clients: 10_000,
             idle_timeout: None,
             output_limit_bytes: 256 << 20,
+            query_limit_bytes: 1 << 30,
         }
     }
 }

@@ -17,7 +17,8 @@ use crate::places::Places;
 
 /// Forwarded commands of one connection without a reply; more wait unparsed.
 const MAX_PLACES: usize = 1024;
-/// Forwarded commands before anything is known of the size of their replies.
+/// Forwarded commands before anything is known of the size of their replies, and again after a
+/// large one: each reply that is not large makes room for one more.
 const FIRST_PLACES: usize = 16;
 
 /// How a read of the socket ended.
@@ -71,6 +72,11 @@ pub(crate) struct Connection {
     /// What a reply of another shard may take, bytes: the largest recent one; `None` before the
     /// first.
     reply_bytes: Option<usize>,
+    /// Forwarded commands that may await their replies together.
+    window: usize,
+    /// Bytes of replies from other shards that came when no more was asked for: the client is not
+    /// to blame for them.
+    late_bytes: usize,
 }
 
 impl Connection {
@@ -100,6 +106,8 @@ impl Connection {
             unpublished: false,
             places: Places::default(),
             reply_bytes: None,
+            window: FIRST_PLACES,
+            late_bytes: 0,
         }
     }
 
@@ -164,7 +172,8 @@ impl Connection {
     pub(crate) fn is_full(&self, pause_bytes: usize) -> bool {
         let reply_bytes = self.reply_bytes.unwrap_or(pause_bytes / FIRST_PLACES);
         let expected = self.places.unfilled().saturating_mul(reply_bytes);
-        self.places.len() >= MAX_PLACES || self.owed_bytes().saturating_add(expected) >= pause_bytes
+        self.places.len() >= self.window
+            || self.owed_bytes().saturating_add(expected) >= pause_bytes
     }
 
     /// Bytes of replies that wait for the peer to read, or for earlier replies.
@@ -188,11 +197,26 @@ impl Connection {
     }
 
     /// Fills the place kept as `origin` and moves on what is now in order.
-    pub(crate) fn fill(&mut self, origin: Origin, reply: &[u8]) {
+    pub(crate) fn fill(&mut self, origin: Origin, reply: &[u8], pause_bytes: usize) {
         let reply = if origin.silent { &[] } else { reply };
         let recent = self.reply_bytes.unwrap_or(0);
         self.reply_bytes = Some(reply.len().max(recent - recent / 8));
+        let large = reply.len() > pause_bytes / MAX_PLACES;
+        self.window = if large { FIRST_PLACES } else { (self.window + 1).min(MAX_PLACES) };
+        if self.owed_bytes() >= pause_bytes {
+            self.late_bytes += reply.len();
+        }
         self.places.fill(origin.sequence, reply, &mut self.output);
+    }
+
+    /// Whether the peer left more unread than `limit_bytes`. Replies that other shards had been
+    /// asked for before the node stopped reading requests do not count: there are at most as many
+    /// as places.
+    pub(crate) fn passes(&mut self, limit_bytes: usize, pause_bytes: usize) -> bool {
+        if self.owed_bytes() < pause_bytes {
+            self.late_bytes = 0;
+        }
+        self.owed_bytes().saturating_sub(self.late_bytes) > limit_bytes
     }
 
     /// What the poller should watch for, given how much the peer has not read.

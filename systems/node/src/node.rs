@@ -135,7 +135,7 @@ impl Node {
         let cores = beeline_os::affinity::allowed().unwrap_or_default();
         for (index, (deliveries, peers)) in deliveries.into_iter().zip(grid).enumerate() {
             let shared = Arc::clone(&self.shared);
-            let spin = config.spin;
+            let (spin, shutdown_wait) = (config.spin, config.shutdown_wait);
             let fabric = config.fabric.clone();
             let core = config.pin_shards.then(|| cores.get(index % cores.len().max(1)).copied());
             let builder = std::thread::Builder::new().name(format!("shard-{index}"));
@@ -146,7 +146,15 @@ impl Node {
                     tracing::warn!(%error, core, "cannot pin a shard");
                 }
                 let _watch = Watch { shared: Arc::clone(&shared), index };
-                match ShardThread::new(Parts { index, shared, deliveries, peers, spin, fabric }) {
+                match ShardThread::new(Parts {
+                    index,
+                    shared,
+                    deliveries,
+                    peers,
+                    spin,
+                    shutdown_wait,
+                    fabric,
+                }) {
                     Ok(thread) => thread.run(),
                     Err(error) => tracing::error!(%error, shard = index, "a shard cannot run"),
                 }

@@ -107,7 +107,9 @@ impl Settings {
                     .map_or(usize::MAX, |limit| limit.max(64 << 10)),
             ),
             bulk_limit_bytes: AtomicU64::new(value_limit.min(u64::from(limits.bulk_bytes))),
-            query_limit_bytes: AtomicU64::new(u64::from(limits.query_buffer_bytes)),
+            query_limit_bytes: AtomicU64::new(u64::from(
+                door.map_or(limits.query_buffer_bytes, |door| door.query_limit_bytes),
+            )),
         }
     }
 

@@ -56,6 +56,8 @@ counters! {
     fabric_clients,
     /// Times a loop went to sleep.
     sleeps,
+    /// Times a loop that only polled let other threads have its core.
+    yields,
     /// Turns of the loops.
     turns,
 }

@@ -23,9 +23,10 @@ use std::time::Duration;
 
 use beeline_kv::{Maintenance, Shard};
 use beeline_os::poller::{Interest, Poller, Readiness};
-use beeline_resp::{Executor, Output, Version};
+use beeline_resp::{Executor, Limits, Output, Version};
 
 pub(crate) use self::hops::{MAILBOX, Peer};
+use self::sockets::{REQUESTS_PER_TURN, Reach};
 use crate::connection::{Connection, Life};
 use crate::fabric_servers::FabricServers;
 use crate::parcel::Delivery;
@@ -66,6 +67,8 @@ pub(crate) struct ShardThread {
     scratch: Output,
     /// The setting, as of the beginning of the turn.
     output_limit_bytes: usize,
+    /// What requests may take, as of the beginning of the turn.
+    limits: Limits,
     now_ms: u64,
     now_ns: u64,
     housekeeping_ns: u64,
@@ -79,6 +82,7 @@ pub(crate) struct ShardThread {
     fabric_active_ns: u64,
     turns_since_look: u32,
     spin_ns: u64,
+    shutdown_wait_ns: u64,
     draining_since_ns: Option<u64>,
 }
 
@@ -89,6 +93,7 @@ pub(crate) struct Parts {
     pub deliveries: Deliveries<Delivery>,
     pub peers: Vec<Option<Peer>>,
     pub spin: Duration,
+    pub shutdown_wait: Duration,
     pub fabric: beeline_kv_server::ServerOptions,
 }
 
@@ -117,6 +122,7 @@ impl ShardThread {
             errors_seen: 0,
             scratch: Output::new(Version::Resp2),
             output_limit_bytes: usize::MAX,
+            limits: Limits::default(),
             now_ms: 0,
             now_ns: 0,
             housekeeping_ns: 0,
@@ -127,6 +133,7 @@ impl ShardThread {
             fabric_active_ns: 0,
             turns_since_look: 0,
             spin_ns: u64::try_from(parts.spin.as_nanos()).unwrap_or(u64::MAX),
+            shutdown_wait_ns: u64::try_from(parts.shutdown_wait.as_nanos()).unwrap_or(u64::MAX),
             draining_since_ns: None,
         })
     }
@@ -147,6 +154,7 @@ impl ShardThread {
             count(&self.counters().turns, 1);
             let limit = shared.settings.output_limit_bytes.load(Ordering::Relaxed);
             self.output_limit_bytes = limit;
+            self.limits = shared.settings.limits();
             self.step_back();
             let mut shard = lock(&shared.shards[self.index]);
             let committed = self.serve(&mut shard, &news, now_ns);
@@ -200,7 +208,8 @@ impl ShardThread {
             if let Some(slot) = self.resume.pop_front() {
                 self.with_connection(slot, |thread, connection| {
                     connection.resume = false;
-                    thread.execute_ready(connection, shard);
+                    let reach = &mut Reach::Own(shard);
+                    thread.execute_ready(connection, reach, REQUESTS_PER_TURN);
                 });
             }
         }

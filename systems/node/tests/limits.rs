@@ -34,6 +34,48 @@ fn large_replies_of_any_shard_arrive_whole_however_deep_the_pipeline() {
 }
 
 #[test]
+fn huge_replies_of_another_shard_after_many_small_ones_close_nobody() {
+    let node = start_with(2, |door| door.output_limit_bytes = 1 << 20);
+    let keys = keys_of_shards(&node, "key");
+    // The first connection lives on shard 0, the second on shard 1: one of them is far from each.
+    let mut clients = [Client::connect(&node), Client::connect(&node)];
+    for (client, key) in clients.iter_mut().zip(keys.iter().rev()) {
+        assert_eq!(client.ask(&format!("SET {key} {}", "x".repeat(50_000))), "+OK");
+        client.send(&format!("STRLEN {key}\r\n").repeat(500));
+        client.send(&format!("GET {key}\r\n").repeat(300));
+        // Unread for long enough that everything the node will make is made.
+        std::thread::sleep(Duration::from_millis(300));
+        (0..500).for_each(|_| assert_eq!(client.reply(), ":50000"));
+        (0..300).for_each(|_| assert_eq!(client.reply().len(), 50_000));
+    }
+    assert!(node.handle().stats().loops.forwarded_commands >= 800);
+    assert_eq!(node.handle().stats().loops.output_limit_disconnections, 0);
+    node.stop();
+}
+
+#[test]
+fn limits_on_requests_change_for_connections_that_are_there() {
+    let node = start(1);
+    let (mut control, mut client) = (Client::connect(&node), Client::connect(&node));
+    let long = "x".repeat(1_500_000);
+    let request = format!("*3\r\n$3\r\nSET\r\n$1\r\nk\r\n${}\r\n{long}\r\n", long.len());
+    client.send(&request);
+    assert_eq!(client.reply(), "+OK");
+    assert_eq!(control.ask("CONFIG SET proto-max-bulk-len 1mb"), "+OK");
+    client.send(&request);
+    assert_eq!(client.reply(), "-ERR Protocol error: invalid bulk length");
+    let mut client = Client::connect(&node);
+    assert_eq!(client.ask("PING"), "+PONG");
+    assert_eq!(control.ask("CONFIG SET proto-max-bulk-len 2mb"), "+OK");
+    assert_eq!(control.ask("CONFIG SET client-query-buffer-limit 1mb"), "+OK");
+    // Closed without a word, as by Redis.
+    let _ = std::io::Write::write_all(&mut &client.stream, request.as_bytes());
+    assert_eq!(client.rest(), b"");
+    assert_eq!(control.ask("GET k").len(), long.len());
+    node.stop();
+}
+
+#[test]
 fn one_reply_beyond_the_limit_is_an_error_that_names_it() {
     for shards in [1, 2] {
         let node = start_with(shards, |door| door.output_limit_bytes = 1 << 20);

@@ -223,3 +223,23 @@ fn names_given_in_a_row_show_up_in_other_shards_lists() {
     assert_quiet(&node, "names are published");
     node.stop();
 }
+
+#[test]
+fn shards_that_poll_without_end_let_each_other_run() {
+    // Longer than any machine is up: every shard polls all the time, eight on a few cores.
+    let mut config = common::config(4);
+    config.spin = Duration::from_secs(100 * 365 * 24 * 3600);
+    let nodes = [Node::start(&config).unwrap(), Node::start(&config).unwrap()];
+    let mut clients: Vec<Client> = nodes.iter().map(Client::connect).collect();
+    for round in 0..50 {
+        for client in &mut clients {
+            assert_eq!(client.ask(&format!("SET key{round} {round}")), "+OK");
+            assert_eq!(client.ask(&format!("GET key{round}")), round.to_string());
+        }
+    }
+    for node in nodes {
+        let loops = node.handle().stats().loops;
+        assert!(loops.yields > 0, "{loops:?}");
+        node.stop();
+    }
+}

@@ -142,7 +142,6 @@ fn a_client_that_does_not_read_costs_bounded_memory_and_no_other_client() {
 }
 
 #[test]
-#[ignore = "a first burst of large replies from another shard passes the limit before their size is known"]
 fn pipelined_requests_of_a_reader_that_pauses_are_all_answered() {
     let (_data, server) = server(&["--output-buffer-limit", "8MiB"]);
     let mut connection = server.connect();

@@ -38,6 +38,28 @@ fn sigterm_and_sigint_end_a_node_cleanly_and_keep_its_data() {
 }
 
 #[test]
+fn a_second_signal_ends_a_node_that_still_waits_for_a_client() {
+    for (first, second) in [(Signal::TERM, Signal::INT), (Signal::INT, Signal::TERM)] {
+        let data = directory();
+        let mut server = Server::start(data.path(), &["--shutdown-wait", "1h"]);
+        let mut stuck = server.connect();
+        assert!(stuck.call(&[b"SET", b"large", &vec![b'v'; 512 << 10]]).unwrap().is_ok());
+        // Replies that are never read: the node owes them when it is asked to stop.
+        stuck.send("GET large\r\n".repeat(64).as_bytes()).unwrap();
+        std::thread::sleep(Duration::from_millis(200));
+        server.signal(first);
+        // New clients are turned away once the node stops.
+        eventually("the stop to begin", Duration::from_secs(10), || {
+            Connection::open(server.resp()).is_err().then_some(())
+        });
+        server.signal(second);
+        assert_eq!(server.wait().code(), Some(130), "{}", server.complaints());
+        let server = Server::start(data.path(), &[]);
+        assert_eq!(server.connect().say("STRLEN large").text(), (512 << 10).to_string());
+    }
+}
+
+#[test]
 fn shutdown_from_a_client_ends_the_node() {
     let data = directory();
     let mut server = Server::start(data.path(), &[]);

@@ -30,6 +30,8 @@ knobs! {
         require_password: Secret = "", "Password Redis clients must give. Prefer the file or BEELINE_REQUIRE_PASSWORD: flags show in process lists.";
         idle_timeout: Span = "0", "A Redis connection silent for this long is closed; 0 is never.";
         output_buffer_limit: Size = "256MiB", "Replies one client may leave unread before it is closed; 1MiB or more.";
+        query_buffer_limit: Size = "1GiB", "Bytes of one incomplete request before its client is closed, 1MiB to 4GiB; the default is Redis'.";
+        shutdown_wait: Span = "2s", "How long a node that stops waits for clients to read replies they are owed; the default is shorter than supervisors wait.";
     }
 }
 
@@ -79,6 +81,10 @@ impl ServeConfig {
         rule(
             self.output_buffer_limit.0 >= 1 << 20,
             "output-buffer-limit: less than 1MiB would close honest clients; raise it".to_owned(),
+        );
+        rule(
+            (1 << 20..=1 << 32).contains(&self.query_buffer_limit.0),
+            "query-buffer-limit: choose 1MiB to 4GiB".to_owned(),
         );
         let volatile = self.pool == PoolWord::Dram;
         rule(
@@ -130,13 +136,14 @@ mod tests {
     #[test]
     fn each_rule_names_the_knob_to_change() {
         type Change = fn(&mut ServeFlags);
-        let cases: [(&str, Change); 9] = [
+        let cases: [(&str, Change); 10] = [
             ("segment-size", |f| f.segment_size = Some("5000".into())),
             ("capacity", |f| f.capacity = Some("100MiB".into())),
             ("shards", |f| f.shards = Some("0".into())),
             ("spin-us", |f| f.spin_us = Some("1000000".into())),
             ("max-clients", |f| f.max_clients = Some("0".into())),
             ("output-buffer-limit", |f| f.output_buffer_limit = Some("1".into())),
+            ("query-buffer-limit", |f| f.query_buffer_limit = Some("1".into())),
             ("write-delay-ns", |f| f.write_delay_ns = Some("150".into())),
             ("http-address", |f| f.http_address = Some("127.0.0.1:6379".into())),
             ("durability", |f| {

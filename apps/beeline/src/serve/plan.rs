@@ -27,12 +27,14 @@ pub fn plan(config: &ServeConfig) -> NodeConfig {
         eviction: eviction(config.eviction_policy),
         cooperative_write_back: true,
         fabric: ServerOptions::default(),
+        shutdown_wait: config.shutdown_wait.0,
         redis: config.resp_address.0.map(|address| RedisDoor {
             require_password: Some(config.require_password.0.clone())
                 .filter(|password| !password.is_empty()),
             max_clients: config.max_clients.0 as usize,
             idle_timeout: Some(config.idle_timeout.0).filter(|timeout| !timeout.is_zero()),
             output_limit_bytes: usize::try_from(config.output_buffer_limit.0).unwrap_or(usize::MAX),
+            query_limit_bytes: u32::try_from(config.query_buffer_limit.0).unwrap_or(u32::MAX),
             ..RedisDoor::at(address)
         }),
     }

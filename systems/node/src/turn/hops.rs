@@ -175,11 +175,12 @@ impl ShardThread {
     }
 
     pub(super) fn deliver_reply(&mut self, origin: Origin, reply: &[u8]) {
+        let pause_bytes = self.output_pause_bytes();
         let Some(connection) = self.connection(origin.slot) else { return };
         if connection.generation != origin.generation {
             return;
         }
-        connection.fill(origin, reply);
+        connection.fill(origin, reply, pause_bytes);
         if connection.needs_several {
             // Becomes true once, with the last reply awaited.
             if connection.is_in_order() {
@@ -194,6 +195,7 @@ impl ShardThread {
 
     /// Sends the connection's current request to the shard that owns its key.
     pub(super) fn forward(&mut self, connection: &mut Connection, owner: usize) {
+        count(&self.counters().commands, 1);
         let protocol = connection.session.version();
         let database = connection.session.database();
         let origin = connection.keep_place();
@@ -207,7 +209,11 @@ impl ShardThread {
             }
         });
         if !taken {
-            connection.fill(origin, b"-ERR request too large to forward\r\n");
+            connection.fill(
+                origin,
+                b"-ERR request too large to forward\r\n",
+                self.output_pause_bytes(),
+            );
         }
     }
 

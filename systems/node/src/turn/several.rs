@@ -8,48 +8,139 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use beeline_kv::Keyspace;
+use beeline_resp::table::Scope;
 use beeline_resp::{Plan, Route};
 
 use super::ShardThread;
-use super::sockets::bound;
+use super::sockets::{Reach, bound};
 use crate::connection::{Connection, Life};
 use crate::shared::Shared;
 use crate::stats::count;
 
 /// Commands that write a snapshot while their client waits.
 const SAVING: [&str; 2] = ["save", "shutdown"];
+/// Requests executed while several shards stay locked: those that follow a command over several
+/// shards in its pipeline, and those of connections that wait for the same shards.
+const REQUESTS_PER_LOCKING: usize = 64;
+/// The reply in place of one that is not durable.
+const NOT_DURABLE: &[u8] = b"MISCONF Errors writing to durable memory; see the node's log";
+
+/// What a deferred request waits for.
+#[derive(PartialEq, Eq)]
+enum Need {
+    /// These shards, ascending.
+    Shards(Vec<usize>),
+    /// The node, and no other request beside it.
+    Node,
+    /// Nothing any more.
+    Nothing,
+}
 
 impl ShardThread {
+    /// Runs what was deferred: all that waits for the same shards as the first one does, with one
+    /// locking and one commit; or one command of the node.
     pub(super) fn run_deferred(&mut self) {
+        let Some(&first) = self.deferred.front() else { return };
         let shared = Arc::clone(&self.shared);
-        for _ in 0..self.deferred.len() {
-            let Some(slot) = self.deferred.pop_front() else { return };
-            self.with_connection(slot, |thread, connection| {
-                if !connection.needs_several || connection.life == Life::Dead {
-                    return;
-                }
-                connection.needs_several = false;
-                count(&thread.counters().several_shard_commands, 1);
-                thread.run_several(&shared, connection);
-                thread.resume_later(connection);
-            });
+        match self.need_of(first) {
+            Need::Nothing => {
+                self.deferred.pop_front();
+            }
+            Need::Node => {
+                self.deferred.pop_front();
+                self.with_connection(first, |thread, connection| {
+                    connection.needs_several = false;
+                    thread.run_for_node(&shared, connection);
+                    thread.resume_later(connection);
+                });
+            }
+            Need::Shards(shards) => self.run_together(&shared, shards),
         }
     }
 
-    pub(super) fn run_several(&mut self, shared: &Shared, connection: &mut Connection) {
-        assert!(connection.is_in_order(), "requests over several shards run in order");
-        let before = connection.output.len();
-        let Connection { session, parser, output, .. } = &mut *connection;
-        let plan = Plan::new(session, parser.current());
-        let writes = plan.may_write(session);
-        let saves = plan.command().is_some_and(|command| SAVING.contains(&command.name));
-        let wanted: Vec<usize> = match plan.route(session, shared.store.as_ref()) {
-            _ if saves => (0..shared.shards.len()).collect(),
-            Route::Here => vec![self.index],
+    fn need_of(&mut self, slot: u32) -> Need {
+        let own = self.index;
+        let shared = Arc::clone(&self.shared);
+        let Some(connection) = self.connection(slot) else { return Need::Nothing };
+        if !connection.needs_several || connection.life == Life::Dead {
+            return Need::Nothing;
+        }
+        let plan = Plan::new(&connection.session, connection.parser.current());
+        if plan.command().is_some_and(|command| command.scope == Scope::Node) {
+            return Need::Node;
+        }
+        let mut shards: Vec<usize> = match plan.route(&connection.session, shared.store.as_ref()) {
+            Route::Here => Vec::new(),
             Route::Shard(owner) => vec![owner],
             Route::Shards(shards) => shards.iter().collect(),
             Route::All => (0..shared.shards.len()).collect(),
         };
+        // With the own shard at hand, most of what follows in a pipeline can run too.
+        if let Err(at) = shards.binary_search(&own) {
+            shards.insert(at, own);
+        }
+        Need::Shards(shards)
+    }
+
+    /// Runs the requests that wait for `shards`, and what follows them, with one commit.
+    fn run_together(&mut self, shared: &Shared, shards: Vec<usize>) {
+        let mut guards = shared.lock_shards(&shards);
+        let home = shards.iter().position(|&index| index == self.index).unwrap_or(0);
+        let locked = guards.iter_mut().map(|guard| &mut **guard).collect();
+        let mut keyspace = Keyspace::many(locked, home);
+        let wanted = Need::Shards(shards.clone());
+        let whole = shards.len() == shared.shards.len();
+        // Whose replies rest on the commit, and where they begin.
+        let mut served = Vec::new();
+        let mut wrote = false;
+        let mut left = REQUESTS_PER_LOCKING;
+        for _ in 0..self.deferred.len() {
+            let Some(slot) = self.deferred.pop_front() else { break };
+            if left == 0 || self.need_of(slot) != wanted {
+                self.deferred.push_back(slot);
+                continue;
+            }
+            self.with_connection(slot, |thread, connection| {
+                assert!(connection.is_in_order(), "requests over several shards run in order");
+                served.push((slot, connection.output.len()));
+                connection.needs_several = false;
+                connection.again = true;
+                let (keyspace, shards) = (&mut keyspace, shards.as_slice());
+                let reach = &mut Reach::Several { keyspace, shards, whole, wrote: &mut wrote };
+                left = thread.execute_ready(connection, reach, left);
+                thread.resume_later(connection);
+            });
+        }
+        let committed = keyspace.commit();
+        drop(guards);
+        if wrote {
+            for &index in shards.iter().filter(|&&index| index != self.index) {
+                shared.doors[index].changed.store(true, Ordering::Relaxed);
+                shared.doors[index].nudge();
+            }
+            self.upkeep_wanted = true;
+        }
+        if let Err(error) = committed {
+            tracing::error!(%error, "cannot make commands over several shards durable");
+            for (slot, before) in served {
+                if let Some(connection) = self.connection(slot) {
+                    refuse(connection, before);
+                }
+            }
+        }
+    }
+
+    /// Runs a command of the node, whose answer may take a while: a snapshot, a figure of all
+    /// shards, a setting.
+    fn run_for_node(&mut self, shared: &Shared, connection: &mut Connection) {
+        assert!(connection.is_in_order(), "requests of the node run in order");
+        count(&self.counters().commands, 1);
+        let before = connection.output.len();
+        let Connection { session, parser, output, .. } = &mut *connection;
+        let plan = Plan::new(session, parser.current());
+        let saves = plan.command().is_some_and(|command| SAVING.contains(&command.name));
+        let wanted: Vec<usize> =
+            if saves { (0..shared.shards.len()).collect() } else { vec![self.index] };
         let mut guards = shared.lock_shards(&wanted);
         let home = wanted.iter().position(|&index| index == self.index).unwrap_or(0);
         let shards = guards.iter_mut().map(|guard| &mut **guard).collect();
@@ -65,21 +156,23 @@ impl ShardThread {
         }
         let committed = keyspace.commit();
         drop(guards);
-        if writes {
-            for &index in wanted.iter().filter(|&&index| index != self.index) {
-                shared.doors[index].changed.store(true, Ordering::Relaxed);
-                shared.doors[index].nudge();
-            }
-            self.upkeep_wanted = true;
-        }
         self.settle(connection, after, true);
         if let Err(error) = committed {
             tracing::error!(%error, "cannot make a command over several shards durable");
-            connection.output.truncate(before);
-            connection
-                .output
-                .error(b"MISCONF Errors writing to durable memory; see the node's log");
-            connection.life = Life::Draining;
+            refuse(connection, before);
         }
+    }
+}
+
+/// What a connection was answered beyond `before` bytes is not durable: an error takes its place,
+/// and the connection ends.
+fn refuse(connection: &mut Connection, before: usize) {
+    connection.output.truncate(before);
+    if connection.is_in_order() {
+        connection.output.error(NOT_DURABLE);
+        connection.life = Life::Draining;
+    } else {
+        // Later ones wait behind replies of other shards and would leave with them.
+        connection.life = Life::Dead;
     }
 }

@@ -27,7 +27,7 @@ use crate::shared::{Registered, lock};
 use crate::stats::count;
 
 /// Requests of one connection executed a turn; the next connection is due then.
-const REQUESTS_PER_TURN: usize = 256;
+pub(super) const REQUESTS_PER_TURN: usize = 256;
 /// Received bytes that may wait while complete requests are still due.
 const READ_AHEAD_BYTES: usize = 16 << 10;
 /// The reply in place of one that passed the limit on unread replies.
@@ -54,12 +54,48 @@ pub(super) fn bound(output: &mut Output, start: usize) {
     }
 }
 
-/// Tells the shard what the current request of a pipeline and the next ones will ask for; returns
-/// how many it heard of.
-fn expect(connection: &Connection, shard: &mut Shard) -> usize {
-    let current = connection.parser.current().get(1);
-    let keys = std::iter::once(current).chain(connection.parser.upcoming());
-    shard.expect_keys(connection.session.database(), keys)
+/// Where requests run: what is locked now.
+pub(super) enum Reach<'r, 'k> {
+    /// The own shard, for the turn.
+    Own(&'r mut Shard),
+    /// These shards, the own one among them, for commands over several.
+    Several {
+        keyspace: &'r mut Keyspace<'k>,
+        /// Ascending.
+        shards: &'r [usize],
+        /// All of the store's.
+        whole: bool,
+        /// Something that may change data was executed.
+        wrote: &'r mut bool,
+    },
+}
+
+impl Reach<'_, '_> {
+    /// Whether a request of this route can run.
+    fn covers(&self, route: &Route, own: usize) -> bool {
+        match (self, route) {
+            (_, Route::Here) => true,
+            (Self::Own(_), Route::Shard(owner)) => *owner == own,
+            (Self::Own(_), Route::Shards(_) | Route::All) => false,
+            (Self::Several { shards, .. }, Route::Shard(owner)) => shards.contains(owner),
+            (Self::Several { shards, .. }, Route::Shards(set)) => {
+                set.iter().all(|shard| shards.contains(&shard))
+            }
+            (Self::Several { whole, .. }, Route::All) => *whole,
+        }
+    }
+
+    /// Tells the shards what the current request of a pipeline and the next ones will ask for;
+    /// returns how many they heard of.
+    fn expect(&mut self, connection: &Connection) -> usize {
+        let current = connection.parser.current().get(1);
+        let keys = std::iter::once(current).chain(connection.parser.upcoming());
+        let database = connection.session.database();
+        match self {
+            Self::Own(shard) => shard.expect_keys(database, keys),
+            Self::Several { keyspace, .. } => keyspace.expect_keys(database, keys),
+        }
+    }
 }
 
 impl ShardThread {
@@ -128,6 +164,7 @@ impl ShardThread {
             // What was read and not executed stays bounded: the socket can wait.
             let ahead = connection.resume && connection.parser.pending_bytes() >= READ_AHEAD_BYTES;
             if readiness.readable && connection.life == Life::Open && !waiting && !ahead {
+                connection.parser.set_limits(thread.limits);
                 let before = connection.parser.pending_bytes();
                 match connection.read() {
                     ReadOutcome::Bytes => {
@@ -137,7 +174,8 @@ impl ShardThread {
                         connection.unpublished = true;
                         thread.unpublished = true;
                         thread.untidy = true;
-                        thread.execute_ready(connection, shard);
+                        let reach = &mut Reach::Own(shard);
+                        thread.execute_ready(connection, reach, REQUESTS_PER_TURN);
                     }
                     ReadOutcome::Empty => {}
                     ReadOutcome::End => connection.life = Life::HalfClosed,
@@ -149,35 +187,41 @@ impl ShardThread {
         });
     }
 
-    /// Executes the complete requests of a connection, up to this turn's share.
-    pub(super) fn execute_ready(&mut self, connection: &mut Connection, shard: &mut Shard) {
+    /// Executes the complete requests of a connection, up to `share` of them; returns how many
+    /// are left of the share.
+    pub(super) fn execute_ready(
+        &mut self,
+        connection: &mut Connection,
+        reach: &mut Reach<'_, '_>,
+        share: usize,
+    ) -> usize {
         let pause_bytes = self.output_pause_bytes();
         let mut expected = 0;
-        for _ in 0..REQUESTS_PER_TURN {
+        for left in (0..share).rev() {
             if !matches!(connection.life, Life::Open | Life::HalfClosed)
                 || connection.needs_several
                 || connection.held_back
             {
-                return;
+                return left + 1;
             }
             if connection.is_full(pause_bytes) {
                 // Goes on when a reply arrives, or when the peer has read enough.
                 connection.backed_up = true;
-                return;
+                return left + 1;
             }
             if std::mem::take(&mut connection.again) {
-                self.execute_one(connection, shard);
+                self.execute_one(connection, reach);
                 continue;
             }
             match connection.parser.advance() {
                 Ok(true) => {
                     if expected == 0 && connection.parser.pending_bytes() > 0 {
-                        expected = expect(connection, shard);
+                        expected = reach.expect(connection);
                     }
                     expected = expected.saturating_sub(1);
-                    self.execute_one(connection, shard);
+                    self.execute_one(connection, reach);
                 }
-                Ok(false) => return,
+                Ok(false) => return left + 1,
                 Err(error) => {
                     count(&self.counters().protocol_errors, 1);
                     self.scratch.set_version(connection.session.version());
@@ -189,14 +233,15 @@ impl ShardThread {
                     connection.append(self.scratch.as_bytes());
                     self.scratch.clear();
                     connection.life = Life::Draining;
-                    return;
+                    return left;
                 }
             }
         }
         self.resume_later(connection);
+        0
     }
 
-    pub(super) fn execute_one(&mut self, connection: &mut Connection, shard: &mut Shard) {
+    fn execute_one(&mut self, connection: &mut Connection, reach: &mut Reach<'_, '_>) {
         let in_order = connection.is_in_order();
         let Connection { session, parser, output, .. } = &mut *connection;
         let plan = Plan::new(session, parser.current());
@@ -205,29 +250,36 @@ impl ShardThread {
             self.held_back.push(connection.slot);
             return;
         }
-        count(&self.counters().commands, 1);
-        match plan.route(session, self.shared.store.as_ref()) {
-            Route::Shard(owner) if owner != self.index && plan.is_portable() => {
-                self.forward(connection, owner);
+        let route = plan.route(session, self.shared.store.as_ref());
+        // The node's answers may take a while.
+        let of_node = plan.command().is_some_and(|command| command.scope == Scope::Node);
+        if of_node || !reach.covers(&route, self.index) {
+            match route {
+                Route::Shard(owner) if plan.is_portable() => self.forward(connection, owner),
+                _ => self.defer(connection),
             }
-            // Several shards, a foreign one that must be locked, or the node, whose answers may
-            // take a while.
-            Route::Shards(_) | Route::All => self.defer(connection),
-            Route::Shard(owner) if owner != self.index => self.defer(connection),
-            Route::Here if plan.command().is_some_and(|command| command.scope == Scope::Node) => {
-                self.defer(connection);
-            }
-            Route::Here | Route::Shard(_) => {
-                let output = if in_order { output } else { &mut self.scratch };
-                let before = output.len();
-                output.set_limit(self.output_limit_bytes);
-                let mut keyspace = Keyspace::single(shard);
-                let shared = self.shared.as_ref();
-                let after = self.executor.execute(session, plan, &mut keyspace, output, shared);
-                bound(output, before);
-                self.settle(connection, after, in_order);
-            }
+            return;
         }
+        count(&self.counters().commands, 1);
+        let output = if in_order { output } else { &mut self.scratch };
+        let before = output.len();
+        output.set_limit(self.output_limit_bytes);
+        let shared = self.shared.as_ref();
+        let after = match reach {
+            Reach::Own(shard) => {
+                let mut keyspace = Keyspace::single(shard);
+                self.executor.execute(session, plan, &mut keyspace, output, shared)
+            }
+            Reach::Several { keyspace, wrote, .. } => {
+                let counters = &shared.counters[self.index];
+                let elsewhere = !matches!(route, Route::Here);
+                count(&counters.several_shard_commands, u64::from(elsewhere));
+                **wrote |= plan.may_write(session);
+                self.executor.execute(session, plan, keyspace, output, shared)
+            }
+        };
+        bound(output, before);
+        self.settle(connection, after, in_order);
     }
 
     /// Leaves the connection's current request for later, without the own lock.
@@ -300,7 +352,7 @@ impl ShardThread {
         let after = connection.output.len();
         let counters = &self.shared.counters[self.index];
         count(&counters.output_bytes, before.saturating_sub(after) as u64);
-        if connection.owed_bytes() > self.output_limit_bytes {
+        if connection.passes(self.output_limit_bytes, pause_bytes) {
             count(&counters.output_limit_disconnections, 1);
             tracing::warn!(
                 client = connection.session.id(),

@@ -110,7 +110,7 @@ impl ShardThread {
         }
         // Clients of other shards may await replies of this one.
         let nobody_owes = doors.iter().all(|door| !door.owing.load(Ordering::Relaxed));
-        nobody_owes || now_ns.saturating_sub(since) > 2_000_000_000
+        nobody_owes || now_ns.saturating_sub(since) > self.shutdown_wait_ns
     }
 
     pub(super) fn finish(mut self) {

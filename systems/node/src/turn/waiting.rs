@@ -3,7 +3,8 @@
 //! Invariants: it sleeps only after it announced so and looked once more (see
 //! [`crate::shared::Door::sleeping`]), so that whoever fills a mailbox either is seen or sees the
 //! announcement; it wakes in time for the next expiry, the next housekeeping and whatever else is
-//! due; a thread with nothing to do and nothing due sleeps for ever.
+//! due; a thread with nothing to do and nothing due sleeps for ever; one that polls on after fabric
+//! work does so for a bounded time, and lets others have its core every few microseconds.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -50,6 +51,9 @@ impl ShardThread {
             if self.turns_since_look < TURNS_PER_LOOK {
                 return now_ns;
             }
+            // Where more threads want to run than there are cores, one that only polls comes last.
+            std::thread::yield_now();
+            count(&self.counters().yields, 1);
             Some(Duration::ZERO)
         } else if !self.fabric.arm() {
             // Freshly armed: what came before produces no event, so one more turn looks.

@@ -31,6 +31,7 @@ pub fn config(shards: usize) -> NodeConfig {
         eviction: Eviction::NoEviction,
         cooperative_write_back: true,
         fabric: Default::default(),
+        shutdown_wait: Duration::from_secs(2),
         redis: Some(RedisDoor::at("127.0.0.1:0".parse().unwrap())),
     }
 }

@@ -77,6 +77,7 @@ impl Rig {
             eviction: Eviction::NoEviction,
             cooperative_write_back: options.cooperative,
             fabric: ServerOptions { baselines: true, ..ServerOptions::default() },
+            shutdown_wait: Duration::from_secs(2),
             redis: None,
         };
         // Shards take their processors from what this thread may use.
