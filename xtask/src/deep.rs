@@ -62,6 +62,10 @@ pub fn run(arguments: &DeepArguments) -> Report {
     if wanted("thread sanitizer") {
         thread_sanitizer(&mut report);
     }
+    if ["hostile streams", "kills and faults", "wide"].into_iter().any(wanted) {
+        let line = "cargo build --profile deep --package beeline";
+        report.run(&Step::new("program", line).minutes(30));
+    }
     if wanted("hostile streams") {
         report.run(
             &shown("hostile streams", "--package beeline-fabric-tcp --test hostile", arguments)
@@ -100,7 +104,9 @@ pub fn run(arguments: &DeepArguments) -> Report {
 
 /// Tests in their long form, with what they print.
 fn shown(name: &str, what: &str, arguments: &DeepArguments) -> Step {
-    let step = Step::new(name, &format!("cargo test --release {what} -- --show-output"))
+    let program = root().join("target/deep/beeline");
+    let step = Step::new(name, &format!("cargo test --profile deep {what} -- --show-output"))
+        .set("BEELINE_PROGRAM", &program.to_string_lossy())
         .set("BEELINE_ROUNDS", &(if arguments.quick { 20 } else { arguments.rounds }).to_string())
         .set("PROPTEST_CASES", &(if arguments.quick { 100 } else { arguments.cases }).to_string())
         .tests();
@@ -185,7 +191,9 @@ fn thread_sanitizer(report: &mut Report) {
     let flags = "-Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer";
     let finding = "ThreadSanitizer: data race";
     planted(report, "race", &rustc, flags, finding, &compiler.environment);
-    let line = format!("cargo test -Zbuild-std --target {TARGET} {THREADED} --lib --tests");
+    let quiet = root().join("xtask/planted/thread-sanitizer.txt");
+    let line =
+        format!("cargo test -Zbuild-std --target {TARGET} {THREADED} --lib --tests --no-fail-fast");
     let step = compiler
         .environment
         .iter()
@@ -193,6 +201,7 @@ fn thread_sanitizer(report: &mut Report) {
     report.run(
         &step
             .set("RUSTFLAGS", "-Zsanitizer=thread")
+            .set("TSAN_OPTIONS", &format!("suppressions={}", quiet.display()))
             .set("PROPTEST_CASES", "16")
             .set("CARGO_TARGET_DIR", "target/thread-sanitizer")
             .minutes(60)
@@ -226,7 +235,7 @@ fn fuzz(report: &mut Report, arguments: &DeepArguments) {
         let seeds = Step::new(
             &name,
             &format!(
-                "cargo run --quiet --release --package beeline-verify-fuzz --example seeds -- \
+                "cargo run --quiet --profile deep --package beeline-verify-fuzz --example seeds -- \
                  {target} fuzz/corpus/{target}"
             ),
         )
