@@ -250,7 +250,7 @@ fn fuzz(report: &mut Report, arguments: &DeepArguments) {
                 &name,
                 &format!(
                     "cargo fuzz run {target} -- -max_total_time={seconds} -timeout=20 \
-                     -max_len=65536 -print_final_stats=0"
+                     -max_len=65536 -rss_limit_mb=4096"
                 ),
             )
             // What cargo-fuzz asks of the compiler is not stable.
