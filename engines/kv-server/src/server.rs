@@ -66,6 +66,8 @@ pub struct ShardServer {
     pub(crate) now_ns: u64,
     /// Where completions are polled to; made once, because clearing it takes longer than a poll.
     completions: Box<[WorkCompletion]>,
+    /// Databases and hashes of the keys that the batch in hand reads.
+    expected: Vec<(u8, u64)>,
 }
 
 fn entries_of(window: u16) -> u32 {
@@ -111,6 +113,7 @@ impl ShardServer {
             scratch: Vec::new(),
             now_ns: 0,
             completions: vec![WorkCompletion::EMPTY; BATCH].into(),
+            expected: Vec::with_capacity(BATCH),
             options,
         })
     }
@@ -332,9 +335,8 @@ impl ShardServer {
 
     /// Asks for the lines that the requests of a batch touch before the first is executed, so that
     /// the misses overlap: first what the clients wrote and the index, then the entries.
-    fn look_ahead(&self, shard: &mut Shard, completions: &[WorkCompletion]) {
-        let mut keys = [(0, 0); BATCH];
-        let mut count = 0;
+    fn look_ahead(&mut self, shard: &mut Shard, completions: &[WorkCompletion]) {
+        self.expected.clear();
         for completion in completions.iter().filter(|completion| completion.is_success()) {
             let id = WrId::decode(completion.wr_id);
             let Some(Some(connection)) = self.connections.get(usize::from(id.connection)) else {
@@ -342,10 +344,7 @@ impl ShardServer {
             };
             match completion.opcode {
                 Opcode::Receive => {
-                    if let Some((database, hash)) = connection.expect_key(shard, id.index) {
-                        keys[count] = (database, hash);
-                        count += 1;
-                    }
+                    self.expected.extend(connection.expect_key(shard, id.index));
                 }
                 Opcode::ReceiveWithImmediate => {
                     if let Some(log) = &connection.log {
@@ -357,7 +356,7 @@ impl ShardServer {
                 _ => {}
             }
         }
-        for (database, hash) in &keys[..count] {
+        for (database, hash) in &self.expected {
             shard.expect_entry(*database, *hash);
         }
     }

@@ -1,6 +1,6 @@
 //! Processor time of one request at either end, without the other's: client and server take turns
 //! on one thread, so that no cache line crosses and nobody waits.
-//! `cargo run --release -p beeline-verify-one-sided --example work [ROUNDS]`.
+//! `cargo run --release -p beeline-verify-one-sided --example work [REQUESTS [boom | rdma-kv]]`.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
@@ -65,7 +65,11 @@ fn main() {
     let value = [7; 64];
     let put = PutOptions::default();
     println!("{:<24}{:>12}{:>12}{:>12}   ns per request", "", "submit", "server", "poll");
+    let only = std::env::args().nth(2);
     for protocol in [Protocol::Boom, Protocol::Oblivious] {
+        if only.as_ref().is_some_and(|only| !protocol.name().eq_ignore_ascii_case(only)) {
+            continue;
+        }
         let options = RigOptions {
             segment_bytes: 64 << 20,
             capacity_bytes: 4 << 30,

@@ -36,6 +36,15 @@ struct SlotRecord {
     flush_epoch: u32,
 }
 
+/// A slot that a client says it overwrote in place.
+#[derive(Clone, Copy, Debug)]
+struct Overwritten {
+    /// Place among the log's slots.
+    at: usize,
+    record: SlotRecord,
+    slot_bytes: u32,
+}
+
 /// The segments granted to one client of one shard; the last one is open.
 #[derive(Debug)]
 pub struct ClientLog {
@@ -66,10 +75,17 @@ impl ClientLog {
         self.segments
     }
 
-    fn slot_at(&self, offset: u32) -> Option<(SlotRecord, u32)> {
-        let at = self.slots.binary_search_by_key(&offset, |slot| slot.offset).ok()?;
+    /// The slot that begins at `offset`.
+    fn slot_at(&self, offset: u32) -> Option<Overwritten> {
+        // Where entries are of one length the place is known; elsewhere a search finds it.
+        let bytes = u64::from(self.tail - FIRST_ENTRY).max(1);
+        let guess = u64::from(offset.saturating_sub(FIRST_ENTRY)) * self.slots.len() as u64 / bytes;
+        let at = match self.slots.get(guess as usize) {
+            Some(slot) if slot.offset == offset => guess as usize,
+            _ => self.slots.binary_search_by_key(&offset, |slot| slot.offset).ok()?,
+        };
         let end = self.slots.get(at + 1).map_or(self.tail, |next| next.offset);
-        Some((self.slots[at], end - offset))
+        Some(Overwritten { at, record: self.slots[at], slot_bytes: end - offset })
     }
 }
 
@@ -209,7 +225,7 @@ impl Shard {
             Some(log.slot_at(offset).ok_or(RejectReason::Offset)?)
         };
         let room = match &overwritten {
-            Some((_, slot_bytes)) => *slot_bytes,
+            Some(slot) => slot.slot_bytes,
             None => state.length - offset.min(state.length),
         };
         if room < HEADER_BYTES {
@@ -217,8 +233,10 @@ impl Shard {
         }
         let mut scratch = std::mem::take(&mut self.scratch);
         let validated = validate(&state, offset, room, &mut scratch);
-        let outcome = validated
-            .and_then(|header| self.take_in(log, &state, offset, overwritten, &header, &scratch));
+        let outcome = validated.and_then(|header| {
+            let key = &scratch[..usize::from(header.key_length)];
+            self.take_in(log, &state, offset, overwritten, &header, key)
+        });
         self.scratch = scratch;
         outcome
     }
@@ -228,7 +246,7 @@ impl Shard {
         log: &mut ClientLog,
         state: &Arc<SegmentState>,
         offset: u32,
-        overwritten: Option<(SlotRecord, u32)>,
+        overwritten: Option<Overwritten>,
         header: &Header,
         key: &[u8],
     ) -> Result<Accepted, RejectReason> {
@@ -254,7 +272,7 @@ impl Shard {
         });
         let epoch = self.store.flush_epochs[header.database as usize].load(Ordering::Relaxed);
         let epoch = epoch as u32;
-        if let Some((record, slot_bytes)) = overwritten {
+        if let Some(Overwritten { record, slot_bytes, .. }) = overwritten {
             if self.store.snapshots.load(Ordering::Acquire) > 0 {
                 return Err(RejectReason::Snapshot);
             }
@@ -286,10 +304,8 @@ impl Shard {
                 state.count.fetch_add(1, Ordering::Relaxed);
                 true
             }
-            Some((old, _)) => {
-                if let Ok(at) = log.slots.binary_search_by_key(&offset, |slot| slot.offset) {
-                    log.slots[at] = record;
-                }
+            Some(Overwritten { at, record: old, .. }) => {
+                log.slots[at] = record;
                 // The copy that was overwritten counted as stale unless a flush killed it before;
                 // then the former newest becomes one more.
                 old.flush_epoch != epoch
@@ -315,12 +331,15 @@ impl Shard {
     }
 }
 
-/// Checks a private copy of the entry at `offset`; leaves the key in `key`.
+/// Bytes of key and value checked in one go.
+const WHOLE_BYTES: usize = 4096;
+
+/// Checks a private copy of the entry at `offset`; leaves the key at the start of `copy`.
 fn validate(
     state: &SegmentState,
     offset: u32,
     room: u32,
-    key: &mut Vec<u8>,
+    copy: &mut Vec<u8>,
 ) -> Result<Header, RejectReason> {
     let mut head = [0; HEADER_BYTES as usize];
     state.segment.read(offset as usize, &mut head);
@@ -330,19 +349,22 @@ fn validate(
         return Err(RejectReason::Header);
     }
     let mut at = (offset + HEADER_BYTES) as usize;
-    key.clear();
-    key.resize(usize::from(header.key_length), 0);
-    state.segment.read(at, key);
-    at += key.len();
-    let mut crc = entry::checksum(&head, key, &[]);
-    let mut left = header.value_length as usize;
-    let mut buffer = [0; 4096];
-    while left > 0 {
-        let part = left.min(buffer.len());
-        state.segment.read(at, &mut buffer[..part]);
-        crc = beeline_wire::crc32c_append(crc, &buffer[..part]);
-        at += part;
-        left -= part;
+    let key_length = usize::from(header.key_length);
+    let mut left = key_length + header.value_length as usize;
+    let whole = left.min(WHOLE_BYTES.max(key_length));
+    // Not cleared before: what is there already need not be zeroed.
+    copy.resize(whole, 0);
+    state.segment.read(at, copy);
+    let mut crc = entry::checksum(&head, copy, &[]);
+    (at, left) = (at + whole, left - whole);
+    if left > 0 {
+        let mut buffer = [0; WHOLE_BYTES];
+        while left > 0 {
+            let part = left.min(buffer.len());
+            state.segment.read(at, &mut buffer[..part]);
+            crc = beeline_wire::crc32c_append(crc, &buffer[..part]);
+            (at, left) = (at + part, left - part);
+        }
     }
     if crc == header.checksum { Ok(header) } else { Err(RejectReason::Checksum) }
 }
