@@ -404,6 +404,9 @@ impl Client {
     }
 
     fn handle(&mut self, completions: &[WorkCompletion], deliver: &mut Deliver<'_>) -> usize {
+        if completions.len() > 1 {
+            self.look_ahead(completions);
+        }
         let mut delivered = 0;
         for completion in completions {
             let id = WrId::decode(completion.wr_id);
@@ -425,6 +428,24 @@ impl Client {
             };
         }
         delivered + self.settle(deliver)
+    }
+
+    /// Asks for the lines of all results of a batch before the first is copied, so that the misses
+    /// overlap.
+    fn look_ahead(&mut self, completions: &[WorkCompletion]) {
+        let answers = |completion: &&WorkCompletion| {
+            completion.is_success()
+                && matches!(completion.opcode, Opcode::Receive | Opcode::ReceiveWithImmediate)
+        };
+        for completion in completions.iter().filter(answers) {
+            let id = WrId::decode(completion.wr_id);
+            if let Some(link) = self.links.get_mut(usize::from(id.shard))
+                && link.generation() == id.generation
+            {
+                link.look_ahead(completion);
+            }
+        }
+        self.links.iter_mut().for_each(Link::end_look_ahead);
     }
 
     fn settle(&mut self, deliver: &mut Deliver<'_>) -> usize {

@@ -107,6 +107,8 @@ pub(crate) struct Link {
     unsignalled: u16,
     /// Requests at the end of `order` that may have no deadline yet.
     undated: usize,
+    /// Answers of the batch in hand that were looked at ahead.
+    looked_ahead: usize,
 }
 
 /// Receives beyond the window, of which half may wait to be posted again.
@@ -190,6 +192,7 @@ impl Link {
             next_tag: 0,
             unsignalled: 0,
             undated: 0,
+            looked_ahead: 0,
         };
         this.post_receives()?;
         this.qp.wait_connected(core.options.timeout)?;
@@ -247,6 +250,9 @@ impl Link {
         slot.digest = digest;
         slot.retries = 0;
         slot.deadline_ns = None;
+        if let Command::Put { key, value, .. } = command {
+            self.expect_entry(digest, key.len(), value.len());
+        }
         match self.stage(core, index, command) {
             Ok(()) => {}
             Err(error) => {

@@ -6,7 +6,7 @@
 use std::fmt::Write;
 use std::sync::Arc;
 
-use beeline_fabric::Access;
+use beeline_fabric::{Access, RemoteAddress, RemoteKey};
 use beeline_kv::entry::{FIRST_ENTRY, TOMBSTONE};
 use beeline_kv::wire::{
     Announcement, NOTHING_READING, Place, Protocol, REQUEST_HEADER_BYTES, Reply, ReplyStatus,
@@ -19,6 +19,8 @@ use beeline_os::memory::{copy_across, copy_in, copy_out};
 use crate::connection::{Connection, Grant, Pending, Staging};
 use crate::server::ShardServer;
 
+/// What a get is taken to yield before its length is known.
+const EXPECTED_RESULT_BYTES: u64 = 128;
 /// Keys asked of the index at a time while a scan page fills.
 const SCAN_STEP: usize = 32;
 
@@ -236,6 +238,10 @@ impl ShardServer {
         key: &[u8],
     ) {
         let tag = request.tag;
+        // The result's lines are on their way while the entry is looked up.
+        let Place { key: result, offset } = request.result;
+        let length = EXPECTED_RESULT_BYTES.min(u64::from(request.result_bytes));
+        connection.qp.expect_write(RemoteAddress { key: RemoteKey(result), offset }, length);
         let entry = match shard.lookup(request.database, key) {
             Ok(Some(entry)) => entry,
             Ok(None) => {

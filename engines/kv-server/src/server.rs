@@ -319,7 +319,7 @@ impl ShardServer {
             if count > 0 {
                 self.now_ns = self.clock.monotonic_ns();
             }
-            if count > 1 {
+            if count > 0 {
                 self.look_ahead(shard, &completions[..count]);
             }
             for completion in &completions[..count] {

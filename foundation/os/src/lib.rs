@@ -6,6 +6,7 @@
 //! - [`memory`]: what a piece of memory is to the rest of Beeline: a base, a length, perhaps a
 //!   descriptor another process can map. The seam between `pmem` and `fabric`.
 //! - [`mapping`]: the owner of one `mmap`, over memfd, file or anonymous memory.
+//! - [`prefetch`]: cache lines asked for ahead of their use.
 //! - [`probe`]: whether the kernel offers a facility.
 //! - [`poller`]: readiness of many descriptors, and a descriptor that wakes a sleeper.
 //! - [`doorbell`]: a socket pair, to wake a sleeper in another process that may be hostile.
@@ -23,6 +24,7 @@ pub mod doorbell;
 pub mod mapping;
 pub mod memory;
 pub mod poller;
+pub mod prefetch;
 pub mod probe;
 pub mod process;
 pub mod start_write;

@@ -203,6 +203,13 @@ impl SlotConsumer {
         Some(SlotMessage { tag, body })
     }
 
+    /// Address of the slot `ahead` messages after the waiting one, to prefetch it.
+    #[inline(always)]
+    #[must_use]
+    pub fn address(&self, ahead: u64) -> *const Slot {
+        std::ptr::from_ref(self.array.slot(self.next + ahead))
+    }
+
     /// Goes on to the next message.
     #[inline(always)]
     pub fn advance(&mut self) {

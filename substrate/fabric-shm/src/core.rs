@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use beeline_fabric::{
-    MemoryRegion, Opcode, PostError, QueuePairOptions, QueuePairState, ReceiveRequest, Status,
-    WorkCompletion, WorkRequest,
+    MemoryRegion, Opcode, PostError, QueuePairOptions, QueuePairState, ReceiveRequest,
+    RemoteAddress, Status, WorkCompletion, WorkRequest,
 };
 use beeline_os::doorbell::Rung;
 
@@ -322,6 +322,14 @@ impl Core {
         Ok(())
     }
 
+    /// As `QueuePair::expect_write`: the target's lines are asked for.
+    pub(crate) fn expect_write(&self, address: RemoteAddress, length: u64) {
+        let inner = self.inner.borrow();
+        if inner.state == QueuePairState::ReadyToSend {
+            inner.remote.expect_write(address, length);
+        }
+    }
+
     /// Errors: as `QueuePair::post_receive`.
     pub(crate) fn post_receive(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostError> {
         if self.shared_receives.is_some() {
@@ -539,6 +547,7 @@ impl Inner {
                 }
                 break;
             };
+            connection.look_ahead();
             let Some(message) = connection.peek() else { break };
             let (completion, payload_bytes) =
                 deliver(core, &receive, receives.place(&receive), message);

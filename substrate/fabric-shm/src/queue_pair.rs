@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use beeline_fabric::{
     ConnectInfo, FabricError, PostError, QueuePair, QueuePairOptions, QueuePairState,
-    ReceiveRequest, Role, WorkRequest,
+    ReceiveRequest, RemoteAddress, Role, WorkRequest,
 };
 use beeline_os::barrier;
 
@@ -149,6 +149,10 @@ impl QueuePair for ShmQueuePair {
 
     fn post_send(&mut self, requests: &[WorkRequest<'_>]) -> Result<(), PostError> {
         self.0.post_send(requests)
+    }
+
+    fn expect_write(&mut self, remote: RemoteAddress, length: u64) {
+        self.0.expect_write(remote, length);
     }
 
     fn post_receive(&mut self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostError> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use beeline_fabric::{Access, FlushKind, MemoryRegion, RemoteAddress, Status};
-use beeline_os::{Persistence, barrier, write_back};
+use beeline_os::{Persistence, barrier, prefetch, write_back};
 
 use crate::connection::{Blocked, Connection};
 use crate::control::Command;
@@ -137,6 +137,17 @@ impl Remote {
                 core.device.shared.commands.send(Command::Open { qp_num, key, epoch });
                 Hold::Wait(Wait::Key)
             }
+        }
+    }
+
+    /// Asks for the lines of a range that will be written, if its key is open.
+    #[inline(always)]
+    pub(crate) fn expect_write(&self, address: RemoteAddress, length: u64) {
+        let open = self.keys.find_open(address.key.0).and_then(|place| self.keys.region(place));
+        let Some(region) = open else { return };
+        if address.offset < region.length && region.access.intersects(Access::REMOTE_WRITE) {
+            let length = usize::try_from(length.min(region.length - address.offset)).unwrap_or(0);
+            prefetch::for_writing(region.base.as_ptr().wrapping_add(offset(address)), length);
         }
     }
 

@@ -15,7 +15,7 @@ use beeline_os::memory::MemoryObject;
 
 use crate::completion::WorkCompletion;
 use crate::error::{FabricError, PostError};
-use crate::region::{Access, MemoryRegion};
+use crate::region::{Access, MemoryRegion, RemoteAddress};
 use crate::work::{ReceiveRequest, WorkRequest};
 
 /// Limits and traits of a device.
@@ -236,6 +236,10 @@ pub trait QueuePair: Debug {
     ///
     /// Errors: [`PostError`]; nothing was posted then. Errors of execution come as completions.
     fn post_send(&mut self, requests: &[WorkRequest<'_>]) -> Result<(), PostError>;
+
+    /// Says that a write of about `length` bytes to `remote` will be posted soon. A hint, that a
+    /// provider may act on or not; it changes nothing else.
+    fn expect_write(&mut self, _remote: RemoteAddress, _length: u64) {}
 
     /// Posts all receives or none. Allowed before connecting.
     ///

@@ -1,5 +1,6 @@
 //! Latency and throughput of the three protocols over shared memory, one shard, one client, two
-//! threads: `cargo run --release -p beeline-verify-one-sided --example latency [OPERATIONS]`.
+//! threads: `cargo run --release -p beeline-verify-one-sided --example latency [OPERATIONS
+//! [boom | rdma-kv | rdmp-kv [BYTES]]]`.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
@@ -75,8 +76,14 @@ fn pipelined(
 fn main() {
     let operations: u64 =
         std::env::args().nth(1).and_then(|text| text.parse().ok()).unwrap_or(200_000);
+    let only = std::env::args().nth(2);
+    let only_bytes: Option<usize> = std::env::args().nth(3).and_then(|text| text.parse().ok());
     for value_bytes in [64_usize, 4096] {
         for protocol in Protocol::ALL {
+            let named = only.as_ref().is_none_or(|only| protocol.name().eq_ignore_ascii_case(only));
+            if !named || only_bytes.is_some_and(|bytes| bytes != value_bytes) {
+                continue;
+            }
             let pool = PoolOptions::volatile(64 << 20, 8 << 30);
             let server = threaded::Server::start(shm, 1, &pool);
             let options = ClientOptions { protocol, ..ClientOptions::default() };
@@ -91,15 +98,17 @@ fn main() {
             one_by_one("get", operations, |number| {
                 client.get_into(0, &key(number), &mut out).unwrap();
             });
-            pipelined("put", &mut client, operations * 5, 16, |client, number| {
-                let key = key(number);
-                let command = Command::Put { database: 0, key: &key, value: &value, options: put };
-                client.submit(command).unwrap();
-            });
-            pipelined("get", &mut client, operations * 5, 16, |client, number| {
-                let key = key(number);
-                client.submit(Command::Get { database: 0, key: &key }).unwrap();
-            });
+            for depth in [1, 4, 16, 32] {
+                pipelined("put", &mut client, operations * 2, depth, |client, number| {
+                    let (key, value) = (key(number), &value);
+                    let command = Command::Put { database: 0, key: &key, value, options: put };
+                    client.submit(command).unwrap();
+                });
+                pipelined("get", &mut client, operations * 2, depth, |client, number| {
+                    let key = key(number);
+                    client.submit(Command::Get { database: 0, key: &key }).unwrap();
+                });
+            }
         }
     }
 }

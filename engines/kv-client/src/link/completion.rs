@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use beeline_fabric::{Status, WorkCompletion};
+use beeline_fabric::{Opcode, Status, WorkCompletion};
 use beeline_kv::entry::{self, FIRST_ENTRY, HEADER_BYTES, Header};
 use beeline_kv::wire::{
     Announcement, LONG_REPLY_BYTES, REQUEST_HEADER_BYTES, Reply, ReplyStatus, Request, RequestKind,
     SCAN_HEADER_BYTES, ScanHeader,
 };
 use beeline_os::memory::copy_out;
+use beeline_os::prefetch;
 
 use super::{Grant, Held, Link, RECEIVE_BYTES, RESULT_ACCESS, RETRIES, WrId};
 use crate::client::{Answer, Core, Deliver, Token};
@@ -202,6 +203,27 @@ impl Link {
         slot.work = Work::Request(kind);
         self.waiting.push_back(index);
         0
+    }
+
+    /// Asks for the lines of the result that a completion of the batch in hand announces. Called
+    /// for each answer of the batch, in order, before the first is taken.
+    pub fn look_ahead(&mut self, completion: &WorkCompletion) {
+        let index = self.order.get(self.looked_ahead).copied();
+        self.looked_ahead += 1;
+        if completion.opcode == Opcode::ReceiveWithImmediate
+            && let Some(index) = index
+        {
+            let result = &self.slots[usize::from(index)].result;
+            let length = completion.length.min(u64::from(result.bytes));
+            let memory = result.region.memory();
+            let start = memory.base().as_ptr().wrapping_add(result.offset as usize);
+            prefetch::for_reading(start, usize::try_from(length).unwrap_or(0));
+        }
+    }
+
+    /// Called after the last answer of a batch was looked at ahead.
+    pub fn end_look_ahead(&mut self) {
+        self.looked_ahead = 0;
     }
 
     /// The server wrote a result into our memory.

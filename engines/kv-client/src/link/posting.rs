@@ -10,6 +10,7 @@ use beeline_kv::wire::{Announcement, Place, Protocol, Request, RequestKind};
 use super::{Held, Link, RECEIVE_BYTES, RECEIVES_BATCH, WrId};
 use crate::client::{Core, Token};
 use crate::slot::Work;
+use crate::update::Digest;
 
 impl Link {
     /// Posts what the slot has staged. `body` saves reading key and value back from staging.
@@ -89,6 +90,18 @@ impl Link {
             }
         }
         Ok(())
+    }
+
+    /// Has the lines of the segment that an entry will be written to fetched while it is staged.
+    pub(super) fn expect_entry(&mut self, digest: Digest, key_length: usize, value_length: usize) {
+        let Some(grant) = self.grant else { return };
+        let needed = slot_bytes_for(key_length, value_length);
+        let Ok(needed) = u32::try_from(needed) else { return };
+        let over = self.table.overwritable(digest, needed);
+        let at = over.map_or(grant.tail, |stale| stale.offset);
+        let offset = grant.place.offset.wrapping_add(u64::from(at));
+        let remote = RemoteAddress { key: RemoteKey(grant.place.key), offset };
+        self.qp.expect_write(remote, u64::from(needed));
     }
 
     /// Stores the entry's header with slot length and checksum.

@@ -1,10 +1,9 @@
 //! Lines asked for ahead of their use: a server that has a batch of requests in hand names all of
 //! them first, so that their cache misses overlap.
 
-use beeline_os::MemoryObject as _;
+use beeline_os::{MemoryObject as _, prefetch};
 
 use crate::ClientLog;
-use crate::index::prefetch;
 use crate::shard::Shard;
 use crate::store::shard_of_hash;
 
@@ -13,8 +12,6 @@ pub const KEYS_AHEAD: usize = 16;
 /// Bytes of an entry asked for: header and a key of usual length.
 const ENTRY_BYTES: usize = 128;
 const LINE: usize = 64;
-/// Most lines of one entry asked for; the processor goes on by itself from there.
-const LINES: usize = 8;
 
 /// Hashes of keys that are about to be used.
 #[derive(Debug)]
@@ -91,8 +88,9 @@ impl Shard {
     pub fn expect_notice(&self, log: &ClientLog, offset: u32, length: usize) {
         let Some(segment) = log.segment() else { return };
         let start = segment.base().as_ptr().wrapping_add(offset as usize);
-        for line in 0..length.div_ceil(LINE).min(LINES) {
-            prefetch(start.wrapping_add(line * LINE));
-        }
+        // Version and seal go into the first line: it comes to be written at once.
+        prefetch::for_writing(start, 1);
+        let rest = LINE - start.addr() % LINE;
+        prefetch::for_reading(start.wrapping_add(rest), length.saturating_sub(rest));
     }
 }
