@@ -57,9 +57,7 @@ impl Shard {
         if let Some(location) = index.guess(hash) {
             let state = self.cache.get(&self.store.table, location.segment());
             let entry = state.segment.base().as_ptr().wrapping_add(location.offset() as usize);
-            for line in (0..ENTRY_BYTES).step_by(LINE) {
-                prefetch(entry.wrapping_add(line));
-            }
+            prefetch::for_reading(entry, ENTRY_BYTES);
         }
     }
 
@@ -77,9 +75,7 @@ impl Shard {
     /// [`Shard::expect_key`].
     #[inline]
     pub fn expect_entry(&mut self, database: u8, hash: u64) {
-        if usize::from(database) < self.databases.len() {
-            self.prefetch_entry(database, hash);
-        }
+        self.prefetch_entry(database, hash);
     }
 
     /// Says that `length` bytes at `offset` of the log's open segment will be taken in soon: they
