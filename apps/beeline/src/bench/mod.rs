@@ -22,9 +22,12 @@ use crate::output::Output;
 /// What every benchmark takes.
 #[derive(Clone, Debug, clap::Args)]
 pub struct BenchOptions {
-    /// Turns each contender gets.
-    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    pub repetitions: u32,
+    /// Turns each contender gets: 3 unless said otherwise, 7 with --full.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub repetitions: Option<u32>,
+    /// As long as it takes for figures to keep: more turns, more data.
+    #[arg(long, conflicts_with = "quick")]
+    pub full: bool,
     /// Write a picture of the ratios to this PNG file.
     #[arg(long, value_name = "FILE")]
     pub plot: Option<PathBuf>,
@@ -34,9 +37,15 @@ pub struct BenchOptions {
 }
 
 impl BenchOptions {
-    /// Turns to take: as told, or two with `--quick`.
+    /// Turns to take: as told, or by the setting; never more than two with `--quick`.
     pub fn turns(&self) -> u32 {
-        if self.quick { self.repetitions.min(2) } else { self.repetitions }
+        let turns = self.repetitions.unwrap_or(if self.full { 7 } else { 3 });
+        if self.quick { turns.min(2) } else { turns }
+    }
+
+    /// `told`, or else `full` with `--full` and `usual` without.
+    pub fn amount<T>(&self, told: Option<T>, full: T, usual: T) -> T {
+        told.unwrap_or(if self.full { full } else { usual })
     }
 
     /// `full`, or `quick` with `--quick`.

@@ -1,8 +1,9 @@
-//! A report as a picture: one bar per row, the peer's beside it, the ratio written at the end.
+//! A report as a picture: per row the subject's bar and the peer's with their spread, and the ratio
+//! of the two on an axis that all rows share.
 //!
 //! Bars are scaled within a row, because rows have different units; what compares across rows is
-//! the ratio. Letters are the 8x8 ones of the `font8x8` crate, drawn as pixels, so that a plot
-//! needs no font on the machine.
+//! the ratio, right of 1 where the subject is better. Letters are the 8x8 ones of the `font8x8`
+//! crate, drawn as pixels, so that a plot needs no font on the machine.
 
 use std::path::Path;
 
@@ -12,7 +13,7 @@ use plotters::prelude::{
     BitMapBackend, Color as _, IntoDrawingArea as _, RGBColor, Rectangle, WHITE,
 };
 
-use super::report::{Report, Row, number};
+use super::report::{Report, Row, Spread, number};
 
 type Area<'a> = plotters::drawing::DrawingArea<BitMapBackend<'a>, plotters::coord::Shift>;
 
@@ -21,13 +22,25 @@ const FAINT: RGBColor = RGBColor(0x77, 0x77, 0x77);
 const SUBJECT: RGBColor = RGBColor(0xe0, 0xa0, 0x20);
 const PEER: RGBColor = RGBColor(0xb8, 0xbe, 0xc8);
 
-const WIDTH: i32 = 1400;
-const ROW: i32 = 64;
-const HEAD: i32 = 70;
-const FOOT: i32 = 50;
+/// The ratio's colours: better, worse, neither for sure.
+const BETTER: RGBColor = RGBColor(0x2a, 0x8f, 0x4f);
+const WORSE: RGBColor = RGBColor(0xc0, 0x3a, 0x2b);
+const GRID: RGBColor = RGBColor(0xdd, 0xe0, 0xe6);
+const BAND: RGBColor = RGBColor(0xf7, 0xf8, 0xfa);
+
+const WIDTH: i32 = 1640;
+const ROW: i32 = 56;
+const HEAD: i32 = 128;
+const FOOT: i32 = 16;
 /// Where bars begin, and the longest they get.
-const BARS_AT: i32 = 560;
-const BARS: f64 = 420.0;
+const BARS_AT: i32 = 580;
+const BARS: f64 = 380.0;
+/// Where figures are written.
+const FIGURES_AT: i32 = 980;
+/// Where the axis of ratios begins and how long it is: from 1/8 to 8 times better.
+const RATIOS_AT: i32 = 1180;
+const RATIOS: f64 = 320.0;
+const DOUBLINGS: f64 = 3.0;
 
 /// Draws `report` into the PNG file `path`.
 ///
@@ -51,44 +64,116 @@ pub fn draw(report: &Report, path: &Path) -> anyhow::Result<()> {
 
 fn paint(report: &Report, area: &Area<'_>, height: i32) -> Result<(), String> {
     area.fill(&WHITE).map_err(|e| e.to_string())?;
-    text(area, (20, 20), 3, INK, &format!("beeline bench {}", report.bench))?;
+    text(area, (20, 16), 3, INK, &format!("beeline bench {}", report.bench))?;
+    let repetitions = report.rows.iter().map(|row| row.repetitions).max().unwrap_or(0);
+    let taken = format!("{}; {repetitions} turns each, in alternation", report.provider);
+    text(area, (20, 50), 2, FAINT, &clip(&taken, 100))?;
+    text(area, (20, 74), 2, FAINT, &clip(&report.environment.line(), 100))?;
+    fill(area, (BARS_AT, 104), (14, 14), SUBJECT)?;
+    text(area, (BARS_AT + 20, 107), 1, INK, "measured")?;
+    fill(area, (BARS_AT + 110, 104), (14, 14), PEER)?;
+    text(area, (BARS_AT + 130, 107), 1, INK, "peer, in the same run")?;
+    whisker(area, (BARS_AT + 320, BARS_AT + 350), 111)?;
+    text(area, (BARS_AT + 358, 107), 1, INK, "least to most")?;
+    let rows = i32::try_from(report.rows.len()).unwrap_or(i32::MAX).min(500);
+    for row in (0..rows).step_by(2) {
+        fill(area, (0, HEAD + row * ROW), (WIDTH, ROW), BAND)?;
+    }
+    if report.rows.iter().any(|row| row.ratio.is_some()) {
+        paint_axis(area, height)?;
+    }
     for (i, row) in report.rows.iter().enumerate().take(500) {
-        let top = HEAD + i32::try_from(i).unwrap_or(0) * ROW;
-        paint_row(area, row, top)?;
-    }
-    let stamp = format!("provider {}; {}", report.provider, report.environment.line());
-    text(area, (20, height - 30), 1, FAINT, &stamp)
-}
-
-fn paint_row(area: &Area<'_>, row: &Row, top: i32) -> Result<(), String> {
-    text(area, (20, top + 8), 2, INK, &clip(&row.case, 32))?;
-    let versus = row.peer.as_ref().map_or_else(String::new, |peer| format!(" vs {peer}"));
-    text(area, (20, top + 32), 1, FAINT, &clip(&format!("{}{versus}", row.subject), 64))?;
-    let peer = row.peer_figure.map_or(0.0, |figure| figure.median);
-    let longest = row.figure.median.max(peer).max(f64::MIN_POSITIVE);
-    bar(area, top + 4, row.figure.median / longest, SUBJECT)?;
-    if row.peer.is_some() {
-        bar(area, top + 28, peer / longest, PEER)?;
-    }
-    let label = format!("{} {}", number(row.figure.median), row.unit);
-    let end = BARS_AT + 440;
-    text(area, (end, top + 8), 2, INK, &clip(&label, 14))?;
-    if row.peer.is_some() {
-        text(area, (end, top + 32), 1, FAINT, &format!("{} {}", number(peer), row.unit))?;
-    }
-    if let Some(ratio) = row.ratio {
-        text(area, (end + 240, top + 8), 2, INK, &format!("x{:.2}", ratio.median))?;
-        let spread = format!("{:.2} - {:.2}", ratio.min, ratio.max);
-        text(area, (end + 240, top + 32), 1, FAINT, &spread)?;
+        paint_row(area, row, HEAD + i32::try_from(i).unwrap_or(0) * ROW)?;
     }
     Ok(())
 }
 
-fn bar(area: &Area<'_>, top: i32, share: f64, color: RGBColor) -> Result<(), String> {
+/// The axis of ratios, over all rows.
+fn paint_axis(area: &Area<'_>, height: i32) -> Result<(), String> {
+    text(area, (RATIOS_AT, 88), 1, INK, "times better than the peer, log scale")?;
+    let marks = [
+        (0.125, "1/8"),
+        (0.25, "1/4"),
+        (0.5, "1/2"),
+        (1.0, "1"),
+        (2.0, "2"),
+        (4.0, "4"),
+        (8.0, "8"),
+    ];
+    for (ratio, label) in marks {
+        let x = ratio_at(ratio);
+        let half = i32::try_from(label.len() * 4).unwrap_or(0);
+        text(area, (x - half, 107), 1, INK, label)?;
+        let (color, width) = if ratio == 1.0 { (INK, 2) } else { (GRID, 1) };
+        fill(area, (x, HEAD - 8), (width, height - FOOT - HEAD + 8), color)?;
+    }
+    Ok(())
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "clamped to the picture")]
+fn ratio_at(ratio: f64) -> i32 {
+    let doublings = ratio.max(f64::MIN_POSITIVE).log2().clamp(-DOUBLINGS, DOUBLINGS);
+    RATIOS_AT + ((doublings + DOUBLINGS) / (2.0 * DOUBLINGS) * RATIOS) as i32
+}
+
+fn paint_row(area: &Area<'_>, row: &Row, top: i32) -> Result<(), String> {
+    text(area, (20, top + 8), 2, INK, &clip(&row.case, 34))?;
+    let versus = row.peer.as_ref().map_or_else(String::new, |peer| format!(" against {peer}"));
+    let simulated = if row.simulated { " (simulated)" } else { "" };
+    let line = format!("{}{simulated}{versus}", row.subject);
+    text(area, (20, top + 32), 1, FAINT, &clip(&line, 68))?;
+    let longest = row.peer_figure.map_or(0.0, |peer| peer.max).max(row.figure.max);
+    bar(area, top + 6, &row.figure, longest, SUBJECT)?;
+    let label = format!("{} {}", number(row.figure.median), row.unit);
+    text(area, (FIGURES_AT, top + 8), 2, INK, &clip(&label, 12))?;
+    if let Some(peer) = &row.peer_figure {
+        bar(area, top + 30, peer, longest, PEER)?;
+        let label = format!("{} {}", number(peer.median), row.unit);
+        text(area, (FIGURES_AT, top + 34), 1, FAINT, &label)?;
+    }
+    let Some(ratio) = &row.ratio else { return Ok(()) };
+    let middle = top + ROW / 2;
+    let color = if ratio.min > 1.0 {
+        BETTER
+    } else if ratio.max < 1.0 {
+        WORSE
+    } else {
+        INK
+    };
+    whisker(area, (ratio_at(ratio.min), ratio_at(ratio.max)), middle)?;
+    fill(area, (ratio_at(ratio.median) - 5, middle - 5), (11, 11), color)?;
+    text(area, (RATIOS_AT + 340, top + 20), 2, color, &format!("{:.2}", ratio.median))
+}
+
+/// A filled rectangle: corner, then width and height.
+fn fill(area: &Area<'_>, at: (i32, i32), size: (i32, i32), color: RGBColor) -> Result<(), String> {
+    let corners = [at, (at.0 + size.0, at.1 + size.1)];
+    area.draw(&Rectangle::new(corners, color.filled())).map_err(|e| e.to_string())
+}
+
+/// A line from least to most with ends that can be seen.
+fn whisker(area: &Area<'_>, (from, to): (i32, i32), y: i32) -> Result<(), String> {
+    fill(area, (from, y), ((to - from).max(1), 1), INK)?;
+    fill(area, (from, y - 4), (1, 9), INK)?;
+    fill(area, (to, y - 4), (1, 9), INK)
+}
+
+fn bar(
+    area: &Area<'_>,
+    top: i32,
+    figure: &Spread,
+    longest: f64,
+    color: RGBColor,
+) -> Result<(), String> {
     #[expect(clippy::cast_possible_truncation, reason = "at most BARS pixels")]
-    let width = (share.clamp(0.0, 1.0) * BARS) as i32;
-    area.draw(&Rectangle::new([(BARS_AT, top), (BARS_AT + width.max(1), top + 20)], color.filled()))
-        .map_err(|e| e.to_string())
+    let at = |value: f64| {
+        BARS_AT + ((value / longest.max(f64::MIN_POSITIVE)).clamp(0.0, 1.0) * BARS) as i32
+    };
+    fill(area, (BARS_AT, top), ((at(figure.median) - BARS_AT).max(1), 20), color)?;
+    if figure.max > figure.min {
+        whisker(area, (at(figure.min), at(figure.max)), top + 10)?;
+    }
+    Ok(())
 }
 
 fn text(

@@ -37,9 +37,9 @@ pub struct RedisArguments {
     /// Connections.
     #[arg(long, default_value_t = 50)]
     pub clients: u32,
-    /// Requests per turn.
-    #[arg(long, default_value_t = 200_000)]
-    pub requests: u32,
+    /// Requests per turn: 40,000 unless said otherwise, 200,000 with --full.
+    #[arg(long)]
+    pub requests: Option<u32>,
     /// Directory for both servers' data; a folder made in it is removed afterwards.
     #[arg(long, value_name = "DIR", default_value = ".")]
     pub data: PathBuf,
@@ -121,7 +121,8 @@ pub fn run(arguments: &RedisArguments, output: Output) -> Result<Exit, Failure> 
                         continue;
                     }
                     let load = Load { test, depth, size, arguments };
-                    let requests = options.size(arguments.requests, 20_000);
+                    let requests = options.amount(arguments.requests, 200_000, 40_000);
+                    let requests = options.size(requests, 20_000);
                     let row =
                         load.compare(&beeline, &redis, requests, persistence, options, output)?;
                     report.push(row);

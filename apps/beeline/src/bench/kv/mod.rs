@@ -32,9 +32,9 @@ pub struct KvArguments {
     /// Provider, by the URL of its device.
     #[arg(long, value_name = "URL", default_value = "shm://")]
     pub fabric: String,
-    /// Pairs that recovery reads.
-    #[arg(long, default_value_t = 10_000_000)]
-    pub recover: u64,
+    /// Pairs that recovery reads: a million unless said otherwise, ten with --full.
+    #[arg(long)]
+    pub recover: Option<u64>,
     #[command(flatten)]
     pub options: BenchOptions,
 }
@@ -74,12 +74,10 @@ struct Bench<'a> {
 pub fn run(arguments: &KvArguments, output: Output) -> Result<Exit, Failure> {
     let provider = arguments.fabric.split("://").next().unwrap_or("shm").to_owned();
     let mut report = Report::new("kv", provider);
-    let bench = Bench {
-        fabric: &arguments.fabric,
-        options: &arguments.options,
-        output,
-        recover: arguments.options.size(arguments.recover, arguments.recover.min(2_000)),
-    };
+    let options = &arguments.options;
+    let recover = options.amount(arguments.recover, 10_000_000, 1_000_000);
+    let recover = options.size(recover, recover.min(2_000));
+    let bench = Bench { fabric: &arguments.fabric, options, output, recover };
     for part in &arguments.parts {
         let rows = std::thread::scope(|scope| {
             // The client's processor; the node keeps its shards on the first ones.
