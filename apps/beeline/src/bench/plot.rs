@@ -30,7 +30,7 @@ const BAND: RGBColor = RGBColor(0xf7, 0xf8, 0xfa);
 
 const WIDTH: i32 = 1640;
 const ROW: i32 = 56;
-const HEAD: i32 = 128;
+const HEAD: i32 = 146;
 const FOOT: i32 = 16;
 /// Where bars begin, and the longest they get.
 const BARS_AT: i32 = 580;
@@ -69,12 +69,12 @@ fn paint(report: &Report, area: &Area<'_>, height: i32) -> Result<(), String> {
     let taken = format!("{}; {repetitions} turns each, in alternation", report.provider);
     text(area, (20, 50), 2, FAINT, &clip(&taken, 100))?;
     text(area, (20, 74), 2, FAINT, &clip(&report.environment.line(), 100))?;
-    fill(area, (BARS_AT, 104), (14, 14), SUBJECT)?;
-    text(area, (BARS_AT + 20, 107), 1, INK, "measured")?;
-    fill(area, (BARS_AT + 110, 104), (14, 14), PEER)?;
-    text(area, (BARS_AT + 130, 107), 1, INK, "peer, in the same run")?;
-    whisker(area, (BARS_AT + 320, BARS_AT + 350), 111)?;
-    text(area, (BARS_AT + 358, 107), 1, INK, "least to most")?;
+    fill(area, (BARS_AT, 120), (14, 14), SUBJECT)?;
+    text(area, (BARS_AT + 20, 123), 1, INK, "measured")?;
+    fill(area, (BARS_AT + 110, 120), (14, 14), PEER)?;
+    text(area, (BARS_AT + 130, 123), 1, INK, "peer, in the same run")?;
+    whisker(area, (BARS_AT + 320, BARS_AT + 350), 127)?;
+    text(area, (BARS_AT + 358, 123), 1, INK, "least to most")?;
     let rows = i32::try_from(report.rows.len()).unwrap_or(i32::MAX).min(500);
     for row in (0..rows).step_by(2) {
         fill(area, (0, HEAD + row * ROW), (WIDTH, ROW), BAND)?;
@@ -90,7 +90,7 @@ fn paint(report: &Report, area: &Area<'_>, height: i32) -> Result<(), String> {
 
 /// The axis of ratios, over all rows.
 fn paint_axis(area: &Area<'_>, height: i32) -> Result<(), String> {
-    text(area, (RATIOS_AT, 88), 1, INK, "times better than the peer, log scale")?;
+    text(area, (RATIOS_AT, 104), 1, INK, "times better than the peer, log scale")?;
     let marks = [
         (0.125, "1/8"),
         (0.25, "1/4"),
@@ -103,7 +103,7 @@ fn paint_axis(area: &Area<'_>, height: i32) -> Result<(), String> {
     for (ratio, label) in marks {
         let x = ratio_at(ratio);
         let half = i32::try_from(label.len() * 4).unwrap_or(0);
-        text(area, (x - half, 107), 1, INK, label)?;
+        text(area, (x - half, 123), 1, INK, label)?;
         let (color, width) = if ratio == 1.0 { (INK, 2) } else { (GRID, 1) };
         fill(area, (x, HEAD - 8), (width, height - FOOT - HEAD + 8), color)?;
     }
@@ -117,18 +117,22 @@ fn ratio_at(ratio: f64) -> i32 {
 }
 
 fn paint_row(area: &Area<'_>, row: &Row, top: i32) -> Result<(), String> {
-    text(area, (20, top + 8), 2, INK, &clip(&row.case, 34))?;
+    // What is too long for large letters is written whole in small ones.
+    let large = row.case.chars().count() <= 34;
+    let (scale, down) = if large { (2, 8) } else { (1, 14) };
+    text(area, (20, top + down), scale, INK, &clip(&row.case, 68))?;
     let versus = row.peer.as_ref().map_or_else(String::new, |peer| format!(" against {peer}"));
     let simulated = if row.simulated { " (simulated)" } else { "" };
     let line = format!("{}{simulated}{versus}", row.subject);
     text(area, (20, top + 32), 1, FAINT, &clip(&line, 68))?;
-    let longest = row.peer_figure.map_or(0.0, |peer| peer.max).max(row.figure.max);
+    let whole = if row.unit == "%" { 100.0 } else { 0.0 };
+    let longest = row.peer_figure.map_or(whole, |peer| peer.max).max(row.figure.max);
     bar(area, top + 6, &row.figure, longest, SUBJECT)?;
-    let label = format!("{} {}", number(row.figure.median), row.unit);
+    let label = format!("{} {}", short(row.figure.median), row.unit);
     text(area, (FIGURES_AT, top + 8), 2, INK, &clip(&label, 12))?;
     if let Some(peer) = &row.peer_figure {
         bar(area, top + 30, peer, longest, PEER)?;
-        let label = format!("{} {}", number(peer.median), row.unit);
+        let label = format!("{} {}", short(peer.median), row.unit);
         text(area, (FIGURES_AT, top + 34), 1, FAINT, &label)?;
     }
     let Some(ratio) = &row.ratio else { return Ok(()) };
@@ -143,6 +147,16 @@ fn paint_row(area: &Area<'_>, row: &Row, top: i32) -> Result<(), String> {
     whisker(area, (ratio_at(ratio.min), ratio_at(ratio.max)), middle)?;
     fill(area, (ratio_at(ratio.median) - 5, middle - 5), (11, 11), color)?;
     text(area, (RATIOS_AT + 340, top + 20), 2, color, &format!("{:.2}", ratio.median))
+}
+
+/// Three significant digits with a suffix in place of further ones.
+fn short(value: f64) -> String {
+    match value {
+        v if v >= 1e9 => format!("{} G", number(v / 1e9)),
+        v if v >= 1e6 => format!("{} M", number(v / 1e6)),
+        v if v >= 1e4 => format!("{} k", number(v / 1e3)),
+        v => number(v),
+    }
 }
 
 /// A filled rectangle: corner, then width and height.
