@@ -4,7 +4,7 @@
 //! pages under the same base in one system call (`MAP_FIXED`), so a local reader sees either the
 //! old object or the new one.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -100,11 +100,37 @@ impl Mapping {
         Self::shared_with(descriptor, length_bytes, protection, MapFlags::SHARED)
     }
 
+    /// Maps `length_bytes` of `descriptor` from `offset`, a multiple of the page size, shared. The
+    /// descriptor is not kept.
+    ///
+    /// Errors: [`MappingError`] naming the system call.
+    pub fn shared_at(
+        descriptor: impl AsFd,
+        offset: u64,
+        length_bytes: usize,
+    ) -> Result<Self, MappingError> {
+        Self::map(descriptor, offset, length_bytes, Protection::ReadWrite, MapFlags::SHARED)
+    }
+
     /// As [`Mapping::shared`] with the caller's flags (`MAP_SYNC` for DAX).
     ///
     /// Errors: [`MappingError`] naming the system call.
     pub fn shared_with(
         descriptor: OwnedFd,
+        length_bytes: usize,
+        protection: Protection,
+        flags: MapFlags,
+    ) -> Result<Self, MappingError> {
+        let mapping = Self::map(&descriptor, 0, length_bytes, protection, flags)?;
+        let mut held = mapping.descriptor.lock().unwrap_or_else(PoisonError::into_inner);
+        *held = Some(Arc::new(descriptor));
+        drop(held);
+        Ok(mapping)
+    }
+
+    fn map(
+        descriptor: impl AsFd,
+        offset: u64,
         length_bytes: usize,
         protection: Protection,
         flags: MapFlags,
@@ -119,14 +145,13 @@ impl Mapping {
                 length_bytes,
                 protection.flags(),
                 flags,
-                &descriptor,
-                0,
+                descriptor,
+                offset,
             )
         }
         .map_err(|source| MappingError::Call { call: "mmap", length_bytes, source })?;
         let base = NonNull::new(base.cast()).ok_or(MappingError::Empty)?;
-        let descriptor = Mutex::new(Some(Arc::new(descriptor)));
-        Ok(Self { base, length_bytes, protection, flags, descriptor })
+        Ok(Self { base, length_bytes, protection, flags, descriptor: Mutex::new(None) })
     }
 
     /// Private anonymous memory without a descriptor.

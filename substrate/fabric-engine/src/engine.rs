@@ -22,7 +22,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
 use beeline_fabric::{
-    FlushKind, Opcode, QueuePairOptions, QueuePairState, RemoteAddress, Status, WorkCompletion,
+    FlushKind, Opcode, QueuePairOptions, QueuePairState, RemoteAddress, RemoteKey, Status,
+    WorkCompletion,
 };
 
 use crate::clock;
@@ -31,7 +32,7 @@ use crate::execute::Reader;
 use crate::frame::{Frame, Message, WaitReason};
 use crate::handshake::{GREETING_BYTES, Greeting, GreetingRole, Nonce, same_nonce};
 use crate::receive_queue::{PostedReceive, SharedReceiveState};
-use crate::region::{Range, RegionTable};
+use crate::region::{Entry, Range, RegionTable};
 use crate::stream::{Moved, Stream};
 use crate::transmit::{Response, Transmitter};
 
@@ -39,6 +40,8 @@ use crate::transmit::{Response, Transmitter};
 pub(crate) const MAX_GATHER: usize = 4;
 /// Bytes of one inline request.
 pub(crate) const MAX_INLINE: usize = 256;
+/// Regions of the peer that this end writes by itself, and of this end that the peer does.
+pub(crate) const MAX_GRANTS: usize = 64;
 /// How long a refused peer may take to read why.
 const LINGER_NS: u64 = 1_000_000_000;
 
@@ -152,6 +155,16 @@ pub(crate) struct Outstanding {
     pub(crate) request: Request,
     /// Stream position at which its frame ends; valid once staged.
     pub(crate) end_position: u64,
+    /// Its bytes were placed directly, when it was staged.
+    pub(crate) placed: bool,
+}
+
+/// Memory of the peer that this end may write by itself.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Grant {
+    pub(crate) key: RemoteKey,
+    pub(crate) at: u64,
+    pub(crate) length: u64,
 }
 
 /// The peer asked us to wait with this request.
@@ -219,6 +232,11 @@ pub(crate) struct Engine {
     /// first use.
     pub(crate) inline: Box<[u8]>,
     pub(crate) next_inline_slot: usize,
+    /// What the peer granted, oldest first.
+    pub(crate) grants: Vec<Grant>,
+    /// Staged requests that the peer has yet to execute: while there are any, nothing is placed,
+    /// since it would overtake them.
+    pub(crate) unplaced: usize,
 
     // The target's half.
     pub(crate) receives: Receives,
@@ -231,6 +249,8 @@ pub(crate) struct Engine {
     pub(crate) resumed: bool,
     /// The peer waits for an acknowledgement that has not been staged.
     pub(crate) owed: bool,
+    /// Regions whose place the peer was told.
+    pub(crate) granted: Vec<Weak<Entry>>,
     /// The receive that the payload being read belongs to.
     pub(crate) receiving: Option<PostedReceive>,
 
@@ -276,6 +296,9 @@ impl Engine {
             hold: None,
             inline: Box::default(),
             next_inline_slot: 0,
+            grants: Vec::new(),
+            unplaced: 0,
+            granted: Vec::new(),
             receives,
             reader: Reader::default(),
             expected_request: 0,
@@ -527,6 +550,7 @@ impl Engine {
             let completion = self.completion_of(front, status);
             self.gathered.send.push(completion);
         }
+        self.unplaced -= usize::from(!front.placed);
         self.outstanding.pop_front();
         self.first_request = self.first_request.wrapping_add(1);
         self.staged -= 1;
@@ -559,8 +583,12 @@ impl Engine {
         }
         let since_ns = match self.hold {
             Some(hold) if hold.request == request && hold.reason == reason => hold.since_ns,
-            _ => clock::coarse_ns(),
+            // Exact: the bound is not to end early.
+            _ => clock::now_ns(),
         };
+        if reason == WaitReason::Moved {
+            self.grants.clear();
+        }
         self.hold = Some(Hold { request, reason, since_ns, resumed: false });
         Ok(())
     }
@@ -571,6 +599,8 @@ impl Engine {
             Some(hold) if hold.request == request && !hold.resumed => {
                 hold.resumed = true;
                 self.staged = request.wrapping_sub(self.first_request) as usize;
+                let staged = self.outstanding.iter().take(self.staged);
+                self.unplaced = staged.filter(|outstanding| !outstanding.placed).count();
                 Ok(())
             }
             _ => Err(End::Hostile("resumes what it did not hold")),
@@ -606,6 +636,8 @@ impl Engine {
             self.first_request = self.first_request.wrapping_add(1);
         }
         self.staged = 0;
+        self.unplaced = 0;
+        self.grants.clear();
         self.hold = None;
         self.dropping = None;
         self.owed = false;
@@ -688,6 +720,13 @@ impl Engine {
             }
             Message::Wait { reason } => self.told_to_wait(frame.request, reason),
             Message::Resume => self.told_to_resume(frame.request),
+            Message::Grant { key, at, length } => {
+                if self.grants.len() >= MAX_GRANTS {
+                    self.grants.remove(0);
+                }
+                self.grants.push(Grant { key, at, length });
+                Ok(())
+            }
             _ => Err(End::Hostile("an answer that is a request")),
         }
     }

@@ -6,14 +6,14 @@
 //! next header arrives in the same call. A payload is checked against key, domain, rights and
 //! range at its header, and every piece of it again against revocation ([`crate::region`]).
 
-use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, Weak};
 
-use beeline_fabric::{Access, FlushKind, Opcode, RemoteAddress, Status, WorkCompletion};
+use beeline_fabric::{Access, FlushKind, Opcode, RemoteAddress, RemoteKey, Status, WorkCompletion};
 use beeline_os::memory;
 
 use crate::clock;
-use crate::engine::{End, Engine, Receives, Request};
+use crate::engine::{End, Engine, MAX_GRANTS, Receives, Request};
 use crate::frame::{Decoder, Frame, HEADER_BYTES, Message, WaitReason};
 use crate::receive_queue::PostedReceive;
 use crate::region::{Entry, Range, UseGuard};
@@ -260,6 +260,11 @@ impl Engine {
             self.resumed = false;
             let request = frame.request;
             self.transmitter.responses.push_back(Response::Wait { request, reason });
+            if reason == WaitReason::Moved {
+                // Nothing to wait for: the bytes may come again at once.
+                self.transmitter.responses.push_back(Response::Resume { request });
+                self.resumed = true;
+            }
             return self.expect_payload(frame, Place::Nowhere);
         }
         self.dropping = None;
@@ -286,6 +291,13 @@ impl Engine {
         }
         let changes = match frame.message {
             Message::Write { remote, length, .. } => Some((remote, length)),
+            Message::Placed { remote, length, at } => {
+                let entry = self.regions.find(remote.key);
+                if entry.is_none_or(|entry| self.placement(&entry) != Some(at)) {
+                    return Some(WaitReason::Moved);
+                }
+                Some((remote, length))
+            }
             Message::CompareAndSwap { remote, .. } | Message::FetchAndAdd { remote, .. } => {
                 Some((remote, 8))
             }
@@ -324,6 +336,12 @@ impl Engine {
                     End::Refused { request: frame.request, status: Status::RemoteAccessError };
                 let entry = self.reach(remote, length, Access::REMOTE_WRITE).ok_or(denied)?;
                 Ok(Place::Remote { entry, offset: remote.offset as usize })
+            }
+            Message::Placed { remote, length, .. } => {
+                let denied =
+                    End::Refused { request: frame.request, status: Status::RemoteAccessError };
+                self.reach(remote, length, Access::REMOTE_WRITE).ok_or(denied)?;
+                Ok(Place::Nowhere)
             }
             _ => Ok(Place::Nowhere),
         }
@@ -369,6 +387,11 @@ impl Engine {
         }
         self.execute(&frame)?;
         self.expected_request = self.expected_request.wrapping_add(1);
+        if let (Place::Remote { entry, .. }, Message::Write { remote, .. }) =
+            (&place, &frame.message)
+        {
+            self.offer(entry, remote.key);
+        }
         let answered = matches!(
             frame.message,
             Message::Read { .. } | Message::CompareAndSwap { .. } | Message::FetchAndAdd { .. }
@@ -383,6 +406,11 @@ impl Engine {
         let denied = refused(Status::RemoteAccessError);
         match frame.message {
             Message::Write { immediate: None, .. } => {}
+            Message::Placed { remote, length, .. } => {
+                if let Some(entry) = self.regions.find(remote.key) {
+                    entry.memory().stored(remote.offset as usize, length as usize);
+                }
+            }
             Message::Write { length, immediate, .. } => {
                 self.received(Opcode::ReceiveWithImmediate, length, immediate);
             }
@@ -429,6 +457,29 @@ impl Engine {
             _ => {}
         }
         Ok(())
+    }
+
+    /// Where a region begins in what the peer can write by itself.
+    fn placement(&self, entry: &Entry) -> Option<u64> {
+        self.stream.as_ref()?.placement(entry.memory())
+    }
+
+    /// Tells the peer, once, where a region lies that it may write and could write by itself.
+    fn offer(&mut self, entry: &Arc<Entry>, key: RemoteKey) {
+        let known = |granted: &Weak<Entry>| granted.as_ptr() == Arc::as_ptr(entry);
+        if self.granted.iter().any(known) {
+            return;
+        }
+        self.granted.retain(|granted| granted.strong_count() > 0);
+        if self.granted.len() >= MAX_GRANTS {
+            return;
+        }
+        let Some(at) = self.placement(entry) else { return };
+        self.granted.push(Arc::downgrade(entry));
+        if entry.grant() {
+            let (request, length) = (self.expected_request, entry.memory().length_bytes() as u64);
+            self.transmitter.responses.push_back(Response::Grant { request, key, at, length });
+        }
     }
 
     fn atomically(

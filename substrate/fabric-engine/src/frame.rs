@@ -42,12 +42,14 @@ const SEND: u8 = 4;
 const COMPARE_AND_SWAP: u8 = 5;
 const FETCH_AND_ADD: u8 = 6;
 const FLUSH: u8 = 7;
+const PLACED: u8 = 8;
 const READ_RESPONSE: u8 = 16;
 const ATOMIC_RESPONSE: u8 = 17;
 const ACKNOWLEDGE: u8 = 18;
 const REFUSE: u8 = 19;
 const WAIT: u8 = 20;
 const RESUME: u8 = 21;
+const GRANT: u8 = 22;
 
 /// Why the bytes are not a frame. Always the peer's fault; the connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -112,6 +114,8 @@ pub enum WaitReason {
     NotReady,
     /// Answers to earlier requests have yet to leave.
     Busy,
+    /// The memory is not where the peer placed its bytes; no grant of it holds any more.
+    Moved,
 }
 
 /// What a frame says.
@@ -165,6 +169,24 @@ pub enum Message {
         /// Guarantee.
         kind: FlushKind,
     },
+    /// A write whose bytes the initiator has placed itself, in memory it was granted.
+    Placed {
+        /// Destination.
+        remote: RemoteAddress,
+        /// Bytes.
+        length: u64,
+        /// Where the grant said that the region begins.
+        at: u64,
+    },
+    /// The peer may place the bytes of its writes to this region itself.
+    Grant {
+        /// The region.
+        key: RemoteKey,
+        /// Where it begins in what the peer can reach.
+        at: u64,
+        /// Its bytes.
+        length: u64,
+    },
     /// Payload answers a read.
     ReadResponse {
         /// Payload bytes.
@@ -214,6 +236,7 @@ impl Message {
                 | Self::CompareAndSwap { .. }
                 | Self::FetchAndAdd { .. }
                 | Self::Flush { .. }
+                | Self::Placed { .. }
         )
     }
 }
@@ -311,6 +334,16 @@ impl Fields {
                 fields.c = *length;
                 fields.flags = if *kind == FlushKind::Persistent { FLAG_PERSISTENT } else { 0 };
             }
+            Message::Placed { remote, length, at } => {
+                fields.opcode = PLACED;
+                place(&mut fields, remote);
+                fields.c = *length;
+                fields.d = *at;
+            }
+            Message::Grant { key, at, length } => {
+                fields.opcode = GRANT;
+                (fields.a, fields.b, fields.c) = (key.0, *at, *length);
+            }
             Message::ReadResponse { length } => {
                 fields.opcode = READ_RESPONSE;
                 fields.c = *length;
@@ -329,6 +362,7 @@ impl Fields {
                 fields.status = match reason {
                     WaitReason::NotReady => status_code(Status::ReceiverNotReady),
                     WaitReason::Busy => 0,
+                    WaitReason::Moved => status_code(Status::RemoteAccessError),
                 };
             }
             Message::Resume => fields.opcode = RESUME,
@@ -365,17 +399,22 @@ impl Fields {
                     code if status_from(code) == Ok(Status::ReceiverNotReady) => {
                         WaitReason::NotReady
                     }
+                    code if status_from(code) == Ok(Status::RemoteAccessError) => WaitReason::Moved,
                     code => return Err(FrameError::Status(code)),
                 };
                 Message::Wait { reason }
             }
             RESUME => Message::Resume,
+            PLACED => Message::Placed { remote, length: self.c, at: self.d },
+            GRANT => Message::Grant { key: RemoteKey(self.a), at: self.b, length: self.c },
             other => return Err(FrameError::Opcode(other)),
         };
         let limit = if self.opcode == SEND { MAX_SEND_BYTES } else { MAX_MESSAGE_BYTES };
         // A flush moves nothing, so its range is only checked against the region.
-        let has_length =
-            matches!(self.opcode, WRITE | WRITE_WITH_IMMEDIATE | READ | SEND | READ_RESPONSE);
+        let has_length = matches!(
+            self.opcode,
+            WRITE | WRITE_WITH_IMMEDIATE | READ | SEND | READ_RESPONSE | PLACED
+        );
         if has_length && self.c > limit {
             return Err(FrameError::TooLong { length: self.c, limit });
         }
@@ -509,7 +548,11 @@ mod tests {
             .prop_map(|(key, offset)| RemoteAddress { key: RemoteKey(key), offset });
         let length = 0..=MAX_MESSAGE_BYTES;
         let kind = prop_oneof![Just(FlushKind::Visible), Just(FlushKind::Persistent)];
-        let reason = prop_oneof![Just(WaitReason::NotReady), Just(WaitReason::Busy)];
+        let reason = prop_oneof![
+            Just(WaitReason::NotReady),
+            Just(WaitReason::Busy),
+            Just(WaitReason::Moved)
+        ];
         prop_oneof![
             (remote.clone(), length.clone(), any::<Option<u32>>()).prop_map(
                 |(remote, length, immediate)| Message::Write { remote, length, immediate }
@@ -523,6 +566,10 @@ mod tests {
             }),
             (remote.clone(), any::<u64>())
                 .prop_map(|(remote, addend)| Message::FetchAndAdd { remote, addend }),
+            (remote.clone(), length.clone(), any::<u64>())
+                .prop_map(|(remote, length, at)| Message::Placed { remote, length, at }),
+            (any::<u64>(), any::<u64>(), any::<u64>())
+                .prop_map(|(key, at, length)| Message::Grant { key: RemoteKey(key), at, length }),
             (remote, length.clone(), kind).prop_map(|(remote, length, kind)| Message::Flush {
                 remote,
                 length,

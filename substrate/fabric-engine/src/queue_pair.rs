@@ -1,7 +1,7 @@
 //! The application's handle on a connection.
 
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use beeline_fabric::{
@@ -167,6 +167,7 @@ impl Engine {
                     signalled: posted.signalled,
                     request,
                     end_position: 0,
+                    placed: false,
                 }),
                 Err(error) => {
                     self.outstanding.truncate(before);
@@ -276,7 +277,17 @@ impl QueuePair for EngineQueuePair {
     fn revoke(&mut self) -> Result<(), FabricError> {
         // With the lock held no thread is inside a copy for this connection, and after `end` none
         // begins one.
-        self.connection.with(Mover::Call, |engine| engine.end(End::Disconnected));
+        let granted = self.connection.with(Mover::Call, |engine| {
+            engine.end(End::Disconnected);
+            std::mem::take(&mut engine.granted)
+        });
+        // What the peer writes by itself it writes elsewhere from now on.
+        for entry in granted.iter().filter_map(Weak::upgrade) {
+            entry.withdraw().map_err(|source| FabricError::System {
+                action: "moving a region away from its peer",
+                source,
+            })?;
+        }
         Ok(())
     }
 }

@@ -25,6 +25,10 @@ pub(crate) struct Entry {
     closed: AtomicBool,
     /// Copies under way.
     users: AtomicU32,
+    /// A peer was told where the memory lies, and may be writing to it.
+    granted: AtomicBool,
+    /// The backing is being replaced: no copy for a peer begins.
+    moving: AtomicBool,
 }
 
 /// Held while bytes of a peer are being copied into a region.
@@ -66,9 +70,38 @@ impl Entry {
     /// Leave to copy one piece for a peer; `None` once the region is taken away. What its owner
     /// posts (receives, results of reads) needs none: that is not the peer's doing.
     pub(crate) fn enter(&self) -> Option<UseGuard<'_>> {
-        self.users.fetch_add(1, Ordering::SeqCst);
-        let guard = UseGuard(self);
-        (!self.is_closed()).then_some(guard)
+        loop {
+            self.users.fetch_add(1, Ordering::SeqCst);
+            let guard = UseGuard(self);
+            if !self.moving.load(Ordering::SeqCst) {
+                return (!self.is_closed()).then_some(guard);
+            }
+            drop(guard);
+            std::thread::yield_now();
+        }
+    }
+
+    /// Notes that a peer is told where the memory lies; false when it is taken away already.
+    pub(crate) fn grant(&self) -> bool {
+        // Sequentially consistent, as the store of `closed` before `withdraw`: either the grant is
+        // not given, or the memory is moved.
+        self.granted.store(true, Ordering::SeqCst);
+        !self.is_closed()
+    }
+
+    /// Moves granted memory away from where peers can write by themselves, contents and all.
+    ///
+    /// Errors: the memory's; it is then where it was.
+    pub(crate) fn withdraw(&self) -> std::io::Result<()> {
+        if !self.granted.load(Ordering::SeqCst) {
+            return Ok(());
+        }
+        self.moving.store(true, Ordering::SeqCst);
+        self.settle();
+        let outcome = self.memory.replace_backing();
+        self.granted.store(outcome.is_err(), Ordering::SeqCst);
+        self.moving.store(false, Ordering::SeqCst);
+        outcome
     }
 
     /// True once the region is taken away from peers, by revocation or because its last handle is
@@ -150,6 +183,8 @@ impl RegionTable {
             domain,
             closed: AtomicBool::new(false),
             users: AtomicU32::new(0),
+            granted: AtomicBool::new(false),
+            moving: AtomicBool::new(false),
         });
         let local_key = LocalKey(self.next_local_key.fetch_add(1, Ordering::Relaxed));
         let key = loop {
@@ -196,6 +231,10 @@ impl RegionControl for RegionTable {
     fn revoke(&self, region: &MemoryRegion) -> Result<(), FabricError> {
         if let Some(entry) = self.find(region.remote_key()) {
             entry.close();
+            entry.withdraw().map_err(|source| FabricError::System {
+                action: "moving a region away from its peers",
+                source,
+            })?;
         }
         Ok(())
     }
@@ -205,6 +244,11 @@ impl RegionControl for RegionTable {
             self.entries.write().unwrap_or_else(PoisonError::into_inner).remove(&remote_key.0);
         if let Some(entry) = entry {
             entry.close();
+            // The region and this entry hold one each; only what others keep is worth moving.
+            let kept = Arc::strong_count(&entry.memory) > 2;
+            if kept && let Err(error) = entry.withdraw() {
+                tracing::warn!(%error, "a peer can still write memory whose region is gone");
+            }
         }
     }
 }

@@ -88,6 +88,21 @@ pub trait Stream: Send + Debug {
     /// Every part is mapped readable memory, for the length it says, until the call returns.
     unsafe fn send(&mut self, parts: &mut [Part]) -> Moved;
 
+    /// Where a region over `memory` begins in what the peer can write by itself, if it lies there.
+    fn placement(&self, _memory: &dyn MemoryObject) -> Option<u64> {
+        None
+    }
+
+    /// Writes `length` bytes to the place `at` of the peer's memory, ahead of what is sent after.
+    /// False where that cannot be reached; the bytes may then be there in part.
+    ///
+    /// # Safety
+    ///
+    /// `source` is readable for `length` bytes.
+    unsafe fn place(&mut self, _at: u64, _source: *const u8, _length: usize) -> bool {
+        false
+    }
+
     /// Says that nothing more will be sent.
     fn finish_sending(&mut self);
 

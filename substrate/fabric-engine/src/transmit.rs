@@ -8,13 +8,13 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use beeline_fabric::Status;
+use beeline_fabric::{RemoteKey, Status};
 
 use crate::clock;
-use crate::engine::{End, Engine, MAX_INLINE, Outstanding, Request, Source};
+use crate::engine::{End, Engine, Grant, MAX_INLINE, Outstanding, Request, Source};
 use crate::frame::{Frame, HEADER_BYTES, Message, WaitReason};
 use crate::region::{Entry, Range};
-use crate::stream::{Moved, Part, part};
+use crate::stream::{Moved, Part, Stream, part};
 
 /// Bytes of the staging buffer.
 const STAGING_BYTES: usize = 16 * 1024;
@@ -33,6 +33,7 @@ pub(crate) enum Response {
     Wait { request: u32, reason: WaitReason },
     Resume { request: u32 },
     Refuse { request: u32, status: Status },
+    Grant { request: u32, key: RemoteKey, at: u64, length: u64 },
 }
 
 impl Response {
@@ -42,6 +43,7 @@ impl Response {
             | Self::Atomic { request, .. }
             | Self::Wait { request, .. }
             | Self::Resume { request }
+            | Self::Grant { request, .. }
             | Self::Refuse { request, .. } => *request,
         }
     }
@@ -243,6 +245,42 @@ fn message_of(request: &Request) -> Message {
     }
 }
 
+/// Places the bytes of a write in the peer's memory, if it was granted; the message that says so.
+fn place(
+    stream: &mut dyn Stream,
+    grants: &[Grant],
+    inline: &[u8],
+    request: &Request,
+) -> Option<Message> {
+    let Request::Write { source, remote, immediate: None } = request else { return None };
+    let length = source.length();
+    let grant = grants.iter().rev().find(|grant| grant.key == remote.key)?;
+    if length == 0 || remote.offset.checked_add(length).is_none_or(|end| end > grant.length) {
+        return None;
+    }
+    let mut at = grant.at.checked_add(remote.offset)?;
+    match source {
+        Source::Inline { slot, length } => {
+            let bytes = &inline[slot * MAX_INLINE..slot * MAX_INLINE + length];
+            // SAFETY: a live slice of that length.
+            if !unsafe { stream.place(at, bytes.as_ptr(), *length) } {
+                return None;
+            }
+        }
+        Source::Gather { ranges, .. } => {
+            for range in ranges.iter().flatten() {
+                let bytes = range.entry.pointer(range.offset);
+                // SAFETY: the range was checked when it was posted, and its entry is held.
+                if !unsafe { stream.place(at, bytes, range.length) } {
+                    return None;
+                }
+                at = at.checked_add(range.length as u64)?;
+            }
+        }
+    }
+    Some(Message::Placed { remote: *remote, length, at: grant.at })
+}
+
 impl Engine {
     /// Every request of the peer numbered below this has been executed and, where it needs an
     /// answer, answered.
@@ -270,6 +308,9 @@ impl Engine {
             Response::Wait { reason, .. } => Message::Wait { reason: *reason },
             Response::Resume { .. } => Message::Resume,
             Response::Refuse { status, .. } => Message::Refuse { status: *status },
+            Response::Grant { key, at, length, .. } => {
+                Message::Grant { key: *key, at: *at, length: *length }
+            }
         };
         let sequence = transmitter.next_sequence;
         transmitter.stage_header(Frame {
@@ -307,6 +348,29 @@ impl Engine {
         let quarter = (self.options.send_depth / 4).max(1);
         let periodic = request.is_multiple_of(quarter);
         let Some(outstanding) = self.outstanding.get_mut(self.staged) else { return false };
+        if matches!(outstanding.request, Request::Write { immediate: None, .. }) {
+            if !self.transmitter.has_room(0, 0) {
+                return false;
+            }
+            // Placing would overtake what the peer has yet to execute.
+            if self.unplaced == 0
+                && let Some(stream) = &mut self.stream
+                && let Some(message) =
+                    place(stream.as_mut(), &self.grants, &self.inline, &outstanding.request)
+            {
+                let sequence = self.transmitter.next_sequence;
+                let acknowledge = outstanding.signalled || periodic;
+                let frame = Frame { sequence, request, acknowledged, acknowledge, message };
+                self.transmitter.stage_header(frame);
+                outstanding.placed = true;
+                outstanding.end_position = self.transmitter.staged_position;
+                self.staged += 1;
+                if self.transmitter.responses.is_empty() {
+                    self.owed = false;
+                }
+                return true;
+            }
+        }
         let (copied, ranges) = match &outstanding.request {
             Request::Write { source, .. } | Request::Send { source, .. } => cost(source),
             _ => (0, 0),
@@ -314,6 +378,8 @@ impl Engine {
         if !self.transmitter.has_room(copied, ranges) {
             return false;
         }
+        outstanding.placed = false;
+        self.unplaced += 1;
         let Outstanding { signalled, request: what, end_position, .. } = outstanding;
         let sequence = self.transmitter.next_sequence;
         self.transmitter.stage_header(Frame {

@@ -20,10 +20,14 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use beeline_fabric_engine::stream::{Moved, Part, Stream, Watch};
+use beeline_os::memory::MemoryObject;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::layout::{HEAD, Phase, TAIL};
 use crate::link::{Link, NodeName};
+
+/// Most bytes placed at once.
+const PIECE_BYTES: usize = 1 << 20;
 
 /// A channel's life at this side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -227,7 +231,7 @@ impl ChannelStream {
     }
 
     /// The place, once both ends have opened it and while the link lives.
-    fn place(&self) -> Option<Place> {
+    fn opened(&self) -> Option<Place> {
         (self.channel.life() == Life::Open).then(|| self.channel.place.get().copied()).flatten()
     }
 
@@ -306,7 +310,7 @@ impl Stream for ChannelStream {
 
     unsafe fn receive(&mut self, parts: &mut [Part], _sleep: bool) -> Moved {
         self.channel.lower();
-        let Some(place) = self.place() else { return Moved::Closed };
+        let Some(place) = self.opened() else { return Moved::Closed };
         let link = &self.channel.link;
         // The order matters: bytes that came before the peer closed are seen.
         let peer_is_done = self.channel.peer_phase() != Phase::Open || link.is_down();
@@ -344,7 +348,7 @@ impl Stream for ChannelStream {
     }
 
     unsafe fn send(&mut self, parts: &mut [Part]) -> Moved {
-        let Some(place) = self.place() else { return Moved::Closed };
+        let Some(place) = self.opened() else { return Moved::Closed };
         let link = Arc::clone(&self.channel.link);
         let Some(_use) = link.enter() else { return Moved::Closed };
         if self.channel.peer_phase() == Phase::Closed {
@@ -385,8 +389,44 @@ impl Stream for ChannelStream {
         Moved::Bytes((self.tail - before) as usize)
     }
 
+    fn placement(&self, memory: &dyn MemoryObject) -> Option<u64> {
+        self.channel.link.heap()?.placement(memory)
+    }
+
+    unsafe fn place(&mut self, at: u64, source: *const u8, length: usize) -> bool {
+        let link = &self.channel.link;
+        let (window, start) = (link.window(), link.geometry().window_bytes());
+        let reach = window.outbound_bytes().saturating_sub(start) as u64;
+        if self.opened().is_none() || at.checked_add(length as u64).is_none_or(|end| end > reach) {
+            return false;
+        }
+        let target = start + at as usize;
+        if length == 8 && target.is_multiple_of(8) {
+            let Some(_use) = link.enter() else { return false };
+            let mut word = [0; 8];
+            // SAFETY: the caller vouches for eight bytes.
+            unsafe { std::ptr::copy_nonoverlapping(source, word.as_mut_ptr(), 8) };
+            // One aligned word appears at once, as it does with hardware.
+            window.post_word(target, u64::from_le_bytes(word));
+            window.fence();
+            return true;
+        }
+        for done in (0..length).step_by(PIECE_BYTES) {
+            // Left between two pieces, so that ending the link waits for one at most.
+            let Some(_use) = link.enter() else { return false };
+            let piece = PIECE_BYTES.min(length - done);
+            // SAFETY: inside the source, which the caller vouches for.
+            let from = unsafe { source.add(done) };
+            // SAFETY: as above, for the piece.
+            unsafe { window.post(target + done, from, piece) };
+            // By the thread that wrote: another one may send the frame that announces this.
+            window.fence();
+        }
+        true
+    }
+
     fn finish_sending(&mut self) {
-        if let Some(place) = self.place() {
+        if let Some(place) = self.opened() {
             self.channel.link.post_state(place, Phase::Finished);
         }
     }

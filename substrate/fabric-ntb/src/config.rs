@@ -41,6 +41,11 @@ pub struct NtbConfig {
     /// Most partitions of one window, a power of two; each end opens half of them, and each queue
     /// pair takes one. Default 64.
     pub partitions: usize,
+    /// Bytes of the window that [`beeline_fabric::Device::allocate_memory`] gives out. Peers then
+    /// write regions over that memory by themselves, without a copy at this end, and *any* program
+    /// at the other end of the link can write all of it, whatever the rights of a region. Default
+    /// 0: no registered memory lies in the window.
+    pub window_memory_bytes: usize,
     /// How long a peer's heartbeat may stand still. Default 5 s.
     pub silence: Duration,
 }
@@ -51,6 +56,7 @@ impl Default for NtbConfig {
             port: Port::Emulated { disorder: None },
             ring_bytes: 64 << 10,
             partitions: 64,
+            window_memory_bytes: 0,
             silence: Duration::from_secs(5),
         }
     }

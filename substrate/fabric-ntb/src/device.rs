@@ -10,11 +10,12 @@ use beeline_fabric::{CompletionQueue, Device, DeviceAttributes, FabricError, Pro
 use beeline_fabric_engine::{EngineDevice, random_u64};
 use beeline_os::Mapping;
 use beeline_os::control_socket::ControlListener;
-use beeline_os::mapping::Protection;
+use beeline_os::mapping::{Protection, create_memfd};
 use beeline_os::memory::MemoryObject;
 
 use crate::cable::{Socket, shared_window};
 use crate::config::{FixedWindow, NtbConfig, Port};
+use crate::heap::Heap;
 use crate::layout::Geometry;
 use crate::transport::{NtbTransport, Setup};
 use crate::window::{Inbound, MappedWindow};
@@ -115,8 +116,20 @@ impl NtbDevice {
                 (geometry, None, None, Some((window, fixed.side)))
             }
         };
+        let heap = match &config.port {
+            Port::Emulated { .. } if config.window_memory_bytes > 0 => {
+                let bytes = config.window_memory_bytes.next_multiple_of(4096);
+                let file = create_memfd("beeline-ntb-memory", bytes).map_err(|error| {
+                    let action = "making memory that peers write";
+                    FabricError::System { action, source: error.into() }
+                })?;
+                Some(Heap::new(file, 0, bytes))
+            }
+            _ => None,
+        };
         let silence = config.silence;
-        let setup = Setup { attributes, node, geometry, silence, disorder, socket, fixed, claimed };
+        let setup =
+            Setup { attributes, node, geometry, silence, disorder, heap, socket, fixed, claimed };
         let transport = Arc::new(NtbTransport::new(setup)?);
         Ok(Arc::new(Self { engine: EngineDevice::start(transport)? }))
     }

@@ -12,7 +12,7 @@
 //!
 //! - [`window`]: what hardware must offer, and windows over mapped memory; [`posting`]: posted
 //!   writes as hardware may treat them.
-//! - `layout`: the bytes of a window.
+//! - `layout`: the bytes of a window; `heap`: regions that lie in it.
 //! - `channel`: one partition as a byte stream; `link`: partitions, coming up, going down.
 //! - `cable`: the emulation between processes of one host; `transport`: links, sleeping, waking.
 //! - [`detect`]: which bridges this host has.
@@ -30,6 +30,7 @@ mod channel;
 mod config;
 mod device;
 mod endpoint;
+mod heap;
 mod layout;
 mod link;
 #[cfg(test)]

@@ -21,6 +21,7 @@ use beeline_fabric::FabricError;
 use beeline_fabric_engine::{now_ns, random_u64};
 
 use crate::channel::{Channel, Place};
+use crate::heap::Heap;
 use crate::layout::{
     Geometry, LINE_BYTES, MAGIC, PAD_EPOCH, PAD_GEOMETRY, PAD_HEARTBEAT, PAD_MAGIC, PAD_NODE,
     PAD_SEEN, Phase, STATE, Side, State,
@@ -64,6 +65,8 @@ pub(crate) struct Link {
     window: Arc<dyn Window>,
     geometry: Geometry,
     side: Side,
+    /// This side's memory that the peer writes by itself.
+    heap: Option<Arc<Heap>>,
     epoch: u32,
     up: AtomicBool,
     down: AtomicBool,
@@ -109,6 +112,7 @@ impl Link {
         geometry: Geometry,
         side: Side,
         node: NodeName,
+        heap: Option<Arc<Heap>>,
     ) -> Result<Self, FabricError> {
         let epoch = loop {
             let epoch = (random_u64()? >> 32) as u32;
@@ -122,6 +126,7 @@ impl Link {
             window,
             geometry,
             side,
+            heap,
             epoch,
             up: AtomicBool::new(false),
             down: AtomicBool::new(false),
@@ -171,6 +176,10 @@ impl Link {
 
     pub(crate) fn geometry(&self) -> Geometry {
         self.geometry
+    }
+
+    pub(crate) fn heap(&self) -> Option<&Heap> {
+        self.heap.as_deref()
     }
 
     pub(crate) fn side(&self) -> Side {

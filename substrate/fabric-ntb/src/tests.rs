@@ -85,7 +85,7 @@ fn windows() -> [Arc<dyn Window>; 2] {
 
 fn link(window: &Arc<dyn Window>, side: Side) -> Arc<Link> {
     let node = [side.index() as u8; 16];
-    Arc::new(Link::begin(Arc::clone(window), geometry(), side, node).unwrap())
+    Arc::new(Link::begin(Arc::clone(window), geometry(), side, node, None).unwrap())
 }
 
 /// Both ends of a link, up.

@@ -28,10 +28,11 @@ use rustix::time::{
 use crate::cable::{self, Socket};
 use crate::channel::{Channel, ChannelStream};
 use crate::endpoint::Endpoint;
+use crate::heap::Heap;
 use crate::layout::{Geometry, Side};
 use crate::link::{Link, NodeName};
 use crate::posting::{Disorder, PostedWindow};
-use crate::window::Window;
+use crate::window::{MappedWindow, Window};
 
 const TOKEN_NUDGE: u64 = 0;
 const TOKEN_TIMER: u64 = 1;
@@ -60,10 +61,19 @@ struct Entry {
     node: Option<NodeName>,
 }
 
+/// A cable that was offered and not answered yet.
+#[derive(Debug)]
+struct Offer {
+    socket: ControlSocket,
+    window: Arc<MappedWindow>,
+    until_ns: u64,
+}
+
 #[derive(Debug)]
 struct Links {
     entries: Vec<Entry>,
     callers: Vec<(ControlSocket, u64)>,
+    offers: Vec<Offer>,
     next_token: u64,
     next_beat_ns: u64,
     /// When the timer fires; `u64::MAX` when it does not.
@@ -82,6 +92,7 @@ pub(crate) struct NtbTransport {
     geometry: Geometry,
     silence: Duration,
     disorder: Option<Disorder>,
+    heap: Option<Arc<Heap>>,
     socket: Option<Socket>,
     set: OwnedFd,
     nudge: OwnedFd,
@@ -106,6 +117,8 @@ pub(crate) struct Setup {
     pub(crate) geometry: Geometry,
     pub(crate) silence: Duration,
     pub(crate) disorder: Option<Disorder>,
+    /// Memory that peers write by themselves.
+    pub(crate) heap: Option<Arc<Heap>>,
     /// Where cables are plugged in.
     pub(crate) socket: Option<Socket>,
     /// A fixed window, and which end this is.
@@ -132,6 +145,7 @@ impl NtbTransport {
             geometry: setup.geometry,
             silence: setup.silence,
             disorder: setup.disorder,
+            heap: setup.heap,
             socket: setup.socket,
             set,
             nudge,
@@ -139,6 +153,7 @@ impl NtbTransport {
             links: Mutex::new(Links {
                 entries: Vec::new(),
                 callers: Vec::new(),
+                offers: Vec::new(),
                 next_token: FIRST_LINK,
                 next_beat_ns: 0,
                 timer_ns: u64::MAX,
@@ -187,7 +202,7 @@ impl NtbTransport {
         if let Some(doorbell) = window.doorbell() {
             self.watch(doorbell, token)?;
         }
-        let link = Arc::new(Link::begin(window, geometry, side, self.node)?);
+        let link = Arc::new(Link::begin(window, geometry, side, self.node, self.heap.clone())?);
         links.entries.push(Entry { token, link: Arc::clone(&link), node });
         Ok(link)
     }
@@ -250,11 +265,15 @@ impl NtbTransport {
     fn hear(&self, links: &mut Links) {
         let Some(socket) = &self.socket else { return };
         let now = now_ns();
+        links.offers.retain(|offer| {
+            now < offer.until_ns && !cable::hear_welcome(&offer.socket, &offer.window)
+        });
         for (caller, until_ns) in std::mem::take(&mut links.callers) {
             match socket.hear(&caller) {
                 Ok(None) if now < until_ns => links.callers.push((caller, until_ns)),
                 Ok(None) => {}
                 Ok(Some((window, geometry, node))) => {
+                    cable::welcome(&caller, self.heap.as_deref());
                     let plugged = self.disordered(links, Arc::new(window)).and_then(|window| {
                         self.begin(links, window, geometry, Side::Second, Some(node))
                     });
@@ -302,7 +321,7 @@ impl NtbTransport {
             };
             next = next.min(now + look);
         }
-        if !links.callers.is_empty() {
+        if !links.callers.is_empty() || !links.offers.is_empty() {
             next = next.min(now + CALLER_NS);
         }
         if next == u64::MAX || (links.timer_ns <= next && links.timer_ns > now) {
@@ -416,9 +435,17 @@ impl Transport for NtbTransport {
         let link = match links.entries.iter().find(reaches) {
             Some(entry) => Arc::clone(&entry.link),
             None if self.socket.is_some() => {
-                let window = cable::plug((&peer.node, &peer.key), self.geometry, &self.node)
+                let (key, heap) = ((&peer.node, &peer.key), self.heap.as_deref());
+                let (window, socket) = cable::plug(key, self.geometry, &self.node, heap)
                     .map_err(io_error("plugging in a cable"))?;
-                let window = self.disordered(links, Arc::new(window))?;
+                let window = Arc::new(window);
+                if let Some(socket) = socket {
+                    self.watch(socket.as_fd(), TOKEN_CALLER)?;
+                    let until_ns = now_ns() + CALLER_NS;
+                    let window = Arc::clone(&window);
+                    links.offers.push(Offer { socket, window, until_ns });
+                }
+                let window = self.disordered(links, window)?;
                 let link =
                     self.begin(links, window, self.geometry, Side::First, Some(peer.node))?;
                 let promised = link.reserve();
@@ -439,6 +466,10 @@ impl Transport for NtbTransport {
     }
 
     fn allocate_memory(&self, length_bytes: usize) -> Result<Arc<dyn MemoryObject>, FabricError> {
+        let in_window = self.heap.as_ref().and_then(|heap| heap.allocate(length_bytes));
+        if let Some(memory) = in_window {
+            return Ok(Arc::new(memory));
+        }
         let memory = SharedMemory::allocate("beeline-ntb", length_bytes).map_err(|error| {
             FabricError::System { action: "allocating memory", source: error.into() }
         })?;

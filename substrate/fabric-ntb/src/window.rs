@@ -6,8 +6,8 @@
 use std::fmt::Debug;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::NonNull;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::{Arc, OnceLock};
 
 use beeline_os::Mapping;
 use beeline_os::doorbell::{Doorbell, Rung};
@@ -142,6 +142,8 @@ pub trait Window: Send + Sync + Debug {
 pub struct MappedWindow {
     inbound: Inbound,
     outbound: Inbound,
+    /// What follows `outbound`, once it is known.
+    heap: OnceLock<Inbound>,
     doorbell: Option<Doorbell>,
     cut: AtomicBool,
 }
@@ -150,7 +152,12 @@ impl MappedWindow {
     /// With a doorbell, the latches in both windows are used, so both must be coherent memory.
     #[must_use]
     pub fn new(inbound: Inbound, outbound: Inbound, doorbell: Option<Doorbell>) -> Self {
-        Self { inbound, outbound, doorbell, cut: AtomicBool::new(false) }
+        Self { inbound, outbound, heap: OnceLock::new(), doorbell, cut: AtomicBool::new(false) }
+    }
+
+    /// The peer's memory for regions, which this side reaches behind the rest of its window.
+    pub(crate) fn set_heap(&self, heap: Inbound) {
+        let _ = self.heap.set(heap);
     }
 
     /// The link is gone.
@@ -165,11 +172,14 @@ impl Window for MappedWindow {
     }
 
     fn outbound_bytes(&self) -> usize {
-        self.outbound.length
+        self.outbound.length + self.heap.get().map_or(0, |heap| heap.length)
     }
 
     unsafe fn post(&self, offset: usize, source: *const u8, length: usize) {
-        let target = self.outbound.at(offset, length);
+        let target = match (self.heap.get(), offset.checked_sub(self.outbound.length)) {
+            (Some(heap), Some(offset)) => heap.at(offset, length),
+            _ => self.outbound.at(offset, length),
+        };
         // SAFETY: the target lies in the mapped window, the caller vouches for the source, and a
         // window is no memory that is ever sent from.
         unsafe { std::ptr::copy_nonoverlapping(source, target.as_ptr(), length) };
@@ -178,7 +188,11 @@ impl Window for MappedWindow {
     fn post_word(&self, offset: usize, value: u64) {
         // Release: on coherent memory this alone orders it behind the bytes it announces; on
         // write-combining memory the caller's fence does.
-        self.outbound.word(offset).store(value, Ordering::Release);
+        let word = match (self.heap.get(), offset.checked_sub(self.outbound.length)) {
+            (Some(heap), Some(offset)) => heap.word(offset),
+            _ => self.outbound.word(offset),
+        };
+        word.store(value, Ordering::Release);
     }
 
     fn post_scratchpad(&self, index: usize, value: u32) {

@@ -30,8 +30,9 @@ pub const PROVIDERS: &[(&str, &str)] = &[
 ///   reach this host by another one
 /// - `verbs://` (the first RDMA device with an active port), `verbs://DEVICE`, with `?port=N`,
 ///   `&gid=N` (index) and `&address=ADDRESS` (the one of its addresses to use)
-/// - `ntb://` (emulated between processes of this host), `ntb://?seed=N[&delay_us=N]` with posted
-///   writes reordered and delayed; `ntb:///FILE?side=0` or `1`, a fixed window in a file that holds
+/// - `ntb://` (emulated between processes of this host), with `?memory_mib=N` for memory that peers
+///   write by themselves; with `?seed=N[&delay_us=N]` posted writes are reordered and delayed;
+///   `ntb:///FILE?side=0` or `1`, a fixed window in a file that holds
 ///   both ends' halves, and with `&outbound=/FILE` in two files
 /// - `sim://seed=N[&node=N]`: one node of a world of its own
 ///
@@ -123,10 +124,11 @@ fn tcp_config(rest: &str) -> Result<TcpConfig, &'static str> {
 
 fn ntb_config(rest: &str) -> Result<NtbConfig, &'static str> {
     let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
-    let (mut disorder, mut side, mut outbound) = (None, None, None);
+    let (mut disorder, mut side, mut outbound, mut memory) = (None, None, None, 0);
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').ok_or("a parameter has a value")?;
-        let number = || value.parse::<u64>().map_err(|_| "seed, delay_us and side are numbers");
+        let number =
+            || value.parse::<u64>().map_err(|_| "seed, delay_us, memory_mib and side are numbers");
         match name {
             "seed" => disorder.get_or_insert_with(Disorder::default).seed = number()?,
             "delay_us" => {
@@ -140,8 +142,9 @@ fn ntb_config(rest: &str) -> Result<NtbConfig, &'static str> {
                     _ => return Err("a side is 0 or 1"),
                 });
             }
+            "memory_mib" => memory = number()?,
             "outbound" => outbound = Some(value.into()),
-            _ => return Err("the parameters are seed, delay_us, side and outbound"),
+            _ => return Err("the parameters are seed, delay_us, memory_mib, side and outbound"),
         }
     }
     let port = match (path, side, outbound, disorder) {
@@ -153,7 +156,11 @@ fn ntb_config(rest: &str) -> Result<NtbConfig, &'static str> {
         (_, None, ..) => return Err("a window's file needs side=0 or side=1"),
         _ => return Err("a window's file is an absolute path; only the emulation is disordered"),
     };
-    Ok(NtbConfig { port, ..NtbConfig::default() })
+    let window_memory_bytes = usize::try_from(memory.saturating_mul(1 << 20)).unwrap_or(usize::MAX);
+    if memory > 1 << 20 || (memory > 0 && matches!(port, Port::Fixed(_))) {
+        return Err("memory_mib belongs to the emulation, up to 1048576");
+    }
+    Ok(NtbConfig { port, window_memory_bytes, ..NtbConfig::default() })
 }
 
 fn sim_numbers(rest: &str) -> Result<(u64, u32), &'static str> {
