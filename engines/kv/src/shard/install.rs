@@ -1,0 +1,208 @@
+//! The newest entry of a key: putting one in its index slot, and the sums that follow it.
+//!
+//! Invariant: a slot's bytes are in the sums of the segment it points into, of its index and of
+//! the shard exactly while it stands in the index; whoever changes a slot does it here. A slot that
+//! moves is counted where it goes to before it is taken out where it came from.
+
+use crate::entry;
+use crate::fault::{self, KnownBug};
+use crate::index::{Location, Slot, SlotId};
+use crate::shard::Shard;
+use crate::shard::log::{Appended, Stream};
+use crate::stats;
+
+impl Shard {
+    /// Makes `appended` the newest entry of its key, whose index this shard holds.
+    pub(crate) fn install(&mut self, database: u8, hash: u64, key: &[u8], appended: &Appended) {
+        let found = self.find(database, hash, key);
+        self.install_found(database, hash, found, appended);
+    }
+
+    /// As [`Shard::install`] where the slot is known.
+    #[inline]
+    pub(crate) fn install_found(
+        &mut self,
+        database: u8,
+        hash: u64,
+        found: Option<SlotId>,
+        appended: &Appended,
+    ) {
+        let follows = found.is_some_and(|id| self.follows(database, id, appended));
+        self.install_at(database, hash, found, appended, !follows);
+    }
+
+    /// True when the entry just appended goes on a run: the newest entry of its key lies in the
+    /// same head. Takes back its record then.
+    fn follows(&mut self, database: u8, id: SlotId, appended: &Appended) -> bool {
+        let Some(index) = self.databases[database as usize].as_deref() else { return false };
+        let newest = index.slot(id).location;
+        if !newest.is_readable() || newest.segment() != appended.location.segment() {
+            return false;
+        }
+        let head = self.log.heads[Stream::Data as usize].as_mut();
+        let head = head.filter(|head| head.state.id == newest.segment());
+        let Some(roster) = head.and_then(|head| head.roster.as_mut()) else { return false };
+        let record = roster.pop();
+        assert!(
+            record.is_some_and(|record| record.1 == index.slot(id).hash),
+            "the entry appended last has the last record"
+        );
+        self.note_follower();
+        true
+    }
+
+    /// As [`Shard::install_found`]. `leaves_stale` is false when the new entry took the place of
+    /// an older one that was counted, or counts as one with it.
+    pub(crate) fn install_at(
+        &mut self,
+        database: u8,
+        hash: u64,
+        found: Option<SlotId>,
+        appended: &Appended,
+        leaves_stale: bool,
+    ) {
+        let second = self.use_second;
+        let index = self.databases[database as usize].get_or_insert_default();
+        let fresh = Slot {
+            hash,
+            location: appended.location,
+            units: appended.slot_bytes / entry::ALIGNMENT,
+            stale: 0,
+            last_use: second,
+        };
+        let Some(id) = found else {
+            index.insert(fresh);
+            self.count(database, &fresh);
+            return;
+        };
+        let slot = index.slot_mut(id);
+        let before = *slot;
+        let mut after = Slot { stale: before.stale, ..fresh };
+        if leaves_stale
+            && !before.location.has(Location::LOST)
+            && !fault::is_on(KnownBug::ForgetStale)
+        {
+            after.add_stale();
+        }
+        *slot = after;
+        if before.is_needed() {
+            self.collector.garbage_made += before.slot_bytes();
+        }
+        if before.location.is_plain() && after.location.is_plain() {
+            self.replace(database, &before, &after);
+        } else {
+            self.count(database, &after);
+            self.uncount(database, &before);
+        }
+        self.note_superseding(&before, &after);
+    }
+
+    /// The sums, where a key without an expiry got another value without one.
+    #[inline]
+    fn replace(&mut self, database: u8, before: &Slot, after: &Slot) {
+        let difference = after.slot_bytes().wrapping_sub(before.slot_bytes());
+        if difference != 0
+            && let Some(index) = self.databases[database as usize].as_deref_mut()
+        {
+            index.live_bytes = index.live_bytes.wrapping_add(difference);
+            stats::add(&self.store.counters[self.index].live_bytes, difference);
+        }
+        if before.location.segment() != after.location.segment() {
+            self.count_place(after);
+            self.uncount_place(before);
+        } else if difference != 0 {
+            let state = self.cache.get(&self.store.table, after.location.segment());
+            state.add_live(difference);
+        }
+    }
+
+    /// Notes where what superseded an entry lies: it has to be persisted before the entry goes.
+    #[inline]
+    fn note_superseding(&mut self, before: &Slot, after: &Slot) {
+        let (from, to) = (before.location.segment(), after.location.segment());
+        if self.store.shards() > 1 && from != to && before.location.is_readable() {
+            let owner = self.cache.get(&self.store.table, to).owner;
+            self.cache.get(&self.store.table, from).supersede(owner);
+        }
+    }
+
+    /// Adds a slot to the sums of the segment it points into.
+    #[inline]
+    pub(crate) fn count_place(&mut self, slot: &Slot) {
+        if !slot.location.is_readable() {
+            return;
+        }
+        let state = self.cache.get(&self.store.table, slot.location.segment());
+        if slot.is_needed() {
+            state.add_live(slot.slot_bytes());
+        } else {
+            state.change_hollow(1);
+        }
+    }
+
+    /// The opposite of [`Shard::count_place`]. A slot that moves is counted first where it goes
+    /// to, so that no segment looks dead in between.
+    #[inline]
+    pub(crate) fn uncount_place(&mut self, slot: &Slot) {
+        if !slot.location.is_readable() {
+            return;
+        }
+        let state = self.cache.get(&self.store.table, slot.location.segment());
+        if !slot.is_needed() {
+            state.change_hollow(-1);
+        } else if !state.remove_live(slot.slot_bytes()) {
+            return;
+        }
+        self.recycler.look |= state.owner as usize == self.index;
+    }
+
+    /// Adds a slot to the sums it takes part in.
+    fn count(&mut self, database: u8, slot: &Slot) {
+        self.count_place(slot);
+        let Some(index) = self.databases[database as usize].as_deref_mut() else { return };
+        let counters = &self.store.counters[self.index];
+        if !slot.location.is_absent() {
+            index.live += 1;
+            index.live_bytes += slot.slot_bytes();
+            let databases = &self.store.database_counters[self.index];
+            stats::add(&counters.keys, 1);
+            stats::add(&databases.keys[database as usize], 1);
+            stats::add(&counters.live_bytes, slot.slot_bytes());
+            if slot.location.has(Location::EXPIRES) {
+                index.expiring += 1;
+                stats::add(&counters.expiring_keys, 1);
+                stats::add(&databases.expiring[database as usize], 1);
+            }
+        }
+    }
+
+    /// Takes a slot out of the sums; the opposite of [`Shard::count`].
+    fn uncount(&mut self, database: u8, slot: &Slot) {
+        self.uncount_place(slot);
+        let Some(index) = self.databases[database as usize].as_deref_mut() else { return };
+        let counters = &self.store.counters[self.index];
+        if !slot.location.is_absent() {
+            index.live -= 1;
+            index.live_bytes -= slot.slot_bytes();
+            let databases = &self.store.database_counters[self.index];
+            stats::add(&counters.keys, 1_u64.wrapping_neg());
+            stats::add(&databases.keys[database as usize], 1_u64.wrapping_neg());
+            stats::add(&counters.live_bytes, slot.slot_bytes().wrapping_neg());
+            if slot.location.has(Location::EXPIRES) {
+                index.expiring -= 1;
+                stats::add(&counters.expiring_keys, 1_u64.wrapping_neg());
+                stats::add(&databases.expiring[database as usize], 1_u64.wrapping_neg());
+            }
+        }
+    }
+
+    /// Changes a slot and keeps the sums right.
+    pub(crate) fn change_slot(&mut self, database: u8, id: SlotId, change: impl FnOnce(&mut Slot)) {
+        let Some(index) = self.databases[database as usize].as_deref_mut() else { return };
+        let before = *index.slot(id);
+        change(index.slot_mut(id));
+        let after = *index.slot(id);
+        self.count(database, &after);
+        self.uncount(database, &before);
+    }
+}
