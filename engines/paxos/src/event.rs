@@ -38,6 +38,8 @@ pub enum Event<'a> {
     /// [`Command::PersistLog`] is done.
     LogPersisted {
         /// As asked.
+        term: Term,
+        /// As asked.
         last: Position,
     },
     /// The flush behind the writes up to `last` completed with success: they are durable there.
@@ -132,6 +134,8 @@ pub enum Command {
     },
     /// Persist own slots. Then [`Event::LogPersisted`].
     PersistLog {
+        /// Returned: a later leadership may have written these slots again.
+        term: Term,
         /// First slot.
         first: Position,
         /// Last slot.

@@ -137,6 +137,12 @@ pub(crate) fn claimed_length(bytes: &[u8]) -> usize {
     SLOT_HEADER_BYTES.saturating_add(word(bytes, 16) as usize)
 }
 
+/// Bytes of a slot that are in use, by its header: what has to travel. Rounded up to eight.
+#[must_use]
+pub fn length(header: &[u8; SLOT_HEADER_BYTES]) -> u64 {
+    claimed_length(header).next_multiple_of(8) as u64
+}
+
 /// The entry of `position` in a copy of its slot; `None` for a hole: never written, torn, or the
 /// slot of another position.
 #[must_use]

@@ -47,7 +47,7 @@ impl World {
     }
 
     /// The process dies; with `power`, memory that was not flushed is torn.
-    fn crash(&mut self, node: usize, power: bool) -> Result<(), Violation> {
+    pub(crate) fn crash(&mut self, node: usize, power: bool) -> Result<(), Violation> {
         if self.servers[node].replica.is_none() {
             return Ok(());
         }
@@ -59,8 +59,10 @@ impl World {
             let mut random = Randomness::new(self.random.next_u64());
             server.memory.borrow_mut().lose_power(&mut random);
         }
-        let while_ns = self.a_while(600 * MS);
-        self.after(while_ns, Happening::Restart { node });
+        if !self.settings.calm {
+            let while_ns = self.a_while(600 * MS);
+            self.after(while_ns, Happening::Restart { node });
+        }
         Ok(())
     }
 
@@ -71,11 +73,13 @@ impl World {
         Ok(())
     }
 
-    fn pause(&mut self, node: usize) {
+    pub(crate) fn pause(&mut self, node: usize) {
         if self.servers[node].replica.is_some() && !self.servers[node].paused {
             self.servers[node].paused = true;
-            let while_ns = self.a_while(800 * MS);
-            self.after(while_ns, Happening::Resume { node });
+            if !self.settings.calm {
+                let while_ns = self.a_while(800 * MS);
+                self.after(while_ns, Happening::Resume { node });
+            }
         }
     }
 

@@ -22,6 +22,8 @@ pub mod machine;
 pub mod memory;
 mod network;
 mod operations;
+#[cfg(test)]
+mod scenarios;
 mod server;
 pub mod world;
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use beeline_paxos::{AccessKey, Change, Message, NodeId, Position, Status};
+use beeline_paxos::{AccessKey, Change, Message, NodeId, Position, Status, Term};
 
 use crate::client::Request;
 use crate::machine::Reply;
@@ -15,7 +15,7 @@ pub(crate) enum Cpu {
     Message { from: NodeId, message: Message },
     Fence,
     PersistVote { word: u64 },
-    PersistLog { first: Position, last: Position },
+    PersistLog { term: Term, first: Position, last: Position },
     Flushed { peer: NodeId, key: AccessKey, last: Position },
     SlotsRead { peer: NodeId, key: AccessKey, first: Position, bytes: Vec<u8> },
     Confirmed { peer: NodeId, key: AccessKey, round: u64 },

@@ -48,6 +48,9 @@ pub struct Settings {
     /// Whether `durable_commit` and `fenced`, which look into memories as no client can, are
     /// checked. Without them a planted bug has to show in what servers apply or clients see.
     pub witnesses: bool,
+    /// No faults but those a scenario asks for, no lost messages, one more server that waits to
+    /// join.
+    pub calm: bool,
 }
 
 impl Settings {
@@ -62,6 +65,7 @@ impl Settings {
             operations: 100,
             bug: None,
             witnesses: true,
+            calm: false,
         }
     }
 }
@@ -136,7 +140,7 @@ fn options() -> Options {
 }
 
 impl World {
-    fn new(settings: Settings) -> Result<Self, Violation> {
+    pub(crate) fn new(settings: Settings) -> Result<Self, Violation> {
         let mut random = Randomness::new(settings.seed);
         let layout =
             Layout::new(32, 192).map_err(|error| Violation::new("set-up", error.to_string()))?;
@@ -144,17 +148,16 @@ impl World {
         let members = Configuration::initial(&ids);
         let mut servers: Vec<_> =
             ids.iter().map(|id| Server::new(*id, layout, members.clone())).collect();
-        if random.chance(1, 3) {
+        if settings.calm || random.chance(1, 3) {
             // One that waits to join.
             let id = NodeId(settings.nodes as u16);
             servers.push(Server::new(id, layout, Configuration::default()));
         }
         let clients: Vec<_> =
             (0..settings.clients).map(|id| Client::new(id, settings.operations)).collect();
-        let network = Network {
-            loss: random.pick(&[0, 10, 100]).copied().unwrap_or(0),
-            ..Network::default()
-        };
+        let losses: &[u64] = if settings.calm { &[0] } else { &[0, 10, 100] };
+        let network =
+            Network { loss: random.pick(losses).copied().unwrap_or(0), ..Network::default() };
         let mut world = Self {
             settings,
             random,
@@ -183,8 +186,10 @@ impl World {
         for client in 0..world.clients.len() {
             world.after(5 * MS, Happening::ClientTry { client, attempt: 0 });
         }
-        world.after(20 * MS, Happening::Fault);
-        world.after(settings.trouble_ns, Happening::HealAll);
+        if !settings.calm {
+            world.after(20 * MS, Happening::Fault);
+            world.after(settings.trouble_ns, Happening::HealAll);
+        }
         Ok(world)
     }
 
@@ -206,6 +211,34 @@ impl World {
             }
             self.happen(happening)?;
         }
+        Ok(())
+    }
+
+    /// Whether this server's operations are on their way to others' memories.
+    #[cfg(test)]
+    pub(crate) fn is_writing(&self, node: usize) -> bool {
+        self.happenings.values().any(|happening| {
+            let Happening::Arrive { key, operation: Operation::Write { .. } } = happening else {
+                return false;
+            };
+            let connection = self.network.connections.get(&key.0);
+            connection.is_some_and(|connection| connection.from == node)
+        })
+    }
+
+    /// Lets time pass.
+    #[cfg(test)]
+    pub(crate) fn pass(&mut self, span_ns: u64) -> Result<(), Violation> {
+        let end_ns = self.now_ns + span_ns;
+        while let Some(entry) = self.happenings.first_entry() {
+            if entry.key().0 > end_ns {
+                break;
+            }
+            let ((now_ns, _), happening) = entry.remove_entry();
+            self.now_ns = now_ns;
+            self.happen(happening)?;
+        }
+        self.now_ns = end_ns;
         Ok(())
     }
 
@@ -341,14 +374,14 @@ impl World {
                 self.servers[node].vote_word = word;
                 Event::VotePersisted
             }
-            Cpu::PersistLog { first, last } => {
+            Cpu::PersistLog { term, first, last } => {
                 let server = &self.servers[node];
                 for position in first.0..=last.0 {
                     let offset = server.layout.slot_offset(Position(position));
                     let length = server.layout.slot_bytes() as usize;
                     server.memory.borrow_mut().persist(offset, length);
                 }
-                Event::LogPersisted { last }
+                Event::LogPersisted { term, last }
             }
             Cpu::Flushed { peer, key, last } => Event::Flushed { peer, key, last },
             Cpu::SlotsRead { peer, key, first, bytes: read } => {
@@ -454,9 +487,11 @@ impl World {
                 let delay_ns = self.below(2 * MS);
                 self.cpu_after(delay_ns, node, Cpu::PersistVote { word });
             }
-            Command::PersistLog { first, last } => {
-                let delay_ns = self.below(200 * US);
-                self.cpu_after(delay_ns, node, Cpu::PersistLog { first, last });
+            Command::PersistLog { term, first, last } => {
+                let slow = !self.settings.calm && self.random.chance(1, 20);
+                let limit_ns = if slow { 200 * MS } else { 200 * US };
+                let delay_ns = self.below(limit_ns);
+                self.cpu_after(delay_ns, node, Cpu::PersistLog { term, first, last });
             }
             Command::WriteFlush { peer, key, first, last } => {
                 let server = &self.servers[node];
@@ -612,7 +647,8 @@ impl World {
         let node = self.clients[client].server;
         if !self.random.chance(self.network.loss, 1000) {
             // Some are late enough to arrive after their successors.
-            let limit_ns = if self.random.chance(1, 20) { 300 * MS } else { MS };
+            let slow = !self.settings.calm && self.random.chance(1, 20);
+            let limit_ns = if slow { 300 * MS } else { MS };
             let delay_ns = 10 * US + self.below(limit_ns);
             self.cpu_after(delay_ns, node, Cpu::Request(request));
         }
@@ -662,7 +698,7 @@ impl World {
         }
     }
 
-    fn is_at_rest(&self) -> bool {
+    pub(crate) fn is_at_rest(&self) -> bool {
         let Some(leader) = self.leader() else { return false };
         let Some(replica) = &self.servers[leader].replica else { return false };
         let members = replica.configuration().members();
@@ -682,7 +718,7 @@ impl World {
         self.servers.iter().find(leads).map(|server| usize::from(server.id.0))
     }
 
-    fn finish(&mut self) -> Result<(), Violation> {
+    pub(crate) fn finish(&mut self) -> Result<(), Violation> {
         let Some(leader) = self.leader() else { return Ok(()) };
         let Some(replica) = &self.servers[leader].replica else { return Ok(()) };
         let mut acknowledged = Vec::new();

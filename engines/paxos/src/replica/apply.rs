@@ -18,6 +18,15 @@ impl<M: LogMemory> Replica<M> {
         }
     }
 
+    /// Slots up to here hold chosen values durably. Behind `committed` in one case: a server that
+    /// led commits what others have before its own copy is persisted.
+    pub(super) fn durably_committed(&self) -> Position {
+        let mut word = [0; 8];
+        self.memory.load(self.layout.commit_offset(), &mut word);
+        let position = commit_position(u64::from_le_bytes(word)).unwrap_or_default();
+        position.max(self.snapshot).min(self.committed)
+    }
+
     /// A leader keeps its own word too, never beyond what is durable here.
     pub(super) fn store_commit_word(&mut self, position: Position) {
         self.memory.store(self.layout.commit_offset(), &commit_word(position).to_le_bytes());

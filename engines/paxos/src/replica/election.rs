@@ -220,7 +220,7 @@ impl<M: LogMemory> Replica<M> {
         }
         candidate.votes.push(Ballot { from: self.id, grant });
         let transfer = candidate.transfer;
-        let message = Message::RequestVote { term, committed: grant.committed, transfer };
+        let message = Message::RequestVote { term, committed: self.committed, transfer };
         commands.extend(self.others().map(|to| Command::Send { to, message }));
         self.count_votes(commands);
     }

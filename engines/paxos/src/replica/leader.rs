@@ -127,14 +127,15 @@ impl Leader {
         now_ns: u64,
     ) -> Self {
         let ballot = votes.iter().find(|ballot| ballot.from == own);
-        let written = ballot.map(|ballot| ballot.grant.highest);
-        assert!(written.is_some(), "a candidate votes for itself");
+        assert!(ballot.is_some(), "a candidate votes for itself");
+        let written = ballot.map_or(committed, |ballot| ballot.grant.highest);
+        let persisted = ballot.map_or(Position::NONE, |ballot| ballot.grant.committed);
         Self {
             term,
             beats: 0,
             last: committed,
-            written: written.unwrap_or_default(),
-            persisted: committed,
+            written,
+            persisted,
             persisting: false,
             peers: Vec::new(),
             votes,
@@ -285,7 +286,7 @@ impl<M: LogMemory> Replica<M> {
         if !leader.persisting && leader.persisted < leader.last {
             leader.persisting = true;
             let first = leader.persisted.next();
-            commands.push(Command::PersistLog { first, last: leader.last });
+            commands.push(Command::PersistLog { term: leader.term, first, last: leader.last });
         }
         for peer in &mut leader.peers {
             let Some(key) = peer.key else { continue };
@@ -394,10 +395,10 @@ impl<M: LogMemory> Replica<M> {
         }
     }
 
-    pub(super) fn on_log_persisted(&mut self, last: Position) {
+    pub(super) fn on_log_persisted(&mut self, term: Term, last: Position) {
         let Role::Leader(leader) = &mut self.role else { return };
-        // An answer to an earlier leadership of ours says less than `last` of this one.
-        if leader.persisting && last <= leader.last {
+        // What an earlier leadership persisted may have been written again since.
+        if leader.term == term {
             leader.persisting = false;
             leader.persisted = leader.persisted.max(last);
         }

@@ -206,7 +206,7 @@ impl<M: LogMemory> Replica<M> {
             Event::Message { from, message } => self.on_message(from, message, commands),
             Event::Fenced { key } => self.on_fenced(key, commands),
             Event::VotePersisted => self.on_vote_persisted(commands),
-            Event::LogPersisted { last } => self.on_log_persisted(last),
+            Event::LogPersisted { term, last } => self.on_log_persisted(term, last),
             Event::Flushed { peer, key, last } => self.on_flushed(peer, key, last),
             Event::SlotsRead { peer, key, first, bytes } => {
                 self.on_slots_read(peer, key, first, bytes, commands);
@@ -272,6 +272,8 @@ impl<M: LogMemory> Replica<M> {
         commands: &mut Vec<Command>,
     ) {
         assert!(position > self.committed, "a snapshot is installed by a server that lags behind");
+        // Somebody else is further on than this server's leadership, if it has one.
+        self.step_down(commands);
         self.committed = position;
         self.ring_from = position;
         self.configuration = configuration;

@@ -80,7 +80,7 @@ impl<M: LogMemory> Replica<M> {
         }
         let grant = Grant {
             key,
-            committed: self.committed,
+            committed: self.durably_committed(),
             highest: self.highest(),
             snapshot: self.snapshot,
         };
