@@ -22,6 +22,7 @@ const SAME_FOLDER: &[(&str, &str, &str)] = &[
     ("fabric-open", "fabric-sim", "from URL to provider"),
     ("kv-server", "kv", "serves the store over fabric"),
     ("kv-client", "kv", "shares the entry and message formats"),
+    ("replicated-log", "paxos", "carries out the protocol's commands"),
     ("node", "resp", "runs the Redis door in its shards"),
 ];
 

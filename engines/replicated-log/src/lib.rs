@@ -1,0 +1,29 @@
+//! Runs the replicated log's protocol over fabric and durable memory.
+//!
+//! Place: `engines`. [`beeline_paxos::Replica`] decides; a [`Member`] does: it posts the one-sided
+//! operations, carries the messages of elections, revokes and registers memory, and hands what
+//! concerns the state machine above to its caller, as the commands they are.
+//!
+//! ```text
+//!   caller ── poll, propose, event ──▶ Member ──▶ Replica
+//!     ▲                                  │  queue pairs per peer:
+//!     └── Apply, ReadReady, Leading … ───┤    control   messages, reads of status words
+//!                                        └    data      the log, made anew with every promise
+//! ```
+//!
+//! A member lives on one thread and never blocks. How connection data reaches a peer is the
+//! caller's business ([`Member::listen`], [`Member::connect`]).
+//!
+//! Invariants:
+//! - an answer that grants access leaves after the fabric's revocation of the region returned;
+//! - a data queue pair serves one promise: a grant that is repeated comes with another;
+//! - what a peer sent is decoded into a [`frame::Frame`] before anything believes it.
+
+pub mod error;
+pub mod frame;
+mod link;
+pub mod member;
+mod region;
+
+pub use error::LogError;
+pub use member::{Durability, Endpoint, Member, MemberMemory};

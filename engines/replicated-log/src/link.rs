@@ -1,0 +1,138 @@
+//! Connections to one peer.
+
+use std::collections::VecDeque;
+
+use beeline_fabric::{
+    LocalData, MemoryRegion, Operation, PostError, QueuePair, QueuePairState, ReceiveRequest,
+    RemoteAddress, RemoteKey, ScatterGatherEntry, WorkRequest,
+};
+use beeline_os::memory::copy_in;
+use beeline_paxos::{AccessKey, Event, NodeId, Position};
+
+use crate::frame::MAX_FRAME_BYTES;
+
+/// Messages that may be on their way to us, per peer.
+pub(crate) const RECEIVES: u64 = 16;
+const RECEIVE_BYTES: u64 = (MAX_FRAME_BYTES as u64).next_multiple_of(64);
+/// Messages on their way to the peer at most; more are dropped, as messages may be.
+const SENDS: u64 = 8;
+const SEND_OFFSET: u64 = RECEIVES * RECEIVE_BYTES;
+/// Where status words of the peer are read to: behind the buffers.
+const STATUS_OFFSET: u64 = SEND_OFFSET + SENDS * RECEIVE_BYTES;
+/// Memory of a control connection, bytes.
+pub(crate) const CONTROL_BYTES: usize = STATUS_OFFSET as usize + 64;
+/// Marks a completion of a status read.
+pub(crate) const STATUS_READ: u64 = u64::MAX;
+/// Marks a completion of a message.
+pub(crate) const SENT: u64 = u64::MAX - 1;
+
+/// Messages and status reads.
+#[derive(Debug)]
+pub(crate) struct Control {
+    pub(crate) qp: Box<dyn QueuePair>,
+    /// Receive buffers, and the place for the peer's status words.
+    pub(crate) region: MemoryRegion,
+    pub(crate) status: Option<RemoteKey>,
+    /// Messages posted, and messages whose buffers are free again.
+    pub(crate) posted: u64,
+    pub(crate) sent: u64,
+}
+
+impl Control {
+    pub(crate) fn is_ready(&self) -> bool {
+        self.qp.state() == QueuePairState::ReadyToSend
+    }
+
+    pub(crate) fn post_receive(&mut self, index: u64) -> Result<(), PostError> {
+        let buffer = ScatterGatherEntry {
+            region: &self.region,
+            offset: index * RECEIVE_BYTES,
+            length: RECEIVE_BYTES,
+        };
+        self.qp.post_receive(&[ReceiveRequest { wr_id: index, buffer: Some(buffer) }])
+    }
+
+    /// Where the message of receive `index` lies.
+    pub(crate) fn receive_offset(index: u64) -> usize {
+        (index * RECEIVE_BYTES) as usize
+    }
+
+    pub(crate) fn status_offset() -> usize {
+        STATUS_OFFSET as usize
+    }
+
+    pub(crate) fn read_status(&mut self) -> Result<(), PostError> {
+        let Some(key) = self.status else {
+            return Err(PostError::NotReady(self.qp.state()));
+        };
+        let local = ScatterGatherEntry { region: &self.region, offset: STATUS_OFFSET, length: 16 };
+        let remote = RemoteAddress { key, offset: 0 };
+        self.qp.post_send(&[WorkRequest::new(STATUS_READ, Operation::Read { local, remote })])
+    }
+
+    /// Sends a message, or drops it when the peer takes none.
+    pub(crate) fn send(&mut self, bytes: &[u8]) -> Result<(), PostError> {
+        if self.posted - self.sent >= SENDS {
+            return Ok(());
+        }
+        // Completions come in order, so a buffer whose turn is here again is free.
+        let offset = SEND_OFFSET + self.posted % SENDS * RECEIVE_BYTES;
+        copy_in(self.region.memory().as_ref(), offset as usize, bytes);
+        let length = bytes.len() as u64;
+        let entries = [ScatterGatherEntry { region: &self.region, offset, length }];
+        let operation = Operation::Send { local: LocalData::Gather(&entries), immediate: None };
+        self.qp.post_send(&[WorkRequest::new(SENT, operation)])?;
+        self.posted += 1;
+        Ok(())
+    }
+}
+
+/// A signalled operation, in post order.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Posted {
+    Flush { last: Position },
+    Slots { first: Position, count: u64 },
+    Confirm { round: u64 },
+}
+
+/// The log region of a peer that promised itself to us.
+#[derive(Debug)]
+pub(crate) struct Data {
+    pub(crate) key: AccessKey,
+    pub(crate) qp: Box<dyn QueuePair>,
+    pub(crate) posted: VecDeque<Posted>,
+    /// What is read from the peer.
+    pub(crate) scratch: MemoryRegion,
+}
+
+impl Data {
+    pub(crate) fn remote(&self, offset: u64) -> RemoteAddress {
+        RemoteAddress { key: RemoteKey(self.key.0), offset }
+    }
+}
+
+/// A data queue pair that was offered with a request, or whose grant waits for its connection.
+#[derive(Debug)]
+pub(crate) struct Offered {
+    pub(crate) attempt: u32,
+    pub(crate) qp: Box<dyn QueuePair>,
+    /// Told to the replica once connected.
+    pub(crate) grant: Option<(AccessKey, Event<'static>)>,
+}
+
+/// Everything about one peer.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) peer: NodeId,
+    pub(crate) control: Option<Control>,
+    pub(crate) offered: Option<Offered>,
+    pub(crate) data: Option<Data>,
+    /// The peer's last request for access: its attempt and connection data.
+    pub(crate) asked: Option<(u32, Vec<u8>)>,
+}
+
+impl Link {
+    pub(crate) fn new(peer: NodeId) -> Self {
+        Self { peer, control: None, offered: None, data: None, asked: None }
+    }
+}
