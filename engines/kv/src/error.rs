@@ -142,6 +142,10 @@ impl KvError {
     /// True when the same request may succeed later without any change to it.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::PoolFull { .. } | Self::MemoryLimit { .. } | Self::SnapshotInProgress)
+        match self {
+            Self::PoolFull { .. } | Self::MemoryLimit { .. } | Self::SnapshotInProgress => true,
+            Self::Pmem(error) => error.is_retryable(),
+            _ => false,
+        }
     }
 }

@@ -286,6 +286,37 @@ impl<'a> Keyspace<'a> {
         self.home_mut().begin_batch();
     }
 
+    /// Makes room for entries with these lengths of key and value in the open batch, so that none
+    /// of them is refused once another was stored.
+    ///
+    /// Errors: limits, [`KvError::BatchTooLarge`], [`KvError::MemoryLimit`],
+    /// [`KvError::PoolFull`], the pool's. No entry was stored then.
+    pub fn reserve(
+        &mut self,
+        entries: impl Iterator<Item = (usize, usize)>,
+    ) -> Result<(), KvError> {
+        let mut bytes = 0;
+        for (key_length, value_length) in entries {
+            if key_length > crate::entry::KEY_LIMIT {
+                let (length, limit) = (key_length, crate::entry::KEY_LIMIT);
+                return Err(KvError::KeyTooLong { length, limit });
+            }
+            let limit = self.store().value_limit(key_length);
+            if value_length > limit {
+                return Err(KvError::ValueTooLong { length: value_length, limit });
+            }
+            bytes += crate::entry::slot_bytes_for(key_length, value_length);
+        }
+        let reserved = self.home_mut().reserve(bytes);
+        // A batch that had begun may have moved.
+        if matches!(self.shards, Shards::One(_)) {
+            self.home_mut().install_moves();
+        } else {
+            self.spread_moves();
+        }
+        reserved
+    }
+
     /// Closes it; see [`Shard::end_batch`].
     pub fn end_batch(&mut self) {
         self.spread_moves();

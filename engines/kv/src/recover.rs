@@ -142,6 +142,9 @@ fn recover_all(
         store.table.remove(state.id);
         store.pool.free(Arc::clone(&state.segment))?;
     }
+    // Of a pool with room for more: what is kept aside takes room on the disk.
+    let slots = store.pool.capacity_bytes() / u64::from(store.pool.segment_bytes());
+    store.pool.keep_reserve((store.shards() + 1).min(slots as usize / 8));
     let mut index_bytes = 0;
     for shard in shards {
         let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,7 +1,7 @@
 //! What all shards share: versions, the segment table, flush barriers, limits and statistics.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use beeline_env::Clock;
 use beeline_pmem::{Mechanism, PmemError, Pool, Segment};
@@ -105,8 +105,21 @@ pub struct Store {
     max_memory_bytes: AtomicU64,
     eviction: AtomicU8,
     allocating: Mutex<()>,
+    shortage_hook: OnceLock<Hook>,
+    /// When the hook was called last.
+    hooked_ns: AtomicU64,
+    /// Segments that were free when the store was opened.
+    free_at_open: u64,
     /// From this many bytes on a head is left for a warm segment, where that pays.
     pub(crate) warm_bytes: u32,
+}
+
+struct Hook(Box<dyn Fn() + Send + Sync>);
+
+impl std::fmt::Debug for Hook {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Hook")
+    }
 }
 
 /// A valid entry left the media together with its segment.
@@ -161,6 +174,10 @@ impl Store {
             max_memory_bytes: AtomicU64::new(options.max_memory_bytes),
             eviction: AtomicU8::new(code_of(options.eviction)),
             allocating: Mutex::new(()),
+            shortage_hook: OnceLock::new(),
+            hooked_ns: AtomicU64::new(0),
+            free_at_open: (pool.capacity_bytes().saturating_sub(pool.used_bytes()))
+                / u64::from(pool.segment_bytes()),
             warm_bytes: options.warm_bytes.unwrap_or(match pool.report().mechanism {
                 // Each change of segments costs a synchronisation of the pool's own file.
                 Mechanism::FileSync => 32 << 20,
@@ -298,7 +315,15 @@ impl Store {
     /// Errors: the pool's, when the ceiling had to be raised and could not be persisted.
     #[inline]
     pub(crate) fn next_version(&self) -> Result<Version, PmemError> {
-        let version = self.next_version.fetch_add(1, Ordering::Relaxed);
+        let version = if self.shards == 1 {
+            // Whoever asks holds the one shard's lock. A locked addition would wait until the
+            // entry before has left the store buffer, which costs more than storing it.
+            let version = self.next_version.load(Ordering::Relaxed);
+            self.next_version.store(version + 1, Ordering::Relaxed);
+            version
+        } else {
+            self.next_version.fetch_add(1, Ordering::Relaxed)
+        };
         // Acquire pairs with the release in `raise_ceiling`: the ceiling is persisted.
         if version >= self.version_ceiling.load(Ordering::Acquire) {
             self.raise_ceiling(version)?;
@@ -367,6 +392,29 @@ impl Store {
         Ok(())
     }
 
+    /// Has `wake` called when an allocation finds the pool full: other shards may hold garbage, and
+    /// sleep. Called at most every 10 ms, from any thread, with a shard locked: it only wakes.
+    /// The first hook stays.
+    pub fn on_shortage(&self, wake: impl Fn() + Send + Sync + 'static) {
+        let _ = self.shortage_hook.set(Hook(Box::new(wake)));
+    }
+
+    fn note_shortage(&self) {
+        const PAUSE_NS: u64 = 10_000_000;
+        self.shortages.fetch_add(1, Ordering::Relaxed);
+        let Some(hook) = self.shortage_hook.get() else { return };
+        let now = self.clock.monotonic_ns();
+        let last = self.hooked_ns.load(Ordering::Relaxed);
+        let due = last == 0 || now.saturating_sub(last) >= PAUSE_NS;
+        let mine = || {
+            let (relaxed, now) = (Ordering::Relaxed, now.max(1));
+            self.hooked_ns.compare_exchange(last, now, relaxed, relaxed).is_ok()
+        };
+        if due && mine() {
+            (hook.0)();
+        }
+    }
+
     /// Segments that could still be allocated.
     pub(crate) fn free_segments(&self) -> u64 {
         let free = self.pool.capacity_bytes().saturating_sub(self.pool.used_bytes());
@@ -383,7 +431,9 @@ impl Store {
     pub(crate) fn reserve(&self, need: Need) -> u64 {
         match need {
             Need::Data => self.shards as u64 + 1,
-            Need::Tombstone => self.shards as u64,
+            // A store that was full when it was opened with more shards than before has not got
+            // that many: deletions, which make room, may use all but the last.
+            Need::Tombstone => (self.shards as u64).min(self.free_at_open.saturating_sub(1)).max(1),
             Need::Collector => 0,
         }
     }
@@ -401,11 +451,17 @@ impl Store {
         let segment = {
             let _one_at_a_time = self.allocating.lock().unwrap_or_else(PoisonError::into_inner);
             if self.free_segments() <= self.reserve(need) {
-                self.shortages.fetch_add(1, Ordering::Relaxed);
+                self.note_shortage();
                 return Err(KvError::PoolFull { capacity_bytes: self.pool.capacity_bytes() });
             }
             match self.pool.allocate() {
                 Ok(segment) => segment,
+                // The disk is full, of others' files maybe: deletions and the collector, which
+                // make room, go on with what was kept aside for them.
+                Err(PmemError::NoSpace { file }) if need != Need::Data => {
+                    let no_space = |_| PmemError::NoSpace { file };
+                    self.pool.allocate_from_reserve().map_err(no_space)?
+                }
                 Err(PmemError::PoolFull { capacity_bytes }) => {
                     return Err(KvError::PoolFull { capacity_bytes });
                 }

@@ -233,3 +233,133 @@ fn expired_keys_go_without_being_asked_for() {
     assert!(sleeps < 1500, "{sleeps} wake-ups");
     assert_eq!(shard.maintain(1 << 20).unwrap().next_deadline_ns, None, "nothing left to wait for");
 }
+
+/// A tmpfs of its own, gone with the value; none (and a reason) without the right to mount.
+struct Tmpfs(tempfile::TempDir);
+
+impl Tmpfs {
+    fn mount(options: &str) -> Option<Self> {
+        let directory = tempfile::tempdir().unwrap();
+        let mounted = std::process::Command::new("mount")
+            .args(["-t", "tmpfs", "-o", options, "tmpfs"])
+            .arg(directory.path())
+            .stderr(std::process::Stdio::null())
+            .status()
+            .is_ok_and(|status| status.success());
+        if !mounted {
+            println!("skipped: mounting a tmpfs needs root");
+        }
+        mounted.then(|| Self(directory))
+    }
+}
+
+impl Drop for Tmpfs {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg("-l").arg(self.0.path()).status();
+    }
+}
+
+#[test]
+fn a_full_disk_refuses_no_deletion_and_gets_room_from_them() {
+    let Some(disk) = Tmpfs::mount("size=2m") else { return };
+    let capacity_bytes = 64 * u64::from(SEGMENT);
+    let options = PoolOptions { segment_bytes: SEGMENT, capacity_bytes, ..PoolOptions::default() };
+    let pool = Pool::create(&disk.0.path().join("data"), &options).unwrap();
+    let (_, shards, _) = Store::open(pool, StoreOptions::default()).unwrap();
+    let mut shard = shards[0].lock().unwrap();
+    let put = |shard: &mut Shard, n: u32| {
+        let stored = shard.put(0, &key(n), &[&[n as u8; 700]], PutOptions::default());
+        stored.map(|_| shard.commit().unwrap())
+    };
+    let (stored, error) = (0..).find_map(|n| put(&mut shard, n).err().map(|e| (n, e))).unwrap();
+    assert!(matches!(error, KvError::Pmem(beeline_pmem::PmemError::NoSpace { .. })), "{error}");
+    assert!(error.is_retryable());
+    for n in 0..stored {
+        assert!(shard.delete(0, &key(n)).unwrap(), "deletion {n} of {stored}");
+        shard.commit().unwrap();
+    }
+    for _ in 0..200 {
+        if !shard.maintain(1 << 20).unwrap().did_work {
+            break;
+        }
+    }
+    for n in 0..stored / 2 {
+        put(&mut shard, n).unwrap();
+    }
+}
+
+#[test]
+fn a_batch_for_which_there_is_no_room_is_refused_before_its_first_entry() {
+    let rig = rig(8, |_| {});
+    let mut shard = rig.shards[0].lock().unwrap();
+    let count = fill(&mut shard, 5000);
+    let mut keys = beeline_kv::Keyspace::single(&mut shard);
+    keys.begin_batch();
+    let refused = keys.reserve([(3, 9000); 6].into_iter());
+    assert!(matches!(refused, Err(KvError::PoolFull { .. })), "{refused:?}");
+    let refused = keys.reserve([(3, 30_000); 3].into_iter());
+    assert!(matches!(refused, Err(KvError::BatchTooLarge { .. })), "{refused:?}");
+    keys.end_batch();
+    keys.commit().unwrap();
+    assert_eq!(keys.len(0), u64::from(count));
+    for n in 0..count {
+        assert!(keys.delete(0, &key(n)).unwrap());
+    }
+    keys.commit().unwrap();
+    while keys.home_mut().maintain(1 << 20).unwrap().did_work {}
+    // What was reserved fits, whatever the head held before.
+    keys.put(0, b"before", &[&[1; 40_000]], PutOptions::default()).unwrap();
+    keys.begin_batch();
+    keys.reserve([(3, 9000); 6].into_iter()).unwrap();
+    for n in 0..6_u8 {
+        keys.put(0, &[b'k', b'0', n], &[&[n; 9000]], PutOptions::default()).unwrap();
+    }
+    keys.end_batch();
+    keys.commit().unwrap();
+    assert_eq!(keys.len(0), 7);
+}
+
+#[test]
+fn a_shortage_wakes_whoever_may_hold_garbage() {
+    let rig = rig(8, |_| {});
+    let woken = Arc::new(std::sync::atomic::AtomicU32::new(0));
+    let counter = Arc::clone(&woken);
+    rig.store.on_shortage(move || {
+        counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    });
+    fill(&mut rig.shards[0].lock().unwrap(), 5000);
+    assert!(woken.load(std::sync::atomic::Ordering::Relaxed) > 0);
+}
+
+#[test]
+fn overwriting_stays_near_what_is_live() {
+    let rig = rig(400, |options| options.warm_bytes = Some(SEGMENT / 4));
+    let mut shard = rig.shards[0].lock().unwrap();
+    let mut run = |keys: u32, rounds: u32, length: usize| {
+        let mut most = 0;
+        for n in 0..keys * rounds {
+            // Some keys more often than others.
+            let at = if n % 3 == 0 { n * 7919 % keys } else { n * 31 % keys.div_ceil(4) };
+            shard.put(0, &key(at), &[&vec![n as u8; length]], PutOptions::default()).unwrap();
+            if n % 8 == 7 {
+                shard.commit().unwrap();
+                let _ = shard.maintain(64 << 10).unwrap();
+            }
+            if n > keys * 3 {
+                most = most.max(rig.store.stats().used_bytes);
+            }
+        }
+        (most / u64::from(SEGMENT), rig.store.stats().total.live_bytes / u64::from(SEGMENT))
+    };
+    let (used, live) = run(10, 4000, 300);
+    println!("10 keys: {used} segments for {live}");
+    assert!(used <= 8, "{used} segments for {live} of live data");
+    let (used, live) = run(1000, 30, 1000);
+    println!("1000 keys: {used} segments for {live}");
+    // As much again as is live, heads, and what is kept warm.
+    assert!(used <= 2 * live + 14, "{used} segments for {live} of live data");
+    drop(shard);
+    let total = rig.store.stats().total;
+    assert!(total.segments_recycled > 100, "{total:?}");
+    assert_eq!(audit(&rig.store, &rig.shards), Vec::<String>::new());
+}

@@ -48,7 +48,9 @@ impl Drop for Inner {
             preparer.join();
         }
         // Prepared segments belong to nobody: their files go, the next opener makes its own.
-        for (id, _memory) in self.shared.lock().ready.drain(..) {
+        let mut slots = self.shared.lock();
+        let slots = &mut *slots;
+        for (id, _memory) in slots.ready.drain(..).chain(slots.aside.drain(..)) {
             self.shared.remove_file(id);
         }
     }
@@ -74,6 +76,10 @@ pub(crate) struct Slots {
     pub(crate) free: BTreeSet<u32>,
     /// Allocated memory for free descriptors, zeroed and persisted.
     pub(crate) ready: Vec<(u32, Memory)>,
+    /// As `ready`, kept for [`Pool::allocate_from_reserve`].
+    pub(crate) aside: Vec<(u32, Memory)>,
+    /// How many to keep aside.
+    aside_target: usize,
     /// Memory of freed segments nobody else holds, to be zeroed and made ready.
     pub(crate) recycle: Vec<(u32, Memory)>,
     /// Descriptors the preparing thread is working on.
@@ -254,6 +260,10 @@ impl Pool {
             if let Some(id) = slots.free.pop_first() {
                 break (id, None);
             }
+            // Nothing else is left below the capacity: whose turn it is, is the caller's policy.
+            if let Some((id, memory)) = slots.aside.pop() {
+                break (id, Some(memory));
+            }
             if slots.preparing == 0 {
                 return Err(PmemError::PoolFull { capacity_bytes: self.capacity_bytes() });
             }
@@ -274,16 +284,79 @@ impl Pool {
                 return Err(error);
             }
         };
+        self.enlist(id, memory)
+    }
+
+    /// Moves the descriptor to *in use* and the segment into the table.
+    fn enlist(&self, id: u32, memory: Memory) -> Result<Arc<Segment>, PmemError> {
         // From here on the descriptor may stand as in use on media, so a failure leaves descriptor
         // and file alone: the next opener finds a segment that nobody linked.
         let segment = self.activate(id, memory)?;
-        let mut slots = shared.lock();
+        let mut slots = self.shared().lock();
         let index = id as usize;
         if slots.live.len() <= index {
             slots.live.resize_with(index + 1, || None);
         }
         slots.live[index] = Some(Arc::clone(&segment));
         Ok(segment)
+    }
+
+    /// Keeps `segments` with their blocks reserved on the file system, for
+    /// [`Pool::allocate_from_reserve`]: what a full disk must not refuse. They are made now and
+    /// made up after every free, and count neither as used nor beyond the capacity. Only file and
+    /// dax pools have a disk that others can fill; elsewhere this does nothing.
+    ///
+    /// Returns how many are there: fewer where the disk has no more room.
+    pub fn keep_reserve(&self, segments: usize) -> usize {
+        if !matches!(self.core().kind, PoolKind::File | PoolKind::Dax) {
+            return 0;
+        }
+        self.shared().lock().aside_target = segments;
+        self.fill_reserve()
+    }
+
+    fn fill_reserve(&self) -> usize {
+        let shared = self.shared();
+        loop {
+            let id = {
+                let mut slots = shared.lock();
+                if slots.aside.len() >= slots.aside_target {
+                    return slots.aside.len();
+                }
+                let Some(id) = slots.free.pop_first() else { return slots.aside.len() };
+                id
+            };
+            let made = self.memory(id, None);
+            let mut slots = shared.lock();
+            match made {
+                Ok(memory) => slots.aside.push((id, memory)),
+                Err(_) => {
+                    slots.free.insert(id);
+                    let there = slots.aside.len();
+                    drop(slots);
+                    shared.remove_file(id);
+                    return there;
+                }
+            }
+        }
+    }
+
+    /// As [`Pool::allocate`], from what [`Pool::keep_reserve`] keeps: needs no room on the disk.
+    ///
+    /// Errors: `PoolFull` when the reserve is used up; `SyncFailed`.
+    pub fn allocate_from_reserve(&self) -> Result<Arc<Segment>, PmemError> {
+        self.core().check_sync()?;
+        let (id, memory) = {
+            let mut slots = self.shared().lock();
+            let full = || PmemError::PoolFull { capacity_bytes: self.capacity_bytes() };
+            if slots.in_use >= self.shared().capacity_slots {
+                return Err(full());
+            }
+            let kept = slots.aside.pop().ok_or_else(full)?;
+            slots.in_use += 1;
+            kept
+        };
+        self.enlist(id, memory)
     }
 
     /// Takes what is ready, or makes zeroed memory now.
@@ -344,23 +417,31 @@ impl Pool {
             recorder.push(Event::Removed { object: id + 1 });
         }
         let was_shared = segment.is_shared();
-        let alone = Arc::into_inner(segment).map(|segment| segment.memory);
+        let mut alone = Arc::into_inner(segment).map(|segment| segment.memory);
         let mut slots = shared.lock();
         slots.in_use -= 1;
         slots.discouraged = false;
         let wanted = slots.ready.len() + slots.recycle.len() < shared.prepared_target;
-        match alone {
-            Some(memory) if wanted && !was_shared && generation < layout::MAX_GENERATION => {
-                slots.recycle.push((id, memory));
-            }
-            _ => {
-                shared.remove_file(id);
-                if generation < layout::MAX_GENERATION {
-                    slots.free.insert(id);
-                }
+        let again = generation < layout::MAX_GENERATION;
+        if wanted
+            && !was_shared
+            && again
+            && let Some(memory) = alone.take()
+        {
+            slots.recycle.push((id, memory));
+        } else {
+            shared.remove_file(id);
+            if again {
+                slots.free.insert(id);
             }
         }
+        let short = slots.aside.len() < slots.aside_target;
         drop(slots);
+        // A mapping holds the blocks of a file without a name.
+        drop(alone);
+        if short {
+            self.fill_reserve();
+        }
         shared.changed.notify_all();
         Ok(())
     }

@@ -386,6 +386,40 @@ fn a_full_disk_fails_the_allocation_and_nothing_else() {
 }
 
 #[test]
+fn what_is_kept_aside_is_there_when_the_disk_is_full() {
+    let Some(disk) = Tmpfs::mount("size=1m") else { return };
+    let directory = disk.0.path().join("data");
+    let options = PoolOptions { capacity_bytes: u64::from(SEGMENT) << 6, ..on_tmpfs() };
+    let pool = Pool::create(&directory, &options).unwrap();
+    assert_eq!(pool.keep_reserve(2), 2);
+    let mut held = Vec::new();
+    while let Ok(segment) = pool.allocate() {
+        held.push(segment);
+    }
+    assert_eq!(pool.used_bytes(), held.len() as u64 * u64::from(SEGMENT));
+    for _ in 0..2 {
+        let segment = pool.allocate_from_reserve().unwrap();
+        segment.store(0, &vec![7; SEGMENT as usize]);
+        held.push(segment);
+    }
+    assert!(matches!(pool.allocate_from_reserve(), Err(PmemError::PoolFull { .. })));
+    // Freed room is kept aside first.
+    for _ in 0..2 {
+        pool.free(held.remove(0)).unwrap();
+    }
+    assert!(matches!(pool.allocate(), Err(PmemError::NoSpace { .. })));
+    let segment = pool.allocate_from_reserve().unwrap();
+    let mut bytes = vec![1; SEGMENT as usize];
+    segment.read(0, &mut bytes);
+    assert!(bytes.iter().all(|byte| *byte == 0), "it is zeroed like any other");
+    let live = held.len() + 1;
+    drop((segment, held, pool));
+    let pool = Pool::open(&directory, &options).unwrap();
+    assert_eq!(pool.segments().len(), live);
+    assert_eq!(pool.report().findings.orphans_removed, 0, "a good end leaves none");
+}
+
+#[test]
 fn no_room_for_the_table_leaves_no_half_made_pool() {
     let Some(disk) = Tmpfs::mount("size=64k") else { return };
     let directory = disk.0.path().join("data");

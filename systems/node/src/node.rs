@@ -109,6 +109,14 @@ impl Node {
             redis_address: RwLock::new(None),
             store,
         });
+        let woken = Arc::downgrade(&shared);
+        shared.store.on_shortage(move || {
+            let Some(shared) = woken.upgrade() else { return };
+            for door in &shared.doors {
+                door.changed.store(true, Ordering::Relaxed);
+                door.nudge();
+            }
+        });
         let mut node = Self { shared, acceptor: None, threads: Vec::new(), recovery };
         node.start_threads(config, deliveries).map_err(system("starting a shard's thread"))?;
         if let Some(door) = &config.redis {

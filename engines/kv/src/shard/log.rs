@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use beeline_env::FaultPoint;
+use beeline_pmem::PmemError;
 
 use crate::entry::{self, ALIGNMENT, EXPIRES, Header, TOMBSTONE};
 use crate::fault::{self, KnownBug};
@@ -213,6 +214,21 @@ impl Shard {
         Ok(Appended { version: draft.version, location, slot_bytes })
     }
 
+    /// Makes sure that entries of `bytes` in all can be stored in a row, at once: what is refused
+    /// is refused before the first of them.
+    ///
+    /// Errors: [`KvError::BatchTooLarge`], [`KvError::MemoryLimit`], [`KvError::PoolFull`], the
+    /// pool's.
+    pub(crate) fn reserve(&mut self, bytes: u64) -> Result<(), KvError> {
+        self.check_writable()?;
+        let limit = u64::from(self.store.pool.segment_bytes() - entry::FIRST_ENTRY);
+        if bytes > limit {
+            return Err(KvError::BatchTooLarge { length: bytes, limit });
+        }
+        self.fit_memory(bytes)?;
+        self.make_head(Stream::Data, bytes as u32, Need::Data)
+    }
+
     /// Makes sure that the head of `stream` has room for `slot_bytes`.
     fn make_head(&mut self, stream: Stream, slot_bytes: u32, need: Need) -> Result<(), KvError> {
         if let Some(head) = &self.log.heads[stream as usize]
@@ -288,6 +304,9 @@ impl Shard {
             Err(KvError::PoolFull { .. }) => {
                 let roomy = need != Need::Collector && self.make_room()?;
                 let need = if roomy { Need::Data } else { need };
+                self.store.allocate(self.index, need, owner_flags, flags)?
+            }
+            Err(KvError::Pmem(PmemError::NoSpace { .. })) if need != Need::Data => {
                 self.store.allocate(self.index, need, owner_flags, flags)?
             }
             other => other?,
