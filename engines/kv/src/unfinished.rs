@@ -4,7 +4,7 @@
 //! mark made, on media ──▶ pool made ──▶ records stored ──▶ everything on media ──▶ mark removed
 //! ```
 //! While the mark is there, what lies beside it is part of a store at best: [`crate::Store::open`]
-//! and [`crate::check`] refuse it, and the next restore into the directory begins anew. Whoever
+//! and [`crate::check()`] refuse it, and the next restore into the directory begins anew. Whoever
 //! restores holds a lock on the mark, so two restores never work on one directory.
 
 use std::fs::{File, TryLockError};
