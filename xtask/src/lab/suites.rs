@@ -200,6 +200,16 @@ impl Binaries {
     }
 }
 
+/// Builds the program itself; false where it does not build.
+fn build_program() -> bool {
+    let built = Command::new("cargo")
+        .args(["build", "--quiet", "--package", "beeline"])
+        .current_dir(root())
+        .stdin(Stdio::null())
+        .status();
+    built.is_ok_and(|status| status.success())
+}
+
 /// Packages of the workspace and their manifests.
 fn workspace() -> Result<BTreeMap<String, PathBuf>, String> {
     let output = Command::new("cargo")

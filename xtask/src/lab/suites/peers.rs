@@ -1,7 +1,6 @@
 //! Two guests on one wire, and what happens when the wire or one of them fails.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use super::{Binaries, Binary, Rows};
@@ -25,20 +24,31 @@ pub(super) fn run(report: &mut Report, binaries: &Binaries) {
     let Some(programs) = binaries.find("beeline-verify-lab", "guests") else {
         return rows.skip("client", "the guests' programs are not there");
     };
-    let built = Command::new("cargo")
-        .args(["build", "--quiet", "--package", "beeline"])
-        .current_dir(root())
-        .stdin(Stdio::null())
-        .status();
-    if !built.is_ok_and(|status| status.success()) {
+    if !super::build_program() {
         return rows.check("node", || Ok(Err("beeline does not build".to_owned())));
     }
-    let mut world = match World::boot(programs) {
+    for provider in ["verbs", "tcp"] {
+        node(&mut rows, programs, provider);
+    }
+    rows.check("queue pair over tcp", || {
+        let devices = ["tcp://10.9.0.1", "tcp://10.9.0.2"];
+        pair(programs, Options::plain(), &devices, |guest| guest.cable(false))
+    });
+    rows.check("queue pair over verbs", || {
+        let devices = ["verbs://", "verbs://"];
+        pair(programs, super::verbs::options(), &devices, |guest| guest.cable(false))
+    });
+}
+
+/// A node and its client over one provider, and everything that befalls them.
+fn node(rows: &mut Rows<'_>, programs: &Binary, provider: &str) {
+    let named = |row: &str| format!("{row}, {provider}");
+    let mut world = match World::boot(programs, provider) {
         Ok(world) => world,
-        Err(error) => return rows.check("boot", || Err(error)),
+        Err(error) => return rows.check(&named("boot"), || Err(error)),
     };
-    rows.check("a client of a node", || world.works("first"));
-    rows.check("loss and delay", || {
+    rows.check(&named("a client of a node"), || world.works("first"));
+    rows.check(&named("loss and delay"), || {
         let shaped = world.client.run(
             "modprobe sch_netem && tc qdisc add dev eth0 root netem loss 3% delay 3ms",
             SOON,
@@ -50,7 +60,7 @@ pub(super) fn run(report: &mut Report, binaries: &Binaries) {
         world.client.run("tc qdisc del dev eth0 root", SOON)?;
         seen
     });
-    rows.check("the cable pulled", || {
+    rows.check(&named("the cable pulled"), || {
         let broken = world.breaks(|world| world.node.cable(false));
         world.node.cable(true)?;
         Ok(match (broken?, world.works("plugged in again")?) {
@@ -58,13 +68,13 @@ pub(super) fn run(report: &mut Report, binaries: &Binaries) {
             (Err(why), _) | (_, Err(why)) => Err(why),
         })
     });
-    rows.check("the node's power cut", || match world.cut_power()? {
+    rows.check(&named("the node's power cut"), || match world.cut_power()? {
         Err(why) => Ok(Err(why)),
         Ok(broken) => {
             Ok(world.works("after its restart")?.map(|works| format!("{broken}; {works}")))
         }
     });
-    rows.check("nothing wrong", || {
+    rows.check(&named("nothing wrong"), || {
         let said = world.client.output_after(0, SOON, "anything", |said| !said.is_empty())?;
         let wrong: Vec<&str> = said.lines().filter(|line| line.contains("@wrong")).collect();
         let ok = said.lines().filter(|line| line.contains("@ok")).count();
@@ -73,11 +83,6 @@ pub(super) fn run(report: &mut Report, binaries: &Binaries) {
         } else {
             Err(wrong[..wrong.len().min(4)].join("\n"))
         })
-    });
-    drop(world);
-    rows.check("queue pair over tcp", || {
-        let devices = ["tcp://10.9.0.1", "tcp://10.9.0.2"];
-        pair(programs, Options::plain(), &devices, |guest| guest.cable(false))
     });
 }
 
@@ -145,17 +150,26 @@ struct World {
 }
 
 impl World {
-    fn boot(programs: &Binary) -> Result<Self, LabError> {
+    fn boot(programs: &Binary, provider: &str) -> Result<Self, LabError> {
+        let machine = match provider {
+            "verbs" => super::verbs::options(),
+            _ => Options::plain(),
+        };
         let folder = tempfile::tempdir().map_err(LabError::host("making a folder"))?;
         let wire = folder.path().join("wire");
         // The client's end stays; the node's calls it, again after a restart.
-        let client = Options { link: Link::Listen(wire.clone()), ..Options::plain() };
+        let client = Options { link: Link::Listen(wire.clone()), ..machine.clone() };
         let mut client = Guest::boot(&client)?;
-        let nvdimm = Memory { path: folder.path().join("nvdimm"), mebibytes: 512 };
-        let node_options =
-            Options { number: 1, link: Link::Call(wire), nvdimm: Some(nvdimm), ..Options::plain() };
+        let memory = Memory { path: folder.path().join("memory"), mebibytes: 512 };
+        // The kernel pins no pages of a DAX file system for a device, so that over verbs the store
+        // lies on a disk.
+        let (nvdimm, disk) = match provider {
+            "verbs" => (None, Some(memory)),
+            _ => (Some(memory), None),
+        };
+        let node_options = Options { number: 1, link: Link::Call(wire), nvdimm, disk, ..machine };
         let node = start_node(&node_options)?;
-        let environment = ["BEELINE_LAB_NODE=tcp://10.9.0.2:4790".to_owned()];
+        let environment = [format!("BEELINE_LAB_NODE={provider}://10.9.0.2:4790")];
         let command = program(programs, "node::client", &environment);
         client.start(&format!("({command}) & true"))?;
         client.finish(SOON)?;
@@ -205,9 +219,11 @@ impl World {
 
 fn start_node(options: &Options) -> Result<Guest, LabError> {
     let mut node = Guest::boot(options)?;
-    let serve = "target/debug/beeline serve --data /mnt/dax/node --durability power --shards 1 \
-                 --segment-size 1MiB --fabric-address 10.9.0.2:4790 --resp-address off \
-                 --http-address off";
+    let folder = if options.disk.is_some() { "/mnt/disk" } else { "/mnt/dax" };
+    let serve = format!(
+        "target/debug/beeline serve --data {folder}/node --durability power --shards 1 \
+         --segment-size 1MiB --fabric-address 10.9.0.2:4790 --resp-address off --http-address off"
+    );
     let words: Vec<String> = serve.split_whitespace().map(str::to_owned).collect();
     node.start(&line(&root(), &[], &words))?;
     Ok(node)

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::{Binaries, Rows};
 use crate::lab::guest::{Guest, Options};
+use crate::root;
 use crate::step::Report;
 
 const BOUND: Duration = Duration::from_secs(600);
@@ -39,6 +40,20 @@ pub(super) fn run(report: &mut Report, binaries: &Binaries) {
         });
     }
     conformance(&mut rows, &mut guest, binaries);
+    // The tiny setting of the benchmark: its operations and its checks, no figure.
+    if super::build_program() {
+        for url in ["shm://", "tcp://", "ntb://", "verbs://"] {
+            rows.check(&format!("key-value, {url}"), || {
+                let bench = "bench kv --quick --parts headline --repetitions 1 --fabric";
+                let call = format!("{}/target/debug/beeline {bench} {url}", root().display());
+                let done = guest.run(&call, BOUND)?;
+                Ok(match done.status {
+                    0 => Ok(done.output.trim().to_owned()),
+                    _ => Err(format!("{}\n{}", done.output, done.errors)),
+                })
+            });
+        }
+    }
     for package in ["beeline-fabric-tcp", "beeline-fabric-shm"] {
         if let Some(binary) = binaries.find(package, "conformance") {
             rows.tests(&mut guest, binary, &[], &[], BOUND);
