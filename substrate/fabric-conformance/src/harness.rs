@@ -113,8 +113,13 @@ pub trait Harness: Send + Sync {
     /// Opens a device: each call gives another node, with its own keys and numbers, that can
     /// connect to the others.
     ///
-    /// Errors: [`Stop::Skipped`] where the machine lacks the device.
+    /// Errors: the provider's.
     fn open_device(&self) -> Result<Arc<dyn Device>, Stop>;
+
+    /// Why the machine has no device of this provider: every item is skipped for it.
+    fn absent(&self) -> Option<String> {
+        None
+    }
 
     /// What the provider can take part in.
     fn capabilities(&self) -> Capabilities {

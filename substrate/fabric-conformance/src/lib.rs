@@ -53,7 +53,11 @@ pub fn run_item(harness: &dyn Harness, module: &'static str, name: &str) {
     let found = item(name);
     assert!(found.is_some(), "the suite has an item called {name}");
     let Some(item) = found else { return };
-    match item(&Context::new(harness, module)) {
+    let outcome = match harness.absent() {
+        Some(reason) => Err(Stop::Skipped { reason }),
+        None => item(&Context::new(harness, module)),
+    };
+    match outcome {
         Ok(()) => {}
         Err(Stop::Skipped { reason }) => {
             use std::io::Write as _;

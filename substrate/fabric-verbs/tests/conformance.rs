@@ -9,9 +9,15 @@ use beeline_fabric_verbs::{VerbsConfig, VerbsDevice, VerbsError};
 struct VerbsHarness;
 
 impl Harness for VerbsHarness {
+    fn absent(&self) -> Option<String> {
+        match VerbsDevice::open(VerbsConfig::default()) {
+            Err(VerbsError::Missing(missing)) => Some(missing.to_string()),
+            _ => None,
+        }
+    }
+
     fn open_device(&self) -> Result<Arc<dyn Device>, Stop> {
         VerbsDevice::open(VerbsConfig::default()).map_err(|error| match error {
-            VerbsError::Missing(missing) => Stop::skipped(missing.to_string()),
             VerbsError::Fabric(error) => error.into(),
             other => Stop::failed(other.to_string()),
         })

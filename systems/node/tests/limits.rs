@@ -62,7 +62,8 @@ fn limits_on_requests_change_for_connections_that_are_there() {
     client.send(&request);
     assert_eq!(client.reply(), "+OK");
     assert_eq!(control.ask("CONFIG SET proto-max-bulk-len 1mb"), "+OK");
-    client.send(&request);
+    // Its head alone: the connection ends there, and what follows would meet a closed socket.
+    client.send(&request[..request.len() - long.len() - 2]);
     assert_eq!(client.reply(), "-ERR Protocol error: invalid bulk length");
     let mut client = Client::connect(&node);
     assert_eq!(client.ask("PING"), "+PONG");
