@@ -4,9 +4,6 @@ use crate::lab;
 use crate::root;
 use crate::step::{Report, Step};
 
-/// Where tests that cannot run here say why: a file, one line each, named by this variable.
-const SKIP_LOG: &str = "BEELINE_SKIP_LOG";
-
 /// Format, lints, documentation, then all fast tests, the layer test among them; then,
 /// where guests can boot, one with an RDMA device and an NVDIMM.
 pub fn check() -> Report {
@@ -38,17 +35,10 @@ pub fn test() -> Report {
 
 fn tests(report: &mut Report) {
     let target = root().join("target");
-    let log = target.join("skipped-tests.txt");
-    let _ = std::fs::create_dir_all(&target);
-    let _ = std::fs::remove_file(&log);
     // The integration tests of apps/beeline make cargo build the program itself as well; the
     // end-to-end suites use that one.
     let program = target.join("debug/beeline");
-    let common = |step: Step| {
-        step.set(SKIP_LOG, &log.to_string_lossy())
-            .set("BEELINE_PROGRAM", &program.to_string_lossy())
-            .tests()
-    };
+    let common = |step: Step| step.set("BEELINE_PROGRAM", &program.to_string_lossy()).tests();
     report.run(&common(Step::new(
         "layers and tidiness",
         "cargo test --quiet --package beeline-verify-architecture",
@@ -57,9 +47,4 @@ fn tests(report: &mut Report) {
         "tests",
         "cargo test --workspace --no-fail-fast --exclude beeline-verify-architecture",
     )));
-    let skipped = std::fs::read_to_string(&log).unwrap_or_default();
-    let mut lines: Vec<String> = skipped.lines().map(str::to_owned).collect();
-    lines.sort();
-    lines.dedup();
-    report.note_skipped(lines);
 }

@@ -53,6 +53,8 @@ pub struct Counts {
     pub suites: u64,
     /// Names of failed tests.
     pub failures: Vec<String>,
+    /// Tests that skipped themselves, as they said it: name and reason.
+    pub skipped: Vec<String>,
     /// How much was run, in the checkers' own words: seeds, crash images, rounds, executions.
     pub amounts: Vec<String>,
     /// The test whose output the harness is showing.
@@ -61,9 +63,18 @@ pub struct Counts {
 
 impl Counts {
     /// Takes in one line of output: the test harness's (with `--show-output`, what passed tests
-    /// printed), libFuzzer's, and lines of ours that begin with `ran: `.
+    /// printed), libFuzzer's, and lines of ours that say `ran: ` or `skipped: `.
     pub fn read(&mut self, line: &str) {
         let line = line.trim_end();
+        if let Some((name, reason)) = line.split_once("skipped: ") {
+            let name = name.trim_end_matches([' ', '.', ':']);
+            self.skipped.push(if name.is_empty() {
+                reason.to_owned()
+            } else {
+                format!("{name}: {reason}")
+            });
+            return;
+        }
         self.read_amounts(line);
         if let Some(rest) = line.strip_prefix("test result: ") {
             self.suites += 1;
@@ -244,7 +255,6 @@ impl Step {
 #[derive(Debug, Default)]
 pub struct Report {
     rows: Vec<Row>,
-    notes: Vec<String>,
 }
 
 impl Report {
@@ -279,11 +289,6 @@ impl Report {
         self.add(name, Outcome::Skipped(reason.to_owned()));
     }
 
-    /// Tests that skipped themselves, one line each: name and reason.
-    pub fn note_skipped(&mut self, lines: Vec<String>) {
-        self.notes.extend(lines);
-    }
-
     /// Prints the table and the line of totals; fails when a row did.
     pub fn finish(self) -> ExitCode {
         say(&format!("\n{}", self.text()));
@@ -295,7 +300,7 @@ impl Report {
     /// where a row ran tests, else the row itself.
     pub fn text(&self) -> String {
         let mut text = String::new();
-        let (mut passed, mut failed, mut skipped) = (0, 0, self.notes.len() as u64);
+        let (mut passed, mut failed, mut skipped) = (0, 0, 0);
         for row in &self.rows {
             let (word, detail) = match &row.outcome {
                 Outcome::Passed => ("passed", row.counts.text()),
@@ -310,8 +315,10 @@ impl Report {
                 let more = row.counts.amounts.len() - MOST_AMOUNTS;
                 text.push_str(&format!("{:<18} and {more} lines more above\n", ""));
             }
-            passed += row.counts.passed;
-            skipped += row.counts.ignored;
+            // A test that skipped itself counts as passed for the harness; not for us.
+            let skipped_here = row.counts.skipped.len() as u64;
+            passed += row.counts.passed.saturating_sub(skipped_here);
+            skipped += row.counts.ignored + skipped_here;
             failed += row.counts.failed;
             match row.outcome {
                 Outcome::Passed if row.counts.suites == 0 => passed += 1,
@@ -320,11 +327,11 @@ impl Report {
                 _ => {}
             }
         }
-        for note in &self.notes {
-            text.push_str(&format!("skipped  {note}\n"));
+        for row in &self.rows {
+            for line in &row.counts.skipped {
+                text.push_str(&format!("skipped  {}: {line}\n", row.name));
+            }
         }
-        // A test that skipped itself counts as passed for the harness; not for us.
-        passed = u64::saturating_sub(passed, self.notes.len() as u64);
         text.push_str(&format!("\n{passed} passed, {failed} failed, {skipped} skipped"));
         text
     }
@@ -400,6 +407,19 @@ mod tests {
     }
 
     #[test]
+    fn a_test_that_skipped_itself_is_no_passed_test() {
+        let mut counts = Counts::default();
+        counts.read("conformance::a_read ... skipped: there is no device");
+        counts.read("skipped: not root");
+        counts.read("test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out");
+        assert_eq!(counts.skipped, ["conformance::a_read: there is no device", "not root"]);
+        let mut report = Report::default();
+        let (name, outcome) = ("tests".to_owned(), Outcome::Passed);
+        report.rows.push(Row { name, outcome, counts, seconds: 1 });
+        assert!(report.text().ends_with("1 passed, 0 failed, 2 skipped"), "{}", report.text());
+    }
+
+    #[test]
     fn totals_count_tests_where_there_are_some_and_rows_elsewhere() {
         let mut report = Report::default();
         report.add("format", Outcome::Passed);
@@ -408,10 +428,14 @@ mod tests {
         report.rows.push(Row {
             name: "tests".to_owned(),
             outcome: Outcome::Passed,
-            counts: Counts { passed: 10, suites: 2, ..Counts::default() },
+            counts: Counts {
+                passed: 10,
+                suites: 2,
+                skipped: vec!["disk_full: not root".to_owned()],
+                ..Counts::default()
+            },
             seconds: 3,
         });
-        report.note_skipped(vec!["disk_full: not root".to_owned()]);
         let text = report.text();
         assert!(text.ends_with("10 passed, 1 failed, 2 skipped"), "{text}");
         assert!(text.contains("FAILED   docs") && text.contains("disk_full: not root"), "{text}");

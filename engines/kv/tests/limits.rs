@@ -247,7 +247,10 @@ impl Tmpfs {
             .status()
             .is_ok_and(|status| status.success());
         if !mounted {
-            println!("skipped: mounting a tmpfs needs root");
+            let _ = std::io::Write::write_fmt(
+                &mut std::io::stderr(),
+                format_args!("skipped: mounting a tmpfs needs root\n"),
+            );
         }
         mounted.then(|| Self(directory))
     }

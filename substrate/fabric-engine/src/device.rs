@@ -51,7 +51,7 @@ pub fn attributes(provider: &'static str, persistent_flush: &'static str) -> Dev
 /// What the library's thread and the application's objects share.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    pub(crate) library_set: OwnedFd,
+    pub(crate) thread_set: OwnedFd,
     pub(crate) kick: Arc<OwnedFd>,
     pub(crate) transport: Arc<dyn Transport>,
     pub(crate) stop: AtomicBool,
@@ -92,7 +92,7 @@ impl DeviceHandle {
     }
 
     pub(crate) fn forget_queue(&self, queue: &Arc<QueueState>) {
-        let _ = epoll::delete(&self.shared.library_set, queue.streams());
+        let _ = epoll::delete(&self.shared.thread_set, queue.streams());
         let mut queues = self.shared.queues.lock().unwrap_or_else(PoisonError::into_inner);
         queues.retain(|known| !Arc::ptr_eq(known, queue));
         drop(queues);
@@ -123,18 +123,18 @@ impl EngineDevice {
     ///
     /// Errors: [`FabricError::System`] (descriptor limits, no thread).
     pub fn start(transport: Arc<dyn Transport>) -> Result<Self, FabricError> {
-        let library_set = epoll::create(CreateFlags::CLOEXEC).map_err(system("creating epoll"))?;
+        let thread_set = epoll::create(CreateFlags::CLOEXEC).map_err(system("creating epoll"))?;
         let kick = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)
             .map_err(system("creating an eventfd"))?;
         let add = |source, token| {
-            epoll::add(&library_set, source, EventData::new_u64(token), EventFlags::IN)
+            epoll::add(&thread_set, source, EventData::new_u64(token), EventFlags::IN)
                 .map_err(system("epoll_ctl"))
         };
         add(transport.events(), TOKEN_TRANSPORT)?;
         add(kick.as_fd(), TOKEN_KICK)?;
         let name = format!("beeline-{}", transport.attributes().provider);
         let shared = Arc::new(Shared {
-            library_set,
+            thread_set,
             kick: Arc::new(kick),
             transport,
             stop: AtomicBool::new(false),

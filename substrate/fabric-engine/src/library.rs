@@ -105,7 +105,7 @@ impl Library {
         while !self.shared.stop.load(Ordering::Acquire) {
             let timeout = self.timeout(next_tick);
             let set = Arc::clone(&self.shared);
-            let count = epoll::wait(&set.library_set, &mut events, timeout.as_ref()).unwrap_or(0);
+            let count = epoll::wait(&set.thread_set, &mut events, timeout.as_ref()).unwrap_or(0);
             self.adopt_queues();
             for event in &events[..count] {
                 match event.data.u64() {
@@ -165,7 +165,7 @@ impl Library {
         }
         for watched in &self.watched {
             if !ticks(&watched.queue) && watched.queue.has_deferred() {
-                stand_back(&shared.library_set, &watched.queue);
+                stand_back(&shared.thread_set, &watched.queue);
             }
         }
     }
@@ -190,7 +190,7 @@ impl Library {
             }
             let token = self.next_caller;
             self.next_caller += 1;
-            let (set, data) = (&self.shared.library_set, EventData::new_u64(token));
+            let (set, data) = (&self.shared.thread_set, EventData::new_u64(token));
             if epoll::add(set, stream.readiness(), data, EventFlags::IN).is_err() {
                 continue;
             }
@@ -227,7 +227,7 @@ impl Library {
             return;
         }
         let caller = self.callers.remove(index);
-        let _ = epoll::delete(&self.shared.library_set, caller.stream.readiness());
+        let _ = epoll::delete(&self.shared.thread_set, caller.stream.readiness());
         let Some(hello) = Greeting::decode(&caller.greeting) else { return };
         if hello.role != GreetingRole::Hello {
             return;
@@ -256,9 +256,9 @@ impl Library {
         let activity = queue.activity();
         if activity != self.watched[index].seen_activity || queue.waits() {
             self.watched[index].seen_activity = activity;
-            stand_back(&self.shared.library_set, &queue);
+            stand_back(&self.shared.thread_set, &queue);
         } else if !self.stand_in(&queue) {
-            stand_back(&self.shared.library_set, &queue);
+            stand_back(&self.shared.thread_set, &queue);
         }
     }
 
@@ -274,7 +274,7 @@ impl Library {
                 continue;
             }
             if self.stand_in(&queue) {
-                rest(&self.shared.library_set, &queue);
+                rest(&self.shared.thread_set, &queue);
                 // What came between the two is announced.
                 self.shared.transport.before_sleep();
             }

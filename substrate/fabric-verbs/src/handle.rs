@@ -31,7 +31,7 @@ fn made<T>(pointer: *mut T) -> io::Result<NonNull<T>> {
 
 /// The devices of the machine.
 pub(crate) struct DeviceList {
-    library: &'static Library,
+    verbs: &'static Library,
     devices: NonNull<*mut abi::Device>,
     count: usize,
 }
@@ -41,7 +41,7 @@ impl DeviceList {
         let mut count = 0;
         // SAFETY: the pointer to `count` is valid for the call.
         let devices = made(unsafe { (library.get_device_list)(&raw mut count) })?;
-        Ok(Self { library, devices, count: usize::try_from(count).unwrap_or(0) })
+        Ok(Self { verbs: library, devices, count: usize::try_from(count).unwrap_or(0) })
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -68,21 +68,21 @@ impl DeviceList {
 
     pub(crate) fn open(&self, index: usize) -> io::Result<Context> {
         // SAFETY: a device of a live list.
-        let raw = made(unsafe { (self.library.open_device)(self.device(index)) })?;
-        Ok(Context { library: self.library, raw })
+        let raw = made(unsafe { (self.verbs.open_device)(self.device(index)) })?;
+        Ok(Context { verbs: self.verbs, raw })
     }
 }
 
 impl Drop for DeviceList {
     fn drop(&mut self) {
         // SAFETY: made by `get_device_list`, freed once; open contexts keep their device.
-        unsafe { (self.library.free_device_list)(self.devices.as_ptr()) };
+        unsafe { (self.verbs.free_device_list)(self.devices.as_ptr()) };
     }
 }
 
 /// An open device.
 pub(crate) struct Context {
-    library: &'static Library,
+    verbs: &'static Library,
     raw: NonNull<abi::Context>,
 }
 
@@ -101,9 +101,7 @@ impl Context {
     pub(crate) fn query_device(&self) -> io::Result<abi::DeviceAttr> {
         let mut attributes = MaybeUninit::<abi::DeviceAttr>::zeroed();
         // SAFETY: a live context, and room for the structure.
-        checked(unsafe {
-            (self.library.query_device)(self.raw.as_ptr(), attributes.as_mut_ptr())
-        })?;
+        checked(unsafe { (self.verbs.query_device)(self.raw.as_ptr(), attributes.as_mut_ptr()) })?;
         // SAFETY: zeroed and then filled; every bit pattern is valid.
         Ok(unsafe { attributes.assume_init() })
     }
@@ -150,7 +148,7 @@ impl Context {
         let mut attributes = MaybeUninit::<abi::PortAttr>::zeroed();
         // SAFETY: a live context, and room for the structure.
         checked(unsafe {
-            (self.library.query_port)(self.raw.as_ptr(), port, attributes.as_mut_ptr())
+            (self.verbs.query_port)(self.raw.as_ptr(), port, attributes.as_mut_ptr())
         })?;
         // SAFETY: zeroed and then filled; every bit pattern is valid.
         Ok(unsafe { attributes.assume_init() })
@@ -159,8 +157,7 @@ impl Context {
     pub(crate) fn query_gid(&self, port: u8, index: c_int) -> Option<abi::Gid> {
         let mut gid = abi::Gid::default();
         // SAFETY: a live context, and room for the GID.
-        let code =
-            unsafe { (self.library.query_gid)(self.raw.as_ptr(), port, index, &raw mut gid) };
+        let code = unsafe { (self.verbs.query_gid)(self.raw.as_ptr(), port, index, &raw mut gid) };
         (code == 0).then_some(gid)
     }
 
@@ -177,13 +174,13 @@ impl Context {
     pub(crate) fn async_event<R>(&self, look: impl FnOnce(&abi::AsyncEvent) -> R) -> Option<R> {
         let mut event = abi::AsyncEvent { element: null_mut(), event_type: -1 };
         // SAFETY: a live context, and room for the event.
-        let code = unsafe { (self.library.get_async_event)(self.raw.as_ptr(), &raw mut event) };
+        let code = unsafe { (self.verbs.get_async_event)(self.raw.as_ptr(), &raw mut event) };
         if code != 0 {
             return None;
         }
         let result = look(&event);
         // SAFETY: the event came from `get_async_event` and is acknowledged once.
-        unsafe { (self.library.ack_async_event)(&raw mut event) };
+        unsafe { (self.verbs.ack_async_event)(&raw mut event) };
         Some(result)
     }
 }
@@ -191,7 +188,7 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         // SAFETY: made by `open_device`, closed once; whatever was made from it held it.
-        let _ = unsafe { (self.library.close_device)(self.raw.as_ptr()) };
+        let _ = unsafe { (self.verbs.close_device)(self.raw.as_ptr()) };
     }
 }
 
@@ -210,7 +207,7 @@ unsafe impl Sync for Domain {}
 impl Domain {
     pub(crate) fn new(context: Arc<Context>) -> io::Result<Self> {
         // SAFETY: a live context.
-        let raw = made(unsafe { (context.library.alloc_pd)(context.raw.as_ptr()) })?;
+        let raw = made(unsafe { (context.verbs.alloc_pd)(context.raw.as_ptr()) })?;
         Ok(Self { context, raw })
     }
 }
@@ -218,7 +215,7 @@ impl Domain {
 impl Drop for Domain {
     fn drop(&mut self) {
         // SAFETY: made by `alloc_pd`; regions and queue pairs in it held it.
-        let _ = unsafe { (self.context.library.dealloc_pd)(self.raw.as_ptr()) };
+        let _ = unsafe { (self.context.verbs.dealloc_pd)(self.raw.as_ptr()) };
     }
 }
 
@@ -248,7 +245,7 @@ impl Registration {
         iova: Option<u64>,
         access: c_int,
     ) -> io::Result<Self> {
-        let library = domain.context.library;
+        let library = domain.context.verbs;
         let (pd, base) = (domain.raw.as_ptr(), base.cast::<c_void>());
         let raw = match iova {
             // SAFETY: a live domain and a mapped range (the caller's promise).
@@ -273,7 +270,7 @@ impl Registration {
     ///
     /// Errors: the kernel's; the registration then lives on (and this handle is forgotten).
     pub(crate) fn deregister(self) -> io::Result<()> {
-        let library = self.domain.context.library;
+        let library = self.domain.context.verbs;
         // SAFETY: made by `reg_mr`; `self` is consumed, so this happens once.
         let code = unsafe { (library.dereg_mr)(self.raw.as_ptr()) };
         let domain = Arc::clone(&self.domain);
@@ -291,7 +288,7 @@ impl Registration {
 impl Drop for Registration {
     fn drop(&mut self) {
         // SAFETY: made by `reg_mr`, deregistered once (`deregister` forgets its handle).
-        let _ = unsafe { (self.domain.context.library.dereg_mr)(self.raw.as_ptr()) };
+        let _ = unsafe { (self.domain.context.verbs.dereg_mr)(self.raw.as_ptr()) };
     }
 }
 
@@ -317,7 +314,7 @@ fn missing(what: &'static str) -> io::Error {
 impl Queue {
     /// `tag` comes back in asynchronous events.
     pub(crate) fn new(context: Arc<Context>, depth: u32, tag: usize) -> io::Result<Self> {
-        let library = context.library;
+        let library = context.verbs;
         let depth = c_int::try_from(depth).map_err(|_| io::ErrorKind::InvalidInput)?;
         // SAFETY: a live context.
         let ops = unsafe { &raw const (*context.raw.as_ptr()).ops };
@@ -393,7 +390,7 @@ impl Queue {
 
     /// Takes all events off the channel.
     pub(crate) fn drain_events(&self) {
-        let library = self.context.library;
+        let library = self.context.verbs;
         let mut count = 0;
         loop {
             let (mut cq, mut tag) = (null_mut(), null_mut());
@@ -414,7 +411,7 @@ impl Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        let library = self.context.library;
+        let library = self.context.verbs;
         self.drain_events();
         // SAFETY: made by `create_cq`; queue pairs held this value; all events are acknowledged.
         let _ = unsafe { (library.destroy_cq)(self.raw.as_ptr()) };
@@ -438,7 +435,7 @@ unsafe impl Sync for SharedReceives {}
 
 impl SharedReceives {
     pub(crate) fn new(domain: Arc<Domain>, depth: u32) -> io::Result<Self> {
-        let library = domain.context.library;
+        let library = domain.context.verbs;
         // SAFETY: a live context whose driver filled its operations.
         let post = unsafe { (*domain.context.raw.as_ptr()).ops.post_srq_recv };
         let post_srq_recv = post.ok_or_else(|| missing("the driver has no post_srq_recv"))?;
@@ -463,7 +460,7 @@ impl SharedReceives {
 impl Drop for SharedReceives {
     fn drop(&mut self) {
         // SAFETY: made by `create_srq`; queue pairs on it held this value.
-        let _ = unsafe { (self.domain.context.library.destroy_srq)(self.raw.as_ptr()) };
+        let _ = unsafe { (self.domain.context.verbs.destroy_srq)(self.raw.as_ptr()) };
     }
 }
 
@@ -560,7 +557,7 @@ impl Pair {
             qp_type: abi::QPT_RC,
             sq_sig_all: 0,
         };
-        let library = domain.context.library;
+        let library = domain.context.verbs;
         // SAFETY: a live domain and live queues in a filled structure.
         let raw = made(unsafe { (library.create_qp)(domain.raw.as_ptr(), &raw mut attributes) })?;
         let _queues = (shape.send, shape.receive, shape.shared);
@@ -587,7 +584,7 @@ impl Pair {
     }
 
     pub(crate) fn modify(&self, mut attributes: abi::QpAttr, mask: c_int) -> io::Result<()> {
-        let library = self.domain.context.library;
+        let library = self.domain.context.verbs;
         // SAFETY: a live queue pair and a filled structure.
         checked(unsafe { (library.modify_qp)(self.raw.as_ptr(), &raw mut attributes, mask) })
     }
@@ -611,7 +608,7 @@ impl Pair {
 impl Drop for Pair {
     fn drop(&mut self) {
         // SAFETY: made by `create_qp`, destroyed once.
-        let _ = unsafe { (self.domain.context.library.destroy_qp)(self.raw.as_ptr()) };
+        let _ = unsafe { (self.domain.context.verbs.destroy_qp)(self.raw.as_ptr()) };
     }
 }
 

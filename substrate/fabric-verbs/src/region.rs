@@ -136,8 +136,8 @@ fn refusal(source: io::Error, access: Access, wanted: u64, pinned: &Pinned) -> F
         Some(libc::EFAULT | libc::EOPNOTSUPP | libc::EINVAL) => FabricError::CannotRegister {
             provider: "verbs",
             access,
-            reason: "the kernel does not pin this kind of mapping for a device (a file mapping \
-                     without DAX, or a read-only one)",
+            reason: "the kernel does not pin this kind of mapping for a device (memory of a \
+                     DAX file system, or a read-only mapping)",
         },
         _ => FabricError::System { action: "registering memory", source },
     }

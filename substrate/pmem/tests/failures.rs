@@ -68,7 +68,10 @@ impl Tmpfs {
             .status()
             .is_ok_and(|status| status.success());
         if !mounted {
-            eprintln!("skipped: mounting a tmpfs needs root");
+            let _ = std::io::Write::write_fmt(
+                &mut std::io::stderr(),
+                format_args!("skipped: mounting a tmpfs needs root\n"),
+            );
         }
         mounted.then(|| Self(directory))
     }
@@ -436,7 +439,10 @@ fn a_read_only_directory_is_named() {
     let directory = disk.0.path().join("data");
     Pool::create(&directory, &on_tmpfs()).unwrap().allocate().unwrap();
     if !disk.remount("ro") {
-        eprintln!("skipped: the tmpfs cannot be made read-only");
+        let _ = std::io::Write::write_fmt(
+            &mut std::io::stderr(),
+            format_args!("skipped: the tmpfs cannot be made read-only\n"),
+        );
         return;
     }
     for outcome in [

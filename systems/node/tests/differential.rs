@@ -225,7 +225,10 @@ fn random_pipelines_are_answered_as_by_redis_with_one_and_three_shards() {
     let redis = match Redis::start() {
         Ok(redis) => redis,
         Err(reason) => {
-            eprintln!("skipped: {reason}");
+            let _ = std::io::Write::write_fmt(
+                &mut std::io::stderr(),
+                format_args!("skipped: {reason}\n"),
+            );
             return;
         }
     };

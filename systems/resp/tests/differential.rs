@@ -606,7 +606,10 @@ fn random_commands_get_the_replies_redis_gives() {
     let redis = match Redis::start() {
         Ok(redis) => redis,
         Err(reason) => {
-            eprintln!("skipped: {reason}");
+            let _ = std::io::Write::write_fmt(
+                &mut std::io::stderr(),
+                format_args!("skipped: {reason}\n"),
+            );
             return;
         }
     };
@@ -663,7 +666,10 @@ fn mutated_byte_streams_get_the_replies_redis_gives() {
     let redis = match Redis::start() {
         Ok(redis) => redis,
         Err(reason) => {
-            eprintln!("skipped: {reason}");
+            let _ = std::io::Write::write_fmt(
+                &mut std::io::stderr(),
+                format_args!("skipped: {reason}\n"),
+            );
             return;
         }
     };

@@ -451,7 +451,10 @@ fn command_info_is_what_redis_reports() {
     let redis = match Redis::start() {
         Ok(redis) => redis,
         Err(reason) => {
-            eprintln!("skipped: {reason}");
+            let _ = std::io::Write::write_fmt(
+                &mut std::io::stderr(),
+                format_args!("skipped: {reason}\n"),
+            );
             return;
         }
     };

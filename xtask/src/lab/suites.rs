@@ -287,8 +287,9 @@ impl Rows<'_> {
                 for line in finished.output.lines() {
                     counts.read(line);
                 }
-                let reasons = finished.errors.lines().filter(|line| line.contains("skipped: "));
-                self.report.note_skipped(reasons.map(|line| format!("{name}: {line}")).collect());
+                for line in finished.errors.lines().filter(|line| line.contains("skipped: ")) {
+                    counts.read(line);
+                }
                 let last = finished.output.lines().rev().find(|line| !line.is_empty());
                 say(last.unwrap_or_default());
                 if finished.status == 0 && counts.passed > 0 {

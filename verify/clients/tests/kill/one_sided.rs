@@ -1,59 +1,20 @@
 //! A one-sided client that keeps a window of puts and deletes in flight.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use beeline_fabric::{ConnectInfo, Device};
-use beeline_fabric_open::{Dialled, Dialler};
-use beeline_kv_client::{
-    Answer, Client, ClientError, ClientOptions, Command, ConnectError, Connector, PutOptions, Token,
-};
+use beeline_kv_client::{Answer, Client, ClientError, ClientOptions, Command, PutOptions, Token};
+use beeline_verify_clients::to_node::ToNode;
 
 use crate::ledger::{Ledger, Random, State};
 
 const KEYS: u64 = 24;
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Reaches a node through the bootstrap exchange.
-#[derive(Debug)]
-struct ToNode {
-    url: String,
-    dialler: Dialler,
-    dialled: Option<Dialled>,
-}
-
-impl ToNode {
-    fn failed(&self, error: beeline_fabric_open::OpenError) -> ConnectError {
-        ConnectError::Bootstrap { target: self.url.clone(), source: Box::new(error) }
-    }
-}
-
-impl Connector for ToNode {
-    fn device(&mut self) -> Result<Arc<dyn Device>, ConnectError> {
-        let dialled = self.dialler.dial();
-        let dialled = dialled.map_err(|error| self.failed(error))?;
-        let device = Arc::clone(&dialled.device);
-        self.dialled = Some(dialled);
-        Ok(device)
-    }
-
-    fn exchange(
-        &mut self,
-        shard: u16,
-        info: &ConnectInfo,
-        hello: &[u8],
-    ) -> Result<(ConnectInfo, Vec<u8>), ConnectError> {
-        let dialled = self.dialled.as_ref().unwrap();
-        dialled.exchange(u32::from(shard), info, hello).map_err(|error| self.failed(error))
-    }
-}
-
 /// A client of the node at `url` that does not come back once the node is gone.
 pub fn connect(url: &str) -> Result<Client, ClientError> {
-    let dialler = Dialler::new("kv", url, PATIENCE).unwrap();
-    let connector = ToNode { url: url.to_owned(), dialler, dialled: None };
+    let connector = ToNode::new(url, PATIENCE);
     let options = ClientOptions {
         timeout: PATIENCE,
         spin: Duration::ZERO,

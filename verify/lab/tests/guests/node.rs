@@ -1,12 +1,10 @@
 //! A client that does not give up.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use beeline_fabric::{ConnectInfo, Device};
-use beeline_fabric_open::{Dialled, Dialler};
-use beeline_kv_client::{Client, ClientOptions, ConnectError, Connector, PutOptions};
+use beeline_kv_client::{Client, ClientOptions, PutOptions};
+use beeline_verify_clients::to_node::ToNode;
 
 use crate::say;
 
@@ -16,38 +14,6 @@ const NODE: &str = "BEELINE_LAB_NODE";
 const KEYS: u64 = 64;
 /// Bound of a call. Generous: processors are emulated.
 const BOUND: Duration = Duration::from_secs(5);
-
-#[derive(Debug)]
-struct ToNode {
-    url: String,
-    dialler: Dialler,
-    dialled: Option<Dialled>,
-}
-
-impl ToNode {
-    fn failed(&self, source: beeline_fabric_open::OpenError) -> ConnectError {
-        ConnectError::Bootstrap { target: self.url.clone(), source: Box::new(source) }
-    }
-}
-
-impl Connector for ToNode {
-    fn device(&mut self) -> Result<Arc<dyn Device>, ConnectError> {
-        let dialled = self.dialler.dial().map_err(|error| self.failed(error))?;
-        let device = Arc::clone(&dialled.device);
-        self.dialled = Some(dialled);
-        Ok(device)
-    }
-
-    fn exchange(
-        &mut self,
-        shard: u16,
-        info: &ConnectInfo,
-        hello: &[u8],
-    ) -> Result<(ConnectInfo, Vec<u8>), ConnectError> {
-        let dialled = self.dialled.as_ref().unwrap();
-        dialled.exchange(shard.into(), info, hello).map_err(|error| self.failed(error))
-    }
-}
 
 /// What a key may hold: the newest acknowledged stamp, and stamps whose puts failed since then.
 #[derive(Debug, Default)]
@@ -106,8 +72,7 @@ fn turn(
     let client = match client {
         Some(client) => client,
         None => {
-            let dialler = Dialler::new("kv", url, BOUND)?;
-            let connector = ToNode { url: url.to_owned(), dialler, dialled: None };
+            let connector = ToNode::new(url, BOUND);
             let options =
                 ClientOptions { timeout: BOUND, spin: Duration::ZERO, ..ClientOptions::default() };
             client.insert(Client::connect(Box::new(connector), options)?)
