@@ -24,6 +24,7 @@ const SAME_FOLDER: &[(&str, &str, &str)] = &[
     ("kv-client", "kv", "shares the entry and message formats"),
     ("replicated-log", "paxos", "carries out the protocol's commands"),
     ("node", "resp", "runs the Redis door in its shards"),
+    ("verify-lab", "verify-clients", "one connector and one way to skip for programs under test"),
 ];
 
 #[test]
