@@ -27,6 +27,8 @@ pub(crate) struct Core {
     pub(crate) kind: PoolKind,
     pub(crate) durability: Durability,
     pub(crate) mechanism: Mechanism,
+    /// The instruction that reaches memory, whatever the pool promises.
+    pub(crate) write_back: WriteBack,
     pub(crate) write_delay_ns: u32,
     pub(crate) lazy_words: bool,
     pub(crate) segment_bytes: u32,
@@ -43,16 +45,6 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    /// The instruction that reaches memory, whatever the pool promises.
-    pub(crate) fn write_back(&self) -> WriteBack {
-        match self.mechanism {
-            Mechanism::CacheLine(write_back) | Mechanism::CacheLineEmulated(write_back) => {
-                write_back
-            }
-            _ => WriteBack::detect(),
-        }
-    }
-
     /// Fails once a synchronisation has failed.
     pub(crate) fn check_sync(&self) -> Result<(), PmemError> {
         match self.sync_error.get() {
@@ -144,7 +136,7 @@ impl Core {
         // SAFETY: the range was just checked to lie inside the mapping.
         let start = unsafe { memory.base().as_ptr().add(offset) };
         // SAFETY: `memory` is borrowed, so the range stays mapped for the call.
-        unsafe { cache::write_back(self.write_back(), start, length) };
+        unsafe { cache::write_back(self.write_back, start, length) };
         cache::line_count(offset, length)
     }
 

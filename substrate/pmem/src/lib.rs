@@ -27,6 +27,7 @@ mod record;
 mod segment;
 mod simulate;
 
+pub use beeline_os::write_back::WriteBack;
 pub use crash::{CrashCounts, CrashImage, CrashKind, CrashLimits, SimDevice, for_each_crash_image};
 pub use error::PmemError;
 pub use layout::{ROOT_WORDS, SEGMENT_WORDS};

@@ -140,8 +140,9 @@ fn lives_in_memory(file: &File) -> bool {
 }
 
 /// Decides how promises are kept.
-fn mechanism(kind: PoolKind, durability: Durability) -> (Mechanism, String) {
-    let write_back = WriteBack::detect();
+fn mechanism(kind: PoolKind, options: &PoolOptions) -> (Mechanism, String) {
+    let durability = options.durability;
+    let write_back = options.write_back.unwrap_or_else(WriteBack::detect);
     match (kind, durability) {
         (_, Durability::None) => (Mechanism::None, "nothing is promised".to_owned()),
         (PoolKind::File | PoolKind::Dax, Durability::Process) => {
@@ -149,7 +150,10 @@ fn mechanism(kind: PoolKind, durability: Durability) -> (Mechanism, String) {
         }
         (PoolKind::Dax, Durability::Power) if write_back != WriteBack::None => (
             Mechanism::CacheLine(write_back),
-            format!("{write_back} is the best write-back of this processor"),
+            match options.write_back {
+                Some(_) => format!("write-back by {write_back} was asked for"),
+                None => format!("{write_back} is the best write-back of this processor"),
+            },
         ),
         (PoolKind::File | PoolKind::Dax, Durability::Power) => (
             Mechanism::FileSync,
@@ -183,7 +187,7 @@ pub(crate) struct Parts {
 }
 
 pub(crate) fn build(parts: Parts, options: &PoolOptions) -> Opened {
-    let (mechanism, why) = mechanism(parts.kind, options.durability);
+    let (mechanism, why) = mechanism(parts.kind, options);
     let report = PoolReport {
         kind: parts.kind,
         durability: options.durability,
@@ -198,6 +202,7 @@ pub(crate) fn build(parts: Parts, options: &PoolOptions) -> Opened {
         kind: parts.kind,
         durability: options.durability,
         mechanism,
+        write_back: options.write_back.unwrap_or_else(WriteBack::detect),
         write_delay_ns: options.write_delay_ns,
         lazy_words: options.lazy_words,
         segment_bytes: parts.header.segment_bytes,

@@ -74,6 +74,9 @@ pub struct PoolOptions {
     /// `dram` only: extra nanoseconds per line at a fence, standing for slower persistent memory
     /// (150 is the customary figure). Needs `emulate_durability`.
     pub write_delay_ns: u32,
+    /// The instruction that writes lines back, where the pool does so; `None` takes the best the
+    /// processor has. One it lacks is refused.
+    pub write_back: Option<WriteBack>,
     /// Segments kept allocated, zeroed and pre-faulted by a background thread that otherwise
     /// sleeps; 0 runs no thread. Ignored by `sim`.
     pub prepared_segments: u32,
@@ -93,6 +96,7 @@ impl Default for PoolOptions {
             segment_bytes: 64 << 20,
             capacity_bytes: 16 << 30,
             write_delay_ns: 0,
+            write_back: None,
             prepared_segments: 0,
             emulate_durability: false,
             lazy_words: false,
@@ -137,6 +141,12 @@ impl PoolOptions {
             return Err(PmemError::Options {
                 option: "write_delay_ns",
                 advice: "is for dram pools with emulate_durability; set it to 0",
+            });
+        }
+        if self.write_back.is_some_and(|wanted| !WriteBack::available().contains(&wanted)) {
+            return Err(PmemError::Options {
+                option: "write_back",
+                advice: "names an instruction this processor lacks; leave the choice to the pool",
             });
         }
         let durability = self.durability;

@@ -176,7 +176,7 @@ impl Segment {
             let target = self.at(offset, source.len());
             // SAFETY: mapped writable while `self` is borrowed; no reference to segment bytes
             // exists that `source` could be (`trusted_slice` forbids later stores to its range).
-            unsafe { cache::copy_nontemporal(self.core.write_back(), target, source) };
+            unsafe { cache::copy_nontemporal(self.core.write_back, target, source) };
         });
     }
 
@@ -272,7 +272,7 @@ unsafe impl MemoryObject for Segment {
     }
 
     fn persistence(&self) -> Persistence {
-        let no_write_back = self.core.write_back() == cache::WriteBack::None;
+        let no_write_back = self.core.write_back == cache::WriteBack::None;
         match (self.core.kind, self.core.mechanism) {
             (PoolKind::Dax, _) if no_write_back => Persistence::File,
             (PoolKind::Dax | PoolKind::Sim, _) | (_, Mechanism::CacheLineEmulated(_)) => {

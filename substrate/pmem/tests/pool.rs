@@ -7,7 +7,7 @@ mod common;
 use std::path::Path;
 
 use beeline_os::{Mapping, MemoryObject, mapping::Protection};
-use beeline_pmem::{Durability, Mechanism, PmemError, Pool, PoolKind, PoolOptions};
+use beeline_pmem::{Durability, Mechanism, PmemError, Pool, PoolKind, PoolOptions, WriteBack};
 use common::file_kind;
 
 const SEGMENT: u32 = 64 << 10;
@@ -287,4 +287,32 @@ fn the_cost_example_runs() {
     assert!(output.status.success());
     let table = String::from_utf8(output.stdout).unwrap();
     assert!(table.lines().count() > 20, "{table}");
+}
+
+#[test]
+fn the_instruction_that_writes_lines_back_can_be_chosen_among_those_there_are() {
+    for instruction in WriteBack::available() {
+        let options = PoolOptions {
+            durability: Durability::Power,
+            emulate_durability: true,
+            write_back: Some(instruction),
+            ..dram_options()
+        };
+        let pool = Pool::dram(&options).unwrap();
+        assert_eq!(pool.report().mechanism, Mechanism::CacheLineEmulated(instruction));
+        let segment = pool.allocate().unwrap();
+        let mut persister = pool.persister();
+        segment.store(60, b"across two lines");
+        persister.flush(&segment, 60, 16);
+        persister.fence().unwrap();
+        assert_eq!(persister.counters().lines, 2, "{instruction}");
+        let mut read = [0; 16];
+        segment.read(60, &mut read);
+        assert_eq!(&read, b"across two lines");
+    }
+    // No processor has both kinds.
+    let foreign = if cfg!(target_arch = "x86_64") { WriteBack::DcCvap } else { WriteBack::Clwb };
+    let options = PoolOptions { write_back: Some(foreign), ..dram_options() };
+    let error = Pool::dram(&options).unwrap_err();
+    assert!(matches!(error, PmemError::Options { option: "write_back", .. }), "{error:?}");
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 
-use super::report::{Better, Report, Row, number};
+use super::report::{Better, Report, Row};
 use super::turns::{Contender, alternate, pin};
 use super::{BenchOptions, finish};
 use crate::exit::{Exit, Failure, OrExit as _};
@@ -170,10 +170,9 @@ impl Load<'_> {
         let size = if self.test == "incr" { String::new() } else { format!(" {} B", self.size) };
         let case = format!("{}{size} P{} {level}", self.test.to_uppercase(), self.depth);
         let (mine, theirs) = tails.into_inner();
-        let median = |figures: &[f64]| number(super::report::Spread::of(figures).median);
         Ok(Row::new(case, "beeline", "op/s", Better::Higher, &figures[0])
             .against(peer, &figures[0], &figures[1])
-            .beside("p99", format!("{} ms, its {} ms", median(&mine), median(&theirs))))
+            .p99("ms", &mine, &theirs))
     }
 
     /// One run of the load: operations per second and p99 in milliseconds.

@@ -46,6 +46,33 @@ impl Spread {
     }
 }
 
+/// A 99th percentile beside a rate, against the peer's.
+#[derive(Clone, Debug, Serialize)]
+pub struct Tail {
+    /// "ms", "us".
+    pub unit: &'static str,
+    /// The subject's, one per turn.
+    pub figure: Spread,
+    /// The peer's.
+    pub peer_figure: Spread,
+    /// How many times better than the peer's, round by round: above 1 is shorter.
+    pub ratio: Option<Spread>,
+}
+
+/// How many times better `mine` is than `theirs`, round by round.
+fn ratio(better: Better, mine: &[f64], theirs: &[f64]) -> Option<Spread> {
+    let ratios: Vec<f64> = mine
+        .iter()
+        .zip(theirs)
+        .filter(|(mine, theirs)| **mine > 0.0 && **theirs > 0.0)
+        .map(|(mine, theirs)| match better {
+            Better::Higher => mine / theirs,
+            Better::Lower => theirs / mine,
+        })
+        .collect();
+    (!ratios.is_empty()).then(|| Spread::of(&ratios))
+}
+
 /// One line of a report: a subject in one case, perhaps against a peer.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
@@ -68,6 +95,9 @@ pub struct Row {
     /// How many times better than the peer the subject is, round by round: above 1 is better,
     /// whichever way the unit goes.
     pub ratio: Option<Spread>,
+    /// The tail of the latency in the same turns: 99 in 100 requests were answered within it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub p99: Option<Tail>,
     /// What stands beside the figure: round trips, verbs and bytes per operation, p99 ...
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub beside: BTreeMap<&'static str, String>,
@@ -95,6 +125,7 @@ impl Row {
             peer: None,
             peer_figure: None,
             ratio: None,
+            p99: None,
             beside: BTreeMap::new(),
             simulated: false,
         }
@@ -103,18 +134,21 @@ impl Row {
     /// Adds the peer: `mine` and `theirs` hold the figures of the same rounds.
     #[must_use]
     pub fn against(mut self, peer: impl Into<String>, mine: &[f64], theirs: &[f64]) -> Self {
-        let ratios: Vec<f64> = mine
-            .iter()
-            .zip(theirs)
-            .filter(|(mine, theirs)| **mine > 0.0 && **theirs > 0.0)
-            .map(|(mine, theirs)| match self.better {
-                Better::Higher => mine / theirs,
-                Better::Lower => theirs / mine,
-            })
-            .collect();
         self.peer = Some(peer.into());
         self.peer_figure = Some(Spread::of(theirs));
-        self.ratio = (!ratios.is_empty()).then(|| Spread::of(&ratios));
+        self.ratio = ratio(self.better, mine, theirs);
+        self
+    }
+
+    /// Adds the 99th percentiles of the same rounds.
+    #[must_use]
+    pub fn p99(mut self, unit: &'static str, mine: &[f64], theirs: &[f64]) -> Self {
+        self.p99 = Some(Tail {
+            unit,
+            figure: Spread::of(mine),
+            peer_figure: Spread::of(theirs),
+            ratio: ratio(Better::Lower, mine, theirs),
+        });
         self
     }
 
@@ -178,21 +212,24 @@ impl Report {
 
     /// The table.
     pub fn text(&self) -> String {
-        let rows: Vec<Vec<String>> = self.rows.iter().map(cells).collect();
-        let mut text = table(
-            &[
-                "CASE",
-                "SUBJECT",
-                "MEDIAN",
-                "MIN-MAX",
-                "UNIT",
-                "PEER",
-                "ITS MEDIAN",
-                "TIMES BETTER",
-                "BESIDE",
-            ],
-            &rows,
-        );
+        // Percentiles beside rates have columns only where some row has them.
+        let tails = self.rows.iter().any(|row| row.p99.is_some());
+        let mut head = vec![
+            "CASE",
+            "SUBJECT",
+            "MEDIAN",
+            "MIN-MAX",
+            "UNIT",
+            "PEER",
+            "ITS MEDIAN",
+            "TIMES BETTER",
+        ];
+        if tails {
+            head.extend(["P99", "ITS P99", "TIMES BETTER"]);
+        }
+        head.push("BESIDE");
+        let rows: Vec<Vec<String>> = self.rows.iter().map(|row| cells(row, tails)).collect();
+        let mut text = table(&head, &rows);
         let repetitions = self.rows.iter().map(|row| row.repetitions).max().unwrap_or(0);
         text.push_str(&format!(
             "\nbench {}, provider {}, {repetitions} repetitions in alternate turns\n{}\n",
@@ -204,11 +241,14 @@ impl Report {
     }
 }
 
-fn cells(row: &Row) -> Vec<String> {
+fn cells(row: &Row, tails: bool) -> Vec<String> {
     let dash = || "-".to_owned();
+    let times = |ratio: Option<Spread>| {
+        ratio.map_or_else(dash, |r| format!("{:.2} ({:.2}-{:.2})", r.median, r.min, r.max))
+    };
     let beside: Vec<String> =
         row.beside.iter().map(|(name, value)| format!("{name} {value}")).collect();
-    vec![
+    let mut cells = vec![
         row.case.clone(),
         if row.simulated { format!("{} (simulated)", row.subject) } else { row.subject.clone() },
         number(row.figure.median),
@@ -216,9 +256,19 @@ fn cells(row: &Row) -> Vec<String> {
         row.unit.to_owned(),
         row.peer.clone().unwrap_or_else(dash),
         row.peer_figure.map_or_else(dash, |figure| number(figure.median)),
-        row.ratio.map_or_else(dash, |r| format!("{:.2} ({:.2}-{:.2})", r.median, r.min, r.max)),
-        beside.join(", "),
-    ]
+        times(row.ratio),
+    ];
+    match &row.p99 {
+        Some(tail) => cells.extend([
+            format!("{} {}", number(tail.figure.median), tail.unit),
+            format!("{} {}", number(tail.peer_figure.median), tail.unit),
+            times(tail.ratio),
+        ]),
+        None if tails => cells.extend([dash(), dash(), dash()]),
+        None => {}
+    }
+    cells.push(beside.join(", "));
+    cells
 }
 
 /// Three significant digits, thousands apart.
@@ -298,6 +348,25 @@ mod tests {
         assert_eq!(line["figure"]["median"], 0.5);
         assert_eq!(line["beside"]["verbs"], "1");
         assert!(line["environment"]["kernel"].is_string());
+    }
+
+    #[test]
+    fn a_tail_has_columns_of_its_own_and_above_one_is_shorter() {
+        let mut report = report();
+        assert!(!report.text().contains("P99"));
+        let row = Row::new("SET", "beeline", "op/s", Better::Higher, &[3.0])
+            .against("redis", &[3.0], &[2.0])
+            .p99("ms", &[0.5, 0.4], &[0.6, 0.6]);
+        report.push(row);
+        let text = report.text();
+        assert!(
+            text.contains("P99") && text.contains("0.450 ms") && text.contains("1.35 (1.20-1.50)"),
+            "{text}"
+        );
+        let row = serde_json::to_value(&report.rows[1]).unwrap();
+        assert_eq!(row["p99"]["figure"]["max"], 0.5);
+        assert_eq!(row["p99"]["unit"], "ms");
+        assert!(serde_json::to_value(&report.rows[0]).unwrap().get("p99").is_none());
     }
 
     #[test]

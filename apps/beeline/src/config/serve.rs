@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use super::values::{
     Auto, Door, DurabilityWord, EvictionWord, Number, PoolWord, Secret, Size, Span, Switch,
+    WriteBackWord,
 };
 use super::{ConfigError, knobs};
 
@@ -20,6 +21,7 @@ knobs! {
         segment_size: Size = "64MiB", "Bytes of one log segment, 64KiB to 1GiB in steps of 4KiB; larger is fewer files, smaller is less space held per fabric client. Bounds the largest value.";
         emulate_durability: Switch = "off", "Let a dram pool do the work of process or power durability, for experiments: it keeps neither promise.";
         write_delay_ns: Number = "0", "With emulate-durability, added to each written-back line of a dram pool, to stand for persistent memory; 150 is the usual figure.";
+        write_back: WriteBackWord = "auto", "Instruction that writes lines back where the pool does: clwb, clflushopt, clflush, or auto: the best this processor has.";
         prepared_segments: Number = "1", "Segments made ready ahead of need by a background thread.";
         shards: Auto<Number> = "auto", "Threads that each own a part of the keys, 1 to 256; auto is one per core.";
         pin: Switch = "off", "Keep each shard on its own core; worth it when nothing else runs there.";

@@ -284,6 +284,23 @@ words! {
 }
 
 words! {
+    /// The instruction that writes lines back.
+    WriteBackWord { Auto = "auto", Clwb = "clwb", Clflushopt = "clflushopt", Clflush = "clflush", }
+}
+
+impl WriteBackWord {
+    /// The instruction; `None` for auto.
+    pub fn instruction(self) -> Option<beeline_pmem::WriteBack> {
+        match self {
+            Self::Auto => None,
+            Self::Clwb => Some(beeline_pmem::WriteBack::Clwb),
+            Self::Clflushopt => Some(beeline_pmem::WriteBack::Clflushopt),
+            Self::Clflush => Some(beeline_pmem::WriteBack::Clflush),
+        }
+    }
+}
+
+words! {
     /// What gives way at the memory limit, in Redis' words.
     EvictionWord {
         NoEviction = "noeviction",

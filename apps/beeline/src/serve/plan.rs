@@ -61,6 +61,7 @@ fn pool(config: &ServeConfig) -> PoolOptions {
         segment_bytes,
         capacity_bytes,
         write_delay_ns: config.write_delay_ns.0,
+        write_back: config.write_back.instruction(),
         prepared_segments: config.prepared_segments.0,
         emulate_durability: config.emulate_durability.0,
         ..PoolOptions::default()

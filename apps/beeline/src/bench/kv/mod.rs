@@ -11,11 +11,14 @@ mod rig;
 mod storage;
 
 use anyhow::Context as _;
+use beeline_pmem::WriteBack;
 
 use super::report::{Report, Row};
 use super::turns::pin;
 use super::{BenchOptions, finish};
-use crate::exit::{Exit, Failure};
+use crate::config::Knob as _;
+use crate::config::values::WriteBackWord;
+use crate::exit::{Exit, Failure, OrExit as _};
 use crate::output::Output;
 
 /// What this benchmark takes.
@@ -35,6 +38,16 @@ pub struct KvArguments {
     /// Pairs that recovery reads: a million unless said otherwise, ten with --full.
     #[arg(long)]
     pub recover: Option<u64>,
+    /// Write-back instructions to compare in the cooperative part; the first serves the part of
+    /// pools. Those this processor lacks are left out.
+    #[arg(
+        long,
+        value_name = "WORDS",
+        value_delimiter = ',',
+        default_value = "clwb,clflushopt,clflush",
+        value_parser = WriteBackWord::parse
+    )]
+    pub write_back: Vec<WriteBackWord>,
     #[command(flatten)]
     pub options: BenchOptions,
 }
@@ -68,6 +81,8 @@ struct Bench<'a> {
     options: &'a BenchOptions,
     output: Output,
     recover: u64,
+    /// Instructions of this processor, at least one.
+    write_back: &'a [WriteBack],
 }
 
 /// The command.
@@ -77,7 +92,9 @@ pub fn run(arguments: &KvArguments, output: Output) -> Result<Exit, Failure> {
     let options = &arguments.options;
     let recover = options.amount(arguments.recover, 10_000_000, 1_000_000);
     let recover = options.size(recover, recover.min(2_000));
-    let bench = Bench { fabric: &arguments.fabric, options, output, recover };
+    let write_back = instructions(&arguments.write_back).or_exit(Exit::Failed)?;
+    let write_back = &write_back;
+    let bench = Bench { fabric: &arguments.fabric, options, output, recover, write_back };
     for part in &arguments.parts {
         let rows = std::thread::scope(|scope| {
             // The client's processor; the node keeps its shards on the first ones.
@@ -88,6 +105,22 @@ pub fn run(arguments: &KvArguments, output: Output) -> Result<Exit, Failure> {
         rows.into_iter().for_each(|row| report.push(row));
     }
     finish(&report, &arguments.options, output)
+}
+
+/// Those of `words` that the processor has.
+fn instructions(words: &[WriteBackWord]) -> anyhow::Result<Vec<WriteBack>> {
+    let here = WriteBack::available();
+    let mut found = Vec::new();
+    for word in words {
+        let instruction = word.instruction().unwrap_or_else(WriteBack::detect);
+        if here.contains(&instruction) && !found.contains(&instruction) {
+            found.push(instruction);
+        }
+    }
+    let names: Vec<&str> = here.iter().map(|instruction| instruction.name()).collect();
+    let names = names.join(", ");
+    anyhow::ensure!(!found.is_empty(), "--write-back: this processor has only: {names}");
+    Ok(found)
 }
 
 impl Bench<'_> {
@@ -103,5 +136,19 @@ impl Bench<'_> {
             Part::Cooperative => storage::cooperative(self),
             Part::Recovery => recovery::rows(self),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn instructions_are_compared_once_each_and_only_where_they_are_here() {
+        let words = [WriteBackWord::Auto, WriteBackWord::Clflush, WriteBackWord::Auto];
+        let found = instructions(&words).unwrap();
+        assert_eq!(found[0], WriteBack::detect());
+        assert!(found.len() <= 2, "{found:?}");
+        assert!(instructions(&[]).is_err());
     }
 }

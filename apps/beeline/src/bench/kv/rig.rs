@@ -9,7 +9,7 @@ use beeline_kv::Eviction;
 use beeline_kv::wire::Protocol;
 use beeline_kv_client::{Client, ClientOptions, ConnectError, Connector};
 use beeline_node::{FabricIncoming, Node, NodeConfig, NodeHandle, ServerOptions};
-use beeline_pmem::{Durability, PoolKind, PoolOptions};
+use beeline_pmem::{Durability, PoolKind, PoolOptions, WriteBack};
 
 /// Bound of one exchange with a shard.
 const BOUND: Duration = Duration::from_secs(10);
@@ -26,6 +26,8 @@ pub struct RigOptions {
     /// Does the work of power durability, with this delay per written line; `None` persists
     /// nothing.
     pub emulated_ns: Option<u32>,
+    /// Instruction that writes lines back; `None` is the best there is.
+    pub write_back: Option<WriteBack>,
     /// Idle shards help.
     pub cooperative: bool,
     /// More threads than processors: shards poll on for the default time only.
@@ -39,6 +41,7 @@ impl Default for RigOptions {
             segment_bytes: 64 << 20,
             capacity_bytes: 2 << 30,
             emulated_ns: None,
+            write_back: None,
             cooperative: true,
             crowded: false,
         }
@@ -65,6 +68,7 @@ impl Rig {
                 segment_bytes: options.segment_bytes,
                 capacity_bytes: options.capacity_bytes,
                 write_delay_ns: emulated.unwrap_or(0),
+                write_back: options.write_back,
                 emulate_durability: emulated.is_some(),
                 prepared_segments: 1,
                 ..PoolOptions::default()

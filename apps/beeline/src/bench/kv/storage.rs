@@ -2,6 +2,7 @@
 
 use beeline_kv::wire::Protocol;
 use beeline_kv_client::measure_space;
+use beeline_pmem::WriteBack;
 
 use super::Bench;
 use super::load::{Keys, fill, latency, rate};
@@ -119,7 +120,8 @@ pub fn pools(bench: &Bench<'_>) -> anyhow::Result<Vec<Row>> {
             ("written back, emulated", Some(0)),
             ("+150 ns a line, emulated", Some(150)),
         ] {
-            let options = RigOptions { emulated_ns, ..RigOptions::default() };
+            let write_back = bench.write_back.first().copied();
+            let options = RigOptions { emulated_ns, write_back, ..RigOptions::default() };
             let rig = Rig::start(bench.fabric, &options)?;
             let mut clients = Vec::new();
             for protocol in Protocol::ALL {
@@ -153,25 +155,38 @@ pub fn pools(bench: &Bench<'_>) -> anyhow::Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// Two clients put large values into two shards, with and without help between the shards.
+/// What the paper measured of help, by instruction, for 4, 8 and 16 kB (BOOM §4).
+fn paper_help(instruction: WriteBack) -> [&'static str; 3] {
+    match instruction {
+        WriteBack::Clflush => ["+25 %", "+23.5 %", "+14.8 %"],
+        WriteBack::Clwb => ["0", "+6.4 %", "+24.9 %"],
+        _ => ["not measured"; 3],
+    }
+}
+
+/// Two clients put large values into two shards, with and without help between the shards, once for
+/// each write-back instruction; then the instructions against each other.
 pub fn cooperative(bench: &Bench<'_>) -> anyhow::Result<Vec<Row>> {
     let mut rows = Vec::new();
-    let papers = ["0 (clwb)", "+6.4 % (clwb)", "+24.9 % (clwb)"];
+    let instructions = bench.write_back;
     let sizes = bench.options.size(&[4096_usize, 8192, 16_384][..], &[4096]);
-    for (size, paper) in sizes.iter().zip(papers) {
+    for (at, size) in sizes.iter().enumerate() {
         let value = vec![7; *size];
         let count = bench.options.size(4_000_u64.min((64 << 20) / *size as u64), 20);
         let mut rigs = Vec::new();
-        for cooperative in [true, false] {
-            let options = RigOptions {
-                shards: 2,
-                emulated_ns: Some(0),
-                cooperative,
-                crowded: true,
-                segment_bytes: 16 << 20,
-                ..RigOptions::default()
-            };
-            rigs.push(Rig::start(bench.fabric, &options)?);
+        for instruction in instructions {
+            for cooperative in [true, false] {
+                let options = RigOptions {
+                    shards: 2,
+                    emulated_ns: Some(0),
+                    write_back: Some(*instruction),
+                    cooperative,
+                    crowded: true,
+                    segment_bytes: 16 << 20,
+                    capacity_bytes: 512 << 20,
+                };
+                rigs.push(Rig::start(bench.fabric, &options)?);
+            }
         }
         let mut contenders: Vec<Contender<'_>> = rigs
             .iter()
@@ -182,21 +197,30 @@ pub fn cooperative(bench: &Bench<'_>) -> anyhow::Result<Vec<Row>> {
             .collect();
         let figures = alternate(bench.options.turns(), &mut contenders, bench.output)?;
         drop(contenders);
-        let total = rigs[0].stats().store.total;
-        let case = format!("{size} B put, 2 clients, 2 shards, help on");
-        rows.push(
-            Row::new(case, "BOOM", "op/s", Better::Higher, &figures[0])
-                .against("help off", &figures[0], &figures[1])
-                .beside("paper", paper)
-                .beside(
-                    "sub-tasks helped",
-                    format!(
-                        "{} of {}",
-                        total.write_backs_helped,
-                        total.write_backs_helped + total.write_backs_own
-                    ),
-                ),
-        );
+        for ((instruction, figures), rigs) in
+            instructions.iter().zip(figures.chunks_exact(2)).zip(rigs.chunks_exact(2))
+        {
+            let total = rigs[0].stats().store.total;
+            let case = format!("{size} B put, 2 clients, 2 shards, {instruction}, help on");
+            let helped = total.write_backs_helped;
+            let all = helped + total.write_backs_own;
+            rows.push(
+                Row::new(case, "BOOM", "op/s", Better::Higher, &figures[0])
+                    .against("help off", &figures[0], &figures[1])
+                    .beside("paper", paper_help(*instruction)[at])
+                    .beside("sub-tasks helped", format!("{helped} of {all}")),
+            );
+        }
+        // Each with help on: every other contender.
+        let first = instructions[0];
+        for (instruction, theirs) in instructions.iter().zip(figures.iter().step_by(2)).skip(1) {
+            let case = format!("{size} B put, 2 clients, 2 shards, {instruction}, help on");
+            rows.push(Row::new(case, "BOOM", "op/s", Better::Higher, theirs).against(
+                first.to_string(),
+                theirs,
+                &figures[0],
+            ));
+        }
     }
     Ok(rows)
 }
