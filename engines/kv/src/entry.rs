@@ -134,7 +134,7 @@ impl Header {
             && slot <= room_bytes
             && self.used_bytes() <= slot
             && self.flags & !KNOWN_FLAGS == 0
-            && u16::from(self.database) < crate::DATABASES
+            && usize::from(self.database) < crate::INDEXES
             && (self.flags & EXPIRES != 0) == (self.expires_at_ms != 0)
             && (self.flags & TOMBSTONE == 0 || self.value_length == 0)
     }

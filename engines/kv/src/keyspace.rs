@@ -91,7 +91,7 @@ impl<'a> Keyspace<'a> {
     }
 
     /// The locked shard with this index.
-    fn shard(&mut self, needed: usize) -> Result<&mut Shard, KvError> {
+    pub(crate) fn shard(&mut self, needed: usize) -> Result<&mut Shard, KvError> {
         self.shards_mut()
             .find(|shard| shard.index() == needed)
             .ok_or(KvError::WrongShard { needed })
@@ -160,7 +160,10 @@ impl<'a> Keyspace<'a> {
     }
 
     /// Home and owner of a key, apart; `None` for the owner when they are one.
-    fn home_and_owner(&mut self, hash: u64) -> Result<(&mut Shard, Option<&mut Shard>), KvError> {
+    pub(crate) fn home_and_owner(
+        &mut self,
+        hash: u64,
+    ) -> Result<(&mut Shard, Option<&mut Shard>), KvError> {
         let needed = crate::shard_of_hash(hash, self.store().shards());
         match &mut self.shards {
             Shards::One(shard) if shard.index() == needed => Ok((shard, None)),
@@ -182,7 +185,7 @@ impl<'a> Keyspace<'a> {
     }
 
     /// Entries of an open batch that moved: each index owner is told.
-    fn spread_moves(&mut self) {
+    pub(crate) fn spread_moves(&mut self) {
         if !self.home().has_moves() {
             return;
         }

@@ -24,6 +24,7 @@ mod keyspace;
 mod options;
 mod random;
 mod recover;
+mod replica;
 mod segments;
 mod shard;
 mod snapshot;
@@ -41,6 +42,7 @@ pub use error::KvError;
 pub use keyspace::Keyspace;
 pub use options::{Eviction, StoreOptions};
 pub use recover::Opened;
+pub use replica::replace_by_snapshot;
 pub use shard::ahead::KEYS_AHEAD;
 pub use shard::client_log::{Accepted, ClientLog, Notice, Reject, RejectReason};
 pub use shard::reads::ReadGuard;
@@ -51,6 +53,13 @@ pub use store::{RecoveryReport, Store, hash_key, shard_of_hash};
 
 /// Number of databases.
 pub const DATABASES: u16 = 16;
+
+/// The database behind the clients' ones, which none of them can name: what a replicated store
+/// keeps beside its keys, in their batches and snapshots. No flush reaches it.
+pub(crate) const SYSTEM_DATABASE: u8 = 16;
+
+/// Indexes of a shard: one for each database, the last one the system's.
+pub(crate) const INDEXES: usize = DATABASES as usize + 1;
 
 /// Larger is newer, across all keys and clients of a store.
 pub type Version = u64;

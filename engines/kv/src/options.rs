@@ -1,6 +1,7 @@
 //! What a store is asked to be.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use beeline_env::{Clock, SystemClock};
 
@@ -78,6 +79,14 @@ pub struct StoreOptions {
     /// segments less often. `None` goes by the pool: 1 MiB, 4 MiB where lines are written back,
     /// 32 MiB where files are synchronised.
     pub warm_bytes: Option<u32>,
+    /// For a replica of other stores, whose clocks differ: how far time has come where all of them
+    /// agree, Unix milliseconds. A key whose time has come by `clock` is absent for whoever looks;
+    /// it is deleted only when its time has come by this, too. `None`: `clock` decides both.
+    pub agreed_ms: Option<Arc<AtomicU64>>,
+    /// Most bytes of entries in one batch, deletions not counted; `None`: what a segment holds.
+    /// Unlike that it does not depend on how the entries lie, so that replicas agree which entry is
+    /// one too many. At most half a segment leaves room for the deletions.
+    pub batch_limit_bytes: Option<u64>,
 }
 
 impl Default for StoreOptions {
@@ -90,6 +99,8 @@ impl Default for StoreOptions {
             cooperative_write_back: true,
             recovery_threads: 0,
             warm_bytes: None,
+            agreed_ms: None,
+            batch_limit_bytes: None,
         }
     }
 }

@@ -30,7 +30,7 @@ use crate::shard::log::{Draft, Stream};
 use crate::store::{Store, root};
 use crate::unfinished::Unfinished;
 use crate::walk;
-use crate::{DATABASES, Keyspace, KvError, Opened, StoreOptions, Version};
+use crate::{INDEXES, Keyspace, KvError, Opened, StoreOptions, Version};
 
 const MAGIC: &[u8; 8] = b"BEEKVSNP";
 const FORMAT: u32 = 1;
@@ -58,7 +58,7 @@ pub struct SnapshotReport {
 pub struct Snapshot {
     store: Arc<Store>,
     segments: Vec<(Arc<SegmentState>, u32)>,
-    barriers: [Version; DATABASES as usize],
+    barriers: [Version; INDEXES],
     version: Version,
 }
 
@@ -120,14 +120,23 @@ impl Snapshot {
 
     fn write_file(&self, path: &Path) -> Result<SnapshotReport, KvError> {
         let failed = io_error(path);
-        let file = File::create(path).map_err(&failed)?;
+        let mut file = File::create(path).map_err(&failed)?;
+        let report = self.write_to(&mut file).map_err(&failed)?;
+        file.sync_all().map_err(&failed)?;
+        Ok(report)
+    }
+
+    /// Writes the snapshot to `out`, which is not synchronised.
+    ///
+    /// Errors: `out`'s.
+    pub fn write_to(&self, out: &mut dyn Write) -> std::io::Result<SnapshotReport> {
         let mut out = BlockWriter {
-            out: BufWriter::with_capacity(1 << 20, file),
+            out: BufWriter::with_capacity(1 << 20, out),
             payload: Vec::with_capacity(BLOCK_BYTES * 2),
             records: 0,
             report: SnapshotReport { version: self.version, ..SnapshotReport::default() },
         };
-        out.head(self.store.clock.unix_ms()).map_err(&failed)?;
+        out.head(self.store.clock.unix_ms())?;
         let mut copy = Vec::new();
         for (state, tail) in &self.segments {
             let length = *tail as usize;
@@ -149,11 +158,9 @@ impl Snapshot {
                     outcome = out.record(header, body);
                 }
             });
-            outcome.map_err(&failed)?;
+            outcome?;
         }
-        let (report, file) = out.finish().map_err(&failed)?;
-        file.sync_all().map_err(&failed)?;
-        Ok(report)
+        out.finish()
     }
 
     /// False when the entry is of no use to the snapshot for certain.
@@ -204,7 +211,7 @@ impl Shard {
     }
 
     /// Stores a record of a snapshot under its own version, unless a newer one is there.
-    fn restore_record(&mut self, record: &Record, body: &[u8]) -> Result<(), KvError> {
+    pub(crate) fn restore_record(&mut self, record: &Record, body: &[u8]) -> Result<(), KvError> {
         let (key, value) = body.split_at(usize::from(record.key_length));
         let hash = self.store.hash_key(record.database, key);
         if let Some(id) = self.find(record.database, hash, key)
@@ -239,14 +246,14 @@ impl Shard {
     }
 }
 
-struct BlockWriter {
-    out: BufWriter<File>,
+struct BlockWriter<'o> {
+    out: BufWriter<&'o mut dyn Write>,
     payload: Vec<u8>,
     records: u32,
     report: SnapshotReport,
 }
 
-impl BlockWriter {
+impl BlockWriter<'_> {
     fn head(&mut self, unix_ms: u64) -> std::io::Result<()> {
         let mut head = Vec::with_capacity(HEAD_BYTES);
         head.extend_from_slice(MAGIC);
@@ -302,14 +309,13 @@ impl BlockWriter {
         self.write(payload)
     }
 
-    fn finish(mut self) -> std::io::Result<(SnapshotReport, File)> {
+    fn finish(mut self) -> std::io::Result<SnapshotReport> {
         self.block()?;
         let mut totals = self.report.records.to_le_bytes().to_vec();
         totals.extend_from_slice(&self.report.bytes.to_le_bytes());
         self.block_of(END, &totals)?;
-        let report = self.report;
-        let file = self.out.into_inner().map_err(std::io::IntoInnerError::into_error)?;
-        Ok((report, file))
+        self.out.flush()?;
+        Ok(self.report)
     }
 }
 
@@ -320,13 +326,13 @@ fn sync_parent(path: &Path) -> std::io::Result<()> {
 
 /// A record of a snapshot file.
 #[derive(Clone, Copy, Debug)]
-struct Record {
-    version: Version,
+pub(crate) struct Record {
+    pub version: Version,
     expires_at_ms: u64,
-    key_length: u16,
+    pub key_length: u16,
     kind: u8,
     flags: u8,
-    database: u8,
+    pub database: u8,
 }
 
 /// Splits a payload into records; `None` when they do not fill it exactly or make no sense.
@@ -344,7 +350,7 @@ fn records_of(mut payload: &[u8]) -> Option<Vec<(Record, &[u8])>> {
         let (flags, database) = (head[23], head[24]);
         let expires_at_ms = u64_at(8);
         if flags & !(TOMBSTONE | EXPIRES) != 0
-            || u16::from(database) >= DATABASES
+            || usize::from(database) >= INDEXES
             || (flags & EXPIRES != 0) != (expires_at_ms != 0)
             || (flags & TOMBSTONE != 0 && value_length != 0)
         {
@@ -360,7 +366,7 @@ fn records_of(mut payload: &[u8]) -> Option<Vec<(Record, &[u8])>> {
 }
 
 /// Reads a snapshot file, calling `visit` with the records of each block that checks out.
-fn read_file(
+pub(crate) fn read_file(
     path: &Path,
     mut visit: impl FnMut(Record, &[u8]) -> Result<(), KvError>,
 ) -> Result<SnapshotReport, KvError> {

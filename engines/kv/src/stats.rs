@@ -80,8 +80,8 @@ counters! {
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct DatabaseCounters {
-    pub keys: [AtomicU64; crate::DATABASES as usize],
-    pub expiring: [AtomicU64; crate::DATABASES as usize],
+    pub keys: [AtomicU64; crate::INDEXES],
+    pub expiring: [AtomicU64; crate::INDEXES],
 }
 
 /// Adds to a counter that only this thread writes.

@@ -11,7 +11,7 @@ use crate::segments::{FORMAT, HEAD, SegmentState, SegmentTable, word};
 use crate::shard::Shard;
 use crate::stats::{DatabaseCounters, ShardCounters, StoreStats};
 use crate::write_back::WriteBack;
-use crate::{DATABASES, Eviction, KvError, StoreOptions, Version};
+use crate::{DATABASES, Eviction, INDEXES, KvError, SYSTEM_DATABASE, StoreOptions, Version};
 
 /// Root words of the pool.
 pub(crate) mod root {
@@ -23,6 +23,10 @@ pub(crate) mod root {
     pub const VERSION_CEILING: usize = 17;
     /// Format of everything the store keeps in the pool.
     pub const FORMAT: usize = 18;
+    /// Flush barrier of what a replicated store keeps beside its keys.
+    pub const BARRIER_SYSTEM: usize = 19;
+    /// 1 while a snapshot replaces the contents: what is there then is worth nothing.
+    pub const REPLACING: usize = 20;
 }
 
 /// Format version of the store.
@@ -100,8 +104,8 @@ pub struct Store {
     next_version: AtomicU64,
     version_ceiling: AtomicU64,
     raising: Mutex<()>,
-    barriers: [AtomicU64; DATABASES as usize],
-    pub(crate) flush_epochs: [AtomicU64; DATABASES as usize],
+    barriers: [AtomicU64; INDEXES],
+    pub(crate) flush_epochs: [AtomicU64; INDEXES],
     max_memory_bytes: AtomicU64,
     eviction: AtomicU8,
     allocating: Mutex<()>,
@@ -112,6 +116,9 @@ pub struct Store {
     free_at_open: u64,
     /// From this many bytes on a head is left for a warm segment, where that pays.
     pub(crate) warm_bytes: u32,
+    agreed_ms: Option<Arc<AtomicU64>>,
+    /// Most bytes of entries in a batch, deletions not counted.
+    pub(crate) batch_limit_bytes: u64,
 }
 
 struct Hook(Box<dyn Fn() + Send + Sync>);
@@ -146,11 +153,24 @@ impl Store {
             let header = crate::entry::Header { version: u64::MAX, ..Default::default() };
             sealer.seal(u32::MAX, u64::MAX, u32::MAX, &header)
         };
+        let ceiling = pool.root_word(root::VERSION_CEILING).max(1);
+        if pool.root_word(root::REPLACING) != 0 {
+            // A snapshot was replacing the contents: what is there now is a part of it.
+            for word in [root::BARRIER_ALL, root::BARRIER_SYSTEM] {
+                pool.store_root_word(word, ceiling);
+            }
+            let mut persister = pool.persister();
+            persister.flush_root();
+            persister.fence()?;
+            pool.store_root_word(root::REPLACING, 0);
+        }
         let all = pool.root_word(root::BARRIER_ALL);
         let barriers = std::array::from_fn(|database| {
-            AtomicU64::new(pool.root_word(root::BARRIER + database).max(all))
+            AtomicU64::new(match u8::try_from(database) {
+                Ok(SYSTEM_DATABASE) => pool.root_word(root::BARRIER_SYSTEM),
+                _ => pool.root_word(root::BARRIER + database).max(all),
+            })
         });
-        let ceiling = pool.root_word(root::VERSION_CEILING).max(1);
         let shards = options.shards.clamp(1, 1024);
         Ok(Arc::new(Self {
             clock: Arc::clone(&options.clock),
@@ -184,8 +204,19 @@ impl Store {
                 Mechanism::CacheLine(_) | Mechanism::CacheLineEmulated(_) => 4 << 20,
                 _ => 1 << 20,
             }),
+            agreed_ms: options.agreed_ms.clone(),
+            batch_limit_bytes: options.batch_limit_bytes.unwrap_or(u64::MAX),
             pool,
         }))
+    }
+
+    /// Keys whose time came by then may be deleted; see [`StoreOptions::agreed_ms`].
+    pub(crate) fn deletes_until_ms(&self) -> u64 {
+        let now_ms = self.clock.unix_ms();
+        match &self.agreed_ms {
+            Some(agreed_ms) => now_ms.min(agreed_ms.load(Ordering::Relaxed)),
+            None => now_ms,
+        }
     }
 
     /// Number of shards.
@@ -390,6 +421,38 @@ impl Store {
             self.flush_epochs[database].fetch_add(1, Ordering::Relaxed);
         }
         Ok(())
+    }
+
+    /// Makes everything dead that is there now, what no client can name included, until
+    /// [`Store::end_replacing`] for good: a store opened meanwhile is empty. Versions up to
+    /// `reach` above the barrier returned are reserved. The caller holds every shard.
+    pub(crate) fn begin_replacing(&self, reach: Version) -> Result<Version, KvError> {
+        let barrier = self.next_version()?;
+        self.version_seen(barrier + reach);
+        // Raises the ceiling above all of them.
+        let _ = self.next_version()?;
+        for word in [root::BARRIER_ALL, root::BARRIER_SYSTEM] {
+            self.pool.store_root_word(word, barrier);
+        }
+        self.pool.store_root_word(root::REPLACING, 1);
+        self.persist_root()?;
+        for database in 0..INDEXES {
+            self.barriers[database].store(barrier, Ordering::Relaxed);
+            self.flush_epochs[database].fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(barrier)
+    }
+
+    /// What is there now counts.
+    pub(crate) fn end_replacing(&self) -> Result<(), KvError> {
+        self.pool.store_root_word(root::REPLACING, 0);
+        Ok(self.persist_root()?)
+    }
+
+    /// Whether new data has room only where deletions and collection make some.
+    #[must_use]
+    pub fn is_short(&self) -> bool {
+        self.free_segments() <= self.reserve(Need::Data)
     }
 
     /// Has `wake` called when an allocation finds the pool full: other shards may hold garbage, and

@@ -72,6 +72,9 @@ pub struct Counters {
     pub hits: u64,
     /// Those that did not.
     pub misses: u64,
+    /// Error replies because the store failed or had no room, which says nothing about the
+    /// request.
+    pub store_failures: u64,
 }
 
 /// What a [`Call::put`] does with the expiry.

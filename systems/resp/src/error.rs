@@ -94,6 +94,21 @@ impl CommandError {
         }
     }
 
+    /// Whether the reason lies in the store, not in the request: another replica may be able.
+    pub(crate) fn is_of_store(&self) -> bool {
+        match self {
+            Self::OutOfMemory => true,
+            Self::Store(error) => !matches!(
+                error,
+                KvError::BatchTooLarge { .. }
+                    | KvError::ValueTooLong { .. }
+                    | KvError::KeyTooLong { .. }
+                    | KvError::Database { .. }
+            ),
+            _ => false,
+        }
+    }
+
     /// Appends the error reply.
     pub(crate) fn write_to(&self, out: &mut crate::Output) {
         match self {

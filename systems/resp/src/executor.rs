@@ -5,11 +5,12 @@ use beeline_kv::Keyspace;
 use crate::args::Args;
 use crate::commands::{Call, Counters, Scratch, transactions};
 use crate::error::CommandError;
+use crate::logged::Logged;
 use crate::output::{Output, Version};
 use crate::parser::ProtocolError;
 use crate::plan::{Action, Plan};
 use crate::server::Server;
-use crate::session::Session;
+use crate::session::{ClientInfo, Session};
 use crate::table::{self, Found, Handler};
 
 /// What is to happen with the connection once its output is sent.
@@ -144,6 +145,59 @@ impl Executor {
             in_batch: false,
         };
         transactions::run(None, &mut call);
+    }
+}
+
+impl Executor {
+    /// Runs a request of the log ([`crate::logged`]) within the open batch of `store`, which holds
+    /// every shard, and appends its reply to `out`. Its effects and its reply depend on the
+    /// request, the keyspace and the store's clock alone.
+    ///
+    /// `false`: the store refused what it would not refuse at another replica. What the batch
+    /// holds must not be kept.
+    #[must_use]
+    pub fn execute_logged(
+        &mut self,
+        request: &Logged,
+        store: &mut Keyspace<'_>,
+        out: &mut Output,
+        server: &dyn Server,
+    ) -> bool {
+        let failures = self.counters.store_failures;
+        out.set_version(request.version);
+        let info = ClientInfo { database: request.database, ..ClientInfo::default() };
+        let mut session = Session::new(info, server);
+        session.version = request.version;
+        session.authenticated = true;
+        let args = request.requests.get(0);
+        let found = match table::resolve(args) {
+            _ if request.is_transaction => table::find_full(b"exec"),
+            Found::Command(command) => Some(command),
+            _ => None,
+        };
+        let Some(command) = found else {
+            CommandError::Line("ERR unknown command in the log").write_to(out);
+            return true;
+        };
+        let mut call = Call {
+            command,
+            args,
+            database: request.database,
+            store,
+            out,
+            server,
+            scratch: &mut self.scratch,
+            counters: &mut self.counters,
+            in_batch: true,
+        };
+        if request.is_transaction {
+            transactions::run_logged(&mut session, request, &mut call);
+        } else if command.takes(args.len()) && matches!(command.handler, Handler::Data(_)) {
+            transactions::run(None, &mut call);
+        } else {
+            CommandError::Line("ERR this command needs its connection").write_to(call.out);
+        }
+        self.counters.store_failures == failures
     }
 }
 

@@ -152,6 +152,17 @@ pub enum Route {
     All,
 }
 
+/// What a request does to the keyspace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Nothing: it concerns the connection or the node, or is refused.
+    None,
+    /// It looks.
+    Read,
+    /// It may change something.
+    Write,
+}
+
 /// Finds the shard of a key.
 pub trait Placement {
     /// The shard of `key` in `database`.
@@ -333,6 +344,62 @@ impl<'a> Plan<'a> {
                 session.transaction.commands.iter().any(|command| command.has(flag::WRITE))
             }
             Action::Run(command) => command.has(flag::WRITE),
+            _ => false,
+        }
+    }
+
+    /// What it does to the keyspace.
+    #[must_use]
+    pub fn effect(&self, session: &Session) -> Effect {
+        let Action::Run(command) = self.action else { return Effect::None };
+        let transaction = &session.transaction;
+        match command.scope {
+            Scope::Connection | Scope::Node => Effect::None,
+            Scope::Transaction if command.name != "exec" || transaction.failed => Effect::None,
+            Scope::Transaction if !session.watched.is_empty() || self.may_write(session) => {
+                Effect::Write
+            }
+            Scope::Transaction if transaction.commands.is_empty() => Effect::None,
+            Scope::Transaction => Effect::Read,
+            _ if command.has(flag::WRITE) => Effect::Write,
+            _ => Effect::Read,
+        }
+    }
+
+    /// Whether it is to be queued in a transaction, and could not run at every replica alike.
+    #[must_use]
+    pub fn queues_local(&self) -> Option<&'static str> {
+        let Action::Queue(command) = self.action else { return None };
+        let elsewhere = match command.scope {
+            Scope::Connection => !matches!(command.name, "select" | "ping" | "echo"),
+            Scope::Node => true,
+            // A flush takes effect by itself, whatever becomes of the rest.
+            Scope::Everything => command.has(flag::WRITE),
+            _ => false,
+        };
+        elsewhere.then_some(command.name)
+    }
+
+    /// Whether no command of this name is known.
+    #[must_use]
+    pub fn is_unknown(&self) -> bool {
+        matches!(self.action, Action::Reject(Rejection::Unknown))
+    }
+
+    /// Whether it runs a transaction.
+    #[must_use]
+    pub fn is_exec(&self) -> bool {
+        matches!(self.action, Action::Run(command) if command.name == "exec")
+    }
+
+    /// Whether it needs memory, and is refused where there is none.
+    #[must_use]
+    pub fn needs_room(&self, session: &Session) -> bool {
+        match self.action {
+            Action::Run(_) if self.is_exec() => {
+                session.transaction.commands.iter().any(|command| command.has(flag::DENYOOM))
+            }
+            Action::Run(command) => command.has(flag::DENYOOM),
             _ => false,
         }
     }

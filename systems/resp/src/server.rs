@@ -138,6 +138,11 @@ pub trait Server {
     /// Whether a new connection must authenticate.
     fn password_required(&self) -> bool;
 
+    /// Whether the keys are those of a replicated log, which every change goes through.
+    fn is_replicated(&self) -> bool {
+        false
+    }
+
     /// Whether `password` is `user`'s.
     fn authenticate(&self, user: &[u8], password: &[u8]) -> bool;
 

@@ -29,6 +29,8 @@ pub(crate) struct Watched {
     pub version: Option<beeline_kv::Version>,
     /// The newest version of all at WATCH: a deletion above it means that the key was there since.
     pub newest: beeline_kv::Version,
+    /// What the key held, where versions say nothing to other replicas.
+    pub fingerprint: Option<u64>,
 }
 
 /// A transaction between MULTI and EXEC.
@@ -150,6 +152,7 @@ pub struct Session {
     pub(crate) transaction: Transaction,
     pub(crate) watched: Vec<Watched>,
     pub(crate) closing: bool,
+    pub(crate) stale_reads: bool,
 }
 
 impl Session {
@@ -167,7 +170,20 @@ impl Session {
             transaction: Transaction::default(),
             watched: Vec::new(),
             closing: false,
+            stale_reads: false,
         }
+    }
+
+    /// Whether READONLY allows it to see a replica's state as it is, which may be old.
+    #[inline]
+    #[must_use]
+    pub fn reads_stale(&self) -> bool {
+        self.stale_reads
+    }
+
+    /// A request was refused by the node: a transaction that was being queued fails.
+    pub fn refuse_queued(&mut self) {
+        self.transaction.failed |= self.transaction.open;
     }
 
     /// Number of the connection.

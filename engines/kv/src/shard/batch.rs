@@ -39,6 +39,8 @@ pub(crate) struct Batch {
     moves: Vec<Move>,
     /// Records in the head's roster before the first member.
     records: usize,
+    /// Bytes of entries that are no deletions.
+    bytes: u64,
 }
 
 impl Shard {
@@ -61,6 +63,7 @@ impl Shard {
         let last = batch.as_ref().and_then(|batch| batch.members.last().copied());
         if let Some(mut batch) = batch {
             batch.members.clear();
+            batch.bytes = 0;
             self.spare_batch = batch;
         }
         let Some(last) = last else { return };
@@ -95,6 +98,19 @@ impl Shard {
         {
             member.follows = true;
         }
+    }
+
+    /// Counts an entry about to join the open batch, unless it is one too many for the limit that
+    /// does not depend on how entries lie.
+    pub(crate) fn admit_to_batch(&mut self, slot_bytes: u64) -> Result<(), KvError> {
+        let limit = self.store.batch_limit_bytes;
+        let Some(batch) = &mut self.batch else { return Ok(()) };
+        let length = batch.bytes + slot_bytes;
+        if length > limit {
+            return Err(KvError::BatchTooLarge { length, limit });
+        }
+        batch.bytes = length;
+        Ok(())
     }
 
     /// Refuses an entry with which the open batch no longer fits one segment.

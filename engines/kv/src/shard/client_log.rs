@@ -344,7 +344,9 @@ fn validate(
     let mut head = [0; HEADER_BYTES as usize];
     state.segment.read(offset as usize, &mut head);
     let header = Header::decode(&head);
-    let known = header.flags & entry::BATCH_MORE == 0 && head[41..] == [0; 7];
+    let known = header.flags & entry::BATCH_MORE == 0
+        && u16::from(header.database) < crate::DATABASES
+        && head[41..] == [0; 7];
     if !known || header.slot_bytes < HEADER_BYTES || !header.is_plausible(u64::from(room)) {
         return Err(RejectReason::Header);
     }

@@ -456,7 +456,7 @@ impl Shard {
 
     /// Marks every readable slot in `segment` as lost.
     fn lose_slots(&mut self, segment: &SegmentState) {
-        for database in 0..crate::DATABASES as u8 {
+        for database in 0..crate::INDEXES as u8 {
             let Some(index) = self.databases[database as usize].as_deref() else { continue };
             let mut hit = Vec::new();
             for page in 0..index.pages() {

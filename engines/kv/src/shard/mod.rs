@@ -23,7 +23,7 @@ use crate::random::Xorshift;
 use crate::segments::{SegmentCache, SegmentState};
 use crate::stats::{self, ShardCounters, ShardStats};
 use crate::store::Store;
-use crate::{DATABASES, KvError, Version};
+use crate::{DATABASES, INDEXES, KvError, SYSTEM_DATABASE, Version};
 
 use batch::Batch;
 use collect::Collector;
@@ -74,7 +74,7 @@ pub struct Maintenance {
 pub struct Shard {
     pub(crate) index: usize,
     pub(crate) store: Arc<Store>,
-    pub(crate) databases: [Option<Box<Index>>; DATABASES as usize],
+    pub(crate) databases: [Option<Box<Index>>; INDEXES],
     pub(crate) cache: SegmentCache,
     pub(crate) log: Log,
     pub(crate) persister: Persister,
@@ -145,7 +145,7 @@ impl Shard {
         if database < limit { Ok(()) } else { Err(KvError::Database { database, limit }) }
     }
 
-    fn check_writable(&self) -> Result<(), KvError> {
+    pub(crate) fn check_writable(&self) -> Result<(), KvError> {
         if self.poisoned { Err(KvError::Poisoned { shard: self.index }) } else { Ok(()) }
     }
 
@@ -219,7 +219,7 @@ impl Shard {
         stats::add(if entry.is_some() { &counters.hits } else { &counters.misses }, 1);
         let entry = entry?;
         if entry.expires_at_ms != 0 && entry.expires_at_ms <= self.store.clock.unix_ms() {
-            self.expire(database, hash, key);
+            self.expire(database, hash, key, entry.expires_at_ms);
             return None;
         }
         Some(entry)
@@ -369,6 +369,10 @@ impl Shard {
         options: PutOptions,
     ) -> Result<Appended, KvError> {
         let flags = if options.expires_at_ms == 0 { 0 } else { EXPIRES };
+        if self.batch.is_some() && database != SYSTEM_DATABASE {
+            let length = value.iter().map(|part| part.len()).sum();
+            self.admit_to_batch(entry::slot_bytes_for(key.len(), length))?;
+        }
         self.expiry.note(options.expires_at_ms);
         let version = self.store.next_version()?;
         let draft = Draft {
@@ -445,7 +449,10 @@ impl Shard {
     }
 
     /// Deletes a key whose time has come.
-    fn expire(&mut self, database: u8, hash: u64, key: &[u8]) {
+    fn expire(&mut self, database: u8, hash: u64, key: &[u8], expires_at_ms: u64) {
+        if expires_at_ms > self.store.deletes_until_ms() {
+            return;
+        }
         // Where not even a tombstone fits, the key stays and is reported absent as long as its
         // time is past; the next lookup tries again.
         if let Ok(appended) = self.append_tombstone(database, key) {
@@ -537,7 +544,7 @@ impl Shard {
                 return Ok(true);
             }
             let key = std::mem::take(out);
-            self.expire(database, slot.hash, &key);
+            self.expire(database, slot.hash, &key, header.expires_at_ms);
         }
         Ok(false)
     }

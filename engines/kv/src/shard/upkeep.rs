@@ -79,7 +79,7 @@ impl Shard {
         if self.expiry.at.is_some() {
             sooner(&mut deadline, now_ns + SWEEP_PAUSE_NS);
         } else if self.expires_anything() {
-            let now_ms = self.store.clock.unix_ms();
+            let now_ms = self.store.deletes_until_ms();
             let wait = self.expiry.due_ms.saturating_sub(now_ms).clamp(10, LONGEST_SLEEP_MS);
             sooner(&mut deadline, now_ns + wait * 1_000_000);
         }
@@ -105,7 +105,7 @@ impl Shard {
             self.expiry = Expiry { due_ms: u64::MAX, ..Expiry::default() };
             return Ok(false);
         }
-        let now = self.store.clock.unix_ms();
+        let now = self.store.deletes_until_ms();
         let (mut database, mut page) = match self.expiry.at {
             Some(at) => at,
             None if self.expiry.due_ms <= now => {
@@ -171,7 +171,7 @@ impl Shard {
         let state = self.cache.get(&self.store.table, slot.location.segment());
         let header = read_key(state, slot, key);
         let database = header.database;
-        if u16::from(database) >= crate::DATABASES {
+        if usize::from(database) >= crate::INDEXES {
             return Ok(false);
         }
         let hash = self.store.hash_key(database, key);
@@ -228,11 +228,12 @@ impl Shard {
         };
         let random_policy = matches!(policy, Eviction::AllKeysRandom | Eviction::VolatileRandom);
         let samples = if random_policy { 1 } else { SAMPLES };
+        let clients = usize::from(crate::DATABASES);
         let mut best: Option<(u64, Slot)> = None;
         for _ in 0..samples {
             let start = self.random.next();
-            for turn in 0..self.databases.len() {
-                let database = (start as usize + turn) % self.databases.len();
+            for turn in 0..clients {
+                let database = (start as usize + turn) % clients;
                 let Some(index) = self.databases[database].as_deref() else { continue };
                 let any = if policy.only_expiring() { index.expiring } else { index.live };
                 if any == 0 {

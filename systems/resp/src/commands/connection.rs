@@ -30,6 +30,27 @@ pub fn select(session: &mut Session, call: &mut Call<'_, '_>) -> CommandResult {
     Ok(())
 }
 
+pub fn readonly(session: &mut Session, call: &mut Call<'_, '_>) -> CommandResult {
+    allow_stale_reads(session, call, true)
+}
+
+pub fn readwrite(session: &mut Session, call: &mut Call<'_, '_>) -> CommandResult {
+    allow_stale_reads(session, call, false)
+}
+
+fn allow_stale_reads(
+    session: &mut Session,
+    call: &mut Call<'_, '_>,
+    allowed: bool,
+) -> CommandResult {
+    if !call.server.is_replicated() {
+        return Err(CommandError::Line("ERR This instance has cluster support disabled"));
+    }
+    session.stale_reads = allowed;
+    call.out.ok();
+    Ok(())
+}
+
 pub fn quit(session: &mut Session, call: &mut Call<'_, '_>) -> CommandResult {
     session.closing = true;
     call.out.ok();
@@ -37,6 +58,7 @@ pub fn quit(session: &mut Session, call: &mut Call<'_, '_>) -> CommandResult {
 }
 
 pub fn reset(session: &mut Session, call: &mut Call<'_, '_>) -> CommandResult {
+    session.stale_reads = false;
     session.transaction.clear();
     session.watched.clear();
     session.replies = Replies::On;

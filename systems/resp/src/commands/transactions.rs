@@ -8,8 +8,9 @@ use beeline_kv::KEYS_AHEAD;
 
 use super::{Call, CommandResult};
 use crate::error::CommandError;
-use crate::session::{Session, Watched};
-use crate::table::Handler;
+use crate::logged::Logged;
+use crate::session::{Session, Transaction, Watched};
+use crate::table::{self, Found, Handler};
 
 pub fn multi(session: &mut Session, call: &mut Call<'_, '_>) -> CommandResult {
     if session.transaction.open {
@@ -40,11 +41,27 @@ pub fn watch(session: &mut Session, call: &mut Call<'_, '_>) -> CommandResult {
         if !session.watched.iter().any(known) {
             let version = call.lookup(key)?.map(|entry| entry.version);
             let newest = call.store.store().newest_version();
-            session.watched.push(Watched { database, key: key.to_vec(), version, newest });
+            let replicated = call.server.is_replicated();
+            let fingerprint = replicated.then(|| fingerprint(call, database, key)).transpose()?;
+            let key = key.to_vec();
+            session.watched.push(Watched { database, key, version, newest, fingerprint });
         }
     }
     call.out.ok();
     Ok(())
+}
+
+/// What a key holds, in a number that every replica comes to; 0: there is no such key.
+pub(crate) fn fingerprint(
+    call: &mut Call<'_, '_>,
+    database: u8,
+    key: &[u8],
+) -> Result<u64, CommandError> {
+    let Some(entry) = call.store.lookup(database, key)? else { return Ok(0) };
+    let seed = entry.expires_at_ms ^ u64::from(entry.kind) << 56;
+    let hash =
+        call.store.with_value(&entry, |value| xxhash_rust::xxh3::xxh3_64_with_seed(value, seed))?;
+    Ok(hash.max(1))
 }
 
 pub fn unwatch(session: &mut Session, call: &mut Call<'_, '_>) -> CommandResult {
@@ -87,31 +104,12 @@ pub fn exec(session: &mut Session, call: &mut Call<'_, '_>) -> CommandResult {
             Ok(())
         }
         Ok(true) => {
-            call.out.array(transaction.commands.len());
             let writes =
                 transaction.commands.iter().any(|command| command.has(crate::table::flag::WRITE));
             if writes {
                 call.store.begin_batch();
             }
-            for (index, &command) in transaction.commands.iter().enumerate() {
-                if index.is_multiple_of(KEYS_AHEAD) {
-                    let queued = index..transaction.commands.len();
-                    let keys = queued.map(|index| transaction.requests.get(index).get(1));
-                    call.store.expect_keys(session.info.database, keys);
-                }
-                let mut inner = Call {
-                    command,
-                    args: transaction.requests.get(index),
-                    database: session.info.database,
-                    store: call.store,
-                    out: call.out,
-                    server: call.server,
-                    scratch: call.scratch,
-                    counters: call.counters,
-                    in_batch: writes,
-                };
-                run(Some(session), &mut inner);
-            }
+            run_queued(session, &transaction, call, writes);
             if writes {
                 call.store.end_batch();
             }
@@ -122,6 +120,59 @@ pub fn exec(session: &mut Session, call: &mut Call<'_, '_>) -> CommandResult {
     // Gives the queue's memory back to the session for the next transaction.
     session.transaction = transaction;
     outcome
+}
+
+/// Runs what was queued and writes the array of replies.
+pub(crate) fn run_queued(
+    session: &mut Session,
+    transaction: &Transaction,
+    call: &mut Call<'_, '_>,
+    in_batch: bool,
+) {
+    call.out.array(transaction.commands.len());
+    for (index, &command) in transaction.commands.iter().enumerate() {
+        if index.is_multiple_of(KEYS_AHEAD) {
+            let queued = index..transaction.commands.len();
+            let keys = queued.map(|index| transaction.requests.get(index).get(1));
+            call.store.expect_keys(session.info.database, keys);
+        }
+        let mut inner = Call {
+            command,
+            args: transaction.requests.get(index),
+            database: session.info.database,
+            store: call.store,
+            out: call.out,
+            server: call.server,
+            scratch: call.scratch,
+            counters: call.counters,
+            in_batch,
+        };
+        run(Some(session), &mut inner);
+    }
+}
+
+/// Runs a transaction of the log: its queue, if every watched key still holds what it held.
+pub(crate) fn run_logged(session: &mut Session, request: &Logged, call: &mut Call<'_, '_>) {
+    let mut transaction = Transaction::default();
+    for index in 0..request.requests.len() {
+        let args = request.requests.get(index);
+        if let Found::Command(command) = table::resolve(args)
+            && command.takes(args.len())
+            && transaction.requests.push(args)
+        {
+            transaction.commands.push(command);
+        } else {
+            return CommandError::Line("EXECABORT unknown command in the log").write_to(call.out);
+        }
+    }
+    for (database, key, wanted) in &request.watched {
+        match fingerprint(call, *database, key) {
+            Ok(found) if found == *wanted => {}
+            Ok(_) => return call.out.null_array(),
+            Err(error) => return error.write_to(call.out),
+        }
+    }
+    run_queued(session, &transaction, call, true);
 }
 
 /// Runs one command whose arity and permissions were checked; an error becomes its reply.
@@ -138,6 +189,7 @@ pub(crate) fn run(session: Option<&mut Session>, call: &mut Call<'_, '_>) {
     if let Err(error) = done {
         call.out.truncate(start);
         call.counters.errors += 1;
+        call.counters.store_failures += u64::from(error.is_of_store());
         error.write_to(call.out);
     }
 }

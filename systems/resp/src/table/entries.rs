@@ -211,7 +211,7 @@ static OBJECT: [Command; 5] = [
 ];
 
 /// Every command, in alphabetical order.
-pub static COMMANDS: [Command; 68] = [
+pub static COMMANDS: [Command; 70] = [
     command("append", 3, WRITE | DENYOOM | FAST, &["@write", "@string", "@fast"])
         .keys((1, 1, 1), &[RW_INSERT_1])
         .data(Scope::Keys, strings::append)
@@ -427,6 +427,12 @@ pub static COMMANDS: [Command; 68] = [
         .tips(&["request_policy:all_shards", "nondeterministic_output"])
         .data(Scope::Everything, keyspace_wide::randomkey)
         .docs("generic", "1.0.0", "Returns some key"),
+    command("readonly", 1, LOADING | STALE | FAST, &["@fast", "@connection"])
+        .session(Scope::Connection, connection::readonly)
+        .docs("cluster", "3.0.0", "Lets this connection read what a replica holds, old or not"),
+    command("readwrite", 1, LOADING | STALE | FAST, &["@fast", "@connection"])
+        .session(Scope::Connection, connection::readwrite)
+        .docs("cluster", "3.0.0", "Ends READONLY"),
     command("rename", 3, WRITE, &["@keyspace", "@write", "@slow"])
         .keys((1, 2, 1), &[RW_ACCESS_DELETE_1, OW_UPDATE_2])
         .data(Scope::Keys, keys::rename)

@@ -1,0 +1,91 @@
+//! What a store needs to be one of several that apply the same commands.
+//!
+//! Beside the clients' keys lie a few entries that no client can name and no flush reaches: how far
+//! the commands were applied. They go into the batches of the commands' effects, so that after a
+//! crash they tell exactly what is there; and into snapshots.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::shard::{PutOptions, Shard};
+use crate::snapshot::{SnapshotReport, check_snapshot, read_file};
+use crate::store::Store;
+use crate::{INDEXES, Keyspace, KvError, SYSTEM_DATABASE, shard_of_hash};
+
+/// Records between two commits.
+const RECORDS_PER_COMMIT: u32 = 1024;
+
+impl Keyspace<'_> {
+    /// Stores an entry that no client can name; within a batch, as a part of it. The shard of the
+    /// key has to be locked.
+    ///
+    /// Errors: as [`Keyspace::put`].
+    pub fn put_system(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
+        let hash = self.store().hash_key(SYSTEM_DATABASE, key);
+        let (home, _) = self.home_and_owner(hash)?;
+        home.check_writable()?;
+        let options = PutOptions::default();
+        let appended = home.append_put(SYSTEM_DATABASE, hash, key, &[value], options);
+        // Also where it failed: room may have been made by moving the batch.
+        self.spread_moves();
+        let appended = appended?;
+        let owner = shard_of_hash(hash, self.store().shards());
+        self.shard(owner)?.install(SYSTEM_DATABASE, hash, key, &appended);
+        Ok(())
+    }
+
+    /// Puts the value of such an entry into `out`; `false`: there is none.
+    ///
+    /// Errors: [`KvError::WrongShard`], [`KvError::Damaged`].
+    pub fn system(&mut self, key: &[u8], out: &mut Vec<u8>) -> Result<bool, KvError> {
+        let hash = self.store().hash_key(SYSTEM_DATABASE, key);
+        let owner = shard_of_hash(hash, self.store().shards());
+        match self.shard(owner)?.lookup_hashed(SYSTEM_DATABASE, hash, key) {
+            Some(entry) => self.read_value(&entry, out).map(|()| true),
+            None => Ok(false),
+        }
+    }
+}
+
+/// Replaces everything in a store that is in use by the snapshot at `path`, system entries
+/// included. Shards are locked one record at a time: who looks meanwhile sees a part. A crash
+/// before this returned leaves an empty store.
+///
+/// Records keep their order and get versions above all that were there.
+///
+/// Errors: as [`check_snapshot`], and nothing changed; [`KvError::PoolFull`], the pool's: the store
+/// then holds a part, and is empty when it is opened next.
+pub fn replace_by_snapshot(
+    path: &Path,
+    store: &Arc<Store>,
+    shards: &[Arc<Mutex<Shard>>],
+) -> Result<SnapshotReport, KvError> {
+    let lock = |index: usize| shards[index].lock().unwrap_or_else(PoisonError::into_inner);
+    let checked = check_snapshot(path)?;
+    let barrier = {
+        let mut guards: Vec<_> = (0..shards.len()).map(lock).collect();
+        let barrier = store.begin_replacing(checked.version)?;
+        for shard in &mut guards {
+            for database in 0..INDEXES as u8 {
+                shard.forget(database);
+            }
+        }
+        barrier
+    };
+    let commit = || (0..shards.len()).try_for_each(|index| lock(index).commit());
+    let mut uncommitted = 0;
+    let report = read_file(path, |mut record, body| {
+        record.version = record.version.saturating_add(barrier);
+        let owner = store.shard_of(record.database, &body[..usize::from(record.key_length)]);
+        lock(owner).restore_record(&record, body)?;
+        uncommitted += 1;
+        if uncommitted < RECORDS_PER_COMMIT {
+            return Ok(());
+        }
+        uncommitted = 0;
+        commit()
+    })?;
+    commit()?;
+    store.end_replacing()?;
+    Ok(report)
+}

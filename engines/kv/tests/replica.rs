@@ -1,0 +1,207 @@
+//! What a store offers to be one of several replicas: entries beside the keys, time that all agree
+//! on, limits that do not depend on how entries lie, contents replaced by a snapshot.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::sync::Arc;
+use std::sync::MutexGuard;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use beeline_env::ManualClock;
+use beeline_kv::{
+    Keyspace, KvError, Opened, PutOptions, Shard, Store, StoreOptions, replace_by_snapshot,
+};
+use beeline_pmem::{Pool, PoolOptions};
+
+const SEGMENT: u32 = 64 << 10;
+
+fn options() -> PoolOptions {
+    PoolOptions {
+        segment_bytes: SEGMENT,
+        capacity_bytes: 64 * u64::from(SEGMENT),
+        ..PoolOptions::default()
+    }
+}
+
+fn dram() -> Pool {
+    Pool::dram(&PoolOptions::volatile(SEGMENT, 64 * u64::from(SEGMENT))).unwrap()
+}
+
+fn two_shards() -> StoreOptions {
+    StoreOptions { shards: 2, ..StoreOptions::default() }
+}
+
+fn with_keys<R>(opened: &Opened, body: impl FnOnce(&mut Keyspace<'_>) -> R) -> R {
+    let mut guards: Vec<MutexGuard<'_, Shard>> =
+        opened.1.iter().map(|shard| shard.lock().unwrap()).collect();
+    body(&mut Keyspace::many(guards.iter_mut().map(|guard| &mut **guard).collect(), 0))
+}
+
+fn system(opened: &Opened, key: &[u8]) -> Option<Vec<u8>> {
+    let mut value = Vec::new();
+    with_keys(opened, |keys| keys.system(key, &mut value)).unwrap().then_some(value)
+}
+
+fn has(opened: &Opened, key: &[u8]) -> bool {
+    with_keys(opened, |keys| keys.lookup(0, key).unwrap().is_some())
+}
+
+#[test]
+fn system_entries_survive_flushes_and_openings_and_no_client_can_name_them() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("pool");
+    let pool = Pool::create(&path, &options()).unwrap();
+    let opened = Store::open(pool, two_shards()).unwrap();
+    with_keys(&opened, |keys| {
+        keys.begin_batch();
+        keys.put(0, b"key", &[b"value"], PutOptions::default()).unwrap();
+        for lane in 0..20_u8 {
+            keys.put_system(&[lane], &[lane, 1]).unwrap();
+        }
+        keys.end_batch();
+        keys.put_system(&[3], &[3, 2]).unwrap();
+        keys.flush(None).unwrap();
+        keys.commit().unwrap();
+        assert!(matches!(keys.lookup(16, &[3]), Err(KvError::Database { .. })));
+        assert!(matches!(keys.flush(Some(16)), Err(KvError::Database { .. })));
+    });
+    drop(opened);
+    let opened = Store::open(Pool::open(&path, &options()).unwrap(), two_shards()).unwrap();
+    assert!(!has(&opened, b"key"));
+    assert_eq!(system(&opened, &[3]), Some(vec![3, 2]));
+    assert_eq!(system(&opened, &[19]), Some(vec![19, 1]));
+    assert_eq!(system(&opened, &[20]), None);
+}
+
+#[test]
+fn a_batch_is_refused_by_the_bytes_of_its_entries_wherever_they_lie() {
+    let limit = 8 << 10;
+    let options = StoreOptions { batch_limit_bytes: Some(limit), ..two_shards() };
+    let opened = Store::open(dram(), options).unwrap();
+    with_keys(&opened, |keys| {
+        for fill in 0..40_usize {
+            // The log's tail is somewhere else each time.
+            keys.put(0, b"fill", &[&vec![1; 97 * fill]], PutOptions::default()).unwrap();
+            keys.begin_batch();
+            let mut taken = 0;
+            while keys.put(0, &[taken], &[&[7; 1000]], PutOptions::default()).is_ok() {
+                taken += 1;
+            }
+            assert_eq!(taken, 7, "1,056 bytes each in 8 KiB");
+            // Deletions, and what is beside the keys, have room all the same.
+            assert!(keys.delete(0, &[0]).unwrap());
+            keys.put_system(b"lane", b"turn").unwrap();
+            keys.end_batch();
+        }
+    });
+}
+
+#[test]
+fn a_key_past_its_time_is_hidden_and_stays_until_all_agree_on_the_time() {
+    let clock = Arc::new(ManualClock::new(1_000_000));
+    let agreed = Arc::new(AtomicU64::new(1_000_000));
+    let options =
+        StoreOptions { clock: clock.clone(), agreed_ms: Some(Arc::clone(&agreed)), ..two_shards() };
+    let opened = Store::open(dram(), options).unwrap();
+    let put = PutOptions { expires_at_ms: 1_000_100, ..PutOptions::default() };
+    with_keys(&opened, |keys| keys.put(0, b"key", &[b"value"], put).unwrap());
+    clock.set_unix_ms(1_000_200);
+    assert!(!has(&opened, b"key"));
+    for shard in &opened.1 {
+        shard.lock().unwrap().maintain(1 << 20).unwrap();
+    }
+    assert_eq!(opened.0.stats().total.expired, 0);
+    // At the time of a command that was stamped before, it is still there.
+    clock.set_unix_ms(1_000_050);
+    assert!(has(&opened, b"key"));
+    clock.set_unix_ms(1_000_200);
+    agreed.store(1_000_150, Ordering::Relaxed);
+    assert!(!has(&opened, b"key"));
+    assert_eq!(opened.0.stats().total.expired, 1);
+}
+
+#[test]
+fn a_snapshot_replaces_everything_in_a_store_in_use() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("snapshot.bee");
+    let leader = Store::open(dram(), two_shards()).unwrap();
+    with_keys(&leader, |keys| {
+        for n in 0..500_u32 {
+            keys.put(0, &(n % 100).to_be_bytes(), &[&n.to_be_bytes()], PutOptions::default())
+                .unwrap();
+        }
+        keys.delete(0, &7_u32.to_be_bytes()).unwrap();
+        keys.put_system(b"progress", b"500").unwrap();
+        keys.begin_snapshot().unwrap()
+    })
+    .write(&path)
+    .unwrap();
+
+    let home = directory.path().join("pool");
+    let follower = Store::open(Pool::create(&home, &options()).unwrap(), two_shards()).unwrap();
+    with_keys(&follower, |keys| {
+        // More versions than the leader gave out.
+        for n in 0..5000_u32 {
+            keys.put(0, &(n % 300).to_be_bytes(), &[b"old"], PutOptions::default()).unwrap();
+        }
+        keys.put_system(b"progress", b"9").unwrap();
+        keys.put_system(b"other", b"gone").unwrap();
+    });
+    let check = |opened: &Opened| {
+        for n in 0..300_u32 {
+            let found = with_keys(opened, |keys| {
+                let entry = keys.lookup(0, &n.to_be_bytes()).unwrap()?;
+                let mut value = Vec::new();
+                keys.read_value(&entry, &mut value).unwrap();
+                Some(value)
+            });
+            let expected = (n < 100 && n != 7).then(|| (n + 400).to_be_bytes().to_vec());
+            assert_eq!(found, expected, "key {n}");
+        }
+        assert_eq!(system(opened, b"progress").as_deref(), Some(&b"500"[..]));
+        assert_eq!(system(opened, b"other"), None);
+    };
+    replace_by_snapshot(&path, &follower.0, &follower.1).unwrap();
+    check(&follower);
+    with_keys(&follower, |keys| {
+        keys.put(0, b"after", &[b"1"], PutOptions::default()).unwrap();
+        keys.commit().unwrap();
+    });
+    drop(follower);
+    let again = Store::open(Pool::open(&home, &options()).unwrap(), two_shards()).unwrap();
+    check(&again);
+    assert!(has(&again, b"after"));
+    // A damaged file changes nothing.
+    let mut bytes = std::fs::read(&path).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&path, &bytes).unwrap();
+    assert!(replace_by_snapshot(&path, &again.0, &again.1).is_err());
+    check(&again);
+}
+
+#[test]
+fn a_store_whose_replacement_was_cut_short_opens_empty() {
+    let directory = tempfile::tempdir().unwrap();
+    let home = directory.path().join("pool");
+    let opened = Store::open(Pool::create(&home, &options()).unwrap(), two_shards()).unwrap();
+    with_keys(&opened, |keys| {
+        keys.put(0, b"key", &[b"old"], PutOptions::default()).unwrap();
+        keys.put_system(b"progress", b"9").unwrap();
+        keys.commit().unwrap();
+    });
+    // As a crash amid the replacement leaves it.
+    opened.0.pool().store_root_word(20, 1);
+    drop(opened);
+    let opened = Store::open(Pool::open(&home, &options()).unwrap(), two_shards()).unwrap();
+    assert!(!has(&opened, b"key"));
+    assert_eq!(system(&opened, b"progress"), None);
+    with_keys(&opened, |keys| {
+        keys.put(0, b"key", &[b"new"], PutOptions::default()).unwrap();
+        keys.put_system(b"progress", b"1").unwrap();
+        keys.commit().unwrap();
+    });
+    drop(opened);
+    let opened = Store::open(Pool::open(&home, &options()).unwrap(), two_shards()).unwrap();
+    assert!(has(&opened, b"key"));
+    assert_eq!(system(&opened, b"progress").as_deref(), Some(&b"1"[..]));
+}

@@ -1,0 +1,178 @@
+//! Requests as they stand in a replicated log: what every replica runs, and nothing of the
+//! connection they came from but database and dialect.
+//!
+//! ```text
+//! request   kind u8 (1 command, 2 transaction) | dialect u8 (2, 3) | database u8 | 0 u8
+//!           | watched u32 | watched x ( database u8 | fingerprint u64 | key )
+//!           | commands u32 | commands x ( arguments u32 | arguments x bytes )
+//! bytes     length u32, then so many
+//! ```
+//!
+//! Numbers are little endian. A command is one, without watched keys. A fingerprint stands for
+//! what a key held at WATCH; 0: there was no such key.
+
+use crate::args::{Args, ArgsBuffer};
+use crate::output::Version;
+use crate::session::Session;
+
+const COMMAND: u8 = 1;
+const TRANSACTION: u8 = 2;
+
+/// One request of the log.
+#[derive(Clone, Debug, Default)]
+pub struct Logged {
+    /// Its commands are queued ones.
+    pub(crate) is_transaction: bool,
+    pub(crate) version: Version,
+    pub(crate) database: u8,
+    /// Database, key and fingerprint.
+    pub(crate) watched: Vec<(u8, Vec<u8>, u64)>,
+    pub(crate) requests: ArgsBuffer,
+}
+
+fn put_bytes(bytes: &[u8], out: &mut Vec<u8>) {
+    // Requests are shorter than 4 GiB: the parser's limits.
+    out.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
+    out.extend_from_slice(bytes);
+}
+
+fn put_args(args: Args<'_>, out: &mut Vec<u8>) {
+    out.extend_from_slice(&(args.len() as u32).to_le_bytes());
+    args.from(0).for_each(|argument| put_bytes(argument, out));
+}
+
+fn put_head(kind: u8, session: &Session, watched: usize, commands: usize, out: &mut Vec<u8>) {
+    let dialect = session.version().number() as u8;
+    out.extend_from_slice(&[kind, dialect, session.database(), 0]);
+    out.extend_from_slice(&(watched as u32).to_le_bytes());
+    if watched == 0 {
+        out.extend_from_slice(&(commands as u32).to_le_bytes());
+    }
+}
+
+impl Session {
+    /// Appends a command of this connection.
+    pub fn log_command(&self, args: Args<'_>, out: &mut Vec<u8>) {
+        put_head(COMMAND, self, 0, 1, out);
+        put_args(args, out);
+    }
+
+    /// Appends the transaction of this connection, which ends with that, and forgets the watched
+    /// keys.
+    pub fn log_transaction(&mut self, out: &mut Vec<u8>) {
+        let mut transaction = std::mem::take(&mut self.transaction);
+        let watched = std::mem::take(&mut self.watched);
+        put_head(TRANSACTION, self, watched.len(), transaction.commands.len(), out);
+        for key in &watched {
+            out.push(key.database);
+            out.extend_from_slice(&key.fingerprint.unwrap_or(0).to_le_bytes());
+            put_bytes(&key.key, out);
+        }
+        if !watched.is_empty() {
+            out.extend_from_slice(&(transaction.commands.len() as u32).to_le_bytes());
+        }
+        for index in 0..transaction.requests.len() {
+            put_args(transaction.requests.get(index), out);
+        }
+        transaction.clear();
+        self.transaction = transaction;
+    }
+}
+
+/// What is left to decode.
+struct Rest<'a>(&'a [u8]);
+
+impl<'a> Rest<'a> {
+    fn take(&mut self, count: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(count)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    fn byte(&mut self) -> Option<u8> {
+        self.take(1).map(|bytes| bytes[0])
+    }
+
+    fn count(&mut self) -> Option<usize> {
+        let bytes = self.take(4)?.first_chunk()?;
+        Some(u32::from_le_bytes(*bytes) as usize)
+    }
+
+    fn long(&mut self) -> Option<u64> {
+        Some(u64::from_le_bytes(*self.take(8)?.first_chunk()?))
+    }
+
+    fn bytes(&mut self) -> Option<&'a [u8]> {
+        let length = self.count()?;
+        self.take(length)
+    }
+}
+
+impl Logged {
+    /// Reads one request, which fills `bytes`; `None` where it does not.
+    #[must_use]
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut rest = Rest(bytes);
+        let is_transaction = match rest.byte()? {
+            COMMAND => false,
+            TRANSACTION => true,
+            _ => return None,
+        };
+        let version = match rest.byte()? {
+            2 => Version::Resp2,
+            3 => Version::Resp3,
+            _ => return None,
+        };
+        let database = rest.byte()?;
+        if u16::from(database) >= beeline_kv::DATABASES || rest.byte()? != 0 {
+            return None;
+        }
+        let mut logged = Self { is_transaction, version, database, ..Self::default() };
+        for _ in 0..rest.count()? {
+            let database = rest.byte()?;
+            let fingerprint = rest.long()?;
+            logged.watched.push((database, rest.bytes()?.to_vec(), fingerprint));
+        }
+        let commands = rest.count()?;
+        let mut words = Vec::new();
+        for _ in 0..commands {
+            words.clear();
+            for _ in 0..rest.count()? {
+                words.push(rest.bytes()?);
+            }
+            if !logged.requests.push_words(&words) {
+                return None;
+            }
+        }
+        let whole = rest.0.is_empty() && (is_transaction || commands == 1);
+        whole.then_some(logged)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_read_without_harm(
+            bytes in proptest::collection::vec(any::<u8>(), 0..200),
+        ) {
+            let _ = Logged::decode(&bytes);
+        }
+
+        #[test]
+        fn a_cut_or_longer_request_is_none(cut in 0_usize..30) {
+            let mut bytes = vec![COMMAND, 2, 0, 0, 0, 0, 0, 0];
+            bytes.extend_from_slice(&1_u32.to_le_bytes());
+            let mut requests = ArgsBuffer::new();
+            prop_assert!(requests.push_words(&[b"SET", b"key", b"value"]));
+            put_args(requests.get(0), &mut bytes);
+            prop_assert!(Logged::decode(&bytes).is_some());
+            prop_assert!(Logged::decode(&bytes[..bytes.len() - cut.max(1)]).is_none());
+            bytes.push(0);
+            prop_assert!(Logged::decode(&bytes).is_none());
+        }
+    }
+}
