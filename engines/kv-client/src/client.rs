@@ -262,8 +262,10 @@ impl Client {
         shard_of_hash(hash, self.links.len()) as u16
     }
 
-    /// Posts `command`; its completion is delivered by [`Client::poll`]. Requests of one key take
-    /// effect in the order they were submitted. Allocates nothing unless a value is longer than
+    /// Takes `command` in; its completion is delivered by [`Client::poll`]. Requests of one key
+    /// take effect in the order they were submitted. The first is posted at once; while others are
+    /// outstanding, requests are posted some at a time, at the latest by the next
+    /// [`Client::poll`], [`Client::wait`] or [`Client::flush`]. Allocates nothing unless a value is longer than
     /// any before it; blocks only to make a lost connection anew.
     ///
     /// Errors: [`ClientError::WindowFull`] (poll and retry), [`ClientError::KeyTooLong`],
@@ -335,13 +337,22 @@ impl Client {
         Ok(())
     }
 
-    /// Delivers what completed; returns how many. Does not block, and allocates nothing unless a
+    /// Posts what was submitted and waits to be posted with others. For a caller that does
+    /// something else before it polls.
+    pub fn flush(&mut self) {
+        for link in self.links.iter_mut().filter(|link| link.is_up() && link.has_waiting()) {
+            link.flush(&mut self.core);
+        }
+    }
+
+    /// Posts what waits and delivers what completed; returns how many. Does not block, and allocates nothing unless a
     /// value is longer than any before it. `deliver` sees each token once, in order per shard.
     /// Looks for overdue requests every sixteenth time.
     ///
     /// Errors: [`ClientError::Fabric`] when the completion queue itself failed; every outstanding
     /// request was then delivered as lost.
     pub fn poll(&mut self, deliver: &mut Deliver<'_>) -> Result<usize, ClientError> {
+        self.flush();
         let mut completions = std::mem::take(&mut self.completions);
         let delivered = self.poll_into(&mut completions, deliver);
         self.completions = completions;
@@ -383,6 +394,7 @@ impl Client {
     ) -> Result<usize, ClientError> {
         // What was submitted since the last look gets its deadline now, not after the sleep.
         let mut delivered = self.expire(deliver);
+        self.flush();
         let mut completions = [WorkCompletion::EMPTY; COMPLETIONS_BATCH];
         let waited = self.core.queue.wait(&mut completions, timeout);
         let count = self.polled(waited, deliver)?;

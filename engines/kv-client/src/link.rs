@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! submit ──► slot staged ──► posted, in `order` ──► answered in the same order ──► slot free
-//!                  └──► `waiting` when a segment grant or queue room is missing; nothing overtakes
+//!                  └──► `waiting` for the next poll when others are outstanding, and while a
+//!                       segment grant or queue room is missing; nothing overtakes
 //! ```
 //!
 //! Invariant: the server answers requests of one connection in order, so the front of `order` is
@@ -28,11 +29,15 @@ use crate::client::{Command, Core, Token};
 use crate::connector::Connector;
 use crate::error::ClientError;
 use crate::slot::{Buffer, Slot, Work};
-use crate::update::{Digest, UpdateTable};
+use crate::update::{Digest, Found, UpdateTable};
 
 const RECEIVE_BYTES: u32 = 64;
 const RETRIES: u8 = 8;
 const RECEIVES_BATCH: usize = 16;
+/// Requests that are posted together when others are outstanding: the lines they go to are on
+/// their way while the later ones are staged, and the server finds them in one look. The first of
+/// a burst goes at once.
+const TOGETHER: usize = 8;
 const RESULT_ACCESS: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
 
 /// What a completion's `wr_id` says.
@@ -248,10 +253,11 @@ impl Link {
         let slot = &mut self.slots[usize::from(index)];
         slot.token = token;
         slot.digest = digest;
+        slot.found = Found::default();
         slot.retries = 0;
         slot.deadline_ns = None;
         if let Command::Put { key, value, .. } = command {
-            self.expect_entry(digest, key.len(), value.len());
+            self.expect_entry(index, key.len(), value.len());
         }
         match self.stage(core, index, command) {
             Ok(()) => {}
@@ -265,7 +271,7 @@ impl Link {
             Command::Put { .. } | Command::Delete { .. } => core.counters.puts += 1,
             _ => core.counters.others += 1,
         }
-        if self.waiting.is_empty() {
+        if self.waiting.is_empty() && self.order.is_empty() {
             let body = match command {
                 Command::Put { key, value, .. } => Some((key, value)),
                 Command::Delete { key, .. } => Some((key, &[][..])),
@@ -286,8 +292,30 @@ impl Link {
             }
         } else {
             self.waiting.push_back(index);
+            if self.waiting.len() >= TOGETHER {
+                self.flush(core);
+            }
         }
         Ok(())
+    }
+
+    /// Posts what waits, as far as grant and queue allow. What fails is reported by the next
+    /// settling.
+    pub fn flush(&mut self, core: &mut Core) {
+        while let Some(index) = self.waiting.front().copied() {
+            match self.post(core, index, None) {
+                Ok(()) => {
+                    self.waiting.pop_front();
+                }
+                Err(Held::NoGrant) => return self.ask_for_grant(core),
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Something waits to be posted.
+    pub fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty()
     }
 
     /// Writes what `command` needs into the slot's staging memory.

@@ -9,7 +9,7 @@ use beeline_os::memory::{copy_in, copy_out};
 
 use crate::client::Token;
 use crate::error::ClientError;
-use crate::update::Digest;
+use crate::update::{Digest, Found};
 
 /// A range of registered memory.
 #[derive(Clone, Debug)]
@@ -121,6 +121,8 @@ pub(crate) struct Slot {
     /// Header of an entry, before slot length and checksum are set.
     pub header: Header,
     pub digest: Digest,
+    /// Where the update table has the key.
+    pub found: Found,
     /// Offset of the entry in the segment.
     pub entry_offset: u32,
 }
@@ -139,6 +141,7 @@ impl Slot {
             key: Vec::new(),
             header: Header::default(),
             digest: Digest::default(),
+            found: Found::default(),
             entry_offset: 0,
         }
     }

@@ -72,10 +72,22 @@ struct Pair {
     minimum_reading: u64,
 }
 
+/// Where a key was found in the table, so that a put looks for it once. Good until the table is
+/// cleared; keys never leave it before.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Found {
+    life: u32,
+    /// Place among the pairs; `None` when the key was not there.
+    at: Option<u32>,
+}
+
 /// The table of one link.
 #[derive(Debug)]
 pub struct UpdateTable {
-    pairs: HashMap<Digest, Pair, BuildHasherDefault<PassThrough>>,
+    places: HashMap<Digest, u32, BuildHasherDefault<PassThrough>>,
+    pairs: Vec<Pair>,
+    /// Counts clearings, from 1.
+    life: u32,
     limit: usize,
     keyed: RandomState,
     conditions: Conditions,
@@ -85,7 +97,14 @@ impl UpdateTable {
     /// An empty table that tracks at most `limit` keys; 0 turns the mixed update off.
     #[must_use]
     pub fn new(limit: usize, conditions: Conditions) -> Self {
-        Self { pairs: HashMap::default(), limit, keyed: RandomState::new(), conditions }
+        Self {
+            places: HashMap::default(),
+            pairs: Vec::new(),
+            life: 1,
+            limit,
+            keyed: RandomState::new(),
+            conditions,
+        }
     }
 
     /// The digest of a key whose routing hash is known.
@@ -100,10 +119,29 @@ impl UpdateTable {
         Digest { routing, check: hasher.finish() }
     }
 
+    /// Looks for the key.
+    #[inline]
+    pub(crate) fn find(&self, digest: Digest) -> Found {
+        let at = if self.pairs.is_empty() { None } else { self.places.get(&digest).copied() };
+        Found { life: self.life, at }
+    }
+
+    /// `found` as it is now: keys come in, and the table is cleared.
+    #[inline]
+    pub(crate) fn refresh(&self, found: Found, digest: Digest) -> Found {
+        if found.life == self.life && found.at.is_some() { found } else { self.find(digest) }
+    }
+
     /// The slot that an entry of `needed` bytes may overwrite, if any.
     #[must_use]
     pub fn overwritable(&self, digest: Digest, needed: u32) -> Option<Slot> {
-        let pair = self.pairs.get(&digest)?;
+        self.overwritable_at(self.find(digest), needed)
+    }
+
+    /// As [`UpdateTable::overwritable`], for a key just found.
+    #[inline]
+    pub(crate) fn overwritable_at(&self, found: Found, needed: u32) -> Option<Slot> {
+        let pair = &self.pairs[found.at? as usize];
         let candidate = if self.conditions.superseded {
             pair.second.filter(|second| pair.first.version != 0 && second.version != 0)?
         } else {
@@ -116,14 +154,32 @@ impl UpdateTable {
 
     /// Notes that the key's next version was written at `offset`: it becomes `first`.
     pub fn wrote(&mut self, digest: Digest, offset: u32, slot_bytes: u32) {
+        self.wrote_at(self.find(digest), digest, offset, slot_bytes);
+    }
+
+    /// As [`UpdateTable::wrote`], for a key just found; where it is found from now on.
+    #[inline]
+    pub(crate) fn wrote_at(
+        &mut self,
+        found: Found,
+        digest: Digest,
+        offset: u32,
+        slot_bytes: u32,
+    ) -> Found {
         let slot = Slot { offset, slot_bytes, version: 0 };
-        if let Some(pair) = self.pairs.get_mut(&digest) {
+        if let Some(at) = found.at {
+            let pair = &mut self.pairs[at as usize];
             pair.second = Some(pair.first);
             pair.first = slot;
-        } else if self.pairs.len() < self.limit {
-            let pair = Pair { first: slot, second: None, minimum_reading: NOTHING_READING };
-            self.pairs.insert(digest, pair);
+            return found;
         }
+        let Ok(at) = u32::try_from(self.pairs.len()) else { return found };
+        if self.pairs.len() >= self.limit {
+            return found;
+        }
+        self.pairs.push(Pair { first: slot, second: None, minimum_reading: NOTHING_READING });
+        self.places.insert(digest, at);
+        Found { at: Some(at), ..found }
     }
 
     /// Notes the reply for the entry at `offset`.
@@ -134,7 +190,20 @@ impl UpdateTable {
         version: u64,
         minimum_reading: u64,
     ) {
-        let Some(pair) = self.pairs.get_mut(&digest) else { return };
+        self.acknowledged_at(self.find(digest), offset, version, minimum_reading);
+    }
+
+    /// As [`UpdateTable::acknowledged`], for a key found since the table was last cleared or not.
+    #[inline]
+    pub(crate) fn acknowledged_at(
+        &mut self,
+        found: Found,
+        offset: u32,
+        version: u64,
+        minimum_reading: u64,
+    ) {
+        let Some(at) = found.at.filter(|_| found.life == self.life) else { return };
+        let pair = &mut self.pairs[at as usize];
         pair.minimum_reading = minimum_reading;
         if pair.first.offset == offset {
             pair.first.version = version;
@@ -145,7 +214,9 @@ impl UpdateTable {
 
     /// Forgets everything: a new segment begins.
     pub fn clear(&mut self) {
+        self.places.clear();
         self.pairs.clear();
+        self.life = self.life.wrapping_add(1).max(1);
     }
 
     /// Keys tracked.

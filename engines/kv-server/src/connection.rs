@@ -15,20 +15,14 @@ use beeline_fabric::{
     LocalData, MemoryRegion, Operation, PostError, QueuePair, ReceiveRequest, RemoteAddress,
     RemoteKey, ScatterGatherEntry, WorkRequest,
 };
-use beeline_kv::wire::{
-    LONG_REPLY_BYTES, Place, Protocol, REQUEST_HEADER_BYTES, Reply, Request, RequestKind,
-};
-use beeline_kv::{ClientLog, ReadGuard, Shard};
-use beeline_os::memory::copy_out;
+use beeline_kv::wire::{LONG_REPLY_BYTES, Place, Protocol, Reply};
+use beeline_kv::{ClientLog, ReadGuard};
 
 use crate::counters::ServerCounters;
 use crate::regions::SegmentRegions;
 
 /// Answers posted at once.
 const BATCH: usize = 16;
-
-/// Keys longer than this are not looked up ahead.
-const EXPECTED_KEY_BYTES: usize = 40;
 
 /// Receives beyond the window, of which half may wait to be posted again.
 fn spare_receives(window: u16) -> u16 {
@@ -192,22 +186,6 @@ impl Connection {
         WrId { generation, connection, sent, index }.encode()
     }
 
-    /// Tells the shard which key the request in receive `index` reads; database and hash. A look
-    /// ahead only: what it finds is checked when the request is executed.
-    #[inline]
-    pub fn expect_key(&self, shard: &Shard, index: u32) -> Option<(u8, u64)> {
-        const HEAD: usize = REQUEST_HEADER_BYTES;
-        let mut bytes = [0; HEAD + EXPECTED_KEY_BYTES];
-        let offset = index as usize * self.request_bytes as usize;
-        let room = bytes.len().min(self.request_bytes as usize);
-        copy_out(self.receives.memory().as_ref(), offset, &mut bytes[..room]);
-        let request = Request::decode(&bytes)?;
-        let reads = matches!(request.kind, RequestKind::Get | RequestKind::Locate);
-        let length = usize::try_from(request.key_bytes).ok()?;
-        let key = bytes.get(HEAD..HEAD.checked_add(length)?)?;
-        reads.then(|| (request.database, shard.expect_key(request.database, key)))
-    }
-
     /// Posts the receives of executed requests again.
     pub fn post_receives(&mut self) -> Result<(), PostError> {
         while !self.consumed.is_empty() {
@@ -278,7 +256,7 @@ impl Connection {
         let gathers: [[ScatterGatherEntry<'_>; 1]; N] = std::array::from_fn(|i| {
             [match self.pending.get(i) {
                 Some(Pending::Entry { guard, .. }) => ScatterGatherEntry {
-                    region: sources.known(guard.segment()),
+                    region: sources.known(guard),
                     offset: u64::from(guard.offset()),
                     length: u64::from(guard.length_bytes()),
                 },

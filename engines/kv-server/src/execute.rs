@@ -6,21 +6,22 @@
 use std::fmt::Write;
 use std::sync::Arc;
 
-use beeline_fabric::{Access, RemoteAddress, RemoteKey};
+use beeline_fabric::Access;
 use beeline_kv::entry::{FIRST_ENTRY, TOMBSTONE};
 use beeline_kv::wire::{
     Announcement, NOTHING_READING, Place, Protocol, REQUEST_HEADER_BYTES, Reply, ReplyStatus,
     Request, RequestKind, SCAN_HEADER_BYTES, ScanHeader, push_scan_record,
 };
-use beeline_kv::{EntryRef, KvError, Notice, PutOptions, ReadGuard, Reject, RejectReason, Shard};
+use beeline_kv::{
+    EntryRef, KvError, Notice, PutOptions, ReadGuard, Reject, RejectReason, Shard, shard_of_hash,
+};
 use beeline_os::MemoryObject;
 use beeline_os::memory::{copy_across, copy_in, copy_out};
 
 use crate::connection::{Connection, Grant, Pending, Staging};
+use crate::early::Early;
 use crate::server::ShardServer;
 
-/// What a get is taken to yield before its length is known.
-const EXPECTED_RESULT_BYTES: u64 = 128;
 /// Keys asked of the index at a time while a scan page fills.
 const SCAN_STEP: usize = 32;
 
@@ -67,9 +68,21 @@ impl ShardServer {
         bytes.resize(length as usize, 0);
         let offset = index as usize * connection.request_bytes as usize;
         copy_out(connection.receives.memory().as_ref(), offset, &mut bytes);
-        let understood = self.request(shard, connection, &bytes);
+        let understood = self.request_in(shard, connection, &bytes);
         self.scratch = bytes;
         understood
+    }
+
+    /// A request that was decoded ahead.
+    pub(crate) fn message_early(
+        &mut self,
+        shard: &mut Shard,
+        connection: &mut Connection,
+        early: &Early,
+    ) -> bool {
+        let (request, bytes) = (early.request(), early.bytes());
+        let Some(key) = request.key(bytes) else { return false };
+        self.request(shard, connection, request, (key, early.hash()), bytes)
     }
 
     /// A write with `immediate` was placed.
@@ -106,14 +119,27 @@ impl ShardServer {
         bytes.resize(length as usize, 0);
         let offset = slot as usize * connection.slot_bytes as usize;
         copy_out(area.memory().as_ref(), offset, &mut bytes);
-        let understood = self.request(shard, connection, &bytes);
+        let understood = self.request_in(shard, connection, &bytes);
         self.scratch = bytes;
         understood
     }
 
-    fn request(&mut self, shard: &mut Shard, connection: &mut Connection, bytes: &[u8]) -> bool {
+    fn request_in(&mut self, shard: &mut Shard, connection: &mut Connection, bytes: &[u8]) -> bool {
         let Some(request) = Request::decode(bytes) else { return false };
         let Some(key) = request.key(bytes) else { return false };
+        let hash = shard.store().hash_key(request.database, key);
+        self.request(shard, connection, &request, (key, hash), bytes)
+    }
+
+    /// `key` comes with its hash.
+    fn request(
+        &mut self,
+        shard: &mut Shard,
+        connection: &mut Connection,
+        request: &Request,
+        key: (&[u8], u64),
+        bytes: &[u8],
+    ) -> bool {
         self.counters.requests[request.kind as usize] += 1;
         let two_phase = connection.protocol == Protocol::TwoPhase;
         if two_phase {
@@ -126,18 +152,18 @@ impl ShardServer {
                 self.grant(shard, connection, tag);
             }
             RequestKind::Get | RequestKind::VerifiedGet => {
-                self.get(shard, connection, &request, key);
+                self.get(shard, connection, request, key);
             }
-            RequestKind::Scan => self.scan(shard, connection, &request),
-            RequestKind::Stats => self.statistics(shard, connection, &request),
+            RequestKind::Scan => self.scan(shard, connection, request),
+            RequestKind::Stats => self.statistics(shard, connection, request),
             RequestKind::Allocate if two_phase => {
                 self.allocate(shard, connection, request.argument, tag);
             }
-            RequestKind::Locate if two_phase => self.locate(shard, connection, &request, key),
+            RequestKind::Locate if two_phase => self.locate(shard, connection, request, key),
             RequestKind::Put | RequestKind::Delete
                 if connection.protocol == Protocol::Oblivious =>
             {
-                return Self::put(shard, connection, &request, key, bytes);
+                return Self::put(shard, connection, request, key.0, bytes);
             }
             _ => return false,
         }
@@ -235,17 +261,13 @@ impl ShardServer {
         shard: &mut Shard,
         connection: &mut Connection,
         request: &Request,
-        key: &[u8],
+        (key, hash): (&[u8], u64),
     ) {
         let tag = request.tag;
-        // The result's lines are on their way while the entry is looked up.
-        let Place { key: result, offset } = request.result;
-        let length = EXPECTED_RESULT_BYTES.min(u64::from(request.result_bytes));
-        connection.qp.expect_write(RemoteAddress { key: RemoteKey(result), offset }, length);
-        let entry = match shard.lookup(request.database, key) {
+        let entry = match shard.lookup_at(request.database, hash, key) {
             Ok(Some(entry)) => entry,
             Ok(None) => {
-                let ours = shard.store().shard_of(request.database, key) == shard.index();
+                let ours = shard_of_hash(hash, shard.store().shards()) == shard.index();
                 let status = if ours { ReplyStatus::NotFound } else { ReplyStatus::WrongShard };
                 return answer(connection, status, tag);
             }
@@ -263,7 +285,7 @@ impl ShardServer {
             Ok(guard) if connection.protocol == Protocol::Oblivious => {
                 self.copy_entry(shard, connection, guard, request);
             }
-            Ok(guard) => match self.sources.of(&self.domain, guard.segment()) {
+            Ok(guard) => match self.sources.of(&self.domain, shard.segment_read(&guard)) {
                 Ok(_) => {
                     let place = request.result;
                     connection.pending.push_back(Pending::Entry { guard, place, tag });
@@ -339,7 +361,7 @@ impl ShardServer {
         match self.staging(connection, length) {
             Some(buffer) => {
                 let target = connection.staging[buffer].region.memory();
-                let segment: &dyn MemoryObject = guard.segment().as_ref();
+                let segment: &dyn MemoryObject = shard.segment_read(&guard).as_ref();
                 copy_across(
                     (segment, guard.offset() as usize),
                     (target.as_ref(), 0),
@@ -421,10 +443,10 @@ impl ShardServer {
         shard: &mut Shard,
         connection: &mut Connection,
         request: &Request,
-        key: &[u8],
+        (key, hash): (&[u8], u64),
     ) {
         let tag = request.tag;
-        let entry = match shard.lookup(request.database, key) {
+        let entry = match shard.lookup_at(request.database, hash, key) {
             Ok(Some(entry)) => entry,
             Ok(None) => return answer(connection, ReplyStatus::NotFound, tag),
             Err(error) => return answer(connection, status_of(&error), tag),
@@ -433,7 +455,7 @@ impl ShardServer {
             Ok(guard) => guard,
             Err((status, _)) => return answer(connection, status, tag),
         };
-        let place = match self.readable.of(&self.domain, guard.segment()) {
+        let place = match self.readable.of(&self.domain, shard.segment_read(&guard)) {
             Ok(region) => Place { key: region.remote_key().0, offset: u64::from(guard.offset()) },
             Err(error) => {
                 tracing::warn!(%error, "a log segment could not be registered for reading");

@@ -24,6 +24,7 @@
 
 mod connection;
 pub mod counters;
+mod early;
 pub mod error;
 mod execute;
 pub mod options;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use beeline_fabric::{Access, FabricError, MemoryRegion, ProtectionDomain};
+use beeline_kv::ReadGuard;
 use beeline_os::MemoryObject;
 use beeline_pmem::Segment;
 
@@ -52,9 +53,9 @@ impl SegmentRegions {
     }
 
     /// The registration of a segment that [`SegmentRegions::of`] registered and a read pins.
-    pub fn known(&self, segment: &Segment) -> &MemoryRegion {
-        let registered = self.slots.get(segment.id() as usize).and_then(Option::as_ref);
-        let same = registered.is_some_and(|known| known.generation == segment.generation());
+    pub fn known(&self, read: &ReadGuard) -> &MemoryRegion {
+        let registered = self.slots.get(read.segment_id() as usize).and_then(Option::as_ref);
+        let same = registered.is_some_and(|known| known.generation == read.generation());
         assert!(same, "a segment stays registered while a read pins it");
         let Some(registered) = registered else { unreachable!("just asserted") };
         &registered.region

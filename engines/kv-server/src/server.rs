@@ -1,5 +1,6 @@
 //! The server of one shard: connections, completions, answers.
 
+use std::cell::Cell;
 use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -18,12 +19,15 @@ use beeline_kv::{Shard, Store};
 
 use crate::connection::{Connection, Held, Parts, Pending, WrId, receives_of};
 use crate::counters::ServerCounters;
+use crate::early::Early;
 use crate::error::ServerError;
 use crate::options::ServerOptions;
 use crate::regions::SegmentRegions;
 
 /// Completions taken at once.
 const BATCH: usize = 64;
+/// Polls, with or without news, between two looks at the clock.
+const POLLS_PER_CLOCK: u32 = 32;
 /// Batches per poll: bounds what one commit waits for.
 const BATCHES: usize = 4;
 
@@ -62,12 +66,15 @@ pub struct ShardServer {
     pub(crate) readable: SegmentRegions,
     pub(crate) counters: ServerCounters,
     pub(crate) scratch: Vec<u8>,
-    /// Time of the poll whose completions are being handled.
+    /// About the time of the poll whose completions are being handled: what it is for takes
+    /// seconds, and reading the clock takes as long as half a request.
     pub(crate) now_ns: u64,
+    /// Polls until the clock may be read again.
+    polls_to_clock: Cell<u32>,
     /// Where completions are polled to; made once, because clearing it takes longer than a poll.
     completions: Box<[WorkCompletion]>,
-    /// Databases and hashes of the keys that the batch in hand reads.
-    expected: Vec<(u8, u64)>,
+    /// Requests of the batch in hand that were taken ahead.
+    early: Vec<Early>,
 }
 
 fn entries_of(window: u16) -> u32 {
@@ -112,8 +119,9 @@ impl ShardServer {
             counters: ServerCounters::default(),
             scratch: Vec::new(),
             now_ns: 0,
+            polls_to_clock: Cell::new(0),
             completions: vec![WorkCompletion::EMPTY; BATCH].into(),
-            expected: Vec::with_capacity(BATCH),
+            early: Vec::with_capacity(BATCH),
             options,
         })
     }
@@ -146,6 +154,8 @@ impl ShardServer {
     ///
     /// Errors: the provider's.
     pub fn arm(&self) -> Result<(), ServerError> {
+        // The next request may come much later.
+        self.polls_to_clock.set(0);
         Ok(self.queue.arm()?)
     }
 
@@ -316,14 +326,14 @@ impl ShardServer {
         let mut handled = 0;
         for _ in 0..BATCHES {
             let count = self.queue.poll(completions)?;
+            let to_clock = self.polls_to_clock.get().saturating_sub(1);
+            self.polls_to_clock.set(to_clock);
             if count > 0 {
-                self.now_ns = self.clock.monotonic_ns();
-            }
-            if count > 0 {
-                self.look_ahead(shard, &completions[..count]);
-            }
-            for completion in &completions[..count] {
-                self.handle(shard, completion);
+                if to_clock == 0 {
+                    self.polls_to_clock.set(POLLS_PER_CLOCK);
+                    self.now_ns = self.clock.monotonic_ns();
+                }
+                self.execute(shard, &completions[..count]);
             }
             handled += count;
             if count < BATCH {
@@ -333,18 +343,37 @@ impl ShardServer {
         Ok(handled)
     }
 
+    fn execute(&mut self, shard: &mut Shard, completions: &[WorkCompletion]) {
+        let mut early = std::mem::take(&mut self.early);
+        self.look_ahead(shard, completions, &mut early);
+        let mut ahead = early.iter().peekable();
+        for (at, completion) in completions.iter().enumerate() {
+            let early = ahead.next_if(|early| early.completion == at);
+            self.handle(shard, completion, early);
+        }
+        early.clear();
+        self.early = early;
+    }
+
     /// Asks for the lines that the requests of a batch touch before the first is executed, so that
     /// the misses overlap: first what the clients wrote and the index, then the entries.
-    fn look_ahead(&mut self, shard: &mut Shard, completions: &[WorkCompletion]) {
-        self.expected.clear();
-        for completion in completions.iter().filter(|completion| completion.is_success()) {
+    fn look_ahead(
+        &mut self,
+        shard: &mut Shard,
+        completions: &[WorkCompletion],
+        early: &mut Vec<Early>,
+    ) {
+        let arrived = completions.iter().enumerate();
+        for (at, completion) in arrived.filter(|(_, completion)| completion.is_success()) {
             let id = WrId::decode(completion.wr_id);
-            let Some(Some(connection)) = self.connections.get(usize::from(id.connection)) else {
+            let Some(Some(connection)) = self.connections.get_mut(usize::from(id.connection))
+            else {
                 continue;
             };
             match completion.opcode {
-                Opcode::Receive => {
-                    self.expected.extend(connection.expect_key(shard, id.index));
+                Opcode::Receive if connection.generation == id.generation => {
+                    let message = (id.index, completion.length);
+                    early.extend(Early::take(connection, shard, at, message));
                 }
                 Opcode::ReceiveWithImmediate => {
                     if let Some(log) = &connection.log {
@@ -356,12 +385,12 @@ impl ShardServer {
                 _ => {}
             }
         }
-        for (database, hash) in &self.expected {
-            shard.expect_entry(*database, *hash);
+        for request in early {
+            request.expect_entry(shard);
         }
     }
 
-    fn handle(&mut self, shard: &mut Shard, completion: &WorkCompletion) {
+    fn handle(&mut self, shard: &mut Shard, completion: &WorkCompletion, early: Option<&Early>) {
         let id = WrId::decode(completion.wr_id);
         let Some(slot) = self.connections.get_mut(usize::from(id.connection)) else { return };
         // Taken out while it is worked on, so that the server's parts can be used beside it.
@@ -376,7 +405,12 @@ impl ShardServer {
                     Opcode::Receive => {
                         self.counters.receives += 1;
                         self.counters.bytes_in += completion.length;
-                        self.message(shard, &mut connection, id.index, completion.length)
+                        match early {
+                            Some(early) => self.message_early(shard, &mut connection, early),
+                            None => {
+                                self.message(shard, &mut connection, id.index, completion.length)
+                            }
+                        }
                     }
                     Opcode::ReceiveWithImmediate => {
                         self.counters.placements += 1;

@@ -147,9 +147,10 @@ fn a_reader_keeps_its_segment_from_being_freed() {
     };
     churn(&mut shard);
     let mut bytes = vec![0; guard.length_bytes() as usize];
-    guard.segment().read(guard.offset() as usize, &mut bytes);
+    let offset = guard.offset() as usize;
+    shard.segment_read(&guard).read(offset, &mut bytes);
     assert_eq!(&bytes[guard.value_start() as usize..], b"value");
-    let id = guard.segment().id();
+    let id = guard.segment_id();
     assert!(rig.store.pool().segment(id).is_some(), "a pinned segment is not freed");
     shard.end_read(guard);
     churn(&mut shard);

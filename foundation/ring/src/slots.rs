@@ -141,6 +141,13 @@ impl SlotProducer {
         Ok(())
     }
 
+    /// Address of the slot `ahead` messages after the next one, to prefetch it.
+    #[inline(always)]
+    #[must_use]
+    pub fn address(&self, ahead: u64) -> *const Slot {
+        std::ptr::from_ref(self.array.slot(self.next + ahead))
+    }
+
     /// Publishes one message; `body` has at most [`BODY_WORDS`] words, the rest stays unspecified.
     ///
     /// Invariant: [`SlotProducer::has_room`].

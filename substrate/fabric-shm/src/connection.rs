@@ -44,8 +44,11 @@ pub(crate) enum Carried {
     Payload(*const u8),
 }
 
-/// Slots asked for ahead of the one that is read.
-const SLOTS_AHEAD: u64 = 3;
+/// Most slots asked for ahead of the one that is read.
+const MOST_SLOTS_AHEAD: u64 = 8;
+
+/// Slots asked for, to write them, ahead of the one that is written.
+const SLOTS_TO_WRITE: u64 = 6;
 
 const INLINE_WORDS: usize = INLINE_MESSAGE_BYTES as usize / 8;
 
@@ -121,6 +124,8 @@ pub(crate) struct Connection {
     /// Generations already rung.
     rung_messages: u32,
     rung_credit: u32,
+    /// Messages that the last look found: about as many are likely to wait at the next.
+    found_last: u64,
     /// A slot was published since the last look at the peer's armed word.
     unannounced: bool,
     /// Keeps the views mapped; last, so that it is dropped last.
@@ -145,6 +150,7 @@ impl Connection {
             payload_since: 0,
             rung_messages: 0,
             rung_credit: 0,
+            found_last: 0,
             unannounced: false,
             _object: object,
         }
@@ -253,6 +259,8 @@ impl Connection {
     #[inline(always)]
     fn push(&mut self, tag: u32, body: &[u64]) {
         self.payload.remember(self.producer.next_index());
+        // The peer has read the slot a lap ago, and holds its line still.
+        prefetch::for_writing(self.producer.address(SLOTS_TO_WRITE).cast(), 1);
         self.producer.push(tag, body);
         self.receives_used += 1;
         self.unannounced = true;
@@ -296,10 +304,20 @@ impl Connection {
         self.consumer.ready().is_some()
     }
 
-    /// Asks for the slot some messages ahead: where one message waits there are often more.
+    /// Called when a message waits, before the first is taken: asks for the slots of those that
+    /// likely wait behind it. No more than the last look found: a slot that is looked at before
+    /// it is written has to be taken away from this processor again.
     #[inline(always)]
     pub(crate) fn look_ahead(&self) {
-        prefetch::for_reading(self.consumer.address(SLOTS_AHEAD).cast(), 64);
+        for ahead in 1..self.found_last.min(MOST_SLOTS_AHEAD) {
+            prefetch::for_reading(self.consumer.address(ahead).cast(), 1);
+        }
+    }
+
+    /// Called when a look found `count` messages.
+    #[inline(always)]
+    pub(crate) fn found(&mut self, count: usize) {
+        self.found_last = count as u64;
     }
 
     /// The waiting message: nothing, nonsense, or a checked copy.

@@ -547,7 +547,9 @@ impl Inner {
                 }
                 break;
             };
-            connection.look_ahead();
+            if count == 0 {
+                connection.look_ahead();
+            }
             let Some(message) = connection.peek() else { break };
             let (completion, payload_bytes) =
                 deliver(core, &receive, receives.place(&receive), message);
@@ -561,6 +563,11 @@ impl Inner {
             count += 1;
         }
         drop(shared);
+        if count > 0
+            && let Some(connection) = &mut self.connection
+        {
+            connection.found(count);
+        }
         if failed {
             self.enter_error(core);
         }

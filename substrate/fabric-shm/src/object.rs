@@ -303,8 +303,11 @@ impl EndView {
 
     pub(crate) fn publish_receive_length(&self, index: u64, length: u32) {
         if let Some(word) = self.length_word(index) {
-            // Ordered by the release of `publish_posted` that follows.
-            word.store(length, Ordering::Relaxed);
+            // Where it is there already, as it mostly is, the peer keeps its copy of the line.
+            if word.load(Ordering::Relaxed) != length {
+                // Ordered by the release of `publish_posted` that follows.
+                word.store(length, Ordering::Relaxed);
+            }
         }
     }
 

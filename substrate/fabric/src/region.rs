@@ -5,7 +5,7 @@ use std::fmt::{self, Debug};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use beeline_os::memory::{MemoryObject, Persistence, contains};
+use beeline_os::memory::{MemoryObject, Persistence};
 
 use crate::FabricError;
 
@@ -76,6 +76,8 @@ pub trait RegionControl: Any + Send + Sync + Debug {
 
 struct Inner {
     memory: Arc<dyn MemoryObject>,
+    /// The memory's, which does not change: asked for at every post.
+    length_bytes: u64,
     access: Access,
     local_key: LocalKey,
     remote_key: RemoteKey,
@@ -116,7 +118,16 @@ impl MemoryRegion {
         control: Arc<dyn RegionControl>,
     ) -> Self {
         let revoked = AtomicBool::new(false);
-        Self(Arc::new(Inner { memory, access, local_key, remote_key, revoked, control }))
+        let length_bytes = memory.length_bytes() as u64;
+        Self(Arc::new(Inner {
+            memory,
+            length_bytes,
+            access,
+            local_key,
+            remote_key,
+            revoked,
+            control,
+        }))
     }
 
     /// The memory behind it.
@@ -134,7 +145,7 @@ impl MemoryRegion {
     /// Length in bytes.
     #[must_use]
     pub fn length_bytes(&self) -> u64 {
-        self.0.memory.length_bytes() as u64
+        self.0.length_bytes
     }
 
     /// Rights granted.
@@ -169,8 +180,9 @@ impl MemoryRegion {
 
     /// True when the range lies inside the region.
     #[must_use]
+    #[inline]
     pub fn contains(&self, offset: u64, length: u64) -> bool {
-        contains(self.0.memory.as_ref(), offset, length)
+        offset.checked_add(length).is_some_and(|end| end <= self.0.length_bytes)
     }
 
     /// True once [`MemoryRegion::revoke`] began.

@@ -1,6 +1,6 @@
 //! Latency and throughput of the three protocols over shared memory, one shard, one client, two
 //! threads: `cargo run --release -p beeline-verify-one-sided --example latency [OPERATIONS
-//! [boom | rdma-kv | rdmp-kv [BYTES]]]`.
+//! [boom | rdma-kv | rdmp-kv [BYTES [OUTSTANDING]]]]`.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
@@ -78,6 +78,7 @@ fn main() {
         std::env::args().nth(1).and_then(|text| text.parse().ok()).unwrap_or(200_000);
     let only = std::env::args().nth(2);
     let only_bytes: Option<usize> = std::env::args().nth(3).and_then(|text| text.parse().ok());
+    let only_depth: Option<u64> = std::env::args().nth(4).and_then(|text| text.parse().ok());
     for value_bytes in [64_usize, 4096] {
         for protocol in Protocol::ALL {
             let named = only.as_ref().is_none_or(|only| protocol.name().eq_ignore_ascii_case(only));
@@ -92,13 +93,16 @@ fn main() {
             let (put, mut out) = (PutOptions::default(), Vec::new());
             let key = |number: u64| (number % KEYS).to_le_bytes();
             println!("{} {value_bytes} B", protocol.name());
-            one_by_one("put", operations, |number| {
-                client.put(0, &key(number), &value, put).unwrap();
-            });
-            one_by_one("get", operations, |number| {
-                client.get_into(0, &key(number), &mut out).unwrap();
-            });
-            for depth in [1, 4, 16, 32] {
+            if only_depth.is_none() {
+                one_by_one("put", operations, |number| {
+                    client.put(0, &key(number), &value, put).unwrap();
+                });
+                one_by_one("get", operations, |number| {
+                    client.get_into(0, &key(number), &mut out).unwrap();
+                });
+            }
+            let depths = only_depth.map_or(vec![1, 4, 16, 32], |depth| vec![depth]);
+            for depth in depths {
                 pipelined("put", &mut client, operations * 2, depth, |client, number| {
                     let (key, value) = (key(number), &value);
                     let command = Command::Put { database: 0, key: &key, value, options: put };

@@ -40,6 +40,7 @@ fn rounds(
             number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(round | 1);
             one(client, (number >> 33) % KEYS);
         }
+        client.flush();
         let submitted = Instant::now();
         let mut nodes = rig.nodes.borrow_mut();
         nodes.iter_mut().for_each(|node| assert!(node.step() < 1 << 20));

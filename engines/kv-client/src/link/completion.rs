@@ -99,11 +99,12 @@ impl Link {
         deliver: &mut Deliver<'_>,
     ) -> usize {
         let slot = &mut self.slots[usize::from(index)];
-        let (digest, offset) = (slot.digest, slot.entry_offset);
+        let (found, offset) = (slot.found, slot.entry_offset);
         let slot_deletes = slot.header.is_tombstone();
         match reply.status {
             ReplyStatus::Ok | ReplyStatus::NotFound => {
-                self.table.acknowledged(digest, offset, reply.version, reply.minimum_reading);
+                let (version, minimum_reading) = (reply.version, reply.minimum_reading);
+                self.table.acknowledged_at(found, offset, version, minimum_reading);
                 let missing = reply.status == ReplyStatus::NotFound && slot_deletes;
                 let answer = if missing {
                     Answer::Missing

@@ -10,7 +10,6 @@ use beeline_kv::wire::{Announcement, Place, Protocol, Request, RequestKind};
 use super::{Held, Link, RECEIVE_BYTES, RECEIVES_BATCH, WrId};
 use crate::client::{Core, Token};
 use crate::slot::Work;
-use crate::update::Digest;
 
 impl Link {
     /// Posts what the slot has staged. `body` saves reading key and value back from staging.
@@ -62,7 +61,8 @@ impl Link {
         let key_length = usize::from(slot.header.key_length);
         let needed = slot_bytes_for(key_length, slot.header.value_length as usize) as u32;
         let Some(grant) = self.grant else { return Err(Held::NoGrant) };
-        let over = self.table.overwritable(digest, needed);
+        let found = self.table.refresh(slot.found, digest);
+        let over = self.table.overwritable_at(found, needed);
         let (offset, slot_bytes) = match over {
             Some(stale) => (stale.offset, stale.slot_bytes),
             None if grant.tail.saturating_add(needed) <= grant.length => (grant.tail, needed),
@@ -79,7 +79,7 @@ impl Link {
         let slot = &mut self.slots[usize::from(index)];
         slot.tag = Announcement::tag(announcement);
         slot.entry_offset = offset;
-        self.table.wrote(digest, offset, slot_bytes);
+        slot.found = self.table.wrote_at(found, digest, offset, slot_bytes);
         if over.is_some() {
             core.counters.overwrites += 1;
         } else {
@@ -93,11 +93,13 @@ impl Link {
     }
 
     /// Has the lines of the segment that an entry will be written to fetched while it is staged.
-    pub(super) fn expect_entry(&mut self, digest: Digest, key_length: usize, value_length: usize) {
+    pub(super) fn expect_entry(&mut self, index: u16, key_length: usize, value_length: usize) {
         let Some(grant) = self.grant else { return };
         let needed = slot_bytes_for(key_length, value_length);
         let Ok(needed) = u32::try_from(needed) else { return };
-        let over = self.table.overwritable(digest, needed);
+        let slot = &mut self.slots[usize::from(index)];
+        slot.found = self.table.find(slot.digest);
+        let over = self.table.overwritable_at(slot.found, needed);
         let at = over.map_or(grant.tail, |stale| stale.offset);
         let offset = grant.place.offset.wrapping_add(u64::from(at));
         let remote = RemoteAddress { key: RemoteKey(grant.place.key), offset };

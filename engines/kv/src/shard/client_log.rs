@@ -218,7 +218,19 @@ impl Shard {
         log: &mut ClientLog,
         offset: u32,
     ) -> Result<Accepted, RejectReason> {
-        let state = Arc::clone(log.head.as_ref().ok_or(RejectReason::NoSegment)?);
+        // Taken out and put back: another handle would cost two atomic operations.
+        let state = log.head.take().ok_or(RejectReason::NoSegment)?;
+        let outcome = self.accept_in(log, &state, offset);
+        log.head = Some(state);
+        outcome
+    }
+
+    fn accept_in(
+        &mut self,
+        log: &mut ClientLog,
+        state: &Arc<SegmentState>,
+        offset: u32,
+    ) -> Result<Accepted, RejectReason> {
         let overwritten = if offset == log.tail {
             None
         } else {
@@ -232,10 +244,10 @@ impl Shard {
             return Err(RejectReason::Header);
         }
         let mut scratch = std::mem::take(&mut self.scratch);
-        let validated = validate(&state, offset, room, &mut scratch);
+        let validated = validate(state, offset, room, &mut scratch);
         let outcome = validated.and_then(|header| {
             let key = &scratch[..usize::from(header.key_length)];
-            self.take_in(log, &state, offset, overwritten, &header, key)
+            self.take_in(log, state, offset, overwritten, &header, key)
         });
         self.scratch = scratch;
         outcome
@@ -301,7 +313,8 @@ impl Shard {
                 log.tail = offset + header.slot_bytes;
                 log.slots.push(record);
                 state.tail.store(log.tail, Ordering::Release);
-                state.count.fetch_add(1, Ordering::Relaxed);
+                // Counted by this shard alone while the client holds the segment.
+                state.count.store(state.count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
                 true
             }
             Some(Overwritten { at, record: old, .. }) => {

@@ -84,7 +84,8 @@ impl Head {
 /// A range to flush with the next commit.
 #[derive(Debug)]
 struct Dirty {
-    state: Arc<SegmentState>,
+    /// Place of its segment in [`Log::dirty_segments`].
+    segment: usize,
     offset: u32,
     length: u32,
 }
@@ -101,6 +102,9 @@ pub(crate) struct Log {
     /// The last segment that was linked.
     last: Option<Arc<SegmentState>>,
     dirty: Vec<Dirty>,
+    /// Segments with dirty ranges, once each: a handle for every range would cost two atomic
+    /// operations an entry.
+    dirty_segments: Vec<Arc<SegmentState>>,
     /// Segments with entries in the group that is open.
     touched: Vec<(Arc<SegmentState>, u32)>,
     /// Segments whose `count` may be raised because their entries are persisted.
@@ -110,7 +114,12 @@ pub(crate) struct Log {
 impl Log {
     /// Notes bytes to flush with the next commit, and the count of entries to promise after it.
     pub fn note(&mut self, state: &Arc<SegmentState>, offset: u32, length: u32) {
-        self.dirty.push(Dirty { state: Arc::clone(state), offset, length });
+        let known = self.dirty_segments.iter().rposition(|known| Arc::ptr_eq(known, state));
+        let segment = known.unwrap_or_else(|| {
+            self.dirty_segments.push(Arc::clone(state));
+            self.dirty_segments.len() - 1
+        });
+        self.dirty.push(Dirty { segment, offset, length });
         self.touch(state);
     }
 
@@ -124,7 +133,7 @@ impl Log {
 
     /// True when entries in it wait for the next commit.
     pub fn is_dirty(&self, state: &Arc<SegmentState>) -> bool {
-        self.dirty.iter().any(|range| Arc::ptr_eq(&range.state, state))
+        self.dirty_segments.iter().any(|known| Arc::ptr_eq(known, state))
     }
 
     /// Forgets a segment about to be freed: its descriptor may be another segment's soon.
@@ -397,10 +406,12 @@ impl Shard {
             }
         }
         let mut dirty = std::mem::take(&mut self.log.dirty);
+        let mut segments = std::mem::take(&mut self.log.dirty_segments);
         for range in dirty.drain(..) {
-            self.flush_range(&range.state, range.offset, range.length);
+            self.flush_range(&segments[range.segment], range.offset, range.length);
         }
-        self.log.dirty = dirty;
+        segments.clear();
+        (self.log.dirty, self.log.dirty_segments) = (dirty, segments);
         self.log.asked = self.store.write_back.asked();
         self.log.commits = self.log.commits.wrapping_add(1);
         let all_now = self.log.commits.is_multiple_of(WORDS_EVERY);

@@ -178,8 +178,11 @@ impl Shard {
         self.lookup_at(database, hash, key)
     }
 
-    /// As [`Shard::lookup`] where the hash is known.
-    pub(crate) fn lookup_at(
+    /// As [`Shard::lookup`] where the hash is known, from [`Shard::expect_key`] or
+    /// [`Store::hash_key`]. With another one the key is not found.
+    ///
+    /// Errors: as [`Shard::lookup`].
+    pub fn lookup_at(
         &mut self,
         database: u8,
         hash: u64,

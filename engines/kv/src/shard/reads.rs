@@ -5,8 +5,6 @@
 //!
 //! Source: BOOM-KV §3.1 step 4 and §3.3.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -14,74 +12,84 @@ use beeline_pmem::Segment;
 
 use crate::entry::HEADER_BYTES;
 use crate::index::Location;
-use crate::segments::SegmentState;
 use crate::shard::{EntryRef, Shard};
 use crate::{KvError, Version};
 
-/// Keys are hashes already.
-#[derive(Debug, Default)]
-struct Identity(u64);
-
-impl Hasher for Identity {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = self.0 << 8 | u64::from(*byte);
-        }
-    }
-    fn write_u64(&mut self, value: u64) {
-        self.0 = value;
-    }
-}
-
 #[derive(Clone, Copy, Debug)]
 struct InFlight {
+    hash: u64,
     version: Version,
     place: Location,
 }
 
-/// Reads in flight by key hash.
-#[derive(Debug, Default)]
+/// Lists that reads in flight are spread over.
+const BUCKETS: usize = 256;
+
+/// Reads in flight, found by key hash; and how many of them each segment is kept for.
+#[derive(Debug)]
 pub(crate) struct ReadRegistry {
-    by_hash: HashMap<u64, Vec<InFlight>, BuildHasherDefault<Identity>>,
-    /// Emptied lists, kept so that steady traffic allocates nothing.
-    spare: Vec<Vec<InFlight>>,
+    /// Lists keep their memory, so that steady traffic allocates nothing.
+    buckets: Box<[Vec<InFlight>]>,
+    reads: usize,
+    /// Reads of this shard by segment. The first pins the segment and the last lets it go, so
+    /// that a batch costs two atomic operations and not two a read.
+    by_segment: Vec<u32>,
+}
+
+impl Default for ReadRegistry {
+    fn default() -> Self {
+        let buckets = std::iter::repeat_with(Vec::new).take(BUCKETS).collect();
+        Self { buckets, reads: 0, by_segment: Vec::new() }
+    }
 }
 
 impl ReadRegistry {
-    fn begin(&mut self, hash: u64, read: InFlight) {
-        let spare = &mut self.spare;
-        self.by_hash.entry(hash).or_insert_with(|| spare.pop().unwrap_or_default()).push(read);
+    #[inline]
+    fn bucket(hash: u64) -> usize {
+        hash as usize % BUCKETS
     }
 
-    fn end(&mut self, hash: u64, version: Version) {
-        let Some(reads) = self.by_hash.get_mut(&hash) else { return };
-        if let Some(at) = reads.iter().position(|read| read.version == version) {
-            reads.swap_remove(at);
+    /// True when it is the first of its segment.
+    #[inline]
+    fn begin(&mut self, read: InFlight) -> bool {
+        self.buckets[Self::bucket(read.hash)].push(read);
+        self.reads += 1;
+        let segment = read.place.segment() as usize;
+        if self.by_segment.len() <= segment {
+            self.by_segment.resize(segment + 1, 0);
         }
-        if reads.is_empty()
-            && let Some(list) = self.by_hash.remove(&hash)
-            && self.spare.len() < 1024
-        {
-            self.spare.push(list);
+        self.by_segment[segment] += 1;
+        self.by_segment[segment] == 1
+    }
+
+    /// True when it was the last of its segment.
+    #[inline]
+    fn end(&mut self, hash: u64, version: Version, segment: u32) -> bool {
+        let bucket = &mut self.buckets[Self::bucket(hash)];
+        let found = bucket.iter().position(|read| (read.hash, read.version) == (hash, version));
+        assert!(found.is_some(), "a read that ends has begun");
+        if let Some(at) = found {
+            bucket.swap_remove(at);
         }
+        self.reads -= 1;
+        let left = &mut self.by_segment[segment as usize];
+        *left -= 1;
+        *left == 0
     }
 
     pub fn smallest(&self, hash: u64) -> Option<Version> {
-        if self.by_hash.is_empty() {
+        if self.reads == 0 {
             return None;
         }
-        self.by_hash.get(&hash)?.iter().map(|read| read.version).min()
+        let of_key = self.buckets[Self::bucket(hash)].iter().filter(|read| read.hash == hash);
+        of_key.map(|read| read.version).min()
     }
 
     pub fn reads_place(&self, hash: u64, place: Location) -> bool {
-        !self.by_hash.is_empty()
-            && self
-                .by_hash
-                .get(&hash)
-                .is_some_and(|reads| reads.iter().any(|read| read.place.same_place(place)))
+        self.reads != 0
+            && self.buckets[Self::bucket(hash)]
+                .iter()
+                .any(|read| read.hash == hash && read.place.same_place(place))
     }
 }
 
@@ -89,20 +97,27 @@ impl ReadRegistry {
 #[derive(Debug)]
 #[must_use = "a read that is begun is ended with Shard::end_read"]
 pub struct ReadGuard {
-    state: Arc<SegmentState>,
     hash: u64,
     /// Version of the entry being read.
     version: Version,
+    generation: u64,
+    segment: u32,
     offset: u32,
     length: u32,
     key_length: u16,
 }
 
 impl ReadGuard {
-    /// The segment the entry lies in; register it to send from it.
+    /// Identifier of the segment the entry lies in. It stays in use until the read ends.
     #[must_use]
-    pub fn segment(&self) -> &Arc<Segment> {
-        &self.state.segment
+    pub fn segment_id(&self) -> u32 {
+        self.segment
+    }
+
+    /// Which life of the segment that is.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.generation
     }
 
     /// Offset of the entry in the segment.
@@ -130,37 +145,43 @@ impl ReadGuard {
     }
 }
 
-impl Drop for ReadGuard {
-    fn drop(&mut self) {
-        // Release pairs with the collector's acquire: the reader is done with the bytes.
-        self.state.pins.fetch_sub(1, Ordering::Release);
-    }
-}
-
 impl Shard {
     /// Keeps the entry's bytes in place and registers the read.
     ///
     /// Errors: [`KvError::Damaged`] when the entry lies in memory a client can write and fails
     /// its checks now. (It may be changed later all the same: the receiver checks again.)
     pub fn begin_read(&mut self, entry: &EntryRef) -> Result<ReadGuard, KvError> {
-        let state = Arc::clone(self.cache.get(&self.store.table, entry.location.segment()));
-        // Relaxed: the collector looks at pins while it holds this shard's lock, as we do now.
-        state.pins.fetch_add(1, Ordering::Relaxed);
-        let read = InFlight { version: entry.version, place: entry.location };
-        self.reads.begin(entry.hash, read);
+        let state = self.cache.get(&self.store.table, entry.location.segment());
+        let read = InFlight { hash: entry.hash, version: entry.version, place: entry.location };
+        if self.reads.begin(read) {
+            // Relaxed: the collector looks at pins while it holds this shard's lock, as we do now.
+            state.pins.fetch_add(1, Ordering::Relaxed);
+        }
         Ok(ReadGuard {
-            state,
             hash: entry.hash,
             version: entry.version,
+            generation: state.generation,
+            segment: state.id,
             offset: entry.location.offset(),
             length: HEADER_BYTES + u32::from(entry.key_length) + entry.value_length,
             key_length: entry.key_length,
         })
     }
 
+    /// The segment that a read keeps; register it to send from it.
+    #[must_use]
+    pub fn segment_read(&mut self, guard: &ReadGuard) -> &Arc<Segment> {
+        &self.cache.get(&self.store.table, guard.segment).segment
+    }
+
     /// Ends a read begun in this shard.
     pub fn end_read(&mut self, guard: ReadGuard) {
-        self.reads.end(guard.hash, guard.version);
+        if self.reads.end(guard.hash, guard.version, guard.segment) {
+            // Pinned until now, so the identifier still means the segment of the guard.
+            let state = self.cache.get(&self.store.table, guard.segment);
+            // Release pairs with the collector's acquire: the readers are done with the bytes.
+            state.pins.fetch_sub(1, Ordering::Release);
+        }
     }
 
     /// The smallest version of the key with this hash that is being read, if any.
