@@ -10,8 +10,8 @@ use beeline_kv_client::{Client, ClientError, ClientOptions, ConnectError, Connec
 use crate::output::complain;
 use crate::serve::fabric::SERVICE;
 
-/// Connects to the node at `url`. When shared memory or RDMA was agreed on and the connection over
-/// it could not be made, TCP is tried. With `verbose`, what was chosen and why goes to standard error.
+/// Connects to the node at `url`. When shared memory, a memory window or RDMA was agreed on and the
+/// connection over it could not be made, TCP is tried. With `verbose`, what was chosen and why goes to standard error.
 ///
 /// Errors: [`ClientError`] of the last attempt.
 pub fn connect(url: &str, options: &ClientOptions, verbose: bool) -> Result<Client, ClientError> {
@@ -50,8 +50,9 @@ impl NodeConnector {
         let failed = |source: OpenError| bootstrap(url, source);
         let mut dialler = Dialler::new(SERVICE, url, timeout).map_err(failed)?;
         if let Some(why) = avoid {
-            dialler.avoid("shm", why.clone());
-            dialler.avoid("verbs", why);
+            for provider in ["shm", "ntb", "verbs"] {
+                dialler.avoid(provider, why.clone());
+            }
         }
         Ok(Self { url: url.to_owned(), dialler, dialled: None, trial: timeout, verbose })
     }

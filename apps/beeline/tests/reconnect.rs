@@ -34,7 +34,11 @@ struct Node {
     child: Child,
     address: String,
     data: tempfile::TempDir,
+    window: String,
 }
+
+/// How clients reach a node: by scheme, `window` for a memory window in a file.
+const WAYS: [&str; 5] = ["shm", "tcp", "auto", "ntb", "window"];
 
 impl Drop for Node {
     fn drop(&mut self) {
@@ -43,11 +47,12 @@ impl Drop for Node {
     }
 }
 
-fn spawn(data: &std::path::Path, address: &str) -> (Child, String) {
+fn spawn(data: &std::path::Path, address: &str, window: &str) -> (Child, String) {
     let mut child = Command::new(env!("CARGO_BIN_EXE_beeline"))
         .args(["serve", "--json", "--quiet", "--resp-address", "off", "--http-address", "off"])
         .args(["--shards", "2", "--segment-size", "1MiB", "--capacity", "64MiB"])
-        .args(["--fabric-address", address, "--durability", "process", "--data"])
+        .args(["--fabric-address", address, "--fabric-window", window])
+        .args(["--durability", "process", "--data"])
         .arg(data)
         .stdout(Stdio::piped())
         .spawn()
@@ -60,26 +65,68 @@ fn spawn(data: &std::path::Path, address: &str) -> (Child, String) {
 
 impl Node {
     fn start() -> Self {
+        Self::start_for("auto")
+    }
+
+    /// A node that clients can reach in this way.
+    fn start_for(way: &str) -> Self {
         let data = tempfile::tempdir().unwrap();
-        let (child, address) = spawn(data.path(), "127.0.0.1:0");
-        Self { child, address, data }
+        let window = match way {
+            "ntb" => "emulated".to_owned(),
+            "window" => {
+                let path = data.path().join("window");
+                std::fs::File::create(&path).unwrap().set_len(10 << 20).unwrap();
+                path.to_str().unwrap().to_owned()
+            }
+            _ => "off".to_owned(),
+        };
+        let (child, address) = spawn(data.path(), "127.0.0.1:0", &window);
+        Self { child, address, data, window }
     }
 
     fn signal(&self, signal: Signal) {
         let pid = Pid::from_child(&self.child);
         kill_process(pid, signal).unwrap();
+        // A thread that runs is stopped a moment after the call.
+        let start = Instant::now();
+        while signal == Signal::STOP && !self.stands_still() {
+            assert!(start.elapsed() < BOUND, "the node stops");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn stands_still(&self) -> bool {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+        tasks.flatten().all(|task| {
+            let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+            stat.rsplit_once(") ").is_none_or(|(_, rest)| rest.starts_with('T'))
+        })
     }
 
     /// Ends the process without a word and starts another on the same data and address.
     fn kill_and_restart(&mut self) {
         self.signal(Signal::KILL);
         self.child.wait().unwrap();
-        (self.child, _) = spawn(self.data.path(), &self.address);
+        (self.child, _) = spawn(self.data.path(), &self.address, &self.window);
     }
 
-    fn connect(&self, scheme: &str, timeout: Duration) -> Client {
+    fn url(&self, way: &str) -> String {
+        match way {
+            "window" => format!("ntb://{}?window={}", self.address, self.window),
+            scheme => format!("{scheme}://{}", self.address),
+        }
+    }
+
+    fn connect(&self, way: &str, timeout: Duration) -> Client {
         let options = ClientOptions { timeout, window: 16, ..ClientOptions::default() };
-        connector::connect(&format!("{scheme}://{}", self.address), &options, false).unwrap()
+        let client = connector::connect(&self.url(way), &options, false).unwrap();
+        let provider = match way {
+            "auto" => "shm",
+            "window" => "ntb",
+            scheme => scheme,
+        };
+        assert_eq!(client.provider(), provider);
+        client
     }
 }
 
@@ -160,8 +207,8 @@ fn reach(client: &mut Client) {
 
 #[test]
 fn a_pipeline_over_a_kill_and_a_restart_loses_nothing_acknowledged() {
-    for scheme in ["shm", "tcp", "auto"] {
-        let mut node = Node::start();
+    for scheme in WAYS {
+        let mut node = Node::start_for(scheme);
         let mut client = node.connect(scheme, Duration::from_secs(5));
         let mut ledger = Ledger::default();
         for round in 0..3 {
@@ -187,8 +234,8 @@ fn a_pipeline_over_a_kill_and_a_restart_loses_nothing_acknowledged() {
 
 #[test]
 fn a_node_that_hangs_for_a_moment_is_waited_for() {
-    for scheme in ["shm", "tcp"] {
-        let node = Node::start();
+    for scheme in ["shm", "tcp", "ntb", "window"] {
+        let node = Node::start_for(scheme);
         let mut client = node.connect(scheme, Duration::from_secs(30));
         let mut ledger = Ledger::default();
         ledger.run(&mut client, 50);
@@ -210,8 +257,8 @@ fn a_node_that_hangs_for_a_moment_is_waited_for() {
 
 #[test]
 fn a_node_that_hangs_for_longer_times_out_and_is_found_again() {
-    for scheme in ["shm", "tcp"] {
-        let node = Node::start();
+    for scheme in ["shm", "tcp", "ntb", "window"] {
+        let node = Node::start_for(scheme);
         let timeout = Duration::from_millis(400);
         let mut client = node.connect(scheme, timeout);
         let mut ledger = Ledger::default();
@@ -268,13 +315,12 @@ fn a_client_that_cannot_make_shared_memory_falls_back_to_tcp_and_says_why() {
     assert!(said.contains("over tcp, because fell back") && said.contains("failed"), "{said}");
 }
 
-#[test]
-fn a_client_on_another_host_falls_back_to_tcp_and_says_why() {
-    let node = with_a_pair();
+/// The client in a mount namespace in which the kernel seems to be another one: reads the key and
+/// returns what it said. `None`, with a word, where there are no namespaces.
+fn from_another_host(url: &str) -> Option<String> {
     let directory = tempfile::tempdir().unwrap();
     let boot_id = directory.path().join("boot_id");
     std::fs::write(&boot_id, "00000000-0000-4000-8000-000000000000\n").unwrap();
-    // A mount namespace in which the kernel seems to be another one.
     let script = format!(
         "mount --bind {} /proc/sys/kernel/random/boot_id && exec \"$0\" \"$@\"",
         boot_id.display()
@@ -290,15 +336,53 @@ fn a_client_on_another_host_falls_back_to_tcp_and_says_why() {
             &mut std::io::stderr(),
             format_args!("skipped: no mount namespaces here\n"),
         );
-        return;
+        return None;
     }
     let output = apart(&script)
         .arg(env!("CARGO_BIN_EXE_beeline"))
-        .args(["kv", "get", "7", "--verbose", "--connect", &format!("auto://{}", node.address)])
+        .args(["kv", "get", "7", "--verbose", "--connect", url])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert_eq!(output.stdout, b"7");
+    Some(said)
+}
+
+#[test]
+fn a_client_on_another_host_falls_back_to_tcp_and_says_why() {
+    let node = with_a_pair();
+    let Some(said) = from_another_host(&node.url("auto")) else { return };
+    assert!(said.contains("over tcp, because the ends run on different hosts"), "{said}");
+}
+
+#[test]
+fn a_client_behind_a_memory_window_takes_it_and_one_that_has_not_says_why() {
+    let node = Node::start_for("window");
+    let mut client = node.connect("auto", BOUND);
+    client.put(0, b"7", b"7", PutOptions::default()).unwrap();
+    let url = format!("{}?window={}", node.url("auto"), node.window);
+    let Some(said) = from_another_host(&url) else { return };
+    assert!(said.contains("over ntb, because both ends have a memory window"), "{said}");
+    // A window in which the node does not show itself is not touched.
+    let other = node.data.path().join("other");
+    std::fs::write(&other, vec![0xAA; 10 << 20]).unwrap();
+    let url = format!("{}?window={}", node.url("auto"), other.display());
+    let said = from_another_host(&url).unwrap();
+    assert!(said.contains("over tcp, because fell back") && said.contains("not seen"), "{said}");
+    assert!(std::fs::read(&other).unwrap().iter().all(|byte| *byte == 0xAA));
+}
+
+#[test]
+fn a_node_whose_window_cannot_be_opened_says_so_and_does_not_start() {
+    let data = tempfile::tempdir().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_beeline"))
+        .args(["serve", "--fabric-address", "127.0.0.1:0", "--fabric-window", "/nowhere/resource2"])
+        .args(["--resp-address", "off", "--http-address", "off", "--data"])
+        .arg(data.path().join("store"))
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{said}");
-    assert_eq!(output.stdout, b"7");
-    assert!(said.contains("over tcp, because the ends run on different hosts"), "{said}");
+    assert!(!output.status.success());
+    assert!(said.contains("/nowhere/resource2") && said.contains("No such file"), "{said}");
 }

@@ -1,8 +1,9 @@
 //! The device: opened over a port.
 
 use std::fs::OpenOptions;
+use std::io::{Error, ErrorKind};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -16,14 +17,16 @@ use beeline_os::memory::MemoryObject;
 use crate::cable::{Socket, shared_window};
 use crate::config::{FixedWindow, NtbConfig, Port};
 use crate::heap::Heap;
-use crate::layout::Geometry;
+use crate::layout::{Geometry, MAGIC, PAD_GEOMETRY, PAD_MAGIC};
+use crate::link::{NodeName, announced_node};
 use crate::transport::{NtbTransport, Setup};
-use crate::window::{Inbound, MappedWindow};
+use crate::window::{Inbound, MappedWindow, Window};
 
 /// The provider, opened. One thread, asleep unless needed.
 #[derive(Debug)]
 pub struct NtbDevice {
     engine: EngineDevice,
+    node: NodeName,
 }
 
 fn random_name() -> Result<[u8; 16], FabricError> {
@@ -33,28 +36,60 @@ fn random_name() -> Result<[u8; 16], FabricError> {
     Ok(name)
 }
 
+/// What went wrong with the file at `path`, and what that usually means.
+fn failed(action: &'static str, path: &Path) -> impl Fn(Error) -> FabricError {
+    let path = path.display().to_string();
+    move |source| {
+        let kind = source.kind();
+        let resource = path.starts_with("/sys/");
+        let meaning = match kind {
+            ErrorKind::NotFound if resource => {
+                "; there is no such device, or it has no such BAR (`beeline doctor` lists windows)"
+            }
+            ErrorKind::PermissionDenied => "; mapping a window needs the rights of its owner",
+            ErrorKind::InvalidInput if resource => {
+                "; this BAR cannot be mapped: it holds ports, or less than a page"
+            }
+            ErrorKind::AddrInUse => {
+                "; another program of this host has this end: take the other side, or end it"
+            }
+            _ => "",
+        };
+        let source = Error::new(kind, format!("{path}: {source}{meaning}"));
+        FabricError::System { action, source }
+    }
+}
+
 fn map(path: &Path) -> Result<Arc<Mapping>, FabricError> {
-    let failed = |action| move |source| FabricError::System { action, source };
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(path)
-        .map_err(failed("opening the window's file"))?;
-    let length = file.metadata().map_err(failed("asking the window's length"))?.len();
-    let length = usize::try_from(length).unwrap_or(usize::MAX);
+    let open = OpenOptions::new().read(true).write(true).open(path);
+    let file = open.map_err(failed("opening the window's file", path))?;
+    let meta = file.metadata().map_err(failed("asking the window's length", path))?;
+    if !meta.is_file() {
+        let source = Error::new(ErrorKind::InvalidInput, "a directory, or a device without length");
+        return Err(failed("opening the window's file", path)(source));
+    }
+    let length = usize::try_from(meta.len()).unwrap_or(usize::MAX);
     let mapping = Mapping::shared(file.into(), length, Protection::ReadWrite)
-        .map_err(|error| failed("mapping the window")(error.into()))?;
+        .map_err(|error| failed("mapping the window", path)(error.into()))?;
     mapping.forget_descriptor();
     Ok(Arc::new(mapping))
+}
+
+/// The file that stands for what `path` maps: a BAR is the same with and without write combining.
+fn canonical(path: &Path) -> PathBuf {
+    let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let plain = path.to_str().and_then(|path| path.strip_suffix("_wc")).map(PathBuf::from);
+    plain.filter(|plain| plain.exists()).unwrap_or(path)
 }
 
 /// Makes sure that nobody else on this host has this end of the window, for as long as the value
 /// lives.
 fn claim(fixed: &FixedWindow) -> Result<ControlListener, FabricError> {
-    let failed = |action| move |source| FabricError::System { action, source };
-    let file = std::fs::metadata(&fixed.inbound).map_err(failed("looking at the window's file"))?;
+    let path = &fixed.inbound;
+    let file =
+        std::fs::metadata(canonical(path)).map_err(failed("looking at the window's file", path))?;
     let name = format!("beeline-ntb-{}-{}-{:?}", file.dev(), file.ino(), fixed.side);
-    ControlListener::bind(name.as_bytes()).map_err(failed("claiming this end of the window"))
+    ControlListener::bind(name.as_bytes()).map_err(failed("claiming this end of the window", path))
 }
 
 /// The window of `fixed`, with as much of it as a geometry of its size uses.
@@ -93,7 +128,7 @@ impl NtbDevice {
     /// Errors: [`FabricError::System`] (no such file, not permitted, descriptor limits;
     /// `AddrInUse` when a device of this host has that end of the window already),
     /// [`FabricError::Limit`] for a window too small for two rings.
-    pub fn open(config: NtbConfig) -> Result<Arc<dyn Device>, FabricError> {
+    pub fn open(config: NtbConfig) -> Result<Arc<Self>, FabricError> {
         let attributes = beeline_fabric_engine::attributes(
             "ntb",
             "the target's thread makes the range persistent, then acknowledges",
@@ -112,7 +147,7 @@ impl NtbDevice {
             Port::Fixed(fixed) => {
                 claimed = Some(claim(fixed)?);
                 let (window, geometry) = fixed_window(fixed, &config)?;
-                let window: Arc<dyn crate::window::Window> = Arc::new(window);
+                let window: Arc<dyn Window> = Arc::new(window);
                 (geometry, None, None, Some((window, fixed.side)))
             }
         };
@@ -131,8 +166,26 @@ impl NtbDevice {
         let setup =
             Setup { attributes, node, geometry, silence, disorder, heap, socket, fixed, claimed };
         let transport = Arc::new(NtbTransport::new(setup)?);
-        Ok(Arc::new(Self { engine: EngineDevice::start(transport)? }))
+        Ok(Arc::new(Self { engine: EngineDevice::start(transport)?, node }))
     }
+
+    /// What this device is called at the other end of its window: random, new each time it is
+    /// opened.
+    #[must_use]
+    pub fn node(&self) -> NodeName {
+        self.node
+    }
+}
+
+/// Who announces itself at the other end of a fixed window; `None` while nobody does, or somebody
+/// who divides it otherwise. Only reads, so it harms no one whatever the file is used for.
+///
+/// Errors: [`FabricError::System`] and [`FabricError::Limit`] for a file that is no window.
+pub fn announced(fixed: &FixedWindow, config: &NtbConfig) -> Result<Option<NodeName>, FabricError> {
+    let (window, geometry) = fixed_window(fixed, config)?;
+    let there =
+        window.scratchpad(PAD_MAGIC) == MAGIC && window.scratchpad(PAD_GEOMETRY) == geometry.code();
+    Ok(there.then(|| announced_node(&window)))
 }
 
 impl Device for NtbDevice {

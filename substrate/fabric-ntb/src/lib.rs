@@ -38,5 +38,6 @@ mod tests;
 mod transport;
 
 pub use config::{FixedWindow, NtbConfig, Port};
-pub use device::NtbDevice;
+pub use device::{NtbDevice, announced};
 pub use layout::Side;
+pub use link::NodeName;

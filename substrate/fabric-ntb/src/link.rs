@@ -3,7 +3,9 @@
 //! *Coming up.* Each side clears its lines at the peer, writes node, geometry and a random epoch
 //! into the peer's scratchpads, the magic last, and then, once it has read the peer's epoch, that
 //! epoch as seen. A side is up when the peer has seen its epoch. So a side that is up knows that
-//! the peer's lines were cleared for this life.
+//! the peer's lines were cleared for this life. What is written while the link is down, or before
+//! the peer's memory is there, is lost: so all of it is written again now and then, and when the
+//! peer shows a new epoch.
 //!
 //! *Going down.* The cable is cut, the peer shows another epoch (it began anew), or its heartbeat
 //! stands still while both ends use a partition. The life is then over: every channel of it is
@@ -29,7 +31,10 @@ use crate::layout::{
 use crate::window::Window;
 
 /// Names a device among all: random.
-pub(crate) type NodeName = [u8; 16];
+pub type NodeName = [u8; 16];
+
+/// Time between two announcements.
+const ANNOUNCE_NS: u64 = 250_000_000;
 
 /// A partition as the link keeps it.
 #[derive(Debug, Default)]
@@ -58,6 +63,8 @@ struct Pulse {
     was_shared: bool,
     /// The peer's window is of another shape; said once.
     warned: bool,
+    /// When this side last announced itself.
+    announced_ns: u64,
 }
 
 #[derive(Debug)]
@@ -67,6 +74,8 @@ pub(crate) struct Link {
     side: Side,
     /// This side's memory that the peer writes by itself.
     heap: Option<Arc<Heap>>,
+    /// This side's name.
+    node: NodeName,
     epoch: u32,
     up: AtomicBool,
     down: AtomicBool,
@@ -103,6 +112,15 @@ fn node_words(node: NodeName) -> [u32; 4] {
     words
 }
 
+/// The name the peer gives itself.
+pub(crate) fn announced_node(window: &dyn Window) -> NodeName {
+    let mut node = [0; 16];
+    for (index, bytes) in node.chunks_exact_mut(4).enumerate() {
+        bytes.copy_from_slice(&window.scratchpad(PAD_NODE + index).to_le_bytes());
+    }
+    node
+}
+
 impl Link {
     /// Begins a life over `window`: clears this side's lines at the peer and announces itself.
     ///
@@ -127,6 +145,7 @@ impl Link {
             geometry,
             side,
             heap,
+            node,
             epoch,
             up: AtomicBool::new(false),
             down: AtomicBool::new(false),
@@ -140,29 +159,38 @@ impl Link {
                 changed_ns: now_ns(),
                 was_shared: false,
                 warned: false,
+                announced_ns: now_ns(),
             }),
             dialled: AtomicU64::new(0),
         };
-        let window = &link.window;
-        window.post_scratchpad(PAD_MAGIC, 0);
-        window.fence();
-        for partition in 0..geometry.partitions() {
-            for word in (0..LINE_BYTES).step_by(8) {
-                window.post_word(geometry.line(partition) + word, 0);
+        link.window.post_scratchpad(PAD_MAGIC, 0);
+        link.window.fence();
+        link.introduce(None);
+        link.window.ring();
+        Ok(link)
+    }
+
+    /// Writes this side's words into the peer's window. Until this side is up, its lines there are
+    /// clear, so that clearing them again changes nothing.
+    fn introduce(&self, seen: Option<u32>) {
+        let window = &self.window;
+        if !self.up.load(Ordering::Acquire) {
+            for partition in 0..self.geometry.partitions() {
+                for word in (0..LINE_BYTES).step_by(8) {
+                    window.post_word(self.geometry.line(partition) + word, 0);
+                }
             }
+            window.fence();
         }
-        window.fence();
-        window.post_scratchpad(PAD_SEEN, 0);
-        window.post_scratchpad(PAD_GEOMETRY, geometry.code());
-        for (index, word) in node_words(node).into_iter().enumerate() {
+        window.post_scratchpad(PAD_SEEN, seen.unwrap_or(0));
+        window.post_scratchpad(PAD_GEOMETRY, self.geometry.code());
+        for (index, word) in node_words(self.node).into_iter().enumerate() {
             window.post_scratchpad(PAD_NODE + index, word);
         }
         window.fence();
-        window.post_scratchpad(PAD_EPOCH, epoch);
+        window.post_scratchpad(PAD_EPOCH, self.epoch);
         window.post_scratchpad(PAD_MAGIC, MAGIC);
         window.fence();
-        window.ring();
-        Ok(link)
     }
 
     pub(crate) fn window(&self) -> &dyn Window {
@@ -251,6 +279,11 @@ impl Link {
             (taken < most).then_some(taken + 1)
         });
         taken.is_ok() && !self.is_down()
+    }
+
+    /// Takes a promise back that no channel came of.
+    pub(crate) fn withdraw(&self) {
+        self.dialled.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// A channel with a promise begins to wait for its partition.
@@ -361,10 +394,16 @@ impl Link {
         if !self.window.is_plugged() {
             return Some("the cable is cut");
         }
-        if self.is_down() || self.window.scratchpad(PAD_MAGIC) != MAGIC {
+        let _use = self.enter()?;
+        let mut pulse = lock(&self.pulse);
+        let now = now_ns();
+        if now.saturating_sub(pulse.announced_ns) >= ANNOUNCE_NS {
+            pulse.announced_ns = now;
+            self.introduce(pulse.peer_epoch);
+        }
+        if self.window.scratchpad(PAD_MAGIC) != MAGIC {
             return None;
         }
-        let mut pulse = lock(&self.pulse);
         let code = self.window.scratchpad(PAD_GEOMETRY);
         if code != self.geometry.code() {
             if !std::mem::replace(&mut pulse.warned, true) {
@@ -382,17 +421,12 @@ impl Link {
                 return Some("the peer began anew");
             }
             pulse.peer_epoch = Some(epoch);
-            self.window.fence();
-            self.window.post_scratchpad(PAD_SEEN, epoch);
-            self.window.fence();
+            pulse.announced_ns = now;
+            self.introduce(Some(epoch));
             self.window.ring();
         }
         if !self.is_up() && self.window.scratchpad(PAD_SEEN) == self.epoch {
-            let mut node = [0; 16];
-            for (index, bytes) in node.chunks_exact_mut(4).enumerate() {
-                bytes.copy_from_slice(&self.window.scratchpad(PAD_NODE + index).to_le_bytes());
-            }
-            let _ = self.peer_node.set(node);
+            let _ = self.peer_node.set(announced_node(self.window.as_ref()));
             self.up.store(true, Ordering::Release);
         }
         None

@@ -26,6 +26,19 @@ struct Forgetful {
     connected: AtomicBool,
     fences: AtomicU64,
     forgets: Forgets,
+    /// Posted writes are lost, as they are while there is no link or no memory behind it.
+    lost: AtomicBool,
+}
+
+impl Forgetful {
+    fn new(window: Arc<dyn Window>, forgets: Forgets) -> Arc<Self> {
+        let (connected, fences) = (AtomicBool::new(false), AtomicU64::new(0));
+        Arc::new(Self { window, connected, fences, forgets, lost: AtomicBool::new(false) })
+    }
+
+    fn loses(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
 }
 
 impl Window for Forgetful {
@@ -36,14 +49,20 @@ impl Window for Forgetful {
         self.window.outbound_bytes()
     }
     unsafe fn post(&self, offset: usize, source: *const u8, length: usize) {
-        // SAFETY: the caller's promise, passed on.
-        unsafe { self.window.post(offset, source, length) };
+        if !self.loses() {
+            // SAFETY: the caller's promise, passed on.
+            unsafe { self.window.post(offset, source, length) };
+        }
     }
     fn post_word(&self, offset: usize, value: u64) {
-        self.window.post_word(offset, value);
+        if !self.loses() {
+            self.window.post_word(offset, value);
+        }
     }
     fn post_scratchpad(&self, index: usize, value: u32) {
-        self.window.post_scratchpad(index, value);
+        if !self.loses() {
+            self.window.post_scratchpad(index, value);
+        }
     }
     fn fence(&self) {
         let connected = self.connected.load(Ordering::Relaxed);
@@ -131,12 +150,7 @@ fn through_posted_writes(seed: u64, forgets: Forgets) -> Result<(), &'static str
     let posted = Arc::new(PostedWindow::new(near, disorder).unwrap());
     let deliver_all = || while posted.deliver() {};
     let (window, far) = (Arc::clone(&posted) as Arc<dyn Window>, far);
-    let forgetful = Arc::new(Forgetful {
-        window,
-        connected: AtomicBool::new(false),
-        fences: AtomicU64::new(0),
-        forgets,
-    });
+    let forgetful = Forgetful::new(window, forgets);
     let windows = [Arc::clone(&forgetful) as Arc<dyn Window>, far];
     let links = [link(&windows[0], Side::First), link(&windows[1], Side::Second)];
     for _ in 0..3 {
@@ -289,6 +303,48 @@ fn a_peer_that_began_anew_is_noticed_and_both_come_up_again() {
     assert_eq!(read(&mut far), [], "nothing of the first life is left");
     assert_eq!(near.send_bytes(b"second"), Moved::Bytes(6));
     assert_eq!(read(&mut far), b"second");
+}
+
+/// Looks until both are up.
+fn come_up(links: &[Arc<Link>; 2]) {
+    let begun = std::time::Instant::now();
+    while !links.iter().all(|link| link.is_up()) {
+        assert!(begun.elapsed() < Duration::from_secs(20), "both come up");
+        for link in links {
+            assert_eq!(link.look(), None);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_link_comes_up_whatever_was_lost_while_it_was_not_there() {
+    for lost in 0..6 {
+        let windows = windows().map(|window| Forgetful::new(window, |_| false));
+        let shared = windows.each_ref().map(|window| Arc::clone(window) as Arc<dyn Window>);
+        let lose = |which: [bool; 2]| {
+            for (window, lost) in windows.iter().zip(which) {
+                window.lost.store(lost, Ordering::Relaxed);
+            }
+        };
+        // Who writes into nothing while it begins; then, who while it says what it has seen.
+        lose([lost & 1 != 0, lost & 2 != 0]);
+        let links = [link(&shared[0], Side::First), link(&shared[1], Side::Second)];
+        lose([lost == 4, lost == 5]);
+        for link in &links {
+            assert_eq!(link.look(), None);
+        }
+        lose([false; 2]);
+        come_up(&links);
+        let [mut near, mut far] = streams(&links);
+        assert_eq!(near.send_bytes(b"there"), Moved::Bytes(5));
+        // What is said again harms nothing that has begun.
+        std::thread::sleep(Duration::from_millis(300));
+        for link in &links {
+            assert_eq!(link.look(), None);
+        }
+        assert_eq!(read(&mut far), b"there");
+    }
 }
 
 #[test]

@@ -458,8 +458,10 @@ impl Transport for NtbTransport {
                 return Err(FabricError::Limit { what, requested, limit });
             }
         };
-        let channel =
-            Channel::dialled(&link, peer.node).map_err(io_error("creating an eventfd"))?;
+        let channel = Channel::dialled(&link, peer.node).map_err(|error| {
+            link.withdraw();
+            io_error("creating an eventfd")(error)
+        })?;
         link.wait_for_partition(&channel);
         self.nudge();
         Ok(Box::new(ChannelStream::new(channel)))

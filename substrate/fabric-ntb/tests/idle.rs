@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use beeline_fabric::{QueuePairOptions, Role};
+use beeline_fabric::{Device as _, QueuePairOptions, Role};
 use beeline_fabric_ntb::{NtbConfig, NtbDevice};
 
 const BOUND: Duration = Duration::from_secs(20);

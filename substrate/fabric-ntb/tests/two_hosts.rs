@@ -10,8 +10,9 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use beeline_fabric::{
-    Access, ConnectInfo, FlushKind, LocalData, Operation, QueuePairOptions, ReceiveRequest,
-    RemoteAddress, RemoteKey, Role, ScatterGatherEntry, Status, WorkCompletion, WorkRequest,
+    Access, ConnectInfo, Device as _, FlushKind, LocalData, Operation, QueuePairOptions,
+    ReceiveRequest, RemoteAddress, RemoteKey, Role, ScatterGatherEntry, Status, WorkCompletion,
+    WorkRequest,
 };
 use beeline_fabric_ntb::{FixedWindow, NtbConfig, NtbDevice, Port, Side};
 use beeline_os::memory::{copy_in, copy_out, load_u64};

@@ -25,6 +25,7 @@ use crate::host::HostIdentity;
 use crate::message::{
     Answer, MAX_PAYLOAD_BYTES, PREFIX_BYTES, Question, body_length, choose, decode, encode,
 };
+use crate::window::WindowEnd;
 
 /// How the service listens.
 #[derive(Clone, Debug)]
@@ -39,6 +40,9 @@ pub struct BootstrapConfig {
     pub service_timeout: Duration,
     /// Exchanges at a time. Default 64.
     pub max_exchanges: usize,
+    /// This end of the memory window that is among the devices, so that clients find theirs.
+    /// Default none.
+    pub window: Option<WindowEnd>,
 }
 
 impl Default for BootstrapConfig {
@@ -49,6 +53,7 @@ impl Default for BootstrapConfig {
             caller_timeout: Duration::from_secs(5),
             service_timeout: Duration::from_secs(10),
             max_exchanges: 64,
+            window: None,
         }
     }
 }
@@ -510,8 +515,10 @@ impl Server {
         };
         let offered: Vec<&str> =
             self.devices.iter().map(|device| device.attributes().provider).collect();
-        match choose((host, providers, forced), (&self.host, &offered)) {
+        let window = self.config.window.as_ref();
+        match choose((host, providers, forced), (&self.host, &offered, window)) {
             Some((provider, reason)) => Answer::Chosen {
+                window: window.filter(|_| provider == "ntb").cloned(),
                 provider,
                 reason,
                 shards: found.shards,

@@ -16,9 +16,10 @@ use crate::error::OpenError;
 use crate::host::HostIdentity;
 use crate::message::{Answer, PREFIX_BYTES, Question, Reason, body_length, decode, encode};
 use crate::url::{BootstrapAddress, ServiceUrl};
+use crate::window::{self, WindowEnd};
 
 /// Providers that may fail where TCP works, best first.
-const FALLIBLE: [&str; 2] = ["shm", "verbs"];
+const FALLIBLE: [&str; 3] = ["shm", "ntb", "verbs"];
 
 /// Reaches one service, again and again: keeps the devices it opened and remembers which provider
 /// failed.
@@ -32,6 +33,20 @@ pub struct Dialler {
     avoided: Vec<(&'static str, String)>,
     /// This machine has no RDMA to speak of.
     lacks_rdma: bool,
+}
+
+/// Why there is no agreement yet.
+#[derive(Debug)]
+enum Attempt {
+    /// The window that was agreed on cannot be used; something else can.
+    Window(OpenError),
+    Exchange(OpenError),
+}
+
+impl From<OpenError> for Attempt {
+    fn from(error: OpenError) -> Self {
+        Self::Exchange(error)
+    }
 }
 
 /// What was agreed.
@@ -109,6 +124,13 @@ impl Dialler {
             if self.avoids(provider) || (provider == "verbs" && self.lacks_rdma) {
                 continue;
             }
+            if provider == "ntb" {
+                // Opened once the service has said which.
+                if window::is_there(self.url.window.as_ref()) {
+                    offered.push(provider.to_owned());
+                }
+                continue;
+            }
             match self.device(provider) {
                 Ok(_) => offered.push(provider.to_owned()),
                 // The ordinary case on most machines, and no reason to mention.
@@ -134,12 +156,23 @@ impl Dialler {
         };
         // The server misses shared memory in the offer only on its own host.
         let fell_back = match (&reason, provider) {
-            (Reason::ClientLacksSharedMemory, _) => why("shm").or_else(|| why("verbs")),
+            (Reason::ClientLacksSharedMemory, _) => FALLIBLE.into_iter().find_map(why),
             (Reason::Forced | Reason::SameHost, _) => None,
-            (_, "tcp") => why("verbs"),
+            (_, "tcp") => why("ntb").or_else(|| why("verbs")),
+            (_, "verbs") => why("ntb"),
             _ => None,
         };
         fell_back.map_or(reason, Reason::FellBack)
+    }
+
+    /// The memory window towards a service that said `end` of its own.
+    fn window(&mut self, end: Option<&WindowEnd>) -> Result<Arc<dyn Device>, OpenError> {
+        // Anew each time: a window that was found is one device for the whole process, and the
+        // service may have come back at another.
+        self.devices.retain(|known| known.attributes().provider != "ntb");
+        let device: Arc<dyn Device> = window::towards(end, self.url.window.as_ref())?;
+        self.devices.push(Arc::clone(&device));
+        Ok(device)
     }
 
     fn device(&mut self, provider: &str) -> Result<Arc<dyn Device>, OpenError> {
@@ -156,9 +189,24 @@ impl Dialler {
     ///
     /// Errors: [`OpenError`].
     pub fn dial(&mut self) -> Result<Dialled, OpenError> {
+        loop {
+            match self.ask_for_provider() {
+                Err(Attempt::Window(error)) if self.url.provider.is_none() => {
+                    // Avoided from here on, so that this is tried once.
+                    self.avoid("ntb", error.to_string());
+                }
+                Err(Attempt::Window(error) | Attempt::Exchange(error)) => return Err(error),
+                Ok(dialled) => return Ok(dialled),
+            }
+        }
+    }
+
+    fn ask_for_provider(&mut self) -> Result<Dialled, Attempt> {
         let providers = match self.url.provider.clone() {
             Some(provider) => {
-                self.device(&provider)?;
+                if provider != "ntb" {
+                    self.device(&provider)?;
+                }
                 vec![provider]
             }
             None => self.offered()?,
@@ -170,17 +218,20 @@ impl Dialler {
             forced: self.url.provider.is_some(),
         };
         let (answer, _) = ask(&self.url.address, &question, self.timeout)?;
-        let Answer::Chosen { provider, reason, shards, payload } = answer else {
-            return Err(unexpected(&self.url.address, answer));
+        let Answer::Chosen { provider, reason, shards, payload, window } = answer else {
+            return Err(unexpected(&self.url.address, answer).into());
         };
         if !providers.contains(&provider) {
-            return Err(OpenError::Protocol {
-                address: self.url.address.to_string(),
-                reason: format!("it chose {provider:?}, which was not offered"),
-            });
+            let reason = format!("it chose {provider:?}, which was not offered");
+            return Err(
+                OpenError::Protocol { address: self.url.address.to_string(), reason }.into()
+            );
         }
         let reason = self.explained(&provider, reason);
-        let device = self.device(&provider)?;
+        let device = match provider.as_str() {
+            "ntb" => self.window(window.as_ref()).map_err(Attempt::Window)?,
+            _ => self.device(&provider)?,
+        };
         Ok(Dialled {
             device,
             provider,

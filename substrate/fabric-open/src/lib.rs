@@ -11,7 +11,7 @@
 //!  connect active
 //! ```
 //!
-//! - [`open`]: a device by URL.
+//! - [`open`]: a device by URL; [`open_window`]: one over a memory window, to be served.
 //! - [`Bootstrap`]: the service; [`Dialler`]: the client. [`message`] has the bytes and the choice.
 //!
 //! Invariants: the choice and its reason are visible to both programs ([`Reason`]); a provider
@@ -25,6 +25,7 @@ mod host;
 pub mod message;
 mod providers;
 mod url;
+mod window;
 
 /// Which memory windows this host has.
 pub use beeline_fabric_ntb::detect as windows;
@@ -36,4 +37,5 @@ pub use error::OpenError;
 pub use host::HostIdentity;
 pub use message::Reason;
 pub use providers::{PROVIDERS, open};
-pub use url::{BootstrapAddress, DEFAULT_PORT, ServiceUrl};
+pub use url::{BootstrapAddress, DEFAULT_PORT, ServiceUrl, WindowFile};
+pub use window::{ServedWindow, WindowEnd, open_window};

@@ -14,6 +14,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::host::HostIdentity;
+use crate::window::WindowEnd;
 
 /// Bytes before the body.
 pub const PREFIX_BYTES: usize = 12;
@@ -39,6 +40,8 @@ pub enum Reason {
     DifferentHost,
     /// One host, but the two cannot see each other's sockets (containers).
     DifferentNamespace,
+    /// Both ends have a memory window, and no other memory in common.
+    CommonWindow,
     /// Both ends have an RDMA device, and no memory in common.
     CommonRdma,
     /// The client has no shared memory.
@@ -59,6 +62,7 @@ impl fmt::Display for Reason {
             Self::DifferentNamespace => {
                 f.write_str("both ends run on this host, in different network namespaces")
             }
+            Self::CommonWindow => f.write_str("both ends have a memory window"),
             Self::CommonRdma => f.write_str("both ends have an RDMA device"),
             Self::ClientLacksSharedMemory => f.write_str("the client offers no shared memory"),
             Self::ServerLacksSharedMemory => f.write_str("the server offers no shared memory"),
@@ -103,6 +107,9 @@ pub(crate) enum Answer {
         shards: u32,
         #[serde(with = "hex")]
         payload: Vec<u8>,
+        /// The service's end of a memory window, when that was chosen and is not emulated.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        window: Option<WindowEnd>,
     },
     Joined {
         #[serde(with = "hex")]
@@ -281,13 +288,14 @@ impl Bounded for Answer {
 
 /// Chooses among the providers both ends have; `None` when there is none in common.
 ///
-/// Shared memory where both ends can map it, else TCP, else whatever else they share.
+/// Shared memory where both ends can map it, else a memory window between them, else RDMA, else
+/// TCP, else whatever else they share. An emulated window is for those who ask for it.
 pub(crate) fn choose(
     client: (&HostIdentity, &[String], bool),
-    server: (&HostIdentity, &[&str]),
+    server: (&HostIdentity, &[&str], Option<&WindowEnd>),
 ) -> Option<(String, Reason)> {
     let (client_host, client_has, forced) = client;
-    let (server_host, server_has) = server;
+    let (server_host, server_has, window) = server;
     let common = |provider: &str| {
         client_has.iter().any(|has| has == provider) && server_has.contains(&provider)
     };
@@ -306,19 +314,24 @@ pub(crate) fn choose(
     } else {
         Reason::ServerLacksSharedMemory
     };
-    if common("verbs") {
-        // A client that keeps back the memory it could share knows why, and says so.
-        let reason = match reason {
-            Reason::ClientLacksSharedMemory => reason,
-            _ => Reason::CommonRdma,
-        };
-        return Some(("verbs".to_owned(), reason));
+    let better =
+        [("ntb", window.is_some(), Reason::CommonWindow), ("verbs", true, Reason::CommonRdma)];
+    for (provider, usable, why) in better {
+        if usable && common(provider) {
+            // A client that keeps back the memory it could share knows why, and says so.
+            let reason = match reason {
+                Reason::ClientLacksSharedMemory => reason,
+                _ => why,
+            };
+            return Some((provider.to_owned(), reason));
+        }
     }
     let network = if common("tcp") {
         "tcp"
     } else {
-        // Shared memory is out; anything else both have is a network of some kind.
-        client_has.iter().find(|provider| *provider != "shm" && common(provider))?
+        // Memory is out; anything else both have is a network of some kind.
+        let memory = ["shm", "ntb"];
+        client_has.iter().find(|name| !memory.contains(&name.as_str()) && common(name))?
     };
     Some((network.to_owned(), reason))
 }
@@ -334,7 +347,28 @@ mod tests {
 
     fn chosen(client: &HostIdentity, has: &[&str], server: &[&str]) -> Option<(String, Reason)> {
         let has: Vec<String> = has.iter().map(|name| (*name).to_owned()).collect();
-        choose((client, &has, false), (&host("a", 1), server))
+        choose((client, &has, false), (&host("a", 1), server, None))
+    }
+
+    #[test]
+    fn a_window_between_hosts_comes_before_the_network_and_an_emulated_one_must_be_asked_for() {
+        let end = WindowEnd { node: [7; 16], side: 0 };
+        let has = ["shm", "ntb", "verbs", "tcp"];
+        let owned = has.map(str::to_owned);
+        let pick = |boot: &str, window, forced: bool| {
+            let client = if forced { &owned[1..2] } else { &owned[..] };
+            choose((&host(boot, 1), client, forced), (&host("a", 1), &has, window))
+        };
+        let chosen = |provider: &str, reason| Some((provider.to_owned(), reason));
+        assert_eq!(pick("a", Some(&end), false), chosen("shm", Reason::SameHost));
+        assert_eq!(pick("b", Some(&end), false), chosen("ntb", Reason::CommonWindow));
+        assert_eq!(pick("b", None, false), chosen("verbs", Reason::CommonRdma));
+        assert_eq!(pick("b", None, true), chosen("ntb", Reason::Forced));
+        let kept_back =
+            choose((&host("a", 1), &owned[1..], false), (&host("a", 1), &has, Some(&end)));
+        assert_eq!(kept_back, chosen("ntb", Reason::ClientLacksSharedMemory));
+        let emulated = choose((&host("a", 1), &owned[1..2], false), (&host("a", 1), &has, None));
+        assert_eq!(emulated, None);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use beeline_fabric::{Device, FabricError};
 use beeline_fabric_ntb::posting::{Disorder, Pace};
-use beeline_fabric_ntb::{FixedWindow, NtbConfig, NtbDevice, Port, Side};
+use beeline_fabric_ntb::{FixedWindow, NtbConfig, Port, Side};
 use beeline_fabric_shm::{ShmConfig, ShmDevice};
 use beeline_fabric_sim::{SimOptions, SimWorld};
 use beeline_fabric_tcp::{TcpConfig, TcpDevice};
@@ -46,7 +46,7 @@ pub fn open(url: &str) -> Result<Arc<dyn Device>, OpenError> {
         "shm" => Err(bad("shm:// takes nothing")),
         "tcp" => Ok(TcpDevice::open(tcp_config(rest).map_err(bad)?)?),
         "verbs" => open_verbs(verbs_config(rest).map_err(bad)?),
-        "ntb" => Ok(NtbDevice::open(ntb_config(rest).map_err(bad)?)?),
+        "ntb" => Ok(crate::window::device(ntb_config(rest).map_err(bad)?)?),
         "sim" => {
             let (seed, node) = sim_numbers(rest).map_err(bad)?;
             Ok(SimWorld::new(seed, SimOptions::default()).device(node))
@@ -122,7 +122,7 @@ fn tcp_config(rest: &str) -> Result<TcpConfig, &'static str> {
     Ok(config)
 }
 
-fn ntb_config(rest: &str) -> Result<NtbConfig, &'static str> {
+pub(crate) fn ntb_config(rest: &str) -> Result<NtbConfig, &'static str> {
     let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
     let (mut disorder, mut side, mut outbound, mut memory) = (None, None, None, 0);
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {

@@ -3,6 +3,8 @@
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 
+use beeline_fabric_ntb::Side;
+
 use crate::error::OpenError;
 
 /// Port of the bootstrap service.
@@ -33,16 +35,30 @@ impl std::fmt::Display for BootstrapAddress {
     }
 }
 
+/// This host's end of a memory window, as an address names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WindowFile {
+    /// What this end reads, or both halves.
+    pub inbound: PathBuf,
+    /// What this end writes, where that is another file.
+    pub outbound: Option<PathBuf>,
+    /// Which end this is; `None`: the one the service leaves.
+    pub side: Option<Side>,
+}
+
 /// A service's address, read: `auto://host:port`, `tcp://host:port`, `shm://host:port`,
-/// `verbs://host:port`; with a
-/// path instead of a host (`auto:///run/beeline.sock`), a Unix socket. The port defaults to
-/// [`DEFAULT_PORT`], the scheme to `auto`.
+/// `ntb://host:port`, `verbs://host:port`; with a path instead of a host
+/// (`auto:///run/beeline.sock`), a Unix socket. The port defaults to [`DEFAULT_PORT`], the scheme
+/// to `auto`. With `?window=/FILE[&outbound=/FILE][&side=N]` the memory window towards the service
+/// is that one, else one that the service is seen in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServiceUrl {
     /// The provider insisted on; `None` for `auto`.
     pub provider: Option<String>,
     /// Where to ask.
     pub address: BootstrapAddress,
+    /// The memory window to take.
+    pub window: Option<WindowFile>,
 }
 
 /// Splits `scheme://rest`.
@@ -58,6 +74,24 @@ fn with_port(host: &str) -> String {
     if has_port { host.to_owned() } else { format!("{host}:{DEFAULT_PORT}") }
 }
 
+fn window(query: &str) -> Result<Option<WindowFile>, &'static str> {
+    let (mut inbound, mut outbound, mut side) = (None, None, None);
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        match pair.split_once('=') {
+            Some(("window", path)) if path.starts_with('/') => inbound = Some(path.into()),
+            Some(("outbound", path)) if path.starts_with('/') => outbound = Some(path.into()),
+            Some(("side", "0")) => side = Some(Side::First),
+            Some(("side", "1")) => side = Some(Side::Second),
+            _ => return Err("the parameters are window=/FILE, outbound=/FILE and side=0 or 1"),
+        }
+    }
+    match inbound {
+        Some(inbound) => Ok(Some(WindowFile { inbound, outbound, side })),
+        None if outbound.is_none() && side.is_none() => Ok(None),
+        None => Err("outbound and side belong to a window"),
+    }
+}
+
 impl ServiceUrl {
     /// Reads an address.
     ///
@@ -67,9 +101,17 @@ impl ServiceUrl {
         let (scheme, rest) = split(url).unwrap_or(("auto", url));
         let provider = match scheme {
             "auto" => None,
-            "tcp" | "shm" | "verbs" => Some(scheme.to_owned()),
-            _ => return Err(bad("a service is reached by auto://, tcp://, shm:// or verbs://")),
+            "tcp" | "shm" | "ntb" | "verbs" => Some(scheme.to_owned()),
+            _ => {
+                let known = "a service is reached by auto://, tcp://, shm://, ntb:// or verbs://";
+                return Err(bad(known));
+            }
         };
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let window = window(query).map_err(bad)?;
+        if window.is_some() && !matches!(scheme, "auto" | "ntb") {
+            return Err(bad("a window belongs to auto:// and ntb://"));
+        }
         if rest.is_empty() {
             return Err(bad("it names no host and no socket"));
         }
@@ -78,7 +120,7 @@ impl ServiceUrl {
         } else {
             BootstrapAddress::Tcp(with_port(rest.trim_end_matches('/')))
         };
-        Ok(Self { provider, address })
+        Ok(Self { provider, address, window })
     }
 }
 
@@ -90,7 +132,8 @@ mod tests {
     fn addresses_are_read_with_their_defaults() {
         let tcp = |host: &str| BootstrapAddress::Tcp(host.to_owned());
         let read = |url| ServiceUrl::parse(url).unwrap();
-        assert_eq!(read("auto://db:7"), ServiceUrl { provider: None, address: tcp("db:7") });
+        let plain = ServiceUrl { provider: None, address: tcp("db:7"), window: None };
+        assert_eq!(read("auto://db:7"), plain);
         assert_eq!(read("db").address, tcp("db:4790"));
         assert_eq!(read("[::1]").address, tcp("[::1]:4790"));
         assert_eq!(read("tcp://[::1]:9").provider.as_deref(), Some("tcp"));
@@ -98,7 +141,25 @@ mod tests {
             read("auto:///run/b.sock").address,
             BootstrapAddress::Unix("/run/b.sock".into())
         );
-        assert!(ServiceUrl::parse("ftp://x").is_err());
-        assert!(ServiceUrl::parse("auto://").is_err());
+        let window = read("ntb://db?window=/sys/x/resource2_wc&side=1");
+        assert_eq!(window.address, tcp("db:4790"));
+        let file = WindowFile {
+            inbound: "/sys/x/resource2_wc".into(),
+            outbound: None,
+            side: Some(Side::Second),
+        };
+        assert_eq!(window.window, Some(file));
+        for wrong in [
+            "ftp://x",
+            "auto://",
+            "auto://?window=/f",
+            "tcp://db?window=/f",
+            "ntb://db?window=f",
+            "ntb://db?side=1",
+            "ntb://db?window=/f&side=2",
+            "ntb://db?pane=1",
+        ] {
+            assert!(ServiceUrl::parse(wrong).is_err(), "{wrong}");
+        }
     }
 }

@@ -10,11 +10,11 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use beeline_fabric::{
-    Access, LocalData, Operation, QueuePairOptions, RemoteAddress, RemoteKey, Role, WorkCompletion,
-    WorkRequest,
+    Access, Device, LocalData, Operation, QueuePairOptions, RemoteAddress, RemoteKey, Role,
+    WorkCompletion, WorkRequest,
 };
 use beeline_fabric_open::{
-    Bootstrap, BootstrapConfig, Dialler, Incoming, OpenError, Reason, Service, open,
+    Bootstrap, BootstrapConfig, Dialler, Incoming, OpenError, Reason, Service, open, open_window,
 };
 
 const BOUND: Duration = Duration::from_secs(20);
@@ -59,7 +59,13 @@ fn shard(incoming: &Receiver<Incoming>, stop: &Receiver<()>, breaks_shm: &Atomic
     }
 }
 
-fn serve(mut config: BootstrapConfig, providers: &[&str]) -> Served {
+fn serve(config: BootstrapConfig, providers: &[&str]) -> Served {
+    let devices =
+        providers.iter().map(|provider| open(&format!("{provider}://")).unwrap()).collect();
+    serve_devices(config, devices)
+}
+
+fn serve_devices(mut config: BootstrapConfig, devices: Vec<Arc<dyn Device>>) -> Served {
     config.tcp = Some(([127, 0, 0, 1], 0).into());
     let (send, receive) = channel();
     let (stop, stopped) = channel();
@@ -72,8 +78,6 @@ fn serve(mut config: BootstrapConfig, providers: &[&str]) -> Served {
         payload: b"welcome".to_vec(),
         incoming: Box::new(move |incoming| send.send(incoming).unwrap()),
     };
-    let devices =
-        providers.iter().map(|provider| open(&format!("{provider}://")).unwrap()).collect();
     let bootstrap = Bootstrap::listen(config, devices, vec![service]).unwrap();
     Served { bootstrap, _stop: stop, breaks_shm, shard: Some(shard) }
 }
@@ -176,6 +180,48 @@ fn rdma_comes_after_shared_memory_and_before_tcp_and_back_again() {
     assert_eq!(chosen(&mut dialler).0, "tcp");
     dialler.forgive();
     assert_eq!(chosen(&mut dialler), ("shm".to_owned(), Reason::SameHost));
+    served.finish();
+}
+
+#[test]
+fn an_emulated_window_is_taken_by_those_who_insist() {
+    let served = serve(BootstrapConfig::default(), &["ntb", "tcp"]);
+    assert_eq!(visit(&served.url("ntb")), ("ntb".to_owned(), Reason::Forced));
+    assert_eq!(visit(&served.url("auto")).0, "tcp");
+    let url = served.url("ntb") + "?window=/dev/null";
+    let error = Dialler::new("kv", &url, BOUND).unwrap().dial().unwrap_err();
+    assert!(error.to_string().contains("emulates"), "{error}");
+    served.finish();
+}
+
+#[test]
+fn a_window_is_found_by_who_shows_in_it_and_a_wrong_one_falls_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| {
+        let path = folder.path().join(name);
+        std::fs::File::create(&path).unwrap().set_len(10 << 20).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let (ours, other) = (file("ours"), file("other"));
+    let window = open_window(&format!("ntb://{ours}")).unwrap();
+    let config = BootstrapConfig { window: window.end, ..BootstrapConfig::default() };
+    let devices = vec![open("shm://").unwrap(), window.device, open("tcp://").unwrap()];
+    let served = serve_devices(config, devices);
+    let named = |file: &str| format!("{}?window={file}", served.url("ntb"));
+    assert_eq!(visit(&named(&ours)), ("ntb".to_owned(), Reason::Forced));
+    assert_eq!(visit(&named(&ours)), ("ntb".to_owned(), Reason::Forced));
+    let error = Dialler::new("kv", &named(&other), BOUND).unwrap().dial().unwrap_err();
+    assert!(error.to_string().contains("not seen"), "{error}");
+    // Without shared memory the window comes next, and a wrong one gives way with a reason.
+    let chosen = |file: &str| {
+        let url = format!("{}?window={file}", served.url("auto"));
+        let mut dialler = Dialler::new("kv", &url, BOUND).unwrap();
+        dialler.avoid("shm", "it broke");
+        let there = dialler.establish(0, b"", 64, QueuePairOptions::default()).unwrap();
+        (there.dialled.provider, there.dialled.reason.to_string())
+    };
+    assert_eq!(chosen(&ours), ("ntb".to_owned(), "fell back, because it broke".to_owned()));
+    assert_ne!(chosen(&other).0, "ntb");
     served.finish();
 }
 

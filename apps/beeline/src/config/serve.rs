@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::values::{
-    Auto, Door, DurabilityWord, EvictionWord, Number, PoolWord, Secret, Size, Span, Switch,
+    Auto, Door, DurabilityWord, EvictionWord, Number, PoolWord, Secret, Size, Span, Switch, Window,
     WriteBackWord,
 };
 use super::{ConfigError, knobs};
@@ -15,6 +15,7 @@ knobs! {
         resp_address: Door = "127.0.0.1:6379", "Where Redis clients connect; off closes the door, port 0 picks a free one.";
         http_address: Door = "127.0.0.1:9464", "Where the status page and /metrics are; off closes it.";
         fabric_address: Door = "127.0.0.1:4790", "Where fabric clients bootstrap; off closes it.";
+        fabric_window: Window = "off", "Memory window (PCIe NTB) that fabric clients may use: FILE[?outbound=FILE][&side=0], emulated (between processes of this host), or off.";
         durability: DurabilityWord = "process", "What acknowledged writes survive: none, process (kill -9), power.";
         pool: PoolWord = "auto", "Durable memory: dax, file, dram (gone with the process), or auto: dax where the file system has it, else file.";
         capacity: Auto<Size> = "auto", "Most bytes the pool may take; auto is 80 % of what is free (half of memory for dram).";
@@ -112,6 +113,11 @@ impl ServeConfig {
             doors.iter().any(|(_, door)| door.0.is_some()),
             "resp-address, http-address and fabric-address are all off; open one".to_owned(),
         );
+        rule(
+            self.fabric_window == Window::Off || self.fabric_address.0.is_some(),
+            "fabric-window: clients find a window through fabric-address, which is off; open it"
+                .to_owned(),
+        );
         for (i, (name, door)) in doors.iter().enumerate() {
             for (other, second) in &doors[i + 1..] {
                 rule(
@@ -138,7 +144,7 @@ mod tests {
     #[test]
     fn each_rule_names_the_knob_to_change() {
         type Change = fn(&mut ServeFlags);
-        let cases: [(&str, Change); 10] = [
+        let cases: [(&str, Change); 11] = [
             ("segment-size", |f| f.segment_size = Some("5000".into())),
             ("capacity", |f| f.capacity = Some("100MiB".into())),
             ("shards", |f| f.shards = Some("0".into())),
@@ -148,6 +154,10 @@ mod tests {
             ("query-buffer-limit", |f| f.query_buffer_limit = Some("1".into())),
             ("write-delay-ns", |f| f.write_delay_ns = Some("150".into())),
             ("http-address", |f| f.http_address = Some("127.0.0.1:6379".into())),
+            ("fabric-window", |f| {
+                f.fabric_window = Some("emulated".into());
+                f.fabric_address = Some("off".into());
+            }),
             ("durability", |f| {
                 f.pool = Some("dram".into());
                 f.durability = Some("power".into());

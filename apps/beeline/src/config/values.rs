@@ -138,6 +138,52 @@ impl Knob for Door {
     }
 }
 
+/// A memory window to serve clients through, or `off`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Window {
+    /// None.
+    Off,
+    /// Between processes of this host.
+    Emulated,
+    /// In a file, with its parameters: what follows `ntb://`.
+    File(String),
+}
+
+impl Window {
+    /// The fabric's address of it.
+    pub fn url(&self) -> Option<String> {
+        match self {
+            Self::Off => None,
+            Self::Emulated => Some("ntb://".to_owned()),
+            Self::File(file) => Some(format!("ntb://{file}")),
+        }
+    }
+}
+
+impl Knob for Window {
+    const PLACEHOLDER: &'static str = "FILE";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "off" => Ok(Self::Off),
+            "emulated" => Ok(Self::Emulated),
+            file if file.starts_with('/') => Ok(Self::File(file.to_owned())),
+            _ => Err(format!(
+                "{text:?} is no memory window; write the file to map, as in \
+                 /sys/bus/pci/devices/0000:00:04.0/resource2_wc, or emulated, or off"
+            )),
+        }
+    }
+
+    fn show(&self) -> String {
+        match self {
+            Self::Off => "off".to_owned(),
+            Self::Emulated => "emulated".to_owned(),
+            Self::File(file) => file.clone(),
+        }
+    }
+}
+
 /// A value, or the program's choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Auto<T> {
@@ -357,6 +403,10 @@ mod tests {
         let problem = DurabilityWord::parse("strong").unwrap_err();
         assert!(problem.contains("none, process, power"), "{problem}");
         assert!(Door::parse("6379").unwrap_err().contains("127.0.0.1:6379"));
+        assert!(Window::parse("resource2").unwrap_err().contains("emulated"));
+        for window in ["off", "emulated", "/f?side=1"] {
+            assert_eq!(Window::parse(window).unwrap().show(), window);
+        }
         assert!(Auto::<Number>::parse("x").unwrap_err().ends_with("or auto"));
     }
 

@@ -104,7 +104,10 @@ fn windows() -> Finding {
         let file = file.display();
         return Finding::ok(
             what,
-            format!("a shared-memory device: ntb://{file}?side=0 at one end, side=1 at the other"),
+            format!(
+                "a shared-memory device, which clients find by themselves; serve it with \
+                 --fabric-window {file}"
+            ),
         );
     }
     if found.iter().any(|device| device.kind == Kind::Bridge) {
@@ -113,8 +116,9 @@ fn windows() -> Finding {
             what,
             Verdict::CouldBeFaster,
             names.join(", "),
-            "name the bridge's window, and the memory behind the other end's, as \
-             ntb:///INBOUND?outbound=/sys/bus/pci/devices/…/resource2_wc&side=0",
+            "serve it with --fabric-window \
+             '/INBOUND?outbound=/sys/bus/pci/devices/…/resource2_wc&side=0', where INBOUND maps the \
+             memory behind the other end's window",
         );
     }
     Finding::advise(

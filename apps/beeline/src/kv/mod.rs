@@ -92,8 +92,9 @@ pub struct RestoreArguments {
 /// How to reach the node.
 #[derive(Clone, Debug, Args)]
 pub struct Connection {
-    /// The node's fabric address: auto://HOST:PORT takes the best provider, shm:// and tcp:// insist
-    /// on one; the port is 4790 unless given.
+    /// The node's fabric address: auto://HOST:PORT takes the best provider; shm://, ntb://, verbs://
+    /// and tcp:// insist on one. The port is 4790 unless given; ?window=/FILE names the memory
+    /// window towards the node.
     #[arg(
         long,
         value_name = "URL",

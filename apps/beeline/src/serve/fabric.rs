@@ -7,8 +7,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, OnceLock};
 
 use beeline_fabric::Device;
-use beeline_fabric_open::{Bootstrap, BootstrapConfig, Incoming, OpenError, Service, open};
+use beeline_fabric_open::{
+    Bootstrap, BootstrapConfig, Incoming, OpenError, Service, open, open_window,
+};
 use beeline_node::{FabricIncoming, NodeHandle};
+
+use crate::config::values::Window;
 
 /// Name of the key-value service in the bootstrap exchange.
 pub const SERVICE: &str = "kv";
@@ -23,15 +27,18 @@ pub struct FabricDoor {
 
 impl FabricDoor {
     /// Opens what providers this host has, and listens on `address` for clients of `shards`
-    /// shards. At least TCP has to open; why another did not is a warning.
+    /// shards. At least TCP has to open, and a window that was asked for; why another did not is a
+    /// warning.
     ///
     /// Errors: [`OpenError`].
-    pub fn open(address: SocketAddr, shards: usize) -> Result<Self, OpenError> {
+    pub fn open(address: SocketAddr, shards: usize, window: &Window) -> Result<Self, OpenError> {
         let mut devices: Vec<Arc<dyn Device>> = Vec::new();
         match open("shm://") {
             Ok(device) => devices.push(device),
             Err(error) => tracing::warn!(%error, "no shared-memory clients will be served"),
         }
+        let window = window.url().map(|url| open_window(&url)).transpose()?;
+        devices.extend(window.as_ref().map(|window| Arc::clone(&window.device)));
         // A client on another host reaches data where it reached this address.
         let ip = match address {
             SocketAddr::V4(address) => address.ip().to_string(),
@@ -39,8 +46,13 @@ impl FabricDoor {
         };
         devices.extend(rdma(address.ip()));
         devices.push(open(&format!("tcp://{ip}"))?);
-        let providers =
-            devices.iter().map(|device| device.attributes().provider.to_owned()).collect();
+        let end = window.and_then(|window| window.end);
+        let named = |provider: &str| match (provider, &end) {
+            ("ntb", None) => "ntb (emulated)".to_owned(),
+            ("ntb", Some(end)) => format!("ntb (side {})", end.side),
+            _ => provider.to_owned(),
+        };
+        let providers = devices.iter().map(|device| named(device.attributes().provider)).collect();
         let node = Arc::new(OnceLock::new());
         let target = Arc::clone(&node);
         let service = Service {
@@ -49,7 +61,8 @@ impl FabricDoor {
             payload: Vec::new(),
             incoming: Box::new(move |incoming| deliver(&target, incoming)),
         };
-        let config = BootstrapConfig { tcp: Some(address), ..BootstrapConfig::default() };
+        let config =
+            BootstrapConfig { tcp: Some(address), window: end, ..BootstrapConfig::default() };
         let bootstrap = Bootstrap::listen(config, devices, vec![service])?;
         Ok(Self { bootstrap, node, providers })
     }

@@ -42,7 +42,9 @@ pub fn run(config: &ServeConfig, output: Output) -> Result<Exit, Failure> {
     let fabric = config
         .fabric_address
         .0
-        .map(|address| FabricDoor::open(address, plan.shards).map_err(fabric_failure))
+        .map(|address| {
+            FabricDoor::open(address, plan.shards, &config.fabric_window).map_err(fabric_failure)
+        })
         .transpose()?;
     let node = Node::start(&plan).map_err(failure)?;
     let handle = node.handle();
