@@ -92,7 +92,12 @@ pub enum Event<'a> {
         id: u64,
     },
     /// A change of membership is wanted; refused silently unless [`crate::Replica::can_change`].
-    ChangeMembers(Change),
+    ChangeMembers {
+        /// Who.
+        change: Change,
+        /// How to reach a server that joins.
+        contact: &'a [u8],
+    },
     /// The leadership shall move to this member.
     Transfer {
         /// To whom.

@@ -33,7 +33,7 @@ pub mod session;
 pub mod slot;
 
 pub use batch::{Batch, ClientCommand};
-pub use configuration::{Change, Configuration, MAX_MEMBERS};
+pub use configuration::{Change, Configuration, MAX_CONTACT_BYTES, MAX_MEMBERS};
 pub use event::{Command, Event};
 pub use ids::{AccessKey, ClusterId, NodeId, Position, Term};
 pub use layout::{Layout, LayoutError, Status};

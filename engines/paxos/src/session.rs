@@ -96,6 +96,49 @@ impl Sessions {
         }
     }
 
+    /// The table as bytes, for a snapshot: capacity u64, then for each session its name u64, last
+    /// number u64, position of last use u64, reply length u32, reply; little endian.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut bytes = (self.capacity as u64).to_le_bytes().to_vec();
+        for (name, session) in &self.sessions {
+            for word in [*name, session.last, session.used.0] {
+                bytes.extend_from_slice(&word.to_le_bytes());
+            }
+            let length = u32::try_from(session.reply.len()).unwrap_or(u32::MAX);
+            bytes.extend_from_slice(&length.to_le_bytes());
+            bytes.extend_from_slice(&session.reply[..length as usize]);
+        }
+        bytes
+    }
+
+    /// What [`Sessions::encode`] wrote; `None` for anything else.
+    #[must_use]
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let (capacity, mut rest) = bytes.split_first_chunk::<8>()?;
+        let capacity = usize::try_from(u64::from_le_bytes(*capacity)).ok().filter(|n| *n > 0)?;
+        let mut sessions = BTreeMap::new();
+        while !rest.is_empty() {
+            let (head, after) = rest.split_first_chunk::<28>()?;
+            let long = |at: usize| {
+                let mut word = [0; 8];
+                word.copy_from_slice(&head[at..at + 8]);
+                u64::from_le_bytes(word)
+            };
+            let length = (long(20) >> 32) as usize;
+            let (reply, after) = after.split_at_checked(length)?;
+            let session =
+                Session { last: long(8), used: Position(long(16)), reply: reply.to_vec() };
+            let ascends = sessions.last_key_value().is_none_or(|(last, _)| *last < long(0));
+            if !ascends || sessions.len() == capacity {
+                return None;
+            }
+            sessions.insert(long(0), session);
+            rest = after;
+        }
+        Some(Self { capacity, sessions })
+    }
+
     fn create(&mut self, position: Position, index: u16) -> u64 {
         if self.sessions.len() >= self.capacity {
             let idle = self.sessions.iter().min_by_key(|(name, session)| (session.used, **name));
@@ -168,5 +211,21 @@ mod tests {
         assert_eq!(gone, Outcome::Expired);
         let kept = sessions.apply(Position(6), 0, &command(first, 2), |_, _| ());
         assert_eq!(kept, Outcome::Applied(b""));
+    }
+
+    #[test]
+    fn a_table_comes_back_from_its_bytes() {
+        let mut sessions = Sessions::new(3);
+        for at in 1..4 {
+            sessions.apply(Position(at), 0, &command(0, 0), |_, _| ());
+        }
+        sessions.apply(Position(4), 0, &command(2 << 16, 1), |_, reply| reply.push(7));
+        let bytes = sessions.encode();
+        assert_eq!(Sessions::decode(&bytes), Some(sessions));
+        for length in 0..bytes.len() {
+            let cut = Sessions::decode(&bytes[..length]);
+            assert!(cut.is_none_or(|cut| cut.open() < 3), "{length} bytes");
+        }
+        assert_eq!(Sessions::decode(&[0; 8]), None, "a table without room");
     }
 }

@@ -10,9 +10,12 @@ pub enum LogError {
     /// The log region or the vote word cannot be used.
     #[error(transparent)]
     Layout(#[from] LayoutError),
-    /// The fabric refused. If this was a revocation, the promise behind it is never given.
+    /// The fabric refused.
     #[error(transparent)]
     Fabric(#[from] FabricError),
+    /// A snapshot's file cannot be read.
+    #[error("the snapshot cannot be read: {0}")]
+    Snapshot(#[source] std::io::Error),
     /// A post was refused for a reason other than a full queue or a broken connection.
     #[error(transparent)]
     Post(#[from] PostError),
@@ -46,6 +49,10 @@ impl LogError {
     /// Whether the same call may succeed later.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::Fabric(error) if error.is_retryable())
+        match self {
+            Self::Fabric(error) => error.is_retryable(),
+            Self::Snapshot(_) => true,
+            _ => false,
+        }
     }
 }

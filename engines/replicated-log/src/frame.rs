@@ -1,7 +1,7 @@
 //! Messages as bytes.
 //!
 //! ```text
-//!  0  magic u32 "BLM1"        12  sender u16          24  attempt u32
+//!  0  magic u32 "BLM2"        12  sender u16          24  attempt u32
 //!  4  cluster u64             14  kind u8             28  four words u64
 //!                             15  transfer u8         60  length of connection data u16
 //!                             16  term u32, zero u32  62  connection data
@@ -9,16 +9,35 @@
 //!
 //! Little endian; what a kind does not use is zero. A request that leads to a grant carries the
 //! connection data of the asker's data queue pair and the number of the attempt; the answer
-//! carries that of the granter's, and repeats the number.
+//! carries that of the granter's, and repeats the number. So do the offer of a snapshot and its
+//! acceptance, for the queue pair that carries it.
 
 use beeline_fabric::ConnectInfo;
 use beeline_paxos::{AccessKey, ClusterId, Grant, Message, NodeId, Position, Term};
 
-const MAGIC: u32 = u32::from_le_bytes(*b"BLM1");
+const MAGIC: u32 = u32::from_le_bytes(*b"BLM2");
 const HEADER_BYTES: usize = 62;
 
 /// Longest frame.
 pub const MAX_FRAME_BYTES: usize = HEADER_BYTES + ConnectInfo::MAX_BYTES;
+
+/// What a frame says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    /// A message of the protocol.
+    Protocol(Message),
+    /// A snapshot is to be had.
+    Offer {
+        /// What it covers.
+        position: Position,
+        /// Its length in bytes.
+        bytes: u64,
+    },
+    /// Send it.
+    Accept,
+    /// Do not.
+    Decline,
+}
 
 /// A message with what the driver adds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,13 +48,20 @@ pub struct Frame {
     pub from: NodeId,
     /// Which try of the asker.
     pub attempt: u32,
-    /// What the protocol says.
-    pub message: Message,
+    /// What it says.
+    pub content: Content,
     /// Of a data queue pair; empty where none is offered.
     pub info: Vec<u8>,
 }
 
-fn fields(message: Message) -> (u8, Term, bool, [u64; 4]) {
+fn fields(content: Content) -> (u8, Term, bool, [u64; 4]) {
+    let none = Term(0);
+    let message = match content {
+        Content::Protocol(message) => message,
+        Content::Offer { position, bytes } => return (9, none, false, [position.0, bytes, 0, 0]),
+        Content::Accept => return (10, none, false, [0; 4]),
+        Content::Decline => return (11, none, false, [0; 4]),
+    };
     let one = |position: Position| [position.0, 0, 0, 0];
     let all = |grant: Grant| [grant.key.0, grant.committed.0, grant.highest.0, grant.snapshot.0];
     match message {
@@ -53,7 +79,7 @@ fn fields(message: Message) -> (u8, Term, bool, [u64; 4]) {
 impl Frame {
     /// Writes the frame; `bytes` is cleared first.
     pub fn encode(&self, bytes: &mut Vec<u8>) {
-        let (kind, term, transfer, words) = fields(self.message);
+        let (kind, term, transfer, words) = fields(self.content);
         let length = u16::try_from(self.info.len()).unwrap_or(u16::MAX);
         assert!(self.info.len() <= ConnectInfo::MAX_BYTES, "providers bound connection data");
         bytes.clear();
@@ -90,22 +116,27 @@ impl Frame {
             highest: Position(words[2]),
             snapshot: Position(words[3]),
         };
-        let message = match header[14] {
-            1 => Message::WouldYouVote { term, committed },
-            2 => Message::WouldVote { term },
-            3 => Message::RequestVote { term, committed, transfer: header[15] == 1 },
-            4 => Message::Vote { term, grant },
-            5 => Message::Follow { term },
-            6 => Message::Following { term, grant },
-            7 => Message::Refused { term },
-            8 => Message::TakeOver { term },
-            _ => return None,
+        let content = match header[14] {
+            9 => Content::Offer { position: committed, bytes: words[1] },
+            10 => Content::Accept,
+            11 => Content::Decline,
+            kind => Content::Protocol(match kind {
+                1 => Message::WouldYouVote { term, committed },
+                2 => Message::WouldVote { term },
+                3 => Message::RequestVote { term, committed, transfer: header[15] == 1 },
+                4 => Message::Vote { term, grant },
+                5 => Message::Follow { term },
+                6 => Message::Following { term, grant },
+                7 => Message::Refused { term },
+                8 => Message::TakeOver { term },
+                _ => return None,
+            }),
         };
         let frame = Self {
             cluster: ClusterId(long(4)),
             from: NodeId(short(12)),
             attempt: (long(20) >> 32) as u32,
-            message,
+            content,
             info: bytes[HEADER_BYTES..].to_vec(),
         };
         if frame.info.len() > ConnectInfo::MAX_BYTES {
@@ -121,6 +152,13 @@ impl Frame {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    fn contents() -> Vec<Content> {
+        let mut contents: Vec<_> = messages().into_iter().map(Content::Protocol).collect();
+        contents.push(Content::Offer { position: Position(9), bytes: 1 << 40 });
+        contents.extend([Content::Accept, Content::Decline]);
+        contents
+    }
 
     fn messages() -> Vec<Message> {
         let (term, committed) = (Term(7), Position(99));
@@ -145,17 +183,17 @@ mod tests {
 
     #[test]
     fn every_message_comes_back_and_no_other_spelling_is_taken() {
-        for message in messages() {
+        for content in contents() {
             let frame = Frame {
                 cluster: ClusterId(5),
                 from: NodeId(3),
                 attempt: 17,
-                message,
+                content,
                 info: vec![1, 2, 3],
             };
             let mut bytes = Vec::new();
             frame.encode(&mut bytes);
-            assert_eq!(Frame::decode(&bytes), Some(frame), "{message:?}");
+            assert_eq!(Frame::decode(&bytes), Some(frame), "{content:?}");
             assert_eq!(Frame::decode(&bytes[..bytes.len() - 1]), None);
             bytes[20] = 1;
             assert_eq!(Frame::decode(&bytes), None, "a byte that has to be zero");

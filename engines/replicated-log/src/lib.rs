@@ -19,11 +19,35 @@
 //! - a data queue pair serves one promise: a grant that is repeated comes with another;
 //! - what a peer sent is decoded into a [`frame::Frame`] before anything believes it.
 
+mod bulk;
+pub mod contact;
 pub mod error;
 pub mod frame;
+pub mod handle;
+pub mod hello;
+pub mod home;
 mod link;
+pub mod machine;
 pub mod member;
+pub mod node;
+mod peers;
 mod region;
+pub mod server;
+pub mod snapshot;
+pub mod status;
+pub mod transport;
 
+pub use beeline_paxos::{ClusterId, Layout, NodeId, Options, Position, RoleName, Term};
+pub use bulk::Received;
+pub use contact::Contact;
 pub use error::LogError;
+pub use handle::{Consistency, Handle, NO_SESSION, Refusal, Reply};
+pub use hello::HelloError;
+pub use home::{Founding, Home, HomeError};
+pub use machine::{SnapshotWriter, StateMachine};
 pub use member::{Durability, Endpoint, Member, MemberMemory};
+pub use node::{Config, Node, NodeError};
+pub use server::Server;
+pub use snapshot::SnapshotError;
+pub use status::{Counters, MemberStatus, Status};
+pub use transport::{Transport, TransportError};

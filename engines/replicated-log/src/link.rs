@@ -9,6 +9,7 @@ use beeline_fabric::{
 use beeline_os::memory::copy_in;
 use beeline_paxos::{AccessKey, Event, NodeId, Position};
 
+use crate::bulk::Outgoing;
 use crate::frame::MAX_FRAME_BYTES;
 
 /// Messages that may be on their way to us, per peer.
@@ -36,6 +37,8 @@ pub(crate) struct Control {
     /// Messages posted, and messages whose buffers are free again.
     pub(crate) posted: u64,
     pub(crate) sent: u64,
+    /// Status reads without an answer.
+    pub(crate) reading: u64,
 }
 
 impl Control {
@@ -67,7 +70,9 @@ impl Control {
         };
         let local = ScatterGatherEntry { region: &self.region, offset: STATUS_OFFSET, length: 16 };
         let remote = RemoteAddress { key, offset: 0 };
-        self.qp.post_send(&[WorkRequest::new(STATUS_READ, Operation::Read { local, remote })])
+        self.qp.post_send(&[WorkRequest::new(STATUS_READ, Operation::Read { local, remote })])?;
+        self.reading += 1;
+        Ok(())
     }
 
     /// Sends a message, or drops it when the peer takes none.
@@ -129,10 +134,13 @@ pub(crate) struct Link {
     pub(crate) data: Option<Data>,
     /// The peer's last request for access: its attempt and connection data.
     pub(crate) asked: Option<(u32, Vec<u8>)>,
+    /// A snapshot on its way there.
+    pub(crate) outgoing: Option<Outgoing>,
 }
 
 impl Link {
     pub(crate) fn new(peer: NodeId) -> Self {
-        Self { peer, control: None, offered: None, data: None, asked: None }
+        let (control, offered, data) = (None, None, None);
+        Self { peer, control, offered, data, asked: None, outgoing: None }
     }
 }

@@ -1,30 +1,42 @@
 //! A server of the cluster: the protocol's commands, carried out.
 
+mod operations;
+mod snapshots;
+
 use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use beeline_fabric::{
-    Access, CompletionQueue, ConnectInfo, Device, FlushKind, LocalData, MemoryRegion, Operation,
-    PostError, ProtectionDomain, QueuePair, QueuePairOptions, QueuePairState, RemoteKey, Role,
-    ScatterGatherEntry, WorkCompletion, WorkRequest,
+    Access, CompletionQueue, ConnectInfo, Device, FabricError, MemoryRegion, ProtectionDomain,
+    QueuePair, QueuePairOptions, QueuePairState, RemoteKey, Role, WorkCompletion,
 };
 use beeline_os::memory::{MemoryObject, copy_out, load_u64, store_u64};
 use beeline_paxos::{
-    AccessKey, Command, Event, Layout, Message, NodeId, Options, Position, Replica, Start, Status,
-    layout, slot,
+    AccessKey, Command, Event, Message, NodeId, Options, Position, Replica, Start, Status, layout,
 };
 
+use crate::bulk::{Incoming, Received};
 use crate::error::LogError;
-use crate::frame::Frame;
+use crate::frame::{Content, Frame};
 use crate::link::{
     CONTROL_BYTES, Control, Data, Link, Offered, Posted, RECEIVES, SENT, STATUS_READ,
 };
 use crate::region::Memory;
+use operations::ranges;
 
 /// Between two ticks of the protocol's clock, nanoseconds.
 const TICK_NS: u64 = 5_000_000;
 const COMPLETIONS: usize = 64;
+/// A silent peer holds up an operation for so long, where the provider has to wait for it.
+const TRANSPORT_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long a snapshot's sender waits for the receiver's disk.
+const BULK_PATIENCE: Duration = Duration::from_secs(30);
+/// An offer of a snapshot without any progress is made again after this, nanoseconds.
+const OFFER_NS: u64 = 4_000_000_000;
 
 /// What an acknowledged command survives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,6 +91,13 @@ pub struct Member {
     links: Vec<Link>,
     attempt: u32,
     ticked_ns: Option<u64>,
+    /// The fabric refused a revocation; it is asked again.
+    fence_due: bool,
+    fence_failures: u64,
+    /// Where a snapshot that arrives is written; none is taken without.
+    incoming_path: Option<PathBuf>,
+    incoming: Option<Incoming>,
+    received: Option<Received>,
     commands: Vec<Command>,
     events: VecDeque<Event<'static>>,
     bytes: Vec<u8>,
@@ -121,6 +140,11 @@ impl Member {
             links: Vec::new(),
             attempt: 0,
             ticked_ns: None,
+            fence_due: false,
+            fence_failures: 0,
+            incoming_path: None,
+            incoming: None,
+            received: None,
             commands: Vec::new(),
             events: VecDeque::new(),
             bytes: Vec::new(),
@@ -141,12 +165,16 @@ impl Member {
         let memory = self.device.allocate_memory(CONTROL_BYTES)?;
         let region = self.domain.register(memory, Access::LOCAL_WRITE)?;
         let qp = self.queue_pair(32)?;
-        let mut control = Control { qp, region, status: None, posted: 0, sent: 0 };
+        let mut control = Control { qp, region, status: None, posted: 0, sent: 0, reading: 0 };
         for index in 0..RECEIVES {
             control.post_receive(index)?;
         }
         let info = control.qp.connect_info();
-        self.link(peer).control = Some(control);
+        let before = self.link(peer).control.replace(control);
+        // What the connection before did not answer, it never will.
+        for _ in 0..before.map_or(0, |control| control.reading) {
+            self.events.push_back(Event::StatusRead { peer, status: None });
+        }
         Ok(Endpoint { id: self.start.id, info, status: self.status_region.remote_key() })
     }
 
@@ -177,24 +205,58 @@ impl Member {
         link.and_then(|link| link.control.as_ref()).is_some_and(Control::is_ready)
     }
 
+    /// How often the fabric refused to take the log region back: its holder may still write, and
+    /// this server promises nothing until it succeeds.
+    #[must_use]
+    pub fn fence_failures(&self) -> u64 {
+        self.fence_failures
+    }
+
+    /// Asks for an event on [`Member::event_descriptor`]. Poll once more afterwards, then sleep,
+    /// no longer than until the next tick is due.
+    ///
+    /// Errors: [`LogError::Fabric`].
+    pub fn arm(&self) -> Result<(), LogError> {
+        Ok(self.queue.arm()?)
+    }
+
+    /// Clears the event after the descriptor became readable.
+    ///
+    /// Errors: [`LogError::Fabric`].
+    pub fn acknowledge(&self) -> Result<(), LogError> {
+        Ok(self.queue.acknowledge()?)
+    }
+
+    /// Becomes readable once [`Member::arm`] was called and something came.
+    #[must_use]
+    pub fn event_descriptor(&self) -> BorrowedFd<'_> {
+        self.queue.event_descriptor()
+    }
+
     /// Does what there is to do at `now_ns`, without blocking. What concerns the caller is
     /// appended to `upward`, in order: `Apply`, `ReadReady`, `ReadRefused`, `TakeSnapshot`,
     /// `SendSnapshot`, `Leading`, `SteppedDown`, `Stop`.
     ///
-    /// Errors: [`LogError::Persist`]: stop the server. [`LogError::Fabric`]: what was to be
-    /// promised is not.
-    pub fn poll(&mut self, now_ns: u64, upward: &mut Vec<Command>) -> Result<(), LogError> {
+    /// Returns how many completions there were.
+    ///
+    /// Errors: [`LogError`]: stop the server. (A revocation that the fabric refuses is none: what
+    /// was to be promised is not, and the next ticks try again.)
+    pub fn poll(&mut self, now_ns: u64, upward: &mut Vec<Command>) -> Result<usize, LogError> {
         let mut completions = [WorkCompletion::EMPTY; COMPLETIONS];
         let count = self.queue.poll(&mut completions)?;
         for completion in &completions[..count] {
-            self.on_completion(completion, upward)?;
+            self.on_completion(completion, now_ns, upward)?;
         }
         self.look_at_offers(upward)?;
+        self.pump_snapshots();
         if self.ticked_ns.is_none_or(|then_ns| now_ns.saturating_sub(then_ns) >= TICK_NS) {
             self.ticked_ns = Some(now_ns);
+            if self.fence_due {
+                self.fence();
+            }
             self.event(Event::Tick { now_ns }, upward)?;
         }
-        Ok(())
+        Ok(count)
     }
 
     /// Tells the protocol something: `Read`, `ChangeMembers`, `Transfer`, `SnapshotTaken`,
@@ -243,6 +305,7 @@ impl Member {
         let options = QueuePairOptions {
             send_depth: send_depth.min(limit),
             receive_depth: 2 * RECEIVES as u32,
+            transport_timeout: TRANSPORT_TIMEOUT,
             ..QueuePairOptions::default()
         };
         Ok(self.domain.create_queue_pair(&self.queue, &self.queue, None, options)?)
@@ -255,10 +318,22 @@ impl Member {
         self.queue_pair(u32::try_from(depth).unwrap_or(u32::MAX))
     }
 
+    /// Without one the message is lost, as messages may be.
+    fn data_queue_pair_or_none(&self) -> Option<Box<dyn QueuePair>> {
+        let made = self.data_queue_pair();
+        made.inspect_err(|error| tracing::warn!(%error, "no queue pair for a promise")).ok()
+    }
+
     fn execute(&mut self, command: Command, upward: &mut Vec<Command>) -> Result<(), LogError> {
         match command {
-            Command::Send { to, message } => self.send(to, message),
-            Command::Fence => self.fence(),
+            Command::Send { to, message } => {
+                self.send(to, message);
+                Ok(())
+            }
+            Command::Fence => {
+                self.fence();
+                Ok(())
+            }
             Command::PersistVote { term, voted_for } => {
                 store_u64(self.memory.vote.as_ref(), 0, layout::vote_word(term, voted_for));
                 self.persist(&self.memory.vote, 0, 8)?;
@@ -328,50 +403,66 @@ impl Member {
         }
     }
 
-    /// The fabric's revocation; then the region under a key that nobody knows.
-    fn fence(&mut self) -> Result<(), LogError> {
-        if let Some(region) = self.log_region.take() {
+    /// The fabric's revocation; then the region under a key that nobody knows. Until it succeeds
+    /// nothing is promised, and the old holder may still write.
+    fn fence(&mut self) {
+        match self.revoke() {
+            Ok(key) => {
+                self.fence_due = false;
+                self.events.push_back(Event::Fenced { key });
+            }
+            Err(error) => {
+                if !self.fence_due {
+                    tracing::warn!(%error, "the log region cannot be taken back; trying again");
+                }
+                self.fence_due = true;
+                self.fence_failures += 1;
+            }
+        }
+    }
+
+    fn revoke(&mut self) -> Result<AccessKey, FabricError> {
+        if let Some(region) = &self.log_region {
             region.revoke()?;
         }
+        self.log_region = None;
         self.held = None;
         let rights = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::LOCAL_WRITE;
         let region = self.domain.register(self.memory.log.clone(), rights)?;
         let key = AccessKey(region.remote_key().0);
         self.log_region = Some(region);
-        self.events.push_back(Event::Fenced { key });
-        Ok(())
+        Ok(key)
     }
 
     /// Messages may be lost, so one that cannot be sent is.
-    fn send(&mut self, to: NodeId, message: Message) -> Result<(), LogError> {
-        let mut frame = Frame {
-            cluster: self.start.cluster,
-            from: self.start.id,
-            attempt: 0,
-            message,
-            info: Vec::new(),
-        };
+    fn send(&mut self, to: NodeId, message: Message) {
+        let (mut attempt, mut info) = (0, Vec::new());
         match message {
             Message::RequestVote { .. } | Message::Follow { .. } => {
-                let qp = self.data_queue_pair()?;
+                let Some(qp) = self.data_queue_pair_or_none() else { return };
                 self.attempt = self.attempt.wrapping_add(1);
-                frame.attempt = self.attempt;
-                frame.info = qp.connect_info().0;
-                let attempt = self.attempt;
+                attempt = self.attempt;
+                info = qp.connect_info().0;
                 self.link(to).offered = Some(Offered { attempt, qp, grant: None });
             }
             Message::Vote { .. } | Message::Following { .. } => {
-                let Some((attempt, info)) = self.link(to).asked.take() else { return Ok(()) };
-                let mut qp = self.data_queue_pair()?;
-                frame.attempt = attempt;
-                frame.info = qp.connect_info().0;
-                if qp.connect(&ConnectInfo(info), Role::Passive).is_err() {
-                    return Ok(());
+                let Some((asked, peer)) = self.link(to).asked.take() else { return };
+                let Some(mut qp) = self.data_queue_pair_or_none() else { return };
+                attempt = asked;
+                info = qp.connect_info().0;
+                if qp.connect(&ConnectInfo(peer), Role::Passive).is_err() {
+                    return;
                 }
                 self.held = Some(qp);
             }
             _ => {}
         }
+        self.send_frame(to, attempt, Content::Protocol(message), info);
+    }
+
+    fn send_frame(&mut self, to: NodeId, attempt: u32, content: Content, info: Vec<u8>) {
+        let (cluster, from) = (self.start.cluster, self.start.id);
+        let frame = Frame { cluster, from, attempt, content, info };
         let mut bytes = std::mem::take(&mut self.bytes);
         frame.encode(&mut bytes);
         if let Some(control) = self.link(to).control.as_mut().filter(|control| control.is_ready()) {
@@ -379,130 +470,12 @@ impl Member {
             let _ = control.send(&bytes);
         }
         self.bytes = bytes;
-        Ok(())
-    }
-
-    /// What a post came to: a broken connection is a lost access.
-    fn posted(
-        &mut self,
-        peer: NodeId,
-        key: AccessKey,
-        posted: Result<(), PostError>,
-    ) -> Result<(), LogError> {
-        match posted {
-            Ok(()) => Ok(()),
-            Err(PostError::NotReady(_) | PostError::QueueFull) => {
-                self.lose(peer, key);
-                Ok(())
-            }
-            Err(error) => Err(error.into()),
-        }
-    }
-
-    /// Ends a data connection; its outstanding work ends with it.
-    fn lose(&mut self, peer: NodeId, key: AccessKey) {
-        self.link(peer).data.take_if(|data| data.key == key);
-        self.events.push_back(Event::AccessLost { peer, key });
-    }
-
-    fn data(&mut self, peer: NodeId, key: AccessKey) -> Result<&mut Data, PostError> {
-        let data = self.link(peer).data.as_mut().filter(|data| data.key == key);
-        data.ok_or(PostError::NotReady(QueuePairState::Error))
-    }
-
-    fn write_flush(
-        &mut self,
-        peer: NodeId,
-        key: AccessKey,
-        first: Position,
-        last: Position,
-    ) -> Result<(), PostError> {
-        let (layout, memory) = (self.start.layout, self.memory.log.clone());
-        let Some(region) = self.log_region.clone() else {
-            return Err(PostError::NotReady(QueuePairState::Error));
-        };
-        let kind = match self.durability {
-            Durability::Process => FlushKind::Visible,
-            Durability::Power => FlushKind::Persistent,
-        };
-        let data = self.data(peer, key)?;
-        let mut position = first;
-        while position <= last {
-            let offset = layout.slot_offset(position);
-            let mut header = [0; slot::SLOT_HEADER_BYTES];
-            copy_out(memory.as_ref(), offset as usize, &mut header);
-            let length = slot::length(&header).min(layout.slot_bytes());
-            let entries = [ScatterGatherEntry { region: &region, offset, length }];
-            let (local, remote) = (LocalData::Gather(&entries), data.remote(offset));
-            let write = WorkRequest::unsignalled(0, Operation::Write { local, remote });
-            data.qp.post_send(&[write])?;
-            position = position.next();
-        }
-        let [before, after] = ranges(&layout, first, last);
-        if before.1 > 0 {
-            let (remote, length) = (data.remote(before.0), before.1);
-            let flush = Operation::Flush { remote, length, kind };
-            data.qp.post_send(&[WorkRequest::unsignalled(0, flush)])?;
-        }
-        let flush = Operation::Flush { remote: data.remote(after.0), length: after.1, kind };
-        data.qp.post_send(&[WorkRequest::new(0, flush)])?;
-        data.posted.push_back(Posted::Flush { last });
-        Ok(())
-    }
-
-    fn write_commit(
-        &mut self,
-        peer: NodeId,
-        key: AccessKey,
-        position: Position,
-    ) -> Result<(), PostError> {
-        let offset = self.start.layout.commit_offset();
-        let data = self.data(peer, key)?;
-        let word = layout::commit_word(position).to_le_bytes();
-        let (local, remote) = (LocalData::Inline(&word), data.remote(offset));
-        data.qp.post_send(&[WorkRequest::unsignalled(0, Operation::Write { local, remote })])
-    }
-
-    fn read_slots(
-        &mut self,
-        peer: NodeId,
-        key: AccessKey,
-        first: Position,
-        count: u64,
-    ) -> Result<(), PostError> {
-        let layout = self.start.layout;
-        let data = self.data(peer, key)?;
-        let last = first.plus(count.saturating_sub(1));
-        let mut offset = 0;
-        let pieces = ranges(&layout, first, last);
-        for (index, (start, length)) in pieces.into_iter().enumerate() {
-            if length == 0 {
-                continue;
-            }
-            let local = ScatterGatherEntry { region: &data.scratch, offset, length };
-            let read = Operation::Read { local, remote: data.remote(start) };
-            let request = WorkRequest { wr_id: 0, operation: read, signalled: index == 1 };
-            data.qp.post_send(&[request])?;
-            offset += length;
-        }
-        data.posted.push_back(Posted::Slots { first, count });
-        Ok(())
-    }
-
-    fn confirm(&mut self, peer: NodeId, key: AccessKey, round: u64) -> Result<(), PostError> {
-        let offset = self.start.layout.commit_offset();
-        let room = self.options.operation_slots * self.start.layout.slot_bytes();
-        let data = self.data(peer, key)?;
-        let local = ScatterGatherEntry { region: &data.scratch, offset: room, length: 8 };
-        let read = Operation::Read { local, remote: data.remote(offset) };
-        data.qp.post_send(&[WorkRequest::new(0, read)])?;
-        data.posted.push_back(Posted::Confirm { round });
-        Ok(())
     }
 
     fn on_completion(
         &mut self,
         completion: &WorkCompletion,
+        now_ns: u64,
         upward: &mut Vec<Command>,
     ) -> Result<(), LogError> {
         let number = completion.qp_num;
@@ -515,8 +488,20 @@ impl Member {
             if link.control.as_ref().is_some_and(|control| of(control.qp.as_ref())) {
                 return self.on_control(index, completion, upward);
             }
+            let outgoing = &mut self.links[index].outgoing;
+            if let Some(out) = outgoing.as_mut().filter(|out| of(out.qp.as_ref())) {
+                out.completed += 1;
+                out.progress_ns = now_ns;
+                if !completion.is_success() {
+                    *outgoing = None;
+                }
+                return Ok(());
+            }
         }
-        // Of a queue pair that is gone.
+        if self.incoming.as_ref().is_some_and(|incoming| of(incoming.qp.as_ref())) {
+            self.on_chunk(completion);
+        }
+        // Else of a queue pair that is gone.
         Ok(())
     }
 
@@ -559,6 +544,7 @@ impl Member {
         match completion.wr_id {
             SENT => control.sent += 1,
             STATUS_READ => {
+                control.reading = control.reading.saturating_sub(1);
                 let status = completion.is_success().then(|| {
                     let memory = control.region.memory().as_ref();
                     let word = |at: usize| load_u64(memory, Control::status_offset() + at);
@@ -587,10 +573,25 @@ impl Member {
         upward: &mut Vec<Command>,
     ) -> Result<(), LogError> {
         let link = &mut self.links[index];
-        let (from, message) = (link.peer, frame.message);
+        let from = link.peer;
         if frame.cluster != self.start.cluster || frame.from != from {
             return Ok(());
         }
+        let message = match frame.content {
+            Content::Protocol(message) => message,
+            Content::Offer { position, bytes } => {
+                return self.on_offer(from, frame.attempt, position, bytes, frame.info);
+            }
+            Content::Accept | Content::Decline => {
+                let asked = link.outgoing.take_if(|out| out.attempt == frame.attempt);
+                if let (Content::Accept, Some(mut out)) = (frame.content, asked)
+                    && out.qp.connect(&ConnectInfo(frame.info), Role::Active).is_ok()
+                {
+                    link.outgoing = Some(out);
+                }
+                return Ok(());
+            }
+        };
         let event = Event::Message { from, message };
         match message {
             Message::RequestVote { .. } | Message::Follow { .. } => {
@@ -639,18 +640,5 @@ impl Member {
             self.event(event, upward)?;
         }
         Ok(())
-    }
-}
-
-/// The bytes of the slots `first` to `last`: where the ring ends in between, two ranges; else the
-/// first is empty.
-fn ranges(layout: &Layout, first: Position, last: Position) -> [(u64, u64); 2] {
-    let (start, end) = (layout.slot_offset(first), layout.slot_offset(last));
-    let past = end + layout.slot_bytes();
-    if start <= end {
-        [(start, 0), (start, past - start)]
-    } else {
-        let begin = layout.slot_offset(Position::NONE);
-        [(start, layout.region_bytes() - start), (begin, past - begin)]
     }
 }

@@ -18,6 +18,7 @@ pub mod client;
 mod faults;
 pub mod invariants;
 pub mod linear;
+pub mod lists;
 pub mod machine;
 pub mod memory;
 mod network;

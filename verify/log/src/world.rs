@@ -412,7 +412,7 @@ impl World {
                 Event::SnapshotInstalled { position, configuration }
             }
             Cpu::Request(request) => return self.on_request(node, request),
-            Cpu::Change(change) => Event::ChangeMembers(change),
+            Cpu::Change(change) => Event::ChangeMembers { change, contact: b"" },
             Cpu::Transfer { to } => Event::Transfer { to },
         };
         self.step(node, event)

@@ -437,13 +437,14 @@ impl<M: LogMemory> Replica<M> {
         }
     }
 
-    pub(super) fn on_change(&mut self, change: Change) {
+    pub(super) fn on_change(&mut self, change: Change, contact: &[u8]) {
         let Role::Leader(leader) = &self.role else { return };
         let position = leader.last.next();
         let room = position.since(self.snapshot) <= self.layout.slots()
             && !leader.is_in_flight(position, self.layout.slots());
-        let Some(payload) = self.configuration.propose(change) else { return };
-        if leader.takes_proposals() && room {
+        let Some(payload) = self.configuration.propose(change, contact) else { return };
+        let fits = payload.len() <= self.layout.max_payload_bytes();
+        if leader.takes_proposals() && room && fits {
             let position = self.append(Kind::Configuration, &payload);
             if let Role::Leader(leader) = &mut self.role {
                 leader.pending_change = Some(position);

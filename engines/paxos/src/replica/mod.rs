@@ -215,7 +215,7 @@ impl<M: LogMemory> Replica<M> {
             Event::AccessLost { peer, key } => self.on_access_lost(peer, key, commands),
             Event::StatusRead { peer, status } => self.on_status_read(peer, status, commands),
             Event::Read { id } => self.on_read(id, commands),
-            Event::ChangeMembers(change) => self.on_change(change),
+            Event::ChangeMembers { change, contact } => self.on_change(change, contact),
             Event::Transfer { to } => self.on_transfer(to),
             Event::SnapshotTaken { position } => self.on_snapshot_taken(position),
             Event::SnapshotInstalled { position, configuration } => {
@@ -389,6 +389,21 @@ impl<M: LogMemory> Replica<M> {
         match &self.role {
             Role::Leader(leader) => leader.reached(member).map(|peer| peer.confirmed),
             _ => None,
+        }
+    }
+
+    /// Slots up to here may be overwritten: a durable snapshot covers them.
+    #[must_use]
+    pub fn snapshot(&self) -> Position {
+        self.snapshot
+    }
+
+    /// Proposed up to here, at a leader; elsewhere what is committed.
+    #[must_use]
+    pub fn last(&self) -> Position {
+        match &self.role {
+            Role::Leader(leader) => leader.last,
+            _ => self.committed,
         }
     }
 

@@ -1,0 +1,353 @@
+//! How the rest of a program talks to the log's thread.
+//!
+//! A request travels to the thread; what became of it is told to a closure that runs *on* the
+//! log's thread, so it posts to a mailbox of its own and returns. [`Handle::call`],
+//! [`Handle::read`] and the like wait instead.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use beeline_fabric::ConnectInfo;
+use beeline_os::poller::Waker;
+use beeline_paxos::{Change, NodeId, Position};
+
+use crate::contact::Contact;
+use crate::status::Status;
+use crate::transport::TransportError;
+
+/// Names no session: the command runs each time it is committed. For callers to whom a repetition
+/// does no harm.
+pub const NO_SESSION: u64 = u64::MAX;
+
+/// A command's answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reply {
+    /// Where the entry stands that carried it.
+    pub position: Position,
+    /// What the state machine answered.
+    pub bytes: Vec<u8>,
+    /// It had run before: this is what it answered then.
+    pub repeated: bool,
+}
+
+/// Why a request was not done here and now.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// Another server leads, perhaps the one named.
+    #[error("this server does not lead{}", leader.as_ref().map(|(id, _)| format!("; {id} does")).unwrap_or_default())]
+    NotLeader {
+        /// Whom this server follows, and how it is reached.
+        leader: Option<(NodeId, Contact)>,
+    },
+    /// Too much is under way; soon there is room.
+    #[error("too many commands are under way")]
+    Full,
+    /// Longer than fits an entry.
+    #[error("a command of {bytes} bytes does not fit into an entry of {limit}")]
+    TooLarge {
+        /// With its header.
+        bytes: usize,
+        /// Most.
+        limit: usize,
+    },
+    /// The leadership was lost meanwhile: the command may have run, or run later. Ask again with
+    /// the same session and number, wherever the leader is.
+    #[error("the leadership was lost: the command may have run or not")]
+    Lost,
+    /// The session is not known, or no longer. Whether the command ran is for the caller to find
+    /// out.
+    #[error("the session has expired")]
+    SessionExpired,
+    /// Neither the session's next command nor its last.
+    #[error("the session expects command {expected}")]
+    OutOfTurn {
+        /// The number that would run.
+        expected: u64,
+    },
+    /// The command ran before the state machine was last opened, and its reply is gone.
+    #[error("the command has run; its reply is lost")]
+    ReplyLost,
+    /// A change of membership or a hand-over that cannot be.
+    #[error("{reason}")]
+    Membership {
+        /// Why.
+        reason: &'static str,
+    },
+    /// It did not come about in time; it may still.
+    #[error("it did not come about in time")]
+    TimedOut,
+    /// The state machine or the disk did not let a snapshot be taken.
+    #[error("no snapshot could be taken: {reason}")]
+    Snapshot {
+        /// In its words.
+        reason: String,
+    },
+    /// The log's thread has ended.
+    #[error("the log has stopped")]
+    Stopped,
+}
+
+impl Refusal {
+    /// Whether the same request may succeed later: here, or for [`Refusal::NotLeader`] and
+    /// [`Refusal::Lost`] at the leader.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::NotLeader { .. } | Self::Full | Self::Lost | Self::TimedOut)
+    }
+}
+
+/// How fresh a query's answer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Consistency {
+    /// As of the call, or later: answered by the leader, after a round of one-sided READs.
+    Linearizable,
+    /// What this server has applied; answered by any.
+    Stale,
+}
+
+/// Told what became of a request, on the log's thread.
+pub(crate) type Done<T> = Box<dyn FnOnce(Result<T, Refusal>) + Send>;
+/// Told how a peer's hello was taken.
+pub(crate) type Greeted = Box<dyn FnOnce(Result<(ConnectInfo, Vec<u8>), String>) + Send>;
+
+pub(crate) enum Request {
+    Propose { session: u64, sequence: u64, bytes: Vec<u8>, done: Done<Reply> },
+    OpenSession { done: Done<u64> },
+    Barrier { done: Done<Position> },
+    Query { bytes: Vec<u8>, consistency: Consistency, done: Done<Vec<u8>> },
+    Change { change: Change, contact: Contact, done: Done<Position> },
+    Transfer { to: NodeId, done: Done<()> },
+    Snapshot { done: Done<Position> },
+    Accept { info: ConnectInfo, hello: Vec<u8>, reply: Greeted },
+    Dialled { peer: NodeId, attempt: u64, outcome: Result<(ConnectInfo, Vec<u8>), TransportError> },
+    SnapshotWritten { position: Position, outcome: Result<u64, String> },
+    Stop,
+}
+
+/// The way to the log's thread.
+#[derive(Clone)]
+pub(crate) struct Mailbox {
+    sender: Sender<Request>,
+    pub(crate) waker: Arc<Waker>,
+    /// The thread sleeps, or is about to.
+    pub(crate) asleep: Arc<AtomicBool>,
+}
+
+impl Mailbox {
+    pub(crate) fn new(sender: Sender<Request>) -> std::io::Result<Self> {
+        let (waker, asleep) = (Arc::new(Waker::new()?), Arc::default());
+        Ok(Self { sender, waker, asleep })
+    }
+
+    /// False when the thread has ended; the request is dropped then, with its closure.
+    pub(crate) fn send(&self, request: Request) -> bool {
+        let sent = self.sender.send(request).is_ok();
+        // SeqCst on both sides: either the thread sees the request before it sleeps, or this sees
+        // that it sleeps.
+        if self.asleep.swap(false, Ordering::SeqCst) {
+            self.waker.wake();
+        }
+        sent
+    }
+}
+
+/// The log, for the rest of the program. Cheap to clone; works from any thread.
+#[derive(Clone)]
+pub struct Handle {
+    pub(crate) mailbox: Mailbox,
+    pub(crate) status: Arc<Mutex<Status>>,
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Handle").finish_non_exhaustive()
+    }
+}
+
+/// Tells `Stopped` if the log's thread ends without an answer.
+struct Answer<T: Send + 'static>(Option<Done<T>>);
+
+impl<T: Send + 'static> Answer<T> {
+    fn give(mut self, outcome: Result<T, Refusal>) {
+        if let Some(done) = self.0.take() {
+            done(outcome);
+        }
+    }
+}
+
+impl<T: Send + 'static> Drop for Answer<T> {
+    fn drop(&mut self) {
+        if let Some(done) = self.0.take() {
+            done(Err(Refusal::Stopped));
+        }
+    }
+}
+
+fn always<T: Send + 'static>(done: impl FnOnce(Result<T, Refusal>) + Send + 'static) -> Done<T> {
+    let answer = Answer(Some(Box::new(done)));
+    Box::new(move |outcome| answer.give(outcome))
+}
+
+impl Handle {
+    /// Proposes a command: number `sequence`, from 1, of `session`, or of no session with
+    /// [`NO_SESSION`]. A session's commands may follow one another without waiting, in order.
+    /// `done` is told the reply once the command is committed and applied here, or a [`Refusal`].
+    pub fn propose(
+        &self,
+        session: u64,
+        sequence: u64,
+        bytes: Vec<u8>,
+        done: impl FnOnce(Result<Reply, Refusal>) + Send + 'static,
+    ) {
+        let done = always(done);
+        self.mailbox.send(Request::Propose { session, sequence, bytes, done });
+    }
+
+    /// Opens a session, and tells its name.
+    pub fn open_session(&self, done: impl FnOnce(Result<u64, Refusal>) + Send + 'static) {
+        self.mailbox.send(Request::OpenSession { done: always(done) });
+    }
+
+    /// Tells, at the leader, when the state here includes everything that was acknowledged
+    /// anywhere before this call.
+    pub fn barrier(&self, done: impl FnOnce(Result<Position, Refusal>) + Send + 'static) {
+        self.mailbox.send(Request::Barrier { done: always(done) });
+    }
+
+    /// Asks the state machine's `query`.
+    pub fn query(
+        &self,
+        bytes: Vec<u8>,
+        consistency: Consistency,
+        done: impl FnOnce(Result<Vec<u8>, Refusal>) + Send + 'static,
+    ) {
+        self.mailbox.send(Request::Query { bytes, consistency, done: always(done) });
+    }
+
+    /// Adds a member, or gives one another contact. Only the leader can. Told the position of the
+    /// change once it is in force.
+    pub fn join(
+        &self,
+        id: NodeId,
+        contact: Contact,
+        done: impl FnOnce(Result<Position, Refusal>) + Send + 'static,
+    ) {
+        let change = Change::Join(id);
+        self.mailbox.send(Request::Change { change, contact, done: always(done) });
+    }
+
+    /// Removes a member, perhaps the leader itself. Only the leader can.
+    pub fn leave(&self, id: NodeId, done: impl FnOnce(Result<Position, Refusal>) + Send + 'static) {
+        let (change, contact) = (Change::Leave(id), Contact::default());
+        self.mailbox.send(Request::Change { change, contact, done: always(done) });
+    }
+
+    /// Hands the leadership to a member. Only the leader can. Told once the member is seen to
+    /// lead.
+    pub fn transfer(&self, to: NodeId, done: impl FnOnce(Result<(), Refusal>) + Send + 'static) {
+        self.mailbox.send(Request::Transfer { to, done: always(done) });
+    }
+
+    /// Takes a snapshot of this member; told what it covers once it is durable.
+    pub fn snapshot(&self, done: impl FnOnce(Result<Position, Refusal>) + Send + 'static) {
+        self.mailbox.send(Request::Snapshot { done: always(done) });
+    }
+
+    /// Takes what a peer's [`crate::Transport::exchange`] carried here. `reply` is told, on the
+    /// log's thread, the answer or why there is none.
+    pub fn accept(
+        &self,
+        info: ConnectInfo,
+        hello: Vec<u8>,
+        reply: impl FnOnce(Result<(ConnectInfo, Vec<u8>), String>) + Send + 'static,
+    ) {
+        self.mailbox.send(Request::Accept { info, hello, reply: Box::new(reply) });
+    }
+
+    /// What the log does, as of its last tick or change.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        self.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn wait<T: Send + 'static>(
+        limit: Duration,
+        ask: impl FnOnce(Box<dyn FnOnce(Result<T, Refusal>) + Send>),
+    ) -> Result<T, Refusal> {
+        let (sender, receiver) = channel();
+        ask(Box::new(move |outcome| {
+            // Nobody may be waiting any more.
+            let _ = sender.send(outcome);
+        }));
+        receiver.recv_timeout(limit).unwrap_or(Err(Refusal::TimedOut))
+    }
+
+    /// [`Handle::propose`], waited for.
+    ///
+    /// Errors: [`Refusal`]; after [`Refusal::TimedOut`] the command may still run.
+    pub fn call(
+        &self,
+        session: u64,
+        sequence: u64,
+        bytes: Vec<u8>,
+        limit: Duration,
+    ) -> Result<Reply, Refusal> {
+        Self::wait(limit, |done| self.propose(session, sequence, bytes, done))
+    }
+
+    /// [`Handle::open_session`], waited for.
+    ///
+    /// Errors: [`Refusal`].
+    pub fn session(&self, limit: Duration) -> Result<u64, Refusal> {
+        Self::wait(limit, |done| self.open_session(done))
+    }
+
+    /// [`Handle::query`], waited for.
+    ///
+    /// Errors: [`Refusal`].
+    pub fn read(
+        &self,
+        bytes: Vec<u8>,
+        consistency: Consistency,
+        limit: Duration,
+    ) -> Result<Vec<u8>, Refusal> {
+        Self::wait(limit, |done| self.query(bytes, consistency, done))
+    }
+
+    /// [`Handle::join`], waited for.
+    ///
+    /// Errors: [`Refusal`].
+    pub fn join_wait(
+        &self,
+        id: NodeId,
+        contact: Contact,
+        limit: Duration,
+    ) -> Result<Position, Refusal> {
+        Self::wait(limit, |done| self.join(id, contact, done))
+    }
+
+    /// [`Handle::leave`], waited for.
+    ///
+    /// Errors: [`Refusal`].
+    pub fn leave_wait(&self, id: NodeId, limit: Duration) -> Result<Position, Refusal> {
+        Self::wait(limit, |done| self.leave(id, done))
+    }
+
+    /// [`Handle::transfer`], waited for.
+    ///
+    /// Errors: [`Refusal`].
+    pub fn transfer_wait(&self, to: NodeId, limit: Duration) -> Result<(), Refusal> {
+        Self::wait(limit, |done| self.transfer(to, done))
+    }
+
+    /// [`Handle::snapshot`], waited for.
+    ///
+    /// Errors: [`Refusal`].
+    pub fn snapshot_wait(&self, limit: Duration) -> Result<Position, Refusal> {
+        Self::wait(limit, |done| self.snapshot(done))
+    }
+}

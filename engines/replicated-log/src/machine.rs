@@ -1,0 +1,48 @@
+//! What is replicated: the state machine above the log.
+
+use std::io::{self, Read, Write};
+
+use beeline_paxos::Position;
+
+/// Writes a captured state, on a thread of its own.
+pub type SnapshotWriter = Box<dyn FnOnce(&mut dyn Write) -> io::Result<()> + Send>;
+
+/// Replicated state: the same commands in the same order lead to the same state and replies at
+/// every member. So `apply` uses no clock and no chance; whoever proposes puts them into the
+/// command.
+///
+/// Every call comes from the log's thread. A call that takes longer than `Options::patience` lets
+/// the others take a leader for hung.
+pub trait StateMachine: Send {
+    /// Applies a committed command, and writes its reply into `reply`, which is empty.
+    fn apply(&mut self, position: Position, command: &[u8], reply: &mut Vec<u8>);
+
+    /// After a run of [`StateMachine::apply`] that ended with `applied`, and before its replies
+    /// leave: a machine that is durable by itself persists.
+    ///
+    /// Errors: the machine's; the server stops, and no reply leaves.
+    fn flush(&mut self, _applied: Position) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Commands up to here have taken effect in this machine, durably. Asked once, when the server
+    /// starts: they are not applied again. [`Position::NONE`] for a machine that is rebuilt from
+    /// snapshot and log.
+    fn applied(&self) -> Position {
+        Position::NONE
+    }
+
+    /// Captures the state as it is now. Quick: the log waits; what is returned writes the state
+    /// later, on another thread.
+    ///
+    /// Errors: the machine's; the log tries again later, and its ring may fill up meanwhile.
+    fn snapshot(&mut self) -> io::Result<SnapshotWriter>;
+
+    /// Replaces the state by that of a snapshot, which covers every command up to `position`.
+    ///
+    /// Errors: the machine's; the server stops.
+    fn restore(&mut self, position: Position, reader: &mut dyn Read) -> io::Result<()>;
+
+    /// Answers a query from the state as it is now, and changes nothing.
+    fn query(&mut self, _query: &[u8], _reply: &mut Vec<u8>) {}
+}

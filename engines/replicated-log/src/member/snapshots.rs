@@ -1,0 +1,148 @@
+//! Snapshots on their way.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use beeline_fabric::{
+    Access, ConnectInfo, MemoryRegion, QueuePair, QueuePairOptions, QueuePairState, Role,
+    WorkCompletion,
+};
+use beeline_paxos::{NodeId, Position};
+
+use super::{BULK_PATIENCE, Member, OFFER_NS};
+use crate::bulk::{BULK_BYTES, CHUNK_BYTES, CHUNKS, Incoming, Outgoing, Received};
+use crate::error::LogError;
+use crate::frame::Content;
+
+impl Member {
+    /// Where to write snapshots that arrive: [`Member::received`].
+    pub fn take_snapshots(&mut self, path: PathBuf) {
+        self.incoming_path = Some(path);
+    }
+
+    /// A snapshot that arrived since the last call.
+    pub fn received(&mut self) -> Option<Received> {
+        self.received.take()
+    }
+
+    /// Whether a snapshot is on its way to `peer`.
+    #[must_use]
+    pub fn is_sending(&self, peer: NodeId) -> bool {
+        self.links.iter().any(|link| link.peer == peer && link.outgoing.is_some())
+    }
+
+    /// Offers the snapshot in `path` to `peer`, and sends it if it is wanted, while polled.
+    ///
+    /// Errors: [`LogError::Persist`] when the file cannot be read; [`LogError::Fabric`].
+    pub fn offer_snapshot(
+        &mut self,
+        peer: NodeId,
+        path: &Path,
+        position: Position,
+        now_ns: u64,
+    ) -> Result<(), LogError> {
+        let under_way = self.link(peer).outgoing.as_ref();
+        if under_way.is_some_and(|out| now_ns.saturating_sub(out.progress_ns) < OFFER_NS) {
+            return Ok(());
+        }
+        let file = File::open(path).map_err(LogError::Snapshot)?;
+        let length = file.metadata().map_err(LogError::Snapshot)?.len();
+        let (qp, region) = self.bulk_queue_pair()?;
+        self.attempt = self.attempt.wrapping_add(1);
+        let attempt = self.attempt;
+        let info = qp.connect_info().0;
+        let chunk = self.device.attributes().max_send_bytes.min(CHUNK_BYTES);
+        self.link(peer).outgoing = Some(Outgoing {
+            attempt,
+            qp,
+            region,
+            file,
+            length,
+            posted: 0,
+            messages: 0,
+            completed: 0,
+            chunk,
+            progress_ns: now_ns,
+            buffer: Vec::new(),
+        });
+        self.send_frame(peer, attempt, Content::Offer { position, bytes: length }, info);
+        Ok(())
+    }
+
+    /// For one snapshot, at either end.
+    pub(super) fn bulk_queue_pair(&self) -> Result<(Box<dyn QueuePair>, MemoryRegion), LogError> {
+        let memory = self.device.allocate_memory(BULK_BYTES)?;
+        let region = self.domain.register(memory, Access::LOCAL_WRITE)?;
+        let options = QueuePairOptions {
+            send_depth: CHUNKS as u32,
+            receive_depth: CHUNKS as u32,
+            receiver_not_ready_timeout: BULK_PATIENCE,
+            transport_timeout: BULK_PATIENCE,
+        };
+        let qp = self.domain.create_queue_pair(&self.queue, &self.queue, None, options)?;
+        Ok((qp, region))
+    }
+
+    /// A peer has a snapshot for us.
+    pub(super) fn on_offer(
+        &mut self,
+        from: NodeId,
+        attempt: u32,
+        position: Position,
+        length: u64,
+        info: Vec<u8>,
+    ) -> Result<(), LogError> {
+        let busy = self.received.is_some()
+            || self.incoming.as_ref().is_some_and(|incoming| {
+                incoming.from != from && incoming.qp.state() != QueuePairState::Error
+            });
+        let wanted = position > self.replica.committed() && length > 0 && !busy;
+        let path = self.incoming_path.as_ref().filter(|_| wanted);
+        let Some(file) = path.and_then(|path| File::create(path).ok()) else {
+            self.send_frame(from, attempt, Content::Decline, Vec::new());
+            return Ok(());
+        };
+        let (qp, region) = self.bulk_queue_pair()?;
+        let (received, buffer) = (0, Vec::new());
+        let mut incoming = Incoming { from, position, qp, region, file, length, received, buffer };
+        for index in 0..CHUNKS {
+            incoming.post_receive(index)?;
+        }
+        let own = incoming.qp.connect_info().0;
+        if incoming.qp.connect(&ConnectInfo(info), Role::Passive).is_ok() {
+            self.incoming = Some(incoming);
+            self.send_frame(from, attempt, Content::Accept, own);
+        }
+        Ok(())
+    }
+
+    /// A piece of a snapshot arrived, or its connection broke.
+    pub(super) fn on_chunk(&mut self, completion: &WorkCompletion) {
+        let Some(mut incoming) = self.incoming.take() else { return };
+        if !completion.is_success() {
+            return;
+        }
+        match incoming.take(completion.wr_id, completion.length) {
+            Ok(false) => self.incoming = Some(incoming),
+            Ok(true) => {
+                let Incoming { from, position, .. } = incoming;
+                self.received =
+                    self.incoming_path.clone().map(|path| Received { from, position, path });
+            }
+            // A full disk, say; it is offered again.
+            Err(error) => tracing::warn!(%error, "a snapshot could not be taken"),
+        }
+    }
+
+    pub(super) fn pump_snapshots(&mut self) {
+        for link in &mut self.links {
+            link.outgoing.take_if(|out| match out.pump() {
+                Ok(more) => !more,
+                Err(error) => {
+                    tracing::warn!(%error, "a snapshot could not be read");
+                    true
+                }
+            });
+        }
+    }
+}

@@ -1,0 +1,450 @@
+//! A member with its state machine: requests in, the protocol driven, replies out.
+//!
+//! ```text
+//!  Handle ─▶ inbox ─▶ batch ─▶ Member::propose        one turn:
+//!                               │                       take requests, propose,
+//!  closures ◀─ flush ◀─ apply ◀─┘ Apply                 poll the member, do what it says
+//! ```
+//!
+//! Stays on its thread and never waits; [`crate::Server`] runs one on a thread of its own. A
+//! program with a loop of its own may poll one there instead.
+//!
+//! Invariants: no reply leaves before its command is committed, applied and, by the machine's
+//! word, durable; what was proposed under a leadership that ended is told as lost.
+
+mod apply;
+mod connect;
+mod membership;
+mod requests;
+mod snapshots;
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use beeline_fabric::{Device, FabricError};
+use beeline_paxos::{Batch, Change, Command, NodeId, Options, Position, RoleName, Sessions, Start};
+
+use crate::contact::Contact;
+use crate::error::LogError;
+use crate::handle::{Done, Handle, Mailbox, Refusal, Reply, Request};
+use crate::home::{Home, HomeError};
+use crate::machine::StateMachine;
+use crate::member::Member;
+use crate::peers::Peers;
+use crate::snapshot;
+use crate::status::{Counters, MemberStatus, Status};
+use crate::transport::Transport;
+
+/// Between two looks at peers, changes and snapshots, nanoseconds.
+const UPKEEP_NS: u64 = 5_000_000;
+/// A change of membership or a hand-over is given up after this.
+const CHANGE_NS: u64 = 10_000_000_000;
+/// Between two tries to take a snapshot that failed.
+const SNAPSHOT_RETRY_NS: u64 = 1_000_000_000;
+/// Position of a command in a session whose reply the state machine no longer has.
+const REPLY_KEPT: u8 = 0;
+const REPLY_LOST: u8 = 1;
+
+/// How a member runs.
+#[derive(Debug)]
+pub struct Config {
+    /// Of the protocol.
+    pub options: Options,
+    /// The fabric that all members share.
+    pub device: Arc<dyn Device>,
+    /// How connection data reaches peers.
+    pub transport: Arc<dyn Transport>,
+    /// How this member is reached, told to peers when they connect.
+    pub contact: Contact,
+    /// Requests that wait for room in the window at most; more are refused as
+    /// [`Refusal::Full`]. Default 4096.
+    pub queue: usize,
+}
+
+impl Config {
+    /// The defaults.
+    #[must_use]
+    pub fn new(device: Arc<dyn Device>, transport: Arc<dyn Transport>, contact: Contact) -> Self {
+        Self { options: Options::default(), device, transport, contact, queue: 4096 }
+    }
+}
+
+/// Why a member ended, or did not begin.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NodeError {
+    /// Its directory.
+    #[error(transparent)]
+    Home(#[from] HomeError),
+    /// Its log.
+    #[error(transparent)]
+    Log(#[from] LogError),
+    /// Its fabric.
+    #[error(transparent)]
+    Fabric(#[from] FabricError),
+    /// Its state machine.
+    #[error("the state machine failed: {0}")]
+    Machine(#[source] std::io::Error),
+    /// A slot with a chosen value is damaged. What this server would say from now on could
+    /// contradict what it said: remove it, and let a new member join.
+    #[error("the entry at {position} is damaged: this member must be replaced by a new one")]
+    Damaged {
+        /// Which.
+        position: Position,
+    },
+    /// The state machine is further on than the log.
+    #[error(
+        "the state machine has applied {applied}, the log knows {known}: they do not belong together"
+    )]
+    Ahead {
+        /// By its own word.
+        applied: Position,
+        /// What the log can vouch for.
+        known: Position,
+    },
+    /// An event descriptor or a thread.
+    #[error("{0}")]
+    System(#[source] std::io::Error),
+}
+
+impl NodeError {
+    /// Whether starting again may help.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Home(error) => error.is_retryable(),
+            Self::Log(error) => error.is_retryable(),
+            Self::Fabric(error) => error.is_retryable(),
+            Self::Machine(_) | Self::System(_) => true,
+            Self::Damaged { .. } | Self::Ahead { .. } => false,
+        }
+    }
+}
+
+enum Waiter {
+    Command(Done<Reply>),
+    Session(Done<u64>),
+}
+
+impl Waiter {
+    fn refuse(self, refusal: Refusal) {
+        match self {
+            Self::Command(done) => done(Err(refusal)),
+            Self::Session(done) => done(Err(refusal)),
+        }
+    }
+}
+
+/// A command that waits for its entry.
+struct Queued {
+    session: u64,
+    sequence: u64,
+    bytes: Vec<u8>,
+    waiter: Waiter,
+}
+
+enum Read {
+    Barrier(Done<Position>),
+    Query(Vec<u8>, Done<Vec<u8>>),
+}
+
+impl Read {
+    fn refuse(self, refusal: Refusal) {
+        match self {
+            Self::Barrier(done) => done(Err(refusal)),
+            Self::Query(_, done) => done(Err(refusal)),
+        }
+    }
+}
+
+struct PendingChange {
+    change: Change,
+    contact: Vec<u8>,
+    proposed: bool,
+    until_ns: u64,
+    done: Done<Position>,
+}
+
+struct PendingTransfer {
+    to: NodeId,
+    begun: bool,
+    until_ns: u64,
+    done: Done<()>,
+}
+
+/// Replies that leave once the machine has flushed.
+enum Answered {
+    Command(Done<Reply>, Result<Reply, Refusal>),
+    Session(Done<u64>, Result<u64, Refusal>),
+}
+
+/// A member with its state machine.
+pub struct Node<S> {
+    home: Arc<Home>,
+    member: Member,
+    machine: S,
+    sessions: Sessions,
+    transport: Arc<dyn Transport>,
+    contact: Vec<u8>,
+    queue_limit: usize,
+    inbox: Receiver<Request>,
+    mailbox: Mailbox,
+    status: Arc<Mutex<Status>>,
+    peers: Peers,
+    queue: VecDeque<Queued>,
+    batch: Batch,
+    batch_limit: usize,
+    batched: Vec<Waiter>,
+    /// Proposed under the present leadership, in order.
+    pending: VecDeque<(Position, Vec<Waiter>)>,
+    reads: HashMap<u64, Read>,
+    next_read: u64,
+    changes: VecDeque<PendingChange>,
+    transfers: Vec<PendingTransfer>,
+    applied: Position,
+    /// The machine has these effects already.
+    machine_has: Position,
+    /// What the snapshot's file covers.
+    snapshot: Position,
+    /// A snapshot is being written.
+    writing: Option<Position>,
+    snapshot_due: bool,
+    snapshot_failed_ns: Option<u64>,
+    snapshot_waiters: Vec<Done<Position>>,
+    /// Peers that are to get a snapshot.
+    wanting: Vec<NodeId>,
+    counters: Counters,
+    upkeep_ns: u64,
+    told_role: Option<(RoleName, Option<NodeId>)>,
+    stopping: bool,
+    upward: Vec<Command>,
+    payload: Vec<u8>,
+    answered: Vec<Answered>,
+}
+
+impl<S> std::fmt::Debug for Node<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Node").field("home", &self.home).finish_non_exhaustive()
+    }
+}
+
+impl<S: StateMachine> Node<S> {
+    /// A member over its directory. The machine is brought to what the snapshot holds, unless it
+    /// has that already; the log behind it is applied as the protocol finds it committed.
+    ///
+    /// Errors: [`NodeError`].
+    pub fn open(home: Home, config: Config, mut machine: S) -> Result<(Self, Handle), NodeError> {
+        let Config { options, device, transport, contact, queue } = config;
+        let reason = "a contact has at most 239 bytes";
+        let contact = contact.encode().ok_or(HomeError::Founding { reason })?;
+        let machine_has = machine.applied();
+        let mut restored = Ok(());
+        let head = snapshot::read(&home.snapshot_path(), home.cluster(), |head, reader| {
+            if head.position > machine_has {
+                restored = machine.restore(head.position, reader);
+            }
+            Ok(())
+        })
+        .map_err(HomeError::from)?;
+        restored.map_err(NodeError::Machine)?;
+        let snapshot = head.position;
+        let start = Start {
+            id: home.id(),
+            cluster: home.cluster(),
+            layout: home.layout(),
+            vote_word: 0,
+            snapshot,
+            configuration: head.configuration,
+            seed: home.instance() ^ home.incarnation(),
+        };
+        let memory = home.memory(&device)?;
+        let mut member = Member::open(start, options, home.durability(), memory, device)?;
+        member.take_snapshots(home.incoming_path());
+        let (sender, inbox) = channel();
+        let mailbox = Mailbox::new(sender).map_err(NodeError::System)?;
+        let batch_limit = home.layout().max_payload_bytes();
+        let first = Status {
+            id: home.id(),
+            cluster: home.cluster(),
+            role: RoleName::Follower,
+            term: member.replica().term(),
+            leader: None,
+            leader_contact: None,
+            last: snapshot,
+            committed: snapshot,
+            applied: snapshot,
+            snapshot,
+            sessions: head.sessions.open(),
+            members: Vec::new(),
+            counters: Counters::default(),
+        };
+        let status = Arc::new(Mutex::new(first));
+        let handle = Handle { mailbox: mailbox.clone(), status: Arc::clone(&status) };
+        let node = Self {
+            peers: Peers::new(home.id()),
+            home: Arc::new(home),
+            member,
+            machine,
+            sessions: head.sessions,
+            transport,
+            contact,
+            queue_limit: queue,
+            inbox,
+            mailbox,
+            status,
+            queue: VecDeque::new(),
+            batch: Batch::new(batch_limit),
+            batch_limit,
+            batched: Vec::new(),
+            pending: VecDeque::new(),
+            reads: HashMap::new(),
+            next_read: 0,
+            changes: VecDeque::new(),
+            transfers: Vec::new(),
+            applied: snapshot,
+            machine_has,
+            snapshot,
+            writing: None,
+            snapshot_due: false,
+            snapshot_failed_ns: None,
+            snapshot_waiters: Vec::new(),
+            wanting: Vec::new(),
+            counters: Counters::default(),
+            upkeep_ns: 0,
+            told_role: None,
+            stopping: false,
+            upward: Vec::new(),
+            payload: Vec::new(),
+            answered: Vec::new(),
+        };
+        Ok((node, handle))
+    }
+
+    /// The state machine.
+    #[must_use]
+    pub fn machine(&self) -> &S {
+        &self.machine
+    }
+
+    /// What was counted.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        Counters { fence_failures: self.member.fence_failures(), ..self.counters }
+    }
+
+    /// What the member does.
+    #[must_use]
+    pub fn role(&self) -> RoleName {
+        self.member.replica().role()
+    }
+
+    /// Applied up to here.
+    #[must_use]
+    pub fn applied(&self) -> Position {
+        self.applied
+    }
+
+    /// True once [`crate::Server::stop`] was asked for.
+    #[must_use]
+    pub fn is_stopping(&self) -> bool {
+        self.stopping
+    }
+
+    /// Asks for an event on [`Node::descriptors`]. Turn once more afterwards, then sleep.
+    ///
+    /// Errors: [`NodeError`].
+    pub fn arm(&self) -> Result<(), NodeError> {
+        self.mailbox.asleep.store(true, Ordering::SeqCst);
+        Ok(self.member.arm()?)
+    }
+
+    /// Clears what [`Node::arm`] asked for.
+    ///
+    /// Errors: [`NodeError`].
+    pub fn disarm(&self) -> Result<(), NodeError> {
+        if !self.mailbox.asleep.swap(false, Ordering::SeqCst) {
+            self.mailbox.waker.clear();
+        }
+        Ok(self.member.acknowledge()?)
+    }
+
+    /// Become readable, once armed, when there is something to do: completions, requests.
+    #[must_use]
+    pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
+        use std::os::fd::AsFd as _;
+        [self.member.event_descriptor(), self.mailbox.waker.as_fd()]
+    }
+
+    /// Does what there is to do. `now_ns` is monotonic, from any start. Returns whether there was
+    /// anything.
+    ///
+    /// Errors: [`NodeError`]: the member is at its end.
+    pub fn turn(&mut self, now_ns: u64) -> Result<bool, NodeError> {
+        let mut busy = false;
+        while let Ok(request) = self.inbox.try_recv() {
+            busy = true;
+            self.take(request, now_ns)?;
+        }
+        busy |= self.propose_queued()?;
+        let mut upward = std::mem::take(&mut self.upward);
+        busy |= self.member.poll(now_ns, &mut upward)? > 0;
+        busy |= !upward.is_empty();
+        self.carry_out(&mut upward, now_ns)?;
+        self.upward = upward;
+        let replica = self.member.replica();
+        let role = Some((replica.role(), replica.leader()));
+        if role != self.told_role || now_ns.saturating_sub(self.upkeep_ns) >= UPKEEP_NS {
+            self.upkeep_ns = now_ns;
+            self.told_role = role;
+            self.keep_up(now_ns)?;
+            self.tell_status();
+        }
+        Ok(busy || !self.upward.is_empty())
+    }
+
+    // ---- now and then ----
+
+    fn keep_up(&mut self, now_ns: u64) -> Result<(), NodeError> {
+        self.dial(now_ns);
+        self.install()?;
+        self.send_snapshots(now_ns);
+        self.take_snapshot(now_ns);
+        self.drive_changes(now_ns)?;
+        self.drive_transfers(now_ns)
+    }
+
+    fn tell_status(&self) {
+        let replica = self.member.replica();
+        let (own, leader) = (replica.id(), replica.leader());
+        let configuration = replica.configuration();
+        let contact = |id| Contact::decode(configuration.contact(id));
+        let committed = replica.committed();
+        let mut status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
+        status.role = replica.role();
+        status.term = replica.term();
+        status.leader = leader;
+        status.leader_contact = leader.map(contact);
+        status.last = replica.last();
+        status.committed = committed;
+        status.applied = self.applied;
+        status.snapshot = self.snapshot;
+        status.sessions = self.sessions.open();
+        status.counters = self.counters();
+        status.members.clear();
+        for id in configuration.members().iter().copied() {
+            let confirmed = if id == own { Some(committed) } else { replica.confirmed_by(id) };
+            let confirmed = confirmed.filter(|_| leader == Some(own));
+            status.members.push(MemberStatus {
+                id,
+                contact: contact(id),
+                connected: id == own || self.member.is_connected(id),
+                confirmed,
+                lag: confirmed.map(|confirmed| committed.since(confirmed)),
+                problem: self.peers.get(id).and_then(|peer| peer.problem.clone()),
+            });
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! What the protocol says, and committed commands.
+
+use beeline_paxos::{Command, Kind, Outcome as O, Position, batch};
+
+use super::{Answered, Node, NodeError, REPLY_KEPT, REPLY_LOST, Read, Waiter};
+use crate::handle::{NO_SESSION, Refusal, Reply};
+use crate::machine::StateMachine;
+
+impl<S: StateMachine> Node<S> {
+    pub(super) fn carry_out(
+        &mut self,
+        upward: &mut Vec<Command>,
+        now_ns: u64,
+    ) -> Result<(), NodeError> {
+        for command in upward.drain(..) {
+            match command {
+                Command::Apply { first, last } => self.apply(first, last)?,
+                Command::ReadReady { id } => self.answer_read(id),
+                Command::ReadRefused { id } => {
+                    if let Some(read) = self.reads.remove(&id) {
+                        read.refuse(self.not_leader());
+                    }
+                }
+                Command::TakeSnapshot => {
+                    self.snapshot_due = true;
+                    self.take_snapshot(now_ns);
+                }
+                Command::SendSnapshot { to } if !self.wanting.contains(&to) => {
+                    self.wanting.push(to);
+                }
+                Command::Leading { term } => {
+                    self.counters.leaderships += 1;
+                    tracing::info!(%term, id = %self.home.id(), "leads the log");
+                }
+                Command::SteppedDown { term } => {
+                    self.counters.step_downs += 1;
+                    tracing::info!(%term, id = %self.home.id(), "no longer leads the log");
+                    for waiter in self.pending.drain(..).flat_map(|(_, waiters)| waiters) {
+                        waiter.refuse(Refusal::Lost);
+                    }
+                    self.refuse_queued();
+                }
+                Command::Stop { damaged } => {
+                    return Err(NodeError::Damaged { position: damaged });
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn apply(&mut self, first: Position, last: Position) -> Result<(), NodeError> {
+        let mut payload = std::mem::take(&mut self.payload);
+        let mut position = first;
+        while position <= last {
+            let kind = self.member.replica().entry(position, &mut payload);
+            let waiters = self.pending.pop_front_if(|(at, _)| *at == position);
+            let waiters = waiters.map(|(_, waiters)| waiters).unwrap_or_default();
+            if kind == Kind::Commands {
+                self.apply_commands(position, &payload, waiters);
+            } else {
+                // What was proposed here is not what was chosen.
+                waiters.into_iter().for_each(|waiter| waiter.refuse(Refusal::Lost));
+            }
+            self.applied = position;
+            position = position.next();
+        }
+        self.payload = payload;
+        if last > self.machine_has {
+            self.machine.flush(last).map_err(NodeError::Machine)?;
+        }
+        for answered in self.answered.drain(..) {
+            match answered {
+                Answered::Command(done, reply) => done(reply),
+                Answered::Session(done, name) => done(name),
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn apply_commands(
+        &mut self,
+        position: Position,
+        payload: &[u8],
+        waiters: Vec<Waiter>,
+    ) {
+        let mut waiters = waiters.into_iter();
+        let runs = position > self.machine_has;
+        let machine = &mut self.machine;
+        for (index, command) in (0..=u16::MAX).zip(batch::commands(payload)) {
+            self.counters.applied += 1;
+            let mut run = |bytes: &[u8], reply: &mut Vec<u8>| {
+                reply.push(if runs { REPLY_KEPT } else { REPLY_LOST });
+                if runs {
+                    machine.apply(position, bytes, reply);
+                }
+            };
+            let waiter = waiters.next();
+            if command.session == NO_SESSION {
+                let mut reply = Vec::new();
+                run(command.bytes, &mut reply);
+                if let Some(Waiter::Command(done)) = waiter {
+                    let reply = reply_of(position, &reply, false);
+                    self.answered.push(Answered::Command(done, reply));
+                }
+                continue;
+            }
+            let outcome = self.sessions.apply(position, index, &command, &mut run);
+            self.counters.repeated += u64::from(matches!(outcome, O::Repeated(_)));
+            self.answered.push(match (waiter, outcome) {
+                (Some(Waiter::Session(done)), O::Opened(name)) => Answered::Session(done, Ok(name)),
+                (Some(Waiter::Command(done)), O::Applied(reply)) => {
+                    Answered::Command(done, reply_of(position, reply, false))
+                }
+                (Some(Waiter::Command(done)), O::Repeated(reply)) => {
+                    Answered::Command(done, reply_of(position, reply, true))
+                }
+                (Some(Waiter::Command(done)), O::OutOfTurn { expected }) => {
+                    Answered::Command(done, Err(Refusal::OutOfTurn { expected }))
+                }
+                (Some(Waiter::Command(done)), O::Expired) => {
+                    Answered::Command(done, Err(Refusal::SessionExpired))
+                }
+                (Some(waiter), _) => {
+                    waiter.refuse(Refusal::Lost);
+                    continue;
+                }
+                (None, _) => continue,
+            });
+        }
+    }
+
+    pub(super) fn answer_read(&mut self, id: u64) {
+        self.counters.reads += 1;
+        match self.reads.remove(&id) {
+            Some(Read::Barrier(done)) => done(Ok(self.applied)),
+            Some(Read::Query(query, done)) => {
+                let mut reply = Vec::new();
+                self.machine.query(&query, &mut reply);
+                done(Ok(reply));
+            }
+            None => {}
+        }
+    }
+}
+
+fn reply_of(position: Position, kept: &[u8], repeated: bool) -> Result<Reply, Refusal> {
+    match kept.split_first() {
+        Some((&REPLY_KEPT, bytes)) => Ok(Reply { position, bytes: bytes.to_vec(), repeated }),
+        _ => Err(Refusal::ReplyLost),
+    }
+}

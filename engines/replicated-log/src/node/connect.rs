@@ -1,0 +1,116 @@
+//! Connections to the other members: dialling, and being dialled.
+
+use std::sync::Arc;
+
+use beeline_fabric::{ConnectInfo, RemoteKey, Role};
+use beeline_paxos::NodeId;
+
+use super::Node;
+use crate::error::LogError;
+use crate::handle::Request;
+use crate::hello::{Hello, HelloError};
+use crate::machine::StateMachine;
+use crate::member::Endpoint;
+use crate::peers::{Dial, Outcome};
+
+impl<S: StateMachine> Node<S> {
+    pub(super) fn hello(&self, to: NodeId, attempt: u64, status: u64) -> Vec<u8> {
+        let layout = self.home.layout();
+        let hello = Hello {
+            cluster: self.home.cluster(),
+            from: self.home.id(),
+            to,
+            expects: self.peers.instance(to),
+            instance: self.home.instance(),
+            incarnation: self.home.incarnation(),
+            attempt,
+            slots: layout.slots(),
+            slot_bytes: layout.slot_bytes(),
+            status,
+            contact: self.contact.clone(),
+        };
+        hello.encode()
+    }
+
+    pub(super) fn greeted(
+        &mut self,
+        bytes: &[u8],
+        dialled: bool,
+        now_ns: u64,
+    ) -> Result<Hello, HelloError> {
+        let hello = Hello::decode(bytes)?;
+        let own = (self.home.id(), self.home.instance());
+        let checked = hello.check(own, self.home.cluster(), &self.home.layout());
+        let greeted = checked.and_then(|()| self.peers.greet(&hello, dialled, now_ns));
+        if let Err(error @ HelloError::DuplicateId { .. }) = &greeted {
+            self.peers.note(hello.from, error.to_string());
+        }
+        greeted.map(|()| hello)
+    }
+
+    pub(super) fn accept(
+        &mut self,
+        info: &ConnectInfo,
+        bytes: &[u8],
+        now_ns: u64,
+    ) -> Result<(ConnectInfo, Vec<u8>), HelloError> {
+        let hello = self.greeted(bytes, false, now_ns)?;
+        let peer = hello.from;
+        let failed = |error: LogError| HelloError::Fabric { reason: error.to_string() };
+        let own = self.member.listen(peer).map_err(failed)?;
+        let status = RemoteKey(hello.status);
+        let theirs = Endpoint { id: peer, info: info.clone(), status };
+        let role = Role::Passive;
+        self.member.connect(peer, &theirs, role).map_err(failed)?;
+        self.counters.connections += 1;
+        let attempt = self.peers.next_attempt();
+        Ok((own.info, self.hello(peer, attempt, own.status.0)))
+    }
+
+    pub(super) fn dialled(&mut self, peer: NodeId, attempt: u64, outcome: Outcome, now_ns: u64) {
+        if !self.peers.is_current(peer, attempt) {
+            return;
+        }
+        let connected = outcome.map_err(|error| error.to_string()).and_then(|(info, bytes)| {
+            let hello = self.greeted(&bytes, true, now_ns).map_err(|error| error.to_string())?;
+            let status = RemoteKey(hello.status);
+            let theirs = Endpoint { id: hello.from, info, status };
+            let role = Role::Active;
+            self.member.connect(peer, &theirs, role).map_err(|error| error.to_string())
+        });
+        match connected {
+            Ok(()) => self.counters.connections += 1,
+            Err(problem) => {
+                tracing::debug!(%peer, problem, "a peer could not be connected");
+                self.counters.failed_connections += 1;
+                self.peers.failed(peer, now_ns, problem);
+            }
+        }
+    }
+
+    pub(super) fn dial(&mut self, now_ns: u64) {
+        let (member, peers) = (&self.member, &mut self.peers);
+        let configuration = member.replica().configuration();
+        for dial in peers.due(now_ns, configuration, |id| member.is_connected(id)) {
+            let Dial { peer, address, attempt } = dial;
+            let endpoint = match self.member.listen(peer) {
+                Ok(endpoint) => endpoint,
+                Err(error) => {
+                    self.peers.failed(peer, now_ns, error.to_string());
+                    continue;
+                }
+            };
+            let hello = self.hello(peer, attempt, endpoint.status.0);
+            let (transport, mailbox) = (Arc::clone(&self.transport), self.mailbox.clone());
+            let dialling = move || {
+                let outcome = transport.exchange(&address, &endpoint.info, &hello);
+                // The node may have ended meanwhile.
+                mailbox.send(Request::Dialled { peer, attempt, outcome });
+            };
+            let thread = std::thread::Builder::new().name("log-dial".to_owned());
+            if let Err(error) = thread.spawn(dialling) {
+                self.peers.failed(peer, now_ns, error.to_string());
+            }
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! Members that join, leave and take over.
+
+use beeline_paxos::{Change, Event};
+
+use super::{Node, NodeError, PendingChange};
+use crate::contact::Contact;
+use crate::handle::Refusal;
+use crate::machine::StateMachine;
+
+impl<S: StateMachine> Node<S> {
+    /// Whether the membership is already as the change wants it.
+    pub(super) fn is_changed(&self, pending: &PendingChange) -> bool {
+        let configuration = self.member.replica().configuration();
+        match pending.change {
+            Change::Join(id) => {
+                configuration.contains(id) && configuration.contact(id) == pending.contact
+            }
+            Change::Leave(id) => !configuration.contains(id),
+        }
+    }
+
+    pub(super) fn drive_changes(&mut self, now_ns: u64) -> Result<(), NodeError> {
+        while let Some(front) = self.changes.front() {
+            let replica = self.member.replica();
+            let (leads, can) = (replica.leader() == Some(replica.id()), replica.can_change());
+            let position = replica.configuration().position();
+            let possible = replica.configuration().propose(front.change, &front.contact).is_some();
+            let verdict = if self.is_changed(front) && !(leads && front.proposed && !can) {
+                Some(Ok(position))
+            } else if !leads && front.proposed {
+                Some(Err(Refusal::Lost))
+            } else if !leads {
+                Some(Err(self.not_leader()))
+            } else if now_ns >= front.until_ns {
+                Some(Err(Refusal::TimedOut))
+            } else if !front.proposed && can && !possible {
+                let reason = "there would be nobody left, or more than eleven members";
+                Some(Err(Refusal::Membership { reason }))
+            } else {
+                None
+            };
+            if let Some(verdict) = verdict {
+                self.tell_status();
+                if let Some(pending) = self.changes.pop_front() {
+                    (pending.done)(verdict);
+                }
+                continue;
+            }
+            if can {
+                let (change, contact) = (front.change, front.contact.clone());
+                if let Some(front) = self.changes.front_mut() {
+                    front.proposed = true;
+                }
+                let mut upward = std::mem::take(&mut self.upward);
+                let event = Event::ChangeMembers { change, contact: &contact };
+                self.member.event(event, &mut upward)?;
+                self.upward = upward;
+            }
+            break;
+        }
+        Ok(())
+    }
+
+    pub(super) fn drive_transfers(&mut self, now_ns: u64) -> Result<(), NodeError> {
+        if self.transfers.is_empty() {
+            return Ok(());
+        }
+        self.tell_status();
+        let replica = self.member.replica();
+        let (leader, own) = (replica.leader(), replica.id());
+        let mut begin = None;
+        let mut waiting = Vec::new();
+        for mut transfer in self.transfers.drain(..) {
+            let to = transfer.to;
+            let verdict = if leader == Some(to) {
+                Some(Ok(()))
+            } else if !replica.configuration().contains(to) {
+                let reason = "the successor is no member";
+                Some(Err(Refusal::Membership { reason }))
+            } else if now_ns >= transfer.until_ns {
+                Some(Err(Refusal::TimedOut))
+            } else if !transfer.begun && leader != Some(own) {
+                let contact = |id| (id, Contact::decode(replica.configuration().contact(id)));
+                Some(Err(Refusal::NotLeader { leader: leader.map(contact) }))
+            } else {
+                None
+            };
+            match verdict {
+                Some(verdict) => (transfer.done)(verdict),
+                None => {
+                    if replica.can_change() && begin.is_none() {
+                        transfer.begun = true;
+                        begin = Some(to);
+                    }
+                    waiting.push(transfer);
+                }
+            }
+        }
+        self.transfers = waiting;
+        if let Some(to) = begin {
+            let mut upward = std::mem::take(&mut self.upward);
+            self.member.event(Event::Transfer { to }, &mut upward)?;
+            self.upward = upward;
+        }
+        Ok(())
+    }
+}

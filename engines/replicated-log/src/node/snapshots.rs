@@ -1,0 +1,164 @@
+//! Snapshots: taken, sent, installed.
+
+use std::sync::Arc;
+
+use beeline_paxos::{Event, Position};
+
+use super::{Node, NodeError, SNAPSHOT_RETRY_NS};
+use crate::handle::{Refusal, Request};
+use crate::home::HomeError;
+use crate::machine::StateMachine;
+use crate::snapshot::{self, Head};
+
+impl<S: StateMachine> Node<S> {
+    pub(super) fn take_snapshot(&mut self, now_ns: u64) {
+        let early = self
+            .snapshot_failed_ns
+            .is_some_and(|then_ns| now_ns.saturating_sub(then_ns) < SNAPSHOT_RETRY_NS);
+        if self.writing.is_some() || !self.snapshot_due || early {
+            return;
+        }
+        if self.applied == self.snapshot && self.applied > Position::NONE {
+            // There is none newer to be had.
+            self.snapshot_due = false;
+            for done in self.snapshot_waiters.drain(..) {
+                done(Ok(self.snapshot));
+            }
+            return;
+        }
+        let state = match self.machine.snapshot() {
+            Ok(state) => state,
+            Err(error) => return self.snapshot_failed(error.to_string(), now_ns),
+        };
+        let (home, mailbox) = (Arc::clone(&self.home), self.mailbox.clone());
+        let head = Head {
+            position: self.applied,
+            configuration: self.member.replica().configuration().clone(),
+            sessions: self.sessions.clone(),
+            has_state: true,
+        };
+        let position = head.position;
+        let writing = move || {
+            let path = home.new_snapshot_path();
+            let written = snapshot::write(&path, home.cluster(), &head, state);
+            let outcome = written.map_err(|error| error.to_string());
+            // The node may have ended meanwhile.
+            mailbox.send(Request::SnapshotWritten { position, outcome });
+        };
+        match std::thread::Builder::new().name("log-snapshot".to_owned()).spawn(writing) {
+            Ok(_) => {
+                self.writing = Some(position);
+                self.snapshot_due = false;
+                self.snapshot_failed_ns = None;
+            }
+            Err(error) => self.snapshot_failed(error.to_string(), now_ns),
+        }
+    }
+
+    pub(super) fn snapshot_failed(&mut self, reason: String, now_ns: u64) {
+        tracing::warn!(reason, "no snapshot could be taken; trying again");
+        self.counters.snapshots_failed += 1;
+        self.snapshot_failed_ns = Some(now_ns);
+        self.snapshot_due = true;
+        for done in self.snapshot_waiters.drain(..) {
+            done(Err(Refusal::Snapshot { reason: reason.clone() }));
+        }
+    }
+
+    pub(super) fn snapshot_written(
+        &mut self,
+        position: Position,
+        outcome: Result<u64, String>,
+        now_ns: u64,
+    ) -> Result<(), NodeError> {
+        self.writing = None;
+        let path = self.home.new_snapshot_path();
+        if let Err(reason) = outcome {
+            self.snapshot_failed(reason, now_ns);
+            return Ok(());
+        }
+        if position > self.snapshot {
+            if let Err(error) = self.home.adopt_snapshot(&path) {
+                self.snapshot_failed(error.to_string(), now_ns);
+                return Ok(());
+            }
+            self.snapshot = position;
+            self.counters.snapshots_taken += 1;
+            let mut upward = std::mem::take(&mut self.upward);
+            self.member.event(Event::SnapshotTaken { position }, &mut upward)?;
+            self.upward = upward;
+        } else {
+            // A leader's came first.
+            let _ = std::fs::remove_file(&path);
+        }
+        for done in self.snapshot_waiters.drain(..) {
+            done(Ok(self.snapshot));
+        }
+        Ok(())
+    }
+
+    pub(super) fn send_snapshots(&mut self, now_ns: u64) {
+        if self.wanting.is_empty() {
+            return;
+        }
+        if self.snapshot == Position::NONE {
+            self.snapshot_due = self.applied > Position::NONE;
+            self.take_snapshot(now_ns);
+            return;
+        }
+        let path = self.home.snapshot_path();
+        for peer in std::mem::take(&mut self.wanting) {
+            if !self.member.is_connected(peer) {
+                continue;
+            }
+            match self.member.offer_snapshot(peer, &path, self.snapshot, now_ns) {
+                Ok(()) => self.counters.snapshots_sent += 1,
+                Err(error) => tracing::warn!(%peer, %error, "a snapshot could not be offered"),
+            }
+        }
+    }
+
+    /// Installs a snapshot that a peer sent.
+    pub(super) fn install(&mut self) -> Result<(), NodeError> {
+        let Some(received) = self.member.received() else { return Ok(()) };
+        let (path, cluster) = (&received.path, self.home.cluster());
+        // All of it is checked before anything of it is used.
+        let head = snapshot::read(path, cluster, |_, _| Ok(()));
+        let newer = |head: &Head| {
+            head.has_state
+                && head.position > self.member.replica().committed()
+                && head.position > self.machine_has
+        };
+        let head = match head {
+            Ok(head) if newer(&head) => head,
+            Ok(_) => return Ok(()),
+            Err(error) => {
+                tracing::warn!(from = %received.from, %error, "a snapshot that came is refused");
+                self.counters.snapshots_failed += 1;
+                return Ok(());
+            }
+        };
+        if let Err(error) = self.home.adopt_snapshot(path) {
+            tracing::warn!(%error, "a snapshot could not be installed");
+            self.counters.snapshots_failed += 1;
+            return Ok(());
+        }
+        let mut restored = Ok(());
+        let machine = &mut self.machine;
+        snapshot::read(&self.home.snapshot_path(), cluster, |head, reader| {
+            restored = machine.restore(head.position, reader);
+            Ok(())
+        })
+        .map_err(HomeError::from)?;
+        restored.map_err(NodeError::Machine)?;
+        let Head { position, configuration, sessions, .. } = head;
+        self.sessions = sessions;
+        self.applied = position;
+        self.snapshot = position;
+        self.counters.snapshots_installed += 1;
+        let mut upward = std::mem::take(&mut self.upward);
+        self.member.event(Event::SnapshotInstalled { position, configuration }, &mut upward)?;
+        self.upward = upward;
+        Ok(())
+    }
+}

@@ -1,0 +1,114 @@
+//! A member on a thread of its own, asleep unless there is something to do.
+
+use std::sync::mpsc::channel;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use beeline_os::poller::{Interest, Poller};
+
+use crate::handle::{Handle, Request};
+use crate::home::Home;
+use crate::machine::StateMachine;
+use crate::node::{Config, Node, NodeError};
+
+/// Between two ticks of a member that has nothing to do: it looks at its commit word, or lets its
+/// beats go on.
+const IDLE: Duration = Duration::from_millis(10);
+/// How long it looks for more before it sleeps.
+const SPIN: Duration = Duration::from_micros(20);
+
+/// A running member. Dropping it stops it.
+#[derive(Debug)]
+pub struct Server {
+    handle: Handle,
+    thread: Option<JoinHandle<Result<(), NodeError>>>,
+}
+
+impl Server {
+    /// Starts a member on a thread of its own; returns once it runs.
+    ///
+    /// Errors: [`NodeError`].
+    pub fn start<S: StateMachine + 'static>(
+        home: Home,
+        config: Config,
+        machine: S,
+    ) -> Result<(Self, Handle), NodeError> {
+        let (sender, started) = channel();
+        let name = format!("log-{}", home.id());
+        let run = move || {
+            // Queue pairs are made on the thread that uses them.
+            let (node, handle) = match Node::open(home, config, machine) {
+                Ok(opened) => opened,
+                Err(error) => {
+                    let _ = sender.send(Err(error));
+                    return Ok(());
+                }
+            };
+            let _ = sender.send(Ok(handle));
+            let ended = run(node);
+            if let Err(error) = &ended {
+                tracing::error!(%error, "the log has stopped");
+            }
+            ended
+        };
+        let thread = std::thread::Builder::new().name(name).spawn(run);
+        let thread = Some(thread.map_err(NodeError::System)?);
+        let gone = || NodeError::System(std::io::Error::other("the log's thread ended at once"));
+        let handle = started.recv().map_err(|_| gone())??;
+        Ok((Self { handle: handle.clone(), thread }, handle))
+    }
+
+    /// False once the member ended by itself: [`Server::stop`] tells why.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+
+    /// Stops the member, and tells how it ended.
+    ///
+    /// Errors: [`NodeError`], if it had ended by itself.
+    pub fn stop(mut self) -> Result<(), NodeError> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<(), NodeError> {
+        let Some(thread) = self.thread.take() else { return Ok(()) };
+        self.handle.mailbox.send(Request::Stop);
+        let panicked = || NodeError::System(std::io::Error::other("the log's thread panicked"));
+        thread.join().unwrap_or_else(|_| Err(panicked()))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Whoever wants to know how it ended asks `stop`.
+        let _ = self.end();
+    }
+}
+
+fn run<S: StateMachine>(mut node: Node<S>) -> Result<(), NodeError> {
+    let start = Instant::now();
+    let now_ns = || u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    let mut poller = Poller::new(4).map_err(NodeError::System)?;
+    for descriptor in node.descriptors() {
+        poller.add(descriptor, 0, Interest::READ).map_err(NodeError::System)?;
+    }
+    let mut busy_ns = now_ns();
+    while !node.is_stopping() {
+        if node.turn(now_ns())? {
+            busy_ns = now_ns();
+            continue;
+        }
+        if now_ns().saturating_sub(busy_ns) < SPIN.as_nanos() as u64 {
+            std::thread::yield_now();
+            continue;
+        }
+        node.arm()?;
+        // What came before arming makes no event.
+        if !node.turn(now_ns())? {
+            poller.wait(Some(IDLE)).map_err(NodeError::System)?;
+        }
+        node.disarm()?;
+    }
+    Ok(())
+}

@@ -1,0 +1,312 @@
+//! Servers on threads of their own, found through a transport inside the process.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use beeline_fabric::{ConnectInfo, Device};
+use beeline_fabric_shm::{ShmConfig, ShmDevice};
+use beeline_fabric_tcp::{TcpConfig, TcpDevice};
+use beeline_replicated_log::{
+    ClusterId, Config, Consistency, Contact, Durability, Founding, Handle, Home, Layout,
+    NO_SESSION, NodeId, Position, Refusal, RoleName, Server, Transport, TransportError,
+};
+use beeline_verify_log::lists::{Lists, items, padded_append};
+use beeline_verify_log::machine::append;
+
+const CLUSTER: ClusterId = ClusterId(0xabc);
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Handles by address.
+#[derive(Debug, Default)]
+struct Directory(Mutex<HashMap<String, Handle>>);
+
+impl Transport for Directory {
+    fn exchange(
+        &self,
+        address: &str,
+        info: &ConnectInfo,
+        hello: &[u8],
+    ) -> Result<(ConnectInfo, Vec<u8>), TransportError> {
+        let unreachable = |reason: &str| TransportError::Unreachable {
+            address: address.to_owned(),
+            reason: reason.to_owned(),
+        };
+        let handle = self.0.lock().unwrap().get(address).cloned();
+        let handle = handle.ok_or_else(|| unreachable("nobody is there"))?;
+        let (sender, receiver) = channel();
+        handle.accept(info.clone(), hello.to_vec(), move |answer| {
+            let _ = sender.send(answer);
+        });
+        let answer = receiver.recv_timeout(Duration::from_secs(2));
+        answer
+            .map_err(|_| unreachable("no answer"))?
+            .map_err(|reason| TransportError::Refused { address: address.to_owned(), reason })
+    }
+}
+
+type Provider = fn() -> Arc<dyn Device>;
+
+fn shm() -> Arc<dyn Device> {
+    ShmDevice::open(ShmConfig::default()).unwrap()
+}
+
+fn tcp() -> Arc<dyn Device> {
+    TcpDevice::open(TcpConfig::default()).unwrap()
+}
+
+struct Cluster {
+    provider: Provider,
+    home: tempfile::TempDir,
+    layout: Layout,
+    transport: Arc<Directory>,
+    servers: Vec<Option<(Server, Handle)>>,
+}
+
+fn contact(node: usize) -> Contact {
+    Contact { address: format!("n{node}"), details: format!("resp {node}").into_bytes() }
+}
+
+fn id(node: usize) -> NodeId {
+    NodeId(node as u16)
+}
+
+impl Cluster {
+    fn new(provider: Provider, servers: usize, layout: Layout) -> Self {
+        let home = tempfile::tempdir().unwrap();
+        let transport = Arc::default();
+        let mut cluster = Self { provider, home, layout, transport, servers: Vec::new() };
+        let members: Vec<_> = (0..servers).map(|node| (id(node), contact(node))).collect();
+        for node in 0..servers {
+            cluster.create(node, &members);
+            cluster.start(node);
+        }
+        cluster
+    }
+
+    fn path(&self, node: usize) -> std::path::PathBuf {
+        self.home.path().join(node.to_string())
+    }
+
+    fn create(&mut self, node: usize, members: &[(NodeId, Contact)]) {
+        let founding = Founding {
+            cluster: CLUSTER,
+            id: id(node),
+            layout: self.layout,
+            sessions: 64,
+            members: members.to_vec(),
+        };
+        Home::create(&self.path(node), &founding, Durability::Process).unwrap();
+    }
+
+    fn start(&mut self, node: usize) {
+        let home = Home::open(&self.path(node), Durability::Process).unwrap();
+        let transport: Arc<dyn Transport> = self.transport.clone();
+        let config = Config::new((self.provider)(), transport, contact(node));
+        let started = Server::start(home, config, Lists::default()).unwrap();
+        self.transport.0.lock().unwrap().insert(format!("n{node}"), started.1.clone());
+        if self.servers.len() <= node {
+            self.servers.resize_with(node + 1, || None);
+        }
+        self.servers[node] = Some(started);
+    }
+
+    fn stop(&mut self, node: usize) {
+        self.transport.0.lock().unwrap().remove(&format!("n{node}"));
+        let (server, _) = self.servers[node].take().unwrap();
+        server.stop().unwrap();
+    }
+
+    fn handle(&self, node: usize) -> &Handle {
+        &self.servers[node].as_ref().unwrap().1
+    }
+
+    fn running(&self) -> Vec<usize> {
+        (0..self.servers.len()).filter(|node| self.servers[*node].is_some()).collect()
+    }
+
+    fn leader(&self) -> usize {
+        let leads = |node: &usize| self.handle(*node).status().role == RoleName::Leader;
+        eventually("a leader", || self.running().into_iter().find(leads))
+    }
+
+    /// Asks whoever leads until it is done.
+    fn append(&self, session: u64, sequence: u64, bytes: &[u8]) -> u64 {
+        eventually("an append", || {
+            let handle = self.handle(self.leader());
+            match handle.call(session, sequence, bytes.to_vec(), LIMIT) {
+                Ok(reply) => Some(u64::from_le_bytes(reply.bytes.try_into().unwrap())),
+                Err(refusal) if refusal.is_retryable() => None,
+                Err(refusal) => panic!("{refusal}"),
+            }
+        })
+    }
+
+    fn list(&self, node: usize, key: u8) -> Vec<u32> {
+        let answer = self.handle(node).read(vec![key], Consistency::Stale, LIMIT).unwrap();
+        items(&answer)
+    }
+}
+
+fn eventually<T>(what: &str, mut question: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(answer) = question() {
+            return answer;
+        }
+        assert!(start.elapsed() < LIMIT, "{what}: not within {LIMIT:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn small() -> Layout {
+    Layout::new(64, 2048).unwrap()
+}
+
+fn agrees_and_survives_a_restart_of_all(provider: Provider) {
+    let mut cluster = Cluster::new(provider, 3, small());
+    let leader = cluster.leader();
+    let session = cluster.handle(leader).session(LIMIT).unwrap();
+    for item in 1..=20 {
+        assert_eq!(cluster.append(session, item, &append(1, item as u32)), item);
+    }
+    let wanted: Vec<u32> = (1..=20).collect();
+    for node in 0..3 {
+        eventually("every server has it", || (cluster.list(node, 1) == wanted).then_some(()));
+    }
+    let follower = (0..3).find(|node| *node != cluster.leader()).unwrap();
+    let refused = cluster.handle(follower).call(session, 21, append(1, 21), LIMIT);
+    let Err(Refusal::NotLeader { leader: Some((_, told)) }) = refused else {
+        panic!("{refused:?}")
+    };
+    assert!(told.details.starts_with(b"resp"), "a follower tells how the leader is reached");
+    for node in 0..3 {
+        cluster.stop(node);
+    }
+    for node in 0..3 {
+        cluster.start(node);
+    }
+    // The session, its reply and the list are there.
+    let repeated = cluster.handle(cluster.leader()).call(session, 20, append(1, 20), LIMIT);
+    assert!(repeated.is_ok_and(|reply| reply.repeated));
+    assert_eq!(cluster.append(session, 21, &append(1, 21)), 21);
+}
+
+#[test]
+fn three_servers_agree_and_survive_a_restart_over_shm() {
+    agrees_and_survives_a_restart_of_all(shm);
+}
+
+#[test]
+fn three_servers_agree_and_survive_a_restart_over_tcp() {
+    agrees_and_survives_a_restart_of_all(tcp);
+}
+
+fn catches_up_by_snapshot(provider: Provider) {
+    let mut cluster = Cluster::new(provider, 3, small());
+    let leader = cluster.leader();
+    let away = (0..3).find(|node| *node != leader).unwrap();
+    cluster.append(NO_SESSION, 0, &append(1, 1));
+    cluster.stop(away);
+    for item in 2..=500 {
+        cluster.append(NO_SESSION, 0, &padded_append(1, item, 1000));
+    }
+    cluster.start(away);
+    let wanted: Vec<u32> = (1..=500).collect();
+    eventually("the server is back", || (cluster.list(away, 1) == wanted).then_some(()));
+    let counters = cluster.handle(away).status().counters;
+    assert_eq!(counters.snapshots_installed, 1, "{counters:?}");
+    // And takes part again.
+    let other = (0..3).find(|node| *node != leader && *node != away).unwrap();
+    cluster.stop(other);
+    cluster.append(NO_SESSION, 0, &append(1, 501));
+}
+
+#[test]
+fn who_missed_more_than_the_ring_gets_a_snapshot_over_shm() {
+    catches_up_by_snapshot(shm);
+}
+
+#[test]
+fn who_missed_more_than_the_ring_gets_a_snapshot_over_tcp() {
+    catches_up_by_snapshot(tcp);
+}
+
+#[test]
+fn members_join_leave_and_hand_over_under_load() {
+    let mut cluster = Cluster::new(shm, 3, small());
+    cluster.leader();
+    cluster.create(3, &[]);
+    cluster.start(3);
+    for item in 1..=100 {
+        cluster.append(NO_SESSION, 0, &append(1, item));
+    }
+    let leader = cluster.handle(cluster.leader());
+    leader.join_wait(id(3), contact(3), LIMIT).unwrap();
+    assert_eq!(leader.status().members.len(), 4);
+    let wanted: Vec<u32> = (1..=100).collect();
+    eventually("the joiner has it", || (cluster.list(3, 1) == wanted).then_some(()));
+    eventually("the leadership moves", || {
+        let leader = cluster.handle(cluster.leader());
+        leader.transfer_wait(id(3), LIMIT).ok()
+    });
+    eventually("the joiner leads", || (cluster.leader() == 3).then_some(()));
+    cluster.append(NO_SESSION, 0, &append(1, 101));
+    // The leader leaves by itself.
+    let left = cluster.handle(3).leave_wait(id(3), LIMIT).unwrap();
+    assert!(left > Position(100));
+    cluster.append(NO_SESSION, 0, &append(1, 102));
+    assert_ne!(cluster.leader(), 3);
+    let again = cluster.handle(cluster.leader()).leave_wait(id(3), LIMIT);
+    assert!(again.is_ok(), "there is nothing to do");
+    let unknown = cluster.handle(cluster.leader()).transfer_wait(id(9), LIMIT);
+    assert!(matches!(unknown, Err(Refusal::Membership { .. })), "{unknown:?}");
+}
+
+#[test]
+fn a_server_of_another_cluster_and_one_with_a_taken_name_are_told() {
+    let mut cluster = Cluster::new(shm, 3, small());
+    cluster.leader();
+    let problem = |cluster: &Cluster, node: usize, of: usize| {
+        eventually("a problem is told", || {
+            let members = cluster.handle(node).status().members;
+            members.into_iter().find(|member| member.id == id(of))?.problem
+        })
+    };
+    // Server 2 is set up anew, for another cluster, under the same name and address.
+    cluster.stop(2);
+    std::fs::remove_dir_all(cluster.path(2)).unwrap();
+    let members: Vec<_> = (0..3).map(|node| (id(node), contact(node))).collect();
+    let set_up = |cluster: ClusterId, path: &Path, layout| {
+        let members = members.clone();
+        let founding = Founding { cluster, id: id(2), layout, sessions: 64, members };
+        Home::create(path, &founding, Durability::Process).unwrap();
+    };
+    set_up(ClusterId(9), &cluster.path(2), cluster.layout);
+    cluster.start(2);
+    assert!(problem(&cluster, 2, 0).contains("cluster"), "{}", problem(&cluster, 2, 0));
+    // The same for the right cluster: it lost what it had promised.
+    cluster.stop(2);
+    std::fs::remove_dir_all(cluster.path(2)).unwrap();
+    set_up(CLUSTER, &cluster.path(2), cluster.layout);
+    cluster.start(2);
+    let told = eventually("a taken name is told", || {
+        Some(problem(&cluster, 2, 0)).filter(|problem| problem.contains("taken"))
+    });
+    assert!(told.contains("n2"), "{told}");
+    cluster.append(NO_SESSION, 0, &append(1, 1));
+}
+
+#[test]
+fn a_command_that_does_not_fit_is_refused() {
+    let cluster = Cluster::new(shm, 1, small());
+    let handle = cluster.handle(cluster.leader());
+    let refused = handle.call(NO_SESSION, 0, vec![0; 4000], LIMIT);
+    assert!(matches!(refused, Err(Refusal::TooLarge { .. })), "{refused:?}");
+    let longest = cluster.layout.max_payload_bytes() - 24;
+    handle.call(NO_SESSION, 0, padded_append(1, 1, longest / 8 * 8 - 5), LIMIT).unwrap();
+}
