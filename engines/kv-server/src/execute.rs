@@ -127,7 +127,7 @@ impl ShardServer {
     fn request_in(&mut self, shard: &mut Shard, connection: &mut Connection, bytes: &[u8]) -> bool {
         let Some(request) = Request::decode(bytes) else { return false };
         let Some(key) = request.key(bytes) else { return false };
-        let hash = shard.store().hash_key(request.database, key);
+        let hash = shard.store().place_key(request.database, key);
         self.request(shard, connection, &request, (key, hash), bytes)
     }
 

@@ -53,8 +53,8 @@ pub fn audit(store: &Store, shards: &[std::sync::Arc<Mutex<Shard>>]) -> Vec<Stri
         });
     }
     for ((database, key), entries) in &on_media {
-        let hash = store.hash_key(*database, key);
-        let owner = crate::shard_of_hash(hash, store.shards());
+        let hash = store.place_key(*database, key);
+        let owner = store.owner_of(hash);
         let mut shard = shards[owner].lock().unwrap_or_else(PoisonError::into_inner);
         let name = String::from_utf8_lossy(key).into_owned();
         let Some(id) = shard.find(*database, hash, key) else {

@@ -18,6 +18,8 @@
 //! keyed with the pool's secret, so a client that can write a segment can neither forge a version
 //! nor plant an entry, and recovery needs no second fence to know which entries were committed.
 
+use crate::siphash::SipHash;
+
 /// Bytes before the key.
 pub const HEADER_BYTES: u32 = 48;
 /// Entries start at multiples of this.
@@ -266,36 +268,11 @@ impl Sealer {
 /// branched upon: each entry stored and each entry verified costs one.
 #[inline]
 fn siphash_1_3(key: [u64; 2], message: [u64; 4]) -> u64 {
-    let mut state = [
-        key[0] ^ 0x736f_6d65_7073_6575,
-        key[1] ^ 0x646f_7261_6e64_6f6d,
-        key[0] ^ 0x6c79_6765_6e65_7261,
-        key[1] ^ 0x7465_6462_7974_6573,
-    ];
+    let mut hash = SipHash::new(key);
+    message.into_iter().for_each(|word| hash.word(word));
     // The last block holds the length alone.
-    for word in message.into_iter().chain([32 << 56]) {
-        state[3] ^= word;
-        sip_round(&mut state);
-        state[0] ^= word;
-    }
-    state[2] ^= 0xff;
-    for _ in 0..3 {
-        sip_round(&mut state);
-    }
-    state[0] ^ state[1] ^ state[2] ^ state[3]
-}
-
-#[inline]
-fn sip_round(v: &mut [u64; 4]) {
-    v[0] = v[0].wrapping_add(v[1]);
-    v[2] = v[2].wrapping_add(v[3]);
-    v[1] = v[1].rotate_left(13) ^ v[0];
-    v[3] = v[3].rotate_left(16) ^ v[2];
-    v[0] = v[0].rotate_left(32).wrapping_add(v[3]);
-    v[2] = v[2].wrapping_add(v[1]);
-    v[1] = v[1].rotate_left(17) ^ v[2];
-    v[3] = v[3].rotate_left(21) ^ v[0];
-    v[2] = v[2].rotate_left(32);
+    hash.word(32 << 56);
+    hash.finish()
 }
 
 const _: () = assert!(FIRST_ENTRY.is_multiple_of(ALIGNMENT) && FIRST_ENTRY > 0);

@@ -7,7 +7,7 @@
 //!
 //! A lookup touches a directory line, a slot line and the entry's own line. A full page splits in
 //! two (a pause of one page, never a rehash of everything); a page whose keys share too many hash
-//! bits grows instead, so crafted collisions cost time on that page and nothing else.
+//! bits grows instead. Hashes are [`crate::placement`]'s, which nobody can aim.
 //!
 //! Order: positions are the top 48 bits of the hash, so a cursor over positions is stable under
 //! splits and growth: a key that is present throughout a scan is met exactly once.
@@ -535,6 +535,18 @@ mod tests {
         }
         assert!(index.directory.len() < 1024, "collisions must not blow the directory up");
         assert_eq!(all(&index, 10).len(), 2999);
+    }
+
+    #[test]
+    fn a_hash_of_zero_is_no_free_slot() {
+        let mut index = Index::default();
+        assert_eq!(index.guess(0), None);
+        assert!(index.find(0, |_| true).is_none());
+        index.insert(slot(0, 64));
+        assert_eq!(index.guess(0), Some(Location::new(1, 64, 0)));
+        let id = index.find_only(0).unwrap();
+        index.remove(id);
+        assert_eq!(index.guess(0), None);
     }
 
     #[test]

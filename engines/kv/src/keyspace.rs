@@ -7,7 +7,7 @@
 use crate::index::POSITION_BITS;
 use crate::shard::ahead::Ahead;
 use crate::shard::{EntryRef, PutOptions, Shard};
-use crate::store::{Store, shard_of_hash};
+use crate::store::Store;
 use crate::{KvError, Version};
 
 enum Shards<'a> {
@@ -108,11 +108,11 @@ impl<'a> Keyspace<'a> {
         if let Shards::One(shard) = &mut self.shards {
             return shard.expect_keys(database, keys);
         }
-        let ahead = Ahead::of(keys, |key| self.store().hash_key(database, key));
-        let shards = self.store().shards();
+        let ahead = Ahead::of(keys, |key| self.store().place_key(database, key));
         for entries in [false, true] {
             for &hash in ahead.as_slice() {
-                match self.shard(shard_of_hash(hash, shards)) {
+                let owner = self.store().owner_of(hash);
+                match self.shard(owner) {
                     Ok(shard) if entries => shard.prefetch_entry(database, hash),
                     Ok(shard) => shard.prefetch(database, hash),
                     Err(_) => {}
@@ -126,12 +126,30 @@ impl<'a> Keyspace<'a> {
     ///
     /// Errors: [`KvError::WrongShard`], [`KvError::Database`].
     pub fn lookup(&mut self, database: u8, key: &[u8]) -> Result<Option<EntryRef>, KvError> {
-        let hash = self.store().hash_key(database, key);
-        let owner = self.shard(crate::shard_of_hash(hash, self.store().shards()))?;
+        let hash = self.store().place_key(database, key);
+        let owner = self.shard(self.store().owner_of(hash))?;
         let found = owner.lookup_at(database, hash, key);
         // A key found expired is deleted on the way, and that may move the open batch.
         self.spread_moves();
         found
+    }
+
+    /// As [`Keyspace::lookup`], but the key does not count as used; see [`Shard::peek`].
+    ///
+    /// Errors: as [`Keyspace::lookup`].
+    pub fn peek(&mut self, database: u8, key: &[u8]) -> Result<Option<EntryRef>, KvError> {
+        let found = self.owner(database, key)?.peek(database, key);
+        self.spread_moves();
+        found
+    }
+
+    /// Seconds since a key was used; see [`Shard::idle_seconds`].
+    ///
+    /// Errors: as [`Keyspace::lookup`].
+    pub fn idle_seconds(&mut self, database: u8, key: &[u8]) -> Result<Option<u16>, KvError> {
+        let idle = self.owner(database, key)?.idle_seconds(database, key);
+        self.spread_moves();
+        idle
     }
 
     /// Version of an absent key's deletion; see [`Shard::deletion`].
@@ -164,7 +182,7 @@ impl<'a> Keyspace<'a> {
         &mut self,
         hash: u64,
     ) -> Result<(&mut Shard, Option<&mut Shard>), KvError> {
-        let needed = crate::shard_of_hash(hash, self.store().shards());
+        let needed = self.store().owner_of(hash);
         match &mut self.shards {
             Shards::One(shard) if shard.index() == needed => Ok((shard, None)),
             Shards::One(_) => Err(KvError::WrongShard { needed }),
@@ -206,9 +224,9 @@ impl<'a> Keyspace<'a> {
         value: &[&[u8]],
         options: PutOptions,
     ) -> Result<Version, KvError> {
-        let hash = self.store().hash_key(database, key);
+        let hash = self.store().place_key(database, key);
         if let Shards::One(shard) = &mut self.shards {
-            let needed = crate::shard_of_hash(hash, shard.store().shards());
+            let needed = shard.store().owner_of(hash);
             if needed != shard.index() {
                 return Err(KvError::WrongShard { needed });
             }
@@ -218,10 +236,14 @@ impl<'a> Keyspace<'a> {
         let Some(owner) = owner else {
             return self.put_at_home(database, hash, key, value, options);
         };
-        owner.admit(database, key, value.iter().map(|part| part.len()).sum())?;
+        let mut room = home.take_reserved();
+        let admitted =
+            owner.admit(database, key, value.iter().map(|part| part.len()).sum(), &mut room);
+        home.put_back_reserved(room);
+        admitted?;
         let appended = home.append_put(database, hash, key, value, options)?;
         self.spread_moves();
-        let owner = self.shard(crate::shard_of_hash(hash, self.store().shards()))?;
+        let owner = self.shard(self.store().owner_of(hash))?;
         owner.note_expiry(options.expires_at_ms);
         owner.install(database, hash, key, &appended);
         Ok(appended.version)
@@ -237,7 +259,7 @@ impl<'a> Keyspace<'a> {
         options: PutOptions,
     ) -> Result<Version, KvError> {
         let home = self.home_mut();
-        let admitted = home.admit(database, key, value.iter().map(|part| part.len()).sum());
+        let admitted = home.admit_own(database, key, value.iter().map(|part| part.len()).sum());
         let appended = admitted.and_then(|()| home.append_put(database, hash, key, value, options));
         // Also where it failed: room may have been made by moving the batch.
         self.spread_moves();
@@ -254,7 +276,7 @@ impl<'a> Keyspace<'a> {
             return self.owner(database, key)?.delete(database, key);
         }
         let existed = self.lookup(database, key)?.is_some();
-        let hash = self.store().hash_key(database, key);
+        let hash = self.store().place_key(database, key);
         let in_batch = self.home().in_batch();
         if !existed && !self.owner(database, key)?.may_come_back(database, hash, key, in_batch) {
             return Ok(false);
@@ -310,6 +332,14 @@ impl<'a> Keyspace<'a> {
             }
             bytes += crate::entry::slot_bytes_for(key_length, value_length);
         }
+        self.reserve_bytes(bytes)
+    }
+
+    /// As [`Keyspace::reserve`], for entries of `bytes` in all, lengths of slots
+    /// ([`crate::entry::slot_bytes_for`]). May be called before the batch begins.
+    ///
+    /// Errors: as [`Keyspace::reserve`].
+    pub fn reserve_bytes(&mut self, bytes: u64) -> Result<(), KvError> {
         let reserved = self.home_mut().reserve(bytes);
         // A batch that had begun may have moved.
         if matches!(self.shards, Shards::One(_)) {

@@ -233,8 +233,8 @@ impl<'a> Worker<'a> {
         let header = &found.header;
         let start = found.offset as usize + crate::entry::HEADER_BYTES as usize;
         let key = &bytes[start..start + usize::from(header.key_length)];
-        let hash = self.store.hash_key(header.database, key);
-        let shard = crate::shard_of_hash(hash, self.shards.len());
+        let hash = self.store.place_key(header.database, key);
+        let shard = self.store.owner_of(hash);
         let flags = location_flags(state, header.flags);
         self.groups[shard].push(Recovered {
             hash,

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::shard::{PutOptions, Shard};
 use crate::snapshot::{SnapshotReport, check_snapshot, read_file};
 use crate::store::Store;
-use crate::{INDEXES, Keyspace, KvError, SYSTEM_DATABASE, shard_of_hash};
+use crate::{INDEXES, Keyspace, KvError, SYSTEM_DATABASE};
 
 /// Records between two commits.
 const RECORDS_PER_COMMIT: u32 = 1024;
@@ -21,7 +21,7 @@ impl Keyspace<'_> {
     ///
     /// Errors: as [`Keyspace::put`].
     pub fn put_system(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
-        let hash = self.store().hash_key(SYSTEM_DATABASE, key);
+        let hash = self.store().place_key(SYSTEM_DATABASE, key);
         let (home, _) = self.home_and_owner(hash)?;
         home.check_writable()?;
         let options = PutOptions::default();
@@ -29,7 +29,7 @@ impl Keyspace<'_> {
         // Also where it failed: room may have been made by moving the batch.
         self.spread_moves();
         let appended = appended?;
-        let owner = shard_of_hash(hash, self.store().shards());
+        let owner = self.store().owner_of(hash);
         self.shard(owner)?.install(SYSTEM_DATABASE, hash, key, &appended);
         Ok(())
     }
@@ -38,8 +38,8 @@ impl Keyspace<'_> {
     ///
     /// Errors: [`KvError::WrongShard`], [`KvError::Damaged`].
     pub fn system(&mut self, key: &[u8], out: &mut Vec<u8>) -> Result<bool, KvError> {
-        let hash = self.store().hash_key(SYSTEM_DATABASE, key);
-        let owner = shard_of_hash(hash, self.store().shards());
+        let hash = self.store().place_key(SYSTEM_DATABASE, key);
+        let owner = self.store().owner_of(hash);
         match self.shard(owner)?.lookup_hashed(SYSTEM_DATABASE, hash, key) {
             Some(entry) => self.read_value(&entry, out).map(|()| true),
             None => Ok(false),

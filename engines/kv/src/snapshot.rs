@@ -174,8 +174,8 @@ impl Snapshot {
             return true;
         }
         let key = &body[..usize::from(header.key_length)];
-        let hash = self.store.hash_key(header.database, key);
-        let owner = crate::shard_of_hash(hash, self.store.shards());
+        let hash = self.store.place_key(header.database, key);
+        let owner = self.store.owner_of(hash);
         let peer = {
             let peers = self.store.peers.lock().unwrap_or_else(PoisonError::into_inner);
             peers.get(owner).and_then(std::sync::Weak::upgrade)
@@ -213,7 +213,7 @@ impl Shard {
     /// Stores a record of a snapshot under its own version, unless a newer one is there.
     pub(crate) fn restore_record(&mut self, record: &Record, body: &[u8]) -> Result<(), KvError> {
         let (key, value) = body.split_at(usize::from(record.key_length));
-        let hash = self.store.hash_key(record.database, key);
+        let hash = self.store.place_key(record.database, key);
         if let Some(id) = self.find(record.database, hash, key)
             && let Some(index) = self.databases[record.database as usize].as_deref()
         {

@@ -7,6 +7,7 @@ use beeline_env::Clock;
 use beeline_pmem::{Mechanism, PmemError, Pool, Segment};
 
 use crate::entry::Sealer;
+use crate::placement::Placement;
 use crate::segments::{FORMAT, HEAD, SegmentState, SegmentTable, word};
 use crate::shard::Shard;
 use crate::stats::{DatabaseCounters, ShardCounters, StoreStats};
@@ -33,21 +34,6 @@ pub(crate) mod root {
 const STORE_FORMAT: u64 = 1;
 /// Versions reserved by one persisted ceiling.
 const VERSION_STEP: u64 = 1 << 20;
-
-/// The hash that places a key: database and key under the pool's seed.
-#[must_use]
-#[inline]
-pub fn hash_key(seed: u64, database: u8, key: &[u8]) -> u64 {
-    let seed = seed ^ u64::from(database).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-    xxhash_rust::xxh3::xxh3_64_with_seed(key, seed)
-}
-
-/// The shard of a hash among `shards`. Uses the low half; the index inside a shard uses the top.
-#[must_use]
-#[inline]
-pub fn shard_of_hash(hash: u64, shards: usize) -> usize {
-    (((hash & 0xFFFF_FFFF) * shards as u64) >> 32) as usize
-}
 
 /// What recovery found.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -99,8 +85,7 @@ pub struct Store {
     pub(crate) snapshots: AtomicU32,
     /// How often an allocation was refused because the pool was full.
     pub(crate) shortages: AtomicU64,
-    shards: usize,
-    hash_seed: u64,
+    placement: Placement,
     next_version: AtomicU64,
     version_ceiling: AtomicU64,
     raising: Mutex<()>,
@@ -148,11 +133,6 @@ impl Store {
             return Err(KvError::Format { what: "the store", found, supported: STORE_FORMAT });
         }
         let sealer = Sealer::new(&secret);
-        // The seed is derived, not the secret itself: clients may learn it to find shards.
-        let hash_seed = {
-            let header = crate::entry::Header { version: u64::MAX, ..Default::default() };
-            sealer.seal(u32::MAX, u64::MAX, u32::MAX, &header)
-        };
         let ceiling = pool.root_word(root::VERSION_CEILING).max(1);
         if pool.root_word(root::REPLACING) != 0 {
             // A snapshot was replacing the contents: what is there now is a part of it.
@@ -174,7 +154,6 @@ impl Store {
         let shards = options.shards.clamp(1, 1024);
         Ok(Arc::new(Self {
             clock: Arc::clone(&options.clock),
-            sealer,
             table: SegmentTable::default(),
             counters: (0..shards).map(|_| ShardCounters::default()).collect(),
             database_counters: (0..shards).map(|_| DatabaseCounters::default()).collect(),
@@ -184,8 +163,8 @@ impl Store {
             shortages: AtomicU64::new(0),
             write_back: WriteBack::new(shards, pool.report().mechanism),
             cooperative: AtomicBool::new(options.cooperative_write_back),
-            shards,
-            hash_seed,
+            placement: Placement::new(&sealer, shards),
+            sealer,
             next_version: AtomicU64::new(ceiling),
             version_ceiling: AtomicU64::new(ceiling),
             raising: Mutex::new(()),
@@ -222,30 +201,33 @@ impl Store {
     /// Number of shards.
     #[must_use]
     pub fn shards(&self) -> usize {
-        self.shards
+        self.placement.shards
     }
 
-    /// Seed of [`hash_key`]; not a secret, so that clients can find the shard of a key.
+    /// Seed of [`crate::hash_key`]; not a secret, so that clients can find the shard of a key.
     #[must_use]
     pub fn hash_seed(&self) -> u64 {
-        self.hash_seed
+        self.placement.seed
     }
 
-    /// Hash of a key; see [`hash_key`].
+    /// The hash of a key in its index, which no client can foresee.
     #[must_use]
     #[inline]
-    pub fn hash_key(&self, database: u8, key: &[u8]) -> u64 {
-        hash_key(self.hash_seed, database, key)
+    pub fn place_key(&self, database: u8, key: &[u8]) -> u64 {
+        self.placement.place(database, key)
+    }
+
+    /// The shard whose index holds the key with this place.
+    #[inline]
+    pub(crate) fn owner_of(&self, place: u64) -> usize {
+        self.placement.owner(place)
     }
 
     /// Index of the shard whose index holds the key.
     #[must_use]
     #[inline]
     pub fn shard_of(&self, database: u8, key: &[u8]) -> usize {
-        if self.shards == 1 {
-            return 0;
-        }
-        shard_of_hash(self.hash_key(database, key), self.shards)
+        self.placement.shard(database, key)
     }
 
     /// The pool below.
@@ -346,7 +328,7 @@ impl Store {
     /// Errors: the pool's, when the ceiling had to be raised and could not be persisted.
     #[inline]
     pub(crate) fn next_version(&self) -> Result<Version, PmemError> {
-        let version = if self.shards == 1 {
+        let version = if self.shards() == 1 {
             // Whoever asks holds the one shard's lock. A locked addition would wait until the
             // entry before has left the store buffer, which costs more than storing it.
             let version = self.next_version.load(Ordering::Relaxed);
@@ -493,10 +475,12 @@ impl Store {
     /// Segments kept back from new data.
     pub(crate) fn reserve(&self, need: Need) -> u64 {
         match need {
-            Need::Data => self.shards as u64 + 1,
+            Need::Data => self.shards() as u64 + 1,
             // A store that was full when it was opened with more shards than before has not got
             // that many: deletions, which make room, may use all but the last.
-            Need::Tombstone => (self.shards as u64).min(self.free_at_open.saturating_sub(1)).max(1),
+            Need::Tombstone => {
+                (self.shards() as u64).min(self.free_at_open.saturating_sub(1)).max(1)
+            }
             Need::Collector => 0,
         }
     }

@@ -1,25 +1,29 @@
-//! The inside of a queue pair, shared by its handle and its completion queues on one thread.
+//! The inside of a queue pair, shared by its handle and its completion queues on one thread: its
+//! life, and how a completion queue looks at it. Requests and messages have a module each.
+
+mod incoming;
+mod outgoing;
 
 use std::cell::{Cell, RefCell};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use beeline_fabric::{
-    MemoryRegion, Opcode, PostError, QueuePairOptions, QueuePairState, ReceiveRequest,
-    RemoteAddress, Status, WorkCompletion, WorkRequest,
+    Opcode, PostError, QueuePairOptions, QueuePairState, ReceiveRequest, RemoteAddress, Status,
+    WorkCompletion, WorkRequest,
 };
 use beeline_os::doorbell::Rung;
 
 use crate::completion_queue::Queue;
-use crate::connection::{Blocked, Carried, Connection, Inbound};
+use crate::connection::Connection;
 use crate::control::Command;
 use crate::device::DeviceHandle;
 use crate::link::{Link, LinkEvent};
-use crate::receives::{Receive, Receives};
-use crate::remote::{Hold, Remote, Wait};
-use crate::request::{DeferredQueue, Request, copy};
+use crate::receives::Receives;
+use crate::remote::{Remote, Wait};
+use crate::request::{DeferredQueue, Request};
 use crate::shared_receive_queue::SharedReceives;
 use crate::unconfirmed::Unconfirmed;
 
@@ -369,219 +373,11 @@ impl Core {
 }
 
 impl Inner {
-    /// Runs a checked request, or keeps it.
-    #[inline(always)]
-    fn post(&mut self, core: &Core, request: &Request<'_>) {
-        if self.state == QueuePairState::ReadyToSend && self.deferred.is_empty() {
-            match self.execute(core, request) {
-                Ok(()) => {
-                    if request.signalled {
-                        core.outstanding.set(core.outstanding.get() + 1);
-                    }
-                    self.finish(core, request);
-                    return;
-                }
-                Err(Hold::Wait(reason)) => note(&mut self.waiting, core, reason),
-                Err(Hold::Fail(status)) => {
-                    core.outstanding.set(core.outstanding.get() + 1);
-                    self.complete(core, request, status);
-                    self.enter_error(core);
-                    return;
-                }
-            }
-        }
-        core.outstanding.set(core.outstanding.get() + 1);
-        self.deferred.push(request);
-        // The sleeper's timer and armed words do not know this request.
-        core.send_queue.heat(core.send_member);
-        core.send_queue.signal_if_armed();
-    }
-
-    /// A request ran. Its slot in the send queue is counted if it is signalled.
-    #[inline(always)]
-    fn finish(&mut self, core: &Core, request: &Request<'_>) {
-        let shares = self.connection.as_ref().is_some_and(Connection::peer_shares_receives);
-        if shares && request.kind.uses_receive() && !request.signalled {
-            // Counted until it is confirmed, signalled or not.
-            core.outstanding.set(core.outstanding.get() + 1);
-            let sent = self.connection.as_ref().map_or(0, Connection::sent);
-            let opcode = request.kind.opcode();
-            let completion =
-                core.completion(request.wr_id, Status::Success, opcode, request.length);
-            self.unconfirmed.push(sent, completion, false);
-            self.watch_confirmation(core);
-        } else if request.signalled {
-            self.complete(core, request, Status::Success);
-        }
-    }
-
-    /// An unconfirmed request must be looked after even if the queue was asleep.
-    #[cold]
-    fn watch_confirmation(&mut self, core: &Core) {
-        core.send_queue.heat(core.send_member);
-        if self.unconfirmed.is_awaited() {
-            core.send_queue.signal_if_armed();
-        }
-    }
-
-    #[inline(always)]
-    fn complete(&mut self, core: &Core, request: &Request<'_>, status: Status) {
-        let opcode = request.kind.opcode();
-        let completion = core.completion(request.wr_id, status, opcode, request.length);
-        let waits = status == Status::Success
-            && request.kind.uses_receive()
-            && self.connection.as_ref().is_some_and(Connection::peer_shares_receives);
-        if waits || !self.unconfirmed.is_empty() {
-            let sent = self.connection.as_ref().map_or(0, Connection::sent);
-            let until = if waits { sent } else { 0 };
-            self.unconfirmed.push(until, completion, true);
-            self.watch_confirmation(core);
-            return;
-        }
-        self.emit(core, completion);
-    }
-
-    #[inline(always)]
-    fn emit(&mut self, core: &Core, completion: WorkCompletion) {
-        if !core.send_queue.push(core.send_member, completion) {
-            self.enter_error(core);
-        }
-    }
-
-    #[inline(always)]
-    fn execute(&mut self, core: &Core, request: &Request<'_>) -> Result<(), Hold> {
-        let Some(connection) = &mut self.connection else {
-            return Err(Hold::Fail(Status::Flushed));
-        };
-        self.remote.execute(core, connection, request)
-    }
-
-    /// Completes what the receiver has taken.
-    fn confirm(&mut self, core: &Core, check_clock: bool) {
-        let Some(connection) = &mut self.connection else { return };
-        let Ok(consumed) = connection.hear_consumed() else {
-            self.enter_error(core);
-            return;
-        };
-        while let Some((completion, signalled)) = self.unconfirmed.confirmed(consumed) {
-            self.confirming = None;
-            if signalled {
-                self.emit(core, completion);
-            } else {
-                core.outstanding.set(core.outstanding.get().saturating_sub(1));
-            }
-        }
-        let Some(connection) = &self.connection else { return };
-        if !self.unconfirmed.is_empty() && !self.peer_closed {
-            let starved = connection.peer.is_starved();
-            let reason = if starved { Wait::Receive } else { Wait::Room };
-            note(&mut self.confirming, core, reason);
-            if check_clock && is_late(&self.confirming) {
-                if let Some((mut completion, _)) = self.unconfirmed.take() {
-                    completion.status = reason.failure();
-                    self.emit(core, completion);
-                }
-                self.enter_error(core);
-            }
-        }
-    }
-
     fn is_finished(&self) -> bool {
         self.state == QueuePairState::Error
             && self.deferred.is_empty()
             && self.unconfirmed.is_empty()
             && self.receives.is_empty()
-    }
-
-    /// Runs what can run of the deferred requests.
-    fn drive(&mut self, core: &Core, check_clock: bool) {
-        while self.state == QueuePairState::ReadyToSend {
-            let Some(entry) = self.deferred.take_front() else { break };
-            let request = entry.request();
-            match self.execute(core, &request) {
-                Ok(()) => {
-                    self.waiting = None;
-                    if !request.signalled {
-                        core.outstanding.set(core.outstanding.get().saturating_sub(1));
-                    }
-                    self.finish(core, &request);
-                }
-                Err(Hold::Wait(reason)) => {
-                    note(&mut self.waiting, core, reason);
-                    if !(check_clock && is_late(&self.waiting)) {
-                        self.deferred.put_back(entry);
-                        break;
-                    }
-                    self.complete(core, &request, reason.failure());
-                    self.enter_error(core);
-                }
-                Err(Hold::Fail(status)) => {
-                    self.complete(core, &request, status);
-                    self.enter_error(core);
-                }
-            }
-            self.deferred.recycle(entry);
-        }
-        if let Some(connection) = &mut self.connection {
-            connection.announce();
-        }
-    }
-
-    /// Matches messages with receives while there is room for completions.
-    fn receive_messages(&mut self, core: &Core, out: &mut [WorkCompletion]) -> usize {
-        let mut count = 0;
-        let mut shared = core.shared_receives.as_ref().map(|shared| shared.queue.borrow_mut());
-        let receives = shared.as_deref_mut().unwrap_or(&mut self.receives);
-        let mut failed = false;
-        while count < out.len() && !failed {
-            let Some(connection) = &mut self.connection else { break };
-            if !connection.has_message() {
-                break;
-            }
-            let Some(receive) = receives.front() else {
-                if let Some(shared) = &core.shared_receives {
-                    shared.starved.set(true);
-                    if !connection.own.is_starved() {
-                        connection.own.set_starved(true);
-                    }
-                }
-                break;
-            };
-            if count == 0 {
-                connection.look_ahead();
-            }
-            let Some(message) = connection.peek() else { break };
-            let (completion, payload_bytes) =
-                deliver(core, &receive, receives.place(&receive), message);
-            receives.pop();
-            if completion.status == Status::LengthError {
-                connection.own.set_too_long(connection.taken());
-            }
-            connection.consume(payload_bytes);
-            failed = completion.status != Status::Success;
-            out[count] = completion;
-            count += 1;
-        }
-        drop(shared);
-        if count > 0
-            && let Some(connection) = &mut self.connection
-        {
-            connection.found(count);
-        }
-        if failed {
-            self.enter_error(core);
-        }
-        if core.shared_receives.is_some()
-            && count > 0
-            && let Some(connection) = &mut self.connection
-        {
-            // The sender's completions wait for this.
-            if connection.own.is_starved() && !connection.has_message() {
-                connection.own.set_starved(false);
-            }
-            connection.publish_consumed();
-        }
-        count
     }
 
     /// After the peer left, or in the error state: what was placed is delivered, the rest flushed.
@@ -624,14 +420,6 @@ impl Inner {
         self.connection.as_ref().map_or(self.too_long, |connection| connection.peer.too_long())
     }
 
-    fn can_deliver(&self, core: &Core) -> bool {
-        let receive = match &core.shared_receives {
-            Some(shared) => !shared.queue.borrow().is_empty(),
-            None => !self.receives.is_empty(),
-        };
-        receive && self.connection.as_ref().is_some_and(Connection::has_message)
-    }
-
     /// Breaks the connection for good.
     #[cold]
     pub(crate) fn enter_error(&mut self, core: &Core) {
@@ -650,83 +438,4 @@ impl Inner {
         core.send_queue.signal_if_armed();
         core.receive_queue.signal_if_armed();
     }
-}
-
-/// Starts, or goes on with, a wait.
-#[cold]
-fn note(waiting: &mut Option<Waiting>, core: &Core, reason: Wait) {
-    if waiting.as_ref().is_some_and(|waiting| waiting.reason == reason) {
-        return;
-    }
-    let bound = match reason {
-        Wait::Key | Wait::Room => Some(core.options.transport_timeout),
-        Wait::Receive => Some(core.options.receiver_not_ready_timeout),
-        Wait::Flush => None,
-    };
-    let deadline = bound.and_then(|bound: Duration| Instant::now().checked_add(bound));
-    *waiting = Some(Waiting { reason, deadline });
-}
-
-fn is_late(waiting: &Option<Waiting>) -> bool {
-    let deadline = waiting.as_ref().and_then(|waiting| waiting.deadline);
-    deadline.is_some_and(|deadline| Instant::now() >= deadline)
-}
-
-/// Places a message; returns its completion and the bytes it took of the payload area.
-#[inline(always)]
-fn deliver(
-    core: &Core,
-    receive: &Receive,
-    buffer: Option<(&MemoryRegion, u64)>,
-    message: Result<Inbound, Blocked>,
-) -> (WorkCompletion, u64) {
-    let mut completion = core.completion(receive.wr_id, Status::Success, Opcode::Receive, 0);
-    let payload_bytes = match message {
-        Err(_) => {
-            completion.status = Status::TransportError;
-            0
-        }
-        Ok(Inbound::TooLong) => {
-            completion.status = Status::LengthError;
-            0
-        }
-        Ok(Inbound::Written { length, immediate }) => {
-            completion.opcode = Opcode::ReceiveWithImmediate;
-            (completion.length, completion.immediate) = (length, Some(immediate));
-            0
-        }
-        Ok(Inbound::Send { length, immediate, bytes }) => {
-            (completion.length, completion.immediate) = (length, immediate);
-            if length > receive.length {
-                completion.status = Status::LengthError;
-            } else if length > 0
-                && let Some((region, offset)) = buffer
-            {
-                place(region, offset, length, &bytes);
-            }
-            match bytes {
-                Carried::Inline(_) => 0,
-                Carried::Payload(_) => length,
-            }
-        }
-    };
-    (completion, payload_bytes)
-}
-
-#[inline(always)]
-fn place(region: &MemoryRegion, offset: u64, length: u64, bytes: &Carried) {
-    assert!(region.contains(offset, length), "a posted receive lies inside its region");
-    #[expect(clippy::cast_possible_truncation, reason = "inside a mapped region")]
-    let (offset, length) = (offset as usize, length as usize);
-    let source = match bytes {
-        Carried::Inline(words) => words.as_ptr().cast(),
-        Carried::Payload(address) => *address,
-    };
-    let memory = region.memory();
-    // SAFETY: the range was just checked to lie inside the region.
-    let target = unsafe { memory.base().as_ptr().add(offset) };
-    // SAFETY: the source is a copied slot, or lies inside the payload area (`decode`), which the
-    // connection keeps mapped; the target lies inside the region, which the receive keeps.
-    unsafe { copy(source, target, length) };
-    memory.stored(offset, length);
 }

@@ -6,7 +6,7 @@
 
 use std::net::TcpStream;
 
-use beeline_resp::{Args, ArgsBuffer, Version};
+use beeline_resp::{Args, ArgsBuffer, Remote};
 
 use crate::fabric_door::FabricIncoming;
 
@@ -54,8 +54,7 @@ pub(crate) struct Origin {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Heading {
     pub origin: Origin,
-    pub database: u8,
-    pub protocol: Version,
+    pub session: Remote,
 }
 
 /// Commands for one shard.

@@ -183,6 +183,7 @@ impl ShardThread {
         news: &[Readiness],
         now_ns: u64,
     ) -> bool {
+        shard.note_time(now_ns);
         self.take_deliveries();
         let executed = self.take_parcels(shard);
         let changed = &self.shared.doors[self.index].changed;

@@ -243,3 +243,47 @@ fn shards_that_poll_without_end_let_each_other_run() {
         node.stop();
     }
 }
+
+#[test]
+fn a_shortage_wakes_a_sleeping_shard_that_holds_garbage() {
+    const VALUE: usize = 10_000;
+    let mut config = common::config(2);
+    config.pool.segment_bytes = 64 << 10;
+    config.pool.capacity_bytes = 96 * u64::from(config.pool.segment_bytes);
+    let node = Node::start(&config).unwrap();
+    // Connections go to the shards in turn, so each client wakes one shard only.
+    let (mut filler, mut sleeper) = (Client::connect(&node), Client::connect(&node));
+    let keys = |shard: usize| {
+        let (shards, seed) = (node.shards(), node.hash_seed());
+        (0..).map(|number| format!("key{number}")).filter(move |key| {
+            let hash = beeline_kv::hash_key(seed, 0, key.as_bytes());
+            beeline_kv::shard_of_hash(hash, shards) == shard
+        })
+    };
+    // Every second value of the second shard is overwritten: a little garbage everywhere, less
+    // than is worth collecting while there is room.
+    let value = "v".repeat(VALUE);
+    let theirs: Vec<String> = keys(1).take(60).collect();
+    for key in theirs.iter().chain(theirs.iter().step_by(2)) {
+        assert_eq!(sleeper.ask(&format!("SET {key} {value}")), "+OK");
+    }
+    eventually("both shards sleep for good", || turns_while_quiet(&node) == 0);
+    let collected = node.handle().stats().store.total.segments_collected;
+    let mut refused = false;
+    for key in keys(0).take(2000) {
+        refused |= filler.ask(&format!("SET {key} {value}")).starts_with("-OOM");
+        if refused {
+            // Nothing of the first shard's is garbage: what makes room lies with the other one.
+            eventually("the other shard gives up garbage", || {
+                filler.ask(&format!("SET {key} {value}")) == "+OK"
+            });
+            break;
+        }
+    }
+    assert!(refused, "the pool never filled");
+    assert!(node.handle().stats().store.total.segments_collected > collected);
+    for key in &theirs {
+        assert_eq!(sleeper.ask(&format!("STRLEN {key}")), format!(":{VALUE}"));
+    }
+    node.stop();
+}

@@ -6,6 +6,7 @@ pub(crate) mod introspection;
 pub(crate) mod keys;
 pub(crate) mod keyspace_wide;
 pub(crate) mod node;
+mod reservation;
 pub(crate) mod strings;
 pub(crate) mod transactions;
 
@@ -57,6 +58,8 @@ pub struct Call<'c, 'k> {
     pub(crate) server: &'c dyn Server,
     pub(crate) scratch: &'c mut Scratch,
     pub(crate) counters: &'c mut Counters,
+    /// What it looks up counts as used: CLIENT NO-TOUCH is off.
+    pub(crate) touch: bool,
     /// The keyspace has an open batch: a transaction's.
     pub(crate) in_batch: bool,
 }
@@ -153,17 +156,38 @@ impl<'c> Call<'c, '_> {
     /// The entry of a key, whatever its type.
     #[inline]
     pub(crate) fn lookup(&mut self, key: &[u8]) -> Result<Option<EntryRef>, CommandError> {
-        Ok(self.store.lookup(self.database, key)?)
+        if self.touch {
+            return Ok(self.store.lookup(self.database, key)?);
+        }
+        self.peek(key)
+    }
+
+    /// As [`Self::lookup`], without counting as use of the key.
+    pub(crate) fn peek(&mut self, key: &[u8]) -> Result<Option<EntryRef>, CommandError> {
+        Ok(self.store.peek(self.database, key)?)
+    }
+
+    /// As [`Self::peek`], counted as a hit or a miss.
+    pub(crate) fn peek_read(&mut self, key: &[u8]) -> Result<Option<EntryRef>, CommandError> {
+        let found = self.peek(key)?;
+        self.count_read(found.is_some());
+        Ok(found)
+    }
+
+    #[inline]
+    fn count_read(&mut self, found: bool) {
+        if found {
+            self.counters.hits += 1;
+        } else {
+            self.counters.misses += 1;
+        }
     }
 
     /// As [`Self::lookup`], counted as a hit or a miss.
     #[inline]
     pub(crate) fn lookup_read(&mut self, key: &[u8]) -> Result<Option<EntryRef>, CommandError> {
         let found = self.lookup(key)?;
-        match found {
-            Some(_) => self.counters.hits += 1,
-            None => self.counters.misses += 1,
-        }
+        self.count_read(found.is_some());
         Ok(found)
     }
 

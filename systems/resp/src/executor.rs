@@ -25,6 +25,26 @@ pub enum After {
     Hangup,
 }
 
+/// What a request that runs at another shard takes along of its session.
+#[derive(Clone, Copy, Debug)]
+pub struct Remote {
+    /// Selected database.
+    pub database: u8,
+    /// Protocol of the reply.
+    pub version: Version,
+    /// What it looks up counts as used.
+    pub touch: bool,
+}
+
+impl Remote {
+    /// What requests of `session` take along now.
+    #[must_use]
+    pub fn of(session: &Session) -> Self {
+        let touch = !session.info.no_touch;
+        Self { database: session.database(), version: session.version(), touch }
+    }
+}
+
 /// Runs requests against keyspaces. Holds memory that requests share and the figures they leave.
 #[derive(Debug, Default)]
 pub struct Executor {
@@ -81,6 +101,7 @@ impl Executor {
                     server,
                     scratch: &mut self.scratch,
                     counters: &mut self.counters,
+                    touch: !session.info.no_touch,
                     in_batch: false,
                 };
                 transactions::run(Some(session), &mut call);
@@ -114,14 +135,13 @@ impl Executor {
     /// and appends its reply to `out`.
     pub fn execute_remote(
         &mut self,
-        database: u8,
-        version: Version,
+        from: Remote,
         args: Args<'_>,
         store: &mut Keyspace<'_>,
         out: &mut Output,
         server: &dyn Server,
     ) {
-        out.set_version(version);
+        out.set_version(from.version);
         let command = match table::resolve(args) {
             Found::Command(command)
                 if command.takes(args.len()) && matches!(command.handler, Handler::Data(_)) =>
@@ -136,12 +156,13 @@ impl Executor {
         let mut call = Call {
             command,
             args,
-            database,
+            database: from.database,
             store,
             out,
             server,
             scratch: &mut self.scratch,
             counters: &mut self.counters,
+            touch: from.touch,
             in_batch: false,
         };
         transactions::run(None, &mut call);
@@ -188,6 +209,7 @@ impl Executor {
             server,
             scratch: &mut self.scratch,
             counters: &mut self.counters,
+            touch: true,
             in_batch: true,
         };
         if request.is_transaction {
@@ -201,13 +223,11 @@ impl Executor {
     }
 }
 
-/// A refused EXEC ends its transaction; the reply says why in Redis' way.
+/// A refused EXEC ends its transaction.
 fn abort_transaction(session: &mut Session, error: &CommandError) -> CommandError {
     session.transaction.clear();
     session.watched.clear();
-    let reason = error.to_string();
-    let reason = reason.strip_prefix("ERR ").unwrap_or(&reason);
-    CommandError::text(format!("EXECABORT Transaction discarded because of: {reason}"))
+    transactions::aborted(error)
 }
 
 /// Appends the reply to a broken stream; the connection is closed after it is sent.

@@ -44,7 +44,7 @@ pub mod table;
 pub use args::{Args, ArgsBuffer, Span};
 pub use commands::{Call, CommandResult, Counters, DataHandler, SessionHandler, type_name};
 pub use error::CommandError;
-pub use executor::{After, Executor, reply_protocol_error};
+pub use executor::{After, Executor, Remote, reply_protocol_error};
 pub use logged::Logged;
 pub use output::{Output, Version};
 pub use parser::{Limits, ProtocolError, RequestParser};

@@ -237,7 +237,7 @@ impl Needs {
     }
 }
 
-fn parse_database(text: &[u8]) -> Option<u8> {
+pub(crate) fn parse_database(text: &[u8]) -> Option<u8> {
     let number = u8::try_from(parse_i64(text)?).ok()?;
     (u16::from(number) < beeline_kv::DATABASES).then_some(number)
 }

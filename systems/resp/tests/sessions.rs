@@ -10,7 +10,7 @@ use std::time::Duration;
 use beeline_env::ManualClock;
 use beeline_resp::table::{COMMANDS, Command};
 use beeline_resp::{
-    After, ArgsBuffer, ClientInfo, Output, Pause, Plan, Route, Session, Shutdown, Version,
+    After, ArgsBuffer, ClientInfo, Output, Pause, Plan, Remote, Route, Session, Shutdown, Version,
 };
 use common::Node;
 use common::redis::{Redis, encode};
@@ -186,6 +186,45 @@ fn replies_can_be_switched_off() {
             ("GET a", "$1\r\n3\r\n"),
         ],
     );
+}
+
+#[test]
+fn idle_time_counts_from_the_last_use() {
+    let clock = Arc::new(ManualClock::new(1_000_000_000_000));
+    let mut node = Node::with_clock(2, clock.clone());
+    let (mut session, mut quiet) = (node.session(), node.session());
+    expect(&mut node, &mut session, &[("SET k v", "+OK\r\n"), ("SET old v PX 1000", "+OK\r\n")]);
+    clock.advance(Duration::from_secs(7));
+    let now = beeline_env::Clock::monotonic_ns(&*clock);
+    node.shards.iter().for_each(|shard| shard.lock().unwrap().note_time(now));
+    for request in
+        ["TTL k", "TYPE k", "EXISTS k", "OBJECT ENCODING k", "OBJECT FREQ k", "MEMORY USAGE k"]
+    {
+        node.text(&mut session, request);
+        assert_eq!(node.text(&mut session, "OBJECT IDLETIME k"), ":7\r\n", "{request}");
+    }
+    expect(
+        &mut node,
+        &mut quiet,
+        &[
+            ("OBJECT IDLETIME old", "$-1\r\n"),
+            ("CLIENT NO-TOUCH ON", "+OK\r\n"),
+            ("GET k", "$1\r\nv\r\n"),
+            ("MGET k nosuch", "*2\r\n$1\r\nv\r\n$-1\r\n"),
+            ("OBJECT IDLETIME k", ":7\r\n"),
+            ("TOUCH k", ":1\r\n"),
+            ("OBJECT IDLETIME k", ":0\r\n"),
+        ],
+    );
+    clock.advance(Duration::from_secs(3));
+    expect(
+        &mut node,
+        &mut session,
+        &[("OBJECT IDLETIME k", ":3\r\n"), ("OBJECT IDLETIME nosuch", "$-1\r\n")],
+    );
+    let now = beeline_env::Clock::monotonic_ns(&*clock);
+    node.shards.iter().for_each(|shard| shard.lock().unwrap().note_time(now));
+    expect(&mut node, &mut session, &[("GET k", "$1\r\nv\r\n"), ("OBJECT IDLETIME k", ":0\r\n")]);
 }
 
 #[test]
@@ -371,8 +410,7 @@ fn a_request_run_at_another_shard_gives_the_same_reply() {
             let mut keyspace = beeline_kv::Keyspace::single(&mut shard);
             let (args, executor) = (buffer.get(0), &mut node.executor);
             executor.execute_remote(
-                0,
-                Version::Resp3,
+                Remote { database: 0, version: Version::Resp3, touch: true },
                 args,
                 &mut keyspace,
                 &mut remote,
@@ -393,8 +431,7 @@ fn a_request_run_at_another_shard_gives_the_same_reply() {
     let mut out = Output::default();
     let executor = &mut node.executor;
     executor.execute_remote(
-        0,
-        Version::Resp2,
+        Remote { database: 0, version: Version::Resp2, touch: true },
         buffer.get(0),
         &mut keyspace,
         &mut out,
@@ -430,6 +467,95 @@ fn a_full_store_refuses_writes_and_still_deletes() {
         "{}",
         String::from_utf8_lossy(&reply)
     );
+}
+
+/// Queues `requests`, runs EXEC and returns its reply.
+fn transaction(node: &mut Node, session: &mut Session, requests: &[&[&[u8]]]) -> String {
+    assert_eq!(node.text(session, "MULTI"), "+OK\r\n");
+    for request in requests {
+        assert_eq!(node.reply(session, request), b"+QUEUED\r\n");
+    }
+    node.text(session, "EXEC")
+}
+
+#[test]
+fn a_transaction_without_room_for_all_of_it_is_refused_as_a_whole() {
+    const REFUSAL: &str = "-EXECABORT Transaction discarded because of: OOM command not allowed \
+                           when used memory > 'maxmemory'.\r\n";
+    let value = vec![b'x'; 10_000];
+    let half = vec![b'h'; 4_000];
+    for shards in [1, 2] {
+        let mut node = Node::with_capacity(shards, 1 << 20);
+        let mut session = node.session();
+        let mut stored: u64 = 0;
+        while node.reply(&mut session, &[b"SET", format!("key{stored}").as_bytes(), &value])
+            == b"+OK\r\n"
+        {
+            stored += 1;
+            assert!(stored < 1000, "a MiB does not hold ten");
+        }
+        let size = format!(":{stored}\r\n");
+        // What is small still finds room in the open segments; with what is large, it does not.
+        let cases: [&[&[&[u8]]]; 7] = [
+            &[&[b"SET", b"new", b"1"], &[b"SET", b"large", &[b'x'; 60_000]]],
+            &[&[b"SET", b"new", b"1"], &[b"APPEND", b"key1", &[b'x'; 50_000]]],
+            &[&[b"SET", b"new", b"1"], &[b"SETRANGE", b"key1", b"59000", b"x"]],
+            &[&[b"INCR", b"new"], &[b"MSET", b"x", &[0; 30_000], b"y", &[0; 30_000]]],
+            &[&[b"DEL", b"key0"], &[b"SET", b"x", &half], &[b"APPEND", b"x", &[0; 52_000]]],
+            &[&[b"DEL", b"key0"], &[b"SET", b"x", &[0; 59_000]], &[b"EXPIRE", b"x", b"9"]],
+            &[&[b"RENAME", b"key0", b"z"], &[b"SET", b"x", &[0; 59_000]]],
+        ];
+        for case in cases {
+            let reply = transaction(&mut node, &mut session, case);
+            let whole = reply == REFUSAL
+                || reply
+                    .starts_with("-EXECABORT Transaction discarded because of: the batch needs");
+            assert!(whole, "{shards} shards: {reply}");
+            assert_eq!(node.text(&mut session, "DBSIZE"), size);
+            assert_eq!(node.text(&mut session, "EXISTS new x key0"), ":1\r\n");
+            assert!(!session.in_transaction());
+        }
+        // Deletions are never refused, and make room.
+        let deletions: Vec<Vec<Vec<u8>>> = (0..stored / 2)
+            .map(|n| vec![b"DEL".to_vec(), format!("key{n}").into_bytes()])
+            .collect();
+        let words: Vec<Vec<&[u8]>> =
+            deletions.iter().map(|request| request.iter().map(Vec::as_slice).collect()).collect();
+        let requests: Vec<&[&[u8]]> = words.iter().map(Vec::as_slice).collect();
+        let reply = transaction(&mut node, &mut session, &requests);
+        assert_eq!(reply, format!("*{}\r\n{}", stored / 2, ":1\r\n".repeat(stored as usize / 2)));
+        for shard in &node.shards {
+            while shard.lock().unwrap().maintain(1 << 20).unwrap().did_work {}
+        }
+        let reply = transaction(
+            &mut node,
+            &mut session,
+            &[&[b"SET", b"new", b"1"], &[b"SET", b"x", &half]],
+        );
+        assert_eq!(reply, "*2\r\n+OK\r\n+OK\r\n");
+    }
+}
+
+#[test]
+fn a_transaction_at_the_memory_limit_runs_whole_or_not_at_all() {
+    let mut node = Node::new(2);
+    let mut session = node.session();
+    let value = vec![b'x'; 10_000];
+    for n in 0..20 {
+        let key = format!("key{n}");
+        assert_eq!(node.reply(&mut session, &[b"SET", key.as_bytes(), &value]), b"+OK\r\n");
+    }
+    for shard in &node.shards {
+        shard.lock().unwrap().tick();
+    }
+    node.store.set_max_memory_bytes(node.store.memory_bytes() + 25_000);
+    let three: [&[&[u8]]; 3] =
+        [&[b"SET", b"a", &value], &[b"SET", b"b", &value], &[b"SET", b"c", &value]];
+    let reply = transaction(&mut node, &mut session, &three);
+    assert!(reply.starts_with("-EXECABORT Transaction discarded because of: OOM"), "{reply}");
+    assert_eq!(node.text(&mut session, "DBSIZE"), ":20\r\n");
+    let reply = transaction(&mut node, &mut session, &three[..2]);
+    assert_eq!(reply, "*2\r\n+OK\r\n+OK\r\n");
 }
 
 #[test]

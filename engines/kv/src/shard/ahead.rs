@@ -5,7 +5,6 @@ use beeline_os::{MemoryObject as _, prefetch};
 
 use crate::ClientLog;
 use crate::shard::Shard;
-use crate::store::shard_of_hash;
 
 /// Most keys asked for at once: about as many lines as a core can wait for.
 pub const KEYS_AHEAD: usize = 16;
@@ -42,11 +41,19 @@ impl Shard {
     /// how many it heard. A hint: changes nothing, and keys of other shards are passed over.
     #[inline]
     pub fn expect_keys<'k>(&mut self, database: u8, keys: impl Iterator<Item = &'k [u8]>) -> usize {
-        let ahead = Ahead::of(keys, |key| self.store.hash_key(database, key));
-        let (index, shards) = (self.index, self.store.shards());
-        let own = |hash: &&u64| shards == 1 || shard_of_hash(**hash, shards) == index;
-        ahead.as_slice().iter().filter(own).for_each(|&hash| self.prefetch(database, hash));
-        ahead.as_slice().iter().filter(own).for_each(|&hash| self.prefetch_entry(database, hash));
+        let ahead = Ahead::of(keys, |key| self.store.place_key(database, key));
+        for entries in [false, true] {
+            for &place in ahead.as_slice() {
+                if self.store.owner_of(place) != self.index {
+                    continue;
+                }
+                if entries {
+                    self.prefetch_entry(database, place);
+                } else {
+                    self.prefetch(database, place);
+                }
+            }
+        }
         ahead.used
     }
 
@@ -66,7 +73,7 @@ impl Shard {
     #[inline]
     #[must_use]
     pub fn expect_key(&self, database: u8, key: &[u8]) -> u64 {
-        let hash = self.store.hash_key(database, key);
+        let hash = self.store.place_key(database, key);
         self.prefetch(database, hash);
         hash
     }

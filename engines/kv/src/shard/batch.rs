@@ -60,6 +60,7 @@ impl Shard {
             batch.as_ref().is_some_and(|batch| batch.moves.is_empty()),
             "every owner of an index was told where its entries moved"
         );
+        self.reserved = 0;
         let last = batch.as_ref().and_then(|batch| batch.members.last().copied());
         if let Some(mut batch) = batch {
             batch.members.clear();
@@ -80,7 +81,7 @@ impl Shard {
 
     pub(crate) fn note_in_batch(&mut self, draft: &Draft<'_>, location: Location, records: usize) {
         let hash = draft.hash;
-        let shard = crate::shard_of_hash(hash, self.store.shards()) as u32;
+        let shard = self.store.owner_of(hash) as u32;
         if let Some(batch) = &mut self.batch {
             if batch.members.is_empty() {
                 batch.records = records;

@@ -262,8 +262,8 @@ impl Shard {
         header: &Header,
         key: &[u8],
     ) -> Result<Accepted, RejectReason> {
-        let hash = self.store.hash_key(header.database, key);
-        if crate::shard_of_hash(hash, self.store.shards()) != self.index {
+        let hash = self.store.place_key(header.database, key);
+        if self.store.owner_of(hash) != self.index {
             return Err(RejectReason::WrongShard);
         }
         let flags = Location::UNTRUSTED
@@ -272,7 +272,7 @@ impl Shard {
         let location = Location::new(state.id, offset, flags);
         if header.flags & TOMBSTONE == 0 {
             let length = header.value_length as usize;
-            self.admit(header.database, key, length).map_err(|_| RejectReason::Store)?;
+            self.admit(header.database, key, length, &mut 0).map_err(|_| RejectReason::Store)?;
         } else {
             self.check_writable().map_err(|_| RejectReason::Store)?;
         }

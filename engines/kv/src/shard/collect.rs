@@ -153,6 +153,11 @@ impl Shard {
             if self.store.free_segments() > self.store.reserve(Need::Data) {
                 return Ok(true);
             }
+            if self.batch.is_some() {
+                // Victims stay until the batch is persisted, so their copies would only take what
+                // is left, and deletions in the batch would find nothing.
+                return Ok(false);
+            }
             if self.collector.job.is_none() {
                 let length = self.store.pool.segment_bytes();
                 if self.collectable_garbage() < u64::from(length) || !self.choose_victim(true)? {
@@ -314,7 +319,7 @@ impl Shard {
     ) -> Result<Option<u64>, KvError> {
         if fault::is_on(KnownBug::DropTombstoneEarly) && header.is_tombstone() {
             // The bug: gone from media and index, whatever it still hides.
-            let hash = self.store.hash_key(header.database, &entry[HEADER_BYTES as usize..]);
+            let hash = self.store.place_key(header.database, &entry[HEADER_BYTES as usize..]);
             let place = Location::new(job.victim.id, offset, 0);
             self.repoint(header.database, hash, place, None);
             let (database, version) = (header.database, header.version);
@@ -325,8 +330,8 @@ impl Shard {
             return Ok(Some(0));
         }
         let (key, value) = entry[HEADER_BYTES as usize..].split_at(usize::from(header.key_length));
-        let hash = self.store.hash_key(header.database, key);
-        let owner = crate::shard_of_hash(hash, self.store.shards());
+        let hash = self.store.place_key(header.database, key);
+        let owner = self.store.owner_of(hash);
         let place = Location::new(job.victim.id, offset, 0);
         let copied = if owner == self.index {
             match self.slot_at(header.database, hash, place) {
@@ -407,7 +412,7 @@ impl Shard {
     fn copy_out(&mut self, header: &Header, key: &[u8], value: &[u8]) -> Result<Appended, KvError> {
         let draft = Draft {
             version: header.version,
-            hash: self.store.hash_key(header.database, key),
+            hash: self.store.place_key(header.database, key),
             database: header.database,
             kind: header.kind,
             flags: header.flags & !BATCH_MORE,
@@ -547,7 +552,7 @@ impl Shard {
             self.recycler.leave(Leaving { roster, segment: job.victim.id });
         }
         for freed in freed {
-            let shard = crate::shard_of_hash(freed.hash, self.store.shards());
+            let shard = self.store.owner_of(freed.hash);
             if shard == self.index {
                 self.collector.forgetting.push(freed);
             } else {

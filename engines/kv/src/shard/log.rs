@@ -235,7 +235,9 @@ impl Shard {
             return Err(KvError::BatchTooLarge { length: bytes, limit });
         }
         self.fit_memory(bytes)?;
-        self.make_head(Stream::Data, bytes as u32, Need::Data)
+        self.make_head(Stream::Data, bytes as u32, Need::Data)?;
+        self.reserved = bytes;
+        Ok(())
     }
 
     /// Makes sure that the head of `stream` has room for `slot_bytes`.

@@ -81,6 +81,8 @@ pub struct Shard {
     batch: Option<Batch>,
     /// An emptied one, kept to allocate once.
     spare_batch: Batch,
+    /// Bytes that the open batch may still store without a look at the memory limit.
+    reserved: u64,
     collector: Collector,
     recycler: Recycler,
     /// The collector's copy of an entry, kept to allocate once.
@@ -105,6 +107,7 @@ impl Shard {
             persister,
             batch: None,
             spare_batch: Batch::default(),
+            reserved: 0,
             collector: Collector::default(),
             recycler: Recycler::default(),
             collected: Vec::new(),
@@ -112,7 +115,7 @@ impl Shard {
             reads: ReadRegistry::default(),
             random: Xorshift::new(0x5EED + index as u64),
             scratch: Vec::new(),
-            use_second: 0,
+            use_second: second_of(store.clock.monotonic_ns()),
             poisoned: false,
             store,
         }
@@ -174,12 +177,12 @@ impl Shard {
     /// Errors: [`KvError::Database`]; failures to store the deletion are not reported: the key is
     /// absent all the same.
     pub fn lookup(&mut self, database: u8, key: &[u8]) -> Result<Option<EntryRef>, KvError> {
-        let hash = self.store.hash_key(database, key);
+        let hash = self.store.place_key(database, key);
         self.lookup_at(database, hash, key)
     }
 
     /// As [`Shard::lookup`] where the hash is known, from [`Shard::expect_key`] or
-    /// [`Store::hash_key`]. With another one the key is not found.
+    /// [`Store::place_key`]. With another one the key is not found.
     ///
     /// Errors: as [`Shard::lookup`].
     pub fn lookup_at(
@@ -199,7 +202,7 @@ impl Shard {
     pub fn deletion(&mut self, database: u8, key: &[u8]) -> Result<Version, KvError> {
         Self::check_database(database)?;
         let flushed = self.store.barrier(database);
-        let hash = self.store.hash_key(database, key);
+        let hash = self.store.place_key(database, key);
         let Some(id) = self.find(database, hash, key) else { return Ok(flushed) };
         let Some(index) = self.databases[database as usize].as_deref() else { return Ok(flushed) };
         let location = index.slot(id).location;
@@ -217,7 +220,10 @@ impl Shard {
         key: &[u8],
     ) -> Option<EntryRef> {
         let found = self.find(database, hash, key);
-        let entry = found.and_then(|id| self.live_entry(database, id));
+        let entry = found.and_then(|id| {
+            self.mark_used(database, id);
+            self.live_entry(database, id)
+        });
         let counters = self.counters();
         stats::add(if entry.is_some() { &counters.hits } else { &counters.misses }, 1);
         let entry = entry?;
@@ -228,16 +234,56 @@ impl Shard {
         Some(entry)
     }
 
+    /// As [`Shard::lookup`], but the key does not count as used or asked for.
+    ///
+    /// Errors: as [`Shard::lookup`].
+    pub fn peek(&mut self, database: u8, key: &[u8]) -> Result<Option<EntryRef>, KvError> {
+        Ok(self.peek_slot(database, key)?.map(|(_, entry)| entry))
+    }
+
+    fn peek_slot(
+        &mut self,
+        database: u8,
+        key: &[u8],
+    ) -> Result<Option<(SlotId, EntryRef)>, KvError> {
+        Self::check_database(database)?;
+        let hash = self.store.place_key(database, key);
+        let Some(id) = self.find(database, hash, key) else { return Ok(None) };
+        let Some(entry) = self.live_entry(database, id) else { return Ok(None) };
+        let expired = entry.expires_at_ms != 0 && entry.expires_at_ms <= self.store.clock.unix_ms();
+        if expired {
+            self.expire(database, hash, key, entry.expires_at_ms);
+            return Ok(None);
+        }
+        Ok(Some((id, entry)))
+    }
+
+    /// Whole seconds since a key was last used, modulo 65,536 (18 hours and 12 minutes): the index
+    /// keeps no more of it. `None` for an absent key. Does not count as use.
+    ///
+    /// Errors: as [`Shard::lookup`].
+    pub fn idle_seconds(&mut self, database: u8, key: &[u8]) -> Result<Option<u16>, KvError> {
+        let Some((id, _)) = self.peek_slot(database, key)? else { return Ok(None) };
+        let Some(index) = self.databases[database as usize].as_deref() else { return Ok(None) };
+        let now = second_of(self.store.clock.monotonic_ns());
+        Ok(Some(now.wrapping_sub(index.slot(id).last_use)))
+    }
+
+    #[inline]
+    fn mark_used(&mut self, database: u8, id: SlotId) {
+        let second = self.use_second;
+        if let Some(index) = self.databases[database as usize].as_deref_mut() {
+            index.slot_mut(id).last_use = second;
+        }
+    }
+
     /// The entry in a slot, unless it is absent; does not look at expiry.
     fn live_entry(&mut self, database: u8, id: SlotId) -> Option<EntryRef> {
-        let second = self.use_second;
-        let index = self.databases[database as usize].as_deref_mut()?;
-        let slot = index.slot_mut(id);
+        let index = self.databases[database as usize].as_deref()?;
+        let slot = *index.slot(id);
         if slot.location.is_absent() {
             return None;
         }
-        slot.last_use = second;
-        let slot = *slot;
         let state = self.cache.get(&self.store.table, slot.location.segment());
         let header = read_header(state, slot.location.offset());
         // A client may have scribbled over the lengths: what is used never exceeds the slot.
@@ -320,7 +366,7 @@ impl Shard {
         value: &[&[u8]],
         options: PutOptions,
     ) -> Result<Version, KvError> {
-        let hash = self.store.hash_key(database, key);
+        let hash = self.store.place_key(database, key);
         self.put_hashed(database, hash, key, value, options)
     }
 
@@ -336,7 +382,7 @@ impl Shard {
         // The old entry's lines arrive while the new one is being written.
         self.prefetch(database, hash);
         let length = value.iter().map(|part| part.len()).sum();
-        self.admit(database, key, length)?;
+        self.admit_own(database, key, length)?;
         self.prefetch_entry(database, hash);
         let appended = self.append_put(database, hash, key, value, options)?;
         self.install_moves();
@@ -344,12 +390,14 @@ impl Shard {
         Ok(appended.version)
     }
 
-    /// Checks limits, and makes room under the memory limit.
+    /// Checks limits, and makes room under the memory limit unless it was `reserved` in the log
+    /// that takes the entry.
     pub(crate) fn admit(
         &mut self,
         database: u8,
         key: &[u8],
         value_length: usize,
+        reserved: &mut u64,
     ) -> Result<(), KvError> {
         Self::check_database(database)?;
         if key.len() > KEY_LIMIT {
@@ -360,7 +408,33 @@ impl Shard {
             return Err(KvError::ValueTooLong { length: value_length, limit });
         }
         self.check_writable()?;
-        self.fit_memory(entry::slot_bytes_for(key.len(), value_length))
+        let bytes = entry::slot_bytes_for(key.len(), value_length);
+        if let Some(left) = reserved.checked_sub(bytes) {
+            *reserved = left;
+            return Ok(());
+        }
+        self.fit_memory(bytes)
+    }
+
+    /// As [`Shard::admit`], where the entry goes to this shard's log.
+    pub(crate) fn admit_own(
+        &mut self,
+        database: u8,
+        key: &[u8],
+        value_length: usize,
+    ) -> Result<(), KvError> {
+        let mut room = self.take_reserved();
+        let admitted = self.admit(database, key, value_length, &mut room);
+        self.put_back_reserved(room);
+        admitted
+    }
+
+    pub(crate) fn take_reserved(&mut self) -> u64 {
+        std::mem::take(&mut self.reserved)
+    }
+
+    pub(crate) fn put_back_reserved(&mut self, bytes: u64) {
+        self.reserved = bytes;
     }
 
     pub(crate) fn append_put(
@@ -400,7 +474,7 @@ impl Shard {
         let version = self.store.next_version()?;
         let draft = Draft {
             version,
-            hash: self.store.hash_key(database, key),
+            hash: self.store.place_key(database, key),
             database,
             kind: 0,
             flags: TOMBSTONE,
@@ -417,7 +491,7 @@ impl Shard {
     /// the pool's.
     pub fn delete(&mut self, database: u8, key: &[u8]) -> Result<bool, KvError> {
         let existed = self.lookup(database, key)?.is_some();
-        let hash = self.store.hash_key(database, key);
+        let hash = self.store.place_key(database, key);
         if !existed && !self.may_come_back(database, hash, key, self.in_batch()) {
             return Ok(false);
         }
@@ -584,9 +658,15 @@ impl Shard {
         stats::set(&databases.expiring[database as usize], 0);
     }
 
+    /// Sets the coarse clock of use, for those who have just looked at the monotonic one.
+    #[inline]
+    pub fn note_time(&mut self, monotonic_ns: u64) {
+        self.use_second = second_of(monotonic_ns);
+    }
+
     /// Refreshes the coarse clock and the gauges that are not kept up to date by every call.
     pub fn tick(&mut self) {
-        self.use_second = (self.store.clock.monotonic_ns() / 1_000_000_000) as u16;
+        self.note_time(self.store.clock.monotonic_ns());
         let indexes = || self.databases.iter().flatten();
         let (slots, bytes) = (
             indexes().map(|index| index.slots()).sum(),
@@ -596,6 +676,12 @@ impl Shard {
         stats::set(&counters.index_slots, slots);
         stats::set(&counters.index_bytes, bytes);
     }
+}
+
+/// The second of the coarse clock of use.
+#[inline]
+fn second_of(monotonic_ns: u64) -> u16 {
+    (monotonic_ns / 1_000_000_000) as u16
 }
 
 impl Drop for Shard {

@@ -362,7 +362,7 @@ impl Shard {
 
     /// A run of entries of this key left the media with `segment`.
     fn forget_run(&mut self, database: u8, hash: u64, segment: u32) {
-        let shard = crate::shard_of_hash(hash, self.store.shards());
+        let shard = self.store.owner_of(hash);
         if shard == self.index {
             self.forget_run_here(database, hash, segment);
             return;

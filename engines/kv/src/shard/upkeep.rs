@@ -174,7 +174,7 @@ impl Shard {
         if usize::from(database) >= crate::INDEXES {
             return Ok(false);
         }
-        let hash = self.store.hash_key(database, key);
+        let hash = self.store.place_key(database, key);
         if hash != slot.hash {
             // A client scribbled over its own entry.
             stats::add(&self.counters().damaged, 1);

@@ -13,6 +13,7 @@
 use std::collections::VecDeque;
 
 use beeline_kv::{KEYS_AHEAD, Keyspace, Shard};
+use beeline_resp::Remote;
 use beeline_ring::{Receiver, Sender};
 
 use super::ShardThread;
@@ -153,12 +154,10 @@ impl ShardThread {
             }
             if (next - first).is_multiple_of(KEYS_AHEAD) {
                 let ahead = (next..).map_while(|index| commands.get(index));
-                shard.expect_keys(heading.database, ahead.map(|(_, args)| args.get(1)));
+                shard.expect_keys(heading.session.database, ahead.map(|(_, args)| args.get(1)));
             }
-            let version = heading.protocol;
             self.executor.execute_remote(
-                heading.database,
-                version,
+                heading.session,
                 args,
                 &mut Keyspace::single(shard),
                 &mut self.scratch,
@@ -196,10 +195,8 @@ impl ShardThread {
     /// Sends the connection's current request to the shard that owns its key.
     pub(super) fn forward(&mut self, connection: &mut Connection, owner: usize) {
         count(&self.counters().commands, 1);
-        let protocol = connection.session.version();
-        let database = connection.session.database();
         let origin = connection.keep_place();
-        let heading = Heading { origin, database, protocol };
+        let heading = Heading { origin, session: Remote::of(&connection.session) };
         let request = connection.parser.current();
         let taken = self.peers[owner].as_mut().is_some_and(|peer| {
             peer.collecting.commands.push(heading, request) || {

@@ -85,6 +85,7 @@ impl ShardThread {
     /// Runs the requests that wait for `shards`, and what follows them, with one commit.
     fn run_together(&mut self, shared: &Shared, shards: Vec<usize>) {
         let mut guards = shared.lock_shards(&shards);
+        guards.iter_mut().for_each(|shard| shard.note_time(self.now_ns));
         let home = shards.iter().position(|&index| index == self.index).unwrap_or(0);
         let locked = guards.iter_mut().map(|guard| &mut **guard).collect();
         let mut keyspace = Keyspace::many(locked, home);
@@ -142,6 +143,7 @@ impl ShardThread {
         let wanted: Vec<usize> =
             if saves { (0..shared.shards.len()).collect() } else { vec![self.index] };
         let mut guards = shared.lock_shards(&wanted);
+        guards.iter_mut().for_each(|shard| shard.note_time(self.now_ns));
         let home = wanted.iter().position(|&index| index == self.index).unwrap_or(0);
         let shards = guards.iter_mut().map(|guard| &mut **guard).collect();
         let mut keyspace = Keyspace::many(shards, home);

@@ -109,7 +109,7 @@ pub fn pexpireat(call: &mut Call<'_, '_>) -> CommandResult {
 }
 
 fn ttl_generic(call: &mut Call<'_, '_>, seconds: bool, relative: bool) -> CommandResult {
-    let reply = match call.lookup_read(call.arg(1))? {
+    let reply = match call.peek_read(call.arg(1))? {
         None => -2,
         Some(entry) if entry.expires_at_ms == 0 => -1,
         Some(entry) => {

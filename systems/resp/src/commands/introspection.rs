@@ -228,7 +228,7 @@ pub fn command_help(call: &mut Call<'_, '_>) -> CommandResult {
 pub fn object_encoding(call: &mut Call<'_, '_>) -> CommandResult {
     /// Longest string that Redis keeps inside its object.
     const EMBEDDED_BYTES: u32 = 44;
-    let Some(entry) = call.lookup(call.arg(2))? else {
+    let Some(entry) = call.peek(call.arg(2))? else {
         call.out.null();
         return Ok(());
     };
@@ -246,7 +246,7 @@ pub fn object_encoding(call: &mut Call<'_, '_>) -> CommandResult {
 }
 
 pub fn object_refcount(call: &mut Call<'_, '_>) -> CommandResult {
-    match call.lookup(call.arg(2))? {
+    match call.peek(call.arg(2))? {
         Some(_) => call.out.integer(1),
         None => call.out.null(),
     }
@@ -254,16 +254,15 @@ pub fn object_refcount(call: &mut Call<'_, '_>) -> CommandResult {
 }
 
 pub fn object_idletime(call: &mut Call<'_, '_>) -> CommandResult {
-    match call.lookup(call.arg(2))? {
-        // The look-up itself marks the key used; the store keeps no finer record to show.
-        Some(_) => call.out.integer(0),
+    match call.store.idle_seconds(call.database, call.arg(2))? {
+        Some(seconds) => call.out.integer(i64::from(seconds)),
         None => call.out.null(),
     }
     Ok(())
 }
 
 pub fn object_freq(call: &mut Call<'_, '_>) -> CommandResult {
-    if call.lookup(call.arg(2))?.is_none() {
+    if call.peek(call.arg(2))?.is_none() {
         call.out.null();
         return Ok(());
     }
@@ -302,7 +301,7 @@ pub fn memory_usage(call: &mut Call<'_, '_>) -> CommandResult {
         at += 2;
     }
     let key = call.arg(2);
-    match call.lookup(key)? {
+    match call.peek(key)? {
         Some(entry) => {
             let stored = beeline_kv::entry::slot_bytes_for(key.len(), entry.value_length as usize);
             call.out.integer((stored + INDEX_BYTES) as i64);

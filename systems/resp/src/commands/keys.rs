@@ -22,7 +22,19 @@ pub fn del(call: &mut Call<'_, '_>) -> CommandResult {
     Ok(())
 }
 
-fn count_existing(call: &mut Call<'_, '_>) -> CommandResult {
+pub fn exists(call: &mut Call<'_, '_>) -> CommandResult {
+    let mut found = 0;
+    for index in 1..call.args.len() {
+        call.look_ahead(index, 1, 1);
+        found += i64::from(call.peek_read(call.arg(index))?.is_some());
+    }
+    call.out.integer(found);
+    Ok(())
+}
+
+pub fn touch(call: &mut Call<'_, '_>) -> CommandResult {
+    // The one command that CLIENT NO-TOUCH leaves as it is.
+    call.touch = true;
     let mut found = 0;
     for index in 1..call.args.len() {
         call.look_ahead(index, 1, 1);
@@ -32,16 +44,8 @@ fn count_existing(call: &mut Call<'_, '_>) -> CommandResult {
     Ok(())
 }
 
-pub fn exists(call: &mut Call<'_, '_>) -> CommandResult {
-    count_existing(call)
-}
-
-pub fn touch(call: &mut Call<'_, '_>) -> CommandResult {
-    count_existing(call)
-}
-
 pub fn type_of(call: &mut Call<'_, '_>) -> CommandResult {
-    let entry = call.lookup_read(call.arg(1))?;
+    let entry = call.peek_read(call.arg(1))?;
     call.out.simple(entry.map_or("none", |entry| type_name(entry.kind)));
     Ok(())
 }

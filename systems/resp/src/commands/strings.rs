@@ -236,11 +236,13 @@ fn check_pairs(call: &Call<'_, '_>) -> CommandResult {
 
 fn put_pairs(call: &mut Call<'_, '_>) -> CommandResult {
     check_pairs(call)?;
-    call.atomically(|call| {
-        // All or none, also where room is short.
+    // All or none, also where room is short. A transaction has made room for all it writes.
+    if !call.in_batch {
         let args = call.args;
         let lengths = |at: usize| (args.get(at).len(), args.get(at + 1).len());
         call.store.reserve((1..args.len()).step_by(2).map(lengths))?;
+    }
+    call.atomically(|call| {
         for index in (1..call.args.len()).step_by(2) {
             call.look_ahead(index, 1, 2);
             call.put(call.arg(index), &[call.arg(index + 1)], Expiry::Never)?;

@@ -2,15 +2,16 @@
 //!
 //! EXEC runs with every shard locked that its commands and watched keys need, as one atomic batch:
 //! after a crash either all of its writes are there or none. As in Redis, a command that fails
-//! inside EXEC does not undo the others.
+//! inside EXEC does not undo the others; and where there is no room for all that may be written,
+//! EXEC is refused before the first command.
 
 use beeline_kv::KEYS_AHEAD;
 
-use super::{Call, CommandResult};
+use super::{Call, CommandResult, reservation};
 use crate::error::CommandError;
 use crate::logged::Logged;
 use crate::session::{Session, Transaction, Watched};
-use crate::table::{self, Found, Handler};
+use crate::table::{self, Command, Found, Handler, flag};
 
 pub fn multi(session: &mut Session, call: &mut Call<'_, '_>) -> CommandResult {
     if session.transaction.open {
@@ -86,15 +87,42 @@ fn unchanged(session: &Session, call: &mut Call<'_, '_>) -> Result<bool, Command
     Ok(true)
 }
 
+/// Makes room for all that a transaction may write.
+fn reserve(
+    transaction: &Transaction,
+    database: u8,
+    call: &mut Call<'_, '_>,
+) -> Result<(), CommandError> {
+    let bytes = reservation::most_written(transaction, database, call.store)?;
+    if bytes == 0 {
+        return Ok(());
+    }
+    call.store.reserve_bytes(bytes).map_err(|error| aborted(&error.into()))
+}
+
+/// Why an EXEC was refused, in Redis' way.
+pub(crate) fn aborted(error: &CommandError) -> CommandError {
+    let reason = error.to_string();
+    let reason = reason.strip_prefix("ERR ").unwrap_or(&reason);
+    CommandError::text(format!("EXECABORT Transaction discarded because of: {reason}"))
+}
+
 pub fn exec(session: &mut Session, call: &mut Call<'_, '_>) -> CommandResult {
     if !session.transaction.open {
         return Err(CommandError::Line("ERR EXEC without MULTI"));
     }
     let mut transaction = std::mem::take(&mut session.transaction);
+    let writes = |command: &&Command| command.has(flag::WRITE);
+    let writes = transaction.commands.iter().any(writes);
     let ready = if transaction.failed {
         Err(CommandError::Line("EXECABORT Transaction discarded because of previous errors."))
     } else {
-        unchanged(session, call)
+        unchanged(session, call).and_then(|unchanged| {
+            if unchanged && writes {
+                reserve(&transaction, session.info.database, call)?;
+            }
+            Ok(unchanged)
+        })
     };
     session.watched.clear();
     let outcome = match ready {
@@ -104,8 +132,6 @@ pub fn exec(session: &mut Session, call: &mut Call<'_, '_>) -> CommandResult {
             Ok(())
         }
         Ok(true) => {
-            let writes =
-                transaction.commands.iter().any(|command| command.has(crate::table::flag::WRITE));
             if writes {
                 call.store.begin_batch();
             }
@@ -145,6 +171,7 @@ pub(crate) fn run_queued(
             server: call.server,
             scratch: call.scratch,
             counters: call.counters,
+            touch: call.touch,
             in_batch,
         };
         run(Some(session), &mut inner);

@@ -1,0 +1,162 @@
+//! Where a key belongs: its shard, and its place in that shard's index.
+//!
+//! ```text
+//! key ── hash under the seed, which clients know ──▶ shard
+//!     └─ hash under a key that nobody is told    ──▶ place in the index, position in scans
+//! ```
+//!
+//! Two hashes, because the first can be aimed: who knows the seed makes any number of keys that
+//! share all 64 bits, and in an index placed by it each look-up of one of them would walk past
+//! all the others. The second is SipHash, whose outputs (scans show most of their bits, as
+//! cursors) tell nothing about its key. Both are derived from the pool's secret, so a restart
+//! changes neither.
+
+use crate::entry::{Header, Sealer};
+use crate::siphash::SipHash;
+
+/// The hash that finds a key's shard: database and key under the pool's seed. Anybody who may
+/// reach the store may know the seed: nothing but the choice of a shard rests on this hash.
+#[must_use]
+#[inline]
+pub fn hash_key(seed: u64, database: u8, key: &[u8]) -> u64 {
+    let seed = seed ^ u64::from(database).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    xxhash_rust::xxh3::xxh3_64_with_seed(key, seed)
+}
+
+/// The shard, among `shards`, of a key with this [`hash_key`].
+#[must_use]
+#[inline]
+pub fn shard_of_hash(hash: u64, shards: usize) -> usize {
+    (((hash & 0xFFFF_FFFF) * shards as u64) >> 32) as usize
+}
+
+/// The hashes of one store.
+pub(crate) struct Placement {
+    /// See [`hash_key`].
+    pub seed: u64,
+    pub shards: usize,
+    secret: [u64; 2],
+    /// The low bits of a place, which hold the shard.
+    shard_bits: u64,
+}
+
+impl std::fmt::Debug for Placement {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "Placement(secret, {} shards)", self.shards)
+    }
+}
+
+impl Placement {
+    /// Derives everything from the pool's secret, in ways that no entry's seal is made in: no
+    /// segment lives so long.
+    pub fn new(sealer: &Sealer, shards: usize) -> Self {
+        let header = Header { version: u64::MAX, ..Header::default() };
+        let derive = |purpose: u32| sealer.seal(u32::MAX, u64::MAX, purpose, &header);
+        Self {
+            seed: derive(u32::MAX),
+            shards,
+            secret: [derive(u32::MAX - 1), derive(u32::MAX - 2)],
+            shard_bits: shards.next_power_of_two() as u64 - 1,
+        }
+    }
+
+    /// The shard of a key.
+    #[inline]
+    pub fn shard(&self, database: u8, key: &[u8]) -> usize {
+        if self.shards == 1 {
+            return 0;
+        }
+        shard_of_hash(hash_key(self.seed, database, key), self.shards)
+    }
+
+    /// The hash a key has in its index; the lowest bits name its shard.
+    #[inline]
+    pub fn place(&self, database: u8, key: &[u8]) -> u64 {
+        let [low, high] = self.secret;
+        let hash = SipHash::of([low, high ^ u64::from(database)], key);
+        if self.shards == 1 {
+            return hash;
+        }
+        hash & !self.shard_bits | self.shard(database, key) as u64
+    }
+
+    /// The shard that a place names.
+    #[inline]
+    pub fn owner(&self, place: u64) -> usize {
+        (place & self.shard_bits) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn placement(shards: usize) -> Placement {
+        Placement::new(&Sealer::new(b"0123456789abcdef"), shards)
+    }
+
+    /// Keys of 16 bytes that share all bits of their hash under `seed`.
+    fn aimed(seed: u64, count: u64) -> impl Iterator<Item = [u8; 16]> {
+        // Bytes 24..56 of XXH3's default secret.
+        const SECRET: [u64; 4] = [
+            0x1F67_B3B7_A4A4_4072,
+            0x78E5_C0CC_4EE6_79CB,
+            0x2172_FFCC_7DD0_5A82,
+            0x8E24_43F7_7446_08B8,
+        ];
+        let low = (SECRET[0] ^ SECRET[1]).wrapping_add(seed);
+        let high = (SECRET[2] ^ SECRET[3]).wrapping_sub(seed);
+        // With halves l and h after these masks, the hash depends on swap(l) + h + fold(l * h). For
+        // l = 2^32 the fold is h with its halves swapped, so only the sum of h's halves counts.
+        const SUM: u64 = 0x00FF_FFFF;
+        (0..count).map(move |upper| {
+            let mut key = [0; 16];
+            key[..8].copy_from_slice(&(low ^ 1 << 32).to_le_bytes());
+            key[8..].copy_from_slice(&(high ^ (upper << 32 | (SUM - upper))).to_le_bytes());
+            key
+        })
+    }
+
+    #[test]
+    fn keys_aimed_at_one_hash_lie_apart_in_the_index() {
+        const KEYS: u64 = 4096;
+        for shards in [1, 3] {
+            let placement = placement(shards);
+            let mut public = HashSet::new();
+            let (mut places, mut tops) = (HashSet::new(), HashSet::new());
+            for key in aimed(placement.seed, KEYS) {
+                public.insert(hash_key(placement.seed, 0, &key));
+                let place = placement.place(0, &key);
+                places.insert(place);
+                tops.insert(place >> 48);
+            }
+            assert_eq!(public.len(), 1, "the keys were aimed well");
+            assert_eq!(places.len() as u64, KEYS);
+            // Of 65,536 tops, random keys hit 3,971 or so.
+            assert!(tops.len() > 3800, "{} different beginnings", tops.len());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_place_names_the_shard_that_clients_find(
+            shards in 1_usize..1025, database in 0_u8..16, key in prop::collection::vec(any::<u8>(), 0..40),
+        ) {
+            let placement = placement(shards);
+            let shard = shard_of_hash(hash_key(placement.seed, database, &key), shards);
+            prop_assert_eq!(placement.shard(database, &key), shard);
+            prop_assert_eq!(placement.owner(placement.place(database, &key)), shard);
+        }
+    }
+
+    #[test]
+    fn another_secret_places_keys_elsewhere() {
+        let (one, other) = (placement(1), Placement::new(&Sealer::new(b"another secret!!"), 1));
+        assert_ne!(one.place(0, b"key"), other.place(0, b"key"));
+        assert_ne!(one.place(0, b"key"), one.place(1, b"key"));
+    }
+}

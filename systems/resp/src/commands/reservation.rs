@@ -1,0 +1,157 @@
+//! What a transaction may write, found out before it writes anything: where that much room is not
+//! to be had, EXEC is refused as a whole.
+//!
+//! The estimate is an upper bound, with the largest value each command can leave behind in the
+//! order the commands run. Two things are beyond it and may still make a single command fail
+//! inside EXEC: a value that COPY or MOVE brought to another database of the same transaction, and
+//! deletions of keys found expired, which take from what is kept back for deletions.
+
+use std::collections::HashMap;
+
+use beeline_kv::Keyspace;
+use beeline_kv::entry::{KEY_LIMIT, slot_bytes_for};
+
+use crate::args::Args;
+use crate::error::CommandError;
+use crate::plan::parse_database;
+use crate::session::Transaction;
+use crate::table::{Command, flag};
+
+/// The longest text of an integer, bytes.
+const INTEGER_BYTES: u64 = 20;
+/// The longest text of a sum of floating-point numbers, bytes; as Redis' buffer for it.
+const FLOAT_BYTES: u64 = 5 * 1024;
+
+/// Bytes of entries that `transaction` writes at most; 0 where it only reads or deletes.
+///
+/// Errors: the store's.
+pub(super) fn most_written(
+    transaction: &Transaction,
+    database: u8,
+    store: &mut Keyspace<'_>,
+) -> Result<u64, CommandError> {
+    let mut estimate = Estimate {
+        store,
+        database,
+        lengths: HashMap::new(),
+        tracking: transaction.commands.iter().any(|command| builds_on_values(command)),
+        bytes: 0,
+        stores: false,
+    };
+    for (index, command) in transaction.commands.iter().enumerate() {
+        estimate.add(command, transaction.requests.get(index))?;
+    }
+    Ok(if estimate.stores { estimate.bytes } else { 0 })
+}
+
+/// True for commands whose result is as long as a value was before them.
+fn builds_on_values(command: &Command) -> bool {
+    match command.name {
+        "set" | "setnx" | "setex" | "psetex" | "getset" | "mset" | "msetnx" => false,
+        "incr" | "decr" | "incrby" | "decrby" | "incrbyfloat" => false,
+        "del" | "unlink" | "getdel" => false,
+        _ => command.has(flag::WRITE) && command.keys.0 != 0,
+    }
+}
+
+struct Estimate<'e, 'k> {
+    store: &'e mut Keyspace<'k>,
+    database: u8,
+    /// Lengths of values that commands before leave behind.
+    lengths: HashMap<(u8, &'e [u8]), u64>,
+    /// Some command asks for lengths.
+    tracking: bool,
+    bytes: u64,
+    /// Something other than deletions is written.
+    stores: bool,
+}
+
+impl<'e> Estimate<'e, '_> {
+    fn add(&mut self, command: &Command, args: Args<'e>) -> Result<(), CommandError> {
+        if command.name == "select" {
+            self.database = parse_database(args.get(1)).unwrap_or(self.database);
+            return Ok(());
+        }
+        if !command.has(flag::WRITE) || command.keys.0 == 0 {
+            return Ok(());
+        }
+        let length = |index: usize| args.get(index).len() as u64;
+        let key = args.get(1);
+        match command.name {
+            "set" if args.len() > 3 => self.store_perhaps(key, length(2))?,
+            "set" | "getset" => self.store(key, length(2)),
+            "setnx" => self.store_perhaps(key, length(2))?,
+            "setex" | "psetex" => self.store(key, length(3)),
+            "mset" | "msetnx" => {
+                for index in (1..args.len().saturating_sub(1)).step_by(2) {
+                    self.store_perhaps(args.get(index), length(index + 1))?;
+                }
+            }
+            "incr" | "decr" | "incrby" | "decrby" => self.store(key, INTEGER_BYTES),
+            "incrbyfloat" => self.store(key, FLOAT_BYTES),
+            "append" => {
+                let before = self.length(key)?;
+                self.store(key, before + length(2));
+            }
+            "setrange" => {
+                let offset = crate::number::parse_i64(args.get(2)).unwrap_or(0);
+                let end = u64::try_from(offset).unwrap_or(0).saturating_add(length(3));
+                let before = self.length(key)?;
+                self.store(key, before.max(end));
+            }
+            "rename" | "renamenx" | "copy" => {
+                let moved = self.length(key)?;
+                self.delete(key);
+                self.store_perhaps(args.get(2), moved)?;
+            }
+            "del" | "unlink" | "getdel" => {
+                command.key_positions(args.len()).for_each(|at| self.delete(args.get(at)));
+            }
+            _ => {
+                // EXPIRE, PERSIST, GETEX, MOVE: the value is written anew as it is.
+                for at in command.key_positions(args.len()) {
+                    let before = self.length(args.get(at))?;
+                    self.delete(args.get(at));
+                    self.store(args.get(at), before);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Length of a value at this point of the transaction, at most; 0 where there is none.
+    fn length(&mut self, key: &'e [u8]) -> Result<u64, CommandError> {
+        if let Some(length) = self.lengths.get(&(self.database, key)) {
+            return Ok(*length);
+        }
+        let entry = self.store.peek(self.database, key)?;
+        Ok(entry.map_or(0, |entry| u64::from(entry.value_length)))
+    }
+
+    fn store(&mut self, key: &'e [u8], length: u64) {
+        let limit = self.store.store().value_limit(key.len()) as u64;
+        if key.len() > KEY_LIMIT || length > limit {
+            // Refused by the command itself, which writes nothing then.
+            return;
+        }
+        self.bytes += slot_bytes_for(key.len(), length as usize);
+        self.stores = true;
+        if self.tracking {
+            self.lengths.insert((self.database, key), length);
+        }
+    }
+
+    /// As [`Self::store`] for a command that may leave the value as it is.
+    fn store_perhaps(&mut self, key: &'e [u8], length: u64) -> Result<(), CommandError> {
+        let before = if self.tracking { self.length(key)? } else { 0 };
+        self.store(key, length);
+        if before > length {
+            self.lengths.insert((self.database, key), before);
+        }
+        Ok(())
+    }
+
+    fn delete(&mut self, key: &[u8]) {
+        self.bytes += slot_bytes_for(key.len(), 0);
+    }
+}
