@@ -70,18 +70,36 @@ impl WrId {
 pub(crate) enum Pending {
     /// A small reply. `after_write` when it acknowledges one.
     Message { reply: Reply, after_write: bool },
-    /// An entry, straight from its segment.
-    Entry { guard: ReadGuard, place: Place, tag: u16 },
+    /// An entry: straight from its segment, or from the staging buffer it was copied to.
+    Entry { guard: ReadGuard, place: Place, tag: u16, from: Source },
     /// A result in one of the connection's staging buffers.
     Staged { buffer: usize, length: u32, place: Place, tag: u16 },
     /// Two-phase baseline: space for an entry, once the entries promised before are in.
     Space { bytes: u32, tag: u16 },
 }
 
+impl Pending {
+    /// False while it waits for what only later requests or completions bring.
+    fn is_ready(&self) -> bool {
+        !matches!(self, Self::Space { .. } | Self::Entry { from: Source::NoBufferYet, .. })
+    }
+}
+
+/// Where an entry is sent from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// Its segment, which the device reaches.
+    Segment,
+    /// A staging buffer, once one is free.
+    NoBufferYet,
+    /// This staging buffer.
+    Buffer(usize),
+}
+
 /// What a posted send keeps in place until it completed.
 #[derive(Debug)]
 pub(crate) enum Held {
-    Entry(ReadGuard),
+    Entry(ReadGuard, Source),
     Staged(usize),
 }
 
@@ -97,8 +115,11 @@ pub(crate) struct Staging {
 #[derive(Debug)]
 pub(crate) struct Grant {
     pub number: u8,
+    /// The segment, or the buffer that stands for it.
     pub region: MemoryRegion,
     pub length: u32,
+    /// Entries are copied from the region, because the device cannot reach the segment.
+    pub is_copied: bool,
 }
 
 #[derive(Debug)]
@@ -215,12 +236,8 @@ impl Connection {
         counters: &mut ServerCounters,
     ) -> Result<(), PostError> {
         loop {
-            let ready = self
-                .pending
-                .iter()
-                .take(BATCH)
-                .take_while(|pending| !matches!(pending, Pending::Space { .. }))
-                .count();
+            let ready =
+                self.pending.iter().take(BATCH).take_while(|pending| pending.is_ready()).count();
             // Arrays of the right size: one that is too large costs more than the answer.
             let posted = match ready {
                 0 => break,
@@ -255,7 +272,14 @@ impl Connection {
         let nothing = ScatterGatherEntry { region: &self.receives, offset: 0, length: 0 };
         let gathers: [[ScatterGatherEntry<'_>; 1]; N] = std::array::from_fn(|i| {
             [match self.pending.get(i) {
-                Some(Pending::Entry { guard, .. }) => ScatterGatherEntry {
+                Some(Pending::Entry { guard, from: Source::Buffer(buffer), .. }) => {
+                    ScatterGatherEntry {
+                        region: &self.staging[*buffer].region,
+                        offset: 0,
+                        length: u64::from(guard.length_bytes()),
+                    }
+                }
+                Some(Pending::Entry { guard, from: Source::Segment, .. }) => ScatterGatherEntry {
                     region: sources.known(guard),
                     offset: u64::from(guard.offset()),
                     length: u64::from(guard.length_bytes()),
@@ -316,8 +340,8 @@ impl Connection {
         for i in 0..count {
             let sequence = self.next_sequence.wrapping_add(i as u32) & SEQUENCE_MASK;
             match self.pending.pop_front() {
-                Some(Pending::Entry { guard, .. }) => {
-                    self.held.push_back((sequence, Held::Entry(guard)));
+                Some(Pending::Entry { guard, from, .. }) => {
+                    self.held.push_back((sequence, Held::Entry(guard, from)));
                 }
                 Some(Pending::Staged { buffer, .. }) => {
                     self.held.push_back((sequence, Held::Staged(buffer)));

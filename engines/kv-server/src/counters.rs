@@ -24,6 +24,8 @@ pub struct ServerCounters {
     pub bytes_in: u64,
     /// Payload bytes posted.
     pub bytes_out: u64,
+    /// Bytes copied between segments and buffers, where the device cannot reach segments.
+    pub copied_bytes: u64,
     /// Segments granted.
     pub grants: u64,
     /// Grants taken back from idle clients.
@@ -58,6 +60,7 @@ impl ServerCounters {
         self.writes += other.writes;
         self.bytes_in += other.bytes_in;
         self.bytes_out += other.bytes_out;
+        self.copied_bytes += other.copied_bytes;
         self.grants += other.grants;
         self.reclaimed += other.reclaimed;
         self.accepted += other.accepted;

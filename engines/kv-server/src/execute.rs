@@ -4,9 +4,7 @@
 //! one cannot; the connection then ends. What an honest client may run into is a reply.
 
 use std::fmt::Write;
-use std::sync::Arc;
 
-use beeline_fabric::Access;
 use beeline_kv::entry::{FIRST_ENTRY, TOMBSTONE};
 use beeline_kv::wire::{
     Announcement, NOTHING_READING, Place, Protocol, REQUEST_HEADER_BYTES, Reply, ReplyStatus,
@@ -18,7 +16,7 @@ use beeline_kv::{
 use beeline_os::MemoryObject;
 use beeline_os::memory::{copy_across, copy_in, copy_out};
 
-use crate::connection::{Connection, Grant, Pending, Staging};
+use crate::connection::{Connection, Grant, Pending, Source};
 use crate::early::Early;
 use crate::server::ShardServer;
 
@@ -95,7 +93,7 @@ impl ShardServer {
     ) -> bool {
         match connection.protocol {
             Protocol::Boom | Protocol::TwoPhase => {
-                self.entry(shard, connection, immediate);
+                self.entry(shard, connection, immediate, length);
                 true
             }
             Protocol::Oblivious => self.request_slot(shard, connection, immediate, length),
@@ -173,7 +171,13 @@ impl ShardServer {
     // ---- BOOM ----
 
     /// An entry was announced in the granted segment (BOOM §3.1 step 3).
-    fn entry(&mut self, shard: &mut Shard, connection: &mut Connection, immediate: u32) {
+    fn entry(
+        &mut self,
+        shard: &mut Shard,
+        connection: &mut Connection,
+        immediate: u32,
+        length: u64,
+    ) {
         let announcement = Announcement::decode(immediate);
         self.counters.announcements += 1;
         connection.active_ns = self.now_ns;
@@ -185,7 +189,12 @@ impl ShardServer {
                 if appends == announcement.in_place {
                     Err(Reject { reason: RejectReason::Offset, tail: log.tail() })
                 } else {
-                    shard.accept(log, Notice { offset: announcement.offset })
+                    let notice = Notice { offset: announcement.offset };
+                    let buffer = grant.is_copied.then(|| grant.region.memory().as_ref());
+                    if buffer.is_some() {
+                        self.counters.copied_bytes += length;
+                    }
+                    shard.accept_from(log, notice, buffer)
                 }
             }
             _ => Err(Reject { reason: RejectReason::NoSegment, tail: 0 }),
@@ -239,9 +248,8 @@ impl ShardServer {
         if !untouched {
             let segment = shard.grant(log).map_err(|error| status_of(&error))?;
             let length = segment.length_bytes() as u32;
-            let memory: Arc<dyn MemoryObject> = segment;
-            let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-            let region = self.domain.register(memory, access).map_err(|error| {
+            let before = connection.grant.take();
+            let (region, is_copied) = self.grantable(before, segment).map_err(|error| {
                 tracing::warn!(%error, "a log segment could not be registered");
                 ReplyStatus::Unavailable
             })?;
@@ -249,7 +257,7 @@ impl ShardServer {
             connection.next_grant = (number + 1) % Announcement::GRANTS;
             // The old segment's key dies with its registration. A client that has the memory
             // mapped could go on writing there; the collector trusts nothing in it.
-            connection.grant = Some(Grant { number, region, length });
+            connection.grant = Some(Grant { number, region, length, is_copied });
             self.counters.grants += 1;
         }
         connection.grant.as_ref().ok_or(ReplyStatus::Unavailable)
@@ -285,10 +293,13 @@ impl ShardServer {
             Ok(guard) if connection.protocol == Protocol::Oblivious => {
                 self.copy_entry(shard, connection, guard, request);
             }
-            Ok(guard) => match self.sources.of(&self.domain, shard.segment_read(&guard)) {
-                Ok(_) => {
+            Ok(guard) => match self.source(shard, &guard) {
+                Ok(from) => {
                     let place = request.result;
-                    connection.pending.push_back(Pending::Entry { guard, place, tag });
+                    connection.pending.push_back(Pending::Entry { guard, place, tag, from });
+                    if from == Source::NoBufferYet {
+                        self.stage(shard, connection);
+                    }
                 }
                 Err(error) => {
                     tracing::warn!(%error, "a log segment could not be registered");
@@ -358,7 +369,7 @@ impl ShardServer {
         request: &Request,
     ) {
         let length = guard.length_bytes();
-        match self.staging(connection, length) {
+        match self.staging(connection, length, false) {
             Some(buffer) => {
                 let target = connection.staging[buffer].region.memory();
                 let segment: &dyn MemoryObject = shard.segment_read(&guard).as_ref();
@@ -556,42 +567,13 @@ impl ShardServer {
             let too_small = Reply { version, ..Reply::new(ReplyStatus::BufferTooSmall, tag) };
             return reply(connection, too_small);
         }
-        match self.staging(connection, length) {
+        match self.staging(connection, length, false) {
             Some(buffer) => {
                 copy_in(connection.staging[buffer].region.memory().as_ref(), 0, bytes);
                 connection.pending.push_back(Pending::Staged { buffer, length, place, tag });
             }
             None => answer(connection, ReplyStatus::Unavailable, tag),
         }
-    }
-
-    /// A buffer of at least `bytes` that no send uses; `None` when the client's share is used up.
-    fn staging(&mut self, connection: &mut Connection, bytes: u32) -> Option<usize> {
-        let fits = |staging: &Staging| !staging.busy && staging.bytes >= bytes;
-        if let Some(found) = connection.staging.iter().position(fits) {
-            connection.staging[found].busy = true;
-            return Some(found);
-        }
-        let rounded = bytes.checked_next_power_of_two()?.max(4096);
-        let used: u64 = connection.staging.iter().map(|staging| u64::from(staging.bytes)).sum();
-        if used + u64::from(rounded) > u64::from(self.options.client_result_bytes) {
-            // A smaller idle one makes room, if that is enough.
-            let idle = connection.staging.iter().rposition(|staging| !staging.busy)?;
-            let freed = u64::from(connection.staging[idle].bytes);
-            if used - freed + u64::from(rounded) > u64::from(self.options.client_result_bytes) {
-                return None;
-            }
-            connection.staging[idle] = self.new_staging(rounded)?;
-            return Some(idle);
-        }
-        connection.staging.push(self.new_staging(rounded)?);
-        Some(connection.staging.len() - 1)
-    }
-
-    fn new_staging(&self, bytes: u32) -> Option<Staging> {
-        let memory = self.device.allocate_memory(bytes as usize).ok()?;
-        let region = self.domain.register(memory, Access::LOCAL_WRITE).ok()?;
-        Some(Staging { region, bytes, busy: true })
     }
 }
 

@@ -23,6 +23,7 @@
 //! Source: BOOM §3.1 to §3.3; §1 for the baselines. Formats: [`beeline_kv::wire`].
 
 mod connection;
+mod copied;
 pub mod counters;
 mod early;
 pub mod error;

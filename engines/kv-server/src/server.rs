@@ -17,7 +17,7 @@ use beeline_kv::wire::{
 };
 use beeline_kv::{Shard, Store};
 
-use crate::connection::{Connection, Held, Parts, Pending, WrId, receives_of};
+use crate::connection::{Connection, Held, Parts, Pending, Source, WrId, receives_of};
 use crate::counters::ServerCounters;
 use crate::early::Early;
 use crate::error::ServerError;
@@ -48,13 +48,13 @@ pub struct ShardServer {
     queue: Rc<dyn CompletionQueue>,
     pub(crate) options: ServerOptions,
     pub(crate) clock: Arc<dyn Clock>,
-    shard: u16,
+    pub(crate) shard: u16,
     shards: u16,
-    connections: Vec<Option<Box<Connection>>>,
+    pub(crate) connections: Vec<Option<Box<Connection>>>,
     free: Vec<u16>,
     next_generation: u16,
     /// Connections with answers to post.
-    listed: Vec<u16>,
+    pub(crate) listed: Vec<u16>,
     /// Connections that broke since the last poll.
     broken: Vec<u16>,
     /// Completion entries promised to connections.
@@ -75,6 +75,8 @@ pub struct ShardServer {
     completions: Box<[WorkCompletion]>,
     /// Requests of the batch in hand that were taken ahead.
     early: Vec<Early>,
+    /// Why the device cannot reach the store's segments, once that showed: entries are copied.
+    pub(crate) unreachable: Option<FabricError>,
 }
 
 fn entries_of(window: u16) -> u32 {
@@ -122,6 +124,7 @@ impl ShardServer {
             polls_to_clock: Cell::new(0),
             completions: vec![WorkCompletion::EMPTY; BATCH].into(),
             early: Vec::with_capacity(BATCH),
+            unreachable: None,
             options,
         })
     }
@@ -312,6 +315,9 @@ impl ShardServer {
         let mut completions = std::mem::take(&mut self.completions);
         let handled = self.poll_into(&mut completions, shard);
         self.completions = completions;
+        if self.unreachable.is_some() {
+            self.stage_listed(shard);
+        }
         if !self.broken.is_empty() {
             self.close_broken(shard);
         }
@@ -437,7 +443,12 @@ impl ShardServer {
     fn sent(shard: &mut Shard, connection: &mut Connection, sequence: u32) {
         while let Some(held) = connection.release(sequence) {
             match held {
-                Held::Entry(guard) => shard.end_read(guard),
+                Held::Entry(guard, from) => {
+                    shard.end_read(guard);
+                    if let Source::Buffer(buffer) = from {
+                        connection.staging[buffer].busy = false;
+                    }
+                }
                 Held::Staged(buffer) => connection.staging[buffer].busy = false,
             }
         }
@@ -487,10 +498,13 @@ impl ShardServer {
                 };
                 let reply = beeline_kv::wire::Reply::new(ReplyStatus::Unavailable, tag);
                 let failed = Pending::Message { reply, after_write: false };
-                if let Pending::Entry { guard, .. } =
+                if let Pending::Entry { guard, from, .. } =
                     std::mem::replace(&mut connection.pending[at], failed)
                 {
                     shard.end_read(guard);
+                    if let Source::Buffer(buffer) = from {
+                        connection.staging[buffer].busy = false;
+                    }
                 }
             }
         }
@@ -524,7 +538,7 @@ impl ShardServer {
         // good, so that reaches nothing but what that peer wrote itself.
         drop(connection.grant.take());
         for (_, held) in connection.held.drain(..) {
-            if let Held::Entry(guard) = held {
+            if let Held::Entry(guard, _) = held {
                 shard.end_read(guard);
             }
         }

@@ -118,7 +118,7 @@ pub(crate) const ATOMIC_NONE: c_int = 0;
 pub(crate) struct DeviceAttrEx {
     pub(crate) original: DeviceAttr,
     pub(crate) comp_mask: u32,
-    odp_caps: [u64; 3],
+    pub(crate) odp_caps: OdpCaps,
     completion_timestamp_mask: u64,
     hca_core_clock: u64,
     pub(crate) device_cap_flags_ex: u64,
@@ -134,6 +134,26 @@ pub(crate) struct DeviceAttrEx {
     pci_atomic_caps: [u16; 3],
     xrc_odp_caps: u32,
     phys_port_cnt_ex: u32,
+}
+
+/// `struct ibv_odp_caps`: on-demand paging, registered memory that is not pinned.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct OdpCaps {
+    pub(crate) general: u64,
+    pub(crate) rc: u32,
+    uc: u32,
+    ud: u32,
+}
+
+/// `enum ibv_odp_transport_cap_bits`: all that fabric's requests need, atomics included.
+pub(crate) const ODP_RC_WHOLE: u32 = 0b1_1111;
+
+impl OdpCaps {
+    /// True when every request of a reliable connection may meet memory that is not pinned.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.general & 1 != 0 && self.rc & ODP_RC_WHOLE == ODP_RC_WHOLE
+    }
 }
 
 /// `IB_UVERBS_DEVICE_FLUSH_GLOBAL`: the device's FLUSH operation reaches global visibility.
@@ -401,6 +421,7 @@ pub(crate) mod access {
     pub(crate) const REMOTE_WRITE: c_int = 1 << 1;
     pub(crate) const REMOTE_READ: c_int = 1 << 2;
     pub(crate) const REMOTE_ATOMIC: c_int = 1 << 3;
+    pub(crate) const ON_DEMAND: c_int = 1 << 6;
 }
 
 /// `struct ibv_sge`.
@@ -603,6 +624,7 @@ const _: () = {
     assert!(offset_of!(ContextOps, post_recv) == 208);
     assert!(offset_of!(Context, async_fd) == 268);
     assert!(size_of::<DeviceAttr>() == 232 && offset_of!(DeviceAttr, phys_port_cnt) == 227);
+    assert!(size_of::<OdpCaps>() == 24);
     assert!(size_of::<DeviceAttrEx>() == 400);
     assert!(offset_of!(DeviceAttrEx, device_cap_flags_ex) == 280);
     assert!(size_of::<PortAttr>() == 52 && offset_of!(PortAttr, link_layer) == 46);

@@ -225,7 +225,9 @@ impl VerbsDevice {
             let reason = "it has no atomic operations".to_owned();
             return Err(Missing::Port { device: name, reason }.into());
         }
-        let flags = context.query_device_ex().map_or(0, |found| found.device_cap_flags_ex);
+        let extended = context.query_device_ex();
+        let flags = extended.as_ref().map_or(0, |found| found.device_cap_flags_ex);
+        let on_demand = extended.is_some_and(|found| found.odp_caps.is_whole());
         let max_gather = count(limits.max_sge).clamp(1, MAX_GATHER);
         let max_inline_bytes = probe_inline(&context, config.inline_bytes, max_gather)?;
         let host = config.address.unwrap_or_else(|| {
@@ -260,7 +262,11 @@ impl VerbsDevice {
             max_shared_depth: count(limits.max_srq_wr).min(MAX_QUEUE_DEPTH),
             reads_taken: reads(limits.max_qp_rd_atom),
             reads_made: reads(limits.max_qp_init_rd_atom),
-            pinned: Arc::new(Pinned::new(count(limits.max_mr).into(), limits.max_mr_size)),
+            pinned: Arc::new(Pinned::new(
+                count(limits.max_mr).into(),
+                limits.max_mr_size,
+                on_demand,
+            )),
             port,
             config,
             next_number: AtomicU32::new(1),

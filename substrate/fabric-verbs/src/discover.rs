@@ -85,6 +85,9 @@ pub struct DeviceReport {
     pub max_regions: u32,
     /// The device's own FLUSH operation: visible, persistent.
     pub native_flush: (bool, bool),
+    /// Registers memory that the kernel does not pin, such as that of a DAX file system (on-demand
+    /// paging).
+    pub on_demand_paging: bool,
     /// Completion events can be moderated.
     pub moderation: bool,
     /// The port and address that would be used, or why none.
@@ -212,6 +215,7 @@ fn report(context: &Context, name: &str) -> DeviceReport {
         ports,
         max_queue_depth: u32::try_from(max_queue_depth).unwrap_or(0),
         max_regions: u32::try_from(max_regions).unwrap_or(0),
+        on_demand_paging: extended.as_ref().is_some_and(|found| found.odp_caps.is_whole()),
         native_flush: (flags & abi::CAP_FLUSH_GLOBAL != 0, flags & abi::CAP_FLUSH_PERSISTENT != 0),
         moderation: extended.is_some_and(|found| found.max_cq_count > 0),
         choice,
@@ -235,6 +239,7 @@ pub fn devices() -> Result<Vec<DeviceReport>, Missing> {
                 max_queue_depth: 0,
                 max_regions: 0,
                 native_flush: (false, false),
+                on_demand_paging: false,
                 moderation: false,
                 choice: Err(Missing::Port { device: name, reason: error.to_string() }),
             }),

@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use beeline_fabric::{
     Access, FabricError, LocalKey, MemoryRegion, RegionControl, RemoteKey, ScatterGatherEntry,
 };
+use beeline_os::Persistence;
 use beeline_os::memory::MemoryObject;
 use rustix::process::{Resource, getrlimit};
 
@@ -25,14 +26,16 @@ use crate::key::{Key, MAX_REGION_BYTES};
 pub(crate) struct Pinned {
     pub(crate) max_regions: u64,
     pub(crate) max_region_bytes: u64,
+    /// The device takes memory that is not pinned.
+    pub(crate) on_demand: bool,
     regions: AtomicU64,
     bytes: AtomicU64,
 }
 
 impl Pinned {
-    pub(crate) fn new(max_regions: u64, max_region_bytes: u64) -> Self {
+    pub(crate) fn new(max_regions: u64, max_region_bytes: u64, on_demand: bool) -> Self {
         let (regions, bytes) = (AtomicU64::new(0), AtomicU64::new(0));
-        Self { max_regions, max_region_bytes, regions, bytes }
+        Self { max_regions, max_region_bytes, on_demand, regions, bytes }
     }
 
     pub(crate) fn regions(&self) -> u64 {
@@ -113,8 +116,18 @@ fn rights(access: Access) -> c_int {
     flags
 }
 
+/// The kernel refuses to pin this kind of memory, however often it is asked.
+fn is_unpinnable(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EFAULT | libc::EOPNOTSUPP | libc::EINVAL))
+}
+
 /// The error of a refused registration, with the limit it ran into where that can be told.
-fn refusal(source: io::Error, access: Access, wanted: u64, pinned: &Pinned) -> FabricError {
+fn refusal(
+    source: io::Error,
+    (access, persistence): (Access, Persistence),
+    wanted: u64,
+    pinned: &Pinned,
+) -> FabricError {
     let limit = |what, requested, limit| FabricError::Limit { what, requested, limit };
     match source.raw_os_error() {
         Some(libc::ENOMEM | libc::EAGAIN | libc::EPERM) => {
@@ -133,11 +146,24 @@ fn refusal(source: io::Error, access: Access, wanted: u64, pinned: &Pinned) -> F
                 _ => FabricError::System { action: "registering memory", source },
             }
         }
-        Some(libc::EFAULT | libc::EOPNOTSUPP | libc::EINVAL) => FabricError::CannotRegister {
+        _ if is_unpinnable(&source) => FabricError::CannotRegister {
             provider: "verbs",
             access,
-            reason: "the kernel does not pin this kind of mapping for a device (memory of a \
-                     DAX file system, or a read-only mapping)",
+            reason: match (persistence, pinned.on_demand) {
+                (Persistence::CacheLine, false) => {
+                    "it belongs to a DAX file system, whose pages the kernel pins for no device \
+                     (FOLL_LONGTERM), and this device has no on-demand paging, which needs no \
+                     pinning"
+                }
+                (Persistence::CacheLine, true) => {
+                    "it belongs to a DAX file system, whose pages the kernel pins for no device \
+                     (FOLL_LONGTERM), and on-demand paging of it was refused as well"
+                }
+                _ => {
+                    "the kernel does not pin this mapping for a device: it is read-only, or not \
+                      ordinary memory"
+                }
+            },
         },
         _ => FabricError::System { action: "registering memory", source },
     }
@@ -171,18 +197,28 @@ pub(crate) fn register(
         return Err(FabricError::Limit { what, requested, limit: most });
     }
     let base = memory.base().as_ptr();
+    let persistence = memory.persistence();
     let make = |iova, flags| {
-        // SAFETY: the object keeps the range mapped while it lives, and the region it is put into
-        // below holds it and drops its registrations first.
-        unsafe { Registration::new(Arc::clone(domain), base, length, iova, flags) }
-            .map_err(|error| refusal(error, access, length as u64, pinned))
-            .map(|made| Counted::new(made, length as u64, pinned))
+        let attempt = |flags| {
+            // SAFETY: the object keeps the range mapped while it lives, and the region it is put
+            // into below holds it and drops its registrations first.
+            unsafe { Registration::new(Arc::clone(domain), base, length, iova, flags) }
+        };
+        let (made, pinned_bytes) = match attempt(flags) {
+            // Pages of a DAX file system: the device asks for them when it needs them.
+            Err(error) if is_unpinnable(&error) && pinned.on_demand => {
+                (attempt(flags | abi::access::ON_DEMAND), 0)
+            }
+            made => (made, length as u64),
+        };
+        made.map_err(|error| refusal(error, (access, persistence), length as u64, pinned))
+            .map(|made| Counted::new(made, pinned_bytes, pinned))
     };
     let local_flags =
         if access.contains(Access::LOCAL_WRITE) { abi::access::LOCAL_WRITE } else { 0 };
     let local = make(None, local_flags)?;
     let lkey = local.registration.as_ref().map_or(0, Registration::lkey);
-    let mut key = Key::new(base as usize, memory.persistence(), access, random_u32()?);
+    let mut key = Key::new(base as usize, persistence, access, random_u32()?);
     let remote = if access.is_remote() {
         let remote = make(Some(key.iova()), rights(access))?;
         key.rkey = remote.registration.as_ref().map_or(0, Registration::rkey);

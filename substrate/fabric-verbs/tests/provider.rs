@@ -9,11 +9,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use beeline_fabric::{
-    Access, CompletionQueue, Device, FabricError, LocalData, MemoryRegion, Operation,
+    Access, CompletionQueue, Device, FabricError, FlushKind, LocalData, MemoryRegion, Operation,
     ProtectionDomain, QueuePair, QueuePairOptions, QueuePairState, RegistrationCache, Role,
     ScatterGatherEntry, Status, WorkCompletion, WorkRequest,
 };
 use beeline_fabric_verbs::{VerbsConfig, VerbsDevice, VerbsError};
+use beeline_os::mapping::Protection;
+use beeline_os::memory::copy_out;
+use beeline_os::{Mapping, MemoryObject, Persistence};
+use rustix::mm::MapFlags;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 
@@ -220,4 +224,84 @@ fn a_port_that_stays_down_breaks_its_connections_and_a_later_one_works() {
     let target = b.region(64);
     a.pair.post_send(&[WorkRequest::new(2, write(&target, b"again"))]).unwrap();
     assert!(a.one().is_success());
+}
+
+/// A file of the DAX file system the lab's guest has, mapped as a pool's segment is.
+#[derive(Debug)]
+struct Dax(Mapping);
+
+// SAFETY: the mapping stays while `self` does, is aligned to pages, and no reference to its bytes
+// is handed out.
+unsafe impl MemoryObject for Dax {
+    fn base(&self) -> std::ptr::NonNull<u8> {
+        self.0.base()
+    }
+
+    fn length_bytes(&self) -> usize {
+        self.0.length_bytes()
+    }
+
+    fn persistence(&self) -> Persistence {
+        Persistence::CacheLine
+    }
+}
+
+/// A region on DAX memory, or the reason why this device has none.
+fn on_dax(end: &End) -> Option<Result<MemoryRegion, FabricError>> {
+    let Some(folder) = std::env::var_os("LAB_DAX") else {
+        let _ = writeln!(std::io::stderr(), "skipped: there is no DAX file system");
+        return None;
+    };
+    let path = std::path::Path::new(&folder).join("region");
+    let mut open = std::fs::OpenOptions::new();
+    let file = open.read(true).write(true).create(true).truncate(true).open(path).unwrap();
+    file.set_len(1 << 20).unwrap();
+    let flags = MapFlags::SHARED_VALIDATE | MapFlags::SYNC;
+    let mapping = Mapping::shared_with(file.into(), 1 << 20, Protection::ReadWrite, flags).unwrap();
+    Some(end.domain.register(Arc::new(Dax(mapping)), Access::all()))
+}
+
+#[test]
+fn memory_of_a_dax_file_system_is_paged_on_demand_or_refused_with_the_reason() {
+    let Some((mut a, b, _turn)) = linked(QueuePairOptions::default()) else { return };
+    let Some(registered) = on_dax(&b) else { return };
+    let name = VerbsConfig::default().device;
+    let devices = beeline_fabric_verbs::discover::devices().unwrap();
+    let device = devices.iter().find(|found| name.as_ref().is_none_or(|name| *name == found.name));
+    let on_demand = device.unwrap().on_demand_paging;
+    let target = match registered {
+        Ok(target) => target,
+        Err(error) => {
+            let text = error.to_string();
+            let named = text.contains("FOLL_LONGTERM") && text.contains("on-demand paging");
+            assert!(!on_demand && named, "{text}");
+            return;
+        }
+    };
+    assert!(on_demand, "without on-demand paging the kernel refuses");
+    a.pair.post_send(&[WorkRequest::new(1, write(&target, b"placed on demand"))]).unwrap();
+    assert!(a.one().is_success());
+    let flush = Operation::Flush {
+        remote: target.remote_address(0),
+        length: 16,
+        kind: FlushKind::Persistent,
+    };
+    a.pair.post_send(&[WorkRequest::new(2, flush)]).unwrap();
+    assert_eq!(a.one().status, Status::Success);
+    let mut seen = [0; 16];
+    copy_out(target.memory().as_ref(), 0, &mut seen);
+    assert_eq!(&seen, b"placed on demand");
+    let result = a.region(4096);
+    let word = ScatterGatherEntry { region: &result, offset: 0, length: 8 };
+    let add = Operation::FetchAndAdd { local: word, remote: target.remote_address(64), addend: 5 };
+    a.pair.post_send(&[WorkRequest::new(3, add)]).unwrap();
+    assert!(a.one().is_success());
+    let whole = ScatterGatherEntry { region: &result, offset: 0, length: 4096 };
+    let read = Operation::Read { local: whole, remote: target.remote_address(4096 * 7) };
+    a.pair.post_send(&[WorkRequest::new(4, read)]).unwrap();
+    assert!(a.one().is_success());
+    // Revoked like any other.
+    target.revoke().unwrap();
+    a.pair.post_send(&[WorkRequest::new(5, write(&target, b"late"))]).unwrap();
+    assert_eq!(a.one().status, Status::RemoteAccessError);
 }

@@ -30,11 +30,20 @@ pub(crate) struct FabricServers {
     next_token: u64,
     /// Events were asked for, and nothing came since.
     armed: bool,
+    /// Bytes copied by servers that are gone.
+    copied_before: u64,
 }
 
 impl FabricServers {
     pub(crate) fn new(shard: usize, options: ServerOptions) -> Self {
-        Self { shard, options, served: Vec::new(), next_token: FABRIC, armed: false }
+        Self {
+            shard,
+            options,
+            served: Vec::new(),
+            next_token: FABRIC,
+            armed: false,
+            copied_before: 0,
+        }
     }
 
     /// Serves a client, or tells it why not.
@@ -99,6 +108,7 @@ impl FabricServers {
                 served.server.shut_down(shard);
                 // Closing would not do: a peer may hold the descriptor open.
                 let _ = poller.remove(served.server.event_descriptor());
+                self.copied_before += served.server.counters().copied_bytes;
             }
         }
         self.served.retain(|served| !served.failed);
@@ -162,6 +172,12 @@ impl FabricServers {
     /// Clients connected now.
     pub(crate) fn clients(&self) -> usize {
         self.served.iter().map(|served| served.server.clients()).sum()
+    }
+
+    /// Bytes copied so far for clients whose device cannot reach segments.
+    pub(crate) fn copied_bytes(&self) -> u64 {
+        let now: u64 = self.served.iter().map(|served| served.server.counters().copied_bytes).sum();
+        self.copied_before + now
     }
 
     /// Disconnects everyone.

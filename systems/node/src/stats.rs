@@ -54,6 +54,9 @@ counters! {
     fabric_requests,
     /// One-sided clients connected now.
     fabric_clients,
+    /// Bytes of one-sided clients' entries copied between log segments and buffers, because the
+    /// device cannot reach segments.
+    fabric_copied_bytes,
     /// Times a loop went to sleep.
     sleeps,
     /// Times a loop that only polled let other threads have its core.

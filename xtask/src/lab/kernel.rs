@@ -45,8 +45,13 @@ fn home() -> PathBuf {
 
 impl Kernel {
     /// The kernel `setup` fetched.
+    ///
+    /// Another one, of the same shape, where `BEELINE_LAB_KERNEL` names its folder.
     pub fn find() -> Result<Self, LabError> {
-        let folder = home().join("kernel");
+        let folder = match std::env::var_os("BEELINE_LAB_KERNEL") {
+            Some(folder) => root().join(folder),
+            None => home().join("kernel"),
+        };
         let missing = || LabError::Missing {
             what: "the guests' kernel".to_owned(),
             remedy: "run `cargo xtask lab setup`".to_owned(),

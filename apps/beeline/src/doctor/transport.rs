@@ -78,7 +78,13 @@ fn rdma() -> Finding {
                 .map(|device| match &device.choice {
                     Ok(choice) => {
                         let flush = if device.native_flush.1 { "; FLUSH in hardware" } else { "" };
-                        format!("{}: usable, {choice}{flush}", device.name)
+                        let dax = if device.on_demand_paging {
+                            "registered in place (on-demand paging)"
+                        } else {
+                            "copied through ordinary memory (no on-demand paging)"
+                        };
+                        let name = &device.name;
+                        format!("{name}: usable, {choice}{flush}; entries of DAX pools are {dax}")
                     }
                     Err(missing) => missing.to_string(),
                 })

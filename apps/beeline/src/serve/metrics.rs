@@ -47,6 +47,7 @@ published! {
         counter node_output_bytes: Bytes = stats.loops.output_bytes, "Bytes sent to Redis clients.";
         gauge node_fabric_clients: Count = stats.loops.fabric_clients, "One-sided clients connected, counted once per shard.";
         counter node_fabric_requests: Count = stats.loops.fabric_requests, "Requests of one-sided clients.";
+        counter node_fabric_copied_bytes: Bytes = stats.loops.fabric_copied_bytes, "Bytes of one-sided clients' entries copied between log segments and buffers, because the device cannot reach segments.";
         counter node_yields: Count = stats.loops.yields, "Times a shard's loop that only polled let other threads have its core.";
         counter node_sleeps: Count = stats.loops.sleeps, "Times a shard's loop went to sleep.";
         counter node_turns: Count = stats.loops.turns, "Turns of the shards' loops.";

@@ -15,6 +15,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use beeline_os::MemoryObject;
+use beeline_os::memory::{copy_across, copy_out};
 use beeline_pmem::Segment;
 
 use crate::entry::{self, EXPIRES, FIRST_ENTRY, HEADER_BYTES, Header, TOMBSTONE};
@@ -200,8 +202,22 @@ impl Shard {
     ///
     /// Errors: [`Reject`]; nothing changed then, and the client's unacknowledged write is lost.
     pub fn accept(&mut self, log: &mut ClientLog, notice: Notice) -> Result<Accepted, Reject> {
+        self.accept_from(log, notice, None)
+    }
+
+    /// As [`Shard::accept`], for an entry that the client wrote to `buffer` at the offset it has in
+    /// the segment: it is checked there, and copied once nothing speaks against it. For clients
+    /// that cannot reach the segment itself.
+    ///
+    /// Invariant: `buffer` is as long as the segment.
+    pub fn accept_from(
+        &mut self,
+        log: &mut ClientLog,
+        notice: Notice,
+        buffer: Option<&dyn MemoryObject>,
+    ) -> Result<Accepted, Reject> {
         assert_eq!(log.shard, self.index, "a client's log stays with its shard");
-        let outcome = self.accept_checked(log, notice.offset);
+        let outcome = self.accept_checked(log, notice.offset, buffer);
         let counters = self.counters();
         match &outcome {
             Ok(accepted) => {
@@ -217,10 +233,11 @@ impl Shard {
         &mut self,
         log: &mut ClientLog,
         offset: u32,
+        buffer: Option<&dyn MemoryObject>,
     ) -> Result<Accepted, RejectReason> {
         // Taken out and put back: another handle would cost two atomic operations.
         let state = log.head.take().ok_or(RejectReason::NoSegment)?;
-        let outcome = self.accept_in(log, &state, offset);
+        let outcome = self.accept_in(log, &state, offset, buffer);
         log.head = Some(state);
         outcome
     }
@@ -230,7 +247,10 @@ impl Shard {
         log: &mut ClientLog,
         state: &Arc<SegmentState>,
         offset: u32,
+        buffer: Option<&dyn MemoryObject>,
     ) -> Result<Accepted, RejectReason> {
+        let fits = buffer.is_none_or(|buffer| buffer.length_bytes() == state.length as usize);
+        assert!(fits, "a buffer that stands for a segment is as long");
         let overwritten = if offset == log.tail {
             None
         } else {
@@ -244,10 +264,13 @@ impl Shard {
             return Err(RejectReason::Header);
         }
         let mut scratch = std::mem::take(&mut self.scratch);
-        let validated = validate(state, offset, room, &mut scratch);
+        let validated = match buffer {
+            None => validate(state.segment.as_ref(), offset, room, &mut scratch),
+            Some(buffer) => validate(buffer, offset, room, &mut scratch),
+        };
         let outcome = validated.and_then(|header| {
             let key = &scratch[..usize::from(header.key_length)];
-            self.take_in(log, state, offset, overwritten, &header, key)
+            self.take_in(log, state, (offset, overwritten), (&header, key), buffer)
         });
         self.scratch = scratch;
         outcome
@@ -257,10 +280,9 @@ impl Shard {
         &mut self,
         log: &mut ClientLog,
         state: &Arc<SegmentState>,
-        offset: u32,
-        overwritten: Option<Overwritten>,
-        header: &Header,
-        key: &[u8],
+        (offset, overwritten): (u32, Option<Overwritten>),
+        (header, key): (&Header, &[u8]),
+        buffer: Option<&dyn MemoryObject>,
     ) -> Result<Accepted, RejectReason> {
         let hash = self.store.place_key(header.database, key);
         if self.store.owner_of(hash) != self.index {
@@ -303,6 +325,13 @@ impl Shard {
         }
         self.expiry.note(header.expires_at_ms);
         let version = self.store.next_version().map_err(|_| RejectReason::Store)?;
+        if let Some(buffer) = buffer {
+            // Plausible, hence inside both. A client that changes its buffer meanwhile damages the
+            // entry it announced, as one that can write the segment may do at any time.
+            let (at, length) = (offset as usize, header.used_bytes() as usize);
+            copy_across((buffer, at), (state.segment.as_ref(), at), length);
+            state.segment.stored(at, length);
+        }
         let sealed = Header { version, ..*header };
         let seal = self.store.sealer.seal(state.id, state.generation, offset, &sealed);
         state.segment.store_u64(offset as usize, version);
@@ -349,13 +378,13 @@ const WHOLE_BYTES: usize = 4096;
 
 /// Checks a private copy of the entry at `offset`; leaves the key at the start of `copy`.
 fn validate(
-    state: &SegmentState,
+    source: &(impl MemoryObject + ?Sized),
     offset: u32,
     room: u32,
     copy: &mut Vec<u8>,
 ) -> Result<Header, RejectReason> {
     let mut head = [0; HEADER_BYTES as usize];
-    state.segment.read(offset as usize, &mut head);
+    copy_out(source, offset as usize, &mut head);
     let header = Header::decode(&head);
     let known = header.flags & entry::BATCH_MORE == 0
         && u16::from(header.database) < crate::DATABASES
@@ -369,14 +398,14 @@ fn validate(
     let whole = left.min(WHOLE_BYTES.max(key_length));
     // Not cleared before: what is there already need not be zeroed.
     copy.resize(whole, 0);
-    state.segment.read(at, copy);
+    copy_out(source, at, copy);
     let mut crc = entry::checksum(&head, copy, &[]);
     (at, left) = (at + whole, left - whole);
     if left > 0 {
         let mut buffer = [0; WHOLE_BYTES];
         while left > 0 {
             let part = left.min(buffer.len());
-            state.segment.read(at, &mut buffer[..part]);
+            copy_out(source, at, &mut buffer[..part]);
             crc = beeline_wire::crc32c_append(crc, &buffer[..part]);
             (at, left) = (at + part, left - part);
         }

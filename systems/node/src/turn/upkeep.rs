@@ -94,6 +94,8 @@ impl ShardThread {
         count(&self.counters().error_replies, fresh);
         let clients = self.fabric.clients();
         self.counters().fabric_clients.store(clients as u64, Ordering::Relaxed);
+        let copied = self.fabric.copied_bytes();
+        self.counters().fabric_copied_bytes.store(copied, Ordering::Relaxed);
     }
 
     /// Called while the node stops; `true` once everything owed was sent or time is up.

@@ -9,6 +9,7 @@
     reason = "tests fail by panicking; each uses a part of the shared harness"
 )]
 
+pub mod apart;
 pub mod raw;
 pub mod threaded;
 
@@ -31,6 +32,8 @@ use beeline_kv_client::{
 use beeline_kv_server::{ServerOptions, ShardServer};
 use beeline_pmem::{Pool, PoolOptions};
 
+use self::apart::Apart;
+
 /// Nothing in these tests takes longer on a loaded machine.
 pub const BOUND: Duration = Duration::from_secs(30);
 
@@ -39,17 +42,25 @@ pub enum Provider {
     Sim,
     Shm,
     Tcp,
+    /// As `Tcp`, with a server whose device cannot reach the store's segments.
+    Apart,
     Verbs,
 }
 
 impl Provider {
     /// Those of this machine: RDMA only where there is a device.
     pub fn all() -> Vec<Self> {
-        let mut all = vec![Self::Sim, Self::Shm, Self::Tcp];
+        let mut all = vec![Self::Sim, Self::Shm, Self::Tcp, Self::Apart];
         if VerbsDevice::open(VerbsConfig::default()).is_ok() {
             all.push(Self::Verbs);
         }
         all
+    }
+
+    /// Protocols it carries: two-phase clients read segments, so that these have to be in reach.
+    pub fn protocols(self) -> Vec<Protocol> {
+        let fits = |protocol: &Protocol| self != Self::Apart || *protocol != Protocol::TwoPhase;
+        Protocol::ALL.into_iter().filter(fits).collect()
     }
 }
 
@@ -117,7 +128,10 @@ impl Rig {
             store_options.clock = world.clock();
         }
         let (store, shards, _) = Store::open(pool, store_options).unwrap();
-        let device = device(provider, world.as_ref(), 0);
+        let device = match provider {
+            Provider::Apart => Apart::over(device(provider, None, 0)),
+            _ => device(provider, world.as_ref(), 0),
+        };
         let nodes = shards
             .into_iter()
             .enumerate()

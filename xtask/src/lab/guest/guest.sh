@@ -33,8 +33,8 @@ if [ -n "$LAB_SELF" ]; then
     export LAB_SELF LAB_PEER
 fi
 if [ -n "$LAB_RDMA" ]; then
-    # Without the checksum module soft-RoCE does not load.
-    modprobe crc32_generic
+    # Without the checksum module soft-RoCE of older kernels does not load.
+    modprobe -q crc32_generic
     modprobe rdma_rxe && modprobe ib_uverbs && modprobe rdma_ucm &&
         rdma link add rxe0 type rxe netdev eth0 || trouble "no soft-RoCE device"
 fi

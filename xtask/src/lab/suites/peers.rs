@@ -161,13 +161,8 @@ impl World {
         let client = Options { link: Link::Listen(wire.clone()), ..machine.clone() };
         let mut client = Guest::boot(&client)?;
         let memory = Memory { path: folder.path().join("memory"), mebibytes: 512 };
-        // The kernel pins no pages of a DAX file system for a device, so that over verbs the store
-        // lies on a disk.
-        let (nvdimm, disk) = match provider {
-            "verbs" => (None, Some(memory)),
-            _ => (Some(memory), None),
-        };
-        let node_options = Options { number: 1, link: Link::Call(wire), nvdimm, disk, ..machine };
+        let link = Link::Call(wire);
+        let node_options = Options { number: 1, link, nvdimm: Some(memory), ..machine };
         let node = start_node(&node_options)?;
         let environment = [format!("BEELINE_LAB_NODE={provider}://10.9.0.2:4790")];
         let command = program(programs, "node::client", &environment);
@@ -219,11 +214,9 @@ impl World {
 
 fn start_node(options: &Options) -> Result<Guest, LabError> {
     let mut node = Guest::boot(options)?;
-    let folder = if options.disk.is_some() { "/mnt/disk" } else { "/mnt/dax" };
-    let serve = format!(
-        "target/debug/beeline serve --data {folder}/node --durability power --shards 1 \
-         --segment-size 1MiB --fabric-address 10.9.0.2:4790 --resp-address off --http-address off"
-    );
+    let serve = "target/debug/beeline serve --data /mnt/dax/node --durability power --shards 1 \
+                 --segment-size 1MiB --fabric-address 10.9.0.2:4790 --resp-address off \
+                 --http-address off";
     let words: Vec<String> = serve.split_whitespace().map(str::to_owned).collect();
     node.start(&line(&root(), &[], &words))?;
     Ok(node)

@@ -15,11 +15,11 @@ pub(super) fn options() -> Options {
 }
 
 pub(super) fn run(report: &mut Report, binaries: &Binaries) {
-    let mut rows = Rows { report, suite: "verbs" };
-    let mut guest = match Guest::boot(&options()) {
-        Ok(guest) => guest,
-        Err(error) => return rows.check("boot", || Err(error)),
-    };
+    // With an NVDIMM, so that memory of a DAX file system meets the device.
+    super::with_nvdimm(report, "verbs", options(), |rows, guest| suites(rows, guest, binaries));
+}
+
+fn suites(rows: &mut Rows<'_>, guest: &mut Guest, binaries: &Binaries) {
     rows.check("device", || {
         let found = guest.run("ibv_devinfo -d rxe0", Duration::from_secs(60))?;
         let active = found.output.contains("PORT_ACTIVE");
@@ -39,7 +39,7 @@ pub(super) fn run(report: &mut Report, binaries: &Binaries) {
             })
         });
     }
-    conformance(&mut rows, &mut guest, binaries);
+    conformance(rows, guest, binaries);
     // The tiny setting of the benchmark: its operations and its checks, no figure.
     if super::build_program() {
         for url in ["shm://", "tcp://", "ntb://", "verbs://"] {
@@ -56,7 +56,7 @@ pub(super) fn run(report: &mut Report, binaries: &Binaries) {
     }
     for package in ["beeline-fabric-tcp", "beeline-fabric-shm"] {
         if let Some(binary) = binaries.find(package, "conformance") {
-            rows.tests(&mut guest, binary, &[], &[], BOUND);
+            rows.tests(guest, binary, &[], &[], BOUND);
         }
     }
 }
