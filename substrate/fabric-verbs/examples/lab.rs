@@ -114,7 +114,17 @@ impl End {
 }
 
 fn other_end(arguments: &[String]) -> (Child, ChildStdin, BufReader<ChildStdout>) {
-    let mut child = Command::new(std::env::current_exe().unwrap())
+    let program = std::env::current_exe().unwrap();
+    // The other end on a processor of its own, where one is named.
+    let mut command = match std::env::var("LAB_PEER_CPU") {
+        Ok(processor) => {
+            let mut command = Command::new("taskset");
+            command.args(["-c", &processor]).arg(program);
+            command
+        }
+        Err(_) => Command::new(program),
+    };
+    let mut child = command
         .arg("peer")
         .args(arguments)
         .stdin(Stdio::piped())

@@ -149,10 +149,19 @@ pub(crate) struct OdpCaps {
 /// `enum ibv_odp_transport_cap_bits`: all that fabric's requests need, atomics included.
 pub(crate) const ODP_RC_WHOLE: u32 = 0b1_1111;
 
-impl OdpCaps {
+/// `RXE_VENDOR_ID`: soft-RoCE.
+const VENDOR_SOFT_ROCE: u32 = 0xff_ffff;
+
+impl DeviceAttrEx {
     /// True when every request of a reliable connection may meet memory that is not pinned.
-    pub(crate) fn is_whole(&self) -> bool {
-        self.general & 1 != 0 && self.rc & ODP_RC_WHOLE == ODP_RC_WHOLE
+    ///
+    /// Not on soft-RoCE, which claims it from Linux 6.15 on: it takes the address a region is
+    /// registered at for one of this process, finds no page there, and the kernel crashes (seen
+    /// with 7.3.4). Ours are registered at addresses of our choosing.
+    pub(crate) fn pages_on_demand(&self) -> bool {
+        let OdpCaps { general, rc, .. } = self.odp_caps;
+        let claimed = general & 1 != 0 && rc & ODP_RC_WHOLE == ODP_RC_WHOLE;
+        claimed && self.original.vendor_id != VENDOR_SOFT_ROCE
     }
 }
 

@@ -227,7 +227,7 @@ impl VerbsDevice {
         }
         let extended = context.query_device_ex();
         let flags = extended.as_ref().map_or(0, |found| found.device_cap_flags_ex);
-        let on_demand = extended.is_some_and(|found| found.odp_caps.is_whole());
+        let on_demand = extended.is_some_and(|found| found.pages_on_demand());
         let max_gather = count(limits.max_sge).clamp(1, MAX_GATHER);
         let max_inline_bytes = probe_inline(&context, config.inline_bytes, max_gather)?;
         let host = config.address.unwrap_or_else(|| {

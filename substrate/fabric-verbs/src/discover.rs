@@ -86,7 +86,7 @@ pub struct DeviceReport {
     /// The device's own FLUSH operation: visible, persistent.
     pub native_flush: (bool, bool),
     /// Registers memory that the kernel does not pin, such as that of a DAX file system (on-demand
-    /// paging).
+    /// paging), in a way that can be relied on: soft-RoCE's cannot.
     pub on_demand_paging: bool,
     /// Completion events can be moderated.
     pub moderation: bool,
@@ -215,7 +215,7 @@ fn report(context: &Context, name: &str) -> DeviceReport {
         ports,
         max_queue_depth: u32::try_from(max_queue_depth).unwrap_or(0),
         max_regions: u32::try_from(max_regions).unwrap_or(0),
-        on_demand_paging: extended.as_ref().is_some_and(|found| found.odp_caps.is_whole()),
+        on_demand_paging: extended.as_ref().is_some_and(|found| found.pages_on_demand()),
         native_flush: (flags & abi::CAP_FLUSH_GLOBAL != 0, flags & abi::CAP_FLUSH_PERSISTENT != 0),
         moderation: extended.is_some_and(|found| found.max_cq_count > 0),
         choice,

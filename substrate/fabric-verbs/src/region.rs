@@ -152,8 +152,8 @@ fn refusal(
             reason: match (persistence, pinned.on_demand) {
                 (Persistence::CacheLine, false) => {
                     "it belongs to a DAX file system, whose pages the kernel pins for no device \
-                     (FOLL_LONGTERM), and this device has no on-demand paging, which needs no \
-                     pinning"
+                     (FOLL_LONGTERM), and this device has no usable on-demand paging, which would \
+                     need no pinning"
                 }
                 (Persistence::CacheLine, true) => {
                     "it belongs to a DAX file system, whose pages the kernel pins for no device \

@@ -1,6 +1,7 @@
 //! `lab run`: the suites.
 
 mod peers;
+mod perftest;
 mod pmem;
 mod power;
 mod verbs;
@@ -19,7 +20,7 @@ use crate::step::{Counts, Outcome, Report, say};
 /// What `lab run` takes.
 #[derive(Debug, clap::Args)]
 pub struct RunArguments {
-    /// Suites to run; all where none is named.
+    /// Suites to run; all but `perftest` where none is named.
     #[arg(value_enum)]
     suites: Vec<Suite>,
     /// What `check` runs: one guest, a minute or two.
@@ -40,10 +41,12 @@ pub enum Suite {
     Peers,
     /// Two guests with a memory window between them.
     Window,
+    /// perftest beside the verbs provider; only by name, because it measures.
+    Perftest,
 }
 
 impl Suite {
-    /// Every suite, in the order in which they run.
+    /// Every suite that tests, in the order in which they run.
     const ALL: &[Self] = &[Self::Verbs, Self::Pmem, Self::Power, Self::Peers, Self::Window];
 
     /// Packages whose tests it runs.
@@ -51,6 +54,7 @@ impl Suite {
         match self {
             Self::Verbs => &["beeline-fabric-verbs", "beeline-fabric-tcp", "beeline-fabric-shm"],
             Self::Pmem => &["beeline-pmem"],
+            Self::Perftest => &["beeline-fabric-verbs"],
             Self::Power => &["beeline-verify-crash"],
             Self::Peers => &["beeline-verify-lab"],
             Self::Window => &["beeline-verify-lab", "beeline-fabric-ntb"],
@@ -85,6 +89,7 @@ fn whole(report: &mut Report, suites: &[Suite]) {
             Suite::Power => power::run(report, &binaries),
             Suite::Peers => peers::run(report, &binaries),
             Suite::Window => peers::window(report, &binaries),
+            Suite::Perftest => perftest::run(report),
         }
     }
 }

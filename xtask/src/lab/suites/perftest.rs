@@ -1,0 +1,107 @@
+//! perftest and the verbs provider on the same soft-RoCE device, in turns: what the provider adds.
+//! And what a first and a repeated connection cost.
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use super::Rows;
+use crate::lab::error::LabError;
+use crate::lab::guest::{Guest, Options};
+use crate::root;
+use crate::step::Report;
+
+/// Turns of each program; they alternate.
+const TURNS: usize = 7;
+/// One turn, start-up included.
+const BOUND: Duration = Duration::from_secs(120);
+/// What is aimed at.
+const RATIO: f64 = 1.15;
+
+/// Median, least and most, microseconds.
+struct Seen(f64, f64, f64);
+
+impl Seen {
+    fn of(mut times: Vec<f64>) -> Self {
+        times.sort_by(f64::total_cmp);
+        let at = |index: usize| times.get(index).copied().unwrap_or(f64::NAN);
+        Self(at(times.len() / 2), at(0), at(times.len().saturating_sub(1)))
+    }
+}
+
+impl std::fmt::Display for Seen {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:.1} us ({:.1}-{:.1})", self.0, self.1, self.2)
+    }
+}
+
+pub(super) fn run(report: &mut Report) {
+    let mut rows = Rows { report, suite: "perftest" };
+    let built = Command::new("cargo")
+        .args(["build", "--quiet", "--release", "--package", "beeline-fabric-verbs"])
+        .args(["--example", "lab"])
+        .current_dir(root())
+        .stdin(Stdio::null())
+        .status();
+    if !built.is_ok_and(|status| status.success()) {
+        return rows.check("build", || Ok(Err("the example does not build".to_owned())));
+    }
+    let mut guest = match Guest::boot(&Options { rdma: true, ..Options::plain() }) {
+        Ok(guest) => guest,
+        Err(error) => return rows.check("boot", || Err(error)),
+    };
+    let ours = root().join("target/release/examples/lab").display().to_string();
+    for (what, bytes, rounds) in
+        [("write", 8, 1000), ("read", 8, 1000), ("write", 65_536, 100), ("read", 65_536, 100)]
+    {
+        rows.check(&format!("{what}, {bytes} B"), || {
+            compare(&mut guest, &ours, (what, bytes, rounds))
+        });
+    }
+    rows.check("connections", || {
+        let done = guest.run(&format!("{ours} connect 20"), BOUND)?;
+        Ok(if done.status == 0 {
+            Ok(done.output.trim().to_owned())
+        } else {
+            Err(format!("{done:?}"))
+        })
+    });
+}
+
+/// One case, both programs in turns, each end on a processor of its own.
+fn compare(
+    guest: &mut Guest,
+    ours: &str,
+    (what, bytes, rounds): (&str, u32, u32),
+) -> Result<Result<String, String>, LabError> {
+    let tool = format!("ib_{what}_lat -d rxe0 -x 1 -F -s {bytes} -n {rounds}");
+    let theirs = format!(
+        "taskset -c 1 {tool} >/run/server 2>&1 & sleep 0.5; taskset -c 0 {tool} $LAB_SELF && wait"
+    );
+    let ours = format!("LAB_PEER_CPU=1 taskset -c 0 {ours} {what} {bytes} {rounds}");
+    let (mut own, mut tools) = (Vec::new(), Vec::new());
+    for _ in 0..TURNS {
+        let done = guest.run(&ours, BOUND)?;
+        let median = done
+            .output
+            .split_once("median ")
+            .and_then(|(_, rest)| rest.split(' ').next()?.parse::<f64>().ok());
+        let Some(median) = median else { return Ok(Err(format!("{done:?}"))) };
+        own.push(median);
+        let done = guest.run(&theirs, BOUND)?;
+        // Bytes, iterations, least, most, typical.
+        let typical = done
+            .output
+            .lines()
+            .map(|line| line.split_whitespace().collect::<Vec<_>>())
+            .find(|words| words.first().is_some_and(|first| *first == bytes.to_string()))
+            .and_then(|words| words.get(4)?.parse::<f64>().ok());
+        let Some(typical) = typical else { return Ok(Err(format!("{done:?}"))) };
+        tools.push(typical);
+    }
+    let ratios = own.iter().zip(&tools).map(|(own, tool)| own / tool).collect();
+    let (own, tools, Seen(ratio, least, most)) = (Seen::of(own), Seen::of(tools), Seen::of(ratios));
+    let reached = if ratio <= RATIO { "reached" } else { "not reached" };
+    Ok(Ok(format!(
+        "ours {own}, ib_{what}_lat {tools}: ratio {ratio:.2} ({least:.2}-{most:.2}), {RATIO} {reached}"
+    )))
+}
