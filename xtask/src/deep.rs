@@ -1,8 +1,9 @@
 //! `deep`: what takes longer than a change should wait for.
 //!
 //! Every row says how much it ran: tests, and below them the checkers' own counts of executions,
-//! seeds, crash images, rounds and inputs. `--quick` is about a tenth of everything, to see that
-//! every row works.
+//! seeds, crash images, rounds and inputs; and of how many minutes. The counts are chosen so that a
+//! row takes half of its time or less on two cores, building included. `--quick` is about a tenth
+//! of everything, to see that every row works.
 
 use crate::lab;
 use crate::root;
@@ -19,7 +20,7 @@ pub struct DeepArguments {
     #[arg(long, default_value_t = 5, value_name = "MINUTES")]
     fuzz_minutes: u64,
     /// Cases of each property test in the wide row.
-    #[arg(long, default_value_t = 2000, value_name = "COUNT")]
+    #[arg(long, default_value_t = 1000, value_name = "COUNT")]
     cases: u64,
     /// Rounds of kill -9 for each kind of client.
     #[arg(long, default_value_t = 200, value_name = "COUNT")]
@@ -91,7 +92,7 @@ pub fn run(arguments: &DeepArguments) -> Report {
     if wanted("wide") {
         let most = "--workspace --no-fail-fast --exclude beeline-verify-clients \
                     --exclude beeline-verify-fuzz --exclude beeline-verify-log";
-        report.run(&shown("wide seeds, crash points", most, arguments).minutes(180));
+        report.run(&shown("wide seeds, crash points", most, arguments).minutes(90));
     }
     if wanted("fuzz") {
         fuzz(&mut report, arguments);
@@ -105,10 +106,12 @@ pub fn run(arguments: &DeepArguments) -> Report {
 /// Tests in their long form, with what they print.
 fn shown(name: &str, what: &str, arguments: &DeepArguments) -> Step {
     let program = root().join("target/deep/beeline");
+    let cases = if arguments.quick { 100 } else { arguments.cases };
     let step = Step::new(name, &format!("cargo test --profile deep {what} -- --show-output"))
+        .amount(&format!("{cases} cases of each property that names no number of its own"))
         .set("BEELINE_PROGRAM", &program.to_string_lossy())
         .set("BEELINE_ROUNDS", &(if arguments.quick { 20 } else { arguments.rounds }).to_string())
-        .set("PROPTEST_CASES", &(if arguments.quick { 100 } else { arguments.cases }).to_string())
+        .set("PROPTEST_CASES", &cases.to_string())
         .tests();
     if arguments.quick { step } else { step.set("BEELINE_DEEP", "1") }
 }
@@ -124,8 +127,9 @@ fn miri(report: &mut Report) {
         &Step::new("miri", &format!("cargo +nightly miri test {ON_THE_HEAP} --lib"))
             .set("MIRIFLAGS", "-Zmiri-disable-isolation")
             .set("PROPTEST_CASES", "16")
+            .amount("16 cases of each property")
             .set("CARGO_TARGET_DIR", "target/miri")
-            .minutes(60)
+            .minutes(20)
             .tests(),
     );
 }
@@ -137,7 +141,7 @@ fn loom(report: &mut Report, arguments: &DeepArguments) {
             .set("RUSTFLAGS", "--cfg loom")
             .set("LOOM_MAX_PREEMPTIONS", if arguments.quick { "2" } else { "3" })
             .set("CARGO_TARGET_DIR", "target/loom")
-            .minutes(60)
+            .minutes(20)
             .tests(),
     );
 }
@@ -172,8 +176,9 @@ fn address_sanitizer(report: &mut Report) {
             .set("RUSTC_BOOTSTRAP", "1")
             .set("RUSTFLAGS", "-Zsanitizer=address")
             .set("PROPTEST_CASES", "32")
+            .amount("32 cases of each property")
             .set("CARGO_TARGET_DIR", "target/address-sanitizer")
-            .minutes(60)
+            .minutes(30)
             .tests(),
     );
 }
@@ -205,8 +210,9 @@ fn thread_sanitizer(report: &mut Report) {
             .set("RUSTFLAGS", "-Zsanitizer=thread --cfg rustix_use_libc")
             .set("TSAN_OPTIONS", &format!("suppressions={}", quiet.display()))
             .set("PROPTEST_CASES", "16")
+            .amount("16 cases of each property")
             .set("CARGO_TARGET_DIR", "target/thread-sanitizer")
-            .minutes(60)
+            .minutes(30)
             .tests(),
     );
 }

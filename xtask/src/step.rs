@@ -26,6 +26,8 @@ pub struct Row {
     outcome: Outcome,
     counts: Counts,
     seconds: u64,
+    /// What it might have taken; zero for what was no step.
+    limit: Duration,
 }
 
 impl Row {
@@ -129,6 +131,7 @@ pub struct Step {
     arguments: Vec<String>,
     environment: BTreeMap<String, String>,
     limit: Duration,
+    amounts: Vec<String>,
     needs_tests: bool,
     needs_output: Option<String>,
     directory: Option<std::path::PathBuf>,
@@ -144,6 +147,7 @@ impl Step {
             arguments: words.collect(),
             environment: BTreeMap::new(),
             limit: Duration::from_secs(45 * 60),
+            amounts: Vec::new(),
             needs_tests: false,
             needs_output: None,
             directory: None,
@@ -174,6 +178,12 @@ impl Step {
         self
     }
 
+    /// Says in the table how much was asked for, where the checker itself does not.
+    pub fn amount(mut self, text: &str) -> Self {
+        self.amounts.push(text.to_owned());
+        self
+    }
+
     /// Fails the step when not a single test ran.
     pub fn tests(mut self) -> Self {
         self.needs_tests = true;
@@ -184,7 +194,7 @@ impl Step {
     pub fn run(&self) -> Row {
         say(&format!("\n== {}: {} {}", self.name, self.program, self.arguments.join(" ")));
         let start = Instant::now();
-        let mut counts = Counts::default();
+        let mut counts = Counts { amounts: self.amounts.clone(), ..Counts::default() };
         let mut outcome = match self.drive(&mut counts) {
             Ok(outcome) => outcome,
             Err(error) => Outcome::Failed(format!("{}: {error}", self.program)),
@@ -192,7 +202,8 @@ impl Step {
         if self.needs_tests && outcome == Outcome::Passed && counts.passed == 0 {
             outcome = Outcome::Failed("not a single test ran".to_owned());
         }
-        Row { name: self.name.clone(), outcome, counts, seconds: start.elapsed().as_secs() }
+        let seconds = start.elapsed().as_secs();
+        Row { name: self.name.clone(), outcome, counts, seconds, limit: self.limit }
     }
 
     fn drive(&self, counts: &mut Counts) -> std::io::Result<Outcome> {
@@ -276,12 +287,14 @@ impl Report {
             outcome,
             counts: Counts::default(),
             seconds: 0,
+            limit: Duration::ZERO,
         });
     }
 
     /// A row for something that counted its own tests.
     pub fn add_counted(&mut self, name: &str, outcome: Outcome, counts: Counts, seconds: u64) {
-        self.rows.push(Row { name: name.to_owned(), outcome, counts, seconds });
+        let limit = Duration::ZERO;
+        self.rows.push(Row { name: name.to_owned(), outcome, counts, seconds, limit });
     }
 
     /// A row for what cannot run here.
@@ -307,7 +320,12 @@ impl Report {
                 Outcome::Failed(why) => ("FAILED", why.clone()),
                 Outcome::Skipped(why) => ("skipped", why.clone()),
             };
-            text.push_str(&format!("{word:<8} {:<24} {:>5} s  {detail}\n", row.name, row.seconds));
+            let limit = match row.limit.as_secs() / 60 {
+                0 => String::new(),
+                minutes => format!("of {minutes} min"),
+            };
+            let (name, seconds) = (&row.name, row.seconds);
+            text.push_str(&format!("{word:<8} {name:<24} {seconds:>5} s {limit:<10} {detail}\n"));
             for amount in row.counts.amounts.iter().take(MOST_AMOUNTS) {
                 text.push_str(&format!("{:<18} {amount}\n", ""));
             }
@@ -415,7 +433,8 @@ mod tests {
         assert_eq!(counts.skipped, ["conformance::a_read: there is no device", "not root"]);
         let mut report = Report::default();
         let (name, outcome) = ("tests".to_owned(), Outcome::Passed);
-        report.rows.push(Row { name, outcome, counts, seconds: 1 });
+        let (seconds, limit) = (1, Duration::ZERO);
+        report.rows.push(Row { name, outcome, counts, seconds, limit });
         assert!(report.text().ends_with("1 passed, 0 failed, 2 skipped"), "{}", report.text());
     }
 
@@ -435,10 +454,16 @@ mod tests {
                 ..Counts::default()
             },
             seconds: 3,
+            limit: Duration::from_secs(600),
         });
         let text = report.text();
         assert!(text.ends_with("10 passed, 1 failed, 2 skipped"), "{text}");
-        assert!(text.contains("FAILED   docs") && text.contains("disk_full: not root"), "{text}");
+        assert!(
+            text.contains("3 s of 10 min")
+                && text.contains("FAILED   docs")
+                && text.contains("disk_full: not root"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -10,9 +10,7 @@ use beeline_kv::wire::{
     Announcement, NOTHING_READING, Place, Protocol, REQUEST_HEADER_BYTES, Reply, ReplyStatus,
     Request, RequestKind, SCAN_HEADER_BYTES, ScanHeader, push_scan_record,
 };
-use beeline_kv::{
-    EntryRef, KvError, Notice, PutOptions, ReadGuard, Reject, RejectReason, Shard, shard_of_hash,
-};
+use beeline_kv::{EntryRef, KvError, Notice, PutOptions, ReadGuard, Reject, RejectReason, Shard};
 use beeline_os::MemoryObject;
 use beeline_os::memory::{copy_across, copy_in, copy_out};
 
@@ -275,7 +273,7 @@ impl ShardServer {
         let entry = match shard.lookup_at(request.database, hash, key) {
             Ok(Some(entry)) => entry,
             Ok(None) => {
-                let ours = shard_of_hash(hash, shard.store().shards()) == shard.index();
+                let ours = shard.store().owner_of(hash) == shard.index();
                 let status = if ours { ReplyStatus::NotFound } else { ReplyStatus::WrongShard };
                 return answer(connection, status, tag);
             }

@@ -217,9 +217,10 @@ impl Store {
         self.placement.place(database, key)
     }
 
-    /// The shard whose index holds the key with this place.
+    /// Index of the shard whose index holds the key with this place, from [`Store::place_key`].
+    #[must_use]
     #[inline]
-    pub(crate) fn owner_of(&self, place: u64) -> usize {
+    pub fn owner_of(&self, place: u64) -> usize {
         self.placement.owner(place)
     }
 

@@ -255,6 +255,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "starts a process")]
     fn a_crash_point_kills_the_process_without_unwinding() {
         static POINT: FaultPoint = FaultPoint::new("env.test.crash");
         if std::env::var(ENVIRONMENT_VARIABLE).is_ok() {
