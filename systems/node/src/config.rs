@@ -8,6 +8,8 @@ use beeline_kv::Eviction;
 use beeline_kv_server::ServerOptions;
 use beeline_pmem::PoolOptions;
 
+use crate::replicated::ReplicationOptions;
+
 /// Everything a node needs to know. Checked by [`crate::Node::start`] before work starts.
 #[derive(Clone, Debug)]
 pub struct NodeConfig {
@@ -36,6 +38,8 @@ pub struct NodeConfig {
     pub shutdown_wait: Duration,
     /// The Redis door, unless closed.
     pub redis: Option<RedisDoor>,
+    /// The keys are those of a replicated log, which is attached when the node runs.
+    pub replication: Option<ReplicationOptions>,
 }
 
 /// The Redis door.

@@ -45,6 +45,17 @@ pub(crate) enum Life {
     Dead,
 }
 
+/// Why the current request does not run yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hold {
+    /// It may.
+    No,
+    /// CLIENT PAUSE.
+    Paused,
+    /// A replicated node's log has not answered yet.
+    Log,
+}
+
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub stream: TcpStream,
@@ -59,8 +70,12 @@ pub(crate) struct Connection {
     pub resume: bool,
     /// The current request needs several shards and waits for its turn.
     pub needs_several: bool,
-    /// The current request is held back by CLIENT PAUSE.
-    pub held_back: bool,
+    /// Whether the current request is held back.
+    pub hold: Hold,
+    /// In a replicated node: a barrier passed when everything read so far had arrived.
+    pub fresh: bool,
+    /// In a replicated node: the places kept are all those of writes.
+    pub only_writes: bool,
     /// The current request was held back and is to run now.
     pub again: bool,
     /// Requests wait in the parser because the peer reads too slowly.
@@ -99,7 +114,9 @@ impl Connection {
             interest: Interest::READ,
             resume: false,
             needs_several: false,
-            held_back: false,
+            hold: Hold::No,
+            fresh: false,
+            only_writes: false,
             again: false,
             backed_up: false,
             last_active_ns: now_ns,
@@ -163,7 +180,7 @@ impl Connection {
 
     /// True when a request, complete already, is still to be executed.
     pub(crate) fn has_request(&self) -> bool {
-        self.resume || self.needs_several || self.held_back || self.again || self.backed_up
+        self.resume || self.needs_several || self.hold != Hold::No || self.again || self.backed_up
     }
 
     /// True when no more may be executed until replies leave. What other shards still owe counts
@@ -224,7 +241,7 @@ impl Connection {
         let readable = self.life == Life::Open
             && !self.is_full(output_pause_bytes)
             && !self.needs_several
-            && !self.held_back;
+            && self.hold == Hold::No;
         Interest { readable, writable: !self.output.is_empty() }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, RwLock, Weak};
 use std::thread::JoinHandle;
 
@@ -16,6 +17,11 @@ use crate::config::NodeConfig;
 use crate::error::NodeError;
 use crate::fabric_door::FabricIncoming;
 use crate::parcel::Delivery;
+use crate::replicated::clock::ReplicaClock;
+use crate::replicated::courier::{Courier, Errand};
+use crate::replicated::log::{Log, LogState};
+use crate::replicated::machine::{BATCH_SHARE, ReplicaMachine};
+use crate::replicated::{Replication, ReplicationStats};
 use crate::shared::{Door, Settings, Shared};
 use crate::snapshot::Snapshots;
 use crate::stats::LoopStats;
@@ -37,6 +43,8 @@ pub struct NodeStats {
     pub pool_used_bytes: u64,
     /// Bytes the pool may grow to.
     pub pool_capacity_bytes: u64,
+    /// The log, of a replicated node.
+    pub replication: Option<(LogState, ReplicationStats)>,
 }
 
 /// A running node. Dropping it stops it.
@@ -45,6 +53,7 @@ pub struct Node {
     shared: Arc<Shared>,
     acceptor: Option<Acceptor>,
     threads: Vec<JoinHandle<()>>,
+    couriers: Vec<JoinHandle<()>>,
     recovery: RecoveryReport,
 }
 
@@ -66,6 +75,19 @@ impl Node {
             return Err(NodeError::Setting { setting: "shards", needed: "1 to 256", found });
         }
         let directory = config.data_directory.clone();
+        let clock: Arc<dyn Clock> = match config.replication {
+            Some(_) => Arc::new(ReplicaClock::new(clock)),
+            None => clock,
+        };
+        let (replication, errands) = match &config.replication {
+            Some(options) => {
+                let now_us = clock.unix_ms().saturating_mul(1000);
+                let (replication, errands) =
+                    Replication::new(options.clone(), config.shards, now_us);
+                (Some(replication), errands)
+            }
+            None => (None, Vec::new()),
+        };
         let pool = open_pool(config).map_err(|source| NodeError::Pool { directory, source })?;
         let options = StoreOptions {
             shards: config.shards,
@@ -73,6 +95,10 @@ impl Node {
             max_memory_bytes: config.max_memory_bytes,
             eviction: config.eviction,
             cooperative_write_back: config.cooperative_write_back,
+            agreed_ms: replication.as_ref().map(|known| Arc::clone(&known.agreed_ms)),
+            batch_limit_bytes: replication
+                .as_ref()
+                .map(|_| u64::from(pool.segment_bytes()) / BATCH_SHARE),
             ..StoreOptions::default()
         };
         let (store, shards, recovery) = Store::open(pool, options).map_err(|source| {
@@ -107,6 +133,7 @@ impl Node {
             run_id: run_id(store.pool(), clock.as_ref()),
             data_directory: config.data_directory.clone(),
             redis_address: RwLock::new(None),
+            replication,
             store,
         });
         let woken = Arc::downgrade(&shared);
@@ -117,7 +144,9 @@ impl Node {
                 door.nudge();
             }
         });
-        let mut node = Self { shared, acceptor: None, threads: Vec::new(), recovery };
+        let mut node =
+            Self { shared, acceptor: None, threads: Vec::new(), couriers: Vec::new(), recovery };
+        node.start_couriers(errands).map_err(system("starting a courier's thread"))?;
         node.start_threads(config, deliveries).map_err(system("starting a shard's thread"))?;
         if let Some(door) = &config.redis {
             let shared = Arc::clone(&node.shared);
@@ -171,6 +200,32 @@ impl Node {
         Ok(())
     }
 
+    fn start_couriers(&mut self, errands: Vec<Receiver<Errand>>) -> std::io::Result<()> {
+        for (lane, errands) in errands.into_iter().enumerate() {
+            let shared = Arc::clone(&self.shared);
+            let courier = Courier { shared, lane, errands, peer: None };
+            let builder = std::thread::Builder::new().name(format!("courier-{lane}"));
+            self.couriers.push(builder.spawn(move || courier.run())?);
+        }
+        Ok(())
+    }
+
+    /// The keys as the state machine of the log; to be made once.
+    ///
+    /// Errors: [`NodeError::Store`] of reading what it knows.
+    pub fn machine(&self) -> Result<ReplicaMachine, NodeError> {
+        let directory = self.shared.data_directory.clone();
+        ReplicaMachine::open(Arc::clone(&self.shared))
+            .map_err(|source| NodeError::Store { directory, source })
+    }
+
+    /// The log is open: requests go to it from now on.
+    pub fn attach(&self, log: Arc<dyn Log>) {
+        let attached =
+            self.shared.replication.as_ref().is_some_and(|known| known.log.set(log).is_ok());
+        assert!(attached, "a replicated node has one log");
+    }
+
     /// Where Redis clients connect.
     #[must_use]
     pub fn redis_address(&self) -> Option<SocketAddr> {
@@ -221,6 +276,14 @@ impl Node {
                 tracing::error!("a shard's thread ended in a panic");
             }
         }
+        if let Some(replication) = &self.shared.replication {
+            replication.stop();
+        }
+        for courier in self.couriers.drain(..) {
+            if courier.join().is_err() {
+                tracing::error!("a courier's thread ended in a panic");
+            }
+        }
         self.shared.snapshots.wait();
     }
 }
@@ -265,6 +328,11 @@ impl NodeHandle {
             connected_clients: self.shared.connected.load(Ordering::Relaxed),
             pool_used_bytes: pool.used_bytes(),
             pool_capacity_bytes: pool.capacity_bytes(),
+            replication: self
+                .shared
+                .replication
+                .as_ref()
+                .map(|replication| (replication.state().unwrap_or_default(), replication.stats())),
         }
     }
 

@@ -9,6 +9,7 @@ use std::net::TcpStream;
 use beeline_resp::{Args, ArgsBuffer, Remote};
 
 use crate::fabric_door::FabricIncoming;
+use crate::replicated::lane::Failure;
 
 /// One value in a mailbox between shards.
 #[derive(Debug)]
@@ -35,6 +36,34 @@ pub(crate) enum Delivery {
     Fabric(Box<FabricIncoming>),
     /// Close the connection of this client id.
     Kill(u64),
+    /// The log answers.
+    Log(LogNews),
+}
+
+/// What the log answers to a shard of a replicated node.
+#[derive(Debug)]
+pub(crate) enum LogNews {
+    /// About a unit of its lane.
+    Unit {
+        /// Its number.
+        number: u64,
+        /// The replies.
+        outcome: Result<Vec<u8>, Failure>,
+    },
+    /// About a barrier it asked for.
+    Barrier {
+        /// Its name.
+        ticket: u64,
+        /// Whether reads may run.
+        outcome: Result<(), Failure>,
+    },
+    /// To another member's request.
+    Answer {
+        /// Whose.
+        origin: Origin,
+        /// The reply.
+        reply: Vec<u8>,
+    },
 }
 
 /// Whose command a record is.

@@ -136,6 +136,67 @@ impl Shared {
         );
     }
 
+    /// The log as this member sees it, as lines of INFO. Redis' names where they fit.
+    pub(crate) fn replication_lines(&self) -> String {
+        let mut out = String::new();
+        let Some(replication) = &self.replication else { return out };
+        let state = replication.state().unwrap_or_default();
+        let stats = replication.stats();
+        let others = state.members.iter().filter(|member| member.id != state.id);
+        let role = if state.leads() { "master" } else { "slave" };
+        let _ = write!(out, "role:{role}\r\n");
+        if let Some(leader) = state.other_leader() {
+            let (host, port) =
+                leader.resp_address.rsplit_once(':').unwrap_or((&leader.resp_address, "0"));
+            let link = if leader.connected { "up" } else { "down" };
+            let _ = write!(
+                out,
+                "master_host:{host}\r\nmaster_port:{port}\r\nmaster_link_status:{link}\r\n"
+            );
+        }
+        let connected = others.clone().filter(|member| member.connected).count();
+        let _ = write!(
+            out,
+            "connected_slaves:{}\r\ncluster_id:{:016x}\r\nnode_id:{}\r\nlog_role:{}\r\n\
+             log_term:{}\r\nlog_leader:{}\r\nlog_committed:{}\r\nlog_applied:{}\r\n\
+             log_lag:{}\r\nlog_snapshot:{}\r\nlog_elections:{}\r\nlog_snapshots_sent:{}\r\n\
+             log_snapshots_installed:{}\r\nlog_units:{}\r\nlog_requests:{}\r\n\
+             log_repeated_units:{}\r\nlog_forwarded:{}\r\nlog_timed_out:{}\r\n\
+             log_members:{}\r\n",
+            if state.leads() { connected } else { 0 },
+            replication.options.cluster,
+            replication.options.node,
+            state.role.name(),
+            state.term,
+            state.leader.map_or_else(|| "none".to_owned(), |leader| leader.to_string()),
+            state.committed,
+            replication.applied(),
+            state.committed.saturating_sub(replication.applied()),
+            state.snapshot,
+            state.elections,
+            state.snapshots_sent,
+            state.snapshots_installed,
+            stats.units,
+            stats.requests,
+            stats.repeated,
+            stats.forwarded,
+            stats.timed_out,
+            state.members.len(),
+        );
+        for (index, member) in state.members.iter().enumerate() {
+            let _ = write!(
+                out,
+                "member{index}:id={},log={},resp={},connected={},lag={}\r\n",
+                member.id,
+                member.log_address,
+                member.resp_address,
+                if member.connected || member.id == state.id { "yes" } else { "no" },
+                member.lag.map_or_else(|| "unknown".to_owned(), |lag| lag.to_string()),
+            );
+        }
+        out
+    }
+
     fn info_keyspace(&self, out: &mut String) {
         for database in 0..beeline_kv::DATABASES {
             let Ok(database) = u8::try_from(database) else { return };
@@ -293,6 +354,10 @@ impl Server for Shared {
         REDIS_VERSION
     }
 
+    fn is_replicated(&self) -> bool {
+        self.replication.is_some()
+    }
+
     fn password_required(&self) -> bool {
         self.settings.password_set.load(Ordering::Acquire)
     }
@@ -321,7 +386,10 @@ impl Server for Shared {
             "memory" => self.info_memory(out),
             "persistence" => self.info_persistence(out),
             "stats" => self.info_stats(out),
-            "replication" => out.push_str("role:master\r\nconnected_slaves:0\r\n"),
+            "replication" => match &self.replication {
+                None => out.push_str("role:master\r\nconnected_slaves:0\r\n"),
+                Some(_) => out.push_str(&self.replication_lines()),
+            },
             "cpu" => {
                 let (system, user) = processor_seconds();
                 let _ = write!(out, "used_cpu_sys:{system:.6}\r\nused_cpu_user:{user:.6}\r\n");
@@ -339,6 +407,14 @@ impl Server for Shared {
     }
 
     fn config_set(&self, pairs: &[(String, String)]) -> Result<(), ConfigError> {
+        let limits_memory =
+            |name: &str| ["maxmemory", "maxmemory-policy"].contains(&name.to_lowercase().as_str());
+        if self.replication.is_some()
+            && let Some((name, _)) = pairs.iter().find(|(name, _)| limits_memory(name))
+        {
+            // Replicas must not differ in what they drop.
+            return Err(ConfigError::Immutable { name: name.clone() });
+        }
         let largest = self.store.value_limit(0) as u64;
         let changes: Result<Vec<_>, _> =
             pairs.iter().map(|(name, value)| Change::parse(name, value, largest)).collect();

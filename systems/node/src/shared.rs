@@ -15,6 +15,7 @@ use beeline_resp::{ClientInfo, Limits, Pause};
 
 use crate::config::RedisDoor;
 use crate::parcel::Delivery;
+use crate::replicated::Replication;
 use crate::snapshot::Snapshots;
 use crate::stats::{LoopCounters, LoopStats};
 
@@ -118,6 +119,10 @@ impl Settings {
         *self.require_password.write().unwrap_or_else(PoisonError::into_inner) = password;
     }
 
+    pub(crate) fn password(&self) -> Option<String> {
+        self.require_password.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     pub(crate) fn limits(&self) -> Limits {
         let bytes =
             |limit: &AtomicU64| u32::try_from(limit.load(Ordering::Relaxed)).unwrap_or(u32::MAX);
@@ -186,6 +191,8 @@ pub(crate) struct Shared {
     pub run_id: String,
     pub data_directory: std::path::PathBuf,
     pub redis_address: RwLock<Option<std::net::SocketAddr>>,
+    /// Of a node whose keys are a replicated log's.
+    pub replication: Option<Replication>,
 }
 
 impl Shared {

@@ -10,6 +10,7 @@
 //! lock while it writes to sockets or waits; a failed commit is never acknowledged.
 
 mod hops;
+mod log;
 mod several;
 mod sockets;
 mod upkeep;
@@ -26,10 +27,13 @@ use beeline_os::poller::{Interest, Poller, Readiness};
 use beeline_resp::{Executor, Limits, Output, Version};
 
 pub(crate) use self::hops::{MAILBOX, Peer};
+pub(crate) use self::sockets::bound;
 use self::sockets::{REQUESTS_PER_TURN, Reach};
 use crate::connection::{Connection, Life};
 use crate::fabric_servers::FabricServers;
 use crate::parcel::Delivery;
+use crate::replicated::lane::Lane;
+use crate::replicated::unit::LaneName;
 use crate::shared::{Shared, lock};
 use crate::stats::{LoopCounters, count};
 
@@ -61,6 +65,10 @@ pub(crate) struct ShardThread {
     deferred: VecDeque<u32>,
     /// Connections whose current request CLIENT PAUSE holds back.
     held_back: Vec<u32>,
+    /// The way to the log, in a replicated node.
+    lane: Option<Box<Lane>>,
+    /// Longest command of the log; 0: not asked yet.
+    command_limit: usize,
     executor: Executor,
     /// Errors of the executor that were counted already.
     errors_seen: u64,
@@ -104,6 +112,10 @@ impl ShardThread {
     pub(crate) fn new(parts: Parts) -> std::io::Result<Self> {
         let poller = Poller::new(EVENTS)?;
         poller.add(&parts.shared.doors[parts.index].waker, WAKER, Interest::READ)?;
+        let lane = parts.shared.replication.as_ref().map(|replication| {
+            let (node, lane) = (replication.options.node, parts.index as u16);
+            Box::new(Lane::new(LaneName { node, lane }))
+        });
         Ok(Self {
             index: parts.index,
             fabric: FabricServers::new(parts.index, parts.fabric),
@@ -118,6 +130,8 @@ impl ShardThread {
             touched: Vec::new(),
             deferred: VecDeque::new(),
             held_back: Vec::new(),
+            lane,
+            command_limit: 0,
             executor: Executor::new(),
             errors_seen: 0,
             scratch: Output::new(Version::Resp2),
@@ -165,6 +179,9 @@ impl ShardThread {
                 self.fabric.send_replies();
             }
             self.run_deferred();
+            if self.lane.is_some() {
+                self.talk_to_log();
+            }
             self.flush_touched();
             if now_ns >= self.housekeeping_ns {
                 self.housekeeping_ns = now_ns + HOUSEKEEPING_NS;
@@ -254,6 +271,7 @@ impl ShardThread {
                 Delivery::Fabric(incoming) => {
                     self.fabric.accept(*incoming, &self.shared.store, &self.poller);
                 }
+                Delivery::Log(news) => self.on_log_news(news),
                 Delivery::Kill(id) => {
                     let found = self.connections.iter().flatten().find(|c| c.session.id() == id);
                     if let Some(slot) = found.map(|connection| connection.slot) {

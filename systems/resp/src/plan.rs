@@ -392,6 +392,13 @@ impl<'a> Plan<'a> {
         matches!(self.action, Action::Run(command) if command.name == "exec")
     }
 
+    /// Whether it removes all keys of a database, or of all.
+    #[must_use]
+    pub fn is_flush(&self) -> bool {
+        matches!(self.action, Action::Run(command)
+            if command.scope == Scope::Everything && command.has(flag::WRITE))
+    }
+
     /// Whether it needs memory, and is refused where there is none.
     #[must_use]
     pub fn needs_room(&self, session: &Session) -> bool {

@@ -28,6 +28,7 @@ pub fn plan(config: &ServeConfig) -> NodeConfig {
         cooperative_write_back: true,
         fabric: ServerOptions::default(),
         shutdown_wait: config.shutdown_wait.0,
+        replication: None,
         redis: config.resp_address.0.map(|address| RedisDoor {
             require_password: Some(config.require_password.0.clone())
                 .filter(|password| !password.is_empty()),

@@ -32,6 +32,8 @@ enum Need {
     Shards(Vec<usize>),
     /// The node, and no other request beside it.
     Node,
+    /// To be looked at again: the log decides.
+    Log,
     /// Nothing any more.
     Nothing,
 }
@@ -45,6 +47,10 @@ impl ShardThread {
         match self.need_of(first) {
             Need::Nothing => {
                 self.deferred.pop_front();
+            }
+            Need::Log => {
+                self.deferred.pop_front();
+                self.release(first);
             }
             Need::Node => {
                 self.deferred.pop_front();
@@ -61,13 +67,17 @@ impl ShardThread {
     fn need_of(&mut self, slot: u32) -> Need {
         let own = self.index;
         let shared = Arc::clone(&self.shared);
-        let Some(connection) = self.connection(slot) else { return Need::Nothing };
+        let taken = self.connections.get(slot as usize).and_then(Option::as_deref);
+        let Some(connection) = taken else { return Need::Nothing };
         if !connection.needs_several || connection.life == Life::Dead {
             return Need::Nothing;
         }
         let plan = Plan::new(&connection.session, connection.parser.current());
         if plan.command().is_some_and(|command| command.scope == Scope::Node) {
             return Need::Node;
+        }
+        if self.asks_log(connection, &plan) {
+            return Need::Log;
         }
         let mut shards: Vec<usize> = match plan.route(&connection.session, shared.store.as_ref()) {
             Route::Here => Vec::new(),

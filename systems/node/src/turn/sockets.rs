@@ -22,7 +22,7 @@ use beeline_resp::table::Scope;
 use beeline_resp::{After, ClientInfo, Output, Plan, Route, Session};
 
 use super::ShardThread;
-use crate::connection::{Connection, Life, ReadOutcome};
+use crate::connection::{Connection, Hold, Life, ReadOutcome};
 use crate::shared::{Registered, lock};
 use crate::stats::count;
 
@@ -47,7 +47,7 @@ fn prepare(stream: &TcpStream) -> std::io::Result<()> {
 }
 
 /// Replaces a reply that begins at `start` and passed the limit by an error.
-pub(super) fn bound(output: &mut Output, start: usize) {
+pub(crate) fn bound(output: &mut Output, start: usize) {
     if output.is_over_limit() {
         output.truncate(start);
         output.error(TOO_LARGE);
@@ -160,7 +160,8 @@ impl ShardThread {
 
     pub(super) fn serve_ready(&mut self, slot: u32, readiness: &Readiness, shard: &mut Shard) {
         self.with_connection(slot, |thread, connection| {
-            let waiting = connection.needs_several || connection.held_back || connection.again;
+            let waiting =
+                connection.needs_several || connection.hold != Hold::No || connection.again;
             // What was read and not executed stays bounded: the socket can wait.
             let ahead = connection.resume && connection.parser.pending_bytes() >= READ_AHEAD_BYTES;
             if readiness.readable && connection.life == Life::Open && !waiting && !ahead {
@@ -171,6 +172,7 @@ impl ShardThread {
                         let read = connection.parser.pending_bytes().saturating_sub(before);
                         count(&thread.counters().input_bytes, read as u64);
                         connection.last_active_ns = thread.now_ns;
+                        connection.fresh = false;
                         connection.unpublished = true;
                         thread.unpublished = true;
                         thread.untidy = true;
@@ -200,7 +202,7 @@ impl ShardThread {
         for left in (0..share).rev() {
             if !matches!(connection.life, Life::Open | Life::HalfClosed)
                 || connection.needs_several
-                || connection.held_back
+                || connection.hold != Hold::No
             {
                 return left + 1;
             }
@@ -243,13 +245,18 @@ impl ShardThread {
 
     fn execute_one(&mut self, connection: &mut Connection, reach: &mut Reach<'_, '_>) {
         let in_order = connection.is_in_order();
-        let Connection { session, parser, output, .. } = &mut *connection;
+        let Connection { session, parser, .. } = &mut *connection;
         let plan = Plan::new(session, parser.current());
         if self.is_paused(session, &plan) {
-            connection.held_back = true;
+            connection.hold = Hold::Paused;
             self.held_back.push(connection.slot);
             return;
         }
+        if self.lane.is_some() && self.consult_log(connection) {
+            return;
+        }
+        let Connection { session, parser, output, .. } = &mut *connection;
+        let plan = Plan::new(session, parser.current());
         let route = plan.route(session, self.shared.store.as_ref());
         // The node's answers may take a while.
         let of_node = plan.command().is_some_and(|command| command.scope == Scope::Node);

@@ -11,6 +11,7 @@ use beeline_kv::{Maintenance, Shard};
 use beeline_resp::Plan;
 
 use super::ShardThread;
+use crate::connection::Hold;
 use crate::shared::lock;
 use crate::stats::count;
 
@@ -73,7 +74,7 @@ impl ShardThread {
         }
         for slot in std::mem::take(&mut self.held_back) {
             self.with_connection(slot, |thread, connection| {
-                if !connection.held_back {
+                if connection.hold != Hold::Paused {
                     // Another client's by now.
                     return;
                 }
@@ -81,7 +82,7 @@ impl ShardThread {
                 if thread.is_paused(&connection.session, &plan) {
                     thread.held_back.push(slot);
                 } else {
-                    connection.held_back = false;
+                    connection.hold = Hold::No;
                     connection.again = true;
                     thread.resume_later(connection);
                 }

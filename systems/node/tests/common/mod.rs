@@ -33,6 +33,7 @@ pub fn config(shards: usize) -> NodeConfig {
         fabric: Default::default(),
         shutdown_wait: Duration::from_secs(2),
         redis: Some(RedisDoor::at("127.0.0.1:0".parse().unwrap())),
+        replication: None,
     }
 }
 
@@ -97,7 +98,7 @@ impl Client {
         self.received[self.at - 1]
     }
 
-    fn line(&mut self) -> String {
+    pub fn line(&mut self) -> String {
         let mut line = Vec::new();
         loop {
             match self.byte() {

@@ -82,6 +82,7 @@ impl Rig {
             cooperative_write_back: options.cooperative,
             fabric: ServerOptions { baselines: true, ..ServerOptions::default() },
             shutdown_wait: Duration::from_secs(2),
+            replication: None,
             redis: None,
         };
         // Shards take their processors from what this thread may use.

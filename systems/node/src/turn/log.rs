@@ -1,0 +1,368 @@
+//! Where a replicated node's loop asks the log: which requests go through it, which wait for it.
+//!
+//! ```text
+//!  execute_one ── consult_log ─┬─ nothing to ask, or a barrier has passed: as in any node
+//!                              ├─ write: into the lane, its reply has a place
+//!                              └─ read: held back until a barrier has passed
+//!  end of the turn ── talk_to_log ── unit, barrier ──► log, or courier ──► Delivery::Log
+//! ```
+//!
+//! Invariants: writes of one connection go into its shard's lane in the order of its requests, and
+//! a lane keeps that order; a read waits until the writes before it in its pipeline were applied; a
+//! barrier is asked for when the reads it serves have arrived.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use beeline_resp::{Args, Effect, Plan, Session};
+
+use super::ShardThread;
+use crate::connection::{Connection, Hold};
+use crate::parcel::{Delivery, LogNews, Origin};
+use crate::replicated::courier::Errand;
+use crate::replicated::lane::Failure;
+use crate::replicated::log::{Done, Order, Refused};
+use crate::replicated::{COMMAND, Replication, unit};
+use crate::shared::Shared;
+use crate::stats::count;
+
+/// The node's writes are refused while its pool has no room.
+const NO_ROOM: &[u8] = b"-OOM command not allowed when used memory > 'maxmemory'.\r\n";
+
+impl ShardThread {
+    /// Whether the connection's current request was taken over: by the log, or to wait.
+    pub(super) fn consult_log(&mut self, connection: &mut Connection) -> bool {
+        let shared = Arc::clone(&self.shared);
+        let (Some(replication), Some(_)) = (&shared.replication, &self.lane) else { return false };
+        let Connection { session, parser, .. } = &mut *connection;
+        let plan = Plan::new(session, parser.current());
+        if plan.is_unknown() && plan.args().is(0, COMMAND) {
+            self.serve_member(&shared, replication, connection);
+            return true;
+        }
+        if let Some(command) = plan.queues_local() {
+            let line = format!(
+                "-ERR '{command}' cannot be part of a transaction in a replicated node\r\n"
+            );
+            session.refuse_queued();
+            self.answer(connection, line.as_bytes());
+            return true;
+        }
+        let effect = plan.effect(session);
+        if effect == Effect::None {
+            return false;
+        }
+        if let Some(obstacle) = replication.obstacle() {
+            self.answer(connection, &obstacle.reply());
+            return true;
+        }
+        match effect {
+            Effect::Write => self.write_to_log(&shared, replication, connection),
+            _ => self.await_barrier(connection),
+        }
+    }
+
+    /// Answers the current request here.
+    fn answer(&mut self, connection: &mut Connection, reply: &[u8]) {
+        count(&self.counters().commands, 1);
+        if connection.session.takes_reply() {
+            connection.append(reply);
+        }
+    }
+
+    /// A read waits for the connection's writes, then for a barrier. `false`: it can run.
+    fn await_barrier(&mut self, connection: &mut Connection) -> bool {
+        if connection.only_writes && !connection.is_in_order() {
+            self.defer(connection);
+            return true;
+        }
+        if connection.fresh || connection.session.reads_stale() {
+            connection.only_writes = false;
+            return false;
+        }
+        connection.hold = Hold::Log;
+        if let Some(lane) = &mut self.lane {
+            lane.readers.push((connection.slot, connection.generation));
+        }
+        true
+    }
+
+    fn write_to_log(
+        &mut self,
+        shared: &Shared,
+        replication: &Replication,
+        connection: &mut Connection,
+    ) -> bool {
+        if !connection.only_writes && !connection.is_in_order() {
+            // Reads of other shards are still under way.
+            self.defer(connection);
+            return true;
+        }
+        let Connection { session, parser, .. } = &mut *connection;
+        let plan = Plan::new(session, parser.current());
+        if plan.needs_room(session) && shared.store.is_short() {
+            self.answer(connection, NO_ROOM);
+            return true;
+        }
+        let limit = self.command_limit(replication);
+        let alone = plan.is_flush();
+        count(&self.counters().commands, 1);
+        let origin = connection.keep_place();
+        connection.only_writes = true;
+        // The leader may answer before the write is applied here.
+        connection.fresh = false;
+        let Some(lane) = &mut self.lane else { return false };
+        let Connection { session, parser, .. } = &mut *connection;
+        let pushed = lane.push(origin, alone, limit, |out| {
+            if plan_is_exec(session, parser.current()) {
+                session.log_transaction(out);
+            } else {
+                session.log_command(parser.current(), out);
+            }
+        });
+        if let Err(failure) = pushed {
+            connection.fill(origin, &failure.reply(), self.output_pause_bytes());
+        }
+        true
+    }
+
+    fn command_limit(&mut self, replication: &Replication) -> usize {
+        if self.command_limit == 0 {
+            self.command_limit = replication.state().map_or(0, |state| state.command_limit_bytes);
+        }
+        // Before the log is there: what any log takes.
+        if self.command_limit == 0 { 4096 } else { self.command_limit }
+    }
+
+    /// Whether a deferred request waits for the log's sake.
+    pub(super) fn asks_log(&self, connection: &Connection, plan: &Plan<'_>) -> bool {
+        if self.lane.is_none() {
+            return false;
+        }
+        match plan.effect(&connection.session) {
+            Effect::None => false,
+            Effect::Write => true,
+            Effect::Read => !connection.fresh && !connection.session.reads_stale(),
+        }
+    }
+
+    /// Lets deferred requests run that wait for the log's sake.
+    pub(super) fn release(&mut self, slot: u32) {
+        self.with_connection(slot, |thread, connection| {
+            connection.needs_several = false;
+            connection.again = true;
+            thread.resume_later(connection);
+        });
+    }
+
+    /// Proposes what collected, and asks for a barrier if anybody waits for one.
+    pub(super) fn talk_to_log(&mut self) {
+        let shared = Arc::clone(&self.shared);
+        let (Some(replication), Some(lane)) = (&shared.replication, &mut self.lane) else { return };
+        let index = self.index;
+        if let Some((number, unit)) =
+            lane.next_unit(replication.incarnation.load(Ordering::Relaxed))
+        {
+            propose(&shared, replication, index, number, unit);
+        }
+        if let Some(ticket) = lane.next_barrier() {
+            ask_barrier(&shared, replication, index, ticket);
+        }
+    }
+
+    /// What came of a unit or a barrier.
+    pub(super) fn on_log_news(&mut self, news: LogNews) {
+        match news {
+            LogNews::Unit { number, outcome } => {
+                let Some(lane) = &mut self.lane else { return };
+                let origins = lane.landed(number);
+                let lost = Failure::ReplyLost.reply();
+                match outcome {
+                    Ok(replies) => {
+                        let mut replies = unit::parts(&replies);
+                        for origin in origins {
+                            self.deliver_reply(origin, replies.next().unwrap_or(&lost));
+                        }
+                    }
+                    Err(failure) => {
+                        let reply = failure.reply();
+                        origins.into_iter().for_each(|origin| self.deliver_reply(origin, &reply));
+                    }
+                }
+            }
+            LogNews::Barrier { ticket, outcome } => {
+                let Some(lane) = &mut self.lane else { return };
+                for (slot, generation) in lane.passed(ticket) {
+                    self.let_through(slot, generation, &outcome);
+                }
+            }
+            LogNews::Answer { origin, reply } => self.deliver_reply(origin, &reply),
+        }
+    }
+
+    fn let_through(&mut self, slot: u32, generation: u32, outcome: &Result<(), Failure>) {
+        self.with_connection(slot, |thread, connection| {
+            if connection.generation != generation || connection.hold != Hold::Log {
+                return;
+            }
+            connection.hold = Hold::No;
+            match outcome {
+                Ok(()) => {
+                    connection.fresh = true;
+                    connection.again = true;
+                }
+                Err(failure) => thread.answer(connection, &failure.reply()),
+            }
+            thread.resume_later(connection);
+        });
+    }
+
+    // ---- what members ask of each other ----
+
+    /// A request of another member, or of an operator's program.
+    fn serve_member(
+        &mut self,
+        shared: &Arc<Shared>,
+        replication: &Replication,
+        connection: &mut Connection,
+    ) {
+        count(&self.counters().commands, 1);
+        let origin = connection.keep_place();
+        connection.only_writes = false;
+        let answer = Answer { shared: Arc::clone(shared), shard: self.index, origin };
+        let args = connection.parser.current();
+        if !connection.session.is_authenticated() {
+            return answer.send(b"-NOAUTH Authentication required.\r\n".to_vec());
+        }
+        let cluster = format!("{:016x}", replication.options.cluster);
+        if args.get(1) != cluster.as_bytes() {
+            let found = String::from_utf8_lossy(args.get(1)).into_owned();
+            let line = format!("-ERR wrong cluster: this member is of {cluster}, not {found}\r\n");
+            return answer.send(line.into_bytes());
+        }
+        let Some(log) = replication.log.get() else {
+            return answer.send(b"-NOTNOW the log is not open yet\r\n".to_vec());
+        };
+        if args.is(2, "propose") && args.len() == 4 {
+            let mut command = args.get(3).to_vec();
+            if unit::Unit::decode(&command).is_none() {
+                return answer.send(b"-ERR no unit of a known version\r\n".to_vec());
+            }
+            unit::stamp(&mut command, shared.store.clock().unix_ms());
+            return log.propose(command, answer.done(|replies: Vec<u8>| bulk(&replies)));
+        }
+        if args.is(2, "barrier") && args.len() == 3 {
+            return log
+                .barrier(answer.done(|position: u64| format!(":{position}\r\n").into_bytes()));
+        }
+        if args.is(2, "status") && args.len() == 3 {
+            return answer.send(bulk(shared.replication_lines().as_bytes()));
+        }
+        match order(args) {
+            Some(order) => log.administer(order, answer.done(|()| b"+OK\r\n".to_vec())),
+            None => answer.send(b"-ERR unknown request of a member\r\n".to_vec()),
+        }
+    }
+}
+
+fn plan_is_exec(session: &Session, args: Args<'_>) -> bool {
+    Plan::new(session, args).is_exec()
+}
+
+fn order(args: Args<'_>) -> Option<Order> {
+    let text = |index: usize| String::from_utf8(args.get(index).to_vec()).ok();
+    let id = || text(3)?.parse::<u16>().ok();
+    if args.is(2, "join") && args.len() == 6 {
+        Some(Order::Join { id: id()?, log_address: text(4)?, resp_address: text(5)? })
+    } else if args.is(2, "leave") && args.len() == 4 {
+        Some(Order::Leave { id: id()? })
+    } else if args.is(2, "transfer") && args.len() == 4 {
+        Some(Order::Transfer { id: id()? })
+    } else if args.is(2, "snapshot") && args.len() == 3 {
+        Some(Order::Snapshot)
+    } else {
+        None
+    }
+}
+
+fn bulk(bytes: &[u8]) -> Vec<u8> {
+    let mut reply = format!("${}\r\n", bytes.len()).into_bytes();
+    reply.extend_from_slice(bytes);
+    reply.extend_from_slice(b"\r\n");
+    reply
+}
+
+/// Where the answer to a member goes, from whatever thread.
+struct Answer {
+    shared: Arc<Shared>,
+    shard: usize,
+    origin: Origin,
+}
+
+impl Answer {
+    fn send(self, reply: Vec<u8>) {
+        let news = LogNews::Answer { origin: self.origin, reply };
+        self.shared.doors[self.shard].deliver(Delivery::Log(news));
+    }
+
+    fn done<T: 'static>(self, write: impl FnOnce(T) -> Vec<u8> + Send + 'static) -> Done<T> {
+        Box::new(move |outcome| {
+            self.send(match outcome {
+                Ok(value) => write(value),
+                Err(refused) => {
+                    let code = match &refused {
+                        Refused::NotLeader => "NOTLEADER",
+                        refused if refused.is_retryable() => "NOTNOW",
+                        _ => "ERR",
+                    };
+                    format!("-{code} {refused}\r\n").into_bytes()
+                }
+            });
+        })
+    }
+}
+
+/// Proposes a unit here, or leaves it to the courier.
+fn propose(
+    shared: &Arc<Shared>,
+    replication: &Replication,
+    lane: usize,
+    number: u64,
+    unit: Vec<u8>,
+) {
+    let Some(log) = replication.log.get().filter(|log| log.state().leads()) else {
+        return replication.send(lane, Errand::Unit { number, unit });
+    };
+    let mut command = unit.clone();
+    unit::stamp(&mut command, shared.store.clock().unix_ms());
+    let back = Arc::clone(shared);
+    log.propose(
+        command,
+        Box::new(move |outcome| {
+            let Some(replication) = &back.replication else { return };
+            let outcome = match outcome {
+                Ok(reply) if reply != unit::REPEATED => Ok(reply),
+                Err(Refused::TooLarge { bytes, limit }) => Err(Failure::TooLarge { bytes, limit }),
+                // The courier finds out, or tries again.
+                Ok(_) | Err(_) => return replication.send(lane, Errand::Unit { number, unit }),
+            };
+            back.doors[lane].deliver(Delivery::Log(LogNews::Unit { number, outcome }));
+        }),
+    );
+}
+
+/// Asks for a barrier here, or leaves it to the courier.
+fn ask_barrier(shared: &Arc<Shared>, replication: &Replication, lane: usize, ticket: u64) {
+    let Some(log) = replication.log.get().filter(|log| log.state().leads()) else {
+        return replication.send(lane, Errand::Barrier { ticket });
+    };
+    let back = Arc::clone(shared);
+    log.barrier(Box::new(move |outcome| {
+        let Some(replication) = &back.replication else { return };
+        if outcome.is_err() {
+            return replication.send(lane, Errand::Barrier { ticket });
+        }
+        let news = LogNews::Barrier { ticket, outcome: Ok(()) };
+        back.doors[lane].deliver(Delivery::Log(news));
+    }));
+}

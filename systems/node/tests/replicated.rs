@@ -1,0 +1,577 @@
+//! Replicated nodes over a log in memory, whose leader and whose faults the test decides.
+#![allow(clippy::unwrap_used, reason = "a test ends at its first failure")]
+
+mod common;
+
+use std::collections::HashMap;
+use std::io::Cursor;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use beeline_node::replicated::log::{Done, Log, LogMember, LogRole, LogState, Order, Refused};
+use beeline_node::{Node, NodeConfig, Peer, ReplicaMachine, ReplicationOptions};
+use beeline_pmem::{Durability, PoolKind, PoolOptions};
+use common::{Client, PATIENCE, config};
+
+const CLUSTER: u64 = 0xBEE;
+const LIMIT: usize = 64 << 10;
+
+enum Awaited {
+    Reply(Done<Vec<u8>>),
+    Barrier(Done<u64>),
+}
+
+#[derive(Default)]
+struct State {
+    leader: Option<u16>,
+    entries: Vec<Vec<u8>>,
+    members: Vec<LogMember>,
+    /// Per member: what waits for a position to be applied there.
+    awaited: HashMap<u16, Vec<(u64, Awaited)>>,
+    applied: HashMap<u16, u64>,
+    stopped: Vec<u16>,
+    /// Each of so many next proposals is agreed on, and its proposer is told that it may not be.
+    lost: u32,
+}
+
+/// The log of all members.
+#[derive(Default)]
+struct Cluster {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl std::fmt::Debug for Cluster {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("Cluster")
+    }
+}
+
+impl Cluster {
+    fn lead(&self, leader: Option<u16>) {
+        self.state.lock().unwrap().leader = leader;
+    }
+
+    fn entries(&self) -> u64 {
+        self.state.lock().unwrap().entries.len() as u64
+    }
+}
+
+/// One member's end of it.
+#[derive(Debug)]
+struct End {
+    id: u16,
+    cluster: Arc<Cluster>,
+}
+
+impl Log for End {
+    fn propose(&self, command: Vec<u8>, done: Done<Vec<u8>>) {
+        let mut state = self.cluster.state.lock().unwrap();
+        if state.leader != Some(self.id) {
+            drop(state);
+            return done(Err(Refused::NotLeader));
+        }
+        if command.len() > LIMIT {
+            drop(state);
+            return done(Err(Refused::TooLarge { bytes: command.len(), limit: LIMIT }));
+        }
+        if state.lost > 0 {
+            // As two proposals of one unit do that were both agreed on.
+            state.entries.push(command.clone());
+            state.entries.push(command);
+            state.lost -= 1;
+            drop(state);
+            self.cluster.changed.notify_all();
+            return done(Err(Refused::Lost));
+        }
+        state.entries.push(command);
+        let position = state.entries.len() as u64;
+        state.awaited.entry(self.id).or_default().push((position, Awaited::Reply(done)));
+        self.cluster.changed.notify_all();
+    }
+
+    fn barrier(&self, done: Done<u64>) {
+        let mut state = self.cluster.state.lock().unwrap();
+        if state.leader != Some(self.id) {
+            drop(state);
+            return done(Err(Refused::NotLeader));
+        }
+        let position = state.entries.len() as u64;
+        state.awaited.entry(self.id).or_default().push((position, Awaited::Barrier(done)));
+        self.cluster.changed.notify_all();
+    }
+
+    fn state(&self) -> LogState {
+        let state = self.cluster.state.lock().unwrap();
+        let leads = state.leader == Some(self.id);
+        LogState {
+            cluster: CLUSTER,
+            id: self.id,
+            role: if leads { LogRole::Leader } else { LogRole::Follower },
+            term: 1,
+            leader: state.leader,
+            committed: state.entries.len() as u64,
+            members: state.members.clone(),
+            command_limit_bytes: LIMIT,
+            ..LogState::default()
+        }
+    }
+
+    fn administer(&self, _order: Order, done: Done<()>) {
+        done(Err(Refused::Invalid { reason: "this log takes no orders".into() }));
+    }
+}
+
+/// Applies the log to one machine until stopped.
+fn apply(cluster: &Cluster, id: u16, mut machine: ReplicaMachine, restored: &AtomicBool) {
+    let mut next = machine.applied() + 1;
+    let mut replies: HashMap<u64, Vec<u8>> = HashMap::new();
+    loop {
+        let mut state = cluster.state.lock().unwrap();
+        if state.stopped.contains(&id) {
+            return;
+        }
+        let end = state.entries.len() as u64;
+        let (ready, waiting) = state
+            .awaited
+            .remove(&id)
+            .unwrap_or_default()
+            .into_iter()
+            .partition(|(position, _)| *position < next);
+        state.awaited.insert(id, waiting);
+        state.applied.insert(id, next - 1);
+        let ready: Vec<(u64, Awaited)> = ready;
+        if ready.is_empty() && next > end {
+            let patience = Duration::from_millis(100);
+            drop(cluster.changed.wait_timeout(state, patience).unwrap());
+            continue;
+        }
+        let commands: Vec<Vec<u8>> = state.entries[next as usize - 1..].to_vec();
+        drop(state);
+        for (position, awaited) in ready {
+            match awaited {
+                Awaited::Reply(done) => done(Ok(replies.remove(&position).unwrap())),
+                Awaited::Barrier(done) => done(Ok(position)),
+            }
+        }
+        for command in commands {
+            let mut reply = Vec::new();
+            machine.apply(&command, &mut reply);
+            replies.insert(next, reply);
+            next += 1;
+        }
+        machine.flush(next - 1).unwrap();
+        restored.store(true, Ordering::Relaxed);
+    }
+}
+
+struct Member {
+    id: u16,
+    cluster: Arc<Cluster>,
+    node: Option<Node>,
+    applier: Option<JoinHandle<()>>,
+}
+
+impl Member {
+    fn start(cluster: &Arc<Cluster>, id: u16, config: NodeConfig) -> Self {
+        Self::start_with(cluster, id, config, |_| ())
+    }
+
+    fn start_with(
+        cluster: &Arc<Cluster>,
+        id: u16,
+        config: NodeConfig,
+        prepare: impl FnOnce(&mut ReplicaMachine),
+    ) -> Self {
+        let options = ReplicationOptions {
+            cluster: CLUSTER,
+            node: id,
+            request_timeout: Duration::from_secs(2),
+            ordered_commits: false,
+        };
+        let node = Node::start(&NodeConfig { replication: Some(options), ..config }).unwrap();
+        let member = LogMember {
+            id,
+            resp_address: node.redis_address().unwrap().to_string(),
+            connected: true,
+            ..LogMember::default()
+        };
+        {
+            let mut state = cluster.state.lock().unwrap();
+            state.members.retain(|known| known.id != id);
+            state.members.push(member);
+            state.stopped.retain(|stopped| *stopped != id);
+        }
+        let mut machine = node.machine().unwrap();
+        prepare(&mut machine);
+        let shared = Arc::clone(cluster);
+        let applier = std::thread::spawn(move || {
+            apply(&shared, id, machine, &AtomicBool::new(false));
+        });
+        node.attach(Arc::new(End { id, cluster: Arc::clone(cluster) }));
+        Self { id, cluster: Arc::clone(cluster), node: Some(node), applier: Some(applier) }
+    }
+
+    fn client(&self) -> Client {
+        Client::connect(self.node.as_ref().unwrap())
+    }
+
+    fn catch_up(&self) {
+        let started = Instant::now();
+        loop {
+            let state = self.cluster.state.lock().unwrap();
+            if state.applied.get(&self.id) == Some(&(state.entries.len() as u64)) {
+                return;
+            }
+            drop(state);
+            assert!(started.elapsed() < PATIENCE, "member {} does not catch up", self.id);
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        self.cluster.state.lock().unwrap().stopped.push(self.id);
+        self.cluster.changed.notify_all();
+        let _ = self.applier.take().unwrap().join();
+        drop(self.node.take());
+    }
+}
+
+fn cluster(shards: usize) -> (Arc<Cluster>, Vec<Member>) {
+    let cluster = Arc::new(Cluster::default());
+    let members = (1..=3).map(|id| Member::start(&cluster, id, config(shards))).collect();
+    cluster.lead(Some(1));
+    (cluster, members)
+}
+
+fn ask(client: &mut Client, request: &str, reply: &str) {
+    client.send(&format!("{request}\r\n"));
+    client.expect(reply);
+}
+
+#[test]
+fn a_write_anywhere_is_read_everywhere() {
+    for shards in [1, 3] {
+        let (_cluster, members) = cluster(shards);
+        let mut clients: Vec<_> = members.iter().map(Member::client).collect();
+        for round in 0..20 {
+            let writer = round % 3;
+            let other = (round + 1) % 3;
+            ask(&mut clients[writer], &format!("SET key{round} v{round}"), "+OK\r\n");
+            let value = format!("${}\r\nv{round}\r\n", format!("v{round}").len());
+            ask(&mut clients[other], &format!("GET key{round}"), &value);
+            ask(&mut clients[writer], "INCR sum", &format!(":{}\r\n", round + 1));
+        }
+        ask(&mut clients[1], "DBSIZE", ":21\r\n");
+        ask(&mut clients[2], "DEL key0 key1 key2 nosuch", ":3\r\n");
+        ask(&mut clients[0], "DBSIZE", ":18\r\n");
+        ask(&mut clients[1], "FLUSHALL", "+OK\r\n");
+        ask(&mut clients[2], "DBSIZE", ":0\r\n");
+    }
+}
+
+#[test]
+fn a_pipeline_of_reads_and_writes_takes_effect_in_its_order() {
+    let (_cluster, members) = cluster(3);
+    for member in &members {
+        let mut client = member.client();
+        let (mut requests, mut replies) = (String::new(), String::new());
+        for n in 0..50 {
+            let length = n.to_string().len();
+            requests.push_str(&format!(
+                "SET k{n} {n}\r\nGET k{n}\r\nPING\r\nINCR k{n}\r\nMGET k{n} nosuch\r\nDEL k{n}\r\n\
+                 EXISTS k{n}\r\n"
+            ));
+            let next = (n + 1).to_string();
+            replies.push_str(&format!(
+                "+OK\r\n${length}\r\n{n}\r\n+PONG\r\n:{next}\r\n*2\r\n${}\r\n{next}\r\n$-1\r\n\
+                 :1\r\n:0\r\n",
+                next.len()
+            ));
+        }
+        client.send(&requests);
+        client.expect(&replies);
+    }
+}
+
+#[test]
+fn lost_answers_are_asked_for_again_and_nothing_takes_effect_twice() {
+    let (cluster, members) = cluster(2);
+    let mut clients: Vec<_> = members.iter().map(Member::client).collect();
+    for round in 1..=60_u32 {
+        cluster.state.lock().unwrap().lost = round % 3;
+        let client = &mut clients[round as usize % 3];
+        ask(client, "INCR sum", &format!(":{round}\r\n"));
+    }
+    let mut follower = members[2].client();
+    ask(&mut follower, "GET sum", "$2\r\n60\r\n");
+    assert!(cluster.entries() > 60, "some were proposed twice");
+}
+
+#[test]
+fn the_leadership_may_move_at_any_time() {
+    let (cluster, members) = cluster(2);
+    let stop = Arc::new(AtomicBool::new(false));
+    let mover = {
+        let (cluster, stop) = (Arc::clone(&cluster), Arc::clone(&stop));
+        std::thread::spawn(move || {
+            let mut turn = 0_u16;
+            while !stop.load(Ordering::Relaxed) {
+                cluster.lead(None);
+                std::thread::sleep(Duration::from_millis(3));
+                cluster.lead(Some(1 + turn % 3));
+                turn += 1;
+                std::thread::sleep(Duration::from_millis(12));
+            }
+            cluster.lead(Some(2));
+        })
+    };
+    let writers: Vec<_> = members
+        .iter()
+        .map(|member| {
+            let mut client = member.client();
+            std::thread::spawn(move || {
+                for n in 1..=100_u32 {
+                    ask(&mut client, "INCR mine", ":");
+                    client.line();
+                    ask(&mut client, "APPEND all x", ":");
+                    client.line();
+                    if n % 10 == 0 {
+                        ask(&mut client, "STRLEN all", ":");
+                        let length: u32 = client.line().parse().unwrap();
+                        assert!(length >= n, "a read misses the connection's own writes");
+                    }
+                }
+            })
+        })
+        .collect();
+    writers.into_iter().for_each(|writer| writer.join().unwrap());
+    stop.store(true, Ordering::Relaxed);
+    mover.join().unwrap();
+    for member in &members {
+        let mut client = member.client();
+        ask(&mut client, "GET mine", "$3\r\n300\r\n");
+        ask(&mut client, "STRLEN all", ":300\r\n");
+    }
+}
+
+#[test]
+fn transactions_are_one_unit_and_watched_keys_are_compared_where_it_is_applied() {
+    let (_cluster, members) = cluster(3);
+    let mut one = members[1].client();
+    let mut other = members[2].client();
+    ask(&mut one, "MULTI", "+OK\r\n");
+    for request in ["SET a 1", "INCR a", "SELECT 3", "SET b 2", "GET b"] {
+        ask(&mut one, request, "+QUEUED\r\n");
+    }
+    ask(&mut one, "EXEC", "*5\r\n+OK\r\n:2\r\n+OK\r\n+OK\r\n$1\r\n2\r\n");
+    ask(&mut other, "GET a", "$1\r\n2\r\n");
+
+    ask(&mut one, "WATCH a", "+OK\r\n");
+    ask(&mut other, "SET a 7", "+OK\r\n");
+    ask(&mut one, "MULTI", "+OK\r\n");
+    ask(&mut one, "SET a 8", "+QUEUED\r\n");
+    ask(&mut one, "EXEC", "*-1\r\n");
+    ask(&mut one, "GET a", "$1\r\n7\r\n");
+
+    ask(&mut one, "WATCH a nosuch", "+OK\r\n");
+    ask(&mut one, "MULTI", "+OK\r\n");
+    ask(&mut one, "SET a 8", "+QUEUED\r\n");
+    ask(&mut one, "EXEC", "*1\r\n+OK\r\n");
+    ask(&mut other, "GET a", "$1\r\n8\r\n");
+
+    ask(&mut one, "MULTI", "+OK\r\n");
+    ask(
+        &mut one,
+        "CONFIG SET timeout 3",
+        "-ERR 'config|set' cannot be part of a transaction in a replicated node\r\n",
+    );
+    ask(&mut one, "EXEC", "-EXECABORT Transaction discarded because of previous errors.\r\n");
+    ask(&mut one, "MULTI", "+OK\r\n");
+    ask(
+        &mut one,
+        "FLUSHALL",
+        "-ERR 'flushall' cannot be part of a transaction in a replicated node\r\n",
+    );
+    ask(&mut one, "DISCARD", "+OK\r\n");
+}
+
+#[test]
+fn replicas_agree_although_keys_expire() {
+    let (_cluster, members) = cluster(2);
+    let mut clients: Vec<_> = members.iter().map(Member::client).collect();
+    for round in 0..30 {
+        let key = format!("k{}", round % 5);
+        ask(&mut clients[round % 3], &format!("SET {key} 1 PX {}", 1 + round % 7), "+OK\r\n");
+        std::thread::sleep(Duration::from_millis(2));
+        // There or not, as the log's time decides.
+        clients[(round + 1) % 3].send(&format!("INCR {key}\r\nPERSIST {key}\r\n"));
+        clients[(round + 1) % 3].line();
+        clients[(round + 1) % 3].line();
+    }
+    members.iter().for_each(Member::catch_up);
+    let mut values = clients.iter_mut().map(|client| {
+        client.send("READONLY\r\nMGET k0 k1 k2 k3 k4\r\n");
+        client.expect("+OK\r\n");
+        client.reply()
+    });
+    let first = values.next().unwrap();
+    for other in values {
+        assert_eq!(other, first);
+    }
+    let mut client = members[1].client();
+    ask(&mut client, "SET gone 1 PX 30", "+OK\r\n");
+    std::thread::sleep(Duration::from_millis(40));
+    ask(&mut client, "GET gone", "$-1\r\n");
+    ask(&mut client, "SET slow 1 EX 100", "+OK\r\n");
+    std::thread::sleep(Duration::from_millis(30));
+    client.send("PTTL slow\r\n");
+    let left: i64 = client.line().trim_start_matches(':').parse().unwrap();
+    assert!(left < 100_000, "{left}: time goes on where nothing is written");
+}
+
+#[test]
+fn without_a_leader_reads_and_writes_fail_and_stale_reads_do_not() {
+    let (cluster, members) = cluster(2);
+    let mut client = members[0].client();
+    ask(&mut client, "SET key value", "+OK\r\n");
+    members.iter().for_each(Member::catch_up);
+    cluster.lead(None);
+    let down = "-CLUSTERDOWN no leader: nothing was done; try again\r\n";
+    client.send("SET key other\r\nPING\r\nGET key\r\n");
+    client.expect(&format!("{down}+PONG\r\n{down}"));
+    let mut stale = members[2].client();
+    ask(&mut stale, "READONLY", "+OK\r\n");
+    ask(&mut stale, "GET key", "$5\r\nvalue\r\n");
+    ask(&mut stale, "MGET key nosuch", "*2\r\n$5\r\nvalue\r\n$-1\r\n");
+    cluster.lead(Some(3));
+    ask(&mut client, "GET key", "$5\r\nvalue\r\n");
+}
+
+#[test]
+fn what_the_log_cannot_take_is_refused_with_its_reason() {
+    let (cluster, members) = cluster(1);
+    for member in &members {
+        let mut client = member.client();
+        let before = cluster.entries();
+        client.send(&format!("SET key {}\r\nPING\r\n", "x".repeat(LIMIT / 2)));
+        client.expect("+OK\r\n+PONG\r\n");
+        client.send(&format!(
+            "*3\r\n$3\r\nSET\r\n$3\r\nkey\r\n${LIMIT}\r\n{}\r\nPING\r\n",
+            "x".repeat(LIMIT)
+        ));
+        client.expect("-ERR this command takes ");
+        client.line();
+        client.expect("+PONG\r\n");
+        assert_eq!(cluster.entries(), before + 1);
+        ask(
+            &mut client,
+            "CONFIG SET maxmemory 1000000",
+            "-ERR CONFIG SET failed (possibly related to argument 'maxmemory') - can't set \
+             immutable config\r\n",
+        );
+    }
+    let address = members[0].node.as_ref().unwrap().redis_address().unwrap().to_string();
+    let patience = Duration::from_secs(5);
+    let mut stranger = Peer::connect(&address, CLUSTER + 1, None, patience).unwrap();
+    let refused = stranger.ask(&[b"BARRIER"], Instant::now() + patience, &mut || true);
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.contains("wrong cluster: this member is of 0000000000000bee"), "{refused}");
+    let mut member = Peer::connect(&address, CLUSTER, None, patience).unwrap();
+    let position = member.ask(&[b"BARRIER"], Instant::now() + patience, &mut || true).unwrap();
+    assert_eq!(position, cluster.entries().to_string().as_bytes());
+    let refused = member.ask(&[b"PROPOSE", b"rubbish"], Instant::now() + patience, &mut || true);
+    assert_eq!(refused.unwrap_err().to_string(), "ERR no unit of a known version");
+    let plain = common::start(1);
+    let mut client = Client::connect(&plain);
+    ask(&mut client, "READONLY", "-ERR This instance has cluster support disabled\r\n");
+    client.send("BEELINE.LOG 0 BARRIER\r\n");
+    client.expect("-ERR unknown command 'BEELINE.LOG'");
+}
+
+fn on_disk(directory: &Path) -> NodeConfig {
+    NodeConfig {
+        data_directory: directory.to_owned(),
+        pool: PoolOptions {
+            kind: Some(PoolKind::File),
+            durability: Durability::Process,
+            segment_bytes: 4 << 20,
+            capacity_bytes: 256 << 20,
+            ..PoolOptions::default()
+        },
+        ..config(2)
+    }
+}
+
+#[test]
+fn a_member_that_starts_again_applies_nothing_twice() {
+    let directory = tempfile::tempdir().unwrap();
+    let (cluster, members) = cluster(2);
+    let mut client = members[0].client();
+    let mut expected = 0;
+    for round in 0..4 {
+        let late = Member::start_with(&cluster, 9, on_disk(directory.path()), |machine| {
+            assert!((machine.applied() > 0) == (round > 0), "what was applied is known");
+            // As if the position recorded were older than the effects.
+            let mut replies = Vec::new();
+            let entries = cluster.state.lock().unwrap().entries.clone();
+            for command in &entries[..machine.applied() as usize] {
+                machine.apply(command, &mut replies);
+            }
+        });
+        for _ in 0..50 {
+            client.send("INCR sum\r\nAPPEND text x\r\n");
+            expected += 1;
+            client.expect(&format!(":{expected}\r\n:{expected}\r\n"));
+        }
+        late.catch_up();
+        let mut reader = late.client();
+        ask(&mut reader, "READONLY", "+OK\r\n");
+        ask(&mut reader, "STRLEN text", &format!(":{expected}\r\n"));
+        let length = expected.to_string().len();
+        ask(&mut reader, "GET sum", &format!("${length}\r\n{expected}\r\n"));
+    }
+}
+
+#[test]
+fn a_snapshot_makes_a_member_of_a_node_with_other_contents() {
+    let (cluster, members) = cluster(2);
+    let mut client = members[0].client();
+    for n in 0..200 {
+        ask(&mut client, &format!("SET key{n} {n}"), "+OK\r\n");
+    }
+    ask(&mut client, "INCR sum", ":1\r\n");
+    members.iter().for_each(Member::catch_up);
+    // The same state from the log alone, on a machine of its own.
+    let source = tempfile::tempdir().unwrap();
+    let (mut position, mut state) = (0, Vec::new());
+    drop(Member::start_with(&cluster, 8, on_disk(source.path()), |machine| {
+        let entries = cluster.state.lock().unwrap().entries.clone();
+        for command in &entries {
+            machine.apply(command, &mut Vec::new());
+        }
+        position = entries.len() as u64;
+        machine.flush(position).unwrap();
+        machine.snapshot(position).unwrap()(&mut state).unwrap();
+    }));
+    let target = tempfile::tempdir().unwrap();
+    let late = Member::start_with(&cluster, 9, on_disk(target.path()), |machine| {
+        machine.restore(position, &mut Cursor::new(&state)).unwrap();
+        assert_eq!(machine.applied(), position);
+        let mut damaged = state.clone();
+        damaged.truncate(state.len() / 2);
+        assert!(machine.restore(position, &mut Cursor::new(&damaged)).is_err());
+    });
+    ask(&mut client, "INCR sum", ":2\r\n");
+    late.catch_up();
+    let mut reader = late.client();
+    ask(&mut reader, "READONLY", "+OK\r\n");
+    ask(&mut reader, "GET key199", "$3\r\n199\r\n");
+    ask(&mut reader, "GET sum", "$1\r\n2\r\n");
+    ask(&mut reader, "DBSIZE", ":201\r\n");
+}
