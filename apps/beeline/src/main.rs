@@ -68,8 +68,9 @@ fn run(cli: Cli) -> Result<Exit, Failure> {
 fn resolve(arguments: &NodeArguments) -> Result<(ServeConfig, Vec<config::Row>), Failure> {
     let file = FileLayer::read(arguments.config.as_deref(), "serve").or_exit(Exit::Usage)?;
     let environment = |name: &str| std::env::var(name).ok();
-    let (config, rows) =
+    let (mut config, rows) =
         ServeConfig::resolve(&arguments.flags, &file, &environment).or_exit(Exit::Usage)?;
+    config.adopt_member();
     config.validate().or_exit(Exit::Usage)?;
     Ok((config, rows))
 }

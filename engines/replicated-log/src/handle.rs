@@ -268,6 +268,13 @@ impl Handle {
         self.mailbox.send(Request::Accept { info, hello, reply: Box::new(reply) });
     }
 
+    /// Whether this member leads and takes proposals, as of its last tick or change. Cheap.
+    #[must_use]
+    pub fn is_leading(&self) -> bool {
+        let status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
+        status.role == beeline_paxos::RoleName::Leader
+    }
+
     /// What the log does, as of its last tick or change.
     #[must_use]
     pub fn status(&self) -> Status {

@@ -159,7 +159,7 @@ impl Shared {
             out,
             "connected_slaves:{}\r\ncluster_id:{:016x}\r\nnode_id:{}\r\nlog_role:{}\r\n\
              log_term:{}\r\nlog_leader:{}\r\nlog_committed:{}\r\nlog_applied:{}\r\n\
-             log_lag:{}\r\nlog_snapshot:{}\r\nlog_elections:{}\r\nlog_snapshots_sent:{}\r\n\
+             log_lag:{}\r\nlog_snapshot:{}\r\nlog_leaderships:{}\r\nlog_snapshots_sent:{}\r\n\
              log_snapshots_installed:{}\r\nlog_units:{}\r\nlog_requests:{}\r\n\
              log_repeated_units:{}\r\nlog_forwarded:{}\r\nlog_timed_out:{}\r\n\
              log_members:{}\r\n",
@@ -173,7 +173,7 @@ impl Shared {
             replication.applied(),
             state.committed.saturating_sub(replication.applied()),
             state.snapshot,
-            state.elections,
+            state.leaderships,
             state.snapshots_sent,
             state.snapshots_installed,
             stats.units,

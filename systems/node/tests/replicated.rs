@@ -557,7 +557,7 @@ fn a_snapshot_makes_a_member_of_a_node_with_other_contents() {
         }
         position = entries.len() as u64;
         machine.flush(position).unwrap();
-        machine.snapshot(position).unwrap()(&mut state).unwrap();
+        machine.snapshot().unwrap()(&mut state).unwrap();
     }));
     let target = tempfile::tempdir().unwrap();
     let late = Member::start_with(&cluster, 9, on_disk(target.path()), |machine| {

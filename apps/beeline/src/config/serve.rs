@@ -1,10 +1,11 @@
 //! What `beeline serve` can be told.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use super::values::{
-    Auto, Door, DurabilityWord, EvictionWord, Number, PoolWord, Secret, Size, Span, Switch, Window,
-    WriteBackWord,
+    Auto, ClusterWord, Door, DurabilityWord, EvictionWord, LogProviderWord, MemberWord, Members,
+    Number, PoolWord, Secret, Size, Span, Switch, Window, WriteBackWord,
 };
 use super::{ConfigError, knobs};
 
@@ -34,6 +35,14 @@ knobs! {
         idle_timeout: Span = "0", "A Redis connection silent for this long is closed; 0 is never.";
         output_buffer_limit: Size = "256MiB", "Replies one client may leave unread before it is closed; 1MiB or more.";
         query_buffer_limit: Size = "1GiB", "Bytes of one incomplete request before its client is closed, 1MiB to 4GiB; the default is Redis'.";
+        peers: Members = "none", "Members of the cluster this node is one of, itself among them: NUMBER=FABRIC-ADDRESS@RESP-ADDRESS, apart by commas. Who is there once the cluster runs is in its log.";
+        node_id: Number = "0", "This node's number among the peers; 0 is a node by itself. Never used again once its data is lost.";
+        cluster: ClusterWord = "none", "Identity of the cluster, as `beeline cluster init` makes it.";
+        join: Switch = "off", "With empty data: wait to be taken in by `beeline cluster join`, instead of founding the cluster with the peers.";
+        log_provider: LogProviderWord = "auto", "Fabric between members, the same at each: shm (one host), tcp, or auto: shm where all peers are on loopback.";
+        log_slots: Number = "4096", "Entries the log holds, a power of two, the same at each member; decided when the cluster is founded.";
+        log_slot_size: Size = "32KiB", "Bytes of one entry, the same at each member; bounds what one command or transaction carries. log-slots times this is at most 1GiB.";
+        request_timeout: Span = "5s", "How long a request of a replicated node waits for a leader and its answer; a fail-over takes well under a second.";
         shutdown_wait: Span = "2s", "How long a node that stops waits for clients to read replies they are owed; the default is shorter than supervisors wait.";
     }
 }
@@ -126,7 +135,72 @@ impl ServeConfig {
                 );
             }
         }
+        self.check_cluster(&mut problems);
         if problems.is_empty() { Ok(()) } else { Err(ConfigError { problems }) }
+    }
+
+    /// This node's entry among the peers; `None` for a node by itself.
+    pub fn member(&self) -> Option<&MemberWord> {
+        self.peers.0.iter().find(|member| u32::from(member.id) == self.node_id.0)
+    }
+
+    /// A member listens where its peers look for it, unless it is told to listen elsewhere.
+    pub fn adopt_member(&mut self) {
+        let Some(member) = self.member().cloned() else { return };
+        let default = |port: u16| Some(SocketAddr::from(([127, 0, 0, 1], port)));
+        if self.resp_address.0 == default(6379) {
+            self.resp_address = Door(Some(member.resp));
+        }
+        if self.fabric_address.0 == default(4790) {
+            self.fabric_address = Door(Some(member.log));
+        }
+    }
+
+    fn check_cluster(&self, problems: &mut Vec<String>) {
+        let mut rule = |holds: bool, problem: &str| {
+            if !holds {
+                problems.push(problem.to_owned());
+            }
+        };
+        if self.node_id.0 == 0 && self.peers.0.is_empty() {
+            return;
+        }
+        rule(
+            self.member().is_some(),
+            "node-id: the peers lack a member of this number; peers lists every member, this node \
+             among them",
+        );
+        rule(
+            self.cluster.0 != 0,
+            "cluster: a member needs the cluster's identity; `beeline cluster init` makes one",
+        );
+        rule(self.peers.0.len() <= 11, "peers: a cluster has at most eleven members");
+        rule(
+            self.fabric_address.0.is_some() && self.resp_address.0.is_some(),
+            "resp-address, fabric-address: members reach each other through both; open them",
+        );
+        rule(
+            self.max_memory.0 == 0,
+            "max-memory: members of a cluster cannot drop keys each by itself; remove it",
+        );
+        let (slots, slot) = (u64::from(self.log_slots.0), self.log_slot_size.0);
+        rule(
+            slots.is_power_of_two() && (64..=1 << 20).contains(&slots),
+            "log-slots: choose a power of two from 64 to 1048576",
+        );
+        rule(
+            (4 << 10..=8 << 20).contains(&slot) && slot.is_multiple_of(4096),
+            "log-slot-size: choose 4KiB to 8MiB in steps of 4KiB",
+        );
+        rule(
+            slots.saturating_mul(slot) < 1 << 30,
+            "log-slots, log-slot-size: a log takes less than 1GiB; lower one of them",
+        );
+        rule(
+            slot <= self.segment_size.0 / 8,
+            "log-slot-size: an entry's effects fit a segment many times over; raise segment-size",
+        );
+        rule(!self.request_timeout.0.is_zero(), "request-timeout: choose more than 0");
     }
 }
 

@@ -184,6 +184,102 @@ impl Knob for Window {
     }
 }
 
+/// One member of a cluster: `1=10.0.0.1:4790@10.0.0.1:6379`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemberWord {
+    /// Its number, from 1.
+    pub id: u16,
+    /// Where its fabric door answers, through which members find each other.
+    pub log: SocketAddr,
+    /// Where its Redis door answers.
+    pub resp: SocketAddr,
+}
+
+impl MemberWord {
+    fn parse(text: &str) -> Result<Self, String> {
+        let wrong = || {
+            format!(
+                "{text:?} is no member; write NUMBER=FABRIC-ADDRESS@RESP-ADDRESS, as in \
+                 1=10.0.0.1:4790@10.0.0.1:6379"
+            )
+        };
+        let (id, addresses) = text.split_once('=').ok_or_else(wrong)?;
+        let (log, resp) = addresses.split_once('@').ok_or_else(wrong)?;
+        let id =
+            id.trim().parse().ok().filter(|id| (1..u16::MAX).contains(id)).ok_or_else(wrong)?;
+        let address = |text: &str| {
+            let address: SocketAddr = text.trim().parse().map_err(|_| wrong())?;
+            if address.port() == 0 || address.ip().is_unspecified() {
+                return Err(format!("{text:?} is where others reach a member: name its port"));
+            }
+            Ok(address)
+        };
+        Ok(Self { id, log: address(log)?, resp: address(resp)? })
+    }
+
+    fn show(&self) -> String {
+        format!("{}={}@{}", self.id, self.log, self.resp)
+    }
+}
+
+/// The members of a cluster, apart by commas; empty: none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Members(pub Vec<MemberWord>);
+
+impl Knob for Members {
+    const PLACEHOLDER: &'static str = "MEMBERS";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        if text.trim().is_empty() || text == "none" {
+            return Ok(Self(Vec::new()));
+        }
+        let members = text
+            .split(',')
+            .map(|word| MemberWord::parse(word.trim()))
+            .collect::<Result<Vec<_>, _>>()?;
+        for (index, member) in members.iter().enumerate() {
+            let same = members[index + 1..].iter().find(|other| {
+                other.id == member.id || other.log == member.log || other.resp == member.resp
+            });
+            if let Some(other) = same {
+                return Err(format!(
+                    "{} and {} are two members with one number or address",
+                    member.show(),
+                    other.show()
+                ));
+            }
+        }
+        Ok(Self(members))
+    }
+
+    fn show(&self) -> String {
+        let words: Vec<String> = self.0.iter().map(MemberWord::show).collect();
+        if words.is_empty() { "none".to_owned() } else { words.join(",") }
+    }
+}
+
+/// A cluster's identity: sixteen hexadecimal digits; 0: none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClusterWord(pub u64);
+
+impl Knob for ClusterWord {
+    const PLACEHOLDER: &'static str = "ID";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        if text == "none" {
+            return Ok(Self(0));
+        }
+        let hexadecimal = text.len() <= 16 && text.bytes().all(|digit| digit.is_ascii_hexdigit());
+        u64::from_str_radix(text, 16).ok().filter(|id| hexadecimal && *id != 0).map(Self).ok_or_else(
+            || format!("{text:?} is no cluster; `beeline cluster init` makes one, as in 5f0c31a29be4d870"),
+        )
+    }
+
+    fn show(&self) -> String {
+        if self.0 == 0 { "none".to_owned() } else { format!("{:016x}", self.0) }
+    }
+}
+
 /// A value, or the program's choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Auto<T> {
@@ -322,6 +418,11 @@ macro_rules! words {
 words! {
     /// What acknowledged data survives.
     DurabilityWord { None = "none", Process = "process", Power = "power", }
+}
+
+words! {
+    /// What the members of a cluster write to each other through.
+    LogProviderWord { Auto = "auto", Shm = "shm", Tcp = "tcp", }
 }
 
 words! {

@@ -12,10 +12,15 @@ use beeline_fabric_open::{
 };
 use beeline_node::{FabricIncoming, NodeHandle};
 
+use super::replicated::{self, LogDoor};
 use crate::config::values::Window;
 
 /// Name of the key-value service in the bootstrap exchange.
 pub const SERVICE: &str = "kv";
+
+/// What a one-sided client of a replicated node is told.
+const PAST_THE_LOG: &str = "this node is a member of a cluster, and one-sided access would pass by \
+    the cluster's log: use its Redis door (resp-address) instead";
 
 /// The open door. Dropping it closes the address; clients connected by then stay connected.
 #[derive(Debug)]
@@ -27,11 +32,16 @@ pub struct FabricDoor {
 
 impl FabricDoor {
     /// Opens what providers this host has, and listens on `address` for clients of `shards`
-    /// shards. At least TCP has to open, and a window that was asked for; why another did not is a
+    /// shards, and with `log` for members of the node's cluster. At least TCP has to open, and a window that was asked for; why another did not is a
     /// warning.
     ///
     /// Errors: [`OpenError`].
-    pub fn open(address: SocketAddr, shards: usize, window: &Window) -> Result<Self, OpenError> {
+    pub fn open(
+        address: SocketAddr,
+        shards: usize,
+        window: &Window,
+        log: Option<Arc<OnceLock<LogDoor>>>,
+    ) -> Result<Self, OpenError> {
         let mut devices: Vec<Arc<dyn Device>> = Vec::new();
         match open("shm://") {
             Ok(device) => devices.push(device),
@@ -55,15 +65,28 @@ impl FabricDoor {
         let providers = devices.iter().map(|device| named(device.attributes().provider)).collect();
         let node = Arc::new(OnceLock::new());
         let target = Arc::clone(&node);
-        let service = Service {
+        let replicated = log.is_some();
+        let mut services = vec![Service {
             name: SERVICE.to_owned(),
             shards: u32::try_from(shards).unwrap_or(u32::MAX),
             payload: Vec::new(),
-            incoming: Box::new(move |incoming| deliver(&target, incoming)),
-        };
+            incoming: Box::new(move |incoming| {
+                if replicated {
+                    incoming.reply.refuse(PAST_THE_LOG);
+                } else {
+                    deliver(&target, incoming);
+                }
+            }),
+        }];
+        services.extend(log.map(|log| Service {
+            name: replicated::SERVICE.to_owned(),
+            shards: 1,
+            payload: Vec::new(),
+            incoming: Box::new(move |incoming| replicated::greet(&log, incoming)),
+        }));
         let config =
             BootstrapConfig { tcp: Some(address), window: end, ..BootstrapConfig::default() };
-        let bootstrap = Bootstrap::listen(config, devices, vec![service])?;
+        let bootstrap = Bootstrap::listen(config, devices, services)?;
         Ok(Self { bootstrap, node, providers })
     }
 

@@ -8,12 +8,13 @@ mod banner;
 pub mod fabric;
 mod metrics;
 mod plan;
+pub mod replicated;
 mod stop;
 mod view;
 
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Instant;
 
 use anyhow::Context as _;
@@ -39,11 +40,13 @@ pub fn run(config: &ServeConfig, output: Output) -> Result<Exit, Failure> {
     let http =
         config.http_address.0.map(|address| listen(address, "--http-address")).transpose()?;
     let plan = plan::plan(config);
+    let log_door = config.member().map(|_| Arc::new(OnceLock::new()));
     let fabric = config
         .fabric_address
         .0
         .map(|address| {
-            FabricDoor::open(address, plan.shards, &config.fabric_window).map_err(fabric_failure)
+            FabricDoor::open(address, plan.shards, &config.fabric_window, log_door.clone())
+                .map_err(fabric_failure)
         })
         .transpose()?;
     let node = Node::start(&plan).map_err(failure)?;
@@ -51,6 +54,7 @@ pub fn run(config: &ServeConfig, output: Output) -> Result<Exit, Failure> {
     if let Some(door) = &fabric {
         door.serve(handle.clone());
     }
+    let log = log_door.map(|door| replicated::start(config, &node, &door)).transpose()?;
     let doors = Doors {
         http: http.as_ref().and_then(|listener| listener.local_addr().ok()),
         fabric: fabric.as_ref().and_then(FabricDoor::address),
@@ -78,7 +82,11 @@ pub fn run(config: &ServeConfig, output: Output) -> Result<Exit, Failure> {
     tracing::info!(%reason, "stopping");
     drop(status);
     drop(fabric);
+    let ended = log.map(beeline_replicated_log::Server::stop);
     node.stop();
+    if let Some(Err(error)) = ended {
+        return Err(anyhow::Error::new(error).context("this member of the cluster stopped").into());
+    }
     tracing::info!("stopped; everything acknowledged is persisted");
     Ok(Exit::Done)
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use beeline_kv::Eviction;
-use beeline_node::{NodeConfig, RedisDoor, ServerOptions};
+use beeline_node::{NodeConfig, RedisDoor, ReplicationOptions, ServerOptions};
 use beeline_pmem::{Durability, PoolKind, PoolOptions};
 
 use crate::config::ServeConfig;
@@ -28,7 +28,12 @@ pub fn plan(config: &ServeConfig) -> NodeConfig {
         cooperative_write_back: true,
         fabric: ServerOptions::default(),
         shutdown_wait: config.shutdown_wait.0,
-        replication: None,
+        replication: config.member().map(|member| ReplicationOptions {
+            cluster: config.cluster.0,
+            node: member.id,
+            request_timeout: config.request_timeout.0,
+            ordered_commits: config.durability == DurabilityWord::Power,
+        }),
         redis: config.resp_address.0.map(|address| RedisDoor {
             require_password: Some(config.require_password.0.clone())
                 .filter(|password| !password.is_empty()),

@@ -114,8 +114,8 @@ pub struct LogState {
     pub snapshot: u64,
     /// All members.
     pub members: Vec<LogMember>,
-    /// Elections this member began.
-    pub elections: u64,
+    /// Leaderships this member won.
+    pub leaderships: u64,
     /// Snapshots sent to others.
     pub snapshots_sent: u64,
     /// Snapshots installed here.

@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use beeline_kv::{Keyspace, KvError, replace_by_snapshot};
 use beeline_resp::{Executor, Logged, Output};
 
+use super::Replication;
 use super::clock;
 use super::unit::{self, LaneName, REPEATED, Turn, Unit};
 use crate::shared::Shared;
@@ -252,11 +253,13 @@ impl ReplicaMachine {
         recorded.map_err(io::Error::other)
     }
 
-    /// Captures the keys and what the machine knows, as of everything applied up to `position`.
+    /// Captures the keys and what the machine knows, as of everything applied up to the latest
+    /// flush; to be called behind one.
     ///
     /// Errors: another snapshot is being written; the store's.
-    pub fn snapshot(&mut self, position: u64) -> io::Result<StateWriter> {
+    pub fn snapshot(&mut self) -> io::Result<StateWriter> {
         let shared = Arc::clone(&self.shared);
+        let position = shared.replication.as_ref().map_or(0, Replication::applied);
         self.record(&shared, position)?;
         let snapshot = with_keyspace(&shared, |keyspace| keyspace.begin_snapshot())
             .map_err(io::Error::other)?;

@@ -18,6 +18,7 @@
 
 pub(crate) mod clock;
 pub(crate) mod courier;
+mod handle;
 pub(crate) mod lane;
 pub mod log;
 pub mod machine;
@@ -34,6 +35,7 @@ use self::lane::Failure;
 use self::log::{Log, LogState};
 use crate::shared::lock;
 
+pub use self::handle::LogHandle;
 pub(crate) use self::peer::COMMAND;
 pub use self::peer::{Peer, PeerError};
 
