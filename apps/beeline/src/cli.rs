@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::bench::BenchCommand;
+use crate::cluster::ClusterCommand;
 use crate::config::values::Span;
 use crate::config::{Knob as _, ServeFlags};
 use crate::exit::Exit;
@@ -79,6 +80,9 @@ pub enum Command {
     /// Keys of a running node, through fabric.
     #[command(subcommand)]
     Kv(KvCommand),
+    /// Members of a cluster, which keep the same keys by a replicated log.
+    #[command(subcommand)]
+    Cluster(ClusterCommand),
     /// Measure, each figure beside a named peer in the same run.
     #[command(subcommand)]
     Bench(BenchCommand),

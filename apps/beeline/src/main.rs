@@ -7,6 +7,7 @@
 
 mod bench;
 mod cli;
+mod cluster;
 mod config;
 mod connector;
 mod doctor;
@@ -59,6 +60,7 @@ fn run(cli: Cli) -> Result<Exit, Failure> {
         Command::Top(arguments) => top::run(&arguments, output),
         Command::Doctor(arguments) => doctor::run(&resolve(&arguments)?.0, output),
         Command::Kv(command) => kv::run(&command, output),
+        Command::Cluster(command) => cluster::run(&command, output),
         Command::Bench(command) => bench::run(&command, output),
         Command::Config(ConfigCommand::Show(arguments)) => show(&arguments, output),
     }

@@ -432,10 +432,10 @@ impl Store {
         Ok(self.persist_root()?)
     }
 
-    /// Whether new data has room only where deletions and collection make some.
+    /// Whether new data is about to have room only where deletions and collection make some.
     #[must_use]
     pub fn is_short(&self) -> bool {
-        self.free_segments() <= self.reserve(Need::Data)
+        self.free_segments() <= self.reserve(Need::Data) + 1
     }
 
     /// Has `wake` called when an allocation finds the pool full: other shards may hold garbage, and

@@ -32,6 +32,12 @@ pub trait StateMachine: Send {
         Position::NONE
     }
 
+    /// Whether what [`StateMachine::flush`] returned for lasts in the machine itself: then the log
+    /// forgets entries without a snapshot, which is captured only for a peer that lacks them.
+    fn is_durable(&self) -> bool {
+        false
+    }
+
     /// Captures the state as it is now. Quick: the log waits; what is returned writes the state
     /// later, on another thread.
     ///

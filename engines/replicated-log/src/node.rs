@@ -209,8 +209,11 @@ pub struct Node<S> {
     machine_has: Position,
     /// What the snapshot's file covers.
     snapshot: Position,
+    /// It holds the machine's state, not only what the log needs.
+    snapshot_has_state: bool,
     /// A snapshot is being written.
     writing: Option<Position>,
+    writing_state: bool,
     snapshot_due: bool,
     snapshot_failed_ns: Option<u64>,
     snapshot_waiters: Vec<Done<Position>>,
@@ -243,14 +246,21 @@ impl<S: StateMachine> Node<S> {
         let machine_has = machine.applied();
         let mut restored = Ok(());
         let head = snapshot::read(&home.snapshot_path(), home.cluster(), |head, reader| {
-            if head.position > machine_has {
+            if head.position > machine_has && head.has_state {
                 restored = machine.restore(head.position, reader);
+            } else if head.position > machine_has {
+                restored = Err(std::io::Error::other(format!(
+                    "it has {machine_has} and the log begins behind {}: what it kept was lost; \
+                     remove this member, and let a new one join",
+                    head.position
+                )));
             }
             Ok(())
         })
         .map_err(HomeError::from)?;
         restored.map_err(NodeError::Machine)?;
         let snapshot = head.position;
+        let snapshot_has_state = head.has_state;
         let start = Start {
             id: home.id(),
             cluster: home.cluster(),
@@ -307,7 +317,9 @@ impl<S: StateMachine> Node<S> {
             applied: snapshot,
             machine_has,
             snapshot,
+            snapshot_has_state,
             writing: None,
+            writing_state: false,
             snapshot_due: false,
             snapshot_failed_ns: None,
             snapshot_waiters: Vec::new(),

@@ -399,14 +399,19 @@ impl<'a> Plan<'a> {
             if command.scope == Scope::Everything && command.has(flag::WRITE))
     }
 
-    /// Whether it needs memory, and is refused where there is none.
+    /// Whether it may store something, as any write but a deletion does.
     #[must_use]
     pub fn needs_room(&self, session: &Session) -> bool {
+        let stores = |command: &Command| {
+            let deletes =
+                matches!(command.name, "del" | "unlink" | "getdel" | "flushall" | "flushdb");
+            command.has(flag::WRITE) && !deletes
+        };
         match self.action {
             Action::Run(_) if self.is_exec() => {
-                session.transaction.commands.iter().any(|command| command.has(flag::DENYOOM))
+                session.transaction.commands.iter().any(|command| stores(command))
             }
-            Action::Run(command) => command.has(flag::DENYOOM),
+            Action::Run(command) => stores(command),
             _ => false,
         }
     }

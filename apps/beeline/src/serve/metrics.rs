@@ -3,7 +3,8 @@
 //! The parts keep their counters in structs of their own; a scrape copies the sums here. The table
 //! in `docs/metrics.md` is rendered from these declarations.
 
-use beeline_node::NodeStats;
+use beeline_node::replicated::log::LogState;
+use beeline_node::{NodeStats, ReplicationStats};
 
 /// Declares metrics together with the expression that reads each from its source.
 macro_rules! published {
@@ -89,6 +90,49 @@ published! {
     }
 }
 
+published! {
+    /// The replicated log, as this member sees it; 0 in a node by itself.
+    struct LogMetrics reads log: LogView {
+        gauge log_leader: Count = u64::from(log.state.leads()), "1 while this member leads.";
+        gauge log_term: Count = u64::from(log.state.term), "The leadership this member knows of.";
+        gauge log_members: Count = log.state.members.len() as u64, "Members of the cluster.";
+        gauge log_connected_members: Count = log.connected, "Of these, others this member has a connection to.";
+        gauge log_committed_position: Count = log.state.committed, "Position up to which entries are committed, as known here.";
+        gauge log_applied_position: Count = log.state.applied, "Position up to which they are applied here.";
+        gauge log_lag_entries: Count = log.state.committed.saturating_sub(log.state.applied), "Entries committed, as known here, and not applied here.";
+        gauge log_slowest_lag_entries: Count = log.slowest, "At the leader: entries committed that the member furthest behind is not known to have.";
+        gauge log_snapshot_position: Count = log.state.snapshot, "What the newest snapshot here covers.";
+        counter log_leaderships: Count = log.state.leaderships, "Leaderships this member won.";
+        counter log_sent_snapshots: Count = log.state.snapshots_sent, "Snapshots sent to members that lagged behind.";
+        counter log_installed_snapshots: Count = log.state.snapshots_installed, "Snapshots installed here.";
+        counter log_units: Count = log.stats.units, "Units applied: requests of one shard that were agreed on together.";
+        counter log_requests: Count = log.stats.requests, "Requests applied.";
+        counter log_repeated_units: Count = log.stats.repeated, "Units skipped because they had been applied before.";
+        counter log_forwarded_requests: Count = log.stats.forwarded, "Units and barriers carried to the leader.";
+        counter log_timed_out_requests: Count = log.stats.timed_out, "Units and barriers given up after request-timeout.";
+    }
+}
+
+/// The log and what the node counts of it.
+#[derive(Clone, Debug, Default)]
+pub struct LogView {
+    state: LogState,
+    stats: ReplicationStats,
+    connected: u64,
+    slowest: u64,
+}
+
+impl LogView {
+    /// Of a node's figures; nothing of a node by itself.
+    pub fn of(stats: &NodeStats) -> Self {
+        let Some((state, stats)) = stats.replication.clone() else { return Self::default() };
+        let others = state.members.iter().filter(|member| member.id != state.id);
+        let connected = others.clone().filter(|member| member.connected).count() as u64;
+        let slowest = others.filter_map(|member| member.lag).max().unwrap_or(0);
+        Self { state, stats, connected, slowest }
+    }
+}
+
 /// What the kernel says of this process.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Process {
@@ -136,8 +180,9 @@ fn document() -> String {
         in seconds. This page is rendered from the declarations: `BEELINE_BLESS=1 cargo test -p beeline\n\
         metrics` writes it anew, and a test fails while it differs.\n\n";
     let node = markdown("Node, store and pool", NodeMetrics::DESCRIPTORS);
+    let log = markdown("Replicated log", LogMetrics::DESCRIPTORS);
     let process = markdown("Process", ProcessMetrics::DESCRIPTORS);
-    format!("{head}{node}\n{process}")
+    format!("{head}{node}\n{log}\n{process}")
 }
 
 #[cfg(test)]

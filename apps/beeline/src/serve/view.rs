@@ -7,7 +7,7 @@ use beeline_node::{NodeHandle, NodeStats};
 use beeline_observe::{MetricSet, Registry, Unit, Value};
 
 use super::banner::Banner;
-use super::metrics::{NodeMetrics, Process, ProcessMetrics};
+use super::metrics::{LogMetrics, LogView, NodeMetrics, Process, ProcessMetrics};
 use crate::config::values::human_bytes;
 use crate::status::{Page, Section, Source};
 
@@ -19,6 +19,7 @@ pub struct View {
     started: Instant,
     registry: Registry,
     node: Arc<NodeMetrics>,
+    log: Arc<LogMetrics>,
     process: Arc<ProcessMetrics>,
 }
 
@@ -27,15 +28,18 @@ impl View {
     pub fn new(handle: NodeHandle, banner: Arc<Banner>, started: Instant) -> Self {
         let registry = Registry::new();
         let node = Arc::new(NodeMetrics::default());
+        let log = Arc::new(LogMetrics::default());
         let process = Arc::new(ProcessMetrics::default());
         registry.register(node.clone(), None);
+        registry.register(log.clone(), None);
         registry.register(process.clone(), None);
-        Self { handle, banner, started, registry, node, process }
+        Self { handle, banner, started, registry, node, log, process }
     }
 
     fn publish(&self) -> NodeStats {
         let stats = self.handle.stats();
         self.node.publish(&stats);
+        self.log.publish(&LogView::of(&stats));
         self.process.publish(&Process::read(self.started));
         stats
     }
@@ -80,6 +84,28 @@ impl Source for View {
                 ),
             ],
         ));
+        if let Some((state, _)) = &stats.replication {
+            let mut facts = vec![
+                fact("cluster", format!("{:016x}", state.cluster)),
+                fact("this member", format!("{}, {}", state.id, state.role.name())),
+                fact("term", state.term.to_string()),
+                fact("leader", state.leader.map_or("none".to_owned(), |id| id.to_string())),
+                fact("committed, applied", format!("{} / {}", state.committed, state.applied)),
+            ];
+            for member in &state.members {
+                let link = match (member.id == state.id, member.connected) {
+                    (true, _) => "this one",
+                    (_, true) => "connected",
+                    (_, false) => "NOT connected",
+                };
+                let lag = member.lag.map(|lag| format!(", {lag} entries behind"));
+                facts.push(fact(
+                    &format!("member {}", member.id),
+                    format!("{}, {link}{}", member.resp_address, lag.unwrap_or_default()),
+                ));
+            }
+            page.push(Section::facts("Cluster", facts));
+        }
         if total.damaged > 0 {
             page.push(Section::facts(
                 "Needs a person",
@@ -93,7 +119,7 @@ impl Source for View {
         self.publish();
         let mut object = serde_json::Map::new();
         object.insert("node".to_owned(), serde_json::json!(*self.banner));
-        for set in [&*self.node as &dyn MetricSet, &*self.process] {
+        for set in [&*self.node as &dyn MetricSet, &*self.log, &*self.process] {
             for (descriptor, value) in set.descriptors().iter().zip(set.values()) {
                 let Value::Number(number) = value else { continue };
                 let value = match descriptor.unit {
@@ -119,6 +145,11 @@ impl Source for View {
             return Err(format!(
                 "{damaged} segments are set aside as damaged; run `beeline kv check`"
             ));
+        }
+        if let Some((state, _)) = &self.handle.stats().replication
+            && state.leader.is_none()
+        {
+            return Err("no member leads the cluster, as far as this one knows".to_owned());
         }
         Ok(())
     }

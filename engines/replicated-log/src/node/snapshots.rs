@@ -7,7 +7,7 @@ use beeline_paxos::{Event, Position};
 use super::{Node, NodeError, SNAPSHOT_RETRY_NS};
 use crate::handle::{Refusal, Request};
 use crate::home::HomeError;
-use crate::machine::StateMachine;
+use crate::machine::{SnapshotWriter, StateMachine};
 use crate::snapshot::{self, Head};
 
 impl<S: StateMachine> Node<S> {
@@ -18,7 +18,12 @@ impl<S: StateMachine> Node<S> {
         if self.writing.is_some() || !self.snapshot_due || early {
             return;
         }
-        if self.applied == self.snapshot && self.applied > Position::NONE {
+        // A machine that lasts by itself is captured only for those who want its state.
+        let whole = !self.machine.is_durable()
+            || !self.wanting.is_empty()
+            || !self.snapshot_waiters.is_empty();
+        let suffices = self.snapshot_has_state || !whole;
+        if self.applied == self.snapshot && self.applied > Position::NONE && suffices {
             // There is none newer to be had.
             self.snapshot_due = false;
             for done in self.snapshot_waiters.drain(..) {
@@ -26,7 +31,8 @@ impl<S: StateMachine> Node<S> {
             }
             return;
         }
-        let state = match self.machine.snapshot() {
+        let state = if whole { self.machine.snapshot() } else { Ok(no_state()) };
+        let state = match state {
             Ok(state) => state,
             Err(error) => return self.snapshot_failed(error.to_string(), now_ns),
         };
@@ -35,7 +41,7 @@ impl<S: StateMachine> Node<S> {
             position: self.applied,
             configuration: self.member.replica().configuration().clone(),
             sessions: self.sessions.clone(),
-            has_state: true,
+            has_state: whole,
         };
         let position = head.position;
         let writing = move || {
@@ -48,6 +54,7 @@ impl<S: StateMachine> Node<S> {
         match std::thread::Builder::new().name("log-snapshot".to_owned()).spawn(writing) {
             Ok(_) => {
                 self.writing = Some(position);
+                self.writing_state = whole;
                 self.snapshot_due = false;
                 self.snapshot_failed_ns = None;
             }
@@ -77,12 +84,14 @@ impl<S: StateMachine> Node<S> {
             self.snapshot_failed(reason, now_ns);
             return Ok(());
         }
-        if position > self.snapshot {
+        let adds_state = self.writing_state && !self.snapshot_has_state;
+        if position > self.snapshot || (position == self.snapshot && adds_state) {
             if let Err(error) = self.home.adopt_snapshot(&path) {
                 self.snapshot_failed(error.to_string(), now_ns);
                 return Ok(());
             }
             self.snapshot = position;
+            self.snapshot_has_state = self.writing_state;
             self.counters.snapshots_taken += 1;
             let mut upward = std::mem::take(&mut self.upward);
             self.member.event(Event::SnapshotTaken { position }, &mut upward)?;
@@ -101,7 +110,7 @@ impl<S: StateMachine> Node<S> {
         if self.wanting.is_empty() {
             return;
         }
-        if self.snapshot == Position::NONE {
+        if self.snapshot == Position::NONE || !self.snapshot_has_state {
             self.snapshot_due = self.applied > Position::NONE;
             self.take_snapshot(now_ns);
             return;
@@ -155,10 +164,16 @@ impl<S: StateMachine> Node<S> {
         self.sessions = sessions;
         self.applied = position;
         self.snapshot = position;
+        self.snapshot_has_state = true;
         self.counters.snapshots_installed += 1;
         let mut upward = std::mem::take(&mut self.upward);
         self.member.event(Event::SnapshotInstalled { position, configuration }, &mut upward)?;
         self.upward = upward;
         Ok(())
     }
+}
+
+/// Of a machine that lasts by itself: nothing to write.
+fn no_state() -> SnapshotWriter {
+    Box::new(|_| Ok(()))
 }

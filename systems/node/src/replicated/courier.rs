@@ -160,7 +160,7 @@ impl Courier {
             }
         };
         let reached =
-            replication.wait_for(deadline, |found| (found.applied() >= position).then_some(()));
+            replication.wait_for(deadline, |found| found.has_applied(position).then_some(()));
         reached.ok_or(Failure::TimedOut)
     }
 
@@ -178,11 +178,8 @@ impl Courier {
         there: &[&[u8]],
         settled: impl Fn(&Replication) -> bool,
     ) -> Attempt<Vec<u8>> {
-        if let Some(obstacle) = replication.obstacle() {
-            return match obstacle {
-                Failure::Loading => Attempt::Again,
-                failure => Attempt::Failed(failure),
-            };
+        if let Some(obstacle) = replication.obstacle(false) {
+            return Attempt::Failed(obstacle);
         }
         let Some(log) = replication.log.get() else { return Attempt::Again };
         let state = log.state();

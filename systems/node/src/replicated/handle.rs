@@ -25,6 +25,10 @@ impl StateMachine for ReplicaMachine {
         Position(Self::applied(self))
     }
 
+    fn is_durable(&self) -> bool {
+        Self::is_durable(self)
+    }
+
     fn snapshot(&mut self) -> io::Result<SnapshotWriter> {
         Self::snapshot(self)
     }

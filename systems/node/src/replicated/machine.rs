@@ -75,6 +75,7 @@ impl ReplicaMachine {
             failure: None,
         };
         machine.reload()?;
+        machine.choose_incarnation()?;
         Ok(machine)
     }
 
@@ -90,11 +91,16 @@ impl ReplicaMachine {
         let Some(replication) = &shared.replication else { return Ok(()) };
         replication.agreed_ms.store(now_ms, Ordering::Relaxed);
         replication.set_applied(position);
-        // A clock that was set back must not bring an incarnation that was used.
-        for lane in 0..self.shared.doors.len() {
+        Ok(())
+    }
+
+    /// A clock that was set back must not bring an incarnation that was used.
+    fn choose_incarnation(&mut self) -> Result<(), KvError> {
+        let shared = Arc::clone(&self.shared);
+        let Some(replication) = &shared.replication else { return Ok(()) };
+        for lane in 0..shared.doors.len() {
             let lane = u16::try_from(lane).unwrap_or(u16::MAX);
-            let name = LaneName { node: replication.options.node, lane };
-            let last = self.last_turn(name)?;
+            let last = self.last_turn(LaneName { node: replication.options.node, lane })?;
             replication.incarnation.fetch_max(last.incarnation + 1, Ordering::Relaxed);
         }
         Ok(())
@@ -251,6 +257,12 @@ impl ReplicaMachine {
             keyspace.commit()
         });
         recorded.map_err(io::Error::other)
+    }
+
+    /// Whether what was flushed is there after a restart.
+    #[must_use]
+    pub fn is_durable(&self) -> bool {
+        self.shared.store.pool().report().durability != beeline_pmem::Durability::None
     }
 
     /// Captures the keys and what the machine knows, as of everything applied up to the latest

@@ -53,6 +53,14 @@ pub struct ReplicationOptions {
     pub ordered_commits: bool,
 }
 
+/// An identity for a new cluster, which no other one has.
+#[must_use]
+pub fn new_cluster_id() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    // Seeded from the system's randomness, anew for each process.
+    RandomState::new().hash_one((std::process::id(), std::time::SystemTime::now())).max(1)
+}
+
 /// What a replicated node counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReplicationStats {
@@ -129,11 +137,12 @@ impl Replication {
         (replication, receivers)
     }
 
-    /// Why nothing can be served now.
-    pub(crate) fn obstacle(&self) -> Option<Failure> {
+    /// Why a request cannot be served now. While a snapshot replaces the keys, those that ask the
+    /// log wait for it; stale reads would see a part.
+    pub(crate) fn obstacle(&self, stale: bool) -> Option<Failure> {
         if self.failed.load(Ordering::Relaxed) {
             Some(Failure::Failed)
-        } else if self.loading.load(Ordering::Relaxed) {
+        } else if stale && self.loading.load(Ordering::Relaxed) {
             Some(Failure::Loading)
         } else {
             None
@@ -155,6 +164,11 @@ impl Replication {
         self.applied.store(position, Ordering::Release);
         drop(guard);
         self.progress.notify_all();
+    }
+
+    /// Whether everything up to `position` is applied here, and whole.
+    pub(crate) fn has_applied(&self, position: u64) -> bool {
+        !self.loading.load(Ordering::Acquire) && self.applied() >= position
     }
 
     pub(crate) fn applied(&self) -> u64 {

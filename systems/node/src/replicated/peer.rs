@@ -107,6 +107,27 @@ impl Peer {
         Err(failed(last))
     }
 
+    /// Connects to some member, and learns which cluster it is of.
+    ///
+    /// Errors: [`PeerError`]; [`PeerError::Error`] for a node that is no member.
+    pub fn discover(
+        address: &str,
+        password: Option<&str>,
+        timeout: Duration,
+    ) -> Result<Self, PeerError> {
+        let mut peer = Self::connect(address, 0, password, timeout)?;
+        let deadline = Instant::now() + timeout;
+        let info = peer.exchange(&[b"INFO", b"replication"], deadline, &mut || true)?;
+        let info = String::from_utf8_lossy(&info).into_owned();
+        let cluster = info.lines().find_map(|line| line.strip_prefix("cluster_id:"));
+        let Some(cluster) = cluster else {
+            let line = format!("the node at {address} is no member of a cluster");
+            return Err(PeerError::Error { line });
+        };
+        peer.cluster = cluster.to_owned();
+        Ok(peer)
+    }
+
     /// Where it leads to.
     #[must_use]
     pub fn address(&self) -> &str {

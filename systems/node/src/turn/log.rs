@@ -52,7 +52,8 @@ impl ShardThread {
         if effect == Effect::None {
             return false;
         }
-        if let Some(obstacle) = replication.obstacle() {
+        let stale = effect == Effect::Read && session.reads_stale();
+        if let Some(obstacle) = replication.obstacle(stale) {
             self.answer(connection, &obstacle.reply());
             return true;
         }

@@ -1,0 +1,405 @@
+//! A cluster of real processes: writes anywhere, kills, stopped members, orders, wrong settings.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::expect_used, reason = "helpers of tests")]
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use beeline_verify_clients::{Connection, Reply, Server, beeline, deep, note};
+use rustix::process::Signal;
+
+/// Longest wait for anything.
+const PATIENCE: Duration = Duration::from_secs(60);
+const CLUSTER: &str = "5f0c31a29be4d870";
+
+/// Where one member is found.
+#[derive(Clone, Copy)]
+struct Place {
+    id: usize,
+    fabric: SocketAddr,
+    resp: SocketAddr,
+}
+
+impl Place {
+    fn word(&self) -> String {
+        format!("{}={}@{}", self.id, self.fabric, self.resp)
+    }
+}
+
+/// Addresses nobody listens at just now.
+fn places(count: usize) -> Vec<Place> {
+    let held: Vec<_> = (0..2 * count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    let free: Vec<_> = held.iter().map(|listener| listener.local_addr().unwrap()).collect();
+    let pair = |id: usize| Place { id, fabric: free[2 * id - 2], resp: free[2 * id - 1] };
+    (1..=count).map(pair).collect()
+}
+
+struct Cluster {
+    home: tempfile::TempDir,
+    places: Vec<Place>,
+    founders: usize,
+    more: Vec<String>,
+    members: Vec<Option<Server>>,
+}
+
+impl Cluster {
+    /// Three founders; `spare` places for who joins.
+    fn new(spare: usize, more: &[&str]) -> Self {
+        let places = places(3 + spare);
+        let mut cluster = Self {
+            home: tempfile::tempdir().unwrap(),
+            members: places.iter().map(|_| None).collect(),
+            places,
+            founders: 3,
+            more: more.iter().map(|word| (*word).to_owned()).collect(),
+        };
+        (0..3).for_each(|index| cluster.start(index));
+        cluster
+    }
+
+    fn data(&self, index: usize) -> PathBuf {
+        self.home.path().join(format!("node-{index}"))
+    }
+
+    fn peers(&self, index: usize) -> String {
+        let founders = self.places[..self.founders].iter();
+        let mut words: Vec<String> = founders.map(Place::word).collect();
+        if index >= self.founders {
+            words.push(self.places[index].word());
+        }
+        words.join(",")
+    }
+
+    fn flags(&self, index: usize) -> Vec<String> {
+        let place = &self.places[index];
+        let mut flags = vec![
+            "--node-id".to_owned(),
+            place.id.to_string(),
+            "--cluster".to_owned(),
+            CLUSTER.to_owned(),
+            "--peers".to_owned(),
+            self.peers(index),
+            "--resp-address".to_owned(),
+            place.resp.to_string(),
+            "--fabric-address".to_owned(),
+            place.fabric.to_string(),
+            "--log-slots".to_owned(),
+            "1024".to_owned(),
+            "--request-timeout".to_owned(),
+            "10s".to_owned(),
+        ];
+        if index >= self.founders {
+            flags.extend(["--join".to_owned(), "on".to_owned()]);
+        }
+        flags.extend(self.more.iter().cloned());
+        flags
+    }
+
+    fn start(&mut self, index: usize) {
+        let flags = self.flags(index);
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+        self.members[index] = Some(Server::start(&self.data(index), &flags));
+    }
+
+    fn kill(&mut self, index: usize) {
+        self.members[index].take().unwrap().kill();
+    }
+
+    fn client(&self, index: usize) -> Connection {
+        Connection::open(self.places[index].resp).unwrap()
+    }
+
+    /// Asks a member until the reply is no error, as a client that retries does.
+    fn ask(&self, index: usize, words: &[&str]) -> Reply {
+        let started = Instant::now();
+        loop {
+            let reply = ask(&mut self.client(index), words);
+            if !matches!(reply, Reply::Error(_)) {
+                return reply;
+            }
+            assert!(started.elapsed() < PATIENCE, "{words:?}: {}", reply.text());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// A line of INFO replication.
+    fn info(&self, index: usize, name: &str) -> String {
+        let text = ask(&mut self.client(index), &["INFO", "replication"]).text();
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        line.unwrap_or_else(|| panic!("no {name} in {text}")).to_owned()
+    }
+
+    /// Index of the leader, once there is one.
+    fn leader(&self) -> usize {
+        let started = Instant::now();
+        loop {
+            for index in (0..self.members.len()).filter(|index| self.members[*index].is_some()) {
+                if self.info(index, "log_role") == "leader" {
+                    return index;
+                }
+            }
+            assert!(started.elapsed() < PATIENCE, "nobody leads");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn order(&self, index: usize, words: &[&str]) -> String {
+        let address = self.places[index].resp.to_string();
+        let mut arguments = vec!["cluster", words[0], "--address", address.as_str()];
+        arguments.extend(&words[1..]);
+        let output = beeline(&arguments).output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        assert!(output.status.success(), "{words:?}: {}", text(&output.stderr));
+        text(&output.stdout)
+    }
+}
+
+fn ask(client: &mut Connection, words: &[&str]) -> Reply {
+    let bytes: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
+    client.call(&bytes).unwrap_or_else(|error| panic!("{words:?}: {error}"))
+}
+
+/// One client that increments its own counter at one member, and counts what it knows.
+struct Writer {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<(i64, i64)>,
+}
+
+impl Writer {
+    fn start(name: String, address: SocketAddr) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || {
+            let (mut acknowledged, mut unknown) = (0, 0);
+            let mut client: Option<Connection> = None;
+            while !stopped.load(Ordering::Relaxed) {
+                let Some(open) = client.as_mut() else {
+                    client = Connection::open(address).ok();
+                    if client.is_none() {
+                        std::thread::sleep(Duration::from_millis(20));
+                    }
+                    continue;
+                };
+                match open.call(&[b"INCR", name.as_bytes()]) {
+                    Ok(Reply::Integer(count)) => {
+                        acknowledged += 1;
+                        assert!(count >= acknowledged, "{name}: {count} after {acknowledged}");
+                        assert!(
+                            count <= acknowledged + unknown,
+                            "{name}: {count} after {acknowledged} and {unknown} unknown"
+                        );
+                    }
+                    Ok(_) => unknown += 1,
+                    Err(_) => {
+                        unknown += 1;
+                        client = None;
+                    }
+                }
+            }
+            (acknowledged, unknown)
+        });
+        Self { stop, thread }
+    }
+
+    fn end(self) -> (i64, i64) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap()
+    }
+}
+
+fn writers(cluster: &Cluster) -> Vec<Writer> {
+    (0..3)
+        .map(|index| Writer::start(format!("counter{index}"), cluster.places[index].resp))
+        .collect()
+}
+
+/// Every member shows the same counters, and none lost an acknowledged step or took one twice.
+fn check(cluster: &Cluster, ends: &[(i64, i64)]) {
+    for (index, (acknowledged, unknown)) in ends.iter().enumerate() {
+        let name = format!("counter{index}");
+        let counts: Vec<i64> = (0..3)
+            .map(|member| cluster.ask(member, &["GET", &name]).text().parse().unwrap())
+            .collect();
+        assert!(*acknowledged > 0, "{name} was never written");
+        assert!(counts.iter().all(|count| *count == counts[0]), "{name}: {counts:?}");
+        assert!(
+            (*acknowledged..=acknowledged + unknown).contains(&counts[0]),
+            "{name}: {counts:?}, {acknowledged} acknowledged, {unknown} unknown"
+        );
+    }
+}
+
+fn rounds() -> usize {
+    if deep() { 12 } else { 3 }
+}
+
+fn kills(more: &[&str]) -> i64 {
+    let mut cluster = Cluster::new(0, more);
+    let writers = writers(&cluster);
+    for round in 0..rounds() {
+        std::thread::sleep(Duration::from_millis(300));
+        // The leader first, then whoever comes.
+        let victim = if round == 0 { cluster.leader() } else { round % 3 };
+        cluster.kill(victim);
+        std::thread::sleep(Duration::from_millis(300 * (round as u64 % 3)));
+        cluster.start(victim);
+        cluster.leader();
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    let ends: Vec<_> = writers.into_iter().map(Writer::end).collect();
+    check(&cluster, &ends);
+    ends.iter().map(|(acknowledged, _)| acknowledged).sum()
+}
+
+#[test]
+fn members_killed_under_load_lose_and_repeat_nothing_over_shared_memory() {
+    let writes = kills(&["--log-provider", "shm"]);
+    note(&format!("{writes} acknowledged writes through {} kills of members, shm", rounds()));
+}
+
+#[test]
+fn members_killed_under_load_lose_and_repeat_nothing_over_tcp() {
+    let writes = kills(&["--log-provider", "tcp"]);
+    note(&format!("{writes} acknowledged writes through {} kills of members, tcp", rounds()));
+}
+
+#[test]
+fn a_cluster_killed_as_a_whole_comes_back_with_every_acknowledged_write() {
+    let mut cluster = Cluster::new(0, &[]);
+    let writers = writers(&cluster);
+    std::thread::sleep(Duration::from_millis(800));
+    (0..3).for_each(|index| cluster.kill(index));
+    (0..3).for_each(|index| cluster.start(index));
+    cluster.leader();
+    std::thread::sleep(Duration::from_millis(300));
+    let ends: Vec<_> = writers.into_iter().map(Writer::end).collect();
+    check(&cluster, &ends);
+}
+
+#[test]
+fn a_stopped_follower_holds_nobody_up_and_catches_up() {
+    let cluster = Cluster::new(0, &[]);
+    let leader = cluster.leader();
+    let follower = (leader + 1) % 3;
+    cluster.members[follower].as_ref().unwrap().signal(Signal::STOP);
+    let mut client = cluster.client(leader);
+    let started = Instant::now();
+    for count in 1..=500 {
+        assert_eq!(ask(&mut client, &["INCR", "count"]), Reply::Integer(count));
+    }
+    assert!(started.elapsed() < PATIENCE);
+    cluster.members[follower].as_ref().unwrap().signal(Signal::CONT);
+    assert_eq!(cluster.ask(follower, &["GET", "count"]).text(), "500");
+}
+
+#[test]
+fn a_stopped_leader_is_followed_by_another_and_agrees_when_it_wakes() {
+    let cluster = Cluster::new(0, &[]);
+    let first = cluster.leader();
+    let other = (first + 1) % 3;
+    assert!(cluster.ask(first, &["SET", "key", "old"]).is_ok());
+    cluster.members[first].as_ref().unwrap().signal(Signal::STOP);
+    // Held until another leads, then carried there.
+    assert!(ask(&mut cluster.client(other), &["SET", "key", "new"]).is_ok());
+    cluster.members[first].as_ref().unwrap().signal(Signal::CONT);
+    assert_eq!(cluster.ask(first, &["GET", "key"]).text(), "new");
+}
+
+#[test]
+fn members_join_and_leave_and_the_leadership_moves() {
+    let mut cluster = Cluster::new(1, &[]);
+    let leader = cluster.leader();
+    for n in 0..200 {
+        assert!(cluster.ask(n % 3, &["SET", &format!("key{n}"), &n.to_string()]).is_ok());
+    }
+    cluster.start(3);
+    // It waits to be taken in, and answers meanwhile.
+    assert!(ask(&mut cluster.client(3), &["READONLY"]).is_ok());
+    let asked = (leader + 1) % 3;
+    let word = cluster.places[3].word();
+    assert!(cluster.order(asked, &["join", &word]).contains("member 4 is one of the cluster"));
+    assert_eq!(cluster.ask(3, &["GET", "key199"]).text(), "199");
+    assert!(cluster.ask(3, &["SET", "by", "four"]).is_ok());
+    assert_eq!(cluster.ask(leader, &["GET", "by"]).text(), "four");
+
+    let status = cluster.order(asked, &["status"]);
+    assert!(status.contains(&format!("cluster {CLUSTER}")), "{status}");
+    assert_eq!(status.lines().count(), 6, "{status}");
+
+    assert!(cluster.order(asked, &["transfer", "4"]).contains("member 4 leads"));
+    let started = Instant::now();
+    while cluster.leader() != 3 {
+        assert!(started.elapsed() < PATIENCE, "the leadership did not move");
+    }
+    assert!(cluster.order(asked, &["snapshot"]).contains("a snapshot was taken"));
+    let left = cluster.places[leader].id.to_string();
+    assert!(cluster.order(asked, &["leave", &left]).contains("left the cluster"));
+    let started = Instant::now();
+    while cluster.info(asked, "log_members") != "3" {
+        assert!(started.elapsed() < PATIENCE, "the change does not arrive");
+    }
+    assert!(cluster.ask(asked, &["SET", "after", "all"]).is_ok());
+    assert_eq!(cluster.ask(3, &["GET", "after"]).text(), "all");
+}
+
+#[test]
+fn init_makes_files_that_members_start_from() {
+    let home = tempfile::tempdir().unwrap();
+    let places = places(1);
+    let word = places[0].word();
+    let directory = home.path().join("cluster");
+    let path = directory.display().to_string();
+    let make =
+        || beeline(&["cluster", "init", "--peers", &word, "--directory", &path]).output().unwrap();
+    let made = make();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let file = directory.join("node-1.toml").display().to_string();
+    assert!(!make().status.success(), "a file that is there is kept");
+    // One member is a cluster too.
+    let data = directory.join("node-1");
+    let resp = places[0].resp.to_string();
+    let fabric = places[0].fabric.to_string();
+    let flags = ["--config", file.as_str(), "--resp-address", &resp, "--fabric-address", &fabric];
+    let server = Server::start(&data, &flags);
+    let mut client = server.connect();
+    assert!(ask(&mut client, &["SET", "key", "value"]).is_ok());
+    assert_eq!(ask(&mut client, &["GET", "key"]).text(), "value");
+}
+
+#[test]
+fn wrong_settings_and_one_sided_clients_are_refused_with_the_reason() {
+    let mut cluster = Cluster::new(0, &[]);
+    cluster.leader();
+    // A member's data under another member's number, and under another cluster's name.
+    cluster.kill(2);
+    for (flag, value) in [("--node-id", "2"), ("--cluster", "1")] {
+        let mut flags = cluster.flags(2);
+        let at = flags.iter().position(|word| word == flag).unwrap();
+        flags[at + 1] = value.to_owned();
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+        let (status, said) = Server::try_start(&cluster.data(2), &flags).unwrap_err();
+        assert_eq!(status.code(), Some(2), "{said}");
+        assert!(said.contains("belongs to member 3 of cluster 5f0c31a29be4d870"), "{said}");
+    }
+    // A stranger's log: the right number, another cluster.
+    let stranger = cluster.home.path().join("stranger");
+    let mut flags = cluster.flags(2);
+    let at = flags.iter().position(|word| word == "--cluster").unwrap();
+    flags[at + 1] = "77".to_owned();
+    let at = flags.iter().position(|word| word == "--request-timeout").unwrap();
+    flags[at + 1] = "1s".to_owned();
+    let words: Vec<&str> = flags.iter().map(String::as_str).collect();
+    let server = Server::start(&stranger, &words);
+    let reply = ask(&mut server.connect(), &["SET", "key", "stranger"]);
+    assert!(reply.text().starts_with("CLUSTERDOWN"), "{reply:?}");
+    drop(server);
+    let url = format!("tcp://{}", cluster.places[0].fabric);
+    let refused = beeline(&["kv", "get", "--connect", &url, "key"]).output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && said.contains("use its Redis door"), "{said}");
+    cluster.start(2);
+    assert!(cluster.ask(2, &["SET", "key", "value"]).is_ok());
+}
