@@ -17,10 +17,15 @@ use beeline_os::memory::MemoryObject;
 use crate::cable::{Socket, shared_window};
 use crate::config::{FixedWindow, NtbConfig, Port};
 use crate::heap::Heap;
+use crate::interrupts::Interrupts;
 use crate::layout::{Geometry, MAGIC, PAD_GEOMETRY, PAD_MAGIC};
 use crate::link::{NodeName, announced_node};
 use crate::transport::{NtbTransport, Setup};
 use crate::window::{Inbound, MappedWindow, Window};
+
+/// PCI classes of what windows are in: other bridges (the kernel's ntb drivers bind to those),
+/// memory (shared between virtual machines, or behind a switch).
+const WINDOW_CLASSES: [&str; 2] = ["0x0680", "0x05"];
 
 /// The provider, opened. One thread, asleep unless needed.
 #[derive(Debug)]
@@ -68,11 +73,44 @@ fn map(path: &Path) -> Result<Arc<Mapping>, FabricError> {
         let source = Error::new(ErrorKind::InvalidInput, "a directory, or a device without length");
         return Err(failed("opening the window's file", path)(source));
     }
+    check_device(path)?;
     let length = usize::try_from(meta.len()).unwrap_or(usize::MAX);
     let mapping = Mapping::shared(file.into(), length, Protection::ReadWrite)
         .map_err(|error| failed("mapping the window", path)(error.into()))?;
     mapping.forget_descriptor();
     Ok(Arc::new(mapping))
+}
+
+/// Refuses a PCI device that is asleep, or that is nothing a window can be in: what is written to
+/// the registers of another device nobody knows.
+fn check_device(path: &Path) -> Result<(), FabricError> {
+    let refuse = |what: String| {
+        let source = Error::new(ErrorKind::InvalidInput, what);
+        Err(failed("looking at the window's device", path)(source))
+    };
+    let resource = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let Some(device) = resource.parent() else { return Ok(()) };
+    let read = |file: &str| {
+        std::fs::read_to_string(device.join(file)).ok().map(|text| text.trim().to_owned())
+    };
+    let Some(class) = read("class") else { return Ok(()) };
+    if !WINDOW_CLASSES.iter().any(|known| class.starts_with(known)) {
+        return refuse(format!(
+            "a device of PCI class {class} is neither a bridge nor memory; it is left alone"
+        ));
+    }
+    if read("enable").is_some_and(|enabled| enabled == "0") {
+        let file = device.join("enable");
+        return refuse(format!("the device is not enabled: write 1 to {}", file.display()));
+    }
+    let name = resource.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    if device.join(format!("{name}_wc")).exists() {
+        tracing::warn!(
+            file = %path.display(),
+            "each store crosses the bus by itself; {name}_wc combines them"
+        );
+    }
+    Ok(())
 }
 
 /// The file that stands for what `path` maps: a BAR is the same with and without write combining.
@@ -92,6 +130,19 @@ fn claim(fixed: &FixedWindow) -> Result<ControlListener, FabricError> {
     ControlListener::bind(name.as_bytes()).map_err(failed("claiming this end of the window", path))
 }
 
+/// The interrupts of a shared-memory device that holds both windows; without them somebody looks.
+fn interrupts(fixed: &FixedWindow) -> Option<Interrupts> {
+    if fixed.outbound.is_some() {
+        return None;
+    }
+    let found = Interrupts::open(&fixed.inbound);
+    found.unwrap_or_else(|error| {
+        let file = fixed.inbound.display();
+        tracing::warn!(%error, %file, "no interrupts: a timer looks at the window instead");
+        None
+    })
+}
+
 /// The window of `fixed`, with as much of it as a geometry of its size uses.
 fn fixed_window(
     fixed: &FixedWindow,
@@ -103,13 +154,15 @@ fn fixed_window(
         None => inbound.length_bytes() / 2 / 4096 * 4096,
         Some(outbound) => inbound.length_bytes().min(outbound.length_bytes()),
     };
-    let geometry = Geometry::fitting(config.ring_bytes, config.partitions, shortest).ok_or(
-        FabricError::Limit {
-            what: "two rings in a window",
-            requested: 2 * config.ring_bytes as u64,
-            limit: shortest as u64,
-        },
-    )?;
+    let geometry = Geometry::fitting(config.ring_bytes, config.partitions, shortest);
+    let geometry = geometry.ok_or_else(|| {
+        let what = format!(
+            "{shortest} bytes each way hold no two rings of {} bytes; is this the BAR of the window?",
+            config.ring_bytes
+        );
+        let source = Error::new(ErrorKind::InvalidInput, what);
+        failed("dividing the window", &fixed.inbound)(source)
+    })?;
     let bytes = geometry.window_bytes();
     let window = match outbound {
         None => shared_window(inbound, fixed.side, bytes, None),
@@ -126,8 +179,8 @@ impl NtbDevice {
     /// thread.
     ///
     /// Errors: [`FabricError::System`] (no such file, not permitted, descriptor limits;
-    /// `AddrInUse` when a device of this host has that end of the window already),
-    /// [`FabricError::Limit`] for a window too small for two rings.
+    /// `AddrInUse` when a device of this host has that end of the window already, `InvalidInput`
+    /// for a window too small for two rings, or a PCI device that is no window).
     pub fn open(config: NtbConfig) -> Result<Arc<Self>, FabricError> {
         let attributes = beeline_fabric_engine::attributes(
             "ntb",
@@ -146,7 +199,11 @@ impl NtbDevice {
             }
             Port::Fixed(fixed) => {
                 claimed = Some(claim(fixed)?);
-                let (window, geometry) = fixed_window(fixed, &config)?;
+                let interrupts = interrupts(fixed);
+                let (mut window, geometry) = fixed_window(fixed, &config)?;
+                if let Some(interrupts) = interrupts {
+                    window.set_interrupts(interrupts);
+                }
                 let window: Arc<dyn Window> = Arc::new(window);
                 (geometry, None, None, Some((window, fixed.side)))
             }
@@ -180,7 +237,7 @@ impl NtbDevice {
 /// Who announces itself at the other end of a fixed window; `None` while nobody does, or somebody
 /// who divides it otherwise. Only reads, so it harms no one whatever the file is used for.
 ///
-/// Errors: [`FabricError::System`] and [`FabricError::Limit`] for a file that is no window.
+/// Errors: [`FabricError::System`] for a file that is no window.
 pub fn announced(fixed: &FixedWindow, config: &NtbConfig) -> Result<Option<NodeName>, FabricError> {
     let (window, geometry) = fixed_window(fixed, config)?;
     let there =

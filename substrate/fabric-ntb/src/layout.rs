@@ -5,8 +5,8 @@
 //!
 //! ```text
 //!    0   16 scratchpads of u32:
-//!          0 magic "BNT1"   1 geometry   2 epoch   3 seen   4 heartbeat   8..12 node
-//!   64   doorbell latch u32 (emulated doorbells only)
+//!          0 magic "BNT1"   1 geometry   2 epoch   3 seen   4 heartbeat   5 bell   8..12 node
+//!   64   doorbell latch u32 (where there is a doorbell)
 //! 4096   one line of 64 bytes for each partition:
 //!          0 tail u64    bytes the peer has put into this partition's ring here, ever
 //!          8 head u64    bytes the peer has taken from this partition's ring at its side, ever
@@ -32,12 +32,14 @@ pub(crate) const PAD_EPOCH: usize = 2;
 pub(crate) const PAD_SEEN: usize = 3;
 /// Counts up while the writer lives.
 pub(crate) const PAD_HEARTBEAT: usize = 4;
+/// Whom to interrupt to wake the writer: its number and one; 0: nobody.
+pub(crate) const PAD_BELL: usize = 5;
 /// First of four: the writer's node.
 pub(crate) const PAD_NODE: usize = 8;
 
 /// Bytes of one scratchpad.
 pub(crate) const PAD_BYTES: usize = 4;
-/// Emulated doorbell.
+/// Of the doorbell.
 pub(crate) const LATCH_AT: usize = 64;
 /// First partition line.
 pub(crate) const LINES_AT: usize = 4096;

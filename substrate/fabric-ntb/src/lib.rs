@@ -14,7 +14,8 @@
 //!   writes as hardware may treat them.
 //! - `layout`: the bytes of a window; `heap`: regions that lie in it.
 //! - `channel`: one partition as a byte stream; `link`: partitions, coming up, going down.
-//! - `cable`: the emulation between processes of one host; `transport`: links, sleeping, waking.
+//! - `cable`: the emulation between processes of one host; `interrupts`: of a shared-memory device;
+//!   `transport`: links, sleeping, waking.
 //! - [`detect`]: which bridges this host has.
 //!
 //! Rules: writes cross the link, reads never do; a word that announces bytes is posted behind a
@@ -31,6 +32,7 @@ mod config;
 mod device;
 mod endpoint;
 mod heap;
+mod interrupts;
 mod layout;
 mod link;
 #[cfg(test)]

@@ -25,8 +25,8 @@ use beeline_fabric_engine::{now_ns, random_u64};
 use crate::channel::{Channel, Place};
 use crate::heap::Heap;
 use crate::layout::{
-    Geometry, LINE_BYTES, MAGIC, PAD_EPOCH, PAD_GEOMETRY, PAD_HEARTBEAT, PAD_MAGIC, PAD_NODE,
-    PAD_SEEN, Phase, STATE, Side, State,
+    Geometry, LINE_BYTES, MAGIC, PAD_BELL, PAD_EPOCH, PAD_GEOMETRY, PAD_HEARTBEAT, PAD_MAGIC,
+    PAD_NODE, PAD_SEEN, Phase, STATE, Side, State,
 };
 use crate::window::Window;
 
@@ -184,6 +184,7 @@ impl Link {
         }
         window.post_scratchpad(PAD_SEEN, seen.unwrap_or(0));
         window.post_scratchpad(PAD_GEOMETRY, self.geometry.code());
+        window.post_scratchpad(PAD_BELL, window.bell());
         for (index, word) in node_words(self.node).into_iter().enumerate() {
             window.post_scratchpad(PAD_NODE + index, word);
         }
@@ -380,6 +381,11 @@ impl Link {
                 && state.is_some_and(|state| state.opens(generation).is_some())
         };
         !self.is_up() || table.slots.iter().enumerate().any(opened)
+    }
+
+    /// True while what the peer does makes the doorbell readable; else somebody has to look.
+    pub(crate) fn is_rung(&self) -> bool {
+        self.window.is_rung() && (self.is_up() || self.window.bell() == 0)
     }
 
     /// True when there are channels.

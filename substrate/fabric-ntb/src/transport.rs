@@ -3,8 +3,8 @@
 //! A doorbell is latched: it rings once, then not again until the latch is opened. While everybody
 //! concerned polls, the latch stays closed and a busy peer costs no interrupt. Who is about to
 //! sleep opens it, then looks for what came before ([`NtbTransport::before_sleep`]); the library
-//! does the same when it serves a ring and somebody may sleep. A window without a doorbell is
-//! looked at by a timer, less and less often while nothing happens.
+//! does the same when it serves a ring and somebody may sleep. A window without a doorbell, or
+//! whose peer cannot ring, is looked at by a timer, less and less often while nothing happens.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -97,8 +97,9 @@ pub(crate) struct NtbTransport {
     set: OwnedFd,
     nudge: OwnedFd,
     timer: OwnedFd,
-    links: Mutex<Links>,
+    /// Before the windows: the number of a file that nobody maps any more may be another's.
     _claimed: Option<ControlListener>,
+    links: Mutex<Links>,
 }
 
 fn system(action: &'static str) -> impl Fn(Errno) -> FabricError {
@@ -150,6 +151,7 @@ impl NtbTransport {
             set,
             nudge,
             timer,
+            _claimed: setup.claimed,
             links: Mutex::new(Links {
                 entries: Vec::new(),
                 callers: Vec::new(),
@@ -159,7 +161,6 @@ impl NtbTransport {
                 timer_ns: u64::MAX,
                 look_ns: LOOK_NS.0,
             }),
-            _claimed: setup.claimed,
         };
         transport.watch(transport.nudge.as_fd(), TOKEN_NUDGE)?;
         transport.watch(transport.timer.as_fd(), TOKEN_TIMER)?;
@@ -309,10 +310,15 @@ impl NtbTransport {
     fn schedule(&self, links: &mut Links, attention: Attention) {
         let now = now_ns();
         let used = links.entries.iter().any(|entry| entry.link.is_used());
-        let mute = links.entries.iter().any(|entry| entry.link.window().doorbell().is_none());
+        let mute = links.entries.iter().any(|entry| !entry.link.is_rung());
+        let fixed = links.entries.iter().any(|entry| entry.node.is_none());
         let mut next = u64::MAX;
         if used {
             next = links.next_beat_ns.max(now + 1);
+        }
+        if fixed {
+            // However it rings: a peer that begins anew, or is told again what was lost.
+            next = next.min(now + BEAT_NS);
         }
         if mute {
             let look = match attention {
@@ -399,7 +405,7 @@ impl Transport for NtbTransport {
             serve |= link.wants_service();
             link.announce();
         }
-        if links.entries.iter().any(|entry| entry.link.window().doorbell().is_none()) {
+        if links.entries.iter().any(|entry| !entry.link.is_rung()) {
             links.look_ns = LOOK_NS.0;
             self.schedule(&mut links, Attention::Needed);
         }

@@ -13,7 +13,8 @@ use beeline_os::Mapping;
 use beeline_os::doorbell::{Doorbell, Rung};
 use beeline_os::write_back::store_fence;
 
-use crate::layout::{LATCH_AT, PAD_BYTES, SCRATCHPADS};
+use crate::interrupts::Interrupts;
+use crate::layout::{LATCH_AT, PAD_BELL, PAD_BYTES, SCRATCHPADS};
 
 /// Memory of this side that the peer writes. Every word of it is the peer's claim.
 #[derive(Clone, Debug)]
@@ -119,6 +120,16 @@ pub trait Window: Send + Sync + Debug {
     /// now and then.
     fn doorbell(&self) -> Option<BorrowedFd<'_>>;
 
+    /// True while the peer can make that readable. Where it cannot, somebody has to look too.
+    fn is_rung(&self) -> bool {
+        self.doorbell().is_some()
+    }
+
+    /// What the peer has to know to ring; 0 where it need not, or cannot.
+    fn bell(&self) -> u32 {
+        0
+    }
+
     /// Takes rings off the descriptor; the latch stays.
     fn hush(&self);
 
@@ -144,15 +155,31 @@ pub struct MappedWindow {
     outbound: Inbound,
     /// What follows `outbound`, once it is known.
     heap: OnceLock<Inbound>,
-    doorbell: Option<Doorbell>,
+    bell: Option<Bell>,
     cut: AtomicBool,
+}
+
+/// How the two ends of a window wake each other.
+#[derive(Debug)]
+pub(crate) enum Bell {
+    /// Two processes of one host.
+    Pair(Doorbell),
+    /// Two virtual machines.
+    Device(Interrupts),
 }
 
 impl MappedWindow {
     /// With a doorbell, the latches in both windows are used, so both must be coherent memory.
     #[must_use]
     pub fn new(inbound: Inbound, outbound: Inbound, doorbell: Option<Doorbell>) -> Self {
-        Self { inbound, outbound, heap: OnceLock::new(), doorbell, cut: AtomicBool::new(false) }
+        let bell = doorbell.map(Bell::Pair);
+        Self { inbound, outbound, heap: OnceLock::new(), bell, cut: AtomicBool::new(false) }
+    }
+
+    /// With the interrupts of the device that the window is in, both of whose ends are memory of
+    /// one host.
+    pub(crate) fn set_interrupts(&mut self, interrupts: Interrupts) {
+        self.bell = Some(Bell::Device(interrupts));
     }
 
     /// The peer's memory for regions, which this side reaches behind the rest of its window.
@@ -207,26 +234,56 @@ impl Window for MappedWindow {
     }
 
     fn ring(&self) {
-        let Some(doorbell) = &self.doorbell else { return };
+        let Some(bell) = &self.bell else { return };
         // Sequentially consistent, against the store in `rearm` and the loads behind it: either
         // the peer sees what this side wrote before, or this side sees the latch open.
         if self.outbound.half_word(LATCH_AT).swap(1, Ordering::SeqCst) == 0 {
-            doorbell.ring();
+            match bell {
+                Bell::Pair(doorbell) => doorbell.ring(),
+                Bell::Device(interrupts) => {
+                    // A peer that names another machine has that one look in vain.
+                    let peer = self.scratchpad(PAD_BELL).checked_sub(1).map(u16::try_from);
+                    if let Some(Ok(peer)) = peer {
+                        interrupts.ring(peer);
+                    }
+                }
+            }
         }
     }
 
     fn doorbell(&self) -> Option<BorrowedFd<'_>> {
-        self.doorbell.as_ref().map(AsFd::as_fd)
+        match self.bell.as_ref()? {
+            Bell::Pair(doorbell) => Some(doorbell.as_fd()),
+            Bell::Device(interrupts) => Some(interrupts.as_fd()),
+        }
+    }
+
+    fn is_rung(&self) -> bool {
+        match &self.bell {
+            None => false,
+            Some(Bell::Pair(_)) => true,
+            // A peer that has a number has interrupts, and can raise ours.
+            Some(Bell::Device(_)) => self.scratchpad(PAD_BELL) != 0,
+        }
+    }
+
+    fn bell(&self) -> u32 {
+        match &self.bell {
+            Some(Bell::Device(interrupts)) => u32::from(interrupts.number()) + 1,
+            _ => 0,
+        }
     }
 
     fn hush(&self) {
-        if self.doorbell.as_ref().is_some_and(|doorbell| doorbell.clear() == Rung::Closed) {
-            self.cut();
+        match &self.bell {
+            Some(Bell::Pair(doorbell)) if doorbell.clear() == Rung::Closed => self.cut(),
+            Some(Bell::Device(interrupts)) => interrupts.clear(),
+            _ => {}
         }
     }
 
     fn rearm(&self) {
-        if self.doorbell.is_some() {
+        if self.bell.is_some() {
             self.inbound.half_word(LATCH_AT).store(0, Ordering::SeqCst);
             fence(Ordering::SeqCst);
         }

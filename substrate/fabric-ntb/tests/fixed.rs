@@ -153,6 +153,46 @@ fn a_peer_that_reboots_ends_the_old_connections_and_takes_new_ones() {
     }
 }
 
+/// A PCI device as sysfs shows it, with a window of 4 MiB in BAR 2 and registers in BAR 0.
+fn pci_device(class: &str, enabled: &str) -> (tempfile::TempDir, std::path::PathBuf) {
+    let (directory, path) = window();
+    let resource = directory.path().join("resource2");
+    std::fs::rename(path, &resource).unwrap();
+    std::fs::write(directory.path().join("resource0"), [0; 256]).unwrap();
+    std::fs::write(directory.path().join("class"), format!("{class}\n")).unwrap();
+    std::fs::write(directory.path().join("enable"), format!("{enabled}\n")).unwrap();
+    (directory, resource)
+}
+
+#[test]
+fn a_device_that_is_no_window_is_left_alone_and_the_error_says_what_is_wrong() {
+    let says = |path: &Path| {
+        let error = NtbDevice::open(config(path, Side::First)).unwrap_err().to_string();
+        assert!(error.contains(path.to_str().unwrap()), "{error}");
+        error
+    };
+    // A bridge, and the memory of virtual machines.
+    for class in ["0x068000", "0x050000"] {
+        let (_directory, path) = pci_device(class, "1");
+        NtbDevice::open(config(&path, Side::First)).unwrap();
+    }
+    let (directory, path) = pci_device("0x050000", "1");
+    assert!(says(&directory.path().join("resource4")).contains("No such file"));
+    assert!(says(&directory.path().join("resource0")).contains("is this the BAR"));
+    assert!(says(directory.path()).contains("directory"));
+    // The same BAR with write combining is the same end.
+    let combining = directory.path().join("resource2_wc");
+    std::fs::hard_link(&path, &combining).unwrap();
+    let first = NtbDevice::open(config(&combining, Side::First)).unwrap();
+    assert!(says(&path).contains("another program"));
+    drop(first);
+    let (_directory, path) = pci_device("0x050000", "0");
+    assert!(says(&path).contains("write 1 to"));
+    let (_directory, path) = pci_device("0x020000", "1");
+    assert!(says(&path).contains("0x020000"));
+    assert!(std::fs::read(&path).unwrap().iter().all(|byte| *byte == 0), "nothing was written");
+}
+
 /// The other end, in a process of its own: writes its connection data, then serves until killed.
 #[test]
 fn second_end_process() {

@@ -106,6 +106,7 @@ fn execute(arguments: &ExecArguments) -> Result<i32, LabError> {
                 path: shared.path().join("window"),
                 mebibytes: arguments.ivshmem_size,
             }),
+            bell: None,
             echo,
         })?);
     }

@@ -72,6 +72,8 @@ pub struct Options {
     pub disk: Option<Memory>,
     /// A shared memory window on the PCI bus.
     pub window: Option<Memory>,
+    /// The same with interrupts, of the server at this socket.
+    pub bell: Option<PathBuf>,
     /// Where its commands' output goes as it comes.
     pub echo: Echo,
 }
@@ -88,6 +90,7 @@ impl Options {
             nvdimm: None,
             disk: None,
             window: None,
+            bell: None,
             echo: Echo::Nowhere,
         }
     }
@@ -443,14 +446,15 @@ fn settings(kernel: &Kernel, options: &Options) -> String {
     let peer = number ^ 1;
     format!(
         "LAB_GUEST={number}\nLAB_SELF=10.9.0.{}\nLAB_PEER=10.9.0.{}\nLAB_MODULES={}\n\
-         LAB_RDMA={}\nLAB_NVDIMM={}\nLAB_DISK={}\nLAB_IVSHMEM={}\n",
+         LAB_RDMA={}\nLAB_NVDIMM={}\nLAB_DISK={}\nLAB_IVSHMEM={}\nLAB_BELL={}\n",
         number + 1,
         peer + 1,
         quoted(&kernel.modules.to_string_lossy()),
         yes(options.rdma),
         yes(options.nvdimm.is_some()),
         yes(options.disk.is_some()),
-        yes(options.window.is_some()),
+        yes(options.window.is_some() || options.bell.is_some()),
+        yes(options.bell.is_some()),
     )
 }
 
@@ -473,14 +477,22 @@ fn machine(folder: &Path, kernel: &Kernel, options: &Options) -> Result<Child, L
         words.push(value);
     };
     let memory = options.mebibytes;
-    option("machine", "pc,nvdimm=on,nvdimm-persistence=mem-ctrl".to_owned());
+    // A device's interrupts reach a program through an IOMMU, which the older machine has not.
+    let (machine, more) = match options.bell {
+        Some(_) => ("q35", " intel_iommu=on"),
+        None => ("pc", ""),
+    };
+    option("machine", format!("{machine},nvdimm=on,nvdimm-persistence=mem-ctrl"));
+    if options.bell.is_some() {
+        option("device", "intel-iommu".to_owned());
+    }
     option("accel", "tcg,thread=multi".to_owned());
     option("cpu", "max".to_owned());
     option("smp", options.processors.to_string());
     option("m", format!("{memory}M,slots=2,maxmem={}M", memory + 16384));
     option("kernel", path(&kernel.image));
     option("initrd", inside("initrd"));
-    option("append", "console=ttyS0 panic=-1 quiet mitigations=off".to_owned());
+    option("append", format!("console=ttyS0 panic=-1 quiet mitigations=off{more}"));
     option("display", "none".to_owned());
     option("serial", format!("file:{}", inside("console")));
     option("fsdev", "local,id=files,path=/,security_model=none,readonly=on,multidevs=remap".into());
@@ -517,6 +529,10 @@ fn machine(folder: &Path, kernel: &Kernel, options: &Options) -> Result<Child, L
         let object = format!("memory-backend-file,id={id},share=on,mem-path={file},size={size}M");
         option("object", object);
         option("device", format!("{device},memdev={id},id={id}-device"));
+    }
+    if let Some(socket) = &options.bell {
+        option("chardev", format!("socket,id=bell,path={}", path(socket)));
+        option("device", "ivshmem-doorbell,chardev=bell,vectors=1".to_owned());
     }
     if let Some(disk) = &options.disk {
         make_file(disk)?;

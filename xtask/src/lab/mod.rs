@@ -8,6 +8,7 @@
 //! `docs/lab.md`.
 
 mod archive;
+mod bell;
 mod error;
 mod exec;
 mod guest;

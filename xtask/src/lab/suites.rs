@@ -5,6 +5,7 @@ mod perftest;
 mod pmem;
 mod power;
 mod verbs;
+mod window;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -88,7 +89,7 @@ fn whole(report: &mut Report, suites: &[Suite]) {
             Suite::Pmem => pmem::run(report, &binaries),
             Suite::Power => power::run(report, &binaries),
             Suite::Peers => peers::run(report, &binaries),
-            Suite::Window => peers::window(report, &binaries),
+            Suite::Window => window::run(report, &binaries),
             Suite::Perftest => perftest::run(report),
         }
     }

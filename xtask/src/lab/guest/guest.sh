@@ -71,6 +71,14 @@ if [ -n "$LAB_IVSHMEM" ]; then
         if [ "$(cat "$device/vendor" "$device/device" | tr '\n' ' ')" = "0x1af4 0x1110 " ]; then
             echo 1 >"$device/enable"
             export LAB_WINDOW="$device/resource2"
+            if [ -n "$LAB_BELL" ]; then
+                # Programs get its interrupts through vfio.
+                modprobe vfio_iommu_type1; modprobe vfio-pci
+                echo vfio-pci >"$device/driver_override"
+                echo "${device##*/}" >/sys/bus/pci/drivers_probe
+                [ "$(basename "$(readlink "$device/driver")")" = vfio-pci ] ||
+                    trouble "vfio-pci does not take the ivshmem device"
+            fi
         fi
     done
     [ -n "$LAB_WINDOW" ] || trouble "no ivshmem device"

@@ -11,11 +11,11 @@ use crate::root;
 use crate::step::Report;
 
 /// For what a guest does in a second or two.
-const SOON: Duration = Duration::from_secs(120);
+pub(super) const SOON: Duration = Duration::from_secs(120);
 /// The client's own bound, with what emulated processors and reconnecting add.
 const NOTICED_MS: u64 = 30_000;
 
-type Check = Result<Result<String, String>, LabError>;
+pub(super) type Check = Result<Result<String, String>, LabError>;
 
 /// A node in guest 1, a client that puts and gets in guest 0; then a pair of guests for each
 /// provider that crosses a wire.
@@ -43,7 +43,15 @@ pub(super) fn run(report: &mut Report, binaries: &Binaries) {
 /// A node and its client over one provider, and everything that befalls them.
 fn node(rows: &mut Rows<'_>, programs: &Binary, provider: &str) {
     let named = |row: &str| format!("{row}, {provider}");
-    let mut world = match World::boot(programs, provider) {
+    let machine = match provider {
+        "verbs" => super::verbs::options(),
+        _ => Options::plain(),
+    };
+    let booted = World::boot(provider, machine).and_then(|mut world| {
+        world.start_client(programs, provider)?;
+        Ok(world)
+    });
+    let mut world = match booted {
         Ok(world) => world,
         Err(error) => return rows.check(&named("boot"), || Err(error)),
     };
@@ -74,8 +82,49 @@ fn node(rows: &mut Rows<'_>, programs: &Binary, provider: &str) {
             Ok(world.works("after its restart")?.map(|works| format!("{broken}; {works}")))
         }
     });
-    rows.check(&named("nothing wrong"), || {
-        let said = world.client.output_after(0, SOON, "anything", |said| !said.is_empty())?;
+    rows.check(&named("nothing wrong"), || world.nothing_wrong());
+}
+
+/// A node with a durable store, and its client.
+pub(super) struct World {
+    pub(super) client: Guest,
+    pub(super) node: Guest,
+    node_options: Options,
+    /// The wire's socket and the NVDIMM's file.
+    _folder: tempfile::TempDir,
+}
+
+impl World {
+    /// A node that serves over `provider`, and the guest for its client.
+    pub(super) fn boot(provider: &str, machine: Options) -> Result<Self, LabError> {
+        let folder = tempfile::tempdir().map_err(LabError::host("making a folder"))?;
+        let wire = folder.path().join("wire");
+        // The client's end stays; the node's calls it, again after a restart.
+        let client = Options { link: Link::Listen(wire.clone()), ..machine.clone() };
+        let client = Guest::boot(&client)?;
+        let memory = Memory { path: folder.path().join("memory"), mebibytes: 512 };
+        let link = Link::Call(wire);
+        let node_options = Options { number: 1, link, nvdimm: Some(memory), ..machine };
+        let node = start_node(&node_options)?;
+        Ok(Self { client, node, node_options, _folder: folder })
+    }
+
+    /// The client that does not give up.
+    pub(super) fn start_client(
+        &mut self,
+        programs: &Binary,
+        provider: &str,
+    ) -> Result<(), LabError> {
+        let environment = [format!("BEELINE_LAB_NODE={provider}://10.9.0.2:4790")];
+        let command = program(programs, "node::client", &environment);
+        self.client.start(&format!("({command}) & true"))?;
+        self.client.finish(SOON)?;
+        Ok(())
+    }
+
+    /// Nothing the client ever saw was wrong.
+    pub(super) fn nothing_wrong(&self) -> Check {
+        let said = self.client.output_after(0, SOON, "anything", |said| !said.is_empty())?;
         let wrong: Vec<&str> = said.lines().filter(|line| line.contains("@wrong")).collect();
         let ok = said.lines().filter(|line| line.contains("@ok")).count();
         Ok(if wrong.is_empty() {
@@ -83,96 +132,10 @@ fn node(rows: &mut Rows<'_>, programs: &Binary, provider: &str) {
         } else {
             Err(wrong[..wrong.len().min(4)].join("\n"))
         })
-    });
-}
-
-/// Guests joined by a memory window.
-pub(super) fn window(report: &mut Report, binaries: &Binaries) {
-    let mut rows = Rows { report, suite: "window" };
-    let Some(programs) = binaries.find("beeline-verify-lab", "guests") else {
-        return rows.skip("ntb", "the guests' programs are not there");
-    };
-    rows.check("queue pair over ntb", || {
-        let folder = tempfile::tempdir().map_err(LabError::host("making a folder"))?;
-        let devices = ["ntb://WINDOW?side=0", "ntb://WINDOW?side=1"];
-        pair(programs, with_window(folder.path()), &devices, |_| Ok(()))
-    });
-    if let Some(test) = binaries.find("beeline-fabric-ntb", "two_hosts") {
-        rows.check("beeline-fabric-ntb two_hosts", || both(test));
-    }
-    let Some(conformance) = binaries.find("beeline-fabric-ntb", "conformance_fixed") else {
-        return;
-    };
-    let Ok(folder) = tempfile::tempdir() else { return };
-    match Guest::boot(&with_window(folder.path())) {
-        Ok(mut guest) => rows.tests(
-            &mut guest,
-            conformance,
-            &[],
-            &["--test-threads", "1"],
-            Duration::from_secs(600),
-        ),
-        Err(error) => rows.check("boot", || Err(error)),
-    }
-}
-
-fn with_window(folder: &Path) -> Options {
-    let window = Memory { path: folder.join("window"), mebibytes: 64 };
-    Options { window: Some(window), ..Options::plain() }
-}
-
-/// A test of which each of two guests runs one half.
-fn both(test: &Binary) -> Check {
-    let folder = tempfile::tempdir().map_err(LabError::host("making a folder"))?;
-    let wire = folder.path().join("wire");
-    let options = with_window(folder.path());
-    let near = Options { link: Link::Listen(wire.clone()), ..options.clone() };
-    let mut near = Guest::boot(&near)?;
-    let mut far = Guest::boot(&Options { number: 1, link: Link::Call(wire), ..options })?;
-    let command = line(&test.folder, &[], &[test.program.to_string_lossy().into_owned()]);
-    near.start(&command)?;
-    far.start(&command)?;
-    let ends = [near.finish(SOON)?, far.finish(SOON)?];
-    let failed = ends.iter().find(|end| end.status != 0 || end.errors.contains("skipped"));
-    Ok(match failed {
-        Some(end) => Err(format!("{}\n{}", end.output, end.errors)),
-        None => Ok(ends[0].errors.trim().to_owned()),
-    })
-}
-
-/// A node with a durable store, and its client.
-struct World {
-    client: Guest,
-    node: Guest,
-    node_options: Options,
-    /// The wire's socket and the NVDIMM's file.
-    _folder: tempfile::TempDir,
-}
-
-impl World {
-    fn boot(programs: &Binary, provider: &str) -> Result<Self, LabError> {
-        let machine = match provider {
-            "verbs" => super::verbs::options(),
-            _ => Options::plain(),
-        };
-        let folder = tempfile::tempdir().map_err(LabError::host("making a folder"))?;
-        let wire = folder.path().join("wire");
-        // The client's end stays; the node's calls it, again after a restart.
-        let client = Options { link: Link::Listen(wire.clone()), ..machine.clone() };
-        let mut client = Guest::boot(&client)?;
-        let memory = Memory { path: folder.path().join("memory"), mebibytes: 512 };
-        let link = Link::Call(wire);
-        let node_options = Options { number: 1, link, nvdimm: Some(memory), ..machine };
-        let node = start_node(&node_options)?;
-        let environment = [format!("BEELINE_LAB_NODE={provider}://10.9.0.2:4790")];
-        let command = program(programs, "node::client", &environment);
-        client.start(&format!("({command}) & true"))?;
-        client.finish(SOON)?;
-        Ok(Self { client, node, node_options, _folder: folder })
     }
 
     /// Two hundred more operations succeed; none is wrong.
-    fn works(&mut self, when: &str) -> Check {
+    pub(super) fn works(&mut self, when: &str) -> Check {
         let mark = self.client.mark();
         let count = |said: &str| said.matches("@ok").count();
         let bad = |said: &str| said.contains("@wrong");
@@ -203,7 +166,7 @@ impl World {
     }
 
     /// Ends the node's machine, and boots another on the same memory.
-    fn cut_power(&mut self) -> Check {
+    pub(super) fn cut_power(&mut self) -> Check {
         let mark = self.client.mark();
         self.node.kill();
         let broken = self.failed_since(mark)?;
@@ -218,11 +181,14 @@ fn start_node(options: &Options) -> Result<Guest, LabError> {
                  --segment-size 1MiB --fabric-address 10.9.0.2:4790 --resp-address off \
                  --http-address off";
     let words: Vec<String> = serve.split_whitespace().map(str::to_owned).collect();
-    node.start(&line(&root(), &[], &words))?;
+    let window = options.window.is_some() || options.bell.is_some();
+    let window = if window { " --fabric-window \"$LAB_WINDOW\"" } else { "" };
+    node.start(&format!("({}{window}) & true", line(&root(), &[], &words)))?;
+    node.finish(SOON)?;
     Ok(node)
 }
 
-fn program(binary: &Binary, test: &str, environment: &[String]) -> String {
+pub(super) fn program(binary: &Binary, test: &str, environment: &[String]) -> String {
     let program = binary.program.to_string_lossy().into_owned();
     let words = [&program, "--exact", test, "--nocapture", "--test-threads=1"];
     line(Path::new(&binary.folder), environment, &words.map(str::to_owned))
@@ -230,7 +196,7 @@ fn program(binary: &Binary, test: &str, environment: &[String]) -> String {
 
 /// Runs the two ends of a queue pair on two guests: every kind of operation, then writes until
 /// `fault` at the other guest's, and at last that guest's end: the pair has to break.
-fn pair(
+pub(super) fn pair(
     programs: &Binary,
     options: Options,
     devices: &[&str; 2],
