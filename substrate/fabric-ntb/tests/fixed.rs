@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use beeline_fabric::{
@@ -13,7 +14,9 @@ use beeline_fabric::{
     ProtectionDomain, QueuePair, QueuePairOptions, QueuePairState, RemoteAddress, RemoteKey, Role,
     ScatterGatherEntry, Status, WorkCompletion, WorkRequest,
 };
+use beeline_fabric_ntb::window::Inbound;
 use beeline_fabric_ntb::{FixedWindow, NtbConfig, NtbDevice, Port, Side};
+use beeline_os::Mapping;
 use beeline_os::memory::{copy_in, copy_out};
 
 const BOUND: Duration = Duration::from_secs(20);
@@ -149,6 +152,58 @@ fn a_peer_that_reboots_ends_the_old_connections_and_takes_new_ones() {
         drop((target, second));
         assert!(!first.one().is_success());
         assert_eq!(first.pair.state(), QueuePairState::Error);
+        first = End::on(first.device.clone());
+    }
+}
+
+#[test]
+fn a_peer_that_scribbles_over_the_whole_window_breaks_its_own_connections_at_most() {
+    let (_directory, path) = window();
+    let mut random = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut next = move || {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random
+    };
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    // What the first end reads: scratchpads, lines, and the beginning of the first ring.
+    let inbound = Mapping::shared_at(&file, 0, 16 << 10).unwrap();
+    let inbound = Inbound::new(Arc::new(inbound), 0, 16 << 10);
+    let mut first = End::open(&path, Side::First);
+    for _ in 0..12 {
+        // Whatever the last one did, the next finds a device that works.
+        let mut second = End::open(&path, Side::Second);
+        connect(&mut first, &mut second);
+        let target = second.region(1 << 20);
+        round_trip(&mut first, target.remote_address(0));
+        let read = Operation::Read {
+            local: ScatterGatherEntry { region: &target, offset: 0, length: 1 << 20 },
+            remote: target.remote_address(0),
+        };
+        let _ = first.pair.post_send(&[WorkRequest::new(3, read)]);
+        for _ in 0..400 {
+            let value = match next() % 5 {
+                0 => next(),
+                1 => next() % 8192,
+                2 => (1 + next() % 3) << 8 | next() % 4,
+                3 => u64::from(u32::MAX),
+                _ => u64::MAX - next() % 16,
+            };
+            let place = match next() % 4 {
+                0 => next() % 128,
+                1 => 4096 + next() % 64,
+                2 => 4096 + next() % 1024,
+                _ => 8192 + next() % 8192,
+            };
+            inbound.word(place as usize / 8 * 8).store(value, Ordering::SeqCst);
+            let _ = first.queue.poll(&mut [WorkCompletion::EMPTY; 8]);
+            if next() % 64 == 0 {
+                // The library looks too.
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        drop(second);
         first = End::on(first.device.clone());
     }
 }

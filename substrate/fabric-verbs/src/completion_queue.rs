@@ -284,7 +284,13 @@ impl VerbsCompletionQueue {
         for core in self.cores() {
             core.shared.fail(Cause::Device);
             let ready = &mut *self.ready.borrow_mut();
-            core.abandon(&mut |_, completion| ready.push_back(completion));
+            let [sends, receives] = &core.shared.queues;
+            if Arc::ptr_eq(sends, &self.shared) {
+                core.abandon_sends(&mut |completion| ready.push_back(completion));
+            }
+            if Arc::ptr_eq(receives, &self.shared) {
+                core.abandon_receives(&mut |completion| ready.push_back(completion));
+            }
         }
     }
 }

@@ -328,6 +328,13 @@ impl Core {
     /// Ends everything outstanding without the device: it is gone, or has let go of this queue
     /// pair.
     pub(crate) fn abandon(&self, deliver: &mut impl FnMut(bool, WorkCompletion)) {
+        self.abandon_sends(&mut |done| deliver(true, done));
+        self.failed.set(true);
+        self.abandon_receives(&mut |done| deliver(false, done));
+    }
+
+    /// The send queue's half of it.
+    pub(crate) fn abandon_sends(&self, deliver: &mut impl FnMut(WorkCompletion)) {
         let cause = self.shared.cause();
         let side = &mut *self.send.borrow_mut();
         while side.head < side.tail {
@@ -339,9 +346,12 @@ impl Core {
             let status = if lost { Status::TransportError } else { Status::Flushed };
             let done = self.completion(slot.wr_id, status, slot.opcode, 0);
             side.head += 1;
-            deliver(true, done);
+            deliver(done);
         }
-        self.failed.set(true);
+    }
+
+    /// The receive queue's half of it.
+    pub(crate) fn abandon_receives(&self, deliver: &mut impl FnMut(WorkCompletion)) {
         let side = &mut *self.receive.borrow_mut();
         while side.head < side.tail {
             let head = side.head;
@@ -349,7 +359,7 @@ impl Core {
             slot.held = None;
             let done = self.completion(slot.wr_id, Status::Flushed, Opcode::Receive, 0);
             side.head += 1;
-            deliver(false, done);
+            deliver(done);
         }
     }
 

@@ -98,9 +98,10 @@ impl VerbsQueuePair {
             max_recv_sge: 1,
             max_inline_data: device.max_inline_bytes,
         };
+        // Each is held by a parked queue pair itself, so that no other comes to lie there.
         let bound = (
             Arc::as_ptr(&domain.hardware) as usize,
-            Arc::as_ptr(&receive.shared) as usize,
+            Arc::as_ptr(&receive.shared.hardware) as usize,
             shared_receives.map_or(0, |queue| Arc::as_ptr(&queue.core.hardware) as usize),
         );
         let system = |action| move |source| FabricError::System { action, source };
@@ -684,6 +685,9 @@ impl Drop for VerbsQueuePair {
             && self.device.config.reused_queue_pairs > 0
             && pair.to_reset().is_ok()
         {
+            // What its old peer made it report finds nobody now, and must not find the next owner,
+            // which has the same number at the device.
+            self.gather();
             send.park(Parked { pair, tag: self.tag, bound: self.bound, asked: self.asked });
         } else {
             drop(pair);
