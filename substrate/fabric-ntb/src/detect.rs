@@ -20,6 +20,8 @@ pub struct Found {
     pub name: String,
     /// The file to map, where there is one.
     pub window: Option<PathBuf>,
+    /// It is bound to vfio-pci, from which its interrupts are had.
+    pub interrupts: bool,
 }
 
 /// QEMU's shared-memory device.
@@ -41,7 +43,7 @@ fn name(path: &Path) -> String {
 pub fn devices(sys: &Path) -> Vec<Found> {
     let mut found: Vec<_> = entries(&sys.join("bus/ntb/devices"))
         .iter()
-        .map(|path| Found { kind: Kind::Bridge, name: name(path), window: None })
+        .map(|path| Found { kind: Kind::Bridge, name: name(path), window: None, interrupts: false })
         .collect();
     for path in entries(&sys.join("bus/pci/devices")) {
         let read = |file: &str| std::fs::read_to_string(path.join(file)).unwrap_or_default();
@@ -52,6 +54,8 @@ pub fn devices(sys: &Path) -> Vec<Found> {
                 kind: Kind::SharedMemory,
                 name: name(&path),
                 window: window.exists().then_some(window),
+                interrupts: std::fs::read_link(path.join("driver"))
+                    .is_ok_and(|driver| driver.ends_with("vfio-pci")),
             });
         }
     }
@@ -82,6 +86,9 @@ mod tests {
             [(Kind::Bridge, "0000:80:03.0"), (Kind::SharedMemory, "0000:00:04.0")]
         );
         assert_eq!(found[1].window, Some(pci.join("resource2")));
+        assert!(!found[1].interrupts);
+        std::os::unix::fs::symlink("../drivers/vfio-pci", pci.join("driver")).unwrap();
+        assert!(devices(sys.path())[1].interrupts);
         assert_eq!(devices(Path::new("/nonexistent")), []);
     }
 }

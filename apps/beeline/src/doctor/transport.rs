@@ -105,14 +105,19 @@ fn windows() -> Finding {
 
     let what = "PCIe windows (NTB)";
     let found = devices(Path::new("/sys"));
-    let usable = found.iter().find_map(|device| device.window.as_ref());
-    if let Some(file) = usable {
+    let usable = found.iter().find_map(|device| Some((device.window.as_ref()?, device.interrupts)));
+    if let Some((file, interrupts)) = usable {
+        let woken = if interrupts {
+            "woken by its interrupts"
+        } else {
+            "looked at by a timer, unless it has interrupts and is bound to vfio-pci"
+        };
         let file = file.display();
         return Finding::ok(
             what,
             format!(
-                "a shared-memory device, which clients find by themselves; serve it with \
-                 --fabric-window {file}"
+                "a shared-memory device, {woken}; serve it with --fabric-window {file}, and clients \
+                 find it by themselves"
             ),
         );
     }
