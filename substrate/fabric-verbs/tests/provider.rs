@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use beeline_fabric::{
     Access, CompletionQueue, Device, FabricError, FlushKind, LocalData, MemoryRegion, Operation,
-    ProtectionDomain, QueuePair, QueuePairOptions, QueuePairState, RegistrationCache, Role,
-    ScatterGatherEntry, Status, WorkCompletion, WorkRequest,
+    ProtectionDomain, QueuePair, QueuePairOptions, QueuePairState, ReceiveRequest,
+    RegistrationCache, Role, ScatterGatherEntry, Status, WorkCompletion, WorkRequest,
 };
 use beeline_fabric_verbs::{VerbsConfig, VerbsDevice, VerbsError};
 use beeline_os::mapping::Protection;
@@ -304,4 +304,56 @@ fn memory_of_a_dax_file_system_is_paged_on_demand_or_refused_with_the_reason() {
     target.revoke().unwrap();
     a.pair.post_send(&[WorkRequest::new(5, write(&target, b"late"))]).unwrap();
     assert_eq!(a.one().status, Status::RemoteAccessError);
+}
+
+/// Sends an immediate from `far` and waits until the peer's device has it.
+fn notify(far: &mut End, immediate: u32) {
+    let nothing = LocalData::Inline(b"");
+    let notice = Operation::Send { local: nothing, immediate: Some(immediate) };
+    far.pair.post_send(&[WorkRequest::new(9, notice)]).unwrap();
+    assert_eq!(far.one().status, Status::Success);
+}
+
+#[test]
+fn a_queue_pair_used_again_reports_to_the_queues_it_is_made_with() {
+    let Some((near, _turn)) = device() else { return };
+    let far = VerbsDevice::open(VerbsConfig::default()).unwrap();
+    let options = QueuePairOptions::default();
+    let domain = near.allocate_protection_domain().unwrap();
+    let sends = near.create_completion_queue(64).unwrap();
+    for round in 0..6 {
+        // A queue of its own each time, likely where the last one lay in memory.
+        let receives = near.create_completion_queue(64).unwrap();
+        let mut pair = domain.create_queue_pair(&sends, &receives, None, options).unwrap();
+        let mut peer = End::new(&far, options);
+        pair.post_receive(&[ReceiveRequest { wr_id: round, buffer: None }]).unwrap();
+        join(pair.as_mut(), peer.pair.as_mut());
+        notify(&mut peer, 7);
+        let mut one = [WorkCompletion::EMPTY];
+        assert_eq!(receives.wait(&mut one, BOUND).unwrap(), 1, "round {round}");
+        assert_eq!((one[0].wr_id, one[0].immediate), (round, Some(7)));
+    }
+}
+
+#[test]
+fn what_arrived_for_a_queue_pair_that_is_gone_does_not_reach_the_next_owner() {
+    let Some((near, _turn)) = device() else { return };
+    let far = VerbsDevice::open(VerbsConfig::default()).unwrap();
+    let options = QueuePairOptions::default();
+    let domain = near.allocate_protection_domain().unwrap();
+    let queue = near.create_completion_queue(64).unwrap();
+    let shared = domain.create_shared_receive_queue(16).unwrap();
+    let receives: Vec<_> = (0..16).map(|wr_id| ReceiveRequest { wr_id, buffer: None }).collect();
+    shared.post_receive(&receives).unwrap();
+    for round in 0..4 {
+        let mut pair = domain.create_queue_pair(&queue, &queue, Some(&shared), options).unwrap();
+        let mut peer = End::new(&far, options);
+        join(pair.as_mut(), peer.pair.as_mut());
+        notify(&mut peer, 2 * round);
+        let mut one = [WorkCompletion::EMPTY];
+        assert_eq!(queue.wait(&mut one, BOUND).unwrap(), 1);
+        assert_eq!((one[0].immediate, one[0].qp_num), (Some(2 * round), pair.qp_num()));
+        // Left where it is when the queue pair goes.
+        notify(&mut peer, 2 * round + 1);
+    }
 }

@@ -47,7 +47,7 @@ fn node(rows: &mut Rows<'_>, programs: &Binary, provider: &str) {
         "verbs" => super::verbs::options(),
         _ => Options::plain(),
     };
-    let booted = World::boot(provider, machine).and_then(|mut world| {
+    let booted = World::boot(machine).and_then(|mut world| {
         world.start_client(programs, provider)?;
         Ok(world)
     });
@@ -95,8 +95,8 @@ pub(super) struct World {
 }
 
 impl World {
-    /// A node that serves over `provider`, and the guest for its client.
-    pub(super) fn boot(provider: &str, machine: Options) -> Result<Self, LabError> {
+    /// A guest with a node, and the guest for its client.
+    pub(super) fn boot(machine: Options) -> Result<Self, LabError> {
         let folder = tempfile::tempdir().map_err(LabError::host("making a folder"))?;
         let wire = folder.path().join("wire");
         // The client's end stays; the node's calls it, again after a restart.

@@ -91,7 +91,7 @@ fn node(rows: &mut Rows<'_>, programs: &Binary) {
     let booted =
         tempfile::tempdir().map_err(LabError::host("making a folder")).and_then(|folder| {
             let options = with_interrupts(folder.path())?;
-            Ok((World::boot("ntb", options)?, folder))
+            Ok((World::boot(options)?, folder))
         });
     let (mut world, _folder) = match booted {
         Ok(booted) => booted,
