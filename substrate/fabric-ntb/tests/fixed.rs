@@ -186,7 +186,7 @@ fn a_peer_that_scribbles_over_the_whole_window_breaks_its_own_connections_at_mos
             let value = match next() % 5 {
                 0 => next(),
                 1 => next() % 8192,
-                2 => (1 + next() % 3) << 8 | next() % 4,
+                2 => ((1 + next() % 3) << 8) | (next() % 4),
                 3 => u64::from(u32::MAX),
                 _ => u64::MAX - next() % 16,
             };
