@@ -28,7 +28,7 @@ use beeline_kv::wire::{
 use crate::client::{Command, Core, Token};
 use crate::connector::Connector;
 use crate::error::ClientError;
-use crate::slot::{Buffer, Slot, Work};
+use crate::slot::{Buffer, Slot, Staging, Work};
 use crate::update::{Digest, Found, UpdateTable};
 
 const RECEIVE_BYTES: u32 = 64;
@@ -165,10 +165,11 @@ impl Link {
         let bytes = body.next_multiple_of(64);
         let pool =
             |access| Buffer::pool(&core.device, &core.domain, access, u32::from(window), bytes);
+        let inline = core.device.attributes().max_inline_bytes;
         let slots: Vec<Slot> = pool(Access::LOCAL_WRITE)?
             .into_iter()
             .zip(pool(RESULT_ACCESS)?)
-            .map(|(staging, result)| Slot::new(staging, result))
+            .map(|(staging, result)| Slot::new(Staging::new(staging, inline), result))
             .collect();
         let tracked = if options.mixed_update && options.protocol == Protocol::Boom {
             options.tracked_keys
@@ -385,10 +386,10 @@ impl Link {
             return Err(ClientError::TooLarge { length: needed, limit });
         }
         let slot = &mut self.slots[usize::from(index)];
-        slot.staging.grow(&core.device, &core.domain, Access::LOCAL_WRITE, needed as u32)?;
+        let staged_bytes = HEADER_BYTES + (key.len() + value.len()) as u32;
+        slot.staging.begin(&core.device, &core.domain, staged_bytes)?;
         slot.staging.store(HEADER_BYTES, key);
         slot.staging.store(HEADER_BYTES + key.len() as u32, value);
-        slot.staged_bytes = HEADER_BYTES + (key.len() + value.len()) as u32;
         slot.header =
             Header { key_length: key.len() as u16, value_length: value.len() as u32, ..header };
         slot.work = Work::Entry;
@@ -432,7 +433,7 @@ impl Link {
         self.next_tag = tag.wrapping_add(1);
         let slot = &mut self.slots[usize::from(index)];
         let bytes = (REQUEST_HEADER_BYTES + key.len()) as u32;
-        slot.staging.grow(&core.device, &core.domain, Access::LOCAL_WRITE, bytes)?;
+        slot.staging.begin(&core.device, &core.domain, bytes)?;
         let request = Request {
             database,
             released: self.released,
@@ -447,7 +448,6 @@ impl Link {
         slot.staging.store(REQUEST_HEADER_BYTES as u32, key);
         slot.key.clear();
         slot.key.extend_from_slice(key);
-        slot.staged_bytes = bytes;
         slot.tag = tag;
         slot.work = Work::Request(kind);
         Ok(())

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use beeline_fabric::{Access, Device, MemoryRegion, ProtectionDomain, RemoteAddress};
-use beeline_kv::entry::Header;
+use beeline_fabric::{
+    Access, Device, LocalData, MemoryRegion, ProtectionDomain, RemoteAddress, ScatterGatherEntry,
+};
+use beeline_kv::entry::{self, HEADER_BYTES, Header};
 use beeline_kv::wire::{Place, RequestKind};
 use beeline_os::memory::{copy_in, copy_out};
 
@@ -84,6 +86,86 @@ impl Buffer {
     }
 }
 
+/// A request or an entry as it is sent. One that is short enough lies in private memory and is
+/// posted inline: that saves the way through registered memory.
+#[derive(Debug)]
+pub(crate) struct Staging {
+    /// Longest that is posted inline, bytes.
+    inline_bytes: u32,
+    /// What is staged, where it is that short; else empty.
+    private: Vec<u8>,
+    buffer: Buffer,
+    pub bytes: u32,
+}
+
+impl Staging {
+    pub fn new(buffer: Buffer, inline_bytes: u32) -> Self {
+        Self { inline_bytes, private: Vec::new(), buffer, bytes: 0 }
+    }
+
+    fn is_inline(&self) -> bool {
+        self.bytes <= self.inline_bytes
+    }
+
+    /// Makes room for `bytes` that are stored next.
+    pub fn begin(
+        &mut self,
+        device: &Arc<dyn Device>,
+        domain: &Arc<dyn ProtectionDomain>,
+        bytes: u32,
+    ) -> Result<(), ClientError> {
+        if bytes > self.inline_bytes {
+            self.buffer.grow(device, domain, Access::LOCAL_WRITE, bytes)?;
+        } else {
+            self.private.resize(bytes as usize, 0);
+        }
+        self.bytes = bytes;
+        Ok(())
+    }
+
+    /// Stores `source` at `at`.
+    #[inline]
+    pub fn store(&mut self, at: u32, source: &[u8]) {
+        if self.is_inline() {
+            self.private[at as usize..][..source.len()].copy_from_slice(source);
+        } else {
+            self.buffer.store(at, source);
+        }
+    }
+
+    /// Copies the first `length` bytes into `target`, in place of what was there.
+    pub fn load(&self, length: u32, target: &mut Vec<u8>) {
+        if self.is_inline() {
+            target.clear();
+            target.extend_from_slice(&self.private[..length as usize]);
+        } else {
+            self.buffer.load(0, length, target);
+        }
+    }
+
+    /// The checksum of the staged entry, were `header` its header.
+    pub fn checksum(&mut self, header: &[u8; HEADER_BYTES as usize], scratch: &mut Vec<u8>) -> u32 {
+        if self.is_inline() {
+            self.private[..header.len()].copy_from_slice(header);
+            return entry::checksum_whole(&self.private);
+        }
+        self.buffer.load(0, self.bytes, scratch);
+        scratch[..header.len()].copy_from_slice(header);
+        entry::checksum_whole(scratch)
+    }
+
+    /// What is staged, as one range of registered memory.
+    pub fn range(&self) -> ScatterGatherEntry<'_> {
+        let (region, offset) = (&self.buffer.region, self.buffer.offset);
+        ScatterGatherEntry { region, offset, length: u64::from(self.bytes) }
+    }
+
+    /// What is staged, to be posted; `range` is [`Staging::range`].
+    pub fn local<'a>(&'a self, range: &'a [ScatterGatherEntry<'a>]) -> LocalData<'a> {
+        if self.is_inline() { LocalData::Inline(&self.private) } else { LocalData::Gather(range) }
+    }
+}
+
 /// What the slot is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Work {
@@ -112,8 +194,7 @@ pub(crate) struct Slot {
     /// Times it was sent again.
     pub retries: u8,
     /// Request or entry as sent.
-    pub staging: Buffer,
-    pub staged_bytes: u32,
+    pub staging: Staging,
     /// Where the server writes.
     pub result: Buffer,
     /// The key of gets and entries; compared with what arrives.
@@ -128,7 +209,7 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    pub fn new(staging: Buffer, result: Buffer) -> Self {
+    pub fn new(staging: Staging, result: Buffer) -> Self {
         Self {
             work: Work::Free,
             token: Token::NONE,
@@ -136,7 +217,6 @@ impl Slot {
             tag: 0,
             retries: 0,
             staging,
-            staged_bytes: 0,
             result,
             key: Vec::new(),
             header: Header::default(),

@@ -236,8 +236,9 @@ impl Connection {
         counters: &mut ServerCounters,
     ) -> Result<(), PostError> {
         loop {
-            let ready =
-                self.pending.iter().take(BATCH).take_while(|pending| pending.is_ready()).count();
+            // What wraps around in the deque's memory goes with the next turn.
+            let (front, _) = self.pending.as_slices();
+            let ready = front.iter().take(BATCH).take_while(|pending| pending.is_ready()).count();
             // Arrays of the right size: one that is too large costs more than the answer.
             let posted = match ready {
                 0 => break,
@@ -263,15 +264,16 @@ impl Connection {
         sources: &SegmentRegions,
         counters: &mut ServerCounters,
     ) -> Result<(), PostError> {
+        let pending = &self.pending.as_slices().0[..count];
         let mut messages = [[0; LONG_REPLY_BYTES]; N];
-        for (bytes, pending) in messages.iter_mut().zip(self.pending.iter().take(count)) {
+        for (bytes, pending) in messages.iter_mut().zip(pending) {
             if let Pending::Message { reply, .. } = pending {
                 *bytes = reply.encode();
             }
         }
         let nothing = ScatterGatherEntry { region: &self.receives, offset: 0, length: 0 };
         let gathers: [[ScatterGatherEntry<'_>; 1]; N] = std::array::from_fn(|i| {
-            [match self.pending.get(i) {
+            [match pending.get(i) {
                 Some(Pending::Entry { guard, from: Source::Buffer(buffer), .. }) => {
                     ScatterGatherEntry {
                         region: &self.staging[*buffer].region,
@@ -293,7 +295,7 @@ impl Connection {
             }]
         });
         let holds = |pending: &Pending| !matches!(pending, Pending::Message { .. });
-        let last_held = self.pending.iter().take(count).rposition(holds);
+        let last_held = pending.iter().rposition(holds);
         let due = self.unsignalled as usize + count > usize::from(self.window) / 2;
         let (base, first) = (self.wr_id(true, 0), self.next_sequence);
         let requests: [WorkRequest<'_>; N] = std::array::from_fn(|i| {
@@ -306,7 +308,7 @@ impl Connection {
                 remote: RemoteAddress { key: RemoteKey(place.key), offset: place.offset },
                 immediate: u32::from(tag),
             };
-            let operation = match self.pending.get(i) {
+            let operation = match pending.get(i) {
                 Some(Pending::Entry { place, tag, .. } | Pending::Staged { place, tag, .. }) => {
                     write(*place, *tag)
                 }
@@ -337,13 +339,13 @@ impl Connection {
             (false, Some(at)) => (count - 1 - at) as u16,
             (false, None) => self.unsignalled + count as u16,
         };
-        for i in 0..count {
-            let sequence = self.next_sequence.wrapping_add(i as u32) & SEQUENCE_MASK;
-            match self.pending.pop_front() {
-                Some(Pending::Entry { guard, from, .. }) => {
+        for (i, answered) in self.pending.drain(..count).enumerate() {
+            let sequence = first.wrapping_add(i as u32) & SEQUENCE_MASK;
+            match answered {
+                Pending::Entry { guard, from, .. } => {
                     self.held.push_back((sequence, Held::Entry(guard, from)));
                 }
-                Some(Pending::Staged { buffer, .. }) => {
+                Pending::Staged { buffer, .. } => {
                     self.held.push_back((sequence, Held::Staged(buffer)));
                 }
                 _ => {}

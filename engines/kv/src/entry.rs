@@ -160,16 +160,29 @@ pub fn slot_bytes_for(key_length: usize, value_length: usize) -> u64 {
         .next_multiple_of(u64::from(ALIGNMENT))
 }
 
+/// Where the bytes that the checksum covers begin; they end with the value.
+pub const CHECKED_FROM: usize = 20;
+
 /// crc32c over the writer's part of an entry: bytes 20..48 of `header`, then `key`, then `value`.
 #[must_use]
 #[inline]
 pub fn checksum(header: &[u8; HEADER_BYTES as usize], key: &[u8], value: &[&[u8]]) -> u32 {
-    let mut crc = beeline_wire::crc32c(&header[20..]);
+    let mut crc = beeline_wire::crc32c(&header[CHECKED_FROM..]);
     crc = beeline_wire::crc32c_append(crc, key);
     for part in value {
         crc = beeline_wire::crc32c_append(crc, part);
     }
     crc
+}
+
+/// As [`checksum`], of an entry that lies in one piece: header, key and value.
+///
+/// Invariant: the piece is as long as a header at least.
+#[must_use]
+#[inline]
+pub fn checksum_whole(entry: &[u8]) -> u32 {
+    assert!(entry.len() >= HEADER_BYTES as usize, "an entry begins with its header");
+    beeline_wire::crc32c(&entry[CHECKED_FROM..])
 }
 
 /// What a one-sided client writes: everything but version and seal.

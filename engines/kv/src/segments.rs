@@ -262,18 +262,26 @@ impl SegmentCache {
     #[inline]
     pub fn get(&mut self, table: &SegmentTable, id: u32) -> &Arc<SegmentState> {
         let epoch = table.epoch.load(Ordering::Acquire);
+        let at = id as usize;
+        let known = epoch == self.epoch && self.slots.get(at).is_some_and(Option::is_some);
+        if !known {
+            self.look_up(table, epoch, at);
+        }
+        let Some(Some(state)) = self.slots.get(at) else { unreachable!("just looked up") };
+        state
+    }
+
+    #[cold]
+    fn look_up(&mut self, table: &SegmentTable, epoch: u64, at: usize) {
         if epoch != self.epoch {
             self.slots.clear();
             self.epoch = epoch;
         }
-        let at = id as usize;
         if self.slots.len() <= at {
             self.slots.resize(at + 1, None);
         }
-        self.slots[at].get_or_insert_with(|| {
-            let found = table.get(id);
-            assert!(found.is_some(), "a location names a segment in use");
-            found.unwrap_or_else(|| unreachable!())
-        })
+        let found = table.get(at as u32);
+        assert!(found.is_some(), "a location names a segment in use");
+        self.slots[at] = found;
     }
 }

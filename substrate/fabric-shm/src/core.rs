@@ -316,8 +316,7 @@ impl Core {
                 Request::check(request)?;
             }
             for request in requests {
-                let request = Request::check(request)?;
-                inner.post(self, &request);
+                inner.post(self, &Request::checked(request));
             }
         }
         if let Some(connection) = &mut inner.connection {

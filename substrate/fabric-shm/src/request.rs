@@ -169,32 +169,50 @@ impl<'a> Request<'a> {
     /// Errors: [`PostError::LocalProtection`], [`PostError::TooLarge`].
     #[inline(always)]
     pub(crate) fn check(request: &WorkRequest<'a>) -> Result<Self, PostError> {
-        let (kind, local, remote, length) = match request.operation {
-            Operation::Write { local, remote } => {
-                (Kind::Write, check_source(local)?, remote, local.length())
+        match request.operation {
+            Operation::Write { local, .. } | Operation::WriteWithImmediate { local, .. } => {
+                check_source(local)?;
             }
-            Operation::WriteWithImmediate { local, remote, immediate } => {
-                let kind = Kind::WriteWithImmediate(immediate);
-                (kind, check_source(local)?, remote, local.length())
-            }
-            Operation::Read { local, remote } => {
-                check_writable(&local)?;
-                (Kind::Read, Local::One(local), remote, local.length)
-            }
-            Operation::Send { local, immediate } => {
-                let length = local.length();
-                if length > u64::from(MAX_SEND_BYTES) {
+            Operation::Read { local, .. } => check_writable(&local)?,
+            Operation::Send { local, .. } => {
+                if local.length() > u64::from(MAX_SEND_BYTES) {
                     let limit = u64::from(MAX_SEND_BYTES);
                     return Err(PostError::TooLarge { what: "max_send_bytes", limit });
                 }
-                (Kind::Send(immediate), check_source(local)?, NOWHERE, length)
+                check_source(local)?;
+            }
+            Operation::CompareAndSwap { local, .. } | Operation::FetchAndAdd { local, .. } => {
+                check_word(&local)?;
+            }
+            Operation::Flush { .. } => {}
+        }
+        Ok(Self::checked(request))
+    }
+
+    /// A request that [`Request::check`] accepted a moment ago.
+    #[inline(always)]
+    pub(crate) fn checked(request: &WorkRequest<'a>) -> Self {
+        let source = |local| match local {
+            LocalData::Inline(bytes) => Local::Inline(bytes),
+            LocalData::Gather(entries) => Local::Borrowed(entries),
+        };
+        let (kind, local, remote, length) = match request.operation {
+            Operation::Write { local, remote } => {
+                (Kind::Write, source(local), remote, local.length())
+            }
+            Operation::WriteWithImmediate { local, remote, immediate } => {
+                (Kind::WriteWithImmediate(immediate), source(local), remote, local.length())
+            }
+            Operation::Read { local, remote } => {
+                (Kind::Read, Local::One(local), remote, local.length)
+            }
+            Operation::Send { local, immediate } => {
+                (Kind::Send(immediate), source(local), NOWHERE, local.length())
             }
             Operation::CompareAndSwap { local, remote, expected, desired } => {
-                check_word(&local)?;
                 (Kind::CompareAndSwap { expected, desired }, Local::One(local), remote, 8)
             }
             Operation::FetchAndAdd { local, remote, addend } => {
-                check_word(&local)?;
                 (Kind::FetchAndAdd { addend }, Local::One(local), remote, 8)
             }
             Operation::Flush { remote, length, kind } => {
@@ -202,7 +220,7 @@ impl<'a> Request<'a> {
             }
         };
         let WorkRequest { wr_id, signalled, .. } = *request;
-        Ok(Self { wr_id, signalled, kind, local, remote, length })
+        Self { wr_id, signalled, kind, local, remote, length }
     }
 }
 
@@ -214,14 +232,14 @@ fn check_word(entry: &ScatterGatherEntry<'_>) -> Result<(), PostError> {
 }
 
 #[inline(always)]
-fn check_source(local: LocalData<'_>) -> Result<Local<'_>, PostError> {
+fn check_source(local: LocalData<'_>) -> Result<(), PostError> {
     match local {
         LocalData::Inline(bytes) => {
             if bytes.len() > MAX_INLINE_BYTES as usize {
                 let limit = u64::from(MAX_INLINE_BYTES);
                 return Err(PostError::TooLarge { what: "max_inline_bytes", limit });
             }
-            Ok(Local::Inline(bytes))
+            Ok(())
         }
         LocalData::Gather(entries) => {
             if entries.len() > MAX_SCATTER_GATHER_ENTRIES as usize {
@@ -233,7 +251,7 @@ fn check_source(local: LocalData<'_>) -> Result<Local<'_>, PostError> {
                     return Err(PostError::LocalProtection);
                 }
             }
-            Ok(Local::Borrowed(entries))
+            Ok(())
         }
     }
 }

@@ -184,6 +184,31 @@ fn a_full_window_is_said_and_polling_makes_room() {
 }
 
 #[test]
+fn the_first_of_a_burst_is_posted_at_once_and_the_rest_together() {
+    for provider in Provider::all() {
+        let rig = Rig::new(provider, &RigOptions::default());
+        let mut client = rig.client();
+        let before = client.counters().sends;
+        let posted = |client: &beeline_kv_client::Client| client.counters().sends - before;
+        let mut submit = |client: &mut beeline_kv_client::Client, count: u32| {
+            (0..count).for_each(|_| drop(client.submit(Command::Ping { shard: 0 }).unwrap()));
+        };
+        submit(&mut client, 1);
+        assert_eq!(posted(&client), 1, "{provider:?}");
+        submit(&mut client, 7);
+        assert_eq!(posted(&client), 1, "{provider:?}: an answer is outstanding");
+        submit(&mut client, 1);
+        assert_eq!(posted(&client), 9, "{provider:?}: eight wait");
+        submit(&mut client, 3);
+        client.flush();
+        assert_eq!(posted(&client), 12, "{provider:?}");
+        assert_eq!(rig.drain(&mut client).len(), 12);
+        submit(&mut client, 4);
+        assert_eq!(rig.drain(&mut client).len(), 4, "{provider:?}: a poll posts what waits");
+    }
+}
+
+#[test]
 fn limits_are_named() {
     let rig = Rig::new(Provider::Sim, &RigOptions::default());
     let mut client = rig.client();

@@ -191,7 +191,7 @@ impl Link {
         core.counters.retries += 1;
         let slot = &mut self.slots[usize::from(index)];
         slot.retries += 1;
-        slot.staging.load(0, REQUEST_HEADER_BYTES as u32, &mut core.scratch);
+        slot.staging.load(REQUEST_HEADER_BYTES as u32, &mut core.scratch);
         if let Some(request) = Request::decode(&core.scratch) {
             let request = Request {
                 kind,
@@ -450,6 +450,6 @@ fn checked_entry<'a>(bytes: &'a [u8], database: u8, key: &[u8]) -> Option<(Heade
         && header.database == database
         && found == key
         && !header.is_tombstone()
-        && header.checksum == entry::checksum(head, found, &[value]);
+        && header.checksum == entry::checksum_whole(bytes);
     agrees.then_some((header, value))
 }

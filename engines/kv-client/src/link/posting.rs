@@ -4,7 +4,7 @@ use beeline_fabric::{
     LocalData, Operation, PostError, ReceiveRequest, RemoteAddress, RemoteKey, ScatterGatherEntry,
     WorkRequest,
 };
-use beeline_kv::entry::{self, HEADER_BYTES, slot_bytes_for};
+use beeline_kv::entry::{self, slot_bytes_for};
 use beeline_kv::wire::{Announcement, Place, Protocol, Request, RequestKind};
 
 use super::{Held, Link, RECEIVE_BYTES, RECEIVES_BATCH, WrId};
@@ -120,11 +120,7 @@ impl Link {
         let mut bytes = slot.header.encode();
         slot.header.checksum = match body {
             Some((key, value)) => entry::checksum(&bytes, key, &[value]),
-            None => {
-                let length = slot.staged_bytes - HEADER_BYTES;
-                slot.staging.load(HEADER_BYTES, length, &mut core.scratch);
-                entry::checksum(&bytes, &core.scratch, &[])
-            }
+            None => slot.staging.checksum(&bytes, &mut core.scratch),
         };
         bytes[entry::CHECKSUM_AT].copy_from_slice(&slot.header.checksum.to_le_bytes());
         slot.staging.store(0, &bytes);
@@ -160,14 +156,10 @@ impl Link {
         let wr_id = self.wr_id(index);
         let signalled = self.is_signalled();
         let slot = &self.slots[usize::from(index)];
-        let length = u64::from(slot.staged_bytes);
-        let gather = [ScatterGatherEntry {
-            region: &slot.staging.region,
-            offset: slot.staging.offset,
-            length,
-        }];
+        let length = u64::from(slot.staging.bytes);
+        let range = [slot.staging.range()];
         let operation = Operation::WriteWithImmediate {
-            local: LocalData::Gather(&gather),
+            local: slot.staging.local(&range),
             remote: RemoteAddress { key: RemoteKey(place.key), offset: place.offset },
             immediate,
         };
@@ -189,7 +181,7 @@ impl Link {
         let signalled = self.is_signalled();
         let slot = &self.slots[usize::from(index)];
         let bare;
-        let gather;
+        let range;
         let local = match kind {
             RequestKind::Grant | RequestKind::Allocate => {
                 let needed = slot_bytes_for(
@@ -203,12 +195,8 @@ impl Link {
                 LocalData::Inline(&bare)
             }
             _ => {
-                gather = [ScatterGatherEntry {
-                    region: &slot.staging.region,
-                    offset: slot.staging.offset,
-                    length: u64::from(slot.staged_bytes),
-                }];
-                LocalData::Gather(&gather)
+                range = [slot.staging.range()];
+                slot.staging.local(&range)
             }
         };
         let length = local.length();

@@ -19,7 +19,7 @@ use beeline_os::MemoryObject;
 use beeline_os::memory::{copy_across, copy_out};
 use beeline_pmem::Segment;
 
-use crate::entry::{self, EXPIRES, FIRST_ENTRY, HEADER_BYTES, Header, TOMBSTONE};
+use crate::entry::{self, CHECKED_FROM, EXPIRES, FIRST_ENTRY, HEADER_BYTES, Header, TOMBSTONE};
 use crate::index::Location;
 use crate::segments::{GRANTED, HEAD, OWNER_CLIENT, SegmentState, UNTRUSTED};
 use crate::shard::Shard;
@@ -269,7 +269,7 @@ impl Shard {
             Some(buffer) => validate(buffer, offset, room, &mut scratch),
         };
         let outcome = validated.and_then(|header| {
-            let key = &scratch[..usize::from(header.key_length)];
+            let key = &scratch[HEADER_BYTES as usize..][..usize::from(header.key_length)];
             self.take_in(log, state, (offset, overwritten), (&header, key), buffer)
         });
         self.scratch = scratch;
@@ -376,7 +376,8 @@ impl Shard {
 /// Bytes of key and value checked in one go.
 const WHOLE_BYTES: usize = 4096;
 
-/// Checks a private copy of the entry at `offset`; leaves the key at the start of `copy`.
+/// Checks a private copy of the entry at `offset`; leaves its header and then its key at the start
+/// of `copy`.
 fn validate(
     source: &(impl MemoryObject + ?Sized),
     offset: u32,
@@ -397,9 +398,10 @@ fn validate(
     let mut left = key_length + header.value_length as usize;
     let whole = left.min(WHOLE_BYTES.max(key_length));
     // Not cleared before: what is there already need not be zeroed.
-    copy.resize(whole, 0);
-    copy_out(source, at, copy);
-    let mut crc = entry::checksum(&head, copy, &[]);
+    copy.resize(head.len() + whole, 0);
+    copy[..head.len()].copy_from_slice(&head);
+    copy_out(source, at, &mut copy[head.len()..]);
+    let mut crc = beeline_wire::crc32c(&copy[CHECKED_FROM..]);
     (at, left) = (at + whole, left - whole);
     if left > 0 {
         let mut buffer = [0; WHOLE_BYTES];

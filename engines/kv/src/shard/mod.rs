@@ -714,6 +714,16 @@ fn holds_key(state: &SegmentState, slot: &Slot, key: &[u8]) -> bool {
         let bytes = state.bytes(offset, needed);
         return bytes[24..26] == (key.len() as u16).to_le_bytes() && &bytes[48..] == key;
     }
+    // Header and key in one copy, where the key is of usual length.
+    let mut copy = [0; 96];
+    if let Some(copy) = copy.get_mut(..needed) {
+        state.segment.read(offset as usize, copy);
+        return copy[24..26] == (key.len() as u16).to_le_bytes() && copy[48..] == *key;
+    }
+    holds_long_key(state, offset, key)
+}
+
+fn holds_long_key(state: &SegmentState, offset: u32, key: &[u8]) -> bool {
     if usize::from(read_header(state, offset).key_length) != key.len() {
         return false;
     }
