@@ -190,8 +190,10 @@ fn the_first_of_a_burst_is_posted_at_once_and_the_rest_together() {
         let mut client = rig.client();
         let before = client.counters().sends;
         let posted = |client: &beeline_kv_client::Client| client.counters().sends - before;
-        let mut submit = |client: &mut beeline_kv_client::Client, count: u32| {
-            (0..count).for_each(|_| drop(client.submit(Command::Ping { shard: 0 }).unwrap()));
+        let submit = |client: &mut beeline_kv_client::Client, count: u32| {
+            for _ in 0..count {
+                client.submit(Command::Ping { shard: 0 }).unwrap();
+            }
         };
         submit(&mut client, 1);
         assert_eq!(posted(&client), 1, "{provider:?}");

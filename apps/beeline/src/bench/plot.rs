@@ -28,9 +28,9 @@ const WORSE: RGBColor = RGBColor(0xc0, 0x3a, 0x2b);
 const GRID: RGBColor = RGBColor(0xdd, 0xe0, 0xe6);
 const BAND: RGBColor = RGBColor(0xf7, 0xf8, 0xfa);
 
-const WIDTH: i32 = 1640;
-const ROW: i32 = 56;
-const HEAD: i32 = 146;
+const WIDTH: i32 = 1700;
+const ROW: i32 = 72;
+const HEAD: i32 = 172;
 const FOOT: i32 = 16;
 /// Where bars begin, and the longest they get.
 const BARS_AT: i32 = 580;
@@ -38,9 +38,11 @@ const BARS: f64 = 380.0;
 /// Where figures are written.
 const FIGURES_AT: i32 = 980;
 /// Where the axis of ratios begins and how long it is: from 1/8 to 8 times better.
-const RATIOS_AT: i32 = 1180;
+const RATIOS_AT: i32 = 1232;
 const RATIOS: f64 = 320.0;
 const DOUBLINGS: f64 = 3.0;
+/// Letters of a name that fit one line.
+const NAME: usize = 34;
 
 /// Draws `report` into the PNG file `path`.
 ///
@@ -68,13 +70,13 @@ fn paint(report: &Report, area: &Area<'_>, height: i32) -> Result<(), String> {
     let repetitions = report.rows.iter().map(|row| row.repetitions).max().unwrap_or(0);
     let taken = format!("{}; {repetitions} turns each, in alternation", report.provider);
     text(area, (20, 50), 2, FAINT, &clip(&taken, 100))?;
-    text(area, (20, 74), 2, FAINT, &clip(&report.environment.line(), 100))?;
-    fill(area, (BARS_AT, 120), (14, 14), SUBJECT)?;
-    text(area, (BARS_AT + 20, 123), 1, INK, "measured")?;
-    fill(area, (BARS_AT + 110, 120), (14, 14), PEER)?;
-    text(area, (BARS_AT + 130, 123), 1, INK, "peer, in the same run")?;
-    whisker(area, (BARS_AT + 320, BARS_AT + 350), 127)?;
-    text(area, (BARS_AT + 358, 123), 1, INK, "least to most")?;
+    text(area, (20, 74), 2, FAINT, &clip(&report.environment.line(), 103))?;
+    fill(area, (BARS_AT, 114), (16, 16), SUBJECT)?;
+    text(area, (BARS_AT + 24, 114), 2, INK, "measured")?;
+    fill(area, (BARS_AT + 184, 114), (16, 16), PEER)?;
+    text(area, (BARS_AT + 208, 114), 2, INK, "peer, same run")?;
+    whisker(area, (BARS_AT, BARS_AT + 36), 146)?;
+    text(area, (BARS_AT + 48, 138), 2, INK, "least to most")?;
     let rows = i32::try_from(report.rows.len()).unwrap_or(i32::MAX).min(500);
     for row in (0..rows).step_by(2) {
         fill(area, (0, HEAD + row * ROW), (WIDTH, ROW), BAND)?;
@@ -90,7 +92,7 @@ fn paint(report: &Report, area: &Area<'_>, height: i32) -> Result<(), String> {
 
 /// The axis of ratios, over all rows.
 fn paint_axis(area: &Area<'_>, height: i32) -> Result<(), String> {
-    text(area, (RATIOS_AT, 104), 1, INK, "times better than the peer, log scale")?;
+    text(area, (RATIOS_AT - 40, 114), 2, INK, "times better (log scale)")?;
     let marks = [
         (0.125, "1/8"),
         (0.25, "1/4"),
@@ -102,8 +104,8 @@ fn paint_axis(area: &Area<'_>, height: i32) -> Result<(), String> {
     ];
     for (ratio, label) in marks {
         let x = ratio_at(ratio);
-        let half = i32::try_from(label.len() * 4).unwrap_or(0);
-        text(area, (x - half, 123), 1, INK, label)?;
+        let half = i32::try_from(label.len() * 8).unwrap_or(0);
+        text(area, (x - half, 142), 2, INK, label)?;
         let (color, width) = if ratio == 1.0 { (INK, 2) } else { (GRID, 1) };
         fill(area, (x, HEAD - 8), (width, height - FOOT - HEAD + 8), color)?;
     }
@@ -117,23 +119,22 @@ fn ratio_at(ratio: f64) -> i32 {
 }
 
 fn paint_row(area: &Area<'_>, row: &Row, top: i32) -> Result<(), String> {
-    // What is too long for large letters is written whole in small ones.
-    let large = row.case.chars().count() <= 34;
-    let (scale, down) = if large { (2, 8) } else { (1, 14) };
-    text(area, (20, top + down), scale, INK, &clip(&row.case, 68))?;
+    let (first, second) = in_two(&row.case, NAME);
+    text(area, (20, top + 6), 2, INK, first)?;
+    text(area, (20, top + 26), 2, INK, &clip(second, NAME))?;
     let versus = row.peer.as_ref().map_or_else(String::new, |peer| format!(" against {peer}"));
     let simulated = if row.simulated { " (simulated)" } else { "" };
     let line = format!("{}{simulated}{versus}", row.subject);
-    text(area, (20, top + 32), 1, FAINT, &clip(&line, 68))?;
+    text(area, (20, top + if second.is_empty() { 36 } else { 48 }), 2, FAINT, &clip(&line, NAME))?;
     let whole = if row.unit == "%" { 100.0 } else { 0.0 };
     let longest = row.peer_figure.map_or(whole, |peer| peer.max).max(row.figure.max);
-    bar(area, top + 6, &row.figure, longest, SUBJECT)?;
+    bar(area, top + 10, &row.figure, longest, SUBJECT)?;
     let label = format!("{} {}", short(row.figure.median), row.unit);
-    text(area, (FIGURES_AT, top + 8), 2, INK, &clip(&label, 12))?;
+    text(area, (FIGURES_AT, top + 12), 2, INK, &clip(&label, 15))?;
     if let Some(peer) = &row.peer_figure {
-        bar(area, top + 30, peer, longest, PEER)?;
+        bar(area, top + 40, peer, longest, PEER)?;
         let label = format!("{} {}", short(peer.median), row.unit);
-        text(area, (FIGURES_AT, top + 34), 1, FAINT, &label)?;
+        text(area, (FIGURES_AT, top + 42), 2, FAINT, &clip(&label, 15))?;
     }
     let Some(ratio) = &row.ratio else { return Ok(()) };
     let middle = top + ROW / 2;
@@ -146,7 +147,7 @@ fn paint_row(area: &Area<'_>, row: &Row, top: i32) -> Result<(), String> {
     };
     whisker(area, (ratio_at(ratio.min), ratio_at(ratio.max)), middle)?;
     fill(area, (ratio_at(ratio.median) - 5, middle - 5), (11, 11), color)?;
-    text(area, (RATIOS_AT + 340, top + 20), 2, color, &format!("{:.2}", ratio.median))
+    text(area, (RATIOS_AT + 350, top + 28), 2, color, &format!("{:.2}", ratio.median))
 }
 
 /// Three significant digits with a suffix in place of further ones.
@@ -212,6 +213,16 @@ fn text(
     Ok(())
 }
 
+/// `text` on two lines of at most `longest` letters, the first as long as words allow; what the
+/// second has no room for is left to it.
+fn in_two(text: &str, longest: usize) -> (&str, &str) {
+    let Some((end, _)) = text.char_indices().nth(longest) else { return (text, "") };
+    let room = &text[..end];
+    let words =
+        if text[end..].starts_with(' ') { room.len() } else { room.rfind(' ').unwrap_or(end) };
+    (&text[..words], text[words..].trim_start())
+}
+
 fn clip(text: &str, longest: usize) -> String {
     if text.chars().count() <= longest {
         return text.to_owned();
@@ -241,6 +252,15 @@ mod tests {
         draw(&report(), &path).unwrap();
         let bytes = std::fs::read(&path).unwrap();
         assert!(bytes.starts_with(b"\x89PNG") && bytes.len() > 2000, "{} bytes", bytes.len());
+    }
+
+    #[test]
+    fn a_long_name_takes_two_lines_and_loses_nothing() {
+        assert_eq!(in_two("64 B put, dram", 34), ("64 B put, dram", ""));
+        let name = "space saved, Zipf 0.99, segments of 16.0 MiB";
+        assert_eq!(in_two(name, 34), ("space saved, Zipf 0.99, segments", "of 16.0 MiB"));
+        assert_eq!(in_two("four five", 4), ("four", "five"));
+        assert_eq!(in_two("fourfive", 4), ("four", "five"));
     }
 
     #[test]
