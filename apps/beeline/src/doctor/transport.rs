@@ -77,7 +77,11 @@ fn rdma() -> Finding {
                 .iter()
                 .map(|device| match &device.choice {
                     Ok(choice) => {
-                        let flush = if device.native_flush.1 { "; FLUSH in hardware" } else { "" };
+                        let flush = if device.native_flush.1 {
+                            "; persistent flush: a read behind the writes (its own FLUSH is not used)"
+                        } else {
+                            "; persistent flush: a read behind the writes"
+                        };
                         let dax = if device.on_demand_paging {
                             "registered in place (on-demand paging)"
                         } else {

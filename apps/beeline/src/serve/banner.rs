@@ -21,6 +21,8 @@ pub struct Banner {
     http_address: Option<SocketAddr>,
     fabric_address: Option<SocketAddr>,
     fabric_providers: Vec<String>,
+    /// How writes over RDMA are made persistent; only where an RDMA device is served.
+    rdma_persistent_flush: Option<String>,
     data: String,
     pool: String,
     durability: String,
@@ -46,6 +48,8 @@ pub struct Doors {
     pub fabric: Option<SocketAddr>,
     /// Providers that answer there.
     pub providers: Vec<String>,
+    /// How the RDMA device among them makes writes persistent.
+    pub rdma_flush: Option<String>,
 }
 
 impl Banner {
@@ -63,6 +67,7 @@ impl Banner {
             http_address: doors.http,
             fabric_address: doors.fabric,
             fabric_providers: doors.providers,
+            rdma_persistent_flush: doors.rdma_flush,
             data: config.data.display().to_string(),
             pool: pool.kind.to_string(),
             durability: pool.durability.to_string(),
@@ -91,6 +96,9 @@ impl Banner {
         fact("status page", door(self.http_address, "  also /metrics, /healthz, /stats.json"));
         let providers = self.fabric_providers.join(", ");
         fact("fabric", door(self.fabric_address, &format!("  providers: {providers}")));
+        if let Some(flush) = &self.rdma_persistent_flush {
+            fact("RDMA flush", flush.clone());
+        }
         fact("data", self.data.clone());
         fact(
             "pool",

@@ -28,6 +28,7 @@ pub struct FabricDoor {
     bootstrap: Bootstrap,
     node: Arc<OnceLock<NodeHandle>>,
     providers: Vec<String>,
+    rdma_flush: Option<String>,
 }
 
 impl FabricDoor {
@@ -63,6 +64,11 @@ impl FabricDoor {
             _ => provider.to_owned(),
         };
         let providers = devices.iter().map(|device| named(device.attributes().provider)).collect();
+        let rdma_flush = devices
+            .iter()
+            .map(|device| device.attributes())
+            .find(|attributes| attributes.provider == "verbs")
+            .map(|attributes| attributes.persistent_flush.to_owned());
         let node = Arc::new(OnceLock::new());
         let target = Arc::clone(&node);
         let replicated = log.is_some();
@@ -87,7 +93,7 @@ impl FabricDoor {
         let config =
             BootstrapConfig { tcp: Some(address), window: end, ..BootstrapConfig::default() };
         let bootstrap = Bootstrap::listen(config, devices, services)?;
-        Ok(Self { bootstrap, node, providers })
+        Ok(Self { bootstrap, node, providers, rdma_flush })
     }
 
     /// The node is ready: clients are served from now on.
@@ -99,6 +105,11 @@ impl FabricDoor {
     /// Where it listens.
     pub fn address(&self) -> Option<SocketAddr> {
         self.bootstrap.address()
+    }
+
+    /// How the RDMA device makes writes persistent; `None` where none is served.
+    pub fn rdma_flush(&self) -> Option<String> {
+        self.rdma_flush.clone()
     }
 
     /// Providers a client can be served over.

@@ -59,6 +59,7 @@ pub fn run(config: &ServeConfig, output: Output) -> Result<Exit, Failure> {
         http: http.as_ref().and_then(|listener| listener.local_addr().ok()),
         fabric: fabric.as_ref().and_then(FabricDoor::address),
         providers: fabric.as_ref().map(FabricDoor::providers).unwrap_or_default(),
+        rdma_flush: fabric.as_ref().and_then(FabricDoor::rdma_flush),
     };
     let banner = Arc::new(Banner::new(&node, config, doors));
     let status = match http {
