@@ -11,6 +11,7 @@ use crate::config::{Knob as _, ServeFlags};
 use crate::exit::Exit;
 use crate::kv::KvCommand;
 use crate::output::Output;
+use crate::sockets::{RunArguments, SocketsCommand};
 
 /// One command for everything Beeline does.
 #[derive(Debug, Parser)]
@@ -83,6 +84,13 @@ pub enum Command {
     /// Members of a cluster, which keep the same keys by a replicated log.
     #[command(subcommand)]
     Cluster(ClusterCommand),
+    /// Run an unmodified program with user-space sockets inside this host.
+    #[command(after_help = "Examples:\n  beeline run -- redis-server --port 6390\n  \
+                            beeline run --verbose -- redis-cli -p 6390 ping")]
+    Run(RunArguments),
+    /// User-space sockets: their monitor and what it introduced.
+    #[command(subcommand)]
+    Sockets(SocketsCommand),
     /// Measure, each figure beside a named peer in the same run.
     #[command(subcommand)]
     Bench(BenchCommand),

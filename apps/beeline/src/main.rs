@@ -15,6 +15,7 @@ mod exit;
 mod kv;
 mod output;
 mod serve;
+mod sockets;
 mod status;
 mod top;
 
@@ -61,6 +62,8 @@ fn run(cli: Cli) -> Result<Exit, Failure> {
         Command::Doctor(arguments) => doctor::run(&resolve(&arguments)?.0, output),
         Command::Kv(command) => kv::run(&command, output),
         Command::Cluster(command) => cluster::run(&command, output),
+        Command::Run(arguments) => sockets::run(&arguments, output),
+        Command::Sockets(command) => sockets::sockets(&command, output),
         Command::Bench(command) => bench::run(&command, output),
         Command::Config(ConfigCommand::Show(arguments)) => show(&arguments, output),
     }

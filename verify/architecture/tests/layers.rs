@@ -24,6 +24,8 @@ const SAME_FOLDER: &[(&str, &str, &str)] = &[
     ("kv-client", "kv", "shares the entry and message formats"),
     ("replicated-log", "paxos", "carries out the protocol's commands"),
     ("node", "resp", "runs the Redis door in its shards"),
+    ("sockets-preload", "sockets", "exports the C library's names over it"),
+    ("sockets-monitor", "sockets", "shares the segment and the records"),
     ("verify-lab", "verify-clients", "one connector and one way to skip for programs under test"),
 ];
 

@@ -2,6 +2,7 @@
 //!
 //! - [`server`]: starts `beeline serve` on free ports with a directory of its own, and ends it.
 //! - [`resp`]: a few lines of Redis protocol, for what clients do not let a test say.
+//! - [`preload`]: programs under `beeline run`, with a monitor of their own.
 //! - [`to_node`]: how a one-sided client reaches a node.
 //! - [`skip`]: a test that cannot run here says so, with the reason.
 //!
@@ -10,6 +11,7 @@
 
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "helpers of tests")]
 
+pub mod preload;
 pub mod resp;
 pub mod server;
 pub mod to_node;

@@ -12,6 +12,7 @@ pub mod kv;
 pub mod plot;
 pub mod redis;
 pub mod report;
+pub mod sockets;
 pub mod turns;
 
 use std::path::PathBuf;
@@ -70,6 +71,13 @@ pub enum BenchCommand {
                             beeline bench kv --parts headline,latency --json\n  \
                             beeline bench kv --parts recovery --recover 1000000")]
     Kv(kv::KvArguments),
+    /// User-space sockets against kernel TCP, Unix sockets and pipes.
+    #[command(after_help = "Examples:\n  beeline bench sockets\n  \
+                            beeline bench sockets --repetitions 7 --plot sockets.png")]
+    Sockets(sockets::SocketsArguments),
+    /// One of the two processes of `bench sockets`.
+    #[command(hide = true)]
+    SocketsPeer(sockets::SocketsPeerArguments),
     /// The other end of `bench fabric`.
     #[command(hide = true)]
     FabricPeer(fabric::PeerArguments),
@@ -92,6 +100,8 @@ pub fn run(command: &BenchCommand, output: Output) -> Result<Exit, Failure> {
         BenchCommand::Kv(arguments) => kv::run(arguments, output),
         BenchCommand::FabricPeer(arguments) => fabric::run_peer(arguments),
         BenchCommand::FabricCalls(arguments) => fabric::run_calls(arguments),
+        BenchCommand::Sockets(arguments) => sockets::run(arguments, output),
+        BenchCommand::SocketsPeer(arguments) => sockets::run_peer(arguments),
         BenchCommand::Redis(arguments) => redis::run(arguments, output),
     }
 }

@@ -1,0 +1,107 @@
+//! The monitor as a process: in the foreground, or left behind in a session of its own.
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use beeline_sockets::introduce;
+use beeline_sockets_monitor::{Monitor, MonitorError, Settings};
+
+use crate::exit::{Exit, Failure, OrExit as _};
+use crate::output::Output;
+
+/// Longest wait for a monitor that was just started.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// `beeline sockets monitor`.
+#[derive(Clone, Debug, clap::Args)]
+pub struct MonitorArguments {
+    /// Leave it running in a session of its own, and return when it answers.
+    #[arg(long)]
+    pub background: bool,
+    /// Bytes of each direction's ring: a power of two, 4096 to 67108864.
+    #[arg(long, value_name = "BYTES", default_value_t = 256 << 10, value_parser = ring_size)]
+    pub ring_size: usize,
+}
+
+fn ring_size(text: &str) -> Result<usize, String> {
+    let size: usize = text.parse().map_err(|_| "a number of bytes".to_owned())?;
+    let fits = size.is_power_of_two() && (4096..=64 << 20).contains(&size);
+    if fits { Ok(size) } else { Err("a power of two from 4096 to 67108864".to_owned()) }
+}
+
+/// The command.
+pub fn run(arguments: &MonitorArguments, output: Output) -> Result<Exit, Failure> {
+    if arguments.background {
+        if introduce::dial().is_ok() {
+            output.note("a monitor runs already");
+            return Ok(Exit::Done);
+        }
+        leave_behind(arguments.ring_size)?;
+        return Ok(Exit::Done);
+    }
+    let settings = Settings { ring_bytes: arguments.ring_size, ..Settings::default() };
+    let mut monitor = match Monitor::begin(settings) {
+        Ok(monitor) => monitor,
+        Err(MonitorError::Running) => {
+            output.note("a monitor runs already");
+            return Ok(Exit::Done);
+        }
+        Err(error) => return Err(Failure::new(Exit::Failed, error)),
+    };
+    monitor.run(None).or_exit(Exit::Failed)?;
+    Ok(Exit::Done)
+}
+
+/// Starts a monitor whose parent is not this process, and waits until it answers. It must not be
+/// this process's child: `beeline run` becomes the program, which knows of no such child.
+fn leave_behind(ring_size: usize) -> anyhow::Result<()> {
+    let own = std::env::current_exe().context("finding this program")?;
+    // We are a process of our own (`--background`), whose end makes the monitor an orphan.
+    let _ = rustix::process::setsid();
+    Command::new(own)
+        .args(["--quiet", "sockets", "monitor", "--ring-size", &ring_size.to_string()])
+        .current_dir("/")
+        .env_remove("LD_PRELOAD")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .context("starting the monitor")?;
+    let began = Instant::now();
+    while introduce::dial().is_err() {
+        anyhow::ensure!(began.elapsed() < PATIENCE, "the monitor does not answer");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+/// Sees to it that there is a monitor.
+pub fn ensure() -> anyhow::Result<()> {
+    if introduce::dial().is_ok() {
+        return Ok(());
+    }
+    let own = std::env::current_exe().context("finding this program")?;
+    let started = Command::new(own)
+        .args(["--quiet", "sockets", "monitor", "--background"])
+        .env_remove("LD_PRELOAD")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .status()
+        .context("starting the monitor")?;
+    anyhow::ensure!(started.success(), "the monitor did not start");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_is_a_power_of_two_within_bounds() {
+        assert_eq!(ring_size("4096"), Ok(4096));
+        for wrong in ["0", "4095", "5000", "134217728", "x"] {
+            assert!(ring_size(wrong).is_err(), "{wrong}");
+        }
+    }
+}

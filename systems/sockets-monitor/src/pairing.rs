@@ -1,0 +1,368 @@
+//! Who waits for whom.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use beeline_os::Mapping;
+use beeline_os::mapping::MappingError;
+use beeline_sockets::control::Introduced;
+use beeline_sockets::segment::{CLOSED_AT, DEFAULT_RING_BYTES, Segment, length_bytes};
+
+/// What a monitor can be told.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Bytes of a ring: a power of two from 4 KiB to 64 MiB. Larger holds more unread bytes;
+    /// smaller leaves more to the caches. Each connection has two.
+    pub ring_bytes: usize,
+    /// Most ends that wait for their other end.
+    pub most_waiting: usize,
+    /// How long an end waits before its other end is taken for a plain program.
+    pub patience: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            ring_bytes: DEFAULT_RING_BYTES,
+            most_waiting: 4096,
+            patience: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Introduced connections whose segment is kept for [`Pairing::resume`]; the oldest go first.
+const KEPT: usize = 4096;
+
+/// Introductions remembered for `beeline sockets connections`.
+const REMEMBERED: usize = 128;
+
+/// Why a socket gets no segment.
+#[derive(Debug, thiserror::Error)]
+pub enum Refusal {
+    /// The kernel would not tell its addresses.
+    #[error("no connected internet socket: {0}")]
+    Unconnected(#[from] rustix::io::Errno),
+    /// Not an internet socket.
+    #[error("an address of another family")]
+    Family,
+    /// Both ends are the same address: one socket connected to itself.
+    #[error("connected to itself")]
+    Itself,
+    /// Too many wait already.
+    #[error("{0} ends wait already")]
+    Crowded(usize),
+    /// No memory.
+    #[error(transparent)]
+    Memory(#[from] MappingError),
+    /// The memory could not be prepared or handed on.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+}
+
+/// What an asker gets.
+pub enum Outcome {
+    /// A fresh segment.
+    First(OwnedFd),
+    /// The segment of the end that asked first.
+    Second(OwnedFd),
+}
+
+/// An end whose other end has not asked.
+#[derive(Debug)]
+struct Waiting {
+    memory: OwnedFd,
+    cookie: u64,
+    process: i32,
+    since: Instant,
+}
+
+/// An introduced connection.
+#[derive(Debug)]
+struct Kept {
+    memory: OwnedFd,
+    /// Of end 0 and end 1: the kernel's number of the socket, never used again, and who asked.
+    cookies: [u64; 2],
+    processes: [i32; 2],
+}
+
+impl Kept {
+    /// True when an end was closed, or nobody who asked is left. What the ends' processes wrote is
+    /// taken for a hint: who lies loses the way back after `exec`.
+    fn is_over(&self) -> bool {
+        let closed = CLOSED_AT.iter().any(|&place| {
+            let mut word = [0; 4];
+            let read = rustix::io::pread(&self.memory, &mut word, place as u64);
+            read != Ok(word.len()) || word != [0; 4]
+        });
+        closed || !self.processes.iter().any(|&process| exists(process))
+    }
+}
+
+/// A connection as one end sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Ends {
+    own: SocketAddr,
+    peer: SocketAddr,
+}
+
+impl Ends {
+    fn mirrored(self) -> Self {
+        Self { own: self.peer, peer: self.own }
+    }
+}
+
+/// All of them.
+#[derive(Debug)]
+pub struct Pairing {
+    settings: Settings,
+    waiting: HashMap<Ends, Waiting>,
+    introduced: VecDeque<Introduced>,
+    kept: HashMap<u64, Kept>,
+    /// By socket: the connection and the side.
+    by_cookie: HashMap<u64, (u64, u8)>,
+    next: u64,
+    swept: Instant,
+    expired: Instant,
+}
+
+impl Pairing {
+    pub fn new(settings: Settings) -> Self {
+        let now = Instant::now();
+        Self {
+            settings,
+            waiting: HashMap::new(),
+            introduced: VecDeque::new(),
+            kept: HashMap::new(),
+            by_cookie: HashMap::new(),
+            next: 0,
+            swept: now,
+            expired: now,
+        }
+    }
+
+    pub fn is_keeping(&self) -> bool {
+        !self.kept.is_empty()
+    }
+
+    /// The segment of a socket that was introduced before, and which end it is.
+    pub fn resume(&mut self, socket: &OwnedFd) -> Option<(u8, OwnedFd)> {
+        let cookie = rustix::net::sockopt::socket_cookie(socket).ok()?;
+        let &(number, side) = self.by_cookie.get(&cookie)?;
+        Some((side, self.kept.get(&number)?.memory.try_clone().ok()?))
+    }
+
+    fn keep(&mut self, kept: Kept) {
+        if self.kept.len() >= KEPT
+            && let Some(&oldest) = self.kept.keys().min()
+        {
+            self.drop_kept(oldest);
+        }
+        for (side, cookie) in (0..).zip(kept.cookies) {
+            self.by_cookie.insert(cookie, (self.next, side));
+        }
+        self.kept.insert(self.next, kept);
+        self.next += 1;
+    }
+
+    fn drop_kept(&mut self, number: u64) {
+        if let Some(kept) = self.kept.remove(&number) {
+            for cookie in kept.cookies {
+                self.by_cookie.remove(&cookie);
+            }
+        }
+    }
+
+    pub fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    pub fn waiting(&self) -> u64 {
+        self.waiting.len() as u64
+    }
+
+    pub fn introduced(&self) -> impl Iterator<Item = &Introduced> {
+        self.introduced.iter()
+    }
+
+    /// The segment for `socket`, which `process` holds.
+    pub fn ask(&mut self, socket: &OwnedFd, process: i32) -> Result<Outcome, Refusal> {
+        let ends = ends(socket)?;
+        if ends.own == ends.peer {
+            return Err(Refusal::Itself);
+        }
+        let cookie = rustix::net::sockopt::socket_cookie(socket)?;
+        if let Some(other) = self.waiting.remove(&ends.mirrored())
+            && exists(other.process)
+        {
+            self.remember(ends, process, other.process);
+            let memory = other.memory.try_clone()?;
+            self.keep(Kept {
+                memory: other.memory,
+                cookies: [other.cookie, cookie],
+                processes: [other.process, process],
+            });
+            return Ok(Outcome::Second(memory));
+        }
+        if self.waiting.len() >= self.settings.most_waiting {
+            return Err(Refusal::Crowded(self.waiting.len()));
+        }
+        // An older socket with the same addresses is gone; its segment is nobody's.
+        let stale = self.waiting.get(&ends).is_some_and(|waiting| waiting.cookie != cookie);
+        if stale {
+            self.waiting.remove(&ends);
+        }
+        if let Some(waiting) = self.waiting.get(&ends) {
+            // The same socket asks again: the same answer.
+            return Ok(Outcome::First(waiting.memory.try_clone()?));
+        }
+        let memory = self.fresh()?;
+        let copy = memory.try_clone()?;
+        self.waiting.insert(ends, Waiting { memory, cookie, process, since: Instant::now() });
+        Ok(Outcome::First(copy))
+    }
+
+    fn fresh(&self) -> Result<OwnedFd, Refusal> {
+        let length = length_bytes(self.settings.ring_bytes);
+        let memory = beeline_os::mapping::create_memfd("beeline-socket", length)?;
+        // Two words of one page.
+        let page = Mapping::shared_at(memory.as_fd(), 0, length)?;
+        Segment::format(&page)
+            .map_err(|error| std::io::Error::new(std::io::ErrorKind::InvalidInput, error))?;
+        Ok(memory)
+    }
+
+    fn remember(&mut self, second: Ends, second_process: i32, first_process: i32) {
+        if self.introduced.len() == REMEMBERED {
+            self.introduced.pop_front();
+        }
+        self.introduced.push_back(Introduced {
+            first: second.peer,
+            first_process: first_process.unsigned_abs(),
+            second: second.own,
+            second_process: second_process.unsigned_abs(),
+        });
+    }
+
+    /// Forgets ends that waited too long, or whose process ended, and connections that are over.
+    pub fn expire(&mut self) {
+        if self.swept.elapsed() >= Duration::from_secs(5) {
+            self.swept = Instant::now();
+            let over: Vec<u64> = self
+                .kept
+                .iter()
+                .filter(|(_, kept)| kept.is_over())
+                .map(|(&number, _)| number)
+                .collect();
+            over.into_iter().for_each(|number| self.drop_kept(number));
+        }
+        if self.expired.elapsed() < Duration::from_secs(1) {
+            return;
+        }
+        self.expired = Instant::now();
+        let patience = self.settings.patience;
+        self.waiting
+            .retain(|_, waiting| waiting.since.elapsed() < patience && exists(waiting.process));
+    }
+}
+
+/// As many descriptors as we may have: one per connection that is kept.
+pub fn allow_descriptors() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // Refused, fewer connections survive an `exec`.
+    let _ = setrlimit(Resource::Nofile, limit);
+}
+
+fn exists(process: i32) -> bool {
+    let Some(process) = rustix::process::Pid::from_raw(process) else { return false };
+    !matches!(rustix::process::test_kill_process(process), Err(rustix::io::Errno::SRCH))
+}
+
+fn ends(socket: &OwnedFd) -> Result<Ends, Refusal> {
+    let address = |any: rustix::net::SocketAddrAny| {
+        let address = SocketAddr::try_from(any).map_err(|_| Refusal::Family)?;
+        Ok::<_, Refusal>(SocketAddr::new(address.ip().to_canonical(), address.port()))
+    };
+    let own = address(rustix::net::getsockname(socket)?)?;
+    let peer = rustix::net::getpeername(socket)?.ok_or(rustix::io::Errno::NOTCONN)?;
+    Ok(Ends { own, peer: address(peer)? })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    fn connection() -> (OwnedFd, OwnedFd) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (one.into(), listener.accept().unwrap().0.into())
+    }
+
+    fn me() -> i32 {
+        i32::try_from(std::process::id()).unwrap()
+    }
+
+    fn file(memory: &OwnedFd) -> u64 {
+        rustix::fs::fstat(memory).unwrap().st_ino
+    }
+
+    #[test]
+    fn the_two_ends_of_a_connection_get_one_segment() {
+        let mut pairing = Pairing::new(Settings::default());
+        let (one, other) = connection();
+        let Outcome::First(memory) = pairing.ask(&one, me()).unwrap() else { panic!("first") };
+        // Asking again changes nothing.
+        let Outcome::First(again) = pairing.ask(&one, me()).unwrap() else { panic!("first") };
+        assert_eq!(file(&memory), file(&again));
+        let Outcome::Second(same) = pairing.ask(&other, me()).unwrap() else { panic!("second") };
+        assert_eq!(file(&memory), file(&same));
+        assert!(!pairing.is_waiting());
+        assert_eq!(pairing.introduced().count(), 1);
+        // Whoever has one of the sockets later gets it again, as the same end.
+        for (socket, side) in [(&one, 0), (&other, 1)] {
+            let (found, again) = pairing.resume(socket).unwrap();
+            assert_eq!((found, file(&again)), (side, file(&memory)));
+        }
+        // Until an end says that it was closed.
+        rustix::io::pwrite(&memory, &[1], CLOSED_AT[1] as u64).unwrap();
+        pairing.swept -= Duration::from_secs(60);
+        pairing.expire();
+        assert!(pairing.resume(&one).is_none() && !pairing.is_keeping());
+    }
+
+    #[test]
+    fn connections_are_not_mixed_up() {
+        let mut pairing = Pairing::new(Settings::default());
+        let (one, _) = connection();
+        let (_, another) = connection();
+        assert!(matches!(pairing.ask(&one, me()).unwrap(), Outcome::First(_)));
+        assert!(matches!(pairing.ask(&another, me()).unwrap(), Outcome::First(_)));
+    }
+
+    #[test]
+    fn an_end_whose_process_ended_is_not_waited_for() {
+        let mut pairing = Pairing::new(Settings::default());
+        let (one, other) = connection();
+        // No process has this number.
+        pairing.ask(&one, i32::MAX).unwrap();
+        assert!(matches!(pairing.ask(&other, me()).unwrap(), Outcome::First(_)));
+    }
+
+    #[test]
+    fn what_is_no_connected_internet_socket_is_refused() {
+        let mut pairing = Pairing::new(Settings { most_waiting: 1, ..Settings::default() });
+        let (left, _right) = std::os::unix::net::UnixStream::pair().unwrap();
+        assert!(pairing.ask(&left.into(), me()).is_err());
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        assert!(pairing.ask(&listener.into(), me()).is_err());
+        let (one, _peer) = connection();
+        let (another, _its_peer) = connection();
+        pairing.ask(&one, me()).unwrap();
+        assert!(matches!(pairing.ask(&another, me()), Err(Refusal::Crowded(1))));
+    }
+}

@@ -1,0 +1,455 @@
+//! Reading and writing.
+
+use std::ffi::{c_int, c_void};
+
+use beeline_sockets::connection::{Connection, find, handed_on, inherited};
+use beeline_sockets::kernel::{Errno, Outcome};
+use beeline_sockets::receive::{MOST_PIECES, receive};
+use beeline_sockets::send::send as send_pieces;
+use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
+
+use crate::real::real;
+use crate::{guarded, quietly};
+
+fn piece(bytes: *mut c_void, length: size_t) -> [iovec; 1] {
+    [iovec { iov_base: bytes, iov_len: length }]
+}
+
+/// The program's list of pieces.
+///
+/// # Safety
+///
+/// `list` is an array of `count` pieces, as the program says.
+unsafe fn pieces<'a>(list: *const iovec, count: usize) -> Result<&'a [iovec], Errno> {
+    if count > MOST_PIECES {
+        return Err(Errno(libc::EINVAL));
+    }
+    if count == 0 {
+        return Ok(&[]);
+    }
+    if list.is_null() {
+        return Err(Errno(libc::EFAULT));
+    }
+    // SAFETY: the contract; `iovec` is plain, and the program does not change it meanwhile.
+    Ok(unsafe { std::slice::from_raw_parts(list, count) })
+}
+
+fn take(fd: c_int, connection: &Connection, pieces: &[iovec], flags: c_int) -> Outcome {
+    // SAFETY: the program vouches for its buffers by calling a reading function with them.
+    unsafe { receive(fd, connection, pieces, flags) }
+}
+
+fn give(fd: c_int, connection: &Connection, pieces: &[iovec], flags: c_int) -> Outcome {
+    // SAFETY: the program vouches for its buffers by calling a writing function with them.
+    unsafe { send_pieces(fd, connection, pieces, flags) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn read(fd: c_int, bytes: *mut c_void, length: size_t) -> ssize_t {
+    match find(fd) {
+        Some(connection) => guarded(|| take(fd, connection, &piece(bytes, length), 0)),
+        None => real!(read(fd, bytes, length) as fn(c_int, *mut c_void, size_t) -> ssize_t),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __read_chk(
+    fd: c_int,
+    bytes: *mut c_void,
+    length: size_t,
+    _room: size_t,
+) -> ssize_t {
+    // SAFETY: the program's arguments. The check of `length` against the buffer is the one thing
+    // lost here.
+    unsafe { read(fd, bytes, length) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn readv(fd: c_int, list: *const iovec, count: c_int) -> ssize_t {
+    match find(fd) {
+        Some(connection) => guarded(|| {
+            let count = usize::try_from(count).map_err(|_| Errno(libc::EINVAL))?;
+            // SAFETY: the program's array.
+            take(fd, connection, unsafe { pieces(list, count)? }, 0)
+        }),
+        None => real!(readv(fd, list, count) as fn(c_int, *const iovec, c_int) -> ssize_t),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recv(
+    fd: c_int,
+    bytes: *mut c_void,
+    length: size_t,
+    flags: c_int,
+) -> ssize_t {
+    match find(fd) {
+        Some(connection) => guarded(|| take(fd, connection, &piece(bytes, length), flags)),
+        None => {
+            real!(recv(fd, bytes, length, flags) as fn(c_int, *mut c_void, size_t, c_int) -> ssize_t)
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __recv_chk(
+    fd: c_int,
+    bytes: *mut c_void,
+    length: size_t,
+    _room: size_t,
+    flags: c_int,
+) -> ssize_t {
+    // SAFETY: the program's arguments.
+    unsafe { recv(fd, bytes, length, flags) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recvfrom(
+    fd: c_int,
+    bytes: *mut c_void,
+    length: size_t,
+    flags: c_int,
+    from: *mut sockaddr,
+    from_length: *mut socklen_t,
+) -> ssize_t {
+    match find(fd) {
+        Some(connection) => guarded(|| {
+            let outcome = take(fd, connection, &piece(bytes, length), flags);
+            if outcome.is_ok() && !from.is_null() && !from_length.is_null() {
+                // SAFETY: the program's place; a stream tells no address, as in the kernel.
+                unsafe { *from_length = 0 };
+            }
+            outcome
+        }),
+        None => real!(recvfrom(fd, bytes, length, flags, from, from_length)
+            as fn(c_int, *mut c_void, size_t, c_int, *mut sockaddr, *mut socklen_t) -> ssize_t),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __recvfrom_chk(
+    fd: c_int,
+    bytes: *mut c_void,
+    length: size_t,
+    _room: size_t,
+    flags: c_int,
+    from: *mut sockaddr,
+    from_length: *mut socklen_t,
+) -> ssize_t {
+    // SAFETY: the program's arguments.
+    unsafe { recvfrom(fd, bytes, length, flags, from, from_length) }
+}
+
+/// Receives into one message header.
+fn take_message(fd: c_int, connection: &Connection, message: *mut msghdr, flags: c_int) -> Outcome {
+    if message.is_null() {
+        return Err(Errno(libc::EFAULT));
+    }
+    // SAFETY: the program's header, not null.
+    let copy = unsafe { message.read() };
+    // SAFETY: the program's array.
+    let list = unsafe { pieces(copy.msg_iov, copy.msg_iovlen)? };
+    let count = take(fd, connection, list, flags)?;
+    let answer = msghdr { msg_namelen: 0, msg_controllen: 0, msg_flags: 0, ..copy };
+    // SAFETY: as above.
+    unsafe { message.write(answer) };
+    Ok(count)
+}
+
+fn give_message(
+    fd: c_int,
+    connection: &Connection,
+    message: *const msghdr,
+    flags: c_int,
+) -> Outcome {
+    if message.is_null() {
+        return Err(Errno(libc::EFAULT));
+    }
+    // SAFETY: the program's header, not null.
+    let copy = unsafe { message.read() };
+    // SAFETY: the program's array.
+    give(fd, connection, unsafe { pieces(copy.msg_iov, copy.msg_iovlen)? }, flags)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
+    match find(fd) {
+        Some(connection) => guarded(|| take_message(fd, connection, message, flags)),
+        None => {
+            let count =
+                real!(recvmsg(fd, message, flags) as fn(c_int, *mut msghdr, c_int) -> ssize_t);
+            if count >= 0 {
+                quietly(|| each_descriptor(message, inherited));
+            }
+            count
+        }
+    }
+}
+
+/// The descriptors that travel with a message.
+fn each_descriptor(message: *const msghdr, visit: impl Fn(c_int)) {
+    // SAFETY: the program's header, which the kernel has just taken or is about to.
+    let Some(header) = (unsafe { message.as_ref() }) else { return };
+    if header.msg_control.is_null() || header.msg_controllen == 0 {
+        return;
+    }
+    // SAFETY: as above; walks within `msg_controllen`.
+    let mut place = unsafe { libc::CMSG_FIRSTHDR(message) };
+    // SAFETY: null or within the control bytes.
+    while let Some(control) = unsafe { place.as_ref() } {
+        if (control.cmsg_level, control.cmsg_type) == (libc::SOL_SOCKET, libc::SCM_RIGHTS) {
+            // SAFETY: computes a place behind the control header.
+            let data = unsafe { libc::CMSG_DATA(place) }.cast::<c_int>();
+            // SAFETY: arithmetic only.
+            let empty = unsafe { libc::CMSG_LEN(0) } as usize;
+            #[allow(clippy::unnecessary_cast, reason = "another width in other C libraries")]
+            let length = (control.cmsg_len as usize).saturating_sub(empty);
+            for index in 0..length / size_of::<c_int>() {
+                // SAFETY: within the data the control header tells of.
+                let descriptor = unsafe { data.add(index) };
+                // SAFETY: as above; perhaps not aligned.
+                visit(unsafe { descriptor.read_unaligned() });
+            }
+        }
+        // SAFETY: walks within `msg_controllen`.
+        place = unsafe { libc::CMSG_NXTHDR(message, place) };
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn recvmmsg(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: u32,
+    flags: c_int,
+    timeout: *mut timespec,
+) -> c_int {
+    match find(fd) {
+        // One message is what a stream has to give at a time; fewer than asked for is allowed.
+        Some(connection) => crate::guarded_int(|| {
+            if count == 0 {
+                return Ok(0);
+            }
+            let flags = flags & !libc::MSG_WAITFORONE;
+            // The header is an entry's first field.
+            let message = messages.cast::<msghdr>();
+            // SAFETY: the program's array has at least one entry; only an address is taken.
+            let length = unsafe { &raw mut (*messages).msg_len };
+            let taken = take_message(fd, connection, message, flags)?;
+            // SAFETY: as above.
+            unsafe { length.write(u32::try_from(taken).unwrap_or(u32::MAX)) };
+            Ok(1)
+        }),
+        None => real!(recvmmsg(fd, messages, count, flags, timeout)
+            as fn(c_int, *mut mmsghdr, u32, c_int, *mut timespec) -> c_int),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, length: size_t) -> ssize_t {
+    match find(fd) {
+        Some(connection) => guarded(|| give(fd, connection, &piece(bytes.cast_mut(), length), 0)),
+        None => real!(write(fd, bytes, length) as fn(c_int, *const c_void, size_t) -> ssize_t),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn writev(fd: c_int, list: *const iovec, count: c_int) -> ssize_t {
+    match find(fd) {
+        Some(connection) => guarded(|| {
+            let count = usize::try_from(count).map_err(|_| Errno(libc::EINVAL))?;
+            // SAFETY: the program's array.
+            give(fd, connection, unsafe { pieces(list, count)? }, 0)
+        }),
+        None => real!(writev(fd, list, count) as fn(c_int, *const iovec, c_int) -> ssize_t),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn send(
+    fd: c_int,
+    bytes: *const c_void,
+    length: size_t,
+    flags: c_int,
+) -> ssize_t {
+    match find(fd) {
+        Some(connection) => {
+            guarded(|| give(fd, connection, &piece(bytes.cast_mut(), length), flags))
+        }
+        None => {
+            real!(send(fd, bytes, length, flags)
+                as fn(c_int, *const c_void, size_t, c_int) -> ssize_t)
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendto(
+    fd: c_int,
+    bytes: *const c_void,
+    length: size_t,
+    flags: c_int,
+    to: *const sockaddr,
+    to_length: socklen_t,
+) -> ssize_t {
+    match find(fd) {
+        // A connected stream ignores the address, as in the kernel.
+        Some(connection) => {
+            guarded(|| give(fd, connection, &piece(bytes.cast_mut(), length), flags))
+        }
+        None => real!(sendto(fd, bytes, length, flags, to, to_length)
+            as fn(c_int, *const c_void, size_t, c_int, *const sockaddr, socklen_t) -> ssize_t),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
+    match find(fd) {
+        Some(connection) => guarded(|| give_message(fd, connection, message, flags)),
+        None => {
+            quietly(|| each_descriptor(message, handed_on));
+            real!(sendmsg(fd, message, flags) as fn(c_int, *const msghdr, c_int) -> ssize_t)
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendmmsg(
+    fd: c_int,
+    messages: *mut mmsghdr,
+    count: u32,
+    flags: c_int,
+) -> c_int {
+    match find(fd) {
+        Some(connection) => crate::guarded_int(|| {
+            let mut done = 0_usize;
+            for index in 0..count as usize {
+                // SAFETY: the program's array has `count` entries.
+                let entry = unsafe { messages.add(index) };
+                // The header is an entry's first field.
+                let message = entry.cast::<msghdr>();
+                // SAFETY: as above; only an address is taken.
+                let length = unsafe { &raw mut (*entry).msg_len };
+                match give_message(fd, connection, message, flags) {
+                    // SAFETY: as above.
+                    Ok(sent) => unsafe { length.write(u32::try_from(sent).unwrap_or(u32::MAX)) },
+                    Err(error) => return if done > 0 { Ok(done) } else { Err(error) },
+                }
+                done += 1;
+            }
+            Ok(done)
+        }),
+        None => {
+            real!(sendmmsg(fd, messages, count, flags)
+                as fn(c_int, *mut mmsghdr, u32, c_int) -> c_int)
+        }
+    }
+}
+
+/// Bytes of a file moved at a time.
+const BLOCK: usize = 64 << 10;
+
+/// `sendfile` into a connection of ours: read, then send.
+fn give_file(
+    out: c_int,
+    connection: &Connection,
+    from: c_int,
+    offset: *mut off_t,
+    length: size_t,
+) -> Outcome {
+    let mut block = vec![0_u8; BLOCK.min(length)];
+    let mut total = 0;
+    let own = |total: usize| i64::try_from(total).unwrap_or(i64::MAX);
+    let at = if offset.is_null() {
+        // SAFETY: asks for the position only.
+        let at = unsafe { libc::lseek(from, 0, libc::SEEK_CUR) };
+        if at < 0 {
+            return Err(last());
+        }
+        at
+    } else {
+        // SAFETY: the program's place.
+        unsafe { *offset }
+    };
+    let outcome = loop {
+        let most = block.len().min(length - total);
+        if most == 0 {
+            break Ok(());
+        }
+        // SAFETY: our buffer, as long as told.
+        let read = unsafe { libc::pread(from, block.as_mut_ptr().cast(), most, at + own(total)) };
+        let Ok(read) = usize::try_from(read) else { break Err(last()) };
+        if read == 0 {
+            break Ok(());
+        }
+        match give(out, connection, &piece(block.as_mut_ptr().cast(), read), 0) {
+            Ok(sent) => {
+                total += sent;
+                if sent < read {
+                    break Ok(());
+                }
+            }
+            Err(error) => break Err(error),
+        }
+    };
+    if offset.is_null() {
+        // SAFETY: sets the position to behind what was sent.
+        unsafe { libc::lseek(from, at + own(total), libc::SEEK_SET) };
+    } else {
+        // SAFETY: the program's place.
+        unsafe { *offset = at + own(total) };
+    }
+    match outcome {
+        Err(error) if total == 0 => Err(error),
+        _ => Ok(total),
+    }
+}
+
+fn last() -> Errno {
+    Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendfile(
+    out: c_int,
+    from: c_int,
+    offset: *mut off_t,
+    length: size_t,
+) -> ssize_t {
+    if let Some(connection) = find(out) {
+        return guarded(|| give_file(out, connection, from, offset, length));
+    }
+    if find(from).is_some() {
+        // As for every socket.
+        return guarded(|| Err(Errno(libc::EINVAL)));
+    }
+    real!(sendfile(out, from, offset, length) as fn(c_int, c_int, *mut off_t, size_t) -> ssize_t)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sendfile64(
+    out: c_int,
+    from: c_int,
+    offset: *mut off_t,
+    length: size_t,
+) -> ssize_t {
+    // SAFETY: the program's arguments; on 64 bits the two are one.
+    unsafe { sendfile(out, from, offset, length) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn splice(
+    from: c_int,
+    from_offset: *mut i64,
+    to: c_int,
+    to_offset: *mut i64,
+    length: size_t,
+    flags: u32,
+) -> ssize_t {
+    if find(from).is_some() || find(to).is_some() {
+        // Programs fall back to reading and writing, as for files that cannot be spliced.
+        return guarded(|| Err(Errno(libc::EINVAL)));
+    }
+    real!(splice(from, from_offset, to, to_offset, length, flags)
+        as fn(c_int, *mut i64, c_int, *mut i64, size_t, u32) -> ssize_t)
+}

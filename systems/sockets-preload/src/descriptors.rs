@@ -1,0 +1,254 @@
+//! Connections begun, copied, ended; options.
+
+use std::ffi::{c_int, c_uint, c_ulong, c_void};
+use std::sync::atomic::Ordering;
+
+use beeline_sockets::connection::{Connection, accepted, closing, connected, find};
+use beeline_sockets::kernel::Errno;
+use beeline_sockets::{connection, receive, table};
+use libc::{sockaddr, socklen_t};
+
+use crate::real::real;
+use crate::{guarded_int, quietly};
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
+    let fd = real!(socket(domain, kind, protocol) as fn(c_int, c_int, c_int) -> c_int);
+    // A number whose closing we did not see.
+    quietly(|| {
+        table::forget(fd);
+    });
+    fd
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn connect(fd: c_int, to: *const sockaddr, length: socklen_t) -> c_int {
+    let outcome = real!(connect(fd, to, length) as fn(c_int, *const sockaddr, socklen_t) -> c_int);
+    let internet = !to.is_null()
+        && length >= 2
+        // SAFETY: the program's address has at least its family.
+        && matches!(i32::from(unsafe { (*to).sa_family }), libc::AF_INET | libc::AF_INET6);
+    if internet {
+        let error = if outcome == 0 { 0 } else { crate::errno() };
+        quietly(|| match error {
+            0 => connected(fd),
+            libc::EINPROGRESS if !table::is_watched_plain(fd) => table::set_connecting(fd),
+            _ => {}
+        });
+    }
+    outcome
+}
+
+fn accept_done(fd: c_int) -> c_int {
+    if fd >= 0 {
+        quietly(|| accepted(fd));
+    }
+    fd
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn accept(fd: c_int, from: *mut sockaddr, length: *mut socklen_t) -> c_int {
+    accept_done(
+        real!(accept(fd, from, length) as fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int),
+    )
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn accept4(
+    fd: c_int,
+    from: *mut sockaddr,
+    length: *mut socklen_t,
+    flags: c_int,
+) -> c_int {
+    accept_done(real!(accept4(fd, from, length, flags)
+        as fn(c_int, *mut sockaddr, *mut socklen_t, c_int) -> c_int))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn close(fd: c_int) -> c_int {
+    quietly(|| closing(fd));
+    real!(close(fd) as fn(c_int) -> c_int)
+}
+
+/// `CLOSE_RANGE_CLOEXEC`: nothing is closed now.
+const ONLY_ON_EXEC: c_int = 4;
+
+fn closing_range(first: c_uint, last: c_uint) {
+    let Ok(first) = c_int::try_from(first) else { return };
+    let last = c_int::try_from(last).unwrap_or(c_int::MAX);
+    for fd in first..=last.min(table::highest()) {
+        closing(fd);
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn close_range(first: c_uint, last: c_uint, flags: c_int) -> c_int {
+    if flags & ONLY_ON_EXEC == 0 {
+        quietly(|| closing_range(first, last));
+    }
+    real!(close_range(first, last, flags) as fn(c_uint, c_uint, c_int) -> c_int)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn closefrom(first: c_int) {
+    quietly(|| closing_range(c_uint::try_from(first).unwrap_or(0), c_uint::MAX));
+    let address = crate::real::closefrom.address();
+    if !address.is_null() {
+        // SAFETY: the C library's function of this name has this signature.
+        let function: unsafe extern "C" fn(c_int) = unsafe { std::mem::transmute(address) };
+        // SAFETY: the program's argument.
+        unsafe { function(first) };
+    }
+}
+
+fn duplicated(old: c_int, new: c_int) -> c_int {
+    if new >= 0 {
+        quietly(|| table::duplicate(old, new));
+    }
+    new
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dup(old: c_int) -> c_int {
+    duplicated(old, real!(dup(old) as fn(c_int) -> c_int))
+}
+
+/// The number that `dup2` and `dup3` are about to close, unless the call will fail.
+fn replaced(old: c_int, new: c_int) {
+    if old != new && beeline_sockets::kernel::is_open(old) {
+        quietly(|| closing(new));
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dup2(old: c_int, new: c_int) -> c_int {
+    replaced(old, new);
+    duplicated(old, real!(dup2(old, new) as fn(c_int, c_int) -> c_int))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
+    replaced(old, new);
+    duplicated(old, real!(dup3(old, new, flags) as fn(c_int, c_int, c_int) -> c_int))
+}
+
+fn fcntl_done(fd: c_int, command: c_int, outcome: c_int) -> c_int {
+    match command {
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => duplicated(fd, outcome),
+        libc::F_SETFL => {
+            mode_changed(fd);
+            outcome
+        }
+        _ => outcome,
+    }
+}
+
+fn mode_changed(fd: c_int) {
+    if let Some(connection) = table::ours(fd) {
+        connection.forget_blocking_mode();
+    }
+}
+
+// The third argument is a word whatever the command takes; the callers' "..." passes it in the
+// same register.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
+    let outcome = real!(fcntl(fd, command, argument) as fn(c_int, c_int, c_ulong) -> c_int);
+    fcntl_done(fd, command, outcome)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
+    let outcome = real!(fcntl64(fd, command, argument) as fn(c_int, c_int, c_ulong) -> c_int);
+    fcntl_done(fd, command, outcome)
+}
+
+/// Most bytes that `FIONREAD` counts.
+const MOST_COUNTED: usize = 1 << 30;
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    if request == libc::FIONREAD
+        && let Some(connection) = find(fd)
+        && connection.kernel_bytes_left().is_none()
+    {
+        return guarded_int(|| {
+            let counted = connection.segment.consumer().available(MOST_COUNTED);
+            let count = counted.map_err(|_| receive::corrupt(connection))?;
+            // SAFETY: the program's place for an int.
+            unsafe { argument.cast::<c_int>().write(c_int::try_from(count).unwrap_or(0)) };
+            Ok(0)
+        });
+    }
+    let outcome = real!(ioctl(fd, request, argument) as fn(c_int, c_ulong, *mut c_void) -> c_int);
+    if request == libc::FIONBIO {
+        mode_changed(fd);
+    }
+    outcome
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
+    match find(fd) {
+        Some(ours) => guarded_int(|| connection::shutdown(fd, ours, how)),
+        None => real!(shutdown(fd, how) as fn(c_int, c_int) -> c_int),
+    }
+}
+
+/// Options that we answer ourselves.
+fn own_option(connection: &Connection, level: c_int, name: c_int) -> Option<c_int> {
+    match (level, name) {
+        (libc::IPPROTO_TCP, libc::TCP_NODELAY) => Some(connection.no_delay.load(Ordering::Relaxed)),
+        (libc::SOL_SOCKET, libc::SO_ERROR) => {
+            receive::take_error(connection).map(|Errno(error)| error)
+        }
+        _ => None,
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *mut c_void,
+    length: *mut socklen_t,
+) -> c_int {
+    if let Some(connection) = table::ours(fd)
+        && !value.is_null()
+        && !length.is_null()
+        // SAFETY: the program's place, not null.
+        && unsafe { *length } as usize >= size_of::<c_int>()
+        && let Some(answer) = own_option(connection, level, name)
+    {
+        // SAFETY: the program's place for at least an int.
+        unsafe { value.cast::<c_int>().write_unaligned(answer) };
+        // SAFETY: as above.
+        unsafe { *length = 4 };
+        return 0;
+    }
+    real!(getsockopt(fd, level, name, value, length)
+        as fn(c_int, c_int, c_int, *mut c_void, *mut socklen_t) -> c_int)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    length: socklen_t,
+) -> c_int {
+    if (level, name) == (libc::IPPROTO_TCP, libc::TCP_NODELAY)
+        && let Some(connection) = table::ours(fd)
+        && !value.is_null()
+        && length as usize >= size_of::<c_int>()
+    {
+        // SAFETY: the program's int.
+        let wanted = unsafe { value.cast::<c_int>().read_unaligned() };
+        connection.no_delay.store(c_int::from(wanted != 0), Ordering::Relaxed);
+        return 0;
+    }
+    real!(setsockopt(fd, level, name, value, length)
+        as fn(c_int, c_int, c_int, *const c_void, socklen_t) -> c_int)
+}

@@ -1,0 +1,56 @@
+//! The constructor, and what happens at `fork`.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use beeline_sockets::table;
+
+use crate::{quietly, real};
+
+extern "C" fn start() {
+    quietly(|| {
+        real::find_all();
+        let _ = beeline_os::barrier::is_asymmetric();
+        table::begin();
+        // SAFETY: three functions that stay loaded and take nothing.
+        let _ = unsafe { libc::pthread_atfork(Some(before_fork), None, Some(after_fork)) };
+    });
+}
+
+extern "C" fn before_fork() {
+    quietly(table::before_fork);
+}
+
+extern "C" fn after_fork() {
+    quietly(table::after_fork_in_child);
+}
+
+/// Variable that asks for [`tell`].
+const VERBOSE: &str = "BEELINE_SOCKETS_VERBOSE";
+
+/// At the end of a program that was asked to: one line on what was accelerated.
+extern "C" fn tell() {
+    quietly(|| {
+        let tally = &beeline_sockets::connection::TALLY;
+        let count = |counter: &AtomicU32| counter.load(Ordering::Relaxed);
+        let asked = count(&tally.asked);
+        if std::env::var_os(VERBOSE).is_none() || asked == 0 {
+            return;
+        }
+        let line = format!(
+            "beeline: process {}: {asked} connections within this host, {} introduced by the \
+             monitor, {} sent through shared memory; the others stayed with the kernel\n",
+            std::process::id(),
+            count(&tally.taken),
+            count(&tally.switched),
+        );
+        let _ = beeline_sockets::kernel::write(2, line.as_bytes());
+    });
+}
+
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static TELL: extern "C" fn() = tell;
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static START: extern "C" fn() = start;

@@ -1,0 +1,530 @@
+//! One accelerated connection, as this process sees it: beginning, sharing, end.
+//!
+//! ```text
+//!  connect/accept ──ask──► OPEN ──other end asked──► PAIRED      the kernel's stream until each
+//!                           │                          │         sender switches, at a byte that
+//!                           └─ 64 calls in vain        │         it tells (`switched_at`)
+//!                              ▼                       ▼
+//!                           GIVEN_UP: plain         rings; the kernel's stream carries doorbells
+//! ```
+//!
+//! Invariants:
+//! - a half (sending, receiving) is worked on by the thread whose number is in its `holder` word;
+//!   nobody sleeps while holding one. A holder that no longer exists loses it;
+//! - doorbells follow `switched_at` in program order, and a reader of the kernel's stream loads
+//!   `switched_at` after it read, so that no doorbell is taken for a byte;
+//! - a doorbell is swallowed only by who is sure that nobody else waits for it.
+
+use std::cell::Cell;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, Ordering};
+
+use beeline_os::barrier;
+
+use crate::control::Question;
+use crate::kernel::{self, Errno, Outcome};
+use crate::segment::{
+    CLOSED_CLEANLY, CLOSED_UNREAD, STATE_GIVEN_UP, STATE_OPEN, STATE_PAIRED, Segment,
+};
+use crate::table::{self, Kind};
+use crate::wait::Budget;
+use crate::{epoll, introduce};
+
+/// Calls through the kernel before an end stops waiting for the other to ask.
+const PATIENT_CALLS: u32 = 64;
+/// Every so many calls that found nothing, the kernel is asked whether the other end is alive.
+const VAIN_CALLS: u32 = 16;
+
+/// One connection.
+#[derive(Debug)]
+pub struct Connection {
+    /// The shared memory.
+    pub segment: Segment,
+    /// Numbers in the table that lead here.
+    pub references: AtomicU32,
+    /// Threads of this process that sleep on it.
+    pub sleepers: AtomicU32,
+    /// Learned spinning time of readers and writers.
+    pub budget: Budget,
+    /// An error the kernel told us that the program has not heard of yet.
+    pub pending_error: AtomicI32,
+    /// The kernel said that the other end is gone or will send no more.
+    pub kernel_ended: AtomicBool,
+    /// A send found the ring full since an edge-triggered set last reported room.
+    pub was_full: AtomicBool,
+    /// What the program thinks `TCP_NODELAY` is.
+    pub no_delay: AtomicI32,
+    blocking: AtomicU8,
+    calls: AtomicU32,
+    vain: AtomicU32,
+}
+
+const BLOCKS: u8 = 1;
+const BLOCKS_NOT: u8 = 2;
+
+thread_local! {
+    static THREAD: Cell<u32> = const { Cell::new(0) };
+}
+
+fn thread() -> u32 {
+    let known = THREAD.get();
+    if known != 0 {
+        return known;
+    }
+    let thread = kernel::thread();
+    THREAD.set(thread);
+    thread
+}
+
+/// The calling thread has another number than before: it is the child of a `fork`.
+pub fn forget_thread() {
+    THREAD.set(0);
+}
+
+/// A held half.
+#[derive(Debug)]
+pub struct Held<'a>(&'a AtomicU32);
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        // Release with the Acquire in `hold`: what we did to the half is there for the next.
+        self.0.store(0, Ordering::Release);
+    }
+}
+
+/// Takes a half.
+///
+/// Errors: `EAGAIN` when this very thread holds it: a signal handler came in between.
+#[inline]
+pub fn hold(word: &AtomicU32) -> Result<Held<'_>, Errno> {
+    let me = thread();
+    // Acquire with the Release in `Held::drop`.
+    if word.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+        return Ok(Held(word));
+    }
+    hold_contended(word, me)
+}
+
+#[cold]
+fn hold_contended(word: &AtomicU32, me: u32) -> Result<Held<'_>, Errno> {
+    let mut rounds = 0_u32;
+    loop {
+        let holder = word.load(Ordering::Relaxed);
+        if holder == me {
+            return Err(Errno(libc::EAGAIN));
+        }
+        rounds += 1;
+        // A dead thread's half is free; its positions are whole up to its last message.
+        let abandoned = holder != 0 && rounds.is_multiple_of(256) && !kernel::thread_exists(holder);
+        if (holder == 0 || abandoned)
+            // Acquire with the Release in `Held::drop`; after a death, with the kernel's own.
+            && word.compare_exchange(holder, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        {
+            return Ok(Held(word));
+        }
+        if rounds.is_multiple_of(16) {
+            kernel::yield_now();
+        } else {
+            std::hint::spin_loop();
+        }
+    }
+}
+
+/// What looking at the kernel's stream for doorbells found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Heard {
+    /// Doorbells or nothing; the other end is alive as far as the kernel knows.
+    Nothing,
+    /// The other end closed.
+    End,
+    /// The connection broke; the error waits in `pending_error`.
+    Broken,
+}
+
+/// What became of this process's connections.
+#[derive(Debug)]
+pub struct Tally {
+    /// Connections within this host that the monitor was asked about.
+    pub asked: AtomicU32,
+    /// Of these, those it gave a segment.
+    pub taken: AtomicU32,
+    /// Of these, those that sent through their ring.
+    pub switched: AtomicU32,
+}
+
+/// Counts of this process.
+pub static TALLY: Tally =
+    Tally { asked: AtomicU32::new(0), taken: AtomicU32::new(0), switched: AtomicU32::new(0) };
+
+impl Connection {
+    /// A connection of the connected kernel socket `fd` and its segment.
+    #[must_use]
+    pub fn new(segment: Segment, fd: RawFd) -> Self {
+        let own = segment.own();
+        let asymmetric = barrier::is_asymmetric();
+        own.signs.asymmetric.store(u32::from(asymmetric), Ordering::Relaxed);
+        // A doorbell must not wait for the acknowledgement of the one before.
+        let no_delay = kernel::option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 0).unwrap_or(0);
+        let _ = kernel::set_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
+        Self {
+            segment,
+            references: AtomicU32::new(0),
+            sleepers: AtomicU32::new(0),
+            budget: Budget::default(),
+            pending_error: AtomicI32::new(0),
+            kernel_ended: AtomicBool::new(false),
+            was_full: AtomicBool::new(false),
+            no_delay: AtomicI32::new(i32::from(no_delay != 0)),
+            blocking: AtomicU8::new(0),
+            calls: AtomicU32::new(0),
+            vain: AtomicU32::new(0),
+        }
+    }
+
+    /// The end that came second says that both are there; false when the first has given up.
+    #[must_use]
+    pub fn join(&self) -> bool {
+        // Release with the Acquire in `sends_by_ring`: our signs are there.
+        self.segment.is_first()
+            || self
+                .segment
+                .state()
+                .compare_exchange(STATE_OPEN, STATE_PAIRED, Ordering::AcqRel, Ordering::Acquire)
+                .is_ok()
+    }
+
+    /// Whether calls on it block. Remembered while one process has the connection; the hooks of
+    /// `fcntl` and `ioctl` make it forget.
+    pub fn blocks(&self, fd: RawFd) -> bool {
+        match self.blocking.load(Ordering::Relaxed) {
+            BLOCKS => return true,
+            BLOCKS_NOT => return false,
+            _ => {}
+        }
+        let blocks = !kernel::is_nonblocking(fd);
+        if self.segment.own().sharing.processes.load(Ordering::Relaxed) == 0 {
+            self.blocking.store(if blocks { BLOCKS } else { BLOCKS_NOT }, Ordering::Relaxed);
+        }
+        blocks
+    }
+
+    /// The program may have changed the mode.
+    pub fn forget_blocking_mode(&self) {
+        self.blocking.store(0, Ordering::Relaxed);
+    }
+
+    /// True when this end sends through its ring; switches when both ends have the segment. The
+    /// caller holds the sending half.
+    #[inline]
+    pub fn sends_by_ring(&self) -> bool {
+        let own = self.segment.own();
+        if own.signs.switched_at.load(Ordering::Relaxed) != 0 {
+            return true;
+        }
+        // Acquire with the Release of the end that came second.
+        if self.segment.state().load(Ordering::Acquire) != STATE_PAIRED {
+            return false;
+        }
+        let sent = own.sending.by_kernel.load(Ordering::Relaxed);
+        // Release with the readers' Acquire loads.
+        own.signs.switched_at.store(sent + 1, Ordering::Release);
+        TALLY.switched.fetch_add(1, Ordering::Relaxed);
+        true
+    }
+
+    /// True when the next send goes into the ring.
+    #[inline]
+    #[must_use]
+    pub fn is_bound_for_ring(&self) -> bool {
+        self.segment.own().signs.switched_at.load(Ordering::Relaxed) != 0
+            || self.segment.state().load(Ordering::Acquire) == STATE_PAIRED
+    }
+
+    /// Bytes that the kernel's stream still holds or may hold for the program: `None` when all it
+    /// carries from now on are doorbells, `Some(u64::MAX)` while the other end has not switched.
+    #[inline]
+    pub fn kernel_bytes_left(&self) -> Option<u64> {
+        // Acquire with the Release in `sends_by_ring`.
+        let switched = self.segment.other().signs.switched_at.load(Ordering::Acquire);
+        if switched == 0 {
+            return Some(u64::MAX);
+        }
+        let read = self.segment.own().receiving.by_kernel.load(Ordering::Relaxed);
+        let left = (switched - 1).saturating_sub(read);
+        (left > 0).then_some(left)
+    }
+
+    /// The program can read, or will be told an end, without asking the kernel.
+    #[inline]
+    #[must_use]
+    pub fn is_readable(&self) -> bool {
+        if self.kernel_bytes_left().is_some() {
+            return false;
+        }
+        let other = self.segment.other();
+        self.segment.consumer().is_ready()
+            || other.signs.finished.load(Ordering::Acquire) != 0
+            || self.segment.own().receiving.shut.load(Ordering::Relaxed) != 0
+            || self.is_over()
+    }
+
+    /// The other end is gone, or the connection broke.
+    #[inline]
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.kernel_ended.load(Ordering::Relaxed) || self.pending_error.load(Ordering::Relaxed) != 0
+    }
+
+    /// The program can send a fair amount, or will be told an error.
+    #[inline]
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        self.segment.own().signs.finished.load(Ordering::Relaxed) != 0
+            || self.is_over()
+            || self.segment.producer().has_room().unwrap_or(true)
+    }
+
+    /// Makes the poster's store visible before it looks whether the other end sleeps.
+    #[inline]
+    pub fn light_fence(&self) {
+        let theirs = self.segment.other().signs.asymmetric.load(Ordering::Relaxed) != 0;
+        barrier::light(theirs && barrier::is_asymmetric());
+    }
+
+    /// Wakes the other end if it sleeps for the reason that `armed` (a sign of its) tells.
+    #[inline]
+    pub fn wake(&self, fd: RawFd, armed: &AtomicU32) {
+        self.light_fence();
+        if armed.load(Ordering::Relaxed) != 0 {
+            self.ring_doorbell(fd, armed);
+        }
+    }
+
+    #[cold]
+    fn ring_doorbell(&self, fd: RawFd, armed: &AtomicU32) {
+        let own = self.segment.own();
+        if own.signs.switched_at.load(Ordering::Relaxed) == 0 {
+            // A reader may ring before it ever sent. Only bytes beyond the switch are doorbells.
+            let Ok(_held) = hold(&own.sending.holder) else { return };
+            if !self.sends_by_ring() {
+                return;
+            }
+        }
+        if armed.swap(0, Ordering::AcqRel) != 0 {
+            // A full socket holds unread bytes, which wake just as well; a closed one is found
+            // out by who reads.
+            let _ = kernel::send(fd, &[0], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+        }
+    }
+
+    /// Swallows doorbells, if nobody else would miss them (`watching`: how many of the watchers
+    /// are the caller), and hears whether the other end is alive. Only when the kernel's stream
+    /// carries nothing else.
+    pub fn listen(&self, fd: RawFd, watching: u32) -> Heard {
+        let alone = self.segment.own().sharing.watchers.load(Ordering::SeqCst) <= watching;
+        let peek = if alone { 0 } else { libc::MSG_PEEK };
+        let mut bells = [0; 64];
+        loop {
+            match kernel::receive(fd, &mut bells, libc::MSG_DONTWAIT | peek) {
+                Ok(0) => {
+                    self.kernel_ended.store(true, Ordering::Relaxed);
+                    return Heard::End;
+                }
+                Ok(read) if alone && read == bells.len() => {}
+                Ok(_) | Err(Errno(libc::EAGAIN)) => return Heard::Nothing,
+                Err(Errno(libc::EINTR)) => {}
+                Err(Errno(error)) => return self.heard_error(error),
+            }
+        }
+    }
+
+    /// The kernel told us `error` on the stream.
+    pub fn heard_error(&self, error: i32) -> Heard {
+        self.kernel_ended.store(true, Ordering::Relaxed);
+        // A doorbell that met a socket just closed makes the kernel reset a connection that was
+        // closed in good order.
+        let closed = self.segment.other().signs.closed.load(Ordering::Acquire);
+        if error == libc::ECONNRESET && closed == CLOSED_CLEANLY {
+            return Heard::End;
+        }
+        self.pending_error.store(error, Ordering::Relaxed);
+        Heard::Broken
+    }
+
+    /// True when it is time for a call that found nothing to look at the kernel.
+    pub fn is_due_to_listen(&self) -> bool {
+        let vain = self.vain.load(Ordering::Relaxed).wrapping_add(1);
+        self.vain.store(vain, Ordering::Relaxed);
+        let closed = self.segment.other().signs.closed.load(Ordering::Relaxed) != 0;
+        closed || vain.is_multiple_of(VAIN_CALLS)
+    }
+
+    /// Counts a call through the kernel by an end that waits for the other. When there were
+    /// enough of them, the connection stays with the kernel for good.
+    pub fn waited_for_other_end(&self, fd: RawFd) {
+        let calls = self.calls.load(Ordering::Relaxed).wrapping_add(1);
+        self.calls.store(calls, Ordering::Relaxed);
+        if calls >= PATIENT_CALLS {
+            self.give_up(fd);
+        }
+    }
+
+    fn give_up(&self, fd: RawFd) {
+        let state = self.segment.state();
+        let open =
+            state.compare_exchange(STATE_OPEN, STATE_GIVEN_UP, Ordering::AcqRel, Ordering::Acquire);
+        if open.is_ok() || open == Err(STATE_GIVEN_UP) {
+            self.restore_no_delay(fd);
+            table::forget(fd);
+        }
+    }
+
+    fn restore_no_delay(&self, fd: RawFd) {
+        let wanted = self.no_delay.load(Ordering::Relaxed);
+        let _ = kernel::set_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, wanted);
+    }
+}
+
+/// `fd` has just come out of `accept`: asks whether it can be ours.
+pub fn accepted(fd: RawFd) {
+    table::forget(fd);
+    connected(fd);
+}
+
+/// `fd` has just become connected: asks whether it can be ours.
+pub fn connected(fd: RawFd) {
+    if table::is_foreign_process()
+        || table::is_watched_plain(fd)
+        || table::ours(fd).is_some()
+        || !introduce::is_candidate(fd)
+    {
+        return;
+    }
+    table::forget(fd);
+    TALLY.asked.fetch_add(1, Ordering::Relaxed);
+    let Some(segment) = introduce::segment(fd, Question::Attach) else { return };
+    TALLY.taken.fetch_add(1, Ordering::Relaxed);
+    let connection = Connection::new(segment, fd);
+    if connection.join() {
+        table::set_ours(fd, Box::new(connection));
+    } else {
+        connection.restore_no_delay(fd);
+    }
+}
+
+/// `fd` came into this program from elsewhere: by `exec`, or in a message. If it was introduced
+/// before, it goes on where its last holder stopped.
+pub fn inherited(fd: RawFd) {
+    if table::ours(fd).is_some() || !introduce::is_candidate(fd) {
+        return;
+    }
+    let Some(segment) = introduce::segment(fd, Question::Resume) else { return };
+    let sharing = &segment.own().sharing;
+    if sharing.processes.load(Ordering::SeqCst) == 0 {
+        // Whoever watched it was the program that this one replaced.
+        sharing.watchers.store(0, Ordering::SeqCst);
+    }
+    table::set_ours(fd, Box::new(Connection::new(segment, fd)));
+}
+
+/// `fd` goes to another program in a message: several may have it from now on.
+pub fn handed_on(fd: RawFd) {
+    if let Some(connection) = table::ours(fd) {
+        connection.segment.own().sharing.processes.store(1, Ordering::SeqCst);
+        connection.forget_blocking_mode();
+    }
+}
+
+/// If `fd` was connecting and is connected by now, asks whether it can be ours.
+pub fn look_at_connecting(fd: RawFd) -> Kind {
+    if kernel::name(fd, true).is_ok() {
+        table::forget(fd);
+        connected(fd);
+    }
+    table::kind(fd)
+}
+
+/// What `fd` is, for a call that moves data.
+#[inline]
+#[must_use]
+pub fn find(fd: RawFd) -> Option<&'static Connection> {
+    match table::kind(fd) {
+        Kind::Ours(connection) => Some(connection),
+        Kind::Plain => None,
+        Kind::Connecting => {
+            if let Kind::Ours(connection) = look_at_connecting(fd) {
+                Some(connection)
+            } else {
+                None
+            }
+        }
+    }
+}
+
+/// The program closes `fd`; the kernel's `close` follows.
+pub fn closing(fd: RawFd) {
+    if table::is_foreign_process() {
+        return;
+    }
+    epoll::forget(fd);
+    let Some(connection) = table::forget(fd) else { return };
+    let segment = &connection.segment;
+    let own = segment.own();
+    let _ = segment.state().compare_exchange(
+        STATE_OPEN,
+        STATE_GIVEN_UP,
+        Ordering::AcqRel,
+        Ordering::Relaxed,
+    );
+    if own.sharing.processes.load(Ordering::SeqCst) != 0 {
+        // Other processes have it still; the kernel knows when the last one closes.
+        return;
+    }
+    if connection.kernel_bytes_left().is_some() {
+        return;
+    }
+    let unread = segment.consumer().is_ready();
+    let sign = if unread { CLOSED_UNREAD } else { CLOSED_CLEANLY };
+    // Release with the Acquire in `heard_error`.
+    own.signs.closed.store(sign, Ordering::Release);
+    if unread {
+        // As the kernel does with bytes unread: the other end is told.
+        let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+        let _ = kernel::set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, linger);
+    } else {
+        // Doorbells left in the kernel's queue would make it reset the connection.
+        connection.listen(fd, u32::MAX);
+    }
+}
+
+/// `shutdown`.
+///
+/// Errors: the kernel's.
+pub fn shutdown(fd: RawFd, connection: &Connection, how: i32) -> Outcome {
+    if !(libc::SHUT_RD..=libc::SHUT_RDWR).contains(&how) {
+        return Err(Errno(libc::EINVAL));
+    }
+    if connection.is_over() {
+        // Whatever the kernel says of a connection that is over.
+        return kernel::shutdown(fd, how);
+    }
+    let own = connection.segment.own();
+    if how != libc::SHUT_WR {
+        own.receiving.shut.store(1, Ordering::Relaxed);
+    }
+    if how != libc::SHUT_RD {
+        let held = hold(&own.sending.holder)?;
+        if !connection.sends_by_ring() {
+            own.signs.mute.store(1, Ordering::Relaxed);
+            own.signs.finished.store(1, Ordering::Release);
+            drop(held);
+            return kernel::shutdown(fd, how);
+        }
+        // Release with the readers' Acquire: everything sent is in the ring. The kernel's
+        // connection stays open, for doorbells; its own end comes with `close`.
+        own.signs.finished.store(1, Ordering::Release);
+        drop(held);
+        connection.wake(fd, &connection.segment.other().signs.receive_armed);
+    }
+    Ok(0)
+}

@@ -1,0 +1,245 @@
+//! Records between a program's library and the monitor. `docs/sockets.md` has the bytes.
+//!
+//! One question per Unix connection (`SOCK_SEQPACKET`, abstract name), one answer. A question
+//! about a connection carries the kernel socket itself, so the monitor reads the addresses from
+//! the kernel and nobody can ask for a connection that he does not hold.
+
+use std::net::SocketAddr;
+
+/// First four bytes of every record.
+const MAGIC: [u8; 4] = *b"BLSM";
+/// Version of the records.
+const VERSION: u8 = 1;
+/// Bytes of a question.
+pub const QUESTION_BYTES: usize = 8;
+/// Most bytes of an answer.
+pub const LONGEST_ANSWER: usize = 256;
+
+/// What a library or the command asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Question {
+    /// Which segment belongs to the connected socket that comes with this record?
+    Attach,
+    /// As [`Question::Attach`], for a socket that came into this program already introduced: by
+    /// `exec`, or in a message. Never begins an introduction.
+    Resume,
+    /// How are you?
+    Status,
+    /// Which connections have you introduced? One answer each, then [`Answer::End`].
+    Connections,
+}
+
+/// What the monitor answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// The segment comes with this record; you are end 0 or 1.
+    Segment {
+        /// 0 for who asked first.
+        side: u8,
+    },
+    /// Stay with the kernel.
+    Plain,
+    /// Counters.
+    Status(Status),
+    /// One introduced connection.
+    Connection(Introduced),
+    /// No more.
+    End,
+}
+
+/// Counters of a monitor, since it began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// Its process.
+    pub process: u32,
+    /// Seconds since it began.
+    pub up_seconds: u64,
+    /// Questions about a connection.
+    pub asked: u64,
+    /// Connections of which both ends asked.
+    pub paired: u64,
+    /// Ends whose other end has not asked yet.
+    pub waiting: u64,
+    /// Questions answered with "stay with the kernel".
+    pub refused: u64,
+}
+
+/// A connection of which both ends asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Introduced {
+    /// The end that asked first, and its process.
+    pub first: SocketAddr,
+    /// Its process.
+    pub first_process: u32,
+    /// The other.
+    pub second: SocketAddr,
+    /// Its process.
+    pub second_process: u32,
+}
+
+/// Why a record was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a record of {length} bytes is none of version {VERSION}")]
+pub struct BadRecord {
+    /// Its length.
+    pub length: usize,
+}
+
+fn head(kind: u8) -> [u8; QUESTION_BYTES] {
+    [MAGIC[0], MAGIC[1], MAGIC[2], MAGIC[3], VERSION, kind, 0, 0]
+}
+
+/// Kind and body of a record.
+fn parts(record: &[u8]) -> Option<(u8, &[u8])> {
+    let (head, body) = record.split_at_checked(QUESTION_BYTES)?;
+    (head[..4] == MAGIC && head[4] == VERSION).then_some((head[5], body))
+}
+
+impl Question {
+    /// As bytes.
+    #[must_use]
+    pub fn encode(self) -> [u8; QUESTION_BYTES] {
+        head(match self {
+            Self::Attach => 1,
+            Self::Status => 2,
+            Self::Connections => 3,
+            Self::Resume => 4,
+        })
+    }
+
+    /// From bytes.
+    ///
+    /// Errors: [`BadRecord`].
+    pub fn decode(record: &[u8]) -> Result<Self, BadRecord> {
+        match parts(record) {
+            Some((1, [])) => Ok(Self::Attach),
+            Some((2, [])) => Ok(Self::Status),
+            Some((3, [])) => Ok(Self::Connections),
+            Some((4, [])) => Ok(Self::Resume),
+            _ => Err(BadRecord { length: record.len() }),
+        }
+    }
+}
+
+impl Answer {
+    /// As bytes.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut record = Vec::with_capacity(LONGEST_ANSWER);
+        match self {
+            Self::Segment { side } => {
+                record.extend(head(1));
+                record.push(*side);
+            }
+            Self::Plain => record.extend(head(2)),
+            Self::Status(status) => {
+                record.extend(head(3));
+                let Status { process, up_seconds, asked, paired, waiting, refused } = *status;
+                for word in [u64::from(process), up_seconds, asked, paired, waiting, refused] {
+                    record.extend(word.to_le_bytes());
+                }
+            }
+            Self::Connection(connection) => {
+                record.extend(head(4));
+                record.extend(connection.first_process.to_le_bytes());
+                record.extend(connection.second_process.to_le_bytes());
+                let text = format!("{} {}", connection.first, connection.second);
+                record.extend(text.as_bytes());
+            }
+            Self::End => record.extend(head(5)),
+        }
+        record
+    }
+
+    /// From bytes.
+    ///
+    /// Errors: [`BadRecord`].
+    pub fn decode(record: &[u8]) -> Result<Self, BadRecord> {
+        let bad = BadRecord { length: record.len() };
+        match parts(record).ok_or(bad)? {
+            (1, [side @ (0 | 1)]) => Ok(Self::Segment { side: *side }),
+            (2, []) => Ok(Self::Plain),
+            (3, body) => {
+                let (words, []) = body.as_chunks::<8>() else { return Err(bad) };
+                let [process, up, asked, paired, waiting, refused] = words else { return Err(bad) };
+                Ok(Self::Status(Status {
+                    process: u32::try_from(u64::from_le_bytes(*process)).map_err(|_| bad)?,
+                    up_seconds: u64::from_le_bytes(*up),
+                    asked: u64::from_le_bytes(*asked),
+                    paired: u64::from_le_bytes(*paired),
+                    waiting: u64::from_le_bytes(*waiting),
+                    refused: u64::from_le_bytes(*refused),
+                }))
+            }
+            (4, body) => {
+                let (first, rest) = body.split_first_chunk::<4>().ok_or(bad)?;
+                let (second, text) = rest.split_first_chunk::<4>().ok_or(bad)?;
+                let text = std::str::from_utf8(text).map_err(|_| bad)?;
+                let (one, other) = text.split_once(' ').ok_or(bad)?;
+                Ok(Self::Connection(Introduced {
+                    first: one.parse().map_err(|_| bad)?,
+                    first_process: u32::from_le_bytes(*first),
+                    second: other.parse().map_err(|_| bad)?,
+                    second_process: u32::from_le_bytes(*second),
+                }))
+            }
+            (5, []) => Ok(Self::End),
+            _ => Err(bad),
+        }
+    }
+}
+
+/// Variable that names another monitor than the user's usual one.
+pub const NAME_VARIABLE: &str = "BEELINE_SOCKETS_MONITOR";
+
+/// The abstract name under which the monitor of this user listens: one per network namespace, as
+/// addresses are. [`NAME_VARIABLE`] as it was when first asked chooses another.
+#[must_use]
+pub fn name() -> &'static str {
+    static NAME: std::sync::OnceLock<String> = std::sync::OnceLock::new();
+    NAME.get_or_init(|| {
+        let given = std::env::var(NAME_VARIABLE).ok();
+        given.filter(|name| (1..=100).contains(&name.len())).unwrap_or_else(|| {
+            let uid = rustix::process::geteuid().as_raw();
+            format!("beeline-sockets-{VERSION}-{uid}")
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_record_comes_back_as_it_was() {
+        for question in
+            [Question::Attach, Question::Resume, Question::Status, Question::Connections]
+        {
+            assert_eq!(Question::decode(&question.encode()), Ok(question));
+        }
+        let status =
+            Status { process: 7, up_seconds: 1, asked: 2, paired: 3, waiting: 4, refused: 5 };
+        let connection = Introduced {
+            first: "127.0.0.1:80".parse().unwrap(),
+            first_process: 1,
+            second: "[::1]:4000".parse().unwrap(),
+            second_process: 2,
+        };
+        for answer in [
+            Answer::Segment { side: 1 },
+            Answer::Plain,
+            Answer::Status(status),
+            Answer::Connection(connection),
+            Answer::End,
+        ] {
+            let record = answer.encode();
+            assert!(record.len() <= LONGEST_ANSWER);
+            assert_eq!(Answer::decode(&record), Ok(answer));
+            // Cut short it is refused, or another whole record; it never panics.
+            for cut in 0..record.len() {
+                assert_ne!(Answer::decode(&record[..cut]), Ok(answer));
+            }
+        }
+        assert!(Question::decode(b"BLSM\x02\x01\0\0").is_err());
+    }
+}

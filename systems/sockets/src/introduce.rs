@@ -1,0 +1,135 @@
+//! Asking the monitor for a connection's segment. One Unix connection per question: no descriptor
+//! of ours stays in the program's table, and a monitor that was restarted is simply asked next.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+use beeline_os::Mapping;
+use beeline_os::mapping::Protection;
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+
+use crate::control::{Answer, LONGEST_ANSWER, Question, name};
+use crate::kernel;
+use crate::segment::Segment;
+
+/// Longest wait for the monitor; then the connection stays with the kernel.
+const PATIENCE: Duration = Duration::from_millis(250);
+
+/// A connection to the monitor of this user, in this network namespace.
+///
+/// Errors: `ConnectionRefused` when there is none; `PermissionDenied` when somebody else took its
+/// name; the kernel's.
+pub fn dial() -> std::io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
+    set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
+    let uid = rustix::process::geteuid();
+    let address = SocketAddrUnix::new_abstract_name(name().as_bytes())?;
+    rustix::net::connect(&socket, &address)?;
+    let peer = socket_peercred(&socket)?;
+    if peer.uid != uid && !peer.uid.is_root() {
+        return Err(std::io::ErrorKind::PermissionDenied.into());
+    }
+    Ok(socket)
+}
+
+/// Sends `question` with the descriptor it is about.
+///
+/// Errors: the kernel's.
+pub fn ask(
+    socket: &OwnedFd,
+    question: Question,
+    about: Option<BorrowedFd<'_>>,
+) -> std::io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let about = about.as_slice();
+    if !about.is_empty() && !control.push(SendAncillaryMessage::ScmRights(about)) {
+        return Err(std::io::ErrorKind::InvalidInput.into());
+    }
+    let record = question.encode();
+    rustix::net::sendmsg(socket, &[IoSlice::new(&record)], &mut control, SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// The next answer, with the descriptor that comes with it.
+///
+/// Errors: `InvalidData` for a record that is none; `WouldBlock` when nothing comes in time; the
+/// kernel's.
+pub fn answer(socket: &OwnedFd) -> std::io::Result<(Answer, Option<OwnedFd>)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut record = [0; LONGEST_ANSWER];
+    let mut slices = [IoSliceMut::new(&mut record)];
+    let flags = RecvFlags::CMSG_CLOEXEC;
+    let received = rustix::net::recvmsg(socket, &mut slices, &mut control, flags)?.bytes;
+    let mut descriptor = None;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+            descriptor = descriptors.last();
+        }
+    }
+    let bad = || std::io::Error::from(std::io::ErrorKind::InvalidData);
+    let answer = record.get(..received).and_then(|record| Answer::decode(record).ok());
+    Ok((answer.ok_or_else(bad)?, descriptor))
+}
+
+/// The segment for the connected socket `fd`, or `None`: no monitor, a refusal, or no answer in
+/// time. The connection is then an ordinary one.
+#[must_use]
+pub fn segment(fd: RawFd, question: Question) -> Option<Segment> {
+    let socket = dial().ok()?;
+    // SAFETY: the program's descriptor, borrowed for one call that only reads it; a number that
+    // was closed meanwhile is refused by the kernel.
+    let about = unsafe { BorrowedFd::borrow_raw(fd) };
+    ask(&socket, question, Some(about)).ok()?;
+    let (Answer::Segment { side }, Some(memory)) = answer(&socket).ok()? else { return None };
+    let length = usize::try_from(rustix::fs::fstat(&memory).ok()?.st_size).ok()?;
+    let mapping = Mapping::shared(memory, length, Protection::ReadWrite).ok()?;
+    // The program sees its own descriptors only.
+    mapping.forget_descriptor();
+    Segment::take(mapping, usize::from(side)).ok()
+}
+
+/// An address of the C library's, if it is an internet one; one of version 4 in its version 6
+/// clothes is one of version 4.
+#[must_use]
+pub fn internet_address(storage: &libc::sockaddr_storage) -> Option<SocketAddr> {
+    let from = std::ptr::from_ref(storage);
+    match i32::from(storage.ss_family) {
+        libc::AF_INET => {
+            // SAFETY: the storage is large enough and aligned for every address, and made of
+            // plain integers, whatever the family says.
+            let address = unsafe { from.cast::<libc::sockaddr_in>().read() };
+            let host = IpAddr::V4(u32::from_be(address.sin_addr.s_addr).into());
+            Some(SocketAddr::new(host, u16::from_be(address.sin_port)))
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above.
+            let address = unsafe { from.cast::<libc::sockaddr_in6>().read() };
+            let host = IpAddr::V6(address.sin6_addr.s6_addr.into()).to_canonical();
+            Some(SocketAddr::new(host, u16::from_be(address.sin6_port)))
+        }
+        _ => None,
+    }
+}
+
+/// True when `fd` is a TCP connection whose two ends are on this host.
+#[must_use]
+pub fn is_candidate(fd: RawFd) -> bool {
+    let tcp = kernel::option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL, 0);
+    if tcp != Ok(libc::IPPROTO_TCP) {
+        return false;
+    }
+    let address = |peer| kernel::name(fd, peer).ok().and_then(|(a, _)| internet_address(&a));
+    let (Some(own), Some(peer)) = (address(false), address(true)) else { return false };
+    own.ip() == peer.ip() || own.ip().is_loopback() && peer.ip().is_loopback()
+}

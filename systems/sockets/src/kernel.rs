@@ -1,0 +1,204 @@
+//! System calls, made without the C library's names: those are ours in a program that preloads us.
+//!
+//! Each function is one call on a descriptor number that the program gave us. A number that is not
+//! open is the kernel's to refuse.
+
+use std::os::fd::RawFd;
+
+/// An error number as `errno` has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Errno(pub i32);
+
+/// What a call yields.
+pub type Outcome = Result<usize, Errno>;
+
+macro_rules! call {
+    ($number:expr $(, $argument:expr)*) => {{
+        // SAFETY: the function around this call says why its arguments are valid for the kernel.
+        let value = unsafe { libc::syscall($number $(, $argument)*) };
+        outcome(value)
+    }};
+}
+
+#[inline]
+fn outcome(value: libc::c_long) -> Outcome {
+    usize::try_from(value)
+        .map_err(|_| Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)))
+}
+
+/// `recv` into `bytes`.
+pub fn receive(fd: RawFd, bytes: &mut [u8], flags: i32) -> Outcome {
+    let (none, length) = (std::ptr::null_mut::<u8>(), bytes.len());
+    // The buffer is ours and as long as told.
+    call!(libc::SYS_recvfrom, fd, bytes.as_mut_ptr(), length, flags, none, none)
+}
+
+/// `send` of `bytes`.
+pub fn send(fd: RawFd, bytes: &[u8], flags: i32) -> Outcome {
+    let none = std::ptr::null::<u8>();
+    // The buffer is ours and as long as told.
+    call!(libc::SYS_sendto, fd, bytes.as_ptr(), bytes.len(), flags, none, 0)
+}
+
+/// `write` of `bytes`, to any descriptor.
+pub fn write(fd: RawFd, bytes: &[u8]) -> Outcome {
+    // The buffer is ours and as long as told.
+    call!(libc::SYS_write, fd, bytes.as_ptr(), bytes.len())
+}
+
+fn message(pieces: &[libc::iovec]) -> libc::msghdr {
+    // SAFETY: a plain C structure for which all zeros means: no name, no pieces, no control.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = pieces.as_ptr().cast_mut();
+    message.msg_iovlen = pieces.len();
+    message
+}
+
+/// `recvmsg` into the program's own `pieces`: a bad address is the kernel's to refuse.
+pub fn receive_pieces(fd: RawFd, pieces: &[libc::iovec], flags: i32) -> Outcome {
+    let mut message = message(pieces);
+    // The header is ours; it refers to the program's pieces, which the kernel checks.
+    call!(libc::SYS_recvmsg, fd, &raw mut message, flags)
+}
+
+/// `sendmsg` of the program's own `pieces`.
+pub fn send_pieces(fd: RawFd, pieces: &[libc::iovec], flags: i32) -> Outcome {
+    let message = message(pieces);
+    // As in `receive_pieces`.
+    call!(libc::SYS_sendmsg, fd, &raw const message, flags)
+}
+
+/// `poll` of one descriptor, for at most `timeout_ms` (negative: for ever). Its `revents`.
+pub fn poll_one(fd: RawFd, events: i16, timeout_ms: i32) -> Result<i16, Errno> {
+    let mut entry = libc::pollfd { fd, events, revents: 0 };
+    // One entry, ours.
+    call!(libc::SYS_poll, &raw mut entry, 1, timeout_ms)?;
+    Ok(entry.revents)
+}
+
+/// Sleeps for `milliseconds`, or less if a signal comes.
+pub fn pause(milliseconds: i32) {
+    let none = std::ptr::null_mut::<libc::pollfd>();
+    // No entries.
+    let _ = call!(libc::SYS_poll, none, 0, milliseconds);
+}
+
+/// `close`.
+pub fn close(fd: RawFd) -> Outcome {
+    call!(libc::SYS_close, fd)
+}
+
+/// `shutdown`.
+pub fn shutdown(fd: RawFd, how: i32) -> Outcome {
+    call!(libc::SYS_shutdown, fd, how)
+}
+
+/// An integer or small structure option.
+pub fn option<T: Copy>(fd: RawFd, level: i32, name: i32, mut value: T) -> Result<T, Errno> {
+    let mut length = u32::try_from(size_of::<T>()).unwrap_or(0);
+    // The kernel writes at most `length` bytes of a plain value.
+    call!(libc::SYS_getsockopt, fd, level, name, &raw mut value, &raw mut length)?;
+    Ok(value)
+}
+
+/// Sets an integer or small structure option.
+pub fn set_option<T: Copy>(fd: RawFd, level: i32, name: i32, value: T) -> Outcome {
+    let length = u32::try_from(size_of::<T>()).unwrap_or(0);
+    // The kernel reads `length` bytes of a plain value.
+    call!(libc::SYS_setsockopt, fd, level, name, &raw const value, length)
+}
+
+/// `getsockname` (`peer` false) or `getpeername`: the address and its length.
+pub fn name(fd: RawFd, peer: bool) -> Result<(libc::sockaddr_storage, usize), Errno> {
+    // SAFETY: a plain C structure for which all zeros is a value.
+    let mut address: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+    let mut length = u32::try_from(size_of::<libc::sockaddr_storage>()).unwrap_or(0);
+    let number = if peer { libc::SYS_getpeername } else { libc::SYS_getsockname };
+    // The kernel writes at most `length` bytes of ours.
+    call!(number, fd, &raw mut address, &raw mut length)?;
+    Ok((address, length as usize))
+}
+
+/// True when the open file description of `fd` does not block.
+pub fn is_nonblocking(fd: RawFd) -> bool {
+    let flags = call!(libc::SYS_fcntl, fd, libc::F_GETFL).unwrap_or(0);
+    i32::try_from(flags).unwrap_or(0) & libc::O_NONBLOCK != 0
+}
+
+/// True when `fd` is open.
+#[must_use]
+pub fn is_open(fd: RawFd) -> bool {
+    call!(libc::SYS_fcntl, fd, libc::F_GETFD).is_ok()
+}
+
+/// The calling thread's number, never 0.
+#[must_use]
+pub fn thread() -> u32 {
+    call!(libc::SYS_gettid).ok().and_then(|id| u32::try_from(id).ok()).unwrap_or(1)
+}
+
+/// True while a thread of this number exists.
+#[must_use]
+pub fn thread_exists(thread: u32) -> bool {
+    !matches!(call!(libc::SYS_tkill, thread, 0), Err(Errno(libc::ESRCH | libc::EINVAL)))
+}
+
+/// Sends the calling thread `signal`.
+pub fn raise(signal: i32) {
+    let process = call!(libc::SYS_getpid).unwrap_or(0);
+    let _ = call!(libc::SYS_tgkill, process, thread(), signal);
+}
+
+/// Lets another thread run.
+pub fn yield_now() {
+    let _ = call!(libc::SYS_sched_yield);
+}
+
+/// `ppoll` on the program's own entries. `mask` is in force meanwhile.
+pub fn poll_many(
+    entries: &mut [libc::pollfd],
+    timeout: Option<libc::timespec>,
+    mask: Option<&libc::sigset_t>,
+) -> Outcome {
+    let mut timeout = timeout;
+    let bound = timeout.as_mut().map_or(std::ptr::null_mut(), std::ptr::from_mut);
+    let mask = mask.map_or(std::ptr::null(), std::ptr::from_ref);
+    // Entries, time and mask outlive the call; the kernel reads eight bytes of the mask.
+    call!(libc::SYS_ppoll, entries.as_mut_ptr(), entries.len(), bound, mask, 8)
+}
+
+/// `epoll_pwait2`, or `epoll_pwait` in milliseconds where that is unknown.
+pub fn epoll_wait(
+    set: RawFd,
+    events: &mut [libc::epoll_event],
+    timeout: Option<libc::timespec>,
+    mask: Option<&libc::sigset_t>,
+) -> Outcome {
+    let bound = timeout.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    let mask = mask.map_or(std::ptr::null(), std::ptr::from_ref);
+    // Events, time and mask outlive the call.
+    let outcome =
+        call!(libc::SYS_epoll_pwait2, set, events.as_mut_ptr(), events.len(), bound, mask, 8);
+    if outcome != Err(Errno(libc::ENOSYS)) {
+        return outcome;
+    }
+    let timeout_ms = timeout.map_or(-1, |t| {
+        let up = t.tv_sec.saturating_mul(1000).saturating_add((t.tv_nsec + 999_999) / 1_000_000);
+        i32::try_from(up).unwrap_or(i32::MAX)
+    });
+    // As above.
+    call!(libc::SYS_epoll_pwait, set, events.as_mut_ptr(), events.len(), timeout_ms, mask, 8)
+}
+
+/// `epoll_ctl`; `event` may be null for a removal.
+pub fn epoll_control(
+    set: RawFd,
+    operation: i32,
+    fd: RawFd,
+    event: Option<libc::epoll_event>,
+) -> Outcome {
+    let mut event = event;
+    let place = event.as_mut().map_or(std::ptr::null_mut(), std::ptr::from_mut);
+    // The event is ours.
+    call!(libc::SYS_epoll_ctl, set, operation, fd, place)
+}

@@ -1,0 +1,34 @@
+//! User-space stream sockets: what the preload library does, as a library.
+//!
+//! A connection begins as an ordinary kernel TCP connection. When both ends turn out to run this
+//! library on one host, each direction moves to a ring in shared memory; the kernel connection
+//! stays, as the descriptor that the program sees, as the notice of the other end's death, and as
+//! the doorbell that wakes a sleeper. Whatever is not understood here is left to the kernel.
+//!
+//! Place: `systems`. `sockets-preload` exports the C functions that call in here,
+//! `sockets-monitor` introduces the two ends to each other. `docs/sockets.md` has the design.
+//!
+//! - [`ring`], [`segment`]: the shared memory.
+//! - [`control`], [`introduce`]: asking the monitor.
+//! - [`connection`], [`receive`], [`send`]: one accelerated connection.
+//! - [`table`]: which descriptor is which connection.
+//! - [`epoll`], [`poll`]: readiness of mixed descriptors.
+//! - [`kernel`]: system calls that do not pass through the names we export.
+//!
+//! Nothing here may panic into the program it lives in, print, or call a function by a name that
+//! the preload library exports.
+
+pub mod connection;
+pub mod control;
+pub mod epoll;
+pub mod introduce;
+pub mod kernel;
+pub mod poll;
+pub mod receive;
+pub mod ring;
+pub mod segment;
+pub mod send;
+pub mod table;
+pub mod wait;
+
+pub use kernel::Errno;

@@ -1,0 +1,245 @@
+//! `poll` and `select` over descriptors of ours and of the kernel's.
+//!
+//! Ours are answered from the rings. Before sleeping, each of ours is armed and watched in the
+//! kernel for a doorbell, so one `ppoll` waits for everything.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use beeline_os::barrier;
+
+use crate::connection::{Connection, find};
+use crate::kernel::{self, Errno, Outcome};
+use crate::wait::Budget;
+
+/// What the rings say of one connection, as `poll` bits, whatever was asked for.
+#[must_use]
+pub fn readiness(connection: &Connection) -> i16 {
+    let (own, other) = (connection.segment.own(), connection.segment.other());
+    let mut ready = 0;
+    if connection.kernel_bytes_left().is_none() {
+        if connection.is_readable() {
+            ready |= libc::POLLIN | libc::POLLRDNORM;
+        }
+        let ended = connection.is_over()
+            || other.signs.finished.load(Ordering::Acquire) != 0
+            || own.receiving.shut.load(Ordering::Relaxed) != 0;
+        if ended {
+            ready |= libc::POLLRDHUP;
+            if own.signs.finished.load(Ordering::Relaxed) != 0 {
+                ready |= libc::POLLHUP;
+            }
+        }
+    }
+    if connection.pending_error.load(Ordering::Relaxed) != 0 {
+        ready |= libc::POLLERR | libc::POLLHUP;
+    }
+    if connection.is_bound_for_ring() && connection.is_writable() {
+        ready |= libc::POLLOUT | libc::POLLWRNORM;
+    }
+    ready
+}
+
+/// Arms a connection for what somebody is about to sleep for.
+pub fn arm(connection: &Connection, reading: bool, writing: bool) {
+    let signs = &connection.segment.own().signs;
+    if reading && signs.receive_armed.load(Ordering::Relaxed) == 0 {
+        signs.receive_armed.store(1, Ordering::SeqCst);
+    }
+    if writing && signs.send_armed.load(Ordering::Relaxed) == 0 {
+        signs.send_armed.store(1, Ordering::SeqCst);
+    }
+}
+
+/// Bits that are reported whether asked for or not.
+const ALWAYS: i16 = libc::POLLERR | libc::POLLHUP | libc::POLLNVAL;
+const READING: i16 = libc::POLLIN | libc::POLLRDNORM | libc::POLLRDHUP;
+const WRITING: i16 = libc::POLLOUT | libc::POLLWRNORM;
+
+static BUDGET: std::sync::LazyLock<Budget> = std::sync::LazyLock::new(Budget::default);
+
+struct Watched {
+    index: usize,
+    connection: &'static Connection,
+}
+
+/// Answers `poll` if any entry is ours: the number of entries with `revents`. `None`: none is, ask
+/// the kernel.
+pub fn poll(
+    entries: &mut [libc::pollfd],
+    timeout: Option<Duration>,
+    mask: Option<&libc::sigset_t>,
+) -> Option<Outcome> {
+    let watched: Vec<Watched> = entries
+        .iter()
+        .enumerate()
+        .filter(|(_, entry)| entry.fd >= 0)
+        .filter_map(|(index, entry)| find(entry.fd).map(|connection| Watched { index, connection }))
+        .collect();
+    if watched.is_empty() {
+        return None;
+    }
+    Some(poll_watched(entries, &watched, timeout, mask))
+}
+
+fn poll_watched(
+    entries: &mut [libc::pollfd],
+    watched: &[Watched],
+    timeout: Option<Duration>,
+    mask: Option<&libc::sigset_t>,
+) -> Outcome {
+    let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    // True when the rings alone know everything.
+    let only_ours = watched.len() == entries.iter().filter(|entry| entry.fd >= 0).count()
+        && watched.iter().all(|watch| {
+            let connection = watch.connection;
+            connection.kernel_bytes_left().is_none() && connection.is_bound_for_ring()
+        });
+    let any_ready = |entries: &[libc::pollfd]| {
+        watched.iter().any(|watch| {
+            let wanted = entries[watch.index].events | ALWAYS;
+            readiness(watch.connection) & wanted != 0
+        })
+    };
+    let mut first = true;
+    loop {
+        // With others in the set, the kernel is asked before any spinning delays their news.
+        let at_once = first && any_ready(entries);
+        if !only_ours || !at_once && timeout == Some(Duration::ZERO) {
+            ask_kernel(entries, watched, Some(Duration::ZERO), None)?;
+        } else {
+            entries.iter_mut().for_each(|entry| entry.revents = 0);
+        }
+        let ready = merge(entries, watched);
+        if ready > 0 || timeout == Some(Duration::ZERO) {
+            return Ok(ready);
+        }
+        first = false;
+        if BUDGET.spin(|| any_ready(entries)) {
+            first = true;
+            continue;
+        }
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let began = Instant::now();
+        let outcome = sleep(entries, watched, left, mask);
+        BUDGET.learn(began.elapsed());
+        outcome?;
+        let ready = merge(entries, watched);
+        let late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
+        if ready > 0 || late {
+            return Ok(ready);
+        }
+    }
+}
+
+fn sleep(
+    entries: &mut [libc::pollfd],
+    watched: &[Watched],
+    timeout: Option<Duration>,
+    mask: Option<&libc::sigset_t>,
+) -> Result<(), Errno> {
+    for watch in watched {
+        let events = entries[watch.index].events;
+        watch.connection.sleepers.fetch_add(1, Ordering::AcqRel);
+        watch.connection.segment.own().sharing.watchers.fetch_add(1, Ordering::SeqCst);
+        let full = events & WRITING != 0 && !watch.connection.is_writable();
+        arm(watch.connection, events & READING != 0, full);
+    }
+    barrier::heavy();
+    let ready = watched
+        .iter()
+        .any(|watch| readiness(watch.connection) & (entries[watch.index].events | ALWAYS) != 0);
+    // Where somebody else watches the same end, a doorbell may be swallowed by him, or not be ours
+    // to swallow: then we look by the clock too.
+    let shared = watched
+        .iter()
+        .any(|watch| watch.connection.segment.own().sharing.watchers.load(Ordering::SeqCst) > 1);
+    let bound = if ready {
+        Some(Duration::ZERO)
+    } else if shared {
+        Some(timeout.unwrap_or(Duration::MAX).min(Duration::from_millis(1)))
+    } else {
+        timeout
+    };
+    let outcome = ask_kernel_watching(entries, watched, bound, mask);
+    for watch in watched {
+        watch.connection.segment.own().sharing.watchers.fetch_sub(1, Ordering::SeqCst);
+        watch.connection.sleepers.fetch_sub(1, Ordering::AcqRel);
+    }
+    if shared && outcome.is_ok_and(|reported| reported > 0) && merge(entries, watched) == 0 {
+        // A doorbell that is left to another watcher would wake us again at once.
+        kernel::pause(1);
+    }
+    outcome.map(|_| ())
+}
+
+fn ask_kernel(
+    entries: &mut [libc::pollfd],
+    watched: &[Watched],
+    timeout: Option<Duration>,
+    mask: Option<&libc::sigset_t>,
+) -> Outcome {
+    ask(entries, watched, timeout, mask, 0)
+}
+
+fn ask_kernel_watching(
+    entries: &mut [libc::pollfd],
+    watched: &[Watched],
+    timeout: Option<Duration>,
+    mask: Option<&libc::sigset_t>,
+) -> Outcome {
+    ask(entries, watched, timeout, mask, 1)
+}
+
+/// One `ppoll`; of ours, `revents` afterwards says only what the kernel's stream is asked for.
+fn ask(
+    entries: &mut [libc::pollfd],
+    watched: &[Watched],
+    timeout: Option<Duration>,
+    mask: Option<&libc::sigset_t>,
+    watching: u32,
+) -> Outcome {
+    let wanted: Vec<i16> = watched.iter().map(|watch| entries[watch.index].events).collect();
+    for watch in watched {
+        let by_kernel = !watch.connection.is_bound_for_ring();
+        let entry = &mut entries[watch.index];
+        let out = if by_kernel { entry.events & WRITING } else { 0 };
+        entry.events = libc::POLLIN | libc::POLLRDHUP | out;
+    }
+    let outcome = kernel::poll_many(entries, timeout.map(time), mask);
+    for (watch, wanted) in watched.iter().zip(wanted) {
+        let entry = &mut entries[watch.index];
+        entry.events = wanted;
+        if outcome.is_err() {
+            continue;
+        }
+        if watch.connection.kernel_bytes_left().is_some() {
+            entry.revents &= wanted | ALWAYS;
+            continue;
+        }
+        let out = entry.revents & WRITING & wanted;
+        if entry.revents & !WRITING != 0 {
+            watch.connection.listen(entry.fd, watching);
+        }
+        entry.revents = out;
+    }
+    outcome
+}
+
+/// Adds what the rings say; the number of entries with anything.
+fn merge(entries: &mut [libc::pollfd], watched: &[Watched]) -> usize {
+    for watch in watched {
+        let entry = &mut entries[watch.index];
+        entry.revents |= readiness(watch.connection) & (entry.events | ALWAYS);
+    }
+    entries.iter().filter(|entry| entry.fd >= 0 && entry.revents != 0).count()
+}
+
+/// As the kernel takes it.
+#[must_use]
+pub fn time(duration: Duration) -> libc::timespec {
+    libc::timespec {
+        tv_sec: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: i64::from(duration.subsec_nanos()),
+    }
+}

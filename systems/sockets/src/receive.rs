@@ -1,0 +1,322 @@
+//! Receiving.
+
+use std::os::fd::RawFd;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use beeline_os::barrier;
+
+use crate::connection::{Connection, Heard, hold};
+use crate::kernel::{self, Errno, Outcome};
+use crate::ring::Corrupt;
+
+/// Most pieces of one call (`IOV_MAX`).
+pub const MOST_PIECES: usize = 1024;
+
+/// What one look found.
+enum Step {
+    Bytes(usize),
+    End,
+    Nothing,
+}
+
+/// Bytes that `pieces` can hold.
+#[must_use]
+pub fn room(pieces: &[libc::iovec]) -> usize {
+    pieces.iter().fold(0_usize, |sum, piece| sum.saturating_add(piece.iov_len))
+}
+
+/// Receives into the program's `pieces` as `recvmsg` would.
+///
+/// Errors: `errno` as the kernel's sockets have it.
+///
+/// # Safety
+///
+/// Each piece is writable memory of the program's (unlike the kernel, we cannot refuse an address
+/// that is not mapped).
+pub unsafe fn receive(
+    fd: RawFd,
+    connection: &Connection,
+    pieces: &[libc::iovec],
+    flags: i32,
+) -> Outcome {
+    if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
+        // No urgent data and no error queue: the kernel's answer is the right one.
+        return kernel::receive_pieces(fd, pieces, flags);
+    }
+    let wanted = room(pieces);
+    let peek = flags & libc::MSG_PEEK != 0;
+    let all = flags & libc::MSG_WAITALL != 0;
+    let mut total = 0;
+    loop {
+        let held = hold(&connection.segment.own().receiving.holder)?;
+        // SAFETY: the caller's contract.
+        let step = unsafe { look(fd, connection, pieces, total, peek) };
+        if !peek && matches!(step, Ok(Step::Bytes(_))) {
+            return_credits(fd, connection);
+        }
+        drop(held);
+        match step {
+            // A peek starts over each time; it never waits for more than one look found.
+            Ok(Step::Bytes(count)) if peek && !(all && count < wanted) => return Ok(count),
+            Ok(Step::Bytes(count)) => {
+                total = if peek { count } else { total + count };
+                if total >= wanted || !all {
+                    return Ok(total);
+                }
+                if peek {
+                    kernel::pause(1);
+                    total = 0;
+                }
+            }
+            Ok(Step::End) => return Ok(total),
+            Err(error) => return if total > 0 { Ok(total) } else { Err(error) },
+            Ok(Step::Nothing) => {
+                if wanted == 0 {
+                    return Ok(0);
+                }
+                let waits = flags & libc::MSG_DONTWAIT == 0 && connection.blocks(fd);
+                let outcome = if waits { wait(fd, connection) } else { Err(Errno(libc::EAGAIN)) };
+                if let Err(error) = outcome {
+                    return if total > 0 { Ok(total) } else { Err(error) };
+                }
+            }
+        }
+    }
+}
+
+/// One look at ring or kernel. The caller holds the receiving half.
+unsafe fn look(
+    fd: RawFd,
+    connection: &Connection,
+    pieces: &[libc::iovec],
+    skip: usize,
+    peek: bool,
+) -> Result<Step, Errno> {
+    let segment = &connection.segment;
+    let (own, other) = (segment.own(), segment.other());
+    loop {
+        if let Some(left) = connection.kernel_bytes_left() {
+            if let Some(error) = take_error(connection) {
+                return Err(error);
+            }
+            if let Some(step) = from_kernel(fd, connection, pieces, skip, peek, left)? {
+                return Ok(step);
+            }
+            continue;
+        }
+        let consumer = segment.consumer();
+        let mut count = 0;
+        let mut over = skip;
+        for piece in pieces {
+            let start = over.min(piece.iov_len);
+            over -= start;
+            let length = piece.iov_len - start;
+            if length == 0 {
+                continue;
+            }
+            // SAFETY: `start` is at most the piece's length.
+            let place = unsafe { piece.iov_base.cast::<u8>().add(start) };
+            let before = if peek { count } else { 0 };
+            // SAFETY: the rest of a piece of the program's; the half is held.
+            match unsafe { consumer.pop(place, length, before, peek) } {
+                Ok(part) => {
+                    count += part;
+                    if part < length {
+                        break;
+                    }
+                }
+                Err(Corrupt) => return Err(corrupt(connection)),
+            }
+        }
+        if count > 0 {
+            return Ok(Step::Bytes(count));
+        }
+        if own.receiving.shut.load(Ordering::Relaxed) != 0 {
+            return Ok(Step::End);
+        }
+        // Acquire with the Release in `shutdown`: what was sent before is in the ring.
+        if other.signs.finished.load(Ordering::Acquire) != 0 {
+            if consumer.is_ready() {
+                continue;
+            }
+            return Ok(Step::End);
+        }
+        let ended = connection.kernel_ended.load(Ordering::Relaxed);
+        if ended || connection.is_due_to_listen() {
+            let heard = if ended { Heard::End } else { connection.listen(fd, 0) };
+            if heard != Heard::Nothing {
+                // The kernel's word came after everything the other end wrote.
+                if consumer.is_ready() {
+                    continue;
+                }
+                return take_error(connection).map_or(Ok(Step::End), Err);
+            }
+        }
+        return Ok(Step::Nothing);
+    }
+}
+
+/// The error the program has not heard of, if any.
+pub fn take_error(connection: &Connection) -> Option<Errno> {
+    let error = connection.pending_error.load(Ordering::Relaxed);
+    if error == 0 {
+        return None;
+    }
+    connection.pending_error.store(0, Ordering::Relaxed);
+    Some(Errno(error))
+}
+
+/// The other end is hostile or broken: the connection ends here, as if reset.
+#[cold]
+pub fn corrupt(connection: &Connection) -> Errno {
+    connection.kernel_ended.store(true, Ordering::Relaxed);
+    connection.segment.own().signs.finished.store(1, Ordering::Release);
+    connection.segment.own().receiving.shut.store(1, Ordering::Relaxed);
+    Errno(libc::ECONNRESET)
+}
+
+/// Bytes from the kernel's stream, of which at most `left` are the program's. `None`: look again.
+fn from_kernel(
+    fd: RawFd,
+    connection: &Connection,
+    pieces: &[libc::iovec],
+    skip: usize,
+    peek: bool,
+    left: u64,
+) -> Result<Option<Step>, Errno> {
+    let own = connection.segment.own();
+    let mut rest = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 64];
+    let count = narrow(pieces, skip, usize::try_from(left).unwrap_or(usize::MAX), &mut rest);
+    let flags = libc::MSG_DONTWAIT | if peek { libc::MSG_PEEK } else { 0 };
+    match kernel::receive_pieces(fd, &rest[..count], flags) {
+        Ok(read) => {
+            // Loaded after reading: bytes beyond the switch are doorbells.
+            let limit = connection.kernel_bytes_left().unwrap_or(0);
+            let mine = (read as u64).min(limit);
+            if !peek {
+                let before = own.receiving.by_kernel.load(Ordering::Relaxed);
+                own.receiving.by_kernel.store(before + mine, Ordering::Relaxed);
+            }
+            if connection.kernel_bytes_left() == Some(u64::MAX) {
+                connection.waited_for_other_end(fd);
+            }
+            if mine > 0 {
+                return Ok(Some(Step::Bytes(usize::try_from(mine).unwrap_or(0))));
+            }
+            if read == 0 && room(&rest[..count]) > 0 {
+                // The end of the kernel's stream, unless the other end switched before it.
+                if connection.kernel_bytes_left().is_some() {
+                    return Ok(Some(Step::End));
+                }
+                connection.kernel_ended.store(true, Ordering::Relaxed);
+            } else if read == 0 {
+                return Ok(Some(Step::Nothing));
+            }
+            if peek && read > 0 {
+                // Only doorbells were seen: the stream is theirs from now on.
+                connection.listen(fd, 0);
+            }
+            Ok(None)
+        }
+        Err(Errno(libc::EAGAIN)) if connection.kernel_bytes_left() == Some(left) => {
+            Ok(Some(Step::Nothing))
+        }
+        Err(Errno(libc::EAGAIN)) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The part of `pieces` after `skip` bytes, at most `most` bytes of it, into `rest`.
+fn narrow(pieces: &[libc::iovec], skip: usize, most: usize, rest: &mut [libc::iovec]) -> usize {
+    let (mut skip, mut most, mut count) = (skip, most, 0);
+    for piece in pieces {
+        let start = skip.min(piece.iov_len);
+        skip -= start;
+        let length = (piece.iov_len - start).min(most);
+        let Some(place) = rest.get_mut(count) else { break };
+        if length == 0 {
+            continue;
+        }
+        let base = piece.iov_base.cast::<u8>().wrapping_add(start).cast();
+        *place = libc::iovec { iov_base: base, iov_len: length };
+        most -= length;
+        count += 1;
+    }
+    count
+}
+
+/// Pieces after `skip` bytes, for a sender.
+pub fn rest_of(pieces: &[libc::iovec], skip: usize, rest: &mut [libc::iovec]) -> usize {
+    narrow(pieces, skip, usize::MAX, rest)
+}
+
+#[inline]
+fn return_credits(fd: RawFd, connection: &Connection) {
+    let armed = &connection.segment.other().signs.send_armed;
+    let waits = armed.load(Ordering::Relaxed) != 0;
+    if connection.segment.consumer().give_back(waits) {
+        connection.wake(fd, armed);
+    }
+}
+
+/// Waits until there may be something to read.
+///
+/// Errors: `EAGAIN` after `SO_RCVTIMEO`, `EINTR`, and what the connection broke with.
+pub fn wait(fd: RawFd, connection: &Connection) -> Result<(), Errno> {
+    let by_kernel = connection.kernel_bytes_left().is_some();
+    let ready = || connection.is_readable();
+    if !by_kernel && connection.budget.spin(ready) {
+        return Ok(());
+    }
+    let own = connection.segment.own();
+    let began = Instant::now();
+    connection.sleepers.fetch_add(1, Ordering::AcqRel);
+    own.sharing.watchers.fetch_add(1, Ordering::SeqCst);
+    own.signs.receive_armed.store(1, Ordering::SeqCst);
+    barrier::heavy();
+    // A switch that happened before the fence is seen; one after it rings.
+    let moved = by_kernel && connection.kernel_bytes_left() != Some(u64::MAX);
+    let mut byte = [0];
+    let outcome = if moved || ready() {
+        Ok(1)
+    } else {
+        // Sleeps in the kernel with the kernel's rules for time-outs and signals. What wakes is
+        // only looked at: the next round takes it.
+        kernel::receive(fd, &mut byte, libc::MSG_PEEK)
+    };
+    own.signs.receive_armed.store(0, Ordering::Relaxed);
+    own.sharing.watchers.fetch_sub(1, Ordering::SeqCst);
+    connection.sleepers.fetch_sub(1, Ordering::AcqRel);
+    connection.budget.learn(began.elapsed());
+    match outcome {
+        Ok(0) => {
+            if connection.kernel_bytes_left().is_none() {
+                connection.kernel_ended.store(true, Ordering::Relaxed);
+            }
+            Ok(())
+        }
+        Ok(_) => {
+            settle(fd, connection);
+            Ok(())
+        }
+        Err(Errno(error @ (libc::EAGAIN | libc::EINTR))) => Err(Errno(error)),
+        Err(Errno(error)) => {
+            connection.heard_error(error);
+            Ok(())
+        }
+    }
+}
+
+/// After a sleep: swallows the doorbell; where others watch the same end, leaves it to them and
+/// gives them time.
+fn settle(fd: RawFd, connection: &Connection) {
+    if connection.kernel_bytes_left().is_some() {
+        return;
+    }
+    connection.listen(fd, 0);
+    let others = connection.segment.own().sharing.watchers.load(Ordering::SeqCst) > 0;
+    if others && !connection.is_readable() {
+        kernel::pause(1);
+    }
+}

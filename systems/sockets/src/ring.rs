@@ -1,0 +1,356 @@
+//! A byte ring: messages back to back, from one producer to one consumer, in memory that both
+//! map and either may scribble over.
+//!
+//! ```text
+//! position p (a multiple of 8)    header: kind (high 32 bits) | length in bytes (low 32 bits)
+//! p + 8                           payload, padded to a multiple of 8
+//! ```
+//!
+//! A header of zero means: nothing here yet. The producer writes the payload, then a zero header
+//! behind it, then its own header with `Release`; the consumer loads the header with `Acquire`.
+//! So a small message moves one cache line, and neither side reads the other's position: room
+//! comes back as cumulative credits, half a ring at a time. A message does not wrap: one that
+//! would is cut in two, and a header that would stand alone at the end is a filler.
+//!
+//! Invariants:
+//! - positions only grow; `tail - consumed <= length - 8`, so the zero header always has a place;
+//! - each side trusts its own positions only. The consumer copies a header, checks it, then uses
+//!   the copy; the producer checks credits. Nonsense is [`Corrupt`], for good.
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::segment::{Credits, Receiving, Sending};
+
+/// Bytes of a header.
+pub const HEADER_BYTES: usize = 8;
+/// Longest message; a longer send is several.
+pub const LONGEST_MESSAGE: usize = 32 << 10;
+
+const DATA: u32 = 1;
+const FILLER: u32 = 2;
+
+/// The other side wrote what it cannot have meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the other end wrote nonsense into the ring")]
+pub struct Corrupt;
+
+/// Memory of one direction.
+#[derive(Clone, Copy, Debug)]
+pub struct Ring {
+    base: NonNull<u8>,
+    length: usize,
+}
+
+impl Ring {
+    /// The ring of `length` bytes at `base`.
+    ///
+    /// # Safety
+    ///
+    /// `length` is a multiple of 8 and at least 64; that many bytes from `base`, which is aligned
+    /// to 8, stay mapped and writable while the value or a copy of it is used; they are reached
+    /// through this type only.
+    #[must_use]
+    pub unsafe fn new(base: NonNull<u8>, length: usize) -> Self {
+        Self { base, length }
+    }
+
+    #[inline]
+    fn place(&self, position: u64) -> usize {
+        #[expect(clippy::cast_possible_truncation, reason = "below the length, a usize")]
+        let place = (position % self.length as u64) as usize;
+        place
+    }
+
+    #[inline]
+    fn header(&self, position: u64) -> &AtomicU64 {
+        // SAFETY: a place is below the length; positions are multiples of 8, as is the length.
+        let header = unsafe { self.base.add(self.place(position)) };
+        // SAFETY: mapped and aligned (contract of `new`); an atomic claims nothing about writers.
+        unsafe { header.cast().as_ref() }
+    }
+
+    /// Copies `length` bytes from `bytes` to `place`.
+    ///
+    /// # Safety
+    ///
+    /// `place + length` is within the ring; `bytes` is readable for `length`.
+    #[inline]
+    unsafe fn write(&self, place: usize, bytes: *const u8, length: usize) {
+        // SAFETY: within the ring, by contract.
+        let target = unsafe { self.base.add(place) };
+        // SAFETY: both ranges are valid by contract; a hostile other side that writes the same
+        // bytes meanwhile changes only what it will read.
+        unsafe { std::ptr::copy_nonoverlapping(bytes, target.as_ptr(), length) };
+    }
+
+    /// Copies `length` bytes at `place` to `bytes`.
+    ///
+    /// # Safety
+    ///
+    /// `place + length` is within the ring; `bytes` is writable for `length`.
+    #[inline]
+    unsafe fn read(&self, place: usize, bytes: *mut u8, length: usize) {
+        // SAFETY: within the ring, by contract.
+        let source = unsafe { self.base.add(place) };
+        // SAFETY: both ranges are valid by contract. A hostile sender may change the bytes while
+        // they are copied: the reader gets some bytes, as from any sender.
+        unsafe { std::ptr::copy_nonoverlapping(source.as_ptr().cast_const(), bytes, length) };
+    }
+}
+
+#[inline]
+const fn padded(length: usize) -> usize {
+    length.next_multiple_of(8)
+}
+
+/// The sending side.
+#[derive(Debug)]
+pub struct Producer<'a> {
+    ring: Ring,
+    own: &'a Sending,
+    credits: &'a Credits,
+}
+
+impl<'a> Producer<'a> {
+    /// The sending side of `ring`, with its words.
+    #[inline]
+    #[must_use]
+    pub fn new(ring: Ring, own: &'a Sending, credits: &'a Credits) -> Self {
+        Self { ring, own, credits }
+    }
+
+    /// Bytes free as far as the last credits said; `refresh` reads them anew.
+    #[inline]
+    fn free(&self, tail: u64, refresh: bool) -> Result<usize, Corrupt> {
+        let mut seen = self.own.credits_seen.load(Ordering::Relaxed);
+        if refresh {
+            // Acquire with the consumer's Release in `give_back`: its copies out are over.
+            let consumed = self.credits.consumed.load(Ordering::Acquire);
+            if consumed < seen || consumed > tail || !consumed.is_multiple_of(8) {
+                return Err(Corrupt);
+            }
+            seen = consumed;
+            self.own.credits_seen.store(seen, Ordering::Relaxed);
+        }
+        #[expect(clippy::cast_possible_truncation, reason = "checked to be at most the length")]
+        let used = tail.wrapping_sub(seen) as usize;
+        self.ring.length.checked_sub(used).ok_or(Corrupt)
+    }
+
+    /// True when a quarter of the ring is free: what readiness reports.
+    ///
+    /// Errors: [`Corrupt`].
+    pub fn has_room(&self) -> Result<bool, Corrupt> {
+        let tail = self.own.tail.load(Ordering::Relaxed);
+        let wanted = self.ring.length / 4;
+        Ok(self.free(tail, false)? >= wanted || self.free(tail, true)? >= wanted)
+    }
+
+    /// Position behind everything sent.
+    #[must_use]
+    pub fn tail(&self) -> u64 {
+        self.own.tail.load(Ordering::Relaxed)
+    }
+
+    /// Sends as much of `length` bytes at `bytes` as there is room for, and says how much.
+    ///
+    /// Errors: [`Corrupt`].
+    ///
+    /// # Safety
+    ///
+    /// `bytes` is readable for `length`; the caller holds the sending half.
+    #[inline]
+    pub unsafe fn push(&self, bytes: *const u8, length: usize) -> Result<usize, Corrupt> {
+        let mut sent = 0;
+        let mut tail = self.own.tail.load(Ordering::Relaxed);
+        while sent < length {
+            // A header, a word of payload and the zero header behind them.
+            const LEAST: usize = 3 * HEADER_BYTES;
+            let wanted = LEAST.max(padded((length - sent).min(LONGEST_MESSAGE)) + 2 * HEADER_BYTES);
+            let mut free = self.free(tail, false)?;
+            if free < wanted {
+                free = self.free(tail, true)?;
+            }
+            if free < LEAST {
+                break;
+            }
+            let place = self.ring.place(tail);
+            let to_end = self.ring.length - place;
+            if to_end == HEADER_BYTES {
+                let next = tail + HEADER_BYTES as u64;
+                self.ring.header(next).store(0, Ordering::Relaxed);
+                // Release with the consumer's Acquire in `next_message`.
+                self.ring.header(tail).store(u64::from(FILLER) << 32, Ordering::Release);
+                tail = next;
+                self.own.tail.store(tail, Ordering::Relaxed);
+                continue;
+            }
+            let room = (to_end - HEADER_BYTES).min(free - 2 * HEADER_BYTES).min(LONGEST_MESSAGE);
+            let part = room.min(length - sent);
+            // SAFETY: `sent + part <= length`.
+            let source = unsafe { bytes.add(sent) };
+            // SAFETY: `place + 8 + part <= place + to_end`, the ring's length.
+            unsafe { self.ring.write(place + HEADER_BYTES, source, part) };
+            let next = tail + (HEADER_BYTES + padded(part)) as u64;
+            self.ring.header(next).store(0, Ordering::Relaxed);
+            let header = u64::from(DATA) << 32 | part as u64;
+            // Release with the consumer's Acquire in `next_message`: payload and the zero header
+            // behind it are there before the header is.
+            self.ring.header(tail).store(header, Ordering::Release);
+            tail = next;
+            sent += part;
+            // Kept with every message: whoever holds this half next goes on from here, also after
+            // this thread was killed.
+            self.own.tail.store(tail, Ordering::Relaxed);
+        }
+        Ok(sent)
+    }
+}
+
+/// The receiving side.
+#[derive(Debug)]
+pub struct Consumer<'a> {
+    ring: Ring,
+    own: &'a Receiving,
+    credits: &'a Credits,
+}
+
+/// Where the consumer stands.
+#[derive(Clone, Copy, Debug)]
+struct Cursor {
+    head: u64,
+    offset: usize,
+}
+
+impl<'a> Consumer<'a> {
+    /// The receiving side of `ring`, with its words.
+    #[inline]
+    #[must_use]
+    pub fn new(ring: Ring, own: &'a Receiving, credits: &'a Credits) -> Self {
+        Self { ring, own, credits }
+    }
+
+    /// True when there is something at the head: bytes, or nonsense to be found out.
+    #[inline]
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        let head = self.own.head.load(Ordering::Relaxed);
+        let header = self.ring.header(head).load(Ordering::Acquire);
+        header != 0 && header != u64::from(FILLER) << 32 || {
+            // A filler is ready when something stands behind it.
+            header != 0 && self.ring.header(head + HEADER_BYTES as u64).load(Ordering::Acquire) != 0
+        }
+    }
+
+    #[inline]
+    fn cursor(&self) -> Cursor {
+        #[expect(clippy::cast_possible_truncation, reason = "below a message's length")]
+        let offset = self.own.offset.load(Ordering::Relaxed) as usize;
+        Cursor { head: self.own.head.load(Ordering::Relaxed), offset }
+    }
+
+    /// Length of the message at the cursor, which moves over fillers; 0 when there is none.
+    #[inline]
+    fn next_message(&self, cursor: &mut Cursor) -> Result<usize, Corrupt> {
+        loop {
+            let place = self.ring.place(cursor.head);
+            let to_end = self.ring.length - place;
+            // Acquire with the producer's Release in `push`.
+            let header = self.ring.header(cursor.head).load(Ordering::Acquire);
+            if header == 0 {
+                return if cursor.offset == 0 { Ok(0) } else { Err(Corrupt) };
+            }
+            let length = (header & u64::from(u32::MAX)) as usize;
+            let kind = (header >> 32) as u32;
+            match kind {
+                DATA if length > cursor.offset && length <= to_end - HEADER_BYTES => {
+                    return Ok(length);
+                }
+                FILLER if length == 0 && to_end == HEADER_BYTES && cursor.offset == 0 => {
+                    cursor.head += HEADER_BYTES as u64;
+                }
+                _ => return Err(Corrupt),
+            }
+        }
+    }
+
+    /// Moves up to `length` bytes to `bytes` and says how many; with `peek` they stay.
+    ///
+    /// Errors: [`Corrupt`], also when bytes were copied before the nonsense was met.
+    ///
+    /// # Safety
+    ///
+    /// `bytes` is writable for `length`; the caller holds the receiving half.
+    #[inline]
+    pub unsafe fn pop(
+        &self,
+        bytes: *mut u8,
+        length: usize,
+        skip: usize,
+        peek: bool,
+    ) -> Result<usize, Corrupt> {
+        let mut cursor = self.cursor();
+        let (mut taken, mut skip) = (0, skip);
+        while taken < length {
+            let message = self.next_message(&mut cursor)?;
+            if message == 0 {
+                break;
+            }
+            let left = message - cursor.offset;
+            let over = skip.min(left);
+            let part = (left - over).min(length - taken);
+            skip -= over;
+            // SAFETY: `taken + part <= length`.
+            let target = unsafe { bytes.add(taken) };
+            let place = self.ring.place(cursor.head) + HEADER_BYTES + cursor.offset + over;
+            // SAFETY: the copy of the header said so: offset and part lie inside a message that
+            // ends before the ring does.
+            unsafe { self.ring.read(place, target, part) };
+            taken += part;
+            cursor.offset += over + part;
+            if cursor.offset == message {
+                cursor.head += (HEADER_BYTES + padded(message)) as u64;
+                cursor.offset = 0;
+            }
+        }
+        if !peek && taken > 0 {
+            self.own.offset.store(cursor.offset as u64, Ordering::Relaxed);
+            self.own.head.store(cursor.head, Ordering::Relaxed);
+        }
+        Ok(taken)
+    }
+
+    /// Gives room back to the sender: when half a ring was read, or all that was read if `all`.
+    /// True when credits moved.
+    #[inline]
+    pub fn give_back(&self, all: bool) -> bool {
+        let head = self.own.head.load(Ordering::Relaxed);
+        let given = self.credits.consumed.load(Ordering::Relaxed);
+        let due = head.wrapping_sub(given);
+        if due == 0 || !all && due <= self.ring.length as u64 / 2 {
+            return false;
+        }
+        // Release with the producer's Acquire in `free`: our copies out come before.
+        self.credits.consumed.store(head, Ordering::Release);
+        true
+    }
+
+    /// Bytes that can be read now, counted up to `most`.
+    ///
+    /// Errors: [`Corrupt`].
+    pub fn available(&self, most: usize) -> Result<usize, Corrupt> {
+        let mut cursor = self.cursor();
+        let mut bytes = 0;
+        while bytes < most {
+            let message = self.next_message(&mut cursor)?;
+            if message == 0 {
+                break;
+            }
+            bytes += message - cursor.offset;
+            cursor.head += (HEADER_BYTES + padded(message)) as u64;
+            cursor.offset = 0;
+        }
+        Ok(bytes)
+    }
+}

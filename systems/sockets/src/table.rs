@@ -1,0 +1,241 @@
+//! Which descriptor number is which connection.
+//!
+//! The kernel hands out the numbers; this table only says what we know about one. It is ordinary
+//! private memory: a forked child has its own copy. A number that nobody told us about is plain.
+//!
+//! Connections are shared by the numbers that `dup` made, counted, and retired when the last is
+//! closed. A thread may still be inside a call on a retired connection (a program that closes what
+//! another thread reads), so its memory goes back only after [`GRACE`], and never under a sleeper.
+
+use std::os::fd::RawFd;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::connection::Connection;
+
+/// Numbers from here on are always plain.
+pub const NUMBERS: usize = 1 << 20;
+/// How long a retired connection keeps its memory.
+const GRACE: Duration = Duration::from_secs(2);
+/// Retired connections kept before the oldest are looked at.
+const KEPT: usize = 16;
+
+const PLAIN: usize = 0;
+const CONNECTING: usize = 1;
+const WATCHED_PLAIN: usize = 2;
+
+/// What is known about a number.
+#[derive(Clone, Copy, Debug)]
+pub enum Kind {
+    /// The kernel's.
+    Plain,
+    /// Begun by `connect`, which did not wait: may become a connection of ours.
+    Connecting,
+    /// Ours.
+    Ours(&'static Connection),
+}
+
+static TABLE: AtomicPtr<AtomicUsize> = AtomicPtr::new(std::ptr::null_mut());
+static HIGHEST: AtomicI32 = AtomicI32::new(-1);
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+static RETIRED: Mutex<Vec<(Instant, &'static Connection)>> = Mutex::new(Vec::new());
+
+/// Makes the table; before that, every number is plain. Called once, by the library's constructor.
+pub fn begin() {
+    // The variable is read before the program may change its environment.
+    let _ = crate::control::name();
+    let bytes = NUMBERS * size_of::<AtomicUsize>();
+    if let Ok(mapping) = beeline_os::Mapping::anonymous(bytes) {
+        let base = mapping.base().cast::<AtomicUsize>();
+        // For as long as the program lives.
+        std::mem::forget(mapping);
+        PROCESS.store(std::process::id(), Ordering::Relaxed);
+        // Release with the Acquire in `slot`.
+        TABLE.store(base.as_ptr(), Ordering::Release);
+        inherit();
+    }
+}
+
+/// Finds connections that were ours in the program that this one replaced.
+fn inherit() {
+    let Ok(folder) = rustix::fs::open(
+        "/proc/self/fd",
+        rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC,
+        rustix::fs::Mode::empty(),
+    ) else {
+        return;
+    };
+    let Ok(entries) = rustix::fs::Dir::new(folder) else { return };
+    let numbers =
+        entries.flatten().filter_map(|entry| entry.file_name().to_str().ok()?.parse().ok());
+    let numbers: Vec<RawFd> = numbers.collect();
+    numbers.into_iter().for_each(crate::connection::inherited);
+}
+
+#[inline]
+fn slot(fd: RawFd) -> Option<&'static AtomicUsize> {
+    let index = usize::try_from(fd).ok().filter(|&index| index < NUMBERS)?;
+    // Acquire with the Release in `begin`.
+    let table = TABLE.load(Ordering::Acquire);
+    if table.is_null() {
+        return None;
+    }
+    // SAFETY: the table has `NUMBERS` entries, zeroed by the kernel, and is never unmapped.
+    let slot = unsafe { table.add(index) };
+    // SAFETY: as above; entries are atomics.
+    Some(unsafe { &*slot })
+}
+
+/// What is known about `fd`.
+#[inline]
+#[must_use]
+pub fn kind(fd: RawFd) -> Kind {
+    let Some(slot) = slot(fd) else { return Kind::Plain };
+    // Acquire with the Release in `set`: the connection is whole.
+    match slot.load(Ordering::Acquire) {
+        PLAIN | WATCHED_PLAIN => Kind::Plain,
+        CONNECTING => Kind::Connecting,
+        // SAFETY: every other value was a leaked box, put here by `set`, and is given back only
+        // after its last number left the table and the grace was over.
+        place => Kind::Ours(unsafe { &*(place as *const Connection) }),
+    }
+}
+
+/// The connection behind `fd`, if it is ours.
+#[inline]
+#[must_use]
+pub fn ours(fd: RawFd) -> Option<&'static Connection> {
+    if let Kind::Ours(connection) = kind(fd) { Some(connection) } else { None }
+}
+
+fn set(fd: RawFd, value: usize) {
+    if let Some(slot) = slot(fd) {
+        HIGHEST.fetch_max(fd, Ordering::Relaxed);
+        // Release with the Acquire in `kind`.
+        slot.store(value, Ordering::Release);
+    }
+}
+
+/// `fd` was begun by a `connect` that did not wait.
+pub fn set_connecting(fd: RawFd) {
+    forget(fd);
+    set(fd, CONNECTING);
+}
+
+/// `fd`, which is none of ours, is in an epoll set with the program's own data: it may not become
+/// ours, since the set would not hear of it.
+pub fn set_watched_plain(fd: RawFd) {
+    if !is_foreign_process() {
+        set(fd, WATCHED_PLAIN);
+    }
+}
+
+/// True after [`set_watched_plain`], until the number is forgotten.
+#[must_use]
+pub fn is_watched_plain(fd: RawFd) -> bool {
+    slot(fd).is_some_and(|slot| slot.load(Ordering::Relaxed) == WATCHED_PLAIN)
+}
+
+/// `fd` is `connection` from now on.
+pub fn set_ours(fd: RawFd, connection: Box<Connection>) -> &'static Connection {
+    forget(fd);
+    let connection: &'static Connection = Box::leak(connection);
+    connection.references.store(1, Ordering::Relaxed);
+    set(fd, std::ptr::from_ref(connection) as usize);
+    connection
+}
+
+/// `new` is a duplicate of `old`.
+pub fn duplicate(old: RawFd, new: RawFd) {
+    if old == new || is_foreign_process() {
+        return;
+    }
+    match kind(old) {
+        Kind::Ours(connection) => {
+            connection.references.fetch_add(1, Ordering::Relaxed);
+            forget(new);
+            set(new, std::ptr::from_ref(connection) as usize);
+        }
+        Kind::Connecting => set_connecting(new),
+        Kind::Plain => {
+            forget(new);
+        }
+    }
+}
+
+/// The number is plain again. Returns its connection when this was the last number.
+pub fn forget(fd: RawFd) -> Option<&'static Connection> {
+    let slot = slot(fd)?;
+    if slot.load(Ordering::Relaxed) == PLAIN {
+        return None;
+    }
+    let before = slot.swap(PLAIN, Ordering::AcqRel);
+    if before <= WATCHED_PLAIN {
+        return None;
+    }
+    // SAFETY: as in `kind`; this number's own count keeps the connection until below.
+    let connection = unsafe { &*(before as *const Connection) };
+    if connection.references.fetch_sub(1, Ordering::AcqRel) != 1 {
+        return None;
+    }
+    retire(connection);
+    Some(connection)
+}
+
+fn retire(connection: &'static Connection) {
+    // Never waits: a lock that a thread held when the program forked is never let go in the child.
+    // What cannot be noted is kept for ever.
+    let Ok(mut retired) = RETIRED.try_lock() else { return };
+    retired.push((Instant::now(), connection));
+    if retired.len() <= KEPT {
+        return;
+    }
+    retired.retain(|(since, connection)| {
+        let quiet = connection.sleepers.load(Ordering::Acquire) == 0;
+        if since.elapsed() < GRACE || !quiet {
+            return true;
+        }
+        let place = std::ptr::from_ref(*connection).cast_mut();
+        // SAFETY: a leaked box that no number leads to; whoever was inside a call when the last
+        // number went has left it: nobody sleeps on it, and the grace is longer than a call.
+        drop(unsafe { Box::from_raw(place) });
+        false
+    });
+}
+
+/// True in a child that shares this memory with its parent (`vfork`): the table is the parent's.
+#[must_use]
+pub fn is_foreign_process() -> bool {
+    std::process::id() != PROCESS.load(Ordering::Relaxed)
+}
+
+/// The largest number anything is known about.
+#[must_use]
+pub fn highest() -> RawFd {
+    HIGHEST.load(Ordering::Relaxed).max(crate::epoll::highest())
+}
+
+/// Every connection of this process, with a number of it.
+pub fn each(mut visit: impl FnMut(RawFd, &'static Connection)) {
+    for fd in 0..=HIGHEST.load(Ordering::Relaxed) {
+        if let Kind::Ours(connection) = kind(fd) {
+            visit(fd, connection);
+        }
+    }
+}
+
+/// Before `fork`: every connection is about to be shared.
+pub fn before_fork() {
+    each(|_, connection| {
+        connection.segment.own().sharing.processes.store(1, Ordering::SeqCst);
+        connection.forget_blocking_mode();
+    });
+}
+
+/// In the child, after `fork`.
+pub fn after_fork_in_child() {
+    PROCESS.store(std::process::id(), Ordering::Relaxed);
+    crate::connection::forget_thread();
+    crate::epoll::after_fork_in_child();
+}

@@ -1,0 +1,174 @@
+//! Programs under `beeline run`, with a monitor of their own.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use serde_json::Value;
+
+use crate::server::PATIENCE;
+use crate::{bounded, eventually, program, root, said};
+
+/// The library, built once by cargo.
+///
+/// # Panics
+///
+/// When it cannot be built.
+pub fn library() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        let folder = if cfg!(debug_assertions) { "debug" } else { "release" };
+        let profile: &[&str] = if cfg!(debug_assertions) { &[] } else { &["--release"] };
+        let built = Command::new("cargo")
+            .args(["build", "--quiet", "--package", "beeline-sockets-preload"])
+            .args(profile)
+            .current_dir(root())
+            .status()
+            .expect("cargo runs");
+        assert!(built.success(), "cargo could not build the library");
+        root().join("target").join(folder).join("libbeeline_sockets_preload.so")
+    })
+}
+
+/// A monitor of a test's own. Dropping it kills it.
+#[derive(Debug)]
+pub struct Monitor {
+    child: Child,
+    name: String,
+}
+
+impl Monitor {
+    /// Starts one.
+    ///
+    /// # Panics
+    ///
+    /// When it does not answer.
+    #[must_use]
+    pub fn start() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        Self::named(format!("beeline-test-{}-{count}", std::process::id()))
+    }
+
+    fn named(name: String) -> Self {
+        let mut command = Command::new(program());
+        command.args(["sockets", "monitor"]).env("BEELINE_SOCKETS_MONITOR", &name);
+        let child = command.stdin(Stdio::null()).spawn().expect("the program starts");
+        let monitor = Self { child, name };
+        eventually("a monitor", PATIENCE, || monitor.status());
+        monitor
+    }
+
+    /// `beeline sockets status --json`, if it answers.
+    #[must_use]
+    pub fn status(&self) -> Option<Value> {
+        let mut command = Command::new(program());
+        command.args(["sockets", "status", "--json"]).env("BEELINE_SOCKETS_MONITOR", &self.name);
+        let output = bounded(&mut command, PATIENCE);
+        serde_json::from_slice(&output.stdout).ok()
+    }
+
+    /// Connections introduced so far.
+    ///
+    /// # Panics
+    ///
+    /// When it does not answer.
+    #[must_use]
+    pub fn paired(&self) -> u64 {
+        let status = self.status().expect("the monitor answers");
+        status["paired"].as_u64().expect("a count")
+    }
+
+    /// `words` under `beeline run`, or as it is when `accelerated` is false.
+    ///
+    /// # Panics
+    ///
+    /// When `words` is empty.
+    #[must_use]
+    pub fn command(&self, accelerated: bool, words: &[&str]) -> Command {
+        let (first, rest) = words.split_first().expect("a program");
+        let mut command = if accelerated {
+            let mut command = Command::new(program());
+            command.args(["run", "--verbose", "--library"]).arg(library()).arg("--").arg(first);
+            command.env("BEELINE_SOCKETS_MONITOR", &self.name);
+            command
+        } else {
+            Command::new(first)
+        };
+        command.args(rest);
+        command
+    }
+
+    /// Runs `words` to their end and returns standard output.
+    ///
+    /// # Panics
+    ///
+    /// When they fail or do not end.
+    #[must_use]
+    pub fn run(&self, accelerated: bool, words: &[&str]) -> String {
+        let output = bounded(&mut self.command(accelerated, words), PATIENCE);
+        assert!(output.status.success(), "{words:?}: {}", said(&output));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// Kills it, and starts another of the same name.
+    #[must_use]
+    pub fn restart(mut self) -> Self {
+        self.end();
+        Self::named(self.name.clone())
+    }
+
+    fn end(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Monitor {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// A program in the background. Dropping it kills it.
+#[derive(Debug)]
+pub struct Background(pub Child);
+
+impl Background {
+    /// Starts `command`.
+    ///
+    /// # Panics
+    ///
+    /// When it cannot be started.
+    #[must_use]
+    pub fn start(command: &mut Command) -> Self {
+        let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        Self(quiet.spawn().expect("the program starts"))
+    }
+}
+
+impl Drop for Background {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A port nobody listens on at the moment.
+///
+/// # Panics
+///
+/// When there is none.
+#[must_use]
+pub fn free_port() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.local_addr().expect("its address").port()
+}
+
+/// Waits until somebody listens on `port`.
+pub fn listening(port: u16) {
+    eventually("a listener", PATIENCE, || {
+        std::net::TcpStream::connect(("127.0.0.1", port)).ok().map(drop)
+    });
+}
