@@ -4,6 +4,8 @@
 
 mod common;
 
+use std::time::Duration;
+
 use common::{Client, keys_of_shards, start};
 
 #[test]
@@ -189,5 +191,52 @@ fn commands_count_once_wherever_they_ran() {
     }
     let stats = node.handle().stats().loops;
     assert_eq!((stats.commands, stats.forwarded_commands), (3, 2));
+    node.stop();
+}
+
+#[test]
+fn a_client_in_the_place_of_one_that_left_waits_for_its_own_replies() {
+    const KEYS: usize = 20_000;
+    let node = start(2);
+    let keys = keys_of_shards(&node, "k");
+    // Connections go to the shards in turn: even ones to the first, odd ones to the second.
+    let mut clients: Vec<Client> = (0..120).map(|_| Client::connect(&node)).collect();
+    let mut requests = String::new();
+    for key in 0..KEYS {
+        requests += &format!("SET key{key} v\r\n");
+    }
+    clients[1].send(&requests);
+    clients[1].expect(&"+OK\r\n".repeat(KEYS));
+    for _ in 0..6 {
+        // The second shard is busy for long, and the first has a queue of requests that it runs
+        // one by one.
+        clients[1].send(&format!("SCAN {} COUNT 1000000\r\n", 1_u64 << 48).repeat(10));
+        for client in clients.iter_mut().step_by(2).skip(1) {
+            client.send("INFO\r\n");
+        }
+        // One of those who wait leaves, so that its place is taken by another client, whose second
+        // request waits for the busy shard's reply to its first.
+        let mut successors = Vec::new();
+        for _ in 0..5 {
+            let mut leaving = Client::connect(&node);
+            let _odd = Client::connect(&node);
+            leaving.send("INFO\r\n");
+            rustix::net::sockopt::set_socket_linger(&leaving.stream, Some(Duration::ZERO)).unwrap();
+            drop(leaving);
+            let mut successor = Client::connect(&node);
+            let _odd = Client::connect(&node);
+            successor.send(&format!("GET {1}\r\nMGET {0} {1}\r\n", keys[0], keys[1]));
+            successors.push(successor);
+        }
+        for mut successor in successors {
+            successor.expect("$-1\r\n*2\r\n$-1\r\n$-1\r\n");
+        }
+        for client in clients.iter_mut().step_by(2).skip(1) {
+            assert!(client.reply().contains("redis_version"));
+        }
+        for _ in 0..10 {
+            assert!(clients[1].reply().starts_with('['));
+        }
+    }
     node.stop();
 }

@@ -69,7 +69,9 @@ impl ShardThread {
         let shared = Arc::clone(&self.shared);
         let taken = self.connections.get(slot as usize).and_then(Option::as_deref);
         let Some(connection) = taken else { return Need::Nothing };
-        if !connection.needs_several || connection.life == Life::Dead {
+        // One that awaits replies is in line for a client that left and whose place it took: its
+        // own turn comes with the last reply.
+        if !connection.needs_several || connection.life == Life::Dead || !connection.is_in_order() {
             return Need::Nothing;
         }
         let plan = Plan::new(&connection.session, connection.parser.current());
