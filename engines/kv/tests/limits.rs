@@ -367,3 +367,33 @@ fn overwriting_stays_near_what_is_live() {
     assert!(total.segments_recycled > 100, "{total:?}");
     assert_eq!(audit(&rig.store, &rig.shards), Vec::<String>::new());
 }
+
+#[test]
+fn keys_that_expire_in_a_full_pool_go_as_soon_as_there_is_room() {
+    let rig = rig(8, |_| ());
+    let mut shard = rig.shards[0].lock().unwrap();
+    // Every second key expires, so that no segment becomes garbage as a whole.
+    let (mut stored, mut expiring) = (0, 0);
+    loop {
+        let expires_at_ms = if stored % 2 == 0 { 1_001_000 } else { 0 };
+        let options = PutOptions { expires_at_ms, ..PutOptions::default() };
+        match shard.put(0, &key(stored), &[b"v"], options) {
+            Ok(_) => shard.commit().unwrap(),
+            Err(KvError::PoolFull { .. }) => break,
+            Err(error) => panic!("{error}"),
+        }
+        expiring += u64::from(stored % 2 == 0);
+        stored += 1;
+    }
+    rig.clock.advance(std::time::Duration::from_secs(2));
+    // As a shard's thread does it: at the deadlines it is given, whatever the last time ended in.
+    for _ in 0..20_000 {
+        let maintained = shard.maintain(64 << 10);
+        assert!(maintained.is_ok(), "{maintained:?}");
+        rig.clock.advance(std::time::Duration::from_millis(10));
+    }
+    assert_eq!(shard.len(0), u64::from(stored) - expiring);
+    assert_eq!(rig.store.stats().total.expired, expiring);
+    drop(shard);
+    assert_eq!(audit(&rig.store, &rig.shards), Vec::<String>::new());
+}

@@ -74,8 +74,12 @@ impl Shard {
         let sooner = |deadline: &mut Option<u64>, at: u64| {
             *deadline = Some(deadline.map_or(at, |known| known.min(at)));
         };
-        let expired = self.expire_slice()?;
-        did_work |= expired;
+        match self.expire_slice() {
+            Ok(expired) => did_work |= expired,
+            // Not even a tombstone fits: they stay, absent to readers, until something was freed.
+            Err(KvError::PoolFull { .. }) => {}
+            Err(error) => return Err(error),
+        }
         if self.expiry.at.is_some() {
             sooner(&mut deadline, now_ns + SWEEP_PAUSE_NS);
         } else if self.expires_anything() {
@@ -149,7 +153,13 @@ impl Shard {
         let found = !past.is_empty();
         let mut key = Vec::new();
         for slot in past {
-            self.delete_slot(&slot, &mut key, Deletion::Expired)?;
+            let deleted = self.delete_slot(&slot, &mut key, Deletion::Expired);
+            if !matches!(deleted, Ok(Deleted::Yes | Deleted::Never)) {
+                // It was moved to make room for another's tombstone, or there was no room; those
+                // behind it may share its fate. The next sweep meets them again.
+                self.expiry.note(now);
+            }
+            deleted?;
         }
         Ok(found)
     }
@@ -160,25 +170,25 @@ impl Shard {
         slot: &Slot,
         key: &mut Vec<u8>,
         why: Deletion,
-    ) -> Result<bool, KvError> {
+    ) -> Result<Deleted, KvError> {
         // The copy may be outdated: a tombstone written before this one can have moved things.
         let here = |known: &Slot| known.location == slot.location;
         let known =
             self.databases.iter().flatten().any(|index| index.find(slot.hash, here).is_some());
         if !known {
-            return Ok(false);
+            return Ok(Deleted::NotHere);
         }
         let state = self.cache.get(&self.store.table, slot.location.segment());
         let header = read_key(state, slot, key);
         let database = header.database;
         if usize::from(database) >= crate::INDEXES {
-            return Ok(false);
+            return Ok(Deleted::Never);
         }
         let hash = self.store.place_key(database, key);
         if hash != slot.hash {
             // A client scribbled over its own entry.
             stats::add(&self.counters().damaged, 1);
-            return Ok(false);
+            return Ok(Deleted::Never);
         }
         let appended = self.append_tombstone(database, key)?;
         self.install_moves();
@@ -188,7 +198,7 @@ impl Shard {
             Deletion::Expired => stats::add(&counters.expired, 1),
             Deletion::Evicted => stats::add(&counters.evicted, 1),
         }
-        Ok(true)
+        Ok(Deleted::Yes)
     }
 
     /// Makes room for `bytes` under the memory limit.
@@ -218,7 +228,7 @@ impl Shard {
         }
         let Some(slot) = self.sample_victim(policy) else { return Ok(false) };
         let mut key = Vec::new();
-        self.delete_slot(&slot, &mut key, Deletion::Evicted)
+        Ok(self.delete_slot(&slot, &mut key, Deletion::Evicted)? == Deleted::Yes)
     }
 
     fn sample_victim(&mut self, policy: Eviction) -> Option<Slot> {
@@ -259,6 +269,17 @@ impl Shard {
         }
         best.map(|(_, slot)| slot)
     }
+}
+
+/// What became of a slot that was to be deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Deleted {
+    /// Its key is gone.
+    Yes,
+    /// It is no longer where it was.
+    NotHere,
+    /// A client spoilt its own entry: the key cannot be told.
+    Never,
 }
 
 #[derive(Clone, Copy, Debug)]
