@@ -86,8 +86,14 @@ pub fn run(arguments: &DeepArguments) -> Report {
                 .minutes(15 + 8 * arguments.fuzz_minutes),
         );
     }
-    if wanted("log clusters") {
-        report.run(&shown("log clusters", "--package beeline-verify-log", arguments).minutes(30));
+    if wanted("log seeds") {
+        let what = "--package beeline-verify-log --lib --test clusters --test planted_bugs \
+                    --test over_fabric --test servers";
+        report.run(&shown("log seeds", what, arguments).minutes(30));
+    }
+    if wanted("log processes") {
+        let what = "--package beeline-verify-log --test processes --test cut_off";
+        report.run(&shown("log processes", what, arguments).minutes(30));
     }
     if wanted("wide") {
         let most = "--workspace --no-fail-fast --exclude beeline-verify-clients \

@@ -106,6 +106,19 @@ fn a_tiny_fabric_bench_measures_both_providers_against_their_limits() {
 }
 
 #[test]
+fn bench_log_commits_fails_over_and_catches_up() {
+    let directory = tempfile::tempdir().unwrap();
+    let data = directory.path().to_str().unwrap();
+    let output = beeline(&["bench", "log", "--quick", "--json", "--members", "3", "--data", data]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let text = text(&output.stdout);
+    for case in ["commit of 8 B, 3 members", "bare memories", "16 clients", "end of the leader"] {
+        assert!(text.contains(case), "{case}: {text}");
+    }
+    assert_eq!(std::fs::read_dir(data).unwrap().count(), 0, "the data is removed");
+}
+
+#[test]
 fn a_tiny_kv_bench_runs_every_part() {
     let output = beeline(&["bench", "kv", "--quick", "--json", "--plot", "kv.png"]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));

@@ -14,6 +14,7 @@
 //! returns it, with the seed; [`world::PlantedBug`] breaks the driver's side of the contract in
 //! three known ways, and the tests show that each is seen.
 
+pub mod bootstrap;
 pub mod client;
 mod faults;
 pub mod invariants;
@@ -26,6 +27,7 @@ mod operations;
 #[cfg(test)]
 mod scenarios;
 mod server;
+pub mod trap;
 pub mod world;
 
 pub use invariants::Violation;

@@ -9,6 +9,7 @@ pub mod environment;
 pub mod fabric;
 pub mod host;
 pub mod kv;
+pub mod log;
 pub mod plot;
 pub mod redis;
 pub mod report;
@@ -78,6 +79,13 @@ pub enum BenchCommand {
     /// One of the two processes of `bench sockets`.
     #[command(hide = true)]
     SocketsPeer(sockets::SocketsPeerArguments),
+    /// The replicated log: commits, other ways to replicate, etcd, fail-over, catch-up.
+    #[command(after_help = "Examples:\n  beeline bench log --plot log.png\n  \
+                            beeline bench log --parts latency,variants --members 3 --json")]
+    Log(log::LogArguments),
+    /// A member that `bench log` ends.
+    #[command(hide = true)]
+    LogMember(log::MemberArguments),
     /// The other end of `bench fabric`.
     #[command(hide = true)]
     FabricPeer(fabric::PeerArguments),
@@ -98,6 +106,8 @@ pub fn run(command: &BenchCommand, output: Output) -> Result<Exit, Failure> {
         BenchCommand::Host(arguments) => host::run(arguments, output),
         BenchCommand::Fabric(arguments) => fabric::run(arguments, output),
         BenchCommand::Kv(arguments) => kv::run(arguments, output),
+        BenchCommand::Log(arguments) => log::run(arguments, output),
+        BenchCommand::LogMember(arguments) => log::run_member(arguments),
         BenchCommand::FabricPeer(arguments) => fabric::run_peer(arguments),
         BenchCommand::FabricCalls(arguments) => fabric::run_calls(arguments),
         BenchCommand::Sockets(arguments) => sockets::run(arguments, output),

@@ -261,8 +261,14 @@ impl<M: LogMemory> Replica<M> {
         self.publish(term, 0);
     }
 
+    /// Somebody sees a leader, perhaps. If it is the one that this server promised itself to, and
+    /// suspects, it is looked at again: it holds this server's region and need not ask once more.
     pub(super) fn on_refused(&mut self, term: Term, commands: &mut Vec<Command>) {
         self.seen_term = self.seen_term.max(term);
+        let holder = self.holder.filter(|holder| holder.term == self.term);
+        if let (Role::Asking(_), Some(holder)) = (&self.role, holder) {
+            self.role = Role::Follower(Follower::of_candidate(holder.to, self.now_ns));
+        }
         if matches!(&self.role, Role::Leader(leader) if term > leader.term) {
             self.step_down(commands);
         }

@@ -1,0 +1,202 @@
+//! Processes that are ended: from SIGKILL of the leader to the next commit, and a follower that
+//! comes back.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+
+use super::Bench;
+use super::rig::Data;
+use crate::bench::report::{Better, Row};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// One connection to a member.
+struct Line(BufReader<TcpStream>);
+
+impl Line {
+    fn open(address: SocketAddr) -> anyhow::Result<Self> {
+        let stream = TcpStream::connect_timeout(&address, Duration::from_millis(500))?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+        Ok(Self(BufReader::new(stream)))
+    }
+
+    fn ask(&mut self, line: &str) -> anyhow::Result<String> {
+        self.0.get_mut().write_all(format!("{line}\n").as_bytes())?;
+        let mut answer = String::new();
+        anyhow::ensure!(self.0.read_line(&mut answer)? > 0, "the member is gone");
+        Ok(answer.trim_end().to_owned())
+    }
+}
+
+/// Members as processes.
+pub struct Processes {
+    data: Data,
+    logs: Vec<SocketAddr>,
+    clients: Vec<SocketAddr>,
+    slot_bytes: u64,
+    children: Vec<Option<Child>>,
+}
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        for node in 0..self.children.len() {
+            self.kill(node);
+        }
+    }
+}
+
+impl Processes {
+    /// `members` with data below `parent`.
+    pub fn start(parent: &Path, members: usize, slot_bytes: u64) -> anyhow::Result<Self> {
+        let free = || -> anyhow::Result<SocketAddr> {
+            Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?)
+        };
+        let all = || (0..members).map(|_| free()).collect::<anyhow::Result<Vec<_>>>();
+        let (logs, clients) = (all()?, all()?);
+        let children = (0..members).map(|_| None).collect();
+        let data = Data::new(parent)?;
+        let mut processes = Self { data, logs, clients, slot_bytes, children };
+        for node in 0..members {
+            processes.spawn(node)?;
+        }
+        Ok(processes)
+    }
+
+    fn spawn(&mut self, node: usize) -> anyhow::Result<()> {
+        let logs: Vec<_> = self.logs.iter().map(SocketAddr::to_string).collect();
+        let folder = self.data.path().join(node.to_string());
+        let child = Command::new(std::env::current_exe()?)
+            .args(["bench", "log-member"])
+            .arg(folder)
+            .args([node.to_string(), self.slot_bytes.to_string(), logs.join(",")])
+            .arg(self.clients[node].to_string())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .context("starting a member")?;
+        self.children[node] = Some(child);
+        Ok(())
+    }
+
+    fn kill(&mut self, node: usize) {
+        if let Some(mut child) = self.children[node].take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    fn status(&self, node: usize) -> anyhow::Result<(String, u64)> {
+        let answer = Line::open(self.clients[node])?.ask("status ?")?;
+        let (role, applied) = answer.split_once(' ').context("a status has two words")?;
+        Ok((role.to_owned(), applied.parse()?))
+    }
+
+    /// The leader among these.
+    pub fn leader(&self, nodes: &[usize]) -> anyhow::Result<usize> {
+        let start = Instant::now();
+        loop {
+            let leads = |node: &&usize| self.status(**node).is_ok_and(|(role, _)| role == "Leader");
+            if let Some(leader) = nodes.iter().find(leads) {
+                return Ok(*leader);
+            }
+            anyhow::ensure!(start.elapsed() < PATIENCE, "no leader within {PATIENCE:?}");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Commits through a socket, one after another: microseconds at p50.
+    pub fn commits_us(&self, leader: usize, bytes: usize, count: u32) -> anyhow::Result<f64> {
+        let mut line = Line::open(self.clients[leader])?;
+        let mut latencies = Vec::new();
+        for _ in 0..count {
+            let start = Instant::now();
+            let answer = line.ask(&format!("put {bytes}"))?;
+            anyhow::ensure!(answer == "ok", "{answer}");
+            latencies.push(start.elapsed().as_nanos() as f64 / 1e3);
+        }
+        latencies.sort_by(f64::total_cmp);
+        Ok(latencies[latencies.len() / 2])
+    }
+}
+
+/// Ends the leader; milliseconds until somebody else commits.
+fn fail_over(processes: &mut Processes, nodes: &[usize]) -> anyhow::Result<f64> {
+    let leader = processes.leader(nodes)?;
+    processes.commits_us(leader, 8, 10)?;
+    let mut others = Vec::new();
+    for node in nodes.iter().copied().filter(|node| *node != leader) {
+        others.push(Line::open(processes.clients[node])?);
+    }
+    // All followers have been heard of since they came back.
+    std::thread::sleep(Duration::from_millis(400));
+    let start = Instant::now();
+    processes.kill(leader);
+    'committed: loop {
+        for line in &mut others {
+            if line.ask("put 8").is_ok_and(|answer| answer == "ok") {
+                break 'committed;
+            }
+        }
+        anyhow::ensure!(start.elapsed() < PATIENCE, "no commit within {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let figure = start.elapsed().as_secs_f64() * 1e3;
+    processes.spawn(leader)?;
+    let back = Instant::now();
+    while processes.status(leader).is_err() {
+        anyhow::ensure!(back.elapsed() < PATIENCE, "a member did not come back");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(figure)
+}
+
+/// Fail-over times.
+pub fn rows(bench: &Bench<'_>) -> anyhow::Result<Vec<Row>> {
+    let count = bench.options.size(bench.options.amount(None, 40, 12), 1);
+    let mut rows = Vec::new();
+    for members in bench.arguments.members.iter().copied().filter(|members| *members > 2) {
+        let mut processes = Processes::start(&bench.arguments.data, members, 2048)?;
+        let nodes: Vec<_> = (0..members).collect();
+        let mut figures = Vec::new();
+        for _ in 0..count {
+            figures.push(fail_over(&mut processes, &nodes)?);
+        }
+        let case = format!("end of the leader to the next commit, {members} members");
+        let row = Row::new(case, "log", "ms", Better::Lower, &figures);
+        rows.push(row.beside("processes", members));
+    }
+    Ok(rows)
+}
+
+/// A follower that missed much: MB/s until it has everything.
+pub fn catch_up(bench: &Bench<'_>) -> anyhow::Result<Vec<Row>> {
+    let mib = bench.options.amount(bench.arguments.missed_mib, 1024, 64);
+    let mib = bench.options.size(mib, 1);
+    let mut figures = Vec::new();
+    for _ in 0..bench.options.size(1, 1) {
+        let command = 16 << 10;
+        let mut processes = Processes::start(&bench.arguments.data, 3, 20 << 10)?;
+        let leader = processes.leader(&[0, 1, 2])?;
+        let away = if leader == 0 { 1 } else { 0 };
+        processes.kill(away);
+        let count = u32::try_from((mib << 20) / command)?;
+        processes.commits_us(leader, command as usize, count)?;
+        let (_, wanted) = processes.status(leader)?;
+        let start = Instant::now();
+        processes.spawn(away)?;
+        while processes.status(away).map_or(0, |(_, applied)| applied) < wanted {
+            anyhow::ensure!(start.elapsed() < 2 * PATIENCE, "the member did not catch up");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        figures.push((mib << 20) as f64 / 1e6 / start.elapsed().as_secs_f64());
+    }
+    let case = format!("a follower that missed {mib} MiB, from its start to having all");
+    Ok(vec![Row::new(case, "log", "MB/s", Better::Higher, &figures)])
+}

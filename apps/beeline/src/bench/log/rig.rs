@@ -1,0 +1,159 @@
+//! A cluster of threads: followers on threads of their own, the leader turned by the caller.
+
+use std::collections::HashMap;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use beeline_fabric::ConnectInfo;
+use beeline_fabric_open::open;
+use beeline_replicated_log::{
+    ClusterId, Config, Contact, Durability, Founding, Handle, Home, Layout, Node, NodeId, RoleName,
+    Server, Transport, TransportError,
+};
+
+use super::machine::Counter;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Handles by address, inside one process.
+#[derive(Debug, Default)]
+struct Directory(Mutex<HashMap<String, Handle>>);
+
+impl Transport for Directory {
+    fn exchange(
+        &self,
+        address: &str,
+        info: &ConnectInfo,
+        hello: &[u8],
+    ) -> Result<(ConnectInfo, Vec<u8>), TransportError> {
+        let unreachable = |reason: &str| TransportError::Unreachable {
+            address: address.to_owned(),
+            reason: reason.to_owned(),
+        };
+        let handles = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let handle = handles.get(address).cloned().ok_or_else(|| unreachable("not there yet"))?;
+        drop(handles);
+        let (sender, receiver) = channel();
+        handle.accept(info.clone(), hello.to_vec(), move |answer| {
+            let _ = sender.send(answer);
+        });
+        let answer = receiver.recv_timeout(Duration::from_secs(2));
+        answer
+            .map_err(|_| unreachable("no answer"))?
+            .map_err(|reason| TransportError::Refused { address: address.to_owned(), reason })
+    }
+}
+
+/// A cluster whose member 0 leads, on the calling thread.
+pub struct Rig {
+    /// The leader.
+    pub node: Node<Counter>,
+    /// The way to it.
+    pub handle: Handle,
+    start: Instant,
+    _followers: Vec<Server>,
+    _data: Data,
+}
+
+/// A folder that goes with it.
+pub struct Data(std::path::PathBuf);
+
+impl Data {
+    /// A new folder below `parent`.
+    pub fn new(parent: &std::path::Path) -> anyhow::Result<Self> {
+        static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let next = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let path = parent.join(format!("beeline-bench-log-{}-{next}", std::process::id()));
+        std::fs::create_dir_all(&path).with_context(|| format!("making {}", path.display()))?;
+        Ok(Self(path))
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &std::path::Path {
+        &self.0
+    }
+}
+
+impl Drop for Data {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+impl Rig {
+    /// `members` over `fabric`, data below `data`; entries of up to `bytes`.
+    pub fn new(
+        fabric: &str,
+        data: &std::path::Path,
+        members: usize,
+        bytes: usize,
+    ) -> anyhow::Result<Self> {
+        let data = Data::new(data)?;
+        let directory = Arc::new(Directory::default());
+        let slot_bytes = (bytes as u64 + 128).next_multiple_of(64).max(2048);
+        let layout = Layout::new(4096, slot_bytes)?;
+        let contact = |node: usize| Contact { address: node.to_string(), details: Vec::new() };
+        let all: Vec<_> = (0..members).map(|node| (NodeId(node as u16), contact(node))).collect();
+        let configure = |node: usize| -> anyhow::Result<(Home, Config)> {
+            let folder = data.path().join(node.to_string());
+            let founding = Founding {
+                cluster: ClusterId(1),
+                id: NodeId(node as u16),
+                layout,
+                sessions: 64,
+                members: all.clone(),
+            };
+            Home::create(&folder, &founding, Durability::Process)?;
+            let home = Home::open(&folder, Durability::Process)?;
+            let transport: Arc<dyn Transport> = directory.clone();
+            let config = Config::new(open(fabric)?, transport, contact(node));
+            Ok((home, config))
+        };
+        let register = |node: usize, handle: &Handle| {
+            let mut handles = directory.0.lock().unwrap_or_else(PoisonError::into_inner);
+            handles.insert(node.to_string(), handle.clone());
+        };
+        let mut followers = Vec::new();
+        let mut handles = Vec::new();
+        for node in 1..members {
+            let (home, config) = configure(node)?;
+            let (server, handle) = Server::start(home, config, Counter::default())?;
+            register(node, &handle);
+            followers.push(server);
+            handles.push(handle);
+        }
+        let (home, config) = configure(0)?;
+        let (node, handle) = Node::open(home, config, Counter::default())?;
+        register(0, &handle);
+        let start = Instant::now();
+        let mut rig = Self { node, handle, start, _followers: followers, _data: data };
+        // Whoever was elected hands over.
+        let mut asked = Instant::now();
+        while rig.node.role() != RoleName::Leader {
+            rig.turn()?;
+            anyhow::ensure!(start.elapsed() < PATIENCE, "no leader within {PATIENCE:?}");
+            if asked.elapsed() > Duration::from_millis(200) {
+                asked = Instant::now();
+                let leader = handles.iter().find(|at| at.status().role == RoleName::Leader);
+                if let Some(leader) = leader {
+                    leader.transfer(NodeId(0), |_| ());
+                }
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        // Until all followers are written to.
+        while rig.handle.status().members.iter().any(|member| member.confirmed.is_none()) {
+            rig.turn()?;
+            anyhow::ensure!(start.elapsed() < PATIENCE, "a follower is not reached");
+        }
+        Ok(rig)
+    }
+
+    /// One turn of the leader.
+    pub fn turn(&mut self) -> anyhow::Result<bool> {
+        let now_ns = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        Ok(self.node.turn(now_ns)?)
+    }
+}
