@@ -23,7 +23,9 @@ extern "C" fn on_fault(
 ) {
     let (start, length) = (START.load(Ordering::SeqCst), LENGTH.load(Ordering::SeqCst));
     // SAFETY: the kernel passes a valid description of the fault.
-    let address = unsafe { (*info).si_addr() } as usize;
+    let fault = unsafe { &*info };
+    // SAFETY: a SIGSEGV's description has the address.
+    let address = unsafe { fault.si_addr() } as usize;
     if !(start..start + length).contains(&address) {
         // Somebody else's fault: it happens again, and ends the process.
         // SAFETY: the default action is a valid handler.

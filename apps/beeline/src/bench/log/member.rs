@@ -29,7 +29,7 @@ pub struct MemberArguments {
     /// Bytes per slot.
     pub slot_bytes: u64,
     /// Where the members' logs answer.
-    #[arg(value_delimiter = ',')]
+    #[arg(long, value_delimiter = ',', required = true)]
     pub logs: Vec<SocketAddr>,
     /// Where this one's clients do.
     pub clients: SocketAddr,
