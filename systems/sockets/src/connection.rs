@@ -330,11 +330,26 @@ impl Connection {
                     self.kernel_ended.store(true, Ordering::Relaxed);
                     return Heard::End;
                 }
-                Ok(read) if alone && read == bells.len() => {}
-                Ok(_) | Err(Errno(libc::EAGAIN)) => return Heard::Nothing,
+                // To the last: the end of the stream may lie behind the bells, and an
+                // edge-triggered set is told of both at once.
+                Ok(_) if alone => {}
+                Ok(_) => return self.look_behind_bells(fd),
+                Err(Errno(libc::EAGAIN)) => return Heard::Nothing,
                 Err(Errno(libc::EINTR)) => {}
                 Err(Errno(error)) => return self.heard_error(error),
             }
+        }
+    }
+
+    /// Whether the stream ends behind doorbells that are not ours to swallow.
+    fn look_behind_bells(&self, fd: RawFd) -> Heard {
+        let ends = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
+        match kernel::poll_one(fd, libc::POLLRDHUP, 0) {
+            Ok(bits) if bits & ends != 0 => {
+                self.kernel_ended.store(true, Ordering::Relaxed);
+                Heard::End
+            }
+            _ => Heard::Nothing,
         }
     }
 

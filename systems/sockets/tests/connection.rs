@@ -230,6 +230,23 @@ fn a_peer_that_vanishes_ends_the_stream_after_its_last_byte() {
 }
 
 #[test]
+fn an_end_behind_doorbells_is_heard_by_who_may_swallow_them_and_by_who_may_not() {
+    for watchers in [0, 1] {
+        let (one, other) = half_pair().join();
+        let own = other.connection.segment.own();
+        own.sharing.watchers.store(watchers, Ordering::SeqCst);
+        own.signs.receive_armed.store(1, Ordering::SeqCst);
+        one.send(b"last words", 0).unwrap();
+        assert_eq!(own.signs.receive_armed.load(Ordering::SeqCst), 0);
+        drop(one.stream);
+        let heard = other.connection.listen(other.stream.as_raw_fd(), 0);
+        assert_eq!(heard, beeline_sockets::connection::Heard::End, "{watchers}");
+        assert_eq!(other.receive(100, 0).unwrap(), b"last words");
+        assert_eq!(other.receive(100, 0).unwrap(), b"");
+    }
+}
+
+#[test]
 fn a_reset_after_an_orderly_close_is_an_end() {
     let (one, other) = half_pair().join();
     other.send(b"x", 0).unwrap();
