@@ -16,7 +16,7 @@ knobs! {
         resp_address: Door = "127.0.0.1:6379", "Where Redis clients connect; off closes the door, port 0 picks a free one.";
         http_address: Door = "127.0.0.1:9464", "Where the status page and /metrics are; off closes it.";
         fabric_address: Door = "127.0.0.1:4790", "Where fabric clients bootstrap; off closes it.";
-        fabric_window: Window = "off", "Memory window (PCIe NTB) that fabric clients may use: FILE[?outbound=FILE][&side=0], emulated (between processes of this host), or off.";
+        fabric_window: Window = "off", "Memory window (PCIe NTB) that fabric clients may use: FILE or FILE?outbound=FILE&side=0, emulated (between processes of this host), or off.";
         durability: DurabilityWord = "process", "What acknowledged writes survive: none, process (kill -9), power.";
         pool: PoolWord = "auto", "Durable memory: dax, file, dram (gone with the process), or auto: dax where the file system has it, else file.";
         capacity: Auto<Size> = "auto", "Most bytes the pool may take; auto is 80 % of what is free (half of memory for dram).";
