@@ -53,7 +53,8 @@ pub enum Durability {
 /// ([`MemoryObject::replace_backing`]).
 #[derive(Clone, Debug)]
 pub struct MemberMemory {
-    /// At least [`Layout::region_bytes`] long, formatted with [`Layout::format`].
+    /// At least [`beeline_paxos::Layout::region_bytes`] long, formatted with
+    /// [`beeline_paxos::Layout::format`].
     pub log: Arc<dyn MemoryObject>,
     /// At least [`Status::BYTES`].
     pub status: Arc<dyn MemoryObject>,
