@@ -22,7 +22,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 pub use resp::{Connection, Reply};
-pub use server::{Server, beeline, program};
+pub use server::{Server, beeline, free_port, program};
 
 /// Says that a test did not run, and why, past the harness's capture; `cargo xtask` counts the line
 /// and puts it into its table.

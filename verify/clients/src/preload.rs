@@ -155,17 +155,6 @@ impl Drop for Background {
     }
 }
 
-/// A port nobody listens on at the moment.
-///
-/// # Panics
-///
-/// When there is none.
-#[must_use]
-pub fn free_port() -> u16 {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
-    listener.local_addr().expect("its address").port()
-}
-
 /// Waits until somebody listens on `port`.
 pub fn listening(port: u16) {
     eventually("a listener", PATIENCE, || {

@@ -1,9 +1,10 @@
 //! `beeline serve` as a child process on free ports.
 
 use std::io::{BufRead as _, BufReader};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError, mpsc};
 use std::time::Duration;
 
@@ -282,4 +283,25 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// A port nobody listens on, and that stays so over restarts of who does: below the range from
+/// which the kernel takes ports for outgoing connections, and given out once in this process.
+///
+/// # Panics
+///
+/// When there is none.
+#[must_use]
+pub fn free_port() -> u16 {
+    const FIRST: u32 = 10_000;
+    const COUNT: u32 = 22_000;
+    static GIVEN: AtomicU32 = AtomicU32::new(0);
+    // Processes begin at different places, 61 ports apart.
+    let start = std::process::id().wrapping_mul(61);
+    let candidates = (0..COUNT).map(|_| {
+        let given = GIVEN.fetch_add(1, Ordering::Relaxed);
+        FIRST + start.wrapping_add(given) % COUNT
+    });
+    let mut ports = candidates.filter_map(|port| u16::try_from(port).ok());
+    ports.find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).expect("a port is free")
 }

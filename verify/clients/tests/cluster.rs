@@ -1,14 +1,14 @@
 //! A cluster of real processes: writes anywhere, kills, stopped members, orders, wrong settings.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::expect_used, reason = "helpers of tests")]
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use beeline_verify_clients::{Connection, Reply, Server, beeline, deep, note};
+use beeline_verify_clients::{Connection, Reply, Server, beeline, deep, free_port, note};
 use rustix::process::Signal;
 
 /// Longest wait for anything.
@@ -31,10 +31,8 @@ impl Place {
 
 /// Addresses nobody listens at just now.
 fn places(count: usize) -> Vec<Place> {
-    let held: Vec<_> = (0..2 * count).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-    let free: Vec<_> = held.iter().map(|listener| listener.local_addr().unwrap()).collect();
-    let pair = |id: usize| Place { id, fabric: free[2 * id - 2], resp: free[2 * id - 1] };
-    (1..=count).map(pair).collect()
+    let free = || SocketAddr::from(([127, 0, 0, 1], free_port()));
+    (1..=count).map(|id| Place { id, fabric: free(), resp: free() }).collect()
 }
 
 /// One cluster at a time: three nodes of several threads each are enough for a small machine.

@@ -6,8 +6,8 @@
 use std::process::Command;
 use std::time::Duration;
 
-use beeline_verify_clients::preload::{Background, Monitor, free_port, library, listening};
-use beeline_verify_clients::{bounded, need, note, root, said};
+use beeline_verify_clients::preload::{Background, Monitor, library, listening};
+use beeline_verify_clients::{bounded, free_port, need, note, root, said};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 

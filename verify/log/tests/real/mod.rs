@@ -3,7 +3,7 @@
 #![allow(dead_code, reason = "each suite uses a part")]
 
 use std::io::{BufRead, BufReader, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use beeline_verify_clients::free_port;
 use beeline_verify_log::linear::{Call, Operation, is_linearizable};
 use beeline_verify_log::machine::{Item, Key};
 
@@ -115,11 +116,6 @@ pub struct Cluster {
     processes: Vec<Option<Process>>,
 }
 
-/// A free port; members keep theirs over restarts.
-fn port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
 impl Cluster {
     /// `founders` members that run, and room for up to `all`.
     pub fn new(shape: Shape, founders: usize, all: usize) -> Self {
@@ -132,8 +128,8 @@ impl Cluster {
 
     pub fn cold(shape: Shape, founders: usize, all: usize) -> Self {
         let home = tempfile::tempdir().unwrap();
-        let log = (1..=all).map(|node| format!("{}:{}", (shape.host)(node), port())).collect();
-        let address = |node| format!("{}:{}", (shape.host)(node), port()).parse().unwrap();
+        let log = (1..=all).map(|node| format!("{}:{}", (shape.host)(node), free_port())).collect();
+        let address = |node| format!("{}:{}", (shape.host)(node), free_port()).parse().unwrap();
         let clients = (1..=all).map(address).collect();
         let folders = (1..=all).map(|node| home.path().join(node.to_string())).collect();
         let processes = (0..all).map(|_| None).collect();
