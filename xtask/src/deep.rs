@@ -1,9 +1,9 @@
 //! `deep`: what takes longer than a change should wait for.
 //!
 //! Every row says how much it ran: tests, and below them the checkers' own counts of executions,
-//! seeds, crash images, rounds and inputs; and of how many minutes. The counts are chosen so that a
-//! row takes half of its time or less on two cores, building included. `--quick` is about a tenth
-//! of everything, to see that every row works.
+//! seeds, crash images, rounds and inputs; and of how many minutes. The counts are meant for
+//! rows that take half of their time or less on two cores, building included; not every row was
+//! timed. `--quick` is about a tenth of everything, to see that every row works.
 
 use crate::lab;
 use crate::root;

@@ -96,10 +96,7 @@ impl Courier {
             if let Some(reply) = replication.reply_to(lane, number) {
                 return Ok(reply);
             }
-            if self.is_over(deadline) {
-                count_shared(&replication.counters.timed_out);
-                return Err(if led { Failure::TimedOut } else { Failure::NoLeader });
-            }
+            self.check_time(replication, deadline, led)?;
             let attempt = self.attempt(
                 replication,
                 deadline,
@@ -131,10 +128,7 @@ impl Courier {
     fn pass(&mut self, replication: &Replication, deadline: Instant) -> Result<(), Failure> {
         let mut led = false;
         let position = loop {
-            if self.is_over(deadline) {
-                count_shared(&replication.counters.timed_out);
-                return Err(if led { Failure::TimedOut } else { Failure::NoLeader });
-            }
+            self.check_time(replication, deadline, led)?;
             let attempt = self.attempt(
                 replication,
                 deadline,
@@ -162,6 +156,20 @@ impl Courier {
         let reached =
             replication.wait_for(deadline, |found| found.has_applied(position).then_some(()));
         reached.ok_or(Failure::TimedOut)
+    }
+
+    /// The failure of a request whose time is over, counted; `led` says whether a leader was met.
+    fn check_time(
+        &self,
+        replication: &Replication,
+        deadline: Instant,
+        led: bool,
+    ) -> Result<(), Failure> {
+        if !self.is_over(deadline) {
+            return Ok(());
+        }
+        count_shared(&replication.counters.timed_out);
+        Err(if led { Failure::TimedOut } else { Failure::NoLeader })
     }
 
     fn is_over(&self, deadline: Instant) -> bool {
