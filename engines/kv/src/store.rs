@@ -473,14 +473,22 @@ impl Store {
         (self.reserve(Need::Data) + 2).max(total / 8)
     }
 
-    /// Segments kept back from new data.
+    /// Segments that `need` may not touch.
+    ///
+    /// New data leaves every shard a head for its deletions, the victim its collector is at, and
+    /// the collector's own head: so the last shard that needs a head for a deletion finds one,
+    /// however far the other shards' collectors are. Small pools keep back less, and there a
+    /// deletion may have to wait for a collector.
     pub(crate) fn reserve(&self, need: Need) -> u64 {
+        let shards = self.shards() as u64;
+        let all = self.pool.capacity_bytes() / u64::from(self.pool.segment_bytes());
+        let from_data = (3 * shards - 1).min((shards + 1).max(all / 3));
         match need {
-            Need::Data => self.shards() as u64 + 1,
+            Need::Data => from_data,
             // A store that was full when it was opened with more shards than before has not got
             // that many: deletions, which make room, may use all but the last.
             Need::Tombstone => {
-                (self.shards() as u64).min(self.free_at_open.saturating_sub(1)).max(1)
+                shards.min(self.free_at_open.saturating_sub(from_data - shards)).max(1)
             }
             Need::Collector => 0,
         }

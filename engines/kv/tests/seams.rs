@@ -295,30 +295,58 @@ fn while_a_snapshot_is_written_clients_are_told_to_append() {
     assert_eq!(after.smallest_version_read, None);
 }
 
+/// Puts fresh keys until every shard refuses; returns the keys that each took.
+fn fill_every_shard(store: &Store, locks: &Shards, length: usize) -> Vec<Vec<[u8; 4]>> {
+    let mut stored = vec![Vec::new(); locks.len()];
+    let mut full = vec![false; locks.len()];
+    for n in 0_u32.. {
+        let key = n.to_be_bytes();
+        let owner = store.shard_of(0, &key);
+        if full.iter().all(|full| *full) {
+            break;
+        }
+        if full[owner] {
+            continue;
+        }
+        let mut shard = locks[owner].lock().unwrap();
+        match shard.put(0, &key, &[&vec![n as u8; length]], PutOptions::default()) {
+            Ok(_) => stored[owner].push(key),
+            Err(KvError::PoolFull { .. }) => full[owner] = true,
+            Err(error) => panic!("{error}"),
+        }
+        shard.commit().unwrap();
+    }
+    stored
+}
+
+/// Deletions need no patience: after a restart every shard may need a head for its first one, while
+/// the other shards' collectors hold what they have begun.
+#[test]
+fn the_first_deletion_in_every_shard_of_a_full_pool_is_taken_at_once() {
+    for (shards, length) in [(2, 15_000), (2, 3000), (4, 15_000), (4, 20), (8, 15_000)] {
+        let pool = pool(shards as u64 * 12);
+        let (store, locks) = open(&pool, shards);
+        let stored = fill_every_shard(&store, &locks, length);
+        drop((store, locks));
+        let (_, locks) = open(&pool, shards);
+        for (owner, keys) in stored.iter().enumerate() {
+            for other in (0..shards).filter(|other| *other != owner) {
+                let _ = locks[other].lock().unwrap().maintain(1 << 10);
+            }
+            let mut shard = locks[owner].lock().unwrap();
+            let deleted = shard.delete(0, &keys[0]);
+            assert!(deleted.as_ref().is_ok_and(|found| *found), "{shards} {length}: {deleted:?}");
+            shard.commit().unwrap();
+        }
+    }
+}
+
 #[test]
 fn every_shard_of_a_full_pool_can_delete() {
     for (shards, length) in [(2, 20), (4, 20), (4, 3000), (4, 3000), (4, 3000), (8, 200)] {
         let pool = pool(shards as u64 * 4);
         let (store, locks) = open(&pool, shards);
-        let mut stored = vec![Vec::new(); shards];
-        let mut full = vec![false; shards];
-        for n in 0_u32.. {
-            let key = n.to_be_bytes();
-            let owner = store.shard_of(0, &key);
-            if full.iter().all(|full| *full) {
-                break;
-            }
-            if full[owner] {
-                continue;
-            }
-            let mut shard = locks[owner].lock().unwrap();
-            match shard.put(0, &key, &[&vec![n as u8; length]], PutOptions::default()) {
-                Ok(_) => stored[owner].push(key),
-                Err(KvError::PoolFull { .. }) => full[owner] = true,
-                Err(error) => panic!("{error}"),
-            }
-            shard.commit().unwrap();
-        }
+        let stored = fill_every_shard(&store, &locks, length);
         // One shard after the other, with every other shard idle but for its upkeep.
         for (owner, (own, keys)) in locks.iter().zip(&stored).enumerate() {
             for key in keys {
