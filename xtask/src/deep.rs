@@ -1,13 +1,14 @@
 //! `deep`: what takes longer than a change should wait for.
 //!
 //! Every row says how much it ran: tests, and below them the checkers' own counts of executions,
-//! seeds, crash images, rounds and inputs; and of how many minutes. The counts are meant for
-//! rows that take half of their time or less on two cores, building included; not every row was
-//! timed. `--quick` is about a tenth of everything, to see that every row works.
+//! seeds, crash images, rounds and inputs; how long it took, and how long it took when its counts
+//! were chosen, building included, beside another build on a machine of two cores. A row that
+//! takes three times as long and a quarter of an hour more is ended. `--quick` is about a tenth of
+//! everything, to see that every row works.
 
 use crate::lab;
 use crate::root;
-use crate::step::{Report, Step, works};
+use crate::step::{Report, Step, say, works};
 use crate::tools;
 
 /// What `deep` takes.
@@ -16,8 +17,11 @@ pub struct DeepArguments {
     /// Run only the rows whose name contains this.
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
+    /// Say which rows there are and how long each took, and run none.
+    #[arg(long)]
+    pub list: bool,
     /// Minutes for each decoder, once with mutations and once guided by coverage.
-    #[arg(long, default_value_t = 5, value_name = "MINUTES")]
+    #[arg(long, default_value_t = 1, value_name = "MINUTES")]
     fuzz_minutes: u64,
     /// Cases of each property test in the wide row.
     #[arg(long, default_value_t = 1000, value_name = "COUNT")]
@@ -44,85 +48,172 @@ const THREADED: &str = "--package beeline-ring --package beeline-pmem --package 
                         --package beeline-fabric-tcp --package beeline-node";
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
+/// One line of what there is to run.
+struct Row {
+    name: &'static str,
+    /// How much it runs where no flag says otherwise.
+    amount: &'static str,
+    /// Seconds it took.
+    took: u64,
+    run: fn(&Row, &mut Report, &DeepArguments),
+}
+
+/// All of them, in the order in which they run.
+const ROWS: &[Row] = &[
+    Row {
+        name: "miri",
+        amount: "rings, codecs, clocks and chance; 4 cases of each property",
+        took: 0,
+        run: miri,
+    },
+    Row {
+        name: "loom",
+        amount: "every interleaving of the lock-free parts with three preemptions at most",
+        took: 0,
+        run: loom,
+    },
+    Row {
+        name: "address sanitizer",
+        amount: "what touches raw memory; 32 cases of each property",
+        took: 340,
+        run: address_sanitizer,
+    },
+    Row {
+        name: "thread sanitizer",
+        amount: "threads that share memory; 16 cases of each property",
+        took: 0,
+        run: thread_sanitizer,
+    },
+    Row {
+        name: "hostile streams",
+        amount: "a minute of random frames at the tcp provider",
+        took: 80,
+        run: |row, report, arguments| {
+            let what = "--package beeline-fabric-tcp --test hostile";
+            report.run(&row.long(what, arguments));
+        },
+    },
+    Row {
+        name: "kills and faults",
+        amount: "200 rounds of kill -9 for each kind of client, 12 for clusters, 140 in snapshots \
+                 and restores",
+        took: 260,
+        run: |row, report, arguments| {
+            program(report);
+            report.run(&row.long("--package beeline-verify-clients", arguments));
+        },
+    },
+    Row {
+        name: "mutations",
+        amount: "a minute of mutated inputs for each of 8 decoders",
+        took: 0,
+        run: |row, report, arguments| {
+            let seconds = if arguments.quick { 5 } else { arguments.fuzz_minutes * 60 };
+            let step = row.long("--package beeline-verify-fuzz", arguments);
+            let more = 8 * arguments.fuzz_minutes.saturating_sub(1);
+            report.run(&step.set("BEELINE_FUZZ_SECONDS", &seconds.to_string()).more_minutes(more));
+        },
+    },
+    Row {
+        name: "log clusters",
+        amount: "10,500 seeds of whole clusters of 3, 5 and 7 servers; planted bugs",
+        took: 0,
+        run: |row, report, arguments| {
+            let what = "--package beeline-verify-log --lib --test clusters --test planted_bugs \
+                        --test over_fabric --test servers";
+            report.run(&row.long(what, arguments));
+        },
+    },
+    Row {
+        name: "log processes",
+        amount: "clusters of processes: 90 s of kills over each provider, 20 rounds of stops and of \
+                 whole clusters killed; links cut, disks full",
+        took: 0,
+        run: |row, report, arguments| {
+            let what = "--package beeline-verify-log --test processes --test cut_off";
+            report.run(&row.long(what, arguments));
+        },
+    },
+    Row {
+        name: "wide",
+        amount: "every other test in its long form; 1000 cases of each property",
+        took: 0,
+        run: |row, report, arguments| {
+            program(report);
+            let most = "--workspace --no-fail-fast --exclude beeline-verify-clients \
+                        --exclude beeline-verify-fuzz --exclude beeline-verify-log";
+            report.run(&row.long(most, arguments));
+        },
+    },
+    Row {
+        name: "fuzz",
+        amount: "a minute for each of 8 decoders, guided by coverage",
+        took: 0,
+        run: fuzz,
+    },
+    Row {
+        name: "lab",
+        amount: "all suites in virtual machines",
+        took: 0,
+        run: |_, report, _| lab::suites::deep(report),
+    },
+];
+
+impl Row {
+    /// With the time it took, and a limit far beyond it.
+    fn step(&self, line: &str) -> Step {
+        Step::new(self.name, line).usually(self.took).minutes(15 + self.took / 20)
+    }
+
+    /// Tests in their long form, with what they print.
+    fn long(&self, what: &str, arguments: &DeepArguments) -> Step {
+        let program = root().join("target/deep/beeline");
+        let cases = if arguments.quick { 100 } else { arguments.cases };
+        let rounds = if arguments.quick { 20 } else { arguments.rounds };
+        let step = self
+            .step(&format!("cargo test --profile deep {what} -- --show-output"))
+            .amount(&format!("{cases} cases of each property that names no number of its own"))
+            .set("BEELINE_PROGRAM", &program.to_string_lossy())
+            .set("BEELINE_ROUNDS", &rounds.to_string())
+            .set("PROPTEST_CASES", &cases.to_string())
+            .tests();
+        if arguments.quick { step } else { step.set("BEELINE_DEEP", "1") }
+    }
+}
+
+impl DeepArguments {
+    fn rows(&self) -> impl Iterator<Item = &'static Row> {
+        // `fuzz resp` is one of the decoders of the row `fuzz`.
+        let only = self.only.as_deref();
+        let wanted =
+            move |name: &str| only.is_none_or(|only| name.contains(only) || only.starts_with(name));
+        ROWS.iter().filter(move |row| wanted(row.name))
+    }
+}
+
+/// Says what there is to run.
+pub fn list(arguments: &DeepArguments) {
+    for row in arguments.rows() {
+        say(&format!("{:<18} {:>5} s  {}", row.name, row.took, row.amount));
+    }
+}
+
 /// The command.
 pub fn run(arguments: &DeepArguments) -> Report {
     let mut report = Report::default();
-    let wanted = |name: &str| {
-        let only = arguments.only.as_deref();
-        only.is_none_or(|only| name.contains(only) || only.starts_with(name))
-    };
-    if wanted("miri") {
-        miri(&mut report);
-    }
-    if wanted("loom") {
-        loom(&mut report, arguments);
-    }
-    if wanted("address sanitizer") {
-        address_sanitizer(&mut report);
-    }
-    if wanted("thread sanitizer") {
-        thread_sanitizer(&mut report);
-    }
-    if ["hostile streams", "kills and faults", "wide"].into_iter().any(wanted) {
-        let line = "cargo build --profile deep --package beeline";
-        report.run(&Step::new("program", line).minutes(30));
-    }
-    if wanted("hostile streams") {
-        report.run(
-            &shown("hostile streams", "--package beeline-fabric-tcp --test hostile", arguments)
-                .minutes(20),
-        );
-    }
-    if wanted("kills and faults") {
-        report.run(
-            &shown("kills and faults", "--package beeline-verify-clients", arguments).minutes(60),
-        );
-    }
-    if wanted("mutations") {
-        let seconds = if arguments.quick { 5 } else { arguments.fuzz_minutes * 60 };
-        report.run(
-            &shown("mutations", "--package beeline-verify-fuzz", arguments)
-                .set("BEELINE_FUZZ_SECONDS", &seconds.to_string())
-                .minutes(15 + 8 * arguments.fuzz_minutes),
-        );
-    }
-    if wanted("log seeds") {
-        let what = "--package beeline-verify-log --lib --test clusters --test planted_bugs \
-                    --test over_fabric --test servers";
-        report.run(&shown("log seeds", what, arguments).minutes(30));
-    }
-    if wanted("log processes") {
-        let what = "--package beeline-verify-log --test processes --test cut_off";
-        report.run(&shown("log processes", what, arguments).minutes(30));
-    }
-    if wanted("wide") {
-        let most = "--workspace --no-fail-fast --exclude beeline-verify-clients \
-                    --exclude beeline-verify-fuzz --exclude beeline-verify-log";
-        report.run(&shown("wide seeds, crash points", most, arguments).minutes(90));
-    }
-    if wanted("fuzz") {
-        fuzz(&mut report, arguments);
-    }
-    if wanted("lab") {
-        lab::suites::deep(&mut report);
+    for row in arguments.rows() {
+        (row.run)(row, &mut report, arguments);
     }
     report
 }
 
-/// Tests in their long form, with what they print.
-fn shown(name: &str, what: &str, arguments: &DeepArguments) -> Step {
-    let program = root().join("target/deep/beeline");
-    let cases = if arguments.quick { 100 } else { arguments.cases };
-    let step = Step::new(name, &format!("cargo test --profile deep {what} -- --show-output"))
-        .amount(&format!("{cases} cases of each property that names no number of its own"))
-        .set("BEELINE_PROGRAM", &program.to_string_lossy())
-        .set("BEELINE_ROUNDS", &(if arguments.quick { 20 } else { arguments.rounds }).to_string())
-        .set("PROPTEST_CASES", &cases.to_string())
-        .tests();
-    if arguments.quick { step } else { step.set("BEELINE_DEEP", "1") }
+/// Builds the program that tests in their long form start.
+fn program(report: &mut Report) {
+    let line = "cargo build --profile deep --package beeline";
+    report.run(&Step::new("program", line).usually(160).minutes(30));
 }
 
-fn miri(report: &mut Report) {
+fn miri(row: &Row, report: &mut Report, _: &DeepArguments) {
     if !works("cargo +nightly miri --version") {
         let reason = "needs `rustup +nightly component add miri rust-src`: Miri comes with rustup \
                       only, not from crates.io, PyPI or Debian";
@@ -130,24 +221,22 @@ fn miri(report: &mut Report) {
         return;
     }
     report.run(
-        &Step::new("miri", &format!("cargo +nightly miri test {ON_THE_HEAP} --lib"))
+        &row.step(&format!("cargo +nightly miri test {ON_THE_HEAP} --lib --no-fail-fast"))
             .set("MIRIFLAGS", "-Zmiri-disable-isolation")
-            .set("PROPTEST_CASES", "16")
-            .amount("16 cases of each property")
+            .set("PROPTEST_CASES", "4")
+            .amount("4 cases of each property")
             .set("CARGO_TARGET_DIR", "target/miri")
-            .minutes(20)
             .tests(),
     );
 }
 
-fn loom(report: &mut Report, arguments: &DeepArguments) {
+fn loom(row: &Row, report: &mut Report, arguments: &DeepArguments) {
     let line = format!("cargo test --release {WITH_LOOM} --lib -- --test-threads 1");
     report.run(
-        &Step::new("loom", &line)
+        &row.step(&line)
             .set("RUSTFLAGS", "--cfg loom")
             .set("LOOM_MAX_PREEMPTIONS", if arguments.quick { "2" } else { "3" })
             .set("CARGO_TARGET_DIR", "target/loom")
-            .minutes(20)
             .tests(),
     );
 }
@@ -172,19 +261,18 @@ type Sets = Vec<(&'static str, String)>;
 
 /// The pinned compiler brings the runtime; a standard library without instruments misses what
 /// happens inside it and nothing else.
-fn address_sanitizer(report: &mut Report) {
+fn address_sanitizer(row: &Row, report: &mut Report, _: &DeepArguments) {
     let set: Sets = vec![("RUSTC_BOOTSTRAP", "1".to_owned())];
     let finding = "AddressSanitizer: heap-buffer-overflow";
     planted(report, "overflow", "rustc", "-Zsanitizer=address", finding, &set);
-    let line = format!("cargo test --target {TARGET} {RAW} --lib --tests");
+    let line = format!("cargo test --target {TARGET} {RAW} --lib --tests --no-fail-fast");
     report.run(
-        &Step::new("address sanitizer", &line)
+        &row.step(&line)
             .set("RUSTC_BOOTSTRAP", "1")
             .set("RUSTFLAGS", "-Zsanitizer=address")
             .set("PROPTEST_CASES", "32")
             .amount("32 cases of each property")
             .set("CARGO_TARGET_DIR", "target/address-sanitizer")
-            .minutes(30)
             .tests(),
     );
 }
@@ -192,12 +280,11 @@ fn address_sanitizer(report: &mut Report) {
 /// Without an instrumented standard library it reports races that are none; and where memory is
 /// unmapped by a bare system call it does not hear of it, and takes the next mapping at the same
 /// address for the one that is gone. So the C library, which it listens to, makes the calls here.
-fn thread_sanitizer(report: &mut Report) {
-    let name = "thread sanitizer";
+fn thread_sanitizer(row: &Row, report: &mut Report, _: &DeepArguments) {
     let Some(compiler) = tools::with_library_source() else {
         let reason = "needs the standard library's source: `cargo xtask setup --deep`, or \
                       `rustup component add rust-src`";
-        report.skip(name, reason);
+        report.skip(row.name, reason);
         return;
     };
     let rustc = compiler.rustc.display().to_string();
@@ -210,7 +297,7 @@ fn thread_sanitizer(report: &mut Report) {
     let step = compiler
         .environment
         .iter()
-        .fold(Step::new(name, &line), |step, (key, value)| step.set(key, value));
+        .fold(row.step(&line), |step, (key, value)| step.set(key, value));
     report.run(
         &step
             .set("RUSTFLAGS", "-Zsanitizer=thread --cfg rustix_use_libc")
@@ -218,20 +305,19 @@ fn thread_sanitizer(report: &mut Report) {
             .set("PROPTEST_CASES", "16")
             .amount("16 cases of each property")
             .set("CARGO_TARGET_DIR", "target/thread-sanitizer")
-            .minutes(30)
             .tests(),
     );
 }
 
-fn fuzz(report: &mut Report, arguments: &DeepArguments) {
+fn fuzz(row: &Row, report: &mut Report, arguments: &DeepArguments) {
     if !tools::has_cargo_fuzz() {
         let reason = "needs cargo-fuzz: `cargo xtask setup --deep`; the same decoders run in the \
                       mutations row";
-        report.skip("fuzz", reason);
+        report.skip(row.name, reason);
         return;
     }
     let Ok(targets) = std::fs::read_dir(root().join("fuzz/fuzz_targets")) else {
-        report.skip("fuzz", "no fuzz targets");
+        report.skip(row.name, "no fuzz targets");
         return;
     };
     let mut names: Vec<String> = targets

@@ -48,6 +48,10 @@ fn main() -> ExitCode {
     let report = match Cli::parse().task {
         Task::Check => check::check(),
         Task::Test => check::test(),
+        Task::Deep(arguments) if arguments.list => {
+            deep::list(&arguments);
+            return ExitCode::SUCCESS;
+        }
         Task::Deep(arguments) => deep::run(&arguments),
         Task::Setup(arguments) => setup::run(&arguments),
         Task::Lab(task) => return lab::run(&task),

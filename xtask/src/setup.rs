@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::lab;
 use crate::root;
-use crate::step::{Outcome, Report, Step, works};
+use crate::step::{Report, Step, works};
 use crate::tools;
 
 /// The Python client, pinned.
@@ -48,7 +48,7 @@ pub fn programs(report: &mut Report, name: &str, wanted: &[(&str, &str)]) {
         .map(|(_, package)| *package)
         .collect();
     if lacking.is_empty() {
-        report.add(name, Outcome::Passed);
+        report.done(name, "all here");
         return;
     }
     let list = lacking.join(" ");
@@ -69,7 +69,7 @@ pub fn programs(report: &mut Report, name: &str, wanted: &[(&str, &str)]) {
         row = install();
     }
     if row.passed() {
-        report.add(name, Outcome::Passed);
+        report.done(name, &format!("installed: {list}"));
     } else {
         report.skip(name, &format!("apt-get could not install {list}"));
     }
@@ -89,7 +89,7 @@ fn python(report: &mut Report) {
     let probe = root().join("verify/clients/python/version.py");
     let right = || works(&format!("{} {} {version}", python.display(), probe.display()));
     if right() {
-        report.add("redis-py", Outcome::Passed);
+        report.done("redis-py", "here: target/clients-venv");
         return;
     }
     let made = Step::new("python environment", &format!("python3 -m venv {}", home.display()))
@@ -105,7 +105,7 @@ fn python(report: &mut Report) {
     );
     Step::new("redis-py", &line).minutes(10).run();
     if right() {
-        report.add("redis-py", Outcome::Passed);
+        report.done("redis-py", &format!("installed {REDIS_PY} in target/clients-venv"));
     } else {
         report.skip("redis-py", &format!("pip could not install {REDIS_PY}"));
     }

@@ -28,6 +28,8 @@ pub struct Row {
     seconds: u64,
     /// What it might have taken; zero for what was no step.
     limit: Duration,
+    /// Seconds it took when it was last timed; zero where nobody wrote that down.
+    usually: u64,
 }
 
 impl Row {
@@ -131,6 +133,7 @@ pub struct Step {
     arguments: Vec<String>,
     environment: BTreeMap<String, String>,
     limit: Duration,
+    usually: u64,
     amounts: Vec<String>,
     needs_tests: bool,
     needs_output: Option<String>,
@@ -147,6 +150,7 @@ impl Step {
             arguments: words.collect(),
             environment: BTreeMap::new(),
             limit: Duration::from_secs(45 * 60),
+            usually: 0,
             amounts: Vec::new(),
             needs_tests: false,
             needs_output: None,
@@ -178,6 +182,18 @@ impl Step {
         self
     }
 
+    /// Adds minutes to the limit.
+    pub fn more_minutes(mut self, minutes: u64) -> Self {
+        self.limit += Duration::from_secs(60 * minutes);
+        self
+    }
+
+    /// Says in the table how long the step took when it was timed.
+    pub fn usually(mut self, seconds: u64) -> Self {
+        self.usually = seconds;
+        self
+    }
+
     /// Says in the table how much was asked for, where the checker itself does not.
     pub fn amount(mut self, text: &str) -> Self {
         self.amounts.push(text.to_owned());
@@ -203,7 +219,8 @@ impl Step {
             outcome = Outcome::Failed("not a single test ran".to_owned());
         }
         let seconds = start.elapsed().as_secs();
-        Row { name: self.name.clone(), outcome, counts, seconds, limit: self.limit }
+        let (limit, usually) = (self.limit, self.usually);
+        Row { name: self.name.clone(), outcome, counts, seconds, limit, usually }
     }
 
     fn drive(&self, counts: &mut Counts) -> std::io::Result<Outcome> {
@@ -288,13 +305,20 @@ impl Report {
             counts: Counts::default(),
             seconds: 0,
             limit: Duration::ZERO,
+            usually: 0,
         });
+    }
+
+    /// A row that passed, and what there is to say of it.
+    pub fn done(&mut self, name: &str, said: &str) {
+        let counts = Counts { amounts: vec![said.to_owned()], ..Counts::default() };
+        self.add_counted(name, Outcome::Passed, counts, 0);
     }
 
     /// A row for something that counted its own tests.
     pub fn add_counted(&mut self, name: &str, outcome: Outcome, counts: Counts, seconds: u64) {
-        let limit = Duration::ZERO;
-        self.rows.push(Row { name: name.to_owned(), outcome, counts, seconds, limit });
+        let (limit, usually) = (Duration::ZERO, 0);
+        self.rows.push(Row { name: name.to_owned(), outcome, counts, seconds, limit, usually });
     }
 
     /// A row for what cannot run here.
@@ -320,9 +344,10 @@ impl Report {
                 Outcome::Failed(why) => ("FAILED", why.clone()),
                 Outcome::Skipped(why) => ("skipped", why.clone()),
             };
-            let limit = match row.limit.as_secs() / 60 {
-                0 => String::new(),
-                minutes => format!("of {minutes} min"),
+            let limit = match (row.limit.as_secs() / 60, row.usually) {
+                (0, _) => String::new(),
+                (minutes, 0) => format!("of {minutes} min"),
+                (minutes, usually) => format!("of {minutes} min, usually {usually} s"),
             };
             let (name, seconds) = (&row.name, row.seconds);
             text.push_str(&format!("{word:<8} {name:<24} {seconds:>5} s {limit:<10} {detail}\n"));
@@ -433,8 +458,8 @@ mod tests {
         assert_eq!(counts.skipped, ["conformance::a_read: there is no device", "not root"]);
         let mut report = Report::default();
         let (name, outcome) = ("tests".to_owned(), Outcome::Passed);
-        let (seconds, limit) = (1, Duration::ZERO);
-        report.rows.push(Row { name, outcome, counts, seconds, limit });
+        let (seconds, limit, usually) = (1, Duration::ZERO, 0);
+        report.rows.push(Row { name, outcome, counts, seconds, limit, usually });
         assert!(report.text().ends_with("1 passed, 0 failed, 2 skipped"), "{}", report.text());
     }
 
@@ -455,11 +480,12 @@ mod tests {
             },
             seconds: 3,
             limit: Duration::from_secs(600),
+            usually: 2,
         });
         let text = report.text();
         assert!(text.ends_with("10 passed, 1 failed, 2 skipped"), "{text}");
         assert!(
-            text.contains("3 s of 10 min")
+            text.contains("3 s of 10 min, usually 2 s")
                 && text.contains("FAILED   docs")
                 && text.contains("disk_full: not root"),
             "{text}"

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::root;
-use crate::step::{Outcome, Report, Step, works};
+use crate::step::{Report, Step, works};
 
 fn debian() -> PathBuf {
     root().join("target/debian-rust")
@@ -76,22 +76,22 @@ pub fn has_cargo_fuzz() -> bool {
 /// Fetches what is not there yet.
 pub fn setup(report: &mut Report) {
     if has_cargo_fuzz() {
-        report.add("cargo fuzz", Outcome::Passed);
+        report.done("cargo fuzz", "here");
     } else {
         let line = format!("cargo install --quiet cargo-fuzz --root {}", tools().display());
         if Step::new("cargo fuzz", &line).minutes(15).run().passed() {
-            report.add("cargo fuzz", Outcome::Passed);
+            report.done("cargo fuzz", "built from its crate in target/tools");
         } else {
             report.skip("cargo fuzz", "cargo could not install cargo-fuzz");
         }
     }
     let name = "library source";
     if with_library_source().is_some() {
-        report.add(name, Outcome::Passed);
+        report.done(name, "here");
         return;
     }
     match fetch_debian() {
-        Ok(()) => report.add(name, Outcome::Passed),
+        Ok(()) => report.done(name, "Debian's rustc-web and rust-web-src in target/debian-rust"),
         Err(reason) => report.skip(name, &reason),
     }
 }

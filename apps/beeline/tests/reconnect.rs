@@ -265,8 +265,8 @@ fn a_node_that_hangs_for_longer_times_out_and_is_found_again() {
         ledger.run(&mut client, 50);
         ledger.settle(&mut client);
         node.signal(Signal::STOP);
-        while ledger.put(&mut client).is_ok() {}
         let start = Instant::now();
+        while ledger.put(&mut client).is_ok() {}
         ledger.settle(&mut client);
         let waited = start.elapsed();
         // The provider's own bound may run out a moment earlier.

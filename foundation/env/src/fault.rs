@@ -159,6 +159,11 @@ impl Drop for ArmedFault {
 /// Arms the point called `name`: the first `skip` passes are let through, every later one meets
 /// `action`. Arming an armed point replaces what it does.
 pub fn arm(name: &str, action: FaultAction, skip: u64) -> ArmedFault {
+    ArmedFault { name: name.to_owned(), arming: arm_for_good(name, action, skip) }
+}
+
+/// Arms a point until it is armed again; the number of this arming.
+fn arm_for_good(name: &str, action: FaultAction, skip: u64) -> u64 {
     let arming = NEXT_ARMING.fetch_add(1, Ordering::Relaxed);
     let mut points = points();
     let all = points.get_or_insert_with(HashMap::new);
@@ -166,7 +171,7 @@ pub fn arm(name: &str, action: FaultAction, skip: u64) -> ArmedFault {
     if all.insert(name.to_owned(), armed).is_none() {
         ARMED.fetch_add(1, Ordering::Relaxed);
     }
-    ArmedFault { name: name.to_owned(), arming }
+    arming
 }
 
 /// Arms what [`ENVIRONMENT_VARIABLE`] names, for the rest of the process. Returns how many.
@@ -183,7 +188,7 @@ fn arm_from(specification: &str) -> Result<usize, String> {
     let mut count = 0;
     for entry in specification.split(',').filter(|entry| !entry.is_empty()) {
         let (name, action, skip) = parse(entry).ok_or_else(|| entry.to_owned())?;
-        std::mem::forget(arm(name, action, skip));
+        arm_for_good(name, action, skip);
         count += 1;
     }
     Ok(count)

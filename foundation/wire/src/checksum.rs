@@ -128,10 +128,19 @@ mod tests {
     proptest! {
         #[test]
         fn every_length_and_start_agrees_with_the_crate(
-            bytes in proptest::collection::vec(any::<u8>(), 0..9000),
+            length in 0_usize..9000,
+            seed: u64,
             start in 0_usize..16,
             crc: u32,
         ) {
+            // Made here, not by the property: a generator of vectors is slow where Miri runs it.
+            let mut state = seed | 1;
+            let bytes: Vec<u8> = (0..length)
+                .map(|_| {
+                    state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+                    (state >> 56) as u8
+                })
+                .collect();
             let bytes = &bytes[start.min(bytes.len())..];
             prop_assert_eq!(crc32c_append(crc, bytes), ::crc32c::crc32c_append(crc, bytes));
         }

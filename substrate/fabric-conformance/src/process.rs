@@ -500,6 +500,8 @@ fn spawn(module: &'static str) -> Result<(Child, UnixStream), Stop> {
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let name = format!("beeline-conformance-{}-{number}.sock", std::process::id());
     let path = std::env::temp_dir().join(name);
+    // Of a process that had this number and was killed.
+    let _ = std::fs::remove_file(&path);
     let listener = UnixListener::bind(&path)?;
     listener.set_nonblocking(true)?;
     let child = Command::new(std::env::current_exe()?)

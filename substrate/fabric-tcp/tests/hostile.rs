@@ -378,5 +378,7 @@ fn random_streams_harm_nobody() {
         victim.poll();
     }
     victim.serves_others();
+    let line = format!("ran: {count} random streams, the victim served others after them\n");
+    let _ = std::io::stderr().write_all(line.as_bytes());
     assert!(count > 10, "only {count} attacks ran");
 }

@@ -7,7 +7,8 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{Client, eventually, keys_of_shards, start, start_with};
+use beeline_node::Node;
+use common::{Client, PATIENCE, eventually, keys_of_shards, start, start_with};
 
 #[test]
 fn large_replies_of_any_shard_arrive_whole_however_deep_the_pipeline() {
@@ -271,7 +272,9 @@ fn statistics_that_were_reset_begin_again_in_info_only() {
 #[test]
 fn a_node_that_stops_sends_the_replies_its_shards_still_owe_each_other() {
     for _ in 0..10 {
-        let node = start(3);
+        let mut config = common::config(3);
+        config.shutdown_wait = 2 * PATIENCE;
+        let node = Node::start(&config).unwrap();
         let keys = keys_of_shards(&node, "owed");
         let mut clients: Vec<Client> = (0..6).map(|_| Client::connect(&node)).collect();
         for client in &mut clients {
@@ -291,6 +294,6 @@ fn a_node_that_stops_sends_the_replies_its_shards_still_owe_each_other() {
             let lines = replies.iter().filter(|&&byte| byte == b'\n').count();
             assert!(lines == 3 || lines == 0, "{}", String::from_utf8_lossy(&replies));
         }
-        assert!(stopper.join().unwrap() < Duration::from_millis(1900), "somebody waited in vain");
+        assert!(stopper.join().unwrap() < PATIENCE, "somebody waited in vain");
     }
 }

@@ -74,7 +74,7 @@ fn paused_clients_cost_nothing_and_lose_nothing() {
     let node = start(2);
     let keys = keys_of_shards(&node, "p");
     let mut control = Client::connect(&node);
-    assert_eq!(control.ask("CLIENT PAUSE 3500 WRITE"), "+OK");
+    assert_eq!(control.ask("CLIENT PAUSE 6000 WRITE"), "+OK");
     let mut writers: Vec<Client> = (0..4).map(|_| Client::connect(&node)).collect();
     for (index, writer) in writers.iter_mut().enumerate() {
         writer.send(&format!("GET absent\r\nSET {} {index}\r\nPING\r\n", keys[index % 2]));

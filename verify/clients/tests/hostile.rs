@@ -15,10 +15,10 @@ fn server(more: &[&str]) -> (tempfile::TempDir, Server) {
     (data, server)
 }
 
-/// Sends `bytes`, then reads what comes until the end or a pause.
+/// Sends `bytes`, then reads what comes until the end or a long pause.
 fn answer(server: &Server, bytes: &[u8]) -> (String, bool) {
     let mut stream = TcpStream::connect(server.resp()).unwrap_or_else(|error| panic!("{error}"));
-    let _ = stream.set_read_timeout(Some(Duration::from_secs(2)));
+    let _ = stream.set_read_timeout(Some(Duration::from_secs(20)));
     let _ = stream.write_all(bytes);
     let mut said = Vec::new();
     let closed = stream.read_to_end(&mut said).is_ok();

@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use beeline_verify_clients::preload::{Background, Monitor, library, listening};
-use beeline_verify_clients::{bounded, free_port, need, note, root, said};
+use beeline_verify_clients::{bounded, eventually, free_port, need, note, root, said};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -141,7 +141,8 @@ fn a_killed_monitor_harms_no_connection_and_a_new_one_serves_new_ones() {
     let words = ["python3", &script, "ask", &text, "block", "3000"];
     let mut talking = monitor.command(true, &words);
     let talk = std::thread::spawn(move || bounded(&mut talking, PATIENCE));
-    std::thread::sleep(Duration::from_millis(400));
+    eventually("the two are introduced", PATIENCE, || (monitor.paired() == 1).then_some(()));
+    std::thread::sleep(Duration::from_millis(50));
     monitor = monitor.restart();
     let output = talk.join().unwrap();
     assert!(output.status.success(), "{}", said(&output));
@@ -205,24 +206,31 @@ fn a_program_that_waits_costs_no_processor_time() {
     let words = ["python3", "-c", PING_PONG, "serve", &text, "0"];
     let server = Background::start(&mut monitor.command(true, &words));
     listening(port);
-    let idle = "import socket, sys, time
+    let folder = tempfile::tempdir().unwrap();
+    let ready = folder.path().join("ready");
+    let idle = "import socket, sys
 c = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
 for _ in range(200): c.send(b'12345678'); c.recv(8)
-print('ready', flush=True); c.recv(8)";
-    let mut client = monitor.command(true, &["python3", "-c", idle, &text]);
-    let client = Background::start(&mut client);
+open(sys.argv[2], 'w').close(); c.recv(8)";
+    let words = ["python3", "-c", idle, &text, ready.to_str().unwrap()];
+    let client = Background::start(&mut monitor.command(true, &words));
+    eventually("the client waits", PATIENCE, || ready.exists().then_some(()));
     let ticks = |process: u32| -> u64 {
         let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
         let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
         fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
     };
-    std::thread::sleep(Duration::from_secs(1));
-    let before = (ticks(server.0.id()), ticks(client.0.id()));
-    std::thread::sleep(Duration::from_secs(1));
-    let after = (ticks(server.0.id()), ticks(client.0.id()));
+    // Waits begin busily; on a loaded machine that may reach into the first second.
+    let seconds: Vec<(u64, u64)> = (0..3)
+        .map(|_| {
+            let before = (ticks(server.0.id()), ticks(client.0.id()));
+            std::thread::sleep(Duration::from_secs(1));
+            (ticks(server.0.id()) - before.0, ticks(client.0.id()) - before.1)
+        })
+        .collect();
     assert_eq!(monitor.paired(), 1);
     // Ticks of a hundredth of a second.
-    assert!(after.0 - before.0 <= 1 && after.1 - before.1 <= 1, "{before:?} {after:?}");
+    assert!(seconds.iter().any(|(of, at)| *of <= 1 && *at <= 1), "{seconds:?}");
 }
 
 #[test]

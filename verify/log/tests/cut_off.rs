@@ -22,8 +22,11 @@ fn others(node: usize) -> Vec<usize> {
     ALL.into_iter().filter(|other| *other != node).collect()
 }
 
-/// Three namespaces on one bridge, gone with this.
-struct Network;
+/// Three namespaces on one bridge, gone with this. Their names are one per machine: another run of
+/// these tests waits for its turn.
+struct Network {
+    _turn: std::fs::File,
+}
 
 fn namespace(node: usize) -> String {
     format!("beelog{}", node)
@@ -31,8 +34,12 @@ fn namespace(node: usize) -> String {
 
 impl Network {
     fn new() -> Option<Self> {
+        let turn = std::fs::File::create(std::env::temp_dir().join("beeline-log-network.lock"));
+        let turn = turn.ok()?;
+        turn.lock().ok()?;
+        // What a run that was killed left behind.
         Self::remove();
-        let network = Self;
+        let network = Self { _turn: turn };
         let mut fine = run("ip link add beelogbr type bridge")
             && run("ip addr add 10.77.91.254/24 dev beelogbr")
             && run("ip link set beelogbr up");

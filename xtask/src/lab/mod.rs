@@ -18,7 +18,7 @@ pub mod suites;
 use std::process::ExitCode;
 
 use crate::setup::is_here;
-use crate::step::{Outcome, Report, say};
+use crate::step::Report;
 
 /// What `lab` does.
 #[derive(Debug, clap::Subcommand)]
@@ -66,8 +66,7 @@ pub fn setup(report: &mut Report) {
     crate::setup::programs(report, "programs of the lab", PROGRAMS);
     match kernel::Kernel::fetch() {
         Ok(package) => {
-            say(&format!("guests' kernel: {package}"));
-            report.add("guests' kernel", Outcome::Passed);
+            report.done("guests' kernel", &package);
         }
         Err(error) => report.skip("guests' kernel", &error.to_string()),
     }
