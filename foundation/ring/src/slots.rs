@@ -322,6 +322,7 @@ mod tests {
 
     #[test]
     fn two_threads_exchange_many_messages() {
+        const ROUNDS: u64 = if cfg!(miri) { 200 } else { 20_000 };
         let backing = Backing::new(16);
         let (mut producer, mut consumer) = backing.sides();
         let heard = AtomicU64::new(0);
@@ -334,7 +335,7 @@ mod tests {
             let moved = Moved(&mut consumer);
             scope.spawn(move || {
                 let consumer = { moved }.0;
-                for expected in 0..20_000_u64 {
+                for expected in 0..ROUNDS {
                     let message = loop {
                         if let Some(message) = consumer.peek() {
                             break message;
@@ -346,7 +347,7 @@ mod tests {
                     heard.store(consumer.next_index(), Ordering::Release);
                 }
             });
-            for value in 0..20_000_u64 {
+            for value in 0..ROUNDS {
                 while !producer.has_room() {
                     producer.consumed(heard.load(Ordering::Acquire)).unwrap();
                     std::thread::yield_now();
