@@ -27,6 +27,9 @@ use crate::message::{
 };
 use crate::window::WindowEnd;
 
+/// Least time between two attempts to open a device that comes and goes.
+const RENEWAL_INTERVAL: Duration = Duration::from_secs(1);
+
 /// How the service listens.
 #[derive(Clone, Debug)]
 pub struct BootstrapConfig {
@@ -40,6 +43,9 @@ pub struct BootstrapConfig {
     pub service_timeout: Duration,
     /// Exchanges at a time. Default 64.
     pub max_exchanges: usize,
+    /// URL of a device that may come and go (an RDMA device): opened when a client asks while none
+    /// of that provider is among the devices, or the one that was is lost. Default none.
+    pub renewed: Option<String>,
     /// This end of the memory window that is among the devices, so that clients find theirs.
     /// Default none.
     pub window: Option<WindowEnd>,
@@ -53,6 +59,7 @@ impl Default for BootstrapConfig {
             caller_timeout: Duration::from_secs(5),
             service_timeout: Duration::from_secs(10),
             max_exchanges: 64,
+            renewed: None,
             window: None,
         }
     }
@@ -199,6 +206,7 @@ impl Bootstrap {
             tcp,
             unix,
             devices,
+            looked: None,
             services: services.into_iter().map(|service| (service.name.clone(), service)).collect(),
             host: HostIdentity::this(),
             exchanges: Vec::new(),
@@ -292,6 +300,8 @@ struct Server {
     tcp: Option<TcpListener>,
     unix: Option<UnixListener>,
     devices: Vec<Arc<dyn Device>>,
+    /// When the device that comes and goes was last looked for in vain.
+    looked: Option<Instant>,
     services: HashMap<String, Service>,
     host: HostIdentity,
     exchanges: Vec<Exchange>,
@@ -503,13 +513,40 @@ impl Server {
         }
     }
 
+    /// Opens the device that comes and goes, where it is not there.
+    fn renew(&mut self) {
+        let Some(url) = &self.config.renewed else { return };
+        let provider = url.split_once("://").map_or("", |(provider, _)| provider);
+        let known = self.devices.len();
+        // Let go of even if there is no other yet: until everybody has closed it, the kernel may
+        // not be done with removing it.
+        self.devices.retain(|device| !device.is_lost());
+        if self.devices.len() < known {
+            tracing::warn!(provider, "a device is gone");
+            self.looked = None;
+        }
+        let there = self.devices.iter().any(|device| device.attributes().provider == provider);
+        if there || self.looked.is_some_and(|looked| looked.elapsed() < RENEWAL_INTERVAL) {
+            return;
+        }
+        self.looked = Some(Instant::now());
+        match crate::providers::open(url) {
+            Ok(device) => {
+                tracing::info!(provider, "a device is there, and used from now on");
+                self.devices.push(device);
+            }
+            Err(reason) => tracing::debug!(%reason, provider, "still not there"),
+        }
+    }
+
     fn negotiate(
-        &self,
+        &mut self,
         service: &str,
         host: &HostIdentity,
         providers: &[String],
         forced: bool,
     ) -> Answer {
+        self.renew();
         let Some(found) = self.services.get(service) else {
             return Answer::Refused { reason: format!("there is no service {service:?} here") };
         };

@@ -176,6 +176,8 @@ impl Dialler {
     }
 
     fn device(&mut self, provider: &str) -> Result<Arc<dyn Device>, OpenError> {
+        // One that is lost is let go, and may have come back as another.
+        self.devices.retain(|known| !known.is_lost());
         let known = self.devices.iter().find(|known| known.attributes().provider == provider);
         if let Some(device) = known {
             return Ok(Arc::clone(device));

@@ -4,18 +4,22 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 
 use beeline_fabric::{
-    Access, Device, LocalData, Operation, QueuePairOptions, RemoteAddress, RemoteKey, Role,
-    WorkCompletion, WorkRequest,
+    Access, CompletionQueue, Device, DeviceAttributes, FabricError, LocalData, Operation,
+    ProtectionDomain, QueuePairOptions, RemoteAddress, RemoteKey, Role, WorkCompletion,
+    WorkRequest,
 };
 use beeline_fabric_open::{
     Bootstrap, BootstrapConfig, Dialler, Incoming, OpenError, Reason, Service, open, open_window,
 };
+
+use beeline_os::memory::MemoryObject;
 
 const BOUND: Duration = Duration::from_secs(20);
 
@@ -243,6 +247,68 @@ fn a_server_with_rdma_and_no_shared_memory_is_reached_by_rdma() {
     );
     dialler.forgive();
     assert_eq!(dialler.dial().unwrap().provider, "verbs");
+    served.finish();
+}
+
+/// A device that can be taken away; counts what is made of it.
+#[derive(Debug)]
+struct Fleeting {
+    inner: Arc<dyn Device>,
+    lost: Arc<AtomicBool>,
+    domains: Arc<AtomicU32>,
+}
+
+impl Device for Fleeting {
+    fn attributes(&self) -> &DeviceAttributes {
+        self.inner.attributes()
+    }
+
+    fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    fn allocate_memory(&self, length_bytes: usize) -> Result<Arc<dyn MemoryObject>, FabricError> {
+        self.inner.allocate_memory(length_bytes)
+    }
+
+    fn allocate_protection_domain(&self) -> Result<Arc<dyn ProtectionDomain>, FabricError> {
+        self.domains.fetch_add(1, Ordering::Relaxed);
+        self.inner.allocate_protection_domain()
+    }
+
+    fn create_completion_queue(&self, depth: u32) -> Result<Rc<dyn CompletionQueue>, FabricError> {
+        self.inner.create_completion_queue(depth)
+    }
+}
+
+#[test]
+fn a_device_that_is_lost_is_let_go_and_one_that_is_back_is_used() {
+    let (lost, domains) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
+    let inner = open("tcp://").unwrap();
+    let held = Arc::downgrade(&inner);
+    let (flag, count) = (Arc::clone(&lost), Arc::clone(&domains));
+    let device = Arc::new(Fleeting { inner, lost: flag, domains: count });
+    let config = BootstrapConfig { renewed: Some("tcp://".into()), ..BootstrapConfig::default() };
+    let served = serve_devices(config, vec![device]);
+    assert_eq!(visit(&served.url("tcp")).0, "tcp");
+    assert_eq!(domains.load(Ordering::Relaxed), 1, "the device is used while it is there");
+    lost.store(true, Ordering::Relaxed);
+    assert_eq!(visit(&served.url("tcp")).0, "tcp");
+    assert_eq!(domains.load(Ordering::Relaxed), 1, "another was opened in its place");
+    served.finish();
+    assert!(held.upgrade().is_none(), "nothing keeps it");
+}
+
+#[test]
+fn a_device_that_is_lost_and_not_back_is_not_offered() {
+    let lost = Arc::new(AtomicBool::new(true));
+    let inner = open("shm://").unwrap();
+    let fleeting = Fleeting { inner, lost, domains: Arc::default() };
+    // No such provider: the device never comes back.
+    let config =
+        BootstrapConfig { renewed: Some("nowhere://".into()), ..BootstrapConfig::default() };
+    let served = serve_devices(config, vec![Arc::new(fleeting), open("tcp://").unwrap()]);
+    assert_eq!(visit(&served.url("auto")).0, "tcp");
     served.finish();
 }
 

@@ -21,6 +21,7 @@ use crate::handle::{
 };
 use crate::library::{Missing, load};
 use crate::options::{VerbsConfig, mtu_code};
+use crate::presence::Presence;
 use crate::queue_pair::{Parts, VerbsQueuePair};
 use crate::receive_queue::VerbsSharedReceiveQueue;
 use crate::region::{Pinned, register};
@@ -237,7 +238,8 @@ impl VerbsDevice {
         let (listener, link_address) = listen(host)?;
         let kick = Wake::new()?;
         let board = Arc::new(Board::new(context, kick));
-        let service = Service::new(Arc::clone(&board), listener, port.number);
+        let presence = Presence::watch(&board.context.node_path());
+        let service = Service::new(Arc::clone(&board), listener, port.number, presence);
         let thread = std::thread::Builder::new()
             .name("beeline-verbs".to_owned())
             .spawn(move || service.run())
@@ -303,6 +305,11 @@ fn within(what: &'static str, requested: u32, limit: u32) -> Result<(), FabricEr
 impl Device for VerbsDevice {
     fn attributes(&self) -> &DeviceAttributes {
         &self.attributes
+    }
+
+    fn is_lost(&self) -> bool {
+        // Acquire: pairs with the release store of the library's thread.
+        self.handle.board.lost.load(Ordering::Acquire)
     }
 
     fn allocate_memory(&self, length_bytes: usize) -> Result<Arc<dyn MemoryObject>, FabricError> {

@@ -8,6 +8,7 @@ use std::ffi::{c_int, c_void};
 use std::io;
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{BorrowedFd, RawFd};
+use std::path::{Path, PathBuf};
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
@@ -159,6 +160,15 @@ impl Context {
         // SAFETY: a live context, and room for the GID.
         let code = unsafe { (self.verbs.query_gid)(self.raw.as_ptr(), port, index, &raw mut gid) };
         (code == 0).then_some(gid)
+    }
+
+    /// The file through which the kernel offers the device, `/dev/infiniband/uverbsN`.
+    pub(crate) fn node_path(&self) -> PathBuf {
+        // SAFETY: a live context; the field never changes.
+        let device = unsafe { (*self.raw.as_ptr()).device };
+        // SAFETY: an open context keeps its device, whose name is constant.
+        let name = text(unsafe { &(*device).dev_name });
+        Path::new("/dev/infiniband").join(name)
     }
 
     /// The descriptor of asynchronous events.

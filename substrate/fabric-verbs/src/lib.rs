@@ -13,6 +13,7 @@
 //! - [`discover`]: devices, ports, addresses, and which are used.
 //! - `options`, `status`, `key`: times, codes and keys, pure.
 //! - `endpoint`, `frame`: connection data, and what two devices say to each other, pure.
+//! - `presence`: whether the kernel still offers the device.
 //! - `shared`, `service`: what the library's thread shares with the application's, and the thread.
 //! - `core`: what is outstanding on a queue pair, and what a completion means.
 //! - `device`, `completion_queue`, `queue_pair`, `receive_queue`, `region`: fabric's objects.
@@ -31,6 +32,7 @@ mod handle;
 mod key;
 mod library;
 mod options;
+mod presence;
 mod queue_pair;
 mod receive_queue;
 mod region;

@@ -90,10 +90,14 @@ pub(crate) struct VerbsRegion {
 impl RegionControl for VerbsRegion {
     fn revoke(&self, _region: &MemoryRegion) -> Result<(), FabricError> {
         let remote = self.remote.lock().unwrap_or_else(PoisonError::into_inner).take();
-        remote.map_or(Ok(()), Counted::deregister).map_err(|source| FabricError::System {
-            action: "taking a region's registration away",
-            source,
-        })
+        match remote.map_or(Ok(()), Counted::deregister) {
+            // The kernel has cut this process off a device that is gone, registrations and all.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EIO | libc::ENODEV)) => Ok(()),
+            outcome => outcome.map_err(|source| FabricError::System {
+                action: "taking a region's registration away",
+                source,
+            }),
+        }
     }
 
     fn deregister(&self, _local_key: LocalKey, _remote_key: RemoteKey) {

@@ -12,7 +12,8 @@
 //! does (keepalive). It carries no data.
 //!
 //! A caller is hostile until a frame of his names two queue pairs with both their nonces: memory
-//! for callers is bounded, and a frame that is none ends its link.
+//! for callers is bounded, a frame that is none ends its link, and so does having named none in
+//! time; where there are too many links, the one that has been silent longest makes room.
 
 use std::collections::HashMap;
 use std::io::{self, ErrorKind, Read, Write};
@@ -30,6 +31,7 @@ use crate::abi::event;
 use crate::endpoint::{Endpoint, Nonce};
 use crate::frame::{FRAME_BYTES, Frame, Kind};
 use crate::handle::{tag_of_pair, tag_of_queue};
+use crate::presence::Presence;
 use crate::shared::{Board, Cause, Command, PairShared};
 
 /// Links at a time; a caller beyond is turned away.
@@ -38,6 +40,8 @@ const MAX_LINKS: usize = 4096;
 const MAX_EARLY: usize = 4096;
 /// How long a link may take to be made.
 const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a caller may take to name a queue pair.
+const CALLER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Silence on a link before it is probed, time between probes, probes.
 const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(3), Duration::from_secs(2), 3);
 /// Bytes written and not acknowledged for so long end a link.
@@ -50,6 +54,8 @@ struct Link {
     stream: TcpStream,
     /// Being made, until then.
     dialling: Option<Instant>,
+    /// Of a caller who has not named a queue pair yet: until when he has to.
+    unproven: Option<Instant>,
     /// Where it was dialled; `None` for one that called.
     address: Option<SocketAddr>,
     input: Vec<u8>,
@@ -77,6 +83,20 @@ struct Watched {
     since: Instant,
 }
 
+/// What woke the thread.
+struct Stirred {
+    links: Vec<(u64, PollFlags)>,
+    device: PollFlags,
+    /// The folder of the device's file.
+    folder: bool,
+}
+
+impl Default for Stirred {
+    fn default() -> Self {
+        Self { links: Vec::new(), device: PollFlags::empty(), folder: false }
+    }
+}
+
 /// The thread's state.
 pub(crate) struct Service {
     board: Arc<Board>,
@@ -89,6 +109,8 @@ pub(crate) struct Service {
     watched: Vec<Watched>,
     port: u8,
     port_down: Option<Instant>,
+    /// Whether the device is still offered; `None` where that cannot be told, or it is gone.
+    presence: Option<Presence>,
 }
 
 fn prepare(stream: &TcpStream) -> io::Result<()> {
@@ -116,6 +138,11 @@ fn dial(address: SocketAddr) -> io::Result<TcpStream> {
 }
 
 impl Link {
+    /// When something has to have happened on it.
+    fn deadline(&self) -> Option<Instant> {
+        [self.dialling, self.unproven].into_iter().flatten().min()
+    }
+
     /// Writes what it can; false when the link is broken.
     fn write(&mut self) -> bool {
         while !self.output.is_empty() && self.dialling.is_none() {
@@ -150,7 +177,12 @@ impl Link {
 }
 
 impl Service {
-    pub(crate) fn new(board: Arc<Board>, listener: TcpListener, port: u8) -> Self {
+    pub(crate) fn new(
+        board: Arc<Board>,
+        listener: TcpListener,
+        port: u8,
+        presence: Option<Presence>,
+    ) -> Self {
         Self {
             board,
             listener,
@@ -162,18 +194,23 @@ impl Service {
             watched: Vec::new(),
             port,
             port_down: None,
+            presence,
         }
     }
 
     pub(crate) fn run(mut self) {
         // Acquire: pairs with the release store of the device's drop.
         while !self.board.stop.load(Ordering::Acquire) {
-            let (ready, device) = self.wait();
+            let Stirred { links: ready, device, folder } = self.wait();
             self.board.kick.lower();
             if !device.is_empty() {
                 self.device_events();
             }
             if device.intersects(PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL) {
+                self.device_lost();
+            }
+            if folder && self.presence.as_ref().is_some_and(|presence| !presence.is_there()) {
+                tracing::error!("the RDMA device was removed");
                 self.device_lost();
             }
             for command in self.board.take_commands() {
@@ -187,17 +224,21 @@ impl Service {
         }
     }
 
-    /// Sleeps until something stirs; the links that did, and whether the device did.
-    fn wait(&self) -> (Vec<(u64, PollFlags)>, PollFlags) {
+    /// Sleeps until something stirs, and says what.
+    fn wait(&self) -> Stirred {
         let context = Arc::clone(&self.board.context);
         let device = context.async_descriptor();
         let lost = self.board.lost.load(Ordering::Relaxed);
+        let folder = self.presence.as_ref().map(Presence::descriptor);
         let mut fds = vec![
             PollFd::new(&self.board.kick, PollFlags::IN),
             PollFd::new(&self.listener, PollFlags::IN),
         ];
         if !lost {
             fds.push(PollFd::new(&device, PollFlags::IN));
+        }
+        if let Some(folder) = &folder {
+            fds.push(PollFd::new(folder, PollFlags::IN));
         }
         let first = fds.len();
         let ids: Vec<u64> = self.links.keys().copied().collect();
@@ -211,22 +252,24 @@ impl Service {
         }
         let timeout = self.patience().and_then(|left| Timespec::try_from(left).ok());
         if poll(&mut fds, timeout.as_ref()).is_err() {
-            return (Vec::new(), PollFlags::empty());
+            return Stirred::default();
         }
-        let ready = fds[first..]
+        let links = fds[first..]
             .iter()
             .zip(ids)
             .map(|(fd, id)| (id, fd.revents()))
             .filter(|(_, flags)| !flags.is_empty())
             .collect();
         let device = if lost { PollFlags::empty() } else { fds[2].revents() };
-        (ready, device)
+        // The last before the links.
+        let folder = folder.is_some() && !fds[first - 1].revents().is_empty();
+        Stirred { links, device, folder }
     }
 
     /// How long nothing needs doing; `None` for ever.
     fn patience(&self) -> Option<Duration> {
         let now = Instant::now();
-        let dialling = self.links.values().filter_map(|link| link.dialling);
+        let dialling = self.links.values().filter_map(Link::deadline);
         let dialling = dialling.map(|until| until.saturating_duration_since(now)).min();
         let bounds = self.watched.iter().filter_map(|watched| watched.pair.upgrade()?.watched);
         let watching = bounds
@@ -260,14 +303,21 @@ impl Service {
     }
 
     fn add(&mut self, stream: TcpStream, address: Option<SocketAddr>) -> Option<u64> {
-        if self.links.len() >= MAX_LINKS || prepare(&stream).is_err() {
+        if prepare(&stream).is_err() {
             return None;
+        }
+        if self.links.len() >= MAX_LINKS {
+            let silent = |(id, link): (&u64, &Link)| Some((link.unproven?, *id));
+            let (_, oldest) = self.links.iter().filter_map(silent).min()?;
+            self.close(oldest);
         }
         let id = self.next_link;
         self.next_link += 1;
-        let dialling = address.map(|_| Instant::now() + DIAL_TIMEOUT);
-        let link = Link { stream, dialling, address, input: Vec::new(), output: Vec::new() };
-        self.links.insert(id, link);
+        let now = Instant::now();
+        let dialling = address.map(|_| now + DIAL_TIMEOUT);
+        let unproven = address.is_none().then(|| now + CALLER_TIMEOUT);
+        let (input, output) = (Vec::new(), Vec::new());
+        self.links.insert(id, Link { stream, dialling, unproven, address, input, output });
         Some(id)
     }
 
@@ -411,6 +461,9 @@ impl Service {
             let (from, to, from_nonce, to_nonce) = (to, from, to_nonce, from_nonce);
             return self.send(link, &Frame { kind, from, to, from_nonce, to_nonce });
         };
+        if let Some(link) = self.links.get_mut(&link) {
+            link.unproven = None;
+        }
         match self.expected.get(&frame.to) {
             Some(expected)
                 if expected.peer == frame.from && expected.peer_nonce == frame.from_nonce =>
@@ -497,6 +550,8 @@ impl Service {
 
     /// Ends everything: nothing comes from the device any more.
     fn device_lost(&mut self) {
+        // A removed device's file does not come back: its successor's is another.
+        self.presence = None;
         self.board.lost.store(true, Ordering::Release);
         for pair in self.board.all_pairs() {
             pair.fail(Cause::Device);
@@ -514,7 +569,7 @@ impl Service {
         let late: Vec<u64> = self
             .links
             .iter()
-            .filter(|(_, link)| link.dialling.is_some_and(|until| until <= now))
+            .filter(|(_, link)| link.deadline().is_some_and(|until| until <= now))
             .map(|(id, _)| *id)
             .collect();
         for id in late {

@@ -357,3 +357,117 @@ fn what_arrived_for_a_queue_pair_that_is_gone_does_not_reach_the_next_owner() {
         notify(&mut peer, 2 * round + 1);
     }
 }
+
+/// The link address in connection data (see the provider's `endpoint`).
+fn link_address(info: &beeline_fabric::ConnectInfo) -> std::net::SocketAddr {
+    let bytes = &info.0;
+    assert_eq!(bytes[11], 4, "the lab's addresses are of IPv4");
+    let port = u16::from_le_bytes([bytes[14], bytes[15]]);
+    std::net::SocketAddr::from(([bytes[44], bytes[45], bytes[46], bytes[47]], port))
+}
+
+#[test]
+fn a_caller_that_names_no_queue_pair_is_hung_up_on_and_links_in_use_stay() {
+    let Some((mut a, b, _turn)) = linked(QueuePairOptions::default()) else { return };
+    let target = b.region(64);
+    let begun = Instant::now();
+    let address = link_address(&b.pair.connect_info());
+    let silent: Vec<_> = (0..20).map(|_| std::net::TcpStream::connect(address).unwrap()).collect();
+    // One that says part of a frame is no better.
+    std::io::Write::write_all(&mut &silent[0], b"BLVL\x01\x01").unwrap();
+    for mut stream in silent {
+        stream.set_read_timeout(Some(BOUND)).unwrap();
+        let ended = std::io::Read::read(&mut stream, &mut [0; 64]);
+        let reset = std::io::ErrorKind::ConnectionReset;
+        let gone = ended.as_ref().map_or_else(|error| error.kind() == reset, |count| *count == 0);
+        assert!(gone, "a silent caller was kept: {ended:?}");
+    }
+    assert!(begun.elapsed() >= Duration::from_secs(5), "a slow caller has some time");
+    a.pair.post_send(&[WorkRequest::new(1, write(&target, b"still here"))]).unwrap();
+    assert!(a.one().is_success());
+}
+
+/// A tool of the guest's.
+fn tool(name: &str) -> std::process::Command {
+    let places = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
+    let found = places.iter().map(|place| std::path::Path::new(place).join(name));
+    std::process::Command::new(found.into_iter().find(|path| path.exists()).unwrap())
+}
+
+/// Everything that comes out of a queue until `count` completions are there.
+fn all_of(queue: &Rc<dyn CompletionQueue>, count: usize) -> Vec<WorkCompletion> {
+    let begun = Instant::now();
+    let mut found = Vec::new();
+    while found.len() < count && begun.elapsed() < BOUND {
+        let mut some = [WorkCompletion::EMPTY; 8];
+        let taken = queue.wait(&mut some, Duration::from_millis(100)).unwrap();
+        found.extend_from_slice(&some[..taken]);
+    }
+    found
+}
+
+#[test]
+fn a_device_that_is_removed_ends_its_work_and_one_that_is_back_works() {
+    if std::env::var_os("LAB_GUEST").is_none() {
+        let _ = writeln!(std::io::stderr(), "skipped: only a guest of the lab loses its device");
+        return;
+    }
+    let Some((near, turn)) = device() else { return };
+    let far = VerbsDevice::open(VerbsConfig::default()).unwrap();
+    let options = QueuePairOptions {
+        // Long: what ends the work is the device's going, not the peer's silence.
+        receiver_not_ready_timeout: Duration::from_secs(60),
+        transport_timeout: Duration::from_secs(60),
+        ..QueuePairOptions::default()
+    };
+    // Completions of sends and of receives in queues of their own.
+    let domain = near.allocate_protection_domain().unwrap();
+    let sends = near.create_completion_queue(64).unwrap();
+    let receives = near.create_completion_queue(64).unwrap();
+    let mut pair = domain.create_queue_pair(&sends, &receives, None, options).unwrap();
+    let mut peer = End::new(&far, options);
+    for wr_id in 10..13 {
+        pair.post_receive(&[ReceiveRequest { wr_id, buffer: None }]).unwrap();
+    }
+    join(pair.as_mut(), peer.pair.as_mut());
+    let target = peer.region(64);
+    pair.post_send(&[WorkRequest::new(1, write(&target, b"before"))]).unwrap();
+    assert_eq!(all_of(&sends, 1)[0].status, Status::Success);
+    // Two that wait for receives that never come.
+    for wr_id in [2, 3] {
+        let send = Operation::Send { local: LocalData::Inline(b"nobody"), immediate: None };
+        pair.post_send(&[WorkRequest::new(wr_id, send)]).unwrap();
+    }
+    assert!(!near.is_lost() && !far.is_lost());
+    // Where the driver cannot cut its users off, this returns when all have closed the device.
+    let mut removal = tool("rdma").args(["link", "delete", "rxe0"]).spawn().unwrap();
+    let sent = all_of(&sends, 2);
+    let received = all_of(&receives, 3);
+    let numbers = |done: &[WorkCompletion]| done.iter().map(|one| one.wr_id).collect::<Vec<_>>();
+    assert_eq!((numbers(&sent), numbers(&received)), (vec![2, 3], vec![10, 11, 12]));
+    assert_eq!((sent[0].status, sent[1].status), (Status::TransportError, Status::Flushed));
+    assert!(received.iter().all(|done| done.status == Status::Flushed), "{received:?}");
+    assert!(near.is_lost() && far.is_lost());
+    assert_eq!(pair.state(), QueuePairState::Error);
+    let again = pair.post_send(&[WorkRequest::new(4, write(&target, b"late"))]);
+    assert!(again.is_err(), "nothing is posted to a device that is gone");
+    assert!(pair.revoke().is_ok() && target.revoke().is_ok(), "nobody reaches anything any more");
+    let begun = Instant::now();
+    drop((pair, peer, target, sends, receives, domain, near, far));
+    while removal.try_wait().unwrap().is_none() {
+        assert!(begun.elapsed() < BOUND, "something still holds the device");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let none = VerbsDevice::open(VerbsConfig::default());
+    assert!(matches!(none, Err(VerbsError::Missing(_))), "{none:?}");
+    let words = ["link", "add", "rxe0", "type", "rxe", "netdev", "eth0"];
+    assert!(tool("rdma").args(words).status().unwrap().success());
+    std::thread::sleep(Duration::from_secs(1));
+    drop(turn);
+    let Some((mut a, b, _turn)) = linked(QueuePairOptions::default()) else {
+        panic!("the device is back")
+    };
+    let target = b.region(64);
+    a.pair.post_send(&[WorkRequest::new(5, write(&target, b"again"))]).unwrap();
+    assert!(a.one().is_success());
+}

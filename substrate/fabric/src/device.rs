@@ -102,6 +102,13 @@ pub trait Device: Send + Sync + Debug {
     /// Limits.
     fn attributes(&self) -> &DeviceAttributes;
 
+    /// True once the device itself failed or was removed: nothing made from it works any more, and
+    /// what was outstanding ended. Drop it with everything made from it and open it anew; that
+    /// succeeds when it is back. A device without hardware is never lost.
+    fn is_lost(&self) -> bool {
+        false
+    }
+
     /// Memory of the kind this device reaches best, zeroed, page-aligned.
     ///
     /// Errors: [`FabricError::System`].

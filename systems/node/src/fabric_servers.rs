@@ -166,7 +166,11 @@ impl FabricServers {
 
     /// Ends what broken clients held.
     pub(crate) fn keep_house(&mut self, shard: &mut Shard) {
-        self.served.iter_mut().for_each(|served| served.server.maintain(shard));
+        for served in &mut self.served {
+            served.server.maintain(shard);
+            // A device that is gone is let go with its last client; the next poll does it.
+            served.failed |= served.server.clients() == 0 && served.device.is_lost();
+        }
     }
 
     /// Clients connected now.

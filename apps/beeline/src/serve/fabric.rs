@@ -55,7 +55,8 @@ impl FabricDoor {
             SocketAddr::V4(address) => address.ip().to_string(),
             SocketAddr::V6(address) => format!("[{}]", address.ip()),
         };
-        devices.extend(rdma(address.ip()));
+        let rdma_url = rdma_url(address.ip());
+        devices.extend(rdma_url.as_deref().and_then(rdma));
         devices.push(open(&format!("tcp://{ip}"))?);
         let end = window.and_then(|window| window.end);
         let named = |provider: &str| match (provider, &end) {
@@ -90,8 +91,12 @@ impl FabricDoor {
             payload: Vec::new(),
             incoming: Box::new(move |incoming| replicated::greet(&log, incoming)),
         }));
-        let config =
-            BootstrapConfig { tcp: Some(address), window: end, ..BootstrapConfig::default() };
+        let config = BootstrapConfig {
+            tcp: Some(address),
+            window: end,
+            renewed: rdma_url,
+            ..BootstrapConfig::default()
+        };
         let bootstrap = Bootstrap::listen(config, devices, services)?;
         Ok(Self { bootstrap, node, providers, rdma_flush })
     }
@@ -118,18 +123,21 @@ impl FabricDoor {
     }
 }
 
-/// The RDMA device clients are served over: none for a door on loopback, because its link would be
-/// a door to the network.
-fn rdma(door: IpAddr) -> Option<Arc<dyn Device>> {
+/// Where the RDMA device is that clients are served over: none for a door on loopback, because its
+/// link would be a door to the network.
+fn rdma_url(door: IpAddr) -> Option<String> {
     if door.is_loopback() {
-        return None;
-    }
-    let url = if door.is_unspecified() {
-        "verbs://".to_owned()
+        None
+    } else if door.is_unspecified() {
+        Some("verbs://".to_owned())
     } else {
-        format!("verbs://?address={door}")
-    };
-    match open(&url) {
+        Some(format!("verbs://?address={door}"))
+    }
+}
+
+/// The RDMA device, if there is one now; one that comes later is found when a client asks.
+fn rdma(url: &str) -> Option<Arc<dyn Device>> {
+    match open(url) {
         Ok(device) => Some(device),
         Err(reason) => {
             tracing::info!(%reason, "no RDMA clients will be served");

@@ -10,6 +10,8 @@ use crate::say;
 
 /// The node's fabric address, as `tcp://HOST:PORT`.
 const NODE: &str = "BEELINE_LAB_NODE";
+/// What its keys begin with, where more than one client is at work; "key".
+const PREFIX: &str = "BEELINE_LAB_PREFIX";
 /// Keys in use.
 const KEYS: u64 = 64;
 /// Bound of a call. Generous: processors are emulated.
@@ -44,11 +46,12 @@ fn stamp_of(shown: Option<&[u8]>) -> Result<u64, String> {
 #[test]
 fn client() {
     let Ok(url) = std::env::var(NODE) else { return };
+    let prefix = std::env::var(PREFIX).unwrap_or_else(|_| "key".to_owned());
     let mut known: BTreeMap<u64, Known> = BTreeMap::new();
     let mut client: Option<Client> = None;
     for stamp in 1_u64.. {
         let begun = Instant::now();
-        let outcome = turn(&url, &mut client, &mut known, stamp);
+        let outcome = turn((&url, &prefix), &mut client, &mut known, stamp);
         let spent_ms = begun.elapsed().as_millis();
         match outcome {
             Ok(Ok(())) => say(&format!("ok {stamp} {spent_ms}")),
@@ -64,7 +67,7 @@ fn client() {
 type Turn = Result<Result<(), String>, Box<dyn std::error::Error>>;
 
 fn turn(
-    url: &str,
+    (url, prefix): (&str, &str),
     client: &mut Option<Client>,
     known: &mut BTreeMap<u64, Known>,
     stamp: u64,
@@ -78,7 +81,7 @@ fn turn(
             client.insert(Client::connect(Box::new(connector), options)?)
         }
     };
-    let key = format!("key-{}", stamp % KEYS);
+    let key = format!("{prefix}-{}", stamp % KEYS);
     let entry = known.entry(stamp % KEYS).or_default();
     // Until its acknowledgement, the new value may be there or not.
     entry.unsure.push(stamp);
@@ -86,7 +89,7 @@ fn turn(
     *entry = Known { acknowledged: stamp, unsure: Vec::new() };
     // The one just written, and one from long ago, from before whatever broke in between.
     for number in [stamp % KEYS, (stamp + KEYS / 2) % KEYS] {
-        let shown = client.get(0, format!("key-{number}").as_bytes())?;
+        let shown = client.get(0, format!("{prefix}-{number}").as_bytes())?;
         let expected = known.entry(number).or_default();
         match stamp_of(shown.as_deref()) {
             Ok(shown) if expected.explains(shown) => {}

@@ -30,6 +30,7 @@ pub(super) fn run(report: &mut Report, binaries: &Binaries) {
     for provider in ["verbs", "tcp"] {
         node(&mut rows, programs, provider);
     }
+    device(&mut rows, programs);
     rows.check("queue pair over tcp", || {
         let devices = ["tcp://10.9.0.1", "tcp://10.9.0.2"];
         pair(programs, Options::plain(), &devices, |guest| guest.cable(false))
@@ -85,6 +86,56 @@ fn node(rows: &mut Rows<'_>, programs: &Binary, provider: &str) {
     rows.check(&named("nothing wrong"), || world.nothing_wrong());
 }
 
+/// The node's RDMA device is removed under its clients, and comes back.
+fn device(rows: &mut Rows<'_>, programs: &Binary) {
+    let mut world = match World::boot(super::verbs::options()) {
+        Ok(world) => world,
+        Err(error) => return rows.check("boot, for a device that goes", || Err(error)),
+    };
+    // Beside the client that takes the best there is, one that insists on tcp.
+    let url = "BEELINE_LAB_NODE=tcp://10.9.0.2:4790".to_owned();
+    let beside = [url, "BEELINE_LAB_PREFIX=beside".to_owned()];
+    let beside = program(programs, "node::client", &beside);
+    rows.check("the RDMA device is found and chosen", || {
+        world.client.start(&format!("({beside} >/run/beside) & true"))?;
+        world.client.finish(SOON)?;
+        world.start_client(programs, "auto")?;
+        let works = world.works("first")?;
+        Ok(works.and(world.chosen("over verbs, because both ends have an RDMA device")?))
+    });
+    rows.check("the node's RDMA device removed: on over tcp", || {
+        let broken = world.breaks(|world| {
+            // Returns when everybody has let go of the device.
+            world.node.run("(rdma link delete rxe0; echo done >/run/removed) & true", SOON)?;
+            Ok(())
+        })?;
+        let works = world.works("afterwards")?;
+        let chosen = world.chosen("over tcp, because")?;
+        let gone = "for i in $(seq 300); do [ -e /run/removed ] && exit; sleep 0.1; done; exit 1";
+        let let_go = world.node.run(gone, SOON)?.status == 0;
+        Ok(match (broken, works, chosen) {
+            (Ok(_), Ok(_), Ok(_)) if !let_go => Err("the node keeps the device".to_owned()),
+            (Ok(broken), Ok(works), Ok(chosen)) => Ok(format!("{broken}; {works}; {chosen}")),
+            (Err(why), _, _) | (_, Err(why), _) | (_, _, Err(why)) => Err(why),
+        })
+    });
+    rows.check("the device is back: over verbs again", || {
+        let add = "rdma link add rxe0 type rxe netdev eth0 && sleep 2";
+        let added = world.node.run(add, SOON)?;
+        if added.status != 0 {
+            return Ok(Err(added.errors));
+        }
+        world.chosen("over verbs, because both ends have an RDMA device")
+    });
+    rows.check("the client over tcp noticed nothing", || {
+        let counted = "grep -c @ok /run/beside; ! grep -E '@error|@wrong' /run/beside";
+        let counted = world.client.run(counted, SOON)?;
+        let seen = counted.output.trim().replace('\n', ", ");
+        Ok(if counted.status == 0 { Ok(format!("{seen} acknowledged")) } else { Err(seen) })
+    });
+    rows.check("nothing wrong with the device gone and back", || world.nothing_wrong());
+}
+
 /// A node with a durable store, and its client.
 pub(super) struct World {
     pub(super) client: Guest,
@@ -120,6 +171,16 @@ impl World {
         self.client.start(&format!("({command}) & true"))?;
         self.client.finish(SOON)?;
         Ok(())
+    }
+
+    /// A client that asks now is told `expected` of the choice of provider.
+    pub(super) fn chosen(&mut self, expected: &str) -> Check {
+        let put = "target/debug/beeline kv put seen here --verbose --connect auto://10.9.0.2:4790";
+        let words: Vec<String> = put.split_whitespace().map(str::to_owned).collect();
+        let done = self.client.run(&line(&root(), &[], &words), SOON)?;
+        let said = done.errors.trim().to_owned();
+        let as_expected = done.status == 0 && said.contains(expected);
+        Ok(if as_expected { Ok(said) } else { Err(format!("{done:?}")) })
     }
 
     /// Nothing the client ever saw was wrong.

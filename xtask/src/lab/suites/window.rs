@@ -97,15 +97,8 @@ fn node(rows: &mut Rows<'_>, programs: &Binary) {
         Ok(booted) => booted,
         Err(error) => return rows.check("boot", || Err(error)),
     };
-    let url = "auto://10.9.0.2:4790";
     rows.check("the window is found and chosen", || {
-        let put = format!("target/debug/beeline kv put seen here --verbose --connect {url}");
-        let root = crate::root();
-        let words: Vec<String> = put.split_whitespace().map(str::to_owned).collect();
-        let done = world.client.run(&line(&root, &[], &words), SOON)?;
-        let said = done.errors.trim().to_owned();
-        let chosen = said.contains("over ntb, because both ends have a memory window");
-        Ok(if done.status == 0 && chosen { Ok(said) } else { Err(format!("{done:?}")) })
+        world.chosen("over ntb, because both ends have a memory window")
     });
     if let Err(error) = world.start_client(programs, "ntb") {
         return rows.check("a client of a node", || Err(error));
