@@ -301,6 +301,7 @@ fn a_killed_process_is_noticed_by_its_heartbeat() {
     first.pair.wait_connected(BOUND).unwrap();
     round_trip(&mut first, RemoteAddress { key, offset: 0 });
     child.0.kill().unwrap();
+    child.0.wait().unwrap();
     let write = Operation::Write {
         local: LocalData::Inline(b"?"),
         remote: RemoteAddress { key, offset: 0 },

@@ -24,10 +24,13 @@ struct Redis {
 impl Redis {
     fn start() -> Result<Self, String> {
         let folder = tempfile::tempdir().unwrap();
-        let port = {
-            let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-            free.local_addr().unwrap().port()
-        };
+        // Below the range for outgoing connections: who asks for a port of that range before the
+        // server listens may be connected with itself.
+        let start = u16::try_from(std::process::id() % 20_000).unwrap();
+        let ports = 10_000 + start..32_000;
+        let mut free =
+            ports.filter(|port| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok());
+        let port = free.next().ok_or("no port is free")?;
         let child = Command::new("redis-server")
             .args(["--bind", "127.0.0.1", "--port", &port.to_string()])
             .args(["--save", "", "--appendonly", "no", "--dir"])

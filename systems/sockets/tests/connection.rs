@@ -274,13 +274,15 @@ fn threads_that_share_an_end_lose_nothing() {
     let (one, other) = half_pair().join();
     let (one, other) = (&one, &other);
     let total: usize = std::thread::scope(|scope| {
-        for writer in 0..4_u8 {
-            scope.spawn(move || {
-                for _ in 0..EACH {
-                    assert_eq!(one.send(&[writer; 3], 0), Ok(3));
-                }
-            });
-        }
+        let writers: Vec<_> = (0..4_u8)
+            .map(|writer| {
+                scope.spawn(move || {
+                    for _ in 0..EACH {
+                        assert_eq!(one.send(&[writer; 3], 0), Ok(3));
+                    }
+                })
+            })
+            .collect();
         let readers: Vec<_> = (0..3)
             .map(|_| {
                 scope.spawn(move || {
@@ -295,12 +297,8 @@ fn threads_that_share_an_end_lose_nothing() {
                 })
             })
             .collect();
-        // The end is told when all that was written must have been read or is in the ring.
-        std::thread::sleep(Duration::from_millis(200));
-        while other.connection.segment.consumer().is_ready() {
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        std::thread::sleep(Duration::from_millis(300));
+        // The end is told once all was written: it has been read or is in the ring.
+        writers.into_iter().for_each(|writer| writer.join().unwrap());
         shutdown(one.stream.as_raw_fd(), &one.connection, libc::SHUT_WR).unwrap();
         readers.into_iter().map(|reader| reader.join().unwrap()).sum()
     });

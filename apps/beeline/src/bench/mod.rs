@@ -11,6 +11,7 @@ pub mod host;
 pub mod kv;
 pub mod log;
 pub mod plot;
+pub mod ports;
 pub mod redis;
 pub mod report;
 pub mod sockets;

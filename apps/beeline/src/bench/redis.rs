@@ -6,13 +6,13 @@
 //! one synced at every write.
 
 use std::cell::RefCell;
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 
+use super::ports::free_port;
 use super::report::{Better, Report, Row};
 use super::turns::{Contender, alternate, pin};
 use super::{BenchOptions, finish};
@@ -261,7 +261,7 @@ fn start_beeline(data: &Path, persistence: Persistence) -> anyhow::Result<Runnin
 }
 
 fn start_redis(program: &Path, data: &Path, persistence: Persistence) -> anyhow::Result<Running> {
-    let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+    let port = free_port()?;
     let mut command = Command::new(program);
     command
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--dir"])

@@ -6,7 +6,7 @@
 //! both sides pay for a socket.
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -16,6 +16,7 @@ use super::Bench;
 use super::failover::Processes;
 use super::latency::commits_us;
 use super::rig::{Data, Rig};
+use crate::bench::ports::free_port;
 use crate::bench::report::{Better, Row};
 use crate::bench::turns::{Contender, alternate, unpin};
 
@@ -33,10 +34,6 @@ impl Drop for Etcd {
             let _ = member.wait();
         }
     }
-}
-
-fn free_port() -> anyhow::Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
 struct Gateway(BufReader<TcpStream>);
