@@ -260,6 +260,14 @@ impl Cluster {
         });
     }
 
+    /// Whether a member follows another that leads. Which one may change on a loaded machine,
+    /// where members suspect each other for nothing.
+    pub fn follows(&self, node: usize) -> Option<()> {
+        let leader: usize = self.field(node, "leader")?.parse().ok()?;
+        let other = leader != node && (1..=self.clients.len()).contains(&leader);
+        (other && self.field(leader, "role")? == "Leader").then_some(())
+    }
+
     /// What a member has applied of a list.
     pub fn list(&self, node: usize, key: Key) -> Option<Vec<Item>> {
         let answer = self.ask(node, &format!("stale {key}"))?;
