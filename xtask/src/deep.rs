@@ -142,7 +142,7 @@ const ROWS: &[Row] = &[
         took: 0,
         run: |row, report, arguments| {
             program(report);
-            let most = "--workspace --no-fail-fast --exclude beeline-verify-clients \
+            let most = "--workspace --exclude beeline-verify-clients \
                         --exclude beeline-verify-fuzz --exclude beeline-verify-log";
             report.run(&row.long(most, arguments));
         },
@@ -173,7 +173,7 @@ impl Row {
         let cases = if arguments.quick { 100 } else { arguments.cases };
         let rounds = if arguments.quick { 20 } else { arguments.rounds };
         let step = self
-            .step(&format!("cargo test --profile deep {what} -- --show-output"))
+            .step(&format!("cargo test --profile deep --no-fail-fast {what} -- --show-output"))
             .amount(&format!("{cases} cases of each property that names no number of its own"))
             .set("BEELINE_PROGRAM", &program.to_string_lossy())
             .set("BEELINE_ROUNDS", &rounds.to_string())

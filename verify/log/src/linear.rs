@@ -2,7 +2,8 @@
 //!
 //! The search of Wing and Gong (1993) with the memory of Lowe (2017), as Porcupine has it: choose,
 //! again and again, an operation that began before any other had ended, run it on a model, and
-//! never visit the same set of operations with the same state twice. An operation that was never
+//! never visit the same set of operations with the same state twice. Two that hash alike could make
+//! a good history look bad, never a bad one good. An operation that was never
 //! answered may take effect at any time after its call, or never.
 
 use std::collections::HashSet;
@@ -29,64 +30,116 @@ pub struct Call {
     pub operation: Operation,
 }
 
+/// A search, without recursion: a history has more operations than a stack has frames.
 struct Search<'a> {
     calls: &'a [Call],
-    seen: HashSet<(Vec<u64>, Vec<Item>)>,
-    done: Vec<u64>,
+    /// Sets of operations and states that led nowhere, each told by its hash.
+    seen: HashSet<(u64, u64)>,
+    done: Vec<bool>,
+    /// No operation before this one is left.
+    base: usize,
+    /// Hash of the set of operations that are done.
+    of_done: u64,
+    state: Vec<Item>,
+    /// Hash of every prefix of the state, the empty one first.
+    of_state: Vec<u64>,
 }
 
-impl Search<'_> {
-    fn is_done(&self, index: usize) -> bool {
-        self.done[index / 64] >> (index % 64) & 1 == 1
+/// SplitMix64's output function.
+fn mixed(value: u64) -> u64 {
+    let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ (value >> 31)
+}
+
+impl<'a> Search<'a> {
+    fn new(calls: &'a [Call]) -> Self {
+        Self {
+            calls,
+            seen: HashSet::new(),
+            done: vec![false; calls.len()],
+            base: 0,
+            of_done: 0,
+            state: Vec::new(),
+            of_state: vec![0],
+        }
     }
 
-    fn flip(&mut self, index: usize) {
-        self.done[index / 64] ^= 1 << (index % 64);
+    /// Runs an operation on the model.
+    fn choose(&mut self, index: usize) {
+        self.done[index] = true;
+        self.of_done ^= mixed(index as u64);
+        if let Operation::Append(item, _) = self.calls[index].operation {
+            let before = self.of_state.last().copied().unwrap_or_default();
+            self.of_state.push(mixed(before.rotate_left(17) ^ u64::from(item)));
+            self.state.push(item);
+        }
+        while self.done.get(self.base) == Some(&true) {
+            self.base += 1;
+        }
     }
 
-    fn run(&mut self, state: &mut Vec<Item>) -> bool {
-        let open = (0..self.calls.len()).filter(|index| !self.is_done(*index));
-        let first_end = open.map(|index| self.calls[index].to_ns).min().unwrap_or(u64::MAX);
-        if first_end == u64::MAX {
-            return true;
+    /// Takes the operation chosen last back.
+    fn take_back(&mut self, index: usize) {
+        self.done[index] = false;
+        self.of_done ^= mixed(index as u64);
+        if let Operation::Append(..) = self.calls[index].operation {
+            self.of_state.pop();
+            self.state.pop();
         }
-        if !self.seen.insert((self.done.clone(), state.clone())) {
-            return false;
-        }
-        for index in 0..self.calls.len() {
+        self.base = self.base.min(index);
+    }
+
+    /// When the first of the operations that are left was answered; never, if none was.
+    fn first_end(&self) -> u64 {
+        let mut first = u64::MAX;
+        for index in self.base..self.calls.len() {
             let call = &self.calls[index];
-            if call.from_ns > first_end {
+            if call.from_ns > first {
                 break;
             }
-            if self.is_done(index) {
-                continue;
-            }
-            match &call.operation {
-                Operation::Read(list) => {
-                    if list == state {
-                        // A read that fits now may as well go first.
-                        self.flip(index);
-                        let found = self.run(state);
-                        self.flip(index);
-                        return found;
-                    }
-                }
-                Operation::Append(item, length) => {
-                    let length_fits = length.is_none_or(|length| length == state.len() as u64 + 1);
-                    if length_fits {
-                        state.push(*item);
-                        self.flip(index);
-                        let found = self.run(state);
-                        self.flip(index);
-                        state.pop();
-                        if found {
-                            return true;
-                        }
-                    }
-                }
+            if !self.done[index] {
+                first = first.min(call.to_ns);
             }
         }
-        false
+        first
+    }
+
+    /// The first operation from `from` on that may be next.
+    fn candidate(&self, from: usize) -> Option<usize> {
+        let first_end = self.first_end();
+        let began = |index: &usize| self.calls[*index].from_ns <= first_end;
+        let fits = |index: &usize| match &self.calls[*index].operation {
+            Operation::Read(list) => *list == self.state,
+            Operation::Append(_, length) => {
+                length.is_none_or(|length| length == self.state.len() as u64 + 1)
+            }
+        };
+        (from..self.calls.len()).take_while(began).find(|at| !self.done[*at] && fits(at))
+    }
+
+    fn run(&mut self) -> bool {
+        let mut path: Vec<usize> = Vec::new();
+        loop {
+            if self.first_end() == u64::MAX {
+                return true;
+            }
+            let here = (self.of_done, self.of_state.last().copied().unwrap_or_default());
+            let mut next = self.seen.insert(here).then(|| self.candidate(self.base)).flatten();
+            while next.is_none() {
+                let Some(last) = path.pop() else { return false };
+                self.take_back(last);
+                // A read that fitted might as well go first: nothing else would have helped.
+                if let Operation::Append(..) = self.calls[last].operation {
+                    next = self.candidate(last + 1);
+                }
+            }
+            if let Some(index) = next {
+                self.choose(index);
+                path.push(index);
+            }
+        }
     }
 }
 
@@ -96,8 +149,7 @@ impl Search<'_> {
 pub fn is_linearizable(calls: &[Call]) -> bool {
     let mut calls = calls.to_vec();
     calls.sort_by_key(|call| call.from_ns);
-    let done = vec![0; calls.len().div_ceil(64)];
-    Search { calls: &calls, seen: HashSet::new(), done }.run(&mut Vec::new())
+    Search::new(&calls).run()
 }
 
 #[cfg(test)]
@@ -134,6 +186,16 @@ mod tests {
         assert!(!is_linearizable(&[append(0, 1, 1, 1), append(2, 3, 2, 1)]));
         assert!(!is_linearizable(&[append(0, 1, 1, 1), read(2, 3, &[1, 1])]));
         assert!(!is_linearizable(&[read(2, 3, &[7])]), "nobody appended it");
+    }
+
+    #[test]
+    fn a_long_history_is_searched_whole() {
+        let count = 200_000;
+        let mut calls: Vec<Call> =
+            (1..=count).map(|at| append(10 * at, 10 * at + 15, at as Item, at)).collect();
+        assert!(is_linearizable(&calls));
+        calls.push(read(10 * count + 100, 10 * count + 110, &[1]));
+        assert!(!is_linearizable(&calls));
     }
 
     #[test]

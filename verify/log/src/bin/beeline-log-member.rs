@@ -134,6 +134,8 @@ fn main() -> Result<(), Failure> {
     else {
         return Err("see the source for the arguments".into());
     };
+    // A test that is ended leaves nobody behind.
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
     let folder = Path::new(folder).to_owned();
     let durability = match std::env::var("BEELINE_LOG_DURABILITY").as_deref() {
         Ok("power") => Durability::Power,
