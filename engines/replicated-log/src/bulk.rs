@@ -28,6 +28,10 @@ pub(crate) const CHUNKS: u64 = 8;
 /// Memory of one end.
 pub(crate) const BULK_BYTES: usize = (CHUNK_BYTES * CHUNKS) as usize;
 
+/// A snapshot of which nothing came for so long gives way to another member's, nanoseconds. Shorter
+/// than the protocol's pause between two requests to send one.
+const INCOMING_PATIENCE_NS: u64 = 3_000_000_000;
+
 /// A snapshot on its way to a peer.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
@@ -84,10 +88,19 @@ pub(crate) struct Incoming {
     pub(crate) file: File,
     pub(crate) length: u64,
     pub(crate) received: u64,
+    /// When the last piece came.
+    pub(crate) progress_ns: u64,
     pub(crate) buffer: Vec<u8>,
 }
 
 impl Incoming {
+    /// Whether more may come: its sender, which may be gone without its queue pair's having been
+    /// connected, has sent something lately.
+    pub(crate) fn is_alive(&self, now_ns: u64) -> bool {
+        self.qp.state() != QueuePairState::Error
+            && now_ns.saturating_sub(self.progress_ns) < INCOMING_PATIENCE_NS
+    }
+
     pub(crate) fn post_receive(&mut self, index: u64) -> Result<(), PostError> {
         let buffer = ScatterGatherEntry {
             region: &self.region,

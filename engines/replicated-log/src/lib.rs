@@ -50,4 +50,4 @@ pub use node::{Config, Node, NodeError};
 pub use server::Server;
 pub use snapshot::SnapshotError;
 pub use status::{Counters, MemberStatus, Status};
-pub use transport::{Transport, TransportError};
+pub use transport::{InProcess, Transport, TransportError};

@@ -7,7 +7,7 @@ use beeline_fabric::{
     RemoteAddress, RemoteKey, ScatterGatherEntry, WorkRequest,
 };
 use beeline_os::memory::copy_in;
-use beeline_paxos::{AccessKey, Event, NodeId, Position};
+use beeline_paxos::{AccessKey, Event, Message, NodeId, Position};
 
 use crate::bulk::Outgoing;
 use crate::frame::MAX_FRAME_BYTES;
@@ -22,6 +22,8 @@ const SEND_OFFSET: u64 = RECEIVES * RECEIVE_BYTES;
 const STATUS_OFFSET: u64 = SEND_OFFSET + SENDS * RECEIVE_BYTES;
 /// Memory of a control connection, bytes.
 pub(crate) const CONTROL_BYTES: usize = STATUS_OFFSET as usize + 64;
+/// An answer to a request for access is waited for so long; then another attempt is made.
+const ANSWER_NS: u64 = 2_000_000_000;
 /// Marks a completion of a status read.
 pub(crate) const STATUS_READ: u64 = u64::MAX;
 /// Marks a completion of a message.
@@ -120,9 +122,35 @@ impl Data {
 #[derive(Debug)]
 pub(crate) struct Offered {
     pub(crate) attempt: u32,
+    /// The request it went with. The same request again is this attempt again: an answer may take
+    /// longer than the pause between requests.
+    pub(crate) request: Message,
+    pub(crate) since_ns: u64,
     pub(crate) qp: Box<dyn QueuePair>,
     /// Told to the replica once connected.
     pub(crate) grant: Option<(AccessKey, Event<'static>)>,
+}
+
+impl Offered {
+    /// Whether `message` asks for the same, and an answer may still come.
+    pub(crate) fn is_for(&self, message: &Message, now_ns: u64) -> bool {
+        let same = match (&self.request, message) {
+            (Message::RequestVote { term, .. }, Message::RequestVote { term: again, .. })
+            | (Message::Follow { term }, Message::Follow { term: again }) => term == again,
+            _ => false,
+        };
+        same && now_ns.saturating_sub(self.since_ns) < ANSWER_NS
+            && self.qp.state() != QueuePairState::Error
+    }
+}
+
+/// The answer to a request for access, for when the request comes again.
+#[derive(Debug)]
+pub(crate) struct Answered {
+    pub(crate) attempt: u32,
+    /// What it told; while the region has this key the answer holds.
+    pub(crate) key: AccessKey,
+    pub(crate) frame: Vec<u8>,
 }
 
 /// Everything about one peer.
@@ -134,6 +162,7 @@ pub(crate) struct Link {
     pub(crate) data: Option<Data>,
     /// The peer's last request for access: its attempt and connection data.
     pub(crate) asked: Option<(u32, Vec<u8>)>,
+    pub(crate) answered: Option<Answered>,
     /// A snapshot on its way there.
     pub(crate) outgoing: Option<Outgoing>,
 }
@@ -141,6 +170,6 @@ pub(crate) struct Link {
 impl Link {
     pub(crate) fn new(peer: NodeId) -> Self {
         let (control, offered, data) = (None, None, None);
-        Self { peer, control, offered, data, asked: None, outgoing: None }
+        Self { peer, control, offered, data, asked: None, answered: None, outgoing: None }
     }
 }

@@ -23,7 +23,7 @@ use crate::bulk::{Incoming, Received};
 use crate::error::LogError;
 use crate::frame::{Content, Frame};
 use crate::link::{
-    CONTROL_BYTES, Control, Data, Link, Offered, Posted, RECEIVES, SENT, STATUS_READ,
+    Answered, CONTROL_BYTES, Control, Data, Link, Offered, Posted, RECEIVES, SENT, STATUS_READ,
 };
 use crate::region::Memory;
 use operations::ranges;
@@ -171,7 +171,10 @@ impl Member {
             control.post_receive(index)?;
         }
         let info = control.qp.connect_info();
-        let before = self.link(peer).control.replace(control);
+        let link = self.link(peer);
+        let before = link.control.replace(control);
+        // What was asked for or answered through it is lost.
+        (link.offered, link.asked, link.answered) = (None, None, None);
         // What the connection before did not answer, it never will.
         for _ in 0..before.map_or(0, |control| control.reading) {
             self.events.push_back(Event::StatusRead { peer, status: None });
@@ -438,15 +441,24 @@ impl Member {
     /// Messages may be lost, so one that cannot be sent is.
     fn send(&mut self, to: NodeId, message: Message) {
         let (mut attempt, mut info) = (0, Vec::new());
+        let mut told = None;
         match message {
             Message::RequestVote { .. } | Message::Follow { .. } => {
-                let Some(qp) = self.data_queue_pair_or_none() else { return };
-                self.attempt = self.attempt.wrapping_add(1);
-                attempt = self.attempt;
-                info = qp.connect_info().0;
-                self.link(to).offered = Some(Offered { attempt, qp, grant: None });
+                let now_ns = self.ticked_ns.unwrap_or_default();
+                let offered = self.link(to).offered.as_ref();
+                if let Some(offered) = offered.filter(|offered| offered.is_for(&message, now_ns)) {
+                    (attempt, info) = (offered.attempt, offered.qp.connect_info().0);
+                } else {
+                    let Some(qp) = self.data_queue_pair_or_none() else { return };
+                    self.attempt = self.attempt.wrapping_add(1);
+                    (attempt, info) = (self.attempt, qp.connect_info().0);
+                    let (request, since_ns, grant) = (message, now_ns, None);
+                    let offered = Offered { attempt, request, since_ns, qp, grant };
+                    self.link(to).offered = Some(offered);
+                }
             }
-            Message::Vote { .. } | Message::Following { .. } => {
+            Message::Vote { grant, .. } | Message::Following { grant, .. } => {
+                told = Some(grant.key);
                 let Some((asked, peer)) = self.link(to).asked.take() else { return };
                 let Some(mut qp) = self.data_queue_pair_or_none() else { return };
                 attempt = asked;
@@ -459,6 +471,11 @@ impl Member {
             _ => {}
         }
         self.send_frame(to, attempt, Content::Protocol(message), info);
+        if let Some(key) = told {
+            // What was sent last is what `send_frame` left.
+            let frame = self.bytes.clone();
+            self.link(to).answered = Some(Answered { attempt, key, frame });
+        }
     }
 
     fn send_frame(&mut self, to: NodeId, attempt: u32, content: Content, info: Vec<u8>) {
@@ -596,12 +613,23 @@ impl Member {
         let event = Event::Message { from, message };
         match message {
             Message::RequestVote { .. } | Message::Follow { .. } => {
+                let key = self.log_region.as_ref().map(|region| region.remote_key().0);
+                let holds = |answered: &&Answered| {
+                    answered.attempt == frame.attempt && Some(answered.key.0) == key
+                };
+                let answered = link.answered.as_ref().filter(holds);
+                if let (Some(answered), Some(control)) = (answered, &mut link.control) {
+                    // A new promise would undo the one that the asker is about to hear of.
+                    let _ = control.send(&answered.frame);
+                    return Ok(());
+                }
                 link.asked = Some((frame.attempt, frame.info));
             }
             Message::Vote { grant, .. } | Message::Following { grant, .. } => {
                 // Told to the protocol once the queue pair is connected.
                 let offered = link.offered.as_mut();
-                let Some(offered) = offered.filter(|offered| offered.attempt == frame.attempt)
+                let Some(offered) = offered
+                    .filter(|offered| offered.attempt == frame.attempt && offered.grant.is_none())
                 else {
                     return Ok(());
                 };

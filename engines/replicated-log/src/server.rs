@@ -1,10 +1,12 @@
 //! A member on a thread of its own, asleep unless there is something to do.
 
+use std::sync::PoisonError;
 use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use beeline_os::poller::{Interest, Poller};
+use beeline_paxos::RoleName;
 
 use crate::handle::{Handle, Request};
 use crate::home::Home;
@@ -16,6 +18,9 @@ use crate::node::{Config, Node, NodeError};
 const IDLE: Duration = Duration::from_millis(10);
 /// How long it looks for more before it sleeps.
 const SPIN: Duration = Duration::from_micros(20);
+
+/// Between two tries to hand the leadership over.
+const BETWEEN_TRIES: Duration = Duration::from_millis(5);
 
 /// A running member. Dropping it stops it.
 #[derive(Debug)]
@@ -44,6 +49,7 @@ impl Server {
                     return Ok(());
                 }
             };
+            let _ended = Ended(handle.clone());
             let _ = sender.send(Ok(handle));
             let ended = run(node);
             if let Err(error) = &ended {
@@ -62,6 +68,30 @@ impl Server {
     #[must_use]
     pub fn is_running(&self) -> bool {
         self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+
+    /// Gives the leadership, if this member has it, to the member that lags least, so that nobody
+    /// has to miss it first: for a member that is about to stop. Returns whether another one leads
+    /// at the end; gives up after `limit`.
+    #[must_use]
+    pub fn hand_over(&self, limit: Duration) -> bool {
+        let deadline = Instant::now() + limit;
+        loop {
+            let status = self.handle.status();
+            if status.leader != Some(status.id) || !self.is_running() {
+                return status.leader.is_some();
+            }
+            let others = status.members.iter().filter(|member| member.id != status.id);
+            let ready = others.filter(|member| member.connected && member.lag.is_some());
+            let left = deadline.saturating_duration_since(Instant::now());
+            let Some(to) = ready.min_by_key(|member| member.lag).filter(|_| !left.is_zero()) else {
+                return false;
+            };
+            if self.handle.transfer_wait(to.id, left).is_ok() {
+                return true;
+            }
+            std::thread::sleep(BETWEEN_TRIES.min(left));
+        }
     }
 
     /// Stops the member, and tells how it ended.
@@ -83,6 +113,17 @@ impl Drop for Server {
     fn drop(&mut self) {
         // Whoever wants to know how it ended asks `stop`.
         let _ = self.end();
+    }
+}
+
+/// What everybody sees of a member whose thread ended, however it did.
+struct Ended(Handle);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let mut status = self.0.status.lock().unwrap_or_else(PoisonError::into_inner);
+        status.role = RoleName::Stopped;
+        (status.leader, status.leader_contact) = (None, None);
     }
 }
 

@@ -1,8 +1,17 @@
 //! How members find each other: the seam to whoever knows addresses and providers.
 
+use std::collections::HashMap;
 use std::fmt::Debug;
+use std::sync::mpsc::channel;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use beeline_fabric::ConnectInfo;
+
+use crate::handle::Handle;
+
+/// How long a member of the same process is waited for.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Why a peer could not be asked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -48,4 +57,49 @@ pub trait Transport: Send + Sync + Debug {
         info: &ConnectInfo,
         hello: &[u8],
     ) -> Result<(ConnectInfo, Vec<u8>), TransportError>;
+}
+
+/// Finds members that live in one process, by address: for tests, examples and measurements.
+#[derive(Debug, Default)]
+pub struct InProcess(Mutex<HashMap<String, Handle>>);
+
+impl InProcess {
+    fn members(&self) -> std::sync::MutexGuard<'_, HashMap<String, Handle>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A member can be found from now on.
+    pub fn add(&self, address: &str, handle: &Handle) {
+        self.members().insert(address.to_owned(), handle.clone());
+    }
+
+    /// It no longer can.
+    pub fn remove(&self, address: &str) {
+        self.members().remove(address);
+    }
+}
+
+impl Transport for InProcess {
+    fn exchange(
+        &self,
+        address: &str,
+        info: &ConnectInfo,
+        hello: &[u8],
+    ) -> Result<(ConnectInfo, Vec<u8>), TransportError> {
+        let unreachable = |reason: &str| TransportError::Unreachable {
+            address: address.to_owned(),
+            reason: reason.to_owned(),
+        };
+        let handle = self.members().get(address).cloned();
+        let handle = handle.ok_or_else(|| unreachable("nobody is there"))?;
+        let (sender, receiver) = channel();
+        handle.accept(info.clone(), hello.to_vec(), move |answer| {
+            // Nobody may be waiting any more.
+            let _ = sender.send(answer);
+        });
+        let answer = receiver.recv_timeout(PATIENCE);
+        answer
+            .map_err(|_| unreachable("no answer"))?
+            .map_err(|reason| TransportError::Refused { address: address.to_owned(), reason })
+    }
 }

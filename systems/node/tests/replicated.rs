@@ -575,3 +575,35 @@ fn a_snapshot_makes_a_member_of_a_node_with_other_contents() {
     ask(&mut reader, "GET sum", "$1\r\n2\r\n");
     ask(&mut reader, "DBSIZE", ":201\r\n");
 }
+
+#[test]
+fn what_was_flushed_behind_an_entry_without_a_unit_is_known_after_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let cluster = Arc::new(Cluster::default());
+    let start = |prepare: &dyn Fn(&mut ReplicaMachine)| {
+        drop(Member::start_with(&cluster, 9, on_disk(directory.path()), prepare));
+    };
+    // The log forgets entries below what was flushed, also where the last one is a no-op.
+    start(&|machine| machine.flush(7).unwrap());
+    start(&|machine| assert_eq!(machine.applied(), 7));
+}
+
+#[test]
+fn a_member_whose_log_ended_says_so_at_once_and_asks_to_be_stopped() {
+    let (cluster, mut members) = cluster(2);
+    let mut client = members[0].client();
+    ask(&mut client, "SET key value", "+OK\r\n");
+    cluster.state.lock().unwrap().stopped.push(1);
+    cluster.changed.notify_all();
+    let applier = members[0].applier.replace(std::thread::spawn(|| ()));
+    applier.unwrap().join().unwrap();
+    for request in ["GET key", "SET key other"] {
+        let reply = client.ask(request);
+        assert!(reply.starts_with("-MISCONF"), "{request}: {reply}");
+    }
+    let handle = members[0].node.as_ref().unwrap().handle();
+    let asked = handle.shutdown_requested();
+    let mut polled = [rustix::event::PollFd::new(&asked, rustix::event::PollFlags::IN)];
+    let none = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+    assert_eq!(rustix::event::poll(&mut polled, Some(&none)).unwrap(), 1);
+}

@@ -87,7 +87,8 @@ fn a_leader_that_hangs_is_replaced_and_finds_its_writes_refused_when_it_wakes() 
         world.pass(US).unwrap();
     }
     world.pause(old);
-    world.pass(400 * MS).unwrap();
+    // Patience, and time for two campaigns at once and one more.
+    world.pass(700 * MS).unwrap();
     let new = others(&world, old)
         .into_iter()
         .find(|node| role(&world, *node) == Some(RoleName::Leader))

@@ -8,76 +8,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 
+use real::network::Network;
 use real::{Clients, Cluster, Known, Shape, eventually, skip};
 
 const ALL: [usize; 3] = [1, 2, 3];
 
-fn run(words: &str) -> bool {
-    let mut words = words.split_whitespace();
-    let output = Command::new(words.next().unwrap()).args(words).output();
-    output.is_ok_and(|output| output.status.success())
-}
-
 fn others(node: usize) -> Vec<usize> {
     ALL.into_iter().filter(|other| *other != node).collect()
-}
-
-/// Three namespaces on one bridge, gone with this. Their names are one per machine: another run of
-/// these tests waits for its turn.
-struct Network {
-    _turn: std::fs::File,
-}
-
-fn namespace(node: usize) -> String {
-    format!("beelog{}", node)
-}
-
-impl Network {
-    fn new() -> Option<Self> {
-        let turn = std::fs::File::create(std::env::temp_dir().join("beeline-log-network.lock"));
-        let turn = turn.ok()?;
-        turn.lock().ok()?;
-        // What a run that was killed left behind.
-        Self::remove();
-        let network = Self { _turn: turn };
-        let mut fine = run("ip link add beelogbr type bridge")
-            && run("ip addr add 10.77.91.254/24 dev beelogbr")
-            && run("ip link set beelogbr up");
-        for node in ALL {
-            let name = namespace(node);
-            fine = fine
-                && run(&format!("ip netns add {name}"))
-                && run(&format!("ip link add beelogv{node} type veth peer name eth0 netns {name}"))
-                && run(&format!("ip link set beelogv{node} master beelogbr up"))
-                && run(&format!("ip -n {name} addr add 10.77.91.{node}/24 dev eth0"))
-                && run(&format!("ip -n {name} link set eth0 up"))
-                && run(&format!("ip -n {name} link set lo up"));
-        }
-        fine.then_some(network)
-    }
-
-    fn remove() {
-        for node in ALL {
-            run(&format!("ip netns del {}", namespace(node)));
-            run(&format!("ip link del beelogv{node}"));
-        }
-        run("ip link del beelogbr");
-    }
-
-    /// Cuts a member off from everybody, clients included.
-    fn cut(&self, node: usize) {
-        assert!(run(&format!("ip link set beelogv{node} down")));
-    }
-
-    fn heal(&self, node: usize) {
-        assert!(run(&format!("ip link set beelogv{node} up")));
-    }
-}
-
-impl Drop for Network {
-    fn drop(&mut self) {
-        Self::remove();
-    }
 }
 
 #[test]
@@ -86,11 +23,7 @@ fn a_leader_that_is_cut_off_is_replaced_and_comes_back() {
     let Some(network) = Network::new() else {
         return skip(test, "network namespaces need root and ip");
     };
-    let shape = Shape {
-        wrap: |node| ["ip", "netns", "exec", &namespace(node)].map(str::to_owned).to_vec(),
-        host: |node| format!("10.77.91.{node}"),
-        ..Shape::new("tcp")
-    };
+    let shape = network.shape();
     let cluster = Cluster::new(shape, 3, 3);
     let known: Known = Arc::new(Mutex::new(cluster.clients.clone()));
     let clients = Clients::start(&known, 4);

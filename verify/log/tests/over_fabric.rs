@@ -216,6 +216,75 @@ fn sim(options: SimOptions) -> Cluster {
     Cluster::new(Time::Virtual(world.clone()), |node| world.device(node as u32))
 }
 
+/// An answer that takes longer than the pause between two requests is an answer all the same: each
+/// request of its own connection would undo the promise made for the one before, for ever. So it
+/// went on a loaded machine, where taking the log back took longer than a heartbeat.
+#[test]
+fn links_slower_than_a_heartbeat_delay_leaders_and_do_not_prevent_them() {
+    for one_way_ms in [20, 70, 110] {
+        let delay = one_way_ms * 1_000_000;
+        let options = SimOptions { latency_ns: delay..=delay + 1_000_000, ..SimOptions::default() };
+        let mut cluster = sim(options);
+        let all: Vec<_> = (0..SERVERS).collect();
+        let leader = cluster.elect(&all);
+        cluster.propose(leader, b"slowly");
+        cluster.until(&all, "everybody applied the entry", |cluster| {
+            cluster.applied.iter().all(|applied| applied.len() == 1)
+        });
+    }
+}
+
+/// A member that died between its offer of a snapshot and its sending must not keep others from
+/// giving theirs: the one that lags would lag for ever, and its reads would wait in vain.
+fn an_offer_that_came_to_nothing_gives_way(mut cluster: Cluster) {
+    let place = tempfile::tempdir().unwrap();
+    let file = place.path().join("snapshot");
+    std::fs::write(&file, [7; 200_000]).unwrap();
+    let all: Vec<_> = (0..SERVERS).collect();
+    cluster.elect(&all);
+    cluster.members[2].take_snapshots(place.path().join("incoming"));
+    let offer = |cluster: &mut Cluster, from: usize, position| {
+        let now_ns = cluster.time.now_ns();
+        cluster.members[from].offer_snapshot(id(2), &file, position, now_ns).unwrap();
+    };
+    offer(&mut cluster, 0, Position(1000));
+    // It accepts; who offered stands still for good.
+    let since_ns = cluster.time.now_ns();
+    cluster.until(&[1, 2], "it has accepted", |cluster| {
+        cluster.time.now_ns() - since_ns > 200_000_000
+    });
+    let mut received = None;
+    for _ in 0..8 {
+        offer(&mut cluster, 1, Position(2000));
+        let since_ns = cluster.time.now_ns();
+        cluster.until(&[1, 2], "a second passes", |cluster| {
+            cluster.time.now_ns() - since_ns > 1_000_000_000
+        });
+        received = cluster.members[2].received();
+        if received.is_some() {
+            break;
+        }
+    }
+    let received = received.unwrap();
+    assert_eq!((received.from, received.position), (id(1), Position(2000)));
+    assert_eq!(std::fs::read(received.path).unwrap(), [7; 200_000]);
+}
+
+#[test]
+fn an_offered_snapshot_that_never_comes_gives_way_over_shm() {
+    an_offer_that_came_to_nothing_gives_way(shm());
+}
+
+#[test]
+fn an_offered_snapshot_that_never_comes_gives_way_over_tcp() {
+    an_offer_that_came_to_nothing_gives_way(tcp());
+}
+
+#[test]
+fn an_offered_snapshot_that_never_comes_gives_way_in_simulation() {
+    an_offer_that_came_to_nothing_gives_way(sim(SimOptions::default()));
+}
+
 #[test]
 fn shm_commits_while_followers_stand_still() {
     commits_and_converges(shm(), true);

@@ -9,6 +9,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use beeline_env::Randomness;
+use beeline_fabric::ConnectInfo;
+use beeline_replicated_log::{Transport as _, TransportError};
+use beeline_verify_log::bootstrap::ToMembers;
 
 use real::{Clients, Cluster, Known, Shape, deep, eventually, note};
 
@@ -231,4 +234,79 @@ fn members_join_and_leave_under_load() {
     clients.go_on(20);
     clients.check(|| cluster.converge(&[3, 4, 5]));
     assert_eq!(cluster.field(cluster.leader(), "members").as_deref(), Some("3,4,5"));
+}
+
+/// As a member's greeting, for member 1 of the cluster under test.
+struct Greeting {
+    version: u8,
+    cluster: u64,
+    from: u16,
+    to: u16,
+    instance: u64,
+    age: (u64, u64),
+    slots: u64,
+}
+
+impl Greeting {
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = b"BLH".to_vec();
+        bytes.push(self.version);
+        bytes.extend_from_slice(&self.cluster.to_le_bytes());
+        bytes.extend_from_slice(&self.from.to_le_bytes());
+        bytes.extend_from_slice(&self.to.to_le_bytes());
+        for word in [0, self.instance, self.age.0, self.age.1, self.slots, 2048, 0] {
+            bytes.extend_from_slice(&word.to_le_bytes());
+        }
+        bytes.extend_from_slice(&[0, 0]);
+        bytes
+    }
+}
+
+#[test]
+fn strangers_other_versions_and_recorded_greetings_are_refused_in_words_and_disturb_nobody() {
+    let cluster = Cluster::new(Shape::new("tcp"), 3, 3);
+    cluster.append(&ALL, 0, 1, 0);
+    cluster.converge(&ALL);
+    let leader = cluster.leader();
+    let term = cluster.number(leader, "term");
+    // Where a member's number is kept says which instance of it there is.
+    let identity = std::fs::read(cluster.folder(2).join("identity")).unwrap();
+    let instance = u64::from_le_bytes(identity[24..32].try_into().unwrap());
+    let sound = || Greeting {
+        version: beeline_replicated_log::hello::VERSION,
+        cluster: 77,
+        from: 2,
+        to: 1,
+        instance,
+        age: (1, 1),
+        slots: 256,
+    };
+    let transport = ToMembers::new("tcp");
+    let refused = |bytes: &[u8]| {
+        let answer = transport.exchange(cluster.log_address(1), &ConnectInfo(Vec::new()), bytes);
+        match answer {
+            Err(TransportError::Refused { reason, .. }) => reason,
+            other => panic!("{other:?}"),
+        }
+    };
+    for (greeting, expected) in [
+        (Greeting { version: 9, ..sound() }, "version 9"),
+        (Greeting { cluster: 78, ..sound() }, "belongs to cluster"),
+        (Greeting { to: 3, ..sound() }, "looks for"),
+        (Greeting { slots: 512, ..sound() }, "another shape"),
+        (Greeting { instance: instance ^ 1, ..sound() }, "is taken"),
+        // What member 2 said when it connected, or something like it, once more.
+        (sound(), "an old one"),
+    ] {
+        for _ in 0..3 {
+            let reason = refused(&greeting.bytes());
+            assert!(reason.contains(expected), "{expected}: {reason}");
+        }
+    }
+    for bytes in [&b""[..], b"BLH", b"GET / HTTP/1.1", &sound().bytes()[..40]] {
+        assert!(refused(bytes).contains("not that of a replicated log"), "{bytes:?}");
+    }
+    cluster.append(&[leader], 0, 2, 0);
+    assert_eq!(cluster.converge(&ALL)[0], [1, 2]);
+    assert_eq!((cluster.leader(), cluster.number(leader, "term")), (leader, term));
 }

@@ -2,18 +2,19 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::collections::HashMap;
+use std::io::{self, Read};
 use std::path::Path;
-use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use beeline_fabric::{ConnectInfo, Device};
+use beeline_fabric::Device;
 use beeline_fabric_shm::{ShmConfig, ShmDevice};
 use beeline_fabric_tcp::{TcpConfig, TcpDevice};
 use beeline_replicated_log::{
-    ClusterId, Config, Consistency, Contact, Durability, Founding, Handle, Home, Layout,
-    NO_SESSION, NodeId, Position, Refusal, RoleName, Server, Transport, TransportError,
+    ClusterId, Config, Consistency, Contact, Durability, Founding, Handle, Home, InProcess, Layout,
+    NO_SESSION, NodeId, Position, Refusal, RoleName, Server, SnapshotWriter, StateMachine,
+    Transport,
 };
 use beeline_verify_log::lists::{Lists, items, padded_append};
 use beeline_verify_log::machine::append;
@@ -21,31 +22,46 @@ use beeline_verify_log::machine::append;
 const CLUSTER: ClusterId = ClusterId(0xabc);
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Handles by address.
-#[derive(Debug, Default)]
-struct Directory(Mutex<HashMap<String, Handle>>);
+/// Lists whose restoring takes as long as the test wants.
+#[derive(Default)]
+struct Held {
+    lists: Lists,
+    /// What they say to have when they are opened, as a machine that is durable by itself does.
+    has: Position,
+    gate: Option<Arc<Gate>>,
+}
 
-impl Transport for Directory {
-    fn exchange(
-        &self,
-        address: &str,
-        info: &ConnectInfo,
-        hello: &[u8],
-    ) -> Result<(ConnectInfo, Vec<u8>), TransportError> {
-        let unreachable = |reason: &str| TransportError::Unreachable {
-            address: address.to_owned(),
-            reason: reason.to_owned(),
-        };
-        let handle = self.0.lock().unwrap().get(address).cloned();
-        let handle = handle.ok_or_else(|| unreachable("nobody is there"))?;
-        let (sender, receiver) = channel();
-        handle.accept(info.clone(), hello.to_vec(), move |answer| {
-            let _ = sender.send(answer);
-        });
-        let answer = receiver.recv_timeout(Duration::from_secs(2));
-        answer
-            .map_err(|_| unreachable("no answer"))?
-            .map_err(|reason| TransportError::Refused { address: address.to_owned(), reason })
+#[derive(Debug, Default)]
+struct Gate {
+    reached: AtomicBool,
+    open: AtomicBool,
+}
+
+impl StateMachine for Held {
+    fn apply(&mut self, position: Position, command: &[u8], reply: &mut Vec<u8>) {
+        self.lists.apply(position, command, reply);
+    }
+
+    fn applied(&self) -> Position {
+        self.has
+    }
+
+    fn snapshot(&mut self) -> io::Result<SnapshotWriter> {
+        self.lists.snapshot()
+    }
+
+    fn restore(&mut self, position: Position, reader: &mut dyn Read) -> io::Result<()> {
+        if let Some(gate) = &self.gate {
+            gate.reached.store(true, Ordering::Relaxed);
+            eventually("the test lets it go on", || {
+                gate.open.load(Ordering::Relaxed).then_some(())
+            });
+        }
+        self.lists.restore(position, reader)
+    }
+
+    fn query(&mut self, query: &[u8], reply: &mut Vec<u8>) {
+        self.lists.query(query, reply);
     }
 }
 
@@ -63,7 +79,9 @@ struct Cluster {
     provider: Provider,
     home: tempfile::TempDir,
     layout: Layout,
-    transport: Arc<Directory>,
+    transport: Arc<InProcess>,
+    /// The machine of the next member that is started.
+    machine: Option<Held>,
     servers: Vec<Option<(Server, Handle)>>,
 }
 
@@ -79,7 +97,8 @@ impl Cluster {
     fn new(provider: Provider, servers: usize, layout: Layout) -> Self {
         let home = tempfile::tempdir().unwrap();
         let transport = Arc::default();
-        let mut cluster = Self { provider, home, layout, transport, servers: Vec::new() };
+        let (machine, none) = (None, Vec::new());
+        let mut cluster = Self { provider, home, layout, transport, machine, servers: none };
         let members: Vec<_> = (0..servers).map(|node| (id(node), contact(node))).collect();
         for node in 0..servers {
             cluster.create(node, &members);
@@ -107,8 +126,9 @@ impl Cluster {
         let home = Home::open(&self.path(node), Durability::Process).unwrap();
         let transport: Arc<dyn Transport> = self.transport.clone();
         let config = Config::new((self.provider)(), transport, contact(node));
-        let started = Server::start(home, config, Lists::default()).unwrap();
-        self.transport.0.lock().unwrap().insert(format!("n{node}"), started.1.clone());
+        let machine = self.machine.take().unwrap_or_default();
+        let started = Server::start(home, config, machine).unwrap();
+        self.transport.add(&format!("n{node}"), &started.1);
         if self.servers.len() <= node {
             self.servers.resize_with(node + 1, || None);
         }
@@ -116,7 +136,7 @@ impl Cluster {
     }
 
     fn stop(&mut self, node: usize) {
-        self.transport.0.lock().unwrap().remove(&format!("n{node}"));
+        self.transport.remove(&format!("n{node}"));
         let (server, _) = self.servers[node].take().unwrap();
         server.stop().unwrap();
     }
@@ -179,10 +199,12 @@ fn agrees_and_survives_a_restart_of_all(provider: Provider) {
         eventually("every server has it", || (cluster.list(node, 1) == wanted).then_some(()));
     }
     let follower = (0..3).find(|node| *node != cluster.leader()).unwrap();
-    let refused = cluster.handle(follower).call(session, 21, append(1, 21), LIMIT);
-    let Err(Refusal::NotLeader { leader: Some((_, told)) }) = refused else {
-        panic!("{refused:?}")
-    };
+    let told = eventually("a follower has seen the leader lead", || {
+        match cluster.handle(follower).call(session, 21, append(1, 21), LIMIT) {
+            Err(Refusal::NotLeader { leader }) => leader.map(|(_, told)| told),
+            other => panic!("{other:?}"),
+        }
+    });
     assert!(told.details.starts_with(b"resp"), "a follower tells how the leader is reached");
     for node in 0..3 {
         cluster.stop(node);
@@ -234,6 +256,88 @@ fn who_missed_more_than_the_ring_gets_a_snapshot_over_shm() {
 #[test]
 fn who_missed_more_than_the_ring_gets_a_snapshot_over_tcp() {
     catches_up_by_snapshot(tcp);
+}
+
+/// Restoring keeps the member's thread: it votes for nobody, answers nobody and confirms nothing,
+/// as if it were down. The others go on under the same leader.
+#[test]
+fn a_member_that_restores_a_snapshot_for_long_holds_nobody_up() {
+    let mut cluster = Cluster::new(shm, 3, small());
+    let leader = cluster.leader();
+    let away = (0..3).find(|node| *node != leader).unwrap();
+    cluster.append(NO_SESSION, 0, &append(1, 1));
+    cluster.stop(away);
+    for item in 2..=300 {
+        cluster.append(NO_SESSION, 0, &padded_append(1, item, 1000));
+    }
+    let gate = Arc::<Gate>::default();
+    cluster.machine = Some(Held { gate: Some(Arc::clone(&gate)), ..Held::default() });
+    cluster.start(away);
+    eventually("it restores", || gate.reached.load(Ordering::Relaxed).then_some(()));
+    let term = cluster.handle(leader).status().term;
+    // Longer than any patience, and more than a ring.
+    let started = Instant::now();
+    let mut items = 300;
+    while items < 450 || started.elapsed() < Duration::from_millis(800) {
+        items += 1;
+        cluster.append(NO_SESSION, 0, &append(1, items));
+    }
+    let status = cluster.handle(leader).status();
+    assert_eq!((status.role, status.term), (RoleName::Leader, term));
+    gate.open.store(true, Ordering::Relaxed);
+    let wanted: Vec<u32> = (1..=items).collect();
+    eventually("the server is back", || (cluster.list(away, 1) == wanted).then_some(()));
+}
+
+/// As after a loss of power that took the word of what is committed, which is written without being
+/// persisted, and not what the machine had persisted.
+#[test]
+fn a_machine_that_is_further_on_than_its_log_takes_the_place_a_snapshot_gives_it() {
+    let mut cluster = Cluster::new(shm, 3, small());
+    let leader = cluster.leader();
+    let away = (0..3).find(|node| *node != leader).unwrap();
+    cluster.append(NO_SESSION, 0, &append(1, 1));
+    cluster.stop(away);
+    for item in 2..=300 {
+        cluster.append(NO_SESSION, 0, &append(1, item));
+    }
+    let has = cluster.handle(leader).status().applied;
+    let mut machine = Held { has, ..Held::default() };
+    for item in 1..=300 {
+        machine.lists.apply(has, &append(1, item), &mut Vec::new());
+    }
+    cluster.machine = Some(machine);
+    cluster.start(away);
+    eventually("its log knows as much", || {
+        (cluster.handle(away).status().applied >= has).then_some(())
+    });
+    cluster.append(NO_SESSION, 0, &append(1, 301));
+    let wanted: Vec<u32> = (1..=301).collect();
+    eventually("nothing is applied twice", || (cluster.list(away, 1) == wanted).then_some(()));
+}
+
+#[test]
+fn a_leader_that_is_about_to_stop_gives_the_leadership_to_who_lags_least() {
+    let mut cluster = Cluster::new(shm, 3, small());
+    for item in 1..=3 {
+        let leader = cluster.leader();
+        cluster.append(NO_SESSION, 0, &append(1, item));
+        let (server, _) = cluster.servers[leader].as_ref().unwrap();
+        assert!(server.hand_over(LIMIT));
+        assert_ne!(cluster.leader(), leader);
+        cluster.stop(leader);
+        cluster.append(NO_SESSION, 0, &append(2, item));
+        cluster.start(leader);
+    }
+    // Nobody is left to give it to.
+    let leader = cluster.leader();
+    (0..3).filter(|node| *node != leader).for_each(|node| cluster.stop(node));
+    let (server, handle) = cluster.servers[leader].as_ref().unwrap();
+    assert!(!server.hand_over(Duration::from_millis(300)));
+    // A member that has ended leads nobody.
+    let handle = handle.clone();
+    cluster.stop(leader);
+    assert_eq!((handle.status().role, handle.status().leader), (RoleName::Stopped, None));
 }
 
 #[test]

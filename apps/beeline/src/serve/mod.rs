@@ -15,7 +15,7 @@ mod view;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock, mpsc};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use beeline_fabric_open::OpenError;
@@ -32,6 +32,9 @@ use crate::config::ServeConfig;
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
 use crate::status::{Source, StatusServer};
+
+/// How long a member that is told to stop tries to give the leadership away.
+const HAND_OVER: Duration = Duration::from_secs(1);
 
 /// The command.
 pub fn run(config: &ServeConfig, output: Output) -> Result<Exit, Failure> {
@@ -81,10 +84,17 @@ pub fn run(config: &ServeConfig, output: Output) -> Result<Exit, Failure> {
     }
     let reason = reason.recv().context("the signal watcher ended")?;
     tracing::info!(%reason, "stopping");
+    if let Some(log) = &log
+        && !log.hand_over(HAND_OVER)
+        && config.peers.0.len() > 1
+    {
+        tracing::warn!("no other member of the cluster is known to lead");
+    }
     drop(status);
     drop(fabric);
-    let ended = log.map(beeline_replicated_log::Server::stop);
+    // Requests under way still reach the log, or whoever leads it now.
     node.stop();
+    let ended = log.map(beeline_replicated_log::Server::stop);
     if let Some(Err(error)) = ended {
         return Err(anyhow::Error::new(error).context("this member of the cluster stopped").into());
     }

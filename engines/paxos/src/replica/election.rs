@@ -14,6 +14,9 @@ use crate::memory::LogMemory;
 use crate::message::{Grant, Message};
 use crate::options::{Options, ns};
 
+/// Campaigns that fail stretch the next by no more than two to this power.
+const MOST_DOUBLINGS: u32 = 4;
+
 /// The leader of a follower, or the candidate it voted for.
 #[derive(Clone, Copy, Debug)]
 struct Watched {
@@ -53,6 +56,12 @@ impl Follower {
         Self { watched: Some(Watched::new(id, true, now_ns)), campaign_ns: 0 }
     }
 
+    pub(super) fn excuse(&mut self, pause_ns: u64) {
+        if let Some(watched) = &mut self.watched {
+            watched.progress_ns = watched.progress_ns.saturating_add(pause_ns);
+        }
+    }
+
     pub(super) fn elected_leader(&self) -> Option<NodeId> {
         self.watched.filter(|watched| watched.elected).map(|watched| watched.id)
     }
@@ -64,6 +73,12 @@ pub(super) struct Asking {
     term: Term,
     yes: Vec<NodeId>,
     until_ns: u64,
+}
+
+impl Asking {
+    pub(super) fn excuse(&mut self, pause_ns: u64) {
+        self.until_ns = self.until_ns.saturating_add(pause_ns);
+    }
 }
 
 /// A vote that was given to this server.
@@ -81,6 +96,12 @@ pub(super) struct Candidate {
     until_ns: u64,
 }
 
+impl Candidate {
+    pub(super) fn excuse(&mut self, pause_ns: u64) {
+        self.until_ns = self.until_ns.saturating_add(pause_ns);
+    }
+}
+
 impl<M: LogMemory> Replica<M> {
     pub(super) fn has_living_leader(&self) -> bool {
         match &self.role {
@@ -92,14 +113,22 @@ impl<M: LogMemory> Replica<M> {
 
     pub(super) fn tick_follower(&mut self, commands: &mut Vec<Command>) {
         let (now_ns, patience_ns) = (self.now_ns, ns(self.options.patience));
+        let stretched_ns = self.stretched(patience_ns);
         match &mut self.role {
             Role::Follower(follower) => match &mut follower.watched {
-                Some(watched) if now_ns.saturating_sub(watched.progress_ns) > patience_ns => {
+                Some(watched)
+                    if now_ns.saturating_sub(watched.progress_ns)
+                        > if watched.elected { patience_ns } else { stretched_ns } =>
+                {
+                    self.failed_campaigns += u32::from(!watched.elected);
                     self.lose_leader();
                 }
                 Some(watched) if !watched.reading && now_ns >= watched.read_ns => {
                     watched.reading = true;
-                    watched.read_ns = now_ns.saturating_add(ns(self.options.heartbeat));
+                    // Whoever waits for a leader hears of it soon.
+                    let share = if watched.elected { 1 } else { 10 };
+                    let pause_ns = ns(self.options.heartbeat) / share;
+                    watched.read_ns = now_ns.saturating_add(pause_ns);
                     commands.push(Command::ReadStatus { peer: watched.id });
                 }
                 Some(_) => {}
@@ -108,18 +137,25 @@ impl<M: LogMemory> Replica<M> {
                 }
                 None => {}
             },
-            Role::Asking(Asking { until_ns, .. }) | Role::Candidate(Candidate { until_ns, .. })
-                if now_ns >= *until_ns =>
-            {
+            Role::Asking(Asking { until_ns, .. }) if now_ns >= *until_ns => self.lose_leader(),
+            Role::Candidate(Candidate { until_ns, .. }) if now_ns >= *until_ns => {
+                self.failed_campaigns += 1;
                 self.lose_leader();
             }
             _ => {}
         }
     }
 
+    /// A time of an election, doubled for every campaign that came to nothing: where votes take
+    /// long, because links are slow or processors busy, there is a leader in the end.
+    fn stretched(&self, limit_ns: u64) -> u64 {
+        limit_ns.saturating_mul(1 << self.failed_campaigns.min(MOST_DOUBLINGS))
+    }
+
     /// Goes on without a leader; campaigns after a random while.
     fn lose_leader(&mut self) {
-        let campaign_ns = self.now_ns.saturating_add(self.some_of(ns(self.options.spread)));
+        let spread_ns = self.stretched(ns(self.options.spread));
+        let campaign_ns = self.now_ns.saturating_add(self.some_of(spread_ns));
         self.role = Role::Follower(Follower { watched: None, campaign_ns });
     }
 
@@ -136,6 +172,7 @@ impl<M: LogMemory> Replica<M> {
             None => self.lose_leader(),
             Some(status) if status.term == term => {
                 watched.elected = true;
+                self.failed_campaigns = 0;
                 if status.beats != watched.beats {
                     watched.beats = status.beats;
                     watched.progress_ns = now_ns;
@@ -201,7 +238,7 @@ impl<M: LogMemory> Replica<M> {
         if self.is_promising() || term <= self.term {
             return;
         }
-        let until_ns = self.now_ns.saturating_add(ns(self.options.campaign));
+        let until_ns = self.now_ns.saturating_add(self.stretched(ns(self.options.campaign)));
         self.role = Role::Candidate(Candidate { term, transfer, votes: Vec::new(), until_ns });
         self.promise(self.id, term, true, commands);
     }

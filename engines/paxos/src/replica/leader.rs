@@ -163,6 +163,13 @@ impl Leader {
         self.peers.iter().find(|peer| peer.id == id && peer.key.is_some())
     }
 
+    pub(super) fn excuse(&mut self, pause_ns: u64) {
+        self.rounds.excuse(pause_ns);
+        if let Some(recovery) = &mut self.recovery {
+            recovery.progress_ns = recovery.progress_ns.saturating_add(pause_ns);
+        }
+    }
+
     fn holder_of(&mut self, id: NodeId, key: AccessKey) -> Option<&mut Peer> {
         self.peers.iter_mut().find(|peer| peer.id == id && peer.key == Some(key))
     }
@@ -209,6 +216,7 @@ impl<M: LogMemory> Replica<M> {
         let Role::Leader(leader) = &mut self.role else { return };
         if !leader.ready && leader.recovery.is_none() && self.committed == leader.last {
             leader.ready = true;
+            self.failed_campaigns = 0;
             commands.push(Command::Leading { term: leader.term });
         }
     }

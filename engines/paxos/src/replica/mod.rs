@@ -32,7 +32,7 @@ use crate::ids::{AccessKey, ClusterId, NodeId, Position, Term};
 use crate::layout::{Layout, LayoutError, Status, vote};
 use crate::memory::LogMemory;
 use crate::message::Message;
-use crate::options::Options;
+use crate::options::{Options, ns};
 use crate::slot::{Kind, SLOT_HEADER_BYTES, claimed_length, claimed_position, decode, header};
 
 use election::{Asking, Candidate, Follower};
@@ -134,6 +134,8 @@ pub struct Replica<M> {
     memory: M,
     random: Randomness,
     now_ns: u64,
+    /// Campaigns in a row that came to nothing: the next one takes longer.
+    failed_campaigns: u32,
     /// Promised: persisted before any answer.
     term: Term,
     voted_for: Option<NodeId>,
@@ -178,6 +180,7 @@ impl<M: LogMemory> Replica<M> {
             memory,
             random: Randomness::new(start.seed),
             now_ns: 0,
+            failed_campaigns: 0,
             term,
             voted_for,
             seen_term: term,
@@ -226,6 +229,11 @@ impl<M: LogMemory> Replica<M> {
     }
 
     fn on_tick(&mut self, now_ns: u64, commands: &mut Vec<Command>) {
+        let heartbeat_ns = ns(self.options.heartbeat);
+        let pause_ns = now_ns.saturating_sub(self.now_ns).saturating_sub(heartbeat_ns);
+        if self.now_ns > 0 && pause_ns > 0 {
+            self.excuse(pause_ns);
+        }
         self.now_ns = self.now_ns.max(now_ns);
         match self.role {
             Role::Leader(_) => self.tick_leader(commands),
@@ -238,6 +246,19 @@ impl<M: LogMemory> Replica<M> {
         if self.committed.since(self.snapshot) > self.layout.slots() / 2 && !self.snapshot_asked {
             self.snapshot_asked = true;
             commands.push(Command::TakeSnapshot);
+        }
+    }
+
+    /// This server did not run for a while. That is nobody else's silence: of a pause as much
+    /// counts as of one heartbeat. Otherwise the members of a cluster whose machine is overloaded
+    /// would take each other for hung whenever they get the processor.
+    fn excuse(&mut self, pause_ns: u64) {
+        match &mut self.role {
+            Role::Follower(follower) => follower.excuse(pause_ns),
+            Role::Asking(asking) => asking.excuse(pause_ns),
+            Role::Candidate(candidate) => candidate.excuse(pause_ns),
+            Role::Leader(leader) => leader.excuse(pause_ns),
+            Role::Stopped => {}
         }
     }
 

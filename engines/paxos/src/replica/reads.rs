@@ -52,6 +52,10 @@ impl Rounds {
         }
     }
 
+    pub(super) fn excuse(&mut self, pause_ns: u64) {
+        self.confirmed_ns = self.confirmed_ns.saturating_add(pause_ns);
+    }
+
     pub(super) fn is_isolated(&self, now_ns: u64, limit_ns: u64) -> bool {
         now_ns.saturating_sub(self.confirmed_ns) > limit_ns
     }

@@ -4,8 +4,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use beeline_fabric::{
-    Access, ConnectInfo, MemoryRegion, QueuePair, QueuePairOptions, QueuePairState, Role,
-    WorkCompletion,
+    Access, ConnectInfo, MemoryRegion, QueuePair, QueuePairOptions, Role, WorkCompletion,
 };
 use beeline_paxos::{NodeId, Position};
 
@@ -92,10 +91,12 @@ impl Member {
         length: u64,
         info: Vec<u8>,
     ) -> Result<(), LogError> {
+        let now_ns = self.ticked_ns.unwrap_or_default();
         let busy = self.received.is_some()
-            || self.incoming.as_ref().is_some_and(|incoming| {
-                incoming.from != from && incoming.qp.state() != QueuePairState::Error
-            });
+            || self
+                .incoming
+                .as_ref()
+                .is_some_and(|incoming| incoming.from != from && incoming.is_alive(now_ns));
         let wanted = position > self.replica.committed() && length > 0 && !busy;
         let path = self.incoming_path.as_ref().filter(|_| wanted);
         let Some(file) = path.and_then(|path| File::create(path).ok()) else {
@@ -104,7 +105,9 @@ impl Member {
         };
         let (qp, region) = self.bulk_queue_pair()?;
         let (received, buffer) = (0, Vec::new());
-        let mut incoming = Incoming { from, position, qp, region, file, length, received, buffer };
+        let progress_ns = now_ns;
+        let mut incoming =
+            Incoming { from, position, qp, region, file, length, received, progress_ns, buffer };
         for index in 0..CHUNKS {
             incoming.post_receive(index)?;
         }
@@ -122,6 +125,7 @@ impl Member {
         if !completion.is_success() {
             return;
         }
+        incoming.progress_ns = self.ticked_ns.unwrap_or_default();
         match incoming.take(completion.wr_id, completion.length) {
             Ok(false) => self.incoming = Some(incoming),
             Ok(true) => {

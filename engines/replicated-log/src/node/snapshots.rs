@@ -22,6 +22,10 @@ impl<S: StateMachine> Node<S> {
         let whole = !self.machine.is_durable()
             || !self.wanting.is_empty()
             || !self.snapshot_waiters.is_empty();
+        if whole && self.applied < self.machine_has {
+            // Its state is not that of this position.
+            return;
+        }
         let suffices = self.snapshot_has_state || !whole;
         if self.applied == self.snapshot && self.applied > Position::NONE && suffices {
             // There is none newer to be had.
@@ -133,11 +137,8 @@ impl<S: StateMachine> Node<S> {
         let (path, cluster) = (&received.path, self.home.cluster());
         // All of it is checked before anything of it is used.
         let head = snapshot::read(path, cluster, |_, _| Ok(()));
-        let newer = |head: &Head| {
-            head.has_state
-                && head.position > self.member.replica().committed()
-                && head.position > self.machine_has
-        };
+        let newer =
+            |head: &Head| head.has_state && head.position > self.member.replica().committed();
         let head = match head {
             Ok(head) if newer(&head) => head,
             Ok(_) => return Ok(()),
@@ -152,14 +153,18 @@ impl<S: StateMachine> Node<S> {
             self.counters.snapshots_failed += 1;
             return Ok(());
         }
-        let mut restored = Ok(());
-        let machine = &mut self.machine;
-        snapshot::read(&self.home.snapshot_path(), cluster, |head, reader| {
-            restored = machine.restore(head.position, reader);
-            Ok(())
-        })
-        .map_err(HomeError::from)?;
-        restored.map_err(NodeError::Machine)?;
+        // A machine that lasts by itself may be further on than its log: a loss of power can take
+        // the log's word of what is committed and leave what the machine made of it.
+        if head.position > self.machine_has {
+            let mut restored = Ok(());
+            let machine = &mut self.machine;
+            snapshot::read(&self.home.snapshot_path(), cluster, |head, reader| {
+                restored = machine.restore(head.position, reader);
+                Ok(())
+            })
+            .map_err(HomeError::from)?;
+            restored.map_err(NodeError::Machine)?;
+        }
         let Head { position, configuration, sessions, .. } = head;
         self.sessions = sessions;
         self.applied = position;

@@ -165,15 +165,15 @@ impl Courier {
         deadline: Instant,
         led: bool,
     ) -> Result<(), Failure> {
-        if !self.is_over(deadline) {
+        if !Self::is_over(replication, deadline) {
             return Ok(());
         }
         count_shared(&replication.counters.timed_out);
         Err(if led { Failure::TimedOut } else { Failure::NoLeader })
     }
 
-    fn is_over(&self, deadline: Instant) -> bool {
-        Instant::now() >= deadline || self.shared.is_stopping()
+    fn is_over(replication: &Replication, deadline: Instant) -> bool {
+        Instant::now() >= deadline || replication.is_abandoned()
     }
 
     /// One attempt, here or at the member that leads. `settled`: an answer is not needed any more.
@@ -193,7 +193,7 @@ impl Courier {
         let state = log.state();
         if state.leads() {
             *led = true;
-            return self.attempt_here(log.as_ref(), deadline, here);
+            return Self::attempt_here(replication, log.as_ref(), deadline, here);
         }
         let Some(leader) = state.other_leader() else { return Attempt::Again };
         *led = true;
@@ -203,7 +203,7 @@ impl Courier {
     }
 
     fn attempt_here(
-        &self,
+        replication: &Replication,
         log: &dyn Log,
         deadline: Instant,
         here: impl FnOnce(&dyn Log, Done<Vec<u8>>),
@@ -222,7 +222,7 @@ impl Courier {
                 Ok(Err(refused)) => return refusal(refused),
                 Err(RecvTimeoutError::Disconnected) => return Attempt::Again,
                 Err(RecvTimeoutError::Timeout) => {
-                    if self.is_over(deadline) || !log.state().leads() {
+                    if Self::is_over(replication, deadline) || !log.state().leads() {
                         return Attempt::Again;
                     }
                 }
@@ -255,7 +255,7 @@ impl Courier {
         };
         let mut wanted = || {
             let leader = replication.state().and_then(|state| state.leader);
-            leader == state.leader && !settled(replication) && !self.shared.is_stopping()
+            leader == state.leader && !settled(replication) && !replication.is_abandoned()
         };
         match peer.ask(words, deadline, &mut wanted) {
             Ok(reply) => {
@@ -282,6 +282,7 @@ impl Courier {
 fn refusal<T>(refused: Refused) -> Attempt<T> {
     match refused {
         Refused::TooLarge { bytes, limit } => Attempt::Failed(Failure::TooLarge { bytes, limit }),
+        Refused::Stopped => Attempt::Failed(Failure::Failed),
         refused if refused.is_retryable() => Attempt::Again,
         refused => Attempt::Failed(Failure::Refused(refused.to_string())),
     }

@@ -54,8 +54,6 @@ pub struct ReplicaMachine {
     now_ms: u64,
     /// As recorded at the start.
     recorded: u64,
-    /// Units were applied since the last flush.
-    dirty: bool,
     upkeep_asked: Instant,
     failure: Option<String>,
 }
@@ -70,7 +68,6 @@ impl ReplicaMachine {
             lanes: HashMap::new(),
             now_ms: 0,
             recorded: 0,
-            dirty: false,
             upkeep_asked: Instant::now(),
             failure: None,
         };
@@ -154,7 +151,6 @@ impl ReplicaMachine {
         // A leader's clock may lie behind that of the one before.
         self.now_ms = self.now_ms.max(unit.unix_ms);
         replication.agreed_ms.store(self.now_ms, Ordering::Relaxed);
-        self.dirty = true;
         if unit.turn <= self.last_turn(unit.lane).map_err(|error| error.to_string())? {
             replication.counters.repeated.fetch_add(1, Ordering::Relaxed);
             reply.extend_from_slice(&REPEATED);
@@ -234,9 +230,9 @@ impl ReplicaMachine {
             return Err(io::Error::other(reason.clone()));
         }
         let shared = Arc::clone(&self.shared);
-        if std::mem::take(&mut self.dirty) {
-            self.record(&shared, position)?;
-        }
+        // Also behind entries without a unit: the log forgets what lies below a position that was
+        // flushed, and a member that recorded an older one would miss it after a restart.
+        self.record(&shared, position)?;
         if let Some(replication) = &shared.replication {
             replication.set_applied(position);
         }
@@ -302,6 +298,17 @@ impl ReplicaMachine {
         }
         tracing::info!(position, records = report.records, "a snapshot was installed");
         Ok(())
+    }
+}
+
+impl Drop for ReplicaMachine {
+    /// The log has ended, perhaps by itself: nobody may wait for it any more, or be told by this
+    /// member who leads.
+    fn drop(&mut self) {
+        if let Some(replication) = &self.shared.replication {
+            replication.failed.store(true, Ordering::Relaxed);
+        }
+        self.shared.shutdown_requested.wake();
     }
 }
 

@@ -103,8 +103,10 @@ pub(crate) struct Replication {
     pub agreed_ms: Arc<AtomicU64>,
     /// A snapshot is replacing the keys.
     pub loading: AtomicBool,
-    /// The machine cannot go on.
+    /// The machine cannot go on, or the log has ended.
     pub failed: AtomicBool,
+    /// Nobody waits for errands any more.
+    abandoned: AtomicBool,
     pub counters: Counters,
     applied: AtomicU64,
     latest: Mutex<Vec<Latest>>,
@@ -128,6 +130,7 @@ impl Replication {
             agreed_ms: Arc::default(),
             loading: AtomicBool::new(false),
             failed: AtomicBool::new(false),
+            abandoned: AtomicBool::new(false),
             counters: Counters::default(),
             applied: AtomicU64::new(0),
             latest: Mutex::new(vec![Latest::default(); lanes]),
@@ -223,8 +226,13 @@ impl Replication {
         }
     }
 
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::Relaxed)
+    }
+
     /// Ends the couriers.
     pub(crate) fn stop(&self) {
+        self.abandoned.store(true, Ordering::Relaxed);
         for courier in &self.couriers {
             let _ = courier.send(Errand::Stop);
         }

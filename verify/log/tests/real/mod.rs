@@ -2,6 +2,9 @@
 
 #![allow(dead_code, reason = "each suite uses a part")]
 
+pub mod network;
+pub mod switch;
+
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;

@@ -1,50 +1,18 @@
 //! A cluster of threads: followers on threads of their own, the leader turned by the caller.
 
-use std::collections::HashMap;
-use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use beeline_fabric::ConnectInfo;
 use beeline_fabric_open::open;
 use beeline_replicated_log::{
-    ClusterId, Config, Contact, Durability, Founding, Handle, Home, Layout, Node, NodeId, RoleName,
-    Server, Transport, TransportError,
+    ClusterId, Config, Contact, Durability, Founding, Handle, Home, InProcess, Layout, Node,
+    NodeId, RoleName, Server, Transport,
 };
 
 use super::machine::Counter;
 
 const PATIENCE: Duration = Duration::from_secs(20);
-
-/// Handles by address, inside one process.
-#[derive(Debug, Default)]
-struct Directory(Mutex<HashMap<String, Handle>>);
-
-impl Transport for Directory {
-    fn exchange(
-        &self,
-        address: &str,
-        info: &ConnectInfo,
-        hello: &[u8],
-    ) -> Result<(ConnectInfo, Vec<u8>), TransportError> {
-        let unreachable = |reason: &str| TransportError::Unreachable {
-            address: address.to_owned(),
-            reason: reason.to_owned(),
-        };
-        let handles = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let handle = handles.get(address).cloned().ok_or_else(|| unreachable("not there yet"))?;
-        drop(handles);
-        let (sender, receiver) = channel();
-        handle.accept(info.clone(), hello.to_vec(), move |answer| {
-            let _ = sender.send(answer);
-        });
-        let answer = receiver.recv_timeout(Duration::from_secs(2));
-        answer
-            .map_err(|_| unreachable("no answer"))?
-            .map_err(|reason| TransportError::Refused { address: address.to_owned(), reason })
-    }
-}
 
 /// A cluster whose member 0 leads, on the calling thread.
 pub struct Rig {
@@ -91,7 +59,7 @@ impl Rig {
         bytes: usize,
     ) -> anyhow::Result<Self> {
         let data = Data::new(data)?;
-        let directory = Arc::new(Directory::default());
+        let directory = Arc::new(InProcess::default());
         let slot_bytes = (bytes as u64 + 128).next_multiple_of(64).max(2048);
         let layout = Layout::new(4096, slot_bytes)?;
         let contact = |node: usize| Contact { address: node.to_string(), details: Vec::new() };
@@ -111,10 +79,7 @@ impl Rig {
             let config = Config::new(open(fabric)?, transport, contact(node));
             Ok((home, config))
         };
-        let register = |node: usize, handle: &Handle| {
-            let mut handles = directory.0.lock().unwrap_or_else(PoisonError::into_inner);
-            handles.insert(node.to_string(), handle.clone());
-        };
+        let register = |node: usize, handle: &Handle| directory.add(&node.to_string(), handle);
         let mut followers = Vec::new();
         let mut handles = Vec::new();
         for node in 1..members {

@@ -1,183 +1,20 @@
 //! A cluster of real processes: writes anywhere, kills, stopped members, orders, wrong settings.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::expect_used, reason = "helpers of tests")]
 
+mod faults;
+mod members;
+mod programs;
+
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use beeline_verify_clients::{Connection, Reply, Server, beeline, deep, free_port, note};
+use beeline_verify_clients::{Connection, Reply, Server, beeline, deep, note};
 use rustix::process::Signal;
 
-/// Longest wait for anything.
-const PATIENCE: Duration = Duration::from_secs(60);
-const CLUSTER: &str = "5f0c31a29be4d870";
-
-/// Where one member is found.
-#[derive(Clone, Copy)]
-struct Place {
-    id: usize,
-    fabric: SocketAddr,
-    resp: SocketAddr,
-}
-
-impl Place {
-    fn word(&self) -> String {
-        format!("{}={}@{}", self.id, self.fabric, self.resp)
-    }
-}
-
-/// Addresses nobody listens at just now.
-fn places(count: usize) -> Vec<Place> {
-    let free = || SocketAddr::from(([127, 0, 0, 1], free_port()));
-    (1..=count).map(|id| Place { id, fabric: free(), resp: free() }).collect()
-}
-
-/// One cluster at a time: three nodes of several threads each are enough for a small machine.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
-struct Cluster {
-    home: tempfile::TempDir,
-    places: Vec<Place>,
-    founders: usize,
-    more: Vec<String>,
-    members: Vec<Option<Server>>,
-    _turn: MutexGuard<'static, ()>,
-}
-
-impl Cluster {
-    /// Three founders; `spare` places for who joins.
-    fn new(spare: usize, more: &[&str]) -> Self {
-        let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-        let places = places(3 + spare);
-        let mut cluster = Self {
-            home: tempfile::tempdir().unwrap(),
-            members: places.iter().map(|_| None).collect(),
-            places,
-            founders: 3,
-            more: more.iter().map(|word| (*word).to_owned()).collect(),
-            _turn: turn,
-        };
-        (0..3).for_each(|index| cluster.start(index));
-        cluster
-    }
-
-    fn data(&self, index: usize) -> PathBuf {
-        self.home.path().join(format!("node-{index}"))
-    }
-
-    fn peers(&self, index: usize) -> String {
-        let founders = self.places[..self.founders].iter();
-        let mut words: Vec<String> = founders.map(Place::word).collect();
-        if index >= self.founders {
-            words.push(self.places[index].word());
-        }
-        words.join(",")
-    }
-
-    fn flags(&self, index: usize) -> Vec<String> {
-        let place = &self.places[index];
-        let mut flags = vec![
-            "--node-id".to_owned(),
-            place.id.to_string(),
-            "--cluster".to_owned(),
-            CLUSTER.to_owned(),
-            "--peers".to_owned(),
-            self.peers(index),
-            "--resp-address".to_owned(),
-            place.resp.to_string(),
-            "--fabric-address".to_owned(),
-            place.fabric.to_string(),
-            "--log-slots".to_owned(),
-            "1024".to_owned(),
-            "--request-timeout".to_owned(),
-            "10s".to_owned(),
-        ];
-        if index >= self.founders {
-            flags.extend(["--join".to_owned(), "on".to_owned()]);
-        }
-        flags.extend(self.more.iter().cloned());
-        flags
-    }
-
-    fn start(&mut self, index: usize) {
-        let flags = self.flags(index);
-        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
-        self.members[index] = Some(Server::start(&self.data(index), &flags));
-    }
-
-    fn kill(&mut self, index: usize) {
-        self.members[index].take().unwrap().kill();
-    }
-
-    fn client(&self, index: usize) -> Connection {
-        Connection::open(self.places[index].resp).unwrap()
-    }
-
-    /// Asks a member until the reply is no error, as a client that retries does.
-    fn ask(&self, index: usize, words: &[&str]) -> Reply {
-        let started = Instant::now();
-        loop {
-            let reply = ask(&mut self.client(index), words);
-            if !matches!(reply, Reply::Error(_)) {
-                return reply;
-            }
-            if started.elapsed() >= PATIENCE {
-                panic!("{words:?} at {index}: {}\n{}", reply.text(), self.described());
-            }
-            std::thread::sleep(Duration::from_millis(50));
-        }
-    }
-
-    /// What every member says of the log, for whoever reads a failure.
-    fn described(&self) -> String {
-        let mut text = String::new();
-        for (index, member) in self.members.iter().enumerate() {
-            let Some(member) = member else { continue };
-            let info = ask(&mut self.client(index), &["INFO", "replication"]).text();
-            text.push_str(&format!("member at {index}:\n{info}{}\n", member.complaints()));
-        }
-        text
-    }
-
-    /// A line of INFO replication.
-    fn info(&self, index: usize, name: &str) -> String {
-        let text = ask(&mut self.client(index), &["INFO", "replication"]).text();
-        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-        line.unwrap_or_else(|| panic!("no {name} in {text}")).to_owned()
-    }
-
-    /// Index of the leader, once there is one.
-    fn leader(&self) -> usize {
-        let started = Instant::now();
-        loop {
-            for index in (0..self.members.len()).filter(|index| self.members[*index].is_some()) {
-                if self.info(index, "log_role") == "leader" {
-                    return index;
-                }
-            }
-            assert!(started.elapsed() < PATIENCE, "nobody leads");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-
-    fn order(&self, index: usize, words: &[&str]) -> String {
-        let address = self.places[index].resp.to_string();
-        let mut arguments = vec!["cluster", words[0], "--address", address.as_str()];
-        arguments.extend(&words[1..]);
-        let output = beeline(&arguments).output().unwrap();
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        assert!(output.status.success(), "{words:?}: {}", text(&output.stderr));
-        text(&output.stdout)
-    }
-}
-
-fn ask(client: &mut Connection, words: &[&str]) -> Reply {
-    let bytes: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
-    client.call(&bytes).unwrap_or_else(|error| panic!("{words:?}: {error}"))
-}
+use members::{CLUSTER, Cluster, PATIENCE, ask, places};
 
 /// One client that increments its own counter at one member, and counts what it knows.
 struct Writer {
