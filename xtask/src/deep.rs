@@ -53,7 +53,7 @@ struct Row {
     name: &'static str,
     /// How much it runs where no flag says otherwise.
     amount: &'static str,
-    /// Seconds it took.
+    /// Seconds it took; zero where it was not timed.
     took: u64,
     run: fn(&Row, &mut Report, &DeepArguments),
 }
@@ -196,7 +196,8 @@ impl DeepArguments {
 /// Says what there is to run.
 pub fn list(arguments: &DeepArguments) {
     for row in arguments.rows() {
-        say(&format!("{:<18} {:>5} s  {}", row.name, row.took, row.amount));
+        let took = if row.took > 0 { format!("{} s", row.took) } else { "not timed".to_owned() };
+        say(&format!("{:<18} {took:>9}  {}", row.name, row.amount));
     }
 }
 

@@ -246,16 +246,17 @@ fn what_was_acknowledged_survives_kill_9_and_nothing_deleted_comes_back() {
             "BEELINE_SEED={seed}: {}",
             wrong[..wrong.len().min(4)].join("\n")
         );
-        assert!(totals.acknowledged > 100, "the child works");
     }
     println!("{all:?}");
+    assert!(all.acknowledged > 100, "the children work: {all:?}");
 }
 
 #[test]
 fn known_bugs_are_caught_by_killing() {
     // Those that show when a process ends: what was stored is there, in order.
     for bug in [KnownBug::DropTombstoneEarly, KnownBug::ForgetStale] {
-        let caught = (0..8).find_map(|seed| run(100 + seed, 8, Some(bug)).1.into_iter().next());
+        // Where children hardly get to work before their end, it takes more of them.
+        let caught = (0..40).find_map(|seed| run(100 + seed, 8, Some(bug)).1.into_iter().next());
         let Some(finding) = caught else { panic!("{bug:?} went unnoticed") };
         println!("{bug:?} caught: {}", finding.lines().next().unwrap_or_default());
     }
