@@ -303,6 +303,18 @@ impl Link {
     /// Posts what waits, as far as grant and queue allow. What fails is reported by the next
     /// settling.
     pub fn flush(&mut self, core: &mut Core) {
+        // The server finds them at one look.
+        let several = self.waiting.len() > 1;
+        if several {
+            self.qp.hold();
+        }
+        self.post_waiting(core);
+        if several {
+            self.qp.release();
+        }
+    }
+
+    fn post_waiting(&mut self, core: &mut Core) {
         while let Some(index) = self.waiting.front().copied() {
             match self.post(core, index, None) {
                 Ok(()) => {

@@ -11,6 +11,9 @@
 //! - the producer writes the body, then the header with `Release`; the consumer loads the header
 //!   with `Acquire`, so a header with the expected sequence means a whole body. One cache line
 //!   crosses per message;
+//! - messages can be staged, all but the first of them whole; the first one's header publishes them
+//!   together. A consumer that looks for the first has no line of the others yet, so the producer
+//!   writes them undisturbed, and then finds all of them at one look;
 //! - each side's own index is private and authoritative; the other side learns it only as a hint
 //!   ([`SlotProducer::consumed`]) and refuses an implausible one;
 //! - the consumer copies a slot once and uses the copy: whatever the other side scrawls, it can
@@ -101,6 +104,9 @@ pub struct SlotProducer {
     array: SlotArray,
     next: u64,
     consumed: u64,
+    /// Messages at the end that are staged, and the header that publishes them.
+    staged: u32,
+    held_header: u64,
 }
 
 impl SlotProducer {
@@ -112,7 +118,13 @@ impl SlotProducer {
     /// this process produces into them.
     #[must_use]
     pub unsafe fn new(slots: NonNull<Slot>, count: u32) -> Self {
-        Self { array: SlotArray::new(slots, count), next: 0, consumed: 0 }
+        Self {
+            array: SlotArray::new(slots, count),
+            next: 0,
+            consumed: 0,
+            staged: 0,
+            held_header: 0,
+        }
     }
 
     /// Index of the next message.
@@ -148,20 +160,55 @@ impl SlotProducer {
         std::ptr::from_ref(self.array.slot(self.next + ahead))
     }
 
-    /// Publishes one message; `body` has at most [`BODY_WORDS`] words, the rest stays unspecified.
+    /// Publishes one message, after those staged; `body` has at most [`BODY_WORDS`] words, the rest
+    /// stays unspecified.
     ///
     /// Invariant: [`SlotProducer::has_room`].
     #[inline(always)]
     pub fn push(&mut self, tag: u32, body: &[u64]) {
+        self.stage(tag, body);
+        self.publish();
+    }
+
+    /// Writes one message as [`SlotProducer::push`] does; the consumer finds it once
+    /// [`SlotProducer::publish`] was called.
+    ///
+    /// Invariant: [`SlotProducer::has_room`].
+    #[inline(always)]
+    pub fn stage(&mut self, tag: u32, body: &[u64]) {
         assert!(self.has_room(), "a slot is free");
         let slot = self.array.slot(self.next);
         for (word, &value) in slot.body.iter().zip(body) {
             word.store(value, Ordering::Relaxed);
         }
         let header = u64::from(tag) << 32 | u64::from(sequence(self.next));
-        // Pairs with the acquire in `SlotConsumer::ready`.
-        slot.header.store(header, Ordering::Release);
+        if self.staged == 0 {
+            self.held_header = header;
+        } else {
+            // Pairs with the acquire in `SlotConsumer::ready`, which comes here only past the
+            // first staged message.
+            slot.header.store(header, Ordering::Release);
+        }
+        self.staged += 1;
         self.next += 1;
+    }
+
+    /// Messages staged and not published.
+    #[inline(always)]
+    #[must_use]
+    pub fn staged(&self) -> u32 {
+        self.staged
+    }
+
+    /// Publishes what is staged.
+    #[inline(always)]
+    pub fn publish(&mut self) {
+        if self.staged > 0 {
+            let first = self.next - u64::from(self.staged);
+            // Pairs with the acquire in `SlotConsumer::ready`.
+            self.array.slot(first).header.store(self.held_header, Ordering::Release);
+            self.staged = 0;
+        }
     }
 }
 
@@ -276,27 +323,71 @@ mod tests {
         assert!(producer.consumed(0).is_err());
     }
 
+    #[test]
+    fn what_is_staged_is_seen_when_it_is_published_and_then_all_of_it() {
+        let backing = Backing::new(4);
+        let (mut producer, mut consumer) = backing.sides();
+        for value in 0..3 {
+            producer.stage(1, &[value]);
+            assert!(consumer.ready().is_none(), "nothing is seen before it is published");
+        }
+        producer.publish();
+        assert_eq!(producer.staged(), 0);
+        for value in 0..3 {
+            assert_eq!(consumer.peek().unwrap().body[0], value);
+            consumer.advance();
+        }
+        assert!(consumer.ready().is_none());
+    }
+
+    #[derive(Clone, Copy, Debug)]
+    enum Step {
+        Push,
+        Stage,
+        Publish,
+        Take,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![Just(Step::Push), Just(Step::Stage), Just(Step::Publish), Just(Step::Take)]
+    }
+
     proptest! {
         #[test]
-        fn messages_arrive_whole_and_in_order(steps in proptest::collection::vec(any::<bool>(), 1..MOST_STEPS)) {
+        fn messages_arrive_whole_and_in_order(steps in proptest::collection::vec(step(), 1..MOST_STEPS)) {
             let backing = Backing::new(8);
             let (mut producer, mut consumer) = backing.sides();
-            let mut model = VecDeque::new();
+            let (mut model, mut staged) = (VecDeque::new(), VecDeque::new());
             let mut sent = 0_u64;
-            for produce in steps {
-                if produce && producer.has_room() {
-                    producer.push(u32::try_from(sent).unwrap(), &[sent; BODY_WORDS]);
-                    model.push_back(sent);
-                    sent += 1;
-                } else {
-                    let expected = model.pop_front();
-                    let found = consumer.peek();
-                    prop_assert_eq!(found.map(|message| message.body), expected.map(|v| [v; BODY_WORDS]));
-                    if found.is_some() {
-                        consumer.advance();
-                        producer.consumed(consumer.next_index()).unwrap();
+            for step in steps {
+                match step {
+                    Step::Push | Step::Stage if producer.has_room() => {
+                        let (tag, body) = (u32::try_from(sent).unwrap(), [sent; BODY_WORDS]);
+                        staged.push_back(sent);
+                        sent += 1;
+                        if matches!(step, Step::Push) {
+                            producer.push(tag, &body);
+                            model.append(&mut staged);
+                        } else {
+                            producer.stage(tag, &body);
+                        }
+                    }
+                    Step::Push | Step::Stage => {}
+                    Step::Publish => {
+                        producer.publish();
+                        model.append(&mut staged);
+                    }
+                    Step::Take => {
+                        let expected = model.pop_front();
+                        let found = consumer.peek();
+                        prop_assert_eq!(found.map(|message| message.body), expected.map(|v| [v; BODY_WORDS]));
+                        if found.is_some() {
+                            consumer.advance();
+                            producer.consumed(consumer.next_index()).unwrap();
+                        }
                     }
                 }
+                prop_assert_eq!(producer.staged() as usize, staged.len());
             }
         }
 
@@ -396,6 +487,32 @@ mod loom_tests {
             if let Some(message) = seen {
                 assert_eq!(message.body, [9; BODY_WORDS]);
             }
+        });
+    }
+    /// Who sees the first of several staged messages sees the others, whole.
+    #[test]
+    fn staged_messages_are_published_together() {
+        crate::sync::explore("staged slots", || {
+            let slots: Arc<Vec<Slot>> = Arc::new((0..2).map(|_| Slot::empty()).collect());
+            let pointer = NonNull::from(&slots[0]);
+            // SAFETY: the slots live in the `Arc` both threads hold.
+            let mut producer = unsafe { SlotProducer::new(pointer, 2) };
+            // SAFETY: as above.
+            let consumer = unsafe { SlotConsumer::new(pointer, 2) };
+            let theirs = Arc::clone(&slots);
+            let moved = Moved(consumer);
+            let receiver = loom::thread::spawn(move || {
+                let _held = theirs;
+                let mut consumer = { moved }.0;
+                let Some(first) = consumer.peek() else { return };
+                assert_eq!(first.body, [1; BODY_WORDS]);
+                consumer.advance();
+                assert_eq!(consumer.peek().map(|second| second.body), Some([2; BODY_WORDS]));
+            });
+            producer.stage(3, &[1; BODY_WORDS]);
+            producer.stage(3, &[2; BODY_WORDS]);
+            producer.publish();
+            receiver.join().unwrap();
         });
     }
 }

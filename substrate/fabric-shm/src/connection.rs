@@ -48,7 +48,14 @@ pub(crate) enum Carried {
 const MOST_SLOTS_AHEAD: u64 = 8;
 
 /// Slots asked for, to write them, ahead of the one that is written.
-const SLOTS_TO_WRITE: u64 = 6;
+const SLOTS_TO_WRITE: u64 = 8;
+
+/// Most messages kept from the peer until they are published together: it begins with the first
+/// while the next are written.
+const MOST_STAGED: u32 = 8;
+
+/// A message longer than this is published at once: the ones before it do not wait for its copy.
+const LONG_BYTES: u64 = 1024;
 
 const INLINE_WORDS: usize = INLINE_MESSAGE_BYTES as usize / 8;
 
@@ -126,8 +133,10 @@ pub(crate) struct Connection {
     rung_credit: u32,
     /// Messages that the last look found: about as many are likely to wait at the next.
     found_last: u64,
-    /// A slot was published since the last look at the peer's armed word.
+    /// A slot was staged or published since the last look at the peer's armed word.
     unannounced: bool,
+    /// More messages follow at once: what is staged stays so.
+    holds: bool,
     /// Keeps the views mapped; last, so that it is dropped last.
     _object: Arc<ConnectionObject>,
 }
@@ -152,6 +161,7 @@ impl Connection {
             rung_credit: 0,
             found_last: 0,
             unannounced: false,
+            holds: false,
             _object: object,
         }
     }
@@ -261,18 +271,37 @@ impl Connection {
         self.payload.remember(self.producer.next_index());
         // The peer has read the slot a lap ago, and holds its line still.
         prefetch::for_writing(self.producer.address(SLOTS_TO_WRITE).cast(), 1);
-        self.producer.push(tag, body);
+        self.producer.stage(tag, body);
+        if self.producer.staged() >= MOST_STAGED {
+            self.producer.publish();
+        }
         self.receives_used += 1;
         self.unannounced = true;
     }
 
-    /// Rings the peer if it sleeps and something was published.
+    /// Called before `length` bytes are moved, or memory is reached by other means than a message:
+    /// nobody waits for that who waits for a message.
+    #[inline(always)]
+    pub(crate) fn before_transfer(&mut self, length: u64) {
+        if length > LONG_BYTES {
+            self.producer.publish();
+        }
+    }
+
+    /// Several messages follow at once, or they are over.
+    pub(crate) fn hold(&mut self, on: bool) {
+        self.holds = on;
+        self.announce();
+    }
+
+    /// Publishes what is staged, and rings the peer if it sleeps.
     #[inline(always)]
     pub(crate) fn announce(&mut self) {
-        if !self.unannounced {
+        if !self.unannounced || self.holds {
             return;
         }
         self.unannounced = false;
+        self.producer.publish();
         barrier::light(self.asymmetric);
         let armed = self.peer.message_arm();
         if armed != 0 && armed != self.rung_messages {

@@ -333,6 +333,13 @@ impl Core {
         }
     }
 
+    /// As `QueuePair::hold` and `QueuePair::release`: messages are kept staged while it is on.
+    pub(crate) fn hold(&self, on: bool) {
+        if let Some(connection) = &mut self.inner.borrow_mut().connection {
+            connection.hold(on);
+        }
+    }
+
     /// Errors: as `QueuePair::post_receive`.
     pub(crate) fn post_receive(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostError> {
         if self.shared_receives.is_some() {
@@ -429,7 +436,7 @@ impl Inner {
         (self.waiting, self.confirming) = (None, None);
         self.too_long = self.too_long();
         if let Some(mut connection) = self.connection.take() {
-            connection.announce();
+            connection.hold(false);
         }
         self.remote.forget();
         core.device.shared.commands.send(Command::Close { qp_num: core.link.qp_num });

@@ -155,6 +155,14 @@ impl QueuePair for ShmQueuePair {
         self.0.expect_write(remote, length);
     }
 
+    fn hold(&mut self) {
+        self.0.hold(true);
+    }
+
+    fn release(&mut self) {
+        self.0.hold(false);
+    }
+
     fn post_receive(&mut self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostError> {
         self.0.post_receive(requests)
     }

@@ -176,6 +176,8 @@ impl Remote {
         connection: &mut Connection,
         request: &Request<'_>,
     ) -> Result<(), Hold> {
+        let moves = if request.kind.uses_receive() { request.length } else { u64::MAX };
+        connection.before_transfer(moves);
         match request.kind {
             Kind::Write => self.write(core, connection, request),
             Kind::WriteWithImmediate(immediate) => {

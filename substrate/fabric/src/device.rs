@@ -248,6 +248,15 @@ pub trait QueuePair: Debug {
     /// provider may act on or not; it changes nothing else.
     fn expect_write(&mut self, _remote: RemoteAddress, _length: u64) {}
 
+    /// Says that several posts follow at once, until [`QueuePair::release`]: a provider may keep
+    /// what it posts from the peer until then, so that the peer finds all of it at one look. A hint
+    /// as [`QueuePair::expect_write`]; nothing waits longer than to the call of `release`, which the
+    /// caller must not leave out.
+    fn hold(&mut self) {}
+
+    /// Ends [`QueuePair::hold`]: what was posted goes to the peer.
+    fn release(&mut self) {}
+
     /// Posts all receives or none. Allowed before connecting.
     ///
     /// Errors: [`PostError`]; also when the queue pair uses a shared receive queue

@@ -56,6 +56,9 @@ impl Drop for Inner {
     }
 }
 
+/// Most freed memory that waits to be given back, in segments: beyond, whoever frees does it.
+const MOST_RETIRED: usize = 4;
+
 /// What allocation, freeing and the preparing thread share.
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -82,6 +85,11 @@ pub(crate) struct Slots {
     aside_target: usize,
     /// Memory of freed segments nobody else holds, to be zeroed and made ready.
     pub(crate) recycle: Vec<(u32, Memory)>,
+    /// Memory of freed segments nobody else holds, to be given back to the system: that takes
+    /// milliseconds, which whoever freed the segment need not wait for.
+    pub(crate) retired: Vec<Memory>,
+    /// The preparing thread is giving memory back.
+    pub(crate) retiring: bool,
     /// Descriptors the preparing thread is working on.
     pub(crate) preparing: u32,
     /// The last preparation failed; wait for a free before trying again.
@@ -101,6 +109,17 @@ impl Shared {
             durability: self.core.durability,
             length: self.core.segment_bytes as usize,
         }
+    }
+
+    /// Sees to it that freed memory is given back before this returns; false when all was.
+    fn drop_retired(&self) -> bool {
+        let mut slots = self.lock();
+        let retired = std::mem::take(&mut slots.retired);
+        let waited = slots.retiring;
+        while slots.retiring {
+            slots = self.changed.wait(slots).unwrap_or_else(PoisonError::into_inner);
+        }
+        waited || !retired.is_empty()
     }
 
     pub(crate) fn remove_file(&self, id: u32) {
@@ -366,7 +385,13 @@ impl Pool {
             Some(memory) => memory,
             None => {
                 core.persist_zero_words(id)?;
-                backing::make(self.shared().making(), &core.segment_file(id), false)?
+                let making = self.shared().making();
+                match backing::make(making, &core.segment_file(id), false) {
+                    Err(PmemError::NoSpace { .. }) if self.shared().drop_retired() => {
+                        backing::make(making, &core.segment_file(id), false)?
+                    }
+                    made => made?,
+                }
             }
         };
         fault(&BEFORE_DESCRIPTOR, &core.table_file)?;
@@ -434,6 +459,9 @@ impl Pool {
             if again {
                 slots.free.insert(id);
             }
+        }
+        if shared.prepared_target > 0 && !was_shared && slots.retired.len() < MOST_RETIRED {
+            slots.retired.extend(alone.take());
         }
         let short = slots.aside.len() < slots.aside_target;
         drop(slots);

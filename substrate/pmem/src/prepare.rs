@@ -1,9 +1,11 @@
-//! The thread that keeps zeroed, pre-faulted segments ready. Asleep when there are enough.
+//! The thread that keeps zeroed, pre-faulted segments ready, and gives freed memory back. Asleep when
+//! there are enough and nothing is freed.
 
 use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 
 use beeline_os::MemoryObject;
+use rustix::mm::Advice;
 
 use crate::backing;
 use crate::error::PmemError;
@@ -53,6 +55,15 @@ fn run(shared: &Shared) {
             }
             return;
         }
+        if let Some(memory) = slots.retired.pop() {
+            slots.retiring = true;
+            drop(slots);
+            retire(memory);
+            slots = shared.lock();
+            slots.retiring = false;
+            shared.changed.notify_all();
+            continue;
+        }
         let Some((id, old)) = next(&mut slots, shared.prepared_target) else {
             slots = shared.changed.wait(slots).unwrap_or_else(PoisonError::into_inner);
             continue;
@@ -77,6 +88,21 @@ fn run(shared: &Shared) {
     }
 }
 
+/// Gives the pages back piece by piece, so that what is left to do at the end is short.
+fn retire(memory: Memory) {
+    if matches!(memory, Memory::Mapped(_)) {
+        for (start, length) in backing::pieces(memory.length_bytes()) {
+            let piece = memory.base().as_ptr().wrapping_add(start);
+            // SAFETY: the memory was taken out of a segment nobody else held and no peer ever
+            // mapped, so this thread alone reaches the range, which is a piece of the mapping.
+            if unsafe { rustix::mm::madvise(piece.cast(), length, Advice::LinuxRemove) }.is_err() {
+                break;
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
 fn prepare(shared: &Shared, id: u32, old: Option<Memory>) -> Result<Memory, PmemError> {
     let core = &shared.core;
     core.persist_zero_words(id)?;
@@ -84,9 +110,13 @@ fn prepare(shared: &Shared, id: u32, old: Option<Memory>) -> Result<Memory, Pmem
     let Some(memory) = old else {
         return backing::make(shared.making(), &path, true);
     };
-    // SAFETY: the memory was taken out of a segment nobody else held and no peer ever mapped, so
-    // this thread alone reaches the range, which is exactly the mapping.
-    unsafe { std::ptr::write_bytes(memory.base().as_ptr(), 0, memory.length_bytes()) };
+    for (start, length) in backing::pieces(memory.length_bytes()) {
+        let piece = memory.base().as_ptr().wrapping_add(start);
+        // SAFETY: the memory was taken out of a segment nobody else held and no peer ever mapped,
+        // so this thread alone reaches the range, which is a piece of the mapping.
+        unsafe { std::ptr::write_bytes(piece, 0, length) };
+        std::thread::yield_now();
+    }
     match core.mechanism {
         Mechanism::CacheLine(_) | Mechanism::CacheLineEmulated(_) => {
             core.write_back_range(&memory, 0, memory.length_bytes());

@@ -201,7 +201,11 @@ impl ShardThread {
         now_ns: u64,
     ) -> bool {
         shard.note_time(now_ns);
-        self.take_deliveries();
+        // What is delivered wakes the poller, so a turn that did not look there finds nothing yet;
+        // asking costs a full fence. A lane's news should not wait for the next look.
+        if self.turns_since_look == 0 || self.lane.is_some() {
+            self.take_deliveries();
+        }
         let executed = self.take_parcels(shard);
         let changed = &self.shared.doors[self.index].changed;
         let changed = changed.load(Ordering::Relaxed) && changed.swap(false, Ordering::Relaxed);

@@ -1,6 +1,6 @@
 //! Latency and throughput of the three protocols over shared memory, one shard, one client, two
 //! threads: `cargo run --release -p beeline-verify-one-sided --example latency [OPERATIONS
-//! [boom | rdma-kv | rdmp-kv [BYTES [OUTSTANDING]]]]`.
+//! [boom | rdma-kv | rdmp-kv [BYTES [OUTSTANDING [get | put]]]]]`.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
@@ -79,6 +79,8 @@ fn main() {
     let only = std::env::args().nth(2);
     let only_bytes: Option<usize> = std::env::args().nth(3).and_then(|text| text.parse().ok());
     let only_depth: Option<u64> = std::env::args().nth(4).and_then(|text| text.parse().ok());
+    let only_verb = std::env::args().nth(5);
+    let wanted = |verb: &str| only_verb.as_ref().is_none_or(|only| only == verb);
     for value_bytes in [64_usize, 4096] {
         for protocol in Protocol::ALL {
             let named = only.as_ref().is_none_or(|only| protocol.name().eq_ignore_ascii_case(only));
@@ -103,11 +105,16 @@ fn main() {
             }
             let depths = only_depth.map_or(vec![1, 4, 16, 32], |depth| vec![depth]);
             for depth in depths {
-                pipelined("put", &mut client, operations * 2, depth, |client, number| {
+                // Gets need the keys, puts or not.
+                let puts = if wanted("put") { operations * 2 } else { KEYS };
+                pipelined("put", &mut client, puts, depth, |client, number| {
                     let (key, value) = (key(number), &value);
                     let command = Command::Put { database: 0, key: &key, value, options: put };
                     client.submit(command).unwrap();
                 });
+                if !wanted("get") {
+                    continue;
+                }
                 pipelined("get", &mut client, operations * 2, depth, |client, number| {
                     let key = key(number);
                     client.submit(Command::Get { database: 0, key: &key }).unwrap();

@@ -1,6 +1,6 @@
 //! Processor time of one request at either end, without the other's: client and server take turns
 //! on one thread, so that no cache line crosses and nobody waits.
-//! `cargo run --release -p beeline-verify-one-sided --example work [REQUESTS [boom | rdma-kv]]`.
+//! `cargo run --release -p beeline-verify-one-sided --example work [REQUESTS [boom | rdma-kv [DEPTH]]]`.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
@@ -81,7 +81,8 @@ fn main() {
         for number in 0..KEYS {
             rig.put(&mut client, &number.to_be_bytes(), &value);
         }
-        for depth in [1, 16] {
+        let depth = std::env::args().nth(3).and_then(|text| text.parse().ok());
+        for depth in depth.map_or(vec![1, 16], |depth: u64| vec![depth]) {
             let mut show = |name: &str, one: &dyn Fn(&mut Client, u64)| {
                 rounds(&rig, &mut client, (total / depth / 4, depth), one);
                 let mut best = [f64::MAX; 3];

@@ -72,6 +72,102 @@ pub fn cache_line(rounds: u64) -> anyhow::Result<(f64, f64)> {
     )
 }
 
+/// One cache line of words.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Words([AtomicU64; 8]);
+
+impl Words {
+    fn several(count: usize) -> Vec<Self> {
+        (0..count).map(|_| Self(Default::default())).collect()
+    }
+
+    /// Writes all of it; `last` is what the other side waits for.
+    fn fill(&self, word: u64, last: u64) {
+        self.0[..7].iter().for_each(|place| place.store(word, Ordering::Relaxed));
+        // Pairs with the acquire of whoever waits for `last`.
+        self.0[7].store(last, Ordering::Release);
+    }
+
+    fn sum(&self) -> u64 {
+        self.0.iter().map(|place| place.load(Ordering::Relaxed)).fold(0, u64::wrapping_add)
+    }
+
+    fn holds(&self, last: u64) -> bool {
+        // Pairs with the release in `fill`.
+        self.0[7].load(Ordering::Acquire) == last
+    }
+}
+
+/// Requests a second that are nothing but lines: `there` lines of data and one that
+/// announces them in one direction, `back` and one in the other, `outstanding` at a time. What the
+/// same payloads cost two processors that do nothing else with them.
+#[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+pub fn line_requests(
+    rounds: u64,
+    outstanding: usize,
+    there: usize,
+    back: usize,
+) -> anyhow::Result<f64> {
+    const SLOTS: usize = 128;
+    let (asked, answered) = (Words::several(SLOTS), Words::several(SLOTS));
+    let (sent, results) = (Words::several(SLOTS * there), Words::several(SLOTS * back));
+    let alone = online() < 2;
+    let wait = || if alone { std::thread::yield_now() } else { spin_loop() };
+    let place = |number: u64| usize::try_from(number).unwrap_or(0) % SLOTS;
+    // Data lies in as many places as there are requests outstanding.
+    let data = |number: u64, lines: usize| {
+        let first = usize::try_from(number).unwrap_or(0) % outstanding * lines;
+        first..first + lines
+    };
+    let over = AtomicBool::new(false);
+    both(
+        || {
+            let start = Instant::now();
+            let (mut posted, mut taken, mut seen) = (0_u64, 0_u64, 0_u64);
+            while taken < rounds {
+                while posted < rounds && posted - taken < outstanding as u64 {
+                    sent[data(posted, there)].iter().for_each(|line| line.fill(posted, posted));
+                    asked[place(posted)].fill(posted, posted + 1);
+                    posted += 1;
+                }
+                let before = taken;
+                while taken < posted && answered[place(taken)].holds(taken + 1) {
+                    seen = seen.wrapping_add(answered[place(taken)].sum());
+                    for line in &results[data(taken, back)] {
+                        seen = seen.wrapping_add(line.sum());
+                    }
+                    taken += 1;
+                }
+                if taken == before {
+                    wait();
+                }
+            }
+            let seconds = start.elapsed().as_secs_f64();
+            over.store(true, Ordering::Relaxed);
+            std::hint::black_box(seen);
+            Ok(rounds as f64 / seconds)
+        },
+        || {
+            let mut served = 0_u64;
+            while !over.load(Ordering::Relaxed) {
+                if !asked[place(served)].holds(served + 1) {
+                    wait();
+                    continue;
+                }
+                let mut word = asked[place(served)].sum();
+                for line in &sent[data(served, there)] {
+                    word = word.wrapping_add(line.sum());
+                }
+                results[data(served, back)].iter().for_each(|line| line.fill(word, word));
+                answered[place(served)].fill(word, served + 1);
+                served += 1;
+            }
+            Ok(())
+        },
+    )
+}
+
 fn sockets(waiting: Waiting) -> anyhow::Result<(TcpStream, TcpStream)> {
     let listener = TcpListener::bind("127.0.0.1:0").context("a port on loopback")?;
     let near = TcpStream::connect(listener.local_addr()?)?;

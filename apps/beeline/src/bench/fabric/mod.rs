@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use anyhow::Context as _;
 
-pub use bare::cache_line;
+pub use bare::{cache_line, line_requests};
 pub use calls::{CallsArguments, run as run_calls};
 pub use peer::{PeerArguments, run as run_peer};
 

@@ -10,7 +10,7 @@ use beeline_kv_client::Client;
 use super::load::{Keys, cost, fill, latency, rate};
 use super::rig::{Rig, RigOptions};
 use super::{Bench, Part};
-use crate::bench::fabric::cache_line;
+use crate::bench::fabric::{cache_line, line_requests};
 use crate::bench::report::{Better, Row, Spread, number};
 use crate::bench::turns::{Contender, alternate, pin};
 
@@ -153,11 +153,21 @@ pub fn headline(bench: &Bench<'_>) -> anyhow::Result<Vec<Row>> {
                 let client = &mut side.client.borrow_mut();
                 rate(client, &mut chosen, many, percent, &value, *outstanding, false)
             };
-            let mut contenders = [Contender::new("BOOM", &mut turn)];
+            // Key, header and value take two lines, either way.
+            let (there, back) = if percent == 100 { (0, 2) } else { (2, 0) };
+            let rounds = bench.options.size(1_000_000, 128);
+            let mut contenders = [
+                Contender::new("BOOM", &mut turn),
+                Contender::new("lines", || line_requests(rounds, *outstanding, there, back)),
+            ];
             let figures = alternate(bench.options.turns(), &mut contenders, bench.output)?;
             drop(contenders);
             let case = format!("64 B {verb}, {outstanding} outstanding");
-            rows.push(Row::new(case, "BOOM", "op/s", Better::Higher, &figures[0]));
+            rows.push(Row::new(case, "BOOM", "op/s", Better::Higher, &figures[0]).against(
+                "bare lines",
+                &figures[0],
+                &figures[1],
+            ));
         }
     }
     Ok(rows)
