@@ -2,7 +2,8 @@
 //! two processes map and either may scribble over.
 //!
 //! ```text
-//! slot (64 bytes, aligned)   header: tag (high 32 bits) | sequence (low 32 bits)
+//! slot (64 bytes, aligned)   header: messages published together that are behind this one, where it
+//!                            is the first of them (8 bits) | tag (24 bits) | sequence (32 bits)
 //!                            body:   7 words
 //! message i lives in slot i mod count, with sequence (i + 1) mod 2^32
 //! ```
@@ -27,6 +28,12 @@ use crate::sync::{AtomicU64, Ordering};
 /// Words of a slot's body.
 pub const BODY_WORDS: usize = 7;
 
+/// Bits of a tag.
+pub const TAG_BITS: u32 = 24;
+
+/// Most messages that are published together.
+pub const MOST_STAGED: u32 = 256;
+
 /// One cache line.
 #[repr(C, align(64))]
 #[derive(Debug)]
@@ -49,8 +56,11 @@ impl Slot {
 /// A copied message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotMessage {
-    /// The producer's 32 bits beside the sequence.
+    /// The producer's 24 bits beside the sequence.
     pub tag: u32,
+    /// Messages that were published together with this one and are behind it; 0 but for the first
+    /// of several. Only as true as the producer is honest: it spares a look, and proves nothing.
+    pub behind: u32,
     /// The body.
     pub body: [u64; BODY_WORDS],
 }
@@ -177,6 +187,10 @@ impl SlotProducer {
     #[inline(always)]
     pub fn stage(&mut self, tag: u32, body: &[u64]) {
         assert!(self.has_room(), "a slot is free");
+        assert!(tag < 1 << TAG_BITS, "a tag fits its bits");
+        if self.staged == MOST_STAGED {
+            self.publish();
+        }
         let slot = self.array.slot(self.next);
         for (word, &value) in slot.body.iter().zip(body) {
             word.store(value, Ordering::Relaxed);
@@ -185,7 +199,7 @@ impl SlotProducer {
         if self.staged == 0 {
             self.held_header = header;
         } else {
-            // Pairs with the acquire in `SlotConsumer::ready`, which comes here only past the
+            // Pairs with the acquire in `SlotConsumer::header`, which comes here only past the
             // first staged message.
             slot.header.store(header, Ordering::Release);
         }
@@ -205,8 +219,9 @@ impl SlotProducer {
     pub fn publish(&mut self) {
         if self.staged > 0 {
             let first = self.next - u64::from(self.staged);
-            // Pairs with the acquire in `SlotConsumer::ready`.
-            self.array.slot(first).header.store(self.held_header, Ordering::Release);
+            let behind = u64::from(self.staged - 1) << (32 + TAG_BITS);
+            // Pairs with the acquire in `SlotConsumer::header`.
+            self.array.slot(first).header.store(behind | self.held_header, Ordering::Release);
             self.staged = 0;
         }
     }
@@ -236,25 +251,32 @@ impl SlotConsumer {
         self.next
     }
 
-    /// The tag of the waiting message, if there is one.
+    /// True when a message waits.
     #[inline(always)]
     #[must_use]
-    pub fn ready(&self) -> Option<u32> {
+    pub fn ready(&self) -> bool {
+        self.header().is_some()
+    }
+
+    /// What is beside the sequence of the waiting message, if there is one.
+    #[inline(always)]
+    fn header(&self) -> Option<u32> {
         // Pairs with the release in `SlotProducer::push`.
         let header = self.array.slot(self.next).header.load(Ordering::Acquire);
         #[expect(clippy::cast_possible_truncation, reason = "the halves are 32 bits each")]
-        let (found, tag) = (header as u32, (header >> 32) as u32);
-        (found == sequence(self.next)).then_some(tag)
+        let (found, beside) = (header as u32, (header >> 32) as u32);
+        (found == sequence(self.next)).then_some(beside)
     }
 
     /// Copies the waiting message, if there is one, and leaves it.
     #[inline(always)]
     #[must_use]
     pub fn peek(&self) -> Option<SlotMessage> {
-        let tag = self.ready()?;
+        let beside = self.header()?;
+        let (tag, behind) = (beside & ((1 << TAG_BITS) - 1), beside >> TAG_BITS);
         let slot = self.array.slot(self.next);
         let body = std::array::from_fn(|word| slot.body[word].load(Ordering::Relaxed));
-        Some(SlotMessage { tag, body })
+        Some(SlotMessage { tag, behind, body })
     }
 
     /// Address of the slot `ahead` messages after the waiting one, to prefetch it.
@@ -329,15 +351,17 @@ mod tests {
         let (mut producer, mut consumer) = backing.sides();
         for value in 0..3 {
             producer.stage(1, &[value]);
-            assert!(consumer.ready().is_none(), "nothing is seen before it is published");
+            assert!(!consumer.ready(), "nothing is seen before it is published");
         }
         producer.publish();
         assert_eq!(producer.staged(), 0);
         for value in 0..3 {
-            assert_eq!(consumer.peek().unwrap().body[0], value);
+            let message = consumer.peek().unwrap();
+            assert_eq!((message.tag, message.body[0]), (1, value));
+            assert_eq!(message.behind, if value == 0 { 2 } else { 0 });
             consumer.advance();
         }
-        assert!(consumer.ready().is_none());
+        assert!(!consumer.ready());
     }
 
     #[derive(Clone, Copy, Debug)]

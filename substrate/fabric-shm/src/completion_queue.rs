@@ -214,6 +214,11 @@ impl Queue {
         }
     }
 
+    #[inline(always)]
+    pub(crate) fn is_armed(&self) -> bool {
+        self.armed.get()
+    }
+
     /// Makes the event for something this thread did itself.
     #[inline(always)]
     pub(crate) fn signal_if_armed(&self) {

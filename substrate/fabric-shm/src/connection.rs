@@ -330,15 +330,17 @@ impl Connection {
 
     #[inline(always)]
     pub(crate) fn has_message(&self) -> bool {
-        self.consumer.ready().is_some()
+        self.consumer.ready()
     }
 
-    /// Called when a message waits, before the first is taken: asks for the slots of those that
-    /// likely wait behind it. No more than the last look found: a slot that is looked at before
-    /// it is written has to be taken away from this processor again.
+    /// Called before the first message of a look is taken: asks for the slots of those that likely
+    /// wait behind it, `behind` of them where the sender said so. Else no more than the last look
+    /// found: a slot that is looked at before it is written has to be taken away from this
+    /// processor again.
     #[inline(always)]
-    pub(crate) fn look_ahead(&self) {
-        for ahead in 1..self.found_last.min(MOST_SLOTS_AHEAD) {
+    pub(crate) fn look_ahead(&self, behind: u32) {
+        let likely = if behind > 0 { u64::from(behind) + 1 } else { self.found_last };
+        for ahead in 1..likely.min(MOST_SLOTS_AHEAD) {
             prefetch::for_reading(self.consumer.address(ahead).cast(), 1);
         }
     }
@@ -349,10 +351,12 @@ impl Connection {
         self.found_last = count as u64;
     }
 
-    /// The waiting message: nothing, nonsense, or a checked copy.
+    /// The waiting message: nothing, nonsense, or a checked copy; and how many the sender says it
+    /// published behind it at the same moment.
     #[inline(always)]
-    pub(crate) fn peek(&self) -> Option<Result<Inbound, Blocked>> {
-        self.consumer.peek().map(|message| self.decode(&message).ok_or(Blocked::Broken))
+    pub(crate) fn peek(&self) -> Option<(Result<Inbound, Blocked>, u32)> {
+        let message = self.consumer.peek()?;
+        Some((self.decode(&message).ok_or(Blocked::Broken), message.behind))
     }
 
     #[inline(always)]

@@ -360,7 +360,7 @@ impl Core {
         }
         if let Some(connection) = &mut inner.connection {
             connection.publish_posted(inner.posted);
-            if connection.has_message() {
+            if self.receive_queue.is_armed() && connection.has_message() {
                 self.receive_queue.signal_if_armed();
             }
         }

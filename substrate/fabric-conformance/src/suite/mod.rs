@@ -26,6 +26,7 @@ macro_rules! conformance_items {
                 a_read_sees_the_writes_before_it,
                 messages_arrive_in_the_order_sent,
                 a_list_is_posted_whole_and_in_order,
+                posts_that_are_held_arrive_in_order_once_released,
             }
             data {
                 an_immediate_arrives_with_the_length_written,

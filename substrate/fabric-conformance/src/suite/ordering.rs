@@ -176,3 +176,54 @@ pub(crate) fn a_list_is_posted_whole_and_in_order(context: &Context<'_>) -> Item
     ensure_eq!(contents(&target), (1..=64).collect::<Vec<u8>>(), "bytes of the list");
     Ok(())
 }
+
+pub(crate) fn posts_that_are_held_arrive_in_order_once_released(
+    context: &Context<'_>,
+) -> ItemResult {
+    const MOST: u64 = 20;
+    let mut pair = context.pair()?;
+    let target = pair.far.region(64 << 10, ALL)?;
+    let source = pair.near.region(64 << 10, ALL)?;
+    let mut random = Randomness::new(23);
+    for round in 0..100_u64 {
+        let count = random.between(1, MOST);
+        for number in 0..count {
+            pair.b.post_empty_receive(number)?;
+        }
+        let bytes = pattern(round + 1, 2048);
+        store(&source, 0, &bytes);
+        pair.a.qp.hold();
+        let mut lengths = Vec::new();
+        for number in 0..count {
+            // Short and long ones: a provider may treat them differently.
+            let length = [0, 8, 300, 2048][usize::try_from(random.below(4)).unwrap_or(0)];
+            let entries = [part(&source, 0, length)];
+            let operation = Operation::WriteWithImmediate {
+                local: LocalData::Gather(&entries),
+                remote: target.remote_address(number * 2048),
+                immediate: u32::try_from(number).unwrap_or(0),
+            };
+            pair.a.qp.post_send(&[WorkRequest::unsignalled(number, operation)])?;
+            lengths.push(length);
+        }
+        if random.chance(1, 4) {
+            // Nothing that is not a message waits for the release.
+            let local = part(&source, 4096, 8);
+            let read = Operation::Read { local, remote: target.remote_address(0) };
+            context.perform(&mut pair.a, read, &[&pair.b.queue])?;
+        }
+        pair.a.qp.release();
+        for (number, length) in (0..count).zip(&lengths) {
+            let arrived = context.success(&pair.b.queue, number, &[&pair.a.queue])?;
+            ensure_eq!(arrived.immediate.map(u64::from), Some(number), "immediate");
+            ensure_eq!(arrived.length, *length, "length");
+            let length = usize::try_from(*length).unwrap_or(0);
+            let at = usize::try_from(number * 2048).unwrap_or(0);
+            let placed = bytes_at(&target, at, length) == bytes[..length];
+            ensure_eq!(placed, true, "round {round}: write {number} was in place");
+        }
+        // A signalled request frees the send-queue places of the silent ones before it.
+        context.perform(&mut pair.a, visible(target.remote_address(0), 8), &[&pair.b.queue])?;
+    }
+    Ok(())
+}

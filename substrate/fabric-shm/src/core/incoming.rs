@@ -18,11 +18,16 @@ impl Inner {
         let mut shared = core.shared_receives.as_ref().map(|shared| shared.queue.borrow_mut());
         let receives = shared.as_deref_mut().unwrap_or(&mut self.receives);
         let mut failed = false;
+        // Messages of the group in hand that are still to come, once a group was met.
+        let mut group: Option<u32> = None;
         while count < out.len() && !failed {
-            let Some(connection) = &mut self.connection else { break };
-            if !connection.has_message() {
+            // Behind a group there is nothing yet, mostly; looking there would cost its sender a
+            // line and us a wait. The next look will. Who armed the queue relies on this one.
+            if group == Some(0) && !core.receive_queue.is_armed() {
                 break;
             }
+            let Some(connection) = &mut self.connection else { break };
+            let Some((message, behind)) = connection.peek() else { break };
             let Some(receive) = receives.front() else {
                 if let Some(shared) = &core.shared_receives {
                     shared.starved.set(true);
@@ -32,10 +37,13 @@ impl Inner {
                 }
                 break;
             };
-            if count == 0 {
-                connection.look_ahead();
+            if count == 0 || behind > 0 {
+                connection.look_ahead(behind);
             }
-            let Some(message) = connection.peek() else { break };
+            group = match group {
+                Some(left) if left > 0 => Some(left - 1),
+                _ => (behind > 0).then_some(behind),
+            };
             let (completion, payload_bytes) =
                 deliver(core, &receive, receives.place(&receive), message);
             receives.pop();
