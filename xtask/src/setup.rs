@@ -2,6 +2,7 @@
 //! the tests that need it skip themselves.
 
 use std::path::Path;
+use std::process::Command;
 
 use crate::lab;
 use crate::root;
@@ -32,9 +33,32 @@ pub fn run(arguments: &SetupArguments) -> Report {
             ("strace", "strace"),
         ],
     );
+    programs(
+        &mut report,
+        "servers and clients for user-space sockets",
+        &[
+            ("nginx", "nginx"),
+            ("wrk", "wrk"),
+            ("curl", "curl"),
+            ("memcached", "memcached"),
+            ("node", "nodejs"),
+            ("haproxy", "haproxy"),
+            ("gunicorn", "gunicorn"),
+            ("iperf3", "iperf3"),
+            ("sockperf", "sockperf"),
+            ("ssh", "openssh-client"),
+            ("sshd", "openssh-server"),
+        ],
+    );
+    python_suites(&mut report);
     python(&mut report);
     lab::setup(&mut report);
     if arguments.deep {
+        programs(
+            &mut report,
+            "large servers for user-space sockets",
+            &[("javac", "default-jdk-headless"), ("psql", "postgresql")],
+        );
         tools::setup(&mut report);
     }
     report
@@ -80,6 +104,26 @@ pub fn is_here(program: &str) -> bool {
     let folders = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
     works(&format!("which {program}"))
         || folders.iter().any(|folder| Path::new(folder).join(program).exists())
+}
+
+/// Python's own test suites, which Debian packs by Python's version.
+fn python_suites(report: &mut Report) {
+    let name = "Python's own tests";
+    let probe = root().join("verify/clients/python/has_suites.py");
+    let line = |python: &str| format!("{python} {}", probe.display());
+    if ["python3", "/usr/bin/python3"].iter().any(|python| works(&line(python))) {
+        report.done(name, "here");
+        return;
+    }
+    let asked = Command::new("/usr/bin/python3").arg(&probe).output();
+    let version = asked.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
+    match version {
+        Ok(version) if !version.is_empty() => {
+            let package = format!("libpython{version}-testsuite");
+            programs(report, name, &[("no program of this package", &package)]);
+        }
+        _ => report.skip(name, "no Python of the system's here"),
+    }
 }
 
 fn python(report: &mut Report) {

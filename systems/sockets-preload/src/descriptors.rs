@@ -103,7 +103,12 @@ pub unsafe extern "C" fn closefrom(first: c_int) {
 
 fn duplicated(old: c_int, new: c_int) -> c_int {
     if new >= 0 {
-        quietly(|| table::duplicate(old, new));
+        quietly(|| {
+            table::duplicate(old, new);
+            if !table::is_foreign_process() {
+                crate::stdio::adopt(new);
+            }
+        });
     }
     new
 }
@@ -197,11 +202,20 @@ pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
 
 /// Options that we answer ourselves.
 fn own_option(connection: &Connection, level: c_int, name: c_int) -> Option<c_int> {
+    if (level, name) == (libc::SOL_SOCKET, libc::SO_ERROR) {
+        return receive::take_error(connection).map(|Errno(error)| error);
+    }
+    connection.held_option(level, name).map(|value| value.load(Ordering::Relaxed))
+}
+
+/// Options whose effect would be on bytes that no longer pass through the kernel: encryption there
+/// (TLS, MD5), and the notices of sends without a copy. As on a kernel without them, programs go
+/// on without.
+fn refused_option(level: c_int, name: c_int) -> Option<Errno> {
     match (level, name) {
-        (libc::IPPROTO_TCP, libc::TCP_NODELAY) => Some(connection.no_delay.load(Ordering::Relaxed)),
-        (libc::SOL_SOCKET, libc::SO_ERROR) => {
-            receive::take_error(connection).map(|Errno(error)| error)
-        }
+        (libc::IPPROTO_TCP, libc::TCP_ULP) => Some(Errno(libc::ENOENT)),
+        (libc::IPPROTO_TCP, libc::TCP_MD5SIG) => Some(Errno(libc::ENOPROTOOPT)),
+        (libc::SOL_SOCKET, libc::SO_ZEROCOPY) => Some(Errno(libc::EOPNOTSUPP)),
         _ => None,
     }
 }
@@ -239,15 +253,20 @@ pub unsafe extern "C" fn setsockopt(
     value: *const c_void,
     length: socklen_t,
 ) -> c_int {
-    if (level, name) == (libc::IPPROTO_TCP, libc::TCP_NODELAY)
-        && let Some(connection) = table::ours(fd)
-        && !value.is_null()
-        && length as usize >= size_of::<c_int>()
-    {
-        // SAFETY: the program's int.
-        let wanted = unsafe { value.cast::<c_int>().read_unaligned() };
-        connection.no_delay.store(c_int::from(wanted != 0), Ordering::Relaxed);
-        return 0;
+    if let Some(connection) = table::ours(fd) {
+        if let Some(refusal) = refused_option(level, name) {
+            return guarded_int(|| Err(refusal));
+        }
+        if let Some(held) = connection.held_option(level, name)
+            && !value.is_null()
+            && length as usize >= size_of::<c_int>()
+        {
+            // SAFETY: the program's int.
+            let wanted = unsafe { value.cast::<c_int>().read_unaligned() };
+            let wanted = if level == libc::IPPROTO_TCP { c_int::from(wanted != 0) } else { wanted };
+            held.store(wanted, Ordering::Relaxed);
+            return 0;
+        }
     }
     real!(setsockopt(fd, level, name, value, length)
         as fn(c_int, c_int, c_int, *const c_void, socklen_t) -> c_int)

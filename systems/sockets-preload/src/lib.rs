@@ -9,6 +9,9 @@
 //! - [`data`]: reading and writing.
 //! - [`descriptors`]: connections begun, copied, ended; options.
 //! - [`readiness`]: poll, select, epoll.
+//! - [`stdio`]: the C library's streams.
+//! - [`exec`]: programs that replace this one.
+//! - `bare`: `syscall`, for io_uring's sake.
 //! - [`start`]: the constructor, and what happens at `fork`.
 
 #![allow(
@@ -16,11 +19,15 @@
     reason = "each function is the C function of its name, whose manual is its contract"
 )]
 
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod bare;
 mod data;
 mod descriptors;
+mod exec;
 mod readiness;
 mod real;
 mod start;
+mod stdio;
 
 use beeline_sockets::kernel::Outcome;
 

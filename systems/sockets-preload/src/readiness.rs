@@ -118,7 +118,8 @@ fn select_ours(
 ) -> Option<c_int> {
     let count = count.clamp(0, 1024);
     let asked = |fd| sets.iter().any(|set| set.has(fd));
-    if !(0..count).any(|fd| asked(fd) && beeline_sockets::connection::find(fd).is_some()) {
+    let ours = |fd| beeline_sockets::connection::find(fd).is_some() || epoll::is_mixed(fd);
+    if !(0..count).any(|fd| asked(fd) && ours(fd)) {
         return None;
     }
     let [read, write, exceptional] = &sets;

@@ -49,6 +49,26 @@ macro_rules! real {
 }
 pub(crate) use real;
 
+/// As `real`, for functions that return a pointer.
+macro_rules! real_pointer {
+    ($name:ident ( $($argument:expr),* ) as fn($($kind:ty),* $(,)?) -> $result:ty) => {{
+        let address = $crate::real::$name.address();
+        if address.is_null() {
+            $crate::set_errno(libc::ENOSYS);
+            std::ptr::null_mut()
+        } else {
+            type Function = unsafe extern "C" fn($($kind),*) -> $result;
+            // SAFETY: the C library's function of this name has this signature.
+            let function = unsafe {
+                std::mem::transmute::<*mut std::ffi::c_void, Function>(address)
+            };
+            // SAFETY: the program's own arguments, for the function it meant to call.
+            unsafe { function($($argument),*) }
+        }
+    }};
+}
+pub(crate) use real_pointer;
+
 macro_rules! functions {
     ($($name:ident)*) => {
         $(
@@ -72,5 +92,5 @@ functions! {
     sendfile sendfile64 splice
     socket connect accept accept4 close close_range closefrom dup dup2 dup3 fcntl fcntl64 ioctl
     shutdown getsockopt setsockopt epoll_ctl epoll_wait epoll_pwait epoll_pwait2 poll ppoll select
-    pselect
+    pselect fdopen execve execv execvp execvpe fexecve posix_spawn posix_spawnp system prctl
 }

@@ -6,11 +6,27 @@ use beeline_sockets::table;
 
 use crate::{quietly, real};
 
+/// Programs that hand a connection to a child behind a filter of system calls (`seccomp`) before
+/// they know who is there: it kills whoever makes a call that it does not know, as those we make.
+const LEFT_ALONE: [&str; 4] = ["sshd", "sshd-session", "sshd-auth", "vsftpd"];
+
+/// True when this program keeps the kernel's connections.
+fn is_left_alone() -> bool {
+    let program = std::fs::read_link("/proc/self/exe").unwrap_or_default();
+    let name = program.file_name().and_then(std::ffi::OsStr::to_str).unwrap_or_default();
+    LEFT_ALONE.contains(&name)
+}
+
 extern "C" fn start() {
     quietly(|| {
         real::find_all();
+        crate::exec::remember();
         let _ = beeline_os::barrier::is_asymmetric();
+        if is_left_alone() {
+            return;
+        }
         table::begin();
+        (0..=2).for_each(crate::stdio::adopt);
         // SAFETY: three functions that stay loaded and take nothing.
         let _ = unsafe { libc::pthread_atfork(Some(before_fork), None, Some(after_fork)) };
     });
@@ -38,10 +54,11 @@ extern "C" fn tell() {
         }
         let line = format!(
             "beeline: process {}: {asked} connections within this host, {} introduced by the \
-             monitor, {} sent through shared memory; the others stayed with the kernel\n",
+             monitor, {} sent through shared memory; the others stayed with the kernel{}\n",
             std::process::id(),
             count(&tally.taken),
             count(&tally.switched),
+            if table::is_left_to_kernel() { " (io_uring or seccomp is in use)" } else { "" },
         );
         let _ = beeline_sockets::kernel::write(2, line.as_bytes());
     });

@@ -35,6 +35,14 @@ const PATIENT_CALLS: u32 = 64;
 /// Every so many calls that found nothing, the kernel is asked whether the other end is alive.
 const VAIN_CALLS: u32 = 16;
 
+/// Options of the kernel's connection that would delay doorbells, as level, name, and the value
+/// they have while the connection is ours. What the program sets is kept for it here.
+pub const HELD_OPTIONS: [(i32, i32, i32); 3] = [
+    (libc::IPPROTO_TCP, libc::TCP_NODELAY, 1),
+    (libc::IPPROTO_TCP, libc::TCP_CORK, 0),
+    (libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1),
+];
+
 /// One connection.
 #[derive(Debug)]
 pub struct Connection {
@@ -52,8 +60,8 @@ pub struct Connection {
     pub kernel_ended: AtomicBool,
     /// A send found the ring full since an edge-triggered set last reported room.
     pub was_full: AtomicBool,
-    /// What the program thinks `TCP_NODELAY` is.
-    pub no_delay: AtomicI32,
+    /// What the program thinks its [`HELD_OPTIONS`] are.
+    pub held_options: [AtomicI32; HELD_OPTIONS.len()],
     blocking: AtomicU8,
     calls: AtomicU32,
     vain: AtomicU32,
@@ -163,9 +171,13 @@ impl Connection {
         let own = segment.own();
         let asymmetric = barrier::is_asymmetric();
         own.signs.asymmetric.store(u32::from(asymmetric), Ordering::Relaxed);
-        // A doorbell must not wait for the acknowledgement of the one before.
-        let no_delay = kernel::option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 0).unwrap_or(0);
-        let _ = kernel::set_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, 1);
+        let held_options = HELD_OPTIONS.map(|(level, name, ours)| {
+            let theirs = kernel::option(fd, level, name, 0).unwrap_or(ours);
+            if theirs != ours {
+                let _ = kernel::set_option(fd, level, name, ours);
+            }
+            AtomicI32::new(theirs)
+        });
         Self {
             segment,
             references: AtomicU32::new(0),
@@ -174,7 +186,7 @@ impl Connection {
             pending_error: AtomicI32::new(0),
             kernel_ended: AtomicBool::new(false),
             was_full: AtomicBool::new(false),
-            no_delay: AtomicI32::new(i32::from(no_delay != 0)),
+            held_options,
             blocking: AtomicU8::new(0),
             calls: AtomicU32::new(0),
             vain: AtomicU32::new(0),
@@ -384,19 +396,38 @@ impl Connection {
         }
     }
 
-    fn give_up(&self, fd: RawFd) {
+    /// Leaves the connection to the kernel if it never left it. True when it is the kernel's.
+    pub fn stay_with_kernel(&self, fd: RawFd) -> bool {
         let state = self.segment.state();
         let open =
             state.compare_exchange(STATE_OPEN, STATE_GIVEN_UP, Ordering::AcqRel, Ordering::Acquire);
-        if open.is_ok() || open == Err(STATE_GIVEN_UP) {
-            self.restore_no_delay(fd);
+        let plain = open.is_ok() || open == Err(STATE_GIVEN_UP);
+        if plain {
+            self.restore_options(fd);
+        }
+        plain
+    }
+
+    fn give_up(&self, fd: RawFd) {
+        if self.stay_with_kernel(fd) {
             table::forget(fd);
         }
     }
 
-    fn restore_no_delay(&self, fd: RawFd) {
-        let wanted = self.no_delay.load(Ordering::Relaxed);
-        let _ = kernel::set_option(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY, wanted);
+    fn restore_options(&self, fd: RawFd) {
+        for ((level, name, ours), theirs) in HELD_OPTIONS.into_iter().zip(&self.held_options) {
+            let theirs = theirs.load(Ordering::Relaxed);
+            if theirs != ours {
+                let _ = kernel::set_option(fd, level, name, theirs);
+            }
+        }
+    }
+
+    /// What the program thinks one of [`HELD_OPTIONS`] is.
+    #[must_use]
+    pub fn held_option(&self, level: i32, name: i32) -> Option<&AtomicI32> {
+        let mine = |option: &(i32, i32, i32)| (option.0, option.1) == (level, name);
+        self.held_options.get(HELD_OPTIONS.iter().position(mine)?)
     }
 }
 
@@ -409,6 +440,7 @@ pub fn accepted(fd: RawFd) {
 /// `fd` has just become connected: asks whether it can be ours.
 pub fn connected(fd: RawFd) {
     if table::is_foreign_process()
+        || table::is_left_to_kernel()
         || table::is_watched_plain(fd)
         || table::ours(fd).is_some()
         || !introduce::is_candidate(fd)
@@ -423,7 +455,7 @@ pub fn connected(fd: RawFd) {
     if connection.join() {
         table::set_ours(fd, Box::new(connection));
     } else {
-        connection.restore_no_delay(fd);
+        connection.restore_options(fd);
     }
 }
 
@@ -478,7 +510,7 @@ pub fn find(fd: RawFd) -> Option<&'static Connection> {
 
 /// The program closes `fd`; the kernel's `close` follows.
 pub fn closing(fd: RawFd) {
-    if table::is_foreign_process() {
+    if introduce::is_asking() || table::is_foreign_process() {
         return;
     }
     epoll::forget(fd);

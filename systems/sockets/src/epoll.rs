@@ -7,6 +7,10 @@
 //! A wait looks at the rings; with nothing there it spins, then arms every entry and sleeps in the
 //! kernel. Level-triggered entries report what the rings say; edge-triggered ones report what has
 //! changed since they last did; one-shot entries fall silent here, not in the kernel.
+//!
+//! A TCP socket that is not connected yet is registered as one of ours may become: programs put
+//! sockets into a set before they connect them. A set within a set is an entry, too: it is
+//! readable when anything in it is due.
 
 use std::collections::HashMap;
 use std::os::fd::RawFd;
@@ -17,7 +21,7 @@ use std::time::{Duration, Instant};
 use beeline_os::barrier;
 
 use crate::connection::{Connection, find};
-use crate::kernel::{self, Outcome};
+use crate::kernel::{self, Errno, Outcome};
 use crate::poll::{arm, readiness, time};
 use crate::table;
 use crate::wait::Budget;
@@ -35,8 +39,13 @@ const ERR: u32 = 0x008;
 const HUP: u32 = 0x010;
 const RDHUP: u32 = 0x2000;
 const EXCLUSIVE: u32 = 1 << 28;
+const WAKEUP: u32 = 1 << 29;
 const ONESHOT: u32 = 1 << 30;
 const EDGE: u32 = 1 << 31;
+/// What the kernel allows together with `EPOLLEXCLUSIVE`.
+const WITH_EXCLUSIVE: u32 = IN | OUT | ERR | HUP | WAKEUP | EDGE | EXCLUSIVE;
+/// Sets within sets, at most; the kernel allows no more.
+const DEEPEST: u32 = 5;
 
 #[derive(Debug)]
 struct Entry {
@@ -48,6 +57,8 @@ struct Entry {
     /// Counted among the connection's watchers.
     counted: bool,
     silent: bool,
+    /// A set: asked for what is due in it, instead of a ring.
+    is_set: bool,
     /// Edge-triggered: report what there is, once, as after a fresh registration.
     fresh: bool,
     seen_tail: u64,
@@ -162,22 +173,22 @@ pub fn control(
     wanted: Option<libc::epoll_event>,
 ) -> Option<Outcome> {
     let connection = find(fd);
-    let connecting = matches!(table::kind(fd), table::Kind::Connecting);
-    if connection.is_none() && !connecting && known(number).is_none() {
-        if operation == libc::EPOLL_CTL_ADD {
+    let adds = operation == libc::EPOLL_CTL_ADD;
+    let mut connecting = matches!(table::kind(fd), table::Kind::Connecting);
+    let is_set = adds && connection.is_none() && !connecting && is_epoll(fd);
+    if adds && connection.is_none() && !connecting && !is_set && is_yet_to_connect(fd) {
+        table::set_connecting(fd);
+        connecting = true;
+    }
+    let plain = connection.is_none() && !connecting && !is_set;
+    if plain && known(number).is_none_or(|set| !lock(set).places.contains_key(&fd)) {
+        if adds {
             table::set_watched_plain(fd);
         }
         return None;
     }
     let set = made(number)?;
     let mut inner = lock(set);
-    let there = inner.places.contains_key(&fd);
-    if !there && connection.is_none() && !connecting {
-        if operation == libc::EPOLL_CTL_ADD {
-            table::set_watched_plain(fd);
-        }
-        return None;
-    }
     if operation == libc::EPOLL_CTL_DEL {
         let outcome = kernel::epoll_control(number, operation, fd, None);
         if let Some(entry) = inner.remove(fd) {
@@ -187,6 +198,17 @@ pub fn control(
         return Some(outcome);
     }
     let wanted = wanted?;
+    let refused = if adds {
+        wanted.events & EXCLUSIVE != 0 && wanted.events & !WITH_EXCLUSIVE != 0
+    } else {
+        // The kernel's entry is none of its own kind: it would not refuse.
+        let old = inner.entry(fd).map_or(0, |entry| entry.wanted);
+        (wanted.events | old) & EXCLUSIVE != 0
+    };
+    if refused {
+        return Some(Err(Errno(libc::EINVAL)));
+    }
+    let is_set = is_set || inner.entry(fd).is_some_and(|entry| entry.is_set);
     let mask = kernel_mask(wanted.events, connection);
     let outcome = kernel::epoll_control(number, operation, fd, Some(event(mask, fd)));
     if outcome.is_err() {
@@ -199,6 +221,7 @@ pub fn control(
         kernel_mask: mask,
         counted: inner.entry(fd).is_some_and(|entry| entry.counted),
         silent: false,
+        is_set,
         fresh: true,
         seen_tail: 0,
         seen_ends: 0,
@@ -237,23 +260,116 @@ pub fn forget(fd: RawFd) {
     }
 }
 
+/// True for an epoll set, ours or not.
+fn is_epoll(fd: RawFd) -> bool {
+    known(fd).is_some_and(|set| set.ours.load(Ordering::Acquire) != 0) || kernel::is_epoll(fd)
+}
+
+/// True for a TCP socket that `connect` may be called on.
+fn is_yet_to_connect(fd: RawFd) -> bool {
+    let option = |name| kernel::option(fd, libc::SOL_SOCKET, name, 0);
+    option(libc::SO_PROTOCOL) == Ok(libc::IPPROTO_TCP)
+        && option(libc::SO_ACCEPTCONN) == Ok(0)
+        && matches!(kernel::name(fd, true), Err(Errno(libc::ENOTCONN)))
+}
+
+/// True when `fd` is a set with entries of ours: `poll` and other sets have to ask [`is_due`].
+#[must_use]
+pub fn is_mixed(fd: RawFd) -> bool {
+    known(fd).is_some_and(|set| set.ours.load(Ordering::Acquire) != 0)
+}
+
+/// True when the rings have news for the set `fd`, or for a set in it.
+#[must_use]
+pub fn is_due(fd: RawFd) -> bool {
+    is_due_within(fd, DEEPEST)
+}
+
+fn is_due_within(fd: RawFd, depth: u32) -> bool {
+    is_mixed(fd) && known(fd).is_some_and(|set| any_due_within(&mut lock(set), depth))
+}
+
+/// Arms everything in the set `fd`, for who is about to sleep on it. True when somebody else
+/// watches one of its connections.
+pub fn arm_all(fd: RawFd) -> bool {
+    arm_within(fd, DEEPEST)
+}
+
+fn arm_within(fd: RawFd, depth: u32) -> bool {
+    let Some(set) = known(fd).filter(|_| depth > 0) else { return false };
+    arm_entries(fd, &mut lock(set), depth)
+}
+
+fn arm_entries(number: RawFd, inner: &mut Inner, depth: u32) -> bool {
+    let mut shared = false;
+    for entry in &mut inner.entries {
+        if entry.silent {
+            continue;
+        }
+        if entry.is_set {
+            shared |= arm_within(entry.fd, depth - 1);
+            continue;
+        }
+        let Some(connection) = table::ours(entry.fd) else { continue };
+        watch(entry, connection);
+        adjust(number, entry, Some(connection));
+        arm(connection, true, entry.wanted & OUT != 0 && !connection.is_writable());
+        shared |= connection.segment.own().sharing.watchers.load(Ordering::SeqCst) > 1;
+    }
+    shared
+}
+
+/// Asks the kernel for what is to be heard of the entry now: it changes when a connection becomes
+/// ours, when it leaves the kernel's stream, and when a one-shot entry has spoken.
+fn adjust(number: RawFd, entry: &mut Entry, connection: Option<&Connection>) {
+    // Hang-ups are told whatever is asked for; of a silent entry, once.
+    let mask = if entry.silent { EDGE } else { kernel_mask(entry.wanted, connection) };
+    if mask != entry.kernel_mask {
+        let event = event(mask, entry.fd);
+        if kernel::epoll_control(number, libc::EPOLL_CTL_MOD, entry.fd, Some(event)).is_ok() {
+            entry.kernel_mask = mask;
+        }
+    }
+}
+
+/// What a set in a set reports now.
+fn due_of_set(entry: &mut Entry, report: bool, depth: u32) -> u32 {
+    if entry.silent || entry.wanted & IN == 0 || depth == 0 {
+        return 0;
+    }
+    let now = is_due_within(entry.fd, depth - 1);
+    let news = now && (entry.wanted & EDGE == 0 || entry.fresh || entry.seen_ends == 0);
+    if report {
+        entry.fresh = false;
+        entry.seen_ends = u32::from(now);
+    }
+    if news { IN } else { 0 }
+}
+
+fn due_of(entry: &mut Entry, report: bool, depth: u32) -> u32 {
+    if entry.is_set {
+        return due_of_set(entry, report, depth);
+    }
+    table::ours(entry.fd).map_or(0, |connection| due(entry, connection, report))
+}
+
 /// What an entry reports now; 0 for nothing. `report` false only looks.
 fn due(entry: &mut Entry, connection: &Connection, report: bool) -> u32 {
     if entry.silent {
         return 0;
     }
-    let wanted = entry.wanted | ERR | HUP;
     #[expect(clippy::cast_sign_loss, reason = "poll's bits are small and positive")]
-    let now = readiness(connection) as u16;
-    let now = u32::from(now) & wanted;
+    let all = u32::from(readiness(connection) as u16);
+    let now = all & (entry.wanted | ERR | HUP);
     if now == 0 || entry.wanted & EDGE == 0 {
         return now;
     }
     // A hint only: the other end's own count of what it wrote.
     let tail = connection.segment.other().sending.tail.load(Ordering::Relaxed);
-    let ends = now & (RDHUP | HUP | ERR);
+    // An end is news for who did not ask for that bit, too: it is readable.
+    let ends = all & (RDHUP | HUP | ERR);
     let news = entry.fresh
-        || now & IN != 0 && tail != entry.seen_tail
+        || entry.wanted & IN != 0 && tail != entry.seen_tail
         || ends & !entry.seen_ends != 0
         || now & OUT != 0 && connection.was_full.load(Ordering::Relaxed);
     if !news {
@@ -307,8 +423,7 @@ fn look(inner: &mut Inner, answers: &mut Answers<'_>) {
         }
         let place = (inner.turn.wrapping_add(step)) % count;
         let Some(entry) = inner.entries.get_mut(place) else { continue };
-        let Some(connection) = table::ours(entry.fd) else { continue };
-        let bits = due(entry, connection, true);
+        let bits = due_of(entry, true, DEEPEST);
         if bits != 0 {
             answers.add(entry, bits);
         }
@@ -316,9 +431,11 @@ fn look(inner: &mut Inner, answers: &mut Answers<'_>) {
 }
 
 fn any_due(inner: &mut Inner) -> bool {
-    inner.entries.iter_mut().any(|entry| {
-        table::ours(entry.fd).is_some_and(|connection| due(entry, connection, false) != 0)
-    })
+    any_due_within(inner, DEEPEST)
+}
+
+fn any_due_within(inner: &mut Inner, depth: u32) -> bool {
+    inner.entries.iter_mut().any(|entry| due_of(entry, false, depth) != 0)
 }
 
 /// Takes what the kernel reported at the end of the answers, and puts in its place what the
@@ -354,14 +471,7 @@ fn translate(number: RawFd, inner: &mut Inner, answers: &mut Answers<'_>, report
                 heard &= !OUT;
             }
         }
-        let mask = if entry.silent { 0 } else { kernel_mask(entry.wanted, connection) };
-        if mask != entry.kernel_mask {
-            let changed =
-                kernel::epoll_control(number, libc::EPOLL_CTL_MOD, fd, Some(self::event(mask, fd)));
-            if changed.is_ok() {
-                entry.kernel_mask = mask;
-            }
-        }
+        adjust(number, entry, connection);
         let heard = heard & (entry.wanted | ERR | HUP);
         if heard != 0 && !entry.silent {
             answers.add(entry, heard);
@@ -438,18 +548,10 @@ fn sleep(
     timeout: Option<Duration>,
     mask: Option<&libc::sigset_t>,
 ) -> Outcome {
-    let mut shared = false;
+    let shared;
     {
         let mut inner = lock(set);
-        for entry in &mut inner.entries {
-            if entry.silent {
-                continue;
-            }
-            let Some(connection) = table::ours(entry.fd) else { continue };
-            watch(entry, connection);
-            arm(connection, true, entry.wanted & OUT != 0 && !connection.is_writable());
-            shared |= connection.segment.own().sharing.watchers.load(Ordering::SeqCst) > 1;
-        }
+        shared = arm_entries(number, &mut inner, DEEPEST);
         barrier::heavy();
         if any_due(&mut inner) {
             return Ok(0);
@@ -474,7 +576,7 @@ fn sleep(
     drop(inner);
     if shared && count == 0 && reported > 0 {
         // A doorbell that is left to another watcher would wake us again at once.
-        kernel::pause(1);
+        let _ = kernel::pause(1);
     }
     Ok(count)
 }

@@ -1,6 +1,7 @@
 //! Asking the monitor for a connection's segment. One Unix connection per question: no descriptor
 //! of ours stays in the program's table, and a monitor that was restarted is simply asked next.
 
+use std::cell::Cell;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
@@ -82,10 +83,28 @@ pub fn answer(socket: &OwnedFd) -> std::io::Result<(Answer, Option<OwnedFd>)> {
     Ok((answer.ok_or_else(bad)?, descriptor))
 }
 
+thread_local! {
+    static ASKING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// True while this thread asks the monitor: descriptors that it closes are ours. The C library's
+/// `close` is ours, too, and would wait for the locks of epoll sets that our caller may hold.
+#[must_use]
+pub fn is_asking() -> bool {
+    ASKING.get()
+}
+
 /// The segment for the connected socket `fd`, or `None`: no monitor, a refusal, or no answer in
 /// time. The connection is then an ordinary one.
 #[must_use]
 pub fn segment(fd: RawFd, question: Question) -> Option<Segment> {
+    ASKING.set(true);
+    let segment = ask_for_segment(fd, question);
+    ASKING.set(false);
+    segment
+}
+
+fn ask_for_segment(fd: RawFd, question: Question) -> Option<Segment> {
     let socket = dial().ok()?;
     // SAFETY: the program's descriptor, borrowed for one call that only reads it; a number that
     // was closed meanwhile is refused by the kernel.

@@ -76,11 +76,13 @@ pub fn poll_one(fd: RawFd, events: i16, timeout_ms: i32) -> Result<i16, Errno> {
     Ok(entry.revents)
 }
 
-/// Sleeps for `milliseconds`, or less if a signal comes.
-pub fn pause(milliseconds: i32) {
+/// Sleeps for `milliseconds`.
+///
+/// Errors: `EINTR` when a signal came first.
+pub fn pause(milliseconds: i32) -> Result<(), Errno> {
     let none = std::ptr::null_mut::<libc::pollfd>();
     // No entries.
-    let _ = call!(libc::SYS_poll, none, 0, milliseconds);
+    call!(libc::SYS_poll, none, 0, milliseconds).map(|_| ())
 }
 
 /// `close`.
@@ -129,6 +131,28 @@ pub fn is_nonblocking(fd: RawFd) -> bool {
 #[must_use]
 pub fn is_open(fd: RawFd) -> bool {
     call!(libc::SYS_fcntl, fd, libc::F_GETFD).is_ok()
+}
+
+/// True when `fd` is an epoll set: the only kind that can be waited on. The place for the events
+/// cannot be written, so nothing is taken from the set.
+#[must_use]
+pub fn is_epoll(fd: RawFd) -> bool {
+    if !is_anonymous(fd) {
+        return false;
+    }
+    let nowhere = std::ptr::without_provenance_mut::<libc::epoll_event>(8);
+    let none = std::ptr::null::<libc::sigset_t>();
+    // The kernel checks the place when it writes, and answers `EFAULT`.
+    let outcome = call!(libc::SYS_epoll_pwait, fd, nowhere, 1, 0, none, 8);
+    matches!(outcome, Ok(_) | Err(Errno(libc::EFAULT)))
+}
+
+/// True for a file of no type at all, as epoll sets, timers and events are.
+fn is_anonymous(fd: RawFd) -> bool {
+    // SAFETY: a plain C structure for which all zeros is a value.
+    let mut about: libc::stat = unsafe { std::mem::zeroed() };
+    // The structure is ours.
+    call!(libc::SYS_fstat, fd, &raw mut about).is_ok() && about.st_mode & libc::S_IFMT == 0
 }
 
 /// The calling thread's number, never 0.
@@ -201,4 +225,65 @@ pub fn epoll_control(
     let place = event.as_mut().map_or(std::ptr::null_mut(), std::ptr::from_mut);
     // The event is ours.
     call!(libc::SYS_epoll_ctl, set, operation, fd, place)
+}
+
+/// Two connected stream sockets of this host, closed by `exec`.
+pub fn socket_pair() -> Result<[RawFd; 2], Errno> {
+    let mut ends = [-1; 2];
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+    // Room for two numbers, ours.
+    call!(libc::SYS_socketpair, libc::AF_UNIX, kind, 0, ends.as_mut_ptr())?;
+    Ok(ends)
+}
+
+/// `dup2`, after which `new` blocks or not.
+pub fn duplicate_onto(old: RawFd, new: RawFd, blocks: bool) -> Outcome {
+    if !blocks {
+        call!(libc::SYS_fcntl, old, libc::F_SETFL, libc::O_NONBLOCK)?;
+    }
+    call!(libc::SYS_dup3, old, new, 0)
+}
+
+/// True when `fd` stays open over `exec`.
+#[must_use]
+pub fn survives_exec(fd: RawFd) -> bool {
+    let flags = call!(libc::SYS_fcntl, fd, libc::F_GETFD);
+    flags.is_ok_and(|flags| flags & libc::FD_CLOEXEC.unsigned_abs() as usize == 0)
+}
+
+/// Ends this process without the program's own last rites.
+pub fn exit(code: i32) -> ! {
+    // SAFETY: never returns, and runs nothing of the program's.
+    unsafe { libc::_exit(code) }
+}
+
+/// Waits for the end of a child; true when it ended well.
+#[must_use]
+pub fn wait_for(child: i32) -> bool {
+    let mut status = 0_i32;
+    loop {
+        let none = std::ptr::null_mut::<libc::rusage>();
+        // The place is ours.
+        match call!(libc::SYS_wait4, child, &raw mut status, 0, none) {
+            Ok(_) => return status == 0,
+            Err(Errno(libc::EINTR)) => {}
+            // Somebody who ignores its children's ends.
+            Err(_) => return true,
+        }
+    }
+}
+
+/// Makes this process deaf to signals, and closes all it has but `kept`.
+pub fn be_alone(kept: [RawFd; 2]) {
+    let _ = call!(libc::SYS_setsid);
+    let all = u64::MAX;
+    let none = std::ptr::null_mut::<u64>();
+    // Eight bytes of a mask, ours.
+    let _ = call!(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const all, none, 8);
+    let (low, high) = (kept[0].min(kept[1]), kept[0].max(kept[1]));
+    for (first, last) in [(0, low - 1), (low + 1, high - 1), (high + 1, RawFd::MAX)] {
+        if first <= last {
+            let _ = call!(libc::SYS_close_range, first, last, 0);
+        }
+    }
 }

@@ -13,11 +13,13 @@
 //! - [`connection`], [`receive`], [`send`]: one accelerated connection.
 //! - [`table`]: which descriptor is which connection.
 //! - [`epoll`], [`poll`]: readiness of mixed descriptors.
+//! - [`carrier`]: a connection for a program that has no library.
 //! - [`kernel`]: system calls that do not pass through the names we export.
 //!
 //! Nothing here may panic into the program it lives in, print, or call a function by a name that
 //! the preload library exports.
 
+pub mod carrier;
 pub mod connection;
 pub mod control;
 pub mod epoll;

@@ -1,14 +1,17 @@
 //! `poll` and `select` over descriptors of ours and of the kernel's.
 //!
-//! Ours are answered from the rings. Before sleeping, each of ours is armed and watched in the
+//! Ours are answered from the rings; an epoll set that holds some of ours is asked for what is due in
+//! it. Before sleeping, each of ours is armed and watched in the
 //! kernel for a doorbell, so one `ppoll` waits for everything.
 
+use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use beeline_os::barrier;
 
 use crate::connection::{Connection, find};
+use crate::epoll;
 use crate::kernel::{self, Errno, Outcome};
 use crate::wait::Budget;
 
@@ -58,9 +61,38 @@ const WRITING: i16 = libc::POLLOUT | libc::POLLWRNORM;
 
 static BUDGET: std::sync::LazyLock<Budget> = std::sync::LazyLock::new(Budget::default);
 
+/// What of ours an entry of `poll` stands for.
+#[derive(Clone, Copy)]
+enum Subject {
+    Connection(&'static Connection),
+    /// An epoll set with entries of ours.
+    Set(RawFd),
+}
+
+#[derive(Clone, Copy)]
 struct Watched {
     index: usize,
-    connection: &'static Connection,
+    subject: Subject,
+}
+
+impl Watched {
+    fn of(index: usize, fd: RawFd) -> Option<Self> {
+        let connection = find(fd).map(Subject::Connection);
+        let subject = connection.or_else(|| epoll::is_mixed(fd).then_some(Subject::Set(fd)))?;
+        Some(Self { index, subject })
+    }
+
+    fn connection(self) -> Option<&'static Connection> {
+        if let Subject::Connection(connection) = self.subject { Some(connection) } else { None }
+    }
+
+    fn readiness(self) -> i16 {
+        match self.subject {
+            Subject::Connection(connection) => readiness(connection),
+            Subject::Set(set) if epoll::is_due(set) => libc::POLLIN | libc::POLLRDNORM,
+            Subject::Set(_) => 0,
+        }
+    }
 }
 
 /// Answers `poll` if any entry is ours: the number of entries with `revents`. `None`: none is, ask
@@ -74,7 +106,7 @@ pub fn poll(
         .iter()
         .enumerate()
         .filter(|(_, entry)| entry.fd >= 0)
-        .filter_map(|(index, entry)| find(entry.fd).map(|connection| Watched { index, connection }))
+        .filter_map(|(index, entry)| Watched::of(index, entry.fd))
         .collect();
     if watched.is_empty() {
         return None;
@@ -92,13 +124,14 @@ fn poll_watched(
     // True when the rings alone know everything.
     let only_ours = watched.len() == entries.iter().filter(|entry| entry.fd >= 0).count()
         && watched.iter().all(|watch| {
-            let connection = watch.connection;
-            connection.kernel_bytes_left().is_none() && connection.is_bound_for_ring()
+            watch.connection().is_some_and(|connection| {
+                connection.kernel_bytes_left().is_none() && connection.is_bound_for_ring()
+            })
         });
     let any_ready = |entries: &[libc::pollfd]| {
         watched.iter().any(|watch| {
             let wanted = entries[watch.index].events | ALWAYS;
-            readiness(watch.connection) & wanted != 0
+            watch.readiness() & wanted != 0
         })
     };
     let mut first = true;
@@ -138,22 +171,28 @@ fn sleep(
     timeout: Option<Duration>,
     mask: Option<&libc::sigset_t>,
 ) -> Result<(), Errno> {
+    let mut shared = false;
     for watch in watched {
         let events = entries[watch.index].events;
-        watch.connection.sleepers.fetch_add(1, Ordering::AcqRel);
-        watch.connection.segment.own().sharing.watchers.fetch_add(1, Ordering::SeqCst);
-        let full = events & WRITING != 0 && !watch.connection.is_writable();
-        arm(watch.connection, events & READING != 0, full);
+        match watch.subject {
+            Subject::Connection(connection) => {
+                connection.sleepers.fetch_add(1, Ordering::AcqRel);
+                connection.segment.own().sharing.watchers.fetch_add(1, Ordering::SeqCst);
+                let full = events & WRITING != 0 && !connection.is_writable();
+                arm(connection, events & READING != 0, full);
+            }
+            Subject::Set(set) => shared |= epoll::arm_all(set),
+        }
     }
     barrier::heavy();
-    let ready = watched
-        .iter()
-        .any(|watch| readiness(watch.connection) & (entries[watch.index].events | ALWAYS) != 0);
+    let ready =
+        watched.iter().any(|watch| watch.readiness() & (entries[watch.index].events | ALWAYS) != 0);
     // Where somebody else watches the same end, a doorbell may be swallowed by him, or not be ours
     // to swallow: then we look by the clock too.
-    let shared = watched
+    shared |= watched
         .iter()
-        .any(|watch| watch.connection.segment.own().sharing.watchers.load(Ordering::SeqCst) > 1);
+        .filter_map(|watch| watch.connection())
+        .any(|connection| connection.segment.own().sharing.watchers.load(Ordering::SeqCst) > 1);
     let bound = if ready {
         Some(Duration::ZERO)
     } else if shared {
@@ -162,13 +201,13 @@ fn sleep(
         timeout
     };
     let outcome = ask_kernel_watching(entries, watched, bound, mask);
-    for watch in watched {
-        watch.connection.segment.own().sharing.watchers.fetch_sub(1, Ordering::SeqCst);
-        watch.connection.sleepers.fetch_sub(1, Ordering::AcqRel);
+    for connection in watched.iter().filter_map(|watch| watch.connection()) {
+        connection.segment.own().sharing.watchers.fetch_sub(1, Ordering::SeqCst);
+        connection.sleepers.fetch_sub(1, Ordering::AcqRel);
     }
     if shared && outcome.is_ok_and(|reported| reported > 0) && merge(entries, watched) == 0 {
         // A doorbell that is left to another watcher would wake us again at once.
-        kernel::pause(1);
+        let _ = kernel::pause(1);
     }
     outcome.map(|_| ())
 }
@@ -201,25 +240,28 @@ fn ask(
 ) -> Outcome {
     let wanted: Vec<i16> = watched.iter().map(|watch| entries[watch.index].events).collect();
     for watch in watched {
-        let by_kernel = !watch.connection.is_bound_for_ring();
+        // A set is asked by the kernel's rules: its doorbells are swallowed by who waits on it.
+        let Some(connection) = watch.connection() else { continue };
+        let by_kernel = !connection.is_bound_for_ring();
         let entry = &mut entries[watch.index];
         let out = if by_kernel { entry.events & WRITING } else { 0 };
         entry.events = libc::POLLIN | libc::POLLRDHUP | out;
     }
     let outcome = kernel::poll_many(entries, timeout.map(time), mask);
     for (watch, wanted) in watched.iter().zip(wanted) {
+        let Some(connection) = watch.connection() else { continue };
         let entry = &mut entries[watch.index];
         entry.events = wanted;
         if outcome.is_err() {
             continue;
         }
-        if watch.connection.kernel_bytes_left().is_some() {
+        if connection.kernel_bytes_left().is_some() {
             entry.revents &= wanted | ALWAYS;
             continue;
         }
         let out = entry.revents & WRITING & wanted;
         if entry.revents & !WRITING != 0 {
-            watch.connection.listen(entry.fd, watching);
+            connection.listen(entry.fd, watching);
         }
         entry.revents = out;
     }
@@ -230,7 +272,7 @@ fn ask(
 fn merge(entries: &mut [libc::pollfd], watched: &[Watched]) -> usize {
     for watch in watched {
         let entry = &mut entries[watch.index];
-        entry.revents |= readiness(watch.connection) & (entry.events | ALWAYS);
+        entry.revents |= watch.readiness() & (entry.events | ALWAYS);
     }
     entries.iter().filter(|entry| entry.fd >= 0 && entry.revents != 0).count()
 }

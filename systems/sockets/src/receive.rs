@@ -46,6 +46,9 @@ pub unsafe fn receive(
     }
     let wanted = room(pieces);
     let peek = flags & libc::MSG_PEEK != 0;
+    if flags & libc::MSG_TRUNC != 0 && !peek {
+        return throw_away(fd, connection, wanted, flags);
+    }
     let all = flags & libc::MSG_WAITALL != 0;
     let mut total = 0;
     loop {
@@ -65,7 +68,7 @@ pub unsafe fn receive(
                     return Ok(total);
                 }
                 if peek {
-                    kernel::pause(1);
+                    let _ = kernel::pause(1);
                     total = 0;
                 }
             }
@@ -83,6 +86,29 @@ pub unsafe fn receive(
             }
         }
     }
+}
+
+/// `MSG_TRUNC`: takes up to `wanted` bytes and copies none to the program, whose pieces may be
+/// without memory.
+fn throw_away(fd: RawFd, connection: &Connection, wanted: usize, flags: i32) -> Outcome {
+    let mut space = [0_u8; 4096];
+    let mut flags = flags & !libc::MSG_TRUNC;
+    let mut total = 0;
+    while total < wanted {
+        let length = space.len().min(wanted - total);
+        let piece = [libc::iovec { iov_base: space.as_mut_ptr().cast(), iov_len: length }];
+        // SAFETY: our own memory, as long as told.
+        match unsafe { receive(fd, connection, &piece, flags) } {
+            Ok(0) => break,
+            Ok(count) => total += count,
+            Err(error) if total == 0 => return Err(error),
+            Err(_) => break,
+        }
+        if flags & libc::MSG_WAITALL == 0 {
+            flags |= libc::MSG_DONTWAIT;
+        }
+    }
+    Ok(total)
 }
 
 /// One look at ring or kernel. The caller holds the receiving half.
@@ -317,6 +343,6 @@ fn settle(fd: RawFd, connection: &Connection) {
     connection.listen(fd, 0);
     let others = connection.segment.own().sharing.watchers.load(Ordering::SeqCst) > 0;
     if others && !connection.is_readable() {
-        kernel::pause(1);
+        let _ = kernel::pause(1);
     }
 }

@@ -72,7 +72,7 @@ pub unsafe fn send(
             return if total > 0 { Ok(total) } else { Err(Errno(libc::EAGAIN)) };
         }
         let outcome = match full_of {
-            Full::Ring => wait(fd, connection),
+            Full::Ring => wait(fd, connection, total > 0),
             Full::Kernel => wait_kernel(fd),
             Full::Not => Ok(()),
         };
@@ -162,10 +162,11 @@ unsafe fn try_send(
     Ok(Step::Ring(count))
 }
 
-/// Waits until the ring has room again.
+/// Waits until the ring has room again. `some` tells that part of the call's bytes were sent.
 ///
-/// Errors: `EAGAIN` after `SO_SNDTIMEO`.
-fn wait(fd: RawFd, connection: &Connection) -> Result<(), Errno> {
+/// Errors: `EAGAIN` after `SO_SNDTIMEO`; `EINTR` where the kernel's sockets have it, or return
+/// what they sent: after part was sent, with `SO_SNDTIMEO`, or where the handler says so.
+fn wait(fd: RawFd, connection: &Connection, some: bool) -> Result<(), Errno> {
     if connection.budget.spin(|| connection.is_writable()) {
         return Ok(());
     }
@@ -177,6 +178,7 @@ fn wait(fd: RawFd, connection: &Connection) -> Result<(), Errno> {
         own.signs.send_armed.store(1, Ordering::SeqCst);
         barrier::heavy();
         let began = Instant::now();
+        let mut interrupted = false;
         if !connection.is_writable() {
             // Unread bytes in the kernel's stream would wake us at once, and a doorbell might lie
             // behind them: then we look by the clock.
@@ -184,13 +186,18 @@ fn wait(fd: RawFd, connection: &Connection) -> Result<(), Errno> {
                 || other.signs.mute.load(Ordering::Relaxed) != 0
                 || own.sharing.watchers.load(Ordering::SeqCst) > 1;
             if blind {
-                kernel::pause(1);
-            } else {
+                // Whether the handler lets calls go on is not known here; most do.
+                interrupted = kernel::pause(1).is_err() && (some || left.is_some());
+            } else if some || left.is_some() {
                 let bound = left.map_or(-1, |time| {
                     i32::try_from(time.as_millis()).unwrap_or(i32::MAX).saturating_add(1)
                 });
-                // A signal only makes us look again.
-                let _ = kernel::poll_one(fd, libc::POLLIN, bound);
+                let waited = kernel::poll_one(fd, libc::POLLIN, bound);
+                interrupted = waited == Err(Errno(libc::EINTR));
+            } else {
+                // A wait that goes on after a signal if its handler says so.
+                let waited = kernel::receive(fd, &mut [0], libc::MSG_PEEK);
+                interrupted = waited == Err(Errno(libc::EINTR));
             }
         }
         own.sharing.watchers.fetch_sub(1, Ordering::SeqCst);
@@ -199,6 +206,9 @@ fn wait(fd: RawFd, connection: &Connection) -> Result<(), Errno> {
         }
         if connection.is_writable() {
             break Ok(());
+        }
+        if interrupted {
+            break Err(Errno(libc::EINTR));
         }
         if let Some(time) = &mut left {
             *time = time.saturating_sub(began.elapsed());

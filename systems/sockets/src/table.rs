@@ -9,7 +9,7 @@
 
 use std::os::fd::RawFd;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::connection::Connection;
@@ -38,6 +38,7 @@ pub enum Kind {
 
 static TABLE: AtomicPtr<AtomicUsize> = AtomicPtr::new(std::ptr::null_mut());
 static HIGHEST: AtomicI32 = AtomicI32::new(-1);
+static LEFT: AtomicBool = AtomicBool::new(false);
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 static RETIRED: Mutex<Vec<(Instant, &'static Connection)>> = Mutex::new(Vec::new());
 
@@ -202,6 +203,18 @@ fn retire(connection: &'static Connection) {
         drop(unsafe { Box::from_raw(place) });
         false
     });
+}
+
+/// From now on no descriptor becomes ours: the program has a way around the names we export. Those
+/// that are stay.
+pub fn leave_to_kernel() {
+    LEFT.store(true, Ordering::Relaxed);
+}
+
+/// True after [`leave_to_kernel`].
+#[must_use]
+pub fn is_left_to_kernel() -> bool {
+    LEFT.load(Ordering::Relaxed)
 }
 
 /// True in a child that shares this memory with its parent (`vfork`): the table is the parent's.

@@ -3,16 +3,15 @@
 
 #![allow(clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
 
-use std::net::{TcpListener, TcpStream};
+mod common;
+
 use std::os::fd::{AsRawFd as _, RawFd};
 use std::time::Duration;
 
-use beeline_os::Mapping;
-use beeline_os::mapping::Protection;
-use beeline_sockets::connection::{self, Connection};
+use beeline_sockets::connection;
 use beeline_sockets::kernel::{self, Errno};
-use beeline_sockets::segment::{Segment, length_bytes};
 use beeline_sockets::{poll, receive, send, table};
+use common::{accelerated, begin, pair, piece};
 use proptest::prelude::*;
 
 #[derive(Clone, Debug)]
@@ -38,36 +37,6 @@ fn step() -> impl Strategy<Value = Step> {
 
 /// What a step yields: a number and, of a receive, its bytes.
 type Seen = (Result<usize, Errno>, Vec<u8>);
-
-fn pair() -> [TcpStream; 2] {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let other = listener.accept().unwrap().0;
-    one.set_nodelay(true).unwrap();
-    other.set_nodelay(true).unwrap();
-    [one, other]
-}
-
-/// An accelerated pair, known to the table.
-fn accelerated() -> [TcpStream; 2] {
-    let length = length_bytes(256 << 10);
-    let one = Mapping::memfd("test", length).unwrap();
-    Segment::format(&one).unwrap();
-    let fd = one.descriptor().unwrap().try_clone().unwrap();
-    let other = Mapping::shared(fd, length, Protection::ReadWrite).unwrap();
-    let streams = pair();
-    for (side, mapping) in [one, other].into_iter().enumerate() {
-        let fd = streams[side].as_raw_fd();
-        let connection = Connection::new(Segment::take(mapping, side).unwrap(), fd);
-        assert!(connection.join());
-        table::set_ours(fd, Box::new(connection));
-    }
-    streams
-}
-
-fn piece(bytes: *mut u8, length: usize) -> [libc::iovec; 1] {
-    [libc::iovec { iov_base: bytes.cast(), iov_len: length }]
-}
 
 const WANTED: i16 = libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP;
 const QUIET: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
@@ -149,9 +118,7 @@ proptest! {
     fn an_accelerated_connection_answers_as_the_kernels_does(
         steps in prop::collection::vec(step(), 1..60),
     ) {
-        if table::ours(0).is_none() && table::highest() < 1 {
-            table::begin();
-        }
+        begin();
         let (plain, fast) = (pair(), accelerated());
         // What each side may still do: the kernel's answers to a second shutdown, and to anything
         // after a reset, depend on timing.

@@ -36,6 +36,16 @@ pub fn library() -> &'static Path {
 pub struct Monitor {
     child: Child,
     name: String,
+    /// Whose it is, where that is not who runs the test.
+    user: Option<String>,
+}
+
+/// `program`, as `user`.
+fn as_user(user: Option<&str>, program: impl AsRef<std::ffi::OsStr>) -> Command {
+    let Some(user) = user else { return Command::new(program) };
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid", user, "--regid", user, "--clear-groups", "--"]).arg(program);
+    command
 }
 
 impl Monitor {
@@ -46,16 +56,26 @@ impl Monitor {
     /// When it does not answer.
     #[must_use]
     pub fn start() -> Self {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        Self::named(format!("beeline-test-{}-{count}", std::process::id()))
+        Self::start_for(None)
     }
 
-    fn named(name: String) -> Self {
-        let mut command = Command::new(program());
+    /// Starts one of `user`'s; what it runs runs as that user.
+    ///
+    /// # Panics
+    ///
+    /// When it does not answer.
+    #[must_use]
+    pub fn start_for(user: Option<&str>) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        Self::named(format!("beeline-test-{}-{count}", std::process::id()), user)
+    }
+
+    fn named(name: String, user: Option<&str>) -> Self {
+        let mut command = as_user(user, program());
         command.args(["sockets", "monitor"]).env("BEELINE_SOCKETS_MONITOR", &name);
         let child = command.stdin(Stdio::null()).spawn().expect("the program starts");
-        let monitor = Self { child, name };
+        let monitor = Self { child, name, user: user.map(str::to_owned) };
         eventually("a monitor", PATIENCE, || monitor.status());
         monitor
     }
@@ -63,7 +83,7 @@ impl Monitor {
     /// `beeline sockets status --json`, if it answers.
     #[must_use]
     pub fn status(&self) -> Option<Value> {
-        let mut command = Command::new(program());
+        let mut command = as_user(self.user.as_deref(), program());
         command.args(["sockets", "status", "--json"]).env("BEELINE_SOCKETS_MONITOR", &self.name);
         let output = bounded(&mut command, PATIENCE);
         serde_json::from_slice(&output.stdout).ok()
@@ -89,12 +109,12 @@ impl Monitor {
     pub fn command(&self, accelerated: bool, words: &[&str]) -> Command {
         let (first, rest) = words.split_first().expect("a program");
         let mut command = if accelerated {
-            let mut command = Command::new(program());
+            let mut command = as_user(self.user.as_deref(), program());
             command.args(["run", "--verbose", "--library"]).arg(library()).arg("--").arg(first);
             command.env("BEELINE_SOCKETS_MONITOR", &self.name);
             command
         } else {
-            Command::new(first)
+            as_user(self.user.as_deref(), first)
         };
         command.args(rest);
         command
@@ -116,7 +136,7 @@ impl Monitor {
     #[must_use]
     pub fn restart(mut self) -> Self {
         self.end();
-        Self::named(self.name.clone())
+        Self::named(self.name.clone(), self.user.clone().as_deref())
     }
 
     fn end(&mut self) {

@@ -1,0 +1,48 @@
+//! Pairs of connections: the kernel's, and accelerated ones without a monitor.
+
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsRawFd as _;
+
+use beeline_os::Mapping;
+use beeline_os::mapping::Protection;
+use beeline_sockets::connection::Connection;
+use beeline_sockets::segment::{Segment, length_bytes};
+use beeline_sockets::table;
+
+/// Two ends of the kernel's.
+pub fn pair() -> [TcpStream; 2] {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let other = listener.accept().unwrap().0;
+    one.set_nodelay(true).unwrap();
+    other.set_nodelay(true).unwrap();
+    [one, other]
+}
+
+/// An accelerated pair, known to the table.
+pub fn accelerated() -> [TcpStream; 2] {
+    let length = length_bytes(256 << 10);
+    let one = Mapping::memfd("test", length).unwrap();
+    Segment::format(&one).unwrap();
+    let fd = one.descriptor().unwrap().try_clone().unwrap();
+    let other = Mapping::shared(fd, length, Protection::ReadWrite).unwrap();
+    let streams = pair();
+    for (side, mapping) in [one, other].into_iter().enumerate() {
+        let fd = streams[side].as_raw_fd();
+        let connection = Connection::new(Segment::take(mapping, side).unwrap(), fd);
+        assert!(connection.join());
+        table::set_ours(fd, Box::new(connection));
+    }
+    streams
+}
+
+/// A program's buffer.
+pub fn piece(bytes: *mut u8, length: usize) -> [libc::iovec; 1] {
+    [libc::iovec { iov_base: bytes.cast(), iov_len: length }]
+}
+
+/// The table, made once.
+pub fn begin() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(table::begin);
+}
