@@ -93,6 +93,8 @@ pub struct Capabilities {
     /// A write with immediate outside its region is refused for that even when no receive is
     /// posted; else the missing receive is found first ([`beeline_fabric::Status::ReceiverNotReady`]).
     pub range_checked_before_receive: Support,
+    /// Most queue pairs that two nodes can have with each other.
+    pub most_connections: u64,
 }
 
 impl Default for Capabilities {
@@ -103,6 +105,7 @@ impl Default for Capabilities {
             simulated_faults: Err("the provider runs in real time"),
             placed_before_completion: Ok(()),
             range_checked_before_receive: Ok(()),
+            most_connections: u64::MAX,
         }
     }
 }

@@ -52,7 +52,9 @@ impl Harness for FixedHarness {
     fn capabilities(&self) -> Capabilities {
         let peer_processes = Err("both ends of the fixed window are in this process");
         let threads = Err("a fixed window has two ends");
-        Capabilities { peer_processes, threads, ..Capabilities::default() }
+        // Each end opens half of the partitions of a window.
+        let most_connections = 512;
+        Capabilities { peer_processes, threads, most_connections, ..Capabilities::default() }
     }
 }
 

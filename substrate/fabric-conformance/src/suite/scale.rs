@@ -25,6 +25,7 @@ fn raise_descriptor_limit() {
 pub(crate) fn many_queue_pairs_work_side_by_side(context: &Context<'_>) -> ItemResult {
     raise_descriptor_limit();
     let count = if Context::deep() { 2_000_u64 } else { 200 };
+    let count = count.min(context.harness.capabilities().most_connections);
     let (near, far) = (context.node()?, context.node()?);
     let (near_queue, far_queue) = (near.queue(8192)?, far.queue(8192)?);
     let target = far.region(usize::try_from(count * 8).unwrap_or(0), ALL)?;
