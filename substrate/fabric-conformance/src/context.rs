@@ -53,7 +53,10 @@ impl<'a> Context<'a> {
 
     /// A new node.
     pub(crate) fn node(&self) -> Result<Node, Stop> {
-        let device = self.harness.open_device()?;
+        let device = match crate::far::next_device() {
+            Some(device) => device?,
+            None => self.harness.open_device()?,
+        };
         let domain = device.allocate_protection_domain()?;
         Ok(Node { device, domain })
     }
@@ -219,7 +222,7 @@ impl Node {
     /// A region that holds `bytes`.
     pub(crate) fn region_of(&self, bytes: &[u8], access: Access) -> Result<MemoryRegion, Stop> {
         let region = self.region(bytes.len(), access)?;
-        copy_in(region.memory().as_ref(), 0, bytes);
+        store(&region, 0, bytes);
         Ok(region)
     }
 
@@ -366,6 +369,7 @@ pub(crate) fn bytes_at(region: &MemoryRegion, offset: usize, length: usize) -> V
 
 /// `length` bytes of a memory object at `offset`.
 pub(crate) fn object_bytes(memory: &dyn MemoryObject, offset: usize, length: usize) -> Vec<u8> {
+    crate::far::refresh(memory, offset, length);
     let mut bytes = vec![0; length];
     copy_out(memory, offset, &mut bytes);
     bytes
@@ -379,6 +383,7 @@ pub(crate) fn contents(region: &MemoryRegion) -> Vec<u8> {
 /// Stores `bytes` locally.
 pub(crate) fn store(region: &MemoryRegion, offset: usize, bytes: &[u8]) {
     copy_in(region.memory().as_ref(), offset, bytes);
+    crate::far::pushed(region.memory().as_ref(), offset, bytes.len());
 }
 
 /// `length` bytes that depend on `seed` and on their place.

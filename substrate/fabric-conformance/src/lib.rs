@@ -26,8 +26,13 @@
 //! Peers that must be able to die or stop are real processes where the provider has them: the test
 //! binary runs itself again, and the test `conformance_peer_process` becomes the peer
 //! (see [`process`]). Set `BEELINE_DEEP=1` for the long forms.
+//!
+//! With `BEELINE_CONFORMANCE_FAR=HOST:PORT` every second node of an item and all its peer processes
+//! are in another host, where the same test binary runs its test `conformance_peer_process` with
+//! `BEELINE_CONFORMANCE_AGENT=PORT`: every item then has one end on each.
 
 pub mod context;
+mod far;
 pub mod harness;
 pub mod process;
 pub mod suite;
@@ -53,6 +58,7 @@ pub fn run_item(harness: &dyn Harness, module: &'static str, name: &str) {
     let found = item(name);
     assert!(found.is_some(), "the suite has an item called {name}");
     let Some(item) = found else { return };
+    far::begin_item();
     let outcome = match harness.absent() {
         Some(reason) => Err(Stop::Skipped { reason }),
         None => item(&Context::new(harness, module)),

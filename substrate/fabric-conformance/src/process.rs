@@ -22,6 +22,7 @@ use rustix::process::{Pid, Signal};
 use crate::context::{
     ALL, BOUND, Context, Endpoint, EndpointOptions, Node, Queue, bytes_at, pattern, store, whole,
 };
+use crate::far::FarProcess;
 use crate::harness::{Harness, Stop};
 
 const SUITE_VARIABLE: &str = "BEELINE_CONFORMANCE_SUITE";
@@ -81,10 +82,10 @@ impl Order {
 
 /// A command or a reply: numbers and bytes.
 #[derive(Clone, Debug, Default)]
-struct Message {
-    code: u8,
-    numbers: [u64; 4],
-    bytes: Vec<u8>,
+pub(crate) struct Message {
+    pub(crate) code: u8,
+    pub(crate) numbers: [u64; 4],
+    pub(crate) bytes: Vec<u8>,
 }
 
 impl Message {
@@ -96,7 +97,7 @@ impl Message {
         Self { code: 0, numbers: [number, 0, 0, 0], bytes: Vec::new() }
     }
 
-    fn send(&self, socket: &mut UnixStream) -> std::io::Result<()> {
+    pub(crate) fn send(&self, socket: &mut UnixStream) -> std::io::Result<()> {
         let mut frame = vec![self.code];
         for number in self.numbers {
             frame.extend_from_slice(&number.to_le_bytes());
@@ -106,7 +107,7 @@ impl Message {
         socket.write_all(&frame)
     }
 
-    fn receive(socket: &mut UnixStream) -> std::io::Result<Self> {
+    pub(crate) fn receive(socket: &mut UnixStream) -> std::io::Result<Self> {
         let mut head = [0; 1 + 5 * 8];
         socket.read_exact(&mut head)?;
         let mut words = head[1..].chunks_exact(8).map(|word| {
@@ -296,7 +297,12 @@ pub(crate) struct Peer<'a> {
 }
 
 enum Body {
-    Process { child: Child, control: UnixStream },
+    Process {
+        child: Child,
+        control: UnixStream,
+    },
+    /// A process in the suite's other host.
+    Far(FarProcess),
     Here(Box<PeerNode>),
 }
 
@@ -337,12 +343,13 @@ impl<'a> Peer<'a> {
             let region_key = node.region.remote_key();
             return Ok(Self { context: *context, region_key, body: Body::Here(Box::new(node)) });
         }
-        let (child, control) = spawn(context.module)?;
-        let mut peer = Self {
-            context: *context,
-            region_key: RemoteKey(0),
-            body: Body::Process { child, control },
+        let body = if crate::far::is_there() {
+            Body::Far(FarProcess::start(context.module)?)
+        } else {
+            let (child, control) = spawn(context.module)?;
+            Body::Process { child, control }
         };
+        let mut peer = Self { context: *context, region_key: RemoteKey(0), body };
         peer.region_key = RemoteKey(peer.ask(&Message::order(Order::Open, numbers))?.numbers[0]);
         Ok(peer)
     }
@@ -352,21 +359,29 @@ impl<'a> Peer<'a> {
             Body::Here(node) => node.obey(message),
             Body::Process { control, .. } => {
                 message.send(control)?;
-                let reply = Message::receive(control)?;
-                if reply.code != 0 {
-                    let text = String::from_utf8_lossy(&reply.bytes).into_owned();
-                    return Err(Stop::failed(format!("the peer process reports: {text}")));
-                }
-                Ok(reply)
+                Self::replied(Message::receive(control)?)
+            }
+            Body::Far(process) => {
+                let (code, numbers, bytes) =
+                    process.order((message.code, message.numbers, &message.bytes))?;
+                Self::replied(Message { code, numbers, bytes })
             }
         }
+    }
+
+    fn replied(reply: Message) -> Result<Message, Stop> {
+        if reply.code == 0 {
+            return Ok(reply);
+        }
+        let text = String::from_utf8_lossy(&reply.bytes).into_owned();
+        Err(Stop::failed(format!("the peer process reports: {text}")))
     }
 
     /// Lets a peer in this process work; a peer process works by itself.
     pub(crate) fn turn(&mut self) -> Result<(), Stop> {
         match &mut self.body {
             Body::Here(node) => node.turn(),
-            Body::Process { .. } => Ok(()),
+            Body::Process { .. } | Body::Far(_) => Ok(()),
         }
     }
 
@@ -445,6 +460,7 @@ impl<'a> Peer<'a> {
                 child.wait()?;
                 Ok(())
             }
+            Body::Far(process) => process.kill(),
         }
     }
 
@@ -452,19 +468,8 @@ impl<'a> Peer<'a> {
     pub(crate) fn stop(&mut self) -> Result<(), Stop> {
         match &mut self.body {
             Body::Here(node) => self.context.harness.pause(&node.node.device),
-            Body::Process { child, .. } => {
-                signal(child, Signal::STOP)?;
-                let stat = format!("/proc/{}/stat", child.id());
-                for _ in 0..10_000 {
-                    let text = std::fs::read_to_string(&stat)?;
-                    let state = text.rsplit(')').next().and_then(|rest| rest.trim().chars().next());
-                    if state == Some('T') {
-                        return Ok(());
-                    }
-                    std::thread::sleep(Duration::from_millis(1));
-                }
-                Err(Stop::failed("the peer process did not stop"))
-            }
+            Body::Process { child, .. } => stop(child),
+            Body::Far(process) => process.stop(),
         }
     }
 
@@ -472,7 +477,8 @@ impl<'a> Peer<'a> {
     pub(crate) fn go_on(&mut self) -> Result<(), Stop> {
         match &mut self.body {
             Body::Here(node) => self.context.harness.resume(&node.node.device),
-            Body::Process { child, .. } => signal(child, Signal::CONT),
+            Body::Process { child, .. } => go_on(child),
+            Body::Far(process) => process.go_on(),
         }
     }
 }
@@ -487,6 +493,26 @@ impl Drop for Peer<'_> {
     }
 }
 
+/// Stops a process with SIGSTOP; returns once it stands still.
+pub(crate) fn stop(child: &Child) -> Result<(), Stop> {
+    signal(child, Signal::STOP)?;
+    let stat = format!("/proc/{}/stat", child.id());
+    for _ in 0..10_000 {
+        let text = std::fs::read_to_string(&stat)?;
+        let state = text.rsplit(')').next().and_then(|rest| rest.trim().chars().next());
+        if state == Some('T') {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Err(Stop::failed("the peer process did not stop"))
+}
+
+/// Lets a stopped process go on.
+pub(crate) fn go_on(child: &Child) -> Result<(), Stop> {
+    signal(child, Signal::CONT)
+}
+
 fn signal(child: &Child, signal: Signal) -> Result<(), Stop> {
     let raw = i32::try_from(child.id()).map_err(|_| Stop::failed("process number too large"))?;
     let pid = Pid::from_raw(raw).ok_or_else(|| Stop::failed("process number 0"))?;
@@ -495,7 +521,7 @@ fn signal(child: &Child, signal: Signal) -> Result<(), Stop> {
 }
 
 /// Runs this test binary again as a peer and waits until it reports.
-fn spawn(module: &'static str) -> Result<(Child, UnixStream), Stop> {
+pub(crate) fn spawn(module: &'static str) -> Result<(Child, UnixStream), Stop> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let name = format!("beeline-conformance-{}-{number}.sock", std::process::id());
@@ -544,7 +570,11 @@ fn accept(listener: &UnixListener, mut child: Child) -> Result<(Child, UnixStrea
 /// The body of `conformance_peer_process`: returns at once in an ordinary test run; in a process
 /// that an item started, works for that item until its socket closes, then ends the process.
 pub fn peer_main(harness: &dyn Harness, module: &'static str) {
-    if !std::env::var(SUITE_VARIABLE).is_ok_and(|suite| suite == module) {
+    // A peer process inherits the agent's environment: the suite's name comes first.
+    let Ok(suite) = std::env::var(SUITE_VARIABLE) else {
+        return crate::far::agent(harness, module);
+    };
+    if suite != module {
         return;
     }
     let code = match std::env::var(SOCKET_VARIABLE) {

@@ -1,6 +1,6 @@
 //! The device: opened over a port.
 
-use std::fs::OpenOptions;
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::{Error, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -26,6 +26,9 @@ use crate::window::{Inbound, MappedWindow, Window};
 /// PCI classes of what windows are in: other bridges (the kernel's ntb drivers bind to those),
 /// memory (shared between virtual machines, or behind a switch).
 const WINDOW_CLASSES: [&str; 2] = ["0x0680", "0x05"];
+
+/// `SYSFS_MAGIC`, the kind of file system that devices' resource files are in.
+const SYSFS_MAGIC: u64 = 0x6265_6572;
 
 /// The provider, opened. One thread, asleep unless needed.
 #[derive(Debug)]
@@ -74,11 +77,34 @@ fn map(path: &Path) -> Result<Arc<Mapping>, FabricError> {
         return Err(failed("opening the window's file", path)(source));
     }
     check_device(path)?;
+    check_length_holds(&file, &meta, path)?;
     let length = usize::try_from(meta.len()).unwrap_or(usize::MAX);
     let mapping = Mapping::shared(file.into(), length, Protection::ReadWrite)
         .map_err(|error| failed("mapping the window", path)(error.into()))?;
     mapping.forget_descriptor();
     Ok(Arc::new(mapping))
+}
+
+/// Refuses a plain file that others could cut short: an access beyond its end would end this
+/// process (SIGBUS), and no look beforehand helps against that. So nobody but the owner may be able
+/// to write it, or it is sealed. A BAR's resource file has the length of the BAR, whatever is done
+/// to the file.
+fn check_length_holds(file: &File, meta: &Metadata, path: &Path) -> Result<(), FabricError> {
+    let of_a_device =
+        rustix::fs::fstatfs(file).is_ok_and(|found| u64::try_from(found.f_type) == Ok(SYSFS_MAGIC));
+    let sealed = rustix::fs::fcntl_get_seals(file)
+        .is_ok_and(|seals| seals.contains(rustix::fs::SealFlags::SHRINK));
+    let own = rustix::process::geteuid().as_raw();
+    let by_others = meta.mode() & 0o022 != 0 || ![0, own].contains(&meta.uid());
+    if of_a_device || sealed || !by_others {
+        return Ok(());
+    }
+    let source = Error::new(
+        ErrorKind::PermissionDenied,
+        "others may write this plain file, and whoever cuts it short ends this process: make it \
+         yours alone (chmod go-w)",
+    );
+    Err(failed("looking at the window's file", path)(source))
 }
 
 /// Refuses a PCI device that is asleep, or that is nothing a window can be in: what is written to

@@ -310,3 +310,31 @@ fn a_killed_process_is_noticed_by_its_heartbeat() {
     assert_eq!(first.one().status, Status::TransportError);
     assert_eq!(first.one().status, Status::Flushed);
 }
+
+#[test]
+fn a_plain_file_that_others_could_cut_short_is_refused() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let (_directory, path) = window();
+    let allow = |mode| {
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+        NtbDevice::open(config(&path, Side::First))
+    };
+    for open_to_others in [0o666, 0o620, 0o602] {
+        let error = allow(open_to_others).unwrap_err().to_string();
+        assert!(error.contains("chmod go-w") && error.contains("window"), "{error}");
+    }
+    assert!(allow(0o644).is_ok(), "one that only its owner writes");
+}
+
+#[test]
+fn an_object_that_cannot_shrink_may_be_open_to_others() {
+    use rustix::fs::{MemfdFlags, Mode, SealFlags, fchmod, fcntl_add_seals, memfd_create};
+    let memory = memfd_create("window", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&memory, 4 << 20).unwrap();
+    fchmod(&memory, Mode::from_raw_mode(0o666)).unwrap();
+    let number = std::os::fd::AsRawFd::as_raw_fd(&memory);
+    let path = format!("/proc/self/fd/{number}");
+    assert!(NtbDevice::open(config(Path::new(&path), Side::First)).is_err(), "not sealed yet");
+    fcntl_add_seals(&memory, SealFlags::SHRINK).unwrap();
+    assert!(NtbDevice::open(config(Path::new(&path), Side::First)).is_ok());
+}

@@ -471,3 +471,46 @@ fn a_device_that_is_removed_ends_its_work_and_one_that_is_back_works() {
     a.pair.post_send(&[WorkRequest::new(5, write(&target, b"again"))]).unwrap();
     assert!(a.one().is_success());
 }
+
+/// Memory in huge pages.
+#[derive(Debug)]
+struct Huge(Mapping);
+
+// SAFETY: as for `Dax`.
+unsafe impl MemoryObject for Huge {
+    fn base(&self) -> std::ptr::NonNull<u8> {
+        self.0.base()
+    }
+
+    fn length_bytes(&self) -> usize {
+        self.0.length_bytes()
+    }
+}
+
+#[test]
+fn memory_in_huge_pages_is_registered_and_reached() {
+    const BYTES: usize = 4 << 20;
+    if std::env::var_os("LAB_GUEST").is_none() {
+        let _ = writeln!(std::io::stderr(), "skipped: only a guest's huge pages are set aside");
+        return;
+    }
+    let Some((mut a, b, _turn)) = linked(QueuePairOptions::default()) else { return };
+    std::fs::write("/proc/sys/vm/nr_hugepages", "4").unwrap();
+    let flags = rustix::fs::MemfdFlags::HUGETLB | rustix::fs::MemfdFlags::HUGE_2MB;
+    let file = rustix::fs::memfd_create("huge", flags).unwrap();
+    rustix::fs::ftruncate(&file, BYTES as u64).unwrap();
+    let mapping = Mapping::shared(file, BYTES, Protection::ReadWrite).unwrap();
+    let target = b.domain.register(Arc::new(Huge(mapping)), Access::all()).unwrap();
+    // Across the border of two pages.
+    let remote = target.remote_address((2 << 20) - 8);
+    let over = Operation::Write { local: LocalData::Inline(b"over the page's end"), remote };
+    a.pair.post_send(&[WorkRequest::new(1, over)]).unwrap();
+    assert!(a.one().is_success());
+    let result = a.region(64);
+    let local = ScatterGatherEntry { region: &result, offset: 0, length: 19 };
+    a.pair.post_send(&[WorkRequest::new(2, Operation::Read { local, remote })]).unwrap();
+    assert!(a.one().is_success());
+    let mut seen = [0; 19];
+    copy_out(result.memory().as_ref(), 0, &mut seen);
+    assert_eq!(&seen, b"over the page's end");
+}

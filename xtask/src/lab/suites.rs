@@ -53,11 +53,16 @@ impl Suite {
     /// Packages whose tests it runs.
     fn packages(self) -> &'static [&'static str] {
         match self {
-            Self::Verbs => &["beeline-fabric-verbs", "beeline-fabric-tcp", "beeline-fabric-shm"],
+            Self::Verbs => &[
+                "beeline-fabric-verbs",
+                "beeline-fabric-tcp",
+                "beeline-fabric-shm",
+                "beeline-verify-one-sided",
+            ],
             Self::Pmem => &["beeline-pmem"],
             Self::Perftest => &["beeline-fabric-verbs"],
             Self::Power => &["beeline-verify-crash"],
-            Self::Peers => &["beeline-verify-lab"],
+            Self::Peers => &["beeline-verify-lab", "beeline-fabric-verbs"],
             Self::Window => &["beeline-verify-lab", "beeline-fabric-ntb"],
         }
     }

@@ -53,6 +53,11 @@ pub struct Doors {
 }
 
 impl Banner {
+    /// Whether clients are served over an RDMA device.
+    pub fn serves_rdma(&self) -> bool {
+        self.rdma_persistent_flush.is_some()
+    }
+
     /// Of a node that just started.
     pub fn new(node: &Node, config: &ServeConfig, doors: Doors) -> Self {
         let pool = node.pool_report();

@@ -91,6 +91,20 @@ published! {
 }
 
 published! {
+    /// The fabric door.
+    struct DoorMetrics reads door: DoorView {
+        gauge fabric_flushes_by_read: Count = u64::from(door.flushes_by_read), "1 where RDMA clients are served and a read behind their writes stands for the device's own FLUSH; 0 where no RDMA device was there at the start.";
+    }
+}
+
+/// What is shown of the fabric door.
+#[derive(Clone, Copy, Debug)]
+pub struct DoorView {
+    /// There is an RDMA device, and its persistent flush is a read.
+    pub flushes_by_read: bool,
+}
+
+published! {
     /// The replicated log, as this member sees it; 0 in a node by itself.
     struct LogMetrics reads log: LogView {
         gauge log_leader: Count = u64::from(log.state.leads()), "1 while this member leads.";
@@ -180,9 +194,10 @@ fn document() -> String {
         in seconds. This page is rendered from the declarations: `BEELINE_BLESS=1 cargo test -p beeline\n\
         metrics` writes it anew, and a test fails while it differs.\n\n";
     let node = markdown("Node, store and pool", NodeMetrics::DESCRIPTORS);
+    let door = markdown("Fabric door", DoorMetrics::DESCRIPTORS);
     let log = markdown("Replicated log", LogMetrics::DESCRIPTORS);
     let process = markdown("Process", ProcessMetrics::DESCRIPTORS);
-    format!("{head}{node}\n{log}\n{process}")
+    format!("{head}{node}\n{door}\n{log}\n{process}")
 }
 
 #[cfg(test)]

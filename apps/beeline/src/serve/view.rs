@@ -7,7 +7,9 @@ use beeline_node::{NodeHandle, NodeStats};
 use beeline_observe::{MetricSet, Registry, Unit, Value};
 
 use super::banner::Banner;
-use super::metrics::{LogMetrics, LogView, NodeMetrics, Process, ProcessMetrics};
+use super::metrics::{
+    DoorMetrics, DoorView, LogMetrics, LogView, NodeMetrics, Process, ProcessMetrics,
+};
 use crate::config::values::human_bytes;
 use crate::status::{Page, Section, Source};
 
@@ -19,6 +21,7 @@ pub struct View {
     started: Instant,
     registry: Registry,
     node: Arc<NodeMetrics>,
+    door: Arc<DoorMetrics>,
     log: Arc<LogMetrics>,
     process: Arc<ProcessMetrics>,
 }
@@ -28,17 +31,20 @@ impl View {
     pub fn new(handle: NodeHandle, banner: Arc<Banner>, started: Instant) -> Self {
         let registry = Registry::new();
         let node = Arc::new(NodeMetrics::default());
+        let door = Arc::new(DoorMetrics::default());
         let log = Arc::new(LogMetrics::default());
         let process = Arc::new(ProcessMetrics::default());
         registry.register(node.clone(), None);
+        registry.register(door.clone(), None);
         registry.register(log.clone(), None);
         registry.register(process.clone(), None);
-        Self { handle, banner, started, registry, node, log, process }
+        Self { handle, banner, started, registry, node, door, log, process }
     }
 
     fn publish(&self) -> NodeStats {
         let stats = self.handle.stats();
         self.node.publish(&stats);
+        self.door.publish(&DoorView { flushes_by_read: self.banner.serves_rdma() });
         self.log.publish(&LogView::of(&stats));
         self.process.publish(&Process::read(self.started));
         stats

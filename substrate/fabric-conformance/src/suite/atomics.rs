@@ -9,6 +9,7 @@ use crate::context::{ALL, BOUND, Context, Endpoint, EndpointOptions, part};
 use crate::harness::{ItemResult, Stop, ensure, ensure_eq};
 
 fn old_value(region: &beeline_fabric::MemoryRegion, offset: usize) -> u64 {
+    crate::far::refresh(region.memory().as_ref(), offset, 8);
     load_u64(region.memory().as_ref(), offset)
 }
 

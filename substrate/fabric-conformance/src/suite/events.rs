@@ -9,6 +9,7 @@ use beeline_fabric::{
     WorkRequest,
 };
 
+use crate::far::wait_event;
 use crate::context::{ALL, BOUND, Context, Endpoint, EndpointOptions, Queue, inline_write};
 use crate::harness::{ItemResult, Stop, ensure, ensure_eq};
 
@@ -32,7 +33,7 @@ fn sleep_until_completion(
             return Ok(one[0]);
         }
         let start = context.harness.now();
-        while !context.harness.wait_readable(queue.event_descriptor(), slice)? {
+        while !wait_event(context, queue, slice)? {
             for other in others {
                 other.drain()?;
             }
@@ -65,8 +66,7 @@ pub(crate) fn an_armed_queue_wakes_for_a_completion(context: &Context<'_>) -> It
         loop {
             // The initiator may have deferred work.
             pair.a.queue.drain()?;
-            let descriptor = pair.b.queue.cq.event_descriptor();
-            if context.harness.wait_readable(descriptor, Duration::from_millis(2))? {
+            if wait_event(context, pair.b.queue.cq.as_ref(), Duration::from_millis(2))? {
                 pair.b.queue.cq.acknowledge()?;
                 if pair.b.queue.drain()? > 0 {
                     break;
@@ -95,8 +95,7 @@ pub(crate) fn an_idle_armed_queue_sleeps(context: &Context<'_>) -> ItemResult {
     for _ in 0..20 {
         pair.a.queue.cq.arm()?;
         pair.a.queue.drain()?;
-        let descriptor = pair.a.queue.cq.event_descriptor();
-        if !context.harness.wait_readable(descriptor, Duration::from_millis(30))? {
+        if !wait_event(context, pair.a.queue.cq.as_ref(), Duration::from_millis(30))? {
             ensure_eq!(pair.a.queue.len(), 0, "completions without work");
             return Ok(());
         }
@@ -118,8 +117,7 @@ pub(crate) fn acknowledging_clears_the_event(context: &Context<'_>) -> ItemResul
         // An acknowledgement without an event is harmless.
         queue.cq.acknowledge()?;
         queue.cq.acknowledge()?;
-        let readable =
-            context.harness.wait_readable(queue.cq.event_descriptor(), Duration::from_millis(5))?;
+        let readable = wait_event(context, queue.cq.as_ref(), Duration::from_millis(5))?;
         ensure!(!readable, "the event stayed after it was acknowledged");
     }
     Ok(())

@@ -7,11 +7,10 @@ use beeline_fabric::{
     ConnectInfo, LocalData, Operation, QueuePairOptions, QueuePairState, RemoteAddress, Role,
     Status, WorkRequest,
 };
-use beeline_os::memory::{copy_in, copy_out};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::context::{
-    ALL, BOUND, Context, EndpointOptions, Node, bytes_at, part, pattern, visible, whole,
+    ALL, BOUND, Context, EndpointOptions, Node, bytes_at, part, pattern, store, visible, whole,
 };
 use crate::harness::{ItemResult, Stop, ensure, ensure_eq};
 
@@ -100,8 +99,8 @@ pub(crate) fn a_large_transfer_arrives_intact_both_ways(context: &Context<'_>) -
     let block = pattern(99, 1 << 20);
     let mark = |at: usize| (at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
     for at in (0..length).step_by(block.len()) {
-        copy_in(source.memory().as_ref(), at, &block);
-        copy_in(source.memory().as_ref(), at, &mark(at));
+        store(&source, at, &block);
+        store(&source, at, &mark(at));
     }
     let length_bytes = length as u64;
     let piece = length_bytes.min(most);
@@ -120,10 +119,9 @@ pub(crate) fn a_large_transfer_arrives_intact_both_ways(context: &Context<'_>) -
     let flush = visible(target.remote_address(0), length_bytes);
     context.perform(&mut pair.a, flush, &[&pair.b.queue])?;
     let check = |region: &beeline_fabric::MemoryRegion, what: &str| -> ItemResult {
-        let mut seen = vec![0; block.len()];
         let mut expected = block.clone();
         for at in (0..length).step_by(block.len()) {
-            copy_out(region.memory().as_ref(), at, &mut seen);
+            let seen = bytes_at(region, at, block.len());
             expected[..8].copy_from_slice(&mark(at));
             ensure!(seen == expected, "{what}: the block at {at} differs");
         }
@@ -131,7 +129,7 @@ pub(crate) fn a_large_transfer_arrives_intact_both_ways(context: &Context<'_>) -
     };
     check(&target, "written")?;
     for at in (0..length).step_by(block.len()) {
-        copy_in(source.memory().as_ref(), at, &[0; 4096]);
+        store(&source, at, &[0; 4096]);
     }
     for offset in (0..length_bytes).step_by(usize::try_from(piece).unwrap_or(length)) {
         let local = part(&source, offset, piece.min(length_bytes - offset));
@@ -236,7 +234,7 @@ fn shout(
     for round in 0..rounds {
         let length = random.between(1, 64 << 10);
         let count = usize::try_from(length).unwrap_or(1);
-        crate::context::store(&source, 0, &pattern(thread << 32 | round, count));
+        store(&source, 0, &pattern(thread << 32 | round, count));
         let entries = [part(&source, 0, length)];
         let write = Operation::Write { local: LocalData::Gather(&entries), remote };
         let read = Operation::Read { local: part(&back, 0, length), remote };

@@ -12,6 +12,8 @@ use crate::step::Report;
 
 /// For what a guest does in a second or two.
 pub(super) const SOON: Duration = Duration::from_secs(120);
+/// The conformance suite, each call of whose far ends crosses the wire.
+const APART: Duration = Duration::from_secs(1800);
 /// The client's own bound, with what emulated processors and reconnecting add.
 const NOTICED_MS: u64 = 30_000;
 
@@ -27,10 +29,11 @@ pub(super) fn run(report: &mut Report, binaries: &Binaries) {
     if !super::build_program() {
         return rows.check("node", || Ok(Err("beeline does not build".to_owned())));
     }
+    device(&mut rows, programs);
+    apart(&mut rows, binaries);
     for provider in ["verbs", "tcp"] {
         node(&mut rows, programs, provider);
     }
-    device(&mut rows, programs);
     rows.check("queue pair over tcp", || {
         let devices = ["tcp://10.9.0.1", "tcp://10.9.0.2"];
         pair(programs, Options::plain(), &devices, |guest| guest.cable(false))
@@ -84,6 +87,33 @@ fn node(rows: &mut Rows<'_>, programs: &Binary, provider: &str) {
         }
     });
     rows.check(&named("nothing wrong"), || world.nothing_wrong());
+}
+
+/// The conformance suite of verbs with one end in each guest: every second node of an item, and all
+/// its peer processes, are in the other one.
+fn apart(rows: &mut Rows<'_>, binaries: &Binaries) {
+    let Some(conformance) = binaries.find("beeline-fabric-verbs", "conformance") else {
+        return rows.skip("conformance between two guests", "there is no verbs provider");
+    };
+    let booted = tempfile::tempdir().map_err(LabError::host("making a folder"));
+    let booted = booted.and_then(|folder| {
+        let wire = folder.path().join("wire");
+        let link = Link::Listen(wire.clone());
+        let near = Guest::boot(&Options { link, ..super::verbs::options() })?;
+        let link = Link::Call(wire);
+        let mut far = Guest::boot(&Options { number: 1, link, ..super::verbs::options() })?;
+        let port = ["BEELINE_CONFORMANCE_AGENT=4792".to_owned()];
+        let agent = program(conformance, "conformance_peer_process", &port);
+        far.start(&format!("({agent}) & true"))?;
+        far.finish(SOON)?;
+        Ok((near, far, folder))
+    });
+    let (mut near, _far, _folder) = match booted {
+        Ok(booted) => booted,
+        Err(error) => return rows.check("boot, for the conformance suite", || Err(error)),
+    };
+    let far = "BEELINE_CONFORMANCE_FAR=10.9.0.2:4792";
+    rows.tests(&mut near, conformance, &[far], &["--test-threads", "1"], APART);
 }
 
 /// The node's RDMA device is removed under its clients, and comes back.

@@ -54,6 +54,10 @@ fn suites(rows: &mut Rows<'_>, guest: &mut Guest, binaries: &Binaries) {
             });
         }
     }
+    // The same verbs, messages and bytes for an operation over every provider, this device's too.
+    if let Some(counts) = binaries.find("beeline-verify-one-sided", "counts") {
+        rows.tests(guest, counts, &[], &["--test-threads", "1"], BOUND);
+    }
     for package in ["beeline-fabric-tcp", "beeline-fabric-shm"] {
         if let Some(binary) = binaries.find(package, "conformance") {
             rows.tests(guest, binary, &[], &[], BOUND);
