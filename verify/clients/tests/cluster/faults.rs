@@ -103,6 +103,36 @@ fn keys_expire_on_an_idle_cluster_at_every_member() {
     }
 }
 
+#[test]
+fn a_cluster_without_room_refuses_writes_at_level_power_and_goes_on_with_room() {
+    let flags = ["--durability", "power", "--capacity", "12MiB"];
+    let cluster = Cluster::new(0, &flags);
+    let leader = cluster.leader();
+    let value = "v".repeat(16_000);
+    let mut written = 0;
+    let refusal = loop {
+        match ask(&mut cluster.client(written % 3), &["SET", &format!("k{written}"), &value]) {
+            Reply::Error(line) => break line,
+            _ => written += 1,
+        }
+        assert!(written < 2_000, "12 MiB do not hold {written} values of 16 kB");
+    };
+    assert!(refusal.starts_with("OOM"), "{refusal}");
+    // All are there and agree; what was acknowledged is kept.
+    for member in 0..3 {
+        assert_eq!(cluster.ask(member, &["DBSIZE"]).text(), written.to_string());
+        let last = format!("k{}", written - 1);
+        assert_eq!(cluster.ask(member, &["STRLEN", &last]).text(), "16000");
+    }
+    for n in 0..written / 2 {
+        assert_eq!(cluster.ask(leader, &["DEL", &format!("k{n}")]), Reply::Integer(1));
+    }
+    // Room comes with the collector.
+    let reply = cluster.ask(leader, &["SET", "again", &value]);
+    assert!(reply.is_ok(), "{reply:?}");
+    assert_eq!(cluster.ask((leader + 1) % 3, &["STRLEN", "again"]).text(), "16000");
+}
+
 fn segment(data: &Path) -> PathBuf {
     let folder = data.join("log/log/segments");
     let files = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
