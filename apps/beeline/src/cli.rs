@@ -113,7 +113,7 @@ pub struct TopArguments {
     pub count: Option<u32>,
 }
 
-fn span(text: &str) -> Result<Span, String> {
+pub fn span(text: &str) -> Result<Span, String> {
     let span = Span::parse(text)?;
     if span.0.is_zero() { Err("a time above zero, as in 1s".to_owned()) } else { Ok(span) }
 }

@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 mod pairing;
+pub mod policy;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -27,10 +28,13 @@ use beeline_sockets::control::{Answer, Question, Status, name};
 use rustix::event::{PollFd, PollFlags, poll};
 
 pub use pairing::Settings;
-use pairing::{Outcome, Pairing};
+use pairing::{Outcome, Pairing, Refusal};
+pub use policy::Policy;
 
 /// Most questions being asked at once; further ones wait in the listener's backlog.
 const MOST_QUESTIONS: usize = 256;
+/// Most records of an answer: more might not fit the asker's buffer, and nobody waits for it.
+const MOST_ANSWERS: usize = 128;
 /// Longest time a connection to the monitor may stay without asking.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -166,8 +170,9 @@ impl Monitor {
         };
         match question {
             Question::Attach => {
-                let process = socket.peer().map_or(0, |peer| peer.pid);
-                match self.attach(descriptors.first(), process) {
+                let (process, uid) =
+                    socket.peer().map_or((0, u32::MAX), |peer| (peer.pid, peer.uid));
+                match self.attach(descriptors.first(), process, uid) {
                     Some((side, memory)) => {
                         answer(&Answer::Segment { side }, Some(memory.as_fd()));
                     }
@@ -186,6 +191,7 @@ impl Monitor {
             Question::Status => {
                 self.status.up_seconds = self.began.elapsed().as_secs();
                 self.status.waiting = self.pairing.waiting();
+                self.status.kept = self.pairing.kept();
                 answer(&Answer::Status(self.status), None);
             }
             Question::Connections => {
@@ -194,12 +200,20 @@ impl Monitor {
                 }
                 answer(&Answer::End, None);
             }
+            Question::Traffic => {
+                let mut all: Vec<_> = self.pairing.traffic().collect();
+                all.sort_by_key(|(_, [one, other])| std::cmp::Reverse(one.saturating_add(*other)));
+                for (connection, moved) in all.into_iter().take(MOST_ANSWERS) {
+                    answer(&Answer::Traffic(connection, moved), None);
+                }
+                answer(&Answer::End, None);
+            }
         }
     }
 
-    fn attach(&mut self, about: Option<&OwnedFd>, process: i32) -> Option<(u8, OwnedFd)> {
+    fn attach(&mut self, about: Option<&OwnedFd>, process: i32, uid: u32) -> Option<(u8, OwnedFd)> {
         self.status.asked += 1;
-        let outcome = about.map(|socket| self.pairing.ask(socket, process));
+        let outcome = about.map(|socket| self.pairing.ask(socket, process, uid));
         match outcome {
             Some(Ok(Outcome::First(memory))) => Some((0, memory)),
             Some(Ok(Outcome::Second(memory))) => {
@@ -209,6 +223,7 @@ impl Monitor {
             Some(Err(error)) => {
                 tracing::debug!(%error, process, "a connection stays with the kernel");
                 self.status.refused += 1;
+                self.status.denied += u64::from(matches!(error, Refusal::Denied));
                 None
             }
             None => {

@@ -1,6 +1,6 @@
 //! Who waits for whom.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -8,10 +8,12 @@ use std::time::{Duration, Instant};
 use beeline_os::Mapping;
 use beeline_os::mapping::MappingError;
 use beeline_sockets::control::Introduced;
-use beeline_sockets::segment::{CLOSED_AT, DEFAULT_RING_BYTES, Segment, length_bytes};
+use beeline_sockets::segment::{CLOSED_AT, DEFAULT_RING_BYTES, Segment, TAILS_AT, length_bytes};
+
+use crate::policy::Policy;
 
 /// What a monitor can be told.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Settings {
     /// Bytes of a ring: a power of two from 4 KiB to 64 MiB. Larger holds more unread bytes;
     /// smaller leaves more to the caches. Each connection has two.
@@ -20,6 +22,8 @@ pub struct Settings {
     pub most_waiting: usize,
     /// How long an end waits before its other end is taken for a plain program.
     pub patience: Duration,
+    /// Which connections may be accelerated.
+    pub policy: Policy,
 }
 
 impl Default for Settings {
@@ -28,6 +32,7 @@ impl Default for Settings {
             ring_bytes: DEFAULT_RING_BYTES,
             most_waiting: 4096,
             patience: Duration::from_secs(30),
+            policy: Policy::default(),
         }
     }
 }
@@ -50,6 +55,9 @@ pub enum Refusal {
     /// Both ends are the same address: one socket connected to itself.
     #[error("connected to itself")]
     Itself,
+    /// The policy says so.
+    #[error("the policy leaves it to the kernel")]
+    Denied,
     /// Too many wait already.
     #[error("{0} ends wait already")]
     Crowded(usize),
@@ -85,6 +93,7 @@ struct Kept {
     /// Of end 0 and end 1: the kernel's number of the socket, never used again, and who asked.
     cookies: [u64; 2],
     processes: [i32; 2],
+    introduced: Introduced,
 }
 
 impl Kept {
@@ -119,7 +128,8 @@ pub struct Pairing {
     settings: Settings,
     waiting: HashMap<Ends, Waiting>,
     introduced: VecDeque<Introduced>,
-    kept: HashMap<u64, Kept>,
+    /// By the order of their introduction.
+    kept: BTreeMap<u64, Kept>,
     /// By socket: the connection and the side.
     by_cookie: HashMap<u64, (u64, u8)>,
     next: u64,
@@ -134,7 +144,7 @@ impl Pairing {
             settings,
             waiting: HashMap::new(),
             introduced: VecDeque::new(),
-            kept: HashMap::new(),
+            kept: BTreeMap::new(),
             by_cookie: HashMap::new(),
             next: 0,
             swept: now,
@@ -155,7 +165,7 @@ impl Pairing {
 
     fn keep(&mut self, kept: Kept) {
         if self.kept.len() >= KEPT
-            && let Some(&oldest) = self.kept.keys().min()
+            && let Some((&oldest, _)) = self.kept.first_key_value()
         {
             self.drop_kept(oldest);
         }
@@ -186,9 +196,29 @@ impl Pairing {
         self.introduced.iter()
     }
 
-    /// The segment for `socket`, which `process` holds.
-    pub fn ask(&mut self, socket: &OwnedFd, process: i32) -> Result<Outcome, Refusal> {
+    /// Connections whose segment is kept.
+    pub fn kept(&self) -> u64 {
+        self.kept.len() as u64
+    }
+
+    /// What went into the rings of the connections that are kept.
+    pub fn traffic(&self) -> impl Iterator<Item = (Introduced, [u64; 2])> {
+        self.kept.values().map(|kept| {
+            let moved = TAILS_AT.map(|place| {
+                let mut word = [0; 8];
+                let read = rustix::io::pread(&kept.memory, &mut word, place as u64);
+                if read == Ok(word.len()) { u64::from_le_bytes(word) } else { 0 }
+            });
+            (kept.introduced, moved)
+        })
+    }
+
+    /// The segment for `socket`, which `process` of user `uid` holds.
+    pub fn ask(&mut self, socket: &OwnedFd, process: i32, uid: u32) -> Result<Outcome, Refusal> {
         let ends = ends(socket)?;
+        if !self.settings.policy.allows(uid, [ends.own.port(), ends.peer.port()]) {
+            return Err(Refusal::Denied);
+        }
         if ends.own == ends.peer {
             return Err(Refusal::Itself);
         }
@@ -196,12 +226,13 @@ impl Pairing {
         if let Some(other) = self.waiting.remove(&ends.mirrored())
             && exists(other.process)
         {
-            self.remember(ends, process, other.process);
+            let introduced = self.remember(ends, process, other.process);
             let memory = other.memory.try_clone()?;
             self.keep(Kept {
                 memory: other.memory,
                 cookies: [other.cookie, cookie],
                 processes: [other.process, process],
+                introduced,
             });
             return Ok(Outcome::Second(memory));
         }
@@ -233,16 +264,18 @@ impl Pairing {
         Ok(memory)
     }
 
-    fn remember(&mut self, second: Ends, second_process: i32, first_process: i32) {
+    fn remember(&mut self, second: Ends, second_process: i32, first_process: i32) -> Introduced {
         if self.introduced.len() == REMEMBERED {
             self.introduced.pop_front();
         }
-        self.introduced.push_back(Introduced {
+        let introduced = Introduced {
             first: second.peer,
             first_process: first_process.unsigned_abs(),
             second: second.own,
             second_process: second_process.unsigned_abs(),
-        });
+        };
+        self.introduced.push_back(introduced);
+        introduced
     }
 
     /// Forgets ends that waited too long, or whose process ended, and connections that are over.
@@ -315,11 +348,11 @@ mod tests {
     fn the_two_ends_of_a_connection_get_one_segment() {
         let mut pairing = Pairing::new(Settings::default());
         let (one, other) = connection();
-        let Outcome::First(memory) = pairing.ask(&one, me()).unwrap() else { panic!("first") };
+        let Outcome::First(memory) = pairing.ask(&one, me(), 0).unwrap() else { panic!("first") };
         // Asking again changes nothing.
-        let Outcome::First(again) = pairing.ask(&one, me()).unwrap() else { panic!("first") };
+        let Outcome::First(again) = pairing.ask(&one, me(), 0).unwrap() else { panic!("first") };
         assert_eq!(file(&memory), file(&again));
-        let Outcome::Second(same) = pairing.ask(&other, me()).unwrap() else { panic!("second") };
+        let Outcome::Second(same) = pairing.ask(&other, me(), 0).unwrap() else { panic!("second") };
         assert_eq!(file(&memory), file(&same));
         assert!(!pairing.is_waiting());
         assert_eq!(pairing.introduced().count(), 1);
@@ -336,12 +369,36 @@ mod tests {
     }
 
     #[test]
+    fn a_connection_that_the_policy_denies_waits_for_nobody() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let one: OwnedFd = TcpStream::connect(listener.local_addr().unwrap()).unwrap().into();
+        let text = format!("[[rules]]\nuid = 3\nports = \"{port}\"\naccelerate = false");
+        let policy = Policy::parse(&text).unwrap();
+        let mut pairing = Pairing::new(Settings { policy, ..Settings::default() });
+        assert!(matches!(pairing.ask(&one, me(), 3), Err(Refusal::Denied)));
+        assert!(!pairing.is_waiting());
+        assert!(matches!(pairing.ask(&one, me(), 4), Ok(Outcome::First(_))));
+    }
+
+    #[test]
+    fn what_the_ends_wrote_is_told_as_traffic() {
+        let mut pairing = Pairing::new(Settings::default());
+        let (one, other) = connection();
+        let Outcome::First(memory) = pairing.ask(&one, me(), 0).unwrap() else { panic!("first") };
+        pairing.ask(&other, me(), 0).unwrap();
+        rustix::io::pwrite(&memory, &77_u64.to_le_bytes(), TAILS_AT[1] as u64).unwrap();
+        let all: Vec<_> = pairing.traffic().collect();
+        assert_eq!((all.len(), all[0].1), (1, [0, 77]));
+    }
+
+    #[test]
     fn connections_are_not_mixed_up() {
         let mut pairing = Pairing::new(Settings::default());
         let (one, _) = connection();
         let (_, another) = connection();
-        assert!(matches!(pairing.ask(&one, me()).unwrap(), Outcome::First(_)));
-        assert!(matches!(pairing.ask(&another, me()).unwrap(), Outcome::First(_)));
+        assert!(matches!(pairing.ask(&one, me(), 0).unwrap(), Outcome::First(_)));
+        assert!(matches!(pairing.ask(&another, me(), 0).unwrap(), Outcome::First(_)));
     }
 
     #[test]
@@ -349,20 +406,20 @@ mod tests {
         let mut pairing = Pairing::new(Settings::default());
         let (one, other) = connection();
         // No process has this number.
-        pairing.ask(&one, i32::MAX).unwrap();
-        assert!(matches!(pairing.ask(&other, me()).unwrap(), Outcome::First(_)));
+        pairing.ask(&one, i32::MAX, 0).unwrap();
+        assert!(matches!(pairing.ask(&other, me(), 0).unwrap(), Outcome::First(_)));
     }
 
     #[test]
     fn what_is_no_connected_internet_socket_is_refused() {
         let mut pairing = Pairing::new(Settings { most_waiting: 1, ..Settings::default() });
         let (left, _right) = std::os::unix::net::UnixStream::pair().unwrap();
-        assert!(pairing.ask(&left.into(), me()).is_err());
+        assert!(pairing.ask(&left.into(), me(), 0).is_err());
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        assert!(pairing.ask(&listener.into(), me()).is_err());
+        assert!(pairing.ask(&listener.into(), me(), 0).is_err());
         let (one, _peer) = connection();
         let (another, _its_peer) = connection();
-        pairing.ask(&one, me()).unwrap();
-        assert!(matches!(pairing.ask(&another, me()), Err(Refusal::Crowded(1))));
+        pairing.ask(&one, me(), 0).unwrap();
+        assert!(matches!(pairing.ask(&another, me(), 0), Err(Refusal::Crowded(1))));
     }
 }

@@ -27,6 +27,8 @@ pub enum Question {
     Status,
     /// Which connections have you introduced? One answer each, then [`Answer::End`].
     Connections,
+    /// What do the connections move that you still know? One answer each, then [`Answer::End`].
+    Traffic,
 }
 
 /// What the monitor answers.
@@ -43,6 +45,9 @@ pub enum Answer {
     Status(Status),
     /// One introduced connection.
     Connection(Introduced),
+    /// One introduced connection, and bytes (with headers) that went into its rings so far: from
+    /// the first end, and from the second. What the ends wrote, so a hint.
+    Traffic(Introduced, [u64; 2]),
     /// No more.
     End,
 }
@@ -62,6 +67,10 @@ pub struct Status {
     pub waiting: u64,
     /// Questions answered with "stay with the kernel".
     pub refused: u64,
+    /// Of these, those that the policy decided.
+    pub denied: u64,
+    /// Segments kept for ends that change programs.
+    pub kept: u64,
 }
 
 /// A connection of which both ends asked.
@@ -75,6 +84,26 @@ pub struct Introduced {
     pub second: SocketAddr,
     /// Its process.
     pub second_process: u32,
+}
+
+impl Introduced {
+    fn encode(&self, record: &mut Vec<u8>) {
+        record.extend(self.first_process.to_le_bytes());
+        record.extend(self.second_process.to_le_bytes());
+        record.extend(format!("{} {}", self.first, self.second).as_bytes());
+    }
+
+    fn decode(body: &[u8]) -> Option<Self> {
+        let (first, rest) = body.split_first_chunk::<4>()?;
+        let (second, text) = rest.split_first_chunk::<4>()?;
+        let (one, other) = std::str::from_utf8(text).ok()?.split_once(' ')?;
+        Some(Self {
+            first: one.parse().ok()?,
+            first_process: u32::from_le_bytes(*first),
+            second: other.parse().ok()?,
+            second_process: u32::from_le_bytes(*second),
+        })
+    }
 }
 
 /// Why a record was refused.
@@ -104,6 +133,7 @@ impl Question {
             Self::Status => 2,
             Self::Connections => 3,
             Self::Resume => 4,
+            Self::Traffic => 5,
         })
     }
 
@@ -116,6 +146,7 @@ impl Question {
             Some((2, [])) => Ok(Self::Status),
             Some((3, [])) => Ok(Self::Connections),
             Some((4, [])) => Ok(Self::Resume),
+            Some((5, [])) => Ok(Self::Traffic),
             _ => Err(BadRecord { length: record.len() }),
         }
     }
@@ -134,17 +165,21 @@ impl Answer {
             Self::Plain => record.extend(head(2)),
             Self::Status(status) => {
                 record.extend(head(3));
-                let Status { process, up_seconds, asked, paired, waiting, refused } = *status;
-                for word in [u64::from(process), up_seconds, asked, paired, waiting, refused] {
+                let Status { process, up_seconds, asked, paired, waiting, refused, denied, kept } =
+                    *status;
+                let process = u64::from(process);
+                for word in [process, up_seconds, asked, paired, waiting, refused, denied, kept] {
                     record.extend(word.to_le_bytes());
                 }
             }
             Self::Connection(connection) => {
                 record.extend(head(4));
-                record.extend(connection.first_process.to_le_bytes());
-                record.extend(connection.second_process.to_le_bytes());
-                let text = format!("{} {}", connection.first, connection.second);
-                record.extend(text.as_bytes());
+                connection.encode(&mut record);
+            }
+            Self::Traffic(connection, moved) => {
+                record.extend(head(6));
+                moved.iter().for_each(|bytes| record.extend(bytes.to_le_bytes()));
+                connection.encode(&mut record);
             }
             Self::End => record.extend(head(5)),
         }
@@ -161,7 +196,9 @@ impl Answer {
             (2, []) => Ok(Self::Plain),
             (3, body) => {
                 let (words, []) = body.as_chunks::<8>() else { return Err(bad) };
-                let [process, up, asked, paired, waiting, refused] = words else { return Err(bad) };
+                let [process, up, asked, paired, waiting, refused, denied, kept] = words else {
+                    return Err(bad);
+                };
                 Ok(Self::Status(Status {
                     process: u32::try_from(u64::from_le_bytes(*process)).map_err(|_| bad)?,
                     up_seconds: u64::from_le_bytes(*up),
@@ -169,19 +206,16 @@ impl Answer {
                     paired: u64::from_le_bytes(*paired),
                     waiting: u64::from_le_bytes(*waiting),
                     refused: u64::from_le_bytes(*refused),
+                    denied: u64::from_le_bytes(*denied),
+                    kept: u64::from_le_bytes(*kept),
                 }))
             }
-            (4, body) => {
-                let (first, rest) = body.split_first_chunk::<4>().ok_or(bad)?;
-                let (second, text) = rest.split_first_chunk::<4>().ok_or(bad)?;
-                let text = std::str::from_utf8(text).map_err(|_| bad)?;
-                let (one, other) = text.split_once(' ').ok_or(bad)?;
-                Ok(Self::Connection(Introduced {
-                    first: one.parse().map_err(|_| bad)?,
-                    first_process: u32::from_le_bytes(*first),
-                    second: other.parse().map_err(|_| bad)?,
-                    second_process: u32::from_le_bytes(*second),
-                }))
+            (4, body) => Ok(Self::Connection(Introduced::decode(body).ok_or(bad)?)),
+            (6, body) => {
+                let (first, body) = body.split_first_chunk::<8>().ok_or(bad)?;
+                let (second, body) = body.split_first_chunk::<8>().ok_or(bad)?;
+                let moved = [u64::from_le_bytes(*first), u64::from_le_bytes(*second)];
+                Ok(Self::Traffic(Introduced::decode(body).ok_or(bad)?, moved))
             }
             (5, []) => Ok(Self::End),
             _ => Err(bad),
@@ -212,13 +246,17 @@ mod tests {
 
     #[test]
     fn every_record_comes_back_as_it_was() {
-        for question in
-            [Question::Attach, Question::Resume, Question::Status, Question::Connections]
-        {
+        for question in [
+            Question::Attach,
+            Question::Resume,
+            Question::Status,
+            Question::Connections,
+            Question::Traffic,
+        ] {
             assert_eq!(Question::decode(&question.encode()), Ok(question));
         }
         let status =
-            Status { process: 7, up_seconds: 1, asked: 2, paired: 3, waiting: 4, refused: 5 };
+            Status { process: 7, up_seconds: 1, asked: 2, denied: 3, kept: 4, ..Status::default() };
         let connection = Introduced {
             first: "127.0.0.1:80".parse().unwrap(),
             first_process: 1,
@@ -230,6 +268,7 @@ mod tests {
             Answer::Plain,
             Answer::Status(status),
             Answer::Connection(connection),
+            Answer::Traffic(connection, [5, u64::MAX]),
             Answer::End,
         ] {
             let record = answer.encode();

@@ -8,7 +8,7 @@
 //! Place: `systems`. `sockets-preload` exports the C functions that call in here,
 //! `sockets-monitor` introduces the two ends to each other. `docs/sockets.md` has the design.
 //!
-//! - [`ring`], [`segment`]: the shared memory.
+//! - [`ring`], [`segment`]: the shared memory; [`bare`]: it alone.
 //! - [`control`], [`introduce`]: asking the monitor.
 //! - [`connection`], [`receive`], [`send`]: one accelerated connection.
 //! - [`table`]: which descriptor is which connection.
@@ -19,6 +19,7 @@
 //! Nothing here may panic into the program it lives in, print, or call a function by a name that
 //! the preload library exports.
 
+pub mod bare;
 pub mod carrier;
 pub mod connection;
 pub mod control;

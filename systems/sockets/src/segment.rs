@@ -34,6 +34,9 @@ const END_BYTES: usize = 512;
 /// Places of the two ends' `closed` words.
 pub const CLOSED_AT: [usize; 2] = [ENDS_AT + 12, ENDS_AT + END_BYTES + 12];
 
+/// Places of the two ends' outgoing positions, for who looks on.
+pub const TAILS_AT: [usize; 2] = [ENDS_AT + 80, ENDS_AT + END_BYTES + 80];
+
 /// One end has the segment; the other may still come.
 pub const STATE_OPEN: u32 = 0;
 /// Both ends have it: they may leave the kernel's stream.
@@ -134,6 +137,10 @@ pub struct End {
 
 const _: () = assert!(size_of::<End>() <= END_BYTES, "an end's words fit its block");
 const _: () = assert!(CLOSED_AT[0] - ENDS_AT == std::mem::offset_of!(Signs, closed));
+const _: () = assert!(
+    TAILS_AT[0] - ENDS_AT
+        == std::mem::offset_of!(End, sending) + std::mem::offset_of!(Sending, tail)
+);
 const _: () = assert!(std::mem::offset_of!(End, signs) == 0, "signs are an end's first words");
 const _: () = assert!(ENDS_AT + 2 * END_BYTES <= RINGS_AT, "the blocks lie before the rings");
 
@@ -253,6 +260,6 @@ impl Segment {
 fn ring_bytes(length: usize) -> Result<usize, NotASegment> {
     let rings = length.checked_sub(RINGS_AT).ok_or(NotASegment { length })?;
     let ring = rings / 2;
-    let fits = ring.is_multiple_of(4096) && ring > 0 && ring <= 1 << 30 && rings == 2 * ring;
+    let fits = ring.is_power_of_two() && (4096..=1 << 30).contains(&ring) && rings == 2 * ring;
     if fits { Ok(ring) } else { Err(NotASegment { length }) }
 }

@@ -1,11 +1,13 @@
-//! Spinning before sleeping: how long, learned per connection or set.
+//! Spinning before sleeping: how long, and whether with yields; learned per connection or set.
 //!
 //! A spin that succeeds costs less than a wake-up; one that does not is lost time, and on a
 //! machine with fewer processors than runnable threads it is time taken from the very thread that
-//! would end the wait. So a spin begins with pauses, goes on with yields, and halves its budget
-//! each time it was in vain; a wake-up that came soon after falling asleep doubles it.
+//! would end the wait. So a spin halves its budget each time it was in vain, and a wake-up that
+//! came soon after falling asleep doubles it. It begins with pauses; where the one we wait for has
+//! no processor of its own, which a yield that took long and brought the news shows, later spins
+//! yield at once (p. 4.9).
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::kernel;
@@ -14,37 +16,72 @@ use crate::kernel;
 pub const LONGEST_US: u32 = 50;
 /// Shortest.
 const SHORTEST_US: u32 = 2;
-/// Pauses before the first yield.
-const PAUSES: u32 = 4_000;
+/// Looks before the clock is read: most waits of two running ends are over by then.
+const BLIND_LOOKS: u32 = 32;
+/// Pauses this long before the first yield.
+const ALONE: Duration = Duration::from_micros(8);
+/// A yield that took longer let somebody run.
+const SWITCHED: Duration = Duration::from_nanos(600);
+/// Spins that yield at once after one that showed that it helps.
+const REMEMBERED: u8 = 16;
 
 /// A learned budget.
 #[derive(Debug)]
-pub struct Budget(AtomicU32);
+pub struct Budget {
+    us: AtomicU32,
+    /// Spins left that yield at once.
+    yielding: AtomicU8,
+}
 
 impl Default for Budget {
     fn default() -> Self {
-        Self(AtomicU32::new(LONGEST_US / 2))
+        Self { us: AtomicU32::new(LONGEST_US / 2), yielding: AtomicU8::new(0) }
     }
 }
 
 impl Budget {
     /// Spins until `ready` says so or the budget is spent; true in the first case.
+    #[inline]
     pub fn spin(&self, mut ready: impl FnMut() -> bool) -> bool {
-        let budget = Duration::from_micros(u64::from(self.0.load(Ordering::Relaxed)));
-        let begin = Instant::now();
-        let mut pauses = 0_u32;
-        loop {
-            for _ in 0..16 {
+        let yielding = self.yielding.load(Ordering::Relaxed);
+        if yielding == 0 {
+            for _ in 0..BLIND_LOOKS {
                 if ready() {
                     return true;
                 }
                 std::hint::spin_loop();
             }
-            pauses += 16;
-            if pauses > PAUSES {
+        }
+        self.spin_by_clock(ready, yielding)
+    }
+
+    #[cold]
+    fn spin_by_clock(&self, mut ready: impl FnMut() -> bool, yielding: u8) -> bool {
+        let budget = Duration::from_micros(u64::from(self.us.load(Ordering::Relaxed)));
+        let begin = Instant::now();
+        let mut now = begin;
+        loop {
+            if yielding > 0 || now - begin > ALONE {
                 kernel::yield_now();
+                let after = Instant::now();
+                if ready() {
+                    let helped = after - now > SWITCHED;
+                    let next = if helped { REMEMBERED } else { yielding.saturating_sub(1) };
+                    self.yielding.store(next, Ordering::Relaxed);
+                    return true;
+                }
+                now = after;
+            } else {
+                for _ in 0..16 {
+                    if ready() {
+                        return true;
+                    }
+                    std::hint::spin_loop();
+                }
+                now = Instant::now();
             }
-            if begin.elapsed() > budget {
+            if now - begin > budget {
+                self.yielding.store(yielding.saturating_sub(1), Ordering::Relaxed);
                 return ready();
             }
         }
@@ -52,10 +89,10 @@ impl Budget {
 
     /// What a sleep that followed a vain spin teaches.
     pub fn learn(&self, slept: Duration) {
-        let now = self.0.load(Ordering::Relaxed);
+        let now = self.us.load(Ordering::Relaxed);
         let longest = Duration::from_micros(u64::from(LONGEST_US));
         let next = if slept < longest { now * 2 } else { now / 2 };
-        self.0.store(next.clamp(SHORTEST_US, LONGEST_US), Ordering::Relaxed);
+        self.us.store(next.clamp(SHORTEST_US, LONGEST_US), Ordering::Relaxed);
     }
 }
 
@@ -70,11 +107,11 @@ mod tests {
         for _ in 0..10 {
             budget.learn(Duration::from_millis(5));
         }
-        assert_eq!(budget.0.load(Ordering::Relaxed), SHORTEST_US);
+        assert_eq!(budget.us.load(Ordering::Relaxed), SHORTEST_US);
         for _ in 0..10 {
             budget.learn(Duration::from_micros(1));
         }
-        assert_eq!(budget.0.load(Ordering::Relaxed), LONGEST_US);
+        assert_eq!(budget.us.load(Ordering::Relaxed), LONGEST_US);
         let mut looks = 0;
         assert!(budget.spin(|| {
             looks += 1;

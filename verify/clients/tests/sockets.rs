@@ -303,6 +303,8 @@ fn the_benchmark_runs_in_its_tiny_setting() {
         "sockets",
         "--quick",
         "--json",
+        "--parts",
+        "data,connections,core,pipeline,redis",
         "--library",
         &library,
     ]);

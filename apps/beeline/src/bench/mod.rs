@@ -73,9 +73,10 @@ pub enum BenchCommand {
                             beeline bench kv --parts headline,latency --json\n  \
                             beeline bench kv --parts recovery --recover 1000000")]
     Kv(kv::KvArguments),
-    /// User-space sockets against kernel TCP, Unix sockets and pipes.
+    /// User-space sockets against kernel TCP, Unix sockets, pipes and a bare ring.
     #[command(after_help = "Examples:\n  beeline bench sockets\n  \
-                            beeline bench sockets --repetitions 7 --plot sockets.png")]
+                            beeline bench sockets --parts data,core --repetitions 7 --json\n  \
+                            beeline bench sockets --full --plot sockets.png")]
     Sockets(sockets::SocketsArguments),
     /// One of the two processes of `bench sockets`.
     #[command(hide = true)]

@@ -3,12 +3,14 @@
 mod monitor;
 mod program;
 mod status;
+mod top;
 
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
 
 pub use monitor::MonitorArguments;
 pub use program::RunArguments;
+pub use top::TopArguments;
 
 /// `beeline sockets`.
 #[derive(Debug, clap::Subcommand)]
@@ -17,9 +19,16 @@ pub enum SocketsCommand {
     Status,
     /// Connections the monitor introduced, the latest hundred or so, newest last.
     Connections,
+    /// Busiest connections inside this host, looked at again and again.
+    #[command(after_help = "Examples:\n  beeline sockets top\n  \
+                            beeline sockets top --interval 5s --count 3")]
+    Top(TopArguments),
+    /// Counters of this user's monitor as OpenMetrics text, for a collector of text files.
+    Metrics,
     /// Run the monitor of this user; `beeline run` starts one by itself.
     #[command(after_help = "Examples:\n  beeline sockets monitor\n  \
-                            beeline sockets monitor --background --ring-size 1048576")]
+                            beeline sockets monitor --background --ring-size 1048576\n  \
+                            beeline sockets monitor --policy sockets.toml")]
     Monitor(MonitorArguments),
 }
 
@@ -33,6 +42,8 @@ pub fn sockets(command: &SocketsCommand, output: Output) -> Result<Exit, Failure
     match command {
         SocketsCommand::Status => status::status(output),
         SocketsCommand::Connections => status::connections(output),
+        SocketsCommand::Top(arguments) => top::run(arguments, output),
+        SocketsCommand::Metrics => status::metrics(output),
         SocketsCommand::Monitor(arguments) => monitor::run(arguments, output),
     }
 }

@@ -1,11 +1,12 @@
 //! The monitor as a process: in the foreground, or left behind in a session of its own.
 
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use beeline_sockets::introduce;
-use beeline_sockets_monitor::{Monitor, MonitorError, Settings};
+use beeline_sockets_monitor::{Monitor, MonitorError, Policy, Settings};
 
 use crate::exit::{Exit, Failure, OrExit as _};
 use crate::output::Output;
@@ -22,6 +23,16 @@ pub struct MonitorArguments {
     /// Bytes of each direction's ring: a power of two, 4096 to 67108864.
     #[arg(long, value_name = "BYTES", default_value_t = 256 << 10, value_parser = ring_size)]
     pub ring_size: usize,
+    /// Rules on which connections may be accelerated: TOML, read once at the start.
+    #[arg(long, value_name = "FILE", env = "BEELINE_SOCKETS_POLICY")]
+    pub policy: Option<PathBuf>,
+}
+
+fn policy(arguments: &MonitorArguments) -> Result<Policy, Failure> {
+    let Some(path) = &arguments.policy else { return Ok(Policy::default()) };
+    let text = std::fs::read_to_string(path).map_err(anyhow::Error::from);
+    let parsed = text.and_then(|text| Ok(Policy::parse(&text)?));
+    parsed.with_context(|| path.display().to_string()).or_exit(Exit::Usage)
 }
 
 fn ring_size(text: &str) -> Result<usize, String> {
@@ -32,15 +43,16 @@ fn ring_size(text: &str) -> Result<usize, String> {
 
 /// The command.
 pub fn run(arguments: &MonitorArguments, output: Output) -> Result<Exit, Failure> {
+    let policy = policy(arguments)?;
     if arguments.background {
         if introduce::dial().is_ok() {
             output.note("a monitor runs already");
             return Ok(Exit::Done);
         }
-        leave_behind(arguments.ring_size)?;
+        leave_behind(arguments)?;
         return Ok(Exit::Done);
     }
-    let settings = Settings { ring_bytes: arguments.ring_size, ..Settings::default() };
+    let settings = Settings { ring_bytes: arguments.ring_size, policy, ..Settings::default() };
     let mut monitor = match Monitor::begin(settings) {
         Ok(monitor) => monitor,
         Err(MonitorError::Running) => {
@@ -55,12 +67,17 @@ pub fn run(arguments: &MonitorArguments, output: Output) -> Result<Exit, Failure
 
 /// Starts a monitor whose parent is not this process, and waits until it answers. It must not be
 /// this process's child: `beeline run` becomes the program, which knows of no such child.
-fn leave_behind(ring_size: usize) -> anyhow::Result<()> {
+fn leave_behind(arguments: &MonitorArguments) -> anyhow::Result<()> {
     let own = std::env::current_exe().context("finding this program")?;
     // We are a process of our own (`--background`), whose end makes the monitor an orphan.
     let _ = rustix::process::setsid();
-    Command::new(own)
-        .args(["--quiet", "sockets", "monitor", "--ring-size", &ring_size.to_string()])
+    let mut command = Command::new(own);
+    command.args(["--quiet", "sockets", "monitor", "--ring-size"]);
+    command.arg(arguments.ring_size.to_string());
+    if let Some(path) = &arguments.policy {
+        command.arg("--policy").arg(path.canonicalize()?);
+    }
+    command
         .current_dir("/")
         .env_remove("LD_PRELOAD")
         .stdin(Stdio::null())

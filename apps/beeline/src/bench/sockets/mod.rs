@@ -1,0 +1,311 @@
+//! `beeline bench sockets`: user-space sockets against the kernel's TCP, Unix sockets and pipes.
+//!
+//! Two processes, one core each where there are two: one serves, one asks and measures ([`peer`]).
+//! The subject is the same program over the same TCP calls, under `beeline run`; so are the
+//! programs of others ([`programs`]). A bare ring, without sockets around it, stands beside them.
+
+mod bare;
+mod peer;
+mod programs;
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use anyhow::Context as _;
+
+use super::host::cache_line_ping_pong_us;
+use super::report::{Better, Report, Row};
+use super::turns::{Contender, alternate, online};
+use super::{BenchOptions, finish};
+use crate::exit::{Exit, Failure};
+use crate::output::Output;
+
+/// What this benchmark takes.
+#[derive(Clone, Debug, clap::Args)]
+pub struct SocketsArguments {
+    /// The preload library; by default the one that `beeline run` finds.
+    #[arg(long, value_name = "FILE")]
+    pub library: Option<PathBuf>,
+    /// What to measure.
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = PARTS)]
+    pub parts: Vec<Part>,
+    #[command(flatten)]
+    pub options: BenchOptions,
+}
+
+/// A part of the benchmark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Part {
+    /// Round trips, small sends, large sends.
+    Data,
+    /// Connections made, used once, and closed.
+    Connections,
+    /// Round trips of 2, 4 and 8 processes on one core.
+    Core,
+    /// Packets of 64 bytes through three processes in a row.
+    Pipeline,
+    /// redis-server with redis-benchmark, one request at a time, 1 and 50 connections.
+    Redis,
+    /// nginx with wrk, a small file, 1 and 50 connections.
+    Nginx,
+}
+
+const PARTS: [Part; 6] =
+    [Part::Data, Part::Connections, Part::Core, Part::Pipeline, Part::Redis, Part::Nginx];
+
+/// What the two processes do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Work {
+    /// 8 bytes there and back, one at a time.
+    PingPong,
+    /// Sends of 8 bytes, as fast as they go.
+    Messages,
+    /// Sends of 1 MiB, as fast as they go.
+    Bulk,
+    /// A connection, 8 bytes there and back, the end of it; again and again.
+    Connections,
+    /// Packets through a row of processes.
+    Pipeline,
+}
+
+/// How they are connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Transport {
+    /// TCP on loopback.
+    Tcp,
+    /// A Unix socket.
+    Unix,
+    /// Two pipes.
+    Pipe,
+}
+
+/// One of the two processes.
+#[derive(Clone, Debug, clap::Args)]
+pub struct SocketsPeerArguments {
+    /// What to do.
+    #[arg(long, value_enum)]
+    pub work: Work,
+    /// How to be connected.
+    #[arg(long, value_enum)]
+    pub transport: Transport,
+    /// How often.
+    #[arg(long)]
+    pub rounds: u64,
+    /// Serve; otherwise ask, at the address in this argument's absence started by ourselves.
+    #[arg(long)]
+    pub serve: bool,
+    /// Both on one core.
+    #[arg(long)]
+    pub one_core: bool,
+    /// Where a stage of a row sends its packets.
+    #[arg(long)]
+    pub next: Option<String>,
+}
+
+impl SocketsPeerArguments {
+    /// Connections that the server takes, one after the other.
+    fn conversations(&self) -> u64 {
+        if self.work == Work::Connections { self.rounds } else { 1 }
+    }
+}
+
+const BULK: usize = 1 << 20;
+const PACKET: usize = 64;
+
+pub use peer::run_peer;
+
+fn name(value: impl clap::ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
+/// The command.
+pub fn run(arguments: &SocketsArguments, output: Output) -> Result<Exit, Failure> {
+    let options = &arguments.options;
+    let mut report = Report::new("sockets", "none");
+    for part in &arguments.parts {
+        match part {
+            Part::Data => data(arguments, &mut report, output)?,
+            Part::Connections => connections(arguments, &mut report, output)?,
+            Part::Core => one_core(arguments, &mut report, output)?,
+            Part::Pipeline => pipeline(arguments, &mut report, output)?,
+            Part::Redis => programs::redis(arguments, &mut report, output)?,
+            Part::Nginx => programs::nginx(arguments, &mut report, output)?,
+        }
+    }
+    finish(&report, options, output)
+}
+
+const SUBJECT: &str = "user-space sockets";
+
+/// One row for each contender after the first.
+fn rows(
+    report: &mut Report,
+    case: &str,
+    unit: &'static str,
+    better: Better,
+    contenders: &[&str],
+    figures: &[Vec<f64>],
+) {
+    for (peer, theirs) in contenders.iter().zip(figures).skip(1) {
+        let row = Row::new(case, contenders[0], unit, better, &figures[0])
+            .against(*peer, &figures[0], theirs)
+            .beside("cores", online().min(2));
+        report.push(row);
+    }
+}
+
+fn measure(
+    arguments: &SocketsArguments,
+    report: &mut Report,
+    output: Output,
+    (case, unit, better): (&str, &'static str, Better),
+    mut contenders: Vec<Contender<'_>>,
+) -> anyhow::Result<()> {
+    let figures = alternate(arguments.options.turns(), &mut contenders, output)?;
+    let names: Vec<&str> = contenders.iter().map(|contender| contender.name).collect();
+    rows(report, case, unit, better, &names, &figures);
+    Ok(())
+}
+
+fn data(arguments: &SocketsArguments, report: &mut Report, output: Output) -> anyhow::Result<()> {
+    let options = &arguments.options;
+    let cases = [
+        (Work::PingPong, "8 B round trip", "us", Better::Lower, options.size(100_000_u64, 200)),
+        (Work::Messages, "8 B sends", "op/s", Better::Higher, options.size(2_000_000, 500)),
+        (Work::Bulk, "1 MiB sends", "GB/s", Better::Higher, options.size(3_000, 8)),
+    ];
+    for (work, case, unit, better, rounds) in cases {
+        let turn = |transport, accelerated: bool| {
+            // The kernel's are slower by ten times and more: fewer rounds last as long.
+            let slow = !accelerated && work != Work::Bulk && !options.quick;
+            let rounds = if slow { rounds / 4 } else { rounds };
+            move || asker(arguments, work, transport, rounds, accelerated, false)
+        };
+        let mut contenders = vec![
+            Contender::new(SUBJECT, turn(Transport::Tcp, true)),
+            Contender::new("kernel TCP", turn(Transport::Tcp, false)),
+            Contender::new("Unix socket", turn(Transport::Unix, false)),
+            Contender::new("pipe", turn(Transport::Pipe, false)),
+            Contender::new("bare ring", move || bare::turn(work, rounds)),
+        ];
+        if work == Work::PingPong {
+            contenders.push(Contender::new("cache line", move || cache_line_ping_pong_us(rounds)));
+        }
+        measure(arguments, report, output, (case, unit, better), contenders)?;
+    }
+    Ok(())
+}
+
+fn connections(
+    arguments: &SocketsArguments,
+    report: &mut Report,
+    output: Output,
+) -> anyhow::Result<()> {
+    let rounds = arguments.options.size(3_000, 20);
+    let turn = |transport, accelerated| {
+        move || asker(arguments, Work::Connections, transport, rounds, accelerated, false)
+    };
+    let contenders = vec![
+        Contender::new(SUBJECT, turn(Transport::Tcp, true)),
+        Contender::new("kernel TCP", turn(Transport::Tcp, false)),
+        Contender::new("Unix socket", turn(Transport::Unix, false)),
+    ];
+    let case = ("connections, 8 B there and back on each", "op/s", Better::Higher);
+    measure(arguments, report, output, case, contenders)
+}
+
+fn one_core(
+    arguments: &SocketsArguments,
+    report: &mut Report,
+    output: Output,
+) -> anyhow::Result<()> {
+    for pairs in [1_usize, 2, 4] {
+        let rounds = arguments.options.size(20_000, 50);
+        let turn = |accelerated| {
+            move || {
+                std::thread::scope(|scope| {
+                    let askers: Vec<_> = (0..pairs)
+                        .map(|_| {
+                            let work = Work::PingPong;
+                            scope.spawn(move || {
+                                asker(arguments, work, Transport::Tcp, rounds, accelerated, true)
+                            })
+                        })
+                        .collect();
+                    let mut sum = 0.0;
+                    for asker in askers {
+                        let figure = asker.join();
+                        sum += figure.map_err(|_| anyhow::anyhow!("a thread panicked"))??;
+                    }
+                    #[expect(clippy::cast_precision_loss, reason = "at most four")]
+                    let pairs = pairs as f64;
+                    Ok(sum / pairs)
+                })
+            }
+        };
+        let contenders =
+            vec![Contender::new(SUBJECT, turn(true)), Contender::new("kernel TCP", turn(false))];
+        let case = format!("8 B round trip, {} processes on one core", 2 * pairs);
+        measure(arguments, report, output, (&case, "us", Better::Lower), contenders)?;
+    }
+    Ok(())
+}
+
+fn pipeline(
+    arguments: &SocketsArguments,
+    report: &mut Report,
+    output: Output,
+) -> anyhow::Result<()> {
+    let rounds = arguments.options.size(200_000, 200);
+    let turn = |transport, accelerated| {
+        move || asker(arguments, Work::Pipeline, transport, rounds, accelerated, false)
+    };
+    let contenders = vec![
+        Contender::new(SUBJECT, turn(Transport::Tcp, true)),
+        Contender::new("kernel TCP", turn(Transport::Tcp, false)),
+        Contender::new("pipe", turn(Transport::Pipe, false)),
+    ];
+    let case = ("64 B packets through 3 processes in a row", "op/s", Better::Higher);
+    measure(arguments, report, output, case, contenders)
+}
+
+/// `words`, under `beeline run` if asked.
+fn command(
+    arguments: &SocketsArguments,
+    accelerated: bool,
+    program: &std::ffi::OsStr,
+) -> anyhow::Result<Command> {
+    if !accelerated {
+        return Ok(Command::new(program));
+    }
+    let own = std::env::current_exe().context("finding this program")?;
+    let mut command = Command::new(own);
+    command.args(["--quiet", "run"]);
+    if let Some(library) = &arguments.library {
+        command.arg("--library").arg(library);
+    }
+    command.arg("--").arg(program);
+    Ok(command)
+}
+
+/// Runs the asking process and returns the figure it prints.
+fn asker(
+    arguments: &SocketsArguments,
+    work: Work,
+    transport: Transport,
+    rounds: u64,
+    accelerated: bool,
+    one_core: bool,
+) -> anyhow::Result<f64> {
+    let own = std::env::current_exe().context("finding this program")?;
+    let mut command = command(arguments, accelerated, own.as_os_str())?;
+    command.args(["bench", "sockets-peer", "--rounds", &rounds.to_string()]);
+    command.args(["--work", &name(work), "--transport", &name(transport)]);
+    if one_core {
+        command.arg("--one-core");
+    }
+    let output = command.stderr(Stdio::inherit()).output().context("starting a peer")?;
+    anyhow::ensure!(output.status.success(), "the asking process failed: {}", output.status);
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.trim().parse().with_context(|| format!("the asking process said {text:?}"))
+}
