@@ -12,6 +12,7 @@ use crate::bench::report::{Better, Row};
 
 /// One command after another: microseconds at p50 and p99.
 pub fn commits_us(rig: &mut Rig, bytes: usize, count: u32) -> anyhow::Result<(f64, f64)> {
+    rig.lead()?;
     let done = Arc::new(AtomicU64::new(0));
     let mut latencies = Vec::with_capacity(count as usize);
     for number in 0..u64::from(count) {
@@ -50,6 +51,7 @@ pub fn commits_per_second(
     outstanding: u32,
     time: Duration,
 ) -> anyhow::Result<f64> {
+    rig.lead()?;
     let done = Arc::new(AtomicU64::new(0));
     for _ in 0..outstanding {
         refill(&rig.handle, &done, bytes);

@@ -14,6 +14,12 @@ use super::machine::Counter;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// Left alone for so long, a leader may have been replaced.
+const ABSENCE: Duration = Duration::from_millis(50);
+
+/// Turned for so long, a leader of before knows whether it still is one: some heartbeats.
+const SETTLING: Duration = Duration::from_millis(300);
+
 /// A cluster whose member 0 leads, on the calling thread.
 pub struct Rig {
     /// The leader.
@@ -21,6 +27,10 @@ pub struct Rig {
     /// The way to it.
     pub handle: Handle,
     start: Instant,
+    /// When it was last turned, from `start`.
+    turned_ns: u64,
+    /// The ways to the others.
+    others: Vec<Handle>,
     _followers: Vec<Server>,
     _data: Data,
 }
@@ -81,27 +91,40 @@ impl Rig {
         };
         let register = |node: usize, handle: &Handle| directory.add(&node.to_string(), handle);
         let mut followers = Vec::new();
-        let mut handles = Vec::new();
+        let mut others = Vec::new();
         for node in 1..members {
             let (home, config) = configure(node)?;
             let (server, handle) = Server::start(home, config, Counter::default())?;
             register(node, &handle);
             followers.push(server);
-            handles.push(handle);
+            others.push(handle);
         }
         let (home, config) = configure(0)?;
         let (node, handle) = Node::open(home, config, Counter::default())?;
         register(0, &handle);
         let start = Instant::now();
-        let mut rig = Self { node, handle, start, _followers: followers, _data: data };
-        // Whoever was elected hands over.
-        let mut asked = Instant::now();
-        while rig.node.role() != RoleName::Leader {
-            rig.turn()?;
+        let mut rig =
+            Self { node, handle, start, turned_ns: 0, others, _followers: followers, _data: data };
+        rig.lead()?;
+        Ok(rig)
+    }
+
+    /// Makes sure that member 0 leads and writes to all others. While nobody turned it, the others
+    /// may have elected another: who that is hands over.
+    pub fn lead(&mut self) -> anyhow::Result<()> {
+        let start = Instant::now();
+        let mut asked = start;
+        // What happened meanwhile is heard of first.
+        let absent = self.start.elapsed().saturating_sub(Duration::from_nanos(self.turned_ns));
+        while absent > ABSENCE && start.elapsed() < SETTLING {
+            self.turn()?;
+        }
+        while self.node.role() != RoleName::Leader {
+            self.turn()?;
             anyhow::ensure!(start.elapsed() < PATIENCE, "no leader within {PATIENCE:?}");
             if asked.elapsed() > Duration::from_millis(200) {
                 asked = Instant::now();
-                let leader = handles.iter().find(|at| at.status().role == RoleName::Leader);
+                let leader = self.others.iter().find(|at| at.status().role == RoleName::Leader);
                 if let Some(leader) = leader {
                     leader.transfer(NodeId(0), |_| ());
                 }
@@ -109,16 +132,17 @@ impl Rig {
             std::thread::sleep(Duration::from_micros(100));
         }
         // Until all followers are written to.
-        while rig.handle.status().members.iter().any(|member| member.confirmed.is_none()) {
-            rig.turn()?;
+        while self.handle.status().members.iter().any(|member| member.confirmed.is_none()) {
+            self.turn()?;
             anyhow::ensure!(start.elapsed() < PATIENCE, "a follower is not reached");
         }
-        Ok(rig)
+        Ok(())
     }
 
     /// One turn of the leader.
     pub fn turn(&mut self) -> anyhow::Result<bool> {
         let now_ns = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.turned_ns = now_ns;
         Ok(self.node.turn(now_ns)?)
     }
 }
