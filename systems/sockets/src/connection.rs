@@ -287,12 +287,14 @@ impl Connection {
         self.kernel_ended.load(Ordering::Relaxed) || self.pending_error.load(Ordering::Relaxed) != 0
     }
 
-    /// The program can send a fair amount, or will be told an error.
+    /// The program can send a fair amount, or will be told an error: an end that was closed reads
+    /// its ring no more, so what is sent goes to the kernel, which says so.
     #[inline]
     #[must_use]
     pub fn is_writable(&self) -> bool {
         self.segment.own().signs.finished.load(Ordering::Relaxed) != 0
             || self.is_over()
+            || self.segment.other().signs.closed.load(Ordering::Relaxed) != 0
             || self.segment.producer().has_room().unwrap_or(true)
     }
 
@@ -327,6 +329,28 @@ impl Connection {
             // out by who reads.
             let _ = kernel::send(fd, &[0], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
         }
+    }
+
+    /// Asks the kernel whether the other end is alive, also where its stream may still hold bytes of
+    /// the program's: an end that never sent through its ring closes it behind them.
+    pub fn look_after_peer(&self, fd: RawFd) {
+        if self.kernel_bytes_left().is_none() {
+            self.listen(fd, 0);
+            return;
+        }
+        let bits = kernel::poll_one(fd, libc::POLLRDHUP, 0).unwrap_or(0);
+        let broken = bits & (libc::POLLHUP | libc::POLLERR) != 0;
+        // An end says that it is mute before it shuts its side: loaded after asking.
+        if broken || bits & libc::POLLRDHUP != 0 && !self.is_other_mute() {
+            self.kernel_ended.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// The other end shut its side of the kernel's stream before it had switched. It may read on.
+    #[must_use]
+    pub fn is_other_mute(&self) -> bool {
+        // Acquire with the Release in `shutdown`: said before the kernel was told.
+        self.segment.other().signs.mute.load(Ordering::Acquire) != 0
     }
 
     /// Swallows doorbells, if nobody else would miss them (`watching`: how many of the watchers
@@ -527,10 +551,14 @@ pub fn closing(fd: RawFd) {
         // Other processes have it still; the kernel knows when the last one closes.
         return;
     }
-    if connection.kernel_bytes_left().is_some() {
+    if segment.state().load(Ordering::Acquire) != STATE_PAIRED {
         return;
     }
-    let unread = segment.consumer().is_ready();
+    // Told also to an end that never sent: it may go over to its ring at any time, and would fill
+    // one that nobody reads. How much the kernel holds is asked before what of it can be bytes.
+    let queued = kernel::unread(fd);
+    let by_kernel = connection.kernel_bytes_left();
+    let unread = by_kernel.is_some() && queued > 0 || segment.consumer().is_ready();
     let sign = if unread { CLOSED_UNREAD } else { CLOSED_CLEANLY };
     // Release with the Acquire in `heard_error`.
     own.signs.closed.store(sign, Ordering::Release);
@@ -538,7 +566,7 @@ pub fn closing(fd: RawFd) {
         // As the kernel does with bytes unread: the other end is told.
         let linger = libc::linger { l_onoff: 1, l_linger: 0 };
         let _ = kernel::set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, linger);
-    } else {
+    } else if by_kernel.is_none() {
         // Doorbells left in the kernel's queue would make it reset the connection.
         connection.listen(fd, u32::MAX);
     }
@@ -562,7 +590,7 @@ pub fn shutdown(fd: RawFd, connection: &Connection, how: i32) -> Outcome {
     if how != libc::SHUT_RD {
         let held = hold(&own.sending.holder)?;
         if !connection.sends_by_ring() {
-            own.signs.mute.store(1, Ordering::Relaxed);
+            own.signs.mute.store(1, Ordering::Release);
             own.signs.finished.store(1, Ordering::Release);
             drop(held);
             return kernel::shutdown(fd, how);

@@ -438,20 +438,34 @@ fn any_due_within(inner: &mut Inner, depth: u32) -> bool {
     inner.entries.iter_mut().any(|entry| due_of(entry, false, depth) != 0)
 }
 
+/// What a report of the kernel's held, besides what the program is to hear.
+#[derive(Default)]
+struct Report {
+    /// News of what is not ours.
+    plain: bool,
+    /// Doorbells, or the end of a stream of doorbells.
+    news: bool,
+}
+
 /// Takes what the kernel reported at the end of the answers, and puts in its place what the
 /// program is to hear.
-fn translate(number: RawFd, inner: &mut Inner, answers: &mut Answers<'_>, reported: usize) -> bool {
+fn translate(
+    number: RawFd,
+    inner: &mut Inner,
+    answers: &mut Answers<'_>,
+    reported: usize,
+) -> Report {
     let from = answers.count;
     let raw: Vec<libc::epoll_event> =
         answers.events.get(from..from + reported).unwrap_or_default().to_vec();
-    let mut plain = false;
+    let mut report = Report::default();
     for event in raw {
         let (bits, data) = (event.events, event.u64);
         if data >> 32 != MARK {
             if let Some(place) = answers.events.get_mut(answers.count) {
                 *place = event;
                 answers.count += 1;
-                plain = true;
+                report.plain = true;
             }
             continue;
         }
@@ -466,6 +480,9 @@ fn translate(number: RawFd, inner: &mut Inner, answers: &mut Answers<'_>, report
             if connection.kernel_bytes_left().is_none() {
                 connection.listen(fd, 1);
                 heard &= !(IN | RDHUP | HUP | ERR);
+                report.news = true;
+            } else if bits & (RDHUP | HUP | ERR) != 0 {
+                connection.look_after_peer(fd);
             }
             if connection.is_bound_for_ring() {
                 heard &= !OUT;
@@ -477,7 +494,7 @@ fn translate(number: RawFd, inner: &mut Inner, answers: &mut Answers<'_>, report
             answers.add(entry, heard);
         }
     }
-    plain
+    report
 }
 
 /// `epoll_wait` and its kin. `None`: nothing of ours in the set, ask the kernel.
@@ -514,7 +531,7 @@ fn wait_mixed(
             let from = answers.count;
             let rest = answers.events.get_mut(from..).unwrap_or_default();
             let reported = kernel::epoll_wait(number, rest, Some(time(Duration::ZERO)), mask)?;
-            let plain = translate(number, &mut inner, &mut answers, reported);
+            let Report { plain, .. } = translate(number, &mut inner, &mut answers, reported);
             // Where the kernel has news of others, it is asked each time; else now and then.
             set.until_kernel.store(if plain { 0 } else { KERNEL_TURN }, Ordering::Relaxed);
             look(&mut inner, &mut answers);
@@ -567,15 +584,16 @@ fn sleep(
     let mut inner = lock(set);
     inner.waits += 1;
     let mut answers = Answers { count: 0, wait: inner.waits, events };
-    let plain = translate(number, &mut inner, &mut answers, reported);
-    if plain {
+    let report = translate(number, &mut inner, &mut answers, reported);
+    if report.plain {
         set.until_kernel.store(0, Ordering::Relaxed);
     }
     look(&mut inner, &mut answers);
     let count = answers.count;
     drop(inner);
-    if shared && count == 0 && reported > 0 {
-        // A doorbell that is left to another watcher would wake us again at once.
+    if count == 0 && reported > 0 && (shared || !report.news) {
+        // A doorbell that is left to another watcher would wake us again at once, and so would
+        // bytes in the kernel's stream that the program does not ask for.
         let _ = kernel::pause(1);
     }
     Ok(count)

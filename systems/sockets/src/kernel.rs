@@ -85,6 +85,15 @@ pub fn pause(milliseconds: i32) -> Result<(), Errno> {
     call!(libc::SYS_poll, none, 0, milliseconds).map(|_| ())
 }
 
+/// Bytes that the kernel holds for a reader of `fd`.
+#[must_use]
+pub fn unread(fd: RawFd) -> usize {
+    let mut count = 0_i32;
+    // One integer, ours.
+    let outcome = call!(libc::SYS_ioctl, fd, libc::FIONREAD, &raw mut count);
+    if outcome.is_ok() { usize::try_from(count).unwrap_or(0) } else { 0 }
+}
+
 /// `close`.
 pub fn close(fd: RawFd) -> Outcome {
     call!(libc::SYS_close, fd)

@@ -205,7 +205,13 @@ fn sleep(
         connection.segment.own().sharing.watchers.fetch_sub(1, Ordering::SeqCst);
         connection.sleepers.fetch_sub(1, Ordering::AcqRel);
     }
-    if shared && outcome.is_ok_and(|reported| reported > 0) && merge(entries, watched) == 0 {
+    // As bytes in the kernel's stream that the program does not ask for.
+    let stays = shared
+        || watched
+            .iter()
+            .filter_map(|watch| watch.connection())
+            .any(|connection| connection.kernel_bytes_left().is_some());
+    if stays && outcome.is_ok_and(|reported| reported > 0) && merge(entries, watched) == 0 {
         // A doorbell that is left to another watcher would wake us again at once.
         let _ = kernel::pause(1);
     }
@@ -256,6 +262,9 @@ fn ask(
             continue;
         }
         if connection.kernel_bytes_left().is_some() {
+            if entry.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0 {
+                connection.look_after_peer(entry.fd);
+            }
             entry.revents &= wanted | ALWAYS;
             continue;
         }

@@ -233,6 +233,10 @@ fn from_kernel(
             if read == 0 && room(&rest[..count]) > 0 {
                 // The end of the kernel's stream, unless the other end switched before it.
                 if connection.kernel_bytes_left().is_some() {
+                    if !connection.is_other_mute() {
+                        // Not half of it: nobody reads our ring any more.
+                        connection.kernel_ended.store(true, Ordering::Relaxed);
+                    }
                     return Ok(Some(Step::End));
                 }
                 connection.kernel_ended.store(true, Ordering::Relaxed);

@@ -201,9 +201,7 @@ fn wait(fd: RawFd, connection: &Connection, some: bool) -> Result<(), Errno> {
             }
         }
         own.sharing.watchers.fetch_sub(1, Ordering::SeqCst);
-        if connection.kernel_bytes_left().is_none() {
-            connection.listen(fd, 0);
-        }
+        connection.look_after_peer(fd);
         if connection.is_writable() {
             break Ok(());
         }

@@ -459,3 +459,72 @@ fn exclusive_entries_are_refused_where_the_kernel_refuses_them() {
     }
     assert_eq!(seen[0], seen[1]);
 }
+
+/// A connection whose second end never sent, and is closed with or without a word: a client that
+/// fills the ring and then asks for room alone is told.
+fn an_end_that_never_sent_is_gone(with_a_word: bool, blocks: bool) {
+    begin();
+    let [one, other] = accelerated();
+    let set = set();
+    let fd = one.as_raw_fd();
+    control(set.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, OUT, 1).unwrap();
+    // The first bytes go while the other end is there, so no send hears of its end.
+    while give(&one, 4096).is_ok() {}
+    assert_eq!(wait(set.as_raw_fd(), Duration::ZERO), Events::new(), "the ring is full");
+    let connection = table::ours(fd).unwrap();
+    if with_a_word {
+        connection::closing(other.as_raw_fd());
+    } else {
+        // As when its process is killed.
+        table::forget(other.as_raw_fd());
+    }
+    drop(other);
+    if blocks {
+        let mut bytes = [7; 4096];
+        let pieces = piece(bytes.as_mut_ptr(), bytes.len());
+        let wait = libc::MSG_NOSIGNAL;
+        let error =
+            (0..100).find_map(|_| unsafe { send::send(fd, connection, &pieces, wait) }.err());
+        assert!(matches!(error, Some(Errno(libc::EPIPE | libc::ECONNRESET))), "{error:?}");
+    } else {
+        let heard = wait(set.as_raw_fd(), Duration::from_secs(20));
+        assert_ne!(heard.get(&1).copied().unwrap_or(0) & OUT, 0, "{heard:?}");
+        let error = (0..100).find_map(|_| {
+            std::thread::sleep(Duration::from_millis(1));
+            give(&one, 4).err()
+        });
+        assert!(matches!(error, Some(Errno(libc::EPIPE | libc::ECONNRESET))), "{error:?}");
+    }
+    close(&[one]);
+    close_set(set);
+}
+
+#[test]
+fn who_waits_for_room_hears_that_an_end_that_never_sent_was_closed() {
+    an_end_that_never_sent_is_gone(true, false);
+    an_end_that_never_sent_is_gone(true, true);
+}
+
+#[test]
+fn who_waits_for_room_hears_that_an_end_that_never_sent_was_killed() {
+    an_end_that_never_sent_is_gone(false, false);
+    an_end_that_never_sent_is_gone(false, true);
+}
+
+#[test]
+fn a_half_closed_end_that_never_sent_goes_on_reading() {
+    begin();
+    let [one, other] = accelerated();
+    let (mine, theirs) = (table::ours(one.as_raw_fd()).unwrap(), other.as_raw_fd());
+    // Its half-close went through the kernel: it had no other end then.
+    let signs = &table::ours(theirs).unwrap().segment.own().signs;
+    signs.mute.store(1, std::sync::atomic::Ordering::Release);
+    signs.finished.store(1, std::sync::atomic::Ordering::Release);
+    kernel::shutdown(theirs, libc::SHUT_WR).unwrap();
+    assert_eq!(take(&one, 10), Ok(0), "the end of its half");
+    mine.look_after_peer(one.as_raw_fd());
+    assert_eq!(give(&one, 5), Ok(5));
+    assert!(mine.is_bound_for_ring());
+    assert_eq!(take(&other, 10), Ok(5));
+    close(&[one, other]);
+}
