@@ -38,6 +38,33 @@ fn sigterm_and_sigint_end_a_node_cleanly_and_keep_its_data() {
 }
 
 #[test]
+fn a_node_started_while_the_killed_one_still_ends_waits_for_it() {
+    let data = directory();
+    let ports: Vec<String> = (0..3)
+        .map(|_| std::net::TcpListener::bind("127.0.0.1:0").unwrap())
+        .map(|free| free.local_addr().unwrap().to_string())
+        .collect();
+    let doors = ["--resp-address", "--http-address", "--fabric-address"];
+    let mut flags: Vec<&str> =
+        doors.iter().zip(&ports).flat_map(|(flag, port)| [*flag, port.as_str()]).collect();
+    flags.extend(["--capacity", "1GiB", "--segment-size", "8MiB"]);
+    let mut server = Server::start(data.path(), &flags);
+    // Memory to give back, which takes a while.
+    let mut connection = server.connect();
+    let value = vec![b'v'; 1 << 20];
+    for key in 0..200 {
+        let key = format!("large:{key}");
+        assert!(connection.call(&[b"SET", key.as_bytes(), &value]).unwrap().is_ok());
+    }
+    for _ in 0..3 {
+        server.signal(Signal::KILL);
+        let next = Server::start(data.path(), &flags);
+        assert_eq!(next.connect().say("DBSIZE").text(), "200");
+        server = next;
+    }
+}
+
+#[test]
 fn a_second_signal_ends_a_node_that_still_waits_for_a_client() {
     for (first, second) in [(Signal::TERM, Signal::INT), (Signal::INT, Signal::TERM)] {
         let data = directory();

@@ -1,13 +1,15 @@
 //! `beeline serve`: one node, until told to stop.
 //!
-//! Order matters: settings are checked, then the doors are opened (a taken port costs no recovery),
-//! then the pool is recovered, then the banner says what runs. Stopping goes the other way; replies
-//! that are owed are sent, and what was acknowledged is persisted before the process ends.
+//! Order matters: settings are checked, a killed predecessor is let end, then the doors are opened
+//! (a taken port costs no recovery), then the pool is recovered, then the banner says what runs.
+//! Stopping goes the other way; replies that are owed are sent, and what was acknowledged is
+//! persisted before the process ends.
 
 mod banner;
 pub mod fabric;
 mod metrics;
 mod plan;
+mod predecessor;
 pub mod replicated;
 mod stop;
 mod view;
@@ -40,6 +42,7 @@ const HAND_OVER: Duration = Duration::from_secs(1);
 pub fn run(config: &ServeConfig, output: Output) -> Result<Exit, Failure> {
     let started = Instant::now();
     raise_open_files(config);
+    predecessor::wait_for_end(&config.data);
     let http =
         config.http_address.0.map(|address| listen(address, "--http-address")).transpose()?;
     let plan = plan::plan(config);
