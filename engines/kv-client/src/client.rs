@@ -218,10 +218,11 @@ impl Client {
         self.core.device.attributes().provider
     }
 
-    /// The protocol in use.
+    /// The protocol in use: the one asked for, or [`Protocol::Replicated`] where a member of a
+    /// cluster answered.
     #[must_use]
     pub fn protocol(&self) -> Protocol {
-        self.core.options.protocol
+        self.links[0].protocol()
     }
 
     /// What was done so far.
@@ -272,8 +273,11 @@ impl Client {
     /// [`ClientError::TooLarge`], [`ClientError::NoSuchDatabase`], and those of
     /// [`Client::connect`]. Nothing was submitted then.
     pub fn submit(&mut self, command: Command<'_>) -> Result<Token, ClientError> {
-        let (shard, digest) = self.target(&command)?;
-        self.revive(shard)?;
+        let (mut shard, mut digest) = self.target(&command)?;
+        if self.revive(shard)? {
+            // Who answers now may place keys otherwise.
+            (shard, digest) = self.target(&command)?;
+        }
         let token = Token(self.last_token + 1);
         let link = &mut self.links[usize::from(shard)];
         link.submit(&mut self.core, token, digest, command)?;
@@ -306,10 +310,10 @@ impl Client {
         Ok((shard, digest))
     }
 
-    /// Makes the connection of `shard` anew if it was lost.
-    fn revive(&mut self, shard: u16) -> Result<(), ClientError> {
+    /// Makes the connection of `shard` anew if it was lost; whether it did.
+    fn revive(&mut self, shard: u16) -> Result<bool, ClientError> {
         if self.links[usize::from(shard)].is_up() {
-            return Ok(());
+            return Ok(false);
         }
         if !self.core.options.reconnect {
             return Err(ClientError::NotConnected { shard });
@@ -322,19 +326,27 @@ impl Client {
             self.links[usize::from(shard)] = fresh;
         } else {
             let counters = self.core.counters;
-            let shards = self.shards();
+            let expected = self.shards().max(SHARDS_EXPECTED);
             let options = self.core.options.clone();
             let device = self.connector.device()?;
-            let core = Self::open(device, options, shards.max(SHARDS_EXPECTED))?;
+            let core = Self::open(device, options, expected)?;
             self.core = core;
             self.core.counters = counters;
-            for shard in 0..shards {
-                let fresh = self.link(shard)?;
-                self.links[usize::from(shard)] = fresh;
+            // Another member of a cluster may answer, with shards and a hash of its own.
+            let first = self.link(0)?;
+            let shards = first.shards();
+            if shards > expected {
+                let what = "more shards than before";
+                return Err(ClientError::Protocol { shard: 0, what });
             }
+            let mut links = vec![first];
+            for shard in 1..shards {
+                links.push(self.link(shard)?);
+            }
+            self.links = links;
         }
         self.core.counters.reconnects += 1;
-        Ok(())
+        Ok(true)
     }
 
     /// Posts what was submitted and waits to be posted with others. For a caller that does

@@ -87,15 +87,29 @@ pub enum ClientError {
         /// Bytes there are.
         limit: u64,
     },
+    /// Key and value do not fit an entry of the cluster's log.
+    #[error(
+        "an entry of {length} bytes is longer than the {limit} that one of the cluster's log \
+         holds; its log-slot-size bounds that"
+    )]
+    LongerThanLogEntry {
+        /// Bytes needed.
+        length: u64,
+        /// Bytes there are.
+        limit: u64,
+    },
     /// The stored entry does not carry its checksum.
     #[error("the stored entry of this key is damaged")]
     Damaged,
     /// The server has no memory left.
     #[error("the server's pool is full")]
     PoolFull,
-    /// The server cannot write.
+    /// The server cannot write, or its cluster has no leader. Nothing was done.
     #[error("the server cannot write now")]
     Unavailable,
+    /// The cluster did not decide in time: a put or delete may take effect all the same.
+    #[error("the cluster did not answer in time")]
+    Undecided,
     /// The server refused the entry or request as malformed, twice.
     #[error("the server rejected the request")]
     Rejected,
@@ -129,7 +143,8 @@ impl ClientError {
             | Self::WindowFull { .. }
             | Self::PipelineInUse { .. }
             | Self::PoolFull
-            | Self::Unavailable => true,
+            | Self::Unavailable
+            | Self::Undecided => true,
             _ => false,
         }
     }
@@ -137,6 +152,12 @@ impl ClientError {
     /// True when a put or delete that ended so may have taken effect.
     #[must_use]
     pub fn is_outcome_unknown(&self) -> bool {
-        matches!(self, Self::ConnectionLost { .. } | Self::TimedOut { .. } | Self::Protocol { .. })
+        matches!(
+            self,
+            Self::ConnectionLost { .. }
+                | Self::TimedOut { .. }
+                | Self::Protocol { .. }
+                | Self::Undecided
+        )
     }
 }

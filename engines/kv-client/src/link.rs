@@ -150,6 +150,11 @@ impl Link {
         let welcome =
             Welcome::decode(&answer).map_err(|refusal| ClientError::Refused { shard, refusal })?;
         let window = welcome.window.min(wanted);
+        let spoken = welcome.protocol == options.protocol
+            || (welcome.protocol, options.protocol) == (Protocol::Replicated, Protocol::Boom);
+        if !spoken {
+            return Err(ClientError::Protocol { shard, what: "a welcome to another protocol" });
+        }
         if window < 2 || welcome.shard != shard || welcome.segment_bytes <= FIRST_ENTRY {
             return Err(ClientError::Protocol {
                 shard,
@@ -171,7 +176,7 @@ impl Link {
             .zip(pool(RESULT_ACCESS)?)
             .map(|(staging, result)| Slot::new(Staging::new(staging, inline), result))
             .collect();
-        let tracked = if options.mixed_update && options.protocol == Protocol::Boom {
+        let tracked = if options.mixed_update && welcome.protocol == Protocol::Boom {
             options.tracked_keys
         } else {
             0
@@ -207,6 +212,10 @@ impl Link {
 
     pub fn shards(&self) -> u16 {
         self.welcome.shards
+    }
+
+    pub fn protocol(&self) -> Protocol {
+        self.welcome.protocol
     }
 
     pub fn hash_seed(&self) -> u64 {
@@ -387,15 +396,18 @@ impl Link {
         if key.len() > KEY_LIMIT {
             return Err(ClientError::KeyTooLong { length: key.len(), limit: KEY_LIMIT });
         }
-        let oblivious = core.options.protocol == Protocol::Oblivious;
+        let slots = self.welcome.protocol.uses_slots();
         let needed = slot_bytes_for(key.len(), value.len());
-        let limit = if oblivious {
+        let limit = if slots {
             u64::from(self.welcome.slot_bytes)
         } else {
             u64::from(self.welcome.segment_bytes - FIRST_ENTRY)
         };
         if needed > limit || value.len() > self.welcome.max_value_bytes as usize {
-            return Err(ClientError::TooLarge { length: needed, limit });
+            return Err(match self.welcome.protocol {
+                Protocol::Replicated => ClientError::LongerThanLogEntry { length: needed, limit },
+                _ => ClientError::TooLarge { length: needed, limit },
+            });
         }
         let slot = &mut self.slots[usize::from(index)];
         let staged_bytes = HEADER_BYTES + (key.len() + value.len()) as u32;
@@ -405,7 +417,7 @@ impl Link {
         slot.header =
             Header { key_length: key.len() as u16, value_length: value.len() as u32, ..header };
         slot.work = Work::Entry;
-        if oblivious {
+        if slots {
             let tombstone = header.is_tombstone();
             let kind = if tombstone { RequestKind::Delete } else { RequestKind::Put };
             let tag = self.next_tag;

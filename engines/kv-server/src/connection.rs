@@ -18,6 +18,7 @@ use beeline_fabric::{
 use beeline_kv::wire::{LONG_REPLY_BYTES, Place, Protocol, Reply};
 use beeline_kv::{ClientLog, ReadGuard};
 
+use crate::agreed::Line;
 use crate::counters::ServerCounters;
 use crate::regions::SegmentRegions;
 
@@ -76,12 +77,19 @@ pub(crate) enum Pending {
     Staged { buffer: usize, length: u32, place: Place, tag: u16 },
     /// Two-phase baseline: space for an entry, once the entries promised before are in.
     Space { bytes: u32, tag: u16 },
+    /// Stands for the answer to a request that waits for the cluster's log.
+    Awaited { number: u32, tag: u16 },
 }
 
 impl Pending {
     /// False while it waits for what only later requests or completions bring.
     fn is_ready(&self) -> bool {
-        !matches!(self, Self::Space { .. } | Self::Entry { from: Source::NoBufferYet, .. })
+        !matches!(
+            self,
+            Self::Space { .. }
+                | Self::Awaited { .. }
+                | Self::Entry { from: Source::NoBufferYet, .. }
+        )
     }
 }
 
@@ -139,9 +147,11 @@ pub(crate) struct Connection {
     pub log: Option<ClientLog>,
     pub grant: Option<Grant>,
     pub next_grant: u8,
-    /// NVM-oblivious baseline: where requests land.
+    /// Where requests land, if they do so in slots.
     pub area: Option<MemoryRegion>,
     pub slot_bytes: u32,
+    /// In a member of a cluster: requests that wait for the log.
+    pub line: Line,
     /// Two-phase baseline: end of the space promised, and entries promised and not announced.
     pub promised_tail: u32,
     pub promised: u32,
@@ -190,6 +200,7 @@ impl Connection {
             next_grant: 0,
             area: parts.area,
             slot_bytes: parts.slot_bytes,
+            line: Line::default(),
             promised_tail: 0,
             promised: 0,
             leases: VecDeque::new(),
@@ -207,10 +218,15 @@ impl Connection {
         WrId { generation, connection, sent, index }.encode()
     }
 
+    /// Receives that may be posted again: requests that wait for the log keep one back each.
+    fn receives_free(&self) -> usize {
+        self.consumed.len().saturating_sub(self.line.awaited())
+    }
+
     /// Posts the receives of executed requests again.
     pub fn post_receives(&mut self) -> Result<(), PostError> {
-        while !self.consumed.is_empty() {
-            let count = self.consumed.len().min(BATCH);
+        while self.receives_free() > 0 {
+            let count = self.receives_free().min(BATCH);
             let start = self.consumed.len() - count;
             let length = u64::from(self.request_bytes);
             let base = self.wr_id(false, 0);
@@ -252,7 +268,7 @@ impl Connection {
                 Err(error) => return Err(error),
             }
         }
-        if self.consumed.len() > usize::from(spare_receives(self.window) / 2) {
+        if self.receives_free() > usize::from(spare_receives(self.window) / 2) {
             self.post_receives()?;
         }
         Ok(())

@@ -94,11 +94,13 @@ impl ShardServer {
                 self.entry(shard, connection, immediate, length);
                 true
             }
-            Protocol::Oblivious => self.request_slot(shard, connection, immediate, length),
+            Protocol::Oblivious | Protocol::Replicated => {
+                self.request_slot(shard, connection, immediate, length)
+            }
         }
     }
 
-    /// NVM-oblivious baseline: a request lies in slot `slot` of the request area.
+    /// A request lies in slot `slot` of the request area.
     fn request_slot(
         &mut self,
         shard: &mut Shard,
@@ -140,6 +142,9 @@ impl ShardServer {
         let two_phase = connection.protocol == Protocol::TwoPhase;
         if two_phase {
             Self::end_leases(shard, connection, request.released);
+        }
+        if let Some(understood) = self.put_in_line(shard, connection, request, key.1, bytes) {
+            return understood;
         }
         let tag = request.tag;
         match request.kind {
@@ -262,7 +267,7 @@ impl ShardServer {
     }
 
     /// Looks a key up and prepares to send its entry (BOOM §3.2).
-    fn get(
+    pub(crate) fn get(
         &mut self,
         shard: &mut Shard,
         connection: &mut Connection,
@@ -502,7 +507,12 @@ impl ShardServer {
 
     // ---- all protocols ----
 
-    fn scan(&mut self, shard: &mut Shard, connection: &mut Connection, request: &Request) {
+    pub(crate) fn scan(
+        &mut self,
+        shard: &mut Shard,
+        connection: &mut Connection,
+        request: &Request,
+    ) {
         let page = self.options.scan_page_bytes as usize;
         let wanted = usize::try_from(request.extra).unwrap_or(usize::MAX).max(1);
         let mut result = vec![0; SCAN_HEADER_BYTES];

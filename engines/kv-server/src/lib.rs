@@ -20,8 +20,12 @@
 //! - memory a client can write is copied before it is looked at;
 //! - a get's entry is pinned from lookup to completion.
 //!
+//! In a member of a cluster ([`ServerOptions::replicated`]) writes and reads wait for the cluster's
+//! log: [`agreed`].
+//!
 //! Source: BOOM §3.1 to §3.3; §1 for the baselines. Formats: [`beeline_kv::wire`].
 
+pub mod agreed;
 mod connection;
 mod copied;
 pub mod counters;
@@ -32,6 +36,7 @@ pub mod options;
 mod regions;
 pub mod server;
 
+pub use agreed::{AgreedWrite, Agreement, Ticket, Wrote};
 pub use counters::ServerCounters;
 pub use error::ServerError;
 pub use options::ServerOptions;

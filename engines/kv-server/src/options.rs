@@ -22,6 +22,9 @@ pub struct ServerOptions {
     /// Offers the two baselines. They map log segments into clients for reading, so this is for
     /// measurements. Default false.
     pub baselines: bool,
+    /// In a member of a cluster: bytes that a put may take of one entry of the log, its key, value
+    /// and 48 more. Clients then speak [`beeline_kv::wire::Protocol::Replicated`]. Default `None`.
+    pub replicated: Option<u32>,
     /// How long a client may leave a reply unread before its connection ends. Default 1 s.
     pub receiver_not_ready_timeout: Duration,
     /// How long a segment may lie granted without an entry before it can be taken back when the
@@ -41,6 +44,7 @@ impl Default for ServerOptions {
             completion_entries: 131_072,
             scan_page_bytes: 16 << 10,
             baselines: false,
+            replicated: None,
             receiver_not_ready_timeout: Duration::from_secs(1),
             idle_grant: Duration::from_secs(10),
             reclaim_above_percent: 75,

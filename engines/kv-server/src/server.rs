@@ -55,6 +55,8 @@ pub struct ShardServer {
     next_generation: u16,
     /// Connections with answers to post.
     pub(crate) listed: Vec<u16>,
+    /// Connections with requests that may be handed over to the log.
+    pub(crate) in_line: Vec<u16>,
     /// Connections that broke since the last poll.
     broken: Vec<u16>,
     /// Completion entries promised to connections.
@@ -113,6 +115,7 @@ impl ShardServer {
             free: Vec::new(),
             next_generation: 0,
             listed: Vec::new(),
+            in_line: Vec::new(),
             broken: Vec::new(),
             entries_promised: 0,
             entries,
@@ -196,19 +199,30 @@ impl ShardServer {
         if hello.shard != self.shard {
             return Err(Refusal::Shard);
         }
-        if hello.protocol != Protocol::Boom && !self.options.baselines {
-            return Err(Refusal::Protocol);
-        }
+        let protocol = match (hello.protocol, self.options.replicated) {
+            (Protocol::Boom, Some(_)) => Protocol::Replicated,
+            (Protocol::Boom, None) => Protocol::Boom,
+            (Protocol::Oblivious | Protocol::TwoPhase, None) if self.options.baselines => {
+                hello.protocol
+            }
+            _ => return Err(Refusal::Protocol),
+        };
         let longest = REQUEST_HEADER_BYTES as u32 + u32::from(u16::MAX);
         if hello.request_bytes > longest {
             return Err(Refusal::Malformed);
         }
-        let request_bytes = hello.request_bytes.next_multiple_of(64).max(64);
+        let mut request_bytes = hello.request_bytes.next_multiple_of(64).max(64);
         let mut window = u32::from(hello.window).min(u32::from(self.options.max_window));
         window = window.min(self.options.client_request_bytes / request_bytes);
-        let slot_bytes = if hello.protocol == Protocol::Oblivious {
-            let bytes = u64::from(hello.slot_bytes).next_multiple_of(64).max(256);
+        let slot_bytes = if protocol.uses_slots() {
             let room = u64::from(self.options.client_result_bytes);
+            let bytes = match self.options.replicated {
+                Some(entry) => u64::from(entry).min(room / 4) / 64 * 64,
+                None => u64::from(hello.slot_bytes).next_multiple_of(64).max(256),
+            };
+            if bytes < 256 {
+                return Err(Refusal::Resources);
+            }
             window = window.min(u32::try_from(room / bytes).unwrap_or(0));
             u32::try_from(bytes).map_err(|_| Refusal::Malformed)?
         } else {
@@ -217,6 +231,11 @@ impl ShardServer {
         if window < 2 {
             return Err(Refusal::Malformed);
         }
+        let mut max_value_bytes = u32::try_from(store.value_limit(0)).unwrap_or(u32::MAX);
+        if protocol == Protocol::Replicated {
+            request_bytes = request_bytes.min(slot_bytes);
+            max_value_bytes = max_value_bytes.min(slot_bytes - REQUEST_HEADER_BYTES as u32);
+        }
         let window = window as u16;
         let full = self.clients() >= self.options.max_clients as usize
             || self.entries_promised + entries_of(window) > self.entries;
@@ -224,7 +243,7 @@ impl ShardServer {
             return Err(Refusal::TooManyClients);
         }
         let index = self.free.pop().unwrap_or(self.connections.len() as u16);
-        let made = self.connect(index, peer, hello.protocol, window, request_bytes, slot_bytes);
+        let made = self.connect(index, peer, protocol, window, request_bytes, slot_bytes);
         let connection = match made {
             Ok(connection) => connection,
             Err(error) => {
@@ -237,7 +256,7 @@ impl ShardServer {
         };
         let info = connection.qp.connect_info();
         let welcome = Welcome {
-            protocol: hello.protocol,
+            protocol,
             window,
             shard: self.shard,
             shards: self.shards,
@@ -245,7 +264,7 @@ impl ShardServer {
             slot_bytes,
             area_key: connection.area.as_ref().map_or(0, |area| area.remote_key().0),
             segment_bytes: store.pool().segment_bytes(),
-            max_value_bytes: u32::try_from(store.value_limit(0)).unwrap_or(u32::MAX),
+            max_value_bytes,
             hash_seed: store.hash_seed(),
         };
         self.entries_promised += entries_of(window);
@@ -475,8 +494,11 @@ impl ShardServer {
                 connection.dead = true;
                 self.broken.push(*index);
             }
-            // Stays listed while the send queue had no room, or space is waited for.
-            connection.listed = !connection.dead && !connection.pending.is_empty();
+            // Stays listed while the send queue had no room, or space is waited for. What waits
+            // for the log lists it again.
+            let next = connection.pending.front();
+            let waits = next.is_some_and(|next| !matches!(next, Pending::Awaited { .. }));
+            connection.listed = !connection.dead && waits;
             connection.listed
         });
         // What `poll` listed meanwhile: nothing, but the list's memory is kept.

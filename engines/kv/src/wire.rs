@@ -241,13 +241,16 @@ pub enum ReplyStatus {
     Malformed,
     /// Key or value longer than the store takes; [`Reply::version`] holds the limit.
     TooLarge,
-    /// The store cannot write (medium error, read-only).
+    /// The store cannot write (medium error, read-only), or its cluster has no leader: nothing was
+    /// done.
     Unavailable,
+    /// The cluster's log did not answer in time: a write may take effect all the same.
+    Undecided,
 }
 
 impl ReplyStatus {
     /// All of them, in the order of their wire numbers.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Ok,
         Self::NotFound,
         Self::BufferTooSmall,
@@ -259,6 +262,7 @@ impl ReplyStatus {
         Self::Malformed,
         Self::TooLarge,
         Self::Unavailable,
+        Self::Undecided,
     ];
 
     fn decode(byte: u8) -> Option<Self> {

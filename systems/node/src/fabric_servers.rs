@@ -7,12 +7,14 @@
 use std::sync::Arc;
 
 use beeline_fabric::Device;
+use beeline_kv::wire::ReplyStatus;
 use beeline_kv::{Shard, Store};
-use beeline_kv_server::{ServerOptions, ShardServer};
+use beeline_kv_server::{ServerOptions, ShardServer, Wrote};
 use beeline_os::poller::{Interest, Poller};
 
 use crate::fabric_door::{FabricAccepted, FabricIncoming};
-use crate::turn::{FABRIC, WAKER};
+use crate::replicated::lane::OneSided;
+use crate::turn::{FABRIC, WAKER, Way};
 
 struct Served {
     device: Arc<dyn Device>,
@@ -32,6 +34,8 @@ pub(crate) struct FabricServers {
     armed: bool,
     /// Bytes copied by servers that are gone.
     copied_before: u64,
+    /// Reads whose barrier passed or failed, to be run under the shard's lock.
+    passed: Vec<(OneSided, Result<(), ReplyStatus>)>,
 }
 
 impl FabricServers {
@@ -43,12 +47,24 @@ impl FabricServers {
             next_token: FABRIC,
             armed: false,
             copied_before: 0,
+            passed: Vec::new(),
         }
     }
 
-    /// Serves a client, or tells it why not.
-    pub(crate) fn accept(&mut self, incoming: FabricIncoming, store: &Store, poller: &Poller) {
+    /// Serves a client, or tells it why not. `replicated`: [`ServerOptions::replicated`].
+    pub(crate) fn accept(
+        &mut self,
+        incoming: FabricIncoming,
+        store: &Store,
+        poller: &Poller,
+        replicated: Result<Option<u32>, String>,
+    ) {
         let reply = incoming.reply;
+        match replicated {
+            // The same for the node's whole life, once it is known.
+            Ok(replicated) => self.options.replicated = replicated,
+            Err(reason) => return reply(Err(reason)),
+        }
         match self.server_for(&incoming.device, store, poller) {
             Ok(server) => {
                 let admission = server.accept(store, &incoming.peer, &incoming.payload);
@@ -96,6 +112,12 @@ impl FabricServers {
     /// Executes what arrived; how many requests.
     pub(crate) fn poll(&mut self, shard: &mut Shard, poller: &Poller) -> usize {
         let mut handled = 0;
+        for (reader, outcome) in std::mem::take(&mut self.passed) {
+            if let Some(served) = self.named(reader.server) {
+                served.server.read(shard, reader.ticket, outcome);
+                handled += 1;
+            }
+        }
         for served in &mut self.served {
             match served.server.poll(shard) {
                 Ok(count) => handled += count,
@@ -116,6 +138,30 @@ impl FabricServers {
             self.armed = false;
         }
         handled
+    }
+
+    fn named(&mut self, server: u64) -> Option<&mut Served> {
+        self.served.iter_mut().find(|served| served.token == server)
+    }
+
+    /// Hands the requests that wait for the log to the lane.
+    pub(crate) fn hand_over(&mut self, way: &mut Way<'_>) {
+        for served in &mut self.served {
+            way.server = served.token;
+            served.server.hand_over(way);
+        }
+    }
+
+    /// What came of a write.
+    pub(crate) fn wrote(&mut self, asker: OneSided, outcome: Result<Wrote, ReplyStatus>) {
+        if let Some(served) = self.named(asker.server) {
+            served.server.wrote(asker.ticket, outcome);
+        }
+    }
+
+    /// What came of a barrier; its reads run at the next poll.
+    pub(crate) fn passed(&mut self, reader: OneSided, outcome: Result<(), ReplyStatus>) {
+        self.passed.push((reader, outcome));
     }
 
     /// Posts the replies of what was executed and committed.

@@ -11,6 +11,7 @@
 
 mod hops;
 mod log;
+mod one_sided;
 mod several;
 mod sockets;
 mod upkeep;
@@ -27,6 +28,7 @@ use beeline_os::poller::{Interest, Poller, Readiness};
 use beeline_resp::{Executor, Limits, Output, Version};
 
 pub(crate) use self::hops::{MAILBOX, Peer};
+pub(crate) use self::one_sided::Way;
 pub(crate) use self::sockets::bound;
 use self::sockets::{REQUESTS_PER_TURN, Reach};
 use crate::connection::{Connection, Life};
@@ -211,6 +213,9 @@ impl ShardThread {
         let changed = changed.load(Ordering::Relaxed) && changed.swap(false, Ordering::Relaxed);
         self.upkeep_wanted |= executed || changed || !news.is_empty();
         let requests = self.fabric.poll(shard, &self.poller);
+        if self.lane.is_some() {
+            self.hand_over();
+        }
         if requests > 0 {
             self.fabric_active_ns = now_ns;
             self.upkeep_wanted = true;
@@ -273,7 +278,8 @@ impl ShardThread {
             match delivery {
                 Delivery::Redis(stream) => self.adopt(stream),
                 Delivery::Fabric(incoming) => {
-                    self.fabric.accept(*incoming, &self.shared.store, &self.poller);
+                    let limit = self.one_sided_limit();
+                    self.fabric.accept(*incoming, &self.shared.store, &self.poller, limit);
                 }
                 Delivery::Log(news) => self.on_log_news(news),
                 Delivery::Kill(id) => {

@@ -159,7 +159,7 @@ fn apply(cluster: &Cluster, id: u16, mut machine: ReplicaMachine, restored: &Ato
         }
         for command in commands {
             let mut reply = Vec::new();
-            machine.apply(&command, &mut reply);
+            machine.apply(next, &command, &mut reply);
             replies.insert(next, reply);
             next += 1;
         }
@@ -521,7 +521,7 @@ fn a_member_that_starts_again_applies_nothing_twice() {
             let mut replies = Vec::new();
             let entries = cluster.state.lock().unwrap().entries.clone();
             for command in &entries[..machine.applied() as usize] {
-                machine.apply(command, &mut replies);
+                machine.apply(0, command, &mut replies);
             }
         });
         for _ in 0..50 {
@@ -553,7 +553,7 @@ fn a_snapshot_makes_a_member_of_a_node_with_other_contents() {
     drop(Member::start_with(&cluster, 8, on_disk(source.path()), |machine| {
         let entries = cluster.state.lock().unwrap().entries.clone();
         for command in &entries {
-            machine.apply(command, &mut Vec::new());
+            machine.apply(0, command, &mut Vec::new());
         }
         position = entries.len() as u64;
         machine.flush(position).unwrap();

@@ -18,10 +18,6 @@ use crate::config::values::Window;
 /// Name of the key-value service in the bootstrap exchange.
 pub const SERVICE: &str = "kv";
 
-/// What a one-sided client of a replicated node is told.
-const PAST_THE_LOG: &str = "this node is a member of a cluster, and one-sided access would pass by \
-    the cluster's log: use its Redis door (resp-address) instead";
-
 /// The open door. Dropping it closes the address; clients connected by then stay connected.
 #[derive(Debug)]
 pub struct FabricDoor {
@@ -72,18 +68,11 @@ impl FabricDoor {
             .map(|attributes| attributes.persistent_flush.to_owned());
         let node = Arc::new(OnceLock::new());
         let target = Arc::clone(&node);
-        let replicated = log.is_some();
         let mut services = vec![Service {
             name: SERVICE.to_owned(),
             shards: u32::try_from(shards).unwrap_or(u32::MAX),
             payload: Vec::new(),
-            incoming: Box::new(move |incoming| {
-                if replicated {
-                    incoming.reply.refuse(PAST_THE_LOG);
-                } else {
-                    deliver(&target, incoming);
-                }
-            }),
+            incoming: Box::new(move |incoming| deliver(&target, incoming)),
         }];
         services.extend(log.map(|log| Service {
             name: replicated::SERVICE.to_owned(),

@@ -427,6 +427,7 @@ fn error_of(status: ReplyStatus) -> ClientError {
         ReplyStatus::Damaged => ClientError::Damaged,
         ReplyStatus::PoolFull => ClientError::PoolFull,
         ReplyStatus::Unavailable => ClientError::Unavailable,
+        ReplyStatus::Undecided => ClientError::Undecided,
         _ => ClientError::Rejected,
     }
 }

@@ -5,7 +5,7 @@ use beeline_fabric::{
     WorkRequest,
 };
 use beeline_kv::entry::{self, slot_bytes_for};
-use beeline_kv::wire::{Announcement, Place, Protocol, Request, RequestKind};
+use beeline_kv::wire::{Announcement, Place, Request, RequestKind};
 
 use super::{Held, Link, RECEIVE_BYTES, RECEIVES_BATCH, WrId};
 use crate::client::{Core, Token};
@@ -170,7 +170,7 @@ impl Link {
     }
 
     fn post_request(&mut self, core: &mut Core, index: u16, kind: RequestKind) -> Result<(), Held> {
-        if core.options.protocol == Protocol::Oblivious {
+        if self.welcome.protocol.uses_slots() {
             let place = Place {
                 key: self.welcome.area_key,
                 offset: u64::from(index) * u64::from(self.welcome.slot_bytes),

@@ -23,11 +23,21 @@ pub enum Protocol {
     Oblivious,
     /// The two-phase baseline: ask for an address, then write or read there ("RDMP-KV").
     TwoPhase,
+    /// What a member of a cluster answers to [`Protocol::Boom`]: requests land in slots as for
+    /// [`Protocol::Oblivious`], puts and deletes go through the cluster's log, gets wait until
+    /// what was agreed on before them is applied.
+    Replicated,
 }
 
 impl Protocol {
-    /// All of them, in the order of their wire numbers.
+    /// Those of a store by itself, in the order of their wire numbers.
     pub const ALL: [Self; 3] = [Self::Boom, Self::Oblivious, Self::TwoPhase];
+
+    /// Whether requests land in slots of the server's memory, [`Welcome::area_key`].
+    #[must_use]
+    pub fn uses_slots(self) -> bool {
+        matches!(self, Self::Oblivious | Self::Replicated)
+    }
 
     /// As benchmarks print it.
     #[must_use]
@@ -36,6 +46,7 @@ impl Protocol {
             Self::Boom => "BOOM",
             Self::Oblivious => "RDMA-KV",
             Self::TwoPhase => "RDMP-KV",
+            Self::Replicated => "replicated",
         }
     }
 
@@ -44,6 +55,7 @@ impl Protocol {
             Self::Boom => 1,
             Self::Oblivious => 2,
             Self::TwoPhase => 3,
+            Self::Replicated => 4,
         }
     }
 
@@ -52,6 +64,7 @@ impl Protocol {
             1 => Some(Self::Boom),
             2 => Some(Self::Oblivious),
             3 => Some(Self::TwoPhase),
+            4 => Some(Self::Replicated),
             _ => None,
         }
     }
@@ -165,7 +178,8 @@ impl Refusal {
 /// What a server answers to [`Hello`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Welcome {
-    /// Protocol spoken from here on.
+    /// Protocol spoken from here on: the one asked for, or [`Protocol::Replicated`] in the place
+    /// of [`Protocol::Boom`].
     pub protocol: Protocol,
     /// Requests that may be outstanding; the server has that many receives posted.
     pub window: u16,
@@ -175,9 +189,9 @@ pub struct Welcome {
     pub shards: u16,
     /// Longest request the server receives, bytes.
     pub request_bytes: u32,
-    /// [`Protocol::Oblivious`]: bytes of one slot of the request area.
+    /// [`Protocol::uses_slots`]: bytes of one slot of the request area.
     pub slot_bytes: u32,
-    /// [`Protocol::Oblivious`]: key of the request area; slot `i` begins at `i * slot_bytes`.
+    /// [`Protocol::uses_slots`]: key of the request area; slot `i` begins at `i * slot_bytes`.
     pub area_key: u64,
     /// Bytes of a log segment.
     pub segment_bytes: u32,

@@ -33,6 +33,8 @@ pub(crate) enum Errand {
         number: u64,
         /// The unit.
         unit: Vec<u8>,
+        /// It was proposed before, and may take effect.
+        proposed: bool,
     },
     /// To have a barrier pass.
     Barrier {
@@ -68,8 +70,8 @@ impl Courier {
             let deadline = Instant::now() + replication.options.request_timeout;
             let news = match errand {
                 Errand::Stop => return,
-                Errand::Unit { number, unit } => {
-                    let outcome = self.deliver(replication, number, &unit, deadline);
+                Errand::Unit { number, unit, proposed } => {
+                    let outcome = self.deliver(replication, (number, &unit), proposed, deadline);
                     LogNews::Unit { number, outcome }
                 }
                 Errand::Barrier { ticket } => {
@@ -81,16 +83,15 @@ impl Courier {
         }
     }
 
-    /// Has a unit applied; its replies.
+    /// Has a unit applied; its replies. `led`: somebody who led was asked to before.
     fn deliver(
         &mut self,
         replication: &Replication,
-        number: u64,
-        unit: &[u8],
+        (number, unit): (u64, &[u8]),
+        mut led: bool,
         deadline: Instant,
     ) -> Result<Vec<u8>, Failure> {
         let lane = self.lane;
-        let mut led = false;
         let shared = Arc::clone(&self.shared);
         loop {
             if let Some(reply) = replication.reply_to(lane, number) {

@@ -13,8 +13,8 @@ use super::machine::ReplicaMachine;
 const COMMAND_HEAD_BYTES: usize = 24;
 
 impl StateMachine for ReplicaMachine {
-    fn apply(&mut self, _position: Position, command: &[u8], reply: &mut Vec<u8>) {
-        Self::apply(self, command, reply);
+    fn apply(&mut self, position: Position, command: &[u8], reply: &mut Vec<u8>) {
+        Self::apply(self, position.0, command, reply);
     }
 
     fn flush(&mut self, applied: Position) -> io::Result<()> {

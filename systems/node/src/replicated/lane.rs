@@ -3,6 +3,8 @@
 
 use std::collections::VecDeque;
 
+use beeline_kv_server::Ticket;
+
 use super::unit::{self, HEAD_BYTES, LaneName, Turn};
 use crate::parcel::Origin;
 
@@ -47,25 +49,49 @@ impl Failure {
     }
 }
 
+/// A request of a one-sided client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OneSided {
+    /// The server among the shard's ([`crate::fabric_servers`]).
+    pub server: u64,
+    /// The server's name for it.
+    pub ticket: Ticket,
+}
+
+/// Whose request went into a unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Asker {
+    /// A Redis connection's.
+    Redis(Origin),
+    /// A one-sided client's.
+    OneSided(OneSided),
+}
+
+/// Who waits for a barrier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reader {
+    /// A Redis connection: slot and generation.
+    Redis(u32, u32),
+    /// A one-sided client.
+    OneSided(OneSided),
+}
+
 /// Requests that go into one unit.
 #[derive(Debug)]
 pub(crate) struct Batch {
     /// With room for the head.
     pub unit: Vec<u8>,
     /// Whose, in order.
-    pub origins: Vec<Origin>,
+    pub askers: Vec<Asker>,
     /// Takes no further request.
     closed: bool,
 }
 
 impl Default for Batch {
     fn default() -> Self {
-        Self { unit: vec![0; HEAD_BYTES], origins: Vec::new(), closed: false }
+        Self { unit: vec![0; HEAD_BYTES], askers: Vec::new(), closed: false }
     }
 }
-
-/// A connection that waits, and its generation.
-pub(crate) type Reader = (u32, u32);
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -75,7 +101,7 @@ pub(crate) struct Lane {
     /// The last one is open.
     batches: VecDeque<Batch>,
     /// The unit under way, and whose requests are in it.
-    in_flight: Option<(u64, Vec<Origin>)>,
+    in_flight: Option<(u64, Vec<Asker>)>,
     /// Wait for a barrier that is to be asked for.
     pub readers: Vec<Reader>,
     /// Wait for the barrier that was asked for, under this name.
@@ -101,7 +127,7 @@ impl Lane {
     /// Errors: longer than `limit` even so; nothing was added.
     pub(crate) fn push(
         &mut self,
-        origin: Origin,
+        asker: Asker,
         alone: bool,
         limit: usize,
         write: impl FnOnce(&mut Vec<u8>),
@@ -114,13 +140,13 @@ impl Lane {
         let before = batch.unit.len();
         unit::put_part(&mut batch.unit, write);
         if batch.unit.len() <= limit {
-            batch.origins.push(origin);
+            batch.askers.push(asker);
             batch.closed = alone;
             return Ok(());
         }
         let request = batch.unit.split_off(before);
         let bytes = HEAD_BYTES + request.len();
-        if batch.origins.is_empty() {
+        if batch.askers.is_empty() {
             self.batches.pop_back();
         }
         if bytes > limit {
@@ -128,7 +154,7 @@ impl Lane {
         }
         let mut next = Batch { closed: alone, ..Batch::default() };
         next.unit.extend_from_slice(&request);
-        next.origins.push(origin);
+        next.askers.push(asker);
         self.batches.push_back(next);
         Ok(())
     }
@@ -138,18 +164,18 @@ impl Lane {
         if self.in_flight.is_some() {
             return None;
         }
-        let Batch { mut unit, origins, .. } = self.batches.pop_front()?;
+        let Batch { mut unit, askers, .. } = self.batches.pop_front()?;
         self.number += 1;
         let turn = Turn { incarnation, number: self.number };
         unit::put_head(&mut unit, self.name, turn);
-        self.in_flight = Some((self.number, origins));
+        self.in_flight = Some((self.number, askers));
         Some((self.number, unit))
     }
 
     /// Whose requests the unit under way carries; it is no longer.
-    pub(crate) fn landed(&mut self, number: u64) -> Vec<Origin> {
+    pub(crate) fn landed(&mut self, number: u64) -> Vec<Asker> {
         match self.in_flight.take() {
-            Some((under_way, origins)) if under_way == number => origins,
+            Some((under_way, askers)) if under_way == number => askers,
             other => {
                 self.in_flight = other;
                 Vec::new()
@@ -183,8 +209,8 @@ impl Lane {
 mod tests {
     use super::*;
 
-    fn origin(sequence: u64) -> Origin {
-        Origin { slot: 0, generation: 0, sequence, silent: false }
+    fn origin(sequence: u64) -> Asker {
+        Asker::Redis(Origin { slot: 0, generation: 0, sequence, silent: false })
     }
 
     fn lane() -> Lane {

@@ -20,9 +20,8 @@ use std::time::{Duration, Instant};
 use beeline_kv::{Keyspace, KvError, replace_by_snapshot};
 use beeline_resp::{Executor, Logged, Output};
 
-use super::Replication;
-use super::clock;
 use super::unit::{self, LaneName, REPEATED, Turn, Unit};
+use super::{Replication, clock, pair};
 use crate::shared::Shared;
 use crate::turn::bound;
 
@@ -123,8 +122,8 @@ impl ReplicaMachine {
         self.recorded
     }
 
-    /// Applies a command of the log and writes its reply.
-    pub fn apply(&mut self, command: &[u8], reply: &mut Vec<u8>) {
+    /// Applies the command of the log at `position` and writes its reply.
+    pub fn apply(&mut self, position: u64, command: &[u8], reply: &mut Vec<u8>) {
         if self.failure.is_some() {
             return;
         }
@@ -132,7 +131,7 @@ impl ReplicaMachine {
             tracing::error!(bytes = command.len(), "an entry of the log is no unit; skipped");
             return;
         };
-        if let Err(reason) = self.apply_unit(&unit, reply) {
+        if let Err(reason) = self.apply_unit(position, &unit, reply) {
             tracing::error!(
                 reason,
                 "this replica cannot apply what the cluster agreed on, and stops"
@@ -145,7 +144,12 @@ impl ReplicaMachine {
         }
     }
 
-    fn apply_unit(&mut self, unit: &Unit<'_>, reply: &mut Vec<u8>) -> Result<(), String> {
+    fn apply_unit(
+        &mut self,
+        position: u64,
+        unit: &Unit<'_>,
+        reply: &mut Vec<u8>,
+    ) -> Result<(), String> {
         let shared = Arc::clone(&self.shared);
         let Some(replication) = &shared.replication else { return Err("no replication".into()) };
         // A leader's clock may lie behind that of the one before.
@@ -164,6 +168,14 @@ impl ReplicaMachine {
                 keyspace.begin_batch();
                 for request in unit.requests() {
                     requests += 1;
+                    if pair::is_pair(request) {
+                        let mut applied = Ok(());
+                        unit::put_part(reply, |reply| {
+                            applied = pair::apply(request, position, keyspace, reply);
+                        });
+                        applied.map_err(|error| error.to_string())?;
+                        continue;
+                    }
                     out.clear();
                     out.set_limit(REPLY_LIMIT_BYTES);
                     if let Some(request) = Logged::decode(request) {

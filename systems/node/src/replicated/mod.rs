@@ -8,6 +8,8 @@
 //!  connection ── read ──► barrier, then as in any node
 //! ```
 //!
+//! One-sided clients' puts and gets take the same ways ([`crate::turn`], `one_sided`).
+//!
 //! Place: beside the loop, which asks it in one place ([`crate::turn`], `log`). `docs/node.md`,
 //! "Replicated", says how it works and why it is safe.
 //!
@@ -22,6 +24,7 @@ mod handle;
 pub(crate) mod lane;
 pub mod log;
 pub mod machine;
+pub(crate) mod pair;
 mod peer;
 pub(crate) mod unit;
 

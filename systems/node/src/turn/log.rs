@@ -14,13 +14,14 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use beeline_kv::wire::ReplyStatus;
 use beeline_resp::{Args, Effect, Plan, Session};
 
-use super::ShardThread;
+use super::{ShardThread, one_sided};
 use crate::connection::{Connection, Hold};
 use crate::parcel::{Delivery, LogNews, Origin};
 use crate::replicated::courier::Errand;
-use crate::replicated::lane::Failure;
+use crate::replicated::lane::{Asker, Failure, Reader};
 use crate::replicated::log::{Done, Order, Refused};
 use crate::replicated::{COMMAND, Replication, unit};
 use crate::shared::Shared;
@@ -83,7 +84,7 @@ impl ShardThread {
         }
         connection.hold = Hold::Log;
         if let Some(lane) = &mut self.lane {
-            lane.readers.push((connection.slot, connection.generation));
+            lane.readers.push(Reader::Redis(connection.slot, connection.generation));
         }
         true
     }
@@ -114,7 +115,7 @@ impl ShardThread {
         connection.fresh = false;
         let Some(lane) = &mut self.lane else { return false };
         let Connection { session, parser, .. } = &mut *connection;
-        let pushed = lane.push(origin, alone, limit, |out| {
+        let pushed = lane.push(Asker::Redis(origin), alone, limit, |out| {
             if plan_is_exec(session, parser.current()) {
                 session.log_transaction(out);
             } else {
@@ -127,7 +128,7 @@ impl ShardThread {
         true
     }
 
-    fn command_limit(&mut self, replication: &Replication) -> usize {
+    pub(super) fn command_limit(&mut self, replication: &Replication) -> usize {
         if self.command_limit == 0 {
             self.command_limit = replication.state().map_or(0, |state| state.command_limit_bytes);
         }
@@ -176,25 +177,39 @@ impl ShardThread {
         match news {
             LogNews::Unit { number, outcome } => {
                 let Some(lane) = &mut self.lane else { return };
-                let origins = lane.landed(number);
-                let lost = Failure::ReplyLost.reply();
-                match outcome {
-                    Ok(replies) => {
-                        let mut replies = unit::parts(&replies);
-                        for origin in origins {
-                            self.deliver_reply(origin, replies.next().unwrap_or(&lost));
+                let askers = lane.landed(number);
+                let (replies, failure) = match outcome {
+                    Ok(replies) => (replies, None),
+                    Err(failure) => (Vec::new(), Some(failure)),
+                };
+                let mut replies = unit::parts(&replies);
+                let instead = failure.as_ref().unwrap_or(&Failure::ReplyLost).reply();
+                for asker in askers {
+                    let reply = replies.next();
+                    match asker {
+                        Asker::Redis(origin) => {
+                            self.deliver_reply(origin, reply.unwrap_or(&instead));
                         }
-                    }
-                    Err(failure) => {
-                        let reply = failure.reply();
-                        origins.into_iter().for_each(|origin| self.deliver_reply(origin, &reply));
+                        Asker::OneSided(asker) => {
+                            let reply = failure.as_ref().map_or(Ok(reply), Err);
+                            self.fabric.wrote(asker, one_sided::outcome(reply));
+                        }
                     }
                 }
             }
             LogNews::Barrier { ticket, outcome } => {
                 let Some(lane) = &mut self.lane else { return };
-                for (slot, generation) in lane.passed(ticket) {
-                    self.let_through(slot, generation, &outcome);
+                for reader in lane.passed(ticket) {
+                    match reader {
+                        Reader::Redis(slot, generation) => {
+                            self.let_through(slot, generation, &outcome);
+                        }
+                        Reader::OneSided(reader) => {
+                            let outcome = outcome.as_ref().copied();
+                            let outcome = outcome.map_err(|_| ReplyStatus::Unavailable);
+                            self.fabric.passed(reader, outcome);
+                        }
+                    }
                 }
             }
             LogNews::Answer { origin, reply } => self.deliver_reply(origin, &reply),
@@ -332,7 +347,7 @@ fn propose(
     unit: Vec<u8>,
 ) {
     let Some(log) = replication.log.get().filter(|log| log.state().leads()) else {
-        return replication.send(lane, Errand::Unit { number, unit });
+        return replication.send(lane, Errand::Unit { number, unit, proposed: false });
     };
     let mut command = unit.clone();
     unit::stamp(&mut command, shared.store.clock().unix_ms());
@@ -345,7 +360,10 @@ fn propose(
                 Ok(reply) if reply != unit::REPEATED => Ok(reply),
                 Err(Refused::TooLarge { bytes, limit }) => Err(Failure::TooLarge { bytes, limit }),
                 // The courier finds out, or tries again.
-                Ok(_) | Err(_) => return replication.send(lane, Errand::Unit { number, unit }),
+                outcome => {
+                    let proposed = matches!(outcome, Ok(_) | Err(Refused::Lost | Refused::Stopped));
+                    return replication.send(lane, Errand::Unit { number, unit, proposed });
+                }
             };
             back.doors[lane].deliver(Delivery::Log(LogNews::Unit { number, outcome }));
         }),
