@@ -88,11 +88,17 @@ impl VerbsCompletionQueue {
         let shared = Arc::new(QueueShared {
             hardware: Arc::new(hardware),
             overrun: AtomicBool::new(false),
-            lost: AtomicBool::new(device.board.lost.load(Ordering::Acquire)),
+            lost: AtomicBool::new(false),
+            overdue: AtomicBool::new(false),
             wake,
             events,
         });
         device.board.add_queue(tag, &shared);
+        // Looked at once the library's thread can find the queue: a loss before is seen here, one
+        // after is told. Acquire: pairs with the release store of that thread.
+        if device.board.lost.load(Ordering::Acquire) {
+            shared.lost.store(true, Ordering::Release);
+        }
         Ok(Self {
             shared,
             device,
@@ -224,8 +230,11 @@ impl VerbsCompletionQueue {
         while count < into.len() {
             let room = (into.len() - count).min(BATCH);
             let Ok(found) = self.shared.hardware.poll(&mut raw[..room]) else {
-                // The driver cannot read its queue any more: the same as an overrun.
-                self.shared.overrun.store(true, Ordering::Release);
+                // The driver cannot read its queue any more: the same as an overrun, unless there
+                // is no device behind it.
+                if !self.shared.lost.load(Ordering::Acquire) {
+                    self.shared.overrun.store(true, Ordering::Release);
+                }
                 break;
             };
             for wc in &raw[..found] {
@@ -266,6 +275,18 @@ impl VerbsCompletionQueue {
         self.members.borrow().places.iter().filter_map(|(_, core)| core.clone()).collect()
     }
 
+    /// Requests of this queue's have waited too long: those whose completions are not here fail.
+    fn judge(&self) {
+        // Cleared first: what is found overdue from here on is judged by the next poll.
+        self.shared.overdue.store(false, Ordering::Relaxed);
+        self.gather();
+        for core in self.cores() {
+            if Arc::ptr_eq(&core.shared.queues[0], &self.shared) {
+                core.judge();
+            }
+        }
+    }
+
     /// The queue overran: its queue pairs are broken.
     fn overran(&self) -> FabricError {
         if !self.overrun_seen.replace(true) {
@@ -304,6 +325,11 @@ impl CompletionQueue for VerbsCompletionQueue {
         let mut count = self.take(completions);
         if count == 0 && self.shared.lost.load(Ordering::Acquire) {
             self.abandon_all();
+            count = self.take(completions);
+        }
+        // Acquire: pairs with the release store of the library's thread.
+        if count == 0 && self.shared.overdue.load(Ordering::Acquire) {
+            self.judge();
             count = self.take(completions);
         }
         Ok(count)

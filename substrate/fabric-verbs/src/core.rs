@@ -93,6 +93,8 @@ pub(crate) struct SendSlot {
     pub(crate) opcode: Opcode,
     pub(crate) verdict: Verdict,
     pub(crate) signalled: bool,
+    /// The device reports it, for the application or for the library.
+    pub(crate) reported: bool,
     pub(crate) length: u64,
     /// Regions the device reads or writes for it.
     pub(crate) held: Vec<MemoryRegion>,
@@ -119,6 +121,7 @@ impl SendSide {
             opcode: Opcode::Write,
             verdict: Verdict::Device,
             signalled: false,
+            reported: false,
             length: 0,
             held: Vec::with_capacity(gather),
         };
@@ -139,6 +142,13 @@ impl SendSide {
 
     pub(crate) fn outstanding(&self) -> usize {
         (self.tail - self.head) as usize
+    }
+
+    /// Forgets the regions of `count` requests that were built at the tail and not posted.
+    pub(crate) fn let_go(&mut self, count: usize) {
+        for position in (self.tail..).take(count) {
+            self.slot(position).held.clear();
+        }
     }
 }
 
@@ -267,13 +277,31 @@ impl Core {
         // Relaxed, all: see the reader.
         progress.completed.store(side.head, Ordering::Relaxed);
         progress.posted.store(side.tail, Ordering::Relaxed);
-        if side.head < side.tail {
-            let head = side.head;
-            let slot = side.slot(head);
-            let waits = matches!(slot.opcode, Opcode::Send | Opcode::WriteWithImmediate);
-            let length = slot.length;
-            progress.waits.store(waits, Ordering::Relaxed);
-            progress.length.store(length, Ordering::Relaxed);
+        // Silent ones are done or not with the next one that the device reports.
+        let mut length = 0_u64;
+        for position in side.head..side.tail {
+            let slot = side.slot(position);
+            length = length.saturating_add(slot.length);
+            if slot.reported {
+                let waits = matches!(slot.opcode, Opcode::Send | Opcode::WriteWithImmediate);
+                progress.waits.store(waits, Ordering::Relaxed);
+                progress.length.store(length, Ordering::Relaxed);
+                return;
+            }
+        }
+        progress.waits.store(false, Ordering::Relaxed);
+    }
+
+    /// Breaks the connection when what the library's thread found overdue still waits. Called when
+    /// all completions of the device have been taken.
+    pub(crate) fn judge(&self) {
+        // Relaxed: the queue's flag, acquired by the caller, was stored after it.
+        let overdue = self.shared.progress.overdue.swap(0, Ordering::Relaxed);
+        let side = self.send.borrow();
+        let waits = overdue == side.head + 1 && side.outstanding() > 0;
+        drop(side);
+        if waits {
+            self.shared.fail(Cause::NoReceive);
         }
     }
 

@@ -12,6 +12,7 @@ use beeline_fabric::{
 };
 use beeline_os::SharedMemory;
 use beeline_os::memory::MemoryObject;
+use rustix::process::{Resource, getrlimit};
 
 use crate::abi;
 use crate::completion_queue::VerbsCompletionQueue;
@@ -239,7 +240,11 @@ impl VerbsDevice {
         let kick = Wake::new()?;
         let board = Arc::new(Board::new(context, kick));
         let presence = Presence::watch(&board.context.node_path());
-        let service = Service::new(Arc::clone(&board), listener, port.number, presence);
+        // Some are left to the program whatever callers do.
+        let quarter = getrlimit(Resource::Nofile).current.map_or(u64::MAX, |most| most / 4);
+        let max_links = config.max_links.min(usize::try_from(quarter).unwrap_or(usize::MAX)).max(1);
+        let callers = (listener, max_links);
+        let service = Service::new(Arc::clone(&board), callers, port.number, presence);
         let thread = std::thread::Builder::new()
             .name("beeline-verbs".to_owned())
             .spawn(move || service.run())

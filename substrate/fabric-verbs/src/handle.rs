@@ -604,6 +604,23 @@ impl Pair {
         self.modify(attributes, abi::mask::STATE)
     }
 
+    /// True when the device has it in the error state, or does not say any more.
+    pub(crate) fn has_failed(&self) -> bool {
+        let library = self.domain.context.verbs;
+        let mut attributes = abi::QpAttr::default();
+        let mut made = MaybeUninit::<abi::QpInitAttr>::zeroed();
+        // SAFETY: a live queue pair, and room for both structures.
+        let asked = checked(unsafe {
+            (library.query_qp)(
+                self.raw.as_ptr(),
+                &raw mut attributes,
+                abi::mask::STATE,
+                made.as_mut_ptr(),
+            )
+        });
+        asked.is_err() || attributes.qp_state == abi::qp_state::ERROR
+    }
+
     /// Ends all work: what is outstanding is flushed.
     pub(crate) fn to_error(&self) -> io::Result<()> {
         self.to(abi::qp_state::ERROR)

@@ -93,6 +93,8 @@ pub(crate) struct Library {
     pub(crate) destroy_srq: unsafe extern "C" fn(*mut abi::Srq) -> c_int,
     pub(crate) create_qp: unsafe extern "C" fn(*mut abi::Pd, *mut abi::QpInitAttr) -> *mut abi::Qp,
     pub(crate) modify_qp: unsafe extern "C" fn(*mut abi::Qp, *mut abi::QpAttr, c_int) -> c_int,
+    pub(crate) query_qp:
+        unsafe extern "C" fn(*mut abi::Qp, *mut abi::QpAttr, c_int, *mut abi::QpInitAttr) -> c_int,
     pub(crate) destroy_qp: unsafe extern "C" fn(*mut abi::Qp) -> c_int,
     pub(crate) get_async_event:
         unsafe extern "C" fn(*mut abi::Context, *mut abi::AsyncEvent) -> c_int,
@@ -152,6 +154,7 @@ fn open() -> Result<Library, Missing> {
         destroy_srq = "ibv_destroy_srq",
         create_qp = "ibv_create_qp",
         modify_qp = "ibv_modify_qp",
+        query_qp = "ibv_query_qp",
         destroy_qp = "ibv_destroy_qp",
         get_async_event = "ibv_get_async_event",
         ack_async_event = "ibv_ack_async_event",

@@ -34,6 +34,9 @@ pub struct VerbsConfig {
     pub traffic_class: u8,
     /// Idle queue pairs kept for reuse per completion queue. Default 16; 0 turns reuse off.
     pub reused_queue_pairs: usize,
+    /// Links to peers' devices at a time, at most a quarter of the descriptors that the process may
+    /// open. Default 4096; beyond, the caller that has been silent longest makes room.
+    pub max_links: usize,
 }
 
 impl Default for VerbsConfig {
@@ -50,6 +53,7 @@ impl Default for VerbsConfig {
             moderation: None,
             traffic_class: 0,
             reused_queue_pairs: 16,
+            max_links: 4096,
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use beeline_fabric::{
@@ -147,6 +148,10 @@ impl VerbsQueuePair {
             Arc::clone(&device.board),
         ));
         device.board.add_pair(tag, &shared);
+        // As for a new completion queue: a loss of the device just before is seen here.
+        if device.board.lost.load(Ordering::Acquire) {
+            shared.fail(Cause::Device);
+        }
         let send_place = send.reserve();
         let same = Rc::ptr_eq(send_queue, receive_queue);
         let receive_place = if same { send_place } else { receive.reserve() };
@@ -438,7 +443,13 @@ impl VerbsQueuePair {
             slot.held.clear();
             self.build(&request.operation, slot, &mut wr, &mut scratch.entries)?;
             silent_run += 1;
-            if slot.signalled || slot.verdict != Verdict::Device || silent_run >= quarter {
+            // What the library watches has to be seen to be done.
+            let waits = matches!(slot.opcode, Opcode::Send | Opcode::WriteWithImmediate);
+            slot.reported = slot.signalled
+                || slot.verdict != Verdict::Device
+                || silent_run >= quarter
+                || (waits && self.core.shared.watched.is_some());
+            if slot.reported {
                 wr.send_flags |= send_flag::SIGNALED;
                 silent_run = 0;
             }
@@ -574,7 +585,10 @@ impl QueuePair for VerbsQueuePair {
         scratch.sends.clear();
         scratch.entries.clear();
         scratch.starts.clear();
-        self.build_all(requests, side, scratch)?;
+        if let Err(refused) = self.build_all(requests, side, scratch) {
+            side.let_go(requests.len());
+            return Err(refused);
+        }
         let count = scratch.sends.len();
         let base = scratch.sends.as_mut_ptr();
         let entries = scratch.entries.as_mut_ptr();
@@ -591,6 +605,7 @@ impl QueuePair for VerbsQueuePair {
         if let Err(refused) = posted
             && refused.taken == 0
         {
+            side.let_go(requests.len());
             drop(guard);
             return Err(self.nothing_posted(refused));
         }

@@ -30,12 +30,10 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use crate::abi::event;
 use crate::endpoint::{Endpoint, Nonce};
 use crate::frame::{FRAME_BYTES, Frame, Kind};
-use crate::handle::{tag_of_pair, tag_of_queue};
+use crate::handle::{Pair, tag_of_pair, tag_of_queue};
 use crate::presence::Presence;
 use crate::shared::{Board, Cause, Command, PairShared};
 
-/// Links at a time; a caller beyond is turned away.
-const MAX_LINKS: usize = 4096;
 /// Requests to connect that came before their queue pair was told to expect them.
 const MAX_EARLY: usize = 4096;
 /// How long a link may take to be made.
@@ -46,6 +44,8 @@ const CALLER_TIMEOUT: Duration = Duration::from_secs(10);
 const KEEPALIVE: (Duration, Duration, u32) = (Duration::from_secs(3), Duration::from_secs(2), 3);
 /// Bytes written and not acknowledged for so long end a link.
 const USER_TIMEOUT_MS: u32 = 9_000;
+/// How long callers are left waiting when there is no descriptor for another.
+const DEAF: Duration = Duration::from_millis(250);
 /// Output kept for a peer that does not read; frames are few, so this is never reached honestly.
 const MAX_OUTPUT_BYTES: usize = 1 << 20;
 
@@ -101,7 +101,11 @@ impl Default for Stirred {
 pub(crate) struct Service {
     board: Arc<Board>,
     listener: TcpListener,
+    /// Nobody is heard until then: the process has no descriptor left.
+    deaf: Option<Instant>,
     links: HashMap<u64, Link>,
+    /// Links at a time.
+    max_links: usize,
     next_link: u64,
     bound: HashMap<u32, Bound>,
     expected: HashMap<u32, Expected>,
@@ -179,14 +183,16 @@ impl Link {
 impl Service {
     pub(crate) fn new(
         board: Arc<Board>,
-        listener: TcpListener,
+        (listener, max_links): (TcpListener, usize),
         port: u8,
         presence: Option<Presence>,
     ) -> Self {
         Self {
             board,
             listener,
+            deaf: None,
             links: HashMap::new(),
+            max_links,
             next_link: 0,
             bound: HashMap::new(),
             expected: HashMap::new(),
@@ -230,9 +236,10 @@ impl Service {
         let device = context.async_descriptor();
         let lost = self.board.lost.load(Ordering::Relaxed);
         let folder = self.presence.as_ref().map(Presence::descriptor);
+        let callers = if self.deaf.is_some() { PollFlags::empty() } else { PollFlags::IN };
         let mut fds = vec![
             PollFd::new(&self.board.kick, PollFlags::IN),
-            PollFd::new(&self.listener, PollFlags::IN),
+            PollFd::new(&self.listener, callers),
         ];
         if !lost {
             fds.push(PollFd::new(&device, PollFlags::IN));
@@ -276,7 +283,8 @@ impl Service {
             .map(|bound| (bound / 8).clamp(Duration::from_millis(50), Duration::from_secs(1)))
             .min();
         let port = self.port_down.map(|_| Duration::from_millis(250));
-        [dialling, watching, port].into_iter().flatten().min()
+        let deaf = self.deaf.map(|until| until.saturating_duration_since(now));
+        [dialling, watching, port, deaf].into_iter().flatten().min()
     }
 
     fn obey(&mut self, command: Command) {
@@ -306,10 +314,8 @@ impl Service {
         if prepare(&stream).is_err() {
             return None;
         }
-        if self.links.len() >= MAX_LINKS {
-            let silent = |(id, link): (&u64, &Link)| Some((link.unproven?, *id));
-            let (_, oldest) = self.links.iter().filter_map(silent).min()?;
-            self.close(oldest);
+        if self.links.len() >= self.max_links && !self.make_room() {
+            return None;
         }
         let id = self.next_link;
         self.next_link += 1;
@@ -319,6 +325,14 @@ impl Service {
         let (input, output) = (Vec::new(), Vec::new());
         self.links.insert(id, Link { stream, dialling, unproven, address, input, output });
         Some(id)
+    }
+
+    /// Hangs up on the caller that has been silent longest; false where all have proven themselves.
+    fn make_room(&mut self) -> bool {
+        let silent = |(id, link): (&u64, &Link)| Some((link.unproven?, *id));
+        let Some((_, oldest)) = self.links.iter().filter_map(silent).min() else { return false };
+        self.close(oldest);
+        true
     }
 
     fn connect(&mut self, pair: &Arc<PairShared>, peer: &Endpoint) {
@@ -381,13 +395,28 @@ impl Service {
     }
 
     fn accept(&mut self) {
+        if self.deaf.is_some_and(|until| Instant::now() < until) {
+            return;
+        }
+        self.deaf = None;
         for _ in 0..16 {
             match self.listener.accept() {
                 Ok((stream, _)) => {
                     // Refused when there are too many: the stream is closed by its drop.
                     let _ = self.add(stream, None);
                 }
-                Err(_) => return,
+                Err(error) => match error.kind() {
+                    ErrorKind::WouldBlock => return,
+                    ErrorKind::Interrupted | ErrorKind::ConnectionAborted => {}
+                    // No descriptor for it, and the caller stays in the queue: asking again at once
+                    // would be asking for ever.
+                    _ => {
+                        if !self.make_room() {
+                            self.deaf = Some(Instant::now() + DEAF);
+                            return;
+                        }
+                    }
+                },
             }
         }
     }
@@ -529,7 +558,10 @@ impl Service {
                 }
             }
             event::QP_FATAL | event::QP_REQ_ERR | event::QP_ACCESS_ERR => {
-                if let Some(pair) = self.board.pair_of_tag(tag) {
+                // What is reused keeps its tag: an event of its former life finds it sound.
+                if let Some(pair) = self.board.pair_of_tag(tag)
+                    && pair.hardware().as_ref().is_some_and(Pair::has_failed)
+                {
                     pair.fail(Cause::Device);
                 }
             }
@@ -599,7 +631,12 @@ impl Service {
             // Time to carry the bytes, at a rate that every device reaches (1 MB/s).
             let carrying = Duration::from_micros(progress.length.load(Ordering::Relaxed));
             if now.saturating_duration_since(watched.since) > bound + carrying {
-                pair.fail(Cause::NoReceive);
+                // Its completion may lie in the queue, unpolled: whoever polls decides.
+                progress.overdue.store(completed + 1, Ordering::Relaxed);
+                let queue = &pair.queues[0];
+                // Release: pairs with the acquire in `poll`.
+                queue.overdue.store(true, Ordering::Release);
+                queue.wake.raise();
             }
             pair.state() != QueuePairState::Error
         });

@@ -62,10 +62,12 @@ pub(crate) struct Progress {
     pub(crate) posted: AtomicU64,
     /// Requests completed.
     pub(crate) completed: AtomicU64,
-    /// The oldest outstanding request needs a receive at the peer.
+    /// The oldest outstanding request that the device reports needs a receive at the peer.
     pub(crate) waits: AtomicBool,
-    /// Its bytes.
+    /// Its bytes, and of what is before it.
     pub(crate) length: AtomicU64,
+    /// One more than `completed` was when the wait had taken too long; 0 before.
+    pub(crate) overdue: AtomicU64,
 }
 
 /// The shared part of a queue pair.
@@ -192,6 +194,8 @@ pub(crate) struct QueueShared {
     pub(crate) overrun: AtomicBool,
     /// The device is gone: nothing will come from it.
     pub(crate) lost: AtomicBool,
+    /// A request of one of its queue pairs has waited too long, unless its completion is here.
+    pub(crate) overdue: AtomicBool,
     /// Something happened that the device's channel does not tell.
     pub(crate) wake: Wake,
     /// The channel's descriptor and `wake`, together.

@@ -17,8 +17,9 @@ use crate::lab::guest::{Guest, Options};
 use crate::root;
 use crate::step::Report;
 
-/// Turns of each program; they alternate.
-const TURNS: usize = 9;
+/// Turns of each program; they alternate, and so does who begins. One turn differs from the next by
+/// far more than the programs do: it takes many for medians that hold.
+const TURNS: usize = 21;
 /// One turn, start-up included.
 const BOUND: Duration = Duration::from_secs(120);
 /// What is aimed at.
@@ -103,24 +104,23 @@ fn compare(
     );
     let ours = format!("LAB_PEER_CPU=1 taskset -c 0 {ours} {what} {bytes} {rounds}");
     let (mut own, mut tools) = (Vec::new(), Vec::new());
-    for _ in 0..TURNS {
-        let done = guest.run(&ours, BOUND)?;
-        let median = done
-            .output
-            .split_once("median ")
-            .and_then(|(_, rest)| rest.split(' ').next()?.parse::<f64>().ok());
-        let Some(median) = median else { return Ok(Err(format!("{done:?}"))) };
-        own.push(median);
-        let done = guest.run(&theirs, BOUND)?;
-        // Bytes, iterations, least, most, typical.
-        let typical = done
-            .output
-            .lines()
-            .map(|line| line.split_whitespace().collect::<Vec<_>>())
-            .find(|words| words.first().is_some_and(|first| *first == bytes.to_string()))
-            .and_then(|words| words.get(4)?.parse::<f64>().ok());
-        let Some(typical) = typical else { return Ok(Err(format!("{done:?}"))) };
-        tools.push(typical);
+    for turn in 0..2 * TURNS {
+        // Ours, theirs, theirs, ours.
+        let is_ours = turn % 4 == 0 || turn % 4 == 3;
+        let done = guest.run(if is_ours { &ours } else { &theirs }, BOUND)?;
+        let seen = if is_ours {
+            let after = done.output.split_once("median ");
+            after.and_then(|(_, rest)| rest.split(' ').next()?.parse::<f64>().ok())
+        } else {
+            // Bytes, iterations, least, most, typical.
+            let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+            let mut lines = done.output.lines().map(words);
+            lines
+                .find(|words| words.first().is_some_and(|first| *first == bytes.to_string()))
+                .and_then(|words| words.get(4)?.parse::<f64>().ok())
+        };
+        let Some(seen) = seen else { return Ok(Err(format!("{done:?}"))) };
+        if is_ours { &mut own } else { &mut tools }.push(seen);
     }
     let ratios = own.iter().zip(&tools).map(|(own, tool)| own / tool).collect();
     let (own, tools, ratios) = (Seen::of(own), Seen::of(tools), Seen::of(ratios));

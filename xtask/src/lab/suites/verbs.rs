@@ -56,7 +56,8 @@ fn suites(rows: &mut Rows<'_>, guest: &mut Guest, binaries: &Binaries) {
     }
     // The same verbs, messages and bytes for an operation over every provider, this device's too.
     if let Some(counts) = binaries.find("beeline-verify-one-sided", "counts") {
-        rows.tests(guest, counts, &[], &["--test-threads", "1"], BOUND);
+        let needed = "BEELINE_NEEDS_RDMA=1";
+        rows.tests(guest, counts, &[needed], &["--test-threads", "1"], BOUND);
     }
     for package in ["beeline-fabric-tcp", "beeline-fabric-shm"] {
         if let Some(binary) = binaries.find(package, "conformance") {
