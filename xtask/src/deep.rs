@@ -37,7 +37,7 @@ pub struct DeepArguments {
 /// Crates whose rings and codecs run on the heap, so that Miri can follow them.
 const ON_THE_HEAP: &str = "--package beeline-ring --package beeline-wire --package beeline-env";
 /// Crates with loom models.
-const WITH_LOOM: &str = "--package beeline-ring";
+const WITH_LOOM: &str = "--package beeline-ring --package beeline-sockets";
 /// Crates that touch raw memory.
 const RAW: &str = "--package beeline-os --package beeline-ring --package beeline-pmem \
                    --package beeline-fabric-engine --package beeline-fabric-shm \
@@ -105,7 +105,7 @@ const ROWS: &[Row] = &[
     },
     Row {
         name: "mutations",
-        amount: "a minute of mutated inputs for each of 8 decoders",
+        amount: "a minute of mutated inputs for each of 10 decoders",
         took: 265,
         run: |row, report, arguments| {
             let seconds = if arguments.quick { 5 } else { arguments.fuzz_minutes * 60 };
@@ -137,6 +137,16 @@ const ROWS: &[Row] = &[
         },
     },
     Row {
+        name: "sockets",
+        amount: "a minute of idle times and bursts for each way to wait; a million connections; \
+                 1000 cases of each property",
+        took: 0,
+        run: |row, report, arguments| {
+            let what = "--package beeline-sockets --package beeline-sockets-monitor";
+            report.run(&row.long(what, arguments));
+        },
+    },
+    Row {
         name: "wide",
         amount: "all other tests in their long form; 1000 cases of each property",
         took: 0,
@@ -144,7 +154,8 @@ const ROWS: &[Row] = &[
             program(report);
             let most = "--workspace --exclude beeline-verify-clients \
                         --exclude beeline-verify-fuzz --exclude beeline-verify-log \
-                        --exclude beeline-verify-crash --exclude beeline-verify-one-sided";
+                        --exclude beeline-verify-crash --exclude beeline-verify-one-sided \
+                        --exclude beeline-sockets --exclude beeline-sockets-monitor";
             report.run(&row.long(most, arguments));
         },
     },
@@ -160,7 +171,7 @@ const ROWS: &[Row] = &[
     },
     Row {
         name: "fuzz",
-        amount: "a minute for each of 8 decoders, guided by coverage",
+        amount: "a minute for each of 10 decoders, guided by coverage",
         took: 0,
         run: fuzz,
     },

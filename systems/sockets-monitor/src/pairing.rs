@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use beeline_os::Mapping;
 use beeline_os::mapping::MappingError;
 use beeline_sockets::control::Introduced;
-use beeline_sockets::segment::{CLOSED_AT, DEFAULT_RING_BYTES, Segment, TAILS_AT, length_bytes};
+use beeline_sockets::segment::{
+    CLOSED_AT, DEFAULT_RING_BYTES, STATE_AT, STATE_OPEN, Segment, TAILS_AT, length_bytes,
+};
 
 use crate::policy::Policy;
 
@@ -40,6 +42,10 @@ impl Default for Settings {
 /// Introduced connections whose segment is kept for [`Pairing::resume`]; the oldest go first.
 const KEPT: usize = 4096;
 
+/// When too many wait, those that do not any more are looked for this often: a look at each costs a
+/// millisecond and more.
+const CROWDED_TURN: Duration = Duration::from_millis(50);
+
 /// Introductions remembered for `beeline sockets connections`.
 const REMEMBERED: usize = 128;
 
@@ -61,6 +67,9 @@ pub enum Refusal {
     /// Too many wait already.
     #[error("{0} ends wait already")]
     Crowded(usize),
+    /// The other end waited, and then went on without.
+    #[error("the other end has given up")]
+    GivenUp,
     /// No memory.
     #[error(transparent)]
     Memory(#[from] MappingError),
@@ -84,6 +93,16 @@ struct Waiting {
     cookie: u64,
     process: i32,
     since: Instant,
+}
+
+impl Waiting {
+    /// False when it was closed, or has turned to the kernel for good, or its process is gone. What
+    /// that process wrote is taken for a hint: who lies is not introduced.
+    fn still_waits(&self) -> bool {
+        let mut word = [0; 4];
+        let read = rustix::io::pread(&self.memory, &mut word, STATE_AT as u64);
+        read == Ok(word.len()) && u32::from_le_bytes(word) == STATE_OPEN && exists(self.process)
+    }
 }
 
 /// An introduced connection.
@@ -135,6 +154,7 @@ pub struct Pairing {
     next: u64,
     swept: Instant,
     expired: Instant,
+    crowded: Instant,
 }
 
 impl Pairing {
@@ -149,6 +169,7 @@ impl Pairing {
             next: 0,
             swept: now,
             expired: now,
+            crowded: now.checked_sub(CROWDED_TURN).unwrap_or(now),
         }
     }
 
@@ -226,6 +247,9 @@ impl Pairing {
         if let Some(other) = self.waiting.remove(&ends.mirrored())
             && exists(other.process)
         {
+            if !other.still_waits() {
+                return Err(Refusal::GivenUp);
+            }
             let introduced = self.remember(ends, process, other.process);
             let memory = other.memory.try_clone()?;
             self.keep(Kept {
@@ -235,6 +259,13 @@ impl Pairing {
                 introduced,
             });
             return Ok(Outcome::Second(memory));
+        }
+        if self.waiting.len() >= self.settings.most_waiting
+            && self.crowded.elapsed() >= CROWDED_TURN
+        {
+            // Ends of short connections to plain programs, most of them.
+            self.crowded = Instant::now();
+            self.waiting.retain(|_, waiting| waiting.still_waits());
         }
         if self.waiting.len() >= self.settings.most_waiting {
             return Err(Refusal::Crowded(self.waiting.len()));
@@ -296,7 +327,7 @@ impl Pairing {
         self.expired = Instant::now();
         let patience = self.settings.patience;
         self.waiting
-            .retain(|_, waiting| waiting.since.elapsed() < patience && exists(waiting.process));
+            .retain(|_, waiting| waiting.since.elapsed() < patience && waiting.still_waits());
     }
 }
 
@@ -408,6 +439,35 @@ mod tests {
         // No process has this number.
         pairing.ask(&one, i32::MAX, 0).unwrap();
         assert!(matches!(pairing.ask(&other, me(), 0).unwrap(), Outcome::First(_)));
+    }
+
+    #[test]
+    fn ends_that_gave_up_make_room_and_are_not_introduced() {
+        let give_up = |memory: &OwnedFd| {
+            let word = beeline_sockets::segment::STATE_GIVEN_UP.to_le_bytes();
+            rustix::io::pwrite(memory, &word, STATE_AT as u64).unwrap();
+        };
+        let mut pairing = Pairing::new(Settings { most_waiting: 3, ..Settings::default() });
+        let connections: Vec<_> = (0..4).map(|_| connection()).collect();
+        let first = |pairing: &mut Pairing, turn: usize| {
+            let Outcome::First(memory) = pairing.ask(&connections[turn].0, me(), 0).unwrap() else {
+                panic!("nobody else asked")
+            };
+            memory
+        };
+        let memories: Vec<_> = (0..3).map(|turn| first(&mut pairing, turn)).collect();
+        give_up(&memories[0]);
+        give_up(&memories[1]);
+        // The kernel has them: their other ends need no segment.
+        assert!(matches!(pairing.ask(&connections[0].1, me(), 0), Err(Refusal::GivenUp)));
+        assert_eq!(pairing.waiting(), 2);
+        first(&mut pairing, 0);
+        assert_eq!(pairing.waiting(), 3);
+        // No place, but one of the three does not wait any more.
+        first(&mut pairing, 3);
+        assert_eq!(pairing.waiting(), 3);
+        let still = pairing.ask(&connections[2].1, me(), 0);
+        assert!(matches!(still, Ok(Outcome::Second(_))));
     }
 
     #[test]

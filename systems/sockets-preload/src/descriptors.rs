@@ -179,7 +179,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
     {
         return guarded_int(|| {
             let counted = connection.segment.consumer().available(MOST_COUNTED);
-            let count = counted.map_err(|_| receive::corrupt(connection))?;
+            let count = counted.map_err(|_| receive::corrupt(fd, connection))?;
             // SAFETY: the program's place for an int.
             unsafe { argument.cast::<c_int>().write(c_int::try_from(count).unwrap_or(0)) };
             Ok(0)

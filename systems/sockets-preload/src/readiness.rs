@@ -222,16 +222,57 @@ pub unsafe extern "C" fn epoll_ctl(
     }
 }
 
-fn wait_ours(
+/// What a wait is called with.
+#[derive(Clone, Copy)]
+struct Wait<'a> {
     set: c_int,
     events: *mut epoll_event,
     count: c_int,
     timeout: Option<Duration>,
-    mask: Option<&sigset_t>,
-) -> Option<c_int> {
-    // SAFETY: the program's array.
-    let events = unsafe { array(events, usize::try_from(count).unwrap_or(0)) };
-    epoll::wait(set, events, timeout, mask).map(|outcome| guarded_int(|| outcome))
+    mask: Option<&'a sigset_t>,
+}
+
+impl Wait<'_> {
+    /// The wait on a set that holds some of ours; `None` when it holds none.
+    fn ours(self) -> Option<c_int> {
+        // SAFETY: the program's array.
+        let events = unsafe { array(self.events, usize::try_from(self.count).unwrap_or(0)) };
+        let outcome = epoll::wait(self.set, events, self.timeout, self.mask)?;
+        Some(guarded_int(|| outcome))
+    }
+
+    /// The wait, by the C library's own function where the set holds none of ours. A thread may be
+    /// cancelled in there: nothing here has anything to tidy up.
+    fn any(self, plainly: impl Fn() -> c_int) -> c_int {
+        if self.events.is_null() || self.count <= 0 {
+            // The kernel's to refuse.
+            return plainly();
+        }
+        if let Some(outcome) = self.ours() {
+            return outcome;
+        }
+        let began = std::time::Instant::now();
+        while epoll::sleeps_plainly(self.set) {
+            let outcome = plainly();
+            // SAFETY: the program's array.
+            let events = unsafe { array(self.events, usize::try_from(self.count).unwrap_or(0)) };
+            let reported = usize::try_from(outcome).unwrap_or(0);
+            if let Some(told) = epoll::wakes_plainly(self.set, events, reported) {
+                return if reported > 0 {
+                    c_int::try_from(told).unwrap_or(outcome)
+                } else {
+                    outcome
+                };
+            }
+            // Another thread has put one of ours into the set, and perhaps taken it out again.
+            let timeout = self.timeout.map(|timeout| timeout.saturating_sub(began.elapsed()));
+            if let Some(outcome) = (Wait { timeout, ..self }).ours() {
+                return outcome;
+            }
+        }
+        let timeout = self.timeout.map(|timeout| timeout.saturating_sub(began.elapsed()));
+        (Wait { timeout, ..self }).ours().unwrap_or(0)
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -241,11 +282,10 @@ pub unsafe extern "C" fn epoll_wait(
     count: c_int,
     timeout: c_int,
 ) -> c_int {
-    match wait_ours(set, events, count, milliseconds(timeout), None) {
-        Some(outcome) => outcome,
-        None => real!(epoll_wait(set, events, count, timeout)
-            as fn(c_int, *mut epoll_event, c_int, c_int) -> c_int),
-    }
+    Wait { set, events, count, timeout: milliseconds(timeout), mask: None }.any(|| {
+        real!(epoll_wait(set, events, count, timeout)
+            as fn(c_int, *mut epoll_event, c_int, c_int) -> c_int)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -257,11 +297,11 @@ pub unsafe extern "C" fn epoll_pwait(
     mask: *const sigset_t,
 ) -> c_int {
     // SAFETY: null or the program's.
-    match wait_ours(set, events, count, milliseconds(timeout), unsafe { mask.as_ref() }) {
-        Some(outcome) => outcome,
-        None => real!(epoll_pwait(set, events, count, timeout, mask)
-            as fn(c_int, *mut epoll_event, c_int, c_int, *const sigset_t) -> c_int),
-    }
+    let signals = unsafe { mask.as_ref() };
+    Wait { set, events, count, timeout: milliseconds(timeout), mask: signals }.any(|| {
+        real!(epoll_pwait(set, events, count, timeout, mask)
+            as fn(c_int, *mut epoll_event, c_int, c_int, *const sigset_t) -> c_int)
+    })
 }
 
 #[unsafe(no_mangle)]
@@ -275,9 +315,9 @@ pub unsafe extern "C" fn epoll_pwait2(
     // SAFETY: the program's time.
     let bound = unsafe { duration(timeout) };
     // SAFETY: null or the program's.
-    match wait_ours(set, events, count, bound, unsafe { mask.as_ref() }) {
-        Some(outcome) => outcome,
-        None => real!(epoll_pwait2(set, events, count, timeout, mask)
-            as fn(c_int, *mut epoll_event, c_int, *const timespec, *const sigset_t) -> c_int),
-    }
+    let signals = unsafe { mask.as_ref() };
+    Wait { set, events, count, timeout: bound, mask: signals }.any(|| {
+        real!(epoll_pwait2(set, events, count, timeout, mask)
+            as fn(c_int, *mut epoll_event, c_int, *const timespec, *const sigset_t) -> c_int)
+    })
 }

@@ -17,7 +17,8 @@
 
 use std::cell::Cell;
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use beeline_os::barrier;
 
@@ -28,12 +29,20 @@ use crate::segment::{
 };
 use crate::table::{self, Kind};
 use crate::wait::Budget;
-use crate::{epoll, introduce};
+use crate::{epoll, introduce, wake};
+
+/// A sender asks the kernel this often whether the other end is alive.
+const BLIND_NS: u64 = 2_000_000;
+/// And this often where only a byte sent can tell.
+const PROBE_NS: u64 = 100_000_000;
+
+/// Longest time a half can be held by a thread that runs now and then.
+const LONGEST_HOLD: Duration = Duration::from_secs(10);
 
 /// Calls through the kernel before an end stops waiting for the other to ask.
 const PATIENT_CALLS: u32 = 64;
-/// Every so many calls that found nothing, the kernel is asked whether the other end is alive.
-const VAIN_CALLS: u32 = 16;
+/// Every so many calls that found nothing and do not wait, the kernel is asked whether the other end is alive.
+const VAIN_CALLS: u32 = 64;
 
 /// Options of the kernel's connection that would delay doorbells, as level, name, and the value
 /// they have while the connection is ours. What the program sets is kept for it here.
@@ -52,6 +61,8 @@ pub struct Connection {
     pub references: AtomicU32,
     /// Threads of this process that sleep on it.
     pub sleepers: AtomicU32,
+    /// Of the end's watchers, those that are epoll sets of this process.
+    pub sets: AtomicU32,
     /// Learned spinning time of readers and writers.
     pub budget: Budget,
     /// An error the kernel told us that the program has not heard of yet.
@@ -62,6 +73,9 @@ pub struct Connection {
     pub was_full: AtomicBool,
     /// What the program thinks its [`HELD_OPTIONS`] are.
     pub held_options: [AtomicI32; HELD_OPTIONS.len()],
+    /// Sends so far, counted round.
+    pub sends: AtomicU32,
+    listened_ns: AtomicU64,
     blocking: AtomicU8,
     calls: AtomicU32,
     vain: AtomicU32,
@@ -102,7 +116,8 @@ impl Drop for Held<'_> {
 
 /// Takes a half.
 ///
-/// Errors: `EAGAIN` when this very thread holds it: a signal handler came in between.
+/// Errors: `EAGAIN` when this very thread holds it: a signal handler came in between;
+/// `ECONNRESET` when it is held for too long to be true.
 #[inline]
 pub fn hold(word: &AtomicU32) -> Result<Held<'_>, Errno> {
     let me = thread();
@@ -116,12 +131,17 @@ pub fn hold(word: &AtomicU32) -> Result<Held<'_>, Errno> {
 #[cold]
 fn hold_contended(word: &AtomicU32, me: u32) -> Result<Held<'_>, Errno> {
     let mut rounds = 0_u32;
+    let begun = Instant::now();
     loop {
         let holder = word.load(Ordering::Relaxed);
         if holder == me {
             return Err(Errno(libc::EAGAIN));
         }
         rounds += 1;
+        if rounds.is_multiple_of(1 << 16) && begun.elapsed() > LONGEST_HOLD {
+            // Nobody holds a half over a sleep: the word is nonsense, or its thread was stopped.
+            return Err(Errno(libc::ECONNRESET));
+        }
         // A dead thread's half is free; its positions are whole up to its last message.
         let abandoned = holder != 0 && rounds.is_multiple_of(256) && !kernel::thread_exists(holder);
         if (holder == 0 || abandoned)
@@ -182,11 +202,14 @@ impl Connection {
             segment,
             references: AtomicU32::new(0),
             sleepers: AtomicU32::new(0),
+            sets: AtomicU32::new(0),
             budget: Budget::default(),
             pending_error: AtomicI32::new(0),
             kernel_ended: AtomicBool::new(false),
             was_full: AtomicBool::new(false),
             held_options,
+            sends: AtomicU32::new(0),
+            listened_ns: AtomicU64::new(0),
             blocking: AtomicU8::new(0),
             calls: AtomicU32::new(0),
             vain: AtomicU32::new(0),
@@ -308,8 +331,7 @@ impl Connection {
     /// Wakes the other end if it sleeps for the reason that `armed` (a sign of its) tells.
     #[inline]
     pub fn wake(&self, fd: RawFd, armed: &AtomicU32) {
-        self.light_fence();
-        if armed.load(Ordering::Relaxed) != 0 {
+        if wake::sleeps(armed, || self.light_fence()) {
             self.ring_doorbell(fd, armed);
         }
     }
@@ -324,64 +346,131 @@ impl Connection {
                 return;
             }
         }
-        if armed.swap(0, Ordering::AcqRel) != 0 {
-            // A full socket holds unread bytes, which wake just as well; a closed one is found
-            // out by who reads.
+        if wake::take_down(armed) {
+            // A full socket holds unread bytes, which wake just as well.
             let _ = kernel::send(fd, &[0], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+            // To a process that is gone, it was answered with a reset.
+            self.look_after_peer(fd);
         }
     }
 
-    /// Asks the kernel whether the other end is alive, also where its stream may still hold bytes of
-    /// the program's: an end that never sent through its ring closes it behind them.
+    /// Asks the kernel whether the other end is alive, unless it was asked just now. Cheap enough
+    /// for every few sends.
     pub fn look_after_peer(&self, fd: RawFd) {
-        if self.kernel_bytes_left().is_none() {
-            self.listen(fd, 0);
-            return;
-        }
-        let bits = kernel::poll_one(fd, libc::POLLRDHUP, 0).unwrap_or(0);
-        let broken = bits & (libc::POLLHUP | libc::POLLERR) != 0;
-        // An end says that it is mute before it shuts its side: loaded after asking.
-        if broken || bits & libc::POLLRDHUP != 0 && !self.is_other_mute() {
-            self.kernel_ended.store(true, Ordering::Relaxed);
+        let before = self.listened_ns.load(Ordering::Relaxed);
+        if kernel::coarse_ns().wrapping_sub(before) >= BLIND_NS {
+            self.look_after_peer_now(fd);
         }
     }
 
-    /// The other end shut its side of the kernel's stream before it had switched. It may read on.
-    #[must_use]
+    /// Asks the kernel whether the other end is alive.
+    pub fn look_after_peer_now(&self, fd: RawFd) {
+        // Sets swallow their doorbells themselves.
+        let listens = self.sets.load(Ordering::Relaxed) == 0 && !self.is_other_mute();
+        if listens && self.kernel_bytes_left().is_none() {
+            self.listened_ns.store(kernel::coarse_ns(), Ordering::Relaxed);
+            self.listen(fd, 0);
+        } else {
+            self.look_behind_bytes(fd);
+        }
+    }
+
+    /// Asks the kernel whether the other end is alive, where its stream may hold the program's bytes
+    /// or ended in good order: nothing is read.
+    pub fn look_behind_bytes(&self, fd: RawFd) {
+        let now = kernel::coarse_ns();
+        let since = now.wrapping_sub(self.listened_ns.load(Ordering::Relaxed));
+        let bits = kernel::poll_one(fd, libc::POLLRDHUP, 0).unwrap_or(0);
+        let over = bits & (libc::POLLHUP | libc::POLLERR) != 0;
+        // Loaded after asking: an end says that it is mute before it shuts its side.
+        let mute = self.is_other_mute();
+        let ended = bits & libc::POLLRDHUP != 0 && !mute;
+        if over || ended {
+            self.kernel_ended.store(true, Ordering::Relaxed);
+        } else if mute && since >= PROBE_NS && self.own_doorbells_reach() {
+            self.listened_ns.store(now, Ordering::Relaxed);
+            // Alive, it takes a doorbell for one; gone, it answers with a reset.
+            let _ = kernel::send(fd, &[0], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+        } else if !mute {
+            self.listened_ns.store(now, Ordering::Relaxed);
+        }
+    }
+
+    /// The other end shut its side of the kernel's stream before it had switched.
     pub fn is_other_mute(&self) -> bool {
-        // Acquire with the Release in `shutdown`: said before the kernel was told.
+        // Acquire: said before the kernel was told.
         self.segment.other().signs.mute.load(Ordering::Acquire) != 0
+    }
+
+    /// What this end sends through the kernel is a doorbell, and is carried.
+    fn own_doorbells_reach(&self) -> bool {
+        let signs = &self.segment.own().signs;
+        signs.switched_at.load(Ordering::Relaxed) != 0 && signs.mute.load(Ordering::Relaxed) == 0
     }
 
     /// Swallows doorbells, if nobody else would miss them (`watching`: how many of the watchers
     /// are the caller), and hears whether the other end is alive. Only when the kernel's stream
     /// carries nothing else.
     pub fn listen(&self, fd: RawFd, watching: u32) -> Heard {
-        let alone = self.segment.own().sharing.watchers.load(Ordering::SeqCst) <= watching;
+        let alone = self.may_swallow(watching);
         let peek = if alone { 0 } else { libc::MSG_PEEK };
-        let mut bells = [0; 64];
-        loop {
+        let (mut bells, mut swallowed) = ([0; 64], false);
+        let heard = loop {
             match kernel::receive(fd, &mut bells, libc::MSG_DONTWAIT | peek) {
+                // Its own direction ended, in good order; it may still read.
+                Ok(0) if self.is_other_mute() => break Heard::Nothing,
                 Ok(0) => {
                     self.kernel_ended.store(true, Ordering::Relaxed);
-                    return Heard::End;
+                    break Heard::End;
                 }
                 // To the last: the end of the stream may lie behind the bells, and an
                 // edge-triggered set is told of both at once.
-                Ok(_) if alone => {}
-                Ok(_) => return self.look_behind_bells(fd),
-                Err(Errno(libc::EAGAIN)) => return Heard::Nothing,
+                Ok(_) if alone => swallowed = true,
+                Ok(_) => break self.look_behind_bells(fd),
+                Err(Errno(libc::EAGAIN)) => break Heard::Nothing,
                 Err(Errno(libc::EINTR)) => {}
-                Err(Errno(error)) => return self.heard_error(error),
+                Err(Errno(error)) => break self.heard_error(error),
+            }
+        };
+        // Who watches himself was alone, and may hold a set's lock.
+        if swallowed && watching == 0 {
+            self.make_up_for_swallowed(fd);
+        }
+        heard
+    }
+
+    /// After a doorbell was swallowed, or this process changed what the end reports: a set that
+    /// counts on a doorbell looks again in its next turn, and one that is slept on is woken.
+    ///
+    /// In this order, and after the swallowing: a thread that goes to sleep says so, then takes the
+    /// stirs. A stir from before could be taken, and the end armed and let go of, while the doorbell
+    /// for that arm is swallowed here.
+    pub fn make_up_for_swallowed(&self, fd: RawFd) {
+        if self.sets.load(Ordering::SeqCst) > 0 {
+            epoll::stir(fd);
+            if !epoll::nobody_sleeps() {
+                epoll::kick(fd);
             }
         }
+    }
+
+    /// True when nobody would miss a doorbell that is swallowed now: nobody else watches, or only
+    /// sets of this process, which are told in another way.
+    fn may_swallow(&self, watching: u32) -> bool {
+        let watchers = self.segment.own().sharing.watchers.load(Ordering::SeqCst);
+        if watchers <= watching {
+            return true;
+        }
+        // Who watches himself (`watching`) may hold a set's lock, and leaves it to the others; and
+        // so does everybody where a thread sleeps: the doorbell may be meant for it.
+        watching == 0 && watchers <= self.sets.load(Ordering::SeqCst) && epoll::nobody_sleeps()
     }
 
     /// Whether the stream ends behind doorbells that are not ours to swallow.
     fn look_behind_bells(&self, fd: RawFd) -> Heard {
         let ends = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
         match kernel::poll_one(fd, libc::POLLRDHUP, 0) {
-            Ok(bits) if bits & ends != 0 => {
+            Ok(bits) if bits & ends != 0 && !self.is_other_mute() => {
                 self.kernel_ended.store(true, Ordering::Relaxed);
                 Heard::End
             }
@@ -393,13 +482,23 @@ impl Connection {
     pub fn heard_error(&self, error: i32) -> Heard {
         self.kernel_ended.store(true, Ordering::Relaxed);
         // A doorbell that met a socket just closed makes the kernel reset a connection that was
-        // closed in good order.
+        // closed in good order; so does one that lay unread when its process ended without a word.
         let closed = self.segment.other().signs.closed.load(Ordering::Acquire);
-        if error == libc::ECONNRESET && closed == CLOSED_CLEANLY {
+        let orderly = closed == CLOSED_CLEANLY || closed == 0 && self.all_was_read();
+        if error == libc::ECONNRESET && orderly {
             return Heard::End;
         }
         self.pending_error.store(error, Ordering::Relaxed);
         Heard::Broken
+    }
+
+    /// The other end has read everything this one sent. What its words say is a hint: who lies is
+    /// told of as closed instead of as reset.
+    fn all_was_read(&self) -> bool {
+        let (own, other) = (self.segment.own(), self.segment.other());
+        other.receiving.head.load(Ordering::Acquire) == own.sending.tail.load(Ordering::Relaxed)
+            && other.receiving.by_kernel.load(Ordering::Relaxed)
+                == own.sending.by_kernel.load(Ordering::Relaxed)
     }
 
     /// True when it is time for a call that found nothing to look at the kernel.
@@ -478,6 +577,7 @@ pub fn connected(fd: RawFd) {
     let connection = Connection::new(segment, fd);
     if connection.join() {
         table::set_ours(fd, Box::new(connection));
+        epoll::became_ours(fd);
     } else {
         connection.restore_options(fd);
     }
@@ -559,6 +659,10 @@ pub fn closing(fd: RawFd) {
     let queued = kernel::unread(fd);
     let by_kernel = connection.kernel_bytes_left();
     let unread = by_kernel.is_some() && queued > 0 || segment.consumer().is_ready();
+    // Or as the program asked for: a linger of no time.
+    let none = libc::linger { l_onoff: 0, l_linger: 0 };
+    let linger = kernel::option(fd, libc::SOL_SOCKET, libc::SO_LINGER, none).unwrap_or(none);
+    let unread = unread || linger.l_onoff != 0 && linger.l_linger == 0;
     let sign = if unread { CLOSED_UNREAD } else { CLOSED_CLEANLY };
     // Release with the Acquire in `heard_error`.
     own.signs.closed.store(sign, Ordering::Release);
@@ -585,7 +689,7 @@ pub fn shutdown(fd: RawFd, connection: &Connection, how: i32) -> Outcome {
     }
     let own = connection.segment.own();
     if how != libc::SHUT_WR {
-        own.receiving.shut.store(1, Ordering::Relaxed);
+        own.receiving.shut.store(1, Ordering::SeqCst);
     }
     if how != libc::SHUT_RD {
         let held = hold(&own.sending.holder)?;
@@ -593,6 +697,7 @@ pub fn shutdown(fd: RawFd, connection: &Connection, how: i32) -> Outcome {
             own.signs.mute.store(1, Ordering::Release);
             own.signs.finished.store(1, Ordering::Release);
             drop(held);
+            connection.make_up_for_swallowed(fd);
             return kernel::shutdown(fd, how);
         }
         // Release with the readers' Acquire: everything sent is in the ring. The kernel's
@@ -601,5 +706,7 @@ pub fn shutdown(fd: RawFd, connection: &Connection, how: i32) -> Outcome {
         drop(held);
         connection.wake(fd, &connection.segment.other().signs.receive_armed);
     }
+    // This process's own sets report another thing now.
+    connection.make_up_for_swallowed(fd);
     Ok(0)
 }

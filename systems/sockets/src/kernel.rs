@@ -94,6 +94,15 @@ pub fn unread(fd: RawFd) -> usize {
     if outcome.is_ok() { usize::try_from(count).unwrap_or(0) } else { 0 }
 }
 
+/// Nanoseconds of the clock that is cheap to read and ticks every few milliseconds.
+#[must_use]
+pub fn coarse_ns() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: writes one plain structure of ours; no system call, no name of ours.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut now) };
+    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
+}
+
 /// `close`.
 pub fn close(fd: RawFd) -> Outcome {
     call!(libc::SYS_close, fd)

@@ -14,6 +14,7 @@
 //! - [`table`]: which descriptor is which connection.
 //! - [`epoll`], [`poll`]: readiness of mixed descriptors.
 //! - [`carrier`]: a connection for a program that has no library.
+//! - [`wait`], [`wake`]: spinning, and the sleeper's side and the waker's.
 //! - [`kernel`]: system calls that do not pass through the names we export.
 //!
 //! Nothing here may panic into the program it lives in, print, or call a function by a name that
@@ -33,5 +34,6 @@ pub mod segment;
 pub mod send;
 pub mod table;
 pub mod wait;
+pub mod wake;
 
 pub use kernel::Errno;

@@ -78,7 +78,8 @@ struct Watched {
 impl Watched {
     fn of(index: usize, fd: RawFd) -> Option<Self> {
         let connection = find(fd).map(Subject::Connection);
-        let subject = connection.or_else(|| epoll::is_mixed(fd).then_some(Subject::Set(fd)))?;
+        let subject =
+            connection.or_else(|| epoll::is_mixed_and_polled(fd).then_some(Subject::Set(fd)))?;
         Some(Self { index, subject })
     }
 
@@ -172,6 +173,9 @@ fn sleep(
     mask: Option<&libc::sigset_t>,
 ) -> Result<(), Errno> {
     let mut shared = false;
+    // Before the sets are armed: who swallows a doorbell stirs, then looks whether anybody sleeps.
+    let any_set = watched.iter().any(|watch| matches!(watch.subject, Subject::Set(_)));
+    let polling = any_set.then(epoll::Polling::new);
     for watch in watched {
         let events = entries[watch.index].events;
         match watch.subject {
@@ -180,6 +184,8 @@ fn sleep(
                 connection.segment.own().sharing.watchers.fetch_add(1, Ordering::SeqCst);
                 let full = events & WRITING != 0 && !connection.is_writable();
                 arm(connection, events & READING != 0, full);
+                // Nobody rings for room there.
+                shared |= full && connection.is_other_mute();
             }
             Subject::Set(set) => shared |= epoll::arm_all(set),
         }
@@ -201,6 +207,7 @@ fn sleep(
         timeout
     };
     let outcome = ask_kernel_watching(entries, watched, bound, mask);
+    drop(polling);
     for connection in watched.iter().filter_map(|watch| watch.connection()) {
         connection.segment.own().sharing.watchers.fetch_sub(1, Ordering::SeqCst);
         connection.sleepers.fetch_sub(1, Ordering::AcqRel);
@@ -263,7 +270,7 @@ fn ask(
         }
         if connection.kernel_bytes_left().is_some() {
             if entry.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0 {
-                connection.look_after_peer(entry.fd);
+                connection.look_behind_bytes(entry.fd);
             }
             entry.revents &= wanted | ALWAYS;
             continue;

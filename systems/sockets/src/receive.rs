@@ -9,6 +9,7 @@ use beeline_os::barrier;
 use crate::connection::{Connection, Heard, hold};
 use crate::kernel::{self, Errno, Outcome};
 use crate::ring::Corrupt;
+use crate::wake;
 
 /// Most pieces of one call (`IOV_MAX`).
 pub const MOST_PIECES: usize = 1024;
@@ -26,14 +27,25 @@ pub fn room(pieces: &[libc::iovec]) -> usize {
     pieces.iter().fold(0_usize, |sum, piece| sum.saturating_add(piece.iov_len))
 }
 
+/// True when no program has memory there: the null page, or the kernel's half. Anything else would
+/// have to be probed, which costs more than a message does.
+#[inline]
+#[must_use]
+pub fn is_nowhere(piece: &libc::iovec) -> bool {
+    const PAGE: usize = 4096;
+    const HALF: usize = 1 << 63;
+    let begin = piece.iov_base.addr();
+    begin < PAGE || begin.checked_add(piece.iov_len).is_none_or(|end| end > HALF)
+}
+
 /// Receives into the program's `pieces` as `recvmsg` would.
 ///
 /// Errors: `errno` as the kernel's sockets have it.
 ///
 /// # Safety
 ///
-/// Each piece is writable memory of the program's (unlike the kernel, we cannot refuse an address
-/// that is not mapped).
+/// Each piece is writable memory of the program's, or no place for memory at all (unlike the
+/// kernel, we cannot refuse an address that is merely not mapped).
 pub unsafe fn receive(
     fd: RawFd,
     connection: &Connection,
@@ -50,11 +62,12 @@ pub unsafe fn receive(
         return throw_away(fd, connection, wanted, flags);
     }
     let all = flags & libc::MSG_WAITALL != 0;
+    let waits = flags & libc::MSG_DONTWAIT == 0 && connection.blocks(fd);
     let mut total = 0;
     loop {
         let held = hold(&connection.segment.own().receiving.holder)?;
         // SAFETY: the caller's contract.
-        let step = unsafe { look(fd, connection, pieces, total, peek) };
+        let step = unsafe { look(fd, connection, pieces, total, peek, waits) };
         if !peek && matches!(step, Ok(Step::Bytes(_))) {
             return_credits(fd, connection);
         }
@@ -78,7 +91,6 @@ pub unsafe fn receive(
                 if wanted == 0 {
                     return Ok(0);
                 }
-                let waits = flags & libc::MSG_DONTWAIT == 0 && connection.blocks(fd);
                 let outcome = if waits { wait(fd, connection) } else { Err(Errno(libc::EAGAIN)) };
                 if let Err(error) = outcome {
                     return if total > 0 { Ok(total) } else { Err(error) };
@@ -118,6 +130,7 @@ unsafe fn look(
     pieces: &[libc::iovec],
     skip: usize,
     peek: bool,
+    waits: bool,
 ) -> Result<Step, Errno> {
     let segment = &connection.segment;
     let (own, other) = (segment.own(), segment.other());
@@ -141,6 +154,12 @@ unsafe fn look(
             if length == 0 {
                 continue;
             }
+            if is_nowhere(piece) {
+                if count == 0 && consumer.is_ready() {
+                    return Err(Errno(libc::EFAULT));
+                }
+                break;
+            }
             // SAFETY: `start` is at most the piece's length.
             let place = unsafe { piece.iov_base.cast::<u8>().add(start) };
             let before = if peek { count } else { 0 };
@@ -152,7 +171,7 @@ unsafe fn look(
                         break;
                     }
                 }
-                Err(Corrupt) => return Err(corrupt(connection)),
+                Err(Corrupt) => return Err(corrupt(fd, connection)),
             }
         }
         if count > 0 {
@@ -169,7 +188,8 @@ unsafe fn look(
             return Ok(Step::End);
         }
         let ended = connection.kernel_ended.load(Ordering::Relaxed);
-        if ended || connection.is_due_to_listen() {
+        // Who is going to wait hears of the end there.
+        if ended || !waits && connection.is_due_to_listen() {
             let heard = if ended { Heard::End } else { connection.listen(fd, 0) };
             if heard != Heard::Nothing {
                 // The kernel's word came after everything the other end wrote.
@@ -195,10 +215,11 @@ pub fn take_error(connection: &Connection) -> Option<Errno> {
 
 /// The other end is hostile or broken: the connection ends here, as if reset.
 #[cold]
-pub fn corrupt(connection: &Connection) -> Errno {
+pub fn corrupt(fd: RawFd, connection: &Connection) -> Errno {
     connection.kernel_ended.store(true, Ordering::Relaxed);
     connection.segment.own().signs.finished.store(1, Ordering::Release);
     connection.segment.own().receiving.shut.store(1, Ordering::Relaxed);
+    connection.make_up_for_swallowed(fd);
     Errno(libc::ECONNRESET)
 }
 
@@ -220,6 +241,10 @@ fn from_kernel(
             // Loaded after reading: bytes beyond the switch are doorbells.
             let limit = connection.kernel_bytes_left().unwrap_or(0);
             let mine = (read as u64).min(limit);
+            if !peek && mine < read as u64 {
+                // A set that counts on them is told otherwise.
+                connection.make_up_for_swallowed(fd);
+            }
             if !peek {
                 let before = own.receiving.by_kernel.load(Ordering::Relaxed);
                 own.receiving.by_kernel.store(before + mine, Ordering::Relaxed);
@@ -253,6 +278,10 @@ fn from_kernel(
             Ok(Some(Step::Nothing))
         }
         Err(Errno(libc::EAGAIN)) => Ok(None),
+        Err(Errno(libc::ECONNRESET)) => match connection.heard_error(libc::ECONNRESET) {
+            Heard::Broken => Err(take_error(connection).unwrap_or(Errno(libc::ECONNRESET))),
+            _ => Ok(Some(Step::End)),
+        },
         Err(error) => Err(error),
     }
 }
@@ -303,8 +332,7 @@ pub fn wait(fd: RawFd, connection: &Connection) -> Result<(), Errno> {
     let began = Instant::now();
     connection.sleepers.fetch_add(1, Ordering::AcqRel);
     own.sharing.watchers.fetch_add(1, Ordering::SeqCst);
-    own.signs.receive_armed.store(1, Ordering::SeqCst);
-    barrier::heavy();
+    wake::arm(&own.signs.receive_armed, barrier::heavy);
     // A switch that happened before the fence is seen; one after it rings.
     let moved = by_kernel && connection.kernel_bytes_left() != Some(u64::MAX);
     let mut byte = [0];
@@ -315,13 +343,14 @@ pub fn wait(fd: RawFd, connection: &Connection) -> Result<(), Errno> {
         // only looked at: the next round takes it.
         kernel::receive(fd, &mut byte, libc::MSG_PEEK)
     };
-    own.signs.receive_armed.store(0, Ordering::Relaxed);
+    // It stays armed, should nobody have rung: a set may count on it. One doorbell too many later
+    // costs less than one too few.
     own.sharing.watchers.fetch_sub(1, Ordering::SeqCst);
     connection.sleepers.fetch_sub(1, Ordering::AcqRel);
     connection.budget.learn(began.elapsed());
     match outcome {
         Ok(0) => {
-            if connection.kernel_bytes_left().is_none() {
+            if connection.kernel_bytes_left().is_none() && !connection.is_other_mute() {
                 connection.kernel_ended.store(true, Ordering::Relaxed);
             }
             Ok(())

@@ -8,11 +8,13 @@ use beeline_os::barrier;
 
 use crate::connection::{Connection, hold};
 use crate::kernel::{self, Errno, Outcome};
-use crate::receive::{corrupt, rest_of, room, take_error};
+use crate::receive::{corrupt, is_nowhere, rest_of, room, take_error};
 use crate::ring::Corrupt;
+use crate::wake;
 
-/// Every so many sends the kernel is asked whether the other end is alive.
-const BLIND_SENDS: u64 = 256 << 10;
+/// Sends between two looks at the clock, and bytes that are worth one.
+const SENDS_PER_LOOK: u32 = 8;
+const LARGE: usize = 4096;
 
 /// What one try did.
 enum Step {
@@ -30,8 +32,8 @@ enum Step {
 ///
 /// # Safety
 ///
-/// Each piece is readable memory of the program's (unlike the kernel, we cannot refuse an address
-/// that is not mapped).
+/// Each piece is readable memory of the program's, or no place for memory at all (unlike the
+/// kernel, we cannot refuse an address that is merely not mapped).
 pub unsafe fn send(
     fd: RawFd,
     connection: &Connection,
@@ -44,6 +46,10 @@ pub unsafe fn send(
     let wanted = room(pieces);
     let mut total = 0;
     loop {
+        if total > 0 && connection.is_over() {
+            // The next call hears why.
+            return Ok(total);
+        }
         let held = hold(&connection.segment.own().sending.holder)?;
         // SAFETY: the caller's contract.
         let step = unsafe { try_send(fd, connection, pieces, total, flags) };
@@ -69,6 +75,9 @@ pub unsafe fn send(
         }
         connection.was_full.store(true, Ordering::Relaxed);
         if flags & libc::MSG_DONTWAIT != 0 || !connection.blocks(fd) {
+            if matches!(full_of, Full::Ring) && has_room_after_arming(connection) {
+                continue;
+            }
             return if total > 0 { Ok(total) } else { Err(Errno(libc::EAGAIN)) };
         }
         let outcome = match full_of {
@@ -80,6 +89,17 @@ pub unsafe fn send(
             return if total > 0 { Ok(total) } else { Err(error) };
         }
     }
+}
+
+/// A send that does not wait found no room. Where sets or sleepers watch this end, they are to hear
+/// of room: true when there is some by now.
+fn has_room_after_arming(connection: &Connection) -> bool {
+    let own = connection.segment.own();
+    if own.sharing.watchers.load(Ordering::SeqCst) == 0 {
+        return false;
+    }
+    wake::arm(&own.signs.send_armed, barrier::heavy);
+    !connection.is_over() && connection.is_writable()
 }
 
 /// What to wait for.
@@ -110,29 +130,14 @@ unsafe fn try_send(
     if let Some(error) = take_error(connection) {
         return Err(error);
     }
-    let mut rest = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 64];
     let by_ring = connection.sends_by_ring();
     let over = by_ring
         && (connection.kernel_ended.load(Ordering::Relaxed)
             || other.signs.closed.load(Ordering::Relaxed) != 0);
     if !by_ring || over {
-        let count = rest_of(pieces, skip, &mut rest);
-        // To an end that is gone, the kernel says what there is to say, with its signal.
-        let outcome = kernel::send_pieces(fd, &rest[..count], flags | libc::MSG_DONTWAIT);
-        return match outcome {
-            Ok(sent) => {
-                if !by_ring {
-                    let before = own.sending.by_kernel.load(Ordering::Relaxed);
-                    own.sending.by_kernel.store(before + sent as u64, Ordering::Relaxed);
-                }
-                Ok(Step::Kernel(sent))
-            }
-            Err(Errno(libc::EAGAIN)) => Ok(Step::KernelFull),
-            Err(error) => Err(error),
-        };
+        return send_by_kernel(fd, connection, pieces, skip, flags, by_ring);
     }
     let producer = connection.segment.producer();
-    let before = producer.tail();
     let (mut count, mut over) = (0, skip);
     for piece in pieces {
         let start = over.min(piece.iov_len);
@@ -140,6 +145,12 @@ unsafe fn try_send(
         let length = piece.iov_len - start;
         if length == 0 {
             continue;
+        }
+        if is_nowhere(piece) {
+            if count == 0 {
+                return Err(Errno(libc::EFAULT));
+            }
+            break;
         }
         // SAFETY: `start` is at most the piece's length.
         let place = unsafe { piece.iov_base.cast::<u8>().add(start) };
@@ -151,15 +162,43 @@ unsafe fn try_send(
                     break;
                 }
             }
-            Err(Corrupt) => return Err(corrupt(connection)),
+            Err(Corrupt) => return Err(corrupt(fd, connection)),
         }
     }
-    if before / BLIND_SENDS != producer.tail() / BLIND_SENDS
-        && connection.kernel_bytes_left().is_none()
-    {
-        connection.listen(fd, 0);
+    let sends = connection.sends.load(Ordering::Relaxed).wrapping_add(1);
+    connection.sends.store(sends, Ordering::Relaxed);
+    if sends.is_multiple_of(SENDS_PER_LOOK) || count >= LARGE {
+        // The ring takes bytes whether or not anybody is there to read them.
+        connection.look_after_peer(fd);
     }
     Ok(Step::Ring(count))
+}
+
+/// Through the kernel's stream: before the switch, and to an end that is gone, where the kernel
+/// says what there is to say, with its signal.
+#[cold]
+fn send_by_kernel(
+    fd: RawFd,
+    connection: &Connection,
+    pieces: &[libc::iovec],
+    skip: usize,
+    flags: i32,
+    by_ring: bool,
+) -> Result<Step, Errno> {
+    let own = connection.segment.own();
+    let mut rest = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 64];
+    let count = rest_of(pieces, skip, &mut rest);
+    match kernel::send_pieces(fd, &rest[..count], flags | libc::MSG_DONTWAIT) {
+        Ok(sent) => {
+            if !by_ring {
+                let before = own.sending.by_kernel.load(Ordering::Relaxed);
+                own.sending.by_kernel.store(before + sent as u64, Ordering::Relaxed);
+            }
+            Ok(Step::Kernel(sent))
+        }
+        Err(Errno(libc::EAGAIN)) => Ok(Step::KernelFull),
+        Err(error) => Err(error),
+    }
 }
 
 /// Waits until the ring has room again. `some` tells that part of the call's bytes were sent.
@@ -170,43 +209,22 @@ fn wait(fd: RawFd, connection: &Connection, some: bool) -> Result<(), Errno> {
     if connection.budget.spin(|| connection.is_writable()) {
         return Ok(());
     }
-    let (own, other) = (connection.segment.own(), connection.segment.other());
-    let mut left = time_out(fd);
+    let own = connection.segment.own();
+    let mut left = time_out(fd, libc::SO_SNDTIMEO);
     connection.sleepers.fetch_add(1, Ordering::AcqRel);
     let outcome = loop {
         own.sharing.watchers.fetch_add(1, Ordering::SeqCst);
-        own.signs.send_armed.store(1, Ordering::SeqCst);
-        barrier::heavy();
+        wake::arm(&own.signs.send_armed, barrier::heavy);
         let began = Instant::now();
-        let mut interrupted = false;
-        if !connection.is_writable() {
-            // Unread bytes in the kernel's stream would wake us at once, and a doorbell might lie
-            // behind them: then we look by the clock.
-            let blind = connection.kernel_bytes_left().is_some()
-                || other.signs.mute.load(Ordering::Relaxed) != 0
-                || own.sharing.watchers.load(Ordering::SeqCst) > 1;
-            if blind {
-                // Whether the handler lets calls go on is not known here; most do.
-                interrupted = kernel::pause(1).is_err() && (some || left.is_some());
-            } else if some || left.is_some() {
-                let bound = left.map_or(-1, |time| {
-                    i32::try_from(time.as_millis()).unwrap_or(i32::MAX).saturating_add(1)
-                });
-                let waited = kernel::poll_one(fd, libc::POLLIN, bound);
-                interrupted = waited == Err(Errno(libc::EINTR));
-            } else {
-                // A wait that goes on after a signal if its handler says so.
-                let waited = kernel::receive(fd, &mut [0], libc::MSG_PEEK);
-                interrupted = waited == Err(Errno(libc::EINTR));
-            }
-        }
+        let slept =
+            if connection.is_writable() { Ok(()) } else { sleep(fd, connection, left, some) };
         own.sharing.watchers.fetch_sub(1, Ordering::SeqCst);
-        connection.look_after_peer(fd);
+        connection.look_after_peer_now(fd);
         if connection.is_writable() {
             break Ok(());
         }
-        if interrupted {
-            break Err(Errno(libc::EINTR));
+        if slept.is_err() {
+            break slept;
         }
         if let Some(time) = &mut left {
             *time = time.saturating_sub(began.elapsed());
@@ -215,15 +233,59 @@ fn wait(fd: RawFd, connection: &Connection, some: bool) -> Result<(), Errno> {
             }
         }
     };
-    own.signs.send_armed.store(0, Ordering::Relaxed);
+    // It stays armed, as in `receive::wait`.
     connection.sleepers.fetch_sub(1, Ordering::AcqRel);
     outcome
 }
 
-/// `SO_SNDTIMEO`, if it is set.
-fn time_out(fd: RawFd) -> Option<Duration> {
+/// Sleeps until there is a doorbell or an end, or the time is up; `some` as in [`wait`].
+///
+/// Errors: `EINTR`.
+fn sleep(
+    fd: RawFd,
+    connection: &Connection,
+    left: Option<Duration>,
+    some: bool,
+) -> Result<(), Errno> {
+    let interrupted = Err(Errno(libc::EINTR));
+    // Unread bytes in the kernel's stream would wake us at once, and a doorbell might lie behind
+    // them: then we look by the clock.
+    let blind = connection.kernel_bytes_left().is_some()
+        || connection.is_other_mute()
+        || connection.segment.own().sharing.watchers.load(Ordering::SeqCst) > 1;
+    if blind {
+        // Whether the handler lets calls go on is not known here; most do.
+        return if kernel::pause(1).is_err() && (some || left.is_some()) {
+            interrupted
+        } else {
+            Ok(())
+        };
+    }
+    if some || left.is_some() {
+        let bound = left.map_or(-1, |time| {
+            i32::try_from(time.as_millis()).unwrap_or(i32::MAX).saturating_add(1)
+        });
+        let waited = kernel::poll_one(fd, libc::POLLIN, bound);
+        return if waited == Err(Errno(libc::EINTR)) { interrupted } else { Ok(()) };
+    }
+    // A wait that goes on after a signal if its handler says so.
+    match kernel::receive(fd, &mut [0], libc::MSG_PEEK) {
+        // The time-out of the other direction keeps the kernel from going on: look again.
+        Err(Errno(libc::EINTR)) if time_out(fd, libc::SO_RCVTIMEO).is_none() => interrupted,
+        Err(Errno(libc::EAGAIN)) => {
+            // That time-out, or a descriptor that another process made non-blocking.
+            let _ = kernel::pause(1);
+            Ok(())
+        }
+        // Whatever broke, the look afterwards finds it out.
+        _ => Ok(()),
+    }
+}
+
+/// `SO_SNDTIMEO` or `SO_RCVTIMEO`, if it is set.
+fn time_out(fd: RawFd, which: i32) -> Option<Duration> {
     let none = libc::timeval { tv_sec: 0, tv_usec: 0 };
-    let time = kernel::option(fd, libc::SOL_SOCKET, libc::SO_SNDTIMEO, none).unwrap_or(none);
+    let time = kernel::option(fd, libc::SOL_SOCKET, which, none).unwrap_or(none);
     let time = Duration::from_secs(time.tv_sec.unsigned_abs())
         + Duration::from_micros(time.tv_usec.unsigned_abs());
     (!time.is_zero()).then_some(time)
@@ -231,8 +293,8 @@ fn time_out(fd: RawFd) -> Option<Duration> {
 
 /// Waits until the kernel's stream has room.
 fn wait_kernel(fd: RawFd) -> Result<(), Errno> {
-    let bound =
-        time_out(fd).map_or(-1, |time| i32::try_from(time.as_millis()).unwrap_or(i32::MAX).max(1));
+    let bound = time_out(fd, libc::SO_SNDTIMEO)
+        .map_or(-1, |time| i32::try_from(time.as_millis()).unwrap_or(i32::MAX).max(1));
     match kernel::poll_one(fd, libc::POLLOUT, bound) {
         Ok(0) => Err(Errno(libc::EAGAIN)),
         Ok(_) => Ok(()),

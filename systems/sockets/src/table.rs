@@ -7,6 +7,7 @@
 //! closed. A thread may still be inside a call on a retired connection (a program that closes what
 //! another thread reads), so its memory goes back only after [`GRACE`], and never under a sleeper.
 
+use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
@@ -18,8 +19,6 @@ use crate::connection::Connection;
 pub const NUMBERS: usize = 1 << 20;
 /// How long a retired connection keeps its memory.
 const GRACE: Duration = Duration::from_secs(2);
-/// Retired connections kept before the oldest are looked at.
-const KEPT: usize = 16;
 
 const PLAIN: usize = 0;
 const CONNECTING: usize = 1;
@@ -40,7 +39,7 @@ static TABLE: AtomicPtr<AtomicUsize> = AtomicPtr::new(std::ptr::null_mut());
 static HIGHEST: AtomicI32 = AtomicI32::new(-1);
 static LEFT: AtomicBool = AtomicBool::new(false);
 static PROCESS: AtomicU32 = AtomicU32::new(0);
-static RETIRED: Mutex<Vec<(Instant, &'static Connection)>> = Mutex::new(Vec::new());
+static RETIRED: Mutex<VecDeque<(Instant, &'static Connection)>> = Mutex::new(VecDeque::new());
 
 /// Makes the table; before that, every number is plain. Called once, by the library's constructor.
 pub fn begin() {
@@ -141,6 +140,7 @@ pub fn is_watched_plain(fd: RawFd) -> bool {
 /// `fd` is `connection` from now on.
 pub fn set_ours(fd: RawFd, connection: Box<Connection>) -> &'static Connection {
     forget(fd);
+    take_back();
     let connection: &'static Connection = Box::leak(connection);
     connection.references.store(1, Ordering::Relaxed);
     set(fd, std::ptr::from_ref(connection) as usize);
@@ -188,21 +188,30 @@ fn retire(connection: &'static Connection) {
     // Never waits: a lock that a thread held when the program forked is never let go in the child.
     // What cannot be noted is kept for ever.
     let Ok(mut retired) = RETIRED.try_lock() else { return };
-    retired.push((Instant::now(), connection));
-    if retired.len() <= KEPT {
-        return;
-    }
-    retired.retain(|(since, connection)| {
-        let quiet = connection.sleepers.load(Ordering::Acquire) == 0;
-        if since.elapsed() < GRACE || !quiet {
-            return true;
+    retired.push_back((Instant::now(), connection));
+    drop(retired);
+    take_back();
+}
+
+/// Gives back the oldest of the retired, a few with every connection that comes or goes: that
+/// costs the same however many wait, and there are ever fewer of them.
+fn take_back() {
+    let Ok(mut retired) = RETIRED.try_lock() else { return };
+    for _ in 0..8 {
+        let Some(&(since, oldest)) = retired.front() else { return };
+        if since.elapsed() < GRACE {
+            return;
         }
-        let place = std::ptr::from_ref(*connection).cast_mut();
+        retired.pop_front();
+        if oldest.sleepers.load(Ordering::Acquire) != 0 {
+            retired.push_back((Instant::now(), oldest));
+            continue;
+        }
+        let place = std::ptr::from_ref(oldest).cast_mut();
         // SAFETY: a leaked box that no number leads to; whoever was inside a call when the last
         // number went has left it: nobody sleeps on it, and the grace is longer than a call.
         drop(unsafe { Box::from_raw(place) });
-        false
-    });
+    }
 }
 
 /// From now on no descriptor becomes ours: the program has a way around the names we export. Those

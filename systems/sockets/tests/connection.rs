@@ -260,6 +260,31 @@ fn a_reset_after_an_orderly_close_is_an_end() {
 }
 
 #[test]
+fn a_process_that_ends_with_a_doorbell_unread_is_an_end_and_with_bytes_unread_a_reset() {
+    for reads in [true, false] {
+        let (one, other) = half_pair().join();
+        one.send(b"there", 0).unwrap();
+        assert_eq!(other.receive(10, 0).unwrap(), b"there");
+        // It armed, and found what it was waiting for by itself.
+        other.connection.segment.own().signs.receive_armed.store(1, Ordering::SeqCst);
+        one.send(b"more", 0).unwrap();
+        if reads {
+            assert_eq!(other.receive(10, 0).unwrap(), b"more");
+        }
+        drop(other.stream);
+        let heard = (0..1000).find_map(|_| {
+            std::thread::sleep(Duration::from_millis(1));
+            match one.receive(10, NOW) {
+                Err(Errno(libc::EAGAIN)) => None,
+                told => Some(told),
+            }
+        });
+        let told = if reads { Ok(vec![]) } else { Err(Errno(libc::ECONNRESET)) };
+        assert_eq!(heard, Some(told), "{reads}");
+    }
+}
+
+#[test]
 fn a_receive_time_out_is_the_kernels() {
     let (_one, other) = half_pair().join();
     other.stream.set_read_timeout(Some(Duration::from_millis(30))).unwrap();
@@ -303,4 +328,112 @@ fn threads_that_share_an_end_lose_nothing() {
         readers.into_iter().map(|reader| reader.join().unwrap()).sum()
     });
     assert_eq!(total, 4 * EACH * 3);
+}
+
+#[test]
+fn an_end_that_only_sends_notices_soon_that_the_other_is_gone() {
+    for other_sent_before in [true, false] {
+        let (one, other) = half_pair().join();
+        assert_eq!(one.send(b"x", 0), Ok(1));
+        if other_sent_before {
+            other.send(b"y", 0).unwrap();
+        }
+        assert_eq!(other.receive(1, 0).unwrap(), b"x");
+        // As when its process is killed.
+        drop(other.stream);
+        // Far less than the ring would take.
+        let error = (0..200).find_map(|_| {
+            std::thread::sleep(Duration::from_millis(1));
+            one.send(b"anyone?", libc::MSG_NOSIGNAL).err()
+        });
+        let gone = matches!(error, Some(Errno(libc::EPIPE | libc::ECONNRESET)));
+        assert!(gone, "{other_sent_before}: {error:?}");
+    }
+}
+
+#[test]
+fn a_send_that_waits_for_a_reader_who_is_gone_ends() {
+    let (one, other) = half_pair().join();
+    std::thread::scope(|scope| {
+        // The other end never sent, nor rang: it has not left the kernel's stream.
+        let sending = scope.spawn(|| one.send(&[7; 300_000], libc::MSG_NOSIGNAL));
+        std::thread::sleep(Duration::from_millis(30));
+        drop(other.stream);
+        let outcome = sending.join().unwrap();
+        let ended = outcome.is_ok_and(|sent| sent < 300_000)
+            || matches!(outcome, Err(Errno(libc::EPIPE | libc::ECONNRESET)));
+        assert!(ended, "{outcome:?}");
+    });
+}
+
+#[test]
+fn a_shut_side_of_an_end_that_never_switched_is_not_taken_for_its_death() {
+    let (one, other) = half_pair().join();
+    one.send(b"x", 0).unwrap();
+    // Through the kernel, since it has sent nothing yet.
+    shutdown(other.stream.as_raw_fd(), &other.connection, libc::SHUT_WR).unwrap();
+    for _ in 0..30 {
+        std::thread::sleep(Duration::from_millis(1));
+        assert_eq!(one.send(b"still there?", libc::MSG_NOSIGNAL), Ok(12));
+    }
+    assert_eq!(one.receive(9, 0).unwrap(), b"");
+    assert_eq!(one.send(b"!", libc::MSG_NOSIGNAL), Ok(1));
+    assert_eq!(other.receive(1000, 0).unwrap().len(), 1 + 30 * 12 + 1);
+}
+
+extern "C" fn heard(_signal: libc::c_int) {}
+
+fn handle(signal: libc::c_int, flags: libc::c_int) {
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction = heard as *const () as usize;
+    action.sa_flags = flags;
+    assert_eq!(unsafe { libc::sigaction(signal, &raw const action, std::ptr::null_mut()) }, 0);
+}
+
+#[test]
+fn a_blocked_send_is_interrupted_unless_the_handler_asks_for_a_restart() {
+    let fill = |one: &End| while one.send(&[1; 1000], NOW).is_ok() {};
+    for (signal, flags) in [(libc::SIGUSR1, 0), (libc::SIGUSR2, libc::SA_RESTART)] {
+        handle(signal, flags);
+        let (one, other) = half_pair().join();
+        // So that it rings, which it does not before it left the kernel's stream.
+        other.send(b"y", 0).unwrap();
+        fill(&one);
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            let sending = scope.spawn(|| {
+                tell.send(unsafe { libc::pthread_self() }).unwrap();
+                one.send(&[2; 100], 0)
+            });
+            let thread = told.recv().unwrap();
+            for _ in 0..20 {
+                std::thread::sleep(Duration::from_millis(5));
+                unsafe { libc::pthread_kill(thread, signal) };
+                if sending.is_finished() {
+                    break;
+                }
+            }
+            if flags == 0 {
+                assert_eq!(sending.join().unwrap(), Err(Errno(libc::EINTR)));
+            } else {
+                assert!(!sending.is_finished());
+                while !sending.is_finished() {
+                    let _ = other.receive(60_000, NOW);
+                }
+                assert_eq!(sending.join().unwrap(), Ok(100));
+            }
+        });
+    }
+}
+
+#[test]
+fn an_address_where_no_program_has_memory_is_refused() {
+    let (one, other) = half_pair().join();
+    one.send(b"x", 0).unwrap();
+    let bad = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 5 }];
+    let fds = [one.stream.as_raw_fd(), other.stream.as_raw_fd()];
+    let sent = unsafe { send::send(fds[0], &one.connection, &bad, 0) };
+    let received = unsafe { receive::receive(fds[1], &other.connection, &bad, NOW) };
+    assert_eq!((sent, received), (Err(Errno(libc::EFAULT)), Err(Errno(libc::EFAULT))));
+    assert_eq!(other.receive(9, 0).unwrap(), b"x");
 }

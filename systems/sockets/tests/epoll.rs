@@ -522,7 +522,7 @@ fn a_half_closed_end_that_never_sent_goes_on_reading() {
     signs.finished.store(1, std::sync::atomic::Ordering::Release);
     kernel::shutdown(theirs, libc::SHUT_WR).unwrap();
     assert_eq!(take(&one, 10), Ok(0), "the end of its half");
-    mine.look_after_peer(one.as_raw_fd());
+    mine.look_after_peer_now(one.as_raw_fd());
     assert_eq!(give(&one, 5), Ok(5));
     assert!(mine.is_bound_for_ring());
     assert_eq!(take(&other, 10), Ok(5));

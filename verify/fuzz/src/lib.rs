@@ -14,6 +14,7 @@
 
 pub mod mutate;
 mod network;
+mod sockets;
 mod storage;
 
 /// A decoder with what to begin from.
@@ -28,7 +29,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 8] = [
+pub const TARGETS: [Target; 10] = [
     Target { name: "tcp_frames", run: network::tcp_frames, seeds: network::tcp_frame_seeds },
     Target { name: "tcp_greeting", run: network::tcp_greeting, seeds: network::greeting_seeds },
     Target { name: "bootstrap", run: network::bootstrap, seeds: network::bootstrap_seeds },
@@ -37,6 +38,8 @@ pub const TARGETS: [Target; 8] = [
     Target { name: "glob", run: network::glob, seeds: network::glob_seeds },
     Target { name: "snapshot", run: storage::snapshot, seeds: storage::snapshot_seeds },
     Target { name: "pool", run: storage::pool, seeds: storage::pool_seeds },
+    Target { name: "socket_records", run: sockets::records, seeds: sockets::record_seeds },
+    Target { name: "socket_segment", run: sockets::segment, seeds: sockets::segment_seeds },
 ];
 
 /// The target of this name.

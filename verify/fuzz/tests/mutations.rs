@@ -100,6 +100,16 @@ fn pool_files_survive_mutation() {
 }
 
 #[test]
+fn records_to_the_monitor_and_from_it_survive_mutation() {
+    run("socket_records");
+}
+
+#[test]
+fn a_segment_that_a_peer_writes_over_survives_mutation() {
+    run("socket_segment");
+}
+
+#[test]
 fn a_planted_bug_is_found_and_its_input_printed() {
     /// Trusts a length it was told.
     fn trusting(bytes: &[u8]) -> bool {

@@ -1,0 +1,877 @@
+//! `epoll` over descriptors of ours and of the kernel's.
+//!
+//! Every descriptor stays registered with the kernel's own set. One of ours is registered there
+//! for its doorbells, with a mark and its number as the kernel's `data`; the program's mask and
+//! data are kept here. Everything else passes with the program's own data.
+//!
+//! A wait looks at the rings of the entries that are hot ([`set`] tells which); with nothing there
+//! it spins, then arms them, lets go of those that still have nothing, and sleeps in the kernel.
+//! Level-triggered entries report what the rings say; edge-triggered ones report what has
+//! changed since they last did; one-shot entries fall silent here, not in the kernel.
+//!
+//! A TCP socket that is not connected yet is registered as one of ours may become: programs put
+//! sockets into a set before they connect them. A set within a set is an entry, too: it is
+//! readable when anything in it is due, and always hot.
+//!
+//! # Who sleeps, and who wakes them
+//!
+//! A thread sleeps in the kernel's wait on the set. Each kind of news is published by one store, and
+//! whoever makes it looks, behind a fence, for a sign of the sleeper; the sleeper gives that sign,
+//! fences, and looks for the news. So at least one of the two sees the other.
+//!
+//! | news | store | fence, then load of who makes it | store, fence, then load of the sleeper | how it wakes |
+//! | --- | --- | --- | --- | --- |
+//! | bytes, or `finished` | the ring's header, `finished` | light (the sleeper's `membarrier`, or a full one), `receive_armed` | `receive_armed`, heavy, the ring | a byte in the kernel's stream |
+//! | room, where a set asks for it | `consumed` | the same, `send_armed` | `send_armed`, heavy, `consumed` | the same |
+//! | room, where a send found none | `consumed` | the same, `send_armed` | the sending thread: `was_full`, `send_armed`, heavy, `consumed` | the same |
+//! | the other end's death or close | the kernel's | | | the kernel's end of stream |
+//! | an entry added or changed | the entry, under the set's lock; `ours` | full, `asleep` | `asleep`, full, the lock, the entries; or `ours`, for who sleeps on a set without one of ours | the kernel reports room, which there always is |
+//! | a socket that became ours | the table | full, `ASLEEP` | `ASLEEP`, full, the lock, the table | the same |
+//! | a doorbell swallowed beside the set, `shutdown` | the stir | full, `ASLEEP` | `ASLEEP`, full, the stirs | the same |
+//! | another wait leaves the set, with hot entries nobody armed | none | `asleep`, under the lock; then it arms them as a sleeper does, and looks | `asleep`, full, the lock | the same |
+//!
+//! Doorbells stay in the kernel's stream, and keep it readable, until somebody swallows them. A
+//! wait swallows those of its own set's entries when nobody else watches, and heats the entry in
+//! the same turn, under the lock. Any other call of this process swallows when only its own sets
+//! watch and none of its threads sleeps, and stirs *afterwards*: a set that armed and cooled the entry
+//! in between hears of it in its next turn, and one that sleeps by then is woken. Where another
+//! process watches the same end nothing is swallowed, and everybody looks by the clock, too.
+//! Where the other end's doorbells do not come (`mute`), or may lie behind bytes that the program
+//! does not ask for, waits look by the clock as well.
+
+mod set;
+
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering, fence};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use beeline_os::barrier;
+
+use crate::connection::{Connection, find};
+use crate::kernel::{self, Errno, Outcome};
+use crate::poll::{arm, readiness, time};
+use crate::table;
+use crate::wait::Budget;
+
+pub use set::stir;
+use set::{Entry, Inner};
+
+/// Sets with larger numbers are left to the kernel, with everything in them.
+const NUMBERS: usize = 1 << 14;
+/// Upper half of the kernel's `data` of entries of ours. No pointer and no small number has it.
+const MARK: u64 = 0xbee1_50c7;
+/// Every so many waits that the rings answered, the kernel is asked as well.
+const KERNEL_TURN: u32 = 8;
+/// A set with more hot entries than this lets go, now and then, of those that were looked at in
+/// vain so many times: about when looking has cost as much as a doorbell does.
+const MANY_HOT: usize = 32;
+const VAIN_LOOKS: u32 = 256;
+/// How often it does: each time costs a fence on every processor.
+const SWEEP_TURN: u64 = 64;
+
+const IN: u32 = 0x001;
+const OUT: u32 = 0x004;
+const ERR: u32 = 0x008;
+const HUP: u32 = 0x010;
+const RDHUP: u32 = 0x2000;
+const EXCLUSIVE: u32 = 1 << 28;
+const WAKEUP: u32 = 1 << 29;
+const ONESHOT: u32 = 1 << 30;
+const EDGE: u32 = 1 << 31;
+/// What the kernel allows together with `EPOLLEXCLUSIVE`.
+const WITH_EXCLUSIVE: u32 = IN | OUT | ERR | HUP | WAKEUP | EDGE | EXCLUSIVE;
+/// Sets within sets, at most; the kernel allows no more.
+const DEEPEST: u32 = 5;
+
+/// One epoll set.
+#[derive(Debug, Default)]
+struct Set {
+    inner: Mutex<Inner>,
+    budget: Budget,
+    /// Entries of ours; 0: the kernel's answer is the whole answer.
+    ours: AtomicU32,
+    /// Waits until the kernel is asked, too.
+    until_kernel: AtomicU32,
+    /// Threads that sleep on it.
+    asleep: AtomicU32,
+    /// It is in another set, or was polled: threads may sleep on it that are not counted here.
+    outer: AtomicBool,
+}
+
+impl Set {
+    /// True when a thread may sleep on it. Asked under its lock.
+    fn may_be_slept_on(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.asleep.load(Ordering::SeqCst) > 0 || self.outer.load(Ordering::SeqCst)
+    }
+}
+
+/// Threads of this process that sleep on any set.
+static ASLEEP: AtomicU32 = AtomicU32::new(0);
+
+/// True when no thread of this process sleeps on a set: a doorbell may be swallowed on behalf of
+/// this process's sets, and a [`stir`] is enough to tell them.
+#[must_use]
+pub fn nobody_sleeps() -> bool {
+    fence(Ordering::SeqCst);
+    ASLEEP.load(Ordering::SeqCst) == 0
+}
+
+static SETS: [AtomicPtr<Set>; NUMBERS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; NUMBERS];
+static HIGHEST: AtomicU32 = AtomicU32::new(0);
+
+/// The largest number of a set we know.
+#[must_use]
+pub fn highest() -> RawFd {
+    RawFd::try_from(HIGHEST.load(Ordering::Acquire)).unwrap_or(RawFd::MAX)
+}
+
+/// How many entries the next wait on this set looks at; 0 for a set we do not know.
+#[must_use]
+pub fn hot(number: RawFd) -> usize {
+    known(number).map_or(0, |set| lock(set).hot())
+}
+
+fn lock(set: &Set) -> MutexGuard<'_, Inner> {
+    set.inner.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn known(number: RawFd) -> Option<&'static Set> {
+    let slot = SETS.get(usize::try_from(number).ok()?)?;
+    // Acquire with the Release in `made`. SAFETY: sets are never freed.
+    unsafe { slot.load(Ordering::Acquire).as_ref() }
+}
+
+/// The set of this number, made if need be. Sets stay for the next one of the same number.
+fn made(number: RawFd) -> Option<&'static Set> {
+    if let Some(set) = known(number) {
+        return Some(set);
+    }
+    let slot = SETS.get(usize::try_from(number).ok()?)?;
+    let fresh = Box::into_raw(Box::<Set>::default());
+    let null = std::ptr::null_mut();
+    // Release with the Acquire in `known`.
+    if slot.compare_exchange(null, fresh, Ordering::AcqRel, Ordering::Acquire).is_err() {
+        // SAFETY: ours alone: it was not put into the slot.
+        drop(unsafe { Box::from_raw(fresh) });
+    }
+    HIGHEST.fetch_max(u32::try_from(number).unwrap_or(0), Ordering::AcqRel);
+    known(number)
+}
+
+fn watch(entry: &mut Entry, connection: &Connection) {
+    if !entry.counted {
+        entry.counted = true;
+        connection.sets.fetch_add(1, Ordering::SeqCst);
+        connection.segment.own().sharing.watchers.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+fn unwatch(entry: &Entry) {
+    if let (true, Some(connection)) = (entry.counted, table::ours(entry.fd)) {
+        connection.segment.own().sharing.watchers.fetch_sub(1, Ordering::SeqCst);
+        connection.sets.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// What the kernel is asked to report for an entry that wants `wanted`.
+fn kernel_mask(wanted: u32, connection: Option<&Connection>) -> u32 {
+    let kept = wanted & !(ONESHOT | EXCLUSIVE);
+    let Some(connection) = connection else { return kept };
+    let by_ring = connection.is_bound_for_ring();
+    (if by_ring { kept & !OUT } else { kept }) | IN | RDHUP
+}
+
+fn event(mask: u32, fd: RawFd) -> libc::epoll_event {
+    let number = u64::from(u32::try_from(fd).unwrap_or(0));
+    libc::epoll_event { events: mask, u64: MARK << 32 | number }
+}
+
+/// `epoll_ctl`. `None`: nothing of ours, ask the kernel.
+pub fn control(
+    number: RawFd,
+    operation: i32,
+    fd: RawFd,
+    wanted: Option<libc::epoll_event>,
+) -> Option<Outcome> {
+    let connection = find(fd);
+    let adds = operation == libc::EPOLL_CTL_ADD;
+    let mut connecting = matches!(table::kind(fd), table::Kind::Connecting);
+    let is_set = adds && connection.is_none() && !connecting && is_epoll(fd);
+    if adds && connection.is_none() && !connecting && !is_set && is_yet_to_connect(fd) {
+        table::set_connecting(fd);
+        connecting = true;
+    }
+    let plain = connection.is_none() && !connecting && !is_set;
+    if plain && known(number).is_none_or(|set| !lock(set).contains(fd)) {
+        if adds {
+            table::set_watched_plain(fd);
+        }
+        return None;
+    }
+    let set = made(number)?;
+    if is_set && let Some(inner) = made(fd) {
+        // Before the other set's entries are looked at: who adds to it from now on wakes.
+        inner.outer.store(true, Ordering::SeqCst);
+    }
+    let mut inner = lock(set);
+    if operation == libc::EPOLL_CTL_DEL {
+        let outcome = kernel::epoll_control(number, operation, fd, None);
+        if let Some(entry) = inner.remove(fd) {
+            unwatch(&entry);
+            set.ours.store(u32::try_from(inner.len()).unwrap_or(0), Ordering::SeqCst);
+        }
+        return Some(outcome);
+    }
+    let wanted = wanted?;
+    let refused = if adds {
+        wanted.events & EXCLUSIVE != 0 && wanted.events & !WITH_EXCLUSIVE != 0
+    } else {
+        // The kernel's entry is none of its own kind: it would not refuse.
+        let old = inner.entry(fd).map_or(0, |entry| entry.wanted);
+        (wanted.events | old) & EXCLUSIVE != 0
+    };
+    if refused {
+        return Some(Err(Errno(libc::EINVAL)));
+    }
+    let mask = kernel_mask(wanted.events, connection);
+    let outcome = kernel::epoll_control(number, operation, fd, Some(event(mask, fd)));
+    if outcome.is_err() {
+        return Some(outcome);
+    }
+    let counted = inner.entry(fd).is_some_and(|entry| entry.counted);
+    let is_set = is_set || inner.entry(fd).is_some_and(|entry| entry.is_set);
+    let mut entry = Entry::new(fd, wanted, mask, counted, is_set);
+    if let Some(connection) = connection {
+        watch(&mut entry, connection);
+    }
+    inner.insert(entry);
+    // Before the look at who sleeps: see `sleeps_plainly`.
+    set.ours.store(u32::try_from(inner.len()).unwrap_or(0), Ordering::SeqCst);
+    if set.may_be_slept_on() {
+        // Who sleeps did so before this entry was there to be armed.
+        wake_for(number, &mut inner, fd);
+    }
+    Some(outcome)
+}
+
+/// True for an epoll set, ours or not.
+fn is_epoll(fd: RawFd) -> bool {
+    is_mixed(fd) || kernel::is_epoll(fd)
+}
+
+/// True for a TCP socket that `connect` may be called on.
+fn is_yet_to_connect(fd: RawFd) -> bool {
+    let option = |name| kernel::option(fd, libc::SOL_SOCKET, name, 0);
+    option(libc::SO_PROTOCOL) == Ok(libc::IPPROTO_TCP)
+        && option(libc::SO_ACCEPTCONN) == Ok(0)
+        && matches!(kernel::name(fd, true), Err(Errno(libc::ENOTCONN)))
+}
+
+/// True when `fd` is a set with entries of ours: `poll` and other sets have to ask [`is_due`].
+#[must_use]
+pub fn is_mixed(fd: RawFd) -> bool {
+    known(fd).is_some_and(|set| set.ours.load(Ordering::SeqCst) != 0)
+}
+
+/// [`is_mixed`], for who polls `fd` and may sleep on it: whoever puts one of ours into it wakes him.
+#[must_use]
+pub fn is_mixed_and_polled(fd: RawFd) -> bool {
+    known(fd).is_some_and(|set| {
+        // With the store and look in `control`.
+        set.outer.store(true, Ordering::SeqCst);
+        set.ours.load(Ordering::SeqCst) != 0
+    })
+}
+
+/// True when the rings have news for the set `fd`, or for a set in it.
+#[must_use]
+pub fn is_due(fd: RawFd) -> bool {
+    is_due_within(fd, DEEPEST)
+}
+
+fn is_due_within(fd: RawFd, depth: u32) -> bool {
+    is_mixed(fd)
+        && known(fd).is_some_and(|set| {
+            let mut inner = lock(set);
+            inner.take_stirred();
+            any_due(&mut inner, depth)
+        })
+}
+
+/// `fd` is about to be closed: it leaves every set, and if it is a set, everything leaves it.
+pub fn forget(fd: RawFd) {
+    for number in 0..=HIGHEST.load(Ordering::Acquire) {
+        let Ok(number) = RawFd::try_from(number) else { continue };
+        let Some(set) = known(number) else { continue };
+        if set.ours.load(Ordering::Acquire) == 0 {
+            continue;
+        }
+        let mut inner = lock(set);
+        if number == fd {
+            inner.each().for_each(|entry| unwatch(entry));
+            *inner = Inner::default();
+            set.outer.store(false, Ordering::SeqCst);
+        } else if let Some(entry) = inner.remove(fd) {
+            unwatch(&entry);
+        }
+        set.ours.store(u32::try_from(inner.len()).unwrap_or(0), Ordering::SeqCst);
+    }
+}
+
+/// Makes the kernel report `fd` to whoever sleeps on a set that holds it: it can always be written
+/// to, and the next look at the report puts the mask right again.
+pub fn kick(fd: RawFd) {
+    for number in 0..=HIGHEST.load(Ordering::Acquire) {
+        let Ok(number) = RawFd::try_from(number) else { continue };
+        let Some(set) = known(number) else { continue };
+        if !set.may_be_slept_on() {
+            continue;
+        }
+        let mut inner = lock(set);
+        if let Some(entry) = inner.entry(fd) {
+            report_by_kernel(number, entry);
+        }
+    }
+}
+
+/// `fd` has become ours. Sets that hold it asked the kernel for what the program wants, and nobody
+/// armed it. Not called under a set's lock.
+pub fn became_ours(fd: RawFd) {
+    if !nobody_sleeps() {
+        kick(fd);
+    }
+}
+
+fn report_by_kernel(number: RawFd, entry: &mut Entry) {
+    let mask = entry.kernel_mask | OUT;
+    let event = event(mask, entry.fd);
+    if kernel::epoll_control(number, libc::EPOLL_CTL_MOD, entry.fd, Some(event)).is_ok() {
+        entry.kernel_mask = mask;
+    }
+}
+
+/// An entry came or changed while a thread may sleep on the set: news of it wakes that thread.
+fn wake_for(number: RawFd, inner: &mut Inner, fd: RawFd) {
+    let Some(entry) = inner.entry(fd) else { return };
+    if entry.is_set {
+        let (inside, wanted) = (entry.fd, entry.wanted & IN != 0);
+        arm_within(inside, DEEPEST - 1);
+        if wanted {
+            report_within(inside, DEEPEST - 1);
+        }
+        return;
+    }
+    let Some(connection) = table::ours(fd) else { return };
+    arm(connection, true, entry.wanted & OUT != 0 && !connection.is_writable());
+    barrier::heavy();
+    if due(entry, connection, false) != 0 {
+        report_by_kernel(number, entry);
+    }
+}
+
+/// Makes the kernel report what is due in the set `number`, and so whatever set holds it.
+fn report_within(number: RawFd, depth: u32) {
+    let Some(set) = known(number).filter(|_| depth > 0) else { return };
+    report_due(number, &mut lock(set), depth);
+}
+
+/// Makes the kernel report one hot entry that is due.
+fn report_due(number: RawFd, inner: &mut Inner, depth: u32) {
+    for turn in 0..inner.hot() {
+        let Some(entry) = inner.hot_entry(turn) else { continue };
+        if due_of(entry, false, depth) == 0 {
+            continue;
+        }
+        if entry.is_set {
+            report_within(entry.fd, depth - 1);
+        } else {
+            report_by_kernel(number, entry);
+        }
+        return;
+    }
+}
+
+/// What a set in a set reports now.
+fn due_of_set(entry: &mut Entry, report: bool, depth: u32) -> u32 {
+    if entry.silent || entry.wanted & IN == 0 || depth == 0 {
+        return 0;
+    }
+    let now = is_due_within(entry.fd, depth - 1);
+    let news = now && (entry.wanted & EDGE == 0 || entry.fresh || entry.seen_ends == 0);
+    if report {
+        entry.fresh = false;
+        entry.seen_ends = u32::from(now);
+    }
+    if news { IN } else { 0 }
+}
+
+fn due_of(entry: &mut Entry, report: bool, depth: u32) -> u32 {
+    if entry.is_set {
+        return due_of_set(entry, report, depth);
+    }
+    table::ours(entry.fd).map_or(0, |connection| due(entry, connection, report))
+}
+
+/// What an entry reports now; 0 for nothing. `report` false only looks.
+fn due(entry: &mut Entry, connection: &Connection, report: bool) -> u32 {
+    if entry.silent {
+        return 0;
+    }
+    #[expect(clippy::cast_sign_loss, reason = "poll's bits are small and positive")]
+    let all = u32::from(readiness(connection) as u16);
+    let now = all & (entry.wanted | ERR | HUP);
+    if now == 0 || entry.wanted & EDGE == 0 {
+        return now;
+    }
+    // A hint only: the other end's own count of what it wrote.
+    let tail = connection.segment.other().sending.tail.load(Ordering::Relaxed);
+    // An end is news for who did not ask for that bit, too: it is readable.
+    let ends = all & (RDHUP | HUP | ERR);
+    let news = entry.fresh
+        || entry.wanted & IN != 0 && tail != entry.seen_tail
+        || ends & !entry.seen_ends != 0
+        || now & OUT != 0 && connection.was_full.load(Ordering::Relaxed);
+    if !news {
+        return 0;
+    }
+    if report {
+        entry.fresh = false;
+        entry.seen_tail = tail;
+        entry.seen_ends |= ends;
+        if now & OUT != 0 {
+            connection.was_full.store(false, Ordering::Relaxed);
+        }
+    }
+    now
+}
+
+/// Where the answers of one wait go.
+struct Answers<'a> {
+    events: &'a mut [libc::epoll_event],
+    count: usize,
+    wait: u64,
+}
+
+impl Answers<'_> {
+    fn is_full(&self) -> bool {
+        self.count == self.events.len()
+    }
+
+    fn add(&mut self, entry: &mut Entry, bits: u32) {
+        if entry.answered.0 == self.wait {
+            if let Some(event) = self.events.get_mut(entry.answered.1) {
+                event.events |= bits;
+            }
+            return;
+        }
+        let Some(event) = self.events.get_mut(self.count) else { return };
+        *event = libc::epoll_event { events: bits, u64: entry.data };
+        entry.answered = (self.wait, self.count);
+        self.count += 1;
+        entry.silent |= entry.wanted & ONESHOT != 0;
+    }
+}
+
+/// Adds what the rings say.
+fn look(inner: &mut Inner, answers: &mut Answers<'_>) {
+    for step in 0..inner.hot() {
+        if answers.is_full() {
+            inner.turn = inner.turn.wrapping_add(step);
+            return;
+        }
+        let turn = inner.turn.wrapping_add(step);
+        let Some(entry) = inner.hot_entry(turn) else { continue };
+        let bits = due_of(entry, true, DEEPEST);
+        if bits == 0 {
+            entry.vain = entry.vain.saturating_add(1);
+        } else {
+            entry.vain = 0;
+            answers.add(entry, bits);
+        }
+    }
+}
+
+fn any_due(inner: &mut Inner, depth: u32) -> bool {
+    (0..inner.hot())
+        .any(|turn| inner.hot_entry(turn).is_some_and(|entry| due_of(entry, false, depth) != 0))
+}
+
+/// Arms everything in the set `fd`, for who is about to sleep on it by `poll` (after
+/// [`is_mixed_and_polled`], and [`Polling`]). True when he has to look by the clock.
+pub fn arm_all(fd: RawFd) -> bool {
+    arm_within(fd, DEEPEST)
+}
+
+fn arm_within(fd: RawFd, depth: u32) -> bool {
+    let Some(set) = known(fd).filter(|_| depth > 0) else { return false };
+    let mut inner = lock(set);
+    inner.take_stirred();
+    arm_and_cool(fd, &mut inner, depth, |_| true)
+}
+
+/// Arms the hot entries for which `chosen` says so, and lets go of those that have nothing to
+/// report afterwards: who makes them ready rings. True when one needs looks by the clock.
+fn arm_and_cool(
+    number: RawFd,
+    inner: &mut Inner,
+    depth: u32,
+    chosen: impl Fn(&Entry) -> bool,
+) -> bool {
+    let (mut any, mut by_clock) = (false, false);
+    for turn in 0..inner.hot() {
+        let Some(entry) = inner.hot_entry(turn) else { continue };
+        if entry.silent || !chosen(entry) {
+            continue;
+        }
+        if entry.is_set {
+            by_clock |= arm_within(entry.fd, depth - 1);
+            continue;
+        }
+        let Some(connection) = table::ours(entry.fd) else { continue };
+        watch(entry, connection);
+        adjust(number, entry, Some(connection));
+        arm(connection, true, entry.wanted & OUT != 0 && !connection.is_writable());
+        any = true;
+    }
+    if any {
+        barrier::heavy();
+    }
+    inner.cool_if(|entry| {
+        if entry.silent {
+            // Until the program asks for it anew.
+            return true;
+        }
+        if !chosen(entry) || entry.is_set {
+            return false;
+        }
+        let Some(connection) = table::ours(entry.fd) else { return false };
+        // Where others watch too, doorbells stay in place, and we look by the clock.
+        let others = connection.segment.own().sharing.watchers.load(Ordering::SeqCst) > 1;
+        // Nobody rings for room there.
+        let unheard =
+            entry.wanted & OUT != 0 && connection.is_other_mute() && !connection.is_writable();
+        by_clock |= others || unheard;
+        // Before both ends have the segment, room in the kernel's stream is the kernel's news.
+        !others && !unheard && connection.is_bound_for_ring() && due(entry, connection, false) == 0
+    });
+    by_clock
+}
+
+/// Asks the kernel for what is to be heard of the entry now: it changes when a connection becomes
+/// ours, when it leaves the kernel's stream, and when a one-shot entry has spoken.
+fn adjust(number: RawFd, entry: &mut Entry, connection: Option<&Connection>) {
+    // Hang-ups are told whatever is asked for; of a silent entry, once.
+    let mask = if entry.silent { EDGE } else { kernel_mask(entry.wanted, connection) };
+    if mask != entry.kernel_mask {
+        let event = event(mask, entry.fd);
+        if kernel::epoll_control(number, libc::EPOLL_CTL_MOD, entry.fd, Some(event)).is_ok() {
+            entry.kernel_mask = mask;
+        }
+    }
+}
+
+/// What a report of the kernel's held, besides what the program is to hear.
+#[derive(Default)]
+struct Report {
+    /// News of what is not ours.
+    plain: bool,
+    /// Doorbells, or the end of a stream of doorbells.
+    news: bool,
+}
+
+/// Takes what the kernel reported at the end of the answers, and puts in its place what the
+/// program is to hear.
+fn translate(
+    number: RawFd,
+    inner: &mut Inner,
+    answers: &mut Answers<'_>,
+    reported: usize,
+) -> Report {
+    let from = answers.count;
+    let raw: Vec<libc::epoll_event> =
+        answers.events.get(from..from + reported).unwrap_or_default().to_vec();
+    let mut report = Report::default();
+    for event in raw {
+        let (bits, data) = (event.events, event.u64);
+        if data >> 32 != MARK {
+            if let Some(place) = answers.events.get_mut(answers.count) {
+                *place = event;
+                answers.count += 1;
+                report.plain = true;
+            }
+            continue;
+        }
+        let Ok(fd) = RawFd::try_from(data & u64::from(u32::MAX)) else { continue };
+        inner.heat(fd);
+        let Some(entry) = inner.entry(fd) else { continue };
+        // One that is connected by now becomes ours with the program's next call on it: here, the
+        // set is locked.
+        let connection = table::ours(fd);
+        let mut heard = bits;
+        if let Some(connection) = connection {
+            watch(entry, connection);
+            if connection.kernel_bytes_left().is_none() {
+                connection.listen(fd, 1);
+                heard &= !(IN | RDHUP | HUP | ERR);
+                report.news = true;
+            } else if bits & (RDHUP | HUP | ERR) != 0 {
+                connection.look_behind_bytes(fd);
+            }
+            if connection.is_bound_for_ring() {
+                // Nobody but us asked for it: a kick.
+                report.news |= heard & OUT != 0;
+                heard &= !OUT;
+            }
+        }
+        adjust(number, entry, connection);
+        let heard = heard & (entry.wanted | ERR | HUP);
+        if heard != 0 && !entry.silent {
+            answers.add(entry, heard);
+        }
+    }
+    report
+}
+
+/// `epoll_wait` and its kin. `None`: nothing of ours in the set, ask the kernel.
+pub fn wait(
+    number: RawFd,
+    events: &mut [libc::epoll_event],
+    timeout: Option<Duration>,
+    mask: Option<&libc::sigset_t>,
+) -> Option<Outcome> {
+    let set = known(number)?;
+    if set.ours.load(Ordering::SeqCst) == 0 || events.is_empty() {
+        return None;
+    }
+    Some(wait_mixed(number, set, events, timeout, mask))
+}
+
+/// A thread is about to wait in the kernel on a set without entries of ours. False when it has some
+/// by now: then [`wait`] is to be called. When true, [`wakes_plainly`] has to follow.
+///
+/// A pair of calls and no guard, since a thread may be cancelled in between: the set then counts as
+/// slept on, which costs and loses nothing.
+#[must_use]
+pub fn sleeps_plainly(number: RawFd) -> bool {
+    let Some(set) = made(number) else { return true };
+    count_asleep(set);
+    // With the store and look in `control`.
+    let plain = set.ours.load(Ordering::SeqCst) == 0;
+    if !plain {
+        count_awake(set);
+    }
+    plain
+}
+
+/// After a wait that [`sleeps_plainly`] allowed, with what the kernel `reported`: what the program is
+/// to hear. `None` when there is nothing left of it and [`wait`] is to be called for what is left of
+/// the time: another thread has put one of ours into the set.
+#[must_use]
+pub fn wakes_plainly(
+    number: RawFd,
+    events: &mut [libc::epoll_event],
+    reported: usize,
+) -> Option<usize> {
+    let Some(set) = known(number) else { return Some(reported) };
+    count_awake(set);
+    let told = events.get(..reported).unwrap_or_default();
+    if !told.iter().any(|event| event.u64 >> 32 == MARK) {
+        return Some(reported);
+    }
+    let mut inner = lock(set);
+    inner.waits += 1;
+    let mut answers = Answers { count: 0, wait: inner.waits, events };
+    translate(number, &mut inner, &mut answers, reported);
+    look(&mut inner, &mut answers);
+    let count = answers.count;
+    leave_armed(number, set, &mut inner);
+    (count > 0).then_some(count)
+}
+
+fn wait_mixed(
+    number: RawFd,
+    set: &Set,
+    events: &mut [libc::epoll_event],
+    timeout: Option<Duration>,
+    mask: Option<&libc::sigset_t>,
+) -> Outcome {
+    let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    let mut slept = false;
+    loop {
+        let mut inner = lock(set);
+        inner.take_stirred();
+        inner.waits += 1;
+        if inner.hot() > MANY_HOT && inner.waits.is_multiple_of(SWEEP_TURN) {
+            arm_and_cool(number, &mut inner, DEEPEST, |entry| entry.vain >= VAIN_LOOKS);
+        }
+        let mut answers = Answers { count: 0, wait: inner.waits, events: &mut *events };
+        look(&mut inner, &mut answers);
+        let turn = set.until_kernel.load(Ordering::Relaxed);
+        let ask = turn == 0 || answers.count == 0 && timeout == Some(Duration::ZERO);
+        if ask && !answers.is_full() {
+            let from = answers.count;
+            let rest = answers.events.get_mut(from..).unwrap_or_default();
+            let reported = kernel::epoll_wait(number, rest, Some(time(Duration::ZERO)), mask)?;
+            let Report { plain, .. } = translate(number, &mut inner, &mut answers, reported);
+            // Where the kernel has news of others, it is asked each time; else now and then.
+            set.until_kernel.store(if plain { 0 } else { KERNEL_TURN }, Ordering::Relaxed);
+            look(&mut inner, &mut answers);
+        } else {
+            set.until_kernel.store(turn.saturating_sub(1), Ordering::Relaxed);
+        }
+        let late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
+        let count = answers.count;
+        if count > 0 || late && (slept || timeout == Some(Duration::ZERO)) {
+            leave_armed(number, set, &mut inner);
+            return Ok(count);
+        }
+        let cold = inner.hot() == 0;
+        drop(inner);
+        if !cold && set.budget.spin(|| any_due(&mut lock(set), DEEPEST)) {
+            continue;
+        }
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let began = Instant::now();
+        let count = sleep(number, set, events, left, mask)?;
+        set.budget.learn(began.elapsed());
+        slept = true;
+        if count > 0 {
+            return Ok(count);
+        }
+    }
+}
+
+/// This thread leaves the set, and will not look at its hot entries until it comes back. Where
+/// others may sleep on the set they are armed for them, and one of those that are due is reported: news
+/// that came meanwhile is theirs to hear, and what is level-triggered another thread hears at once,
+/// as the kernel does it.
+fn leave_armed(number: RawFd, set: &Set, inner: &mut Inner) {
+    if inner.hot() == 0 || !set.may_be_slept_on() {
+        return;
+    }
+    arm_and_cool(number, inner, DEEPEST, |_| true);
+    report_due(number, inner, DEEPEST);
+}
+
+/// A thread goes to sleep on the set: said before it looks at anything.
+fn count_asleep(set: &Set) {
+    set.asleep.fetch_add(1, Ordering::SeqCst);
+    ASLEEP.fetch_add(1, Ordering::SeqCst);
+    fence(Ordering::SeqCst);
+}
+
+fn count_awake(set: &Set) {
+    ASLEEP.fetch_sub(1, Ordering::SeqCst);
+    set.asleep.fetch_sub(1, Ordering::SeqCst);
+}
+
+/// A thread that sleeps on a set.
+struct Asleep<'a>(&'a Set);
+
+impl<'a> Asleep<'a> {
+    fn new(set: &'a Set) -> Self {
+        count_asleep(set);
+        Self(set)
+    }
+}
+
+impl Drop for Asleep<'_> {
+    fn drop(&mut self) {
+        count_awake(self.0);
+    }
+}
+
+/// A thread that sleeps on sets by `poll`: counted before it arms them by [`arm_all`].
+#[derive(Debug)]
+pub struct Polling(());
+
+impl Polling {
+    /// Begins.
+    #[must_use]
+    pub fn new() -> Self {
+        ASLEEP.fetch_add(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        Self(())
+    }
+}
+
+impl Default for Polling {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for Polling {
+    fn drop(&mut self) {
+        ASLEEP.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Arms what is hot, sleeps in the kernel, and answers with what woke us.
+fn sleep(
+    number: RawFd,
+    set: &Set,
+    events: &mut [libc::epoll_event],
+    timeout: Option<Duration>,
+    mask: Option<&libc::sigset_t>,
+) -> Outcome {
+    // Counted before the stirs are taken: who swallows a doorbell stirs, then looks whether
+    // anybody sleeps.
+    let asleep = Asleep::new(set);
+    let shared;
+    {
+        let mut inner = lock(set);
+        inner.take_stirred();
+        shared = arm_and_cool(number, &mut inner, DEEPEST, |_| true);
+        if any_due(&mut inner, DEEPEST) {
+            return Ok(0);
+        }
+    }
+    // As in `poll`: with other watchers we look by the clock, too.
+    let bound = if shared {
+        Some(timeout.unwrap_or(Duration::MAX).min(Duration::from_millis(1)))
+    } else {
+        timeout
+    };
+    let outcome = kernel::epoll_wait(number, events, bound.map(time), mask);
+    drop(asleep);
+    let reported = outcome?;
+    let mut inner = lock(set);
+    inner.waits += 1;
+    let mut answers = Answers { count: 0, wait: inner.waits, events };
+    let report = translate(number, &mut inner, &mut answers, reported);
+    if report.plain {
+        set.until_kernel.store(0, Ordering::Relaxed);
+    }
+    look(&mut inner, &mut answers);
+    let count = answers.count;
+    if count > 0 {
+        leave_armed(number, set, &mut inner);
+    }
+    drop(inner);
+    if count == 0 && reported > 0 && (shared || !report.news) {
+        // A doorbell that is left to another watcher would wake us again at once, and so would
+        // bytes in the kernel's stream that the program does not ask for.
+        let _ = kernel::pause(1);
+    }
+    Ok(count)
+}
+
+/// In the child, after `fork`: its copies of the sets are not counted as watchers until it waits
+/// on one.
+pub fn after_fork_in_child() {
+    for slot in &SETS[..=HIGHEST.load(Ordering::Acquire) as usize] {
+        // SAFETY: sets are never freed.
+        let Some(set) = (unsafe { slot.load(Ordering::Acquire).as_ref() }) else { continue };
+        // A lock that another thread of the parent held is not ours to wait for.
+        if let Ok(mut inner) = set.inner.try_lock() {
+            inner.each().for_each(|entry| entry.counted = false);
+            inner.heat_all();
+        }
+        set.asleep.store(0, Ordering::SeqCst);
+    }
+    ASLEEP.store(0, Ordering::SeqCst);
+    table::each(|_, connection| connection.sets.store(0, Ordering::SeqCst));
+}

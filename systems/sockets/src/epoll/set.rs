@@ -1,0 +1,266 @@
+//! What a set knows of its entries, and which of them a wait has to look at.
+//!
+//! An entry is *hot* when a wait looks at its rings, and *cold* when it need not: its connection
+//! is armed and had nothing to report after the fence, so whoever makes it ready rings, and the
+//! kernel reports it. A wait therefore costs by the hot entries and the kernel's news, however
+//! many idle connections the set holds.
+//!
+//! Invariant: an entry is cold only if no news can come without the kernel's report or a
+//! [`stir`]. What this process itself changes about a connection (a doorbell swallowed elsewhere,
+//! a `shutdown`) is told by [`stir`].
+
+use std::collections::HashMap;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::connection::Connection;
+use crate::table;
+
+/// Connections stirred since a set last looked that it is told one by one; of more, it looks at
+/// all.
+const STIRS: usize = 256;
+
+static STIRRED: [AtomicU64; STIRS] = [const { AtomicU64::new(0) }; STIRS];
+static COUNT: AtomicU64 = AtomicU64::new(0);
+
+/// This process changed something about `fd` that no doorbell will tell of.
+pub fn stir(fd: RawFd) {
+    let turn = COUNT.fetch_add(1, Ordering::SeqCst);
+    #[expect(clippy::cast_possible_truncation, reason = "below the length of the list")]
+    let place = (turn % STIRS as u64) as usize;
+    let number = u64::from(u32::try_from(fd).unwrap_or(u32::MAX));
+    // Release with the Acquire in `take_stirred`; the upper half tells whose turn it is.
+    STIRRED[place].store((turn + 1) << 32 | number, Ordering::Release);
+}
+
+#[derive(Debug)]
+pub struct Entry {
+    pub fd: RawFd,
+    pub wanted: u32,
+    pub data: u64,
+    /// As the kernel has it.
+    pub kernel_mask: u32,
+    /// Counted among the connection's watchers.
+    pub counted: bool,
+    pub silent: bool,
+    /// A set: asked for what is due in it, instead of a ring.
+    pub is_set: bool,
+    /// Edge-triggered: report what there is, once, as after a fresh registration.
+    pub fresh: bool,
+    pub seen_tail: u64,
+    pub seen_ends: u32,
+    /// Place in the answer of the wait under way, and which wait that is.
+    pub answered: (u64, usize),
+    /// Looks in a row that found nothing.
+    pub vain: u32,
+    /// Place among the hot ones.
+    hot: Option<usize>,
+}
+
+impl Entry {
+    /// A fresh registration.
+    pub fn new(
+        fd: RawFd,
+        wanted: libc::epoll_event,
+        kernel_mask: u32,
+        counted: bool,
+        is_set: bool,
+    ) -> Self {
+        Self {
+            fd,
+            wanted: wanted.events,
+            data: wanted.u64,
+            kernel_mask,
+            counted,
+            silent: false,
+            is_set,
+            fresh: true,
+            seen_tail: 0,
+            seen_ends: 0,
+            answered: (0, 0),
+            vain: 0,
+            hot: None,
+        }
+    }
+}
+
+/// Entries of one set.
+#[derive(Debug, Default)]
+pub struct Inner {
+    entries: Vec<Option<Entry>>,
+    free: Vec<usize>,
+    places: HashMap<RawFd, usize>,
+    hot: Vec<usize>,
+    /// Where the next look begins, so that nobody starves behind a full answer.
+    pub turn: usize,
+    pub waits: u64,
+    seen_stirs: u64,
+}
+
+impl Inner {
+    pub fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    pub fn contains(&self, fd: RawFd) -> bool {
+        self.places.contains_key(&fd)
+    }
+
+    pub fn entry(&mut self, fd: RawFd) -> Option<&mut Entry> {
+        let place = *self.places.get(&fd)?;
+        self.entries.get_mut(place)?.as_mut()
+    }
+
+    pub fn each(&mut self) -> impl Iterator<Item = &mut Entry> {
+        self.entries.iter_mut().flatten()
+    }
+
+    /// Adds an entry, or replaces the one of the same descriptor. It is hot.
+    pub fn insert(&mut self, entry: Entry) {
+        let fd = entry.fd;
+        if let Some(old) = self.entry(fd) {
+            let hot = old.hot;
+            *old = Entry { hot, ..entry };
+        } else if let Some(place) = self.free.pop() {
+            self.entries[place] = Some(entry);
+            self.places.insert(fd, place);
+        } else {
+            self.places.insert(fd, self.entries.len());
+            self.entries.push(Some(entry));
+        }
+        self.heat(fd);
+    }
+
+    pub fn remove(&mut self, fd: RawFd) -> Option<Entry> {
+        let place = *self.places.get(&fd)?;
+        self.cool(place);
+        self.places.remove(&fd);
+        self.free.push(place);
+        self.entries.get_mut(place)?.take()
+    }
+
+    /// The next waits look at `fd`.
+    pub fn heat(&mut self, fd: RawFd) {
+        let Some(&place) = self.places.get(&fd) else { return };
+        let at = self.hot.len();
+        if let Some(Some(entry)) = self.entries.get_mut(place) {
+            entry.vain = 0;
+            if entry.hot.is_none() {
+                entry.hot = Some(at);
+                self.hot.push(place);
+            }
+        }
+    }
+
+    /// The next waits look at everything.
+    pub fn heat_all(&mut self) {
+        let all: Vec<RawFd> = self.places.keys().copied().collect();
+        all.into_iter().for_each(|fd| self.heat(fd));
+    }
+
+    /// The next waits do not look at the entry of this place.
+    fn cool(&mut self, place: usize) {
+        let Some(Some(entry)) = self.entries.get_mut(place) else { return };
+        let Some(at) = entry.hot.take() else { return };
+        self.hot.swap_remove(at);
+        if let Some(&moved) = self.hot.get(at)
+            && let Some(Some(entry)) = self.entries.get_mut(moved)
+        {
+            entry.hot = Some(at);
+        }
+    }
+
+    /// Hot entries.
+    pub fn hot(&self) -> usize {
+        self.hot.len()
+    }
+
+    /// The hot entry `turn` places after the first, counted round.
+    pub fn hot_entry(&mut self, turn: usize) -> Option<&mut Entry> {
+        let place = *self.hot.get(turn.checked_rem(self.hot.len())?)?;
+        self.entries.get_mut(place)?.as_mut()
+    }
+
+    /// Cools the hot entries that `settled` says can be.
+    pub fn cool_if(&mut self, mut settled: impl FnMut(&mut Entry) -> bool) {
+        let mut at = self.hot.len();
+        // From the last on: one that is taken out moves only one that was already asked about.
+        while at > 0 {
+            at -= 1;
+            let Some(&place) = self.hot.get(at) else { continue };
+            let Some(Some(entry)) = self.entries.get_mut(place) else { continue };
+            if settled(entry) {
+                self.cool(place);
+            }
+        }
+    }
+
+    /// Heats what was stirred since the last time.
+    pub fn take_stirred(&mut self) {
+        let now = COUNT.load(Ordering::SeqCst);
+        if now == self.seen_stirs {
+            return;
+        }
+        let mut all = now.wrapping_sub(self.seen_stirs) > STIRS as u64;
+        for turn in self.seen_stirs..now {
+            if all {
+                break;
+            }
+            #[expect(clippy::cast_possible_truncation, reason = "below the length of the list")]
+            let place = (turn % STIRS as u64) as usize;
+            // Acquire with the Release in `stir`.
+            let word = STIRRED[place].load(Ordering::Acquire);
+            let fd = RawFd::try_from(word & u64::from(u32::MAX)).unwrap_or(-1);
+            // Not written yet, or written over; or known here by another number.
+            all = word >> 32 != (turn + 1) & u64::from(u32::MAX)
+                || !self.contains(fd) && is_copied(fd);
+            self.heat(fd);
+        }
+        if all {
+            self.heat_all();
+        }
+        self.seen_stirs = now;
+    }
+}
+
+fn is_copied(fd: RawFd) -> bool {
+    let copies = |connection: &Connection| connection.references.load(Ordering::Relaxed) > 1;
+    table::ours(fd).is_some_and(copies)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(fd: RawFd) -> Entry {
+        Entry::new(fd, libc::epoll_event { events: 1, u64: 0 }, 1, false, false)
+    }
+
+    fn hot(inner: &mut Inner) -> Vec<RawFd> {
+        let count = inner.hot();
+        let mut all: Vec<RawFd> =
+            (0..count).filter_map(|turn| Some(inner.hot_entry(turn)?.fd)).collect();
+        all.sort_unstable();
+        all
+    }
+
+    #[test]
+    fn only_what_is_hot_is_looked_at_and_a_stir_makes_it_hot() {
+        let mut inner = Inner::default();
+        (10..20).for_each(|fd| inner.insert(entry(fd)));
+        assert_eq!(inner.hot(), 10);
+        inner.cool_if(|entry| entry.fd % 3 != 0);
+        assert_eq!(hot(&mut inner), [12, 15, 18]);
+        inner.remove(15);
+        inner.insert(entry(30));
+        assert_eq!(hot(&mut inner), [12, 18, 30]);
+        inner.take_stirred();
+        stir(13);
+        inner.take_stirred();
+        assert_eq!(hot(&mut inner), [12, 13, 18, 30]);
+        assert!(inner.remove(15).is_none() && inner.remove(30).is_some());
+        (0..STIRS + 1).for_each(|_| stir(13));
+        inner.take_stirred();
+        assert_eq!(inner.hot(), inner.len());
+    }
+}
