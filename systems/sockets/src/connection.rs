@@ -641,16 +641,17 @@ pub fn closing(fd: RawFd) {
     let Some(connection) = table::forget(fd) else { return };
     let segment = &connection.segment;
     let own = segment.own();
+    if own.sharing.processes.load(Ordering::SeqCst) != 0 {
+        // Other processes have it still, and may meet the other end; the kernel knows when the last
+        // one closes.
+        return;
+    }
     let _ = segment.state().compare_exchange(
         STATE_OPEN,
         STATE_GIVEN_UP,
         Ordering::AcqRel,
         Ordering::Relaxed,
     );
-    if own.sharing.processes.load(Ordering::SeqCst) != 0 {
-        // Other processes have it still; the kernel knows when the last one closes.
-        return;
-    }
     if segment.state().load(Ordering::Acquire) != STATE_PAIRED {
         return;
     }
