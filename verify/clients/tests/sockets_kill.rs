@@ -50,6 +50,7 @@ fn ends_killed_at_random_moments_leave_nothing_behind() {
     let (mut server, mut port) = start();
     let mut servers = 1;
     for round in 0..rounds {
+        let before = monitor.paired();
         let clients: Vec<Background> = (0..2)
             .map(|_| {
                 let how = ["block", "timeout", "poll"][below(3) as usize];
@@ -57,7 +58,10 @@ fn ends_killed_at_random_moments_leave_nothing_behind() {
                 Background::start(&mut monitor.command(true, &words))
             })
             .collect();
-        std::thread::sleep(Duration::from_millis(60 + below(250)));
+        eventually("both clients through shared memory", PATIENCE, || {
+            (monitor.paired() >= before + 2).then_some(())
+        });
+        std::thread::sleep(Duration::from_millis(below(150)));
         if round % 4 == 3 {
             // The clients hear of it, and end by themselves.
             drop(server);
@@ -89,5 +93,5 @@ fn ends_killed_at_random_moments_leave_nothing_behind() {
         "{rounds} rounds of kill -9, {servers} servers, {paired} connections; {few} descriptors \
          left in the last server, seed {seed}"
     ));
-    assert!(paired > rounds, "hardly anything was accelerated: {status}");
+    assert!(paired > 2 * rounds, "hardly anything was accelerated: {status}");
 }
