@@ -72,6 +72,13 @@ def pattern(start, length):
     return bytes((start + i) % 251 for i in range(length))
 
 
+def some(peer, most):
+    data = peer.recv(most)
+    if not data:
+        raise EOFError("the other end is gone")
+    return data
+
+
 def ask(port, how, rounds):
     peer = socket.create_connection(("127.0.0.1", port), timeout=30)
     if how == "block":
@@ -87,7 +94,7 @@ def ask(port, how, rounds):
             peer.sendall(data)
             check = b""
             while len(check) < size:
-                check += peer.recv(size - len(check))
+                check += some(peer, size - len(check))
         assert check == data, (sent, size)
         sent += size
     peer.setblocking(True)
@@ -111,7 +118,7 @@ def talk_by_poll(peer, data):
                 if not out:
                     events.modify(peer, select.EPOLLIN)
             if ready & select.EPOLLIN:
-                back += peer.recv(4096)
+                back += some(peer, 4096)
     events.close()
     return back
 
