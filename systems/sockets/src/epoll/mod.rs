@@ -40,35 +40,28 @@
 //! does not ask for, waits look by the clock as well.
 
 mod set;
+mod sleep;
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
 use beeline_os::barrier;
 
 use crate::connection::{Connection, find};
 use crate::kernel::{self, Errno, Outcome};
-use crate::poll::{arm, readiness, time};
+use crate::poll::{arm, readiness};
 use crate::table;
 use crate::wait::Budget;
 
 pub use set::stir;
 use set::{Entry, Inner};
+pub use sleep::{Polling, sleeps_plainly, wait, wakes_plainly};
 
 /// Sets with larger numbers are left to the kernel, with everything in them.
 const NUMBERS: usize = 1 << 14;
 /// Upper half of the kernel's `data` of entries of ours. No pointer and no small number has it.
 const MARK: u64 = 0xbee1_50c7;
-/// Every so many waits that the rings answered, the kernel is asked as well.
-const KERNEL_TURN: u32 = 8;
-/// A set with more hot entries than this lets go, now and then, of those that were looked at in
-/// vain so many times: about when looking has cost as much as a doorbell does.
-const MANY_HOT: usize = 32;
-const VAIN_LOOKS: u32 = 256;
-/// How often it does: each time costs a fence on every processor.
-const SWEEP_TURN: u64 = 64;
 
 const IN: u32 = 0x001;
 const OUT: u32 = 0x004;
@@ -632,231 +625,6 @@ fn translate(
         }
     }
     report
-}
-
-/// `epoll_wait` and its kin. `None`: nothing of ours in the set, ask the kernel.
-pub fn wait(
-    number: RawFd,
-    events: &mut [libc::epoll_event],
-    timeout: Option<Duration>,
-    mask: Option<&libc::sigset_t>,
-) -> Option<Outcome> {
-    let set = known(number)?;
-    if set.ours.load(Ordering::SeqCst) == 0 || events.is_empty() {
-        return None;
-    }
-    Some(wait_mixed(number, set, events, timeout, mask))
-}
-
-/// A thread is about to wait in the kernel on a set without entries of ours. False when it has some
-/// by now: then [`wait`] is to be called. When true, [`wakes_plainly`] has to follow.
-///
-/// A pair of calls and no guard, since a thread may be cancelled in between: the set then counts as
-/// slept on, which costs and loses nothing.
-#[must_use]
-pub fn sleeps_plainly(number: RawFd) -> bool {
-    let Some(set) = made(number) else { return true };
-    count_asleep(set);
-    // With the store and look in `control`.
-    let plain = set.ours.load(Ordering::SeqCst) == 0;
-    if !plain {
-        count_awake(set);
-    }
-    plain
-}
-
-/// After a wait that [`sleeps_plainly`] allowed, with what the kernel `reported`: what the program is
-/// to hear. `None` when there is nothing left of it and [`wait`] is to be called for what is left of
-/// the time: another thread has put one of ours into the set.
-#[must_use]
-pub fn wakes_plainly(
-    number: RawFd,
-    events: &mut [libc::epoll_event],
-    reported: usize,
-) -> Option<usize> {
-    let Some(set) = known(number) else { return Some(reported) };
-    count_awake(set);
-    let told = events.get(..reported).unwrap_or_default();
-    if !told.iter().any(|event| event.u64 >> 32 == MARK) {
-        return Some(reported);
-    }
-    let mut inner = lock(set);
-    inner.waits += 1;
-    let mut answers = Answers { count: 0, wait: inner.waits, events };
-    translate(number, &mut inner, &mut answers, reported);
-    look(&mut inner, &mut answers);
-    let count = answers.count;
-    leave_armed(number, set, &mut inner);
-    (count > 0).then_some(count)
-}
-
-fn wait_mixed(
-    number: RawFd,
-    set: &Set,
-    events: &mut [libc::epoll_event],
-    timeout: Option<Duration>,
-    mask: Option<&libc::sigset_t>,
-) -> Outcome {
-    let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-    let mut slept = false;
-    loop {
-        let mut inner = lock(set);
-        inner.take_stirred();
-        inner.waits += 1;
-        if inner.hot() > MANY_HOT && inner.waits.is_multiple_of(SWEEP_TURN) {
-            arm_and_cool(number, &mut inner, DEEPEST, |entry| entry.vain >= VAIN_LOOKS);
-        }
-        let mut answers = Answers { count: 0, wait: inner.waits, events: &mut *events };
-        look(&mut inner, &mut answers);
-        let turn = set.until_kernel.load(Ordering::Relaxed);
-        let ask = turn == 0 || answers.count == 0 && timeout == Some(Duration::ZERO);
-        if ask && !answers.is_full() {
-            let from = answers.count;
-            let rest = answers.events.get_mut(from..).unwrap_or_default();
-            let reported = kernel::epoll_wait(number, rest, Some(time(Duration::ZERO)), mask)?;
-            let Report { plain, .. } = translate(number, &mut inner, &mut answers, reported);
-            // Where the kernel has news of others, it is asked each time; else now and then.
-            set.until_kernel.store(if plain { 0 } else { KERNEL_TURN }, Ordering::Relaxed);
-            look(&mut inner, &mut answers);
-        } else {
-            set.until_kernel.store(turn.saturating_sub(1), Ordering::Relaxed);
-        }
-        let late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
-        let count = answers.count;
-        if count > 0 || late && (slept || timeout == Some(Duration::ZERO)) {
-            leave_armed(number, set, &mut inner);
-            return Ok(count);
-        }
-        let cold = inner.hot() == 0;
-        drop(inner);
-        if !cold && set.budget.spin(|| any_due(&mut lock(set), DEEPEST)) {
-            continue;
-        }
-        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let began = Instant::now();
-        let count = sleep(number, set, events, left, mask)?;
-        set.budget.learn(began.elapsed());
-        slept = true;
-        if count > 0 {
-            return Ok(count);
-        }
-    }
-}
-
-/// This thread leaves the set, and will not look at its hot entries until it comes back. Where
-/// others may sleep on the set they are armed for them, and one of those that are due is reported: news
-/// that came meanwhile is theirs to hear, and what is level-triggered another thread hears at once,
-/// as the kernel does it.
-fn leave_armed(number: RawFd, set: &Set, inner: &mut Inner) {
-    if inner.hot() == 0 || !set.may_be_slept_on() {
-        return;
-    }
-    arm_and_cool(number, inner, DEEPEST, |_| true);
-    report_due(number, inner, DEEPEST);
-}
-
-/// A thread goes to sleep on the set: said before it looks at anything.
-fn count_asleep(set: &Set) {
-    set.asleep.fetch_add(1, Ordering::SeqCst);
-    ASLEEP.fetch_add(1, Ordering::SeqCst);
-    fence(Ordering::SeqCst);
-}
-
-fn count_awake(set: &Set) {
-    ASLEEP.fetch_sub(1, Ordering::SeqCst);
-    set.asleep.fetch_sub(1, Ordering::SeqCst);
-}
-
-/// A thread that sleeps on a set.
-struct Asleep<'a>(&'a Set);
-
-impl<'a> Asleep<'a> {
-    fn new(set: &'a Set) -> Self {
-        count_asleep(set);
-        Self(set)
-    }
-}
-
-impl Drop for Asleep<'_> {
-    fn drop(&mut self) {
-        count_awake(self.0);
-    }
-}
-
-/// A thread that sleeps on sets by `poll`: counted before it arms them by [`arm_all`].
-#[derive(Debug)]
-pub struct Polling(());
-
-impl Polling {
-    /// Begins.
-    #[must_use]
-    pub fn new() -> Self {
-        ASLEEP.fetch_add(1, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
-        Self(())
-    }
-}
-
-impl Default for Polling {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl Drop for Polling {
-    fn drop(&mut self) {
-        ASLEEP.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-/// Arms what is hot, sleeps in the kernel, and answers with what woke us.
-fn sleep(
-    number: RawFd,
-    set: &Set,
-    events: &mut [libc::epoll_event],
-    timeout: Option<Duration>,
-    mask: Option<&libc::sigset_t>,
-) -> Outcome {
-    // Counted before the stirs are taken: who swallows a doorbell stirs, then looks whether
-    // anybody sleeps.
-    let asleep = Asleep::new(set);
-    let shared;
-    {
-        let mut inner = lock(set);
-        inner.take_stirred();
-        shared = arm_and_cool(number, &mut inner, DEEPEST, |_| true);
-        if any_due(&mut inner, DEEPEST) {
-            return Ok(0);
-        }
-    }
-    // As in `poll`: with other watchers we look by the clock, too.
-    let bound = if shared {
-        Some(timeout.unwrap_or(Duration::MAX).min(Duration::from_millis(1)))
-    } else {
-        timeout
-    };
-    let outcome = kernel::epoll_wait(number, events, bound.map(time), mask);
-    drop(asleep);
-    let reported = outcome?;
-    let mut inner = lock(set);
-    inner.waits += 1;
-    let mut answers = Answers { count: 0, wait: inner.waits, events };
-    let report = translate(number, &mut inner, &mut answers, reported);
-    if report.plain {
-        set.until_kernel.store(0, Ordering::Relaxed);
-    }
-    look(&mut inner, &mut answers);
-    let count = answers.count;
-    if count > 0 {
-        leave_armed(number, set, &mut inner);
-    }
-    drop(inner);
-    if count == 0 && reported > 0 && (shared || !report.news) {
-        // A doorbell that is left to another watcher would wake us again at once, and so would
-        // bytes in the kernel's stream that the program does not ask for.
-        let _ = kernel::pause(1);
-    }
-    Ok(count)
 }
 
 /// In the child, after `fork`: its copies of the sets are not counted as watchers until it waits
