@@ -3,8 +3,7 @@
 //! The library finds the connections it knew in the program that `exec` brings. A program that
 //! will not have the library (static, set-uid, without `LD_PRELOAD` in its environment) gets a
 //! carried stream instead of each connection it inherits. Who else shares a connection from now on
-//! is told so. Not seen: `execl` and its kin, and `posix_spawn` of such a program, which go past
-//! the names we export.
+//! is told so. Not seen: `posix_spawn` of such a program, which goes past the names we export.
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int};
 use std::fs::File;

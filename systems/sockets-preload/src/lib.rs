@@ -28,6 +28,8 @@ mod readiness;
 mod real;
 mod start;
 mod stdio;
+#[cfg(target_arch = "x86_64")]
+mod variadic;
 
 use beeline_sockets::kernel::Outcome;
 

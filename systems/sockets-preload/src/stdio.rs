@@ -6,7 +6,7 @@
 //! way when descriptors 0 to 2 are connections of ours: at the start of a program, and after `dup2`
 //! onto one of them.
 //!
-//! Not covered: what C++ took the standard streams for before, and `dprintf`.
+//! Not covered: what C++ took the standard streams for before.
 
 use std::ffi::{c_char, c_int, c_void};
 

@@ -571,6 +571,10 @@ pub fn connected(fd: RawFd) {
         return;
     }
     table::forget(fd);
+    if table::joins_copy(fd) {
+        epoll::became_ours(fd);
+        return;
+    }
     TALLY.asked.fetch_add(1, Ordering::Relaxed);
     let Some(segment) = introduce::segment(fd, Question::Attach) else { return };
     TALLY.taken.fetch_add(1, Ordering::Relaxed);

@@ -128,6 +128,12 @@ pub fn set_option<T: Copy>(fd: RawFd, level: i32, name: i32, value: T) -> Outcom
     call!(libc::SYS_setsockopt, fd, level, name, &raw const value, length)
 }
 
+/// The kernel's number of the socket, the same for all its copies.
+#[must_use]
+pub fn cookie(fd: RawFd) -> Option<u64> {
+    option(fd, libc::SOL_SOCKET, libc::SO_COOKIE, 0).ok()
+}
+
 /// `getsockname` (`peer` false) or `getpeername`: the address and its length.
 pub fn name(fd: RawFd, peer: bool) -> Result<(libc::sockaddr_storage, usize), Errno> {
     // SAFETY: a plain C structure for which all zeros is a value.

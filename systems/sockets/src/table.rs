@@ -38,6 +38,7 @@ pub enum Kind {
 static TABLE: AtomicPtr<AtomicUsize> = AtomicPtr::new(std::ptr::null_mut());
 static HIGHEST: AtomicI32 = AtomicI32::new(-1);
 static LEFT: AtomicBool = AtomicBool::new(false);
+static COPIED_EARLY: AtomicBool = AtomicBool::new(false);
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 static RETIRED: Mutex<VecDeque<(Instant, &'static Connection)>> = Mutex::new(VecDeque::new());
 
@@ -158,7 +159,10 @@ pub fn duplicate(old: RawFd, new: RawFd) {
             forget(new);
             set(new, std::ptr::from_ref(connection) as usize);
         }
-        Kind::Connecting => set_connecting(new),
+        Kind::Connecting => {
+            COPIED_EARLY.store(true, Ordering::Relaxed);
+            set_connecting(new);
+        }
         Kind::Plain => {
             forget(new);
         }
@@ -212,6 +216,26 @@ fn take_back() {
         // number went has left it: nobody sleeps on it, and the grace is longer than a call.
         drop(unsafe { Box::from_raw(place) });
     }
+}
+
+/// If `fd` is a copy, made before it was connected, of a socket that is ours by now, it is the same
+/// connection from now on, and true is returned.
+#[must_use]
+pub fn joins_copy(fd: RawFd) -> bool {
+    if !COPIED_EARLY.load(Ordering::Relaxed) {
+        return false;
+    }
+    let Some(cookie) = crate::kernel::cookie(fd) else { return false };
+    let mut same = None;
+    each(|other, _| {
+        if same.is_none() && other != fd && crate::kernel::cookie(other) == Some(cookie) {
+            same = Some(other);
+        }
+    });
+    if let Some(other) = same {
+        duplicate(other, fd);
+    }
+    same.is_some()
 }
 
 /// From now on no descriptor becomes ours: the program has a way around the names we export. Those

@@ -386,6 +386,20 @@ fn a_connection_added_or_shut_beside_a_sleeping_thread_is_heard_by_it() {
             connection::shutdown(fd, ours, libc::SHUT_RD).unwrap();
             assert_eq!(sleeper.join().unwrap(), fd);
         });
+        // The set knows it by another number.
+        let (fd, copy) = (second[1].as_raw_fd(), unsafe { libc::dup(second[1].as_raw_fd()) });
+        table::duplicate(fd, copy);
+        epoll::control(set, libc::EPOLL_CTL_DEL, first[1].as_raw_fd(), None).unwrap().unwrap();
+        rearm(set, copy, libc::EPOLL_CTL_ADD, false);
+        std::thread::scope(|scope| {
+            let sleeper = scope.spawn(hear);
+            std::thread::sleep(Duration::from_millis(20));
+            let ours = connection::find(fd).unwrap();
+            connection::shutdown(fd, ours, libc::SHUT_RD).unwrap();
+            assert_eq!(sleeper.join().unwrap(), copy);
+        });
+        connection::closing(copy);
+        unsafe { libc::close(copy) };
     });
     connection::closing(set);
     unsafe { libc::close(set) };

@@ -1,6 +1,6 @@
 /* Echoes lines with the C library's streams: streams MODE PORT [PROGRAM].
-   "streams": over fdopen(); "exec": as standard input and output of PROGRAM, which is this one,
-   perhaps linked otherwise. */
+   "streams": over fdopen(); "dprintf": answers by it; "exec", "execl", "execle": as standard input
+   and output of PROGRAM, which is this one, perhaps linked otherwise. */
 #define _GNU_SOURCE
 #include <netinet/in.h>
 #include <stdio.h>
@@ -20,6 +20,17 @@ static void echo(FILE *in, FILE *out)
     fputs("over\n", out);
 }
 
+/* Echoes "line NUMBER TEXT" with arguments of each kind, more than there are registers. */
+static void tell(int peer, const char *line)
+{
+    static char text[4096];
+    int turn = 0;
+
+    text[0] = 0;
+    sscanf(line, "line %d %4095s", &turn, text);
+    dprintf(peer, "%.0d%.0d%.0d%s %.0f %.0d%.0d%s\n", 0, 0, 0, "line", (double)turn, 0, 0, text);
+}
+
 int main(int count, char **words)
 {
     struct sockaddr_in address = { .sin_family = AF_INET };
@@ -36,12 +47,20 @@ int main(int count, char **words)
     if (bind(listener, (struct sockaddr *)&address, sizeof address) || listen(listener, 8))
         return 1;
     while ((peer = accept4(listener, NULL, NULL, SOCK_CLOEXEC)) >= 0) {
-        if (strcmp(words[1], "exec") == 0) {
+        if (strncmp(words[1], "exec", 4) == 0) {
             if (fork() == 0) {
+                char first;
+                /* By then the other end is there, with whatever it has found out. */
+                recv(peer, &first, 1, MSG_PEEK);
                 dup2(peer, 0);
                 dup2(peer, 1);
                 char *again[] = { words[3], "standard", NULL };
-                execv(words[3], again);
+                if (strcmp(words[1], "execl") == 0)
+                    execl(words[3], words[3], "standard", NULL);
+                else if (strcmp(words[1], "execle") == 0)
+                    execle(words[3], words[3], "standard", NULL, environ);
+                else
+                    execv(words[3], again);
                 _exit(1);
             }
             close(peer);
@@ -52,7 +71,14 @@ int main(int count, char **words)
         FILE *in = fdopen(peer, "r"), *out = fdopen(dup(peer), "w");
         if (!in || !out || fileno(in) != peer)
             return 2;
-        echo(in, out);
+        if (strcmp(words[1], "dprintf") == 0) {
+            char line[4096];
+            while (fgets(line, sizeof line, in))
+                tell(peer, line);
+            dprintf(peer, "over\n");
+        } else {
+            echo(in, out);
+        }
         fclose(out);
         fclose(in);
     }

@@ -191,12 +191,15 @@ fn a_program_of_the_c_librarys_streams_talks() {
     }
     let folder = tempfile::tempdir().unwrap();
     let program = compiled(folder.path(), "dynamic", &[]);
+    // `dprintf` is another function where the compiler checks formats.
+    let checked = compiled(folder.path(), "checked", &["-O2", "-D_FORTIFY_SOURCE=2"]);
     // As a stream that the program makes; as its standard input and output after `exec`.
-    for mode in ["streams", "exec"] {
+    let modes = [("streams", &program), ("exec", &program), ("dprintf", &program)];
+    for (mode, program) in modes.into_iter().chain([("dprintf", &checked)]) {
         talk(
             (test, &[]),
             |monitor, accelerated, port| {
-                words(monitor, accelerated, &[&program, mode, &port.to_string(), &program])
+                words(monitor, accelerated, &[program, mode, &port.to_string(), program])
             },
             load("streams"),
         );
@@ -212,13 +215,15 @@ fn a_static_program_gets_by_exec_what_it_can_read() {
     let folder = tempfile::tempdir().unwrap();
     let program = compiled(folder.path(), "dynamic", &[]);
     let other = compiled(folder.path(), "static", &["-static"]);
-    talk(
-        (test, &[]),
-        |monitor, accelerated, port| {
-            words(monitor, accelerated, &[&program, "exec", &port.to_string(), &other])
-        },
-        load("streams"),
-    );
+    for mode in ["exec", "execl", "execle"] {
+        talk(
+            (test, &[]),
+            |monitor, accelerated, port| {
+                words(monitor, accelerated, &[&program, mode, &port.to_string(), &other])
+            },
+            load("streams"),
+        );
+    }
 }
 
 /// Compiles `verify/clients/programs/streams.c` as `name`.

@@ -316,6 +316,8 @@ pub fn forget(fd: RawFd) {
 /// Makes the kernel report `fd` to whoever sleeps on a set that holds it: it can always be written
 /// to, and the next look at the report puts the mask right again.
 pub fn kick(fd: RawFd) {
+    // Sets may hold it by another of its numbers.
+    let copied = table::ours(fd).filter(|ours| ours.references.load(Ordering::Relaxed) > 1);
     for number in 0..=HIGHEST.load(Ordering::Acquire) {
         let Ok(number) = RawFd::try_from(number) else { continue };
         let Some(set) = known(number) else { continue };
@@ -325,6 +327,12 @@ pub fn kick(fd: RawFd) {
         let mut inner = lock(set);
         if let Some(entry) = inner.entry(fd) {
             report_by_kernel(number, entry);
+        }
+        let Some(connection) = copied else { continue };
+        for entry in inner.each() {
+            if table::ours(entry.fd).is_some_and(|other| std::ptr::eq(other, connection)) {
+                report_by_kernel(number, entry);
+            }
         }
     }
 }
