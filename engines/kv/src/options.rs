@@ -77,7 +77,7 @@ pub struct StoreOptions {
     /// From this many bytes on a shard leaves the segment it appends to, where most of what is in
     /// it is stale, for one it used before: smaller stays in the processor's cache, larger changes
     /// segments less often. `None` goes by the pool: 1 MiB, 4 MiB where lines are written back,
-    /// 32 MiB where files are synchronised.
+    /// 8 MiB where files are synchronised.
     pub warm_bytes: Option<u32>,
     /// For a replica of other stores, whose clocks differ: how far time has come where all of them
     /// agree, Unix milliseconds. A key whose time has come by `clock` is absent for whoever looks;

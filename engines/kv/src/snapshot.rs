@@ -140,6 +140,7 @@ impl Snapshot {
         let mut copy = Vec::new();
         for (state, tail) in &self.segments {
             let length = *tail as usize;
+            state.segment.read_ahead(0, length);
             let bytes = if state.is(UNTRUSTED) {
                 copy.clear();
                 copy.resize(length, 0);

@@ -179,7 +179,7 @@ impl Store {
                 / u64::from(pool.segment_bytes()),
             warm_bytes: options.warm_bytes.unwrap_or(match pool.report().mechanism {
                 // Each change of segments costs a synchronisation of the pool's own file.
-                Mechanism::FileSync => 32 << 20,
+                Mechanism::FileSync => 8 << 20,
                 Mechanism::CacheLine(_) | Mechanism::CacheLineEmulated(_) => 4 << 20,
                 _ => 1 << 20,
             }),

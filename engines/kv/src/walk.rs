@@ -46,6 +46,7 @@ impl Walked {
 
 /// The bytes of a segment to walk over: in place where no client can write, else a copy.
 pub(crate) fn bytes_of<'a>(state: &'a SegmentState, copy: &'a mut Vec<u8>) -> &'a [u8] {
+    state.segment.read_ahead(0, state.length as usize);
     if !state.is(UNTRUSTED) {
         return state.bytes(0, state.length as usize);
     }

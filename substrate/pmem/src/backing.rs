@@ -15,11 +15,14 @@ use rustix::mm::{Advice, MapFlags};
 
 use crate::error::PmemError;
 use crate::memory::{Heap, Memory};
-use crate::options::{Durability, PoolKind};
+use crate::options::{Durability, Mechanism, PoolKind};
 use crate::segment::Segment;
 
 /// Passed before the new file is made, before it takes the old one's name, and after.
 static DURING_REPLACE: FaultPoint = FaultPoint::new("pmem.replace.step");
+
+/// Advice to the kernel starts at a page.
+const PAGE_BYTES: usize = 4096;
 
 /// Zeros for file systems without `fallocate`.
 static ZEROS: [u8; 1 << 18] = [0; 1 << 18];
@@ -123,6 +126,13 @@ pub(crate) struct Making {
     pub(crate) length: usize,
 }
 
+impl Making {
+    /// True where files are synchronised.
+    fn is_synchronised(self) -> bool {
+        self.kind == PoolKind::File && self.durability == Durability::Power
+    }
+}
+
 /// Zeroed memory for segment file `path`, its blocks reserved; at power level the file and its
 /// name are persisted.
 pub(crate) fn make(making: Making, path: &Path, ahead: bool) -> Result<Memory, PmemError> {
@@ -151,7 +161,37 @@ fn make_file(making: Making, path: &Path) -> Result<Memory, PmemError> {
             sync_directory(directory)?;
         }
     }
-    map_file(file, path, making.length, making.kind)
+    let memory = map_file(file, path, making.length, making.kind)?;
+    if making.is_synchronised() {
+        cache_page_by_page(&memory);
+    }
+    Ok(memory)
+}
+
+/// Has the kernel cache a file in single pages from here on. Left alone it reads ahead in larger
+/// and larger units, and a store through a mapping makes the whole unit dirty: a synchronisation
+/// then writes up to some hundred pages for one. Only a matter of speed.
+pub(crate) fn cache_page_by_page(memory: &Memory) {
+    if let Memory::Mapped(mapping) = memory {
+        advise(mapping, 0, mapping.length_bytes(), Advice::Random);
+    }
+}
+
+/// Starts reading a range into the kernel's cache, page by page where it is kept so. Only a matter
+/// of speed.
+pub(crate) fn read_ahead(memory: &Memory, offset: usize, length: usize) {
+    if let Memory::Mapped(mapping) = memory {
+        advise(mapping, offset, length, Advice::WillNeed);
+    }
+}
+
+fn advise(mapping: &Mapping, offset: usize, length: usize, advice: Advice) {
+    let end = offset.saturating_add(length).min(mapping.length_bytes());
+    let start = (offset - offset % PAGE_BYTES).min(end);
+    let length = end - start;
+    let start = mapping.base().as_ptr().wrapping_add(start).cast();
+    // SAFETY: a range of the mapping, borrowed; neither advice changes contents.
+    let _ = unsafe { rustix::mm::madvise(start, length, advice) };
 }
 
 /// Bytes that are made ready at a time: some tens of microseconds' work. Whoever else wants this
@@ -168,8 +208,11 @@ pub(crate) fn pieces(length: usize) -> impl Iterator<Item = (usize, usize)> {
 /// For writing, except where files are synchronised: there, pages made writable count as dirty, and
 /// the first synchronisation would write all of them.
 fn populate(memory: &Memory, making: Making) {
-    let synchronised = making.kind == PoolKind::File && making.durability == Durability::Power;
-    let advice = if synchronised { Advice::LinuxPopulateRead } else { Advice::LinuxPopulateWrite };
+    let advice = if making.is_synchronised() {
+        Advice::LinuxPopulateRead
+    } else {
+        Advice::LinuxPopulateWrite
+    };
     for (start, length) in pieces(memory.length_bytes()) {
         let piece = memory.base().as_ptr().wrapping_add(start);
         // SAFETY: a piece of the mapping, borrowed; populating changes no contents.
@@ -210,6 +253,9 @@ pub(crate) fn replace(segment: &Segment) -> std::io::Result<()> {
             sync_directory(directory).map_err(std::io::Error::other)?;
         }
         mapping.replace_with(file.into())?;
+        if core.mechanism == Mechanism::FileSync {
+            cache_page_by_page(&segment.memory);
+        }
         Ok(())
     };
     swap().inspect_err(|_| {

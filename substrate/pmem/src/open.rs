@@ -541,7 +541,11 @@ fn segment_memory(core: &Core, id: u32) -> Result<Memory, PmemError> {
     let path = core.segment_file(id);
     let length = u64::from(core.segment_bytes);
     let (file, _) = open_sized(&path, length)?;
-    backing::map_file(file, &path, length as usize, core.kind)
+    let memory = backing::map_file(file, &path, length as usize, core.kind)?;
+    if core.mechanism == Mechanism::FileSync {
+        backing::cache_page_by_page(&memory);
+    }
+    Ok(memory)
 }
 
 fn first_segment_file(segments: &Path) -> Result<Option<PathBuf>, PmemError> {

@@ -194,6 +194,15 @@ impl Segment {
         unsafe { std::slice::from_raw_parts(start, length) }
     }
 
+    /// For whoever is about to read `offset..offset + length` in order: starts reading it from the
+    /// disk, where files are synchronised (the kernel does not read ahead there by itself).
+    /// Elsewhere does nothing.
+    pub fn read_ahead(&self, offset: usize, length: usize) {
+        if self.core.mechanism == Mechanism::FileSync {
+            crate::backing::read_ahead(&self.memory, offset, length);
+        }
+    }
+
     /// The word at `offset`, a multiple of 8, as an atomic. For reading; a store through it is not
     /// recorded by a simulated device.
     #[must_use]

@@ -34,12 +34,18 @@ use crate::stats;
 use crate::store::{Freed, Need};
 use crate::walk;
 
+/// How far ahead of the walk a victim is read, at least: some tens of microseconds' work where it is
+/// cached already.
+const READ_AHEAD_BYTES: u32 = 256 << 10;
+
 /// Collection of one segment.
 #[derive(Debug)]
 struct Job {
     victim: Arc<SegmentState>,
     at: u32,
     end: u32,
+    /// From here on nothing was asked to be read ahead.
+    asked: u32,
     /// Valid entries that go with the segment.
     freed: Vec<Freed>,
     /// Shards whose logs hold entries that supersede some of the victim's.
@@ -248,6 +254,7 @@ impl Shard {
         self.collector.job = Some(Job {
             victim,
             at: FIRST_ENTRY,
+            asked: FIRST_ENTRY,
             end,
             freed: Vec::new(),
             superseded_by: Vec::new(),
@@ -280,6 +287,10 @@ impl Shard {
                 break Progress::More;
             }
             let offset = job.at;
+            if offset >= job.asked {
+                job.victim.segment.read_ahead(offset as usize, 2 * READ_AHEAD_BYTES as usize);
+                job.asked = offset + READ_AHEAD_BYTES;
+            }
             let Some(header) = copy_entry(&self.store.sealer, &job.victim, offset, &mut entry)
             else {
                 // Not an entry (overwritten by its client, or cut short): to the next that is.
