@@ -132,6 +132,25 @@ impl Rig {
         self.node.pool_report().to_string()
     }
 
+    /// Waits, a second at most, until the collector is done with what clients left behind: it looks
+    /// every tenth of a second.
+    pub fn settle(&self) {
+        let look = || {
+            let stats = self.stats();
+            let total = stats.store.total;
+            (stats.pool_used_bytes, total.collector_copied_bytes, total.collector_won_bytes)
+        };
+        let mut seen = look();
+        for _ in 0..8 {
+            std::thread::sleep(Duration::from_millis(120));
+            let now = look();
+            if now == seen {
+                return;
+            }
+            seen = now;
+        }
+    }
+
     /// Figures of the node.
     pub fn stats(&self) -> beeline_node::NodeStats {
         self.node.handle().stats()
