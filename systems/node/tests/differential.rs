@@ -225,16 +225,8 @@ fn compare(seed: u64, shards: usize, redis: &Redis) -> usize {
 
 #[test]
 fn random_pipelines_are_answered_as_by_redis_with_one_and_three_shards() {
-    let redis = match Redis::start() {
-        Ok(redis) => redis,
-        Err(reason) => {
-            let _ = std::io::Write::write_fmt(
-                &mut std::io::stderr(),
-                format_args!("skipped: {reason}\n"),
-            );
-            return;
-        }
-    };
+    let skipped = |reason| writeln!(std::io::stderr(), "skipped: {reason}");
+    let Ok(redis) = Redis::start().map_err(skipped) else { return };
     let seeds: Vec<u64> = match std::env::var("BEELINE_SEED") {
         Ok(seed) => vec![seed.parse().unwrap()],
         Err(_) => (1..=6).map(|seed| seed * 7919).collect(),

@@ -603,16 +603,7 @@ fn run_seed(
 
 #[test]
 fn random_commands_get_the_replies_redis_gives() {
-    let redis = match Redis::start() {
-        Ok(redis) => redis,
-        Err(reason) => {
-            let _ = std::io::Write::write_fmt(
-                &mut std::io::stderr(),
-                format_args!("skipped: {reason}\n"),
-            );
-            return;
-        }
-    };
+    let Some(redis) = Redis::start_or_skip() else { return };
     let seeds: Vec<u64> = match std::env::var("BEELINE_SEED") {
         Ok(seed) => vec![seed.parse().unwrap()],
         Err(_) => (1..=8).collect(),
@@ -663,16 +654,7 @@ fn ours_for(node: &mut Node, input: &[u8]) -> Vec<u8> {
 
 #[test]
 fn mutated_byte_streams_get_the_replies_redis_gives() {
-    let redis = match Redis::start() {
-        Ok(redis) => redis,
-        Err(reason) => {
-            let _ = std::io::Write::write_fmt(
-                &mut std::io::stderr(),
-                format_args!("skipped: {reason}\n"),
-            );
-            return;
-        }
-    };
+    let Some(redis) = Redis::start_or_skip() else { return };
     let pieces: &[&[u8]] = &[
         b"PING\r\n",
         b"*1\r\n$4\r\nPING\r\n",

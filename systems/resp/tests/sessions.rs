@@ -574,16 +574,7 @@ fn a_refused_mset_leaves_nothing_behind() {
 /// What COMMAND says must be what Redis says, for every command both have.
 #[test]
 fn command_info_is_what_redis_reports() {
-    let redis = match Redis::start() {
-        Ok(redis) => redis,
-        Err(reason) => {
-            let _ = std::io::Write::write_fmt(
-                &mut std::io::stderr(),
-                format_args!("skipped: {reason}\n"),
-            );
-            return;
-        }
-    };
+    let Some(redis) = Redis::start_or_skip() else { return };
     let mut node = Node::new(1);
     let mut compared = 0;
     for version in ["2", "3"] {
