@@ -69,7 +69,7 @@ const ROWS: &[Row] = &[
     Row {
         name: "loom",
         amount: "every interleaving of the lock-free parts with three preemptions at most",
-        took: 0,
+        took: 115,
         run: loom,
     },
     Row {
@@ -149,7 +149,7 @@ const ROWS: &[Row] = &[
     Row {
         name: "wide",
         amount: "all other tests in their long form; 1000 cases of each property",
-        took: 0,
+        took: 1230,
         run: |row, report, arguments| {
             program(report);
             let most = "--workspace --exclude beeline-verify-clients \
@@ -163,7 +163,7 @@ const ROWS: &[Row] = &[
         name: "crash points",
         amount: "up to 12 crash images at each of 40 points of 400 histories; 800 rounds of kill -9 of \
                  a store; the one-sided store",
-        took: 0,
+        took: 1170,
         run: |row, report, arguments| {
             let what = "--package beeline-verify-crash --package beeline-verify-one-sided";
             report.run(&row.long(what, arguments));
