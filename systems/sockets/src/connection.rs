@@ -261,8 +261,8 @@ impl Connection {
             return false;
         }
         let sent = own.sending.by_kernel.load(Ordering::Relaxed);
-        // Release with the readers' Acquire loads.
-        own.signs.switched_at.store(sent + 1, Ordering::Release);
+        // Release with the readers' Acquire loads. The other end can write the word: no overflow.
+        own.signs.switched_at.store(sent.saturating_add(1), Ordering::Release);
         TALLY.switched.fetch_add(1, Ordering::Relaxed);
         true
     }

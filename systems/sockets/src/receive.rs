@@ -247,7 +247,7 @@ fn from_kernel(
             }
             if !peek {
                 let before = own.receiving.by_kernel.load(Ordering::Relaxed);
-                own.receiving.by_kernel.store(before + mine, Ordering::Relaxed);
+                own.receiving.by_kernel.store(before.saturating_add(mine), Ordering::Relaxed);
             }
             if connection.kernel_bytes_left() == Some(u64::MAX) {
                 connection.waited_for_other_end(fd);

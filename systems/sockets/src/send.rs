@@ -192,7 +192,8 @@ fn send_by_kernel(
         Ok(sent) => {
             if !by_ring {
                 let before = own.sending.by_kernel.load(Ordering::Relaxed);
-                own.sending.by_kernel.store(before + sent as u64, Ordering::Relaxed);
+                let now = before.saturating_add(sent as u64);
+                own.sending.by_kernel.store(now, Ordering::Relaxed);
             }
             Ok(Step::Kernel(sent))
         }
