@@ -46,6 +46,12 @@ pub enum Refusal {
     /// Too much is under way; soon there is room.
     #[error("too many commands are under way")]
     Full,
+    /// The log has no room until a snapshot is written, and none can be. It was not proposed.
+    #[error("the log is full, and no snapshot can be written: {reason}")]
+    LogFull {
+        /// Why the last one failed.
+        reason: String,
+    },
     /// Longer than fits an entry.
     #[error("a command of {bytes} bytes does not fit into an entry of {limit}")]
     TooLarge {

@@ -15,6 +15,7 @@
 mod apply;
 mod connect;
 mod membership;
+mod pace;
 mod requests;
 mod snapshots;
 
@@ -27,6 +28,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use beeline_fabric::{Device, FabricError};
 use beeline_paxos::{Batch, Change, Command, NodeId, Options, Position, RoleName, Sessions, Start};
 
+use self::pace::Pace;
 use crate::contact::Contact;
 use crate::error::LogError;
 use crate::handle::{Done, Handle, Mailbox, Refusal, Reply, Request};
@@ -38,6 +40,11 @@ use crate::snapshot;
 use crate::status::{Counters, MemberStatus, Status};
 use crate::transport::Transport;
 
+/// Between two ticks of a member that has nothing to do: it looks at its commit word, or lets its
+/// beats go on.
+const IDLE_NS: u64 = 10_000_000;
+/// A ring that has had no room for so long, because snapshots fail, takes no commands.
+const FULL_NS: u64 = 1_000_000_000;
 /// Between two looks at peers, changes and snapshots, nanoseconds.
 const UPKEEP_NS: u64 = 5_000_000;
 /// A change of membership or a hand-over is given up after this.
@@ -95,16 +102,6 @@ pub enum NodeError {
         /// Which.
         position: Position,
     },
-    /// The state machine is further on than the log.
-    #[error(
-        "the state machine has applied {applied}, the log knows {known}: they do not belong together"
-    )]
-    Ahead {
-        /// By its own word.
-        applied: Position,
-        /// What the log can vouch for.
-        known: Position,
-    },
     /// An event descriptor or a thread.
     #[error("{0}")]
     System(#[source] std::io::Error),
@@ -119,7 +116,7 @@ impl NodeError {
             Self::Log(error) => error.is_retryable(),
             Self::Fabric(error) => error.is_retryable(),
             Self::Machine(_) | Self::System(_) => true,
-            Self::Damaged { .. } | Self::Ahead { .. } => false,
+            Self::Damaged { .. } => false,
         }
     }
 }
@@ -216,6 +213,14 @@ pub struct Node<S> {
     writing_state: bool,
     snapshot_due: bool,
     snapshot_failed_ns: Option<u64>,
+    /// Why the last one failed, until one is written.
+    snapshot_problem: Option<String>,
+    /// A fresh one was begun for the peers that want one.
+    refreshed: bool,
+    /// Proposals slow down for members that take in a snapshot.
+    pace: Pace,
+    /// The ring has had no room since then.
+    full_ns: Option<u64>,
     snapshot_waiters: Vec<Done<Position>>,
     /// Peers that are to get a snapshot.
     wanting: Vec<NodeId>,
@@ -276,6 +281,7 @@ impl<S: StateMachine> Node<S> {
         let (sender, inbox) = channel();
         let mailbox = Mailbox::new(sender).map_err(NodeError::System)?;
         let batch_limit = home.layout().max_payload_bytes();
+        let home_slots = home.layout().slots();
         let first = Status {
             id: home.id(),
             cluster: home.cluster(),
@@ -322,6 +328,10 @@ impl<S: StateMachine> Node<S> {
             writing_state: false,
             snapshot_due: false,
             snapshot_failed_ns: None,
+            snapshot_problem: None,
+            refreshed: false,
+            pace: Pace::new(home_slots),
+            full_ns: None,
             snapshot_waiters: Vec::new(),
             wanting: Vec::new(),
             counters: Counters::default(),
@@ -383,6 +393,14 @@ impl<S: StateMachine> Node<S> {
         Ok(self.member.acknowledge()?)
     }
 
+    /// Longest sleep, nanoseconds, when there is nothing to do.
+    #[must_use]
+    pub fn idle_ns(&self, now_ns: u64) -> u64 {
+        let waits = !self.queue.is_empty() || !self.batched.is_empty();
+        let due_ns = self.pace.due_ns().filter(|_| waits);
+        due_ns.map_or(IDLE_NS, |due_ns| due_ns.saturating_sub(now_ns).clamp(50_000, IDLE_NS))
+    }
+
     /// Become readable, once armed, when there is something to do: completions, requests.
     #[must_use]
     pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
@@ -400,7 +418,7 @@ impl<S: StateMachine> Node<S> {
             busy = true;
             self.take(request, now_ns)?;
         }
-        busy |= self.propose_queued()?;
+        busy |= self.propose_queued(now_ns)?;
         let mut upward = std::mem::take(&mut self.upward);
         busy |= self.member.poll(now_ns, &mut upward)? > 0;
         busy |= !upward.is_empty();
@@ -421,6 +439,7 @@ impl<S: StateMachine> Node<S> {
 
     fn keep_up(&mut self, now_ns: u64) -> Result<(), NodeError> {
         self.dial(now_ns);
+        self.look_at_pace(now_ns);
         self.install()?;
         self.send_snapshots(now_ns);
         self.take_snapshot(now_ns);

@@ -13,9 +13,6 @@ use crate::home::Home;
 use crate::machine::StateMachine;
 use crate::node::{Config, Node, NodeError};
 
-/// Between two ticks of a member that has nothing to do: it looks at its commit word, or lets its
-/// beats go on.
-const IDLE: Duration = Duration::from_millis(10);
 /// How long it looks for more before it sleeps.
 const SPIN: Duration = Duration::from_micros(20);
 
@@ -147,7 +144,8 @@ fn run<S: StateMachine>(mut node: Node<S>) -> Result<(), NodeError> {
         node.arm()?;
         // What came before arming makes no event.
         if !node.turn(now_ns())? {
-            poller.wait(Some(IDLE)).map_err(NodeError::System)?;
+            let idle = Duration::from_nanos(node.idle_ns(now_ns()));
+            poller.wait(Some(idle)).map_err(NodeError::System)?;
         }
         node.disarm()?;
     }

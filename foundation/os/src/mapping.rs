@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{MemfdFlags, SealFlags, SeekFrom};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
@@ -212,6 +212,52 @@ impl Mapping {
         self.descriptor.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
+    /// Copies this object's contents into `fresh`, a new object that reads as zero and is as long.
+    /// Pages that were never written are not touched where the kernel tells them: a region of
+    /// which little was used costs little.
+    ///
+    /// Whoever stores meanwhile may find it copied or not.
+    ///
+    /// # Panics
+    /// When the lengths differ.
+    pub fn copy_into(&self, fresh: &Self) {
+        assert_eq!(self.length_bytes, fresh.length_bytes, "contents move to an object as long");
+        let descriptor = self.descriptor();
+        let mut at = 0;
+        while let Some((start, end)) = self.next_data(descriptor.as_deref(), at) {
+            // SAFETY: `start` lies within this mapping.
+            let source = unsafe { self.base.as_ptr().add(start) };
+            // SAFETY: it lies within the other one, which is as long.
+            let target = unsafe { fresh.base.as_ptr().add(start) };
+            // SAFETY: the range ends within both mappings, which are distinct. A peer may be
+            // storing into the old one meanwhile; what is copied of that store is unspecified, as
+            // for any write in flight when its region is revoked.
+            unsafe { std::ptr::copy_nonoverlapping(source, target, end - start) };
+            at = end;
+        }
+    }
+
+    /// The next range from `at` on that may hold anything but zeros.
+    fn next_data(&self, descriptor: Option<&OwnedFd>, at: usize) -> Option<(usize, usize)> {
+        let length = self.length_bytes;
+        if at >= length {
+            return None;
+        }
+        let Some(descriptor) = descriptor else { return Some((at, length)) };
+        let start = match rustix::fs::seek(descriptor, SeekFrom::Data(at as u64)) {
+            Ok(start) => usize::try_from(start).unwrap_or(length),
+            // Nothing but holes from here on.
+            Err(Errno::NXIO) => return None,
+            Err(_) => return Some((at, length)),
+        };
+        if start >= length {
+            return None;
+        }
+        let end = rustix::fs::seek(descriptor, SeekFrom::Hole(start as u64));
+        let end = end.ok().and_then(|end| usize::try_from(end).ok()).unwrap_or(length);
+        Some((start, if end > start { end.min(length) } else { length }))
+    }
+
     /// Maps `descriptor` over the same addresses in one step and returns the old descriptor.
     /// The caller has copied the contents; whoever mapped the old object now writes to memory
     /// that this process no longer sees.
@@ -305,16 +351,7 @@ unsafe impl MemoryObject for SharedMemory {
         let length = self.mapping.length_bytes();
         let fd = create_memfd("beeline-replaced", length)?;
         let fresh = Mapping::shared(fd.try_clone()?, length, Protection::ReadWrite)?;
-        // SAFETY: both mappings are `length` bytes long and distinct. A peer may be storing into
-        // the old one meanwhile; what is copied of that store is unspecified, as for any write in
-        // flight when its region is revoked.
-        unsafe {
-            std::ptr::copy_nonoverlapping(
-                self.mapping.base().as_ptr(),
-                fresh.base().as_ptr(),
-                length,
-            );
-        }
+        self.mapping.copy_into(&fresh);
         self.mapping.replace_with(fd)?;
         Ok(())
     }
@@ -339,6 +376,33 @@ mod tests {
         let mut read = [0; 4];
         copy_out(&memory, 100, &mut read);
         assert_eq!(&read, b"kept");
+    }
+
+    #[test]
+    fn only_pages_that_were_written_are_copied_to_the_new_backing() {
+        const PAGE: usize = 4096;
+        let memory = SharedMemory::allocate("test", 256 * PAGE).unwrap();
+        let written = [0, 7, 8, 100, 255];
+        for page in written {
+            copy_in(&memory, page * PAGE + 17, &[page as u8 | 1; 8]);
+        }
+        for round in 0..3 {
+            memory.replace_backing().unwrap();
+            if round == 0 {
+                // Before they are read: loads from a memfd make pages too.
+                let blocks = rustix::fs::fstat(memory.descriptor().unwrap()).unwrap().st_blocks;
+                assert!(blocks as usize * 512 <= 8 * PAGE, "{blocks} blocks for 5 pages");
+            }
+            for page in 0..256 {
+                let mut found = [9; PAGE];
+                copy_out(&memory, page * PAGE, &mut found);
+                let mut expected = [0; PAGE];
+                if written.contains(&page) {
+                    expected[17..25].fill(page as u8 | 1);
+                }
+                assert_eq!(found, expected, "page {page}, round {round}");
+            }
+        }
     }
 
     #[test]

@@ -230,7 +230,7 @@ pub(crate) fn replace(segment: &Segment) -> std::io::Result<()> {
     let core = &segment.core;
     if core.directory.is_none() {
         let fresh = create_memfd("beeline-segment", length)?;
-        copy_into(mapping, fresh.as_fd().try_clone_to_owned()?, length)?;
+        copy_into(mapping, fresh.as_fd().try_clone_to_owned()?, length, core.kind)?;
         mapping.replace_with(fresh)?;
         return Ok(());
     }
@@ -240,7 +240,7 @@ pub(crate) fn replace(segment: &Segment) -> std::io::Result<()> {
         DURING_REPLACE.check()?;
         let file = create_file(&fresh_path).map_err(std::io::Error::other)?;
         reserve(&file, &fresh_path, 0, length as u64).map_err(std::io::Error::other)?;
-        copy_into(mapping, file.try_clone()?.into(), length)?;
+        copy_into(mapping, file.try_clone()?.into(), length, core.kind)?;
         if core.durability == Durability::Power {
             file.sync_all()?;
         }
@@ -263,8 +263,18 @@ pub(crate) fn replace(segment: &Segment) -> std::io::Result<()> {
     })
 }
 
-fn copy_into(mapping: &Mapping, target: OwnedFd, length: usize) -> std::io::Result<()> {
+fn copy_into(
+    mapping: &Mapping,
+    target: OwnedFd,
+    length: usize,
+    kind: PoolKind,
+) -> std::io::Result<()> {
     let fresh = Mapping::shared(target, length, Protection::ReadWrite)?;
+    if kind != PoolKind::Dax {
+        mapping.copy_into(&fresh);
+        return Ok(());
+    }
+    // What DAX file systems say of holes is theirs alone.
     // SAFETY: both mappings are `length` bytes long and distinct. A peer may be storing into the
     // old one meanwhile; what is copied of that store is unspecified, as for any write in flight
     // when its region is revoked.

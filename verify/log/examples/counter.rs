@@ -1,21 +1,15 @@
-//! A replicated counter: three members in one process, found through the bootstrap exchange.
-//!
-//! `cargo run -p beeline-verify-log --example counter`. Members on several machines are the same,
-//! one per process, with addresses that the others reach and `verbs` or `tcp` for `shm`.
-
-#![allow(clippy::print_stdout)]
-
-use std::error::Error;
+//! A replicated counter: three members, here in one process and over shared memory. Members on
+//! several machines are the same, one per process, with `ToMembers` for [`InProcess`] and another
+//! device (`beeline_verify_log::bootstrap`). `cargo run -p beeline-verify-log --example counter`
 use std::io::{self, Read, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
-use beeline_fabric_open::{Bootstrap, BootstrapConfig, open};
+use beeline_fabric_open::open;
 use beeline_replicated_log::{
-    ClusterId, Config, Contact, Durability, Founding, Home, Layout, NodeId, Position, RoleName,
-    Server, SnapshotWriter, StateMachine,
+    ClusterId, Config, Contact, Durability, Founding, Home, InProcess, Layout, NodeId, Position,
+    RoleName, Server, SnapshotWriter, StateMachine,
 };
-use beeline_verify_log::bootstrap::{ToMembers, service};
 
 struct Counter(u64);
 
@@ -38,42 +32,30 @@ impl StateMachine for Counter {
     }
 }
 
-fn main() -> Result<(), Box<dyn Error>> {
+pub fn main() -> Result<(), Box<dyn std::error::Error>> {
     let place = tempfile::tempdir()?;
-    let address = |id: u16| ([127, 0, 0, 1], 47_900 + id).into();
-    let contact = |id| Contact {
-        address: std::net::SocketAddr::to_string(&address(id)),
-        details: Vec::new(),
-    };
+    let contact = |id| Contact { address: format!("member {id}"), ..Contact::default() };
     let members: Vec<_> = (1..=3).map(|id| (NodeId(id), contact(id))).collect();
+    let (cluster, layout) = (ClusterId(2024), Layout::new(1024, 2048)?);
+    let transport = Arc::<InProcess>::default();
     let mut running = Vec::new();
-    for id in 1..=3 {
-        let folder = place.path().join(id.to_string());
-        let (cluster, layout) = (ClusterId(2024), Layout::new(1024, 2048)?);
-        let (id_of, members) = (NodeId(id), members.clone());
-        let founding = Founding { cluster, id: id_of, layout, sessions: 4096, members };
+    for (id, own) in members.clone() {
+        let (folder, members) = (place.path().join(id.to_string()), members.clone());
+        let founding = Founding { cluster, id, layout, sessions: 4096, members };
         Home::create(&folder, &founding, Durability::Process)?;
+        let config = Config::new(open("shm://")?, transport.clone(), own.clone());
         let home = Home::open(&folder, Durability::Process)?;
-        let device = open("shm://")?;
-        let config = Config::new(device.clone(), Arc::new(ToMembers::new("shm")), contact(id));
         let (server, handle) = Server::start(home, config, Counter(0))?;
-        let listen = BootstrapConfig { tcp: Some(address(id)), ..BootstrapConfig::default() };
-        let door = Bootstrap::listen(listen, vec![device], vec![service(handle.clone())])?;
-        running.push((server, handle, door));
+        transport.add(&own.address, &handle);
+        running.push((server, handle));
     }
-    let leads =
-        || running.iter().map(|(_, log, _)| log).find(|log| log.status().role == RoleName::Leader);
-    let leader = loop {
-        match leads() {
-            Some(leader) => break leader,
-            None => std::thread::sleep(Duration::from_millis(10)),
-        }
-    };
-    let limit = Duration::from_secs(5);
-    let session = leader.session(limit)?;
+    let leads = |at: &usize| running[*at].1.status().role == RoleName::Leader;
+    let leader = std::iter::repeat_with(|| (0..3).find(leads)).flatten().next().unwrap_or(0);
+    let session = running[leader].1.session(Duration::from_secs(5))?;
     for number in 1..=3 {
-        let reply = leader.call(session, number, b"five!".to_vec(), limit)?;
-        println!("at {}: {:?}", reply.position, reply.bytes.first());
+        let reply =
+            running[leader].1.call(session, number, b"five!".into(), Duration::from_secs(5));
+        println!("{:?}", reply?.bytes);
     }
     Ok(())
 }

@@ -234,6 +234,31 @@ fn links_slower_than_a_heartbeat_delay_leaders_and_do_not_prevent_them() {
     }
 }
 
+/// Nobody ran, so nobody was silent: followers that took a pause of their own for the leader's would
+/// elect another one whenever an overloaded machine gives them the processor again.
+#[test]
+fn a_machine_that_stands_still_for_seconds_keeps_its_leader() {
+    let mut cluster = sim(SimOptions::default());
+    let all: Vec<_> = (0..SERVERS).collect();
+    let leader = cluster.elect(&all);
+    let term = cluster.members[leader].replica().term();
+    for (round, pause_ms) in [400, 1_000, 5_000].into_iter().enumerate() {
+        cluster.propose(leader, b"before");
+        cluster.until(&all, "everybody applied the entry", |cluster| {
+            cluster.applied.iter().all(|applied| applied.len() == round + 1)
+        });
+        if let Time::Virtual(world) = &cluster.time {
+            world.run_for(Duration::from_millis(pause_ms));
+        }
+        let since_ns = cluster.time.now_ns();
+        cluster.until(&all, "a second passes", |cluster| {
+            cluster.time.now_ns() - since_ns > 1_000_000_000
+        });
+        assert!(cluster.leads(leader), "a pause of {pause_ms} ms cost the leader");
+        assert_eq!(cluster.members[leader].replica().term(), term);
+    }
+}
+
 /// A member that died between its offer of a snapshot and its sending must not keep others from
 /// giving theirs: the one that lags would lag for ever, and its reads would wait in vain.
 fn an_offer_that_came_to_nothing_gives_way(mut cluster: Cluster) {

@@ -29,6 +29,10 @@ struct Held {
     /// What they say to have when they are opened, as a machine that is durable by itself does.
     has: Position,
     gate: Option<Arc<Gate>>,
+    /// How long restoring takes.
+    slow: Duration,
+    /// Snapshots fail while it is set, as on a full disk.
+    broken: Arc<AtomicBool>,
 }
 
 #[derive(Debug, Default)]
@@ -47,6 +51,9 @@ impl StateMachine for Held {
     }
 
     fn snapshot(&mut self) -> io::Result<SnapshotWriter> {
+        if self.broken.load(Ordering::Relaxed) {
+            return Err(io::Error::other("no room, says the test"));
+        }
         self.lists.snapshot()
     }
 
@@ -57,6 +64,7 @@ impl StateMachine for Held {
                 gate.open.load(Ordering::Relaxed).then_some(())
             });
         }
+        std::thread::sleep(self.slow);
         self.lists.restore(position, reader)
     }
 
@@ -82,6 +90,8 @@ struct Cluster {
     transport: Arc<InProcess>,
     /// The machine of the next member that is started.
     machine: Option<Held>,
+    /// Of all machines.
+    broken: Arc<AtomicBool>,
     servers: Vec<Option<(Server, Handle)>>,
 }
 
@@ -98,7 +108,9 @@ impl Cluster {
         let home = tempfile::tempdir().unwrap();
         let transport = Arc::default();
         let (machine, none) = (None, Vec::new());
-        let mut cluster = Self { provider, home, layout, transport, machine, servers: none };
+        let broken = Arc::default();
+        let mut cluster =
+            Self { provider, home, layout, transport, machine, broken, servers: none };
         let members: Vec<_> = (0..servers).map(|node| (id(node), contact(node))).collect();
         for node in 0..servers {
             cluster.create(node, &members);
@@ -126,7 +138,8 @@ impl Cluster {
         let home = Home::open(&self.path(node), Durability::Process).unwrap();
         let transport: Arc<dyn Transport> = self.transport.clone();
         let config = Config::new((self.provider)(), transport, contact(node));
-        let machine = self.machine.take().unwrap_or_default();
+        let mut machine = self.machine.take().unwrap_or_default();
+        machine.broken = Arc::clone(&self.broken);
         let started = Server::start(home, config, machine).unwrap();
         self.transport.add(&format!("n{node}"), &started.1);
         if self.servers.len() <= node {
@@ -289,6 +302,99 @@ fn a_member_that_restores_a_snapshot_for_long_holds_nobody_up() {
     eventually("the server is back", || (cluster.list(away, 1) == wanted).then_some(()));
 }
 
+/// What a client that always writes sees of a ring that cannot be snapshotted: it waits a little,
+/// then hears why, and nothing that was acknowledged is lost or repeated.
+#[test]
+fn a_full_log_says_why_and_goes_on_once_snapshots_can_be_written() {
+    let cluster = Cluster::new(shm, 3, small());
+    let leader = cluster.leader();
+    cluster.append(NO_SESSION, 0, &append(1, 1));
+    cluster.broken.store(true, Ordering::Relaxed);
+    let mut items = 1;
+    let refused = loop {
+        match cluster.handle(leader).call(NO_SESSION, 0, append(1, items + 1), LIMIT) {
+            Ok(_) => items += 1,
+            Err(refusal) => break refusal,
+        }
+        assert!(items < 200, "the ring has 64 slots");
+    };
+    let said = refused.to_string();
+    assert!(matches!(refused, Refusal::LogFull { .. }), "{said}");
+    assert!(said.contains("the log is full") && said.contains("no room, says the test"), "{said}");
+    assert!(items >= 32, "{items}: the ring was used before");
+    // At once, now that it is known.
+    let started = Instant::now();
+    let again = cluster.handle(leader).call(NO_SESSION, 0, append(1, items + 1), LIMIT);
+    assert!(matches!(again, Err(Refusal::LogFull { .. })), "{again:?}");
+    assert!(started.elapsed() < LIMIT / 2);
+    // Reads need no room.
+    assert_eq!(cluster.list(leader, 1).len(), items as usize);
+    cluster.broken.store(false, Ordering::Relaxed);
+    eventually("it goes on", || {
+        match cluster.handle(cluster.leader()).call(NO_SESSION, 0, append(1, items + 1), LIMIT) {
+            Ok(_) => Some(()),
+            Err(Refusal::LogFull { .. }) => None,
+            Err(other) => panic!("{other}"),
+        }
+    });
+    let wanted: Vec<u32> = (1..=items + 1).collect();
+    for node in 0..3 {
+        eventually("all of it is there", || (cluster.list(node, 1) == wanted).then_some(()));
+    }
+}
+
+/// Restoring takes much longer than the ring takes to come round at the speed of the writers.
+#[test]
+fn who_takes_in_a_snapshot_while_others_write_on_catches_up() {
+    const RESTORING: Duration = Duration::from_millis(1500);
+    let mut cluster = Cluster::new(shm, 3, Layout::new(256, 2048).unwrap());
+    let leader = cluster.leader();
+    let away = (0..3).find(|node| *node != leader).unwrap();
+    cluster.stop(away);
+    let stop = Arc::new(AtomicBool::new(false));
+    let writers: Vec<_> = (0..2)
+        .map(|key| {
+            let (handle, stop) = (cluster.handle(leader).clone(), Arc::clone(&stop));
+            std::thread::spawn(move || {
+                let (mut written, mut longest) = (0_u32, Duration::ZERO);
+                while !stop.load(Ordering::Relaxed) {
+                    let started = Instant::now();
+                    let command = append(key, written + 1);
+                    handle.call(NO_SESSION, 0, command, LIMIT).unwrap();
+                    longest = longest.max(started.elapsed());
+                    written += 1;
+                }
+                (written, longest)
+            })
+        })
+        .collect();
+    let status = |cluster: &Cluster| cluster.handle(leader).status();
+    eventually("more than two rings", || (status(&cluster).committed.0 > 600).then_some(()));
+    cluster.machine = Some(Held { slow: RESTORING, ..Held::default() });
+    cluster.start(away);
+    let before = status(&cluster);
+    eventually("it is back", || {
+        let status = status(&cluster);
+        let member = status.members.iter().find(|member| member.id == id(away)).cloned();
+        member.and_then(|member| member.lag).filter(|lag| *lag < 128)
+    });
+    let after = status(&cluster);
+    stop.store(true, Ordering::Relaxed);
+    let written: Vec<_> = writers.into_iter().map(|writer| writer.join().unwrap()).collect();
+    let meanwhile = after.committed.since(before.committed);
+    println!(
+        "{meanwhile} entries were committed meanwhile, {} snapshots sent; written, and longest wait \
+         of a writer: {written:?}",
+        after.counters.snapshots_sent - before.counters.snapshots_sent
+    );
+    assert!(meanwhile > 50, "writers went on: {meanwhile}");
+    for (key, (written, _)) in written.iter().enumerate() {
+        let wanted: Vec<u32> = (1..=*written).collect();
+        let is_there = || (cluster.list(away, key as u8) == wanted).then_some(());
+        eventually("all of it is there", is_there);
+    }
+}
+
 /// As after a loss of power that took the word of what is committed, which is written without being
 /// persisted, and not what the machine had persisted.
 #[test]
@@ -403,6 +509,14 @@ fn a_server_of_another_cluster_and_one_with_a_taken_name_are_told() {
     });
     assert!(told.contains("n2"), "{told}");
     cluster.append(NO_SESSION, 0, &append(1, 1));
+}
+
+#[path = "../examples/counter.rs"]
+mod counter;
+
+#[test]
+fn the_example_runs() {
+    counter::main().unwrap();
 }
 
 #[test]

@@ -2,7 +2,9 @@
 
 use beeline_paxos::{ClientCommand, Event, ProposeError, RoleName, batch};
 
-use super::{CHANGE_NS, Node, NodeError, PendingChange, PendingTransfer, Queued, Read, Waiter};
+use super::{
+    CHANGE_NS, FULL_NS, Node, NodeError, PendingChange, PendingTransfer, Queued, Read, Waiter,
+};
 use crate::contact::Contact;
 use crate::handle::{Consistency, Refusal, Request};
 use crate::machine::StateMachine;
@@ -95,9 +97,12 @@ impl<S: StateMachine> Node<S> {
 
     /// Fills entries with what waits, and proposes them while there is room. True if there was
     /// one.
-    pub(super) fn propose_queued(&mut self) -> Result<bool, NodeError> {
+    pub(super) fn propose_queued(&mut self, now_ns: u64) -> Result<bool, NodeError> {
         let mut proposed = false;
         loop {
+            if self.pace.holds(now_ns) {
+                return Ok(proposed);
+            }
             while let Some(queued) = self.queue.pop_front() {
                 let Queued { session, sequence, bytes, .. } = &queued;
                 let command = ClientCommand { session: *session, sequence: *sequence, bytes };
@@ -116,6 +121,8 @@ impl<S: StateMachine> Node<S> {
             match position {
                 Ok(position) => {
                     proposed = true;
+                    self.full_ns = None;
+                    self.pace.proposed(position, now_ns);
                     self.counters.proposed += self.batched.len() as u64;
                     self.counters.entries += 1;
                     self.batch.clear();
@@ -126,7 +133,8 @@ impl<S: StateMachine> Node<S> {
                 Err(error) => {
                     self.upward = upward;
                     match error {
-                        ProposeError::Full | ProposeError::NotNow => {}
+                        ProposeError::Full => self.wait_for_room(now_ns),
+                        ProposeError::NotNow => {}
                         _ => self.refuse_queued(),
                     }
                     return Ok(proposed);
@@ -135,9 +143,29 @@ impl<S: StateMachine> Node<S> {
         }
     }
 
+    /// Nothing could be proposed. A window has room again with the next commits, a ring with the
+    /// next snapshot; where snapshots fail, whoever waits hears of it.
+    fn wait_for_room(&mut self, now_ns: u64) {
+        let slots = self.home.layout().slots();
+        let next = self.member.replica().last().next();
+        let Some(reason) = &self.snapshot_problem else { return };
+        if next.since(self.snapshot) <= slots {
+            return;
+        }
+        let since_ns = *self.full_ns.get_or_insert(now_ns);
+        if now_ns.saturating_sub(since_ns) >= FULL_NS {
+            let refusal = Refusal::LogFull { reason: reason.clone() };
+            self.refuse_all(&refusal);
+        }
+    }
+
     /// Whoever waits for an entry hears that somebody else leads.
     pub(super) fn refuse_queued(&mut self) {
         let refusal = self.not_leader();
+        self.refuse_all(&refusal);
+    }
+
+    fn refuse_all(&mut self, refusal: &Refusal) {
         self.batch.clear();
         for waiter in self.batched.drain(..) {
             waiter.refuse(refusal.clone());

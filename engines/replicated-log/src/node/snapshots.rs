@@ -69,6 +69,7 @@ impl<S: StateMachine> Node<S> {
     pub(super) fn snapshot_failed(&mut self, reason: String, now_ns: u64) {
         tracing::warn!(reason, "no snapshot could be taken; trying again");
         self.counters.snapshots_failed += 1;
+        self.snapshot_problem = Some(reason.clone());
         self.snapshot_failed_ns = Some(now_ns);
         self.snapshot_due = true;
         for done in self.snapshot_waiters.drain(..) {
@@ -97,6 +98,7 @@ impl<S: StateMachine> Node<S> {
             self.snapshot = position;
             self.snapshot_has_state = self.writing_state;
             self.counters.snapshots_taken += 1;
+            self.snapshot_problem = None;
             let mut upward = std::mem::take(&mut self.upward);
             self.member.event(Event::SnapshotTaken { position }, &mut upward)?;
             self.upward = upward;
@@ -117,8 +119,23 @@ impl<S: StateMachine> Node<S> {
         if self.snapshot == Position::NONE || !self.snapshot_has_state {
             self.snapshot_due = self.applied > Position::NONE;
             self.take_snapshot(now_ns);
+            self.slow_down(now_ns);
             return;
         }
+        // The ring goes on while a snapshot travels: one that is old already would come too late.
+        let old = self.applied.since(self.snapshot) > self.home.layout().slots() / 4;
+        if old && !self.refreshed && self.wanting.iter().any(|peer| !self.member.is_sending(*peer))
+        {
+            self.refreshed = true;
+            self.snapshot_due = true;
+            self.take_snapshot(now_ns);
+        }
+        if self.refreshed && self.writing.is_some() {
+            self.slow_down(now_ns);
+            return;
+        }
+        self.refreshed = false;
+        self.slow_down(now_ns);
         let path = self.home.snapshot_path();
         for peer in std::mem::take(&mut self.wanting) {
             if !self.member.is_connected(peer) {
@@ -129,6 +146,25 @@ impl<S: StateMachine> Node<S> {
                 Err(error) => tracing::warn!(%peer, %error, "a snapshot could not be offered"),
             }
         }
+    }
+
+    /// Those that want a snapshot get this one, or the one that is being written.
+    fn slow_down(&mut self, now_ns: u64) {
+        let position = self.writing.unwrap_or(self.snapshot);
+        for peer in &self.wanting {
+            self.pace.begin(*peer, position, now_ns);
+        }
+    }
+
+    /// Looks how far the members are that a snapshot was sent to.
+    pub(super) fn look_at_pace(&mut self, now_ns: u64) {
+        let replica = self.member.replica();
+        let leads = replica.leader() == Some(replica.id());
+        let member = &self.member;
+        self.pace.look(replica.last(), now_ns, |peer| {
+            let goes_on = leads && member.is_connected(peer);
+            goes_on.then(|| replica.confirmed_by(peer).unwrap_or(Position::NONE))
+        });
     }
 
     /// Installs a snapshot that a peer sent.

@@ -37,7 +37,8 @@ impl Failure {
                 .to_owned(),
             Self::ReplyLost => "TRYAGAIN the write took effect; its reply was lost".to_owned(),
             Self::TooLarge { bytes, limit } => format!(
-                "ERR this command takes {bytes} bytes and an entry of the log holds {limit}"
+                "ERR this command takes {bytes} bytes and an entry of the log holds {limit}: \
+                 log-slot-size, decided when the cluster is founded, bounds it"
             ),
             Self::Loading => "LOADING this member is installing a snapshot".to_owned(),
             Self::Failed => {

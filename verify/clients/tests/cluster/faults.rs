@@ -49,7 +49,7 @@ fn a_leader_told_to_stop_hands_over_first_and_clients_of_others_see_no_error() {
 }
 
 #[test]
-fn a_value_longer_than_an_entry_is_refused_with_both_lengths_by_every_member() {
+fn a_value_longer_than_an_entry_is_refused_with_lengths_and_setting_by_every_member() {
     let cluster = Cluster::new(0, &["--log-slot-size", "8KiB"]);
     cluster.leader();
     let (fits, long) = ("f".repeat(7_900), "l".repeat(8_192));
@@ -59,6 +59,7 @@ fn a_value_longer_than_an_entry_is_refused_with_both_lengths_by_every_member() {
         let reply = ask(&mut client, &["SET", "key", &long]).text();
         assert!(reply.starts_with("ERR this command takes 8"), "{reply}");
         assert!(reply.contains("and an entry of the log holds 8"), "{reply}");
+        assert!(reply.contains("log-slot-size"), "{reply}");
         // Several that fit one by one and not together travel one by one.
         let third = "t".repeat(3_000);
         for n in 0..5 {
