@@ -102,7 +102,14 @@ impl Refusal {
     /// [`Refusal::Lost`] at the leader.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::NotLeader { .. } | Self::Full | Self::Lost | Self::TimedOut)
+        matches!(
+            self,
+            Self::NotLeader { .. }
+                | Self::Full
+                | Self::LogFull { .. }
+                | Self::Lost
+                | Self::TimedOut
+        )
     }
 }
 

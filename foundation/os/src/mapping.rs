@@ -14,6 +14,10 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::memory::{MemoryObject, Persistence};
 
+/// What [`Mapping::copy_into`] looks at at a time.
+const PAGE_BYTES: usize = 4096;
+static ZEROS: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
+
 /// Why a mapping could not be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -213,8 +217,8 @@ impl Mapping {
     }
 
     /// Copies this object's contents into `fresh`, a new object that reads as zero and is as long.
-    /// Pages that were never written are not touched where the kernel tells them: a region of
-    /// which little was used costs little.
+    /// Pages of zeros are looked at and not written: making a page of a file takes ten times as
+    /// long as reading one, and a region of which little was used costs little.
     ///
     /// Whoever stores meanwhile may find it copied or not.
     ///
@@ -223,16 +227,25 @@ impl Mapping {
     pub fn copy_into(&self, fresh: &Self) {
         assert_eq!(self.length_bytes, fresh.length_bytes, "contents move to an object as long");
         let descriptor = self.descriptor();
+        let mut page = [0_u8; PAGE_BYTES];
         let mut at = 0;
         while let Some((start, end)) = self.next_data(descriptor.as_deref(), at) {
-            // SAFETY: `start` lies within this mapping.
-            let source = unsafe { self.base.as_ptr().add(start) };
-            // SAFETY: it lies within the other one, which is as long.
-            let target = unsafe { fresh.base.as_ptr().add(start) };
-            // SAFETY: the range ends within both mappings, which are distinct. A peer may be
-            // storing into the old one meanwhile; what is copied of that store is unspecified, as
-            // for any write in flight when its region is revoked.
-            unsafe { std::ptr::copy_nonoverlapping(source, target, end - start) };
+            for at in (start..end).step_by(PAGE_BYTES) {
+                let length = PAGE_BYTES.min(end - at);
+                // SAFETY: `at` lies within this mapping.
+                let source = unsafe { self.base.as_ptr().add(at) };
+                // SAFETY: the piece ends within this mapping and fits the copy. A peer may be
+                // storing into it meanwhile; what is copied of that store is unspecified, as for
+                // any write in flight when its region is revoked.
+                unsafe { std::ptr::copy_nonoverlapping(source, page.as_mut_ptr(), length) };
+                if page[..length] == ZEROS[..length] {
+                    continue;
+                }
+                // SAFETY: `at` lies within the other mapping, which is as long.
+                let target = unsafe { fresh.base.as_ptr().add(at) };
+                // SAFETY: as for the load; nobody else has the new object yet.
+                unsafe { std::ptr::copy_nonoverlapping(page.as_ptr(), target, length) };
+            }
             at = end;
         }
     }

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::Arc;
 
 use beeline_env::FaultPoint;
 use beeline_os::mapping::{Protection, create_memfd};
@@ -252,7 +253,7 @@ pub(crate) fn replace(segment: &Segment) -> std::io::Result<()> {
         {
             sync_directory(directory).map_err(std::io::Error::other)?;
         }
-        mapping.replace_with(file.into())?;
+        let_go(mapping.replace_with(file.into())?);
         if core.mechanism == Mechanism::FileSync {
             cache_page_by_page(&segment.memory);
         }
@@ -261,6 +262,14 @@ pub(crate) fn replace(segment: &Segment) -> std::io::Result<()> {
     swap().inspect_err(|_| {
         let _ = std::fs::remove_file(&fresh_path);
     })
+}
+
+/// Closes the descriptor of a file that has no name any more, on a thread of its own: giving its
+/// blocks back takes as long as copying it did.
+fn let_go(old: Option<Arc<OwnedFd>>) {
+    let closing = std::thread::Builder::new().name("pmem-close".to_owned());
+    // Where there is no thread to be had it is closed here.
+    let _ = closing.spawn(move || drop(old));
 }
 
 fn copy_into(

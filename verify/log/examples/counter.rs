@@ -1,9 +1,8 @@
-//! A replicated counter: three members, here in one process and over shared memory. Members on
-//! several machines are the same, one per process, with `ToMembers` for [`InProcess`] and another
-//! device (`beeline_verify_log::bootstrap`). `cargo run -p beeline-verify-log --example counter`
+//! A replicated counter: three members in one process. With `ToMembers` of
+//! `beeline_verify_log::bootstrap` for [`InProcess`] they are processes, also on other machines.
+#![allow(clippy::print_stdout, missing_docs)]
 use std::io::{self, Read, Write};
-use std::sync::Arc;
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use beeline_fabric_open::open;
 use beeline_replicated_log::{

@@ -1,6 +1,6 @@
 //! Servers on threads of their own, found through a transport inside the process.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 use std::io::{self, Read};
 use std::path::Path;

@@ -44,6 +44,8 @@ fn refused(refusal: Refusal) -> Refused {
         Refusal::Lost => Refused::Lost,
         Refusal::TooLarge { bytes, limit } => Refused::TooLarge { bytes, limit },
         Refusal::Stopped => Refused::Stopped,
+        // To be told rather than tried for as long as a request may take.
+        refusal @ Refusal::LogFull { .. } => Refused::Invalid { reason: refusal.to_string() },
         refusal if refusal.is_retryable() => Refused::Busy { reason: refusal.to_string() },
         refusal => Refused::Invalid { reason: refusal.to_string() },
     }
