@@ -197,11 +197,11 @@ fn retire(connection: &'static Connection) {
     take_back();
 }
 
-/// Gives back the oldest of the retired, a few with every connection that comes or goes: that
-/// costs the same however many wait, and there are ever fewer of them.
+/// Gives back the oldest of the retired, with every connection that comes or goes: a few, and more
+/// where many wait, so that a burst does not keep its memory until as many have come again.
 fn take_back() {
     let Ok(mut retired) = RETIRED.try_lock() else { return };
-    for _ in 0..8 {
+    for _ in 0..(retired.len() / 16).clamp(8, 256) {
         let Some(&(since, oldest)) = retired.front() else { return };
         if since.elapsed() < GRACE {
             return;
