@@ -33,6 +33,8 @@ struct State {
     awaited: HashMap<u16, Vec<(u64, Awaited)>>,
     applied: HashMap<u16, u64>,
     stopped: Vec<u16>,
+    /// There is no room, and no snapshot can be written.
+    full: bool,
     /// Each of so many next proposals is agreed on, and its proposer is told that it may not be.
     lost: u32,
 }
@@ -77,6 +79,11 @@ impl Log for End {
         if command.len() > LIMIT {
             drop(state);
             return done(Err(Refused::TooLarge { bytes: command.len(), limit: LIMIT }));
+        }
+        if state.full {
+            drop(state);
+            let reason = "the log is full, and no snapshot can be written: no room".into();
+            return done(Err(Refused::Invalid { reason }));
         }
         if state.lost > 0 {
             // As two proposals of one unit do that were both agreed on.
@@ -311,6 +318,24 @@ fn lost_answers_are_asked_for_again_and_nothing_takes_effect_twice() {
     let mut follower = members[2].client();
     ask(&mut follower, "GET sum", "$2\r\n60\r\n");
     assert!(cluster.entries() > 60, "some were proposed twice");
+}
+
+#[test]
+fn a_full_log_is_named_to_clients_of_every_member_at_once() {
+    let (cluster, members) = cluster(2);
+    cluster.state.lock().unwrap().full = true;
+    for member in &members {
+        let started = Instant::now();
+        let reply = member.client().ask("SET key value");
+        let said = "the log is full, and no snapshot can be written: no room";
+        assert!(reply.starts_with("-TRYAGAIN") && reply.contains(said), "{reply}");
+        assert!(started.elapsed() < Duration::from_secs(1), "it is not waited for");
+        ask(&mut member.client(), "GET key", "$-1\r\n");
+    }
+    cluster.state.lock().unwrap().full = false;
+    for member in &members {
+        ask(&mut member.client(), "SET key value", "+OK\r\n");
+    }
 }
 
 #[test]

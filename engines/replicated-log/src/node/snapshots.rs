@@ -119,6 +119,8 @@ impl<S: StateMachine> Node<S> {
         if self.snapshot == Position::NONE || !self.snapshot_has_state {
             self.snapshot_due = self.applied > Position::NONE;
             self.take_snapshot(now_ns);
+            // This one is as fresh as can be when it is written.
+            self.refreshed = self.writing.is_some();
             self.slow_down(now_ns);
             return;
         }
