@@ -7,7 +7,7 @@
 //! ```
 //!
 //! `write` and `read` do what perftest's ib_write_lat and ib_read_lat do, with a process of their
-//! own as the other end, and print the median and the 99th percentile in microseconds. Like
+//! own as the other end, and print the median, in cycles too, and the 99th percentile. Like
 //! perftest they read the processor's cycle counter around each operation: in an emulated machine
 //! the kernel's clock may be a device, and asking it costs as much as some operations.
 
@@ -151,7 +151,8 @@ fn peer(what: &str, bytes: usize, rounds: u32) {
     let _ = input.read_line(&mut String::new());
 }
 
-fn measure(what: &str, bytes: usize, rounds: u32) -> Vec<f64> {
+/// Cycles of each operation, and how many of them are a microsecond.
+fn measure(what: &str, bytes: usize, rounds: u32) -> (Vec<f64>, f64) {
     let arguments = [what.to_owned(), bytes.to_string(), rounds.to_string()];
     let (mut child, mut input, mut output) = other_end(&arguments);
     let mut end = connect(Role::Active, bytes, &mut output, &mut input);
@@ -176,9 +177,8 @@ fn measure(what: &str, bytes: usize, rounds: u32) -> Vec<f64> {
     let per_us = (cycles() - first) as f64 / (whole.elapsed().as_secs_f64() * 1e6);
     drop(input);
     child.wait().unwrap();
-    times.iter_mut().for_each(|time| *time /= per_us);
     times.sort_by(f64::total_cmp);
-    times
+    (times, per_us)
 }
 
 /// The processor's cycle counter.
@@ -248,13 +248,14 @@ fn main() {
     match arguments.first().map(String::as_str) {
         Some("peer") => peer(&arguments[1], number(2) as usize, number(3)),
         Some(what @ ("write" | "read")) => {
-            let times = measure(what, number(1) as usize, number(2));
+            let (times, per_us) = measure(what, number(1) as usize, number(2));
             let at = |part: f64| times[((times.len() - 1) as f64 * part) as usize];
             println!(
-                "{what} {} bytes: median {:.2} us, p99 {:.2} us",
+                "{what} {} bytes: median {:.0} cycles, {:.2} us, p99 {:.2} us",
                 number(1),
                 at(0.5),
-                at(0.99)
+                at(0.5) / per_us,
+                at(0.99) / per_us
             );
         }
         Some("connect") => connections(number(1)),

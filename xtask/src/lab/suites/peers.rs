@@ -16,6 +16,8 @@ pub(super) const SOON: Duration = Duration::from_secs(120);
 const APART: Duration = Duration::from_secs(1800);
 /// The client's own bound, with what emulated processors and reconnecting add.
 const NOTICED_MS: u64 = 30_000;
+/// How `beeline` exits when it reaches nobody.
+const UNREACHABLE: i32 = 3;
 
 pub(super) type Check = Result<Result<String, String>, LabError>;
 
@@ -206,7 +208,16 @@ impl World {
     pub(super) fn chosen(&mut self, expected: &str) -> Check {
         let put = "target/debug/beeline kv put seen here --verbose --connect auto://10.9.0.2:4790";
         let words: Vec<String> = put.split_whitespace().map(str::to_owned).collect();
-        let done = self.client.run(&line(&root(), &[], &words), SOON)?;
+        let put = line(&root(), &[], &words);
+        let mut done = self.client.run(&put, SOON)?;
+        // A node that has just been started does not listen yet, or still reads its store.
+        for _ in 0..30 {
+            if done.status != UNREACHABLE {
+                break;
+            }
+            std::thread::sleep(Duration::from_secs(1));
+            done = self.client.run(&put, SOON)?;
+        }
         let said = done.errors.trim().to_owned();
         let as_expected = done.status == 0 && said.contains(expected);
         Ok(if as_expected { Ok(said) } else { Err(format!("{done:?}")) })
