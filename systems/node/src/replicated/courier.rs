@@ -112,11 +112,10 @@ impl Courier {
             );
             match attempt {
                 Attempt::Done(reply) if reply == REPEATED => {
-                    // It took effect before: this member applies it soon, or did in a snapshot.
-                    let patience = deadline.min(Instant::now() + Duration::from_secs(1));
-                    let reply =
-                        replication.wait_for(patience, |found| found.reply_to(lane, number));
-                    return reply.ok_or(Failure::ReplyLost);
+                    // It took effect before. Once a barrier behind it has passed, this member has
+                    // applied it and has its reply, unless a snapshot brought it.
+                    let _ = self.pass(replication, deadline);
+                    return replication.reply_to(lane, number).ok_or(Failure::ReplyLost);
                 }
                 Attempt::Done(reply) => return Ok(reply),
                 Attempt::Again => std::thread::sleep(PAUSE),
