@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use std::io::Write as _;
 use std::time::{Duration, Instant};
 
 use beeline_pmem::{Durability, PmemError, Pool, PoolKind, PoolOptions};
@@ -20,6 +21,14 @@ fn written_bytes() -> u64 {
 #[test]
 fn a_small_store_to_a_prepared_segment_writes_its_page_and_not_its_neighbours() {
     let directory = tempfile::tempdir().unwrap();
+    let before = written_bytes();
+    let mut probe = tempfile::tempfile_in(directory.path()).unwrap();
+    probe.write_all(&[1; PAGE_BYTES as usize]).unwrap();
+    probe.sync_all().unwrap();
+    if written_bytes() == before {
+        let _ = writeln!(std::io::stderr(), "skipped: this file system has no cache to write back");
+        return;
+    }
     let options = PoolOptions {
         kind: Some(PoolKind::File),
         durability: Durability::Power,
