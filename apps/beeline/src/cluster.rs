@@ -13,10 +13,12 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use crate::config::Knob as _;
-use crate::config::values::{ClusterWord, Members};
+use crate::config::values::{ClusterWord, MemberWord, Members};
 use crate::exit::{Exit, Failure};
 use crate::output::{Output, table};
 
+/// Where a node's status page is unless it is told otherwise.
+const STATUS_PORT: u16 = 9464;
 /// Longest wait for an answer. A member gives up a change of members after ten seconds.
 const PATIENCE: Duration = Duration::from_secs(15);
 /// A connection attempt.
@@ -150,12 +152,13 @@ fn init(arguments: &InitArguments, output: Output) -> Result<Exit, Failure> {
         let file = directory.join(format!("node-{}.toml", member.id));
         let text = format!(
             "# Member {} of cluster {cluster}: beeline serve --config {}\n[serve]\ndata = {:?}\n\
-             cluster = {cluster:?}\nnode-id = {}\npeers = {:?}\n",
+             cluster = {cluster:?}\nnode-id = {}\npeers = {:?}\n{}",
             member.id,
             file.display(),
             data.display().to_string(),
             member.id,
-            peers.show()
+            peers.show(),
+            status_page(&peers.0, member)
         );
         let mut made =
             std::fs::OpenOptions::new().write(true).create_new(true).open(&file).with_context(
@@ -173,6 +176,15 @@ fn init(arguments: &InitArguments, output: Output) -> Result<Exit, Failure> {
         }
     }
     Ok(Exit::Done)
+}
+
+/// The line that gives a member a status page of its own where others of its host come before it.
+fn status_page(members: &[MemberWord], member: &MemberWord) -> String {
+    let host = |of: &MemberWord| (!of.resp.ip().is_loopback()).then_some(of.resp.ip());
+    let before = members.iter().take_while(|other| other.id != member.id);
+    let taken = before.filter(|other| host(other) == host(member)).count();
+    let Ok(taken @ 1..) = u16::try_from(taken) else { return String::new() };
+    format!("http-address = \"127.0.0.1:{}\"\n", STATUS_PORT.saturating_add(taken))
 }
 
 fn failure(error: PeerError) -> Failure {
@@ -309,4 +321,20 @@ fn order(door: &Door, words: &[&[u8]]) -> Result<(), Failure> {
         std::thread::sleep(PAUSE);
     }
     Err(last.unwrap_or_else(|| Failure::new(Exit::Unreachable, anyhow::anyhow!("no leader"))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn members_of_one_host_get_status_pages_of_their_own() {
+        let word = "1=10.0.0.1:4790@10.0.0.1:6379,2=10.0.0.2:4790@10.0.0.2:6379,\
+                    3=10.0.0.1:4791@10.0.0.1:6380,4=127.0.0.1:4790@127.0.0.1:6379,\
+                    5=127.0.0.2:4790@127.0.0.2:6379";
+        let Ok(Members(members)) = Members::parse(word) else { panic!("five members") };
+        let lines: Vec<_> = members.iter().map(|member| status_page(&members, member)).collect();
+        let own = "http-address = \"127.0.0.1:9465\"\n";
+        assert_eq!(lines, ["", "", own, "", own]);
+    }
 }
