@@ -12,13 +12,11 @@ use beeline_node::{Peer, PeerError};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use crate::config::Knob as _;
 use crate::config::values::{ClusterWord, MemberWord, Members};
+use crate::config::{FileLayer, Knob as _, ServeConfig, ServeFlags};
 use crate::exit::{Exit, Failure};
 use crate::output::{Output, table};
 
-/// Where a node's status page is unless it is told otherwise.
-const STATUS_PORT: u16 = 9464;
 /// Longest wait for an answer. A member gives up a change of members after ten seconds.
 const PATIENCE: Duration = Duration::from_secs(15);
 /// A connection attempt.
@@ -146,6 +144,9 @@ fn init(arguments: &InitArguments, output: Output) -> Result<Exit, Failure> {
     let cluster = ClusterWord(beeline_node::replicated::new_cluster_id()).show();
     std::fs::create_dir_all(directory)
         .with_context(|| format!("making {}", directory.display()))?;
+    let (usual, _) = ServeConfig::resolve(&ServeFlags::default(), &FileLayer::default(), &|_| None)
+        .context("the defaults of `serve`")?;
+    let usual = usual.http_address.0;
     let mut files = Vec::new();
     for member in &peers.0 {
         let data = directory.join(format!("node-{}", member.id));
@@ -158,7 +159,7 @@ fn init(arguments: &InitArguments, output: Output) -> Result<Exit, Failure> {
             data.display().to_string(),
             member.id,
             peers.show(),
-            status_page(&peers.0, member)
+            status_page(usual, &peers.0, member)
         );
         let mut made =
             std::fs::OpenOptions::new().write(true).create_new(true).open(&file).with_context(
@@ -178,13 +179,17 @@ fn init(arguments: &InitArguments, output: Output) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// The line that gives a member a status page of its own where others of its host come before it.
-fn status_page(members: &[MemberWord], member: &MemberWord) -> String {
+/// The line that gives a member a status page of its own, behind the `usual` one, where others of
+/// its host come before it.
+fn status_page(usual: Option<SocketAddr>, members: &[MemberWord], member: &MemberWord) -> String {
     let host = |of: &MemberWord| (!of.resp.ip().is_loopback()).then_some(of.resp.ip());
     let before = members.iter().take_while(|other| other.id != member.id);
     let taken = before.filter(|other| host(other) == host(member)).count();
-    let Ok(taken @ 1..) = u16::try_from(taken) else { return String::new() };
-    format!("http-address = \"127.0.0.1:{}\"\n", STATUS_PORT.saturating_add(taken))
+    let (Some(mut page), Ok(taken @ 1..)) = (usual, u16::try_from(taken)) else {
+        return String::new();
+    };
+    page.set_port(page.port().saturating_add(taken));
+    format!("http-address = \"{page}\"\n")
 }
 
 fn failure(error: PeerError) -> Failure {
@@ -333,7 +338,9 @@ mod tests {
                     3=10.0.0.1:4791@10.0.0.1:6380,4=127.0.0.1:4790@127.0.0.1:6379,\
                     5=127.0.0.2:4790@127.0.0.2:6379";
         let Ok(Members(members)) = Members::parse(word) else { panic!("five members") };
-        let lines: Vec<_> = members.iter().map(|member| status_page(&members, member)).collect();
+        let usual = "127.0.0.1:9464".parse().ok();
+        let lines: Vec<_> =
+            members.iter().map(|member| status_page(usual, &members, member)).collect();
         let own = "http-address = \"127.0.0.1:9465\"\n";
         assert_eq!(lines, ["", "", own, "", own]);
     }

@@ -88,32 +88,41 @@ saves_words!(execl, execl_saved);
 saves_words!(execlp, execlp_saved);
 saves_words!(execle, execle_saved);
 
-unsafe extern "C" fn execl_saved(registers: *const usize, stack: *const usize) -> c_int {
+/// What the `execl` family was called with, read so far: the rest, the program's path or name, and
+/// its words up to the null.
+///
+/// # Safety
+///
+/// The places are those of a call whose arguments are a string and strings up to a null.
+unsafe fn program_and_words(
+    registers: *const usize,
+    stack: *const usize,
+) -> (Arguments, *const c_char, Vec<*const c_char>) {
     let mut rest = Arguments { registers, stack, next: 0 };
-    // SAFETY: a path comes first.
-    let path = std::ptr::with_exposed_provenance(unsafe { rest.next() });
-    // SAFETY: then the words.
+    // SAFETY: the contract: a path or name comes first.
+    let program = std::ptr::with_exposed_provenance(unsafe { rest.next() });
+    // SAFETY: the contract: then the words.
     let words = unsafe { rest.words() };
+    (rest, program, words)
+}
+
+unsafe extern "C" fn execl_saved(registers: *const usize, stack: *const usize) -> c_int {
+    // SAFETY: a call of `execl`.
+    let (_, path, words) = unsafe { program_and_words(registers, stack) };
     // SAFETY: the program's path, and its words up to a null.
     unsafe { exec::execv(path, words.as_ptr()) }
 }
 
 unsafe extern "C" fn execlp_saved(registers: *const usize, stack: *const usize) -> c_int {
-    let mut rest = Arguments { registers, stack, next: 0 };
-    // SAFETY: a name comes first.
-    let name = std::ptr::with_exposed_provenance(unsafe { rest.next() });
-    // SAFETY: then the words.
-    let words = unsafe { rest.words() };
+    // SAFETY: a call of `execlp`.
+    let (_, name, words) = unsafe { program_and_words(registers, stack) };
     // SAFETY: the program's name, and its words up to a null.
     unsafe { exec::execvp(name, words.as_ptr()) }
 }
 
 unsafe extern "C" fn execle_saved(registers: *const usize, stack: *const usize) -> c_int {
-    let mut rest = Arguments { registers, stack, next: 0 };
-    // SAFETY: a path comes first.
-    let path = std::ptr::with_exposed_provenance(unsafe { rest.next() });
-    // SAFETY: then the words.
-    let words = unsafe { rest.words() };
+    // SAFETY: a call of `execle`.
+    let (mut rest, path, words) = unsafe { program_and_words(registers, stack) };
     // SAFETY: behind the null, the environment.
     let with = std::ptr::with_exposed_provenance(unsafe { rest.next() });
     // SAFETY: the program's path, its words up to a null, and its environment.

@@ -2,18 +2,19 @@
 
 #![allow(clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
 
+mod common;
+
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd as _;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use beeline_os::Mapping;
-use beeline_os::mapping::Protection;
 use beeline_sockets::connection::{Connection, shutdown};
 use beeline_sockets::kernel::Errno;
-use beeline_sockets::segment::{CLOSED_CLEANLY, Segment, length_bytes};
+use beeline_sockets::segment::{CLOSED_CLEANLY, Segment};
 use beeline_sockets::{poll, receive, send};
+use common::mapped_twice;
 
 struct End {
     stream: TcpStream,
@@ -52,11 +53,7 @@ struct Pair {
 }
 
 fn half_pair() -> Pair {
-    let length = length_bytes(64 << 10);
-    let one = Mapping::memfd("test", length).unwrap();
-    Segment::format(&one).unwrap();
-    let fd = one.descriptor().unwrap().try_clone().unwrap();
-    let other = Mapping::shared(fd, length, Protection::ReadWrite).unwrap();
+    let [one, other] = mapped_twice(64 << 10);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let other_stream = listener.accept().unwrap().0;

@@ -6,17 +6,17 @@
 
 #![allow(clippy::unwrap_used, clippy::undocumented_unsafe_blocks, clippy::panic)]
 
-use std::net::{TcpListener, TcpStream};
+mod common;
+
+use std::net::TcpStream;
 use std::os::fd::{AsRawFd as _, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use beeline_os::Mapping;
-use beeline_os::mapping::Protection;
-use beeline_sockets::connection::{self, Connection};
+use beeline_sockets::connection;
 use beeline_sockets::kernel::{self, Errno};
-use beeline_sockets::segment::{Segment, length_bytes};
 use beeline_sockets::{epoll, poll, receive, send, table};
+use common::{accelerated_by, begin};
 
 /// An answer later than this was never coming.
 const LATEST: Duration = Duration::from_secs(20);
@@ -62,25 +62,10 @@ impl Chance {
     }
 }
 
-/// A connection with both ends in the table.
-fn pair(ring: usize) -> [TcpStream; 2] {
-    static BEGUN: std::sync::Once = std::sync::Once::new();
-    BEGUN.call_once(table::begin);
-    let length = length_bytes(ring);
-    let one = Mapping::memfd("test", length).unwrap();
-    Segment::format(&one).unwrap();
-    let fd = one.descriptor().unwrap().try_clone().unwrap();
-    let other = Mapping::shared(fd, length, Protection::ReadWrite).unwrap();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let streams = [stream, listener.accept().unwrap().0];
-    for (side, mapping) in [one, other].into_iter().enumerate() {
-        let fd = streams[side].as_raw_fd();
-        let connection = Connection::new(Segment::take(mapping, side).unwrap(), fd);
-        assert!(connection.join());
-        table::set_ours(fd, Box::new(connection));
-    }
-    streams
+/// A connection with both ends in the table, and short rings.
+fn pair() -> [TcpStream; 2] {
+    begin();
+    accelerated_by(4096)
 }
 
 fn close(streams: [TcpStream; 2]) {
@@ -151,7 +136,7 @@ fn watch<T>(
 fn a_blocking_conversation_with_pauses_and_bursts_never_stalls() {
     let seed = number("BEELINE_SEED").unwrap_or(1).max(1);
     // A small ring, so that writers wait too.
-    let streams = pair(4096);
+    let streams = pair();
     let (one, other) = (streams[0].as_raw_fd(), streams[1].as_raw_fd());
     let (moved, done) = (AtomicU64::new(0), AtomicBool::new(false));
     let length = |chance: &mut Chance| match chance.below(6) {
@@ -244,8 +229,8 @@ fn rearm(set: RawFd, fd: RawFd, how: i32, edge: bool) {
 
 fn through_a_set(what: &str, connections: usize, servers: usize, edge: bool) {
     let seed = number("BEELINE_SEED").unwrap_or(1).max(1);
-    let pairs: Vec<_> = (0..connections).map(|_| pair(4096)).collect();
-    let stop = pair(4096);
+    let pairs: Vec<_> = (0..connections).map(|_| pair()).collect();
+    let stop = pair();
     let set = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
     assert!(set >= 0);
     for pair in &pairs {
@@ -310,7 +295,7 @@ fn threads_that_share_an_edge_triggered_one_shot_set_hear_each() {
 
 #[test]
 fn a_wait_on_a_set_looks_at_no_connection_that_has_been_idle() {
-    let pairs: Vec<_> = (0..300).map(|_| pair(4096)).collect();
+    let pairs: Vec<_> = (0..300).map(|_| pair()).collect();
     let set = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
     for pair in &pairs {
         rearm(set, pair[1].as_raw_fd(), libc::EPOLL_CTL_ADD, false);
@@ -343,7 +328,7 @@ fn a_wait_on_a_set_looks_at_no_connection_that_has_been_idle() {
 
 #[test]
 fn a_connection_added_or_shut_beside_a_sleeping_thread_is_heard_by_it() {
-    let (first, second) = (pair(4096), pair(4096));
+    let (first, second) = (pair(), pair());
     let set = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
     rearm(set, first[1].as_raw_fd(), libc::EPOLL_CTL_ADD, false);
     let (moved, done) = (AtomicU64::new(0), AtomicBool::new(false));
@@ -443,7 +428,7 @@ fn a_thread_that_sleeps_on_a_set_without_ours_hears_of_the_first_with_the_progra
     let (moved, done) = (AtomicU64::new(0), AtomicBool::new(false));
     watch("beside a plain sleeper", 0, &moved, &done, || {
         for (turn, early) in (0..40).flat_map(|turn| [(turn, true), (turn, false)]) {
-            let (set, pair) = (fresh_set(), pair(4096));
+            let (set, pair) = (fresh_set(), pair());
             let fd = pair[1].as_raw_fd();
             std::thread::scope(|scope| {
                 let sleeper = scope.spawn(|| {
@@ -479,7 +464,7 @@ fn a_thread_that_sleeps_on_a_set_of_sets_hears_what_comes_into_the_inner_one() {
         let mut chance = Chance(seed);
         for (turn, polls) in (0..30).flat_map(|turn| polls.map(|polls| (turn, polls))) {
             let (outer, inner) = (fresh_set(), fresh_set());
-            let (old, new) = (pair(4096), pair(4096));
+            let (old, new) = (pair(), pair());
             if turn % 2 == 0 {
                 rearm(inner, old[1].as_raw_fd(), libc::EPOLL_CTL_ADD, false);
             }
@@ -547,7 +532,7 @@ fn a_thread_that_sleeps_on_a_set_of_sets_hears_what_comes_into_the_inner_one() {
 fn a_thread_that_is_busy_elsewhere_keeps_no_news_from_one_that_sleeps() {
     const CONNECTIONS: usize = 10;
     let seed = number("BEELINE_SEED").unwrap_or(1).max(1);
-    let pairs: Vec<_> = (0..CONNECTIONS).map(|_| pair(4096)).collect();
+    let pairs: Vec<_> = (0..CONNECTIONS).map(|_| pair()).collect();
     let set = fresh_set();
     for pair in &pairs {
         let fd = pair[1].as_raw_fd();
@@ -557,7 +542,7 @@ fn a_thread_that_is_busy_elsewhere_keeps_no_news_from_one_that_sleeps() {
         };
         epoll::control(set, libc::EPOLL_CTL_ADD, fd, Some(event)).unwrap().unwrap();
     }
-    let stop = pair(4096);
+    let stop = pair();
     rearm(set, stop[1].as_raw_fd(), libc::EPOLL_CTL_ADD, false);
     let (moved, done, over) = (AtomicU64::new(0), AtomicBool::new(false), AtomicBool::new(false));
     // How many holds were asked for, and how many are over.

@@ -69,13 +69,24 @@ pub fn wakes_plainly(
         return Some(reported);
     }
     let mut inner = lock(set);
-    inner.waits += 1;
-    let mut answers = Answers { count: 0, wait: inner.waits, events };
-    translate(number, &mut inner, &mut answers, reported);
-    look(&mut inner, &mut answers);
-    let count = answers.count;
+    let (_, count) = hear(number, &mut inner, events, reported);
     leave_armed(number, set, &mut inner);
     (count > 0).then_some(count)
+}
+
+/// Answers with what a sleep in the kernel reported and with what is due by now: the kernel's
+/// report, and how many answers there are.
+fn hear(
+    number: RawFd,
+    inner: &mut Inner,
+    events: &mut [libc::epoll_event],
+    reported: usize,
+) -> (Report, usize) {
+    inner.waits += 1;
+    let mut answers = Answers { count: 0, wait: inner.waits, events };
+    let report = translate(number, inner, &mut answers, reported);
+    look(inner, &mut answers);
+    (report, answers.count)
 }
 
 fn wait_mixed(
@@ -227,14 +238,10 @@ fn sleep(
     drop(asleep);
     let reported = outcome?;
     let mut inner = lock(set);
-    inner.waits += 1;
-    let mut answers = Answers { count: 0, wait: inner.waits, events };
-    let report = translate(number, &mut inner, &mut answers, reported);
+    let (report, count) = hear(number, &mut inner, events, reported);
     if report.plain {
         set.until_kernel.store(0, Ordering::Relaxed);
     }
-    look(&mut inner, &mut answers);
-    let count = answers.count;
     if count > 0 {
         leave_armed(number, set, &mut inner);
     }

@@ -1,5 +1,7 @@
 //! Pairs of connections: the kernel's, and accelerated ones without a monitor.
 
+#![allow(dead_code, reason = "each test file uses its part")]
+
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd as _;
 
@@ -19,15 +21,25 @@ pub fn pair() -> [TcpStream; 2] {
     [one, other]
 }
 
-/// An accelerated pair, known to the table.
-pub fn accelerated() -> [TcpStream; 2] {
-    let length = length_bytes(256 << 10);
+/// A fresh segment, as each of its ends maps it.
+pub fn mapped_twice(ring_bytes: usize) -> [Mapping; 2] {
+    let length = length_bytes(ring_bytes);
     let one = Mapping::memfd("test", length).unwrap();
     Segment::format(&one).unwrap();
     let fd = one.descriptor().unwrap().try_clone().unwrap();
     let other = Mapping::shared(fd, length, Protection::ReadWrite).unwrap();
+    [one, other]
+}
+
+/// An accelerated pair, known to the table.
+pub fn accelerated() -> [TcpStream; 2] {
+    accelerated_by(256 << 10)
+}
+
+/// [`accelerated`] with rings of so many bytes.
+pub fn accelerated_by(ring_bytes: usize) -> [TcpStream; 2] {
     let streams = pair();
-    for (side, mapping) in [one, other].into_iter().enumerate() {
+    for (side, mapping) in mapped_twice(ring_bytes).into_iter().enumerate() {
         let fd = streams[side].as_raw_fd();
         let connection = Connection::new(Segment::take(mapping, side).unwrap(), fd);
         assert!(connection.join());
