@@ -10,6 +10,7 @@
 //!
 //! - [`ring`], [`segment`]: the shared memory; [`bare`]: it alone.
 //! - [`control`], [`introduce`]: asking the monitor.
+//! - [`relayed`]: names, records and the bell of connections to other hosts.
 //! - [`connection`], [`receive`], [`send`]: one accelerated connection.
 //! - [`table`]: which descriptor is which connection.
 //! - [`epoll`], [`poll`]: readiness of mixed descriptors.
@@ -29,6 +30,7 @@ pub mod introduce;
 pub mod kernel;
 pub mod poll;
 pub mod receive;
+pub mod relayed;
 pub mod ring;
 pub mod segment;
 pub mod send;

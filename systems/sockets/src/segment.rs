@@ -1,7 +1,7 @@
 //! The segment: the memory that both ends of one connection map. `docs/sockets.md` has the bytes.
 //!
 //! ```text
-//! 0     header: magic, ring length, state
+//! 0     header: magic, ring length, state, name at the relay | holders
 //! 512   end 0: signs | sending | receiving | credits | sharing   (a cache line each)
 //! 1024  end 1: the same
 //! 4096  ring 0: bytes from end 0 to end 1
@@ -28,8 +28,33 @@ pub const DEFAULT_RING_BYTES: usize = 256 << 10;
 pub const RINGS_AT: usize = 4096;
 /// Place of the word that says how far the two ends came.
 pub const STATE_AT: usize = 16;
+/// Place of the name that a relayed connection has at its relay; 0 where both ends are here.
+pub const NAME_AT: usize = 24;
+/// Processes that can have the end of a relayed connection and be known by number.
+pub const HOLDERS: usize = 32;
 const ENDS_AT: usize = 512;
 const END_BYTES: usize = 512;
+
+/// The first words of a segment.
+#[repr(C, align(64))]
+struct Header {
+    magic: AtomicU64,
+    ring_bytes: AtomicU64,
+    state: AtomicU32,
+    _space: AtomicU32,
+    name: AtomicU64,
+    births: AtomicU32,
+    _line: [AtomicU32; 7],
+    processes: [AtomicU32; HOLDERS],
+}
+
+/// The header of a mapping that is at least [`RINGS_AT`] bytes long.
+fn header(mapping: &Mapping) -> &Header {
+    assert!(mapping.length_bytes() >= RINGS_AT, "a segment has a header");
+    // SAFETY: mapped as long as the value handed out borrows `mapping`, page-aligned, and made of
+    // atomics only, which claim nothing about who else writes.
+    unsafe { mapping.base().cast().as_ref() }
+}
 
 /// Places of the two ends' `closed` words.
 pub const CLOSED_AT: [usize; 2] = [ENDS_AT + 12, ENDS_AT + END_BYTES + 12];
@@ -43,6 +68,9 @@ pub const STATE_OPEN: u32 = 0;
 pub const STATE_PAIRED: u32 = 1;
 /// The first end no longer waits for the other: the connection stays with the kernel.
 pub const STATE_GIVEN_UP: u32 = 2;
+/// Between hosts, at the end whose relay offers: the library does not leave the kernel's stream yet,
+/// and may not give up any more. The relay makes it paired or given up, as the other one answers.
+pub const STATE_MATCHING: u32 = 3;
 
 /// What an end tells the other. Written rarely, read by the other with every message.
 #[repr(C, align(64))]
@@ -142,6 +170,10 @@ const _: () = assert!(
         == std::mem::offset_of!(End, sending) + std::mem::offset_of!(Sending, tail)
 );
 const _: () = assert!(std::mem::offset_of!(End, signs) == 0, "signs are an end's first words");
+const _: () = assert!(size_of::<Header>() <= ENDS_AT, "the header lies before the ends");
+const _: () = assert!(std::mem::offset_of!(Header, state) == STATE_AT);
+const _: () = assert!(std::mem::offset_of!(Header, name) == NAME_AT);
+const _: () = assert!(std::mem::offset_of!(Header, processes) == 64);
 const _: () = assert!(ENDS_AT + 2 * END_BYTES <= RINGS_AT, "the blocks lie before the rings");
 
 /// Why a segment was not taken.
@@ -164,6 +196,65 @@ pub struct Segment {
     mapping: Mapping,
     ring_bytes: usize,
     side: usize,
+    name: u64,
+}
+
+/// Who has the program's end of a relayed connection. Inside a host the kernel's stream ends when
+/// the last copy of its socket is closed; here the relay has a copy, too, and has to be told.
+#[derive(Debug)]
+pub struct Holders<'a> {
+    processes: &'a [AtomicU32; HOLDERS],
+    births: &'a AtomicU32,
+}
+
+impl Holders<'_> {
+    /// Numbers of processes; 0 for an empty place.
+    #[must_use]
+    pub fn processes(&self) -> &[AtomicU32; HOLDERS] {
+        self.processes
+    }
+
+    /// Holders on their way, which say so when they arrive: children of a `fork`, receivers of a
+    /// message. A hint: the way may have failed.
+    #[must_use]
+    pub fn births(&self) -> u32 {
+        self.births.load(Ordering::SeqCst)
+    }
+
+    /// One more is on its way.
+    pub fn expect_one(&self) {
+        self.births.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// One that was on its way has arrived, or will not.
+    pub fn expected_one(&self) {
+        let less = |births: u32| births.checked_sub(1);
+        let _ = self.births.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
+    }
+
+    /// `process` has the end. True when it is news to the relay, which wants a bell. With no place
+    /// left it counts as on its way, as long as the relay's patience lasts.
+    pub fn add(&self, process: u32) -> bool {
+        if self.processes.iter().any(|place| place.load(Ordering::SeqCst) == process) {
+            return false;
+        }
+        let take = |place: &AtomicU32| {
+            place.compare_exchange(0, process, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        };
+        if !self.processes.iter().any(take) {
+            self.births.fetch_add(1, Ordering::SeqCst);
+        }
+        true
+    }
+
+    /// `process` has it no more. True when nobody has, and nobody is on its way: of several that
+    /// leave at once, at least the last sees it.
+    pub fn remove(&self, process: u32) -> bool {
+        for place in self.processes {
+            let _ = place.compare_exchange(process, 0, Ordering::SeqCst, Ordering::SeqCst);
+        }
+        self.births() == 0 && self.processes.iter().all(|place| place.load(Ordering::SeqCst) == 0)
+    }
 }
 
 impl Segment {
@@ -172,12 +263,22 @@ impl Segment {
     /// Errors: [`NotASegment`] when the length is none of a segment.
     pub fn format(mapping: &Mapping) -> Result<(), NotASegment> {
         let ring_bytes = ring_bytes(mapping.length_bytes())?;
-        let base = mapping.base();
-        // SAFETY: a segment is at least `RINGS_AT` bytes long, mapped and page-aligned.
-        let words = unsafe { base.cast::<[AtomicU64; 2]>().as_ref() };
-        words[1].store(ring_bytes as u64, Ordering::Relaxed);
-        words[0].store(MAGIC, Ordering::Release);
+        let header = header(mapping);
+        header.ring_bytes.store(ring_bytes as u64, Ordering::Relaxed);
+        header.magic.store(MAGIC, Ordering::Release);
         Ok(())
+    }
+
+    /// As [`Segment::format`], of a connection to another host that `process` asked for: its relay
+    /// is to be end 1 and knows it by `name`, which is not 0.
+    ///
+    /// Errors: [`NotASegment`] when the length is none of a segment.
+    pub fn format_relayed(mapping: &Mapping, name: u64, process: u32) -> Result<(), NotASegment> {
+        ring_bytes(mapping.length_bytes())?;
+        let header = header(mapping);
+        header.name.store(name, Ordering::Relaxed);
+        header.processes[0].store(process, Ordering::Relaxed);
+        Self::format(mapping)
     }
 
     /// Takes `mapping` as end `side` (0 or 1) of a connection.
@@ -186,12 +287,43 @@ impl Segment {
     pub fn take(mapping: Mapping, side: usize) -> Result<Self, NotASegment> {
         let length = mapping.length_bytes();
         let ring_bytes = ring_bytes(length)?;
-        // SAFETY: as in `format`.
-        let words = unsafe { mapping.base().cast::<[AtomicU64; 2]>().as_ref() };
-        let whole = words[0].load(Ordering::Acquire) == MAGIC
-            && words[1].load(Ordering::Relaxed) == ring_bytes as u64
+        let words = header(&mapping);
+        let whole = words.magic.load(Ordering::Acquire) == MAGIC
+            && words.ring_bytes.load(Ordering::Relaxed) == ring_bytes as u64
             && side < 2;
-        if whole { Ok(Self { mapping, ring_bytes, side }) } else { Err(NotASegment { length }) }
+        // Read once: whoever changes it later changes nothing.
+        let name = words.name.load(Ordering::Relaxed);
+        if whole {
+            Ok(Self { mapping, ring_bytes, side, name })
+        } else {
+            Err(NotASegment { length })
+        }
+    }
+
+    /// What the relay calls the connection, if its other end is in another host.
+    #[inline]
+    #[must_use]
+    pub fn relayed(&self) -> Option<u64> {
+        (self.name != 0).then_some(self.name)
+    }
+
+    /// Bytes of each ring.
+    #[must_use]
+    pub fn ring_bytes(&self) -> usize {
+        self.ring_bytes
+    }
+
+    /// The memory, of which rings begin at [`RINGS_AT`]: for who registers it with a device.
+    #[must_use]
+    pub fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+
+    /// Who has the program's end of a relayed connection.
+    #[must_use]
+    pub fn holders(&self) -> Holders<'_> {
+        let Header { processes, births, .. } = header(&self.mapping);
+        Holders { processes, births }
     }
 
     /// How far the two ends came: one of the `STATE_` values, if the other end is sane.
@@ -262,4 +394,38 @@ fn ring_bytes(length: usize) -> Result<usize, NotASegment> {
     let ring = rings / 2;
     let fits = ring.is_power_of_two() && (4096..=1 << 30).contains(&ring) && rings == 2 * ring;
     if fits { Ok(ring) } else { Err(NotASegment { length }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_relayed_segment_has_a_name_and_counts_who_holds_it() {
+        let mapping = Mapping::anonymous(length_bytes(4096)).unwrap();
+        Segment::format(&mapping).unwrap();
+        assert_eq!(Segment::take(mapping, 0).unwrap().relayed(), None);
+        let mapping = Mapping::anonymous(length_bytes(4096)).unwrap();
+        Segment::format_relayed(&mapping, 77, 5).unwrap();
+        let segment = Segment::take(mapping, 0).unwrap();
+        assert_eq!(segment.relayed(), Some(77));
+        assert_eq!(segment.state().load(Ordering::Relaxed), STATE_OPEN);
+        let holders = segment.holders();
+        assert!(!holders.add(5), "the program that asked is no news");
+        // A fork: the parent may leave before the child arrives.
+        holders.expect_one();
+        assert!(!holders.remove(5));
+        assert!(holders.add(6));
+        holders.expected_one();
+        assert!(holders.remove(6));
+        // A place for each of so many, then one that is on its way.
+        (1..=HOLDERS as u32).for_each(|process| assert!(holders.add(process)));
+        assert_eq!(holders.births(), 0);
+        assert!(holders.add(1000));
+        assert_eq!(holders.births(), 1);
+        (1..=HOLDERS as u32).for_each(|process| assert!(!holders.remove(process)));
+        holders.expected_one();
+        holders.expected_one();
+        assert!(holders.remove(1000));
+    }
 }
