@@ -29,8 +29,10 @@ pub const HEADER_BYTES: usize = 8;
 /// Longest message; a longer send is several.
 pub const LONGEST_MESSAGE: usize = 32 << 10;
 
-const DATA: u32 = 1;
-const FILLER: u32 = 2;
+/// Kind of a message with bytes.
+pub const DATA: u32 = 1;
+/// Kind of a header that stands alone at the end of the ring.
+pub const FILLER: u32 = 2;
 
 /// The other side wrote what it cannot have meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

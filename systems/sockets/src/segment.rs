@@ -68,8 +68,9 @@ pub const STATE_OPEN: u32 = 0;
 pub const STATE_PAIRED: u32 = 1;
 /// The first end no longer waits for the other: the connection stays with the kernel.
 pub const STATE_GIVEN_UP: u32 = 2;
-/// Between hosts, at the end whose relay offers: the library does not leave the kernel's stream yet,
-/// and may not give up any more. The relay makes it paired or given up, as the other one answers.
+/// Between hosts, at the end whose relay promised it to the other one: the library does not leave the
+/// kernel's stream yet, and may not give up any more. The relay makes it paired or given up, as the
+/// other one answers.
 pub const STATE_MATCHING: u32 = 3;
 
 /// What an end tells the other. Written rarely, read by the other with every message.

@@ -1,0 +1,727 @@
+//! The relay's state and its turn: completions, what is hot, what is due.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+use std::time::Duration;
+
+use beeline_fabric::{CompletionQueue, Device, FabricError, QueuePairState, WorkCompletion};
+use beeline_os::barrier;
+use beeline_sockets::segment::{STATE_MATCHING, STATE_OPEN, Segment};
+
+use crate::carry::Look;
+use crate::connection::{Connection, Phase, Table};
+use crate::link::{COMPLETIONS, Link, Stage, Ticket, Trust};
+use crate::message::Record;
+use crate::mirror::Mirror;
+use crate::network::Network;
+
+/// Completions taken at a time.
+const COMPLETIONS_AT_A_TIME: usize = 64;
+/// Times between two looks at what waits or ends.
+const SWEEP: Duration = Duration::from_millis(500);
+/// While queue pairs connect, nobody sleeps longer.
+const CONNECTING_LOOK: Duration = Duration::from_millis(5);
+/// Longest time to make a link.
+const LINK_PATIENCE: Duration = Duration::from_secs(10);
+/// A host that could not be reached is left alone for so long.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Another host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Host {
+    /// Those of its connections' ends.
+    pub addresses: Vec<IpAddr>,
+}
+
+/// Bounds and patience of a relay.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The hosts with relays; [`Network`] numbers them in this order.
+    pub hosts: Vec<Host>,
+    /// Most connections carried and waiting.
+    pub most_connections: usize,
+    /// Most links, including calls that have not said who they are.
+    pub most_links: usize,
+    /// How long an end waits for its other one.
+    pub patience: Duration,
+    /// How long the kernel's connection is held while the last bytes are delivered.
+    pub lingering: Duration,
+    /// A connection without news for so long is no longer looked at in every turn.
+    pub cools_after: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            hosts: Vec::new(),
+            most_connections: 16 << 10,
+            most_links: 32,
+            patience: Duration::from_secs(30),
+            lingering: Duration::from_secs(10),
+            cools_after: Duration::from_micros(200),
+        }
+    }
+}
+
+/// What a relay did so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Turns.
+    pub turns: u64,
+    /// Looks at connections.
+    pub looks: u64,
+    /// Ends taken in.
+    pub adopted: u64,
+    /// Connections that both relays had.
+    pub paired: u64,
+    /// Connections ended because of a link, or of nonsense.
+    pub broken: u64,
+    /// Messages sent.
+    pub messages: u64,
+    /// Messages received.
+    pub received: u64,
+    /// Batches that went whole in a message.
+    pub inline_batches: u64,
+    /// Batches that were placed by writes.
+    pub written_batches: u64,
+    /// Bytes of rings sent.
+    pub sent_bytes: u64,
+    /// Bytes of rings received.
+    pub received_bytes: u64,
+    /// Bells heard.
+    pub bells: u64,
+    /// Doorbells sent.
+    pub doorbells: u64,
+    /// Connections that became cold.
+    pub cooled: u64,
+}
+
+/// Why a connection was not taken in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// Its peer is on no configured host.
+    #[error("the peer is on none of the configured hosts")]
+    UnknownHost,
+    /// As many as there may be are there.
+    #[error("no room for another connection")]
+    Full,
+    /// It is there already, or was given up.
+    #[error("the connection is not open")]
+    NotOpen,
+}
+
+/// A device in use and its completion queue.
+#[derive(Debug)]
+pub(crate) struct Desk {
+    pub(crate) device: Arc<dyn Device>,
+    pub(crate) queue: Rc<dyn CompletionQueue>,
+}
+
+/// What is known of a host's relay.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct HostState {
+    /// It is being found or joined.
+    pub(crate) is_dialling: bool,
+    /// Not before then.
+    pub(crate) retry_at: Duration,
+}
+
+/// An offer whose other end is not here yet.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Early {
+    pub(crate) link: usize,
+    pub(crate) name: u64,
+    pub(crate) ring_bytes: u64,
+    /// As seen from here.
+    pub(crate) own: SocketAddr,
+    pub(crate) peer: SocketAddr,
+    pub(crate) since: Duration,
+}
+
+/// A relay, without its doors: one thread turns it.
+#[derive(Debug)]
+pub struct Core {
+    pub(crate) settings: Settings,
+    pub(crate) network: Box<dyn Network>,
+    pub(crate) now: Duration,
+    pub(crate) desks: Vec<Desk>,
+    /// Links by place, with the generation of the place.
+    pub(crate) links: Vec<(u16, Option<Box<Link>>)>,
+    pub(crate) hosts: Vec<HostState>,
+    pub(crate) table: Table,
+    cookies: HashMap<u64, u32>,
+    /// Ends that wait, by own and peer's address.
+    pub(crate) waiting: HashMap<(SocketAddr, SocketAddr), u32>,
+    pub(crate) early: Vec<Early>,
+    hot: Vec<u32>,
+    /// Of the hot ones, those that wait for a completion.
+    blocked: usize,
+    /// Connections with something stored for the program since the last fence.
+    pub(crate) touched: Vec<u32>,
+    /// Connections that wait, or end: what time can change.
+    pub(crate) passing: usize,
+    swept_at: Duration,
+    message: Vec<u8>,
+    pub(crate) counters: Counters,
+    completions: Vec<WorkCompletion>,
+}
+
+impl Core {
+    /// A relay that carries nothing yet.
+    #[must_use]
+    pub fn new(settings: Settings, network: Box<dyn Network>) -> Self {
+        let hosts = vec![HostState::default(); settings.hosts.len()];
+        Self {
+            settings,
+            network,
+            now: Duration::ZERO,
+            desks: Vec::new(),
+            links: Vec::new(),
+            hosts,
+            table: Table::default(),
+            cookies: HashMap::new(),
+            waiting: HashMap::new(),
+            early: Vec::new(),
+            hot: Vec::new(),
+            blocked: 0,
+            touched: Vec::new(),
+            passing: 0,
+            swept_at: Duration::ZERO,
+            message: Vec::with_capacity(crate::message::MESSAGE_BYTES),
+            counters: Counters::default(),
+            completions: vec![WorkCompletion::EMPTY; COMPLETIONS_AT_A_TIME],
+        }
+    }
+
+    /// What it did so far.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+
+    /// Its connections.
+    pub fn connections(&self) -> impl Iterator<Item = &Connection> {
+        self.table.iter().map(|(_, connection)| connection)
+    }
+
+    /// Links to other relays that messages pass on.
+    #[must_use]
+    pub fn links_up(&self) -> usize {
+        self.links().filter(|(_, link)| link.stage == Stage::Up).count()
+    }
+
+    pub(crate) fn links(&self) -> impl Iterator<Item = (usize, &Link)> {
+        self.links.iter().enumerate().filter_map(|(at, (_, link))| Some((at, link.as_deref()?)))
+    }
+
+    pub(crate) fn link(&mut self, at: usize) -> Option<&mut Link> {
+        self.links.get_mut(at)?.1.as_deref_mut()
+    }
+
+    /// The place of the link with this generation.
+    pub(crate) fn link_name(&self, at: usize) -> u64 {
+        let generation = self.links.get(at).map_or(0, |place| place.0);
+        u64::from(generation) << 32 | at as u64
+    }
+
+    /// The link that [`Core::link_name`] named, if it is still there.
+    pub(crate) fn link_named(&self, name: u64) -> Option<usize> {
+        let at = (name & 0xffff_ffff) as usize;
+        let place = self.links.get(at)?;
+        (u64::from(place.0) == name >> 32 && place.1.is_some()).then_some(at)
+    }
+
+    /// Place of the host that has `address`.
+    pub(crate) fn host_of(&self, address: IpAddr) -> Option<usize> {
+        self.settings.hosts.iter().position(|host| host.addresses.contains(&address))
+    }
+
+    /// The device's desk; made when it is new.
+    ///
+    /// Errors: fabric's.
+    pub(crate) fn desk(&mut self, device: &Arc<dyn Device>) -> Result<usize, FabricError> {
+        let known = self.desks.iter().position(|desk| Arc::ptr_eq(&desk.device, device));
+        if let Some(known) = known {
+            return Ok(known);
+        }
+        let deepest = device.attributes().max_completion_queue_depth;
+        let wanted = COMPLETIONS.saturating_mul(self.settings.most_links as u32);
+        let queue = device.create_completion_queue(wanted.min(deepest))?;
+        self.desks.push(Desk { device: Arc::clone(device), queue });
+        Ok(self.desks.len() - 1)
+    }
+
+    /// Descriptors that become readable once [`Core::arm`] was called and there is something to do.
+    pub fn event_descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.desks.iter().map(|desk| desk.queue.event_descriptor())
+    }
+
+    /// Takes in a program's end: its addresses, the kernel's number of its socket, a copy of that
+    /// socket, the segment, and the process that has it.
+    ///
+    /// Errors: [`Refusal`]; the connection then stays with the kernel.
+    pub fn adopt(
+        &mut self,
+        (own, peer): (SocketAddr, SocketAddr),
+        cookie: u64,
+        socket: OwnedFd,
+        segment: Segment,
+        process: u32,
+    ) -> Result<(), Refusal> {
+        let mirror = Mirror::new(segment);
+        let host = self.host_of(peer.ip()).filter(|_| mirror.is_open());
+        let refusal = if host.is_none() {
+            Some(Refusal::UnknownHost)
+        } else if self.table.len() >= self.settings.most_connections {
+            Some(Refusal::Full)
+        } else if self.cookies.contains_key(&cookie) {
+            Some(Refusal::NotOpen)
+        } else {
+            None
+        };
+        let (Some(host), None) = (host, refusal) else {
+            let _ = mirror.give_up(STATE_OPEN);
+            return Err(refusal.unwrap_or(Refusal::NotOpen));
+        };
+        let asymmetric = u32::from(barrier::is_asymmetric());
+        mirror.segment().own().signs.asymmetric.store(asymmetric, Ordering::Relaxed);
+        mirror.arm(false);
+        let connection = Connection {
+            own,
+            peer,
+            cookie,
+            host,
+            mirror,
+            socket: Some(socket),
+            phase: Phase::Waiting,
+            since: self.now,
+            link: usize::MAX,
+            far: 0,
+            ground: None,
+            outgoing: None,
+            incoming: None,
+            in_flight: 0,
+            is_hot: false,
+            news_at: self.now,
+            has_nudged: false,
+            is_nudged: false,
+            stored: false,
+            gave_room: false,
+            holders: vec![process],
+            last_word: None,
+            moved: [0; 2],
+        };
+        let index = self.table.insert(connection);
+        self.cookies.insert(cookie, index);
+        self.waiting.insert((own, peer), index);
+        self.passing += 1;
+        self.counters.adopted += 1;
+        self.seek(index);
+        Ok(())
+    }
+
+    /// Another process holds the end named `cookie`.
+    pub fn held_by(&mut self, cookie: u64, process: u32) {
+        let Some(index) = self.cookies.get(&cookie) else { return };
+        if let Some(connection) = self.table.get_mut(*index)
+            && !connection.holders.contains(&process)
+        {
+            connection.holders.push(process);
+        }
+    }
+
+    /// A process ended: ends that nobody holds any more are closed for it.
+    pub fn process_ended(&mut self, process: u32) {
+        for index in self.table.select(|one| one.holders.contains(&process)) {
+            let Some(connection) = self.table.get_mut(index) else { continue };
+            connection.holders.retain(|holder| *holder != process);
+            if !connection.holders.is_empty() {
+                continue;
+            }
+            match connection.phase {
+                // The other relay may have its word under way: it is told the end then.
+                Phase::Promised | Phase::Paired => connection.orphan(),
+                Phase::Waiting | Phase::Offered => {
+                    self.forget(index);
+                    continue;
+                }
+                Phase::Ending => continue,
+            }
+            self.heat(index);
+        }
+    }
+
+    /// A program rang for the connection named `cookie`.
+    pub fn bell(&mut self, cookie: u64) {
+        self.counters.bells += 1;
+        if let Some(index) = self.cookies.get(&cookie).copied() {
+            self.look_in(index);
+        }
+    }
+
+    /// Bells may have been lost: every connection may have rung.
+    pub fn bells_for_all(&mut self) {
+        for index in self.table.select(|_| true) {
+            self.look_in(index);
+        }
+    }
+
+    /// What a bell can mean.
+    fn look_in(&mut self, index: u32) {
+        let Some(connection) = self.table.get(index) else { return };
+        match connection.phase {
+            Phase::Waiting | Phase::Offered if connection.mirror.is_given_up() => {
+                self.forget(index);
+            }
+            Phase::Paired => self.heat(index),
+            _ => {}
+        }
+    }
+
+    /// Looks at a connection in every turn from now on.
+    pub(crate) fn heat(&mut self, index: u32) {
+        let now = self.now;
+        let Some(connection) = self.table.get_mut(index) else { return };
+        connection.news_at = now;
+        if connection.phase == Phase::Paired && !connection.is_hot {
+            connection.is_hot = true;
+            if !connection.is_nudged {
+                connection.mirror.disarm();
+            }
+            self.hot.push(index);
+        }
+    }
+
+    /// Takes a connection out: the kernel's connection is let go.
+    pub(crate) fn forget(&mut self, index: u32) {
+        let Some(mut connection) = self.table.remove(index) else { return };
+        self.cookies.remove(&connection.cookie);
+        let ends = (connection.own, connection.peer);
+        if self.waiting.get(&ends) == Some(&index) {
+            self.waiting.remove(&ends);
+        }
+        self.passing -= usize::from(connection.phase != Phase::Paired);
+        if connection.phase != Phase::Waiting
+            && let Some(link) = self.link(connection.link)
+        {
+            link.connections -= 1;
+        }
+        match connection.phase {
+            Phase::Waiting | Phase::Offered => _ = connection.mirror.give_up(STATE_OPEN),
+            Phase::Promised => _ = connection.mirror.give_up(STATE_MATCHING),
+            Phase::Paired | Phase::Ending => {}
+        }
+        connection.let_go();
+    }
+
+    /// Moves a connection to another phase.
+    pub(crate) fn enter(&mut self, index: u32, phase: Phase) {
+        let now = self.now;
+        let Some(connection) = self.table.get_mut(index) else { return };
+        let before = connection.phase;
+        connection.phase = phase;
+        connection.since = now;
+        self.passing -= usize::from(before != Phase::Paired);
+        self.passing += usize::from(phase != Phase::Paired);
+    }
+
+    /// One turn. True when something happened; else the caller may let it sleep.
+    pub fn turn(&mut self, now: Duration) -> bool {
+        self.now = now;
+        self.counters.turns += 1;
+        let mut busy = self.take_completions();
+        self.wake_programs();
+        busy |= self.carry_hot();
+        self.wake_programs();
+        busy |= self.flush();
+        if self.passing > 0 || self.links().any(|(_, link)| link.stage != Stage::Up) {
+            self.attend();
+        }
+        busy
+    }
+
+    /// Nothing is looked at in every turn but what waits for a completion: once armed, the fabric
+    /// says when there is something to do.
+    #[must_use]
+    pub fn is_quiet(&self) -> bool {
+        let stuck = |link: &Link| link.is_due() && link.under_way() == 0;
+        self.hot.len() == self.blocked
+            && !self.links().any(|(_, link)| link.stage == Stage::Up && stuck(link))
+    }
+
+    /// Time can change something: sleep no longer than this.
+    #[must_use]
+    pub fn longest_sleep(&self) -> Option<Duration> {
+        if self.links().any(|(_, link)| link.stage == Stage::Connecting) {
+            return Some(CONNECTING_LOOK);
+        }
+        let due =
+            self.passing > 0 || !self.early.is_empty() || self.links().count() > self.links_up();
+        due.then_some(SWEEP)
+    }
+
+    /// Asks for events of the fabric. The caller turns once more before it sleeps.
+    ///
+    /// Errors: fabric's.
+    pub fn arm(&self) -> Result<(), FabricError> {
+        self.desks.iter().try_for_each(|desk| desk.queue.arm())
+    }
+
+    /// Takes the events back after a sleep.
+    ///
+    /// Errors: fabric's.
+    pub fn acknowledge(&self) -> Result<(), FabricError> {
+        self.desks.iter().try_for_each(|desk| desk.queue.acknowledge())
+    }
+
+    fn take_completions(&mut self) -> bool {
+        let mut busy = false;
+        for at in 0..self.desks.len() {
+            let mut completions = std::mem::take(&mut self.completions);
+            // An overrun queue has broken its queue pairs, which is seen there.
+            let count = self.desks[at].queue.poll(&mut completions).unwrap_or(0);
+            for completion in &completions[..count] {
+                self.completed(completion);
+            }
+            self.completions = completions;
+            busy |= count > 0;
+        }
+        busy
+    }
+
+    fn completed(&mut self, completion: &WorkCompletion) {
+        let ticket = Ticket::of(completion.wr_id);
+        let Some((generation, Some(link))) = self.links.get_mut(ticket.link) else { return };
+        if *generation & 0x7fff != ticket.generation {
+            return;
+        }
+        if !completion.is_success() {
+            self.break_link(ticket.link);
+            return;
+        }
+        if !ticket.is_receive {
+            let table = &mut self.table;
+            // A number that was given to another connection meanwhile: its count is off by one
+            // message for a while, in the harmless direction.
+            link.completed(ticket, |index| {
+                if let Some(connection) = table.get_mut(index) {
+                    connection.in_flight = connection.in_flight.saturating_sub(1);
+                }
+            });
+            return;
+        }
+        let mut message = std::mem::take(&mut self.message);
+        link.take(ticket, completion.length, &mut message);
+        self.counters.received += 1;
+        self.hear(ticket.link, &message);
+        self.message = message;
+    }
+
+    /// After everything was stored: one fence, then a look whether the programs sleep.
+    pub(crate) fn wake_programs(&mut self) {
+        if self.touched.is_empty() {
+            return;
+        }
+        // With the sleeper's `arm` and heavy fence: one of the two sees the other.
+        fence(Ordering::SeqCst);
+        let mut touched = std::mem::take(&mut self.touched);
+        for index in touched.drain(..) {
+            let Some(connection) = self.table.get_mut(index) else { continue };
+            let (stored, room) = (connection.stored, connection.gave_room);
+            if !connection.mirror.sleeps(stored, room) {
+                (connection.stored, connection.gave_room) = (false, false);
+                continue;
+            }
+            let (link, far) = (connection.link, connection.far);
+            let record = if connection.mirror.signs_stored().switched_at == 0 {
+                // The other program's kernel stream carries its bytes: no doorbell may be sent
+                // there. The arms stay up until it has switched.
+                if std::mem::replace(&mut connection.has_nudged, true) {
+                    continue;
+                }
+                Record::Nudge
+            } else {
+                (connection.stored, connection.gave_room) = (false, false);
+                if !connection.mirror.take_down(stored, room) {
+                    continue;
+                }
+                Record::Ring
+            };
+            if let Some(link) = self.link(link) {
+                link.owe(far, record);
+            }
+        }
+        self.touched = touched;
+    }
+
+    /// Notes that something was stored for the program.
+    pub(crate) fn touch(&mut self, index: u32, stored: bool, room: bool) {
+        if let Some(connection) = self.table.get_mut(index) {
+            connection.stored |= stored;
+            connection.gave_room |= room;
+            self.touched.push(index);
+        }
+    }
+
+    fn flush(&mut self) -> bool {
+        let mut posted = 0;
+        for (_, link) in &mut self.links {
+            if let Some(link) = link {
+                posted += link.flush();
+            }
+        }
+        self.counters.messages += u64::from(posted);
+        for at in 0..self.links.len() {
+            if self.link(at).is_some_and(|link| link.is_broken()) {
+                self.break_link(at);
+            }
+        }
+        posted > 0
+    }
+
+    fn carry_hot(&mut self) -> bool {
+        let (mut busy, mut blocked, mut at) = (false, 0, 0);
+        let mut cooling = Vec::new();
+        while let Some(index) = self.hot.get(at).copied() {
+            let live = self.table.get(index).is_some_and(|one| one.is_hot);
+            if !live {
+                self.hot.swap_remove(at);
+                continue;
+            }
+            let look = self.carry(index);
+            busy |= look == Look::Progress;
+            blocked += usize::from(look == Look::Blocked);
+            let now = self.now;
+            match self.table.get_mut(index) {
+                Some(connection) if connection.phase == Phase::Paired => {
+                    if look != Look::Nothing {
+                        connection.news_at = now;
+                    } else if now.saturating_sub(connection.news_at) >= self.settings.cools_after {
+                        cooling.push(index);
+                    }
+                }
+                Some(connection) => connection.is_hot = false,
+                None => {}
+            }
+            at += 1;
+        }
+        if !cooling.is_empty() {
+            self.cool(&cooling);
+        }
+        self.blocked = blocked;
+        busy
+    }
+
+    /// Lets go of connections without news: they are armed, and looked at once more behind one
+    /// fence for all of them.
+    fn cool(&mut self, cooling: &[u32]) {
+        for index in cooling {
+            if let Some(connection) = self.table.get(*index) {
+                connection.mirror.arm(connection.mirror.owes_credits());
+            }
+        }
+        // With the program's light fence between its store and its look at the arm.
+        barrier::heavy();
+        for index in cooling {
+            let look = self.carry(*index);
+            let Some(connection) = self.table.get_mut(*index) else { continue };
+            if look != Look::Nothing {
+                if !connection.is_nudged {
+                    connection.mirror.disarm();
+                }
+                connection.news_at = self.now;
+            } else {
+                connection.is_hot = false;
+                self.counters.cooled += 1;
+            }
+        }
+        let table = &self.table;
+        self.hot.retain(|index| table.get(*index).is_some_and(|one| one.is_hot));
+    }
+
+    /// What time changes: links that connect, ends that wait, ends that end.
+    fn attend(&mut self) {
+        for at in 0..self.links.len() {
+            let now = self.now;
+            let Some(link) = self.link(at) else { continue };
+            let late = now.saturating_sub(link.since) > LINK_PATIENCE;
+            match (link.stage, link.pair().state()) {
+                (Stage::Up, _) => {}
+                (Stage::Connecting, QueuePairState::ReadyToSend) => self.link_is_up(at),
+                (Stage::Connecting, QueuePairState::Error) => self.break_link(at),
+                _ if late => self.break_link(at),
+                _ => {}
+            }
+        }
+        if self.now.saturating_sub(self.swept_at) < SWEEP {
+            return;
+        }
+        self.swept_at = self.now;
+        let (now, patience) = (self.now, self.settings.patience);
+        for index in self.table.select(|one| one.phase != Phase::Paired) {
+            let Some(connection) = self.table.get_mut(index) else { continue };
+            let age = now.saturating_sub(connection.since);
+            match connection.phase {
+                Phase::Waiting | Phase::Offered
+                    if age > patience || connection.mirror.is_given_up() =>
+                {
+                    self.forget(index);
+                }
+                Phase::Waiting => self.seek(index),
+                // The other relay keeps its memory for us until it is told; only the kernel's
+                // connection is not held longer.
+                Phase::Ending if age > self.settings.lingering => connection.let_go(),
+                _ => {}
+            }
+        }
+        let (early, kept): (Vec<_>, Vec<_>) =
+            self.early.drain(..).partition(|one| now.saturating_sub(one.since) > patience);
+        self.early = kept;
+        for one in early {
+            if let Some(link) = self.link(one.link) {
+                link.owe(one.name, Record::Refuse);
+            }
+        }
+        let silent =
+            |link: &Link| link.trust.host().is_none() && now.saturating_sub(link.since) > patience;
+        let silent: Vec<_> =
+            self.links().filter(|(_, link)| silent(link)).map(|(at, _)| at).collect();
+        silent.into_iter().for_each(|at| self.break_link(at));
+    }
+
+    /// Ends a link and what was on it.
+    pub(crate) fn break_link(&mut self, at: usize) {
+        let Some((generation, place)) = self.links.get_mut(at) else { return };
+        let Some(link) = place.take() else { return };
+        *generation = generation.wrapping_add(1);
+        if let Trust::Dialled(host) = link.trust {
+            self.hosts[host].is_dialling = false;
+            self.hosts[host].retry_at = self.now + RETRY;
+        }
+        tracing::debug!(link = at, connections = link.connections, "a link ended");
+        drop(link);
+        self.early.retain(|early| early.link != at);
+        for index in self.table.select(|one| one.link == at && one.phase != Phase::Waiting) {
+            let Some(connection) = self.table.get_mut(index) else { continue };
+            connection.link = usize::MAX;
+            match connection.phase {
+                Phase::Offered => {
+                    self.enter(index, Phase::Waiting);
+                    continue;
+                }
+                Phase::Paired => {
+                    connection.mirror.store_reset();
+                    connection.cut();
+                    self.counters.broken += 1;
+                }
+                _ => {}
+            }
+            self.forget(index);
+        }
+    }
+}
