@@ -17,8 +17,10 @@
 
 #![forbid(unsafe_code)]
 
+pub mod hosts;
 mod pairing;
 pub mod policy;
+mod relaying;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -27,9 +29,11 @@ use beeline_os::control_socket::{ControlListener, ControlSocket, Received};
 use beeline_sockets::control::{Answer, Question, Status, name};
 use rustix::event::{PollFd, PollFlags, poll};
 
+pub use hosts::Hosts;
 pub use pairing::Settings;
 use pairing::{Outcome, Pairing, Refusal};
 pub use policy::Policy;
+pub use relaying::{Elsewhere, RelayProgram};
 
 /// Most questions being asked at once; further ones wait in the listener's backlog.
 const MOST_QUESTIONS: usize = 256;
@@ -112,10 +116,15 @@ impl Monitor {
                 entries.push(PollFd::from_borrowed_fd(stop, readable));
             }
             let first = entries.len();
+            let relay = self.pairing.relay();
+            entries.extend(relay.map(|relay| PollFd::from_borrowed_fd(relay, readable)));
+            let first_open = entries.len();
             entries.extend(self.open.iter().map(|(socket, _)| PollFd::new(socket, readable)));
             // Without questions under way and ends that wait, nothing is due soon; without
             // connections whose end is to be noticed, nothing is due at all: sleep.
-            let soon = !self.open.is_empty() || self.pairing.is_waiting();
+            let soon = !self.open.is_empty()
+                || self.pairing.is_waiting()
+                || self.pairing.is_without_relay();
             let tv_sec = if soon { 1 } else { 10 };
             let bound = rustix::event::Timespec { tv_sec, tv_nsec: 0 };
             let bounded = soon || self.pairing.is_keeping();
@@ -132,7 +141,10 @@ impl Monitor {
                 return Ok(());
             }
             let answered: Vec<usize> =
-                (0..self.open.len()).filter(|i| ready.get(first + i) == Some(&true)).collect();
+                (0..self.open.len()).filter(|i| ready.get(first_open + i) == Some(&true)).collect();
+            if first_open > first && ready.get(first) == Some(&true) {
+                self.pairing.relaying().into_iter().for_each(relaying::Relaying::lost);
+            }
             for index in answered.into_iter().rev() {
                 let (socket, _) = self.open.swap_remove(index);
                 self.hear(&socket);
@@ -142,6 +154,9 @@ impl Monitor {
                 self.greet();
             }
             self.pairing.expire();
+            if self.pairing.is_without_relay() {
+                self.pairing.relaying().into_iter().for_each(relaying::Relaying::keep_up);
+            }
         }
     }
 
@@ -173,10 +188,11 @@ impl Monitor {
                 let (process, uid) =
                     socket.peer().map_or((0, u32::MAX), |peer| (peer.pid, peer.uid));
                 match self.attach(descriptors.first(), process, uid) {
-                    Some((side, memory)) => {
+                    Ok((side, memory)) => {
                         answer(&Answer::Segment { side }, Some(memory.as_fd()));
                     }
-                    None => answer(&Answer::Plain, None),
+                    Err(Some(Refusal::NoHosts)) => answer(&Answer::NoHosts, None),
+                    Err(_) => answer(&Answer::Plain, None),
                 }
             }
             Question::Resume => {
@@ -192,6 +208,7 @@ impl Monitor {
                 self.status.up_seconds = self.began.elapsed().as_secs();
                 self.status.waiting = self.pairing.waiting();
                 self.status.kept = self.pairing.kept();
+                self.status.relayed = self.pairing.handed();
                 answer(&Answer::Status(self.status), None);
             }
             Question::Connections => {
@@ -211,24 +228,29 @@ impl Monitor {
         }
     }
 
-    fn attach(&mut self, about: Option<&OwnedFd>, process: i32, uid: u32) -> Option<(u8, OwnedFd)> {
+    fn attach(
+        &mut self,
+        about: Option<&OwnedFd>,
+        process: i32,
+        uid: u32,
+    ) -> Result<(u8, OwnedFd), Option<Refusal>> {
         self.status.asked += 1;
         let outcome = about.map(|socket| self.pairing.ask(socket, process, uid));
         match outcome {
-            Some(Ok(Outcome::First(memory))) => Some((0, memory)),
+            Some(Ok(Outcome::First(memory) | Outcome::Relayed(memory))) => Ok((0, memory)),
             Some(Ok(Outcome::Second(memory))) => {
                 self.status.paired += 1;
-                Some((1, memory))
+                Ok((1, memory))
             }
             Some(Err(error)) => {
                 tracing::debug!(%error, process, "a connection stays with the kernel");
                 self.status.refused += 1;
                 self.status.denied += u64::from(matches!(error, Refusal::Denied));
-                None
+                Err(Some(error))
             }
             None => {
                 self.status.refused += 1;
-                None
+                Err(None)
             }
         }
     }

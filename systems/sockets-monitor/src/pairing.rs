@@ -2,17 +2,19 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use beeline_os::Mapping;
 use beeline_os::mapping::MappingError;
 use beeline_sockets::control::Introduced;
+use beeline_sockets::relayed::Adopted;
 use beeline_sockets::segment::{
     CLOSED_AT, DEFAULT_RING_BYTES, STATE_AT, STATE_OPEN, Segment, TAILS_AT, length_bytes,
 };
 
 use crate::policy::Policy;
+use crate::relaying::{self, Elsewhere, Relaying};
 
 /// What a monitor can be told.
 #[derive(Clone, Debug)]
@@ -26,6 +28,8 @@ pub struct Settings {
     pub patience: Duration,
     /// Which connections may be accelerated.
     pub policy: Policy,
+    /// Other hosts, if there are any.
+    pub elsewhere: Option<Elsewhere>,
 }
 
 impl Default for Settings {
@@ -35,6 +39,7 @@ impl Default for Settings {
             most_waiting: 4096,
             patience: Duration::from_secs(30),
             policy: Policy::default(),
+            elsewhere: None,
         }
     }
 }
@@ -64,6 +69,12 @@ pub enum Refusal {
     /// The policy says so.
     #[error("the policy leaves it to the kernel")]
     Denied,
+    /// The other end is in another host, and there are none.
+    #[error("the other end is in another host, and none is configured")]
+    NoHosts,
+    /// The other end is in a host that is none of those configured.
+    #[error("{0} is in another host, and none of those configured")]
+    Stranger(SocketAddr),
     /// Too many wait already.
     #[error("{0} ends wait already")]
     Crowded(usize),
@@ -84,6 +95,8 @@ pub enum Outcome {
     First(OwnedFd),
     /// The segment of the end that asked first.
     Second(OwnedFd),
+    /// A fresh segment, whose other end the relay is.
+    Relayed(OwnedFd),
 }
 
 /// An end whose other end has not asked.
@@ -99,9 +112,7 @@ impl Waiting {
     /// False when it was closed, or has turned to the kernel for good, or its process is gone. What
     /// that process wrote is taken for a hint: who lies is not introduced.
     fn still_waits(&self) -> bool {
-        let mut word = [0; 4];
-        let read = rustix::io::pread(&self.memory, &mut word, STATE_AT as u64);
-        read == Ok(word.len()) && u32::from_le_bytes(word) == STATE_OPEN && exists(self.process)
+        read_word(&self.memory, STATE_AT) == Some(STATE_OPEN) && exists(self.process)
     }
 }
 
@@ -119,11 +130,7 @@ impl Kept {
     /// True when an end was closed, or nobody who asked is left. What the ends' processes wrote is
     /// taken for a hint: who lies loses the way back after `exec`.
     fn is_over(&self) -> bool {
-        let closed = CLOSED_AT.iter().any(|&place| {
-            let mut word = [0; 4];
-            let read = rustix::io::pread(&self.memory, &mut word, place as u64);
-            read != Ok(word.len()) || word != [0; 4]
-        });
+        let closed = CLOSED_AT.iter().any(|&place| read_word(&self.memory, place) != Some(0));
         closed || !self.processes.iter().any(|&process| exists(process))
     }
 }
@@ -139,6 +146,12 @@ impl Ends {
     fn mirrored(self) -> Self {
         Self { own: self.peer, peer: self.own }
     }
+
+    /// As the library has it: the other end may be in another host.
+    fn leads_elsewhere(self) -> bool {
+        let (own, peer) = (self.own.ip(), self.peer.ip());
+        own != peer && !(own.is_loopback() && peer.is_loopback())
+    }
 }
 
 /// All of them.
@@ -152,6 +165,7 @@ pub struct Pairing {
     /// By socket: the connection and the side.
     by_cookie: HashMap<u64, (u64, u8)>,
     next: u64,
+    relaying: Option<Relaying>,
     swept: Instant,
     expired: Instant,
     crowded: Instant,
@@ -160,6 +174,7 @@ pub struct Pairing {
 impl Pairing {
     pub fn new(settings: Settings) -> Self {
         let now = Instant::now();
+        let relaying = settings.elsewhere.clone().map(Relaying::new);
         Self {
             settings,
             waiting: HashMap::new(),
@@ -167,6 +182,7 @@ impl Pairing {
             kept: BTreeMap::new(),
             by_cookie: HashMap::new(),
             next: 0,
+            relaying,
             swept: now,
             expired: now,
             crowded: now.checked_sub(CROWDED_TURN).unwrap_or(now),
@@ -174,12 +190,30 @@ impl Pairing {
     }
 
     pub fn is_keeping(&self) -> bool {
-        !self.kept.is_empty()
+        !self.kept.is_empty() || self.relaying.as_ref().is_some_and(|far| far.kept() > 0)
+    }
+
+    /// Connections to other hosts, if there are hosts.
+    pub fn relaying(&mut self) -> Option<&mut Relaying> {
+        self.relaying.as_mut()
+    }
+
+    /// Readable when the relay ended.
+    pub fn relay(&self) -> Option<BorrowedFd<'_>> {
+        self.relaying.as_ref()?.relay()
+    }
+
+    /// True while there is a relay to be started or reached.
+    pub fn is_without_relay(&self) -> bool {
+        self.relaying.as_ref().is_some_and(Relaying::is_due)
     }
 
     /// The segment of a socket that was introduced before, and which end it is.
     pub fn resume(&mut self, socket: &OwnedFd) -> Option<(u8, OwnedFd)> {
         let cookie = rustix::net::sockopt::socket_cookie(socket).ok()?;
+        if let Some(memory) = self.relaying.as_ref().and_then(|far| far.resume(cookie)) {
+            return Some((0, memory));
+        }
         let &(number, side) = self.by_cookie.get(&cookie)?;
         Some((side, self.kept.get(&number)?.memory.try_clone().ok()?))
     }
@@ -219,19 +253,21 @@ impl Pairing {
 
     /// Connections whose segment is kept.
     pub fn kept(&self) -> u64 {
-        self.kept.len() as u64
+        self.kept.len() as u64 + self.relaying.as_ref().map_or(0, Relaying::kept)
+    }
+
+    /// Connections handed to the relay, so far.
+    pub fn handed(&self) -> u64 {
+        self.relaying.as_ref().map_or(0, Relaying::handed)
     }
 
     /// What went into the rings of the connections that are kept.
     pub fn traffic(&self) -> impl Iterator<Item = (Introduced, [u64; 2])> {
-        self.kept.values().map(|kept| {
-            let moved = TAILS_AT.map(|place| {
-                let mut word = [0; 8];
-                let read = rustix::io::pread(&kept.memory, &mut word, place as u64);
-                if read == Ok(word.len()) { u64::from_le_bytes(word) } else { 0 }
-            });
-            (kept.introduced, moved)
-        })
+        let here = self
+            .kept
+            .values()
+            .map(|kept| (kept.introduced, TAILS_AT.map(|place| read_words(&kept.memory, place))));
+        here.chain(self.relaying.iter().flat_map(Relaying::traffic))
     }
 
     /// The segment for `socket`, which `process` of user `uid` holds.
@@ -244,6 +280,9 @@ impl Pairing {
             return Err(Refusal::Itself);
         }
         let cookie = rustix::net::sockopt::socket_cookie(socket)?;
+        if ends.leads_elsewhere() {
+            return self.ask_elsewhere(socket, ends, process, cookie);
+        }
         if let Some(other) = self.waiting.remove(&ends.mirrored())
             && exists(other.process)
         {
@@ -285,9 +324,31 @@ impl Pairing {
         Ok(Outcome::First(copy))
     }
 
+    fn ask_elsewhere(
+        &mut self,
+        socket: &OwnedFd,
+        Ends { own, peer }: Ends,
+        process: i32,
+        cookie: u64,
+    ) -> Result<Outcome, Refusal> {
+        let relaying = self.relaying.as_mut().ok_or(Refusal::NoHosts)?;
+        if !relaying.leads_to(peer) {
+            return Err(Refusal::Stranger(peer));
+        }
+        let connection = Adopted { own, peer, process: process.unsigned_abs(), cookie };
+        let length = length_bytes(self.settings.ring_bytes);
+        let memory = relaying.ask(socket, connection, || {
+            let memory = memory(length)?;
+            relaying::format(&memory, length, &connection)?;
+            Ok(memory)
+        })?;
+        self.note(relaying::introduced(&connection));
+        Ok(Outcome::Relayed(memory))
+    }
+
     fn fresh(&self) -> Result<OwnedFd, Refusal> {
         let length = length_bytes(self.settings.ring_bytes);
-        let memory = beeline_os::mapping::create_memfd("beeline-socket", length)?;
+        let memory = memory(length)?;
         // Two words of one page.
         let page = Mapping::shared_at(memory.as_fd(), 0, length)?;
         Segment::format(&page)
@@ -296,17 +357,21 @@ impl Pairing {
     }
 
     fn remember(&mut self, second: Ends, second_process: i32, first_process: i32) -> Introduced {
-        if self.introduced.len() == REMEMBERED {
-            self.introduced.pop_front();
-        }
         let introduced = Introduced {
             first: second.peer,
             first_process: first_process.unsigned_abs(),
             second: second.own,
             second_process: second_process.unsigned_abs(),
         };
-        self.introduced.push_back(introduced);
+        self.note(introduced);
         introduced
+    }
+
+    fn note(&mut self, introduced: Introduced) {
+        if self.introduced.len() == REMEMBERED {
+            self.introduced.pop_front();
+        }
+        self.introduced.push_back(introduced);
     }
 
     /// Forgets ends that waited too long, or whose process ended, and connections that are over.
@@ -320,6 +385,9 @@ impl Pairing {
                 .map(|(&number, _)| number)
                 .collect();
             over.into_iter().for_each(|number| self.drop_kept(number));
+            if let Some(relaying) = &mut self.relaying {
+                relaying.sweep();
+            }
         }
         if self.expired.elapsed() < Duration::from_secs(1) {
             return;
@@ -340,7 +408,25 @@ pub fn allow_descriptors() {
     let _ = setrlimit(Resource::Nofile, limit);
 }
 
-fn exists(process: i32) -> bool {
+fn memory(length: usize) -> Result<OwnedFd, Refusal> {
+    Ok(beeline_os::mapping::create_memfd("beeline-socket", length)?)
+}
+
+/// The four bytes at `place` of a segment that is not mapped here.
+pub fn read_word(memory: &OwnedFd, place: usize) -> Option<u32> {
+    let mut word = [0; 4];
+    let read = rustix::io::pread(memory, &mut word, place as u64);
+    (read == Ok(word.len())).then(|| u32::from_le_bytes(word))
+}
+
+/// The eight bytes at `place`; 0 where they cannot be read.
+pub fn read_words(memory: &OwnedFd, place: usize) -> u64 {
+    let mut word = [0; 8];
+    let read = rustix::io::pread(memory, &mut word, place as u64);
+    if read == Ok(word.len()) { u64::from_le_bytes(word) } else { 0 }
+}
+
+pub fn exists(process: i32) -> bool {
     let Some(process) = rustix::process::Pid::from_raw(process) else { return false };
     !matches!(rustix::process::test_kill_process(process), Err(rustix::io::Errno::SRCH))
 }

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use beeline_sockets::connection::{Connection, find, handed_on, inherited};
+use beeline_sockets::connection::{Connection, find, handed_on, not_handed_on, received};
 use beeline_sockets::kernel::{Errno, Outcome};
 use beeline_sockets::receive::{MOST_PIECES, receive};
 use beeline_sockets::send::send as send_pieces;
@@ -179,7 +179,7 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
             let count =
                 real!(recvmsg(fd, message, flags) as fn(c_int, *mut msghdr, c_int) -> ssize_t);
             if count >= 0 {
-                quietly(|| each_descriptor(message, inherited));
+                quietly(|| each_descriptor(message, received));
             }
             count
         }
@@ -308,7 +308,12 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
         Some(connection) => guarded(|| give_message(fd, connection, message, flags)),
         None => {
             quietly(|| each_descriptor(message, handed_on));
-            real!(sendmsg(fd, message, flags) as fn(c_int, *const msghdr, c_int) -> ssize_t)
+            let sent =
+                real!(sendmsg(fd, message, flags) as fn(c_int, *const msghdr, c_int) -> ssize_t);
+            if sent < 0 {
+                quietly(|| each_descriptor(message, not_handed_on));
+            }
+            sent
         }
     }
 }

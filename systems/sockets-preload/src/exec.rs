@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
 use beeline_sockets::connection::Connection;
-use beeline_sockets::{carrier, kernel, table};
+use beeline_sockets::{between, carrier, kernel, table};
 
 use crate::quietly;
 use crate::real::real;
@@ -138,8 +138,10 @@ unsafe fn leaving_for(name: *const c_char, how: &Named, environment: *const *con
     };
     let Some(path) = path.filter(|path| is_executable(path)) else { return };
     let mut mine: Vec<(&'static Connection, Vec<c_int>)> = Vec::new();
+    let mut left: Vec<&'static Connection> = Vec::new();
     table::each(|fd, connection| {
         if !kernel::survives_exec(fd) {
+            left.push(connection);
             return;
         }
         match mine.iter_mut().find(|(known, _)| std::ptr::eq(*known, connection)) {
@@ -147,6 +149,12 @@ unsafe fn leaving_for(name: *const c_char, how: &Named, environment: *const *con
             None => mine.push((connection, vec![fd])),
         }
     });
+    if table::is_foreign_process() {
+        between::held_by(std::process::id());
+    } else {
+        let kept = |one: &&Connection| mine.iter().any(|(known, _)| std::ptr::eq(*known, *one));
+        left.iter().filter(|one| !kept(one)).for_each(|one| between::leaving_by_exec(one));
+    }
     if mine.is_empty() {
         return;
     }
@@ -179,28 +187,28 @@ type Words = *const *const c_char;
 pub unsafe extern "C" fn execve(path: *const c_char, words: Words, with: Words) -> c_int {
     // SAFETY: the program's arguments.
     quietly(|| unsafe { leaving_for(path, &Named::Path, with) });
-    real!(execve(path, words, with) as fn(*const c_char, Words, Words) -> c_int)
+    stayed(real!(execve(path, words, with) as fn(*const c_char, Words, Words) -> c_int))
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execv(path: *const c_char, words: Words) -> c_int {
     // SAFETY: the program's arguments.
     quietly(|| unsafe { leaving_for(path, &Named::Path, environment()) });
-    real!(execv(path, words) as fn(*const c_char, Words) -> c_int)
+    stayed(real!(execv(path, words) as fn(*const c_char, Words) -> c_int))
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execvp(name: *const c_char, words: Words) -> c_int {
     // SAFETY: the program's arguments.
     quietly(|| unsafe { leaving_for(name, &Named::Searched, environment()) });
-    real!(execvp(name, words) as fn(*const c_char, Words) -> c_int)
+    stayed(real!(execvp(name, words) as fn(*const c_char, Words) -> c_int))
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execvpe(name: *const c_char, words: Words, with: Words) -> c_int {
     // SAFETY: the program's arguments.
     quietly(|| unsafe { leaving_for(name, &Named::Searched, with) });
-    real!(execvpe(name, words, with) as fn(*const c_char, Words, Words) -> c_int)
+    stayed(real!(execvpe(name, words, with) as fn(*const c_char, Words, Words) -> c_int))
 }
 
 #[unsafe(no_mangle)]
@@ -208,12 +216,42 @@ pub unsafe extern "C" fn fexecve(fd: c_int, words: Words, with: Words) -> c_int 
     let path = CString::new(format!("/proc/self/fd/{fd}")).unwrap_or_default();
     // SAFETY: the program's arguments.
     quietly(|| unsafe { leaving_for(path.as_ptr(), &Named::Path, with) });
-    real!(fexecve(fd, words, with) as fn(c_int, Words, Words) -> c_int)
+    stayed(real!(fexecve(fd, words, with) as fn(c_int, Words, Words) -> c_int))
 }
 
-/// A child that is made without `fork` is about to share what survives.
+/// The program that was to replace this one did not.
+fn stayed(outcome: c_int) -> c_int {
+    quietly(|| {
+        if !table::is_foreign_process() {
+            between::stayed();
+        }
+    });
+    outcome
+}
+
+/// A child that is made without `fork` is about to share what survives; `done` afterwards.
 fn sharing() {
-    quietly(table::before_fork);
+    quietly(|| {
+        table::shared();
+        between::expect_holder();
+    });
+}
+
+/// `outcome` of making it. It runs its program by now, or has ended.
+///
+/// # Safety
+///
+/// `child` is null or the program's place for the child's number, which was written if `outcome` is
+/// 0.
+unsafe fn shared(outcome: c_int, child: *const libc::pid_t) -> c_int {
+    quietly(|| {
+        if outcome == 0 && !child.is_null() {
+            // SAFETY: the contract.
+            between::held_by(unsafe { child.read() }.unsigned_abs());
+        }
+        between::expected_holder();
+    });
+    outcome
 }
 
 type Pointer = *const std::ffi::c_void;
@@ -227,9 +265,14 @@ pub unsafe extern "C" fn posix_spawn(
     words: Words,
     with: Words,
 ) -> c_int {
+    // The program may have no use for the number; we have.
+    let mut number = 0;
+    let place = if child.is_null() { &raw mut number } else { child };
     sharing();
-    real!(posix_spawn(child, path, actions, attributes, words, with)
-        as fn(*mut libc::pid_t, *const c_char, Pointer, Pointer, Words, Words) -> c_int)
+    let outcome = real!(posix_spawn(place, path, actions, attributes, words, with)
+        as fn(*mut libc::pid_t, *const c_char, Pointer, Pointer, Words, Words) -> c_int);
+    // SAFETY: the program's place, or ours.
+    unsafe { shared(outcome, place) }
 }
 
 #[unsafe(no_mangle)]
@@ -241,13 +284,20 @@ pub unsafe extern "C" fn posix_spawnp(
     words: Words,
     with: Words,
 ) -> c_int {
+    // The program may have no use for the number; we have.
+    let mut number = 0;
+    let place = if child.is_null() { &raw mut number } else { child };
     sharing();
-    real!(posix_spawnp(child, name, actions, attributes, words, with)
-        as fn(*mut libc::pid_t, *const c_char, Pointer, Pointer, Words, Words) -> c_int)
+    let outcome = real!(posix_spawnp(place, name, actions, attributes, words, with)
+        as fn(*mut libc::pid_t, *const c_char, Pointer, Pointer, Words, Words) -> c_int);
+    // SAFETY: the program's place, or ours.
+    unsafe { shared(outcome, place) }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn system(line: *const c_char) -> c_int {
     sharing();
-    real!(system(line) as fn(*const c_char) -> c_int)
+    let outcome = real!(system(line) as fn(*const c_char) -> c_int);
+    // SAFETY: no place: the child has ended.
+    unsafe { shared(outcome, std::ptr::null()) }
 }

@@ -53,8 +53,8 @@ extern "C" fn tell() {
             return;
         }
         let line = format!(
-            "beeline: process {}: {asked} connections within this host, {} introduced by the \
-             monitor, {} sent through shared memory; the others stayed with the kernel{}\n",
+            "beeline: process {}: {asked} connections the monitor was asked about, {} introduced by it, \
+             {} sent through shared memory; the others stayed with the kernel{}\n",
             std::process::id(),
             count(&tally.taken),
             count(&tally.switched),

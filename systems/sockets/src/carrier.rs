@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 
 use crate::connection::{self, Connection};
 use crate::kernel::{self, Errno};
-use crate::{poll, receive, send, table};
+use crate::{between, poll, receive, send, table};
 
 /// Bytes carried at a time.
 const BLOCK: usize = 64 << 10;
@@ -43,8 +43,8 @@ pub fn replace(numbers: &[RawFd], connection: &'static Connection) -> Result<(),
     let mut outcome = if made { Ok(()) } else { Err(Errno(libc::EAGAIN)) };
     for &number in numbers.iter().take_while(|_| made) {
         outcome = outcome.and(kernel::duplicate_onto(far, number, blocks).map(|_| ()));
-        if !table::is_foreign_process() {
-            table::forget(number);
+        if !table::is_foreign_process() && table::forget(number).is_some() {
+            between::handed_to_carrier(connection);
         }
     }
     let _ = kernel::close(far);

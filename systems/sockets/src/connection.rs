@@ -25,7 +25,8 @@ use beeline_os::barrier;
 use crate::control::Question;
 use crate::kernel::{self, Errno, Outcome};
 use crate::segment::{
-    CLOSED_CLEANLY, CLOSED_UNREAD, STATE_GIVEN_UP, STATE_OPEN, STATE_PAIRED, Segment,
+    CLOSED_CLEANLY, CLOSED_UNREAD, STATE_GIVEN_UP, STATE_MATCHING, STATE_OPEN, STATE_PAIRED,
+    Segment,
 };
 use crate::table::{self, Kind};
 use crate::wait::Budget;
@@ -75,6 +76,8 @@ pub struct Connection {
     pub held_options: [AtomicI32; HELD_OPTIONS.len()],
     /// Sends so far, counted round.
     pub sends: AtomicU32,
+    /// When this process got it, on the coarse clock.
+    pub(crate) begun_ns: u64,
     listened_ns: AtomicU64,
     blocking: AtomicU8,
     calls: AtomicU32,
@@ -172,7 +175,7 @@ pub enum Heard {
 /// What became of this process's connections.
 #[derive(Debug)]
 pub struct Tally {
-    /// Connections within this host that the monitor was asked about.
+    /// Connections within this host, or to other hosts, that the monitor was asked about.
     pub asked: AtomicU32,
     /// Of these, those it gave a segment.
     pub taken: AtomicU32,
@@ -198,7 +201,7 @@ impl Connection {
             }
             AtomicI32::new(theirs)
         });
-        Self {
+        let connection = Self {
             segment,
             references: AtomicU32::new(0),
             sleepers: AtomicU32::new(0),
@@ -209,11 +212,14 @@ impl Connection {
             was_full: AtomicBool::new(false),
             held_options,
             sends: AtomicU32::new(0),
+            begun_ns: kernel::coarse_ns(),
             listened_ns: AtomicU64::new(0),
             blocking: AtomicU8::new(0),
             calls: AtomicU32::new(0),
             vain: AtomicU32::new(0),
-        }
+        };
+        connection.begin_to_hold();
+        connection
     }
 
     /// The end that came second says that both are there; false when the first has given up.
@@ -346,7 +352,12 @@ impl Connection {
                 return;
             }
         }
-        if wake::take_down(armed) {
+        if !wake::take_down(armed) {
+            return;
+        }
+        if let Some(name) = self.segment.relayed() {
+            self.ring_relay(fd, name);
+        } else {
             // A full socket holds unread bytes, which wake just as well.
             let _ = kernel::send(fd, &[0], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
             // To a process that is gone, it was answered with a reset.
@@ -385,10 +396,20 @@ impl Connection {
         // Loaded after asking: an end says that it is mute before it shuts its side.
         let mute = self.is_other_mute();
         let ended = bits & libc::POLLRDHUP != 0 && !mute;
-        if over || ended {
+        if let (true, Some(name)) = (over || ended, self.segment.relayed()) {
+            let due = since >= PROBE_NS;
+            if due {
+                self.listened_ns.store(now, Ordering::Relaxed);
+            }
+            self.heard_hang_up_between_hosts(fd, name, over, due);
+        } else if over || ended {
             self.kernel_ended.store(true, Ordering::Relaxed);
         } else if mute && since >= PROBE_NS && self.own_doorbells_reach() {
             self.listened_ns.store(now, Ordering::Relaxed);
+            if let Some(name) = self.segment.relayed() {
+                self.ring_relay(fd, name);
+                return;
+            }
             // Alive, it takes a doorbell for one; gone, it answers with a reset.
             let _ = kernel::send(fd, &[0], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
         } else if !mute {
@@ -419,10 +440,7 @@ impl Connection {
             match kernel::receive(fd, &mut bells, libc::MSG_DONTWAIT | peek) {
                 // Its own direction ended, in good order; it may still read.
                 Ok(0) if self.is_other_mute() => break Heard::Nothing,
-                Ok(0) => {
-                    self.kernel_ended.store(true, Ordering::Relaxed);
-                    break Heard::End;
-                }
+                Ok(0) => break self.heard_end(),
                 // To the last: the end of the stream may lie behind the bells, and an
                 // edge-triggered set is told of both at once.
                 Ok(_) if alone => swallowed = true,
@@ -470,12 +488,18 @@ impl Connection {
     fn look_behind_bells(&self, fd: RawFd) -> Heard {
         let ends = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
         match kernel::poll_one(fd, libc::POLLRDHUP, 0) {
-            Ok(bits) if bits & ends != 0 && !self.is_other_mute() => {
-                self.kernel_ended.store(true, Ordering::Relaxed);
-                Heard::End
-            }
+            Ok(bits) if bits & ends != 0 && !self.is_other_mute() => self.heard_end(),
             _ => Heard::Nothing,
         }
+    }
+
+    /// The kernel's stream ended, and not only because the other end is mute.
+    pub fn heard_end(&self) -> Heard {
+        if self.segment.relayed().is_some() {
+            return self.heard_end_between_hosts();
+        }
+        self.kernel_ended.store(true, Ordering::Relaxed);
+        Heard::End
     }
 
     /// The kernel told us `error` on the stream.
@@ -484,7 +508,9 @@ impl Connection {
         // A doorbell that met a socket just closed makes the kernel reset a connection that was
         // closed in good order; so does one that lay unread when its process ended without a word.
         let closed = self.segment.other().signs.closed.load(Ordering::Acquire);
-        let orderly = closed == CLOSED_CLEANLY || closed == 0 && self.all_was_read();
+        // Between hosts the other end's words are there before the kernel's.
+        let here = self.segment.relayed().is_none();
+        let orderly = closed == CLOSED_CLEANLY || closed == 0 && here && self.all_was_read();
         if error == libc::ECONNRESET && orderly {
             return Heard::End;
         }
@@ -514,7 +540,7 @@ impl Connection {
     pub fn waited_for_other_end(&self, fd: RawFd) {
         let calls = self.calls.load(Ordering::Relaxed).wrapping_add(1);
         self.calls.store(calls, Ordering::Relaxed);
-        if calls >= PATIENT_CALLS {
+        if calls >= PATIENT_CALLS && !self.is_being_matched() {
             self.give_up(fd);
         }
     }
@@ -527,6 +553,9 @@ impl Connection {
         let plain = open.is_ok() || open == Err(STATE_GIVEN_UP);
         if plain {
             self.restore_options(fd);
+        }
+        if open.is_ok() {
+            self.tell_relay();
         }
         plain
     }
@@ -602,11 +631,33 @@ pub fn inherited(fd: RawFd) {
     table::set_ours(fd, Box::new(Connection::new(segment, fd)));
 }
 
+/// `fd` came in a message. As [`inherited`].
+pub fn received(fd: RawFd) {
+    inherited(fd);
+    if let Some(connection) = table::ours(fd)
+        && connection.segment.relayed().is_some()
+    {
+        connection.segment.holders().expected_one();
+    }
+}
+
 /// `fd` goes to another program in a message: several may have it from now on.
 pub fn handed_on(fd: RawFd) {
     if let Some(connection) = table::ours(fd) {
         connection.segment.own().sharing.processes.store(1, Ordering::SeqCst);
         connection.forget_blocking_mode();
+        if connection.segment.relayed().is_some() {
+            connection.segment.holders().expect_one();
+        }
+    }
+}
+
+/// The message of [`handed_on`] was not sent.
+pub fn not_handed_on(fd: RawFd) {
+    if let Some(connection) = table::ours(fd)
+        && connection.segment.relayed().is_some()
+    {
+        connection.segment.holders().expected_one();
     }
 }
 
@@ -645,18 +696,27 @@ pub fn closing(fd: RawFd) {
     let Some(connection) = table::forget(fd) else { return };
     let segment = &connection.segment;
     let own = segment.own();
-    if own.sharing.processes.load(Ordering::SeqCst) != 0 {
+    let shared = own.sharing.processes.load(Ordering::SeqCst) != 0;
+    if !connection.leave(shared) {
         // Other processes have it still, and may meet the other end; the kernel knows when the last
-        // one closes.
+        // one closes. Between hosts the kernel does not, but the last one does.
         return;
     }
+    close_last(fd, connection);
+    connection.tell_relay();
+}
+
+/// The last number of the last process that has `connection` is about to be closed.
+fn close_last(fd: RawFd, connection: &Connection) {
+    let segment = &connection.segment;
+    let own = segment.own();
     let _ = segment.state().compare_exchange(
         STATE_OPEN,
         STATE_GIVEN_UP,
         Ordering::AcqRel,
         Ordering::Relaxed,
     );
-    if segment.state().load(Ordering::Acquire) != STATE_PAIRED {
+    if !matches!(segment.state().load(Ordering::Acquire), STATE_PAIRED | STATE_MATCHING) {
         return;
     }
     // Told also to an end that never sent: it may go over to its ring at any time, and would fill
@@ -681,6 +741,10 @@ pub fn closing(fd: RawFd) {
     }
 }
 
+fn is_open(connection: &Connection) -> bool {
+    connection.segment.state().load(Ordering::Acquire) == STATE_OPEN
+}
+
 /// `shutdown`.
 ///
 /// Errors: the kernel's.
@@ -690,6 +754,14 @@ pub fn shutdown(fd: RawFd, connection: &Connection, how: i32) -> Outcome {
     }
     if connection.is_over() {
         // Whatever the kernel says of a connection that is over.
+        return kernel::shutdown(fd, how);
+    }
+    if how != libc::SHUT_RD && connection.segment.relayed().is_some() && is_open(connection) {
+        // The kernel's end would come before the relay's word of it. So early, it stays the
+        // kernel's.
+        connection.give_up(fd);
+    }
+    if connection.segment.state().load(Ordering::Acquire) == STATE_GIVEN_UP {
         return kernel::shutdown(fd, how);
     }
     let own = connection.segment.own();

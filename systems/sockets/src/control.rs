@@ -41,6 +41,8 @@ pub enum Answer {
     },
     /// Stay with the kernel.
     Plain,
+    /// Stay with the kernel, as does every connection to another host: there are no hosts.
+    NoHosts,
     /// Counters.
     Status(Status),
     /// One introduced connection.
@@ -71,6 +73,8 @@ pub struct Status {
     pub denied: u64,
     /// Segments kept for ends that change programs.
     pub kept: u64,
+    /// Connections to other hosts that were handed to the relay.
+    pub relayed: u64,
 }
 
 /// A connection of which both ends asked.
@@ -165,10 +169,11 @@ impl Answer {
             Self::Plain => record.extend(head(2)),
             Self::Status(status) => {
                 record.extend(head(3));
-                let Status { process, up_seconds, asked, paired, waiting, refused, denied, kept } =
-                    *status;
+                let Status { process, up_seconds, asked, paired, waiting, .. } = *status;
+                let Status { refused, denied, kept, relayed, .. } = *status;
                 let process = u64::from(process);
-                for word in [process, up_seconds, asked, paired, waiting, refused, denied, kept] {
+                let first = [process, up_seconds, asked, paired, waiting];
+                for word in first.into_iter().chain([refused, denied, kept, relayed]) {
                     record.extend(word.to_le_bytes());
                 }
             }
@@ -182,6 +187,7 @@ impl Answer {
                 connection.encode(&mut record);
             }
             Self::End => record.extend(head(5)),
+            Self::NoHosts => record.extend(head(7)),
         }
         record
     }
@@ -196,9 +202,10 @@ impl Answer {
             (2, []) => Ok(Self::Plain),
             (3, body) => {
                 let (words, []) = body.as_chunks::<8>() else { return Err(bad) };
-                let [process, up, asked, paired, waiting, refused, denied, kept] = words else {
+                let [process, up, asked, paired, waiting, rest @ ..] = words else {
                     return Err(bad);
                 };
+                let [refused, denied, kept, relayed] = rest else { return Err(bad) };
                 Ok(Self::Status(Status {
                     process: u32::try_from(u64::from_le_bytes(*process)).map_err(|_| bad)?,
                     up_seconds: u64::from_le_bytes(*up),
@@ -208,6 +215,7 @@ impl Answer {
                     refused: u64::from_le_bytes(*refused),
                     denied: u64::from_le_bytes(*denied),
                     kept: u64::from_le_bytes(*kept),
+                    relayed: u64::from_le_bytes(*relayed),
                 }))
             }
             (4, body) => Ok(Self::Connection(Introduced::decode(body).ok_or(bad)?)),
@@ -218,6 +226,7 @@ impl Answer {
                 Ok(Self::Traffic(Introduced::decode(body).ok_or(bad)?, moved))
             }
             (5, []) => Ok(Self::End),
+            (7, []) => Ok(Self::NoHosts),
             _ => Err(bad),
         }
     }
@@ -266,6 +275,7 @@ mod tests {
         for answer in [
             Answer::Segment { side: 1 },
             Answer::Plain,
+            Answer::NoHosts,
             Answer::Status(status),
             Answer::Connection(connection),
             Answer::Traffic(connection, [5, u64::MAX]),

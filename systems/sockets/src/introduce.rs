@@ -6,6 +6,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use beeline_os::Mapping;
@@ -17,8 +18,9 @@ use rustix::net::{
 };
 
 use crate::control::{Answer, LONGEST_ANSWER, Question, name};
-use crate::kernel;
+use crate::relayed::{LONGEST_RECORD, Reply, Request};
 use crate::segment::Segment;
+use crate::{kernel, relayed};
 
 /// Longest wait for the monitor; then the connection stays with the kernel.
 const PATIENCE: Duration = Duration::from_millis(250);
@@ -28,12 +30,16 @@ const PATIENCE: Duration = Duration::from_millis(250);
 /// Errors: `ConnectionRefused` when there is none; `PermissionDenied` when somebody else took its
 /// name; the kernel's.
 pub fn dial() -> std::io::Result<OwnedFd> {
+    dial_at(name())
+}
+
+fn dial_at(name: &str) -> std::io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
     set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
     let uid = rustix::process::geteuid();
-    let address = SocketAddrUnix::new_abstract_name(name().as_bytes())?;
+    let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
     rustix::net::connect(&socket, &address)?;
     let peer = socket_peercred(&socket)?;
     if peer.uid != uid && !peer.uid.is_root() {
@@ -50,14 +56,21 @@ pub fn ask(
     question: Question,
     about: Option<BorrowedFd<'_>>,
 ) -> std::io::Result<()> {
+    send_with(socket, &question.encode(), about)
+}
+
+fn send_with(
+    socket: &OwnedFd,
+    record: &[u8],
+    about: Option<BorrowedFd<'_>>,
+) -> std::io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let about = about.as_slice();
     if !about.is_empty() && !control.push(SendAncillaryMessage::ScmRights(about)) {
         return Err(std::io::ErrorKind::InvalidInput.into());
     }
-    let record = question.encode();
-    rustix::net::sendmsg(socket, &[IoSlice::new(&record)], &mut control, SendFlags::NOSIGNAL)?;
+    rustix::net::sendmsg(socket, &[IoSlice::new(record)], &mut control, SendFlags::NOSIGNAL)?;
     Ok(())
 }
 
@@ -66,10 +79,17 @@ pub fn ask(
 /// Errors: `InvalidData` for a record that is none; `WouldBlock` when nothing comes in time; the
 /// kernel's.
 pub fn answer(socket: &OwnedFd) -> std::io::Result<(Answer, Option<OwnedFd>)> {
+    let mut record = [0; LONGEST_ANSWER];
+    let (received, descriptor) = receive_with(socket, &mut record)?;
+    let bad = || std::io::Error::from(std::io::ErrorKind::InvalidData);
+    let answer = record.get(..received).and_then(|record| Answer::decode(record).ok());
+    Ok((answer.ok_or_else(bad)?, descriptor))
+}
+
+fn receive_with(socket: &OwnedFd, record: &mut [u8]) -> std::io::Result<(usize, Option<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut record = [0; LONGEST_ANSWER];
-    let mut slices = [IoSliceMut::new(&mut record)];
+    let mut slices = [IoSliceMut::new(record)];
     let flags = RecvFlags::CMSG_CLOEXEC;
     let received = rustix::net::recvmsg(socket, &mut slices, &mut control, flags)?.bytes;
     let mut descriptor = None;
@@ -78,9 +98,39 @@ pub fn answer(socket: &OwnedFd) -> std::io::Result<(Answer, Option<OwnedFd>)> {
             descriptor = descriptors.last();
         }
     }
-    let bad = || std::io::Error::from(std::io::ErrorKind::InvalidData);
-    let answer = record.get(..received).and_then(|record| Answer::decode(record).ok());
-    Ok((answer.ok_or_else(bad)?, descriptor))
+    Ok((received, descriptor))
+}
+
+/// Asks this user's relay, and takes its replies: one, or as many as there are before the end.
+///
+/// Errors: as [`dial`] and [`answer`].
+pub fn ask_relay(request: Request) -> std::io::Result<Vec<Reply>> {
+    let socket = dial_at(&relayed::relay_name())?;
+    rustix::net::send(&socket, &request.encode(), SendFlags::NOSIGNAL)?;
+    let mut replies = Vec::new();
+    loop {
+        let mut record = [0; LONGEST_RECORD];
+        let (length, _) = rustix::net::recv(&socket, &mut record[..], RecvFlags::empty())?;
+        match Reply::decode(record.get(..length).unwrap_or_default()) {
+            Ok(Reply::End) => return Ok(replies),
+            Ok(reply) => replies.push(reply),
+            Err(_) => return Err(std::io::ErrorKind::InvalidData.into()),
+        }
+        if !matches!(request, Request::Connections) {
+            return Ok(replies);
+        }
+    }
+}
+
+/// The segment of a relayed connection's socket, from the relay that carries it: the monitor was
+/// restarted since, or has forgotten it.
+fn resume_at_relay(about: BorrowedFd<'_>) -> Option<OwnedFd> {
+    let socket = dial_at(&relayed::relay_name()).ok()?;
+    send_with(&socket, &Request::Resume.encode(), Some(about)).ok()?;
+    let mut record = [0; LONGEST_RECORD];
+    let (length, memory) = receive_with(&socket, &mut record).ok()?;
+    let reply = Reply::decode(record.get(..length)?).ok()?;
+    memory.filter(|_| reply == Reply::Segment)
 }
 
 thread_local! {
@@ -105,12 +155,23 @@ pub fn segment(fd: RawFd, question: Question) -> Option<Segment> {
 }
 
 fn ask_for_segment(fd: RawFd, question: Question) -> Option<Segment> {
-    let socket = dial().ok()?;
+    let Ok(socket) = dial() else {
+        no_hosts();
+        return None;
+    };
     // SAFETY: the program's descriptor, borrowed for one call that only reads it; a number that
     // was closed meanwhile is refused by the kernel.
     let about = unsafe { BorrowedFd::borrow_raw(fd) };
     ask(&socket, question, Some(about)).ok()?;
-    let (Answer::Segment { side }, Some(memory)) = answer(&socket).ok()? else { return None };
+    let (side, memory) = match answer(&socket).ok()? {
+        (Answer::Segment { side }, Some(memory)) => (side, memory),
+        (Answer::NoHosts, _) => {
+            no_hosts();
+            return None;
+        }
+        (Answer::Plain, _) if question == Question::Resume => (0, resume_at_relay(about)?),
+        _ => return None,
+    };
     let length = usize::try_from(rustix::fs::fstat(&memory).ok()?.st_size).ok()?;
     let mapping = Mapping::shared(memory, length, Protection::ReadWrite).ok()?;
     // The program sees its own descriptors only.
@@ -141,7 +202,22 @@ pub fn internet_address(storage: &libc::sockaddr_storage) -> Option<SocketAddr> 
     }
 }
 
-/// True when `fd` is a TCP connection whose two ends are on this host.
+/// How long nobody is asked about connections to other hosts after it was said that there are none.
+const NO_HOSTS_NS: u64 = 5_000_000_000;
+/// When that was, on the coarse clock; 0 for never.
+static NO_HOSTS: AtomicU64 = AtomicU64::new(0);
+
+fn no_hosts() {
+    NO_HOSTS.store(kernel::coarse_ns(), Ordering::Relaxed);
+}
+
+fn may_have_hosts() -> bool {
+    let said = NO_HOSTS.load(Ordering::Relaxed);
+    said == 0 || kernel::coarse_ns().wrapping_sub(said) >= NO_HOSTS_NS
+}
+
+/// True when `fd` is a TCP connection that may be accelerated: its two ends are on this host, or the
+/// monitor may know the other one.
 #[must_use]
 pub fn is_candidate(fd: RawFd) -> bool {
     let tcp = kernel::option(fd, libc::SOL_SOCKET, libc::SO_PROTOCOL, 0);
@@ -150,5 +226,5 @@ pub fn is_candidate(fd: RawFd) -> bool {
     }
     let address = |peer| kernel::name(fd, peer).ok().and_then(|(a, _)| internet_address(&a));
     let (Some(own), Some(peer)) = (address(false), address(true)) else { return false };
-    own.ip() == peer.ip() || own.ip().is_loopback() && peer.ip().is_loopback()
+    own.ip() == peer.ip() || own.ip().is_loopback() && peer.ip().is_loopback() || may_have_hosts()
 }

@@ -11,7 +11,7 @@
 //! - [`ring`], [`segment`]: the shared memory; [`bare`]: it alone.
 //! - [`control`], [`introduce`]: asking the monitor.
 //! - [`relayed`]: names, records and the bell of connections to other hosts.
-//! - [`connection`], [`receive`], [`send`]: one accelerated connection.
+//! - [`connection`], [`receive`], [`send`]: one accelerated connection; [`between`]: to another host.
 //! - [`table`]: which descriptor is which connection.
 //! - [`epoll`], [`poll`]: readiness of mixed descriptors.
 //! - [`carrier`]: a connection for a program that has no library.
@@ -22,6 +22,7 @@
 //! the preload library exports.
 
 pub mod bare;
+pub mod between;
 pub mod carrier;
 pub mod connection;
 pub mod control;

@@ -258,13 +258,13 @@ fn from_kernel(
             if read == 0 && room(&rest[..count]) > 0 {
                 // The end of the kernel's stream, unless the other end switched before it.
                 if connection.kernel_bytes_left().is_some() {
-                    if !connection.is_other_mute() {
+                    if !connection.is_other_mute() && connection.heard_end() == Heard::Broken {
                         // Not half of it: nobody reads our ring any more.
-                        connection.kernel_ended.store(true, Ordering::Relaxed);
+                        return Err(take_error(connection).unwrap_or(Errno(libc::ECONNRESET)));
                     }
                     return Ok(Some(Step::End));
                 }
-                connection.kernel_ended.store(true, Ordering::Relaxed);
+                connection.heard_end();
             } else if read == 0 {
                 return Ok(Some(Step::Nothing));
             }
@@ -315,6 +315,9 @@ fn return_credits(fd: RawFd, connection: &Connection) {
     let armed = &connection.segment.other().signs.send_armed;
     let waits = armed.load(Ordering::Relaxed) != 0;
     if connection.segment.consumer().give_back(waits) {
+        if connection.segment.relayed().is_some() {
+            connection.switch_for_doorbells();
+        }
         connection.wake(fd, armed);
     }
 }
@@ -351,7 +354,7 @@ pub fn wait(fd: RawFd, connection: &Connection) -> Result<(), Errno> {
     match outcome {
         Ok(0) => {
             if connection.kernel_bytes_left().is_none() && !connection.is_other_mute() {
-                connection.kernel_ended.store(true, Ordering::Relaxed);
+                connection.heard_end();
             }
             Ok(())
         }

@@ -316,6 +316,9 @@ pub enum Rung {
     NoRelay,
 }
 
+/// Named by a bell instead of a connection: look at every one. No socket's cookie is 0.
+pub const EVERYTHING: u64 = 0;
+
 /// Wakes the relay for the connection named `cookie`. Three system calls, and no descriptor stays.
 #[must_use]
 pub fn ring(cookie: u64) -> Rung {
@@ -407,8 +410,8 @@ impl Belfry {
                 rustix::net::recv(&self.0, &mut record[..], rustix::net::RecvFlags::DONTWAIT);
             let Ok((length, _)) = received else { return };
             match decode_bell(record.get(..length).unwrap_or_default()) {
+                Ok(EVERYTHING) | Err(_) => heard.all = true,
                 Ok(cookie) => heard.cookies.push(cookie),
-                Err(_) => heard.all = true,
             }
             // The queue holds eleven or so.
             heard.all |= turn >= 4;
@@ -511,6 +514,13 @@ mod tests {
         assert_eq!(ring(1), Rung::NoRelay);
         let belfry = Belfry::bind_at(&name).unwrap();
         let mut heard = Heard::default();
+        assert_eq!(ring(5), Rung::Yes);
+        assert_eq!(ring(6), Rung::Yes);
+        belfry.hear(&mut heard);
+        assert_eq!(heard, Heard { cookies: vec![5, 6], all: false });
+        assert_eq!(ring(EVERYTHING), Rung::Yes);
+        belfry.hear(&mut heard);
+        assert_eq!(heard, Heard { cookies: vec![], all: true });
         assert_eq!(ring(5), Rung::Yes);
         assert_eq!(ring(6), Rung::Yes);
         belfry.hear(&mut heard);

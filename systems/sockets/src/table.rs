@@ -271,8 +271,14 @@ pub fn each(mut visit: impl FnMut(RawFd, &'static Connection)) {
     }
 }
 
-/// Before `fork`: every connection is about to be shared.
+/// Before `fork`: every connection is about to be shared with a child that says so itself.
 pub fn before_fork() {
+    shared();
+    crate::between::expect_holder();
+}
+
+/// Every connection is about to be shared.
+pub fn shared() {
     each(|_, connection| {
         connection.segment.own().sharing.processes.store(1, Ordering::SeqCst);
         connection.forget_blocking_mode();
@@ -284,4 +290,5 @@ pub fn after_fork_in_child() {
     PROCESS.store(std::process::id(), Ordering::Relaxed);
     crate::connection::forget_thread();
     crate::epoll::after_fork_in_child();
+    crate::between::arrived();
 }

@@ -19,7 +19,7 @@ pub enum SocketsCommand {
     Status,
     /// Connections the monitor introduced, the latest hundred or so, newest last.
     Connections,
-    /// Busiest connections inside this host, looked at again and again.
+    /// Busiest connections, looked at again and again.
     #[command(after_help = "Examples:\n  beeline sockets top\n  \
                             beeline sockets top --interval 5s --count 3")]
     Top(TopArguments),

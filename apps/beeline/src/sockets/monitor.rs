@@ -1,12 +1,14 @@
 //! The monitor as a process: in the foreground, or left behind in a session of its own.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use beeline_sockets::introduce;
-use beeline_sockets_monitor::{Monitor, MonitorError, Policy, Settings};
+use beeline_sockets_monitor::{
+    Elsewhere, Hosts, Monitor, MonitorError, Policy, RelayProgram, Settings,
+};
 
 use crate::exit::{Exit, Failure, OrExit as _};
 use crate::output::Output;
@@ -26,6 +28,26 @@ pub struct MonitorArguments {
     /// Rules on which connections may be accelerated: TOML, read once at the start.
     #[arg(long, value_name = "FILE", env = "BEELINE_SOCKETS_POLICY")]
     pub policy: Option<PathBuf>,
+    /// Other hosts to be reached over the fabric: TOML, read once at the start.
+    #[arg(long, value_name = "FILE", env = "BEELINE_SOCKETS_HOSTS")]
+    pub hosts: Option<PathBuf>,
+}
+
+/// The hosts of a file.
+pub fn hosts(path: &Path) -> Result<Hosts, Failure> {
+    let text = std::fs::read_to_string(path).map_err(anyhow::Error::from);
+    let parsed = text.and_then(|text| Ok(Hosts::parse(&text)?));
+    parsed.with_context(|| path.display().to_string()).or_exit(Exit::Usage)
+}
+
+fn elsewhere(arguments: &MonitorArguments) -> Result<Option<Elsewhere>, Failure> {
+    let Some(path) = &arguments.hosts else { return Ok(None) };
+    let hosts = hosts(path)?;
+    let program = std::env::current_exe().context("finding this program")?;
+    let path = path.canonicalize().context("finding the hosts' file")?;
+    let words = ["--quiet", "sockets", "relay", "--hosts"];
+    let arguments = words.iter().map(Into::into).chain([path.into_os_string()]).collect();
+    Ok(Some(Elsewhere { hosts, relay: Some(RelayProgram { program, arguments }) }))
 }
 
 fn policy(arguments: &MonitorArguments) -> Result<Policy, Failure> {
@@ -43,7 +65,7 @@ fn ring_size(text: &str) -> Result<usize, String> {
 
 /// The command.
 pub fn run(arguments: &MonitorArguments, output: Output) -> Result<Exit, Failure> {
-    let policy = policy(arguments)?;
+    let (policy, elsewhere) = (policy(arguments)?, elsewhere(arguments)?);
     if arguments.background {
         if introduce::dial().is_ok() {
             output.note("a monitor runs already");
@@ -52,7 +74,8 @@ pub fn run(arguments: &MonitorArguments, output: Output) -> Result<Exit, Failure
         leave_behind(arguments)?;
         return Ok(Exit::Done);
     }
-    let settings = Settings { ring_bytes: arguments.ring_size, policy, ..Settings::default() };
+    let ring_bytes = arguments.ring_size;
+    let settings = Settings { ring_bytes, policy, elsewhere, ..Settings::default() };
     let mut monitor = match Monitor::begin(settings) {
         Ok(monitor) => monitor,
         Err(MonitorError::Running) => {
@@ -76,6 +99,9 @@ fn leave_behind(arguments: &MonitorArguments) -> anyhow::Result<()> {
     command.arg(arguments.ring_size.to_string());
     if let Some(path) = &arguments.policy {
         command.arg("--policy").arg(path.canonicalize()?);
+    }
+    if let Some(path) = &arguments.hosts {
+        command.arg("--hosts").arg(path.canonicalize()?);
     }
     command
         .current_dir("/")

@@ -3,6 +3,7 @@
 use anyhow::Context as _;
 use beeline_sockets::control::{Answer, Introduced, Question, Status};
 use beeline_sockets::introduce;
+use beeline_sockets::relayed::{RelayStatus, Reply, Request};
 use serde::Serialize;
 
 use crate::exit::{Exit, Failure, OrExit as _};
@@ -26,6 +27,78 @@ struct StatusLine {
     refused: u64,
     denied: u64,
     kept: u64,
+    relayed: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    relay: Option<RelayLine>,
+}
+
+/// Counters of the relay, where there is one.
+#[derive(Serialize)]
+struct RelayLine {
+    process: u32,
+    up_seconds: u64,
+    connections: u64,
+    waiting: u64,
+    links: u64,
+    paired: u64,
+    broken: u64,
+    sent_bytes: u64,
+    received_bytes: u64,
+    messages: u64,
+    writes: u64,
+    bells: u64,
+    doorbells: u64,
+}
+
+impl From<RelayStatus> for RelayLine {
+    fn from(status: RelayStatus) -> Self {
+        let RelayStatus { process, up_seconds, connections, waiting, links, paired, .. } = status;
+        let RelayStatus { broken, sent_bytes, received_bytes, messages, writes, .. } = status;
+        let RelayStatus { bells, doorbells, .. } = status;
+        Self {
+            process,
+            up_seconds,
+            connections,
+            waiting,
+            links,
+            paired,
+            broken,
+            sent_bytes,
+            received_bytes,
+            messages,
+            writes,
+            bells,
+            doorbells,
+        }
+    }
+}
+
+impl RelayLine {
+    fn rows(&self) -> [(&'static str, u64); 13] {
+        [
+            ("relay's process", u64::from(self.process)),
+            ("up, seconds", self.up_seconds),
+            ("connections to other hosts", self.connections),
+            ("ends that wait for the other relay", self.waiting),
+            ("linked hosts", self.links),
+            ("connections that both relays had", self.paired),
+            ("of these, broken", self.broken),
+            ("bytes sent", self.sent_bytes),
+            ("bytes received", self.received_bytes),
+            ("messages sent", self.messages),
+            ("one-sided writes", self.writes),
+            ("bells heard", self.bells),
+            ("doorbells sent", self.doorbells),
+        ]
+    }
+}
+
+/// The relay's counters, if there is one.
+fn relay() -> Option<RelayStatus> {
+    match introduce::ask_relay(Request::Status).ok()?.pop()? {
+        Reply::Status(status) => Some(status),
+        _ => None,
+    }
 }
 
 fn fetch() -> Result<Status, Failure> {
@@ -36,12 +109,12 @@ fn fetch() -> Result<Status, Failure> {
 
 /// As a collector of text files takes them.
 pub fn metrics(output: Output) -> Result<Exit, Failure> {
-    output.bytes(exposition(&fetch()?).as_bytes())?;
+    output.bytes(exposition(&fetch()?, relay().as_ref()).as_bytes())?;
     Ok(Exit::Done)
 }
 
-fn exposition(status: &Status) -> String {
-    let metrics = [
+fn exposition(status: &Status, relay: Option<&RelayStatus>) -> String {
+    let mut metrics = vec![
         ("up_seconds", "gauge", "Seconds since the monitor began.", status.up_seconds),
         ("asked_total", "counter", "Ends of connections that asked.", status.asked),
         ("introduced_total", "counter", "Connections of which both ends asked.", status.paired),
@@ -49,7 +122,29 @@ fn exposition(status: &Status) -> String {
         ("refused_total", "counter", "Ends left to the kernel.", status.refused),
         ("denied_total", "counter", "Ends left to the kernel by the policy.", status.denied),
         ("kept", "gauge", "Segments kept for ends that change programs.", status.kept),
+        ("relayed_total", "counter", "Ends handed to the relay.", status.relayed),
     ];
+    if let Some(relay) = relay {
+        metrics.extend([
+            ("relay_up_seconds", "gauge", "Seconds since the relay began.", relay.up_seconds),
+            ("relay_connections", "gauge", "Connections to other hosts.", relay.connections),
+            ("relay_waiting", "gauge", "Ends that wait for the other relay.", relay.waiting),
+            ("relay_links", "gauge", "Linked relays of other hosts.", relay.links),
+            ("relay_paired_total", "counter", "Connections that both relays had.", relay.paired),
+            ("relay_broken_total", "counter", "Connections a broken link ended.", relay.broken),
+            ("relay_sent_bytes_total", "counter", "Bytes to other hosts.", relay.sent_bytes),
+            (
+                "relay_received_bytes_total",
+                "counter",
+                "Bytes from other hosts.",
+                relay.received_bytes,
+            ),
+            ("relay_messages_total", "counter", "Messages to other relays.", relay.messages),
+            ("relay_writes_total", "counter", "One-sided writes to other hosts.", relay.writes),
+            ("relay_bells_total", "counter", "Bells heard from programs.", relay.bells),
+            ("relay_doorbells_total", "counter", "Doorbells sent.", relay.doorbells),
+        ]);
+    }
     let mut text = String::new();
     for (name, kind, help, value) in metrics {
         let family = format!("beeline_sockets_{}", name.trim_end_matches("_total"));
@@ -62,8 +157,21 @@ fn exposition(status: &Status) -> String {
 /// Counters.
 pub fn status(output: Output) -> Result<Exit, Failure> {
     let status = fetch()?;
-    let Status { process, up_seconds, asked, paired, waiting, refused, denied, kept } = status;
-    let line = StatusLine { process, up_seconds, asked, paired, waiting, refused, denied, kept };
+    let Status { process, up_seconds, asked, paired, waiting, .. } = status;
+    let Status { refused, denied, kept, relayed, .. } = status;
+    let relay = relay().map(RelayLine::from);
+    let line = StatusLine {
+        process,
+        up_seconds,
+        asked,
+        paired,
+        waiting,
+        refused,
+        denied,
+        kept,
+        relayed,
+        relay,
+    };
     if output.json {
         output.object(&line)?;
         return Ok(Exit::Done);
@@ -77,9 +185,14 @@ pub fn status(output: Output) -> Result<Exit, Failure> {
         ("ends left to the kernel", refused),
         ("of these, by the policy", denied),
         ("segments kept for a change of programs", kept),
+        ("ends handed to the relay", relayed),
     ];
-    let cells: Vec<Vec<String>> =
-        rows.iter().map(|(name, value)| vec![(*name).to_owned(), value.to_string()]).collect();
+    let relay = line.relay.iter().flat_map(RelayLine::rows);
+    let cells: Vec<Vec<String>> = rows
+        .into_iter()
+        .chain(relay)
+        .map(|(name, value)| vec![name.to_owned(), value.to_string()])
+        .collect();
     output.bytes(table(&["SOCKETS", "NOW"], &cells).as_bytes())?;
     Ok(Exit::Done)
 }
@@ -109,7 +222,7 @@ pub fn connections(output: Output) -> Result<Exit, Failure> {
                         second_process,
                     })?;
                 } else {
-                    let (one, two) = (first_process.to_string(), second_process.to_string());
+                    let (one, two) = (process(first_process), process(second_process));
                     cells.push(vec![first, one, second, two]);
                 }
             }
@@ -124,6 +237,11 @@ pub fn connections(output: Output) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
+/// A process, or that there is none of this host.
+pub fn process(number: u32) -> String {
+    if number == 0 { "other host".to_owned() } else { number.to_string() }
+}
+
 pub fn strange() -> Failure {
     Failure::new(Exit::Unreachable, anyhow::anyhow!("the monitor answered something else"))
 }
@@ -134,10 +252,14 @@ mod tests {
 
     #[test]
     fn metrics_name_each_family_and_its_kind() {
-        let text = exposition(&Status { asked: 7, kept: 3, ..Status::default() });
+        let text = exposition(&Status { asked: 7, kept: 3, ..Status::default() }, None);
         assert!(
             text.contains("# TYPE beeline_sockets_asked counter\nbeeline_sockets_asked_total 7")
         );
         assert!(text.contains("beeline_sockets_kept 3\n") && text.ends_with("# EOF\n"), "{text}");
+        assert!(!text.contains("relay_"), "{text}");
+        let relay = RelayStatus { links: 2, ..RelayStatus::default() };
+        let text = exposition(&Status::default(), Some(&relay));
+        assert!(text.contains("beeline_sockets_relay_links 2\n"), "{text}");
     }
 }

@@ -1,4 +1,4 @@
-//! `beeline sockets top`: what the connections inside this host move.
+//! `beeline sockets top`: what the connections inside this host, and to other hosts, move.
 
 use std::collections::HashMap;
 use std::io::IsTerminal as _;
@@ -9,7 +9,7 @@ use beeline_sockets::control::{Answer, Introduced, Question};
 use beeline_sockets::introduce;
 use serde::Serialize;
 
-use super::status::{ask, strange};
+use super::status::{ask, process, strange};
 use crate::bench::report::number;
 use crate::config::values::Span;
 use crate::exit::{Exit, Failure, OrExit as _};
@@ -110,11 +110,11 @@ fn screen(lines: &[Line]) -> String {
         .map(|line| {
             vec![
                 line.first.clone(),
-                line.first_process.to_string(),
+                process(line.first_process),
                 number(line.to_second_bytes_per_second / 1e6),
                 number(line.to_first_bytes_per_second / 1e6),
                 line.second.clone(),
-                line.second_process.to_string(),
+                process(line.second_process),
             ]
         })
         .collect();

@@ -1,0 +1,154 @@
+//! Other hosts whose programs may be reached over the fabric.
+//!
+//! ```toml
+//! listen = "tcp://10.0.0.1:4791"     # where this host's relay is reached
+//!
+//! [[hosts]]
+//! addresses = ["10.0.0.2"]           # of the other host, as programs connect to or from them
+//! relay = "tcp://10.0.0.2:4791"      # where its relay is reached
+//! ```
+//!
+//! A connection to an address that stands here for no host stays with the kernel. Both hosts name
+//! each other.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use serde::Deserialize;
+
+/// Why a list of hosts was not taken.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HostsError {
+    /// Not TOML, other keys than these, or an address that is none.
+    #[error("{0}")]
+    Text(#[from] toml::de::Error),
+    /// Not of the form of a place on the fabric.
+    #[error("{text:?} is no place on the fabric such as \"tcp://10.0.0.1:4791\"")]
+    Place {
+        /// As it stands in the file.
+        text: String,
+    },
+    /// A host that no connection can lead to.
+    #[error("host {host}: no addresses")]
+    Nowhere {
+        /// Counted from 1.
+        host: usize,
+    },
+    /// One address, two hosts.
+    #[error("host {host}: {address} stands there already")]
+    Twice {
+        /// Counted from 1.
+        host: usize,
+        /// Which.
+        address: IpAddr,
+    },
+}
+
+impl HostsError {
+    /// True when trying again can help without changing anything.
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        false
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    listen: String,
+    #[serde(default)]
+    hosts: Vec<Host>,
+}
+
+/// One other host.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Host {
+    /// Its addresses; one of version 4 in version 6 clothes is one of version 4.
+    pub addresses: Vec<IpAddr>,
+    /// Where its relay is reached.
+    pub relay: String,
+}
+
+/// This host's place on the fabric, and the others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hosts {
+    /// Where this host's relay is reached.
+    pub listen: String,
+    /// The others.
+    pub others: Vec<Host>,
+}
+
+impl Hosts {
+    /// From the text of a file.
+    ///
+    /// Errors: [`HostsError`].
+    pub fn parse(text: &str) -> Result<Self, HostsError> {
+        let File { listen, mut hosts } = toml::from_str(text)?;
+        let mut known = BTreeSet::new();
+        for (place, other) in (1..).zip(&mut hosts) {
+            if other.addresses.is_empty() {
+                return Err(HostsError::Nowhere { host: place });
+            }
+            for address in &mut other.addresses {
+                *address = address.to_canonical();
+                if !known.insert(*address) {
+                    return Err(HostsError::Twice { host: place, address: *address });
+                }
+            }
+        }
+        let places = hosts.iter().map(|other| &other.relay).chain([&listen]);
+        for text in places {
+            let (scheme, rest) = text.split_once("://").unwrap_or_default();
+            if scheme.is_empty() || rest.is_empty() {
+                return Err(HostsError::Place { text: text.clone() });
+            }
+        }
+        Ok(Self { listen, others: hosts })
+    }
+
+    /// True when `address` is one of another host's.
+    #[must_use]
+    pub fn has(&self, address: IpAddr) -> bool {
+        self.others.iter().any(|other| other.addresses.contains(&address.to_canonical()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_are_known_by_each_of_their_addresses() {
+        let text = "listen = \"tcp://10.0.0.1:4791\"\n\
+                    [[hosts]]\naddresses = [\"10.0.0.2\", \"::ffff:10.0.0.3\", \"fd00::2\"]\n\
+                    relay = \"verbs://10.0.0.2:4791\"\n";
+        let hosts = Hosts::parse(text).unwrap();
+        for known in ["10.0.0.2", "10.0.0.3", "::ffff:10.0.0.2", "fd00::2"] {
+            assert!(hosts.has(known.parse().unwrap()), "{known}");
+        }
+        assert!(!hosts.has("10.0.0.1".parse().unwrap()));
+        assert_eq!(hosts.others.len(), 1);
+        // A host that only waits to be named by others.
+        assert!(Hosts::parse("listen = \"tcp://10.0.0.1:1\"").unwrap().others.is_empty());
+    }
+
+    #[test]
+    fn what_is_no_list_of_hosts_is_refused() {
+        let one = "[[hosts]]\naddresses = [\"10.0.0.2\"]\nrelay = \"tcp://10.0.0.2:1\"\n";
+        let listen = "listen = \"tcp://10.0.0.1:1\"\n";
+        for wrong in [
+            one.to_owned(),
+            format!("listen = \"10.0.0.1\"\n{one}"),
+            format!("listen = \"://1\"\n{one}"),
+            format!("{listen}{one}{one}"),
+            format!("{listen}[[hosts]]\naddresses = []\nrelay = \"tcp://a:1\""),
+            format!("{listen}[[hosts]]\naddresses = [\"a\"]\nrelay = \"tcp://a:1\""),
+            format!("{listen}[[hosts]]\naddresses = [\"10.0.0.2\"]"),
+            format!("{listen}{one}port = 5\n"),
+        ] {
+            assert!(Hosts::parse(&wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! Connections to other hosts: the relay that stands for the other ends, and what it was told of.
+//!
+//! The relay is a process of its own, so that a monitor's end breaks no connection. The monitor
+//! starts it, keeps one connection to it (whose end tells each of the other's), and hands it every
+//! connection without waiting for an answer.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use beeline_os::Mapping;
+use beeline_os::control_socket::ControlSocket;
+use beeline_sockets::control::Introduced;
+use beeline_sockets::relayed::{Adopted, Request, relay_name};
+use beeline_sockets::segment::{CLOSED_AT, STATE_AT, STATE_GIVEN_UP, Segment, TAILS_AT};
+
+use crate::hosts::Hosts;
+use crate::pairing::{Refusal, exists, read_word, read_words};
+
+/// Time between two tries to start a relay.
+const STARTS: Duration = Duration::from_secs(1);
+/// Segments kept for programs that change; the rest of the connections go on without.
+const KEPT: usize = 4096;
+
+/// How a relay is started.
+#[derive(Clone, Debug)]
+pub struct RelayProgram {
+    /// The program.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub arguments: Vec<OsString>,
+}
+
+/// Connections to other hosts.
+#[derive(Clone, Debug)]
+pub struct Elsewhere {
+    /// Which.
+    pub hosts: Hosts,
+    /// What carries them; without it, one that runs already.
+    pub relay: Option<RelayProgram>,
+}
+
+/// A connection handed to the relay.
+#[derive(Debug)]
+struct Kept {
+    memory: OwnedFd,
+    connection: Adopted,
+}
+
+impl Kept {
+    /// As with connections inside a host, what the program wrote is taken for a hint.
+    fn is_over(&self) -> bool {
+        read_word(&self.memory, CLOSED_AT[0]) != Some(0)
+            || read_word(&self.memory, STATE_AT) == Some(STATE_GIVEN_UP)
+            || !i32::try_from(self.connection.process).is_ok_and(exists)
+    }
+}
+
+#[derive(Debug)]
+pub struct Relaying {
+    elsewhere: Elsewhere,
+    relay: Option<ControlSocket>,
+    /// Whose zombie is ours to bury.
+    child: Option<Child>,
+    started: Option<Instant>,
+    kept: HashMap<u64, Kept>,
+    handed: u64,
+}
+
+impl Relaying {
+    pub fn new(elsewhere: Elsewhere) -> Self {
+        let mut relaying = Self {
+            elsewhere,
+            relay: None,
+            child: None,
+            started: None,
+            kept: HashMap::new(),
+            handed: 0,
+        };
+        // It listens for other hosts' relays from now on.
+        let _ = relaying.reach();
+        relaying
+    }
+
+    pub fn leads_to(&self, peer: SocketAddr) -> bool {
+        self.elsewhere.hosts.has(peer.ip())
+    }
+
+    /// Readable when the relay ended.
+    pub fn relay(&self) -> Option<BorrowedFd<'_>> {
+        self.relay.as_ref().map(AsFd::as_fd)
+    }
+
+    /// The relay ended, or said what it has no reason to say.
+    pub fn lost(&mut self) {
+        self.relay = None;
+    }
+
+    /// Connections handed to the relay, so far.
+    pub fn handed(&self) -> u64 {
+        self.handed
+    }
+
+    pub fn kept(&self) -> u64 {
+        self.kept.len() as u64
+    }
+
+    /// True while the relay is to be started or reached again.
+    pub fn is_due(&self) -> bool {
+        self.relay.is_none()
+    }
+
+    /// The connection to the relay, which is started if need be.
+    fn reach(&mut self) -> std::io::Result<&ControlSocket> {
+        if self.relay.is_none() {
+            self.relay = match ControlSocket::connect(relay_name().as_bytes()) {
+                Ok(relay) => Some(relay),
+                Err(error) => {
+                    self.start()?;
+                    return Err(error);
+                }
+            };
+            let uid = rustix::process::geteuid().as_raw();
+            let known = |relay: &ControlSocket| {
+                relay.peer().is_ok_and(|peer| peer.uid == uid || peer.uid == 0)
+            };
+            if !self.relay.as_ref().is_some_and(known) {
+                self.relay = None;
+            }
+        }
+        self.relay.as_ref().ok_or_else(|| std::io::ErrorKind::PermissionDenied.into())
+    }
+
+    fn start(&mut self) -> std::io::Result<()> {
+        let Some(relay) = &self.elsewhere.relay else { return Ok(()) };
+        if self.started.is_some_and(|started| started.elapsed() < STARTS) {
+            return Ok(());
+        }
+        self.started = Some(Instant::now());
+        if let Some(mut child) = self.child.take()
+            && child.try_wait()?.is_none()
+        {
+            // It has not taken its name yet.
+            self.child = Some(child);
+            return Ok(());
+        }
+        use std::os::unix::process::CommandExt as _;
+        let mut command = Command::new(&relay.program);
+        command.args(&relay.arguments).current_dir("/").env_remove("LD_PRELOAD");
+        // A group of its own: what ends the monitor from a terminal does not end the relay.
+        command.process_group(0).stdin(Stdio::null()).stdout(Stdio::null());
+        tracing::info!(program = %relay.program.display(), "starting the relay");
+        self.child = Some(command.spawn()?);
+        Ok(())
+    }
+
+    /// Hands `socket` to the relay: the segment whose other end it will be.
+    pub fn ask(
+        &mut self,
+        socket: &OwnedFd,
+        connection: Adopted,
+        fresh: impl FnOnce() -> Result<OwnedFd, Refusal>,
+    ) -> Result<OwnedFd, Refusal> {
+        if let Some(kept) = self.kept.get(&connection.cookie) {
+            // The same socket asks again: the same answer.
+            return Ok(kept.memory.try_clone()?);
+        }
+        let memory = fresh()?;
+        let record = Request::Adopt(connection).encode();
+        let with = [socket.as_fd(), memory.as_fd()];
+        if self.reach()?.send(&record, &with).is_err() {
+            // An old one's name, or a full queue.
+            self.relay = None;
+            self.reach()?.send(&record, &with)?;
+        }
+        self.handed += 1;
+        if self.kept.len() >= KEPT {
+            self.sweep();
+        }
+        if self.kept.len() < KEPT {
+            let copy = memory.try_clone()?;
+            self.kept.insert(connection.cookie, Kept { memory: copy, connection });
+        }
+        Ok(memory)
+    }
+
+    /// The segment of a socket that was handed to the relay before.
+    pub fn resume(&self, cookie: u64) -> Option<OwnedFd> {
+        self.kept.get(&cookie)?.memory.try_clone().ok()
+    }
+
+    /// What went into the rings of the connections that are kept.
+    pub fn traffic(&self) -> impl Iterator<Item = (Introduced, [u64; 2])> {
+        self.kept.values().map(|kept| {
+            (introduced(&kept.connection), TAILS_AT.map(|place| read_words(&kept.memory, place)))
+        })
+    }
+
+    /// Forgets connections that are over.
+    pub fn sweep(&mut self) {
+        self.kept.retain(|_, kept| !kept.is_over());
+    }
+
+    /// Sees to it that there is a relay.
+    pub fn keep_up(&mut self) {
+        if let Some(child) = &mut self.child
+            && !matches!(child.try_wait(), Ok(None))
+        {
+            self.child = None;
+        }
+        let _ = self.reach();
+    }
+}
+
+/// As for connections inside a host; the other end's process is not known here.
+pub fn introduced(connection: &Adopted) -> Introduced {
+    Introduced {
+        first: connection.own,
+        first_process: connection.process,
+        second: connection.peer,
+        second_process: 0,
+    }
+}
+
+/// Makes `memory` a relayed connection's segment.
+pub fn format(memory: &OwnedFd, length: usize, connection: &Adopted) -> Result<(), Refusal> {
+    let mapping = Mapping::shared_at(memory.as_fd(), 0, length)?;
+    Segment::format_relayed(&mapping, connection.cookie, connection.process)
+        .map_err(|error| std::io::Error::new(std::io::ErrorKind::InvalidInput, error))?;
+    Ok(())
+}
