@@ -34,6 +34,7 @@ use crate::{epoll, introduce, wake};
 
 /// A sender asks the kernel this often whether the other end is alive.
 const BLIND_NS: u64 = 2_000_000;
+const BLIND_IN_SET_NS: u64 = 30_000_000;
 /// And this often where only a byte sent can tell.
 const PROBE_NS: u64 = 100_000_000;
 
@@ -58,6 +59,8 @@ pub const HELD_OPTIONS: [(i32, i32, i32); 3] = [
 pub struct Connection {
     /// The shared memory.
     pub segment: Segment,
+    /// Its own, in this process: never used again.
+    pub number: u64,
     /// Numbers in the table that lead here.
     pub references: AtomicU32,
     /// Threads of this process that sleep on it.
@@ -83,6 +86,8 @@ pub struct Connection {
     calls: AtomicU32,
     vain: AtomicU32,
 }
+
+static NUMBER: AtomicU64 = AtomicU64::new(1);
 
 const BLOCKS: u8 = 1;
 const BLOCKS_NOT: u8 = 2;
@@ -203,6 +208,7 @@ impl Connection {
         });
         let connection = Self {
             segment,
+            number: NUMBER.fetch_add(1, Ordering::Relaxed),
             references: AtomicU32::new(0),
             sleepers: AtomicU32::new(0),
             sets: AtomicU32::new(0),
@@ -295,6 +301,19 @@ impl Connection {
         (left > 0).then_some(left)
     }
 
+    /// All that the kernel's stream has to say is doorbells and ends.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        self.kernel_bytes_left().is_none() && self.is_bound_for_ring()
+    }
+
+    /// One number of one process leads here.
+    #[must_use]
+    pub fn is_alone(&self) -> bool {
+        self.references.load(Ordering::Relaxed) == 1
+            && self.segment.own().sharing.processes.load(Ordering::Relaxed) == 0
+    }
+
     /// The program can read, or will be told an end, without asking the kernel.
     #[inline]
     #[must_use]
@@ -336,14 +355,15 @@ impl Connection {
 
     /// Wakes the other end if it sleeps for the reason that `armed` (a sign of its) tells.
     #[inline]
-    pub fn wake(&self, fd: RawFd, armed: &AtomicU32) {
-        if wake::sleeps(armed, || self.light_fence()) {
-            self.ring_doorbell(fd, armed);
+    pub fn wake(&self, fd: RawFd, armed: &AtomicU64) {
+        let sleep = wake::sleeps(armed, || self.light_fence());
+        if sleep != 0 && !wake::was_rung(sleep) {
+            self.ring_doorbell(fd, armed, sleep);
         }
     }
 
     #[cold]
-    fn ring_doorbell(&self, fd: RawFd, armed: &AtomicU32) {
+    fn ring_doorbell(&self, fd: RawFd, armed: &AtomicU64, sleep: u64) {
         let own = self.segment.own();
         if own.signs.switched_at.load(Ordering::Relaxed) == 0 {
             // A reader may ring before it ever sent. Only bytes beyond the switch are doorbells.
@@ -352,14 +372,18 @@ impl Connection {
                 return;
             }
         }
-        if !wake::take_down(armed) {
+        // A sleep on many ends stays armed: it hears of this end by the bell of any.
+        if sleep == wake::EACH && !wake::take_down(armed) {
             return;
         }
         if let Some(name) = self.segment.relayed() {
             self.ring_relay(fd, name);
         } else {
             // A full socket holds unread bytes, which wake just as well.
-            let _ = kernel::send(fd, &[0], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+            let rung = kernel::send(fd, &[0], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+            if sleep != wake::EACH && matches!(rung, Ok(_) | Err(Errno(libc::EAGAIN))) {
+                wake::remember_rung(sleep);
+            }
             // To a process that is gone, it was answered with a reset.
             self.look_after_peer(fd);
         }
@@ -369,7 +393,10 @@ impl Connection {
     /// for every few sends.
     pub fn look_after_peer(&self, fd: RawFd) {
         let before = self.listened_ns.load(Ordering::Relaxed);
-        if kernel::coarse_ns().wrapping_sub(before) >= BLIND_NS {
+        // Sets hear of it from the kernel when they are waited on.
+        let watched = self.sets.load(Ordering::Relaxed) > 0;
+        let bound = if watched { BLIND_IN_SET_NS } else { BLIND_NS };
+        if kernel::coarse_ns().wrapping_sub(before) >= bound {
             self.look_after_peer_now(fd);
         }
     }

@@ -68,6 +68,15 @@ pub fn send_pieces(fd: RawFd, pieces: &[libc::iovec], flags: i32) -> Outcome {
     call!(libc::SYS_sendmsg, fd, &raw const message, flags)
 }
 
+/// A word of the kernel's randomness, if it has any by now.
+pub fn random() -> Option<u64> {
+    let mut word = [0_u8; 8];
+    // The buffer is ours and as long as told.
+    let count =
+        call!(libc::SYS_getrandom, word.as_mut_ptr(), word.len(), libc::GRND_NONBLOCK).ok()?;
+    (count == word.len()).then(|| u64::from_le_bytes(word))
+}
+
 /// `poll` of one descriptor, for at most `timeout_ms` (negative: for ever). Its `revents`.
 pub fn poll_one(fd: RawFd, events: i16, timeout_ms: i32) -> Result<i16, Errno> {
     let mut entry = libc::pollfd { fd, events, revents: 0 };

@@ -14,6 +14,7 @@ use crate::connection::{Connection, find};
 use crate::epoll;
 use crate::kernel::{self, Errno, Outcome};
 use crate::wait::Budget;
+use crate::wake::EACH;
 
 /// What the rings say of one connection, as `poll` bits, whatever was asked for.
 #[must_use]
@@ -46,11 +47,10 @@ pub fn readiness(connection: &Connection) -> i16 {
 /// Arms a connection for what somebody is about to sleep for.
 pub fn arm(connection: &Connection, reading: bool, writing: bool) {
     let signs = &connection.segment.own().signs;
-    if reading && signs.receive_armed.load(Ordering::Relaxed) == 0 {
-        signs.receive_armed.store(1, Ordering::SeqCst);
-    }
-    if writing && signs.send_armed.load(Ordering::Relaxed) == 0 {
-        signs.send_armed.store(1, Ordering::SeqCst);
+    for (wanted, armed) in [(reading, &signs.receive_armed), (writing, &signs.send_armed)] {
+        if wanted && armed.load(Ordering::Relaxed) != EACH {
+            armed.swap(EACH, Ordering::SeqCst);
+        }
     }
 }
 

@@ -21,7 +21,7 @@ use beeline_os::Mapping;
 use crate::ring::{Consumer, Producer, Ring};
 
 /// First word of a segment: "BLSOCK" and the version.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"BLSOCK\x00\x01");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"BLSOCK\x00\x02");
 /// Bytes of the ring in each direction, unless the monitor is told otherwise.
 pub const DEFAULT_RING_BYTES: usize = 256 << 10;
 /// Place of the first ring.
@@ -77,10 +77,9 @@ pub const STATE_MATCHING: u32 = 3;
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Signs {
-    /// This end sleeps until bytes come: who sends takes it down and rings.
-    pub receive_armed: AtomicU32,
-    /// This end sleeps until there is room: who reads takes it down and rings.
-    pub send_armed: AtomicU32,
+    /// This end sleeps until bytes come: who sends rings. 0, [`crate::wake::EACH`], or the name of
+    /// one sleep on many ends, which is rung for once.
+    pub receive_armed: AtomicU64,
     /// Nothing follows what is in this end's outgoing ring.
     pub finished: AtomicU32,
     /// This end was closed: [`CLOSED_CLEANLY`] or [`CLOSED_UNREAD`].
@@ -92,6 +91,8 @@ pub struct Signs {
     pub asymmetric: AtomicU32,
     /// This end's kernel socket no longer carries doorbells out: waiters look by the clock.
     pub mute: AtomicU32,
+    /// This end sleeps until there is room: who reads takes it down and rings.
+    pub send_armed: AtomicU64,
 }
 
 /// Closed after everything was read: an orderly end.
@@ -166,6 +167,7 @@ pub struct End {
 
 const _: () = assert!(size_of::<End>() <= END_BYTES, "an end's words fit its block");
 const _: () = assert!(CLOSED_AT[0] - ENDS_AT == std::mem::offset_of!(Signs, closed));
+const _: () = assert!(size_of::<Signs>() == 64, "the signs are one line");
 const _: () = assert!(
     TAILS_AT[0] - ENDS_AT
         == std::mem::offset_of!(End, sending) + std::mem::offset_of!(Sending, tail)

@@ -279,6 +279,7 @@ pub fn before_fork() {
 
 /// Every connection is about to be shared.
 pub fn shared() {
+    crate::epoll::before_fork();
     each(|_, connection| {
         connection.segment.own().sharing.processes.store(1, Ordering::SeqCst);
         connection.forget_blocking_mode();

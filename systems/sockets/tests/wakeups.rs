@@ -9,7 +9,7 @@
 mod common;
 
 use std::net::TcpStream;
-use std::os::fd::{AsRawFd as _, RawFd};
+use std::os::fd::{AsRawFd as _, IntoRawFd as _, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -324,6 +324,118 @@ fn a_wait_on_a_set_looks_at_no_connection_that_has_been_idle() {
     connection::closing(set);
     unsafe { libc::close(set) };
     pairs.into_iter().for_each(close);
+}
+
+#[test]
+fn a_set_that_sleeps_on_many_busy_connections_is_rung_for_once() {
+    let pairs: Vec<_> = (0..50).map(|_| pair()).collect();
+    let set = fresh_set();
+    let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
+    let brief = Some(Duration::from_millis(5));
+    let say_all = || {
+        for pair in &pairs {
+            assert_eq!(give(pair[0].as_raw_fd(), b"x", 0), Ok(1));
+        }
+    };
+    let read_all = || {
+        for pair in &pairs {
+            assert_eq!(take(pair[1].as_raw_fd(), &mut [0; 9], 0), Ok(1));
+        }
+    };
+    for pair in &pairs {
+        rearm(set, pair[1].as_raw_fd(), libc::EPOLL_CTL_ADD, false);
+    }
+    for round in 0..3 {
+        say_all();
+        assert_eq!(epoll::wait(set, &mut events, brief, None), Some(Ok(50)));
+        read_all();
+        // Asleep until its time is up: what it was armed with stays.
+        assert_eq!(epoll::wait(set, &mut events, brief, None), Some(Ok(0)), "round {round}");
+        assert_eq!(epoll::hot(set), 50, "all have just spoken");
+        say_all();
+        let bells: usize = pairs.iter().map(|pair| kernel::unread(pair[1].as_raw_fd())).sum();
+        assert_eq!(bells, 1, "one sleep, one bell");
+        assert_eq!(epoll::wait(set, &mut events, None, None), Some(Ok(50)));
+        read_all();
+        // One that sleeps on one of them alone has a bell of its own, whatever the set was rung for.
+        assert_eq!(epoll::wait(set, &mut events, brief, None), Some(Ok(0)));
+        give(pairs[1][0].as_raw_fd(), b"x", 0).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| take(pairs[2][1].as_raw_fd(), &mut [0; 1], 0).unwrap());
+            std::thread::sleep(Duration::from_millis(20));
+            give(pairs[2][0].as_raw_fd(), b"x", 0).unwrap();
+        });
+        assert_eq!(take(pairs[1][1].as_raw_fd(), &mut [0; 9], 0), Ok(1));
+    }
+    // Those that fall silent are let go.
+    for _ in 0..40 {
+        assert_eq!(
+            epoll::wait(set, &mut events, Some(Duration::from_micros(1)), None),
+            Some(Ok(0))
+        );
+    }
+    assert_eq!(epoll::wait(set, &mut events, brief, None), Some(Ok(0)));
+    assert_eq!(epoll::hot(set), 0);
+    close_sets(&[set]);
+    pairs.into_iter().for_each(close);
+}
+
+#[test]
+fn a_connection_that_is_closed_takes_no_wake_up_of_another_with_it() {
+    let stays = pair();
+    let (asks, hears) = (stays[0].as_raw_fd(), stays[1].as_raw_fd());
+    let set = fresh_set();
+    rearm(set, hears, libc::EPOLL_CTL_ADD, false);
+    let (moved, done) = (AtomicU64::new(0), AtomicBool::new(false));
+    let until = Instant::now() + time();
+    watch("closed beside a sleeper", 0, &moved, &done, || {
+        while Instant::now() < until {
+            let [goes, closed] = pair();
+            let (last, closed) = (goes.as_raw_fd(), closed.into_raw_fd());
+            rearm(set, closed, libc::EPOLL_CTL_ADD, false);
+            // Both are busy, so that one name is for both.
+            for fd in [asks, last] {
+                give(fd, b"x", 0).unwrap();
+            }
+            let mut events = [libc::epoll_event { events: 0, u64: 0 }; 8];
+            let mut heard = 0;
+            while heard < 2 {
+                heard += epoll::wait(set, &mut events, None, None).unwrap().unwrap();
+                for event in &events[..heard.min(2)] {
+                    let _ =
+                        take(RawFd::try_from(event.u64).unwrap(), &mut [0; 9], libc::MSG_DONTWAIT);
+                }
+            }
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    let mut events = [libc::epoll_event { events: 0, u64: 0 }; 8];
+                    loop {
+                        let count = epoll::wait(set, &mut events, None, None).unwrap().unwrap();
+                        let mine = |event: &libc::epoll_event| event.u64 == hears as u64;
+                        if events[..count].iter().any(mine) {
+                            break;
+                        }
+                    }
+                    take_all(hears, &mut [0; 1]);
+                });
+                // Most rounds it sleeps by now.
+                let asleep = Instant::now() + Duration::from_micros(120);
+                while Instant::now() < asleep {
+                    std::hint::spin_loop();
+                }
+                give(last, b"x", 0).unwrap();
+                connection::closing(closed);
+                unsafe { libc::close(closed) };
+                give(asks, b"x", 0).unwrap();
+            });
+            moved.fetch_add(1, Ordering::Relaxed);
+            connection::closing(last);
+            drop(goes);
+        }
+    });
+    say(&format!("{} connections closed beside a sleeper", moved.load(Ordering::Relaxed)));
+    close_sets(&[set]);
+    close(stays);
 }
 
 #[test]

@@ -53,9 +53,10 @@ use crate::kernel::{self, Errno, Outcome};
 use crate::poll::{arm, readiness};
 use crate::table;
 use crate::wait::Budget;
+use crate::wake;
 
 pub use set::stir;
-use set::{Entry, Inner};
+use set::{Entry, Inner, QUIET_LOOKS};
 pub use sleep::{Polling, sleeps_plainly, wait, wakes_plainly};
 
 /// Sets with larger numbers are left to the kernel, with everything in them.
@@ -97,6 +98,14 @@ impl Set {
     fn may_be_slept_on(&self) -> bool {
         fence(Ordering::SeqCst);
         self.asleep.load(Ordering::SeqCst) > 0 || self.outer.load(Ordering::SeqCst)
+    }
+
+    /// Counts the entries of ours, and what the kernel has of those that were. Under its lock.
+    fn count(&self, inner: &Inner) {
+        let count = u32::try_from(inner.len_with_retired()).unwrap_or(u32::MAX);
+        if self.ours.load(Ordering::Relaxed) != count {
+            self.ours.store(count, Ordering::SeqCst);
+        }
     }
 }
 
@@ -209,11 +218,25 @@ pub fn control(
         inner.outer.store(true, Ordering::SeqCst);
     }
     let mut inner = lock(set);
+    // Of one that the kernel says nothing more about than that there are doorbells.
+    let settled = connection.filter(|ours| ours.is_settled());
+    if !adds && forget_retired(number, set, &mut inner, fd) {
+        return Some(Err(Errno(libc::ENOENT)));
+    }
     if operation == libc::EPOLL_CTL_DEL {
+        if let Some(connection) = settled.filter(|ours| ours.is_alone())
+            && let Some(entry) = inner.entry(fd)
+        {
+            // Its doorbells go on waking who sleeps on the set, who then looks at the others.
+            unwatch(entry);
+            inner.retire(fd, connection.number);
+            return Some(Ok(0));
+        }
         let outcome = kernel::epoll_control(number, operation, fd, None);
         if let Some(entry) = inner.remove(fd) {
             unwatch(&entry);
-            set.ours.store(u32::try_from(inner.len()).unwrap_or(0), Ordering::SeqCst);
+            set.count(&inner);
+            sleep::leave_armed(number, set, &mut inner);
         }
         return Some(outcome);
     }
@@ -229,7 +252,15 @@ pub fn control(
         return Some(Err(Errno(libc::EINVAL)));
     }
     let mask = kernel_mask(wanted.events, connection);
-    let outcome = kernel::epoll_control(number, operation, fd, Some(event(mask, fd)));
+    let retired = connection.and_then(|ours| inner.retired(fd, ours.number));
+    let known_mask = if adds { retired } else { inner.entry(fd).map(|entry| entry.kernel_mask) };
+    let outcome = if settled.is_some() && known_mask == Some(mask) {
+        Ok(0)
+    } else if adds && forget_retired(number, set, &mut inner, fd) {
+        kernel::epoll_control(number, libc::EPOLL_CTL_ADD, fd, Some(event(mask, fd)))
+    } else {
+        kernel::epoll_control(number, operation, fd, Some(event(mask, fd)))
+    };
     if outcome.is_err() {
         return Some(outcome);
     }
@@ -241,7 +272,7 @@ pub fn control(
     }
     inner.insert(entry);
     // Before the look at who sleeps: see `sleeps_plainly`.
-    set.ours.store(u32::try_from(inner.len()).unwrap_or(0), Ordering::SeqCst);
+    set.count(&inner);
     if set.may_be_slept_on() {
         // Who sleeps did so before this entry was there to be armed.
         wake_for(number, &mut inner, fd);
@@ -306,10 +337,40 @@ pub fn forget(fd: RawFd) {
             inner.each().for_each(|entry| unwatch(entry));
             *inner = Inner::default();
             set.outer.store(false, Ordering::SeqCst);
+            set.count(&inner);
         } else if let Some(entry) = inner.remove(fd) {
             unwatch(&entry);
+            set.count(&inner);
+            sleep::leave_armed(number, set, &mut inner);
+        } else {
+            forget_retired(number, set, &mut inner, fd);
         }
-        set.ours.store(u32::try_from(inner.len()).unwrap_or(0), Ordering::SeqCst);
+    }
+}
+
+/// Takes a retired `fd` out of the kernel's set; false when it was none. Its bell may have been the
+/// one that a sleeper counted on.
+fn forget_retired(number: RawFd, set: &Set, inner: &mut Inner, fd: RawFd) -> bool {
+    if !inner.forget_retired(fd) {
+        return false;
+    }
+    // Perhaps closed, and so gone from it already.
+    let _ = kernel::epoll_control(number, libc::EPOLL_CTL_DEL, fd, None);
+    set.count(inner);
+    sleep::leave_armed(number, set, inner);
+    true
+}
+
+/// Before `fork`: what the kernel has of retired entries goes, since two processes share its sets
+/// from now on.
+pub fn before_fork() {
+    for number in 0..=HIGHEST.load(Ordering::Acquire) {
+        let Ok(number) = RawFd::try_from(number) else { continue };
+        let Some(set) = known(number) else { continue };
+        let Ok(mut inner) = set.inner.try_lock() else { continue };
+        for fd in inner.all_retired() {
+            forget_retired(number, set, &mut inner, fd);
+        }
     }
 }
 
@@ -509,7 +570,17 @@ fn arm_within(fd: RawFd, depth: u32) -> bool {
     let Some(set) = known(fd).filter(|_| depth > 0) else { return false };
     let mut inner = lock(set);
     inner.take_stirred();
-    arm_and_cool(fd, &mut inner, depth, |_| true)
+    arm_and_cool(fd, &mut inner, depth, Arming::Sleep, |_| true)
+}
+
+/// How hot entries are armed.
+#[derive(Clone, Copy, PartialEq)]
+enum Arming {
+    /// Everybody rings for each; those that have nothing to report are let go.
+    Each,
+    /// As [`Arming::Each`] those that were looked at in vain so many times; the others stay hot, and
+    /// are armed with the name of this one sleep. Who wakes from it looks at them.
+    Sleep,
 }
 
 /// Arms the hot entries for which `chosen` says so, and lets go of those that have nothing to
@@ -518,9 +589,12 @@ fn arm_and_cool(
     number: RawFd,
     inner: &mut Inner,
     depth: u32,
+    arming: Arming,
     chosen: impl Fn(&Entry) -> bool,
 ) -> bool {
     let (mut any, mut by_clock) = (false, false);
+    let name = if arming == Arming::Sleep && inner.hot() > 1 { wake::name() } else { None };
+    let stays = |entry: &Entry| name.is_some() && entry.vain < QUIET_LOOKS;
     for turn in 0..inner.hot() {
         let Some(entry) = inner.hot_entry(turn) else { continue };
         if entry.silent || !chosen(entry) {
@@ -533,7 +607,16 @@ fn arm_and_cool(
         let Some(connection) = table::ours(entry.fd) else { continue };
         watch(entry, connection);
         adjust(number, entry, Some(connection));
-        arm(connection, true, entry.wanted & OUT != 0 && !connection.is_writable());
+        let own = connection.segment.own();
+        let full = entry.wanted & OUT != 0 && !connection.is_writable();
+        // Who else watches counts on his own arm.
+        let alone = own.sharing.watchers.load(Ordering::SeqCst) <= 1;
+        if let Some(name) = name.filter(|_| alone && stays(entry)) {
+            wake::arm_as(&own.signs.receive_armed, name);
+            arm(connection, false, full);
+        } else {
+            arm(connection, true, full);
+        }
         any = true;
     }
     if any {
@@ -555,7 +638,8 @@ fn arm_and_cool(
             entry.wanted & OUT != 0 && connection.is_other_mute() && !connection.is_writable();
         by_clock |= others || unheard;
         // Before both ends have the segment, room in the kernel's stream is the kernel's news.
-        !others && !unheard && connection.is_bound_for_ring() && due(entry, connection, false) == 0
+        let settled = !others && !unheard && connection.is_bound_for_ring();
+        settled && !stays(entry) && due(entry, connection, false) == 0
     });
     by_clock
 }
@@ -606,7 +690,12 @@ fn translate(
         }
         let Ok(fd) = RawFd::try_from(data & u64::from(u32::MAX)) else { continue };
         inner.heat(fd);
-        let Some(entry) = inner.entry(fd) else { continue };
+        let Some(entry) = inner.entry(fd) else {
+            if let Some(set) = known(number) {
+                report.news |= forget_retired(number, set, inner, fd);
+            }
+            continue;
+        };
         // One that is connected by now becomes ours with the program's next call on it: here, the
         // set is locked.
         let connection = table::ours(fd);

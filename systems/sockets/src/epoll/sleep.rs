@@ -5,10 +5,10 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
-use super::set::Inner;
+use super::set::{Entry, Inner};
 use super::{
-    ASLEEP, Answers, DEEPEST, MARK, Report, Set, any_due, arm_and_cool, known, lock, look, made,
-    report_due, translate,
+    ASLEEP, Answers, Arming, DEEPEST, MARK, Report, Set, any_due, arm_and_cool, known, lock, look,
+    made, report_due, translate,
 };
 use crate::kernel::{self, Outcome};
 use crate::poll::time;
@@ -103,7 +103,8 @@ fn wait_mixed(
         inner.take_stirred();
         inner.waits += 1;
         if inner.hot() > MANY_HOT && inner.waits.is_multiple_of(SWEEP_TURN) {
-            arm_and_cool(number, &mut inner, DEEPEST, |entry| entry.vain >= VAIN_LOOKS);
+            let vain = |entry: &Entry| entry.vain >= VAIN_LOOKS;
+            arm_and_cool(number, &mut inner, DEEPEST, Arming::Each, vain);
         }
         let mut answers = Answers { count: 0, wait: inner.waits, events: &mut *events };
         look(&mut inner, &mut answers);
@@ -146,11 +147,13 @@ fn wait_mixed(
 /// others may sleep on the set they are armed for them, and one of those that are due is reported: news
 /// that came meanwhile is theirs to hear, and what is level-triggered another thread hears at once,
 /// as the kernel does it.
-fn leave_armed(number: RawFd, set: &Set, inner: &mut Inner) {
+///
+/// So when an entry leaves the set: its bell may have been the one that others counted on.
+pub(super) fn leave_armed(number: RawFd, set: &Set, inner: &mut Inner) {
     if inner.hot() == 0 || !set.may_be_slept_on() {
         return;
     }
-    arm_and_cool(number, inner, DEEPEST, |_| true);
+    arm_and_cool(number, inner, DEEPEST, Arming::Each, |_| true);
     report_due(number, inner, DEEPEST);
 }
 
@@ -223,7 +226,7 @@ fn sleep(
     {
         let mut inner = lock(set);
         inner.take_stirred();
-        shared = arm_and_cool(number, &mut inner, DEEPEST, |_| true);
+        shared = arm_and_cool(number, &mut inner, DEEPEST, Arming::Sleep, |_| true);
         if any_due(&mut inner, DEEPEST) {
             return Ok(0);
         }
