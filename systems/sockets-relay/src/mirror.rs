@@ -516,7 +516,7 @@ impl Mirror {
     #[must_use]
     pub fn take_down(&self, receive: bool, send: bool) -> bool {
         let signs = &self.segment.other().signs;
-        let down = |armed| wake::sleeps(armed, || ()) && wake::take_down(armed);
+        let down = |armed| wake::sleeps(armed, || ()) != 0 && wake::take_down(armed);
         let received = receive && down(&signs.receive_armed);
         let given = send && down(&signs.send_armed);
         received || given
