@@ -2,7 +2,7 @@
 
 use std::io::Read;
 use std::net::TcpStream;
-use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use beeline_os::barrier;
 use beeline_sockets::segment::{CLOSED_CLEANLY, STATE_GIVEN_UP, STATE_OPEN, STATE_PAIRED, Segment};
@@ -81,11 +81,11 @@ impl Program {
         }
     }
 
-    fn wake(&mut self, which: fn(&Segment) -> &AtomicU32) {
+    fn wake(&mut self, which: fn(&Segment) -> &AtomicU64) {
         let armed = which(&self.segment);
         let theirs = self.segment.other().signs.asymmetric.load(Ordering::Relaxed) != 0;
         let fence = || barrier::light(theirs && barrier::is_asymmetric());
-        if wake::sleeps(armed, fence) && wake::take_down(armed) {
+        if wake::sleeps(armed, fence) != 0 && wake::take_down(armed) {
             self.switch();
             self.ring_bell();
         }
