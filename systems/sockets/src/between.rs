@@ -18,7 +18,8 @@
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 
-use crate::connection::{Connection, Heard, hold};
+use crate::connection::{Connection, Heard};
+use crate::holder::hold;
 use crate::kernel;
 use crate::relayed::{self, Rung};
 use crate::segment::{CLOSED_CLEANLY, CLOSED_UNREAD, Holders};

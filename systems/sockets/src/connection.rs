@@ -15,14 +15,13 @@
 //!   `switched_at` after it read, so that no doorbell is taken for a byte;
 //! - a doorbell is swallowed only by who is sure that nobody else waits for it.
 
-use std::cell::Cell;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 use beeline_os::barrier;
 
 use crate::control::Question;
+use crate::holder::hold;
 use crate::kernel::{self, Errno, Outcome};
 use crate::segment::{
     CLOSED_CLEANLY, CLOSED_UNREAD, STATE_GIVEN_UP, STATE_MATCHING, STATE_OPEN, STATE_PAIRED,
@@ -37,9 +36,6 @@ const BLIND_NS: u64 = 2_000_000;
 const BLIND_IN_SET_NS: u64 = 30_000_000;
 /// And this often where only a byte sent can tell.
 const PROBE_NS: u64 = 100_000_000;
-
-/// Longest time a half can be held by a thread that runs now and then.
-const LONGEST_HOLD: Duration = Duration::from_secs(10);
 
 /// Calls through the kernel before an end stops waiting for the other to ask.
 const PATIENT_CALLS: u32 = 64;
@@ -91,80 +87,6 @@ static NUMBER: AtomicU64 = AtomicU64::new(1);
 
 const BLOCKS: u8 = 1;
 const BLOCKS_NOT: u8 = 2;
-
-thread_local! {
-    static THREAD: Cell<u32> = const { Cell::new(0) };
-}
-
-fn thread() -> u32 {
-    let known = THREAD.get();
-    if known != 0 {
-        return known;
-    }
-    let thread = kernel::thread();
-    THREAD.set(thread);
-    thread
-}
-
-/// The calling thread has another number than before: it is the child of a `fork`.
-pub fn forget_thread() {
-    THREAD.set(0);
-}
-
-/// A held half.
-#[derive(Debug)]
-pub struct Held<'a>(&'a AtomicU32);
-
-impl Drop for Held<'_> {
-    fn drop(&mut self) {
-        // Release with the Acquire in `hold`: what we did to the half is there for the next.
-        self.0.store(0, Ordering::Release);
-    }
-}
-
-/// Takes a half.
-///
-/// Errors: `EAGAIN` when this very thread holds it: a signal handler came in between;
-/// `ECONNRESET` when it is held for too long to be true.
-#[inline]
-pub fn hold(word: &AtomicU32) -> Result<Held<'_>, Errno> {
-    let me = thread();
-    // Acquire with the Release in `Held::drop`.
-    if word.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok() {
-        return Ok(Held(word));
-    }
-    hold_contended(word, me)
-}
-
-#[cold]
-fn hold_contended(word: &AtomicU32, me: u32) -> Result<Held<'_>, Errno> {
-    let mut rounds = 0_u32;
-    let begun = Instant::now();
-    loop {
-        let holder = word.load(Ordering::Relaxed);
-        if holder == me {
-            return Err(Errno(libc::EAGAIN));
-        }
-        rounds += 1;
-        if rounds.is_multiple_of(1 << 16) && begun.elapsed() > LONGEST_HOLD {
-            // Nobody holds a half over a sleep: the word is nonsense, or its thread was stopped.
-            return Err(Errno(libc::ECONNRESET));
-        }
-        // A dead thread's half is free; its positions are whole up to its last message.
-        let abandoned = holder != 0 && rounds.is_multiple_of(256) && !kernel::thread_exists(holder);
-        if (holder == 0 || abandoned)
-            // Acquire with the Release in `Held::drop`; after a death, with the kernel's own.
-            && word.compare_exchange(holder, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
-        {
-            return Ok(Held(word));
-        }
-        if rounds.is_multiple_of(16) {
-            kernel::yield_now();
-        } else {
-            std::hint::spin_loop();
-        }
-    }
-}
 
 /// What looking at the kernel's stream for doorbells found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

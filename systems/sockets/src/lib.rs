@@ -11,7 +11,7 @@
 //! - [`ring`], [`segment`]: the shared memory; [`bare`]: it alone.
 //! - [`control`], [`introduce`]: asking the monitor.
 //! - [`relayed`]: names, records and the bell of connections to other hosts.
-//! - [`connection`], [`receive`], [`send`]: one accelerated connection; [`between`]: to another host.
+//! - [`connection`], [`holder`], [`receive`], [`send`]: one accelerated connection; [`between`]: to another host.
 //! - [`table`]: which descriptor is which connection.
 //! - [`epoll`], [`poll`]: readiness of mixed descriptors.
 //! - [`carrier`]: a connection for a program that has no library.
@@ -27,6 +27,7 @@ pub mod carrier;
 pub mod connection;
 pub mod control;
 pub mod epoll;
+pub mod holder;
 pub mod introduce;
 pub mod kernel;
 pub mod poll;

@@ -6,7 +6,8 @@ use std::time::Instant;
 
 use beeline_os::barrier;
 
-use crate::connection::{Connection, Heard, hold};
+use crate::connection::{Connection, Heard};
+use crate::holder::hold;
 use crate::kernel::{self, Errno, Outcome};
 use crate::ring::Corrupt;
 use crate::wake;

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use beeline_os::barrier;
 
-use crate::connection::{Connection, hold};
+use crate::connection::Connection;
+use crate::holder::hold;
 use crate::kernel::{self, Errno, Outcome};
 use crate::receive::{corrupt, is_nowhere, rest_of, room, take_error};
 use crate::ring::Corrupt;

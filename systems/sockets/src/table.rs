@@ -289,7 +289,7 @@ pub fn shared() {
 /// In the child, after `fork`.
 pub fn after_fork_in_child() {
     PROCESS.store(std::process::id(), Ordering::Relaxed);
-    crate::connection::forget_thread();
+    crate::holder::forget_thread();
     crate::epoll::after_fork_in_child();
     crate::between::arrived();
 }

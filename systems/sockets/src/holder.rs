@@ -1,0 +1,86 @@
+//! Who works on a half of an end: one thread at a time, over all processes. Its number stands in a word of
+//! the segment, taken by compare-and-swap and left by a store. Nobody sleeps holding one, and a holder
+//! that no longer exists loses it.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::kernel::{self, Errno};
+
+/// Longest time a half can be held by a thread that runs now and then.
+const LONGEST_HOLD: Duration = Duration::from_secs(10);
+
+thread_local! {
+    static THREAD: Cell<u32> = const { Cell::new(0) };
+}
+
+fn thread() -> u32 {
+    let known = THREAD.get();
+    if known != 0 {
+        return known;
+    }
+    let thread = kernel::thread();
+    THREAD.set(thread);
+    thread
+}
+
+/// The calling thread has another number than before: it is the child of a `fork`.
+pub fn forget_thread() {
+    THREAD.set(0);
+}
+
+/// A held half.
+#[derive(Debug)]
+pub struct Held<'a>(&'a AtomicU32);
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        // Release with the Acquire in `hold`: what we did to the half is there for the next.
+        self.0.store(0, Ordering::Release);
+    }
+}
+
+/// Takes a half.
+///
+/// Errors: `EAGAIN` when this very thread holds it: a signal handler came in between;
+/// `ECONNRESET` when it is held for too long to be true.
+#[inline]
+pub fn hold(word: &AtomicU32) -> Result<Held<'_>, Errno> {
+    let me = thread();
+    // Acquire with the Release in `Held::drop`.
+    if word.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+        return Ok(Held(word));
+    }
+    hold_contended(word, me)
+}
+
+#[cold]
+fn hold_contended(word: &AtomicU32, me: u32) -> Result<Held<'_>, Errno> {
+    let mut rounds = 0_u32;
+    let begun = Instant::now();
+    loop {
+        let holder = word.load(Ordering::Relaxed);
+        if holder == me {
+            return Err(Errno(libc::EAGAIN));
+        }
+        rounds += 1;
+        if rounds.is_multiple_of(1 << 16) && begun.elapsed() > LONGEST_HOLD {
+            // Nobody holds a half over a sleep: the word is nonsense, or its thread was stopped.
+            return Err(Errno(libc::ECONNRESET));
+        }
+        // A dead thread's half is free; its positions are whole up to its last message.
+        let abandoned = holder != 0 && rounds.is_multiple_of(256) && !kernel::thread_exists(holder);
+        if (holder == 0 || abandoned)
+            // Acquire with the Release in `Held::drop`; after a death, with the kernel's own.
+            && word.compare_exchange(holder, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        {
+            return Ok(Held(word));
+        }
+        if rounds.is_multiple_of(16) {
+            kernel::yield_now();
+        } else {
+            std::hint::spin_loop();
+        }
+    }
+}
