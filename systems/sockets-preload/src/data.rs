@@ -3,9 +3,10 @@
 use std::ffi::{c_int, c_void};
 
 use beeline_sockets::connection::{Connection, find, handed_on, not_handed_on, received};
-use beeline_sockets::kernel::{Errno, Outcome};
+use beeline_sockets::kernel::{self, Errno, Outcome};
 use beeline_sockets::receive::{MOST_PIECES, receive};
 use beeline_sockets::send::send as send_pieces;
+use beeline_sockets::{carrier, introduce, receiver, table};
 use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 
 use crate::real::real;
@@ -188,6 +189,12 @@ pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) 
 
 /// The descriptors that travel with a message.
 fn each_descriptor(message: *const msghdr, visit: impl Fn(c_int)) {
+    // SAFETY: a place that `each_place` found; perhaps not aligned.
+    each_place(message, |place| visit(unsafe { place.read_unaligned() }));
+}
+
+/// The places of the descriptors that travel with a message.
+fn each_place(message: *const msghdr, visit: impl Fn(*mut c_int)) {
     // SAFETY: the program's header, which the kernel has just taken or is about to.
     let Some(header) = (unsafe { message.as_ref() }) else { return };
     if header.msg_control.is_null() || header.msg_controllen == 0 {
@@ -206,9 +213,7 @@ fn each_descriptor(message: *const msghdr, visit: impl Fn(c_int)) {
             let length = (control.cmsg_len as usize).saturating_sub(empty);
             for index in 0..length / size_of::<c_int>() {
                 // SAFETY: within the data the control header tells of.
-                let descriptor = unsafe { data.add(index) };
-                // SAFETY: as above; perhaps not aligned.
-                visit(unsafe { descriptor.read_unaligned() });
+                visit(unsafe { data.add(index) });
             }
         }
         // SAFETY: walks within `msg_controllen`.
@@ -240,8 +245,16 @@ pub unsafe extern "C" fn recvmmsg(
             unsafe { length.write(u32::try_from(taken).unwrap_or(u32::MAX)) };
             Ok(1)
         }),
-        None => real!(recvmmsg(fd, messages, count, flags, timeout)
-            as fn(c_int, *mut mmsghdr, u32, c_int, *mut timespec) -> c_int),
+        None => {
+            let taken = real!(recvmmsg(fd, messages, count, flags, timeout)
+                as fn(c_int, *mut mmsghdr, u32, c_int, *mut timespec) -> c_int);
+            for index in 0..usize::try_from(taken).unwrap_or(0) {
+                // SAFETY: the kernel filled so many of the program's entries.
+                let message = unsafe { messages.add(index) }.cast::<msghdr>();
+                quietly(|| each_descriptor(message, received));
+            }
+            taken
+        }
     }
 }
 
@@ -307,7 +320,9 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
     match find(fd) {
         Some(connection) => guarded(|| give_message(fd, connection, message, flags)),
         None => {
-            quietly(|| each_descriptor(message, handed_on));
+            let mut copy = None;
+            quietly(|| copy = handing_on(fd, message));
+            let message = copy.as_ref().map_or(message, |copy| &raw const copy.message);
             let sent =
                 real!(sendmsg(fd, message, flags) as fn(c_int, *const msghdr, c_int) -> ssize_t);
             if sent < 0 {
@@ -316,6 +331,79 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
             sent
         }
     }
+}
+
+/// A message with other descriptors than the program's; closes them.
+struct Changed {
+    message: msghdr,
+    /// What `message` refers to.
+    _control: Vec<usize>,
+    fresh: Vec<c_int>,
+}
+
+impl Drop for Changed {
+    fn drop(&mut self) {
+        for &fd in &self.fresh {
+            let _ = kernel::close(fd);
+        }
+    }
+}
+
+/// A message is about to take descriptors to who reads from `fd`. For one without the library:
+/// the message that has carried streams in the place of connections of ours.
+fn handing_on(fd: c_int, message: *const msghdr) -> Option<Changed> {
+    let ours = std::cell::RefCell::new(Vec::new());
+    each_descriptor(message, |number| {
+        if let Some(connection) = handed_on(number) {
+            ours.borrow_mut().push((number, connection));
+        }
+    });
+    let ours = ours.into_inner();
+    if ours.is_empty() {
+        return None;
+    }
+    let knows = |number: c_int| introduce::is_known(number);
+    let lacks = crate::spawn::library().is_some_and(|library| receiver::may_lack(fd, library));
+    if !lacks && ours.iter().all(|&(number, _)| knows(number)) {
+        return None;
+    }
+    // SAFETY: the program's header, which has control bytes.
+    let mut copy = unsafe { message.read() };
+    #[allow(clippy::unnecessary_cast, reason = "another width in other C libraries")]
+    let length = copy.msg_controllen as usize;
+    let mut control = vec![0_usize; length.div_ceil(size_of::<usize>())];
+    let bytes = control.as_mut_ptr().cast::<u8>();
+    // SAFETY: the program's control bytes, and as much room.
+    unsafe { bytes.copy_from_nonoverlapping(copy.msg_control.cast(), length) };
+    copy.msg_control = bytes.cast();
+    let mut changed = Changed { message: copy, _control: control, fresh: Vec::new() };
+    let fresh = std::cell::RefCell::new(Vec::new());
+    each_place(&raw const changed.message, |place| {
+        // SAFETY: within our copy; perhaps not aligned.
+        let number = unsafe { place.read_unaligned() };
+        let Some(&(_, connection)) = ours.iter().find(|(other, _)| *other == number) else {
+            return;
+        };
+        if let Ok(far) = carrier::begin(number, connection) {
+            not_handed_on(number);
+            fresh.borrow_mut().push(far);
+            // SAFETY: as above.
+            unsafe { place.write_unaligned(far) };
+        }
+    });
+    changed.fresh = fresh.into_inner();
+    Some(changed)
+}
+
+/// True when one of the messages has a connection of ours with it.
+fn takes_ours(messages: *mut mmsghdr, count: u32) -> bool {
+    let found = std::cell::Cell::new(false);
+    for index in 0..count as usize {
+        // SAFETY: the program's array has `count` entries.
+        let message = unsafe { messages.add(index) }.cast::<msghdr>();
+        each_descriptor(message, |number| found.set(found.get() || table::ours(number).is_some()));
+    }
+    found.get()
 }
 
 #[unsafe(no_mangle)]
@@ -344,6 +432,23 @@ pub unsafe extern "C" fn sendmmsg(
             }
             Ok(done)
         }),
+        None if takes_ours(messages, count) => {
+            // One by one, as messages that take none of ours need not.
+            for index in 0..count {
+                // SAFETY: the program's array has `count` entries.
+                let entry = unsafe { messages.add(index as usize) };
+                // SAFETY: the program's message: an entry's first field.
+                let sent = unsafe { sendmsg(fd, entry.cast::<msghdr>(), flags) };
+                if sent < 0 {
+                    return if index > 0 { c_int::try_from(index).unwrap_or(0) } else { -1 };
+                }
+                // SAFETY: as above; only an address is taken.
+                let length = unsafe { &raw mut (*entry).msg_len };
+                // SAFETY: as above.
+                unsafe { length.write(u32::try_from(sent).unwrap_or(u32::MAX)) };
+            }
+            c_int::try_from(count).unwrap_or(0)
+        }
         None => {
             real!(sendmmsg(fd, messages, count, flags)
                 as fn(c_int, *mut mmsghdr, u32, c_int) -> c_int)

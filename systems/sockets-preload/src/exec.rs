@@ -1,9 +1,9 @@
-//! Programs that replace this one, or are started beside it.
+//! Programs that replace this one.
 //!
 //! The library finds the connections it knew in the program that `exec` brings. A program that
 //! will not have the library (static, set-uid, without `LD_PRELOAD` in its environment) gets a
-//! carried stream instead of each connection it inherits. Who else shares a connection from now on
-//! is told so. Not seen: `posix_spawn` of such a program, which goes past the names we export.
+//! carried stream instead of each connection it inherits; so does any program where the monitor
+//! does not know the connection any more.
 
 use std::ffi::{CStr, CString, OsStr, c_char, c_int};
 use std::fs::File;
@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
 use beeline_sockets::connection::Connection;
-use beeline_sockets::{between, carrier, kernel, table};
+use beeline_sockets::{between, carrier, introduce, kernel, table};
 
 use crate::quietly;
 use crate::real::real;
@@ -26,6 +26,16 @@ static PRELOADED: OnceLock<Option<Vec<u8>>> = OnceLock::new();
 /// Called by the constructor.
 pub(crate) fn remember() {
     PRELOADED.get_or_init(|| std::env::var_os("LD_PRELOAD").map(|text| text.as_bytes().to_vec()));
+}
+
+/// As [`remember`], for who acts for a program that was preloaded so.
+pub(crate) fn remember_as(preloaded: &[u8]) {
+    PRELOADED.get_or_init(|| (!preloaded.is_empty()).then(|| preloaded.to_vec()));
+}
+
+/// What was remembered.
+pub(crate) fn preloaded() -> Option<&'static [u8]> {
+    PRELOADED.get()?.as_deref()
 }
 
 /// Interpreters of interpreters, at most; the kernel allows no more.
@@ -114,11 +124,36 @@ fn is_executable(path: &Path) -> bool {
 }
 
 /// How a program is named.
-enum Named {
+pub(crate) enum Named {
     /// By its path.
     Path,
     /// By a name that is looked for.
     Searched,
+}
+
+/// The file of the program `name`, if it can be run.
+fn file(name: &CStr, how: &Named) -> Option<PathBuf> {
+    let path = match how {
+        Named::Path => Some(PathBuf::from(OsStr::from_bytes(name.to_bytes()))),
+        Named::Searched => found(name),
+    };
+    path.filter(|path| is_executable(path))
+}
+
+/// True when the program `name` will have the library.
+///
+/// # Safety
+///
+/// `name` is a C string; `environment` as for [`preloads`].
+pub(crate) unsafe fn goes_on(
+    name: *const c_char,
+    how: &Named,
+    environment: *const *const c_char,
+) -> bool {
+    // SAFETY: the contract.
+    let file = file(unsafe { CStr::from_ptr(name) }, how);
+    // SAFETY: the contract.
+    file.is_some_and(|file| is_dynamic(&file, DEEPEST)) && unsafe { preloads(environment) }
 }
 
 /// Before `exec` of the program `name`.
@@ -127,16 +162,10 @@ enum Named {
 ///
 /// `name` is null or a C string; `environment` as for [`preloads`].
 unsafe fn leaving_for(name: *const c_char, how: &Named, environment: *const *const c_char) {
-    if name.is_null() {
+    // SAFETY: the contract.
+    if name.is_null() || file(unsafe { CStr::from_ptr(name) }, how).is_none() {
         return;
     }
-    // SAFETY: the contract.
-    let name = unsafe { CStr::from_ptr(name) };
-    let path = match how {
-        Named::Path => Some(PathBuf::from(OsStr::from_bytes(name.to_bytes()))),
-        Named::Searched => found(name),
-    };
-    let Some(path) = path.filter(|path| is_executable(path)) else { return };
     let mut mine: Vec<(&'static Connection, Vec<c_int>)> = Vec::new();
     let mut left: Vec<&'static Connection> = Vec::new();
     table::each(|fd, connection| {
@@ -159,16 +188,18 @@ unsafe fn leaving_for(name: *const c_char, how: &Named, environment: *const *con
         return;
     }
     // SAFETY: the contract.
-    let goes_on = unsafe { preloads(environment) } && is_dynamic(&path, DEEPEST);
+    let goes_on = unsafe { goes_on(name, how, environment) };
     for (connection, numbers) in mine {
         if table::is_foreign_process() {
             // The parent, whose memory this child shares, has it still.
             connection.segment.own().sharing.processes.store(1, Ordering::SeqCst);
         }
         let Some(&fd) = numbers.first() else { continue };
-        if !goes_on && !connection.stay_with_kernel(fd) {
-            let _ = carrier::replace(&numbers, connection);
+        // The monitor does not know it before both ends asked, and not after it was restarted.
+        if connection.stay_with_kernel(fd) || goes_on && introduce::is_known(fd) {
+            continue;
         }
+        let _ = carrier::replace(&numbers, connection);
     }
 }
 
@@ -176,12 +207,12 @@ unsafe extern "C" {
     static environ: *const *const c_char;
 }
 
-fn environment() -> *const *const c_char {
+pub(crate) fn environment() -> *const *const c_char {
     // SAFETY: the C library's variable; whoever changes it meanwhile errs without us, too.
     unsafe { environ }
 }
 
-type Words = *const *const c_char;
+pub(crate) type Words = *const *const c_char;
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execve(path: *const c_char, words: Words, with: Words) -> c_int {
@@ -227,77 +258,4 @@ fn stayed(outcome: c_int) -> c_int {
         }
     });
     outcome
-}
-
-/// A child that is made without `fork` is about to share what survives; `done` afterwards.
-fn sharing() {
-    quietly(|| {
-        table::shared();
-        between::expect_holder();
-    });
-}
-
-/// `outcome` of making it. It runs its program by now, or has ended.
-///
-/// # Safety
-///
-/// `child` is null or the program's place for the child's number, which was written if `outcome` is
-/// 0.
-unsafe fn shared(outcome: c_int, child: *const libc::pid_t) -> c_int {
-    quietly(|| {
-        if outcome == 0 && !child.is_null() {
-            // SAFETY: the contract.
-            between::held_by(unsafe { child.read() }.unsigned_abs());
-        }
-        between::expected_holder();
-    });
-    outcome
-}
-
-type Pointer = *const std::ffi::c_void;
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn posix_spawn(
-    child: *mut libc::pid_t,
-    path: *const c_char,
-    actions: Pointer,
-    attributes: Pointer,
-    words: Words,
-    with: Words,
-) -> c_int {
-    // The program may have no use for the number; we have.
-    let mut number = 0;
-    let place = if child.is_null() { &raw mut number } else { child };
-    sharing();
-    let outcome = real!(posix_spawn(place, path, actions, attributes, words, with)
-        as fn(*mut libc::pid_t, *const c_char, Pointer, Pointer, Words, Words) -> c_int);
-    // SAFETY: the program's place, or ours.
-    unsafe { shared(outcome, place) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn posix_spawnp(
-    child: *mut libc::pid_t,
-    name: *const c_char,
-    actions: Pointer,
-    attributes: Pointer,
-    words: Words,
-    with: Words,
-) -> c_int {
-    // The program may have no use for the number; we have.
-    let mut number = 0;
-    let place = if child.is_null() { &raw mut number } else { child };
-    sharing();
-    let outcome = real!(posix_spawnp(place, name, actions, attributes, words, with)
-        as fn(*mut libc::pid_t, *const c_char, Pointer, Pointer, Words, Words) -> c_int);
-    // SAFETY: the program's place, or ours.
-    unsafe { shared(outcome, place) }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn system(line: *const c_char) -> c_int {
-    sharing();
-    let outcome = real!(system(line) as fn(*const c_char) -> c_int);
-    // SAFETY: no place: the child has ended.
-    unsafe { shared(outcome, std::ptr::null()) }
 }

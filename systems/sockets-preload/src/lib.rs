@@ -11,6 +11,7 @@
 //! - [`readiness`]: poll, select, epoll.
 //! - [`stdio`]: the C library's streams.
 //! - [`exec`]: programs that replace this one.
+//! - [`spawn`]: programs beside this one, and who goes between.
 //! - `bare`: `syscall`, for io_uring's sake.
 //! - [`start`]: the constructor, and what happens at `fork`.
 
@@ -26,6 +27,7 @@ mod descriptors;
 mod exec;
 mod readiness;
 mod real;
+mod spawn;
 mod start;
 mod stdio;
 #[cfg(target_arch = "x86_64")]

@@ -92,6 +92,6 @@ functions! {
     sendfile sendfile64 splice
     socket connect accept accept4 close close_range closefrom dup dup2 dup3 fcntl fcntl64 ioctl
     shutdown getsockopt setsockopt epoll_ctl epoll_wait epoll_pwait epoll_pwait2 poll ppoll select
-    pselect fdopen execve execv execvp execvpe fexecve posix_spawn posix_spawnp system prctl
+    pselect fdopen execve execv execvp execvpe fexecve posix_spawn posix_spawnp system popen prctl
     vdprintf __vdprintf_chk
 }

@@ -20,7 +20,11 @@ fn is_left_alone() -> bool {
 extern "C" fn start() {
     quietly(|| {
         real::find_all();
+        if crate::spawn::is_beside_go_between() {
+            return;
+        }
         crate::exec::remember();
+        let _ = crate::spawn::library();
         let _ = beeline_os::barrier::is_asymmetric();
         if is_left_alone() {
             return;
@@ -30,6 +34,16 @@ extern "C" fn start() {
         // SAFETY: three functions that stay loaded and take nothing.
         let _ = unsafe { libc::pthread_atfork(Some(before_fork), None, Some(after_fork)) };
     });
+}
+
+/// For a program that is about to be another, which was started by one that was `preloaded` so.
+pub(crate) fn begin_for_another(preloaded: &[u8]) {
+    real::find_all();
+    crate::exec::remember_as(preloaded);
+    let _ = beeline_os::barrier::is_asymmetric();
+    table::begin();
+    // SAFETY: as in `start`.
+    let _ = unsafe { libc::pthread_atfork(Some(before_fork), None, Some(after_fork)) };
 }
 
 extern "C" fn before_fork() {

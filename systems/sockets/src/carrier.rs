@@ -1,13 +1,18 @@
 //! A connection for a program that has no library: a process that carries its bytes.
 //!
-//! A static or set-uid program that gets a connection of ours by `exec` would read doorbells. So
-//! before such an `exec` its descriptors are replaced by one end of a Unix socket pair, and a process
-//! of its own, which has the library's memory, carries bytes between the other end and the rings.
-//! The program sees a stream socket with the same bytes and the same ends; its names and TCP
-//! options are another matter.
+//! A static or set-uid program that gets a connection of ours would read doorbells. So it gets one
+//! end of a Unix socket pair instead, and a process of its own, which has the library's memory, carries bytes
+//! between the other end and the rings. The program sees a stream socket with the same bytes and
+//! the same ends; its names and TCP options are another matter.
+//!
+//! Where others have the connection too, it may be that the program was only not kept from
+//! inheriting it, and never reads. Then what it does not read must stay for them: the carrier
+//! *lends*. It puts a copy of the next bytes before the program, and takes them from the ring when
+//! the program has read them all. Nor does the program's end end the connection then.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use crate::connection::{self, Connection};
 use crate::kernel::{self, Errno};
@@ -15,16 +20,33 @@ use crate::{between, poll, receive, send, table};
 
 /// Bytes carried at a time.
 const BLOCK: usize = 64 << 10;
+const QUIET: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
 
-/// Replaces `numbers`, which all are `connection`, for the program that the next `exec` brings. One
-/// carrier for all of them: two would take each other's bytes.
+/// Replaces `numbers`, which all are `connection`, by a carried stream. One carrier for all of
+/// them.
 ///
 /// Errors: the kernel's, of making a process or a descriptor; nothing is replaced then.
 pub fn replace(numbers: &[RawFd], connection: &'static Connection) -> Result<(), Errno> {
     let Some(&fd) = numbers.first() else { return Ok(()) };
-    connection.segment.own().sharing.processes.store(1, Ordering::SeqCst);
+    let far = begin(fd, connection)?;
+    let mut outcome = Ok(());
+    for &number in numbers {
+        outcome = outcome.and(kernel::duplicate_onto(far, number).map(|_| ()));
+        if !table::is_foreign_process() && table::forget(number).is_some() {
+            between::handed_to_carrier(connection);
+        }
+    }
+    let _ = kernel::close(far);
+    outcome
+}
+
+/// Starts a carrier for `connection`. Returns the program's end of its stream, which blocks as `fd`
+/// does and is closed by `exec`.
+///
+/// Errors: as for [`replace`].
+pub fn begin(fd: RawFd, connection: &'static Connection) -> Result<RawFd, Errno> {
+    let shared = connection.segment.own().sharing.processes.swap(1, Ordering::SeqCst) != 0;
     connection.forget_blocking_mode();
-    let blocks = connection.blocks(fd);
     let [near, far] = kernel::socket_pair()?;
     // SAFETY: the child goes on in `carry_on` and ends there, or here.
     let child = unsafe { libc::fork() };
@@ -34,21 +56,35 @@ pub fn replace(numbers: &[RawFd], connection: &'static Connection) -> Result<(),
         let carrier = unsafe { libc::fork() };
         if carrier == 0 {
             kernel::be_alone([fd, near]);
-            carry_on(fd, connection, near);
+            // Their numbers are to be others now.
+            table::each(|other, one| {
+                if other != fd && table::forget(other).is_some() {
+                    between::leaving_by_exec(one);
+                }
+            });
+            carry_on(fd, connection, near, shared);
         }
         kernel::exit(i32::from(carrier < 0));
     }
     let made = child > 0 && kernel::wait_for(child);
     let _ = kernel::close(near);
-    let mut outcome = if made { Ok(()) } else { Err(Errno(libc::EAGAIN)) };
-    for &number in numbers.iter().take_while(|_| made) {
-        outcome = outcome.and(kernel::duplicate_onto(far, number, blocks).map(|_| ()));
-        if !table::is_foreign_process() && table::forget(number).is_some() {
-            between::handed_to_carrier(connection);
+    let mode = if connection.blocks(fd) { Ok(0) } else { kernel::set_nonblocking(far) };
+    match mode {
+        Ok(_) if made => Ok(far),
+        other => {
+            let _ = kernel::close(far);
+            Err(other.err().unwrap_or(Errno(libc::EAGAIN)))
         }
     }
-    let _ = kernel::close(far);
-    outcome
+}
+
+fn piece(bytes: &mut [u8]) -> [libc::iovec; 1] {
+    [libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }]
+}
+
+fn take(fd: RawFd, connection: &Connection, bytes: &mut [u8], flags: i32) -> Result<usize, Errno> {
+    // SAFETY: our own buffer, as long as told.
+    unsafe { receive::receive(fd, connection, &piece(bytes), QUIET | flags) }
 }
 
 /// Bytes on their way in one direction.
@@ -98,42 +134,189 @@ impl Way {
         }
         true
     }
+
+    fn wants(&self) -> bool {
+        self.is_empty() && !self.ended
+    }
 }
 
-/// Carries until both directions are over, then ends this process.
-fn carry_on(fd: RawFd, connection: &'static Connection, near: RawFd) -> ! {
-    const QUIET: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    let piece = |bytes: &mut [u8]| {
-        [libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }]
+/// Where an end's reader stands: bytes from the kernel, position and offset in the ring.
+type Position = (u64, u64, u64);
+
+fn position(connection: &Connection) -> Position {
+    let receiving = &connection.segment.own().receiving;
+    (
+        receiving.by_kernel.load(Ordering::Relaxed),
+        receiving.head.load(Ordering::Relaxed),
+        receiving.offset.load(Ordering::Relaxed),
+    )
+}
+
+/// Bytes that lie before the program and in the ring.
+struct Loan {
+    count: usize,
+    at: Position,
+}
+
+/// The way to the program, where others may want the same bytes.
+#[derive(Default)]
+struct Lending {
+    bytes: Vec<u8>,
+    loan: Option<Loan>,
+    ended: bool,
+}
+
+impl Lending {
+    /// One step; false when the program takes no more, ever.
+    fn step(&mut self, fd: RawFd, connection: &Connection, near: RawFd) -> bool {
+        if self.loan.is_some() {
+            if kernel::untaken(near) > 0 {
+                return true;
+            }
+            self.settle(fd, connection);
+        }
+        if self.ended {
+            return true;
+        }
+        self.bytes.resize(BLOCK, 0);
+        let at = position(connection);
+        match take(fd, connection, &mut self.bytes, libc::MSG_PEEK) {
+            Ok(0) => self.end(near),
+            Ok(count) => {
+                let bytes = self.bytes.get(..count).unwrap_or_default();
+                match kernel::send(near, bytes, QUIET) {
+                    Ok(count) => self.loan = Some(Loan { count, at }),
+                    Err(Errno(libc::EAGAIN | libc::EINTR)) => {}
+                    Err(_) => return false,
+                }
+            }
+            Err(Errno(libc::EAGAIN | libc::EINTR)) => {}
+            Err(_) => self.end(near),
+        }
+        true
+    }
+
+    fn end(&mut self, near: RawFd) {
+        self.ended = true;
+        let _ = kernel::shutdown(near, libc::SHUT_WR);
+    }
+
+    /// The program has read what was lent. If somebody else read meanwhile, both have it, as the
+    /// kernel would have given it to either.
+    fn settle(&mut self, fd: RawFd, connection: &Connection) {
+        let Some(Loan { mut count, at }) = self.loan.take() else { return };
+        if position(connection) != at {
+            return;
+        }
+        while count > 0 {
+            let Some(bytes) = self.bytes.get_mut(..count.min(BLOCK)) else { return };
+            match take(fd, connection, bytes, 0) {
+                Ok(0) => return,
+                Ok(taken) => count -= taken,
+                Err(Errno(libc::EINTR)) => {}
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+/// The way to the program.
+enum Inward {
+    Giving(Way),
+    Lending(Lending),
+}
+
+impl Inward {
+    fn step(&mut self, fd: RawFd, connection: &Connection, near: RawFd) -> bool {
+        match self {
+            Self::Giving(way) => way.step(
+                |bytes| take(fd, connection, bytes, 0),
+                |bytes| kernel::send(near, bytes, QUIET),
+                || {
+                    let _ = kernel::shutdown(near, libc::SHUT_WR);
+                },
+            ),
+            Self::Lending(lending) => lending.step(fd, connection, near),
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        match self {
+            Self::Giving(way) => way.over,
+            Self::Lending(lending) => lending.ended && lending.loan.is_none(),
+        }
+    }
+
+    /// It wants bytes from the connection.
+    fn wants(&self) -> bool {
+        match self {
+            Self::Giving(way) => way.wants(),
+            Self::Lending(lending) => lending.loan.is_none() && !lending.ended,
+        }
+    }
+
+    /// It waits for room before the program.
+    fn waits_for_room(&self) -> bool {
+        matches!(self, Self::Giving(way) if !way.is_empty())
+    }
+}
+
+/// Hears, as a readable descriptor, that the program has read something.
+fn ear(near: RawFd) -> Option<RawFd> {
+    let set = kernel::epoll_set().ok()?;
+    #[expect(clippy::cast_sign_loss, reason = "bits")]
+    let events = (libc::EPOLLOUT | libc::EPOLLET) as u32;
+    let event = libc::epoll_event { events, u64: 0 };
+    kernel::epoll_control(set, libc::EPOLL_CTL_ADD, near, Some(event)).ok()?;
+    Some(set)
+}
+
+/// Carries until both directions are over, or the program is gone; then ends this process.
+fn carry_on(fd: RawFd, connection: &'static Connection, near: RawFd, shared: bool) -> ! {
+    let ear = if shared { ear(near) } else { None };
+    let mut inward = match ear {
+        Some(_) => Inward::Lending(Lending::default()),
+        None => Inward::Giving(Way::new()),
     };
-    let (mut inward, mut outward) = (Way::new(), Way::new());
+    let mut outward = Way::new();
+    // The program reads no more; its end was closed; with bytes that it had not read.
+    let (mut deaf, mut gone, mut unread) = (false, false, false);
     loop {
-        let inward_goes = inward.step(
-            // SAFETY: our own buffer, as long as told.
-            |bytes| unsafe { receive::receive(fd, connection, &piece(bytes), QUIET) },
-            |bytes| kernel::send(near, bytes, QUIET),
-            || {
-                let _ = kernel::shutdown(near, libc::SHUT_WR);
-            },
-        );
+        deaf |= gone || !inward.step(fd, connection, near);
         let outward_goes = outward.step(
-            |bytes| kernel::receive(near, bytes, QUIET),
-            // SAFETY: as above.
+            |bytes| {
+                let taken = kernel::receive(near, bytes, QUIET);
+                unread |= taken == Err(Errno(libc::ECONNRESET));
+                taken
+            },
+            // SAFETY: our own buffer, as long as told.
             |bytes| unsafe { send::send(fd, connection, &piece(bytes), QUIET) },
             || {
-                let _ = connection::shutdown(fd, connection, libc::SHUT_WR);
+                // Closed is not shut: others may go on sending.
+                if !(shared && kernel::poll_one(near, 0, 0).is_ok_and(|bits| bits != 0)) {
+                    let _ = connection::shutdown(fd, connection, libc::SHUT_WR);
+                }
             },
         );
-        if !inward_goes || !outward_goes || inward.over && outward.over {
+        if !outward_goes || outward.over && (deaf || inward.is_over()) {
             break;
         }
-        let wants = |reads: &Way, writes: &Way| {
-            let reading = if reads.is_empty() && !reads.ended { libc::POLLIN } else { 0 };
-            reading | if writes.is_empty() { 0 } else { libc::POLLOUT }
-        };
+        let bit = |wanted, bit| if wanted { bit } else { 0 };
+        let reads = !deaf && inward.wants();
         let mut entries = [
-            libc::pollfd { fd, events: wants(&inward, &outward), revents: 0 },
-            libc::pollfd { fd: near, events: wants(&outward, &inward), revents: 0 },
+            libc::pollfd {
+                fd,
+                events: bit(reads, libc::POLLIN) | bit(!outward.is_empty(), libc::POLLOUT),
+                revents: 0,
+            },
+            libc::pollfd {
+                // Closed, it would tell so again and again.
+                fd: if gone && !outward.wants() { -1 } else { near },
+                events: bit(outward.wants(), libc::POLLIN)
+                    | bit(!deaf && inward.waits_for_room(), libc::POLLOUT),
+                revents: 0,
+            },
+            libc::pollfd { fd: ear.unwrap_or(-1), events: libc::POLLIN, revents: 0 },
         ];
         // Asked nothing, it would only tell of its end again and again.
         if entries[0].events == 0 {
@@ -142,10 +325,21 @@ fn carry_on(fd: RawFd, connection: &'static Connection, near: RawFd) -> ! {
         if poll::poll(&mut entries, None, None).is_none() {
             let _ = kernel::poll_many(&mut entries, None, None);
         }
-        // The program is gone, and all it said was carried.
-        if entries[1].revents & (libc::POLLHUP | libc::POLLERR) != 0 && outward.ended {
-            break;
+        if entries[2].revents != 0
+            && let Some(ear) = ear
+        {
+            let mut events = [libc::epoll_event { events: 0, u64: 0 }];
+            let _ = kernel::epoll_wait(ear, &mut events, Some(poll::time(Duration::ZERO)), None);
         }
+        gone |= entries[1].revents & (libc::POLLHUP | libc::POLLERR) != 0;
+    }
+    // What it had read of a loan when it ended is only known where that was all or nothing.
+    unread |= kernel::option(near, libc::SOL_SOCKET, libc::SO_ERROR, 0).is_ok_and(|e| e != 0);
+    if let Inward::Lending(lending) = &mut inward
+        && gone
+        && !unread
+    {
+        lending.settle(fd, connection);
     }
     connection::closing(fd);
     let _ = kernel::close(fd);

@@ -568,7 +568,7 @@ pub fn connected(fd: RawFd) {
 /// `fd` came into this program from elsewhere: by `exec`, or in a message. If it was introduced
 /// before, it goes on where its last holder stopped.
 pub fn inherited(fd: RawFd) {
-    if table::ours(fd).is_some() || !introduce::is_candidate(fd) {
+    if table::ours(fd).is_some() || !introduce::is_candidate(fd) || table::is_copy(fd) {
         return;
     }
     let Some(segment) = introduce::segment(fd, Question::Resume) else { return };
@@ -590,24 +590,29 @@ pub fn received(fd: RawFd) {
     }
 }
 
-/// `fd` goes to another program in a message: several may have it from now on.
-pub fn handed_on(fd: RawFd) {
-    if let Some(connection) = table::ours(fd) {
-        connection.segment.own().sharing.processes.store(1, Ordering::SeqCst);
-        connection.forget_blocking_mode();
-        if connection.segment.relayed().is_some() {
-            connection.segment.holders().expect_one();
-        }
-    }
-}
-
-/// The message of [`handed_on`] was not sent.
+/// The message of [`handed_on`] was not sent, or took something else.
 pub fn not_handed_on(fd: RawFd) {
     if let Some(connection) = table::ours(fd)
         && connection.segment.relayed().is_some()
     {
         connection.segment.holders().expected_one();
     }
+}
+
+/// `fd` goes to another program in a message: several may have it from now on. Returns it if it is
+/// accelerated; one that is not yet is left to the kernel, since the receiver could not hear of it.
+pub fn handed_on(fd: RawFd) -> Option<&'static Connection> {
+    let connection = table::ours(fd)?;
+    if connection.stay_with_kernel(fd) {
+        table::forget(fd);
+        return None;
+    }
+    connection.segment.own().sharing.processes.store(1, Ordering::SeqCst);
+    connection.forget_blocking_mode();
+    if connection.segment.relayed().is_some() {
+        connection.segment.holders().expect_one();
+    }
+    Some(connection)
 }
 
 /// If `fd` was connecting and is connected by now, asks whether it can be ours.

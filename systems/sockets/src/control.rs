@@ -235,11 +235,17 @@ impl Answer {
 /// Variable that names another monitor than the user's usual one.
 pub const NAME_VARIABLE: &str = "BEELINE_SOCKETS_MONITOR";
 
+static NAME: std::sync::OnceLock<String> = std::sync::OnceLock::new();
+
+/// Before anybody asks for it: the monitor's [`name`] is `given`, whatever the environment says.
+pub fn set_name(given: &str) {
+    NAME.get_or_init(|| given.to_owned());
+}
+
 /// The abstract name under which the monitor of this user listens: one per network namespace, as
 /// addresses are. [`NAME_VARIABLE`] as it was when first asked chooses another.
 #[must_use]
 pub fn name() -> &'static str {
-    static NAME: std::sync::OnceLock<String> = std::sync::OnceLock::new();
     NAME.get_or_init(|| {
         let given = std::env::var(NAME_VARIABLE).ok();
         given.filter(|name| (1..=100).contains(&name.len())).unwrap_or_else(|| {

@@ -154,7 +154,16 @@ pub fn segment(fd: RawFd, question: Question) -> Option<Segment> {
     segment
 }
 
-fn ask_for_segment(fd: RawFd, question: Question) -> Option<Segment> {
+/// True when another program that gets the connected socket `fd` will find its segment.
+#[must_use]
+pub fn is_known(fd: RawFd) -> bool {
+    ASKING.set(true);
+    let known = ask_for_memory(fd, Question::Resume).is_some();
+    ASKING.set(false);
+    known
+}
+
+fn ask_for_memory(fd: RawFd, question: Question) -> Option<(u8, OwnedFd)> {
     let Ok(socket) = dial() else {
         no_hosts();
         return None;
@@ -163,15 +172,19 @@ fn ask_for_segment(fd: RawFd, question: Question) -> Option<Segment> {
     // was closed meanwhile is refused by the kernel.
     let about = unsafe { BorrowedFd::borrow_raw(fd) };
     ask(&socket, question, Some(about)).ok()?;
-    let (side, memory) = match answer(&socket).ok()? {
-        (Answer::Segment { side }, Some(memory)) => (side, memory),
+    match answer(&socket).ok()? {
+        (Answer::Segment { side }, Some(memory)) => Some((side, memory)),
         (Answer::NoHosts, _) => {
             no_hosts();
-            return None;
+            None
         }
-        (Answer::Plain, _) if question == Question::Resume => (0, resume_at_relay(about)?),
-        _ => return None,
-    };
+        (Answer::Plain, _) if question == Question::Resume => Some((0, resume_at_relay(about)?)),
+        _ => None,
+    }
+}
+
+fn ask_for_segment(fd: RawFd, question: Question) -> Option<Segment> {
+    let (side, memory) = ask_for_memory(fd, question)?;
     let length = usize::try_from(rustix::fs::fstat(&memory).ok()?.st_size).ok()?;
     let mapping = Mapping::shared(memory, length, Protection::ReadWrite).ok()?;
     // The program sees its own descriptors only.

@@ -182,10 +182,21 @@ pub fn is_epoll(fd: RawFd) -> bool {
 
 /// True for a file of no type at all, as epoll sets, timers and events are.
 fn is_anonymous(fd: RawFd) -> bool {
+    about(fd).is_some_and(|about| about.st_mode & libc::S_IFMT == 0)
+}
+
+fn about(fd: RawFd) -> Option<libc::stat> {
     // SAFETY: a plain C structure for which all zeros is a value.
     let mut about: libc::stat = unsafe { std::mem::zeroed() };
     // The structure is ours.
-    call!(libc::SYS_fstat, fd, &raw mut about).is_ok() && about.st_mode & libc::S_IFMT == 0
+    call!(libc::SYS_fstat, fd, &raw mut about).ok()?;
+    Some(about)
+}
+
+/// The number that `/proc` calls a socket by.
+#[must_use]
+pub fn inode(fd: RawFd) -> Option<u64> {
+    about(fd).map(|about| about.st_ino)
 }
 
 /// The calling thread's number, never 0.
@@ -269,12 +280,30 @@ pub fn socket_pair() -> Result<[RawFd; 2], Errno> {
     Ok(ends)
 }
 
-/// `dup2`, after which `new` blocks or not.
-pub fn duplicate_onto(old: RawFd, new: RawFd, blocks: bool) -> Outcome {
-    if !blocks {
-        call!(libc::SYS_fcntl, old, libc::F_SETFL, libc::O_NONBLOCK)?;
-    }
+/// `dup2`.
+pub fn duplicate_onto(old: RawFd, new: RawFd) -> Outcome {
     call!(libc::SYS_dup3, old, new, 0)
+}
+
+/// Makes a fresh descriptor one that does not block.
+pub fn set_nonblocking(fd: RawFd) -> Outcome {
+    call!(libc::SYS_fcntl, fd, libc::F_SETFL, libc::O_NONBLOCK)
+}
+
+/// A fresh epoll set, closed by `exec`.
+pub fn epoll_set() -> Result<RawFd, Errno> {
+    let set = call!(libc::SYS_epoll_create1, libc::EPOLL_CLOEXEC)?;
+    RawFd::try_from(set).map_err(|_| Errno(libc::EMFILE))
+}
+
+/// About how many bytes sent on a Unix socket nobody has read yet; 0 when all were read.
+#[must_use]
+pub fn untaken(fd: RawFd) -> usize {
+    let mut count = 0_i32;
+    // One integer, ours.
+    let outcome = call!(libc::SYS_ioctl, fd, libc::TIOCOUTQ, &raw mut count);
+    // One is left for a moment of what was just read: nothing that was sent counts so little.
+    if outcome.is_ok() && count > 1 { usize::try_from(count).unwrap_or(0) } else { 0 }
 }
 
 /// True when `fd` stays open over `exec`.

@@ -14,7 +14,8 @@
 //! - [`connection`], [`holder`], [`receive`], [`send`]: one accelerated connection; [`between`]: to another host.
 //! - [`table`]: which descriptor is which connection.
 //! - [`epoll`], [`poll`]: readiness of mixed descriptors.
-//! - [`carrier`]: a connection for a program that has no library.
+//! - [`carrier`]: a connection for a program that has no library; [`receiver`]: who has none;
+//!   [`report`]: whether a program began.
 //! - [`wait`], [`wake`]: spinning, and the sleeper's side and the waker's.
 //! - [`kernel`]: system calls that do not pass through the names we export.
 //!
@@ -32,7 +33,9 @@ pub mod introduce;
 pub mod kernel;
 pub mod poll;
 pub mod receive;
+pub mod receiver;
 pub mod relayed;
+pub mod report;
 pub mod ring;
 pub mod segment;
 pub mod send;

@@ -222,9 +222,13 @@ fn take_back() {
 /// connection from now on, and true is returned.
 #[must_use]
 pub fn joins_copy(fd: RawFd) -> bool {
-    if !COPIED_EARLY.load(Ordering::Relaxed) {
-        return false;
-    }
+    COPIED_EARLY.load(Ordering::Relaxed) && is_copy(fd)
+}
+
+/// If `fd` is a copy of a socket that is ours, it is the same connection from now on, and true is
+/// returned.
+#[must_use]
+pub fn is_copy(fd: RawFd) -> bool {
     let Some(cookie) = crate::kernel::cookie(fd) else { return false };
     let mut same = None;
     each(|other, _| {

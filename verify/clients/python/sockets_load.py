@@ -147,6 +147,20 @@ def streams(port):
     assert lines.read() == b"over\n"
 
 
+def shell(port):
+    """Lines to a server that lets a shell answer one of them, and another program the rest."""
+    peer = socket.create_connection(("127.0.0.1", port), timeout=30)
+    lines = peer.makefile("rwb")
+    for turn in range(60):
+        line = b"line %d" % turn
+        lines.write(line + b"\n")
+        lines.flush()
+        expected = line + (b" it's" if turn == 20 else b"") + b"\n"
+        assert lines.readline() == expected, turn
+    peer.shutdown(socket.SHUT_WR)
+    assert lines.read() == b"over\n"
+
+
 def main():
     what, port = sys.argv[1], int(sys.argv[2])
     work = globals()[what]

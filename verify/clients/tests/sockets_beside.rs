@@ -1,0 +1,111 @@
+//! Connections for programs without the library: by `posix_spawn`, through a shell, in a message,
+//! or because nobody kept them from inheriting one. Every byte is looked at.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use beeline_verify_clients::preload::{Background, Monitor, listening};
+use beeline_verify_clients::{bounded, free_port, need, root, said};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn file(path: &str) -> String {
+    root().join("verify/clients").join(path).to_string_lossy().into_owned()
+}
+
+/// `beside.c` as a dynamic program and as a static one.
+fn compiled(test: &str, folder: &Path) -> Option<[String; 2]> {
+    if need(test, "gcc").is_none() || need(test, "python3").is_none() {
+        return None;
+    }
+    Some([("beside", &[][..]), ("beside-static", &["-static"])].map(|(name, more)| {
+        let program = folder.join(name).to_string_lossy().into_owned();
+        let mut command = Command::new("gcc");
+        command.args(["-O1", "-w", "-o", &program]).args(more).arg(file("programs/beside.c"));
+        let output = bounded(&mut command, PATIENCE);
+        assert!(output.status.success(), "{}", said(&output));
+        program
+    }))
+}
+
+fn path_with(folder: &Path) -> String {
+    format!("{}:{}", folder.display(), std::env::var("PATH").unwrap_or_default())
+}
+
+/// Many conversations with a server that hands each to a static program, as `how` says.
+fn handed_over(test: &str, how: &str, more_than_twenty: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let Some([program, other]) = compiled(test, folder.path()) else { return };
+    let script = file("python/sockets_load.py");
+    // Only the server is one that hands over; its clients are accelerated, or not.
+    for client in [true, false] {
+        let monitor = Monitor::start();
+        let port = free_port();
+        let text = port.to_string();
+        let mut command = monitor.command(true, &[&program, "serve", &text, how, &other]);
+        let _server = Background::start(command.env("PATH", path_with(folder.path())));
+        listening(port);
+        for _ in 0..3 {
+            let said = monitor.run(client, &["python3", &script, more_than_twenty, &text]);
+            assert!(said.contains("all right"), "{how}, client {client}: {said}");
+        }
+        assert_eq!(monitor.paired(), if client { 3 } else { 0 }, "{how}");
+    }
+}
+
+#[test]
+fn a_static_program_gets_by_posix_spawn_what_it_can_read() {
+    let test = "a_static_program_gets_by_posix_spawn_what_it_can_read";
+    handed_over(test, "spawn", "streams");
+    handed_over(test, "spawnp", "streams");
+}
+
+#[test]
+fn a_static_child_of_a_fork_gets_what_it_can_read() {
+    handed_over("a_static_child_of_a_fork_gets_what_it_can_read", "exec", "streams");
+}
+
+#[test]
+fn a_shell_without_the_library_gets_what_it_can_read() {
+    let test = "a_shell_without_the_library_gets_what_it_can_read";
+    handed_over(test, "system", "shell");
+    handed_over(test, "popen", "shell");
+}
+
+#[test]
+fn a_static_program_gets_in_a_message_what_it_can_read() {
+    handed_over("a_static_program_gets_in_a_message_what_it_can_read", "pass", "streams");
+}
+
+#[test]
+fn a_static_program_that_idles_with_a_connection_takes_nothing_of_it() {
+    let test = "a_static_program_that_idles_with_a_connection_takes_nothing_of_it";
+    handed_over(test, "leak-exec", "streams");
+    handed_over(test, "leak-spawn", "streams");
+}
+
+#[test]
+fn posix_spawn_says_what_it_says_without_the_library() {
+    let test = "posix_spawn_says_what_it_says_without_the_library";
+    let folder = tempfile::tempdir().unwrap();
+    let Some([program, other]) = compiled(test, folder.path()) else { return };
+    // What is executable and nothing: ENOEXEC; what is on the path and may not be run: EACCES.
+    let nonsense = folder.path().join("nonsense");
+    std::fs::copy(&other, &nonsense).unwrap();
+    std::fs::write(&nonsense, "no program").unwrap();
+    std::fs::write(folder.path().join("beside-unreadable"), "").unwrap();
+    let monitor = Monitor::start();
+    let nonsense = nonsense.to_string_lossy().into_owned();
+    let said = [true, false].map(|accelerated| {
+        let mut command = monitor.command(accelerated, &[&program, "errors", &nonsense]);
+        let output = bounded(command.env("PATH", path_with(folder.path())), PATIENCE);
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    });
+    assert_eq!(said[0], said[1]);
+    let expected = "ENOENT:0 EACCES:0 EACCES:0 ENOEXEC:0 ENOENT:0 EACCES:0 children 0\n";
+    assert_eq!(said[0], expected);
+    assert_eq!(monitor.paired(), 1);
+}
