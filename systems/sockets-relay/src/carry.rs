@@ -190,10 +190,7 @@ impl Core {
                 let (memory, base) = mirror.whole_memory();
                 (domain.register(memory, Access::REMOTE_WRITE)?, base)
             }
-            alone => {
-                mirror.segment().mapping().forget_descriptor();
-                (alone?, 0)
-            }
+            alone => (alone?, 0),
         };
         let ground = Ground { key: incoming.remote_key().0, base };
         connection.outgoing = Some(outgoing);

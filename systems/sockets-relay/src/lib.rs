@@ -101,12 +101,15 @@
 mod carry;
 mod connection;
 mod dial;
+mod holders;
 mod link;
 pub mod message;
 mod mirror;
 pub mod network;
 mod protocol;
 mod relay;
+mod serve;
 
 pub use connection::{Connection, Phase};
 pub use relay::{Core, Counters, Host, Refusal, Settings};
+pub use serve::{Relay, RelayError};

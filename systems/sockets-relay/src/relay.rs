@@ -14,6 +14,7 @@ use beeline_sockets::segment::{STATE_MATCHING, STATE_OPEN, Segment};
 
 use crate::carry::Look;
 use crate::connection::{Connection, Phase, Table};
+use crate::holders::Watched;
 use crate::link::{COMPLETIONS, Link, Stage, Ticket, Trust};
 use crate::message::Record;
 use crate::mirror::Mirror;
@@ -25,6 +26,8 @@ const COMPLETIONS_AT_A_TIME: usize = 64;
 const SWEEP: Duration = Duration::from_millis(500);
 /// While queue pairs connect, nobody sleeps longer.
 const CONNECTING_LOOK: Duration = Duration::from_millis(5);
+/// While an end seems to be nobody's, nobody sleeps longer.
+const UNHELD_LOOK: Duration = Duration::from_millis(50);
 /// Longest time to make a link.
 const LINK_PATIENCE: Duration = Duration::from_secs(10);
 /// A host that could not be reached is left alone for so long.
@@ -158,6 +161,7 @@ pub struct Core {
     /// Ends that wait, by own and peer's address.
     pub(crate) waiting: HashMap<(SocketAddr, SocketAddr), u32>,
     pub(crate) early: Vec<Early>,
+    pub(crate) watched: Watched,
     hot: Vec<u32>,
     /// Of the hot ones, those that wait for a completion.
     blocked: usize,
@@ -187,6 +191,7 @@ impl Core {
             cookies: HashMap::new(),
             waiting: HashMap::new(),
             early: Vec::new(),
+            watched: Watched::default(),
             hot: Vec::new(),
             blocked: 0,
             touched: Vec::new(),
@@ -261,30 +266,29 @@ impl Core {
         self.desks.iter().map(|desk| desk.queue.event_descriptor())
     }
 
-    /// Takes in a program's end: its addresses, the kernel's number of its socket, a copy of that
-    /// socket, the segment, and the process that has it.
+    /// Takes in a program's end: its addresses, a copy of its socket, and the segment, which has the
+    /// kernel's number of the socket for a name.
     ///
     /// Errors: [`Refusal`]; the connection then stays with the kernel.
     pub fn adopt(
         &mut self,
         (own, peer): (SocketAddr, SocketAddr),
-        cookie: u64,
         socket: OwnedFd,
         segment: Segment,
-        process: u32,
     ) -> Result<(), Refusal> {
+        let cookie = segment.relayed();
         let mirror = Mirror::new(segment);
         let host = self.host_of(peer.ip()).filter(|_| mirror.is_open());
         let refusal = if host.is_none() {
             Some(Refusal::UnknownHost)
         } else if self.table.len() >= self.settings.most_connections {
             Some(Refusal::Full)
-        } else if self.cookies.contains_key(&cookie) {
+        } else if cookie.is_none_or(|cookie| self.cookies.contains_key(&cookie)) {
             Some(Refusal::NotOpen)
         } else {
             None
         };
-        let (Some(host), None) = (host, refusal) else {
+        let (Some(host), Some(cookie), None) = (host, cookie, refusal) else {
             let _ = mirror.give_up(STATE_OPEN);
             return Err(refusal.unwrap_or(Refusal::NotOpen));
         };
@@ -312,7 +316,7 @@ impl Core {
             is_nudged: false,
             stored: false,
             gave_room: false,
-            holders: vec![process],
+            holders: Vec::new(),
             last_word: None,
             moved: [0; 2],
         };
@@ -321,39 +325,21 @@ impl Core {
         self.waiting.insert((own, peer), index);
         self.passing += 1;
         self.counters.adopted += 1;
+        self.look_at_holders(index);
         self.seek(index);
         Ok(())
     }
 
-    /// Another process holds the end named `cookie`.
-    pub fn held_by(&mut self, cookie: u64, process: u32) {
-        let Some(index) = self.cookies.get(&cookie) else { return };
-        if let Some(connection) = self.table.get_mut(*index)
-            && !connection.holders.contains(&process)
-        {
-            connection.holders.push(process);
-        }
+    /// The connection named `cookie`.
+    #[must_use]
+    pub fn find(&self, cookie: u64) -> Option<&Connection> {
+        self.table.get(*self.cookies.get(&cookie)?)
     }
 
-    /// A process ended: ends that nobody holds any more are closed for it.
-    pub fn process_ended(&mut self, process: u32) {
-        for index in self.table.select(|one| one.holders.contains(&process)) {
-            let Some(connection) = self.table.get_mut(index) else { continue };
-            connection.holders.retain(|holder| *holder != process);
-            if !connection.holders.is_empty() {
-                continue;
-            }
-            match connection.phase {
-                // The other relay may have its word under way: it is told the end then.
-                Phase::Promised | Phase::Paired => connection.orphan(),
-                Phase::Waiting | Phase::Offered => {
-                    self.forget(index);
-                    continue;
-                }
-                Phase::Ending => continue,
-            }
-            self.heat(index);
-        }
+    /// Ends that wait for the other relay.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.table.select(|one| !matches!(one.phase, Phase::Paired | Phase::Ending)).len()
     }
 
     /// A program rang for the connection named `cookie`.
@@ -373,6 +359,7 @@ impl Core {
 
     /// What a bell can mean.
     fn look_in(&mut self, index: u32) {
+        self.look_at_holders(index);
         let Some(connection) = self.table.get(index) else { return };
         match connection.phase {
             Phase::Waiting | Phase::Offered if connection.mirror.is_given_up() => {
@@ -400,6 +387,7 @@ impl Core {
     /// Takes a connection out: the kernel's connection is let go.
     pub(crate) fn forget(&mut self, index: u32) {
         let Some(mut connection) = self.table.remove(index) else { return };
+        self.forget_holders(index, &connection);
         self.cookies.remove(&connection.cookie);
         let ends = (connection.own, connection.peer);
         if self.waiting.get(&ends) == Some(&index) {
@@ -439,10 +427,24 @@ impl Core {
         busy |= self.carry_hot();
         self.wake_programs();
         busy |= self.flush();
+        if self.has_unheld() {
+            self.attend_unheld();
+        }
         if self.passing > 0 || self.links().any(|(_, link)| link.stage != Stage::Up) {
             self.attend();
         }
         busy
+    }
+
+    /// What time it is, for who calls between two turns.
+    pub fn set_now(&mut self, now: Duration) {
+        self.now = now;
+    }
+
+    /// It carries nothing.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.table.len() == 0
     }
 
     /// Nothing is looked at in every turn but what waits for a completion: once armed, the fabric
@@ -459,6 +461,9 @@ impl Core {
     pub fn longest_sleep(&self) -> Option<Duration> {
         if self.links().any(|(_, link)| link.stage == Stage::Connecting) {
             return Some(CONNECTING_LOOK);
+        }
+        if self.has_unheld() {
+            return Some(UNHELD_LOOK);
         }
         let due =
             self.passing > 0 || !self.early.is_empty() || self.links().count() > self.links_up();

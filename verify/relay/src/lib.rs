@@ -87,6 +87,12 @@ pub enum Over {
     Tcp,
 }
 
+/// The process, as the relay is told, that holds the end named `cookie`.
+#[must_use]
+pub fn process_of(cookie: u64) -> u32 {
+    u32::try_from(cookie).unwrap() + 1_000_000
+}
+
 /// The address of every program's end.
 pub const HOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
@@ -194,10 +200,10 @@ impl World {
 
     /// A fresh segment, as the program and as the relay map it.
     #[must_use]
-    pub fn segment(ring_bytes: usize) -> [Segment; 2] {
+    pub fn segment(ring_bytes: usize, cookie: u64) -> [Segment; 2] {
         let length = length_bytes(ring_bytes);
         let one = Mapping::memfd("relay-test", length).unwrap();
-        Segment::format(&one).unwrap();
+        Segment::format_relayed(&one, cookie, process_of(cookie)).unwrap();
         let fd = one.descriptor().unwrap().try_clone().unwrap();
         let other = Mapping::shared(fd, length, Protection::ReadWrite).unwrap();
         [Segment::take(one, 0).unwrap(), Segment::take(other, 1).unwrap()]
@@ -205,14 +211,13 @@ impl World {
 
     /// Gives relay `side` the end `stream`; the program that has it.
     pub fn adopt(&mut self, side: usize, stream: TcpStream, ring_bytes: usize) -> Program {
-        let [program, relay] = Self::segment(ring_bytes);
         let cookie = self.next_cookie;
         self.next_cookie += 1;
+        let [program, relay] = Self::segment(ring_bytes, cookie);
         let ends: (SocketAddr, SocketAddr) =
             (stream.local_addr().unwrap(), stream.peer_addr().unwrap());
         let copy: OwnedFd = stream.try_clone().unwrap().into();
-        let process = std::process::id();
-        self.cores[side].adopt(ends, cookie, copy, relay, process).unwrap();
+        self.cores[side].adopt(ends, copy, relay).unwrap();
         Program::new(program, stream, cookie)
     }
 
