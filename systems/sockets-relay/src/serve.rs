@@ -33,7 +33,7 @@ const SLEEPS_AFTER: Duration = Duration::from_micros(50);
 const MOST_ASKERS: usize = 64;
 /// Records taken from one of them at a time.
 const RECORDS_AT_A_TIME: usize = 16;
-/// Without a connection and a record for so long, a relay ends.
+/// Without a connection, and a monitor that has not gone, for so long, a relay ends.
 const ALONE: Duration = Duration::from_secs(60);
 
 /// Why a relay could not begin or go on.
@@ -150,8 +150,8 @@ impl Relay {
         })
     }
 
-    /// Carries connections until `stop` is readable, or it has been alone for a minute: no
-    /// connection, and no record from monitor or command.
+    /// Carries connections until `stop` is readable, or it has been alone for a minute: without a
+    /// connection, and with no monitor that keeps one to it.
     ///
     /// Errors: the kernel's, of waiting.
     pub fn run(&mut self, stop: Option<BorrowedFd<'_>>) -> Result<(), RelayError> {
@@ -208,7 +208,7 @@ impl Relay {
         }
         self.sleeps += 1;
         let mut bound = self.core.longest_sleep();
-        if self.core.is_idle() {
+        if self.core.is_idle() && self.askers.is_empty() {
             let alone = self.spoken_at.elapsed();
             if alone >= ALONE {
                 return Ok(true);
@@ -298,12 +298,8 @@ impl Relay {
         // Out of descriptors: the asker goes on without us.
         while let Ok(Some(socket)) = self.listener.accept() {
             let known = socket.peer().is_ok_and(|peer| peer.uid == self.uid || peer.uid == 0);
-            if !known {
+            if !known || self.askers.len() >= MOST_ASKERS {
                 continue;
-            }
-            if self.askers.len() >= MOST_ASKERS {
-                let (_, oldest) = self.askers.remove(0);
-                let _ = self.poller.remove(&oldest);
             }
             self.next_asker = self.next_asker.wrapping_add(1);
             let token = token::ASKER | u64::from(self.next_asker);
@@ -322,6 +318,7 @@ impl Relay {
                 Ok(Received::Record(length)) => length,
                 Ok(Received::Empty) => break,
                 Ok(Received::Closed) | Err(_) => {
+                    self.spoken_at = Instant::now();
                     let _ = self.poller.remove(&socket);
                     return;
                 }

@@ -1,7 +1,9 @@
 //! `beeline run` and `beeline sockets`: unmodified programs with user-space sockets.
 
+mod links;
 mod monitor;
 mod program;
+mod relay;
 mod status;
 mod top;
 
@@ -10,6 +12,7 @@ use crate::output::Output;
 
 pub use monitor::MonitorArguments;
 pub use program::RunArguments;
+pub use relay::RelayArguments;
 pub use top::TopArguments;
 
 /// `beeline sockets`.
@@ -30,6 +33,10 @@ pub enum SocketsCommand {
                             beeline sockets monitor --background --ring-size 1048576\n  \
                             beeline sockets monitor --policy sockets.toml")]
     Monitor(MonitorArguments),
+    /// Run the relay of this user, which carries connections to other hosts; a monitor with hosts
+    /// starts one by itself.
+    #[command(after_help = "Examples:\n  beeline sockets relay --hosts hosts.toml")]
+    Relay(RelayArguments),
 }
 
 /// `beeline run`.
@@ -45,5 +52,6 @@ pub fn sockets(command: &SocketsCommand, output: Output) -> Result<Exit, Failure
         SocketsCommand::Top(arguments) => top::run(arguments, output),
         SocketsCommand::Metrics => status::metrics(output),
         SocketsCommand::Monitor(arguments) => monitor::run(arguments, output),
+        SocketsCommand::Relay(arguments) => relay::run(arguments, output),
     }
 }
