@@ -3,6 +3,7 @@
 //! - [`server`]: starts `beeline serve` on free ports with a directory of its own, and ends it.
 //! - [`resp`]: a few lines of Redis protocol, for what clients do not let a test say.
 //! - [`preload`]: programs under `beeline run`, with a monitor of their own.
+//! - [`hosts`]: two hosts on this one, as network namespaces.
 //! - [`to_node`]: how a one-sided client reaches a node.
 //! - [`skip`]: a test that cannot run here says so, with the reason.
 //!
@@ -11,6 +12,7 @@
 
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "helpers of tests")]
 
+pub mod hosts;
 pub mod preload;
 pub mod resp;
 pub mod server;

@@ -36,16 +36,37 @@ pub fn library() -> &'static Path {
 pub struct Monitor {
     child: Child,
     name: String,
-    /// Whose it is, where that is not who runs the test.
-    user: Option<String>,
+    /// Where it runs, and its programs.
+    place: Place,
+    /// What it is told besides.
+    arguments: Vec<String>,
 }
 
-/// `program`, as `user`.
-fn as_user(user: Option<&str>, program: impl AsRef<std::ffi::OsStr>) -> Command {
-    let Some(user) = user else { return Command::new(program) };
-    let mut command = Command::new("setpriv");
-    command.args(["--reuid", user, "--regid", user, "--clear-groups", "--"]).arg(program);
-    command
+/// As whom, or where, programs run: the words before theirs.
+#[derive(Clone, Debug, Default)]
+pub struct Place(Vec<String>);
+
+impl Place {
+    /// As another user.
+    #[must_use]
+    pub fn user(user: &str) -> Self {
+        let words = ["setpriv", "--reuid", user, "--regid", user, "--clear-groups", "--"];
+        Self(words.map(str::to_owned).into())
+    }
+
+    /// In a network namespace that has a name.
+    #[must_use]
+    pub fn namespace(name: &str) -> Self {
+        Self(["ip", "netns", "exec", name].map(str::to_owned).into())
+    }
+
+    /// `program` there.
+    pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let Some((first, rest)) = self.0.split_first() else { return Command::new(program) };
+        let mut command = Command::new(first);
+        command.args(rest).arg(program);
+        command
+    }
 }
 
 impl Monitor {
@@ -66,16 +87,27 @@ impl Monitor {
     /// When it does not answer.
     #[must_use]
     pub fn start_for(user: Option<&str>) -> Self {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        Self::named(format!("beeline-test-{}-{count}", std::process::id()), user)
+        Self::start_at(user.map(Place::user).unwrap_or_default(), Vec::new())
     }
 
-    fn named(name: String, user: Option<&str>) -> Self {
-        let mut command = as_user(user, program());
-        command.args(["sockets", "monitor"]).env("BEELINE_SOCKETS_MONITOR", &name);
+    /// Starts one somewhere, and tells it more.
+    ///
+    /// # Panics
+    ///
+    /// When it does not answer.
+    #[must_use]
+    pub fn start_at(place: Place, arguments: Vec<String>) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        Self::named(format!("beeline-test-{}-{count}", std::process::id()), place, arguments)
+    }
+
+    fn named(name: String, place: Place, arguments: Vec<String>) -> Self {
+        let mut command = place.command(program());
+        command.args(["sockets", "monitor"]).args(&arguments);
+        command.env("BEELINE_SOCKETS_MONITOR", &name);
         let child = command.stdin(Stdio::null()).spawn().expect("the program starts");
-        let monitor = Self { child, name, user: user.map(str::to_owned) };
+        let monitor = Self { child, name, place, arguments };
         eventually("a monitor", PATIENCE, || monitor.status());
         monitor
     }
@@ -83,7 +115,7 @@ impl Monitor {
     /// `beeline sockets status --json`, if it answers.
     #[must_use]
     pub fn status(&self) -> Option<Value> {
-        let mut command = as_user(self.user.as_deref(), program());
+        let mut command = self.place.command(program());
         command.args(["sockets", "status", "--json"]).env("BEELINE_SOCKETS_MONITOR", &self.name);
         let output = bounded(&mut command, PATIENCE);
         serde_json::from_slice(&output.stdout).ok()
@@ -109,15 +141,29 @@ impl Monitor {
     pub fn command(&self, accelerated: bool, words: &[&str]) -> Command {
         let (first, rest) = words.split_first().expect("a program");
         let mut command = if accelerated {
-            let mut command = as_user(self.user.as_deref(), program());
+            let mut command = self.place.command(program());
             command.args(["run", "--verbose", "--library"]).arg(library()).arg("--").arg(first);
             command.env("BEELINE_SOCKETS_MONITOR", &self.name);
             command
         } else {
-            as_user(self.user.as_deref(), first)
+            self.place.command(first)
         };
         command.args(rest);
         command
+    }
+
+    /// `beeline` with `words`, asking this monitor.
+    #[must_use]
+    pub fn beeline(&self, words: &[&str]) -> Command {
+        let mut command = self.place.command(program());
+        command.args(words).env("BEELINE_SOCKETS_MONITOR", &self.name);
+        command
+    }
+
+    /// Its process.
+    #[must_use]
+    pub fn process(&self) -> u32 {
+        self.child.id()
     }
 
     /// Runs `words` to their end and returns standard output.
@@ -136,7 +182,7 @@ impl Monitor {
     #[must_use]
     pub fn restart(mut self) -> Self {
         self.end();
-        Self::named(self.name.clone(), self.user.clone().as_deref())
+        Self::named(self.name.clone(), self.place.clone(), self.arguments.clone())
     }
 
     fn end(&mut self) {

@@ -1,0 +1,202 @@
+//! Two hosts on this one: network namespaces with a cable between them, each with a monitor and a
+//! relay of its own.
+
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::preload::{Monitor, Place};
+use crate::server::PATIENCE;
+use crate::{bounded, eventually, need, said, skip};
+
+/// Addresses of the two hosts.
+pub const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
+/// Port at which each relay is called.
+const RELAY: u16 = 4791;
+
+/// One host.
+#[derive(Debug)]
+pub struct Host {
+    /// Its monitor, while there is one.
+    pub monitor: Option<Monitor>,
+    /// Its address.
+    pub address: &'static str,
+    namespace: String,
+    /// Relays that it had: they outlive their monitors.
+    relays: Vec<u64>,
+}
+
+/// Two of them, and what lies between.
+#[derive(Debug)]
+pub struct Hosts {
+    /// The two.
+    pub hosts: [Host; 2],
+    _folder: TempDir,
+}
+
+fn ip(words: &[&str]) -> Result<(), String> {
+    let output = bounded(Command::new("ip").args(words), PATIENCE);
+    if output.status.success() { Ok(()) } else { Err(format!("ip {words:?}: {}", said(&output))) }
+}
+
+/// The namespaces, without anything in them.
+fn wire(names: &[String; 2]) -> Result<(), String> {
+    let [one, other] = names;
+    for name in names {
+        ip(&["netns", "add", name])?;
+        ip(&["-n", name, "link", "set", "lo", "up"])?;
+    }
+    ip(&[
+        "-n", one, "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", other,
+    ])?;
+    for (name, address) in names.iter().zip(ADDRESSES) {
+        ip(&["-n", name, "addr", "add", &format!("{address}/24"), "dev", "cable"])?;
+        ip(&["-n", name, "link", "set", "cable", "up"])?;
+    }
+    Ok(())
+}
+
+impl Hosts {
+    /// Two hosts whose monitors know of each other, or `None` after saying that `test` is skipped.
+    /// `relay` is the scheme by which they reach each other ("tcp").
+    ///
+    /// # Panics
+    ///
+    /// When a relay does not answer.
+    #[must_use]
+    pub fn start(test: &str, scheme: &str) -> Option<Self> {
+        Self::start_with(test, scheme, [true, true])
+    }
+
+    /// As [`Hosts::start`]; where `knows` is false, the host lists no other.
+    ///
+    /// # Panics
+    ///
+    /// When a relay does not answer.
+    #[must_use]
+    pub fn start_with(test: &str, scheme: &str, knows: [bool; 2]) -> Option<Self> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        need(test, "ip")?;
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let names = ["a", "b"].map(|end| format!("bl{}-{count}{end}", std::process::id()));
+        let folder = tempfile::tempdir().expect("a folder");
+        let host = |at: usize| Host {
+            monitor: None,
+            address: ADDRESSES[at],
+            namespace: names[at].clone(),
+            relays: Vec::new(),
+        };
+        let mut all = Self { hosts: [host(0), host(1)], _folder: folder };
+        if let Err(why) = wire(&names) {
+            skip(test, &format!("two network namespaces cannot be made: {why}"));
+            return None;
+        }
+        for at in 0..2 {
+            let (own, peer) = (ADDRESSES[at], ADDRESSES[1 - at]);
+            let mut text = format!("listen = \"{scheme}://{own}:{RELAY}\"\n");
+            if knows[at] {
+                text += &format!(
+                    "[[hosts]]\naddresses = [\"{peer}\"]\nrelay = \"{scheme}://{peer}:{RELAY}\"\n"
+                );
+            }
+            let path = all._folder.path().join(format!("{at}.toml"));
+            std::fs::write(&path, text).expect("a file");
+            let place = Place::namespace(&names[at]);
+            let arguments = vec!["--hosts".to_owned(), path.display().to_string()];
+            all.hosts[at].monitor = Some(Monitor::start_at(place, arguments));
+            all.hosts[at].relay_process();
+        }
+        Some(all)
+    }
+
+    /// Takes the cable away, or puts it back.
+    ///
+    /// # Panics
+    ///
+    /// When that fails.
+    pub fn connect(&self, up: bool) {
+        let state = if up { "up" } else { "down" };
+        ip(&["-n", &self.hosts[0].namespace, "link", "set", "cable", state]).expect("a cable");
+    }
+}
+
+impl Host {
+    /// Its monitor.
+    ///
+    /// # Panics
+    ///
+    /// When there is none.
+    #[must_use]
+    pub fn monitor(&self) -> &Monitor {
+        self.monitor.as_ref().expect("a monitor")
+    }
+
+    /// The relay's counters, if it answers.
+    #[must_use]
+    pub fn relay(&self) -> Option<Value> {
+        self.monitor().status()?.get("relay").cloned()
+    }
+
+    /// One of the relay's counters.
+    ///
+    /// # Panics
+    ///
+    /// When there is no relay.
+    #[must_use]
+    pub fn count(&self, name: &str) -> u64 {
+        let relay = eventually("a relay", PATIENCE, || self.relay());
+        relay[name].as_u64().expect("a count")
+    }
+
+    /// The relay's process; remembered, so that it is ended with the host.
+    ///
+    /// # Panics
+    ///
+    /// When there is none.
+    pub fn relay_process(&mut self) -> u64 {
+        let process = self.count("process");
+        if !self.relays.contains(&process) {
+            self.relays.push(process);
+        }
+        process
+    }
+
+    /// Waits until somebody listens on `port`.
+    pub fn listening(&self, port: u16) {
+        let filter = format!("sport = :{port}");
+        eventually("a listener", PATIENCE, || {
+            let mut command = Place::namespace(&self.namespace).command("ss");
+            let output = bounded(command.args(["-ltnH", &filter]), PATIENCE);
+            (!output.stdout.is_empty()).then_some(())
+        });
+    }
+
+    /// Processes in its namespace.
+    fn processes(&self) -> Vec<String> {
+        let output = bounded(Command::new("ip").args(["netns", "pids", &self.namespace]), PATIENCE);
+        String::from_utf8_lossy(&output.stdout).split_whitespace().map(str::to_owned).collect()
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        for host in &mut self.hosts {
+            host.monitor = None;
+            // What was started here lives nowhere else.
+            for _ in 0..50 {
+                let left = host.processes();
+                if left.is_empty() {
+                    break;
+                }
+                for process in left {
+                    let _ = Command::new("kill").args(["-9", &process]).status();
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            let _ = ip(&["netns", "del", &host.namespace]);
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! Unmodified programs of two hosts whose connections run over the fabric. The hosts are two network
+//! namespaces with a cable between them; the relays' counters tell what did not go through the kernel.
+//!
+//! Skipped, with the reason, where namespaces cannot be made.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use beeline_verify_clients::hosts::{ADDRESSES, Hosts};
+use beeline_verify_clients::preload::Background;
+use beeline_verify_clients::{bounded, deep, eventually, need, note, root, said};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const PORT: u16 = 6000;
+/// Every way to accelerate: server, client.
+const PAIRINGS: [(bool, bool); 4] = [(true, true), (true, false), (false, true), (false, false)];
+
+fn script() -> String {
+    root().join("verify/clients/python/sockets_hosts.py").to_string_lossy().into_owned()
+}
+
+fn words(mode: &str, more: &[&str]) -> Vec<String> {
+    let port = PORT.to_string();
+    let all = ["python3", &script(), mode, ADDRESSES[0], &port].map(str::to_owned);
+    all.into_iter().chain(more.iter().map(|&word| word.to_owned())).collect()
+}
+
+/// `mode` of the script at the first host, which all modes talk to.
+fn serve(hosts: &Hosts, accelerated: bool, mode: &str, more: &[&str]) -> Background {
+    let all = words(mode, more);
+    let all: Vec<&str> = all.iter().map(String::as_str).collect();
+    let mut command = hosts.hosts[0].monitor().command(accelerated, &all);
+    if std::env::var_os("BEELINE_LOUD").is_some() {
+        let child = command.stdin(Stdio::null()).spawn().unwrap();
+        hosts.hosts[0].listening(PORT);
+        return Background(child);
+    }
+    let server = Background::start(&mut command);
+    hosts.hosts[0].listening(PORT);
+    server
+}
+
+/// `mode` at the second host, to its end: what it said.
+fn ask(hosts: &Hosts, accelerated: bool, mode: &str, more: &[&str]) -> String {
+    let all = words(mode, more);
+    let all: Vec<&str> = all.iter().map(String::as_str).collect();
+    hosts.hosts[1].monitor().run(accelerated, &all)
+}
+
+/// `mode` at the second host, with its lines.
+fn begin(
+    hosts: &Hosts,
+    mode: &str,
+    more: &[&str],
+) -> (Child, BufReader<std::process::ChildStdout>) {
+    let all = words(mode, more);
+    let all: Vec<&str> = all.iter().map(String::as_str).collect();
+    let mut command = hosts.hosts[1].monitor().command(true, &all);
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap());
+    (child, lines)
+}
+
+fn line(lines: &mut BufReader<std::process::ChildStdout>) -> String {
+    let mut text = String::new();
+    lines.read_line(&mut text).unwrap();
+    text.trim_end().to_owned()
+}
+
+fn end(mut child: Child) {
+    eventually("the end of a program", PATIENCE, || child.try_wait().unwrap());
+}
+
+fn sent(hosts: &Hosts) -> [u64; 2] {
+    [0, 1].map(|at| hosts.hosts[at].count("sent_bytes"))
+}
+
+/// Nothing is carried any more.
+fn all_let_go(hosts: &Hosts) {
+    eventually("relays that have let go of everything", PATIENCE, || {
+        let none = |at: usize| {
+            let host = &hosts.hosts[at];
+            host.count("connections") == 0 && host.count("waiting") == 0
+        };
+        (none(0) && none(1)).then_some(())
+    });
+}
+
+fn hosts(test: &str) -> Option<Hosts> {
+    need(test, "python3")?;
+    Hosts::start(test, "tcp")
+}
+
+#[test]
+fn both_directions_at_once_in_every_pairing_with_every_byte_looked_at() {
+    let test = "both_directions_at_once_in_every_pairing_with_every_byte_looked_at";
+    let Some(hosts) = hosts(test) else { return };
+    let whole: u64 = if deep() { 40_000_000 } else { 6_000_000 };
+    let total = whole.to_string();
+    for (server, client) in PAIRINGS {
+        let _server = serve(&hosts, server, "bulk_server", &[&total]);
+        let before = sent(&hosts);
+        let text = ask(&hosts, client, "bulk", &[&total]);
+        assert!(text.contains("both ways"), "{server} {client}: {text}");
+        let now = sent(&hosts);
+        let moved = [0, 1].map(|at| now[at] - before[at]);
+        if server && client {
+            assert!(moved.iter().all(|&bytes| bytes > whole / 2), "{moved:?}");
+            note(&format!("{whole} bytes each way between hosts; over the fabric {moved:?}"));
+        } else {
+            // Unaccelerated peers are the kernel's.
+            assert_eq!(moved, [0, 0], "server {server}, client {client}");
+        }
+        all_let_go(&hosts);
+    }
+}
+
+#[test]
+fn a_half_closed_connection_is_answered_to_its_end() {
+    let test = "a_half_closed_connection_is_answered_to_its_end";
+    let Some(hosts) = hosts(test) else { return };
+    let _server = serve(&hosts, true, "half_server", &[]);
+    let text = ask(&hosts, true, "half", &["3000000"]);
+    assert!(text.contains("half and half"), "{text}");
+    assert!(sent(&hosts)[1] > 2_000_000, "{:?}", hosts.hosts[1].relay());
+    all_let_go(&hosts);
+}
+
+#[test]
+fn closing_with_bytes_unread_resets_and_closing_without_delivers_the_last() {
+    let test = "closing_with_bytes_unread_resets_and_closing_without_delivers_the_last";
+    let Some(hosts) = hosts(test) else { return };
+    {
+        let _server = serve(&hosts, true, "unread_server", &[]);
+        assert_eq!(ask(&hosts, true, "unread", &[]).trim(), "ECONNRESET");
+    }
+    let _server = serve(&hosts, true, "last_words_server", &[]);
+    for _ in 0..5 {
+        assert_eq!(ask(&hosts, true, "last_words", &[]).trim(), "all of it");
+    }
+    assert!(sent(&hosts)[0] > 5_000_000, "{:?}", hosts.hosts[0].relay());
+    all_let_go(&hosts);
+}
+
+#[test]
+fn parent_and_child_of_a_fork_write_to_one_connection() {
+    let test = "parent_and_child_of_a_fork_write_to_one_connection";
+    let Some(hosts) = hosts(test) else { return };
+    const LINES: u64 = 20_000;
+    let lines = LINES.to_string();
+    let _server = serve(&hosts, true, "fork_server", &[&lines]);
+    for _ in 0..2 {
+        let before = sent(&hosts)[0];
+        let text = ask(&hosts, true, "fork_client", &[&lines]);
+        assert!(text.contains("every line of both"), "{text}");
+        let moved = sent(&hosts)[0] - before;
+        assert!(moved > 2 * LINES * 24, "{moved} bytes over the fabric");
+    }
+    all_let_go(&hosts);
+}
+
+#[test]
+fn an_epoll_server_answers_many_connections() {
+    let test = "an_epoll_server_answers_many_connections";
+    let Some(hosts) = hosts(test) else { return };
+    let _server = serve(&hosts, true, "epoll_server", &[]);
+    let text = ask(&hosts, true, "many", &["150", "600"]);
+    assert!(text.contains("answered"), "{text}");
+    let paired = hosts.hosts[0].count("paired");
+    assert!(paired >= 150, "{paired} of 150 connections");
+    note(&format!("150 connections of one epoll server between hosts, {}", text.trim()));
+    all_let_go(&hosts);
+}
+
+#[test]
+fn killed_ends_are_heard_of() {
+    let test = "killed_ends_are_heard_of";
+    let Some(hosts) = hosts(test) else { return };
+    let _server = serve(&hosts, true, "chatter_server", &[]);
+    // The server's process, in the midst of talking, and while the client only listens.
+    for (mode, expected) in [("chatter", "after"), ("quiet", "end")] {
+        let (child, mut lines) = begin(&hosts, mode, &["60"]);
+        let server = line(&mut lines);
+        let server = server.strip_prefix("server ").expect("a number").to_owned();
+        if mode == "quiet" {
+            assert_eq!(line(&mut lines), "warm");
+        } else {
+            std::thread::sleep(Duration::from_millis(700));
+        }
+        assert!(Command::new("kill").args(["-9", &server]).status().unwrap().success());
+        let fate = line(&mut lines);
+        assert!(fate.contains(expected) && !fate.contains("well"), "{mode}: {fate}");
+        end(child);
+        all_let_go(&hosts);
+    }
+    // The client.
+    let (mut child, mut lines) = begin(&hosts, "chatter", &["60"]);
+    assert!(line(&mut lines).starts_with("server "));
+    std::thread::sleep(Duration::from_millis(700));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    all_let_go(&hosts);
+    assert!(sent(&hosts).iter().all(|&bytes| bytes > 100_000), "{:?}", sent(&hosts));
+}
+
+#[test]
+fn a_killed_monitor_harms_nothing_and_its_successor_finds_the_relay() {
+    let test = "a_killed_monitor_harms_nothing_and_its_successor_finds_the_relay";
+    let Some(mut hosts) = hosts(test) else { return };
+    let _server = serve(&hosts, true, "chatter_server", &[]);
+    let (child, mut lines) = begin(&hosts, "chatter", &["4"]);
+    assert!(line(&mut lines).starts_with("server "));
+    std::thread::sleep(Duration::from_millis(700));
+    let before = sent(&hosts);
+    for at in [0, 1] {
+        let host = &mut hosts.hosts[at];
+        let relay = host.relay_process();
+        host.monitor = host.monitor.take().map(beeline_verify_clients::preload::Monitor::restart);
+        assert_eq!(host.relay_process(), relay, "another relay");
+    }
+    assert!(line(&mut lines).starts_with("well after"), "the stream broke");
+    end(child);
+    let now = sent(&hosts);
+    assert!((0..2).all(|at| now[at] > before[at]), "{before:?} {now:?}");
+    // And new connections are accelerated.
+    let paired = hosts.hosts[0].count("paired");
+    let text = ask(&hosts, true, "chatter", &["1"]);
+    assert!(text.contains("well after"), "{text}");
+    assert_eq!(hosts.hosts[0].count("paired"), paired + 1);
+    all_let_go(&hosts);
+}
+
+#[test]
+fn a_killed_relay_resets_its_connections_and_the_next_one_carries_new_ones() {
+    let test = "a_killed_relay_resets_its_connections_and_the_next_one_carries_new_ones";
+    let Some(mut hosts) = hosts(test) else { return };
+    let _server = serve(&hosts, true, "chatter_server", &[]);
+    for victim in [0, 1] {
+        let (talking, mut talk) = begin(&hosts, "chatter", &["60"]);
+        let (listening, mut listen) = begin(&hosts, "quiet", &["60"]);
+        assert!(line(&mut talk).starts_with("server "));
+        assert!(line(&mut listen).starts_with("server "));
+        assert_eq!(line(&mut listen), "warm");
+        std::thread::sleep(Duration::from_millis(500));
+        let relay = hosts.hosts[victim].relay_process();
+        assert!(Command::new("kill").args(["-9", &relay.to_string()]).status().unwrap().success());
+        let fate = line(&mut talk);
+        assert!(fate.starts_with("ECONNRESET") || fate.starts_with("EPIPE"), "{victim}: {fate}");
+        assert_eq!(line(&mut listen), "ECONNRESET", "{victim}");
+        end(talking);
+        end(listening);
+        eventually("another relay", PATIENCE, || {
+            let process = hosts.hosts[victim].relay()?["process"].as_u64()?;
+            (process != relay).then_some(())
+        });
+        hosts.hosts[victim].relay_process();
+        eventually("a connection over the new relay", PATIENCE, || {
+            let before = hosts.hosts[0].count("paired");
+            let text = ask(&hosts, true, "chatter", &["1"]);
+            assert!(text.contains("well after"), "{text}");
+            (hosts.hosts[0].count("paired") > before).then_some(())
+        });
+    }
+}
+
+#[test]
+fn a_host_that_goes_away_takes_its_connections_along_and_comes_back() {
+    let test = "a_host_that_goes_away_takes_its_connections_along_and_comes_back";
+    let Some(hosts) = hosts(test) else { return };
+    let _server = serve(&hosts, true, "chatter_server", &[]);
+    let (child, mut lines) = begin(&hosts, "chatter", &["300"]);
+    assert!(line(&mut lines).starts_with("server "));
+    std::thread::sleep(Duration::from_millis(700));
+    hosts.connect(false);
+    let fate = line(&mut lines);
+    assert!(!fate.contains("well"), "{fate}");
+    end(child);
+    hosts.connect(true);
+    eventually("a connection after the cable is back", PATIENCE, || {
+        let before = hosts.hosts[0].count("paired");
+        let mut command = {
+            let all = words("chatter", &["1"]);
+            let all: Vec<&str> = all.iter().map(String::as_str).collect();
+            hosts.hosts[1].monitor().command(true, &all)
+        };
+        let output = bounded(&mut command, PATIENCE);
+        let well = String::from_utf8_lossy(&output.stdout).contains("well after");
+        (well && hosts.hosts[0].count("paired") > before).then_some(())
+    });
+}
+
+#[test]
+fn hosts_that_are_not_configured_are_the_kernels() {
+    let test = "hosts_that_are_not_configured_are_the_kernels";
+    if need(test, "python3").is_none() {
+        return;
+    }
+    for knows in [[true, false], [false, true], [false, false]] {
+        let Some(hosts) = Hosts::start_with(test, "tcp", knows) else { return };
+        let _server = serve(&hosts, true, "bulk_server", &["3000000"]);
+        let text = ask(&hosts, true, "bulk", &["3000000"]);
+        assert!(text.contains("both ways"), "{knows:?}: {text}");
+        assert_eq!(sent(&hosts), [0, 0], "{knows:?}");
+        assert_eq!(hosts.hosts[0].count("paired"), 0);
+    }
+}
+
+#[test]
+fn connections_between_hosts_are_shown() {
+    let test = "connections_between_hosts_are_shown";
+    let Some(hosts) = hosts(test) else { return };
+    let _server = serve(&hosts, true, "chatter_server", &[]);
+    let (child, mut lines) = begin(&hosts, "chatter", &["3"]);
+    assert!(line(&mut lines).starts_with("server "));
+    std::thread::sleep(Duration::from_millis(700));
+    let said_by = |words: &[&str]| {
+        let output = bounded(&mut hosts.hosts[1].monitor().beeline(words), PATIENCE);
+        assert!(output.status.success(), "{words:?}: {}", said(&output));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let end_of_server = format!("{}:{PORT}", ADDRESSES[0]);
+    let shown = said_by(&["sockets", "connections"]);
+    assert!(shown.contains(&end_of_server) && shown.contains("other host"), "{shown}");
+    let top = said_by(&["sockets", "top", "--count", "1", "--interval", "300ms"]);
+    assert!(top.contains(&end_of_server), "{top}");
+    let metrics = said_by(&["sockets", "metrics"]);
+    assert!(metrics.contains("beeline_sockets_relay_connections 1"), "{metrics}");
+    let status = said_by(&["sockets", "status"]);
+    assert!(status.contains("linked hosts"), "{status}");
+    end(child);
+}
