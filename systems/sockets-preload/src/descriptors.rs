@@ -178,7 +178,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
         && connection.kernel_bytes_left().is_none()
     {
         return guarded_int(|| {
-            let counted = connection.segment.consumer().available(MOST_COUNTED);
+            let counted = receive::available(connection, MOST_COUNTED);
             let count = counted.map_err(|_| receive::corrupt(fd, connection))?;
             // SAFETY: the program's place for an int.
             unsafe { argument.cast::<c_int>().write(c_int::try_from(count).unwrap_or(0)) };

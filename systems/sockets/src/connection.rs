@@ -29,7 +29,7 @@ use crate::segment::{
 };
 use crate::table::{self, Kind};
 use crate::wait::Budget;
-use crate::{epoll, introduce, wake};
+use crate::{epoll, introduce, offer, wake};
 
 /// A sender asks the kernel this often whether the other end is alive.
 const BLIND_NS: u64 = 2_000_000;
@@ -73,6 +73,8 @@ pub struct Connection {
     pub was_full: AtomicBool,
     /// What the program thinks its [`HELD_OPTIONS`] are.
     pub held_options: [AtomicI32; HELD_OPTIONS.len()],
+    /// What offering large sends has taught.
+    pub offers: offer::Knowledge,
     /// Sends so far, counted round.
     pub sends: AtomicU32,
     /// When this process got it, on the coarse clock.
@@ -121,6 +123,7 @@ impl Connection {
         let own = segment.own();
         let asymmetric = barrier::is_asymmetric();
         own.signs.asymmetric.store(u32::from(asymmetric), Ordering::Relaxed);
+        own.signs.takes_offers.store(u32::from(offer::takes_offers()), Ordering::Relaxed);
         let held_options = HELD_OPTIONS.map(|(level, name, ours)| {
             let theirs = kernel::option(fd, level, name, 0).unwrap_or(ours);
             if theirs != ours {
@@ -139,6 +142,7 @@ impl Connection {
             kernel_ended: AtomicBool::new(false),
             was_full: AtomicBool::new(false),
             held_options,
+            offers: offer::Knowledge::default(),
             sends: AtomicU32::new(0),
             begun_ns: kernel::coarse_ns(),
             listened_ns: AtomicU64::new(0),

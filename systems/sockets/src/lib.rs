@@ -12,6 +12,7 @@
 //! - [`control`], [`introduce`]: asking the monitor.
 //! - [`relayed`]: names, records and the bell of connections to other hosts.
 //! - [`connection`], [`holder`], [`receive`], [`send`]: one accelerated connection; [`between`]: to another host.
+//! - [`offer`]: large sends, taken from the sender's memory.
 //! - [`table`]: which descriptor is which connection.
 //! - [`epoll`], [`poll`]: readiness of mixed descriptors.
 //! - [`carrier`]: a connection for a program that has no library; [`receiver`]: who has none;
@@ -31,6 +32,7 @@ pub mod epoll;
 pub mod holder;
 pub mod introduce;
 pub mod kernel;
+pub mod offer;
 pub mod poll;
 pub mod receive;
 pub mod receiver;

@@ -9,6 +9,7 @@ use beeline_os::barrier;
 use crate::connection::{Connection, Heard};
 use crate::holder::hold;
 use crate::kernel::{self, Errno, Outcome};
+use crate::offer::{self, Taken};
 use crate::ring::Corrupt;
 use crate::wake;
 
@@ -178,6 +179,14 @@ unsafe fn look(
         if count > 0 {
             return Ok(Step::Bytes(count));
         }
+        if let Some(words) = consumer.offer().map_err(|Corrupt| corrupt(fd, connection))? {
+            // SAFETY: the caller's contract.
+            match unsafe { offer::take(connection, &consumer, words, pieces, skip, peek) } {
+                Ok(Taken::Bytes(count)) => return Ok(Step::Bytes(count)),
+                Ok(Taken::Over) => continue,
+                Err(Corrupt) => return Err(corrupt(fd, connection)),
+            }
+        }
         if own.receiving.shut.load(Ordering::Relaxed) != 0 {
             return Ok(Step::End);
         }
@@ -202,6 +211,18 @@ unsafe fn look(
         }
         return Ok(Step::Nothing);
     }
+}
+
+/// Bytes that can be read now, counted up to `most` or to an offer behind others.
+///
+/// Errors: [`Corrupt`].
+pub fn available(connection: &Connection, most: usize) -> Result<usize, Corrupt> {
+    let consumer = connection.segment.consumer();
+    let count = consumer.available(most)?;
+    if count > 0 {
+        return Ok(count);
+    }
+    Ok(consumer.offer()?.map_or(0, |words| offer::left(connection, words).min(most)))
 }
 
 /// The error the program has not heard of, if any.
@@ -288,7 +309,7 @@ fn from_kernel(
 }
 
 /// The part of `pieces` after `skip` bytes, at most `most` bytes of it, into `rest`.
-fn narrow(pieces: &[libc::iovec], skip: usize, most: usize, rest: &mut [libc::iovec]) -> usize {
+pub fn narrow(pieces: &[libc::iovec], skip: usize, most: usize, rest: &mut [libc::iovec]) -> usize {
     let (mut skip, mut most, mut count) = (skip, most, 0);
     for piece in pieces {
         let start = skip.min(piece.iov_len);

@@ -93,6 +93,8 @@ pub struct Signs {
     pub mute: AtomicU32,
     /// This end sleeps until there is room: who reads takes it down and rings.
     pub send_armed: AtomicU64,
+    /// This end takes large sends from the sender's memory ([`crate::offer`]).
+    pub takes_offers: AtomicU32,
 }
 
 /// Closed after everything was read: an orderly end.
@@ -149,6 +151,14 @@ pub struct Sharing {
     pub processes: AtomicU32,
 }
 
+/// The large send that an end offers ([`crate::offer`]). Both ends change it, by compare-and-swap.
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct Offer {
+    /// Number, bytes taken, state.
+    pub word: AtomicU64,
+}
+
 /// All words of one end.
 #[repr(C, align(64))]
 #[derive(Debug)]
@@ -163,6 +173,8 @@ pub struct End {
     pub credits: Credits,
     /// Own.
     pub sharing: Sharing,
+    /// Own, and the other end's.
+    pub offer: Offer,
 }
 
 const _: () = assert!(size_of::<End>() <= END_BYTES, "an end's words fit its block");

@@ -9,6 +9,7 @@ use beeline_os::barrier;
 use crate::connection::Connection;
 use crate::holder::hold;
 use crate::kernel::{self, Errno, Outcome};
+use crate::offer;
 use crate::receive::{corrupt, is_nowhere, rest_of, room, take_error};
 use crate::ring::Corrupt;
 use crate::wake;
@@ -45,6 +46,7 @@ pub unsafe fn send(
         return Err(Errno(libc::EOPNOTSUPP));
     }
     let wanted = room(pieces);
+    let may_wait = || flags & libc::MSG_DONTWAIT == 0 && connection.blocks(fd);
     let mut total = 0;
     loop {
         if total > 0 && connection.is_over() {
@@ -53,7 +55,7 @@ pub unsafe fn send(
         }
         let held = hold(&connection.segment.own().sending.holder)?;
         // SAFETY: the caller's contract.
-        let step = unsafe { try_send(fd, connection, pieces, total, flags) };
+        let step = unsafe { try_send(fd, connection, pieces, total, flags, may_wait) };
         drop(held);
         let full_of = match step {
             Ok(Step::Ring(count)) => {
@@ -75,7 +77,7 @@ pub unsafe fn send(
             return Ok(total);
         }
         connection.was_full.store(true, Ordering::Relaxed);
-        if flags & libc::MSG_DONTWAIT != 0 || !connection.blocks(fd) {
+        if !may_wait() {
             if matches!(full_of, Full::Ring) && has_room_after_arming(connection) {
                 continue;
             }
@@ -117,6 +119,7 @@ unsafe fn try_send(
     pieces: &[libc::iovec],
     skip: usize,
     flags: i32,
+    may_wait: impl Fn() -> bool,
 ) -> Result<Step, Errno> {
     let (own, other) = (connection.segment.own(), connection.segment.other());
     if own.signs.finished.load(Ordering::Relaxed) != 0 {
@@ -154,7 +157,19 @@ unsafe fn try_send(
             break;
         }
         // SAFETY: `start` is at most the piece's length.
-        let place = unsafe { piece.iov_base.cast::<u8>().add(start) };
+        let mut place = unsafe { piece.iov_base.cast::<u8>().add(start) };
+        let mut length = length;
+        if offer::is_worth_it(connection, length) && may_wait() {
+            match offer::make(fd, connection, place, length) {
+                Ok(taken) => {
+                    count += taken;
+                    length -= taken;
+                    // SAFETY: at most `length` bytes of the piece were taken.
+                    place = unsafe { place.add(taken) };
+                }
+                Err(Corrupt) => return Err(corrupt(fd, connection)),
+            }
+        }
         // SAFETY: the rest of a piece of the program's; the half is held.
         match unsafe { producer.push(place, length) } {
             Ok(part) => {

@@ -87,6 +87,18 @@ impl Budget {
         }
     }
 
+    /// One moment of a wait that began `waited` ago and whose end is near; true when somebody else
+    /// ran on this processor meanwhile.
+    pub fn pass(waited: Duration) -> bool {
+        if waited <= ALONE {
+            std::hint::spin_loop();
+            return false;
+        }
+        let before = Instant::now();
+        kernel::yield_now();
+        before.elapsed() > SWITCHED
+    }
+
     /// What a sleep that followed a vain spin teaches.
     pub fn learn(&self, slept: Duration) {
         let now = self.us.load(Ordering::Relaxed);
