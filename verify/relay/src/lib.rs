@@ -59,6 +59,18 @@ impl Network for Wire {
     }
 }
 
+/// Reaches nobody.
+#[derive(Debug)]
+struct Nobody;
+
+impl Network for Nobody {
+    fn find(&self, _host: usize) {}
+
+    fn join(&self, _host: usize, _link: u64, _info: ConnectInfo, _hello: Vec<u8>) {}
+
+    fn confirm(&self, _host: usize, _link: u64, _words: Vec<u8>) {}
+}
+
 /// What moves time.
 #[derive(Debug)]
 enum Clock {
@@ -227,6 +239,11 @@ impl World {
         let ends = [self.adopt(0, one, ring_bytes), self.adopt(1, other, ring_bytes)];
         self.until("pairing", |_| ends.iter().all(Program::is_paired));
         ends
+    }
+
+    /// Relay `side` dies; another that reaches nobody takes its place.
+    pub fn kill_relay(&mut self, side: usize) {
+        self.cores[side] = Core::new(Settings::default(), Box::new(Nobody));
     }
 
     /// Tells relay `side` what the program rang for.

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
-use beeline_fabric_sim::SimOptions;
+use beeline_fabric_sim::{PlantedBug, SimOptions};
 use beeline_sockets_relay::Settings;
 use beeline_verify_relay::program::{Program, Received};
 use beeline_verify_relay::{Over, World};
@@ -118,5 +118,17 @@ fn bytes_are_whole_and_in_order_over_shared_memory() {
 fn bytes_are_whole_and_in_order_over_tcp() {
     for seed in 0..3 {
         both_ways(&Over::Tcp, seed, [4096, 64 << 10, 256 << 10][seed as usize], 4_000_000);
+    }
+}
+
+#[test]
+#[should_panic(expected = "bytes")]
+fn a_planted_network_that_reorders_a_queue_pair_is_found() {
+    for seed in 0..20 {
+        let planted = SimOptions {
+            planted_bug: Some(PlantedBug::ReorderWithinQueuePair),
+            ..SimOptions::lossy()
+        };
+        both_ways(&Over::Sim(seed, planted), seed, 16 << 10, 100_000);
     }
 }
