@@ -354,6 +354,8 @@ impl Mirror {
         // Release with the Acquire in `Consumer::next_message`: payload and the zero header behind
         // it are there before the header is.
         self.header(INCOMING, from).store(header, Ordering::Release);
+        // What edge-triggered sets, and who looks on, take for the count of what came.
+        self.segment.own().sending.tail.store(end, Ordering::Relaxed);
         self.received = end;
     }
 

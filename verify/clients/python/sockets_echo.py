@@ -6,11 +6,13 @@ import socket
 import sys
 import threading
 
+HOST = os.environ.get("SOCKETS_HOST", "127.0.0.1")
+
 
 def serve(port, mode):
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(("127.0.0.1", port))
+    listener.bind((HOST, port))
     listener.listen(64)
     worker = start_worker() if mode == "pass" else None
     while True:
@@ -80,7 +82,7 @@ def some(peer, most):
 
 
 def ask(port, how, rounds):
-    peer = socket.create_connection(("127.0.0.1", port), timeout=30)
+    peer = socket.create_connection((HOST, port), timeout=30)
     if how == "block":
         peer.settimeout(None)
     elif how == "poll":
