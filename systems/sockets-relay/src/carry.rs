@@ -6,7 +6,8 @@ use crate::connection::{Connection, Phase};
 use crate::link::{Link, Staged};
 use crate::message::{Ground, Record};
 use crate::mirror::{Nonsense, SignsCopy};
-use crate::relay::{Core, Counters};
+use crate::relay::Core;
+use crate::settings::Counters;
 
 /// Messages under way with data of one connection: beyond them it waits for a completion, and then
 /// everything since goes at once (p. 4.6).

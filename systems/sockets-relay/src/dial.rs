@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use beeline_fabric::{ConnectInfo, Device, Role};
 
+use crate::attend::RETRY;
 use crate::connection::Phase;
 use crate::link::{Link, Nonce, Stage, Trust};
 use crate::network::{Answer, Event, MOST_HELLO_BYTES};
@@ -92,7 +93,7 @@ impl Core {
     fn dialled_in_vain(&mut self, host: usize) {
         if let Some(state) = self.hosts.get_mut(host) {
             state.is_dialling = false;
-            state.retry_at = self.now + std::time::Duration::from_secs(1);
+            state.retry_at = self.now + RETRY;
         }
     }
 
@@ -108,7 +109,7 @@ impl Core {
         }
         let queue = &self.desks[desk].queue;
         let generation = self.links[at].0;
-        let link = Link::new(device, queue, (at, generation), trust, self.now)
+        let link = Link::new(device, (desk, queue), (at, generation), trust, self.now)
             .map_err(|error| error.to_string())?;
         self.links[at].1 = Some(Box::new(link));
         Ok(at)

@@ -98,6 +98,7 @@
 //! that it carries and nothing else: one protection domain per link, one region per ring (over
 //! shared memory, where a region is a whole object, the whole segment).
 
+mod attend;
 mod carry;
 mod connection;
 mod dial;
@@ -109,7 +110,9 @@ pub mod network;
 mod protocol;
 mod relay;
 mod serve;
+mod settings;
 
 pub use connection::{Connection, Phase};
-pub use relay::{Core, Counters, Host, Refusal, Settings};
+pub use relay::Core;
 pub use serve::{Relay, RelayError};
+pub use settings::{Counters, Host, Refusal, Settings};

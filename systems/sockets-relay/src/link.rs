@@ -8,6 +8,7 @@
 //!   later.
 
 use std::collections::VecDeque;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -123,6 +124,8 @@ pub struct Link {
     pub stage: Stage,
     /// Who is there.
     pub trust: Trust,
+    /// Which of the relay's completion queues it is on.
+    pub desk: usize,
     /// When it began; what does not come up in time goes.
     pub since: Duration,
     /// The caller's and the called one's numbers.
@@ -150,7 +153,7 @@ impl Link {
     /// Errors: fabric's.
     pub fn new(
         device: &Arc<dyn Device>,
-        queue: &std::rc::Rc<dyn CompletionQueue>,
+        (desk, queue): (usize, &Rc<dyn CompletionQueue>),
         (index, generation): (usize, u16),
         trust: Trust,
         since: Duration,
@@ -169,6 +172,7 @@ impl Link {
         let mut link = Self {
             stage: Stage::Joining,
             trust,
+            desk,
             since,
             nonces: ([0; 16], [0; 16]),
             connections: 0,

@@ -272,7 +272,8 @@ impl Core {
             return;
         }
         if !signs.is_last() {
-            self.touch(index, true, true);
+            // Room that could not be told of before the switch is remembered.
+            self.touch(index, true, false);
             return;
         }
         // Nothing more comes, and nobody there reads: the rest is between the program and the

@@ -8,115 +8,21 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
-use beeline_fabric::{CompletionQueue, Device, FabricError, QueuePairState, WorkCompletion};
+use beeline_fabric::{CompletionQueue, Device, FabricError, WorkCompletion};
 use beeline_os::barrier;
 use beeline_sockets::segment::{STATE_MATCHING, STATE_OPEN, Segment};
 
 use crate::carry::Look;
 use crate::connection::{Connection, Phase, Table};
 use crate::holders::Watched;
-use crate::link::{COMPLETIONS, Link, Stage, Ticket, Trust};
+use crate::link::{COMPLETIONS, Link, Stage, Ticket};
 use crate::message::Record;
 use crate::mirror::Mirror;
 use crate::network::Network;
+use crate::settings::{Counters, Refusal, Settings};
 
 /// Completions taken at a time.
 const COMPLETIONS_AT_A_TIME: usize = 64;
-/// Times between two looks at what waits or ends.
-const SWEEP: Duration = Duration::from_millis(500);
-/// While queue pairs connect, nobody sleeps longer.
-const CONNECTING_LOOK: Duration = Duration::from_millis(5);
-/// While an end seems to be nobody's, nobody sleeps longer.
-const UNHELD_LOOK: Duration = Duration::from_millis(50);
-/// Longest time to make a link.
-const LINK_PATIENCE: Duration = Duration::from_secs(10);
-/// A host that could not be reached is left alone for so long.
-const RETRY: Duration = Duration::from_secs(1);
-
-/// Another host.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Host {
-    /// Those of its connections' ends.
-    pub addresses: Vec<IpAddr>,
-}
-
-/// Bounds and patience of a relay.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// The hosts with relays; [`Network`] numbers them in this order.
-    pub hosts: Vec<Host>,
-    /// Most connections carried and waiting.
-    pub most_connections: usize,
-    /// Most links, including calls that have not said who they are.
-    pub most_links: usize,
-    /// How long an end waits for its other one.
-    pub patience: Duration,
-    /// How long the kernel's connection is held while the last bytes are delivered.
-    pub lingering: Duration,
-    /// A connection without news for so long is no longer looked at in every turn.
-    pub cools_after: Duration,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            hosts: Vec::new(),
-            most_connections: 16 << 10,
-            most_links: 32,
-            patience: Duration::from_secs(30),
-            lingering: Duration::from_secs(10),
-            cools_after: Duration::from_micros(200),
-        }
-    }
-}
-
-/// What a relay did so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Turns.
-    pub turns: u64,
-    /// Looks at connections.
-    pub looks: u64,
-    /// Ends taken in.
-    pub adopted: u64,
-    /// Connections that both relays had.
-    pub paired: u64,
-    /// Connections ended because of a link, or of nonsense.
-    pub broken: u64,
-    /// Messages sent.
-    pub messages: u64,
-    /// Messages received.
-    pub received: u64,
-    /// Batches that went whole in a message.
-    pub inline_batches: u64,
-    /// Batches that were placed by writes.
-    pub written_batches: u64,
-    /// Bytes of rings sent.
-    pub sent_bytes: u64,
-    /// Bytes of rings received.
-    pub received_bytes: u64,
-    /// Bells heard.
-    pub bells: u64,
-    /// Doorbells sent.
-    pub doorbells: u64,
-    /// Connections that became cold.
-    pub cooled: u64,
-}
-
-/// Why a connection was not taken in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Refusal {
-    /// Its peer is on no configured host.
-    #[error("the peer is on none of the configured hosts")]
-    UnknownHost,
-    /// As many as there may be are there.
-    #[error("no room for another connection")]
-    Full,
-    /// It is there already, or was given up.
-    #[error("the connection is not open")]
-    NotOpen,
-}
 
 /// A device in use and its completion queue.
 #[derive(Debug)]
@@ -169,7 +75,7 @@ pub struct Core {
     pub(crate) touched: Vec<u32>,
     /// Connections that wait, or end: what time can change.
     pub(crate) passing: usize,
-    swept_at: Duration,
+    pub(crate) swept_at: Duration,
     message: Vec<u8>,
     pub(crate) counters: Counters,
     completions: Vec<WorkCompletion>,
@@ -456,20 +362,6 @@ impl Core {
             && !self.links().any(|(_, link)| link.stage == Stage::Up && stuck(link))
     }
 
-    /// Time can change something: sleep no longer than this.
-    #[must_use]
-    pub fn longest_sleep(&self) -> Option<Duration> {
-        if self.links().any(|(_, link)| link.stage == Stage::Connecting) {
-            return Some(CONNECTING_LOOK);
-        }
-        if self.has_unheld() {
-            return Some(UNHELD_LOOK);
-        }
-        let due =
-            self.passing > 0 || !self.early.is_empty() || self.links().count() > self.links_up();
-        due.then_some(SWEEP)
-    }
-
     /// Asks for events of the fabric. The caller turns once more before it sleeps.
     ///
     /// Errors: fabric's.
@@ -488,8 +380,18 @@ impl Core {
         let mut busy = false;
         for at in 0..self.desks.len() {
             let mut completions = std::mem::take(&mut self.completions);
-            // An overrun queue has broken its queue pairs, which is seen there.
-            let count = self.desks[at].queue.poll(&mut completions).unwrap_or(0);
+            let polled = self.desks[at].queue.poll(&mut completions);
+            if let Err(error) = &polled {
+                // An overrun queue has broken its queue pairs.
+                tracing::warn!(%error, "a completion queue failed");
+                let on_it: Vec<_> = self
+                    .links()
+                    .filter(|(_, link)| link.desk == at)
+                    .map(|(link, _)| link)
+                    .collect();
+                on_it.into_iter().for_each(|link| self.break_link(link));
+            }
+            let count = polled.unwrap_or(0);
             for completion in &completions[..count] {
                 self.completed(completion);
             }
@@ -647,86 +549,5 @@ impl Core {
         }
         let table = &self.table;
         self.hot.retain(|index| table.get(*index).is_some_and(|one| one.is_hot));
-    }
-
-    /// What time changes: links that connect, ends that wait, ends that end.
-    fn attend(&mut self) {
-        for at in 0..self.links.len() {
-            let now = self.now;
-            let Some(link) = self.link(at) else { continue };
-            let late = now.saturating_sub(link.since) > LINK_PATIENCE;
-            match (link.stage, link.pair().state()) {
-                (Stage::Up, _) => {}
-                (Stage::Connecting, QueuePairState::ReadyToSend) => self.link_is_up(at),
-                (Stage::Connecting, QueuePairState::Error) => self.break_link(at),
-                _ if late => self.break_link(at),
-                _ => {}
-            }
-        }
-        if self.now.saturating_sub(self.swept_at) < SWEEP {
-            return;
-        }
-        self.swept_at = self.now;
-        let (now, patience) = (self.now, self.settings.patience);
-        for index in self.table.select(|one| one.phase != Phase::Paired) {
-            let Some(connection) = self.table.get_mut(index) else { continue };
-            let age = now.saturating_sub(connection.since);
-            match connection.phase {
-                Phase::Waiting | Phase::Offered
-                    if age > patience || connection.mirror.is_given_up() =>
-                {
-                    self.forget(index);
-                }
-                Phase::Waiting => self.seek(index),
-                // The other relay keeps its memory for us until it is told; only the kernel's
-                // connection is not held longer.
-                Phase::Ending if age > self.settings.lingering => connection.let_go(),
-                _ => {}
-            }
-        }
-        let (early, kept): (Vec<_>, Vec<_>) =
-            self.early.drain(..).partition(|one| now.saturating_sub(one.since) > patience);
-        self.early = kept;
-        for one in early {
-            if let Some(link) = self.link(one.link) {
-                link.owe(one.name, Record::Refuse);
-            }
-        }
-        let silent =
-            |link: &Link| link.trust.host().is_none() && now.saturating_sub(link.since) > patience;
-        let silent: Vec<_> =
-            self.links().filter(|(_, link)| silent(link)).map(|(at, _)| at).collect();
-        silent.into_iter().for_each(|at| self.break_link(at));
-    }
-
-    /// Ends a link and what was on it.
-    pub(crate) fn break_link(&mut self, at: usize) {
-        let Some((generation, place)) = self.links.get_mut(at) else { return };
-        let Some(link) = place.take() else { return };
-        *generation = generation.wrapping_add(1);
-        if let Trust::Dialled(host) = link.trust {
-            self.hosts[host].is_dialling = false;
-            self.hosts[host].retry_at = self.now + RETRY;
-        }
-        tracing::debug!(link = at, connections = link.connections, "a link ended");
-        drop(link);
-        self.early.retain(|early| early.link != at);
-        for index in self.table.select(|one| one.link == at && one.phase != Phase::Waiting) {
-            let Some(connection) = self.table.get_mut(index) else { continue };
-            connection.link = usize::MAX;
-            match connection.phase {
-                Phase::Offered => {
-                    self.enter(index, Phase::Waiting);
-                    continue;
-                }
-                Phase::Paired => {
-                    connection.mirror.store_reset();
-                    connection.cut();
-                    self.counters.broken += 1;
-                }
-                _ => {}
-            }
-            self.forget(index);
-        }
     }
 }

@@ -21,7 +21,8 @@ use rustix::net::sockopt::socket_cookie;
 
 use crate::connection::Phase;
 use crate::network::{Events, Inbox, Network, inbox};
-use crate::relay::{Core, Settings};
+use crate::relay::Core;
+use crate::settings::Settings;
 
 /// Turns between two looks at the doors.
 const DOORS_EVERY: u64 = 64;

@@ -11,6 +11,7 @@ use beeline_sockets::connection::{self, Connection};
 use beeline_sockets::control::{Answer, Introduced, Question, Status};
 use beeline_sockets::segment::{Segment, length_bytes};
 use beeline_sockets::{poll, receive, send};
+use beeline_sockets_relay::message::{self, Ground, Record, record_bytes};
 
 /// A record is refused, or means what its spelling says.
 pub fn records(bytes: &[u8]) -> bool {
@@ -187,4 +188,35 @@ pub fn segment_seeds() -> Vec<Vec<u8>> {
     let sent = [step(6, 0, 500, 0), step(0, 512 + 192 - 16, 0, 8), step(6, 0, 5000, 0)];
     let scribbled = [switched, step(2, 0, 0, u64::MAX), step(5, 0, 9, 1), step(6, 0, 9, 0)];
     vec![message.concat(), sent.concat(), scribbled.concat()]
+}
+
+/// What one relay says to another: read to an end, and each record with the spelling it came in.
+pub fn relay_messages(bytes: &[u8]) -> bool {
+    message::fuzz(bytes) > 0
+}
+
+pub fn message_seeds() -> Vec<Vec<u8>> {
+    let (own, peer) = (([10, 0, 0, 1], 80).into(), ([0xfe80, 0, 0, 0, 0, 0, 0, 1], 4000).into());
+    let ground = Ground { key: 7, base: 4096 };
+    let records = [
+        Record::Offer { name: 7, ring_bytes: 1 << 18, own, peer },
+        Record::Accept { name: 8, ground },
+        Record::Commit { ground },
+        Record::Data { position: 8, bytes: &[1; 24] },
+        Record::Placed { position: 0, end: 4096, header: 1 << 32 | 4000 },
+        Record::Credit { position: 64 },
+        Record::Signs { switched_at: 1, finished: 1, closed: 2, mute: 0 },
+        Record::Ring,
+        Record::Ended,
+    ];
+    let mut all = Vec::new();
+    let mut seeds = Vec::new();
+    for (name, record) in (1..).zip(records) {
+        let mut bytes = vec![0; record_bytes(record.body_bytes())];
+        record.encode(name, &mut bytes);
+        all.extend_from_slice(&bytes);
+        seeds.push(bytes);
+    }
+    seeds.push(all);
+    seeds
 }
