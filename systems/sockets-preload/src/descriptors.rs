@@ -106,7 +106,7 @@ fn duplicated(old: c_int, new: c_int) -> c_int {
         quietly(|| {
             table::duplicate(old, new);
             if !table::is_foreign_process() {
-                crate::stdio::adopt(new);
+                crate::stdio::adopt(&[new]);
             }
         });
     }
@@ -263,7 +263,12 @@ pub unsafe extern "C" fn setsockopt(
         {
             // SAFETY: the program's int.
             let wanted = unsafe { value.cast::<c_int>().read_unaligned() };
-            let wanted = if level == libc::IPPROTO_TCP { c_int::from(wanted != 0) } else { wanted };
+            let wanted = match level {
+                libc::IPPROTO_TCP => c_int::from(wanted != 0),
+                // A low-water mark, as the kernel has it.
+                _ if wanted < 0 => c_int::MAX,
+                _ => wanted.max(1),
+            };
             held.store(wanted, Ordering::Relaxed);
             return 0;
         }

@@ -30,7 +30,7 @@ extern "C" fn start() {
             return;
         }
         table::begin();
-        (0..=2).for_each(crate::stdio::adopt);
+        crate::stdio::adopt(&[0, 1, 2]);
         // SAFETY: three functions that stay loaded and take nothing.
         let _ = unsafe { libc::pthread_atfork(Some(before_fork), None, Some(after_fork)) };
     });

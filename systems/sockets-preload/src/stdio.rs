@@ -6,10 +6,13 @@
 //! way when descriptors 0 to 2 are connections of ours: at the start of a program, and after `dup2`
 //! onto one of them.
 //!
-//! Not covered: what C++ took the standard streams for before.
+//! Where C++'s streams are there, which took the standard streams for theirs before we could replace
+//! them, descriptors 0 to 2 become carried streams instead: there the C library's own calls are
+//! right.
 
 use std::ffi::{c_char, c_int, c_void};
 
+use beeline_sockets::carrier;
 use beeline_sockets::connection::find;
 use libc::{FILE, off64_t, size_t, ssize_t};
 
@@ -27,6 +30,7 @@ struct Functions {
 
 unsafe extern "C" {
     fn fopencookie(cookie: *mut c_void, mode: *const c_char, functions: Functions) -> *mut FILE;
+    fn __fpurge(stream: *mut FILE);
     static mut stdin: *mut FILE;
     static mut stdout: *mut FILE;
     static mut stderr: *mut FILE;
@@ -92,17 +96,62 @@ pub unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut FILE {
     real_pointer!(fdopen(fd, mode) as fn(c_int, *const c_char) -> *mut FILE)
 }
 
-/// Replaces the standard stream of `fd`, if that is a connection of ours now.
-pub(crate) fn adopt(fd: c_int) {
+/// True when the program has C++'s standard streams.
+fn has_other_streams() -> bool {
+    [c"_ZSt4cout", c"_ZNSt3__14coutE"].iter().any(|name| {
+        // SAFETY: a name with its end, looked for in everything that is loaded.
+        !unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }.is_null()
+    })
+}
+
+/// Replaces the standard streams of `numbers`, as far as they are connections of ours now.
+pub(crate) fn adopt(numbers: &[c_int]) {
+    let standard = libc::STDIN_FILENO..=libc::STDERR_FILENO;
+    let ours = |fd: &c_int| standard.contains(fd) && find(*fd).is_some();
+    let numbers: Vec<c_int> = numbers.iter().copied().filter(ours).collect();
+    if numbers.is_empty() || !has_other_streams() {
+        return numbers.into_iter().for_each(adopt_one);
+    }
+    for &fd in &numbers {
+        // Again for each: those that are one connection are carried as one.
+        let Some(connection) = find(fd) else { continue };
+        let same = |other: &c_int| find(*other).is_some_and(|one| std::ptr::eq(one, connection));
+        let same: Vec<c_int> = numbers.iter().copied().filter(same).collect();
+        let _ = carrier::replace(&same, connection);
+    }
+}
+
+/// Where a stream keeps what was written to it and not yet out: from the fifth field's place to the
+/// sixth's.
+const WRITTEN_AT: usize = 8 + 3 * size_of::<usize>();
+
+/// Takes what `old` holds for its descriptor over to `fresh`.
+///
+/// # Safety
+///
+/// Both are streams of the C library's.
+unsafe fn take_over(old: *mut FILE, fresh: *mut FILE) {
+    // SAFETY: within a stream, which is larger.
+    let place = unsafe { old.cast::<u8>().add(WRITTEN_AT) }.cast::<[*const c_void; 2]>();
+    // SAFETY: as above; aligned, since every field before it is.
+    let [from, to] = unsafe { place.read() };
+    let held = to.addr().saturating_sub(from.addr());
+    if held > 0 {
+        // SAFETY: the stream's buffer, as far as it was filled.
+        unsafe { libc::fwrite(from, 1, held, fresh) };
+        // SAFETY: a stream.
+        unsafe { __fpurge(old) };
+    }
+}
+
+/// Replaces the standard stream of `fd`.
+fn adopt_one(fd: c_int) {
     let (place, mode) = match fd {
         libc::STDIN_FILENO => (&raw mut stdin, c"r"),
         libc::STDOUT_FILENO => (&raw mut stdout, c"w"),
         libc::STDERR_FILENO => (&raw mut stderr, c"w"),
         _ => return,
     };
-    if find(fd).is_none() {
-        return;
-    }
     // SAFETY: a C string.
     let fresh = unsafe { stream(fd, mode.as_ptr()) };
     if fresh.is_null() {
@@ -112,6 +161,10 @@ pub(crate) fn adopt(fd: c_int) {
         // SAFETY: a fresh stream, and no buffer.
         unsafe { libc::setvbuf(fresh, std::ptr::null_mut(), libc::_IONBF, 0) };
     }
-    // SAFETY: the C library's variable, which programs may set; the old stream stays as it is.
-    unsafe { place.write(fresh) };
+    // SAFETY: the C library's variable, which programs may set; the old stream stays.
+    let old = unsafe { place.replace(fresh) };
+    if fd != libc::STDIN_FILENO && !old.is_null() {
+        // SAFETY: the program's stream, and ours.
+        unsafe { take_over(old, fresh) };
+    }
 }

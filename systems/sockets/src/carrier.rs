@@ -28,6 +28,10 @@ const QUIET: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
 /// Errors: the kernel's, of making a process or a descriptor; nothing is replaced then.
 pub fn replace(numbers: &[RawFd], connection: &'static Connection) -> Result<(), Errno> {
     let Some(&fd) = numbers.first() else { return Ok(()) };
+    if connection.references.load(Ordering::Relaxed) as usize > numbers.len() {
+        // The program's other numbers for it stay.
+        connection.segment.own().sharing.processes.store(1, Ordering::SeqCst);
+    }
     let far = begin(fd, connection)?;
     let mut outcome = Ok(());
     for &number in numbers {

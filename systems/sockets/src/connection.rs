@@ -49,6 +49,7 @@ pub const HELD_OPTIONS: [(i32, i32, i32); 3] = [
     (libc::IPPROTO_TCP, libc::TCP_CORK, 0),
     (libc::SOL_SOCKET, libc::SO_RCVLOWAT, 1),
 ];
+const LOW_WATER: usize = 2;
 
 /// One connection.
 #[derive(Debug)]
@@ -154,16 +155,53 @@ impl Connection {
         connection
     }
 
-    /// The end that came second says that both are there; false when the first has given up.
+    /// This end is there; the later of the two says that both are. False when the other has given
+    /// up. An end that was answered and never came (no memory, no descriptor, a late answer) so is
+    /// waited for like one that never asked.
     #[must_use]
     pub fn join(&self) -> bool {
-        // Release with the Acquire in `sends_by_ring`: our signs are there.
-        self.segment.is_first()
-            || self
-                .segment
-                .state()
-                .compare_exchange(STATE_OPEN, STATE_PAIRED, Ordering::AcqRel, Ordering::Acquire)
-                .is_ok()
+        // Stored, then looked at, by both: at least one sees the other.
+        self.segment.own().signs.present.store(1, Ordering::SeqCst);
+        let state = self.segment.state();
+        if self.segment.other().signs.present.load(Ordering::SeqCst) != 0 {
+            // Release with the Acquire in `sends_by_ring`: our signs are there.
+            let _ = state.compare_exchange(
+                STATE_OPEN,
+                STATE_PAIRED,
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            );
+        }
+        state.load(Ordering::Acquire) != STATE_GIVEN_UP
+    }
+
+    /// Bytes that are worth telling a program of that waits for some: `SO_RCVLOWAT`.
+    #[inline]
+    pub fn low_water(&self) -> usize {
+        let water = self.held_options[LOW_WATER].load(Ordering::Relaxed);
+        usize::try_from(water.max(1)).unwrap_or(1)
+    }
+
+    /// As [`Connection::is_readable`], for who is told of readiness: there is as much as he asked for, or
+    /// so much that the sender may soon wait.
+    #[inline]
+    #[must_use]
+    pub fn is_worth_reading(&self) -> bool {
+        self.is_readable() && (self.low_water() == 1 || self.is_above_low_water())
+    }
+
+    #[cold]
+    fn is_above_low_water(&self) -> bool {
+        let (own, other) = (self.segment.own(), self.segment.other());
+        let water = self.low_water();
+        let head = own.receiving.head.load(Ordering::Relaxed);
+        // A hint: the other end's own count of what it wrote.
+        let filled = other.sending.tail.load(Ordering::Relaxed).wrapping_sub(head);
+        other.signs.finished.load(Ordering::Acquire) != 0
+            || own.receiving.shut.load(Ordering::Relaxed) != 0
+            || self.is_over()
+            || filled >= self.segment.ring_bytes() as u64 / 4
+            || self.segment.consumer().available(water).is_ok_and(|bytes| bytes >= water)
     }
 
     /// Whether calls on it block. Remembered while one process has the connection; the hooks of
@@ -576,6 +614,9 @@ pub fn inherited(fd: RawFd) {
         return;
     }
     let Some(segment) = introduce::segment(fd, Question::Resume) else { return };
+    if segment.state().load(Ordering::Acquire) == STATE_GIVEN_UP {
+        return;
+    }
     let sharing = &segment.own().sharing;
     if sharing.processes.load(Ordering::SeqCst) == 0 {
         // Whoever watched it was the program that this one replaced.

@@ -6,10 +6,13 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::kernel::{self, Errno};
+use crate::kernel::{self, Errno, Life};
 
 /// Longest time a half can be held by a thread that runs now and then.
 const LONGEST_HOLD: Duration = Duration::from_secs(10);
+
+/// Looks after which whoever holds a half has been kept from running, or is dead and not waited for.
+const LONG: u32 = 4096;
 
 thread_local! {
     static THREAD: Cell<u32> = const { Cell::new(0) };
@@ -58,26 +61,37 @@ pub fn hold(word: &AtomicU32) -> Result<Held<'_>, Errno> {
 #[cold]
 fn hold_contended(word: &AtomicU32, me: u32) -> Result<Held<'_>, Errno> {
     let mut rounds = 0_u32;
-    let begun = Instant::now();
+    let mut begun = Instant::now();
     loop {
         let holder = word.load(Ordering::Relaxed);
         if holder == me {
             return Err(Errno(libc::EAGAIN));
         }
-        rounds += 1;
-        if rounds.is_multiple_of(1 << 16) && begun.elapsed() > LONGEST_HOLD {
-            // Nobody holds a half over a sleep: the word is nonsense, or its thread was stopped.
-            return Err(Errno(libc::ECONNRESET));
-        }
+        rounds = rounds.saturating_add(1);
+        let life = if holder != 0 && rounds >= LONG {
+            kernel::life_of(holder)
+        } else if holder != 0 && rounds.is_multiple_of(64) && !kernel::thread_exists(holder) {
+            Life::Over
+        } else {
+            Life::Running
+        };
         // A dead thread's half is free; its positions are whole up to its last message.
-        let abandoned = holder != 0 && rounds.is_multiple_of(256) && !kernel::thread_exists(holder);
-        if (holder == 0 || abandoned)
+        if (holder == 0 || life == Life::Over)
             // Acquire with the Release in `Held::drop`; after a death, with the kernel's own.
             && word.compare_exchange(holder, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
         {
             return Ok(Held(word));
         }
-        if rounds.is_multiple_of(16) {
+        if life == Life::Stopped {
+            // It goes on some day, and so do we.
+            begun = Instant::now();
+        } else if rounds >= LONG && begun.elapsed() > LONGEST_HOLD {
+            // Nobody holds a half over a sleep: the word is nonsense.
+            return Err(Errno(libc::ECONNRESET));
+        }
+        if rounds >= LONG {
+            let _ = kernel::pause(1);
+        } else if rounds.is_multiple_of(16) {
             kernel::yield_now();
         } else {
             std::hint::spin_loop();

@@ -230,6 +230,32 @@ pub fn thread_exists(thread: u32) -> bool {
     !matches!(call!(libc::SYS_tkill, thread, 0), Err(Errno(libc::ESRCH | libc::EINVAL)))
 }
 
+/// What becomes of a thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Life {
+    /// It runs, or will.
+    Running,
+    /// By a signal or a debugger.
+    Stopped,
+    /// It ended, though its number may still be taken: nobody has waited for it.
+    Over,
+}
+
+/// What becomes of the thread of this number: one call to look it up, and a file of `/proc`.
+#[must_use]
+pub fn life_of(thread: u32) -> Life {
+    if !thread_exists(thread) {
+        return Life::Over;
+    }
+    let status = std::fs::read_to_string(format!("/proc/{thread}/stat")).unwrap_or_default();
+    // Behind the name, which may hold anything.
+    match status.rsplit(") ").next().and_then(|rest| rest.bytes().next()) {
+        Some(b'T' | b't') => Life::Stopped,
+        Some(b'Z' | b'X') => Life::Over,
+        _ => Life::Running,
+    }
+}
+
 /// Sends the calling thread `signal`.
 pub fn raise(signal: i32) {
     let process = call!(libc::SYS_getpid).unwrap_or(0);

@@ -22,7 +22,7 @@ pub fn readiness(connection: &Connection) -> i16 {
     let (own, other) = (connection.segment.own(), connection.segment.other());
     let mut ready = 0;
     if connection.kernel_bytes_left().is_none() {
-        if connection.is_readable() {
+        if connection.is_worth_reading() {
             ready |= libc::POLLIN | libc::POLLRDNORM;
         }
         let ended = connection.is_over()

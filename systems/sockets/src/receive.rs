@@ -65,6 +65,8 @@ pub unsafe fn receive(
     }
     let all = flags & libc::MSG_WAITALL != 0;
     let waits = flags & libc::MSG_DONTWAIT == 0 && connection.blocks(fd);
+    // A call that waits returns with so much, or at an end.
+    let least = if all { wanted } else { connection.low_water().min(wanted) };
     let mut total = 0;
     loop {
         let held = hold(&connection.segment.own().receiving.holder)?;
@@ -76,15 +78,15 @@ pub unsafe fn receive(
         drop(held);
         match step {
             // A peek starts over each time; it never waits for more than one look found.
-            Ok(Step::Bytes(count)) if peek && !(all && count < wanted) => return Ok(count),
-            Ok(Step::Bytes(count)) => {
-                total = if peek { count } else { total + count };
-                if total >= wanted || !all {
-                    return Ok(total);
+            Ok(Step::Bytes(count)) if peek => {
+                if count >= least || !waits || is_last(connection) || kernel::pause(1).is_err() {
+                    return Ok(count);
                 }
-                if peek {
-                    let _ = kernel::pause(1);
-                    total = 0;
+            }
+            Ok(Step::Bytes(count)) => {
+                total += count;
+                if total >= least || !waits && !all {
+                    return Ok(total);
                 }
             }
             Ok(Step::End) => return Ok(total),
@@ -100,6 +102,11 @@ pub unsafe fn receive(
             }
         }
     }
+}
+
+/// Nothing comes behind what is there.
+fn is_last(connection: &Connection) -> bool {
+    connection.is_over() || connection.segment.other().signs.finished.load(Ordering::Acquire) != 0
 }
 
 /// `MSG_TRUNC`: takes up to `wanted` bytes and copies none to the program, whose pieces may be

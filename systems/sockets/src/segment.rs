@@ -95,6 +95,8 @@ pub struct Signs {
     pub send_armed: AtomicU64,
     /// This end takes large sends from the sender's memory ([`crate::offer`]).
     pub takes_offers: AtomicU32,
+    /// This end's program has mapped the segment: whoever asked may have lost the answer.
+    pub present: AtomicU32,
 }
 
 /// Closed after everything was read: an orderly end.

@@ -59,6 +59,7 @@ fn half_pair() -> Pair {
     let other_stream = listener.accept().unwrap().0;
     let fd = stream.as_raw_fd();
     let connection = Connection::new(Segment::take(one, 0).unwrap(), fd);
+    assert!(connection.join());
     let other_segment = Segment::take(other, 1).unwrap();
     Pair { first: End { stream, connection }, other_stream, other_segment }
 }

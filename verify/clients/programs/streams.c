@@ -1,6 +1,7 @@
 /* Echoes lines with the C library's streams: streams MODE PORT [PROGRAM].
    "streams": over fdopen(); "dprintf": answers by it; "exec", "execl", "execle": as standard input
-   and output of PROGRAM, which is this one, perhaps linked otherwise. */
+   and output of PROGRAM, which is this one, perhaps linked otherwise; "held": as its own standard
+   input and output, with a word written to the latter before. */
 #define _GNU_SOURCE
 #include <netinet/in.h>
 #include <stdio.h>
@@ -47,6 +48,20 @@ int main(int count, char **words)
     if (bind(listener, (struct sockaddr *)&address, sizeof address) || listen(listener, 8))
         return 1;
     while ((peer = accept4(listener, NULL, NULL, SOCK_CLOEXEC)) >= 0) {
+        if (strcmp(words[1], "held") == 0) {
+            if (fork() == 0) {
+                char first;
+                recv(peer, &first, 1, MSG_PEEK);
+                fputs("held ", stdout);
+                dup2(peer, 0);
+                dup2(peer, 1);
+                close(peer);
+                echo(stdin, stdout);
+                exit(0);
+            }
+            close(peer);
+            continue;
+        }
         if (strncmp(words[1], "exec", 4) == 0) {
             if (fork() == 0) {
                 char first;

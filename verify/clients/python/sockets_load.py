@@ -147,6 +147,20 @@ def streams(port):
     assert lines.read() == b"over\n"
 
 
+def held(port):
+    """As `streams`, from a program that had written a word before its output was the connection."""
+    peer = socket.create_connection(("127.0.0.1", port), timeout=30)
+    lines = peer.makefile("rwb")
+    for turn in range(100):
+        line = b"line %d\n" % turn
+        lines.write(line)
+        lines.flush()
+        expected = (b"held " if turn == 0 else b"") + line
+        assert lines.readline() == expected, turn
+    peer.shutdown(socket.SHUT_WR)
+    assert lines.read() == b"over\n"
+
+
 def shell(port):
     """Lines to a server that lets a shell answer one of them, and another program the rest."""
     peer = socket.create_connection(("127.0.0.1", port), timeout=30)

@@ -207,6 +207,33 @@ fn a_program_of_the_c_librarys_streams_talks() {
 }
 
 #[test]
+fn what_a_standard_stream_held_goes_out_first_where_its_descriptor_becomes_a_connection() {
+    let test =
+        "what_a_standard_stream_held_goes_out_first_where_its_descriptor_becomes_a_connection";
+    if !has_all(test, &["gcc", "g++", "python3"]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let c = compiled(folder.path(), "dynamic", &[]);
+    let cpp = folder.path().join("cpp").to_string_lossy().into_owned();
+    let mut command = Command::new("g++");
+    command.args(["-O1", "-o", &cpp, &file("programs/streams.cc")]);
+    let output = bounded(&mut command, PATIENCE);
+    assert!(output.status.success(), "{}", said(&output));
+    for (mode, program, ask) in
+        [("held", &c, "held"), ("held", &cpp, "held"), ("exec", &cpp, "streams")]
+    {
+        talk(
+            (test, &[]),
+            |monitor, accelerated, port| {
+                words(monitor, accelerated, &[program, mode, &port.to_string(), program])
+            },
+            load(ask),
+        );
+    }
+}
+
+#[test]
 fn a_static_program_gets_by_exec_what_it_can_read() {
     let test = "a_static_program_gets_by_exec_what_it_can_read";
     if !has_all(test, &["gcc", "python3"]) {
