@@ -10,7 +10,9 @@
 //! behind it, then its own header with `Release`; the consumer loads the header with `Acquire`.
 //! So a small message moves one cache line, and neither side reads the other's position: room
 //! comes back as cumulative credits, half a ring at a time. A message does not wrap: one that
-//! would is cut in two, and a header that would stand alone at the end is a filler.
+//! would is cut in two, and a header that would stand alone at the end is a filler. What is sent at
+//! once and is short goes in whole or not at all, and is seen whole: both halves of a cut one are
+//! there before the first one's header is.
 //!
 //! Invariants:
 //! - positions only grow; `tail - consumed <= length - 8`, so the zero header always has a place;
@@ -28,6 +30,9 @@ use crate::segment::{Credits, Receiving, Sending};
 pub const HEADER_BYTES: usize = 8;
 /// Longest message; a longer send is several.
 pub const LONGEST_MESSAGE: usize = 32 << 10;
+
+/// Most bytes that go in whole or not at all, in a ring of eight times as much.
+pub const LONGEST_WHOLE: usize = 4096;
 
 /// Kind of a message with bytes.
 pub const DATA: u32 = 1;
@@ -177,7 +182,47 @@ impl<'a> Producer<'a> {
         self.own.tail.load(Ordering::Relaxed)
     }
 
-    /// Sends as much of `length` bytes at `bytes` as there is room for, and says how much.
+    /// Most bytes that this ring takes whole or not at all.
+    #[inline]
+    #[must_use]
+    pub fn longest_whole(&self) -> usize {
+        LONGEST_WHOLE.min(self.ring.length / 8)
+    }
+
+    /// Sends `length` bytes at `bytes`, which would wrap and for which there is room, as two
+    /// messages, or a filler and one, that appear at once.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Producer::push`].
+    #[cold]
+    unsafe fn push_cut(&self, bytes: *const u8, length: usize, tail: u64) {
+        let place = self.ring.place(tail);
+        let to_end = self.ring.length - place;
+        let first = (to_end - HEADER_BYTES).min(length);
+        let second = length - first;
+        let behind = tail.wrapping_add(to_end as u64);
+        let next = behind.wrapping_add((HEADER_BYTES + padded(second)) as u64);
+        self.ring.header(next).store(0, Ordering::Relaxed);
+        // SAFETY: `first <= length`.
+        let rest = unsafe { bytes.add(first) };
+        // SAFETY: `8 + second` is less than the ring's length, of which `length` is a part.
+        unsafe { self.ring.write(HEADER_BYTES, rest, second) };
+        self.ring.header(behind).store(u64::from(DATA) << 32 | second as u64, Ordering::Relaxed);
+        let header = if first == 0 {
+            u64::from(FILLER) << 32
+        } else {
+            // SAFETY: `place + 8 + first` is the ring's length.
+            unsafe { self.ring.write(place + HEADER_BYTES, bytes, first) };
+            u64::from(DATA) << 32 | first as u64
+        };
+        // Release with the consumer's Acquire in `next_message`: everything above is there.
+        self.ring.header(tail).store(header, Ordering::Release);
+        self.own.tail.store(next, Ordering::Relaxed);
+    }
+
+    /// Sends as much of `length` bytes at `bytes` as there is room for, and says how much: all or
+    /// nothing up to [`Producer::longest_whole`].
     ///
     /// Errors: [`Corrupt`].
     ///
@@ -188,6 +233,18 @@ impl<'a> Producer<'a> {
     pub unsafe fn push(&self, bytes: *const u8, length: usize) -> Result<usize, Corrupt> {
         let mut sent = 0;
         let mut tail = self.own.tail.load(Ordering::Relaxed);
+        if length <= self.longest_whole() && length > 0 {
+            // Two headers and the zero header behind them.
+            let wanted = padded(length) + 3 * HEADER_BYTES;
+            if self.free(tail, false)? < wanted && self.free(tail, true)? < wanted {
+                return Ok(0);
+            }
+            if self.ring.length - self.ring.place(tail) < HEADER_BYTES + padded(length) {
+                // SAFETY: the contract.
+                unsafe { self.push_cut(bytes, length, tail) };
+                return Ok(length);
+            }
+        }
         while sent < length {
             // A header, a word of payload and the zero header behind them.
             const LEAST: usize = 3 * HEADER_BYTES;

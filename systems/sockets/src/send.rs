@@ -11,7 +11,7 @@ use crate::holder::hold;
 use crate::kernel::{self, Errno, Outcome};
 use crate::offer;
 use crate::receive::{corrupt, is_nowhere, rest_of, room, take_error};
-use crate::ring::Corrupt;
+use crate::ring::{Corrupt, LONGEST_WHOLE};
 use crate::wake;
 
 /// Sends between two looks at the clock, and bytes that are worth one.
@@ -142,6 +142,10 @@ unsafe fn try_send(
         return send_by_kernel(fd, connection, pieces, skip, flags, by_ring);
     }
     let producer = connection.segment.producer();
+    if pieces.len() > 1 && skip == 0 && are_short(pieces, producer.longest_whole()) {
+        // SAFETY: the caller's contract.
+        return unsafe { try_send_gathered(fd, connection, pieces, flags, may_wait) };
+    }
     let (mut count, mut over) = (0, skip);
     for piece in pieces {
         let start = over.min(piece.iov_len);
@@ -188,6 +192,37 @@ unsafe fn try_send(
         connection.look_after_peer(fd);
     }
     Ok(Step::Ring(count))
+}
+
+/// True for pieces with memory that together go in whole or not at all.
+fn are_short(pieces: &[libc::iovec], most: usize) -> bool {
+    room(pieces) <= most && !pieces.iter().any(|piece| piece.iov_len > 0 && is_nowhere(piece))
+}
+
+/// As [`try_send`] of all of `pieces`, which are [short](are_short), as one.
+///
+/// # Safety
+///
+/// As for [`send`].
+#[inline(never)]
+unsafe fn try_send_gathered(
+    fd: RawFd,
+    connection: &Connection,
+    pieces: &[libc::iovec],
+    flags: i32,
+    may_wait: impl Fn() -> bool,
+) -> Result<Step, Errno> {
+    let mut whole = [0_u8; LONGEST_WHOLE];
+    let mut length = 0;
+    for piece in pieces {
+        let Some(target) = whole.get_mut(length..length + piece.iov_len) else { break };
+        // SAFETY: the program's piece is readable, and the place is as long.
+        unsafe { std::ptr::copy(piece.iov_base.cast(), target.as_mut_ptr(), piece.iov_len) };
+        length += piece.iov_len;
+    }
+    let one = [libc::iovec { iov_base: whole.as_mut_ptr().cast(), iov_len: length }];
+    // SAFETY: our own memory, as long as told.
+    unsafe { try_send(fd, connection, &one, 0, flags, may_wait) }
 }
 
 /// Through the kernel's stream: before the switch, and to an end that is gone, where the kernel
