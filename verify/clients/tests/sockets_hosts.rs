@@ -311,24 +311,29 @@ fn hosts_that_are_not_configured_are_the_kernels() {
 #[test]
 fn connections_between_hosts_are_shown() {
     let test = "connections_between_hosts_are_shown";
-    let Some(hosts) = hosts(test) else { return };
+    let Some(mut hosts) = hosts(test) else { return };
     let _server = serve(&hosts, true, "chatter_server", &[]);
-    let (child, mut lines) = begin(&hosts, "chatter", &["3"]);
+    let (child, mut lines) = begin(&hosts, "chatter", &["8"]);
     assert!(line(&mut lines).starts_with("server "));
     std::thread::sleep(Duration::from_millis(700));
-    let said_by = |words: &[&str]| {
+    let said_by = |hosts: &Hosts, words: &[&str]| {
         let output = bounded(&mut hosts.hosts[1].monitor().beeline(words), PATIENCE);
         assert!(output.status.success(), "{words:?}: {}", said(&output));
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
     let end_of_server = format!("{}:{PORT}", ADDRESSES[0]);
-    let shown = said_by(&["sockets", "connections"]);
+    let shown = said_by(&hosts, &["sockets", "connections"]);
     assert!(shown.contains(&end_of_server) && shown.contains("other host"), "{shown}");
-    let top = said_by(&["sockets", "top", "--count", "1", "--interval", "300ms"]);
+    let top = said_by(&hosts, &["sockets", "top", "--count", "1", "--interval", "300ms"]);
     assert!(top.contains(&end_of_server), "{top}");
-    let metrics = said_by(&["sockets", "metrics"]);
+    let metrics = said_by(&hosts, &["sockets", "metrics"]);
     assert!(metrics.contains("beeline_sockets_relay_connections 1"), "{metrics}");
-    let status = said_by(&["sockets", "status"]);
+    let status = said_by(&hosts, &["sockets", "status"]);
     assert!(status.contains("linked hosts"), "{status}");
+    // A monitor that has just begun knows of none; the relay does.
+    let host = &mut hosts.hosts[1];
+    host.monitor = host.monitor.take().map(beeline_verify_clients::preload::Monitor::restart);
+    let shown = said_by(&hosts, &["sockets", "connections"]);
+    assert!(shown.contains(&end_of_server) && shown.contains("other host"), "{shown}");
     end(child);
 }

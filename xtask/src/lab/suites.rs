@@ -4,6 +4,7 @@ mod peers;
 mod perftest;
 mod pmem;
 mod power;
+mod sockets;
 mod verbs;
 mod window;
 
@@ -42,13 +43,16 @@ pub enum Suite {
     Peers,
     /// Two guests with a memory window between them.
     Window,
+    /// Two guests: unmodified programs whose connections run over soft-RoCE.
+    Sockets,
     /// perftest beside the verbs provider; only by name, because it measures.
     Perftest,
 }
 
 impl Suite {
     /// Every suite that tests, in the order in which they run.
-    const ALL: &[Self] = &[Self::Verbs, Self::Pmem, Self::Power, Self::Peers, Self::Window];
+    const ALL: &[Self] =
+        &[Self::Verbs, Self::Pmem, Self::Power, Self::Peers, Self::Window, Self::Sockets];
 
     /// Packages whose tests it runs.
     fn packages(self) -> &'static [&'static str] {
@@ -62,6 +66,7 @@ impl Suite {
             Self::Pmem => &["beeline-pmem"],
             Self::Perftest => &["beeline-fabric-verbs"],
             Self::Power => &["beeline-verify-crash"],
+            Self::Sockets => &["beeline-sockets"],
             Self::Peers => &["beeline-verify-lab", "beeline-fabric-verbs"],
             Self::Window => &["beeline-verify-lab", "beeline-fabric-ntb"],
         }
@@ -95,6 +100,7 @@ fn whole(report: &mut Report, suites: &[Suite]) {
             Suite::Power => power::run(report, &binaries),
             Suite::Peers => peers::run(report, &binaries),
             Suite::Window => window::run(report, &binaries),
+            Suite::Sockets => sockets::run(report, &binaries),
             Suite::Perftest => perftest::run(report),
         }
     }
@@ -213,8 +219,13 @@ impl Binaries {
 
 /// Builds the program itself; false where it does not build.
 fn build_program() -> bool {
+    build("beeline")
+}
+
+/// Builds a package; false where it does not build.
+fn build(package: &str) -> bool {
     let built = Command::new("cargo")
-        .args(["build", "--quiet", "--package", "beeline"])
+        .args(["build", "--quiet", "--package", package])
         .current_dir(root())
         .stdin(Stdio::null())
         .status();

@@ -1,9 +1,11 @@
 //! `beeline sockets status`, `metrics` and `connections`.
 
+use std::collections::HashSet;
+
 use anyhow::Context as _;
 use beeline_sockets::control::{Answer, Introduced, Question, Status};
 use beeline_sockets::introduce;
-use beeline_sockets::relayed::{RelayStatus, Reply, Request};
+use beeline_sockets::relayed::{Adopted, RelayStatus, Reply, Request};
 use serde::Serialize;
 
 use crate::exit::{Exit, Failure, OrExit as _};
@@ -205,29 +207,43 @@ struct ConnectionLine {
     second_process: u32,
 }
 
+/// Connections to other hosts as the relay has them, and what they moved out and in; none without one.
+/// It outlives the monitor, which may have forgotten them.
+pub fn carried() -> Vec<(Introduced, [u64; 2])> {
+    let replies = introduce::ask_relay(Request::Connections).unwrap_or_default();
+    let carried = replies.into_iter().filter_map(|reply| match reply {
+        Reply::Connection { connection, paired: true, moved } => {
+            let Adopted { own: first, peer: second, process: first_process, .. } = connection;
+            Some((Introduced { first, first_process, second, second_process: 0 }, moved))
+        }
+        _ => None,
+    });
+    carried.collect()
+}
+
 /// The latest introductions.
 pub fn connections(output: Output) -> Result<Exit, Failure> {
     let socket = ask(Question::Connections)?;
-    let mut cells = Vec::new();
+    let mut all = Vec::new();
     loop {
-        let (answer, _) = introduce::answer(&socket).or_exit(Exit::Unreachable)?;
-        match answer {
-            Answer::Connection(Introduced { first, first_process, second, second_process }) => {
-                let (first, second) = (first.to_string(), second.to_string());
-                if output.json {
-                    output.object(&ConnectionLine {
-                        first,
-                        first_process,
-                        second,
-                        second_process,
-                    })?;
-                } else {
-                    let (one, two) = (process(first_process), process(second_process));
-                    cells.push(vec![first, one, second, two]);
-                }
-            }
+        match introduce::answer(&socket).or_exit(Exit::Unreachable)?.0 {
+            Answer::Connection(introduced) => all.push(introduced),
             Answer::End => break,
             _ => return Err(strange()),
+        }
+    }
+    let ends = |one: &Introduced| (one.first, one.second);
+    let known: HashSet<_> = all.iter().map(ends).collect();
+    let carried = carried().into_iter().map(|(connection, _)| connection);
+    all.extend(carried.filter(|one| !known.contains(&ends(one))));
+    let mut cells = Vec::new();
+    for Introduced { first, first_process, second, second_process } in all {
+        let (first, second) = (first.to_string(), second.to_string());
+        if output.json {
+            output.object(&ConnectionLine { first, first_process, second, second_process })?;
+        } else {
+            let (one, two) = (process(first_process), process(second_process));
+            cells.push(vec![first, one, second, two]);
         }
     }
     if !output.json {

@@ -9,7 +9,7 @@ use beeline_sockets::control::{Answer, Introduced, Question};
 use beeline_sockets::introduce;
 use serde::Serialize;
 
-use super::status::{ask, process, strange};
+use super::status::{ask, carried, process, strange};
 use crate::bench::report::number;
 use crate::config::values::Span;
 use crate::exit::{Exit, Failure, OrExit as _};
@@ -71,10 +71,14 @@ fn look() -> Result<Look, Failure> {
             Answer::Traffic(connection, moved) => {
                 look.insert((connection.first, connection.second), (connection, moved));
             }
-            Answer::End => return Ok(look),
+            Answer::End => break,
             _ => return Err(strange()),
         }
     }
+    for (connection, moved) in carried() {
+        look.insert((connection.first, connection.second), (connection, moved));
+    }
+    Ok(look)
 }
 
 /// The connections that moved most between two looks, `rows` of them at most.

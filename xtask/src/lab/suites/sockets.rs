@@ -1,0 +1,160 @@
+//! Programs of two guests whose connections run over soft-RoCE: unmodified, under `beeline run`.
+
+use std::time::Duration;
+
+use super::peers::{Check, SOON};
+use super::{Binaries, Rows};
+use crate::lab::error::LabError;
+use crate::lab::exec::line;
+use crate::lab::guest::{Guest, Link, Options};
+use crate::root;
+use crate::step::Report;
+
+const SCRIPT: &str = "verify/clients/python/sockets_hosts.py";
+const SERVER: &str = "10.9.0.2";
+/// Emulated processors, a debug build, Python.
+const LONG: Duration = Duration::from_secs(240);
+
+/// A server in guest 1, its clients in guest 0, a monitor and a relay in each.
+pub(super) fn run(report: &mut Report, _binaries: &Binaries) {
+    let mut rows = Rows { report, suite: "sockets" };
+    if !super::build("beeline") || !super::build("beeline-sockets-preload") {
+        return rows.check("programs", || Ok(Err("beeline does not build".to_owned())));
+    }
+    for provider in ["verbs", "tcp"] {
+        let named = |row: &str| format!("{row}, {provider}");
+        let mut world = match World::boot(provider) {
+            Ok(world) => world,
+            Err(error) => {
+                rows.check(&named("boot"), || Err(error));
+                continue;
+            }
+        };
+        // Name of the row, the server, the client, and what it says.
+        let conversations = [
+            ("a half-closed connection", "half_server", "half", "600000", "half and half"),
+            ("fork in mid-stream", "fork_server 1500", "fork_client", "1500", "every line of both"),
+            ("many connections, epoll", "epoll_server", "many", "20 60", "answered"),
+            ("both directions at once", "bulk_server 3000000", "bulk", "3000000", "both ways"),
+            ("bytes unread at the close", "unread_server", "unread", "", "ECONNRESET"),
+        ];
+        for (row, server, client, more, said) in conversations {
+            rows.check(&named(row), || world.conversation(server, client, more, said));
+        }
+        rows.check(&named("the cable pulled"), || world.pull());
+    }
+}
+
+struct World {
+    client: Guest,
+    server: Guest,
+    _folder: tempfile::TempDir,
+}
+
+/// `words` of `beeline`, in the workspace.
+fn beeline(words: &str) -> String {
+    let words = format!("target/debug/beeline {words}");
+    line(&root(), &[], &words.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+}
+
+impl World {
+    fn boot(provider: &str) -> Result<Self, LabError> {
+        let folder = tempfile::tempdir().map_err(LabError::host("making a folder"))?;
+        let wire = folder.path().join("wire");
+        let machine = match provider {
+            "verbs" => Options { rdma: true, ..Options::plain() },
+            _ => Options::plain(),
+        };
+        let link = Link::Listen(wire.clone());
+        let mut client = Guest::boot(&Options { link, ..machine.clone() })?;
+        let mut server = Guest::boot(&Options { number: 1, link: Link::Call(wire), ..machine })?;
+        for guest in [&mut client, &mut server] {
+            guest.run(&hosts_file(provider), SOON)?;
+            guest.run(&beeline("sockets monitor --background --hosts /run/hosts.toml"), SOON)?;
+        }
+        Ok(Self { client, server, _folder: folder })
+    }
+
+    /// Starts `mode` in the server's guest, and waits until it listens.
+    fn serve(&mut self, mode: &str) -> Result<(), LabError> {
+        let (mode, more) = mode.split_once(' ').unwrap_or((mode, ""));
+        let run = beeline(&format!("run -- python3 {SCRIPT} {mode} {SERVER} 6000 {more}"));
+        self.server.start(&format!("({run} >/run/server 2>&1 & echo $! >/run/process) & true"))?;
+        self.server.finish(SOON)?;
+        let listening = "for i in $(seq 600); do ss -ltnH sport = :6000 | grep -q . && exit; \
+                         sleep 0.1; done; cat /run/server >&2; exit 1";
+        let seen = self.server.run(listening, SOON)?;
+        if seen.status == 0 {
+            Ok(())
+        } else {
+            Err(LabError::Command { command: format!("{mode}: {}", seen.errors) })
+        }
+    }
+
+    fn stop(&mut self) -> Result<(), LabError> {
+        let stop = "kill -9 $(cat /run/process); for i in $(seq 100); do \
+                    ss -ltnH sport = :6000 | grep -q . || exit; sleep 0.1; done";
+        self.server.run(stop, SOON).map(|_| ())
+    }
+
+    /// One of the relay's counters in the client's guest.
+    fn count(&mut self, name: &str) -> Result<u64, LabError> {
+        let status = beeline("sockets status --json");
+        let said = self.client.run(&status, SOON)?.output;
+        let status: serde_json::Value = serde_json::from_str(&said).unwrap_or_default();
+        Ok(status["relay"][name].as_u64().unwrap_or(0))
+    }
+
+    fn moved(&mut self) -> Result<u64, LabError> {
+        Ok(self.count("sent_bytes")? + self.count("received_bytes")?)
+    }
+
+    fn conversation(&mut self, server: &str, client: &str, more: &str, expected: &str) -> Check {
+        self.serve(server)?;
+        let before = self.moved()?;
+        let run = beeline(&format!("run -- python3 {SCRIPT} {client} {SERVER} 6000 {more}"));
+        let done = self.client.run(&run, LONG)?;
+        let moved = self.moved()?.saturating_sub(before);
+        let broken = self.count("broken")?;
+        self.stop()?;
+        let well = done.status == 0 && done.output.contains(expected);
+        Ok(if well && moved > 1000 && broken == 0 {
+            Ok(format!("{}; {moved} bytes over the fabric", done.output.trim()))
+        } else {
+            Err(format!("{moved} bytes over the fabric, {broken} broken, {done:?}"))
+        })
+    }
+
+    /// A talk whose cable is pulled is reset, and another works after it is plugged in.
+    fn pull(&mut self) -> Check {
+        self.serve("chatter_server")?;
+        let run = beeline(&format!("run -- python3 {SCRIPT} chatter {SERVER} 6000 200"));
+        self.client.start(&run)?;
+        std::thread::sleep(Duration::from_secs(10));
+        self.server.cable(false)?;
+        let done = self.client.finish(LONG)?;
+        self.server.cable(true)?;
+        let fate = done.output.lines().last().unwrap_or_default().to_owned();
+        if !fate.contains(" after ") || fate.contains("well") {
+            return Ok(Err(format!("not noticed: {done:?}")));
+        }
+        let run = beeline(&format!("run -- python3 {SCRIPT} chatter {SERVER} 6000 8"));
+        for _ in 0..10 {
+            let before = self.count("paired")?;
+            let done = self.client.run(&run, LONG)?;
+            let well = done.output.contains("well after");
+            if well && self.count("paired")? > before {
+                return Ok(Ok(format!("{fate}; then {}", done.output.trim())));
+            }
+        }
+        Ok(Err(format!("{fate}; and no connection over the fabric afterwards")))
+    }
+}
+
+/// Writes the list of hosts of a guest.
+fn hosts_file(provider: &str) -> String {
+    format!(
+        "printf 'listen = \"{provider}://%s:4791\"\\n[[hosts]]\\naddresses = [\"%s\"]\\n\
+         relay = \"{provider}://%s:4791\"\\n' $LAB_SELF $LAB_PEER $LAB_PEER >/run/hosts.toml"
+    )
+}
