@@ -29,7 +29,7 @@ use crate::segment::{
 };
 use crate::table::{self, Kind};
 use crate::wait::Budget;
-use crate::{epoll, introduce, offer, wake};
+use crate::{epoll, introduce, offer, receive, wake};
 
 /// A sender asks the kernel this often whether the other end is alive.
 const BLIND_NS: u64 = 2_000_000;
@@ -201,7 +201,7 @@ impl Connection {
             || own.receiving.shut.load(Ordering::Relaxed) != 0
             || self.is_over()
             || filled >= self.segment.ring_bytes() as u64 / 4
-            || self.segment.consumer().available(water).is_ok_and(|bytes| bytes >= water)
+            || receive::available(self, water).is_ok_and(|bytes| bytes >= water)
     }
 
     /// Whether calls on it block. Remembered while one process has the connection; the hooks of
@@ -722,7 +722,9 @@ fn close_last(fd: RawFd, connection: &Connection) {
     // one that nobody reads. How much the kernel holds is asked before what of it can be bytes.
     let queued = kernel::unread(fd);
     let by_kernel = connection.kernel_bytes_left();
-    let unread = by_kernel.is_some() && queued > 0 || segment.consumer().is_ready();
+    // An offer that was withdrawn may stand there with nothing behind it.
+    let in_ring = segment.consumer().is_ready() && receive::available(connection, 1) != Ok(0);
+    let unread = by_kernel.is_some() && queued > 0 || in_ring;
     // Or as the program asked for: a linger of no time.
     let none = libc::linger { l_onoff: 0, l_linger: 0 };
     let linger = kernel::option(fd, libc::SOL_SOCKET, libc::SO_LINGER, none).unwrap_or(none);

@@ -186,7 +186,7 @@ pub fn make(
     let taken = loop {
         // Acquire with the reader's Release: it has what it says.
         let now = Word::decode(word.load(Ordering::Acquire));
-        if now.number != number || now.taken > length as u64 {
+        if now.number != number || now.taken > length as u64 || now.taken < seen {
             return Err(Corrupt);
         }
         match now.state {
@@ -342,6 +342,10 @@ impl Offer<'_> {
         let Some(left) = self.length.checked_sub(now.taken) else { return Err(Corrupt) };
         let left = usize::try_from(left).map_err(|_| Corrupt)?;
         let space = room(pieces).saturating_sub(skip);
+        if !sane {
+            // Never here: the sender need not try again.
+            self.connection.segment.own().signs.takes_offers.store(0, Ordering::Relaxed);
+        }
         if !sane || space < left.min(LEAST_TAKEN) {
             withdraw(word, self.number, true);
             return Ok(None);
@@ -361,7 +365,7 @@ impl Offer<'_> {
         let bytes = match read {
             Ok(bytes) if bytes > 0 => bytes,
             Err(Errno(libc::EPERM | libc::ENOSYS)) => {
-                // Never here: the sender need not try again.
+                // As above.
                 self.connection.segment.own().signs.takes_offers.store(0, Ordering::Relaxed);
                 withdraw(word, self.number, true);
                 return Ok(None);

@@ -220,16 +220,12 @@ unsafe fn look(
     }
 }
 
-/// Bytes that can be read now, counted up to `most` or to an offer behind others.
+/// Bytes that can be read now, counted up to `most`.
 ///
 /// Errors: [`Corrupt`].
 pub fn available(connection: &Connection, most: usize) -> Result<usize, Corrupt> {
-    let consumer = connection.segment.consumer();
-    let count = consumer.available(most)?;
-    if count > 0 {
-        return Ok(count);
-    }
-    Ok(consumer.offer()?.map_or(0, |words| offer::left(connection, words).min(most)))
+    let left = |words| Some(offer::left(connection, words));
+    Ok(connection.segment.consumer().available_with(most, left)?.min(most))
 }
 
 /// The error the program has not heard of, if any.

@@ -282,8 +282,8 @@ impl<'a> Producer<'a> {
             tail = next;
             sent += part;
             // Kept with every message: whoever holds this half next goes on from here, also after
-            // this thread was killed.
-            self.own.tail.store(tail, Ordering::Relaxed);
+            // this thread was killed. Release with the Acquire of an edge-triggered set.
+            self.own.tail.store(tail, Ordering::Release);
         }
         Ok(sent)
     }
@@ -307,7 +307,7 @@ impl<'a> Producer<'a> {
         let header = u64::from(OFFER) << 32 | OFFER_BYTES as u64;
         // Release with the consumer's Acquire in `next_message`.
         self.ring.header(tail).store(header, Ordering::Release);
-        self.own.tail.store(next, Ordering::Relaxed);
+        self.own.tail.store(next, Ordering::Release);
         Ok(true)
     }
 }
@@ -391,9 +391,16 @@ impl<'a> Consumer<'a> {
     /// Errors: [`Corrupt`].
     pub fn offer(&self) -> Result<Option<[u64; OFFER_WORDS]>, Corrupt> {
         let mut cursor = self.cursor();
-        let length = self.next_message(&mut cursor)?;
+        if self.next_message(&mut cursor)? != 0 {
+            return Ok(None);
+        }
+        self.offer_at(cursor)
+    }
+
+    /// The offer where [`Consumer::next_message`] found no bytes, if there is one.
+    fn offer_at(&self, cursor: Cursor) -> Result<Option<[u64; OFFER_WORDS]>, Corrupt> {
         let header = self.ring.header(cursor.head).load(Ordering::Acquire);
-        if length != 0 || (header >> 32) as u32 != OFFER {
+        if (header >> 32) as u32 != OFFER {
             return Ok(None);
         }
         let place = self.ring.place(cursor.head) + HEADER_BYTES;
@@ -477,16 +484,37 @@ impl<'a> Consumer<'a> {
         true
     }
 
-    /// Bytes that can be read now, counted up to `most`.
+    /// Bytes that can be read now, counted up to `most`, or to an offer.
     ///
     /// Errors: [`Corrupt`].
     pub fn available(&self, most: usize) -> Result<usize, Corrupt> {
+        self.available_with(most, |_| None)
+    }
+
+    /// Bytes that can be read now, counted up to `most`. `left` says how many an offer still has;
+    /// `None`: no further.
+    ///
+    /// Errors: [`Corrupt`].
+    pub fn available_with(
+        &self,
+        most: usize,
+        left: impl Fn([u64; OFFER_WORDS]) -> Option<usize>,
+    ) -> Result<usize, Corrupt> {
         let mut cursor = self.cursor();
-        let mut bytes = 0;
+        let mut bytes = 0_usize;
+        // Whoever writes offers faster than we pass them: no more than fit the ring.
+        let mut offers = self.ring.length / OFFER_BYTES;
         while bytes < most {
             let message = self.next_message(&mut cursor)?;
             if message == 0 {
-                break;
+                let Some(more) = self.offer_at(cursor)?.and_then(&left) else { break };
+                if offers == 0 {
+                    break;
+                }
+                offers -= 1;
+                bytes = bytes.saturating_add(more);
+                cursor.head = cursor.head.wrapping_add((HEADER_BYTES + OFFER_BYTES) as u64);
+                continue;
             }
             bytes += message - cursor.offset;
             cursor.head = cursor.head.wrapping_add((HEADER_BYTES + padded(message)) as u64);

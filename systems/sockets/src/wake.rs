@@ -144,6 +144,27 @@ pub fn name() -> Option<u64> {
     Some(NAME.fetch_add(1, Ordering::Relaxed))
 }
 
+/// In the child of a `fork`, whose number may be one that gave out names before: another process's of
+/// this memory that is gone, or one of another process namespace.
+pub fn forget_names() {
+    NAMER.store(0, Ordering::Release);
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_gives_out_no_name_of_its_parents() {
+        let before = name().unwrap();
+        assert_eq!(name(), Some(before + 1));
+        forget_names();
+        let after = name().unwrap();
+        assert!(after.abs_diff(before) > 1 << 20, "{before:x}, {after:x}");
+    }
+}
+
 #[cfg(all(test, loom))]
 mod model {
     use loom::sync::Arc;

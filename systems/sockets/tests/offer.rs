@@ -247,3 +247,31 @@ fn a_reader_that_claims_more_than_was_offered_loses_the_connection() {
         assert_eq!(told, Some(Errno(libc::ECONNRESET)));
     });
 }
+
+#[test]
+fn bytes_behind_a_withdrawn_offer_are_counted_and_an_offer_alone_is_none_unread() {
+    let _alone = alone();
+    let [one, other] = accelerated_by(256 << 10);
+    let sends = of(&one);
+    let withdrawn = [8, 200_000, 0, 1, 0];
+    assert_eq!(put(&one, b"abc", 0), Ok(3));
+    for _ in 0..2 {
+        assert_eq!(sends.segment.producer().push_offer(withdrawn), Ok(true));
+    }
+    assert_eq!(put(&one, b"defg", 0), Ok(4));
+    assert_eq!(receive::available(of(&other), 100), Ok(7));
+    assert_eq!(get(&other, &mut [0; 3], 0), Ok(3));
+    assert_eq!(receive::available(of(&other), 100), Ok(4));
+    assert_eq!(get(&other, &mut [0; 100], 0), Ok(4));
+    // What stands there open counts as what it still has.
+    let word = &sends.segment.own().offer.word;
+    word.store(1 << 40 | 50 << 2 | 1, Ordering::Relaxed);
+    assert_eq!(sends.segment.producer().push_offer([8, 200_000, 1, 1, 0]), Ok(true));
+    assert_eq!(receive::available(of(&other), 1 << 20), Ok(199_950));
+    word.store(1 << 40, Ordering::Relaxed);
+    assert_eq!(receive::available(of(&other), 1 << 20), Ok(0));
+    connection::closing(other.as_raw_fd());
+    let closed = sends.segment.other().signs.closed.load(Ordering::Acquire);
+    assert_eq!(closed, beeline_sockets::segment::CLOSED_CLEANLY);
+    drop((one, other));
+}

@@ -227,9 +227,10 @@ pub fn control(
         if let Some(connection) = settled.filter(|ours| ours.is_alone())
             && let Some(entry) = inner.entry(fd)
         {
-            // Its doorbells go on waking who sleeps on the set, who then looks at the others.
             unwatch(entry);
             inner.retire(fd, connection.number);
+            // Its doorbells may be swallowed from now on, and with them one that others counted on.
+            sleep::leave_armed(number, set, &mut inner);
             return Some(Ok(0));
         }
         let outcome = kernel::epoll_control(number, operation, fd, None);
@@ -481,14 +482,15 @@ fn due(entry: &mut Entry, connection: &Connection, report: bool) -> u32 {
     if entry.silent {
         return 0;
     }
+    // A hint only: the other end's own count of what it wrote. Before the look at what is there, and
+    // Acquire with the Release in `push`: what it counts is seen there, or is news next time.
+    let tail = connection.segment.other().sending.tail.load(Ordering::Acquire);
     #[expect(clippy::cast_sign_loss, reason = "poll's bits are small and positive")]
     let all = u32::from(readiness(connection) as u16);
     let now = all & (entry.wanted | ERR | HUP);
     if now == 0 || entry.wanted & EDGE == 0 {
         return now;
     }
-    // A hint only: the other end's own count of what it wrote.
-    let tail = connection.segment.other().sending.tail.load(Ordering::Relaxed);
     // An end is news for who did not ask for that bit, too: it is readable.
     let ends = all & (RDHUP | HUP | ERR);
     let news = entry.fresh
