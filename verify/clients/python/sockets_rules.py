@@ -462,4 +462,41 @@ def scarce(port, what):
     print("all right in", done)
 
 
+def late(monitor, what):
+    """One end loses the monitor's answer; the other asks afterwards. Neither may be misled."""
+    import resource
+
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(4)
+    one = socket.socket()
+    which = resource.RLIMIT_AS if what == "memory" else resource.RLIMIT_NOFILE
+    before = resource.getrlimit(which)
+    if what == "slow":
+        os.kill(int(monitor), signal.SIGSTOP)
+    elif what == "descriptors":
+        # One free number: enough to ask, too few to be answered.
+        top = max(int(name) for name in os.listdir("/proc/self/fd"))
+        while (last := os.open("/dev/null", os.O_RDONLY)) <= top:
+            pass
+        resource.setrlimit(which, (last + 2, before[1]))
+    elif what == "memory":
+        with open("/proc/self/statm") as statm:
+            pages = int(statm.read().split()[0])
+        resource.setrlimit(which, (pages * 4096 + (100 << 10), before[1]))
+    one.connect(listener.getsockname())
+    resource.setrlimit(which, before)
+    if what == "slow":
+        os.kill(int(monitor), signal.SIGCONT)
+        time.sleep(0.3)
+    other, _ = listener.accept()
+    for end in (one, other):
+        end.settimeout(10)
+    for turn in range(200):
+        for near, far in ((one, other), (other, one)):
+            near.sendall(b"%8d" % turn)
+            assert far.recv(8) == b"%8d" % turn, turn
+    print("not misled")
+
+
 globals()[sys.argv[1]](*sys.argv[2:])

@@ -160,6 +160,23 @@ impl Monitor {
         command
     }
 
+    /// What its programs know it by.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Sends it `signal`.
+    ///
+    /// # Panics
+    ///
+    /// When that fails.
+    pub fn signal(&self, signal: &str) {
+        let process = self.process().to_string();
+        let done = Command::new("kill").args([signal, &process]).status().expect("kill runs");
+        assert!(done.success(), "kill {signal} {process}");
+    }
+
     /// Its process.
     #[must_use]
     pub fn process(&self) -> u32 {
