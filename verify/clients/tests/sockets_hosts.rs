@@ -337,3 +337,80 @@ fn connections_between_hosts_are_shown() {
     assert!(shown.contains(&end_of_server) && shown.contains("other host"), "{shown}");
     end(child);
 }
+
+/// `BEELINE_ROUNDS=n` (else 6, 40 in `deep`), `BEELINE_SEED=n`.
+#[test]
+fn programs_and_relays_killed_at_random_moments_leave_nothing_behind() {
+    let test = "programs_and_relays_killed_at_random_moments_leave_nothing_behind";
+    let Some(mut hosts) = hosts(test) else { return };
+    let number = |variable: &str| std::env::var(variable).ok()?.parse::<u64>().ok();
+    let rounds = number("BEELINE_ROUNDS").unwrap_or(if deep() { 40 } else { 6 });
+    let seed = number("BEELINE_SEED").unwrap_or(1).max(1);
+    let mut chance = seed;
+    let mut below = |limit: u64| {
+        chance ^= chance << 13;
+        chance ^= chance >> 7;
+        chance ^= chance << 17;
+        chance % limit
+    };
+    let kill = |process: &str| {
+        let done = Command::new("kill").args(["-9", process]).status().unwrap();
+        assert!(done.success(), "kill {process}");
+    };
+    let _server = serve(&hosts, true, "chatter_server", &[]);
+    let mut fates = [0_u64; 3];
+    for round in 0..rounds {
+        let before = hosts.hosts[1].count("paired");
+        let mut clients: Vec<_> = (0..3)
+            .map(|_| {
+                let (child, mut lines) = begin(&hosts, "chatter", &["60"]);
+                let server = line(&mut lines);
+                (child, lines, server.strip_prefix("server ").expect("a number").to_owned())
+            })
+            .collect();
+        // One that never left the kernel's stream would not miss a relay.
+        eventually("all clients over the fabric", PATIENCE, || {
+            (hosts.hosts[1].count("paired") >= before + 3).then_some(())
+        });
+        std::thread::sleep(Duration::from_millis(below(300)));
+        // Each kind at least once.
+        let victim = if round < 3 { round } else { below(3) };
+        fates[usize::try_from(victim).unwrap()] += 1;
+        match victim {
+            0 => clients.iter_mut().for_each(|(child, ..)| child.kill().unwrap()),
+            1 => clients.iter().for_each(|(.., server)| kill(server)),
+            _ => {
+                let host = &mut hosts.hosts[usize::try_from(below(2)).unwrap()];
+                let relay = host.relay_process();
+                kill(&relay.to_string());
+                eventually("another relay", PATIENCE, || {
+                    let process = host.relay()?["process"].as_u64()?;
+                    (process != relay).then_some(())
+                });
+                host.relay_process();
+            }
+        }
+        for (child, mut lines, _) in clients {
+            let fate = line(&mut lines);
+            assert!(!fate.contains("well"), "seed {seed}, round {round}: {fate}");
+            end(child);
+        }
+        all_let_go(&hosts);
+    }
+    let text = ask(&hosts, true, "chatter", &["1"]);
+    assert!(text.contains("well after"), "{text}");
+    all_let_go(&hosts);
+    let descriptors = [0, 1].map(|at| {
+        let relay = hosts.hosts[at].relay_process();
+        std::fs::read_dir(format!("/proc/{relay}/fd")).map_or(0, Iterator::count)
+    });
+    assert!(
+        descriptors.iter().all(|&count| count < 40),
+        "{descriptors:?} descriptors, seed {seed}"
+    );
+    note(&format!(
+        "{rounds} rounds of kill -9 between hosts: clients {}, servers {}, relays {}; {descriptors:?} \
+         descriptors left in the relays, seed {seed}",
+        fates[0], fates[1], fates[2]
+    ));
+}
