@@ -196,7 +196,9 @@ impl Monitor {
                 }
             }
             Question::Resume => {
-                let known = descriptors.first().and_then(|socket| self.pairing.resume(socket));
+                let process = socket.peer().map_or(0, |peer| peer.pid);
+                let about = descriptors.first();
+                let known = about.and_then(|socket| self.pairing.resume(socket, process));
                 match known {
                     Some((side, memory)) => {
                         answer(&Answer::Segment { side }, Some(memory.as_fd()));

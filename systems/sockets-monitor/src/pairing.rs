@@ -208,14 +208,23 @@ impl Pairing {
         self.relaying.as_ref().is_some_and(Relaying::is_due)
     }
 
-    /// The segment of a socket that was introduced before, and which end it is.
-    pub fn resume(&mut self, socket: &OwnedFd) -> Option<(u8, OwnedFd)> {
+    /// The segment of a socket that was introduced before, or waits to be, and which end it is. The end
+    /// is `process`'s now, too.
+    pub fn resume(&mut self, socket: &OwnedFd, process: i32) -> Option<(u8, OwnedFd)> {
         let cookie = rustix::net::sockopt::socket_cookie(socket).ok()?;
         if let Some(memory) = self.relaying.as_ref().and_then(|far| far.resume(cookie)) {
             return Some((0, memory));
         }
-        let &(number, side) = self.by_cookie.get(&cookie)?;
-        Some((side, self.kept.get(&number)?.memory.try_clone().ok()?))
+        if let Some(&(number, side)) = self.by_cookie.get(&cookie) {
+            return Some((side, self.kept.get(&number)?.memory.try_clone().ok()?));
+        }
+        // Its other end may ask later than this one changed hands.
+        let waiting = self.waiting.get_mut(&ends(socket).ok()?)?;
+        if waiting.cookie != cookie {
+            return None;
+        }
+        waiting.process = process;
+        Some((0, waiting.memory.try_clone().ok()?))
     }
 
     fn keep(&mut self, kept: Kept) {
@@ -466,6 +475,10 @@ mod tests {
         let mut pairing = Pairing::new(Settings::default());
         let (one, other) = connection();
         let Outcome::First(memory) = pairing.ask(&one, me(), 0).unwrap() else { panic!("first") };
+        // Whoever has the socket meanwhile gets it as the same end.
+        let (side, again) = pairing.resume(&one, me()).unwrap();
+        assert_eq!((side, file(&again)), (0, file(&memory)));
+        assert!(pairing.resume(&other, me()).is_none());
         // Asking again changes nothing.
         let Outcome::First(again) = pairing.ask(&one, me(), 0).unwrap() else { panic!("first") };
         assert_eq!(file(&memory), file(&again));
@@ -475,14 +488,14 @@ mod tests {
         assert_eq!(pairing.introduced().count(), 1);
         // Whoever has one of the sockets later gets it again, as the same end.
         for (socket, side) in [(&one, 0), (&other, 1)] {
-            let (found, again) = pairing.resume(socket).unwrap();
+            let (found, again) = pairing.resume(socket, me()).unwrap();
             assert_eq!((found, file(&again)), (side, file(&memory)));
         }
         // Until an end says that it was closed.
         rustix::io::pwrite(&memory, &[1], CLOSED_AT[1] as u64).unwrap();
         pairing.swept -= Duration::from_secs(60);
         pairing.expire();
-        assert!(pairing.resume(&one).is_none() && !pairing.is_keeping());
+        assert!(pairing.resume(&one, me()).is_none() && !pairing.is_keeping());
     }
 
     #[test]

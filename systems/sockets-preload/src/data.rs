@@ -2,10 +2,11 @@
 
 use std::ffi::{c_int, c_void};
 
-use beeline_sockets::connection::{Connection, find, handed_on, not_handed_on, received};
+use beeline_sockets::connection::{Connection, find, handed_on, look, not_handed_on, received};
 use beeline_sockets::kernel::{self, Errno, Outcome};
 use beeline_sockets::receive::{MOST_PIECES, receive};
 use beeline_sockets::send::send as send_pieces;
+use beeline_sockets::young::{self, Call, Way, enter};
 use beeline_sockets::{carrier, introduce, receiver, table};
 use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 
@@ -45,11 +46,29 @@ fn give(fd: c_int, connection: &Connection, pieces: &[iovec], flags: c_int) -> O
     unsafe { send_pieces(fd, connection, pieces, flags) }
 }
 
+/// Urgent data is not in the stream's bytes as they are counted.
+fn urgent(fd: c_int, flags: c_int) {
+    if flags & libc::MSG_OOB != 0 {
+        young::leave_to_kernel(fd);
+    }
+}
+
+/// A call of the kernel's that moves bytes of a connection that may show by it that it lives.
+fn counted<T: Copy + TryInto<isize>>(call: Call, part: impl FnOnce() -> T) -> T {
+    let moved = part();
+    if call.is_counted() {
+        quietly(|| call.done(moved.try_into().unwrap_or(-1)));
+    }
+    moved
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn read(fd: c_int, bytes: *mut c_void, length: size_t) -> ssize_t {
-    match find(fd) {
-        Some(connection) => guarded(|| take(fd, connection, &piece(bytes, length), 0)),
-        None => real!(read(fd, bytes, length) as fn(c_int, *mut c_void, size_t) -> ssize_t),
+    match enter(fd) {
+        Way::Ours(connection) => guarded(|| take(fd, connection, &piece(bytes, length), 0)),
+        Way::Kernels(call) => counted(call, || {
+            real!(read(fd, bytes, length) as fn(c_int, *mut c_void, size_t) -> ssize_t)
+        }),
     }
 }
 
@@ -67,13 +86,15 @@ pub unsafe extern "C" fn __read_chk(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn readv(fd: c_int, list: *const iovec, count: c_int) -> ssize_t {
-    match find(fd) {
-        Some(connection) => guarded(|| {
+    match enter(fd) {
+        Way::Ours(connection) => guarded(|| {
             let count = usize::try_from(count).map_err(|_| Errno(libc::EINVAL))?;
             // SAFETY: the program's array.
             take(fd, connection, unsafe { pieces(list, count)? }, 0)
         }),
-        None => real!(readv(fd, list, count) as fn(c_int, *const iovec, c_int) -> ssize_t),
+        Way::Kernels(call) => counted(call, || {
+            real!(readv(fd, list, count) as fn(c_int, *const iovec, c_int) -> ssize_t)
+        }),
     }
 }
 
@@ -84,11 +105,11 @@ pub unsafe extern "C" fn recv(
     length: size_t,
     flags: c_int,
 ) -> ssize_t {
-    match find(fd) {
-        Some(connection) => guarded(|| take(fd, connection, &piece(bytes, length), flags)),
-        None => {
+    match enter(fd) {
+        Way::Ours(connection) => guarded(|| take(fd, connection, &piece(bytes, length), flags)),
+        Way::Kernels(call) => counted(call, || {
             real!(recv(fd, bytes, length, flags) as fn(c_int, *mut c_void, size_t, c_int) -> ssize_t)
-        }
+        }),
     }
 }
 
@@ -113,8 +134,8 @@ pub unsafe extern "C" fn recvfrom(
     from: *mut sockaddr,
     from_length: *mut socklen_t,
 ) -> ssize_t {
-    match find(fd) {
-        Some(connection) => guarded(|| {
+    match enter(fd) {
+        Way::Ours(connection) => guarded(|| {
             let outcome = take(fd, connection, &piece(bytes, length), flags);
             if outcome.is_ok() && !from.is_null() && !from_length.is_null() {
                 // SAFETY: the program's place; a stream tells no address, as in the kernel.
@@ -122,8 +143,10 @@ pub unsafe extern "C" fn recvfrom(
             }
             outcome
         }),
-        None => real!(recvfrom(fd, bytes, length, flags, from, from_length)
-            as fn(c_int, *mut c_void, size_t, c_int, *mut sockaddr, *mut socklen_t) -> ssize_t),
+        Way::Kernels(call) => counted(call, || {
+            real!(recvfrom(fd, bytes, length, flags, from, from_length)
+                as fn(c_int, *mut c_void, size_t, c_int, *mut sockaddr, *mut socklen_t) -> ssize_t)
+        }),
     }
 }
 
@@ -174,16 +197,16 @@ fn give_message(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
-    match find(fd) {
-        Some(connection) => guarded(|| take_message(fd, connection, message, flags)),
-        None => {
+    match enter(fd) {
+        Way::Ours(connection) => guarded(|| take_message(fd, connection, message, flags)),
+        Way::Kernels(call) => counted(call, || {
             let count =
                 real!(recvmsg(fd, message, flags) as fn(c_int, *mut msghdr, c_int) -> ssize_t);
             if count >= 0 {
                 quietly(|| each_descriptor(message, received));
             }
             count
-        }
+        }),
     }
 }
 
@@ -229,9 +252,9 @@ pub unsafe extern "C" fn recvmmsg(
     flags: c_int,
     timeout: *mut timespec,
 ) -> c_int {
-    match find(fd) {
+    match enter(fd) {
         // One message is what a stream has to give at a time; fewer than asked for is allowed.
-        Some(connection) => crate::guarded_int(|| {
+        Way::Ours(connection) => crate::guarded_int(|| {
             if count == 0 {
                 return Ok(0);
             }
@@ -245,7 +268,7 @@ pub unsafe extern "C" fn recvmmsg(
             unsafe { length.write(u32::try_from(taken).unwrap_or(u32::MAX)) };
             Ok(1)
         }),
-        None => {
+        Way::Kernels(call) => counted(call, || {
             let taken = real!(recvmmsg(fd, messages, count, flags, timeout)
                 as fn(c_int, *mut mmsghdr, u32, c_int, *mut timespec) -> c_int);
             for index in 0..usize::try_from(taken).unwrap_or(0) {
@@ -254,27 +277,33 @@ pub unsafe extern "C" fn recvmmsg(
                 quietly(|| each_descriptor(message, received));
             }
             taken
-        }
+        }),
     }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, length: size_t) -> ssize_t {
-    match find(fd) {
-        Some(connection) => guarded(|| give(fd, connection, &piece(bytes.cast_mut(), length), 0)),
-        None => real!(write(fd, bytes, length) as fn(c_int, *const c_void, size_t) -> ssize_t),
+    match enter(fd) {
+        Way::Ours(connection) => {
+            guarded(|| give(fd, connection, &piece(bytes.cast_mut(), length), 0))
+        }
+        Way::Kernels(call) => counted(call, || {
+            real!(write(fd, bytes, length) as fn(c_int, *const c_void, size_t) -> ssize_t)
+        }),
     }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn writev(fd: c_int, list: *const iovec, count: c_int) -> ssize_t {
-    match find(fd) {
-        Some(connection) => guarded(|| {
+    match enter(fd) {
+        Way::Ours(connection) => guarded(|| {
             let count = usize::try_from(count).map_err(|_| Errno(libc::EINVAL))?;
             // SAFETY: the program's array.
             give(fd, connection, unsafe { pieces(list, count)? }, 0)
         }),
-        None => real!(writev(fd, list, count) as fn(c_int, *const iovec, c_int) -> ssize_t),
+        Way::Kernels(call) => counted(call, || {
+            real!(writev(fd, list, count) as fn(c_int, *const iovec, c_int) -> ssize_t)
+        }),
     }
 }
 
@@ -285,14 +314,15 @@ pub unsafe extern "C" fn send(
     length: size_t,
     flags: c_int,
 ) -> ssize_t {
-    match find(fd) {
-        Some(connection) => {
+    urgent(fd, flags);
+    match enter(fd) {
+        Way::Ours(connection) => {
             guarded(|| give(fd, connection, &piece(bytes.cast_mut(), length), flags))
         }
-        None => {
+        Way::Kernels(call) => counted(call, || {
             real!(send(fd, bytes, length, flags)
                 as fn(c_int, *const c_void, size_t, c_int) -> ssize_t)
-        }
+        }),
     }
 }
 
@@ -305,21 +335,25 @@ pub unsafe extern "C" fn sendto(
     to: *const sockaddr,
     to_length: socklen_t,
 ) -> ssize_t {
-    match find(fd) {
+    urgent(fd, flags);
+    match enter(fd) {
         // A connected stream ignores the address, as in the kernel.
-        Some(connection) => {
+        Way::Ours(connection) => {
             guarded(|| give(fd, connection, &piece(bytes.cast_mut(), length), flags))
         }
-        None => real!(sendto(fd, bytes, length, flags, to, to_length)
-            as fn(c_int, *const c_void, size_t, c_int, *const sockaddr, socklen_t) -> ssize_t),
+        Way::Kernels(call) => counted(call, || {
+            real!(sendto(fd, bytes, length, flags, to, to_length)
+                as fn(c_int, *const c_void, size_t, c_int, *const sockaddr, socklen_t) -> ssize_t)
+        }),
     }
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
-    match find(fd) {
-        Some(connection) => guarded(|| give_message(fd, connection, message, flags)),
-        None => {
+    urgent(fd, flags);
+    match enter(fd) {
+        Way::Ours(connection) => guarded(|| give_message(fd, connection, message, flags)),
+        Way::Kernels(call) => counted(call, || {
             let mut copy = None;
             quietly(|| copy = handing_on(fd, message));
             let message = copy.as_ref().map_or(message, |copy| &raw const copy.message);
@@ -329,7 +363,7 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
                 quietly(|| each_descriptor(message, not_handed_on));
             }
             sent
-        }
+        }),
     }
 }
 
@@ -384,7 +418,9 @@ fn handing_on(fd: c_int, message: *const msghdr) -> Option<Changed> {
         let Some(&(_, connection)) = ours.iter().find(|(other, _)| *other == number) else {
             return;
         };
-        if let Ok(far) = carrier::begin(number, connection) {
+        if connection.stay_with_kernel(number) {
+            table::forget(number);
+        } else if let Ok(far) = carrier::begin(number, connection) {
             not_handed_on(number);
             fresh.borrow_mut().push(far);
             // SAFETY: as above.
@@ -401,7 +437,7 @@ fn takes_ours(messages: *mut mmsghdr, count: u32) -> bool {
     for index in 0..count as usize {
         // SAFETY: the program's array has `count` entries.
         let message = unsafe { messages.add(index) }.cast::<msghdr>();
-        each_descriptor(message, |number| found.set(found.get() || table::ours(number).is_some()));
+        each_descriptor(message, |number| found.set(found.get() || find(number).is_some()));
     }
     found.get()
 }
@@ -413,8 +449,8 @@ pub unsafe extern "C" fn sendmmsg(
     count: u32,
     flags: c_int,
 ) -> c_int {
-    match find(fd) {
-        Some(connection) => crate::guarded_int(|| {
+    match enter(fd) {
+        Way::Ours(connection) => crate::guarded_int(|| {
             let mut done = 0_usize;
             for index in 0..count as usize {
                 // SAFETY: the program's array has `count` entries.
@@ -432,7 +468,7 @@ pub unsafe extern "C" fn sendmmsg(
             }
             Ok(done)
         }),
-        None if takes_ours(messages, count) => {
+        Way::Kernels(_) if takes_ours(messages, count) => {
             // One by one, as messages that take none of ours need not.
             for index in 0..count {
                 // SAFETY: the program's array has `count` entries.
@@ -449,10 +485,10 @@ pub unsafe extern "C" fn sendmmsg(
             }
             c_int::try_from(count).unwrap_or(0)
         }
-        None => {
+        Way::Kernels(call) => counted(call, || {
             real!(sendmmsg(fd, messages, count, flags)
                 as fn(c_int, *mut mmsghdr, u32, c_int) -> c_int)
-        }
+        }),
     }
 }
 
@@ -526,14 +562,17 @@ pub unsafe extern "C" fn sendfile(
     offset: *mut off_t,
     length: size_t,
 ) -> ssize_t {
-    if let Some(connection) = find(out) {
-        return guarded(|| give_file(out, connection, from, offset, length));
-    }
-    if find(from).is_some() {
+    if look(from).is_some() {
         // As for every socket.
         return guarded(|| Err(Errno(libc::EINVAL)));
     }
-    real!(sendfile(out, from, offset, length) as fn(c_int, c_int, *mut off_t, size_t) -> ssize_t)
+    match enter(out) {
+        Way::Ours(connection) => guarded(|| give_file(out, connection, from, offset, length)),
+        Way::Kernels(call) => counted(call, || {
+            real!(sendfile(out, from, offset, length)
+                as fn(c_int, c_int, *mut off_t, size_t) -> ssize_t)
+        }),
+    }
 }
 
 #[unsafe(no_mangle)]

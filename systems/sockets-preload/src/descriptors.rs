@@ -3,8 +3,9 @@
 use std::ffi::{c_int, c_uint, c_ulong, c_void};
 use std::sync::atomic::Ordering;
 
-use beeline_sockets::connection::{Connection, accepted, closing, connected, find};
+use beeline_sockets::connection::{Connection, closing, look};
 use beeline_sockets::kernel::Errno;
+use beeline_sockets::young::{accepted, connected, leave_to_kernel};
 use beeline_sockets::{connection, receive, table};
 use libc::{sockaddr, socklen_t};
 
@@ -174,7 +175,7 @@ const MOST_COUNTED: usize = 1 << 30;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     if request == libc::FIONREAD
-        && let Some(connection) = find(fd)
+        && let Some(connection) = look(fd)
         && connection.kernel_bytes_left().is_none()
     {
         return guarded_int(|| {
@@ -194,7 +195,10 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
-    match find(fd) {
+    let ours = look(fd);
+    // One that has not shown that it lives, and now ends.
+    leave_to_kernel(fd);
+    match ours {
         Some(ours) => guarded_int(|| connection::shutdown(fd, ours, how)),
         None => real!(shutdown(fd, how) as fn(c_int, c_int) -> c_int),
     }
@@ -272,6 +276,8 @@ pub unsafe extern "C" fn setsockopt(
             held.store(wanted, Ordering::Relaxed);
             return 0;
         }
+    } else if refused_option(level, name).is_some() {
+        leave_to_kernel(fd);
     }
     real!(setsockopt(fd, level, name, value, length)
         as fn(c_int, c_int, c_int, *const c_void, socklen_t) -> c_int)

@@ -166,6 +166,11 @@ unsafe fn leaving_for(name: *const c_char, how: &Named, environment: *const *con
     if name.is_null() || file(unsafe { CStr::from_ptr(name) }, how).is_none() {
         return;
     }
+    table::each_young(|fd| {
+        if kernel::survives_exec(fd) {
+            beeline_sockets::young::settle(fd);
+        }
+    });
     let mut mine: Vec<(&'static Connection, Vec<c_int>)> = Vec::new();
     let mut left: Vec<&'static Connection> = Vec::new();
     table::each(|fd, connection| {
@@ -195,8 +200,8 @@ unsafe fn leaving_for(name: *const c_char, how: &Named, environment: *const *con
             connection.segment.own().sharing.processes.store(1, Ordering::SeqCst);
         }
         let Some(&fd) = numbers.first() else { continue };
-        // The monitor does not know it before both ends asked, and not after it was restarted.
-        if connection.stay_with_kernel(fd) || goes_on && introduce::is_known(fd) {
+        // The monitor does not know it after it was restarted.
+        if goes_on && introduce::is_known(fd) || connection.stay_with_kernel(fd) {
             continue;
         }
         let _ = carrier::replace(&numbers, connection);

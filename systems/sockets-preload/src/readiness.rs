@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 use std::time::Duration;
 
+use beeline_sockets::young::Watched;
 use beeline_sockets::{epoll, poll as polling};
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 
@@ -40,6 +41,7 @@ unsafe fn duration(time: *const timespec) -> Option<Duration> {
 pub unsafe extern "C" fn poll(list: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
     // SAFETY: the program's array.
     let entries = unsafe { array(list, usize::try_from(count).unwrap_or(0)) };
+    let _watched = Watched::new(entries.iter().map(|entry| entry.fd));
     let ours = polling::poll(entries, milliseconds(timeout), None);
     match ours {
         Some(outcome) => guarded_int(|| outcome),
@@ -67,6 +69,7 @@ pub unsafe extern "C" fn ppoll(
 ) -> c_int {
     // SAFETY: the program's array.
     let entries = unsafe { array(list, usize::try_from(count).unwrap_or(0)) };
+    let _watched = Watched::new(entries.iter().map(|entry| entry.fd));
     // SAFETY: the program's time.
     let bound = unsafe { duration(timeout) };
     // SAFETY: null or the program's.
@@ -109,6 +112,12 @@ impl Bits {
 const READ: i16 = libc::POLLIN | libc::POLLHUP | libc::POLLERR;
 const WRITE: i16 = libc::POLLOUT | libc::POLLERR;
 
+/// The young ones among those that `select` is asked about.
+fn watched(count: c_int, sets: &[Bits; 3]) -> Watched {
+    let asked = |fd: &c_int| sets.iter().any(|set| set.has(*fd));
+    Watched::new((0..count.clamp(0, 1024)).filter(asked))
+}
+
 /// `select` as `poll`, if one of ours is asked about.
 fn select_ours(
     count: c_int,
@@ -118,7 +127,7 @@ fn select_ours(
 ) -> Option<c_int> {
     let count = count.clamp(0, 1024);
     let asked = |fd| sets.iter().any(|set| set.has(fd));
-    let ours = |fd| beeline_sockets::connection::find(fd).is_some() || epoll::is_mixed(fd);
+    let ours = |fd| beeline_sockets::connection::look(fd).is_some() || epoll::is_mixed(fd);
     if !(0..count).any(|fd| asked(fd) && ours(fd)) {
         return None;
     }
@@ -166,6 +175,7 @@ pub unsafe extern "C" fn select(
     });
     let began = std::time::Instant::now();
     let sets = [Bits(read), Bits(write), Bits(exceptional)];
+    let _watched = watched(count, &sets);
     if let Some(outcome) = select_ours(count, sets, bound, None) {
         // SAFETY: null or the program's; what is left, as Linux tells it.
         if let (Some(place), Some(bound)) = (unsafe { timeout.as_mut() }, bound) {
@@ -191,6 +201,7 @@ pub unsafe extern "C" fn pselect(
     // SAFETY: the program's time.
     let bound = unsafe { duration(timeout) };
     let sets = [Bits(read), Bits(write), Bits(exceptional)];
+    let _watched = watched(count, &sets);
     // SAFETY: null or the program's.
     if let Some(outcome) = select_ours(count, sets, bound, unsafe { mask.as_ref() }) {
         return outcome;

@@ -93,6 +93,11 @@ fn beginning(report: &[u8], path: Option<&[u8]>) -> Option<[CString; OURS]> {
 /// what survives `exec`, or anything at all if its descriptors are changed in between (`any`).
 fn hands_on(any: bool) -> bool {
     let mut hands_on = false;
+    table::each_young(|fd| {
+        if any || kernel::survives_exec(fd) {
+            beeline_sockets::young::leave_to_kernel(fd);
+        }
+    });
     table::each(|fd, connection| {
         if !any && !kernel::survives_exec(fd) {
             return;

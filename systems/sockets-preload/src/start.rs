@@ -29,6 +29,7 @@ extern "C" fn start() {
         if is_left_alone() {
             return;
         }
+        beeline_sockets::young::begin();
         table::begin();
         crate::stdio::adopt(&[0, 1, 2]);
         // SAFETY: three functions that stay loaded and take nothing.

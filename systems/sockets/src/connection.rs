@@ -24,12 +24,12 @@ use crate::control::Question;
 use crate::holder::hold;
 use crate::kernel::{self, Errno, Outcome};
 use crate::segment::{
-    CLOSED_CLEANLY, CLOSED_UNREAD, STATE_GIVEN_UP, STATE_MATCHING, STATE_OPEN, STATE_PAIRED,
+    CLOSED_CLEANLY, CLOSED_UNREAD, End, STATE_GIVEN_UP, STATE_MATCHING, STATE_OPEN, STATE_PAIRED,
     Segment,
 };
 use crate::table::{self, Kind};
 use crate::wait::Budget;
-use crate::{epoll, introduce, offer, receive, wake};
+use crate::{epoll, introduce, offer, receive, wake, young};
 
 /// A sender asks the kernel this often whether the other end is alive.
 const BLIND_NS: u64 = 2_000_000;
@@ -37,8 +37,10 @@ const BLIND_IN_SET_NS: u64 = 30_000_000;
 /// And this often where only a byte sent can tell.
 const PROBE_NS: u64 = 100_000_000;
 
-/// Calls through the kernel before an end stops waiting for the other to ask.
+/// Calls through the kernel before an end stops waiting for the other to ask: so many and so many bytes,
+/// or sixteen times as many.
 const PATIENT_CALLS: u32 = 64;
+const PATIENT_BYTES: u64 = 4 * young::BYTES as u64;
 /// Every so many calls that found nothing and do not wait, the kernel is asked whether the other end is alive.
 const VAIN_CALLS: u32 = 64;
 
@@ -83,6 +85,8 @@ pub struct Connection {
     listened_ns: AtomicU64,
     blocking: AtomicU8,
     calls: AtomicU32,
+    /// Bytes that went through the kernel either way before it was ours.
+    moved_before: u64,
     vain: AtomicU32,
 }
 
@@ -132,6 +136,7 @@ impl Connection {
             }
             AtomicI32::new(theirs)
         });
+        let moved_before = moved_by_kernel(own);
         let connection = Self {
             segment,
             number: NUMBER.fetch_add(1, Ordering::Relaxed),
@@ -149,6 +154,7 @@ impl Connection {
             listened_ns: AtomicU64::new(0),
             blocking: AtomicU8::new(0),
             calls: AtomicU32::new(0),
+            moved_before,
             vain: AtomicU32::new(0),
         };
         connection.begin_to_hold();
@@ -531,7 +537,11 @@ impl Connection {
     pub fn waited_for_other_end(&self, fd: RawFd) {
         let calls = self.calls.load(Ordering::Relaxed).wrapping_add(1);
         self.calls.store(calls, Ordering::Relaxed);
-        if calls >= PATIENT_CALLS && !self.is_being_matched() {
+        // The other end asks when it has made as many calls, or moved as many bytes, as it takes to show
+        // that it lives; this one may make many small calls for one of its large ones.
+        let moved = moved_by_kernel(self.segment.own()).saturating_sub(self.moved_before);
+        let long = moved >= PATIENT_BYTES || calls >= PATIENT_CALLS * 16;
+        if calls >= PATIENT_CALLS && long && !self.is_being_matched() {
             self.give_up(fd);
         }
     }
@@ -549,6 +559,13 @@ impl Connection {
             self.tell_relay();
         }
         plain
+    }
+
+    /// Closed before anybody could use it: the other end, if it has not asked, need not wait.
+    pub(crate) fn is_nobodys(&self) {
+        let state = self.segment.state();
+        let _ =
+            state.compare_exchange(STATE_OPEN, STATE_GIVEN_UP, Ordering::AcqRel, Ordering::Relaxed);
     }
 
     fn give_up(&self, fd: RawFd) {
@@ -574,6 +591,12 @@ impl Connection {
     }
 }
 
+/// Bytes that went through the kernel either way.
+fn moved_by_kernel(own: &End) -> u64 {
+    let sent = own.sending.by_kernel.load(Ordering::Relaxed);
+    sent.saturating_add(own.receiving.by_kernel.load(Ordering::Relaxed))
+}
+
 /// `fd` has just come out of `accept`: asks whether it can be ours.
 pub fn accepted(fd: RawFd) {
     table::forget(fd);
@@ -595,16 +618,35 @@ pub fn connected(fd: RawFd) {
         epoll::became_ours(fd);
         return;
     }
-    TALLY.asked.fetch_add(1, Ordering::Relaxed);
-    let Some(segment) = introduce::segment(fd, Question::Attach) else { return };
-    TALLY.taken.fetch_add(1, Ordering::Relaxed);
-    let connection = Connection::new(segment, fd);
-    if connection.join() {
+    if let Some(connection) = introduced(fd, 0, 0) {
         table::set_ours(fd, Box::new(connection));
         epoll::became_ours(fd);
-    } else {
-        connection.restore_options(fd);
     }
+}
+
+/// Asks for a young connection, on which no call is under way.
+pub(crate) fn asked(fd: RawFd) -> Option<Connection> {
+    if table::is_left_to_kernel() || !introduce::is_candidate(fd) {
+        return None;
+    }
+    let (sent, received) = kernel::moved(fd)?;
+    introduced(fd, sent, received)
+}
+
+/// Asks the monitor for `fd`, which has given and taken so many bytes through the kernel.
+fn introduced(fd: RawFd, sent: u64, received: u64) -> Option<Connection> {
+    TALLY.asked.fetch_add(1, Ordering::Relaxed);
+    let segment = introduce::segment(fd, Question::Attach)?;
+    TALLY.taken.fetch_add(1, Ordering::Relaxed);
+    let own = segment.own();
+    own.sending.by_kernel.store(sent, Ordering::Relaxed);
+    own.receiving.by_kernel.store(received, Ordering::Relaxed);
+    let connection = Connection::new(segment, fd);
+    if connection.join() {
+        return Some(connection);
+    }
+    connection.restore_options(fd);
+    None
 }
 
 /// `fd` came into this program from elsewhere: by `exec`, or in a message. If it was introduced
@@ -645,13 +687,10 @@ pub fn not_handed_on(fd: RawFd) {
 }
 
 /// `fd` goes to another program in a message: several may have it from now on. Returns it if it is
-/// accelerated; one that is not yet is left to the kernel, since the receiver could not hear of it.
+/// accelerated, or may be when its other end asks.
 pub fn handed_on(fd: RawFd) -> Option<&'static Connection> {
+    young::settle(fd);
     let connection = table::ours(fd)?;
-    if connection.stay_with_kernel(fd) {
-        table::forget(fd);
-        return None;
-    }
     connection.segment.own().sharing.processes.store(1, Ordering::SeqCst);
     connection.forget_blocking_mode();
     if connection.segment.relayed().is_some() {
@@ -661,15 +700,14 @@ pub fn handed_on(fd: RawFd) -> Option<&'static Connection> {
 }
 
 /// If `fd` was connecting and is connected by now, asks whether it can be ours.
-pub fn look_at_connecting(fd: RawFd) -> Kind {
+pub fn look_at_connecting(fd: RawFd) {
     if kernel::name(fd, true).is_ok() {
         table::forget(fd);
-        connected(fd);
+        young::connected(fd);
     }
-    table::kind(fd)
 }
 
-/// What `fd` is, for a call that moves data.
+/// The connection behind `fd`, for a call that young connections do not count: such a one asks now.
 #[inline]
 #[must_use]
 pub fn find(fd: RawFd) -> Option<&'static Connection> {
@@ -677,13 +715,25 @@ pub fn find(fd: RawFd) -> Option<&'static Connection> {
         Kind::Ours(connection) => Some(connection),
         Kind::Plain => None,
         Kind::Connecting => {
-            if let Kind::Ours(connection) = look_at_connecting(fd) {
-                Some(connection)
-            } else {
-                None
-            }
+            look_at_connecting(fd);
+            young::settle(fd);
+            table::ours(fd)
+        }
+        Kind::Young => {
+            young::settle(fd);
+            table::ours(fd)
         }
     }
+}
+
+/// As [`find`], for who only looks at `fd`: one that is young stays so.
+#[inline]
+#[must_use]
+pub fn look(fd: RawFd) -> Option<&'static Connection> {
+    if let Kind::Connecting = table::kind(fd) {
+        look_at_connecting(fd);
+    }
+    table::ours(fd)
 }
 
 /// The program closes `fd`; the kernel's `close` follows.

@@ -162,6 +162,96 @@ pub fn cookie(fd: RawFd) -> Option<u64> {
     option(fd, libc::SOL_SOCKET, libc::SO_COOKIE, 0).ok()
 }
 
+/// The beginning of the kernel's `struct tcp_info`, of which only some is read.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct TcpInfo {
+    state: u8,
+    _flags: [u8; 7],
+    _early: [u32; 24],
+    _pacing: [u64; 2],
+    acknowledged: u64,
+    received: u64,
+    _segments: [u32; 2],
+    not_sent: u32,
+    _middle: [u32; 3],
+    _rates: [u64; 4],
+    _delivered: [u32; 2],
+    sent: u64,
+    sent_again: u64,
+}
+
+const _: () = assert!(std::mem::offset_of!(TcpInfo, received) == 128);
+const _: () = assert!(std::mem::offset_of!(TcpInfo, not_sent) == 144);
+const _: () = assert!(std::mem::offset_of!(TcpInfo, sent) == 200);
+const ESTABLISHED: u8 = 1;
+
+fn tcp_info(fd: RawFd) -> Option<TcpInfo> {
+    let zeros = [0_u64; size_of::<TcpInfo>() / 8];
+    // SAFETY: integers only, for which every bit pattern is a value.
+    let mut info: TcpInfo = unsafe { std::mem::transmute(zeros) };
+    let whole = u32::try_from(size_of::<TcpInfo>()).ok()?;
+    let mut length = whole;
+    // The kernel writes at most `length` bytes of a plain value.
+    call!(
+        libc::SYS_getsockopt,
+        fd,
+        libc::IPPROTO_TCP,
+        libc::TCP_INFO,
+        &raw mut info,
+        &raw mut length
+    )
+    .ok()?;
+    // An older kernel tells less.
+    (length == whole && info.state == ESTABLISHED).then_some(info)
+}
+
+/// Bytes that the program has given to the kernel's stream so far, and taken from it, while no call of
+/// the program's is under way. `None` where the kernel cannot say, or the stream is over one way or the other.
+#[must_use]
+pub fn moved(fd: RawFd) -> Option<(u64, u64)> {
+    // What arrives, and what is confirmed, in between changes the answers: then once more.
+    for _ in 0..16 {
+        let before = tcp_info(fd)?;
+        let (unread, unconfirmed) = (unread(fd) as u64, unconfirmed(fd)?);
+        let after = tcp_info(fd)?;
+        if (before.received, before.acknowledged) != (after.received, after.acknowledged) {
+            continue;
+        }
+        let sent = after.sent.checked_sub(after.sent_again)? + u64::from(after.not_sent);
+        // In another way, in which the end that connected counts its beginning as a byte.
+        let again = after.acknowledged + unconfirmed;
+        let agrees = again == sent || again == sent + 1;
+        let taken = after.received.checked_sub(unread)?;
+        return agrees.then_some((sent, taken));
+    }
+    None
+}
+
+/// Bytes given to the kernel's stream that the other end's kernel has not confirmed.
+fn unconfirmed(fd: RawFd) -> Option<u64> {
+    let mut count = 0_i32;
+    // One integer, ours.
+    call!(libc::SYS_ioctl, fd, libc::TIOCOUTQ, &raw mut count).ok()?;
+    u64::try_from(count).ok()
+}
+
+/// Keeps signals from this thread; what was in force before.
+#[must_use]
+pub fn block_signals() -> u64 {
+    let (all, mut before) = (u64::MAX, 0_u64);
+    // Eight bytes of a mask each, ours.
+    let _ = call!(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const all, &raw mut before, 8);
+    before
+}
+
+/// What [`block_signals`] told is in force again.
+pub fn restore_signals(before: u64) {
+    let none = std::ptr::null_mut::<u64>();
+    // As above.
+    let _ = call!(libc::SYS_rt_sigprocmask, libc::SIG_SETMASK, &raw const before, none, 8);
+}
+
 /// `getsockname` (`peer` false) or `getpeername`: the address and its length.
 pub fn name(fd: RawFd, peer: bool) -> Result<(libc::sockaddr_storage, usize), Errno> {
     // SAFETY: a plain C structure for which all zeros is a value.

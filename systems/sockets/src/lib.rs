@@ -13,7 +13,7 @@
 //! - [`relayed`]: names, records and the bell of connections to other hosts.
 //! - [`connection`], [`holder`], [`receive`], [`send`]: one accelerated connection; [`between`]: to another host.
 //! - [`offer`]: large sends, taken from the sender's memory.
-//! - [`table`]: which descriptor is which connection.
+//! - [`table`]: which descriptor is which connection; [`young`]: which has not shown that it lives.
 //! - [`epoll`], [`poll`]: readiness of mixed descriptors.
 //! - [`carrier`]: a connection for a program that has no library; [`receiver`]: who has none;
 //!   [`report`]: whether a program began.
@@ -44,5 +44,6 @@ pub mod send;
 pub mod table;
 pub mod wait;
 pub mod wake;
+pub mod young;
 
 pub use kernel::Errno;

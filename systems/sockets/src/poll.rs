@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use beeline_os::barrier;
 
-use crate::connection::{Connection, find};
+use crate::connection::{Connection, look};
 use crate::epoll;
 use crate::kernel::{self, Errno, Outcome};
 use crate::wait::Budget;
@@ -77,7 +77,7 @@ struct Watched {
 
 impl Watched {
     fn of(index: usize, fd: RawFd) -> Option<Self> {
-        let connection = find(fd).map(Subject::Connection);
+        let connection = look(fd).map(Subject::Connection);
         let subject =
             connection.or_else(|| epoll::is_mixed_and_polled(fd).then_some(Subject::Set(fd)))?;
         Some(Self { index, subject })

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize
 use std::time::{Duration, Instant};
 
 use crate::connection::Connection;
+use crate::young;
 
 /// Numbers from here on are always plain.
 pub const NUMBERS: usize = 1 << 20;
@@ -31,6 +32,8 @@ pub enum Kind {
     Plain,
     /// Begun by `connect`, which did not wait: may become a connection of ours.
     Connecting,
+    /// Connected, and the kernel's until it has shown that it lives: see [`crate::young`].
+    Young,
     /// Ours.
     Ours(&'static Connection),
 }
@@ -75,7 +78,7 @@ fn inherit() {
 }
 
 #[inline]
-fn slot(fd: RawFd) -> Option<&'static AtomicUsize> {
+pub(crate) fn slot(fd: RawFd) -> Option<&'static AtomicUsize> {
     let index = usize::try_from(fd).ok().filter(|&index| index < NUMBERS)?;
     // Acquire with the Release in `begin`.
     let table = TABLE.load(Ordering::Acquire);
@@ -94,13 +97,59 @@ fn slot(fd: RawFd) -> Option<&'static AtomicUsize> {
 pub fn kind(fd: RawFd) -> Kind {
     let Some(slot) = slot(fd) else { return Kind::Plain };
     // Acquire with the Release in `set`: the connection is whole.
-    match slot.load(Ordering::Acquire) {
+    let value = slot.load(Ordering::Acquire);
+    if young::is_mark(value) { young::settled_kind(slot) } else { kind_of(value) }
+}
+
+/// What a place's value tells that is no mark of a young connection.
+pub(crate) fn kind_of(value: usize) -> Kind {
+    match value {
         PLAIN | WATCHED_PLAIN => Kind::Plain,
         CONNECTING => Kind::Connecting,
         // SAFETY: every other value was a leaked box, put here by `set`, and is given back only
         // after its last number left the table and the grace was over.
         place => Kind::Ours(unsafe { &*(place as *const Connection) }),
     }
+}
+
+/// `fd` is young from now on: `value` is a mark.
+pub(crate) fn set_mark(fd: RawFd, value: usize) {
+    forget(fd);
+    set(fd, value);
+}
+
+/// Puts a connection where `mark` was left.
+///
+/// Errors: the connection, where there is something else by now.
+pub(crate) fn replace_mark(
+    fd: RawFd,
+    mark: usize,
+    connection: Box<Connection>,
+) -> Result<(), Box<Connection>> {
+    take_back();
+    let Some(slot) = slot(fd) else { return Err(connection) };
+    connection.references.store(1, Ordering::Relaxed);
+    let place = Box::into_raw(connection);
+    // Release with the Acquire in `kind`.
+    if slot.compare_exchange(mark, place as usize, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+        return Ok(());
+    }
+    // SAFETY: ours alone: it was not put into the table.
+    Err(unsafe { Box::from_raw(place) })
+}
+
+/// Every young connection's number.
+pub fn each_young(mut visit: impl FnMut(RawFd)) {
+    for fd in 0..=HIGHEST.load(Ordering::Relaxed) {
+        if slot(fd).is_some_and(|slot| young::is_mark(slot.load(Ordering::Relaxed))) {
+            visit(fd);
+        }
+    }
+}
+
+/// True when a number was copied before it was connected.
+pub(crate) fn was_copied_early() -> bool {
+    COPIED_EARLY.load(Ordering::Relaxed)
 }
 
 /// The connection behind `fd`, if it is ours.
@@ -150,7 +199,11 @@ pub fn set_ours(fd: RawFd, connection: Box<Connection>) -> &'static Connection {
 
 /// `new` is a duplicate of `old`.
 pub fn duplicate(old: RawFd, new: RawFd) {
-    if old == new || is_foreign_process() {
+    if old == new {
+        return;
+    }
+    young::settle(old);
+    if is_foreign_process() {
         return;
     }
     match kind(old) {
@@ -163,7 +216,7 @@ pub fn duplicate(old: RawFd, new: RawFd) {
             COPIED_EARLY.store(true, Ordering::Relaxed);
             set_connecting(new);
         }
-        Kind::Plain => {
+        Kind::Plain | Kind::Young => {
             forget(new);
         }
     }
@@ -176,7 +229,7 @@ pub fn forget(fd: RawFd) -> Option<&'static Connection> {
         return None;
     }
     let before = slot.swap(PLAIN, Ordering::AcqRel);
-    if before <= WATCHED_PLAIN {
+    if before <= WATCHED_PLAIN || young::is_mark(before) {
         return None;
     }
     // SAFETY: as in `kind`; this number's own count keeps the connection until below.
@@ -277,6 +330,7 @@ pub fn each(mut visit: impl FnMut(RawFd, &'static Connection)) {
 
 /// Before `fork`: every connection is about to be shared with a child that says so itself.
 pub fn before_fork() {
+    young::settle_all();
     shared();
     crate::between::expect_holder();
 }

@@ -144,6 +144,9 @@ impl Monitor {
             let mut command = self.place.command(program());
             command.args(["run", "--verbose", "--library"]).arg(library()).arg("--").arg(first);
             command.env("BEELINE_SOCKETS_MONITOR", &self.name);
+            // From the first byte on, unless the test says otherwise.
+            let ask_after = std::env::var("BEELINE_TEST_ASK_AFTER");
+            command.env("BEELINE_SOCKETS_ASK_AFTER", ask_after.as_deref().unwrap_or("0"));
             command
         } else {
             self.place.command(first)

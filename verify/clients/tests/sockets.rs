@@ -19,6 +19,11 @@ fn script() -> String {
 }
 
 fn conversations(test: &str, server_mode: &str) {
+    conversations_that_ask_after(test, server_mode, "0");
+}
+
+/// `calls`: calls after which an end asks the monitor.
+fn conversations_that_ask_after(test: &str, server_mode: &str, calls: &str) {
     if need(test, "python3").is_none() {
         return;
     }
@@ -28,11 +33,14 @@ fn conversations(test: &str, server_mode: &str) {
         let port = free_port();
         let text = port.to_string();
         let words = ["python3", &script, server_mode, &text];
-        let _server = Background::start(&mut monitor.command(server, &words));
+        let mut command = monitor.command(server, &words);
+        let _server = Background::start(command.env("BEELINE_SOCKETS_ASK_AFTER", calls));
         listening(port);
         for how in ["block", "timeout", "poll"] {
             let words = ["python3", &script, "ask", &text, how, "120"];
-            let said = monitor.run(client, &words);
+            let mut command = monitor.command(client, &words);
+            let output = bounded(command.env("BEELINE_SOCKETS_ASK_AFTER", calls), PATIENCE);
+            let said = said(&output);
             assert!(said.contains("echoed"), "{server} {client} {how}: {said}");
         }
         let expected = if server && client { 3 } else { 0 };
@@ -54,6 +62,37 @@ fn a_forked_child_serves_the_connection_its_parent_accepted() {
 #[test]
 fn a_connection_goes_on_in_the_program_that_exec_brings() {
     conversations("a_connection_goes_on_in_the_program_that_exec_brings", "exec");
+}
+
+#[test]
+fn a_connection_changes_over_when_it_has_shown_that_it_lives() {
+    let test = "a_connection_changes_over_when_it_has_shown_that_it_lives";
+    for mode in ["serve", "fork", "exec", "pass"] {
+        for calls in ["1", "7"] {
+            conversations_that_ask_after(test, mode, calls);
+        }
+    }
+}
+
+#[test]
+fn a_connection_for_each_request_stays_the_kernels_and_nobody_is_asked() {
+    if need("a_connection_for_each_request", "python3").is_none() {
+        return;
+    }
+    let monitor = Monitor::start();
+    let port = free_port().to_string();
+    let words = ["python3", &script(), "serve", &port];
+    let mut command = monitor.command(true, &words);
+    let _server = Background::start(command.env_remove("BEELINE_SOCKETS_ASK_AFTER"));
+    listening(port.parse().unwrap());
+    for how in ["block", "timeout", "poll"] {
+        let mut command = monitor.command(true, &["python3", &script(), "ask", &port, how, "3"]);
+        let output = bounded(command.env_remove("BEELINE_SOCKETS_ASK_AFTER"), PATIENCE);
+        let said = said(&output);
+        assert!(said.contains("echoed"), "{how}: {said}");
+    }
+    let status = monitor.status().unwrap();
+    assert_eq!((status["asked"].as_u64(), monitor.paired()), (Some(0), 0));
 }
 
 #[test]

@@ -48,12 +48,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use beeline_os::barrier;
 
-use crate::connection::{Connection, find};
+use crate::connection::{Connection, look as look_up};
+use crate::introduce;
 use crate::kernel::{self, Errno, Outcome};
 use crate::poll::{arm, readiness};
 use crate::table;
 use crate::wait::Budget;
 use crate::wake;
+use crate::young;
 
 pub use set::stir;
 use set::{Entry, Inner, QUIET_LOOKS};
@@ -197,9 +199,16 @@ pub fn control(
     fd: RawFd,
     wanted: Option<libc::epoll_event>,
 ) -> Option<Outcome> {
-    let connection = find(fd);
+    let connection = look_up(fd);
     let adds = operation == libc::EPOLL_CTL_ADD;
-    let mut connecting = matches!(table::kind(fd), table::Kind::Connecting);
+    let kind = table::kind(fd);
+    let young = matches!(kind, table::Kind::Young);
+    if adds && young && !introduce::is_candidate(fd) {
+        young::leave_to_kernel(fd);
+        table::set_watched_plain(fd);
+        return None;
+    }
+    let mut connecting = young || matches!(kind, table::Kind::Connecting);
     let is_set = adds && connection.is_none() && !connecting && is_epoll(fd);
     if adds && connection.is_none() && !connecting && !is_set && is_yet_to_connect(fd) {
         table::set_connecting(fd);
@@ -212,7 +221,10 @@ pub fn control(
         }
         return None;
     }
-    let set = made(number)?;
+    let Some(set) = made(number) else {
+        young::leave_to_kernel(fd);
+        return None;
+    };
     if is_set && let Some(inner) = made(fd) {
         // Before the other set's entries are looked at: who adds to it from now on wakes.
         inner.outer.store(true, Ordering::SeqCst);
@@ -272,6 +284,10 @@ pub fn control(
         watch(&mut entry, connection);
     }
     inner.insert(entry);
+    if connecting && table::ours(fd).is_none() {
+        // The kernel has all its news; when it becomes ours, this set is told, under its lock.
+        inner.cool_one(fd);
+    }
     // Before the look at who sleeps: see `sleeps_plainly`.
     set.count(&inner);
     if set.may_be_slept_on() {
@@ -402,6 +418,7 @@ pub fn kick(fd: RawFd) {
 /// `fd` has become ours. Sets that hold it asked the kernel for what the program wants, and nobody
 /// armed it. Not called under a set's lock.
 pub fn became_ours(fd: RawFd) {
+    stir(fd);
     if !nobody_sleeps() {
         kick(fd);
     }
@@ -691,7 +708,9 @@ fn translate(
             continue;
         }
         let Ok(fd) = RawFd::try_from(data & u64::from(u32::MAX)) else { continue };
-        inner.heat(fd);
+        if table::ours(fd).is_some() || inner.entry(fd).is_some_and(|entry| entry.is_set) {
+            inner.heat(fd);
+        }
         let Some(entry) = inner.entry(fd) else {
             if let Some(set) = known(number) {
                 report.news |= forget_retired(number, set, inner, fd);
@@ -702,6 +721,7 @@ fn translate(
         // set is locked.
         let connection = table::ours(fd);
         let mut heard = bits;
+        report.plain |= connection.is_none() && !entry.is_set;
         if let Some(connection) = connection {
             watch(entry, connection);
             if connection.kernel_bytes_left().is_none() {

@@ -246,6 +246,13 @@ impl Inner {
         all.into_iter().for_each(|fd| self.heat(fd));
     }
 
+    /// The next waits do not look at `fd`.
+    pub fn cool_one(&mut self, fd: RawFd) {
+        if let Some(place) = self.place(fd) {
+            self.cool(place);
+        }
+    }
+
     /// The next waits do not look at the entry of this place.
     fn cool(&mut self, place: usize) {
         let Some(Some(entry)) = self.entries.get_mut(place) else { return };

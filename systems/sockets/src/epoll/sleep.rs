@@ -109,7 +109,10 @@ fn wait_mixed(
         let mut answers = Answers { count: 0, wait: inner.waits, events: &mut *events };
         look(&mut inner, &mut answers);
         let turn = set.until_kernel.load(Ordering::Relaxed);
-        let ask = turn == 0 || answers.count == 0 && timeout == Some(Duration::ZERO);
+        // With nothing to look at but the kernel's news, the sleep asks.
+        let only_kernel = inner.hot() == 0 && timeout != Some(Duration::ZERO);
+        let ask =
+            !only_kernel && turn == 0 || answers.count == 0 && timeout == Some(Duration::ZERO);
         if ask && !answers.is_full() {
             let from = answers.count;
             let rest = answers.events.get_mut(from..).unwrap_or_default();
