@@ -1,7 +1,7 @@
 //! A connection that has not shown yet that it lives.
 //!
 //! Asking the monitor, mapping a segment and changing over cost about as much as the kernel takes for
-//! ten round trips. A program that connects for every request would pay it each time and gain nothing.
+//! five round trips. A program that connects for every request would pay it each time and gain nothing.
 //! So a fresh connection is *young*: the kernel's, while the calls that move its bytes are counted. The
 //! one that brings the count to [`Lives`] asks, on its way out ([`Call::done`]): the price is paid when
 //! as much was already lost by waiting, so nobody pays more than twice what the better choice costs.
@@ -31,7 +31,7 @@ use crate::kernel;
 use crate::table::{self, Kind};
 
 /// Calls that moved bytes after which a connection lives.
-pub const CALLS: u32 = 16;
+pub const CALLS: u32 = 10;
 /// And bytes that one call or more moved.
 pub const BYTES: usize = 64 << 10;
 /// Variable for another number of calls than [`CALLS`]; 0: each connection asks at once.

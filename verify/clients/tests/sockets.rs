@@ -343,7 +343,7 @@ fn the_benchmark_runs_in_its_tiny_setting() {
         "--quick",
         "--json",
         "--parts",
-        "data,connections,core,pipeline,redis",
+        "data,connections,core,pipeline,redis,sizes,pairs,many,rpc,breakdown",
         "--library",
         &library,
     ]);

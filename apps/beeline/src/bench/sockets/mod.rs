@@ -5,6 +5,8 @@
 //! programs of others ([`programs`]). A bare ring, without sockets around it, stands beside them.
 
 mod bare;
+mod many;
+mod parts;
 mod peer;
 mod programs;
 
@@ -48,10 +50,31 @@ pub enum Part {
     Redis,
     /// nginx with wrk, a small file, 1 and 50 connections.
     Nginx,
+    /// Round trips and sends from 8 B to 1 MiB.
+    Sizes,
+    /// Pairs of processes that send at once, a core each as far as there are cores.
+    Pairs,
+    /// Round trips over 1 to 10,000 connections of one pair of processes.
+    Many,
+    /// A small remote procedure call.
+    Rpc,
+    /// What a message's time is made of.
+    Breakdown,
 }
 
-const PARTS: [Part; 6] =
-    [Part::Data, Part::Connections, Part::Core, Part::Pipeline, Part::Redis, Part::Nginx];
+const PARTS: [Part; 11] = [
+    Part::Data,
+    Part::Connections,
+    Part::Core,
+    Part::Pipeline,
+    Part::Redis,
+    Part::Nginx,
+    Part::Sizes,
+    Part::Pairs,
+    Part::Many,
+    Part::Rpc,
+    Part::Breakdown,
+];
 
 /// What the two processes do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -66,6 +89,12 @@ pub enum Work {
     Connections,
     /// Packets through a row of processes.
     Pipeline,
+    /// Round trips over many connections, a few at a time.
+    Many,
+    /// As [`Work::PingPong`], with a pause before each that is not counted.
+    Pauses,
+    /// As [`Work::PingPong`], both ends in one thread.
+    Alone,
 }
 
 /// How they are connected.
@@ -97,6 +126,15 @@ pub struct SocketsPeerArguments {
     /// Both on one core.
     #[arg(long)]
     pub one_core: bool,
+    /// Bytes of a message.
+    #[arg(long, default_value_t = 8)]
+    pub size: usize,
+    /// Bytes of an answer; left out: as many as of a message.
+    #[arg(long)]
+    pub answer: Option<usize>,
+    /// Connections of [`Work::Many`].
+    #[arg(long, default_value_t = 1)]
+    pub connections: usize,
     /// Where a stage of a row sends its packets.
     #[arg(long)]
     pub next: Option<String>,
@@ -130,6 +168,11 @@ pub fn run(arguments: &SocketsArguments, output: Output) -> Result<Exit, Failure
             Part::Pipeline => pipeline(arguments, &mut report, output)?,
             Part::Redis => programs::redis(arguments, &mut report, output)?,
             Part::Nginx => programs::nginx(arguments, &mut report, output)?,
+            Part::Sizes => parts::sizes(arguments, &mut report, output)?,
+            Part::Pairs => parts::pairs(arguments, &mut report, output)?,
+            Part::Many => parts::many(arguments, &mut report, output)?,
+            Part::Rpc => parts::rpc(arguments, &mut report, output)?,
+            Part::Breakdown => parts::breakdown(arguments, &mut report, output)?,
         }
     }
     finish(&report, options, output)
@@ -297,13 +340,24 @@ fn asker(
     accelerated: bool,
     one_core: bool,
 ) -> anyhow::Result<f64> {
+    let more: &[String] = if one_core { &["--one-core".to_owned()] } else { &[] };
+    asker_with(arguments, work, transport, rounds, accelerated, more)
+}
+
+/// As [`asker`], with further arguments for both processes.
+fn asker_with(
+    arguments: &SocketsArguments,
+    work: Work,
+    transport: Transport,
+    rounds: u64,
+    accelerated: bool,
+    more: &[String],
+) -> anyhow::Result<f64> {
     let own = std::env::current_exe().context("finding this program")?;
     let mut command = command(arguments, accelerated, own.as_os_str())?;
     command.args(["bench", "sockets-peer", "--rounds", &rounds.to_string()]);
     command.args(["--work", &name(work), "--transport", &name(transport)]);
-    if one_core {
-        command.arg("--one-core");
-    }
+    command.args(more);
     let output = command.stderr(Stdio::inherit()).output().context("starting a peer")?;
     anyhow::ensure!(output.status.success(), "the asking process failed: {}", output.status);
     let text = String::from_utf8_lossy(&output.stdout);

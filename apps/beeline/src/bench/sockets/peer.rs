@@ -4,12 +4,12 @@ use std::io::{BufRead as _, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::{Child, Command, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 
 use super::super::turns::pin;
-use super::{BULK, PACKET, SocketsPeerArguments, Transport, Work, name};
+use super::{BULK, PACKET, SocketsPeerArguments, Transport, Work, many, name};
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
 
@@ -23,6 +23,10 @@ pub fn run_peer(arguments: &SocketsPeerArguments) -> Result<Exit, Failure> {
         Output::default().line(pipeline::through(arguments)?)?;
         return Ok(Exit::Done);
     }
+    if arguments.work == Work::Alone {
+        Output::default().line(alone(arguments)?)?;
+        return Ok(Exit::Done);
+    }
     // The server inherits what preloads us; we pin ourselves after it was started.
     let own = std::env::current_exe().context("finding this program")?;
     let mut command = Command::new(own);
@@ -30,6 +34,11 @@ pub fn run_peer(arguments: &SocketsPeerArguments) -> Result<Exit, Failure> {
     command.arg(arguments.rounds.to_string());
     command.args(["--work", &name(arguments.work)]);
     command.args(["--transport", &name(arguments.transport)]);
+    command.args(["--size", &arguments.size.to_string()]);
+    command.args(["--connections", &arguments.connections.to_string()]);
+    if let Some(answer) = arguments.answer {
+        command.args(["--answer", &answer.to_string()]);
+    }
     if arguments.one_core {
         command.arg("--one-core");
     }
@@ -48,6 +57,9 @@ fn serve(arguments: &SocketsPeerArguments) -> anyhow::Result<()> {
         return pipeline::stage(arguments);
     }
     pin(usize::from(!arguments.one_core))?;
+    if arguments.work == Work::Many {
+        return many::serve(arguments);
+    }
     let mut out = std::io::stdout().lock();
     match arguments.transport {
         Transport::Tcp => {
@@ -92,16 +104,17 @@ fn answer(
     mut from: impl Read,
     mut to: impl Write,
 ) -> anyhow::Result<()> {
-    if matches!(arguments.work, Work::PingPong | Work::Connections) {
-        let mut bytes = [0; 8];
-        let rounds = if arguments.work == Work::PingPong { arguments.rounds } else { 1 };
+    if matches!(arguments.work, Work::PingPong | Work::Pauses | Work::Connections) {
+        let mut bytes = vec![0; arguments.size];
+        let back = vec![7; arguments.answer.unwrap_or(arguments.size)];
+        let rounds = if arguments.work == Work::Connections { 1 } else { arguments.rounds };
         for _ in 0..rounds {
             from.read_exact(&mut bytes)?;
-            to.write_all(&bytes)?;
+            to.write_all(&back)?;
         }
         return Ok(());
     }
-    let size = if arguments.work == Work::Bulk { BULK as u64 } else { 8 };
+    let size = if arguments.work == Work::Bulk { BULK as u64 } else { arguments.size as u64 };
     let mut left = arguments.rounds * size;
     let mut bytes = vec![0; 256 << 10];
     while left > 0 {
@@ -126,6 +139,9 @@ fn ask(arguments: &SocketsPeerArguments, child: &mut Child) -> anyhow::Result<f6
     if arguments.work == Work::Connections {
         return connections(arguments, address.trim());
     }
+    if arguments.work == Work::Many {
+        return many::ask(arguments, address.trim());
+    }
     if arguments.transport == Transport::Unix {
         let peer = UnixStream::connect(address.trim())?;
         measure(arguments, &peer, &peer)
@@ -143,20 +159,30 @@ fn measure(
     mut to: impl Write,
 ) -> anyhow::Result<f64> {
     let rounds = arguments.rounds.max(1);
+    let message = vec![7; arguments.size];
     let mut answer = [0; 8];
     let began = Instant::now();
     match arguments.work {
-        Work::PingPong => {
+        Work::PingPong | Work::Pauses => {
+            let mut answer = vec![0; arguments.answer.unwrap_or(arguments.size)];
+            let mut silent = Duration::ZERO;
             for _ in 0..rounds {
-                to.write_all(&[7; 8])?;
+                if arguments.work == Work::Pauses {
+                    let asleep = Instant::now();
+                    std::thread::sleep(Duration::from_millis(1));
+                    silent += asleep.elapsed();
+                }
+                to.write_all(&message)?;
                 from.read_exact(&mut answer)?;
             }
-            return Ok(began.elapsed().as_secs_f64() * 1e6 / rounds as f64);
+            return Ok((began.elapsed() - silent).as_secs_f64() * 1e6 / rounds as f64);
         }
-        Work::Connections | Work::Pipeline => anyhow::bail!("has a measure of its own"),
+        Work::Connections | Work::Pipeline | Work::Many | Work::Alone => {
+            anyhow::bail!("has a measure of its own")
+        }
         Work::Messages => {
             for _ in 0..rounds {
-                to.write_all(&[7; 8])?;
+                to.write_all(&message)?;
             }
         }
         Work::Bulk => {
@@ -172,6 +198,33 @@ fn measure(
         Work::Bulk => (rounds * BULK as u64) as f64 / seconds / 1e9,
         _ => rounds as f64 / seconds,
     })
+}
+
+/// Microseconds for 8 bytes there and back, both ends in this thread.
+#[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+fn alone(arguments: &SocketsPeerArguments) -> anyhow::Result<f64> {
+    pin(0)?;
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let mut one = TcpStream::connect(listener.local_addr()?)?;
+    let mut other = listener.accept()?.0;
+    one.set_nodelay(true)?;
+    other.set_nodelay(true)?;
+    let rounds = arguments.rounds.max(1);
+    let mut bytes = [7; 8];
+    let mut once = || {
+        one.write_all(&bytes)?;
+        other.read_exact(&mut bytes)?;
+        other.write_all(&bytes)?;
+        one.read_exact(&mut bytes)
+    };
+    for _ in 0..20 {
+        once()?;
+    }
+    let began = Instant::now();
+    for _ in 0..rounds {
+        once()?;
+    }
+    Ok(began.elapsed().as_secs_f64() * 1e6 / rounds as f64)
 }
 
 /// Connections per second, each with 8 bytes there and back.
