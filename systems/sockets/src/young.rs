@@ -3,7 +3,7 @@
 //! Asking the monitor, mapping a segment and changing over cost about as much as the kernel takes for
 //! five round trips. A program that connects for every request would pay it each time and gain nothing.
 //! So a fresh connection is *young*: the kernel's, while the calls that move its bytes are counted. The
-//! one that brings the count to [`Lives`] asks, on its way out ([`Call::done`]): the price is paid when
+//! one that brings the count to [`CALLS`] asks, on its way out ([`Call::done`]): the price is paid when
 //! as much was already lost by waiting, so nobody pays more than twice what the better choice costs.
 //!
 //! What is counted stands in the connection's place in the table:
