@@ -511,7 +511,7 @@ fn due(entry: &mut Entry, connection: &Connection, report: bool) -> u32 {
     // An end is news for who did not ask for that bit, too: it is readable.
     let ends = all & (RDHUP | HUP | ERR);
     let news = entry.fresh
-        || entry.wanted & IN != 0 && tail != entry.seen_tail
+        || entry.wanted & now & IN != 0 && tail != entry.seen_tail
         || ends & !entry.seen_ends != 0
         || now & OUT != 0 && connection.was_full.load(Ordering::Relaxed);
     if !news {
@@ -519,7 +519,10 @@ fn due(entry: &mut Entry, connection: &Connection, report: bool) -> u32 {
     }
     if report {
         entry.fresh = false;
-        entry.seen_tail = tail;
+        if now & IN != 0 {
+            // What lies in the ring behind bytes in the kernel's stream is news when those are read.
+            entry.seen_tail = tail;
+        }
         entry.seen_ends |= ends;
         if now & OUT != 0 {
             connection.was_full.store(false, Ordering::Relaxed);
