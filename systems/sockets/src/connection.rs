@@ -21,15 +21,13 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, O
 use beeline_os::barrier;
 
 use crate::control::Question;
+pub use crate::ending::{closing, shutdown};
 use crate::holder::hold;
-use crate::kernel::{self, Errno, Outcome};
-use crate::segment::{
-    CLOSED_CLEANLY, CLOSED_UNREAD, End, STATE_GIVEN_UP, STATE_MATCHING, STATE_OPEN, STATE_PAIRED,
-    Segment,
-};
+use crate::kernel::{self, Errno};
+use crate::segment::{CLOSED_CLEANLY, End, STATE_GIVEN_UP, STATE_OPEN, STATE_PAIRED, Segment};
 use crate::table::{self, Kind};
 use crate::wait::Budget;
-use crate::{epoll, introduce, offer, receive, wake, young};
+use crate::{epoll, introduce, offer, wake, young};
 
 /// A sender asks the kernel this often whether the other end is alive.
 const BLIND_NS: u64 = 2_000_000;
@@ -38,9 +36,10 @@ const BLIND_IN_SET_NS: u64 = 30_000_000;
 const PROBE_NS: u64 = 100_000_000;
 
 /// Calls through the kernel before an end stops waiting for the other to ask: so many and so many bytes,
-/// or sixteen times as many.
+/// or sixteen times as many; and so long.
 const PATIENT_CALLS: u32 = 64;
 const PATIENT_BYTES: u64 = 4 * young::BYTES as u64;
+const PATIENT_NS: u64 = 250_000_000;
 /// Every so many calls that found nothing and do not wait, the kernel is asked whether the other end is alive.
 const VAIN_CALLS: u32 = 64;
 
@@ -540,8 +539,10 @@ impl Connection {
         // The other end asks when it has made as many calls, or moved as many bytes, as it takes to show
         // that it lives; this one may make many small calls for one of its large ones.
         let moved = moved_by_kernel(self.segment.own()).saturating_sub(self.moved_before);
-        let long = moved >= PATIENT_BYTES || calls >= PATIENT_CALLS * 16;
-        if calls >= PATIENT_CALLS && long && !self.is_being_matched() {
+        let many = moved >= PATIENT_BYTES || calls >= PATIENT_CALLS * 16;
+        // The kernel holds much that the other end has not come to yet.
+        let long = || kernel::coarse_ns().wrapping_sub(self.begun_ns) >= PATIENT_NS;
+        if calls >= PATIENT_CALLS && many && long() && !self.is_being_matched() {
             self.give_up(fd);
         }
     }
@@ -568,7 +569,7 @@ impl Connection {
             state.compare_exchange(STATE_OPEN, STATE_GIVEN_UP, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    fn give_up(&self, fd: RawFd) {
+    pub(crate) fn give_up(&self, fd: RawFd) {
         if self.stay_with_kernel(fd) {
             table::forget(fd);
         }
@@ -734,107 +735,4 @@ pub fn look(fd: RawFd) -> Option<&'static Connection> {
         look_at_connecting(fd);
     }
     table::ours(fd)
-}
-
-/// The program closes `fd`; the kernel's `close` follows.
-pub fn closing(fd: RawFd) {
-    if introduce::is_asking() || table::is_foreign_process() {
-        return;
-    }
-    epoll::forget(fd);
-    let Some(connection) = table::forget(fd) else { return };
-    let segment = &connection.segment;
-    let own = segment.own();
-    let shared = own.sharing.processes.load(Ordering::SeqCst) != 0;
-    if !connection.leave(shared) {
-        // Other processes have it still, and may meet the other end; the kernel knows when the last
-        // one closes. Between hosts the kernel does not, but the last one does.
-        return;
-    }
-    close_last(fd, connection);
-    connection.tell_relay();
-}
-
-/// The last number of the last process that has `connection` is about to be closed.
-fn close_last(fd: RawFd, connection: &Connection) {
-    let segment = &connection.segment;
-    let own = segment.own();
-    let _ = segment.state().compare_exchange(
-        STATE_OPEN,
-        STATE_GIVEN_UP,
-        Ordering::AcqRel,
-        Ordering::Relaxed,
-    );
-    if !matches!(segment.state().load(Ordering::Acquire), STATE_PAIRED | STATE_MATCHING) {
-        return;
-    }
-    // Told also to an end that never sent: it may go over to its ring at any time, and would fill
-    // one that nobody reads. How much the kernel holds is asked before what of it can be bytes.
-    let queued = kernel::unread(fd);
-    let by_kernel = connection.kernel_bytes_left();
-    // An offer that was withdrawn may stand there with nothing behind it.
-    let in_ring = segment.consumer().is_ready() && receive::available(connection, 1) != Ok(0);
-    let unread = by_kernel.is_some() && queued > 0 || in_ring;
-    // Or as the program asked for: a linger of no time.
-    let none = libc::linger { l_onoff: 0, l_linger: 0 };
-    let linger = kernel::option(fd, libc::SOL_SOCKET, libc::SO_LINGER, none).unwrap_or(none);
-    let unread = unread || linger.l_onoff != 0 && linger.l_linger == 0;
-    let sign = if unread { CLOSED_UNREAD } else { CLOSED_CLEANLY };
-    // Release with the Acquire in `heard_error`.
-    own.signs.closed.store(sign, Ordering::Release);
-    if unread {
-        // As the kernel does with bytes unread: the other end is told.
-        let linger = libc::linger { l_onoff: 1, l_linger: 0 };
-        let _ = kernel::set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, linger);
-    } else if by_kernel.is_none() {
-        // Doorbells left in the kernel's queue would make it reset the connection.
-        connection.listen(fd, u32::MAX);
-    }
-}
-
-fn is_open(connection: &Connection) -> bool {
-    connection.segment.state().load(Ordering::Acquire) == STATE_OPEN
-}
-
-/// `shutdown`.
-///
-/// Errors: the kernel's.
-pub fn shutdown(fd: RawFd, connection: &Connection, how: i32) -> Outcome {
-    if !(libc::SHUT_RD..=libc::SHUT_RDWR).contains(&how) {
-        return Err(Errno(libc::EINVAL));
-    }
-    if connection.is_over() {
-        // Whatever the kernel says of a connection that is over.
-        return kernel::shutdown(fd, how);
-    }
-    if how != libc::SHUT_RD && connection.segment.relayed().is_some() && is_open(connection) {
-        // The kernel's end would come before the relay's word of it. So early, it stays the
-        // kernel's.
-        connection.give_up(fd);
-    }
-    if connection.segment.state().load(Ordering::Acquire) == STATE_GIVEN_UP {
-        return kernel::shutdown(fd, how);
-    }
-    let own = connection.segment.own();
-    if how != libc::SHUT_WR {
-        own.receiving.shut.store(1, Ordering::SeqCst);
-    }
-    if how != libc::SHUT_RD {
-        let held = hold(&own.sending.holder)?;
-        if !connection.sends_by_ring() {
-            own.signs.mute.store(1, Ordering::Release);
-            own.signs.finished.store(1, Ordering::Release);
-            drop(held);
-            connection.make_up_for_swallowed(fd);
-            return kernel::shutdown(fd, how);
-        }
-        // Release with the readers' Acquire: everything sent is in the ring. The kernel's
-        // connection stays open, for doorbells; its own end comes with `close`.
-        own.signs.finished.store(1, Ordering::Release);
-        drop(held);
-        connection.wake(fd, &connection.segment.other().signs.receive_armed);
-    }
-    // This process's own sets report another thing now.
-    connection.make_up_for_swallowed(fd);
-    Ok(0)
 }

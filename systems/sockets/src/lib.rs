@@ -12,6 +12,7 @@
 //! - [`control`], [`introduce`]: asking the monitor.
 //! - [`relayed`]: names, records and the bell of connections to other hosts.
 //! - [`connection`], [`holder`], [`receive`], [`send`]: one accelerated connection; [`between`]: to another host.
+//! - [`ending`]: `close` and `shutdown`.
 //! - [`offer`]: large sends, taken from the sender's memory.
 //! - [`table`]: which descriptor is which connection; [`young`]: which has not shown that it lives.
 //! - [`epoll`], [`poll`]: readiness of mixed descriptors.
@@ -28,6 +29,7 @@ pub mod between;
 pub mod carrier;
 pub mod connection;
 pub mod control;
+pub mod ending;
 pub mod epoll;
 pub mod holder;
 pub mod introduce;

@@ -112,6 +112,8 @@ fn a_plain_peer_is_served_by_the_kernel_until_patience_ends() {
         plain.write_all(&[round, round]).unwrap();
         assert_eq!(pair.first.receive(10, 0).unwrap(), [round, round]);
     }
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(pair.first.send(b"x", 0), Ok(1));
     // Too late for the other end now.
     let late = Connection::new(pair.other_segment, plain.as_raw_fd());
     assert!(!late.join());

@@ -508,10 +508,12 @@ fn due(entry: &mut Entry, connection: &Connection, report: bool) -> u32 {
     if now == 0 || entry.wanted & EDGE == 0 {
         return now;
     }
+    // What lies in the ring behind bytes in the kernel's stream is news when those are read.
+    let by_ring = connection.kernel_bytes_left().is_none();
     // An end is news for who did not ask for that bit, too: it is readable.
     let ends = all & (RDHUP | HUP | ERR);
     let news = entry.fresh
-        || entry.wanted & now & IN != 0 && tail != entry.seen_tail
+        || entry.wanted & IN != 0 && by_ring && tail != entry.seen_tail
         || ends & !entry.seen_ends != 0
         || now & OUT != 0 && connection.was_full.load(Ordering::Relaxed);
     if !news {
@@ -519,8 +521,7 @@ fn due(entry: &mut Entry, connection: &Connection, report: bool) -> u32 {
     }
     if report {
         entry.fresh = false;
-        if now & IN != 0 {
-            // What lies in the ring behind bytes in the kernel's stream is news when those are read.
+        if by_ring {
             entry.seen_tail = tail;
         }
         entry.seen_ends |= ends;
