@@ -27,7 +27,7 @@ use crate::kernel::{self, Errno};
 use crate::segment::{CLOSED_CLEANLY, End, STATE_GIVEN_UP, STATE_OPEN, STATE_PAIRED, Segment};
 use crate::table::{self, Kind};
 use crate::wait::Budget;
-use crate::{epoll, introduce, offer, wake, young};
+use crate::{epoll, introduce, offer, receive, wake, young};
 
 /// A sender asks the kernel this often whether the other end is alive.
 const BLIND_NS: u64 = 2_000_000;
