@@ -72,6 +72,9 @@ pub enum Refusal {
     /// The other end is in another host, and there are none.
     #[error("the other end is in another host, and none is configured")]
     NoHosts,
+    /// The other end is in another host, and the relay could not watch who has this one.
+    #[error("process {0} has numbers of its own for processes")]
+    OtherProcesses(i32),
     /// The other end is in a host that is none of those configured.
     #[error("{0} is in another host, and none of those configured")]
     Stranger(SocketAddr),
@@ -344,6 +347,9 @@ impl Pairing {
         if !relaying.leads_to(peer) {
             return Err(Refusal::Stranger(peer));
         }
+        if !shares_numbers(process) {
+            return Err(Refusal::OtherProcesses(process));
+        }
         let connection = Adopted { own, peer, process: process.unsigned_abs(), cookie };
         let length = length_bytes(self.settings.ring_bytes);
         let memory = relaying.ask(socket, connection, || {
@@ -440,6 +446,20 @@ pub fn exists(process: i32) -> bool {
     !matches!(rustix::process::test_kill_process(process), Err(rustix::io::Errno::SRCH))
 }
 
+/// False when `process` is in another process namespace, as far as one may look: numbers that it and
+/// its children give for themselves are others' here.
+fn shares_numbers(process: i32) -> bool {
+    let namespace = |of: &str| {
+        rustix::fs::stat(format!("/proc/{of}/ns/pid")).map(|about| (about.st_dev, about.st_ino))
+    };
+    // 0: not even visible.
+    process > 0
+        && match (namespace(&process.to_string()), namespace("self")) {
+            (Ok(theirs), Ok(ours)) => theirs == ours,
+            _ => true,
+        }
+}
+
 fn ends(socket: &OwnedFd) -> Result<Ends, Refusal> {
     let address = |any: rustix::net::SocketAddrAny| {
         let address = SocketAddr::try_from(any).map_err(|_| Refusal::Family)?;
@@ -455,6 +475,35 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
 
     use super::*;
+
+    #[test]
+    fn a_process_with_numbers_of_its_own_is_told_from_one_without() {
+        let me = i32::try_from(std::process::id()).unwrap();
+        assert!(shares_numbers(me) && !shares_numbers(0));
+        let mut other = std::process::Command::new("unshare")
+            .args(["--pid", "--fork", "sleep", "20"])
+            .spawn()
+            .unwrap();
+        let children = format!("/proc/{0}/task/{0}/children", other.id());
+        let begun = Instant::now();
+        let inside = loop {
+            let text = std::fs::read_to_string(&children).unwrap_or_default();
+            if let Some(inside) = text.split_whitespace().next() {
+                break inside.parse::<i32>().ok();
+            }
+            if other.try_wait().unwrap().is_some() || begun.elapsed() > Duration::from_secs(5) {
+                // Not allowed here.
+                break None;
+            }
+        };
+        if let Some(inside) = inside {
+            assert!(!shares_numbers(inside));
+            let inside = rustix::process::Pid::from_raw(inside).unwrap();
+            let _ = rustix::process::kill_process(inside, rustix::process::Signal::KILL);
+        }
+        let _ = other.kill();
+        other.wait().unwrap();
+    }
 
     fn connection() -> (OwnedFd, OwnedFd) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

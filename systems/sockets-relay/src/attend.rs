@@ -30,9 +30,13 @@ impl Core {
         if self.has_unheld() {
             return Some(UNHELD_LOOK);
         }
-        let due =
-            self.passing > 0 || !self.early.is_empty() || self.links().count() > self.links_up();
-        due.then_some(SWEEP)
+        self.is_timed().then_some(SWEEP)
+    }
+
+    /// Something waits that is not to wait for ever.
+    pub(crate) fn is_timed(&self) -> bool {
+        let settled = |link: &Link| link.stage == Stage::Up && link.trust.host().is_some();
+        self.passing > 0 || !self.early.is_empty() || self.links().any(|(_, link)| !settled(link))
     }
 
     /// What time changes: links that connect, ends that wait, ends that end.

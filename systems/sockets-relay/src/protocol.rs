@@ -199,12 +199,14 @@ impl Core {
         };
         let waiting = self.waiting.get(&(early.own, early.peer)).copied();
         let waiting = waiting.filter(|_| trust.host().is_some());
+        // Callers that have not shown who they are leave room for those who have.
+        let most = if trust.host().is_some() { MOST_EARLY } else { MOST_EARLY / 2 };
         let waits = |core: &Self, index: u32| {
             core.table.get(index).is_some_and(|one| one.phase == Phase::Waiting)
         };
         match waiting {
             Some(index) if fits && waits(self, index) => self.promise(index, &early),
-            None if fits && self.early.len() < MOST_EARLY => self.early.push(early),
+            None if fits && self.early.len() < most => self.early.push(early),
             _ => {
                 if let Some(link) = self.link(early.link) {
                     link.owe(early.name, Record::Refuse);

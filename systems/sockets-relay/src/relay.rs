@@ -336,7 +336,7 @@ impl Core {
         if self.has_unheld() {
             self.attend_unheld();
         }
-        if self.passing > 0 || self.links().any(|(_, link)| link.stage != Stage::Up) {
+        if self.is_timed() {
             self.attend();
         }
         busy

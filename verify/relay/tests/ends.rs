@@ -174,6 +174,26 @@ fn an_end_whose_other_one_never_comes_is_left_to_the_kernel() {
 }
 
 #[test]
+fn an_offer_whose_end_never_comes_is_forgotten_by_who_heard_it() {
+    let mut world = World::new(&sim(8), &Settings::default());
+    // Over a link that is up, and beside nothing else that time changes.
+    let _beside = world.connect(4096);
+    let [one, other] = World::kernel_pair();
+    let offers = one.local_addr().unwrap() < other.local_addr().unwrap();
+    let (offered, _plain) = if offers { (one, other) } else { (other, one) };
+    let offered = world.adopt(0, offered, 4096);
+    world.until("the offer to be heard", |world| world.cores[1].longest_sleep().is_some());
+    world.until("patience to end", |world| {
+        world.pass(Duration::from_millis(10));
+        offered.is_given_up()
+    });
+    world.until("nothing to wait for", |world| {
+        world.pass(Duration::from_millis(10));
+        world.cores.iter().all(|core| core.longest_sleep().is_none())
+    });
+}
+
+#[test]
 fn both_ends_are_paired_or_both_are_the_kernels() {
     let mut paired = 0;
     for seed in 0..300 {
