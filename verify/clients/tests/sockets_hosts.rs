@@ -414,3 +414,46 @@ fn programs_and_relays_killed_at_random_moments_leave_nothing_behind() {
         fates[0], fates[1], fates[2]
     ));
 }
+
+/// Processor time of a process so far, in the kernel's ticks of 10 ms.
+fn ticks(process: u64) -> u64 {
+    let text = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    let words: Vec<&str> = text.rsplit(')').next().unwrap_or_default().split(' ').collect();
+    words.get(12..14).into_iter().flatten().filter_map(|word| word.parse::<u64>().ok()).sum()
+}
+
+#[test]
+fn idle_connections_cost_neither_relays_nor_programs_processor_time() {
+    let test = "idle_connections_cost_neither_relays_nor_programs_processor_time";
+    let Some(mut hosts) = hosts(test) else { return };
+    let _server = serve(&hosts, true, "chatter_server", &[]);
+    let mut clients: Vec<_> = (0..6).map(|_| begin(&hosts, "quiet", &["60"])).collect();
+    let mut processes = Vec::new();
+    for (child, lines) in &mut clients {
+        let server = line(lines);
+        processes.push(server.strip_prefix("server ").and_then(|n| n.parse().ok()).unwrap());
+        assert_eq!(line(lines), "warm");
+        processes.push(u64::from(child.id()));
+    }
+    processes.extend([0, 1].map(|at| hosts.hosts[at].relay_process()));
+    assert_eq!(hosts.hosts[0].count("connections"), 6);
+    let spent = |before: &[u64]| -> u64 {
+        processes.iter().zip(before).map(|(&process, before)| ticks(process) - before).sum()
+    };
+    assert!(spent(&vec![0; processes.len()]) > 0, "processor time is not told here");
+    // What they were about to do is done within some seconds.
+    let fewest = (0..5)
+        .map(|_| {
+            let before: Vec<u64> = processes.iter().map(|&process| ticks(process)).collect();
+            std::thread::sleep(Duration::from_secs(2));
+            spent(&before)
+        })
+        .take_while(|&spent| spent > 1)
+        .count();
+    assert!(fewest < 5, "{} processes never rest", processes.len());
+    for (mut child, _) in clients {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    all_let_go(&hosts);
+}
