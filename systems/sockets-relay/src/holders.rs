@@ -42,6 +42,19 @@ impl Core {
         self.watched.fresh.pop()
     }
 
+    /// A process could not be watched now: it is to be tried again.
+    pub fn put_back_fresh(&mut self, process: u32) {
+        if self.watched.by_process.contains_key(&process) {
+            self.watched.fresh.push(process);
+        }
+    }
+
+    /// Processes wait to be watched.
+    #[must_use]
+    pub fn has_fresh(&self) -> bool {
+        !self.watched.fresh.is_empty()
+    }
+
     /// Processes that need not be watched any more.
     pub fn take_stale(&mut self) -> Option<u32> {
         self.watched.stale.pop()

@@ -34,6 +34,8 @@ const SLEEPS_AFTER: Duration = Duration::from_micros(50);
 const MOST_ASKERS: usize = 64;
 /// Records taken from one of them at a time.
 const RECORDS_AT_A_TIME: usize = 16;
+/// Processes that could not be watched for want of descriptors are tried again after so long.
+const RETRY: Duration = Duration::from_secs(1);
 /// Without a connection, and a monitor that has not gone, for so long, a relay ends.
 const ALONE: Duration = Duration::from_secs(60);
 
@@ -74,6 +76,15 @@ fn failed(call: &'static str) -> impl FnOnce(std::io::Error) -> RelayError {
         std::io::ErrorKind::AddrInUse => RelayError::Running,
         _ => RelayError::Call { call, source },
     }
+}
+
+/// Two descriptors for each connection, and one for each process.
+fn allow_descriptors() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // Refused, fewer connections are carried.
+    let _ = setrlimit(Resource::Nofile, limit);
 }
 
 /// What woke the loop.
@@ -119,6 +130,7 @@ impl Relay {
         settings: Settings,
         network: impl FnOnce(Inbox) -> Result<Box<dyn Network>, E>,
     ) -> Result<Self, RelayError> {
+        allow_descriptors();
         let listener = ControlListener::bind(relay_name().as_bytes())
             .map_err(failed("binding the relay's name"))?;
         let belfry = Belfry::bind().map_err(failed("binding the bell's name"))?;
@@ -209,6 +221,9 @@ impl Relay {
         }
         self.sleeps += 1;
         let mut bound = self.core.longest_sleep();
+        if self.core.has_fresh() {
+            bound = Some(bound.map_or(RETRY, |bound| bound.min(RETRY)));
+        }
         if self.core.is_idle() && self.askers.is_empty() {
             let alone = self.spoken_at.elapsed();
             if alone >= ALONE {
@@ -274,19 +289,34 @@ impl Relay {
         while let Some(number) = self.core.take_stale() {
             self.unwatch(number);
         }
+        let mut scarce = Vec::new();
         while let Some(number) = self.core.take_fresh() {
-            let opened = i32::try_from(number).ok().and_then(|number| process::open(number).ok());
+            let opened = match i32::try_from(number) {
+                Ok(number) => process::open(number),
+                Err(_) => Err(std::io::ErrorKind::NotFound.into()),
+            };
             let watched = opened.and_then(|descriptor| {
                 let token = token::PROCESS | u64::from(number);
-                self.poller.add(&descriptor, token, Interest::READ).ok()?;
-                Some(descriptor)
+                self.poller.add(&descriptor, token, Interest::READ)?;
+                Ok(descriptor)
             });
             match watched {
-                Some(descriptor) => _ = self.processes.insert(number, descriptor),
-                // Gone already, or no descriptor left: as good as gone.
-                None => self.core.process_ended(number),
+                Ok(descriptor) => _ = self.processes.insert(number, descriptor),
+                // Ended already, or the number of no process.
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        std::io::ErrorKind::NotFound | std::io::ErrorKind::InvalidInput
+                    ) || error.raw_os_error()
+                        == Some(rustix::io::Errno::SRCH.raw_os_error()) =>
+                {
+                    self.core.process_ended(number);
+                }
+                // No descriptor left for it now: it is alive as far as is known.
+                Err(_) => scarce.push(number),
             }
         }
+        scarce.into_iter().for_each(|number| self.core.put_back_fresh(number));
     }
 
     fn unwatch(&mut self, number: u32) {
