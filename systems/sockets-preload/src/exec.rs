@@ -25,7 +25,9 @@ static PRELOADED: OnceLock<Option<Vec<u8>>> = OnceLock::new();
 
 /// Called by the constructor.
 pub(crate) fn remember() {
-    PRELOADED.get_or_init(|| std::env::var_os("LD_PRELOAD").map(|text| text.as_bytes().to_vec()));
+    // Empty where the library was loaded in another way.
+    let given = std::env::var_os("LD_PRELOAD").map(|text| text.as_bytes().to_vec());
+    PRELOADED.get_or_init(|| given.filter(|text| !text.is_empty()));
 }
 
 /// As [`remember`], for who acts for a program that was preloaded so.

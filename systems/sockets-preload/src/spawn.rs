@@ -193,7 +193,7 @@ fn by_go_between(call: &Call) -> Option<c_int> {
     if error != 0 {
         return Some(error);
     }
-    if let Some(error) = listener.hear(child) {
+    if let Some(error) = listener.hear(child, beginning[0].as_bytes()) {
         // As the C library does with its own child.
         let _ = kernel::wait_for(child);
         return Some(error);

@@ -183,8 +183,15 @@ impl Lending {
             return true;
         }
         self.bytes.resize(BLOCK, 0);
-        let at = position(connection);
-        match take(fd, connection, &mut self.bytes, libc::MSG_PEEK) {
+        let mut at = position(connection);
+        let mut looked = take(fd, connection, &mut self.bytes, libc::MSG_PEEK);
+        // What was seen is what stands at the position: not behind an offer that the look passed,
+        // and not what somebody else has taken meanwhile.
+        while position(connection) != at {
+            at = position(connection);
+            looked = take(fd, connection, &mut self.bytes, libc::MSG_PEEK);
+        }
+        match looked {
             Ok(0) => self.end(near),
             Ok(count) => {
                 let bytes = self.bytes.get(..count).unwrap_or_default();
@@ -212,12 +219,18 @@ impl Lending {
         if position(connection) != at {
             return;
         }
+        let mut patience = 1000;
         while count > 0 {
             let Some(bytes) = self.bytes.get_mut(..count.min(BLOCK)) else { return };
             match take(fd, connection, bytes, 0) {
                 Ok(0) => return,
                 Ok(taken) => count -= taken,
                 Err(Errno(libc::EINTR)) => {}
+                // Seen in an offer that was withdrawn since: they are on their way.
+                Err(Errno(libc::EAGAIN)) if patience > 0 && !connection.is_over() => {
+                    patience -= 1;
+                    let _ = kernel::pause(1);
+                }
                 Err(_) => return,
             }
         }
@@ -348,4 +361,72 @@ fn carry_on(fd: RawFd, connection: &'static Connection, near: RawFd, shared: boo
     connection::closing(fd);
     let _ = kernel::close(fd);
     kernel::exit(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::{AsRawFd as _, FromRawFd as _};
+    use std::os::unix::net::UnixStream;
+
+    use beeline_os::Mapping;
+    use beeline_os::mapping::Protection;
+
+    use super::*;
+    use crate::segment::{Segment, length_bytes};
+
+    /// Both ends, a carrier's socket and its program's.
+    fn carried() -> ([(TcpStream, &'static Connection); 2], [UnixStream; 2]) {
+        table::begin();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let other = listener.accept().unwrap().0;
+        let length = length_bytes(1 << 18);
+        let near = Mapping::memfd("test", length).unwrap();
+        Segment::format(&near).unwrap();
+        let fd = near.descriptor().unwrap().try_clone().unwrap();
+        let far = Mapping::shared(fd, length, Protection::ReadWrite).unwrap();
+        let end = |stream: TcpStream, mapping, side| {
+            let segment = Segment::take(mapping, side).unwrap();
+            let connection = Connection::new(segment, stream.as_raw_fd());
+            assert!(connection.join());
+            (stream, &*Box::leak(Box::new(connection)))
+        };
+        let ends = [end(one, near, 0), end(other, far, 1)];
+        let pair = kernel::socket_pair().unwrap();
+        // SAFETY: fresh descriptors of our own.
+        let program = pair.map(|fd| unsafe { UnixStream::from_raw_fd(fd) });
+        (ends, program)
+    }
+
+    fn put(end: &(TcpStream, &'static Connection), bytes: &[u8]) {
+        let pieces =
+            [libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }];
+        // SAFETY: our own buffer, which is only read.
+        let sent = unsafe { send::send(end.0.as_raw_fd(), end.1, &pieces, 0) };
+        assert_eq!(sent, Ok(bytes.len()));
+    }
+
+    #[test]
+    fn what_is_lent_behind_a_withdrawn_offer_is_lent_once() {
+        let ([sender, reader], [near, mut program]) = carried();
+        let mut lending = Lending::default();
+        let mut step = || lending.step(reader.0.as_raw_fd(), reader.1, near.as_raw_fd());
+        put(&sender, b"abc");
+        for bytes in [b"defg", b"hijk"] {
+            assert_eq!(sender.1.segment.producer().push_offer([8, 200_000, 0, 1, 0]), Ok(true));
+            put(&sender, bytes);
+        }
+        program.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+        let mut all = Vec::<u8>::new();
+        for _ in 0..9 {
+            assert!(step());
+            let mut bytes = [0; 99];
+            if let Ok(count) = program.read(&mut bytes) {
+                all.extend(&bytes[..count]);
+            }
+        }
+        assert_eq!(all, b"abcdefghijk");
+    }
 }

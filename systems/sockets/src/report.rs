@@ -5,11 +5,14 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+/// Time between two looks at a child that has not called.
+const LOOKS: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
 /// The starter's side.
 #[derive(Debug)]
@@ -39,18 +42,23 @@ impl Listener {
         &self.name
     }
 
-    /// Waits for the last `exec` of process `child`: its error, or `None` when it came about, or
-    /// the child ended before, or nobody can tell.
+    /// Waits for the last `exec` of process `child`, which runs `first` before it (a path as in
+    /// `/proc/PID/exe`): its error, or `None` when it came about, or the child ended before, or
+    /// nobody can tell.
     #[must_use]
-    pub fn hear(&self, child: i32) -> Option<i32> {
+    pub fn hear(&self, child: i32, first: &[u8]) -> Option<i32> {
         let child = Pid::from_raw(child)?;
         let alive = pidfd_open(child, PidfdFlags::empty()).ok()?;
         loop {
             let wanted = PollFlags::IN;
             let mut entries = [PollFd::new(&self.socket, wanted), PollFd::new(&alive, wanted)];
-            match poll(&mut entries, None) {
+            match poll(&mut entries, Some(&LOOKS)) {
                 Err(Errno::INTR) => continue,
                 Err(_) => return None,
+                // One that could not call, for want of a descriptor, is not waited for when it
+                // runs its program.
+                Ok(0) if runs(child, first) => continue,
+                Ok(0) => return None,
                 Ok(_) => {}
             }
             if entries[0].revents().is_empty() {
@@ -65,6 +73,12 @@ impl Listener {
             }
         }
     }
+}
+
+/// True while `child` runs the program at `path`.
+fn runs(child: Pid, path: &[u8]) -> bool {
+    let link = format!("/proc/{}/exe", child.as_raw_nonzero());
+    rustix::fs::readlink(link, Vec::new()).is_ok_and(|found| found.as_bytes() == path)
 }
 
 fn heard(caller: &OwnedFd) -> Option<i32> {
@@ -114,12 +128,26 @@ mod tests {
         let me = i32::try_from(std::process::id()).unwrap();
         let caller = Caller::new(listener.name());
         caller.tell(libc::ENOENT);
-        assert_eq!(listener.hear(me), Some(libc::ENOENT));
+        assert_eq!(listener.hear(me, b""), Some(libc::ENOENT));
         drop(Caller::new(listener.name()));
-        assert_eq!(listener.hear(me), None);
+        assert_eq!(listener.hear(me, b""), None);
         // A child that ended without a word.
         let mut child = std::process::Command::new("true").spawn().unwrap();
-        assert_eq!(listener.hear(i32::try_from(child.id()).unwrap()), None);
+        assert_eq!(listener.hear(i32::try_from(child.id()).unwrap(), b""), None);
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_child_that_could_not_call_is_waited_for_until_it_runs_its_program() {
+        let listener = Listener::new().unwrap();
+        let mut child = std::process::Command::new("sleep").arg("1.5").spawn().unwrap();
+        let (number, begun) = (i32::try_from(child.id()).unwrap(), std::time::Instant::now());
+        assert_eq!(listener.hear(number, b"/another/program"), None);
+        assert!(child.try_wait().unwrap().is_none(), "it runs, and was not waited for");
+        let own = std::fs::read_link(format!("/proc/{number}/exe")).unwrap();
+        let own = std::os::unix::ffi::OsStrExt::as_bytes(own.as_os_str());
+        assert_eq!(listener.hear(number, own), None);
+        assert!(begun.elapsed().as_secs() >= 1, "it was waited for to its end");
         child.wait().unwrap();
     }
 }
