@@ -59,6 +59,10 @@ pub unsafe fn receive(
         return kernel::receive_pieces(fd, pieces, flags);
     }
     let wanted = room(pieces);
+    if wanted == 0 && connection.kernel_bytes_left().is_none() {
+        // Looks at nothing: bytes that stand there would be looked at for ever.
+        return take_error(connection).map_or(Ok(0), Err);
+    }
     let peek = flags & libc::MSG_PEEK != 0;
     if flags & libc::MSG_TRUNC != 0 && !peek {
         return throw_away(fd, connection, wanted, flags);

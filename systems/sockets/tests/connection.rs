@@ -216,6 +216,23 @@ fn a_half_close_ends_one_direction_and_leaves_the_other() {
 }
 
 #[test]
+fn a_receive_of_no_bytes_ends_whatever_stands_there() {
+    let (one, other) = half_pair().join();
+    for flags in [0, libc::MSG_PEEK, NOW] {
+        assert_eq!(other.receive(0, flags).unwrap(), b"");
+    }
+    one.send(b"bytes", 0).unwrap();
+    assert_eq!(other.receive(0, 0).unwrap(), b"");
+    // Also before an end that lies behind them.
+    shutdown(one.stream.as_raw_fd(), &one.connection, libc::SHUT_WR).unwrap();
+    for flags in [0, libc::MSG_PEEK, libc::MSG_WAITALL, NOW] {
+        assert_eq!(other.receive(0, flags).unwrap(), b"");
+    }
+    assert_eq!(other.receive(10, 0).unwrap(), b"bytes");
+    assert_eq!(other.receive(10, 0).unwrap(), b"");
+}
+
+#[test]
 fn a_peer_that_vanishes_ends_the_stream_after_its_last_byte() {
     let (one, other) = half_pair().join();
     one.send(b"last words", 0).unwrap();
