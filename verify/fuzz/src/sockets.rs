@@ -187,7 +187,10 @@ pub fn segment_seeds() -> Vec<Vec<u8>> {
     let message = [switched.clone(), step(4, 0, 100, 0), step(5, 0, 4000, 0), step(7, 0, 0, 1)];
     let sent = [step(6, 0, 500, 0), step(0, 512 + 192 - 16, 0, 8), step(6, 0, 5000, 0)];
     let scribbled = [switched, step(2, 0, 0, u64::MAX), step(5, 0, 9, 1), step(6, 0, 9, 0)];
-    vec![message.concat(), sent.concat(), scribbled.concat()]
+    // A message, the end behind it, and a receive of no bytes.
+    let finished = step(0, 512 + 8 - 16, 0, 1);
+    let nothing = [message[0].clone(), message[1].clone(), finished, step(5, 0, 0, 0)];
+    vec![message.concat(), sent.concat(), scribbled.concat(), nothing.concat()]
 }
 
 /// What one relay says to another: read to an end, and each record with the spelling it came in.
