@@ -355,7 +355,7 @@ impl Mirror {
         // it are there before the header is.
         self.header(INCOMING, from).store(header, Ordering::Release);
         // What edge-triggered sets, and who looks on, take for the count of what came.
-        self.segment.own().sending.tail.store(end, Ordering::Relaxed);
+        self.segment.own().sending.tail.store(end, Ordering::Release);
         self.received = end;
     }
 

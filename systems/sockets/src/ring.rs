@@ -218,7 +218,7 @@ impl<'a> Producer<'a> {
         };
         // Release with the consumer's Acquire in `next_message`: everything above is there.
         self.ring.header(tail).store(header, Ordering::Release);
-        self.own.tail.store(next, Ordering::Relaxed);
+        self.own.tail.store(next, Ordering::Release);
     }
 
     /// Sends as much of `length` bytes at `bytes` as there is room for, and says how much: all or
@@ -264,7 +264,7 @@ impl<'a> Producer<'a> {
                 // Release with the consumer's Acquire in `next_message`.
                 self.ring.header(tail).store(u64::from(FILLER) << 32, Ordering::Release);
                 tail = next;
-                self.own.tail.store(tail, Ordering::Relaxed);
+                self.own.tail.store(tail, Ordering::Release);
                 continue;
             }
             let room = (to_end - HEADER_BYTES).min(free - 2 * HEADER_BYTES).min(LONGEST_MESSAGE);

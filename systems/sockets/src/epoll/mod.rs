@@ -502,14 +502,15 @@ fn due(entry: &mut Entry, connection: &Connection, report: bool) -> u32 {
     // A hint only: the other end's own count of what it wrote. Before the look at what is there, and
     // Acquire with the Release in `push`: what it counts is seen there, or is news next time.
     let tail = connection.segment.other().sending.tail.load(Ordering::Acquire);
+    // What lies in the ring behind bytes in the kernel's stream is news when those are read: by another
+    // thread, perhaps, between this and the next step.
+    let by_ring = connection.kernel_bytes_left().is_none();
     #[expect(clippy::cast_sign_loss, reason = "poll's bits are small and positive")]
     let all = u32::from(readiness(connection) as u16);
     let now = all & (entry.wanted | ERR | HUP);
     if now == 0 || entry.wanted & EDGE == 0 {
         return now;
     }
-    // What lies in the ring behind bytes in the kernel's stream is news when those are read.
-    let by_ring = connection.kernel_bytes_left().is_none();
     // An end is news for who did not ask for that bit, too: it is readable.
     let ends = all & (RDHUP | HUP | ERR);
     let news = entry.fresh

@@ -154,6 +154,10 @@ impl Inner {
             self.heat(fd);
             return;
         }
+        if self.len_with_retired() == 0 {
+            // What was stirred before there was anything here is not news.
+            self.seen_stirs = COUNT.load(Ordering::SeqCst);
+        }
         self.count += 1;
         if let Some(place) = self.place(fd) {
             self.retired -= 1;
