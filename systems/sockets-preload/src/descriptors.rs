@@ -107,6 +107,7 @@ fn duplicated(old: c_int, new: c_int) -> c_int {
         quietly(|| {
             table::duplicate(old, new);
             if !table::is_foreign_process() {
+                beeline_sockets::epoll::duplicate(old, new);
                 crate::stdio::adopt(&[new]);
             }
         });

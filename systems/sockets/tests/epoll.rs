@@ -439,6 +439,25 @@ fn a_socket_put_into_a_set_before_it_connects_may_become_ours() {
 }
 
 #[test]
+fn what_is_put_into_a_copy_of_a_set_is_in_the_set() {
+    common::begin();
+    let one = set();
+    let copy = one.try_clone().unwrap();
+    beeline_sockets::epoll::duplicate(one.as_raw_fd(), copy.as_raw_fd());
+    let streams = common::accelerated();
+    let fd = streams[1].as_raw_fd();
+    control(copy.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN as u32, 7).unwrap();
+    give(&streams[0], 3).unwrap();
+    let heard = wait(one.as_raw_fd(), Duration::from_millis(20));
+    assert_eq!(heard, Events::from([(7, libc::EPOLLIN as u32)]));
+    // Closing one number leaves the other.
+    close_set(copy);
+    assert_eq!(wait(one.as_raw_fd(), Duration::from_millis(20)).len(), 1);
+    close_set(one);
+    close(&streams);
+}
+
+#[test]
 fn exclusive_entries_are_refused_where_the_kernel_refuses_them() {
     begin();
     let exclusive = libc::EPOLLEXCLUSIVE as u32;

@@ -93,6 +93,8 @@ struct Set {
     asleep: AtomicU32,
     /// It is in another set, or was polled: threads may sleep on it that are not counted here.
     outer: AtomicBool,
+    /// Further numbers that lead here: [`duplicate`].
+    copies: AtomicU32,
 }
 
 impl Set {
@@ -162,6 +164,29 @@ fn made(number: RawFd) -> Option<&'static Set> {
     }
     HIGHEST.fetch_max(u32::try_from(number).unwrap_or(0), Ordering::AcqRel);
     known(number)
+}
+
+/// `new` is a copy of `old`, which may be a set: then it is the same one.
+pub fn duplicate(old: RawFd, new: RawFd) {
+    let slot = usize::try_from(new).ok().and_then(|new| SETS.get(new));
+    let Some(slot) = slot.filter(|_| old != new && kernel::is_epoll(new)) else { return };
+    let Some(set) = made(old) else { return };
+    set.copies.fetch_add(1, Ordering::AcqRel);
+    // Release with the Acquire in `known`.
+    slot.store(std::ptr::from_ref(set).cast_mut(), Ordering::Release);
+    HIGHEST.fetch_max(u32::try_from(new).unwrap_or(0), Ordering::AcqRel);
+}
+
+/// `fd` is about to be closed: true when it was one of several numbers of a set, which has the others
+/// still.
+fn forget_copy(fd: RawFd) -> bool {
+    let Some(set) = known(fd) else { return false };
+    let less = |copies: u32| copies.checked_sub(1);
+    let one_of_several = set.copies.fetch_update(Ordering::AcqRel, Ordering::Acquire, less).is_ok();
+    if one_of_several && let Some(slot) = usize::try_from(fd).ok().and_then(|fd| SETS.get(fd)) {
+        slot.store(std::ptr::null_mut(), Ordering::Release);
+    }
+    one_of_several
 }
 
 fn watch(entry: &mut Entry, connection: &Connection) {
@@ -343,6 +368,9 @@ fn is_due_within(fd: RawFd, depth: u32) -> bool {
 
 /// `fd` is about to be closed: it leaves every set, and if it is a set, everything leaves it.
 pub fn forget(fd: RawFd) {
+    if forget_copy(fd) {
+        return;
+    }
     for number in 0..=HIGHEST.load(Ordering::Acquire) {
         let Ok(number) = RawFd::try_from(number) else { continue };
         let Some(set) = known(number) else { continue };
