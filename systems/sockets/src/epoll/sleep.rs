@@ -18,9 +18,17 @@ const KERNEL_TURN: u32 = 8;
 /// A set with more hot entries than this lets go, now and then, of those that were looked at in
 /// vain so many times: about when looking has cost as much as a doorbell does.
 const MANY_HOT: usize = 32;
-const VAIN_LOOKS: u32 = 256;
+const VAIN_LOOKS: usize = 256;
 /// How often it does: each time costs a fence on every processor.
 const SWEEP_TURN: u64 = 64;
+
+/// Every how many waits a set with so many hot entries lets go, and of those with how many looks in
+/// vain. The more there are, the more each wait pays for those that are silent.
+fn sweep(hot: usize) -> (u64, u32) {
+    let crowd = (hot / MANY_HOT).clamp(1, VAIN_LOOKS / 8);
+    let looks = u32::try_from(VAIN_LOOKS / crowd).unwrap_or(u32::MAX);
+    (if crowd < 4 { SWEEP_TURN } else { SWEEP_TURN / 8 }, looks)
+}
 
 /// `epoll_wait` and its kin. `None`: nothing of ours in the set, ask the kernel.
 pub fn wait(
@@ -102,8 +110,9 @@ fn wait_mixed(
         let mut inner = lock(set);
         inner.take_stirred();
         inner.waits += 1;
-        if inner.hot() > MANY_HOT && inner.waits.is_multiple_of(SWEEP_TURN) {
-            let vain = |entry: &Entry| entry.vain >= VAIN_LOOKS;
+        let (turn, looks) = sweep(inner.hot());
+        if inner.hot() > MANY_HOT && inner.waits.is_multiple_of(turn) {
+            let vain = |entry: &Entry| entry.vain >= looks;
             arm_and_cool(number, &mut inner, DEEPEST, Arming::Each, vain);
         }
         let mut answers = Answers { count: 0, wait: inner.waits, events: &mut *events };
