@@ -55,6 +55,22 @@ impl Budget {
         self.spin_by_clock(ready, yielding)
     }
 
+    /// As [`Budget::spin`], where a look takes long: by the clock from the first one on.
+    pub fn spin_slowly(&self, mut ready: impl FnMut() -> bool) -> bool {
+        let budget = Duration::from_micros(u64::from(self.us.load(Ordering::Relaxed)));
+        let begin = Instant::now();
+        loop {
+            if ready() {
+                return true;
+            }
+            let spun = begin.elapsed();
+            if spun > budget {
+                return false;
+            }
+            Self::pass(spun);
+        }
+    }
+
     #[cold]
     fn spin_by_clock(&self, mut ready: impl FnMut() -> bool, yielding: u8) -> bool {
         let budget = Duration::from_micros(u64::from(self.us.load(Ordering::Relaxed)));

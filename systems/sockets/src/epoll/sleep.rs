@@ -18,6 +18,9 @@ const KERNEL_TURN: u32 = 8;
 /// A set with more hot entries than this lets go, now and then, of those that were looked at in
 /// vain so many times: about when looking has cost as much as a doorbell does.
 const MANY_HOT: usize = 32;
+/// Up to so many, a look at all of them is quick; from so many on, it takes longer than a spin may.
+const FEW_HOT: usize = 8;
+const CROWD: usize = 128;
 const VAIN_LOOKS: usize = 256;
 /// How often it does: each time costs a fence on every processor.
 const SWEEP_TURN: u64 = 64;
@@ -139,9 +142,16 @@ fn wait_mixed(
             leave_armed(number, set, &mut inner);
             return Ok(count);
         }
-        let cold = inner.hot() == 0;
+        let hot = inner.hot();
         drop(inner);
-        if !cold && set.budget.spin(|| any_due(&mut lock(set), DEEPEST)) {
+        let due = || any_due(&mut lock(set), DEEPEST);
+        let found = if hot <= FEW_HOT {
+            hot > 0 && set.budget.spin(due)
+        } else {
+            // A look takes as long as a small spin, and the kernel's news wait meanwhile.
+            hot <= CROWD && set.budget.spin_slowly(due)
+        };
+        if found {
             continue;
         }
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
