@@ -164,7 +164,8 @@ fn a_sender_whose_reader_is_away_goes_on_as_without_offers() {
 #[test]
 fn a_peek_sees_an_offer_and_leaves_it() {
     let _alone = alone();
-    let [one, other] = accelerated_by(256 << 10);
+    // Room for all of it, should the offer be withdrawn before we look.
+    let [one, other] = accelerated_by(1 << 20);
     let mut bytes = vec![0; DEFAULT_LEAST];
     fill(&mut bytes, 3);
     let sent = bytes.clone();
@@ -175,8 +176,10 @@ fn a_peek_sees_an_offer_and_leaves_it() {
     let mut all = vec![0; sent.len()];
     for flags in [libc::MSG_PEEK | libc::MSG_WAITALL, libc::MSG_PEEK, libc::MSG_WAITALL] {
         all.fill(0);
-        assert_eq!(get(&other, &mut all, flags), Ok(sent.len()));
-        assert_eq!(all, sent);
+        let count = get(&other, &mut all, flags).unwrap();
+        // A peek that waits for no more may meet the first messages of a withdrawn one.
+        assert!(count == sent.len() || flags == libc::MSG_PEEK && count > 0, "{count}, {flags}");
+        assert_eq!(all[..count], sent[..count]);
     }
     drop((sender.join().unwrap(), other));
 }
