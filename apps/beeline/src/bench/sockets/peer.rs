@@ -329,7 +329,6 @@ mod pipeline {
         }
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let mut next = listener.local_addr()?.to_string();
-        let mut last = None;
         for _ in 0..STAGES {
             let mut child = next_stage(arguments, &next)?.stdout(Stdio::piped()).spawn()?;
             let mut said = BufReader::new(child.stdout.take().context("a stage's output")?);
@@ -337,13 +336,13 @@ mod pipeline {
             next.clear();
             said.read_line(&mut next)?;
             next.truncate(next.trim_end().len());
-            if last.is_none() {
-                last = Some(listener.accept()?.0);
-            }
         }
+        // Not before: a connection that has not asked yet when a program is started with redirections
+        // stays the kernel's.
+        let last = listener.accept()?.0;
         let first = TcpStream::connect(&next)?;
         first.set_nodelay(true)?;
-        flow(arguments, first, last.context("the last stage")?)
+        flow(arguments, first, last)
     }
 
     fn flow(
