@@ -16,42 +16,7 @@ use std::net::IpAddr;
 
 use serde::Deserialize;
 
-/// Why a list of hosts was not taken.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum HostsError {
-    /// Not TOML, other keys than these, or an address that is none.
-    #[error("{0}")]
-    Text(#[from] toml::de::Error),
-    /// Not of the form of a place on the fabric.
-    #[error("{text:?} is no place on the fabric such as \"tcp://10.0.0.1:4791\"")]
-    Place {
-        /// As it stands in the file.
-        text: String,
-    },
-    /// A host that no connection can lead to.
-    #[error("host {host}: no addresses")]
-    Nowhere {
-        /// Counted from 1.
-        host: usize,
-    },
-    /// One address, two hosts.
-    #[error("host {host}: {address} stands there already")]
-    Twice {
-        /// Counted from 1.
-        host: usize,
-        /// Which.
-        address: IpAddr,
-    },
-}
-
-impl HostsError {
-    /// True when trying again can help without changing anything.
-    #[must_use]
-    pub fn is_transient(&self) -> bool {
-        false
-    }
-}
+use crate::file::FileError;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -83,18 +48,18 @@ pub struct Hosts {
 impl Hosts {
     /// From the text of a file.
     ///
-    /// Errors: [`HostsError`].
-    pub fn parse(text: &str) -> Result<Self, HostsError> {
+    /// Errors: [`FileError`].
+    pub fn parse(text: &str) -> Result<Self, FileError> {
         let File { listen, mut hosts } = toml::from_str(text)?;
         let mut known = BTreeSet::new();
         for (place, other) in (1..).zip(&mut hosts) {
             if other.addresses.is_empty() {
-                return Err(HostsError::Nowhere { host: place });
+                return Err(FileError::Nowhere { host: place });
             }
             for address in &mut other.addresses {
                 *address = address.to_canonical();
                 if !known.insert(*address) {
-                    return Err(HostsError::Twice { host: place, address: *address });
+                    return Err(FileError::Twice { host: place, address: *address });
                 }
             }
         }
@@ -102,7 +67,7 @@ impl Hosts {
         for text in places {
             let (scheme, rest) = text.split_once("://").unwrap_or_default();
             if scheme.is_empty() || rest.is_empty() {
-                return Err(HostsError::Place { text: text.clone() });
+                return Err(FileError::Place { text: text.clone() });
             }
         }
         Ok(Self { listen, others: hosts })

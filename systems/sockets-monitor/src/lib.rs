@@ -17,6 +17,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod file;
 pub mod hosts;
 mod pairing;
 pub mod policy;
@@ -29,6 +30,7 @@ use beeline_os::control_socket::{ControlListener, ControlSocket, Received};
 use beeline_sockets::control::{Answer, Question, Status, name};
 use rustix::event::{PollFd, PollFlags, poll};
 
+pub use file::FileError;
 pub use hosts::Hosts;
 pub use pairing::Settings;
 use pairing::{Outcome, Pairing, Refusal};

@@ -16,30 +16,7 @@ use std::ops::RangeInclusive;
 
 use serde::Deserialize;
 
-/// Why a policy was not taken.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PolicyError {
-    /// Not TOML, or other keys than these.
-    #[error("{0}")]
-    Text(#[from] toml::de::Error),
-    /// Neither a port nor a range of them.
-    #[error("rule {rule}: ports = {text:?} is neither a port nor a range such as \"8000-8099\"")]
-    Ports {
-        /// Counted from 1.
-        rule: usize,
-        /// As it stands in the file.
-        text: String,
-    },
-}
-
-impl PolicyError {
-    /// True when trying again can help without changing anything.
-    #[must_use]
-    pub fn is_transient(&self) -> bool {
-        false
-    }
-}
+use crate::file::FileError;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -85,15 +62,15 @@ impl Default for Policy {
 impl Policy {
     /// From the text of a file.
     ///
-    /// Errors: [`PolicyError`].
-    pub fn parse(text: &str) -> Result<Self, PolicyError> {
+    /// Errors: [`FileError`].
+    pub fn parse(text: &str) -> Result<Self, FileError> {
         let file: File = toml::from_str(text)?;
         let mut rules = Vec::with_capacity(file.rules.len());
         for (index, rule) in file.rules.into_iter().enumerate() {
             let ports = match rule.ports {
                 Some(text) => match range(&text) {
                     Some(range) => Some(range),
-                    None => return Err(PolicyError::Ports { rule: index + 1, text }),
+                    None => return Err(FileError::Ports { rule: index + 1, text }),
                 },
                 None => None,
             };

@@ -353,12 +353,6 @@ impl Segment {
         unsafe { place.cast().as_ref() }
     }
 
-    /// True for the end that asked first.
-    #[must_use]
-    pub fn is_first(&self) -> bool {
-        self.side == 0
-    }
-
     #[inline]
     fn end(&self, side: usize) -> &End {
         debug_assert!(side < 2, "a connection has two ends");

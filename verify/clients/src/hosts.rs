@@ -112,6 +112,20 @@ impl Hosts {
         Some(all)
     }
 
+    /// Bytes that each relay has sent.
+    #[must_use]
+    pub fn sent(&self) -> [u64; 2] {
+        [0, 1].map(|at| self.hosts[at].count("sent_bytes"))
+    }
+
+    /// Waits until nothing is carried any more.
+    pub fn all_let_go(&self) {
+        eventually("relays that have let go of everything", PATIENCE, || {
+            let none = |host: &Host| host.count("connections") == 0 && host.count("waiting") == 0;
+            self.hosts.iter().all(none).then_some(())
+        });
+    }
+
     /// Takes the cable away, or puts it back.
     ///
     /// # Panics

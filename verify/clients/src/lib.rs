@@ -44,6 +44,26 @@ pub fn deep() -> bool {
     std::env::var_os("BEELINE_DEEP").is_some()
 }
 
+/// The number in the environment's `variable`, if it is one.
+#[must_use]
+pub fn number(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok()?.parse().ok()
+}
+
+/// Numbers that follow from a seed other than 0.
+#[derive(Debug)]
+pub struct Chance(pub u64);
+
+impl Chance {
+    /// The next one, below `limit`.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % limit
+    }
+}
+
 /// The path of `program`, or `None` after saying that `test` is skipped for want of it.
 #[must_use]
 pub fn need(test: &str, program: &str) -> Option<PathBuf> {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use beeline_verify_clients::hosts::{ADDRESSES, Hosts};
 use beeline_verify_clients::preload::Background;
-use beeline_verify_clients::{bounded, deep, eventually, need, note, root, said};
+use beeline_verify_clients::{Chance, bounded, deep, eventually, need, note, number, root, said};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const PORT: u16 = 6000;
@@ -74,18 +74,14 @@ fn end(mut child: Child) {
     eventually("the end of a program", PATIENCE, || child.try_wait().unwrap());
 }
 
-fn sent(hosts: &Hosts) -> [u64; 2] {
-    [0, 1].map(|at| hosts.hosts[at].count("sent_bytes"))
-}
-
 /// Has the same conversation until enough of it went over the fabric: where everything else runs at
 /// the same time, the relays may find each other only when it is half over.
 fn over_fabric(hosts: &Hosts, mut enough: impl FnMut([u64; 2]) -> bool, mut talk: impl FnMut()) {
     let mut seen = Vec::new();
     for _ in 0..5 {
-        let before = sent(hosts);
+        let before = hosts.sent();
         talk();
-        let now = sent(hosts);
+        let now = hosts.sent();
         let moved = [0, 1].map(|at| now[at] - before[at]);
         if enough(moved) {
             return;
@@ -93,17 +89,6 @@ fn over_fabric(hosts: &Hosts, mut enough: impl FnMut([u64; 2]) -> bool, mut talk
         seen.push(moved);
     }
     panic!("over the fabric: {seen:?}");
-}
-
-/// Nothing is carried any more.
-fn all_let_go(hosts: &Hosts) {
-    eventually("relays that have let go of everything", PATIENCE, || {
-        let none = |at: usize| {
-            let host = &hosts.hosts[at];
-            host.count("connections") == 0 && host.count("waiting") == 0
-        };
-        (none(0) && none(1)).then_some(())
-    });
 }
 
 fn hosts(test: &str) -> Option<Hosts> {
@@ -133,7 +118,7 @@ fn both_directions_at_once_in_every_pairing_with_every_byte_looked_at() {
             assert!(text.contains("both ways"), "{server} {client}: {text}");
         });
         note(&format!("{whole} bytes each way between hosts, accelerated: {server}, {client}"));
-        all_let_go(&hosts);
+        hosts.all_let_go();
     }
 }
 
@@ -150,7 +135,7 @@ fn a_half_closed_connection_is_answered_to_its_end() {
             assert!(text.contains("half and half"), "{text}");
         },
     );
-    all_let_go(&hosts);
+    hosts.all_let_go();
 }
 
 #[test]
@@ -165,8 +150,8 @@ fn closing_with_bytes_unread_resets_and_closing_without_delivers_the_last() {
     for _ in 0..5 {
         assert_eq!(ask(&hosts, true, "last_words", &[]).trim(), "all of it");
     }
-    assert!(sent(&hosts)[0] > 5_000_000, "{:?}", hosts.hosts[0].relay());
-    all_let_go(&hosts);
+    assert!(hosts.sent()[0] > 5_000_000, "{:?}", hosts.hosts[0].relay());
+    hosts.all_let_go();
 }
 
 #[test]
@@ -186,7 +171,7 @@ fn parent_and_child_of_a_fork_write_to_one_connection() {
             },
         );
     }
-    all_let_go(&hosts);
+    hosts.all_let_go();
 }
 
 #[test]
@@ -199,7 +184,7 @@ fn an_epoll_server_answers_many_connections() {
     let paired = hosts.hosts[0].count("paired");
     assert!(paired >= 150, "{paired} of 150 connections");
     note(&format!("150 connections of one epoll server between hosts, {}", text.trim()));
-    all_let_go(&hosts);
+    hosts.all_let_go();
 }
 
 #[test]
@@ -221,7 +206,7 @@ fn killed_ends_are_heard_of() {
         let fate = line(&mut lines);
         assert!(fate.contains(expected) && !fate.contains("well"), "{mode}: {fate}");
         end(child);
-        all_let_go(&hosts);
+        hosts.all_let_go();
     }
     // The client.
     let (mut child, mut lines) = begin(&hosts, "chatter", &["60"]);
@@ -229,8 +214,8 @@ fn killed_ends_are_heard_of() {
     std::thread::sleep(Duration::from_millis(700));
     child.kill().unwrap();
     child.wait().unwrap();
-    all_let_go(&hosts);
-    assert!(sent(&hosts).iter().all(|&bytes| bytes > 100_000), "{:?}", sent(&hosts));
+    hosts.all_let_go();
+    assert!(hosts.sent().iter().all(|&bytes| bytes > 100_000), "{:?}", hosts.sent());
 }
 
 #[test]
@@ -241,7 +226,7 @@ fn a_killed_monitor_harms_nothing_and_its_successor_finds_the_relay() {
     let (child, mut lines) = begin(&hosts, "chatter", &["4"]);
     assert!(line(&mut lines).starts_with("server "));
     std::thread::sleep(Duration::from_millis(700));
-    let before = sent(&hosts);
+    let before = hosts.sent();
     for at in [0, 1] {
         let host = &mut hosts.hosts[at];
         let relay = host.relay_process();
@@ -250,14 +235,14 @@ fn a_killed_monitor_harms_nothing_and_its_successor_finds_the_relay() {
     }
     assert!(line(&mut lines).starts_with("well after"), "the stream broke");
     end(child);
-    let now = sent(&hosts);
+    let now = hosts.sent();
     assert!((0..2).all(|at| now[at] > before[at]), "{before:?} {now:?}");
     // And new connections are accelerated.
     let paired = hosts.hosts[0].count("paired");
     let text = ask(&hosts, true, "chatter", &["1"]);
     assert!(text.contains("well after"), "{text}");
     assert_eq!(hosts.hosts[0].count("paired"), paired + 1);
-    all_let_go(&hosts);
+    hosts.all_let_go();
 }
 
 #[test]
@@ -330,7 +315,7 @@ fn hosts_that_are_not_configured_are_the_kernels() {
         let _server = serve(&hosts, true, "bulk_server", &["3000000"]);
         let text = ask(&hosts, true, "bulk", &["3000000"]);
         assert!(text.contains("both ways"), "{knows:?}: {text}");
-        assert_eq!(sent(&hosts), [0, 0], "{knows:?}");
+        assert_eq!(hosts.sent(), [0, 0], "{knows:?}");
         assert_eq!(hosts.hosts[0].count("paired"), 0);
     }
 }
@@ -370,16 +355,9 @@ fn connections_between_hosts_are_shown() {
 fn programs_and_relays_killed_at_random_moments_leave_nothing_behind() {
     let test = "programs_and_relays_killed_at_random_moments_leave_nothing_behind";
     let Some(mut hosts) = hosts(test) else { return };
-    let number = |variable: &str| std::env::var(variable).ok()?.parse::<u64>().ok();
     let rounds = number("BEELINE_ROUNDS").unwrap_or(if deep() { 40 } else { 6 });
     let seed = number("BEELINE_SEED").unwrap_or(1).max(1);
-    let mut chance = seed;
-    let mut below = |limit: u64| {
-        chance ^= chance << 13;
-        chance ^= chance >> 7;
-        chance ^= chance << 17;
-        chance % limit
-    };
+    let mut chance = Chance(seed);
     let kill = |process: &str| {
         let done = Command::new("kill").args(["-9", process]).status().unwrap();
         assert!(done.success(), "kill {process}");
@@ -399,15 +377,15 @@ fn programs_and_relays_killed_at_random_moments_leave_nothing_behind() {
         eventually("all clients over the fabric", PATIENCE, || {
             (hosts.hosts[1].count("paired") >= before + 3).then_some(())
         });
-        std::thread::sleep(Duration::from_millis(below(300)));
+        std::thread::sleep(Duration::from_millis(chance.below(300)));
         // Each kind at least once.
-        let victim = if round < 3 { round } else { below(3) };
+        let victim = if round < 3 { round } else { chance.below(3) };
         fates[usize::try_from(victim).unwrap()] += 1;
         match victim {
             0 => clients.iter_mut().for_each(|(child, ..)| child.kill().unwrap()),
             1 => clients.iter().for_each(|(.., server)| kill(server)),
             _ => {
-                let host = &mut hosts.hosts[usize::try_from(below(2)).unwrap()];
+                let host = &mut hosts.hosts[usize::try_from(chance.below(2)).unwrap()];
                 let relay = host.relay_process();
                 kill(&relay.to_string());
                 eventually("another relay", PATIENCE, || {
@@ -422,11 +400,11 @@ fn programs_and_relays_killed_at_random_moments_leave_nothing_behind() {
             assert!(!fate.contains("well"), "seed {seed}, round {round}: {fate}");
             end(child);
         }
-        all_let_go(&hosts);
+        hosts.all_let_go();
     }
     let text = ask(&hosts, true, "chatter", &["1"]);
     assert!(text.contains("well after"), "{text}");
-    all_let_go(&hosts);
+    hosts.all_let_go();
     let descriptors = [0, 1].map(|at| {
         let relay = hosts.hosts[at].relay_process();
         std::fs::read_dir(format!("/proc/{relay}/fd")).map_or(0, Iterator::count)
@@ -482,5 +460,5 @@ fn idle_connections_cost_neither_relays_nor_programs_processor_time() {
         child.kill().unwrap();
         child.wait().unwrap();
     }
-    all_let_go(&hosts);
+    hosts.all_let_go();
 }

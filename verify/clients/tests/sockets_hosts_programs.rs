@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use beeline_verify_clients::hosts::{ADDRESSES, Hosts};
 use beeline_verify_clients::preload::Background;
-use beeline_verify_clients::{bounded, eventually, need, note, root, said, skip};
+use beeline_verify_clients::{bounded, need, note, root, said, skip};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const PORT: u16 = 6000;
@@ -53,26 +53,12 @@ fn ask(hosts: &Hosts, accelerated: bool, words: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-fn sent(hosts: &Hosts) -> [u64; 2] {
-    [0, 1].map(|at| hosts.hosts[at].count("sent_bytes"))
-}
-
 /// What both relays sent while `part` ran.
 fn moved(hosts: &Hosts, part: impl FnOnce()) -> [u64; 2] {
-    let before = sent(hosts);
+    let before = hosts.sent();
     part();
-    let now = sent(hosts);
+    let now = hosts.sent();
     [0, 1].map(|at| now[at] - before[at])
-}
-
-fn all_let_go(hosts: &Hosts) {
-    eventually("relays that have let go of everything", PATIENCE, || {
-        let none = |at: usize| {
-            let host = &hosts.hosts[at];
-            host.count("connections") == 0 && host.count("waiting") == 0
-        };
-        (none(0) && none(1)).then_some(())
-    });
 }
 
 fn judge(pair: (bool, bool), moved: [u64; 2], least: u64) {
@@ -103,14 +89,14 @@ fn connections_go_on_in_children_other_programs_and_receivers() {
             let least = if mode == "pass" || mode == "exec" { 0 } else { 300_000 };
             assert!(moved.iter().all(|&bytes| bytes >= least), "{mode} {how}: {moved:?}");
         }
-        all_let_go(&hosts);
+        hosts.all_let_go();
     }
     // The monitor that handed the connection to the relay is gone when the program changes.
     let host = &mut hosts.hosts[0];
     host.monitor = host.monitor.take().map(beeline_verify_clients::preload::Monitor::restart);
     let _server = Server::start(&hosts, true, &["python3", &script, "fork", &port]);
     let _ = ask(&hosts, true, &["python3", &script, "ask", &port, "block", "100"]);
-    all_let_go(&hosts);
+    hosts.all_let_go();
 }
 
 #[test]
@@ -149,7 +135,7 @@ fn redis_serves_another_host_in_every_pairing() {
             note(&format!("redis-benchmark between hosts, {moved:?} bytes over the fabric"));
         }
     }
-    all_let_go(&hosts);
+    hosts.all_let_go();
 }
 
 fn configuration(folder: &Path) -> String {
@@ -216,5 +202,5 @@ fn nginx_serves_curl_and_wrk_of_another_host_in_every_pairing() {
             ));
         }
     }
-    all_let_go(&hosts);
+    hosts.all_let_go();
 }

@@ -8,13 +8,9 @@
 use std::time::Duration;
 
 use beeline_verify_clients::preload::{Background, Monitor, listening};
-use beeline_verify_clients::{eventually, free_port, need, note, root};
+use beeline_verify_clients::{Chance, eventually, free_port, need, note, number, root};
 
 const PATIENCE: Duration = Duration::from_secs(60);
-
-fn number(variable: &str) -> Option<u64> {
-    std::env::var(variable).ok()?.parse().ok()
-}
 
 fn descriptors(server: &Background) -> usize {
     let folder = format!("/proc/{}/fd", server.0.id());
@@ -29,13 +25,7 @@ fn ends_killed_at_random_moments_leave_nothing_behind() {
     }
     let rounds = number("BEELINE_ROUNDS").unwrap_or(8).max(4);
     let seed = number("BEELINE_SEED").unwrap_or(1).max(1);
-    let mut chance = seed;
-    let mut below = |limit: u64| {
-        chance ^= chance << 13;
-        chance ^= chance >> 7;
-        chance ^= chance << 17;
-        chance % limit
-    };
+    let mut chance = Chance(seed);
     let script = root().join("verify/clients/python/sockets_echo.py");
     let script = script.to_str().unwrap();
     let monitor = Monitor::start();
@@ -53,7 +43,7 @@ fn ends_killed_at_random_moments_leave_nothing_behind() {
         let before = monitor.paired();
         let clients: Vec<Background> = (0..2)
             .map(|_| {
-                let how = ["block", "timeout", "poll"][below(3) as usize];
+                let how = ["block", "timeout", "poll"][chance.below(3) as usize];
                 let words = ["python3", script, "ask", &port, how, "1000000"];
                 Background::start(&mut monitor.command(true, &words))
             })
@@ -61,7 +51,7 @@ fn ends_killed_at_random_moments_leave_nothing_behind() {
         eventually("both clients through shared memory", PATIENCE, || {
             (monitor.paired() >= before + 2).then_some(())
         });
-        std::thread::sleep(Duration::from_millis(below(150)));
+        std::thread::sleep(Duration::from_millis(chance.below(150)));
         if round % 4 == 3 {
             // The clients hear of it, and end by themselves.
             drop(server);

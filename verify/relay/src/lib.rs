@@ -31,11 +31,15 @@ use program::Program;
 
 /// The network between relays of one process: what the bootstrap exchange does, by hand.
 #[derive(Debug)]
-struct Wire {
-    own: Inbox,
-    other: Inbox,
-    device: Arc<dyn Device>,
-    other_device: Arc<dyn Device>,
+pub struct Wire {
+    /// Where this relay hears.
+    pub own: Inbox,
+    /// Where the other one does.
+    pub other: Inbox,
+    /// This relay's device.
+    pub device: Arc<dyn Device>,
+    /// The other one's.
+    pub other_device: Arc<dyn Device>,
 }
 
 impl Network for Wire {

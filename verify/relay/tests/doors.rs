@@ -9,7 +9,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use beeline_fabric::{ConnectInfo, Device};
+use beeline_fabric::Device;
 use beeline_fabric_tcp::{TcpConfig, TcpDevice};
 use beeline_os::Mapping;
 use beeline_os::control_socket::{ControlSocket, Received};
@@ -17,40 +17,11 @@ use beeline_os::mapping::Protection;
 use beeline_os::poller::Waker;
 use beeline_sockets::relayed::{self, Adopted, RelayStatus, Reply, Request, relay_name};
 use beeline_sockets::segment::{Segment, length_bytes};
-use beeline_sockets_relay::network::{Event, Inbox, Network, inbox};
+use beeline_sockets_relay::network::{Inbox, Network, inbox};
 use beeline_sockets_relay::{Core, Host, Relay, RelayError, Settings};
 use beeline_verify_relay::program::{Program, Received as Got};
-use beeline_verify_relay::{HOST, World};
+use beeline_verify_relay::{HOST, Wire, World};
 use rustix::net::sockopt::socket_cookie;
-
-#[derive(Debug)]
-struct Wire {
-    own: Inbox,
-    other: Inbox,
-    device: Arc<dyn Device>,
-    other_device: Arc<dyn Device>,
-}
-
-impl Network for Wire {
-    fn find(&self, host: usize) {
-        self.own.put(Event::Found { host, device: Ok(Arc::clone(&self.device)) });
-    }
-
-    fn join(&self, _host: usize, link: u64, info: ConnectInfo, hello: Vec<u8>) {
-        let own = self.own.clone();
-        let answer = Box::new(move |answer| own.put(Event::Joined { link, answer }));
-        let device = Arc::clone(&self.other_device);
-        self.other.put(Event::Called { device, info, hello, answer });
-    }
-
-    fn confirm(&self, _host: usize, link: u64, words: Vec<u8>) {
-        let own = self.own.clone();
-        let answer = Box::new(move |answer: Result<(), String>| {
-            own.put(Event::Confirmed { link, yes: answer.is_ok() });
-        });
-        self.other.put(Event::Asked { words, answer });
-    }
-}
 
 fn settings() -> Settings {
     Settings { hosts: vec![Host { addresses: vec![HOST] }], ..Settings::default() }

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub mod races;
+
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd as _;
 

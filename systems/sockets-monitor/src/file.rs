@@ -1,0 +1,48 @@
+//! Why a file that configures the monitor is not taken: the policy, or the list of hosts.
+
+use std::net::IpAddr;
+
+/// Why a file was not taken.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FileError {
+    /// Not TOML, other keys than the file has, or an address that is none.
+    #[error("{0}")]
+    Text(#[from] toml::de::Error),
+    /// Neither a port nor a range of them.
+    #[error("rule {rule}: ports = {text:?} is neither a port nor a range such as \"8000-8099\"")]
+    Ports {
+        /// Counted from 1.
+        rule: usize,
+        /// As it stands in the file.
+        text: String,
+    },
+    /// Not of the form of a place on the fabric.
+    #[error("{text:?} is no place on the fabric such as \"tcp://10.0.0.1:4791\"")]
+    Place {
+        /// As it stands in the file.
+        text: String,
+    },
+    /// A host that no connection can lead to.
+    #[error("host {host}: no addresses")]
+    Nowhere {
+        /// Counted from 1.
+        host: usize,
+    },
+    /// One address, two hosts.
+    #[error("host {host}: {address} stands there already")]
+    Twice {
+        /// Counted from 1.
+        host: usize,
+        /// Which.
+        address: IpAddr,
+    },
+}
+
+impl FileError {
+    /// True when trying again can help without changing anything.
+    #[must_use]
+    pub fn is_transient(&self) -> bool {
+        false
+    }
+}
