@@ -45,6 +45,39 @@ fn a_usage_error_is_exit_code_2_and_leaves_standard_output_empty() {
 }
 
 #[test]
+fn what_is_wrong_with_sockets_is_said_in_one_line_that_names_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let hosts = "listen = \"tcp://127.0.0.1:1\"\n[[hosts]]\naddresses = [\"10.0.0.300\"]\n\
+                 relay = \"tcp://127.0.0.1:1\"\n";
+    let typo = "[[rules]]\nport = \"80\"\naccelerate = false\n";
+    for (name, content) in [("hosts.toml", hosts), ("policy.toml", typo), ("none.so", "text")] {
+        std::fs::write(directory.path().join(name), content).unwrap();
+    }
+    let monitor = ["sockets", "monitor"];
+    let library = "target/no/such/library.so";
+    for (arguments, variable, code, named) in [
+        (&[&monitor[..], &["--hosts", "hosts.toml"]].concat()[..], None, 2, "hosts.toml: line 3: "),
+        (&[&monitor[..], &["--policy", "policy.toml"]].concat(), None, 2, "policy.toml: line 2: "),
+        (&["sockets", "relay", "--hosts", "hosts.toml"], None, 2, "hosts.toml: line 3: "),
+        (&["run", "--library", "none.so", "--", "true"], None, 2, "none.so: no library; --library"),
+        (&["run", "--library", library, "--", "true"], None, 2, "; --library takes"),
+        (&["run", "--", "true"], Some(("ASK_AFTER", "x")), 2, "_ASK_AFTER=x is not a number"),
+        (&["run", "--", "true"], Some(("OFFER", "10")), 2, "_OFFER=10 is not a number of bytes"),
+        (&["sockets", "status"], Some(("MONITOR", "no-such")), 3, "`beeline run` starts one"),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_beeline"));
+        command.args(arguments).current_dir(directory.path()).env_clear();
+        if let Some((name, value)) = variable {
+            command.env(format!("BEELINE_SOCKETS_{name}"), value);
+        }
+        let output = command.output().unwrap();
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
+        assert!(said.contains(named) && said.lines().count() == 1, "{arguments:?}: {said}");
+    }
+}
+
+#[test]
 fn config_show_names_where_each_value_came_from() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("beeline.toml"), "[serve]\nshards = 3\npin = true\n")

@@ -2,13 +2,20 @@
 
 use std::net::IpAddr;
 
+use serde::de::DeserializeOwned;
+
 /// Why a file was not taken.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FileError {
     /// Not TOML, other keys than the file has, or an address that is none.
-    #[error("{0}")]
-    Text(#[from] toml::de::Error),
+    #[error("line {line}: {what}")]
+    Text {
+        /// Counted from 1.
+        line: usize,
+        /// In words, without line breaks.
+        what: String,
+    },
     /// Neither a port nor a range of them.
     #[error("rule {rule}: ports = {text:?} is neither a port nor a range such as \"8000-8099\"")]
     Ports {
@@ -37,6 +44,17 @@ pub enum FileError {
         /// Which.
         address: IpAddr,
     },
+}
+
+/// The settings that `text` holds.
+///
+/// Errors: [`FileError::Text`].
+pub(crate) fn parse<T: DeserializeOwned>(text: &str) -> Result<T, FileError> {
+    toml::from_str(text).map_err(|error: toml::de::Error| {
+        let before = text.get(..error.span().map_or(0, |span| span.start)).unwrap_or(text);
+        let line = before.bytes().filter(|&byte| byte == b'\n').count() + 1;
+        FileError::Text { line, what: error.message().replace('\n', ", ") }
+    })
 }
 
 impl FileError {

@@ -16,7 +16,7 @@ use std::net::IpAddr;
 
 use serde::Deserialize;
 
-use crate::file::FileError;
+use crate::file::{self, FileError};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -50,7 +50,7 @@ impl Hosts {
     ///
     /// Errors: [`FileError`].
     pub fn parse(text: &str) -> Result<Self, FileError> {
-        let File { listen, mut hosts } = toml::from_str(text)?;
+        let File { listen, mut hosts } = file::parse(text)?;
         let mut known = BTreeSet::new();
         for (place, other) in (1..).zip(&mut hosts) {
             if other.addresses.is_empty() {

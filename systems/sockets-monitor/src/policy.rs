@@ -16,7 +16,7 @@ use std::ops::RangeInclusive;
 
 use serde::Deserialize;
 
-use crate::file::FileError;
+use crate::file::{self, FileError};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -64,7 +64,7 @@ impl Policy {
     ///
     /// Errors: [`FileError`].
     pub fn parse(text: &str) -> Result<Self, FileError> {
-        let file: File = toml::from_str(text)?;
+        let file: File = file::parse(text)?;
         let mut rules = Vec::with_capacity(file.rules.len());
         for (index, rule) in file.rules.into_iter().enumerate() {
             let ports = match rule.ports {

@@ -234,6 +234,8 @@ impl Answer {
 
 /// Variable that names another monitor than the user's usual one.
 pub const NAME_VARIABLE: &str = "BEELINE_SOCKETS_MONITOR";
+/// Most bytes of a monitor's name: the relay's and its bells' have some more, and the kernel allows 107.
+pub const LONGEST_NAME: usize = 100;
 
 static NAME: std::sync::OnceLock<String> = std::sync::OnceLock::new();
 
@@ -248,7 +250,7 @@ pub fn set_name(given: &str) {
 pub fn name() -> &'static str {
     NAME.get_or_init(|| {
         let given = std::env::var(NAME_VARIABLE).ok();
-        given.filter(|name| (1..=100).contains(&name.len())).unwrap_or_else(|| {
+        given.filter(|name| (1..=LONGEST_NAME).contains(&name.len())).unwrap_or_else(|| {
             let uid = rustix::process::geteuid().as_raw();
             format!("beeline-sockets-{VERSION}-{uid}")
         })

@@ -45,7 +45,7 @@ pub const MOST: usize = 1 << 20;
 pub const LEAST_VARIABLE: &str = "BEELINE_SOCKETS_OFFER";
 /// A reader with less room than this, and less than what is left, has them through the ring: each
 /// taking is a system call.
-const LEAST_TAKEN: usize = 64 << 10;
+pub const LEAST_TAKEN: usize = 64 << 10;
 /// How long an offer waits without progress.
 const PATIENCE: Duration = Duration::from_micros(200);
 /// How long one taking may last: the reader was stopped in the middle of it.

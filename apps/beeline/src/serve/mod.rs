@@ -118,7 +118,7 @@ fn fabric_failure(error: OpenError) -> Failure {
     match error {
         OpenError::Listen { ref source, .. } => {
             let advice = advice(source.kind(), "--fabric-address");
-            Failure::from(anyhow::anyhow!("{error}; {advice}"))
+            Failure::from(anyhow::anyhow!("{error}{advice}"))
         }
         error => Failure::from(error),
     }
@@ -148,10 +148,11 @@ fn failure(error: NodeError) -> Failure {
         _ => Exit::Failed,
     };
     let advice = match &error {
-        NodeError::Listen { source, .. } => Some(advice(source.kind(), "--resp-address")),
-        NodeError::Pool { source: PmemError::Busy { .. }, .. } => {
-            Some("name another directory with --data".to_owned())
+        NodeError::Listen { source, .. } => {
+            Some(format!("; {}", advice(source.kind(), "--resp-address")))
         }
+        // It says itself: or give another directory.
+        NodeError::Pool { source: PmemError::Busy { .. }, .. } => Some(" with --data".to_owned()),
         _ => None,
     };
     let error = match advice {

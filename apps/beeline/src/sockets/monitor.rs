@@ -1,5 +1,7 @@
 //! The monitor as a process: in the foreground, or left behind in a session of its own.
 
+use std::io::ErrorKind;
+use std::net::{SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -50,6 +52,13 @@ fn elsewhere(arguments: &MonitorArguments) -> Result<Option<Elsewhere>, Failure>
     Ok(Some(Elsewhere { hosts, relay: Some(RelayProgram { program, arguments }) }))
 }
 
+/// True for a place on the fabric whose address is none of this host's.
+fn is_elsewhere(place: &str) -> bool {
+    let address = place.split_once("://").and_then(|(_, rest)| rest.parse::<SocketAddr>().ok());
+    let bound = address.map(|address| UdpSocket::bind((address.ip(), 0)));
+    matches!(bound, Some(Err(error)) if error.kind() == ErrorKind::AddrNotAvailable)
+}
+
 fn policy(arguments: &MonitorArguments) -> Result<Policy, Failure> {
     let Some(path) = &arguments.policy else { return Ok(Policy::default()) };
     let text = std::fs::read_to_string(path).map_err(anyhow::Error::from);
@@ -66,6 +75,15 @@ fn ring_size(text: &str) -> Result<usize, String> {
 /// The command.
 pub fn run(arguments: &MonitorArguments, output: Output) -> Result<Exit, Failure> {
     let (policy, elsewhere) = (policy(arguments)?, elsewhere(arguments)?);
+    if let Some(listen) = elsewhere.as_ref().map(|elsewhere| &elsewhere.hosts.listen)
+        && is_elsewhere(listen)
+    {
+        // It may be one soon: the relay is started again and again.
+        output.note(format!(
+            "beeline: listen = {listen:?} is no address of this host; connections to other hosts stay \
+             with the kernel"
+        ));
+    }
     if arguments.background {
         if introduce::dial().is_ok() {
             output.note("a monitor runs already");
@@ -139,6 +157,15 @@ pub fn ensure() -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_place_of_another_host_is_told_from_one_of_this() {
+        assert!(is_elsewhere("tcp://192.0.2.7:4791"));
+        for here in ["tcp://127.0.0.1:4791", "verbs://[::1]:1", "auto://host:1", "tcp://0.0.0.0:1"]
+        {
+            assert!(!is_elsewhere(here), "{here}");
+        }
+    }
 
     #[test]
     fn a_ring_is_a_power_of_two_within_bounds() {

@@ -1,11 +1,13 @@
 //! `beeline run`: becomes the program, with the library preloaded.
 
 use std::ffi::OsString;
+use std::io::{ErrorKind, Read as _};
 use std::os::unix::process::CommandExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Context as _;
+use beeline_sockets::{control, offer, young};
 
 use super::monitor;
 use crate::exit::{Exit, Failure};
@@ -30,6 +32,7 @@ pub struct RunArguments {
 
 /// The command. Returns only when the program could not be started.
 pub fn run(arguments: &RunArguments, output: Output) -> Result<Exit, Failure> {
+    variables()?;
     let library = library(arguments)?;
     let (program, rest) = arguments.command.split_first().context("a program to run")?;
     if let Err(error) = monitor::ensure() {
@@ -48,14 +51,56 @@ pub fn run(arguments: &RunArguments, output: Output) -> Result<Exit, Failure> {
     }
     let error = command.exec();
     let named = program.to_string_lossy().into_owned();
-    Err(Failure::new(Exit::Failed, anyhow::Error::from(error).context(named)))
+    let advice = match error.kind() {
+        ErrorKind::NotFound if named.contains('/') => "; is its path right?",
+        ErrorKind::NotFound => "; give its path, or a name that is on PATH",
+        ErrorKind::PermissionDenied => "; a program is a file that may be executed",
+        _ => "",
+    };
+    Err(Failure::new(Exit::Failed, anyhow::anyhow!("{named}: {error}{advice}")))
+}
+
+/// Whether a variable's value makes sense.
+type Rule = fn(&str) -> bool;
+
+/// The library goes by its defaults where a variable makes no sense: it may not speak up in a program.
+/// So this is said before there is one.
+fn variables() -> Result<(), Failure> {
+    let is_number = |text: &str| text.parse::<u32>().is_ok();
+    let is_offer = |text: &str| {
+        let bytes = text.parse::<usize>();
+        bytes.is_ok_and(|bytes| bytes == 0 || bytes >= offer::LEAST_TAKEN)
+    };
+    let is_name = |text: &str| text.len() <= control::LONGEST_NAME;
+    let rules: [(&str, Rule, &str); 3] = [
+        (young::VARIABLE, is_number, "a number of calls, or 0 for asking at once"),
+        (offer::LEAST_VARIABLE, is_offer, "a number of bytes from 65536 on, or 0 for none"),
+        (control::NAME_VARIABLE, is_name, "a name of at most 100 bytes"),
+    ];
+    for (name, rule, wanted) in rules {
+        let Some(value) = std::env::var_os(name) else { continue };
+        if !value.to_str().is_some_and(rule) {
+            let error = anyhow::anyhow!("{name}={} is not {wanted}", value.display());
+            return Err(Failure::new(Exit::Usage, error));
+        }
+    }
+    Ok(())
 }
 
 fn library(arguments: &RunArguments) -> Result<PathBuf, Failure> {
     let missing = |text: String| Failure::new(Exit::Usage, anyhow::anyhow!(text));
     if let Some(given) = &arguments.library {
-        let whole = given.canonicalize();
-        return whole.map_err(|error| missing(format!("{}: {error}", given.display())));
+        let whole = given.canonicalize().and_then(|path| Ok((is_object(&path)?, path)));
+        return match whole {
+            Ok((true, path)) => Ok(path),
+            // The loader would say so in every program, and go on without.
+            Ok(_) => {
+                Err(missing(format!("{}: no library; --library takes {LIBRARY}", given.display())))
+            }
+            Err(error) => {
+                Err(missing(format!("{}: {error}; --library takes {LIBRARY}", given.display())))
+            }
+        };
     }
     let own = std::env::current_exe().context("finding this program")?;
     let folder = own.parent().context("finding this program's folder")?;
@@ -67,4 +112,11 @@ fn library(arguments: &RunArguments) -> Result<PathBuf, Failure> {
             own.display()
         ))
     })
+}
+
+/// True for a file that the loader may take.
+fn is_object(path: &Path) -> std::io::Result<bool> {
+    let mut head = [0; 4];
+    let read = std::fs::File::open(path)?.read(&mut head)?;
+    Ok(head[..read] == *b"\x7fELF")
 }

@@ -22,7 +22,7 @@ pub struct RelayArguments {
 /// The command.
 pub fn run(arguments: &RelayArguments, output: Output) -> Result<Exit, Failure> {
     let hosts = monitor::hosts(&arguments.hosts)?;
-    let others = hosts.others;
+    let (others, listen) = (hosts.others, hosts.listen.clone());
     let places = Places {
         listen: hosts.listen,
         relays: others.iter().map(|host| host.relay.clone()).collect(),
@@ -37,6 +37,10 @@ pub fn run(arguments: &RelayArguments, output: Output) -> Result<Exit, Failure> 
         Err(RelayError::Running) => {
             output.note("a relay runs already");
             return Ok(Exit::Done);
+        }
+        Err(error @ RelayError::Network(_)) => {
+            let place = format!("{}: listen = {listen:?}", arguments.hosts.display());
+            return Err(Failure::new(Exit::Failed, anyhow::Error::from(error).context(place)));
         }
         Err(error) => return Err(Failure::new(Exit::Failed, error)),
     };

@@ -6,13 +6,16 @@ use std::os::fd::{AsRawFd as _, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use beeline_sockets::kernel::Errno;
-use beeline_sockets::{connection, epoll, receive, send};
+use beeline_sockets::connection::Connection;
+use beeline_sockets::kernel::{self, Errno};
+use beeline_sockets::{connection, epoll, receive, send, table};
 
 use super::{accelerated_by, begin};
 
-/// An answer later than this was never coming.
-pub const LATEST: Duration = Duration::from_secs(20);
+/// An answer later than so many looks was never coming. Looks and not time: a machine that was stopped
+/// as a whole, and whose clock went on, lost nothing.
+const LATEST: u32 = 1000;
+const TICK: Duration = Duration::from_millis(20);
 
 pub fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok()?.parse().ok()
@@ -95,7 +98,8 @@ pub fn say(line: &str) {
     let _ = std::io::stderr().write_all(format!("ran: {line}\n").as_bytes());
 }
 
-/// Ends the test when nothing moved for too long: the threads that wait would wait for ever.
+/// Ends the test when nothing moved for too long, for the threads that wait would wait for ever; says
+/// what stands in the words of every connection first. With `BEELINE_WAKE_KEEP` the process stays.
 pub fn watch<T>(
     what: &str,
     seed: u64,
@@ -105,16 +109,20 @@ pub fn watch<T>(
 ) -> T {
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let (mut last, mut since) = (0, Instant::now());
+            let (mut last, mut looks) = (0, 0);
             while !done.load(Ordering::Acquire) {
-                std::thread::sleep(Duration::from_millis(20));
+                std::thread::sleep(TICK);
                 let now = moved.load(Ordering::Relaxed);
-                if now != last {
-                    (last, since) = (now, Instant::now());
-                } else if since.elapsed() > LATEST {
+                looks = if now == last { looks + 1 } else { 0 };
+                last = now;
+                if looks > LATEST {
                     say(&format!(
                         "{what}: a wake-up was lost after {now} messages, BEELINE_SEED={seed}"
                     ));
+                    table::each(|fd, connection| say(&words(fd, connection)));
+                    if std::env::var_os("BEELINE_WAKE_KEEP").is_some() {
+                        std::thread::sleep(Duration::from_secs(24 * 3600));
+                    }
                     std::process::abort();
                 }
             }
@@ -123,6 +131,14 @@ pub fn watch<T>(
         done.store(true, Ordering::Release);
         outcome
     })
+}
+
+/// What one end says of itself, and what the kernel's stream holds for it.
+fn words(fd: RawFd, connection: &Connection) -> String {
+    let own = connection.segment.own();
+    let state = connection.segment.state();
+    let unread = kernel::unread(fd);
+    format!("descriptor {fd}, state {state:?}, {unread} bytes in the kernel's stream: {own:?}")
 }
 
 pub fn rearm(set: RawFd, fd: RawFd, how: i32, edge: bool) {
