@@ -187,9 +187,10 @@ fn ask_for_segment(fd: RawFd, question: Question) -> Option<Segment> {
     let (side, memory) = ask_for_memory(fd, question)?;
     let length = usize::try_from(rustix::fs::fstat(&memory).ok()?.st_size).ok()?;
     let mapping = Mapping::shared(memory, length, Protection::ReadWrite).ok()?;
+    let segment = Segment::take(mapping, usize::from(side)).ok()?;
     // The program sees its own descriptors only.
-    mapping.forget_descriptor();
-    Segment::take(mapping, usize::from(side)).ok()
+    segment.mapping().forget_descriptor();
+    Some(segment)
 }
 
 /// An address of the C library's, if it is an internet one; one of version 4 in its version 6

@@ -12,6 +12,10 @@ pub struct Errno(pub i32);
 /// What a call yields.
 pub type Outcome = Result<usize, Errno>;
 
+/// A system call.
+///
+/// The last of six arguments lies on the stack, where one of 32 bits would leave half a word as it was: it is
+/// given with 64 where the kernel reads so many.
 macro_rules! call {
     ($number:expr $(, $argument:expr)*) => {{
         // SAFETY: the function around this call says why its arguments are valid for the kernel.
@@ -93,7 +97,7 @@ pub unsafe fn read_process(
     let there = libc::iovec { iov_base: std::ptr::without_provenance_mut(place), iov_len: length };
     let there = std::ptr::from_ref(&there);
     // The caller's contract; the other process's memory is the kernel's to look up.
-    call!(libc::SYS_process_vm_readv, process, pieces.as_ptr(), pieces.len(), there, 1, 0)
+    call!(libc::SYS_process_vm_readv, process, pieces.as_ptr(), pieces.len(), there, 1, 0_usize)
 }
 
 /// `poll` of one descriptor, for at most `timeout_ms` (negative: for ever). Its `revents`.
@@ -285,7 +289,7 @@ pub fn is_epoll(fd: RawFd) -> bool {
     let nowhere = std::ptr::without_provenance_mut::<libc::epoll_event>(8);
     let none = std::ptr::null::<libc::sigset_t>();
     // The kernel checks the place when it writes, and answers `EFAULT`.
-    let outcome = call!(libc::SYS_epoll_pwait, fd, nowhere, 1, 0, none, 8);
+    let outcome = call!(libc::SYS_epoll_pwait, fd, nowhere, 1, 0, none, 8_usize);
     matches!(outcome, Ok(_) | Err(Errno(libc::EFAULT)))
 }
 
@@ -381,7 +385,7 @@ pub fn epoll_wait(
     let mask = mask.map_or(std::ptr::null(), std::ptr::from_ref);
     // Events, time and mask outlive the call.
     let outcome =
-        call!(libc::SYS_epoll_pwait2, set, events.as_mut_ptr(), events.len(), bound, mask, 8);
+        call!(libc::SYS_epoll_pwait2, set, events.as_mut_ptr(), events.len(), bound, mask, 8_usize);
     if outcome != Err(Errno(libc::ENOSYS)) {
         return outcome;
     }
@@ -390,7 +394,7 @@ pub fn epoll_wait(
         i32::try_from(up).unwrap_or(i32::MAX)
     });
     // As above.
-    call!(libc::SYS_epoll_pwait, set, events.as_mut_ptr(), events.len(), timeout_ms, mask, 8)
+    call!(libc::SYS_epoll_pwait, set, events.as_mut_ptr(), events.len(), timeout_ms, mask, 8_usize)
 }
 
 /// `epoll_ctl`; `event` may be null for a removal.

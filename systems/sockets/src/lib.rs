@@ -35,6 +35,7 @@ pub mod holder;
 pub mod introduce;
 pub mod kernel;
 pub mod offer;
+mod open_offers;
 pub mod poll;
 pub mod receive;
 pub mod receiver;

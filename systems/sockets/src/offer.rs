@@ -24,7 +24,10 @@
 //!   until it is done or withdrawn: the order of the stream is the ring's;
 //! - only a send that may block offers, and it waits for progress no longer than [`PATIENCE`];
 //! - a reader takes from a process of its own user and its own process namespace only, and from
-//!   nowhere else than what its own kernel lets it read.
+//!   nowhere else than what its own kernel lets it read;
+//! - a peer has the reader take nothing that the peer could not read itself: of its own memory a reader
+//!   takes only what this process offers at this moment ([`crate::open_offers`]), and of others' nothing
+//!   where the kernel lets a process read its own children alone ([`reads_others`]).
 
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
@@ -33,6 +36,7 @@ use std::time::{Duration, Instant};
 
 use crate::connection::Connection;
 use crate::kernel::{self, Errno};
+use crate::open_offers::{self, Key};
 use crate::receive::{narrow, room};
 use crate::ring::{Consumer, Corrupt, OFFER_WORDS};
 use crate::wait::Budget;
@@ -137,6 +141,23 @@ fn namespace() -> u64 {
     *NAMESPACE.get_or_init(|| rustix::fs::stat("/proc/self/ns/pid").map_or(0, |stat| stat.st_ino))
 }
 
+/// Whether this process takes from others' memory: where the kernel lets it read its own children alone
+/// (`ptrace_scope`), a peer that is none of theirs could have it read what the peer itself may not.
+#[must_use]
+pub fn reads_others() -> bool {
+    static OTHERS: OnceLock<bool> = OnceLock::new();
+    *OTHERS.get_or_init(|| match std::fs::read("/proc/sys/kernel/yama/ptrace_scope") {
+        Ok(text) => text.trim_ascii() == b"0",
+        Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+    })
+}
+
+/// What the offer `words` on `connection` is known by in the process that makes it.
+fn key(connection: &Connection, words: [u64; OFFER_WORDS]) -> Key {
+    let [address, length, number, ..] = words;
+    Key { segment: connection.segment.file(), address, length, number }
+}
+
 /// Whether this end takes what is offered: what it says in its sign.
 #[must_use]
 pub fn takes_offers() -> bool {
@@ -175,6 +196,7 @@ pub fn make(
     let number = Word::decode(word.load(Ordering::Relaxed)).number.wrapping_add(1) % NUMBERS;
     let offer =
         [bytes.addr() as u64, length as u64, number, u64::from(std::process::id()), namespace()];
+    let Some(_opened) = open_offers::open(key(connection, offer)) else { return Ok(0) };
     // The message's Release makes it known before the reader can ask.
     word.store(Word { number, taken: 0, state: State::Open }.encode(), Ordering::Relaxed);
     if !connection.segment.producer().push_offer(offer)? {
@@ -285,7 +307,12 @@ pub unsafe fn take(
         return Err(Corrupt);
     }
     let offer = Offer { connection, address, length, number, process };
-    let sane = from == namespace() && offer.is_of_this_user();
+    let allowed = if offer.process == std::process::id() {
+        open_offers::is_open(key(connection, words))
+    } else {
+        reads_others() && offer.is_of_this_user()
+    };
+    let sane = from == namespace() && allowed;
     // SAFETY: the caller's contract.
     let taken = unsafe { offer.take(pieces, if peek { 0 } else { skip }, peek, sane) }?;
     match taken {

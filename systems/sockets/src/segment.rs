@@ -214,6 +214,7 @@ pub struct Segment {
     ring_bytes: usize,
     side: usize,
     name: u64,
+    file: u64,
 }
 
 /// Who has the program's end of a relayed connection. Inside a host the kernel's stream ends when
@@ -310,8 +311,10 @@ impl Segment {
             && side < 2;
         // Read once: whoever changes it later changes nothing.
         let name = words.name.load(Ordering::Relaxed);
+        let file = mapping.descriptor().and_then(|file| rustix::fs::fstat(&*file).ok());
         if whole {
-            Ok(Self { mapping, ring_bytes, side, name })
+            let file = file.map_or(0, |about| about.st_ino);
+            Ok(Self { mapping, ring_bytes, side, name, file })
         } else {
             Err(NotASegment { length })
         }
@@ -322,6 +325,13 @@ impl Segment {
     #[must_use]
     pub fn relayed(&self) -> Option<u64> {
         (self.name != 0).then_some(self.name)
+    }
+
+    /// The memory's number as a file, the same for all who map it, and the kernel's choice; 0 where it was
+    /// taken without a descriptor.
+    #[must_use]
+    pub fn file(&self) -> u64 {
+        self.file
     }
 
     /// Bytes of each ring.

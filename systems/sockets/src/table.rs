@@ -348,6 +348,7 @@ pub fn shared() {
 pub fn after_fork_in_child() {
     PROCESS.store(std::process::id(), Ordering::Relaxed);
     crate::holder::forget_thread();
+    crate::open_offers::forget();
     crate::wake::forget_names();
     crate::epoll::after_fork_in_child();
     crate::between::arrived();

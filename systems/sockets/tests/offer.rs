@@ -8,7 +8,7 @@ use std::net::TcpStream;
 use std::os::fd::AsRawFd as _;
 use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use beeline_sockets::kernel::Errno;
 use beeline_sockets::offer::{DEFAULT_LEAST, TALLY};
@@ -195,9 +195,65 @@ fn forged(offer: [u64; 5], word: u64) -> Result<usize, Errno> {
     hostile.own().signs.switched_at.store(1, Ordering::Release);
     hostile.own().offer.word.store(word, Ordering::Relaxed);
     assert_eq!(hostile.producer().push_offer(offer), Ok(true));
-    let mut buffer = vec![0_u8; 1 << 20];
-    let pieces = piece(buffer.as_mut_ptr(), buffer.len());
+    let buffer = beeline_os::Mapping::anonymous(1 << 20).unwrap();
+    let pieces = piece(buffer.base().as_ptr(), 1 << 20);
     unsafe { receive::receive(fd, &reader, &pieces, libc::MSG_DONTWAIT) }
+}
+
+/// The namespace that offers of this process name.
+fn space() -> u64 {
+    std::os::linux::fs::MetadataExt::st_ino(&std::fs::metadata("/proc/self/ns/pid").unwrap())
+}
+
+/// A child that has this process's memory as it is, and does nothing.
+struct Copy(i32);
+
+impl Copy {
+    fn start() -> Self {
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            loop {
+                unsafe { libc::pause() };
+            }
+        }
+        assert!(child > 0);
+        Self(child)
+    }
+}
+
+impl Drop for Copy {
+    fn drop(&mut self) {
+        unsafe { libc::kill(self.0, libc::SIGKILL) };
+        unsafe { libc::waitpid(self.0, std::ptr::null_mut(), 0) };
+    }
+}
+
+#[test]
+fn a_peer_that_offers_the_readers_own_memory_has_it_read_nothing() {
+    let _alone = alone();
+    let secret = beeline_os::Mapping::anonymous(200_000).unwrap();
+    let place = secret.base().addr().get() as u64;
+    let before = taken();
+    let mine = [place, 200_000, 5, u64::from(std::process::id()), space()];
+    assert_eq!(forged(mine, 5 << 40 | 1), Err(Errno(libc::EAGAIN)));
+    assert_eq!(taken(), before);
+    // The same is an offer where this process makes it: both ends are here.
+    if beeline_sockets::offer::takes_offers() {
+        let [one, other] = accelerated_by(256 << 10);
+        let reader = std::thread::spawn(move || {
+            let mut bytes = vec![0_u8; 1 << 20];
+            while get(&other, &mut bytes, 0).unwrap() > 0 {}
+            connection::closing(other.as_raw_fd());
+        });
+        let (bytes, began) = (vec![1_u8; 1 << 20], Instant::now());
+        while taken() == before {
+            assert!(began.elapsed() < Duration::from_secs(20), "no offer was ever taken");
+            assert_eq!(put(&one, &bytes, 0), Ok(1 << 20));
+        }
+        connection::closing(one.as_raw_fd());
+        drop(one);
+        reader.join().unwrap();
+    }
 }
 
 #[test]
@@ -205,13 +261,14 @@ fn a_forged_offer_yields_nothing_and_a_senseless_one_ends_the_connection() {
     let _alone = alone();
     let bytes = vec![7_u8; 200_000];
     let place = bytes.as_ptr().addr() as u64;
-    let me = u64::from(std::process::id());
-    let space =
-        std::os::linux::fs::MetadataExt::st_ino(&std::fs::metadata("/proc/self/ns/pid").unwrap());
+    let sender = Copy::start();
+    let (me, space) = (u64::try_from(sender.0).unwrap(), space());
     let open = |number: u64| number << 40 | 1;
     let honest = [place, 200_000, 5, me, space];
-    assert_eq!(forged(honest, open(5)), Ok(200_000));
     let nothing = Err(Errno(libc::EAGAIN));
+    // Where the kernel lets this process read its child alone, a peer could not: nobody takes.
+    let taken = if beeline_sockets::offer::reads_others() { Ok(200_000) } else { nothing };
+    assert_eq!(forged(honest, open(5)), taken);
     // Another number than the word's; no such process; another namespace; no memory there.
     assert_eq!(forged(honest, open(6)), nothing);
     assert_eq!(forged([place, 200_000, 5, 0x7FFF_FFF0, space], open(5)), nothing);
@@ -226,6 +283,7 @@ fn a_forged_offer_yields_nothing_and_a_senseless_one_ends_the_connection() {
     assert_eq!(forged(honest, open(5) | 200_001 << 2), reset);
     assert_eq!(forged([place, 200_000, 1 << 24, me, space], open(0)), reset);
     assert_eq!(forged([place, 200_000, 5, u64::MAX, space], open(5)), reset);
+    drop(sender);
 }
 
 #[test]
