@@ -11,7 +11,7 @@
 //! - [`readiness`]: poll, select, epoll.
 //! - [`stdio`]: the C library's streams.
 //! - [`exec`]: programs that replace this one.
-//! - [`spawn`]: programs beside this one, and who goes between.
+//! - [`spawn`]: programs beside this one, and who goes between; `actions`: what they are handed.
 //! - `bare`: `syscall`, for io_uring's sake.
 //! - [`start`]: the constructor, and what happens at `fork`.
 
@@ -20,6 +20,7 @@
     reason = "each function is the C function of its name, whose manual is its contract"
 )]
 
+mod actions;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod bare;
 mod data;

@@ -19,9 +19,10 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use beeline_sockets::report::{Caller, Listener};
-use beeline_sockets::{between, control, kernel, receiver, table};
+use beeline_sockets::{between, control, introduce, kernel, receiver, table};
 use libc::FILE;
 
+use crate::actions::{self, Handed};
 use crate::exec::{self, Named, Words, environment, goes_on};
 use crate::quietly;
 use crate::real::{real, real_pointer};
@@ -89,35 +90,57 @@ fn beginning(report: &[u8], path: Option<&[u8]>) -> Option<[CString; OURS]> {
     ])
 }
 
-/// Leaves to the kernel what never left it, and says whether a child may get something of ours:
-/// what survives `exec`, or anything at all if its descriptors are changed in between (`any`).
-fn hands_on(any: bool) -> bool {
-    let mut hands_on = false;
+/// Prepares for the child what it may get: what survives `exec`, and what is `handed` to it besides. Where it
+/// `goes_on` with the library, young connections ask, and the child finds those that were introduced. Else what
+/// never left the kernel stays there, and true is returned when there is something that did.
+fn hands_on(handed: &Handed, goes_on: impl FnOnce() -> bool) -> bool {
+    let gets = |fd: c_int| handed.has(fd) || kernel::survives_exec(fd);
+    let (mut young, mut ours) = (Vec::new(), Vec::new());
     table::each_young(|fd| {
-        if any || kernel::survives_exec(fd) {
-            beeline_sockets::young::leave_to_kernel(fd);
+        if gets(fd) {
+            young.push(fd);
         }
     });
-    table::each(|fd, connection| {
-        if !any && !kernel::survives_exec(fd) {
-            return;
+    table::each(|fd, _| {
+        if gets(fd) {
+            ours.push(fd);
+        }
+    });
+    if young.is_empty() && ours.is_empty() {
+        return false;
+    }
+    let goes_on = goes_on();
+    for fd in young {
+        if goes_on {
+            beeline_sockets::young::settle(fd);
+            ours.push(fd);
+        } else {
+            beeline_sockets::young::leave_to_kernel(fd);
+        }
+    }
+    let mut hands_on = false;
+    for fd in ours {
+        let Some(connection) = table::ours(fd) else { continue };
+        // One that the other end may still come to is found by the child as long as the monitor knows it.
+        if goes_on && (connection.is_bound_for_ring() || introduce::is_known(fd)) {
+            continue;
         }
         if connection.stay_with_kernel(fd) {
             table::forget(fd);
         } else {
-            hands_on = true;
+            hands_on |= !goes_on;
         }
-    });
+    }
     hands_on
 }
 
 /// Before a child is made without `fork`: it is about to share what survives. True when it may get
-/// something of ours.
-fn sharing(any: bool) -> bool {
+/// something of ours that it cannot read.
+fn sharing(handed: &Handed, goes_on: impl FnOnce() -> bool) -> bool {
     if table::is_foreign_process() {
         return false;
     }
-    let hands_on = hands_on(any);
+    let hands_on = hands_on(handed, goes_on);
     table::shared();
     between::expect_holder();
     hands_on
@@ -156,11 +179,10 @@ struct Call {
 
 /// Starts the go-between if the call needs one: what `posix_spawn` is to return.
 fn by_go_between(call: &Call) -> Option<c_int> {
-    if !sharing(!call.actions.is_null()) || call.name.is_null() || call.words.is_null() {
-        return None;
-    }
+    let named = !call.name.is_null() && !call.words.is_null();
     // SAFETY: the program's string and environment.
-    if unsafe { goes_on(call.name, &call.how, call.with) } {
+    let goes_on = || named && unsafe { goes_on(call.name, &call.how, call.with) };
+    if !sharing(&actions::handed(call.actions), goes_on) || !named {
         return None;
     }
     let listener = Listener::new().ok()?;
@@ -269,11 +291,9 @@ fn quoted(word: &[u8]) -> Vec<u8> {
 /// run it.
 fn line_by_go_between(line: *const c_char) -> Option<CString> {
     const SHELL: &CStr = c"/bin/sh";
-    if !sharing(false) || line.is_null() {
-        return None;
-    }
     // SAFETY: the shell's name, and the program's environment.
-    if unsafe { goes_on(SHELL.as_ptr(), &Named::Path, environment()) } {
+    let goes_on = || unsafe { goes_on(SHELL.as_ptr(), &Named::Path, environment()) };
+    if !sharing(&Handed::default(), goes_on) || line.is_null() {
         return None;
     }
     // SAFETY: the program's string.

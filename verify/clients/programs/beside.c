@@ -4,7 +4,11 @@
    beside echo FD                  echoes what comes, and says "over" behind it;
    beside idle FD                  has FD and does nothing with it for a while;
    beside receive FD               echoes on the descriptor that comes in a message through FD;
-   beside errors PROGRAM           what posix_spawn says of what is no program.
+   beside errors PROGRAM           what posix_spawn says of what is no program;
+   beside young HOW PROGRAM        talks to itself over connections of which no byte went yet when
+                                   PROGRAM is started with redirections (HOW: redirect), or with two
+                                   of four connections as well (hand), and says what it has;
+   beside answer                   echoes on standard input and on 9.
 
    HOW: spawn, spawnp, exec: as standard input and output; popen, system: by a shell that lacks the
    library; pass: in a message; leak-spawn, leak-exec: nobody, but PROGRAM idles with the connection. */
@@ -222,6 +226,95 @@ static void errors(const char *program)
     printf("children %d\n", waitpid(-1, NULL, WNOHANG) < 0 && errno == ECHILD ? 0 : 1);
 }
 
+/* A connection of its own, each end closed by exec. */
+static void connection(int ends[2])
+{
+    struct sockaddr_in address = { .sin_family = AF_INET };
+    socklen_t length = sizeof address;
+    int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    bind(listener, (struct sockaddr *)&address, sizeof address);
+    listen(listener, 1);
+    getsockname(listener, (struct sockaddr *)&address, &length);
+    ends[0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (connect(ends[0], (struct sockaddr *)&address, sizeof address))
+        exit(1);
+    ends[1] = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+    close(listener);
+}
+
+/* There and back, by echo of this program or of another. */
+static void talk(int ends[2], int here, int rounds)
+{
+    char bytes[100], back[100];
+    int round, have;
+
+    for (round = 0; round < rounds; round++) {
+        memset(bytes, 'a' + round % 26, sizeof bytes);
+        put(ends[0], bytes, sizeof bytes);
+        if (here) {
+            for (have = 0; have < sizeof back;)
+                have += read(ends[1], back + have, sizeof back - have);
+            put(ends[1], back, sizeof back);
+        }
+        for (have = 0; have < sizeof back;) {
+            int count = read(ends[0], back + have, sizeof back - have);
+            if (count <= 0)
+                exit(6);
+            have += count;
+        }
+        if (memcmp(bytes, back, sizeof bytes))
+            exit(7);
+    }
+}
+
+static void young(const char *how, char *program)
+{
+    char *words[] = { program, "answer", NULL };
+    posix_spawn_file_actions_t actions;
+    int ends[4][2], index, status, hands = strcmp(how, "hand") == 0;
+    pid_t child;
+
+    for (index = 0; index < 4; index++)
+        connection(ends[index]);
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+    posix_spawn_file_actions_adddup2(&actions, 2, 1);
+    if (hands) {
+        posix_spawn_file_actions_adddup2(&actions, ends[0][1], 0);
+        posix_spawn_file_actions_adddup2(&actions, ends[1][1], 9);
+    }
+    if (posix_spawn(&child, program, &actions, NULL, words, environ))
+        exit(5);
+    posix_spawn_file_actions_destroy(&actions);
+    for (index = 0; index < 4; index++)
+        talk(ends[index], !(hands && index < 2), 40);
+    for (index = 0; index < 4; index++) {
+        shutdown(ends[index][0], SHUT_WR);
+        close(ends[index][1]);
+    }
+    waitpid(child, &status, 0);
+    printf("young %s %d\n", how, status);
+}
+
+/* On both at once: they are one another's turn to nobody. */
+static void answer(void)
+{
+    pid_t other = fcntl(9, F_GETFD) < 0 ? -1 : fork();
+    char bytes[4096];
+    ssize_t count;
+    int fd = other == 0 ? 9 : 0, status = 0;
+
+    while ((count = read(fd, bytes, sizeof bytes)) > 0)
+        put(fd, bytes, count);
+    if (other == 0)
+        _exit(count != 0);
+    if (other > 0)
+        waitpid(other, &status, 0);
+    exit(count != 0 || status);
+}
+
 int main(int count, char **words)
 {
     if (count == 5 && strcmp(words[1], "serve") == 0)
@@ -234,5 +327,9 @@ int main(int count, char **words)
         receive(atoi(words[2]));
     else if (count == 3 && strcmp(words[1], "errors") == 0)
         errors(words[2]);
+    else if (count == 4 && strcmp(words[1], "young") == 0)
+        young(words[2], words[3]);
+    else if (count == 2 && strcmp(words[1], "answer") == 0)
+        answer();
     return 0;
 }

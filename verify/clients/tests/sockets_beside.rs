@@ -109,3 +109,46 @@ fn posix_spawn_says_what_it_says_without_the_library() {
     assert_eq!(said[0], expected);
     assert_eq!(monitor.paired(), 1);
 }
+
+/// How many connections' ends "beside young" had introduced, by the line that it says at its end.
+fn introduced(output: &std::process::Output) -> u32 {
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    let line = text.lines().rev().find(|line| line.contains("introduced by it")).unwrap_or("");
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let at = words.iter().position(|&word| word == "introduced").unwrap_or(0);
+    words.get(at.saturating_sub(1)).and_then(|word| word.parse().ok()).unwrap_or(0)
+}
+
+#[test]
+fn a_program_started_with_redirections_costs_no_connection_its_youth() {
+    let test = "a_program_started_with_redirections_costs_no_connection_its_youth";
+    let folder = tempfile::tempdir().unwrap();
+    let Some([program, other]) = compiled(test, folder.path()) else { return };
+    let monitor = Monitor::start();
+    let talk = |accelerated: bool, how: &str, other: &str| {
+        let mut command = monitor.command(accelerated, &[&program, "young", how, other]);
+        let command = command.env_remove("BEELINE_SOCKETS_ASK_AFTER");
+        let before = monitor.paired();
+        let output = bounded(command, PATIENCE);
+        assert!(output.status.success(), "{how} {other}: {}", said(&output));
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(text, format!("young {how} 0\n"));
+        (monitor.paired() - before, introduced(&output))
+    };
+    for how in ["redirect", "hand"] {
+        assert_eq!(talk(false, how, &program).0, 0);
+    }
+    // Nothing is handed to either: each of the four asks when it has lived long enough.
+    assert_eq!(talk(true, "redirect", &program), (4, 8));
+    assert_eq!(talk(true, "redirect", &other), (4, 8));
+    // Python starts programs by vfork, and closes in the child what they are not to have.
+    let script = file("python/sockets_young.py");
+    let before = monitor.paired();
+    let mut command = monitor.command(true, &["python3", &script, &other]);
+    let output = bounded(command.env_remove("BEELINE_SOCKETS_ASK_AFTER"), PATIENCE);
+    assert!(output.status.success(), "{}", said(&output));
+    assert_eq!(monitor.paired() - before, 4);
+    // The program that has the library goes on with both; for one without, they are the kernel's.
+    assert_eq!(talk(true, "hand", &program).0, 4);
+    assert_eq!(talk(true, "hand", &other).0, 2);
+}
