@@ -11,7 +11,7 @@ use beeline_sockets::{carrier, introduce, receiver, table};
 use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
 
 use crate::real::real;
-use crate::{guarded, quietly};
+use crate::{guarded, quietly, set_errno};
 
 fn piece(bytes: *mut c_void, length: size_t) -> [iovec; 1] {
     [iovec { iov_base: bytes, iov_len: length }]
@@ -354,8 +354,15 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
     match enter(fd) {
         Way::Ours(connection) => guarded(|| give_message(fd, connection, message, flags)),
         Way::Kernels(call) => counted(call, || {
-            let mut copy = None;
+            let mut copy = Ok(None);
             quietly(|| copy = handing_on(fd, message));
+            let copy = match copy {
+                Ok(copy) => copy,
+                Err(Errno(error)) => {
+                    set_errno(error);
+                    return -1;
+                }
+            };
             let message = copy.as_ref().map_or(message, |copy| &raw const copy.message);
             let sent =
                 real!(sendmsg(fd, message, flags) as fn(c_int, *const msghdr, c_int) -> ssize_t);
@@ -385,7 +392,9 @@ impl Drop for Changed {
 
 /// A message is about to take descriptors to who reads from `fd`. For one without the library:
 /// the message that has carried streams in the place of connections of ours.
-fn handing_on(fd: c_int, message: *const msghdr) -> Option<Changed> {
+///
+/// Errors: why a connection cannot be carried. It would read doorbells if it got the connection itself.
+fn handing_on(fd: c_int, message: *const msghdr) -> Result<Option<Changed>, Errno> {
     let ours = std::cell::RefCell::new(Vec::new());
     each_descriptor(message, |number| {
         if let Some(connection) = handed_on(number) {
@@ -394,12 +403,12 @@ fn handing_on(fd: c_int, message: *const msghdr) -> Option<Changed> {
     });
     let ours = ours.into_inner();
     if ours.is_empty() {
-        return None;
+        return Ok(None);
     }
     let knows = |number: c_int| introduce::is_known(number);
     let lacks = crate::spawn::library().is_some_and(|library| receiver::may_lack(fd, library));
     if !lacks && ours.iter().all(|&(number, _)| knows(number)) {
-        return None;
+        return Ok(None);
     }
     // SAFETY: the program's header, which has control bytes.
     let mut copy = unsafe { message.read() };
@@ -412,23 +421,40 @@ fn handing_on(fd: c_int, message: *const msghdr) -> Option<Changed> {
     copy.msg_control = bytes.cast();
     let mut changed = Changed { message: copy, _control: control, fresh: Vec::new() };
     let fresh = std::cell::RefCell::new(Vec::new());
+    let carried = std::cell::RefCell::new(Vec::new());
+    let refused = std::cell::Cell::new(None);
     each_place(&raw const changed.message, |place| {
         // SAFETY: within our copy; perhaps not aligned.
         let number = unsafe { place.read_unaligned() };
         let Some(&(_, connection)) = ours.iter().find(|(other, _)| *other == number) else {
             return;
         };
+        if refused.get().is_some() {
+            return;
+        }
         if connection.stay_with_kernel(number) {
             table::forget(number);
-        } else if let Ok(far) = carrier::begin(number, connection) {
-            not_handed_on(number);
-            fresh.borrow_mut().push(far);
-            // SAFETY: as above.
-            unsafe { place.write_unaligned(far) };
+            return;
+        }
+        match carrier::begin(number, connection) {
+            Ok(far) => {
+                not_handed_on(number);
+                carried.borrow_mut().push(number);
+                fresh.borrow_mut().push(far);
+                // SAFETY: as above.
+                unsafe { place.write_unaligned(far) };
+            }
+            Err(error) => refused.set(Some(error)),
         }
     });
     changed.fresh = fresh.into_inner();
-    Some(changed)
+    let Some(Errno(error)) = refused.get() else { return Ok(Some(changed)) };
+    let carried = carried.into_inner();
+    ours.iter()
+        .filter(|(number, _)| !carried.contains(number))
+        .for_each(|&(n, _)| not_handed_on(n));
+    // `fork` says EAGAIN, which of a socket means that there will be room.
+    Err(Errno(if error == libc::EAGAIN { libc::ENOMEM } else { error }))
 }
 
 /// True when one of the messages has a connection of ours with it.

@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
 use beeline_sockets::connection::Connection;
-use beeline_sockets::{between, carrier, introduce, kernel, table};
+use beeline_sockets::{between, carrier, introduce, kernel, offer, table};
 
 use crate::quietly;
 use crate::real::real;
@@ -168,6 +168,9 @@ unsafe fn leaving_for(name: *const c_char, how: &Named, environment: *const *con
     if name.is_null() || file(unsafe { CStr::from_ptr(name) }, how).is_none() {
         return;
     }
+    if !table::is_foreign_process() {
+        offer::leaving();
+    }
     table::each_young(|fd| {
         if kernel::survives_exec(fd) {
             beeline_sockets::young::settle(fd);
@@ -261,6 +264,7 @@ pub unsafe extern "C" fn fexecve(fd: c_int, words: Words, with: Words) -> c_int 
 fn stayed(outcome: c_int) -> c_int {
     quietly(|| {
         if !table::is_foreign_process() {
+            offer::stayed();
             between::stayed();
         }
     });

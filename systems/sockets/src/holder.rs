@@ -50,18 +50,33 @@ impl Drop for Held<'_> {
 /// `ECONNRESET` when it is held for too long to be true.
 #[inline]
 pub fn hold(word: &AtomicU32) -> Result<Held<'_>, Errno> {
+    hold_within(word, || None)
+}
+
+/// As [`hold`], for a call that waits so long at most, as it says when asked: for ever if it says nothing.
+///
+/// A holder that runs is waited for in any case, since it holds the half for a moment only; one that was
+/// stopped holds it until it goes on.
+///
+/// Errors: as [`hold`], and `EAGAIN` when the holder is stopped and the time is up.
+#[inline]
+pub fn hold_within(
+    word: &AtomicU32,
+    longest: impl FnOnce() -> Option<Duration>,
+) -> Result<Held<'_>, Errno> {
     let me = thread();
     // Acquire with the Release in `Held::drop`.
     if word.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok() {
         return Ok(Held(word));
     }
-    hold_contended(word, me)
+    hold_contended(word, me, longest())
 }
 
 #[cold]
-fn hold_contended(word: &AtomicU32, me: u32) -> Result<Held<'_>, Errno> {
+fn hold_contended(word: &AtomicU32, me: u32, longest: Option<Duration>) -> Result<Held<'_>, Errno> {
     let mut rounds = 0_u32;
-    let mut begun = Instant::now();
+    let came = Instant::now();
+    let mut begun = came;
     loop {
         let holder = word.load(Ordering::Relaxed);
         if holder == me {
@@ -83,6 +98,9 @@ fn hold_contended(word: &AtomicU32, me: u32) -> Result<Held<'_>, Errno> {
             return Ok(Held(word));
         }
         if life == Life::Stopped {
+            if longest.is_some_and(|longest| came.elapsed() >= longest) {
+                return Err(Errno(libc::EAGAIN));
+            }
             // It goes on some day, and so do we.
             begun = Instant::now();
         } else if rounds >= LONG && begun.elapsed() > LONGEST_HOLD {

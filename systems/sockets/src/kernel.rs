@@ -356,6 +356,21 @@ pub fn raise(signal: i32) {
     let _ = call!(libc::SYS_tgkill, process, thread(), signal);
 }
 
+/// The process that made this one, if it lives and nobody has taken its place.
+#[must_use]
+pub fn parent() -> u32 {
+    call!(libc::SYS_getppid).ok().and_then(|id| u32::try_from(id).ok()).unwrap_or(0)
+}
+
+/// True when `fd` is the same open file in process `other` as in this one. False also where the kernel does
+/// not say.
+#[must_use]
+pub fn is_same_file_in(other: u32, fd: RawFd) -> bool {
+    const FILE: i32 = 0;
+    let (fd, process) = (fd as libc::c_ulong, std::process::id());
+    call!(libc::SYS_kcmp, other, process, FILE, fd, fd) == Ok(0)
+}
+
 /// Lets another thread run.
 pub fn yield_now() {
     let _ = call!(libc::SYS_sched_yield);

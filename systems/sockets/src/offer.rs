@@ -25,13 +25,14 @@
 //! - only a send that may block offers, and it waits for progress no longer than [`PATIENCE`];
 //! - a reader takes from a process of its own user and its own process namespace only, and from
 //!   nowhere else than what its own kernel lets it read;
+//! - an offer does not outlive the program whose memory it names ([`leaving`]);
 //! - a peer has the reader take nothing that the peer could not read itself: of its own memory a reader
 //!   takes only what this process offers at this moment ([`crate::open_offers`]), and of others' nothing
 //!   where the kernel lets a process read its own children alone ([`reads_others`]).
 
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use crate::connection::Connection;
@@ -39,6 +40,7 @@ use crate::kernel::{self, Errno};
 use crate::open_offers::{self, Key};
 use crate::receive::{narrow, room};
 use crate::ring::{Consumer, Corrupt, OFFER_WORDS};
+use crate::table;
 use crate::wait::Budget;
 
 /// Least bytes of a send that are offered, unless [`LEAST_VARIABLE`] says otherwise.
@@ -197,9 +199,11 @@ pub fn make(
     let offer =
         [bytes.addr() as u64, length as u64, number, u64::from(std::process::id()), namespace()];
     let Some(_opened) = open_offers::open(key(connection, offer)) else { return Ok(0) };
-    // The message's Release makes it known before the reader can ask.
-    word.store(Word { number, taken: 0, state: State::Open }.encode(), Ordering::Relaxed);
-    if !connection.segment.producer().push_offer(offer)? {
+    // The message's Release makes it known before the reader can ask. Stored, then looked at who leaves: see
+    // `leaving`.
+    word.store(Word { number, taken: 0, state: State::Open }.encode(), Ordering::SeqCst);
+    fence(Ordering::SeqCst);
+    if LEAVING.load(Ordering::SeqCst) || !connection.segment.producer().push_offer(offer)? {
         withdraw(word, number, false);
         return Ok(0);
     }
@@ -238,6 +242,27 @@ pub fn make(
     #[expect(clippy::cast_possible_truncation, reason = "at most the length")]
     let taken = taken as usize;
     Ok(taken)
+}
+
+/// A thread is about to replace this program, while others may offer.
+static LEAVING: AtomicBool = AtomicBool::new(false);
+
+/// Before `exec`: other threads' offers name memory that will be another program's, under the same process
+/// number. So those that stand are withdrawn, and none is made until [`stayed`]. This stores, then looks at the
+/// words; who offers stores the word, then looks here: at least one of the two sees the other.
+pub fn leaving() {
+    LEAVING.store(true, Ordering::SeqCst);
+    fence(Ordering::SeqCst);
+    table::each(|_, connection| {
+        let word = &connection.segment.own().offer.word;
+        let number = Word::decode(word.load(Ordering::SeqCst)).number;
+        withdraw(word, number, true);
+    });
+}
+
+/// The program was not replaced.
+pub fn stayed() {
+    LEAVING.store(false, Ordering::SeqCst);
 }
 
 /// Takes the offer back, whoever is at it: what was read of it since is thrown away.

@@ -7,10 +7,11 @@ use std::time::Instant;
 use beeline_os::barrier;
 
 use crate::connection::{Connection, Heard};
-use crate::holder::hold;
+use crate::holder::hold_within;
 use crate::kernel::{self, Errno, Outcome};
 use crate::offer::{self, Taken};
 use crate::ring::Corrupt;
+use crate::send::call_time;
 use crate::wake;
 
 /// Most pieces of one call (`IOV_MAX`).
@@ -73,7 +74,11 @@ pub unsafe fn receive(
     let least = if all { wanted } else { connection.low_water().min(wanted) };
     let mut total = 0;
     loop {
-        let held = hold(&connection.segment.own().receiving.holder)?;
+        let longest = || call_time(fd, waits, libc::SO_RCVTIMEO);
+        let held = match hold_within(&connection.segment.own().receiving.holder, longest) {
+            Ok(held) => held,
+            Err(error) => return if total > 0 { Ok(total) } else { Err(error) },
+        };
         // SAFETY: the caller's contract.
         let step = unsafe { look(fd, connection, pieces, total, peek, waits) };
         if !peek && matches!(step, Ok(Step::Bytes(_))) {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use beeline_os::barrier;
 
 use crate::connection::Connection;
-use crate::holder::hold;
+use crate::holder::hold_within;
 use crate::kernel::{self, Errno, Outcome};
 use crate::offer;
 use crate::receive::{corrupt, is_nowhere, rest_of, room, take_error};
@@ -53,7 +53,11 @@ pub unsafe fn send(
             // The next call hears why.
             return Ok(total);
         }
-        let held = hold(&connection.segment.own().sending.holder)?;
+        let longest = || call_time(fd, may_wait(), libc::SO_SNDTIMEO);
+        let held = match hold_within(&connection.segment.own().sending.holder, longest) {
+            Ok(held) => held,
+            Err(error) => return if total > 0 { Ok(total) } else { Err(error) },
+        };
         // SAFETY: the caller's contract.
         let step = unsafe { try_send(fd, connection, pieces, total, flags, may_wait) };
         drop(held);
@@ -332,6 +336,11 @@ fn sleep(
         // Whatever broke, the look afterwards finds it out.
         _ => Ok(()),
     }
+}
+
+/// How long a call may take: no time if it does not wait, else what the program set (`which`), if anything.
+pub fn call_time(fd: RawFd, waits: bool, which: i32) -> Option<Duration> {
+    if waits { time_out(fd, which) } else { Some(Duration::ZERO) }
 }
 
 /// `SO_SNDTIMEO` or `SO_RCVTIMEO`, if it is set.

@@ -122,6 +122,56 @@ fn a_half_whose_holder_is_stopped_is_waited_for() {
 }
 
 #[test]
+fn a_half_whose_holder_is_stopped_keeps_no_call_longer_than_it_may_wait() {
+    begin();
+    for sends in [true, false] {
+        let streams = accelerated();
+        assert_eq!(give(&streams[1], b"there"), Ok(5));
+        let own = find(streams[0].as_raw_fd()).unwrap().segment.own();
+        let half = if sends { &own.sending.holder } else { &own.receiving.holder };
+        let child = child_that_holds(half);
+        assert_eq!(unsafe { libc::kill(child, libc::SIGSTOP) }, 0);
+        let begun = Instant::now();
+        while kernel::life_of(child.unsigned_abs()) != kernel::Life::Stopped {
+            assert!(begun.elapsed() < Duration::from_secs(20));
+        }
+        let stream = streams[0].try_clone().unwrap();
+        let fd = streams[0].as_raw_fd();
+        let (said, hears) = std::sync::mpsc::channel();
+        let caller = std::thread::spawn(move || {
+            let call = |flags: i32| {
+                let connection = find(fd).unwrap();
+                let mut bytes = [0; 5];
+                let piece = piece(bytes.as_mut_ptr(), 5);
+                if sends {
+                    return unsafe { send::send(fd, connection, &piece, flags) };
+                }
+                unsafe { receive::receive(fd, connection, &piece, flags) }
+            };
+            said.send(call(libc::MSG_DONTWAIT)).unwrap();
+            let time = Some(Duration::from_millis(200));
+            stream.set_read_timeout(time).unwrap();
+            stream.set_write_timeout(time).unwrap();
+            let begun = Instant::now();
+            said.send(call(0)).unwrap();
+            assert!(begun.elapsed() >= Duration::from_millis(200));
+            stream.set_nonblocking(true).unwrap();
+            find(fd).unwrap().forget_blocking_mode();
+            said.send(call(0)).unwrap();
+            // It ends, and its half with it.
+            unsafe { libc::kill(child, libc::SIGKILL) };
+            wait_for(child);
+            said.send(call(0)).unwrap();
+        });
+        for expected in [Err(Errno(libc::EAGAIN)); 3].into_iter().chain([Ok(5)]) {
+            assert_eq!(hears.recv_timeout(Duration::from_secs(20)), Ok(expected), "{sends}");
+        }
+        caller.join().unwrap();
+        close(streams);
+    }
+}
+
+#[test]
 fn an_end_that_was_answered_and_never_came_is_not_sent_to() {
     let streams = pair();
     let [first, second] = mapped_twice(4096);

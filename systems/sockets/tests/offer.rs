@@ -317,6 +317,36 @@ fn a_reader_that_claims_more_than_was_offered_loses_the_connection() {
 }
 
 #[test]
+fn an_offer_does_not_outlive_the_program_and_one_that_stays_offers_again() {
+    let _alone = alone();
+    let [one, other] = accelerated_by(256 << 10);
+    let word = &of(&one).segment.own().offer.word;
+    // Another thread's, that a reader is at.
+    for state in [1, 2] {
+        word.store(9 << 40 | 70 << 2 | state, Ordering::Relaxed);
+        beeline_sockets::offer::leaving();
+        assert_eq!(word.load(Ordering::Relaxed), 9 << 40 | 70 << 2, "what was taken stays taken");
+    }
+    let reader = std::thread::spawn(move || {
+        let mut bytes = vec![0_u8; 1 << 20];
+        while get(&other, &mut bytes, 0).unwrap() > 0 {}
+        connection::closing(other.as_raw_fd());
+    });
+    let (bytes, before) = (vec![1_u8; 1 << 20], taken());
+    (0..8).for_each(|_| assert_eq!(put(&one, &bytes, 0), Ok(1 << 20)));
+    assert_eq!(taken(), before, "none is made by a program that is about to be another");
+    beeline_sockets::offer::stayed();
+    let began = Instant::now();
+    while taken() == before {
+        assert!(began.elapsed() < Duration::from_secs(20), "no offer was ever taken");
+        assert_eq!(put(&one, &bytes, 0), Ok(1 << 20));
+    }
+    connection::closing(one.as_raw_fd());
+    drop(one);
+    reader.join().unwrap();
+}
+
+#[test]
 fn bytes_behind_a_withdrawn_offer_are_counted_and_an_offer_alone_is_none_unread() {
     let _alone = alone();
     let [one, other] = accelerated_by(256 << 10);

@@ -152,3 +152,31 @@ fn a_program_started_with_redirections_costs_no_connection_its_youth() {
     assert_eq!(talk(true, "hand", &program).0, 4);
     assert_eq!(talk(true, "hand", &other).0, 2);
 }
+
+#[test]
+fn a_connection_that_cannot_be_carried_is_not_sent() {
+    let test = "a_connection_that_cannot_be_carried_is_not_sent";
+    if need(test, "python3").is_none() {
+        return;
+    }
+    let monitor = Monitor::start();
+    let script = file("python/sockets_uncarried.py");
+    let said = monitor.run(true, &["python3", &script]);
+    assert_eq!(said, "refused EMFILE\nechoed\n");
+    assert_eq!(monitor.paired(), 1);
+}
+
+#[test]
+fn a_parent_hears_of_what_its_child_puts_into_their_set() {
+    let test = "a_parent_hears_of_what_its_child_puts_into_their_set";
+    if need(test, "python3").is_none() {
+        return;
+    }
+    let monitor = Monitor::start();
+    let script = file("python/sockets_child_set.py");
+    for accelerated in [false, true] {
+        let mut command = monitor.command(accelerated, &["python3", &script]);
+        let output = bounded(command.env_remove("BEELINE_SOCKETS_ASK_AFTER"), PATIENCE);
+        assert!(output.status.success(), "{}", said(&output));
+    }
+}

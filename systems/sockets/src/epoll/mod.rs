@@ -39,11 +39,12 @@
 //! Where the other end's doorbells do not come (`mute`), or may lie behind bytes that the program
 //! does not ask for, waits look by the clock as well.
 
+mod fork;
 mod set;
 mod sleep;
 
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, Ordering, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use beeline_os::barrier;
@@ -57,6 +58,7 @@ use crate::wait::Budget;
 use crate::wake;
 use crate::young;
 
+pub use fork::{after_fork_in_child, before_fork};
 pub use set::stir;
 use set::{Entry, Inner, QUIET_LOOKS};
 pub use sleep::{Polling, sleeps_plainly, wait, wakes_plainly};
@@ -95,6 +97,8 @@ struct Set {
     outer: AtomicBool,
     /// Further numbers that lead here: [`duplicate`].
     copies: AtomicU32,
+    /// Whether a parent has it, too: see `fork`.
+    whose: AtomicU8,
 }
 
 impl Set {
@@ -226,6 +230,9 @@ pub fn control(
 ) -> Option<Outcome> {
     let connection = look_up(fd);
     let adds = operation == libc::EPOLL_CTL_ADD;
+    if adds && fork::is_kernels_for_parents_sake(number, fd) {
+        return None;
+    }
     let kind = table::kind(fd);
     let young = matches!(kind, table::Kind::Young);
     if adds && young && !introduce::is_candidate(fd) {
@@ -382,6 +389,7 @@ pub fn forget(fd: RawFd) {
             inner.each().for_each(|entry| unwatch(entry));
             *inner = Inner::default();
             set.outer.store(false, Ordering::SeqCst);
+            set.whose.store(0, Ordering::Relaxed);
             set.count(&inner);
         } else if let Some(entry) = inner.remove(fd) {
             unwatch(&entry);
@@ -404,19 +412,6 @@ fn forget_retired(number: RawFd, set: &Set, inner: &mut Inner, fd: RawFd) -> boo
     set.count(inner);
     sleep::leave_armed(number, set, inner);
     true
-}
-
-/// Before `fork`: what the kernel has of retired entries goes, since two processes share its sets
-/// from now on.
-pub fn before_fork() {
-    for number in 0..=HIGHEST.load(Ordering::Acquire) {
-        let Ok(number) = RawFd::try_from(number) else { continue };
-        let Some(set) = known(number) else { continue };
-        let Ok(mut inner) = set.inner.try_lock() else { continue };
-        for fd in inner.all_retired() {
-            forget_retired(number, set, &mut inner, fd);
-        }
-    }
 }
 
 /// Makes the kernel report `fd` to whoever sleeps on a set that holds it: it can always be written
@@ -777,21 +772,4 @@ fn translate(
         }
     }
     report
-}
-
-/// In the child, after `fork`: its copies of the sets are not counted as watchers until it waits
-/// on one.
-pub fn after_fork_in_child() {
-    for slot in &SETS[..=HIGHEST.load(Ordering::Acquire) as usize] {
-        // SAFETY: sets are never freed.
-        let Some(set) = (unsafe { slot.load(Ordering::Acquire).as_ref() }) else { continue };
-        // A lock that another thread of the parent held is not ours to wait for.
-        if let Ok(mut inner) = set.inner.try_lock() {
-            inner.each().for_each(|entry| entry.counted = false);
-            inner.heat_all();
-        }
-        set.asleep.store(0, Ordering::SeqCst);
-    }
-    ASLEEP.store(0, Ordering::SeqCst);
-    table::each(|_, connection| connection.sets.store(0, Ordering::SeqCst));
 }
