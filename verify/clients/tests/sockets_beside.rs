@@ -180,3 +180,59 @@ fn a_parent_hears_of_what_its_child_puts_into_their_set() {
         assert!(output.status.success(), "{}", said(&output));
     }
 }
+
+/// `echo.go` as a static program.
+fn compiled_go(test: &str, folder: &Path) -> Option<String> {
+    let usual = Path::new("/usr/local/go/bin/go");
+    let go = if usual.is_file() { usual.to_owned() } else { need(test, "go")? };
+    let program = folder.join("echo").to_string_lossy().into_owned();
+    let mut command = Command::new(go);
+    command.args(["build", "-o", &program, &file("programs/echo.go")]).current_dir(folder);
+    // What it has built of its own library stays for the next run; nothing is fetched.
+    let cache = root().join("target/go-cache");
+    command.env("GOCACHE", cache).env("CGO_ENABLED", "0").env("GOPROXY", "off");
+    let output =
+        bounded(command.env("GOTOOLCHAIN", "local").env("GO111MODULE", "off"), 3 * PATIENCE);
+    assert!(output.status.success(), "{}", said(&output));
+    Some(program)
+}
+
+#[test]
+fn static_programs_of_go_talk_to_every_kind_of_peer() {
+    let test = "static_programs_of_go_talk_to_every_kind_of_peer";
+    let folder = tempfile::tempdir().unwrap();
+    if need(test, "python3").is_none() {
+        return;
+    }
+    let Some(go) = compiled_go(test, folder.path()) else { return };
+    let script = file("python/sockets_echo.py");
+    // Under `beeline run`, each of them: Go's ends are plain all the same. The other is Python,
+    // accelerated or not, or Go.
+    for (server_go, client_go, accelerated) in [
+        (true, false, true),
+        (true, false, false),
+        (false, true, true),
+        (false, true, false),
+        (true, true, true),
+    ] {
+        let monitor = Monitor::start();
+        let text = free_port().to_string();
+        let words = if server_go {
+            vec![&*go, "serve", &text]
+        } else {
+            vec!["python3", &script, "serve", &text]
+        };
+        let _server = Background::start(&mut monitor.command(server_go || accelerated, &words));
+        listening(text.parse().unwrap());
+        for how in ["block", "timeout", "poll"] {
+            let words = if client_go {
+                vec![&*go, "ask", &text, "120"]
+            } else {
+                vec!["python3", &script, "ask", &text, how, "120"]
+            };
+            let said = monitor.run(client_go || accelerated, &words);
+            assert!(said.contains("echoed"), "{server_go} {client_go} {accelerated} {how}: {said}");
+        }
+        assert_eq!(monitor.paired(), 0);
+    }
+}
