@@ -352,4 +352,5 @@ def main():
     globals()[mode](host, port, *more)
 
 
-main()
+if __name__ == "__main__":
+    main()

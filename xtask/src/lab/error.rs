@@ -68,6 +68,14 @@ pub enum LabError {
         /// The end of its console.
         console: String,
     },
+    /// A step that has to work did not.
+    #[error("{command} failed: {errors}")]
+    Failed {
+        /// What was run.
+        command: String,
+        /// What it complained of.
+        errors: String,
+    },
     /// A command cannot be sent to a guest.
     #[error("a command for a guest is one line: {command:?}")]
     Command {

@@ -64,6 +64,7 @@ pub fn run(task: &LabTask) -> ExitCode {
 /// Fetches what the lab needs.
 pub fn setup(report: &mut Report) {
     crate::setup::programs(report, "programs of the lab", PROGRAMS);
+    crate::setup::programs(report, "programs that move programs", suites::migrate::PROGRAMS);
     match kernel::Kernel::fetch() {
         Ok(package) => {
             report.done("guests' kernel", &package);

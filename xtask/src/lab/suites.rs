@@ -1,5 +1,6 @@
 //! `lab run`: the suites.
 
+pub(super) mod migrate;
 mod peers;
 mod perftest;
 mod pmem;
@@ -45,14 +46,23 @@ pub enum Suite {
     Window,
     /// Two guests: unmodified programs whose connections run over soft-RoCE.
     Sockets,
+    /// Two guests: a running program and its connections move from one to the other.
+    Migrate,
     /// perftest beside the verbs provider; only by name, because it measures.
     Perftest,
 }
 
 impl Suite {
     /// Every suite that tests, in the order in which they run.
-    const ALL: &[Self] =
-        &[Self::Verbs, Self::Pmem, Self::Power, Self::Peers, Self::Window, Self::Sockets];
+    const ALL: &[Self] = &[
+        Self::Verbs,
+        Self::Pmem,
+        Self::Power,
+        Self::Peers,
+        Self::Window,
+        Self::Sockets,
+        Self::Migrate,
+    ];
 
     /// Packages whose tests it runs.
     fn packages(self) -> &'static [&'static str] {
@@ -66,7 +76,7 @@ impl Suite {
             Self::Pmem => &["beeline-pmem"],
             Self::Perftest => &["beeline-fabric-verbs"],
             Self::Power => &["beeline-verify-crash"],
-            Self::Sockets => &["beeline-sockets"],
+            Self::Sockets | Self::Migrate => &["beeline-sockets"],
             Self::Peers => &["beeline-verify-lab", "beeline-fabric-verbs"],
             Self::Window => &["beeline-verify-lab", "beeline-fabric-ntb"],
         }
@@ -101,6 +111,7 @@ fn whole(report: &mut Report, suites: &[Suite]) {
             Suite::Peers => peers::run(report, &binaries),
             Suite::Window => window::run(report, &binaries),
             Suite::Sockets => sockets::run(report, &binaries),
+            Suite::Migrate => migrate::run(report, &binaries),
             Suite::Perftest => perftest::run(report),
         }
     }
