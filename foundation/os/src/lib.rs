@@ -10,6 +10,7 @@
 //! - [`probe`]: whether the kernel offers a facility.
 //! - [`poller`]: readiness of many descriptors, and a descriptor that wakes a sleeper.
 //! - [`doorbell`]: a socket pair, to wake a sleeper in another process that may be hostile.
+//! - [`guardian`]: a process that shuts down sockets when this one ends.
 //! - [`control_socket`]: records with descriptors over Unix sockets.
 //! - [`process`]: pidfd, to see a process end.
 //! - [`affinity`]: which processors a thread runs on.
@@ -21,6 +22,7 @@ pub mod affinity;
 pub mod barrier;
 pub mod control_socket;
 pub mod doorbell;
+pub mod guardian;
 pub mod mapping;
 pub mod memory;
 pub mod poller;

@@ -9,6 +9,7 @@ use beeline_sockets::segment::{CLOSED_CLEANLY, CLOSED_UNREAD};
 use rustix::net::sockopt::set_socket_linger;
 use rustix::net::{RecvFlags, SendFlags, Shutdown};
 
+use crate::guard;
 use crate::mirror::{Mirror, SignsCopy};
 
 /// How far a connection is.
@@ -102,6 +103,7 @@ impl Connection {
     /// told as a reset is one.
     pub fn let_go(&mut self) {
         let Some(socket) = self.socket.take() else { return };
+        guard::unmark(&socket);
         if self.last_word == Some(CLOSED_UNREAD) {
             let _ = set_socket_linger(&socket, Some(Duration::ZERO));
         } else if self.mirror.signs_sent().closed == CLOSED_CLEANLY {
@@ -131,6 +133,7 @@ impl Connection {
     /// Breaks the kernel's connection, so that whoever sleeps on it wakes, here and there.
     pub fn cut(&mut self) {
         if let Some(socket) = self.socket.take() {
+            guard::unmark(&socket);
             let _ = rustix::net::shutdown(&socket, Shutdown::Both);
         }
     }

@@ -102,6 +102,7 @@ mod attend;
 mod carry;
 mod connection;
 mod dial;
+pub mod guard;
 mod holders;
 mod link;
 pub mod message;

@@ -14,6 +14,7 @@ use beeline_sockets::segment::{STATE_MATCHING, STATE_OPEN, Segment};
 
 use crate::carry::Look;
 use crate::connection::{Connection, Phase, Table};
+use crate::guard;
 use crate::holders::Watched;
 use crate::link::{COMPLETIONS, Link, Stage, Ticket};
 use crate::message::Record;
@@ -320,6 +321,10 @@ impl Core {
         let before = connection.phase;
         connection.phase = phase;
         connection.since = now;
+        // Until then its bytes are the kernel's, which carries them without us.
+        if let (Phase::Paired, Some(socket)) = (phase, &connection.socket) {
+            guard::mark(socket);
+        }
         self.passing -= usize::from(before != Phase::Paired);
         self.passing += usize::from(phase != Phase::Paired);
     }

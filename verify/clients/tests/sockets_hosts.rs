@@ -279,6 +279,23 @@ fn a_killed_relay_resets_its_connections_and_the_next_one_carries_new_ones() {
 }
 
 #[test]
+fn a_reader_that_sleeps_hears_that_both_relays_were_killed() {
+    let test = "a_reader_that_sleeps_hears_that_both_relays_were_killed";
+    let Some(mut hosts) = hosts(test) else { return };
+    let _server = serve(&hosts, true, "chatter_server", &[]);
+    let (listening, mut listen) = begin(&hosts, "quiet", &["60"]);
+    assert!(line(&mut listen).starts_with("server "));
+    assert_eq!(line(&mut listen), "warm");
+    std::thread::sleep(Duration::from_millis(500));
+    let relays = [0, 1].map(|at| hosts.hosts[at].relay_process().to_string());
+    assert!(Command::new("kill").arg("-9").args(&relays).status().unwrap().success());
+    let (said, hears) = std::sync::mpsc::channel();
+    std::thread::spawn(move || said.send(line(&mut listen)));
+    assert_eq!(hears.recv_timeout(PATIENCE), Ok("ECONNRESET".to_owned()));
+    end(listening);
+}
+
+#[test]
 fn a_host_that_goes_away_takes_its_connections_along_and_comes_back() {
     let test = "a_host_that_goes_away_takes_its_connections_along_and_comes_back";
     let Some(hosts) = hosts(test) else { return };

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use beeline_fabric_open::OpenError;
 use beeline_sockets_relay::network::Network;
-use beeline_sockets_relay::{Host, Relay, RelayError, Settings};
+use beeline_sockets_relay::{Host, Relay, RelayError, Settings, guard};
 
 use super::links::{Links, Places};
 use super::monitor;
@@ -29,6 +29,10 @@ pub fn run(arguments: &RelayArguments, output: Output) -> Result<Exit, Failure> 
     };
     let hosts = others.into_iter().map(|host| Host { addresses: host.addresses }).collect();
     let settings = Settings { hosts, ..Settings::default() };
+    // Without one, a program that sleeps would not hear that both relays were killed.
+    if let Err(error) = guard::start() {
+        output.note(format!("no guardian of this relay's connections: {error}"));
+    }
     let begun = Relay::begin(settings, |inbox| -> Result<Box<dyn Network>, OpenError> {
         Ok(Box::new(Links::open(&places, &inbox)?))
     });
