@@ -68,7 +68,7 @@ extern "C" fn tell() {
             return;
         }
         let line = format!(
-            "beeline: process {}: {asked} connections the monitor was asked about, {} introduced by it, \
+            "beeline: process {}: {asked} connections the monitor was asked about, {} given memory by it, \
              {} sent through shared memory; the others stayed with the kernel{}\n",
             std::process::id(),
             count(&tally.taken),

@@ -377,7 +377,7 @@ mod tests {
     use crate::segment::{Segment, length_bytes};
 
     /// Both ends, a carrier's socket and its program's.
-    fn carried() -> ([(TcpStream, &'static Connection); 2], [UnixStream; 2]) {
+    fn carried() -> ([(TcpStream, Box<Connection>); 2], [UnixStream; 2]) {
         table::begin();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -391,7 +391,7 @@ mod tests {
             let segment = Segment::take(mapping, side).unwrap();
             let connection = Connection::new(segment, stream.as_raw_fd());
             assert!(connection.join());
-            (stream, &*Box::leak(Box::new(connection)))
+            (stream, Box::new(connection))
         };
         let ends = [end(one, near, 0), end(other, far, 1)];
         let pair = kernel::socket_pair().unwrap();
@@ -400,11 +400,11 @@ mod tests {
         (ends, program)
     }
 
-    fn put(end: &(TcpStream, &'static Connection), bytes: &[u8]) {
+    fn put(end: &(TcpStream, Box<Connection>), bytes: &[u8]) {
         let pieces =
             [libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }];
         // SAFETY: our own buffer, which is only read.
-        let sent = unsafe { send::send(end.0.as_raw_fd(), end.1, &pieces, 0) };
+        let sent = unsafe { send::send(end.0.as_raw_fd(), &end.1, &pieces, 0) };
         assert_eq!(sent, Ok(bytes.len()));
     }
 
@@ -412,7 +412,7 @@ mod tests {
     fn what_is_lent_behind_a_withdrawn_offer_is_lent_once() {
         let ([sender, reader], [near, mut program]) = carried();
         let mut lending = Lending::default();
-        let mut step = || lending.step(reader.0.as_raw_fd(), reader.1, near.as_raw_fd());
+        let mut step = || lending.step(reader.0.as_raw_fd(), &reader.1, near.as_raw_fd());
         put(&sender, b"abc");
         for bytes in [b"defg", b"hijk"] {
             assert_eq!(sender.1.segment.producer().push_offer([8, 200_000, 0, 1, 0]), Ok(true));

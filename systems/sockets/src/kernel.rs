@@ -19,9 +19,58 @@ pub type Outcome = Result<usize, Errno>;
 macro_rules! call {
     ($number:expr $(, $argument:expr)*) => {{
         // SAFETY: the function around this call says why its arguments are valid for the kernel.
-        let value = unsafe { libc::syscall($number $(, $argument)*) };
+        let value = unsafe { libc::syscall($number $(, Argument::word($argument))*) };
         outcome(value)
     }};
+}
+
+/// An argument as a whole word: `syscall` takes any number of them, so that the compiler writes no more
+/// than the type has, and of an `int` that goes over the stack the kernel finds half a word of what was
+/// there before.
+trait Argument {
+    fn word(self) -> libc::c_long;
+}
+
+impl Argument for i32 {
+    #[inline]
+    fn word(self) -> libc::c_long {
+        libc::c_long::from(self)
+    }
+}
+
+impl Argument for u32 {
+    #[inline]
+    fn word(self) -> libc::c_long {
+        libc::c_long::from(self)
+    }
+}
+
+impl Argument for u64 {
+    #[inline]
+    fn word(self) -> libc::c_long {
+        self.cast_signed()
+    }
+}
+
+impl Argument for usize {
+    #[inline]
+    fn word(self) -> libc::c_long {
+        self.cast_signed() as libc::c_long
+    }
+}
+
+impl<T> Argument for *const T {
+    #[inline]
+    fn word(self) -> libc::c_long {
+        self.expose_provenance().word()
+    }
+}
+
+impl<T> Argument for *mut T {
+    #[inline]
+    fn word(self) -> libc::c_long {
+        self.expose_provenance().word()
+    }
 }
 
 #[inline]

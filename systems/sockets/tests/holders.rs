@@ -223,7 +223,8 @@ fn a_low_water_mark_is_kept_by_poll_and_by_calls_that_wait() {
     while !readable() {
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         let connection = find(one.as_raw_fd()).unwrap();
-        let piece = piece([1; 1000].as_mut_ptr(), 1000);
+        let mut more = [1; 1000];
+        let piece = piece(more.as_mut_ptr(), more.len());
         assert_eq!(unsafe { send::send(one.as_raw_fd(), connection, &piece, flags) }, Ok(1000));
     }
     // Less than it, and the end.

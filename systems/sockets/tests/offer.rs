@@ -14,6 +14,7 @@ use beeline_sockets::kernel::Errno;
 use beeline_sockets::offer::{DEFAULT_LEAST, TALLY};
 use beeline_sockets::segment::Segment;
 use beeline_sockets::{connection, receive, send, table};
+use common::races::close;
 use common::{accelerated_by, begin, mapped_twice, piece};
 
 /// Counts are the process's: one test at a time.
@@ -99,7 +100,7 @@ fn stream(seed: u64, total: u64, least: usize) {
     }
     let one = sender.join().unwrap();
     assert_eq!(get(&other, &mut buffer, libc::MSG_DONTWAIT), Err(Errno(libc::EAGAIN)));
-    drop((one, other));
+    close([one, other]);
 }
 
 #[test]
@@ -139,7 +140,7 @@ fn a_reader_with_little_room_has_its_bytes_through_the_ring() {
     }
     assert_eq!(all, bytes);
     assert_eq!(taken(), before);
-    drop((sender.join().unwrap(), other));
+    close([sender.join().unwrap(), other]);
 }
 
 #[test]
@@ -158,7 +159,7 @@ fn a_sender_whose_reader_is_away_goes_on_as_without_offers() {
         assert_eq!(get(&other, &mut all, libc::MSG_WAITALL), Ok(sent.len()));
         assert_eq!(all, sent);
     }
-    drop((one, other));
+    close([one, other]);
 }
 
 #[test]
@@ -181,7 +182,7 @@ fn a_peek_sees_an_offer_and_leaves_it() {
         assert!(count == sent.len() || flags == libc::MSG_PEEK && count > 0, "{count}, {flags}");
         assert_eq!(all[..count], sent[..count]);
     }
-    drop((sender.join().unwrap(), other));
+    close([sender.join().unwrap(), other]);
 }
 
 /// An offer as a hostile sender would write it, and what reading it yields.
@@ -371,5 +372,5 @@ fn bytes_behind_a_withdrawn_offer_are_counted_and_an_offer_alone_is_none_unread(
     connection::closing(other.as_raw_fd());
     let closed = sends.segment.other().signs.closed.load(Ordering::Acquire);
     assert_eq!(closed, beeline_sockets::segment::CLOSED_CLEANLY);
-    drop((one, other));
+    close([one, other]);
 }

@@ -102,10 +102,11 @@ proptest! {
         rooms in prop::collection::vec(1_usize..5000, 1..20),
     ) {
         let (scribbled, receiver) = scribbled_ring();
+        let ring = unsafe { scribbled.base().as_ptr().add(RINGS_AT) };
         for (place, word) in words.iter().enumerate() {
             // Half the cases look like headers.
             let word = if small { (1 << 32) | (word % 5000) } else { *word };
-            unsafe { scribbled.as_mut_ptr().add(place * 8).cast::<u64>().write_unaligned(word) };
+            unsafe { ring.add(place * 8).cast::<u64>().write_unaligned(word) };
         }
         for room in rooms {
             let mut bytes = vec![0; room];
@@ -120,16 +121,14 @@ proptest! {
     }
 }
 
-/// The bytes that end 0 writes and end 1 reads, as a hostile end 0 has them.
-fn scribbled_ring() -> (&'static mut [u8], Segment) {
+/// A segment as a hostile end 0 has it, and end 1, which reads what that writes.
+fn scribbled_ring() -> (Mapping, Segment) {
     let length = length_bytes(RING);
     let one = Mapping::memfd("test", length).unwrap();
     Segment::format(&one).unwrap();
     let fd = one.descriptor().unwrap().try_clone().unwrap();
     let other = Mapping::shared(fd, length, Protection::ReadWrite).unwrap();
-    let ring = unsafe { one.base().as_ptr().add(RINGS_AT) };
-    std::mem::forget(one);
-    (unsafe { std::slice::from_raw_parts_mut(ring, RING) }, Segment::take(other, 1).unwrap())
+    (one, Segment::take(other, 1).unwrap())
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
+use std::cell::RefCell;
 use std::net::{SocketAddr, TcpStream};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -55,6 +56,8 @@ struct Liar {
     domain: Arc<dyn ProtectionDomain>,
     region: MemoryRegion,
     heard: Vec<(u64, OwnedRecord)>,
+    /// What others were told that they may write to.
+    grounds: RefCell<Vec<MemoryRegion>>,
 }
 
 /// What of a record is used here.
@@ -86,14 +89,14 @@ impl Liar {
             let request = ReceiveRequest { wr_id: slot as u64 + 1, buffer: Some(entry) };
             pair.post_receive(&[request]).unwrap();
         }
-        Self { queue, pair, domain, region, heard: Vec::new() }
+        Self { queue, pair, domain, region, heard: Vec::new(), grounds: RefCell::default() }
     }
 
     fn ground(&self) -> Ground {
         let memory = Arc::new(beeline_os::SharedMemory::allocate("liar", 1 << 16).unwrap());
         let region = self.domain.register(memory, Access::REMOTE_WRITE).unwrap();
         let ground = Ground { key: region.remote_key().0, base: 0 };
-        std::mem::forget(region);
+        self.grounds.borrow_mut().push(region);
         ground
     }
 

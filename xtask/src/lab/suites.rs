@@ -235,8 +235,14 @@ fn build_program() -> bool {
 
 /// Builds a package; false where it does not build.
 fn build(package: &str) -> bool {
+    build_with(&["--package", package])
+}
+
+/// As `cargo build` with `arguments`; false where it does not build.
+fn build_with(arguments: &[&str]) -> bool {
     let built = Command::new("cargo")
-        .args(["build", "--quiet", "--package", package])
+        .args(["build", "--quiet"])
+        .args(arguments)
         .current_dir(root())
         .stdin(Stdio::null())
         .status();

@@ -28,10 +28,10 @@ const BOUND: Duration = Duration::from_secs(120);
 const RATIO: f64 = 1.15;
 
 /// Median, least and most.
-struct Seen(f64, f64, f64);
+pub(super) struct Seen(f64, f64, f64);
 
 impl Seen {
-    fn of(mut times: Vec<f64>) -> Self {
+    pub(super) fn of(mut times: Vec<f64>) -> Self {
         times.sort_by(f64::total_cmp);
         let at = |index: usize| times.get(index).copied().unwrap_or(f64::NAN);
         Self(at(times.len() / 2), at(0), at(times.len().saturating_sub(1)))

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::peers::{Check, SOON};
+use super::perftest::Seen;
 use super::{Binaries, Rows};
 use crate::lab::error::LabError;
 use crate::lab::exec::line;
@@ -14,11 +15,16 @@ const SCRIPT: &str = "verify/clients/python/sockets_hosts.py";
 const SERVER: &str = "10.9.0.2";
 /// Emulated processors, a debug build, Python.
 const LONG: Duration = Duration::from_secs(240);
+/// Turns of a measurement, each with the library and without.
+const TURNS: usize = 5;
 
 /// A server in guest 1, its clients in guest 0, a monitor and a relay in each.
 pub(super) fn run(report: &mut Report, _binaries: &Binaries) {
     let mut rows = Rows { report, suite: "sockets" };
-    if !super::build("beeline") || !super::build("beeline-sockets-preload") {
+    let talk = &["--package", "beeline-verify-lab", "--example", "talk"];
+    if !["beeline", "beeline-sockets-preload"].into_iter().all(super::build)
+        || !super::build_with(talk)
+    {
         return rows.check("programs", || Ok(Err("beeline does not build".to_owned())));
     }
     for provider in ["verbs", "tcp"] {
@@ -41,6 +47,7 @@ pub(super) fn run(report: &mut Report, _binaries: &Binaries) {
         for (row, server, client, more, said) in conversations {
             rows.check(&named(row), || world.conversation(server, client, more, said));
         }
+        rows.check(&named("measured"), || world.measured());
         rows.check(&named("the cable pulled"), || world.pull());
     }
 }
@@ -122,6 +129,51 @@ impl World {
             Ok(format!("{}; {moved} bytes over the fabric", done.output.trim()))
         } else {
             Err(format!("{moved} bytes over the fabric, {broken} broken, {done:?}"))
+        })
+    }
+
+    /// What a round trip and large sends of two programs take, under `beeline run` and without it, in
+    /// turns. Emulated processors, on which relays and programs spin: figures to see, not to judge.
+    fn measured(&mut self) -> Check {
+        let talk = root().join("target/debug/examples/talk").display().to_string();
+        let ours = beeline(&format!("run -- {talk}"));
+        // Soft-RoCE is kernel work, which programs that spin keep waiting for ticks of the scheduler: here
+        // it goes before them, as a device's own processor would.
+        for guest in [&mut self.client, &mut self.server] {
+            guest.run("for i in $(pgrep ksoftirqd); do chrt -f -p 1 $i; done", SOON)?;
+        }
+        for (program, port) in [(&ours, 6001), (&talk, 6002)] {
+            let line = format!("({program} serve {SERVER}:{port} >/run/talk 2>&1 &) & sleep 2");
+            self.server.run(&line, SOON)?;
+        }
+        let (mut trips, mut rates) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
+        let before = self.moved()?;
+        for turn in 0..2 * TURNS {
+            // Ours, theirs, theirs, ours.
+            let which = usize::from(turn % 4 == 1 || turn % 4 == 2);
+            let (program, port) = [(&ours, 6001), (&talk, 6002)][which];
+            let done = self.client.run(&format!("{program} ask {SERVER}:{port}"), LONG)?;
+            let number = |after: &str| {
+                let rest = done.output.split_once(after)?.1;
+                rest.split_whitespace().next()?.parse::<f64>().ok()
+            };
+            let (Some(trip), Some(rate)) = (number("round trip "), number("sends ")) else {
+                return Ok(Err(format!("{done:?}")));
+            };
+            trips[which].push(trip);
+            rates[which].push(rate);
+        }
+        let moved = self.moved()?.saturating_sub(before);
+        self.server.run("pkill -9 -x talk; true", SOON)?;
+        let [our_trip, trip] = trips.map(Seen::of);
+        let [our_rate, rate] = rates.map(Seen::of);
+        Ok(if moved > 10 << 20 {
+            Ok(format!(
+                "8 B round trip {our_trip} us, the kernel's {trip}; 1 MiB sends {our_rate} MB/s, the \
+                 kernel's {rate}; {TURNS} turns, {moved} bytes over the fabric"
+            ))
+        } else {
+            Err(format!("{moved} bytes over the fabric"))
         })
     }
 
