@@ -34,7 +34,7 @@ fn this_process() -> u32 {
 
 impl Connection {
     fn holders(&self) -> Option<(Holders<'_>, u64)> {
-        self.segment.relayed().map(|name| (self.segment.holders(), name))
+        self.between_hosts().map(|name| (self.segment.holders(), name))
     }
 
     /// Wakes the relay, which stands for the other end.
@@ -105,14 +105,14 @@ impl Connection {
 
     /// True while a relayed connection that began a short time ago may still be matched.
     pub(crate) fn is_being_matched(&self) -> bool {
-        self.segment.relayed().is_some()
+        self.between_hosts().is_some()
             && kernel::coarse_ns().wrapping_sub(self.begun_ns) < PATIENCE_NS
     }
 
     /// The connection stays with the kernel for good, or is closed: the relay lets go of its copy of
     /// the socket.
     pub(crate) fn tell_relay(&self) {
-        if let Some(name) = self.segment.relayed() {
+        if let Some(name) = self.between_hosts() {
             let _ = relayed::ring(name);
         }
     }
@@ -132,7 +132,7 @@ impl Connection {
         let mut again = false;
         if shared {
             // By a message to itself, a process has an end twice.
-            table::each(|_, other| again |= other.segment.relayed() == Some(name));
+            table::each(|_, other| again |= other.between_hosts() == Some(name));
         }
         !again && holders.remove(this_process()) || !shared
     }

@@ -234,8 +234,9 @@ impl Connection {
     #[inline]
     pub fn sends_by_ring(&self) -> bool {
         let own = self.segment.own();
-        if own.signs.switched_at.load(Ordering::Relaxed) != 0 {
-            return true;
+        let returned = own.signs.returned_at.load(Ordering::Relaxed) != 0;
+        if returned || own.signs.switched_at.load(Ordering::Relaxed) != 0 {
+            return !returned;
         }
         // Acquire with the Release of the end that came second.
         if self.segment.state().load(Ordering::Acquire) != STATE_PAIRED {
@@ -252,22 +253,36 @@ impl Connection {
     #[inline]
     #[must_use]
     pub fn is_bound_for_ring(&self) -> bool {
-        self.segment.own().signs.switched_at.load(Ordering::Relaxed) != 0
-            || self.segment.state().load(Ordering::Acquire) == STATE_PAIRED
+        !self.is_returned()
+            && (self.segment.own().signs.switched_at.load(Ordering::Relaxed) != 0
+                || self.segment.state().load(Ordering::Acquire) == STATE_PAIRED)
     }
 
-    /// Bytes that the kernel's stream still holds or may hold for the program: `None` when all it
-    /// carries from now on are doorbells, `Some(u64::MAX)` while the other end has not switched.
+    /// Bytes that the kernel's stream still holds or may hold for the program, before anything else:
+    /// `None` while it is the ring's turn, `Some(u64::MAX)` while the other end has not switched, and
+    /// after its way [back](crate::recall) once the ring is empty.
     #[inline]
     pub fn kernel_bytes_left(&self) -> Option<u64> {
+        let other = &self.segment.other().signs;
         // Acquire with the Release in `sends_by_ring`.
-        let switched = self.segment.other().signs.switched_at.load(Ordering::Acquire);
+        let switched = other.switched_at.load(Ordering::Acquire);
         if switched == 0 {
             return Some(u64::MAX);
         }
         let read = self.segment.own().receiving.by_kernel.load(Ordering::Relaxed);
         let left = (switched - 1).saturating_sub(read);
-        (left > 0).then_some(left)
+        if left > 0 {
+            return Some(left);
+        }
+        // Acquire with the Release in `recall`: nothing comes into the ring any more.
+        if other.returned_at.load(Ordering::Acquire) == 0 { None } else { self.left_in_ring() }
+    }
+
+    /// What the other end of a relayed connection is called, as long as a relay stands for it.
+    #[inline]
+    #[must_use]
+    pub fn between_hosts(&self) -> Option<u64> {
+        self.segment.relayed().filter(|_| !self.is_returned())
     }
 
     /// All that the kernel's stream has to say is doorbells and ends.
@@ -311,6 +326,7 @@ impl Connection {
     pub fn is_writable(&self) -> bool {
         self.segment.own().signs.finished.load(Ordering::Relaxed) != 0
             || self.is_over()
+            || self.is_returned()
             || self.segment.other().signs.closed.load(Ordering::Relaxed) != 0
             || self.segment.producer().has_room().unwrap_or(true)
     }
@@ -341,11 +357,13 @@ impl Connection {
                 return;
             }
         }
+        // After the way back there are none: who took it woke everybody.
+        let Some(_at_bells) = own.sharing.go_to_bells() else { return };
         // A sleep on many ends stays armed: it hears of this end by the bell of any.
         if sleep == wake::EACH && !wake::take_down(armed) {
             return;
         }
-        if let Some(name) = self.segment.relayed() {
+        if let Some(name) = self.between_hosts() {
             self.ring_relay(fd, name);
         } else {
             // A full socket holds unread bytes, which wake just as well.
@@ -392,7 +410,7 @@ impl Connection {
         // Loaded after asking: an end says that it is mute before it shuts its side.
         let mute = self.is_other_mute();
         let ended = bits & libc::POLLRDHUP != 0 && !mute;
-        if let (true, Some(name)) = (over || ended, self.segment.relayed()) {
+        if let (true, Some(name)) = (over || ended, self.between_hosts()) {
             let due = since >= PROBE_NS;
             if due {
                 self.listened_ns.store(now, Ordering::Relaxed);
@@ -402,7 +420,8 @@ impl Connection {
             self.kernel_ended.store(true, Ordering::Relaxed);
         } else if mute && since >= PROBE_NS && self.own_doorbells_reach() {
             self.listened_ns.store(now, Ordering::Relaxed);
-            if let Some(name) = self.segment.relayed() {
+            let Some(_at_bells) = self.segment.own().sharing.go_to_bells() else { return };
+            if let Some(name) = self.between_hosts() {
                 self.ring_relay(fd, name);
                 return;
             }
@@ -429,6 +448,10 @@ impl Connection {
     /// are the caller), and hears whether the other end is alive. Only when the kernel's stream
     /// carries nothing else.
     pub fn listen(&self, fd: RawFd, watching: u32) -> Heard {
+        // After the way back bytes may lie behind the bells.
+        let Some(_at_bells) = self.segment.own().sharing.go_to_bells() else {
+            return Heard::Nothing;
+        };
         let alone = self.may_swallow(watching);
         let peek = if alone { 0 } else { libc::MSG_PEEK };
         let (mut bells, mut swallowed) = ([0; 64], false);
@@ -491,7 +514,7 @@ impl Connection {
 
     /// The kernel's stream ended, and not only because the other end is mute.
     pub fn heard_end(&self) -> Heard {
-        if self.segment.relayed().is_some() {
+        if self.between_hosts().is_some() {
             return self.heard_end_between_hosts();
         }
         self.kernel_ended.store(true, Ordering::Relaxed);
@@ -507,7 +530,7 @@ impl Connection {
         // Between hosts the other end's words are there before the kernel's.
         let here = self.segment.relayed().is_none();
         let orderly = closed == CLOSED_CLEANLY || closed == 0 && here && self.all_was_read();
-        if error == libc::ECONNRESET && orderly {
+        if error == libc::ECONNRESET && orderly && !self.is_returned() {
             return Heard::End;
         }
         self.pending_error.store(error, Ordering::Relaxed);
@@ -672,7 +695,7 @@ pub fn inherited(fd: RawFd) {
 pub fn received(fd: RawFd) {
     inherited(fd);
     if let Some(connection) = table::ours(fd)
-        && connection.segment.relayed().is_some()
+        && connection.between_hosts().is_some()
     {
         connection.segment.holders().expected_one();
     }
@@ -681,7 +704,7 @@ pub fn received(fd: RawFd) {
 /// The message of [`handed_on`] was not sent, or took something else.
 pub fn not_handed_on(fd: RawFd) {
     if let Some(connection) = table::ours(fd)
-        && connection.segment.relayed().is_some()
+        && connection.between_hosts().is_some()
     {
         connection.segment.holders().expected_one();
     }
@@ -694,7 +717,7 @@ pub fn handed_on(fd: RawFd) -> Option<&'static Connection> {
     let connection = table::ours(fd)?;
     connection.segment.own().sharing.processes.store(1, Ordering::SeqCst);
     connection.forget_blocking_mode();
-    if connection.segment.relayed().is_some() {
+    if connection.between_hosts().is_some() {
         connection.segment.holders().expect_one();
     }
     Some(connection)

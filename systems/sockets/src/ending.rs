@@ -34,6 +34,19 @@ pub fn closing(fd: RawFd) {
 fn close_last(fd: RawFd, connection: &Connection) {
     let segment = &connection.segment;
     let own = segment.own();
+    if connection.is_returned() {
+        // The kernel's, but for what it does not know of: bytes unread in the ring.
+        let unread = segment.consumer().is_ready() && receive::available(connection, 1) != Ok(0);
+        if unread {
+            reset_by_close(fd);
+        } else if let Ok(_held) = hold(&own.receiving.holder) {
+            // Doorbells left in the kernel's queue would make it reset the connection.
+            let _ = connection.skip_bells(fd);
+        }
+        // For the monitor, which keeps the segment.
+        own.signs.closed.store(CLOSED_CLEANLY, Ordering::Release);
+        return;
+    }
     let _ = segment.state().compare_exchange(
         STATE_OPEN,
         STATE_GIVEN_UP,
@@ -58,13 +71,17 @@ fn close_last(fd: RawFd, connection: &Connection) {
     // Release with the Acquire in `heard_error`.
     own.signs.closed.store(sign, Ordering::Release);
     if unread {
-        // As the kernel does with bytes unread: the other end is told.
-        let linger = libc::linger { l_onoff: 1, l_linger: 0 };
-        let _ = kernel::set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, linger);
+        reset_by_close(fd);
     } else if by_kernel.is_none() {
         // Doorbells left in the kernel's queue would make it reset the connection.
         connection.listen(fd, u32::MAX);
     }
+}
+
+/// As the kernel does with bytes unread: the other end is told.
+fn reset_by_close(fd: RawFd) {
+    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+    let _ = kernel::set_option(fd, libc::SOL_SOCKET, libc::SO_LINGER, linger);
 }
 
 fn is_open(connection: &Connection) -> bool {
@@ -82,7 +99,7 @@ pub fn shutdown(fd: RawFd, connection: &Connection, how: i32) -> Outcome {
         // Whatever the kernel says of a connection that is over.
         return kernel::shutdown(fd, how);
     }
-    if how != libc::SHUT_RD && connection.segment.relayed().is_some() && is_open(connection) {
+    if how != libc::SHUT_RD && connection.between_hosts().is_some() && is_open(connection) {
         // The kernel's end would come before the relay's word of it. So early, it stays the
         // kernel's.
         connection.give_up(fd);

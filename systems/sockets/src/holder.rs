@@ -72,6 +72,27 @@ pub fn hold_within(
     hold_contended(word, me, longest())
 }
 
+/// Takes a half for somebody who is neither end's, and waits for who works on it.
+///
+/// Errors: who still holds it at `until`.
+pub fn hold_within(word: &AtomicU32, until: Instant) -> Result<Held<'_>, u32> {
+    let me = thread();
+    loop {
+        let holder = word.load(Ordering::Relaxed);
+        let free = holder == 0 || kernel::life_of(holder) == Life::Over;
+        if free
+            // As in `hold_contended`.
+            && word.compare_exchange(holder, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        {
+            return Ok(Held(word));
+        }
+        if Instant::now() >= until {
+            return Err(holder);
+        }
+        let _ = kernel::pause(1);
+    }
+}
+
 #[cold]
 fn hold_contended(word: &AtomicU32, me: u32, longest: Option<Duration>) -> Result<Held<'_>, Errno> {
     let mut rounds = 0_u32;

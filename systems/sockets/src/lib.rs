@@ -37,6 +37,7 @@ pub mod kernel;
 pub mod offer;
 mod open_offers;
 pub mod poll;
+pub mod recall;
 pub mod receive;
 pub mod receiver;
 pub mod relayed;

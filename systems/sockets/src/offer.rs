@@ -176,7 +176,7 @@ pub fn is_worth_it(connection: &Connection, length: usize) -> bool {
 #[cold]
 fn is_worth_it_by_history(connection: &Connection, length: usize) -> bool {
     let willing = connection.segment.other().signs.takes_offers.load(Ordering::Relaxed) != 0;
-    if length < least() || !willing || connection.segment.relayed().is_some() || namespace() == 0 {
+    if length < least() || !willing || connection.between_hosts().is_some() || namespace() == 0 {
         return false;
     }
     let pause = connection.offers.pause.load(Ordering::Relaxed);
@@ -328,7 +328,7 @@ pub unsafe fn take(
     let (Ok(address), Ok(process)) = (usize::try_from(address), u32::try_from(process)) else {
         return Err(Corrupt);
     };
-    if connection.segment.relayed().is_some() || length > LONGEST as u64 || number >= NUMBERS {
+    if connection.between_hosts().is_some() || length > LONGEST as u64 || number >= NUMBERS {
         return Err(Corrupt);
     }
     let offer = Offer { connection, address, length, number, process };

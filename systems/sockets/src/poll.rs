@@ -272,7 +272,9 @@ fn ask(
             if entry.revents & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0 {
                 connection.look_behind_bytes(entry.fd);
             }
-            entry.revents &= wanted | ALWAYS;
+            let asked = entry.events | wanted;
+            entry.revents =
+                connection.without_bells(entry.fd, entry.revents, asked) & (wanted | ALWAYS);
             continue;
         }
         let out = entry.revents & WRITING & wanted;

@@ -267,6 +267,9 @@ fn from_kernel(
     left: u64,
 ) -> Result<Option<Step>, Errno> {
     let own = connection.segment.own();
+    if connection.is_returned() && !connection.skip_bells(fd)? {
+        return Ok(Some(Step::Nothing));
+    }
     let mut rest = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 64];
     let count = narrow(pieces, skip, usize::try_from(left).unwrap_or(usize::MAX), &mut rest);
     let flags = libc::MSG_DONTWAIT | if peek { libc::MSG_PEEK } else { 0 };
@@ -349,7 +352,7 @@ fn return_credits(fd: RawFd, connection: &Connection) {
     let armed = &connection.segment.other().signs.send_armed;
     let waits = armed.load(Ordering::Relaxed) != 0;
     if connection.segment.consumer().give_back(waits) {
-        if connection.segment.relayed().is_some() {
+        if connection.between_hosts().is_some() {
             connection.switch_for_doorbells();
         }
         connection.wake(fd, armed);

@@ -97,6 +97,9 @@ pub struct Signs {
     pub takes_offers: AtomicU32,
     /// This end's program has mapped the segment: whoever asked may have lost the answer.
     pub present: AtomicU32,
+    /// 0, or one more than the bytes this end had given to the kernel, doorbells and all, when the
+    /// connection went back there ([`crate::recall`]): what follows them is the program's.
+    pub returned_at: AtomicU64,
 }
 
 /// Closed after everything was read: an orderly end.
@@ -151,6 +154,15 @@ pub struct Sharing {
     pub watchers: AtomicU32,
     /// More than one process has this end.
     pub processes: AtomicU32,
+    /// Threads that send or swallow doorbells at this moment; the highest bit: nobody may any more.
+    pub at_bells: AtomicU32,
+    /// This end asked [anew](crate::anew): `origins` hold.
+    pub is_anew: AtomicU32,
+    /// What the counts of bytes given to the kernel and taken from it are ahead of the kernel's own
+    /// ([`crate::kernel::counted`]): a socket that was restored elsewhere counts from 0 again.
+    pub origins: [AtomicU64; 2],
+    /// This end does not ask anew before: nanoseconds of the coarse clock.
+    pub held_until_ns: AtomicU64,
 }
 
 /// The large send that an end offers ([`crate::offer`]). Both ends change it, by compare-and-swap.

@@ -685,7 +685,8 @@ fn arm_and_cool(
             entry.wanted & OUT != 0 && connection.is_other_mute() && !connection.is_writable();
         by_clock |= others || unheard;
         // Before both ends have the segment, room in the kernel's stream is the kernel's news.
-        let settled = !others && !unheard && connection.is_bound_for_ring();
+        let settled =
+            !others && !unheard && (connection.is_bound_for_ring() || connection.is_returned());
         settled && !stays(entry) && due(entry, connection, false) == 0
     });
     by_clock
@@ -756,8 +757,11 @@ fn translate(
                 connection.listen(fd, 1);
                 heard &= !(IN | RDHUP | HUP | ERR);
                 report.news = true;
-            } else if bits & (RDHUP | HUP | ERR) != 0 {
-                connection.look_behind_bytes(fd);
+            } else {
+                if bits & (RDHUP | HUP | ERR) != 0 {
+                    connection.look_behind_bytes(fd);
+                }
+                heard = without_bells(fd, connection, heard);
             }
             if connection.is_bound_for_ring() {
                 // Nobody but us asked for it: a kick.
@@ -772,4 +776,14 @@ fn translate(
         }
     }
     report
+}
+
+/// [`Connection::without_bells`] for the kernel's report of an entry.
+fn without_bells(fd: RawFd, connection: &Connection, heard: u32) -> u32 {
+    const LOW: u32 = 0x7fff;
+    let told = i16::try_from(heard & LOW).unwrap_or(0);
+    let events = libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP;
+    #[expect(clippy::cast_sign_loss, reason = "poll's bits are small and positive")]
+    let left = u32::from(connection.without_bells(fd, told, events) as u16);
+    heard & !LOW | left & heard & LOW
 }

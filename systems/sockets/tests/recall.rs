@@ -1,0 +1,314 @@
+//! The way back: a connection called back to the kernel's stream in the middle of what it does loses no
+//! byte, no wake-up and no end.
+//!
+//! `BEELINE_WAKE_SECONDS=n` for each random test (else two; 60 with `BEELINE_DEEP=1`), `BEELINE_SEED=n`.
+
+#![allow(clippy::unwrap_used, clippy::undocumented_unsafe_blocks, clippy::panic)]
+
+mod common;
+
+use std::net::TcpStream;
+use std::os::fd::{AsFd as _, AsRawFd as _, IntoRawFd as _, RawFd};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use beeline_sockets::connection::{self, Connection};
+use beeline_sockets::kernel::{self, Errno};
+use beeline_sockets::recall::{NotRecalled, recall};
+use beeline_sockets::{epoll, poll, receive, send};
+use common::{accelerated_by, begin};
+
+const RING: usize = 4096;
+
+fn pair() -> [TcpStream; 2] {
+    begin();
+    accelerated_by(RING)
+}
+
+fn of(stream: &TcpStream) -> &'static Connection {
+    connection::find(stream.as_raw_fd()).unwrap()
+}
+
+fn back(streams: &[TcpStream; 2]) -> Result<(), NotRecalled> {
+    let sockets = [streams[0].as_fd(), streams[1].as_fd()];
+    recall(&of(&streams[0]).segment, sockets, [Duration::from_secs(60); 2])
+}
+
+fn give(fd: RawFd, bytes: &[u8], flags: i32) -> Result<usize, Errno> {
+    let piece = [libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }];
+    unsafe { send::send(fd, connection::find(fd).unwrap(), &piece, flags | libc::MSG_NOSIGNAL) }
+}
+
+fn take(fd: RawFd, bytes: &mut [u8], flags: i32) -> Result<usize, Errno> {
+    let piece = [libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }];
+    unsafe { receive::receive(fd, connection::find(fd).unwrap(), &piece, flags) }
+}
+
+fn close(streams: [TcpStream; 2]) {
+    for stream in streams {
+        connection::closing(stream.as_raw_fd());
+        drop(stream);
+    }
+}
+
+/// The byte at a place of a stream.
+fn byte(seed: u64, place: u64) -> u8 {
+    (place.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 7) as u8
+}
+
+struct Chance(u64);
+
+impl Chance {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % limit
+    }
+
+    fn idle(&mut self) {
+        match self.below(16) {
+            0 => std::thread::sleep(Duration::from_micros(self.below(2000))),
+            1 => std::thread::yield_now(),
+            _ => {}
+        }
+    }
+}
+
+/// How an end waits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Waits {
+    Blocking,
+    Poll,
+    Level,
+    Edge,
+}
+
+const ALL: [Waits; 4] = [Waits::Blocking, Waits::Poll, Waits::Level, Waits::Edge];
+
+/// Something of `wanted` (poll's bits) can be done with `fd`, as a program would wait for it.
+fn wait(waits: Waits, set: RawFd, fd: RawFd, wanted: i16) {
+    match waits {
+        Waits::Blocking => {}
+        Waits::Poll => {
+            let mut entry = [libc::pollfd { fd, events: wanted, revents: 0 }];
+            let told = poll::poll(&mut entry, Some(Duration::from_secs(20)), None).unwrap();
+            assert_eq!(told, Ok(1), "nothing to do for 20 s: a wake-up was lost");
+        }
+        Waits::Level | Waits::Edge => {
+            let mut events = [libc::epoll_event { events: 0, u64: 0 }; 2];
+            let told = epoll::wait(set, &mut events, Some(Duration::from_secs(20)), None);
+            assert!(told.unwrap().unwrap() > 0, "nothing to do for 20 s: a wake-up was lost");
+        }
+    }
+}
+
+fn set_of(waits: Waits, fd: RawFd, events: i32) -> RawFd {
+    let set = kernel::epoll_set().unwrap();
+    let edge = if waits == Waits::Edge { libc::EPOLLET } else { 0 };
+    let event = libc::epoll_event { events: (events | edge) as u32, u64: 1 };
+    if matches!(waits, Waits::Level | Waits::Edge) {
+        epoll::control(set, libc::EPOLL_CTL_ADD, fd, Some(event)).unwrap().unwrap();
+    }
+    set
+}
+
+fn sender(fd: RawFd, waits: Waits, seed: u64, total: u64) {
+    let set = set_of(waits, fd, libc::EPOLLOUT);
+    let flags = if waits == Waits::Blocking { 0 } else { libc::MSG_DONTWAIT };
+    let (mut chance, mut sent) = (Chance(seed | 1), 0);
+    while sent < total {
+        let most = if chance.below(8) == 0 { 6000 } else { 64 };
+        let length = (1 + chance.below(most)).min(total - sent);
+        let bytes: Vec<u8> = (sent..sent + length).map(|place| byte(seed, place)).collect();
+        let mut rest = &bytes[..];
+        while !rest.is_empty() {
+            match give(fd, rest, flags) {
+                Ok(count) => rest = &rest[count..],
+                Err(Errno(libc::EAGAIN)) => wait(waits, set, fd, libc::POLLOUT),
+                Err(error) => panic!("{error:?} after {sent}"),
+            }
+        }
+        sent += length;
+        chance.idle();
+    }
+    connection::shutdown(fd, connection::find(fd).unwrap(), libc::SHUT_WR).unwrap();
+    kernel::close(set).unwrap();
+}
+
+fn receiver(fd: RawFd, waits: Waits, seed: u64, total: u64) {
+    let set = set_of(waits, fd, libc::EPOLLIN);
+    let flags = if waits == Waits::Blocking { 0 } else { libc::MSG_DONTWAIT };
+    let (mut chance, mut read, mut bytes) = (Chance(seed * 3 | 1), 0, [0; 5000]);
+    loop {
+        let most = if chance.below(8) == 0 { 5000 } else { 100 };
+        let most = 1 + chance.below(most) as usize;
+        let peek = if chance.below(16) == 0 { libc::MSG_PEEK } else { 0 };
+        match take(fd, &mut bytes[..most], flags | peek) {
+            Ok(0) => break,
+            Ok(count) => {
+                for (at, &found) in bytes[..count].iter().enumerate() {
+                    let place = read + at as u64;
+                    assert_eq!(found, byte(seed, place), "at {place} of {total}, {waits:?}");
+                }
+                read += if peek == 0 { count as u64 } else { 0 };
+            }
+            Err(Errno(libc::EAGAIN)) => wait(waits, set, fd, libc::POLLIN),
+            Err(error) => panic!("{error:?} after {read}"),
+        }
+        chance.idle();
+    }
+    assert_eq!(read, total);
+    kernel::close(set).unwrap();
+}
+
+fn seconds() -> Duration {
+    let number = |name: &str| std::env::var(name).ok()?.parse().ok();
+    let deep = std::env::var_os("BEELINE_DEEP").is_some();
+    Duration::from_secs(number("BEELINE_WAKE_SECONDS").unwrap_or(if deep { 60 } else { 2 }))
+}
+
+fn seed() -> u64 {
+    std::env::var("BEELINE_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1)
+}
+
+#[test]
+fn streams_called_back_at_any_moment_are_whole_however_their_ends_wait() {
+    let (mut chance, begun, mut rounds, mut returned) = (Chance(seed()), Instant::now(), 0, 0);
+    while begun.elapsed() < seconds() {
+        let streams = pair();
+        let [one, other] = [streams[0].as_raw_fd(), streams[1].as_raw_fd()];
+        let (seed, total) = (chance.below(1 << 40) + 1, 1 + chance.below(60_000));
+        let ways: [Waits; 4] = std::array::from_fn(|_| ALL[chance.below(4) as usize]);
+        let pause = Duration::from_micros(chance.below(3000));
+        let done = std::thread::scope(|scope| {
+            scope.spawn(|| sender(one, ways[0], seed, total));
+            scope.spawn(|| receiver(other, ways[1], seed, total));
+            scope.spawn(|| sender(other, ways[2], seed + 1, total / 2));
+            scope.spawn(|| receiver(one, ways[3], seed + 1, total / 2));
+            std::thread::sleep(pause);
+            back(&streams)
+        });
+        match done {
+            Ok(()) => {
+                returned += 1;
+                assert!(streams.iter().all(|stream| of(stream).is_returned()));
+                assert_eq!(back(&streams), Err(NotRecalled::Kernels));
+            }
+            // Both ends had shut it down before it switched.
+            Err(why) => assert_eq!(why, NotRecalled::Unclear),
+        }
+        close(streams);
+        rounds += 1;
+    }
+    assert!(returned * 2 > rounds, "{returned} of {rounds}");
+}
+
+#[test]
+fn what_nobody_has_read_yet_comes_in_order_from_the_kernel_the_ring_and_the_kernel() {
+    let streams = pair();
+    let [one, other] = [streams[0].as_raw_fd(), streams[1].as_raw_fd()];
+    // Before the switch, as of an end that had talked to the kernel.
+    kernel::send(one, b"early ", 0).unwrap();
+    of(&streams[0]).segment.own().sending.by_kernel.store(6, Ordering::Relaxed);
+    give(one, b"ring ", 0).unwrap();
+    assert!(of(&streams[0]).sends_by_ring());
+    // Bells that lie behind it.
+    let armed = &of(&streams[1]).segment.own().signs.receive_armed;
+    for _ in 0..3 {
+        armed.store(1, Ordering::SeqCst);
+        give(one, b"more ", 0).unwrap();
+    }
+    back(&streams).unwrap();
+    give(one, b"late", 0).unwrap();
+    assert!(!of(&streams[0]).sends_by_ring());
+    let mut text = Vec::new();
+    while text.len() < 30 {
+        let mut bytes = [0; 4];
+        let count = take(other, &mut bytes, 0).unwrap();
+        text.extend_from_slice(&bytes[..count]);
+    }
+    assert_eq!(String::from_utf8_lossy(&text), "early ring more more more late");
+    assert_eq!(take(other, &mut [0; 4], libc::MSG_DONTWAIT), Err(Errno(libc::EAGAIN)));
+    // Nothing but doorbells is left for nobody.
+    let mut entry = [libc::pollfd { fd: one, events: libc::POLLIN, revents: 0 }];
+    assert_eq!(poll::poll(&mut entry, Some(Duration::ZERO), None), Some(Ok(0)));
+    close(streams);
+}
+
+#[test]
+fn a_half_that_was_shut_down_ends_after_its_last_byte() {
+    let streams = pair();
+    let [one, other] = [streams[0].as_raw_fd(), streams[1].as_raw_fd()];
+    give(one, b"last", 0).unwrap();
+    connection::shutdown(one, of(&streams[0]), libc::SHUT_WR).unwrap();
+    back(&streams).unwrap();
+    let mut bytes = [0; 16];
+    assert_eq!(take(other, &mut bytes, 0), Ok(4));
+    assert_eq!(take(other, &mut bytes, 0), Ok(0));
+    assert_eq!(give(one, b"x", 0), Err(Errno(libc::EPIPE)));
+    give(other, b"answer", 0).unwrap();
+    assert_eq!(take(one, &mut bytes, 0), Ok(6));
+    connection::shutdown(other, of(&streams[1]), libc::SHUT_WR).unwrap();
+    assert_eq!(take(one, &mut bytes, 0), Ok(0));
+    close(streams);
+}
+
+#[test]
+fn a_close_with_bytes_unread_in_the_ring_resets_and_one_without_does_not() {
+    for unread in [true, false] {
+        let streams = pair();
+        let [one, other] = streams.each_ref().map(|stream| stream.as_raw_fd());
+        give(one, b"bytes", 0).unwrap();
+        back(&streams).unwrap();
+        if !unread {
+            assert_eq!(take(other, &mut [0; 8], 0), Ok(5));
+        }
+        let [first, second] = streams;
+        connection::closing(other);
+        drop(second);
+        let told = take(one, &mut [0; 8], 0);
+        assert_eq!(told, if unread { Err(Errno(libc::ECONNRESET)) } else { Ok(0) });
+        connection::closing(first.into_raw_fd());
+        kernel::close(one).unwrap();
+    }
+}
+
+#[test]
+fn who_works_on_an_end_for_too_long_keeps_the_connection_where_it_is() {
+    let streams = pair();
+    let [one, other] = [streams[0].as_raw_fd(), streams[1].as_raw_fd()];
+    give(one, b"1", 0).unwrap();
+    let holder = &of(&streams[1]).segment.own().sending.holder;
+    // A thread that lives and does nothing.
+    let (told, tells) = std::sync::mpsc::channel();
+    let (stop, stops) = std::sync::mpsc::channel::<()>();
+    let idle = std::thread::spawn(move || {
+        told.send(kernel::thread()).unwrap();
+        let _ = stops.recv();
+    });
+    let thread = tells.recv().unwrap();
+    holder.store(thread, Ordering::SeqCst);
+    assert_eq!(back(&streams), Err(NotRecalled::Busy(thread)));
+    holder.store(0, Ordering::SeqCst);
+    let bells = &of(&streams[0]).segment.own().sharing.at_bells;
+    bells.fetch_add(1, Ordering::SeqCst);
+    assert_eq!(back(&streams), Err(NotRecalled::Ringing));
+    bells.fetch_sub(1, Ordering::SeqCst);
+    // As before, doorbells and all.
+    give(one, b"2", 0).unwrap();
+    assert_eq!(take(other, &mut [0; 8], 0), Ok(2));
+    std::thread::scope(|scope| {
+        scope.spawn(|| assert_eq!(take(other, &mut [0; 8], 0), Ok(1)));
+        std::thread::sleep(Duration::from_millis(50));
+        give(one, b"3", 0).unwrap();
+    });
+    // One that died without letting go is not waited for.
+    stop.send(()).unwrap();
+    idle.join().unwrap();
+    holder.store(thread, Ordering::SeqCst);
+    assert_eq!(back(&streams), Ok(()));
+    give(one, b"4", 0).unwrap();
+    assert_eq!(take(other, &mut [0; 8], 0), Ok(1));
+    close(streams);
+}
