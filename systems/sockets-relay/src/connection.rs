@@ -11,6 +11,7 @@ use rustix::net::{RecvFlags, SendFlags, Shutdown};
 
 use crate::guard;
 use crate::mirror::{Mirror, SignsCopy};
+use crate::recall::Recalling;
 
 /// How far a connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +75,8 @@ pub struct Connection {
     pub holders: Vec<u32>,
     /// None of them is left: what the last one would have said.
     pub last_word: Option<u32>,
+    /// It is called back to the kernel.
+    pub recalling: Option<Recalling>,
     /// Bytes out of this host and into it, with headers.
     pub moved: [u64; 2],
 }
@@ -89,6 +92,13 @@ impl Connection {
             signs.closed = word;
         }
         signs
+    }
+
+    /// The program goes on, if it was kept from it.
+    pub fn release(&self, recalling: &Recalling) {
+        if recalling.holds_program() {
+            self.mirror.program().go_on();
+        }
     }
 
     /// Whoever held the program's end is gone: as the kernel closes for it.

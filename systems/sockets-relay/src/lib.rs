@@ -109,6 +109,7 @@ pub mod message;
 mod mirror;
 pub mod network;
 mod protocol;
+mod recall;
 mod relay;
 mod serve;
 mod settings;

@@ -24,6 +24,10 @@
 //! | 10 nudge | | it sleeps, and yours has not switched yet: make it ring you |
 //! | 11 ended | | I let go; nothing more comes |
 //! | 12 reset | | it is over at once |
+//! | 13 recall | | bring your program's end back to the kernel, as I do |
+//! | 14 stay | | mine cannot be: both go on |
+//! | 15 drained | | mine does nothing, and all it did is there |
+//! | 16 total | sent u64 | so much it has given to the kernel |
 //!
 //! An address is family u8 (4 or 6), 0, port u16, 0 u32, 16 bytes. Names are opaque to the other
 //! side; keys and bases are those of fabric regions.
@@ -112,6 +116,17 @@ pub enum Record<'a> {
     Ended,
     /// Over.
     Reset,
+    /// Back to the kernel.
+    Recall,
+    /// Not back to the kernel.
+    Stay,
+    /// The sender's program does nothing, and everything is carried.
+    Drained,
+    /// What the sender's program has given to the kernel.
+    Total {
+        /// Bytes, and doorbells.
+        sent: u64,
+    },
 }
 
 /// A message that is none.
@@ -162,9 +177,10 @@ impl Record<'_> {
             Self::Offer { .. } => 16 + 2 * ADDRESS_BYTES,
             Self::Accept { .. } | Self::Placed { .. } | Self::Signs { .. } => 24,
             Self::Commit { .. } => 16,
-            Self::Credit { .. } => 8,
+            Self::Credit { .. } | Self::Total { .. } => 8,
             Self::Data { bytes, .. } => DATA_BYTES + bytes.len(),
             Self::Refuse | Self::Ring | Self::Nudge | Self::Ended | Self::Reset => 0,
+            Self::Recall | Self::Stay | Self::Drained => 0,
         }
     }
 
@@ -182,6 +198,10 @@ impl Record<'_> {
             Self::Nudge => 10,
             Self::Ended => 11,
             Self::Reset => 12,
+            Self::Recall => 13,
+            Self::Stay => 14,
+            Self::Drained => 15,
+            Self::Total { .. } => 16,
         }
     }
 
@@ -212,7 +232,9 @@ impl Record<'_> {
                 let ends = u64::from(finished) | u64::from(closed) << 32;
                 words(body, &[switched_at, ends, u64::from(mute)]);
             }
+            Self::Total { sent } => words(body, &[sent]),
             Self::Refuse | Self::Ring | Self::Nudge | Self::Ended | Self::Reset => {}
+            Self::Recall | Self::Stay | Self::Drained => {}
         }
     }
 }
@@ -268,6 +290,10 @@ fn decode(kind: u32, body: &[u8]) -> Option<Record<'_>> {
         (10, 0) => Record::Nudge,
         (11, 0) => Record::Ended,
         (12, 0) => Record::Reset,
+        (13, 0) => Record::Recall,
+        (14, 0) => Record::Stay,
+        (15, 0) => Record::Drained,
+        (16, 8) => Record::Total { sent: word(0)? },
         _ => return None,
     })
 }
@@ -359,6 +385,10 @@ mod tests {
             Record::Nudge,
             Record::Ended,
             Record::Reset,
+            Record::Recall,
+            Record::Stay,
+            Record::Drained,
+            Record::Total { sent: u64::MAX },
         ]
     }
 

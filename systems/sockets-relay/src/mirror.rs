@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use beeline_os::MemoryObject;
 use beeline_sockets::ring::{DATA, FILLER, HEADER_BYTES};
 use beeline_sockets::segment::{
-    CLOSED_UNREAD, RINGS_AT, STATE_GIVEN_UP, STATE_OPEN, Segment, Signs,
+    CLOSED_UNREAD, End, RINGS_AT, STATE_GIVEN_UP, STATE_OPEN, Segment, Signs,
 };
 use beeline_sockets::wake;
 
@@ -174,6 +174,12 @@ impl Mirror {
     #[must_use]
     pub fn segment(&self) -> &Segment {
         &self.segment
+    }
+
+    /// The program's words.
+    #[must_use]
+    pub fn program(&self) -> &End {
+        self.segment.other()
     }
 
     /// Bytes of each ring.

@@ -170,10 +170,21 @@ impl Core {
                 self.hear_signs(index, signs);
             }
             (Record::Ring, Phase::Paired | Phase::Ending) => self.hear_ring(index),
+            (Record::Recall, Phase::Paired) => self.hear_recall(index),
+            (Record::Drained, Phase::Paired) => self.hear_drained(index),
+            (Record::Stay, Phase::Paired) => return self.hear_stay(index),
+            (Record::Total { sent }, Phase::Paired) => return self.hear_total(index, sent),
             (_, Phase::Paired) => self.hear_carried(index, record),
             // What was under way when we said the end.
             (
-                Record::Data { .. } | Record::Placed { .. } | Record::Credit { .. } | Record::Nudge,
+                Record::Data { .. }
+                | Record::Placed { .. }
+                | Record::Credit { .. }
+                | Record::Nudge
+                | Record::Recall
+                | Record::Stay
+                | Record::Drained
+                | Record::Total { .. },
                 Phase::Ending,
             ) => {}
             _ => return false,
@@ -291,6 +302,10 @@ impl Core {
         let Some(connection) = self.table.get(index) else { return };
         if connection.mirror.signs_sent().switched_at == 0 {
             // Only what follows the switch is a doorbell. The other relay cannot know of one.
+            return;
+        }
+        if connection.recalling.is_some_and(|recalling| recalling.is_silent()) {
+            // The last one was sent, and whoever sleeps there heard it.
             return;
         }
         self.counters.doorbells += 1;

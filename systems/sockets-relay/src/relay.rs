@@ -64,7 +64,7 @@ pub struct Core {
     pub(crate) links: Vec<(u16, Option<Box<Link>>)>,
     pub(crate) hosts: Vec<HostState>,
     pub(crate) table: Table,
-    cookies: HashMap<u64, u32>,
+    pub(crate) cookies: HashMap<u64, u32>,
     /// Ends that wait, by own and peer's address.
     pub(crate) waiting: HashMap<(SocketAddr, SocketAddr), u32>,
     pub(crate) early: Vec<Early>,
@@ -74,6 +74,8 @@ pub struct Core {
     blocked: usize,
     /// Connections with something stored for the program since the last fence.
     pub(crate) touched: Vec<u32>,
+    /// Connections that are called back.
+    pub(crate) recalls: Vec<u32>,
     /// Connections that wait, or end: what time can change.
     pub(crate) passing: usize,
     pub(crate) swept_at: Duration,
@@ -102,6 +104,7 @@ impl Core {
             hot: Vec::new(),
             blocked: 0,
             touched: Vec::new(),
+            recalls: Vec::new(),
             passing: 0,
             swept_at: Duration::ZERO,
             message: Vec::with_capacity(crate::message::MESSAGE_BYTES),
@@ -225,6 +228,7 @@ impl Core {
             gave_room: false,
             holders: Vec::new(),
             last_word: None,
+            recalling: None,
             moved: [0; 2],
         };
         let index = self.table.insert(connection);
@@ -293,6 +297,7 @@ impl Core {
 
     /// Takes a connection out: the kernel's connection is let go.
     pub(crate) fn forget(&mut self, index: u32) {
+        self.stop_recall(index);
         let Some(mut connection) = self.table.remove(index) else { return };
         self.forget_holders(index, &connection);
         self.cookies.remove(&connection.cookie);
@@ -336,6 +341,7 @@ impl Core {
         let mut busy = self.take_completions();
         self.wake_programs();
         busy |= self.carry_hot();
+        busy |= self.advance_recalls();
         self.wake_programs();
         busy |= self.flush();
         if self.has_unheld() {
@@ -363,7 +369,8 @@ impl Core {
     #[must_use]
     pub fn is_quiet(&self) -> bool {
         let stuck = |link: &Link| link.is_due() && link.under_way() == 0;
-        self.hot.len() == self.blocked
+        self.recalls.is_empty()
+            && self.hot.len() == self.blocked
             && !self.links().any(|(_, link)| link.stage == Stage::Up && stuck(link))
     }
 

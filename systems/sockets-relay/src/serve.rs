@@ -390,6 +390,9 @@ impl Relay {
                 }
                 let _ = say(&Reply::End);
             }
+            Request::Recall { cookie, hold_ms } => {
+                self.core.recall(cookie, Duration::from_millis(hold_ms));
+            }
             Request::Resume => {
                 let cookie = with.first().and_then(|socket| socket_cookie(socket).ok());
                 let known = cookie.and_then(|cookie| self.core.find(cookie));

@@ -71,6 +71,8 @@ pub struct Counters {
     pub doorbells: u64,
     /// Connections that became cold.
     pub cooled: u64,
+    /// Connections brought back to the kernel.
+    pub recalled: u64,
 }
 
 /// Why a connection was not taken in.

@@ -358,7 +358,7 @@ impl Connection {
             }
         }
         // After the way back there are none: who took it woke everybody.
-        let Some(_at_bells) = own.sharing.go_to_bells() else { return };
+        let Some(_at_bells) = own.go_to_bells() else { return };
         // A sleep on many ends stays armed: it hears of this end by the bell of any.
         if sleep == wake::EACH && !wake::take_down(armed) {
             return;
@@ -420,7 +420,7 @@ impl Connection {
             self.kernel_ended.store(true, Ordering::Relaxed);
         } else if mute && since >= PROBE_NS && self.own_doorbells_reach() {
             self.listened_ns.store(now, Ordering::Relaxed);
-            let Some(_at_bells) = self.segment.own().sharing.go_to_bells() else { return };
+            let Some(_at_bells) = self.segment.own().go_to_bells() else { return };
             if let Some(name) = self.between_hosts() {
                 self.ring_relay(fd, name);
                 return;
@@ -449,7 +449,7 @@ impl Connection {
     /// carries nothing else.
     pub fn listen(&self, fd: RawFd, watching: u32) -> Heard {
         // After the way back bytes may lie behind the bells.
-        let Some(_at_bells) = self.segment.own().sharing.go_to_bells() else {
+        let Some(_at_bells) = self.segment.own().go_to_bells() else {
             return Heard::Nothing;
         };
         let alone = self.may_swallow(watching);

@@ -72,25 +72,27 @@ pub fn hold_within(
     hold_contended(word, me, longest())
 }
 
-/// Takes a half for somebody who is neither end's, and waits for who works on it.
+/// Takes a half for somebody who is neither end's, and does not wait; [`leave`] follows.
 ///
-/// Errors: who still holds it at `until`.
-pub fn hold_within(word: &AtomicU32, until: Instant) -> Result<Held<'_>, u32> {
-    let me = thread();
-    loop {
-        let holder = word.load(Ordering::Relaxed);
-        let free = holder == 0 || kernel::life_of(holder) == Life::Over;
-        if free
-            // As in `hold_contended`.
-            && word.compare_exchange(holder, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
-        {
-            return Ok(Held(word));
-        }
-        if Instant::now() >= until {
-            return Err(holder);
-        }
-        let _ = kernel::pause(1);
+/// Errors: who holds it.
+pub fn take(word: &AtomicU32) -> Result<(), u32> {
+    let holder = word.load(Ordering::Relaxed);
+    if holder != 0 && kernel::life_of(holder) != Life::Over {
+        return Err(holder);
     }
+    // As in `hold_contended`.
+    word.compare_exchange(holder, thread(), Ordering::Acquire, Ordering::Relaxed).map(drop)
+}
+
+/// Lets go of what [`take`] took.
+pub fn leave(word: &AtomicU32) {
+    drop(Held(word));
+}
+
+/// Whoever holds this half is not the calling thread, and may still come to an end.
+#[must_use]
+pub fn is_held_by_another(holder: u32) -> bool {
+    holder != 0 && holder != thread() && kernel::life_of(holder) != Life::Over
 }
 
 #[cold]

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -120,6 +120,21 @@ pub fn ask_relay(request: Request) -> std::io::Result<Vec<Reply>> {
             return Ok(replies);
         }
     }
+}
+
+/// Tells this user's relay what it does not answer.
+///
+/// Errors: as [`dial`].
+pub fn tell_relay(request: &Request) -> std::io::Result<()> {
+    let socket = dial_at(&relayed::relay_name())?;
+    rustix::net::send(&socket, &request.encode(), SendFlags::NOSIGNAL)?;
+    Ok(())
+}
+
+/// The segment of a connection that was introduced before, for who has a copy of a socket of its.
+#[must_use]
+pub fn resumed(about: BorrowedFd<'_>) -> Option<Segment> {
+    ask_for_segment(about.as_raw_fd(), Question::Resume)
 }
 
 /// The segment of a relayed connection's socket, from the relay that carries it: the monitor was

@@ -28,38 +28,163 @@
 //! - whoever cannot be waited for leaves the connection as it was: then this fails, and says who it was.
 
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::connection::Connection;
-use crate::holder::{Held, hold, hold_within};
+use crate::holder::{self, hold, is_held_by_another};
 use crate::kernel::{self, Errno};
-use crate::segment::{End, STATE_PAIRED, Segment, Sharing};
+use crate::segment::{End, STATE_PAIRED, Segment};
 
 /// Longest wait for who works on a half or rings.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Of [`Sharing::at_bells`]: nobody rings or swallows any more.
+/// Of [`Sharing::at_bells`]: nobody rings or swallows any more, and how often that was said. The lower
+/// half counts those who do.
 const NO_BELLS: u32 = 1 << 31;
+const SAID: u32 = 1 << 16;
+const SAID_ALL: u32 = NO_BELLS - SAID;
 
 /// A thread that rings or swallows, until it is dropped.
 #[derive(Debug)]
-pub struct AtBells<'a>(&'a Sharing);
+pub struct AtBells<'a>(&'a AtomicU32);
 
 impl Drop for AtBells<'_> {
     fn drop(&mut self) {
-        // Release with the Acquire in `Stilled::new`: what was rung is in the kernel's count.
-        self.0.at_bells.fetch_sub(1, Ordering::Release);
+        // Release with the Acquire in `still`: what was rung is in the kernel's count.
+        self.0.fetch_sub(1, Ordering::Release);
     }
 }
 
-impl Sharing {
-    /// Before a doorbell is sent or swallowed. `None` when there are none any more.
+impl End {
+    /// Before a doorbell is sent or swallowed. `None` when there are none any more. While somebody calls
+    /// the connection back it waits: he may not succeed.
     #[must_use]
     pub fn go_to_bells(&self) -> Option<AtBells<'_>> {
-        let at_bells = AtBells(self);
-        let before = self.at_bells.fetch_add(1, Ordering::AcqRel);
-        (before & NO_BELLS == 0).then_some(at_bells)
+        loop {
+            let word = &self.sharing.at_bells;
+            // Acquire with the Release in `go_on`.
+            let before = word.fetch_add(1, Ordering::AcqRel);
+            let at_bells = AtBells(word);
+            if before & NO_BELLS == 0 {
+                return Some(at_bells);
+            }
+            drop(at_bells);
+            if !self.waits_for_recall() {
+                return None;
+            }
+        }
+    }
+
+    /// Waits a little for who calls the connection back; if he is gone, makes good what he left. False
+    /// when he has succeeded.
+    #[cold]
+    fn waits_for_recall(&self) -> bool {
+        let said = self.sharing.at_bells.load(Ordering::Acquire);
+        // He holds both halves from before he says it until after he said how it ended.
+        let holders = [&self.receiving.holder, &self.sending.holder];
+        let [receiving, sending] = holders.map(|holder| holder.load(Ordering::Acquire));
+        if self.signs.returned_at.load(Ordering::Acquire) != 0 {
+            return false;
+        }
+        if receiving == sending && is_held_by_another(receiving) {
+            let _ = kernel::pause(1);
+        } else if said & NO_BELLS != 0 {
+            // Not if another came to call it back meanwhile: then the number of times is another.
+            let word = &self.sharing.at_bells;
+            let lifts = |now: u32| {
+                (now & (NO_BELLS | SAID_ALL) == said & (NO_BELLS | SAID_ALL))
+                    .then_some(now & !NO_BELLS)
+            };
+            let _ = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, lifts);
+        }
+        true
+    }
+
+    /// Sees to it that nobody works on this end and nobody rings for it, without waiting. [`End::go_on`]
+    /// or [`End::leave_to_kernel`] follows.
+    ///
+    /// Errors: [`NotRecalled::Busy`], [`NotRecalled::Ringing`]; nothing is changed then.
+    pub fn still(&self) -> Result<(), NotRecalled> {
+        holder::take(&self.receiving.holder).map_err(NotRecalled::Busy)?;
+        if let Err(thread) = holder::take(&self.sending.holder) {
+            holder::leave(&self.receiving.holder);
+            return Err(NotRecalled::Busy(thread));
+        }
+        let says = |now: u32| {
+            let said = (now & SAID_ALL).wrapping_add(SAID) & SAID_ALL;
+            Some(now & !SAID_ALL | said | NO_BELLS)
+        };
+        // Acquire with the Release in `AtBells::drop`.
+        let before = self.sharing.at_bells.fetch_update(Ordering::AcqRel, Ordering::Acquire, says);
+        if before.is_ok_and(|before| before & (SAID - 1) == 0) {
+            return Ok(());
+        }
+        self.go_on();
+        Err(NotRecalled::Ringing)
+    }
+
+    /// The end goes on as before [`End::still`].
+    pub fn go_on(&self) {
+        self.sharing.at_bells.fetch_and(!NO_BELLS, Ordering::Release);
+        holder::leave(&self.sending.holder);
+        holder::leave(&self.receiving.holder);
+    }
+
+    /// What this end has given to the kernel and taken from it, by the count that both ends share.
+    fn moved(&self, socket: RawFd) -> Option<(u64, u64)> {
+        if self.sharing.is_anew.load(Ordering::Relaxed) == 0 {
+            return kernel::moved(socket);
+        }
+        let (sent, taken) = kernel::counted(socket)?;
+        let [given, got] = &self.sharing.origins;
+        Some((
+            sent.wrapping_add(given.load(Ordering::Relaxed)),
+            taken.wrapping_add(got.load(Ordering::Relaxed)),
+        ))
+    }
+
+    /// Wakes whoever sleeps at the other end: it is the last doorbell. Where this end has not switched,
+    /// what it sends are bytes; nobody there sleeps for anything else. The end is [still](End::still).
+    pub fn ring_once(&self, socket: BorrowedFd<'_>) {
+        let signs = &self.signs;
+        if signs.switched_at.load(Ordering::Relaxed) != 0 && signs.mute.load(Ordering::Relaxed) == 0
+        {
+            // A full socket holds unread bytes, which wake just as well.
+            let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+            let _ = kernel::send(socket.as_raw_fd(), &[0], flags);
+        }
+    }
+
+    /// Counts what went through the kernel so far, while the end is [still](End::still).
+    ///
+    /// Errors: [`NotRecalled::Unclear`].
+    pub fn count(&self, socket: BorrowedFd<'_>) -> Result<Counted, NotRecalled> {
+        let (sent, taken) = self.moved(socket.as_raw_fd()).ok_or(NotRecalled::Unclear)?;
+        let switched = self.signs.switched_at.load(Ordering::Relaxed);
+        let bytes = self.sending.by_kernel.load(Ordering::Relaxed);
+        // Who has not switched has rung for nobody.
+        let sane = if switched == 0 { sent == bytes } else { sent >= switched - 1 };
+        if sane { Ok(Counted { sent, taken }) } else { Err(NotRecalled::Unclear) }
+    }
+
+    /// The end is the kernel's from here on, and asks for nothing else for the time of `hold`.
+    pub fn leave_to_kernel(&self, counted: Counted, hold: Duration, socket: BorrowedFd<'_>) {
+        let Counted { sent, taken } = counted;
+        self.sending.by_kernel.store(sent, Ordering::Relaxed);
+        self.receiving.by_kernel.store(taken, Ordering::Relaxed);
+        let hold_ns = u64::try_from(hold.as_nanos()).unwrap_or(u64::MAX);
+        let until = kernel::coarse_ns().saturating_add(hold_ns);
+        self.sharing.held_until_ns.store(until, Ordering::Relaxed);
+        // Release with the Acquire in `kernel_bytes_left`, and in `waits_for_recall`.
+        self.signs.returned_at.store(sent.saturating_add(1), Ordering::Release);
+        let finished = self.signs.finished.load(Ordering::Relaxed) != 0;
+        if finished && self.signs.mute.load(Ordering::Relaxed) == 0 {
+            // What was a word so far is the kernel's to say now.
+            let _ = kernel::shutdown(socket.as_raw_fd(), libc::SHUT_WR);
+        }
+        holder::leave(&self.sending.holder);
+        holder::leave(&self.receiving.holder);
     }
 }
 
@@ -84,97 +209,32 @@ pub enum NotRecalled {
     Unclear,
 }
 
-/// An end on which nobody works and for which nobody rings. Undone when dropped, unless
-/// [`Still::leave`] was called.
-#[derive(Debug)]
-pub struct Still<'a> {
-    end: &'a End,
-    _receiving: Held<'a>,
-    _sending: Held<'a>,
-    left: bool,
-}
+/// An end that is [still](End::still), until it is dropped or left to the kernel.
+struct Still<'a>(Option<&'a End>);
 
 impl<'a> Still<'a> {
-    /// Takes both halves of `end` and shuts its doorbells, at the latest at `until`.
-    ///
-    /// Errors: [`NotRecalled::Busy`], [`NotRecalled::Ringing`].
-    pub fn new(end: &'a End, until: Instant) -> Result<Self, NotRecalled> {
-        // In the order of a reader that gives room back, and may take the other half to ring.
-        let receiving = hold_within(&end.receiving.holder, until).map_err(NotRecalled::Busy)?;
-        let sending = hold_within(&end.sending.holder, until).map_err(NotRecalled::Busy)?;
-        end.sharing.at_bells.fetch_or(NO_BELLS, Ordering::AcqRel);
-        let still = Self { end, _receiving: receiving, _sending: sending, left: false };
-        // Acquire with the Release in `AtBells::drop`.
-        while end.sharing.at_bells.load(Ordering::Acquire) != NO_BELLS {
-            if Instant::now() >= until {
-                return Err(NotRecalled::Ringing);
+    /// Waits for who works on `end`, at the latest until `until`.
+    fn new(end: &'a End, until: Instant) -> Result<Self, NotRecalled> {
+        loop {
+            match end.still() {
+                Ok(()) => return Ok(Self(Some(end))),
+                Err(why) if Instant::now() >= until => return Err(why),
+                Err(_) => _ = kernel::pause(1),
             }
-            let _ = kernel::pause(1);
-        }
-        Ok(still)
-    }
-
-    /// What this end has given to the kernel and taken from it, by the count that both ends share.
-    fn moved(&self, socket: RawFd) -> Option<(u64, u64)> {
-        let sharing = &self.end.sharing;
-        if sharing.is_anew.load(Ordering::Relaxed) == 0 {
-            return kernel::moved(socket);
-        }
-        let (sent, taken) = kernel::counted(socket)?;
-        let [given, got] = &sharing.origins;
-        Some((
-            sent.wrapping_add(given.load(Ordering::Relaxed)),
-            taken.wrapping_add(got.load(Ordering::Relaxed)),
-        ))
-    }
-
-    /// Wakes whoever sleeps at the other end: it is the last doorbell. Where this end has not switched,
-    /// what it sends are bytes; nobody there sleeps for anything else.
-    pub fn ring_once(&self, socket: RawFd) {
-        let signs = &self.end.signs;
-        if signs.switched_at.load(Ordering::Relaxed) != 0 && signs.mute.load(Ordering::Relaxed) == 0
-        {
-            // A full socket holds unread bytes, which wake just as well.
-            let _ = kernel::send(socket, &[0], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
         }
     }
 
-    /// Counts what went through the kernel so far; after [`Still::ring_once`].
-    ///
-    /// Errors: [`NotRecalled::Unclear`].
-    pub fn count(&self, socket: RawFd) -> Result<Counted, NotRecalled> {
-        let (sent, taken) = self.moved(socket).ok_or(NotRecalled::Unclear)?;
-        let switched = self.end.signs.switched_at.load(Ordering::Relaxed);
-        let bytes = self.end.sending.by_kernel.load(Ordering::Relaxed);
-        // Who has not switched has rung for nobody.
-        let sane = if switched == 0 { sent == bytes } else { sent >= switched - 1 };
-        if sane { Ok(Counted { sent, taken }) } else { Err(NotRecalled::Unclear) }
-    }
-
-    /// The end is the kernel's from here on, and asks for nothing else for the time of `hold`.
-    pub fn leave(mut self, counted: Counted, hold: Duration, socket: RawFd) {
-        self.left = true;
-        let Counted { sent, taken } = counted;
-        let end = self.end;
-        end.sending.by_kernel.store(sent, Ordering::Relaxed);
-        end.receiving.by_kernel.store(taken, Ordering::Relaxed);
-        let until = kernel::coarse_ns()
-            .saturating_add(u64::try_from(hold.as_nanos()).unwrap_or(u64::MAX));
-        end.sharing.held_until_ns.store(until, Ordering::Relaxed);
-        // Release with the Acquire in `kernel_bytes_left`.
-        end.signs.returned_at.store(sent.saturating_add(1), Ordering::Release);
-        let finished = end.signs.finished.load(Ordering::Relaxed) != 0;
-        if finished && end.signs.mute.load(Ordering::Relaxed) == 0 {
-            // What was a word so far is the kernel's to say now.
-            let _ = kernel::shutdown(socket, libc::SHUT_WR);
+    fn leave(mut self, counted: Counted, hold: Duration, socket: BorrowedFd<'_>) {
+        if let Some(end) = self.0.take() {
+            end.leave_to_kernel(counted, hold, socket);
         }
     }
 }
 
 impl Drop for Still<'_> {
     fn drop(&mut self) {
-        if !self.left {
-            self.end.sharing.at_bells.fetch_and(!NO_BELLS, Ordering::AcqRel);
+        if let Some(end) = self.0 {
+            end.go_on();
         }
     }
 }
@@ -188,8 +248,9 @@ pub struct Counted {
     pub taken: u64,
 }
 
-/// Brings a connection inside a host back to the kernel: `segment` seen from end 0, and the sockets of
-/// end 0 and 1. Neither end asks anew for the time of `hold`, unless its socket is another by then.
+/// Brings a connection inside a host back to the kernel: `segment` as one end has it, and the sockets of
+/// that end and of the other. Neither asks anew for its time of `hold`, unless its socket is another by
+/// then.
 ///
 /// The caller's threads and those of both ends have to have numbers that each can see.
 ///
@@ -200,7 +261,6 @@ pub fn recall(
     hold: [Duration; 2],
 ) -> Result<(), NotRecalled> {
     let ends = [segment.own(), segment.other()];
-    let sockets = sockets.map(|socket| socket.as_raw_fd());
     if segment.state().load(Ordering::Acquire) != STATE_PAIRED
         || ends.iter().any(|end| end.signs.returned_at.load(Ordering::Acquire) != 0)
     {
@@ -211,10 +271,10 @@ pub fn recall(
     if ends.iter().any(|end| end.signs.closed.load(Ordering::Acquire) != 0) {
         return Err(NotRecalled::Closed);
     }
-    for (still, socket) in stills.iter().zip(sockets) {
-        still.ring_once(socket);
+    for (end, socket) in ends.iter().zip(&sockets) {
+        end.ring_once(*socket);
     }
-    let counted = [stills[0].count(sockets[0])?, stills[1].count(sockets[1])?];
+    let counted = [ends[0].count(sockets[0])?, ends[1].count(sockets[1])?];
     if counted[0].taken > counted[1].sent || counted[1].taken > counted[0].sent {
         return Err(NotRecalled::Unclear);
     }

@@ -56,6 +56,14 @@ pub enum Request {
     /// the segment, or [`Reply::End`]: for who has a socket from another program, when the monitor
     /// was restarted meanwhile.
     Resume,
+    /// Bring the connection of this name back to the kernel, with the other relay. Not answered: its
+    /// segment says so.
+    Recall {
+        /// Which.
+        cookie: u64,
+        /// How long its end does not ask anew.
+        hold_ms: u64,
+    },
 }
 
 /// A connection as the end in this host sees it.
@@ -220,6 +228,11 @@ impl Request {
             Self::Status => record.extend(head(2)),
             Self::Connections => record.extend(head(3)),
             Self::Resume => record.extend(head(4)),
+            Self::Recall { cookie, hold_ms } => {
+                record.extend(head(5));
+                record.extend(cookie.to_le_bytes());
+                record.extend(hold_ms.to_le_bytes());
+            }
         }
         record
     }
@@ -234,6 +247,12 @@ impl Request {
             (2, []) => Ok(Self::Status),
             (3, []) => Ok(Self::Connections),
             (4, []) => Ok(Self::Resume),
+            (5, body) => {
+                let (words, []) = body.as_chunks::<8>() else { return Err(bad) };
+                let [cookie, hold_ms] = words else { return Err(bad) };
+                let [cookie, hold_ms] = [*cookie, *hold_ms].map(u64::from_le_bytes);
+                Ok(Self::Recall { cookie, hold_ms })
+            }
             _ => Err(bad),
         }
     }
@@ -440,8 +459,13 @@ mod tests {
 
     #[test]
     fn every_record_comes_back_as_it_was_and_cut_short_as_no_such() {
-        let requests =
-            [Request::Adopt(adopted()), Request::Status, Request::Connections, Request::Resume];
+        let requests = [
+            Request::Adopt(adopted()),
+            Request::Status,
+            Request::Connections,
+            Request::Resume,
+            Request::Recall { cookie: 7, hold_ms: u64::MAX },
+        ];
         for request in requests {
             let record = request.encode();
             assert!(record.len() <= LONGEST_RECORD);

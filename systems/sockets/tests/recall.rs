@@ -139,7 +139,7 @@ fn sender(fd: RawFd, waits: Waits, seed: u64, total: u64) {
 fn receiver(fd: RawFd, waits: Waits, seed: u64, total: u64) {
     let set = set_of(waits, fd, libc::EPOLLIN);
     let flags = if waits == Waits::Blocking { 0 } else { libc::MSG_DONTWAIT };
-    let (mut chance, mut read, mut bytes) = (Chance(seed * 3 | 1), 0, [0; 5000]);
+    let (mut chance, mut read, mut bytes) = (Chance((seed * 3) | 1), 0, [0; 5000]);
     loop {
         let most = if chance.below(8) == 0 { 5000 } else { 100 };
         let most = 1 + chance.below(most) as usize;

@@ -3,6 +3,7 @@
 mod links;
 mod monitor;
 mod program;
+mod recall;
 mod relay;
 mod status;
 mod top;
@@ -12,6 +13,7 @@ use crate::output::Output;
 
 pub use monitor::MonitorArguments;
 pub use program::RunArguments;
+pub use recall::RecallArguments;
 pub use relay::RelayArguments;
 pub use top::TopArguments;
 
@@ -37,6 +39,12 @@ pub enum SocketsCommand {
     /// starts one by itself.
     #[command(after_help = "Examples:\n  beeline sockets relay --hosts hosts.toml")]
     Relay(RelayArguments),
+    /// Bring the connections of processes back to the kernel, so that they can be moved to another
+    /// host. Their ends are accelerated again afterwards.
+    #[command(after_help = "Examples:\n  beeline sockets recall --pid 4711\n  \
+                            beeline sockets recall --pid 4711 --hold 5m && criu dump --tree 4711 \
+                            --tcp-established ...")]
+    Recall(RecallArguments),
 }
 
 /// `beeline run`.
@@ -53,5 +61,6 @@ pub fn sockets(command: &SocketsCommand, output: Output) -> Result<Exit, Failure
         SocketsCommand::Metrics => status::metrics(output),
         SocketsCommand::Monitor(arguments) => monitor::run(arguments, output),
         SocketsCommand::Relay(arguments) => relay::run(arguments, output),
+        SocketsCommand::Recall(arguments) => recall::run(arguments, output),
     }
 }

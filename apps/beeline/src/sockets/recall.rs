@@ -1,0 +1,324 @@
+//! `beeline sockets recall`: brings a process's connections back to the kernel, so that it can be moved.
+//!
+//! It is neither end's, and asks neither: it takes copies of both sockets (`pidfd_getfd`), the segment
+//! from the monitor, and does what `beeline_sockets::recall` says. Between hosts the relays do it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, anyhow, bail};
+use beeline_sockets::recall::{NotRecalled, recall};
+use beeline_sockets::relayed::Request;
+use beeline_sockets::{control, introduce};
+use rustix::net::sockopt::socket_type;
+use rustix::net::{SocketType, getpeername, getsockname};
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use serde::Serialize;
+
+use crate::exit::{Exit, Failure, OrExit as _};
+use crate::output::{Output, table};
+
+/// Longest wait for two relays.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// An end that stays may ask anew after so long.
+const STAYS: Duration = Duration::from_secs(1);
+
+/// What to bring back.
+#[derive(Debug, clap::Args)]
+pub struct RecallArguments {
+    /// A process; its children, and theirs, are meant too.
+    #[arg(long, required = true, value_name = "PID")]
+    pid: Vec<u32>,
+    /// How long these connections stay with the kernel, unless they are restored elsewhere before.
+    #[arg(long, default_value = "60s", value_parser = crate::cli::span, value_name = "TIME")]
+    hold: Duration,
+}
+
+#[derive(Serialize)]
+struct Line {
+    process: u32,
+    own: String,
+    peer: String,
+    outcome: String,
+}
+
+/// One socket of one of the processes.
+struct Found {
+    process: u32,
+    socket: OwnedFd,
+    own: SocketAddr,
+    peer: SocketAddr,
+}
+
+/// Where sockets are: by their number in `/proc`, a process and a descriptor of its.
+type Places = HashMap<u64, Vec<(u32, i32)>>;
+
+fn inode_of(link: &std::path::Path) -> Option<u64> {
+    link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?.parse().ok()
+}
+
+fn numbers_in(folder: &str) -> impl Iterator<Item = u32> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+fn sockets_of(process: u32) -> Vec<(u64, i32)> {
+    let folder = format!("/proc/{process}/fd");
+    let link = |fd: u32| std::fs::read_link(format!("{folder}/{fd}")).ok();
+    numbers_in(&folder)
+        .filter_map(|fd| Some((inode_of(&link(fd)?)?, i32::try_from(fd).ok()?)))
+        .collect()
+}
+
+/// The sockets of every process that we may look into.
+fn places() -> Places {
+    let mut places = Places::new();
+    for process in numbers_in("/proc") {
+        for (inode, fd) in sockets_of(process) {
+            places.entry(inode).or_default().push((process, fd));
+        }
+    }
+    places
+}
+
+/// Processes and all their descendants.
+fn with_descendants(roots: &[u32]) -> BTreeSet<u32> {
+    let parent = |process: u32| -> Option<u32> {
+        let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+        stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
+    };
+    let parents: BTreeMap<u32, u32> =
+        numbers_in("/proc").filter_map(|process| Some((process, parent(process)?))).collect();
+    let mut all: BTreeSet<u32> = roots.iter().copied().collect();
+    loop {
+        let more: Vec<u32> = parents
+            .iter()
+            .filter(|(process, parent)| all.contains(parent) && !all.contains(process))
+            .map(|(&process, _)| process)
+            .collect();
+        if more.is_empty() {
+            return all;
+        }
+        all.extend(more);
+    }
+}
+
+/// An address as `/proc/net/tcp` and `tcp6` write it: words in the machine's order.
+fn address(text: &str) -> Option<SocketAddr> {
+    let (host, port) = text.split_once(':')?;
+    let port = u16::from_str_radix(port, 16).ok()?;
+    let words: Option<Vec<u32>> = (0..host.len() / 8)
+        .map(|at| u32::from_str_radix(host.get(at * 8..at * 8 + 8)?, 16).ok())
+        .collect();
+    let host = match words?.as_slice() {
+        [word] => std::net::IpAddr::from(word.to_ne_bytes()),
+        [one, two, three, four] => {
+            let mut bytes = [0; 16];
+            for (place, word) in bytes.chunks_exact_mut(4).zip([one, two, three, four]) {
+                place.copy_from_slice(&word.to_ne_bytes());
+            }
+            std::net::IpAddr::from(bytes).to_canonical()
+        }
+        _ => return None,
+    };
+    Some(SocketAddr::new(host, port))
+}
+
+/// Established connections of this network namespace: own and other address, number of the socket.
+fn established() -> HashMap<(SocketAddr, SocketAddr), u64> {
+    const ESTABLISHED: &str = "01";
+    let mut known = HashMap::new();
+    for file in ["/proc/self/net/tcp", "/proc/self/net/tcp6"] {
+        for line in std::fs::read_to_string(file).unwrap_or_default().lines().skip(1) {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let [_, own, peer, ESTABLISHED, ..] = words.as_slice() else { continue };
+            let inode = words.get(9).and_then(|word| word.parse().ok());
+            if let (Some(own), Some(peer), Some(inode)) = (address(own), address(peer), inode) {
+                known.insert((own, peer), inode);
+            }
+        }
+    }
+    known
+}
+
+fn copy(process: u32, fd: i32) -> anyhow::Result<OwnedFd> {
+    let refused = || {
+        format!(
+            "no copy of descriptor {fd} of process {process}: this takes the rights of a debugger \
+             (root, or kernel.yama.ptrace_scope=0)"
+        )
+    };
+    let number = i32::try_from(process).ok().and_then(Pid::from_raw).context("no process")?;
+    let handle = pidfd_open(number, PidfdFlags::empty()).with_context(refused)?;
+    pidfd_getfd(handle, fd, PidfdGetfdFlags::empty()).with_context(refused)
+}
+
+/// Its numbers of processes and its network are ours.
+fn shares_namespaces(process: u32) -> anyhow::Result<()> {
+    for (kind, flag) in [("net", "--net"), ("pid", "--pid")] {
+        let of = |who: &str| std::fs::read_link(format!("/proc/{who}/ns/{kind}"));
+        let theirs = of(&process.to_string())
+            .with_context(|| format!("there is no process {process}, or it is not yours"))?;
+        if theirs != of("self")? {
+            bail!(
+                "process {process} is in another {kind} namespace: run this as `nsenter --target \
+                 {process} {flag} beeline sockets recall ...`"
+            );
+        }
+    }
+    Ok(())
+}
+
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
+/// The connected TCP sockets of `processes`, each once.
+fn connections(processes: &BTreeSet<u32>) -> anyhow::Result<Vec<Found>> {
+    let (mut known, mut all) = (BTreeSet::new(), Vec::new());
+    for &process in processes {
+        for (inode, fd) in sockets_of(process) {
+            if !known.insert(inode) {
+                continue;
+            }
+            let socket = copy(process, fd)?;
+            let internet = |address: rustix::net::SocketAddrAny| {
+                SocketAddr::try_from(address).ok().map(canonical)
+            };
+            let own = getsockname(&socket).ok().and_then(internet);
+            let peer = getpeername(&socket).ok().flatten().and_then(internet);
+            if let (Some(own), Some(peer), Ok(SocketType::STREAM)) =
+                (own, peer, socket_type(&socket))
+            {
+                all.push(Found { process, socket, own, peer });
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// What became of one connection; `None` for one that is not accelerated.
+fn bring_back(
+    found: &Found,
+    processes: &BTreeSet<u32>,
+    hold: Duration,
+    places: &Places,
+    ends: &HashMap<(SocketAddr, SocketAddr), u64>,
+) -> anyhow::Result<Option<&'static str>> {
+    let Some(segment) = introduce::resumed(found.socket.as_fd()) else { return Ok(None) };
+    if let Some(cookie) = segment.relayed() {
+        let hold_ms = u64::try_from(hold.as_millis()).unwrap_or(u64::MAX);
+        introduce::tell_relay(&Request::Recall { cookie, hold_ms })
+            .context("the relay does not answer")?;
+        let begun = Instant::now();
+        while segment.own().signs.returned_at.load(Ordering::Acquire) == 0 {
+            if segment.state().load(Ordering::Acquire) != beeline_sockets::segment::STATE_PAIRED {
+                return Ok(None);
+            }
+            if begun.elapsed() > PATIENCE {
+                bail!("the relays did not bring it back in {} s", PATIENCE.as_secs());
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        return Ok(Some("with the kernel"));
+    }
+    let far = ends.get(&(found.peer, found.own)).and_then(|inode| places.get(inode));
+    let far = far.context("no process that may be looked into has its other end")?;
+    let &(process, fd) = far.first().context("nobody has its other end")?;
+    let other = copy(process, fd)?;
+    let moves = far.iter().any(|(process, _)| processes.contains(process));
+    let holds = [hold, if moves { hold } else { STAYS }];
+    // As that end sees it: its own is the first of two.
+    let done = recall(&segment, [found.socket.as_fd(), other.as_fd()], holds);
+    match done {
+        Ok(()) => Ok(Some("with the kernel")),
+        Err(NotRecalled::Kernels) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// `beeline sockets recall`.
+pub fn run(arguments: &RecallArguments, output: Output) -> Result<Exit, Failure> {
+    let processes = with_descendants(&arguments.pid);
+    for &process in &arguments.pid {
+        shares_namespaces(process).or_exit(Exit::Usage)?;
+    }
+    introduce::dial()
+        .with_context(|| format!("no monitor of this user answers at {}", control::name()))
+        .or_exit(Exit::Unreachable)?;
+    let found = connections(&processes).or_exit(Exit::Failed)?;
+    let (places, ends) = (places(), established());
+    let (mut lines, mut failed) = (Vec::new(), 0);
+    for one in &found {
+        let outcome = match bring_back(one, &processes, arguments.hold, &places, &ends) {
+            Ok(None) => continue,
+            Ok(Some(outcome)) => outcome.to_owned(),
+            Err(error) => {
+                failed += 1;
+                format!("accelerated still: {error:#}")
+            }
+        };
+        let (own, peer) = (one.own.to_string(), one.peer.to_string());
+        lines.push(Line { process: one.process, own, peer, outcome });
+    }
+    if output.json {
+        for line in &lines {
+            output.object(line)?;
+        }
+    } else {
+        let rows: Vec<Vec<String>> = lines
+            .into_iter()
+            .map(|line| vec![line.process.to_string(), line.own, line.peer, line.outcome])
+            .collect();
+        output.bytes(table(&["PROCESS", "OWN END", "OTHER END", "NOW"], &rows).as_bytes())?;
+    }
+    if failed > 0 {
+        let error = anyhow!("{failed} connections could not be brought back; the rest are");
+        return Err(Failure::new(Exit::Failed, error));
+    }
+    Ok(Exit::Done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_the_kernels_table_are_read() {
+        assert_eq!(address("0100007F:1F90"), Some("127.0.0.1:8080".parse().unwrap()));
+        let mapped = "0000000000000000FFFF00000100007F:0050";
+        assert_eq!(address(mapped), Some("127.0.0.1:80".parse().unwrap()));
+        let six = "00000000000000000000000001000000:0016";
+        assert_eq!(address(six), Some("[::1]:22".parse().unwrap()));
+        for bad in ["", "0100007F", "0100007F:x", "01:16"] {
+            assert_eq!(address(bad), None, "{bad}");
+        }
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let ends = (stream.local_addr().unwrap(), stream.peer_addr().unwrap());
+        let inode = established().get(&ends).copied().unwrap();
+        let me = std::process::id();
+        assert!(sockets_of(me).iter().any(|(number, _)| *number == inode));
+        assert!(places().get(&inode).unwrap().iter().any(|(process, _)| *process == me));
+    }
+
+    #[test]
+    fn a_childs_child_is_found() {
+        let mut shell =
+            std::process::Command::new("sh").args(["-c", "sleep 20 & wait"]).spawn().unwrap();
+        let until = Instant::now() + Duration::from_secs(10);
+        while with_descendants(&[shell.id()]).len() < 2 && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let all = with_descendants(&[shell.id()]);
+        assert!(all.len() >= 2 && all.contains(&shell.id()), "{all:?}");
+        let sleeper = all.iter().copied().find(|one| *one != shell.id()).unwrap();
+        let pid = Pid::from_raw(i32::try_from(sleeper).unwrap()).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        shell.kill().unwrap();
+        shell.wait().unwrap();
+    }
+}

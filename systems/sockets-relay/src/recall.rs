@@ -1,0 +1,270 @@
+//! Bringing a connection back to the kernel, with the other relay (`beeline_sockets::recall`).
+//!
+//! ```text
+//! relay of A                                              relay of B
+//! asked: takes A's halves, shuts its bells    recall ──►  takes B's halves, shuts its bells
+//! carries everything, waits until it is there             the same
+//!                                            drained ◄──► drained
+//! rings B once more, counts A's bytes                     rings A once more, counts B's bytes
+//!                                       total of A's ──►
+//!                                                    ◄──  total of B's
+//! stores both, lets A go on by the kernel                 the same
+//! ```
+//!
+//! Either may say `stay` before it is drained, and the other answers `stay`: both go on as before. What is
+//! heard between the two belongs to what was given up. After both are drained nobody says it.
+//! A relay that heard both `drained` rings for nobody any more: what it sends on a copy of its program's
+//! socket would be taken for bytes.
+
+use std::os::fd::AsFd as _;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use beeline_sockets::recall::Counted;
+
+use crate::connection::Phase;
+use crate::message::Record;
+use crate::mirror::Nonsense;
+use crate::relay::Core;
+
+/// Longest wait for a program that works on its end.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// An honest relay answers before: this link is none any more.
+const LONGEST: Duration = Duration::from_secs(10);
+/// An end whose relay was asked by the other may ask anew after so long.
+const STAYS: Duration = Duration::from_secs(1);
+
+/// How far it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// The program works on its end, or rings.
+    Busy,
+    /// The program's end is still; something is left to carry.
+    Still,
+    /// Everything is there.
+    Drained,
+    /// The other relay was told the total, and rings are over.
+    Told(Counted),
+    /// Given up, until the other relay has said so, too.
+    Stays,
+}
+
+/// A connection that is called back.
+#[derive(Clone, Copy, Debug)]
+pub struct Recalling {
+    stage: Stage,
+    since: Duration,
+    /// How long its end does not ask anew.
+    hold: Duration,
+    far_drained: bool,
+    far_total: Option<u64>,
+}
+
+impl Recalling {
+    fn new(since: Duration, hold: Duration) -> Self {
+        Self { stage: Stage::Busy, since, hold, far_drained: false, far_total: None }
+    }
+
+    /// The halves of the program's end are ours.
+    #[must_use]
+    pub fn holds_program(&self) -> bool {
+        !matches!(self.stage, Stage::Busy | Stage::Stays)
+    }
+
+    /// No doorbell is sent any more.
+    #[must_use]
+    pub fn is_silent(&self) -> bool {
+        matches!(self.stage, Stage::Told(_))
+    }
+}
+
+impl Core {
+    /// Brings the connection named `cookie` back to the kernel, if it ever left it.
+    pub fn recall(&mut self, cookie: u64, hold: Duration) {
+        let Some(index) = self.cookies.get(&cookie).copied() else { return };
+        if self.begin_recall(index, hold)
+            && let Some(connection) = self.table.get(index)
+        {
+            let (at, far) = (connection.link, connection.far);
+            if let Some(link) = self.link(at) {
+                link.owe(far, Record::Recall);
+            }
+        }
+    }
+
+    /// The other relay was asked to bring it back.
+    pub(crate) fn hear_recall(&mut self, index: u32) {
+        self.begin_recall(index, STAYS);
+    }
+
+    fn begin_recall(&mut self, index: u32, hold: Duration) -> bool {
+        let now = self.now;
+        let paired =
+            self.table.get_mut(index).filter(|connection| connection.phase == Phase::Paired);
+        let Some(connection) = paired else { return false };
+        if let Some(known) = &mut connection.recalling {
+            known.hold = known.hold.max(hold);
+            return false;
+        }
+        connection.recalling = Some(Recalling::new(now, hold));
+        self.recalls.push(index);
+        // Looked at in every turn: nothing is left behind.
+        self.heat(index);
+        true
+    }
+
+    /// The other relay has carried everything.
+    pub(crate) fn hear_drained(&mut self, index: u32) {
+        let recalling = self.table.get_mut(index).and_then(|one| one.recalling.as_mut());
+        if let Some(recalling) = recalling {
+            recalling.far_drained = true;
+        }
+    }
+
+    /// Its end stays where it is. False when it said before that it does not.
+    pub(crate) fn hear_stay(&mut self, index: u32) -> bool {
+        let Some(connection) = self.table.get(index) else { return true };
+        let (stage, at, far) =
+            (connection.recalling.map(|one| one.stage), connection.link, connection.far);
+        if matches!(stage, Some(Stage::Told(_))) {
+            return false;
+        }
+        self.stop_recall(index);
+        if stage != Some(Stage::Stays)
+            && let Some(link) = self.link(at)
+        {
+            link.owe(far, Record::Stay);
+        }
+        true
+    }
+
+    /// The other program's bytes by the kernel, up to its way back. False when it was too early for it.
+    pub(crate) fn hear_total(&mut self, index: u32, sent: u64) -> bool {
+        let recalling = self.table.get_mut(index).and_then(|one| one.recalling.as_mut());
+        match recalling {
+            Some(recalling) if recalling.far_drained && recalling.far_total.is_none() => {
+                recalling.far_total = Some(sent);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The connection is not brought back, or ended: its program goes on.
+    pub(crate) fn stop_recall(&mut self, index: u32) {
+        let Some(connection) = self.table.get_mut(index) else { return };
+        if let Some(recalling) = connection.recalling.take() {
+            connection.release(&recalling);
+        }
+    }
+
+    /// The next steps of all that are called back. True when one was taken.
+    pub(crate) fn advance_recalls(&mut self) -> bool {
+        if self.recalls.is_empty() {
+            return false;
+        }
+        let mut progress = false;
+        let all = std::mem::take(&mut self.recalls);
+        for index in all {
+            progress |= self.advance_recall(index);
+            if self.table.get(index).is_some_and(|one| one.recalling.is_some()) {
+                self.recalls.push(index);
+            }
+        }
+        progress
+    }
+
+    fn advance_recall(&mut self, index: u32) -> bool {
+        let now = self.now;
+        let Some(connection) = self.table.get_mut(index) else { return false };
+        let Some(mut recalling) = connection.recalling else { return false };
+        let before = recalling.stage;
+        let (at, far) = (connection.link, connection.far);
+        if now.saturating_sub(recalling.since) >= LONGEST {
+            self.break_link(at);
+            return true;
+        }
+        let program = connection.mirror.program();
+        let mut say = None;
+        match recalling.stage {
+            Stage::Busy => match program.still() {
+                Ok(()) => recalling.stage = Stage::Still,
+                Err(_) if now.saturating_sub(recalling.since) < PATIENCE => {}
+                Err(why) => {
+                    tracing::debug!(own = %connection.own, peer = %connection.peer, %why, "stays");
+                    recalling.stage = Stage::Stays;
+                    say = Some(Record::Stay);
+                }
+            },
+            Stage::Still => {
+                let carried = connection.in_flight == 0
+                    && !connection.mirror.has_unsent()
+                    && connection.mirror.credits() == Ok(None)
+                    && connection.signs() == connection.mirror.signs_sent();
+                let countable = || {
+                    let socket = connection.socket.as_ref()?;
+                    program.count(socket.as_fd()).ok()
+                };
+                if carried && countable().is_some() {
+                    recalling.stage = Stage::Drained;
+                    say = Some(Record::Drained);
+                } else if now.saturating_sub(recalling.since) >= PATIENCE {
+                    connection.release(&recalling);
+                    recalling.stage = Stage::Stays;
+                    say = Some(Record::Stay);
+                }
+            }
+            Stage::Drained if recalling.far_drained => {
+                let socket = connection.socket.as_ref().map(|socket| socket.as_fd());
+                let counted = socket.and_then(|socket| {
+                    program.ring_once(socket);
+                    program.count(socket).ok()
+                });
+                let Some(counted) = counted else {
+                    self.fault(index, Nonsense { what: "the kernel's connection" });
+                    self.stop_recall(index);
+                    return true;
+                };
+                recalling.stage = Stage::Told(counted);
+                say = Some(Record::Total { sent: counted.sent });
+            }
+            Stage::Told(counted) => {
+                if let Some(total) = recalling.far_total {
+                    self.end_recall(index, counted, total, recalling.hold);
+                    return true;
+                }
+            }
+            Stage::Drained | Stage::Stays => {}
+        }
+        let moved = say.is_some() || recalling.stage != before;
+        if let Some(connection) = self.table.get_mut(index)
+            && let Some(known) = &mut connection.recalling
+        {
+            *known = recalling;
+        }
+        if let (Some(record), Some(link)) = (say, self.link(at)) {
+            link.owe(far, record);
+        }
+        moved
+    }
+
+    /// Both are told: the program goes on by the kernel, and the relay has nothing more to do with it.
+    fn end_recall(&mut self, index: u32, counted: Counted, far: u64, hold: Duration) {
+        let Some(connection) = self.table.get_mut(index) else { return };
+        let switched = connection.mirror.signs_stored().switched_at;
+        // What the program took of its bytes and bells cannot be more than they are.
+        if far < counted.taken || switched > 0 && far < switched - 1 {
+            self.fault(index, Nonsense { what: "the bytes of the other host" });
+            self.stop_recall(index);
+            return;
+        }
+        let Some(socket) = connection.socket.take() else { return };
+        // Release with the Acquire in `kernel_bytes_left`: all of the ring is there.
+        let own = &connection.mirror.segment().own().signs;
+        own.returned_at.store(far.saturating_add(1), Ordering::Release);
+        connection.mirror.program().leave_to_kernel(counted, hold, socket.as_fd());
+        connection.recalling = None;
+        self.counters.recalled += 1;
+        self.forget(index);
+    }
+}
