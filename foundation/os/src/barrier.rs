@@ -25,6 +25,18 @@ pub fn is_asymmetric() -> bool {
     })
 }
 
+/// [`is_asymmetric`]; and registers this process again, which a checkpoint that restored it elsewhere may
+/// not have done. One system call. Called before the pair is relied on with another process.
+#[must_use]
+pub fn renew() -> bool {
+    let asymmetric = is_asymmetric();
+    if asymmetric {
+        // It worked in this process before, and asks for nothing that it did not have then.
+        let _ = membarrier(MembarrierCommand::RegisterGlobalExpedited);
+    }
+    asymmetric
+}
+
 /// The rare side: a full fence here and, where [`is_asymmetric`], on every processor that runs a
 /// registered process. One system call.
 pub fn heavy() {

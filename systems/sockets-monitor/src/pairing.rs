@@ -236,6 +236,9 @@ impl Pairing {
         {
             self.drop_kept(oldest);
         }
+        let before: Vec<u64> =
+            kept.cookies.iter().filter_map(|cookie| Some(self.by_cookie.get(cookie)?.0)).collect();
+        before.into_iter().for_each(|number| self.drop_kept(number));
         for (side, cookie) in (0..).zip(kept.cookies) {
             self.by_cookie.insert(cookie, (self.next, side));
         }
@@ -246,7 +249,10 @@ impl Pairing {
     fn drop_kept(&mut self, number: u64) {
         if let Some(kept) = self.kept.remove(&number) {
             for cookie in kept.cookies {
-                self.by_cookie.remove(&cookie);
+                // It may have been introduced anew since.
+                if self.by_cookie.get(&cookie).is_some_and(|&(latest, _)| latest == number) {
+                    self.by_cookie.remove(&cookie);
+                }
             }
         }
     }
@@ -321,8 +327,11 @@ impl Pairing {
         if self.waiting.len() >= self.settings.most_waiting {
             return Err(Refusal::Crowded(self.waiting.len()));
         }
-        // An older socket with the same addresses is gone; its segment is nobody's.
-        let stale = self.waiting.get(&ends).is_some_and(|waiting| waiting.cookie != cookie);
+        // An older socket with the same addresses is gone, or this one gave up and asks anew.
+        let stale = self
+            .waiting
+            .get(&ends)
+            .is_some_and(|waiting| waiting.cookie != cookie || !waiting.still_waits());
         if stale {
             self.waiting.remove(&ends);
         }

@@ -16,7 +16,9 @@ use beeline_os::Mapping;
 use beeline_os::control_socket::ControlSocket;
 use beeline_sockets::control::Introduced;
 use beeline_sockets::relayed::{Adopted, Request, relay_name};
-use beeline_sockets::segment::{CLOSED_AT, STATE_AT, STATE_GIVEN_UP, Segment, TAILS_AT};
+use beeline_sockets::segment::{
+    CLOSED_AT, RETURNED_AT, STATE_AT, STATE_GIVEN_UP, Segment, TAILS_AT,
+};
 
 use crate::hosts::Hosts;
 use crate::pairing::{Refusal, exists, read_word, read_words};
@@ -57,6 +59,12 @@ impl Kept {
         read_word(&self.memory, CLOSED_AT[0]) != Some(0)
             || read_word(&self.memory, STATE_AT) == Some(STATE_GIVEN_UP)
             || !i32::try_from(self.connection.process).is_ok_and(exists)
+    }
+
+    /// The kernel's again, or never anything else: who asks now is to get another.
+    fn is_past(&self) -> bool {
+        read_words(&self.memory, RETURNED_AT[0]) != 0
+            || read_word(&self.memory, STATE_AT) == Some(STATE_GIVEN_UP)
     }
 }
 
@@ -165,7 +173,7 @@ impl Relaying {
         connection: Adopted,
         fresh: impl FnOnce() -> Result<OwnedFd, Refusal>,
     ) -> Result<OwnedFd, Refusal> {
-        if let Some(kept) = self.kept.get(&connection.cookie) {
+        if let Some(kept) = self.kept.get(&connection.cookie).filter(|kept| !kept.is_past()) {
             // The same socket asks again: the same answer.
             return Ok(kept.memory.try_clone()?);
         }

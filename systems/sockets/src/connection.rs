@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, O
 
 use beeline_os::barrier;
 
+use crate::anew::Anew;
 use crate::control::Question;
 pub use crate::ending::{closing, shutdown};
 use crate::holder::hold;
@@ -27,7 +28,7 @@ use crate::kernel::{self, Errno};
 use crate::segment::{CLOSED_CLEANLY, End, STATE_GIVEN_UP, STATE_OPEN, STATE_PAIRED, Segment};
 use crate::table::{self, Kind};
 use crate::wait::Budget;
-use crate::{epoll, introduce, offer, receive, wake, young};
+use crate::{anew, epoll, introduce, offer, receive, wake, young};
 
 /// A sender asks the kernel this often whether the other end is alive.
 const BLIND_NS: u64 = 2_000_000;
@@ -87,6 +88,8 @@ pub struct Connection {
     /// Bytes that went through the kernel either way before it was ours.
     moved_before: u64,
     vain: AtomicU32,
+    /// Asking anew.
+    pub(crate) anew: Anew,
 }
 
 static NUMBER: AtomicU64 = AtomicU64::new(1);
@@ -125,7 +128,8 @@ impl Connection {
     #[must_use]
     pub fn new(segment: Segment, fd: RawFd) -> Self {
         let own = segment.own();
-        let asymmetric = barrier::is_asymmetric();
+        // Also where this process was restored since it last did.
+        let asymmetric = barrier::renew();
         own.signs.asymmetric.store(u32::from(asymmetric), Ordering::Relaxed);
         own.signs.takes_offers.store(u32::from(offer::takes_offers()), Ordering::Relaxed);
         let held_options = HELD_OPTIONS.map(|(level, name, ours)| {
@@ -155,6 +159,7 @@ impl Connection {
             calls: AtomicU32::new(0),
             moved_before,
             vain: AtomicU32::new(0),
+            anew: Anew::new(fd),
         };
         connection.begin_to_hold();
         connection
@@ -557,6 +562,9 @@ impl Connection {
     /// Counts a call through the kernel by an end that waits for the other. When there were
     /// enough of them, the connection stays with the kernel for good.
     pub fn waited_for_other_end(&self, fd: RawFd) {
+        if self.rests() {
+            return self.count_towards_anew(fd);
+        }
         let calls = self.calls.load(Ordering::Relaxed).wrapping_add(1);
         self.calls.store(calls, Ordering::Relaxed);
         // The other end asks when it has made as many calls, or moved as many bytes, as it takes to show
@@ -564,7 +572,8 @@ impl Connection {
         let moved = moved_by_kernel(self.segment.own()).saturating_sub(self.moved_before);
         let many = moved >= PATIENT_BYTES || calls >= PATIENT_CALLS * 16;
         // The kernel holds much that the other end has not come to yet.
-        let long = || kernel::coarse_ns().wrapping_sub(self.begun_ns) >= PATIENT_NS;
+        let patience = if self.anew.is_renewed() { anew::PATIENT_NS } else { PATIENT_NS };
+        let long = || kernel::coarse_ns().wrapping_sub(self.begun_ns) >= patience;
         if calls >= PATIENT_CALLS && many && long() && !self.is_being_matched() {
             self.give_up(fd);
         }
@@ -594,7 +603,11 @@ impl Connection {
 
     pub(crate) fn give_up(&self, fd: RawFd) {
         if self.stay_with_kernel(fd) {
-            table::forget(fd);
+            if self.anew.is_renewed() {
+                self.anew.put_off();
+            } else {
+                table::forget(fd);
+            }
         }
     }
 

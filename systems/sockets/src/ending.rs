@@ -9,7 +9,7 @@ use crate::kernel::{self, Errno, Outcome};
 use crate::segment::{
     CLOSED_CLEANLY, CLOSED_UNREAD, STATE_GIVEN_UP, STATE_MATCHING, STATE_OPEN, STATE_PAIRED,
 };
-use crate::{epoll, introduce, receive, table};
+use crate::{anew, epoll, introduce, receive, table};
 
 /// The program closes `fd`; the kernel's `close` follows.
 pub fn closing(fd: RawFd) {
@@ -112,7 +112,15 @@ pub fn shutdown(fd: RawFd, connection: &Connection, how: i32) -> Outcome {
         own.receiving.shut.store(1, Ordering::SeqCst);
     }
     if how != libc::SHUT_RD {
-        let held = hold(&own.sending.holder)?;
+        let held = match hold(&own.sending.holder) {
+            Err(anew::MOVED) => {
+                return match anew::follow(fd, connection) {
+                    Some(next) => shutdown(fd, next, how),
+                    None => kernel::shutdown(fd, how),
+                };
+            }
+            held => held?,
+        };
         if !connection.sends_by_ring() {
             own.signs.mute.store(1, Ordering::Release);
             own.signs.finished.store(1, Ordering::Release);

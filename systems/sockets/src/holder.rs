@@ -47,6 +47,7 @@ impl Drop for Held<'_> {
 /// Takes a half.
 ///
 /// Errors: `EAGAIN` when this very thread holds it: a signal handler came in between;
+/// [`crate::anew::MOVED`];
 /// `ECONNRESET` when it is held for too long to be true.
 #[inline]
 pub fn hold(word: &AtomicU32) -> Result<Held<'_>, Errno> {
@@ -77,11 +78,19 @@ pub fn hold_within(
 /// Errors: who holds it.
 pub fn take(word: &AtomicU32) -> Result<(), u32> {
     let holder = word.load(Ordering::Relaxed);
-    if holder != 0 && kernel::life_of(holder) != Life::Over {
+    if holder == MOVED || holder != 0 && kernel::life_of(holder) != Life::Over {
         return Err(holder);
     }
     // As in `hold_contended`.
     word.compare_exchange(holder, thread(), Ordering::Acquire, Ordering::Relaxed).map(drop)
+}
+
+/// Of a half whose end is another connection's by now.
+const MOVED: u32 = u32::MAX;
+
+/// Lets go of what [`take`] took; whoever wants it is told [`crate::anew::MOVED`].
+pub fn leave_moved(word: &AtomicU32) {
+    word.store(MOVED, Ordering::Release);
 }
 
 /// Lets go of what [`take`] took.
@@ -104,6 +113,9 @@ fn hold_contended(word: &AtomicU32, me: u32, longest: Option<Duration>) -> Resul
         let holder = word.load(Ordering::Relaxed);
         if holder == me {
             return Err(Errno(libc::EAGAIN));
+        }
+        if holder == MOVED {
+            return Err(crate::anew::MOVED);
         }
         rounds = rounds.saturating_add(1);
         let life = if holder != 0 && rounds >= LONG {

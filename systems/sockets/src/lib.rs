@@ -12,6 +12,7 @@
 //! - [`control`], [`introduce`]: asking the monitor.
 //! - [`relayed`]: names, records and the bell of connections to other hosts.
 //! - [`connection`], [`holder`], [`receive`], [`send`]: one accelerated connection; [`between`]: to another host.
+//! - [`recall`]: its way back to the kernel; [`anew`]: and out again.
 //! - [`ending`]: `close` and `shutdown`.
 //! - [`offer`]: large sends, taken from the sender's memory.
 //! - [`table`]: which descriptor is which connection; [`young`]: which has not shown that it lives.
@@ -24,6 +25,7 @@
 //! Nothing here may panic into the program it lives in, print, or call a function by a name that
 //! the preload library exports.
 
+pub mod anew;
 pub mod bare;
 pub mod between;
 pub mod carrier;

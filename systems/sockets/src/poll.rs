@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use beeline_os::barrier;
 
 use crate::connection::{Connection, look};
-use crate::epoll;
 use crate::kernel::{self, Errno, Outcome};
 use crate::wait::Budget;
 use crate::wake::EACH;
+use crate::{anew, epoll};
 
 /// What the rings say of one connection, as `poll` bits, whatever was asked for.
 #[must_use]
@@ -103,25 +103,31 @@ pub fn poll(
     timeout: Option<Duration>,
     mask: Option<&libc::sigset_t>,
 ) -> Option<Outcome> {
-    let watched: Vec<Watched> = entries
-        .iter()
-        .enumerate()
-        .filter(|(_, entry)| entry.fd >= 0)
-        .filter_map(|(index, entry)| Watched::of(index, entry.fd))
-        .collect();
-    if watched.is_empty() {
-        return None;
+    let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    loop {
+        let watched: Vec<Watched> = entries
+            .iter()
+            .enumerate()
+            .filter(|(_, entry)| entry.fd >= 0)
+            .filter_map(|(index, entry)| Watched::of(index, entry.fd))
+            .collect();
+        if watched.is_empty() {
+            return None;
+        }
+        let outcome = poll_watched(entries, &watched, timeout, deadline, mask);
+        if outcome != Err(anew::MOVED) {
+            return Some(outcome);
+        }
     }
-    Some(poll_watched(entries, &watched, timeout, mask))
 }
 
 fn poll_watched(
     entries: &mut [libc::pollfd],
     watched: &[Watched],
     timeout: Option<Duration>,
+    deadline: Option<Instant>,
     mask: Option<&libc::sigset_t>,
 ) -> Outcome {
-    let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     // True when the rings alone know everything.
     let only_ours = watched.len() == entries.iter().filter(|entry| entry.fd >= 0).count()
         && watched.iter().all(|watch| {
@@ -136,7 +142,11 @@ fn poll_watched(
         })
     };
     let mut first = true;
+    let moved = || watched.iter().filter_map(|watch| watch.connection()).any(anew::has_moved);
     loop {
+        if moved() {
+            return Err(anew::MOVED);
+        }
         // With others in the set, the kernel is asked before any spinning delays their news.
         let at_once = first && any_ready(entries);
         if !only_ours || !at_once && timeout == Some(Duration::ZERO) {
@@ -158,6 +168,9 @@ fn poll_watched(
         let outcome = sleep(entries, watched, left, mask);
         BUDGET.learn(began.elapsed());
         outcome?;
+        if moved() {
+            return Err(anew::MOVED);
+        }
         let ready = merge(entries, watched);
         let late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
         if ready > 0 || late {
@@ -180,7 +193,7 @@ fn sleep(
         let events = entries[watch.index].events;
         match watch.subject {
             Subject::Connection(connection) => {
-                connection.sleepers.fetch_add(1, Ordering::AcqRel);
+                connection.sleepers.fetch_add(1, Ordering::SeqCst);
                 connection.segment.own().sharing.watchers.fetch_add(1, Ordering::SeqCst);
                 let full = events & WRITING != 0 && !connection.is_writable();
                 arm(connection, events & READING != 0, full);
@@ -199,7 +212,11 @@ fn sleep(
         .iter()
         .filter_map(|watch| watch.connection())
         .any(|connection| connection.segment.own().sharing.watchers.load(Ordering::SeqCst) > 1);
-    let bound = if ready {
+    let moving = watched
+        .iter()
+        .filter_map(|watch| watch.connection())
+        .any(|connection| connection.anew.is_moving());
+    let bound = if ready || moving {
         Some(Duration::ZERO)
     } else if shared {
         Some(timeout.unwrap_or(Duration::MAX).min(Duration::from_millis(1)))

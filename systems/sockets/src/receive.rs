@@ -12,7 +12,7 @@ use crate::kernel::{self, Errno, Outcome};
 use crate::offer::{self, Taken};
 use crate::ring::Corrupt;
 use crate::send::call_time;
-use crate::wake;
+use crate::{anew, wake};
 
 /// Most pieces of one call (`IOV_MAX`).
 pub const MOST_PIECES: usize = 1024;
@@ -55,6 +55,40 @@ pub unsafe fn receive(
     pieces: &[libc::iovec],
     flags: i32,
 ) -> Outcome {
+    let (mut connection, mut total) = (connection, 0);
+    loop {
+        // SAFETY: the caller's contract.
+        let outcome = unsafe { receive_more(fd, connection, pieces, flags, &mut total) };
+        if outcome == Err(anew::MOVED) {
+            match anew::follow(fd, connection) {
+                Some(next) => connection = next,
+                None if total > 0 => return Ok(total),
+                None => return kernel::receive_pieces(fd, pieces, flags),
+            }
+            continue;
+        }
+        if connection.anew.is_due() {
+            anew::ask(fd, connection);
+        }
+        return outcome;
+    }
+}
+
+/// As [`receive`], after `total` bytes of it.
+///
+/// Errors: also [`anew::MOVED`].
+///
+/// # Safety
+///
+/// As for [`receive`].
+#[inline]
+unsafe fn receive_more(
+    fd: RawFd,
+    connection: &Connection,
+    pieces: &[libc::iovec],
+    flags: i32,
+    total: &mut usize,
+) -> Outcome {
     if flags & (libc::MSG_OOB | libc::MSG_ERRQUEUE) != 0 {
         // No urgent data and no error queue: the kernel's answer is the right one.
         return kernel::receive_pieces(fd, pieces, flags);
@@ -72,15 +106,15 @@ pub unsafe fn receive(
     let waits = flags & libc::MSG_DONTWAIT == 0 && connection.blocks(fd);
     // A call that waits returns with so much, or at an end.
     let least = if all { wanted } else { connection.low_water().min(wanted) };
-    let mut total = 0;
     loop {
         let longest = || call_time(fd, waits, libc::SO_RCVTIMEO);
         let held = match hold_within(&connection.segment.own().receiving.holder, longest) {
             Ok(held) => held,
-            Err(error) => return if total > 0 { Ok(total) } else { Err(error) },
+            Err(error) if *total > 0 && error != anew::MOVED => return Ok(*total),
+            Err(error) => return Err(error),
         };
         // SAFETY: the caller's contract.
-        let step = unsafe { look(fd, connection, pieces, total, peek, waits) };
+        let step = unsafe { look(fd, connection, pieces, *total, peek, waits) };
         if !peek && matches!(step, Ok(Step::Bytes(_))) {
             return_credits(fd, connection);
         }
@@ -93,20 +127,20 @@ pub unsafe fn receive(
                 }
             }
             Ok(Step::Bytes(count)) => {
-                total += count;
-                if total >= least || !waits && !all {
-                    return Ok(total);
+                *total += count;
+                if *total >= least || !waits && !all {
+                    return Ok(*total);
                 }
             }
-            Ok(Step::End) => return Ok(total),
-            Err(error) => return if total > 0 { Ok(total) } else { Err(error) },
+            Ok(Step::End) => return Ok(*total),
+            Err(error) => return if *total > 0 { Ok(*total) } else { Err(error) },
             Ok(Step::Nothing) => {
                 if wanted == 0 {
                     return Ok(0);
                 }
                 let outcome = if waits { wait(fd, connection) } else { Err(Errno(libc::EAGAIN)) };
                 if let Err(error) = outcome {
-                    return if total > 0 { Ok(total) } else { Err(error) };
+                    return if *total > 0 { Ok(*total) } else { Err(error) };
                 }
             }
         }
@@ -370,13 +404,13 @@ pub fn wait(fd: RawFd, connection: &Connection) -> Result<(), Errno> {
     }
     let own = connection.segment.own();
     let began = Instant::now();
-    connection.sleepers.fetch_add(1, Ordering::AcqRel);
+    connection.sleepers.fetch_add(1, Ordering::SeqCst);
     own.sharing.watchers.fetch_add(1, Ordering::SeqCst);
     wake::arm(&own.signs.receive_armed, barrier::heavy);
     // A switch that happened before the fence is seen; one after it rings.
     let moved = by_kernel && connection.kernel_bytes_left() != Some(u64::MAX);
     let mut byte = [0];
-    let outcome = if moved || ready() {
+    let outcome = if moved || ready() || connection.anew.is_moving() {
         Ok(1)
     } else {
         // Sleeps in the kernel with the kernel's rules for time-outs and signals. What wakes is

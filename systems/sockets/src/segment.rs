@@ -62,6 +62,9 @@ pub const CLOSED_AT: [usize; 2] = [ENDS_AT + 12, ENDS_AT + END_BYTES + 12];
 /// Places of the two ends' outgoing positions, for who looks on.
 pub const TAILS_AT: [usize; 2] = [ENDS_AT + 80, ENDS_AT + END_BYTES + 80];
 
+/// Places of the two ends' `returned_at` words.
+pub const RETURNED_AT: [usize; 2] = [ENDS_AT + 48, ENDS_AT + END_BYTES + 48];
+
 /// One end has the segment; the other may still come.
 pub const STATE_OPEN: u32 = 0;
 /// Both ends have it: they may leave the kernel's stream.
@@ -193,6 +196,7 @@ pub struct End {
 
 const _: () = assert!(size_of::<End>() <= END_BYTES, "an end's words fit its block");
 const _: () = assert!(CLOSED_AT[0] - ENDS_AT == std::mem::offset_of!(Signs, closed));
+const _: () = assert!(RETURNED_AT[0] - ENDS_AT == std::mem::offset_of!(Signs, returned_at));
 const _: () = assert!(size_of::<Signs>() == 64, "the signs are one line");
 const _: () = assert!(
     TAILS_AT[0] - ENDS_AT

@@ -12,7 +12,7 @@ use crate::kernel::{self, Errno, Outcome};
 use crate::offer;
 use crate::receive::{corrupt, is_nowhere, rest_of, room, take_error};
 use crate::ring::{Corrupt, LONGEST_WHOLE};
-use crate::wake;
+use crate::{anew, wake};
 
 /// Sends between two looks at the clock, and bytes that are worth one.
 const SENDS_PER_LOOK: u32 = 8;
@@ -45,55 +45,89 @@ pub unsafe fn send(
     if flags & libc::MSG_OOB != 0 {
         return Err(Errno(libc::EOPNOTSUPP));
     }
+    let (mut connection, mut total) = (connection, 0);
+    loop {
+        // SAFETY: the caller's contract.
+        let outcome = unsafe { send_more(fd, connection, pieces, flags, &mut total) };
+        if outcome == Err(anew::MOVED) {
+            match anew::follow(fd, connection) {
+                Some(next) => connection = next,
+                None if total > 0 => return Ok(total),
+                None => return kernel::send_pieces(fd, pieces, flags),
+            }
+            continue;
+        }
+        if connection.anew.is_due() {
+            anew::ask(fd, connection);
+        }
+        return outcome;
+    }
+}
+
+/// As [`send`], after `total` bytes of it.
+///
+/// Errors: also [`anew::MOVED`].
+///
+/// # Safety
+///
+/// As for [`send`].
+#[inline]
+unsafe fn send_more(
+    fd: RawFd,
+    connection: &Connection,
+    pieces: &[libc::iovec],
+    flags: i32,
+    total: &mut usize,
+) -> Outcome {
     let wanted = room(pieces);
     let may_wait = || flags & libc::MSG_DONTWAIT == 0 && connection.blocks(fd);
-    let mut total = 0;
     loop {
-        if total > 0 && connection.is_over() {
+        if *total > 0 && connection.is_over() {
             // The next call hears why.
-            return Ok(total);
+            return Ok(*total);
         }
         let longest = || call_time(fd, may_wait(), libc::SO_SNDTIMEO);
         let held = match hold_within(&connection.segment.own().sending.holder, longest) {
             Ok(held) => held,
-            Err(error) => return if total > 0 { Ok(total) } else { Err(error) },
+            Err(error) if *total > 0 && error != anew::MOVED => return Ok(*total),
+            Err(error) => return Err(error),
         };
         // SAFETY: the caller's contract.
-        let step = unsafe { try_send(fd, connection, pieces, total, flags, may_wait) };
+        let step = unsafe { try_send(fd, connection, pieces, *total, flags, may_wait) };
         drop(held);
         let full_of = match step {
             Ok(Step::Ring(count)) => {
                 if count > 0 {
                     connection.wake(fd, &connection.segment.other().signs.receive_armed);
                 }
-                total += count;
+                *total += count;
                 Full::Ring
             }
             Ok(Step::Kernel(count)) => {
                 connection.waited_for_other_end(fd);
-                total += count;
+                *total += count;
                 Full::Not
             }
             Ok(Step::KernelFull) => Full::Kernel,
-            Err(error) => return if total > 0 { Ok(total) } else { Err(error) },
+            Err(error) => return if *total > 0 { Ok(*total) } else { Err(error) },
         };
-        if total >= wanted {
-            return Ok(total);
+        if *total >= wanted {
+            return Ok(*total);
         }
         connection.was_full.store(true, Ordering::Relaxed);
         if !may_wait() {
             if matches!(full_of, Full::Ring) && has_room_after_arming(connection) {
                 continue;
             }
-            return if total > 0 { Ok(total) } else { Err(Errno(libc::EAGAIN)) };
+            return if *total > 0 { Ok(*total) } else { Err(Errno(libc::EAGAIN)) };
         }
         let outcome = match full_of {
-            Full::Ring => wait(fd, connection, total > 0),
+            Full::Ring => wait(fd, connection, *total > 0),
             Full::Kernel => wait_kernel(fd),
             Full::Not => Ok(()),
         };
         if let Err(error) = outcome {
-            return if total > 0 { Ok(total) } else { Err(error) };
+            return if *total > 0 { Ok(*total) } else { Err(error) };
         }
     }
 }
@@ -267,8 +301,11 @@ fn wait(fd: RawFd, connection: &Connection, some: bool) -> Result<(), Errno> {
     }
     let own = connection.segment.own();
     let mut left = time_out(fd, libc::SO_SNDTIMEO);
-    connection.sleepers.fetch_add(1, Ordering::AcqRel);
+    connection.sleepers.fetch_add(1, Ordering::SeqCst);
     let outcome = loop {
+        if connection.anew.is_moving() {
+            break Ok(());
+        }
         own.sharing.watchers.fetch_add(1, Ordering::SeqCst);
         wake::arm(&own.signs.send_armed, barrier::heavy);
         let began = Instant::now();

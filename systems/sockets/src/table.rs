@@ -208,9 +208,13 @@ pub fn duplicate(old: RawFd, new: RawFd) {
     }
     match kind(old) {
         Kind::Ours(connection) => {
-            connection.references.fetch_add(1, Ordering::Relaxed);
+            connection.references.fetch_add(1, Ordering::SeqCst);
             forget(new);
             set(new, std::ptr::from_ref(connection) as usize);
+            std::sync::atomic::fence(Ordering::SeqCst);
+            if let Some(successor) = crate::anew::successor(connection) {
+                succeed_one(new, connection, successor);
+            }
         }
         Kind::Connecting => {
             COPIED_EARLY.store(true, Ordering::Relaxed);
@@ -239,6 +243,33 @@ pub fn forget(fd: RawFd) -> Option<&'static Connection> {
     }
     retire(connection);
     Some(connection)
+}
+
+/// Every number that leads to `old` leads to `new` from now on; `new` says so as the
+/// [successor](crate::anew) of `old`.
+pub(crate) fn succeed(old: &'static Connection, new: &'static Connection) {
+    for fd in 0..=HIGHEST.load(Ordering::Relaxed) {
+        succeed_one(fd, old, new);
+    }
+    // A copy that is made at this moment sees the successor, or was seen here.
+    if old.references.load(Ordering::SeqCst) == 0 {
+        retire(old);
+    }
+}
+
+fn succeed_one(fd: RawFd, old: &'static Connection, new: &'static Connection) {
+    let Some(slot) = slot(fd) else { return };
+    let [from, to] = [old, new].map(|one| std::ptr::from_ref(one) as usize);
+    if slot.load(Ordering::SeqCst) != from {
+        return;
+    }
+    new.references.fetch_add(1, Ordering::SeqCst);
+    // Release with the Acquire in `kind`.
+    if slot.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+        old.references.fetch_sub(1, Ordering::SeqCst);
+    } else {
+        new.references.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 fn retire(connection: &'static Connection) {

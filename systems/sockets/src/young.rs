@@ -57,6 +57,11 @@ pub fn begin() {
     ASK_AFTER.store(given.unwrap_or(CALLS), Ordering::Relaxed);
 }
 
+/// What was told by [`begin`].
+pub(crate) fn calls_before_asking() -> u32 {
+    ASK_AFTER.load(Ordering::Relaxed)
+}
+
 /// True when a place in the table is not a connection's, but what this module wrote.
 pub(crate) fn is_mark(value: usize) -> bool {
     matches!(value & KIND, YOUNG | ASKS)

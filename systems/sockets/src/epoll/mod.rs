@@ -447,6 +447,30 @@ pub fn became_ours(fd: RawFd) {
     }
 }
 
+/// What was another connection leads to `connection` now. Sets that hold a number of it begin with it as
+/// with a fresh one, and may tell of what they told before. Not called under a set's lock.
+pub(crate) fn renewed(connection: &Connection) {
+    let is_it = |fd| table::ours(fd).is_some_and(|ours| std::ptr::eq(ours, connection));
+    for number in 0..=HIGHEST.load(Ordering::Acquire) {
+        let Ok(number) = RawFd::try_from(number) else { continue };
+        let Some(set) = known(number) else { continue };
+        let mut inner = lock(set);
+        let numbers: Vec<RawFd> =
+            inner.each().filter(|entry| is_it(entry.fd)).map(|entry| entry.fd).collect();
+        for fd in numbers {
+            if let Some(entry) = inner.entry(fd) {
+                // Watchers were counted for the other.
+                entry.counted = false;
+                entry.fresh = true;
+                if set.may_be_slept_on() {
+                    report_by_kernel(number, entry);
+                }
+            }
+            inner.heat(fd);
+        }
+    }
+}
+
 fn report_by_kernel(number: RawFd, entry: &mut Entry) {
     let mask = entry.kernel_mask | OUT;
     let event = event(mask, entry.fd);
