@@ -100,8 +100,11 @@ impl Connection {
         }
         self.anew.calls.store(0, Ordering::Relaxed);
         let now = kernel::coarse_ns();
-        let held = self.segment.own().sharing.held_until_ns.load(Ordering::Relaxed);
-        let early = now < held.max(self.anew.not_before_ns.load(Ordering::Relaxed));
+        let hold = self.segment.own().sharing.hold_ns.swap(0, Ordering::Relaxed);
+        if hold != 0 {
+            self.anew.not_before_ns.fetch_max(now.saturating_add(hold), Ordering::Relaxed);
+        }
+        let early = now < self.anew.not_before_ns.load(Ordering::Relaxed);
         let restored = || kernel::cookie(fd) != Some(self.anew.cookie.load(Ordering::Relaxed));
         if !early || restored() {
             self.anew.is_due.store(true, Ordering::Relaxed);

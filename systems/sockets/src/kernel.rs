@@ -389,6 +389,32 @@ pub fn thread_exists(thread: u32) -> bool {
     !matches!(call!(libc::SYS_tkill, thread, 0), Err(Errno(libc::ESRCH | libc::EINVAL)))
 }
 
+/// When the kernel began this process, in ticks since the machine's beginning; 0 if it does not say.
+#[must_use]
+pub fn begun_at() -> u64 {
+    let status = short_file("/proc/self/stat");
+    // The 22nd word; behind the second, which may hold anything, the 20th.
+    let rest = status.rsplit(") ").next().unwrap_or_default();
+    rest.split(' ').nth(19).and_then(|word| word.parse().ok()).unwrap_or(0)
+}
+
+/// The beginning of a file as text, empty if there is none. Without the C library's `close`, which is ours
+/// and would wait for the lock of a set that the caller may hold.
+fn short_file(path: &str) -> String {
+    let Ok(path) = std::ffi::CString::new(path) else { return String::new() };
+    let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+    // The path is ours and ends with a zero.
+    let opened = call!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0);
+    let Some(fd) = opened.ok().and_then(|fd| RawFd::try_from(fd).ok()) else {
+        return String::new();
+    };
+    let mut text = [0_u8; 1024];
+    // The buffer is ours and as long as told.
+    let count = call!(libc::SYS_read, fd, text.as_mut_ptr(), text.len()).unwrap_or(0);
+    let _ = close(fd);
+    String::from_utf8_lossy(text.get(..count).unwrap_or_default()).into_owned()
+}
+
 /// What becomes of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Life {
@@ -406,7 +432,7 @@ pub fn life_of(thread: u32) -> Life {
     if !thread_exists(thread) {
         return Life::Over;
     }
-    let status = std::fs::read_to_string(format!("/proc/{thread}/stat")).unwrap_or_default();
+    let status = short_file(&format!("/proc/{thread}/stat"));
     // Behind the name, which may hold anything.
     match status.rsplit(") ").next().and_then(|rest| rest.bytes().next()) {
         Some(b'T' | b't') => Life::Stopped,

@@ -174,8 +174,7 @@ impl End {
         self.sending.by_kernel.store(sent, Ordering::Relaxed);
         self.receiving.by_kernel.store(taken, Ordering::Relaxed);
         let hold_ns = u64::try_from(hold.as_nanos()).unwrap_or(u64::MAX);
-        let until = kernel::coarse_ns().saturating_add(hold_ns);
-        self.sharing.held_until_ns.store(until, Ordering::Relaxed);
+        self.sharing.hold_ns.store(hold_ns, Ordering::Relaxed);
         // Release with the Acquire in `kernel_bytes_left`, and in `waits_for_recall`.
         self.signs.returned_at.store(sent.saturating_add(1), Ordering::Release);
         let finished = self.signs.finished.load(Ordering::Relaxed) != 0;

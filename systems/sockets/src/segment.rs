@@ -164,8 +164,9 @@ pub struct Sharing {
     /// What the counts of bytes given to the kernel and taken from it are ahead of the kernel's own
     /// ([`crate::kernel::counted`]): a socket that was restored elsewhere counts from 0 again.
     pub origins: [AtomicU64; 2],
-    /// This end does not ask anew before: nanoseconds of the coarse clock.
-    pub held_until_ns: AtomicU64,
+    /// How long this end is not to ask anew, in nanoseconds; taken down by who reads it. No time of a
+    /// clock: processes that were restored have clocks of their own.
+    pub hold_ns: AtomicU64,
 }
 
 /// The large send that an end offers ([`crate::offer`]). Both ends change it, by compare-and-swap.

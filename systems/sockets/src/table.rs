@@ -10,7 +10,9 @@
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering,
+};
 use std::time::{Duration, Instant};
 
 use crate::connection::Connection;
@@ -43,6 +45,8 @@ static HIGHEST: AtomicI32 = AtomicI32::new(-1);
 static LEFT: AtomicBool = AtomicBool::new(false);
 static COPIED_EARLY: AtomicBool = AtomicBool::new(false);
 static PROCESS: AtomicU32 = AtomicU32::new(0);
+/// When the kernel began this process.
+static BEGUN_AT: AtomicU64 = AtomicU64::new(0);
 static RETIRED: Mutex<VecDeque<(Instant, &'static Connection)>> = Mutex::new(VecDeque::new());
 
 /// Makes the table; before that, every number is plain. Called once, by the library's constructor.
@@ -55,6 +59,7 @@ pub fn begin() {
         // For as long as the program lives.
         std::mem::forget(mapping);
         PROCESS.store(std::process::id(), Ordering::Relaxed);
+        let _ = was_restored();
         // Release with the Acquire in `slot`.
         TABLE.store(base.as_ptr(), Ordering::Release);
         inherit();
@@ -145,6 +150,15 @@ pub fn each_young(mut visit: impl FnMut(RawFd)) {
             visit(fd);
         }
     }
+}
+
+/// True, once, when this process is not the one that it was: a checkpoint was restored. What tells is the
+/// time at which the kernel began it, which no checkpoint brings back.
+#[must_use]
+pub fn was_restored() -> bool {
+    let now = crate::kernel::begun_at();
+    let before = BEGUN_AT.swap(now, Ordering::Relaxed);
+    before != 0 && now != 0 && before != now
 }
 
 /// True when a number was copied before it was connected.
@@ -378,6 +392,7 @@ pub fn shared() {
 /// In the child, after `fork`.
 pub fn after_fork_in_child() {
     PROCESS.store(std::process::id(), Ordering::Relaxed);
+    BEGUN_AT.store(crate::kernel::begun_at(), Ordering::Relaxed);
     crate::holder::forget_thread();
     crate::open_offers::forget();
     crate::wake::forget_names();

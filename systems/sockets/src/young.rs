@@ -18,7 +18,8 @@
 //! - nobody changes over while another thread is inside a call of the kernel on the number, which would
 //!   take doorbells for bytes, or sleep without hearing them: who asks was the last inside;
 //! - how many bytes went either way before is the kernel's to say ([`kernel::moved`]), at a moment when
-//!   none of this process's calls is under way; if it cannot, or the stream is over, it stays plain;
+//!   none of this process's calls is under way; if it cannot, or the stream is over, it stays plain, and
+//!   so do those that a process had when it was restored from a checkpoint;
 //! - what shares a young connection with another program or number ([`settle`]) asks at once, or leaves
 //!   it to the kernel for good.
 
@@ -227,6 +228,10 @@ pub fn settle_all() {
 
 /// Asks for `fd`, unless somebody is inside a call on it; then, if `finally`, it stays plain.
 fn ask(fd: RawFd, finally: bool) {
+    if table::was_restored() {
+        // The kernel counts a restored connection's bytes from 0 again, and nobody else did.
+        table::each_young(leave_to_kernel);
+    }
     let Some(slot) = table::slot(fd) else { return };
     let mine = (kernel::thread() as usize) << 8 | ASKS;
     let asks = |value: usize| match value & KIND {

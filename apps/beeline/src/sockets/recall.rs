@@ -18,6 +18,8 @@ use rustix::net::{SocketType, getpeername, getsockname};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 use serde::Serialize;
 
+use crate::config::Knob as _;
+use crate::config::values::Span;
 use crate::exit::{Exit, Failure, OrExit as _};
 use crate::output::{Output, table};
 
@@ -33,8 +35,8 @@ pub struct RecallArguments {
     #[arg(long, required = true, value_name = "PID")]
     pid: Vec<u32>,
     /// How long these connections stay with the kernel, unless they are restored elsewhere before.
-    #[arg(long, default_value = "60s", value_parser = crate::cli::span, value_name = "TIME")]
-    hold: Duration,
+    #[arg(long, default_value = "60s", value_parser = Span::parse, value_name = "TIME")]
+    hold: Span,
 }
 
 #[derive(Serialize)]
@@ -253,7 +255,7 @@ pub fn run(arguments: &RecallArguments, output: Output) -> Result<Exit, Failure>
     let (places, ends) = (places(), established());
     let (mut lines, mut failed) = (Vec::new(), 0);
     for one in &found {
-        let outcome = match bring_back(one, &processes, arguments.hold, &places, &ends) {
+        let outcome = match bring_back(one, &processes, arguments.hold.0, &places, &ends) {
             Ok(None) => continue,
             Ok(Some(outcome)) => outcome.to_owned(),
             Err(error) => {

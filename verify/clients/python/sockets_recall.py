@@ -1,0 +1,112 @@
+"""Conversations whose connection is called back to the kernel in their midst. Every byte is looked at.
+
+    sockets_recall.py serve WAY PORT [ADDRESS]     WAY: blocking, level, edge
+    sockets_recall.py talk HOST PORT SECONDS SEED  says its number, then how it ended
+"""
+
+import os
+import random
+import select
+import socket
+import sys
+import threading
+import time
+
+
+def block(place, size):
+    begin = place % 251
+    return (bytes(range(251)) * (size // 251 + 2))[begin : begin + size]
+
+
+def echo(peer):
+    with peer:
+        while data := peer.recv(random.randrange(1, 30000)):
+            peer.sendall(data)
+
+
+def serve_blocking(listener):
+    while True:
+        peer, _ = listener.accept()
+        threading.Thread(target=echo, args=(peer,), daemon=True).start()
+
+
+def serve_by_set(listener, edge):
+    events = select.epoll()
+    events.register(listener, select.EPOLLIN)
+    peers, held = {}, {}
+    how = select.EPOLLET if edge else 0
+    while True:
+        for number, _ in events.poll():
+            if number == listener.fileno():
+                peer, _ = listener.accept()
+                peer.setblocking(False)
+                peers[peer.fileno()], held[peer.fileno()] = peer, b""
+                both = select.EPOLLIN | (select.EPOLLOUT if edge else 0)
+                events.register(peer, both | how)
+                continue
+            peer, ended = peers[number], False
+            while True:
+                moved = False
+                if len(held[number]) < 60000:
+                    try:
+                        data = peer.recv(20000)
+                        ended |= not data
+                        held[number] += data
+                        moved |= bool(data)
+                    except BlockingIOError:
+                        pass
+                if held[number]:
+                    try:
+                        sent = peer.send(held[number])
+                        held[number] = held[number][sent:]
+                        moved |= sent > 0
+                    except BlockingIOError:
+                        pass
+                if not moved or not edge:
+                    break
+            if ended and not held[number]:
+                events.unregister(peer)
+                peer.close()
+                del peers[number], held[number]
+            elif not edge:
+                wanted = select.EPOLLOUT if held[number] else 0
+                events.modify(peer, wanted | (0 if ended else select.EPOLLIN))
+
+
+def serve(way, port, address="127.0.0.1"):
+    listener = socket.create_server((address, int(port)))
+    if way == "blocking":
+        serve_blocking(listener)
+    else:
+        serve_by_set(listener, way == "edge")
+
+
+def talk(host, port, seconds, seed):
+    chance = random.Random(int(seed))
+    peer = socket.create_connection((host, int(port)))
+    print("client", os.getpid(), flush=True)
+    until, place, count = time.monotonic() + float(seconds), 0, 0
+    while time.monotonic() < until:
+        size = chance.choice([1, 60, 900, 4000, 20000, 90000])
+        data = block(place, size)
+        sender = threading.Thread(target=peer.sendall, args=(data,))
+        sender.start()
+        got = b""
+        while len(got) < size:
+            piece = peer.recv(chance.randrange(1, 70000))
+            if not piece:
+                print("end after", place, flush=True)
+                return
+            got += piece
+        sender.join()
+        assert got == data, place
+        place, count = place + size, count + 1
+        if chance.randrange(20) == 0:
+            time.sleep(chance.random() / 50)
+    peer.shutdown(socket.SHUT_WR)
+    assert peer.recv(1) == b""
+    print("well after", count, flush=True)
+
+
+if __name__ == "__main__":
+    {"serve": serve, "talk": talk}[sys.argv[1]](*sys.argv[2:])

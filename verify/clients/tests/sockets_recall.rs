@@ -1,0 +1,161 @@
+//! Unmodified programs whose connections are called back to the kernel while they talk, and accelerated
+//! again afterwards: inside a host, and between two.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, ChildStdout, Stdio};
+use std::time::{Duration, Instant};
+
+use beeline_verify_clients::hosts::{ADDRESSES, Hosts};
+use beeline_verify_clients::preload::{Background, Monitor, listening};
+use beeline_verify_clients::{bounded, deep, eventually, need, note, root, said};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn script() -> String {
+    root().join("verify/clients/python/sockets_recall.py").to_string_lossy().into_owned()
+}
+
+/// A client that talks for some seconds, and its process.
+struct Talk {
+    child: Child,
+    lines: BufReader<ChildStdout>,
+    process: String,
+}
+
+impl Talk {
+    fn begin(monitor: &Monitor, host: &str, port: u16, seconds: u64, seed: u64) -> Self {
+        let [port, seconds, seed] = [u64::from(port), seconds, seed].map(|word| word.to_string());
+        let words = ["python3", &script(), "talk", host, &port, &seconds, &seed];
+        let mut command = monitor.command(true, &words);
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap());
+        let mut talk = Self { child, lines, process: String::new() };
+        talk.process = talk.line().strip_prefix("client ").expect("a number").to_owned();
+        talk
+    }
+
+    fn line(&mut self) -> String {
+        let mut text = String::new();
+        self.lines.read_line(&mut text).unwrap();
+        text.trim_end().to_owned()
+    }
+
+    fn is_over(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+}
+
+/// Calls back what a process has: how many connections came, and what the command said.
+fn recall(monitor: &Monitor, process: &str, hold: &str) -> (usize, String) {
+    let words = ["sockets", "recall", "--json", "--pid", process, "--hold", hold];
+    let output = bounded(&mut monitor.beeline(&words), PATIENCE);
+    let text = said(&output);
+    (text.matches("with the kernel").count(), text)
+}
+
+fn seconds() -> u64 {
+    if deep() { 60 } else { 6 }
+}
+
+#[test]
+fn a_conversation_called_back_again_and_again_is_whole_and_accelerated_again() {
+    let test = "a_conversation_called_back_again_and_again_is_whole_and_accelerated_again";
+    if need(test, "python3").is_none() {
+        return;
+    }
+    for (way, port) in [("blocking", 6131), ("level", 6132), ("edge", 6133)] {
+        let monitor = Monitor::start();
+        let number = port.to_string();
+        let server = ["python3", &script(), "serve", way, &number];
+        let _server = Background::start(&mut monitor.command(true, &server));
+        listening(port);
+        let before = monitor.paired();
+        let mut talk = Talk::begin(&monitor, "127.0.0.1", port, seconds(), u64::from(port));
+        let (mut back, mut last) = (0, String::new());
+        while !talk.is_over() {
+            let (count, text) = recall(&monitor, &talk.process, "0s");
+            (back, last) = (back + count, text);
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        let fate = talk.line();
+        assert!(fate.starts_with("well after"), "{way}: {fate}; {back} back, last: {last}");
+        let paired = monitor.paired() - before;
+        note(&format!("{way}: {fate} rounds, called back {back} times, introduced {paired} times"));
+        assert!(back >= 2 && paired >= 2, "{way}: back {back}, introduced {paired}: {last}");
+    }
+}
+
+#[test]
+fn held_back_it_stays_with_the_kernel() {
+    let test = "held_back_it_stays_with_the_kernel";
+    if need(test, "python3").is_none() {
+        return;
+    }
+    let monitor = Monitor::start();
+    let server = ["python3", &script(), "serve", "level", "6134"];
+    let _server = Background::start(&mut monitor.command(true, &server));
+    listening(6134);
+    let mut talk = Talk::begin(&monitor, "127.0.0.1", 6134, 4, 1);
+    eventually("a way back", PATIENCE, || {
+        let (count, text) = recall(&monitor, &talk.process, "60s");
+        assert!(!talk.is_over(), "{text}");
+        (count == 1).then_some(())
+    });
+    let before = monitor.paired();
+    let begun = Instant::now();
+    let fate = talk.line();
+    assert!(fate.starts_with("well after"), "{fate}");
+    assert!(begun.elapsed() > Duration::from_millis(500), "it ended at once");
+    assert_eq!(monitor.paired(), before);
+}
+
+#[test]
+fn between_hosts_a_conversation_called_back_is_whole_and_carried_again() {
+    let test = "between_hosts_a_conversation_called_back_is_whole_and_carried_again";
+    if need(test, "python3").is_none() {
+        return;
+    }
+    let Some(hosts) = Hosts::start(test, "tcp") else { return };
+    for (way, port) in [("blocking", 6135), ("edge", 6136)] {
+        let number = port.to_string();
+        let server = ["python3", &script(), "serve", way, &number, ADDRESSES[0]];
+        let _server = Background::start(&mut hosts.hosts[0].monitor().command(true, &server));
+        hosts.hosts[0].listening(port);
+        let client = hosts.hosts[1].monitor();
+        let before = hosts.hosts[1].count("paired");
+        let mut talk = Talk::begin(client, ADDRESSES[0], port, seconds(), u64::from(port));
+        let (mut back, mut last) = (0, String::new());
+        while !talk.is_over() {
+            let (count, text) = recall(client, &talk.process, "0s");
+            (back, last) = (back + count, text);
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        let fate = talk.line();
+        let paired = hosts.hosts[1].count("paired") - before;
+        assert!(fate.starts_with("well after"), "{way}: {fate}; {back} back, last: {last}");
+        note(&format!("{way}, between hosts: {fate} rounds, back {back}, paired {paired}"));
+        assert!(back >= 2 && paired >= 2, "{way}: back {back}, paired {paired}: {last}");
+    }
+}
+
+#[test]
+fn who_cannot_be_called_back_is_told_why() {
+    let test = "who_cannot_be_called_back_is_told_why";
+    if need(test, "python3").is_none() {
+        return;
+    }
+    let monitor = Monitor::start();
+    let (_, text) = recall(&monitor, "999999999", "1s");
+    assert!(text.contains("there is no process 999999999"), "{text}");
+    let (_, text) = recall(&monitor, "1", "soon");
+    assert!(text.contains("hold"), "{text}");
+    // A process without any accelerated connection is no error.
+    let mut idle = std::process::Command::new("sleep").arg("20").spawn().unwrap();
+    let words = ["sockets", "recall", "--pid", &idle.id().to_string()];
+    let output = bounded(&mut monitor.beeline(&words), PATIENCE);
+    assert!(output.status.success(), "{}", said(&output));
+    idle.kill().unwrap();
+    idle.wait().unwrap();
+}
