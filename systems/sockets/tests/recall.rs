@@ -1,7 +1,7 @@
 //! The way back: a connection called back to the kernel's stream in the middle of what it does loses no
 //! byte, no wake-up and no end.
 //!
-//! `BEELINE_WAKE_SECONDS=n` for each random test (else two; 60 with `BEELINE_DEEP=1`), `BEELINE_SEED=n`.
+//! `BEELINE_WAKE_SECONDS=n` for each random test (else one; 60 with `BEELINE_DEEP=1`), `BEELINE_SEED=n`.
 
 #![allow(clippy::unwrap_used, clippy::undocumented_unsafe_blocks, clippy::panic)]
 
@@ -15,15 +15,8 @@ use std::time::{Duration, Instant};
 use beeline_sockets::connection::{self, Connection};
 use beeline_sockets::kernel::{self, Errno};
 use beeline_sockets::recall::{NotRecalled, recall};
-use beeline_sockets::{epoll, poll, receive, send};
-use common::{accelerated_by, begin};
-
-const RING: usize = 4096;
-
-fn pair() -> [TcpStream; 2] {
-    begin();
-    accelerated_by(RING)
-}
+use beeline_sockets::{epoll, poll};
+use common::races::{Chance, close, give, number, pair, take, time};
 
 fn of(stream: &TcpStream) -> &'static Connection {
     connection::find(stream.as_raw_fd()).unwrap()
@@ -34,45 +27,9 @@ fn back(streams: &[TcpStream; 2]) -> Result<(), NotRecalled> {
     recall(&of(&streams[0]).segment, sockets, [Duration::from_secs(60); 2])
 }
 
-fn give(fd: RawFd, bytes: &[u8], flags: i32) -> Result<usize, Errno> {
-    let piece = [libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }];
-    unsafe { send::send(fd, connection::find(fd).unwrap(), &piece, flags | libc::MSG_NOSIGNAL) }
-}
-
-fn take(fd: RawFd, bytes: &mut [u8], flags: i32) -> Result<usize, Errno> {
-    let piece = [libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }];
-    unsafe { receive::receive(fd, connection::find(fd).unwrap(), &piece, flags) }
-}
-
-fn close(streams: [TcpStream; 2]) {
-    for stream in streams {
-        connection::closing(stream.as_raw_fd());
-        drop(stream);
-    }
-}
-
 /// The byte at a place of a stream.
 fn byte(seed: u64, place: u64) -> u8 {
     (place.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 7) as u8
-}
-
-struct Chance(u64);
-
-impl Chance {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % limit
-    }
-
-    fn idle(&mut self) {
-        match self.below(16) {
-            0 => std::thread::sleep(Duration::from_micros(self.below(2000))),
-            1 => std::thread::yield_now(),
-            _ => {}
-        }
-    }
 }
 
 /// How an end waits.
@@ -116,6 +73,7 @@ fn set_of(waits: Waits, fd: RawFd, events: i32) -> RawFd {
 fn sender(fd: RawFd, waits: Waits, seed: u64, total: u64) {
     let set = set_of(waits, fd, libc::EPOLLOUT);
     let flags = if waits == Waits::Blocking { 0 } else { libc::MSG_DONTWAIT };
+    let flags = flags | libc::MSG_NOSIGNAL;
     let (mut chance, mut sent) = (Chance(seed | 1), 0);
     while sent < total {
         let most = if chance.below(8) == 0 { 6000 } else { 64 };
@@ -162,20 +120,11 @@ fn receiver(fd: RawFd, waits: Waits, seed: u64, total: u64) {
     kernel::close(set).unwrap();
 }
 
-fn seconds() -> Duration {
-    let number = |name: &str| std::env::var(name).ok()?.parse().ok();
-    let deep = std::env::var_os("BEELINE_DEEP").is_some();
-    Duration::from_secs(number("BEELINE_WAKE_SECONDS").unwrap_or(if deep { 60 } else { 2 }))
-}
-
-fn seed() -> u64 {
-    std::env::var("BEELINE_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(1)
-}
-
 #[test]
 fn streams_called_back_at_any_moment_are_whole_however_their_ends_wait() {
-    let (mut chance, begun, mut rounds, mut returned) = (Chance(seed()), Instant::now(), 0, 0);
-    while begun.elapsed() < seconds() {
+    let (mut chance, begun, mut rounds, mut returned) =
+        (Chance(number("BEELINE_SEED").unwrap_or(1).max(1)), Instant::now(), 0, 0);
+    while begun.elapsed() < time() {
         let streams = pair();
         let [one, other] = [streams[0].as_raw_fd(), streams[1].as_raw_fd()];
         let (seed, total) = (chance.below(1 << 40) + 1, 1 + chance.below(60_000));
@@ -246,7 +195,7 @@ fn a_half_that_was_shut_down_ends_after_its_last_byte() {
     let mut bytes = [0; 16];
     assert_eq!(take(other, &mut bytes, 0), Ok(4));
     assert_eq!(take(other, &mut bytes, 0), Ok(0));
-    assert_eq!(give(one, b"x", 0), Err(Errno(libc::EPIPE)));
+    assert_eq!(give(one, b"x", libc::MSG_NOSIGNAL), Err(Errno(libc::EPIPE)));
     give(other, b"answer", 0).unwrap();
     assert_eq!(take(one, &mut bytes, 0), Ok(6));
     connection::shutdown(other, of(&streams[1]), libc::SHUT_WR).unwrap();
