@@ -2,7 +2,7 @@
 //! another host by now, or in this one.
 //!
 //! Until then the end *rests*: it is the kernel's, and every byte is counted, because a socket that was
-//! restored elsewhere has the kernel's own count no more. Like a [young](crate::young) connection it asks
+//! restored elsewhere has the kernel's own count no more. Like a young connection ([`crate::young`]) it asks
 //! on its way out of a call that brings the count of calls to as many; not before the time for which it
 //! was called back, unless the socket is another one by then (restored); and again after 1, 2, 4, ... 30
 //! seconds, as often as the other end does not come within half a minute.

@@ -39,7 +39,7 @@ use crate::segment::{End, STATE_PAIRED, Segment};
 /// Longest wait for who works on a half or rings.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Of [`Sharing::at_bells`]: nobody rings or swallows any more, and how often that was said. The lower
+/// Of `at_bells`: nobody rings or swallows any more, and how often that was said. The lower
 /// half counts those who do.
 const NO_BELLS: u32 = 1 << 31;
 const SAID: u32 = 1 << 16;
