@@ -35,7 +35,7 @@ pub use hosts::Hosts;
 pub use pairing::Settings;
 use pairing::{Outcome, Pairing, Refusal};
 pub use policy::Policy;
-pub use relaying::{Elsewhere, RelayProgram};
+pub use relaying::{Elsewhere, RelayProgram, is_here};
 
 /// Most questions being asked at once; further ones wait in the listener's backlog.
 const MOST_QUESTIONS: usize = 256;

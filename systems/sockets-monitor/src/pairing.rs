@@ -298,7 +298,8 @@ impl Pairing {
             return Err(Refusal::Itself);
         }
         let cookie = rustix::net::sockopt::socket_cookie(socket)?;
-        if ends.leads_elsewhere() {
+        let is_here = self.settings.elsewhere.as_ref().map(|elsewhere| elsewhere.is_here);
+        if ends.leads_elsewhere() && !is_here.is_some_and(|is_here| is_here(ends.peer.ip())) {
             return self.ask_elsewhere(socket, ends, process, cookie);
         }
         if let Some(other) = self.waiting.remove(&ends.mirrored())

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::ffi::OsString;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -44,6 +44,15 @@ pub struct Elsewhere {
     pub hosts: Hosts,
     /// What carries them; without it, one that runs already.
     pub relay: Option<RelayProgram>,
+    /// Whether an address is this host's, however it is listed: [`is_here`].
+    pub is_here: fn(IpAddr) -> bool,
+}
+
+/// True when this host has `address`: a program that was moved here brought its address along, which other
+/// hosts' lists have elsewhere still. Only what is here can be bound to.
+#[must_use]
+pub fn is_here(address: IpAddr) -> bool {
+    std::net::UdpSocket::bind(SocketAddr::new(address, 0)).is_ok()
 }
 
 /// A connection handed to the relay.

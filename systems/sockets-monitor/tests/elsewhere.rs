@@ -11,7 +11,7 @@ use beeline_os::control_socket::{ControlListener, ControlSocket, Received};
 use beeline_sockets::control::{Answer, Question, Status};
 use beeline_sockets::introduce;
 use beeline_sockets::relayed::{Adopted, Request, relay_name};
-use beeline_sockets_monitor::{Elsewhere, Hosts, Monitor, Policy, Settings};
+use beeline_sockets_monitor::{Elsewhere, Hosts, Monitor, Policy, Settings, is_here};
 
 /// An address of this host that is not a loopback one.
 fn outside() -> Option<IpAddr> {
@@ -108,8 +108,17 @@ fn connections_to_configured_hosts_are_handed_to_the_relay_and_others_are_not() 
         "listen = \"tcp://127.0.0.1:1\"\n\
          [[hosts]]\naddresses = [\"{address}\"]\nrelay = \"tcp://{address}:1\"\n"
     );
-    let elsewhere = Some(Elsewhere { hosts: Hosts::parse(&text).unwrap(), relay: None });
-    let settings = Settings { elsewhere, ..Settings::default() };
+    // The other host's address is this one's, as it is where a program was moved.
+    let elsewhere =
+        |is_here| Some(Elsewhere { hosts: Hosts::parse(&text).unwrap(), relay: None, is_here });
+    assert!(is_here(address) && !is_here("192.0.2.1".parse().unwrap()));
+    let settings = Settings { elsewhere: elsewhere(is_here), ..Settings::default() };
+    beside(settings, || {
+        assert_eq!(asked(&near, Question::Attach).0, Answer::Segment { side: 0 });
+        assert_eq!(asked(&far, Question::Attach).0, Answer::Segment { side: 1 });
+        assert_eq!((status().relayed, status().paired), (0, 1));
+    });
+    let settings = Settings { elsewhere: elsewhere(|_| false), ..Settings::default() };
     beside(settings.clone(), || {
         // Nobody to hand it to.
         assert_eq!(asked(&near, Question::Attach).0, Answer::Plain);

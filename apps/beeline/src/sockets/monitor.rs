@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use beeline_sockets::introduce;
 use beeline_sockets_monitor::{
-    Elsewhere, Hosts, Monitor, MonitorError, Policy, RelayProgram, Settings,
+    Elsewhere, Hosts, Monitor, MonitorError, Policy, RelayProgram, Settings, is_here,
 };
 
 use crate::exit::{Exit, Failure, OrExit as _};
@@ -49,7 +49,7 @@ fn elsewhere(arguments: &MonitorArguments) -> Result<Option<Elsewhere>, Failure>
     let path = path.canonicalize().context("finding the hosts' file")?;
     let words = ["--quiet", "sockets", "relay", "--hosts"];
     let arguments = words.iter().map(Into::into).chain([path.into_os_string()]).collect();
-    Ok(Some(Elsewhere { hosts, relay: Some(RelayProgram { program, arguments }) }))
+    Ok(Some(Elsewhere { hosts, relay: Some(RelayProgram { program, arguments }), is_here }))
 }
 
 /// True for a place on the fabric whose address is none of this host's.
