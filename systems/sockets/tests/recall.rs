@@ -179,10 +179,34 @@ fn what_nobody_has_read_yet_comes_in_order_from_the_kernel_the_ring_and_the_kern
     }
     assert_eq!(String::from_utf8_lossy(&text), "early ring more more more late");
     assert_eq!(take(other, &mut [0; 4], libc::MSG_DONTWAIT), Err(Errno(libc::EAGAIN)));
-    // Nothing but doorbells is left for nobody.
-    let mut entry = [libc::pollfd { fd: one, events: libc::POLLIN, revents: 0 }];
-    assert_eq!(poll::poll(&mut entry, Some(Duration::ZERO), None), Some(Ok(0)));
     close(streams);
+}
+
+#[test]
+fn the_last_doorbell_is_no_news_for_who_polls() {
+    for by_set in [false, true] {
+        let streams = pair();
+        let [one, other] = [streams[0].as_raw_fd(), streams[1].as_raw_fd()];
+        give(other, b"switched", 0).unwrap();
+        assert_eq!(take(one, &mut [0; 8], 0), Ok(8));
+        back(&streams).unwrap();
+        assert!(kernel::unread(one) > 0, "the doorbell is there");
+        let set = set_of(Waits::Level, one, libc::EPOLLIN);
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }];
+        let mut entry = [libc::pollfd { fd: one, events: libc::POLLIN, revents: 0 }];
+        let mut look = || {
+            if by_set {
+                epoll::wait(set, &mut events, Some(Duration::ZERO), None)
+            } else {
+                poll::poll(&mut entry, Some(Duration::ZERO), None)
+            }
+        };
+        assert_eq!(look(), Some(Ok(0)), "by a set: {by_set}");
+        give(other, b"x", 0).unwrap();
+        assert_eq!(look(), Some(Ok(1)), "by a set: {by_set}");
+        kernel::close(set).unwrap();
+        close(streams);
+    }
 }
 
 #[test]
