@@ -10,7 +10,8 @@ use beeline_os::mapping::MappingError;
 use beeline_sockets::control::Introduced;
 use beeline_sockets::relayed::Adopted;
 use beeline_sockets::segment::{
-    CLOSED_AT, DEFAULT_RING_BYTES, STATE_AT, STATE_OPEN, Segment, TAILS_AT, length_bytes,
+    CLOSED_AT, DEFAULT_RING_BYTES, STATE_AT, STATE_OPEN, STATE_RETURNED, Segment, TAILS_AT,
+    length_bytes,
 };
 
 use crate::policy::Policy;
@@ -215,19 +216,17 @@ impl Pairing {
     /// is `process`'s now, too.
     pub fn resume(&mut self, socket: &OwnedFd, process: i32) -> Option<(u8, OwnedFd)> {
         let cookie = rustix::net::sockopt::socket_cookie(socket).ok()?;
-        if let Some(memory) = self.relaying.as_ref().and_then(|far| far.resume(cookie)) {
-            return Some((0, memory));
-        }
         if let Some(&(number, side)) = self.by_cookie.get(&cookie) {
             return Some((side, self.kept.get(&number)?.memory.try_clone().ok()?));
         }
         // Its other end may ask later than this one changed hands.
-        let waiting = self.waiting.get_mut(&ends(socket).ok()?)?;
-        if waiting.cookie != cookie {
-            return None;
+        if let Some(waiting) = self.waiting.get_mut(&ends(socket).ok()?)
+            && waiting.cookie == cookie
+        {
+            waiting.process = process;
+            return Some((0, waiting.memory.try_clone().ok()?));
         }
-        waiting.process = process;
-        Some((0, waiting.memory.try_clone().ok()?))
+        Some((0, self.relaying.as_ref()?.resume(cookie)?))
     }
 
     fn keep(&mut self, kept: Kept) {
@@ -244,6 +243,15 @@ impl Pairing {
         }
         self.kept.insert(self.next, kept);
         self.next += 1;
+    }
+
+    /// Who asks anew is to be found with the new segment only.
+    fn forget_returned(&mut self, cookie: u64) {
+        let Some(&(number, _)) = self.by_cookie.get(&cookie) else { return };
+        let memory = self.kept.get(&number).map(|kept| &kept.memory);
+        if memory.is_none_or(|memory| read_word(memory, STATE_AT) == Some(STATE_RETURNED)) {
+            self.drop_kept(number);
+        }
     }
 
     fn drop_kept(&mut self, number: u64) {
@@ -298,6 +306,7 @@ impl Pairing {
             return Err(Refusal::Itself);
         }
         let cookie = rustix::net::sockopt::socket_cookie(socket)?;
+        self.forget_returned(cookie);
         let is_here = self.settings.elsewhere.as_ref().map(|elsewhere| elsewhere.is_here);
         if ends.leads_elsewhere() && !is_here.is_some_and(|is_here| is_here(ends.peer.ip())) {
             return self.ask_elsewhere(socket, ends, process, cookie);

@@ -17,7 +17,7 @@ use beeline_os::control_socket::ControlSocket;
 use beeline_sockets::control::Introduced;
 use beeline_sockets::relayed::{Adopted, Request, relay_name};
 use beeline_sockets::segment::{
-    CLOSED_AT, RETURNED_AT, STATE_AT, STATE_GIVEN_UP, Segment, TAILS_AT,
+    CLOSED_AT, STATE_AT, STATE_GIVEN_UP, STATE_RETURNED, Segment, TAILS_AT,
 };
 
 use crate::hosts::Hosts;
@@ -72,8 +72,7 @@ impl Kept {
 
     /// The kernel's again, or never anything else: who asks now is to get another.
     fn is_past(&self) -> bool {
-        read_words(&self.memory, RETURNED_AT[0]) != 0
-            || read_word(&self.memory, STATE_AT) == Some(STATE_GIVEN_UP)
+        matches!(read_word(&self.memory, STATE_AT), Some(STATE_GIVEN_UP | STATE_RETURNED))
     }
 }
 
@@ -186,6 +185,7 @@ impl Relaying {
             // The same socket asks again: the same answer.
             return Ok(kept.memory.try_clone()?);
         }
+        self.kept.remove(&connection.cookie);
         let memory = fresh()?;
         let record = Request::Adopt(connection).encode();
         let with = [socket.as_fd(), memory.as_fd()];

@@ -17,12 +17,12 @@
 //! socket would be taken for bytes.
 
 use std::os::fd::AsFd as _;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use beeline_sockets::recall::Counted;
+use beeline_sockets::recall::{Counted, leave_to_kernel};
 
 use crate::connection::Phase;
+use crate::guard;
 use crate::message::Record;
 use crate::mirror::Nonsense;
 use crate::relay::Core;
@@ -188,7 +188,10 @@ impl Core {
         let mut say = None;
         match recalling.stage {
             Stage::Busy => match program.still() {
-                Ok(()) => recalling.stage = Stage::Still,
+                Ok(()) => {
+                    program.switch();
+                    recalling.stage = Stage::Still;
+                }
                 Err(_) if now.saturating_sub(recalling.since) < PATIENCE => {}
                 Err(why) => {
                     tracing::debug!(own = %connection.own, peer = %connection.peer, %why, "stays");
@@ -259,10 +262,13 @@ impl Core {
             return;
         }
         let Some(socket) = connection.socket.take() else { return };
-        // Release with the Acquire in `kernel_bytes_left`: all of the ring is there.
-        let own = &connection.mirror.segment().own().signs;
-        own.returned_at.store(far.saturating_add(1), Ordering::Release);
-        connection.mirror.program().leave_to_kernel(counted, hold, socket.as_fd());
+        // All of the ring is there.
+        let segment = connection.mirror.segment();
+        let theirs = Counted { sent: far, taken: 0 };
+        let both = [(segment.own(), theirs, Duration::ZERO), (segment.other(), counted, hold)];
+        leave_to_kernel(segment, both);
+        segment.other().let_go(socket.as_fd());
+        guard::unmark(&socket);
         connection.recalling = None;
         self.counters.recalled += 1;
         self.forget(index);

@@ -18,6 +18,7 @@
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use crate::connection::Connection;
 use crate::control::Question;
@@ -31,6 +32,8 @@ pub const MOVED: Errno = Errno(libc::ERESTART);
 /// An end that asked anew waits so long for the other.
 pub(crate) const PATIENT_NS: u64 = 30_000_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
+/// Longest time that moving takes.
+const LONGEST: Duration = Duration::from_secs(2);
 /// Longest time between two questions: so many doublings of a second, about half a minute.
 const MOST_DOUBLINGS: u32 = 5;
 
@@ -162,7 +165,8 @@ pub(crate) fn ask(fd: RawFd, connection: &Connection) {
     if let Some(halves) = Halves::take(old) {
         // Said, then looked at, as by who goes to sleep.
         old.anew.is_moving.store(true, Ordering::SeqCst);
-        let alone = old.sleepers.load(Ordering::SeqCst) == 0;
+        let alone = old.sleepers.load(Ordering::SeqCst) == 0
+            && old.segment.own().sharing.processes.load(Ordering::SeqCst) == 0;
         match alone.then(|| renewed(fd, old)).flatten() {
             Some(new) => {
                 let new = Box::leak(Box::new(new));
@@ -218,14 +222,36 @@ fn renewed(fd: RawFd, old: &Connection) -> Option<Connection> {
 /// Where a call that found `connection` [moved](MOVED) goes on; `None`: with the kernel, as nothing of
 /// ours.
 pub(crate) fn follow(fd: RawFd, connection: &Connection) -> Option<&'static Connection> {
+    let begun = Instant::now();
     loop {
         let ours = table::ours(fd)?;
         if !std::ptr::eq(ours, connection) {
             return Some(ours);
         }
-        // Its number is about to lead elsewhere.
+        if let Some(successor) = successor(ours) {
+            table::succeed_one(fd, ours, successor);
+        } else if begun.elapsed() > LONGEST {
+            // Nobody of this process moves it: words that nobody can have meant.
+            table::forget(fd);
+        }
         kernel::yield_now();
     }
+}
+
+/// Another process is about to have `connection`, too: what it is by then, which does not move any more.
+pub(crate) fn shared(connection: &'static Connection) -> &'static Connection {
+    let mark = |one: &Connection| one.segment.own().sharing.processes.store(1, Ordering::SeqCst);
+    // Said, then looked at, as by who moves it.
+    mark(connection);
+    let begun = Instant::now();
+    while connection.anew.is_moving() && begun.elapsed() <= LONGEST {
+        if let Some(successor) = successor(connection) {
+            mark(successor);
+            return successor;
+        }
+        kernel::yield_now();
+    }
+    connection
 }
 
 /// True when the number leads elsewhere by now.

@@ -88,6 +88,8 @@ pub struct Connection {
     /// Bytes that went through the kernel either way before it was ours.
     moved_before: u64,
     vain: AtomicU32,
+    /// Its memory is to be given back.
+    pub(crate) is_retired: AtomicBool,
     /// Asking anew.
     pub(crate) anew: Anew,
 }
@@ -159,6 +161,7 @@ impl Connection {
             calls: AtomicU32::new(0),
             moved_before,
             vain: AtomicU32::new(0),
+            is_retired: AtomicBool::new(false),
             anew: Anew::new(fd),
         };
         connection.begin_to_hold();
@@ -210,6 +213,7 @@ impl Connection {
         other.signs.finished.load(Ordering::Acquire) != 0
             || own.receiving.shut.load(Ordering::Relaxed) != 0
             || self.is_over()
+            || self.is_returned()
             || filled >= self.segment.ring_bytes() as u64 / 4
             || receive::available(self, water).is_ok_and(|bytes| bytes >= water)
     }
@@ -239,7 +243,7 @@ impl Connection {
     #[inline]
     pub fn sends_by_ring(&self) -> bool {
         let own = self.segment.own();
-        let returned = own.signs.returned_at.load(Ordering::Relaxed) != 0;
+        let returned = self.is_returned();
         if returned || own.signs.switched_at.load(Ordering::Relaxed) != 0 {
             return !returned;
         }
@@ -363,7 +367,7 @@ impl Connection {
             }
         }
         // After the way back there are none: who took it woke everybody.
-        let Some(_at_bells) = own.go_to_bells() else { return };
+        let Some(_at_bells) = self.go_to_bells(true) else { return };
         // A sleep on many ends stays armed: it hears of this end by the bell of any.
         if sleep == wake::EACH && !wake::take_down(armed) {
             return;
@@ -425,7 +429,7 @@ impl Connection {
             self.kernel_ended.store(true, Ordering::Relaxed);
         } else if mute && since >= PROBE_NS && self.own_doorbells_reach() {
             self.listened_ns.store(now, Ordering::Relaxed);
-            let Some(_at_bells) = self.segment.own().go_to_bells() else { return };
+            let Some(_at_bells) = self.go_to_bells(false) else { return };
             if let Some(name) = self.between_hosts() {
                 self.ring_relay(fd, name);
                 return;
@@ -454,7 +458,7 @@ impl Connection {
     /// carries nothing else.
     pub fn listen(&self, fd: RawFd, watching: u32) -> Heard {
         // After the way back bytes may lie behind the bells.
-        let Some(_at_bells) = self.segment.own().go_to_bells() else {
+        let Some(_at_bells) = self.go_to_bells(watching == 0) else {
             return Heard::Nothing;
         };
         let alone = self.may_swallow(watching);
@@ -585,7 +589,8 @@ impl Connection {
         let open =
             state.compare_exchange(STATE_OPEN, STATE_GIVEN_UP, Ordering::AcqRel, Ordering::Acquire);
         let plain = open.is_ok() || open == Err(STATE_GIVEN_UP);
-        if plain {
+        // One that rests keeps what the program sets for itself.
+        if plain && !self.anew.is_renewed() {
             self.restore_options(fd);
         }
         if open.is_ok() {
@@ -728,7 +733,7 @@ pub fn not_handed_on(fd: RawFd) {
 pub fn handed_on(fd: RawFd) -> Option<&'static Connection> {
     young::settle(fd);
     let connection = table::ours(fd)?;
-    connection.segment.own().sharing.processes.store(1, Ordering::SeqCst);
+    let connection = anew::shared(connection);
     connection.forget_blocking_mode();
     if connection.between_hosts().is_some() {
         connection.segment.holders().expect_one();

@@ -24,6 +24,11 @@ pub fn closing(fd: RawFd) {
     if !connection.leave(shared) {
         // Other processes have it still, and may meet the other end; the kernel knows when the last
         // one closes. Between hosts the kernel does not, but the last one does.
+        if connection.is_returned()
+            && let Ok(_held) = hold(&own.receiving.holder)
+        {
+            let _ = connection.skip_bells(fd);
+        }
         return;
     }
     close_last(fd, connection);
@@ -34,17 +39,7 @@ pub fn closing(fd: RawFd) {
 fn close_last(fd: RawFd, connection: &Connection) {
     let segment = &connection.segment;
     let own = segment.own();
-    if connection.is_returned() {
-        // The kernel's, but for what it does not know of: bytes unread in the ring.
-        let unread = segment.consumer().is_ready() && receive::available(connection, 1) != Ok(0);
-        if unread {
-            reset_by_close(fd);
-        } else if let Ok(_held) = hold(&own.receiving.holder) {
-            // Doorbells left in the kernel's queue would make it reset the connection.
-            let _ = connection.skip_bells(fd);
-        }
-        // For the monitor, which keeps the segment.
-        own.signs.closed.store(CLOSED_CLEANLY, Ordering::Release);
+    if close_returned(fd, connection) {
         return;
     }
     let _ = segment.state().compare_exchange(
@@ -76,6 +71,29 @@ fn close_last(fd: RawFd, connection: &Connection) {
         // Doorbells left in the kernel's queue would make it reset the connection.
         connection.listen(fd, u32::MAX);
     }
+    if !unread {
+        // It may have gone back meanwhile.
+        close_returned(fd, connection);
+    }
+}
+
+/// The end of a connection that went back to the kernel, whose it is but for what the kernel does not know
+/// of. False for one that did not.
+fn close_returned(fd: RawFd, connection: &Connection) -> bool {
+    if !connection.is_returned() {
+        return false;
+    }
+    let consumer = connection.segment.consumer();
+    let own = connection.segment.own();
+    if consumer.is_ready() && receive::available(connection, 1) != Ok(0) {
+        reset_by_close(fd);
+    } else if let Ok(_held) = hold(&own.receiving.holder) {
+        // As above.
+        let _ = connection.skip_bells(fd);
+    }
+    // For the monitor, which keeps the segment.
+    own.signs.closed.store(CLOSED_CLEANLY, Ordering::Release);
+    true
 }
 
 /// As the kernel does with bytes unread: the other end is told.

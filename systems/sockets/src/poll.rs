@@ -290,8 +290,9 @@ fn ask(
                 connection.look_behind_bytes(entry.fd);
             }
             let asked = entry.events | wanted;
-            entry.revents =
-                connection.without_bells(entry.fd, entry.revents, asked) & (wanted | ALWAYS);
+            entry.revents = connection.without_bells(entry.fd, entry.revents, asked, || {
+                connection.make_up_for_swallowed(entry.fd);
+            }) & (wanted | ALWAYS);
             continue;
         }
         let out = entry.revents & WRITING & wanted;

@@ -20,8 +20,9 @@
 //! carried everything, and they tell each other the two numbers.
 //!
 //! Invariants:
-//! - `returned_at` of both ends is stored while all halves are held and no bell is under way: nobody
-//!   takes a doorbell for a byte, nor a byte for a doorbell;
+//! - `returned_at` of both ends is stored, and then by one store the state that makes them count, while all
+//!   halves are held and no bell is under way: nobody takes a doorbell for a byte, nor a byte for a
+//!   doorbell, also if who calls it back is killed;
 //! - afterwards nothing is put into either ring, and no doorbell is sent or swallowed for this segment;
 //! - from then on each end counts what it gives to the kernel and takes from it (`by_kernel`), doorbells
 //!   included: a socket that was restored elsewhere counts from 0 again, these words do not;
@@ -34,10 +35,12 @@ use std::time::{Duration, Instant};
 use crate::connection::Connection;
 use crate::holder::{self, hold, is_held_by_another};
 use crate::kernel::{self, Errno};
-use crate::segment::{End, STATE_PAIRED, Segment};
+use crate::segment::{End, STATE_PAIRED, STATE_RETURNED, Segment};
 
 /// Longest wait for who works on a half or rings.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// Longest wait for who calls a connection back: he takes no longer, whatever the words say.
+const LONGEST: Duration = Duration::from_secs(10);
 
 /// Of `at_bells`: nobody rings or swallows any more, and how often that was said. The lower
 /// half counts those who do.
@@ -57,52 +60,8 @@ impl Drop for AtBells<'_> {
 }
 
 impl End {
-    /// Before a doorbell is sent or swallowed. `None` when there are none any more. While somebody calls
-    /// the connection back it waits: he may not succeed.
-    #[must_use]
-    pub fn go_to_bells(&self) -> Option<AtBells<'_>> {
-        loop {
-            let word = &self.sharing.at_bells;
-            // Acquire with the Release in `go_on`.
-            let before = word.fetch_add(1, Ordering::AcqRel);
-            let at_bells = AtBells(word);
-            if before & NO_BELLS == 0 {
-                return Some(at_bells);
-            }
-            drop(at_bells);
-            if !self.waits_for_recall() {
-                return None;
-            }
-        }
-    }
-
-    /// Waits a little for who calls the connection back; if he is gone, makes good what he left. False
-    /// when he has succeeded.
-    #[cold]
-    fn waits_for_recall(&self) -> bool {
-        let said = self.sharing.at_bells.load(Ordering::Acquire);
-        // He holds both halves from before he says it until after he said how it ended.
-        let holders = [&self.receiving.holder, &self.sending.holder];
-        let [receiving, sending] = holders.map(|holder| holder.load(Ordering::Acquire));
-        if self.signs.returned_at.load(Ordering::Acquire) != 0 {
-            return false;
-        }
-        if receiving == sending && is_held_by_another(receiving) {
-            let _ = kernel::pause(1);
-        } else if said & NO_BELLS != 0 {
-            // Not if another came to call it back meanwhile: then the number of times is another.
-            let word = &self.sharing.at_bells;
-            let lifts = |now: u32| {
-                (now & (NO_BELLS | SAID_ALL) == said & (NO_BELLS | SAID_ALL))
-                    .then_some(now & !NO_BELLS)
-            };
-            let _ = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, lifts);
-        }
-        true
-    }
-
-    /// Sees to it that nobody works on this end and nobody rings for it, without waiting. [`End::go_on`]
-    /// or [`End::leave_to_kernel`] follows.
+    /// Sees to it that nobody works on this end and nobody rings for it, without waiting. [`End::go_on`],
+    /// or [`leave_to_kernel`] and [`End::let_go`], follow.
     ///
     /// Errors: [`NotRecalled::Busy`], [`NotRecalled::Ringing`]; nothing is changed then.
     pub fn still(&self) -> Result<(), NotRecalled> {
@@ -144,12 +103,21 @@ impl End {
         ))
     }
 
-    /// Wakes whoever sleeps at the other end: it is the last doorbell. Where this end has not switched,
-    /// what it sends are bytes; nobody there sleeps for anything else. The end is [still](End::still).
-    pub fn ring_once(&self, socket: BorrowedFd<'_>) {
+    /// The end switches if it has not, so that it can ring: who never sent may be waited for by who wants
+    /// room. One that shut its side of the kernel's stream before cannot. The end is [still](End::still).
+    pub fn switch(&self) {
         let signs = &self.signs;
-        if signs.switched_at.load(Ordering::Relaxed) != 0 && signs.mute.load(Ordering::Relaxed) == 0
+        if signs.switched_at.load(Ordering::Relaxed) == 0 && signs.mute.load(Ordering::Relaxed) == 0
         {
+            let sent = self.sending.by_kernel.load(Ordering::Relaxed);
+            // As in `sends_by_ring`.
+            signs.switched_at.store(sent.saturating_add(1), Ordering::Release);
+        }
+    }
+
+    /// Wakes whoever sleeps at the other end: it is the last doorbell. The end is [still](End::still).
+    pub fn ring_once(&self, socket: BorrowedFd<'_>) {
+        if self.signs.switched_at.load(Ordering::Relaxed) != 0 {
             // A full socket holds unread bytes, which wake just as well.
             let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
             let _ = kernel::send(socket.as_raw_fd(), &[0], flags);
@@ -168,15 +136,18 @@ impl End {
         if sane { Ok(Counted { sent, taken }) } else { Err(NotRecalled::Unclear) }
     }
 
-    /// The end is the kernel's from here on, and asks for nothing else for the time of `hold`.
-    pub fn leave_to_kernel(&self, counted: Counted, hold: Duration, socket: BorrowedFd<'_>) {
+    /// Notes what holds once the connection is [left to the kernel](leave_to_kernel).
+    fn prepare(&self, counted: Counted, hold: Duration) {
         let Counted { sent, taken } = counted;
         self.sending.by_kernel.store(sent, Ordering::Relaxed);
         self.receiving.by_kernel.store(taken, Ordering::Relaxed);
         let hold_ns = u64::try_from(hold.as_nanos()).unwrap_or(u64::MAX);
         self.sharing.hold_ns.store(hold_ns, Ordering::Relaxed);
-        // Release with the Acquire in `kernel_bytes_left`, and in `waits_for_recall`.
-        self.signs.returned_at.store(sent.saturating_add(1), Ordering::Release);
+        self.signs.returned_at.store(sent.saturating_add(1), Ordering::Relaxed);
+    }
+
+    /// After the connection was [left to the kernel](leave_to_kernel): whoever wants to may go on.
+    pub fn let_go(&self, socket: BorrowedFd<'_>) {
         let finished = self.signs.finished.load(Ordering::Relaxed) != 0;
         if finished && self.signs.mute.load(Ordering::Relaxed) == 0 {
             // What was a word so far is the kernel's to say now.
@@ -185,6 +156,17 @@ impl End {
         holder::leave(&self.sending.holder);
         holder::leave(&self.receiving.holder);
     }
+}
+
+/// The connection is the kernel's from here on: `ends` are still (or nobody's but the caller's), with what
+/// was counted for each, and the time for which it asks for nothing else. One store decides it: a caller
+/// who is killed before it has changed nothing that counts.
+pub fn leave_to_kernel(segment: &Segment, ends: [(&End, Counted, Duration); 2]) {
+    for (end, counted, hold) in ends {
+        end.prepare(counted, hold);
+    }
+    // Release with the Acquire in `is_returned` and `left_in_ring`.
+    segment.state().store(STATE_RETURNED, Ordering::Release);
 }
 
 /// Why a connection was not brought back.
@@ -223,9 +205,9 @@ impl<'a> Still<'a> {
         }
     }
 
-    fn leave(mut self, counted: Counted, hold: Duration, socket: BorrowedFd<'_>) {
+    fn let_go(mut self, socket: BorrowedFd<'_>) {
         if let Some(end) = self.0.take() {
-            end.leave_to_kernel(counted, hold, socket);
+            end.let_go(socket);
         }
     }
 }
@@ -260,9 +242,7 @@ pub fn recall(
     hold: [Duration; 2],
 ) -> Result<(), NotRecalled> {
     let ends = [segment.own(), segment.other()];
-    if segment.state().load(Ordering::Acquire) != STATE_PAIRED
-        || ends.iter().any(|end| end.signs.returned_at.load(Ordering::Acquire) != 0)
-    {
+    if segment.state().load(Ordering::Acquire) != STATE_PAIRED {
         return Err(NotRecalled::Kernels);
     }
     let until = Instant::now() + PATIENCE;
@@ -271,16 +251,16 @@ pub fn recall(
         return Err(NotRecalled::Closed);
     }
     for (end, socket) in ends.iter().zip(&sockets) {
+        end.switch();
         end.ring_once(*socket);
     }
     let counted = [ends[0].count(sockets[0])?, ends[1].count(sockets[1])?];
     if counted[0].taken > counted[1].sent || counted[1].taken > counted[0].sent {
         return Err(NotRecalled::Unclear);
     }
-    for (((still, counted), socket), hold) in stills.into_iter().zip(counted).zip(sockets).zip(hold)
-    {
-        still.leave(counted, hold, socket);
-    }
+    let both = [0, 1].map(|end| (ends[end], counted[end], hold[end]));
+    leave_to_kernel(segment, both);
+    stills.into_iter().zip(sockets).for_each(|(still, socket)| still.let_go(socket));
     Ok(())
 }
 
@@ -290,19 +270,78 @@ impl Connection {
     #[must_use]
     pub fn is_returned(&self) -> bool {
         self.segment.own().signs.returned_at.load(Ordering::Relaxed) != 0
+            && self.is_left_to_kernel()
+    }
+
+    /// That it did was decided.
+    #[cold]
+    fn is_left_to_kernel(&self) -> bool {
+        // Acquire with the Release in `leave_to_kernel`.
+        self.segment.state().load(Ordering::Acquire) == STATE_RETURNED
+    }
+
+    /// Before a doorbell is sent or swallowed. `None` when there are none any more. While somebody calls
+    /// the connection back it waits, since he may not succeed; unless not `waits`, for who holds a set's
+    /// lock: then nothing is rung or swallowed now.
+    #[must_use]
+    pub fn go_to_bells(&self, waits: bool) -> Option<AtBells<'_>> {
+        let mut since = None;
+        loop {
+            let word = &self.segment.own().sharing.at_bells;
+            // Acquire with the Release in `go_on`.
+            let before = word.fetch_add(1, Ordering::AcqRel);
+            let at_bells = AtBells(word);
+            if before & NO_BELLS == 0 {
+                return Some(at_bells);
+            }
+            drop(at_bells);
+            let since = *since.get_or_insert_with(Instant::now);
+            if !self.waits_for_recall(waits) || since.elapsed() > LONGEST {
+                return None;
+            }
+        }
+    }
+
+    /// Waits a little for who calls the connection back; if he is gone, makes good what he left. False
+    /// when he has succeeded, or is not waited for.
+    #[cold]
+    fn waits_for_recall(&self, waits: bool) -> bool {
+        let own = self.segment.own();
+        let said = own.sharing.at_bells.load(Ordering::Acquire);
+        // He holds both halves from before he says it until after he said how it ended.
+        let holders = [&own.receiving.holder, &own.sending.holder];
+        let [receiving, sending] = holders.map(|holder| holder.load(Ordering::Acquire));
+        if self.is_returned() {
+            return false;
+        }
+        if receiving == sending && is_held_by_another(receiving) {
+            if !waits {
+                return false;
+            }
+            let _ = kernel::pause(1);
+        } else if said & NO_BELLS != 0 {
+            // Not if another came to call it back meanwhile: then the number of times is another.
+            let word = &own.sharing.at_bells;
+            let lifts = |now: u32| {
+                (now & (NO_BELLS | SAID_ALL) == said & (NO_BELLS | SAID_ALL))
+                    .then_some(now & !NO_BELLS)
+            };
+            let _ = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, lifts);
+        }
+        true
     }
 
     /// What `kernel_bytes_left` tells after the way back, when nothing before the switch is left.
     #[cold]
     pub(crate) fn left_in_ring(&self) -> Option<u64> {
-        (!self.segment.consumer().is_ready()).then_some(u64::MAX)
+        (self.is_left_to_kernel() && !self.segment.consumer().is_ready()).then_some(u64::MAX)
     }
 
     /// Doorbells that lie between the ring's last byte and the next one of the kernel's.
     fn bells_left(&self) -> u64 {
         let other = &self.segment.other().signs;
         let returned = other.returned_at.load(Ordering::Acquire);
-        if returned == 0 || self.kernel_bytes_left() != Some(u64::MAX) {
+        if returned == 0 || !self.is_returned() || self.kernel_bytes_left() != Some(u64::MAX) {
             return 0;
         }
         let read = self.segment.own().receiving.by_kernel.load(Ordering::Relaxed);
@@ -337,8 +376,15 @@ impl Connection {
     }
 
     /// What the kernel says of readiness, told as `poll` bits, where doorbells lie before the program's
-    /// bytes: they are no news. `told`: what it said just now when asked for `events`.
-    pub(crate) fn without_bells(&self, fd: RawFd, told: i16, events: i16) -> i16 {
+    /// bytes: they are no news. `told`: what it said just now when asked for `events`. `skipped` is told
+    /// when some were, and has [`Connection::make_up_for_swallowed`] follow.
+    pub(crate) fn without_bells(
+        &self,
+        fd: RawFd,
+        told: i16,
+        events: i16,
+        skipped: impl FnOnce(),
+    ) -> i16 {
         if self.segment.other().signs.returned_at.load(Ordering::Relaxed) == 0
             || told & libc::POLLIN == 0
             || self.bells_left() == 0
@@ -346,9 +392,9 @@ impl Connection {
             return told;
         }
         let Ok(held) = hold(&self.segment.own().receiving.holder) else { return told };
-        let skipped = self.skip_bells(fd);
+        let outcome = self.skip_bells(fd);
         drop(held);
-        self.make_up_for_swallowed(fd);
-        if skipped.is_err() { told } else { kernel::poll_one(fd, events, 0).unwrap_or(told) }
+        skipped();
+        if outcome.is_err() { told } else { kernel::poll_one(fd, events, 0).unwrap_or(told) }
     }
 }

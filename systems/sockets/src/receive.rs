@@ -106,6 +106,7 @@ unsafe fn receive_more(
     let waits = flags & libc::MSG_DONTWAIT == 0 && connection.blocks(fd);
     // A call that waits returns with so much, or at an end.
     let least = if all { wanted } else { connection.low_water().min(wanted) };
+    let mut goes_on = false;
     loop {
         let longest = || call_time(fd, waits, libc::SO_RCVTIMEO);
         let held = match hold_within(&connection.segment.own().receiving.holder, longest) {
@@ -129,10 +130,23 @@ unsafe fn receive_more(
             Ok(Step::Bytes(count)) => {
                 *total += count;
                 if *total >= least || !waits && !all {
+                    // After the way back, behind the ring's last byte: who gets less than he asked for
+                    // takes it that there is no more, and an edge may have been told already.
+                    let more = *total < wanted && !goes_on && connection.is_returned();
+                    if more && connection.kernel_bytes_left() == Some(u64::MAX) {
+                        goes_on = true;
+                        continue;
+                    }
                     return Ok(*total);
                 }
             }
             Ok(Step::End) => return Ok(*total),
+            Ok(Step::Nothing) if goes_on => return Ok(*total),
+            Err(Errno(libc::ECONNRESET)) if goes_on => {
+                // For the next call.
+                connection.pending_error.store(libc::ECONNRESET, Ordering::Relaxed);
+                return Ok(*total);
+            }
             Err(error) => return if *total > 0 { Ok(*total) } else { Err(error) },
             Ok(Step::Nothing) => {
                 if wanted == 0 {

@@ -62,9 +62,6 @@ pub const CLOSED_AT: [usize; 2] = [ENDS_AT + 12, ENDS_AT + END_BYTES + 12];
 /// Places of the two ends' outgoing positions, for who looks on.
 pub const TAILS_AT: [usize; 2] = [ENDS_AT + 80, ENDS_AT + END_BYTES + 80];
 
-/// Places of the two ends' `returned_at` words.
-pub const RETURNED_AT: [usize; 2] = [ENDS_AT + 48, ENDS_AT + END_BYTES + 48];
-
 /// One end has the segment; the other may still come.
 pub const STATE_OPEN: u32 = 0;
 /// Both ends have it: they may leave the kernel's stream.
@@ -75,6 +72,8 @@ pub const STATE_GIVEN_UP: u32 = 2;
 /// kernel's stream yet, and may not give up any more. The relay makes it paired or given up, as the
 /// other one answers.
 pub const STATE_MATCHING: u32 = 3;
+/// Both ends are the kernel's again: their `returned_at` words hold ([`crate::recall`]).
+pub const STATE_RETURNED: u32 = 4;
 
 /// What an end tells the other. Written rarely, read by the other with every message.
 #[repr(C, align(64))]
@@ -197,7 +196,6 @@ pub struct End {
 
 const _: () = assert!(size_of::<End>() <= END_BYTES, "an end's words fit its block");
 const _: () = assert!(CLOSED_AT[0] - ENDS_AT == std::mem::offset_of!(Signs, closed));
-const _: () = assert!(RETURNED_AT[0] - ENDS_AT == std::mem::offset_of!(Signs, returned_at));
 const _: () = assert!(size_of::<Signs>() == 64, "the signs are one line");
 const _: () = assert!(
     TAILS_AT[0] - ENDS_AT

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use beeline_os::barrier;
 
 use crate::connection::Connection;
-use crate::holder::hold_within;
+use crate::holder::{self, hold_within};
 use crate::kernel::{self, Errno, Outcome};
 use crate::offer;
 use crate::receive::{corrupt, is_nowhere, rest_of, room, take_error};
@@ -275,6 +275,11 @@ fn send_by_kernel(
     by_ring: bool,
 ) -> Result<Step, Errno> {
     let own = connection.segment.own();
+    if connection.is_returned() && holder::take(&own.receiving.holder).is_ok() {
+        // Who only sends leaves the last doorbell unread, and the kernel would reset at its end.
+        let _ = connection.skip_bells(fd);
+        holder::leave(&own.receiving.holder);
+    }
     let mut rest = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 64];
     let count = rest_of(pieces, skip, &mut rest);
     match kernel::send_pieces(fd, &rest[..count], flags | libc::MSG_DONTWAIT) {

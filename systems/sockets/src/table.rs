@@ -269,9 +269,17 @@ pub(crate) fn succeed(old: &'static Connection, new: &'static Connection) {
     if old.references.load(Ordering::SeqCst) == 0 {
         retire(old);
     }
+    if new.references.load(Ordering::SeqCst) == 0 {
+        // Its last number was closed meanwhile.
+        new.is_nobodys();
+        if new.leave(false) {
+            new.tell_relay();
+        }
+        retire(new);
+    }
 }
 
-fn succeed_one(fd: RawFd, old: &'static Connection, new: &'static Connection) {
+pub(crate) fn succeed_one(fd: RawFd, old: &'static Connection, new: &'static Connection) {
     let Some(slot) = slot(fd) else { return };
     let [from, to] = [old, new].map(|one| std::ptr::from_ref(one) as usize);
     if slot.load(Ordering::SeqCst) != from {
@@ -287,6 +295,9 @@ fn succeed_one(fd: RawFd, old: &'static Connection, new: &'static Connection) {
 }
 
 fn retire(connection: &'static Connection) {
+    if connection.is_retired.swap(true, Ordering::AcqRel) {
+        return;
+    }
     // Never waits: a lock that a thread held when the program forked is never let go in the child.
     // What cannot be noted is kept for ever.
     let Ok(mut retired) = RETIRED.try_lock() else { return };
@@ -384,8 +395,7 @@ pub fn before_fork() {
 pub fn shared() {
     crate::epoll::before_fork();
     each(|_, connection| {
-        connection.segment.own().sharing.processes.store(1, Ordering::SeqCst);
-        connection.forget_blocking_mode();
+        crate::anew::shared(connection).forget_blocking_mode();
     });
 }
 

@@ -285,3 +285,104 @@ fn who_works_on_an_end_for_too_long_keeps_the_connection_where_it_is() {
     assert_eq!(take(other, &mut [0; 8], 0), Ok(1));
     close(streams);
 }
+
+#[test]
+fn who_waits_for_room_at_an_end_that_never_sent_is_woken() {
+    for waits in ALL {
+        let streams = pair();
+        let [one, other] = [streams[0].as_raw_fd(), streams[1].as_raw_fd()];
+        std::thread::scope(|scope| {
+            let sending = scope.spawn(|| sender(one, waits, 5, 200_000));
+            std::thread::sleep(Duration::from_millis(30));
+            back(&streams).unwrap();
+            std::thread::sleep(Duration::from_millis(30));
+            receiver(other, Waits::Blocking, 5, 200_000);
+            sending.join().unwrap();
+        });
+        close(streams);
+    }
+}
+
+#[test]
+fn threads_that_sleep_on_one_set_go_on_after_the_way_back() {
+    for _ in 0..20 {
+        let streams = pair();
+        let [one, other] = [streams[0].as_raw_fd(), streams[1].as_raw_fd()];
+        give(one, b"1", 0).unwrap();
+        give(other, b"1", 0).unwrap();
+        let mut bytes = [0; 8];
+        assert_eq!((take(one, &mut bytes, 0), take(other, &mut bytes, 0)), (Ok(1), Ok(1)));
+        let set = set_of(Waits::Edge, other, libc::EPOLLIN);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let mut bytes = [0; 8];
+                    loop {
+                        match take(other, &mut bytes, libc::MSG_DONTWAIT) {
+                            Ok(0) => break,
+                            Ok(_) => {}
+                            Err(_) => wait(Waits::Level, set, other, libc::POLLIN),
+                        }
+                    }
+                    // An edge is told to one: the other thread is to hear of the end, too.
+                    let events = (libc::EPOLLIN | libc::EPOLLET) as u32;
+                    let event = libc::epoll_event { events, u64: 1 };
+                    let again = epoll::control(set, libc::EPOLL_CTL_MOD, other, Some(event));
+                    again.unwrap().unwrap();
+                });
+            }
+            std::thread::sleep(Duration::from_millis(5));
+            back(&streams).unwrap();
+            std::thread::sleep(Duration::from_millis(5));
+            give(one, b"more", 0).unwrap();
+            std::thread::sleep(Duration::from_millis(5));
+            connection::shutdown(one, of(&streams[0]), libc::SHUT_WR).unwrap();
+        });
+        kernel::close(set).unwrap();
+        close(streams);
+    }
+}
+
+#[test]
+fn who_is_killed_before_it_is_decided_has_changed_nothing() {
+    let streams = pair();
+    let [one, other] = [streams[0].as_raw_fd(), streams[1].as_raw_fd()];
+    give(one, b"before", 0).unwrap();
+    let own = of(&streams[0]).segment.own();
+    // What he would leave behind: everything but the state, and the halves of one that is dead.
+    let dead = std::thread::spawn(kernel::thread).join().unwrap();
+    own.signs.returned_at.store(1000, Ordering::SeqCst);
+    own.sharing.at_bells.fetch_or(1 << 31, Ordering::SeqCst);
+    own.receiving.holder.store(dead, Ordering::SeqCst);
+    own.sending.holder.store(dead, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut bytes = [0; 11];
+            common::races::take_all(other, &mut bytes);
+            assert_eq!(&bytes, b"beforeafter");
+        });
+        std::thread::sleep(Duration::from_millis(50));
+        give(one, b"after", 0).unwrap();
+    });
+    assert!(of(&streams[0]).sends_by_ring());
+    assert_eq!(back(&streams), Ok(()));
+    close(streams);
+}
+
+#[test]
+fn who_only_sends_ends_in_good_order() {
+    let streams = pair();
+    let [one, other] = [streams[0].as_raw_fd(), streams[1].as_raw_fd()];
+    give(one, b"1", 0).unwrap();
+    give(other, b"1", 0).unwrap();
+    let mut bytes = [0; 8];
+    assert_eq!((take(one, &mut bytes, 0), take(other, &mut bytes, 0)), (Ok(1), Ok(1)));
+    back(&streams).unwrap();
+    assert!(kernel::unread(one) > 0, "the last doorbell is there");
+    give(one, b"last", 0).unwrap();
+    // As by the end of its process: nothing of ours is called.
+    let [first, _second] = streams;
+    kernel::close(first.into_raw_fd()).unwrap();
+    assert_eq!(take(other, &mut bytes, 0), Ok(4));
+    assert_eq!(take(other, &mut bytes, 0), Ok(0));
+}

@@ -110,13 +110,16 @@ fn posix_spawn_says_what_it_says_without_the_library() {
     assert_eq!(monitor.paired(), 1);
 }
 
-/// How many connections' ends "beside young" had introduced, by the line that it says at its end.
+/// How many connections' ends "beside young" had introduced, by the line that it says at its end. What it
+/// started says such a line, too, before or after it, of fewer.
 fn introduced(output: &std::process::Output) -> u32 {
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    let line = text.lines().rev().find(|line| line.contains("introduced by it")).unwrap_or("");
-    let words: Vec<&str> = line.split_whitespace().collect();
-    let at = words.iter().position(|&word| word == "introduced").unwrap_or(0);
-    words.get(at.saturating_sub(1)).and_then(|word| word.parse().ok()).unwrap_or(0)
+    let number = |line: &str| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let at = words.iter().position(|&word| word == "introduced")?;
+        words.get(at.checked_sub(1)?)?.parse().ok()
+    };
+    text.lines().filter_map(number).max().unwrap_or(0)
 }
 
 #[test]

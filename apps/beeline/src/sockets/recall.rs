@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow, bail};
 use beeline_sockets::recall::{NotRecalled, recall};
 use beeline_sockets::relayed::Request;
+use beeline_sockets::segment::{STATE_PAIRED, STATE_RETURNED};
 use beeline_sockets::{control, introduce};
 use rustix::net::sockopt::socket_type;
 use rustix::net::{SocketType, getpeername, getsockname};
@@ -178,6 +179,21 @@ fn canonical(address: SocketAddr) -> SocketAddr {
     SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
+/// Own and other address of a connected internet socket.
+fn ends_of(socket: &OwnedFd) -> Option<(SocketAddr, SocketAddr)> {
+    let internet =
+        |address: rustix::net::SocketAddrAny| SocketAddr::try_from(address).ok().map(canonical);
+    Some((internet(getsockname(socket).ok()?)?, internet(getpeername(socket).ok()??)?))
+}
+
+fn is_gone(error: &anyhow::Error) -> bool {
+    use rustix::io::Errno;
+    error
+        .chain()
+        .filter_map(|cause| cause.downcast_ref::<Errno>())
+        .any(|errno| matches!(*errno, Errno::BADF | Errno::SRCH))
+}
+
 /// The connected TCP sockets of `processes`, each once.
 fn connections(processes: &BTreeSet<u32>) -> anyhow::Result<Vec<Found>> {
     let (mut known, mut all) = (BTreeSet::new(), Vec::new());
@@ -186,14 +202,13 @@ fn connections(processes: &BTreeSet<u32>) -> anyhow::Result<Vec<Found>> {
             if !known.insert(inode) {
                 continue;
             }
-            let socket = copy(process, fd)?;
-            let internet = |address: rustix::net::SocketAddrAny| {
-                SocketAddr::try_from(address).ok().map(canonical)
+            let socket = match copy(process, fd) {
+                // Closed meanwhile.
+                Err(error) if is_gone(&error) => continue,
+                socket => socket?,
             };
-            let own = getsockname(&socket).ok().and_then(internet);
-            let peer = getpeername(&socket).ok().flatten().and_then(internet);
-            if let (Some(own), Some(peer), Ok(SocketType::STREAM)) =
-                (own, peer, socket_type(&socket))
+            if let (Some((own, peer)), Ok(SocketType::STREAM)) =
+                (ends_of(&socket), socket_type(&socket))
             {
                 all.push(Found { process, socket, own, peer });
             }
@@ -211,26 +226,32 @@ fn bring_back(
     ends: &HashMap<(SocketAddr, SocketAddr), u64>,
 ) -> anyhow::Result<Option<&'static str>> {
     let Some(segment) = introduce::resumed(found.socket.as_fd()) else { return Ok(None) };
+    shares_namespaces(found.process)?;
     if let Some(cookie) = segment.relayed() {
         let hold_ms = u64::try_from(hold.as_millis()).unwrap_or(u64::MAX);
         introduce::tell_relay(&Request::Recall { cookie, hold_ms })
             .context("the relay does not answer")?;
         let begun = Instant::now();
-        while segment.own().signs.returned_at.load(Ordering::Acquire) == 0 {
-            if segment.state().load(Ordering::Acquire) != beeline_sockets::segment::STATE_PAIRED {
-                return Ok(None);
+        loop {
+            match segment.state().load(Ordering::Acquire) {
+                STATE_RETURNED => return Ok(Some("with the kernel")),
+                STATE_PAIRED => {}
+                _ => return Ok(None),
             }
             if begun.elapsed() > PATIENCE {
                 bail!("the relays did not bring it back in {} s", PATIENCE.as_secs());
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        return Ok(Some("with the kernel"));
     }
     let far = ends.get(&(found.peer, found.own)).and_then(|inode| places.get(inode));
     let far = far.context("no process that may be looked into has its other end")?;
     let &(process, fd) = far.first().context("nobody has its other end")?;
+    shares_namespaces(process)?;
     let other = copy(process, fd)?;
+    if ends_of(&other) != Some((found.peer, found.own)) {
+        bail!("its other end is elsewhere by now; try again");
+    }
     let moves = far.iter().any(|(process, _)| processes.contains(process));
     let holds = [hold, if moves { hold } else { STAYS }];
     // As that end sees it: its own is the first of two.

@@ -696,6 +696,7 @@ fn translate(
     let raw: Vec<libc::epoll_event> =
         answers.events.get(from..from + reported).unwrap_or_default().to_vec();
     let mut report = Report::default();
+    let mut kicks = Vec::new();
     for event in raw {
         let (bits, data) = (event.events, event.u64);
         if data >> 32 != MARK {
@@ -731,7 +732,7 @@ fn translate(
                 if bits & (RDHUP | HUP | ERR) != 0 {
                     connection.look_behind_bytes(fd);
                 }
-                heard = without_bells(fd, connection, heard);
+                heard = without_bells(fd, connection, heard, &mut kicks);
             }
             if connection.is_bound_for_ring() {
                 // Nobody but us asked for it: a kick.
@@ -745,15 +746,16 @@ fn translate(
             answers.add(entry, heard);
         }
     }
+    inner.kicks.append(&mut kicks);
     report
 }
 
 /// [`Connection::without_bells`] for the kernel's report of an entry.
-fn without_bells(fd: RawFd, connection: &Connection, heard: u32) -> u32 {
+fn without_bells(fd: RawFd, connection: &Connection, heard: u32, kicks: &mut Vec<RawFd>) -> u32 {
     const LOW: u32 = 0x7fff;
     let told = i16::try_from(heard & LOW).unwrap_or(0);
     let events = libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP;
     #[expect(clippy::cast_sign_loss, reason = "poll's bits are small and positive")]
-    let left = u32::from(connection.without_bells(fd, told, events) as u16);
+    let left = u32::from(connection.without_bells(fd, told, events, || kicks.push(fd)) as u16);
     heard & !LOW | left & heard & LOW
 }

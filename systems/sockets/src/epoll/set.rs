@@ -108,6 +108,8 @@ pub struct Inner {
     pub turn: usize,
     pub waits: u64,
     seen_stirs: u64,
+    /// What other sets and their sleepers are to be told of, once this one's lock is let go.
+    pub kicks: Vec<RawFd>,
 }
 
 impl Inner {

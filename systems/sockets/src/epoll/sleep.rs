@@ -2,6 +2,7 @@
 //! The module above lists who wakes whom.
 
 use std::os::fd::RawFd;
+use std::sync::MutexGuard;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,7 @@ use super::{
 };
 use crate::kernel::{self, Outcome};
 use crate::poll::time;
+use crate::table;
 
 /// Every so many waits that the rings answered, the kernel is asked as well.
 const KERNEL_TURN: u32 = 8;
@@ -82,7 +84,19 @@ pub fn wakes_plainly(
     let mut inner = lock(set);
     let (_, count) = hear(number, &mut inner, events, reported);
     leave_armed(number, set, &mut inner);
+    unlock(inner);
     (count > 0).then_some(count)
+}
+
+/// Lets go of a set, and then tells others what was swallowed while it was locked.
+fn unlock(mut inner: MutexGuard<'_, Inner>) {
+    let kicks = std::mem::take(&mut inner.kicks);
+    drop(inner);
+    for fd in kicks {
+        if let Some(connection) = table::ours(fd) {
+            connection.make_up_for_swallowed(fd);
+        }
+    }
 }
 
 /// Answers with what a sleep in the kernel reported and with what is due by now: the kernel's
@@ -140,10 +154,11 @@ fn wait_mixed(
         let count = answers.count;
         if count > 0 || late && (slept || timeout == Some(Duration::ZERO)) {
             leave_armed(number, set, &mut inner);
+            unlock(inner);
             return Ok(count);
         }
         let hot = inner.hot();
-        drop(inner);
+        unlock(inner);
         let due = || any_due(&mut lock(set), DEEPEST);
         let found = if hot <= FEW_HOT {
             hot > 0 && set.budget.spin(due)
@@ -270,7 +285,7 @@ fn sleep(
     if count > 0 {
         leave_armed(number, set, &mut inner);
     }
-    drop(inner);
+    unlock(inner);
     if count == 0 && reported > 0 && (shared || !report.news) {
         // A doorbell that is left to another watcher would wake us again at once, and so would
         // bytes in the kernel's stream that the program does not ask for.

@@ -56,6 +56,7 @@ pub(crate) fn renewed(connection: &Connection) {
                 // Watchers were counted for the other.
                 entry.counted = false;
                 entry.fresh = true;
+                (entry.seen_tail, entry.seen_ends) = (u64::MAX, 0);
                 if set.may_be_slept_on() {
                     report_by_kernel(number, entry);
                 }
