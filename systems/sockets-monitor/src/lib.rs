@@ -197,10 +197,11 @@ impl Monitor {
                     Err(_) => answer(&Answer::Plain, None),
                 }
             }
-            Question::Resume => {
+            Question::Resume | Question::Look => {
                 let process = socket.peer().map_or(0, |peer| peer.pid);
+                let taker = (question == Question::Resume).then_some(process);
                 let about = descriptors.first();
-                let known = about.and_then(|socket| self.pairing.resume(socket, process));
+                let known = about.and_then(|socket| self.pairing.resume(socket, taker));
                 match known {
                     Some((side, memory)) => {
                         answer(&Answer::Segment { side }, Some(memory.as_fd()));

@@ -213,8 +213,8 @@ impl Pairing {
     }
 
     /// The segment of a socket that was introduced before, or waits to be, and which end it is. The end
-    /// is `process`'s now, too.
-    pub fn resume(&mut self, socket: &OwnedFd, process: i32) -> Option<(u8, OwnedFd)> {
+    /// is `process`'s now, if one is told.
+    pub fn resume(&mut self, socket: &OwnedFd, process: Option<i32>) -> Option<(u8, OwnedFd)> {
         let cookie = rustix::net::sockopt::socket_cookie(socket).ok()?;
         if let Some(&(number, side)) = self.by_cookie.get(&cookie) {
             return Some((side, self.kept.get(&number)?.memory.try_clone().ok()?));
@@ -223,7 +223,7 @@ impl Pairing {
         if let Some(waiting) = self.waiting.get_mut(&ends(socket).ok()?)
             && waiting.cookie == cookie
         {
-            waiting.process = process;
+            waiting.process = process.unwrap_or(waiting.process);
             return Some((0, waiting.memory.try_clone().ok()?));
         }
         Some((0, self.relaying.as_ref()?.resume(cookie)?))
@@ -544,9 +544,9 @@ mod tests {
         let (one, other) = connection();
         let Outcome::First(memory) = pairing.ask(&one, me(), 0).unwrap() else { panic!("first") };
         // Whoever has the socket meanwhile gets it as the same end.
-        let (side, again) = pairing.resume(&one, me()).unwrap();
+        let (side, again) = pairing.resume(&one, Some(me())).unwrap();
         assert_eq!((side, file(&again)), (0, file(&memory)));
-        assert!(pairing.resume(&other, me()).is_none());
+        assert!(pairing.resume(&other, Some(me())).is_none());
         // Asking again changes nothing.
         let Outcome::First(again) = pairing.ask(&one, me(), 0).unwrap() else { panic!("first") };
         assert_eq!(file(&memory), file(&again));
@@ -556,14 +556,14 @@ mod tests {
         assert_eq!(pairing.introduced().count(), 1);
         // Whoever has one of the sockets later gets it again, as the same end.
         for (socket, side) in [(&one, 0), (&other, 1)] {
-            let (found, again) = pairing.resume(socket, me()).unwrap();
+            let (found, again) = pairing.resume(socket, Some(me())).unwrap();
             assert_eq!((found, file(&again)), (side, file(&memory)));
         }
         // Until an end says that it was closed.
         rustix::io::pwrite(&memory, &[1], CLOSED_AT[1] as u64).unwrap();
         pairing.swept -= Duration::from_secs(60);
         pairing.expire();
-        assert!(pairing.resume(&one, me()).is_none() && !pairing.is_keeping());
+        assert!(pairing.resume(&one, Some(me())).is_none() && !pairing.is_keeping());
     }
 
     #[test]

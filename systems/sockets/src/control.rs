@@ -29,6 +29,8 @@ pub enum Question {
     Connections,
     /// What do the connections move that you still know? One answer each, then [`Answer::End`].
     Traffic,
+    /// As [`Question::Resume`], for who only looks: the end is not his.
+    Look,
 }
 
 /// What the monitor answers.
@@ -138,6 +140,7 @@ impl Question {
             Self::Connections => 3,
             Self::Resume => 4,
             Self::Traffic => 5,
+            Self::Look => 6,
         })
     }
 
@@ -151,6 +154,7 @@ impl Question {
             Some((3, [])) => Ok(Self::Connections),
             Some((4, [])) => Ok(Self::Resume),
             Some((5, [])) => Ok(Self::Traffic),
+            Some((6, [])) => Ok(Self::Look),
             _ => Err(BadRecord { length: record.len() }),
         }
     }
@@ -269,6 +273,7 @@ mod tests {
             Question::Status,
             Question::Connections,
             Question::Traffic,
+            Question::Look,
         ] {
             assert_eq!(Question::decode(&question.encode()), Ok(question));
         }

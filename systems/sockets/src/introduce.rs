@@ -134,7 +134,7 @@ pub fn tell_relay(request: &Request) -> std::io::Result<()> {
 /// The segment of a connection that was introduced before, for who has a copy of a socket of its.
 #[must_use]
 pub fn resumed(about: BorrowedFd<'_>) -> Option<Segment> {
-    ask_for_segment(about.as_raw_fd(), Question::Resume)
+    ask_for_segment(about.as_raw_fd(), Question::Look)
 }
 
 /// The segment of a relayed connection's socket, from the relay that carries it: the monitor was
@@ -173,7 +173,7 @@ pub fn segment(fd: RawFd, question: Question) -> Option<Segment> {
 #[must_use]
 pub fn is_known(fd: RawFd) -> bool {
     ASKING.set(true);
-    let known = ask_for_memory(fd, Question::Resume).is_some();
+    let known = ask_for_memory(fd, Question::Look).is_some();
     ASKING.set(false);
     known
 }
@@ -193,7 +193,7 @@ fn ask_for_memory(fd: RawFd, question: Question) -> Option<(u8, OwnedFd)> {
             no_hosts();
             None
         }
-        (Answer::Plain, _) if question == Question::Resume => Some((0, resume_at_relay(about)?)),
+        (Answer::Plain, _) if question != Question::Attach => Some((0, resume_at_relay(about)?)),
         _ => None,
     }
 }
