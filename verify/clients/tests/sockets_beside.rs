@@ -110,13 +110,13 @@ fn posix_spawn_says_what_it_says_without_the_library() {
     assert_eq!(monitor.paired(), 1);
 }
 
-/// How many connections' ends "beside young" had introduced, by the line that it says at its end. What it
+/// How many connections' ends of "beside young" were given memory, by the line that it says at its end. What it
 /// started says such a line, too, before or after it, of fewer.
-fn introduced(output: &std::process::Output) -> u32 {
+fn given(output: &std::process::Output) -> u32 {
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     let number = |line: &str| {
         let words: Vec<&str> = line.split_whitespace().collect();
-        let at = words.iter().position(|&word| word == "introduced")?;
+        let at = words.iter().position(|&word| word == "given")?;
         words.get(at.checked_sub(1)?)?.parse().ok()
     };
     text.lines().filter_map(number).max().unwrap_or(0)
@@ -136,7 +136,7 @@ fn a_program_started_with_redirections_costs_no_connection_its_youth() {
         assert!(output.status.success(), "{how} {other}: {}", said(&output));
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         assert_eq!(text, format!("young {how} 0\n"));
-        (monitor.paired() - before, introduced(&output))
+        (monitor.paired() - before, given(&output))
     };
     for how in ["redirect", "hand"] {
         assert_eq!(talk(false, how, &program).0, 0);
