@@ -4,8 +4,8 @@
 //! Until then the end *rests*: it is the kernel's, and every byte is counted, because a socket that was
 //! restored elsewhere has the kernel's own count no more. Like a young connection ([`crate::young`]) it asks
 //! on its way out of a call that brings the count of calls to as many; not before the time for which it
-//! was called back, unless the socket is another one by then (restored); and again after 1, 2, 4, ... 30
-//! seconds, as often as the other end does not come within half a minute.
+//! was called back, unless the socket is another one by then (restored); and again a second later, after
+//! some times 2, 4, ... 32 seconds later, as often as the other end does not come.
 //!
 //! The answer is a new segment, so the connection becomes another one for this process: the table leads
 //! to the new, and whoever is inside a call on the old finds its halves [moved](MOVED) and looks again.
@@ -34,6 +34,8 @@ pub(crate) const PATIENT_NS: u64 = 30_000_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
 /// Longest time that moving takes.
 const LONGEST: Duration = Duration::from_secs(2);
+/// So many questions are a second apart: the other end was moved a moment ago, or is about to be.
+const EVEN_TRIES: u32 = 16;
 /// Longest time between two questions: so many doublings of a second, about half a minute.
 const MOST_DOUBLINGS: u32 = 5;
 
@@ -79,7 +81,7 @@ impl Anew {
     /// The next question comes later than the last one did.
     pub(crate) fn put_off(&self) {
         let tries = self.tries.fetch_add(1, Ordering::Relaxed);
-        let wait = SECOND_NS << tries.min(MOST_DOUBLINGS);
+        let wait = SECOND_NS << tries.saturating_sub(EVEN_TRIES).min(MOST_DOUBLINGS);
         self.not_before_ns.store(kernel::coarse_ns().saturating_add(wait), Ordering::Relaxed);
         self.calls.store(0, Ordering::Relaxed);
     }

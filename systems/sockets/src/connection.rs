@@ -108,6 +108,9 @@ pub enum Heard {
     End,
     /// The connection broke; the error waits in `pending_error`.
     Broken,
+    /// Somebody calls the connection back at this moment, and who asked does not wait for him: what was
+    /// told of is to be told of again.
+    Later,
 }
 
 /// What became of this process's connections.
@@ -459,7 +462,8 @@ impl Connection {
     pub fn listen(&self, fd: RawFd, watching: u32) -> Heard {
         // After the way back bytes may lie behind the bells.
         let Some(_at_bells) = self.go_to_bells(watching == 0) else {
-            return Heard::Nothing;
+            let later = watching > 0 && !self.is_returned();
+            return if later { Heard::Later } else { Heard::Nothing };
         };
         let alone = self.may_swallow(watching);
         let peek = if alone { 0 } else { libc::MSG_PEEK };

@@ -56,7 +56,7 @@ fn recall(monitor: &Monitor, process: &str, hold: &str) -> (usize, String) {
 }
 
 fn seconds() -> u64 {
-    if deep() { 60 } else { 6 }
+    if deep() { 60 } else { 8 }
 }
 
 #[test]

@@ -227,6 +227,9 @@ fn bring_back(
 ) -> anyhow::Result<Option<&'static str>> {
     let Some(segment) = introduce::resumed(found.socket.as_fd()) else { return Ok(None) };
     shares_namespaces(found.process)?;
+    if segment.state().load(Ordering::Acquire) != STATE_PAIRED {
+        return Ok(None);
+    }
     if let Some(cookie) = segment.relayed() {
         let hold_ms = u64::try_from(hold.as_millis()).unwrap_or(u64::MAX);
         introduce::tell_relay(&Request::Recall { cookie, hold_ms })

@@ -50,7 +50,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use beeline_os::barrier;
 
-use crate::connection::{Connection, look as look_up};
+use crate::connection::{Connection, Heard, look as look_up};
 use crate::introduce;
 use crate::kernel::{self, Errno, Outcome};
 use crate::poll::{arm, readiness};
@@ -417,6 +417,12 @@ fn forget_retired(number: RawFd, set: &Set, inner: &mut Inner, fd: RawFd) -> boo
     true
 }
 
+/// Makes the kernel tell again what is there to be told of an entry.
+fn tell_again(number: RawFd, entry: &Entry) {
+    let event = event(entry.kernel_mask, entry.fd);
+    let _ = kernel::epoll_control(number, libc::EPOLL_CTL_MOD, entry.fd, Some(event));
+}
+
 fn report_by_kernel(number: RawFd, entry: &mut Entry) {
     let mask = entry.kernel_mask | OUT;
     let event = event(mask, entry.fd);
@@ -725,7 +731,10 @@ fn translate(
         if let Some(connection) = connection {
             watch(entry, connection);
             if connection.kernel_bytes_left().is_none() {
-                connection.listen(fd, 1);
+                if connection.listen(fd, 1) == Heard::Later {
+                    // An edge that the kernel has told once.
+                    tell_again(number, entry);
+                }
                 heard &= !(IN | RDHUP | HUP | ERR);
                 report.news = true;
             } else {
