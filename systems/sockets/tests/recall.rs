@@ -32,6 +32,17 @@ fn byte(seed: u64, place: u64) -> u8 {
     (place.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 7) as u8
 }
 
+/// A pair of which both ends have sent by their rings, and have read it.
+fn switched() -> [TcpStream; 2] {
+    let streams = pair();
+    let [one, other] = streams.each_ref().map(|stream| stream.as_raw_fd());
+    give(one, b"1", 0).unwrap();
+    give(other, b"1", 0).unwrap();
+    let mut bytes = [0; 8];
+    assert_eq!((take(one, &mut bytes, 0), take(other, &mut bytes, 0)), (Ok(1), Ok(1)));
+    streams
+}
+
 /// How an end waits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Waits {
@@ -306,12 +317,8 @@ fn who_waits_for_room_at_an_end_that_never_sent_is_woken() {
 #[test]
 fn threads_that_sleep_on_one_set_go_on_after_the_way_back() {
     for _ in 0..20 {
-        let streams = pair();
+        let streams = switched();
         let [one, other] = [streams[0].as_raw_fd(), streams[1].as_raw_fd()];
-        give(one, b"1", 0).unwrap();
-        give(other, b"1", 0).unwrap();
-        let mut bytes = [0; 8];
-        assert_eq!((take(one, &mut bytes, 0), take(other, &mut bytes, 0)), (Ok(1), Ok(1)));
         let set = set_of(Waits::Edge, other, libc::EPOLLIN);
         std::thread::scope(|scope| {
             for _ in 0..2 {
@@ -371,12 +378,9 @@ fn who_is_killed_before_it_is_decided_has_changed_nothing() {
 
 #[test]
 fn who_only_sends_ends_in_good_order() {
-    let streams = pair();
+    let streams = switched();
     let [one, other] = [streams[0].as_raw_fd(), streams[1].as_raw_fd()];
-    give(one, b"1", 0).unwrap();
-    give(other, b"1", 0).unwrap();
     let mut bytes = [0; 8];
-    assert_eq!((take(one, &mut bytes, 0), take(other, &mut bytes, 0)), (Ok(1), Ok(1)));
     back(&streams).unwrap();
     assert!(kernel::unread(one) > 0, "the last doorbell is there");
     give(one, b"last", 0).unwrap();
