@@ -407,7 +407,11 @@ fn a_machine_that_is_further_on_than_its_log_takes_the_place_a_snapshot_gives_it
     for item in 2..=300 {
         cluster.append(NO_SESSION, 0, &append(1, item));
     }
-    let has = cluster.handle(leader).status().applied;
+    // What a status says may be a moment old.
+    let has = Position(300);
+    eventually("the leader tells of all", || {
+        (cluster.handle(leader).status().applied == has).then_some(())
+    });
     let mut machine = Held { has, ..Held::default() };
     for item in 1..=300 {
         machine.lists.apply(has, &append(1, item), &mut Vec::new());
