@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 
 pub mod file;
+mod held;
 pub mod hosts;
 mod pairing;
 pub mod policy;
@@ -27,7 +28,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use beeline_os::control_socket::{ControlListener, ControlSocket, Received};
-use beeline_sockets::control::{Answer, Question, Status, name};
+use beeline_sockets::control::{Answer, LONGEST_HOLD_SECONDS, Question, Status, name};
 use rustix::event::{PollFd, PollFlags, poll};
 
 pub use file::FileError;
@@ -207,6 +208,13 @@ impl Monitor {
                         answer(&Answer::Segment { side }, Some(memory.as_fd()));
                     }
                     None => answer(&Answer::Plain, None),
+                }
+            }
+            Question::Hold { seconds } => {
+                let time = Duration::from_secs(seconds.min(LONGEST_HOLD_SECONDS).into());
+                let process = descriptors.pop();
+                if process.is_some_and(|process| self.pairing.held().hold(process, time)) {
+                    answer(&Answer::End, None);
                 }
             }
             Question::Status => {

@@ -14,6 +14,7 @@ use beeline_sockets::segment::{
     length_bytes,
 };
 
+use crate::held::Held;
 use crate::policy::Policy;
 use crate::relaying::{self, Elsewhere, Relaying};
 
@@ -64,6 +65,9 @@ pub enum Refusal {
     /// Not an internet socket.
     #[error("an address of another family")]
     Family,
+    /// Its process is about to be moved.
+    #[error("its process is called back to the kernel")]
+    Held,
     /// Both ends are the same address: one socket connected to itself.
     #[error("connected to itself")]
     Itself,
@@ -170,6 +174,7 @@ pub struct Pairing {
     by_cookie: HashMap<u64, (u64, u8)>,
     next: u64,
     relaying: Option<Relaying>,
+    held: Held,
     swept: Instant,
     expired: Instant,
     crowded: Instant,
@@ -187,6 +192,7 @@ impl Pairing {
             by_cookie: HashMap::new(),
             next: 0,
             relaying,
+            held: Held::default(),
             swept: now,
             expired: now,
             crowded: now.checked_sub(CROWDED_TURN).unwrap_or(now),
@@ -200,6 +206,11 @@ impl Pairing {
     /// Connections to other hosts, if there are hosts.
     pub fn relaying(&mut self) -> Option<&mut Relaying> {
         self.relaying.as_mut()
+    }
+
+    /// Processes nothing of which is introduced.
+    pub fn held(&mut self) -> &mut Held {
+        &mut self.held
     }
 
     /// Readable when the relay ended.
@@ -305,6 +316,9 @@ impl Pairing {
         if ends.own == ends.peer {
             return Err(Refusal::Itself);
         }
+        if self.held.has(process) {
+            return Err(Refusal::Held);
+        }
         let cookie = rustix::net::sockopt::socket_cookie(socket)?;
         self.forget_returned(cookie);
         let is_here = self.settings.elsewhere.as_ref().map(|elsewhere| elsewhere.is_here);
@@ -314,7 +328,7 @@ impl Pairing {
         if let Some(other) = self.waiting.remove(&ends.mirrored())
             && exists(other.process)
         {
-            if !other.still_waits() {
+            if !other.still_waits() || self.held.has(other.process) {
                 return Err(Refusal::GivenUp);
             }
             let introduced = self.remember(ends, process, other.process);

@@ -60,6 +60,11 @@ fn forged_records_and_descriptors_are_refused_and_leave_nothing() {
         assert_eq!(sent(&attach, &[fd]), Some(Answer::Plain));
         assert_eq!(sent(&Question::Resume.encode(), &[fd]), Some(Answer::Plain));
     }
+    // A process to hold that is none.
+    for fd in [listener.as_fd(), file.as_fd(), near.as_fd()] {
+        assert_eq!(sent(&Question::Hold { seconds: 9 }.encode(), &[fd]), None);
+    }
+    assert_eq!(sent(&Question::Hold { seconds: 9 }.encode(), &[]), None);
     // A way back to what was never introduced.
     assert_eq!(sent(&Question::Resume.encode(), &[one.as_fd()]), Some(Answer::Plain));
     // Many descriptors: the first counts, and none is kept.

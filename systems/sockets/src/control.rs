@@ -12,6 +12,8 @@ const MAGIC: [u8; 4] = *b"BLSM";
 const VERSION: u8 = 1;
 /// Bytes of a question.
 pub const QUESTION_BYTES: usize = 8;
+/// Longest time for which a monitor [holds](Question::Hold) a process.
+pub const LONGEST_HOLD_SECONDS: u16 = 3600;
 /// Most bytes of an answer.
 pub const LONGEST_ANSWER: usize = 256;
 
@@ -31,6 +33,12 @@ pub enum Question {
     Traffic,
     /// As [`Question::Resume`], for who only looks: the end is not his.
     Look,
+    /// Introduce nothing of the process whose `pidfd` comes with this record, for so many seconds: it is
+    /// about to be moved. 0: go on. The answer is [`Answer::End`].
+    Hold {
+        /// How long, at most [`LONGEST_HOLD_SECONDS`] as the monitor takes it.
+        seconds: u16,
+    },
 }
 
 /// What the monitor answers.
@@ -121,7 +129,12 @@ pub struct BadRecord {
 }
 
 fn head(kind: u8) -> [u8; QUESTION_BYTES] {
-    [MAGIC[0], MAGIC[1], MAGIC[2], MAGIC[3], VERSION, kind, 0, 0]
+    head_with(kind, 0)
+}
+
+fn head_with(kind: u8, number: u16) -> [u8; QUESTION_BYTES] {
+    let [low, high] = number.to_le_bytes();
+    [MAGIC[0], MAGIC[1], MAGIC[2], MAGIC[3], VERSION, kind, low, high]
 }
 
 /// Kind and body of a record.
@@ -134,14 +147,15 @@ impl Question {
     /// As bytes.
     #[must_use]
     pub fn encode(self) -> [u8; QUESTION_BYTES] {
-        head(match self {
-            Self::Attach => 1,
-            Self::Status => 2,
-            Self::Connections => 3,
-            Self::Resume => 4,
-            Self::Traffic => 5,
-            Self::Look => 6,
-        })
+        match self {
+            Self::Attach => head(1),
+            Self::Status => head(2),
+            Self::Connections => head(3),
+            Self::Resume => head(4),
+            Self::Traffic => head(5),
+            Self::Look => head(6),
+            Self::Hold { seconds } => head_with(7, seconds),
+        }
     }
 
     /// From bytes.
@@ -155,6 +169,12 @@ impl Question {
             Some((4, [])) => Ok(Self::Resume),
             Some((5, [])) => Ok(Self::Traffic),
             Some((6, [])) => Ok(Self::Look),
+            Some((7, [])) => {
+                let &[.., low, high] = record else {
+                    return Err(BadRecord { length: record.len() });
+                };
+                Ok(Self::Hold { seconds: u16::from_le_bytes([low, high]) })
+            }
             _ => Err(BadRecord { length: record.len() }),
         }
     }
@@ -274,6 +294,8 @@ mod tests {
             Question::Connections,
             Question::Traffic,
             Question::Look,
+            Question::Hold { seconds: 0 },
+            Question::Hold { seconds: 0xFEDC },
         ] {
             assert_eq!(Question::decode(&question.encode()), Ok(question));
         }

@@ -17,7 +17,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
-use crate::control::{Answer, LONGEST_ANSWER, Question, name};
+use crate::control::{Answer, LONGEST_ANSWER, LONGEST_HOLD_SECONDS, Question, name};
 use crate::relayed::{LONGEST_RECORD, Reply, Request};
 use crate::segment::Segment;
 use crate::{kernel, relayed};
@@ -99,6 +99,21 @@ fn receive_with(socket: &OwnedFd, record: &mut [u8]) -> std::io::Result<(usize, 
         }
     }
     Ok((received, descriptor))
+}
+
+/// Has the monitor introduce nothing of a process for so long, whole seconds and one hour at most; for no
+/// time, lifts that. `process` is its `pidfd`.
+///
+/// Errors: as [`dial`] and [`answer`].
+pub fn hold(process: BorrowedFd<'_>, time: Duration) -> std::io::Result<()> {
+    let seconds = time.as_millis().div_ceil(1000);
+    let seconds = u16::try_from(seconds).unwrap_or(u16::MAX).min(LONGEST_HOLD_SECONDS);
+    let socket = dial()?;
+    ask(&socket, Question::Hold { seconds }, Some(process))?;
+    match answer(&socket)? {
+        (Answer::End, _) => Ok(()),
+        _ => Err(std::io::ErrorKind::InvalidData.into()),
+    }
 }
 
 /// Asks this user's relay, and takes its replies: one, or as many as there are before the end.

@@ -35,7 +35,8 @@ use std::time::{Duration, Instant};
 use crate::connection::Connection;
 use crate::holder::{self, hold, is_held_by_another};
 use crate::kernel::{self, Errno};
-use crate::segment::{End, STATE_PAIRED, STATE_RETURNED, Segment};
+use crate::relayed;
+use crate::segment::{End, STATE_GIVEN_UP, STATE_OPEN, STATE_PAIRED, STATE_RETURNED, Segment};
 
 /// Longest wait for who works on a half or rings.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -262,6 +263,28 @@ pub fn recall(
     leave_to_kernel(segment, both);
     stills.into_iter().zip(sockets).for_each(|(still, socket)| still.let_go(socket));
     Ok(())
+}
+
+/// Leaves an end that waits for its other end to the kernel, so that it is not accelerated later; it asks
+/// again after its time of `hold` at the earliest, if at all. False when it does not wait.
+#[must_use]
+pub fn stop_waiting(segment: &Segment, hold: Duration) -> bool {
+    let hold_ns = u64::try_from(hold.as_nanos()).unwrap_or(u64::MAX);
+    segment.own().sharing.hold_ns.store(hold_ns, Ordering::Relaxed);
+    // Release with the Acquire of whoever finds that it gave up.
+    let stops = segment.state().compare_exchange(
+        STATE_OPEN,
+        STATE_GIVEN_UP,
+        Ordering::AcqRel,
+        Ordering::Acquire,
+    );
+    if stops.is_ok()
+        && let Some(name) = segment.relayed()
+    {
+        // A relay that does not hear of it looks every now and then.
+        let _ = relayed::ring(name);
+    }
+    stops.is_ok()
 }
 
 impl Connection {

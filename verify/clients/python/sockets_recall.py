@@ -1,7 +1,8 @@
 """Conversations whose connection is called back to the kernel in their midst. Every byte is looked at.
 
     sockets_recall.py serve WAY PORT [ADDRESS]     WAY: blocking, level, edge
-    sockets_recall.py talk HOST PORT SECONDS SEED  says its number, then how it ended
+    sockets_recall.py talk HOST PORT SECONDS SEED  says its number, waits for a line or for
+                                                   there being none, then says how it ended
 """
 
 import os
@@ -85,8 +86,10 @@ def talk(host, port, seconds, seed):
     chance = random.Random(int(seed))
     peer = socket.create_connection((host, int(port)))
     print("client", os.getpid(), flush=True)
-    until, place, count = time.monotonic() + float(seconds), 0, 0
-    while time.monotonic() < until:
+    sys.stdin.readline()
+    begun, place, count, longest = time.monotonic(), 0, 0, 0.0
+    until = begun + float(seconds)
+    while (now := time.monotonic()) < until:
         size = chance.choice([1, 60, 900, 4000, 20000, 90000])
         data = block(place, size)
         sender = threading.Thread(target=peer.sendall, args=(data,))
@@ -101,11 +104,12 @@ def talk(host, port, seconds, seed):
         sender.join()
         assert got == data, place
         place, count = place + size, count + 1
+        longest = max(longest, time.monotonic() - now)
         if chance.randrange(20) == 0:
             time.sleep(chance.random() / 50)
     peer.shutdown(socket.SHUT_WR)
     assert peer.recv(1) == b""
-    print("well after", count, flush=True)
+    print(f"well after {count} rounds, the longest of {longest:.2f} s", flush=True)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::io::{BufRead as _, BufReader};
-use std::process::{Child, ChildStdout, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use beeline_verify_clients::hosts::{ADDRESSES, Hosts};
@@ -26,14 +26,28 @@ struct Talk {
 
 impl Talk {
     fn begin(monitor: &Monitor, host: &str, port: u16, seconds: u64, seed: u64) -> Self {
+        let mut talk = Self::connect(monitor, host, port, seconds, seed);
+        talk.go_on();
+        talk
+    }
+
+    /// As [`Talk::begin`], before the first byte: [`Talk::go_on`] follows.
+    fn connect(monitor: &Monitor, host: &str, port: u16, seconds: u64, seed: u64) -> Self {
         let [port, seconds, seed] = [u64::from(port), seconds, seed].map(|word| word.to_string());
         let words = ["python3", &script(), "talk", host, &port, &seconds, &seed];
-        let mut command = monitor.command(true, &words);
-        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        Self::spawn(monitor.command(true, &words))
+    }
+
+    fn spawn(mut command: Command) -> Self {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap());
         let mut talk = Self { child, lines, process: String::new() };
         talk.process = talk.line().strip_prefix("client ").expect("a number").to_owned();
         talk
+    }
+
+    fn go_on(&mut self) {
+        drop(self.child.stdin.take());
     }
 
     fn line(&mut self) -> String {
@@ -82,7 +96,7 @@ fn a_conversation_called_back_again_and_again_is_whole_and_accelerated_again() {
         let fate = talk.line();
         assert!(fate.starts_with("well after"), "{way}: {fate}; {back} back, last: {last}");
         let paired = monitor.paired() - before;
-        note(&format!("{way}: {fate} rounds, called back {back} times, introduced {paired} times"));
+        note(&format!("{way}: {fate}, called back {back} times, introduced {paired} times"));
         assert!(back >= 2 && paired >= 2, "{way}: back {back}, introduced {paired}: {last}");
     }
 }
@@ -112,6 +126,38 @@ fn held_back_it_stays_with_the_kernel() {
 }
 
 #[test]
+fn what_is_not_accelerated_when_it_is_called_back_stays_so() {
+    let test = "what_is_not_accelerated_when_it_is_called_back_stays_so";
+    if need(test, "python3").is_none() {
+        return;
+    }
+    let monitor = Monitor::start();
+    let script = script();
+    let command = |ask_after: &str, words: &[&str]| {
+        let mut command = monitor.command(true, &[&["python3", script.as_str()], words].concat());
+        command.env("BEELINE_SOCKETS_ASK_AFTER", ask_after);
+        command
+    };
+    let _server = Background::start(&mut command("10", &["serve", "level", "6137"]));
+    listening(6137);
+    // A connection that has not asked, the same with leave to go on, and one that has asked already.
+    for (ask_after, lifted, introduced) in [("10", false, 0), ("10", true, 1), ("0", false, 0)] {
+        let before = monitor.paired();
+        let mut talk = Talk::spawn(command(ask_after, &["talk", "127.0.0.1", "6137", "2", "7"]));
+        let (count, text) = recall(&monitor, &talk.process, "60s");
+        assert_eq!(count, 0, "{text}");
+        if lifted {
+            recall(&monitor, &talk.process, "0s");
+        }
+        talk.go_on();
+        let fate = talk.line();
+        assert!(fate.starts_with("well after"), "{fate}");
+        let now = monitor.paired() - before;
+        assert_eq!(now, introduced, "asked after {ask_after} calls, lifted: {lifted}");
+    }
+}
+
+#[test]
 fn between_hosts_a_conversation_called_back_is_whole_and_carried_again() {
     let test = "between_hosts_a_conversation_called_back_is_whole_and_carried_again";
     if need(test, "python3").is_none() {
@@ -135,7 +181,7 @@ fn between_hosts_a_conversation_called_back_is_whole_and_carried_again() {
         let fate = talk.line();
         let paired = hosts.hosts[1].count("paired") - before;
         assert!(fate.starts_with("well after"), "{way}: {fate}; {back} back, last: {last}");
-        note(&format!("{way}, between hosts: {fate} rounds, back {back}, paired {paired}"));
+        note(&format!("{way}, between hosts: {fate}, back {back}, paired {paired}"));
         assert!(back >= 2 && paired >= 2, "{way}: back {back}, paired {paired}: {last}");
     }
 }

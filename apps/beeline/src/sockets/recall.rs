@@ -2,6 +2,7 @@
 //!
 //! It is neither end's, and asks neither: it takes copies of both sockets (`pidfd_getfd`), the segment
 //! from the monitor, and does what `beeline_sockets::recall` says. Between hosts the relays do it.
+//! The monitor introduces nothing of these processes meanwhile, so that what is the kernel's stays so.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
@@ -10,9 +11,9 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
-use beeline_sockets::recall::{NotRecalled, recall};
+use beeline_sockets::recall::{NotRecalled, recall, stop_waiting};
 use beeline_sockets::relayed::Request;
-use beeline_sockets::segment::{STATE_PAIRED, STATE_RETURNED};
+use beeline_sockets::segment::{STATE_MATCHING, STATE_OPEN, STATE_PAIRED, STATE_RETURNED, Segment};
 use beeline_sockets::{control, introduce};
 use rustix::net::sockopt::socket_type;
 use rustix::net::{SocketType, getpeername, getsockname};
@@ -35,7 +36,8 @@ pub struct RecallArguments {
     /// A process; its children, and theirs, are meant too.
     #[arg(long, required = true, value_name = "PID")]
     pid: Vec<u32>,
-    /// How long these connections stay with the kernel, unless they are restored elsewhere before.
+    /// How long these connections, and new ones of these processes, stay with the kernel, unless they are
+    /// restored elsewhere before: an hour at most for new ones. 0s: no longer.
     #[arg(long, default_value = "60s", value_parser = Span::parse, value_name = "TIME")]
     hold: Span,
 }
@@ -217,6 +219,42 @@ fn connections(processes: &BTreeSet<u32>) -> anyhow::Result<Vec<Found>> {
     Ok(all)
 }
 
+/// Whether a connection is accelerated. One that only waits for its other end would be later: it stops
+/// waiting, if it is to stay the kernel's for a while.
+fn is_accelerated(segment: &Segment, hold: Duration) -> anyhow::Result<bool> {
+    let begun = Instant::now();
+    loop {
+        match segment.state().load(Ordering::Acquire) {
+            STATE_PAIRED => return Ok(true),
+            // Its relay and another agree on it at this moment.
+            STATE_MATCHING if begun.elapsed() < PATIENCE => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            STATE_MATCHING => bail!("the relays did not agree on it in {} s", PATIENCE.as_secs()),
+            STATE_OPEN if hold.is_zero() || stop_waiting(segment, hold) => return Ok(false),
+            STATE_OPEN => {}
+            _ => return Ok(false),
+        }
+    }
+}
+
+/// Nothing of `process` is introduced for the time of `hold`.
+fn hold_back(process: u32, hold: Duration) -> anyhow::Result<()> {
+    let number = i32::try_from(process).ok().and_then(Pid::from_raw).context("no process")?;
+    let handle = match pidfd_open(number, PidfdFlags::empty()) {
+        // It ended meanwhile.
+        Err(rustix::io::Errno::SRCH) => return Ok(()),
+        handle => handle.with_context(|| format!("process {process}"))?,
+    };
+    introduce::hold(handle.as_fd(), hold).with_context(|| {
+        format!(
+            "the monitor at {} does not hold process {process} back: one of an earlier version has to \
+             be restarted (connections stay); one in another process namespace cannot",
+            control::name()
+        )
+    })
+}
+
 /// What became of one connection; `None` for one that is not accelerated.
 fn bring_back(
     found: &Found,
@@ -227,7 +265,7 @@ fn bring_back(
 ) -> anyhow::Result<Option<&'static str>> {
     let Some(segment) = introduce::resumed(found.socket.as_fd()) else { return Ok(None) };
     shares_namespaces(found.process)?;
-    if segment.state().load(Ordering::Acquire) != STATE_PAIRED {
+    if !is_accelerated(&segment, hold)? {
         return Ok(None);
     }
     if let Some(cookie) = segment.relayed() {
@@ -275,6 +313,9 @@ pub fn run(arguments: &RecallArguments, output: Output) -> Result<Exit, Failure>
     introduce::dial()
         .with_context(|| format!("no monitor of this user answers at {}", control::name()))
         .or_exit(Exit::Unreachable)?;
+    for &process in &processes {
+        hold_back(process, arguments.hold.0).or_exit(Exit::Failed)?;
+    }
     let found = connections(&processes).or_exit(Exit::Failed)?;
     let (places, ends) = (places(), established());
     let (mut lines, mut failed) = (Vec::new(), 0);

@@ -192,7 +192,7 @@ impl World {
             );
             self.guests[guest].run(&format!("({left}) 2>&1"), SOON)?;
         }
-        self.process += 100;
+        self.process += 1000;
         self.seen = 0;
         self.make(1)?;
         self.script(1, "attach server")?;
