@@ -20,6 +20,7 @@
 pub mod file;
 mod held;
 pub mod hosts;
+mod kept;
 mod pairing;
 pub mod policy;
 mod relaying;

@@ -1,6 +1,6 @@
 //! Who waits for whom.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -9,12 +9,10 @@ use beeline_os::Mapping;
 use beeline_os::mapping::MappingError;
 use beeline_sockets::control::Introduced;
 use beeline_sockets::relayed::Adopted;
-use beeline_sockets::segment::{
-    CLOSED_AT, DEFAULT_RING_BYTES, STATE_AT, STATE_OPEN, STATE_RETURNED, Segment, TAILS_AT,
-    length_bytes,
-};
+use beeline_sockets::segment::{DEFAULT_RING_BYTES, STATE_AT, STATE_OPEN, Segment, length_bytes};
 
 use crate::held::Held;
+use crate::kept::{Keeping, Kept};
 use crate::policy::Policy;
 use crate::relaying::{self, Elsewhere, Relaying};
 
@@ -45,9 +43,6 @@ impl Default for Settings {
         }
     }
 }
-
-/// Introduced connections whose segment is kept for [`Pairing::resume`]; the oldest go first.
-const KEPT: usize = 4096;
 
 /// When too many wait, those that do not any more are looked for this often: a look at each costs a
 /// millisecond and more.
@@ -124,25 +119,6 @@ impl Waiting {
     }
 }
 
-/// An introduced connection.
-#[derive(Debug)]
-struct Kept {
-    memory: OwnedFd,
-    /// Of end 0 and end 1: the kernel's number of the socket, never used again, and who asked.
-    cookies: [u64; 2],
-    processes: [i32; 2],
-    introduced: Introduced,
-}
-
-impl Kept {
-    /// True when an end was closed, or nobody who asked is left. What the ends' processes wrote is
-    /// taken for a hint: who lies loses the way back after `exec`.
-    fn is_over(&self) -> bool {
-        let closed = CLOSED_AT.iter().any(|&place| read_word(&self.memory, place) != Some(0));
-        closed || !self.processes.iter().any(|&process| exists(process))
-    }
-}
-
 /// A connection as one end sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Ends {
@@ -168,11 +144,7 @@ pub struct Pairing {
     settings: Settings,
     waiting: HashMap<Ends, Waiting>,
     introduced: VecDeque<Introduced>,
-    /// By the order of their introduction.
-    kept: BTreeMap<u64, Kept>,
-    /// By socket: the connection and the side.
-    by_cookie: HashMap<u64, (u64, u8)>,
-    next: u64,
+    kept: Keeping,
     relaying: Option<Relaying>,
     held: Held,
     swept: Instant,
@@ -188,9 +160,7 @@ impl Pairing {
             settings,
             waiting: HashMap::new(),
             introduced: VecDeque::new(),
-            kept: BTreeMap::new(),
-            by_cookie: HashMap::new(),
-            next: 0,
+            kept: Keeping::default(),
             relaying,
             held: Held::default(),
             swept: now,
@@ -227,8 +197,8 @@ impl Pairing {
     /// is `process`'s now, if one is told.
     pub fn resume(&mut self, socket: &OwnedFd, process: Option<i32>) -> Option<(u8, OwnedFd)> {
         let cookie = rustix::net::sockopt::socket_cookie(socket).ok()?;
-        if let Some(&(number, side)) = self.by_cookie.get(&cookie) {
-            return Some((side, self.kept.get(&number)?.memory.try_clone().ok()?));
+        if let Some((side, memory)) = self.kept.find(cookie) {
+            return Some((side, memory.try_clone().ok()?));
         }
         // Its other end may ask later than this one changed hands.
         if let Some(waiting) = self.waiting.get_mut(&ends(socket).ok()?)
@@ -238,42 +208,6 @@ impl Pairing {
             return Some((0, waiting.memory.try_clone().ok()?));
         }
         Some((0, self.relaying.as_ref()?.resume(cookie)?))
-    }
-
-    fn keep(&mut self, kept: Kept) {
-        if self.kept.len() >= KEPT
-            && let Some((&oldest, _)) = self.kept.first_key_value()
-        {
-            self.drop_kept(oldest);
-        }
-        let before: Vec<u64> =
-            kept.cookies.iter().filter_map(|cookie| Some(self.by_cookie.get(cookie)?.0)).collect();
-        before.into_iter().for_each(|number| self.drop_kept(number));
-        for (side, cookie) in (0..).zip(kept.cookies) {
-            self.by_cookie.insert(cookie, (self.next, side));
-        }
-        self.kept.insert(self.next, kept);
-        self.next += 1;
-    }
-
-    /// Who asks anew is to be found with the new segment only.
-    fn forget_returned(&mut self, cookie: u64) {
-        let Some(&(number, _)) = self.by_cookie.get(&cookie) else { return };
-        let memory = self.kept.get(&number).map(|kept| &kept.memory);
-        if memory.is_none_or(|memory| read_word(memory, STATE_AT) == Some(STATE_RETURNED)) {
-            self.drop_kept(number);
-        }
-    }
-
-    fn drop_kept(&mut self, number: u64) {
-        if let Some(kept) = self.kept.remove(&number) {
-            for cookie in kept.cookies {
-                // It may have been introduced anew since.
-                if self.by_cookie.get(&cookie).is_some_and(|&(latest, _)| latest == number) {
-                    self.by_cookie.remove(&cookie);
-                }
-            }
-        }
     }
 
     pub fn is_waiting(&self) -> bool {
@@ -300,10 +234,7 @@ impl Pairing {
 
     /// What went into the rings of the connections that are kept.
     pub fn traffic(&self) -> impl Iterator<Item = (Introduced, [u64; 2])> {
-        let here = self
-            .kept
-            .values()
-            .map(|kept| (kept.introduced, TAILS_AT.map(|place| read_words(&kept.memory, place))));
+        let here = self.kept.traffic();
         here.chain(self.relaying.iter().flat_map(Relaying::traffic))
     }
 
@@ -320,7 +251,8 @@ impl Pairing {
             return Err(Refusal::Held);
         }
         let cookie = rustix::net::sockopt::socket_cookie(socket)?;
-        self.forget_returned(cookie);
+        self.kept.forget_returned(cookie);
+        self.relaying.iter_mut().for_each(|relaying| relaying.forget_past(cookie));
         let is_here = self.settings.elsewhere.as_ref().map(|elsewhere| elsewhere.is_here);
         if ends.leads_elsewhere() && !is_here.is_some_and(|is_here| is_here(ends.peer.ip())) {
             return self.ask_elsewhere(socket, ends, process, cookie);
@@ -333,7 +265,7 @@ impl Pairing {
             }
             let introduced = self.remember(ends, process, other.process);
             let memory = other.memory.try_clone()?;
-            self.keep(Kept {
+            self.kept.keep(Kept {
                 memory: other.memory,
                 cookies: [other.cookie, cookie],
                 processes: [other.process, process],
@@ -426,13 +358,7 @@ impl Pairing {
     pub fn expire(&mut self) {
         if self.swept.elapsed() >= Duration::from_secs(5) {
             self.swept = Instant::now();
-            let over: Vec<u64> = self
-                .kept
-                .iter()
-                .filter(|(_, kept)| kept.is_over())
-                .map(|(&number, _)| number)
-                .collect();
-            over.into_iter().for_each(|number| self.drop_kept(number));
+            self.kept.sweep();
             if let Some(relaying) = &mut self.relaying {
                 relaying.sweep();
             }
@@ -507,6 +433,8 @@ fn ends(socket: &OwnedFd) -> Result<Ends, Refusal> {
 mod tests {
     use std::net::{TcpListener, TcpStream};
 
+    use beeline_sockets::segment::{CLOSED_AT, STATE_RETURNED, TAILS_AT};
+
     use super::*;
 
     #[test]
@@ -578,6 +506,30 @@ mod tests {
         pairing.swept -= Duration::from_secs(60);
         pairing.expire();
         assert!(pairing.resume(&one, Some(me())).is_none() && !pairing.is_keeping());
+    }
+
+    #[test]
+    fn an_end_that_asks_anew_leaves_the_other_where_it_is() {
+        let mut pairing = Pairing::new(Settings::default());
+        let (one, other) = connection();
+        let found = |pairing: &mut Pairing, socket: &OwnedFd| {
+            pairing.resume(socket, Some(me())).map(|(side, memory)| (side, file(&memory)))
+        };
+        pairing.ask(&one, me(), 0).unwrap();
+        let Outcome::Second(old) = pairing.ask(&other, me(), 0).unwrap() else { panic!("second") };
+        rustix::io::pwrite(&old, &STATE_RETURNED.to_le_bytes(), STATE_AT as u64).unwrap();
+        let Outcome::First(new) = pairing.ask(&one, me(), 0).unwrap() else { panic!("first") };
+        assert_ne!(file(&new), file(&old));
+        assert_eq!(found(&mut pairing, &one), Some((0, file(&new))));
+        // It may lie in a message: who gets it finds there what was not read.
+        assert_eq!(found(&mut pairing, &other), Some((1, file(&old))));
+        assert_eq!(pairing.traffic().count(), 0);
+        let Outcome::Second(same) = pairing.ask(&other, me(), 0).unwrap() else { panic!("second") };
+        assert_eq!(file(&same), file(&new));
+        for (socket, side) in [(&one, 0), (&other, 1)] {
+            assert_eq!(found(&mut pairing, socket), Some((side, file(&new))));
+        }
+        assert_eq!(pairing.kept(), 1);
     }
 
     #[test]

@@ -181,11 +181,10 @@ impl Relaying {
         connection: Adopted,
         fresh: impl FnOnce() -> Result<OwnedFd, Refusal>,
     ) -> Result<OwnedFd, Refusal> {
-        if let Some(kept) = self.kept.get(&connection.cookie).filter(|kept| !kept.is_past()) {
+        if let Some(kept) = self.kept.get(&connection.cookie) {
             // The same socket asks again: the same answer.
             return Ok(kept.memory.try_clone()?);
         }
-        self.kept.remove(&connection.cookie);
         let memory = fresh()?;
         let record = Request::Adopt(connection).encode();
         let with = [socket.as_fd(), memory.as_fd()];
@@ -203,6 +202,13 @@ impl Relaying {
             self.kept.insert(connection.cookie, Kept { memory: copy, connection });
         }
         Ok(memory)
+    }
+
+    /// A socket asks anew, here or elsewhere: its old segment is not found any more.
+    pub fn forget_past(&mut self, cookie: u64) {
+        if self.kept.get(&cookie).is_some_and(Kept::is_past) {
+            self.kept.remove(&cookie);
+        }
     }
 
     /// The segment of a socket that was handed to the relay before.
