@@ -141,12 +141,14 @@ impl Core {
         let Some((_, Some(link))) = self.links.get_mut(connection.link) else {
             return Look::Nothing;
         };
-        if connection.phase != Phase::Paired {
+        // After the last doorbell what ends is the kernel's.
+        if connection.phase != Phase::Paired || connection.is_silent() {
             return Look::Nothing;
         }
         match carry(connection, index, link, &mut self.counters) {
             Ok(look) => {
                 if connection.mirror.signs_sent().is_last() {
+                    self.stop_recall(index);
                     self.enter(index, Phase::Ending);
                 }
                 look
@@ -164,13 +166,17 @@ impl Core {
         tracing::debug!(own = %connection.own, peer = %connection.peer, %nonsense, "reset");
         connection.mirror.store_reset();
         connection.cut();
-        let (link, far) = (connection.link, connection.far);
-        if connection.phase == Phase::Paired {
-            self.enter(index, Phase::Ending);
-        }
+        let (link, far, is_silent) = (connection.link, connection.far, connection.is_silent());
         self.counters.broken += 1;
         if let Some(link) = self.link(link) {
             link.owe(far, Record::Reset);
+        }
+        self.stop_recall(index);
+        if is_silent {
+            // Nothing is under way, and nobody may be there to answer.
+            self.forget(index);
+        } else if self.table.get(index).is_some_and(|one| one.phase == Phase::Paired) {
+            self.enter(index, Phase::Ending);
         }
     }
 

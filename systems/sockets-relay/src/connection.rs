@@ -94,6 +94,12 @@ impl Connection {
         signs
     }
 
+    /// It is called back, and the last doorbell was sent.
+    #[must_use]
+    pub fn is_silent(&self) -> bool {
+        self.recalling.is_some_and(|recalling| recalling.is_silent())
+    }
+
     /// The program goes on, if it was kept from it.
     pub fn release(&self, recalling: &Recalling) {
         if recalling.holds_program() {
@@ -118,6 +124,28 @@ impl Connection {
             let _ = set_socket_linger(&socket, Some(Duration::ZERO));
         } else if self.mirror.signs_sent().closed == CLOSED_CLEANLY {
             self.swallow(&socket);
+        }
+    }
+
+    /// The kernel's connection will end as with bytes unread, once the last who has it closes it.
+    pub fn reset_by_close(&self) {
+        if let Some(socket) = &self.socket {
+            let _ = set_socket_linger(socket, Some(Duration::ZERO));
+        }
+    }
+
+    /// Takes `most` doorbells that lie before what is the kernel's: its program has closed.
+    pub fn take_bells(&self, most: u64) {
+        let mut bells = [0_u8; 64];
+        let mut left = usize::try_from(most).unwrap_or(usize::MAX);
+        while left > 0
+            && let Some(socket) = &self.socket
+        {
+            let some = left.min(bells.len());
+            match rustix::net::recv(socket, &mut bells[..some], RecvFlags::DONTWAIT) {
+                Ok((_, taken @ 1..)) => left -= taken.min(left),
+                _ => return,
+            }
         }
     }
 

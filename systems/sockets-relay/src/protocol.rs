@@ -304,7 +304,7 @@ impl Core {
             // Only what follows the switch is a doorbell. The other relay cannot know of one.
             return;
         }
-        if connection.recalling.is_some_and(|recalling| recalling.is_silent()) {
+        if connection.is_silent() {
             // The last one was sent, and whoever sleeps there heard it.
             return;
         }

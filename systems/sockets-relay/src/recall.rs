@@ -14,12 +14,15 @@
 //! Either may say `stay` before it is drained, and the other answers `stay`: both go on as before. What is
 //! heard between the two belongs to what was given up. After both are drained nobody says it.
 //! A relay that heard both `drained` rings for nobody any more: what it sends on a copy of its program's
-//! socket would be taken for bytes.
+//! socket would be taken for bytes. And once it has told its total the other one may have let go, and answers
+//! nothing: a program that closes then closes by the kernel, and one that cannot go on is reset without
+//! waiting for a word.
 
 use std::os::fd::AsFd as _;
 use std::time::Duration;
 
 use beeline_sockets::recall::{Counted, leave_to_kernel};
+use beeline_sockets::segment::{CLOSED_CLEANLY, CLOSED_UNREAD};
 
 use crate::connection::Phase;
 use crate::guard;
@@ -29,7 +32,7 @@ use crate::relay::Core;
 
 /// Longest wait for a program that works on its end.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// An honest relay answers before: this link is none any more.
+/// An honest relay answers before: this connection is none any more.
 const LONGEST: Duration = Duration::from_secs(10);
 /// An end whose relay was asked by the other may ask anew after so long.
 const STAYS: Duration = Duration::from_secs(1);
@@ -124,13 +127,13 @@ impl Core {
     /// Its end stays where it is. False when it said before that it does not.
     pub(crate) fn hear_stay(&mut self, index: u32) -> bool {
         let Some(connection) = self.table.get(index) else { return true };
-        let (stage, at, far) =
-            (connection.recalling.map(|one| one.stage), connection.link, connection.far);
-        if matches!(stage, Some(Stage::Told(_))) {
+        let (at, far) = (connection.link, connection.far);
+        let Some(stage) = connection.recalling.map(|one| one.stage) else { return true };
+        if matches!(stage, Stage::Told(_)) {
             return false;
         }
         self.stop_recall(index);
-        if stage != Some(Stage::Stays)
+        if stage != Stage::Stays
             && let Some(link) = self.link(at)
         {
             link.owe(far, Record::Stay);
@@ -181,7 +184,7 @@ impl Core {
         let before = recalling.stage;
         let (at, far) = (connection.link, connection.far);
         if now.saturating_sub(recalling.since) >= LONGEST {
-            self.break_link(at);
+            self.fault(index, Nonsense { what: "the time of the other relay" });
             return true;
         }
         let program = connection.mirror.program();
@@ -225,7 +228,6 @@ impl Core {
                 });
                 let Some(counted) = counted else {
                     self.fault(index, Nonsense { what: "the kernel's connection" });
-                    self.stop_recall(index);
                     return true;
                 };
                 recalling.stage = Stage::Told(counted);
@@ -240,6 +242,7 @@ impl Core {
             Stage::Drained | Stage::Stays => {}
         }
         let moved = say.is_some() || recalling.stage != before;
+        let is_still = recalling.stage == Stage::Still && before != Stage::Still;
         if let Some(connection) = self.table.get_mut(index)
             && let Some(known) = &mut connection.recalling
         {
@@ -247,6 +250,10 @@ impl Core {
         }
         if let (Some(record), Some(link)) = (say, self.link(at)) {
             link.owe(far, record);
+        }
+        if is_still {
+            // It may have cooled meanwhile, and the switch is news.
+            self.heat(index);
         }
         moved
     }
@@ -258,17 +265,24 @@ impl Core {
         // What the program took of its bytes and bells cannot be more than they are.
         if far < counted.taken || switched > 0 && far < switched - 1 {
             self.fault(index, Nonsense { what: "the bytes of the other host" });
-            self.stop_recall(index);
             return;
         }
+        match connection.signs().closed {
+            CLOSED_CLEANLY if switched > 0 && counted.taken >= switched - 1 => {
+                connection.take_bells(far - counted.taken);
+            }
+            CLOSED_UNREAD => connection.reset_by_close(),
+            _ => {}
+        }
         let Some(socket) = connection.socket.take() else { return };
+        // Before: a guardian that came to it afterwards would end what both programs go on with.
+        guard::unmark(&socket);
         // All of the ring is there.
         let segment = connection.mirror.segment();
         let theirs = Counted { sent: far, taken: 0 };
         let both = [(segment.own(), theirs, Duration::ZERO), (segment.other(), counted, hold)];
         leave_to_kernel(segment, both);
         segment.other().let_go(socket.as_fd());
-        guard::unmark(&socket);
         connection.recalling = None;
         self.counters.recalled += 1;
         self.forget(index);

@@ -69,6 +69,8 @@ enum OwnedRecord {
     Refuse,
     Reset,
     Ended,
+    Recall,
+    Stay,
     Other,
 }
 
@@ -119,6 +121,8 @@ impl Liar {
                     Record::Refuse => OwnedRecord::Refuse,
                     Record::Reset => OwnedRecord::Reset,
                     Record::Ended => OwnedRecord::Ended,
+                    Record::Recall => OwnedRecord::Recall,
+                    Record::Stay => OwnedRecord::Stay,
                     _ => OwnedRecord::Other,
                 };
                 self.heard.push((name, record));
@@ -357,6 +361,50 @@ fn what_goes_back_is_no_sign_of_an_end() {
     liar.say(name, &signs(6));
     scene.turns(&mut liar, 50);
     assert!(is_reset(&mut victim), "a switch happens once");
+}
+
+#[test]
+fn a_stay_that_answers_nothing_is_not_answered() {
+    let mut scene = Scene::new(10, true);
+    let (program, _far) = scene.adopt(true);
+    let mut liar = scene.be_called();
+    let (name, _) = scene.paired(&mut liar, &program);
+    let stays = |liar: &Liar| liar.heard.iter().filter(|one| one.1 == OwnedRecord::Stay).count();
+    for _ in 0..3 {
+        liar.say(name, &Record::Stay);
+        scene.turns(&mut liar, 200);
+    }
+    assert_eq!(stays(&liar), 0);
+    // One that does is, once.
+    scene.core.recall(program.cookie, Duration::from_secs(60));
+    scene.turns(&mut liar, 200);
+    assert!(liar.heard.iter().any(|one| one.1 == OwnedRecord::Recall));
+    for _ in 0..3 {
+        liar.say(name, &Record::Stay);
+        scene.turns(&mut liar, 200);
+    }
+    assert_eq!((stays(&liar), scene.core.links_up()), (1, 1));
+}
+
+#[test]
+fn a_relay_that_does_not_bring_back_what_it_is_asked_for_loses_that_connection_alone() {
+    let mut scene = Scene::new(11, true);
+    let ((mut back, _far), (mut stays, _far_too)) = (scene.adopt(true), scene.adopt(true));
+    let mut liar = scene.be_called();
+    scene.paired(&mut liar, &back);
+    let (name, _) = scene.paired(&mut liar, &stays);
+    scene.core.recall(back.cookie, Duration::from_secs(60));
+    for _ in 0..11 {
+        scene.world.run_for(Duration::from_secs(1));
+        scene.turns(&mut liar, 20);
+    }
+    assert!(is_reset(&mut back));
+    assert_eq!(stays.receive(&mut [0; 16]), Received::Nothing);
+    assert_eq!(scene.core.links_up(), 1);
+    let bytes = ring_bytes(16, 16);
+    liar.say(name, &Record::Data { position: 0, bytes: &bytes });
+    scene.turns(&mut liar, 200);
+    assert_eq!(stays.receive(&mut [0; 16]), Received::Bytes(16));
 }
 
 #[test]

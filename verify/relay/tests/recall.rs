@@ -1,0 +1,147 @@
+//! Connections that are called back to the kernel between two relays.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use beeline_fabric_sim::SimOptions;
+use beeline_sockets::segment::{CLOSED_CLEANLY, STATE_RETURNED};
+use beeline_sockets_relay::Settings;
+use beeline_verify_relay::program::{Program, Received};
+use beeline_verify_relay::{Over, World};
+
+const HOLD: Duration = Duration::from_secs(60);
+
+fn world(seed: u64) -> World {
+    World::new(&Over::Sim(seed, SimOptions::default()), &Settings::default())
+}
+
+fn state(program: &Program) -> u32 {
+    program.segment.state().load(Ordering::Acquire)
+}
+
+/// Sends from `side` and sees it come.
+fn say(world: &mut World, ends: &mut [Program; 2], side: usize) {
+    assert_eq!(ends[side].send(b"hello"), 5);
+    world.deliver_bell(side, &mut ends[side]);
+    let mut bytes = [0; 16];
+    world.until("the word", |_| ends[1 - side].receive(&mut bytes) == Received::Bytes(5));
+}
+
+/// Two connections on one link, over which a word went each way.
+fn two_connections(world: &mut World) -> [[Program; 2]; 2] {
+    [(); 2].map(|()| {
+        let mut ends = world.connect(4096);
+        say(world, &mut ends, 0);
+        say(world, &mut ends, 1);
+        ends
+    })
+}
+
+fn is_silent(world: &World, side: usize, program: &Program) -> bool {
+    world.cores[side].find(program.cookie).is_some_and(|one| one.is_silent())
+}
+
+/// Calls it back, and stops where relay 0 has sent its last doorbell and has not heard of the other's.
+fn recall_until_silent(world: &mut World, ends: &[Program; 2]) {
+    world.cores[0].recall(ends[0].cookie, HOLD);
+    for _ in 0..1_000_000 {
+        world.turn_one(0);
+        if is_silent(world, 0, &ends[0]) {
+            return;
+        }
+        world.turn_one(1);
+        world.pass(Duration::from_nanos(500));
+    }
+    panic!("it was not called back");
+}
+
+fn seconds(world: &mut World, count: u32) {
+    for _ in 0..count {
+        world.wait(Duration::from_secs(1));
+        (0..100).for_each(|_| world.turn());
+    }
+}
+
+#[test]
+fn a_connection_called_back_is_the_kernels_at_both_ends() {
+    for seed in 0..20 {
+        let mut world = world(seed);
+        let [mut back, mut stays] = two_connections(&mut world);
+        let unread = back[0].send(b"unread");
+        world.deliver_bell(0, &mut back[0]);
+        let side = usize::from(seed % 2 == 1);
+        world.cores[side].recall(back[side].cookie, HOLD);
+        world.until("the way back", |_| back.iter().all(|end| state(end) == STATE_RETURNED));
+        assert_eq!(back[1].receive(&mut [0; 16]), Received::Bytes(unread), "{seed}");
+        assert!(world.cores.iter().all(|core| core.connections().count() == 1), "{seed}");
+        say(&mut world, &mut stays, 0);
+    }
+}
+
+#[test]
+fn a_program_that_closes_behind_the_last_doorbell_ends_alone_and_in_good_order() {
+    for (seed, gap) in (0..4).flat_map(|seed| (0..40).step_by(3).map(move |gap| (seed, gap))) {
+        let mut world = world(seed);
+        let [mut back, mut stays] = two_connections(&mut world);
+        recall_until_silent(&mut world, &back);
+        for _ in 0..gap {
+            world.pass(Duration::from_nanos(100));
+            world.turn_one(1);
+        }
+        back[0].close(CLOSED_CLEANLY);
+        world.deliver_bell(0, &mut back[0]);
+        (0..2000).for_each(|_| world.turn());
+        assert!(world.cores.iter().all(|core| core.connections().count() == 1), "{seed} {gap}");
+        assert_eq!(state(&back[1]), STATE_RETURNED, "{seed} {gap}");
+        let end = back[1].kernel_end();
+        assert!(matches!(end, Some(Ok(()))), "{seed} {gap}: {end:?}");
+        seconds(&mut world, 12);
+        say(&mut world, &mut stays, 0);
+        say(&mut world, &mut stays, 1);
+    }
+}
+
+#[test]
+fn nonsense_behind_the_last_doorbell_resets_its_connection_alone() {
+    let mut world = world(1);
+    let [mut back, mut stays] = two_connections(&mut world);
+    // It claims to have taken more than the other end has sent.
+    let sharing = &back[0].segment.own().sharing;
+    sharing.origins[1].store(1 << 40, Ordering::Relaxed);
+    sharing.is_anew.store(1, Ordering::Relaxed);
+    recall_until_silent(&mut world, &back);
+    world.until("the other end's way back", |_| state(&back[1]) == STATE_RETURNED);
+    world.until("a reset", |_| back[0].receive(&mut [0; 16]) == Received::Reset);
+    assert!(world.cores.iter().all(|core| core.connections().count() == 1));
+    seconds(&mut world, 45);
+    say(&mut world, &mut stays, 0);
+}
+
+#[test]
+fn a_connection_that_cooled_while_its_program_was_busy_comes_back() {
+    let settings = Settings { cools_after: Duration::from_micros(50), ..Settings::default() };
+    let mut world = World::new(&Over::Sim(2, SimOptions::default()), &settings);
+    let mut ends = world.connect(4096);
+    // The other end never sends: that it switches is news.
+    say(&mut world, &mut ends, 0);
+    let (told, number) = channel();
+    let (lets_go, let_go) = channel::<()>();
+    let holder = std::thread::spawn(move || {
+        told.send(rustix::thread::gettid()).unwrap();
+        let _ = let_go.recv();
+    });
+    let number = number.recv().unwrap().as_raw_nonzero().get().unsigned_abs();
+    let held = &ends[1].segment.own().receiving.holder;
+    held.store(number, Ordering::Release);
+    world.cores[1].recall(ends[1].cookie, HOLD);
+    world.until("cooling", |world| {
+        world.cores[1].find(ends[1].cookie).is_some_and(|one| !one.is_hot)
+    });
+    held.store(0, Ordering::Release);
+    world.until("the way back", |_| ends.iter().all(|end| state(end) == STATE_RETURNED));
+    drop(lets_go);
+    holder.join().unwrap();
+}
