@@ -162,6 +162,7 @@ pub(crate) fn ask(fd: RawFd, connection: &Connection) {
     {
         return;
     }
+    young::look_for_restore();
     // A handler that interrupted us and came to this number would wait for us.
     let signals = kernel::block_signals();
     if let Some(halves) = Halves::take(old) {

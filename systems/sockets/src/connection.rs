@@ -23,12 +23,11 @@ use beeline_os::barrier;
 use crate::anew::Anew;
 use crate::control::Question;
 pub use crate::ending::{closing, shutdown};
-use crate::holder::hold;
 use crate::kernel::{self, Errno};
 use crate::segment::{CLOSED_CLEANLY, End, STATE_GIVEN_UP, STATE_OPEN, STATE_PAIRED, Segment};
 use crate::table::{self, Kind};
 use crate::wait::Budget;
-use crate::{anew, epoll, introduce, offer, receive, wake, young};
+use crate::{anew, board, epoll, introduce, offer, receive, young};
 
 /// A sender asks the kernel this often whether the other end is alive.
 const BLIND_NS: u64 = 2_000_000;
@@ -80,6 +79,10 @@ pub struct Connection {
     pub offers: offer::Knowledge,
     /// Sends so far, counted round.
     pub sends: AtomicU32,
+    /// This process notes on the board in its segment.
+    pub(crate) lends: AtomicBool,
+    /// Sets of this process whose board is in its segment: its memory stays.
+    pub(crate) borrowed: AtomicU32,
     /// When this process got it, on the coarse clock.
     pub(crate) begun_ns: u64,
     listened_ns: AtomicU64,
@@ -137,6 +140,7 @@ impl Connection {
         let asymmetric = barrier::renew();
         own.signs.asymmetric.store(u32::from(asymmetric), Ordering::Relaxed);
         own.signs.takes_offers.store(u32::from(offer::takes_offers()), Ordering::Relaxed);
+        own.signs.program.store(board::program(), Ordering::Relaxed);
         let held_options = HELD_OPTIONS.map(|(level, name, ours)| {
             let theirs = kernel::option(fd, level, name, 0).unwrap_or(ours);
             if theirs != ours {
@@ -158,6 +162,8 @@ impl Connection {
             held_options,
             offers: offer::Knowledge::default(),
             sends: AtomicU32::new(0),
+            lends: AtomicBool::new(false),
+            borrowed: AtomicU32::new(0),
             begun_ns: kernel::coarse_ns(),
             listened_ns: AtomicU64::new(0),
             blocking: AtomicU8::new(0),
@@ -341,51 +347,6 @@ impl Connection {
             || self.is_returned()
             || self.segment.other().signs.closed.load(Ordering::Relaxed) != 0
             || self.segment.producer().has_room().unwrap_or(true)
-    }
-
-    /// Makes the poster's store visible before it looks whether the other end sleeps.
-    #[inline]
-    pub fn light_fence(&self) {
-        let theirs = self.segment.other().signs.asymmetric.load(Ordering::Relaxed) != 0;
-        barrier::light(theirs && barrier::is_asymmetric());
-    }
-
-    /// Wakes the other end if it sleeps for the reason that `armed` (a sign of its) tells.
-    #[inline]
-    pub fn wake(&self, fd: RawFd, armed: &AtomicU64) {
-        let sleep = wake::sleeps(armed, || self.light_fence());
-        if sleep != 0 && !wake::was_rung(sleep) {
-            self.ring_doorbell(fd, armed, sleep);
-        }
-    }
-
-    #[cold]
-    fn ring_doorbell(&self, fd: RawFd, armed: &AtomicU64, sleep: u64) {
-        let own = self.segment.own();
-        if own.signs.switched_at.load(Ordering::Relaxed) == 0 {
-            // A reader may ring before it ever sent. Only bytes beyond the switch are doorbells.
-            let Ok(_held) = hold(&own.sending.holder) else { return };
-            if !self.sends_by_ring() {
-                return;
-            }
-        }
-        // After the way back there are none: who took it woke everybody.
-        let Some(_at_bells) = self.go_to_bells(true) else { return };
-        // A sleep on many ends stays armed: it hears of this end by the bell of any.
-        if sleep == wake::EACH && !wake::take_down(armed) {
-            return;
-        }
-        if let Some(name) = self.between_hosts() {
-            self.ring_relay(fd, name);
-        } else {
-            // A full socket holds unread bytes, which wake just as well.
-            let rung = kernel::send(fd, &[0], libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
-            if sleep != wake::EACH && matches!(rung, Ok(_) | Err(Errno(libc::EAGAIN))) {
-                wake::remember_rung(sleep);
-            }
-            // To a process that is gone, it was answered with a reset.
-            self.look_after_peer(fd);
-        }
     }
 
     /// Asks the kernel whether the other end is alive, unless it was asked just now. Cheap enough
@@ -709,6 +670,7 @@ pub fn inherited(fd: RawFd) {
     if sharing.processes.load(Ordering::SeqCst) == 0 {
         // Whoever watched it was the program that this one replaced.
         sharing.watchers.store(0, Ordering::SeqCst);
+        segment.own_board().name.store(0, Ordering::SeqCst);
     }
     table::set_ours(fd, Box::new(Connection::new(segment, fd)));
 }

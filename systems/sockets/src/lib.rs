@@ -19,7 +19,7 @@
 //! - [`epoll`], [`poll`]: readiness of mixed descriptors.
 //! - [`carrier`]: a connection for a program that has no library; [`receiver`]: who has none;
 //!   [`report`]: whether a program began.
-//! - [`wait`], [`wake`]: spinning, and the sleeper's side and the waker's.
+//! - [`wait`], [`wake`], [`board`], `bells`: spinning, and the sleeper's side and the waker's.
 //! - [`kernel`]: system calls that do not pass through the names we export.
 //!
 //! Nothing here may panic into the program it lives in, print, or call a function by a name that
@@ -27,7 +27,9 @@
 
 pub mod anew;
 pub mod bare;
+mod bells;
 pub mod between;
+pub mod board;
 pub mod carrier;
 pub mod connection;
 pub mod control;

@@ -4,6 +4,7 @@
 //! 0     header: magic, ring length, state, name at the relay | holders
 //! 512   end 0: signs | sending | receiving | credits | sharing   (a cache line each)
 //! 1024  end 1: the same
+//! 1536  board of end 0, then that of end 1
 //! 4096  ring 0: bytes from end 0 to end 1
 //! 4096 + ring length   ring 1: bytes from end 1 to end 0
 //! ```
@@ -21,7 +22,7 @@ use beeline_os::Mapping;
 use crate::ring::{Consumer, Producer, Ring};
 
 /// First word of a segment: "BLSOCK" and the version.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"BLSOCK\x00\x03");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"BLSOCK\x00\x04");
 /// Bytes of the ring in each direction, unless the monitor is told otherwise.
 pub const DEFAULT_RING_BYTES: usize = 256 << 10;
 /// Place of the first ring.
@@ -34,6 +35,9 @@ pub const NAME_AT: usize = 24;
 pub const HOLDERS: usize = 32;
 const ENDS_AT: usize = 512;
 const END_BYTES: usize = 512;
+const BOARDS_AT: usize = ENDS_AT + 2 * END_BYTES;
+/// Words of a board.
+pub const BOARD_WORDS: usize = 128;
 
 /// The first words of a segment.
 #[repr(C, align(64))]
@@ -79,8 +83,8 @@ pub const STATE_RETURNED: u32 = 4;
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Signs {
-    /// This end sleeps until bytes come: who sends rings. 0, [`crate::wake::EACH`], or the name of
-    /// one sleep on many ends, which is rung for once.
+    /// This end sleeps until bytes come: who sends rings. 0, [`crate::wake::EACH`], the name of
+    /// one sleep on many ends, which is rung for once, or a place on a [`Board`].
     pub receive_armed: AtomicU64,
     /// Nothing follows what is in this end's outgoing ring.
     pub finished: AtomicU32,
@@ -102,6 +106,8 @@ pub struct Signs {
     /// 0, or one more than the bytes this end had given to the kernel, doorbells and all, when the
     /// connection went back there ([`crate::recall`]): what follows them is the program's.
     pub returned_at: AtomicU64,
+    /// A name of this end's program: its other connections have the same. A hint.
+    pub program: AtomicU64,
 }
 
 /// Closed after everything was read: an orderly end.
@@ -176,6 +182,20 @@ pub struct Offer {
     pub word: AtomicU64,
 }
 
+/// Where the senders of one other program note which connections have news for an epoll set of this
+/// end's: of all connections between the two, one lends it ([`crate::board`]).
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub struct Board {
+    /// Of which set; 0: nobody's.
+    pub name: AtomicU64,
+    /// 0 while the set is awake, else the name of its sleep.
+    pub sleep: AtomicU64,
+    _line: [AtomicU64; 6],
+    /// A bit for each connection: it has news. Set by the other end, taken down by this one.
+    pub words: [AtomicU64; BOARD_WORDS],
+}
+
 /// All words of one end.
 #[repr(C, align(64))]
 #[derive(Debug)]
@@ -206,7 +226,8 @@ const _: () = assert!(size_of::<Header>() <= ENDS_AT, "the header lies before th
 const _: () = assert!(std::mem::offset_of!(Header, state) == STATE_AT);
 const _: () = assert!(std::mem::offset_of!(Header, name) == NAME_AT);
 const _: () = assert!(std::mem::offset_of!(Header, processes) == 64);
-const _: () = assert!(ENDS_AT + 2 * END_BYTES <= RINGS_AT, "the blocks lie before the rings");
+const _: () =
+    assert!(BOARDS_AT + 2 * size_of::<Board>() <= RINGS_AT, "the boards lie before the rings");
 
 /// Why a segment was not taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -399,6 +420,29 @@ impl Segment {
     #[must_use]
     pub fn other(&self) -> &End {
         self.end(1 - self.side)
+    }
+
+    #[inline]
+    fn board(&self, side: usize) -> &Board {
+        debug_assert!(side < 2, "a connection has two ends");
+        // SAFETY: both boards lie below `RINGS_AT`, and every segment is longer than that.
+        let place = unsafe { self.mapping.base().add(BOARDS_AT + side * size_of::<Board>()) };
+        // SAFETY: aligned to 64 bytes, mapped as long as `self`, and made of atomics only.
+        unsafe { place.cast().as_ref() }
+    }
+
+    /// The board on which the other end's program notes.
+    #[inline]
+    #[must_use]
+    pub fn own_board(&self) -> &Board {
+        self.board(self.side)
+    }
+
+    /// The board on which this end's program notes.
+    #[inline]
+    #[must_use]
+    pub fn other_board(&self) -> &Board {
+        self.board(1 - self.side)
     }
 
     #[inline]

@@ -47,6 +47,8 @@ static COPIED_EARLY: AtomicBool = AtomicBool::new(false);
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 /// When the kernel began this process.
 static BEGUN_AT: AtomicU64 = AtomicU64::new(0);
+/// How often it was found restored.
+static RESTORED: AtomicU32 = AtomicU32::new(0);
 static RETIRED: Mutex<VecDeque<(Instant, &'static Connection)>> = Mutex::new(VecDeque::new());
 
 /// Makes the table; before that, every number is plain. Called once, by the library's constructor.
@@ -158,7 +160,16 @@ pub fn each_young(mut visit: impl FnMut(RawFd)) {
 pub fn was_restored() -> bool {
     let now = crate::kernel::begun_at();
     let before = BEGUN_AT.swap(now, Ordering::Relaxed);
-    before != 0 && now != 0 && before != now
+    let restored = before != 0 && now != 0 && before != now;
+    if restored {
+        RESTORED.fetch_add(1, Ordering::Release);
+    }
+    restored
+}
+
+/// How often [`was_restored`] has said so: segments from before are copies that the other ends do not have.
+pub(crate) fn restores() -> u32 {
+    RESTORED.load(Ordering::Acquire)
 }
 
 /// True when a number was copied before it was connected.
@@ -298,6 +309,7 @@ fn retire(connection: &'static Connection) {
     if connection.is_retired.swap(true, Ordering::AcqRel) {
         return;
     }
+    crate::board::forget(connection);
     // Never waits: a lock that a thread held when the program forked is never let go in the child.
     // What cannot be noted is kept for ever.
     let Ok(mut retired) = RETIRED.try_lock() else { return };
@@ -316,7 +328,8 @@ fn take_back() {
             return;
         }
         retired.pop_front();
-        if oldest.sleepers.load(Ordering::Acquire) != 0 {
+        if [&oldest.sleepers, &oldest.borrowed].iter().any(|held| held.load(Ordering::Acquire) != 0)
+        {
             retired.push_back((Instant::now(), oldest));
             continue;
         }
@@ -406,6 +419,7 @@ pub fn after_fork_in_child() {
     crate::holder::forget_thread();
     crate::open_offers::forget();
     crate::wake::forget_names();
+    crate::board::forget_program();
     crate::epoll::after_fork_in_child();
     crate::between::arrived();
 }

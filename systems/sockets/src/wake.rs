@@ -28,6 +28,25 @@
 //! that was armed with the name, or arms it anew before it sleeps; (3) what would take the bell's
 //! effect away (the end that rang leaves the set) arms and looks again; (4) who sleeps on one end
 //! alone writes [`EACH`], and a name is never written over it.
+//!
+//! # Many ends that are silent for long
+//!
+//! What is silent cannot be armed anew for every sleep, and one bell for each message is what the
+//! kernel does. So an end has a *place*: it stays armed with a word that tells a board and a bit on it, whether
+//! its set sleeps or not, and who posts notes it there:
+//!
+//! ```text
+//! poster:  publishes; light fence; armed? a place: sets the bit; fence; does the board's set sleep? a
+//!          name: rang for it before? no: rings; is it armed with the place still? notes the name
+//! set:     takes the bits, and looks at those ends
+//! sleeper: board := fresh name; heavy fence; any bits, or anything there? no: sleeps until any bell;
+//!          then takes the bits
+//! ```
+//!
+//! (5) A bit is taken before its end is looked at: what the look does not see sets the bit again, so that
+//! the end may be let go of without a fence as long as it is armed with its place. (6) Who rang notes it only if
+//! the end had its place after the bell, and an end's place is taken down before it leaves the set: else the
+//! name would be one that nobody in the set heard of.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -46,6 +65,8 @@ pub trait Word {
     ///
     /// Errors: what it holds instead.
     fn replace(&self, expected: u64, value: u64) -> Result<(), u64>;
+    /// As of an atomic: sets `bits`.
+    fn set(&self, bits: u64);
 }
 
 impl Word for AtomicU64 {
@@ -67,6 +88,11 @@ impl Word for AtomicU64 {
     #[inline]
     fn replace(&self, expected: u64, value: u64) -> Result<(), u64> {
         self.compare_exchange(expected, value, Ordering::SeqCst, Ordering::Relaxed).map(drop)
+    }
+
+    #[inline]
+    fn set(&self, bits: u64) {
+        self.fetch_or(bits, Ordering::SeqCst);
     }
 }
 
@@ -101,6 +127,80 @@ pub fn sleeps(armed: &impl Word, fence: impl FnOnce()) -> u64 {
 #[inline]
 pub fn take_down(armed: &impl Word) -> bool {
     armed.swap(0, Ordering::AcqRel) != 0
+}
+
+/// The poster's part at an end with a place: the sleep of the board's set; 0: it is awake, and takes the bits
+/// before it sleeps.
+#[inline]
+pub fn note_on(word: &impl Word, bit: u64, sleep: &impl Word, fence: impl FnOnce()) -> u64 {
+    word.set(bit);
+    fence();
+    sleep.load(Ordering::Acquire)
+}
+
+/// True when an end that was just rung for has its place still: its set heard the bell.
+#[inline]
+pub fn has_still(armed: &impl Word, place: u64) -> bool {
+    // A read-modify-write: the bell, a system call, came before.
+    armed.replace(place, place).is_ok()
+}
+
+/// Takes the bits of a board's word.
+#[inline]
+pub fn take_notes(word: &impl Word) -> u64 {
+    if word.load(Ordering::Relaxed) == 0 { 0 } else { word.swap(0, Ordering::AcqRel) }
+}
+
+/// After [`Word::set`] where the look at the board's sleep follows.
+#[inline]
+pub fn between_bit_and_sleep() {
+    // There a read-modify-write is a full fence.
+    if cfg!(target_arch = "x86_64") {
+        std::sync::atomic::compiler_fence(Ordering::SeqCst);
+    } else {
+        std::sync::atomic::fence(Ordering::SeqCst);
+    }
+}
+
+/// Upper two bits of a place; names of sleeps have the highest.
+const PLACE: u64 = 1 << 62;
+const PLACE_MASK: u64 = 3 << 62;
+const BIT_BITS: u32 = 13;
+/// Bits of a board.
+pub const BITS: u32 = 1 << BIT_BITS;
+const BOARD_NAMES: u64 = (1 << (62 - BIT_BITS)) - 1;
+
+/// A place: a bit of the board of this name.
+#[must_use]
+pub fn place(board: u64, bit: u32) -> u64 {
+    PLACE | (board & BOARD_NAMES) << BIT_BITS | u64::from(bit % BITS)
+}
+
+/// True for a place.
+#[inline]
+#[must_use]
+pub fn is_place(armed: u64) -> bool {
+    armed & PLACE_MASK == PLACE
+}
+
+/// The board of a place.
+#[inline]
+#[must_use]
+pub fn board_of(place: u64) -> u64 {
+    place >> BIT_BITS & BOARD_NAMES
+}
+
+/// The bit of a place, below [`BITS`].
+#[inline]
+#[must_use]
+pub fn bit_of(place: u64) -> u32 {
+    u32::try_from(place % u64::from(BITS)).unwrap_or(0)
+}
+
+/// A name for a board, as [`name`]. Not 0.
+#[must_use]
+pub fn board_name() -> Option<u64> {
+    Some((name()? & BOARD_NAMES).max(1))
 }
 
 /// Names that this process rang for, by their lower bits. What was written over is rung for again.
@@ -166,430 +266,4 @@ mod tests {
 }
 
 #[cfg(all(test, loom))]
-mod model {
-    use loom::sync::Arc;
-    use loom::sync::atomic::{AtomicU32, AtomicU64, fence};
-    use loom::thread;
-
-    use super::*;
-
-    impl Word for AtomicU64 {
-        fn load(&self, order: Ordering) -> u64 {
-            self.load(order)
-        }
-
-        fn store(&self, value: u64, order: Ordering) {
-            self.store(value, order);
-        }
-
-        fn swap(&self, value: u64, order: Ordering) -> u64 {
-            self.swap(value, order)
-        }
-
-        fn replace(&self, expected: u64, value: u64) -> Result<(), u64> {
-            self.compare_exchange(expected, value, Ordering::SeqCst, Ordering::Relaxed).map(drop)
-        }
-    }
-
-    fn full() {
-        fence(Ordering::SeqCst);
-    }
-
-    /// One direction of a connection, as the protocol sees it.
-    #[derive(Default)]
-    struct World {
-        /// The ring: something to read.
-        data: AtomicU32,
-        armed: AtomicU64,
-        /// Bytes in the kernel's stream.
-        bells: AtomicU32,
-        /// Threads that sleep on a set, and the stirs.
-        asleep: AtomicU32,
-        stirs: AtomicU32,
-    }
-
-    impl World {
-        fn post(&self, fence: impl FnOnce()) {
-            self.data.store(1, Ordering::Release);
-            if sleeps(&self.armed, fence) != 0 && take_down(&self.armed) {
-                self.bells.fetch_add(1, Ordering::AcqRel);
-            }
-        }
-
-        /// True when the sleeper found nothing and sleeps on the bell.
-        fn sleep(&self, fence: impl FnOnce()) -> bool {
-            arm(&self.armed, fence);
-            self.data.load(Ordering::Acquire) == 0
-        }
-    }
-
-    /// Nobody sleeps for ever: who sleeps has a bell coming.
-    fn nothing_lost(world: &World, slept: bool) {
-        let bells = world.bells.load(Ordering::Acquire);
-        assert!(!slept || bells > 0, "a sleeper, news and no bell");
-    }
-
-    fn race(poster: fn(), sleeper: fn()) {
-        loom::model(move || {
-            let world = Arc::new(World::default());
-            let other = Arc::clone(&world);
-            let posting = thread::spawn(move || other.post(poster));
-            let slept = world.sleep(sleeper);
-            posting.join().unwrap();
-            nothing_lost(&world, slept);
-        });
-    }
-
-    #[test]
-    fn a_sleeper_sees_the_news_or_hears_the_bell() {
-        race(full, full);
-    }
-
-    #[test]
-    #[should_panic(expected = "no bell")]
-    fn a_planted_poster_without_its_fence_loses_a_wake_up() {
-        race(|| {}, full);
-    }
-
-    #[test]
-    #[should_panic(expected = "no bell")]
-    fn a_planted_sleeper_without_its_fence_loses_a_wake_up() {
-        race(full, || {});
-    }
-
-    #[test]
-    fn of_two_posters_at_least_one_rings() {
-        loom::model(|| {
-            let world = Arc::new(World::default());
-            let posters: Vec<_> = (0..2)
-                .map(|_| {
-                    let world = Arc::clone(&world);
-                    thread::spawn(move || world.post(full))
-                })
-                .collect();
-            let slept = world.sleep(full);
-            for poster in posters {
-                poster.join().unwrap();
-            }
-            nothing_lost(&world, slept);
-        });
-    }
-
-    /// What who swallows a doorbell on behalf of a set does wrong.
-    #[derive(Clone, Copy, PartialEq)]
-    enum Planted {
-        Nothing,
-        NoStir,
-        EarlyStir,
-        NoKick,
-    }
-
-    /// A set counts on the arm of a cold connection; another thread of the process, inside a call
-    /// on it, swallows a doorbell meanwhile (`Connection::listen`, `epoll::sleep`). The set's thread
-    /// sleeps twice: the first time its time is soon up.
-    fn swallowed_beside_a_set(planted: Planted) {
-        let mut bounded = loom::model::Builder::new();
-        bounded.preemption_bound = Some(4);
-        bounded.check(move || {
-            let world = Arc::new(World::default());
-            world.armed.store(1, Ordering::SeqCst);
-            let (one, two) = (Arc::clone(&world), Arc::clone(&world));
-            let posting = thread::spawn(move || one.post(full));
-            let swallowing = thread::spawn(move || {
-                if planted == Planted::EarlyStir {
-                    two.stirs.store(1, Ordering::SeqCst);
-                }
-                full();
-                if two.asleep.load(Ordering::SeqCst) != 0 {
-                    return;
-                }
-                if two.bells.swap(0, Ordering::AcqRel) == 0 {
-                    return;
-                }
-                if planted != Planted::EarlyStir && planted != Planted::NoStir {
-                    two.stirs.store(1, Ordering::SeqCst);
-                }
-                full();
-                if planted != Planted::NoKick && two.asleep.load(Ordering::SeqCst) != 0 {
-                    // The kernel reports the connection to who sleeps on the set.
-                    two.bells.fetch_add(1, Ordering::AcqRel);
-                }
-            });
-            let (mut seen, mut slept) = (0, true);
-            for turn in 0..2 {
-                world.asleep.fetch_add(1, Ordering::SeqCst);
-                full();
-                let stirs = world.stirs.load(Ordering::SeqCst);
-                if stirs != seen {
-                    seen = stirs;
-                    slept = world.sleep(full);
-                    if !slept {
-                        break;
-                    }
-                }
-                // A doorbell that is there wakes the first sleep.
-                if turn == 0 {
-                    if world.bells.load(Ordering::Acquire) > 0 {
-                        slept = false;
-                        break;
-                    }
-                    world.asleep.fetch_sub(1, Ordering::SeqCst);
-                }
-            }
-            posting.join().unwrap();
-            swallowing.join().unwrap();
-            nothing_lost(&world, slept);
-        });
-    }
-
-    #[test]
-    fn a_bell_swallowed_beside_a_set_is_made_up_for() {
-        swallowed_beside_a_set(Planted::Nothing);
-    }
-
-    #[test]
-    #[should_panic(expected = "no bell")]
-    fn a_planted_swallower_that_does_not_stir_loses_a_wake_up() {
-        swallowed_beside_a_set(Planted::NoStir);
-    }
-
-    #[test]
-    #[should_panic(expected = "no bell")]
-    fn a_planted_swallower_that_stirs_only_before_loses_a_wake_up() {
-        swallowed_beside_a_set(Planted::EarlyStir);
-    }
-
-    #[test]
-    #[should_panic(expected = "no bell")]
-    fn a_planted_swallower_that_does_not_look_again_loses_a_wake_up() {
-        swallowed_beside_a_set(Planted::NoKick);
-    }
-
-    /// A thread puts a connection that is ready into a set on which another one falls asleep
-    /// (`epoll::control`, `epoll::sleep`; `epoll::sleeps_plainly` has `ours` for the entry).
-    fn added_beside_a_sleeper(look: fn(), sleep: fn()) {
-        loom::model(move || {
-            // Here `data` is the entry.
-            let world = Arc::new(World::default());
-            let other = Arc::clone(&world);
-            let adding = thread::spawn(move || {
-                other.data.store(1, Ordering::Release);
-                look();
-                if other.asleep.load(Ordering::Relaxed) != 0 {
-                    other.bells.fetch_add(1, Ordering::AcqRel);
-                }
-            });
-            world.asleep.store(1, Ordering::Release);
-            sleep();
-            let slept = world.data.load(Ordering::Acquire) == 0;
-            adding.join().unwrap();
-            nothing_lost(&world, slept);
-        });
-    }
-
-    #[test]
-    fn an_entry_added_beside_a_sleeper_is_looked_at_or_wakes_it() {
-        added_beside_a_sleeper(full, full);
-    }
-
-    #[test]
-    #[should_panic(expected = "no bell")]
-    fn a_planted_adder_without_its_fence_loses_a_wake_up() {
-        added_beside_a_sleeper(|| {}, full);
-    }
-
-    /// Two ends of one set, and what the posters' process remembers.
-    #[derive(Default)]
-    struct Many {
-        data: [AtomicU64; 2],
-        armed: [AtomicU64; 2],
-        /// Of either end: the set hears both.
-        bells: AtomicU32,
-        rung: AtomicU64,
-        asleep: AtomicU32,
-    }
-
-    /// What one of the parties does wrong.
-    #[derive(Clone, Copy, PartialEq)]
-    enum Wrong {
-        Nothing,
-        /// A sleep has the name of the one before.
-        OldName,
-        /// Who wakes looks at the first end alone, and goes to sleep without arming the other anew.
-        OneLook,
-        /// The sleeper does not fence.
-        NoFence,
-        /// An end leaves the set, with its bell, and nobody arms the other.
-        Left,
-        /// A name is written over the arm of who sleeps on one end alone.
-        OverEach,
-    }
-
-    impl Many {
-        fn post(&self, end: usize) {
-            self.data[end].store(1, Ordering::Release);
-            let sleep = sleeps(&self.armed[end], full);
-            if sleep == 0 || sleep != EACH && self.rung.load(Ordering::Acquire) == sleep {
-                return;
-            }
-            if sleep != EACH || take_down(&self.armed[end]) {
-                self.bells.fetch_add(1, Ordering::AcqRel);
-            }
-            if sleep != EACH {
-                self.rung.store(sleep, Ordering::Release);
-            }
-        }
-
-        /// True when there was news of one of the first `ends`.
-        fn take(&self, ends: usize) -> bool {
-            let taken = |data: &AtomicU64| data.swap(0, Ordering::AcqRel) != 0;
-            self.data[..ends].iter().filter(|data| taken(data)).count() > 0
-        }
-
-        fn arm_all(&self, name: u64, ends: usize, wrong: Wrong) {
-            self.armed[..ends].iter().for_each(|armed| arm_as(armed, name));
-            if wrong != Wrong::NoFence {
-                full();
-            }
-        }
-    }
-
-    /// A set sleeps on two ends, again and again; two threads of another process post on one each.
-    fn one_sleep_on_two_ends(wrong: Wrong) {
-        let mut bounded = loom::model::Builder::new();
-        bounded.preemption_bound = Some(3);
-        bounded.check(move || {
-            let world = Arc::new(Many::default());
-            let posters = [0, 1].map(|end| {
-                let world = Arc::clone(&world);
-                thread::spawn(move || world.post(end))
-            });
-            let mut slept = false;
-            for turn in 0..3 {
-                let name = if wrong == Wrong::OldName { 2 } else { 2 + turn };
-                let ends = if wrong == Wrong::OneLook && turn > 0 { 1 } else { 2 };
-                world.arm_all(name, ends, wrong);
-                if world.take(ends) {
-                    continue;
-                }
-                if world.bells.swap(0, Ordering::AcqRel) == 0 {
-                    slept = true;
-                    break;
-                }
-                world.take(ends);
-            }
-            posters.into_iter().for_each(|poster| poster.join().unwrap());
-            let news = world.data.iter().any(|data| data.load(Ordering::Acquire) != 0);
-            let bell = world.bells.load(Ordering::Acquire) > 0;
-            assert!(!slept || !news || bell, "a sleeper, news and no bell");
-        });
-    }
-
-    #[test]
-    fn a_set_that_sleeps_on_many_ends_hears_of_each_by_the_bell_of_any() {
-        one_sleep_on_two_ends(Wrong::Nothing);
-    }
-
-    #[test]
-    #[should_panic(expected = "no bell")]
-    fn a_planted_sleep_with_an_old_name_loses_a_wake_up() {
-        one_sleep_on_two_ends(Wrong::OldName);
-    }
-
-    #[test]
-    #[should_panic(expected = "no bell")]
-    fn a_planted_waker_that_forgets_an_end_loses_a_wake_up() {
-        one_sleep_on_two_ends(Wrong::OneLook);
-    }
-
-    #[test]
-    #[should_panic(expected = "no bell")]
-    fn a_planted_sleep_on_many_ends_without_its_fence_loses_a_wake_up() {
-        one_sleep_on_two_ends(Wrong::NoFence);
-    }
-
-    /// The first end leaves the set beside a thread that sleeps on it, and its bell with it
-    /// (`epoll::forget`, `epoll::sleep::leave_armed`).
-    fn an_end_leaves(wrong: Wrong) {
-        let mut bounded = loom::model::Builder::new();
-        bounded.preemption_bound = Some(3);
-        bounded.check(move || {
-            let world = Arc::new(Many::default());
-            let (posters, remover) = (Arc::clone(&world), Arc::clone(&world));
-            let posting = thread::spawn(move || {
-                posters.post(0);
-                posters.post(1);
-            });
-            let removing = thread::spawn(move || {
-                remover.bells.store(0, Ordering::Release);
-                full();
-                if wrong != Wrong::Left && remover.asleep.load(Ordering::SeqCst) != 0 {
-                    arm(&remover.armed[1], full);
-                    if remover.data[1].load(Ordering::Acquire) != 0 {
-                        remover.bells.fetch_add(1, Ordering::AcqRel);
-                    }
-                }
-            });
-            world.asleep.store(1, Ordering::SeqCst);
-            world.arm_all(2, 2, wrong);
-            let slept = !world.take(2);
-            posting.join().unwrap();
-            removing.join().unwrap();
-            let news = world.data[1].load(Ordering::Acquire) != 0;
-            let bell = world.bells.load(Ordering::Acquire) > 0;
-            assert!(!slept || !news || bell, "a sleeper, news and no bell");
-        });
-    }
-
-    #[test]
-    fn an_end_that_leaves_a_set_takes_no_wake_up_with_it() {
-        an_end_leaves(Wrong::Nothing);
-    }
-
-    #[test]
-    #[should_panic(expected = "no bell")]
-    fn a_planted_end_that_leaves_without_a_word_loses_a_wake_up() {
-        an_end_leaves(Wrong::Left);
-    }
-
-    /// One thread sleeps on the first end alone while a set goes to sleep on both.
-    fn beside_one_that_sleeps_alone(wrong: Wrong) {
-        loom::model(move || {
-            let world = Arc::new(Many::default());
-            let (posters, sets) = (Arc::clone(&world), Arc::clone(&world));
-            let alone = Arc::new(AtomicU32::new(0));
-            let heard = Arc::clone(&alone);
-            let posting = thread::spawn(move || {
-                posters.post(1);
-                // The bell of the second end is none for who sleeps on the first.
-                let before = posters.bells.load(Ordering::Acquire);
-                posters.post(0);
-                heard.store(posters.bells.load(Ordering::Acquire) - before, Ordering::Release);
-            });
-            let sleeping = thread::spawn(move || {
-                if wrong == Wrong::OverEach {
-                    sets.armed.iter().for_each(|armed| armed.store(2, Ordering::SeqCst));
-                    full();
-                } else {
-                    sets.arm_all(2, 2, wrong);
-                }
-            });
-            arm(&world.armed[0], full);
-            let slept = world.data[0].load(Ordering::Acquire) == 0;
-            posting.join().unwrap();
-            sleeping.join().unwrap();
-            assert!(!slept || alone.load(Ordering::Acquire) > 0, "a sleeper, news and no bell");
-        });
-    }
-
-    #[test]
-    fn who_sleeps_on_one_end_is_rung_for_whatever_sets_do() {
-        beside_one_that_sleeps_alone(Wrong::Nothing);
-    }
-
-    #[test]
-    #[should_panic(expected = "no bell")]
-    fn a_planted_name_over_the_arm_of_one_loses_a_wake_up() {
-        beside_one_that_sleeps_alone(Wrong::OverEach);
-    }
-}
+mod model;

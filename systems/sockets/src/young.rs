@@ -226,12 +226,17 @@ pub fn settle_all() {
     table::each_young(settle);
 }
 
-/// Asks for `fd`, unless somebody is inside a call on it; then, if `finally`, it stays plain.
-fn ask(fd: RawFd, finally: bool) {
+/// Before anybody is asked: whether this process was restored since.
+pub(crate) fn look_for_restore() {
     if table::was_restored() {
         // The kernel counts a restored connection's bytes from 0 again, and nobody else did.
         table::each_young(leave_to_kernel);
     }
+}
+
+/// Asks for `fd`, unless somebody is inside a call on it; then, if `finally`, it stays plain.
+fn ask(fd: RawFd, finally: bool) {
+    look_for_restore();
     let Some(slot) = table::slot(fd) else { return };
     let mine = (kernel::thread() as usize) << 8 | ASKS;
     let asks = |value: usize| match value & KIND {

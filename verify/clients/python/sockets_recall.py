@@ -1,6 +1,7 @@
 """Conversations whose connection is called back to the kernel in their midst. Every byte is looked at.
 
     sockets_recall.py serve WAY PORT [ADDRESS]     WAY: blocking, level, edge
+    sockets_recall.py many HOST PORT SECONDS SEED  the same over 120 connections, some at a time, by a set
     sockets_recall.py talk HOST PORT SECONDS SEED  says its number, waits for a line or for
                                                    there being none, then says how it ended
 """
@@ -112,5 +113,46 @@ def talk(host, port, seconds, seed):
     print(f"well after {count} rounds, the longest of {longest:.2f} s", flush=True)
 
 
+def many(host, port, seconds, seed):
+    chance = random.Random(int(seed))
+    peers = [socket.create_connection((host, int(port))) for _ in range(120)]
+    print("client", os.getpid(), flush=True)
+    sys.stdin.readline()
+    events, by_number, places = select.epoll(), {}, {}
+    for peer in peers:
+        peer.setblocking(False)
+        events.register(peer, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
+        by_number[peer.fileno()], places[peer.fileno()] = peer, 0
+    until, count, longest = time.monotonic() + float(seconds), 0, 0.0
+    while (now := time.monotonic()) < until:
+        left = {}
+        for peer in chance.sample(peers, chance.choice([1, 3, 30, 100])):
+            number, size = peer.fileno(), chance.choice([1, 60, 900])
+            left[number] = block(places[number], size)
+            places[number] += size
+            assert peer.send(left[number]) == size
+        while left:
+            told = events.poll(30)
+            if not told:
+                print("stuck after", count, "with", len(left), flush=True)
+                return
+            for number, _ in told:
+                try:
+                    while number in left and (got := by_number[number].recv(2000)):
+                        assert left[number].startswith(got), count
+                        left[number] = left[number][len(got) :]
+                        if not left[number]:
+                            del left[number]
+                            count += 1
+                except BlockingIOError:
+                    pass
+        longest = max(longest, time.monotonic() - now)
+    for peer in peers:
+        peer.setblocking(True)
+        peer.shutdown(socket.SHUT_WR)
+        assert peer.recv(1) == b""
+    print(f"well after {count} rounds, the longest of {longest:.2f} s", flush=True)
+
+
 if __name__ == "__main__":
-    {"serve": serve, "talk": talk}[sys.argv[1]](*sys.argv[2:])
+    {"serve": serve, "talk": talk, "many": many}[sys.argv[1]](*sys.argv[2:])

@@ -102,6 +102,37 @@ fn a_conversation_called_back_again_and_again_is_whole_and_accelerated_again() {
 }
 
 #[test]
+fn sets_of_many_connections_called_back_again_and_again_hear_each() {
+    let test = "sets_of_many_connections_called_back_again_and_again_hear_each";
+    if need(test, "python3").is_none() {
+        return;
+    }
+    for (way, port) in [("level", 6147), ("edge", 6148)] {
+        let monitor = Monitor::start();
+        let number = port.to_string();
+        let server = ["python3", &script(), "serve", way, &number];
+        let _server = Background::start(&mut monitor.command(true, &server));
+        listening(port);
+        let before = monitor.paired();
+        let (script, time) = (script(), seconds().to_string());
+        let words = ["python3", &script, "many", "127.0.0.1", &number, &time, "7"];
+        let mut talk = Talk::spawn(monitor.command(true, &words));
+        talk.go_on();
+        let (mut back, mut last) = (0, String::new());
+        while !talk.is_over() {
+            let (count, text) = recall(&monitor, &talk.process, "0s");
+            (back, last) = (back + count, text);
+            std::thread::sleep(Duration::from_millis(900));
+        }
+        let fate = talk.line();
+        assert!(fate.starts_with("well after"), "{way}: {fate}; {back} back, last: {last}");
+        let paired = monitor.paired() - before;
+        note(&format!("{way}: {fate}, called back {back} times, introduced {paired} times"));
+        assert!(back >= 100 && paired >= 200, "{way}: back {back}, introduced {paired}: {last}");
+    }
+}
+
+#[test]
 fn held_back_it_stays_with_the_kernel() {
     let test = "held_back_it_stays_with_the_kernel";
     if need(test, "python3").is_none() {

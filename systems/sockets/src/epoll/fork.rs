@@ -78,7 +78,11 @@ pub fn after_fork_in_child() {
         let Some(set) = (unsafe { slot.load(Ordering::Acquire).as_ref() }) else { continue };
         // A lock that another thread of the parent held is not ours to wait for.
         if let Ok(mut inner) = set.inner.try_lock() {
-            inner.each().for_each(|entry| entry.counted = false);
+            inner.places_noted.abandon();
+            inner.each().for_each(|entry| {
+                entry.counted = false;
+                entry.noted = None;
+            });
             inner.heat_all();
         }
         set.asleep.store(0, Ordering::SeqCst);

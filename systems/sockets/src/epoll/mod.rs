@@ -22,6 +22,7 @@
 //! | news | store | fence, then load of who makes it | store, fence, then load of the sleeper | how it wakes |
 //! | --- | --- | --- | --- | --- |
 //! | bytes, or `finished` | the ring's header, `finished` | light (the sleeper's `membarrier`, or a full one), `receive_armed` | `receive_armed`, heavy, the ring | a byte in the kernel's stream |
+//! | the same, at an entry with a place | the bit on the board | full, the board's `sleep` | `sleep`, heavy, the bits | the same, once for a name |
 //! | room, where a set asks for it | `consumed` | the same, `send_armed` | `send_armed`, heavy, `consumed` | the same |
 //! | room, where a send found none | `consumed` | the same, `send_armed` | the sending thread: `was_full`, `send_armed`, heavy, `consumed` | the same |
 //! | the other end's death or close | the kernel's | | | the kernel's end of stream |
@@ -39,7 +40,9 @@
 //! Where the other end's doorbells do not come (`mute`), or may lie behind bytes that the program
 //! does not ask for, waits look by the clock as well.
 
+mod arming;
 mod fork;
+mod places;
 mod set;
 mod sleep;
 mod told;
@@ -56,12 +59,13 @@ use crate::kernel::{self, Errno, Outcome};
 use crate::poll::{arm, readiness};
 use crate::table;
 use crate::wait::Budget;
-use crate::wake;
 use crate::young;
 
+pub use arming::arm_all;
+use arming::{Arming, arm_and_cool, arm_within};
 pub use fork::{after_fork_in_child, before_fork};
 pub use set::stir;
-use set::{Entry, Inner, QUIET_LOOKS};
+use set::{Entry, Inner};
 pub use sleep::{Polling, sleeps_plainly, wait, wakes_plainly};
 pub(crate) use told::renewed;
 pub use told::{became_ours, kick};
@@ -390,6 +394,7 @@ pub fn forget(fd: RawFd) {
         let mut inner = lock(set);
         if number == fd {
             inner.each().for_each(|entry| unwatch(entry));
+            inner.leave_boards();
             *inner = Inner::default();
             set.outer.store(false, Ordering::SeqCst);
             set.whose.store(0, Ordering::Relaxed);
@@ -458,6 +463,7 @@ fn report_within(number: RawFd, depth: u32) {
 
 /// Makes the kernel report one hot entry that is due.
 fn report_due(number: RawFd, inner: &mut Inner, depth: u32) {
+    inner.take_noted();
     for turn in 0..inner.hot() {
         let Some(entry) = inner.hot_entry(turn) else { continue };
         if due_of(entry, false, depth) == 0 {
@@ -561,6 +567,26 @@ impl Answers<'_> {
 
 /// Adds what the rings say.
 fn look(inner: &mut Inner, answers: &mut Answers<'_>) {
+    inner.take_noted();
+    look_at_hot(inner, answers);
+    let wait = answers.wait;
+    inner.cool_noted(|entry| entry.looked == wait && is_noted(entry));
+}
+
+/// The look of this wait saw what there is, or whatever comes is noted: the entry can be let go of.
+fn is_noted(entry: &Entry) -> bool {
+    let (Some(place), Some(connection)) = (entry.noted, table::ours(entry.fd)) else {
+        return false;
+    };
+    let own = connection.segment.own();
+    (entry.vain > 0 || entry.wanted & EDGE != 0)
+        && own.signs.receive_armed.load(Ordering::Relaxed) == place.armed
+        && own.sharing.watchers.load(Ordering::Relaxed) <= 1
+        && connection.is_settled()
+        && (entry.wanted & OUT == 0 || connection.is_writable())
+}
+
+fn look_at_hot(inner: &mut Inner, answers: &mut Answers<'_>) {
     for step in 0..inner.hot() {
         if answers.is_full() {
             inner.turn = inner.turn.wrapping_add(step);
@@ -569,6 +595,7 @@ fn look(inner: &mut Inner, answers: &mut Answers<'_>) {
         let turn = inner.turn.wrapping_add(step);
         let Some(entry) = inner.hot_entry(turn) else { continue };
         let bits = due_of(entry, true, DEEPEST);
+        entry.looked = answers.wait;
         if bits == 0 {
             entry.vain = entry.vain.saturating_add(1);
         } else {
@@ -579,93 +606,9 @@ fn look(inner: &mut Inner, answers: &mut Answers<'_>) {
 }
 
 fn any_due(inner: &mut Inner, depth: u32) -> bool {
+    inner.take_noted();
     (0..inner.hot())
         .any(|turn| inner.hot_entry(turn).is_some_and(|entry| due_of(entry, false, depth) != 0))
-}
-
-/// Arms everything in the set `fd`, for who is about to sleep on it by `poll` (after
-/// [`is_mixed_and_polled`], and [`Polling`]). True when he has to look by the clock.
-pub fn arm_all(fd: RawFd) -> bool {
-    arm_within(fd, DEEPEST)
-}
-
-fn arm_within(fd: RawFd, depth: u32) -> bool {
-    let Some(set) = known(fd).filter(|_| depth > 0) else { return false };
-    let mut inner = lock(set);
-    inner.take_stirred();
-    arm_and_cool(fd, &mut inner, depth, Arming::Sleep, |_| true)
-}
-
-/// How hot entries are armed.
-#[derive(Clone, Copy, PartialEq)]
-enum Arming {
-    /// Everybody rings for each; those that have nothing to report are let go.
-    Each,
-    /// As [`Arming::Each`] those that were looked at in vain so many times; the others stay hot, and
-    /// are armed with the name of this one sleep. Who wakes from it looks at them.
-    Sleep,
-}
-
-/// Arms the hot entries for which `chosen` says so, and lets go of those that have nothing to
-/// report afterwards: who makes them ready rings. True when one needs looks by the clock.
-fn arm_and_cool(
-    number: RawFd,
-    inner: &mut Inner,
-    depth: u32,
-    arming: Arming,
-    chosen: impl Fn(&Entry) -> bool,
-) -> bool {
-    let (mut any, mut by_clock) = (false, false);
-    let name = if arming == Arming::Sleep && inner.hot() > 1 { wake::name() } else { None };
-    let stays = |entry: &Entry| name.is_some() && entry.vain < QUIET_LOOKS;
-    for turn in 0..inner.hot() {
-        let Some(entry) = inner.hot_entry(turn) else { continue };
-        if entry.silent || !chosen(entry) {
-            continue;
-        }
-        if entry.is_set {
-            by_clock |= arm_within(entry.fd, depth - 1);
-            continue;
-        }
-        let Some(connection) = table::ours(entry.fd) else { continue };
-        watch(entry, connection);
-        adjust(number, entry, Some(connection));
-        let own = connection.segment.own();
-        let full = entry.wanted & OUT != 0 && !connection.is_writable();
-        // Who else watches counts on his own arm.
-        let alone = own.sharing.watchers.load(Ordering::SeqCst) <= 1;
-        if let Some(name) = name.filter(|_| alone && stays(entry)) {
-            wake::arm_as(&own.signs.receive_armed, name);
-            arm(connection, false, full);
-        } else {
-            arm(connection, true, full);
-        }
-        any = true;
-    }
-    if any {
-        barrier::heavy();
-    }
-    inner.cool_if(|entry| {
-        if entry.silent {
-            // Until the program asks for it anew.
-            return true;
-        }
-        if !chosen(entry) || entry.is_set {
-            return false;
-        }
-        let Some(connection) = table::ours(entry.fd) else { return false };
-        // Where others watch too, doorbells stay in place, and we look by the clock.
-        let others = connection.segment.own().sharing.watchers.load(Ordering::SeqCst) > 1;
-        // Nobody rings for room there.
-        let unheard =
-            entry.wanted & OUT != 0 && connection.is_other_mute() && !connection.is_writable();
-        by_clock |= others || unheard;
-        // Before both ends have the segment, room in the kernel's stream is the kernel's news.
-        let settled =
-            !others && !unheard && (connection.is_bound_for_ring() || connection.is_returned());
-        settled && !stays(entry) && due(entry, connection, false) == 0
-    });
-    by_clock
 }
 
 /// Asks the kernel for what is to be heard of the entry now: it changes when a connection becomes

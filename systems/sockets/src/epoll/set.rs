@@ -12,6 +12,8 @@
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::ONESHOT;
+use super::places::{Place, Places};
 use crate::connection::Connection;
 use crate::table;
 
@@ -52,6 +54,12 @@ pub struct Entry {
     pub answered: (u64, usize),
     /// Looks in a row that found nothing.
     pub vain: u32,
+    /// The wait that last looked at it.
+    pub looked: u64,
+    /// On a board: who sends notes it there, and the entry need not be hot.
+    pub noted: Option<Place>,
+    /// The other end's program, once asked; see [`Places::give`].
+    pub program: u64,
     /// The program took it out of the set, and the kernel still has it: the connection's number,
     /// see [`Inner::retire`].
     retired: Option<u64>,
@@ -81,9 +89,20 @@ impl Entry {
             seen_ends: 0,
             answered: (0, 0),
             vain: 0,
+            looked: 0,
+            noted: None,
+            program: 0,
             retired: None,
             hot: None,
         }
+    }
+}
+
+impl Entry {
+    /// The kernel reports each of its bells: a one-shot entry's that has spoken it does not, and a sender
+    /// rings once for all entries.
+    pub fn can_be_noted(&self) -> bool {
+        self.wanted & ONESHOT == 0
     }
 }
 
@@ -104,12 +123,16 @@ pub struct Inner {
     count: usize,
     retired: usize,
     hot: Vec<usize>,
+    /// Places of entries on boards.
+    pub places_noted: Places,
     /// Where the next look begins, so that nobody starves behind a full answer.
     pub turn: usize,
     pub waits: u64,
     seen_stirs: u64,
     /// What other sets and their sleepers are to be told of, once this one's lock is let go.
     pub kicks: Vec<RawFd>,
+    /// Kept for its memory.
+    noted: Vec<usize>,
 }
 
 impl Inner {
@@ -150,9 +173,15 @@ impl Inner {
     /// next sleep, unless there is news of it by then.
     pub fn insert(&mut self, entry: Entry) {
         let fd = entry.fd;
-        if let Some(old) = self.entry(fd) {
-            let hot = old.hot;
-            *old = Entry { hot, ..entry };
+        if let Some(place) = self.place(fd)
+            && let Some(Some(old)) = self.entries.get_mut(place)
+            && old.retired.is_none()
+        {
+            let (hot, noted, program) = (old.hot, old.noted, old.program);
+            *old = Entry { hot, noted, program, ..entry };
+            if !old.can_be_noted() {
+                self.places_noted.leave(old);
+            }
             self.heat(fd);
             return;
         }
@@ -185,6 +214,7 @@ impl Inner {
         }
         let place = self.place(fd)?;
         self.cool(place);
+        self.leave_board(place);
         self.set_place(fd, NOWHERE);
         self.free.push(place);
         self.count -= 1;
@@ -197,6 +227,7 @@ impl Inner {
     pub fn retire(&mut self, fd: RawFd, connection: u64) {
         let Some(place) = self.place(fd).filter(|_| self.contains(fd)) else { return };
         self.cool(place);
+        self.leave_board(place);
         if let Some(Some(entry)) = self.entries.get_mut(place) {
             entry.retired = Some(connection);
             entry.counted = false;
@@ -231,7 +262,7 @@ impl Inner {
     pub fn heat(&mut self, fd: RawFd) {
         let Some(place) = self.place(fd).filter(|_| self.contains(fd)) else { return };
         if let Some(Some(entry)) = self.entries.get_mut(place) {
-            entry.vain = 0;
+            (entry.vain, entry.looked) = (0, 0);
         }
         self.make_hot(place);
     }
@@ -293,6 +324,71 @@ impl Inner {
             if settled(entry) {
                 self.cool(place);
             }
+        }
+    }
+
+    /// The entry of this place is to have none on a board: it leaves the set, whose bells it would take
+    /// along. Before the kernel's set lets it go.
+    fn leave_board(&mut self, place: usize) {
+        let Some(Some(entry)) = self.entries.get_mut(place) else { return };
+        self.places_noted.leave(entry);
+    }
+
+    /// As when every entry leaves.
+    pub fn leave_boards(&mut self) {
+        let Self { entries, places_noted, .. } = self;
+        places_noted.end(entries.iter_mut().flatten());
+    }
+
+    /// A place on a board for the `turn`th hot entry, which is `connection`'s: what it is to be armed with.
+    pub fn place_for(&mut self, turn: usize, connection: &'static Connection) -> Option<u64> {
+        let place = *self.hot.get(turn.checked_rem(self.hot.len())?)?;
+        let many = self.count;
+        let entry = self.entries.get_mut(place)?.as_mut()?;
+        self.places_noted.give(place, entry, connection, many)
+    }
+
+    /// The `turn`th hot entry has a place no more, and is armed by the caller otherwise.
+    pub fn displace(&mut self, turn: usize) {
+        let Some(&place) = turn.checked_rem(self.hot.len()).and_then(|turn| self.hot.get(turn))
+        else {
+            return;
+        };
+        if let Some(Some(entry)) = self.entries.get_mut(place) {
+            self.places_noted.leave_board(entry);
+        }
+    }
+
+    /// `fd` leads to another connection by now.
+    pub fn renew(&mut self, fd: RawFd) {
+        if let Some(place) = self.place(fd) {
+            self.leave_board(place);
+        }
+    }
+
+    /// Heats what senders noted. True when there was any.
+    pub fn take_noted(&mut self) -> bool {
+        if self.places_noted.is_empty() {
+            return false;
+        }
+        let mut noted = std::mem::take(&mut self.noted);
+        self.places_noted.take(&mut noted);
+        let any = !noted.is_empty();
+        for place in noted.drain(..) {
+            let Some(Some(entry)) = self.entries.get_mut(place) else { continue };
+            if entry.retired.is_none() && entry.noted.is_some() {
+                (entry.vain, entry.looked) = (0, 0);
+                self.make_hot(place);
+            }
+        }
+        self.noted = noted;
+        any
+    }
+
+    /// Lets go of the entries that `settled` says can be, of those with a place on a board.
+    pub fn cool_noted(&mut self, mut settled: impl FnMut(&Entry) -> bool) {
+        if !self.places_noted.is_empty() {
+            self.cool_if(|entry| entry.noted.is_some() && settled(entry));
         }
     }
 

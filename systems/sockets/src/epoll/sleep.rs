@@ -130,13 +130,14 @@ fn wait_mixed(
         let (turn, looks) = sweep(inner.hot());
         if inner.hot() > MANY_HOT && inner.waits.is_multiple_of(turn) {
             let vain = |entry: &Entry| entry.vain >= looks;
-            arm_and_cool(number, &mut inner, DEEPEST, Arming::Each, vain);
+            arm_and_cool(number, &mut inner, DEEPEST, Arming::LetGo, vain);
         }
         let mut answers = Answers { count: 0, wait: inner.waits, events: &mut *events };
         look(&mut inner, &mut answers);
         let turn = set.until_kernel.load(Ordering::Relaxed);
         // With nothing to look at but the kernel's news, the sleep asks.
-        let only_kernel = inner.hot() == 0 && timeout != Some(Duration::ZERO);
+        let nothing = inner.hot() == 0 && answers.count == 0;
+        let only_kernel = nothing && timeout != Some(Duration::ZERO);
         let ask =
             !only_kernel && turn == 0 || answers.count == 0 && timeout == Some(Duration::ZERO);
         if ask && !answers.is_full() {
@@ -157,11 +158,11 @@ fn wait_mixed(
             unlock(inner);
             return Ok(count);
         }
-        let hot = inner.hot();
+        let (hot, noted) = (inner.hot(), !inner.places_noted.is_empty());
         unlock(inner);
         let due = || any_due(&mut lock(set), DEEPEST);
         let found = if hot <= FEW_HOT {
-            hot > 0 && set.budget.spin(due)
+            (hot > 0 || noted) && set.budget.spin(due)
         } else {
             // A look takes as long as a small spin, and the kernel's news wait meanwhile.
             hot <= CROWD && set.budget.spin_slowly(due)
@@ -187,7 +188,7 @@ fn wait_mixed(
 ///
 /// So when an entry leaves the set: its bell may have been the one that others counted on.
 pub(super) fn leave_armed(number: RawFd, set: &Set, inner: &mut Inner) {
-    if inner.hot() == 0 || !set.may_be_slept_on() {
+    if inner.hot() == 0 && inner.places_noted.is_empty() || !set.may_be_slept_on() {
         return;
     }
     arm_and_cool(number, inner, DEEPEST, Arming::Each, |_| true);
@@ -204,6 +205,13 @@ fn count_asleep(set: &Set) {
 fn count_awake(set: &Set) {
     ASLEEP.fetch_sub(1, Ordering::SeqCst);
     set.asleep.fetch_sub(1, Ordering::SeqCst);
+}
+
+/// A thread that slept on the set looks at it again: if no other sleeps, nobody need ring.
+fn awake(set: &Set, inner: &Inner) {
+    if !inner.places_noted.is_empty() && !set.may_be_slept_on() {
+        inner.places_noted.are_awake();
+    }
 }
 
 /// A thread that sleeps on a set.
@@ -265,6 +273,8 @@ fn sleep(
         inner.take_stirred();
         shared = arm_and_cool(number, &mut inner, DEEPEST, Arming::Sleep, |_| true);
         if any_due(&mut inner, DEEPEST) {
+            drop(asleep);
+            awake(set, &inner);
             return Ok(0);
         }
     }
@@ -278,6 +288,7 @@ fn sleep(
     drop(asleep);
     let reported = outcome?;
     let mut inner = lock(set);
+    awake(set, &inner);
     let (report, count) = hear(number, &mut inner, events, reported);
     if report.plain {
         set.until_kernel.store(0, Ordering::Relaxed);

@@ -61,6 +61,7 @@ pub(crate) fn renewed(connection: &Connection) {
                     report_by_kernel(number, entry);
                 }
             }
+            inner.renew(fd);
             inner.heat(fd);
         }
     }
