@@ -188,6 +188,19 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
         });
     }
     let outcome = real!(ioctl(fd, request, argument) as fn(c_int, c_ulong, *mut c_void) -> c_int);
+    if request == libc::FIONREAD
+        && outcome == 0
+        && let Some(connection) = look(fd)
+        && let Some(left) = connection.kernel_bytes_left()
+    {
+        // Without doorbells, before and behind the program's bytes.
+        // SAFETY: the kernel has just written the program's int.
+        let counted = unsafe { argument.cast::<c_int>().read() };
+        let bytes = u64::try_from(counted).unwrap_or(0).saturating_sub(connection.bells_left());
+        let bytes = c_int::try_from(bytes.min(left)).unwrap_or(counted);
+        // SAFETY: as above.
+        unsafe { argument.cast::<c_int>().write(bytes) };
+    }
     if request == libc::FIONBIO {
         mode_changed(fd);
     }

@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
 use beeline_sockets::connection::Connection;
-use beeline_sockets::{between, carrier, introduce, kernel, offer, table};
+use beeline_sockets::{anew, between, carrier, introduce, kernel, offer, table};
 
 use crate::quietly;
 use crate::real::real;
@@ -179,6 +179,8 @@ unsafe fn leaving_for(name: *const c_char, how: &Named, environment: *const *con
     let mut mine: Vec<(&'static Connection, Vec<c_int>)> = Vec::new();
     let mut left: Vec<&'static Connection> = Vec::new();
     table::each(|fd, connection| {
+        // The next program is to find what it has become.
+        let connection = anew::settled(connection);
         if !kernel::survives_exec(fd) {
             left.push(connection);
             return;

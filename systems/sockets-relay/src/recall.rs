@@ -281,8 +281,9 @@ impl Core {
         let segment = connection.mirror.segment();
         let theirs = Counted { sent: far, taken: 0 };
         let both = [(segment.own(), theirs, Duration::ZERO), (segment.other(), counted, hold)];
+        segment.other().tell_kernel(socket.as_fd());
         leave_to_kernel(segment, both);
-        segment.other().let_go(socket.as_fd());
+        segment.other().let_go();
         connection.recalling = None;
         self.counters.recalled += 1;
         self.forget(index);

@@ -24,7 +24,7 @@ use crate::connection::Connection;
 use crate::control::Question;
 use crate::kernel::{self, Errno};
 use crate::segment::STATE_GIVEN_UP;
-use crate::{epoll, holder, introduce, table, young};
+use crate::{epoll, holder, introduce, offer, table, young};
 
 /// What a call on a connection that moved answers: the number leads to another one by now.
 pub const MOVED: Errno = Errno(libc::ERESTART);
@@ -168,7 +168,8 @@ pub(crate) fn ask(fd: RawFd, connection: &Connection) {
     if let Some(halves) = Halves::take(old) {
         // Said, then looked at, as by who goes to sleep.
         old.anew.is_moving.store(true, Ordering::SeqCst);
-        let alone = old.sleepers.load(Ordering::SeqCst) == 0
+        let alone = !old.sleepers.any()
+            && !offer::is_leaving()
             && old.segment.own().sharing.processes.load(Ordering::SeqCst) == 0;
         match alone.then(|| renewed(fd, old)).flatten() {
             Some(new) => {
@@ -246,10 +247,17 @@ pub(crate) fn shared(connection: &'static Connection) -> &'static Connection {
     let mark = |one: &Connection| one.segment.own().sharing.processes.store(1, Ordering::SeqCst);
     // Said, then looked at, as by who moves it.
     mark(connection);
+    let settled = settled(connection);
+    mark(settled);
+    settled
+}
+
+/// What `connection` is once it does not move, for who has seen to it that it does not begin to: by
+/// [`shared`], or before `exec` by [`offer::leaving`].
+pub fn settled(connection: &'static Connection) -> &'static Connection {
     let begun = Instant::now();
     while connection.anew.is_moving() && begun.elapsed() <= LONGEST {
         if let Some(successor) = successor(connection) {
-            mark(successor);
             return successor;
         }
         kernel::yield_now();

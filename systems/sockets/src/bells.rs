@@ -82,6 +82,6 @@ impl Connection {
         if own.signs.switched_at.load(Ordering::Relaxed) != 0 {
             return true;
         }
-        hold(&own.sending.holder).is_ok_and(|_held| self.sends_by_ring())
+        hold(&own.sending.holder, &self.sleepers).is_ok_and(|_held| self.sends_by_ring())
     }
 }

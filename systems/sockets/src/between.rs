@@ -97,7 +97,7 @@ impl Connection {
     pub(crate) fn switch_for_doorbells(&self) {
         let own = self.segment.own();
         if own.signs.switched_at.load(Ordering::Relaxed) == 0
-            && let Ok(_held) = hold(&own.sending.holder)
+            && let Ok(_held) = hold(&own.sending.holder, &self.sleepers)
         {
             self.sends_by_ring();
         }

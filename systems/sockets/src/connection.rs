@@ -25,6 +25,7 @@ use crate::control::Question;
 pub use crate::ending::{closing, shutdown};
 use crate::kernel::{self, Errno};
 use crate::segment::{CLOSED_CLEANLY, End, STATE_GIVEN_UP, STATE_OPEN, STATE_PAIRED, Segment};
+use crate::sleepers::Sleepers;
 use crate::table::{self, Kind};
 use crate::wait::Budget;
 use crate::{anew, board, epoll, introduce, offer, receive, young};
@@ -62,7 +63,7 @@ pub struct Connection {
     /// Numbers in the table that lead here.
     pub references: AtomicU32,
     /// Threads of this process that sleep on it.
-    pub sleepers: AtomicU32,
+    pub sleepers: Sleepers,
     /// Of the end's watchers, those that are epoll sets of this process.
     pub sets: AtomicU32,
     /// Learned spinning time of readers and writers.
@@ -153,7 +154,7 @@ impl Connection {
             segment,
             number: NUMBER.fetch_add(1, Ordering::Relaxed),
             references: AtomicU32::new(0),
-            sleepers: AtomicU32::new(0),
+            sleepers: Sleepers::default(),
             sets: AtomicU32::new(0),
             budget: Budget::default(),
             pending_error: AtomicI32::new(0),
@@ -364,7 +365,7 @@ impl Connection {
     /// Asks the kernel whether the other end is alive.
     pub fn look_after_peer_now(&self, fd: RawFd) {
         // Sets swallow their doorbells themselves.
-        let listens = self.sets.load(Ordering::Relaxed) == 0 && !self.is_other_mute();
+        let listens = self.sets.load(Ordering::Relaxed) == 0 && !self.ended_in_order();
         if listens && self.kernel_bytes_left().is_none() {
             self.listened_ns.store(kernel::coarse_ns(), Ordering::Relaxed);
             self.listen(fd, 0);
@@ -381,7 +382,7 @@ impl Connection {
         let bits = kernel::poll_one(fd, libc::POLLRDHUP, 0).unwrap_or(0);
         let over = bits & (libc::POLLHUP | libc::POLLERR) != 0;
         // Loaded after asking: an end says that it is mute before it shuts its side.
-        let mute = self.is_other_mute();
+        let mute = self.ended_in_order();
         let ended = bits & libc::POLLRDHUP != 0 && !mute;
         if let (true, Some(name)) = (over || ended, self.between_hosts()) {
             let due = since >= PROBE_NS;
@@ -405,10 +406,17 @@ impl Connection {
         }
     }
 
-    /// The other end shut its side of the kernel's stream before it had switched.
+    /// The other end shut its side of the kernel's stream, and can send no doorbells: before it had switched,
+    /// or on the way [back](crate::recall).
     pub fn is_other_mute(&self) -> bool {
         // Acquire: said before the kernel was told.
         self.segment.other().signs.mute.load(Ordering::Acquire) != 0
+    }
+
+    /// That the kernel's stream ends says nothing of the other end: that one is [mute](Self::is_other_mute), or
+    /// this process shut its reading side, which the kernel was told to wake a sleeper.
+    pub fn ended_in_order(&self) -> bool {
+        self.is_other_mute() || self.segment.own().receiving.shut.load(Ordering::Relaxed) != 0
     }
 
     /// What this end sends through the kernel is a doorbell, and is carried.
@@ -421,8 +429,9 @@ impl Connection {
     /// are the caller), and hears whether the other end is alive. Only when the kernel's stream
     /// carries nothing else.
     pub fn listen(&self, fd: RawFd, watching: u32) -> Heard {
-        // After the way back bytes may lie behind the bells.
-        let Some(_at_bells) = self.go_to_bells(watching == 0) else {
+        // After the way back bytes may lie behind the bells. Who closes holds no set's lock either.
+        let waits = matches!(watching, 0 | u32::MAX);
+        let Some(_at_bells) = self.go_to_bells(waits) else {
             let later = watching > 0 && !self.is_returned();
             return if later { Heard::Later } else { Heard::Nothing };
         };
@@ -432,7 +441,7 @@ impl Connection {
         let heard = loop {
             match kernel::receive(fd, &mut bells, libc::MSG_DONTWAIT | peek) {
                 // Its own direction ended, in good order; it may still read.
-                Ok(0) if self.is_other_mute() => break Heard::Nothing,
+                Ok(0) if self.ended_in_order() => break Heard::Nothing,
                 Ok(0) => break self.heard_end(),
                 // To the last: the end of the stream may lie behind the bells, and an
                 // edge-triggered set is told of both at once.
@@ -481,7 +490,7 @@ impl Connection {
     fn look_behind_bells(&self, fd: RawFd) -> Heard {
         let ends = libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR;
         match kernel::poll_one(fd, libc::POLLRDHUP, 0) {
-            Ok(bits) if bits & ends != 0 && !self.is_other_mute() => self.heard_end(),
+            Ok(bits) if bits & ends != 0 && !self.ended_in_order() => self.heard_end(),
             _ => Heard::Nothing,
         }
     }

@@ -2,9 +2,10 @@
 
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use crate::connection::Connection;
-use crate::holder::hold;
+use crate::holder::{Held, hold, hold_within};
 use crate::kernel::{self, Errno, Outcome};
 use crate::segment::{
     CLOSED_CLEANLY, CLOSED_UNREAD, STATE_GIVEN_UP, STATE_MATCHING, STATE_OPEN, STATE_PAIRED,
@@ -25,7 +26,7 @@ pub fn closing(fd: RawFd) {
         // Other processes have it still, and may meet the other end; the kernel knows when the last
         // one closes. Between hosts the kernel does not, but the last one does.
         if connection.is_returned()
-            && let Ok(_held) = hold(&own.receiving.holder)
+            && let Ok(_held) = hold_running(connection)
         {
             let _ = connection.skip_bells(fd);
         }
@@ -58,6 +59,10 @@ fn close_last(fd: RawFd, connection: &Connection) {
     // An offer that was withdrawn may stand there with nothing behind it.
     let in_ring = segment.consumer().is_ready() && receive::available(connection, 1) != Ok(0);
     let unread = by_kernel.is_some() && queued > 0 || in_ring;
+    if close_returned(fd, connection) {
+        // What was counted may have been doorbells.
+        return;
+    }
     // Or as the program asked for: a linger of no time.
     let none = libc::linger { l_onoff: 0, l_linger: 0 };
     let linger = kernel::option(fd, libc::SOL_SOCKET, libc::SO_LINGER, none).unwrap_or(none);
@@ -87,13 +92,19 @@ fn close_returned(fd: RawFd, connection: &Connection) -> bool {
     let own = connection.segment.own();
     if consumer.is_ready() && receive::available(connection, 1) != Ok(0) {
         reset_by_close(fd);
-    } else if let Ok(_held) = hold(&own.receiving.holder) {
+    } else if let Ok(_held) = hold_running(connection) {
         // As above.
         let _ = connection.skip_bells(fd);
     }
     // For the monitor, which keeps the segment.
     own.signs.closed.store(CLOSED_CLEANLY, Ordering::Release);
     true
+}
+
+/// The receiving half, for who closes and does not wait for a holder that was stopped: his bytes are his.
+fn hold_running(connection: &Connection) -> Result<Held<'_>, Errno> {
+    let half = &connection.segment.own().receiving.holder;
+    hold_within(half, &connection.sleepers, || Some(Duration::ZERO))
 }
 
 /// As the kernel does with bytes unread: the other end is told.
@@ -127,10 +138,15 @@ pub fn shutdown(fd: RawFd, connection: &Connection, how: i32) -> Outcome {
     }
     let own = connection.segment.own();
     if how != libc::SHUT_WR {
+        // Stored, then looked at, as by who goes to sleep.
         own.receiving.shut.store(1, Ordering::SeqCst);
+        if connection.sleepers.any() || connection.is_returned() {
+            // Nothing else wakes a thread that waits for bytes.
+            let _ = kernel::shutdown(fd, libc::SHUT_RD);
+        }
     }
     if how != libc::SHUT_RD {
-        let held = match hold(&own.sending.holder) {
+        let held = match hold(&own.sending.holder, &connection.sleepers) {
             Err(anew::MOVED) => {
                 return match anew::follow(fd, connection) {
                     Some(next) => shutdown(fd, next, how),

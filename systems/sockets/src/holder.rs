@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::kernel::{self, Errno, Life};
+use crate::sleepers::Sleepers;
 
 /// Longest time a half can be held by a thread that runs now and then.
 const LONGEST_HOLD: Duration = Duration::from_secs(10);
@@ -44,14 +45,14 @@ impl Drop for Held<'_> {
     }
 }
 
-/// Takes a half.
+/// Takes a half of a connection with these `sleepers`: who waits for long is counted among them.
 ///
 /// Errors: `EAGAIN` when this very thread holds it: a signal handler came in between;
 /// [`crate::anew::MOVED`];
 /// `ECONNRESET` when it is held for too long to be true.
 #[inline]
-pub fn hold(word: &AtomicU32) -> Result<Held<'_>, Errno> {
-    hold_within(word, || None)
+pub fn hold<'a>(word: &'a AtomicU32, sleepers: &Sleepers) -> Result<Held<'a>, Errno> {
+    hold_within(word, sleepers, || None)
 }
 
 /// As [`hold`], for a call that waits so long at most, as it says when asked: for ever if it says nothing.
@@ -61,16 +62,17 @@ pub fn hold(word: &AtomicU32) -> Result<Held<'_>, Errno> {
 ///
 /// Errors: as [`hold`], and `EAGAIN` when the holder is stopped and the time is up.
 #[inline]
-pub fn hold_within(
-    word: &AtomicU32,
+pub fn hold_within<'a>(
+    word: &'a AtomicU32,
+    sleepers: &Sleepers,
     longest: impl FnOnce() -> Option<Duration>,
-) -> Result<Held<'_>, Errno> {
+) -> Result<Held<'a>, Errno> {
     let me = thread();
     // Acquire with the Release in `Held::drop`.
     if word.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed).is_ok() {
         return Ok(Held(word));
     }
-    hold_contended(word, me, longest())
+    hold_contended(word, me, sleepers, longest())
 }
 
 /// Takes a half for somebody who is neither end's, and does not wait; [`leave`] follows.
@@ -105,8 +107,13 @@ pub fn is_held_by_another(holder: u32) -> bool {
 }
 
 #[cold]
-fn hold_contended(word: &AtomicU32, me: u32, longest: Option<Duration>) -> Result<Held<'_>, Errno> {
-    let mut rounds = 0_u32;
+fn hold_contended<'a>(
+    word: &'a AtomicU32,
+    me: u32,
+    sleepers: &Sleepers,
+    longest: Option<Duration>,
+) -> Result<Held<'a>, Errno> {
+    let (mut rounds, mut asleep) = (0_u32, None);
     let came = Instant::now();
     let mut begun = came;
     loop {
@@ -118,6 +125,9 @@ fn hold_contended(word: &AtomicU32, me: u32, longest: Option<Duration>) -> Resul
             return Err(crate::anew::MOVED);
         }
         rounds = rounds.saturating_add(1);
+        if rounds == LONG {
+            asleep = Some(sleepers.enter());
+        }
         let life = if holder != 0 && rounds >= LONG {
             kernel::life_of(holder)
         } else if holder != 0 && rounds.is_multiple_of(64) && !kernel::thread_exists(holder) {
@@ -130,6 +140,7 @@ fn hold_contended(word: &AtomicU32, me: u32, longest: Option<Duration>) -> Resul
             // Acquire with the Release in `Held::drop`; after a death, with the kernel's own.
             && word.compare_exchange(holder, me, Ordering::Acquire, Ordering::Relaxed).is_ok()
         {
+            drop(asleep);
             return Ok(Held(word));
         }
         if life == Life::Stopped {

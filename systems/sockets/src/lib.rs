@@ -49,6 +49,7 @@ pub mod report;
 pub mod ring;
 pub mod segment;
 pub mod send;
+pub mod sleepers;
 pub mod table;
 pub mod wait;
 pub mod wake;

@@ -260,6 +260,11 @@ pub fn leaving() {
     });
 }
 
+/// This program is about to be replaced.
+pub(crate) fn is_leaving() -> bool {
+    LEAVING.load(Ordering::SeqCst)
+}
+
 /// The program was not replaced.
 pub fn stayed() {
     LEAVING.store(false, Ordering::SeqCst);

@@ -186,6 +186,9 @@ fn sleep(
     mask: Option<&libc::sigset_t>,
 ) -> Result<(), Errno> {
     let mut shared = false;
+    let connections = || watched.iter().filter_map(|watch| watch.connection());
+    // Counted first: see `Sleepers::enter`.
+    let asleep: Vec<_> = connections().map(|connection| connection.sleepers.enter()).collect();
     // Before the sets are armed: who swallows a doorbell stirs, then looks whether anybody sleeps.
     let any_set = watched.iter().any(|watch| matches!(watch.subject, Subject::Set(_)));
     let polling = any_set.then(epoll::Polling::new);
@@ -193,7 +196,6 @@ fn sleep(
         let events = entries[watch.index].events;
         match watch.subject {
             Subject::Connection(connection) => {
-                connection.sleepers.fetch_add(1, Ordering::SeqCst);
                 connection.segment.own().sharing.watchers.fetch_add(1, Ordering::SeqCst);
                 let full = events & WRITING != 0 && !connection.is_writable();
                 arm(connection, events & READING != 0, full);
@@ -227,8 +229,8 @@ fn sleep(
     drop(polling);
     for connection in watched.iter().filter_map(|watch| watch.connection()) {
         connection.segment.own().sharing.watchers.fetch_sub(1, Ordering::SeqCst);
-        connection.sleepers.fetch_sub(1, Ordering::AcqRel);
     }
+    drop(asleep);
     // As bytes in the kernel's stream that the program does not ask for.
     let stays = shared
         || watched

@@ -33,7 +33,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::connection::Connection;
-use crate::holder::{self, hold, is_held_by_another};
+use crate::holder::{self, is_held_by_another};
 use crate::kernel::{self, Errno};
 use crate::relayed;
 use crate::segment::{End, STATE_GIVEN_UP, STATE_OPEN, STATE_PAIRED, STATE_RETURNED, Segment};
@@ -42,6 +42,9 @@ use crate::segment::{End, STATE_GIVEN_UP, STATE_OPEN, STATE_PAIRED, STATE_RETURN
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Longest wait for who calls a connection back: he takes no longer, whatever the words say.
 const LONGEST: Duration = Duration::from_secs(10);
+
+/// Doorbells that are skipped in one call.
+const MOST_BELLS: usize = 1 << 20;
 
 /// Of `at_bells`: nobody rings or swallows any more, and how often that was said. The lower
 /// half counts those who do.
@@ -134,6 +137,8 @@ impl End {
         let bytes = self.sending.by_kernel.load(Ordering::Relaxed);
         // Who has not switched has rung for nobody.
         let sane = if switched == 0 { sent == bytes } else { sent >= switched - 1 };
+        // A socket that was restored counts from 0.
+        let sane = sane && taken >= self.receiving.by_kernel.load(Ordering::Relaxed);
         if sane { Ok(Counted { sent, taken }) } else { Err(NotRecalled::Unclear) }
     }
 
@@ -147,13 +152,23 @@ impl End {
         self.signs.returned_at.store(sent.saturating_add(1), Ordering::Relaxed);
     }
 
-    /// After the connection was [left to the kernel](leave_to_kernel): whoever wants to may go on.
-    pub fn let_go(&self, socket: BorrowedFd<'_>) {
+    /// What was a word so far is the kernel's to say now: the end's `shutdown`s. After [`End::count`], and
+    /// before the connection is [left to the kernel](leave_to_kernel), so that nobody who is killed in between
+    /// leaves a reader to wait for an end: until it is, this is an end that sends no doorbells any more.
+    pub fn tell_kernel(&self, socket: BorrowedFd<'_>) {
         let finished = self.signs.finished.load(Ordering::Relaxed) != 0;
         if finished && self.signs.mute.load(Ordering::Relaxed) == 0 {
-            // What was a word so far is the kernel's to say now.
+            // Release with the Acquire in `is_other_mute`: said before the kernel says it.
+            self.signs.mute.store(1, Ordering::Release);
             let _ = kernel::shutdown(socket.as_raw_fd(), libc::SHUT_WR);
         }
+        if self.receiving.shut.load(Ordering::Relaxed) != 0 {
+            let _ = kernel::shutdown(socket.as_raw_fd(), libc::SHUT_RD);
+        }
+    }
+
+    /// After the connection was [left to the kernel](leave_to_kernel): whoever wants to may go on.
+    pub fn let_go(&self) {
         holder::leave(&self.sending.holder);
         holder::leave(&self.receiving.holder);
     }
@@ -206,9 +221,9 @@ impl<'a> Still<'a> {
         }
     }
 
-    fn let_go(mut self, socket: BorrowedFd<'_>) {
+    fn let_go(mut self) {
         if let Some(end) = self.0.take() {
-            end.let_go(socket);
+            end.let_go();
         }
     }
 }
@@ -248,6 +263,10 @@ pub fn recall(
     }
     let until = Instant::now() + PATIENCE;
     let stills = [Still::new(ends[0], until)?, Still::new(ends[1], until)?];
+    // Somebody else may have called it back meanwhile.
+    if segment.state().load(Ordering::Acquire) != STATE_PAIRED {
+        return Err(NotRecalled::Kernels);
+    }
     if ends.iter().any(|end| end.signs.closed.load(Ordering::Acquire) != 0) {
         return Err(NotRecalled::Closed);
     }
@@ -259,9 +278,10 @@ pub fn recall(
     if counted[0].taken > counted[1].sent || counted[1].taken > counted[0].sent {
         return Err(NotRecalled::Unclear);
     }
+    ends.iter().zip(&sockets).for_each(|(end, socket)| end.tell_kernel(*socket));
     let both = [0, 1].map(|end| (ends[end], counted[end], hold[end]));
     leave_to_kernel(segment, both);
-    stills.into_iter().zip(sockets).for_each(|(still, socket)| still.let_go(socket));
+    stills.into_iter().for_each(Still::let_go);
     Ok(())
 }
 
@@ -308,16 +328,21 @@ impl Connection {
     /// lock: then nothing is rung or swallowed now.
     #[must_use]
     pub fn go_to_bells(&self, waits: bool) -> Option<AtBells<'_>> {
-        let mut since = None;
+        let (mut since, mut asleep) = (None, None);
         loop {
             let word = &self.segment.own().sharing.at_bells;
             // Acquire with the Release in `go_on`.
             let before = word.fetch_add(1, Ordering::AcqRel);
             let at_bells = AtBells(word);
             if before & NO_BELLS == 0 {
-                return Some(at_bells);
+                // Let go of by one who came too late to call it back: there are none all the same.
+                return (!self.is_returned()).then_some(at_bells);
             }
             drop(at_bells);
+            if waits {
+                // For longer than a call takes.
+                asleep.get_or_insert_with(|| self.sleepers.enter());
+            }
             let since = *since.get_or_insert_with(Instant::now);
             if !self.waits_for_recall(waits) || since.elapsed() > LONGEST {
                 return None;
@@ -361,7 +386,8 @@ impl Connection {
     }
 
     /// Doorbells that lie between the ring's last byte and the next one of the kernel's.
-    fn bells_left(&self) -> u64 {
+    #[must_use]
+    pub fn bells_left(&self) -> u64 {
         let other = &self.segment.other().signs;
         let returned = other.returned_at.load(Ordering::Acquire);
         if returned == 0 || !self.is_returned() || self.kernel_bytes_left() != Some(u64::MAX) {
@@ -377,7 +403,8 @@ impl Connection {
     /// Errors: the kernel's.
     pub(crate) fn skip_bells(&self, fd: RawFd) -> Result<bool, Errno> {
         let mut bells = [0; 64];
-        loop {
+        // More there are not, unless somebody pours: then the next call goes on.
+        for _ in 0..MOST_BELLS / bells.len() {
             let left = self.bells_left();
             if left == 0 || self.segment.other().signs.switched_at.load(Ordering::Relaxed) == 0 {
                 return Ok(true);
@@ -396,6 +423,7 @@ impl Connection {
                 Err(error) => return Err(error),
             }
         }
+        Ok(false)
     }
 
     /// What the kernel says of readiness, told as `poll` bits, where doorbells lie before the program's
@@ -414,9 +442,13 @@ impl Connection {
         {
             return told;
         }
-        let Ok(held) = hold(&self.segment.own().receiving.holder) else { return told };
+        // The caller may hold a set's lock, and waits for nobody.
+        let half = &self.segment.own().receiving.holder;
+        if holder::take(half).is_err() {
+            return told;
+        }
         let outcome = self.skip_bells(fd);
-        drop(held);
+        holder::leave(half);
         skipped();
         if outcome.is_err() { told } else { kernel::poll_one(fd, events, 0).unwrap_or(told) }
     }

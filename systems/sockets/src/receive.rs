@@ -109,7 +109,8 @@ unsafe fn receive_more(
     let mut goes_on = false;
     loop {
         let longest = || call_time(fd, waits, libc::SO_RCVTIMEO);
-        let held = match hold_within(&connection.segment.own().receiving.holder, longest) {
+        let half = &connection.segment.own().receiving.holder;
+        let held = match hold_within(half, &connection.sleepers, longest) {
             Ok(held) => held,
             Err(error) if *total > 0 && error != anew::MOVED => return Ok(*total),
             Err(error) => return Err(error),
@@ -123,7 +124,12 @@ unsafe fn receive_more(
         match step {
             // A peek starts over each time; it never waits for more than one look found.
             Ok(Step::Bytes(count)) if peek => {
-                if count >= least || !waits || is_last(connection) || kernel::pause(1).is_err() {
+                // After the way back, what the kernel has cannot be looked at in one with the ring's rest.
+                let no_more = || {
+                    is_last(connection)
+                        || connection.is_returned() && connection.kernel_bytes_left().is_none()
+                };
+                if count >= least || !waits || no_more() || kernel::pause(1).is_err() {
                     return Ok(count);
                 }
             }
@@ -360,7 +366,8 @@ fn from_kernel(
             Ok(None)
         }
         Err(Errno(libc::EAGAIN)) if connection.kernel_bytes_left() == Some(left) => {
-            Ok(Some(Step::Nothing))
+            let shut = own.receiving.shut.load(Ordering::Relaxed) != 0;
+            Ok(Some(if shut { Step::End } else { Step::Nothing }))
         }
         Err(Errno(libc::EAGAIN)) => Ok(None),
         Err(Errno(libc::ECONNRESET)) => match connection.heard_error(libc::ECONNRESET) {
@@ -418,7 +425,7 @@ pub fn wait(fd: RawFd, connection: &Connection) -> Result<(), Errno> {
     }
     let own = connection.segment.own();
     let began = Instant::now();
-    connection.sleepers.fetch_add(1, Ordering::SeqCst);
+    let asleep = connection.sleepers.enter();
     own.sharing.watchers.fetch_add(1, Ordering::SeqCst);
     wake::arm(&own.signs.receive_armed, barrier::heavy);
     // A switch that happened before the fence is seen; one after it rings.
@@ -434,11 +441,11 @@ pub fn wait(fd: RawFd, connection: &Connection) -> Result<(), Errno> {
     // It stays armed, should nobody have rung: a set may count on it. One doorbell too many later
     // costs less than one too few.
     own.sharing.watchers.fetch_sub(1, Ordering::SeqCst);
-    connection.sleepers.fetch_sub(1, Ordering::AcqRel);
+    drop(asleep);
     connection.budget.learn(began.elapsed());
     match outcome {
         Ok(0) => {
-            if connection.kernel_bytes_left().is_none() && !connection.is_other_mute() {
+            if connection.kernel_bytes_left().is_none() && !connection.ended_in_order() {
                 connection.heard_end();
             }
             Ok(())

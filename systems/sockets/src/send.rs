@@ -82,12 +82,13 @@ unsafe fn send_more(
     let wanted = room(pieces);
     let may_wait = || flags & libc::MSG_DONTWAIT == 0 && connection.blocks(fd);
     loop {
-        if *total > 0 && connection.is_over() {
+        if *total > 0 && connection.is_over() && !connection.is_returned() {
             // The next call hears why.
             return Ok(*total);
         }
         let longest = || call_time(fd, may_wait(), libc::SO_SNDTIMEO);
-        let held = match hold_within(&connection.segment.own().sending.holder, longest) {
+        let half = &connection.segment.own().sending.holder;
+        let held = match hold_within(half, &connection.sleepers, longest) {
             Ok(held) => held,
             Err(error) if *total > 0 && error != anew::MOVED => return Ok(*total),
             Err(error) => return Err(error),
@@ -123,7 +124,7 @@ unsafe fn send_more(
         }
         let outcome = match full_of {
             Full::Ring => wait(fd, connection, *total > 0),
-            Full::Kernel => wait_kernel(fd),
+            Full::Kernel => wait_kernel(fd, connection),
             Full::Not => Ok(()),
         };
         if let Err(error) = outcome {
@@ -282,7 +283,9 @@ fn send_by_kernel(
     }
     let mut rest = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 64];
     let count = rest_of(pieces, skip, &mut rest);
-    match kernel::send_pieces(fd, &rest[..count], flags | libc::MSG_DONTWAIT) {
+    // Who has sent a part hears of it with the next call.
+    let quiet = if skip > 0 { libc::MSG_NOSIGNAL } else { 0 };
+    match kernel::send_pieces(fd, &rest[..count], flags | quiet | libc::MSG_DONTWAIT) {
         Ok(sent) => {
             if !by_ring {
                 let before = own.sending.by_kernel.load(Ordering::Relaxed);
@@ -306,7 +309,7 @@ fn wait(fd: RawFd, connection: &Connection, some: bool) -> Result<(), Errno> {
     }
     let own = connection.segment.own();
     let mut left = time_out(fd, libc::SO_SNDTIMEO);
-    connection.sleepers.fetch_add(1, Ordering::SeqCst);
+    let asleep = connection.sleepers.enter();
     let outcome = loop {
         if connection.anew.is_moving() {
             break Ok(());
@@ -332,7 +335,7 @@ fn wait(fd: RawFd, connection: &Connection, some: bool) -> Result<(), Errno> {
         }
     };
     // It stays armed, as in `receive::wait`.
-    connection.sleepers.fetch_sub(1, Ordering::AcqRel);
+    drop(asleep);
     outcome
 }
 
@@ -349,7 +352,7 @@ fn sleep(
     // Unread bytes in the kernel's stream would wake us at once, and a doorbell might lie behind
     // them: then we look by the clock.
     let blind = connection.kernel_bytes_left().is_some()
-        || connection.is_other_mute()
+        || connection.ended_in_order()
         || connection.segment.own().sharing.watchers.load(Ordering::SeqCst) > 1;
     if blind {
         // Whether the handler lets calls go on is not known here; most do.
@@ -395,7 +398,12 @@ fn time_out(fd: RawFd, which: i32) -> Option<Duration> {
 }
 
 /// Waits until the kernel's stream has room.
-fn wait_kernel(fd: RawFd) -> Result<(), Errno> {
+fn wait_kernel(fd: RawFd, connection: &Connection) -> Result<(), Errno> {
+    // The connection becomes another, or plain, beneath no sleeper.
+    let _asleep = connection.sleepers.enter();
+    if connection.anew.is_moving() {
+        return Ok(());
+    }
     let bound = time_out(fd, libc::SO_SNDTIMEO)
         .map_or(-1, |time| i32::try_from(time.as_millis()).unwrap_or(i32::MAX).max(1));
     match kernel::poll_one(fd, libc::POLLOUT, bound) {

@@ -5,7 +5,8 @@
 //!
 //! Connections are shared by the numbers that `dup` made, counted, and retired when the last is
 //! closed. A thread may still be inside a call on a retired connection (a program that closes what
-//! another thread reads), so its memory goes back only after [`GRACE`], and never under a sleeper.
+//! another thread reads), so its memory goes back only after [`GRACE`], and never under a
+//! [sleeper](crate::sleepers), nor sooner than that after one woke.
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
@@ -49,7 +50,22 @@ static PROCESS: AtomicU32 = AtomicU32::new(0);
 static BEGUN_AT: AtomicU64 = AtomicU64::new(0);
 /// How often it was found restored.
 static RESTORED: AtomicU32 = AtomicU32::new(0);
-static RETIRED: Mutex<VecDeque<(Instant, &'static Connection)>> = Mutex::new(VecDeque::new());
+static RETIRED: Mutex<VecDeque<Retired>> = Mutex::new(VecDeque::new());
+
+/// A connection that no number leads to.
+#[derive(Debug)]
+struct Retired {
+    connection: &'static Connection,
+    /// When it was looked at, and what its sleepers' stamp was.
+    since: Instant,
+    stamp: u64,
+}
+
+impl Retired {
+    fn now(connection: &'static Connection) -> Self {
+        Self { connection, since: Instant::now(), stamp: connection.sleepers.stamp() }
+    }
+}
 
 /// Makes the table; before that, every number is plain. Called once, by the library's constructor.
 pub fn begin() {
@@ -313,7 +329,7 @@ fn retire(connection: &'static Connection) {
     // Never waits: a lock that a thread held when the program forked is never let go in the child.
     // What cannot be noted is kept for ever.
     let Ok(mut retired) = RETIRED.try_lock() else { return };
-    retired.push_back((Instant::now(), connection));
+    retired.push_back(Retired::now(connection));
     drop(retired);
     take_back();
 }
@@ -323,19 +339,22 @@ fn retire(connection: &'static Connection) {
 fn take_back() {
     let Ok(mut retired) = RETIRED.try_lock() else { return };
     for _ in 0..(retired.len() / 16).clamp(8, 256) {
-        let Some(&(since, oldest)) = retired.front() else { return };
-        if since.elapsed() < GRACE {
+        if retired.front().is_none_or(|oldest| oldest.since.elapsed() < GRACE) {
             return;
         }
-        retired.pop_front();
-        if [&oldest.sleepers, &oldest.borrowed].iter().any(|held| held.load(Ordering::Acquire) != 0)
+        let Some(oldest) = retired.pop_front() else { return };
+        let (sleepers, borrowed) = (&oldest.connection.sleepers, &oldest.connection.borrowed);
+        if sleepers.any()
+            || sleepers.stamp() != oldest.stamp
+            || borrowed.load(Ordering::Acquire) != 0
         {
-            retired.push_back((Instant::now(), oldest));
+            retired.push_back(Retired::now(oldest.connection));
             continue;
         }
-        let place = std::ptr::from_ref(oldest).cast_mut();
+        let place = std::ptr::from_ref(oldest.connection).cast_mut();
         // SAFETY: a leaked box that no number leads to; whoever was inside a call when the last
-        // number went has left it: nobody sleeps on it, and the grace is longer than a call.
+        // number went has left it: nobody slept or woke since, and the grace is longer than a call
+        // that does not sleep.
         drop(unsafe { Box::from_raw(place) });
     }
 }

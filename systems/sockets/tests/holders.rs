@@ -14,6 +14,7 @@ use beeline_sockets::connection::{Connection, find, inherited};
 use beeline_sockets::holder::hold;
 use beeline_sockets::kernel::{self, Errno};
 use beeline_sockets::segment::{STATE_OPEN, STATE_PAIRED, Segment};
+use beeline_sockets::sleepers::Sleepers;
 use beeline_sockets::{connection, poll, receive, send};
 use common::{accelerated, accelerated_by, begin, mapped_twice, pair, piece};
 
@@ -41,7 +42,7 @@ fn child_that_holds(word: &AtomicU32) -> i32 {
     let child = unsafe { libc::fork() };
     if child == 0 {
         beeline_sockets::holder::forget_thread();
-        if let Ok(held) = hold(word) {
+        if let Ok(held) = hold(word, &Sleepers::default()) {
             std::mem::forget(held);
         }
         loop {

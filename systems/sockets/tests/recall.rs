@@ -7,41 +7,16 @@
 
 mod common;
 
-use std::net::TcpStream;
-use std::os::fd::{AsFd as _, AsRawFd as _, IntoRawFd as _, RawFd};
+use std::os::fd::{AsRawFd as _, IntoRawFd as _, RawFd};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use beeline_sockets::connection::{self, Connection};
+use beeline_sockets::connection;
 use beeline_sockets::kernel::{self, Errno};
-use beeline_sockets::recall::{NotRecalled, recall};
+use beeline_sockets::recall::NotRecalled;
 use beeline_sockets::{epoll, poll};
 use common::races::{Chance, close, give, number, pair, take, time};
-
-fn of(stream: &TcpStream) -> &'static Connection {
-    connection::find(stream.as_raw_fd()).unwrap()
-}
-
-fn back(streams: &[TcpStream; 2]) -> Result<(), NotRecalled> {
-    let sockets = [streams[0].as_fd(), streams[1].as_fd()];
-    recall(&of(&streams[0]).segment, sockets, [Duration::from_secs(60); 2])
-}
-
-/// The byte at a place of a stream.
-fn byte(seed: u64, place: u64) -> u8 {
-    (place.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 7) as u8
-}
-
-/// A pair of which both ends have sent by their rings, and have read it.
-fn switched() -> [TcpStream; 2] {
-    let streams = pair();
-    let [one, other] = streams.each_ref().map(|stream| stream.as_raw_fd());
-    give(one, b"1", 0).unwrap();
-    give(other, b"1", 0).unwrap();
-    let mut bytes = [0; 8];
-    assert_eq!((take(one, &mut bytes, 0), take(other, &mut bytes, 0)), (Ok(1), Ok(1)));
-    streams
-}
+use common::returns::{back, byte, of, switched};
 
 /// How an end waits.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -6,11 +6,14 @@
                                                    there being none, then says how it ended
 """
 
+import fcntl
 import os
 import random
 import select
 import socket
+import struct
 import sys
+import termios
 import threading
 import time
 
@@ -18,6 +21,10 @@ import time
 def block(place, size):
     begin = place % 251
     return (bytes(range(251)) * (size // 251 + 2))[begin : begin + size]
+
+
+def unread(peer):
+    return struct.unpack("i", fcntl.ioctl(peer, termios.FIONREAD, b"\0" * 4))[0]
 
 
 def echo(peer):
@@ -104,6 +111,7 @@ def talk(host, port, seconds, seed):
             got += piece
         sender.join()
         assert got == data, place
+        assert unread(peer) == 0, place
         place, count = place + size, count + 1
         longest = max(longest, time.monotonic() - now)
         if chance.randrange(20) == 0:

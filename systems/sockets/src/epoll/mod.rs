@@ -678,6 +678,10 @@ fn translate(
                     // An edge that the kernel has told once.
                     tell_again(number, entry);
                 }
+                if connection.is_returned() && bits & (RDHUP | HUP | ERR) != 0 {
+                    // Of the stream behind the ring's rest: an edge that is told once.
+                    connection.look_behind_bytes(fd);
+                }
                 heard &= !(IN | RDHUP | HUP | ERR);
                 report.news = true;
             } else {

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 pub mod races;
+pub mod returns;
 
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd as _;
