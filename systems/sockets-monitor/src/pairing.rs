@@ -9,7 +9,9 @@ use beeline_os::Mapping;
 use beeline_os::mapping::MappingError;
 use beeline_sockets::control::Introduced;
 use beeline_sockets::relayed::Adopted;
-use beeline_sockets::segment::{DEFAULT_RING_BYTES, STATE_AT, STATE_OPEN, Segment, length_bytes};
+use beeline_sockets::segment::{
+    COOKIES_AT, DEFAULT_RING_BYTES, STATE_AT, STATE_OPEN, Segment, length_bytes,
+};
 
 use crate::held::Held;
 use crate::kept::{Keeping, Kept};
@@ -263,6 +265,7 @@ impl Pairing {
             if !other.still_waits() || self.held.has(other.process) {
                 return Err(Refusal::GivenUp);
             }
+            name(&other.memory, 1, cookie);
             let introduced = self.remember(ends, process, other.process);
             let memory = other.memory.try_clone()?;
             self.kept.keep(Kept {
@@ -296,6 +299,7 @@ impl Pairing {
             return Ok(Outcome::First(waiting.memory.try_clone()?));
         }
         let memory = self.fresh()?;
+        name(&memory, 0, cookie);
         let copy = memory.try_clone()?;
         self.waiting.insert(ends, Waiting { memory, cookie, process, since: Instant::now() });
         Ok(Outcome::First(copy))
@@ -384,6 +388,11 @@ pub fn allow_descriptors() {
 
 fn memory(length: usize) -> Result<OwnedFd, Refusal> {
     Ok(beeline_os::mapping::create_memfd("beeline-socket", length)?)
+}
+
+/// Tells which socket's end `side` of a segment is, for who finds the memory in a process.
+fn name(memory: &OwnedFd, side: usize, cookie: u64) {
+    let _ = rustix::io::pwrite(memory, &cookie.to_le_bytes(), COOKIES_AT[side] as u64);
 }
 
 /// The four bytes at `place` of a segment that is not mapped here.
@@ -494,6 +503,8 @@ mod tests {
         assert_eq!(file(&memory), file(&again));
         let Outcome::Second(same) = pairing.ask(&other, me(), 0).unwrap() else { panic!("second") };
         assert_eq!(file(&memory), file(&same));
+        let cookies = [&one, &other].map(|end| rustix::net::sockopt::socket_cookie(end).unwrap());
+        assert_eq!(COOKIES_AT.map(|place| read_words(&memory, place)), cookies);
         assert!(!pairing.is_waiting());
         assert_eq!(pairing.introduced().count(), 1);
         // Whoever has one of the sockets later gets it again, as the same end.

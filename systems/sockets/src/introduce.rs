@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -146,21 +146,42 @@ pub fn tell_relay(request: &Request) -> std::io::Result<()> {
     Ok(())
 }
 
-/// The segment of a connection that was introduced before, for who has a copy of a socket of its.
-#[must_use]
-pub fn resumed(about: BorrowedFd<'_>) -> Option<Segment> {
-    ask_for_segment(about.as_raw_fd(), Question::Look)
+/// The segment of a connection that was introduced before, for who has a copy of a socket of its. `None`:
+/// neither the monitor nor a relay knows of one.
+///
+/// Errors: as [`dial`] and [`answer`], of either; `InvalidData` for memory that is no segment.
+pub fn resumed(about: BorrowedFd<'_>) -> std::io::Result<Option<Segment>> {
+    let socket = dial()?;
+    ask(&socket, Question::Look, Some(about))?;
+    let found = match answer(&socket)? {
+        (Answer::Segment { side }, Some(memory)) => Some((side, memory)),
+        (Answer::Plain | Answer::NoHosts, _) => match dial_at(&relayed::relay_name()) {
+            Ok(relay) => look_at_relay(&relay, about)?.map(|memory| (0, memory)),
+            // There is none.
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => None,
+            Err(error) => return Err(error),
+        },
+        _ => return Err(std::io::ErrorKind::InvalidData.into()),
+    };
+    let bad = || std::io::Error::from(std::io::ErrorKind::InvalidData);
+    found.map(|(side, memory)| map(side, memory).ok_or_else(bad)).transpose()
 }
 
 /// The segment of a relayed connection's socket, from the relay that carries it: the monitor was
 /// restarted since, or has forgotten it.
 fn resume_at_relay(about: BorrowedFd<'_>) -> Option<OwnedFd> {
-    let socket = dial_at(&relayed::relay_name()).ok()?;
-    send_with(&socket, &Request::Resume.encode(), Some(about)).ok()?;
+    look_at_relay(&dial_at(&relayed::relay_name()).ok()?, about).ok()?
+}
+
+fn look_at_relay(relay: &OwnedFd, about: BorrowedFd<'_>) -> std::io::Result<Option<OwnedFd>> {
+    send_with(relay, &Request::Resume.encode(), Some(about))?;
     let mut record = [0; LONGEST_RECORD];
-    let (length, memory) = receive_with(&socket, &mut record).ok()?;
-    let reply = Reply::decode(record.get(..length)?).ok()?;
-    memory.filter(|_| reply == Reply::Segment)
+    let (length, memory) = receive_with(relay, &mut record)?;
+    match (Reply::decode(record.get(..length).unwrap_or_default()), memory) {
+        (Ok(Reply::Segment), Some(memory)) => Ok(Some(memory)),
+        (Ok(Reply::End), _) => Ok(None),
+        _ => Err(std::io::ErrorKind::InvalidData.into()),
+    }
 }
 
 thread_local! {
@@ -215,6 +236,10 @@ fn ask_for_memory(fd: RawFd, question: Question) -> Option<(u8, OwnedFd)> {
 
 fn ask_for_segment(fd: RawFd, question: Question) -> Option<Segment> {
     let (side, memory) = ask_for_memory(fd, question)?;
+    map(side, memory)
+}
+
+fn map(side: u8, memory: OwnedFd) -> Option<Segment> {
     let length = usize::try_from(rustix::fs::fstat(&memory).ok()?.st_size).ok()?;
     let mapping = Mapping::shared(memory, length, Protection::ReadWrite).ok()?;
     let segment = Segment::take(mapping, usize::from(side)).ok()?;

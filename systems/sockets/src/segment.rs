@@ -48,7 +48,9 @@ struct Header {
     _space: AtomicU32,
     name: AtomicU64,
     births: AtomicU32,
-    _line: [AtomicU32; 7],
+    _space_too: AtomicU32,
+    cookies: [AtomicU64; 2],
+    _line: AtomicU64,
     processes: [AtomicU32; HOLDERS],
 }
 
@@ -59,6 +61,10 @@ fn header(mapping: &Mapping) -> &Header {
     // atomics only, which claim nothing about who else writes.
     unsafe { mapping.base().cast().as_ref() }
 }
+
+/// Places of the kernel's numbers of the two ends' sockets, where both ends are here: for who finds the
+/// memory and looks for its connection. 0: not told. What a program writes there is its own affair.
+pub const COOKIES_AT: [usize; 2] = [40, 48];
 
 /// Places of the two ends' `closed` words.
 pub const CLOSED_AT: [usize; 2] = [ENDS_AT + 12, ENDS_AT + END_BYTES + 12];
@@ -225,6 +231,7 @@ const _: () = assert!(std::mem::offset_of!(End, signs) == 0, "signs are an end's
 const _: () = assert!(size_of::<Header>() <= ENDS_AT, "the header lies before the ends");
 const _: () = assert!(std::mem::offset_of!(Header, state) == STATE_AT);
 const _: () = assert!(std::mem::offset_of!(Header, name) == NAME_AT);
+const _: () = assert!(std::mem::offset_of!(Header, cookies) == COOKIES_AT[0]);
 const _: () = assert!(std::mem::offset_of!(Header, processes) == 64);
 const _: () =
     assert!(BOARDS_AT + 2 * size_of::<Board>() <= RINGS_AT, "the boards lie before the rings");

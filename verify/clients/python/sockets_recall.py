@@ -2,10 +2,15 @@
 
     sockets_recall.py serve WAY PORT [ADDRESS]     WAY: blocking, level, edge
     sockets_recall.py many HOST PORT SECONDS SEED  the same over 120 connections, some at a time, by a set
+    sockets_recall.py aside PORT                   for one connection: a child has it, too, and its
+                                                   parent leaves for another network (root may)
     sockets_recall.py talk HOST PORT SECONDS SEED  says its number, waits for a line or for
                                                    there being none, then says how it ended
+    sockets_recall.py crowd HOST PORT COUNT        as many connections; says its number, waits as talk does,
+                                                   uses each once more, and says how that ended
 """
 
+import ctypes
 import fcntl
 import os
 import random
@@ -90,6 +95,32 @@ def serve(way, port, address="127.0.0.1"):
         serve_by_set(listener, way == "edge")
 
 
+def serve_aside(port):
+    listener = socket.create_server(("127.0.0.1", int(port)))
+    print("listens", flush=True)
+    peer, _ = listener.accept()
+    if os.fork() == 0:
+        echo(peer)
+        os._exit(0)
+    CLONE_NEWNET = 0x40000000
+    print("aside", ctypes.CDLL(None).unshare(CLONE_NEWNET), flush=True)
+    time.sleep(4)
+
+
+def crowd(host, port, count):
+    peers = [socket.create_connection((host, int(port))) for _ in range(int(count))]
+
+    def all_talk(word):
+        for peer in peers:
+            peer.sendall(word)
+        return all(peer.recv(len(word), socket.MSG_WAITALL) == word for peer in peers)
+
+    begun = all(all_talk(b"some words") for _ in range(3))
+    print("client", os.getpid(), flush=True)
+    sys.stdin.readline()
+    print("well" if begun and all_talk(b"more words") else "not well", flush=True)
+
+
 def talk(host, port, seconds, seed):
     chance = random.Random(int(seed))
     peer = socket.create_connection((host, int(port)))
@@ -163,4 +194,4 @@ def many(host, port, seconds, seed):
 
 
 if __name__ == "__main__":
-    {"serve": serve, "talk": talk, "many": many}[sys.argv[1]](*sys.argv[2:])
+    {"serve": serve, "aside": serve_aside, "talk": talk, "many": many, "crowd": crowd}[sys.argv[1]](*sys.argv[2:])

@@ -38,12 +38,17 @@ impl Talk {
         Self::spawn(monitor.command(true, &words))
     }
 
-    fn spawn(mut command: Command) -> Self {
-        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap());
-        let mut talk = Self { child, lines, process: String::new() };
+    fn spawn(command: Command) -> Self {
+        let mut talk = Self::spawn_server(command);
         talk.process = talk.line().strip_prefix("client ").expect("a number").to_owned();
         talk
+    }
+
+    /// One that does not say its number.
+    fn spawn_server(mut command: Command) -> Self {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap());
+        Self { child, lines, process: String::new() }
     }
 
     fn go_on(&mut self) {
@@ -64,7 +69,11 @@ impl Talk {
 /// Calls back what a process has: how many connections came, and what the command said.
 fn recall(monitor: &Monitor, process: &str, hold: &str) -> (usize, String) {
     let words = ["sockets", "recall", "--json", "--pid", process, "--hold", hold];
-    let output = bounded(&mut monitor.beeline(&words), PATIENCE);
+    recall_by(&mut monitor.beeline(&words))
+}
+
+fn recall_by(command: &mut Command) -> (usize, String) {
+    let output = bounded(command, PATIENCE);
     let text = said(&output);
     (text.matches("with the kernel").count(), text)
 }
@@ -186,6 +195,82 @@ fn what_is_not_accelerated_when_it_is_called_back_stays_so() {
         let now = monitor.paired() - before;
         assert_eq!(now, introduced, "asked after {ask_after} calls, lifted: {lifted}");
     }
+}
+
+fn is_root() -> bool {
+    use std::os::unix::fs::MetadataExt as _;
+    std::fs::metadata("/proc/self").unwrap().uid() == 0
+}
+
+#[test]
+fn what_the_monitor_does_not_know_any_more_is_called_back_or_told_of() {
+    let test = "what_the_monitor_does_not_know_any_more_is_called_back_or_told_of";
+    if need(test, "python3").is_none() {
+        return;
+    }
+    let monitor = Monitor::start();
+    let server = ["python3", &script(), "serve", "blocking", "6138"];
+    let _server = Background::start(&mut monitor.command(true, &server));
+    listening(6138);
+    let mut talk = Talk::begin(&monitor, "127.0.0.1", 6138, 5, 8);
+    eventually("an introduction", PATIENCE, || (monitor.paired() == 1).then_some(()));
+    let monitor = monitor.restart();
+    let (count, text) = recall(&monitor, &talk.process, "0s");
+    let (back, why) = (usize::from(is_root()), "accelerated still");
+    assert!(count == back && text.contains(why) != is_root(), "{text}");
+    assert!(!talk.is_over(), "{text}");
+    let fate = talk.line();
+    assert!(fate.starts_with("well after"), "{fate}; {text}");
+    // It came back to ask anew.
+    assert_eq!(monitor.paired(), back as u64);
+}
+
+#[test]
+fn a_process_with_more_connections_than_the_command_may_have_descriptors_is_called_back() {
+    let test =
+        "a_process_with_more_connections_than_the_command_may_have_descriptors_is_called_back";
+    if need(test, "python3").is_none() {
+        return;
+    }
+    let monitor = Monitor::start();
+    let server = ["python3", &script(), "serve", "level", "6139"];
+    let _server = Background::start(&mut monitor.command(true, &server));
+    listening(6139);
+    let words = ["python3", &script(), "crowd", "127.0.0.1", "6139", "80"];
+    let mut talk = Talk::spawn(monitor.command(true, &words));
+    assert_eq!(monitor.paired(), 80);
+    let limited = format!("ulimit -n 40; exec \"$@\" --json --pid {}", talk.process);
+    let words = monitor.beeline(&["sockets", "recall"]);
+    let mut command = Command::new("sh");
+    command.args(["-c", &limited, "sh"]).arg(words.get_program()).args(words.get_args());
+    command.env("BEELINE_SOCKETS_MONITOR", monitor.name());
+    let (count, text) = recall_by(&mut command);
+    assert_eq!(count, 80, "{text}");
+    talk.go_on();
+    assert_eq!(talk.line(), "well");
+}
+
+#[test]
+fn a_connection_whose_other_end_several_have_is_called_back_by_any_of_them() {
+    let test = "a_connection_whose_other_end_several_have_is_called_back_by_any_of_them";
+    if need(test, "python3").is_none() || !is_root() {
+        return;
+    }
+    let monitor = Monitor::start();
+    let server = ["python3", &script(), "aside", "6140"];
+    let mut server = Talk::spawn_server(monitor.command(true, &server));
+    assert_eq!(server.line(), "listens");
+    let words = ["python3", &script(), "talk", "127.0.0.1", "6140", "3", "9"];
+    let mut talk = Talk::spawn(monitor.command(true, &words));
+    talk.go_on();
+    assert_eq!(server.line(), "aside 0");
+    eventually("an introduction", PATIENCE, || (monitor.paired() == 1).then_some(()));
+    let (count, text) = recall(&monitor, &talk.process, "60s");
+    assert_eq!(count, 1, "{text}");
+    let fate = talk.line();
+    assert!(fate.starts_with("well after"), "{fate}");
+    server.child.kill().unwrap();
+    server.child.wait().unwrap();
 }
 
 #[test]

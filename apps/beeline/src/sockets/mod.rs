@@ -1,6 +1,7 @@
 //! `beeline run` and `beeline sockets`: unmodified programs with user-space sockets.
 
 mod links;
+mod mapped;
 mod monitor;
 mod program;
 mod recall;

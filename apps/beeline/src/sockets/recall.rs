@@ -1,10 +1,12 @@
 //! `beeline sockets recall`: brings a process's connections back to the kernel, so that it can be moved.
 //!
-//! It is neither end's, and asks neither: it takes copies of both sockets (`pidfd_getfd`), the segment
-//! from the monitor, and does what `beeline_sockets::recall` says. Between hosts the relays do it.
-//! The monitor introduces nothing of these processes meanwhile, so that what is the kernel's stays so.
+//! It is neither end's, and asks neither: it takes copies of both sockets (`pidfd_getfd`), one connection's
+//! at a time, the segment from the monitor, and does what `beeline_sockets::recall` says. Between hosts the
+//! relays do it. The monitor introduces nothing of these processes meanwhile, so that what is the kernel's
+//! stays so. What the monitor does not know of is looked for in the processes themselves: they have it
+//! mapped.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::atomic::Ordering;
@@ -15,18 +17,23 @@ use beeline_sockets::recall::{NotRecalled, recall, stop_waiting};
 use beeline_sockets::relayed::Request;
 use beeline_sockets::segment::{STATE_MATCHING, STATE_OPEN, STATE_PAIRED, STATE_RETURNED, Segment};
 use beeline_sockets::{control, introduce};
-use rustix::net::sockopt::socket_type;
+use rustix::net::sockopt::{socket_cookie, socket_type};
 use rustix::net::{SocketType, getpeername, getsockname};
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use rustix::process::{
+    Pid, PidfdFlags, PidfdGetfdFlags, Resource, getrlimit, pidfd_getfd, pidfd_open, setrlimit,
+};
 use serde::Serialize;
 
 use crate::config::Knob as _;
 use crate::config::values::Span;
 use crate::exit::{Exit, Failure, OrExit as _};
 use crate::output::{Output, table};
+use crate::sockets::mapped::{self, Mapped};
 
 /// Longest wait for two relays.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// The monitor is asked so often before it is taken not to answer.
+const QUESTIONS: u32 = 4;
 /// An end that stays may ask anew after so long.
 const STAYS: Duration = Duration::from_secs(1);
 
@@ -48,6 +55,15 @@ struct Line {
     own: String,
     peer: String,
     outcome: String,
+    #[serde(skip)]
+    has_failed: bool,
+}
+
+impl Line {
+    fn failed(process: u32, own: String, peer: &str, error: &anyhow::Error) -> Self {
+        let outcome = format!("accelerated still: {error:#}");
+        Self { process, own, peer: peer.to_owned(), outcome, has_failed: true }
+    }
 }
 
 /// One socket of one of the processes.
@@ -161,6 +177,14 @@ fn copy(process: u32, fd: i32) -> anyhow::Result<OwnedFd> {
     pidfd_getfd(handle, fd, PidfdGetfdFlags::empty()).with_context(refused)
 }
 
+/// As many as we may have: each process looked into takes some for a moment.
+fn allow_descriptors() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // Refused, what does not fit says so.
+    let _ = setrlimit(Resource::Nofile, limit);
+}
+
 /// Its numbers of processes and its network are ours.
 fn shares_namespaces(process: u32) -> anyhow::Result<()> {
     for (kind, flag) in [("net", "--net"), ("pid", "--pid")] {
@@ -196,27 +220,51 @@ fn is_gone(error: &anyhow::Error) -> bool {
         .any(|errno| matches!(*errno, Errno::BADF | Errno::SRCH))
 }
 
-/// The connected TCP sockets of `processes`, each once.
-fn connections(processes: &BTreeSet<u32>) -> anyhow::Result<Vec<Found>> {
-    let (mut known, mut all) = (BTreeSet::new(), Vec::new());
-    for &process in processes {
-        for (inode, fd) in sockets_of(process) {
-            if !known.insert(inode) {
-                continue;
-            }
-            let socket = match copy(process, fd) {
-                // Closed meanwhile.
-                Err(error) if is_gone(&error) => continue,
-                socket => socket?,
-            };
-            if let (Some((own, peer)), Ok(SocketType::STREAM)) =
-                (ends_of(&socket), socket_type(&socket))
-            {
-                all.push(Found { process, socket, own, peer });
-            }
+/// What is known of a call's processes.
+struct Scene {
+    hold: Duration,
+    processes: BTreeSet<u32>,
+    places: Places,
+    ends: HashMap<(SocketAddr, SocketAddr), u64>,
+    /// Segments that were found to be a connection's of theirs.
+    known: HashSet<u64>,
+    /// Processes with a connection that is not known to be accelerated.
+    plain: BTreeSet<u32>,
+}
+
+/// Descriptor `fd` of `process`, if it is a connected TCP socket.
+fn find(process: u32, fd: i32) -> anyhow::Result<Option<Found>> {
+    let socket = match copy(process, fd) {
+        // Closed meanwhile.
+        Err(error) if is_gone(&error) => return Ok(None),
+        socket => socket?,
+    };
+    let ends = ends_of(&socket).filter(|_| socket_type(&socket) == Ok(SocketType::STREAM));
+    Ok(ends.map(|(own, peer)| Found { process, socket, own, peer }))
+}
+
+/// The segment of a socket as the monitor or a relay has it, however busy they are.
+fn told(socket: &OwnedFd) -> anyhow::Result<Option<Segment>> {
+    let mut asked = 1;
+    loop {
+        match introduce::resumed(socket.as_fd()) {
+            Err(_) if asked < QUESTIONS => asked += 1,
+            answer => return answer.context("the monitor, or the relay, does not answer"),
         }
     }
-    Ok(all)
+}
+
+/// The segment of a socket that neither knows of, and all who are to have it mapped.
+fn untold(found: &Found) -> anyhow::Result<Option<(Segment, [u64; 2])>> {
+    let cookie = socket_cookie(&found.socket)?;
+    for one in mapped::of(found.process) {
+        if let Some(cookies) = one.carries()
+            && let Some(side) = cookies.iter().position(|other| *other == cookie)
+        {
+            return Ok(Some((one.take(side)?, cookies)));
+        }
+    }
+    Ok(None)
 }
 
 /// Whether a connection is accelerated. One that only waits for its other end would be later: it stops
@@ -255,21 +303,78 @@ fn hold_back(process: u32, hold: Duration) -> anyhow::Result<()> {
     })
 }
 
-/// What became of one connection; `None` for one that is not accelerated.
-fn bring_back(
-    found: &Found,
-    processes: &BTreeSet<u32>,
-    hold: Duration,
-    places: &Places,
-    ends: &HashMap<(SocketAddr, SocketAddr), u64>,
-) -> anyhow::Result<Option<&'static str>> {
-    let Some(segment) = introduce::resumed(found.socket.as_fd()) else { return Ok(None) };
-    shares_namespaces(found.process)?;
-    if !is_accelerated(&segment, hold)? {
-        return Ok(None);
+impl Scene {
+    fn begin(roots: &[u32], hold: Duration) -> Self {
+        Self {
+            hold,
+            processes: with_descendants(roots),
+            places: places(),
+            ends: established(),
+            known: HashSet::new(),
+            plain: BTreeSet::new(),
+        }
     }
-    if let Some(cookie) = segment.relayed() {
-        let hold_ms = u64::try_from(hold.as_millis()).unwrap_or(u64::MAX);
+
+    /// What became of one connection; `None` for one that is not accelerated.
+    fn bring_back(&mut self, found: &Found) -> anyhow::Result<Option<&'static str>> {
+        let (segment, cookies) = match told(&found.socket)? {
+            Some(segment) => (segment, None),
+            None => match untold(found)? {
+                Some((segment, cookies)) => (segment, Some(cookies)),
+                None => {
+                    self.plain.insert(found.process);
+                    return Ok(None);
+                }
+            },
+        };
+        self.known.insert(segment.file());
+        shares_namespaces(found.process)?;
+        if !is_accelerated(&segment, self.hold)? {
+            return Ok(None);
+        }
+        if let Some(cookie) = segment.relayed() {
+            return self.by_relays(&segment, cookie);
+        }
+        let far = self.ends.get(&(found.peer, found.own));
+        let far = far.and_then(|inode| self.places.get(inode));
+        let far = far.context("no process that may be looked into has its other end")?;
+        let (process, other) = self.other_end(found, far)?;
+        if let Some(cookies) = cookies {
+            // Told by nobody but the ends' programs: then both of them are to have it.
+            let cookie = socket_cookie(&other)?;
+            let has = mapped::of(process).iter().any(|one| one.file == segment.file());
+            if !has || !cookies.contains(&cookie) {
+                bail!("the monitor does not know its memory, and its two ends do not agree on it");
+            }
+        }
+        let moves = far.iter().any(|(process, _)| self.processes.contains(process));
+        let holds = [self.hold, if moves { self.hold } else { STAYS }];
+        // As that end sees it: its own is the first of two.
+        match recall(&segment, [found.socket.as_fd(), other.as_fd()], holds) {
+            Ok(()) => Ok(Some("with the kernel")),
+            Err(NotRecalled::Kernels) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// A copy of the other end, of the first of its holders that can be had one from.
+    fn other_end(&self, found: &Found, far: &[(u32, i32)]) -> anyhow::Result<(u32, OwnedFd)> {
+        let mut outcome = Err(anyhow!("nobody has its other end"));
+        for &(process, fd) in far {
+            let other = shares_namespaces(process).and_then(|()| copy(process, fd));
+            match other {
+                Ok(other) if ends_of(&other) == Some((found.peer, found.own)) => {
+                    return Ok((process, other));
+                }
+                Ok(_) => outcome = Err(anyhow!("its other end is elsewhere by now; try again")),
+                Err(error) => outcome = Err(error),
+            }
+        }
+        outcome
+    }
+
+    fn by_relays(&self, segment: &Segment, cookie: u64) -> anyhow::Result<Option<&'static str>> {
+        let hold_ms = u64::try_from(self.hold.as_millis()).unwrap_or(u64::MAX);
         introduce::tell_relay(&Request::Recall { cookie, hold_ms })
             .context("the relay does not answer")?;
         let begun = Instant::now();
@@ -285,52 +390,75 @@ fn bring_back(
             std::thread::sleep(Duration::from_millis(1));
         }
     }
-    let far = ends.get(&(found.peer, found.own)).and_then(|inode| places.get(inode));
-    let far = far.context("no process that may be looked into has its other end")?;
-    let &(process, fd) = far.first().context("nobody has its other end")?;
-    shares_namespaces(process)?;
-    let other = copy(process, fd)?;
-    if ends_of(&other) != Some((found.peer, found.own)) {
-        bail!("its other end is elsewhere by now; try again");
+
+    /// Everything that `process` has: what became of each connection, save of those that were not
+    /// accelerated.
+    fn bring_back_all(&mut self, process: u32, seen: &mut HashSet<u64>, lines: &mut Vec<Line>) {
+        for (inode, fd) in sockets_of(process) {
+            if !seen.insert(inode) {
+                continue;
+            }
+            // One at a time: a copy that lies here keeps the kernel from ending what its program closes.
+            let found = match find(process, fd) {
+                Ok(Some(found)) => found,
+                Ok(None) => continue,
+                Err(error) => {
+                    lines.push(Line::failed(process, format!("descriptor {fd}"), "-", &error));
+                    // What one is refused all are.
+                    return;
+                }
+            };
+            let (own, peer) = (found.own.to_string(), found.peer.to_string());
+            lines.push(match self.bring_back(&found) {
+                Ok(None) => continue,
+                Ok(Some(outcome)) => {
+                    Line { process, own, peer, outcome: outcome.to_owned(), has_failed: false }
+                }
+                Err(error) => Line::failed(process, own, &peer, &error),
+            });
+        }
     }
-    let moves = far.iter().any(|(process, _)| processes.contains(process));
-    let holds = [hold, if moves { hold } else { STAYS }];
-    // As that end sees it: its own is the first of two.
-    let done = recall(&segment, [found.socket.as_fd(), other.as_fd()], holds);
-    match done {
-        Ok(()) => Ok(Some("with the kernel")),
-        Err(NotRecalled::Kernels) => Ok(None),
-        Err(error) => Err(error.into()),
+
+    /// Segments that carry a connection of a process, and nobody knows which: an earlier checkpoint was
+    /// restored with them, or a monitor's name was another's. A process that handed its sockets on may have
+    /// old ones.
+    fn unaccounted(&self) -> impl Iterator<Item = (u32, usize)> {
+        self.plain.iter().filter_map(|&process| {
+            let all = mapped::of(process);
+            let unknown =
+                |one: &&Mapped| !self.known.contains(&one.file) && one.carries().is_some();
+            let count = all.iter().filter(unknown).count();
+            (count > 0).then_some((process, count))
+        })
     }
 }
 
 /// `beeline sockets recall`.
 pub fn run(arguments: &RecallArguments, output: Output) -> Result<Exit, Failure> {
-    let processes = with_descendants(&arguments.pid);
     for &process in &arguments.pid {
         shares_namespaces(process).or_exit(Exit::Usage)?;
     }
     introduce::dial()
         .with_context(|| format!("no monitor of this user answers at {}", control::name()))
         .or_exit(Exit::Unreachable)?;
+    allow_descriptors();
+    let mut scene = Scene::begin(&arguments.pid, arguments.hold.0);
+    let processes = scene.processes.clone();
     for &process in &processes {
         hold_back(process, arguments.hold.0).or_exit(Exit::Failed)?;
     }
-    let found = connections(&processes).or_exit(Exit::Failed)?;
-    let (places, ends) = (places(), established());
-    let (mut lines, mut failed) = (Vec::new(), 0);
-    for one in &found {
-        let outcome = match bring_back(one, &processes, arguments.hold.0, &places, &ends) {
-            Ok(None) => continue,
-            Ok(Some(outcome)) => outcome.to_owned(),
-            Err(error) => {
-                failed += 1;
-                format!("accelerated still: {error:#}")
-            }
-        };
-        let (own, peer) = (one.own.to_string(), one.peer.to_string());
-        lines.push(Line { process: one.process, own, peer, outcome });
+    let (mut seen, mut lines) = (HashSet::new(), Vec::new());
+    for &process in &processes {
+        scene.bring_back_all(process, &mut seen, &mut lines);
     }
+    for (process, count) in scene.unaccounted() {
+        let error = anyhow!(
+            "neither monitor nor relay know these, nor which of its connections they are; let the process \
+             close them, or stay"
+        );
+        lines.push(Line::failed(process, format!("{count} of its connections"), "-", &error));
+    }
+    let failed = lines.iter().filter(|line| line.has_failed).count();
     if output.json {
         for line in &lines {
             output.object(line)?;
@@ -343,7 +471,7 @@ pub fn run(arguments: &RecallArguments, output: Output) -> Result<Exit, Failure>
         output.bytes(table(&["PROCESS", "OWN END", "OTHER END", "NOW"], &rows).as_bytes())?;
     }
     if failed > 0 {
-        let error = anyhow!("{failed} connections could not be brought back; the rest are");
+        let error = anyhow!("{failed} of them could not be brought back; the rest are");
         return Err(Failure::new(Exit::Failed, error));
     }
     Ok(Exit::Done)
