@@ -22,15 +22,27 @@ use crate::link::{Link, Nonce, Stage, Trust};
 use crate::network::{Answer, Event, MOST_HELLO_BYTES};
 use crate::relay::Core;
 
-const HELLO: [u8; 8] = *b"BLRL\x01\0\0\0";
+/// Of the records of [`crate::message`]: 2 has those of the way back.
+const VERSION: u8 = 2;
+const HELLO: [u8; 8] = [b'B', b'L', b'R', b'L', VERSION, 0, 0, 0];
 
 fn hello(nonce: &Nonce) -> Vec<u8> {
     [&HELLO[..], nonce].concat()
 }
 
-fn nonce_of(hello: &[u8]) -> Option<Nonce> {
-    let rest = hello.strip_prefix(&HELLO).filter(|_| hello.len() <= MOST_HELLO_BYTES)?;
-    rest.try_into().ok()
+/// What a relay's greeting carries.
+///
+/// Errors: why there can be no link.
+fn nonce_of(hello: &[u8]) -> Result<Nonce, String> {
+    let wrong = || "not a relay's word".to_owned();
+    match hello {
+        [b'B', b'L', b'R', b'L', version, ..] if *version != VERSION => Err(format!(
+            "one relay is of version {version} and the other of {VERSION}: until both are the same, \
+             connections between their hosts stay with the kernel"
+        )),
+        _ if hello.len() > MOST_HELLO_BYTES => Err(wrong()),
+        _ => hello.strip_prefix(&HELLO).and_then(|rest| rest.try_into().ok()).ok_or_else(wrong),
+    }
 }
 
 fn fresh_nonce() -> Result<Nonce, String> {
@@ -84,7 +96,11 @@ impl Core {
                 }
             }
             Event::Called { device, info, hello, answer } => {
-                answer(self.called(&device, &info, &hello));
+                let outcome = self.called(&device, &info, &hello);
+                if let Err(error) = &outcome {
+                    tracing::warn!(%error, "a relay that called was refused");
+                }
+                answer(outcome);
             }
             Event::Asked { words, answer } => self.asked(&words, answer),
         }
@@ -130,7 +146,7 @@ impl Core {
         let Some(at) = self.link_named(link) else { return };
         let Some(link) = self.link(at) else { return };
         let connected = answer.and_then(|(info, word)| {
-            link.nonces.1 = nonce_of(&word).ok_or("it is no relay")?;
+            link.nonces.1 = nonce_of(&word)?;
             link.pair().connect(&info, Role::Active).map_err(|error| error.to_string())
         });
         match connected {
@@ -148,7 +164,7 @@ impl Core {
         info: &ConnectInfo,
         word: &[u8],
     ) -> Result<(ConnectInfo, Vec<u8>), String> {
-        let theirs = nonce_of(word).ok_or("not a relay's word")?;
+        let theirs = nonce_of(word)?;
         let ours = fresh_nonce()?;
         // Callers that never say anything may not keep others out.
         let unknown = |link: &Link| link.trust.host().is_none();

@@ -242,7 +242,7 @@ impl Scene {
         self.inbox.put(Event::Called {
             device,
             info: liar.pair.connect_info(),
-            hello: [&b"BLRL\x01\0\0\0"[..], &[9; 16]].concat(),
+            hello: [&b"BLRL\x02\0\0\0"[..], &[9; 16]].concat(),
             answer: Box::new(move |answer| sender.send(answer).unwrap()),
         });
         self.turn();
@@ -496,6 +496,36 @@ fn a_caller_that_is_not_who_it_says_gets_nothing() {
         assert!(!victim.is_given_up() && !victim.is_paired());
         assert_eq!(scene.core.links_up(), usize::from(confirms));
     }
+}
+
+#[test]
+fn a_relay_of_another_version_gets_no_link_and_is_told_why() {
+    let mut scene = Scene::new(12, true);
+    let (sender, answers) = std::sync::mpsc::channel();
+    let device: Arc<dyn Device> = scene.honest_device();
+    let older = [&b"BLRL\x01\0\0\0"[..], &[9; 16]].concat();
+    scene.inbox.put(Event::Called {
+        device,
+        info: Liar::new(&scene.device).pair.connect_info(),
+        hello: older.clone(),
+        answer: Box::new(move |answer| sender.send(answer).unwrap()),
+    });
+    scene.turn();
+    let why = answers.recv().unwrap().unwrap_err();
+    assert!(why.contains("version 1 and the other of 2"), "{why}");
+    // One that answers so gets none, either, and the connection is the kernel's.
+    let (program, _far) = scene.adopt(true);
+    let liar = Liar::new(&scene.device);
+    let (link, ..) = loop {
+        scene.turn();
+        if let Ok(call) = scene.calls.try_recv() {
+            break call;
+        }
+    };
+    scene.inbox.put(Event::Joined { link, answer: Ok((liar.pair.connect_info(), older)) });
+    (0..100).for_each(|_| scene.turn());
+    assert_eq!((scene.core.links_up(), program.is_paired()), (0, false));
+    assert!(program.give_up());
 }
 
 #[test]
