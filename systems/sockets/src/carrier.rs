@@ -378,7 +378,7 @@ mod tests {
 
     /// Both ends, a carrier's socket and its program's.
     fn carried() -> ([(TcpStream, Box<Connection>); 2], [UnixStream; 2]) {
-        table::begin();
+        table::tests::begin_once();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let other = listener.accept().unwrap().0;

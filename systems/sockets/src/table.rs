@@ -315,7 +315,10 @@ pub(crate) fn succeed_one(fd: RawFd, old: &'static Connection, new: &'static Con
     new.references.fetch_add(1, Ordering::SeqCst);
     // Release with the Acquire in `kind`.
     if slot.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
-        old.references.fetch_sub(1, Ordering::SeqCst);
+        if old.references.fetch_sub(1, Ordering::SeqCst) == 1 {
+            // A copy that `succeed` did not see: nobody else comes to it.
+            retire(old);
+        }
     } else {
         new.references.fetch_sub(1, Ordering::SeqCst);
     }
@@ -441,4 +444,46 @@ pub fn after_fork_in_child() {
     crate::board::forget_program();
     crate::epoll::after_fork_in_child();
     crate::between::arrived();
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsRawFd as _;
+    use std::sync::Once;
+
+    use beeline_os::Mapping;
+
+    use super::*;
+    use crate::segment::{Segment, length_bytes};
+
+    /// As the library's constructor does, for the tests of one process.
+    pub(crate) fn begin_once() {
+        static ONCE: Once = Once::new();
+        ONCE.call_once(begin);
+    }
+
+    #[test]
+    fn a_connection_whose_last_number_is_led_on_is_retired() {
+        begin_once();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let fd = stream.as_raw_fd();
+        let connection = || {
+            let mapping = Mapping::memfd("test", length_bytes(4096)).unwrap();
+            Segment::format(&mapping).unwrap();
+            Box::new(Connection::new(Segment::take(mapping, 0).unwrap(), fd))
+        };
+        let old = set_ours(fd, connection());
+        let new: &'static Connection = Box::leak(connection());
+        // Two numbers, of which one was copied while the other was led on already.
+        old.references.store(2, Ordering::SeqCst);
+        succeed_one(fd, old, new);
+        assert!(!old.is_retired.load(Ordering::SeqCst));
+        set(fd, std::ptr::from_ref(old) as usize);
+        succeed_one(fd, old, new);
+        assert!(old.is_retired.load(Ordering::SeqCst) && !new.is_retired.load(Ordering::SeqCst));
+        assert!(ours(fd).is_some_and(|ours| std::ptr::eq(ours, new)));
+        forget(fd);
+    }
 }
