@@ -16,7 +16,9 @@
 //! - a doorbell is swallowed only by who is sure that nobody else waits for it.
 
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{
+    AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering,
+};
 
 use beeline_os::barrier;
 
@@ -94,6 +96,8 @@ pub struct Connection {
     vain: AtomicU32,
     /// Its memory is to be given back.
     pub(crate) is_retired: AtomicBool,
+    /// In the list of those that come to be [`crate::retired`].
+    pub(crate) next_retired: AtomicPtr<Connection>,
     /// Asking anew.
     pub(crate) anew: Anew,
 }
@@ -172,6 +176,7 @@ impl Connection {
             moved_before,
             vain: AtomicU32::new(0),
             is_retired: AtomicBool::new(false),
+            next_retired: AtomicPtr::new(std::ptr::null_mut()),
             anew: Anew::new(fd),
         };
         connection.begin_to_hold();

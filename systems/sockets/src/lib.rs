@@ -46,6 +46,7 @@ pub mod receive;
 pub mod receiver;
 pub mod relayed;
 pub mod report;
+mod retired;
 pub mod ring;
 pub mod segment;
 pub mod send;

@@ -4,25 +4,19 @@
 //! private memory: a forked child has its own copy. A number that nobody told us about is plain.
 //!
 //! Connections are shared by the numbers that `dup` made, counted, and retired when the last is
-//! closed. A thread may still be inside a call on a retired connection (a program that closes what
-//! another thread reads), so its memory goes back only after [`GRACE`], and never under a
-//! [sleeper](crate::sleepers), nor sooner than that after one woke.
+//! closed: see [`crate::retired`].
 
-use std::collections::VecDeque;
 use std::os::fd::RawFd;
-use std::sync::Mutex;
 use std::sync::atomic::{
     AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering,
 };
-use std::time::{Duration, Instant};
 
 use crate::connection::Connection;
+use crate::retired::{retire, take_back};
 use crate::young;
 
 /// Numbers from here on are always plain.
 pub const NUMBERS: usize = 1 << 20;
-/// How long a retired connection keeps its memory.
-const GRACE: Duration = Duration::from_secs(2);
 
 const PLAIN: usize = 0;
 const CONNECTING: usize = 1;
@@ -50,23 +44,6 @@ static PROCESS: AtomicU32 = AtomicU32::new(0);
 static BEGUN_AT: AtomicU64 = AtomicU64::new(0);
 /// How often it was found restored.
 static RESTORED: AtomicU32 = AtomicU32::new(0);
-static RETIRED: Mutex<VecDeque<Retired>> = Mutex::new(VecDeque::new());
-
-/// A connection that no number leads to.
-#[derive(Debug)]
-struct Retired {
-    connection: &'static Connection,
-    /// When it was looked at, and what its sleepers' stamp was.
-    since: Instant,
-    stamp: u64,
-}
-
-impl Retired {
-    fn now(connection: &'static Connection) -> Self {
-        Self { connection, since: Instant::now(), stamp: connection.sleepers.stamp() }
-    }
-}
-
 /// Makes the table; before that, every number is plain. Called once, by the library's constructor.
 pub fn begin() {
     // The variable is read before the program may change its environment.
@@ -321,44 +298,6 @@ pub(crate) fn succeed_one(fd: RawFd, old: &'static Connection, new: &'static Con
         }
     } else {
         new.references.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-fn retire(connection: &'static Connection) {
-    if connection.is_retired.swap(true, Ordering::AcqRel) {
-        return;
-    }
-    crate::board::forget(connection);
-    // Never waits: a lock that a thread held when the program forked is never let go in the child.
-    // What cannot be noted is kept for ever.
-    let Ok(mut retired) = RETIRED.try_lock() else { return };
-    retired.push_back(Retired::now(connection));
-    drop(retired);
-    take_back();
-}
-
-/// Gives back the oldest of the retired, with every connection that comes or goes: a few, and more
-/// where many wait, so that a burst does not keep its memory until as many have come again.
-fn take_back() {
-    let Ok(mut retired) = RETIRED.try_lock() else { return };
-    for _ in 0..(retired.len() / 16).clamp(8, 256) {
-        if retired.front().is_none_or(|oldest| oldest.since.elapsed() < GRACE) {
-            return;
-        }
-        let Some(oldest) = retired.pop_front() else { return };
-        let (sleepers, borrowed) = (&oldest.connection.sleepers, &oldest.connection.borrowed);
-        if sleepers.any()
-            || sleepers.stamp() != oldest.stamp
-            || borrowed.load(Ordering::Acquire) != 0
-        {
-            retired.push_back(Retired::now(oldest.connection));
-            continue;
-        }
-        let place = std::ptr::from_ref(oldest.connection).cast_mut();
-        // SAFETY: a leaked box that no number leads to; whoever was inside a call when the last
-        // number went has left it: nobody slept or woke since, and the grace is longer than a call
-        // that does not sleep.
-        drop(unsafe { Box::from_raw(place) });
     }
 }
 

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use beeline_sockets::connection;
 use beeline_sockets::kernel::{self, Errno};
 use beeline_sockets::recall::NotRecalled;
-use beeline_sockets::{epoll, poll};
+use beeline_sockets::{epoll, poll, table};
 use common::races::{Chance, close, give, number, pair, take, time};
 use common::returns::{back, byte, of, switched};
 
@@ -355,13 +355,17 @@ fn who_is_killed_before_it_is_decided_has_changed_nothing() {
 fn who_only_sends_ends_in_good_order() {
     let streams = switched();
     let [one, other] = [streams[0].as_raw_fd(), streams[1].as_raw_fd()];
-    let mut bytes = [0; 8];
+    let (mut bytes, first) = ([0; 8], of(&streams[0]));
     back(&streams).unwrap();
     assert!(kernel::unread(one) > 0, "the last doorbell is there");
     give(one, b"last", 0).unwrap();
     // As by the end of its process: nothing of ours is called.
-    let [first, _second] = streams;
-    kernel::close(first.into_raw_fd()).unwrap();
+    let [stream, second] = streams;
+    kernel::close(stream.into_raw_fd()).unwrap();
     assert_eq!(take(other, &mut bytes, 0), Ok(4));
     assert_eq!(take(other, &mut bytes, 0), Ok(0));
+    connection::closing(second.as_raw_fd());
+    if table::ours(one).is_some_and(|ours| std::ptr::eq(ours, first)) {
+        table::forget(one);
+    }
 }

@@ -1,0 +1,109 @@
+//! Connections that no number leads to any more.
+//!
+//! A thread may still be inside a call on one (a program that closes what another thread reads), so its
+//! memory goes back only after [`GRACE`], never under a [sleeper](crate::sleepers) or a
+//! [borrower](crate::board), and not sooner than that after one woke.
+//!
+//! Nobody waits here: a lock that a thread held when the program forked is never let go in the child. Who
+//! finds the lock taken leaves its connection in a list, for whoever comes next.
+
+use std::collections::VecDeque;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::connection::Connection;
+
+/// How long a retired connection keeps its memory, at least.
+const GRACE: Duration = Duration::from_secs(2);
+
+static COMING: AtomicPtr<Connection> = AtomicPtr::new(std::ptr::null_mut());
+static RETIRED: Mutex<VecDeque<Retired>> = Mutex::new(VecDeque::new());
+
+#[derive(Debug)]
+struct Retired {
+    connection: &'static Connection,
+    /// When it was looked at, and what its sleepers' stamp was.
+    since: Instant,
+    stamp: u64,
+}
+
+impl Retired {
+    fn now(connection: &'static Connection) -> Self {
+        Self { connection, since: Instant::now(), stamp: connection.sleepers.stamp() }
+    }
+}
+
+/// The last number of `connection` is gone.
+pub(crate) fn retire(connection: &'static Connection) {
+    if connection.is_retired.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    crate::board::forget(connection);
+    let place = std::ptr::from_ref(connection).cast_mut();
+    let mut head = COMING.load(Ordering::Relaxed);
+    loop {
+        connection.next_retired.store(head, Ordering::Relaxed);
+        // Release with the Acquire in `take_back`. The list is taken as a whole, so no place comes twice.
+        match COMING.compare_exchange_weak(head, place, Ordering::Release, Ordering::Relaxed) {
+            Ok(_) => break,
+            Err(now) => head = now,
+        }
+    }
+    take_back();
+}
+
+/// Gives back the oldest of the retired, with every connection that comes or goes: a few, and more
+/// where many wait, so that a burst does not keep its memory until as many have come again.
+pub(crate) fn take_back() {
+    let Ok(mut retired) = RETIRED.try_lock() else { return };
+    let mut next = COMING.swap(std::ptr::null_mut(), Ordering::Acquire);
+    // SAFETY: leaked boxes, each once in the list, that are given back below only.
+    while let Some(connection) = unsafe { next.as_ref() } {
+        next = connection.next_retired.load(Ordering::Relaxed);
+        retired.push_back(Retired::now(connection));
+    }
+    for _ in 0..(retired.len() / 16).clamp(8, 256) {
+        if retired.front().is_none_or(|oldest| oldest.since.elapsed() < GRACE) {
+            return;
+        }
+        let Some(oldest) = retired.pop_front() else { return };
+        let (sleepers, borrowed) = (&oldest.connection.sleepers, &oldest.connection.borrowed);
+        if sleepers.any()
+            || sleepers.stamp() != oldest.stamp
+            || borrowed.load(Ordering::Acquire) != 0
+        {
+            retired.push_back(Retired::now(oldest.connection));
+            continue;
+        }
+        let place = std::ptr::from_ref(oldest.connection).cast_mut();
+        // SAFETY: a leaked box that no number leads to; whoever was inside a call when the last
+        // number went has left it: nobody slept or woke since, and the grace is longer than a call
+        // that does not sleep.
+        drop(unsafe { Box::from_raw(place) });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use beeline_os::Mapping;
+
+    use super::*;
+    use crate::segment::{Segment, length_bytes};
+
+    #[test]
+    fn one_that_comes_while_the_lock_is_taken_is_given_back_later() {
+        let mapping = Mapping::memfd("test", length_bytes(4096)).unwrap();
+        Segment::format(&mapping).unwrap();
+        let connection = Connection::new(Segment::take(mapping, 0).unwrap(), -1);
+        let connection: &'static Connection = Box::leak(Box::new(connection));
+        let held = RETIRED.lock().unwrap();
+        retire(connection);
+        drop(held);
+        assert!(std::ptr::eq(COMING.load(Ordering::Relaxed), connection));
+        take_back();
+        assert!(COMING.load(Ordering::Relaxed).is_null());
+        let noted = |one: &Retired| std::ptr::eq(one.connection, connection);
+        assert!(RETIRED.lock().unwrap().iter().any(noted));
+    }
+}
