@@ -8,6 +8,8 @@
                                                    there being none, then says how it ended
     sockets_recall.py crowd HOST PORT COUNT        as many connections; says its number, waits as talk does,
                                                    uses each once more, and says how that ended
+    sockets_recall.py cut HOST PORT PLAIN          says its number, and waits as talk does; then the kernel
+                                                   ends its one connection, and one to port PLAIN stays
 """
 
 import ctypes
@@ -107,6 +109,19 @@ def serve_aside(port):
     time.sleep(4)
 
 
+def cut(host, port, plain):
+    peers = [socket.create_connection((host, int(at))) for at in (port, plain)]
+    peers[0].sendall(b"word")
+    assert peers[0].recv(4, socket.MSG_WAITALL) == b"word"
+    print("client", os.getpid(), flush=True)
+    sys.stdin.readline()
+    # To no family: the kernel ends the connection, and the library does not hear of it.
+    CONNECT = 42 if os.uname().machine == "x86_64" else 203
+    assert ctypes.CDLL(None).syscall(CONNECT, peers[0].fileno(), bytes(16), 16) == 0
+    print("cut", flush=True)
+    time.sleep(20)
+
+
 def crowd(host, port, count):
     peers = [socket.create_connection((host, int(port))) for _ in range(int(count))]
 
@@ -194,4 +209,4 @@ def many(host, port, seconds, seed):
 
 
 if __name__ == "__main__":
-    {"serve": serve, "aside": serve_aside, "talk": talk, "many": many, "crowd": crowd}[sys.argv[1]](*sys.argv[2:])
+    {"serve": serve, "aside": serve_aside, "talk": talk, "many": many, "crowd": crowd, "cut": cut}[sys.argv[1]](*sys.argv[2:])

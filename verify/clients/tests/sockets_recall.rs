@@ -226,6 +226,35 @@ fn what_the_monitor_does_not_know_any_more_is_called_back_or_told_of() {
 }
 
 #[test]
+fn memory_of_a_connection_that_has_ended_is_nothing_to_be_called_back() {
+    let test = "memory_of_a_connection_that_has_ended_is_nothing_to_be_called_back";
+    if need(test, "python3").is_none() {
+        return;
+    }
+    let monitor = Monitor::start();
+    let server = ["python3", &script(), "serve", "blocking", "6141"];
+    let server = Background::start(&mut monitor.command(true, &server));
+    listening(6141);
+    let plain = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = plain.local_addr().unwrap().port().to_string();
+    let words = ["python3", &script(), "cut", "127.0.0.1", "6141", &port];
+    let mut talk = Talk::spawn(monitor.command(true, &words));
+    assert_eq!(monitor.paired(), 1);
+    // Killed, it says nothing of an end.
+    drop(server);
+    talk.go_on();
+    assert_eq!(talk.line(), "cut");
+    // One that never heard of the other connection: that is the kernel's.
+    let monitor = monitor.restart();
+    let words = ["sockets", "recall", "--pid", &talk.process];
+    let output = bounded(&mut monitor.beeline(&words), PATIENCE);
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(!talk.is_over());
+    talk.child.kill().unwrap();
+    talk.child.wait().unwrap();
+}
+
+#[test]
 fn a_process_with_more_connections_than_the_command_may_have_descriptors_is_called_back() {
     let test =
         "a_process_with_more_connections_than_the_command_may_have_descriptors_is_called_back";

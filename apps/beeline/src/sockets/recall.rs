@@ -230,17 +230,8 @@ struct Scene {
     known: HashSet<u64>,
     /// Processes with a connection that is not known to be accelerated.
     plain: BTreeSet<u32>,
-}
-
-/// Descriptor `fd` of `process`, if it is a connected TCP socket.
-fn find(process: u32, fd: i32) -> anyhow::Result<Option<Found>> {
-    let socket = match copy(process, fd) {
-        // Closed meanwhile.
-        Err(error) if is_gone(&error) => return Ok(None),
-        socket => socket?,
-    };
-    let ends = ends_of(&socket).filter(|_| socket_type(&socket) == Ok(SocketType::STREAM));
-    Ok(ends.map(|(own, peer)| Found { process, socket, own, peer }))
+    /// Sockets whose connection has ended, by the kernel's number.
+    ended: HashSet<u64>,
 }
 
 /// The segment of a socket as the monitor or a relay has it, however busy they are.
@@ -312,7 +303,25 @@ impl Scene {
             ends: established(),
             known: HashSet::new(),
             plain: BTreeSet::new(),
+            ended: HashSet::new(),
         }
+    }
+
+    /// Descriptor `fd` of `process`, if it is a connected TCP socket.
+    fn find(&mut self, process: u32, fd: i32) -> anyhow::Result<Option<Found>> {
+        let socket = match copy(process, fd) {
+            // Closed meanwhile.
+            Err(error) if is_gone(&error) => return Ok(None),
+            socket => socket?,
+        };
+        if socket_type(&socket) != Ok(SocketType::STREAM) {
+            return Ok(None);
+        }
+        let ends = ends_of(&socket);
+        if ends.is_none() {
+            self.ended.extend(socket_cookie(&socket));
+        }
+        Ok(ends.map(|(own, peer)| Found { process, socket, own, peer }))
     }
 
     /// What became of one connection; `None` for one that is not accelerated.
@@ -399,7 +408,7 @@ impl Scene {
                 continue;
             }
             // One at a time: a copy that lies here keeps the kernel from ending what its program closes.
-            let found = match find(process, fd) {
+            let found = match self.find(process, fd) {
                 Ok(Some(found)) => found,
                 Ok(None) => continue,
                 Err(error) => {
@@ -425,8 +434,11 @@ impl Scene {
     fn unaccounted(&self) -> impl Iterator<Item = (u32, usize)> {
         self.plain.iter().filter_map(|&process| {
             let all = mapped::of(process);
-            let unknown =
-                |one: &&Mapped| !self.known.contains(&one.file) && one.carries().is_some();
+            let carries = |one: &Mapped| {
+                let cookies = one.carries();
+                cookies.is_some_and(|two| !two.iter().any(|cookie| self.ended.contains(cookie)))
+            };
+            let unknown = |one: &&Mapped| !self.known.contains(&one.file) && carries(one);
             let count = all.iter().filter(unknown).count();
             (count > 0).then_some((process, count))
         })
