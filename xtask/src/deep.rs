@@ -45,7 +45,8 @@ const RAW: &str = "--package beeline-os --package beeline-ring --package beeline
                    --package beeline-verify-one-sided";
 /// Crates whose threads share memory within one process.
 const THREADED: &str = "--package beeline-ring --package beeline-pmem --package beeline-kv \
-                        --package beeline-fabric-tcp --package beeline-node";
+                        --package beeline-fabric-tcp --package beeline-node \
+                        --package beeline-sockets";
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// One line of what there is to run.
