@@ -9,7 +9,7 @@
 //!
 //! All that is read from a board are bits and names: nonsense costs a look or a bell.
 
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
 use crate::connection::Connection;
 use crate::segment::{BOARD_WORDS, Board};
@@ -18,15 +18,35 @@ use crate::{kernel, table, wake};
 const _: () =
     assert!(BOARD_WORDS as u32 * u64::BITS == wake::BITS, "a board has a place for each bit");
 
-/// Boards that were found, by the lower bits of their names.
-const PLACES: usize = 64;
-static FOUND: [AtomicPtr<Connection>; PLACES] =
-    [const { AtomicPtr::new(std::ptr::null_mut()) }; PLACES];
-/// Names that were looked for in vain, and when.
-static MISSED: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
-static MISSED_NS: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
-/// Looking for a board takes a look at each connection.
+/// Boards that were found: a name has its row, and any place in it.
+const ROW_BITS: u32 = 8;
+const ROWS: usize = 1 << ROW_BITS;
+const WAYS: usize = 4;
+static FOUND: [[AtomicPtr<Connection>; WAYS]; ROWS] =
+    [const { [const { AtomicPtr::new(std::ptr::null_mut()) }; WAYS] }; ROWS];
+/// Where all places of a row are taken, the next one to be given anew.
+static TURN: AtomicUsize = AtomicUsize::new(0);
+/// Names that were looked for in vain, by their rows, and when.
+static MISSED: [AtomicU64; ROWS] = [const { AtomicU64::new(0) }; ROWS];
+static MISSED_NS: [AtomicU64; ROWS] = [const { AtomicU64::new(0) }; ROWS];
 const AGAIN_NS: u64 = 250_000_000;
+
+/// Looking for a board takes a look at each connection. So each such search is paid for with so many times
+/// as long without one, whatever the names; what is not looked for is rung for.
+const REST: u64 = 64;
+/// When all searches will be paid for.
+static PAID_NS: AtomicU64 = AtomicU64::new(0);
+/// So far ahead they go on: a program may get several boards at once.
+const AHEAD_NS: u64 = 1_000_000_000;
+/// No search costs more.
+const DEAREST_NS: u64 = 1_000_000_000;
+static SEARCHES: AtomicU64 = AtomicU64::new(0);
+
+/// How often this process has looked at its connections for a board.
+#[must_use]
+pub fn searches() -> u64 {
+    SEARCHES.load(Ordering::Relaxed)
+}
 
 /// This program's name, and the process that drew it.
 static PROGRAM: AtomicU64 = AtomicU64::new(0);
@@ -48,58 +68,87 @@ pub fn forget_program() {
     DRAWN_BY.store(0, Ordering::Release);
 }
 
-fn index(name: u64) -> usize {
-    #[expect(clippy::cast_possible_truncation, reason = "below the length of the list")]
-    let index = (name % PLACES as u64) as usize;
-    index
+/// The row of a name. Names follow each other, from a start at random.
+fn row(name: u64) -> usize {
+    let mixed = name.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - ROW_BITS);
+    usize::try_from(mixed).unwrap_or(0)
+}
+
+/// The connection of a place, and the name of its board.
+fn known(place: &AtomicPtr<Connection>) -> Option<(&'static Connection, u64)> {
+    // Acquire with the store in `search`. SAFETY: a connection of the table's, taken out of the rows
+    // before it is retired; whoever has loaded it is within the grace of those that are.
+    let connection = unsafe { place.load(Ordering::Acquire).as_ref() }?;
+    Some((connection, connection.segment.other_board().name.load(Ordering::Relaxed)))
 }
 
 /// The board of this name, if a connection of this process has it.
 #[inline]
 #[must_use]
 pub fn find(name: u64) -> Option<&'static Board> {
-    // Acquire with the Release in `search`. SAFETY: a connection of the table's, taken out of the list
-    // before it is retired; whoever has loaded it is within the grace of those that are.
-    let known = unsafe { FOUND[index(name)].load(Ordering::Acquire).as_ref() };
-    if let Some(connection) = known {
-        let board = connection.segment.other_board();
-        if board.name.load(Ordering::Relaxed) == name {
-            return Some(board);
+    for place in &FOUND[row(name)] {
+        if let Some((connection, held)) = known(place)
+            && held == name
+        {
+            return Some(connection.segment.other_board());
         }
     }
     search(name)
 }
 
+/// How far ahead of now searches are paid for.
+fn ahead(now: u64) -> u64 {
+    let ahead = PAID_NS.load(Ordering::Relaxed).saturating_sub(now);
+    // Further than any search leaves it: the clock went back, as it may when a checkpoint is restored.
+    if ahead > AHEAD_NS + DEAREST_NS { 0 } else { ahead }
+}
+
+/// After a search of this length. Of searches at the same time, one may be free.
+fn pay(now: u64, took_ns: u64) {
+    let cost = took_ns.saturating_mul(REST).min(DEAREST_NS);
+    PAID_NS.store(now + (ahead(now) + cost).min(AHEAD_NS + DEAREST_NS), Ordering::Relaxed);
+}
+
 #[cold]
 fn search(name: u64) -> Option<&'static Board> {
-    let index = index(name);
+    let row = row(name);
     let now = kernel::coarse_ns();
-    let missed = MISSED[index].load(Ordering::Relaxed) == name;
-    if missed && now.wrapping_sub(MISSED_NS[index].load(Ordering::Relaxed)) < AGAIN_NS {
+    let missed = MISSED[row].load(Ordering::Relaxed) == name;
+    if missed && now.wrapping_sub(MISSED_NS[row].load(Ordering::Relaxed)) < AGAIN_NS
+        || ahead(now) > AHEAD_NS
+    {
         return None;
     }
-    let mut found = None;
-    table::each(|fd, connection| {
-        let board = connection.segment.other_board();
-        if found.is_none() && board.name.load(Ordering::Relaxed) == name {
-            found = Some((fd, connection));
-        }
-    });
+    let begun = kernel::worked_ns();
+    let is = |one: &Connection| one.segment.other_board().name.load(Ordering::Relaxed) == name;
+    let found = table::first(is);
+    SEARCHES.fetch_add(1, Ordering::Relaxed);
+    pay(now, kernel::worked_ns().saturating_sub(begun));
     let Some((fd, connection)) = found else {
-        MISSED_NS[index].store(now, Ordering::Relaxed);
-        MISSED[index].store(name, Ordering::Relaxed);
+        MISSED_NS[row].store(now, Ordering::Relaxed);
+        MISSED[row].store(name, Ordering::Relaxed);
         return None;
     };
     connection.lends.store(true, Ordering::SeqCst);
     let place = std::ptr::from_ref(connection).cast_mut();
-    FOUND[index].store(place, Ordering::SeqCst);
+    place_in(row, connection).store(place, Ordering::SeqCst);
     // Either this sees that its number is gone, or `forget` sees this.
     fence(Ordering::SeqCst);
-    if !table::ours(fd).is_some_and(|now| std::ptr::eq(now, connection)) {
+    if !table::leads_to(fd, connection) {
         take_out(connection);
         return None;
     }
     Some(connection.segment.other_board())
+}
+
+/// A place of this row for `connection`: its own, or one that is empty, or whose board has another name by
+/// now, or the next in turn.
+fn place_in(index: usize, connection: &Connection) -> &'static AtomicPtr<Connection> {
+    let free = |place: &&AtomicPtr<Connection>| {
+        known(place).is_none_or(|(held, name)| std::ptr::eq(held, connection) || row(name) != index)
+    };
+    let turn = || &FOUND[index][TURN.fetch_add(1, Ordering::Relaxed) % WAYS];
+    FOUND[index].iter().find(free).unwrap_or_else(turn)
 }
 
 /// `connection` has left the table, and is about to be retired.
@@ -112,9 +161,11 @@ pub fn forget(connection: &Connection) {
 
 fn take_out(connection: &Connection) {
     let place = std::ptr::from_ref(connection).cast_mut();
-    for found in &FOUND {
-        let null = std::ptr::null_mut();
-        let _ = found.compare_exchange(place, null, Ordering::SeqCst, Ordering::Relaxed);
+    for found in FOUND.iter().flatten() {
+        if found.load(Ordering::SeqCst) == place {
+            let null = std::ptr::null_mut();
+            let _ = found.compare_exchange(place, null, Ordering::SeqCst, Ordering::Relaxed);
+        }
     }
 }
 

@@ -358,6 +358,26 @@ pub fn each(mut visit: impl FnMut(RawFd, &'static Connection)) {
     }
 }
 
+/// The first connection of this process that `is` says so of, with a number of it. Those that ask the
+/// monitor at this moment are not waited for.
+pub(crate) fn first(is: impl Fn(&Connection) -> bool) -> Option<(RawFd, &'static Connection)> {
+    (0..=HIGHEST.load(Ordering::Relaxed)).find_map(|fd| {
+        // Acquire with the Release in `set`.
+        let value = slot(fd)?.load(Ordering::Acquire);
+        if young::is_mark(value) {
+            return None;
+        }
+        let Kind::Ours(connection) = kind_of(value) else { return None };
+        is(connection).then_some((fd, connection))
+    })
+}
+
+/// True while `fd` leads to this very connection.
+pub(crate) fn leads_to(fd: RawFd, connection: &Connection) -> bool {
+    let place = std::ptr::from_ref(connection) as usize;
+    slot(fd).is_some_and(|slot| slot.load(Ordering::SeqCst) == place)
+}
+
 /// Before `fork`: every connection is about to be shared with a child that says so itself.
 pub fn before_fork() {
     young::settle_all();
@@ -400,6 +420,18 @@ pub(crate) mod tests {
     pub(crate) fn begin_once() {
         static ONCE: Once = Once::new();
         ONCE.call_once(begin);
+    }
+
+    #[test]
+    fn a_search_does_not_wait_for_one_that_asks() {
+        begin_once();
+        let (fd, asks) = (5000, 0x106);
+        assert!(young::is_mark(asks));
+        set(fd, asks);
+        assert!(first(|_| false).is_none());
+        // Who waits for one that never ends makes it plain.
+        assert_eq!(slot(fd).unwrap().load(Ordering::Relaxed), asks);
+        set(fd, PLAIN);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use beeline_sockets::kernel::Errno;
 use beeline_sockets::recall::{NotRecalled, recall};
-use beeline_sockets::{connection, epoll, kernel, poll, table};
+use beeline_sockets::{connection, epoll, kernel, poll, table, wake};
 use common::races::{
     Chance, close, close_sets, fresh_set, give, number, pair, rearm, take, take_all, time, watch,
 };
@@ -196,6 +196,81 @@ fn an_entry_that_becomes_one_shot_or_leaves_has_no_place_any_more() {
     hears_all(set, rest);
     close_sets(&[set]);
     pairs.into_iter().for_each(close);
+}
+
+/// Of all that have a place: the names of the boards.
+fn boards<'a>(pairs: impl IntoIterator<Item = &'a [TcpStream; 2]>) -> Vec<u64> {
+    let signs =
+        |pair: &[TcpStream; 2]| &connection::find(pair[1].as_raw_fd()).unwrap().segment.own().signs;
+    let armed = |pair| signs(pair).receive_armed.load(Ordering::SeqCst);
+    let places = pairs.into_iter().map(armed).filter(|&armed| wake::is_place(armed));
+    places.map(wake::board_of).collect()
+}
+
+fn lends(pair: &[TcpStream; 2]) -> u64 {
+    let own = &connection::find(pair[1].as_raw_fd()).unwrap().segment;
+    own.own_board().name.load(Ordering::SeqCst)
+}
+
+/// Until all that are silent are let go, and have places where there are any.
+fn let_go(set: RawFd) {
+    let mut events = [libc::epoll_event { events: 0, u64: 0 }; 64];
+    for _ in 0..40 {
+        while epoll::wait(set, &mut events, Some(Duration::from_micros(1)), None).unwrap().unwrap()
+            > 0
+        {}
+    }
+    assert_eq!(epoll::wait(set, &mut events, BRIEF, None), Some(Ok(0)));
+}
+
+#[test]
+fn lenders_that_go_one_after_another_leave_room_for_others() {
+    let set = fresh_set();
+    let mut pairs = watched(set, false);
+    let (mut silent, mut gone) = (Vec::new(), 0);
+    while gone < 24 {
+        say(&pairs);
+        hears_all(set, &pairs);
+        let_go(set);
+        let speak = boards(&pairs);
+        assert!(speak.len() + 2 > pairs.len(), "{} of {} have places", speak.len(), pairs.len());
+        // One that speaks stays silent from now on, on the board whose lender goes.
+        let names: HashSet<u64> = boards(pairs.iter().chain(&silent)).into_iter().collect();
+        assert!(names.len() <= 2, "{} boards for {} connections", names.len(), pairs.len());
+        let lender = pairs.iter().position(|pair| names.contains(&lends(pair)));
+        close(pairs.swap_remove(lender.expect("one of those that speak lends")));
+        silent.push(pairs.remove(0));
+        gone += 1;
+    }
+    close_sets(&[set]);
+    pairs.into_iter().chain(silent).for_each(close);
+}
+
+#[test]
+fn a_board_that_the_sender_does_not_have_is_replaced() {
+    let set = fresh_set();
+    let mut pairs = watched(set, false);
+    let lender = pairs.iter().position(|pair| lends(pair) != 0).unwrap();
+    let lender = pairs.swap_remove(lender);
+    // As where the sender forked, and another process of its has this end: nobody says that it closed.
+    let asks = lender[0].as_raw_fd();
+    connection::find(asks).unwrap().segment.own().sharing.processes.store(1, Ordering::SeqCst);
+    table::forget(asks);
+    let rung = || {
+        say(&pairs);
+        let rung = bells(&pairs);
+        hears_all(set, &pairs);
+        let_go(set);
+        rung
+    };
+    assert!(rung() > MANY / 2, "the sender does not have it");
+    let begun = Instant::now();
+    while rung() > 0 {
+        assert!(begun.elapsed() < Duration::from_secs(20), "the set gives no other");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    close_sets(&[set]);
+    pairs.into_iter().chain([lender]).for_each(close);
 }
 
 fn back(streams: &[TcpStream; 2]) -> Result<(), NotRecalled> {

@@ -9,8 +9,8 @@ use std::sync::atomic::Ordering;
 use super::set::Entry;
 use crate::connection::Connection;
 use crate::segment::Board;
-use crate::table;
 use crate::wake::{self, Word as _};
+use crate::{kernel, table};
 
 /// Entries of a set, and of them those of one program, from which on they have places: fewer are looked
 /// at, and rung for together.
@@ -18,6 +18,12 @@ const MANY: usize = 64;
 const MANY_OF_ONE: u32 = 32;
 /// Boards of a set, at most: each costs every wait a look.
 const MOST_BOARDS: usize = 16;
+
+/// So many times places of a board have to be found taken down, with such a time between, and nothing noted
+/// since the first: then its sender does not have it. One that may not search yet takes them down, too:
+/// hence the time.
+const MISSES: u32 = 4;
+const BETWEEN_MISSES_NS: u64 = 50_000_000;
 
 /// An entry's place.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +44,12 @@ struct Lent {
     entries: Vec<usize>,
     free: Vec<u32>,
     used: usize,
+    /// Places of it that were taken down, and when the last was counted.
+    missed: u32,
+    missed_ns: u64,
+    /// It is not known any more: its entries are to leave, and whether they were told.
+    is_over: bool,
+    told: bool,
 }
 
 impl Lent {
@@ -49,11 +61,21 @@ impl Lent {
     fn is_known(&self) -> bool {
         let closed = self.lender.segment.other().signs.closed.load(Ordering::Relaxed) != 0;
         // What is back in the kernel's stream may be moved, or asks anew.
-        self.lender.references.load(Ordering::Relaxed) > 0
+        !self.is_over
+            && self.missed < MISSES
+            && self.lender.references.load(Ordering::Relaxed) > 0
             && !closed
             && !self.lender.is_over()
             && !self.lender.is_returned()
             && self.restores == table::restores()
+    }
+
+    /// Who sends to an entry with a place took that down.
+    fn miss(&mut self) {
+        let now = kernel::coarse_ns();
+        if self.missed == 0 || now.wrapping_sub(self.missed_ns) >= BETWEEN_MISSES_NS {
+            (self.missed, self.missed_ns) = (self.missed + 1, now);
+        }
     }
 
     fn has_room(&self) -> bool {
@@ -91,14 +113,19 @@ impl Places {
         connection: &'static Connection,
         many: usize,
     ) -> Option<u64> {
+        let program = connection.segment.other().signs.program.load(Ordering::Relaxed);
         if let Some(place) = entry.noted {
-            let known = self.boards.get(place.board)?.as_ref().is_some_and(Lent::is_known);
-            if known {
+            let lent = self.boards.get_mut(place.board)?.as_mut()?;
+            let armed = connection.segment.own().signs.receive_armed.load(Ordering::Relaxed);
+            // Who sleeps on it alone wrote over its place, but nobody took that down.
+            if armed != place.armed && armed != wake::EACH {
+                lent.miss();
+            }
+            if lent.program == program && lent.is_known() {
                 return Some(place.armed);
             }
             self.leave_board(entry);
         }
-        let program = connection.segment.other().signs.program.load(Ordering::Relaxed);
         if entry.program != program {
             self.forget_program(entry);
             *self.members.entry(program).or_default() += 1;
@@ -123,8 +150,12 @@ impl Places {
         Some(armed)
     }
 
-    /// A board in `lender`'s segment.
+    /// A board in `lender`'s segment. The entries of those that are not known any more are told to leave:
+    /// silent ones would keep them.
     fn borrow(&mut self, program: u64, lender: &'static Connection) -> Option<usize> {
+        for lent in self.boards.iter_mut().flatten() {
+            lent.is_over |= !lent.is_known();
+        }
         if self.lent >= MOST_BOARDS {
             return None;
         }
@@ -138,7 +169,19 @@ impl Places {
         lender.borrowed.fetch_add(1, Ordering::AcqRel);
         let (entries, free) = (Vec::new(), Vec::new());
         let restores = table::restores();
-        let lent = Some(Lent { name, program, lender, restores, entries, free, used: 0 });
+        let lent = Some(Lent {
+            name,
+            program,
+            lender,
+            restores,
+            entries,
+            free,
+            used: 0,
+            missed: 0,
+            missed_ns: 0,
+            is_over: false,
+            told: false,
+        });
         self.lent += 1;
         if let Some(place) = self.boards.iter().position(Option::is_none) {
             self.boards[place] = lent;
@@ -208,10 +251,11 @@ impl Places {
         }
     }
 
-    /// Takes what was noted: places in the set.
-    pub fn take(&self, noted: &mut Vec<usize>) {
-        for lent in self.boards.iter().flatten() {
+    /// Takes what was noted, and whose boards are over: places in the set.
+    pub fn take(&mut self, noted: &mut Vec<usize>) {
+        for lent in self.boards.iter_mut().flatten() {
             let words = lent.entries.len().div_ceil(64);
+            let before = noted.len();
             for (index, word) in lent.board().words.iter().take(words).enumerate() {
                 let mut bits = wake::take_notes(word);
                 while bits != 0 {
@@ -220,6 +264,27 @@ impl Places {
                     noted.extend(lent.entries.get(bit));
                 }
             }
+            if noted.len() > before && lent.missed < MISSES {
+                lent.missed = 0;
+            }
+            if lent.is_over && !lent.told {
+                lent.told = true;
+                noted.extend(&lent.entries);
+            }
         }
+    }
+
+    /// Boards that are over, a bit each.
+    pub fn over(&self) -> u32 {
+        let over = |lent: &Option<Lent>| lent.as_ref().is_some_and(|lent| lent.is_over);
+        let bit = |(at, lent)| u32::from(over(lent)) << at;
+        self.boards.iter().enumerate().map(bit).sum()
+    }
+}
+
+impl Place {
+    /// On one of these boards, a bit each.
+    pub fn is_on(&self, boards: u32) -> bool {
+        boards >> self.board & 1 != 0
     }
 }

@@ -385,10 +385,13 @@ impl Inner {
         any
     }
 
-    /// Lets go of the entries that `settled` says can be, of those with a place on a board.
+    /// Lets go of the entries that `settled` says can be, of those with a place on a board. Where that is
+    /// over they are armed otherwise first.
     pub fn cool_noted(&mut self, mut settled: impl FnMut(&Entry) -> bool) {
         if !self.places_noted.is_empty() {
-            self.cool_if(|entry| entry.noted.is_some() && settled(entry));
+            let over = self.places_noted.over();
+            let keeps = |entry: &Entry| entry.noted.is_some_and(|place| !place.is_on(over));
+            self.cool_if(|entry| keeps(entry) && settled(entry));
         }
     }
 
