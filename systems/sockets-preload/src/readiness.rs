@@ -7,8 +7,8 @@ use beeline_sockets::young::Watched;
 use beeline_sockets::{epoll, poll as polling};
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 
-use crate::guarded_int;
 use crate::real::real;
+use crate::{guarded_int, quietly};
 
 /// The program's array.
 ///
@@ -231,6 +231,23 @@ pub unsafe extern "C" fn epoll_ctl(
         None => real!(epoll_ctl(set, operation, fd, event)
             as fn(c_int, c_int, c_int, *mut epoll_event) -> c_int),
     }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_create(size: c_int) -> c_int {
+    created(real!(epoll_create(size) as fn(c_int) -> c_int))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn epoll_create1(flags: c_int) -> c_int {
+    created(real!(epoll_create1(flags) as fn(c_int) -> c_int))
+}
+
+fn created(set: c_int) -> c_int {
+    if set >= 0 {
+        quietly(|| epoll::created(set));
+    }
+    set
 }
 
 /// What a wait is called with.

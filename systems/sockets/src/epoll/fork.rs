@@ -84,6 +84,10 @@ pub fn after_fork_in_child() {
                 entry.noted = None;
             });
             inner.heat_all();
+            if inner.each().next().is_some() {
+                // The parent may sleep on it: what is reported to this process is armed again for it.
+                set.outer.store(true, Ordering::SeqCst);
+            }
         }
         set.asleep.store(0, Ordering::SeqCst);
         set.whose.store(0, Ordering::Relaxed);

@@ -177,6 +177,14 @@ fn made(number: RawFd) -> Option<&'static Set> {
     known(number)
 }
 
+/// The program made a set: known from now on, so that who polls it before anything of ours is in it is
+/// woken for what comes into it.
+pub fn created(number: RawFd) {
+    if !table::is_foreign_process() {
+        let _ = made(number);
+    }
+}
+
 /// `new` is a copy of `old`, which may be a set: then it is the same one.
 pub fn duplicate(old: RawFd, new: RawFd) {
     let slot = usize::try_from(new).ok().and_then(|new| SETS.get(new));
@@ -631,6 +639,8 @@ struct Report {
     plain: bool,
     /// Doorbells, or the end of a stream of doorbells.
     news: bool,
+    /// A doorbell that stays, since somebody calls the connection back at this moment.
+    later: bool,
 }
 
 /// Takes what the kernel reported at the end of the answers, and puts in its place what the
@@ -677,6 +687,7 @@ fn translate(
                 if connection.listen(fd, 1) == Heard::Later {
                     // An edge that the kernel has told once.
                     tell_again(number, entry);
+                    report.later = true;
                 }
                 if connection.is_returned() && bits & (RDHUP | HUP | ERR) != 0 {
                     // Of the stream behind the ring's rest: an edge that is told once.

@@ -132,9 +132,14 @@ fn wait_mixed(
             let vain = |entry: &Entry| entry.vain >= looks;
             arm_and_cool(number, &mut inner, DEEPEST, Arming::LetGo, vain);
         }
-        let mut answers = Answers { count: 0, wait: inner.waits, events: &mut *events };
+        let (turn, places) = (set.until_kernel.load(Ordering::Relaxed), events.len());
+        // In its turn the kernel has half the places, however much the rings have; of one, all.
+        let share = if turn == 0 { places / 2 } else { places };
+        let first = events.get_mut(..share).unwrap_or_default();
+        let mut answers = Answers { count: 0, wait: inner.waits, events: first };
         look(&mut inner, &mut answers);
-        let turn = set.until_kernel.load(Ordering::Relaxed);
+        let count = answers.count;
+        let mut answers = Answers { count, wait: inner.waits, events: &mut *events };
         // With nothing to look at but the kernel's news, the sleep asks.
         let nothing = inner.hot() == 0 && answers.count == 0;
         let only_kernel = nothing && timeout != Some(Duration::ZERO);
@@ -145,8 +150,10 @@ fn wait_mixed(
             let rest = answers.events.get_mut(from..).unwrap_or_default();
             let reported = kernel::epoll_wait(number, rest, Some(time(Duration::ZERO)), mask)?;
             let Report { plain, .. } = translate(number, &mut inner, &mut answers, reported);
-            // Where the kernel has news of others, it is asked each time; else now and then.
-            set.until_kernel.store(if plain { 0 } else { KERNEL_TURN }, Ordering::Relaxed);
+            // Where the kernel has news of others, it is asked each time; else now and then. A single place
+            // goes to and fro.
+            let next = if plain { u32::from(places == 1) } else { KERNEL_TURN };
+            set.until_kernel.store(next, Ordering::Relaxed);
             look(&mut inner, &mut answers);
         } else {
             set.until_kernel.store(turn.saturating_sub(1), Ordering::Relaxed);
@@ -297,9 +304,9 @@ fn sleep(
         leave_armed(number, set, &mut inner);
     }
     unlock(inner);
-    if count == 0 && reported > 0 && (shared || !report.news) {
+    if count == 0 && reported > 0 && (shared || !report.news || report.later) {
         // A doorbell that is left to another watcher would wake us again at once, and so would
-        // bytes in the kernel's stream that the program does not ask for.
+        // bytes in the kernel's stream that the program does not ask for, and one that nobody may swallow now.
         let _ = kernel::pause(1);
     }
     Ok(count)
