@@ -31,6 +31,8 @@ pub fn run(arguments: &SetupArguments) -> Report {
             ("redis-benchmark", "redis-tools"),
             ("redis-server", "redis-server"),
             ("strace", "strace"),
+            // A test compares its declarations with ours.
+            ("/usr/include/infiniband/verbs.h", "libibverbs-dev"),
         ],
     );
     programs(
@@ -64,7 +66,8 @@ pub fn run(arguments: &SetupArguments) -> Report {
     report
 }
 
-/// Installs the packages of those programs that are not here; `name` is the row of the table.
+/// Installs the packages of those programs (or files, by their whole path) that are not here; `name`
+/// is the row of the table.
 pub fn programs(report: &mut Report, name: &str, wanted: &[(&str, &str)]) {
     let lacking: Vec<&str> = wanted
         .iter()
@@ -99,7 +102,7 @@ pub fn programs(report: &mut Report, name: &str, wanted: &[(&str, &str)]) {
     }
 }
 
-/// True where `program` is on the path or where only root looks.
+/// True where `program` is on the path or where only root looks, or is the path of a file.
 pub fn is_here(program: &str) -> bool {
     let folders = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
     works(&format!("which {program}"))
