@@ -184,6 +184,34 @@ fn a_parent_hears_of_what_its_child_puts_into_their_set() {
     }
 }
 
+#[test]
+fn parent_and_child_hear_of_what_comes_while_they_wait_on_one_set() {
+    let test = "parent_and_child_hear_of_what_comes_while_they_wait_on_one_set";
+    if need(test, "python3").is_none() {
+        return;
+    }
+    let script = file("python/sockets_shared_set.py");
+    // As without the library; young when the child is made; and accelerated by then.
+    for (accelerated, ask_after) in [(false, None), (true, None), (true, Some("0"))] {
+        for (mode, many) in [("edge", "1"), ("level", "1"), ("edge", "80")] {
+            for seed in ["1", "2", "3"] {
+                let monitor = Monitor::start();
+                let words = ["python3", &script, mode, many, "50", seed];
+                let mut command = monitor.command(accelerated, &words);
+                command.env_remove("BEELINE_SOCKETS_ASK_AFTER");
+                if let Some(calls) = ask_after {
+                    command.env("BEELINE_SOCKETS_ASK_AFTER", calls);
+                }
+                let output = bounded(&mut command, PATIENCE);
+                let how = format!("{accelerated} {ask_after:?} {mode} {many} {seed}");
+                assert!(output.status.success(), "{how}: {}", said(&output));
+                let ours = if accelerated { many.parse().unwrap() } else { 0 };
+                assert_eq!(monitor.paired(), ours, "{how}");
+            }
+        }
+    }
+}
+
 /// `echo.go` as a static program.
 fn compiled_go(test: &str, folder: &Path) -> Option<String> {
     let usual = Path::new("/usr/local/go/bin/go");

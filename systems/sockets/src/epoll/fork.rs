@@ -8,7 +8,7 @@
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::{ASLEEP, HIGHEST, SETS, forget_retired, is_yet_to_connect, known, made};
+use super::{ASLEEP, HIGHEST, SETS, forget_retired, is_yet_to_connect, known, made, watch};
 use crate::{kernel, table, young};
 
 /// A set of this process alone.
@@ -57,8 +57,10 @@ pub(super) fn is_kernels_for_parents_sake(number: RawFd, fd: RawFd) -> bool {
     true
 }
 
-/// Before `fork`: what the kernel has of retired entries goes, since two processes share its sets
-/// from now on.
+/// Before `fork`: two processes share the kernel's sets from now on, so what it has of retired entries goes.
+///
+/// And what became ours since the last wait counts as watched, as it would with the next one: a child that waits
+/// first would take itself for the only one, and sleep on an arm that this process then takes down for it.
 pub fn before_fork() {
     for number in 0..=HIGHEST.load(Ordering::Acquire) {
         let Ok(number) = RawFd::try_from(number) else { continue };
@@ -66,6 +68,11 @@ pub fn before_fork() {
         let Ok(mut inner) = set.inner.try_lock() else { continue };
         for fd in inner.all_retired() {
             forget_retired(number, set, &mut inner, fd);
+        }
+        for entry in inner.each() {
+            if let Some(connection) = table::ours(entry.fd) {
+                watch(entry, connection);
+            }
         }
     }
 }
