@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 use crate::connection::Connection;
 use crate::control::Question;
 use crate::kernel::{self, Errno};
+use crate::recall::Bells;
 use crate::segment::STATE_GIVEN_UP;
 use crate::{epoll, holder, introduce, offer, table, young};
 
@@ -192,7 +193,7 @@ pub(crate) fn ask(fd: RawFd, connection: &Connection) {
 /// The connection that `old` becomes, both halves of which the caller holds.
 fn renewed(fd: RawFd, old: &Connection) -> Option<Connection> {
     let own = old.segment.own();
-    let clean = old.skip_bells(fd) == Ok(true)
+    let clean = old.skip_bells(fd) == Ok(Bells::Passed)
         && old.kernel_bytes_left() == Some(u64::MAX)
         && own.signs.finished.load(Ordering::Relaxed) == 0
         && own.receiving.shut.load(Ordering::Relaxed) == 0

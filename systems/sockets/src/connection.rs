@@ -76,6 +76,8 @@ pub struct Connection {
     pub kernel_ended: AtomicBool,
     /// A send found the ring full since an edge-triggered set last reported room.
     pub was_full: AtomicBool,
+    /// Who slept for room when it went [back](crate::recall) was waited for in vain.
+    pub(crate) room_was_heard_of: AtomicBool,
     /// What the program thinks its [`HELD_OPTIONS`] are.
     pub held_options: [AtomicI32; HELD_OPTIONS.len()],
     /// What offering large sends has taught.
@@ -164,6 +166,7 @@ impl Connection {
             pending_error: AtomicI32::new(0),
             kernel_ended: AtomicBool::new(false),
             was_full: AtomicBool::new(false),
+            room_was_heard_of: AtomicBool::new(false),
             held_options,
             offers: offer::Knowledge::default(),
             sends: AtomicU32::new(0),
@@ -684,6 +687,7 @@ pub fn inherited(fd: RawFd) {
     if sharing.processes.load(Ordering::SeqCst) == 0 {
         // Whoever watched it was the program that this one replaced.
         sharing.watchers.store(0, Ordering::SeqCst);
+        sharing.for_room.store(0, Ordering::SeqCst);
         segment.own_board().name.store(0, Ordering::SeqCst);
     }
     table::set_ours(fd, Box::new(Connection::new(segment, fd)));

@@ -12,6 +12,7 @@ use beeline_os::barrier;
 
 use crate::connection::{Connection, look};
 use crate::kernel::{self, Errno, Outcome};
+use crate::recall::ForRoom;
 use crate::wait::Budget;
 use crate::wake::EACH;
 use crate::{anew, epoll};
@@ -189,6 +190,13 @@ fn sleep(
     let connections = || watched.iter().filter_map(|watch| watch.connection());
     // Counted first: see `Sleepers::enter`.
     let asleep: Vec<_> = connections().map(|connection| connection.sleepers.enter()).collect();
+    // Before the fence: who is woken for room counts on the last doorbell.
+    let for_room: Vec<_> = watched
+        .iter()
+        .filter(|watch| entries[watch.index].events & WRITING != 0)
+        .filter_map(|watch| watch.connection())
+        .map(Connection::sleeps_for_room)
+        .collect();
     // Before the sets are armed: who swallows a doorbell stirs, then looks whether anybody sleeps.
     let any_set = watched.iter().any(|watch| matches!(watch.subject, Subject::Set(_)));
     let polling = any_set.then(epoll::Polling::new);
@@ -201,6 +209,8 @@ fn sleep(
                 arm(connection, events & READING != 0, full);
                 // Nobody rings for room there.
                 shared |= full && connection.is_other_mute();
+                // Who reads the kernel's stream up to the switch takes doorbells behind it along.
+                shared |= full && connection.kernel_bytes_left().is_some();
             }
             Subject::Set(set) => shared |= epoll::arm_all(set),
         }
@@ -225,7 +235,7 @@ fn sleep(
     } else {
         timeout
     };
-    let outcome = ask_kernel_watching(entries, watched, bound, mask);
+    let outcome = ask(entries, watched, bound, mask, Some(for_room));
     drop(polling);
     for connection in watched.iter().filter_map(|watch| watch.connection()) {
         connection.segment.own().sharing.watchers.fetch_sub(1, Ordering::SeqCst);
@@ -250,25 +260,17 @@ fn ask_kernel(
     timeout: Option<Duration>,
     mask: Option<&libc::sigset_t>,
 ) -> Outcome {
-    ask(entries, watched, timeout, mask, 0)
+    ask(entries, watched, timeout, mask, None)
 }
 
-fn ask_kernel_watching(
-    entries: &mut [libc::pollfd],
-    watched: &[Watched],
-    timeout: Option<Duration>,
-    mask: Option<&libc::sigset_t>,
-) -> Outcome {
-    ask(entries, watched, timeout, mask, 1)
-}
-
-/// One `ppoll`; of ours, `revents` afterwards says only what the kernel's stream is asked for.
+/// One `ppoll`; of ours, `revents` afterwards says only what the kernel's stream is asked for. `sleeps`: for
+/// who is one of the watchers, with those that he waits for room at.
 fn ask(
     entries: &mut [libc::pollfd],
     watched: &[Watched],
     timeout: Option<Duration>,
     mask: Option<&libc::sigset_t>,
-    watching: u32,
+    sleeps: Option<Vec<ForRoom<'_>>>,
 ) -> Outcome {
     let wanted: Vec<i16> = watched.iter().map(|watch| entries[watch.index].events).collect();
     for watch in watched {
@@ -280,6 +282,9 @@ fn ask(
         entry.events = libc::POLLIN | libc::POLLRDHUP | out;
     }
     let outcome = kernel::poll_many(entries, timeout.map(time), mask);
+    let watching = u32::from(sleeps.is_some());
+    // Awake: doorbells are not left in place for this thread.
+    drop(sleeps);
     for (watch, wanted) in watched.iter().zip(wanted) {
         let Some(connection) = watch.connection() else { continue };
         let entry = &mut entries[watch.index];

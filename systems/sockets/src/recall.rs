@@ -14,7 +14,14 @@
 //! asks the kernel how many bytes each end has given and taken. What it says is exact, whoever was
 //! killed before, and goes into both ends' words; then the halves are let go. A reader takes what is
 //! left before the switch, the ring to its last message, skips the doorbells, and goes on in the
-//! kernel's stream. A sleeper was woken by the last doorbell, and looks.
+//! kernel's stream. A sleeper was woken by the last doorbell, and looks. Who sleeps for room would sleep on
+//! if another thread skipped that doorbell first: bytes that are to come wake readers, and nothing wakes him.
+//! So he is counted (`for_room`), and the doorbells stay until he has left:
+//!
+//! ```text
+//! sleeps for room:  for_room += 1; fence; returned? no: sleeps while the kernel's stream is empty
+//! skips doorbells:  returned; fence; for_room? not 0: leaves them where they are, and waits
+//! ```
 //!
 //! Between hosts nobody has both sockets: each relay does this for its own end, after both have
 //! carried everything, and they tell each other the two numbers.
@@ -29,7 +36,7 @@
 //! - whoever cannot be waited for leaves the connection as it was: then this fails, and says who it was.
 
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use crate::connection::Connection;
@@ -42,6 +49,27 @@ use crate::segment::{End, STATE_GIVEN_UP, STATE_OPEN, STATE_PAIRED, STATE_RETURN
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Longest wait for who calls a connection back: he takes no longer, whatever the words say.
 const LONGEST: Duration = Duration::from_secs(10);
+
+/// What became of the doorbells that lie before the program's next byte.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Bells {
+    /// There are none.
+    Passed,
+    /// Some are told of that have not come yet.
+    ToCome,
+    /// Somebody sleeps for room, and they are to wake him: [`Connection::let_room_be_heard_of`].
+    Needed,
+}
+
+/// A thread that sleeps for room, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct ForRoom<'a>(&'a AtomicU32);
+
+impl Drop for ForRoom<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
 
 /// Doorbells that are skipped in one call.
 const MOST_BELLS: usize = 1 << 20;
@@ -397,33 +425,79 @@ impl Connection {
         (returned - 1).saturating_sub(read)
     }
 
-    /// Skips the doorbells that lie before the program's next byte; true when there are none. The caller
-    /// holds the receiving half.
+    /// The calling thread is about to sleep until there is room: before the fence behind which it looks
+    /// whether there is any.
+    pub(crate) fn sleeps_for_room(&self) -> ForRoom<'_> {
+        let count = &self.segment.own().sharing.for_room;
+        count.fetch_add(1, Ordering::SeqCst);
+        ForRoom(count)
+    }
+
+    /// Doorbells have to stay for who sleeps for room.
+    fn is_room_awaited(&self) -> bool {
+        // With the fence of who sleeps: he sees that the connection went back, or is seen.
+        fence(Ordering::SeqCst);
+        self.segment.own().sharing.for_room.load(Ordering::SeqCst) != 0
+            && !self.room_was_heard_of.load(Ordering::Relaxed)
+    }
+
+    /// Waits until those who sleep for room were woken by the doorbells that lie there and have left. Once:
+    /// one that was stopped or killed keeps nobody from the bytes for longer.
+    #[cold]
+    pub(crate) fn let_room_be_heard_of(&self) {
+        let _asleep = self.sleepers.enter();
+        let since = Instant::now();
+        while self.is_room_awaited() {
+            let _ = kernel::pause(1);
+            if since.elapsed() > PATIENCE {
+                self.room_was_heard_of.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Skips the doorbells that lie before the program's next byte. The caller holds the receiving half, and
+    /// no set's lock.
     ///
     /// Errors: the kernel's.
-    pub(crate) fn skip_bells(&self, fd: RawFd) -> Result<bool, Errno> {
+    pub(crate) fn skip_bells(&self, fd: RawFd) -> Result<Bells, Errno> {
+        let before = self.bells_left();
+        let outcome = self.skip_bells_quietly(fd);
+        if self.bells_left() < before {
+            // A set that waits for room, too.
+            self.make_up_for_swallowed(fd);
+        }
+        outcome
+    }
+
+    /// As [`Connection::skip_bells`]; [`Connection::make_up_for_swallowed`] is the caller's.
+    fn skip_bells_quietly(&self, fd: RawFd) -> Result<Bells, Errno> {
         let mut bells = [0; 64];
         // More there are not, unless somebody pours: then the next call goes on.
         for _ in 0..MOST_BELLS / bells.len() {
             let left = self.bells_left();
             if left == 0 || self.segment.other().signs.switched_at.load(Ordering::Relaxed) == 0 {
-                return Ok(true);
+                return Ok(Bells::Passed);
+            }
+            if self.is_room_awaited() {
+                // What is not there yet wakes nobody: it is not waited for.
+                let lie = kernel::unread(fd) > 0;
+                return Ok(if lie { Bells::Needed } else { Bells::ToCome });
             }
             let most = usize::try_from(left).unwrap_or(bells.len()).min(bells.len());
             match kernel::receive(fd, &mut bells[..most], libc::MSG_DONTWAIT) {
                 // The end of the stream, sooner than told.
-                Ok(0) => return Ok(true),
+                Ok(0) => return Ok(Bells::Passed),
                 Ok(count) => {
                     let read = &self.segment.own().receiving.by_kernel;
                     let before = read.load(Ordering::Relaxed);
                     read.store(before.saturating_add(count as u64), Ordering::Relaxed);
                 }
-                Err(Errno(libc::EAGAIN)) => return Ok(false),
+                Err(Errno(libc::EAGAIN)) => return Ok(Bells::ToCome),
                 Err(Errno(libc::EINTR)) => {}
                 Err(error) => return Err(error),
             }
         }
-        Ok(false)
+        Ok(Bells::ToCome)
     }
 
     /// What the kernel says of readiness, told as `poll` bits, where doorbells lie before the program's
@@ -447,9 +521,16 @@ impl Connection {
         if holder::take(half).is_err() {
             return told;
         }
-        let outcome = self.skip_bells(fd);
+        let outcome = self.skip_bells_quietly(fd);
+        let only_bells = outcome == Ok(Bells::Needed)
+            && u64::try_from(kernel::unread(fd)).is_ok_and(|unread| unread <= self.bells_left());
         holder::leave(half);
         skipped();
-        if outcome.is_err() { told } else { kernel::poll_one(fd, events, 0).unwrap_or(told) }
+        match outcome {
+            // They stay there, and wake the caller again.
+            Ok(Bells::Needed) if only_bells => told & !(libc::POLLIN | libc::POLLRDNORM),
+            Ok(Bells::Needed) | Err(_) => told,
+            Ok(_) => kernel::poll_one(fd, events, 0).unwrap_or(told),
+        }
     }
 }

@@ -10,6 +10,7 @@ use crate::connection::{Connection, Heard};
 use crate::holder::hold_within;
 use crate::kernel::{self, Errno, Outcome};
 use crate::offer::{self, Taken};
+use crate::recall::Bells;
 use crate::ring::Corrupt;
 use crate::send::call_time;
 use crate::{anew, wake};
@@ -22,6 +23,8 @@ enum Step {
     Bytes(usize),
     End,
     Nothing,
+    /// Doorbells stay for who sleeps for room, before what else there may be.
+    Later,
 }
 
 /// Bytes that `pieces` can hold.
@@ -146,6 +149,7 @@ unsafe fn receive_more(
                     return Ok(*total);
                 }
             }
+            Ok(Step::Later) => connection.let_room_be_heard_of(),
             Ok(Step::End) => return Ok(*total),
             Ok(Step::Nothing) if goes_on => return Ok(*total),
             Err(Errno(libc::ECONNRESET)) if goes_on => {
@@ -321,8 +325,12 @@ fn from_kernel(
     left: u64,
 ) -> Result<Option<Step>, Errno> {
     let own = connection.segment.own();
-    if connection.is_returned() && !connection.skip_bells(fd)? {
-        return Ok(Some(Step::Nothing));
+    if connection.is_returned() {
+        match connection.skip_bells(fd)? {
+            Bells::Passed => {}
+            Bells::ToCome => return Ok(Some(Step::Nothing)),
+            Bells::Needed => return Ok(Some(Step::Later)),
+        }
     }
     let mut rest = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 64];
     let count = narrow(pieces, skip, usize::try_from(left).unwrap_or(usize::MAX), &mut rest);

@@ -178,6 +178,8 @@ pub struct Sharing {
     /// How long this end is not to ask anew, in nanoseconds; taken down by who reads it. No time of a
     /// clock: processes that were restored have clocks of their own.
     pub hold_ns: AtomicU64,
+    /// Threads that sleep for room, to be woken by a doorbell: see [`crate::recall`].
+    pub for_room: AtomicU32,
 }
 
 /// The large send that an end offers ([`crate::offer`]). Both ends change it, by compare-and-swap.

@@ -315,10 +315,12 @@ fn wait(fd: RawFd, connection: &Connection, some: bool) -> Result<(), Errno> {
             break Ok(());
         }
         own.sharing.watchers.fetch_add(1, Ordering::SeqCst);
+        let for_room = connection.sleeps_for_room();
         wake::arm(&own.signs.send_armed, barrier::heavy);
         let began = Instant::now();
         let slept =
             if connection.is_writable() { Ok(()) } else { sleep(fd, connection, left, some) };
+        drop(for_room);
         own.sharing.watchers.fetch_sub(1, Ordering::SeqCst);
         connection.look_after_peer_now(fd);
         if connection.is_writable() {

@@ -1,5 +1,6 @@
 //! The way back beside what goes wrong or ends at that moment: two callers, a killed one, a stopped holder,
-//! halves that were shut, a close, threads that sleep in the kernel while a connection becomes another.
+//! halves that were shut, a close, a doorbell that another takes, threads that sleep in the kernel while a
+//! connection becomes another.
 
 #![allow(clippy::unwrap_used, clippy::undocumented_unsafe_blocks, clippy::panic)]
 
@@ -7,7 +8,8 @@ mod common;
 
 use std::io::Read as _;
 use std::net::TcpStream;
-use std::os::fd::{AsFd as _, AsRawFd as _, IntoRawFd as _};
+use std::os::fd::{AsFd as _, AsRawFd as _, IntoRawFd as _, RawFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
@@ -16,7 +18,7 @@ use beeline_sockets::connection::{self, Connection};
 use beeline_sockets::kernel::{self, Errno};
 use beeline_sockets::recall::{NotRecalled, leave_to_kernel, recall};
 use beeline_sockets::segment::Segment;
-use beeline_sockets::{epoll, table};
+use beeline_sockets::{epoll, poll, table};
 use common::races::{Chance, close, give, pair, take, time};
 use common::returns::{back, byte, of, switched};
 
@@ -425,6 +427,72 @@ fn a_blocking_send_to_an_end_that_is_half_closed_is_whole() {
         assert_eq!(give(other, &vec![1; LENGTH], libc::MSG_NOSIGNAL), Ok(LENGTH), "{returned}");
         connection::shutdown(other, of(&streams[1]), libc::SHUT_WR).unwrap();
         assert_eq!(reading.recv_timeout(SOON), Ok(LENGTH), "returned: {returned}");
+        close(streams);
+    }
+}
+
+/// How a thread sleeps until there is room.
+#[derive(Clone, Copy, Debug)]
+enum ForRoom {
+    Send,
+    Poll,
+    Set,
+}
+
+/// True when the thread was told of room at `fd`, of which there was none.
+fn told_of_room(fd: RawFd, sleeps: ForRoom) -> bool {
+    let long = Some(Duration::from_secs(30));
+    match sleeps {
+        ForRoom::Send => give(fd, b"x", libc::MSG_NOSIGNAL) == Ok(1),
+        ForRoom::Poll => {
+            let mut entry = [libc::pollfd { fd, events: libc::POLLOUT, revents: 0 }];
+            poll::poll(&mut entry, long, None) == Some(Ok(1))
+        }
+        ForRoom::Set => {
+            let set = kernel::epoll_set().unwrap();
+            let mut events = [libc::epoll_event { events: libc::EPOLLOUT as u32, u64: 1 }];
+            epoll::control(set, libc::EPOLL_CTL_ADD, fd, Some(events[0])).unwrap().unwrap();
+            let told = epoll::wait(set, &mut events, long, None) == Some(Ok(1));
+            kernel::close(set).unwrap();
+            told
+        }
+    }
+}
+
+#[test]
+fn who_sleeps_for_room_hears_of_it_whoever_takes_the_last_doorbell() {
+    for sleeps in [ForRoom::Send, ForRoom::Poll, ForRoom::Set] {
+        let streams = switched();
+        let [one, other] = streams.each_ref().map(|stream| stream.as_raw_fd());
+        while give(one, &[7; 512], libc::MSG_DONTWAIT).is_ok() {}
+        let told = aside(move || told_of_room(one, sleeps));
+        std::thread::sleep(Duration::from_millis(100));
+        let stop = Arc::new(AtomicBool::new(false));
+        let stops = Arc::clone(&stop);
+        // Takes doorbells as soon as they lie there.
+        let reading = aside(move || {
+            while !stops.load(Ordering::Relaxed) {
+                assert_eq!(take(one, &mut [0; 8], libc::MSG_DONTWAIT), Err(Errno(libc::EAGAIN)));
+            }
+        });
+        // As `recall`, with the last doorbell behind all else: the sleeper has the least time.
+        let segment = &of(&streams[0]).segment;
+        let ends = [segment.own(), segment.other()];
+        let since = Instant::now();
+        for end in ends {
+            while end.still().is_err() {
+                assert!(since.elapsed() < SOON);
+            }
+        }
+        let mut counted = [0, 1].map(|end| ends[end].count(streams[end].as_fd()).unwrap());
+        counted[1].sent += 1;
+        leave_to_kernel(segment, [0, 1].map(|end| (ends[end], counted[end], Duration::ZERO)));
+        ends.iter().for_each(|end| end.let_go());
+        std::thread::sleep(Duration::from_millis(20));
+        kernel::send(other, &[0], 0).unwrap();
+        assert_eq!(told.recv_timeout(SOON), Ok(true), "{sleeps:?}");
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(reading.recv_timeout(SOON), Ok(()), "{sleeps:?}");
         close(streams);
     }
 }

@@ -630,3 +630,59 @@ fn a_planted_note_of_a_bell_that_nobody_heard_loses_a_wake_up() {
 fn a_planted_end_that_leaves_with_its_place_loses_a_wake_up() {
     an_end_leaves_its_board(Amiss::PlaceKept);
 }
+
+/// What is left out where one thread sleeps for room and another skips the last doorbell.
+#[derive(Clone, Copy, PartialEq)]
+enum Skips {
+    Nothing,
+    NoCount,
+    NoFence,
+}
+
+/// A connection goes back to the kernel: its last doorbell (`bells`) comes, then the word of it (`data`).
+/// A thread falls asleep for room, and another one skips doorbells (`recall`).
+fn skipped_beside_one_that_sleeps_for_room(planted: Skips) {
+    loom::model(move || {
+        let world = Arc::new(World::default());
+        let (one, two) = (Arc::clone(&world), Arc::clone(&world));
+        let returning = thread::spawn(move || {
+            one.bells.fetch_add(1, Ordering::AcqRel);
+            one.data.store(1, Ordering::Release);
+        });
+        let skipping = thread::spawn(move || {
+            if two.data.load(Ordering::Acquire) == 0 {
+                return;
+            }
+            if planted != Skips::NoFence {
+                full();
+            }
+            // `asleep` stands for `for_room`.
+            if planted == Skips::NoCount || two.asleep.load(Ordering::Relaxed) == 0 {
+                two.bells.swap(0, Ordering::AcqRel);
+            }
+        });
+        world.asleep.fetch_add(1, Ordering::Relaxed);
+        full();
+        let slept = world.data.load(Ordering::Acquire) == 0;
+        returning.join().unwrap();
+        skipping.join().unwrap();
+        nothing_lost(&world, slept);
+    });
+}
+
+#[test]
+fn a_doorbell_stays_for_who_sleeps_for_room() {
+    skipped_beside_one_that_sleeps_for_room(Skips::Nothing);
+}
+
+#[test]
+#[should_panic(expected = "no bell")]
+fn a_planted_skipper_that_does_not_look_who_sleeps_for_room_loses_a_wake_up() {
+    skipped_beside_one_that_sleeps_for_room(Skips::NoCount);
+}
+
+#[test]
+#[should_panic(expected = "no bell")]
+fn a_planted_skipper_without_its_fence_loses_a_wake_up() {
+    skipped_beside_one_that_sleeps_for_room(Skips::NoFence);
+}
