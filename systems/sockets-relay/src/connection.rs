@@ -168,11 +168,17 @@ impl Connection {
         }
     }
 
-    /// Breaks the kernel's connection, so that whoever sleeps on it wakes, here and there.
+    /// Breaks the kernel's connection, so that whoever sleeps on it wakes, here and there. A program there that
+    /// went [back](crate::recall) to it, as may be when the other relay was told the total, hears of a reset:
+    /// this one did not end in good order, and an end of the kernel's stream would say so.
     pub fn cut(&mut self) {
+        let is_silent = self.is_silent();
         if let Some(socket) = self.socket.take() {
             guard::unmark(&socket);
-            let _ = rustix::net::shutdown(&socket, Shutdown::Both);
+            // Whoever else has it open: without an address, a connection is taken down by a reset.
+            if !is_silent || rustix::net::connect_unspec(&socket).is_err() {
+                let _ = rustix::net::shutdown(&socket, Shutdown::Both);
+            }
         }
     }
 

@@ -26,6 +26,14 @@ pub(crate) fn mark(socket: &OwnedFd) {
     }
 }
 
+/// The other relay may have given it back to the kernel: an end that is told now would be heard as one in good
+/// order.
+pub(crate) fn mark_to_reset(socket: &OwnedFd) {
+    if let Some(guardian) = GUARDIAN.get() {
+        guardian.mark_to_reset(socket.as_fd());
+    }
+}
+
 /// This relay lets go of it.
 pub(crate) fn unmark(socket: &OwnedFd) {
     if let Some(guardian) = GUARDIAN.get() {

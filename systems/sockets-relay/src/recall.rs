@@ -16,7 +16,8 @@
 //! A relay that heard both `drained` rings for nobody any more: what it sends on a copy of its program's
 //! socket would be taken for bytes. And once it has told its total the other one may have let go, and answers
 //! nothing: a program that closes then closes by the kernel, and one that cannot go on is reset without
-//! waiting for a word.
+//! waiting for a word. Whether the other end is the kernel's already cannot be known then, also where the link
+//! breaks, or this relay ends: so the kernel's connection is reset, and nobody there takes it for an end.
 
 use std::os::fd::AsFd as _;
 use std::time::Duration;
@@ -221,10 +222,11 @@ impl Core {
                 }
             }
             Stage::Drained if recalling.far_drained => {
-                let socket = connection.socket.as_ref().map(|socket| socket.as_fd());
-                let counted = socket.and_then(|socket| {
-                    program.ring_once(socket);
-                    program.count(socket).ok()
+                let counted = connection.socket.as_ref().and_then(|socket| {
+                    program.ring_once(socket.as_fd());
+                    // From here on as in `Connection::cut`.
+                    guard::mark_to_reset(socket);
+                    program.count(socket.as_fd()).ok()
                 });
                 let Some(counted) = counted else {
                     self.fault(index, Nonsense { what: "the kernel's connection" });

@@ -524,6 +524,9 @@ impl Connection {
         if error == libc::ECONNRESET && orderly && !self.is_returned() {
             return Heard::End;
         }
+        // So who slept on it is told where this host's relay resets it.
+        let reset = !here && matches!(error, libc::EPIPE | libc::ENOTCONN);
+        let error = if reset { libc::ECONNRESET } else { error };
         self.pending_error.store(error, Ordering::Relaxed);
         Heard::Broken
     }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 use std::cell::RefCell;
+use std::io::Read as _;
 use std::net::{SocketAddr, TcpStream};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -405,6 +406,31 @@ fn a_relay_that_does_not_bring_back_what_it_is_asked_for_loses_that_connection_a
     liar.say(name, &Record::Data { position: 0, bytes: &bytes });
     scene.turns(&mut liar, 200);
     assert_eq!(stays.receive(&mut [0; 16]), Received::Bytes(16));
+}
+
+#[test]
+fn an_end_whose_relay_was_told_the_total_hears_of_no_end_in_good_order_when_the_link_breaks() {
+    let mut scene = Scene::new(3, true);
+    let (mut program, mut other) = scene.adopt(true);
+    let mut liar = scene.be_called();
+    let (name, _) = scene.paired(&mut liar, &program);
+    liar.say(name, &Record::Signs { switched_at: 1, finished: 0, closed: 0, mute: 0 });
+    scene.turns(&mut liar, 200);
+    liar.say(name, &Record::Recall);
+    scene.turns(&mut liar, 1000);
+    liar.say(name, &Record::Drained);
+    scene.turns(&mut liar, 1000);
+    assert!(scene.core.find(program.cookie).unwrap().is_silent());
+    // By now it may be the kernel's there, whose relay said so, and nobody heard it.
+    liar.say_bytes(b"not a message");
+    scene.turns(&mut liar, 1000);
+    assert_eq!(scene.core.links_up(), 0);
+    assert!(is_reset(&mut program));
+    other.set_nonblocking(true).unwrap();
+    let mut bell = [0; 2];
+    assert_eq!(other.read(&mut bell).ok(), Some(1), "the last doorbell");
+    let end = other.read(&mut bell).map_err(|error| error.kind());
+    assert_eq!(end, Err(std::io::ErrorKind::ConnectionReset));
 }
 
 #[test]

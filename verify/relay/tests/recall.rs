@@ -115,6 +115,8 @@ fn nonsense_behind_the_last_doorbell_resets_its_connection_alone() {
     recall_until_silent(&mut world, &back);
     world.until("the other end's way back", |_| state(&back[1]) == STATE_RETURNED);
     world.until("a reset", |_| back[0].receive(&mut [0; 16]) == Received::Reset);
+    let end = back[1].kernel_end();
+    assert!(matches!(end, Some(Err(_))), "{end:?}");
     assert!(world.cores.iter().all(|core| core.connections().count() == 1));
     seconds(&mut world, 45);
     say(&mut world, &mut stays, 0);
