@@ -87,6 +87,30 @@ pub fn take(word: &AtomicU32) -> Result<(), u32> {
     word.compare_exchange(holder, thread(), Ordering::Acquire, Ordering::Relaxed).map(drop)
 }
 
+/// The number of a thread in a word, until it is dropped: as a hold, but taken down by who finds the thread dead.
+#[derive(Debug)]
+pub(crate) struct Signed<'a>(&'a AtomicU32, u32);
+
+impl<'a> Signed<'a> {
+    /// Signs with the calling thread's number, if no other one stands there.
+    pub(crate) fn new(word: &'a AtomicU32) -> Option<Self> {
+        let me = thread();
+        // Acquire with the Release in `take_down`.
+        let signs = word.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed);
+        signs.is_ok().then_some(Self(word, me))
+    }
+
+    /// False when somebody else has done it.
+    pub(crate) fn take_down(self) -> bool {
+        take_down(self.0, self.1)
+    }
+}
+
+/// `thread` has not signed `word` any more. False when it had not: of several, one is told that it did.
+pub(crate) fn take_down(word: &AtomicU32, thread: u32) -> bool {
+    word.compare_exchange(thread, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+}
+
 /// Of a half whose end is another connection's by now.
 const MOVED: u32 = u32::MAX;
 

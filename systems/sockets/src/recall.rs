@@ -40,10 +40,12 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use crate::connection::Connection;
-use crate::holder::{self, is_held_by_another};
-use crate::kernel::{self, Errno};
+use crate::holder::{self, Signed, is_held_by_another};
+use crate::kernel::{self, Errno, Life};
 use crate::relayed;
-use crate::segment::{End, STATE_GIVEN_UP, STATE_OPEN, STATE_PAIRED, STATE_RETURNED, Segment};
+use crate::segment::{
+    End, STATE_GIVEN_UP, STATE_OPEN, STATE_PAIRED, STATE_RETURNED, Segment, Sharing,
+};
 
 /// Longest wait for who works on a half or rings.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -81,13 +83,54 @@ const SAID: u32 = 1 << 16;
 const SAID_ALL: u32 = NO_BELLS - SAID;
 
 /// A thread that rings or swallows, until it is dropped.
+///
+/// It is counted, and while it is, its number stands in a place of [`Sharing::ringing`], if one is free. So
+/// every number there is one that is counted, whoever is killed when: it comes after the counting, and goes
+/// before the end of that.
 #[derive(Debug)]
-pub struct AtBells<'a>(&'a AtomicU32);
+pub struct AtBells<'a> {
+    count: &'a AtomicU32,
+    signed: Option<Signed<'a>>,
+}
+
+impl<'a> AtBells<'a> {
+    /// Counts the calling thread; and what was said before.
+    fn new(sharing: &'a Sharing) -> (Self, u32) {
+        let count = &sharing.at_bells;
+        // Acquire with the Release in `go_on`.
+        let before = count.fetch_add(1, Ordering::AcqRel);
+        let rings = before & NO_BELLS == 0;
+        let signed = if rings { sharing.ringing.iter().find_map(Signed::new) } else { None };
+        (Self { count, signed }, before)
+    }
+}
 
 impl Drop for AtBells<'_> {
     fn drop(&mut self) {
-        // Release with the Acquire in `still`: what was rung is in the kernel's count.
-        self.0.fetch_sub(1, Ordering::Release);
+        // Not counted any more by who does not see this thread, or in the child that a handler made.
+        if self.signed.take().is_none_or(Signed::take_down) {
+            // Release with the Acquire in `still`: what was rung is in the kernel's count.
+            self.count.fetch_sub(1, Ordering::Release);
+        }
+    }
+}
+
+impl Sharing {
+    /// Of those that `at_bells` counts, takes out who is dead: what he did is in the kernel's count. He is not
+    /// known where he died between two steps: counted and not signed yet, or not any more.
+    fn bury_ringers(&self) {
+        for word in &self.ringing {
+            let thread = word.load(Ordering::Acquire);
+            if thread != 0 && kernel::life_of(thread) == Life::Over {
+                self.bury(word, thread);
+            }
+        }
+    }
+
+    fn bury(&self, word: &AtomicU32, thread: u32) {
+        if holder::take_down(word, thread) {
+            self.at_bells.fetch_sub(1, Ordering::AcqRel);
+        }
     }
 }
 
@@ -111,8 +154,22 @@ impl End {
         if before.is_ok_and(|before| before & (SAID - 1) == 0) {
             return Ok(());
         }
+        self.sharing.bury_ringers();
+        // Acquire as above.
+        if self.sharing.at_bells.load(Ordering::Acquire) & (SAID - 1) == 0 {
+            return Ok(());
+        }
         self.go_on();
         Err(NotRecalled::Ringing)
+    }
+
+    /// At the beginning of a program: the calling thread works on no half and does not ring. One that was ended
+    /// by another one's `exec` may have, and that one has its number now.
+    pub(crate) fn begin_with_thread(&self) {
+        let me = kernel::thread();
+        holder::take_down(&self.receiving.holder, me);
+        holder::take_down(&self.sending.holder, me);
+        self.sharing.ringing.iter().for_each(|word| self.sharing.bury(word, me));
     }
 
     /// The end goes on as before [`End::still`].
@@ -226,8 +283,10 @@ pub enum NotRecalled {
     /// A thread worked on it all the while: it is stopped, or was killed without a trace.
     #[error("thread {0} works on it and does not come to an end; let it run, or try again")]
     Busy(u32),
-    /// Somebody was killed, or stopped, while ringing.
-    #[error("a thread was stopped or killed while it sent a doorbell; let it run, or try again")]
+    /// Somebody was stopped while ringing, or killed where that leaves no trace.
+    #[error(
+        "a thread was stopped while it sent a doorbell, or killed at its edge; let it run, or try again"
+    )]
     Ringing,
     /// The kernel does not say how many bytes went through it, or its count cannot be.
     #[error("the kernel does not tell how many bytes it has carried: a connection half over")]
@@ -358,10 +417,7 @@ impl Connection {
     pub fn go_to_bells(&self, waits: bool) -> Option<AtBells<'_>> {
         let (mut since, mut asleep) = (None, None);
         loop {
-            let word = &self.segment.own().sharing.at_bells;
-            // Acquire with the Release in `go_on`.
-            let before = word.fetch_add(1, Ordering::AcqRel);
-            let at_bells = AtBells(word);
+            let (at_bells, before) = AtBells::new(&self.segment.own().sharing);
             if before & NO_BELLS == 0 {
                 // Let go of by one who came too late to call it back: there are none all the same.
                 return (!self.is_returned()).then_some(at_bells);
@@ -532,5 +588,51 @@ impl Connection {
             Ok(Bells::Needed) | Err(_) => told,
             Ok(_) => kernel::poll_one(fd, events, 0).unwrap_or(told),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use beeline_os::Mapping;
+
+    use super::*;
+    use crate::segment::length_bytes;
+
+    fn segment() -> Segment {
+        let mapping = Mapping::memfd("test", length_bytes(4096)).unwrap();
+        Segment::format(&mapping).unwrap();
+        Segment::take(mapping, 0).unwrap()
+    }
+
+    #[test]
+    fn what_a_thread_did_when_another_ones_exec_ended_it_is_over() {
+        let segment = segment();
+        let end = segment.own();
+        holder::take(&end.receiving.holder).unwrap();
+        holder::take(&end.sending.holder).unwrap();
+        std::mem::forget(AtBells::new(&end.sharing));
+        assert_eq!(end.still(), Err(NotRecalled::Busy(kernel::thread())));
+        end.begin_with_thread();
+        assert_eq!(end.still(), Ok(()));
+    }
+
+    #[test]
+    fn each_of_the_dead_is_buried_once_and_the_living_stay_counted() {
+        let segment = segment();
+        let sharing = &segment.own().sharing;
+        for _ in 0..3 {
+            let dies = || std::mem::forget(AtBells::new(sharing));
+            std::thread::scope(|scope| scope.spawn(dies).join().unwrap());
+        }
+        let (rings, _) = AtBells::new(sharing);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| (0..1000).for_each(|_| sharing.bury_ringers()));
+            }
+        });
+        assert_eq!(sharing.at_bells.load(Ordering::Relaxed), 1);
+        assert_eq!(segment.own().still(), Err(NotRecalled::Ringing));
+        drop(rings);
+        assert_eq!(segment.own().still(), Ok(()));
     }
 }

@@ -180,6 +180,8 @@ pub struct Sharing {
     pub hold_ns: AtomicU64,
     /// Threads that sleep for room, to be woken by a doorbell: see [`crate::recall`].
     pub for_room: AtomicU32,
+    /// Of those that `at_bells` counts, the numbers of some: who was killed there is seen to be dead.
+    pub ringing: [AtomicU32; 5],
 }
 
 /// The large send that an end offers ([`crate::offer`]). Both ends change it, by compare-and-swap.
@@ -225,6 +227,7 @@ pub struct End {
 const _: () = assert!(size_of::<End>() <= END_BYTES, "an end's words fit its block");
 const _: () = assert!(CLOSED_AT[0] - ENDS_AT == std::mem::offset_of!(Signs, closed));
 const _: () = assert!(size_of::<Signs>() == 64, "the signs are one line");
+const _: () = assert!(size_of::<Sharing>() == 64, "what is shared is one line");
 const _: () = assert!(
     TAILS_AT[0] - ENDS_AT
         == std::mem::offset_of!(End, sending) + std::mem::offset_of!(Sending, tail)

@@ -75,6 +75,7 @@ fn inherit() {
         entries.flatten().filter_map(|entry| entry.file_name().to_str().ok()?.parse().ok());
     let numbers: Vec<RawFd> = numbers.collect();
     numbers.into_iter().for_each(crate::connection::inherited);
+    each(|_, connection| connection.segment.own().begin_with_thread());
 }
 
 #[inline]

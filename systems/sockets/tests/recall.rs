@@ -254,6 +254,10 @@ fn who_works_on_an_end_for_too_long_keeps_the_connection_where_it_is() {
     bells.fetch_add(1, Ordering::SeqCst);
     assert_eq!(back(&streams), Err(NotRecalled::Ringing));
     bells.fetch_sub(1, Ordering::SeqCst);
+    // By its number, too, as long as it lives.
+    let rings = of(&streams[0]).go_to_bells(true);
+    assert_eq!(back(&streams), Err(NotRecalled::Ringing));
+    drop(rings);
     // As before, doorbells and all.
     give(one, b"2", 0).unwrap();
     assert_eq!(take(other, &mut [0; 8], 0), Ok(2));
@@ -348,6 +352,24 @@ fn who_is_killed_before_it_is_decided_has_changed_nothing() {
     });
     assert!(of(&streams[0]).sends_by_ring());
     assert_eq!(back(&streams), Ok(()));
+    close(streams);
+}
+
+#[test]
+fn who_was_killed_while_he_rang_keeps_nobody_from_the_way_back() {
+    let streams = switched();
+    let [one, other] = [streams[0].as_raw_fd(), streams[1].as_raw_fd()];
+    let first = of(&streams[0]);
+    for _ in 0..3 {
+        // As by who is killed: it is never let go of.
+        std::thread::spawn(|| std::mem::forget(first.go_to_bells(true))).join().unwrap();
+    }
+    give(one, b"1", 0).unwrap();
+    assert_eq!(back(&streams), Ok(()));
+    give(one, b"2", 0).unwrap();
+    let mut bytes = [0; 2];
+    common::races::take_all(other, &mut bytes);
+    assert_eq!(&bytes, b"12");
     close(streams);
 }
 
