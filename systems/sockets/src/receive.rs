@@ -373,11 +373,13 @@ fn from_kernel(
             }
             Ok(None)
         }
-        Err(Errno(libc::EAGAIN)) if connection.kernel_bytes_left() == Some(left) => {
+        // By now it may be the ring's turn. More from before the switch that is on its way does not count: who
+        // went on writing of ever more would keep us here.
+        Err(Errno(libc::EAGAIN)) if connection.kernel_bytes_left().is_none() => Ok(None),
+        Err(Errno(libc::EAGAIN)) => {
             let shut = own.receiving.shut.load(Ordering::Relaxed) != 0;
             Ok(Some(if shut { Step::End } else { Step::Nothing }))
         }
-        Err(Errno(libc::EAGAIN)) => Ok(None),
         Err(Errno(libc::ECONNRESET)) => match connection.heard_error(libc::ECONNRESET) {
             Heard::Broken => Err(take_error(connection).unwrap_or(Errno(libc::ECONNRESET))),
             _ => Ok(Some(Step::End)),
@@ -436,10 +438,10 @@ pub fn wait(fd: RawFd, connection: &Connection) -> Result<(), Errno> {
     let asleep = connection.sleepers.enter();
     own.sharing.watchers.fetch_add(1, Ordering::SeqCst);
     wake::arm(&own.signs.receive_armed, barrier::heavy);
-    // A switch that happened before the fence is seen; one after it rings.
-    let moved = by_kernel && connection.kernel_bytes_left() != Some(u64::MAX);
+    // What came into the ring before the fence is seen, also behind a switch; what comes after it rings. And
+    // bytes from before the switch wake by themselves.
     let mut byte = [0];
-    let outcome = if moved || ready() || connection.anew.is_moving() {
+    let outcome = if ready() || connection.anew.is_moving() {
         Ok(1)
     } else {
         // Sleeps in the kernel with the kernel's rules for time-outs and signals. What wakes is
@@ -480,5 +482,33 @@ fn settle(fd: RawFd, connection: &Connection) {
     let others = connection.segment.own().sharing.watchers.load(Ordering::SeqCst) > 0;
     if others && !connection.is_readable() {
         let _ = kernel::pause(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd as _;
+
+    use beeline_os::Mapping;
+
+    use super::*;
+    use crate::segment::{Segment, length_bytes};
+
+    #[test]
+    fn a_switch_while_the_kernel_had_nothing_has_the_ring_looked_at_only_when_it_is_its_turn() {
+        let mapping = Mapping::memfd("test", length_bytes(4096)).unwrap();
+        Segment::format(&mapping).unwrap();
+        let (stream, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let fd = stream.as_raw_fd();
+        let connection = Connection::new(Segment::take(mapping, 0).unwrap(), fd);
+        let mut byte = 0_u8;
+        let pieces = [libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 }];
+        // Before the switch, behind bytes that are still to come, and behind the last.
+        for (switched, nothing) in [(0, true), (9, true), (1, false)] {
+            connection.segment.other().signs.switched_at.store(switched, Ordering::Release);
+            let step = from_kernel(fd, &connection, &pieces, 0, false, u64::MAX).unwrap();
+            assert_eq!(matches!(step, Some(Step::Nothing)), nothing, "{switched}");
+            assert_eq!(step.is_none(), !nothing, "{switched}");
+        }
     }
 }

@@ -311,6 +311,23 @@ fn a_receive_time_out_is_the_kernels() {
 }
 
 #[test]
+fn bytes_from_before_the_switch_that_are_on_their_way_are_waited_for_in_the_kernel() {
+    let Pair { first: one, other_stream, other_segment } = half_pair();
+    // As between hosts, where the sign goes another way than the bytes.
+    other_segment.own().signs.switched_at.store(4, Ordering::Release);
+    one.stream.set_read_timeout(Some(Duration::from_millis(30))).unwrap();
+    std::thread::scope(|scope| {
+        let (receiving, began) = (scope.spawn(|| one.receive(3, 0)), Instant::now());
+        while !receiving.is_finished() && began.elapsed() < Duration::from_secs(20) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        (&other_stream).write_all(b"abc").unwrap();
+        assert_eq!(receiving.join().unwrap(), Err(Errno(libc::EAGAIN)));
+    });
+    assert_eq!(one.receive(3, 0).unwrap(), b"abc");
+}
+
+#[test]
 fn threads_that_share_an_end_lose_nothing() {
     const EACH: usize = 20_000;
     let (one, other) = half_pair().join();
