@@ -87,7 +87,7 @@ pub fn after_fork_in_child() {
         if let Ok(mut inner) = set.inner.try_lock() {
             inner.places_noted.abandon();
             inner.each().for_each(|entry| {
-                entry.counted = false;
+                entry.counted = 0;
                 entry.noted = None;
             });
             inner.heat_all();

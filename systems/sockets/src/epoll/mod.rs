@@ -208,16 +208,21 @@ fn forget_copy(fd: RawFd) -> bool {
     one_of_several
 }
 
+/// Counts the entry among `connection`'s watchers. The one that it was counted with before has moved, and is
+/// nobody's any more.
 fn watch(entry: &mut Entry, connection: &Connection) {
-    if !entry.counted {
-        entry.counted = true;
+    if entry.counted != connection.number {
+        entry.counted = connection.number;
         connection.sets.fetch_add(1, Ordering::SeqCst);
         connection.segment.own().sharing.watchers.fetch_add(1, Ordering::SeqCst);
     }
 }
 
+/// Counts it no more, unless its connection has [moved](crate::anew) since.
 fn unwatch(entry: &Entry) {
-    if let (true, Some(connection)) = (entry.counted, table::ours(entry.fd)) {
+    if let Some(connection) = table::ours(entry.fd)
+        && connection.number == entry.counted
+    {
         connection.segment.own().sharing.watchers.fetch_sub(1, Ordering::SeqCst);
         connection.sets.fetch_sub(1, Ordering::SeqCst);
     }
@@ -324,7 +329,7 @@ pub fn control(
     if outcome.is_err() {
         return Some(outcome);
     }
-    let counted = inner.entry(fd).is_some_and(|entry| entry.counted);
+    let counted = inner.entry(fd).map_or(0, |entry| entry.counted);
     let is_set = is_set || inner.entry(fd).is_some_and(|entry| entry.is_set);
     let mut entry = Entry::new(fd, wanted, mask, counted, is_set);
     if let Some(connection) = connection {

@@ -41,8 +41,8 @@ pub struct Entry {
     pub data: u64,
     /// As the kernel has it.
     pub kernel_mask: u32,
-    /// Counted among the connection's watchers.
-    pub counted: bool,
+    /// The connection that has it counted among its watchers, by its number; 0: none.
+    pub counted: u64,
     pub silent: bool,
     /// A set: asked for what is due in it, instead of a ring.
     pub is_set: bool,
@@ -73,7 +73,7 @@ impl Entry {
         fd: RawFd,
         wanted: libc::epoll_event,
         kernel_mask: u32,
-        counted: bool,
+        counted: u64,
         is_set: bool,
     ) -> Self {
         Self {
@@ -230,7 +230,7 @@ impl Inner {
         self.leave_board(place);
         if let Some(Some(entry)) = self.entries.get_mut(place) {
             entry.retired = Some(connection);
-            entry.counted = false;
+            entry.counted = 0;
             self.count -= 1;
             self.retired += 1;
         }
@@ -433,7 +433,7 @@ mod tests {
     use super::*;
 
     fn entry(fd: RawFd) -> Entry {
-        Entry::new(fd, libc::epoll_event { events: 1, u64: 0 }, 1, false, false)
+        Entry::new(fd, libc::epoll_event { events: 1, u64: 0 }, 1, 0, false)
     }
 
     fn hot(inner: &mut Inner) -> Vec<RawFd> {

@@ -53,8 +53,6 @@ pub(crate) fn renewed(connection: &Connection) {
             inner.each().filter(|entry| is_it(entry.fd)).map(|entry| entry.fd).collect();
         for fd in numbers {
             if let Some(entry) = inner.entry(fd) {
-                // Watchers were counted for the other.
-                entry.counted = false;
                 entry.fresh = true;
                 (entry.seen_tail, entry.seen_ends) = (u64::MAX, 0);
                 if set.may_be_slept_on() {
@@ -65,4 +63,63 @@ pub(crate) fn renewed(connection: &Connection) {
             inner.heat(fd);
         }
     }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsRawFd as _;
+
+    use beeline_os::Mapping;
+
+    use super::*;
+    use crate::epoll::control;
+    use crate::segment::{Segment, length_bytes};
+
+    fn event() -> Option<libc::epoll_event> {
+        Some(libc::epoll_event { events: 1, u64: 0 })
+    }
+
+    fn counted(connection: &Connection) -> (u32, u32) {
+        let watchers = connection.segment.own().sharing.watchers.load(Ordering::SeqCst);
+        (connection.sets.load(Ordering::SeqCst), watchers)
+    }
+
+    #[test]
+    fn an_entry_that_goes_or_is_looked_at_while_its_connection_moves_is_counted_right() {
+        table::tests::begin_once();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let fd = stream.as_raw_fd();
+        let connection = || {
+            let mapping = Mapping::memfd("test", length_bytes(4096)).unwrap();
+            Segment::format(&mapping).unwrap();
+            Box::new(Connection::new(Segment::take(mapping, 0).unwrap(), fd))
+        };
+        // SAFETY: no memory is passed.
+        let set = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        let mut old = table::set_ours(fd, connection());
+        for operation in [libc::EPOLL_CTL_DEL, libc::EPOLL_CTL_MOD] {
+            assert_eq!(control(set, libc::EPOLL_CTL_ADD, fd, event()), Some(Ok(0)));
+            assert_eq!(counted(old), (1, 1));
+            let new: &'static Connection = Box::leak(connection());
+            table::succeed(old, new);
+            // Between the connection's move and the set's hearing of it.
+            assert_eq!(control(set, operation, fd, event()), Some(Ok(0)));
+            let stays = u32::from(operation == libc::EPOLL_CTL_MOD);
+            assert_eq!(counted(new), (stays, stays), "in between");
+            renewed(new);
+            let _ = crate::epoll::wait(set, &mut [event().unwrap()], Some(BRIEF), None);
+            assert_eq!(counted(new), (stays, stays), "afterwards");
+            old = new;
+        }
+        assert_eq!(control(set, libc::EPOLL_CTL_DEL, fd, None), Some(Ok(0)));
+        assert_eq!(counted(old), (0, 0));
+        crate::epoll::forget(set);
+        table::forget(fd);
+        // SAFETY: nobody else has it.
+        assert_eq!(unsafe { libc::close(set) }, 0);
+    }
+
+    const BRIEF: std::time::Duration = std::time::Duration::from_millis(1);
 }
