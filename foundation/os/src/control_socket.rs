@@ -76,6 +76,12 @@ impl ControlListener {
             Err(error) => Err(error.into()),
         }
     }
+
+    /// At most `most` of the connections that wait: anybody may connect to an abstract name, and whoever
+    /// does it without end keeps nobody here.
+    pub fn waiting(&self, most: usize) -> impl Iterator<Item = ControlSocket> {
+        std::iter::from_fn(|| self.accept().ok().flatten()).take(most)
+    }
 }
 
 impl AsFd for ControlListener {

@@ -41,6 +41,8 @@ pub use relaying::{Elsewhere, RelayProgram, is_here};
 
 /// Most questions being asked at once; further ones wait in the listener's backlog.
 const MOST_QUESTIONS: usize = 256;
+/// Most that are greeted between two looks at everything else.
+const GREETED_AT_A_TIME: usize = 64;
 /// Most records of an answer: more might not fit the asker's buffer, and nobody waits for it.
 const MOST_ANSWERS: usize = 128;
 /// Longest time a connection to the monitor may stay without asking.
@@ -165,9 +167,9 @@ impl Monitor {
     }
 
     fn greet(&mut self) {
-        while self.open.len() < MOST_QUESTIONS {
-            // Out of descriptors: the asker's patience ends, and it stays with the kernel.
-            let Ok(Some(socket)) = self.listener.accept() else { return };
+        let room = MOST_QUESTIONS.saturating_sub(self.open.len());
+        // Out of descriptors: the asker's patience ends, and it stays with the kernel.
+        for socket in self.listener.waiting(room.min(GREETED_AT_A_TIME)) {
             let known = socket.peer().is_ok_and(|peer| peer.uid == self.uid || peer.uid == 0);
             if known {
                 self.open.push((socket, Instant::now()));

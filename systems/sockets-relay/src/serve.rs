@@ -32,6 +32,8 @@ const YIELDS_AFTER: u32 = 16;
 const SLEEPS_AFTER: Duration = Duration::from_micros(50);
 /// Connections of monitors and commands.
 const MOST_ASKERS: usize = 64;
+/// Most that are greeted at a time.
+const GREETED_AT_A_TIME: usize = 16;
 /// Records taken from one of them at a time.
 const RECORDS_AT_A_TIME: usize = 16;
 /// Processes that could not be watched for want of descriptors are tried again after so long.
@@ -327,7 +329,7 @@ impl Relay {
 
     fn greet(&mut self) {
         // Out of descriptors: the asker goes on without us.
-        while let Ok(Some(socket)) = self.listener.accept() {
+        for socket in self.listener.waiting(GREETED_AT_A_TIME) {
             let known = socket.peer().is_ok_and(|peer| peer.uid == self.uid || peer.uid == 0);
             if !known || self.askers.len() >= MOST_ASKERS {
                 continue;
