@@ -36,6 +36,8 @@ const MOST_ASKERS: usize = 64;
 const GREETED_AT_A_TIME: usize = 16;
 /// Records taken from one of them at a time.
 const RECORDS_AT_A_TIME: usize = 16;
+/// Where others than this user crowd the bell, everything is looked at no more often.
+const CROWDED: Duration = Duration::from_millis(10);
 /// Processes that could not be watched for want of descriptors are tried again after so long.
 const RETRY: Duration = Duration::from_secs(1);
 /// Without a connection, and a monitor that has not gone, for so long, a relay ends.
@@ -110,6 +112,9 @@ pub struct Relay {
     listener: ControlListener,
     belfry: Belfry,
     heard: Heard,
+    /// When everything was last looked at for bells that may have been lost, and is to be again.
+    looked_at: Instant,
+    look_due: Option<Instant>,
     poller: Poller,
     askers: Vec<(u32, ControlSocket)>,
     next_asker: u32,
@@ -152,6 +157,8 @@ impl Relay {
             listener,
             belfry,
             heard: Heard::default(),
+            looked_at: now,
+            look_due: None,
             poller,
             askers: Vec::new(),
             next_asker: 0,
@@ -233,6 +240,10 @@ impl Relay {
             }
             bound = Some(bound.map_or(ALONE - alone, |bound| bound.min(ALONE - alone)));
         }
+        if let Some(due) = self.look_due {
+            let left = due.saturating_duration_since(Instant::now());
+            bound = Some(bound.map_or(left, |bound| bound.min(left)));
+        }
         let ends = self.look(bound)?;
         self.core.acknowledge()?;
         Ok(ends)
@@ -273,6 +284,7 @@ impl Relay {
                 _ => {}
             }
         }
+        self.look_at_all();
         self.watch_processes();
         Ok(false)
     }
@@ -283,6 +295,18 @@ impl Relay {
             self.core.bell(*cookie);
         }
         if self.heard.all {
+            let now = Instant::now();
+            let due = if self.heard.strangers { self.looked_at + CROWDED } else { now };
+            self.look_due = Some(self.look_due.map_or(due, |before| before.min(due)));
+        }
+    }
+
+    /// Looks at everything, when that is due.
+    fn look_at_all(&mut self) {
+        let Some(due) = self.look_due else { return };
+        let now = Instant::now();
+        if due <= now {
+            (self.looked_at, self.look_due) = (now, None);
             self.core.bells_for_all();
         }
     }

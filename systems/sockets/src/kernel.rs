@@ -114,6 +114,30 @@ pub fn receive_pieces(fd: RawFd, pieces: &[libc::iovec], flags: i32) -> Outcome 
     call!(libc::SYS_recvmsg, fd, &raw mut message, flags)
 }
 
+/// A datagram into `bytes`, and the user who sent it where the kernel tells (`SO_PASSCRED`). Never waits; what
+/// else came with it is closed.
+///
+/// Errors: the kernel's.
+pub fn receive_from_user(fd: RawFd, bytes: &mut [u8]) -> Result<(usize, Option<u32>), Errno> {
+    #[repr(C)]
+    struct Control {
+        head: libc::cmsghdr,
+        sender: libc::ucred,
+    }
+    // SAFETY: plain C structures, for which all zeros is a value: of no level, from nobody.
+    let mut control: Control = unsafe { std::mem::zeroed() };
+    let pieces = [libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }];
+    let mut message = message(&pieces);
+    message.msg_control = (&raw mut control).cast();
+    // No room for anything behind the sender, which comes first.
+    message.msg_controllen = size_of::<Control>();
+    // Buffers are ours and as long as told.
+    let length = call!(libc::SYS_recvmsg, fd, &raw mut message, libc::MSG_DONTWAIT)?;
+    let told = (control.head.cmsg_level, control.head.cmsg_type);
+    let is_told = told == (libc::SOL_SOCKET, libc::SCM_CREDENTIALS);
+    Ok((length, is_told.then_some(control.sender.uid)))
+}
+
 /// `sendmsg` of the program's own `pieces`.
 pub fn send_pieces(fd: RawFd, pieces: &[libc::iovec], flags: i32) -> Outcome {
     let message = message(pieces);

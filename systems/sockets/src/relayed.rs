@@ -13,7 +13,7 @@
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -393,6 +393,9 @@ fn bell_socket() -> rustix::io::Result<OwnedFd> {
 #[derive(Debug)]
 pub struct Belfry(OwnedFd);
 
+/// Most bells that are heard at a time: more than the queue holds, which is eleven or so.
+const HEARD_AT_A_TIME: u32 = 16;
+
 /// What a relay heard.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Heard {
@@ -400,6 +403,9 @@ pub struct Heard {
     pub cookies: Vec<u64>,
     /// Several were queued, so that some may have been dropped: look at every connection.
     pub all: bool,
+    /// Another user rang, too. He may be a program of ours that became somebody else, so that what he names
+    /// counts; but whoever he is can crowd the queue for as long as he likes.
+    pub strangers: bool,
 }
 
 impl Belfry {
@@ -413,6 +419,7 @@ impl Belfry {
     fn bind_at(name: &str) -> std::io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
+        rustix::net::sockopt::set_socket_passcred(&socket, true)?;
         rustix::net::bind(&socket, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
         Ok(Self(socket))
     }
@@ -421,18 +428,18 @@ impl Belfry {
     /// everybody: it may have taken a bell's place in the queue.
     pub fn hear(&self, heard: &mut Heard) {
         heard.cookies.clear();
-        heard.all = false;
+        (heard.all, heard.strangers) = (false, false);
+        let own = rustix::process::geteuid().as_raw();
         let mut record = [0; BELL_BYTES + 1];
         // Bounded: a program that rings without end does not keep us here.
-        for turn in 0..64 {
-            let received =
-                rustix::net::recv(&self.0, &mut record[..], rustix::net::RecvFlags::DONTWAIT);
-            let Ok((length, _)) = received else { return };
+        for turn in 0..HEARD_AT_A_TIME {
+            let received = kernel::receive_from_user(self.0.as_raw_fd(), &mut record);
+            let Ok((length, user)) = received else { return };
+            heard.strangers |= !user.is_some_and(|user| user == own || user == 0);
             match decode_bell(record.get(..length).unwrap_or_default()) {
                 Ok(EVERYTHING) | Err(_) => heard.all = true,
                 Ok(cookie) => heard.cookies.push(cookie),
             }
-            // The queue holds eleven or so.
             heard.all |= turn >= 4;
         }
     }
@@ -541,20 +548,34 @@ mod tests {
         assert_eq!(ring(5), Rung::Yes);
         assert_eq!(ring(6), Rung::Yes);
         belfry.hear(&mut heard);
-        assert_eq!(heard, Heard { cookies: vec![5, 6], all: false });
+        assert_eq!(heard, Heard { cookies: vec![5, 6], ..Heard::default() });
         assert_eq!(ring(EVERYTHING), Rung::Yes);
         belfry.hear(&mut heard);
-        assert_eq!(heard, Heard { cookies: vec![], all: true });
+        assert_eq!(heard, Heard { all: true, ..Heard::default() });
         assert_eq!(ring(5), Rung::Yes);
         assert_eq!(ring(6), Rung::Yes);
         belfry.hear(&mut heard);
-        assert_eq!(heard, Heard { cookies: vec![5, 6], all: false });
+        assert_eq!(heard, Heard { cookies: vec![5, 6], ..Heard::default() });
         // More than the queue holds: the last are dropped, and everything is looked at.
         (0..100).for_each(|cookie| assert_eq!(ring(cookie), Rung::Yes));
         belfry.hear(&mut heard);
         assert!(heard.all && heard.cookies.len() < 100, "{heard:?}");
         belfry.hear(&mut heard);
         assert_eq!(heard, Heard::default());
+        if rustix::process::geteuid().is_root() {
+            // What another user names is looked at, and that it was another is told.
+            let stranger = || {
+                let nobody = rustix::process::Uid::from_raw(65534);
+                rustix::thread::set_thread_res_uid(nobody, nobody, nobody).unwrap();
+                assert_eq!(ring(8), Rung::Yes);
+            };
+            std::thread::scope(|scope| _ = scope.spawn(stranger));
+            belfry.hear(&mut heard);
+            assert_eq!(heard, Heard { cookies: vec![8], all: false, strangers: true });
+            assert_eq!(ring(9), Rung::Yes);
+            belfry.hear(&mut heard);
+            assert_eq!(heard, Heard { cookies: vec![9], ..Heard::default() });
+        }
         drop(belfry);
         assert_eq!(ring(7), Rung::NoRelay);
     }
