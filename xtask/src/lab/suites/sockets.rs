@@ -1,5 +1,7 @@
 //! Programs of two guests whose connections run over soft-RoCE: unmodified, under `beeline run`.
 
+mod servers;
+
 use std::time::Duration;
 
 use super::peers::{Check, SOON};
@@ -47,6 +49,7 @@ pub(super) fn run(report: &mut Report, _binaries: &Binaries) {
         for (row, server, client, more, said) in conversations {
             rows.check(&named(row), || world.conversation(server, client, more, said));
         }
+        servers::run(&mut rows, &mut world, provider);
         rows.check(&named("measured"), || world.measured());
         rows.check(&named("the cable pulled"), || world.pull());
     }
@@ -62,6 +65,13 @@ struct World {
 fn beeline(words: &str) -> String {
     let words = format!("target/debug/beeline {words}");
     line(&root(), &[], &words.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+}
+
+/// One of the relay's counters in a guest.
+fn count(guest: &mut Guest, name: &str) -> Result<u64, LabError> {
+    let said = guest.run(&beeline("sockets status --json"), SOON)?.output;
+    let status: serde_json::Value = serde_json::from_str(&said).unwrap_or_default();
+    Ok(status["relay"][name].as_u64().unwrap_or(0))
 }
 
 impl World {
@@ -106,10 +116,7 @@ impl World {
 
     /// One of the relay's counters in the client's guest.
     fn count(&mut self, name: &str) -> Result<u64, LabError> {
-        let status = beeline("sockets status --json");
-        let said = self.client.run(&status, SOON)?.output;
-        let status: serde_json::Value = serde_json::from_str(&said).unwrap_or_default();
-        Ok(status["relay"][name].as_u64().unwrap_or(0))
+        count(&mut self.client, name)
     }
 
     fn moved(&mut self) -> Result<u64, LabError> {
