@@ -22,7 +22,8 @@
 //!   lets anybody see what its buffer holds later;
 //! - an offer stands in the ring behind the bytes sent before it, and nothing is sent behind it
 //!   until it is done or withdrawn: the order of the stream is the ring's;
-//! - only a send that may block offers, and it waits for progress no longer than [`PATIENCE`];
+//! - only a send that may block offers, and it waits for progress no longer than [`PATIENCE`] where
+//!   nobody is at it, and in all no longer than [`LONGEST_STAND`];
 //! - a reader takes from a process of its own user and its own process namespace only, and from
 //!   nowhere else than what its own kernel lets it read;
 //! - an offer does not outlive the program whose memory it names ([`leaving`]);
@@ -54,8 +55,8 @@ pub const LEAST_VARIABLE: &str = "BEELINE_SOCKETS_OFFER";
 pub const LEAST_TAKEN: usize = 64 << 10;
 /// How long an offer waits without progress.
 const PATIENCE: Duration = Duration::from_micros(200);
-/// How long one taking may last: the reader was stopped in the middle of it.
-const LONGEST_TAKING: Duration = Duration::from_secs(1);
+/// How long an offer stands: its reader may be stopped in the middle of it, or take next to nothing each time.
+const LONGEST_STAND: Duration = Duration::from_secs(1);
 /// Sends that are not offered after one that nobody took, at most.
 const LONGEST_PAUSE: u32 = 256;
 
@@ -204,41 +205,41 @@ pub fn make(
     word.store(Word { number, taken: 0, state: State::Open }.encode(), Ordering::SeqCst);
     fence(Ordering::SeqCst);
     if LEAVING.load(Ordering::SeqCst) || !connection.segment.producer().push_offer(offer)? {
-        withdraw(word, number, false);
+        withdraw(word, number);
         return Ok(0);
     }
     connection.wake(fd, &connection.segment.other().signs.receive_armed);
-    let (mut seen, mut since, mut alone) = (0, Instant::now(), true);
+    let begun = Instant::now();
+    let (mut seen, mut since, mut alone, mut asleep) = (0, begun, true, None);
     let taken = loop {
         // Acquire with the reader's Release: it has what it says.
-        let now = Word::decode(word.load(Ordering::Acquire));
+        let mut now = Word::decode(word.load(Ordering::Acquire));
+        if now.taken != seen {
+            since = Instant::now();
+        }
+        let waited = since.elapsed();
+        let is_long = waited > PATIENCE;
+        let gone = connection.is_over()
+            || connection.segment.other().signs.closed.load(Ordering::Relaxed) != 0;
+        if gone || is_long && now.state == State::Open || begun.elapsed() > LONGEST_STAND {
+            now = withdraw(word, number);
+        }
         if now.number != number || now.taken > length as u64 || now.taken < seen {
             return Err(Corrupt);
         }
-        match now.state {
-            State::Withdrawn | State::Done => break now.taken,
-            State::Open | State::Busy => {}
+        seen = now.taken;
+        if matches!(now.state, State::Withdrawn | State::Done) {
+            break seen;
         }
-        if now.taken != seen {
-            (seen, since) = (now.taken, Instant::now());
-        }
-        let gone = connection.is_over()
-            || connection.segment.other().signs.closed.load(Ordering::Relaxed) != 0;
-        let waited = since.elapsed();
-        let busy = now.state == State::Busy;
-        let vain = waited > if busy { LONGEST_TAKING } else { PATIENCE };
-        if gone || vain {
-            withdraw(word, number, true);
-            continue;
+        if is_long {
+            // Another thread may close it meanwhile, and this one may not be back for longer than a call takes.
+            asleep.get_or_insert_with(|| connection.sleepers.enter());
         }
         alone &= !Budget::pass(waited);
     };
     // Where the two share a processor, each offer costs two switches.
     learn(&connection.offers, if alone { taken } else { 0 });
     TALLY.given.fetch_add(taken, Ordering::Relaxed);
-    if taken > length as u64 {
-        return Err(Corrupt);
-    }
     #[expect(clippy::cast_possible_truncation, reason = "at most the length")]
     let taken = taken as usize;
     Ok(taken)
@@ -256,7 +257,7 @@ pub fn leaving() {
     table::each(|_, connection| {
         let word = &connection.segment.own().offer.word;
         let number = Word::decode(word.load(Ordering::SeqCst)).number;
-        withdraw(word, number, true);
+        withdraw(word, number);
     });
 }
 
@@ -270,18 +271,18 @@ pub fn stayed() {
     LEAVING.store(false, Ordering::SeqCst);
 }
 
-/// Takes the offer back, whoever is at it: what was read of it since is thrown away.
-fn withdraw(word: &AtomicU64, number: u64, busy_too: bool) {
+/// Takes the offer back, whoever is at it: what was read of it since is thrown away. What the word says then,
+/// or said already.
+fn withdraw(word: &AtomicU64, number: u64) -> Word {
     let mut seen = word.load(Ordering::Acquire);
     loop {
         let now = Word::decode(seen);
-        let stands = now.state == State::Open || busy_too && now.state == State::Busy;
-        if now.number != number || !stands {
-            return;
+        if now.number != number || !matches!(now.state, State::Open | State::Busy) {
+            return now;
         }
-        let next = Word { state: State::Withdrawn, ..now }.encode();
-        match word.compare_exchange(seen, next, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => return,
+        let next = Word { state: State::Withdrawn, ..now };
+        match word.compare_exchange(seen, next.encode(), Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => return next,
             Err(changed) => seen = changed,
         }
     }
@@ -404,7 +405,7 @@ impl Offer<'_> {
             self.connection.segment.own().signs.takes_offers.store(0, Ordering::Relaxed);
         }
         if !sane || space < left.min(LEAST_TAKEN) {
-            withdraw(word, self.number, true);
+            withdraw(word, self.number);
             return Ok(None);
         }
         // Busy already: by a predecessor that died in the middle of it.
@@ -417,6 +418,8 @@ impl Offer<'_> {
         let most = room(&rest[..count]);
         #[expect(clippy::cast_possible_truncation, reason = "x86-64 and aarch64 have 64 bits")]
         let place = self.address.wrapping_add(now.taken as usize);
+        // That memory may be what another program answers for: nobody knows how long this takes.
+        let _asleep = self.connection.sleepers.enter();
         // SAFETY: the pieces are the program's to be written, by contract; the kernel checks both.
         let read = unsafe { kernel::read_process(self.process, place, most, &rest[..count]) };
         let bytes = match read {
@@ -424,12 +427,12 @@ impl Offer<'_> {
             Err(Errno(libc::EPERM | libc::ENOSYS)) => {
                 // As above.
                 self.connection.segment.own().signs.takes_offers.store(0, Ordering::Relaxed);
-                withdraw(word, self.number, true);
+                withdraw(word, self.number);
                 return Ok(None);
             }
             _ => {
                 // A buffer of either side is not there: the ring finds out whose.
-                withdraw(word, self.number, true);
+                withdraw(word, self.number);
                 return Ok(None);
             }
         };
@@ -471,14 +474,14 @@ mod tests {
     fn what_was_withdrawn_stays_withdrawn_and_keeps_what_was_taken() {
         let open = Word { number: 5, taken: 9, state: State::Open };
         let word = AtomicU64::new(open.encode());
-        withdraw(&word, 4, true);
+        withdraw(&word, 4);
         assert_eq!(Word::decode(word.load(Ordering::Relaxed)), open);
-        withdraw(&word, 5, true);
+        withdraw(&word, 5);
         let now = Word::decode(word.load(Ordering::Relaxed));
         assert_eq!(now, Word { state: State::Withdrawn, ..open });
         let done = Word { state: State::Done, ..open };
         word.store(done.encode(), Ordering::Relaxed);
-        withdraw(&word, 5, true);
+        withdraw(&word, 5);
         assert_eq!(Word::decode(word.load(Ordering::Relaxed)), done);
     }
 

@@ -6,7 +6,7 @@ mod common;
 
 use std::net::TcpStream;
 use std::os::fd::AsRawFd as _;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -198,7 +198,10 @@ fn forged(offer: [u64; 5], word: u64) -> Result<usize, Errno> {
     assert_eq!(hostile.producer().push_offer(offer), Ok(true));
     let buffer = beeline_os::Mapping::anonymous(1 << 20).unwrap();
     let pieces = piece(buffer.base().as_ptr(), 1 << 20);
-    unsafe { receive::receive(fd, &reader, &pieces, libc::MSG_DONTWAIT) }
+    let outcome = unsafe { receive::receive(fd, &reader, &pieces, libc::MSG_DONTWAIT) };
+    // Who takes is there for as long as the other's memory lets it: the connection's own stays.
+    assert!(outcome.is_err() || reader.sleepers.stamp() != 0);
+    outcome
 }
 
 /// The namespace that offers of this process name.
@@ -287,34 +290,76 @@ fn a_forged_offer_yields_nothing_and_a_senseless_one_ends_the_connection() {
     drop(sender);
 }
 
-#[test]
-fn a_reader_that_claims_more_than_was_offered_loses_the_connection() {
-    let _alone = alone();
+/// What comes of `sends`, to which sending is lent, while `hostile` does what it likes with the reader's end.
+fn beside<T>(
+    hostile: impl Fn(&Segment) + Sync,
+    sends: impl FnOnce(&dyn Fn() -> Result<usize, Errno>, &connection::Connection) -> T,
+) -> T {
     let streams = common::pair();
     let [near, far] = mapped_twice(64 << 20);
     let fd = streams[0].as_raw_fd();
     let sender = connection::Connection::new(Segment::take(near, 0).unwrap(), fd);
-    let hostile = Segment::take(far, 1).unwrap();
-    hostile.own().signs.takes_offers.store(1, Ordering::Relaxed);
-    hostile.state().store(beeline_sockets::segment::STATE_PAIRED, Ordering::Release);
-    let over = std::sync::atomic::AtomicBool::new(false);
+    let reader = Segment::take(far, 1).unwrap();
+    reader.own().signs.takes_offers.store(1, Ordering::Relaxed);
+    reader.state().store(beeline_sockets::segment::STATE_PAIRED, Ordering::Release);
+    let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let word = &hostile.other().offer.word;
             while !over.load(Ordering::Relaxed) {
-                if word.load(Ordering::Acquire) & 3 == 1 {
-                    word.fetch_or(0x3FFF_FFFF << 2, Ordering::AcqRel);
-                }
+                hostile(&reader);
                 std::thread::yield_now();
             }
         });
         let bytes = vec![1_u8; DEFAULT_LEAST];
         let pieces = piece(bytes.as_ptr().cast_mut(), bytes.len());
-        // An offer may be withdrawn before the liar sees it: then the ring, far from full, took it.
-        let told = (0..200).find_map(|_| unsafe { send::send(fd, &sender, &pieces, 0) }.err());
+        let told = sends(&|| unsafe { send::send(fd, &sender, &pieces, 0) }, &sender);
         over.store(true, Ordering::Relaxed);
-        assert_eq!(told, Some(Errno(libc::ECONNRESET)));
+        told
+    })
+}
+
+#[test]
+fn a_reader_that_claims_more_than_was_offered_loses_the_connection() {
+    let _alone = alone();
+    let lies = |reader: &Segment| {
+        let word = &reader.other().offer.word;
+        if word.load(Ordering::Acquire) & 3 == 1 {
+            word.fetch_or(0x3FFF_FFFF << 2, Ordering::AcqRel);
+        }
+    };
+    // An offer may be withdrawn before the liar sees it: then the ring, far from full, took it.
+    let told = beside(lies, |send, _| (0..200).find_map(|_| send().err()));
+    assert_eq!(told, Some(Errno(libc::ECONNRESET)));
+}
+
+#[test]
+fn a_reader_that_takes_a_byte_now_and_then_keeps_no_send_for_as_long_as_it_likes() {
+    let _alone = alone();
+    let bytes = AtomicU32::new(0);
+    let takes_little = |reader: &Segment| {
+        let word = &reader.other().offer.word;
+        let now = word.load(Ordering::Acquire);
+        if !matches!(now & 3, 1 | 2) {
+            return;
+        }
+        // Busy with one byte more; at last it has enough of it.
+        let enough = bytes.load(Ordering::Relaxed) >= 200;
+        let next = if enough { now & !3 } else { (now & !3 | 2) + (1 << 2) };
+        if word.compare_exchange(now, next, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            bytes.fetch_add(1, Ordering::Relaxed);
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    };
+    // An offer may be withdrawn before it is seen, and the next ones are rare then.
+    let stamp = (0..20).find_map(|_| {
+        beside(takes_little, |send, sender| {
+            let seen = |_| send() != Ok(DEFAULT_LEAST) || bytes.load(Ordering::Relaxed) > 0;
+            (0..100).any(seen).then(|| sender.sleepers.stamp())
+        })
     });
+    assert!(bytes.into_inner() < 200, "kept until the reader had enough of it");
+    // Whoever closed it meanwhile would have given its memory back otherwise.
+    assert_ne!(stamp.expect("no offer was seen"), 0);
 }
 
 #[test]
