@@ -5,7 +5,7 @@ use std::time::Duration;
 use beeline_fabric::QueuePairState;
 
 use crate::connection::Phase;
-use crate::link::{Link, Stage, Trust};
+use crate::link::{Early, Link, Stage, Trust};
 use crate::message::Record;
 use crate::relay::Core;
 
@@ -35,8 +35,10 @@ impl Core {
 
     /// Something waits that is not to wait for ever.
     pub(crate) fn is_timed(&self) -> bool {
-        let settled = |link: &Link| link.stage == Stage::Up && link.trust.host().is_some();
-        self.passing > 0 || !self.early.is_empty() || self.links().any(|(_, link)| !settled(link))
+        let settled = |link: &Link| {
+            link.stage == Stage::Up && link.trust.host().is_some() && link.early.is_empty()
+        };
+        self.passing > 0 || self.links().any(|(_, link)| !settled(link))
     }
 
     /// What time changes: links that connect, ends that wait, ends that end.
@@ -81,13 +83,10 @@ impl Core {
                 _ => {}
             }
         }
-        let (early, kept): (Vec<_>, Vec<_>) =
-            self.early.drain(..).partition(|one| now.saturating_sub(one.since) > patience);
-        self.early = kept;
-        for one in early {
-            if let Some(link) = self.link(one.link) {
-                link.owe(one.name, Record::Refuse);
-            }
+        for link in self.links.iter_mut().filter_map(|(_, link)| link.as_mut()) {
+            let late = |early: &mut Early| now.saturating_sub(early.since) > patience;
+            let late: Vec<Early> = link.early.extract_if(.., late).collect();
+            late.into_iter().for_each(|early| link.owe(early.name, Record::Refuse));
         }
         let silent =
             |link: &Link| link.trust.host().is_none() && now.saturating_sub(link.since) > patience;
@@ -107,7 +106,6 @@ impl Core {
         }
         tracing::debug!(link = at, connections = link.connections, "a link ended");
         drop(link);
-        self.early.retain(|early| early.link != at);
         for index in self.table.select(|one| one.link == at && one.phase != Phase::Waiting) {
             let Some(connection) = self.table.get_mut(index) else { continue };
             connection.link = usize::MAX;

@@ -53,7 +53,7 @@
 //! | messages under way | 8 a link, with data of one connection 4 | beyond: nothing is posted; the next completion takes everything since (p. 4.6) |
 //! | writes under way | 64 a link | as above |
 //! | records owed (answers, doorbells) | 16,384 a link | beyond: the link breaks |
-//! | offers without their other end | 1,024, 30 s | beyond: refused |
+//! | offers without their other end | 1,024 a link, 30 s | beyond: refused |
 //!
 //! # What is stored in which order
 //!

@@ -8,6 +8,7 @@
 //!   later.
 
 use std::collections::VecDeque;
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -84,6 +85,21 @@ pub enum Staged {
     Along,
 }
 
+/// An offer of the other relay whose end here has not come yet.
+#[derive(Clone, Copy, Debug)]
+pub struct Early {
+    /// The other relay's name of it.
+    pub name: u64,
+    /// Of one ring.
+    pub ring_bytes: u64,
+    /// The end here.
+    pub own: SocketAddr,
+    /// The end there.
+    pub peer: SocketAddr,
+    /// When it was offered.
+    pub since: Duration,
+}
+
 /// A message under way.
 #[derive(Debug, Default)]
 struct Slot {
@@ -132,6 +148,8 @@ pub struct Link {
     pub nonces: (Nonce, Nonce),
     /// Connections on it.
     pub connections: u32,
+    /// Offers that wait for their end here.
+    pub early: Vec<Early>,
     pair: Box<dyn QueuePair>,
     domain: Arc<dyn ProtectionDomain>,
     region: MemoryRegion,
@@ -176,6 +194,7 @@ impl Link {
             since,
             nonces: ([0; 16], [0; 16]),
             connections: 0,
+            early: Vec::new(),
             pair,
             domain,
             region,

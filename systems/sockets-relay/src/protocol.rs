@@ -7,12 +7,12 @@ use beeline_fabric::{RemoteAddress, RemoteKey};
 use beeline_sockets::segment::{STATE_MATCHING, STATE_OPEN, STATE_PAIRED};
 
 use crate::connection::Phase;
-use crate::link::{Stage, Trust};
+use crate::link::{Early, Link, Stage, Trust};
 use crate::message::{Ground, Record, Records};
 use crate::mirror::{Nonsense, SignsCopy};
-use crate::relay::{Core, Early};
+use crate::relay::Core;
 
-/// Most offers kept whose other end is not here yet.
+/// Most offers of a link that are kept until their end here comes.
 const MOST_EARLY: usize = 1024;
 
 fn address(ground: Ground) -> RemoteAddress {
@@ -39,14 +39,16 @@ impl Core {
             }
             return;
         }
-        let known = self.early.iter().position(|early| {
-            (early.own, early.peer) == ends
-                && self.links.get(early.link).and_then(|(_, link)| link.as_ref()?.trust.host())
-                    == Some(host)
+        let of_host = |(_, link): &(usize, &Link)| link.trust.host() == Some(host);
+        let known = self.links().filter(of_host).find_map(|(at, link)| {
+            let place = link.early.iter().position(|early| (early.own, early.peer) == ends)?;
+            Some((at, place))
         });
-        if let Some(known) = known {
-            let early = self.early.swap_remove(known);
-            self.promise(index, &early);
+        if let Some((at, place)) = known
+            && let Some(link) = self.link(at)
+        {
+            let early = link.early.swap_remove(place);
+            self.promise(index, at, &early);
         }
     }
 
@@ -69,14 +71,11 @@ impl Core {
         }
     }
 
-    /// Promises a connection that waits to the other relay, which offered it.
-    fn promise(&mut self, index: u32, early: &Early) {
+    /// Promises a connection that waits to the relay of link `at`, which offered it.
+    fn promise(&mut self, index: u32, at: usize, early: &Early) {
         let ring_bytes = self.table.get(index).map(|one| one.mirror.ring_bytes());
-        let ground = if ring_bytes == Some(early.ring_bytes) {
-            self.register(index, early.link).ok()
-        } else {
-            None
-        };
+        let ground =
+            if ring_bytes == Some(early.ring_bytes) { self.register(index, at).ok() } else { None };
         let name = self.table.name(index);
         let promised = self.table.get_mut(index).filter(|one| {
             ground.is_some()
@@ -85,7 +84,7 @@ impl Core {
         });
         let answer = match (promised, ground) {
             (Some(connection), Some(ground)) => {
-                connection.link = early.link;
+                connection.link = at;
                 connection.far = early.name;
                 Record::Accept { name, ground }
             }
@@ -95,11 +94,11 @@ impl Core {
             self.forget(index);
         } else {
             self.enter(index, Phase::Promised);
-            if let Some(link) = self.link(early.link) {
+            if let Some(link) = self.link(at) {
                 link.connections += 1;
             }
         }
-        if let Some(link) = self.link(early.link) {
+        if let Some(link) = self.link(at) {
             link.owe(early.name, answer);
         }
     }
@@ -128,7 +127,7 @@ impl Core {
         if let Record::Offer { name, ring_bytes, own, peer } = *record {
             // Their own is our peer.
             let since = self.now;
-            self.hear_offer(Early { link: at, name, ring_bytes, own: peer, peer: own, since });
+            self.hear_offer(at, Early { name, ring_bytes, own: peer, peer: own, since });
             return true;
         }
         let known = self.table.named(name).filter(|index| {
@@ -192,15 +191,15 @@ impl Core {
         true
     }
 
-    fn hear_offer(&mut self, early: Early) {
+    fn hear_offer(&mut self, at: usize, early: Early) {
         let host = self.host_of(early.peer.ip());
-        let Some(link) = self.link(early.link) else { return };
+        let Some(link) = self.link(at) else { return };
         let trust = link.trust;
         if trust == Trust::Called
             && let Some(host) = host
         {
             link.trust = Trust::Asked(host);
-            self.confirm(early.link, host, early.own.ip());
+            self.confirm(at, host, early.own.ip());
         }
         let fits = match trust {
             Trust::Called => host.is_some(),
@@ -210,28 +209,28 @@ impl Core {
         };
         let waiting = self.waiting.get(&(early.own, early.peer)).copied();
         let waiting = waiting.filter(|_| trust.host().is_some());
-        // Callers that have not shown who they are leave room for those who have.
-        let most = if trust.host().is_some() { MOST_EARLY } else { MOST_EARLY / 2 };
         let waits = |core: &Self, index: u32| {
             core.table.get(index).is_some_and(|one| one.phase == Phase::Waiting)
         };
-        match waiting {
-            Some(index) if fits && waits(self, index) => self.promise(index, &early),
-            None if fits && self.early.len() < most => self.early.push(early),
-            _ => {
-                if let Some(link) = self.link(early.link) {
-                    link.owe(early.name, Record::Refuse);
-                }
+        if let Some(index) = waiting
+            && fits
+            && waits(self, index)
+        {
+            self.promise(index, at, &early);
+        } else if let Some(link) = self.link(at) {
+            if waiting.is_none() && fits && link.early.len() < MOST_EARLY {
+                link.early.push(early);
+            } else {
+                link.owe(early.name, Record::Refuse);
             }
         }
     }
 
     /// The host at the other end of link `at` is known: what it offered is looked at.
     pub(crate) fn look_at_early(&mut self, at: usize) {
-        let (offered, kept) = self.early.drain(..).partition(|early| early.link == at);
-        let _: &Vec<Early> = &offered;
-        self.early = kept;
-        offered.into_iter().for_each(|early| self.hear_offer(early));
+        let Some(link) = self.link(at) else { return };
+        let offered = std::mem::take(&mut link.early);
+        offered.into_iter().for_each(|early| self.hear_offer(at, early));
     }
 
     fn hear_accept(&mut self, index: u32, at: usize, far: u64, theirs: Ground) {

@@ -41,18 +41,6 @@ pub(crate) struct HostState {
     pub(crate) retry_at: Duration,
 }
 
-/// An offer whose other end is not here yet.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Early {
-    pub(crate) link: usize,
-    pub(crate) name: u64,
-    pub(crate) ring_bytes: u64,
-    /// As seen from here.
-    pub(crate) own: SocketAddr,
-    pub(crate) peer: SocketAddr,
-    pub(crate) since: Duration,
-}
-
 /// A relay, without its doors: one thread turns it.
 #[derive(Debug)]
 pub struct Core {
@@ -67,7 +55,6 @@ pub struct Core {
     pub(crate) cookies: HashMap<u64, u32>,
     /// Ends that wait, by own and peer's address.
     pub(crate) waiting: HashMap<(SocketAddr, SocketAddr), u32>,
-    pub(crate) early: Vec<Early>,
     pub(crate) watched: Watched,
     hot: Vec<u32>,
     /// Of the hot ones, those that wait for a completion.
@@ -99,7 +86,6 @@ impl Core {
             table: Table::default(),
             cookies: HashMap::new(),
             waiting: HashMap::new(),
-            early: Vec::new(),
             watched: Watched::default(),
             hot: Vec::new(),
             blocked: 0,

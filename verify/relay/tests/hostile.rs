@@ -4,7 +4,7 @@
 
 use std::cell::RefCell;
 use std::io::Read as _;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -49,6 +49,12 @@ impl Network for ToLiar {
 }
 
 const RECEIVES: usize = 64;
+/// Of another host than everybody else's.
+const ELSEWHERE: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
+
+fn host(address: IpAddr) -> Host {
+    Host { addresses: vec![address] }
+}
 
 /// A queue pair with hand-made messages.
 struct Liar {
@@ -180,7 +186,7 @@ impl Scene {
         let (honest, device) = (world.device(0), world.device(1));
         let network = ToLiar { own: inbox.clone(), device: Arc::clone(&honest), calls, confirms };
         let settings =
-            Settings { hosts: vec![Host { addresses: vec![HOST] }], ..Settings::default() };
+            Settings { hosts: [HOST, ELSEWHERE].map(host).into(), ..Settings::default() };
         let core = Core::new(settings, Box::new(network));
         Self { world, core, events, inbox, calls: heard, device, next_cookie: 1 }
     }
@@ -203,19 +209,18 @@ impl Scene {
     /// A program's end whose relay offers (`smaller` address) or is offered; what is left of the
     /// kernel's pair keeps it open.
     fn adopt(&mut self, smaller: bool) -> (Program, TcpStream) {
-        loop {
-            let [one, other] = World::kernel_pair();
-            if (one.local_addr().unwrap() < one.peer_addr().unwrap()) != smaller {
-                continue;
-            }
-            let cookie = self.next_cookie;
-            self.next_cookie += 1;
-            let [program, relay] = World::segment(16 << 10, cookie);
-            let ends = (one.local_addr().unwrap(), one.peer_addr().unwrap());
-            let copy = one.try_clone().unwrap().into();
-            self.core.adopt(ends, copy, relay).unwrap();
-            return (Program::new(program, one, cookie), other);
-        }
+        let [one, other] = pair_of(smaller);
+        (self.take_in(one), other)
+    }
+
+    fn take_in(&mut self, stream: TcpStream) -> Program {
+        let cookie = self.next_cookie;
+        self.next_cookie += 1;
+        let [program, relay] = World::segment(16 << 10, cookie);
+        let ends = (stream.local_addr().unwrap(), stream.peer_addr().unwrap());
+        let copy = stream.try_clone().unwrap().into();
+        self.core.adopt(ends, copy, relay).unwrap();
+        Program::new(program, stream, cookie)
     }
 
     /// Answers the relay's call.
@@ -287,6 +292,16 @@ impl Scene {
             if let Some(ground) = committed {
                 return (name, ground);
             }
+        }
+    }
+}
+
+/// A kernel connection whose first end has the `smaller` address.
+fn pair_of(smaller: bool) -> [TcpStream; 2] {
+    loop {
+        let pair = World::kernel_pair();
+        if (pair[0].local_addr().unwrap() < pair[0].peer_addr().unwrap()) == smaller {
+            return pair;
         }
     }
 }
@@ -569,6 +584,41 @@ fn offers_of_others_connections_and_other_rings_are_refused() {
     scene.turns(&mut liar, 300);
     assert!(liar.heard.contains(&(6, OwnedRecord::Refuse)), "{:?}", liar.heard);
     assert!(victim.is_given_up(), "it is left to the kernel");
+}
+
+#[test]
+fn a_host_that_offers_without_end_leaves_room_for_the_offers_of_others() {
+    let mut scene = Scene::new(13, true);
+    let mut flood = scene.call();
+    let ports: Vec<u16> = (1..=1200).collect();
+    for some in ports.chunks(40) {
+        let mut message = Vec::new();
+        for port in some {
+            let [own, peer] = [(ELSEWHERE, *port), (HOST, 80)].map(SocketAddr::from);
+            let record = Record::Offer { name: 5, ring_bytes: 16 << 10, own, peer };
+            let before = message.len();
+            message.resize(before + record_bytes(record.body_bytes()), 0);
+            record.encode(0, &mut message[before..]);
+        }
+        flood.say_bytes(&message);
+        scene.turns(&mut flood, 100);
+    }
+    let refused = |liar: &Liar| {
+        liar.heard.iter().filter(|(_, record)| *record == OwnedRecord::Refuse).count()
+    };
+    assert_eq!(refused(&flood), 1200 - 1024);
+    // Another host's offer is there before its end here is.
+    let mut honest = scene.call();
+    let [one, other] = pair_of(false);
+    let [own, peer] = [&other, &one].map(|end| end.local_addr().unwrap());
+    honest.say(0, &Record::Offer { name: 6, ring_bytes: 16 << 10, own, peer });
+    scene.turns(&mut honest, 200);
+    let _program = scene.take_in(one);
+    scene.turns(&mut honest, 200);
+    let accepted = |(name, record): &(u64, OwnedRecord)| {
+        *name == 6 && matches!(record, OwnedRecord::Accept { .. })
+    };
+    assert!(honest.heard.iter().any(accepted), "{:?}", honest.heard);
 }
 
 fn any_record<'a>(rng: &mut SmallRng, bytes: &'a [u8], names: &[u64]) -> (u64, Record<'a>) {
