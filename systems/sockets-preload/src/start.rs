@@ -33,7 +33,9 @@ extern "C" fn start() {
         table::begin();
         crate::stdio::adopt(&[0, 1, 2]);
         // SAFETY: three functions that stay loaded and take nothing.
-        let _ = unsafe { libc::pthread_atfork(Some(before_fork), None, Some(after_fork)) };
+        let _ = unsafe {
+            libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork))
+        };
     });
 }
 
@@ -44,11 +46,17 @@ pub(crate) fn begin_for_another(preloaded: &[u8]) {
     let _ = beeline_os::barrier::is_asymmetric();
     table::begin();
     // SAFETY: as in `start`.
-    let _ = unsafe { libc::pthread_atfork(Some(before_fork), None, Some(after_fork)) };
+    let _ = unsafe {
+        libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork))
+    };
 }
 
 extern "C" fn before_fork() {
     quietly(table::before_fork);
+}
+
+extern "C" fn after_fork_in_parent() {
+    quietly(table::after_fork_in_parent);
 }
 
 extern "C" fn after_fork() {

@@ -4,21 +4,31 @@
 //! memory goes back only after [`GRACE`], never under a [sleeper](crate::sleepers) or a
 //! [borrower](crate::board), and not sooner than that after one woke.
 //!
-//! Nobody waits here: a lock that a thread held when the program forked is never let go in the child. Who
-//! finds the lock taken leaves its connection in a list, for whoever comes next.
+//! Nobody waits here but `fork`, and not for ever: a lock that another thread holds is never let go in the child.
+//! Who finds the lock taken leaves its connection in a list, for whoever comes next.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crate::connection::Connection;
+use crate::wait::patiently;
 
 /// How long a retired connection keeps its memory, at least.
 const GRACE: Duration = Duration::from_secs(2);
 
+/// How long `fork` waits for who has the lock.
+const PATIENCE: Duration = Duration::from_millis(100);
+
 static COMING: AtomicPtr<Connection> = AtomicPtr::new(std::ptr::null_mut());
 static RETIRED: Mutex<VecDeque<Retired>> = Mutex::new(VecDeque::new());
+
+thread_local! {
+    /// The retired, of who is about to make a child.
+    static HELD: Cell<Option<MutexGuard<'static, VecDeque<Retired>>>> = const { Cell::new(None) };
+}
 
 #[derive(Debug)]
 struct Retired {
@@ -84,15 +94,50 @@ pub(crate) fn take_back() {
     }
 }
 
+/// Before `fork`: in the child, only what its own thread has is ever let go.
+pub(crate) fn before_fork() {
+    HELD.set(patiently(PATIENCE, || RETIRED.try_lock().ok()));
+}
+
+/// In parent and child.
+pub(crate) fn after_fork() {
+    HELD.take();
+}
+
 #[cfg(test)]
 mod tests {
     use beeline_os::Mapping;
 
     use super::*;
     use crate::segment::{Segment, length_bytes};
+    use crate::table::tests::in_child;
+
+    /// Tests that take the lock.
+    static ONE: Mutex<()> = Mutex::new(());
+
+    #[test]
+    fn a_child_can_give_back_what_a_thread_of_its_parent_gave_back_meanwhile() {
+        let _one = ONE.lock().unwrap();
+        let held = RETIRED.lock().unwrap();
+        std::thread::scope(|scope| {
+            let forks = scope.spawn(|| {
+                before_fork();
+                let free = in_child(|| {
+                    after_fork();
+                    RETIRED.try_lock().is_ok()
+                });
+                after_fork();
+                free
+            });
+            std::thread::sleep(PATIENCE / 5);
+            drop(held);
+            assert!(forks.join().unwrap());
+        });
+    }
 
     #[test]
     fn one_that_comes_while_the_lock_is_taken_is_given_back_later() {
+        let _one = ONE.lock().unwrap();
         let mapping = Mapping::memfd("test", length_bytes(4096)).unwrap();
         Segment::format(&mapping).unwrap();
         let connection = Connection::new(Segment::take(mapping, 0).unwrap(), -1);

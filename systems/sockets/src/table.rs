@@ -384,11 +384,19 @@ pub fn before_fork() {
     young::settle_all();
     shared();
     crate::between::expect_holder();
+    crate::epoll::before_fork();
+    crate::retired::before_fork();
+}
+
+/// In the parent, after `fork`, and where that failed.
+pub fn after_fork_in_parent() {
+    crate::retired::after_fork();
+    crate::epoll::after_fork_in_parent();
 }
 
 /// Every connection is about to be shared.
 pub fn shared() {
-    crate::epoll::before_fork();
+    crate::epoll::shared();
     each(|_, connection| {
         crate::anew::shared(connection).forget_blocking_mode();
     });
@@ -402,6 +410,7 @@ pub fn after_fork_in_child() {
     crate::open_offers::forget();
     crate::wake::forget_names();
     crate::board::forget_program();
+    crate::retired::after_fork();
     crate::epoll::after_fork_in_child();
     crate::between::arrived();
 }
@@ -416,6 +425,35 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::segment::{Segment, length_bytes};
+
+    /// Whether `act` says yes in a child, which is ended where it stands still.
+    pub(crate) fn in_child(act: impl FnOnce() -> bool) -> bool {
+        // SAFETY: the child calls what programs call there, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: takes a number.
+            let _ = unsafe { libc::alarm(5) };
+            let said = act().into();
+            // SAFETY: as above.
+            unsafe { libc::_exit(said) };
+        }
+        let mut status = 0;
+        // SAFETY: a child of ours.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 1
+    }
+
+    /// A connection without another end, and its stream.
+    pub(crate) fn alone() -> (TcpStream, &'static Connection) {
+        begin_once();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mapping = Mapping::memfd("test", length_bytes(4096)).unwrap();
+        Segment::format(&mapping).unwrap();
+        let connection = Connection::new(Segment::take(mapping, 0).unwrap(), stream.as_raw_fd());
+        let connection = set_ours(stream.as_raw_fd(), Box::new(connection));
+        (stream, connection)
+    }
 
     /// As the library's constructor does, for the tests of one process.
     pub(crate) fn begin_once() {

@@ -124,6 +124,18 @@ impl Budget {
     }
 }
 
+/// What `take` gives within this time: of something that who has it lets go of soon.
+pub(crate) fn patiently<T>(longest: Duration, mut take: impl FnMut() -> Option<T>) -> Option<T> {
+    let begun = Instant::now();
+    loop {
+        let taken = take();
+        if taken.is_some() || begun.elapsed() >= longest {
+            return taken;
+        }
+        kernel::yield_now();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

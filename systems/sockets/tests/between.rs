@@ -272,6 +272,7 @@ fn of_processes_that_share_an_end_the_last_one_closes_it() {
     let mut parent = paired();
     let holders = parent.relay.holders();
     table::before_fork();
+    table::after_fork_in_parent();
     assert_eq!(holders.births(), 1);
     // The child: it arrives, and then the parent closes.
     holders.add(1_000_000);
@@ -282,12 +283,14 @@ fn of_processes_that_share_an_end_the_last_one_closes_it() {
     // The other way round: the child has not run yet when the parent closes.
     let mut parent = paired();
     table::before_fork();
+    table::after_fork_in_parent();
     parent.close();
     assert_eq!(parent.relay.other().signs.closed.load(Ordering::SeqCst), 0);
     assert_eq!(relay.rang(), 0);
     // A child that is gone already.
     let mut parent = paired();
     table::before_fork();
+    table::after_fork_in_parent();
     between::expected_holder();
     parent.close();
     assert_eq!(parent.relay.other().signs.closed.load(Ordering::SeqCst), CLOSED_CLEANLY);

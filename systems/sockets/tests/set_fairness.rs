@@ -164,6 +164,7 @@ fn a_parent_hears_an_edge_after_one_that_its_child_heard() {
             let _ = take(hears, &mut [0; 9], libc::MSG_DONTWAIT);
             unsafe { libc::_exit(i32::try_from(count).unwrap_or(0)) };
         }
+        table::after_fork_in_parent();
         std::thread::sleep(Duration::from_millis(100));
         give(asks, b"1", 0).unwrap();
         let mut status = 0;

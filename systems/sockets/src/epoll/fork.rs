@@ -5,10 +5,14 @@
 //! daemon does so); then nothing is different. Where the parent lives, and has the set, what the child puts
 //! into it is left to the kernel if it can be: with the program's own data, which either may hear.
 
+use std::cell::RefCell;
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
-use super::{ASLEEP, HIGHEST, SETS, forget_retired, is_yet_to_connect, known, made, watch};
+use super::lock::{Locked, is_inside, try_lock};
+use super::{ASLEEP, HIGHEST, SETS, Set, forget_retired, is_yet_to_connect, known, made, watch};
+use crate::wait::patiently;
 use crate::{kernel, table, young};
 
 /// A set of this process alone.
@@ -17,6 +21,16 @@ const OWN: u8 = 1;
 const PARENTS: u8 = 2;
 /// The parent of this process when it was made by `fork`; 0: it was not, or not from a program with us.
 static PARENT: AtomicU32 = AtomicU32::new(0);
+
+/// How long `fork` waits for those who have locks of sets, and for one of them while it has others: both longer
+/// than anybody has one who runs.
+const PATIENCE: Duration = Duration::from_secs(1);
+const A_WHILE: Duration = Duration::from_millis(20);
+
+thread_local! {
+    /// The sets, of who is about to make a child.
+    static HELD: RefCell<Vec<(&'static Set, Locked<'static>)>> = const { RefCell::new(Vec::new()) };
+}
 
 /// True when the set `number` is its parent's, too: the parent would not know what this process puts into it, and
 /// has its own numbers for what the kernel reports.
@@ -57,15 +71,15 @@ pub(super) fn is_kernels_for_parents_sake(number: RawFd, fd: RawFd) -> bool {
     true
 }
 
-/// Before `fork`: two processes share the kernel's sets from now on, so what it has of retired entries goes.
+/// Two processes are about to share the kernel's sets, so what it has of retired entries goes.
 ///
 /// And what became ours since the last wait counts as watched, as it would with the next one: a child that waits
 /// first would take itself for the only one, and sleep on an arm that this process then takes down for it.
-pub fn before_fork() {
+pub fn shared() {
     for number in 0..=HIGHEST.load(Ordering::Acquire) {
         let Ok(number) = RawFd::try_from(number) else { continue };
         let Some(set) = known(number) else { continue };
-        let Ok(mut inner) = set.inner.try_lock() else { continue };
+        let Some(mut inner) = try_lock(set) else { continue };
         for fd in inner.all_retired() {
             forget_retired(number, set, &mut inner, fd);
         }
@@ -77,24 +91,63 @@ pub fn before_fork() {
     }
 }
 
+/// Before `fork`: locks all sets, which the child then has whole.
+pub fn before_fork() {
+    HELD.set(lock_all());
+}
+
+/// In the parent, after `fork`, and where that failed.
+pub fn after_fork_in_parent() {
+    HELD.take();
+}
+
+/// All sets, locked. One whose holder does not let go in time is left out.
+fn lock_all() -> Vec<(&'static Set, Locked<'static>)> {
+    let mut sets: Vec<&'static Set> = Vec::new();
+    for number in 0..=HIGHEST.load(Ordering::Acquire) {
+        let set = RawFd::try_from(number).ok().and_then(known);
+        sets.extend(set.filter(|&set| !sets.iter().any(|other| std::ptr::eq(*other, set))));
+    }
+    // The holder may be this very thread, in whose midst a signal handler forks.
+    let until = Instant::now() + if is_inside() { Duration::ZERO } else { PATIENCE };
+    loop {
+        let last = Instant::now() >= until;
+        let mut held = Vec::new();
+        let missing = sets.iter().position(|&set| {
+            let longest = if last { Duration::ZERO } else { A_WHILE };
+            let inner = patiently(longest, || try_lock(set));
+            let is_missing = inner.is_none();
+            held.extend(inner.map(|inner| (set, inner)));
+            is_missing && !last
+        });
+        let Some(at) = missing else { return held };
+        // Its holder may wait for one of these, a set in that set: which comes first the next time.
+        drop(held);
+        sets[..=at].rotate_right(1);
+    }
+}
+
 /// In the child, after `fork`: its copies of the sets are not counted as watchers until it waits
 /// on one.
 pub fn after_fork_in_child() {
+    let mut held = HELD.take();
     for slot in &SETS[..=HIGHEST.load(Ordering::Acquire) as usize] {
-        // SAFETY: sets are never freed.
-        let Some(set) = (unsafe { slot.load(Ordering::Acquire).as_ref() }) else { continue };
-        // A lock that another thread of the parent held is not ours to wait for.
-        if let Ok(mut inner) = set.inner.try_lock() {
-            inner.places_noted.abandon();
-            inner.each().for_each(|entry| {
-                entry.counted = 0;
-                entry.noted = None;
-            });
-            inner.heat_all();
-            if inner.each().next().is_some() {
-                // The parent may sleep on it: what is reported to this process is armed again for it.
-                set.outer.store(true, Ordering::SeqCst);
-            }
+        let set = slot.load(Ordering::Acquire).cast_const();
+        if !held.iter().any(|(other, _)| std::ptr::eq(*other, set)) {
+            // Its lock is a thread's that is not in this process. What is put into it makes it anew.
+            slot.store(std::ptr::null_mut(), Ordering::Release);
+        }
+    }
+    for (set, inner) in &mut held {
+        inner.places_noted.abandon();
+        inner.each().for_each(|entry| {
+            entry.counted = 0;
+            entry.noted = None;
+        });
+        inner.heat_all();
+        if inner.each().next().is_some() {
+            // The parent may sleep on it: what is reported to this process is armed again for it.
+            set.outer.store(true, Ordering::SeqCst);
         }
         set.asleep.store(0, Ordering::SeqCst);
         set.whose.store(0, Ordering::Relaxed);
@@ -102,4 +155,55 @@ pub fn after_fork_in_child() {
     PARENT.store(kernel::parent(), Ordering::Relaxed);
     ASLEEP.store(0, Ordering::SeqCst);
     table::each(|_, connection| connection.sets.store(0, Ordering::SeqCst));
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsRawFd as _;
+    use std::sync::mpsc::channel;
+
+    use super::super::lock::lock;
+    use super::super::{IN, control, created, forget, is_mixed};
+    use super::*;
+    use crate::table::tests::{alone, in_child};
+
+    #[test]
+    fn a_child_waits_for_no_thread_of_its_parent() {
+        let (stream, _) = alone();
+        let fd = stream.as_raw_fd();
+        // SAFETY: takes a number.
+        let number = unsafe { libc::epoll_create1(0) };
+        created(number);
+        let event = libc::epoll_event { events: IN, u64: 0 };
+        assert_eq!(control(number, libc::EPOLL_CTL_ADD, fd, Some(event)), Some(Ok(0)));
+        let child = |is_whole| {
+            before_fork();
+            let said = in_child(|| {
+                after_fork_in_child();
+                let as_expected = is_mixed(number) == is_whole;
+                forget(fd);
+                as_expected && !is_mixed(number)
+            });
+            after_fork_in_parent();
+            said
+        };
+        for lets_go in [true, false] {
+            let ((says, said), (go_on, waits)) = (channel(), channel::<()>());
+            std::thread::scope(|scope| {
+                scope.spawn(move || {
+                    let _inner = lock(known(number).unwrap());
+                    says.send(()).unwrap();
+                    if lets_go {
+                        std::thread::sleep(A_WHILE * 2);
+                    } else {
+                        waits.recv().unwrap();
+                    }
+                });
+                said.recv().unwrap();
+                let goes_on = child(lets_go);
+                let _ = go_on.send(());
+                assert!(goes_on);
+            });
+        }
+    }
 }

@@ -42,14 +42,15 @@
 
 mod arming;
 mod fork;
+mod lock;
 mod places;
 mod set;
 mod sleep;
 mod told;
 
 use std::os::fd::RawFd;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, Ordering, fence};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use beeline_os::barrier;
 
@@ -63,7 +64,8 @@ use crate::young;
 
 pub use arming::arm_all;
 use arming::{Arming, arm_and_cool, arm_within};
-pub use fork::{after_fork_in_child, before_fork};
+pub use fork::{after_fork_in_child, after_fork_in_parent, before_fork, shared};
+use lock::lock;
 pub use set::stir;
 use set::{Entry, Inner};
 pub use sleep::{Polling, sleeps_plainly, wait, wakes_plainly};
@@ -148,10 +150,6 @@ pub fn highest() -> RawFd {
 #[must_use]
 pub fn hot(number: RawFd) -> usize {
     known(number).map_or(0, |set| lock(set).hot())
-}
-
-fn lock(set: &Set) -> MutexGuard<'_, Inner> {
-    set.inner.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn known(number: RawFd) -> Option<&'static Set> {
@@ -395,6 +393,9 @@ fn is_due_within(fd: RawFd, depth: u32) -> bool {
 
 /// `fd` is about to be closed: it leaves every set, and if it is a set, everything leaves it.
 pub fn forget(fd: RawFd) {
+    if lock::is_inside() {
+        return lock::leave(fd);
+    }
     if forget_copy(fd) {
         return;
     }

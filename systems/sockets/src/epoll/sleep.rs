@@ -2,10 +2,10 @@
 //! The module above lists who wakes whom.
 
 use std::os::fd::RawFd;
-use std::sync::MutexGuard;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
+use super::lock::Locked;
 use super::set::{Entry, Inner};
 use super::{
     ASLEEP, Answers, Arming, DEEPEST, MARK, Report, Set, any_due, arm_and_cool, known, lock, look,
@@ -89,7 +89,7 @@ pub fn wakes_plainly(
 }
 
 /// Lets go of a set, and then tells others what was swallowed while it was locked.
-fn unlock(mut inner: MutexGuard<'_, Inner>) {
+fn unlock(mut inner: Locked<'_>) {
     let kicks = std::mem::take(&mut inner.kicks);
     drop(inner);
     for fd in kicks {
