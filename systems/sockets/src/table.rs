@@ -264,23 +264,46 @@ pub fn forget(fd: RawFd) -> Option<&'static Connection> {
     Some(connection)
 }
 
+/// A count of a connection's numbers that stands for none yet, until it is dropped.
+struct Count(&'static Connection);
+
+impl Count {
+    fn new(connection: &'static Connection) -> Self {
+        connection.references.fetch_add(1, Ordering::SeqCst);
+        Self(connection)
+    }
+
+    /// It stands for a number from now on.
+    fn stand_for_number(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Count {
+    fn drop(&mut self) {
+        if self.0.references.fetch_sub(1, Ordering::SeqCst) != 1 {
+            return;
+        }
+        // Its last number was closed meanwhile, by who did not take it for the last.
+        self.0.is_nobodys();
+        if self.0.leave(false) {
+            self.0.tell_relay();
+        }
+        retire(self.0);
+    }
+}
+
 /// Every number that leads to `old` leads to `new` from now on; `new` says so as the
 /// [successor](crate::anew) of `old`.
 pub(crate) fn succeed(old: &'static Connection, new: &'static Connection) {
+    // It is not to be retired by a number that is closed before the next one leads there.
+    let _count = Count::new(new);
     for fd in 0..=HIGHEST.load(Ordering::Relaxed) {
         succeed_one(fd, old, new);
     }
     // A copy that is made at this moment sees the successor, or was seen here.
     if old.references.load(Ordering::SeqCst) == 0 {
         retire(old);
-    }
-    if new.references.load(Ordering::SeqCst) == 0 {
-        // Its last number was closed meanwhile.
-        new.is_nobodys();
-        if new.leave(false) {
-            new.tell_relay();
-        }
-        retire(new);
     }
 }
 
@@ -290,15 +313,14 @@ pub(crate) fn succeed_one(fd: RawFd, old: &'static Connection, new: &'static Con
     if slot.load(Ordering::SeqCst) != from {
         return;
     }
-    new.references.fetch_add(1, Ordering::SeqCst);
+    let count = Count::new(new);
     // Release with the Acquire in `kind`.
     if slot.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+        count.stand_for_number();
         if old.references.fetch_sub(1, Ordering::SeqCst) == 1 {
             // A copy that `succeed` did not see: nobody else comes to it.
             retire(old);
         }
-    } else {
-        new.references.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -473,19 +495,34 @@ pub(crate) mod tests {
         set(fd, PLAIN);
     }
 
+    fn connection(fd: RawFd) -> Box<Connection> {
+        let mapping = Mapping::memfd("test", length_bytes(4096)).unwrap();
+        Segment::format(&mapping).unwrap();
+        Box::new(Connection::new(Segment::take(mapping, 0).unwrap(), fd))
+    }
+
+    #[test]
+    fn one_whose_last_number_is_closed_while_another_is_led_on_to_it_is_retired() {
+        begin_once();
+        let (one, other) = (6000, 6001);
+        let (old, new) = (set_ours(one, connection(-1)), set_ours(other, connection(-1)));
+        let leads = Count::new(new);
+        // By other threads, before the number leads there: neither is the last.
+        assert!(forget(other).is_none());
+        assert!(forget(one).is_some_and(|last| std::ptr::eq(last, old)));
+        assert!(!new.is_retired.load(Ordering::SeqCst));
+        drop(leads);
+        assert!(new.is_retired.load(Ordering::SeqCst));
+    }
+
     #[test]
     fn a_connection_whose_last_number_is_led_on_is_retired() {
         begin_once();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let fd = stream.as_raw_fd();
-        let connection = || {
-            let mapping = Mapping::memfd("test", length_bytes(4096)).unwrap();
-            Segment::format(&mapping).unwrap();
-            Box::new(Connection::new(Segment::take(mapping, 0).unwrap(), fd))
-        };
-        let old = set_ours(fd, connection());
-        let new: &'static Connection = Box::leak(connection());
+        let old = set_ours(fd, connection(fd));
+        let new: &'static Connection = Box::leak(connection(fd));
         // Two numbers, of which one was copied while the other was led on already.
         old.references.store(2, Ordering::SeqCst);
         succeed_one(fd, old, new);
