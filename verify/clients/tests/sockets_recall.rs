@@ -255,6 +255,29 @@ fn memory_of_a_connection_that_has_ended_is_nothing_to_be_called_back() {
 }
 
 #[test]
+fn a_connection_whose_other_end_was_killed_is_over_and_nothing_to_be_called_back() {
+    let test = "a_connection_whose_other_end_was_killed_is_over_and_nothing_to_be_called_back";
+    if need(test, "python3").is_none() {
+        return;
+    }
+    let monitor = Monitor::start();
+    let server = ["python3", &script(), "serve", "blocking", "6142"];
+    let server = Background::start(&mut monitor.command(true, &server));
+    listening(6142);
+    let words = ["python3", &script(), "crowd", "127.0.0.1", "6142", "4"];
+    let mut talk = Talk::spawn(monitor.command(true, &words));
+    assert_eq!(monitor.paired(), 4);
+    drop(server);
+    let words = ["sockets", "recall", "--json", "--pid", &talk.process];
+    let output = bounded(&mut monitor.beeline(&words), PATIENCE);
+    let text = said(&output);
+    assert!(output.status.success() && text.contains("its other end was closed"), "{text}");
+    assert!(!talk.is_over());
+    talk.child.kill().unwrap();
+    talk.child.wait().unwrap();
+}
+
+#[test]
 fn a_process_with_more_connections_than_the_command_may_have_descriptors_is_called_back() {
     let test =
         "a_process_with_more_connections_than_the_command_may_have_descriptors_is_called_back";
