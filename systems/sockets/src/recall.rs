@@ -469,6 +469,18 @@ impl Connection {
         (self.is_left_to_kernel() && !self.segment.consumer().is_ready()).then_some(u64::MAX)
     }
 
+    /// After the way back, what a reader of the kernel's stream finds there before the bytes that follow the
+    /// ring's last: doorbells, and what was given to the kernel before the switch and is not read yet.
+    #[cold]
+    pub(crate) fn lies_before_last_bytes(&self) -> Option<u64> {
+        let returned = self.segment.other().signs.returned_at.load(Ordering::Acquire);
+        if returned == 0 || !self.is_returned() {
+            return None;
+        }
+        let read = self.segment.own().receiving.by_kernel.load(Ordering::Relaxed);
+        Some((returned - 1).saturating_sub(read))
+    }
+
     /// Doorbells that lie between the ring's last byte and the next one of the kernel's.
     #[must_use]
     pub fn bells_left(&self) -> u64 {

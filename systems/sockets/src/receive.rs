@@ -27,6 +27,9 @@ enum Step {
     Later,
 }
 
+/// Doorbells and bytes that a peek looks over, to see what lies behind them in the kernel's stream.
+const MOST_PEEKED_OVER: usize = 4096;
+
 /// Bytes that `pieces` can hold.
 #[must_use]
 pub fn room(pieces: &[libc::iovec]) -> usize {
@@ -109,7 +112,7 @@ unsafe fn receive_more(
     let waits = flags & libc::MSG_DONTWAIT == 0 && connection.blocks(fd);
     // A call that waits returns with so much, or at an end.
     let least = if all { wanted } else { connection.low_water().min(wanted) };
-    let mut goes_on = false;
+    let (mut goes_on, mut ended) = (false, false);
     loop {
         let longest = || call_time(fd, waits, libc::SO_RCVTIMEO);
         let half = &connection.segment.own().receiving.holder;
@@ -120,19 +123,25 @@ unsafe fn receive_more(
         };
         // SAFETY: the caller's contract.
         let step = unsafe { look(fd, connection, pieces, *total, peek, waits) };
+        let step = match step {
+            // SAFETY: as above.
+            Ok(Step::Bytes(count)) if peek && count < wanted => unsafe {
+                peek_behind(fd, connection, pieces, count).map(Step::Bytes)
+            },
+            step => step,
+        };
         if !peek && matches!(step, Ok(Step::Bytes(_))) {
             return_credits(fd, connection);
         }
         drop(held);
         match step {
-            // A peek starts over each time; it never waits for more than one look found.
+            // A peek starts over each time; what came before an end, it sees after it has seen that.
             Ok(Step::Bytes(count)) if peek => {
-                // After the way back, what the kernel has cannot be looked at in one with the ring's rest.
-                let no_more = || {
-                    is_last(connection)
-                        || connection.is_returned() && connection.kernel_bytes_left().is_none()
-                };
-                if count >= least || !waits || no_more() || kernel::pause(1).is_err() {
+                if count >= least || !waits || ended {
+                    return Ok(count);
+                }
+                ended = is_last(fd, connection);
+                if !ended && kernel::pause(1).is_err() {
                     return Ok(count);
                 }
             }
@@ -171,9 +180,82 @@ unsafe fn receive_more(
     }
 }
 
-/// Nothing comes behind what is there.
-fn is_last(connection: &Connection) -> bool {
-    connection.is_over() || connection.segment.other().signs.finished.load(Ordering::Acquire) != 0
+/// Nothing comes behind what is there, or a peek does not see it.
+fn is_last(fd: RawFd, connection: &Connection) -> bool {
+    let ends = || {
+        // Of an end that the other end's words do not tell: its process ended.
+        let told = kernel::poll_one(fd, libc::POLLRDHUP, 0).unwrap_or(0);
+        told & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
+    };
+    connection.is_over()
+        || connection.segment.other().signs.finished.load(Ordering::Acquire) != 0
+        || connection.lies_before_last_bytes().is_some_and(|over| over > MOST_PEEKED_OVER as u64)
+        || ends()
+}
+
+/// Bytes that a peek sees when there are more behind the `count` that [`look`] found: of the ring, behind what
+/// the kernel's stream held before the switch, and of the kernel's stream, behind the ring's last after the way
+/// [back](crate::recall). Nothing is taken, doorbells neither. The caller holds the receiving half.
+///
+/// # Safety
+///
+/// As for [`receive`].
+#[cold]
+unsafe fn peek_behind(
+    fd: RawFd,
+    connection: &Connection,
+    pieces: &[libc::iovec],
+    count: usize,
+) -> Outcome {
+    let (own, other) = (connection.segment.own(), connection.segment.other());
+    // Acquire with the Release in `sends_by_ring`.
+    let switched = other.signs.switched_at.load(Ordering::Acquire);
+    let read = own.receiving.by_kernel.load(Ordering::Relaxed);
+    let before = switched.saturating_sub(1).saturating_sub(read);
+    let before = usize::try_from(before).unwrap_or(usize::MAX);
+    let follows = before > 0 || connection.is_returned();
+    let ring_is_left = switched != 0 && connection.kernel_bytes_left() != Some(u64::MAX);
+    if !follows || !ring_is_left || count < before {
+        return Ok(count);
+    }
+    let consumer = connection.segment.consumer();
+    let (mut count, mut in_ring, mut over) = (count, count - before, count);
+    for piece in pieces {
+        let start = over.min(piece.iov_len);
+        over -= start;
+        let length = piece.iov_len - start;
+        if length == 0 {
+            continue;
+        }
+        if is_nowhere(piece) {
+            return Ok(count);
+        }
+        // SAFETY: `start` is at most the piece's length.
+        let place = unsafe { piece.iov_base.cast::<u8>().add(start) };
+        // SAFETY: the rest of a piece of the program's; the half is held.
+        let part = unsafe { consumer.pop(place, length, in_ring, true) };
+        let part = part.map_err(|Corrupt| corrupt(fd, connection))?;
+        count += part;
+        in_ring += part;
+        if part < length {
+            break;
+        }
+    }
+    // Loaded before the ring is seen to be at its end: nothing comes into it any more.
+    let Some(over) = connection.lies_before_last_bytes() else { return Ok(count) };
+    let left = available(connection, in_ring + 1).map_err(|Corrupt| corrupt(fd, connection))?;
+    let mut passed = [0_u8; MOST_PEEKED_OVER];
+    let over = usize::try_from(over).unwrap_or(usize::MAX);
+    let Some(passed) = passed.get_mut(..over).filter(|_| left == in_ring) else { return Ok(count) };
+    let mut rest = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 64];
+    rest[0] = libc::iovec { iov_base: passed.as_mut_ptr().cast(), iov_len: over };
+    let more = rest_of(pieces, count, &mut rest[1..]);
+    if more == 0 {
+        return Ok(count);
+    }
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    let seen = kernel::receive_pieces(fd, &rest[..=more], flags).unwrap_or(0);
+    Ok(count + seen.saturating_sub(over))
 }
 
 /// `MSG_TRUNC`: takes up to `wanted` bytes and copies none to the program, whose pieces may be

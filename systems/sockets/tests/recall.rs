@@ -169,6 +169,49 @@ fn what_nobody_has_read_yet_comes_in_order_from_the_kernel_the_ring_and_the_kern
 }
 
 #[test]
+fn a_peek_for_all_sees_what_lies_in_the_kernel_the_ring_and_the_kernel() {
+    let streams = pair();
+    let [one, other] = [streams[0].as_raw_fd(), streams[1].as_raw_fd()];
+    let all = libc::MSG_PEEK | libc::MSG_WAITALL;
+    let peek = |wanted: usize| {
+        let mut bytes = [0; 64];
+        let count = take(other, &mut bytes[..wanted], all).unwrap();
+        String::from_utf8_lossy(&bytes[..count]).into_owned()
+    };
+    kernel::send(one, b"early ", 0).unwrap();
+    of(&streams[0]).segment.own().sending.by_kernel.store(6, Ordering::Relaxed);
+    let armed = &of(&streams[1]).segment.own().signs.receive_armed;
+    for word in ["ring ", "more "] {
+        armed.store(1, Ordering::SeqCst);
+        give(one, word.as_bytes(), 0).unwrap();
+    }
+    assert_eq!(peek(14), "early ring mor");
+    back(&streams).unwrap();
+    give(one, b"late", 0).unwrap();
+    for wanted in 1..=20 {
+        assert_eq!(peek(wanted), "early ring more late"[..wanted]);
+    }
+    // From within the ring, and where a part is still to come.
+    common::races::take_all(other, &mut [0; 8]);
+    assert_eq!(peek(12), "ng more late");
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| peek(16));
+        std::thread::sleep(Duration::from_millis(20));
+        give(one, b"r on", 0).unwrap();
+        assert_eq!(waits.join().unwrap(), "ng more later on");
+    });
+    // An end that the kernel alone tells.
+    let [stream, second] = streams;
+    kernel::shutdown(stream.as_raw_fd(), libc::SHUT_WR).unwrap();
+    assert_eq!(peek(40), "ng more later on");
+    let mut bytes = [0; 16];
+    common::races::take_all(other, &mut bytes);
+    assert_eq!(&bytes, b"ng more later on");
+    assert_eq!(take(other, &mut bytes, 0), Ok(0));
+    close([stream, second]);
+}
+
+#[test]
 fn the_last_doorbell_is_no_news_for_who_polls() {
     for by_set in [false, true] {
         let streams = pair();
