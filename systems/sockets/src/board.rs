@@ -82,10 +82,13 @@ fn known(place: &AtomicPtr<Connection>) -> Option<(&'static Connection, u64)> {
     Some((connection, connection.segment.other_board().name.load(Ordering::Relaxed)))
 }
 
-/// The board of this name, if a connection of this process has it.
+/// The board of this name, if a connection of this process has it. 0 is no name: boards that nobody borrows have it.
 #[inline]
 #[must_use]
 pub fn find(name: u64) -> Option<&'static Board> {
+    if name == 0 {
+        return None;
+    }
     for place in &FOUND[row(name)] {
         if let Some((connection, held)) = known(place)
             && held == name

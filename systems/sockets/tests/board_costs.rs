@@ -69,6 +69,17 @@ fn boards_with_the_same_lower_bits_are_searched_for_once() {
 }
 
 #[test]
+fn what_no_board_is_called_finds_none() {
+    let _alone = ONE_BY_ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let [asks, third] = [pair(), pair()];
+    for _ in 0..3 {
+        assert!(rung(&asks, 0), "on whose board was it noted?");
+        std::thread::sleep(Duration::from_millis(300));
+    }
+    [asks, third].into_iter().for_each(close);
+}
+
+#[test]
 fn names_that_no_board_has_are_seldom_searched_for() {
     const NAMES: u64 = 50_000;
     let _alone = ONE_BY_ONE.lock().unwrap_or_else(PoisonError::into_inner);
