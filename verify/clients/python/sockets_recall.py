@@ -8,6 +8,8 @@
                                                    there being none, then says how it ended
     sockets_recall.py crowd HOST PORT COUNT        as many connections; says its number, waits as talk does,
                                                    uses each once more, and says how that ended
+    sockets_recall.py hold                         says its number; then it has the sockets of the processes
+                                                   of the next line, too
     sockets_recall.py cut HOST PORT PLAIN          says its number, and waits as talk does; then the kernel
                                                    ends its one connection, and one to port PLAIN stays
 """
@@ -107,6 +109,19 @@ def serve_aside(port):
     CLONE_NEWNET = 0x40000000
     print("aside", ctypes.CDLL(None).unshare(CLONE_NEWNET), flush=True)
     time.sleep(4)
+
+
+def hold():
+    print("client", os.getpid(), flush=True)
+    PIDFD_GETFD = 438
+    for process in sys.stdin.readline().split():
+        handle, folder = os.pidfd_open(int(process)), f"/proc/{process}/fd/"
+        for number in os.listdir(folder):
+            if os.readlink(folder + number).startswith("socket:"):
+                copy = ctypes.CDLL(None).syscall(PIDFD_GETFD, handle, int(number), 0)
+                assert copy > 0
+    print("holds", flush=True)
+    time.sleep(60)
 
 
 def cut(host, port, plain):
@@ -209,4 +224,4 @@ def many(host, port, seconds, seed):
 
 
 if __name__ == "__main__":
-    {"serve": serve, "aside": serve_aside, "talk": talk, "many": many, "crowd": crowd, "cut": cut}[sys.argv[1]](*sys.argv[2:])
+    {"serve": serve, "aside": serve_aside, "talk": talk, "many": many, "crowd": crowd, "hold": hold, "cut": cut}[sys.argv[1]](*sys.argv[2:])

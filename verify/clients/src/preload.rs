@@ -232,6 +232,12 @@ impl Background {
         let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         Self(quiet.spawn().expect("the program starts"))
     }
+
+    /// Its process.
+    #[must_use]
+    pub fn process(&self) -> u32 {
+        self.0.id()
+    }
 }
 
 impl Drop for Background {

@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -223,6 +223,37 @@ fn what_the_monitor_does_not_know_any_more_is_called_back_or_told_of() {
     assert!(fate.starts_with("well after"), "{fate}; {text}");
     // It came back to ask anew.
     assert_eq!(monitor.paired(), back as u64);
+}
+
+#[test]
+fn what_the_monitor_does_not_know_is_found_beside_holders_without_the_library() {
+    let test = "what_the_monitor_does_not_know_is_found_beside_holders_without_the_library";
+    if need(test, "python3").is_none() || !is_root() {
+        return;
+    }
+    for (port, asks_holder) in [("6142", false), ("6143", true)] {
+        let monitor = Monitor::start();
+        let mut holder = Talk::spawn(monitor.command(false, &["python3", &script(), "hold"]));
+        let server = ["python3", &script(), "serve", "level", port];
+        let server = Background::start(&mut monitor.command(true, &server));
+        listening(port.parse().unwrap());
+        let words = ["python3", &script(), "crowd", "127.0.0.1", port, "1"];
+        let mut talk = Talk::spawn(monitor.command(true, &words));
+        assert_eq!(monitor.paired(), 1);
+        let both = format!("{} {}\n", server.process(), talk.process);
+        holder.child.stdin.as_mut().unwrap().write_all(both.as_bytes()).unwrap();
+        assert_eq!(holder.line(), "holds");
+        let monitor = monitor.restart();
+        // Whose number is lower is looked at first.
+        let first = if asks_holder { &holder.process } else { &talk.process };
+        let mut command = monitor.beeline(&["sockets", "recall", "--json", "--pid", first]);
+        let (count, text) = recall_by(command.args(["--pid", &talk.process]));
+        assert_eq!(count, 1, "{text}");
+        talk.go_on();
+        assert_eq!(talk.line(), "well");
+        holder.child.kill().unwrap();
+        holder.child.wait().unwrap();
+    }
 }
 
 #[test]

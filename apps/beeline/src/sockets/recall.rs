@@ -69,6 +69,7 @@ impl Line {
 /// One socket of one of the processes.
 struct Found {
     process: u32,
+    inode: u64,
     socket: OwnedFd,
     own: SocketAddr,
     peer: SocketAddr,
@@ -268,19 +269,6 @@ fn told(socket: &OwnedFd) -> anyhow::Result<Option<Segment>> {
     }
 }
 
-/// The segment of a socket that neither knows of, and all who are to have it mapped.
-fn untold(found: &Found) -> anyhow::Result<Option<(Segment, [u64; 2])>> {
-    let cookie = socket_cookie(&found.socket)?;
-    for one in mapped::of(found.process) {
-        if let Some(cookies) = one.carries()
-            && let Some(side) = cookies.iter().position(|other| *other == cookie)
-        {
-            return Ok(Some((one.take(side)?, cookies)));
-        }
-    }
-    Ok(None)
-}
-
 /// Whether a connection is accelerated. One that only waits for its other end would be later: it stops
 /// waiting, if it is to stay the kernel's for a while.
 fn is_accelerated(segment: &Segment, hold: Duration) -> anyhow::Result<bool> {
@@ -330,8 +318,8 @@ impl Scene {
         }
     }
 
-    /// Descriptor `fd` of `process`, if it is a connected TCP socket.
-    fn find(&mut self, process: u32, fd: i32) -> anyhow::Result<Option<Found>> {
+    /// Descriptor `fd` of `process`, socket `inode`, if it is a connected TCP socket.
+    fn find(&mut self, process: u32, inode: u64, fd: i32) -> anyhow::Result<Option<Found>> {
         let socket = match copy(process, fd) {
             // Closed meanwhile.
             Err(error) if is_gone(&error) => return Ok(None),
@@ -344,14 +332,38 @@ impl Scene {
         if ends.is_none() {
             self.ended.extend(socket_cookie(&socket));
         }
-        Ok(ends.map(|(own, peer)| Found { process, socket, own, peer }))
+        Ok(ends.map(|(own, peer)| Found { process, inode, socket, own, peer }))
+    }
+
+    /// Who has a socket.
+    fn holders(&self, inode: u64) -> &[(u32, i32)] {
+        self.places.get(&inode).map_or(&[], Vec::as_slice)
+    }
+
+    /// What those who have a socket have mapped: not all of them need the library.
+    fn mapped_by_holders(&self, inode: u64) -> impl Iterator<Item = Mapped> {
+        self.holders(inode).iter().flat_map(|(process, _)| mapped::of(*process))
+    }
+
+    /// The segment of a socket that neither monitor nor relay knows of, and the two sockets it says it
+    /// belongs to.
+    fn untold(&self, found: &Found) -> anyhow::Result<Option<(Segment, [u64; 2])>> {
+        let cookie = socket_cookie(&found.socket)?;
+        for one in self.mapped_by_holders(found.inode) {
+            if let Some(cookies) = one.carries()
+                && let Some(side) = cookies.iter().position(|other| *other == cookie)
+            {
+                return Ok(Some((one.take(side)?, cookies)));
+            }
+        }
+        Ok(None)
     }
 
     /// What became of one connection; `None` for one that is not accelerated.
     fn bring_back(&mut self, found: &Found) -> anyhow::Result<Option<&'static str>> {
         let (segment, cookies) = match told(&found.socket)? {
             Some(segment) => (segment, None),
-            None => match untold(found)? {
+            None => match self.untold(found)? {
                 Some((segment, cookies)) => (segment, Some(cookies)),
                 None => {
                     self.plain.insert(found.process);
@@ -371,19 +383,19 @@ impl Scene {
         if is_left(found, &self.ends) && is_left(found, &listed()) {
             return Ok(Some("over: its other end was closed"));
         }
-        let far = self.ends.get(&(found.peer, found.own));
-        let far = far.and_then(|listed| self.places.get(&listed.inode));
+        let far = self.ends.get(&(found.peer, found.own)).map(|listed| listed.inode);
+        let far = far.filter(|inode| !self.holders(*inode).is_empty());
         let far = far.context("no process that may be looked into has its other end")?;
-        let (process, other) = self.other_end(found, far)?;
+        let other = self.other_end(found, far)?;
         if let Some(cookies) = cookies {
             // Told by nobody but the ends' programs: then both of them are to have it.
             let cookie = socket_cookie(&other)?;
-            let has = mapped::of(process).iter().any(|one| one.file == segment.file());
+            let has = self.mapped_by_holders(far).any(|one| one.file == segment.file());
             if !has || !cookies.contains(&cookie) {
                 bail!("the monitor does not know its memory, and its two ends do not agree on it");
             }
         }
-        let moves = far.iter().any(|(process, _)| self.processes.contains(process));
+        let moves = self.holders(far).iter().any(|(process, _)| self.processes.contains(process));
         let holds = [self.hold, if moves { self.hold } else { STAYS }];
         // As that end sees it: its own is the first of two.
         match recall(&segment, [found.socket.as_fd(), other.as_fd()], holds) {
@@ -394,13 +406,13 @@ impl Scene {
     }
 
     /// A copy of the other end, of the first of its holders that can be had one from.
-    fn other_end(&self, found: &Found, far: &[(u32, i32)]) -> anyhow::Result<(u32, OwnedFd)> {
+    fn other_end(&self, found: &Found, far: u64) -> anyhow::Result<OwnedFd> {
         let mut outcome = Err(anyhow!("nobody has its other end"));
-        for &(process, fd) in far {
+        for &(process, fd) in self.holders(far) {
             let other = shares_namespaces(process).and_then(|()| copy(process, fd));
             match other {
                 Ok(other) if ends_of(&other) == Some((found.peer, found.own)) => {
-                    return Ok((process, other));
+                    return Ok(other);
                 }
                 Ok(_) => outcome = Err(anyhow!("its other end is elsewhere by now; try again")),
                 Err(error) => outcome = Err(error),
@@ -435,7 +447,7 @@ impl Scene {
                 continue;
             }
             // One at a time: a copy that lies here keeps the kernel from ending what its program closes.
-            let found = match self.find(process, fd) {
+            let found = match self.find(process, inode, fd) {
                 Ok(Some(found)) => found,
                 Ok(None) => continue,
                 Err(error) => {
