@@ -297,9 +297,13 @@ pub enum NotRecalled {
 struct Still<'a>(Option<&'a End>);
 
 impl<'a> Still<'a> {
-    /// Waits for who works on `end`, at the latest until `until`.
-    fn new(end: &'a End, until: Instant) -> Result<Self, NotRecalled> {
+    /// Waits for who works on `end` of `segment`, at the latest until `until`.
+    fn new(segment: &Segment, end: &'a End, until: Instant) -> Result<Self, NotRecalled> {
         loop {
+            // Somebody else may have called it back meanwhile.
+            if segment.state().load(Ordering::Acquire) != STATE_PAIRED {
+                return Err(NotRecalled::Kernels);
+            }
             match end.still() {
                 Ok(()) => return Ok(Self(Some(end))),
                 Err(why) if Instant::now() >= until => return Err(why),
@@ -345,12 +349,12 @@ pub fn recall(
     hold: [Duration; 2],
 ) -> Result<(), NotRecalled> {
     let ends = [segment.own(), segment.other()];
-    if segment.state().load(Ordering::Acquire) != STATE_PAIRED {
-        return Err(NotRecalled::Kernels);
-    }
     let until = Instant::now() + PATIENCE;
-    let stills = [Still::new(ends[0], until)?, Still::new(ends[1], until)?];
-    // Somebody else may have called it back meanwhile.
+    let still = |end| Still::new(segment, ends[end], until);
+    // Side 0 first, whoever's own it is: of two callers at once neither holds what the other waits for.
+    let side = segment.side();
+    let stills = [still(side)?, still(1 - side)?];
+    // Somebody else may have called it back before the last was still.
     if segment.state().load(Ordering::Acquire) != STATE_PAIRED {
         return Err(NotRecalled::Kernels);
     }

@@ -427,6 +427,12 @@ impl Segment {
         self.end(self.side)
     }
 
+    /// Which of the two the own end is: 0 or 1.
+    #[must_use]
+    pub fn side(&self) -> usize {
+        self.side
+    }
+
     /// The other end's words.
     #[inline]
     #[must_use]

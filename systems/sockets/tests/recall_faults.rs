@@ -20,7 +20,7 @@ use beeline_sockets::recall::{NotRecalled, leave_to_kernel, recall};
 use beeline_sockets::segment::Segment;
 use beeline_sockets::{epoll, poll, table};
 use common::races::{Chance, close, give, pair, take, time};
-use common::returns::{back, byte, of, switched};
+use common::returns::{back, back_by, byte, of, switched};
 
 /// Longest wait for what is to happen at once.
 const SOON: Duration = Duration::from_secs(5);
@@ -79,12 +79,43 @@ fn of_two_callers_at_once_one_brings_it_back() {
             let sending = scope.spawn(|| pour(&streams[0], round, &stop));
             let receiving = scope.spawn(|| drain(&streams[1], round));
             std::thread::sleep(Duration::from_micros(300 + round * 37));
-            let callers = [scope.spawn(|| back(&streams)), scope.spawn(|| back(&streams))];
+            // At the same end, or at both.
+            let ends = [0, usize::from(round % 2 == 0)];
+            let callers = ends.map(|own| {
+                scope.spawn({
+                    let streams = &streams;
+                    move || back_by(streams, own)
+                })
+            });
             let outcomes = callers.map(|caller| caller.join().unwrap());
             std::thread::sleep(Duration::from_millis(5));
             stop.store(true, Ordering::Relaxed);
-            assert_eq!(outcomes.iter().filter(|one| one.is_ok()).count(), 1, "{outcomes:?}");
+            let [well, late] = [Ok(()), Err(NotRecalled::Kernels)];
+            assert!([[well, late], [late, well]].contains(&outcomes), "{outcomes:?}");
             assert_eq!(sending.join().unwrap(), receiving.join().unwrap());
+        });
+        close(streams);
+    }
+}
+
+#[test]
+fn a_caller_who_waits_for_another_holds_nothing_that_one_needs() {
+    for own in [0, 1] {
+        let streams = switched();
+        let segment = &of(&streams[own]).segment;
+        let (mut ends, side) = ([segment.own(), segment.other()], segment.side());
+        ends.rotate_left(side);
+        // The other caller has come so far.
+        ends[0].still().unwrap();
+        std::thread::scope(|scope| {
+            let calls = scope.spawn(|| back_by(&streams, 1 - own));
+            for _ in 0..100 {
+                assert_eq!(ends[1].still(), Ok(()));
+                ends[1].go_on();
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            ends[0].go_on();
+            assert_eq!(calls.join().unwrap(), Ok(()));
         });
         close(streams);
     }

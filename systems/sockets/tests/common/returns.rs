@@ -14,8 +14,13 @@ pub fn of(stream: &TcpStream) -> &'static Connection {
 }
 
 pub fn back(streams: &[TcpStream; 2]) -> Result<(), NotRecalled> {
-    let sockets = [streams[0].as_fd(), streams[1].as_fd()];
-    recall(&of(&streams[0]).segment, sockets, [Duration::from_secs(60); 2])
+    back_by(streams, 0)
+}
+
+/// By a caller to whom the end `own` is the own one.
+pub fn back_by(streams: &[TcpStream; 2], own: usize) -> Result<(), NotRecalled> {
+    let sockets = [own, 1 - own].map(|end| streams[end].as_fd());
+    recall(&of(&streams[own]).segment, sockets, [Duration::from_secs(60); 2])
 }
 
 /// The byte at a place of a stream.
