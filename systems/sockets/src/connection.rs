@@ -78,6 +78,8 @@ pub struct Connection {
     pub was_full: AtomicBool,
     /// Who slept for room when it went [back](crate::recall) was waited for in vain.
     pub(crate) room_was_heard_of: AtomicBool,
+    /// Who seemed to call it back was waited for in vain.
+    pub(crate) recall_was_waited_for: AtomicBool,
     /// What the program thinks its [`HELD_OPTIONS`] are.
     pub held_options: [AtomicI32; HELD_OPTIONS.len()],
     /// What offering large sends has taught.
@@ -167,6 +169,7 @@ impl Connection {
             kernel_ended: AtomicBool::new(false),
             was_full: AtomicBool::new(false),
             room_was_heard_of: AtomicBool::new(false),
+            recall_was_waited_for: AtomicBool::new(false),
             held_options,
             offers: offer::Knowledge::default(),
             sends: AtomicU32::new(0),

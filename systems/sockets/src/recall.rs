@@ -49,7 +49,8 @@ use crate::segment::{
 
 /// Longest wait for who works on a half or rings.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Longest wait for who calls a connection back: he takes no longer, whatever the words say.
+/// Longest wait for who calls a connection back: he takes no longer, whatever the words say. Relays wait so
+/// long for each other.
 const LONGEST: Duration = Duration::from_secs(10);
 
 /// What became of the doorbells that lie before the program's next byte.
@@ -427,12 +428,18 @@ impl Connection {
                 return (!self.is_returned()).then_some(at_bells);
             }
             drop(at_bells);
+            // Once: whoever did not come to an end by then is no caller.
+            let waits = waits && !self.recall_was_waited_for.load(Ordering::Relaxed);
             if waits {
                 // For longer than a call takes.
                 asleep.get_or_insert_with(|| self.sleepers.enter());
             }
             let since = *since.get_or_insert_with(Instant::now);
-            if !self.waits_for_recall(waits) || since.elapsed() > LONGEST {
+            if !self.waits_for_recall(waits) {
+                return None;
+            }
+            if since.elapsed() > LONGEST {
+                self.recall_was_waited_for.store(true, Ordering::Relaxed);
                 return None;
             }
         }

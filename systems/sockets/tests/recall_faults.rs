@@ -385,6 +385,36 @@ fn a_connection_closed_while_a_call_waits_for_a_stopped_holder_stays_until_the_c
 }
 
 #[test]
+fn who_seems_to_call_a_connection_back_without_end_is_waited_for_once() {
+    let streams = switched();
+    let connection = of(&streams[0]);
+    let (told, tells) = channel();
+    let (stop, stops) = channel::<()>();
+    let idle = std::thread::spawn(move || {
+        told.send(kernel::thread()).unwrap();
+        let _ = stops.recv();
+    });
+    // The words are the other end's to write, too.
+    let own = connection.segment.own();
+    let held_by = |thread| {
+        own.receiving.holder.store(thread, Ordering::SeqCst);
+        own.sending.holder.store(thread, Ordering::SeqCst);
+    };
+    held_by(tells.recv().unwrap());
+    own.sharing.at_bells.fetch_or(1 << 31, Ordering::SeqCst);
+    assert!(connection.go_to_bells(true).is_none());
+    let waits = connection.sleepers.stamp();
+    assert!(connection.go_to_bells(true).is_none());
+    assert_eq!(connection.sleepers.stamp(), waits, "it waited again");
+    // Who comes to an end is heard of all the same.
+    held_by(0);
+    assert!(connection.go_to_bells(true).is_some());
+    stop.send(()).unwrap();
+    idle.join().unwrap();
+    close(streams);
+}
+
+#[test]
 fn who_may_not_wait_does_not_wait_for_a_stopped_holder() {
     for closes in [false, true] {
         let (streams, stopped) = (switched(), Stopped::begin());
