@@ -448,6 +448,20 @@ pub(crate) mod tests {
     use super::*;
     use crate::segment::{Segment, length_bytes};
 
+    /// Runs a test that forks in a process of its own: a child holds open what others close meanwhile. True once
+    /// it has run there.
+    pub(crate) fn has_run_apart(test: &str) -> bool {
+        const APART: &str = "BEELINE_SOCKETS_TEST_APART";
+        if std::env::var_os(APART).is_some() {
+            return false;
+        }
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        let output = command.args([test, "--exact"]).env(APART, "1").output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && said.contains("1 passed"), "{said}");
+        true
+    }
+
     /// Whether `act` says yes in a child, which is ended where it stands still.
     pub(crate) fn in_child(act: impl FnOnce() -> bool) -> bool {
         // SAFETY: the child calls what programs call there, and ends.

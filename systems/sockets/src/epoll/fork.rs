@@ -165,10 +165,13 @@ mod tests {
     use super::super::lock::lock;
     use super::super::{IN, control, created, forget, is_mixed};
     use super::*;
-    use crate::table::tests::{alone, in_child};
+    use crate::table::tests::{alone, has_run_apart, in_child};
 
     #[test]
     fn a_child_waits_for_no_thread_of_its_parent() {
+        if has_run_apart("epoll::fork::tests::a_child_waits_for_no_thread_of_its_parent") {
+            return;
+        }
         let (stream, _) = alone();
         let fd = stream.as_raw_fd();
         // SAFETY: takes a number.
