@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 
 use beeline_os::barrier;
 
+use super::fork::join;
 use super::set::{Entry, Inner, QUIET_LOOKS};
 use super::{DEEPEST, OUT, adjust, due, known, lock, watch};
 use crate::connection::Connection;
@@ -21,6 +22,7 @@ pub fn arm_all(fd: RawFd) -> bool {
 pub(super) fn arm_within(fd: RawFd, depth: u32) -> bool {
     let Some(set) = known(fd).filter(|_| depth > 0) else { return false };
     let mut inner = lock(set);
+    join(set, &mut inner);
     inner.take_stirred();
     arm_and_cool(fd, &mut inner, depth, Arming::Sleep, |_| true)
 }

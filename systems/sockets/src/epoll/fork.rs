@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use super::lock::{Locked, is_inside, try_lock};
+use super::set::Inner;
 use super::{ASLEEP, HIGHEST, SETS, Set, forget_retired, is_yet_to_connect, known, made, watch};
 use crate::wait::patiently;
 use crate::{kernel, table, young};
@@ -127,6 +128,14 @@ fn lock_all() -> Vec<(&'static Set, Locked<'static>)> {
     }
 }
 
+/// This process waits on the set from now on. Where it came with a `fork`, the parent may sleep on it, too: what is
+/// reported to this process is armed again for it.
+pub(super) fn join(set: &Set, inner: &mut Inner) {
+    if std::mem::take(&mut inner.is_parents) {
+        set.outer.store(true, Ordering::SeqCst);
+    }
+}
+
 /// In the child, after `fork`: its copies of the sets are not counted as watchers until it waits
 /// on one.
 pub fn after_fork_in_child() {
@@ -146,8 +155,8 @@ pub fn after_fork_in_child() {
         });
         inner.heat_all();
         if inner.each().next().is_some() {
-            // The parent may sleep on it: what is reported to this process is armed again for it.
-            set.outer.store(true, Ordering::SeqCst);
+            set.outer.store(false, Ordering::SeqCst);
+            inner.is_parents = true;
         }
         set.asleep.store(0, Ordering::SeqCst);
         set.whose.store(0, Ordering::Relaxed);
@@ -163,9 +172,44 @@ mod tests {
     use std::sync::mpsc::channel;
 
     use super::super::lock::lock;
-    use super::super::{IN, control, created, forget, is_mixed};
+    use super::super::{IN, control, created, forget, is_mixed, is_mixed_and_polled};
     use super::*;
     use crate::table::tests::{alone, has_run_apart, in_child};
+
+    /// A set of these.
+    fn set_of(fds: &[RawFd]) -> RawFd {
+        // SAFETY: takes a number.
+        let number = unsafe { libc::epoll_create1(0) };
+        created(number);
+        let event = libc::epoll_event { events: IN, u64: 0 };
+        for &fd in fds {
+            assert_eq!(control(number, libc::EPOLL_CTL_ADD, fd, Some(event)), Some(Ok(0)));
+        }
+        number
+    }
+
+    #[test]
+    fn a_child_that_closes_and_does_not_wait_is_no_watcher() {
+        if has_run_apart("epoll::fork::tests::a_child_that_closes_and_does_not_wait_is_no_watcher")
+        {
+            return;
+        }
+        for is_polled in [false, true] {
+            let ((closed, _), (stays, connection)) = (alone(), alone());
+            let number = set_of(&[closed.as_raw_fd(), stays.as_raw_fd()]);
+            assert!(!is_polled || is_mixed_and_polled(number));
+            before_fork();
+            let closes = in_child(|| {
+                after_fork_in_child();
+                forget(closed.as_raw_fd());
+                true
+            });
+            after_fork_in_parent();
+            assert!(closes);
+            let watchers = &connection.segment.own().sharing.watchers;
+            assert_eq!(watchers.load(Ordering::SeqCst), 1, "polled: {is_polled}");
+        }
+    }
 
     #[test]
     fn a_child_waits_for_no_thread_of_its_parent() {
@@ -174,11 +218,7 @@ mod tests {
         }
         let (stream, _) = alone();
         let fd = stream.as_raw_fd();
-        // SAFETY: takes a number.
-        let number = unsafe { libc::epoll_create1(0) };
-        created(number);
-        let event = libc::epoll_event { events: IN, u64: 0 };
-        assert_eq!(control(number, libc::EPOLL_CTL_ADD, fd, Some(event)), Some(Ok(0)));
+        let number = set_of(&[fd]);
         let child = |is_whole| {
             before_fork();
             let said = in_child(|| {

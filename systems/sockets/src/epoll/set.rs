@@ -129,6 +129,8 @@ pub struct Inner {
     pub turn: usize,
     pub waits: u64,
     seen_stirs: u64,
+    /// It came with a `fork`, and this process has not waited on it yet.
+    pub is_parents: bool,
     /// What other sets and their sleepers are to be told of, once this one's lock is let go.
     pub kicks: Vec<RawFd>,
     /// Kept for its memory.

@@ -5,6 +5,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
+use super::fork::join;
 use super::lock::Locked;
 use super::set::{Entry, Inner};
 use super::{
@@ -125,6 +126,7 @@ fn wait_mixed(
     let mut slept = false;
     loop {
         let mut inner = lock(set);
+        join(set, &mut inner);
         inner.take_stirred();
         inner.waits += 1;
         let (turn, looks) = sweep(inner.hot());
