@@ -43,6 +43,7 @@
 mod arming;
 mod fork;
 mod lock;
+mod numbers;
 mod places;
 mod set;
 mod sleep;
@@ -50,7 +51,7 @@ mod told;
 
 use std::os::fd::RawFd;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering, fence};
 
 use beeline_os::barrier;
 
@@ -66,14 +67,14 @@ pub use arming::arm_all;
 use arming::{Arming, arm_and_cool, arm_within};
 pub use fork::{after_fork_in_child, after_fork_in_parent, before_fork, shared};
 use lock::lock;
+use numbers::{HIGHEST, SETS, forget_copy, known, made};
+pub use numbers::{created, duplicate, highest};
 pub use set::stir;
 use set::{Entry, Inner};
 pub use sleep::{Polling, sleeps_plainly, wait, wakes_plainly};
 pub(crate) use told::renewed;
 pub use told::{became_ours, kick};
 
-/// Sets with larger numbers are left to the kernel, with everything in them.
-const NUMBERS: usize = 1 << 14;
 /// Upper half of the kernel's `data` of entries of ours. No pointer and no small number has it.
 const MARK: u64 = 0xbee1_50c7;
 
@@ -137,73 +138,10 @@ pub fn nobody_sleeps() -> bool {
     ASLEEP.load(Ordering::SeqCst) == 0
 }
 
-static SETS: [AtomicPtr<Set>; NUMBERS] = [const { AtomicPtr::new(std::ptr::null_mut()) }; NUMBERS];
-static HIGHEST: AtomicU32 = AtomicU32::new(0);
-
-/// The largest number of a set we know.
-#[must_use]
-pub fn highest() -> RawFd {
-    RawFd::try_from(HIGHEST.load(Ordering::Acquire)).unwrap_or(RawFd::MAX)
-}
-
 /// How many entries the next wait on this set looks at; 0 for a set we do not know.
 #[must_use]
 pub fn hot(number: RawFd) -> usize {
     known(number).map_or(0, |set| lock(set).hot())
-}
-
-fn known(number: RawFd) -> Option<&'static Set> {
-    let slot = SETS.get(usize::try_from(number).ok()?)?;
-    // Acquire with the Release in `made`. SAFETY: sets are never freed.
-    unsafe { slot.load(Ordering::Acquire).as_ref() }
-}
-
-/// The set of this number, made if need be. Sets stay for the next one of the same number.
-fn made(number: RawFd) -> Option<&'static Set> {
-    if let Some(set) = known(number) {
-        return Some(set);
-    }
-    let slot = SETS.get(usize::try_from(number).ok()?)?;
-    let fresh = Box::into_raw(Box::<Set>::default());
-    let null = std::ptr::null_mut();
-    // Release with the Acquire in `known`.
-    if slot.compare_exchange(null, fresh, Ordering::AcqRel, Ordering::Acquire).is_err() {
-        // SAFETY: ours alone: it was not put into the slot.
-        drop(unsafe { Box::from_raw(fresh) });
-    }
-    HIGHEST.fetch_max(u32::try_from(number).unwrap_or(0), Ordering::AcqRel);
-    known(number)
-}
-
-/// The program made a set: known from now on, so that who polls it before anything of ours is in it is
-/// woken for what comes into it.
-pub fn created(number: RawFd) {
-    if !table::is_foreign_process() {
-        let _ = made(number);
-    }
-}
-
-/// `new` is a copy of `old`, which may be a set: then it is the same one.
-pub fn duplicate(old: RawFd, new: RawFd) {
-    let slot = usize::try_from(new).ok().and_then(|new| SETS.get(new));
-    let Some(slot) = slot.filter(|_| old != new && kernel::is_epoll(new)) else { return };
-    let Some(set) = made(old) else { return };
-    set.copies.fetch_add(1, Ordering::AcqRel);
-    // Release with the Acquire in `known`.
-    slot.store(std::ptr::from_ref(set).cast_mut(), Ordering::Release);
-    HIGHEST.fetch_max(u32::try_from(new).unwrap_or(0), Ordering::AcqRel);
-}
-
-/// `fd` is about to be closed: true when it was one of several numbers of a set, which has the others
-/// still.
-fn forget_copy(fd: RawFd) -> bool {
-    let Some(set) = known(fd) else { return false };
-    let less = |copies: u32| copies.checked_sub(1);
-    let one_of_several = set.copies.fetch_update(Ordering::AcqRel, Ordering::Acquire, less).is_ok();
-    if one_of_several && let Some(slot) = usize::try_from(fd).ok().and_then(|fd| SETS.get(fd)) {
-        slot.store(std::ptr::null_mut(), Ordering::Release);
-    }
-    one_of_several
 }
 
 /// Counts the entry among `connection`'s watchers. The one that it was counted with before has moved, and is
@@ -402,7 +340,8 @@ pub fn forget(fd: RawFd) {
     for number in 0..=HIGHEST.load(Ordering::Acquire) {
         let Ok(number) = RawFd::try_from(number) else { continue };
         let Some(set) = known(number) else { continue };
-        if set.ours.load(Ordering::Acquire) == 0 {
+        // What was noted while it was empty, or by who polled the number, is not the next one's.
+        if number != fd && set.ours.load(Ordering::Acquire) == 0 {
             continue;
         }
         let mut inner = lock(set);
