@@ -10,13 +10,16 @@ use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 use crate::real::real;
 use crate::{guarded_int, quietly};
 
+/// Longest array that is looked at.
+const MOST: usize = 1 << 20;
+
 /// The program's array.
 ///
 /// # Safety
 ///
 /// `list` is an array of `count` entries, as the program says.
 unsafe fn array<'a, T>(list: *mut T, count: usize) -> &'a mut [T] {
-    if list.is_null() || count == 0 || count > 1 << 20 {
+    if list.is_null() || count == 0 || count > MOST {
         return &mut [];
     }
     // SAFETY: the contract; no other thread uses the array during the call.
@@ -261,11 +264,15 @@ struct Wait<'a> {
 }
 
 impl Wait<'_> {
+    /// The program's array; of a longer one, as much as anybody fills.
+    fn answers<'a>(self) -> &'a mut [epoll_event] {
+        // SAFETY: the program's array.
+        unsafe { array(self.events, usize::try_from(self.count).unwrap_or(0).min(MOST)) }
+    }
+
     /// The wait on a set that holds some of ours; `None` when it holds none.
     fn ours(self) -> Option<c_int> {
-        // SAFETY: the program's array.
-        let events = unsafe { array(self.events, usize::try_from(self.count).unwrap_or(0)) };
-        let outcome = epoll::wait(self.set, events, self.timeout, self.mask)?;
+        let outcome = epoll::wait(self.set, self.answers(), self.timeout, self.mask)?;
         Some(guarded_int(|| outcome))
     }
 
@@ -282,10 +289,8 @@ impl Wait<'_> {
         let began = std::time::Instant::now();
         while epoll::sleeps_plainly(self.set) {
             let outcome = plainly();
-            // SAFETY: the program's array.
-            let events = unsafe { array(self.events, usize::try_from(self.count).unwrap_or(0)) };
             let reported = usize::try_from(outcome).unwrap_or(0);
-            if let Some(told) = epoll::wakes_plainly(self.set, events, reported) {
+            if let Some(told) = epoll::wakes_plainly(self.set, self.answers(), reported) {
                 return if reported > 0 {
                     c_int::try_from(told).unwrap_or(outcome)
                 } else {

@@ -499,4 +499,15 @@ def late(monitor, what):
     print("not misled")
 
 
+def million():
+    """A wait that has room for more answers than anybody gives."""
+    one, other = connected()
+    events = select.epoll()
+    events.register(other, select.EPOLLIN)
+    assert events.poll(0, 2**20 + 1) == []
+    one.sendall(b"x")
+    assert events.poll(10, 2**20 + 1) == [(other.fileno(), select.EPOLLIN)]
+    print("heard")
+
+
 globals()[sys.argv[1]](*sys.argv[2:])

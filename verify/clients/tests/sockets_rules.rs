@@ -77,6 +77,12 @@ fn a_ring_full_at_the_close_is_read_to_its_last_byte() {
 }
 
 #[test]
+fn a_wait_with_room_for_more_than_a_million_answers_hears_what_there_is() {
+    let test = "a_wait_with_room_for_more_than_a_million_answers_hears_what_there_is";
+    ends_well(test, &["million"], 1);
+}
+
+#[test]
 fn who_computes_keeps_nobody_from_a_connection_that_it_shares() {
     ends_well("who_computes_keeps_nobody_from_a_connection_that_it_shares", &["compute"], 1);
 }
