@@ -190,6 +190,30 @@ pub fn pause(milliseconds: i32) -> Result<(), Errno> {
     call!(libc::SYS_poll, none, 0, milliseconds).map(|_| ())
 }
 
+/// As [`pause`], in a call that goes on after a signal whose handler wants that (`SA_RESTART`): the only one
+/// with a time-out and without a descriptor. Linux before 5.16 does not have it, and sleeps to the end.
+///
+/// Errors: `EINTR` when a signal came first whose handler does not want it.
+pub fn pause_again(milliseconds: u32) -> Result<(), Errno> {
+    // Nobody else has the word.
+    let word = 0_u32;
+    let flags = (libc::FUTEX2_SIZE_U32 | libc::FUTEX2_PRIVATE).unsigned_abs();
+    // A `futex_waitv`: what the word is, where, and how it is meant, in the lower half.
+    let waiter = [0, (&raw const word).expose_provenance() as u64, u64::from(flags)];
+    let clock = libc::CLOCK_MONOTONIC;
+    let until = now_ns(clock).cast_signed() + i64::from(milliseconds) * 1_000_000;
+    let until = libc::timespec { tv_sec: until / 1_000_000_000, tv_nsec: until % 1_000_000_000 };
+    // One waiter, its word and the time: ours.
+    match call!(libc::SYS_futex_waitv, waiter.as_ptr(), 1, 0, &raw const until, clock) {
+        Ok(_) | Err(Errno(libc::ETIMEDOUT)) => Ok(()),
+        Err(Errno(libc::EINTR)) => Err(Errno(libc::EINTR)),
+        Err(_) => {
+            let _ = pause(milliseconds.cast_signed());
+            Ok(())
+        }
+    }
+}
+
 /// Bytes that the kernel holds for a reader of `fd`.
 #[must_use]
 pub fn unread(fd: RawFd) -> usize {
@@ -202,18 +226,19 @@ pub fn unread(fd: RawFd) -> usize {
 /// Nanoseconds of the clock that is cheap to read and ticks every few milliseconds.
 #[must_use]
 pub fn coarse_ns() -> u64 {
-    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: writes one plain structure of ours; no system call, no name of ours.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &raw mut now) };
-    now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
+    now_ns(libc::CLOCK_MONOTONIC_COARSE)
 }
 
 /// How long this thread has had a processor, in nanoseconds. A system call.
 #[must_use]
 pub fn worked_ns() -> u64 {
+    now_ns(libc::CLOCK_THREAD_CPUTIME_ID)
+}
+
+fn now_ns(clock: libc::clockid_t) -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: writes one plain structure of ours; no name of ours.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut now) };
+    unsafe { libc::clock_gettime(clock, &raw mut now) };
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }
 

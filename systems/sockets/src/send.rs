@@ -356,15 +356,12 @@ fn sleep(
     let blind = connection.kernel_bytes_left().is_some()
         || connection.ended_in_order()
         || connection.segment.own().sharing.watchers.load(Ordering::SeqCst) > 1;
+    // Then any signal ends the call.
+    let ends = some || left.is_some();
     if blind {
-        // Whether the handler lets calls go on is not known here; most do.
-        return if kernel::pause(1).is_err() && (some || left.is_some()) {
-            interrupted
-        } else {
-            Ok(())
-        };
+        return if ends { kernel::pause(1) } else { kernel::pause_again(1) };
     }
-    if some || left.is_some() {
+    if ends {
         let bound = left.map_or(-1, |time| {
             i32::try_from(time.as_millis()).unwrap_or(i32::MAX).saturating_add(1)
         });

@@ -426,38 +426,40 @@ fn handle(signal: libc::c_int, flags: libc::c_int) {
 
 #[test]
 fn a_blocked_send_is_interrupted_unless_the_handler_asks_for_a_restart() {
-    let fill = |one: &End| while one.send(&[1; 1000], NOW).is_ok() {};
     for (signal, flags) in [(libc::SIGUSR1, 0), (libc::SIGUSR2, libc::SA_RESTART)] {
         handle(signal, flags);
-        let (one, other) = half_pair().join();
-        // So that it rings, which it does not before it left the kernel's stream.
-        other.send(b"y", 0).unwrap();
-        fill(&one);
-        let (tell, told) = std::sync::mpsc::channel();
-        std::thread::scope(|scope| {
-            let sending = scope.spawn(|| {
-                tell.send(unsafe { libc::pthread_self() }).unwrap();
-                one.send(&[2; 100], 0)
-            });
-            let thread = told.recv().unwrap();
-            for _ in 0..20 {
-                std::thread::sleep(Duration::from_millis(5));
-                unsafe { libc::pthread_kill(thread, signal) };
-                if sending.is_finished() {
-                    break;
-                }
-            }
-            if flags == 0 {
-                assert_eq!(sending.join().unwrap(), Err(Errno(libc::EINTR)));
-            } else {
-                assert!(!sending.is_finished());
-                while !sending.is_finished() {
-                    let _ = other.receive(60_000, NOW);
-                }
-                assert_eq!(sending.join().unwrap(), Ok(100));
-            }
-        });
+        // Who has sent nothing has not left the kernel's stream, and is waited for by the clock.
+        [true, false].into_iter().for_each(|rings| interrupted(signal, flags == 0, rings));
     }
+}
+
+fn interrupted(signal: libc::c_int, ends: bool, rings: bool) {
+    let (one, other) = half_pair().join();
+    if rings {
+        other.send(b"y", 0).unwrap();
+    }
+    while one.send(&[1; 1000], NOW).is_ok() {}
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        let sending = scope.spawn(|| {
+            tell.send(unsafe { libc::pthread_self() }).unwrap();
+            one.send(&[2; 100], 0)
+        });
+        let thread = told.recv().unwrap();
+        for _ in 0..20 {
+            std::thread::sleep(Duration::from_millis(5));
+            unsafe { libc::pthread_kill(thread, signal) };
+            if sending.is_finished() {
+                break;
+            }
+        }
+        let by_signal = sending.is_finished();
+        while !sending.is_finished() {
+            let _ = other.receive(60_000, NOW);
+        }
+        let told = if ends { Err(Errno(libc::EINTR)) } else { Ok(100) };
+        assert_eq!((by_signal, sending.join().unwrap()), (ends, told), "rings: {rings}");
+    });
 }
 
 #[test]
