@@ -49,6 +49,9 @@ use crate::segment::{
 
 /// Longest wait for who works on a half or rings.
 const PATIENCE: Duration = Duration::from_secs(1);
+/// And at least so many looks, a millisecond apart: while a machine stood still, and its clock went on, nobody
+/// came to an end.
+const LEAST_LOOKS: u32 = 200;
 /// Longest wait for who calls a connection back: he takes no longer, whatever the words say. Relays wait so
 /// long for each other.
 const LONGEST: Duration = Duration::from_secs(10);
@@ -298,16 +301,18 @@ pub enum NotRecalled {
 struct Still<'a>(Option<&'a End>);
 
 impl<'a> Still<'a> {
-    /// Waits for who works on `end` of `segment`, at the latest until `until`.
+    /// Waits for who works on `end` of `segment`, until `until` or for [`LEAST_LOOKS`], whichever is later.
     fn new(segment: &Segment, end: &'a End, until: Instant) -> Result<Self, NotRecalled> {
+        let mut looks = 0;
         loop {
+            looks += 1;
             // Somebody else may have called it back meanwhile.
             if segment.state().load(Ordering::Acquire) != STATE_PAIRED {
                 return Err(NotRecalled::Kernels);
             }
             match end.still() {
                 Ok(()) => return Ok(Self(Some(end))),
-                Err(why) if Instant::now() >= until => return Err(why),
+                Err(why) if looks >= LEAST_LOOKS && Instant::now() >= until => return Err(why),
                 Err(_) => _ = kernel::pause(1),
             }
         }
@@ -637,6 +642,25 @@ mod tests {
         assert_eq!(end.still(), Err(NotRecalled::Busy(kernel::thread())));
         end.begin_with_thread();
         assert_eq!(end.still(), Ok(()));
+    }
+
+    #[test]
+    fn time_that_passed_while_nobody_ran_is_none_that_a_holder_had() {
+        let segment = segment();
+        segment.state().store(STATE_PAIRED, Ordering::Release);
+        let end = segment.own();
+        let (held, holds) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                holder::take(&end.receiving.holder).unwrap();
+                held.send(()).unwrap();
+                let _ = kernel::pause(10);
+                holder::leave(&end.receiving.holder);
+            });
+            holds.recv().unwrap();
+            // As after a look that found it held, before the machine stood still.
+            assert!(Still::new(&segment, end, Instant::now()).is_ok());
+        });
     }
 
     #[test]
