@@ -22,6 +22,8 @@ use crate::link::{Link, Nonce, Stage, Trust};
 use crate::network::{Answer, Event, MOST_HELLO_BYTES};
 use crate::relay::Core;
 
+/// Most links that a host's calls can have made: a relay needs one, and one more where it began anew.
+const MOST_OF_A_HOST: usize = 4;
 /// Of the records of [`crate::message`]: 2 has those of the way back.
 const VERSION: u8 = 2;
 const HELLO: [u8; 8] = [b'B', b'L', b'R', b'L', VERSION, 0, 0, 0];
@@ -87,7 +89,11 @@ impl Core {
                 let Some(link) = self.link(at) else { return };
                 match link.trust {
                     Trust::Asked(host) if yes => {
-                        link.trust = Trust::Confirmed(host);
+                        let trust = Trust::Confirmed(host);
+                        link.trust = trust;
+                        let others =
+                            |(other, link): &(usize, &Link)| *other != at && link.trust == trust;
+                        self.make_room(MOST_OF_A_HOST, others);
                         self.look_at_early(at);
                         self.offer_waiting(at, host);
                     }
@@ -158,6 +164,17 @@ impl Core {
         }
     }
 
+    /// Leaves room for one more link beside those that are `alike`: where there are as many as `most`, the
+    /// oldest goes.
+    fn make_room(&mut self, most: usize, alike: impl Fn(&(usize, &Link)) -> bool) {
+        let oldest = self.links().filter(&alike).min_by_key(|(_, link)| link.since);
+        if let Some((at, _)) = oldest
+            && self.links().filter(&alike).count() >= most
+        {
+            self.break_link(at);
+        }
+    }
+
     fn called(
         &mut self,
         device: &Arc<dyn Device>,
@@ -167,14 +184,8 @@ impl Core {
         let theirs = nonce_of(word)?;
         let ours = fresh_nonce()?;
         // Callers that never say anything may not keep others out.
-        let unknown = |link: &Link| link.trust.host().is_none();
         let most = (self.settings.most_links / 2).max(1);
-        if self.links().filter(|(_, link)| unknown(link)).count() >= most {
-            let oldest = self.links().filter(|(_, link)| unknown(link)).min_by_key(|x| x.1.since);
-            if let Some(at) = oldest.map(|(at, _)| at) {
-                self.break_link(at);
-            }
-        }
+        self.make_room(most, |(_, link)| link.trust.host().is_none());
         let at = self.new_link(device, Trust::Called)?;
         let Some(link) = self.link(at) else { return Err("no link".to_owned()) };
         link.nonces = (theirs, ours);

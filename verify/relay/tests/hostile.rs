@@ -587,6 +587,24 @@ fn offers_of_others_connections_and_other_rings_are_refused() {
 }
 
 #[test]
+fn a_host_that_calls_without_end_keeps_no_other_out() {
+    let mut scene = Scene::new(14, true);
+    let mut liars = Vec::new();
+    for port in 1..=40 {
+        let mut liar = scene.call();
+        let [own, peer] = [(ELSEWHERE, port), (HOST, 80)].map(SocketAddr::from);
+        liar.say(0, &Record::Offer { name: 5, ring_bytes: 16 << 10, own, peer });
+        scene.turns(&mut liar, 200);
+        liars.push(liar);
+    }
+    assert_eq!(scene.core.links_up(), 4);
+    let (program, _far) = scene.adopt(true);
+    let mut honest = scene.be_called();
+    scene.paired(&mut honest, &program);
+    assert!(program.is_paired());
+}
+
+#[test]
 fn a_host_that_offers_without_end_leaves_room_for_the_offers_of_others() {
     let mut scene = Scene::new(13, true);
     let mut flood = scene.call();
