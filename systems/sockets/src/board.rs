@@ -9,7 +9,7 @@
 //!
 //! All that is read from a board are bits and names: nonsense costs a look or a bell.
 
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
 
 use crate::connection::Connection;
 use crate::segment::{BOARD_WORDS, Board};
@@ -48,24 +48,32 @@ pub fn searches() -> u64 {
     SEARCHES.load(Ordering::Relaxed)
 }
 
-/// This program's name, and the process that drew it.
+/// This program's name: drawn at random, with the number of the process that drew it in its lower bits; 0 until
+/// one is needed.
 static PROGRAM: AtomicU64 = AtomicU64::new(0);
-static DRAWN_BY: AtomicU32 = AtomicU32::new(0);
+/// Linux gives no process a larger number.
+const PROCESS_BITS: u32 = 22;
 
 /// What this program's connections are known by at their other ends; 0 without randomness.
 pub fn program() -> u64 {
-    let process = std::process::id();
-    // Acquire with the Release below.
-    if DRAWN_BY.load(Ordering::Acquire) != process {
-        PROGRAM.store(kernel::random().unwrap_or(0), Ordering::Relaxed);
-        DRAWN_BY.store(process, Ordering::Release);
+    let process = u64::from(std::process::id());
+    let known = PROGRAM.load(Ordering::Relaxed);
+    if known != 0 && known & ((1 << PROCESS_BITS) - 1) == process {
+        return known;
     }
-    PROGRAM.load(Ordering::Relaxed)
+    let Some(random) = kernel::random() else { return 0 };
+    let fresh = random << PROCESS_BITS | process;
+    // Of threads that draw at once, one's stays: a connection of another name would have no place among the
+    // others. Relaxed: the number is all there is.
+    match PROGRAM.compare_exchange(known, fresh, Ordering::Relaxed, Ordering::Relaxed) {
+        Ok(_) => fresh,
+        Err(others) => others,
+    }
 }
 
 /// In the child of a `fork`, which will have connections of its own.
 pub fn forget_program() {
-    DRAWN_BY.store(0, Ordering::Release);
+    PROGRAM.store(0, Ordering::Relaxed);
 }
 
 /// The row of a name. Names follow each other, from a start at random.
@@ -182,4 +190,43 @@ pub fn note(place: u64) -> Option<u64> {
     let fence = wake::between_bit_and_sleep;
     let sleep = wake::note_on(word, 1 << (bit % 64), &board.sleep, fence);
     Some(if wake::was_rung(sleep) { 0 } else { sleep })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU32;
+
+    use super::*;
+
+    #[test]
+    fn threads_that_name_their_program_at_once_give_it_one_name() {
+        const ROUNDS: u32 = 20_000;
+        let (round, named) = (AtomicU32::new(0), AtomicU64::new(0));
+        let mut differ = 0;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for next in 1..=ROUNDS {
+                    while round.load(Ordering::SeqCst) != next {
+                        std::thread::yield_now();
+                    }
+                    named.store(program(), Ordering::SeqCst);
+                }
+            });
+            for next in 1..=ROUNDS {
+                forget_program();
+                named.store(0, Ordering::SeqCst);
+                round.store(next, Ordering::SeqCst);
+                let own = program();
+                let other = loop {
+                    let other = named.load(Ordering::SeqCst);
+                    if other != 0 {
+                        break other;
+                    }
+                    std::thread::yield_now();
+                };
+                differ += u32::from(own != other);
+            }
+        });
+        assert_eq!(differ, 0, "of {ROUNDS} rounds");
+    }
 }
