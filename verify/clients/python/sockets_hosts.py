@@ -166,12 +166,14 @@ def chatter_server(host, port):
 
 
 def chatter(host, port, seconds):
-    """Talks until the time is up or the other end is gone, and tells which."""
+    """Talks until the time is up, SIGTERM says so, or the other end is gone, and tells which."""
+    told = []
+    signal.signal(signal.SIGTERM, lambda *_: told.append(True))
     peer = connect(host, port)
     print("server", int(peer.recv(16, socket.MSG_WAITALL)), flush=True)
     until, sent, chance = time.monotonic() + float(seconds), 0, random.Random(5)
     try:
-        while time.monotonic() < until:
+        while not told and time.monotonic() < until:
             size = chance.randrange(1, 20000)
             data = block(sent, size)
             peer.sendall(data)
