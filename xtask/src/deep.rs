@@ -141,7 +141,7 @@ const ROWS: &[Row] = &[
         name: "sockets",
         amount: "a minute of idle times and bursts for each way to wait; a million connections; \
                  1000 cases of each property",
-        took: 0,
+        took: 1065,
         run: |row, report, arguments| {
             let what = "--package beeline-sockets --package beeline-sockets-monitor";
             report.run(&row.long(what, arguments));
