@@ -50,7 +50,7 @@ impl CheckReport {
 /// Errors: [`KvError::Unfinished`]; the pool's, when it cannot even be opened; a damaged header is
 /// among them.
 pub fn check(directory: &Path) -> Result<CheckReport, KvError> {
-    crate::unfinished::refuse(directory)?;
+    crate::refuse_unfinished(directory)?;
     Ok(check_pool(&Pool::inspect(directory)?))
 }
 

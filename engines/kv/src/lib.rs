@@ -53,6 +53,7 @@ pub use shard::{EntryRef, Maintenance, PutOptions, Shard};
 pub use snapshot::{Snapshot, SnapshotReport, check_snapshot, restore, restore_directory};
 pub use stats::{ShardStats, StoreStats};
 pub use store::{RecoveryReport, Store};
+pub use unfinished::refuse_unfinished;
 
 /// Number of databases.
 pub const DATABASES: u16 = 16;

@@ -58,7 +58,7 @@ impl Store {
     /// Errors: [`KvError::Format`], [`KvError::Unfinished`], the pool's.
     pub fn open(pool: Pool, options: StoreOptions) -> Result<Opened, KvError> {
         if let Some(directory) = pool.directory() {
-            crate::unfinished::refuse(&directory)?;
+            crate::refuse_unfinished(&directory)?;
         }
         Self::open_unfinished(pool, options)
     }

@@ -29,8 +29,11 @@ fn sync(path: &Path) -> Result<(), KvError> {
     File::open(path).and_then(|file| file.sync_all()).map_err(io_error(path))
 }
 
-/// Fails when a restore into `directory` did not finish.
-pub(crate) fn refuse(directory: &Path) -> Result<(), KvError> {
+/// Fails when a restore into `directory` did not finish. Whoever opens a pool there asks first: of one
+/// cut short while it removed what another had left, pool or segments may be missing.
+///
+/// Errors: [`KvError::Unfinished`].
+pub fn refuse_unfinished(directory: &Path) -> Result<(), KvError> {
     if directory.join(MARK).exists() {
         return Err(KvError::Unfinished { directory: directory.display().to_string() });
     }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, RwLock, Weak};
 use std::thread::JoinHandle;
 
 use beeline_env::{Clock, SystemClock};
-use beeline_kv::{RecoveryReport, Store, StoreOptions, StoreStats};
+use beeline_kv::{RecoveryReport, Store, StoreOptions, StoreStats, refuse_unfinished};
 use beeline_os::poller::Waker;
 use beeline_pmem::{Pool, PoolKind, PoolReport};
 use beeline_ring::mailbox;
@@ -74,7 +74,6 @@ impl Node {
             let found = config.shards as u64;
             return Err(NodeError::Setting { setting: "shards", needed: "1 to 256", found });
         }
-        let directory = config.data_directory.clone();
         let clock: Arc<dyn Clock> = match config.replication {
             Some(_) => Arc::new(ReplicaClock::new(clock)),
             None => clock,
@@ -88,7 +87,7 @@ impl Node {
             }
             None => (None, Vec::new()),
         };
-        let pool = open_pool(config).map_err(|source| NodeError::Pool { directory, source })?;
+        let pool = open_pool(config)?;
         let options = StoreOptions {
             shards: config.shards,
             clock: Arc::clone(&clock),
@@ -392,11 +391,17 @@ fn mailboxes(shards: usize) -> Vec<Vec<Option<Peer>>> {
     grid
 }
 
-fn open_pool(config: &NodeConfig) -> Result<Pool, beeline_pmem::PmemError> {
-    match config.pool.kind {
+fn open_pool(config: &NodeConfig) -> Result<Pool, NodeError> {
+    let directory = &config.data_directory;
+    let opened = match config.pool.kind {
         Some(PoolKind::Dram) => Pool::dram(&config.pool),
-        _ => Pool::open_or_create(&config.data_directory, &config.pool),
-    }
+        _ => {
+            refuse_unfinished(directory)
+                .map_err(|source| NodeError::Store { directory: directory.clone(), source })?;
+            Pool::open_or_create(directory, &config.pool)
+        }
+    };
+    opened.map_err(|source| NodeError::Pool { directory: directory.clone(), source })
 }
 
 /// Forty hexadecimal digits that differ from run to run.

@@ -131,6 +131,35 @@ fn a_restore_cut_by_kill_9_is_refused_until_it_is_repeated() {
     assert_eq!(server.connect().say("DBSIZE").text(), keys.to_string());
 }
 
+#[test]
+fn a_restore_cut_while_it_cleared_its_place_is_refused_by_name() {
+    let (data, place) = (directory(), directory());
+    let server = Server::start(data.path(), &["--shards", "2"]);
+    let mut connection = server.connect();
+    fill(&mut connection, "key", 100);
+    assert!(connection.say("SAVE").is_ok());
+    let file = data.path().join("snapshot.bee");
+    drop(server);
+    // The table goes first, then the segments, the mark last.
+    let target = place.path().join("target");
+    assert!(bounded(&mut restore(&file, &target), PATIENCE).status.success());
+    std::fs::write(target.join("restore.unfinished"), b"").unwrap();
+    std::fs::remove_file(target.join("pool.bee")).unwrap();
+    for segments in [true, false] {
+        if !segments {
+            std::fs::remove_dir_all(target.join("segments")).unwrap();
+        }
+        let before = std::fs::read_dir(&target).unwrap().count();
+        let (code, said) = checks(&target);
+        assert!(code == 4 && said.contains("kv restore"), "{code}: {said}");
+        let (status, said) = Server::try_start(&target, &[]).unwrap_err();
+        assert!(status.code() == Some(4) && said.contains("kv restore"), "{status}: {said}");
+        assert_eq!(std::fs::read_dir(&target).unwrap().count(), before, "something was made");
+    }
+    assert!(bounded(&mut restore(&file, &target), PATIENCE).status.success());
+    assert_eq!(Server::start(&target, &[]).connect().say("DBSIZE").text(), "100");
+}
+
 /// A file system of its own for one test.
 struct Mount(std::path::PathBuf);
 
