@@ -50,6 +50,8 @@ fn close_last(fd: RawFd, connection: &Connection) {
         Ordering::Relaxed,
     );
     if !matches!(segment.state().load(Ordering::Acquire), STATE_PAIRED | STATE_MATCHING) {
+        // It may have gone back just now.
+        close_returned(fd, connection);
         return;
     }
     // Told also to an end that never sent: it may go over to its ring at any time, and would fill
@@ -72,14 +74,17 @@ fn close_last(fd: RawFd, connection: &Connection) {
     own.signs.closed.store(sign, Ordering::Release);
     if unread {
         reset_by_close(fd);
-    } else if by_kernel.is_none() {
+        return;
+    }
+    if by_kernel.is_none() {
         // Doorbells left in the kernel's queue would make it reset the connection.
         connection.listen(fd, u32::MAX);
+    } else {
+        // Who calls it back may not have rung yet; one that begins after this finds the sign.
+        drop(connection.go_to_bells(true));
     }
-    if !unread {
-        // It may have gone back meanwhile.
-        close_returned(fd, connection);
-    }
+    // It may have gone back meanwhile.
+    close_returned(fd, connection);
 }
 
 /// The end of a connection that went back to the kernel, whose it is but for what the kernel does not know
