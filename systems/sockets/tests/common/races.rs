@@ -127,9 +127,10 @@ pub fn watch<T>(
                 }
             }
         });
-        let outcome = part();
+        // Of what fails in the part itself, that is told.
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(part));
         done.store(true, Ordering::Release);
-        outcome
+        outcome.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     })
 }
 
