@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use beeline_verify_clients::preload::{Background, Monitor, library, listening};
 use beeline_verify_clients::{bounded, eventually, free_port, need, note, root, said};
@@ -281,7 +281,7 @@ fn two_busy_ends_make_no_system_call_for_a_message() {
     if need(test, "python3").is_none() || need(test, "strace").is_none() {
         return;
     }
-    const ROUNDS: u32 = 20_000;
+    const ROUNDS: u32 = 5000;
     let monitor = Monitor::start();
     let port = free_port();
     let text = port.to_string();
@@ -300,9 +300,9 @@ fn two_busy_ends_make_no_system_call_for_a_message() {
         .find(|(name, _)| *name == "BEELINE_SOCKETS_MONITOR")
         .and_then(|(_, value)| value.map(std::ffi::OsStr::to_owned))
         .unwrap();
-    // On a loaded machine waits end in sleeps; the quietest of a few turns is what is meant.
-    let mut least = u64::MAX;
-    for _ in 0..5 {
+    // Beside other tests waits end in sleeps; the quietest of the turns, which are short, is what is meant.
+    let (mut least, begun) = (u64::MAX, Instant::now());
+    while least >= u64::from(ROUNDS / 2) && begun.elapsed() < 2 * PATIENCE {
         let mut command = Command::new("strace");
         command.args(["-f", "-c", calls, "-E", &preload, "-o"]).arg(&counts);
         command.env("BEELINE_SOCKETS_MONITOR", &name);
@@ -321,9 +321,6 @@ fn two_busy_ends_make_no_system_call_for_a_message() {
             .and_then(|count| count.parse().ok())
             .unwrap_or_else(|| panic!("{table}"));
         least = least.min(total);
-        if least < u64::from(ROUNDS / 2) {
-            break;
-        }
     }
     note(&format!("{least} system calls that move data or wait in {ROUNDS} round trips"));
     // The kernel's own sockets make two for each round trip.
