@@ -3,9 +3,10 @@
 //! ```text
 //! mark made, on media ──▶ pool made ──▶ records stored ──▶ everything on media ──▶ mark removed
 //! ```
-//! While the mark is there, what lies beside it is part of a store at best: [`crate::Store::open`]
-//! and [`crate::check()`] refuse it, and the next restore into the directory begins anew. Whoever
-//! restores holds a lock on the mark, so two restores never work on one directory.
+//! While the mark is there, what lies beside it is part of a store at best: [`refuse_unfinished`]
+//! says so, to a node before it touches the pool, to [`crate::Store::open`] and [`crate::check()`],
+//! and the next restore into the directory begins anew. Whoever restores holds a lock on the mark,
+//! so two restores never work on one directory.
 
 use std::fs::{File, TryLockError};
 use std::io::Write as _;
