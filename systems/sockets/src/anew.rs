@@ -5,7 +5,8 @@
 //! restored elsewhere has the kernel's own count no more. Like a young connection ([`crate::young`]) it asks
 //! on its way out of a call that brings the count of calls to as many; not before the time for which it
 //! was called back, unless the socket is another one by then (restored); and again a second later, after
-//! some times 2, 4, ... 32 seconds later, as often as the other end does not come.
+//! some times 2, 4, ... 32 seconds later, as often as the other end does not come. While a thread sleeps on
+//! it, it stays due: every call looks on its way out, the sleeper's, too.
 //!
 //! The answer is a new segment, so the connection becomes another one for this process: the table leads
 //! to the new, and whoever is inside a call on the old finds its halves [moved](MOVED) and looks again.
@@ -152,6 +153,10 @@ impl Drop for Halves<'_> {
 /// Asks for `fd` anew, which is `connection` and due. Later, if it cannot be now.
 #[cold]
 pub(crate) fn ask(fd: RawFd, connection: &Connection) {
+    // It stays due: the sleeper asks on its way out, or who comes when it has left.
+    if connection.sleepers.any() {
+        return;
+    }
     connection.anew.is_due.store(false, Ordering::Relaxed);
     let Some(old) = table::ours(fd).filter(|ours| std::ptr::eq(*ours, connection)) else { return };
     let shared = old.segment.own().sharing.processes.load(Ordering::SeqCst) != 0;
@@ -172,7 +177,8 @@ pub(crate) fn ask(fd: RawFd, connection: &Connection) {
         let alone = !old.sleepers.any()
             && !offer::is_leaving()
             && old.segment.own().sharing.processes.load(Ordering::SeqCst) == 0;
-        match alone.then(|| renewed(fd, old)).flatten() {
+        let asks = alone && is_between_streams(fd, old);
+        match asks.then(|| renewed(fd, old)).flatten() {
             Some(new) => {
                 let new = Box::leak(Box::new(new));
                 old.anew.successor.store(new, Ordering::SeqCst);
@@ -181,7 +187,10 @@ pub(crate) fn ask(fd: RawFd, connection: &Connection) {
                 epoll::renewed(new);
             }
             None => {
-                old.anew.put_off();
+                // Where nobody was asked, the next calls bring it about again.
+                if asks {
+                    old.anew.put_off();
+                }
                 old.anew.is_moving.store(false, Ordering::SeqCst);
                 drop(halves);
             }
@@ -190,12 +199,15 @@ pub(crate) fn ask(fd: RawFd, connection: &Connection) {
     kernel::restore_signals(signals);
 }
 
+/// Nothing of what was sent before `old` rested, doorbells neither, lies before its reader.
+fn is_between_streams(fd: RawFd, old: &Connection) -> bool {
+    old.skip_bells(fd) == Ok(Bells::Passed) && old.kernel_bytes_left() == Some(u64::MAX)
+}
+
 /// The connection that `old` becomes, both halves of which the caller holds.
 fn renewed(fd: RawFd, old: &Connection) -> Option<Connection> {
     let own = old.segment.own();
-    let clean = old.skip_bells(fd) == Ok(Bells::Passed)
-        && old.kernel_bytes_left() == Some(u64::MAX)
-        && own.signs.finished.load(Ordering::Relaxed) == 0
+    let clean = own.signs.finished.load(Ordering::Relaxed) == 0
         && own.receiving.shut.load(Ordering::Relaxed) == 0
         && !old.is_over();
     if !clean {

@@ -6,6 +6,7 @@
                                                    parent leaves for another network (root may)
     sockets_recall.py talk HOST PORT SECONDS SEED  says its number, waits for a line or for
                                                    there being none, then says how it ended
+    sockets_recall.py apart HOST PORT SECONDS      the same by two threads, one of which always sleeps in recv
     sockets_recall.py crowd HOST PORT COUNT        as many connections; says its number, waits as talk does,
                                                    uses each once more, and says how that ended
     sockets_recall.py hold                         says its number; then it has the sockets of the processes
@@ -182,6 +183,34 @@ def talk(host, port, seconds, seed):
     print(f"well after {count} rounds, the longest of {longest:.2f} s", flush=True)
 
 
+def apart(host, port, seconds):
+    peer = socket.create_connection((host, int(port)))
+    heard = threading.Semaphore(0)
+
+    def hear():
+        while got := peer.recv(3):
+            heard.release(len(got))
+
+    def say(word):
+        peer.sendall(word)
+        assert all(heard.acquire(timeout=30) for _ in word)
+        # The other thread sleeps again.
+        time.sleep(0.005)
+
+    threading.Thread(target=hear).start()
+    for _ in range(20):
+        say(b"w")
+    print("client", os.getpid(), flush=True)
+    sys.stdin.readline()
+    # Two calls of the other thread: from here on every second call is again one of this, but the even ones.
+    say(b"words")
+    until = time.monotonic() + float(seconds)
+    while time.monotonic() < until:
+        say(b"w")
+    peer.shutdown(socket.SHUT_WR)
+    print("well", flush=True)
+
+
 def many(host, port, seconds, seed):
     chance = random.Random(int(seed))
     peers = [socket.create_connection((host, int(port))) for _ in range(120)]
@@ -224,4 +253,4 @@ def many(host, port, seconds, seed):
 
 
 if __name__ == "__main__":
-    {"serve": serve, "aside": serve_aside, "talk": talk, "many": many, "crowd": crowd, "hold": hold, "cut": cut}[sys.argv[1]](*sys.argv[2:])
+    {"serve": serve, "aside": serve_aside, "talk": talk, "apart": apart, "many": many, "crowd": crowd, "hold": hold, "cut": cut}[sys.argv[1]](*sys.argv[2:])

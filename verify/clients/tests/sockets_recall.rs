@@ -142,6 +142,26 @@ fn sets_of_many_connections_called_back_again_and_again_hear_each() {
 }
 
 #[test]
+fn it_is_accelerated_again_where_a_thread_always_sleeps_in_it() {
+    let test = "it_is_accelerated_again_where_a_thread_always_sleeps_in_it";
+    if need(test, "python3").is_none() {
+        return;
+    }
+    let monitor = Monitor::start();
+    let server = ["python3", &script(), "serve", "blocking", "6149"];
+    let _server = Background::start(&mut monitor.command(true, &server));
+    listening(6149);
+    let words = ["python3", &script(), "apart", "127.0.0.1", "6149", "4"];
+    let mut talk = Talk::spawn(monitor.command(true, &words));
+    assert_eq!(monitor.paired(), 1);
+    let (count, text) = recall(&monitor, &talk.process, "0s");
+    assert_eq!(count, 1, "{text}");
+    talk.go_on();
+    assert_eq!(talk.line(), "well");
+    assert_eq!(monitor.paired(), 2);
+}
+
+#[test]
 fn held_back_it_stays_with_the_kernel() {
     let test = "held_back_it_stays_with_the_kernel";
     if need(test, "python3").is_none() {
