@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use beeline_sockets::control::LONGEST_HOLD_SECONDS;
 use serde::de::DeserializeOwned;
 
 /// Why a file was not taken.
@@ -43,6 +44,12 @@ pub enum FileError {
         host: usize,
         /// Which.
         address: IpAddr,
+    },
+    /// Longer than anything is left to the kernel.
+    #[error("sleepers_hold_seconds = {seconds} is more than {LONGEST_HOLD_SECONDS}")]
+    Hold {
+        /// As it stands in the file.
+        seconds: u16,
     },
 }
 

@@ -8,12 +8,20 @@
 //! relay = "tcp://10.0.0.2:4791"      # where its relay is reached
 //! ```
 //!
+//! and, before the first `[[hosts]]`, if wanted:
+//!
+//! ```toml
+//! sleepers_hold_seconds = 60         # how long what only sleepers use is left to the kernel; 0: never
+//! ```
+//!
 //! A connection to an address that stands here for no host stays with the kernel. Both hosts name
 //! each other.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::time::Duration;
 
+use beeline_sockets::control::LONGEST_HOLD_SECONDS;
 use serde::Deserialize;
 
 use crate::file::{self, FileError};
@@ -24,6 +32,13 @@ struct File {
     listen: String,
     #[serde(default)]
     hosts: Vec<Host>,
+    #[serde(default = "usual_hold")]
+    sleepers_hold_seconds: u16,
+}
+
+/// Seconds.
+const fn usual_hold() -> u16 {
+    60
 }
 
 /// One other host.
@@ -43,6 +58,9 @@ pub struct Hosts {
     pub listen: String,
     /// The others.
     pub others: Vec<Host>,
+    /// How long a connection at one end of which a program sleeps at nearly every message is left to the
+    /// kernel, at most [`LONGEST_HOLD_SECONDS`]; zero: it is carried all the same.
+    pub sleepers_hold: Duration,
 }
 
 impl Hosts {
@@ -50,7 +68,7 @@ impl Hosts {
     ///
     /// Errors: [`FileError`].
     pub fn parse(text: &str) -> Result<Self, FileError> {
-        let File { listen, mut hosts } = file::parse(text)?;
+        let File { listen, mut hosts, sleepers_hold_seconds } = file::parse(text)?;
         let mut known = BTreeSet::new();
         for (place, other) in (1..).zip(&mut hosts) {
             if other.addresses.is_empty() {
@@ -70,7 +88,11 @@ impl Hosts {
                 return Err(FileError::Place { text: text.clone() });
             }
         }
-        Ok(Self { listen, others: hosts })
+        if sleepers_hold_seconds > LONGEST_HOLD_SECONDS {
+            return Err(FileError::Hold { seconds: sleepers_hold_seconds });
+        }
+        let sleepers_hold = Duration::from_secs(u64::from(sleepers_hold_seconds));
+        Ok(Self { listen, others: hosts, sleepers_hold })
     }
 
     /// True when `address` is one of another host's.
@@ -95,6 +117,9 @@ mod tests {
         }
         assert!(!hosts.has("10.0.0.1".parse().unwrap()));
         assert_eq!(hosts.others.len(), 1);
+        assert_eq!(hosts.sleepers_hold, Duration::from_secs(60));
+        let never = format!("sleepers_hold_seconds = 0\n{text}");
+        assert_eq!(Hosts::parse(&never).unwrap().sleepers_hold, Duration::ZERO);
         // A host that only waits to be named by others.
         assert!(Hosts::parse("listen = \"tcp://10.0.0.1:1\"").unwrap().others.is_empty());
     }
@@ -112,6 +137,8 @@ mod tests {
             format!("{listen}[[hosts]]\naddresses = [\"a\"]\nrelay = \"tcp://a:1\""),
             format!("{listen}[[hosts]]\naddresses = [\"10.0.0.2\"]"),
             format!("{listen}{one}port = 5\n"),
+            format!("{listen}sleepers_hold_seconds = 3601\n{one}"),
+            format!("{listen}sleepers_hold_seconds = -1\n{one}"),
         ] {
             assert!(Hosts::parse(&wrong).is_err(), "{wrong}");
         }

@@ -111,6 +111,7 @@ fn carry(
             counters.inline_batches += 1;
         } else {
             counters.written_batches += 1;
+            connection.sleepy.large();
         }
         look = Look::Progress;
     }

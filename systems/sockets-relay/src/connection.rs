@@ -12,6 +12,7 @@ use rustix::net::{RecvFlags, SendFlags, Shutdown};
 use crate::guard;
 use crate::mirror::{Mirror, SignsCopy};
 use crate::recall::Recalling;
+use crate::sleepy::Sleepy;
 
 /// How far a connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +78,8 @@ pub struct Connection {
     pub last_word: Option<u32>,
     /// It is called back to the kernel.
     pub recalling: Option<Recalling>,
+    /// Whether its program sleeps all the time.
+    pub sleepy: Sleepy,
     /// Bytes out of this host and into it, with headers.
     pub moved: [u64; 2],
 }

@@ -24,8 +24,8 @@ use crate::relay::Core;
 
 /// Most links that a host's calls can have made: a relay needs one, and one more where it began anew.
 const MOST_OF_A_HOST: usize = 4;
-/// Of the records of [`crate::message`]: 2 has those of the way back.
-const VERSION: u8 = 2;
+/// Of the records of [`crate::message`]: 2 has those of the way back, 3 how long it is for.
+const VERSION: u8 = 3;
 const HELLO: [u8; 8] = [b'B', b'L', b'R', b'L', VERSION, 0, 0, 0];
 
 fn hello(nonce: &Nonce) -> Vec<u8> {

@@ -113,6 +113,7 @@ mod recall;
 mod relay;
 mod serve;
 mod settings;
+mod sleepy;
 
 pub use connection::{Connection, Phase};
 pub use relay::Core;

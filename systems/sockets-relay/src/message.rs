@@ -24,7 +24,7 @@
 //! | 10 nudge | | it sleeps, and yours has not switched yet: make it ring you |
 //! | 11 ended | | I let go; nothing more comes |
 //! | 12 reset | | it is over at once |
-//! | 13 recall | | bring your program's end back to the kernel, as I do |
+//! | 13 recall | hold u64, ms; while small u32, 0 u32 | bring your program's end back to the kernel, as I do, for so long (while small messages pass) |
 //! | 14 stay | | mine cannot be: both go on |
 //! | 15 drained | | mine does nothing, and all it did is there |
 //! | 16 total | sent u64 | so much it has given to the kernel |
@@ -117,7 +117,12 @@ pub enum Record<'a> {
     /// Over.
     Reset,
     /// Back to the kernel.
-    Recall,
+    Recall {
+        /// How long the receiver's program does not ask anew, in milliseconds.
+        hold_ms: u64,
+        /// Only while small messages pass.
+        while_small: bool,
+    },
     /// Not back to the kernel.
     Stay,
     /// The sender's program does nothing, and everything is carried.
@@ -176,11 +181,11 @@ impl Record<'_> {
         match self {
             Self::Offer { .. } => 16 + 2 * ADDRESS_BYTES,
             Self::Accept { .. } | Self::Placed { .. } | Self::Signs { .. } => 24,
-            Self::Commit { .. } => 16,
+            Self::Commit { .. } | Self::Recall { .. } => 16,
             Self::Credit { .. } | Self::Total { .. } => 8,
             Self::Data { bytes, .. } => DATA_BYTES + bytes.len(),
             Self::Refuse | Self::Ring | Self::Nudge | Self::Ended | Self::Reset => 0,
-            Self::Recall | Self::Stay | Self::Drained => 0,
+            Self::Stay | Self::Drained => 0,
         }
     }
 
@@ -198,7 +203,7 @@ impl Record<'_> {
             Self::Nudge => 10,
             Self::Ended => 11,
             Self::Reset => 12,
-            Self::Recall => 13,
+            Self::Recall { .. } => 13,
             Self::Stay => 14,
             Self::Drained => 15,
             Self::Total { .. } => 16,
@@ -232,9 +237,12 @@ impl Record<'_> {
                 let ends = u64::from(finished) | u64::from(closed) << 32;
                 words(body, &[switched_at, ends, u64::from(mute)]);
             }
+            Self::Recall { hold_ms, while_small } => {
+                words(body, &[hold_ms, u64::from(while_small)]);
+            }
             Self::Total { sent } => words(body, &[sent]),
             Self::Refuse | Self::Ring | Self::Nudge | Self::Ended | Self::Reset => {}
-            Self::Recall | Self::Stay | Self::Drained => {}
+            Self::Stay | Self::Drained => {}
         }
     }
 }
@@ -290,7 +298,10 @@ fn decode(kind: u32, body: &[u8]) -> Option<Record<'_>> {
         (10, 0) => Record::Nudge,
         (11, 0) => Record::Ended,
         (12, 0) => Record::Reset,
-        (13, 0) => Record::Recall,
+        (13, 16) => {
+            let while_small @ (0 | 1) = word(1)? else { return None };
+            Record::Recall { hold_ms: word(0)?, while_small: while_small == 1 }
+        }
         (14, 0) => Record::Stay,
         (15, 0) => Record::Drained,
         (16, 8) => Record::Total { sent: word(0)? },
@@ -385,7 +396,7 @@ mod tests {
             Record::Nudge,
             Record::Ended,
             Record::Reset,
-            Record::Recall,
+            Record::Recall { hold_ms: 60_000, while_small: true },
             Record::Stay,
             Record::Drained,
             Record::Total { sent: u64::MAX },

@@ -169,7 +169,9 @@ impl Core {
                 self.hear_signs(index, signs);
             }
             (Record::Ring, Phase::Paired | Phase::Ending) => self.hear_ring(index),
-            (Record::Recall, Phase::Paired) => self.hear_recall(index),
+            (Record::Recall { hold_ms, while_small }, Phase::Paired) => {
+                self.hear_recall(index, hold_ms, while_small);
+            }
             (Record::Drained, Phase::Paired) => self.hear_drained(index),
             (Record::Stay, Phase::Paired) => return self.hear_stay(index),
             (Record::Total { sent }, Phase::Paired) => return self.hear_total(index, sent),
@@ -180,7 +182,7 @@ impl Core {
                 | Record::Placed { .. }
                 | Record::Credit { .. }
                 | Record::Nudge
-                | Record::Recall
+                | Record::Recall { .. }
                 | Record::Stay
                 | Record::Drained
                 | Record::Total { .. },
@@ -316,8 +318,12 @@ impl Core {
     fn hear_carried(&mut self, index: u32, record: &Record<'_>) {
         let Some(connection) = self.table.get_mut(index) else { return };
         let (stored, outcome) = match *record {
-            Record::Data { position, bytes } => (true, connection.mirror.publish(position, bytes)),
+            Record::Data { position, bytes } => {
+                connection.sleepy.came();
+                (true, connection.mirror.publish(position, bytes))
+            }
             Record::Placed { position, end, header } => {
+                connection.sleepy.large();
                 (true, connection.mirror.publish_placed(position, end, header))
             }
             Record::Credit { position } => (false, connection.mirror.credit(position)),

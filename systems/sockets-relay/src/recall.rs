@@ -22,7 +22,8 @@
 use std::os::fd::AsFd as _;
 use std::time::Duration;
 
-use beeline_sockets::recall::{Counted, leave_to_kernel};
+use beeline_sockets::control::LONGEST_HOLD_SECONDS;
+use beeline_sockets::recall::{Counted, Hold, leave_to_kernel};
 use beeline_sockets::segment::{CLOSED_CLEANLY, CLOSED_UNREAD};
 
 use crate::connection::Phase;
@@ -35,8 +36,10 @@ use crate::relay::Core;
 const PATIENCE: Duration = Duration::from_secs(1);
 /// An honest relay answers before: this connection is none any more.
 const LONGEST: Duration = Duration::from_secs(10);
-/// An end whose relay was asked by the other may ask anew after so long.
+/// An end whose relay was asked by the other may ask anew after so long, where a command called it back.
 const STAYS: Duration = Duration::from_secs(1);
+/// And after so long at most, whatever the other relay says.
+const LONGEST_HOLD: Duration = Duration::from_secs(LONGEST_HOLD_SECONDS as u64);
 
 /// How far it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,13 +62,13 @@ pub struct Recalling {
     stage: Stage,
     since: Duration,
     /// How long its end does not ask anew.
-    hold: Duration,
+    hold: Hold,
     far_drained: bool,
     far_total: Option<u64>,
 }
 
 impl Recalling {
-    fn new(since: Duration, hold: Duration) -> Self {
+    fn new(since: Duration, hold: Hold) -> Self {
         Self { stage: Stage::Busy, since, hold, far_drained: false, far_total: None }
     }
 
@@ -85,29 +88,39 @@ impl Recalling {
 impl Core {
     /// Brings the connection named `cookie` back to the kernel, if it ever left it.
     pub fn recall(&mut self, cookie: u64, hold: Duration) {
-        let Some(index) = self.cookies.get(&cookie).copied() else { return };
-        if self.begin_recall(index, hold)
-            && let Some(connection) = self.table.get(index)
-        {
-            let (at, far) = (connection.link, connection.far);
-            if let Some(link) = self.link(at) {
-                link.owe(far, Record::Recall);
-            }
+        if let Some(index) = self.cookies.get(&cookie).copied() {
+            self.bring_back(index, hold.into(), STAYS.into());
         }
     }
 
-    /// The other relay was asked to bring it back.
-    pub(crate) fn hear_recall(&mut self, index: u32) {
-        self.begin_recall(index, STAYS);
+    /// Begins to bring it back: its end does not ask anew for `hold`, and the other one not for
+    /// `far`.
+    /// False when that is under way, or it is not carried.
+    pub(crate) fn bring_back(&mut self, index: u32, hold: Hold, far: Hold) -> bool {
+        let begun = self.begin_recall(index, hold);
+        if begun && let Some(connection) = self.table.get(index) {
+            let (at, name) = (connection.link, connection.far);
+            let hold_ms = u64::try_from(far.time.as_millis()).unwrap_or(u64::MAX);
+            if let Some(link) = self.link(at) {
+                link.owe(name, Record::Recall { hold_ms, while_small: far.while_small });
+            }
+        }
+        begun
     }
 
-    fn begin_recall(&mut self, index: u32, hold: Duration) -> bool {
+    /// The other relay was asked to bring it back.
+    pub(crate) fn hear_recall(&mut self, index: u32, hold_ms: u64, while_small: bool) {
+        let time = Duration::from_millis(hold_ms).min(LONGEST_HOLD);
+        self.begin_recall(index, Hold { time, while_small });
+    }
+
+    fn begin_recall(&mut self, index: u32, hold: Hold) -> bool {
         let now = self.now;
         let paired =
             self.table.get_mut(index).filter(|connection| connection.phase == Phase::Paired);
         let Some(connection) = paired else { return false };
         if let Some(known) = &mut connection.recalling {
-            known.hold = known.hold.max(hold);
+            known.hold = known.hold.and(hold);
             return false;
         }
         connection.recalling = Some(Recalling::new(now, hold));
@@ -261,7 +274,7 @@ impl Core {
     }
 
     /// Both are told: the program goes on by the kernel, and the relay has nothing more to do with it.
-    fn end_recall(&mut self, index: u32, counted: Counted, far: u64, hold: Duration) {
+    fn end_recall(&mut self, index: u32, counted: Counted, far: u64, hold: Hold) {
         let Some(connection) = self.table.get_mut(index) else { return };
         let switched = connection.mirror.signs_stored().switched_at;
         // What the program took of its bytes and bells cannot be more than they are.
@@ -282,7 +295,7 @@ impl Core {
         // All of the ring is there.
         let segment = connection.mirror.segment();
         let theirs = Counted { sent: far, taken: 0 };
-        let both = [(segment.own(), theirs, Duration::ZERO), (segment.other(), counted, hold)];
+        let both = [(segment.own(), theirs, Hold::default()), (segment.other(), counted, hold)];
         segment.other().tell_kernel(socket.as_fd());
         leave_to_kernel(segment, both);
         segment.other().let_go();

@@ -21,6 +21,7 @@ use crate::message::Record;
 use crate::mirror::Mirror;
 use crate::network::Network;
 use crate::settings::{Counters, Refusal, Settings};
+use crate::sleepy::Sleepy;
 
 /// Completions taken at a time.
 const COMPLETIONS_AT_A_TIME: usize = 64;
@@ -215,6 +216,7 @@ impl Core {
             holders: Vec::new(),
             last_word: None,
             recalling: None,
+            sleepy: Sleepy::default(),
             moved: [0; 2],
         };
         let index = self.table.insert(connection);
@@ -435,6 +437,7 @@ impl Core {
         // With the sleeper's `arm` and heavy fence: one of the two sees the other.
         fence(Ordering::SeqCst);
         let mut touched = std::mem::take(&mut self.touched);
+        let mut sleepy = Vec::new();
         for index in touched.drain(..) {
             let Some(connection) = self.table.get_mut(index) else { continue };
             let (stored, room) = (connection.stored, connection.gave_room);
@@ -455,6 +458,9 @@ impl Core {
                 if !connection.mirror.take_down(stored, room) {
                     continue;
                 }
+                if stored && connection.sleepy.rung_for() {
+                    sleepy.push(index);
+                }
                 Record::Ring
             };
             if let Some(link) = self.link(link) {
@@ -462,6 +468,7 @@ impl Core {
             }
         }
         self.touched = touched;
+        sleepy.into_iter().for_each(|index| self.is_sleepy(index));
     }
 
     /// Notes that something was stored for the program.

@@ -474,6 +474,8 @@ impl Relay {
             writes: counters.written_batches,
             bells: counters.bells,
             doorbells: counters.doorbells,
+            recalled: counters.recalled,
+            sleepy: counters.sleepy,
         }
     }
 

@@ -25,6 +25,9 @@ pub struct Settings {
     pub lingering: Duration,
     /// A connection without news for so long is no longer looked at in every turn.
     pub cools_after: Duration,
+    /// How long a connection whose program [sleeps](crate::sleepy) at nearly every message is left to the kernel;
+    /// zero: it is carried all the same.
+    pub sleepers_hold: Duration,
 }
 
 impl Default for Settings {
@@ -36,6 +39,7 @@ impl Default for Settings {
             patience: Duration::from_secs(30),
             lingering: Duration::from_secs(10),
             cools_after: Duration::from_micros(200),
+            sleepers_hold: Duration::ZERO,
         }
     }
 }
@@ -73,6 +77,8 @@ pub struct Counters {
     pub cooled: u64,
     /// Connections brought back to the kernel.
     pub recalled: u64,
+    /// Of those, how many because their programs slept at nearly every message, and this relay noticed.
+    pub sleepy: u64,
 }
 
 /// Why a connection was not taken in.

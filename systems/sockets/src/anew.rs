@@ -4,7 +4,8 @@
 //! Until then the end *rests*: it is the kernel's, and every byte is counted, because a socket that was
 //! restored elsewhere has the kernel's own count no more. Like a young connection ([`crate::young`]) it asks
 //! on its way out of a call that brings the count of calls to as many; not before the time for which it
-//! was called back, unless the socket is another one by then (restored); and again a second later, after
+//! was called back, unless the socket is another one by then (restored), or that time was for small messages only
+//! ([`Hold`]) and large ones pass; and again a second later, after
 //! some times 2, 4, ... 32 seconds later, as often as the other end does not come. While a thread sleeps on
 //! it, it stays due: every call looks on its way out, the sleeper's, too.
 //!
@@ -24,13 +25,15 @@ use std::time::{Duration, Instant};
 use crate::connection::Connection;
 use crate::control::Question;
 use crate::kernel::{self, Errno};
-use crate::recall::Bells;
+use crate::recall::{Bells, Hold};
 use crate::segment::STATE_GIVEN_UP;
 use crate::{epoll, holder, introduce, offer, table, young};
 
 /// What a call on a connection that moved answers: the number leads to another one by now.
 pub const MOVED: Errno = Errno(libc::ERESTART);
 
+/// So many bytes a call are not small any more: more than relays send whole in a message.
+const LARGE: u64 = 2048;
 /// An end that asked anew waits so long for the other.
 pub(crate) const PATIENT_NS: u64 = 30_000_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
@@ -50,6 +53,10 @@ pub struct Anew {
     calls: AtomicU32,
     tries: AtomicU32,
     not_before_ns: AtomicU64,
+    /// Unless what passes is large.
+    while_small: AtomicBool,
+    /// Bytes that had passed, both ways, when calls were last counted.
+    passed: AtomicU64,
     /// The kernel's number of the socket when it came here.
     cookie: AtomicU64,
     is_moving: AtomicBool,
@@ -107,9 +114,20 @@ impl Connection {
         }
         self.anew.calls.store(0, Ordering::Relaxed);
         let now = kernel::coarse_ns();
-        let hold = self.segment.own().sharing.hold_ns.swap(0, Ordering::Relaxed);
+        let own = self.segment.own();
+        let hold = own.sharing.hold_ns.swap(0, Ordering::Relaxed);
+        let sent = own.sending.by_kernel.load(Ordering::Relaxed);
+        let passed = sent.wrapping_add(own.receiving.by_kernel.load(Ordering::Relaxed));
+        let more = passed.wrapping_sub(self.anew.passed.swap(passed, Ordering::Relaxed));
         if hold != 0 {
-            self.anew.not_before_ns.fetch_max(now.saturating_add(hold), Ordering::Relaxed);
+            let Hold { time, while_small } = Hold::decode(hold);
+            let until = now.saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+            self.anew.not_before_ns.fetch_max(until, Ordering::Relaxed);
+            self.anew.while_small.store(while_small, Ordering::Relaxed);
+        } else if more >= LARGE.saturating_mul(u64::from(calls))
+            && self.anew.while_small.swap(false, Ordering::Relaxed)
+        {
+            self.anew.not_before_ns.store(0, Ordering::Relaxed);
         }
         let early = now < self.anew.not_before_ns.load(Ordering::Relaxed);
         let restored = || kernel::cookie(fd) != Some(self.anew.cookie.load(Ordering::Relaxed));

@@ -232,12 +232,11 @@ impl End {
     }
 
     /// Notes what holds once the connection is [left to the kernel](leave_to_kernel).
-    fn prepare(&self, counted: Counted, hold: Duration) {
+    fn prepare(&self, counted: Counted, hold: Hold) {
         let Counted { sent, taken } = counted;
         self.sending.by_kernel.store(sent, Ordering::Relaxed);
         self.receiving.by_kernel.store(taken, Ordering::Relaxed);
-        let hold_ns = u64::try_from(hold.as_nanos()).unwrap_or(u64::MAX);
-        self.sharing.hold_ns.store(hold_ns, Ordering::Relaxed);
+        self.sharing.hold_ns.store(hold.encode(), Ordering::Relaxed);
         self.signs.returned_at.store(sent.saturating_add(1), Ordering::Relaxed);
     }
 
@@ -266,7 +265,7 @@ impl End {
 /// The connection is the kernel's from here on: `ends` are still (or nobody's but the caller's), with what
 /// was counted for each, and the time for which it asks for nothing else. One store decides it: a caller
 /// who is killed before it has changed nothing that counts.
-pub fn leave_to_kernel(segment: &Segment, ends: [(&End, Counted, Duration); 2]) {
+pub fn leave_to_kernel(segment: &Segment, ends: [(&End, Counted, Hold); 2]) {
     for (end, counted, hold) in ends {
         end.prepare(counted, hold);
     }
@@ -342,6 +341,44 @@ pub struct Counted {
     pub taken: u64,
 }
 
+/// For how long an end does not [ask anew](crate::anew).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hold {
+    /// So long.
+    pub time: Duration,
+    /// Or until what passes is not [small](crate::anew) any more.
+    pub while_small: bool,
+}
+
+/// Of [`Sharing::hold_ns`]: [`Hold::while_small`].
+const WHILE_SMALL: u64 = 1 << 63;
+
+impl From<Duration> for Hold {
+    fn from(time: Duration) -> Self {
+        Self { time, while_small: false }
+    }
+}
+
+impl Hold {
+    /// Both hold.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        let while_small = self.while_small && other.while_small;
+        Self { time: self.time.max(other.time), while_small }
+    }
+
+    /// As a segment has it: never 0, unless it is over at once.
+    fn encode(self) -> u64 {
+        let ns = u64::try_from(self.time.as_nanos()).unwrap_or(u64::MAX).min(WHILE_SMALL - 1);
+        if ns != 0 && self.while_small { ns | WHILE_SMALL } else { ns }
+    }
+
+    pub(crate) fn decode(word: u64) -> Self {
+        let time = Duration::from_nanos(word & !WHILE_SMALL);
+        Self { time, while_small: word & WHILE_SMALL != 0 }
+    }
+}
+
 /// Brings a connection inside a host back to the kernel: `segment` as one end has it, and the sockets of
 /// that end and of the other. Neither asks anew for its time of `hold`, unless its socket is another by
 /// then.
@@ -376,7 +413,7 @@ pub fn recall(
         return Err(NotRecalled::Unclear);
     }
     ends.iter().zip(&sockets).for_each(|(end, socket)| end.tell_kernel(*socket));
-    let both = [0, 1].map(|end| (ends[end], counted[end], hold[end]));
+    let both = [0, 1].map(|end| (ends[end], counted[end], hold[end].into()));
     leave_to_kernel(segment, both);
     stills.into_iter().for_each(Still::let_go);
     Ok(())
@@ -386,8 +423,7 @@ pub fn recall(
 /// again after its time of `hold` at the earliest, if at all. False when it does not wait.
 #[must_use]
 pub fn stop_waiting(segment: &Segment, hold: Duration) -> bool {
-    let hold_ns = u64::try_from(hold.as_nanos()).unwrap_or(u64::MAX);
-    segment.own().sharing.hold_ns.store(hold_ns, Ordering::Relaxed);
+    segment.own().sharing.hold_ns.store(Hold::from(hold).encode(), Ordering::Relaxed);
     // Release with the Acquire of whoever finds that it gave up.
     let stops = segment.state().compare_exchange(
         STATE_OPEN,
@@ -630,6 +666,19 @@ mod tests {
         let mapping = Mapping::memfd("test", length_bytes(4096)).unwrap();
         Segment::format(&mapping).unwrap();
         Segment::take(mapping, 0).unwrap()
+    }
+
+    #[test]
+    fn a_hold_comes_out_of_its_word_as_it_was() {
+        let hour = Duration::from_secs(3600);
+        for time in [Duration::ZERO, Duration::from_nanos(1), hour] {
+            for while_small in [false, !time.is_zero()] {
+                let hold = Hold { time, while_small };
+                assert_eq!(Hold::decode(hold.encode()), hold);
+            }
+        }
+        let endless = Hold::decode(Hold::from(Duration::MAX).encode());
+        assert!(endless.time > hour && !endless.while_small);
     }
 
     #[test]

@@ -129,14 +129,21 @@ pub struct RelayStatus {
     pub bells: u64,
     /// Doorbells sent through the kernel's connections.
     pub doorbells: u64,
+    /// Connections brought back to the kernel, so far.
+    pub recalled: u64,
+    /// Of these, those whose program here slept at nearly every message.
+    pub sleepy: u64,
 }
 
-const WORDS: usize = 13;
+const WORDS: usize = 15;
+/// Of relays of before there were more.
+const FEWEST_WORDS: usize = 13;
 
 impl RelayStatus {
     fn words(&self) -> [u64; WORDS] {
         let Self { process, up_seconds, connections, waiting, links, paired, broken, .. } = *self;
-        let Self { sent_bytes, received_bytes, messages, writes, bells, doorbells, .. } = *self;
+        let Self { sent_bytes, received_bytes, messages, writes, bells, .. } = *self;
+        let Self { doorbells, recalled, sleepy, .. } = *self;
         let process = u64::from(process);
         [
             process,
@@ -152,12 +159,15 @@ impl RelayStatus {
             writes,
             bells,
             doorbells,
+            recalled,
+            sleepy,
         ]
     }
 
     fn from_words(words: [u64; WORDS]) -> Option<Self> {
         let [process, up_seconds, connections, waiting, links, paired, broken, rest @ ..] = words;
-        let [sent_bytes, received_bytes, messages, writes, bells, doorbells] = rest;
+        let [sent_bytes, received_bytes, messages, writes, bells, rest @ ..] = rest;
+        let [doorbells, recalled, sleepy] = rest;
         let process = u32::try_from(process).ok()?;
         Some(Self {
             process,
@@ -173,6 +183,8 @@ impl RelayStatus {
             writes,
             bells,
             doorbells,
+            recalled,
+            sleepy,
         })
     }
 }
@@ -288,8 +300,11 @@ impl Reply {
         match parts(record).ok_or(bad)? {
             (16, body) => {
                 let (words, []) = body.as_chunks::<8>() else { return Err(bad) };
-                let words: &[_; WORDS] = words.try_into().map_err(|_| bad)?;
-                let status = RelayStatus::from_words(words.map(u64::from_le_bytes));
+                if words.len() < FEWEST_WORDS {
+                    return Err(bad);
+                }
+                let word = |at| words.get(at).map_or(0, |word| u64::from_le_bytes(*word));
+                let status = RelayStatus::from_words(std::array::from_fn(word));
                 Ok(Self::Status(status.ok_or(bad)?))
             }
             (17, [paired @ (0 | 1), body @ ..]) => {
@@ -481,7 +496,8 @@ mod tests {
                 assert_ne!(Request::decode(&record[..cut]), Ok(request));
             }
         }
-        let status = RelayStatus { process: 7, doorbells: 8, broken: 9, ..RelayStatus::default() };
+        let status = RelayStatus { process: 7, broken: 9, recalled: 8, ..RelayStatus::default() };
+        let status = RelayStatus { sleepy: 5, doorbells: 6, ..status };
         let replies = [
             Reply::Status(status),
             Reply::Connection { connection: adopted(), paired: true, moved: [1, u64::MAX] },

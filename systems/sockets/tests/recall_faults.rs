@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use beeline_sockets::connection::{self, Connection};
 use beeline_sockets::kernel::{self, Errno};
-use beeline_sockets::recall::{NotRecalled, leave_to_kernel, recall};
+use beeline_sockets::recall::{Hold, NotRecalled, leave_to_kernel, recall};
 use beeline_sockets::segment::Segment;
 use beeline_sockets::{epoll, poll, table};
 use common::races::{Chance, close, give, pair, take, time};
@@ -147,7 +147,7 @@ fn an_end_that_was_said_is_heard_wherever_the_caller_is_killed() {
                 let counted = [0, 1].map(|end| ends[end].count(streams[end].as_fd()).unwrap());
                 ends.iter().zip(&streams).for_each(|(end, socket)| end.tell_kernel(socket.as_fd()));
                 if killed == Killed::Afterwards {
-                    let both = [0, 1].map(|end| (ends[end], counted[end], Duration::ZERO));
+                    let both = [0, 1].map(|end| (ends[end], counted[end], Hold::default()));
                     leave_to_kernel(segment, both);
                 }
                 // It lets nobody go.
@@ -557,7 +557,7 @@ fn who_sleeps_for_room_hears_of_it_whoever_takes_the_last_doorbell() {
         }
         let mut counted = [0, 1].map(|end| ends[end].count(streams[end].as_fd()).unwrap());
         counted[1].sent += 1;
-        leave_to_kernel(segment, [0, 1].map(|end| (ends[end], counted[end], Duration::ZERO)));
+        leave_to_kernel(segment, [0, 1].map(|end| (ends[end], counted[end], Hold::default())));
         ends.iter().for_each(|end| end.let_go());
         std::thread::sleep(Duration::from_millis(20));
         kernel::send(other, &[0], 0).unwrap();

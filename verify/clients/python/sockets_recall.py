@@ -6,7 +6,8 @@
                                                    parent leaves for another network (root may)
     sockets_recall.py talk HOST PORT SECONDS SEED  says its number, waits for a line or for
                                                    there being none, then says how it ended
-    sockets_recall.py apart HOST PORT SECONDS      the same by two threads, one of which always sleeps in recv
+    sockets_recall.py apart HOST PORT SECONDS [LARGE]  by two threads, one of which always sleeps in recv,
+                                                   a byte at a time; then as many large pieces
     sockets_recall.py crowd HOST PORT COUNT        as many connections; says its number, waits as talk does,
                                                    uses each once more, and says how that ended
     sockets_recall.py hold                         says its number; then it has the sockets of the processes
@@ -183,17 +184,25 @@ def talk(host, port, seconds, seed):
     print(f"well after {count} rounds, the longest of {longest:.2f} s", flush=True)
 
 
-def apart(host, port, seconds):
+def apart(host, port, seconds, large=0):
     peer = socket.create_connection((host, int(port)))
-    heard = threading.Semaphore(0)
+    news, heard, room = threading.Condition(), 0, 3
 
     def hear():
-        while got := peer.recv(3):
-            heard.release(len(got))
+        nonlocal heard
+        while got := peer.recv(room):
+            with news:
+                heard += len(got)
+                news.notify()
+
+    said = 0
 
     def say(word):
+        nonlocal said
+        said += len(word)
         peer.sendall(word)
-        assert all(heard.acquire(timeout=30) for _ in word)
+        with news:
+            assert news.wait_for(lambda: heard == said, 30), (heard, said)
         # The other thread sleeps again.
         time.sleep(0.005)
 
@@ -207,6 +216,9 @@ def apart(host, port, seconds):
     until = time.monotonic() + float(seconds)
     while time.monotonic() < until:
         say(b"w")
+    room = 1 << 16
+    for _ in range(int(large)):
+        say(bytes(100000))
     peer.shutdown(socket.SHUT_WR)
     print("well", flush=True)
 

@@ -61,23 +61,24 @@ fn wire(names: &[String; 2]) -> Result<(), String> {
 
 impl Hosts {
     /// Two hosts whose monitors know of each other, or `None` after saying that `test` is skipped.
-    /// `relay` is the scheme by which they reach each other ("tcp").
+    /// `relay` is the scheme by which they reach each other ("tcp"). What only sleepers use is carried, too.
     ///
     /// # Panics
     ///
     /// When a relay does not answer.
     #[must_use]
     pub fn start(test: &str, scheme: &str) -> Option<Self> {
-        Self::start_with(test, scheme, [true, true])
+        Self::start_with(test, scheme, [true, true], 0)
     }
 
-    /// As [`Hosts::start`]; where `knows` is false, the host lists no other.
+    /// As [`Hosts::start`]; where `knows` is false, the host lists no other. What only sleepers use is left to
+    /// the kernel for `hold` seconds.
     ///
     /// # Panics
     ///
     /// When a relay does not answer.
     #[must_use]
-    pub fn start_with(test: &str, scheme: &str, knows: [bool; 2]) -> Option<Self> {
+    pub fn start_with(test: &str, scheme: &str, knows: [bool; 2], hold: u16) -> Option<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         need(test, "ip")?;
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -96,7 +97,8 @@ impl Hosts {
         }
         for at in 0..2 {
             let (own, peer) = (ADDRESSES[at], ADDRESSES[1 - at]);
-            let mut text = format!("listen = \"{scheme}://{own}:{RELAY}\"\n");
+            let mut text =
+                format!("listen = \"{scheme}://{own}:{RELAY}\"\nsleepers_hold_seconds = {hold}\n");
             if knows[at] {
                 text += &format!(
                     "[[hosts]]\naddresses = [\"{peer}\"]\nrelay = \"{scheme}://{peer}:{RELAY}\"\n"

@@ -334,7 +334,7 @@ fn hosts_that_are_not_configured_are_the_kernels() {
         return;
     }
     for knows in [[true, false], [false, true], [false, false]] {
-        let Some(hosts) = Hosts::start_with(test, "tcp", knows) else { return };
+        let Some(hosts) = Hosts::start_with(test, "tcp", knows, 0) else { return };
         let _server = serve(&hosts, true, "bulk_server", &["3000000"]);
         let text = ask(&hosts, true, "bulk", &["3000000"]);
         assert!(text.contains("both ways"), "{knows:?}: {text}");

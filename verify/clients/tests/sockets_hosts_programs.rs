@@ -114,36 +114,55 @@ fn redis_serves_another_host_in_every_pairing() {
         return;
     }
     let Some(hosts) = Hosts::start(test, "tcp") else { return };
-    let folder = tempfile::tempdir().unwrap();
-    let (port, host) = (PORT.to_string(), ADDRESSES[0]);
-    let folder = folder.path().to_string_lossy().into_owned();
     for pair in PAIRINGS {
-        let words = ["redis-server", "--bind", host, "--protected-mode", "no", "--port", &port];
-        let words: Vec<&str> = words.into_iter().chain(["--save", "", "--dir", &folder]).collect();
-        let _server = Server::start(&hosts, pair.0, &words);
-        let cli = |words: &[&str]| {
-            let all = ["redis-cli", "-h", host, "-p", &port];
-            let all: Vec<&str> = all.into_iter().chain(words.iter().copied()).collect();
-            ask(&hosts, pair.1, &all).trim_end().to_owned()
-        };
-        let moved = moved(&hosts, || {
-            assert_eq!(cli(&["SET", "key", "value"]), "OK");
-            for more in [&["-P", "1"][..], &["-P", "16", "-d", "3000"]] {
-                let load = ["redis-benchmark", "-h", host, "-p", &port, "-t", "set,get", "-q"];
-                let load = load.into_iter().chain(["-n", "5000", "-c", "8"]);
-                let load: Vec<&str> = load.chain(more.iter().copied()).collect();
-                let text = ask(&hosts, pair.1, &load);
-                assert!(text.contains("GET"), "{text}");
-            }
-            assert!(cli(&["BGSAVE"]).contains("Background"), "{pair:?}");
-            assert_eq!(cli(&["GET", "key"]), "value");
-        });
+        let moved = redis_serves(&hosts, pair);
         judge(pair, moved, 10_000_000);
         if pair == (true, true) {
             note(&format!("redis-benchmark between hosts, {moved:?} bytes over the fabric"));
         }
     }
     hosts.all_let_go();
+}
+
+#[test]
+fn redis_serves_another_host_whose_connections_go_to_and_fro() {
+    let test = "redis_serves_another_host_whose_connections_go_to_and_fro";
+    if !has_all(test, &["redis-server", "redis-cli", "redis-benchmark"]) {
+        return;
+    }
+    // As soon as its programs sleep, the kernel has a connection, for a second.
+    let Some(hosts) = Hosts::start_with(test, "tcp", [true, true], 1) else { return };
+    let moved = redis_serves(&hosts, (true, true));
+    let recalled = [0, 1].map(|at| hosts.hosts[at].count("recalled"));
+    note(&format!("{moved:?} bytes over the fabric, {recalled:?} times back to the kernel"));
+    hosts.all_let_go();
+}
+
+/// What both relays sent for redis with its own tools.
+fn redis_serves(hosts: &Hosts, pair: (bool, bool)) -> [u64; 2] {
+    let folder = tempfile::tempdir().unwrap();
+    let (port, host) = (PORT.to_string(), ADDRESSES[0]);
+    let folder = folder.path().to_string_lossy().into_owned();
+    let words = ["redis-server", "--bind", host, "--protected-mode", "no", "--port", &port];
+    let words: Vec<&str> = words.into_iter().chain(["--save", "", "--dir", &folder]).collect();
+    let _server = Server::start(hosts, pair.0, &words);
+    let cli = |words: &[&str]| {
+        let all = ["redis-cli", "-h", host, "-p", &port];
+        let all: Vec<&str> = all.into_iter().chain(words.iter().copied()).collect();
+        ask(hosts, pair.1, &all).trim_end().to_owned()
+    };
+    moved(hosts, || {
+        assert_eq!(cli(&["SET", "key", "value"]), "OK");
+        for more in [&["-P", "1"][..], &["-P", "16", "-d", "3000"]] {
+            let load = ["redis-benchmark", "-h", host, "-p", &port, "-t", "set,get", "-q"];
+            let load = load.into_iter().chain(["-n", "5000", "-c", "8"]);
+            let load: Vec<&str> = load.chain(more.iter().copied()).collect();
+            let text = ask(hosts, pair.1, &load);
+            assert!(text.contains("GET"), "{text}");
+        }
+        assert!(cli(&["BGSAVE"]).contains("Background"), "{pair:?}");
+        assert_eq!(cli(&["GET", "key"]), "value");
+    })
 }
 
 fn configuration(folder: &Path) -> String {

@@ -406,6 +406,52 @@ fn between_hosts_a_conversation_called_back_is_whole_and_carried_again() {
 }
 
 #[test]
+fn what_only_sleepers_use_between_hosts_is_left_to_the_kernel_and_carried_again() {
+    let test = "what_only_sleepers_use_between_hosts_is_left_to_the_kernel_and_carried_again";
+    if need(test, "python3").is_none() {
+        return;
+    }
+    let Some(hosts) = Hosts::start_with(test, "tcp", [true, true], 1) else { return };
+    let server = ["python3", &script(), "serve", "blocking", "6150", ADDRESSES[0]];
+    let _server = Background::start(&mut hosts.hosts[0].monitor().command(true, &server));
+    hosts.hosts[0].listening(6150);
+    let client = hosts.hosts[1].monitor();
+    let seconds = seconds().to_string();
+    let words = ["python3", &script(), "apart", ADDRESSES[0], "6150", &seconds];
+    let mut talk = Talk::spawn(client.command(true, &words));
+    talk.go_on();
+    assert_eq!(talk.line(), "well");
+    hosts.all_let_go();
+    let counted = |name| [0, 1].map(|at| hosts.hosts[at].count(name));
+    let (recalled, sleepy, paired) = (counted("recalled"), counted("sleepy"), counted("paired"));
+    note(&format!("paired {paired:?}, back {recalled:?}, for sleepers {sleepy:?}"));
+    assert!(recalled.iter().chain(&paired).all(|count| *count >= 2), "{recalled:?}, {paired:?}");
+    assert!(sleepy.iter().sum::<u64>() >= 2, "{sleepy:?}");
+}
+
+#[test]
+fn large_pieces_between_hosts_are_carried_whoever_slept_before() {
+    let test = "large_pieces_between_hosts_are_carried_whoever_slept_before";
+    if need(test, "python3").is_none() {
+        return;
+    }
+    let Some(hosts) = Hosts::start_with(test, "tcp", [true, true], 3600) else { return };
+    let server = ["python3", &script(), "serve", "blocking", "6151", ADDRESSES[0]];
+    let _server = Background::start(&mut hosts.hosts[0].monitor().command(true, &server));
+    hosts.hosts[0].listening(6151);
+    let client = hosts.hosts[1].monitor();
+    let words = ["python3", &script(), "apart", ADDRESSES[0], "6151", "1", "500"];
+    let mut talk = Talk::spawn(client.command(true, &words));
+    talk.go_on();
+    assert_eq!(talk.line(), "well");
+    hosts.all_let_go();
+    let [recalled, paired] = ["recalled", "paired"].map(|name| hosts.hosts[1].count(name));
+    assert_eq!((recalled, paired), (1, 2));
+    let sent = hosts.sent();
+    assert!(sent.iter().all(|bytes| *bytes > 10_000_000), "{sent:?} of 50 MB each way");
+}
+
+#[test]
 fn who_cannot_be_called_back_is_told_why() {
     let test = "who_cannot_be_called_back_is_told_why";
     if need(test, "python3").is_none() {

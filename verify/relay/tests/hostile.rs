@@ -128,7 +128,7 @@ impl Liar {
                     Record::Refuse => OwnedRecord::Refuse,
                     Record::Reset => OwnedRecord::Reset,
                     Record::Ended => OwnedRecord::Ended,
-                    Record::Recall => OwnedRecord::Recall,
+                    Record::Recall { .. } => OwnedRecord::Recall,
                     Record::Stay => OwnedRecord::Stay,
                     _ => OwnedRecord::Other,
                 };
@@ -248,7 +248,7 @@ impl Scene {
         self.inbox.put(Event::Called {
             device,
             info: liar.pair.connect_info(),
-            hello: [&b"BLRL\x02\0\0\0"[..], &[9; 16]].concat(),
+            hello: [&b"BLRL\x03\0\0\0"[..], &[9; 16]].concat(),
             answer: Box::new(move |answer| sender.send(answer).unwrap()),
         });
         self.turn();
@@ -431,7 +431,7 @@ fn an_end_whose_relay_was_told_the_total_hears_of_no_end_in_good_order_when_the_
     let (name, _) = scene.paired(&mut liar, &program);
     liar.say(name, &Record::Signs { switched_at: 1, finished: 0, closed: 0, mute: 0 });
     scene.turns(&mut liar, 200);
-    liar.say(name, &Record::Recall);
+    liar.say(name, &Record::Recall { hold_ms: u64::MAX, while_small: false });
     scene.turns(&mut liar, 1000);
     liar.say(name, &Record::Drained);
     scene.turns(&mut liar, 1000);
@@ -544,7 +544,7 @@ fn a_relay_of_another_version_gets_no_link_and_is_told_why() {
     let mut scene = Scene::new(12, true);
     let (sender, answers) = std::sync::mpsc::channel();
     let device: Arc<dyn Device> = scene.honest_device();
-    let older = [&b"BLRL\x01\0\0\0"[..], &[9; 16]].concat();
+    let older = [&b"BLRL\x02\0\0\0"[..], &[9; 16]].concat();
     scene.inbox.put(Event::Called {
         device,
         info: Liar::new(&scene.device).pair.connect_info(),
@@ -553,7 +553,7 @@ fn a_relay_of_another_version_gets_no_link_and_is_told_why() {
     });
     scene.turn();
     let why = answers.recv().unwrap().unwrap_err();
-    assert!(why.contains("version 1 and the other of 2"), "{why}");
+    assert!(why.contains("version 2 and the other of 3"), "{why}");
     // One that answers so gets none, either, and the connection is the kernel's.
     let (program, _far) = scene.adopt(true);
     let liar = Liar::new(&scene.device);

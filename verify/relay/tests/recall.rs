@@ -81,6 +81,57 @@ fn a_connection_called_back_is_the_kernels_at_both_ends() {
     }
 }
 
+/// Sends words of `length` until the connection is brought back, at most `most`: how many it took. Before each,
+/// the other end `sleeps`, or does not.
+fn talk(world: &mut World, length: usize, most: usize, sleeps: impl Fn(usize) -> bool) -> usize {
+    let mut ends = world.connect(16 << 10);
+    let (word, mut got) = (vec![7; length], vec![0; length]);
+    for at in 0..most {
+        // A program that has slept enough may be kept by its relay, as any that is called back.
+        if world
+            .cores
+            .iter()
+            .any(|core| core.find(ends[0].cookie + 1).is_some_and(|one| one.recalling.is_some()))
+        {
+            world.until("the way back", |_| ends.iter().all(|end| state(end) == STATE_RETURNED));
+        }
+        if ends.iter().any(|end| state(end) == STATE_RETURNED) {
+            for end in &ends {
+                let hold = end.segment.own().sharing.hold_ns.load(Ordering::Relaxed);
+                assert_eq!(hold, 60_000_000_000 | 1 << 63);
+            }
+            return at;
+        }
+        assert!(!sleeps(at) || ends[1].falls_asleep(true));
+        assert_eq!(ends[0].send(&word), length);
+        world.deliver_bell(0, &mut ends[0]);
+        let mut left = length;
+        world.until("the word", |_| {
+            if let Received::Bytes(some) = ends[1].receive(&mut got) {
+                left -= some;
+            }
+            left == 0
+        });
+        (0..20).for_each(|_| world.turn());
+    }
+    most
+}
+
+#[test]
+fn what_only_sleepers_use_is_brought_back_and_nothing_else_is() {
+    let minute = Duration::from_secs(60);
+    let settings = Settings { sleepers_hold: minute, ..Settings::default() };
+    let mut world = World::new(&Over::Sim(3, SimOptions::default()), &settings);
+    assert!((24..28).contains(&talk(&mut world, 60, 200, |_| true)));
+    assert_eq!(world.cores[1].counters().sleepy, 1);
+    assert_eq!(world.cores.each_ref().map(|core| core.counters().recalled), [1, 1]);
+    assert_eq!(talk(&mut world, 60, 200, |at| at % 2 == 0), 200);
+    assert_eq!(talk(&mut world, 60, 200, |_| false), 200);
+    assert_eq!(talk(&mut world, 4000, 200, |_| true), 200);
+    let mut world = self::world(4);
+    assert_eq!(talk(&mut world, 60, 200, |_| true), 200);
+}
+
 #[test]
 fn a_program_that_closes_behind_the_last_doorbell_ends_alone_and_in_good_order() {
     for (seed, gap) in (0..4).flat_map(|seed| (0..40).step_by(3).map(move |gap| (seed, gap))) {

@@ -50,13 +50,15 @@ struct RelayLine {
     writes: u64,
     bells: u64,
     doorbells: u64,
+    recalled: u64,
+    sleepy: u64,
 }
 
 impl From<RelayStatus> for RelayLine {
     fn from(status: RelayStatus) -> Self {
         let RelayStatus { process, up_seconds, connections, waiting, links, paired, .. } = status;
         let RelayStatus { broken, sent_bytes, received_bytes, messages, writes, .. } = status;
-        let RelayStatus { bells, doorbells, .. } = status;
+        let RelayStatus { bells, doorbells, recalled, sleepy, .. } = status;
         Self {
             process,
             up_seconds,
@@ -71,12 +73,14 @@ impl From<RelayStatus> for RelayLine {
             writes,
             bells,
             doorbells,
+            recalled,
+            sleepy,
         }
     }
 }
 
 impl RelayLine {
-    fn rows(&self) -> [(&'static str, u64); 13] {
+    fn rows(&self) -> [(&'static str, u64); 15] {
         [
             ("relay's process", u64::from(self.process)),
             ("up, seconds", self.up_seconds),
@@ -91,6 +95,8 @@ impl RelayLine {
             ("one-sided writes", self.writes),
             ("bells heard", self.bells),
             ("doorbells sent", self.doorbells),
+            ("brought back to the kernel", self.recalled),
+            ("of these, for programs here that slept", self.sleepy),
         ]
     }
 }

@@ -56,7 +56,7 @@ move-out) # NAME ADDRESS: and with it what CRIU's lock left
     inside "$1" nft flush ruleset
     ;;
 monitor) # NAME OWN OTHER: and a relay, for connections with the container whose address is OTHER
-    printf 'listen = "tcp://%s:4791"\n[[hosts]]\naddresses = ["%s"]\nrelay = "tcp://%s:4791"\n' \
+    printf 'listen = "tcp://%s:4791"\nsleepers_hold_seconds = 0\n[[hosts]]\naddresses = ["%s"]\nrelay = "tcp://%s:4791"\n' \
         "$2" "$3" "$3" >"/run/hosts-$1.toml"
     inside "$1" target/debug/beeline sockets monitor --background --hosts "/run/hosts-$1.toml"
     ;;
