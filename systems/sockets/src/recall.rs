@@ -449,6 +449,12 @@ impl Connection {
             && self.is_left_to_kernel()
     }
 
+    /// It went back, and everything in the ring was read: the kernel has what follows.
+    #[inline]
+    pub(crate) fn is_behind_ring(&self) -> bool {
+        self.is_returned() && self.kernel_bytes_left() == Some(u64::MAX)
+    }
+
     /// That it did was decided.
     #[cold]
     fn is_left_to_kernel(&self) -> bool {

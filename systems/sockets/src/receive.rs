@@ -121,6 +121,7 @@ unsafe fn receive_more(
             Err(error) if *total > 0 && error != anew::MOVED => return Ok(*total),
             Err(error) => return Err(error),
         };
+        let was_behind = connection.is_behind_ring();
         // SAFETY: the caller's contract.
         let step = unsafe { look(fd, connection, pieces, *total, peek, waits) };
         let step = match step {
@@ -150,8 +151,8 @@ unsafe fn receive_more(
                 if *total >= least || !waits && !all {
                     // After the way back, behind the ring's last byte: who gets less than he asked for
                     // takes it that there is no more, and an edge may have been told already.
-                    let more = *total < wanted && !goes_on && connection.is_returned();
-                    if more && connection.kernel_bytes_left() == Some(u64::MAX) {
+                    let more = *total < wanted && !goes_on && !was_behind;
+                    if more && connection.is_behind_ring() {
                         goes_on = true;
                         continue;
                     }
@@ -518,8 +519,12 @@ pub fn wait(fd: RawFd, connection: &Connection) -> Result<(), Errno> {
     let own = connection.segment.own();
     let began = Instant::now();
     let asleep = connection.sleepers.enter();
-    own.sharing.watchers.fetch_add(1, Ordering::SeqCst);
-    wake::arm(&own.signs.receive_armed, barrier::heavy);
+    // Behind the ring nobody rings: the kernel wakes for what is its own.
+    let rung_for = !connection.is_behind_ring();
+    if rung_for {
+        own.sharing.watchers.fetch_add(1, Ordering::SeqCst);
+        wake::arm(&own.signs.receive_armed, barrier::heavy);
+    }
     // What came into the ring before the fence is seen, also behind a switch; what comes after it rings. And
     // bytes from before the switch wake by themselves.
     let mut byte = [0];
@@ -532,7 +537,9 @@ pub fn wait(fd: RawFd, connection: &Connection) -> Result<(), Errno> {
     };
     // It stays armed, should nobody have rung: a set may count on it. One doorbell too many later
     // costs less than one too few.
-    own.sharing.watchers.fetch_sub(1, Ordering::SeqCst);
+    if rung_for {
+        own.sharing.watchers.fetch_sub(1, Ordering::SeqCst);
+    }
     drop(asleep);
     connection.budget.learn(began.elapsed());
     match outcome {
