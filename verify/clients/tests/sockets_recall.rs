@@ -440,7 +440,7 @@ fn large_pieces_between_hosts_are_carried_whoever_slept_before() {
     let _server = Background::start(&mut hosts.hosts[0].monitor().command(true, &server));
     hosts.hosts[0].listening(6151);
     let client = hosts.hosts[1].monitor();
-    let words = ["python3", &script(), "apart", ADDRESSES[0], "6151", "1", "500"];
+    let words = ["python3", &script(), "apart", ADDRESSES[0], "6151", "3", "500"];
     let mut talk = Talk::spawn(client.command(true, &words));
     talk.go_on();
     assert_eq!(talk.line(), "well");
