@@ -11,7 +11,7 @@
 //! and, before the first `[[hosts]]`, if wanted:
 //!
 //! ```toml
-//! sleepers_hold_seconds = 60         # how long what only sleepers use is left to the kernel; 0: never
+//! sleepers_hold_seconds = 60         # how long what only sleepers use is left to the kernel; 0, if not given: never
 //! ```
 //!
 //! A connection to an address that stands here for no host stays with the kernel. Both hosts name
@@ -32,13 +32,8 @@ struct File {
     listen: String,
     #[serde(default)]
     hosts: Vec<Host>,
-    #[serde(default = "usual_hold")]
+    #[serde(default)]
     sleepers_hold_seconds: u16,
-}
-
-/// Seconds.
-const fn usual_hold() -> u16 {
-    60
 }
 
 /// One other host.
@@ -117,9 +112,9 @@ mod tests {
         }
         assert!(!hosts.has("10.0.0.1".parse().unwrap()));
         assert_eq!(hosts.others.len(), 1);
-        assert_eq!(hosts.sleepers_hold, Duration::from_secs(60));
-        let never = format!("sleepers_hold_seconds = 0\n{text}");
-        assert_eq!(Hosts::parse(&never).unwrap().sleepers_hold, Duration::ZERO);
+        assert_eq!(hosts.sleepers_hold, Duration::ZERO);
+        let minute = format!("sleepers_hold_seconds = 60\n{text}");
+        assert_eq!(Hosts::parse(&minute).unwrap().sleepers_hold, Duration::from_secs(60));
         // A host that only waits to be named by others.
         assert!(Hosts::parse("listen = \"tcp://10.0.0.1:1\"").unwrap().others.is_empty());
     }

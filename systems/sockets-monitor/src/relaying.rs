@@ -17,7 +17,7 @@ use beeline_os::control_socket::ControlSocket;
 use beeline_sockets::control::Introduced;
 use beeline_sockets::relayed::{Adopted, Request, relay_name};
 use beeline_sockets::segment::{
-    CLOSED_AT, STATE_AT, STATE_GIVEN_UP, STATE_RETURNED, Segment, TAILS_AT,
+    CLOSED_AT, HOLDERS, HOLDERS_AT, STATE_AT, STATE_GIVEN_UP, STATE_RETURNED, Segment, TAILS_AT,
 };
 
 use crate::hosts::Hosts;
@@ -67,7 +67,15 @@ impl Kept {
     fn is_over(&self) -> bool {
         read_word(&self.memory, CLOSED_AT[0]) != Some(0)
             || read_word(&self.memory, STATE_AT) == Some(STATE_GIVEN_UP)
-            || !i32::try_from(self.connection.process).is_ok_and(exists)
+            || !self.processes().any(exists)
+    }
+
+    /// Who asked for it, and who has it by now.
+    fn processes(&self) -> impl Iterator<Item = i32> {
+        let places = (0..HOLDERS).map(|place| HOLDERS_AT + 4 * place);
+        let holders = places.filter_map(|place| read_word(&self.memory, place));
+        let all = std::iter::once(self.connection.process).chain(holders);
+        all.filter_map(|process| i32::try_from(process).ok()).filter(|process| *process > 0)
     }
 
     /// The kernel's again, or never anything else: who asks now is to get another.

@@ -518,16 +518,14 @@ impl Mirror {
     }
 
     /// Takes down what the program sleeps for, if it sleeps for what there is news of: bytes or an
-    /// end (`receive`), room (`send`). True when it is to be woken. The caller stored, then fenced.
+    /// end (`receive`), room (`send`). Which it slept for: then it is to be woken. The caller stored, then fenced.
     ///
     /// Each arm for its own reason only: a sleeper of the other kind would sleep on, unarmed.
     #[must_use]
-    pub fn take_down(&self, receive: bool, send: bool) -> bool {
+    pub fn take_down(&self, receive: bool, send: bool) -> [bool; 2] {
         let signs = &self.segment.other().signs;
         let down = |armed| wake::sleeps(armed, || ()) != 0 && wake::take_down(armed);
-        let received = receive && down(&signs.receive_armed);
-        let given = send && down(&signs.send_armed);
-        received || given
+        [receive && down(&signs.receive_armed), send && down(&signs.send_armed)]
     }
 
     /// The program sleeps for something of which there is news. The caller stored, then fenced.

@@ -19,7 +19,8 @@
 //! waiting for a word. Whether the other end is the kernel's already cannot be known then, also where the link
 //! breaks, or this relay ends: so the kernel's connection is reset, and nobody there takes it for an end.
 
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use beeline_sockets::control::LONGEST_HOLD_SECONDS;
@@ -40,6 +41,20 @@ const LONGEST: Duration = Duration::from_secs(10);
 const STAYS: Duration = Duration::from_secs(1);
 /// And after so long at most, whatever the other relay says.
 const LONGEST_HOLD: Duration = Duration::from_secs(LONGEST_HOLD_SECONDS as u64);
+
+/// Whoever was on the way when a connection went back finds its memory for so long.
+const LONGEST_WAY: Duration = Duration::from_secs(600);
+/// Most of which this is so; beyond them the oldest goes.
+const MOST_RETURNED: usize = 256;
+
+/// A connection that went back while somebody who is to have it was on the way: in a message that nobody has taken,
+/// to a child. Without the memory he would take doorbells for bytes.
+#[derive(Debug)]
+pub(crate) struct Returned {
+    pub(crate) cookie: u64,
+    pub(crate) memory: Arc<OwnedFd>,
+    until: Duration,
+}
 
 /// How far it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -197,7 +212,9 @@ impl Core {
         let Some(mut recalling) = connection.recalling else { return false };
         let before = recalling.stage;
         let (at, far) = (connection.link, connection.far);
-        if now.saturating_sub(recalling.since) >= LONGEST {
+        // Nothing is missing once the other's total is there.
+        let is_over = matches!(recalling.stage, Stage::Told(_)) && recalling.far_total.is_some();
+        if !is_over && now.saturating_sub(recalling.since) >= LONGEST {
             self.fault(index, Nonsense { what: "the time of the other relay" });
             return true;
         }
@@ -300,6 +317,17 @@ impl Core {
         leave_to_kernel(segment, both);
         segment.other().let_go();
         connection.recalling = None;
+        // Whoever sends it on from here on counts him first, and then hears that we do not know it.
+        if segment.holders().births() > 0
+            && let Some(memory) = segment.mapping().descriptor()
+        {
+            let (cookie, now) = (connection.cookie, self.now);
+            self.returned.retain(|past| past.until > now && past.cookie != cookie);
+            if self.returned.len() >= MOST_RETURNED {
+                self.returned.pop_front();
+            }
+            self.returned.push_back(Returned { cookie, memory, until: now + LONGEST_WAY });
+        }
         self.counters.recalled += 1;
         self.forget(index);
     }

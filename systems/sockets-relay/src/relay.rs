@@ -1,6 +1,6 @@
 //! The relay's state and its turn: completions, what is hot, what is due.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::rc::Rc;
@@ -20,6 +20,7 @@ use crate::link::{COMPLETIONS, Link, Stage, Ticket};
 use crate::message::Record;
 use crate::mirror::Mirror;
 use crate::network::Network;
+use crate::recall::Returned;
 use crate::settings::{Counters, Refusal, Settings};
 use crate::sleepy::Sleepy;
 
@@ -64,6 +65,7 @@ pub struct Core {
     pub(crate) touched: Vec<u32>,
     /// Connections that are called back.
     pub(crate) recalls: Vec<u32>,
+    pub(crate) returned: VecDeque<Returned>,
     /// Connections that wait, or end: what time can change.
     pub(crate) passing: usize,
     pub(crate) swept_at: Duration,
@@ -92,6 +94,7 @@ impl Core {
             blocked: 0,
             touched: Vec::new(),
             recalls: Vec::new(),
+            returned: VecDeque::new(),
             passing: 0,
             swept_at: Duration::ZERO,
             message: Vec::with_capacity(crate::message::MESSAGE_BYTES),
@@ -220,6 +223,7 @@ impl Core {
             moved: [0; 2],
         };
         let index = self.table.insert(connection);
+        self.returned.retain(|past| past.cookie != cookie);
         self.cookies.insert(cookie, index);
         self.waiting.insert((own, peer), index);
         self.passing += 1;
@@ -233,6 +237,17 @@ impl Core {
     #[must_use]
     pub fn find(&self, cookie: u64) -> Option<&Connection> {
         self.table.get(*self.cookies.get(&cookie)?)
+    }
+
+    /// The memory of the connection named `cookie`, also where it went back to the kernel while somebody who is to
+    /// have it was on the way.
+    #[must_use]
+    pub fn memory(&self, cookie: u64) -> Option<Arc<OwnedFd>> {
+        let past = || self.returned.iter().find(|past| past.cookie == cookie);
+        match self.find(cookie) {
+            Some(connection) => connection.mirror.segment().mapping().descriptor(),
+            None => past().map(|past| Arc::clone(&past.memory)),
+        }
     }
 
     /// Ends that wait for the other relay.
@@ -455,10 +470,11 @@ impl Core {
                 Record::Nudge
             } else {
                 (connection.stored, connection.gave_room) = (false, false);
-                if !connection.mirror.take_down(stored, room) {
+                let [received, given] = connection.mirror.take_down(stored, room);
+                if !received && !given {
                     continue;
                 }
-                if stored && connection.sleepy.rung_for() {
+                if received && connection.sleepy.rung_for() {
                     sleepy.push(index);
                 }
                 Record::Ring

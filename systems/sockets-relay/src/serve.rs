@@ -421,9 +421,7 @@ impl Relay {
             }
             Request::Resume => {
                 let cookie = with.first().and_then(|socket| socket_cookie(socket).ok());
-                let known = cookie.and_then(|cookie| self.core.find(cookie));
-                let memory = known.and_then(|one| one.mirror.segment().mapping().descriptor());
-                match memory {
+                match cookie.and_then(|cookie| self.core.memory(cookie)) {
                     Some(memory) => {
                         let _ = socket.send(&Reply::Segment.encode(), &[memory.as_fd()]);
                     }

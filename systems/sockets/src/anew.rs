@@ -53,8 +53,8 @@ pub struct Anew {
     calls: AtomicU32,
     tries: AtomicU32,
     not_before_ns: AtomicU64,
-    /// Unless what passes is large.
-    while_small: AtomicBool,
+    /// Sooner, from then on, if what passes is large; 0: not so.
+    lifts_from_ns: AtomicU64,
     /// Bytes that had passed, both ways, when calls were last counted.
     passed: AtomicU64,
     /// The kernel's number of the socket when it came here.
@@ -123,11 +123,14 @@ impl Connection {
             let Hold { time, while_small } = Hold::decode(hold);
             let until = now.saturating_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
             self.anew.not_before_ns.fetch_max(until, Ordering::Relaxed);
-            self.anew.while_small.store(while_small, Ordering::Relaxed);
-        } else if more >= LARGE.saturating_mul(u64::from(calls))
-            && self.anew.while_small.swap(false, Ordering::Relaxed)
-        {
-            self.anew.not_before_ns.store(0, Ordering::Relaxed);
+            let lifts = if while_small { now.saturating_add(SECOND_NS) } else { 0 };
+            self.anew.lifts_from_ns.store(lifts, Ordering::Relaxed);
+        } else if more >= LARGE.saturating_mul(u64::from(calls)) {
+            let lifts = self.anew.lifts_from_ns.load(Ordering::Relaxed);
+            if lifts != 0 && now >= lifts {
+                self.anew.lifts_from_ns.store(0, Ordering::Relaxed);
+                self.anew.not_before_ns.store(0, Ordering::Relaxed);
+            }
         }
         let early = now < self.anew.not_before_ns.load(Ordering::Relaxed);
         let restored = || kernel::cookie(fd) != Some(self.anew.cookie.load(Ordering::Relaxed));

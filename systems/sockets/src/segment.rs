@@ -66,6 +66,9 @@ fn header(mapping: &Mapping) -> &Header {
 /// memory and looks for its connection. 0: not told. What a program writes there is its own affair.
 pub const COOKIES_AT: [usize; 2] = [40, 48];
 
+/// Place of the first of [`HOLDERS`] numbers of processes that have the end of a relayed connection, four bytes each.
+pub const HOLDERS_AT: usize = 64;
+
 /// Places of the two ends' `closed` words.
 pub const CLOSED_AT: [usize; 2] = [ENDS_AT + 12, ENDS_AT + END_BYTES + 12];
 
@@ -237,7 +240,7 @@ const _: () = assert!(size_of::<Header>() <= ENDS_AT, "the header lies before th
 const _: () = assert!(std::mem::offset_of!(Header, state) == STATE_AT);
 const _: () = assert!(std::mem::offset_of!(Header, name) == NAME_AT);
 const _: () = assert!(std::mem::offset_of!(Header, cookies) == COOKIES_AT[0]);
-const _: () = assert!(std::mem::offset_of!(Header, processes) == 64);
+const _: () = assert!(std::mem::offset_of!(Header, processes) == HOLDERS_AT);
 const _: () =
     assert!(BOARDS_AT + 2 * size_of::<Board>() <= RINGS_AT, "the boards lie before the rings");
 

@@ -156,6 +156,49 @@ fn a_program_that_closes_behind_the_last_doorbell_ends_alone_and_in_good_order()
 }
 
 #[test]
+fn a_relay_that_stood_still_with_everything_told_brings_it_back_all_the_same() {
+    for seed in 0..4 {
+        let mut world = world(seed);
+        let [mut back, _stays] = two_connections(&mut world);
+        recall_until_silent(&mut world, &back);
+        for _ in 0..2000 {
+            world.turn_one(1);
+            world.pass(Duration::from_nanos(500));
+        }
+        assert_eq!(state(&back[1]), STATE_RETURNED, "{seed}");
+        assert_ne!(state(&back[0]), STATE_RETURNED, "{seed}");
+        world.wait(Duration::from_secs(11));
+        world.until("the way back", |_| state(&back[0]) == STATE_RETURNED);
+        assert!(back[1].kernel_end().is_none(), "{seed}");
+    }
+}
+
+#[test]
+fn who_was_on_the_way_finds_what_went_back() {
+    let mut world = world(5);
+    let [expected, alone] = two_connections(&mut world);
+    expected[0].segment.holders().expect_one();
+    for ends in [&expected, &alone] {
+        world.cores[0].recall(ends[0].cookie, HOLD);
+        world.until("the way back", |_| ends.iter().all(|end| state(end) == STATE_RETURNED));
+    }
+    let known = |world: &World, ends: &[Program; 2]| {
+        [0, 1].map(|side| world.cores[side].memory(ends[side].cookie).is_some())
+    };
+    assert_eq!(known(&world, &expected), [true, false]);
+    assert_eq!(known(&world, &alone), [false, false]);
+    // Not for ever, and looked at when the next one comes.
+    world.wait(Duration::from_secs(601));
+    world.turn();
+    let next = world.connect(4096);
+    next[0].segment.holders().expect_one();
+    world.cores[0].recall(next[0].cookie, HOLD);
+    world.until("the way back", |_| next.iter().all(|end| state(end) == STATE_RETURNED));
+    assert_eq!(known(&world, &expected), [false, false]);
+    assert_eq!(known(&world, &next), [true, false]);
+}
+
+#[test]
 fn nonsense_behind_the_last_doorbell_resets_its_connection_alone() {
     let mut world = world(1);
     let [mut back, mut stays] = two_connections(&mut world);
