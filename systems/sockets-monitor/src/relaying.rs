@@ -264,3 +264,26 @@ pub fn format(memory: &OwnedFd, length: usize, connection: &Adopted) -> Result<(
         .map_err(|error| std::io::Error::new(std::io::ErrorKind::InvalidInput, error))?;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use beeline_sockets::segment::length_bytes;
+
+    use super::*;
+
+    #[test]
+    fn a_connection_is_kept_as_long_as_a_process_that_has_it_lives() {
+        let mut ended = Command::new("true").spawn().unwrap();
+        ended.wait().unwrap();
+        let mapping = Mapping::memfd("test", length_bytes(4096)).unwrap();
+        Segment::format_relayed(&mapping, 7, ended.id()).unwrap();
+        let memory = mapping.descriptor().unwrap().try_clone().unwrap();
+        let place = "127.0.0.1:1".parse().unwrap();
+        let connection = Adopted { cookie: 7, own: place, peer: place, process: ended.id() };
+        let kept = Kept { memory, connection };
+        assert!(kept.is_over());
+        let segment = Segment::take(mapping, 0).unwrap();
+        segment.holders().add(std::process::id());
+        assert!(!kept.is_over());
+    }
+}

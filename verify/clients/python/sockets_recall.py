@@ -8,6 +8,9 @@
                                                    there being none, then says how it ended
     sockets_recall.py apart HOST PORT SECONDS [LARGE]  by two threads, one of which always sleeps in recv,
                                                    a byte at a time; then as many large pieces
+    sockets_recall.py hands_on HOST PORT           after some words with one that says, told by a line, it sends the
+                                                   connection to a child in a message, which takes it after another
+    sockets_recall.py says HOST PORT               says its number, and waits as talk does; then says the rest
     sockets_recall.py crowd HOST PORT COUNT        as many connections; says its number, waits as talk does,
                                                    uses each once more, and says how that ended
     sockets_recall.py hold                         says its number; then it has the sockets of the processes
@@ -223,6 +226,50 @@ def apart(host, port, seconds, large=0):
     print("well", flush=True)
 
 
+SOME, REST = block(0, 240), block(240, 5000)
+
+
+def hands_on(host, port):
+    listener = socket.create_server((host, int(port)))
+    print("listens", flush=True)
+    peer, _ = listener.accept()
+    for _ in range(20):
+        peer.sendall(peer.recv(1))
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    told, tells = os.pipe()
+    if os.fork() == 0:
+        peer.close()
+        os.read(told, 1)
+        _, numbers, _, _ = socket.recv_fds(theirs, 10, 1)
+        taken = socket.socket(fileno=numbers[0])
+        got = b""
+        while data := taken.recv(4096):
+            got += data
+        well = got == SOME + REST
+        print("well" if well else f"not well: {len(got)} bytes, {got[:300]}", flush=True)
+        os._exit(0)
+    sys.stdin.readline()
+    socket.send_fds(ours, [b"x"], [peer.fileno()])
+    print("handed", flush=True)
+    sys.stdin.readline()
+    os.write(tells, b"x")
+    os.wait()
+
+
+def says(host, port):
+    peer = socket.create_connection((host, int(port)))
+    for _ in range(20):
+        peer.sendall(b"w")
+        assert peer.recv(1) == b"w"
+    for at in range(0, len(SOME), 8):
+        peer.sendall(SOME[at : at + 8])
+    print("client", os.getpid(), flush=True)
+    sys.stdin.readline()
+    peer.sendall(REST)
+    peer.shutdown(socket.SHUT_WR)
+    peer.recv(1)
+
+
 def many(host, port, seconds, seed):
     chance = random.Random(int(seed))
     peers = [socket.create_connection((host, int(port))) for _ in range(120)]
@@ -265,4 +312,4 @@ def many(host, port, seconds, seed):
 
 
 if __name__ == "__main__":
-    {"serve": serve, "aside": serve_aside, "talk": talk, "apart": apart, "many": many, "crowd": crowd, "hold": hold, "cut": cut}[sys.argv[1]](*sys.argv[2:])
+    {"serve": serve, "aside": serve_aside, "talk": talk, "apart": apart, "hands_on": hands_on, "says": says, "many": many, "crowd": crowd, "hold": hold, "cut": cut}[sys.argv[1]](*sys.argv[2:])

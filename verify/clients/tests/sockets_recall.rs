@@ -452,6 +452,34 @@ fn large_pieces_between_hosts_are_carried_whoever_slept_before() {
 }
 
 #[test]
+fn what_went_back_while_a_message_with_it_was_on_its_way_is_whole() {
+    let test = "what_went_back_while_a_message_with_it_was_on_its_way_is_whole";
+    if need(test, "python3").is_none() {
+        return;
+    }
+    let Some(mut hosts) = Hosts::start(test, "tcp") else { return };
+    let place = ["6152", ADDRESSES[0]];
+    let words = ["python3", &script(), "hands_on", place[1], place[0]];
+    let mut server = Talk::spawn_server(hosts.hosts[0].monitor().command(true, &words));
+    assert_eq!(server.line(), "listens");
+    let words = ["python3", &script(), "says", place[1], place[0]];
+    let mut talk = Talk::spawn(hosts.hosts[1].monitor().command(true, &words));
+    server.child.stdin.as_mut().unwrap().write_all(b"hand it on\n").unwrap();
+    assert_eq!(server.line(), "handed");
+    // The relay alone knows it from here on.
+    let host = &mut hosts.hosts[0];
+    host.monitor = host.monitor.take().map(Monitor::restart);
+    let (count, text) = recall(hosts.hosts[1].monitor(), &talk.process, "60s");
+    assert_eq!(count, 1, "{text}");
+    talk.go_on();
+    server.go_on();
+    assert_eq!(server.line(), "well");
+    for mut one in [server, talk] {
+        eventually("an end", PATIENCE, || one.child.try_wait().unwrap());
+    }
+}
+
+#[test]
 fn who_cannot_be_called_back_is_told_why() {
     let test = "who_cannot_be_called_back_is_told_why";
     if need(test, "python3").is_none() {
