@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use beeline_node::Node;
 use beeline_pmem::Durability;
+use beeline_service::Services;
 use serde::Serialize;
 
 use super::view::count;
@@ -37,6 +38,15 @@ pub struct Banner {
     damaged_entries: u64,
     torn_entries: u64,
     recovery_seconds: f64,
+    /// What each service says of itself.
+    services: Vec<ServiceFacts>,
+}
+
+/// A service's lines.
+#[derive(Clone, Debug, Serialize)]
+struct ServiceFacts {
+    service: &'static str,
+    facts: Vec<(String, String)>,
 }
 
 /// The other doors, which the node itself does not know.
@@ -59,7 +69,7 @@ impl Banner {
     }
 
     /// Of a node that just started.
-    pub fn new(node: &Node, config: &ServeConfig, doors: Doors) -> Self {
+    pub fn new(node: &Node, config: &ServeConfig, doors: Doors, services: &Services) -> Self {
         let pool = node.pool_report();
         let recovery = node.recovery();
         let stats = node.handle().stats();
@@ -87,6 +97,17 @@ impl Banner {
             damaged_entries: recovery.damaged,
             torn_entries: recovery.torn,
             recovery_seconds: recovery.seconds,
+            services: services
+                .iter()
+                .map(|service| ServiceFacts {
+                    service: service.name(),
+                    facts: service
+                        .facts()
+                        .into_iter()
+                        .map(|fact| (fact.name, fact.value))
+                        .collect(),
+                })
+                .collect(),
         }
     }
 
@@ -103,6 +124,9 @@ impl Banner {
         fact("fabric", door(self.fabric_address, &format!("  providers: {providers}")));
         if let Some(flush) = &self.rdma_persistent_flush {
             fact("RDMA flush", flush.clone());
+        }
+        for (name, value) in self.services.iter().flat_map(|service| &service.facts) {
+            fact(name, value.clone());
         }
         fact("data", self.data.clone());
         fact(

@@ -11,12 +11,13 @@ mod metrics;
 mod plan;
 mod predecessor;
 pub mod replicated;
+mod services;
 mod stop;
 mod view;
 
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, OnceLock, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -24,6 +25,7 @@ use beeline_fabric_open::OpenError;
 use beeline_kv::KvError;
 use beeline_node::{Node, NodeError};
 use beeline_pmem::PmemError;
+use beeline_service::Services;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use banner::{Banner, Doors};
@@ -67,11 +69,15 @@ pub fn run(config: &ServeConfig, output: Output) -> Result<Exit, Failure> {
         providers: fabric.as_ref().map(FabricDoor::providers).unwrap_or_default(),
         rdma_flush: fabric.as_ref().and_then(FabricDoor::rdma_flush),
     };
-    let banner = Arc::new(Banner::new(&node, config, doors));
+    let services = Services::open(services::openings(config, &handle))
+        .map_err(|failure| Failure::new(Exit::Failed, failure))?;
+    let services = Arc::new(Mutex::new(services));
+    let banner = Arc::new(Banner::new(&node, config, doors, &lock(&services)));
     let status = match http {
         Some(listener) => {
-            let view: Arc<dyn Source> =
-                Arc::new(View::new(handle.clone(), Arc::clone(&banner), started));
+            let view =
+                View::new(handle.clone(), Arc::clone(&banner), Arc::clone(&services), started);
+            let view: Arc<dyn Source> = Arc::new(view);
             Some(StatusServer::start(listener, view)?)
         }
         None => None,
@@ -94,6 +100,7 @@ pub fn run(config: &ServeConfig, output: Output) -> Result<Exit, Failure> {
         tracing::warn!("no other member of the cluster is known to lead");
     }
     drop(status);
+    lock(&services).stop();
     drop(fabric);
     // Requests under way still reach the log, or whoever leads it now.
     node.stop();
@@ -103,6 +110,11 @@ pub fn run(config: &ServeConfig, output: Output) -> Result<Exit, Failure> {
     }
     tracing::info!("stopped; everything acknowledged is persisted");
     Ok(Exit::Done)
+}
+
+/// The services, also where a thread that held them panicked.
+fn lock(services: &Mutex<Services>) -> MutexGuard<'_, Services> {
+    services.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Opens one door.

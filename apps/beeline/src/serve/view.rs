@@ -1,12 +1,14 @@
 //! What the status page, `/metrics` and `/stats.json` show of a running node.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use beeline_node::{NodeHandle, NodeStats};
 use beeline_observe::{MetricSet, Registry, Unit, Value};
+use beeline_service::{Service, Services};
 
 use super::banner::Banner;
+use super::lock;
 use super::metrics::{
     DoorMetrics, DoorView, LogMetrics, LogView, NodeMetrics, Process, ProcessMetrics,
 };
@@ -20,6 +22,7 @@ pub struct View {
     banner: Arc<Banner>,
     started: Instant,
     registry: Registry,
+    services: Arc<Mutex<Services>>,
     node: Arc<NodeMetrics>,
     door: Arc<DoorMetrics>,
     log: Arc<LogMetrics>,
@@ -28,8 +31,16 @@ pub struct View {
 
 impl View {
     /// A view of the node behind `handle`.
-    pub fn new(handle: NodeHandle, banner: Arc<Banner>, started: Instant) -> Self {
+    pub fn new(
+        handle: NodeHandle,
+        banner: Arc<Banner>,
+        services: Arc<Mutex<Services>>,
+        started: Instant,
+    ) -> Self {
         let registry = Registry::new();
+        for set in lock(&services).iter().flat_map(Service::metrics) {
+            registry.register(set, None);
+        }
         let node = Arc::new(NodeMetrics::default());
         let door = Arc::new(DoorMetrics::default());
         let log = Arc::new(LogMetrics::default());
@@ -38,7 +49,7 @@ impl View {
         registry.register(door.clone(), None);
         registry.register(log.clone(), None);
         registry.register(process.clone(), None);
-        Self { handle, banner, started, registry, node, door, log, process }
+        Self { handle, banner, started, registry, services, node, door, log, process }
     }
 
     fn publish(&self) -> NodeStats {
@@ -47,6 +58,7 @@ impl View {
         self.door.publish(&DoorView { flushes_by_read: self.banner.serves_rdma() });
         self.log.publish(&LogView::of(&stats));
         self.process.publish(&Process::read(self.started));
+        lock(&self.services).iter().for_each(Service::publish);
         stats
     }
 }
@@ -157,7 +169,7 @@ impl Source for View {
         {
             return Err("no member leads the cluster, as far as this one knows".to_owned());
         }
-        Ok(())
+        lock(&self.services).health()
     }
 }
 
