@@ -62,7 +62,6 @@ fn what_is_wrong_with_sockets_is_said_in_one_line_that_names_it() {
         (&["run", "--library", "none.so", "--", "true"], None, 2, "none.so: no library; --library"),
         (&["run", "--library", library, "--", "true"], None, 2, "; --library takes"),
         (&["run", "--", "true"], Some(("ASK_AFTER", "x")), 2, "_ASK_AFTER=x is not a number"),
-        (&["run", "--", "true"], Some(("OFFER", "10")), 2, "_OFFER=10 is not a number of bytes"),
         (&["sockets", "status"], Some(("MONITOR", "no-such")), 3, "`beeline run` starts one"),
     ] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_beeline"));

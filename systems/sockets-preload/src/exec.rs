@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 
 use beeline_sockets::connection::Connection;
-use beeline_sockets::{anew, between, carrier, introduce, kernel, offer, table};
+use beeline_sockets::{anew, between, carrier, introduce, kernel, table};
 
 use crate::quietly;
 use crate::real::real;
@@ -169,7 +169,7 @@ unsafe fn leaving_for(name: *const c_char, how: &Named, environment: *const *con
         return;
     }
     if !table::is_foreign_process() {
-        offer::leaving();
+        anew::leaving();
     }
     table::each_young(|fd| {
         if kernel::survives_exec(fd) {
@@ -266,7 +266,7 @@ pub unsafe extern "C" fn fexecve(fd: c_int, words: Words, with: Words) -> c_int 
 fn stayed(outcome: c_int) -> c_int {
     quietly(|| {
         if !table::is_foreign_process() {
-            offer::stayed();
+            anew::stayed();
             between::stayed();
         }
     });

@@ -27,7 +27,7 @@ use crate::control::Question;
 use crate::kernel::{self, Errno};
 use crate::recall::{Bells, Hold};
 use crate::segment::STATE_GIVEN_UP;
-use crate::{epoll, holder, introduce, offer, table, young};
+use crate::{epoll, holder, introduce, table, young};
 
 /// What a call on a connection that moved answers: the number leads to another one by now.
 pub const MOVED: Errno = Errno(libc::ERESTART);
@@ -196,7 +196,7 @@ pub(crate) fn ask(fd: RawFd, connection: &Connection) {
         // Said, then looked at, as by who goes to sleep.
         old.anew.is_moving.store(true, Ordering::SeqCst);
         let alone = !old.sleepers.any()
-            && !offer::is_leaving()
+            && !is_leaving()
             && old.segment.own().sharing.processes.load(Ordering::SeqCst) == 0;
         let asks = alone && is_between_streams(fd, old);
         match asks.then(|| renewed(fd, old)).flatten() {
@@ -286,8 +286,26 @@ pub(crate) fn shared(connection: &'static Connection) -> &'static Connection {
     settled
 }
 
+static LEAVING: AtomicBool = AtomicBool::new(false);
+
+/// Before `exec`: no connection begins to move until [`stayed`], so that the next program finds what each has
+/// become.
+pub fn leaving() {
+    LEAVING.store(true, Ordering::SeqCst);
+}
+
+/// This program is about to be replaced.
+fn is_leaving() -> bool {
+    LEAVING.load(Ordering::SeqCst)
+}
+
+/// The program was not replaced.
+pub fn stayed() {
+    LEAVING.store(false, Ordering::SeqCst);
+}
+
 /// What `connection` is once it does not move, for who has seen to it that it does not begin to: by
-/// [`shared`], or before `exec` by [`offer::leaving`].
+/// [`shared`], or before `exec` by [`leaving`].
 pub fn settled(connection: &'static Connection) -> &'static Connection {
     let begun = Instant::now();
     while connection.anew.is_moving() && begun.elapsed() <= LONGEST {

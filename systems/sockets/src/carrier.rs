@@ -185,8 +185,7 @@ impl Lending {
         self.bytes.resize(BLOCK, 0);
         let mut at = position(connection);
         let mut looked = take(fd, connection, &mut self.bytes, libc::MSG_PEEK);
-        // What was seen is what stands at the position: not behind an offer that the look passed,
-        // and not what somebody else has taken meanwhile.
+        // What was seen is what stands at the position, not what another holder has taken meanwhile.
         while position(connection) != at {
             at = position(connection);
             looked = take(fd, connection, &mut self.bytes, libc::MSG_PEEK);
@@ -226,7 +225,7 @@ impl Lending {
                 Ok(0) => return,
                 Ok(taken) => count -= taken,
                 Err(Errno(libc::EINTR)) => {}
-                // Seen in an offer that was withdrawn since: they are on their way.
+                // Taken by another holder between the look and this: they are gone.
                 Err(Errno(libc::EAGAIN)) if patience > 0 && !connection.is_over() => {
                     patience -= 1;
                     let _ = kernel::pause(1);
@@ -409,13 +408,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lent_behind_a_withdrawn_offer_is_lent_once() {
+    fn what_is_lent_is_lent_once() {
         let ([sender, reader], [near, mut program]) = carried();
         let mut lending = Lending::default();
         let mut step = || lending.step(reader.0.as_raw_fd(), &reader.1, near.as_raw_fd());
         put(&sender, b"abc");
         for bytes in [b"defg", b"hijk"] {
-            assert_eq!(sender.1.segment.producer().push_offer([8, 200_000, 0, 1, 0]), Ok(true));
             put(&sender, bytes);
         }
         program.set_read_timeout(Some(Duration::from_millis(20))).unwrap();

@@ -30,7 +30,7 @@ use crate::segment::{CLOSED_CLEANLY, End, STATE_GIVEN_UP, STATE_OPEN, STATE_PAIR
 use crate::sleepers::Sleepers;
 use crate::table::{self, Kind};
 use crate::wait::Budget;
-use crate::{anew, board, epoll, introduce, offer, receive, young};
+use crate::{anew, board, epoll, introduce, receive, young};
 
 /// A sender asks the kernel this often whether the other end is alive.
 const BLIND_NS: u64 = 2_000_000;
@@ -82,8 +82,6 @@ pub struct Connection {
     pub(crate) recall_was_waited_for: AtomicBool,
     /// What the program thinks its [`HELD_OPTIONS`] are.
     pub held_options: [AtomicI32; HELD_OPTIONS.len()],
-    /// What offering large sends has taught.
-    pub offers: offer::Knowledge,
     /// Sends so far, counted round.
     pub sends: AtomicU32,
     /// This process notes on the board in its segment.
@@ -148,7 +146,6 @@ impl Connection {
         // Also where this process was restored since it last did.
         let asymmetric = barrier::renew();
         own.signs.asymmetric.store(u32::from(asymmetric), Ordering::Relaxed);
-        own.signs.takes_offers.store(u32::from(offer::takes_offers()), Ordering::Relaxed);
         own.signs.program.store(board::program(), Ordering::Relaxed);
         let held_options = HELD_OPTIONS.map(|(level, name, ours)| {
             let theirs = kernel::option(fd, level, name, 0).unwrap_or(ours);
@@ -171,7 +168,6 @@ impl Connection {
             room_was_heard_of: AtomicBool::new(false),
             recall_was_waited_for: AtomicBool::new(false),
             held_options,
-            offers: offer::Knowledge::default(),
             sends: AtomicU32::new(0),
             lends: AtomicBool::new(false),
             borrowed: AtomicU32::new(0),

@@ -58,8 +58,7 @@ fn close_last(fd: RawFd, connection: &Connection) {
     // one that nobody reads. How much the kernel holds is asked before what of it can be bytes.
     let queued = kernel::unread(fd);
     let by_kernel = connection.kernel_bytes_left();
-    // An offer that was withdrawn may stand there with nothing behind it.
-    let in_ring = segment.consumer().is_ready() && receive::available(connection, 1) != Ok(0);
+    let in_ring = segment.consumer().is_ready();
     let unread = by_kernel.is_some() && queued > 0 || in_ring;
     if close_returned(fd, connection) {
         // What was counted may have been doorbells.

@@ -154,25 +154,6 @@ pub fn random() -> Option<u64> {
     (count == word.len()).then(|| u64::from_le_bytes(word))
 }
 
-/// `process_vm_readv`: copies `length` bytes at `place` of `process` into `pieces`.
-///
-/// Errors: `EPERM` where one may not read the other, `ESRCH`, `EFAULT`.
-///
-/// # Safety
-///
-/// The pieces are writable, or no memory at all.
-pub unsafe fn read_process(
-    process: u32,
-    place: usize,
-    length: usize,
-    pieces: &[libc::iovec],
-) -> Outcome {
-    let there = libc::iovec { iov_base: std::ptr::without_provenance_mut(place), iov_len: length };
-    let there = std::ptr::from_ref(&there);
-    // The caller's contract; the other process's memory is the kernel's to look up.
-    call!(libc::SYS_process_vm_readv, process, pieces.as_ptr(), pieces.len(), there, 1, 0_usize)
-}
-
 /// `poll` of one descriptor, for at most `timeout_ms` (negative: for ever). Its `revents`.
 pub fn poll_one(fd: RawFd, events: i16, timeout_ms: i32) -> Result<i16, Errno> {
     let mut entry = libc::pollfd { fd, events, revents: 0 };

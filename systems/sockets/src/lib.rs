@@ -14,7 +14,6 @@
 //! - [`connection`], [`holder`], [`receive`], [`send`]: one accelerated connection; [`between`]: to another host.
 //! - [`recall`]: its way back to the kernel; [`anew`]: and out again.
 //! - [`ending`]: `close` and `shutdown`.
-//! - [`offer`]: large sends, taken from the sender's memory.
 //! - [`table`]: which descriptor is which connection; [`young`]: which has not shown that it lives.
 //! - [`epoll`], [`poll`]: readiness of mixed descriptors.
 //! - [`carrier`]: a connection for a program that has no library; [`receiver`]: who has none;
@@ -38,8 +37,6 @@ pub mod epoll;
 pub mod holder;
 pub mod introduce;
 pub mod kernel;
-pub mod offer;
-mod open_offers;
 pub mod poll;
 pub mod recall;
 pub mod receive;

@@ -9,7 +9,6 @@ use beeline_os::barrier;
 use crate::connection::{Connection, Heard};
 use crate::holder::hold_within;
 use crate::kernel::{self, Errno, Outcome};
-use crate::offer::{self, Taken};
 use crate::recall::Bells;
 use crate::ring::Corrupt;
 use crate::send::call_time;
@@ -336,14 +335,6 @@ unsafe fn look(
         if count > 0 {
             return Ok(Step::Bytes(count));
         }
-        if let Some(words) = consumer.offer().map_err(|Corrupt| corrupt(fd, connection))? {
-            // SAFETY: the caller's contract.
-            match unsafe { offer::take(connection, &consumer, words, pieces, skip, peek) } {
-                Ok(Taken::Bytes(count)) => return Ok(Step::Bytes(count)),
-                Ok(Taken::Over) => continue,
-                Err(Corrupt) => return Err(corrupt(fd, connection)),
-            }
-        }
         if own.receiving.shut.load(Ordering::Relaxed) != 0 {
             return Ok(Step::End);
         }
@@ -374,8 +365,7 @@ unsafe fn look(
 ///
 /// Errors: [`Corrupt`].
 pub fn available(connection: &Connection, most: usize) -> Result<usize, Corrupt> {
-    let left = |words| Some(offer::left(connection, words));
-    Ok(connection.segment.consumer().available_with(most, left)?.min(most))
+    Ok(connection.segment.consumer().available(most)?.min(most))
 }
 
 /// The error the program has not heard of, if any.
@@ -472,7 +462,7 @@ fn from_kernel(
 }
 
 /// The part of `pieces` after `skip` bytes, at most `most` bytes of it, into `rest`.
-pub fn narrow(pieces: &[libc::iovec], skip: usize, most: usize, rest: &mut [libc::iovec]) -> usize {
+fn narrow(pieces: &[libc::iovec], skip: usize, most: usize, rest: &mut [libc::iovec]) -> usize {
     let (mut skip, mut most, mut count) = (skip, most, 0);
     for piece in pieces {
         let start = skip.min(piece.iov_len);

@@ -38,11 +38,6 @@ pub const LONGEST_WHOLE: usize = 4096;
 pub const DATA: u32 = 1;
 /// Kind of a header that stands alone at the end of the ring.
 pub const FILLER: u32 = 2;
-/// Kind of a message that offers bytes in the sender's memory.
-const OFFER: u32 = 3;
-/// Words of an offer: address, bytes, number, process, process namespace.
-pub const OFFER_WORDS: usize = 5;
-const OFFER_BYTES: usize = OFFER_WORDS * 8;
 
 /// The other side wrote what it cannot have meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -287,29 +282,6 @@ impl<'a> Producer<'a> {
         }
         Ok(sent)
     }
-
-    /// Puts an offer into the ring; false when there is no place for it right now. The caller holds
-    /// the sending half.
-    ///
-    /// Errors: [`Corrupt`].
-    pub fn push_offer(&self, offer: [u64; OFFER_WORDS]) -> Result<bool, Corrupt> {
-        let tail = self.own.tail.load(Ordering::Relaxed);
-        const NEEDED: usize = OFFER_BYTES + 2 * HEADER_BYTES;
-        let room = self.free(tail, false)? >= NEEDED || self.free(tail, true)? >= NEEDED;
-        let place = self.ring.place(tail);
-        if !room || self.ring.length - place < HEADER_BYTES + OFFER_BYTES {
-            return Ok(false);
-        }
-        // SAFETY: the message ends before the ring does; the words are ours.
-        unsafe { self.ring.write(place + HEADER_BYTES, offer.as_ptr().cast(), OFFER_BYTES) };
-        let next = tail.wrapping_add((HEADER_BYTES + OFFER_BYTES) as u64);
-        self.ring.header(next).store(0, Ordering::Relaxed);
-        let header = u64::from(OFFER) << 32 | OFFER_BYTES as u64;
-        // Release with the consumer's Acquire in `next_message`.
-        self.ring.header(tail).store(header, Ordering::Release);
-        self.own.tail.store(next, Ordering::Release);
-        Ok(true)
-    }
 }
 
 /// The receiving side.
@@ -356,8 +328,7 @@ impl<'a> Consumer<'a> {
         Cursor { head: self.own.head.load(Ordering::Relaxed), offset }
     }
 
-    /// Length of the bytes at the cursor, which moves over fillers; 0 when there are none, or an
-    /// offer stands there.
+    /// Length of the bytes at the cursor, which moves over fillers; 0 when there are none.
     #[inline]
     fn next_message(&self, cursor: &mut Cursor) -> Result<usize, Corrupt> {
         loop {
@@ -377,50 +348,9 @@ impl<'a> Consumer<'a> {
                 FILLER if length == 0 && to_end == HEADER_BYTES && cursor.offset == 0 => {
                     cursor.head = cursor.head.wrapping_add(HEADER_BYTES as u64);
                 }
-                OFFER if length == OFFER_BYTES && cursor.offset == 0 => {
-                    let fits = length <= to_end - HEADER_BYTES;
-                    return if fits { Ok(0) } else { Err(Corrupt) };
-                }
                 _ => return Err(Corrupt),
             }
         }
-    }
-
-    /// The offer at the head, if there is one.
-    ///
-    /// Errors: [`Corrupt`].
-    pub fn offer(&self) -> Result<Option<[u64; OFFER_WORDS]>, Corrupt> {
-        let mut cursor = self.cursor();
-        if self.next_message(&mut cursor)? != 0 {
-            return Ok(None);
-        }
-        self.offer_at(cursor)
-    }
-
-    /// The offer where [`Consumer::next_message`] found no bytes, if there is one.
-    fn offer_at(&self, cursor: Cursor) -> Result<Option<[u64; OFFER_WORDS]>, Corrupt> {
-        let header = self.ring.header(cursor.head).load(Ordering::Acquire);
-        if (header >> 32) as u32 != OFFER {
-            return Ok(None);
-        }
-        let place = self.ring.place(cursor.head) + HEADER_BYTES;
-        if place + OFFER_BYTES > self.ring.length {
-            return Err(Corrupt);
-        }
-        let mut words = [0_u64; OFFER_WORDS];
-        // SAFETY: just checked to lie within the ring; the words are ours.
-        unsafe { self.ring.read(place, words.as_mut_ptr().cast(), OFFER_BYTES) };
-        Ok(Some(words))
-    }
-
-    /// Goes on behind the offer at the head. The caller holds the receiving half, and found the
-    /// offer there.
-    pub fn pass_offer(&self) {
-        let mut cursor = self.cursor();
-        // What stands there now is what the sender made of it; ours is the step.
-        let _ = self.next_message(&mut cursor);
-        let next = cursor.head.wrapping_add((HEADER_BYTES + OFFER_BYTES) as u64);
-        self.own.head.store(next, Ordering::Relaxed);
     }
 
     /// Moves up to `length` bytes to `bytes` and says how many; with `peek` they stay.
@@ -484,37 +414,16 @@ impl<'a> Consumer<'a> {
         true
     }
 
-    /// Bytes that can be read now, counted up to `most`, or to an offer.
+    /// Bytes that can be read now, counted up to `most`.
     ///
     /// Errors: [`Corrupt`].
     pub fn available(&self, most: usize) -> Result<usize, Corrupt> {
-        self.available_with(most, |_| None)
-    }
-
-    /// Bytes that can be read now, counted up to `most`. `left` says how many an offer still has;
-    /// `None`: no further.
-    ///
-    /// Errors: [`Corrupt`].
-    pub fn available_with(
-        &self,
-        most: usize,
-        left: impl Fn([u64; OFFER_WORDS]) -> Option<usize>,
-    ) -> Result<usize, Corrupt> {
         let mut cursor = self.cursor();
         let mut bytes = 0_usize;
-        // Whoever writes offers faster than we pass them: no more than fit the ring.
-        let mut offers = self.ring.length / OFFER_BYTES;
         while bytes < most {
             let message = self.next_message(&mut cursor)?;
             if message == 0 {
-                let Some(more) = self.offer_at(cursor)?.and_then(&left) else { break };
-                if offers == 0 {
-                    break;
-                }
-                offers -= 1;
-                bytes = bytes.saturating_add(more);
-                cursor.head = cursor.head.wrapping_add((HEADER_BYTES + OFFER_BYTES) as u64);
-                continue;
+                break;
             }
             bytes += message - cursor.offset;
             cursor.head = cursor.head.wrapping_add((HEADER_BYTES + padded(message)) as u64);

@@ -108,8 +108,7 @@ pub struct Signs {
     pub mute: AtomicU32,
     /// This end sleeps until there is room: who reads takes it down and rings.
     pub send_armed: AtomicU64,
-    /// This end takes large sends from the sender's memory ([`crate::offer`]).
-    pub takes_offers: AtomicU32,
+    _space: AtomicU32,
     /// This end's program has mapped the segment: whoever asked may have lost the answer.
     pub present: AtomicU32,
     /// 0, or one more than the bytes this end had given to the kernel, doorbells and all, when the
@@ -187,14 +186,6 @@ pub struct Sharing {
     pub ringing: [AtomicU32; 5],
 }
 
-/// The large send that an end offers ([`crate::offer`]). Both ends change it, by compare-and-swap.
-#[repr(C, align(64))]
-#[derive(Debug)]
-pub struct Offer {
-    /// Number, bytes taken, state.
-    pub word: AtomicU64,
-}
-
 /// Where the senders of one other program note which connections have news for an epoll set of this
 /// end's: of all connections between the two, one lends it ([`crate::board`]).
 #[repr(C, align(64))]
@@ -223,8 +214,6 @@ pub struct End {
     pub credits: Credits,
     /// Own.
     pub sharing: Sharing,
-    /// Own, and the other end's.
-    pub offer: Offer,
 }
 
 const _: () = assert!(size_of::<End>() <= END_BYTES, "an end's words fit its block");

@@ -9,7 +9,6 @@ use beeline_os::barrier;
 use crate::connection::Connection;
 use crate::holder::{self, hold_within};
 use crate::kernel::{self, Errno, Outcome};
-use crate::offer;
 use crate::receive::{corrupt, is_nowhere, rest_of, room, take_error};
 use crate::ring::{Corrupt, LONGEST_WHOLE};
 use crate::{anew, wake};
@@ -94,7 +93,7 @@ unsafe fn send_more(
             Err(error) => return Err(error),
         };
         // SAFETY: the caller's contract.
-        let step = unsafe { try_send(fd, connection, pieces, *total, flags, may_wait) };
+        let step = unsafe { try_send(fd, connection, pieces, *total, flags) };
         drop(held);
         let full_of = match step {
             Ok(Step::Ring(count)) => {
@@ -158,7 +157,6 @@ unsafe fn try_send(
     pieces: &[libc::iovec],
     skip: usize,
     flags: i32,
-    may_wait: impl Fn() -> bool,
 ) -> Result<Step, Errno> {
     let (own, other) = (connection.segment.own(), connection.segment.other());
     if own.signs.finished.load(Ordering::Relaxed) != 0 {
@@ -183,7 +181,7 @@ unsafe fn try_send(
     let producer = connection.segment.producer();
     if pieces.len() > 1 && skip == 0 && are_short(pieces, producer.longest_whole()) {
         // SAFETY: the caller's contract.
-        return unsafe { try_send_gathered(fd, connection, pieces, flags, may_wait) };
+        return unsafe { try_send_gathered(fd, connection, pieces, flags) };
     }
     let (mut count, mut over) = (0, skip);
     for piece in pieces {
@@ -200,19 +198,7 @@ unsafe fn try_send(
             break;
         }
         // SAFETY: `start` is at most the piece's length.
-        let mut place = unsafe { piece.iov_base.cast::<u8>().add(start) };
-        let mut length = length;
-        if offer::is_worth_it(connection, length) && may_wait() {
-            match offer::make(fd, connection, place, length) {
-                Ok(taken) => {
-                    count += taken;
-                    length -= taken;
-                    // SAFETY: at most `length` bytes of the piece were taken.
-                    place = unsafe { place.add(taken) };
-                }
-                Err(Corrupt) => return Err(corrupt(fd, connection)),
-            }
-        }
+        let place = unsafe { piece.iov_base.cast::<u8>().add(start) };
         // SAFETY: the rest of a piece of the program's; the half is held.
         match unsafe { producer.push(place, length) } {
             Ok(part) => {
@@ -249,7 +235,6 @@ unsafe fn try_send_gathered(
     connection: &Connection,
     pieces: &[libc::iovec],
     flags: i32,
-    may_wait: impl Fn() -> bool,
 ) -> Result<Step, Errno> {
     let mut whole = [0_u8; LONGEST_WHOLE];
     let mut length = 0;
@@ -261,7 +246,7 @@ unsafe fn try_send_gathered(
     }
     let one = [libc::iovec { iov_base: whole.as_mut_ptr().cast(), iov_len: length }];
     // SAFETY: our own memory, as long as told.
-    unsafe { try_send(fd, connection, &one, 0, flags, may_wait) }
+    unsafe { try_send(fd, connection, &one, 0, flags) }
 }
 
 /// Through the kernel's stream: before the switch, and to an end that is gone, where the kernel

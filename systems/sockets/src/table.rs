@@ -429,7 +429,6 @@ pub fn after_fork_in_child() {
     PROCESS.store(std::process::id(), Ordering::Relaxed);
     BEGUN_AT.store(crate::kernel::begun_at(), Ordering::Relaxed);
     crate::holder::forget_thread();
-    crate::open_offers::forget();
     crate::wake::forget_names();
     crate::board::forget_program();
     crate::retired::after_fork();

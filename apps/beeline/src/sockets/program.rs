@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Context as _;
-use beeline_sockets::{control, offer, young};
+use beeline_sockets::{control, young};
 
 use super::monitor;
 use crate::exit::{Exit, Failure};
@@ -67,14 +67,9 @@ type Rule = fn(&str) -> bool;
 /// So this is said before there is one.
 fn variables() -> Result<(), Failure> {
     let is_number = |text: &str| text.parse::<u32>().is_ok();
-    let is_offer = |text: &str| {
-        let bytes = text.parse::<usize>();
-        bytes.is_ok_and(|bytes| bytes == 0 || bytes >= offer::LEAST_TAKEN)
-    };
     let is_name = |text: &str| text.len() <= control::LONGEST_NAME;
-    let rules: [(&str, Rule, &str); 3] = [
+    let rules: [(&str, Rule, &str); 2] = [
         (young::VARIABLE, is_number, "a number of calls, or 0 for asking at once"),
-        (offer::LEAST_VARIABLE, is_offer, "a number of bytes from 65536 on, or 0 for none"),
         (control::NAME_VARIABLE, is_name, "a name of at most 100 bytes"),
     ];
     for (name, rule, wanted) in rules {
