@@ -4,9 +4,11 @@
 //! so that loom can take their place (`RUSTFLAGS="--cfg loom"`).
 //!
 //! - [`mod@mailbox`]: values moved between two threads of one process.
+//! - [`packets`]: numbers of blocks between two processes, and blocks that go round.
 //! - [`slots`]: messages of one cache line between two processes that share memory.
 
 pub mod mailbox;
+pub mod packets;
 pub mod slots;
 pub mod sync;
 

@@ -1,0 +1,404 @@
+//! Packets between two processes: queues of block numbers, and blocks that go round.
+//!
+//! ```text
+//!            filled (numbers) ──────────────►
+//!   sender ◄                                  ► receiver       blocks lie still in shared memory
+//!            ◄────────────── free (numbers)
+//! ```
+//!
+//! The sender takes a free block, fills it and publishes its number; the receiver uses the block in
+//! place and gives the number back. Both ways are the same queue: one producer, one consumer, no
+//! lock, and one update of an index for a whole batch. The free list is the second queue in the
+//! reverse direction, so an empty one is back-pressure and nothing else (NTSocks 3.4, 3.5).
+//!
+//! The two processes map the memory at different addresses, so only numbers cross. Every word is an
+//! atomic and every number is checked: a process at the other end that writes nonsense is told of
+//! as [`Corrupt`], and reads or writes nothing beside the blocks.
+//!
+//! Invariants: `tail` is written by the producer only and `head` by the consumer only; both count
+//! up and wrap; `tail - head` is at most the length.
+
+use crate::sync::{AtomicU32, Ordering};
+
+/// The process at the other end wrote what it cannot have meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the other end wrote nonsense into a queue of block numbers")]
+pub struct Corrupt;
+
+/// A queue of block numbers: one producer, one consumer.
+///
+/// Both positions and the entries lie in memory that two processes share. The caller sees to it
+/// that one thread at a time produces, and one consumes; if not, numbers are lost or doubled, and
+/// nothing worse.
+#[derive(Clone, Copy, Debug)]
+pub struct IndexQueue<'a> {
+    tail: &'a AtomicU32,
+    head: &'a AtomicU32,
+    entries: &'a [AtomicU32],
+}
+
+impl<'a> IndexQueue<'a> {
+    /// The queue with these words.
+    #[must_use]
+    pub fn new(tail: &'a AtomicU32, head: &'a AtomicU32, entries: &'a [AtomicU32]) -> Self {
+        assert!(entries.len().is_power_of_two(), "a queue's length is a power of two");
+        assert!(u32::try_from(entries.len()).is_ok(), "positions are 32 bits");
+        Self { tail, head, entries }
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "checked when made")]
+    fn length(&self) -> u32 {
+        self.entries.len() as u32
+    }
+
+    fn entry(&self, position: u32) -> &AtomicU32 {
+        &self.entries[position as usize & (self.entries.len() - 1)]
+    }
+
+    /// Numbers in the queue, as either side may ask.
+    ///
+    /// Errors: [`Corrupt`].
+    pub fn count(&self) -> Result<u32, Corrupt> {
+        // Acquire: what the other side did before its last update is there.
+        let head = self.head.load(Ordering::Acquire);
+        let count = self.tail.load(Ordering::Acquire).wrapping_sub(head);
+        if count > self.length() { Err(Corrupt) } else { Ok(count) }
+    }
+
+    /// True when there is nothing to take; nonsense counts as something, to be found out.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.count() == Ok(0)
+    }
+
+    /// How many numbers were taken so far, counted round.
+    #[must_use]
+    pub fn taken(&self) -> u32 {
+        self.head.load(Ordering::Acquire)
+    }
+
+    /// How many numbers were put so far, counted round.
+    #[must_use]
+    pub fn put(&self) -> u32 {
+        self.tail.load(Ordering::Acquire)
+    }
+
+    /// Puts as many of `numbers` as there is room for, with one update, and says how many. The
+    /// producer's.
+    ///
+    /// Errors: [`Corrupt`].
+    pub fn push(&self, numbers: &[u32]) -> Result<usize, Corrupt> {
+        let tail = self.tail.load(Ordering::Relaxed);
+        // Acquire with the consumer's Release in `pop`: it is done with the entries.
+        let filled = tail.wrapping_sub(self.head.load(Ordering::Acquire));
+        let room = self.length().checked_sub(filled).ok_or(Corrupt)?;
+        let part = numbers.len().min(room as usize);
+        let mut at = tail;
+        for &number in &numbers[..part] {
+            self.entry(at).store(number, Ordering::Relaxed);
+            at = at.wrapping_add(1);
+        }
+        if part > 0 {
+            // Release with the consumer's Acquire: the entries, and the blocks they name.
+            self.tail.store(at, Ordering::Release);
+        }
+        Ok(part)
+    }
+
+    /// Reads the numbers at the head without taking them, and says how many. The consumer's;
+    /// [`IndexQueue::skip`] takes them.
+    ///
+    /// Errors: [`Corrupt`].
+    pub fn look(&self, numbers: &mut [u32]) -> Result<usize, Corrupt> {
+        let head = self.head.load(Ordering::Relaxed);
+        // Acquire with the producer's Release in `push`.
+        let filled = self.tail.load(Ordering::Acquire).wrapping_sub(head);
+        if filled > self.length() {
+            return Err(Corrupt);
+        }
+        let part = numbers.len().min(filled as usize);
+        let mut at = head;
+        for number in &mut numbers[..part] {
+            *number = self.entry(at).load(Ordering::Relaxed);
+            at = at.wrapping_add(1);
+        }
+        Ok(part)
+    }
+
+    /// Takes `count` numbers that [`IndexQueue::look`] found, with one update.
+    #[expect(clippy::cast_possible_truncation, reason = "at most the length")]
+    pub fn skip(&self, count: usize) {
+        let head = self.head.load(Ordering::Relaxed);
+        // Release with the producer's Acquire in `push`: the entries were read.
+        self.head.store(head.wrapping_add(count as u32), Ordering::Release);
+    }
+
+    /// Takes numbers, with one update, and says how many. The consumer's.
+    ///
+    /// Errors: [`Corrupt`].
+    pub fn pop(&self, numbers: &mut [u32]) -> Result<usize, Corrupt> {
+        let part = self.look(numbers)?;
+        if part > 0 {
+            self.skip(part);
+        }
+        Ok(part)
+    }
+}
+
+/// One direction: filled blocks one way, free ones the other.
+#[derive(Clone, Copy, Debug)]
+pub struct Packets<'a> {
+    filled: IndexQueue<'a>,
+    free: IndexQueue<'a>,
+    blocks: u32,
+}
+
+impl<'a> Packets<'a> {
+    /// The direction with these queues and so many blocks.
+    #[must_use]
+    pub fn new(filled: IndexQueue<'a>, free: IndexQueue<'a>, blocks: u32) -> Self {
+        assert!(blocks <= free.length() && blocks <= filled.length(), "every block fits a queue");
+        Self { filled, free, blocks }
+    }
+
+    /// Makes every block free: once, before the other process has the memory.
+    ///
+    /// Errors: [`Corrupt`] for memory that was in use.
+    pub fn format(&self) -> Result<(), Corrupt> {
+        for number in 0..self.blocks {
+            if self.free.push(&[number])? != 1 {
+                return Err(Corrupt);
+            }
+        }
+        Ok(())
+    }
+
+    /// Filled blocks, in their order.
+    #[must_use]
+    pub fn filled(&self) -> &IndexQueue<'a> {
+        &self.filled
+    }
+
+    /// Free blocks.
+    #[must_use]
+    pub fn free(&self) -> &IndexQueue<'a> {
+        &self.free
+    }
+
+    /// The sender takes free blocks.
+    ///
+    /// Errors: [`Corrupt`] for a number that is no block's.
+    pub fn take(&self, numbers: &mut [u32]) -> Result<usize, Corrupt> {
+        let part = self.free.pop(numbers)?;
+        self.check(&numbers[..part])?;
+        Ok(part)
+    }
+
+    /// The sender publishes blocks that it filled.
+    ///
+    /// Errors: [`Corrupt`]: more blocks are about than there are.
+    pub fn publish(&self, numbers: &[u32]) -> Result<(), Corrupt> {
+        if self.filled.push(numbers)? == numbers.len() { Ok(()) } else { Err(Corrupt) }
+    }
+
+    /// The receiver looks at filled blocks; they stay.
+    ///
+    /// Errors: [`Corrupt`] for a number that is no block's.
+    pub fn look(&self, numbers: &mut [u32]) -> Result<usize, Corrupt> {
+        let part = self.filled.look(numbers)?;
+        self.check(&numbers[..part])?;
+        Ok(part)
+    }
+
+    /// The receiver is done with blocks that it looked at, the first ones in the queue.
+    ///
+    /// Errors: [`Corrupt`]: more blocks are about than there are.
+    pub fn release(&self, numbers: &[u32]) -> Result<(), Corrupt> {
+        // Taken first: a block that is free before its number left the queue could be in it twice.
+        // A receiver that dies in between loses blocks, and no packet is read twice.
+        self.filled.skip(numbers.len());
+        if self.free.push(numbers)? == numbers.len() { Ok(()) } else { Err(Corrupt) }
+    }
+
+    fn check(&self, numbers: &[u32]) -> Result<(), Corrupt> {
+        if numbers.iter().all(|&number| number < self.blocks) { Ok(()) } else { Err(Corrupt) }
+    }
+}
+
+/// Owned words of a queue, for tests and for threads of one process.
+#[derive(Debug)]
+pub struct OwnedQueue {
+    tail: AtomicU32,
+    head: AtomicU32,
+    entries: Box<[AtomicU32]>,
+}
+
+impl OwnedQueue {
+    /// A queue of `length` numbers, a power of two.
+    #[must_use]
+    pub fn new(length: usize) -> Self {
+        let entries = (0..length).map(|_| AtomicU32::new(0)).collect();
+        Self { tail: AtomicU32::new(0), head: AtomicU32::new(0), entries }
+    }
+
+    /// The queue.
+    #[must_use]
+    pub fn queue(&self) -> IndexQueue<'_> {
+        IndexQueue::new(&self.tail, &self.head, &self.entries)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::collections::VecDeque;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Steps of a property: fewer where Miri makes each of them.
+    const MOST_STEPS: usize = if cfg!(miri) { 60 } else { 400 };
+
+    proptest! {
+        #[test]
+        fn a_queue_behaves_like_a_bounded_deque(
+            steps in proptest::collection::vec((any::<bool>(), 0_usize..12), 0..MOST_STEPS),
+            start in prop_oneof![Just(0_u32), Just(u32::MAX - 3)],
+        ) {
+            let owned = OwnedQueue::new(8);
+            owned.tail.store(start, Ordering::Relaxed);
+            owned.head.store(start, Ordering::Relaxed);
+            let queue = owned.queue();
+            let (mut model, mut next) = (VecDeque::new(), 0);
+            for (puts, count) in steps {
+                if puts {
+                    let numbers: Vec<u32> = (next..next + count as u32).collect();
+                    let part = queue.push(&numbers).unwrap();
+                    prop_assert_eq!(part, count.min(8 - model.len()));
+                    model.extend(&numbers[..part]);
+                    next += part as u32;
+                } else {
+                    let mut numbers = vec![0; count];
+                    let part = queue.pop(&mut numbers).unwrap();
+                    let expected: Vec<u32> = model.drain(..count.min(model.len())).collect();
+                    prop_assert_eq!(&numbers[..part], &expected[..]);
+                }
+                prop_assert_eq!(queue.count(), Ok(model.len() as u32));
+            }
+        }
+
+        #[test]
+        fn nonsense_in_the_words_is_told_of_and_no_entry_is_read_beside_the_queue(
+            tail in any::<u32>(), head in any::<u32>(), numbers in proptest::collection::vec(any::<u32>(), 8),
+        ) {
+            let (filled, free) = (OwnedQueue::new(8), OwnedQueue::new(8));
+            for (entry, number) in free.entries.iter().chain(&filled.entries).zip(numbers.iter().cycle()) {
+                entry.store(*number, Ordering::Relaxed);
+            }
+            free.tail.store(tail, Ordering::Relaxed);
+            free.head.store(head, Ordering::Relaxed);
+            let packets = Packets::new(filled.queue(), free.queue(), 4);
+            let mut taken = [0; 8];
+            if let Ok(part) = packets.take(&mut taken) {
+                prop_assert!(taken[..part].iter().all(|&number| number < 4));
+            }
+            let _ = packets.release(&[1, 2]);
+        }
+    }
+
+    #[test]
+    fn a_batch_is_one_update_and_blocks_come_back() {
+        let (filled, free) = (OwnedQueue::new(8), OwnedQueue::new(8));
+        let packets = Packets::new(filled.queue(), free.queue(), 6);
+        packets.format().unwrap();
+        let mut numbers = [0; 8];
+        assert_eq!(packets.take(&mut numbers), Ok(6));
+        assert_eq!(packets.take(&mut numbers[6..]), Ok(0));
+        packets.publish(&numbers[..6]).unwrap();
+        let mut seen = [0; 8];
+        assert_eq!(packets.look(&mut seen), Ok(6));
+        assert_eq!(seen[..6], numbers[..6]);
+        packets.release(&seen[..2]).unwrap();
+        assert_eq!(packets.look(&mut seen), Ok(4));
+        assert_eq!(packets.take(&mut numbers), Ok(2));
+    }
+
+    #[test]
+    fn packets_cross_threads_whole_and_in_order() {
+        let rounds: u32 = if cfg!(miri) { 60 } else { 100_000 };
+        let (filled, free) = (OwnedQueue::new(8), OwnedQueue::new(8));
+        let blocks: Vec<AtomicU32> = (0..8).map(|_| AtomicU32::new(0)).collect();
+        let packets = Packets::new(filled.queue(), free.queue(), 8);
+        packets.format().unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut next = 0;
+                while next < rounds {
+                    let mut numbers = [0; 3];
+                    let part = packets.take(&mut numbers).unwrap().min((rounds - next) as usize);
+                    for &number in &numbers[..part] {
+                        blocks[number as usize].store(next, Ordering::Relaxed);
+                        next += 1;
+                    }
+                    packets.publish(&numbers[..part]).unwrap();
+                    if part == 0 {
+                        std::thread::yield_now();
+                    }
+                }
+            });
+            let mut expected = 0;
+            while expected < rounds {
+                let mut numbers = [0; 5];
+                let part = packets.look(&mut numbers).unwrap();
+                for &number in &numbers[..part] {
+                    assert_eq!(blocks[number as usize].load(Ordering::Relaxed), expected);
+                    expected += 1;
+                }
+                packets.release(&numbers[..part]).unwrap();
+                if part == 0 {
+                    std::thread::yield_now();
+                }
+            }
+        });
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use crate::sync::Arc;
+
+    #[test]
+    fn a_block_is_seen_filled_and_is_filled_anew_only_after_it_was_read() {
+        crate::sync::explore("packets", || {
+            let queues = Arc::new((OwnedQueue::new(2), OwnedQueue::new(2)));
+            let block = Arc::new(crate::sync::ProtocolCell::new(0_u32));
+            Packets::new(queues.0.queue(), queues.1.queue(), 1).format().unwrap();
+            let (theirs, their_block) = (Arc::clone(&queues), Arc::clone(&block));
+            let sender = loom::thread::spawn(move || {
+                let packets = Packets::new(theirs.0.queue(), theirs.1.queue(), 1);
+                for value in 1..=2 {
+                    let mut numbers = [0; 1];
+                    if packets.take(&mut numbers).unwrap() == 1 {
+                        // SAFETY: the block was free, so the sender has it alone; loom checks.
+                        their_block.with_mut(|block| unsafe { block.write(value) });
+                        packets.publish(&numbers).unwrap();
+                    }
+                }
+            });
+            let packets = Packets::new(queues.0.queue(), queues.1.queue(), 1);
+            let mut last = 0;
+            for _ in 0..2 {
+                let mut numbers = [0; 1];
+                if packets.look(&mut numbers).unwrap() == 1 {
+                    // SAFETY: the block is filled, so the receiver has it alone; loom checks.
+                    let value = block.with_mut(|block| unsafe { block.read() });
+                    assert!(value > last);
+                    last = value;
+                    packets.release(&numbers).unwrap();
+                }
+            }
+            sender.join().unwrap();
+        });
+    }
+}
