@@ -13,7 +13,7 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use crate::config::values::{ClusterWord, MemberWord, Members};
-use crate::config::{FileLayer, Knob as _, ServeConfig, ServeFlags};
+use crate::config::{Environment, FileLayer, Knob as _, ServeConfig, ServeFlags};
 use crate::exit::{Exit, Failure};
 use crate::output::{Output, table};
 
@@ -144,8 +144,9 @@ fn init(arguments: &InitArguments, output: Output) -> Result<Exit, Failure> {
     let cluster = ClusterWord(beeline_node::replicated::new_cluster_id()).show();
     std::fs::create_dir_all(directory)
         .with_context(|| format!("making {}", directory.display()))?;
-    let (usual, _) = ServeConfig::resolve(&ServeFlags::default(), &FileLayer::default(), &|_| None)
-        .context("the defaults of `serve`")?;
+    let (flags, file, environment) = <(ServeFlags, FileLayer, Environment)>::default();
+    let (usual, _) =
+        ServeConfig::load(&flags, &file, &environment).context("the defaults of `serve`")?;
     let usual = usual.http_address.0;
     let mut files = Vec::new();
     for member in &peers.0 {

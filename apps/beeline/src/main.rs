@@ -24,7 +24,7 @@ use std::process::ExitCode;
 use clap::Parser as _;
 
 use cli::{Cli, Command, ConfigCommand, NodeArguments};
-use config::{FileLayer, ServeConfig};
+use config::{Environment, FileLayer, ServeConfig};
 use exit::{Exit, Failure, OrExit as _};
 use output::{Output, complain, table};
 
@@ -71,13 +71,9 @@ fn run(cli: Cli) -> Result<Exit, Failure> {
 
 /// File < environment < flags, checked.
 fn resolve(arguments: &NodeArguments) -> Result<(ServeConfig, Vec<config::Row>), Failure> {
-    let file = FileLayer::read(arguments.config.as_deref(), "serve").or_exit(Exit::Usage)?;
-    let environment = |name: &str| std::env::var(name).ok();
-    let (mut config, rows) =
-        ServeConfig::resolve(&arguments.flags, &file, &environment).or_exit(Exit::Usage)?;
-    config.adopt_member();
-    config.validate().or_exit(Exit::Usage)?;
-    Ok((config, rows))
+    let file = FileLayer::read(arguments.config.as_deref()).or_exit(Exit::Usage)?;
+    let environment = Environment::of_process();
+    ServeConfig::load(&arguments.flags, &file, &environment).or_exit(Exit::Usage)
 }
 
 fn show(arguments: &NodeArguments, output: Output) -> Result<Exit, Failure> {
@@ -88,8 +84,15 @@ fn show(arguments: &NodeArguments, output: Output) -> Result<Exit, Failure> {
         }
         return Ok(Exit::Done);
     }
-    let cells: Vec<Vec<String>> =
-        rows.into_iter().map(|row| vec![row.name, row.value, row.origin.to_string()]).collect();
+    let mut cells: Vec<Vec<String>> = Vec::new();
+    let mut shown = "";
+    for row in rows {
+        if row.table != shown {
+            shown = row.table;
+            cells.push(vec![format!("[{shown}]"), String::new(), String::new()]);
+        }
+        cells.push(vec![row.key, row.value, row.origin.to_string()]);
+    }
     output.bytes(table(&["SETTING", "VALUE", "FROM"], &cells).as_bytes())?;
     Ok(Exit::Done)
 }

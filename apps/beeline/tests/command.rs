@@ -93,9 +93,49 @@ fn config_show_names_where_each_value_came_from() {
     let row = |name: &str| rows.iter().find(|row| row["name"] == name).unwrap();
     assert_eq!(row("shards")["value"], "2");
     assert_eq!(row("shards")["origin"], "environment BEELINE_SHARDS");
-    assert_eq!(row("pin")["origin"], "file beeline.toml");
+    assert_eq!(row("pin")["origin"], "file beeline.toml:3");
     assert_eq!(row("durability")["origin"], "flag --durability");
     assert_eq!(row("data")["origin"], "default");
+}
+
+#[test]
+fn what_is_misspelt_stops_the_node_before_it_starts_and_names_what_was_meant() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = "[serve]\nshard = 3\n[rsp]\naddress = \"off\"\n[resp]\n  maxclients = 2\n";
+    std::fs::write(directory.path().join("beeline.toml"), file).unwrap();
+    for arguments in [&["serve"][..], &["doctor"], &["config", "show"]] {
+        let output = Command::new(env!("CARGO_BIN_EXE_beeline"))
+            .args(arguments)
+            .current_dir(directory.path())
+            .env_clear()
+            .env("BEELINE_DURABILTY", "power")
+            .output()
+            .unwrap();
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
+        for expected in [
+            "beeline.toml:3:2: there is no table [rsp]; did you mean [resp]?",
+            "beeline.toml:2:1: [serve] has no setting shard; did you mean shards?",
+            "beeline.toml:6:3: [resp] has no setting maxclients; did you mean max-clients?",
+            "BEELINE_DURABILTY: there is no setting of this name; did you mean BEELINE_DURABILITY?",
+        ] {
+            assert!(said.contains(expected), "{arguments:?}: {said}");
+        }
+        let left: Vec<_> = std::fs::read_dir(directory.path()).unwrap().collect();
+        assert_eq!(left.len(), 1, "{arguments:?} made something: {left:?}");
+    }
+}
+
+#[test]
+fn a_service_that_is_left_out_has_no_door_and_a_name_that_is_none_is_told_the_nearest() {
+    let output = beeline(&["config", "show", "--without", "resp"]);
+    let shown = text(&output.stdout);
+    let address = shown.lines().find(|line| line.starts_with("address ")).unwrap();
+    assert!(address.contains("off") && address.ends_with("setting without"), "{shown}");
+    let output = beeline(&["serve", "--without", "resq"]);
+    assert_eq!(output.status.code(), Some(2));
+    let said = text(&output.stderr);
+    assert!(said.contains("there is no service resq; did you mean resp?"), "{said}");
 }
 
 #[test]

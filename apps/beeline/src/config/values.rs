@@ -6,27 +6,43 @@ use std::time::Duration;
 
 use super::Knob;
 
-/// A number of bytes: `4096`, `64KiB`, `1.5GiB`.
+/// A number of bytes: `4096`, `64KiB`, `1.5GiB`; in Redis' spelling `64mb`, `1k`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size(pub u64);
 
 const SUFFIXES: [(&str, u64); 5] =
     [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
 
+/// Redis' units, as CONFIG SET reads them too, in any case: `kb` counts 1,024 and `k` 1,000.
+const REDIS_SUFFIXES: [(&str, u64); 8] = [
+    ("tb", 1 << 40),
+    ("gb", 1 << 30),
+    ("mb", 1 << 20),
+    ("kb", 1 << 10),
+    ("t", 1_000_000_000_000),
+    ("g", 1_000_000_000),
+    ("m", 1_000_000),
+    ("k", 1_000),
+];
+
 impl Knob for Size {
     const PLACEHOLDER: &'static str = "SIZE";
 
     fn parse(text: &str) -> Result<Self, String> {
         let wrong = || {
-            format!(
-                "{text:?} is not a size; write bytes or a unit, as in 4096, 512KiB, 64MiB, 1GiB"
-            )
+            format!("{text:?} is not a size; write bytes or a unit, as in 4096, 512KiB, 64MiB, 1gb")
         };
         let text = text.trim();
-        let (number, unit) = SUFFIXES
-            .iter()
-            .find_map(|(suffix, unit)| text.strip_suffix(suffix).map(|rest| (rest.trim(), *unit)))
-            .unwrap_or((text, 1));
+        let units = || {
+            let own = SUFFIXES.iter().map(|(suffix, unit)| (suffix.to_lowercase(), *unit));
+            REDIS_SUFFIXES.iter().map(|(suffix, unit)| ((*suffix).to_owned(), *unit)).chain(own)
+        };
+        let lower = text.to_ascii_lowercase();
+        let (number, unit) = units()
+            .find_map(|(suffix, unit)| {
+                lower.strip_suffix(&suffix).map(|rest| (rest.trim_end(), unit))
+            })
+            .unwrap_or((&lower, 1));
         let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
         let digits = |part: &str| part.bytes().all(|b| b.is_ascii_digit());
         if whole.is_empty() || !digits(whole) || !digits(fraction) || fraction.len() > 6 {
@@ -374,6 +390,38 @@ impl Knob for Secret {
     }
 }
 
+/// Names of services, apart by commas.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Names(pub Vec<String>);
+
+impl Names {
+    /// Whether `name` is among them.
+    pub fn has(&self, name: &str) -> bool {
+        self.0.iter().any(|known| known == name)
+    }
+}
+
+impl Knob for Names {
+    const PLACEHOLDER: &'static str = "NAME[,NAME]";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        if text == "none" {
+            return Ok(Self::default());
+        }
+        let names: Vec<String> = text.split(',').map(|name| name.trim().to_owned()).collect();
+        if names.iter().any(String::is_empty) {
+            return Err(format!(
+                "{text:?} has an empty name; write names apart by commas, or none"
+            ));
+        }
+        Ok(Self(names))
+    }
+
+    fn show(&self) -> String {
+        if self.0.is_empty() { "none".to_owned() } else { self.0.join(",") }
+    }
+}
+
 impl Knob for PathBuf {
     const PLACEHOLDER: &'static str = "PATH";
 
@@ -488,13 +536,32 @@ mod tests {
 
     #[test]
     fn sizes_take_units_and_fractions() {
-        for (text, bytes) in
-            [("4096", 4096), ("64MiB", 64 << 20), ("1.5GiB", 3 << 29), ("0", 0), ("12 KiB", 12288)]
-        {
+        for (text, bytes) in [
+            ("4096", 4096),
+            ("64MiB", 64 << 20),
+            ("1.5GiB", 3 << 29),
+            ("0", 0),
+            ("12 KiB", 12288),
+            ("1gb", 1 << 30),
+            ("1GB", 1 << 30),
+            ("100m", 100_000_000),
+            ("5K", 5_000),
+            ("7b", 7),
+        ] {
             assert_eq!(Size::parse(text), Ok(Size(bytes)), "{text}");
         }
-        for text in ["", "-1", "1MB", "1e9", "99999999999999999999", "16777217TiB", "GiB", "1.2.3"]
-        {
+        for text in [
+            "",
+            "-1",
+            "1MX",
+            "1e9",
+            "gb",
+            "1bb",
+            "99999999999999999999",
+            "16777217TiB",
+            "GiB",
+            "1.2.3",
+        ] {
             assert!(Size::parse(text).is_err(), "{text}");
         }
     }

@@ -7,7 +7,7 @@ use crate::config::ServeConfig;
 use crate::config::values::human_bytes;
 
 pub fn probe(config: &ServeConfig, findings: &mut Vec<Finding>) {
-    findings.push(open_files(config.max_clients.0));
+    findings.push(open_files(config.resp.max_clients.0));
     findings.push(locked_memory());
     findings.push(memory_maps());
     findings.push(backlog());
@@ -33,7 +33,7 @@ fn open_files(clients: u32) -> Finding {
         Verdict::CouldBeFaster,
         seen,
         format!(
-            "raise the hard limit (`ulimit -Hn {wanted}`, LimitNOFILE={wanted}) or lower --max-clients"
+            "raise the hard limit (`ulimit -Hn {wanted}`, LimitNOFILE={wanted}) or lower --resp-max-clients"
         ),
     )
 }

@@ -126,20 +126,18 @@ fn read(path: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{FileLayer, ServeFlags};
+    use crate::config::{Environment, FileLayer, ServeFlags};
 
     fn config(flags: &ServeFlags) -> ServeConfig {
-        ServeConfig::resolve(flags, &FileLayer::default(), &|_| None).unwrap().0
+        ServeConfig::load(flags, &FileLayer::default(), &Environment::default()).unwrap().0
     }
 
     fn free_ports(data: &std::path::Path) -> ServeFlags {
-        ServeFlags {
-            data: Some(data.display().to_string()),
-            resp_address: Some("127.0.0.1:0".into()),
-            http_address: Some("off".into()),
-            fabric_address: Some("off".into()),
-            ..ServeFlags::default()
-        }
+        ServeFlags::default()
+            .with("data", data.display().to_string())
+            .with("resp-address", "127.0.0.1:0")
+            .with("http-address", "off")
+            .with("fabric-address", "off")
     }
 
     #[test]
@@ -183,8 +181,8 @@ mod tests {
     fn a_taken_port_is_broken() {
         let directory = tempfile::tempdir().unwrap();
         let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut flags = free_ports(directory.path());
-        flags.resp_address = Some(taken.local_addr().unwrap().to_string());
+        let address = taken.local_addr().unwrap().to_string();
+        let flags = free_ports(directory.path()).with("resp-address", address);
         let findings = examine(&config(&flags));
         let port = findings.iter().find(|f| f.what == "RESP port").unwrap();
         assert_eq!(port.verdict, Verdict::Broken);

@@ -33,7 +33,7 @@ pub fn probe(config: &ServeConfig, findings: &mut Vec<Finding>) {
     findings.push(windows());
     let node_runs = matches!(Pool::check_free(&config.data), Err(PmemError::Busy { .. }));
     for (what, door) in [
-        ("RESP port", config.resp_address),
+        ("RESP port", config.resp.address),
         ("status port", config.http_address),
         ("fabric port", config.fabric_address),
     ] {

@@ -193,12 +193,12 @@ fn raise_open_files(config: &ServeConfig) {
             tracing::warn!(%error, "the limit on open files could not be raised");
         }
     }
-    let clients = u64::from(config.max_clients.0);
+    let clients = u64::from(config.resp.max_clients.0);
     if limit.maximum.is_some_and(|most| most < clients + 256) {
         tracing::warn!(
             limit = limit.maximum,
             clients,
-            "fewer open files are allowed than --max-clients may need; raise `ulimit -Hn`"
+            "fewer open files are allowed than --resp-max-clients may need; raise `ulimit -Hn`"
         );
     }
 }

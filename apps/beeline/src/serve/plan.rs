@@ -34,13 +34,14 @@ pub fn plan(config: &ServeConfig) -> NodeConfig {
             request_timeout: config.request_timeout.0,
             ordered_commits: config.durability == DurabilityWord::Power,
         }),
-        redis: config.resp_address.0.map(|address| RedisDoor {
-            require_password: Some(config.require_password.0.clone())
+        redis: config.resp.address.0.map(|address| RedisDoor {
+            require_password: Some(config.resp.require_password.0.clone())
                 .filter(|password| !password.is_empty()),
-            max_clients: config.max_clients.0 as usize,
-            idle_timeout: Some(config.idle_timeout.0).filter(|timeout| !timeout.is_zero()),
-            output_limit_bytes: usize::try_from(config.output_buffer_limit.0).unwrap_or(usize::MAX),
-            query_limit_bytes: u32::try_from(config.query_buffer_limit.0).unwrap_or(u32::MAX),
+            max_clients: config.resp.max_clients.0 as usize,
+            idle_timeout: Some(config.resp.idle_timeout.0).filter(|timeout| !timeout.is_zero()),
+            output_limit_bytes: usize::try_from(config.resp.output_buffer_limit.0)
+                .unwrap_or(usize::MAX),
+            query_limit_bytes: u32::try_from(config.resp.query_buffer_limit.0).unwrap_or(u32::MAX),
             ..RedisDoor::at(address)
         }),
     }
@@ -115,10 +116,11 @@ fn eviction(word: EvictionWord) -> Eviction {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{FileLayer, ServeFlags};
+    use crate::config::{Environment, FileLayer, ServeFlags};
 
     fn planned(flags: &ServeFlags) -> NodeConfig {
-        plan(&ServeConfig::resolve(flags, &FileLayer::default(), &|_| None).unwrap().0)
+        let (file, environment) = (FileLayer::default(), Environment::default());
+        plan(&ServeConfig::load(flags, &file, &environment).unwrap().0)
     }
 
     #[test]
@@ -134,7 +136,7 @@ mod tests {
 
     #[test]
     fn a_door_that_is_off_is_not_there() {
-        let flags = ServeFlags { resp_address: Some("off".into()), ..ServeFlags::default() };
+        let flags = ServeFlags::default().with("resp-address", "off");
         assert!(planned(&flags).redis.is_none());
     }
 
