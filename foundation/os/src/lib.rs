@@ -15,6 +15,7 @@
 //! - [`process`]: pidfd, to see a process end.
 //! - [`affinity`]: which processors a thread runs on.
 //! - [`barrier`]: asymmetric fences over `membarrier`.
+//! - [`reopen`]: another open file description of the same object.
 //! - [`start_write`]: write-out of a file begun, not awaited.
 //! - [`write_back`]: cache-line write-back, non-temporal copies and store fences.
 
@@ -29,6 +30,7 @@ pub mod poller;
 pub mod prefetch;
 pub mod probe;
 pub mod process;
+pub mod reopen;
 pub mod start_write;
 pub mod write_back;
 

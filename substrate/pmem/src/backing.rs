@@ -1,16 +1,15 @@
 //! Making, opening and replacing the files and memfds behind a pool.
 
 use std::fs::{File, OpenOptions};
-use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use beeline_env::FaultPoint;
 use beeline_os::mapping::{Protection, create_memfd};
 use beeline_os::{Mapping, MemoryObject};
-use rustix::fs::FallocateFlags;
+use rustix::fs::{FallocateFlags, SeekFrom};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags};
 
@@ -77,6 +76,75 @@ fn write_zeros(file: &File, path: &Path, from: u64, length: u64) -> Result<(), P
     Ok(())
 }
 
+/// Reserves the blocks behind the holes of an existing file of `length` bytes: a copy that left
+/// pages of zeros out would otherwise end a process by SIGBUS where the disk is full. Contents
+/// stay.
+///
+/// Errors: `NoSpace`.
+pub(crate) fn fill_holes(file: &File, path: &Path, length: u64) -> Result<(), PmemError> {
+    let failed = |call| move |source: Errno| PmemError::from_call(call, path, source.into());
+    let found = rustix::fs::fstat(file).map_err(failed("fstat"))?;
+    if u64::try_from(found.st_blocks).unwrap_or(0) * 512 >= length {
+        return Ok(());
+    }
+    let reserved = rustix::io::retry_on_intr(|| {
+        rustix::fs::fallocate(file, FallocateFlags::empty(), 0, length)
+    });
+    match reserved {
+        Ok(()) => return Ok(()),
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => {}
+        Err(source) => return Err(failed("fallocate")(source)),
+    }
+    let mut at = 0;
+    while at < length {
+        let hole = match rustix::fs::seek(file, SeekFrom::Hole(at)) {
+            Ok(hole) if hole < length => hole,
+            // What knows no holes has none to fill.
+            _ => return Ok(()),
+        };
+        let data = rustix::fs::seek(file, SeekFrom::Data(hole)).map_or(length, |at| at.min(length));
+        write_zeros(file, path, hole, data)?;
+        at = data.max(hole + 1);
+    }
+    Ok(())
+}
+
+/// True when no byte of `file` is anything but zero.
+///
+/// Errors: the file system's.
+pub(crate) fn is_zero(file: &File, path: &Path) -> Result<bool, PmemError> {
+    let failed = |source| PmemError::from_call("read", path, source);
+    let mut piece = vec![0; ZEROS.len()];
+    let mut at = 0;
+    loop {
+        // Whatever does not know its holes is read.
+        at = match rustix::fs::seek(file, SeekFrom::Data(at)) {
+            Ok(data) => data,
+            Err(Errno::NXIO) => return Ok(true),
+            Err(_) => at,
+        };
+        let read = file.read_at(&mut piece, at).map_err(failed)?;
+        if read == 0 {
+            return Ok(true);
+        }
+        if piece[..read] != ZEROS[..read] {
+            return Ok(false);
+        }
+        at += read as u64;
+    }
+}
+
+/// Makes `directory` and whatever is missing above it. Returns the directories that have a new
+/// entry: it survives a loss of power once they are synchronised.
+pub(crate) fn make_directory(directory: &Path) -> Result<Vec<PathBuf>, PmemError> {
+    let failed = |source| PmemError::from_call("mkdir", directory, source);
+    let absolute = std::path::absolute(directory).map_err(failed)?;
+    let missing = absolute.ancestors().take_while(|path| !path.exists());
+    let above = missing.filter_map(Path::parent).map(Path::to_path_buf).collect();
+    std::fs::create_dir_all(directory).map_err(failed)?;
+    Ok(above)
+}
+
 /// Makes entries of `directory` survive a loss of power.
 pub(crate) fn sync_directory(directory: &Path) -> Result<(), PmemError> {
     File::open(directory)
@@ -84,13 +152,21 @@ pub(crate) fn sync_directory(directory: &Path) -> Result<(), PmemError> {
         .map_err(|source| PmemError::from_call("fsync", directory, source))
 }
 
-/// Writes `bytes` to `path` by way of a second name, so that the file is there whole or not at all.
-pub(crate) fn write_whole(path: &Path, length: u64, bytes: &[u8]) -> Result<(), PmemError> {
+/// Writes `parts`, each with its offset, to `path` by way of a second name, so that the file is
+/// there whole or not at all.
+pub(crate) fn write_whole(
+    path: &Path,
+    length: u64,
+    parts: impl Iterator<Item = (usize, Vec<u8>)>,
+) -> Result<(), PmemError> {
     let fresh = path.with_extension("new");
     let write = || -> Result<(), PmemError> {
-        let mut file = create_file(&fresh)?;
+        let file = create_file(&fresh)?;
         reserve(&file, &fresh, 0, length)?;
-        file.write_all(bytes).map_err(|source| PmemError::from_call("write", &fresh, source))?;
+        for (offset, bytes) in parts {
+            file.write_all_at(&bytes, offset as u64)
+                .map_err(|source| PmemError::from_call("write", &fresh, source))?;
+        }
         file.sync_all().map_err(|source| PmemError::from_call("fsync", &fresh, source))?;
         std::fs::rename(&fresh, path).map_err(|source| PmemError::from_call("rename", path, source))
     };
@@ -246,22 +322,55 @@ pub(crate) fn replace(segment: &Segment) -> std::io::Result<()> {
             file.sync_all()?;
         }
         DURING_REPLACE.check()?;
-        std::fs::rename(&fresh_path, &path)?;
-        DURING_REPLACE.check()?;
-        if core.durability == Durability::Power
-            && let Some(directory) = path.parent()
-        {
-            sync_directory(directory).map_err(std::io::Error::other)?;
-        }
-        let_go(mapping.replace_with(file.into())?);
+        // Mapped before it takes the name: a mapping that fails leaves the old file in both places.
+        let old = mapping.replace_with(file.into())?;
         if core.mechanism == Mechanism::FileSync {
             cache_page_by_page(&segment.memory);
         }
+        if let Err(failed) = take_name(core.durability, &fresh_path, &path) {
+            back_to(segment, old, &path, &failed);
+            return Err(failed);
+        }
+        let_go(old);
         Ok(())
     };
     swap().inspect_err(|_| {
         let _ = std::fs::remove_file(&fresh_path);
     })
+}
+
+/// Gives a new file the name of the one whose place it has in memory already.
+fn take_name(durability: Durability, fresh: &Path, path: &Path) -> std::io::Result<()> {
+    DURING_REPLACE.check()?;
+    std::fs::rename(fresh, path)?;
+    DURING_REPLACE.check()?;
+    if durability == Durability::Power
+        && let Some(directory) = path.parent()
+    {
+        sync_directory(directory).map_err(std::io::Error::other)?;
+    }
+    Ok(())
+}
+
+/// Maps the old file again, whose name could not be taken for good: the memory and the name are
+/// one file again, with the same bytes. Where that cannot be had the pool promises nothing more.
+fn back_to(segment: &Segment, old: Option<Arc<OwnedFd>>, path: &Path, failed: &std::io::Error) {
+    let renamed = same_file(segment.memory.descriptor().as_deref(), path);
+    let back = match (&segment.memory, old.and_then(|old| old.try_clone().ok())) {
+        (Memory::Mapped(mapping), Some(old)) if !renamed => mapping.replace_with(old).is_ok(),
+        _ => false,
+    };
+    if !back {
+        let source = failed.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error);
+        segment.core.poison(path, source);
+    }
+}
+
+/// True when `path` names the file behind `descriptor`.
+fn same_file(descriptor: Option<&OwnedFd>, path: &Path) -> bool {
+    let (Some(descriptor), Ok(named)) = (descriptor, rustix::fs::stat(path)) else { return false };
+    rustix::fs::fstat(descriptor)
+        .is_ok_and(|held| (held.st_dev, held.st_ino) == (named.st_dev, named.st_ino))
 }
 
 /// Closes the descriptor of a file that has no name any more, on a thread of its own: giving its
@@ -291,4 +400,33 @@ fn copy_into(
         std::ptr::copy_nonoverlapping(mapping.base().as_ptr(), fresh.base().as_ptr(), length);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_directory_that_got_an_entry_is_named_for_synchronising() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path();
+        let above = make_directory(&root.join("a/b/c")).unwrap();
+        assert_eq!(above, [root.join("a/b"), root.join("a"), root.to_path_buf()]);
+        assert!(root.join("a/b/c").is_dir());
+        assert!(make_directory(&root.join("a/b")).unwrap().is_empty(), "it was there");
+    }
+
+    #[test]
+    fn a_file_is_zero_until_a_byte_of_it_is_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        let file = create_file(&path).unwrap();
+        assert!(is_zero(&file, &path).unwrap(), "no byte at all");
+        file.set_len(1 << 20).unwrap();
+        assert!(is_zero(&file, &path).unwrap(), "a hole");
+        file.write_all_at(&[0; 9000], 300_000).unwrap();
+        assert!(is_zero(&file, &path).unwrap(), "written zeros");
+        file.write_all_at(&[1], (1 << 20) - 1).unwrap();
+        assert!(!is_zero(&file, &path).unwrap());
+    }
 }

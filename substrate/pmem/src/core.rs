@@ -2,9 +2,9 @@
 //!
 //! Lives until the last of them is gone; so does the lock on the pool.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use beeline_os::MemoryObject;
@@ -22,6 +22,15 @@ use beeline_os::write_back::{self as cache, CACHE_LINE_BYTES as LINE_BYTES, Writ
 /// The table's object number in a record.
 pub(crate) const TABLE_OBJECT: u32 = 0;
 
+/// The turn of whoever synchronises one file.
+///
+/// The kernel reports a failed write-back once to each open file description, to the first
+/// synchronisation of it that ends afterwards: of two that run at the same time one hears of the
+/// failure and the other returns well, with its bytes lost. So a file has one synchroniser at a
+/// time, and each looks at the pool's error before and after.
+#[derive(Debug, Default)]
+pub(crate) struct SyncTurn(Mutex<()>);
+
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) kind: PoolKind,
@@ -35,11 +44,16 @@ pub(crate) struct Core {
     pub(crate) secret: [u8; 16],
     pub(crate) table: Memory,
     pub(crate) table_file: PathBuf,
+    pub(crate) table_turn: SyncTurn,
+    /// Every page of the table has its mark.
+    pub(crate) marks: bool,
     /// Where the files are; none for dram and sim.
     pub(crate) directory: Option<PathBuf>,
     pub(crate) recorder: Option<Arc<Recorder>>,
     pub(crate) sync_error: OnceLock<(PathBuf, Errno)>,
     pub(crate) fail_next_sync: AtomicBool,
+    /// Opening came to its end: only then does closing mark the pool as closed in good order.
+    pub(crate) opened: AtomicBool,
     /// Holds the lock on the pool.
     pub(crate) _lock: Option<PoolLock>,
 }
@@ -55,27 +69,45 @@ impl Core {
         }
     }
 
-    /// `fdatasync` of the file behind `memory`; the first failure sticks.
+    /// From here on nothing is promised any more: `file` may have lost what was stored into it.
+    pub(crate) fn poison(&self, file: &Path, source: Errno) {
+        let _ = self.sync_error.set((file.to_path_buf(), source));
+    }
+
+    /// `fdatasync` of the file behind `memory`; the first failure of any file sticks, also for a
+    /// synchronisation that was under way meanwhile.
     pub(crate) fn sync(
         &self,
+        turn: &SyncTurn,
         memory: &Memory,
         file: impl FnOnce() -> PathBuf,
     ) -> Result<(), PmemError> {
-        self.check_sync()?;
-        let Some(descriptor) = memory.descriptor() else { return Ok(()) };
-        let outcome = if self.fail_next_sync.swap(false, Ordering::Relaxed) {
-            Err(Errno::IO)
-        } else {
-            rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&*descriptor))
-        };
-        outcome.or_else(|source| {
-            let _ = self.sync_error.set((file(), source));
-            self.check_sync()
+        let Some(descriptor) = memory.descriptor() else { return self.check_sync() };
+        self.sync_by(turn, file, || {
+            if self.fail_next_sync.swap(false, Ordering::Relaxed) {
+                Err(Errno::IO)
+            } else {
+                rustix::io::retry_on_intr(|| rustix::fs::fdatasync(&*descriptor))
+            }
         })
     }
 
+    fn sync_by(
+        &self,
+        turn: &SyncTurn,
+        file: impl FnOnce() -> PathBuf,
+        synchronise: impl FnOnce() -> Result<(), Errno>,
+    ) -> Result<(), PmemError> {
+        let _turn = turn.0.lock().unwrap_or_else(PoisonError::into_inner);
+        self.check_sync()?;
+        if let Err(source) = synchronise() {
+            self.poison(&file(), source);
+        }
+        self.check_sync()
+    }
+
     pub(crate) fn sync_table(&self) -> Result<(), PmemError> {
-        self.sync(&self.table, || self.table_file.clone())
+        self.sync(&self.table_turn, &self.table, || self.table_file.clone())
     }
 
     /// Stores one word of the table.
@@ -188,9 +220,68 @@ impl Core {
 impl Drop for Core {
     fn drop(&mut self) {
         // A good end, unless a promise was broken. Losing the mark costs nothing but the mark.
-        if self.directory.is_some() && self.sync_error.get().is_none() {
+        let opened = self.opened.load(Ordering::Relaxed);
+        if opened && self.directory.is_some() && self.sync_error.get().is_none() {
             self.store_pair(layout::CLEAN_OFFSET, 1);
             let _ = self.persist_table(layout::CLEAN_OFFSET, layout::PAIR_BYTES);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::open;
+    use crate::options::PoolOptions;
+
+    /// The kernel tells one of the two; the other's call returns well.
+    #[test]
+    fn two_synchronisers_of_one_file_both_hear_of_its_failure() {
+        let options = PoolOptions::volatile(64 << 10, 1 << 20);
+        let core = open::dram(&options).unwrap().core;
+        let turn = SyncTurn::default();
+        let (inside, is_inside) = mpsc::channel();
+        let (outcome, second) = mpsc::channel();
+        let file = || PathBuf::from("file");
+        std::thread::scope(|scope| {
+            scope.spawn({
+                let (core, turn) = (&core, &turn);
+                move || {
+                    is_inside.recv().unwrap();
+                    outcome.send(core.sync_by(turn, file, || Ok(()))).unwrap();
+                }
+            });
+            let first = core.sync_by(&turn, file, || {
+                inside.send(()).unwrap();
+                // The other has every chance to return before this one is told.
+                let early = second.recv_timeout(Duration::from_secs(1));
+                assert!(early.is_err(), "a second synchroniser returned {early:?}");
+                Err(Errno::IO)
+            });
+            assert!(matches!(first, Err(PmemError::SyncFailed { .. })));
+            let late = second.recv().unwrap();
+            assert!(matches!(late, Err(PmemError::SyncFailed { .. })), "{late:?}");
+        });
+    }
+
+    #[test]
+    fn a_synchronisation_fails_when_another_file_failed_meanwhile() {
+        let options = PoolOptions::volatile(64 << 10, 1 << 20);
+        let core = open::dram(&options).unwrap().core;
+        let (one, other) = (SyncTurn::default(), SyncTurn::default());
+        let outcome = core.sync_by(
+            &one,
+            || "one".into(),
+            || {
+                let _ = core.sync_by(&other, || "other".into(), || Err(Errno::IO));
+                Ok(())
+            },
+        );
+        assert!(
+            matches!(outcome, Err(PmemError::SyncFailed { file, .. }) if file.ends_with("other"))
+        );
     }
 }

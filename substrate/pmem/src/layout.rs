@@ -8,6 +8,8 @@
 //! Invariants: everything that changes after creation changes by 8-byte stores inside one line.
 //! A state word carries its own check, so that one store moves a descriptor from state to state; a
 //! second copy behind it lets damage be told from age. A word pair is value, then rotated value.
+//! Every page but the header's ends in its mark, so that a page of zeros is no page of free
+//! descriptors.
 
 use beeline_wire::crc32c;
 
@@ -38,6 +40,14 @@ pub const SEGMENT_WORDS: usize = 8;
 /// Where the user words of a descriptor start, from its own start.
 pub const WORDS_OFFSET: usize = 64;
 
+/// Where the mark of a page stands, from the page's start: a checked word, twice. Behind the words
+/// of the page's last descriptor.
+const MARK_OFFSET: usize = PAGE_BYTES - 64;
+/// What a mark says.
+const MARK: u64 = 0x6265_656c_696e;
+/// Bit of the header's flags: every page of the table has its mark.
+const FLAG_MARKS: u32 = 1;
+
 /// The unchanging part of a pool's header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
@@ -47,6 +57,8 @@ pub struct Header {
     pub secret: [u8; 16],
     /// Length of every segment.
     pub segment_bytes: u32,
+    /// Every page of the table has its mark. False in pools of builds that wrote none.
+    pub marks: bool,
 }
 
 /// Why bytes are no header of ours.
@@ -72,6 +84,8 @@ impl Header {
         bytes[32..48].copy_from_slice(&self.secret);
         bytes[48..52].copy_from_slice(&self.segment_bytes.to_le_bytes());
         bytes[52..56].copy_from_slice(&(DESCRIPTOR_BYTES as u32).to_le_bytes());
+        let flags = if self.marks { FLAG_MARKS } else { 0 };
+        bytes[56..60].copy_from_slice(&flags.to_le_bytes());
         let check = crc32c(&bytes[..124]);
         bytes[124..].copy_from_slice(&check.to_le_bytes());
         bytes
@@ -95,6 +109,7 @@ impl Header {
             uuid: array_at(bytes, 16),
             secret: array_at(bytes, 32),
             segment_bytes: u32_at(bytes, 48),
+            marks: u32_at(bytes, 56) & FLAG_MARKS != 0,
         };
         let fits = (crate::options::MIN_SEGMENT_BYTES..=crate::options::MAX_SEGMENT_BYTES)
             .contains(&header.segment_bytes)
@@ -198,6 +213,24 @@ pub fn root_offset(index: usize) -> usize {
     ROOT_OFFSET + index * PAIR_BYTES
 }
 
+/// Where the mark of page `page` stands, and the word it is, twice in a row.
+#[must_use]
+pub fn page_mark(page: usize) -> (usize, u64) {
+    let place = (page as u32) | 1 << 31;
+    (page * PAGE_BYTES + MARK_OFFSET, checked_word(MARK, place))
+}
+
+/// The pages that have a mark in a file of `bytes`.
+pub fn marked_pages(bytes: usize) -> std::ops::Range<usize> {
+    1..bytes / PAGE_BYTES
+}
+
+/// The page that descriptor `id` lies in.
+#[must_use]
+pub fn page_of(id: u32) -> usize {
+    descriptor_offset(id) / PAGE_BYTES
+}
+
 /// Length of `pool.bee` for `slots` descriptors, in whole pages.
 #[must_use]
 pub fn file_bytes(slots: u32) -> usize {
@@ -209,7 +242,7 @@ mod tests {
     use super::*;
 
     fn header() -> Header {
-        Header { uuid: [1; 16], secret: [2; 16], segment_bytes: 64 << 10 }
+        Header { uuid: [1; 16], secret: [2; 16], segment_bytes: 64 << 10, marks: true }
     }
 
     #[test]
@@ -253,5 +286,11 @@ mod tests {
             }
         }
         const { assert!(CLEAN_OFFSET + PAIR_BYTES <= TABLE_OFFSET) }
+        // The mark of a page lies behind the words of its last descriptor, and behind the roots.
+        let words_end = word_offset(15, SEGMENT_WORDS - 1) + PAIR_BYTES;
+        assert_eq!(page_of(15), 2);
+        assert!(words_end <= page_mark(2).0 && page_mark(2).0 + 16 <= descriptor_offset(16));
+        assert!(CLEAN_OFFSET + PAIR_BYTES <= page_mark(1).0);
+        assert_eq!(marked_pages(file_bytes(17)), 1..4);
     }
 }

@@ -20,6 +20,7 @@ mod layout;
 mod memory;
 mod open;
 mod options;
+mod orphans;
 mod persister;
 mod pool;
 mod prepare;

@@ -4,22 +4,24 @@ use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use beeline_os::Mapping;
 use beeline_os::mapping::Protection;
+use beeline_os::{Mapping, MemoryObject};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
 use crate::backing;
-use crate::core::Core;
+use crate::core::{Core, SyncTurn};
 use crate::error::PmemError;
 use crate::layout::{self, Header, HeaderError, State};
 use crate::memory::{Heap, Memory};
 use crate::options::{Durability, Findings, Mechanism, PoolKind, PoolOptions, PoolReport};
+use crate::orphans;
 use crate::record::Recorder;
 use crate::segment::Segment;
+use beeline_os::start_write::start_write;
 use beeline_os::write_back::WriteBack;
 
 /// Header and descriptor table, inside the pool's directory.
@@ -197,6 +199,7 @@ pub(crate) fn build(parts: Parts, options: &PoolOptions) -> Opened {
         write_delay_ns: options.write_delay_ns,
         reasons: vec![parts.reason, why],
         findings: parts.findings,
+        set_aside: Vec::new(),
     };
     let core = Arc::new(Core {
         kind: parts.kind,
@@ -209,10 +212,13 @@ pub(crate) fn build(parts: Parts, options: &PoolOptions) -> Opened {
         secret: parts.header.secret,
         table: parts.table,
         table_file: parts.table_file,
+        table_turn: SyncTurn::default(),
+        marks: parts.header.marks,
         directory: parts.directory,
         recorder: parts.recorder,
         sync_error: OnceLock::new(),
         fail_next_sync: AtomicBool::new(false),
+        opened: AtomicBool::new(false),
         _lock: parts.lock,
     });
     Opened {
@@ -226,15 +232,23 @@ pub(crate) fn build(parts: Parts, options: &PoolOptions) -> Opened {
 }
 
 fn fresh_header(options: &PoolOptions) -> Result<Header, PmemError> {
-    Ok(Header { uuid: random()?, secret: random()?, segment_bytes: options.segment_bytes })
+    let segment_bytes = options.segment_bytes;
+    Ok(Header { uuid: random()?, secret: random()?, segment_bytes, marks: true })
 }
 
-/// The first bytes of a new `pool.bee`.
-pub(crate) fn fresh_table(header: &Header, slots: u32) -> Vec<u8> {
+/// What a new `pool.bee` holds besides zeros, with its offsets.
+pub(crate) fn fresh_table(
+    header: &Header,
+    slots: u32,
+) -> impl Iterator<Item = (usize, Vec<u8>)> + use<> {
     let mut bytes = header.encode().to_vec();
     let word = layout::checked_word(u64::from(slots), layout::SLOTS_OFFSET as u32);
     bytes.extend_from_slice(&word.to_le_bytes());
-    bytes
+    let marks = layout::marked_pages(layout::file_bytes(slots)).map(|page| {
+        let (offset, word) = layout::page_mark(page);
+        (offset, [word.to_le_bytes(); 2].concat())
+    });
+    std::iter::once((0, bytes)).chain(marks)
 }
 
 pub(crate) fn dram(options: &PoolOptions) -> Result<Opened, PmemError> {
@@ -260,8 +274,13 @@ pub(crate) fn dram(options: &PoolOptions) -> Result<Opened, PmemError> {
 pub(crate) fn create(directory: &Path, options: &PoolOptions) -> Result<Opened, PmemError> {
     options.check(options.kind.unwrap_or(PoolKind::File))?;
     let segments = directory.join(SEGMENT_DIRECTORY);
-    std::fs::create_dir_all(directory)
-        .map_err(|source| PmemError::from_call("mkdir", directory, source))?;
+    for above in backing::make_directory(directory)? {
+        // A parent that cannot be opened cannot be synchronised, which only a loss of power minds.
+        match backing::sync_directory(&above) {
+            Err(error) if options.durability == Durability::Power => return Err(error),
+            _ => {}
+        }
+    }
     let lock = lock(directory)?;
     let path = directory.join(POOL_FILE);
     if path.exists() {
@@ -275,7 +294,7 @@ pub(crate) fn create(directory: &Path, options: &PoolOptions) -> Result<Opened, 
     }
     let header = fresh_header(options)?;
     let slots = options.slots(options.segment_bytes)?;
-    backing::write_whole(&path, layout::file_bytes(slots) as u64, &fresh_table(&header, slots))?;
+    backing::write_whole(&path, layout::file_bytes(slots) as u64, fresh_table(&header, slots))?;
     backing::sync_directory(directory)?;
     open_locked(directory, options, lock, true)
 }
@@ -343,6 +362,8 @@ pub(crate) fn inspect(directory: &Path) -> Result<Opened, PmemError> {
             .map(Memory::Mapped)
             .map_err(|source| PmemError::from_mapping(&path, source))
     })?;
+    let orphans = orphans::find(&opened, &directory.join(SEGMENT_DIRECTORY), slots)?;
+    orphans::settle(&mut opened, orphans, false)?;
     Ok(opened)
 }
 
@@ -423,7 +444,9 @@ fn open_locked(
         return Err(PmemError::VolatileFileSystem { directory: directory.to_path_buf() });
     }
     let wanted = options.slots(header.segment_bytes)?;
+    let known = slots;
     let slots = slots.max(wanted);
+    backing::fill_holes(&file, &path, found)?;
     backing::reserve(&file, &path, found, layout::file_bytes(slots) as u64)?;
     let table = backing::map_file(file, &path, layout::file_bytes(slots), kind)?;
     let parts = Parts {
@@ -440,10 +463,46 @@ fn open_locked(
     };
     let mut opened = build(parts, options);
     opened.report.emulated = in_memory && options.durability == Durability::Power;
-    grow(&opened.core, slots)?;
+    grow(&opened.core, known, slots)?;
     recover(&mut opened, slots, segment_memory)?;
-    remove_orphans(&mut opened)?;
+    let orphans = orphans::find(&opened, &directory.join(SEGMENT_DIRECTORY), slots)?;
+    orphans::settle(&mut opened, orphans, true)?;
+    if !created && options.durability == Durability::Power {
+        synchronise_all(&opened, directory)?;
+    }
+    mark_in_use(&opened.core)?;
+    opened.core.opened.store(true, Ordering::Relaxed);
     Ok(opened)
+}
+
+/// What earlier users left, at whatever level they had: a record that survived the end of their
+/// process is taken for persisted from here on, so it has to be.
+fn synchronise_all(opened: &Opened, directory: &Path) -> Result<(), PmemError> {
+    for descriptor in opened.live.iter().filter_map(|segment| segment.memory.descriptor()) {
+        start_write(&*descriptor);
+    }
+    opened.live.iter().try_for_each(|segment| segment.synchronise())?;
+    opened.core.sync_table()?;
+    backing::sync_directory(&directory.join(SEGMENT_DIRECTORY))?;
+    backing::sync_directory(directory)?;
+    let absolute = std::path::absolute(directory)
+        .map_err(|source| PmemError::from_call("getcwd", directory, source))?;
+    for above in absolute.ancestors().skip(1) {
+        // Made by earlier users or not by us at all; the ones that may not be opened are not ours.
+        let _ = backing::sync_directory(above);
+    }
+    Ok(())
+}
+
+/// Takes the mark of a clean end away. The last step of opening: a pool that could not be opened
+/// is as clean as it was.
+pub(crate) fn mark_in_use(core: &Core) -> Result<(), PmemError> {
+    let word = core.table_load(layout::CLEAN_OFFSET);
+    if word == 0 && core.pair_intact(layout::CLEAN_OFFSET) {
+        return Ok(());
+    }
+    core.store_pair(layout::CLEAN_OFFSET, 0);
+    core.persist_table(layout::CLEAN_OFFSET, layout::PAIR_BYTES)
 }
 
 pub(crate) fn parse_head(
@@ -469,10 +528,17 @@ pub(crate) fn parse_head(
     Ok((header, slots))
 }
 
-/// Notes a larger table once its zeroed descriptors are persisted: one word decides.
-fn grow(core: &Core, slots: u32) -> Result<(), PmemError> {
+/// Notes a larger table once its zeroed descriptors and the marks of its pages are persisted: one
+/// word decides.
+fn grow(core: &Core, known: u32, slots: u32) -> Result<(), PmemError> {
     let word = layout::checked_word(u64::from(slots), layout::SLOTS_OFFSET as u32);
     if core.table_load(layout::SLOTS_OFFSET) != word {
+        if core.marks {
+            let known = layout::file_bytes(known) / layout::PAGE_BYTES;
+            for page in known..layout::file_bytes(slots) / layout::PAGE_BYTES {
+                store_mark(core, page);
+            }
+        }
         core.sync_table()?;
         core.table_store(layout::SLOTS_OFFSET, word);
         core.persist_table(layout::SLOTS_OFFSET, 8)?;
@@ -480,7 +546,41 @@ fn grow(core: &Core, slots: u32) -> Result<(), PmemError> {
     Ok(())
 }
 
-/// Reads every descriptor, mends second copies, maps the segments in use.
+fn store_mark(core: &Core, page: usize) {
+    let (offset, word) = layout::page_mark(page);
+    core.table_store(offset, word);
+    core.table_store(offset + 8, word);
+}
+
+/// The state of descriptor `id`, where its page may be trusted with it: the word of a descriptor
+/// that was never used is zero, as is a page that was lost.
+fn known_state(core: &Core, id: u32, lost_pages: &[usize]) -> Option<State> {
+    let state = state(core, id)?;
+    let never_used = state == State::default();
+    (!never_used || lost_pages.binary_search(&layout::page_of(id)).is_err()).then_some(state)
+}
+
+/// Pages without a good copy of their mark, in order; a page with one good copy is mended.
+fn lost_pages(core: &Core, slots: u32, mended: &mut u32) -> Vec<usize> {
+    let mut lost = Vec::new();
+    if !core.marks {
+        return lost;
+    }
+    for page in layout::marked_pages(layout::file_bytes(slots)) {
+        let (offset, word) = layout::page_mark(page);
+        match [offset, offset + 8].map(|at| core.table_load(at) == word) {
+            [true, true] => {}
+            [false, false] => lost.push(page),
+            _ => {
+                store_mark(core, page);
+                *mended += 1;
+            }
+        }
+    }
+    lost
+}
+
+/// Reads every descriptor, maps the segments in use, mends second copies.
 pub(crate) fn recover(
     opened: &mut Opened,
     slots: u32,
@@ -490,11 +590,22 @@ pub(crate) fn recover(
     let findings = &mut opened.report.findings;
     let clean = core.table_load(layout::CLEAN_OFFSET) == 1;
     findings.clean = findings.created || (clean && core.pair_intact(layout::CLEAN_OFFSET));
-    let mut mended = false;
+    let lost = lost_pages(&core, slots, &mut findings.healed_descriptors);
+    findings.damaged_pages = lost.len() as u32;
+    // Everything that can fail comes before the first change: whoever opens the pool next is told
+    // the same.
+    let mut memories = Vec::new();
+    for id in 0..slots {
+        if known_state(&core, id, &lost).is_some_and(|state| state.in_use) {
+            memories.push(memory(&core, id)?);
+        }
+    }
+    let mut memories = memories.into_iter();
+    let mut mended = findings.healed_descriptors > 0;
     for id in 0..slots {
         let offset = layout::descriptor_offset(id);
         let (first, second) = (core.table_load(offset), core.table_load(offset + 8));
-        let Some(state) = state(&core, id) else {
+        let Some(state) = known_state(&core, id, &lost) else {
             findings.damaged_descriptors += 1;
             opened.set_aside.push(id);
             continue;
@@ -510,19 +621,17 @@ pub(crate) fn recover(
             // Used up: its next life could not be told from its first.
             opened.set_aside.push(id);
         }
-        if state.in_use {
+        if state.in_use
+            && let Some(memory) = memories.next()
+        {
             for index in 0..layout::SEGMENT_WORDS {
                 mended |= mend_pair(&core, layout::word_offset(id, index), findings);
             }
-            opened.live.push(Segment::new(Arc::clone(&core), memory(&core, id)?, id, state));
+            opened.live.push(Segment::new(Arc::clone(&core), memory, id, state));
         }
     }
     for index in 0..layout::ROOT_WORDS {
         mended |= mend_pair(&core, layout::root_offset(index), findings);
-    }
-    if clean || !core.pair_intact(layout::CLEAN_OFFSET) {
-        core.store_pair(layout::CLEAN_OFFSET, 0);
-        core.persist_table(layout::CLEAN_OFFSET, layout::PAIR_BYTES)?;
     }
     if mended { core.persist_table(0, layout::file_bytes(slots)) } else { Ok(()) }
 }
@@ -541,6 +650,7 @@ fn segment_memory(core: &Core, id: u32) -> Result<Memory, PmemError> {
     let path = core.segment_file(id);
     let length = u64::from(core.segment_bytes);
     let (file, _) = open_sized(&path, length)?;
+    backing::fill_holes(&file, &path, length)?;
     let memory = backing::map_file(file, &path, length as usize, core.kind)?;
     if core.mechanism == Mechanism::FileSync {
         backing::cache_page_by_page(&memory);
@@ -557,30 +667,4 @@ fn first_segment_file(segments: &Path) -> Result<Option<PathBuf>, PmemError> {
         }
     }
     Ok(None)
-}
-
-/// Removes files in `segments/` that no descriptor in use names, and counts them.
-fn remove_orphans(opened: &mut Opened) -> Result<(), PmemError> {
-    let Some(directory) = &opened.core.directory else { return Ok(()) };
-    let segments = directory.join(SEGMENT_DIRECTORY);
-    let failed = |source| PmemError::from_call("readdir", &segments, source);
-    let mut removed = 0;
-    let keep = |name: &str| {
-        let id = name.strip_suffix(".seg").and_then(|id| id.parse::<u32>().ok());
-        match id {
-            Some(id) => opened.uses(id),
-            None => !name.ends_with(".new"),
-        }
-    };
-    for entry in std::fs::read_dir(&segments).map_err(failed)? {
-        let entry = entry.map_err(failed)?;
-        if entry.file_name().to_str().is_some_and(|name| !keep(name)) {
-            let path = entry.path();
-            std::fs::remove_file(&path)
-                .map_err(|source| PmemError::from_call("unlink", &path, source))?;
-            removed += 1;
-        }
-    }
-    opened.report.findings.orphans_removed = removed;
-    Ok(())
 }

@@ -1,6 +1,7 @@
 //! What a pool is asked to be, and what it turned out to be.
 
 use std::fmt;
+use std::path::PathBuf;
 
 use crate::error::PmemError;
 use beeline_os::write_back::WriteBack;
@@ -193,9 +194,16 @@ pub struct Findings {
     pub created: bool,
     /// The last user closed the pool in good order.
     pub clean: bool,
-    /// Segment files that no descriptor refers to (an allocation or a free was cut short), removed.
+    /// Segment files that no descriptor refers to and that hold nothing (an allocation or a free
+    /// was cut short), removed.
     pub orphans_removed: u32,
-    /// Descriptors whose first copy was damaged and whose second copy was good.
+    /// Segment files that no descriptor refers to and that hold data: left as they are, and named
+    /// in [`PoolReport::set_aside`]. The table may have lost them.
+    pub orphans_set_aside: u32,
+    /// Pages of the table that were overwritten (with zeros, most likely). What stood in them is
+    /// lost: descriptors are set aside, root words may be zero.
+    pub damaged_pages: u32,
+    /// Descriptors, or marks of pages, of which one copy was damaged and the other good.
     pub healed_descriptors: u32,
     /// Descriptors with no good copy: their segments are neither opened nor reused, and their
     /// files are left for inspection.
@@ -211,6 +219,8 @@ impl Findings {
     pub fn damage(&self) -> bool {
         self.healed_descriptors > 0
             || self.damaged_descriptors > 0
+            || self.damaged_pages > 0
+            || self.orphans_set_aside > 0
             || (self.clean && self.unequal_words > 0)
     }
 }
@@ -239,4 +249,6 @@ pub struct PoolReport {
     pub reasons: Vec<String>,
     /// What opening found.
     pub findings: Findings,
+    /// Files that hold data and belong to no descriptor.
+    pub set_aside: Vec<PathBuf>,
 }

@@ -211,15 +211,15 @@ impl Persister {
         }
         for segment in &self.dirty {
             self.counters.syncs += 1;
-            outcome =
-                outcome.and(self.core.sync(&segment.memory, || self.core.segment_file(segment.id)));
+            outcome = outcome.and(segment.synchronise());
         }
         self.dirty.clear();
         if std::mem::take(&mut self.table_dirty) {
             self.counters.syncs += 1;
             outcome = outcome.and(self.core.sync_table());
         }
-        outcome
+        // Also a failure that another thread heard of since.
+        outcome.and_then(|()| self.core.check_sync())
     }
 
     /// What was done so far.

@@ -8,6 +8,7 @@ use beeline_os::MemoryObject;
 use rustix::mm::Advice;
 
 use crate::backing;
+use crate::core::SyncTurn;
 use crate::error::PmemError;
 use crate::memory::Memory;
 use crate::options::Mechanism;
@@ -122,7 +123,7 @@ fn prepare(shared: &Shared, id: u32, old: Option<Memory>) -> Result<Memory, Pmem
             core.write_back_range(&memory, 0, memory.length_bytes());
             beeline_os::write_back::store_fence();
         }
-        Mechanism::FileSync => core.sync(&memory, || path)?,
+        Mechanism::FileSync => core.sync(&SyncTurn::default(), &memory, || path)?,
         Mechanism::None | Mechanism::Recorded => {}
     }
     Ok(memory)

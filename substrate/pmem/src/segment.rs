@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use beeline_os::memory::{load_u64, store_u64};
 use beeline_os::{MemoryObject, Persistence};
 
-use crate::core::Core;
+use crate::core::{Core, SyncTurn};
 use crate::error::PmemError;
 use crate::layout::{self, State};
 use crate::memory::Memory;
@@ -46,6 +46,7 @@ pub struct Segment {
     length: usize,
     /// One replacement of the backing at a time.
     replacing: Mutex<()>,
+    sync_turn: SyncTurn,
 }
 
 impl Segment {
@@ -62,7 +63,13 @@ impl Segment {
             start,
             length,
             replacing: Mutex::new(()),
+            sync_turn: SyncTurn::default(),
         })
+    }
+
+    /// Synchronises the segment's file.
+    pub(crate) fn synchronise(&self) -> Result<(), PmemError> {
+        self.core.sync(&self.sync_turn, &self.memory, || self.core.segment_file(self.id))
     }
 
     pub(crate) fn object(&self) -> u32 {
@@ -276,8 +283,14 @@ unsafe impl MemoryObject for Segment {
         self.length
     }
 
+    /// Another open file description of the same file at every call: the kernel reports a failed
+    /// write-back once to each, and the owner must not miss what a peer asked about first.
     fn descriptor(&self) -> Option<Arc<OwnedFd>> {
-        self.memory.descriptor()
+        let descriptor = self.memory.descriptor()?;
+        if self.core.directory.is_none() {
+            return Some(descriptor);
+        }
+        beeline_os::reopen::writable(&*descriptor).ok().map(Arc::new)
     }
 
     fn persistence(&self) -> Persistence {
@@ -301,9 +314,7 @@ unsafe impl MemoryObject for Segment {
         self.core.check_sync().map_err(failed)?;
         match self.persistence() {
             Persistence::Volatile => Ok(()),
-            Persistence::File => {
-                self.core.sync(&self.memory, || self.core.segment_file(self.id)).map_err(failed)
-            }
+            Persistence::File => self.synchronise().map_err(failed),
             Persistence::CacheLine => {
                 if let Some(recorder) = &self.core.recorder {
                     let by = recorder.actor();

@@ -9,7 +9,7 @@ use crate::crash::{CrashImage, Objects, SimDevice};
 use crate::error::PmemError;
 use crate::layout::{self, Header};
 use crate::memory::{Heap, Memory};
-use crate::open::{Opened, POOL_FILE, Parts, build, fresh_table, parse_head, recover};
+use crate::open::{Opened, POOL_FILE, Parts, build, fresh_table, mark_in_use, parse_head, recover};
 use crate::options::{Findings, PoolKind, PoolOptions};
 use crate::record::Recorder;
 
@@ -21,10 +21,12 @@ pub(crate) fn simulated(options: &PoolOptions) -> Result<(Opened, SimDevice), Pm
         uuid: *b"simulated-pool-1",
         secret: *b"simulated secret",
         segment_bytes: options.segment_bytes,
+        marks: true,
     };
     let mut table = vec![0; layout::file_bytes(slots)];
-    let fresh = fresh_table(&header, slots);
-    table[..fresh.len()].copy_from_slice(&fresh);
+    for (offset, bytes) in fresh_table(&header, slots) {
+        table[offset..offset + bytes.len()].copy_from_slice(&bytes);
+    }
     let objects = Objects::from([(TABLE_OBJECT, Arc::new(table))]);
     let (mut opened, device) = open_objects(objects, options)?;
     opened.report.findings.created = true;
@@ -92,6 +94,7 @@ fn open_objects(
         }
         Ok(Memory::Heap(Heap::copy_of(bytes)))
     })?;
+    mark_in_use(&opened.core)?;
     let orphan = |object: &u32| {
         let id = object.wrapping_sub(1);
         *object != TABLE_OBJECT && !opened.uses(id)

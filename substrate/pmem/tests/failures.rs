@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stderr)]
 
 mod common;
+#[path = "common/disks.rs"]
+mod disks;
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -12,6 +14,7 @@ use std::process::{Command, Stdio};
 
 use beeline_pmem::{Durability, PmemError, Pool, PoolKind, PoolOptions};
 use common::file_kind;
+use disks::Tmpfs;
 
 const SEGMENT: u32 = 64 << 10;
 
@@ -53,40 +56,6 @@ fn flip(path: &Path, offset: u64, bit: u32) {
     let mut byte = [0];
     file.read_exact_at(&mut byte, offset).unwrap();
     file.write_all_at(&[byte[0] ^ 1 << bit], offset).unwrap();
-}
-
-/// A tmpfs of its own, gone with the value; none (and a reason) without the right to mount.
-struct Tmpfs(tempfile::TempDir);
-
-impl Tmpfs {
-    fn mount(options: &str) -> Option<Self> {
-        let directory = tempfile::tempdir().unwrap();
-        let mounted = Command::new("mount")
-            .args(["-t", "tmpfs", "-o", options, "tmpfs"])
-            .arg(directory.path())
-            .stderr(Stdio::null())
-            .status()
-            .is_ok_and(|status| status.success());
-        if !mounted {
-            let _ = std::io::Write::write_fmt(
-                &mut std::io::stderr(),
-                format_args!("skipped: mounting a tmpfs needs root\n"),
-            );
-        }
-        mounted.then(|| Self(directory))
-    }
-
-    fn remount(&self, options: &str) -> bool {
-        let options = format!("remount,{options}");
-        let status = Command::new("mount").args(["-o", &options]).arg(self.0.path()).status();
-        status.is_ok_and(|status| status.success())
-    }
-}
-
-impl Drop for Tmpfs {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(self.0.path()).status();
-    }
 }
 
 #[test]
@@ -224,11 +193,11 @@ fn a_descriptor_damaged_beyond_repair_is_set_aside_with_its_file() {
 }
 
 #[test]
-fn orphans_are_removed_and_counted_and_other_files_are_not() {
+fn empty_orphans_are_removed_and_counted_and_other_files_are_not() {
     let directory = closed_pool();
     let segments = directory.path().join("segments");
-    for name in ["17.seg", "3.new", "notes.txt"] {
-        std::fs::write(segments.join(name), b"x").unwrap();
+    for (name, bytes) in [("17.seg", b"\0"), ("3.new", b"x"), ("notes.txt", b"x")] {
+        std::fs::write(segments.join(name), bytes).unwrap();
     }
     let pool = Pool::open(directory.path(), &options()).unwrap();
     assert_eq!(pool.report().findings.orphans_removed, 2);
