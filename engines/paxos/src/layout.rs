@@ -6,6 +6,7 @@
 //! log region     written and read by the present leader alone
 //!        0  header: magic, version, geometry, cluster       written when made
 //!       64  commit word                                     written by the leader
+//!       72  retired word                                    written by the owner, never by a peer
 //!     4096  slots; position p stands in slot p mod slots
 //! status words   read by every member
 //!        0  term u32, beats u32: a leader's sign of life; 0 where there is no leader
@@ -28,6 +29,7 @@ const MAGIC: [u8; 8] = *b"BEELLOG\0";
 const VERSION: u32 = 1;
 const HEADER_BYTES: usize = 40;
 const COMMIT_OFFSET: u64 = 64;
+const RETIRED_OFFSET: u64 = 72;
 const FIRST_SLOT_OFFSET: u64 = 4096;
 /// A commit word's payload; the upper 16 bits are its check.
 const COMMIT_BITS: u32 = 48;
@@ -142,6 +144,17 @@ impl Layout {
     #[must_use]
     pub fn commit_offset(&self) -> u64 {
         COMMIT_OFFSET
+    }
+
+    /// Where the retired word stands in a log region, behind the commit word: one READ fetches both.
+    ///
+    /// A server that finds memory of an earlier run stores 1 here *before* it moves the contents to
+    /// a backing that no peer has mapped, and 0 in the new one. A peer of the earlier run may still
+    /// copy into the old backing, and everything there succeeds; it looks at this word behind its
+    /// copies, and counts nothing where it is not 0.
+    #[must_use]
+    pub fn retired_offset(&self) -> u64 {
+        RETIRED_OFFSET
     }
 
     fn header(&self, cluster: ClusterId) -> [u8; HEADER_BYTES] {

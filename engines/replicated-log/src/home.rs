@@ -14,6 +14,7 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 use beeline_fabric::{Device, FabricError};
 use beeline_os::memory::{MemoryObject, copy_in, load_u64, store_u64};
@@ -143,6 +144,21 @@ impl LogMemory for Unformatted<'_> {
     }
 
     fn publish(&mut self, _status: Status) {}
+}
+
+/// Moves a log region of an earlier run to memory that no peer of that run has mapped.
+///
+/// A leader of that run may be stopped in the middle of a copy, and go on at any time: its copy and
+/// the flush behind it then succeed in the old memory. So that one is marked first. The fence
+/// between the mark and the move pairs with the one between the leader's copy and its look at the
+/// mark ([`Layout::retired_offset`]): the leader sees the mark, or the move takes its bytes along.
+fn retire(log: &dyn MemoryObject, layout: &Layout) -> io::Result<()> {
+    let at = layout.retired_offset() as usize;
+    store_u64(log, at, 1);
+    fence(Ordering::SeqCst);
+    log.replace_backing()?;
+    store_u64(log, at, 0);
+    log.persist(at, 8)
 }
 
 fn pool_options(bytes: u64, durability: Durability) -> Result<PoolOptions, HomeError> {
@@ -280,7 +296,7 @@ impl Home {
         let (vote_pool, vote) = open("vote", MIN_SEGMENT_BYTES)?;
         let kind = log_pool.report().kind;
         if matches!(kind, PoolKind::Dax | PoolKind::File) {
-            log.replace_backing().map_err(file(&directory.join("log")))?;
+            retire(log.as_ref(), &layout).map_err(file(&directory.join("log")))?;
         }
         let incarnation = load_u64(vote.as_ref(), INCARNATION_OFFSET) + 1;
         store_u64(vote.as_ref(), INCARNATION_OFFSET, incarnation);

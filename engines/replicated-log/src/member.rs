@@ -317,7 +317,7 @@ impl Member {
 
     /// Deep enough for everything the protocol has outstanding on one follower.
     fn data_queue_pair(&self) -> Result<Box<dyn QueuePair>, LogError> {
-        let slots = self.options.operation_slots.saturating_add(2);
+        let slots = self.options.operation_slots.saturating_add(3);
         let depth = slots.saturating_mul(self.options.pipeline_depth as u64).saturating_add(64);
         self.queue_pair(u32::try_from(depth).unwrap_or(u32::MAX))
     }
@@ -529,10 +529,14 @@ impl Member {
         success: bool,
         upward: &mut Vec<Command>,
     ) -> Result<(), LogError> {
+        let retired = self.links[index].data.as_ref().is_some_and(|data| self.is_retired(data));
         let link = &mut self.links[index];
         let (peer, Some(data)) = (link.peer, &mut link.data) else { return Ok(()) };
         let key = data.key;
-        let posted = data.posted.pop_front().filter(|_| success);
+        if retired {
+            tracing::info!(%peer, "a peer was started again: its memory of before counts no more");
+        }
+        let posted = data.posted.pop_front().filter(|_| success && !retired);
         let event = match posted {
             None => {
                 link.data = None;

@@ -12,7 +12,7 @@
 //!
 //! What must hold throughout stands in [`invariants`], a file each. A run that violates one
 //! returns it, with the seed; [`world::PlantedBug`] breaks the driver's side of the contract in
-//! three known ways, and the tests show that each is seen.
+//! four known ways, and the tests show that each is seen.
 
 pub mod bootstrap;
 pub mod client;

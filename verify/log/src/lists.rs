@@ -15,11 +15,12 @@ use crate::machine::{Item, Key, append};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lists(BTreeMap<Key, Vec<Item>>);
 
-/// The bytes of an append, made longer by `padding` bytes that mean nothing.
+/// The bytes of an append, made longer by `padding` bytes that mean nothing. They are not zero: a
+/// copy that stops before them leaves an entry that is not whole, in new memory too.
 #[must_use]
 pub fn padded_append(key: Key, item: Item, padding: usize) -> Vec<u8> {
     let mut bytes = append(key, item);
-    bytes.resize(bytes.len() + padding, 0);
+    bytes.resize(bytes.len() + padding, item as u8 | 1);
     bytes
 }
 

@@ -112,6 +112,8 @@ pub(crate) struct Connection {
     pub from: usize,
     pub from_run: u64,
     pub to: usize,
+    /// Of the target, when the connection was first used: it opens the memory of that run.
+    pub to_run: u64,
     pub alive: bool,
     pub last_arrival_ns: u64,
     pub last_place_ns: u64,

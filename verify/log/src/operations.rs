@@ -11,10 +11,13 @@ impl World {
         let limit_ns = if self.random.chance(1, 30) { 3 * MS } else { 5 * US };
         let arrival_ns = self.now_ns + US + self.below(limit_ns);
         let from_run = self.servers[from].run;
+        let to = usize::from(peer.0);
+        let to_run = self.servers[to].run;
         let connection = self.network.connections.entry(key.0).or_insert(Connection {
             from,
             from_run,
-            to: usize::from(peer.0),
+            to,
+            to_run,
             alive: true,
             last_arrival_ns: 0,
             last_place_ns: 0,
@@ -38,6 +41,18 @@ impl World {
         self.after(delay_ns, Happening::Cpu { node, run, cpu });
     }
 
+    /// With the planted bug: the operation runs on memory that its owner has left, succeeds, and
+    /// counts.
+    fn counts_in_orphan(&self, key: AccessKey) -> bool {
+        let Some(connection) = self.network.connections.get(&key.0) else { return false };
+        let target = &self.servers[connection.to];
+        self.settings.bug == Some(PlantedBug::CountOrphans)
+            && self.servers[connection.from].stalls
+            && connection.alive
+            && target.replica.is_some()
+            && target.run != connection.to_run
+    }
+
     /// Whether an operation stops here: its initiator's processor does, or the target is not
     /// reached, or has taken the key back.
     fn is_stopped(&mut self, key: AccessKey, happening: impl FnOnce() -> Happening) -> bool {
@@ -50,6 +65,9 @@ impl World {
         }
         if initiator.stalls && initiator.run != connection.from_run {
             return true;
+        }
+        if self.counts_in_orphan(key) {
+            return false;
         }
         if !self.network.connects(from, to) || self.servers[to].replica.is_none() {
             self.break_connection(key, 50 * MS);
@@ -74,7 +92,7 @@ impl World {
         let peer = self.servers[to].id;
         match operation {
             Operation::Write { writes, flush } => {
-                let target_run = self.servers[to].run;
+                let target_run = connection.to_run;
                 let slow = self.now_ns < self.servers[to].slow_until_ns;
                 let ranges = writes.iter().map(|(offset, bytes)| (*offset, bytes.len())).collect();
                 for (offset, bytes) in writes {
@@ -178,10 +196,11 @@ impl World {
         let Some(connection) = self.network.connections.get(&key.0) else { return };
         let (from, from_run, alive) = (connection.from, connection.from_run, connection.alive);
         let server = &self.servers[connection.to];
-        if server.run != run {
+        if server.run != run && !self.counts_in_orphan(key) {
             return;
         }
         let peer = server.id;
+        let ranges = if server.run == run { ranges } else { Vec::new() };
         for (offset, length) in ranges {
             server.memory.borrow_mut().persist(offset, length);
         }

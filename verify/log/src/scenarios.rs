@@ -2,7 +2,7 @@
 //!
 //! The invariants are checked throughout, as in every run.
 
-use beeline_paxos::{Change, NodeId, Position, RoleName};
+use beeline_paxos::{Change, NodeId, Options, Position, RoleName};
 
 use crate::network::{Cpu, Happening};
 use crate::world::{MS, Settings, US, World};
@@ -12,8 +12,18 @@ fn cluster(nodes: usize) -> (World, usize) {
     let settings = Settings { calm: true, operations: 1_000_000, ..Settings::new(nodes, 11) };
     let mut world = World::new(settings).unwrap();
     world.pass(300 * MS).unwrap();
-    let leader = world.leader().expect("a calm cluster elects a leader");
-    (world, leader)
+    for _ in 0..200 {
+        let reaches_all = |leader: &usize| {
+            let replica = world.servers[*leader].replica.as_ref().unwrap();
+            let reached = |node| replica.confirmed_by(NodeId(node as u16)).is_some();
+            others(&world, *leader).into_iter().all(reached)
+        };
+        if let Some(leader) = world.leader().filter(reaches_all) {
+            return (world, leader);
+        }
+        world.pass(5 * MS).unwrap();
+    }
+    panic!("a calm cluster elects a leader, and the leader reaches everybody");
 }
 
 fn committed(world: &World, node: usize) -> Position {
@@ -42,7 +52,8 @@ fn commits_need_followers_memories_and_not_their_processors() {
             world.pause(*node);
         }
         let before = committed(&world, leader);
-        world.pass(200 * MS).unwrap();
+        // Clients find the leader among servers that do not answer.
+        world.pass(1_000 * MS).unwrap();
         // Until a ring is full: nobody takes snapshots over there.
         let snapshots = followers[f..].iter().map(|node| world.servers[*node].snapshot.position);
         let full = snapshots.min().unwrap().plus(32);
@@ -102,6 +113,57 @@ fn a_leader_that_hangs_is_replaced_and_finds_its_writes_refused_when_it_wakes() 
     assert_eq!(role(&world, old), Some(RoleName::Follower));
     assert!(committed(&world, new) > before);
     assert!(committed(&world, old) > before, "it follows");
+}
+
+/// How long the others go without a leader when the old one stands still and its memory answers,
+/// as on shared memory: milliseconds, shortest first.
+fn replacements(trials: u64, late_ns: u64) -> Vec<u64> {
+    let replaced = |seed: u64| {
+        let settings = Settings {
+            calm: true,
+            operations: 1_000_000,
+            options: Options::default(),
+            late_ns,
+            ..Settings::new(if seed.is_multiple_of(3) { 5 } else { 3 }, seed)
+        };
+        let mut world = World::new(settings).unwrap();
+        for server in &mut world.servers {
+            server.rate = 1000;
+        }
+        let mut waited = 0;
+        while world.leader().is_none() {
+            world.pass(100 * MS).unwrap();
+            waited += 1;
+            assert!(waited < 100, "seed {seed}: no leader at the start");
+        }
+        // Stopped at any moment between two beats.
+        world.pass(1_000 * MS + seed * 7_919_000 % (200 * MS)).unwrap();
+        let old = world.leader().expect("nothing went wrong");
+        world.pause(old);
+        let from_ns = world.now_ns;
+        let is_led = |world: &World| {
+            let mut others = others(world, old).into_iter();
+            others.any(|node| role(world, node) == Some(RoleName::Leader))
+        };
+        while !is_led(&world) {
+            world.pass(MS).unwrap();
+            assert!(world.now_ns - from_ns < 20_000 * MS, "seed {seed}: nobody leads");
+        }
+        (world.now_ns - from_ns) / MS
+    };
+    let mut all: Vec<_> = (0..trials).map(replaced).collect();
+    all.sort_unstable();
+    all
+}
+
+#[test]
+fn a_leader_that_stands_still_while_its_memory_answers_is_replaced_within_a_second() {
+    // Ticks on time, and ticks of a machine that is busy.
+    for late_ns in [MS, 60 * MS] {
+        let all = replacements(50, late_ns);
+        let (half, longest) = (all[all.len() / 2], all[all.len() - 1]);
+        assert!(half < 400 && longest < 1_000, "p50 {half} ms, longest {longest} ms: {all:?}");
+    }
 }
 
 #[test]

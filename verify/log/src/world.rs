@@ -28,6 +28,10 @@ pub enum PlantedBug {
     /// A follower's commit word is set to what the leader committed, though the follower may have
     /// holes below that.
     HoleTakenForCommitted,
+    /// Where the leader's own processor copies, as on shared memory, what it does to a follower's
+    /// memory of before that follower's restart succeeds, and counts: nobody looks at the retired
+    /// word.
+    CountOrphans,
 }
 
 /// A run.
@@ -51,6 +55,10 @@ pub struct Settings {
     /// No faults but those a scenario asks for, no lost messages, one more server that waits to
     /// join.
     pub calm: bool,
+    /// Of every replica: [`quick`] unless a scenario says otherwise.
+    pub options: Options,
+    /// A server's ticks come late by up to so much: its machine is busy with other things.
+    pub late_ns: u64,
 }
 
 impl Settings {
@@ -66,6 +74,8 @@ impl Settings {
             bug: None,
             witnesses: true,
             calm: false,
+            options: quick(),
+            late_ns: MS,
         }
     }
 }
@@ -112,7 +122,6 @@ pub(crate) struct World {
     pub(crate) network: Network,
     clients: Vec<Client>,
     attempts: Vec<u64>,
-    options: Options,
     next_key: u64,
     next_read: u64,
     values: Values,
@@ -123,7 +132,9 @@ pub(crate) struct World {
     payload: Vec<u8>,
 }
 
-fn options() -> Options {
+/// Options with which much happens in little time.
+#[must_use]
+pub fn quick() -> Options {
     use std::time::Duration;
     Options {
         heartbeat: Duration::from_millis(20),
@@ -168,7 +179,6 @@ impl World {
             network,
             attempts: vec![0; clients.len()],
             clients,
-            options: options(),
             next_key: 1,
             next_read: 0,
             values: Values::default(),
@@ -327,7 +337,7 @@ impl World {
         }
         let seed = self.random.next_u64();
         self.servers[node]
-            .start(self.options, seed)
+            .start(self.settings.options, seed)
             .map_err(|what| Violation::new("restart", what))?;
         self.cpu_after(0, node, Cpu::Tick);
         Ok(())
@@ -352,7 +362,7 @@ impl World {
         let bytes;
         let event = match cpu {
             Cpu::Tick => {
-                let delay_ns = 5 * MS + self.below(MS);
+                let delay_ns = 5 * MS + self.below(self.settings.late_ns);
                 self.cpu_after(delay_ns, node, Cpu::Tick);
                 Event::Tick { now_ns: self.now_ns / 1000 * self.servers[node].rate }
             }

@@ -38,5 +38,12 @@ fn voting_before_revoking_is_seen_in_memory_and_by_clients() {
 
 #[test]
 fn taking_a_hole_for_committed_is_seen() {
-    assert!(!seen(PlantedBug::HoleTakenForCommitted, true, 100).is_empty());
+    assert!(!seen(PlantedBug::HoleTakenForCommitted, true, 2_000).is_empty());
+}
+
+#[test]
+fn counting_in_memory_that_its_owner_left_is_seen_in_memory_and_by_clients() {
+    let bug = PlantedBug::CountOrphans;
+    assert!(seen(bug, true, 600).contains_key("durable_commit"));
+    assert!(!seen(bug, false, 3_000).is_empty());
 }

@@ -1,9 +1,12 @@
 //! Watching the leader, and becoming it.
 //!
 //! Followers watch the leader only (p. 3.4), by reading its status words. A read that fails is a
-//! broken link; beats that stand still are a leader that hangs. Whoever loses the leader asks
-//! first whether an election would succeed: a member that is cut off, or that alone lost the
+//! broken link; beats that stand still are a leader that hangs. A follower that loses the leader
+//! asks first whether an election would succeed: a member that is cut off, or that alone lost the
 //! leader, disturbs nobody with its terms.
+//!
+//! A suspicion lasts until the leader's beats go on, whatever other members answer: what they see
+//! of a leader that hangs is as old as what this server saw.
 
 use super::leader::Leader;
 use super::{Replica, Role};
@@ -14,6 +17,9 @@ use crate::memory::LogMemory;
 use crate::message::{Grant, Message};
 use crate::options::{Options, ns};
 
+/// A follower looks at its leader so often in a heartbeat.
+const LOOKS: u64 = 4;
+
 /// Campaigns that fail stretch the next by no more than two to this power.
 const MOST_DOUBLINGS: u32 = 4;
 
@@ -23,7 +29,11 @@ struct Watched {
     id: NodeId,
     /// It has been seen to lead.
     elected: bool,
-    beats: u32,
+    /// It was silent for too long. Only beats that go on take that back: a leader that hangs still
+    /// shows its term to whoever reads its memory.
+    suspected: bool,
+    /// As read last.
+    beats: Option<u32>,
     progress_ns: u64,
     read_ns: u64,
     reading: bool,
@@ -31,12 +41,15 @@ struct Watched {
 
 impl Watched {
     fn new(id: NodeId, elected: bool, now_ns: u64) -> Self {
-        Self { id, elected, beats: 0, progress_ns: now_ns, read_ns: now_ns, reading: false }
+        let (progress_ns, read_ns) = (now_ns, now_ns);
+        let (suspected, beats, reading) = (false, None, false);
+        Self { id, elected, suspected, beats, progress_ns, read_ns, reading }
     }
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Follower {
+    /// A leader that is suspected is watched on: it may be back.
     watched: Option<Watched>,
     /// Without a leader: when to look for votes.
     campaign_ns: u64,
@@ -63,7 +76,8 @@ impl Follower {
     }
 
     pub(super) fn elected_leader(&self) -> Option<NodeId> {
-        self.watched.filter(|watched| watched.elected).map(|watched| watched.id)
+        let leads = |watched: &Watched| watched.elected && !watched.suspected;
+        self.watched.filter(leads).map(|watched| watched.id)
     }
 }
 
@@ -73,6 +87,8 @@ pub(super) struct Asking {
     term: Term,
     yes: Vec<NodeId>,
     until_ns: u64,
+    /// The leader that was lost.
+    suspect: Option<Watched>,
 }
 
 impl Asking {
@@ -103,9 +119,18 @@ impl Candidate {
 }
 
 impl<M: LogMemory> Replica<M> {
+    /// Whether it sees a leader at work. One that has been silent for half of the patience counts
+    /// no more once another member, whose patience is at its end, asks for a vote: two members then
+    /// agree within one patience, wherever in the heartbeat each of them looks.
     pub(super) fn has_living_leader(&self) -> bool {
         match &self.role {
-            Role::Follower(follower) => follower.elected_leader().is_some(),
+            Role::Follower(Follower { watched: Some(watched), .. }) => {
+                let (heartbeat_ns, patience_ns) =
+                    (ns(self.options.heartbeat), ns(self.options.patience));
+                let doubt_ns = (patience_ns / 2).max(heartbeat_ns + heartbeat_ns / 2);
+                let silent_ns = self.now_ns.saturating_sub(watched.progress_ns);
+                watched.elected && !watched.suspected && silent_ns < doubt_ns
+            }
             Role::Leader(_) => true,
             _ => false,
         }
@@ -115,32 +140,41 @@ impl<M: LogMemory> Replica<M> {
         let (now_ns, patience_ns) = (self.now_ns, ns(self.options.patience));
         let stretched_ns = self.stretched(patience_ns);
         match &mut self.role {
-            Role::Follower(follower) => match &mut follower.watched {
-                Some(watched)
-                    if now_ns.saturating_sub(watched.progress_ns)
-                        > if watched.elected { patience_ns } else { stretched_ns } =>
-                {
-                    self.failed_campaigns += u32::from(!watched.elected);
-                    self.lose_leader();
+            Role::Follower(Follower { watched, campaign_ns }) => {
+                if let Some(watched) = watched.as_mut().filter(|watched| !watched.suspected) {
+                    let limit_ns = if watched.elected { patience_ns } else { stretched_ns };
+                    if now_ns.saturating_sub(watched.progress_ns) > limit_ns {
+                        self.failed_campaigns += u32::from(!watched.elected);
+                        let suspect = *watched;
+                        self.lose_leader(Some(suspect));
+                        return;
+                    }
                 }
-                Some(watched) if !watched.reading && now_ns >= watched.read_ns => {
+                let is_led = watched.is_some_and(|watched| !watched.suspected);
+                if let Some(watched) = watched
+                    && !watched.reading
+                    && now_ns >= watched.read_ns
+                {
                     watched.reading = true;
-                    // Whoever waits for a leader hears of it soon.
-                    let share = if watched.elected { 1 } else { 10 };
+                    // A follower that waits for a leader hears of it soon. One that has a leader
+                    // looks often enough that a silence is not taken for a late beat: what it
+                    // sees moved may have moved right after it looked before.
+                    let share = if watched.elected && is_led { LOOKS } else { 10 };
                     let pause_ns = ns(self.options.heartbeat) / share;
                     watched.read_ns = now_ns.saturating_add(pause_ns);
                     commands.push(Command::ReadStatus { peer: watched.id });
                 }
-                Some(_) => {}
-                None if now_ns >= follower.campaign_ns && self.promising.is_none() => {
+                if !is_led && now_ns >= *campaign_ns && self.promising.is_none() {
                     self.ask(commands);
                 }
-                None => {}
-            },
-            Role::Asking(Asking { until_ns, .. }) if now_ns >= *until_ns => self.lose_leader(),
+            }
+            Role::Asking(Asking { until_ns, suspect, .. }) if now_ns >= *until_ns => {
+                let suspect = *suspect;
+                self.lose_leader(suspect);
+            }
             Role::Candidate(Candidate { until_ns, .. }) if now_ns >= *until_ns => {
                 self.failed_campaigns += 1;
-                self.lose_leader();
+                self.lose_leader(None);
             }
             _ => {}
         }
@@ -152,11 +186,22 @@ impl<M: LogMemory> Replica<M> {
         limit_ns.saturating_mul(1 << self.failed_campaigns.min(MOST_DOUBLINGS))
     }
 
-    /// Goes on without a leader; campaigns after a random while.
-    fn lose_leader(&mut self) {
+    /// Goes on without a leader; campaigns after a random while. A `suspect` is watched on, and
+    /// leads again when its beats go on.
+    fn lose_leader(&mut self, suspect: Option<Watched>) {
         let spread_ns = self.stretched(ns(self.options.spread));
         let campaign_ns = self.now_ns.saturating_add(self.some_of(spread_ns));
-        self.role = Role::Follower(Follower { watched: None, campaign_ns });
+        self.suspect(suspect, campaign_ns);
+    }
+
+    fn suspect(&mut self, suspect: Option<Watched>, campaign_ns: u64) {
+        let watched = suspect.map(|watched| Watched {
+            suspected: true,
+            reading: false,
+            read_ns: self.now_ns,
+            ..watched
+        });
+        self.role = Role::Follower(Follower { watched, campaign_ns });
     }
 
     pub(super) fn on_watched_status(&mut self, peer: NodeId, status: Option<Status>) {
@@ -168,19 +213,24 @@ impl<M: LogMemory> Replica<M> {
             return;
         }
         watched.reading = false;
-        match status {
-            None => self.lose_leader(),
+        let lost = match status {
             Some(status) if status.term == term => {
-                watched.elected = true;
-                self.failed_campaigns = 0;
-                if status.beats != watched.beats {
-                    watched.beats = status.beats;
+                let before = watched.beats.replace(status.beats);
+                let moved = before.is_some_and(|before| before != status.beats);
+                if moved || before.is_none() && !watched.suspected {
+                    (watched.elected, watched.suspected) = (true, false);
                     watched.progress_ns = now_ns;
+                    self.failed_campaigns = 0;
                 }
+                false
             }
             // A leader that no longer leads; a candidate gets some time to win.
-            Some(_) if watched.elected => self.lose_leader(),
-            Some(_) => {}
+            Some(_) => watched.elected,
+            None => true,
+        };
+        if lost && !watched.suspected {
+            let suspect = *watched;
+            self.lose_leader(Some(suspect));
         }
     }
 
@@ -196,7 +246,11 @@ impl<M: LogMemory> Replica<M> {
         let until_ns = self.now_ns.saturating_add(ns(self.options.campaign));
         let message = Message::WouldYouVote { term, committed: self.committed };
         commands.extend(self.others().map(|to| Command::Send { to, message }));
-        self.role = Role::Asking(Asking { term, yes: vec![self.id], until_ns });
+        let suspect = match &self.role {
+            Role::Follower(follower) => follower.watched,
+            _ => None,
+        };
+        self.role = Role::Asking(Asking { term, yes: vec![self.id], until_ns, suspect });
         self.count_would_votes(commands);
     }
 
@@ -210,11 +264,24 @@ impl<M: LogMemory> Replica<M> {
         if self.is_promising() {
             return;
         }
-        if term > self.term && !self.has_living_leader() && self.can_be_led_by(committed) {
-            commands.push(Command::Send { to: from, message: Message::WouldVote { term } });
-        } else {
+        if term <= self.term || self.has_living_leader() || !self.can_be_led_by(committed) {
             self.refuse(from, committed, commands);
+            return;
         }
+        let until_ns = self.now_ns.saturating_add(ns(self.options.campaign));
+        match &mut self.role {
+            // Two that ask each other would both stand, and both fail: the lower one goes first.
+            Role::Asking(_) if self.id < from => return,
+            Role::Asking(asking) => {
+                let suspect = asking.suspect;
+                self.suspect(suspect, until_ns);
+            }
+            Role::Follower(follower) => {
+                follower.campaign_ns = follower.campaign_ns.max(until_ns);
+            }
+            _ => {}
+        }
+        commands.push(Command::Send { to: from, message: Message::WouldVote { term } });
     }
 
     pub(super) fn on_would_vote(&mut self, from: NodeId, term: Term, commands: &mut Vec<Command>) {
@@ -298,13 +365,20 @@ impl<M: LogMemory> Replica<M> {
         self.publish(term, 0);
     }
 
-    /// Somebody sees a leader, perhaps. If it is the one that this server promised itself to, and
-    /// suspects, it is looked at again: it holds this server's region and need not ask once more.
+    /// Another server sees a leader, perhaps. If it is the one that this server promised itself to,
+    /// and suspects, it is looked at again: it holds this server's region and need not ask once
+    /// more. It stays suspected until its beats go on, and this server asks again soon: otherwise
+    /// the followers of a leader that hangs would take turns at suspecting it.
     pub(super) fn on_refused(&mut self, term: Term, commands: &mut Vec<Command>) {
         self.seen_term = self.seen_term.max(term);
         let holder = self.holder.filter(|holder| holder.term == self.term);
-        if let (Role::Asking(_), Some(holder)) = (&self.role, holder) {
-            self.role = Role::Follower(Follower::of_candidate(holder.to, self.now_ns));
+        if let (Role::Asking(asking), Some(holder)) = (&self.role, holder) {
+            let known = asking.suspect.filter(|suspect| suspect.id == holder.to);
+            let suspect = known.unwrap_or(Watched::new(holder.to, false, self.now_ns));
+            let pause_ns = ns(self.options.heartbeat) / 4;
+            let spread_ns = self.stretched(ns(self.options.spread));
+            let pause_ns = pause_ns.saturating_add(self.some_of(spread_ns));
+            self.suspect(Some(suspect), self.now_ns.saturating_add(pause_ns));
         }
         if matches!(&self.role, Role::Leader(leader) if term > leader.term) {
             self.step_down(commands);

@@ -1,9 +1,15 @@
 //! One-sided operations on a follower's log region.
+//!
+//! What succeeds may have run on memory that its owner has left, where the initiator's processor
+//! copies into pages it maps: the owner died, was started again, and moved to another backing. So
+//! a READ of the owner's retired word goes behind every flush, and with every confirmation; where
+//! the word is not 0 the access is lost ([`Layout::retired_offset`]). Slots that recovery reads need
+//! no such look: they are as old as the vote, and what is proposed from them is flushed.
 
 use beeline_fabric::{
     FlushKind, LocalData, Operation, PostError, QueuePairState, ScatterGatherEntry, WorkRequest,
 };
-use beeline_os::memory::copy_out;
+use beeline_os::memory::{copy_out, load_u64};
 use beeline_paxos::{AccessKey, Event, Layout, NodeId, Position, layout, slot};
 
 use super::{Durability, Member};
@@ -54,6 +60,7 @@ impl Member {
             Durability::Process => FlushKind::Visible,
             Durability::Power => FlushKind::Persistent,
         };
+        let marks = self.marks_offset();
         let data = self.data(peer, key)?;
         let mut position = first;
         while position <= last {
@@ -74,7 +81,10 @@ impl Member {
             data.qp.post_send(&[WorkRequest::unsignalled(0, flush)])?;
         }
         let flush = Operation::Flush { remote: data.remote(after.0), length: after.1, kind };
-        data.qp.post_send(&[WorkRequest::new(0, flush)])?;
+        data.qp.post_send(&[WorkRequest::unsignalled(0, flush)])?;
+        let remote = data.remote(layout.retired_offset());
+        let local = ScatterGatherEntry { region: &data.scratch, offset: marks + 8, length: 8 };
+        data.qp.post_send(&[WorkRequest::new(0, Operation::Read { local, remote })])?;
         data.posted.push_back(Posted::Flush { last });
         Ok(())
     }
@@ -118,6 +128,16 @@ impl Member {
         Ok(())
     }
 
+    /// Where in the scratch memory of a connection its peer's commit and retired words arrive.
+    fn marks_offset(&self) -> u64 {
+        self.options.operation_slots * self.start.layout.slot_bytes()
+    }
+
+    /// Whether the owner of the memory behind this connection has left it, as read last.
+    pub(super) fn is_retired(&self, data: &Data) -> bool {
+        load_u64(data.scratch.memory().as_ref(), self.marks_offset() as usize + 8) != 0
+    }
+
     pub(super) fn confirm(
         &mut self,
         peer: NodeId,
@@ -125,9 +145,10 @@ impl Member {
         round: u64,
     ) -> Result<(), PostError> {
         let offset = self.start.layout.commit_offset();
-        let room = self.options.operation_slots * self.start.layout.slot_bytes();
+        let marks = self.marks_offset();
         let data = self.data(peer, key)?;
-        let local = ScatterGatherEntry { region: &data.scratch, offset: room, length: 8 };
+        // Commit word and retired word.
+        let local = ScatterGatherEntry { region: &data.scratch, offset: marks, length: 16 };
         let read = Operation::Read { local, remote: data.remote(offset) };
         data.qp.post_send(&[WorkRequest::new(0, read)])?;
         data.posted.push_back(Posted::Confirm { round });

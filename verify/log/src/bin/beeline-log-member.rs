@@ -62,7 +62,7 @@ fn status(handle: &Handle) -> String {
         status.members.iter().filter_map(|member| member.problem.as_deref()).collect();
     format!(
         "ok role={:?} term={} leader={} committed={} applied={} snapshot={} installed={} \
-         failed={} fences={} members={} problems={}",
+         failed={} fences={} reached={} members={} problems={}",
         status.role,
         status.term,
         status.leader.map_or("-".to_owned(), |id| id.0.to_string()),
@@ -72,6 +72,7 @@ fn status(handle: &Handle) -> String {
         status.counters.snapshots_installed,
         status.counters.snapshots_failed,
         status.counters.fence_failures,
+        status.members.iter().filter(|member| member.confirmed.is_some()).count(),
         members.join(","),
         problems.join("; ").replace(' ', "_"),
     )

@@ -1,18 +1,23 @@
-//! Processes that are ended: from SIGKILL of the leader to the next commit, and a follower that
-//! comes back.
+//! Processes that are ended or stopped: from SIGKILL or SIGSTOP of the leader to the next commit,
+//! and a follower that comes back.
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::Bench;
 use super::rig::Data;
 use crate::bench::ports::free_port;
 use crate::bench::report::{Better, Row};
+use crate::bench::turns::online;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -41,6 +46,7 @@ pub struct Processes {
     logs: Vec<SocketAddr>,
     clients: Vec<SocketAddr>,
     slot_bytes: u64,
+    provider: &'static str,
     children: Vec<Option<Child>>,
 }
 
@@ -53,8 +59,17 @@ impl Drop for Processes {
 }
 
 impl Processes {
-    /// `members` with data below `parent`.
+    /// `members` over shared memory with data below `parent`.
     pub fn start(parent: &Path, members: usize, slot_bytes: u64) -> anyhow::Result<Self> {
+        Self::over("shm", parent, members, slot_bytes)
+    }
+
+    fn over(
+        provider: &'static str,
+        parent: &Path,
+        members: usize,
+        slot_bytes: u64,
+    ) -> anyhow::Result<Self> {
         let free = || -> anyhow::Result<SocketAddr> {
             Ok(SocketAddr::from(([127, 0, 0, 1], free_port()?)))
         };
@@ -62,7 +77,7 @@ impl Processes {
         let (logs, clients) = (all()?, all()?);
         let children = (0..members).map(|_| None).collect();
         let data = Data::new(parent)?;
-        let mut processes = Self { data, logs, clients, slot_bytes, children };
+        let mut processes = Self { data, logs, clients, slot_bytes, provider, children };
         for node in 0..members {
             processes.spawn(node)?;
         }
@@ -77,7 +92,7 @@ impl Processes {
             .arg(folder)
             .args([node.to_string(), self.slot_bytes.to_string()])
             .arg(self.clients[node].to_string())
-            .args(["--logs", &logs.join(",")])
+            .args(["--logs", &logs.join(","), "--provider", self.provider])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -92,6 +107,12 @@ impl Processes {
             let _ = child.kill();
             let _ = child.wait();
         }
+    }
+
+    fn signal(&self, node: usize, signal: Signal) -> anyhow::Result<()> {
+        let child = self.children[node].as_ref().context("the member runs")?;
+        let id = Pid::from_raw(i32::try_from(child.id())?).context("a process has an id")?;
+        kill_process(id, signal).context("signalling a member")
     }
 
     fn running(&self) -> Vec<usize> {
@@ -137,8 +158,68 @@ impl Processes {
     }
 }
 
-/// Ends the leader; milliseconds until somebody else commits.
-fn fail_over(processes: &mut Processes, nodes: &[usize]) -> anyhow::Result<f64> {
+/// What happens to the leader.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Ends,
+    /// Its memory goes on answering where the provider needs no processor for it.
+    Stops,
+}
+
+/// Other work on the same processors, until it is dropped: a busy thread for each, and a client of
+/// each member that writes.
+struct Load {
+    stop: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Load {
+    fn start(clients: &[SocketAddr]) -> Self {
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut threads = Vec::new();
+        for _ in 0..online() {
+            let stop = Arc::clone(&stop);
+            threads.push(std::thread::spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            }));
+        }
+        for address in clients.iter().copied() {
+            let stop = Arc::clone(&stop);
+            threads.push(std::thread::spawn(move || {
+                while !stop.load(Ordering::Relaxed) {
+                    let Ok(mut line) = Line::open(address) else {
+                        std::thread::sleep(Duration::from_millis(20));
+                        continue;
+                    };
+                    while !stop.load(Ordering::Relaxed) {
+                        match line.ask("put 64") {
+                            Ok(answer) if answer == "ok" => {}
+                            // It does not lead, or stands still.
+                            Ok(_) => std::thread::sleep(Duration::from_millis(5)),
+                            Err(_) => break,
+                        }
+                    }
+                }
+            }));
+        }
+        Self { stop, threads }
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            // A client that panicked makes the load lighter, and nothing else.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Ends or stops the leader; milliseconds until another member commits.
+fn fail_over(processes: &mut Processes, nodes: &[usize], fate: Fate) -> anyhow::Result<f64> {
     let leader = processes.leader(nodes)?;
     processes.commits_us(leader, 8, 10)?;
     let leader = processes.leader(nodes)?;
@@ -149,7 +230,10 @@ fn fail_over(processes: &mut Processes, nodes: &[usize]) -> anyhow::Result<f64> 
     // All followers have been heard of since they came back.
     std::thread::sleep(Duration::from_millis(400));
     let start = Instant::now();
-    processes.kill(leader);
+    match fate {
+        Fate::Ends => processes.kill(leader),
+        Fate::Stops => processes.signal(leader, Signal::STOP)?,
+    }
     'committed: loop {
         for line in &mut others {
             if line.ask("put 8").is_ok_and(|answer| answer == "ok") {
@@ -160,9 +244,14 @@ fn fail_over(processes: &mut Processes, nodes: &[usize]) -> anyhow::Result<f64> 
         std::thread::sleep(Duration::from_millis(1));
     }
     let figure = start.elapsed().as_secs_f64() * 1e3;
-    processes.spawn(leader)?;
+    match fate {
+        Fate::Ends => processes.spawn(leader)?,
+        Fate::Stops => processes.signal(leader, Signal::CONT)?,
+    }
     let back = Instant::now();
-    while processes.status(leader).is_err() {
+    while processes.status(leader).is_ok_and(|(role, _)| role != "Follower")
+        || processes.status(leader).is_err()
+    {
         anyhow::ensure!(back.elapsed() < PATIENCE, "a member did not come back");
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -178,11 +267,36 @@ pub fn rows(bench: &Bench<'_>) -> anyhow::Result<Vec<Row>> {
         let nodes: Vec<_> = (0..members).collect();
         let mut figures = Vec::new();
         for _ in 0..count {
-            figures.push(fail_over(&mut processes, &nodes)?);
+            figures.push(fail_over(&mut processes, &nodes, Fate::Ends)?);
         }
         let case = format!("end of the leader to the next commit, {members} members");
         let row = Row::new(case, "log", "ms", Better::Lower, &figures);
         rows.push(row.beside("processes", members));
+    }
+    Ok(rows)
+}
+
+/// Times to the next commit when the leader is stopped and its memory may answer: on an idle
+/// machine and beside other work, over each provider.
+pub fn stopped(bench: &Bench<'_>) -> anyhow::Result<Vec<Row>> {
+    let count = bench.options.size(bench.options.amount(None, 50, 12), 1);
+    let nodes = [0, 1, 2];
+    let mut rows = Vec::new();
+    for provider in ["shm", "tcp"] {
+        for busy in [false, true] {
+            let mut processes = Processes::over(provider, &bench.arguments.data, 3, 2048)?;
+            processes.leader(&nodes)?;
+            let _load = busy.then(|| Load::start(&processes.clients));
+            let mut figures = Vec::new();
+            for _ in 0..count {
+                figures.push(fail_over(&mut processes, &nodes, Fate::Stops)?);
+            }
+            let load = if busy { "under load" } else { "idle" };
+            let longest = figures.iter().copied().fold(0.0, f64::max);
+            bench.output.note(format!("{provider}, {load}: longest of {count}: {longest:.0} ms"));
+            let case = format!("stop of the leader to the next commit over {provider}, {load}");
+            rows.push(Row::new(case, "log", "ms", Better::Lower, &figures));
+        }
     }
     Ok(rows)
 }

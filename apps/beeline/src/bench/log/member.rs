@@ -33,12 +33,16 @@ pub struct MemberArguments {
     pub logs: Vec<SocketAddr>,
     /// Where this one's clients do.
     pub clients: SocketAddr,
+    /// Provider of the members' fabric.
+    #[arg(long, default_value = "shm")]
+    pub provider: String,
 }
 
 const SERVICE: &str = "bench-log";
 
+/// Dials over one provider.
 #[derive(Debug)]
-struct Dial;
+struct Dial(String);
 
 impl Transport for Dial {
     fn exchange(
@@ -47,7 +51,8 @@ impl Transport for Dial {
         info: &ConnectInfo,
         hello: &[u8],
     ) -> Result<(ConnectInfo, Vec<u8>), TransportError> {
-        let dialler = Dialler::new(SERVICE, &format!("shm://{address}"), Duration::from_secs(2));
+        let url = format!("{}://{address}", self.0);
+        let dialler = Dialler::new(SERVICE, &url, Duration::from_secs(2));
         let dialled = dialler.and_then(|mut dialler| dialler.dial());
         dialled.and_then(|dialled| dialled.exchange(0, info, hello)).map_err(|error| {
             let address = address.to_owned();
@@ -98,8 +103,9 @@ fn member(arguments: &MemberArguments) -> anyhow::Result<()> {
     }
     let home = Home::open(&arguments.folder, Durability::Process)?;
     let own = arguments.logs.get(usize::from(arguments.id)).context("no such member")?;
-    let device = open("shm://")?;
-    let config = Config::new(Arc::clone(&device), Arc::new(Dial), contact(own));
+    let device = open(&format!("{}://", arguments.provider))?;
+    let dial = Arc::new(Dial(arguments.provider.clone()));
+    let config = Config::new(Arc::clone(&device), dial, contact(own));
     let (_server, handle) = Server::start(home, config, Counter::default())?;
     let log = handle.clone();
     let incoming = move |incoming: Incoming| {

@@ -3,7 +3,7 @@
 //! Members of the cluster are threads of this process, each with a device of its own, reached over
 //! shared memory as other processes would be. The leader is turned by the measuring thread, so that
 //! what is measured is its own work: followers take no part in a commit. Fail-over and catch-up
-//! use processes, ended with SIGKILL.
+//! use processes, ended with SIGKILL or stopped.
 
 mod etcd;
 mod failover;
@@ -33,7 +33,7 @@ pub struct LogArguments {
         long,
         value_name = "PARTS",
         value_delimiter = ',',
-        default_value = "latency,variants,throughput,etcd,failover,catchup"
+        default_value = "latency,variants,throughput,etcd,failover,stopped,catchup"
     )]
     pub parts: Vec<Part>,
     /// Provider, by the URL of its device. Fail-over and catch-up use shared memory.
@@ -71,6 +71,8 @@ pub enum Part {
     Etcd,
     /// From the end of the leader to the next commit.
     Failover,
+    /// From the stop of the leader, whose memory may answer, to the next commit.
+    Stopped,
     /// A follower that missed much.
     Catchup,
 }
@@ -109,6 +111,7 @@ impl Bench<'_> {
             Part::Throughput => latency::throughput(self),
             Part::Etcd => etcd::rows(self),
             Part::Failover => failover::rows(self),
+            Part::Stopped => failover::stopped(self),
             Part::Catchup => failover::catch_up(self),
         }
     }
