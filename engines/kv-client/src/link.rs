@@ -348,13 +348,14 @@ impl Link {
                     kind: options.kind,
                     flags: if options.expires_at_ms == 0 { 0 } else { entry::EXPIRES },
                     expires_at_ms: options.expires_at_ms,
-                    database,
+                    namespace: u32::from(database),
                     ..Header::default()
                 };
                 self.stage_pair(core, index, header, key, value)
             }
             Command::Delete { database, key } => {
-                let header = Header { flags: entry::TOMBSTONE, database, ..Header::default() };
+                let (flags, namespace) = (entry::TOMBSTONE, u32::from(database));
+                let header = Header { flags, namespace, ..Header::default() };
                 self.stage_pair(core, index, header, key, &[])
             }
             Command::Get { database, key } => {
@@ -368,7 +369,7 @@ impl Link {
                 } else {
                     RequestKind::Get
                 };
-                self.slots[usize::from(index)].header.database = database;
+                self.slots[usize::from(index)].header.namespace = u32::from(database);
                 self.stage_request(core, index, kind, database, key, (0, 0))
             }
             Command::Scan { database, cursor, count, .. } => {
@@ -423,7 +424,8 @@ impl Link {
             let tag = self.next_tag;
             self.next_tag = tag.wrapping_add(1);
             let request = Request {
-                database: header.database,
+                // Set from a command's database.
+                database: header.namespace as u8,
                 key_bytes: key.len() as u32,
                 argument: value.len() as u64,
                 extra: header.expires_at_ms,

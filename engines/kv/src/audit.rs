@@ -35,7 +35,7 @@ fn least_stale(store: &Store, entries: &Entries, newest: Location) -> usize {
 #[must_use]
 pub fn audit(store: &Store, shards: &[std::sync::Arc<Mutex<Shard>>]) -> Vec<String> {
     let mut findings = Vec::new();
-    let mut on_media: HashMap<(u8, Vec<u8>), Entries> = HashMap::new();
+    let mut on_media: HashMap<(u32, Vec<u8>), Entries> = HashMap::new();
     let mut live_bytes: HashMap<u32, i64> = HashMap::new();
     for state in store.table.all() {
         let mut copy = vec![0; state.length as usize];
@@ -45,23 +45,23 @@ pub fn audit(store: &Store, shards: &[std::sync::Arc<Mutex<Shard>>]) -> Vec<Stri
             let header = found.header;
             let start = (found.offset + HEADER_BYTES) as usize;
             let key = copy[start..start + usize::from(header.key_length)].to_vec();
-            if header.version >= store.barrier(header.database) {
+            if header.version >= store.barrier(header.namespace) {
                 let place = Location::new(state.id, found.offset, 0);
-                let entries = on_media.entry((header.database, key)).or_default();
+                let entries = on_media.entry((header.namespace, key)).or_default();
                 entries.push((header.version, place));
             }
         });
     }
-    for ((database, key), entries) in &on_media {
-        let hash = store.place_key(*database, key);
+    for ((namespace, key), entries) in &on_media {
+        let hash = store.place(*namespace, key);
         let owner = store.owner_of(hash);
         let mut shard = shards[owner].lock().unwrap_or_else(PoisonError::into_inner);
         let name = String::from_utf8_lossy(key).into_owned();
-        let Some(id) = shard.find(*database, hash, key) else {
+        let Some(id) = shard.find(*namespace, hash, key) else {
             findings.push(format!("key {name} has {} entries and no slot", entries.len()));
             continue;
         };
-        let Some(index) = shard.databases[*database as usize].as_deref() else { continue };
+        let Some(index) = shard.spaces.get(*namespace) else { continue };
         let slot: Slot = *index.slot(id);
         let newest = entries.iter().map(|entry| entry.0).max().unwrap_or(0);
         if slot.location.is_readable()
@@ -82,6 +82,10 @@ pub fn audit(store: &Store, shards: &[std::sync::Arc<Mutex<Shard>>]) -> Vec<Stri
         if slot.is_needed() {
             *live_bytes.entry(slot.location.segment()).or_default() += slot.slot_bytes() as i64;
         }
+    }
+    for shard in shards {
+        let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+        findings.extend(shard.disorder());
     }
     for state in store.table.all() {
         let (kept, real) = (state.live(), live_bytes.get(&state.id).copied().unwrap_or(0));

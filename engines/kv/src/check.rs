@@ -7,7 +7,7 @@ use beeline_pmem::Pool;
 use crate::KvError;
 use crate::entry::{FIRST_ENTRY, Sealer};
 use crate::segments::{FORMAT, FORMAT_PLAIN, SegmentState, UNTRUSTED, word};
-use crate::store::root;
+use crate::store::{STORE_FORMAT, root};
 use crate::walk;
 
 /// A place where something is wrong.
@@ -71,7 +71,7 @@ pub fn check_pool(pool: &Pool) -> CheckReport {
     }
     let segments = pool.segments();
     let format = pool.root_word(root::FORMAT);
-    if format > 1 || (format == 0 && !segments.is_empty()) {
+    if format > STORE_FORMAT || (format == 0 && !segments.is_empty()) {
         damage(None, format!("format word is {format}"));
     }
     let sealer = Sealer::new(&pool.secret());

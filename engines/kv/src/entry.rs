@@ -10,7 +10,7 @@
 //! 27 flags         u8   TOMBSTONE 1, EXPIRES 2, BATCH_MORE 4
 //! 28 value_length  u32
 //! 32 expires_at_ms u64  0 = never
-//! 40 database      u8   then seven zero bytes
+//! 40 namespace     u32  0 to 15 are the databases; then four zero bytes
 //! 48 key, value, zeros up to a multiple of 16
 //! ```
 //!
@@ -61,8 +61,8 @@ pub struct Header {
     pub value_length: u32,
     /// Wall-clock time of expiry in milliseconds, 0 = never.
     pub expires_at_ms: u64,
-    /// Database of the key.
-    pub database: u8,
+    /// Namespace of the key; the sixteen databases are 0 to 15.
+    pub namespace: u32,
 }
 
 impl Header {
@@ -80,7 +80,7 @@ impl Header {
         bytes[27] = self.flags;
         bytes[28..32].copy_from_slice(&self.value_length.to_le_bytes());
         bytes[32..40].copy_from_slice(&self.expires_at_ms.to_le_bytes());
-        bytes[40] = self.database;
+        bytes[40..44].copy_from_slice(&self.namespace.to_le_bytes());
         bytes
     }
 
@@ -115,7 +115,7 @@ impl Header {
             flags: bytes[27],
             value_length: u32_at(28),
             expires_at_ms: u64_at(32),
-            database: bytes[40],
+            namespace: u32_at(40),
         }
     }
 
@@ -126,7 +126,7 @@ impl Header {
         u64::from(HEADER_BYTES) + u64::from(self.key_length) + u64::from(self.value_length)
     }
 
-    /// True when lengths, flags and database agree with each other and with `room_bytes`, the
+    /// True when lengths and flags agree with each other and with `room_bytes`, the
     /// distance from the entry to the end of what may hold it.
     #[must_use]
     #[inline]
@@ -136,7 +136,6 @@ impl Header {
             && slot <= room_bytes
             && self.used_bytes() <= slot
             && self.flags & !KNOWN_FLAGS == 0
-            && usize::from(self.database) < crate::INDEXES
             && (self.flags & EXPIRES != 0) == (self.expires_at_ms != 0)
             && (self.flags & TOMBSTONE == 0 || self.value_length == 0)
     }
@@ -228,7 +227,7 @@ impl Draft<'_> {
                 | if self.expires_at_ms != 0 { EXPIRES } else { 0 },
             value_length: self.value.len() as u32,
             expires_at_ms: self.expires_at_ms,
-            database: self.database,
+            namespace: u32::from(self.database),
             ..Header::default()
         };
         header.checksum = checksum(&header.encode(), self.key, &[self.value]);
@@ -299,10 +298,10 @@ mod tests {
     proptest! {
         #[test]
         fn a_header_survives_encoding(version: u64, seal: u64, checksum: u32, slot_bytes: u32,
-            key_length: u16, kind: u8, flags: u8, value_length: u32, expires_at_ms: u64, database: u8)
+            key_length: u16, kind: u8, flags: u8, value_length: u32, expires_at_ms: u64, namespace: u32)
         {
             let header = Header { version, seal, checksum, slot_bytes, key_length, kind, flags,
-                value_length, expires_at_ms, database };
+                value_length, expires_at_ms, namespace };
             prop_assert_eq!(Header::decode(&header.encode()), header);
         }
     }

@@ -32,6 +32,28 @@ pub enum KvError {
         /// How many there are.
         limit: u16,
     },
+    /// Nobody created a namespace with this number.
+    #[error("namespace {number} does not exist")]
+    Namespace {
+        /// The number asked for.
+        number: u32,
+    },
+    /// The number of a namespace to create is taken, with other options, or the store's own.
+    #[error("namespace {number} cannot be created: {reason}")]
+    NamespaceTaken {
+        /// The number asked for.
+        number: u32,
+        /// What speaks against it.
+        reason: &'static str,
+    },
+    /// The namespace does not know this kind of key or question.
+    #[error("namespace {number} {reason}")]
+    NamespaceKind {
+        /// Its number.
+        number: u32,
+        /// What it is, or is not.
+        reason: &'static str,
+    },
     /// The pool has no room left for new data and collection found too little garbage.
     #[error("the pool of {capacity_bytes} bytes is full; delete keys or enlarge the pool")]
     PoolFull {

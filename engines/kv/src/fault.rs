@@ -25,11 +25,13 @@ pub enum KnownBug {
     RecycleBeforePersist,
     /// A count of persisted entries is believed whatever life of the segment it is about.
     CountOfAnotherLife,
+    /// What a namespace held before it was created or cleared counts as its own.
+    ForgetSince,
 }
 
 impl KnownBug {
     /// Every known bug.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::AcknowledgeBeforeFence,
         Self::DropTombstoneEarly,
         Self::FreeBeforePersist,
@@ -39,6 +41,7 @@ impl KnownBug {
         Self::ReuseBeforePersist,
         Self::RecycleBeforePersist,
         Self::CountOfAnotherLife,
+        Self::ForgetSince,
     ];
 }
 

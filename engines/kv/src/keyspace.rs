@@ -41,7 +41,7 @@ impl<'a> Keyspace<'a> {
         Self { shards: Shards::Many { shards, home } }
     }
 
-    fn home(&self) -> &Shard {
+    pub(crate) fn home(&self) -> &Shard {
         match &self.shards {
             Shards::One(shard) => shard,
             Shards::Many { shards, home } => shards[*home],
@@ -113,8 +113,8 @@ impl<'a> Keyspace<'a> {
             for &hash in ahead.as_slice() {
                 let owner = self.store().owner_of(hash);
                 match self.shard(owner) {
-                    Ok(shard) if entries => shard.prefetch_entry(database, hash),
-                    Ok(shard) => shard.prefetch(database, hash),
+                    Ok(shard) if entries => shard.prefetch_entry(u32::from(database), hash),
+                    Ok(shard) => shard.prefetch(u32::from(database), hash),
                     Err(_) => {}
                 }
             }
@@ -224,47 +224,61 @@ impl<'a> Keyspace<'a> {
         value: &[&[u8]],
         options: PutOptions,
     ) -> Result<Version, KvError> {
+        Shard::check_database(database)?;
         let hash = self.store().place_key(database, key);
+        self.put_at(u32::from(database), hash, key, value, options)
+    }
+
+    /// As [`Keyspace::put`], in any namespace and where the hash is known.
+    pub(crate) fn put_at(
+        &mut self,
+        namespace: u32,
+        hash: u64,
+        key: &[u8],
+        value: &[&[u8]],
+        options: PutOptions,
+    ) -> Result<Version, KvError> {
         if let Shards::One(shard) = &mut self.shards {
             let needed = shard.store().owner_of(hash);
             if needed != shard.index() {
                 return Err(KvError::WrongShard { needed });
             }
-            return shard.put_hashed(database, hash, key, value, options);
+            return shard.put_hashed(namespace, hash, key, value, options);
         }
         let (home, owner) = self.home_and_owner(hash)?;
         let Some(owner) = owner else {
-            return self.put_at_home(database, hash, key, value, options);
+            return self.put_at_home(namespace, hash, key, value, options);
         };
         let mut room = home.take_reserved();
         let admitted =
-            owner.admit(database, key, value.iter().map(|part| part.len()).sum(), &mut room);
+            owner.admit(namespace, key, value.iter().map(|part| part.len()).sum(), &mut room);
         home.put_back_reserved(room);
         admitted?;
-        let appended = home.append_put(database, hash, key, value, options)?;
+        let appended = home.append_put(namespace, hash, key, value, options)?;
         self.spread_moves();
         let owner = self.shard(self.store().owner_of(hash))?;
         owner.note_expiry(options.expires_at_ms);
-        owner.install(database, hash, key, &appended);
+        owner.install(namespace, hash, key, &appended);
         Ok(appended.version)
     }
 
     /// As [`Shard::put`], for a home whose batch may hold keys of other shards.
     fn put_at_home(
         &mut self,
-        database: u8,
+        namespace: u32,
         hash: u64,
         key: &[u8],
         value: &[&[u8]],
         options: PutOptions,
     ) -> Result<Version, KvError> {
         let home = self.home_mut();
-        let admitted = home.admit_own(database, key, value.iter().map(|part| part.len()).sum());
-        let appended = admitted.and_then(|()| home.append_put(database, hash, key, value, options));
+        let admitted = home.admit_own(namespace, key, value.iter().map(|part| part.len()).sum());
+        let appended =
+            admitted.and_then(|()| home.append_put(namespace, hash, key, value, options));
         // Also where it failed: room may have been made by moving the batch.
         self.spread_moves();
         let appended = appended?;
-        self.home_mut().install(database, hash, key, &appended);
+        self.home_mut().install(namespace, hash, key, &appended);
         Ok(appended.version)
     }
 
@@ -272,18 +286,27 @@ impl<'a> Keyspace<'a> {
     ///
     /// Errors: as [`Shard::delete`], and [`KvError::WrongShard`].
     pub fn delete(&mut self, database: u8, key: &[u8]) -> Result<bool, KvError> {
+        Shard::check_database(database)?;
+        self.delete_at(u32::from(database), key)
+    }
+
+    /// As [`Keyspace::delete`], in any namespace.
+    pub(crate) fn delete_at(&mut self, namespace: u32, key: &[u8]) -> Result<bool, KvError> {
+        let hash = self.store().place(namespace, key);
+        let owner = self.store().owner_of(hash);
         if matches!(self.shards, Shards::One(_)) {
-            return self.owner(database, key)?.delete(database, key);
+            return self.shard(owner)?.delete_in(namespace, key);
         }
-        let existed = self.lookup(database, key)?.is_some();
-        let hash = self.store().place_key(database, key);
+        let existed = self.shard(owner)?.lookup_hashed(namespace, hash, key).is_some();
+        // A key found expired is deleted on the way, and that may move the open batch.
+        self.spread_moves();
         let in_batch = self.home().in_batch();
-        if !existed && !self.owner(database, key)?.may_come_back(database, hash, key, in_batch) {
+        if !existed && !self.shard(owner)?.may_come_back(namespace, hash, key, in_batch) {
             return Ok(false);
         }
-        let appended = self.home_mut().append_tombstone(database, key)?;
+        let appended = self.home_mut().append_tombstone(namespace, key)?;
         self.spread_moves();
-        self.owner(database, key)?.install(database, hash, key, &appended);
+        self.shard(owner)?.install(namespace, hash, key, &appended);
         Ok(existed)
     }
 
@@ -340,7 +363,12 @@ impl<'a> Keyspace<'a> {
     ///
     /// Errors: as [`Keyspace::reserve`].
     pub fn reserve_bytes(&mut self, bytes: u64) -> Result<(), KvError> {
-        let reserved = self.home_mut().reserve(bytes);
+        self.reserve_batch(bytes, 0)
+    }
+
+    /// As [`Keyspace::reserve_bytes`], with bytes of tombstones.
+    pub(crate) fn reserve_batch(&mut self, puts: u64, deletions: u64) -> Result<(), KvError> {
+        let reserved = self.home_mut().reserve(puts, deletions);
         // A batch that had begun may have moved.
         if matches!(self.shards, Shards::One(_)) {
             self.home_mut().install_moves();
@@ -372,6 +400,14 @@ impl<'a> Keyspace<'a> {
         match &self.shards {
             Shards::One(shard) => shard.len(database),
             Shards::Many { shards, .. } => shards.iter().map(|shard| shard.len(database)).sum(),
+        }
+    }
+
+    /// As [`Keyspace::len`], of any namespace.
+    pub(crate) fn len_at(&self, namespace: u32) -> u64 {
+        match &self.shards {
+            Shards::One(shard) => shard.len_in(namespace),
+            Shards::Many { shards, .. } => shards.iter().map(|shard| shard.len_in(namespace)).sum(),
         }
     }
 
@@ -459,7 +495,7 @@ impl<'a> Keyspace<'a> {
         for shard in self.shards_mut() {
             for candidate in 0..crate::DATABASES as u8 {
                 if database.is_none_or(|database| database == candidate) {
-                    shard.forget(candidate);
+                    shard.forget(u32::from(candidate));
                 }
             }
         }

@@ -15,13 +15,16 @@
 //! Source: BOOM-KV. `docs/kv.md` holds the formats, the arguments and every deviation.
 
 mod audit;
+mod catalog;
 mod check;
+mod embedded;
 pub mod entry;
 mod error;
 pub mod fault;
 mod index;
 mod keyspace;
 mod options;
+mod ordered;
 mod placement;
 mod random;
 mod recover;
@@ -30,6 +33,8 @@ mod segments;
 mod shard;
 mod siphash;
 mod snapshot;
+mod space;
+mod spaces;
 mod stats;
 mod store;
 mod unfinished;
@@ -40,6 +45,7 @@ mod write_back;
 #[doc(hidden)]
 pub use audit::audit;
 pub use check::{CheckReport, Damage, check, check_pool};
+pub use embedded::Embedded;
 pub use error::KvError;
 pub use keyspace::Keyspace;
 pub use options::{Eviction, StoreOptions};
@@ -51,6 +57,7 @@ pub use shard::client_log::{Accepted, ClientLog, Notice, Reject, RejectReason};
 pub use shard::reads::ReadGuard;
 pub use shard::{EntryRef, Maintenance, PutOptions, Shard};
 pub use snapshot::{Snapshot, SnapshotReport, check_snapshot, restore, restore_directory};
+pub use space::{Applied, Change, Condition, FIRST_NAMESPACE, Key, NamespaceOptions, Range, Write};
 pub use stats::{ShardStats, StoreStats};
 pub use store::{RecoveryReport, Store};
 pub use unfinished::refuse_unfinished;
@@ -58,11 +65,12 @@ pub use unfinished::refuse_unfinished;
 /// Number of databases.
 pub const DATABASES: u16 = 16;
 
-/// The database behind the clients' ones, which none of them can name: what a replicated store
-/// keeps beside its keys, in their batches and snapshots. No flush reaches it.
-pub(crate) const SYSTEM_DATABASE: u8 = 16;
+/// The namespace behind the databases, which no client can name: what a replicated store keeps
+/// beside its keys, in their batches and snapshots, and the catalog of namespaces. No flush
+/// reaches it.
+pub(crate) const SYSTEM_NAMESPACE: u32 = 16;
 
-/// Indexes of a shard: one for each database, the last one the system's.
+/// Indexes of a shard that every store has: one for each database, the last one the system's.
 pub(crate) const INDEXES: usize = DATABASES as usize + 1;
 
 /// Larger is newer, across all keys and clients of a store.

@@ -13,13 +13,20 @@
 
 use crate::entry::{Header, Sealer};
 use crate::siphash::SipHash;
+use crate::space::{IN_ROWS, row_of};
 
 /// The hash that finds a key's shard: database and key under the pool's seed. Anybody who may
 /// reach the store may know the seed: nothing but the choice of a shard rests on this hash.
 #[must_use]
 #[inline]
 pub fn hash_key(seed: u64, database: u8, key: &[u8]) -> u64 {
-    let seed = seed ^ u64::from(database).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    hash_in(seed, u32::from(database), key)
+}
+
+/// As [`hash_key`], of a key in any namespace or of its row.
+#[inline]
+fn hash_in(seed: u64, namespace: u32, key: &[u8]) -> u64 {
+    let seed = seed ^ u64::from(namespace).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     xxhash_rust::xxh3::xxh3_64_with_seed(key, seed)
 }
 
@@ -62,22 +69,23 @@ impl Placement {
 
     /// The shard of a key.
     #[inline]
-    pub fn shard(&self, database: u8, key: &[u8]) -> usize {
+    pub fn shard(&self, namespace: u32, key: &[u8]) -> usize {
         if self.shards == 1 {
             return 0;
         }
-        shard_of_hash(hash_key(self.seed, database, key), self.shards)
+        let decides = if namespace & IN_ROWS == 0 { key } else { row_of(key) };
+        shard_of_hash(hash_in(self.seed, namespace, decides), self.shards)
     }
 
     /// The hash a key has in its index; the lowest bits name its shard.
     #[inline]
-    pub fn place(&self, database: u8, key: &[u8]) -> u64 {
+    pub fn place(&self, namespace: u32, key: &[u8]) -> u64 {
         let [low, high] = self.secret;
-        let hash = SipHash::of([low, high ^ u64::from(database)], key);
+        let hash = SipHash::of([low, high ^ u64::from(namespace)], key);
         if self.shards == 1 {
             return hash;
         }
-        hash & !self.shard_bits | self.shard(database, key) as u64
+        hash & !self.shard_bits | self.shard(namespace, key) as u64
     }
 
     /// The shard that a place names.
@@ -148,6 +156,7 @@ mod tests {
         ) {
             let placement = placement(shards);
             let shard = shard_of_hash(hash_key(placement.seed, database, &key), shards);
+            let database = u32::from(database);
             prop_assert_eq!(placement.shard(database, &key), shard);
             prop_assert_eq!(placement.owner(placement.place(database, &key)), shard);
         }

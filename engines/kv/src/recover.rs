@@ -41,7 +41,7 @@ pub(crate) struct Recovered {
     pub location: Location,
     pub slot_bytes: u32,
     pub key_length: u16,
-    pub database: u8,
+    pub namespace: u32,
 }
 
 /// A segment of this process's own logs that could take more entries.
@@ -128,6 +128,7 @@ fn recover_all(
     let mut report = RecoveryReport { segments: states.len() as u64, ..RecoveryReport::default() };
     let mut candidates = Vec::new();
     let mut empty = Vec::new();
+    let mut held = Vec::new();
     for result in results {
         let outcome = result?;
         report.entries += outcome.report.entries;
@@ -136,8 +137,10 @@ fn recover_all(
         report.bytes += outcome.report.bytes;
         candidates.extend(outcome.candidates);
         empty.extend(outcome.empty);
+        held.push(outcome.held);
         store.version_seen(outcome.newest);
     }
+    take_in_held(store, shards, held)?;
     for state in empty {
         store.table.remove(state.id);
         store.pool.free(Arc::clone(&state.segment))?;
@@ -161,6 +164,24 @@ fn recover_all(
     }
     report.index_bytes_per_key = index_bytes as f64 / report.keys.max(1) as f64;
     Ok(report)
+}
+
+/// Takes in the entries of services' namespaces, now that the catalog is known.
+fn take_in_held(
+    store: &Arc<Store>,
+    shards: &[Arc<Mutex<Shard>>],
+    held: Vec<Vec<Recovered>>,
+) -> Result<(), KvError> {
+    crate::catalog::load(store, shards)?;
+    let mut guards: Vec<_> =
+        shards.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner)).collect();
+    for entry in held.into_iter().flatten() {
+        if entry.version >= store.barrier(entry.namespace) {
+            guards[store.owner_of(entry.hash)].install_recovered(&entry);
+        }
+    }
+    guards.iter_mut().for_each(|shard| shard.put_in_order());
+    Ok(())
 }
 
 /// Makes sure that no append connects to entries of this life behind the last accepted one.
@@ -189,6 +210,8 @@ struct Outcome {
     newest: Version,
     candidates: Vec<Candidate>,
     empty: Vec<Arc<SegmentState>>,
+    /// Entries of services' namespaces.
+    held: Vec<Recovered>,
 }
 
 struct Worker<'a> {
@@ -219,7 +242,8 @@ impl<'a> Worker<'a> {
         let walked = walk::walk(&store.sealer, state, bytes, |found| {
             self.outcome.report.entries += 1;
             self.outcome.report.bytes += u64::from(found.header.slot_bytes);
-            if found.header.version >= store.barrier(found.header.database) {
+            let known = (found.header.namespace as usize) < crate::INDEXES;
+            if !known || found.header.version >= store.barrier(found.header.namespace) {
                 self.hand_over(state, bytes, &found);
             }
         });
@@ -233,17 +257,23 @@ impl<'a> Worker<'a> {
         let header = &found.header;
         let start = found.offset as usize + crate::entry::HEADER_BYTES as usize;
         let key = &bytes[start..start + usize::from(header.key_length)];
-        let hash = self.store.place_key(header.database, key);
+        let hash = self.store.place(header.namespace, key);
         let shard = self.store.owner_of(hash);
         let flags = location_flags(state, header.flags);
-        self.groups[shard].push(Recovered {
+        let recovered = Recovered {
             hash,
             version: header.version,
             location: Location::new(state.id, found.offset, flags),
             slot_bytes: header.slot_bytes,
             key_length: header.key_length,
-            database: header.database,
-        });
+            namespace: header.namespace,
+        };
+        if header.namespace as usize >= crate::INDEXES {
+            // What it is worth, the catalog knows, which may lie in any segment.
+            self.outcome.held.push(recovered);
+            return;
+        }
+        self.groups[shard].push(recovered);
         if self.groups[shard].len() == GROUP {
             self.deliver(shard);
         }
@@ -344,7 +374,7 @@ impl Shard {
         key.resize(usize::from(entry.key_length), 0);
         let start = entry.location.offset() + crate::entry::HEADER_BYTES;
         state.segment.read(start as usize, &mut key);
-        let found = self.find(entry.database, entry.hash, &key);
+        let found = self.find(entry.namespace, entry.hash, &key);
         self.scratch = key;
         let appended = Appended {
             version: entry.version,
@@ -352,16 +382,16 @@ impl Shard {
             slot_bytes: entry.slot_bytes,
         };
         let Some(id) = found else {
-            self.install_at(entry.database, entry.hash, None, &appended, true);
+            self.install_at(entry.namespace, entry.hash, None, &appended, true);
             return;
         };
-        let Some(index) = self.databases[entry.database as usize].as_deref() else { return };
+        let Some(index) = self.spaces.get(entry.namespace) else { return };
         let slot = *index.slot(id);
         let newest = self.version_in(&slot);
         if entry.version > newest {
-            self.install_at(entry.database, entry.hash, found, &appended, true);
+            self.install_at(entry.namespace, entry.hash, found, &appended, true);
         } else {
-            self.change_slot(entry.database, id, crate::index::Slot::add_stale);
+            self.change_slot(entry.namespace, id, crate::index::Slot::add_stale);
         }
     }
 }

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::shard::{PutOptions, Shard};
 use crate::snapshot::{SnapshotReport, check_snapshot, read_file};
 use crate::store::Store;
-use crate::{INDEXES, Keyspace, KvError, SYSTEM_DATABASE};
+use crate::{Keyspace, KvError, SYSTEM_NAMESPACE};
 
 /// Records between two commits.
 const RECORDS_PER_COMMIT: u32 = 1024;
@@ -21,26 +21,33 @@ impl Keyspace<'_> {
     ///
     /// Errors: as [`Keyspace::put`].
     pub fn put_system(&mut self, key: &[u8], value: &[u8]) -> Result<(), KvError> {
-        let hash = self.store().place_key(SYSTEM_DATABASE, key);
+        let hash = self.store().place(SYSTEM_NAMESPACE, key);
         let (home, _) = self.home_and_owner(hash)?;
         home.check_writable()?;
         let options = PutOptions::default();
-        let appended = home.append_put(SYSTEM_DATABASE, hash, key, &[value], options);
+        let appended = home.append_put(SYSTEM_NAMESPACE, hash, key, &[value], options);
         // Also where it failed: room may have been made by moving the batch.
         self.spread_moves();
         let appended = appended?;
         let owner = self.store().owner_of(hash);
-        self.shard(owner)?.install(SYSTEM_DATABASE, hash, key, &appended);
+        self.shard(owner)?.install(SYSTEM_NAMESPACE, hash, key, &appended);
         Ok(())
+    }
+
+    /// Deletes such an entry; false when there was none.
+    ///
+    /// Errors: as [`Keyspace::delete`].
+    pub(crate) fn delete_system(&mut self, key: &[u8]) -> Result<bool, KvError> {
+        self.delete_at(SYSTEM_NAMESPACE, key)
     }
 
     /// Puts the value of such an entry into `out`; `false`: there is none.
     ///
     /// Errors: [`KvError::WrongShard`], [`KvError::Damaged`].
     pub fn system(&mut self, key: &[u8], out: &mut Vec<u8>) -> Result<bool, KvError> {
-        let hash = self.store().place_key(SYSTEM_DATABASE, key);
+        let hash = self.store().place(SYSTEM_NAMESPACE, key);
         let owner = self.store().owner_of(hash);
-        match self.shard(owner)?.lookup_hashed(SYSTEM_DATABASE, hash, key) {
+        match self.shard(owner)?.lookup_hashed(SYSTEM_NAMESPACE, hash, key) {
             Some(entry) => self.read_value(&entry, out).map(|()| true),
             None => Ok(false),
         }
@@ -66,8 +73,9 @@ pub fn replace_by_snapshot(
         let mut guards: Vec<_> = (0..shards.len()).map(lock).collect();
         let barrier = store.begin_replacing(checked.version)?;
         for shard in &mut guards {
-            for database in 0..INDEXES as u8 {
-                shard.forget(database);
+            for namespace in shard.spaces.numbers() {
+                shard.forget(namespace);
+                shard.spaces.remove(namespace);
             }
         }
         barrier
@@ -76,7 +84,7 @@ pub fn replace_by_snapshot(
     let mut uncommitted = 0;
     let report = read_file(path, |mut record, body| {
         record.version = record.version.saturating_add(barrier);
-        let owner = store.shard_of(record.database, &body[..usize::from(record.key_length)]);
+        let owner = store.shard_for(record.namespace, &body[..usize::from(record.key_length)]);
         lock(owner).restore_record(&record, body)?;
         uncommitted += 1;
         if uncommitted < RECORDS_PER_COMMIT {
@@ -86,6 +94,7 @@ pub fn replace_by_snapshot(
         commit()
     })?;
     commit()?;
+    crate::catalog::load(store, shards)?;
     store.end_replacing()?;
     Ok(report)
 }

@@ -1,10 +1,10 @@
 //! Point-in-time snapshots: written while the store goes on, restored into an empty pool.
 //!
 //! ```text
-//! header  40 B   "BEEKVSNP" | format u32 | 0 u32 | version u64 | unix_ms u64 | crc32c u32 | 0 u32
+//! header  40 B   "BEEKVSNP" | format u32 = 2 | 0 u32 | version u64 | unix_ms u64 | crc32c u32 | 0 u32
 //! block          length u32 | records u32 | crc32c u32 | payload
 //! record  32 B   version u64 | expires_at_ms u64 | value_length u32 | key_length u16 | kind u8 |
-//!                flags u8 | database u8 | 7 zeros, then key, then value
+//!                flags u8 | namespace u32 | 4 zeros, then key, then value
 //! end            length 16 | records 0xFFFF_FFFF | crc32c | records u64 | bytes u64
 //! ```
 //!
@@ -14,6 +14,7 @@
 //! superseded at the barrier are left out; some stale ones may be in the file, and restoring takes
 //! the newest of each key.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
@@ -30,10 +31,11 @@ use crate::shard::log::{Draft, Stream};
 use crate::store::{Store, root};
 use crate::unfinished::Unfinished;
 use crate::walk;
-use crate::{INDEXES, Keyspace, KvError, Opened, StoreOptions, Version};
+use crate::{Keyspace, KvError, Opened, StoreOptions, Version};
 
 const MAGIC: &[u8; 8] = b"BEEKVSNP";
-const FORMAT: u32 = 1;
+/// Since 2 a record's namespace has 32 bits; 1 has databases only, in the same place.
+const FORMAT: u32 = 2;
 const HEAD_BYTES: usize = 40;
 const RECORD_BYTES: usize = 32;
 /// Payload at which a block is written.
@@ -58,7 +60,8 @@ pub struct SnapshotReport {
 pub struct Snapshot {
     store: Arc<Store>,
     segments: Vec<(Arc<SegmentState>, u32)>,
-    barriers: [Version; INDEXES],
+    /// Of every namespace there is; entries of others are dead.
+    barriers: BTreeMap<u32, Version>,
     version: Version,
 }
 
@@ -87,7 +90,7 @@ impl Keyspace<'_> {
         });
         Ok(Snapshot {
             segments: segments.collect(),
-            barriers: std::array::from_fn(|database| store.barrier(database as u8)),
+            barriers: store.barriers(),
             version: store.newest_version(),
             store,
         })
@@ -166,8 +169,8 @@ impl Snapshot {
 
     /// False when the entry is of no use to the snapshot for certain.
     fn wants(&self, header: &Header, body: &[u8], place: Location) -> bool {
-        if header.version > self.version || header.version < self.barriers[header.database as usize]
-        {
+        let barrier = self.barriers.get(&header.namespace).copied().unwrap_or(Version::MAX);
+        if header.version > self.version || header.version < barrier {
             return false;
         }
         // A tombstone may be needed against older entries that could not be ruled out.
@@ -175,7 +178,7 @@ impl Snapshot {
             return true;
         }
         let key = &body[..usize::from(header.key_length)];
-        let hash = self.store.place_key(header.database, key);
+        let hash = self.store.place(header.namespace, key);
         let owner = self.store.owner_of(hash);
         let peer = {
             let peers = self.store.peers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -183,7 +186,7 @@ impl Snapshot {
         };
         let Some(peer) = peer else { return true };
         let Ok(mut shard) = peer.try_lock() else { return true };
-        let Some(newest) = shard.newest_version_of(header.database, hash, key, place) else {
+        let Some(newest) = shard.newest_version_of(header.namespace, hash, key, place) else {
             return true;
         };
         newest > self.version || newest <= header.version
@@ -194,13 +197,13 @@ impl Shard {
     /// Version of the newest entry of a key, unless that cannot be told.
     fn newest_version_of(
         &mut self,
-        database: u8,
+        namespace: u32,
         hash: u64,
         key: &[u8],
         place: Location,
     ) -> Option<Version> {
-        let id = self.find(database, hash, key)?;
-        let location = self.databases[database as usize].as_deref()?.slot(id).location;
+        let id = self.find(namespace, hash, key)?;
+        let location = self.spaces.get(namespace)?.slot(id).location;
         // What a client can overwrite is no witness, except against itself.
         if !location.is_readable()
             || (location.has(Location::UNTRUSTED) && !location.same_place(place))
@@ -214,9 +217,9 @@ impl Shard {
     /// Stores a record of a snapshot under its own version, unless a newer one is there.
     pub(crate) fn restore_record(&mut self, record: &Record, body: &[u8]) -> Result<(), KvError> {
         let (key, value) = body.split_at(usize::from(record.key_length));
-        let hash = self.store.place_key(record.database, key);
-        if let Some(id) = self.find(record.database, hash, key)
-            && let Some(index) = self.databases[record.database as usize].as_deref()
+        let hash = self.store.place(record.namespace, key);
+        if let Some(id) = self.find(record.namespace, hash, key)
+            && let Some(index) = self.spaces.get(record.namespace)
         {
             let location = index.slot(id).location;
             let state = self.cache.get(&self.store.table, location.segment());
@@ -227,7 +230,7 @@ impl Shard {
         let draft = Draft {
             version: record.version,
             hash,
-            database: record.database,
+            namespace: record.namespace,
             kind: record.kind,
             flags: record.flags,
             expires_at_ms: record.expires_at_ms,
@@ -236,12 +239,12 @@ impl Shard {
         };
         let appended = self.append(Stream::Data, &draft)?;
         self.note_expiry(record.expires_at_ms);
-        self.install(record.database, hash, key, &appended);
+        self.install(record.namespace, hash, key, &appended);
         if record.flags & TOMBSTONE != 0
-            && let Some(id) = self.find(record.database, hash, key)
+            && let Some(id) = self.find(record.namespace, hash, key)
         {
             // Older records of the key may still come: the deletion stays until the next opening.
-            self.change_slot(record.database, id, |slot| slot.stale = STALE_UNKNOWN);
+            self.change_slot(record.namespace, id, |slot| slot.stale = STALE_UNKNOWN);
         }
         Ok(())
     }
@@ -280,7 +283,7 @@ impl BlockWriter<'_> {
         record[20..22].copy_from_slice(&header.key_length.to_le_bytes());
         record[22] = header.kind;
         record[23] = header.flags & !BATCH_MORE;
-        record[24] = header.database;
+        record[24..28].copy_from_slice(&header.namespace.to_le_bytes());
         self.payload.extend_from_slice(&record);
         self.payload.extend_from_slice(body);
         self.records += 1;
@@ -333,7 +336,7 @@ pub(crate) struct Record {
     pub key_length: u16,
     kind: u8,
     flags: u8,
-    pub database: u8,
+    pub namespace: u32,
 }
 
 /// Splits a payload into records; `None` when they do not fill it exactly or make no sense.
@@ -348,10 +351,10 @@ fn records_of(mut payload: &[u8]) -> Option<Vec<(Record, &[u8])>> {
         };
         let value_length = u32::from_le_bytes([head[16], head[17], head[18], head[19]]) as usize;
         let key_length = u16::from_le_bytes([head[20], head[21]]);
-        let (flags, database) = (head[23], head[24]);
+        let flags = head[23];
+        let namespace = u32::from_le_bytes([head[24], head[25], head[26], head[27]]);
         let expires_at_ms = u64_at(8);
         if flags & !(TOMBSTONE | EXPIRES) != 0
-            || usize::from(database) >= INDEXES
             || (flags & EXPIRES != 0) != (expires_at_ms != 0)
             || (flags & TOMBSTONE != 0 && value_length != 0)
         {
@@ -360,7 +363,8 @@ fn records_of(mut payload: &[u8]) -> Option<Vec<(Record, &[u8])>> {
         let body = rest.get(..usize::from(key_length) + value_length)?;
         payload = &rest[body.len()..];
         let version = u64_at(0);
-        let record = Record { version, expires_at_ms, key_length, kind: head[22], flags, database };
+        let record =
+            Record { version, expires_at_ms, key_length, kind: head[22], flags, namespace };
         records.push((record, body));
     }
     Some(records)
@@ -391,7 +395,7 @@ pub(crate) fn read_file(
         return Err(bad("has a damaged header"));
     }
     let format = u32::from_le_bytes([head[8], head[9], head[10], head[11]]);
-    if format != FORMAT {
+    if format == 0 || format > FORMAT {
         let (found, supported) = (u64::from(format), u64::from(FORMAT));
         return Err(KvError::Format { what: "the snapshot", found, supported });
     }
@@ -525,7 +529,7 @@ pub fn restore(
     };
     let report = read_file(path, |record, body| {
         let key = &body[..usize::from(record.key_length)];
-        let owner = store.shard_of(record.database, key);
+        let owner = store.shard_for(record.namespace, key);
         let mut shard = shards[owner].lock().unwrap_or_else(PoisonError::into_inner);
         shard.restore_record(&record, body)?;
         drop(shard);
@@ -533,6 +537,7 @@ pub fn restore(
         if uncommitted == 1024 { commit(&mut uncommitted) } else { Ok(()) }
     })?;
     commit(&mut uncommitted)?;
+    crate::catalog::load(&store, &shards)?;
     store.version_seen(report.version);
     recovered.keys = store.stats().total.keys;
     Ok(((store, shards, recovered), report))

@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use beeline_env::Clock;
 use beeline_pmem::{Mechanism, PmemError, Pool, Segment};
 
+use crate::catalog::Catalog;
 use crate::entry::Sealer;
 use crate::placement::Placement;
 use crate::segments::{FORMAT, HEAD, SegmentState, SegmentTable, word};
 use crate::shard::Shard;
 use crate::stats::{DatabaseCounters, ShardCounters, StoreStats};
 use crate::write_back::WriteBack;
-use crate::{DATABASES, Eviction, INDEXES, KvError, SYSTEM_DATABASE, StoreOptions, Version};
+use crate::{DATABASES, Eviction, INDEXES, KvError, SYSTEM_NAMESPACE, StoreOptions, Version};
 
 /// Root words of the pool.
 pub(crate) mod root {
@@ -30,8 +31,9 @@ pub(crate) mod root {
     pub const REPLACING: usize = 20;
 }
 
-/// Format version of the store.
-const STORE_FORMAT: u64 = 1;
+/// Format version of the store: since 2 there are namespaces behind the databases. 1 is read, and
+/// becomes 2 when it is opened.
+pub(crate) const STORE_FORMAT: u64 = 2;
 /// Versions reserved by one persisted ceiling.
 const VERSION_STEP: u64 = 1 << 20;
 
@@ -91,6 +93,8 @@ pub struct Store {
     raising: Mutex<()>,
     barriers: [AtomicU64; INDEXES],
     pub(crate) flush_epochs: [AtomicU64; INDEXES],
+    /// Namespaces that services created.
+    pub(crate) catalog: Catalog,
     max_memory_bytes: AtomicU64,
     eviction: AtomicU8,
     allocating: Mutex<()>,
@@ -117,7 +121,7 @@ impl std::fmt::Debug for Hook {
 /// A valid entry left the media together with its segment.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Freed {
-    pub database: u8,
+    pub namespace: u32,
     pub hash: u64,
     pub version: Version,
     pub place: crate::index::Location,
@@ -127,8 +131,12 @@ impl Store {
     pub(crate) fn new(pool: Pool, options: &StoreOptions) -> Result<Arc<Self>, KvError> {
         let secret = pool.secret();
         let found = pool.root_word(root::FORMAT);
-        if found == 0 {
+        if found < STORE_FORMAT {
             pool.store_root_word(root::FORMAT, STORE_FORMAT);
+            // Before the first entry that a build which reads 1 only would take for damage.
+            let mut persister = pool.persister();
+            persister.flush_root();
+            persister.fence()?;
         } else if found != STORE_FORMAT {
             return Err(KvError::Format { what: "the store", found, supported: STORE_FORMAT });
         }
@@ -146,8 +154,8 @@ impl Store {
         }
         let all = pool.root_word(root::BARRIER_ALL);
         let barriers = std::array::from_fn(|database| {
-            AtomicU64::new(match u8::try_from(database) {
-                Ok(SYSTEM_DATABASE) => pool.root_word(root::BARRIER_SYSTEM),
+            AtomicU64::new(match u32::try_from(database) {
+                Ok(SYSTEM_NAMESPACE) => pool.root_word(root::BARRIER_SYSTEM),
                 _ => pool.root_word(root::BARRIER + database).max(all),
             })
         });
@@ -170,6 +178,7 @@ impl Store {
             raising: Mutex::new(()),
             barriers,
             flush_epochs: std::array::from_fn(|_| AtomicU64::new(0)),
+            catalog: Catalog::default(),
             max_memory_bytes: AtomicU64::new(options.max_memory_bytes),
             eviction: AtomicU8::new(code_of(options.eviction)),
             allocating: Mutex::new(()),
@@ -214,7 +223,19 @@ impl Store {
     #[must_use]
     #[inline]
     pub fn place_key(&self, database: u8, key: &[u8]) -> u64 {
-        self.placement.place(database, key)
+        self.placement.place(u32::from(database), key)
+    }
+
+    /// As [`Store::place_key`], in any namespace.
+    #[inline]
+    pub(crate) fn place(&self, namespace: u32, key: &[u8]) -> u64 {
+        self.placement.place(namespace, key)
+    }
+
+    /// As [`Store::shard_of`], in any namespace.
+    #[inline]
+    pub(crate) fn shard_for(&self, namespace: u32, key: &[u8]) -> usize {
+        self.placement.shard(namespace, key)
     }
 
     /// Index of the shard whose index holds the key with this place, from [`Store::place_key`].
@@ -228,7 +249,7 @@ impl Store {
     #[must_use]
     #[inline]
     pub fn shard_of(&self, database: u8, key: &[u8]) -> usize {
-        self.placement.shard(database, key)
+        self.placement.shard(u32::from(database), key)
     }
 
     /// The pool below.
@@ -376,10 +397,13 @@ impl Store {
         persister.fence()
     }
 
-    /// Entries of `database` below this version are dead.
+    /// Entries of `namespace` below this version are dead: all of them in one that is not there.
     #[inline]
-    pub(crate) fn barrier(&self, database: u8) -> Version {
-        self.barriers[database as usize].load(Ordering::Relaxed)
+    pub(crate) fn barrier(&self, namespace: u32) -> Version {
+        match self.barriers.get(namespace as usize) {
+            Some(barrier) => barrier.load(Ordering::Relaxed),
+            None => self.catalog.since(namespace),
+        }
     }
 
     /// Persists a barrier for one database or all. The caller holds every shard.
@@ -423,6 +447,7 @@ impl Store {
             self.barriers[database].store(barrier, Ordering::Relaxed);
             self.flush_epochs[database].fetch_add(1, Ordering::Relaxed);
         }
+        self.catalog.clear();
         Ok(barrier)
     }
 

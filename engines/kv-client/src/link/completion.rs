@@ -279,7 +279,7 @@ impl Link {
             }
             work => {
                 let slot = &self.slots[usize::from(index)];
-                match checked_entry(&scratch, slot.header.database, &slot.key) {
+                match checked_entry(&scratch, slot.header.namespace, &slot.key) {
                     Some((header, value)) => {
                         let answer = Answer::Value {
                             bytes: value,
@@ -441,14 +441,14 @@ fn scan_of(bytes: &[u8]) -> Option<Answer<'_>> {
 
 /// The value inside a private copy of an entry, when the copy is exactly that entry: lengths,
 /// checksum, database and key all agree.
-fn checked_entry<'a>(bytes: &'a [u8], database: u8, key: &[u8]) -> Option<(Header, &'a [u8])> {
+fn checked_entry<'a>(bytes: &'a [u8], namespace: u32, key: &[u8]) -> Option<(Header, &'a [u8])> {
     let (head, rest) = bytes.split_first_chunk::<{ HEADER_BYTES as usize }>()?;
     let header = Header::decode(head);
     let (found, value) = rest.split_at_checked(usize::from(header.key_length))?;
     // Without a version it was placed and never accepted.
     let agrees = header.version != 0
         && value.len() == header.value_length as usize
-        && header.database == database
+        && header.namespace == namespace
         && found == key
         && !header.is_tombstone()
         && header.checksum == entry::checksum_whole(bytes);

@@ -42,15 +42,16 @@ impl Shard {
     #[inline]
     pub fn expect_keys<'k>(&mut self, database: u8, keys: impl Iterator<Item = &'k [u8]>) -> usize {
         let ahead = Ahead::of(keys, |key| self.store.place_key(database, key));
+        let namespace = u32::from(database);
         for entries in [false, true] {
             for &place in ahead.as_slice() {
                 if self.store.owner_of(place) != self.index {
                     continue;
                 }
                 if entries {
-                    self.prefetch_entry(database, place);
+                    self.prefetch_entry(namespace, place);
                 } else {
-                    self.prefetch(database, place);
+                    self.prefetch(namespace, place);
                 }
             }
         }
@@ -59,8 +60,8 @@ impl Shard {
 
     /// Asks for the first lines of the entry, once its index line is likely there.
     #[inline]
-    pub(crate) fn prefetch_entry(&mut self, database: u8, hash: u64) {
-        let Some(Some(index)) = self.databases.get(usize::from(database)) else { return };
+    pub(crate) fn prefetch_entry(&mut self, namespace: u32, hash: u64) {
+        let Some(index) = self.spaces.get(namespace) else { return };
         if let Some(location) = index.guess(hash) {
             let state = self.cache.get(&self.store.table, location.segment());
             let entry = state.segment.base().as_ptr().wrapping_add(location.offset() as usize);
@@ -74,7 +75,7 @@ impl Shard {
     #[must_use]
     pub fn expect_key(&self, database: u8, key: &[u8]) -> u64 {
         let hash = self.store.place_key(database, key);
-        self.prefetch(database, hash);
+        self.prefetch(u32::from(database), hash);
         hash
     }
 
@@ -82,7 +83,7 @@ impl Shard {
     /// [`Shard::expect_key`].
     #[inline]
     pub fn expect_entry(&mut self, database: u8, hash: u64) {
-        self.prefetch_entry(database, hash);
+        self.prefetch_entry(u32::from(database), hash);
     }
 
     /// Says that `length` bytes at `offset` of the log's open segment will be taken in soon: they

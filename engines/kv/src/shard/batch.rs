@@ -14,7 +14,7 @@ use crate::shard::log::Draft;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Member {
     pub shard: u32,
-    pub database: u8,
+    pub namespace: u32,
     pub hash: u64,
     pub location: Location,
     /// It counts as one with an earlier entry of its key in the same segment.
@@ -25,7 +25,7 @@ pub(crate) struct Member {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Move {
     pub shard: u32,
-    pub database: u8,
+    pub namespace: u32,
     pub hash: u64,
     pub from: Location,
     pub to: Location,
@@ -86,8 +86,8 @@ impl Shard {
             if batch.members.is_empty() {
                 batch.records = records;
             }
-            let database = draft.database;
-            batch.members.push(Member { shard, database, hash, location, follows: false });
+            let namespace = draft.namespace;
+            batch.members.push(Member { shard, namespace, hash, location, follows: false });
         }
     }
 
@@ -158,16 +158,16 @@ impl Shard {
             head.tail += header.slot_bytes;
             head.count += 1;
             // A flush within the batch took what came before it out of the counts.
-            if header.version >= self.store.barrier(member.database)
+            if header.version >= self.store.barrier(member.namespace)
                 && let Some(roster) = &mut head.roster
             {
-                roster.push(member.database, member.hash);
+                roster.push(member.namespace, member.hash);
             }
             let flags = member.location.0 & (Location::TOMBSTONE | Location::EXPIRES);
             let to = Location::new(head.state.id, offset, flags);
-            let (shard, database, hash) = (member.shard, member.database, member.hash);
+            let (shard, namespace, hash) = (member.shard, member.namespace, member.hash);
             let parted = std::mem::take(&mut member.follows);
-            batch.moves.push(Move { shard, database, hash, from: member.location, to, parted });
+            batch.moves.push(Move { shard, namespace, hash, from: member.location, to, parted });
             member.location = to;
         }
         head.state.tail.store(head.tail, std::sync::atomic::Ordering::Release);
@@ -205,7 +205,7 @@ impl Shard {
 
     /// Points the index at the new place of a moved entry, where it is still the newest.
     pub(crate) fn apply_move(&mut self, moved: &Move) {
-        let Some(index) = self.databases[moved.database as usize].as_deref_mut() else { return };
+        let Some(index) = self.spaces.get_mut(moved.namespace) else { return };
         let here = |slot: &crate::index::Slot| slot.location.same_place(moved.from);
         if let Some(id) = index.find(moved.hash, here) {
             let before = *index.slot(id);
@@ -217,11 +217,11 @@ impl Shard {
         if moved.parted {
             // Of keys with one hash, too high a count does no harm.
             let mut slots = Vec::new();
-            if let Some(index) = self.databases[moved.database as usize].as_deref() {
+            if let Some(index) = self.spaces.get(moved.namespace) {
                 index.find_all(moved.hash, &mut slots);
             }
             for id in slots {
-                self.change_slot(moved.database, id, crate::index::Slot::add_stale);
+                self.change_slot(moved.namespace, id, crate::index::Slot::add_stale);
             }
         }
     }

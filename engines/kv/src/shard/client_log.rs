@@ -284,7 +284,7 @@ impl Shard {
         (header, key): (&Header, &[u8]),
         buffer: Option<&dyn MemoryObject>,
     ) -> Result<Accepted, RejectReason> {
-        let hash = self.store.place_key(header.database, key);
+        let hash = self.store.place(header.namespace, key);
         if self.store.owner_of(hash) != self.index {
             return Err(RejectReason::WrongShard);
         }
@@ -294,25 +294,24 @@ impl Shard {
         let location = Location::new(state.id, offset, flags);
         if header.flags & TOMBSTONE == 0 {
             let length = header.value_length as usize;
-            self.admit(header.database, key, length, &mut 0).map_err(|_| RejectReason::Store)?;
+            self.admit(header.namespace, key, length, &mut 0).map_err(|_| RejectReason::Store)?;
         } else {
             self.check_writable().map_err(|_| RejectReason::Store)?;
         }
         // Only now: making room deletes keys and collects, which moves slots.
-        let found = self.find(header.database, hash, key);
+        let found = self.find(header.namespace, hash, key);
         let existed = found.is_some_and(|id| {
-            let index = self.databases[header.database as usize].as_deref();
+            let index = self.spaces.get(header.namespace);
             index.is_some_and(|index| !index.slot(id).location.is_absent())
         });
-        let epoch = self.store.flush_epochs[header.database as usize].load(Ordering::Relaxed);
+        let epoch = self.store.flush_epochs[header.namespace as usize].load(Ordering::Relaxed);
         let epoch = epoch as u32;
         if let Some(Overwritten { record, slot_bytes, .. }) = overwritten {
             if self.store.snapshots.load(Ordering::Acquire) > 0 {
                 return Err(RejectReason::Snapshot);
             }
-            let newest = found.and_then(|id| {
-                Some(self.databases[header.database as usize].as_deref()?.slot(id).location)
-            });
+            let newest =
+                found.and_then(|id| Some(self.spaces.get(header.namespace)?.slot(id).location));
             if record.hash != hash || newest.is_some_and(|newest| newest.same_place(location)) {
                 return Err(RejectReason::Newest);
             }
@@ -355,7 +354,7 @@ impl Shard {
         };
         self.log.note(state, offset, header.used_bytes() as u32);
         let appended = Appended { version, location, slot_bytes: header.slot_bytes };
-        self.install_at(header.database, hash, found, &appended, leaves_stale);
+        self.install_at(header.namespace, hash, found, &appended, leaves_stale);
         Ok(Accepted {
             version,
             in_place: overwritten.is_some(),
@@ -388,8 +387,8 @@ fn validate(
     copy_out(source, offset as usize, &mut head);
     let header = Header::decode(&head);
     let known = header.flags & entry::BATCH_MORE == 0
-        && u16::from(header.database) < crate::DATABASES
-        && head[41..] == [0; 7];
+        && header.namespace < u32::from(crate::DATABASES)
+        && head[44..] == [0; 4];
     if !known || header.slot_bytes < HEADER_BYTES || !header.is_plausible(u64::from(room)) {
         return Err(RejectReason::Header);
     }

@@ -330,57 +330,57 @@ impl Shard {
     ) -> Result<Option<u64>, KvError> {
         if fault::is_on(KnownBug::DropTombstoneEarly) && header.is_tombstone() {
             // The bug: gone from media and index, whatever it still hides.
-            let hash = self.store.place_key(header.database, &entry[HEADER_BYTES as usize..]);
+            let hash = self.store.place(header.namespace, &entry[HEADER_BYTES as usize..]);
             let place = Location::new(job.victim.id, offset, 0);
-            self.repoint(header.database, hash, place, None);
-            let (database, version) = (header.database, header.version);
-            job.freed.push(Freed { database, hash, version, place });
+            self.repoint(header.namespace, hash, place, None);
+            let (namespace, version) = (header.namespace, header.version);
+            job.freed.push(Freed { namespace, hash, version, place });
             return Ok(Some(0));
         }
-        if header.version < self.store.barrier(header.database) {
+        if header.version < self.store.barrier(header.namespace) {
             return Ok(Some(0));
         }
         let (key, value) = entry[HEADER_BYTES as usize..].split_at(usize::from(header.key_length));
-        let hash = self.store.place_key(header.database, key);
+        let hash = self.store.place(header.namespace, key);
         let owner = self.store.owner_of(hash);
         let place = Location::new(job.victim.id, offset, 0);
         let copied = if owner == self.index {
-            match self.slot_at(header.database, hash, place) {
+            match self.slot_at(header.namespace, hash, place) {
                 Some(slot) if slot.is_needed() => {
                     let to = self.copy_out(header, key, value)?;
-                    self.repoint(header.database, hash, place, Some(to));
+                    self.repoint(header.namespace, hash, place, Some(to));
                     u64::from(header.slot_bytes)
                 }
                 Some(_) => {
-                    self.repoint(header.database, hash, place, None);
+                    self.repoint(header.namespace, hash, place, None);
                     0
                 }
                 None => {
-                    self.note_superseded(job, header.database, hash, None);
+                    self.note_superseded(job, header.namespace, hash, None);
                     0
                 }
             }
         } else {
             let Some(peer) = self.peer(owner) else { return Ok(None) };
             let Some(mut peer) = try_lock(&peer) else { return Ok(None) };
-            match peer.slot_at(header.database, hash, place) {
+            match peer.slot_at(header.namespace, hash, place) {
                 Some(slot) if slot.is_needed() => {
                     let to = self.copy_out(header, key, value)?;
-                    peer.repoint(header.database, hash, place, Some(to));
+                    peer.repoint(header.namespace, hash, place, Some(to));
                     u64::from(header.slot_bytes)
                 }
                 Some(_) => {
-                    peer.repoint(header.database, hash, place, None);
+                    peer.repoint(header.namespace, hash, place, None);
                     0
                 }
                 None => {
-                    self.note_superseded(job, header.database, hash, Some(&peer));
+                    self.note_superseded(job, header.namespace, hash, Some(&peer));
                     0
                 }
             }
         };
-        let (database, version) = (header.database, header.version);
-        job.freed.push(Freed { database, hash, version, place });
+        let (namespace, version) = (header.namespace, header.version);
+        job.freed.push(Freed { namespace, hash, version, place });
         Ok(Some(copied))
     }
 
@@ -390,17 +390,17 @@ impl Shard {
     }
 
     /// The slot of this hash that points at `place`.
-    fn slot_at(&self, database: u8, hash: u64, place: Location) -> Option<Slot> {
-        let index = self.databases[database as usize].as_deref()?;
+    fn slot_at(&self, namespace: u32, hash: u64, place: Location) -> Option<Slot> {
+        let index = self.spaces.get(namespace)?;
         let id = index.find(hash, |slot| slot.location.same_place(place))?;
         Some(*index.slot(id))
     }
 
     /// Remembers whose log supersedes a stale entry.
-    fn note_superseded(&mut self, job: &mut Job, database: u8, hash: u64, peer: Option<&Shard>) {
+    fn note_superseded(&mut self, job: &mut Job, namespace: u32, hash: u64, peer: Option<&Shard>) {
         let index = match peer {
-            Some(peer) => peer.databases[database as usize].as_deref(),
-            None => self.databases[database as usize].as_deref(),
+            Some(peer) => peer.spaces.get(namespace),
+            None => self.spaces.get(namespace),
         };
         // No slot that could be asked (several keys with one hash): every log may hold it.
         let owner = index
@@ -423,8 +423,8 @@ impl Shard {
     fn copy_out(&mut self, header: &Header, key: &[u8], value: &[u8]) -> Result<Appended, KvError> {
         let draft = Draft {
             version: header.version,
-            hash: self.store.place_key(header.database, key),
-            database: header.database,
+            hash: self.store.place(header.namespace, key),
+            namespace: header.namespace,
             kind: header.kind,
             flags: header.flags & !BATCH_MORE,
             expires_at_ms: header.expires_at_ms,
@@ -439,10 +439,10 @@ impl Shard {
     }
 
     /// Points the slot at the copy; without one, marks it to go with the segment.
-    fn repoint(&mut self, database: u8, hash: u64, place: Location, to: Option<Appended>) {
-        let Some(index) = self.databases[database as usize].as_deref() else { return };
+    fn repoint(&mut self, namespace: u32, hash: u64, place: Location, to: Option<Appended>) {
+        let Some(index) = self.spaces.get(namespace) else { return };
         let Some(id) = index.find(hash, |slot| slot.location.same_place(place)) else { return };
-        self.change_slot(database, id, |slot| match to {
+        self.change_slot(namespace, id, |slot| match to {
             Some(to) => {
                 slot.location = to.location;
                 // A client's slot may have been longer than its entry; the copy's is not.
@@ -472,8 +472,8 @@ impl Shard {
 
     /// Marks every readable slot in `segment` as lost.
     fn lose_slots(&mut self, segment: &SegmentState) {
-        for database in 0..crate::INDEXES as u8 {
-            let Some(index) = self.databases[database as usize].as_deref() else { continue };
+        for namespace in self.spaces.numbers() {
+            let Some(index) = self.spaces.get(namespace) else { continue };
             let mut hit = Vec::new();
             for page in 0..index.pages() {
                 hit.extend(
@@ -486,18 +486,18 @@ impl Shard {
                 );
             }
             for slot in hit {
-                let Some(index) = self.databases[database as usize].as_deref() else { continue };
+                let Some(index) = self.spaces.get(namespace) else { continue };
                 let same = |known: &Slot| known.location.same_place(slot.location);
                 let Some(id) = index.find(slot.hash, same) else { continue };
                 stats::add(&self.counters().damaged, 1);
-                self.change_slot(database, id, |slot| {
+                self.change_slot(namespace, id, |slot| {
                     slot.location = Location(slot.location.0 | Location::LOST);
                     if segment.by_run {
                         // Its run is on record, and counts until the segment is freed.
                         slot.add_stale();
                     }
                 });
-                self.drop_if_hollow(database, id);
+                self.drop_if_hollow(namespace, id);
             }
         }
     }
@@ -586,7 +586,7 @@ impl Shard {
             let Some(freed) = self.collector.forgetting.pop() else { break };
             let ahead = self.collector.forgetting.len().checked_sub(FORGET_AHEAD);
             if let Some(next) = ahead.and_then(|at| self.collector.forgetting.get(at)) {
-                self.prefetch(next.database, next.hash);
+                self.prefetch(next.namespace, next.hash);
             }
             self.forget_freed(&freed);
             left -= 1;
@@ -598,16 +598,16 @@ impl Shard {
     }
 
     fn forget_freed(&mut self, freed: &Freed) {
-        let database = freed.database;
+        let namespace = freed.namespace;
         // A flush since the visit: the entry stopped counting then.
-        if freed.version < self.store.barrier(database) {
+        if freed.version < self.store.barrier(namespace) {
             return;
         }
         if freed.place.offset() == 0 {
-            self.forget_run_here(database, freed.hash, freed.place.segment());
+            self.forget_run_here(namespace, freed.hash, freed.place.segment());
             return;
         }
-        let Some(index) = self.databases[database as usize].as_deref_mut() else { return };
+        let Some(index) = self.spaces.get_mut(namespace) else { return };
         let dropped = |slot: &Slot| {
             slot.location.has(Location::DROPPED) && slot.location.same_place(freed.place)
         };
@@ -616,13 +616,13 @@ impl Shard {
             return;
         }
         let Some(id) = index.find_only(freed.hash) else { return };
-        self.change_slot(database, id, Slot::remove_stale);
-        self.drop_if_hollow(database, id);
+        self.change_slot(namespace, id, Slot::remove_stale);
+        self.drop_if_hollow(namespace, id);
     }
 
     /// Removes a slot that stands for nothing: its newest entry was lost and no older one is left.
-    pub(crate) fn drop_if_hollow(&mut self, database: u8, id: crate::index::SlotId) {
-        let Some(index) = self.databases[database as usize].as_deref_mut() else { return };
+    pub(crate) fn drop_if_hollow(&mut self, namespace: u32, id: crate::index::SlotId) {
+        let Some(index) = self.spaces.get_mut(namespace) else { return };
         let slot = index.slot(id);
         if slot.location.has(Location::LOST) && slot.stale == 0 {
             index.remove(id);
@@ -633,8 +633,8 @@ impl Shard {
 /// Leaves one entry of each key: where a segment's roster is gone, that is the number of runs, or
 /// fewer. Tombstones that go with the segment are found by their place, so they stay.
 fn once_for_each_key(freed: &mut Vec<Freed>) {
-    freed.sort_by_key(|freed| (freed.database, freed.hash, std::cmp::Reverse(freed.version)));
-    freed.dedup_by_key(|freed| (freed.database, freed.hash));
+    freed.sort_by_key(|freed| (freed.namespace, freed.hash, std::cmp::Reverse(freed.version)));
+    freed.dedup_by_key(|freed| (freed.namespace, freed.hash));
 }
 
 fn try_lock(peer: &Mutex<Shard>) -> Option<MutexGuard<'_, Shard>> {

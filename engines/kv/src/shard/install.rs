@@ -13,28 +13,42 @@ use crate::stats;
 
 impl Shard {
     /// Makes `appended` the newest entry of its key, whose index this shard holds.
-    pub(crate) fn install(&mut self, database: u8, hash: u64, key: &[u8], appended: &Appended) {
-        let found = self.find(database, hash, key);
-        self.install_found(database, hash, found, appended);
+    pub(crate) fn install(&mut self, namespace: u32, hash: u64, key: &[u8], appended: &Appended) {
+        let found = self.find(namespace, hash, key);
+        self.install_found(namespace, hash, found, appended);
+        if namespace >= crate::INDEXES as u32 {
+            self.note_order(namespace, key, appended.location);
+        }
+    }
+
+    /// Keeps the order of an ordered namespace: a key is in it while its newest entry is a value.
+    fn note_order(&mut self, namespace: u32, key: &[u8], location: Location) {
+        let extra = self.spaces.extra_mut(namespace);
+        let Some(ordered) = extra.and_then(|extra| extra.ordered.as_mut()) else { return };
+        if location.is_absent() {
+            ordered.remove(key);
+        } else {
+            ordered.insert(key);
+        }
     }
 
     /// As [`Shard::install`] where the slot is known.
     #[inline]
     pub(crate) fn install_found(
         &mut self,
-        database: u8,
+        namespace: u32,
         hash: u64,
         found: Option<SlotId>,
         appended: &Appended,
     ) {
-        let follows = found.is_some_and(|id| self.follows(database, id, appended));
-        self.install_at(database, hash, found, appended, !follows);
+        let follows = found.is_some_and(|id| self.follows(namespace, id, appended));
+        self.install_at(namespace, hash, found, appended, !follows);
     }
 
     /// True when the entry just appended goes on a run: the newest entry of its key lies in the
     /// same head. Takes back its record then.
-    fn follows(&mut self, database: u8, id: SlotId, appended: &Appended) -> bool {
-        let Some(index) = self.databases[database as usize].as_deref() else { return false };
+    fn follows(&mut self, namespace: u32, id: SlotId, appended: &Appended) -> bool {
+        let Some(index) = self.spaces.get(namespace) else { return false };
         let newest = index.slot(id).location;
         if !newest.is_readable() || newest.segment() != appended.location.segment() {
             return false;
@@ -55,14 +69,14 @@ impl Shard {
     /// an older one that was counted, or counts as one with it.
     pub(crate) fn install_at(
         &mut self,
-        database: u8,
+        namespace: u32,
         hash: u64,
         found: Option<SlotId>,
         appended: &Appended,
         leaves_stale: bool,
     ) {
         let second = self.use_second;
-        let index = self.databases[database as usize].get_or_insert_default();
+        let index = self.spaces.get_or_insert(namespace);
         let fresh = Slot {
             hash,
             location: appended.location,
@@ -72,7 +86,7 @@ impl Shard {
         };
         let Some(id) = found else {
             index.insert(fresh);
-            self.count(database, &fresh);
+            self.count(namespace, &fresh);
             return;
         };
         let slot = index.slot_mut(id);
@@ -89,20 +103,20 @@ impl Shard {
             self.collector.garbage_made += before.slot_bytes();
         }
         if before.location.is_plain() && after.location.is_plain() {
-            self.replace(database, &before, &after);
+            self.replace(namespace, &before, &after);
         } else {
-            self.count(database, &after);
-            self.uncount(database, &before);
+            self.count(namespace, &after);
+            self.uncount(namespace, &before);
         }
         self.note_superseding(&before, &after);
     }
 
     /// The sums, where a key without an expiry got another value without one.
     #[inline]
-    fn replace(&mut self, database: u8, before: &Slot, after: &Slot) {
+    fn replace(&mut self, namespace: u32, before: &Slot, after: &Slot) {
         let difference = after.slot_bytes().wrapping_sub(before.slot_bytes());
         if difference != 0
-            && let Some(index) = self.databases[database as usize].as_deref_mut()
+            && let Some(index) = self.spaces.get_mut(namespace)
         {
             index.live_bytes = index.live_bytes.wrapping_add(difference);
             stats::add(&self.store.counters[self.index].live_bytes, difference);
@@ -157,52 +171,65 @@ impl Shard {
     }
 
     /// Adds a slot to the sums it takes part in.
-    fn count(&mut self, database: u8, slot: &Slot) {
+    fn count(&mut self, namespace: u32, slot: &Slot) {
         self.count_place(slot);
-        let Some(index) = self.databases[database as usize].as_deref_mut() else { return };
+        let Some(index) = self.spaces.get_mut(namespace) else { return };
         let counters = &self.store.counters[self.index];
         if !slot.location.is_absent() {
             index.live += 1;
             index.live_bytes += slot.slot_bytes();
             let databases = &self.store.database_counters[self.index];
             stats::add(&counters.keys, 1);
-            stats::add(&databases.keys[database as usize], 1);
+            if let Some(count) = databases.keys.get(namespace as usize) {
+                stats::add(count, 1);
+            }
             stats::add(&counters.live_bytes, slot.slot_bytes());
             if slot.location.has(Location::EXPIRES) {
                 index.expiring += 1;
                 stats::add(&counters.expiring_keys, 1);
-                stats::add(&databases.expiring[database as usize], 1);
+                if let Some(count) = databases.expiring.get(namespace as usize) {
+                    stats::add(count, 1);
+                }
             }
         }
     }
 
     /// Takes a slot out of the sums; the opposite of [`Shard::count`].
-    fn uncount(&mut self, database: u8, slot: &Slot) {
+    fn uncount(&mut self, namespace: u32, slot: &Slot) {
         self.uncount_place(slot);
-        let Some(index) = self.databases[database as usize].as_deref_mut() else { return };
+        let Some(index) = self.spaces.get_mut(namespace) else { return };
         let counters = &self.store.counters[self.index];
         if !slot.location.is_absent() {
             index.live -= 1;
             index.live_bytes -= slot.slot_bytes();
             let databases = &self.store.database_counters[self.index];
             stats::add(&counters.keys, 1_u64.wrapping_neg());
-            stats::add(&databases.keys[database as usize], 1_u64.wrapping_neg());
+            if let Some(count) = databases.keys.get(namespace as usize) {
+                stats::add(count, 1_u64.wrapping_neg());
+            }
             stats::add(&counters.live_bytes, slot.slot_bytes().wrapping_neg());
             if slot.location.has(Location::EXPIRES) {
                 index.expiring -= 1;
                 stats::add(&counters.expiring_keys, 1_u64.wrapping_neg());
-                stats::add(&databases.expiring[database as usize], 1_u64.wrapping_neg());
+                if let Some(count) = databases.expiring.get(namespace as usize) {
+                    stats::add(count, 1_u64.wrapping_neg());
+                }
             }
         }
     }
 
     /// Changes a slot and keeps the sums right.
-    pub(crate) fn change_slot(&mut self, database: u8, id: SlotId, change: impl FnOnce(&mut Slot)) {
-        let Some(index) = self.databases[database as usize].as_deref_mut() else { return };
+    pub(crate) fn change_slot(
+        &mut self,
+        namespace: u32,
+        id: SlotId,
+        change: impl FnOnce(&mut Slot),
+    ) {
+        let Some(index) = self.spaces.get_mut(namespace) else { return };
         let before = *index.slot(id);
         change(index.slot_mut(id));
         let after = *index.slot(id);
-        self.count(database, &after);
-        self.uncount(database, &before);
+        self.count(namespace, &after);
+        self.uncount(namespace, &before);
     }
 }

@@ -44,7 +44,7 @@ pub(crate) enum Stream {
 pub(crate) struct Draft<'a> {
     pub version: Version,
     pub hash: u64,
-    pub database: u8,
+    pub namespace: u32,
     pub kind: u8,
     pub flags: u8,
     pub expires_at_ms: u64,
@@ -177,7 +177,7 @@ impl Shard {
             flags: draft.flags | more,
             value_length: value_length as u32,
             expires_at_ms: draft.expires_at_ms,
-            database: draft.database,
+            namespace: draft.namespace,
             ..Header::default()
         };
         let mut raw = header.encode();
@@ -205,7 +205,7 @@ impl Shard {
         }
         let records = head.roster.as_ref().map_or(0, Roster::len);
         if let Some(roster) = &mut head.roster {
-            roster.push(draft.database, draft.hash);
+            roster.push(draft.namespace, draft.hash);
         }
         head.tail += slot_bytes;
         head.count += 1;
@@ -223,20 +223,25 @@ impl Shard {
         Ok(Appended { version: draft.version, location, slot_bytes })
     }
 
-    /// Makes sure that entries of `bytes` in all can be stored in a row, at once: what is refused
-    /// is refused before the first of them.
+    /// Makes sure that entries of `puts` bytes and tombstones of `deletions` bytes can be stored in a
+    /// row, at once: what is refused is refused before the first of them. The memory limit does not
+    /// concern tombstones, and they alone may use the room kept for them.
     ///
     /// Errors: [`KvError::BatchTooLarge`], [`KvError::MemoryLimit`], [`KvError::PoolFull`], the
     /// pool's.
-    pub(crate) fn reserve(&mut self, bytes: u64) -> Result<(), KvError> {
+    pub(crate) fn reserve(&mut self, puts: u64, deletions: u64) -> Result<(), KvError> {
         self.check_writable()?;
+        let bytes = puts + deletions;
         let limit = u64::from(self.store.pool.segment_bytes() - entry::FIRST_ENTRY);
         if bytes > limit {
             return Err(KvError::BatchTooLarge { length: bytes, limit });
         }
-        self.fit_memory(bytes)?;
-        self.make_head(Stream::Data, bytes as u32, Need::Data)?;
-        self.reserved = bytes;
+        let need = if puts == 0 { Need::Tombstone } else { Need::Data };
+        if puts > 0 {
+            self.fit_memory(puts)?;
+        }
+        self.make_head(Stream::Data, bytes as u32, need)?;
+        self.reserved = puts;
         Ok(())
     }
 

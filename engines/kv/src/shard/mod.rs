@@ -18,12 +18,13 @@ use std::sync::Arc;
 use beeline_pmem::Persister;
 
 use crate::entry::{self, EXPIRES, HEADER_BYTES, Header, KEY_LIMIT, TOMBSTONE};
-use crate::index::{Index, Location, Slot, SlotId};
+use crate::index::{Location, Slot, SlotId};
 use crate::random::Xorshift;
 use crate::segments::{SegmentCache, SegmentState};
+use crate::spaces::Spaces;
 use crate::stats::{self, ShardCounters, ShardStats};
 use crate::store::Store;
-use crate::{DATABASES, INDEXES, KvError, SYSTEM_DATABASE, Version};
+use crate::{DATABASES, KvError, SYSTEM_NAMESPACE, Version};
 
 use batch::Batch;
 use collect::Collector;
@@ -74,7 +75,7 @@ pub struct Maintenance {
 pub struct Shard {
     pub(crate) index: usize,
     pub(crate) store: Arc<Store>,
-    pub(crate) databases: [Option<Box<Index>>; INDEXES],
+    pub(crate) spaces: Spaces,
     pub(crate) cache: SegmentCache,
     pub(crate) log: Log,
     pub(crate) persister: Persister,
@@ -101,7 +102,7 @@ impl Shard {
         let persister = store.pool.persister();
         Self {
             index,
-            databases: std::array::from_fn(|_| None),
+            spaces: Spaces::default(),
             cache: SegmentCache::default(),
             log: Log::default(),
             persister,
@@ -143,9 +144,18 @@ impl Shard {
         self.counters().read()
     }
 
-    fn check_database(database: u8) -> Result<(), KvError> {
+    pub(crate) fn check_database(database: u8) -> Result<(), KvError> {
         let (database, limit) = (u16::from(database), DATABASES);
         if database < limit { Ok(()) } else { Err(KvError::Database { database, limit }) }
+    }
+
+    /// Fails for a namespace that clients cannot use or nobody created.
+    #[inline]
+    pub(crate) fn check_namespace(&self, namespace: u32) -> Result<(), KvError> {
+        if namespace < u32::from(DATABASES) || self.spaces.extra(namespace).is_some() {
+            return Ok(());
+        }
+        Err(crate::space::unknown(namespace))
     }
 
     pub(crate) fn check_writable(&self) -> Result<(), KvError> {
@@ -154,8 +164,8 @@ impl Shard {
 
     /// The slot of a key, tombstones included.
     #[inline]
-    pub(crate) fn find(&mut self, database: u8, hash: u64, key: &[u8]) -> Option<SlotId> {
-        let index = self.databases[database as usize].as_deref()?;
+    pub(crate) fn find(&mut self, namespace: u32, hash: u64, key: &[u8]) -> Option<SlotId> {
+        let index = self.spaces.get(namespace)?;
         let (cache, table) = (&mut self.cache, &self.store.table);
         index.find(hash, |slot| {
             // A slot without readable bytes answers for its hash.
@@ -166,8 +176,8 @@ impl Shard {
 
     /// Asks the processor for the index line of a key that is about to be used.
     #[inline]
-    pub(crate) fn prefetch(&self, database: u8, hash: u64) {
-        if let Some(Some(index)) = self.databases.get(usize::from(database)) {
+    pub(crate) fn prefetch(&self, namespace: u32, hash: u64) {
+        if let Some(index) = self.spaces.get(namespace) {
             index.prefetch(hash);
         }
     }
@@ -192,7 +202,7 @@ impl Shard {
         key: &[u8],
     ) -> Result<Option<EntryRef>, KvError> {
         Self::check_database(database)?;
-        Ok(self.lookup_hashed(database, hash, key))
+        Ok(self.lookup_hashed(u32::from(database), hash, key))
     }
 
     /// Version of the latest deletion that may have hit an absent key, as far as it is still known:
@@ -201,10 +211,11 @@ impl Shard {
     /// Errors: [`KvError::Database`].
     pub fn deletion(&mut self, database: u8, key: &[u8]) -> Result<Version, KvError> {
         Self::check_database(database)?;
-        let flushed = self.store.barrier(database);
+        let namespace = u32::from(database);
+        let flushed = self.store.barrier(namespace);
         let hash = self.store.place_key(database, key);
-        let Some(id) = self.find(database, hash, key) else { return Ok(flushed) };
-        let Some(index) = self.databases[database as usize].as_deref() else { return Ok(flushed) };
+        let Some(id) = self.find(namespace, hash, key) else { return Ok(flushed) };
+        let Some(index) = self.spaces.get(namespace) else { return Ok(flushed) };
         let location = index.slot(id).location;
         if !location.is_absent() || !location.is_readable() {
             return Ok(flushed);
@@ -215,20 +226,20 @@ impl Shard {
 
     pub(crate) fn lookup_hashed(
         &mut self,
-        database: u8,
+        namespace: u32,
         hash: u64,
         key: &[u8],
     ) -> Option<EntryRef> {
-        let found = self.find(database, hash, key);
+        let found = self.find(namespace, hash, key);
         let entry = found.and_then(|id| {
-            self.mark_used(database, id);
-            self.live_entry(database, id)
+            self.mark_used(namespace, id);
+            self.live_entry(namespace, id)
         });
         let counters = self.counters();
         stats::add(if entry.is_some() { &counters.hits } else { &counters.misses }, 1);
         let entry = entry?;
         if entry.expires_at_ms != 0 && entry.expires_at_ms <= self.store.clock.unix_ms() {
-            self.expire(database, hash, key, entry.expires_at_ms);
+            self.expire(namespace, hash, key, entry.expires_at_ms);
             return None;
         }
         Some(entry)
@@ -238,24 +249,20 @@ impl Shard {
     ///
     /// Errors: as [`Shard::lookup`].
     pub fn peek(&mut self, database: u8, key: &[u8]) -> Result<Option<EntryRef>, KvError> {
-        Ok(self.peek_slot(database, key)?.map(|(_, entry)| entry))
+        Self::check_database(database)?;
+        Ok(self.peek_slot(u32::from(database), key).map(|(_, entry)| entry))
     }
 
-    fn peek_slot(
-        &mut self,
-        database: u8,
-        key: &[u8],
-    ) -> Result<Option<(SlotId, EntryRef)>, KvError> {
-        Self::check_database(database)?;
-        let hash = self.store.place_key(database, key);
-        let Some(id) = self.find(database, hash, key) else { return Ok(None) };
-        let Some(entry) = self.live_entry(database, id) else { return Ok(None) };
+    pub(crate) fn peek_slot(&mut self, namespace: u32, key: &[u8]) -> Option<(SlotId, EntryRef)> {
+        let hash = self.store.place(namespace, key);
+        let id = self.find(namespace, hash, key)?;
+        let entry = self.live_entry(namespace, id)?;
         let expired = entry.expires_at_ms != 0 && entry.expires_at_ms <= self.store.clock.unix_ms();
         if expired {
-            self.expire(database, hash, key, entry.expires_at_ms);
-            return Ok(None);
+            self.expire(namespace, hash, key, entry.expires_at_ms);
+            return None;
         }
-        Ok(Some((id, entry)))
+        Some((id, entry))
     }
 
     /// Whole seconds since a key was last used, modulo 65,536 (18 hours and 12 minutes): the index
@@ -263,23 +270,25 @@ impl Shard {
     ///
     /// Errors: as [`Shard::lookup`].
     pub fn idle_seconds(&mut self, database: u8, key: &[u8]) -> Result<Option<u16>, KvError> {
-        let Some((id, _)) = self.peek_slot(database, key)? else { return Ok(None) };
-        let Some(index) = self.databases[database as usize].as_deref() else { return Ok(None) };
+        Self::check_database(database)?;
+        let namespace = u32::from(database);
+        let Some((id, _)) = self.peek_slot(namespace, key) else { return Ok(None) };
+        let Some(index) = self.spaces.get(namespace) else { return Ok(None) };
         let now = second_of(self.store.clock.monotonic_ns());
         Ok(Some(now.wrapping_sub(index.slot(id).last_use)))
     }
 
     #[inline]
-    fn mark_used(&mut self, database: u8, id: SlotId) {
+    fn mark_used(&mut self, namespace: u32, id: SlotId) {
         let second = self.use_second;
-        if let Some(index) = self.databases[database as usize].as_deref_mut() {
+        if let Some(index) = self.spaces.get_mut(namespace) {
             index.slot_mut(id).last_use = second;
         }
     }
 
     /// The entry in a slot, unless it is absent; does not look at expiry.
-    fn live_entry(&mut self, database: u8, id: SlotId) -> Option<EntryRef> {
-        let index = self.databases[database as usize].as_deref()?;
+    pub(crate) fn live_entry(&mut self, namespace: u32, id: SlotId) -> Option<EntryRef> {
+        let index = self.spaces.get(namespace)?;
         let slot = *index.slot(id);
         if slot.location.is_absent() {
             return None;
@@ -366,27 +375,28 @@ impl Shard {
         value: &[&[u8]],
         options: PutOptions,
     ) -> Result<Version, KvError> {
+        Self::check_database(database)?;
         let hash = self.store.place_key(database, key);
-        self.put_hashed(database, hash, key, value, options)
+        self.put_hashed(u32::from(database), hash, key, value, options)
     }
 
     /// As [`Shard::put`] where the hash is known.
     pub(crate) fn put_hashed(
         &mut self,
-        database: u8,
+        namespace: u32,
         hash: u64,
         key: &[u8],
         value: &[&[u8]],
         options: PutOptions,
     ) -> Result<Version, KvError> {
         // The old entry's lines arrive while the new one is being written.
-        self.prefetch(database, hash);
+        self.prefetch(namespace, hash);
         let length = value.iter().map(|part| part.len()).sum();
-        self.admit_own(database, key, length)?;
-        self.prefetch_entry(database, hash);
-        let appended = self.append_put(database, hash, key, value, options)?;
+        self.admit_own(namespace, key, length)?;
+        self.prefetch_entry(namespace, hash);
+        let appended = self.append_put(namespace, hash, key, value, options)?;
         self.install_moves();
-        self.install(database, hash, key, &appended);
+        self.install(namespace, hash, key, &appended);
         Ok(appended.version)
     }
 
@@ -394,12 +404,12 @@ impl Shard {
     /// that takes the entry.
     pub(crate) fn admit(
         &mut self,
-        database: u8,
+        namespace: u32,
         key: &[u8],
         value_length: usize,
         reserved: &mut u64,
     ) -> Result<(), KvError> {
-        Self::check_database(database)?;
+        self.check_namespace(namespace)?;
         if key.len() > KEY_LIMIT {
             return Err(KvError::KeyTooLong { length: key.len(), limit: KEY_LIMIT });
         }
@@ -419,12 +429,12 @@ impl Shard {
     /// As [`Shard::admit`], where the entry goes to this shard's log.
     pub(crate) fn admit_own(
         &mut self,
-        database: u8,
+        namespace: u32,
         key: &[u8],
         value_length: usize,
     ) -> Result<(), KvError> {
         let mut room = self.take_reserved();
-        let admitted = self.admit(database, key, value_length, &mut room);
+        let admitted = self.admit(namespace, key, value_length, &mut room);
         self.put_back_reserved(room);
         admitted
     }
@@ -439,14 +449,14 @@ impl Shard {
 
     pub(crate) fn append_put(
         &mut self,
-        database: u8,
+        namespace: u32,
         hash: u64,
         key: &[u8],
         value: &[&[u8]],
         options: PutOptions,
     ) -> Result<Appended, KvError> {
         let flags = if options.expires_at_ms == 0 { 0 } else { EXPIRES };
-        if self.batch.is_some() && database != SYSTEM_DATABASE {
+        if self.batch.is_some() && namespace != SYSTEM_NAMESPACE {
             let length = value.iter().map(|part| part.len()).sum();
             self.admit_to_batch(entry::slot_bytes_for(key.len(), length))?;
         }
@@ -455,7 +465,7 @@ impl Shard {
         let draft = Draft {
             version,
             hash,
-            database,
+            namespace,
             kind: options.kind,
             flags,
             expires_at_ms: options.expires_at_ms,
@@ -467,15 +477,15 @@ impl Shard {
 
     pub(crate) fn append_tombstone(
         &mut self,
-        database: u8,
+        namespace: u32,
         key: &[u8],
     ) -> Result<Appended, KvError> {
         self.check_writable()?;
         let version = self.store.next_version()?;
         let draft = Draft {
             version,
-            hash: self.store.place_key(database, key),
-            database,
+            hash: self.store.place(namespace, key),
+            namespace,
             kind: 0,
             flags: TOMBSTONE,
             expires_at_ms: 0,
@@ -490,14 +500,20 @@ impl Shard {
     /// Errors: [`KvError::Database`], [`KvError::PoolFull`] when not even the reserve has room,
     /// the pool's.
     pub fn delete(&mut self, database: u8, key: &[u8]) -> Result<bool, KvError> {
-        let existed = self.lookup(database, key)?.is_some();
-        let hash = self.store.place_key(database, key);
-        if !existed && !self.may_come_back(database, hash, key, self.in_batch()) {
+        Self::check_database(database)?;
+        self.delete_in(u32::from(database), key)
+    }
+
+    /// As [`Shard::delete`], in any namespace.
+    pub(crate) fn delete_in(&mut self, namespace: u32, key: &[u8]) -> Result<bool, KvError> {
+        let hash = self.store.place(namespace, key);
+        let existed = self.lookup_hashed(namespace, hash, key).is_some();
+        if !existed && !self.may_come_back(namespace, hash, key, self.in_batch()) {
             return Ok(false);
         }
-        let appended = self.append_tombstone(database, key)?;
+        let appended = self.append_tombstone(namespace, key)?;
         self.install_moves();
-        self.install(database, hash, key, &appended);
+        self.install(namespace, hash, key, &appended);
         Ok(existed)
     }
 
@@ -507,13 +523,13 @@ impl Shard {
     /// a batch, which must not rest on a tombstone that is not persisted yet.
     pub(crate) fn may_come_back(
         &mut self,
-        database: u8,
+        namespace: u32,
         hash: u64,
         key: &[u8],
         in_batch: bool,
     ) -> bool {
-        let Some(id) = self.find(database, hash, key) else { return false };
-        let index = self.databases[database as usize].as_deref();
+        let Some(id) = self.find(namespace, hash, key) else { return false };
+        let index = self.spaces.get(namespace);
         let location = index.map(|index| index.slot(id).location);
         location.is_some_and(|location| {
             in_batch || !location.is_absent() || location.has(Location::LOST)
@@ -526,15 +542,15 @@ impl Shard {
     }
 
     /// Deletes a key whose time has come.
-    fn expire(&mut self, database: u8, hash: u64, key: &[u8], expires_at_ms: u64) {
+    fn expire(&mut self, namespace: u32, hash: u64, key: &[u8], expires_at_ms: u64) {
         if expires_at_ms > self.store.deletes_until_ms() {
             return;
         }
         // Where not even a tombstone fits, the key stays and is reported absent as long as its
         // time is past; the next lookup tries again.
-        if let Ok(appended) = self.append_tombstone(database, key) {
+        if let Ok(appended) = self.append_tombstone(namespace, key) {
             self.install_moves();
-            self.install(database, hash, key, &appended);
+            self.install(namespace, hash, key, &appended);
             stats::add(&self.counters().expired, 1);
         }
     }
@@ -562,8 +578,12 @@ impl Shard {
     /// Live keys of a database in this shard; keys past their time count until they are met.
     #[must_use]
     pub fn len(&self, database: u8) -> u64 {
-        let index = self.databases.get(database as usize).and_then(Option::as_deref);
-        index.map_or(0, |index| index.live)
+        self.len_in(u32::from(database))
+    }
+
+    /// As [`Shard::len`], of any namespace.
+    pub(crate) fn len_in(&self, namespace: u32) -> u64 {
+        self.spaces.get(namespace).map_or(0, |index| index.live)
     }
 
     /// True when the database has no key in this shard.
@@ -585,7 +605,7 @@ impl Shard {
         mut visit: impl FnMut(&[u8], u8),
     ) -> Result<Option<u64>, KvError> {
         Self::check_database(database)?;
-        let Some(index) = self.databases[database as usize].as_deref() else { return Ok(None) };
+        let Some(index) = self.spaces.get(u32::from(database)) else { return Ok(None) };
         let mut slots = Vec::with_capacity(count.min(4096) + 16);
         let next = index.collect(position, count.max(1), &mut slots);
         let now = self.store.clock.unix_ms();
@@ -608,7 +628,7 @@ impl Shard {
         Self::check_database(database)?;
         for _ in 0..8 {
             let random = self.random.next();
-            let Some(index) = self.databases[database as usize].as_deref() else { break };
+            let Some(index) = self.spaces.get(u32::from(database)) else { break };
             if index.live == 0 {
                 break;
             }
@@ -621,22 +641,22 @@ impl Shard {
                 return Ok(true);
             }
             let key = std::mem::take(out);
-            self.expire(database, slot.hash, &key, header.expires_at_ms);
+            self.expire(u32::from(database), slot.hash, &key, header.expires_at_ms);
         }
         Ok(false)
     }
 
     /// The records of a database, other shards' keys among them, count nowhere any more.
-    fn forget_records(&mut self, database: u8) {
-        self.recycler.forget_database(database);
+    fn forget_records(&mut self, namespace: u32) {
+        self.recycler.forget_namespace(namespace);
         let heads = self.log.heads.iter_mut().flatten().filter_map(|head| head.roster.as_mut());
-        heads.for_each(|roster| roster.forget(database));
+        heads.for_each(|roster| roster.forget(namespace));
     }
 
     /// Forgets every key of a database; the store's barrier makes it last.
-    pub(crate) fn forget(&mut self, database: u8) {
-        self.forget_records(database);
-        let Some(index) = self.databases[database as usize].take() else { return };
+    pub(crate) fn forget(&mut self, namespace: u32) {
+        self.forget_records(namespace);
+        let Some(index) = self.spaces.take(namespace) else { return };
         self.collector.garbage_made += index.live_bytes;
         for page in 0..index.pages() {
             for slot in index.page(page).filter(|slot| slot.location.is_readable()) {
@@ -654,8 +674,10 @@ impl Shard {
         stats::add(&counters.live_bytes, index.live_bytes.wrapping_neg());
         stats::add(&counters.expiring_keys, index.expiring.wrapping_neg());
         let databases = &self.store.database_counters[self.index];
-        stats::set(&databases.keys[database as usize], 0);
-        stats::set(&databases.expiring[database as usize], 0);
+        if let Some(keys) = databases.keys.get(namespace as usize) {
+            stats::set(keys, 0);
+            stats::set(&databases.expiring[namespace as usize], 0);
+        }
     }
 
     /// Sets the coarse clock of use, for those who have just looked at the monotonic one.
@@ -667,11 +689,8 @@ impl Shard {
     /// Refreshes the coarse clock and the gauges that are not kept up to date by every call.
     pub fn tick(&mut self) {
         self.note_time(self.store.clock.monotonic_ns());
-        let indexes = || self.databases.iter().flatten();
-        let (slots, bytes) = (
-            indexes().map(|index| index.slots()).sum(),
-            indexes().map(|index| index.memory_bytes()).sum(),
-        );
+        let slots = self.spaces.all().map(|index| index.slots()).sum();
+        let bytes = self.spaces.memory_bytes();
         let counters = self.counters();
         stats::set(&counters.index_slots, slots);
         stats::set(&counters.index_bytes, bytes);
@@ -738,7 +757,7 @@ fn holds_long_key(state: &SegmentState, offset: u32, key: &[u8]) -> bool {
 }
 
 /// Copies the key of `slot` into `key`; never more than the slot holds.
-fn read_key(state: &SegmentState, slot: &Slot, key: &mut Vec<u8>) -> Header {
+pub(crate) fn read_key(state: &SegmentState, slot: &Slot, key: &mut Vec<u8>) -> Header {
     let header = read_header(state, slot.location.offset());
     let room = slot.slot_bytes() as usize - HEADER_BYTES as usize;
     key.clear();

@@ -44,14 +44,14 @@ const RECORDS: usize = 1 << 20;
 pub(crate) struct Roster {
     hashes: Vec<u64>,
     /// Database of the records from an index on.
-    spans: Vec<(u32, u8)>,
+    spans: Vec<(u32, u32)>,
 }
 
 impl Roster {
     #[inline]
-    pub fn push(&mut self, database: u8, hash: u64) {
-        if self.spans.last().is_none_or(|span| span.1 != database) {
-            self.spans.push((self.hashes.len() as u32, database));
+    pub fn push(&mut self, namespace: u32, hash: u64) {
+        if self.spans.last().is_none_or(|span| span.1 != namespace) {
+            self.spans.push((self.hashes.len() as u32, namespace));
         }
         self.hashes.push(hash);
     }
@@ -62,17 +62,17 @@ impl Roster {
 
     /// Takes the last record.
     #[inline]
-    pub fn pop(&mut self) -> Option<(u8, u64)> {
+    pub fn pop(&mut self) -> Option<(u32, u64)> {
         let hash = self.hashes.pop()?;
-        let (start, database) = *self.spans.last()?;
+        let (start, namespace) = *self.spans.last()?;
         if self.hashes.len() as u32 <= start {
             self.spans.pop();
         }
-        Some((database, hash))
+        Some((namespace, hash))
     }
 
     /// The record `ahead` before the last one.
-    fn peek(&self, ahead: usize) -> Option<(u8, u64)> {
+    fn peek(&self, ahead: usize) -> Option<(u32, u64)> {
         let at = self.hashes.len().checked_sub(ahead + 1)?;
         Some((self.spans.last()?.1, self.hashes[at]))
     }
@@ -83,16 +83,16 @@ impl Roster {
         }
     }
 
-    /// Forgets the records of one database: its index was emptied.
-    pub fn forget(&mut self, database: u8) {
-        if self.spans.iter().all(|span| span.1 != database) {
+    /// Forgets the records of one namespace: its index was emptied.
+    pub fn forget(&mut self, namespace: u32) {
+        if self.spans.iter().all(|span| span.1 != namespace) {
             return;
         }
         let mut kept = Self::default();
         let mut rest = std::mem::take(self);
         let mut records: Vec<_> = std::iter::from_fn(|| rest.pop()).collect();
         records.reverse();
-        for (other, hash) in records.into_iter().filter(|record| record.0 != database) {
+        for (other, hash) in records.into_iter().filter(|record| record.0 != namespace) {
             kept.push(other, hash);
         }
         *self = kept;
@@ -180,12 +180,12 @@ impl Recycler {
         }
     }
 
-    /// The index of a database was emptied: what was recorded of it counts nowhere any more.
-    pub fn forget_database(&mut self, database: u8) {
+    /// The index of a namespace was emptied: what was recorded of it counts nowhere any more.
+    pub fn forget_namespace(&mut self, namespace: u32) {
         let young = self.young.iter_mut().map(|young| &mut young.roster);
         let renewing = self.renewing.iter_mut().map(|renewing| &mut renewing.leaving);
         let leaving = renewing.chain(&mut self.forgetting).map(|leaving| &mut leaving.roster);
-        young.chain(leaving).for_each(|roster| roster.forget(database));
+        young.chain(leaving).for_each(|roster| roster.forget(namespace));
     }
 }
 
@@ -349,11 +349,11 @@ impl Shard {
         while left > 0 {
             let Some(mut leaving) = self.recycler.forgetting.pop() else { return };
             while left > 0 {
-                if let Some((database, hash)) = leaving.roster.peek(AHEAD) {
-                    self.prefetch(database, hash);
+                if let Some((namespace, hash)) = leaving.roster.peek(AHEAD) {
+                    self.prefetch(namespace, hash);
                 }
-                let Some((database, hash)) = leaving.roster.pop() else { break };
-                self.forget_run(database, hash, leaving.segment);
+                let Some((namespace, hash)) = leaving.roster.pop() else { break };
+                self.forget_run(namespace, hash, leaving.segment);
                 left -= 1;
             }
             self.recycler.leave(leaving);
@@ -361,23 +361,23 @@ impl Shard {
     }
 
     /// A run of entries of this key left the media with `segment`.
-    fn forget_run(&mut self, database: u8, hash: u64, segment: u32) {
+    fn forget_run(&mut self, namespace: u32, hash: u64, segment: u32) {
         let shard = self.store.owner_of(hash);
         if shard == self.index {
-            self.forget_run_here(database, hash, segment);
+            self.forget_run_here(namespace, hash, segment);
             return;
         }
         // A flush from now on has a larger barrier, and makes it void.
         let version: Version = self.store.newest_version();
         let place = Location::new(segment, 0, 0);
         let inbox = &self.store.inboxes[shard];
-        let freed = Freed { database, hash, version, place };
+        let freed = Freed { namespace, hash, version, place };
         inbox.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(freed);
     }
 
     /// As [`Shard::forget_run`], in the shard whose key it is.
-    pub(crate) fn forget_run_here(&mut self, database: u8, hash: u64, segment: u32) {
-        let Some(index) = self.databases[database as usize].as_deref_mut() else { return };
+    pub(crate) fn forget_run_here(&mut self, namespace: u32, hash: u64, segment: u32) {
+        let Some(index) = self.spaces.get_mut(namespace) else { return };
         let Some(id) = index.find_only(hash) else {
             // Keys with one hash: the one whose tombstone went with the segment can be told.
             let dropped = |slot: &Slot| {
@@ -393,8 +393,8 @@ impl Shard {
             index.remove(id);
             return;
         }
-        self.change_slot(database, id, Slot::remove_stale);
-        self.drop_if_hollow(database, id);
+        self.change_slot(namespace, id, Slot::remove_stale);
+        self.drop_if_hollow(namespace, id);
     }
 }
 
@@ -405,9 +405,9 @@ mod tests {
     #[test]
     fn a_roster_gives_back_what_it_was_given_without_the_databases_that_were_emptied() {
         let mut roster = Roster::default();
-        let records: Vec<_> = (0..300_u64).map(|at| ((at / 7 % 3) as u8, at)).collect();
-        for (database, hash) in &records {
-            roster.push(*database, *hash);
+        let records: Vec<_> = (0..300_u64).map(|at| ((at / 7 % 3) as u32, at)).collect();
+        for (namespace, hash) in &records {
+            roster.push(*namespace, *hash);
         }
         roster.push(9, 1);
         roster.truncate(records.len());

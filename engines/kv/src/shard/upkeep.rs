@@ -27,8 +27,9 @@ const TRIES: usize = 4096;
 pub(crate) struct Expiry {
     /// No key expires before this, as far as known.
     due_ms: u64,
-    /// Database and page of a sweep under way.
-    at: Option<(u8, usize)>,
+    /// Namespace, by its place among them ([`crate::spaces::Spaces::nth`]), and page of a sweep
+    /// under way.
+    at: Option<(usize, usize)>,
     /// Earliest expiry the sweep met so far.
     met_ms: u64,
 }
@@ -100,7 +101,7 @@ impl Shard {
     }
 
     fn expires_anything(&self) -> bool {
-        self.databases.iter().flatten().any(|index| index.expiring > 0)
+        self.spaces.all().any(|index| index.expiring > 0)
     }
 
     /// Looks at a few pages for keys whose time is past; true when some were deleted.
@@ -110,7 +111,7 @@ impl Shard {
             return Ok(false);
         }
         let now = self.store.deletes_until_ms();
-        let (mut database, mut page) = match self.expiry.at {
+        let (mut space, mut page) = match self.expiry.at {
             Some(at) => at,
             None if self.expiry.due_ms <= now => {
                 self.expiry.met_ms = u64::MAX;
@@ -120,8 +121,9 @@ impl Shard {
         };
         let mut past: Vec<Slot> = Vec::new();
         for _ in 0..PAGES {
-            match self.databases[database as usize].as_deref() {
-                Some(index) if index.expiring > 0 && page < index.pages() => {
+            match self.spaces.nth(space) {
+                None => break,
+                Some((_, Some(index))) if index.expiring > 0 && page < index.pages() => {
                     for slot in index.page(page) {
                         if !slot.location.has(Location::EXPIRES) || slot.location.is_absent() {
                             continue;
@@ -136,19 +138,14 @@ impl Shard {
                     }
                     page += 1;
                 }
-                _ => {
-                    (database, page) = (database + 1, 0);
-                    if u16::from(database) == crate::DATABASES {
-                        break;
-                    }
-                }
+                _ => (space, page) = (space + 1, 0),
             }
         }
-        if u16::from(database) == crate::DATABASES {
+        if self.spaces.nth(space).is_none() {
             self.expiry.due_ms = self.expiry.met_ms;
             self.expiry.at = None;
         } else {
-            self.expiry.at = Some((database, page));
+            self.expiry.at = Some((space, page));
         }
         let found = !past.is_empty();
         let mut key = Vec::new();
@@ -173,26 +170,25 @@ impl Shard {
     ) -> Result<Deleted, KvError> {
         // The copy may be outdated: a tombstone written before this one can have moved things.
         let here = |known: &Slot| known.location == slot.location;
-        let known =
-            self.databases.iter().flatten().any(|index| index.find(slot.hash, here).is_some());
+        let known = self.spaces.all().any(|index| index.find(slot.hash, here).is_some());
         if !known {
             return Ok(Deleted::NotHere);
         }
         let state = self.cache.get(&self.store.table, slot.location.segment());
         let header = read_key(state, slot, key);
-        let database = header.database;
-        if usize::from(database) >= crate::INDEXES {
+        let namespace = header.namespace;
+        if self.spaces.get(namespace).is_none() {
             return Ok(Deleted::Never);
         }
-        let hash = self.store.place_key(database, key);
+        let hash = self.store.place(namespace, key);
         if hash != slot.hash {
             // A client scribbled over its own entry.
             stats::add(&self.counters().damaged, 1);
             return Ok(Deleted::Never);
         }
-        let appended = self.append_tombstone(database, key)?;
+        let appended = self.append_tombstone(namespace, key)?;
         self.install_moves();
-        self.install(database, hash, key, &appended);
+        self.install(namespace, hash, key, &appended);
         let counters = self.counters();
         match why {
             Deletion::Expired => stats::add(&counters.expired, 1),
@@ -244,7 +240,7 @@ impl Shard {
             let start = self.random.next();
             for turn in 0..clients {
                 let database = (start as usize + turn) % clients;
-                let Some(index) = self.databases[database].as_deref() else { continue };
+                let Some(index) = self.spaces.get(database as u32) else { continue };
                 let any = if policy.only_expiring() { index.expiring } else { index.live };
                 if any == 0 {
                     continue;

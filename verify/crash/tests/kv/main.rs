@@ -8,4 +8,5 @@
 
 mod bugs;
 mod histories;
+mod namespaces;
 mod world;

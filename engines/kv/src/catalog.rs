@@ -1,0 +1,331 @@
+//! Which namespaces there are: kept as entries of the system's namespace, one for each.
+//!
+//! ```text
+//! key "namespace:" number u32 (big-endian) → format u8 = 1 | flags u8 (1 by row, 2 ordered) | 6 zeros
+//!                                            time to live u64, ms | since u64
+//! ```
+//!
+//! `since` is the version at which the namespace was created or cleared last: entries of it below
+//! are dead, and so are all entries of a namespace that is not in the catalog. So a number can be
+//! used again: what an earlier namespace left on media has smaller versions.
+//!
+//! The catalog may lie in any segment. Recovery holds the entries of services' namespaces back until
+//! every segment was walked, 40 bytes each.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use crate::fault::{self, KnownBug};
+use crate::index::Slot;
+use crate::ordered::Ordered;
+use crate::shard::{Shard, read_header, read_key};
+use crate::space::{FIRST_NAMESPACE, IN_ROWS, NamespaceOptions};
+use crate::store::Store;
+use crate::{INDEXES, Keyspace, KvError, SYSTEM_NAMESPACE, Version};
+
+const PREFIX: &[u8] = b"namespace:";
+const FORMAT: u8 = 1;
+const BY_ROW: u8 = 1;
+const ORDERED: u8 = 2;
+const RECORD_BYTES: usize = 24;
+
+/// What the store knows of one namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Known {
+    /// As entries have it: with [`IN_ROWS`].
+    pub tagged: u32,
+    pub options: NamespaceOptions,
+    pub since: Version,
+}
+
+/// Namespaces of services, by the number that services know.
+#[derive(Debug, Default)]
+pub(crate) struct Catalog {
+    known: RwLock<BTreeMap<u32, Known>>,
+}
+
+impl Catalog {
+    pub fn get(&self, number: u32) -> Option<Known> {
+        self.known.read().unwrap_or_else(PoisonError::into_inner).get(&number).copied()
+    }
+
+    pub fn all(&self) -> Vec<(u32, Known)> {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        known.iter().map(|(number, known)| (*number, *known)).collect()
+    }
+
+    /// Entries of a namespace, as entries name it, below this version are dead.
+    pub fn since(&self, tagged: u32) -> Version {
+        match self.get(tagged & !IN_ROWS) {
+            Some(known) if known.tagged == tagged => known.since,
+            _ => Version::MAX,
+        }
+    }
+
+    pub fn clear(&self) {
+        self.known.write().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    fn set(&self, number: u32, known: Option<Known>) {
+        let mut all = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        match known {
+            Some(known) => all.insert(number, known),
+            None => all.remove(&number),
+        };
+    }
+}
+
+fn record_key(number: u32) -> Vec<u8> {
+    [PREFIX, &number.to_be_bytes()].concat()
+}
+
+fn encode(known: &Known) -> [u8; RECORD_BYTES] {
+    let mut record = [0; RECORD_BYTES];
+    record[0] = FORMAT;
+    record[1] = if known.options.by_row { BY_ROW } else { 0 }
+        | if known.options.ordered { ORDERED } else { 0 };
+    record[8..16].copy_from_slice(&known.options.time_to_live_ms.to_le_bytes());
+    record[16..24].copy_from_slice(&known.since.to_le_bytes());
+    record
+}
+
+fn decode(key: &[u8], record: &[u8]) -> Result<Option<(u32, Known)>, KvError> {
+    let Some(number) = key.strip_prefix(PREFIX).and_then(|number| number.try_into().ok()) else {
+        return Ok(None);
+    };
+    let number = u32::from_be_bytes(number);
+    let Ok(record) = <&[u8; RECORD_BYTES]>::try_from(record) else {
+        let (found, supported) = (record.len() as u64, RECORD_BYTES as u64);
+        return Err(KvError::Format { what: "the record of a namespace", found, supported });
+    };
+    if record[0] != FORMAT || record[1] & !(BY_ROW | ORDERED) != 0 {
+        let (found, supported) = (u64::from(record[0]), u64::from(FORMAT));
+        return Err(KvError::Format { what: "the record of a namespace", found, supported });
+    }
+    let u64_at = |at: usize| {
+        let mut word = [0; 8];
+        word.copy_from_slice(&record[at..at + 8]);
+        u64::from_le_bytes(word)
+    };
+    let options = NamespaceOptions {
+        by_row: record[1] & BY_ROW != 0,
+        ordered: record[1] & ORDERED != 0,
+        time_to_live_ms: u64_at(8),
+    };
+    Ok(Some((number, Known { tagged: tagged(number, &options), options, since: u64_at(16) })))
+}
+
+fn tagged(number: u32, options: &NamespaceOptions) -> u32 {
+    if options.by_row { number | IN_ROWS } else { number }
+}
+
+/// Reads the catalog from the system's entries, which are all in their indexes, and makes the
+/// shards' namespaces so: what is in none goes, what is ordered is put in order.
+pub(crate) fn load(store: &Store, shards: &[Arc<Mutex<Shard>>]) -> Result<(), KvError> {
+    let mut guards: Vec<_> =
+        shards.iter().map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner)).collect();
+    store.catalog.clear();
+    for shard in &mut guards {
+        for (key, record) in shard.system_entries() {
+            if let Some((number, mut known)) = decode(&key, &record)? {
+                // What was there before a snapshot replaced all of it is dead, too.
+                known.since = known.since.max(store.barrier(SYSTEM_NAMESPACE));
+                if fault::is_on(KnownBug::ForgetSince) {
+                    known.since = 0;
+                }
+                store.catalog.set(number, Some(known));
+            }
+        }
+    }
+    let known = store.catalog.all();
+    for shard in &mut guards {
+        for namespace in shard.spaces.extra_numbers() {
+            if store.catalog.since(namespace) == Version::MAX {
+                shard.forget(namespace);
+                shard.spaces.remove(namespace);
+            }
+        }
+        for (_, known) in &known {
+            shard.open_namespace(known);
+        }
+        shard.put_in_order();
+    }
+    Ok(())
+}
+
+impl Store {
+    /// Barriers of all namespaces that are there.
+    pub(crate) fn barriers(&self) -> BTreeMap<u32, Version> {
+        let own = (0..INDEXES as u32).map(|namespace| (namespace, self.barrier(namespace)));
+        own.chain(self.catalog.all().into_iter().map(|(_, known)| (known.tagged, known.since)))
+            .collect()
+    }
+}
+
+impl Shard {
+    /// Keys and values of the system's namespace in this shard.
+    fn system_entries(&mut self) -> Vec<(Vec<u8>, Vec<u8>)> {
+        let Some(index) = self.spaces.get(SYSTEM_NAMESPACE) else { return Vec::new() };
+        let live = |slot: &&Slot| !slot.location.is_absent();
+        let slots: Vec<Slot> =
+            (0..index.pages()).flat_map(|page| index.page(page).filter(live).copied()).collect();
+        let mut entries = Vec::with_capacity(slots.len());
+        for slot in slots {
+            let state = self.cache.get(&self.store.table, slot.location.segment());
+            let mut key = Vec::new();
+            let header = read_key(state, &slot, &mut key);
+            let mut value = vec![0; header.value_length as usize];
+            let start = slot.location.offset() + crate::entry::HEADER_BYTES;
+            state.segment.read(start as usize + key.len(), &mut value);
+            entries.push((key, value));
+        }
+        entries
+    }
+
+    fn open_namespace(&mut self, known: &Known) {
+        let extra = self.spaces.open(known.tagged);
+        if known.options.ordered && extra.ordered.is_none() {
+            extra.ordered = Some(Ordered::default());
+        }
+    }
+
+    /// Builds the order of every ordered namespace from its index: one sort each.
+    pub(crate) fn put_in_order(&mut self) {
+        for namespace in self.spaces.extra_numbers() {
+            let ordered = self.spaces.extra(namespace).is_some_and(|extra| extra.ordered.is_some());
+            if ordered {
+                let built = self.sorted(namespace);
+                if let Some(extra) = self.spaces.extra_mut(namespace) {
+                    extra.ordered = Some(built);
+                }
+            }
+        }
+    }
+
+    /// What an ordered namespace's order says other than its index, a sentence each.
+    pub(crate) fn disorder(&mut self) -> Vec<String> {
+        let mut findings = Vec::new();
+        for namespace in self.spaces.extra_numbers() {
+            let built = self.sorted(namespace);
+            let extra = self.spaces.extra(namespace);
+            let Some(kept) = extra.and_then(|extra| extra.ordered.as_ref()) else { continue };
+            let all = |ordered: &Ordered| {
+                let mut keys = crate::ordered::Keys::default();
+                let bounds = (std::ops::Bound::Unbounded, std::ops::Bound::Unbounded);
+                ordered.collect(bounds, false, usize::MAX, &mut keys);
+                (0..keys.len()).map(|at| keys.get(at).to_vec()).collect::<Vec<_>>()
+            };
+            let (kept, built) = (all(kept), all(&built));
+            if kept != built {
+                let (kept, live) = (kept.len(), built.len());
+                findings.push(format!("namespace {namespace}: {kept} keys in order, {live} live"));
+            }
+        }
+        findings
+    }
+
+    fn sorted(&mut self, namespace: u32) -> Ordered {
+        /// A key in the arena, its first bytes beside it: most comparisons need no more.
+        struct Place {
+            first: u64,
+            start: usize,
+            length: u32,
+        }
+        let Some(index) = self.spaces.get(namespace) else { return Ordered::default() };
+        let (mut arena, mut places) = (Vec::new(), Vec::with_capacity(index.live as usize));
+        for page in 0..index.pages() {
+            for slot in index.page(page).filter(|slot| !slot.location.is_absent()) {
+                let state = self.cache.get(&self.store.table, slot.location.segment());
+                let header = read_header(state, slot.location.offset());
+                let key_at = slot.location.offset() + crate::entry::HEADER_BYTES;
+                let start = arena.len();
+                arena.resize(start + usize::from(header.key_length), 0);
+                state.segment.read(key_at as usize, &mut arena[start..]);
+                let mut first = [0; 8];
+                let known = arena.len().min(start + 8) - start;
+                first[..known].copy_from_slice(&arena[start..start + known]);
+                let first = u64::from_be_bytes(first);
+                places.push(Place { first, start, length: u32::from(header.key_length) });
+            }
+        }
+        let key = |place: &Place| &arena[place.start..place.start + place.length as usize];
+        places.sort_unstable_by(|one, other| {
+            one.first.cmp(&other.first).then_with(|| key(one).cmp(key(other)))
+        });
+        Ordered::from_sorted(places.iter().map(key))
+    }
+}
+
+impl Keyspace<'_> {
+    /// Creates a namespace; persisted when it returns. One that is there already, with the same
+    /// options, stays as it is.
+    ///
+    /// Errors: [`KvError::NeedsAllShards`], [`KvError::NamespaceTaken`], [`KvError::PoolFull`], the
+    /// pool's.
+    pub fn create_namespace(
+        &mut self,
+        number: u32,
+        options: NamespaceOptions,
+    ) -> Result<(), KvError> {
+        self.needs_all()?;
+        if !(FIRST_NAMESPACE..IN_ROWS).contains(&number) {
+            let reason = "services have the numbers from 256 to 2,147,483,647";
+            return Err(KvError::NamespaceTaken { number, reason });
+        }
+        if let Some(known) = self.store().catalog.get(number) {
+            if known.options == options {
+                return Ok(());
+            }
+            let reason = "it is there with other options";
+            return Err(KvError::NamespaceTaken { number, reason });
+        }
+        self.enter(number, options)
+    }
+
+    /// Enters a namespace as one that begins now.
+    fn enter(&mut self, number: u32, options: NamespaceOptions) -> Result<(), KvError> {
+        let since = self.store().next_version()?;
+        let known = Known { tagged: tagged(number, &options), options, since };
+        self.put_system(&record_key(number), &encode(&known))?;
+        self.commit()?;
+        self.store().catalog.set(number, Some(known));
+        for shard in self.shards_mut() {
+            shard.open_namespace(&known);
+        }
+        Ok(())
+    }
+
+    /// Removes a namespace and all its keys, at once and for good when it returns; false when there
+    /// was none. Its number may be used again.
+    ///
+    /// Errors: [`KvError::NeedsAllShards`], [`KvError::PoolFull`] when not even the reserve has
+    /// room, the pool's.
+    pub fn drop_namespace(&mut self, number: u32) -> Result<bool, KvError> {
+        self.needs_all()?;
+        let Some(known) = self.store().catalog.get(number) else { return Ok(false) };
+        self.delete_system(&record_key(number))?;
+        self.commit()?;
+        self.store().catalog.set(number, None);
+        for shard in self.shards_mut() {
+            shard.forget(known.tagged);
+            shard.spaces.remove(known.tagged);
+        }
+        Ok(true)
+    }
+
+    /// Removes every key of a namespace, at once and for good when it returns.
+    ///
+    /// Errors: [`KvError::NeedsAllShards`], [`KvError::Namespace`], [`KvError::PoolFull`], the
+    /// pool's.
+    pub fn clear_namespace(&mut self, number: u32) -> Result<(), KvError> {
+        self.needs_all()?;
+        let Some(known) = self.store().catalog.get(number) else {
+            return Err(KvError::Namespace { number });
+        };
+        self.enter(number, known.options)?;
+        for shard in self.shards_mut() {
+            shard.forget(known.tagged);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,527 @@
+//! Namespaces as services use them: keys by number of namespace, rows, ranges in order.
+//!
+//! A key of a namespace by row is stored as `length of the row u16 (big-endian) | row | sub-key`, so
+//! that no two pairs of row and sub-key look alike, and the sub-keys of a row lie side by side in
+//! the order of their bytes. The top bit of the number in an entry says that keys are made so.
+
+use std::borrow::Cow;
+use std::ops::{Bound, ControlFlow};
+
+use crate::entry::KEY_LIMIT;
+use crate::ordered::Keys;
+use crate::shard::{EntryRef, PutOptions, Shard};
+use crate::store::Store;
+use crate::{Keyspace, KvError, Version};
+
+/// Services' namespaces have this number or a larger one, below 2^31; smaller ones are the store's.
+pub const FIRST_NAMESPACE: u32 = 256;
+/// Bit of a namespace's number, as entries have it, where keys lie by row.
+pub(crate) const IN_ROWS: u32 = 1 << 31;
+
+/// What a namespace is; fixed when it is created.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct NamespaceOptions {
+    /// A key is (row, sub-key), and all of a row lies in one shard.
+    pub by_row: bool,
+    /// Keys can be visited in the order of their bytes: [`Keyspace::range`].
+    pub ordered: bool,
+    /// A key put without an expiry expires this long after its put, in milliseconds; 0: never.
+    pub time_to_live_ms: u64,
+}
+
+/// A key of a namespace.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Key<'k> {
+    /// The row; empty in a namespace whose keys have none.
+    pub row: &'k [u8],
+    /// The key, or the sub-key within the row.
+    pub name: &'k [u8],
+}
+
+impl<'k> From<&'k [u8]> for Key<'k> {
+    fn from(name: &'k [u8]) -> Self {
+        Self { row: &[], name }
+    }
+}
+
+impl<'k, const N: usize> From<&'k [u8; N]> for Key<'k> {
+    fn from(name: &'k [u8; N]) -> Self {
+        Self { row: &[], name }
+    }
+}
+
+impl<'k> From<&'k Vec<u8>> for Key<'k> {
+    fn from(name: &'k Vec<u8>) -> Self {
+        Self { row: &[], name }
+    }
+}
+
+impl<'k> From<(&'k [u8], &'k [u8])> for Key<'k> {
+    fn from((row, name): (&'k [u8], &'k [u8])) -> Self {
+        Self { row, name }
+    }
+}
+
+/// Which keys to visit, and from which end.
+#[derive(Clone, Copy, Debug)]
+pub struct Range<'r> {
+    /// The row, in a namespace by row.
+    pub row: &'r [u8],
+    /// Least key.
+    pub from: Bound<&'r [u8]>,
+    /// Greatest key.
+    pub to: Bound<&'r [u8]>,
+    /// From the greatest key down.
+    pub backward: bool,
+}
+
+impl Range<'_> {
+    /// Every key (of the row without a name), from the least on.
+    pub const ALL: Self =
+        Self { row: &[], from: Bound::Unbounded, to: Bound::Unbounded, backward: false };
+}
+
+/// One write of [`Keyspace::apply`].
+#[derive(Clone, Copy, Debug)]
+pub struct Write<'w> {
+    /// Number of the namespace.
+    pub namespace: u32,
+    /// Its key.
+    pub key: Key<'w>,
+    /// What has to be so, before any write of the batch.
+    pub condition: Condition,
+    /// What happens then.
+    pub change: Change<'w>,
+}
+
+/// A condition on the key as it is before the batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Condition {
+    /// None.
+    #[default]
+    None,
+    /// There is no such key.
+    Absent,
+    /// There is one.
+    Present,
+    /// Its newest entry has this version.
+    Version(Version),
+}
+
+/// What a write does.
+#[derive(Clone, Copy, Debug)]
+pub enum Change<'w> {
+    /// Stores a value, the parts in a row.
+    Put {
+        /// The value.
+        value: &'w [&'w [u8]],
+        /// How to store it.
+        options: PutOptions,
+    },
+    /// Deletes the key.
+    Delete,
+    /// Leaves the key as it is: only the condition matters.
+    Keep,
+}
+
+/// What became of a batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Applied {
+    /// All writes took effect. The version that each key has now; 0 for an absent one.
+    Done(Vec<Version>),
+    /// A condition did not hold, and nothing changed.
+    Refused {
+        /// The first write whose condition failed, counted from 0.
+        write: usize,
+        /// Version of the key, if there is one.
+        found: Option<Version>,
+    },
+}
+
+/// What a namespace that is not there is told by.
+#[cold]
+pub(crate) fn unknown(tagged: u32) -> KvError {
+    KvError::Namespace { number: tagged & !IN_ROWS }
+}
+
+/// The row of a stored key; of one that is cut short, what there is.
+#[inline]
+pub(crate) fn row_of(key: &[u8]) -> &[u8] {
+    let Some((length, rest)) = key.split_first_chunk::<2>() else { return key };
+    &rest[..usize::from(u16::from_be_bytes(*length)).min(rest.len())]
+}
+
+/// A namespace, looked up once for a call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Space {
+    /// As entries have it.
+    pub tagged: u32,
+    pub options: NamespaceOptions,
+}
+
+impl Space {
+    /// The key as entries have it.
+    fn stored<'k>(&self, key: Key<'k>) -> Result<Cow<'k, [u8]>, KvError> {
+        let number = self.tagged & !IN_ROWS;
+        if !self.options.by_row {
+            if !key.row.is_empty() {
+                let reason = "has no rows";
+                return Err(KvError::NamespaceKind { number, reason });
+            }
+            return Ok(Cow::Borrowed(key.name));
+        }
+        let length = 2 + key.row.len() + key.name.len();
+        if length > KEY_LIMIT {
+            return Err(KvError::KeyTooLong { length, limit: KEY_LIMIT });
+        }
+        let mut stored = Vec::with_capacity(length);
+        stored.extend_from_slice(&(key.row.len() as u16).to_be_bytes());
+        stored.extend_from_slice(key.row);
+        stored.extend_from_slice(key.name);
+        Ok(Cow::Owned(stored))
+    }
+
+    /// Bytes before the name in a stored key.
+    fn name_start(&self, row: &[u8]) -> usize {
+        if self.options.by_row { 2 + row.len() } else { 0 }
+    }
+}
+
+impl Store {
+    /// What a namespace is; `None`: nobody created it. The sixteen databases are namespaces 0 to
+    /// 15, by key and without an order.
+    #[must_use]
+    pub fn namespace(&self, number: u32) -> Option<NamespaceOptions> {
+        self.space(number).ok().map(|space| space.options)
+    }
+
+    /// Services' namespaces in order of number.
+    #[must_use]
+    pub fn namespaces(&self) -> Vec<(u32, NamespaceOptions)> {
+        let all = self.catalog.all().into_iter();
+        all.map(|(number, known)| (number, known.options)).collect()
+    }
+
+    /// Index of the shard that a key, or all of its row, belongs to: the one to lock.
+    ///
+    /// Errors: [`KvError::Namespace`], [`KvError::NamespaceKind`], [`KvError::KeyTooLong`].
+    pub fn shard_in<'k>(&self, number: u32, key: impl Into<Key<'k>>) -> Result<usize, KvError> {
+        let space = self.space(number)?;
+        Ok(self.shard_for(space.tagged, &space.stored(key.into())?))
+    }
+
+    fn space(&self, number: u32) -> Result<Space, KvError> {
+        if number < u32::from(crate::DATABASES) {
+            return Ok(Space { tagged: number, options: NamespaceOptions::default() });
+        }
+        let known = self.catalog.get(number).ok_or(KvError::Namespace { number })?;
+        Ok(Space { tagged: known.tagged, options: known.options })
+    }
+}
+
+/// Keys taken from a shard's order at once, at first and at most.
+const CHUNK: (usize, usize) = (16, 256);
+
+/// The next keys of one shard.
+struct Run {
+    shard: usize,
+    keys: Keys,
+    at: usize,
+    limit: usize,
+    last: bool,
+}
+
+impl Keyspace<'_> {
+    fn space(&self, number: u32) -> Result<Space, KvError> {
+        self.store().space(number)
+    }
+
+    /// The newest live entry of a key; its value is read with [`Keyspace::read_value`] or
+    /// [`Keyspace::with_value`]. A key found expired is deleted on the way.
+    ///
+    /// Errors: [`KvError::Namespace`], [`KvError::NamespaceKind`], [`KvError::WrongShard`].
+    pub fn get_in<'k>(
+        &mut self,
+        number: u32,
+        key: impl Into<Key<'k>>,
+    ) -> Result<Option<EntryRef>, KvError> {
+        let space = self.space(number)?;
+        let key = space.stored(key.into())?;
+        let hash = self.store().place(space.tagged, &key);
+        let owner = self.store().owner_of(hash);
+        let found = self.shard(owner)?.lookup_hashed(space.tagged, hash, &key);
+        self.spread_moves();
+        Ok(found)
+    }
+
+    /// Stores a value. Within a batch, as a part of it. Persisted by [`Keyspace::commit`].
+    ///
+    /// Errors: as [`Keyspace::put`]; [`KvError::Namespace`], [`KvError::NamespaceKind`].
+    pub fn put_in<'k>(
+        &mut self,
+        number: u32,
+        key: impl Into<Key<'k>>,
+        value: &[&[u8]],
+        options: PutOptions,
+    ) -> Result<Version, KvError> {
+        let space = self.space(number)?;
+        let key = space.stored(key.into())?;
+        let hash = self.store().place(space.tagged, &key);
+        let options = self.with_life(&space, options);
+        self.put_at(space.tagged, hash, &key, value, options)
+    }
+
+    fn with_life(&self, space: &Space, options: PutOptions) -> PutOptions {
+        if options.expires_at_ms != 0 || space.options.time_to_live_ms == 0 {
+            return options;
+        }
+        let expires_at_ms = self.now_ms().saturating_add(space.options.time_to_live_ms);
+        PutOptions { expires_at_ms, ..options }
+    }
+
+    /// Deletes a key; false when there was none. Persisted by [`Keyspace::commit`].
+    ///
+    /// Errors: as [`Keyspace::delete`]; [`KvError::Namespace`], [`KvError::NamespaceKind`].
+    pub fn delete_in<'k>(&mut self, number: u32, key: impl Into<Key<'k>>) -> Result<bool, KvError> {
+        let space = self.space(number)?;
+        let key = space.stored(key.into())?;
+        self.delete_at(space.tagged, &key)
+    }
+
+    /// Live keys of a namespace in the locked shards; keys past their time count until they are
+    /// met.
+    ///
+    /// Errors: [`KvError::Namespace`].
+    pub fn len_in(&self, number: u32) -> Result<u64, KvError> {
+        Ok(self.len_at(self.space(number)?.tagged))
+    }
+
+    /// Calls `visit` with key, entry and value of each key in the range, in order, until it breaks.
+    /// In a namespace by row the key is the sub-key, and the row's shard has to be locked; else
+    /// all shards have to be, or only the locked ones' keys are met.
+    ///
+    /// A visit does not count as use. To go on later, begin behind the last key met
+    /// ([`Bound::Excluded`]): a key that is there throughout is met exactly once.
+    ///
+    /// Errors: [`KvError::Namespace`], [`KvError::NamespaceKind`] for one without an order,
+    /// [`KvError::WrongShard`], [`KvError::Damaged`].
+    pub fn range(
+        &mut self,
+        number: u32,
+        range: &Range<'_>,
+        mut visit: impl FnMut(&[u8], &EntryRef, &[u8]) -> ControlFlow<()>,
+    ) -> Result<(), KvError> {
+        let space = self.space(number)?;
+        if !space.options.ordered {
+            return Err(KvError::NamespaceKind { number, reason: "is not ordered" });
+        }
+        let (mut from, mut to) = stored_bounds(&space, range)?;
+        let name_start = space.name_start(range.row);
+        let one = if space.options.by_row {
+            let prefix = space.stored(Key { row: range.row, name: &[] })?;
+            Some(self.store().shard_for(space.tagged, &prefix))
+        } else {
+            None
+        };
+        let now = self.now_ms();
+        let mut runs: Vec<Run> = Vec::new();
+        for shard in self.shards_mut() {
+            if one.is_none_or(|one| one == shard.index()) {
+                let shard = shard.index();
+                let (keys, limit) = (Keys::default(), CHUNK.0);
+                runs.push(Run { shard, keys, at: 0, limit, last: false });
+            }
+        }
+        if let Some(needed) = one
+            && runs.is_empty()
+        {
+            return Err(KvError::WrongShard { needed });
+        }
+        loop {
+            for run in &mut runs {
+                let shard = self.shard(run.shard)?;
+                run.fill(shard, space.tagged, (&mut from, &mut to), range.backward);
+            }
+            // What this shard has next comes next in all: every run shows its next key.
+            let better =
+                |one: &[u8], other: &[u8]| if range.backward { one > other } else { one < other };
+            let mut best: Option<usize> = None;
+            for (at, run) in runs.iter().enumerate() {
+                let Some(key) = run.next() else { continue };
+                if best.and_then(|best| runs[best].next()).is_none_or(|known| better(key, known)) {
+                    best = Some(at);
+                }
+            }
+            let Some(best) = best else { return Ok(()) };
+            let run = &mut runs[best];
+            let key = run.keys.get(run.at);
+            run.at += 1;
+            let shard = self.shard(run.shard)?;
+            let hash = shard.store().place(space.tagged, key);
+            // Not found: its bytes were lost to damage.
+            let entry = shard.find(space.tagged, hash, key);
+            let entry = entry.and_then(|id| shard.live_entry(space.tagged, id));
+            let alive = |entry: &EntryRef| entry.expires_at_ms == 0 || entry.expires_at_ms > now;
+            let Some(entry) = entry.filter(alive) else { continue };
+            let name = &key[name_start..];
+            if shard.with_value(&entry, |value| visit(name, &entry, value))?.is_break() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Checks all conditions, and then either makes all changes or none, also in a crash. Within a
+    /// batch that is open, the changes join it. Persisted by [`Keyspace::commit`].
+    ///
+    /// Conditions are about the keys as they are before the first change.
+    ///
+    /// Errors: as [`Keyspace::put`] and [`Keyspace::delete`]; [`KvError::Namespace`],
+    /// [`KvError::NamespaceKind`]. Nothing changed then, unless the pool failed.
+    pub fn apply(&mut self, writes: &[Write<'_>]) -> Result<Applied, KvError> {
+        let mut places = Vec::with_capacity(writes.len());
+        let mut versions = Vec::with_capacity(writes.len());
+        let (mut puts, mut deletions) = (0, 0);
+        for (write, this) in writes.iter().enumerate() {
+            let space = self.space(this.namespace)?;
+            let key = space.stored(this.key)?;
+            let hash = self.store().place(space.tagged, &key);
+            let owner = self.store().owner_of(hash);
+            let found = self.shard(owner)?.peek_slot(space.tagged, &key);
+            self.spread_moves();
+            let found = found.map(|(_, entry)| entry.version);
+            let holds = match this.condition {
+                Condition::None => true,
+                Condition::Absent => found.is_none(),
+                Condition::Present => found.is_some(),
+                Condition::Version(version) => found == Some(version),
+            };
+            if !holds {
+                return Ok(Applied::Refused { write, found });
+            }
+            match this.change {
+                Change::Put { value, .. } => {
+                    let length = value.iter().map(|part| part.len()).sum();
+                    puts += self.check_put(&key, length)?;
+                }
+                Change::Delete => deletions += crate::entry::slot_bytes_for(key.len(), 0),
+                Change::Keep => {}
+            }
+            versions.push(found.unwrap_or(0));
+            places.push((space, key, hash));
+        }
+        // What is refused is refused before the first change.
+        let limit = self.store().batch_limit_bytes;
+        if puts > limit {
+            return Err(KvError::BatchTooLarge { length: puts, limit });
+        }
+        self.reserve_batch(puts, deletions)?;
+        let own = !self.home().in_batch();
+        if own {
+            self.begin_batch();
+        }
+        let mut outcome = Ok(());
+        for ((this, (space, key, hash)), version) in writes.iter().zip(places).zip(&mut versions) {
+            let changed = match this.change {
+                Change::Put { value, options } => {
+                    let options = self.with_life(&space, options);
+                    self.put_at(space.tagged, hash, &key, value, options)
+                }
+                Change::Delete => self.delete_at(space.tagged, &key).map(|_| 0),
+                Change::Keep => continue,
+            };
+            match changed {
+                Ok(changed) => *version = changed,
+                Err(error) => {
+                    outcome = Err(error);
+                    break;
+                }
+            }
+        }
+        if own {
+            self.end_batch();
+        }
+        outcome.map(|()| Applied::Done(versions))
+    }
+
+    /// Limits of one put; its slot's bytes.
+    fn check_put(&self, key: &[u8], value_length: usize) -> Result<u64, KvError> {
+        if key.len() > KEY_LIMIT {
+            return Err(KvError::KeyTooLong { length: key.len(), limit: KEY_LIMIT });
+        }
+        let limit = self.store().value_limit(key.len());
+        if value_length > limit {
+            return Err(KvError::ValueTooLong { length: value_length, limit });
+        }
+        Ok(crate::entry::slot_bytes_for(key.len(), value_length))
+    }
+}
+
+impl Run {
+    fn next(&self) -> Option<&[u8]> {
+        (self.at < self.keys.len()).then(|| self.keys.get(self.at))
+    }
+
+    /// Takes more keys where those taken are used up, from behind the last of them.
+    fn fill(
+        &mut self,
+        shard: &Shard,
+        namespace: u32,
+        (from, to): (&mut Bound<Vec<u8>>, &mut Bound<Vec<u8>>),
+        backward: bool,
+    ) {
+        if self.last || self.at < self.keys.len() {
+            return;
+        }
+        let (mut first, mut end) = (as_slice(from), as_slice(to));
+        let behind = self.keys.len().checked_sub(1).map(|last| self.keys.get(last).to_vec());
+        if let Some(behind) = &behind {
+            *(if backward { &mut end } else { &mut first }) = Bound::Excluded(behind);
+            self.limit = (self.limit * 2).min(CHUNK.1);
+        }
+        let ordered = shard.spaces.extra(namespace).and_then(|extra| extra.ordered.as_ref());
+        self.at = 0;
+        match ordered {
+            Some(ordered) => ordered.collect((first, end), backward, self.limit, &mut self.keys),
+            None => self.keys.clear(),
+        }
+        self.last = self.keys.len() < self.limit;
+    }
+}
+
+fn as_slice(bound: &Bound<Vec<u8>>) -> Bound<&[u8]> {
+    bound.as_ref().map(Vec::as_slice)
+}
+
+/// Least and greatest of stored keys.
+type Bounds = (Bound<Vec<u8>>, Bound<Vec<u8>>);
+
+/// The bounds of stored keys: within the row, where there are rows.
+fn stored_bounds(space: &Space, range: &Range<'_>) -> Result<Bounds, KvError> {
+    let stored = |name: &[u8]| space.stored(Key { row: range.row, name }).map(Cow::into_owned);
+    let bound = |bound: Bound<&[u8]>| {
+        Ok::<_, KvError>(match bound {
+            Bound::Included(name) => Bound::Included(stored(name)?),
+            Bound::Excluded(name) => Bound::Excluded(stored(name)?),
+            Bound::Unbounded => Bound::Unbounded,
+        })
+    };
+    let (mut from, mut to) = (bound(range.from)?, bound(range.to)?);
+    if space.options.by_row {
+        let prefix = stored(&[])?;
+        if to == Bound::Unbounded {
+            to = behind_prefix(&prefix).map_or(Bound::Unbounded, Bound::Excluded);
+        }
+        if from == Bound::Unbounded {
+            from = Bound::Included(prefix);
+        }
+    }
+    Ok((from, to))
+}
+
+/// The least key greater than all that begin with `prefix`; none where all of it is 255.
+fn behind_prefix(prefix: &[u8]) -> Option<Vec<u8>> {
+    let last = prefix.iter().rposition(|byte| *byte != u8::MAX)?;
+    let mut behind = prefix[..=last].to_vec();
+    behind[last] += 1;
+    Some(behind)
+}
