@@ -1,8 +1,8 @@
 //! `check` and `test`.
 
 use crate::lab;
-use crate::root;
 use crate::step::{Report, Step};
+use crate::target;
 
 /// Format, lints, documentation, then all fast tests, the layer test among them; then,
 /// where guests can boot, one with an RDMA device and an NVDIMM.
@@ -34,10 +34,9 @@ pub fn test() -> Report {
 }
 
 fn tests(report: &mut Report) {
-    let target = root().join("target");
     // The integration tests of apps/beeline make cargo build the program itself as well; the
     // end-to-end suites use that one.
-    let program = target.join("debug/beeline");
+    let program = target().join("debug/beeline");
     let common = |step: Step| step.set("BEELINE_PROGRAM", &program.to_string_lossy()).tests();
     report.run(&common(Step::new(
         "layers and tidiness",

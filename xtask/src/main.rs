@@ -59,6 +59,12 @@ fn main() -> ExitCode {
     report.finish()
 }
 
+/// Where cargo puts what it builds: `CARGO_TARGET_DIR`, else `target` of the workspace.
+fn target() -> PathBuf {
+    let given = std::env::var_os("CARGO_TARGET_DIR").filter(|given| !given.is_empty());
+    root().join(given.map_or_else(|| PathBuf::from("target"), PathBuf::from))
+}
+
 /// The root of the workspace.
 fn root() -> PathBuf {
     let own = Path::new(env!("CARGO_MANIFEST_DIR"));

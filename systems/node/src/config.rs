@@ -60,6 +60,20 @@ pub struct RedisDoor {
     /// Most bytes of one incomplete request; a client that passes it is closed. 1 MiB to 4 GiB - 1.
     /// Default 1 GiB, as Redis.
     pub query_limit_bytes: u32,
+    /// How pipelined requests of one connection on keys of several shards relate. Default strict.
+    pub pipeline_order: PipelineOrder,
+}
+
+/// When a pipelined request may run that needs another shard than the one before it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PipelineOrder {
+    /// Once the one before it took effect and is durable: as Redis with one thread, also after a
+    /// crash.
+    #[default]
+    Strict,
+    /// At once: requests on different shards are outstanding together and take effect in either
+    /// order, as if they came from different clients. Replies keep their order.
+    Relaxed,
 }
 
 impl RedisDoor {
@@ -73,6 +87,7 @@ impl RedisDoor {
             idle_timeout: None,
             output_limit_bytes: 256 << 20,
             query_limit_bytes: 1 << 30,
+            pipeline_order: PipelineOrder::Strict,
         }
     }
 }

@@ -54,6 +54,8 @@ pub(crate) enum Hold {
     Paused,
     /// A replicated node's log has not answered yet.
     Log,
+    /// Earlier requests have not taken effect at their shard yet.
+    Order,
 }
 
 #[derive(Debug)]
@@ -84,6 +86,8 @@ pub(crate) struct Connection {
     /// What CLIENT LIST shows may have changed since it was published.
     pub unpublished: bool,
     places: Places,
+    /// The shard that every forwarded command without a reply went to.
+    forwarded_to: Option<usize>,
     /// What a reply of another shard may take, bytes: the largest recent one; `None` before the
     /// first.
     reply_bytes: Option<usize>,
@@ -122,6 +126,7 @@ impl Connection {
             last_active_ns: now_ns,
             unpublished: false,
             places: Places::default(),
+            forwarded_to: None,
             reply_bytes: None,
             window: FIRST_PLACES,
             late_bytes: 0,
@@ -198,8 +203,24 @@ impl Connection {
         self.output.len() + self.places.bytes()
     }
 
-    /// Keeps a place for the reply of a command about to be forwarded.
+    /// The shard that every request without a reply was forwarded to, one behind the other: one
+    /// more for the same shard runs behind them.
+    pub(crate) fn way(&self) -> Option<usize> {
+        self.forwarded_to.filter(|_| !self.is_in_order())
+    }
+
+    /// Keeps a place for the reply of a command about to be forwarded to `shard`.
+    pub(crate) fn keep_place_at(&mut self, shard: usize) -> Origin {
+        let alone = self.is_in_order();
+        let same = alone || self.forwarded_to == Some(shard);
+        let origin = self.keep_place();
+        self.forwarded_to = same.then_some(shard);
+        origin
+    }
+
+    /// Keeps a place for a reply that does not come from a shard.
     pub(crate) fn keep_place(&mut self) -> Origin {
+        self.forwarded_to = None;
         Origin {
             slot: self.slot,
             generation: self.generation,

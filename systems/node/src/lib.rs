@@ -29,7 +29,7 @@ mod stats;
 mod turn;
 
 pub use beeline_kv_server::ServerOptions;
-pub use config::{NodeConfig, RedisDoor};
+pub use config::{NodeConfig, PipelineOrder, RedisDoor};
 pub use error::NodeError;
 pub use fabric_door::{FabricAccepted, FabricIncoming, FabricReply};
 pub use node::{Node, NodeHandle, NodeStats};

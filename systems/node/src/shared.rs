@@ -13,7 +13,7 @@ use beeline_kv::{Shard, ShardStats, Store};
 use beeline_os::poller::Waker;
 use beeline_resp::{ClientInfo, Limits, Pause};
 
-use crate::config::RedisDoor;
+use crate::config::{PipelineOrder, RedisDoor};
 use crate::parcel::Delivery;
 use crate::replicated::Replication;
 use crate::snapshot::Snapshots;
@@ -89,6 +89,7 @@ pub(crate) struct Settings {
     pub output_limit_bytes: AtomicUsize,
     pub bulk_limit_bytes: AtomicU64,
     pub query_limit_bytes: AtomicU64,
+    pub pipeline_order: PipelineOrder,
 }
 
 impl Settings {
@@ -111,6 +112,7 @@ impl Settings {
             query_limit_bytes: AtomicU64::new(u64::from(
                 door.map_or(limits.query_buffer_bytes, |door| door.query_limit_bytes),
             )),
+            pipeline_order: door.map(|door| door.pipeline_order).unwrap_or_default(),
         }
     }
 

@@ -263,6 +263,7 @@ impl ShardThread {
             }
             self.touched.push(slot);
         }
+        self.recall(|connection| connection.life == Life::Dead);
         self.fabric.abandon(shard);
         for peer in self.peers.iter_mut().flatten() {
             for hop in &mut peer.executed {

@@ -4,9 +4,11 @@
 
 mod common;
 
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::{Client, keys_of_shards, start};
+use beeline_node::PipelineOrder;
+use common::{Client, keys_of_shards, start, start_with};
 
 #[test]
 fn client_reply_off_and_skip_hold_for_commands_of_other_shards_too() {
@@ -98,6 +100,53 @@ fn many_clients_keep_exact_sums_and_their_own_order() {
         }
         node.stop();
     }
+}
+
+/// Pairs in which a reader saw a pointer to data that was not there yet, of `pairs`. The writer
+/// pipelines `SET data n, SET pointer n`; data and pointer lie in different shards, the pointer in
+/// that of the writer's connection.
+fn torn_pairs(order: PipelineOrder, pairs: u64) -> u64 {
+    let node = start_with(2, |door| door.pipeline_order = order);
+    let keys = keys_of_shards(&node, "k");
+    // Connections are dealt out to the shards in turn.
+    let (mut first, mut second) = (Client::connect(&node), Client::connect(&node));
+    let (done, torn) = (AtomicBool::new(false), AtomicU64::new(0));
+    let (data, pointer) = (&keys[1], &keys[0]);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let number = |text: &str| text.parse::<u64>().unwrap_or(0);
+            while !done.load(Ordering::Acquire) {
+                // Both at one moment.
+                let both = second.ask(&format!("MGET {pointer} {data}"));
+                let (pointed, there) =
+                    both.trim_matches(['[', ']']).split_once(',').unwrap_or_default();
+                let (pointed, there) = (number(pointed), number(there));
+                torn.fetch_add(u64::from(there < pointed), Ordering::Relaxed);
+            }
+        });
+        for chunk in 0..pairs / 100 {
+            if torn.load(Ordering::Relaxed) > 0 {
+                break;
+            }
+            let mut requests = String::new();
+            for number in chunk * 100 + 1..=chunk * 100 + 100 {
+                requests += &format!("SET {data} {number}\r\nSET {pointer} {number}\r\n");
+            }
+            first.send(&requests);
+            first.expect(&"+OK\r\n".repeat(200));
+        }
+        done.store(true, Ordering::Release);
+    });
+    node.stop();
+    torn.into_inner()
+}
+
+#[test]
+fn a_pipeline_takes_effect_in_its_order_whatever_shards_its_keys_are_in() {
+    assert_eq!(torn_pairs(PipelineOrder::Strict, 40_000), 0, "data was behind its pointer");
+    // The same without the rule shows that the reader would have seen it.
+    let torn = torn_pairs(PipelineOrder::Relaxed, 4_000_000);
+    assert!(torn > 0, "the reader never saw what it looks for");
 }
 
 #[test]

@@ -99,6 +99,13 @@ pub fn root() -> PathBuf {
     own.ancestors().nth(2).expect("two folders below the root").to_owned()
 }
 
+/// Where cargo puts what it builds: `CARGO_TARGET_DIR`, else `target` of the workspace.
+#[must_use]
+pub fn target() -> PathBuf {
+    let given = std::env::var_os("CARGO_TARGET_DIR").filter(|given| !given.is_empty());
+    root().join(given.map_or_else(|| PathBuf::from("target"), PathBuf::from))
+}
+
 /// Asks until `question` answers something, for at most `patience`.
 ///
 /// # Panics

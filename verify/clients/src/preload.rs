@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use serde_json::Value;
 
 use crate::server::PATIENCE;
-use crate::{bounded, eventually, program, root, said};
+use crate::{bounded, eventually, program, root, said, target};
 
 /// The library, built once by cargo.
 ///
@@ -27,7 +27,7 @@ pub fn library() -> &'static Path {
             .status()
             .expect("cargo runs");
         assert!(built.success(), "cargo could not build the library");
-        root().join("target").join(folder).join("libbeeline_sockets_preload.so")
+        target().join(folder).join("libbeeline_sockets_preload.so")
     })
 }
 

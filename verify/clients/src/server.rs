@@ -12,7 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use crate::resp::Connection;
-use crate::{eventually, root};
+use crate::{eventually, root, target};
 
 /// Patience with a start or an end.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -38,7 +38,7 @@ pub fn program() -> &'static Path {
             .expect("cargo runs");
         assert!(built.success(), "cargo could not build the program");
         let folder = if cfg!(debug_assertions) { "debug" } else { "release" };
-        root().join("target").join(folder).join("beeline")
+        target().join(folder).join("beeline")
     })
 }
 

@@ -474,6 +474,11 @@ words! {
 }
 
 words! {
+    /// How pipelined requests on keys of different shards relate.
+    OrderWord { Strict = "strict", Relaxed = "relaxed", }
+}
+
+words! {
     /// What the pool is made of.
     PoolWord { Auto = "auto", Dax = "dax", File = "file", Dram = "dram", }
 }

@@ -3,11 +3,13 @@
 use std::path::Path;
 
 use beeline_kv::Eviction;
-use beeline_node::{NodeConfig, RedisDoor, ReplicationOptions, ServerOptions};
+use beeline_node::{NodeConfig, PipelineOrder, RedisDoor, ReplicationOptions, ServerOptions};
 use beeline_pmem::{Durability, PoolKind, PoolOptions};
 
 use crate::config::ServeConfig;
-use crate::config::values::{Auto, DurabilityWord, EvictionWord, Number, PoolWord, Size};
+use crate::config::values::{
+    Auto, DurabilityWord, EvictionWord, Number, OrderWord, PoolWord, Size,
+};
 
 /// The node's configuration, `auto` resolved for this machine.
 pub fn plan(config: &ServeConfig) -> NodeConfig {
@@ -42,6 +44,10 @@ pub fn plan(config: &ServeConfig) -> NodeConfig {
             output_limit_bytes: usize::try_from(config.resp.output_buffer_limit.0)
                 .unwrap_or(usize::MAX),
             query_limit_bytes: u32::try_from(config.resp.query_buffer_limit.0).unwrap_or(u32::MAX),
+            pipeline_order: match config.resp.pipeline_order {
+                OrderWord::Strict => PipelineOrder::Strict,
+                OrderWord::Relaxed => PipelineOrder::Relaxed,
+            },
             ..RedisDoor::at(address)
         }),
     }

@@ -18,8 +18,8 @@ use beeline_ring::{Receiver, Sender};
 
 use super::ShardThread;
 use super::sockets::bound;
-use crate::connection::Connection;
-use crate::parcel::{Heading, Hop, Origin, Parcel};
+use crate::connection::{Connection, Hold};
+use crate::parcel::{Commands, Heading, Hop, Origin, Parcel};
 use crate::stats::count;
 
 /// Slots of a mailbox between two shards. One a turn is used; more wait in `Peer::backlog`.
@@ -180,7 +180,14 @@ impl ShardThread {
             return;
         }
         connection.fill(origin, reply, pause_bytes);
-        if connection.needs_several {
+        if connection.hold == Hold::Order {
+            if connection.is_in_order() {
+                connection.hold = Hold::No;
+                connection.again = true;
+                connection.resume = true;
+                self.resume.push_back(origin.slot);
+            }
+        } else if connection.needs_several {
             // Becomes true once, with the last reply awaited.
             if connection.is_in_order() {
                 self.deferred.push_back(origin.slot);
@@ -195,7 +202,7 @@ impl ShardThread {
     /// Sends the connection's current request to the shard that owns its key.
     pub(super) fn forward(&mut self, connection: &mut Connection, owner: usize) {
         count(&self.counters().commands, 1);
-        let origin = connection.keep_place();
+        let origin = connection.keep_place_at(owner);
         let heading = Heading { origin, session: Remote::of(&connection.session) };
         let request = connection.parser.current();
         let taken = self.peers[owner].as_mut().is_some_and(|peer| {
@@ -211,6 +218,30 @@ impl ShardThread {
                 b"-ERR request too large to forward\r\n",
                 self.output_pause_bytes(),
             );
+        }
+    }
+
+    /// A commit failed: commands that its connections sent on behind what failed must not take
+    /// effect. Those of `failed` connections are taken back, unless they are on their way already.
+    pub(super) fn recall(&mut self, failed: impl Fn(&Connection) -> bool) {
+        for peer in self.peers.iter_mut().flatten() {
+            let mut kept = Commands::default();
+            let mut recalled = false;
+            for index in 0.. {
+                let Some((heading, args)) = peer.collecting.commands.get(index) else { break };
+                let connection = self.connections.get(heading.origin.slot as usize);
+                let connection = connection.and_then(Option::as_deref);
+                let gone = connection.is_none_or(|connection| {
+                    connection.generation != heading.origin.generation || failed(connection)
+                });
+                recalled |= gone;
+                if !gone {
+                    kept.push(heading, args);
+                }
+            }
+            if recalled {
+                peer.collecting.commands = kept;
+            }
         }
     }
 

@@ -140,6 +140,8 @@ impl ShardThread {
                     refuse(connection, before);
                 }
             }
+            let refused = |life| matches!(life, Life::Dead | Life::Draining);
+            self.recall(|connection| refused(connection.life));
         }
     }
 

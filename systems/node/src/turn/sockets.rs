@@ -22,6 +22,7 @@ use beeline_resp::table::Scope;
 use beeline_resp::{After, ClientInfo, Output, Plan, Route, Session};
 
 use super::ShardThread;
+use crate::config::PipelineOrder;
 use crate::connection::{Connection, Hold, Life, ReadOutcome};
 use crate::shared::{Registered, lock};
 use crate::stats::count;
@@ -255,14 +256,40 @@ impl ShardThread {
         if self.lane.is_some() && self.consult_log(connection) {
             return;
         }
+        let way = connection.way();
         let Connection { session, parser, output, .. } = &mut *connection;
         let plan = Plan::new(session, parser.current());
         let route = plan.route(session, self.shared.store.as_ref());
+        let strict = self.shared.settings.pipeline_order == PipelineOrder::Strict;
+        let waits = match &route {
+            Route::Here => false,
+            _ if in_order || !strict => false,
+            // Behind the others, on their way.
+            Route::Shard(owner) => way != Some(*owner) || !plan.is_portable(),
+            Route::Shards(_) | Route::All => true,
+        };
+        if waits {
+            // Runs when the last reply has come: what came before took effect and is durable then.
+            connection.hold = Hold::Order;
+            return;
+        }
+        if let Route::Shard(owner) = route
+            && strict
+            && !in_order
+        {
+            self.forward(connection, owner);
+            return;
+        }
         // The node's answers may take a while.
         let of_node = plan.command().is_some_and(|command| command.scope == Scope::Node);
         if of_node || !reach.covers(&route, self.index) {
+            // With more behind it a request goes to its shard's lock rather than to its thread:
+            // what follows, whichever of the two shards it needs, runs there in order.
+            let pipelined = strict && parser.pending_bytes() > 0;
             match route {
-                Route::Shard(owner) if plan.is_portable() => self.forward(connection, owner),
+                Route::Shard(owner) if plan.is_portable() && !pipelined => {
+                    self.forward(connection, owner)
+                }
                 _ => self.defer(connection),
             }
             return;

@@ -207,6 +207,77 @@ fn every_acknowledged_one_sided_write_survives_kill_9_at_power_durability() {
     }
 }
 
+/// Rounds of a pipeline that stores data and then its pointer, in keys of whatever shards; the node
+/// is killed in the middle, and no pointer may be there without its data.
+fn ordered_rounds(flags: &[&str], rounds: u64) {
+    const PAIRS: u64 = 40;
+    let rounds = number("BEELINE_ROUNDS").unwrap_or(if deep() { 200 } else { rounds });
+    let mut random = Random(number("BEELINE_SEED").unwrap_or(0xBEE) | 1);
+    let data = tempfile::tempdir().unwrap();
+    let mut tally = Tally { rounds, ..Tally::default() };
+    for round in 0..=rounds {
+        let server = Server::start(data.path(), flags);
+        let mut connection = server.connect();
+        let mut held = |key: String| connection.say(&format!("GET {key}")).text();
+        for pair in 0..PAIRS {
+            let data = held(format!("data:{pair}")).parse().unwrap_or(0_u64);
+            let pointer = held(format!("pointer:{pair}")).parse().unwrap_or(0_u64);
+            assert!(pointer <= data, "round {round}: {pointer} points behind its data, {data}");
+            tally.checked += 2;
+        }
+        if round == rounds {
+            break;
+        }
+        let life = Duration::from_millis(20 + random.below(150));
+        let stop = AtomicBool::new(false);
+        let written = std::sync::atomic::AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            for client in 0..2 {
+                let (stop, written) = (&stop, &written);
+                let mut connection = server.connect();
+                scope.spawn(move || {
+                    // Grows from round to round.
+                    for number in (round + 1) << 32.. {
+                        let mut requests = Vec::new();
+                        for pair in (0..PAIRS).filter(|pair| pair % 2 == client) {
+                            let pair = format!(
+                                "SET data:{pair} {number}\r\nSET pointer:{pair} {number}\r\n"
+                            );
+                            requests.extend_from_slice(pair.as_bytes());
+                        }
+                        let sent = connection.send(&requests);
+                        let answered = sent.and_then(|()| {
+                            (0..PAIRS).try_for_each(|_| connection.reply().map(drop))
+                        });
+                        if answered.is_err() || stop.load(Ordering::Relaxed) {
+                            return;
+                        }
+                        written.fetch_add(PAIRS, Ordering::Relaxed);
+                    }
+                });
+            }
+            std::thread::sleep(life);
+            server.signal(rustix::process::Signal::KILL);
+            stop.store(true, Ordering::Relaxed);
+        });
+        tally.writes += written.into_inner();
+        server.kill();
+    }
+    tally.report("pipelines of data and pointer");
+}
+
+#[test]
+fn a_pipeline_survives_kill_9_in_its_order() {
+    ordered_rounds(&SHARDS, 8);
+}
+
+#[test]
+fn a_pipeline_survives_kill_9_in_its_order_at_power_durability() {
+    if has_power("a_pipeline_survives_kill_9_in_its_order_at_power_durability") {
+        ordered_rounds(&POWER, 3);
+    }
+}
+
 #[test]
 fn the_number_of_shards_may_change_between_runs() {
     let data = tempfile::tempdir().unwrap();
