@@ -68,7 +68,9 @@ pub enum HelloError {
         own: NodeId,
     },
     /// Another server has this name.
-    #[error("node id {id} is taken: two servers have it, or one was set up anew under it")]
+    #[error(
+        "node id {id} is taken: two servers have it, or its disk was replaced: remove it, then let it join again"
+    )]
     DuplicateId {
         /// The name.
         id: NodeId,

@@ -5,6 +5,7 @@
 //! log/        a pool of one segment: the log region
 //! vote/       a pool of one segment: at 0 the vote word, at 64 how often the member was opened
 //! snapshot    what the log begins from
+//! known       the other members' instances
 //! ```
 //!
 //! `identity`, little endian: magic `BEELLID\0`, version u32, node u16 and two zeroes, cluster u64,
@@ -301,7 +302,7 @@ impl Home {
         let incarnation = load_u64(vote.as_ref(), INCARNATION_OFFSET) + 1;
         store_u64(vote.as_ref(), INCARNATION_OFFSET, incarnation);
         vote.persist(INCARNATION_OFFSET, 8).map_err(file(&directory.join("vote")))?;
-        for leftover in ["incoming", "snapshot.new"] {
+        for leftover in ["incoming", "snapshot.new", "known.new"] {
             // What an earlier run did not finish; it does not matter if it stays.
             let _ = std::fs::remove_file(directory.join(leftover));
         }
@@ -366,6 +367,10 @@ impl Home {
     #[must_use]
     pub fn snapshot_path(&self) -> PathBuf {
         self.directory.join("snapshot")
+    }
+
+    pub(crate) fn known_path(&self) -> PathBuf {
+        self.directory.join("known")
     }
 
     pub(crate) fn new_snapshot_path(&self) -> PathBuf {

@@ -26,6 +26,7 @@ pub mod frame;
 pub mod handle;
 pub mod hello;
 pub mod home;
+mod known;
 mod link;
 pub mod machine;
 pub mod member;

@@ -26,13 +26,16 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use beeline_fabric::{Device, FabricError};
-use beeline_paxos::{Batch, Change, Command, NodeId, Options, Position, RoleName, Sessions, Start};
+use beeline_paxos::{
+    Batch, Change, Command, Configuration, NodeId, Options, Position, RoleName, Sessions, Start,
+};
 
 use self::pace::Pace;
 use crate::contact::Contact;
 use crate::error::LogError;
 use crate::handle::{Done, Handle, Mailbox, Refusal, Reply, Request};
 use crate::home::{Home, HomeError};
+use crate::known::Known;
 use crate::machine::StateMachine;
 use crate::member::Member;
 use crate::peers::Peers;
@@ -191,6 +194,9 @@ pub struct Node<S> {
     mailbox: Mailbox,
     status: Arc<Mutex<Status>>,
     peers: Peers,
+    known: Known,
+    /// As of `applied`.
+    membership: Configuration,
     queue: VecDeque<Queued>,
     batch: Batch,
     batch_limit: usize,
@@ -266,6 +272,8 @@ impl<S: StateMachine> Node<S> {
         restored.map_err(NodeError::Machine)?;
         let snapshot = head.position;
         let snapshot_has_state = head.has_state;
+        let membership = head.configuration.clone();
+        let known = Known::load(home.known_path())?;
         let start = Start {
             id: home.id(),
             cluster: home.cluster(),
@@ -300,7 +308,9 @@ impl<S: StateMachine> Node<S> {
         let status = Arc::new(Mutex::new(first));
         let handle = Handle { mailbox: mailbox.clone(), status: Arc::clone(&status) };
         let node = Self {
-            peers: Peers::new(home.id()),
+            peers: Peers::new(home.id(), known.instances()),
+            known,
+            membership,
             home: Arc::new(home),
             member,
             machine,
@@ -439,6 +449,7 @@ impl<S: StateMachine> Node<S> {
 
     fn keep_up(&mut self, now_ns: u64) -> Result<(), NodeError> {
         self.dial(now_ns);
+        self.acquaint();
         self.look_at_pace(now_ns);
         self.install()?;
         self.send_snapshots(now_ns);

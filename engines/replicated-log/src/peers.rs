@@ -51,8 +51,15 @@ pub(crate) struct Dial {
 }
 
 impl Peers {
-    pub(crate) fn new(own: NodeId) -> Self {
-        Self { own, peers: BTreeMap::new(), attempts: 0 }
+    /// `known`: instances of members that were met in earlier runs.
+    pub(crate) fn new(own: NodeId, known: impl Iterator<Item = (NodeId, u64)>) -> Self {
+        let met = |(id, instance)| (id, Peer { instance: Some(instance), ..Peer::default() });
+        Self { own, peers: known.map(met).collect(), attempts: 0 }
+    }
+
+    /// Forgets which instance of a member there was.
+    pub(crate) fn forget(&mut self, id: NodeId) {
+        self.peers.remove(&id);
     }
 
     pub(crate) fn get(&self, id: NodeId) -> Option<&Peer> {
@@ -195,7 +202,7 @@ mod tests {
 
     #[test]
     fn an_old_greeting_and_a_second_server_of_one_name_are_refused() {
-        let mut peers = Peers::new(NodeId(2));
+        let mut peers = Peers::new(NodeId(2), std::iter::empty());
         peers.greet(&hello(1, 7, 10, 3), false, 0).unwrap();
         for (incarnation, attempt) in [(10, 3), (10, 2), (9, 50)] {
             let old = peers.greet(&hello(1, 7, incarnation, attempt), false, 0);
@@ -205,6 +212,12 @@ mod tests {
         peers.greet(&hello(1, 7, 11, 1), false, 0).unwrap();
         let second = peers.greet(&hello(1, 8, 12, 1), false, 0);
         assert_eq!(second, Err(HelloError::DuplicateId { id: NodeId(1) }));
+        let mut later = Peers::new(NodeId(2), [(NodeId(1), 7)].into_iter());
+        let second = later.greet(&hello(1, 8, 1, 1), false, 0);
+        assert_eq!(second, Err(HelloError::DuplicateId { id: NodeId(1) }), "of an earlier run");
+        later.greet(&hello(1, 7, 12, 1), false, 0).unwrap();
+        later.forget(NodeId(1));
+        later.greet(&hello(1, 8, 1, 1), false, 0).unwrap();
     }
 
     #[test]
@@ -212,7 +225,7 @@ mod tests {
         let contact = |at: &str| Contact { address: at.to_owned(), ..Contact::default() };
         let members = [1, 2, 3].map(|id| (NodeId(id), contact("here").encode().unwrap()));
         let configuration = Configuration::at(Position::NONE, members.to_vec());
-        let mut peers = Peers::new(NodeId(2));
+        let mut peers = Peers::new(NodeId(2), std::iter::empty());
         let first: Vec<_> =
             peers.due(1, &configuration, |_| false).iter().map(|dial| dial.peer.0).collect();
         assert_eq!(first, [3], "the first one waits for member 1 to dial");

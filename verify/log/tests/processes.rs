@@ -245,6 +245,48 @@ fn a_member_that_missed_more_than_the_ring_gets_a_snapshot() {
 }
 
 #[test]
+fn a_member_whose_disk_was_replaced_is_refused_until_it_was_removed_and_added() {
+    let mut cluster = Cluster::new(Shape::new("shm"), 3, 3);
+    let leader = cluster.leader();
+    cluster.append(&ALL, 0, 1, 0);
+    cluster.converge(&ALL);
+    let (replaced, away) = (others(leader)[0], others(leader)[1]);
+    cluster.kill(away);
+    // The leader and the member whose disk is lost are the majority that has this.
+    cluster.append(&[leader], 0, 2, 0);
+    cluster.kill(leader);
+    cluster.kill(replaced);
+    cluster.wipe(replaced);
+    cluster.start(away);
+    cluster.start(replaced);
+    eventually("the member that remembers says why", || {
+        let problems = cluster.field(away, "problems")?;
+        problems.contains("its_disk_was_replaced").then_some(())
+    });
+    // Several times the longest election.
+    std::thread::sleep(Duration::from_secs(2));
+    for node in [away, replaced] {
+        assert_ne!(cluster.field(node, "role").as_deref(), Some("Leader"), "member {node}");
+    }
+    cluster.start(leader);
+    let now = cluster.leader_of(&[leader, away]);
+    assert_eq!(cluster.converge(&[leader, away])[0], [1, 2]);
+    let order = |cluster: &Cluster, line: &str| {
+        eventually("the leader does it", || {
+            let answer = cluster.ask(cluster.leader_of(&[leader, away]), line)?;
+            answer.starts_with("ok").then_some(())
+        });
+    };
+    assert!(cluster.field(now, "problems").is_some_and(|problems| problems.contains("replaced")));
+    order(&cluster, &format!("leave {replaced}"));
+    cluster.kill(replaced);
+    cluster.wipe(replaced);
+    cluster.start_joining(replaced);
+    order(&cluster, &format!("join {replaced} {}", cluster.log_address(replaced)));
+    assert_eq!(cluster.converge(&ALL)[0], [1, 2]);
+}
+
+#[test]
 fn members_join_and_leave_under_load() {
     let mut cluster = Cluster::new(Shape::new("shm"), 3, 5);
     let members: Known = Arc::new(Mutex::new(cluster.clients[..3].to_vec()));

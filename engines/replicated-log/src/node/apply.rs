@@ -59,6 +59,14 @@ impl<S: StateMachine> Node<S> {
             if kind == Kind::Commands {
                 self.apply_commands(position, &payload, waiters);
             } else {
+                if let Some(membership) = self.membership.apply(position, &payload)
+                    && kind == Kind::Configuration
+                {
+                    for removed in self.known.forget_removed(&membership) {
+                        self.peers.forget(removed);
+                    }
+                    self.membership = membership;
+                }
                 // What was proposed here is not what was chosen.
                 waiters.into_iter().for_each(|waiter| waiter.refuse(Refusal::Lost));
             }

@@ -32,6 +32,15 @@ impl<S: StateMachine> Node<S> {
         hello.encode()
     }
 
+    /// Keeps note of the members that were met, before anything depends on them for long.
+    pub(super) fn acquaint(&mut self) {
+        let (known, peers) = (&mut self.known, &self.peers);
+        known.learn(&self.membership, |id| peers.instance(id));
+        if let Err(error) = known.save() {
+            tracing::warn!(%error, "which members were met cannot be written; trying again");
+        }
+    }
+
     pub(super) fn greeted(
         &mut self,
         bytes: &[u8],

@@ -205,6 +205,10 @@ impl<S: StateMachine> Node<S> {
         }
         let Head { position, configuration, sessions, .. } = head;
         self.sessions = sessions;
+        for member in self.known.forget_before(&configuration) {
+            self.peers.forget(member);
+        }
+        self.membership = configuration.clone();
         self.applied = position;
         self.snapshot = position;
         self.snapshot_has_state = true;

@@ -148,12 +148,24 @@ impl Cluster {
     }
 
     pub fn start(&mut self, node: usize) {
-        let members = if node <= self.founders {
-            let one = |node: usize| format!("{node}={}", self.log[node - 1]);
-            (1..=self.founders).map(one).collect::<Vec<_>>().join(",")
-        } else {
-            "-".to_owned()
-        };
+        let one = |node: usize| format!("{node}={}", self.log[node - 1]);
+        let founders = (1..=self.founders).map(one).collect::<Vec<_>>().join(",");
+        let members = if node <= self.founders { founders } else { "-".to_owned() };
+        self.start_with(node, members);
+    }
+
+    /// As a server that waits to join, whatever it was.
+    pub fn start_joining(&mut self, node: usize) {
+        self.start_with(node, "-".to_owned());
+    }
+
+    /// Its disk is lost.
+    pub fn wipe(&mut self, node: usize) {
+        assert!(!self.is_up(node), "it would go on with files that have no name");
+        std::fs::remove_dir_all(self.folder(node)).unwrap();
+    }
+
+    fn start_with(&mut self, node: usize, members: String) {
         let mut words = (self.shape.wrap)(node);
         words.push(env!("CARGO_BIN_EXE_beeline-log-member").to_owned());
         let mut command = Command::new(&words[0]);
