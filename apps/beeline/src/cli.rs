@@ -10,6 +10,7 @@ use crate::config::values::Span;
 use crate::config::{Knob as _, ServeFlags};
 use crate::exit::Exit;
 use crate::kv::KvCommand;
+use crate::objects::ObjectsCommand;
 use crate::output::Output;
 use crate::sockets::{RunArguments, SocketsCommand};
 
@@ -81,6 +82,9 @@ pub enum Command {
     /// Keys of a running node, through fabric.
     #[command(subcommand)]
     Kv(KvCommand),
+    /// Objects in memory that the processes of this host share.
+    #[command(subcommand)]
+    Objects(ObjectsCommand),
     /// Members of a cluster, which keep the same keys by a replicated log.
     #[command(subcommand)]
     Cluster(ClusterCommand),

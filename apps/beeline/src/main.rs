@@ -13,6 +13,7 @@ mod connector;
 mod doctor;
 mod exit;
 mod kv;
+mod objects;
 mod output;
 mod serve;
 mod sockets;
@@ -61,6 +62,7 @@ fn run(cli: Cli) -> Result<Exit, Failure> {
         Command::Top(arguments) => top::run(&arguments, output),
         Command::Doctor(arguments) => doctor::run(&resolve(&arguments)?.0, output),
         Command::Kv(command) => kv::run(&command, output),
+        Command::Objects(command) => objects::run(&command, output),
         Command::Cluster(command) => cluster::run(&command, output),
         Command::Run(arguments) => sockets::run(&arguments, output),
         Command::Sockets(command) => sockets::sockets(&command, output),

@@ -1,7 +1,7 @@
 //! Unix control sockets: short records with descriptors, between two processes of one host.
 //!
-//! Sockets are `SOCK_SEQPACKET` in the abstract namespace: record boundaries are kept, a peer's
-//! death is end-of-file, and no file is left behind. Everything received is hostile: a record
+//! Sockets are `SOCK_SEQPACKET`, in the abstract namespace or at a file's path: record boundaries are kept, a
+//! peer's death is end-of-file. Everything received is hostile: a record
 //! longer than the caller's buffer, or with more descriptors than [`MAX_DESCRIPTORS`], is an
 //! error, and descriptors nobody asked for are closed.
 
@@ -65,6 +65,24 @@ impl ControlListener {
         Ok(Self(fd))
     }
 
+    /// Listens on the file `path`, that processes with the rights `mode` gives may open. A socket
+    /// file that is left there from before is replaced.
+    ///
+    /// Errors: the kernel's, as `PermissionDenied` or a path over 107 bytes.
+    pub fn bind_path(path: &std::path::Path, mode: u32) -> std::io::Result<Self> {
+        let fd = socket()?;
+        let address = SocketAddrUnix::new(path)?;
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        rustix::net::bind(&fd, &address)?;
+        // Before `listen`, so that nobody gets in under other rights.
+        rustix::fs::chmod(path, rustix::fs::Mode::from_raw_mode(mode))?;
+        rustix::net::listen(&fd, 4096)?;
+        Ok(Self(fd))
+    }
+
     /// The next waiting connection, if there is one. Never blocks.
     ///
     /// Errors: the kernel's (descriptor limit).
@@ -98,6 +116,16 @@ impl ControlSocket {
     pub fn connect(name: &[u8]) -> std::io::Result<Self> {
         let fd = socket()?;
         rustix::net::connect(&fd, &SocketAddrUnix::new_abstract_name(name)?)?;
+        Ok(Self(fd))
+    }
+
+    /// Connects to the listener at the file `path`. Never blocks.
+    ///
+    /// Errors: `NotFound`, `PermissionDenied`, `ConnectionRefused`; `WouldBlock` when the
+    /// listener's backlog is full (retry later).
+    pub fn connect_path(path: &std::path::Path) -> std::io::Result<Self> {
+        let fd = socket()?;
+        rustix::net::connect(&fd, &SocketAddrUnix::new(path)?)?;
         Ok(Self(fd))
     }
 

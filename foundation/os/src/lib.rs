@@ -6,6 +6,7 @@
 //! - [`memory`]: what a piece of memory is to the rest of Beeline: a base, a length, perhaps a
 //!   descriptor another process can map. The seam between `pmem` and `fabric`.
 //! - [`mapping`]: the owner of one `mmap`, over memfd, file or anonymous memory.
+//! - [`one_writer`]: shared memory that one process writes and others can only read.
 //! - [`prefetch`]: cache lines asked for ahead of their use.
 //! - [`probe`]: whether the kernel offers a facility.
 //! - [`poller`]: readiness of many descriptors, and a descriptor that wakes a sleeper.
@@ -26,6 +27,7 @@ pub mod doorbell;
 pub mod guardian;
 pub mod mapping;
 pub mod memory;
+pub mod one_writer;
 pub mod poller;
 pub mod prefetch;
 pub mod probe;

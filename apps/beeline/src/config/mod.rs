@@ -16,6 +16,7 @@
 
 mod file;
 mod flags;
+mod objects;
 mod resolve;
 mod resp;
 mod serve;
@@ -28,6 +29,7 @@ use serde::Serialize;
 
 pub use file::FileLayer;
 pub use flags::ServeFlags;
+pub use objects::ObjectsConfig;
 pub use resolve::{Environment, Resolver, Rules, Setting, Table};
 pub use resp::RespConfig;
 pub use serve::ServeConfig;

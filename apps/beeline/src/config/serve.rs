@@ -7,8 +7,8 @@ use super::values::{
     Names, Number, PoolWord, Size, Span, Switch, Window, WriteBackWord,
 };
 use super::{
-    ConfigError, Environment, FileLayer, Knob as _, Origin, RespConfig, Row, Rules, ServeFlags,
-    Table, knobs, nearest,
+    ConfigError, Environment, FileLayer, Knob as _, ObjectsConfig, Origin, RespConfig, Row, Rules,
+    ServeFlags, Table, knobs, nearest,
 };
 
 knobs! {
@@ -45,6 +45,8 @@ knobs! {
     tables {
         /// The door for Redis clients.
         resp: RespConfig;
+        /// The object store.
+        objects: ObjectsConfig;
     }
 }
 

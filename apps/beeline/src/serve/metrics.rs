@@ -197,7 +197,8 @@ fn document() -> String {
     let door = markdown("Fabric door", DoorMetrics::DESCRIPTORS);
     let log = markdown("Replicated log", LogMetrics::DESCRIPTORS);
     let process = markdown("Process", ProcessMetrics::DESCRIPTORS);
-    format!("{head}{node}\n{door}\n{log}\n{process}")
+    let objects = markdown("Object store", beeline_objects::ObjectMetrics::DESCRIPTORS);
+    format!("{head}{node}\n{door}\n{log}\n{objects}\n{process}")
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@
 mod banner;
 pub mod fabric;
 mod metrics;
+mod objects;
 mod plan;
 mod predecessor;
 pub mod replicated;

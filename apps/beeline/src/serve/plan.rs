@@ -95,7 +95,8 @@ fn automatic_capacity(config: &ServeConfig, segment_bytes: u64) -> u64 {
     capacity.max(8 * segment_bytes)
 }
 
-fn memory_bytes() -> u64 {
+/// Memory of this machine.
+pub fn memory_bytes() -> u64 {
     let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     info.lines()
         .find_map(|line| line.strip_prefix("MemTotal:"))

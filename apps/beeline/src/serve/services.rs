@@ -6,6 +6,7 @@
 use beeline_node::NodeHandle;
 use beeline_service::Opening;
 
+use super::objects;
 use crate::config::ServeConfig;
 
 /// Every service that is not left out with `--without`.
@@ -16,6 +17,6 @@ pub fn openings(config: &ServeConfig, node: &NodeHandle) -> Vec<Opening> {
 }
 
 /// Every service this program has.
-fn all(_config: &ServeConfig, _node: &NodeHandle) -> Vec<Opening> {
-    Vec::new()
+fn all(config: &ServeConfig, _node: &NodeHandle) -> Vec<Opening> {
+    vec![objects::opening(config)]
 }

@@ -1,0 +1,241 @@
+//! The calls of spec section 2.1, and those that every user of a store expects beside them.
+
+use std::time::Duration;
+
+use super::Client;
+use super::object::{Buffer, Object};
+use crate::error::ObjectsError;
+use crate::id::ObjectId;
+use crate::wire::{FLAG_CHECKSUM, FLAG_FETCH, FLAG_RELEASE, Operation, Reply, Request, Status};
+
+/// For ever, as a number of microseconds: some 290 000 years.
+const FOREVER_US: u64 = u64::MAX / 2000;
+
+fn microseconds(timeout: Duration) -> u64 {
+    u64::try_from(timeout.as_micros()).unwrap_or(FOREVER_US).min(FOREVER_US)
+}
+
+impl Client {
+    fn done(&self, request: &Request) -> Result<Reply, ObjectsError> {
+        let reply = self.shared.ask(request)?;
+        match reply.status {
+            Status::Done => Ok(reply),
+            status => {
+                let bytes = request.size.saturating_add(request.metadata_size);
+                Err(ObjectsError::of(status, request.id, bytes))
+            }
+        }
+    }
+
+    /// Whether the object is in this store, sealed; on disk counts.
+    ///
+    /// Errors: [`ObjectsError::StoreGone`], [`ObjectsError::Forked`].
+    pub fn contains(&self, id: ObjectId) -> Result<bool, ObjectsError> {
+        let reply = self.shared.ask(&Request::new(Operation::Contains, id))?;
+        Ok(reply.status == Status::Done)
+    }
+
+    /// Allocates an object of `size` bytes and `metadata`; the buffer alone can write it. Waits up
+    /// to `timeout` for memory. Dropping the buffer unsealed gives the object up.
+    ///
+    /// Errors: [`ObjectsError::Exists`], [`ObjectsError::Full`], [`ObjectsError::TooLarge`], and as
+    /// [`Client::contains`].
+    pub fn create(
+        &self,
+        id: ObjectId,
+        size: u64,
+        metadata: &[u8],
+        timeout: Duration,
+    ) -> Result<Buffer, ObjectsError> {
+        let request = Request {
+            size,
+            metadata_size: metadata.len() as u64,
+            timeout_us: microseconds(timeout),
+            ..Request::new(Operation::Create, id)
+        };
+        let location = self.done(&request)?.location;
+        let mapped = self.shared.segment(location.segment)?;
+        let mut buffer = Buffer::new(self.clone(), id, location, mapped)?;
+        buffer.write_metadata(metadata)?;
+        Ok(buffer)
+    }
+
+    /// Makes the object immutable and visible, and keeps no reference.
+    ///
+    /// Errors: [`ObjectsError::NotYours`], and as [`Client::contains`].
+    pub fn seal(&self, buffer: Buffer) -> Result<(), ObjectsError> {
+        buffer.seal()
+    }
+
+    pub(super) fn seal_handle(
+        &self,
+        id: ObjectId,
+        handle: u64,
+        checksum: Option<u32>,
+        release: bool,
+    ) -> Result<(), ObjectsError> {
+        let mut flags = if release { FLAG_RELEASE } else { 0 };
+        if checksum.is_some() {
+            flags |= FLAG_CHECKSUM;
+        }
+        let request = Request {
+            flags,
+            size: handle,
+            checksum: checksum.map_or(0, u64::from),
+            ..Request::new(Operation::Seal, id)
+        };
+        self.done(&request).map(drop)
+    }
+
+    /// A reference to the object and its memory, without a copy. Waits up to `timeout` until the
+    /// object is sealed here, not at all with zero.
+    ///
+    /// Errors: [`ObjectsError::NotFound`], [`ObjectsError::TimedOut`], [`ObjectsError::Damaged`],
+    /// and as [`Client::contains`].
+    pub fn get(&self, id: ObjectId, timeout: Duration) -> Result<Object, ObjectsError> {
+        self.get_with(id, timeout, 0)
+    }
+
+    /// As [`Client::get`], and where the object is not here, brings it from the node that has it.
+    ///
+    /// Errors: as [`Client::get`].
+    pub fn get_anywhere(&self, id: ObjectId, timeout: Duration) -> Result<Object, ObjectsError> {
+        self.get_with(id, timeout, FLAG_FETCH)
+    }
+
+    fn get_with(&self, id: ObjectId, timeout: Duration, flags: u8) -> Result<Object, ObjectsError> {
+        let timeout_us = microseconds(timeout);
+        let request = Request { flags, timeout_us, ..Request::new(Operation::Get, id) };
+        let reply = self.done(&request)?;
+        self.object(id, &reply)
+    }
+
+    /// Several objects at the price of one round trip; each as [`Client::get`].
+    ///
+    /// Errors: as [`Client::contains`]; those of one object are in its place.
+    pub fn get_all(
+        &self,
+        ids: &[ObjectId],
+        timeout: Duration,
+    ) -> Result<Vec<Result<Object, ObjectsError>>, ObjectsError> {
+        let timeout_us = microseconds(timeout);
+        let mut objects = Vec::with_capacity(ids.len());
+        // As many at a time as surely fit the store's patience with one client.
+        for some in ids.chunks(32) {
+            let mut tags = Vec::with_capacity(some.len());
+            for id in some {
+                let request = Request { timeout_us, ..Request::new(Operation::Get, *id) };
+                tags.push(self.shared.submit(&request)?);
+            }
+            for (id, tag) in some.iter().zip(tags) {
+                let reply = self.shared.reply(tag)?;
+                objects.push(match reply.status {
+                    Status::Done => self.object(*id, &reply),
+                    status => Err(ObjectsError::of(status, *id, 0)),
+                });
+            }
+        }
+        Ok(objects)
+    }
+
+    fn object(&self, id: ObjectId, reply: &Reply) -> Result<Object, ObjectsError> {
+        let location = reply.location;
+        // From here on the reference is given back whatever happens.
+        let reference = super::object::Reference::new(self.clone(), id, location.handle);
+        let mapped = self.shared.segment(location.segment)?;
+        Object::new(reference, location, mapped, self.shared.options.checksums)
+    }
+
+    pub(super) fn release(&self, id: ObjectId, handle: u64) {
+        let request = Request { size: handle, ..Request::new(Operation::Release, id) };
+        // A store that is gone holds no references, and a child's parent holds its own.
+        let _ = self.shared.tell(&request);
+    }
+
+    /// Removes the object from this store: nobody finds it from now on; its memory is free when
+    /// the last reference is released.
+    ///
+    /// Errors: [`ObjectsError::NotFound`], [`ObjectsError::Unsealed`], and as
+    /// [`Client::contains`].
+    pub fn delete(&self, id: ObjectId) -> Result<(), ObjectsError> {
+        self.done(&Request::new(Operation::Delete, id)).map(drop)
+    }
+
+    /// Asks to be told, once, when the object is sealed here; at once if it is. See
+    /// [`Client::next_sealed`].
+    ///
+    /// Errors: [`ObjectsError::Limit`], and as [`Client::contains`].
+    pub fn subscribe(&self, id: ObjectId) -> Result<(), ObjectsError> {
+        self.done(&Request::new(Operation::Subscribe, id)).map(drop)
+    }
+
+    /// The next object of those subscribed to, within `timeout`.
+    ///
+    /// Errors: as [`Client::contains`].
+    pub fn next_sealed(&self, timeout: Duration) -> Result<Option<ObjectId>, ObjectsError> {
+        self.shared.news(timeout)
+    }
+
+    /// Brings the objects into this store, from any node that has them, several at a time.
+    ///
+    /// Errors: as [`Client::contains`]; those of one object are in its place.
+    pub fn fetch(
+        &self,
+        ids: &[ObjectId],
+        timeout: Duration,
+    ) -> Result<Vec<Result<(), ObjectsError>>, ObjectsError> {
+        let timeout_us = microseconds(timeout);
+        let mut outcomes = Vec::with_capacity(ids.len());
+        for some in ids.chunks(32) {
+            let mut tags = Vec::with_capacity(some.len());
+            for id in some {
+                let request = Request { timeout_us, ..Request::new(Operation::Fetch, *id) };
+                tags.push(self.shared.submit(&request)?);
+            }
+            for (id, tag) in some.iter().zip(tags) {
+                outcomes.push(match self.shared.reply(tag)?.status {
+                    Status::Done => Ok(()),
+                    status => Err(ObjectsError::of(status, *id, 0)),
+                });
+            }
+        }
+        Ok(outcomes)
+    }
+
+    /// Stores `data` with `metadata` as a sealed object: one copy.
+    ///
+    /// Errors: as [`Client::create`].
+    pub fn put(
+        &self,
+        id: ObjectId,
+        data: &[u8],
+        metadata: &[u8],
+        timeout: Duration,
+    ) -> Result<(), ObjectsError> {
+        let mut buffer = self.create(id, data.len() as u64, metadata, timeout)?;
+        buffer.write_at(0, data)?;
+        buffer.seal()
+    }
+
+    /// Keeps the object in memory, whether it is referenced or not, until [`Client::unpin`].
+    ///
+    /// Errors: [`ObjectsError::NotFound`], and as [`Client::contains`].
+    pub fn pin(&self, id: ObjectId) -> Result<(), ObjectsError> {
+        self.done(&Request::new(Operation::Pin, id)).map(drop)
+    }
+
+    /// Ends [`Client::pin`].
+    ///
+    /// Errors: as [`Client::pin`].
+    pub fn unpin(&self, id: ObjectId) -> Result<(), ObjectsError> {
+        self.done(&Request::new(Operation::Unpin, id)).map(drop)
+    }
+
+    /// A round trip to the store.
+    ///
+    /// Errors: as [`Client::contains`].
+    pub fn ping(&self) -> Result<(), ObjectsError> {
+        let id = ObjectId([0; crate::id::ID_BYTES]);
+        self.done(&Request::new(Operation::Ping, id)).map(drop)
+    }
+}

@@ -1,0 +1,191 @@
+//! Clients that break the protocol, beside one that keeps it.
+
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use beeline_env::random::Randomness;
+use beeline_os::control_socket::{ControlSocket, Received};
+use beeline_os::doorbell::Doorbell;
+
+use super::{Alone, Store, StoreOptions};
+use crate::client::Client;
+use crate::id::ObjectId;
+use crate::link::{LENGTH_BYTES, Link};
+use crate::wire::{Operation, RECORD_BYTES, Record, RecordKind, Request, VERSION};
+
+const SOON: Duration = Duration::from_secs(20);
+
+fn store(folder: &Path) -> Store {
+    let options = StoreOptions {
+        socket: folder.join("objects.sock"),
+        socket_mode: 0o600,
+        memory_bytes: 32 << 20,
+        spill_directory: folder.join("spill"),
+        spill_bytes: 0,
+        spin: Duration::from_micros(20),
+        max_clients: 100,
+    };
+    Store::start(options, |handle| Box::new(Alone(handle))).unwrap()
+}
+
+struct Raw {
+    socket: ControlSocket,
+    link: Link,
+    bell: Doorbell,
+}
+
+fn receive(socket: &ControlSocket) -> Option<(Record, Vec<OwnedFd>)> {
+    let (mut bytes, mut descriptors) = ([0; RECORD_BYTES], Vec::new());
+    let start = Instant::now();
+    loop {
+        match socket.receive(&mut bytes, &mut descriptors) {
+            Ok(Received::Record(length)) => {
+                return Some((Record::decode(&bytes[..length])?, descriptors));
+            }
+            Ok(Received::Empty) => std::thread::yield_now(),
+            _ => return None,
+        }
+        assert!(start.elapsed() < SOON, "the store neither answers nor closes");
+    }
+}
+
+fn join(folder: &Path) -> Raw {
+    let socket = ControlSocket::connect_path(&folder.join("objects.sock")).unwrap();
+    let hello = Record::new(RecordKind::Hello, VERSION.into(), 0, 0);
+    socket.send(&hello.encode(), &[]).unwrap();
+    let (_, mut descriptors) = receive(&socket).unwrap();
+    let bell = Doorbell::from_peer(descriptors.pop().unwrap()).unwrap();
+    Raw { socket, link: Link::open(descriptors.pop().unwrap()).unwrap(), bell }
+}
+
+fn is_expelled(raw: &Raw) -> bool {
+    let (mut bytes, mut descriptors) = ([0; 64], Vec::new());
+    let start = Instant::now();
+    while start.elapsed() < SOON {
+        match raw.socket.receive(&mut bytes, &mut descriptors) {
+            Ok(Received::Closed) | Err(_) => return true,
+            _ => raw.bell.ring(),
+        }
+        std::thread::yield_now();
+    }
+    false
+}
+
+#[test]
+fn scribbled_rings_end_their_own_connection_at_most() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = store(folder.path());
+    let honest = Client::connect(&folder.path().join("objects.sock")).unwrap();
+    let mut chance = Randomness::new(7);
+    let metrics = store.handle().metrics();
+    for round in 0..150_u64 {
+        let raw = join(folder.path());
+        for _ in 0..chance.below(600) {
+            let words = LENGTH_BYTES as u64 / 8;
+            let slot = chance.below(64);
+            let (at, value) = match chance.below(4) {
+                0 => (chance.below(words), chance.next_u64()),
+                1 => (chance.below(words), chance.below(70)),
+                // What the store takes for a message, in the order it looks for them.
+                2 => (512 + slot * 8, chance.below(1 << 24) << 32 | (slot + 1)),
+                // Its body: an operation, sizes, a handle, a time-out.
+                _ => (512 + slot * 8 + 1 + chance.below(7), chance.below(14) << 32 | slot),
+            };
+            let at = usize::try_from(at).unwrap();
+            raw.link.scribble(at, value);
+        }
+        raw.bell.ring();
+        let id = ObjectId([u8::try_from(round).unwrap(); 20]);
+        honest.put(id, &round.to_le_bytes(), b"", SOON).unwrap();
+        assert_eq!(honest.get(id, Duration::ZERO).unwrap().to_vec(), round.to_le_bytes());
+    }
+    store.handle().publish();
+    honest.ping().unwrap();
+    assert!(metrics.objects_expelled_clients.value() > 0, "no round was noticed");
+    assert!(store.is_running());
+}
+
+type Act = Box<dyn Fn(&mut Raw)>;
+
+#[test]
+fn what_no_honest_client_does_ends_the_connection() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = store(folder.path());
+    let id = ObjectId([3; 20]);
+    let push = |request: Request, tag: u32, times: u32| {
+        move |raw: &mut Raw| {
+            for _ in 0..times {
+                let _ = raw.link.push(tag, &request.encode());
+            }
+        }
+    };
+    let waiting = Request { timeout_us: 60_000_000, ..Request::new(Operation::Get, id) };
+    let strange: Vec<(&str, Act)> = vec![
+        (
+            "a reference it does not hold",
+            Box::new(push(Request::new(Operation::Release, id), 1, 1)),
+        ),
+        ("a number twice", Box::new(push(waiting, 5, 2))),
+        ("no number", Box::new(push(Request::new(Operation::Ping, id), 0, 1))),
+        (
+            "no operation",
+            Box::new(|raw| {
+                let _ = raw.link.push(1, &[0, 0, 0xff << 32]);
+            }),
+        ),
+        (
+            "a second hello",
+            Box::new(|raw| {
+                let hello = Record::new(RecordKind::Hello, VERSION.into(), 0, 0);
+                raw.socket.send(&hello.encode(), &[]).unwrap();
+            }),
+        ),
+        ("no record", Box::new(|raw| raw.socket.send(b"hello", &[]).unwrap())),
+        ("a long record", Box::new(|raw| raw.socket.send(&[1; 200], &[]).unwrap())),
+    ];
+    for (name, act) in strange {
+        let mut raw = join(folder.path());
+        act(&mut raw);
+        assert!(is_expelled(&raw), "{name}: the store put up with it");
+    }
+    let tolerated = join(folder.path());
+    assert!(
+        tolerated.socket.send(&Record::new(RecordKind::Unmapped, 99, 0, 0).encode(), &[]).is_ok()
+    );
+    assert!(store.is_running());
+}
+
+#[test]
+fn a_client_that_reads_nothing_is_not_served_without_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = store(folder.path());
+    let mut raw = join(folder.path());
+    let mut sent = 0_u32;
+    let start = Instant::now();
+    while sent < 100_000 && start.elapsed() < Duration::from_secs(2) {
+        if raw.link.has_room().unwrap() {
+            sent += 1;
+            let request = Request::new(Operation::Ping, ObjectId([0; 20]));
+            if raw.link.push(1, &request.encode()) {
+                raw.bell.ring();
+            }
+        } else if sent > 500 {
+            break;
+        }
+    }
+    assert!(sent < 10_000, "{sent} requests were taken from a client that reads no reply");
+    let honest = Client::connect(&folder.path().join("objects.sock")).unwrap();
+    honest.put(ObjectId([1; 20]), b"served", b"", SOON).unwrap();
+    assert!(store.is_running());
+}
+
+#[test]
+fn another_version_is_refused_with_the_version_spoken() {
+    let folder = tempfile::tempdir().unwrap();
+    let _store = store(folder.path());
+    let socket = ControlSocket::connect_path(&folder.path().join("objects.sock")).unwrap();
+    socket.send(&Record::new(RecordKind::Hello, 99, 0, 0).encode(), &[]).unwrap();
+    let (record, _) = receive(&socket).unwrap();
+    assert_eq!((record.kind, record.a), (RecordKind::Refused, VERSION.into()));
+}

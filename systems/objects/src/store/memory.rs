@@ -1,0 +1,264 @@
+//! The store's memory: segments, who writes them, who maps them, and the limit on their bytes.
+//!
+//! Invariants: the bytes of all segments, those included that readers have still to unmap, stay
+//! within the limit; a range is allocated in a segment only while its writer is the client that
+//! asks, and only once no further process can map the segment for writing.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+
+use crate::heap::{Heap, rounded};
+use crate::segment::Segment;
+
+/// The store itself as a writer: what it restores, and what dead clients left.
+pub(crate) const STORE: u32 = 0;
+
+/// Smallest first segment of a client.
+const FIRST_SEGMENT: u64 = 1 << 20;
+/// Largest segment made in advance of need.
+const LARGEST_AHEAD: u64 = 64 << 20;
+/// Segments are whole huge pages where they are large.
+const HUGE: u64 = 2 << 20;
+const PAGE: u64 = 4096;
+
+/// Where an object lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub segment: u32,
+    pub offset: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub segment: Arc<Segment>,
+    pub heap: Heap,
+    pub writer: u32,
+    /// The writer mapped it and the kernel refuses others.
+    pub ready: bool,
+    /// Clients that have its descriptor, the writer among them.
+    pub mapped_by: HashSet<u32>,
+    /// Being unmapped; no object lies in it.
+    pub retired: bool,
+    /// Objects in it that may go: sealed, and neither referenced nor pinned nor moved.
+    pub queued: u64,
+}
+
+/// What came of asking for memory.
+#[derive(Debug)]
+pub(crate) enum Found {
+    Place(Place),
+    /// A segment was made, or was made before: wait until its writer maps it.
+    Offered {
+        new: Option<u32>,
+    },
+    /// No room now.
+    Nothing,
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    segments: BTreeMap<u32, Held>,
+    next: u32,
+    limit: u64,
+    total: u64,
+}
+
+impl Memory {
+    pub(crate) fn new(limit: u64) -> Self {
+        Self { segments: BTreeMap::new(), next: 1, limit, total: 0 }
+    }
+
+    pub(crate) fn limit(&self) -> u64 {
+        self.limit
+    }
+
+    /// Bytes of all segments.
+    pub(crate) fn total(&self) -> u64 {
+        self.total
+    }
+
+    pub(crate) fn used(&self) -> u64 {
+        self.segments.values().map(|held| held.heap.used_bytes()).sum()
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.segments.len()
+    }
+
+    /// Bytes that wait for readers to unmap them.
+    pub(crate) fn retiring(&self) -> u64 {
+        let retired = self.segments.values().filter(|held| held.retired);
+        retired.map(|held| held.segment.bytes()).sum()
+    }
+
+    pub(crate) fn get(&self, number: u32) -> Option<&Held> {
+        self.segments.get(&number)
+    }
+
+    pub(crate) fn get_mut(&mut self, number: u32) -> Option<&mut Held> {
+        self.segments.get_mut(&number)
+    }
+
+    /// Room for `bytes` in segments of `writer`, in a new one if the limit allows.
+    pub(crate) fn find(&mut self, writer: u32, bytes: u64) -> Found {
+        let own = self.segments.iter_mut().filter(|(_, held)| held.writer == writer);
+        let mut offered = false;
+        let mut written = 0;
+        for (number, held) in own {
+            if held.retired {
+                continue;
+            }
+            written += held.segment.bytes();
+            if !held.ready {
+                offered |= rounded(bytes).is_some_and(|bytes| held.heap.largest() >= bytes);
+            } else if let Some(offset) = held.heap.allocate(bytes) {
+                return Found::Place(Place { segment: *number, offset });
+            }
+        }
+        if offered {
+            return Found::Offered { new: None };
+        }
+        match self.enlarge(writer, bytes, written) {
+            Some(number) if writer == STORE => {
+                let held = self.segments.get_mut(&number);
+                let offset = held.and_then(|held| held.heap.allocate(bytes));
+                offset.map_or(Found::Nothing, |offset| {
+                    Found::Place(Place { segment: number, offset })
+                })
+            }
+            Some(number) => Found::Offered { new: Some(number) },
+            None => Found::Nothing,
+        }
+    }
+
+    /// Makes a segment: as large again as what the writer has, if the limit allows, else as large
+    /// as the object needs.
+    fn enlarge(&mut self, writer: u32, bytes: u64, written: u64) -> Option<u32> {
+        let room = self.limit.saturating_sub(self.total);
+        let least = bytes.max(1).checked_next_multiple_of(PAGE)?;
+        let ahead = written.clamp(FIRST_SEGMENT, LARGEST_AHEAD).min(self.limit / 16);
+        let mut length = least.max(ahead.next_multiple_of(PAGE));
+        if length >= HUGE {
+            length = length.checked_next_multiple_of(HUGE)?;
+        }
+        if length > room {
+            length = least;
+        }
+        if length > room {
+            return None;
+        }
+        let segment = Segment::create(usize::try_from(length).ok()?).and_then(|segment| {
+            if writer == STORE {
+                segment.refuse_writers()?;
+            }
+            Ok(segment)
+        });
+        let segment = match segment {
+            Ok(segment) => Arc::new(segment),
+            Err(error) => {
+                tracing::warn!(%error, length, "a segment of the object store cannot be made");
+                return None;
+            }
+        };
+        let number = self.next;
+        self.next += 1;
+        self.total += length;
+        let held = Held {
+            segment,
+            heap: Heap::new(length),
+            writer,
+            ready: writer == STORE,
+            mapped_by: HashSet::new(),
+            retired: false,
+            queued: 0,
+        };
+        self.segments.insert(number, held);
+        Some(number)
+    }
+
+    /// A segment nothing lies in and no pending create of its writer waits for.
+    pub(crate) fn empty_one(&self) -> Option<u32> {
+        let empty = |held: &Held| !held.retired && held.ready && held.heap.is_empty();
+        self.segments.iter().find(|(_, held)| empty(held)).map(|(number, _)| *number)
+    }
+
+    /// Begins to give a segment back; the clients that have to unmap it first. Without any it is
+    /// gone.
+    pub(crate) fn retire(&mut self, number: u32) -> Vec<u32> {
+        let Some(held) = self.segments.get_mut(&number) else { return Vec::new() };
+        held.retired = true;
+        let clients: Vec<u32> = held.mapped_by.iter().copied().collect();
+        if clients.is_empty() {
+            self.drop_segment(number);
+        }
+        clients
+    }
+
+    /// `client` has no mapping of the segment any more. True when memory came free.
+    pub(crate) fn unmapped(&mut self, number: u32, client: u32) -> bool {
+        let Some(held) = self.segments.get_mut(&number) else { return false };
+        held.mapped_by.remove(&client);
+        let gone = held.retired && held.mapped_by.is_empty();
+        if gone {
+            self.drop_segment(number);
+        }
+        gone
+    }
+
+    fn drop_segment(&mut self, number: u32) {
+        if let Some(held) = self.segments.remove(&number) {
+            self.total -= held.segment.bytes();
+        }
+    }
+
+    /// A client is gone: what it wrote is the store's now, and what it mapped it maps no more.
+    /// Returns segments that go, with the clients that have to unmap them first.
+    pub(crate) fn forget_client(&mut self, client: u32) -> Vec<(u32, Vec<u32>)> {
+        let mut going = Vec::new();
+        let numbers: Vec<u32> = self.segments.keys().copied().collect();
+        for number in numbers {
+            let Some(held) = self.segments.get_mut(&number) else { continue };
+            held.mapped_by.remove(&client);
+            if held.writer == client {
+                held.writer = STORE;
+                if !held.ready {
+                    // The client may have handed the descriptor on before the seal.
+                    held.retired = true;
+                } else if held.heap.is_empty() {
+                    going.push((number, self.retire(number)));
+                    continue;
+                }
+            }
+            if held.retired && held.mapped_by.is_empty() {
+                self.drop_segment(number);
+            }
+        }
+        going
+    }
+
+    pub(crate) fn free(&mut self, place: Place, bytes: u64) {
+        if let Some(held) = self.segments.get_mut(&place.segment) {
+            held.heap.free(place.offset, bytes);
+        }
+    }
+
+    /// Counts objects that may go, up or down.
+    pub(crate) fn queue(&mut self, place: Place, more: bool) {
+        if let Some(held) = self.segments.get_mut(&place.segment) {
+            if more {
+                held.queued += 1;
+            } else {
+                held.queued -= 1;
+            }
+        }
+    }
+
+    /// Whether evicting objects of the segment can help `writer`: the segment is its own, or every
+    /// object in it may go, and then the segment can.
+    pub(crate) fn helps(&self, number: u32, writer: u32) -> bool {
+        self.segments
+            .get(&number)
+            .is_some_and(|held| held.writer == writer || held.queued == held.heap.allocations())
+    }
+}

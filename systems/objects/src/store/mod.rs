@@ -1,0 +1,171 @@
+//! The store: one thread that owns the objects of a node.
+//!
+//! ```text
+//!  clients' rings ─┐                    ┌─► table   objects, handles, order of use
+//!  Unix socket    ─┼─► serve ─► core ───┤
+//!  pidfds, timers ─┘     ▲    (decides) └─► memory  segments, heaps, limit
+//!                        └── effects: replies, descriptors, spills, fetches
+//! ```
+
+mod core;
+mod figures;
+#[cfg(test)]
+mod hostile_tests;
+mod memory;
+mod peer;
+mod room;
+mod serve;
+mod spill;
+mod table;
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
+
+use beeline_os::control_socket::ControlListener;
+use beeline_os::poller::Waker;
+
+pub use figures::ObjectMetrics;
+
+use crate::id::ObjectId;
+
+/// How a store is set up.
+#[derive(Clone, Debug)]
+pub struct StoreOptions {
+    /// Where clients connect: a file, at most 107 bytes long.
+    pub socket: PathBuf,
+    /// Rights on that file, as in 0o600.
+    pub socket_mode: u32,
+    /// Most bytes of memory.
+    pub memory_bytes: u64,
+    /// Where objects go that memory has no room for.
+    pub spill_directory: PathBuf,
+    /// Most bytes there; 0: the least recently used objects are dropped instead.
+    pub spill_bytes: u64,
+    /// How long the loop polls on after work before it sleeps.
+    pub spin: Duration,
+    /// Most clients at once.
+    pub max_clients: usize,
+}
+
+/// What the store asks of the part that knows other nodes. Called on the store's thread; must not
+/// block.
+pub trait Cluster: Send {
+    /// Bring `id` here, by creating and sealing it as a client does; then say so with
+    /// [`StoreHandle::fetched`].
+    fn fetch(&mut self, id: ObjectId);
+
+    /// The object was sealed here.
+    fn announce(&mut self, id: ObjectId);
+
+    /// It is no longer here.
+    fn withdraw(&mut self, id: ObjectId);
+}
+
+/// A node by itself: no object is anywhere else.
+#[derive(Debug)]
+pub struct Alone(pub StoreHandle);
+
+impl Cluster for Alone {
+    fn fetch(&mut self, id: ObjectId) {
+        self.0.fetched(id, false);
+    }
+
+    fn announce(&mut self, _id: ObjectId) {}
+
+    fn withdraw(&mut self, _id: ObjectId) {}
+}
+
+#[derive(Debug)]
+pub(crate) enum Command {
+    Fetched { id: ObjectId, found: bool },
+    Publish,
+    Stop,
+}
+
+/// How other threads reach a store.
+#[derive(Clone, Debug)]
+pub struct StoreHandle {
+    commands: Sender<Command>,
+    waker: Arc<Waker>,
+    metrics: Arc<ObjectMetrics>,
+}
+
+impl StoreHandle {
+    fn send(&self, command: Command) {
+        // The other end goes when the store stops; then there is nothing to tell.
+        let _ = self.commands.send(command);
+        self.waker.wake();
+    }
+
+    /// A fetch that [`Cluster::fetch`] asked for ended; `found`: the object was sealed here.
+    pub fn fetched(&self, id: ObjectId, found: bool) {
+        self.send(Command::Fetched { id, found });
+    }
+
+    /// Asks the store to bring the figures up to date.
+    pub fn publish(&self) {
+        self.send(Command::Publish);
+    }
+
+    /// The figures, as of the last [`StoreHandle::publish`].
+    #[must_use]
+    pub fn metrics(&self) -> Arc<ObjectMetrics> {
+        Arc::clone(&self.metrics)
+    }
+}
+
+/// A running store. Dropping it stops it: its memory goes when the last client unmapped it.
+#[derive(Debug)]
+pub struct Store {
+    handle: StoreHandle,
+    thread: Option<std::thread::JoinHandle<()>>,
+    socket: PathBuf,
+}
+
+impl Store {
+    /// Opens the socket and starts the store's thread. `cluster` makes what knows other nodes.
+    ///
+    /// Errors: the kernel's, for the socket, the spill directory or the thread.
+    pub fn start(
+        options: StoreOptions,
+        cluster: impl FnOnce(StoreHandle) -> Box<dyn Cluster>,
+    ) -> io::Result<Self> {
+        let listener = ControlListener::bind_path(&options.socket, options.socket_mode)?;
+        let waker = Arc::new(Waker::new()?);
+        let (commands, inbox) = channel();
+        let metrics = Arc::new(ObjectMetrics::default());
+        let handle =
+            StoreHandle { commands, waker: Arc::clone(&waker), metrics: Arc::clone(&metrics) };
+        let cluster = cluster(handle.clone());
+        let socket = options.socket.clone();
+        let server = serve::Server::new(options, listener, inbox, waker, metrics, cluster)?;
+        let thread =
+            std::thread::Builder::new().name("objects".to_owned()).spawn(move || server.run())?;
+        Ok(Self { handle, thread: Some(thread), socket })
+    }
+
+    /// How other threads reach it.
+    #[must_use]
+    pub fn handle(&self) -> StoreHandle {
+        self.handle.clone()
+    }
+
+    /// Whether the store's thread runs.
+    #[must_use]
+    pub fn is_running(&self) -> bool {
+        self.thread.as_ref().is_some_and(|thread| !thread.is_finished())
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        self.handle.send(Command::Stop);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        let _ = std::fs::remove_file(&self.socket);
+    }
+}

@@ -1,0 +1,195 @@
+//! One client as the loop sees it: its socket, its rings, what waits to be sent to it.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use beeline_os::control_socket::{ControlSocket, Received};
+use beeline_os::doorbell::Doorbell;
+
+use crate::link::{Link, SLOTS};
+use crate::segment::Segment;
+use crate::wire::{RECORD_BYTES, Record, RecordKind, Request, VERSION};
+
+/// Replies that wait before no more requests are taken from a client that does not read them.
+const MOST_OUTBOUND: usize = 4 * SLOTS as usize;
+/// Records that wait before a client that does not read them is expelled.
+const MOST_RECORDS: usize = 1 << 16;
+/// Requests taken from one client before the next one's turn.
+const TURN: usize = 32;
+
+/// What goes with a record.
+#[derive(Debug)]
+pub(super) enum Attached {
+    Nothing,
+    Segment(Arc<Segment>),
+    Owned(OwnedFd),
+}
+
+/// See the module's documentation.
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub socket: ControlSocket,
+    /// Readable when the process ends; none for one outside our process namespace.
+    pub process: Option<OwnedFd>,
+    pub bell: Option<Doorbell>,
+    link: Option<Link>,
+    outbound: VecDeque<(u32, [u64; 6])>,
+    records: VecDeque<(Record, Attached)>,
+    /// Its ring is polled, because it asked for something a moment ago.
+    pub active: bool,
+    pub last_request_ns: u64,
+}
+
+impl Peer {
+    pub(super) fn new(socket: ControlSocket) -> Self {
+        let credentials = socket.peer().ok().filter(|peer| peer.pid > 0);
+        let process = credentials.and_then(|peer| beeline_os::process::open(peer.pid).ok());
+        Self {
+            socket,
+            process,
+            bell: None,
+            link: None,
+            outbound: VecDeque::new(),
+            records: VecDeque::new(),
+            active: false,
+            last_request_ns: 0,
+        }
+    }
+
+    /// Greets a client; it has not been greeted before.
+    ///
+    /// Errors: what is wrong with it, or the kernel's.
+    pub(super) fn greet(&mut self, hello: Record, generation: u64, number: u32) -> io::Result<()> {
+        if hello.kind != RecordKind::Hello || self.link.is_some() {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        if hello.a != u64::from(VERSION) {
+            let refusal = Record::new(RecordKind::Refused, VERSION.into(), 0, 0);
+            let _ = self.socket.send(&refusal.encode(), &[]);
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let (link, descriptor) = Link::create()?;
+        let (bell, other) = Doorbell::pair()?;
+        let welcome =
+            Record::new(RecordKind::Welcome, VERSION.into(), generation, u64::from(number));
+        self.socket.send(&welcome.encode(), &[descriptor.as_fd(), other.as_fd()])?;
+        self.link = Some(link);
+        self.bell = Some(bell);
+        Ok(())
+    }
+
+    pub(super) fn is_greeted(&self) -> bool {
+        self.link.is_some()
+    }
+
+    /// The next record of the socket; `None` when nothing waits.
+    ///
+    /// Errors: the client is gone, or sends what no honest client sends.
+    pub(super) fn record(&mut self) -> io::Result<Option<Record>> {
+        let (mut bytes, mut descriptors) = ([0; RECORD_BYTES], Vec::new());
+        match self.socket.receive(&mut bytes, &mut descriptors)? {
+            Received::Empty => Ok(None),
+            Received::Closed => Err(io::ErrorKind::UnexpectedEof.into()),
+            Received::Record(length) => match Record::decode(&bytes[..length]) {
+                Some(record) if descriptors.is_empty() => Ok(Some(record)),
+                _ => Err(io::ErrorKind::InvalidData.into()),
+            },
+        }
+    }
+
+    /// Takes a turn's requests.
+    ///
+    /// Errors: a message that is none.
+    pub(super) fn requests(&mut self, into: &mut Vec<(u32, Request)>) -> io::Result<()> {
+        let Some(link) = &mut self.link else { return Ok(()) };
+        for _ in 0..TURN {
+            if self.outbound.len() >= MOST_OUTBOUND {
+                break;
+            }
+            let Some(message) = link.take() else { break };
+            let request = Request::decode(&message).ok_or(io::ErrorKind::InvalidData)?;
+            into.push((message.tag, request));
+        }
+        link.publish_taken();
+        Ok(())
+    }
+
+    /// Sends a reply or news, at once or when there is room.
+    ///
+    /// Errors: the client claims to have read what was not sent.
+    pub(super) fn reply(&mut self, tag: u32, words: [u64; 6]) -> io::Result<()> {
+        self.outbound.push_back((tag, words));
+        self.push()
+    }
+
+    /// Sends what waits, as far as there is room.
+    ///
+    /// Errors: as [`Peer::reply`].
+    pub(super) fn push(&mut self) -> io::Result<()> {
+        let Some(link) = &mut self.link else { return Ok(()) };
+        while let Some((tag, words)) = self.outbound.front() {
+            if !link.has_room().map_err(io::Error::other)? {
+                break;
+            }
+            let ring = link.push(*tag, words);
+            self.outbound.pop_front();
+            if ring && let Some(bell) = &self.bell {
+                bell.ring();
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether replies wait for the client to read.
+    pub(super) fn has_outbound(&self) -> bool {
+        !self.outbound.is_empty()
+    }
+
+    /// Asks the client to ring from now on. `false`: a request waits.
+    pub(super) fn sleep(&mut self) -> bool {
+        self.link.as_mut().is_none_or(Link::sleep)
+    }
+
+    pub(super) fn wake(&mut self) {
+        if let Some(link) = &mut self.link {
+            link.wake();
+        }
+    }
+
+    /// Sends a record, at once or when the socket takes it.
+    ///
+    /// Errors: the client is gone, or reads nothing.
+    pub(super) fn send(&mut self, record: Record, attached: Attached) -> io::Result<()> {
+        if self.records.len() >= MOST_RECORDS {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        self.records.push_back((record, attached));
+        self.send_waiting()
+    }
+
+    /// Sends records that wait.
+    ///
+    /// Errors: the client is gone.
+    pub(super) fn send_waiting(&mut self) -> io::Result<()> {
+        while let Some((record, attached)) = self.records.front() {
+            let descriptor: Option<BorrowedFd<'_>> = match attached {
+                Attached::Nothing => None,
+                Attached::Segment(segment) => Some(segment.borrowed()),
+                Attached::Owned(descriptor) => Some(descriptor.as_fd()),
+            };
+            match self.socket.send(&record.encode(), descriptor.as_slice()) {
+                Ok(()) => drop(self.records.pop_front()),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether records wait for the socket.
+    pub(super) fn has_records(&self) -> bool {
+        !self.records.is_empty()
+    }
+}
