@@ -12,6 +12,10 @@ use crate::tools;
 /// The Python client, pinned.
 const REDIS_PY: &str = "redis==6.4.0";
 
+/// What the tests of our Python package use; pyarrow 11 is the last with Plasma, a peer of
+/// `bench objects`.
+const PYTHON_TESTS: [&str; 3] = ["numpy==1.26.4", "pytest==8.4.2", "pyarrow==11.0.0"];
+
 /// What `setup` takes.
 #[derive(Debug, clap::Args)]
 pub struct SetupArguments {
@@ -54,6 +58,7 @@ pub fn run(arguments: &SetupArguments) -> Report {
     );
     python_suites(&mut report);
     python(&mut report);
+    python_package(&mut report);
     lab::setup(&mut report);
     if arguments.deep {
         programs(
@@ -126,6 +131,26 @@ fn python_suites(report: &mut Report) {
             programs(report, name, &[("no program of this package", &package)]);
         }
         _ => report.skip(name, "no Python of the system's here"),
+    }
+}
+
+/// What the tests of the Python package need, beside redis-py.
+fn python_package(report: &mut Report) {
+    let python = root().join("target/clients-venv/bin/python");
+    let probe = root().join("verify/clients/python/versions.py");
+    let wanted = PYTHON_TESTS.join(" ");
+    let right = || works(&format!("{} {} {wanted}", python.display(), probe.display()));
+    if right() {
+        report.done("Python package's tests", "numpy, pytest and pyarrow are here");
+        return;
+    }
+    let line =
+        format!("{} -m pip install --quiet --disable-pip-version-check {wanted}", python.display());
+    Step::new("Python package's tests", &line).minutes(10).run();
+    if right() {
+        report.done("Python package's tests", &format!("installed {wanted}"));
+    } else {
+        report.skip("Python package's tests", &format!("pip could not install {wanted}"));
     }
 }
 

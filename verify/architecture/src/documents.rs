@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::SourceFile;
 
 /// Folders and files at the root that a path in a document may begin with.
-const ROOTS: [&str; 16] = [
+const ROOTS: [&str; 17] = [
     "foundation/",
     "substrate/",
     "engines/",
@@ -16,6 +16,7 @@ const ROOTS: [&str; 16] = [
     "bench/",
     "fuzz/",
     "examples/",
+    "python/",
     "docs/",
     "xtask/",
     ".ci/",

@@ -30,7 +30,7 @@ pub fn rank(folder: &str) -> Option<u8> {
         "substrate" => 1,
         "engines" => 2,
         "systems" | "compiler" => 3,
-        "apps" => 4,
+        "apps" | "python" => 4,
         "verify" | "bench" | "fuzz" | "examples" | "xtask" => 5,
         _ => return None,
     })

@@ -1,0 +1,429 @@
+"""The object store of a node: values that other processes read without a copy.
+
+What ``put`` writes, by the first byte of the metadata:
+
+====  =========================  ================================================================
+kind  value                      metadata after the kind; data
+====  =========================  ================================================================
+0     ``bytes`` and its kin      nothing; the bytes
+1     a NumPy array              ``repr((dtype, shape, order))``; the array's memory
+2     an Arrow table or batch    nothing; an Arrow IPC stream
+3     anything that pickles      table of buffers, pickle (protocol 5); the out-of-band buffers
+====  =========================  ================================================================
+
+Objects that another program stored without this package are handed out as a ``memoryview``.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import functools
+import os
+import pickle
+import struct
+import sys
+from collections.abc import AsyncIterator, Iterable
+from typing import Any
+
+from . import _native
+from ._native import (
+    Forked,
+    ObjectDamaged,
+    ObjectExists,
+    ObjectNotFound,
+    ObjectsError,
+    ReadBuffer,
+    StoreGone,
+    WriteBuffer,
+)
+
+__all__ = [
+    "AsyncStore",
+    "Forked",
+    "ObjectDamaged",
+    "ObjectExists",
+    "ObjectNotFound",
+    "ObjectRef",
+    "ObjectsError",
+    "ReadBuffer",
+    "Store",
+    "StoreGone",
+    "WriteBuffer",
+    "connect",
+]
+
+MAGIC = b"BLO1"
+RAW, NUMPY, ARROW, PICKLE = range(4)
+ALIGNMENT = 64
+DEFAULT_TIMEOUT = 10.0
+DEFAULT_SOCKET = "./beeline-data/objects.sock"
+
+
+class ObjectRef:
+    """Names an object in every store of a cluster. Small, hashable, and pickles."""
+
+    __slots__ = ("id",)
+
+    def __init__(self, id: bytes | str) -> None:
+        raw = _native.NativeStore.parse_id(id) if isinstance(id, str) else bytes(id)
+        if len(raw) != 20:
+            raise ValueError(f"an object id has 20 bytes, not {len(raw)}")
+        self.id: bytes = raw
+
+    @classmethod
+    def random(cls) -> ObjectRef:
+        return cls(_native.NativeStore.random_id())
+
+    def hex(self) -> str:
+        return self.id.hex()
+
+    def __repr__(self) -> str:
+        return f"ObjectRef({self.id.hex()!r})"
+
+    def __str__(self) -> str:
+        return self.id.hex()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ObjectRef) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (ObjectRef, (self.id,))
+
+
+def connect(path: str | os.PathLike[str] | None = None, *, checksums: bool = False) -> Store:
+    """Connects to the store whose socket is ``path``: by default what ``BEELINE_OBJECTS_SOCKET``
+    names, else ``./beeline-data/objects.sock``. With ``checksums``, objects are sealed with a
+    checksum and verified when read."""
+    return Store(path, checksums=checksums)
+
+
+class Store:
+    """A connection to the object store of this host's node; any number of threads may use it.
+
+    After ``fork`` the child connects anew by itself; arrays it inherited stay readable.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str] | None = None, *, checksums: bool = False
+    ) -> None:
+        chosen = path or os.environ.get("BEELINE_OBJECTS_SOCKET") or DEFAULT_SOCKET
+        self._path = os.path.abspath(os.fspath(chosen))
+        self._checksums = checksums
+        self._native = _native.NativeStore(self._path, checksums)
+        self._process = os.getpid()
+
+    # A store travels to another process as its address.
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_reconnect, (self._path, self._checksums))
+
+    def __repr__(self) -> str:
+        return f"<beeline.objects.Store at {self._path}>"
+
+    def _after_fork(self) -> None:
+        # The parent's connection is left alone: dropping it here must not end it there.
+        self._inherited = self._native
+        self._native = _native.NativeStore(self._path, self._checksums)
+        self._process = os.getpid()
+
+    # ── values ──────────────────────────────────────────────────────────────────────────────────
+
+    def put(
+        self,
+        value: Any,
+        *,
+        ref: ObjectRef | None = None,
+        timeout: float | None = DEFAULT_TIMEOUT,
+    ) -> ObjectRef:
+        """Stores ``value`` and returns its reference. Waits up to ``timeout`` seconds for memory
+        (``None``: for ever), then raises ``MemoryError``."""
+        ref = ref or ObjectRef.random()
+        metadata, parts, size = _encode(value)
+        if parts is None:
+            return self._put_arrow(value, ref, metadata, timeout)
+        buffer = self._create(ref, size, metadata, timeout)
+        for offset, part in parts:
+            buffer.write_at(offset, part)
+        buffer.seal()
+        return ref
+
+    def _put_arrow(
+        self, value: Any, ref: ObjectRef, metadata: bytes, timeout: float | None
+    ) -> ObjectRef:
+        import pyarrow as pa
+
+        measure = pa.MockOutputStream()
+        with pa.ipc.new_stream(measure, value.schema) as writer:
+            writer.write(value)
+        buffer = self._create(ref, measure.size(), metadata, timeout)
+        with memoryview(buffer) as view:
+            memory = pa.py_buffer(view)
+            sink = pa.FixedSizeBufferWriter(memory)
+            with pa.ipc.new_stream(sink, value.schema) as writer:
+                writer.write(value)
+            sink.close()
+            del sink, memory, writer
+        buffer.seal()
+        return ref
+
+    def _create(
+        self, ref: ObjectRef, size: int, metadata: bytes, timeout: float | None
+    ) -> WriteBuffer:
+        try:
+            return self._native.create(ref.id, size, metadata, timeout)
+        except Forked:
+            self._after_fork()
+            return self._native.create(ref.id, size, metadata, timeout)
+
+    def get(
+        self, ref: ObjectRef, timeout: float | None = 0.0, *, fetch: bool = True
+    ) -> Any:
+        """The value of ``ref``. Arrays, tables and large buffers lie in the store's own memory and
+        are read-only. Waits up to ``timeout`` seconds until the object is sealed here, or, with
+        ``fetch``, came from another node."""
+        return _decode(self.get_buffer(ref, timeout, fetch=fetch))
+
+    def get_buffer(
+        self, ref: ObjectRef, timeout: float | None = 0.0, *, fetch: bool = True
+    ) -> ReadBuffer:
+        """As :meth:`get`, the bytes themselves."""
+        try:
+            return self._native.get(ref.id, timeout, fetch)
+        except Forked:
+            self._after_fork()
+            return self._native.get(ref.id, timeout, fetch)
+
+    def get_many(
+        self, refs: Iterable[ObjectRef], timeout: float | None = 0.0, *, fetch: bool = True
+    ) -> list[Any]:
+        """The values of several references."""
+        return [self.get(ref, timeout, fetch=fetch) for ref in refs]
+
+    # ── bytes ───────────────────────────────────────────────────────────────────────────────────
+
+    def create(
+        self,
+        ref: ObjectRef,
+        size: int,
+        metadata: bytes = b"",
+        *,
+        timeout: float | None = DEFAULT_TIMEOUT,
+    ) -> WriteBuffer:
+        """A buffer to write in place, then ``seal()``."""
+        return self._create(ref, size, metadata, timeout)
+
+    # ── the rest ────────────────────────────────────────────────────────────────────────────────
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self._native, name)(*arguments)
+        except Forked:
+            self._after_fork()
+            return getattr(self._native, name)(*arguments)
+
+    def contains(self, ref: ObjectRef) -> bool:
+        """Whether the object is in this store, sealed."""
+        return self._call("contains", ref.id)
+
+    def __contains__(self, ref: ObjectRef) -> bool:
+        return self.contains(ref)
+
+    def delete(self, ref: ObjectRef) -> None:
+        """Removes the object; memory that is still in use stays until released."""
+        self._call("delete", ref.id)
+
+    def subscribe(self, ref: ObjectRef) -> None:
+        """Asks to be told by :meth:`next_sealed`, once, when the object is sealed here."""
+        self._call("subscribe", ref.id)
+
+    def next_sealed(self, timeout: float | None = None) -> ObjectRef | None:
+        """The next of the objects subscribed to, or ``None`` after ``timeout`` seconds."""
+        raw = self._call("next_sealed", timeout)
+        return None if raw is None else ObjectRef(raw)
+
+    def fetch(self, refs: Iterable[ObjectRef], timeout: float | None = 60.0) -> None:
+        """Brings objects into this store from the nodes that have them.
+
+        Raises ``ConnectionError`` naming each that did not come."""
+        refs = list(refs)
+        outcomes = self._call("fetch", [ref.id for ref in refs], timeout)
+        failed = [text for text in outcomes if text is not None]
+        if failed:
+            raise ConnectionError("; ".join(failed))
+
+    def pin(self, ref: ObjectRef) -> None:
+        """Keeps the object in memory until :meth:`unpin`."""
+        self._call("pin", ref.id)
+
+    def unpin(self, ref: ObjectRef) -> None:
+        """Ends :meth:`pin`."""
+        self._call("unpin", ref.id)
+
+    def list(self) -> list[dict[str, Any]]:
+        """Every object: its ``ref``, ``size``, ``sealed``, ``spilled``, ``references`` and so on."""
+        rows = self._call("list")
+        for row in rows:
+            row["ref"] = ObjectRef(row.pop("id"))
+        return rows
+
+    @property
+    def generation(self) -> int:
+        """Names this life of the store: with another number everything it held is gone."""
+        return self._native.generation
+
+    @property
+    def is_connected(self) -> bool:
+        return self._native.is_connected
+
+
+class AsyncStore:
+    """A store for ``asyncio``: what is here is answered at once, what has to be waited for waits
+    on a thread."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    async def put(
+        self,
+        value: Any,
+        *,
+        ref: ObjectRef | None = None,
+        timeout: float | None = DEFAULT_TIMEOUT,
+    ) -> ObjectRef:
+        return await asyncio.to_thread(self.store.put, value, ref=ref, timeout=timeout)
+
+    async def get(
+        self, ref: ObjectRef, timeout: float | None = None, *, fetch: bool = True
+    ) -> Any:
+        try:
+            return self.store.get(ref, 0.0, fetch=False)
+        except (ObjectNotFound, TimeoutError):
+            if timeout == 0.0:
+                raise
+        return await asyncio.to_thread(self.store.get, ref, timeout, fetch=fetch)
+
+    async def fetch(self, refs: Iterable[ObjectRef], timeout: float | None = 60.0) -> None:
+        await asyncio.to_thread(self.store.fetch, list(refs), timeout)
+
+    async def delete(self, ref: ObjectRef) -> None:
+        self.store.delete(ref)
+
+    async def sealed(self, refs: Iterable[ObjectRef]) -> AsyncIterator[ObjectRef]:
+        """The references, each when its object is sealed here. One such loop a store at a time."""
+        waiting = set(refs)
+        for ref in waiting:
+            self.store.subscribe(ref)
+        while waiting:
+            ref = await asyncio.to_thread(self.store.next_sealed, 1.0)
+            if ref is not None and ref in waiting:
+                waiting.discard(ref)
+                yield ref
+
+
+def _reconnect(path: str, checksums: bool) -> Store:
+    return Store(path, checksums=checksums)
+
+
+# ── what values look like ───────────────────────────────────────────────────────────────────────
+
+
+def _aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def _encode(value: Any) -> tuple[bytes, list[tuple[int, Any]] | None, int]:
+    """Metadata, the parts of the data with their offsets, and its size."""
+    if isinstance(value, (bytes, bytearray)):
+        return MAGIC + bytes([RAW]), [(0, value)], len(value)
+    if isinstance(value, memoryview):
+        plain = value.cast("B") if value.contiguous else memoryview(value.tobytes())
+        return MAGIC + bytes([RAW]), [(0, plain)], plain.nbytes
+    module = type(value).__module__
+    if module == "numpy" and "numpy" in sys.modules:
+        encoded = _encode_numpy(value)
+        if encoded is not None:
+            return encoded
+    if module.startswith("pyarrow") and "pyarrow" in sys.modules:
+        import pyarrow as pa
+
+        if isinstance(value, (pa.Table, pa.RecordBatch)):
+            return MAGIC + bytes([ARROW]), None, 0
+    return _encode_pickle(value)
+
+
+def _encode_numpy(value: Any) -> tuple[bytes, list[tuple[int, Any]], int] | None:
+    import numpy as np
+
+    if type(value) is not np.ndarray or value.dtype.hasobject:
+        return None
+    order = "C"
+    array = value
+    if not array.flags.c_contiguous:
+        if array.flags.f_contiguous:
+            order = "F"
+            array = array.T
+        else:
+            array = np.ascontiguousarray(array)
+    descr = np.lib.format.dtype_to_descr(value.dtype)
+    metadata = MAGIC + bytes([NUMPY]) + repr((descr, value.shape, order)).encode()
+    flat = array.reshape(-1).view(np.uint8) if array.size and array.dtype.itemsize else b""
+    return metadata, [(0, memoryview(flat))], array.nbytes
+
+
+def _encode_pickle(value: Any) -> tuple[bytes, list[tuple[int, Any]], int]:
+    outside: list[pickle.PickleBuffer] = []
+    pickled = pickle.dumps(value, protocol=5, buffer_callback=outside.append)
+    parts: list[tuple[int, Any]] = []
+    table = [struct.pack("<I", len(outside))]
+    end = 0
+    for buffer in outside:
+        raw = buffer.raw()
+        start = _aligned(end)
+        parts.append((start, raw))
+        table.append(struct.pack("<QQB", start, raw.nbytes, raw.readonly))
+        end = start + raw.nbytes
+    return MAGIC + bytes([PICKLE]) + b"".join(table) + pickled, parts, end
+
+
+@functools.lru_cache(maxsize=4096)
+def _numpy_header(metadata: bytes) -> tuple[Any, tuple[int, ...], str]:
+    import numpy as np
+
+    descr, shape, order = ast.literal_eval(metadata[5:].decode())
+    return np.lib.format.descr_to_dtype(descr), shape, order
+
+
+def _decode(buffer: ReadBuffer) -> Any:
+    metadata = buffer.metadata
+    if metadata[:4] != MAGIC or len(metadata) < 5:
+        return memoryview(buffer)
+    kind = metadata[4]
+    if kind == NUMPY:
+        import numpy as np
+
+        dtype, shape, order = _numpy_header(metadata)
+        return np.ndarray(shape, dtype, buffer=buffer, order=order)
+    if kind == RAW:
+        return memoryview(buffer)
+    if kind == ARROW:
+        import pyarrow as pa
+
+        return pa.ipc.open_stream(pa.py_buffer(buffer)).read_all()
+    if kind == PICKLE:
+        return _decode_pickle(metadata, buffer)
+    raise ObjectsError(f"the object has contents of kind {kind}; a newer version wrote it")
+
+
+def _decode_pickle(metadata: bytes, buffer: ReadBuffer) -> Any:
+    (count,) = struct.unpack_from("<I", metadata, 5)
+    view = memoryview(buffer)
+    buffers = []
+    at = 9
+    for _ in range(count):
+        start, length, _read_only = struct.unpack_from("<QQB", metadata, at)
+        buffers.append(pickle.PickleBuffer(view[start : start + length]))
+        at += 17
+    return pickle.loads(memoryview(metadata)[at:], buffers=buffers)

@@ -1,0 +1,24 @@
+//! The native half of the Python package `beeline`.
+//!
+//! Place: `python`, an edge of the program like `apps`. What a value looks like in a store's memory
+//! is decided in Python (`package/beeline/objects.py`); here are the calls, the buffers and the
+//! exceptions.
+//!
+//! Invariants: the interpreter's lock is let go before a call waits for the store; memory that a
+//! buffer exports stays mapped, and its object referenced, until the last export is released.
+
+mod buffers;
+mod errors;
+mod store;
+
+use pyo3::prelude::*;
+
+/// The module `beeline._native`.
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<store::NativeStore>()?;
+    module.add_class::<buffers::ReadBuffer>()?;
+    module.add_class::<buffers::WriteBuffer>()?;
+    errors::add(module)
+}

@@ -1,0 +1,41 @@
+"""A node for the tests: the one `BEELINE_OBJECTS_SOCKET` names, or one of their own."""
+
+import json
+import os
+import subprocess
+import uuid
+
+import pytest
+
+import beeline
+
+
+@pytest.fixture(scope="session")
+def socket(tmp_path_factory):
+    given = os.environ.get("BEELINE_OBJECTS_SOCKET")
+    if given:
+        yield given
+        return
+    program = os.environ.get("BEELINE_PROGRAM", "beeline")
+    data = tmp_path_factory.mktemp("node")
+    off = ["--resp-address", "off", "--http-address", "off", "--fabric-address", "127.0.0.1:0"]
+    node = subprocess.Popen(
+        [program, "serve", "--json", "--data", str(data), "--capacity", "256MiB",
+         "--segment-size", "1MiB", "--objects-memory", "256MiB", *off],
+        stdout=subprocess.PIPE,
+    )
+    assert json.loads(node.stdout.readline())["event"] == "ready"
+    yield str(data / "objects.sock")
+    node.terminate()
+    assert node.wait(timeout=60) == 0
+
+
+@pytest.fixture
+def store(socket):
+    store = beeline.objects.connect(socket)
+    yield store
+
+
+@pytest.fixture
+def ref():
+    return beeline.objects.ObjectRef(uuid.uuid4().bytes + b"test")

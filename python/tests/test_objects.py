@@ -1,0 +1,317 @@
+"""The package against a running node."""
+
+import asyncio
+import gc
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+import beeline
+from beeline.objects import (
+    AsyncStore,
+    Forked,
+    ObjectExists,
+    ObjectNotFound,
+    ObjectRef,
+    connect,
+)
+
+np = pytest.importorskip("numpy")
+
+
+def references(store, ref):
+    return next(row["references"] for row in store.list() if row["ref"] == ref)
+
+
+def eventually(question, what):
+    for _ in range(2000):
+        if question():
+            return
+        time.sleep(0.01)
+    raise AssertionError(what)
+
+
+def test_an_array_comes_back_in_the_stores_own_memory_and_read_only(store):
+    array = np.arange(1_000_000)
+    ref = store.put(array)
+    back = store.get(ref)
+    assert (back == array).all() and back.dtype == array.dtype
+    assert not back.flags.writeable and not back.flags.owndata
+    with pytest.raises(ValueError):
+        back[0] = 1
+    with pytest.raises(ValueError):
+        back.flags.writeable = True
+    address = back.__array_interface__["data"][0]
+    mapping = next(
+        line
+        for line in open("/proc/self/maps")
+        if int(line.split("-")[0], 16) <= address < int(line.split("-")[1].split()[0], 16)
+    )
+    assert "memfd:beeline-objects" in mapping and " r--s " in mapping, mapping
+    again = store.get(ref)
+    assert again.__array_interface__["data"][0] == address
+
+
+def test_writing_through_a_pointer_faults(socket, store):
+    ref = store.put(np.zeros(1000))
+    program = (
+        "import beeline, ctypes, sys\n"
+        "array = beeline.objects.connect(sys.argv[1]).get(beeline.objects.ObjectRef(sys.argv[2]))\n"
+        "print('read', array[0], flush=True)\n"
+        "ctypes.memset(array.ctypes.data, 1, 8)\n"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", program, socket, ref.hex()], capture_output=True, text=True
+    )
+    assert child.returncode == -11 and "read 0.0" in child.stdout, child
+    assert (store.get(ref) == 0).all()
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array(3.5),
+        np.array([], dtype="f4"),
+        np.zeros((0, 7), dtype="u1"),
+        np.asfortranarray(np.arange(12).reshape(3, 4)),
+        np.arange(24).reshape(2, 3, 4)[:, ::2],
+        np.array([(1, 2.5), (3, 4.5)], dtype=[("a", "<i4"), ("b", "<f8")]),
+        np.array(["one", "three"]),
+        np.arange(5, dtype=">i8"),
+        np.array(["2024-01-01"], dtype="M8[D]"),
+        np.ones((2, 2), dtype=bool),
+    ],
+    ids=lambda array: f"{array.dtype}{array.shape}",
+)
+def test_arrays_of_every_shape_and_kind(store, array):
+    back = store.get(store.put(array))
+    assert back.dtype == array.dtype and back.shape == array.shape
+    assert (back == array).all()
+    assert back.flags.f_contiguous == array.flags.f_contiguous or array.ndim > 1
+
+
+def test_bytes_and_views_come_back_as_read_only_views(store):
+    for value in (b"", b"some bytes", bytearray(b"mutable"), memoryview(b"abcdef")[::2]):
+        view = store.get(store.put(value))
+        assert isinstance(view, memoryview) and view.readonly and bytes(view) == bytes(value)
+
+
+def test_what_pickles_comes_back_with_its_arrays_in_place(store):
+    value = {"name": "x", "arrays": [np.arange(10_000), np.ones((100, 100))], "list": [1, None]}
+    back = store.get(store.put(value))
+    assert back["name"] == "x" and back["list"] == [1, None]
+    for ours, theirs in zip(back["arrays"], value["arrays"]):
+        assert (ours == theirs).all() and not ours.flags.owndata and not ours.flags.writeable
+        assert ours.__array_interface__["data"][0] % 64 == 0
+    objects = np.array([{"a": 1}, None], dtype=object)
+    assert store.get(store.put(objects))[0] == {"a": 1}
+
+
+def test_arrow_tables_come_back_without_a_copy(store):
+    pa = pytest.importorskip("pyarrow")
+    table = pa.table({"number": list(range(50_000)), "text": [str(i) for i in range(50_000)]})
+    before = pa.total_allocated_bytes()
+    back = store.get(store.put(table))
+    assert back.equals(table)
+    assert pa.total_allocated_bytes() - before < 100_000
+    batch = table.to_batches()[0]
+    assert store.get(store.put(batch)).num_rows == batch.num_rows
+
+
+def test_an_array_keeps_its_object_and_the_last_one_lets_it_go(store):
+    ref = store.put(np.arange(100))
+    assert references(store, ref) == 0
+    array = store.get(ref)
+    part = array[10:20]
+    assert references(store, ref) == 1
+    del array
+    gc.collect()
+    assert references(store, ref) == 1 and part[0] == 10
+    del part
+    gc.collect()
+    eventually(lambda: references(store, ref) == 0, "the reference was not given back")
+
+
+def test_a_deleted_object_is_gone_and_held_memory_stays(store, ref):
+    store.put(np.arange(1000), ref=ref)
+    held = store.get(ref)
+    with pytest.raises(ObjectExists):
+        store.put(b"again", ref=ref)
+    assert ref in store
+    store.delete(ref)
+    assert ref not in store
+    with pytest.raises(ObjectNotFound):
+        store.get(ref)
+    with pytest.raises(ObjectNotFound):
+        store.delete(ref)
+    store.put(np.zeros(1000), ref=ref)
+    assert held[999] == 999
+
+
+def test_a_get_waits_as_long_as_it_is_told(store, ref):
+    start = time.monotonic()
+    with pytest.raises(TimeoutError):
+        store.get(ref, timeout=0.05)
+    assert time.monotonic() - start < 30
+    timer = threading.Timer(0.05, lambda: store.put(b"late", ref=ref))
+    timer.start()
+    assert bytes(store.get(ref, timeout=30)) == b"late"
+    timer.join()
+
+
+def test_a_buffer_is_written_in_place_and_not_after_the_seal(store, ref):
+    buffer = store.create(ref, 16, b"mine")
+    view = memoryview(buffer)
+    view[:5] = b"hello"
+    with pytest.raises(BufferError):
+        buffer.seal()
+    with pytest.raises(TimeoutError):
+        store.get(ref)
+    view.release()
+    with pytest.raises(ValueError):
+        buffer.write_at(15, b"ab")
+    buffer.seal()
+    with pytest.raises(BufferError):
+        memoryview(buffer)
+    with pytest.raises(ValueError):
+        buffer.seal()
+    got = store.get_buffer(ref)
+    assert bytes(got)[:5] == b"hello" and got.metadata == b"mine" and got.id == ref.id
+
+
+def test_a_buffer_that_is_dropped_gives_its_object_up(store, ref):
+    buffer = store.create(ref, 100)
+    del buffer
+    gc.collect()
+    eventually(lambda: store.put(b"x", ref=ref) is ref, "the id stayed taken")
+
+
+def test_too_much_is_a_memory_error_with_the_remedy(store, ref):
+    with pytest.raises(MemoryError, match="--objects-memory"):
+        store.create(ref, 1 << 50)
+
+
+def test_subscribers_are_told(store, ref):
+    store.subscribe(ref)
+    assert store.next_sealed(timeout=0.01) is None
+    store.put(b"x", ref=ref)
+    assert store.next_sealed(timeout=30) == ref
+
+
+def test_a_missing_store_says_what_to_do(tmp_path):
+    with pytest.raises(ConnectionError, match="beeline serve"):
+        connect(tmp_path / "objects.sock")
+
+
+def test_references_and_stores_travel_to_other_processes(store, ref):
+    assert pickle.loads(pickle.dumps(ref)) == ref and hash(ObjectRef(ref.hex())) == hash(ref)
+    assert bytes(pickle.loads(pickle.dumps(store)).get(store.put(b"x"))) == b"x"
+    with pytest.raises(ValueError):
+        ObjectRef("12")
+
+
+def _sum(task):
+    store, ref = task
+    return float(store.get(ref).sum()), store.put(np.full(10, os.getpid()))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_processes_share_arrays_by_reference(store, method):
+    ref = store.put(np.ones(100_000))
+    with multiprocessing.get_context(method).Pool(3) as pool:
+        results = pool.map(_sum, [(store, ref)] * 6)
+    assert {total for total, _ in results} == {100_000.0}
+    pids = {int(store.get(result)[0]) for _, result in results}
+    assert os.getpid() not in pids and pids
+
+
+def test_a_forked_child_connects_anew_and_keeps_what_it_inherited(store):
+    ref = store.put(np.arange(1000))
+    array = store.get(ref)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            ok = array[999] == 999
+            try:
+                store._native.contains(ref.id)
+                ok = False
+            except Forked:
+                pass
+            own = store.put(b"from the child")
+            del array
+            gc.collect()
+            ok = ok and store.contains(ref)
+            os.write(writing, own.id if ok else b"no")
+        finally:
+            os._exit(0)
+    os.close(writing)
+    answer = os.read(reading, 100)
+    os.waitpid(child, 0)
+    assert len(answer) == 20, answer
+    assert bytes(store.get(ObjectRef(answer))) == b"from the child"
+    assert references(store, ref) == 1 and array[0] == 0
+
+
+def test_threads_share_a_connection(store):
+    failures = []
+
+    def work(number):
+        try:
+            for round in range(100):
+                ref = store.put(np.full(100, number * 1000 + round))
+                assert store.get(ref)[99] == number * 1000 + round
+                store.delete(ref)
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_asyncio_waits_without_blocking_the_loop(store):
+    async def main():
+        shared = AsyncStore(store)
+        ref, later = ObjectRef.random(), ObjectRef.random()
+        getting = asyncio.create_task(shared.get(ref, timeout=30))
+        await asyncio.sleep(0.01)
+        assert not getting.done()
+        await shared.put(np.arange(3), ref=ref)
+        assert list(await getting) == [0, 1, 2]
+        await shared.put(b"later", ref=later)
+        return [found async for found in shared.sealed([ref, later])], {ref, later}
+
+    found, expected = asyncio.run(main())
+    assert set(found) == expected
+
+
+def test_checksums_find_a_creator_that_breaks_the_rules(socket):
+    store = connect(socket, checksums=True)
+    import ctypes
+
+    ref = ObjectRef.random()
+    buffer = store.create(ref, 64)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+    gc.collect()
+    buffer.seal()
+    assert len(store.get_buffer(ref)) == 64
+    ctypes.memset(address, 7, 1)
+    with pytest.raises(beeline.objects.ObjectDamaged):
+        store.get(ref)
+
+
+def test_objects_of_other_programs_are_views(store, ref):
+    buffer = store.create(ref, 3, b"someone else's")
+    buffer.write_at(0, b"abc")
+    buffer.seal()
+    assert bytes(store.get(ref)) == b"abc"
