@@ -1,5 +1,7 @@
 //! The Python package against a running node: its own tests, run by pytest.
 
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "helpers of tests")]
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
