@@ -94,6 +94,7 @@ impl Node {
             max_memory_bytes: config.max_memory_bytes,
             eviction: config.eviction,
             cooperative_write_back: config.cooperative_write_back,
+            accept_damage: config.accept_damage,
             agreed_ms: replication.as_ref().map(|known| Arc::clone(&known.agreed_ms)),
             batch_limit_bytes: replication
                 .as_ref()

@@ -156,7 +156,12 @@ fn failure(error: NodeError) -> Failure {
             pool_exit(source)
         }
         NodeError::Store {
-            source: KvError::Damaged { .. } | KvError::Unfinished { .. }, ..
+            source:
+                KvError::Damaged { .. }
+                | KvError::DamagedData { .. }
+                | KvError::DamagedPool { .. }
+                | KvError::Unfinished { .. },
+            ..
         } => Exit::Corruption,
         _ => Exit::Failed,
     };
