@@ -10,6 +10,7 @@ mod cli;
 mod cluster;
 mod config;
 mod connector;
+mod direct;
 mod doctor;
 mod exit;
 mod kv;
@@ -63,6 +64,7 @@ fn run(cli: Cli) -> Result<Exit, Failure> {
         Command::Doctor(arguments) => doctor::run(&resolve(&arguments)?.0, output),
         Command::Kv(command) => kv::run(&command, output),
         Command::Objects(command) => objects::run(&command, output),
+        Command::Direct(command) => direct::run(&command, output),
         Command::Cluster(command) => cluster::run(&command, output),
         Command::Run(arguments) => sockets::run(&arguments, output),
         Command::Sockets(command) => sockets::sockets(&command, output),

@@ -332,8 +332,9 @@ mod tests {
                 Added::Inline(bytes[..key].to_vec(), bytes[key..].to_vec())
             })
         });
-        let pointer = (0_u16..512, 1_u8..8, prop_oneof![Just(0), Just(POINTER_LIMIT), 0..POINTER_LIMIT])
-            .prop_map(|(secondary, class, pointer)| Added::Pointer(secondary, class, pointer));
+        let pointer =
+            (0_u16..512, 1_u8..8, prop_oneof![Just(0), Just(POINTER_LIMIT), 0..POINTER_LIMIT])
+                .prop_map(|(secondary, class, pointer)| Added::Pointer(secondary, class, pointer));
         prop_oneof![inline, pointer]
     }
 

@@ -147,7 +147,10 @@ fn each<const N: usize>(
     match deltas {
         [one] => elements.iter_mut().for_each(|element| *element = f(*element, *one)),
         many if many.len() == elements.len() => {
-            elements.iter_mut().zip(many).for_each(|(element, delta)| *element = f(*element, *delta));
+            elements
+                .iter_mut()
+                .zip(many)
+                .for_each(|(element, delta)| *element = f(*element, *delta));
         }
         _ => return false,
     }
@@ -242,12 +245,8 @@ impl Default for Functions {
         known[usize::from(number::AND)] = plain(integers!(bitand));
         known[usize::from(number::OR)] = plain(integers!(bitor));
         known[usize::from(number::XOR)] = plain(integers!(bitxor));
-        let mut exchange = plain([
-            of!(u8, |_, d| d),
-            of!(u16, |_, d| d),
-            of!(u32, |_, d| d),
-            of!(u64, |_, d| d),
-        ]);
+        let mut exchange =
+            plain([of!(u8, |_, d| d), of!(u16, |_, d| d), of!(u32, |_, d| d), of!(u64, |_, d| d)]);
         exchange.iter_mut().for_each(|function| function.reduce = None);
         known[usize::from(number::EXCHANGE)] = exchange;
         known[usize::from(number::COMPARE_AND_SWAP)] = [swap!(1), swap!(2), swap!(4), swap!(8)];
@@ -278,7 +277,8 @@ impl Functions {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(not(loom))]
+#[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
@@ -347,7 +347,8 @@ mod tests {
         let functions = Functions::default();
         let swap = functions.get(number::COMPARE_AND_SWAP, Width::Four).update.unwrap();
         let mut value = 5_u32.to_le_bytes();
-        let parameter = |expected: u32, new: u32| [expected.to_le_bytes(), new.to_le_bytes()].concat();
+        let parameter =
+            |expected: u32, new: u32| [expected.to_le_bytes(), new.to_le_bytes()].concat();
         assert!(swap(&mut value, &parameter(4, 9)) && value == 5_u32.to_le_bytes());
         assert!(swap(&mut value, &parameter(5, 9)) && value == 9_u32.to_le_bytes());
         assert!(!swap(&mut value, &[0; 4]));

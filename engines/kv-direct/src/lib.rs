@@ -21,6 +21,7 @@
 #![forbid(unsafe_code)]
 
 pub mod bucket;
+pub mod client;
 pub mod function;
 pub mod link;
 pub mod memory;
@@ -34,6 +35,7 @@ mod sync;
 pub mod table;
 pub mod wire;
 
+pub use client::{Connect, DirectClient, DirectClientError};
 pub use function::{Function, Functions, Width};
 pub use link::{Link, LinkError, LinkOptions};
 pub use packet::{Kind, PacketWriter, ReplyReader, Request, Status};

@@ -59,7 +59,9 @@ pub enum LinkError {
     #[error("the server cannot be reached: {0}")]
     Unreachable(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The connection broke; whether what was outstanding took effect is not known.
-    #[error("the connection to the server broke; operations that were under way may have taken effect")]
+    #[error(
+        "the connection to the server broke; operations that were under way may have taken effect"
+    )]
     Broken,
     /// As [`LinkError::Broken`], after the time given.
     #[error("no answer within {limit:?}; operations that were under way may have taken effect")]
@@ -73,10 +75,12 @@ pub enum LinkError {
 }
 
 /// Carries connection data and a hello to the server and brings its own back.
-pub type Exchange<'a> = &'a mut dyn FnMut(
-    &ConnectInfo,
-    &[u8],
-) -> Result<(ConnectInfo, Vec<u8>), Box<dyn std::error::Error + Send + Sync>>;
+pub type Exchange<'a> =
+    &'a mut dyn FnMut(
+        &ConnectInfo,
+        &[u8],
+    )
+        -> Result<(ConnectInfo, Vec<u8>), Box<dyn std::error::Error + Send + Sync>>;
 
 /// See the module's documentation.
 #[derive(Debug)]

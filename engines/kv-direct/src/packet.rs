@@ -478,7 +478,8 @@ impl<'a> Iterator for ReplyReader<'a> {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(not(loom))]
+#[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
@@ -495,7 +496,7 @@ mod tests {
                 (kinds(), 1_usize..5, 0_usize..4, any::<bool>(), any::<u8>(), 0_u8..4), 0..40),
             id in any::<u32>(),
         ) {
-            let made: Vec<(Kind, Vec<u8>, Vec<u8>, bool, u8, u8)> = operations.into_iter()
+            let made: Vec<_> = operations.into_iter()
                 .map(|(kind, key, value, quiet, function, width)| {
                     let value = if kind.has_value() { vec![function & 1; value] } else { vec![] };
                     (kind, vec![7; key], value, quiet, function, width)

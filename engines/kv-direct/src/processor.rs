@@ -24,9 +24,7 @@ use std::sync::Arc;
 
 use crate::function::{Functions, Width, number};
 use crate::memory::{HostMemory, Memory};
-use crate::packet::{
-    Kind, PacketReader, Request, Status, begin_reply, push_bytes, push_status,
-};
+use crate::packet::{Kind, PacketReader, Request, Status, begin_reply, push_bytes, push_status};
 use crate::slab::{SlabCache, SlabPools};
 use crate::station::{Arrival, Flight, IN_FLIGHT, Match, SLOTS, Station, Step};
 use crate::table::{Place, Table, TableError, TableOptions, layout};
@@ -267,14 +265,8 @@ impl<M: Memory> Processor<M> {
         let slot = Station::slot_of(operation.place.bucket);
         self.counters.pipelined += 1;
         let held = self.station.has_waiting(slot).then_some(&mut self.held[slot]);
-        self.outcomes[index] = pipeline(
-            &mut self.table,
-            &self.functions,
-            &operation,
-            packet,
-            held,
-            &mut self.results,
-        );
+        self.outcomes[index] =
+            pipeline(&mut self.table, &self.functions, &operation, packet, held, &mut self.results);
         self.station.retire(flight);
         self.station.complete(slot);
         self.scan(slot, packet);
@@ -294,9 +286,9 @@ impl<M: Memory> Processor<M> {
                     return Match::Same;
                 }
                 let new = operation.value(packet).len();
-                let kept = held.stored.is_some_and(|old| {
-                    table.keeps_its_place(key.len(), old, new).unwrap_or(false)
-                });
+                let kept = held
+                    .stored
+                    .is_some_and(|old| table.keeps_its_place(key.len(), old, new).unwrap_or(false));
                 if kept { Match::Same } else { Match::Stop }
             });
             match step {
@@ -318,13 +310,8 @@ impl<M: Memory> Processor<M> {
     fn forward(&mut self, slot: usize, flight: Flight, packet: &[u8]) {
         let index = self.flights[usize::from(flight)] as usize;
         let operation = self.operations[index];
-        let (outcome, changed) = execute(
-            &self.functions,
-            &operation,
-            packet,
-            &mut self.held[slot],
-            &mut self.results,
-        );
+        let (outcome, changed) =
+            execute(&self.functions, &operation, packet, &mut self.held[slot], &mut self.results);
         self.outcomes[index] = outcome;
         if changed {
             self.station.mark_dirty(slot);
@@ -544,5 +531,6 @@ fn apply(
     (Outcome::of(Status::LengthMismatch), false)
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(not(loom))]
+#[cfg(test)]
 mod tests;

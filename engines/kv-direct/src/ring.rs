@@ -72,7 +72,8 @@ pub fn processor_of(key: &[u8], processors: u32) -> u32 {
     ((u128::from(hash) * u128::from(processors)) >> 64) as u32
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(not(loom))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

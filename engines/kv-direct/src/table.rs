@@ -288,7 +288,12 @@ impl<M: Memory> Table<M> {
 
     /// Lends the value of `key`, at `place`, to `reader`.
     #[inline]
-    pub fn get<R>(&mut self, place: Place, key: &[u8], reader: impl FnOnce(&[u8]) -> R) -> Option<R> {
+    pub fn get<R>(
+        &mut self,
+        place: Place,
+        key: &[u8],
+        reader: impl FnOnce(&[u8]) -> R,
+    ) -> Option<R> {
         let found = self.find(place, key)?;
         Some(match found.item {
             Item::Inline { slot, key_length, value_length, .. } => {
@@ -554,7 +559,8 @@ impl<M: Memory> Table<M> {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(not(loom))]
+#[cfg(test)]
 mod tests {
     use std::collections::HashMap;
     use std::sync::Arc;

@@ -25,6 +25,7 @@ const SAME_FOLDER: &[(&str, &str, &str)] = &[
     ("replicated-log", "paxos", "carries out the protocol's commands"),
     ("node", "resp", "runs the Redis door in its shards"),
     ("objects", "service", "the store is a part of a node"),
+    ("direct", "service", "is a service of the node"),
     ("sockets-preload", "sockets", "exports the C library's names over it"),
     ("sockets-monitor", "sockets", "shares the segment and the records"),
     ("sockets-relay", "sockets", "stands for an end of a segment"),

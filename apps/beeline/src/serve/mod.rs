@@ -6,6 +6,7 @@
 //! persisted before the process ends.
 
 mod banner;
+pub mod direct;
 pub mod fabric;
 mod metrics;
 mod objects;
@@ -50,11 +51,17 @@ pub fn run(config: &ServeConfig, output: Output) -> Result<Exit, Failure> {
         config.http_address.0.map(|address| listen(address, "--http-address")).transpose()?;
     let plan = plan::plan(config);
     let log_door = config.member().map(|_| Arc::new(OnceLock::new()));
+    let direct_target = direct::Target::default();
     let fabric = config
         .fabric_address
         .0
         .map(|address| {
-            FabricDoor::open(address, plan.shards, &config.fabric_window, log_door.clone())
+            let mut services = Vec::new();
+            if !config.without.has(direct::SERVICE) {
+                services.push(direct::door(&config.direct, &direct_target));
+            }
+            let log = log_door.clone();
+            FabricDoor::open(address, plan.shards, &config.fabric_window, log, services)
                 .map_err(fabric_failure)
         })
         .transpose()?;
@@ -70,7 +77,7 @@ pub fn run(config: &ServeConfig, output: Output) -> Result<Exit, Failure> {
         providers: fabric.as_ref().map(FabricDoor::providers).unwrap_or_default(),
         rdma_flush: fabric.as_ref().and_then(FabricDoor::rdma_flush),
     };
-    let services = Services::open(services::openings(config, &handle))
+    let services = Services::open(services::openings(config, &handle, &direct_target))
         .map_err(|failure| Failure::new(Exit::Failed, failure))?;
     let services = Arc::new(Mutex::new(services));
     let banner = Arc::new(Banner::new(&node, config, doors, &lock(&services)));

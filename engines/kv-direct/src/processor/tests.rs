@@ -56,7 +56,11 @@ impl Plain {
             Kind::Filter => {
                 let mut kept = Vec::new();
                 let done = function.filter.unwrap()(value, &mut kept);
-                return if done { (Status::Ok, Some(kept)) } else { (Status::LengthMismatch, None) };
+                return if done {
+                    (Status::Ok, Some(kept))
+                } else {
+                    (Status::LengthMismatch, None)
+                };
             }
             Kind::UpdateScalar => {
                 let swap = request.function == number::COMPARE_AND_SWAP;
@@ -67,9 +71,11 @@ impl Plain {
             Kind::UpdateVectorByScalar => {
                 parameter.len() == width && function.update.unwrap()(value, parameter)
             }
-            _ => parameter.len() == value.len()
-                && request.function != number::COMPARE_AND_SWAP
-                && function.update.unwrap()(value, parameter),
+            _ => {
+                parameter.len() == value.len()
+                    && request.function != number::COMPARE_AND_SWAP
+                    && function.update.unwrap()(value, parameter)
+            }
         };
         if !done {
             *value = before;
@@ -92,7 +98,14 @@ struct Made {
 fn made() -> impl Strategy<Value = Made> {
     let lengths = prop_oneof![Just(4_usize), Just(8), Just(16), 0_usize..600];
     (0_u8..12, 0_u8..6, lengths, 0_u8..13, 0_u8..4, any::<bool>()).prop_map(
-        |(kind, key, length, function, width, quiet)| Made { kind, key, length, function, width, quiet },
+        |(kind, key, length, function, width, quiet)| Made {
+            kind,
+            key,
+            length,
+            function,
+            width,
+            quiet,
+        },
     )
 }
 

@@ -136,7 +136,8 @@ impl SlabCache {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(not(loom))]
+#[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
 

@@ -133,7 +133,8 @@ impl SlabPools {
     /// Joins what is free in all classes but the largest; false where nothing could be joined.
     fn merge(&self) -> bool {
         let smaller = || Class::all().take(CLASSES - 1);
-        let bytes: u64 = smaller().map(|class| self.stack(class).len() * class.bytes() as u64).sum();
+        let bytes: u64 =
+            smaller().map(|class| self.stack(class).len() * class.bytes() as u64).sum();
         if bytes <= self.barren.load(Ordering::Relaxed) {
             return false;
         }

@@ -49,7 +49,8 @@ pub fn by_sorting(free: &[Entry], threads: usize) -> Vec<Entry> {
         let last = class.index() == CLASSES - 1;
         let mut at = 0;
         while let Some(&unit) = units.get(at) {
-            let buddy = !last && unit % (2 * size) == 0 && units.get(at + 1) == Some(&(unit + size));
+            let buddy =
+                !last && unit % (2 * size) == 0 && units.get(at + 1) == Some(&(unit + size));
             if buddy {
                 promoted.push(unit);
                 at += 2;
@@ -81,7 +82,8 @@ pub fn radix_sort(numbers: &mut Vec<u32>, threads: usize) {
         return;
     }
     // Bounds of the parts: equal shares of a sample.
-    let mut sample: Vec<u32> = numbers.iter().step_by((numbers.len() / 1024).max(1)).copied().collect();
+    let mut sample: Vec<u32> =
+        numbers.iter().step_by((numbers.len() / 1024).max(1)).copied().collect();
     sample.sort_unstable();
     let bound = |part: usize| sample[(part * sample.len() / threads).min(sample.len() - 1)];
     let bounds: Vec<u32> = (1..threads).map(bound).collect();
@@ -124,7 +126,8 @@ fn sort_part(numbers: &mut [u32], scratch: &mut [u32]) {
     to.copy_from_slice(from);
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(not(loom))]
+#[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 

@@ -104,7 +104,8 @@ impl SharedStack {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(not(loom))]
+#[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
@@ -175,7 +176,8 @@ mod tests {
     }
 }
 
-#[cfg(all(test, loom))]
+#[cfg(loom)]
+#[cfg(test)]
 mod models {
     use super::*;
     use crate::slab::Class;
