@@ -11,6 +11,7 @@ use crate::config::{Knob as _, ServeFlags};
 use crate::direct::DirectCommand;
 use crate::exit::Exit;
 use crate::kv::KvCommand;
+use crate::nf::NfCommand;
 use crate::objects::ObjectsCommand;
 use crate::output::Output;
 use crate::sockets::{RunArguments, SocketsCommand};
@@ -99,6 +100,9 @@ pub enum Command {
     /// User-space sockets: their monitor and what it introduced.
     #[command(subcommand)]
     Sockets(SocketsCommand),
+    /// Network functions from elements and channels: check them, run them, see them as hardware.
+    #[command(subcommand)]
+    Nf(NfCommand),
     /// Measure, each figure beside a named peer in the same run.
     #[command(subcommand)]
     Bench(BenchCommand),

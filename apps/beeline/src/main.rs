@@ -14,6 +14,7 @@ mod direct;
 mod doctor;
 mod exit;
 mod kv;
+mod nf;
 mod objects;
 mod output;
 mod serve;
@@ -67,6 +68,7 @@ fn run(cli: Cli) -> Result<Exit, Failure> {
         Command::Direct(command) => direct::run(&command, output),
         Command::Cluster(command) => cluster::run(&command, output),
         Command::Run(arguments) => sockets::run(&arguments, output),
+        Command::Nf(command) => nf::nf(&command, output),
         Command::Sockets(command) => sockets::sockets(&command, output),
         Command::Bench(command) => bench::run(&command, output),
         Command::Config(ConfigCommand::Show(arguments)) => show(&arguments, output),
