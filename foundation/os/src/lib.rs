@@ -7,6 +7,7 @@
 //!   descriptor another process can map. The seam between `pmem` and `fabric`.
 //! - [`mapping`]: the owner of one `mmap`, over memfd, file or anonymous memory.
 //! - [`one_writer`]: shared memory that one process writes and others can only read.
+//! - [`moving`]: a memory object's change of backing, and who must keep out meanwhile.
 //! - [`prefetch`]: cache lines asked for ahead of their use.
 //! - [`probe`]: whether the kernel offers a facility.
 //! - [`poller`]: readiness of many descriptors, and a descriptor that wakes a sleeper.
@@ -18,6 +19,7 @@
 //! - [`barrier`]: asymmetric fences over `membarrier`.
 //! - [`reopen`]: another open file description of the same object.
 //! - [`start_write`]: write-out of a file begun, not awaited.
+//! - [`words`]: copies whose aligned words appear whole.
 //! - [`write_back`]: cache-line write-back, non-temporal copies and store fences.
 
 pub mod affinity;
@@ -27,6 +29,7 @@ pub mod doorbell;
 pub mod guardian;
 pub mod mapping;
 pub mod memory;
+pub mod moving;
 pub mod one_writer;
 pub mod poller;
 pub mod prefetch;
@@ -34,6 +37,7 @@ pub mod probe;
 pub mod process;
 pub mod reopen;
 pub mod start_write;
+pub mod words;
 pub mod write_back;
 
 pub use mapping::{Mapping, MappingError, SharedMemory};

@@ -6,15 +6,19 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rustix::fs::{MemfdFlags, SealFlags, SeekFrom};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 
+use crate::barrier;
 use crate::memory::{MemoryObject, Persistence};
+use crate::moving;
+use crate::one_writer;
 
-/// What [`Mapping::copy_into`] looks at at a time.
+/// A page: what [`Mapping::copy_into`] looks at at a time.
 const PAGE_BYTES: usize = 4096;
 static ZEROS: [u8; PAGE_BYTES] = [0; PAGE_BYTES];
 
@@ -65,11 +69,37 @@ impl Protection {
     }
 }
 
+/// The retired mark of a backing: a word in a page of its own behind the object's bytes. Its owner
+/// stores 1 there before it moves the contents away. A peer that still maps the backing looks at it
+/// after each copy: while it is 0 the copy was part of the contents that moved. It stays in a file
+/// that lost its name, so that also a peer of an owner that ended and began anew learns of it.
+///
+/// A peer that may write the object may write the mark too: it then holds up those who share the
+/// object with it, and gains nothing.
+#[derive(Clone, Copy, Debug)]
+pub struct Retired;
+
+impl Retired {
+    /// Where the mark stands in an object of `length_bytes`.
+    #[must_use]
+    pub const fn offset(length_bytes: usize) -> usize {
+        length_bytes.next_multiple_of(PAGE_BYTES)
+    }
+
+    /// Length of an object of `length_bytes` with its mark.
+    #[must_use]
+    pub const fn object_bytes(length_bytes: usize) -> usize {
+        Self::offset(length_bytes) + PAGE_BYTES
+    }
+}
+
 /// One live `mmap`.
 #[derive(Debug)]
 pub struct Mapping {
     base: NonNull<u8>,
     length_bytes: usize,
+    /// With the page of the retired mark, where the object has one.
+    mapped_bytes: usize,
     protection: Protection,
     /// As first mapped; a replacement is mapped the same way.
     flags: MapFlags,
@@ -91,6 +121,66 @@ impl Mapping {
     pub fn memfd(name: &str, length_bytes: usize) -> Result<Self, MappingError> {
         let fd = create_memfd(name, length_bytes)?;
         Self::shared(fd, length_bytes, Protection::ReadWrite)
+    }
+
+    /// As [`Mapping::memfd`], with a retired mark, and not sealed for good: see [`create_object`].
+    ///
+    /// Errors: [`MappingError`] naming the system call.
+    pub fn object(name: &str, length_bytes: usize) -> Result<Self, MappingError> {
+        let fd = create_object(name, length_bytes)?;
+        Self::marked(fd, length_bytes, Protection::ReadWrite, MapFlags::SHARED)
+    }
+
+    /// Maps `length_bytes` of `descriptor` from offset 0, shared, and the page of the retired mark
+    /// behind them: the object has [`Retired::object_bytes`].
+    ///
+    /// Errors: [`MappingError`] naming the system call.
+    pub fn marked(
+        descriptor: OwnedFd,
+        length_bytes: usize,
+        protection: Protection,
+        flags: MapFlags,
+    ) -> Result<Self, MappingError> {
+        if length_bytes == 0 {
+            return Err(MappingError::Empty);
+        }
+        let whole = Retired::object_bytes(length_bytes);
+        let mut mapping = Self::map(&descriptor, 0, whole, protection, flags)?;
+        mapping.length_bytes = length_bytes;
+        *mapping.descriptor.lock().unwrap_or_else(PoisonError::into_inner) =
+            Some(Arc::new(descriptor));
+        Ok(mapping)
+    }
+
+    /// The retired mark, where the object has one.
+    #[must_use]
+    pub fn retired(&self) -> Option<&AtomicU64> {
+        if self.mapped_bytes == self.length_bytes {
+            return None;
+        }
+        // SAFETY: the page of the mark is mapped behind the object's bytes (`marked`).
+        let mark = unsafe { self.base.as_ptr().add(Retired::offset(self.length_bytes)) };
+        // SAFETY: mapped while `self` is borrowed, aligned to a page, reached through atomics only.
+        Some(unsafe { AtomicU64::from_ptr(mark.cast()) })
+    }
+
+    /// Puts the retired mark on the present backing. After this returns, a peer that looks at the
+    /// mark after a copy and finds none has stored all of that copy already.
+    pub fn retire(&self) {
+        if let Some(mark) = self.retired() {
+            mark.store(1, Ordering::Release);
+            // Pairs with the light fence between a peer's copy and its look.
+            barrier::heavy();
+        }
+    }
+
+    /// Takes the retired mark away: the backing stays in use, or is in use again.
+    pub fn reinstate(&self) {
+        if let Some(mark) = self.retired()
+            && mark.load(Ordering::Relaxed) != 0
+        {
+            mark.store(0, Ordering::Release);
+        }
     }
 
     /// Maps `length_bytes` of `descriptor` from offset 0, shared.
@@ -155,7 +245,9 @@ impl Mapping {
         }
         .map_err(|source| MappingError::Call { call: "mmap", length_bytes, source })?;
         let base = NonNull::new(base.cast()).ok_or(MappingError::Empty)?;
-        Ok(Self { base, length_bytes, protection, flags, descriptor: Mutex::new(None) })
+        let mapped_bytes = length_bytes;
+        let descriptor = Mutex::new(None);
+        Ok(Self { base, length_bytes, mapped_bytes, protection, flags, descriptor })
     }
 
     /// Private anonymous memory without a descriptor.
@@ -179,6 +271,7 @@ impl Mapping {
         Ok(Self {
             base,
             length_bytes,
+            mapped_bytes: length_bytes,
             protection: Protection::ReadWrite,
             flags: MapFlags::SHARED,
             descriptor: Mutex::new(None),
@@ -209,6 +302,14 @@ impl Mapping {
     #[must_use]
     pub fn descriptor(&self) -> Option<Arc<OwnedFd>> {
         self.descriptor.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Asks for huge pages, where the system gives shared memory any
+    /// (`/sys/kernel/mm/transparent_hugepage/shmem_enabled` at `advise`). Only a matter of speed.
+    pub fn advise_huge_pages(&self) {
+        let start = self.base.as_ptr().cast();
+        // SAFETY: exactly this mapping; the advice changes no contents.
+        let _ = unsafe { rustix::mm::madvise(start, self.mapped_bytes, Advice::LinuxHugepage) };
     }
 
     /// Drops the descriptor; the mapping stays. For mappings nobody will be handed.
@@ -273,7 +374,7 @@ impl Mapping {
 
     /// Maps `descriptor` over the same addresses in one step and returns the old descriptor.
     /// The caller has copied the contents; whoever mapped the old object now writes to memory
-    /// that this process no longer sees.
+    /// that this process no longer sees. The new object has a retired mark if the old one has.
     ///
     /// Errors: [`MappingError`]; the old mapping is then still in place.
     pub fn replace_with(&self, descriptor: OwnedFd) -> Result<Option<Arc<OwnedFd>>, MappingError> {
@@ -284,7 +385,7 @@ impl Mapping {
         unsafe {
             rustix::mm::mmap(
                 self.base.as_ptr().cast(),
-                self.length_bytes,
+                self.mapped_bytes,
                 self.protection.flags(),
                 flags,
                 &descriptor,
@@ -304,11 +405,11 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: base and length are exactly what mmap returned, and nothing borrows the mapping
         // past its owner.
-        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.length_bytes) };
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.mapped_bytes) };
     }
 }
 
-/// A memfd of `length_bytes`, sealed against shrinking and growing.
+/// A memfd of `length_bytes`, sealed against shrinking and growing, and against other seals.
 ///
 /// Errors: [`MappingError`] naming the system call.
 pub fn create_memfd(name: &str, length_bytes: usize) -> Result<OwnedFd, MappingError> {
@@ -321,20 +422,57 @@ pub fn create_memfd(name: &str, length_bytes: usize) -> Result<OwnedFd, MappingE
     Ok(fd)
 }
 
+/// A memfd for an object of `length_bytes` and its retired mark, sealed against shrinking and
+/// growing. Whoever hands it out seals it first: [`seal_for_writers`], [`seal_for_readers`].
+///
+/// Errors: [`MappingError`] naming the system call.
+pub fn create_object(name: &str, length_bytes: usize) -> Result<OwnedFd, MappingError> {
+    one_writer::create(name, Retired::object_bytes(length_bytes))
+}
+
+/// Before an object goes to somebody who may write it: no further seal can be added, by which they
+/// could keep others from it. Nothing to do for an object that knows no seals.
+pub fn seal_for_writers(object: impl AsFd) {
+    if rustix::fs::fcntl_get_seals(object.as_fd()).is_ok() {
+        let _ = rustix::fs::fcntl_add_seals(object, SealFlags::SEAL);
+    }
+}
+
+/// Before an object goes to somebody who may only read it: from now on nobody can map it for
+/// writing or write to it, not through a descriptor opened anew either; mappings that are there
+/// stay writable. True when that is so; false for an object that knows no seals, or whose seals are
+/// final already: access then rests on file permissions alone.
+#[must_use]
+pub fn seal_for_readers(object: impl AsFd) -> bool {
+    let object = object.as_fd();
+    is_sealed_for_readers(object) || one_writer::refuse_writers(object).is_ok()
+}
+
+/// True after [`seal_for_readers`] succeeded on the object.
+#[must_use]
+pub fn is_sealed_for_readers(object: impl AsFd) -> bool {
+    rustix::fs::fcntl_get_seals(object).is_ok_and(|seals| seals.contains(SealFlags::FUTURE_WRITE))
+}
+
 /// Volatile memory that peers can map: the memory behind ordinary registered buffers.
 #[derive(Debug)]
 pub struct SharedMemory {
     mapping: Mapping,
-    /// One replacement at a time.
-    replacing: Mutex<()>,
 }
+
+/// From this length on memory is worth pages of this size.
+const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 impl SharedMemory {
     /// Allocates `length_bytes` of zeroed shareable memory.
     ///
     /// Errors: [`MappingError`] naming the system call.
     pub fn allocate(name: &str, length_bytes: usize) -> Result<Self, MappingError> {
-        Ok(Self { mapping: Mapping::memfd(name, length_bytes)?, replacing: Mutex::new(()) })
+        let mapping = Mapping::object(name, length_bytes)?;
+        if length_bytes >= HUGE_PAGE_BYTES {
+            mapping.advise_huge_pages();
+        }
+        Ok(Self { mapping })
     }
 }
 
@@ -359,14 +497,23 @@ unsafe impl MemoryObject for SharedMemory {
         Persistence::Volatile
     }
 
+    fn has_retired_mark(&self) -> bool {
+        true
+    }
+
     fn replace_backing(&self) -> std::io::Result<()> {
-        let _one_at_a_time = self.replacing.lock().unwrap_or_else(PoisonError::into_inner);
-        let length = self.mapping.length_bytes();
-        let fd = create_memfd("beeline-replaced", length)?;
-        let fresh = Mapping::shared(fd.try_clone()?, length, Protection::ReadWrite)?;
-        self.mapping.copy_into(&fresh);
-        self.mapping.replace_with(fd)?;
-        Ok(())
+        moving::replace(self.anchor(), || {
+            let length = self.mapping.length_bytes();
+            let fd = create_object("beeline-replaced", length)?;
+            let fresh = Mapping::shared(fd.try_clone()?, length, Protection::ReadWrite)?;
+            self.mapping.retire();
+            self.mapping.copy_into(&fresh);
+            self.mapping.replace_with(fd).inspect_err(|_| self.mapping.reinstate())?;
+            if length >= HUGE_PAGE_BYTES {
+                self.mapping.advise_huge_pages();
+            }
+            Ok(())
+        })
     }
 }
 
@@ -416,6 +563,38 @@ mod tests {
                 assert_eq!(found, expected, "page {page}, round {round}");
             }
         }
+    }
+
+    #[test]
+    fn a_replaced_backing_has_the_mark_and_the_new_one_has_not() {
+        let memory = SharedMemory::allocate("test", 5000).unwrap();
+        let fd = memory.descriptor().unwrap().try_clone().unwrap();
+        let peer = Mapping::marked(fd, 5000, Protection::ReadOnly, MapFlags::SHARED).unwrap();
+        assert_eq!(peer.retired().unwrap().load(Ordering::Relaxed), 0);
+        memory.replace_backing().unwrap();
+        assert_eq!(peer.retired().unwrap().load(Ordering::Relaxed), 1);
+        assert_eq!(memory.mapping.retired().unwrap().load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn what_was_sealed_for_readers_cannot_be_written_through_any_descriptor() {
+        let memory = SharedMemory::allocate("test", 8192).unwrap();
+        copy_in(&memory, 0, b"before");
+        let own = memory.descriptor().unwrap();
+        assert!(seal_for_readers(&*own));
+        assert!(seal_for_readers(&*own), "once is enough");
+        let given = crate::reopen::read_only(&*own).unwrap();
+        let again = crate::reopen::writable(&given).unwrap();
+        assert_eq!(rustix::io::pwrite(&again, b"evil", 0), Err(Errno::PERM));
+        assert!(Mapping::shared(again, 8192, Protection::ReadWrite).is_err());
+        // The owner's mapping stays as it is; so does a new backing's right to be written.
+        copy_in(&memory, 0, b"after!");
+        memory.replace_backing().unwrap();
+        let fresh = memory.descriptor().unwrap();
+        seal_for_writers(&*fresh);
+        assert!(!seal_for_readers(&*fresh), "seals are final");
+        let mapped = Mapping::shared(fresh.try_clone().unwrap(), 8192, Protection::ReadWrite);
+        assert!(mapped.is_ok());
     }
 
     #[test]

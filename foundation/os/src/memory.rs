@@ -43,6 +43,22 @@ pub unsafe trait MemoryObject: Send + Sync + Debug {
         None
     }
 
+    /// True when the object behind the descriptor carries the retired mark
+    /// ([`crate::mapping::Retired`]) behind its bytes.
+    fn has_retired_mark(&self) -> bool {
+        false
+    }
+
+    /// Names the object in [`crate::moving`]: where the memory begins that moves as a whole.
+    fn anchor(&self) -> NonNull<u8> {
+        self.base()
+    }
+
+    /// The object this one is a part of. The descriptor is the whole object's.
+    fn whole(&self) -> Option<Arc<dyn MemoryObject>> {
+        None
+    }
+
     /// How its bytes come to survive a loss of power.
     fn persistence(&self) -> Persistence {
         Persistence::Volatile
@@ -60,9 +76,14 @@ pub unsafe trait MemoryObject: Send + Sync + Debug {
     }
 
     /// Moves the contents to a new backing object at the same base, so that whoever mapped the old
-    /// one writes to memory nobody reads any more.
+    /// one writes to memory nobody reads any more. The old one gets the retired mark first.
     ///
-    /// Errors: `Unsupported` where the object has no shareable backing.
+    /// Invariant: the owner stores nothing into the object meanwhile but under
+    /// [`crate::moving::storing`], as the providers of fabric do; what it stores otherwise may be
+    /// lost.
+    ///
+    /// Errors: `Unsupported` where the object has no shareable backing; `ResourceBusy` while
+    /// something is tied to the present one ([`crate::moving::tie`]).
     fn replace_backing(&self) -> std::io::Result<()> {
         Err(std::io::Error::from(std::io::ErrorKind::Unsupported))
     }

@@ -31,6 +31,7 @@ use crate::connection::Connection;
 use crate::execute::Reader;
 use crate::frame::{Frame, Message, WaitReason};
 use crate::handshake::{GREETING_BYTES, Greeting, GreetingRole, Nonce, same_nonce};
+use crate::persist::Persisting;
 use crate::receive_queue::{PostedReceive, SharedReceiveState};
 use crate::region::{Entry, Range, RegionTable};
 use crate::stream::{Moved, Stream};
@@ -42,6 +43,8 @@ pub(crate) const MAX_GATHER: usize = 4;
 pub(crate) const MAX_INLINE: usize = 256;
 /// Regions of the peer that this end writes by itself, and of this end that the peer does.
 pub(crate) const MAX_GRANTS: usize = 64;
+/// Bytes of one request that a slow link moves within the transport time-out at least.
+const SLOWEST_BYTES: u64 = 1 << 20;
 /// How long a refused peer may take to read why.
 const LINGER_NS: u64 = 1_000_000_000;
 
@@ -251,6 +254,8 @@ pub(crate) struct Engine {
     pub(crate) owed: bool,
     /// Regions whose place the peer was told.
     pub(crate) granted: Vec<Weak<Entry>>,
+    /// A flush of a file that a peer asked for last.
+    pub(crate) persisting: Option<Persisting>,
     /// The receive that the payload being read belongs to.
     pub(crate) receiving: Option<PostedReceive>,
 
@@ -258,6 +263,8 @@ pub(crate) struct Engine {
     pub(crate) gathered: Gathered,
     /// When the stream last moved a byte, coarse.
     pub(crate) progress_ns: u64,
+    /// Since when the oldest request is the oldest, coarse.
+    oldest_since_ns: u64,
     linger_until_ns: u64,
     pub(crate) ended: Option<End>,
 
@@ -305,10 +312,12 @@ impl Engine {
             dropping: None,
             resumed: false,
             owed: false,
+            persisting: None,
             receiving: None,
             transmitter: Transmitter::new(),
             gathered: Gathered { send: Vec::with_capacity(depth + 1), receive: Vec::new() },
             progress_ns: 0,
+            oldest_since_ns: 0,
             linger_until_ns: 0,
             ended: None,
             interest: Interest::None,
@@ -351,13 +360,32 @@ impl Engine {
         match self.stage {
             Stage::Lingering => Some(self.linger_until_ns),
             Stage::Dialling | Stage::Greeting => Some(self.progress_ns.saturating_add(transport)),
-            Stage::Ready => match self.not_ready_deadline_ns() {
-                Some(deadline) => Some(deadline),
-                None if self.outstanding.is_empty() && self.transmitter.is_empty() => None,
-                None => Some(self.progress_ns.saturating_add(transport)),
-            },
+            Stage::Ready => {
+                let waits = match self.not_ready_deadline_ns() {
+                    Some(deadline) => Some(deadline),
+                    None if self.outstanding.is_empty() && self.transmitter.is_empty() => None,
+                    None => Some(self.progress_ns.saturating_add(transport)),
+                };
+                waits.into_iter().chain(self.last_deadline_ns(transport)).min()
+            }
             Stage::Idle | Stage::Closed => None,
         }
+    }
+
+    /// When the oldest request ends, whatever its peer says meanwhile: one that answers something
+    /// now and then, or finds a new reason to wait, does not hold it up for ever. Long payloads
+    /// have as much time again for each [`SLOWEST_BYTES`].
+    fn last_deadline_ns(&self, transport: u64) -> Option<u64> {
+        let front = self.outstanding.front()?;
+        let times = front.request.length() / SLOWEST_BYTES + 1;
+        let receives = u64::try_from(self.options.receiver_not_ready_timeout.as_nanos());
+        let bound = transport.saturating_mul(times).saturating_add(receives.unwrap_or(u64::MAX));
+        Some(self.oldest_since_ns.saturating_add(bound))
+    }
+
+    /// A request became the oldest.
+    pub(crate) fn note_oldest(&mut self) {
+        self.oldest_since_ns = clock::coarse_ns();
     }
 
     fn not_ready_deadline_ns(&self) -> Option<u64> {
@@ -552,6 +580,7 @@ impl Engine {
         }
         self.unplaced -= usize::from(!front.placed);
         self.outstanding.pop_front();
+        self.note_oldest();
         self.first_request = self.first_request.wrapping_add(1);
         self.staged -= 1;
         if self.hold.is_some_and(|hold| {
@@ -658,6 +687,15 @@ impl Engine {
                 self.linger();
             }
             _ => self.close(),
+        }
+    }
+
+    /// The application lets go: a shared receive that a message had taken is there for the others.
+    pub(crate) fn give_back_receive(&mut self) {
+        if let Receives::Shared(shared) = &self.receives
+            && let Some(receive) = self.receiving.take()
+        {
+            shared.give_back(receive);
         }
     }
 

@@ -11,6 +11,8 @@ use std::sync::{Arc, Weak};
 
 use beeline_fabric::{Access, FlushKind, Opcode, RemoteAddress, RemoteKey, Status, WorkCompletion};
 use beeline_os::memory;
+use beeline_os::moving::Storing;
+use beeline_os::words::copy_words;
 
 use crate::clock;
 use crate::engine::{End, Engine, MAX_GRANTS, Receives, Request};
@@ -20,6 +22,9 @@ use crate::region::{Entry, Range, UseGuard};
 use crate::stream::{Moved, part};
 use crate::transmit::{MAX_RESPONSES, Response};
 
+/// What a region that peers may reach at all has one of.
+const REACHABLE: Access =
+    Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
 /// Bytes of the receive buffer.
 const BUFFER_BYTES: usize = 16 * 1024;
 /// From this much missing payload on, it is received in place.
@@ -57,12 +62,22 @@ impl Place {
     }
 
     /// Leave for one piece. `Err` once the region is taken away from the peer.
-    fn enter(&self) -> Result<Option<UseGuard<'_>>, ()> {
-        match self {
-            Self::Remote { entry, .. } => entry.enter().map(Some).ok_or(()),
-            _ => Ok(None),
-        }
+    fn enter(&self) -> Result<Leave<'_>, ()> {
+        Ok(match self {
+            Self::Remote { entry, .. } => {
+                let of_peer = entry.enter().ok_or(())?;
+                Leave { _of_peer: Some(of_peer), _storing: Some(entry.storing()) }
+            }
+            Self::Local { entry, .. } => Leave { _of_peer: None, _storing: Some(entry.storing()) },
+            Self::Nowhere => Leave { _of_peer: None, _storing: None },
+        })
     }
+}
+
+/// Held for one piece.
+struct Leave<'a> {
+    _storing: Option<Storing>,
+    _of_peer: Option<UseGuard<'a>>,
 }
 
 /// A payload being read.
@@ -156,29 +171,55 @@ impl Engine {
     fn receive_once(&mut self, sleep: bool) -> Result<(Moved, usize), End> {
         self.reader.compact();
         let Some(stream) = &mut self.stream else { return Err(End::Gone("no connection")) };
-        let Reader { buffer, end, payload, .. } = &mut self.reader;
+        let Reader { buffer, start, end, payload, .. } = &mut self.reader;
+        if let Some(payload) = payload
+            && payload.remaining() >= DIRECT_BYTES as u64
+            && let Some((entry, offset)) = payload.place.region()
+        {
+            // Bytes of a word that is not complete wait in the buffer; the rest of it goes there
+            // too, then whole words to their place, then what is left behind the first.
+            let held = *end - *start;
+            let at = offset + payload.done as usize;
+            let missing = if held == 0 { 0 } else { (8 - (at + held) % 8) % 8 };
+            let length = whole_words(
+                at + held + missing,
+                stream.available().saturating_sub(missing),
+                payload.remaining() - (held + missing) as u64,
+            );
+            let room = buffer.len().saturating_sub(*end + missing);
+            if length >= DIRECT_BYTES && room > 0 {
+                let _leave = payload.place.enter().map_err(|()| revoked(&payload.frame))?;
+                let tail = &mut buffer[*end..];
+                let head = part(tail.as_mut_ptr(), missing);
+                let target = part(entry.pointer(at + held + missing), length);
+                let word_at = entry.pointer(at);
+                let spare = part(tail[missing..].as_mut_ptr(), room);
+                let mut parts = [head, target, spare];
+                // SAFETY: the target lies in a range checked at the frame's header, held by
+                // `entry` and entered by the guard; head and spare are the tail of the owned
+                // buffer. No reference to either is used during the call.
+                let moved = unsafe { stream.receive(&mut parts, false) };
+                if let Moved::Bytes(bytes) = moved {
+                    let placed = bytes.saturating_sub(missing).min(length);
+                    if bytes >= missing && held > 0 {
+                        let word = &buffer[*start..*start + held + missing];
+                        // SAFETY: as for the target, which begins where these bytes end.
+                        unsafe { copy_words(word.as_ptr(), word_at, word.len()) };
+                        *start += word.len();
+                        *end = *start;
+                        payload.done += (held + missing) as u64;
+                    } else {
+                        *end += bytes.min(missing);
+                    }
+                    payload.done += placed as u64;
+                    *end += bytes.saturating_sub(missing + length);
+                }
+                return Ok((moved, missing + length + room));
+            }
+        }
         let spare = &mut buffer[*end..];
         let spare_length = spare.len();
-        let spare = part(spare.as_mut_ptr(), spare_length);
-        if let Some(payload) = payload
-            && let Some((entry, offset)) = payload.place.region()
-            && payload.remaining() >= DIRECT_BYTES as u64
-        {
-            let length = payload.remaining().min(PIECE_BYTES as u64) as usize;
-            let _guard = payload.place.enter().map_err(|()| revoked(&payload.frame))?;
-            let target = part(entry.pointer(offset + payload.done as usize), length);
-            let mut parts = [target, spare];
-            // SAFETY: the target lies in a range checked at the frame's header, held by `entry`
-            // and entered by the guard; the spare part is the tail of the owned buffer. No
-            // reference to either is used during the call.
-            let moved = unsafe { stream.receive(&mut parts, false) };
-            if let Moved::Bytes(bytes) = moved {
-                payload.done += bytes.min(length) as u64;
-                *end += bytes.saturating_sub(length);
-            }
-            return Ok((moved, length + spare_length));
-        }
-        let mut parts = [spare];
+        let mut parts = [part(spare.as_mut_ptr(), spare_length)];
         // SAFETY: the tail of the owned buffer, reached through nothing else during the call.
         let moved = unsafe { stream.receive(&mut parts, sleep) };
         if let Moved::Bytes(bytes) = moved {
@@ -218,21 +259,23 @@ impl Engine {
     fn place_buffered(&mut self) -> Result<(), End> {
         let Reader { buffer, start, end, payload, .. } = &mut self.reader;
         let Some(payload) = payload else { return Ok(()) };
-        let count = payload.remaining().min((*end - *start) as u64) as usize;
+        let here = payload.remaining().min((*end - *start) as u64) as usize;
+        let count = match payload.place.region() {
+            Some((_, offset)) => {
+                whole_words(offset + payload.done as usize, here, payload.remaining())
+            }
+            None => here,
+        };
         if count == 0 {
             return Ok(());
         }
         if let Some((entry, offset)) = payload.place.region() {
-            let _guard = payload.place.enter().map_err(|()| revoked(&payload.frame))?;
+            let _leave = payload.place.enter().map_err(|()| revoked(&payload.frame))?;
             let bytes = &buffer[*start..*start + count];
-            let at = offset + payload.done as usize;
-            match <[u8; 8]>::try_from(bytes) {
-                // One aligned word appears at once, as it does with hardware.
-                Ok(word) if at.is_multiple_of(8) => {
-                    memory::store_u64(entry.memory(), at, u64::from_ne_bytes(word));
-                }
-                _ => memory::copy_in(entry.memory(), at, bytes),
-            }
+            let target = entry.pointer(offset + payload.done as usize);
+            // SAFETY: the range was checked at the frame's header and is held by `entry`; the
+            // buffer is this engine's own.
+            unsafe { copy_words(bytes.as_ptr(), target, count) };
         }
         payload.done += count as u64;
         *start += count;
@@ -307,6 +350,13 @@ impl Engine {
             && self.transmitter.has_pending_reads()
             && let Some(entry) = self.regions.find(remote.key)
             && self.transmitter.is_reading(&entry, remote.offset, length)
+        {
+            return Some(WaitReason::Busy);
+        }
+        if let Message::Flush { remote, length, kind: FlushKind::Persistent } = frame.message
+            && let Some(entry) = self.reach(remote, length, REACHABLE)
+            && entry.memory().persistence() == memory::Persistence::File
+            && self.must_wait_to_persist(frame.request, entry, (remote.offset, length))
         {
             return Some(WaitReason::Busy);
         }
@@ -442,9 +492,12 @@ impl Engine {
                 self.transmitter.responses.push_back(Response::Atomic { request, old });
             }
             Message::Flush { remote, length, kind } => {
-                let rights = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
-                let entry = self.reach(remote, length, rights).ok_or(denied)?;
-                if kind == FlushKind::Persistent {
+                let entry = self.reach(remote, length, REACHABLE).ok_or(denied)?;
+                let seen_to = self.take_persisted(request);
+                if seen_to == Some(false) {
+                    return Err(refused(Status::PersistenceError));
+                }
+                if seen_to.is_none() && kind == FlushKind::Persistent {
                     if entry.memory().persistence() == memory::Persistence::Volatile {
                         return Err(refused(Status::PersistenceError));
                     }
@@ -496,8 +549,10 @@ impl Engine {
             .reach(remote, 8, Access::REMOTE_ATOMIC)
             .ok_or(refused(Status::RemoteAccessError))?;
         let guard = entry.enter().ok_or(refused(Status::RemoteAccessError))?;
+        let storing = entry.storing();
         let old = change(memory::atomic_u64(entry.memory(), remote.offset as usize));
         entry.memory().stored(remote.offset as usize, 8);
+        drop(storing);
         drop(guard);
         Ok(old)
     }
@@ -537,7 +592,9 @@ impl Engine {
                 else {
                     return Err(hostile);
                 };
+                let storing = local.entry.storing();
                 memory::copy_in(local.entry.memory(), local.offset, &old.to_ne_bytes());
+                drop(storing);
                 local.entry.memory().stored(local.offset, 8);
                 self.complete_front(Status::Success)
             }
@@ -553,6 +610,16 @@ impl Engine {
             self.transmitter.responses.push_back(Response::Resume { request });
         }
     }
+}
+
+/// How many of `here` bytes can go to `at`, so that no aligned word is divided: all of them if they
+/// are the rest of the payload (`remaining`), else up to the end of a word; at most a piece.
+fn whole_words(at: usize, here: usize, remaining: u64) -> usize {
+    let here = here.min(PIECE_BYTES);
+    if here as u64 >= remaining {
+        return remaining as usize;
+    }
+    here.saturating_sub((at + here) % 8)
 }
 
 /// The region was taken away in the middle of the peer's write.

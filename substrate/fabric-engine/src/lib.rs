@@ -18,6 +18,7 @@
 //! - `engine`, `execute`, `transmit`: the protocol of one connection.
 //! - `connection`: the engine's lock; `region`: keys, rights, revocation.
 //! - `queue`, `completion_queue`: completions, sleeping and waking.
+//! - `persist`: flushes of files, off the polling threads.
 //! - `library`: who drives, and why nobody is missed or woken twice.
 //! - `device`, `queue_pair`, `receive_queue`: fabric's objects.
 //!
@@ -40,10 +41,13 @@ mod device;
 mod engine;
 mod execute;
 mod library;
+mod persist;
 mod queue;
 mod queue_pair;
 mod receive_queue;
 mod region;
+#[cfg(test)]
+mod stream_tests;
 mod transmit;
 
 pub use clock::now_ns;

@@ -159,6 +159,9 @@ impl Engine {
         if before + requests.len() > self.options.send_depth as usize {
             return Err(PostError::QueueFull);
         }
+        if before == 0 {
+            self.note_oldest();
+        }
         let inline_before = self.next_inline_slot;
         for posted in requests {
             match self.request(&posted.operation) {
@@ -295,12 +298,20 @@ impl QueuePair for EngineQueuePair {
 impl Drop for EngineQueuePair {
     fn drop(&mut self) {
         self.device.forget_connection(self.connection.qp_num);
-        self.connection.with(Mover::Call, |engine| {
+        let shared = self.connection.with(Mover::Call, |engine| {
+            engine.give_back_receive();
             engine.end(End::Disconnected);
             engine.hang_up();
             engine.gathered.send.clear();
             engine.gathered.receive.clear();
+            match &engine.receives {
+                Receives::Shared(shared) => Some(Arc::clone(shared)),
+                Receives::Own(_) => None,
+            }
         });
+        // Without a lock held: each of them takes its own.
+        let waiting = shared.map(|shared| shared.take_waiting()).unwrap_or_default();
+        waiting.iter().filter_map(Weak::upgrade).for_each(|connection| connection.receive_posted());
         let queues = [concrete(&self.send_queue), concrete(&self.receive_queue)];
         for queue in queues.into_iter().flatten() {
             queue.remove(self.connection.qp_num);

@@ -77,6 +77,24 @@ impl SharedReceiveState {
     }
 }
 
+impl SharedReceiveState {
+    /// A receive that a message had taken, and that its queue pair will not complete: the next one
+    /// has it. Connections that wait for one are told by the caller.
+    pub(crate) fn give_back(&self, receive: PostedReceive) {
+        let mut receives = self.lock();
+        receives.posted.push_front(receive);
+    }
+
+    /// Connections that wait for a receive that is there.
+    pub(crate) fn take_waiting(&self) -> Vec<Weak<Connection>> {
+        let mut receives = self.lock();
+        if receives.posted.is_empty() {
+            return Vec::new();
+        }
+        std::mem::take(&mut receives.waiting)
+    }
+}
+
 /// The application's handle.
 #[derive(Debug)]
 pub(crate) struct EngineSharedReceiveQueue {

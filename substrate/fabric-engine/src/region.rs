@@ -5,14 +5,20 @@
 //! stores the flag, then waits until no guard is left. Both sides are sequentially consistent, so
 //! one of them sees the other: a guard taken after the flag is refused, and one taken before is
 //! waited for. A large write takes a guard per piece and is cut off between two pieces.
+//!
+//! A [`Storing`] besides keeps the memory in its place for the copy: what this process's own receives
+//! and reads bring is not lost when a provider moves the memory away from a peer.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use beeline_fabric::{Access, FabricError, LocalKey, MemoryRegion, RegionControl, RemoteKey};
 use beeline_os::memory::{MemoryObject, contains};
+use beeline_os::moving::{self, Storing, Tie};
+
+use crate::persist::Persister;
 
 /// What the device knows of one region.
 #[derive(Debug)]
@@ -29,6 +35,8 @@ pub(crate) struct Entry {
     granted: AtomicBool,
     /// The backing is being replaced: no copy for a peer begins.
     moving: AtomicBool,
+    /// While a peer may be writing to it by itself: no other provider moves it.
+    tie: Mutex<Option<Tie>>,
 }
 
 /// Held while bytes of a peer are being copied into a region.
@@ -81,11 +89,20 @@ impl Entry {
         }
     }
 
+    /// Leave of this process's memory for one copy, the peer's doing or the owner's: the backing is
+    /// not replaced meanwhile, by whatever provider.
+    pub(crate) fn storing(&self) -> Storing {
+        moving::storing(self.memory.anchor())
+    }
+
     /// Notes that a peer is told where the memory lies; false when it is taken away already.
     pub(crate) fn grant(&self) -> bool {
         // Sequentially consistent, as the store of `closed` before `withdraw`: either the grant is
         // not given, or the memory is moved.
         self.granted.store(true, Ordering::SeqCst);
+        let mut tie = self.tie.lock().unwrap_or_else(PoisonError::into_inner);
+        tie.get_or_insert_with(|| moving::tie(self.memory.anchor()));
+        drop(tie);
         !self.is_closed()
     }
 
@@ -98,7 +115,14 @@ impl Entry {
         }
         self.moving.store(true, Ordering::SeqCst);
         self.settle();
+        // Ours goes along.
+        let mut tie = self.tie.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(tie.take());
         let outcome = self.memory.replace_backing();
+        if outcome.is_err() {
+            *tie = Some(moving::tie(self.memory.anchor()));
+        }
+        drop(tie);
         self.granted.store(outcome.is_err(), Ordering::SeqCst);
         self.moving.store(false, Ordering::SeqCst);
         outcome
@@ -156,6 +180,7 @@ type ByKey = HashMap<u64, Arc<Entry>, BuildHasherDefault<KeyHasher>>;
 #[derive(Debug, Default)]
 pub(crate) struct RegionTable {
     entries: RwLock<ByKey>,
+    pub(crate) persister: Persister,
     next_local_key: AtomicU32,
 }
 
@@ -185,6 +210,7 @@ impl RegionTable {
             users: AtomicU32::new(0),
             granted: AtomicBool::new(false),
             moving: AtomicBool::new(false),
+            tie: Mutex::new(None),
         });
         let local_key = LocalKey(self.next_local_key.fetch_add(1, Ordering::Relaxed));
         let key = loop {

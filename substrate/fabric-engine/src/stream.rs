@@ -73,6 +73,10 @@ pub trait Stream: Send + Debug {
         false
     }
 
+    /// Bytes that a receive would find now, at least. A payload goes straight to its place only as
+    /// far as this says, so that no word of it is cut where the stream happens to stop.
+    fn available(&mut self) -> usize;
+
     /// Receives into `parts`, in order. With `sleep`, waits up to [`BLOCKING_SLICE`] for a byte.
     ///
     /// # Safety

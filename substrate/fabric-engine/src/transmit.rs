@@ -259,6 +259,10 @@ fn place(
         return None;
     }
     let mut at = grant.at.checked_add(remote.offset)?;
+    if divides_words(source, at) {
+        // By way of the peer, which puts words together.
+        return None;
+    }
     match source {
         Source::Inline { slot, length } => {
             let bytes = &inline[slot * MAX_INLINE..slot * MAX_INLINE + length];
@@ -279,6 +283,16 @@ fn place(
         }
     }
     Some(Message::Placed { remote: *remote, length, at: grant.at })
+}
+
+/// True when a word of the target would come from two entries of a gather list.
+fn divides_words(source: &Source, at: u64) -> bool {
+    let Source::Gather { ranges, length } = source else { return false };
+    let mut done = 0;
+    ranges.iter().flatten().any(|range| {
+        done += range.length as u64;
+        done < *length && !(at + done).is_multiple_of(8)
+    })
 }
 
 impl Engine {
@@ -428,7 +442,7 @@ impl Engine {
     }
 
     fn answers_have_left(&self) -> bool {
-        self.transmitter.pending_reads == 0
+        self.transmitter.pending_reads == 0 && !self.is_persisting()
     }
 
     /// Stages the acknowledgement that is owed, when no other frame carries it.

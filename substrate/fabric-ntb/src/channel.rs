@@ -308,6 +308,13 @@ impl Stream for ChannelStream {
         true
     }
 
+    fn available(&mut self) -> usize {
+        let Some(place) = self.opened() else { return 0 };
+        let waiting = self.channel.inbound(place, TAIL).wrapping_sub(self.head);
+        // An impossible tail ends the channel when it is received from.
+        usize::try_from(waiting).unwrap_or(0).min(self.channel.link.geometry().ring_bytes())
+    }
+
     unsafe fn receive(&mut self, parts: &mut [Part], _sleep: bool) -> Moved {
         self.channel.lower();
         let Some(place) = self.opened() else { return Moved::Closed };

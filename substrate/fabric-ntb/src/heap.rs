@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use beeline_os::Mapping;
 use beeline_os::mapping::create_memfd;
 use beeline_os::memory::MemoryObject;
+use beeline_os::moving;
 
 const PAGE: usize = 4096;
 
@@ -111,7 +112,13 @@ unsafe impl MemoryObject for WindowMemory {
     }
 
     fn replace_backing(&self) -> std::io::Result<()> {
-        // Under the lock: one replacement at a time, and no placement is told meanwhile.
+        moving::replace(self.anchor(), || self.move_away())
+    }
+}
+
+impl WindowMemory {
+    fn move_away(&self) -> std::io::Result<()> {
+        // Under the lock: no placement is told meanwhile.
         let mut state = self.heap.lock();
         let base = self.mapping.base();
         let Some(block) = state.blocks.get_mut(&(base.as_ptr() as usize)) else { return Ok(()) };

@@ -11,6 +11,7 @@ use std::sync::{Arc, OnceLock};
 
 use beeline_os::Mapping;
 use beeline_os::doorbell::{Doorbell, Rung};
+use beeline_os::words::copy_words;
 use beeline_os::write_back::store_fence;
 
 use crate::interrupts::Interrupts;
@@ -209,7 +210,7 @@ impl Window for MappedWindow {
         };
         // SAFETY: the target lies in the mapped window, the caller vouches for the source, and a
         // window is no memory that is ever sent from.
-        unsafe { std::ptr::copy_nonoverlapping(source, target.as_ptr(), length) };
+        unsafe { copy_words(source, target.as_ptr(), length) };
     }
 
     fn post_word(&self, offset: usize, value: u64) {

@@ -13,7 +13,7 @@ use beeline_fabric::{ConnectInfo, FabricError};
 use crate::object::Geometry;
 
 const MAGIC: [u8; 4] = *b"BSHM";
-const VERSION: u16 = 3;
+const VERSION: u16 = 4;
 const LENGTH: usize = 96;
 const ASYMMETRIC: u16 = 1;
 

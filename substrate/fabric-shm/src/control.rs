@@ -16,22 +16,23 @@
 pub(crate) mod message;
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use beeline_fabric::Role;
 use beeline_os::control_socket::{ControlListener, ControlSocket, PeerCredentials, Received};
 use beeline_os::doorbell::Doorbell;
-use beeline_os::mapping::{Protection, create_memfd};
+use beeline_os::mapping::{Protection, Retired, create_memfd};
 use beeline_os::poller::{Interest, Poller, Waker};
 use beeline_os::{Mapping, MemoryObject, Persistence, barrier, process};
-use rustix::fs::{Mode, OFlags, SealFlags};
+use rustix::fs::SealFlags;
+use rustix::mm::MapFlags;
 
 use self::message::{MAX_RECORD_BYTES, Message};
 use crate::connect_info::{PeerInfo, socket_name};
 use crate::device::DeviceShared;
-use crate::exposure;
+use crate::exposure::{self, Granted};
 use crate::link::{Link, LinkEvent, OpenedKey, lock};
 use crate::object::{ConnectionObject, End};
 
@@ -436,18 +437,33 @@ impl Control {
                 true
             }
             (State::Open, Message::Open { key, epoch }) => self.grant(id, key, epoch),
-            (State::Open, Message::Opened { key, epoch, length, access, persistence }) => {
-                if !take_open(session, key, epoch) {
+            (
+                State::Open,
+                Message::Opened {
+                    key,
+                    epoch,
+                    object_bytes,
+                    offset,
+                    length,
+                    access,
+                    persistence,
+                    marked,
+                },
+            ) => {
+                if !take_open(session, key, epoch)
+                    || offset.checked_add(length).is_none_or(|end| end > object_bytes)
+                {
                     return false;
                 }
                 let trusted = session.peer.uid == self.own_uid || session.peer.uid == 0;
                 let Ok([descriptor]) = <[OwnedFd; 1]>::try_from(descriptors) else { return false };
-                let opened = map_region(descriptor, length, trusted, access.is_remotely_writable());
+                let writable = access.is_remotely_writable();
+                let opened = map_region(descriptor, object_bytes, trusted, writable, marked);
                 let Some(mapping) = opened else { return false };
                 if persistence != Persistence::File {
                     mapping.forget_descriptor();
                 }
-                let opened = Some(OpenedKey { mapping, access, persistence });
+                let opened = Some(OpenedKey { mapping, offset, length, access, persistence });
                 self.tell(id, LinkEvent::Key { key, epoch, opened })
             }
             (State::Open, Message::Refused { key, epoch }) => {
@@ -488,7 +504,7 @@ impl Control {
             return false;
         };
         let length = ConnectionObject::length_bytes(peer.geometry, end.link.geometry) as u64;
-        let object = map_region(object, length, false, true).and_then(|mapping| {
+        let object = map_region(object, length, false, true, false).and_then(|mapping| {
             mapping.forget_descriptor();
             ConnectionObject::new(mapping, End::Passive, peer.geometry, end.link.geometry).ok()
         });
@@ -515,35 +531,15 @@ impl Control {
         let Some(end) = session.qp_num.and_then(|qp_num| self.ends.get(&qp_num)) else {
             return false;
         };
-        let mut found = None;
-        let descriptor = exposure::grant(&end.link, || {
-            let (memory, access) = self.shared.find_region(key, end.link.domain)?;
-            let writable = access.is_remotely_writable();
-            found = Some((Arc::clone(&memory), access));
-            Some((memory, writable))
-        });
+        let granted = exposure::grant(&end.link, || self.shared.find_region(key, end.link.domain));
+        // Whoever can write an object without that seal can also truncate it under us; it goes to
+        // processes of our own user only, who can stop us in simpler ways.
         let same_user = session.peer.uid == self.own_uid;
-        let ready = descriptor.zip(found).and_then(|(descriptor, (memory, access))| {
-            // Whoever can write an object without that seal can also truncate it under us; it goes
-            // to processes of our own user only, who can stop us in simpler ways.
-            if !same_user && !is_shrink_sealed(&descriptor) {
-                return None;
-            }
-            if access.is_remotely_writable() {
-                Some((memory, access, Ok(descriptor)))
-            } else {
-                let read_only = reopen_read_only(descriptor.as_fd())?;
-                Some((memory, access, Err(read_only)))
-            }
-        });
-        match ready {
-            Some((memory, access, descriptor)) => {
+        let granted = granted.filter(|granted| same_user || is_shrink_sealed(&*granted.descriptor));
+        match granted {
+            Some(Granted { memory, access, descriptor }) => {
                 let message = opened(key, epoch, memory.as_ref(), access);
-                let descriptor = match &descriptor {
-                    Ok(shared) => shared.as_fd(),
-                    Err(owned) => owned.as_fd(),
-                };
-                session.socket.send(&message.encode(), &[descriptor]).is_ok()
+                session.socket.send(&message.encode(), &[descriptor.as_fd()]).is_ok()
             }
             None => session.socket.send(&Message::Refused { key, epoch }.encode(), &[]).is_ok(),
         }
@@ -556,8 +552,19 @@ fn opened(
     memory: &dyn MemoryObject,
     access: beeline_fabric::Access,
 ) -> Message {
-    let length = memory.length_bytes() as u64;
-    Message::Opened { key, epoch, length, access, persistence: memory.persistence() }
+    let whole = memory.whole();
+    let object_bytes = whole.as_ref().map_or(memory.length_bytes(), |whole| whole.length_bytes());
+    let offset = memory.base().addr().get() - memory.anchor().addr().get();
+    Message::Opened {
+        key,
+        epoch,
+        object_bytes: object_bytes as u64,
+        offset: offset as u64,
+        length: memory.length_bytes() as u64,
+        access,
+        persistence: memory.persistence(),
+        marked: memory.has_retired_mark(),
+    }
 }
 
 fn take_open(session: &mut Session, key: u64, epoch: u64) -> bool {
@@ -599,20 +606,25 @@ fn is_shrink_sealed(descriptor: impl AsFd) -> bool {
 
 /// Maps `length` bytes of a received descriptor. It must be that long, and sealed against
 /// shrinking unless its sender is `trusted`: a shrunk object would kill us at the next access.
-fn map_region(descriptor: OwnedFd, length: u64, trusted: bool, writable: bool) -> Option<Mapping> {
+fn map_region(
+    descriptor: OwnedFd,
+    length: u64,
+    trusted: bool,
+    writable: bool,
+    marked: bool,
+) -> Option<Mapping> {
     let size = u64::try_from(rustix::fs::fstat(&descriptor).ok()?.st_size).ok()?;
+    // Far from where rounding up to pages would wrap around.
     let length_bytes =
-        usize::try_from(length).ok().filter(|&length| length <= isize::MAX as usize)?;
-    if size < length || !(trusted || is_shrink_sealed(&descriptor)) {
+        usize::try_from(length).ok().filter(|&length| length <= isize::MAX as usize / 2)?;
+    let needed = if marked { Retired::object_bytes(length_bytes) } else { length_bytes };
+    if size < needed as u64 || !(trusted || is_shrink_sealed(&descriptor)) {
         return None;
     }
     let protection = if writable { Protection::ReadWrite } else { Protection::ReadOnly };
-    Mapping::shared(descriptor, length_bytes, protection).ok()
-}
-
-/// A second open file on the same object that cannot be mapped for writing.
-fn reopen_read_only(descriptor: BorrowedFd<'_>) -> Option<OwnedFd> {
-    use std::os::fd::AsRawFd;
-    let path = format!("/proc/self/fd/{}", descriptor.as_raw_fd());
-    rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()
+    if marked {
+        Mapping::marked(descriptor, length_bytes, protection, MapFlags::SHARED).ok()
+    } else {
+        Mapping::shared(descriptor, length_bytes, protection).ok()
+    }
 }

@@ -70,6 +70,8 @@ pub(crate) struct Core {
 struct Waiting {
     reason: Wait,
     deadline: Option<Instant>,
+    /// When it gives up whatever it waits for by then; none for never.
+    last: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -346,6 +348,9 @@ impl Core {
             return Err(PostError::TooLarge { what: "max_queue_depth (receive)", limit: 0 });
         }
         let inner = &mut *self.inner.borrow_mut();
+        if inner.state == QueuePairState::Error || inner.peer_closed {
+            return Err(PostError::NotReady(QueuePairState::Error));
+        }
         if inner.receives.len() + requests.len() > self.options.receive_depth as usize {
             return Err(PostError::QueueFull);
         }
@@ -363,11 +368,6 @@ impl Core {
             if self.receive_queue.is_armed() && connection.has_message() {
                 self.receive_queue.signal_if_armed();
             }
-        }
-        if inner.state == QueuePairState::Error || inner.peer_closed {
-            // As in verbs: taken, and flushed at the next poll.
-            self.receive_queue.heat(self.receive_member);
-            self.receive_queue.signal_if_armed();
         }
         Ok(())
     }

@@ -264,8 +264,11 @@ impl ShmProtectionDomain {
 
 impl RegionControl for DomainRegions {
     fn revoke(&self, region: &MemoryRegion) -> Result<(), FabricError> {
-        if let Some(found) = lock(&self.device.shared.regions).get_mut(&region.remote_key().0) {
-            found.revoked = true;
+        let revoked = lock(&self.device.shared.regions)
+            .get_mut(&region.remote_key().0)
+            .is_some_and(|found| !std::mem::replace(&mut found.revoked, true));
+        if revoked {
+            exposure::unregistered(region.memory(), region.access());
         }
         exposure::take_back(region.memory())
     }
@@ -273,7 +276,8 @@ impl RegionControl for DomainRegions {
     fn deregister(&self, _local_key: LocalKey, remote_key: RemoteKey) {
         let removed = lock(&self.device.shared.regions).remove(&remote_key.0);
         if let Some(registered) = removed {
-            exposure::forget_keys(&registered.memory);
+            let access = if registered.revoked { Access::empty() } else { registered.access };
+            exposure::unregistered(&registered.memory, access);
         }
     }
 }
@@ -284,16 +288,10 @@ impl ProtectionDomain for ShmProtectionDomain {
         memory: Arc<dyn MemoryObject>,
         access: Access,
     ) -> Result<MemoryRegion, FabricError> {
-        if access.is_remote() && memory.descriptor().is_none() {
-            return Err(FabricError::CannotRegister {
-                provider: PROVIDER,
-                access,
-                reason: "the memory has no descriptor another process could map",
-            });
-        }
         let local_key = LocalKey(self.device.next_local_key.fetch_add(1, Ordering::Relaxed));
         // 64 random bits: unguessable, and a repetition within a device's life is beyond chance.
         let remote_key = RemoteKey(u64::from_le_bytes(random()?));
+        exposure::registered(&memory, access)?;
         let entry =
             Registered { domain: self.id, memory: Arc::clone(&memory), access, revoked: false };
         lock(&self.device.shared.regions).insert(remote_key.0, entry);

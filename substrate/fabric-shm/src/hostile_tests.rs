@@ -27,18 +27,18 @@ use crate::device::{DeviceHandle, ShmProtectionDomain};
 use crate::queue_pair::ShmQueuePair;
 use crate::shared_receive_queue::ShmSharedReceiveQueue;
 
-const BOUND: Duration = Duration::from_secs(10);
+pub(crate) const BOUND: Duration = Duration::from_secs(10);
 const SENTINEL: [u8; 64] = [0xA5; 64];
 
-struct End {
-    domain: ShmProtectionDomain,
+pub(crate) struct End {
+    pub(crate) domain: ShmProtectionDomain,
     queue: Rc<dyn CompletionQueue>,
-    pair: ShmQueuePair,
+    pub(crate) pair: ShmQueuePair,
     shared: Option<Rc<dyn SharedReceiveQueue>>,
-    region: MemoryRegion,
+    pub(crate) region: MemoryRegion,
 }
 
-fn end(device: &Arc<DeviceHandle>, shares: bool) -> End {
+pub(crate) fn end(device: &Arc<DeviceHandle>, shares: bool) -> End {
     let domain = ShmProtectionDomain::new(device);
     let queue = ShmCompletionQueue::create(1 << 14, &device.shared.config).unwrap();
     let shared = shares.then(|| domain.create_shared_receive_queue(64).unwrap());
@@ -58,7 +58,7 @@ fn end(device: &Arc<DeviceHandle>, shares: bool) -> End {
     End { domain, queue, pair, shared, region }
 }
 
-fn connect(a: &mut End, b: &mut End) {
+pub(crate) fn connect(a: &mut End, b: &mut End) {
     let (left, right) = (a.pair.connect_info(), b.pair.connect_info());
     a.pair.connect(&right, Role::Active).unwrap();
     b.pair.connect(&left, Role::Passive).unwrap();
@@ -86,7 +86,7 @@ impl End {
         };
     }
 
-    fn poll(&mut self) -> Vec<WorkCompletion> {
+    pub(crate) fn poll(&mut self) -> Vec<WorkCompletion> {
         let mut out = [WorkCompletion::EMPTY; 16];
         let count = self.queue.poll(&mut out).unwrap();
         out[..count].to_vec()

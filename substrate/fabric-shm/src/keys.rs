@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use beeline_fabric::Access;
 use beeline_os::{Mapping, Persistence};
@@ -13,6 +14,8 @@ use crate::link::OpenedKey;
 /// What is known about a key.
 #[derive(Debug)]
 pub(crate) enum KeyState {
+    /// Its backing was retired: to be asked for again.
+    Closed,
     /// Asked for.
     Pending,
     /// The peer refused it.
@@ -29,9 +32,14 @@ pub(crate) struct RemoteRegion {
     pub access: Access,
     pub persistence: Persistence,
     mapping: Mapping,
+    /// The retired mark, in the mapping; a word that stays 0 where the object has none.
+    pub mark: NonNull<AtomicU64>,
     /// Where writes that go through the region from front to back have been faulted in to.
     faulted_to: Cell<u64>,
 }
+
+/// The mark of an object without one.
+static NEVER_RETIRED: AtomicU64 = AtomicU64::new(0);
 
 /// Pages faulted in ahead of such writes, bytes: one call in place of 64 faults, and little memory
 /// taken where the peer's object had none yet.
@@ -78,10 +86,15 @@ impl RemoteRegion {
 
 impl From<OpenedKey> for RemoteRegion {
     fn from(opened: OpenedKey) -> Self {
-        let OpenedKey { mapping, access, persistence } = opened;
-        let (base, length) = (mapping.base(), mapping.length_bytes() as u64);
+        let OpenedKey { mapping, offset, length, access, persistence } = opened;
+        let inside =
+            offset.checked_add(length).is_some_and(|end| end <= mapping.length_bytes() as u64);
+        assert!(inside, "an opened region lies inside its object");
+        // SAFETY: just checked to lie inside, or one past, the mapping.
+        let base = unsafe { mapping.base().add(usize::try_from(offset).unwrap_or(0)) };
         let faulted_to = Cell::new(FIRST_MARK_BYTES);
-        Self { base, length, access, persistence, mapping, faulted_to }
+        let mark = NonNull::from(mapping.retired().unwrap_or(&NEVER_RETIRED));
+        Self { base, length, access, persistence, mapping, mark, faulted_to }
     }
 }
 
@@ -129,6 +142,13 @@ impl KeyTable {
         match self.places.get(place) {
             Some(Some((_, KeyState::Open(region)))) => Some(region),
             _ => None,
+        }
+    }
+
+    /// Forgets `key`, which is mapped: it is asked for again at its next use. Its place stays taken.
+    pub(crate) fn close(&mut self, key: u64) {
+        if let Some(place) = self.find_open(key) {
+            self.places[place] = Some((key, KeyState::Closed));
         }
     }
 

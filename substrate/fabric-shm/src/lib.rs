@@ -45,6 +45,8 @@ mod queue_pair;
 mod receives;
 mod remote;
 mod request;
+#[cfg(test)]
+mod revocation_tests;
 mod shared_receive_queue;
 mod unconfirmed;
 

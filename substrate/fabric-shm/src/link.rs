@@ -64,7 +64,11 @@ impl QueueSignal {
 /// A key the control thread opened: the peer's region, mapped here.
 #[derive(Debug)]
 pub(crate) struct OpenedKey {
+    /// The whole object.
     pub mapping: Mapping,
+    /// Where the region begins in it, and its length: checked to lie inside.
+    pub offset: u64,
+    pub length: u64,
     pub access: Access,
     pub persistence: Persistence,
 }
@@ -168,6 +172,13 @@ impl Link {
     /// Whether the peer announces an atomic in progress.
     pub(crate) fn peer_is_in_atomic(&self) -> bool {
         self.object.get().is_some_and(|object| object.peer_is_in_atomic())
+    }
+
+    /// Tells a peer that is still inside an atomic that nobody waits for it any more.
+    pub(crate) fn give_up_atomic(&self) {
+        if let Some(object) = self.object.get() {
+            object.give_up_atomic();
+        }
     }
 
     /// The object, for tests that play a peer which scribbles over it.

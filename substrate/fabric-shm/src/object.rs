@@ -10,7 +10,8 @@
 //!          +128  message_arm   u32   0, or a generation: ring when a message is published
 //!          +132  credit_arm    u32   0, or a generation: ring when consumed or posted moves
 //!          +136  epoch         u64   moves when a key the peer opened lost its backing
-//!          +256  in_atomic     u64   1 while the owner runs an atomic on the peer's memory
+//!          +256  in_atomic     u64   1 while the owner runs an atomic on the peer's memory; the peer
+//!                                    makes it 2 when it moves that memory without waiting longer
 //! 4096   inbound of the active end:  slots (64 B each), receive lengths (u32 each), payload
 //! ...    inbound of the passive end: the same
 //! ```
@@ -84,6 +85,10 @@ impl End {
 
 const HEADER: &[u8] = b"beeline-shm\0\x01\0\0\0";
 const INBOUND: usize = 4096;
+
+/// Values of `in_atomic`.
+const IN_ATOMIC: u64 = 1;
+const GIVEN_UP: u64 = 2;
 
 /// The object, mapped by one end.
 #[derive(Debug)]
@@ -173,7 +178,19 @@ impl ConnectionObject {
     /// Whether the peer announces an atomic in progress.
     pub(crate) fn peer_is_in_atomic(&self) -> bool {
         // Pairs with the release in `EndView::leave_atomic` at the peer.
-        self.view(self.end.other()).word(256).load(Ordering::Acquire) != 0
+        self.view(self.end.other()).word(256).load(Ordering::Acquire) == IN_ATOMIC
+    }
+
+    /// Tells a peer that is still inside an atomic that nobody waits for it any more.
+    pub(crate) fn give_up_atomic(&self) {
+        let word = self.view(self.end.other());
+        // Where it has just left it was waited for: its operation is part of what moves.
+        let _ = word.word(256).compare_exchange(
+            IN_ATOMIC,
+            GIVEN_UP,
+            Ordering::AcqRel,
+            Ordering::Acquire,
+        );
     }
 }
 
@@ -287,13 +304,16 @@ impl EndView {
     /// Announces an atomic; the owner then fences and checks the peer's epoch.
     #[inline(always)]
     pub(crate) fn enter_atomic(&self) {
-        self.word(256).store(1, Ordering::Relaxed);
+        self.word(256).store(IN_ATOMIC, Ordering::Relaxed);
     }
 
+    /// Leaves the atomic; false when the peer moved its memory meanwhile without waiting for it, so
+    /// that nobody knows whether the operation took effect.
     #[inline(always)]
-    pub(crate) fn leave_atomic(&self) {
-        // Pairs with the acquire in `peer_is_in_atomic`.
-        self.word(256).store(0, Ordering::Release);
+    pub(crate) fn leave_atomic(&self) -> bool {
+        // Pairs with the acquire in `peer_is_in_atomic`, and with `give_up_atomic`: one of the two
+        // comes first, and both ends know which.
+        self.word(256).swap(0, Ordering::AcqRel) != GIVEN_UP
     }
 
     /// Published length of the `index`th receive; nothing with a shared receive queue.

@@ -5,8 +5,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-use beeline_fabric::{Access, FlushKind, MemoryRegion, RemoteAddress, Status};
-use beeline_os::{Persistence, barrier, prefetch, write_back};
+use beeline_fabric::{Access, FlushKind, MemoryRegion, RemoteAddress, RemoteKey, Status};
+use beeline_os::{Persistence, barrier, moving, prefetch, write_back};
 
 use crate::connection::{Blocked, Connection};
 use crate::control::Command;
@@ -56,12 +56,23 @@ pub(crate) struct Remote {
     flush: Option<FileFlush>,
 }
 
-/// A checked range of a peer's region.
-#[derive(Debug)]
-struct Target {
+/// The start of a checked range, and the mark of the backing it lies in. Good until the table of
+/// keys changes.
+#[derive(Clone, Copy, Debug)]
+struct Reached {
     start: NonNull<u8>,
-    persistence: Persistence,
-    descriptor: Option<Arc<OwnedFd>>,
+    mark: NonNull<AtomicU64>,
+}
+
+impl Reached {
+    #[inline(always)]
+    fn is_in_use(&self) -> bool {
+        // SAFETY: a word of a mapping that the table of keys holds, and that it has held since the
+        // key was looked up; reached through atomics only.
+        let mark = unsafe { self.mark.as_ref() };
+        // Acquire: pairs with the release in `Mapping::retire`.
+        mark.load(Ordering::Acquire) == 0
+    }
 }
 
 impl Remote {
@@ -91,12 +102,23 @@ impl Remote {
         connection.peer.epoch() == self.epoch
     }
 
-    /// After a copy: a write that raced with a replacement of the backing is done again.
+    /// After a copy: a write that raced with a replacement of the backing is done again. The epoch
+    /// tells of it while the owner lives; the mark in the backing itself also tells of an owner
+    /// that ended, began anew, and moved away from us.
     #[inline(always)]
-    fn confirm(&self, connection: &Connection) -> Result<(), Hold> {
-        // Pairs with the heavy fence of `exposure::replace`.
+    fn confirm(
+        &mut self,
+        connection: &Connection,
+        key: RemoteKey,
+        reached: &Reached,
+    ) -> Result<(), Hold> {
+        // Pairs with the heavy fences of `exposure::replace` and `Mapping::retire`.
         barrier::light(connection.asymmetric);
-        if self.is_current(connection) { Ok(()) } else { Err(Hold::Wait(Wait::Key)) }
+        if self.is_current(connection) && reached.is_in_use() {
+            return Ok(());
+        }
+        self.keys.close(key.0);
+        Err(Hold::Wait(Wait::Key))
     }
 
     /// Checks key, rights and bounds.
@@ -130,8 +152,8 @@ impl Remote {
     fn open(&mut self, core: &Core, key: u64) -> Hold {
         match self.keys.find(key) {
             Some(KeyState::Refused) => Hold::Fail(Status::RemoteAccessError),
-            Some(_) => Hold::Wait(Wait::Key),
-            None => {
+            Some(KeyState::Pending | KeyState::Open(_)) => Hold::Wait(Wait::Key),
+            Some(KeyState::Closed) | None => {
                 self.keys.set(key, KeyState::Pending);
                 let (qp_num, epoch) = (core.link.qp_num, self.epoch);
                 core.device.shared.commands.send(Command::Open { qp_num, key, epoch });
@@ -159,13 +181,14 @@ impl Remote {
         connection: &Connection,
         request: &Request<'_>,
         needed: Access,
-    ) -> Result<NonNull<u8>, Hold> {
+    ) -> Result<Reached, Hold> {
         let region = self.resolve(core, connection, request.remote, request.length, needed)?;
         if needed == Access::REMOTE_WRITE {
             region.before_write(request.remote.offset, request.length);
         }
         // SAFETY: `resolve` checked that the offset lies inside the mapping.
-        Ok(unsafe { region.base.add(offset(request.remote)) })
+        let start = unsafe { region.base.add(offset(request.remote)) };
+        Ok(Reached { start, mark: region.mark })
     }
 
     /// Runs one request.
@@ -185,8 +208,8 @@ impl Remote {
                 let target = self.target(core, connection, request, Access::REMOTE_WRITE)?;
                 connection.check_message().map_err(|blocked| hold(connection, blocked))?;
                 // SAFETY: as in `write`.
-                unsafe { request.local.copy_to(target.as_ptr()) };
-                self.confirm(connection)?;
+                unsafe { request.local.copy_to(target.start.as_ptr()) };
+                self.confirm(connection, request.remote.key, &target)?;
                 connection.push_written(request.length, immediate);
                 Ok(())
             }
@@ -223,8 +246,8 @@ impl Remote {
         let target = self.target(core, connection, request, Access::REMOTE_WRITE)?;
         // SAFETY: `length` bytes from the target lie inside the mapped region, which was mapped
         // writable because its rights include writing; local ranges were checked when posted.
-        unsafe { request.local.copy_to(target.as_ptr()) };
-        self.confirm(connection)
+        unsafe { request.local.copy_to(target.start.as_ptr()) };
+        self.confirm(connection, request.remote.key, &target)
     }
 
     #[inline(always)]
@@ -239,9 +262,11 @@ impl Remote {
         let target = local_address(entry.region, entry.offset);
         #[expect(clippy::cast_possible_truncation, reason = "inside a mapped region")]
         let length = entry.length as usize;
+        let storing = moving::storing(entry.region.memory().anchor());
         // SAFETY: both ranges were checked to lie inside their regions, which are held.
-        unsafe { copy(source.as_ptr(), target, length) };
-        self.confirm(connection)?;
+        unsafe { copy(source.start.as_ptr(), target, length) };
+        drop(storing);
+        self.confirm(connection, request.remote.key, &source)?;
         stored(entry.region, entry.offset, length);
         Ok(())
     }
@@ -256,10 +281,10 @@ impl Remote {
         if !request.remote.offset.is_multiple_of(8) {
             return Err(Hold::Fail(Status::RemoteInvalidRequest));
         }
-        let word = self.target(core, connection, request, Access::REMOTE_ATOMIC)?;
+        let reached = self.target(core, connection, request, Access::REMOTE_ATOMIC)?;
         // SAFETY: eight bytes inside the mapping, aligned (the base to a page, the offset just
         // checked); every party reaches it through atomics or copies.
-        let word = unsafe { AtomicU64::from_ptr(word.as_ptr().cast()) };
+        let word = unsafe { AtomicU64::from_ptr(reached.start.as_ptr().cast()) };
         // An atomic cannot be done twice, so a replacement waits for it instead.
         connection.own.enter_atomic();
         barrier::light(connection.asymmetric);
@@ -267,12 +292,20 @@ impl Remote {
             connection.own.leave_atomic();
             return Err(Hold::Wait(Wait::Key));
         }
+        #[cfg(test)]
+        inside::pause();
         let old = act(word);
-        connection.own.leave_atomic();
+        if !connection.own.leave_atomic() || !reached.is_in_use() {
+            // It may have met the old backing or the new one: to say that it succeeded, or to do it
+            // again, would be a guess.
+            return Err(Hold::Fail(Status::TransportError));
+        }
         let Some(entry) = request.local.result() else { return Ok(()) };
         let target = local_address(entry.region, entry.offset);
+        let storing = moving::storing(entry.region.memory().anchor());
         // SAFETY: eight readable bytes, and eight of a region, checked when posted.
         unsafe { copy((&raw const old).cast(), target, 8) };
+        drop(storing);
         stored(entry.region, entry.offset, 8);
         Ok(())
     }
@@ -288,35 +321,47 @@ impl Remote {
             self.resolve(core, connection, request.remote, request.length, Access::all())?;
         // SAFETY: `resolve` checked that the offset lies inside the mapping.
         let start = unsafe { region.base.add(offset(request.remote)) };
-        let target =
-            Target { start, persistence: region.persistence, descriptor: region.descriptor() };
+        let reached = Reached { start, mark: region.mark };
         if kind == FlushKind::Visible {
             fence(Ordering::SeqCst);
-            return Ok(());
+            return self.confirm(connection, request.remote.key, &reached);
         }
-        match target.persistence {
+        match region.persistence {
             // Saying yes would be a lie that only a power cut uncovers.
             Persistence::Volatile => Err(Hold::Fail(Status::PersistenceError)),
             Persistence::CacheLine => {
                 #[expect(clippy::cast_possible_truncation, reason = "inside a mapped region")]
                 let length = request.length as usize;
                 // SAFETY: `resolve` checked that the range lies inside the mapping.
-                if !unsafe { write_back::persist_range(target.start.as_ptr(), length) } {
+                if !unsafe { write_back::persist_range(start.as_ptr(), length) } {
                     return Err(Hold::Fail(Status::PersistenceError));
                 }
-                self.confirm(connection)
+                self.confirm(connection, request.remote.key, &reached)
             }
-            Persistence::File => self.flush_file(core, target.descriptor),
+            Persistence::File => {
+                let descriptor = region.descriptor();
+                self.flush_file(core, connection, (request.remote.key, reached), descriptor)
+            }
         }
     }
 
     /// `fdatasync` blocks, so another thread runs it.
-    fn flush_file(&mut self, core: &Core, descriptor: Option<Arc<OwnedFd>>) -> Result<(), Hold> {
+    fn flush_file(
+        &mut self,
+        core: &Core,
+        connection: &Connection,
+        (key, reached): (RemoteKey, Reached),
+        descriptor: Option<Arc<OwnedFd>>,
+    ) -> Result<(), Hold> {
         match self.flush {
             Some(FileFlush { outcome: None, .. }) => Err(Hold::Wait(Wait::Flush)),
             Some(FileFlush { epoch, outcome: Some(succeeded) }) if epoch == self.epoch => {
                 self.flush = None;
-                if succeeded { Ok(()) } else { Err(Hold::Fail(Status::PersistenceError)) }
+                if succeeded {
+                    self.confirm(connection, key, &reached)
+                } else {
+                    Err(Hold::Fail(Status::PersistenceError))
+                }
             }
             _ => {
                 let Some(descriptor) = descriptor else {
@@ -358,4 +403,25 @@ fn local_address(region: &MemoryRegion, offset: u64) -> *mut u8 {
 fn stored(region: &MemoryRegion, offset: u64, length: usize) {
     #[expect(clippy::cast_possible_truncation, reason = "inside a mapped region")]
     region.memory().stored(offset as usize, length);
+}
+
+/// A stop between an atomic's second look and its doing, for tests.
+#[cfg(test)]
+pub(crate) mod inside {
+    use std::cell::RefCell;
+
+    thread_local! {
+        static PAUSE: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
+    }
+
+    /// The next atomic of this thread runs `act` there.
+    pub(crate) fn set(act: impl FnOnce() + 'static) {
+        PAUSE.with(|pause| *pause.borrow_mut() = Some(Box::new(act)));
+    }
+
+    pub(super) fn pause() {
+        if let Some(act) = PAUSE.with(|pause| pause.borrow_mut().take()) {
+            act();
+        }
+    }
 }

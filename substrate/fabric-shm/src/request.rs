@@ -9,6 +9,8 @@ use beeline_fabric::{
     ScatterGatherEntry, WorkRequest,
 };
 
+use beeline_os::words::{WordPlacer, copy_words};
+
 use crate::receives::check_writable;
 use crate::{MAX_INLINE_BYTES, MAX_SCATTER_GATHER_ENTRIES, MAX_SEND_BYTES};
 
@@ -44,8 +46,11 @@ impl<'a> Local<'a> {
                 // holds references into.
                 unsafe { copy(bytes.as_ptr(), target, bytes.len()) };
             }
-            // SAFETY: the caller's contract.
-            Local::One(entry) => unsafe { copy_entries(std::iter::once(entry), target) },
+            Local::One(entry) => {
+                let (source, length) = local_range(&entry);
+                // SAFETY: the caller's contract.
+                unsafe { copy(source, target, length) };
+            }
             // SAFETY: the caller's contract.
             Local::Borrowed(entries) => unsafe { copy_entries(entries.iter().copied(), target) },
             // SAFETY: the caller's contract.
@@ -73,34 +78,39 @@ impl Kept {
     }
 }
 
+/// Where an entry's bytes are, and how many.
+#[inline(always)]
+fn local_range(entry: &ScatterGatherEntry<'_>) -> (*const u8, usize) {
+    #[expect(clippy::cast_possible_truncation, reason = "ranges lie inside mapped regions")]
+    let (offset, length) = (entry.offset as usize, entry.length as usize);
+    let base = entry.region.memory().base().as_ptr();
+    // SAFETY: the range lies inside the region (checked when posted).
+    (unsafe { base.add(offset) }, length)
+}
+
+/// Gathers; a word of the target whose bytes come from several entries appears at once too.
+///
 /// # Safety
 ///
 /// As [`Local::copy_to`].
-#[inline(always)]
-unsafe fn copy_entries<'a>(
-    entries: impl Iterator<Item = ScatterGatherEntry<'a>>,
-    mut target: *mut u8,
-) {
+unsafe fn copy_entries<'a>(entries: impl Iterator<Item = ScatterGatherEntry<'a>>, target: *mut u8) {
+    let mut placer = WordPlacer::new(target);
     for entry in entries {
-        #[expect(clippy::cast_possible_truncation, reason = "ranges lie inside mapped regions")]
-        let (offset, length) = (entry.offset as usize, entry.length as usize);
-        let base = entry.region.memory().base().as_ptr();
-        // SAFETY: the range lies inside the region (checked when posted).
-        let source = unsafe { base.add(offset) };
-        // SAFETY: source as above; the target has room for all entries (caller).
-        unsafe { copy(source, target, length) };
-        // SAFETY: stays inside, or one past, the target.
-        target = unsafe { target.add(length) };
+        let (source, length) = local_range(&entry);
+        // SAFETY: the source lies inside its region; the target has room for all entries (caller).
+        unsafe { placer.put(source, length) };
     }
+    // SAFETY: as above.
+    unsafe { placer.finish() };
 }
 
-/// Copies between memory that others may write or read meanwhile. An aligned word goes as one
-/// store, so that a poller sees it whole; otherwise the bytes go as the platform's `memcpy` likes,
-/// which ends large copies with a store fence.
+/// Copies between memory that others may write or read meanwhile. Aligned words of the target
+/// appear whole; one that is all there is pairs with whatever acquire its poller uses.
 ///
 /// # Safety
 ///
-/// `source` is valid for reads and `target` for writes of `length` bytes.
+/// `source` is valid for reads and `target` for writes of `length` bytes, at addresses that do not
+/// overlap (they may be views of the same object, whose bytes are then mangled).
 #[inline(always)]
 pub(crate) unsafe fn copy(source: *const u8, target: *mut u8, length: usize) {
     if length == 8 && target.addr().is_multiple_of(8) {
@@ -108,12 +118,10 @@ pub(crate) unsafe fn copy(source: *const u8, target: *mut u8, length: usize) {
         let word = unsafe { source.cast::<u64>().read_unaligned() };
         // SAFETY: eight writable bytes (caller), aligned (just checked).
         let target = unsafe { std::sync::atomic::AtomicU64::from_ptr(target.cast()) };
-        // Pairs with whatever acquire the poller of that word uses.
         target.store(word, std::sync::atomic::Ordering::Release);
     } else {
-        // SAFETY: valid for `length` bytes (caller). The ranges may be views of the same object;
-        // `copy` tolerates overlap of addresses, and overlap of objects only mangles bytes.
-        unsafe { std::ptr::copy(source, target, length) };
+        // SAFETY: the caller's contract.
+        unsafe { copy_words(source, target, length) };
     }
 }
 

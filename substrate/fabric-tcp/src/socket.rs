@@ -81,6 +81,10 @@ impl Stream for Socket {
         }
     }
 
+    fn available(&mut self) -> usize {
+        rustix::io::ioctl_fionread(&self.0).map_or(0, |bytes| usize::try_from(bytes).unwrap_or(0))
+    }
+
     unsafe fn receive(&mut self, parts: &mut [Part], sleep: bool) -> Moved {
         let flags = if sleep { 0 } else { libc::MSG_DONTWAIT };
         if let [single] = parts {

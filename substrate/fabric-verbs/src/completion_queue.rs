@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use beeline_fabric::{CompletionQueue, FabricError, WorkCompletion};
+use beeline_fabric::{CompletionQueue, FabricError, Opcode, WorkCompletion};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -151,18 +151,19 @@ impl VerbsCompletionQueue {
         if members.by_hardware.get(&number) == Some(&place) {
             members.by_hardware.remove(&number);
         }
-        if let Some(shared) = &core.shared_receives {
-            let used = members
-                .places
-                .iter()
-                .filter_map(|(_, core)| core.as_ref()?.shared_receives.as_ref())
-                .any(|other| other.number == shared.number);
-            if !used {
-                members.shared_receives.retain(|(number, _)| *number != shared.number);
-            }
-        }
+        let shares = core.shared_receives.is_some();
         let gone = core.shared.number;
-        self.ready.borrow_mut().retain(|completion| completion.qp_num != gone);
+        drop(core);
+        // What the device has consumed and not reported yet is to be found: a queue of shared
+        // receives is known for as long as its handle or a queue pair has it.
+        members.shared_receives.retain(|(_, shared)| Rc::strong_count(shared) > 1);
+        // A message in a shared receive that was taken from the device is reported: its receive
+        // has nobody else to come back to.
+        self.ready.borrow_mut().retain(|completion| {
+            let arrived =
+                matches!(completion.opcode, Opcode::Receive | Opcode::ReceiveWithImmediate);
+            completion.qp_num != gone || (shares && arrived)
+        });
     }
 
     /// Keeps a reset queue pair for the next one of its kind.
@@ -196,12 +197,15 @@ impl VerbsCompletionQueue {
         let members = self.members.borrow();
         if tag.kind == Kind::Shared {
             let found = members.shared_receives.iter().find(|(number, _)| *number == tag.place);
-            let Some(wr_id) = found.and_then(|(_, shared)| shared.consumed(tag.entry)) else {
-                return;
-            };
+            let Some((_, shared)) = found else { return };
             let place = members.by_hardware.get(&wc.qp_num);
             let core = place.and_then(|place| members.places[*place as usize].1.as_ref());
-            if let Some(core) = core {
+            let Some(core) = core else {
+                // Its queue pair is gone; the receive is the others'.
+                shared.give_back(tag.entry);
+                return;
+            };
+            if let Some(wr_id) = shared.consumed(tag.entry) {
                 deliver(core.arrival(wr_id, wc));
             }
             return;

@@ -16,6 +16,7 @@ use crate::region::local_range;
 struct Slot {
     wr_id: u64,
     held: Option<MemoryRegion>,
+    range: Option<abi::Sge>,
 }
 
 #[derive(Debug)]
@@ -44,6 +45,29 @@ impl SharedCore {
         let wr_id = slot.wr_id;
         slots.free.push(entry);
         Some(wr_id)
+    }
+
+    /// A receive was consumed for a queue pair that is gone: it is posted again, for the others.
+    /// Nothing for a stale entry.
+    pub(crate) fn give_back(&self, entry: u32) {
+        let slots = &mut *self.slots.borrow_mut();
+        let Some(slot) = slots.slots.get(entry as usize) else { return };
+        let range = slot.range;
+        slots.requests.clear();
+        slots.entries.clear();
+        let tag = Tag { kind: Kind::Shared, place: self.number, generation: 0, entry };
+        slots.requests.push(abi::RecvWr {
+            wr_id: tag.encode(),
+            num_sge: i32::from(range.is_some()),
+            ..abi::RecvWr::EMPTY
+        });
+        slots.entries.push(range.unwrap_or_default());
+        chain_receives(&mut slots.requests, &mut slots.entries);
+        if self.hardware.post(&mut slots.requests).is_err() {
+            // The device takes none any more; nobody waits for this one.
+            slots.slots[entry as usize].held = None;
+            slots.free.push(entry);
+        }
     }
 
     fn posted(&self) -> u32 {
@@ -130,9 +154,10 @@ impl SharedReceiveQueue for VerbsSharedReceiveQueue {
             Ok(()) => requests.len(),
             Err(refused) => refused.taken,
         };
-        for request in &requests[..posted] {
+        for (index, request) in requests[..posted].iter().enumerate() {
             let Some(entry) = slots.free.pop() else { break };
             let slot = &mut slots.slots[entry as usize];
+            slot.range = (slots.requests[index].num_sge > 0).then(|| slots.entries[index]);
             slot.wr_id = request.wr_id;
             slot.held = request.buffer.map(|buffer| buffer.region.clone());
         }

@@ -15,6 +15,7 @@ use beeline_fabric::{
 };
 use beeline_os::Persistence;
 use beeline_os::memory::MemoryObject;
+use beeline_os::moving::{self, Tie};
 use rustix::process::{Resource, getrlimit};
 
 use crate::abi;
@@ -83,6 +84,8 @@ pub(crate) struct VerbsRegion {
     lkey: u32,
     _local: Counted,
     remote: Mutex<Option<Counted>>,
+    /// The device was told the pages: nobody moves the memory to others.
+    _tie: Tie,
     /// Last, so that the memory outlives the registrations.
     _memory: Arc<dyn MemoryObject>,
 }
@@ -200,6 +203,8 @@ pub(crate) fn register(
         let (what, requested) = ("bytes of a memory region", length as u64);
         return Err(FabricError::Limit { what, requested, limit: most });
     }
+    // Before the device looks at the pages.
+    let tie = moving::tie(memory.anchor());
     let base = memory.base().as_ptr();
     let persistence = memory.persistence();
     let make = |iova, flags| {
@@ -236,6 +241,7 @@ pub(crate) fn register(
         lkey,
         _local: local,
         remote: Mutex::new(remote),
+        _tie: tie,
         _memory: Arc::clone(&memory),
     };
     Ok(MemoryRegion::new(memory, access, LocalKey(lkey), key.encode(), Arc::new(region)))

@@ -193,10 +193,16 @@ impl MemoryRegion {
 
     /// Takes the region away from all peers. After it returns, nothing a peer does, not even a
     /// call it was in the middle of, changes this memory; the local contents stay. A later remote
-    /// access ends in [`crate::Status::RemoteAccessError`]. May copy the whole region (shm).
+    /// access ends in [`crate::Status::RemoteAccessError`]. May copy the whole region (shm, ntb).
     ///
-    /// Errors: [`FabricError`] when the provider could not replace the backing; peers may then
-    /// still write.
+    /// Invariant: the owner's own code stores nothing into the memory while this runs; what it
+    /// stores may be lost. What fabric places on its behalf meanwhile (messages received, results
+    /// of reads and atomics, operations of peers through other regions of the same memory) is
+    /// there afterwards.
+    ///
+    /// Errors: [`FabricError`] when the provider could not replace the backing, also because
+    /// another provider or device reaches the same memory by itself and would not follow it; peers
+    /// may then still write.
     pub fn revoke(&self) -> Result<(), FabricError> {
         self.0.revoked.store(true, Ordering::Release);
         self.0.control.revoke(self)

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use beeline_env::FaultPoint;
-use beeline_os::mapping::{Protection, create_memfd};
+use beeline_os::mapping::{Protection, Retired, create_object};
 use beeline_os::{Mapping, MemoryObject};
 use rustix::fs::{FallocateFlags, SeekFrom};
 use rustix::io::Errno;
@@ -187,6 +187,18 @@ pub(crate) fn map_file(
         .map_err(|source| PmemError::from_mapping(path, source))
 }
 
+/// Maps a segment's file, with the page of its retired mark behind it.
+pub(crate) fn map_segment(
+    file: File,
+    path: &Path,
+    length: usize,
+    kind: PoolKind,
+) -> Result<Memory, PmemError> {
+    Mapping::marked(file.into(), length, Protection::ReadWrite, map_flags(kind))
+        .map(Memory::Mapped)
+        .map_err(|source| PmemError::from_mapping(path, source))
+}
+
 /// True when `file` can be mapped with `MAP_SYNC`.
 pub(crate) fn maps_synchronously(file: &File) -> bool {
     file.try_clone().is_ok_and(|file| {
@@ -217,7 +229,7 @@ pub(crate) fn make(making: Making, path: &Path, ahead: bool) -> Result<Memory, P
     let memory = match making.kind {
         PoolKind::Sim => return Ok(Memory::Heap(Heap::zeroed(making.length))),
         PoolKind::Dram => {
-            Memory::Mapped(Mapping::memfd("beeline-segment", making.length).map_err(mapped)?)
+            Memory::Mapped(Mapping::object("beeline-segment", making.length).map_err(mapped)?)
         }
         PoolKind::File | PoolKind::Dax => make_file(making, path).inspect_err(|_| {
             let _ = std::fs::remove_file(path);
@@ -231,14 +243,14 @@ pub(crate) fn make(making: Making, path: &Path, ahead: bool) -> Result<Memory, P
 
 fn make_file(making: Making, path: &Path) -> Result<Memory, PmemError> {
     let file = create_file(path)?;
-    reserve(&file, path, 0, making.length as u64)?;
+    reserve(&file, path, 0, Retired::object_bytes(making.length) as u64)?;
     if making.durability == Durability::Power {
         file.sync_all().map_err(|source| PmemError::from_call("fsync", path, source))?;
         if let Some(directory) = path.parent() {
             sync_directory(directory)?;
         }
     }
-    let memory = map_file(file, path, making.length, making.kind)?;
+    let memory = map_segment(file, path, making.length, making.kind)?;
     if making.is_synchronised() {
         cache_page_by_page(&memory);
     }
@@ -306,9 +318,11 @@ pub(crate) fn replace(segment: &Segment) -> std::io::Result<()> {
     let length = mapping.length_bytes();
     let core = &segment.core;
     if core.directory.is_none() {
-        let fresh = create_memfd("beeline-segment", length)?;
-        copy_into(mapping, fresh.as_fd().try_clone_to_owned()?, length, core.kind)?;
-        mapping.replace_with(fresh)?;
+        let fresh = create_object("beeline-segment", length)?;
+        mapping.retire();
+        copy_into(mapping, fresh.as_fd().try_clone_to_owned()?, length, core.kind)
+            .and_then(|()| Ok(mapping.replace_with(fresh)?))
+            .inspect_err(|_| mapping.reinstate())?;
         return Ok(());
     }
     let path = core.segment_file(segment.id);
@@ -316,7 +330,9 @@ pub(crate) fn replace(segment: &Segment) -> std::io::Result<()> {
     let swap = || -> std::io::Result<()> {
         DURING_REPLACE.check()?;
         let file = create_file(&fresh_path).map_err(std::io::Error::other)?;
-        reserve(&file, &fresh_path, 0, length as u64).map_err(std::io::Error::other)?;
+        let whole = Retired::object_bytes(length) as u64;
+        reserve(&file, &fresh_path, 0, whole).map_err(std::io::Error::other)?;
+        mapping.retire();
         copy_into(mapping, file.try_clone()?.into(), length, core.kind)?;
         if core.durability == Durability::Power {
             file.sync_all()?;
@@ -335,6 +351,8 @@ pub(crate) fn replace(segment: &Segment) -> std::io::Result<()> {
         Ok(())
     };
     swap().inspect_err(|_| {
+        // The backing that is mapped now, old or new, is the one in use.
+        mapping.reinstate();
         let _ = std::fs::remove_file(&fresh_path);
     })
 }

@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use beeline_os::mapping::is_sealed_for_readers;
 use beeline_os::{Mapping, MemoryObject};
 
 /// Zeroed heap memory, aligned to a page.
@@ -55,6 +56,13 @@ pub(crate) enum Memory {
     Heap(Heap),
 }
 
+impl Memory {
+    /// Peers were given it for reading only, which is final: no peer will ever write it.
+    pub(crate) fn is_sealed(&self) -> bool {
+        self.descriptor().is_some_and(|descriptor| is_sealed_for_readers(&*descriptor))
+    }
+}
+
 // SAFETY: either variant keeps its range at a fixed, page-aligned base until dropped; bytes are
 // reached through raw copies and atomics only.
 unsafe impl MemoryObject for Memory {
@@ -79,5 +87,9 @@ unsafe impl MemoryObject for Memory {
             Self::Mapped(mapping) => mapping.descriptor(),
             Self::Heap(_) => None,
         }
+    }
+
+    fn has_retired_mark(&self) -> bool {
+        matches!(self, Self::Mapped(mapping) if mapping.retired().is_some())
     }
 }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use beeline_os::mapping::Protection;
+use beeline_os::mapping::{Protection, Retired};
 use beeline_os::{Mapping, MemoryObject};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
@@ -649,9 +649,16 @@ fn mend_pair(core: &Core, offset: usize, findings: &mut Findings) -> bool {
 fn segment_memory(core: &Core, id: u32) -> Result<Memory, PmemError> {
     let path = core.segment_file(id);
     let length = u64::from(core.segment_bytes);
-    let (file, _) = open_sized(&path, length)?;
-    backing::fill_holes(&file, &path, length)?;
-    let memory = backing::map_file(file, &path, length as usize, core.kind)?;
+    let (file, found) = open_sized(&path, length)?;
+    // Builds before the retired mark made files without a page for it.
+    let whole = Retired::object_bytes(length as usize) as u64;
+    backing::fill_holes(&file, &path, found)?;
+    backing::reserve(&file, &path, found, whole)?;
+    let memory = backing::map_segment(file, &path, length as usize, core.kind)?;
+    if let Memory::Mapped(mapping) = &memory {
+        // A replacement that was cut short left it there.
+        mapping.reinstate();
+    }
     if core.mechanism == Mechanism::FileSync {
         backing::cache_page_by_page(&memory);
     }

@@ -451,6 +451,7 @@ impl Pool {
         if wanted
             && !was_shared
             && again
+            && !alone.as_ref().is_some_and(Memory::is_sealed)
             && let Some(memory) = alone.take()
         {
             slots.recycle.push((id, memory));

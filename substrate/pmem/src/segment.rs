@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use beeline_os::memory::{load_u64, store_u64};
 use beeline_os::{MemoryObject, Persistence};
@@ -44,8 +44,6 @@ pub struct Segment {
     /// Start and length of `memory`, at hand for every access: a mapping's base never moves.
     start: SegmentStart,
     length: usize,
-    /// One replacement of the backing at a time.
-    replacing: Mutex<()>,
     sync_turn: SyncTurn,
 }
 
@@ -62,7 +60,6 @@ impl Segment {
             shared: AtomicBool::new(state.shared),
             start,
             length,
-            replacing: Mutex::new(()),
             sync_turn: SyncTurn::default(),
         })
     }
@@ -330,11 +327,13 @@ unsafe impl MemoryObject for Segment {
         }
     }
 
-    /// Invariant: nobody in this process stores into the segment meanwhile. Afterwards it is not
-    /// shared any more.
+    fn has_retired_mark(&self) -> bool {
+        self.memory.has_retired_mark()
+    }
+
+    /// Afterwards the segment is not shared any more.
     fn replace_backing(&self) -> std::io::Result<()> {
-        let _one_at_a_time = self.replacing.lock().unwrap_or_else(PoisonError::into_inner);
-        crate::backing::replace(self)?;
+        beeline_os::moving::replace(self.anchor(), || crate::backing::replace(self))?;
         self.set_shared(false);
         Ok(())
     }

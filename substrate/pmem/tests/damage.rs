@@ -13,7 +13,7 @@ use std::path::Path;
 
 use beeline_env::{FaultAction, fault};
 use beeline_os::MemoryObject;
-use beeline_pmem::{Durability, PmemError, Pool, PoolKind, PoolOptions};
+use beeline_pmem::{Durability, PmemError, Pool, PoolKind, PoolOptions, Segment};
 use common::file_kind;
 use disks::{FailingDisk, Tmpfs};
 
@@ -177,12 +177,20 @@ fn a_copy_with_holes_is_refused_on_a_full_disk_and_whole_when_there_is_room() {
     std::fs::remove_file(&filler).unwrap();
     let pool = Pool::open(&directory, &on_tmpfs).unwrap();
     let filled = rustix::fs::stat(&segment).unwrap().st_blocks;
-    assert_eq!(filled as u64 * 512, u64::from(SEGMENT));
+    assert!(filled as u64 * 512 >= u64::from(SEGMENT));
     assert_eq!(pool.segment(1).unwrap().load_u64(64), 2);
 }
 
 fn power() -> PoolOptions {
     PoolOptions { kind: Some(PoolKind::File), durability: Durability::Power, ..options() }
+}
+
+/// Stores into pages that lie apart, so that each is written by itself: a loop device calls a write
+/// that was cut short a good one, and the device may have room for a page still.
+fn dirty(segment: &Segment) {
+    for page in (1..15).step_by(3) {
+        segment.store(page * 4096, &[7; 4096]);
+    }
 }
 
 #[test]
@@ -193,8 +201,8 @@ fn a_peer_that_asks_first_does_not_take_the_owners_error_away() {
     let mut persister = pool.persister();
     let of_peer = segment.descriptor().unwrap();
     disk.fail();
-    segment.store(8192, &[7; 4096]);
-    persister.flush(&segment, 8192, 4096);
+    dirty(&segment);
+    persister.flush(&segment, 0, SEGMENT as usize);
     assert!(rustix::fs::fdatasync(&*of_peer).is_err(), "the peer hears of it");
     assert!(
         matches!(persister.fence(), Err(PmemError::SyncFailed { .. })),
@@ -212,12 +220,12 @@ fn no_shard_is_told_that_bytes_are_persisted_when_another_heard_that_they_are_no
     let pool = Pool::create(&disk.path().join("data"), &power()).unwrap();
     let segment = pool.allocate().unwrap();
     disk.fail();
-    segment.store(0, &[7; 4096]);
+    dirty(&segment);
     let start = std::sync::Barrier::new(2);
     let outcomes: Vec<bool> = std::thread::scope(|scope| {
         let shard = || {
             let mut persister = pool.persister();
-            persister.flush(&segment, 0, 4096);
+            persister.flush(&segment, 0, SEGMENT as usize);
             start.wait();
             persister.fence().is_ok()
         };
@@ -236,7 +244,7 @@ fn opening_at_power_persists_what_was_stored_at_process() {
     let segment = pool.allocate().unwrap();
     rustix::fs::fsync(&*segment.descriptor().unwrap()).unwrap();
     disk.fail();
-    segment.store(8192, &[7; 4096]);
+    dirty(&segment);
     drop((segment, pool));
     let error = Pool::open(&directory, &power()).unwrap_err();
     assert!(

@@ -28,11 +28,9 @@ pub enum NodeError {
         #[source]
         source: KvError,
     },
-    /// A door's address cannot be used.
-    #[error("cannot listen on {address} for clients of {wire}: {source}")]
+    /// The Redis door's address cannot be used.
+    #[error("cannot listen on {address} for Redis clients: {source}")]
     Listen {
-        /// The service whose door it is.
-        wire: &'static str,
         /// The address.
         address: SocketAddr,
         /// Why.

@@ -14,7 +14,6 @@
 //!
 //! A table is one file here ([`resp`]); [`ServeConfig`] carries them all.
 
-mod direct;
 mod file;
 mod flags;
 mod objects;
@@ -28,7 +27,6 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-pub use direct::DirectConfig;
 pub use file::FileLayer;
 pub use flags::ServeFlags;
 pub use objects::ObjectsConfig;

@@ -76,7 +76,7 @@ impl Banner {
         Self {
             event: "ready",
             version: env!("CARGO_PKG_VERSION"),
-            commit: env!("BUILD_COMMIT"),
+            commit: env!("BEELINE_COMMIT"),
             process: std::process::id(),
             resp_address: node.redis_address(),
             http_address: doors.http,
@@ -164,10 +164,7 @@ impl Banner {
         if self.damaged_entries > 0 {
             fact(
                 "DAMAGED",
-                format!(
-                    "{} acknowledged entries were lost; run `beeline kv check`",
-                    count(self.damaged_entries)
-                ),
+                format!("{} entries; run `beeline kv check`", count(self.damaged_entries)),
             );
         }
         facts

@@ -29,7 +29,7 @@ pub struct FabricDoor {
 
 impl FabricDoor {
     /// Opens what providers this host has, and listens on `address` for clients of `shards`
-    /// shards, with `log` for members of the node's cluster, and for the `others`. At least TCP has to open, and a window that was asked for; why another did not is a
+    /// shards, and with `log` for members of the node's cluster. At least TCP has to open, and a window that was asked for; why another did not is a
     /// warning.
     ///
     /// Errors: [`OpenError`].
@@ -38,7 +38,6 @@ impl FabricDoor {
         shards: usize,
         window: &Window,
         log: Option<Arc<OnceLock<LogDoor>>>,
-        others: Vec<Service>,
     ) -> Result<Self, OpenError> {
         let mut devices: Vec<Arc<dyn Device>> = Vec::new();
         match open("shm://") {
@@ -81,7 +80,6 @@ impl FabricDoor {
             payload: Vec::new(),
             incoming: Box::new(move |incoming| replicated::greet(&log, incoming)),
         }));
-        services.extend(others);
         let config = BootstrapConfig {
             tcp: Some(address),
             window: end,

@@ -196,10 +196,9 @@ fn document() -> String {
     let node = markdown("Node, store and pool", NodeMetrics::DESCRIPTORS);
     let door = markdown("Fabric door", DoorMetrics::DESCRIPTORS);
     let log = markdown("Replicated log", LogMetrics::DESCRIPTORS);
-    let direct = markdown("Direct store", beeline_direct::DirectMetrics::DESCRIPTORS);
     let process = markdown("Process", ProcessMetrics::DESCRIPTORS);
     let objects = markdown("Object store", beeline_objects::ObjectMetrics::DESCRIPTORS);
-    format!("{head}{node}\n{door}\n{log}\n{objects}\n{direct}\n{process}")
+    format!("{head}{node}\n{door}\n{log}\n{objects}\n{process}")
 }
 
 #[cfg(test)]

@@ -6,7 +6,6 @@
 //! persisted before the process ends.
 
 mod banner;
-pub mod direct;
 pub mod fabric;
 mod metrics;
 mod objects;
@@ -51,17 +50,11 @@ pub fn run(config: &ServeConfig, output: Output) -> Result<Exit, Failure> {
         config.http_address.0.map(|address| listen(address, "--http-address")).transpose()?;
     let plan = plan::plan(config);
     let log_door = config.member().map(|_| Arc::new(OnceLock::new()));
-    let direct_target = direct::Target::default();
     let fabric = config
         .fabric_address
         .0
         .map(|address| {
-            let mut services = Vec::new();
-            if !config.without.has(direct::SERVICE) {
-                services.push(direct::door(&config.direct, &direct_target));
-            }
-            let log = log_door.clone();
-            FabricDoor::open(address, plan.shards, &config.fabric_window, log, services)
+            FabricDoor::open(address, plan.shards, &config.fabric_window, log_door.clone())
                 .map_err(fabric_failure)
         })
         .transpose()?;
@@ -77,7 +70,7 @@ pub fn run(config: &ServeConfig, output: Output) -> Result<Exit, Failure> {
         providers: fabric.as_ref().map(FabricDoor::providers).unwrap_or_default(),
         rdma_flush: fabric.as_ref().and_then(FabricDoor::rdma_flush),
     };
-    let services = Services::open(services::openings(config, &handle, &direct_target))
+    let services = Services::open(services::openings(config, &handle))
         .map_err(|failure| Failure::new(Exit::Failed, failure))?;
     let services = Arc::new(Mutex::new(services));
     let banner = Arc::new(Banner::new(&node, config, doors, &lock(&services)));
@@ -163,12 +156,7 @@ fn failure(error: NodeError) -> Failure {
             pool_exit(source)
         }
         NodeError::Store {
-            source:
-                KvError::Damaged { .. }
-                | KvError::DamagedData { .. }
-                | KvError::DamagedPool { .. }
-                | KvError::Unfinished { .. },
-            ..
+            source: KvError::Damaged { .. } | KvError::Unfinished { .. }, ..
         } => Exit::Corruption,
         _ => Exit::Failed,
     };

@@ -6,17 +6,17 @@
 use beeline_node::NodeHandle;
 use beeline_service::Opening;
 
-use super::{direct, objects};
+use super::objects;
 use crate::config::ServeConfig;
 
 /// Every service that is not left out with `--without`.
-pub fn openings(config: &ServeConfig, node: &NodeHandle, direct: &direct::Target) -> Vec<Opening> {
-    let mut openings = all(config, node, direct);
+pub fn openings(config: &ServeConfig, node: &NodeHandle) -> Vec<Opening> {
+    let mut openings = all(config, node);
     openings.retain(|opening| !config.without.has(opening.name));
     openings
 }
 
 /// Every service this program has.
-fn all(config: &ServeConfig, _node: &NodeHandle, direct: &direct::Target) -> Vec<Opening> {
-    vec![objects::opening(config), direct::opening(&config.direct, direct)]
+fn all(config: &ServeConfig, _node: &NodeHandle) -> Vec<Opening> {
+    vec![objects::opening(config)]
 }

@@ -1,6 +1,10 @@
 //! Immediates, inline data, gather lists, signalling, sizes.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use beeline_fabric::{LocalData, Opcode, Operation, PostError, QueuePairState, Status, WorkRequest};
+use beeline_os::memory::load_u64;
 
 use crate::context::{
     ALL, Context, bytes_at, contents, inline_write, part, pattern, visible, whole,
@@ -220,4 +224,66 @@ pub(crate) fn silent_failure_is_not_silent(context: &Context<'_>) -> ItemResult 
     ensure_eq!((done[1].wr_id, done[1].status), (8, Status::Flushed), "the one after it");
     ensure_eq!(contents(&target), vec![0; 64], "memory after the failure");
     Ok(())
+}
+
+/// A thread of the target that looks at a word of a write sees it as it was or as it will be,
+/// wherever in the gather list, or in what carries the bytes, it is divided.
+pub(crate) fn words_are_placed_whole_wherever_their_bytes_come_from(
+    context: &Context<'_>,
+) -> ItemResult {
+    context.require_threads()?;
+    if crate::far::is_there() {
+        return Err(crate::harness::Stop::skipped("the target's memory is in another host"));
+    }
+    let mut pair = context.pair()?;
+    let target = pair.far.region(4096, ALL)?;
+    let most = pair.near.device.attributes().max_scatter_gather_entries;
+    if most < 2 {
+        return Err(crate::harness::Stop::skipped("a gather list has one entry here"));
+    }
+    let zeros = pair.near.region_of(&[0; 64], ALL)?;
+    let ones = pair.near.region_of(&[0xFF; 64], ALL)?;
+    let over = AtomicBool::new(false);
+    let memory = Arc::clone(target.memory());
+    std::thread::scope(|scope| {
+        // The word at 64 is the first of a long write, at 72 it is in its middle, at 80 the last.
+        let watcher = scope.spawn(|| {
+            let mut torn = None;
+            while !over.load(Ordering::Relaxed) && torn.is_none() {
+                for place in [64, 72, 80] {
+                    crate::far::refresh(memory.as_ref(), place, 8);
+                    let word = load_u64(memory.as_ref(), place);
+                    if word != 0 && word != u64::MAX {
+                        torn = Some((place, word));
+                    }
+                }
+            }
+            torn
+        });
+        let mut run = || -> ItemResult {
+            let rounds = if Context::deep() { 2_000 } else { 40 };
+            for round in 0..rounds {
+                let source = if round % 2 == 0_u32 { &ones } else { &zeros };
+                for (offset, length) in [(64, 8), (64, 16), (61, 27), (64, 24)] {
+                    for split in 1..length {
+                        let entries = [part(source, 0, split), part(source, 3, length - split)];
+                        let local = LocalData::Gather(&entries);
+                        let write =
+                            Operation::Write { local, remote: target.remote_address(offset) };
+                        context.perform(&mut pair.a, write, &[&pair.b.queue])?;
+                    }
+                }
+                if watcher.is_finished() {
+                    break;
+                }
+            }
+            Ok(())
+        };
+        let ran = run();
+        over.store(true, Ordering::Relaxed);
+        let torn = watcher.join().map_err(|_| crate::harness::Stop::failed("the watcher panicked"))?;
+        ran?;
+        ensure!(torn.is_none(), "a word was seen half written (place, value): {torn:x?}");
+        Ok(())
+    })
 }

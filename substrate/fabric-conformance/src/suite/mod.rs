@@ -40,6 +40,7 @@ macro_rules! conformance_items {
                 the_first_and_the_last_byte_of_a_region_can_be_reached,
                 silent_success_stays_silent,
                 silent_failure_is_not_silent,
+                words_are_placed_whole_wherever_their_bytes_come_from,
             }
             bounds {
                 a_write_past_the_end_is_refused,
@@ -72,6 +73,8 @@ macro_rules! conformance_items {
                 a_region_revoked_from_a_peer_stopped_in_a_write_stays_unchanged,
                 a_queue_pair_revoked_from_a_peer_stopped_in_a_write_protects_all_memory,
                 revoking_a_queue_pair_ends_it_and_flushes_its_work,
+                results_and_messages_that_arrive_during_a_revocation_are_there,
+                atomics_of_others_during_a_revocation_are_all_counted,
             }
             receive {
                 a_send_without_a_receive_fails_within_the_bound,
@@ -83,6 +86,8 @@ macro_rules! conformance_items {
                 a_full_receive_queue_refuses_and_posts_nothing,
                 a_shared_receive_queue_serves_all_its_queue_pairs,
                 a_broken_queue_pair_leaves_the_shared_receives_to_the_others,
+                a_dropped_queue_pair_leaves_the_shared_receives_to_the_others,
+                a_receive_posted_after_an_error_is_refused,
                 a_waiting_send_takes_a_shared_receive_posted_in_time,
                 an_error_flushes_posted_receives_in_order,
             }

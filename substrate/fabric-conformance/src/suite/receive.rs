@@ -234,6 +234,65 @@ pub(crate) fn a_broken_queue_pair_leaves_the_shared_receives_to_the_others(
     Ok(())
 }
 
+/// Messages that had taken a receive, or were about to, when their queue pair was dropped.
+pub(crate) fn a_dropped_queue_pair_leaves_the_shared_receives_to_the_others(
+    context: &Context<'_>,
+) -> ItemResult {
+    let (near, far) = (context.node()?, context.node()?);
+    let options = EndpointOptions::default();
+    let shared = far.domain.create_shared_receive_queue(16)?;
+    let queue = far.queue(64)?;
+    let (mut a1, mut a2) = (near.endpoint(options)?, near.endpoint(options)?);
+    let mut b1 = far.endpoint_on(&queue, Some(&shared), options)?;
+    let mut b2 = far.endpoint_on(&queue, Some(&shared), options)?;
+    context.connect(&mut a1, &mut b1)?;
+    context.connect(&mut a2, &mut b2)?;
+    let length = far.device.attributes().max_send_bytes.min(64 << 10);
+    let inbox = far.region(4 * length as usize, ALL)?;
+    for wr_id in 0..4 {
+        let buffer = Some(part(&inbox, wr_id * length, length));
+        shared.post_receive(&[ReceiveRequest { wr_id, buffer }])?;
+    }
+    // Long ones, of which a part may be there when the queue pair goes.
+    let source = near.region(length as usize, ALL)?;
+    let entries = [part(&source, 0, length)];
+    for _ in 0..2 {
+        let local = LocalData::Gather(&entries);
+        a1.post(Operation::Send { local, immediate: None })?;
+    }
+    context.let_pass(&[&a1.queue], Duration::from_micros(300))?;
+    drop(b1);
+    drop(a1);
+    context.let_pass(&[&a2.queue], Duration::from_millis(20))?;
+    // Each receive is either reported or there for the next message.
+    let mut seen = Vec::new();
+    queue.drain()?;
+    seen.extend(queue.take_all().iter().map(|completion| completion.wr_id));
+    while seen.len() < 4 {
+        let local = LocalData::Inline(b"next");
+        context.perform(&mut a2, Operation::Send { local, immediate: None }, &[&queue])?;
+        seen.push(context.completion(&queue, &[&a2.queue])?.wr_id);
+    }
+    seen.sort_unstable();
+    ensure_eq!(seen, vec![0, 1, 2, 3], "receives that came back");
+    ensure_eq!(shared.posted(), 0, "shared receives left");
+    Ok(())
+}
+
+pub(crate) fn a_receive_posted_after_an_error_is_refused(context: &Context<'_>) -> ItemResult {
+    let mut pair = context.pair()?;
+    drop(pair.a);
+    let error = QueuePairState::Error;
+    context.pump(&[&pair.b.queue], BOUND, "the disconnection to be noticed", || {
+        pair.b.qp.state() == error
+    })?;
+    let refused = pair.b.qp.post_receive(&[ReceiveRequest { wr_id: 1, buffer: None }]);
+    ensure_eq!(refused, Err(PostError::NotReady(error)), "a receive posted after an error");
+    context.let_pass(&[&pair.b.queue], Duration::from_millis(5))?;
+    ensure_eq!(pair.b.queue.len(), 0, "completions of what was refused");
+    Ok(())
+}
+
 pub(crate) fn a_waiting_send_takes_a_shared_receive_posted_in_time(
     context: &Context<'_>,
 ) -> ItemResult {

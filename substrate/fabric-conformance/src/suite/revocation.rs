@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use beeline_fabric::{FabricError, LocalData, Operation, QueuePairState, Status};
+use beeline_fabric::{LocalData, Operation, QueuePairState, Status};
+use beeline_os::memory::load_u64;
 
 use crate::context::{
     ALL, BOUND, Context, EndpointOptions, bytes_at, contents, inline_write, part, pattern, store,
     visible,
 };
-use crate::harness::{ItemResult, Stop, ensure, ensure_eq};
+use crate::harness::{ItemResult, ensure, ensure_eq};
 use crate::process::{Peer, PeerOptions};
 
 pub(crate) fn a_revoked_region_keeps_its_contents_and_refuses_peers(
@@ -105,11 +106,7 @@ fn stopped_writer_cannot_reach_us(context: &Context<'_>, way: Way) -> ItemResult
         peer.stop()?;
         match way {
             Way::Region => region.revoke()?,
-            Way::QueuePair => match end.qp.revoke() {
-                Ok(()) => {}
-                Err(FabricError::Unsupported { what, .. }) => return Err(Stop::skipped(what)),
-                Err(error) => return Err(error.into()),
-            },
+            Way::QueuePair => end.qp.revoke()?,
         }
         let at_revocation = contents(&region);
         ensure!(at_revocation.iter().any(|&byte| byte != 0), "the peer had written nothing");
@@ -171,5 +168,107 @@ pub(crate) fn revoking_a_queue_pair_ends_it_and_flushes_its_work(
     context.perform(&mut a, inline_write(b"new", target.remote_address(0)), &[])?;
     context.perform(&mut a, visible(target.remote_address(0), 3), &[])?;
     ensure_eq!(bytes_at(&target, 0, 3), b"new", "bytes over the new connection");
+    Ok(())
+}
+
+/// Long enough that a provider which moves it takes a while.
+const MOVED_BYTES: usize = 32 << 20;
+
+/// What fabric itself places on the owner's behalf is not lost, though a revocation may move the
+/// memory under it.
+pub(crate) fn results_and_messages_that_arrive_during_a_revocation_are_there(
+    context: &Context<'_>,
+) -> ItemResult {
+    context.require_threads()?;
+    if crate::far::is_there() {
+        return Err(crate::harness::Stop::skipped("what is revoked is in another host"));
+    }
+    let rounds = if Context::deep() { 20 } else { 3 };
+    for round in 0..rounds {
+        let mut pair = context.pair()?;
+        let own = pair.near.region(MOVED_BYTES, ALL)?;
+        store(&own, 0, &vec![0xA5; MOVED_BYTES]);
+        let source = pair.far.region(4096, ALL)?;
+        store(&source, 0, &7_u64.to_ne_bytes());
+        // A peer holds the memory, so that it has to be moved.
+        context.perform(&mut pair.b, inline_write(b"1", own.remote_address(0)), &[])?;
+        let remote = source.remote_address(0);
+        context.perform(&mut pair.a, visible(remote, 8), &[])?;
+        let (began, beginning) = std::sync::mpsc::channel();
+        let revoked = own.clone();
+        let revoker = std::thread::spawn(move || {
+            let _ = began.send(());
+            revoked.revoke()
+        });
+        let _ = beginning.recv();
+        let mut places = Vec::new();
+        let mut last_ones = 20;
+        // From the front, where what moves is copied first; results and messages in turn.
+        for place in (8..MOVED_BYTES as u64 - 8).step_by(64) {
+            if places.len() % 2 == 0 {
+                let local = part(&own, place, 8);
+                context.perform(&mut pair.a, Operation::Read { local, remote }, &[])?;
+            } else {
+                pair.a.post_receive(place, &own, place, 8)?;
+                let local = LocalData::Inline(&[7, 0, 0, 0, 0, 0, 0, 0]);
+                let send = Operation::Send { local, immediate: None };
+                context.perform(&mut pair.b, send, &[&pair.a.queue])?;
+                context.success(&pair.a.queue, place, &[&pair.b.queue])?;
+            }
+            places.push(place as usize);
+            last_ones -= i32::from(revoker.is_finished());
+            if last_ones == 0 {
+                break;
+            }
+        }
+        revoker.join().map_err(|_| crate::harness::Stop::failed("the revoker panicked"))??;
+        for place in &places {
+            let found = load_u64(own.memory().as_ref(), *place);
+            let count = places.len();
+            ensure_eq!(found, 7, "what arrived at {place}, one of {count}, in round {round}");
+        }
+        ensure_eq!(bytes_at(&own, MOVED_BYTES - 8, 8), vec![0xA5; 8], "what was there before");
+    }
+    Ok(())
+}
+
+/// Another region of the same memory stays, and so does what is done through it.
+pub(crate) fn atomics_of_others_during_a_revocation_are_all_counted(
+    context: &Context<'_>,
+) -> ItemResult {
+    context.require_threads()?;
+    if crate::far::is_there() {
+        return Err(crate::harness::Stop::skipped("what is revoked is in another host"));
+    }
+    let rounds = if Context::deep() { 50 } else { 5 };
+    for round in 0..rounds {
+        let mut pair = context.pair()?;
+        let memory = pair.far.device.allocate_memory(1 << 20)?;
+        let kept = pair.far.domain.register(std::sync::Arc::clone(&memory), ALL)?;
+        let taken = pair.far.domain.register(memory, ALL)?;
+        let local = pair.near.region(8, ALL)?;
+        let remote = kept.remote_address(64);
+        context.perform(&mut pair.a, inline_write(b"1", taken.remote_address(0)), &[])?;
+        let revoker = std::thread::spawn(move || taken.revoke());
+        let (mut added, mut last_ones, mut unknown) = (0, 20, 0);
+        while last_ones > 0 {
+            last_ones -= i32::from(revoker.is_finished());
+            let word = part(&local, 0, 8);
+            let add = Operation::FetchAndAdd { local: word, remote, addend: 1 };
+            let done = context.execute(&mut pair.a, add, &[&pair.b.queue])?;
+            if done.status == Status::TransportError {
+                // It stood still for longer than the owner waits; it may count or not.
+                unknown = 1;
+                break;
+            }
+            ensure_eq!(done.status, Status::Success, "status of {done:?}");
+            added += 1;
+        }
+        revoker.join().map_err(|_| crate::harness::Stop::failed("the revoker panicked"))??;
+        crate::far::refresh(kept.memory().as_ref(), 64, 8);
+        let found = load_u64(kept.memory().as_ref(), 64);
+        let right = found == added || found == added + unknown;
+        ensure!(right, "{added} additions succeeded and {found} are there, in round {round}");
+    }
     Ok(())
 }

@@ -4,7 +4,8 @@
 //! hello   1  target qp u32, target nonce 16, sender qp u32, sender nonce 16   + object, doorbell
 //! welcome 2  nonce of the active end 16
 //! open    3  key u64, epoch u64
-//! opened  4  key u64, epoch u64, length u64, access u8, persistence u8        + descriptor
+//! opened  4  key u64, epoch u64, object's length u64, offset in it u64, length u64, access u8,
+//!            persistence u8, retired mark u8                                  + descriptor
 //! refused 5  key u64, epoch u64
 //! ```
 //! Closing the socket says the rest.
@@ -19,11 +20,33 @@ pub(crate) const MAX_RECORD_BYTES: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
-    Hello { target_qp: u32, target_nonce: Nonce, sender_qp: u32, sender_nonce: Nonce },
-    Welcome { nonce: Nonce },
-    Open { key: u64, epoch: u64 },
-    Opened { key: u64, epoch: u64, length: u64, access: Access, persistence: Persistence },
-    Refused { key: u64, epoch: u64 },
+    Hello {
+        target_qp: u32,
+        target_nonce: Nonce,
+        sender_qp: u32,
+        sender_nonce: Nonce,
+    },
+    Welcome {
+        nonce: Nonce,
+    },
+    Open {
+        key: u64,
+        epoch: u64,
+    },
+    Opened {
+        key: u64,
+        epoch: u64,
+        object_bytes: u64,
+        offset: u64,
+        length: u64,
+        access: Access,
+        persistence: Persistence,
+        marked: bool,
+    },
+    Refused {
+        key: u64,
+        epoch: u64,
+    },
 }
 
 impl Message {
@@ -42,14 +65,24 @@ impl Message {
                 out.extend_from_slice(&nonce);
             }
             Self::Open { key, epoch } => push_words(&mut out, 3, &[key, epoch]),
-            Self::Opened { key, epoch, length, access, persistence } => {
-                push_words(&mut out, 4, &[key, epoch, length]);
+            Self::Opened {
+                key,
+                epoch,
+                object_bytes,
+                offset,
+                length,
+                access,
+                persistence,
+                marked,
+            } => {
+                push_words(&mut out, 4, &[key, epoch, object_bytes, offset, length]);
                 out.push(access.bits());
                 out.push(match persistence {
                     Persistence::Volatile => 0,
                     Persistence::CacheLine => 1,
                     Persistence::File => 2,
                 });
+                out.push(u8::from(marked));
             }
             Self::Refused { key, epoch } => push_words(&mut out, 5, &[key, epoch]),
         }
@@ -72,12 +105,19 @@ impl Message {
             4 => Self::Opened {
                 key: word(rest)?,
                 epoch: word(rest)?,
+                object_bytes: word(rest)?,
+                offset: word(rest)?,
                 length: word(rest)?,
                 access: Access::from_bits(u8::from_le_bytes(take(rest)?))?,
                 persistence: match take(rest)? {
                     [0] => Persistence::Volatile,
                     [1] => Persistence::CacheLine,
                     [2] => Persistence::File,
+                    _ => return None,
+                },
+                marked: match take(rest)? {
+                    [0] => false,
+                    [1] => true,
                     _ => return None,
                 },
             },
@@ -120,9 +160,12 @@ mod tests {
             Message::Opened {
                 key: 5,
                 epoch: 6,
+                object_bytes: 8192,
+                offset: 64,
                 length: 4096,
                 access: Access::REMOTE_READ,
                 persistence: Persistence::File,
+                marked: true,
             },
             Message::Refused { key: 5, epoch: 6 },
         ] {

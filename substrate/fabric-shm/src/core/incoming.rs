@@ -5,6 +5,7 @@
 //! region only.
 
 use beeline_fabric::{MemoryRegion, Opcode, Status, WorkCompletion};
+use beeline_os::moving;
 
 use super::{Core, Inner};
 use crate::connection::{Blocked, Carried, Connection, Inbound};
@@ -139,8 +140,10 @@ fn place(region: &MemoryRegion, offset: u64, length: u64, bytes: &Carried) {
     let memory = region.memory();
     // SAFETY: the range was just checked to lie inside the region.
     let target = unsafe { memory.base().as_ptr().add(offset) };
+    let storing = moving::storing(memory.anchor());
     // SAFETY: the source is a copied slot, or lies inside the payload area (`decode`), which the
     // connection keeps mapped; the target lies inside the region, which the receive keeps.
     unsafe { copy(source, target, length) };
+    drop(storing);
     memory.stored(offset, length);
 }

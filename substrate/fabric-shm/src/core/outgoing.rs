@@ -7,11 +7,11 @@
 //! ```
 //!
 //! Invariants: requests run, and complete, in the order they were posted in; each that is kept
-//! waits for a bounded time, but for a flush.
+//! waits for a bounded time, whatever it waits for one after the other.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use beeline_fabric::{QueuePairState, Status, WorkCompletion};
+use beeline_fabric::{QueuePairOptions, QueuePairState, Status, WorkCompletion};
 
 use super::{Core, Inner, Waiting};
 use crate::connection::Connection;
@@ -177,13 +177,20 @@ fn note(waiting: &mut Option<Waiting>, core: &Core, reason: Wait) {
     if waiting.as_ref().is_some_and(|waiting| waiting.reason == reason) {
         return;
     }
+    let QueuePairOptions { transport_timeout, receiver_not_ready_timeout, .. } = core.options;
     let bound = match reason {
-        Wait::Key | Wait::Room => Some(core.options.transport_timeout),
-        Wait::Receive => Some(core.options.receiver_not_ready_timeout),
-        Wait::Flush => None,
+        Wait::Key | Wait::Room | Wait::Flush => transport_timeout,
+        Wait::Receive => receiver_not_ready_timeout,
     };
-    let deadline = bound.and_then(|bound: Duration| Instant::now().checked_add(bound));
-    *waiting = Some(Waiting { reason, deadline });
+    let now = Instant::now();
+    // A peer may make a request wait for several things in turn, but not for longer than each of
+    // them once.
+    let last = match waiting {
+        Some(waiting) => waiting.last,
+        None => now.checked_add(transport_timeout.saturating_add(receiver_not_ready_timeout)),
+    };
+    let deadline = now.checked_add(bound).into_iter().chain(last).min();
+    *waiting = Some(Waiting { reason, deadline, last });
 }
 
 fn is_late(waiting: &Option<Waiting>) -> bool {

@@ -28,9 +28,9 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    /// What a client is told: a code, a blank, a sentence.
-    pub(crate) fn line(&self) -> String {
-        match self {
+    /// The error reply.
+    pub(crate) fn reply(&self) -> Vec<u8> {
+        let line = match self {
             Self::NoLeader => "CLUSTERDOWN no leader: nothing was done; try again".to_owned(),
             Self::TimedOut => "TRYAGAIN the log did not answer in time: a write may take effect \
                                all the same"
@@ -45,7 +45,8 @@ impl Failure {
                 "MISCONF this member cannot apply the log any more; see its log".to_owned()
             }
             Self::Refused(reason) => format!("TRYAGAIN {reason}"),
-        }
+        };
+        format!("-{line}\r\n").into_bytes()
     }
 }
 

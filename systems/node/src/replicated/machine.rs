@@ -22,8 +22,8 @@ use beeline_resp::{Executor, Logged, Output};
 
 use super::unit::{self, LaneName, REPEATED, Turn, Unit};
 use super::{Replication, clock, pair};
-use crate::redis::bound;
 use crate::shared::Shared;
+use crate::turn::bound;
 
 /// A unit's entries take at most one such part of a segment; the rest is for deletions, whose
 /// number is bounded by the unit's length.

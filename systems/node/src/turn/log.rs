@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use beeline_kv::wire::ReplyStatus;
+use beeline_resp::{Args, Effect, Plan, Session};
 
 use super::{ShardThread, one_sided};
 use crate::connection::{Connection, Hold};
@@ -22,63 +23,53 @@ use crate::parcel::{Delivery, LogNews, Origin};
 use crate::replicated::courier::Errand;
 use crate::replicated::lane::{Asker, Failure, Reader};
 use crate::replicated::log::{Done, Order, Refused};
-use crate::replicated::{Replication, unit};
+use crate::replicated::{COMMAND, Replication, unit};
 use crate::shared::Shared;
 use crate::stats::count;
-use crate::wire::{Args, Effect, Logging, Refusal, WirePlan};
 
-/// What a write is told that comes through a wire which the log does not carry.
-const NOT_LOGGED: &str =
-    "ERR this door takes no writes in a replicated node yet: use a node by itself";
-
-/// Whether a deferred request waits for the log's sake.
-pub(super) fn asks(connection: &Connection, plan: &WirePlan) -> bool {
-    match plan.effect {
-        Effect::None => false,
-        Effect::Write => true,
-        Effect::Read => !connection.fresh && !connection.session.reads_stale(),
-    }
-}
+/// The node's writes are refused while its pool has no room.
+const NO_ROOM: &[u8] = b"-OOM command not allowed when used memory > 'maxmemory'.\r\n";
 
 impl ShardThread {
     /// Whether the connection's current request was taken over: by the log, or to wait.
-    pub(super) fn consult_log(&mut self, connection: &mut Connection, plan: &WirePlan) -> bool {
+    pub(super) fn consult_log(&mut self, connection: &mut Connection) -> bool {
         let shared = Arc::clone(&self.shared);
         let (Some(replication), Some(_)) = (&shared.replication, &self.lane) else { return false };
-        let logging = connection.session.logging();
-        if let Some(trusted) = logging.and_then(|logging| logging.member) {
-            self.serve_member(&shared, replication, connection, trusted);
+        let Connection { session, parser, .. } = &mut *connection;
+        let plan = Plan::new(session, parser.current());
+        if plan.is_unknown() && plan.args().is(0, COMMAND) {
+            self.serve_member(&shared, replication, connection);
             return true;
         }
-        if let Some(name) = logging.and_then(|logging| logging.unlogged) {
-            self.refuse(connection, &Refusal::Unlogged(name));
+        if let Some(command) = plan.queues_local() {
+            let line = format!(
+                "-ERR '{command}' cannot be part of a transaction in a replicated node\r\n"
+            );
+            session.refuse_queued();
+            self.answer(connection, line.as_bytes());
             return true;
         }
-        let effect = plan.effect;
+        let effect = plan.effect(session);
         if effect == Effect::None {
             return false;
         }
-        let stale = effect == Effect::Read && connection.session.reads_stale();
+        let stale = effect == Effect::Read && session.reads_stale();
         if let Some(obstacle) = replication.obstacle(stale) {
-            self.refuse(connection, &Refusal::Line(&obstacle.line()));
+            self.answer(connection, &obstacle.reply());
             return true;
         }
-        match (effect, logging) {
-            (Effect::Write, None) => {
-                self.refuse(connection, &Refusal::Line(NOT_LOGGED));
-                true
-            }
-            (Effect::Write, Some(logging)) => {
-                self.write_to_log(&shared, replication, connection, logging)
-            }
+        match effect {
+            Effect::Write => self.write_to_log(&shared, replication, connection),
             _ => self.await_barrier(connection),
         }
     }
 
-    /// Refuses the current request here.
-    fn refuse(&mut self, connection: &mut Connection, refusal: &Refusal<'_>) {
+    /// Answers the current request here.
+    fn answer(&mut self, connection: &mut Connection, reply: &[u8]) {
         count(&self.counters().commands, 1);
-        connection.refuse(refusal, &mut self.scratch);
+        if connection.session.takes_reply() {
+            connection.append(reply);
+        }
     }
 
     /// A read waits for the connection's writes, then for a barrier. `false`: it can run.
@@ -103,32 +94,36 @@ impl ShardThread {
         shared: &Shared,
         replication: &Replication,
         connection: &mut Connection,
-        logging: Logging,
     ) -> bool {
         if !connection.only_writes && !connection.is_in_order() {
             // Reads of other shards are still under way.
             self.defer(connection);
             return true;
         }
-        if logging.needs_room && shared.store.is_short() {
-            self.refuse(connection, &Refusal::NoRoom);
+        let Connection { session, parser, .. } = &mut *connection;
+        let plan = Plan::new(session, parser.current());
+        if plan.needs_room(session) && shared.store.is_short() {
+            self.answer(connection, NO_ROOM);
             return true;
         }
         let limit = self.command_limit(replication);
+        let alone = plan.is_flush();
         count(&self.counters().commands, 1);
         let origin = connection.keep_place();
         connection.only_writes = true;
         // The leader may answer before the write is applied here.
         connection.fresh = false;
         let Some(lane) = &mut self.lane else { return false };
-        let asker = Asker::Redis(origin);
-        let pushed = lane.push(asker, logging.alone, limit, |out| connection.session.log(out));
+        let Connection { session, parser, .. } = &mut *connection;
+        let pushed = lane.push(Asker::Redis(origin), alone, limit, |out| {
+            if plan_is_exec(session, parser.current()) {
+                session.log_transaction(out);
+            } else {
+                session.log_command(parser.current(), out);
+            }
+        });
         if let Err(failure) = pushed {
-            let refusal = Refusal::Line(&failure.line());
-            connection.session.refuse(&refusal, &mut self.scratch);
-            let pause_bytes = self.output_pause_bytes();
-            connection.fill(origin, self.scratch.as_bytes(), pause_bytes);
-            self.scratch.clear();
+            connection.fill(origin, &failure.reply(), self.output_pause_bytes());
         }
         true
     }
@@ -139,6 +134,18 @@ impl ShardThread {
         }
         // Before the log is there: what any log takes.
         if self.command_limit == 0 { 4096 } else { self.command_limit }
+    }
+
+    /// Whether a deferred request waits for the log's sake.
+    pub(super) fn asks_log(&self, connection: &Connection, plan: &Plan<'_>) -> bool {
+        if self.lane.is_none() {
+            return false;
+        }
+        match plan.effect(&connection.session) {
+            Effect::None => false,
+            Effect::Write => true,
+            Effect::Read => !connection.fresh && !connection.session.reads_stale(),
+        }
     }
 
     /// Lets deferred requests run that wait for the log's sake.
@@ -176,14 +183,13 @@ impl ShardThread {
                     Err(failure) => (Vec::new(), Some(failure)),
                 };
                 let mut replies = unit::parts(&replies);
-                let instead = failure.as_ref().unwrap_or(&Failure::ReplyLost).line();
+                let instead = failure.as_ref().unwrap_or(&Failure::ReplyLost).reply();
                 for asker in askers {
                     let reply = replies.next();
                     match asker {
-                        Asker::Redis(origin) => match reply {
-                            Some(reply) => self.deliver_reply(origin, reply),
-                            None => self.deliver_refusal(origin, &Refusal::Line(&instead)),
-                        },
+                        Asker::Redis(origin) => {
+                            self.deliver_reply(origin, reply.unwrap_or(&instead));
+                        }
                         Asker::OneSided(asker) => {
                             let reply = failure.as_ref().map_or(Ok(reply), Err);
                             self.fabric.wrote(asker, one_sided::outcome(reply));
@@ -221,7 +227,7 @@ impl ShardThread {
                     connection.fresh = true;
                     connection.again = true;
                 }
-                Err(failure) => thread.refuse(connection, &Refusal::Line(&failure.line())),
+                Err(failure) => thread.answer(connection, &failure.reply()),
             }
             thread.resume_later(connection);
         });
@@ -235,14 +241,13 @@ impl ShardThread {
         shared: &Arc<Shared>,
         replication: &Replication,
         connection: &mut Connection,
-        trusted: bool,
     ) {
         count(&self.counters().commands, 1);
         let origin = connection.keep_place();
         connection.only_writes = false;
         let answer = Answer { shared: Arc::clone(shared), shard: self.index, origin };
-        let (_, args) = connection.session.carry();
-        if !trusted {
+        let args = connection.parser.current();
+        if !connection.session.is_authenticated() {
             return answer.send(b"-NOAUTH Authentication required.\r\n".to_vec());
         }
         let cluster = format!("{:016x}", replication.options.cluster);
@@ -274,6 +279,10 @@ impl ShardThread {
             None => answer.send(b"-ERR unknown request of a member\r\n".to_vec()),
         }
     }
+}
+
+fn plan_is_exec(session: &Session, args: Args<'_>) -> bool {
+    Plan::new(session, args).is_exec()
 }
 
 fn order(args: Args<'_>) -> Option<Order> {
