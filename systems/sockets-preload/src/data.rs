@@ -2,10 +2,10 @@
 
 use std::ffi::{c_int, c_void};
 
-use beeline_sockets::connection::{Connection, find, handed_on, look, not_handed_on, received};
+use beeline_sockets::connection::{handed_on, not_handed_on, received};
 use beeline_sockets::kernel::{self, Errno, Outcome};
-use beeline_sockets::receive::{MOST_PIECES, receive};
-use beeline_sockets::send::send as send_pieces;
+use beeline_sockets::lane::{Lane, find, look};
+use beeline_sockets::receive::MOST_PIECES;
 use beeline_sockets::young::{self, Call, Way, enter};
 use beeline_sockets::{carrier, introduce, receiver, table};
 use libc::{iovec, mmsghdr, msghdr, off_t, size_t, sockaddr, socklen_t, ssize_t, timespec};
@@ -36,14 +36,14 @@ unsafe fn pieces<'a>(list: *const iovec, count: usize) -> Result<&'a [iovec], Er
     Ok(unsafe { std::slice::from_raw_parts(list, count) })
 }
 
-fn take(fd: c_int, connection: &Connection, pieces: &[iovec], flags: c_int) -> Outcome {
+fn take(fd: c_int, lane: Lane, pieces: &[iovec], flags: c_int) -> Outcome {
     // SAFETY: the program vouches for its buffers by calling a reading function with them.
-    unsafe { receive(fd, connection, pieces, flags) }
+    unsafe { lane.receive(fd, pieces, flags) }
 }
 
-fn give(fd: c_int, connection: &Connection, pieces: &[iovec], flags: c_int) -> Outcome {
+fn give(fd: c_int, lane: Lane, pieces: &[iovec], flags: c_int) -> Outcome {
     // SAFETY: the program vouches for its buffers by calling a writing function with them.
-    unsafe { send_pieces(fd, connection, pieces, flags) }
+    unsafe { lane.send(fd, pieces, flags) }
 }
 
 /// Urgent data is not in the stream's bytes as they are counted.
@@ -65,7 +65,7 @@ fn counted<T: Copy + TryInto<isize>>(call: Call, part: impl FnOnce() -> T) -> T 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn read(fd: c_int, bytes: *mut c_void, length: size_t) -> ssize_t {
     match enter(fd) {
-        Way::Ours(connection) => guarded(|| take(fd, connection, &piece(bytes, length), 0)),
+        Way::Ours(lane) => guarded(|| take(fd, lane, &piece(bytes, length), 0)),
         Way::Kernels(call) => counted(call, || {
             real!(read(fd, bytes, length) as fn(c_int, *mut c_void, size_t) -> ssize_t)
         }),
@@ -87,10 +87,10 @@ pub unsafe extern "C" fn __read_chk(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn readv(fd: c_int, list: *const iovec, count: c_int) -> ssize_t {
     match enter(fd) {
-        Way::Ours(connection) => guarded(|| {
+        Way::Ours(lane) => guarded(|| {
             let count = usize::try_from(count).map_err(|_| Errno(libc::EINVAL))?;
             // SAFETY: the program's array.
-            take(fd, connection, unsafe { pieces(list, count)? }, 0)
+            take(fd, lane, unsafe { pieces(list, count)? }, 0)
         }),
         Way::Kernels(call) => counted(call, || {
             real!(readv(fd, list, count) as fn(c_int, *const iovec, c_int) -> ssize_t)
@@ -106,7 +106,7 @@ pub unsafe extern "C" fn recv(
     flags: c_int,
 ) -> ssize_t {
     match enter(fd) {
-        Way::Ours(connection) => guarded(|| take(fd, connection, &piece(bytes, length), flags)),
+        Way::Ours(lane) => guarded(|| take(fd, lane, &piece(bytes, length), flags)),
         Way::Kernels(call) => counted(call, || {
             real!(recv(fd, bytes, length, flags) as fn(c_int, *mut c_void, size_t, c_int) -> ssize_t)
         }),
@@ -135,8 +135,8 @@ pub unsafe extern "C" fn recvfrom(
     from_length: *mut socklen_t,
 ) -> ssize_t {
     match enter(fd) {
-        Way::Ours(connection) => guarded(|| {
-            let outcome = take(fd, connection, &piece(bytes, length), flags);
+        Way::Ours(lane) => guarded(|| {
+            let outcome = take(fd, lane, &piece(bytes, length), flags);
             if outcome.is_ok() && !from.is_null() && !from_length.is_null() {
                 // SAFETY: the program's place; a stream tells no address, as in the kernel.
                 unsafe { *from_length = 0 };
@@ -165,7 +165,7 @@ pub unsafe extern "C" fn __recvfrom_chk(
 }
 
 /// Receives into one message header.
-fn take_message(fd: c_int, connection: &Connection, message: *mut msghdr, flags: c_int) -> Outcome {
+fn take_message(fd: c_int, lane: Lane, message: *mut msghdr, flags: c_int) -> Outcome {
     if message.is_null() {
         return Err(Errno(libc::EFAULT));
     }
@@ -173,32 +173,27 @@ fn take_message(fd: c_int, connection: &Connection, message: *mut msghdr, flags:
     let copy = unsafe { message.read() };
     // SAFETY: the program's array.
     let list = unsafe { pieces(copy.msg_iov, copy.msg_iovlen)? };
-    let count = take(fd, connection, list, flags)?;
+    let count = take(fd, lane, list, flags)?;
     let answer = msghdr { msg_namelen: 0, msg_controllen: 0, msg_flags: 0, ..copy };
     // SAFETY: as above.
     unsafe { message.write(answer) };
     Ok(count)
 }
 
-fn give_message(
-    fd: c_int,
-    connection: &Connection,
-    message: *const msghdr,
-    flags: c_int,
-) -> Outcome {
+fn give_message(fd: c_int, lane: Lane, message: *const msghdr, flags: c_int) -> Outcome {
     if message.is_null() {
         return Err(Errno(libc::EFAULT));
     }
     // SAFETY: the program's header, not null.
     let copy = unsafe { message.read() };
     // SAFETY: the program's array.
-    give(fd, connection, unsafe { pieces(copy.msg_iov, copy.msg_iovlen)? }, flags)
+    give(fd, lane, unsafe { pieces(copy.msg_iov, copy.msg_iovlen)? }, flags)
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recvmsg(fd: c_int, message: *mut msghdr, flags: c_int) -> ssize_t {
     match enter(fd) {
-        Way::Ours(connection) => guarded(|| take_message(fd, connection, message, flags)),
+        Way::Ours(lane) => guarded(|| take_message(fd, lane, message, flags)),
         Way::Kernels(call) => counted(call, || {
             let count =
                 real!(recvmsg(fd, message, flags) as fn(c_int, *mut msghdr, c_int) -> ssize_t);
@@ -254,7 +249,7 @@ pub unsafe extern "C" fn recvmmsg(
 ) -> c_int {
     match enter(fd) {
         // One message is what a stream has to give at a time; fewer than asked for is allowed.
-        Way::Ours(connection) => crate::guarded_int(|| {
+        Way::Ours(lane) => crate::guarded_int(|| {
             if count == 0 {
                 return Ok(0);
             }
@@ -263,7 +258,7 @@ pub unsafe extern "C" fn recvmmsg(
             let message = messages.cast::<msghdr>();
             // SAFETY: the program's array has at least one entry; only an address is taken.
             let length = unsafe { &raw mut (*messages).msg_len };
-            let taken = take_message(fd, connection, message, flags)?;
+            let taken = take_message(fd, lane, message, flags)?;
             // SAFETY: as above.
             unsafe { length.write(u32::try_from(taken).unwrap_or(u32::MAX)) };
             Ok(1)
@@ -284,9 +279,7 @@ pub unsafe extern "C" fn recvmmsg(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, length: size_t) -> ssize_t {
     match enter(fd) {
-        Way::Ours(connection) => {
-            guarded(|| give(fd, connection, &piece(bytes.cast_mut(), length), 0))
-        }
+        Way::Ours(lane) => guarded(|| give(fd, lane, &piece(bytes.cast_mut(), length), 0)),
         Way::Kernels(call) => counted(call, || {
             real!(write(fd, bytes, length) as fn(c_int, *const c_void, size_t) -> ssize_t)
         }),
@@ -296,10 +289,10 @@ pub unsafe extern "C" fn write(fd: c_int, bytes: *const c_void, length: size_t) 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn writev(fd: c_int, list: *const iovec, count: c_int) -> ssize_t {
     match enter(fd) {
-        Way::Ours(connection) => guarded(|| {
+        Way::Ours(lane) => guarded(|| {
             let count = usize::try_from(count).map_err(|_| Errno(libc::EINVAL))?;
             // SAFETY: the program's array.
-            give(fd, connection, unsafe { pieces(list, count)? }, 0)
+            give(fd, lane, unsafe { pieces(list, count)? }, 0)
         }),
         Way::Kernels(call) => counted(call, || {
             real!(writev(fd, list, count) as fn(c_int, *const iovec, c_int) -> ssize_t)
@@ -316,9 +309,7 @@ pub unsafe extern "C" fn send(
 ) -> ssize_t {
     urgent(fd, flags);
     match enter(fd) {
-        Way::Ours(connection) => {
-            guarded(|| give(fd, connection, &piece(bytes.cast_mut(), length), flags))
-        }
+        Way::Ours(lane) => guarded(|| give(fd, lane, &piece(bytes.cast_mut(), length), flags)),
         Way::Kernels(call) => counted(call, || {
             real!(send(fd, bytes, length, flags)
                 as fn(c_int, *const c_void, size_t, c_int) -> ssize_t)
@@ -338,9 +329,7 @@ pub unsafe extern "C" fn sendto(
     urgent(fd, flags);
     match enter(fd) {
         // A connected stream ignores the address, as in the kernel.
-        Way::Ours(connection) => {
-            guarded(|| give(fd, connection, &piece(bytes.cast_mut(), length), flags))
-        }
+        Way::Ours(lane) => guarded(|| give(fd, lane, &piece(bytes.cast_mut(), length), flags)),
         Way::Kernels(call) => counted(call, || {
             real!(sendto(fd, bytes, length, flags, to, to_length)
                 as fn(c_int, *const c_void, size_t, c_int, *const sockaddr, socklen_t) -> ssize_t)
@@ -352,7 +341,7 @@ pub unsafe extern "C" fn sendto(
 pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int) -> ssize_t {
     urgent(fd, flags);
     match enter(fd) {
-        Way::Ours(connection) => guarded(|| give_message(fd, connection, message, flags)),
+        Way::Ours(lane) => guarded(|| give_message(fd, lane, message, flags)),
         Way::Kernels(call) => counted(call, || {
             let mut copy = Ok(None);
             quietly(|| copy = handing_on(fd, message));
@@ -476,7 +465,7 @@ pub unsafe extern "C" fn sendmmsg(
     flags: c_int,
 ) -> c_int {
     match enter(fd) {
-        Way::Ours(connection) => crate::guarded_int(|| {
+        Way::Ours(lane) => crate::guarded_int(|| {
             let mut done = 0_usize;
             for index in 0..count as usize {
                 // SAFETY: the program's array has `count` entries.
@@ -485,7 +474,7 @@ pub unsafe extern "C" fn sendmmsg(
                 let message = entry.cast::<msghdr>();
                 // SAFETY: as above; only an address is taken.
                 let length = unsafe { &raw mut (*entry).msg_len };
-                match give_message(fd, connection, message, flags) {
+                match give_message(fd, lane, message, flags) {
                     // SAFETY: as above.
                     Ok(sent) => unsafe { length.write(u32::try_from(sent).unwrap_or(u32::MAX)) },
                     Err(error) => return if done > 0 { Ok(done) } else { Err(error) },
@@ -522,13 +511,7 @@ pub unsafe extern "C" fn sendmmsg(
 const BLOCK: usize = 64 << 10;
 
 /// `sendfile` into a connection of ours: read, then send.
-fn give_file(
-    out: c_int,
-    connection: &Connection,
-    from: c_int,
-    offset: *mut off_t,
-    length: size_t,
-) -> Outcome {
+fn give_file(out: c_int, lane: Lane, from: c_int, offset: *mut off_t, length: size_t) -> Outcome {
     let mut block = vec![0_u8; BLOCK.min(length)];
     let mut total = 0;
     let own = |total: usize| i64::try_from(total).unwrap_or(i64::MAX);
@@ -554,7 +537,7 @@ fn give_file(
         if read == 0 {
             break Ok(());
         }
-        match give(out, connection, &piece(block.as_mut_ptr().cast(), read), 0) {
+        match give(out, lane, &piece(block.as_mut_ptr().cast(), read), 0) {
             Ok(sent) => {
                 total += sent;
                 if sent < read {
@@ -593,7 +576,7 @@ pub unsafe extern "C" fn sendfile(
         return guarded(|| Err(Errno(libc::EINVAL)));
     }
     match enter(out) {
-        Way::Ours(connection) => guarded(|| give_file(out, connection, from, offset, length)),
+        Way::Ours(lane) => guarded(|| give_file(out, lane, from, offset, length)),
         Way::Kernels(call) => counted(call, || {
             real!(sendfile(out, from, offset, length)
                 as fn(c_int, c_int, *mut off_t, size_t) -> ssize_t)

@@ -5,8 +5,11 @@ use std::sync::atomic::Ordering;
 
 use beeline_sockets::connection::{Connection, closing, look};
 use beeline_sockets::kernel::Errno;
+use beeline_sockets::lane::{self, Carries as _};
+use beeline_sockets::packets;
+use beeline_sockets::packets::dial::{self, Accepted, Connected};
 use beeline_sockets::young::{accepted, connected, leave_to_kernel};
-use beeline_sockets::{connection, receive, table};
+use beeline_sockets::{receive, table};
 use libc::{sockaddr, socklen_t};
 
 use crate::real::real;
@@ -24,6 +27,10 @@ pub unsafe extern "C" fn socket(domain: c_int, kind: c_int, protocol: c_int) -> 
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn connect(fd: c_int, to: *const sockaddr, length: socklen_t) -> c_int {
+    // SAFETY: the program's address.
+    if let Some(outcome) = unsafe { connect_by_packets(fd, to, length) } {
+        return outcome;
+    }
     let outcome = real!(connect(fd, to, length) as fn(c_int, *const sockaddr, socklen_t) -> c_int);
     let internet = !to.is_null()
         && length >= 2
@@ -40,18 +47,159 @@ pub unsafe extern "C" fn connect(fd: c_int, to: *const sockaddr, length: socklen
     outcome
 }
 
-fn accept_done(fd: c_int) -> c_int {
-    if fd >= 0 {
-        quietly(|| accepted(fd));
+/// `connect` to where the proxy of this host leads; `None`: the kernel's.
+///
+/// # Safety
+///
+/// `to` is null or an address of `length` bytes.
+unsafe fn connect_by_packets(fd: c_int, to: *const sockaddr, length: socklen_t) -> Option<c_int> {
+    // SAFETY: a plain C structure for which all zeros is a value.
+    let mut storage: libc::sockaddr_storage = unsafe { std::mem::zeroed() };
+    let length = length as usize;
+    if to.is_null() || !(size_of::<libc::sockaddr_in>()..=size_of_val(&storage)).contains(&length) {
+        return None;
+    }
+    let place = (&raw mut storage).cast::<u8>();
+    // SAFETY: `length` bytes of the program's, and at least as much room.
+    unsafe { place.copy_from_nonoverlapping(to.cast(), length) };
+    let mut outcome = Connected::Kernels;
+    quietly(|| outcome = dial::connect(fd, &storage));
+    match outcome {
+        Connected::Kernels => None,
+        Connected::Yes => Some(0),
+        Connected::Failed(error) => Some(guarded_int(|| Err(error))),
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
+    let outcome = real!(listen(fd, backlog) as fn(c_int, c_int) -> c_int);
+    if outcome == 0 {
+        quietly(|| dial::listening(fd));
+    }
+    outcome
+}
+
+/// Writes `address` as the kernel would: as much of it as there is room for, and how long it is.
+///
+/// # Safety
+///
+/// Both are null or the program's places, `length` saying how much room there is.
+unsafe fn tell(
+    address: std::net::SocketAddr,
+    version: c_int,
+    to: *mut sockaddr,
+    length: *mut socklen_t,
+) {
+    if to.is_null() || length.is_null() {
+        return;
+    }
+    let (storage, whole) = packets::dial::storage(address, version);
+    // SAFETY: the program's place.
+    let room = unsafe { length.read() } as usize;
+    let from = (&raw const storage).cast::<u8>();
+    // SAFETY: at most as much as the address has, and as the program has room for.
+    unsafe { to.cast::<u8>().copy_from_nonoverlapping(from, room.min(whole)) };
+    // SAFETY: as above.
+    unsafe { length.write(socklen_t::try_from(whole).unwrap_or(0)) };
+}
+
+/// A fresh connection out of `accept`, and its peer's place.
+///
+/// # Safety
+///
+/// As for [`tell`].
+unsafe fn accept_done(fd: c_int, from: *mut sockaddr, length: *mut socklen_t) -> c_int {
+    if fd < 0 {
+        return fd;
+    }
+    let mut outcome = Accepted::Kernels;
+    quietly(|| {
+        table::forget(fd);
+        outcome = dial::accepted(fd);
+    });
+    match outcome {
+        Accepted::Kernels => quietly(|| accepted(fd)),
+        // SAFETY: the caller's contract.
+        Accepted::Packets(peer) => unsafe { tell(peer, packets::dial::version(fd), from, length) },
+        Accepted::Broken => {
+            let _ = beeline_sockets::kernel::close(fd);
+            return guarded_int(|| Err(Errno(libc::ECONNABORTED)));
+        }
     }
     fd
 }
 
+/// As [`accept_done`], where the kernel has written over how much room there is.
+///
+/// # Safety
+///
+/// As for [`tell`].
+unsafe fn accepted_into(
+    fd: c_int,
+    from: *mut sockaddr,
+    length: *mut socklen_t,
+    room: Option<socklen_t>,
+) -> c_int {
+    let mut own = room.unwrap_or(0);
+    // SAFETY: the caller's contract, and a place of ours.
+    let fd = unsafe { accept_done(fd, from, &raw mut own) };
+    if table::packets(fd).is_some()
+        // SAFETY: the caller's contract.
+        && let Some(place) = unsafe { length.as_mut() }
+    {
+        *place = own;
+    }
+    fd
+}
+
+/// The address of a packet connection, which the placeholder does not know.
+///
+/// # Safety
+///
+/// As for [`tell`].
+unsafe fn address_of(fd: c_int, peer: bool, to: *mut sockaddr, length: *mut socklen_t) -> bool {
+    let Some(connection) = table::packets(fd) else { return false };
+    let Some(address) = connection.address(peer) else { return false };
+    // SAFETY: the caller's contract.
+    unsafe { tell(address, packets::dial::version(fd), to, length) };
+    true
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getsockname(
+    fd: c_int,
+    to: *mut sockaddr,
+    length: *mut socklen_t,
+) -> c_int {
+    // SAFETY: the program's places.
+    if unsafe { address_of(fd, false, to, length) } {
+        return 0;
+    }
+    real!(getsockname(fd, to, length) as fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn getpeername(
+    fd: c_int,
+    to: *mut sockaddr,
+    length: *mut socklen_t,
+) -> c_int {
+    // SAFETY: the program's places.
+    if unsafe { address_of(fd, true, to, length) } {
+        return 0;
+    }
+    real!(getpeername(fd, to, length) as fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int)
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn accept(fd: c_int, from: *mut sockaddr, length: *mut socklen_t) -> c_int {
-    accept_done(
-        real!(accept(fd, from, length) as fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int),
-    )
+    // SAFETY: the program's places, which the kernel read already.
+    let room = unsafe { length.as_ref() }.copied();
+    let fresh =
+        real!(accept(fd, from, length) as fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int);
+    // SAFETY: as above.
+    unsafe { accepted_into(fresh, from, length, room) }
 }
 
 #[unsafe(no_mangle)]
@@ -61,8 +209,12 @@ pub unsafe extern "C" fn accept4(
     length: *mut socklen_t,
     flags: c_int,
 ) -> c_int {
-    accept_done(real!(accept4(fd, from, length, flags)
-        as fn(c_int, *mut sockaddr, *mut socklen_t, c_int) -> c_int))
+    // SAFETY: the program's places, which the kernel read already.
+    let room = unsafe { length.as_ref() }.copied();
+    let fresh = real!(accept4(fd, from, length, flags)
+        as fn(c_int, *mut sockaddr, *mut socklen_t, c_int) -> c_int);
+    // SAFETY: as above.
+    unsafe { accepted_into(fresh, from, length, room) }
 }
 
 #[unsafe(no_mangle)]
@@ -151,8 +303,10 @@ fn fcntl_done(fd: c_int, command: c_int, outcome: c_int) -> c_int {
 }
 
 fn mode_changed(fd: c_int) {
-    if let Some(connection) = table::ours(fd) {
-        connection.forget_blocking_mode();
+    match table::kind(fd) {
+        table::Kind::Ours(connection) => connection.forget_blocking_mode(),
+        table::Kind::Packets(connection) => connection.forget_blocking_mode(),
+        _ => {}
     }
 }
 
@@ -175,6 +329,16 @@ const MOST_COUNTED: usize = 1 << 30;
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    if request == libc::FIONREAD
+        && let Some(connection) = table::packets(fd)
+    {
+        return guarded_int(|| {
+            let count = connection.unread().min(MOST_COUNTED);
+            // SAFETY: the program's place for an int.
+            unsafe { argument.cast::<c_int>().write(c_int::try_from(count).unwrap_or(0)) };
+            Ok(0)
+        });
+    }
     if request == libc::FIONREAD
         && let Some(connection) = look(fd)
         && connection.kernel_bytes_left().is_none()
@@ -209,11 +373,11 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
-    let ours = look(fd);
+    let ours = lane::look(fd);
     // One that has not shown that it lives, and now ends.
     leave_to_kernel(fd);
     match ours {
-        Some(ours) => guarded_int(|| connection::shutdown(fd, ours, how)),
+        Some(ours) => guarded_int(|| ours.carries().shutdown(fd, how)),
         None => real!(shutdown(fd, how) as fn(c_int, c_int) -> c_int),
     }
 }
@@ -246,6 +410,25 @@ pub unsafe extern "C" fn getsockopt(
     value: *mut c_void,
     length: *mut socklen_t,
 ) -> c_int {
+    if let Some(connection) = table::packets(fd)
+        && !value.is_null()
+        && !length.is_null()
+    {
+        // SAFETY: the program's place, not null.
+        let room = unsafe { *length } as usize;
+        let place = value.cast::<u8>();
+        // SAFETY: the program's place, as long as it says.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(place, room) };
+        match packets::dial::option(fd, connection, level, name, bytes) {
+            Some(Ok(count)) => {
+                // SAFETY: as above.
+                unsafe { *length = socklen_t::try_from(count).unwrap_or(0) };
+                return 0;
+            }
+            Some(Err(error)) => return guarded_int(|| Err(error)),
+            None => {}
+        }
+    }
     if let Some(connection) = table::ours(fd)
         && !value.is_null()
         && !length.is_null()
@@ -271,6 +454,18 @@ pub unsafe extern "C" fn setsockopt(
     value: *const c_void,
     length: socklen_t,
 ) -> c_int {
+    if let Some(connection) = table::packets(fd) {
+        if let Some(refusal) = refused_option(level, name) {
+            return guarded_int(|| Err(refusal));
+        }
+        if !value.is_null() {
+            // SAFETY: the program's value, as long as it says.
+            let bytes = unsafe { std::slice::from_raw_parts(value.cast::<u8>(), length as usize) };
+            if let Some(outcome) = packets::dial::set_option(connection, level, name, bytes) {
+                return guarded_int(|| outcome);
+            }
+        }
+    }
     if let Some(connection) = table::ours(fd) {
         if let Some(refusal) = refused_option(level, name) {
             return guarded_int(|| Err(refusal));

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::time::Duration;
 
 use beeline_sockets::young::Watched;
-use beeline_sockets::{epoll, poll as polling};
+use beeline_sockets::{epoll, poll as polling, table};
 use libc::{epoll_event, fd_set, nfds_t, pollfd, sigset_t, timespec, timeval};
 
 use crate::real::real;
@@ -12,6 +12,18 @@ use crate::{guarded_int, quietly};
 
 /// Longest array that is looked at.
 const MOST: usize = 1 << 20;
+
+/// From now on the placeholders of these packet connections say what there is; true if there are any.
+fn watch_packets(numbers: impl Iterator<Item = c_int>) -> bool {
+    let mut any = false;
+    for fd in numbers {
+        if let Some(connection) = table::packets(fd) {
+            any = true;
+            quietly(|| connection.watch(fd));
+        }
+    }
+    any
+}
 
 /// The program's array.
 ///
@@ -45,6 +57,7 @@ pub unsafe extern "C" fn poll(list: *mut pollfd, count: nfds_t, timeout: c_int) 
     // SAFETY: the program's array.
     let entries = unsafe { array(list, usize::try_from(count).unwrap_or(0)) };
     let _watched = Watched::new(entries.iter().map(|entry| entry.fd));
+    watch_packets(entries.iter().map(|entry| entry.fd));
     let ours = polling::poll(entries, milliseconds(timeout), None);
     match ours {
         Some(outcome) => guarded_int(|| outcome),
@@ -73,6 +86,7 @@ pub unsafe extern "C" fn ppoll(
     // SAFETY: the program's array.
     let entries = unsafe { array(list, usize::try_from(count).unwrap_or(0)) };
     let _watched = Watched::new(entries.iter().map(|entry| entry.fd));
+    watch_packets(entries.iter().map(|entry| entry.fd));
     // SAFETY: the program's time.
     let bound = unsafe { duration(timeout) };
     // SAFETY: null or the program's.
@@ -118,6 +132,7 @@ const WRITE: i16 = libc::POLLOUT | libc::POLLERR;
 /// The young ones among those that `select` is asked about.
 fn watched(count: c_int, sets: &[Bits; 3]) -> Watched {
     let asked = |fd: &c_int| sets.iter().any(|set| set.has(*fd));
+    watch_packets((0..count.clamp(0, 1024)).filter(asked));
     Watched::new((0..count.clamp(0, 1024)).filter(asked))
 }
 
@@ -229,6 +244,7 @@ pub unsafe extern "C" fn epoll_ctl(
 ) -> c_int {
     // SAFETY: null or the program's.
     let wanted = unsafe { event.as_ref() }.copied();
+    watch_packets(std::iter::once(fd));
     match epoll::control(set, operation, fd, wanted) {
         Some(outcome) => guarded_int(|| outcome),
         None => real!(epoll_ctl(set, operation, fd, event)

@@ -90,7 +90,7 @@ macro_rules! functions {
 functions! {
     read readv recv recvfrom recvmsg recvmmsg write writev send sendto sendmsg sendmmsg
     sendfile sendfile64 splice
-    socket connect accept accept4 close close_range closefrom dup dup2 dup3 fcntl fcntl64 ioctl
+    socket connect listen accept accept4 getsockname getpeername close close_range closefrom dup dup2 dup3 fcntl fcntl64 ioctl
     shutdown getsockopt setsockopt epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 poll ppoll select
     pselect fdopen execve execv execvp execvpe fexecve posix_spawn posix_spawnp
     posix_spawn_file_actions_init posix_spawn_file_actions_destroy posix_spawn_file_actions_adddup2

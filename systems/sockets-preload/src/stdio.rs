@@ -13,7 +13,8 @@
 use std::ffi::{c_char, c_int, c_void};
 
 use beeline_sockets::carrier;
-use beeline_sockets::connection::find;
+use beeline_sockets::connection;
+use beeline_sockets::lane::{Lane, find};
 use libc::{FILE, off64_t, size_t, ssize_t};
 
 use crate::real::real_pointer;
@@ -114,8 +115,13 @@ pub(crate) fn adopt(numbers: &[c_int]) {
     }
     for &fd in &numbers {
         // Again for each: those that are one connection are carried as one.
-        let Some(connection) = find(fd) else { continue };
-        let same = |other: &c_int| find(*other).is_some_and(|one| std::ptr::eq(one, connection));
+        let Some(Lane::Rings(connection)) = find(fd) else {
+            adopt_one(fd);
+            continue;
+        };
+        let same = |other: &c_int| {
+            connection::find(*other).is_some_and(|one| std::ptr::eq(one, connection))
+        };
         let same: Vec<c_int> = numbers.iter().copied().filter(same).collect();
         let _ = carrier::replace(&same, connection);
     }

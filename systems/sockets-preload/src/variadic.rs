@@ -7,7 +7,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use beeline_sockets::connection::find;
+use beeline_sockets::lane::find;
 
 use crate::real::real;
 use crate::{data, exec};

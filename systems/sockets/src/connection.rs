@@ -635,6 +635,7 @@ pub fn connected(fd: RawFd) {
         || table::is_left_to_kernel()
         || table::is_watched_plain(fd)
         || table::ours(fd).is_some()
+        || table::packets(fd).is_some()
         || !introduce::is_candidate(fd)
     {
         return;
@@ -678,6 +679,7 @@ fn introduced(fd: RawFd, sent: u64, received: u64) -> Option<Connection> {
 /// `fd` came into this program from elsewhere: by `exec`, or in a message. If it was introduced
 /// before, it goes on where its last holder stopped.
 pub fn inherited(fd: RawFd) {
+    crate::packets::dial::inherited(fd);
     if table::ours(fd).is_some() || !introduce::is_candidate(fd) || table::is_copy(fd) {
         return;
     }
@@ -718,6 +720,9 @@ pub fn not_handed_on(fd: RawFd) {
 /// accelerated, or may be when its other end asks.
 pub fn handed_on(fd: RawFd) -> Option<&'static Connection> {
     young::settle(fd);
+    if let Some(connection) = table::packets(fd) {
+        connection.shared();
+    }
     let connection = table::ours(fd)?;
     let connection = anew::shared(connection);
     connection.forget_blocking_mode();
@@ -741,7 +746,7 @@ pub fn look_at_connecting(fd: RawFd) {
 pub fn find(fd: RawFd) -> Option<&'static Connection> {
     match table::kind(fd) {
         Kind::Ours(connection) => Some(connection),
-        Kind::Plain => None,
+        Kind::Plain | Kind::Packets(_) => None,
         Kind::Connecting => {
             look_at_connecting(fd);
             young::settle(fd);

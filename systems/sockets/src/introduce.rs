@@ -59,7 +59,7 @@ pub fn ask(
     send_with(socket, &question.encode(), about)
 }
 
-fn send_with(
+pub(crate) fn send_with(
     socket: &OwnedFd,
     record: &[u8],
     about: Option<BorrowedFd<'_>>,
@@ -80,25 +80,29 @@ fn send_with(
 /// kernel's.
 pub fn answer(socket: &OwnedFd) -> std::io::Result<(Answer, Option<OwnedFd>)> {
     let mut record = [0; LONGEST_ANSWER];
-    let (received, descriptor) = receive_with(socket, &mut record)?;
+    let (received, mut descriptors) = receive_with(socket, &mut record)?;
     let bad = || std::io::Error::from(std::io::ErrorKind::InvalidData);
     let answer = record.get(..received).and_then(|record| Answer::decode(record).ok());
-    Ok((answer.ok_or_else(bad)?, descriptor))
+    Ok((answer.ok_or_else(bad)?, descriptors.pop()))
 }
 
-fn receive_with(socket: &OwnedFd, record: &mut [u8]) -> std::io::Result<(usize, Option<OwnedFd>)> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+/// The next record, with the descriptors that come with it, four at most.
+pub(crate) fn receive_with(
+    socket: &OwnedFd,
+    record: &mut [u8],
+) -> std::io::Result<(usize, Vec<OwnedFd>)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut slices = [IoSliceMut::new(record)];
     let flags = RecvFlags::CMSG_CLOEXEC;
     let received = rustix::net::recvmsg(socket, &mut slices, &mut control, flags)?.bytes;
-    let mut descriptor = None;
+    let mut all = Vec::new();
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(descriptors) = message {
-            descriptor = descriptors.last();
+            all.extend(descriptors);
         }
     }
-    Ok((received, descriptor))
+    Ok((received, all))
 }
 
 /// Has the monitor introduce nothing of a process for so long, whole seconds and one hour at most; for no
@@ -176,8 +180,8 @@ fn resume_at_relay(about: BorrowedFd<'_>) -> Option<OwnedFd> {
 fn look_at_relay(relay: &OwnedFd, about: BorrowedFd<'_>) -> std::io::Result<Option<OwnedFd>> {
     send_with(relay, &Request::Resume.encode(), Some(about))?;
     let mut record = [0; LONGEST_RECORD];
-    let (length, memory) = receive_with(relay, &mut record)?;
-    match (Reply::decode(record.get(..length).unwrap_or_default()), memory) {
+    let (length, mut memory) = receive_with(relay, &mut record)?;
+    match (Reply::decode(record.get(..length).unwrap_or_default()), memory.pop()) {
         (Ok(Reply::Segment), Some(memory)) => Ok(Some(memory)),
         (Ok(Reply::End), _) => Ok(None),
         _ => Err(std::io::ErrorKind::InvalidData.into()),

@@ -248,6 +248,50 @@ pub fn set_option<T: Copy>(fd: RawFd, level: i32, name: i32, value: T) -> Outcom
     call!(libc::SYS_setsockopt, fd, level, name, &raw const value, length)
 }
 
+/// Any option, as bytes; its length.
+pub fn option_bytes(fd: RawFd, level: i32, name: i32, value: &mut [u8]) -> Outcome {
+    let mut length = u32::try_from(value.len()).unwrap_or(u32::MAX);
+    // The kernel writes at most `length` bytes of ours.
+    call!(libc::SYS_getsockopt, fd, level, name, value.as_mut_ptr(), &raw mut length)?;
+    Ok(length as usize)
+}
+
+/// Sets any option.
+pub fn set_option_bytes(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Outcome {
+    let length = u32::try_from(value.len()).unwrap_or(u32::MAX);
+    // The kernel reads `length` bytes of ours.
+    call!(libc::SYS_setsockopt, fd, level, name, value.as_ptr(), length)
+}
+
+/// A fresh TCP socket of this version of addresses.
+pub fn tcp_socket(version: i32) -> Result<std::os::fd::OwnedFd, Errno> {
+    let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+    let fd = call!(libc::SYS_socket, version, kind, 0)?;
+    let fd = RawFd::try_from(fd).map_err(|_| Errno(libc::EMFILE))?;
+    // SAFETY: fresh, and ours alone.
+    Ok(unsafe { std::os::fd::FromRawFd::from_raw_fd(fd) })
+}
+
+/// `dup3`: `new` is what `old` is, and closed by `exec` if so told.
+pub fn replace(old: RawFd, new: RawFd, closes: bool) -> Outcome {
+    call!(libc::SYS_dup3, old, new, if closes { libc::O_CLOEXEC } else { 0 })
+}
+
+/// True for a Unix socket whose other end has an abstract name that begins with `prefix`.
+#[must_use]
+pub fn is_bound_beside(fd: RawFd, prefix: &[u8]) -> bool {
+    let Ok((address, length)) = name(fd, true) else { return false };
+    let from = std::mem::offset_of!(libc::sockaddr_un, sun_path);
+    if i32::from(address.ss_family) != libc::AF_UNIX || length < from + 1 + prefix.len() {
+        return false;
+    }
+    let bytes = std::ptr::from_ref(&address).cast::<u8>().wrapping_add(from);
+    // SAFETY: `length` bytes of the address were written, and it is large enough for all of them.
+    let name =
+        unsafe { std::slice::from_raw_parts(bytes, length.min(size_of_val(&address)) - from) };
+    name[0] == 0 && name[1..].starts_with(prefix)
+}
+
 /// The kernel's number of the socket, the same for all its copies.
 #[must_use]
 pub fn cookie(fd: RawFd) -> Option<u64> {

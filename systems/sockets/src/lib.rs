@@ -8,6 +8,7 @@
 //! Place: `systems`. `sockets-preload` exports the C functions that call in here,
 //! `sockets-monitor` introduces the two ends to each other. `docs/sockets.md` has the design.
 //!
+//! - [`lane`]: what carries a connection, the rings of this crate's other modules or [`packets`].
 //! - [`ring`], [`segment`]: the shared memory; [`bare`]: it alone.
 //! - [`control`], [`introduce`]: asking the monitor.
 //! - [`relayed`]: names, records and the bell of connections to other hosts.
@@ -37,6 +38,8 @@ pub mod epoll;
 pub mod holder;
 pub mod introduce;
 pub mod kernel;
+pub mod lane;
+pub mod packets;
 pub mod poll;
 pub mod recall;
 pub mod receive;

@@ -12,6 +12,7 @@ use std::sync::atomic::{
 };
 
 use crate::connection::Connection;
+use crate::packets;
 use crate::retired::{retire, take_back};
 use crate::young;
 
@@ -21,6 +22,10 @@ pub const NUMBERS: usize = 1 << 20;
 const PLAIN: usize = 0;
 const CONNECTING: usize = 1;
 const WATCHED_PLAIN: usize = 2;
+/// The lower bits of a place that leads to a packet connection, whose address has none there; no mark of a
+/// young connection ends so.
+const PACKETS: usize = 3;
+const LOWER: usize = 7;
 
 /// What is known about a number.
 #[derive(Clone, Copy, Debug)]
@@ -31,8 +36,10 @@ pub enum Kind {
     Connecting,
     /// Connected, and the kernel's until it has shown that it lives: see [`crate::young`].
     Young,
-    /// Ours.
+    /// Ours, by rings.
     Ours(&'static Connection),
+    /// Ours, by packets.
+    Packets(&'static packets::Connection),
 }
 
 static TABLE: AtomicPtr<AtomicUsize> = AtomicPtr::new(std::ptr::null_mut());
@@ -107,9 +114,43 @@ pub(crate) fn kind_of(value: usize) -> Kind {
     match value {
         PLAIN | WATCHED_PLAIN => Kind::Plain,
         CONNECTING => Kind::Connecting,
+        // SAFETY: as below, put here by `set_packets`.
+        place if place & LOWER == PACKETS => Kind::Packets(unsafe { &*packets_at(place) }),
         // SAFETY: every other value was a leaked box, put here by `set`, and is given back only
         // after its last number left the table and the grace was over.
         place => Kind::Ours(unsafe { &*(place as *const Connection) }),
+    }
+}
+
+fn packets_at(value: usize) -> *const packets::Connection {
+    (value & !LOWER) as *const packets::Connection
+}
+
+/// The packet connection behind `fd`, if there is one.
+#[inline]
+#[must_use]
+pub fn packets(fd: RawFd) -> Option<&'static packets::Connection> {
+    if let Kind::Packets(connection) = kind(fd) { Some(connection) } else { None }
+}
+
+/// `fd` is the placeholder of `connection` from now on.
+pub fn set_packets(
+    fd: RawFd,
+    connection: Box<packets::Connection>,
+) -> &'static packets::Connection {
+    forget(fd);
+    packets::take_back();
+    let connection: &'static packets::Connection = Box::leak(connection);
+    set(fd, std::ptr::from_ref(connection) as usize | PACKETS);
+    connection
+}
+
+/// Every packet connection of this process, with a number of it.
+pub fn each_packets(mut visit: impl FnMut(RawFd, &'static packets::Connection)) {
+    for fd in 0..=HIGHEST.load(Ordering::Relaxed) {
+        if let Kind::Packets(connection) = kind(fd) {
+            visit(fd, connection);
+        }
     }
 }
 
@@ -195,7 +236,7 @@ pub fn set_connecting(fd: RawFd) {
 /// `fd`, which is none of ours, is in an epoll set with the program's own data: it may not become
 /// ours, since the set would not hear of it.
 pub fn set_watched_plain(fd: RawFd) {
-    if !is_foreign_process() {
+    if !is_foreign_process() && packets(fd).is_none() {
         set(fd, WATCHED_PLAIN);
     }
 }
@@ -239,6 +280,11 @@ pub fn duplicate(old: RawFd, new: RawFd) {
             COPIED_EARLY.store(true, Ordering::Relaxed);
             set_connecting(new);
         }
+        Kind::Packets(connection) => {
+            connection.references.fetch_add(1, Ordering::SeqCst);
+            forget(new);
+            set(new, std::ptr::from_ref(connection) as usize | PACKETS);
+        }
         Kind::Plain | Kind::Young => {
             forget(new);
         }
@@ -253,6 +299,14 @@ pub fn forget(fd: RawFd) -> Option<&'static Connection> {
     }
     let before = slot.swap(PLAIN, Ordering::AcqRel);
     if before <= WATCHED_PLAIN || young::is_mark(before) {
+        return None;
+    }
+    if before & LOWER == PACKETS {
+        // SAFETY: as in `kind_of`; this number's own count keeps the connection until below.
+        let connection = unsafe { &*packets_at(before) };
+        if connection.references.fetch_sub(1, Ordering::AcqRel) == 1 {
+            packets::retire(connection);
+        }
         return None;
     }
     // SAFETY: as in `kind`; this number's own count keeps the connection until below.
@@ -422,6 +476,7 @@ pub fn shared() {
     each(|_, connection| {
         crate::anew::shared(connection).forget_blocking_mode();
     });
+    each_packets(|_, connection| connection.shared());
 }
 
 /// In the child, after `fork`.

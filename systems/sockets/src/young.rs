@@ -27,8 +27,9 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::connection::{self, Connection};
+use crate::connection;
 use crate::kernel;
+use crate::lane::Lane;
 use crate::table::{self, Kind};
 
 /// Calls that moved bytes after which a connection lives.
@@ -92,6 +93,7 @@ pub fn connected(fd: RawFd) {
         && !table::is_left_to_kernel()
         && !table::is_watched_plain(fd)
         && table::ours(fd).is_none()
+        && table::packets(fd).is_none()
     {
         table::set_mark(fd, YOUNG);
     }
@@ -111,7 +113,7 @@ pub struct Call(Option<RawFd>);
 #[derive(Debug)]
 pub enum Way {
     /// Ours.
-    Ours(&'static Connection),
+    Ours(Lane),
     /// The kernel's.
     Kernels(Call),
 }
@@ -121,7 +123,8 @@ pub enum Way {
 #[must_use]
 pub fn enter(fd: RawFd) -> Way {
     match table::kind(fd) {
-        Kind::Ours(connection) => Way::Ours(connection),
+        Kind::Ours(connection) => Way::Ours(Lane::Rings(connection)),
+        Kind::Packets(connection) => Way::Ours(Lane::Packets(connection)),
         Kind::Plain => Way::Kernels(Call(None)),
         Kind::Connecting => {
             connection::look_at_connecting(fd);

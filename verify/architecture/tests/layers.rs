@@ -28,6 +28,7 @@ const SAME_FOLDER: &[(&str, &str, &str)] = &[
     ("sockets-preload", "sockets", "exports the C library's names over it"),
     ("sockets-monitor", "sockets", "shares the segment and the records"),
     ("sockets-relay", "sockets", "stands for an end of a segment"),
+    ("sockets-proxy", "sockets", "shares queues and blocks with programs"),
     ("verify-log", "verify-clients", "ports for processes under test"),
     ("verify-lab", "verify-clients", "one connector and one way to skip for programs under test"),
 ];

@@ -4,6 +4,7 @@ mod links;
 mod mapped;
 mod monitor;
 mod program;
+mod proxy;
 mod recall;
 mod relay;
 mod status;
@@ -14,6 +15,7 @@ use crate::output::Output;
 
 pub use monitor::MonitorArguments;
 pub use program::RunArguments;
+pub use proxy::ProxyArguments;
 pub use recall::RecallArguments;
 pub use relay::RelayArguments;
 pub use top::TopArguments;
@@ -21,7 +23,7 @@ pub use top::TopArguments;
 /// `beeline sockets`.
 #[derive(Debug, clap::Subcommand)]
 pub enum SocketsCommand {
-    /// Counters of this user's monitor.
+    /// Counters of this user's monitor, relay and proxy.
     Status,
     /// Connections the monitor introduced, the latest hundred or so, newest last.
     Connections,
@@ -40,6 +42,11 @@ pub enum SocketsCommand {
     /// starts one by itself.
     #[command(after_help = "Examples:\n  beeline sockets relay --hosts hosts.toml")]
     Relay(RelayArguments),
+    /// Run the proxy of this user, which carries connections to other hosts through memory windows
+    /// of PCIe bridges, with its monitor.
+    #[command(after_help = "Examples:\n  \
+                            beeline sockets proxy --window 'ntb:///run/window?side=0' --peers peers.toml")]
+    Proxy(ProxyArguments),
     /// Bring the connections of processes back to the kernel, so that they can be moved to another
     /// host. Their ends are accelerated again afterwards.
     #[command(after_help = "Examples:\n  beeline sockets recall --pid 4711\n  \
@@ -62,6 +69,7 @@ pub fn sockets(command: &SocketsCommand, output: Output) -> Result<Exit, Failure
         SocketsCommand::Metrics => status::metrics(output),
         SocketsCommand::Monitor(arguments) => monitor::run(arguments, output),
         SocketsCommand::Relay(arguments) => relay::run(arguments, output),
+        SocketsCommand::Proxy(arguments) => proxy::run(arguments, output),
         SocketsCommand::Recall(arguments) => recall::run(arguments, output),
     }
 }

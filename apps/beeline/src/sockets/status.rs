@@ -1,6 +1,6 @@
 //! `beeline sockets status`, `metrics` and `connections`.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use anyhow::Context as _;
 use beeline_sockets::control::{Answer, Introduced, Question, Status};
@@ -8,6 +8,7 @@ use beeline_sockets::introduce;
 use beeline_sockets::relayed::{Adopted, RelayStatus, Reply, Request};
 use serde::Serialize;
 
+use super::proxy;
 use crate::exit::{Exit, Failure, OrExit as _};
 use crate::output::{Output, table};
 
@@ -32,6 +33,8 @@ struct StatusLine {
     relayed: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     relay: Option<RelayLine>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    proxy: Option<BTreeMap<String, String>>,
 }
 
 /// Counters of the relay, where there is one.
@@ -164,7 +167,13 @@ fn exposition(status: &Status, relay: Option<&RelayStatus>) -> String {
 
 /// Counters.
 pub fn status(output: Output) -> Result<Exit, Failure> {
-    let status = fetch()?;
+    let proxy = proxy::status();
+    let status = match (fetch(), &proxy) {
+        (Ok(status), _) => status,
+        // A proxy alone has much to say.
+        (Err(_), Some(lines)) => return proxy_alone(lines, output),
+        (Err(failure), None) => return Err(failure),
+    };
     let Status { process, up_seconds, asked, paired, waiting, .. } = status;
     let Status { refused, denied, kept, relayed, .. } = status;
     let relay = relay().map(RelayLine::from);
@@ -179,6 +188,7 @@ pub fn status(output: Output) -> Result<Exit, Failure> {
         kept,
         relayed,
         relay,
+        proxy: proxy.as_ref().map(|lines| lines.iter().cloned().collect()),
     };
     if output.json {
         output.object(&line)?;
@@ -200,7 +210,21 @@ pub fn status(output: Output) -> Result<Exit, Failure> {
         .into_iter()
         .chain(relay)
         .map(|(name, value)| vec![name.to_owned(), value.to_string()])
+        .chain(proxy.iter().flatten().map(|(name, value)| vec![name.clone(), value.clone()]))
         .collect();
+    output.bytes(table(&["SOCKETS", "NOW"], &cells).as_bytes())?;
+    Ok(Exit::Done)
+}
+
+/// The proxy's counters, where no monitor of rings runs.
+fn proxy_alone(lines: &[(String, String)], output: Output) -> Result<Exit, Failure> {
+    if output.json {
+        let all: BTreeMap<_, _> = lines.iter().map(|(name, value)| (name, value)).collect();
+        output.object(&BTreeMap::from([("proxy", all)]))?;
+        return Ok(Exit::Done);
+    }
+    let cells: Vec<_> =
+        lines.iter().map(|(name, value)| vec![name.clone(), value.clone()]).collect();
     output.bytes(table(&["SOCKETS", "NOW"], &cells).as_bytes())?;
     Ok(Exit::Done)
 }

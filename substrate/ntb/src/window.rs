@@ -1,0 +1,293 @@
+//! Both directions of a window.
+//!
+//! Invariants: [`Outbound`] has no call that reads; every access is checked against the range; the
+//! other host may change [`Inbound`] at any moment, so it is reached through atomics and copies.
+
+use std::fmt::Debug;
+use std::os::fd::BorrowedFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use beeline_os::Mapping;
+use beeline_os::write_back::store_fence;
+
+/// Bytes of the emulated bus's unit: parts of a window begin at a multiple.
+pub const LINE_BYTES: usize = 64;
+
+/// A range of mapped memory.
+#[derive(Clone, Debug)]
+struct Range {
+    mapping: Arc<Mapping>,
+    offset: usize,
+    length: usize,
+}
+
+impl Range {
+    fn new(mapping: Arc<Mapping>, offset: usize, length: usize) -> Self {
+        let end = offset.checked_add(length);
+        assert!(
+            end.is_some_and(|end| end <= mapping.length_bytes()),
+            "a window lies in its memory"
+        );
+        assert!(offset.is_multiple_of(LINE_BYTES), "a window is aligned to cache lines");
+        Self { mapping, offset, length }
+    }
+
+    fn at(&self, offset: usize, length: usize) -> NonNull<u8> {
+        let end = offset.checked_add(length);
+        assert!(end.is_some_and(|end| end <= self.length), "an access stays in the window");
+        // SAFETY: inside the mapping: just checked against the range, and the range when made.
+        unsafe { self.mapping.base().add(self.offset + offset) }
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        assert!(offset.is_multiple_of(8), "a word is aligned");
+        let word = self.at(offset, 8);
+        // SAFETY: mapped while `self` lives, aligned (page, 64, 8), reached through atomics only.
+        unsafe { AtomicU64::from_ptr(word.as_ptr().cast()) }
+    }
+
+    fn part(&self, offset: usize, length: usize) -> Self {
+        let _ = self.at(offset, length);
+        Self::new(Arc::clone(&self.mapping), self.offset + offset, length)
+    }
+}
+
+/// Memory of this host that the other one writes. Every word of it is the other host's claim.
+#[derive(Clone, Debug)]
+pub struct Inbound(Range);
+
+impl Inbound {
+    /// `length` bytes of `mapping` from `offset`, which is a multiple of 64.
+    #[must_use]
+    pub fn new(mapping: Arc<Mapping>, offset: usize, length: usize) -> Self {
+        Self(Range::new(mapping, offset, length))
+    }
+
+    /// Bytes of it.
+    #[must_use]
+    pub fn length_bytes(&self) -> usize {
+        self.0.length
+    }
+
+    /// The aligned 8-byte word at `offset`.
+    #[must_use]
+    pub fn word(&self, offset: usize) -> &AtomicU64 {
+        self.0.word(offset)
+    }
+
+    /// The aligned 4-byte word at `offset`.
+    #[must_use]
+    pub fn half_word(&self, offset: usize) -> &AtomicU32 {
+        assert!(offset.is_multiple_of(4), "a half word is aligned");
+        let word = self.0.at(offset, 4);
+        // SAFETY: as in `Range::word`.
+        unsafe { AtomicU32::from_ptr(word.as_ptr().cast()) }
+    }
+
+    /// Copies `length` bytes from `offset` to `target`; the other host may tear them meanwhile.
+    ///
+    /// # Safety
+    ///
+    /// `target` is writable for `length` bytes and outside this window.
+    pub unsafe fn copy_to(&self, offset: usize, target: *mut u8, length: usize) {
+        let source = self.0.at(offset, length);
+        // SAFETY: the source lies in the window; the caller vouches for the target.
+        unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), target, length) };
+    }
+
+    /// Zeroes all of it: before a link's life begins.
+    pub fn clear(&self) {
+        let start = self.0.at(0, self.0.length);
+        // SAFETY: the whole range, mapped and writable; nothing holds a reference into it.
+        unsafe { start.as_ptr().write_bytes(0, self.0.length) };
+    }
+
+    /// `length` bytes from `offset`.
+    #[must_use]
+    pub fn part(&self, offset: usize, length: usize) -> Self {
+        Self(self.0.part(offset, length))
+    }
+}
+
+/// How writes reach the other host's memory.
+///
+/// Writes of one thread may become visible in any order, or not at all, until that thread's next
+/// [`Wire::fence`]; from then on they are visible before whatever it writes later.
+pub trait Wire: Send + Sync + Debug {
+    /// Bytes of the other host's memory.
+    fn length_bytes(&self) -> usize;
+
+    /// Posts `length` bytes to `offset`.
+    ///
+    /// # Safety
+    ///
+    /// `source` is readable for `length` bytes.
+    unsafe fn post(&self, offset: usize, source: *const u8, length: usize);
+
+    /// Posts one aligned word, which becomes visible as a whole.
+    fn post_word(&self, offset: usize, value: u64);
+
+    /// Orders earlier writes of this thread before later ones, and sends them on their way.
+    fn fence(&self);
+}
+
+/// Writes straight into mapped memory.
+#[derive(Debug)]
+pub struct Mapped(Range);
+
+impl Mapped {
+    /// `length` bytes of `mapping` from `offset`.
+    #[must_use]
+    pub fn new(mapping: Arc<Mapping>, offset: usize, length: usize) -> Self {
+        Self(Range::new(mapping, offset, length))
+    }
+}
+
+impl Wire for Mapped {
+    fn length_bytes(&self) -> usize {
+        self.0.length
+    }
+
+    unsafe fn post(&self, offset: usize, source: *const u8, length: usize) {
+        let target = self.0.at(offset, length);
+        // SAFETY: the target lies in the mapped window, the caller vouches for the source, and a
+        // window is no memory that is ever sent from.
+        unsafe { std::ptr::copy_nonoverlapping(source, target.as_ptr(), length) };
+    }
+
+    fn post_word(&self, offset: usize, value: u64) {
+        // Release: enough on coherent memory; on write-combining memory the caller's fence is.
+        self.0.word(offset).store(value, Ordering::Release);
+    }
+
+    fn fence(&self) {
+        // Empties the processor's write-combining buffers.
+        store_fence();
+        fence(Ordering::SeqCst);
+    }
+}
+
+/// What was written through a window so far.
+#[derive(Debug, Default)]
+pub struct Written {
+    /// Posts of bytes.
+    pub posts: AtomicU64,
+    /// Bytes of these.
+    pub bytes: AtomicU64,
+    /// Posts of words.
+    pub words: AtomicU64,
+    /// Fences.
+    pub fences: AtomicU64,
+}
+
+/// Memory of the other host that this one writes, or a part of it. Nothing here reads.
+#[derive(Clone, Debug)]
+pub struct Outbound {
+    wire: Arc<dyn Wire>,
+    offset: usize,
+    length: usize,
+    written: Arc<Written>,
+}
+
+impl Outbound {
+    /// All that `wire` reaches.
+    #[must_use]
+    pub fn new(wire: Arc<dyn Wire>) -> Self {
+        let length = wire.length_bytes();
+        Self { wire, offset: 0, length, written: Arc::default() }
+    }
+
+    /// Bytes of it.
+    #[must_use]
+    pub fn length_bytes(&self) -> usize {
+        self.length
+    }
+
+    /// What was written so far, through all parts of the window.
+    #[must_use]
+    pub fn written(&self) -> &Written {
+        &self.written
+    }
+
+    fn check(&self, offset: usize, length: usize) {
+        let end = offset.checked_add(length);
+        assert!(end.is_some_and(|end| end <= self.length), "an access stays in the window");
+    }
+
+    /// Posts `length` bytes to `offset`.
+    ///
+    /// # Safety
+    ///
+    /// `source` is readable for `length` bytes.
+    pub unsafe fn post(&self, offset: usize, source: *const u8, length: usize) {
+        self.check(offset, length);
+        self.written.posts.fetch_add(1, Ordering::Relaxed);
+        self.written.bytes.fetch_add(length as u64, Ordering::Relaxed);
+        // SAFETY: the caller's contract.
+        unsafe { self.wire.post(self.offset + offset, source, length) };
+    }
+
+    /// Posts one aligned word, which becomes visible as a whole.
+    pub fn post_word(&self, offset: usize, value: u64) {
+        self.check(offset, 8);
+        self.written.words.fetch_add(1, Ordering::Relaxed);
+        self.wire.post_word(self.offset + offset, value);
+    }
+
+    /// Orders earlier writes of this thread before later ones, and sends them on their way.
+    pub fn fence(&self) {
+        self.written.fences.fetch_add(1, Ordering::Relaxed);
+        self.wire.fence();
+    }
+
+    /// `length` bytes from `offset`.
+    #[must_use]
+    pub fn part(&self, offset: usize, length: usize) -> Self {
+        self.check(offset, length);
+        let (wire, written) = (Arc::clone(&self.wire), Arc::clone(&self.written));
+        Self { wire, offset: self.offset + offset, length, written }
+    }
+}
+
+/// Doorbells: bits that each end can ring at the other.
+pub trait Bells: Send + Sync + Debug {
+    /// Rings `bit` at the other host. Rings coalesce; one says "look".
+    fn ring(&self, bit: usize);
+
+    /// Readable after the other host rang `bit`; `None` where a sleeper has to look by the clock.
+    fn descriptor(&self, bit: usize) -> Option<BorrowedFd<'_>>;
+
+    /// Takes rings of `bit` off its descriptor.
+    fn clear(&self, bit: usize);
+}
+
+/// One end of a window, or of a part of it.
+#[derive(Clone, Debug)]
+pub struct Window {
+    /// Memory of this host that the other one writes.
+    pub inbound: Inbound,
+    /// Memory of the other host.
+    pub outbound: Outbound,
+    /// Doorbells.
+    pub bells: Arc<dyn Bells>,
+}
+
+impl Window {
+    /// The same `length` bytes from `offset` of both directions: several users share one device so.
+    #[must_use]
+    pub fn part(&self, offset: usize, length: usize) -> Self {
+        Self {
+            inbound: self.inbound.part(offset, length),
+            outbound: self.outbound.part(offset, length),
+            bells: Arc::clone(&self.bells),
+        }
+    }
+
+    /// Bytes that both directions have.
+    #[must_use]
+    pub fn length_bytes(&self) -> usize {
+        self.inbound.length_bytes().min(self.outbound.length_bytes())
+    }
+}

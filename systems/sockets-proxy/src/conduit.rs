@@ -1,0 +1,190 @@
+//! One connection at a partition: what is shared with the program, and what is known of its ends.
+
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use beeline_ring::packets::Corrupt;
+use beeline_sockets::packets::channel::{Channel, Direction};
+use beeline_sockets::packets::header::{Header, PacketKind};
+use rustix::net::{RecvFlags, SendFlags};
+
+use crate::flow::{Act, Allowance, Ends, Receipts};
+use crate::partition::{BATCH, Counters, Key, add};
+use crate::ring::{RingReceiver, RingSender};
+
+/// One connection.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    pub(crate) key: Key,
+    pub(crate) id: u64,
+    pub(crate) channel: Arc<Channel>,
+    /// The proxy's end of the placeholder; closed once it is broken off.
+    pub(crate) socket: Option<OwnedFd>,
+    pub(crate) priority: u8,
+    pub(crate) open: bool,
+    pub(crate) allowance: Allowance,
+    pub(crate) receipts: Receipts,
+    pub(crate) ends: Ends,
+    /// Free blocks towards the program, taken and not yet used.
+    pub(crate) blocks: Vec<u32>,
+    /// Blocks towards the program that were filled in this round.
+    pub(crate) filled: Vec<u32>,
+}
+
+/// Why a packet was not taken.
+pub(crate) enum Refused {
+    /// There is no block: the other host sent more than it may.
+    NoBlock,
+    /// The program wrote nonsense.
+    Program,
+}
+
+impl Connection {
+    /// Copies the packet at the head of the window's ring into a block of the program's.
+    pub(crate) fn accept(&mut self, ring: &RingReceiver, header: Header) -> Result<(), Refused> {
+        if self.ends.is_closed {
+            // No program reads it: the other host hears so from `look_at_ends`.
+            self.ends.unread = true;
+            return Ok(());
+        }
+        let packets = self.channel.packets(Direction::ToProgram);
+        if self.blocks.is_empty() {
+            let mut numbers = [0; BATCH];
+            let taken = packets.take(&mut numbers).map_err(|Corrupt| Refused::Program)?;
+            self.blocks.extend(numbers[..taken].iter().rev());
+        }
+        let Some(number) = self.blocks.pop() else {
+            // Of a program that holds back blocks it was to give up, the program is to blame.
+            let consumed = packets.filled().taken();
+            let queued = packets.filled().put().wrapping_sub(consumed) as usize + self.filled.len();
+            let held_back = queued < self.channel.shape().blocks;
+            return Err(if held_back { Refused::Program } else { Refused::NoBlock });
+        };
+        let target = self.channel.payload(Direction::ToProgram, number);
+        // SAFETY: a block holds as much as a slot, and the header was checked against a slot.
+        unsafe { ring.copy(target.as_ptr(), header.payload_bytes()) };
+        self.channel.header(Direction::ToProgram, number).store(header.encode(), Ordering::Relaxed);
+        self.filled.push(number);
+        Ok(())
+    }
+
+    /// Publishes what was filled, and rings if the reader waits.
+    pub(crate) fn publish(&mut self, counters: &Counters) -> Result<(), Corrupt> {
+        if self.filled.is_empty() {
+            return Ok(());
+        }
+        let outcome = self.channel.packets(Direction::ToProgram).publish(&self.filled);
+        self.filled.clear();
+        self.attend(counters);
+        outcome
+    }
+
+    /// Rings if there is something to read and the reader is armed.
+    pub(crate) fn attend(&self, counters: &Counters) {
+        // Against the fence between the reader's arm and its look at the queue.
+        fence(Ordering::SeqCst);
+        let program = self.channel.program();
+        if program.reader_armed.load(Ordering::SeqCst) == 0
+            || self.channel.packets(Direction::ToProgram).filled().is_empty()
+            || program.reader_armed.swap(0, Ordering::SeqCst) == 0
+        {
+            return;
+        }
+        let Some(socket) = &self.socket else { return };
+        let sent = rustix::net::send(socket, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        if sent.is_ok() {
+            self.channel.proxy().bells.fetch_add(1, Ordering::Release);
+            add(&counters.bells, 1);
+        }
+    }
+
+    /// Stages a batch for the window, and gives its blocks back: packets and bytes.
+    pub(crate) fn stage(
+        &mut self,
+        ring: &mut RingSender,
+        room: usize,
+    ) -> Result<(usize, usize), Corrupt> {
+        let channel = &self.channel;
+        let packets = channel.packets(Direction::ToProxy);
+        let most = BATCH.min(room).min(self.allowance.room() as usize);
+        let mut numbers = [0; BATCH];
+        let found = packets.look(&mut numbers[..most])?;
+        let mut bytes = 0;
+        for &number in &numbers[..found] {
+            let word = channel.header(Direction::ToProxy, number).load(Ordering::Relaxed);
+            let header = Header::decode(word, channel.shape().block_bytes);
+            let Ok(Some(header @ Header { kind: PacketKind::Data, .. })) = header else {
+                return Err(Corrupt);
+            };
+            let Key { own: source, peer: destination } = self.key;
+            let header = Header { source, destination, sync: false, ..header };
+            let payload = channel.payload(Direction::ToProxy, number);
+            // SAFETY: the header was checked against the block.
+            unsafe { ring.stage(header, payload.as_ptr()) };
+            bytes += header.payload_bytes();
+        }
+        if found > 0 {
+            packets.release(&numbers[..found])?;
+            self.allowance.spend(u32::try_from(found).unwrap_or(0));
+            // Against the fence between the program's wish and its look at the blocks.
+            fence(Ordering::SeqCst);
+            if self.channel.program().room_wanted.load(Ordering::SeqCst) != 0 {
+                self.give_room();
+            }
+        }
+        Ok((found, bytes))
+    }
+
+    /// Empties the placeholder's queue, unless the program waits for room that there is not.
+    pub(crate) fn give_room(&self) {
+        let wanted = &self.channel.program().room_wanted;
+        let free = self.channel.packets(Direction::ToProxy).free().count().unwrap_or(0) as usize;
+        let enough = free * 4 >= self.channel.shape().blocks;
+        if wanted.load(Ordering::SeqCst) != 0 {
+            if !enough {
+                return;
+            }
+            wanted.store(0, Ordering::SeqCst);
+        }
+        let Some(socket) = &self.socket else { return };
+        let mut bytes = [0_u8; 4096];
+        while rustix::net::recv(socket.as_fd(), &mut bytes[..], RecvFlags::DONTWAIT)
+            .is_ok_and(|(_, count)| count == bytes.len())
+        {}
+    }
+
+    /// What is to be done about its ends.
+    pub(crate) fn look_at_ends(&mut self) -> Act {
+        if self.socket.is_none() {
+            return Act::Wait;
+        }
+        // Acquire: what was sent before the program said so is in the queue.
+        let program = self.channel.program();
+        self.ends.finished = program.finished.load(Ordering::Acquire) != 0;
+        if !self.ends.finished && !self.ends.is_closed {
+            return Act::Wait;
+        }
+        self.ends.is_empty =
+            self.channel.packets(Direction::ToProxy).filled().is_empty() && self.open;
+        if self.ends.is_closed {
+            let to_program = self.channel.packets(Direction::ToProgram);
+            self.ends.unread |=
+                !to_program.filled().is_empty() || program.abort.load(Ordering::Relaxed) != 0;
+        }
+        self.ends.decide()
+    }
+
+    pub(crate) fn has_work(&self, blocked: bool) -> bool {
+        let to_proxy = self.channel.packets(Direction::ToProxy);
+        let consumed = self.channel.packets(Direction::ToProgram).filled().taken();
+        let sends =
+            self.open && !blocked && self.allowance.room() > 0 && !to_proxy.filled().is_empty();
+        let ends = (self.ends.is_closed
+            || self.channel.program().finished.load(Ordering::Acquire) != 0)
+            && !self.ends.finish_sent
+            && to_proxy.filled().is_empty()
+            && !blocked;
+        sends || ends || self.receipts.is_due(consumed)
+    }
+}

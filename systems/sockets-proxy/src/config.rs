@@ -1,0 +1,265 @@
+//! The list of peers.
+//!
+//! ```toml
+//! addresses = ["10.77.0.1"]          # of this host, as programs connect to or from them
+//! listen = "10.77.0.1:9090"          # where this host's monitor is reached
+//! partitions = 1                     # of each window, 1 to 8; the same at both ends, as are the next two
+//! slot_bytes = 4096                  # a packet with its header, a power of two
+//! queue_blocks = 256                 # packets of a connection under way, a power of two
+//! connections_per_partition = 4096
+//! rounds = 16                        # of one priority while a lower one waits
+//!
+//! [[peers]]
+//! name = "b"
+//! addresses = ["10.77.0.2"]
+//! monitor = "10.77.0.2:9090"
+//! window = "ntb:///run/window?side=0" # if not told on the command line
+//!
+//! [[rules]]                          # the first that fits decides; none: allowed
+//! from = "10.77.0.2"                 # of the connecting end; left out: any
+//! port = 6379                        # of the listening end; left out: any
+//! allow = false
+//! ```
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+
+use beeline_ntb::WindowUrl;
+use serde::Deserialize;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    addresses: Vec<IpAddr>,
+    listen: SocketAddr,
+    #[serde(default = "one")]
+    partitions: usize,
+    #[serde(default = "slot_bytes")]
+    slot_bytes: usize,
+    #[serde(default = "queue_blocks")]
+    queue_blocks: usize,
+    #[serde(default = "connections")]
+    connections_per_partition: usize,
+    #[serde(default = "rounds")]
+    rounds: u32,
+    #[serde(default)]
+    peers: Vec<FilePeer>,
+    #[serde(default)]
+    rules: Vec<Rule>,
+}
+
+fn one() -> usize {
+    1
+}
+
+fn slot_bytes() -> usize {
+    4096
+}
+
+fn queue_blocks() -> usize {
+    256
+}
+
+fn connections() -> usize {
+    4096
+}
+
+fn rounds() -> u32 {
+    16
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FilePeer {
+    name: String,
+    addresses: Vec<IpAddr>,
+    monitor: SocketAddr,
+    window: Option<String>,
+}
+
+/// Which connections may be.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rule {
+    /// Of the connecting end.
+    pub from: Option<IpAddr>,
+    /// Of the listening end.
+    pub port: Option<u16>,
+    /// What it says.
+    pub allow: bool,
+}
+
+/// Another host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// For the status.
+    pub name: String,
+    /// Its addresses.
+    pub addresses: Vec<IpAddr>,
+    /// Where its monitor is reached.
+    pub monitor: SocketAddr,
+    /// The window that leads there.
+    pub window: WindowUrl,
+}
+
+/// Everything a proxy is told.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// This host's addresses.
+    pub addresses: Vec<IpAddr>,
+    /// Where its monitor is reached.
+    pub listen: SocketAddr,
+    /// Of each window.
+    pub partitions: usize,
+    /// Of a packet with its header.
+    pub slot_bytes: usize,
+    /// Packets of a connection under way.
+    pub queue_blocks: usize,
+    /// At most.
+    pub connections_per_partition: usize,
+    /// Of one priority while a lower one waits.
+    pub rounds: u32,
+    /// The others.
+    pub peers: Vec<Peer>,
+    /// In their order.
+    pub rules: Vec<Rule>,
+}
+
+/// Why a list of peers was refused.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigError {
+    /// It is no such file.
+    #[error("{0}")]
+    Toml(#[from] toml::de::Error),
+    /// A window cannot be.
+    #[error("peer {peer}: {error}")]
+    Window {
+        /// Of which peer.
+        peer: String,
+        /// Why.
+        error: beeline_ntb::CableError,
+    },
+    /// A peer has none.
+    #[error(
+        "peer {peer} has no window: name one in the file, or with --window where there is one peer"
+    )]
+    NoWindow {
+        /// Which peer.
+        peer: String,
+    },
+    /// There are none.
+    #[error("there are no peers: name each in a [[peers]]")]
+    NoPeers,
+    /// Nothing could come from or go to it.
+    #[error("{place} has no address")]
+    NoAddress {
+        /// This host, or which peer.
+        place: String,
+    },
+    /// It would be two hosts'.
+    #[error("{address} stands for two hosts")]
+    Twice {
+        /// Which.
+        address: IpAddr,
+    },
+}
+
+impl Config {
+    /// From the text of a file; `window` for the one peer that names none.
+    ///
+    /// Errors: [`ConfigError`].
+    pub fn parse(text: &str, window: Option<&str>) -> Result<Self, ConfigError> {
+        let file: File = toml::from_str(text)?;
+        if file.peers.is_empty() {
+            return Err(ConfigError::NoPeers);
+        }
+        let alone = file.peers.len() == 1;
+        let mut known = BTreeSet::new();
+        let mut canonical = |place: &str, addresses: Vec<IpAddr>| {
+            if addresses.is_empty() {
+                return Err(ConfigError::NoAddress { place: place.to_owned() });
+            }
+            addresses
+                .into_iter()
+                .map(|address| {
+                    let address = address.to_canonical();
+                    if known.insert(address) {
+                        Ok(address)
+                    } else {
+                        Err(ConfigError::Twice { address })
+                    }
+                })
+                .collect::<Result<Vec<_>, _>>()
+        };
+        let addresses = canonical("this host", file.addresses)?;
+        let mut peers = Vec::new();
+        for FilePeer { name, addresses, monitor, window: own } in file.peers {
+            let url = own.as_deref().or(window.filter(|_| alone));
+            let url = url.ok_or_else(|| ConfigError::NoWindow { peer: name.clone() })?;
+            let window = url.parse();
+            let window =
+                window.map_err(|error| ConfigError::Window { peer: name.clone(), error })?;
+            let addresses = canonical(&name, addresses)?;
+            peers.push(Peer { name, addresses, monitor, window });
+        }
+        Ok(Self {
+            addresses,
+            listen: file.listen,
+            partitions: file.partitions,
+            slot_bytes: file.slot_bytes,
+            queue_blocks: file.queue_blocks,
+            connections_per_partition: file.connections_per_partition,
+            rounds: file.rounds,
+            peers,
+            rules: file.rules,
+        })
+    }
+
+    /// Whether a connection from `from` to the listening `port` may be.
+    #[must_use]
+    pub fn allows(&self, from: IpAddr, port: u16) -> bool {
+        let fits = |rule: &&Rule| {
+            rule.from.is_none_or(|known| known.to_canonical() == from)
+                && rule.port.is_none_or(|known| known == port)
+        };
+        self.rules.iter().find(fits).is_none_or(|rule| rule.allow)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "addresses = [\"10.0.0.1\"]\nlisten = \"10.0.0.1:9090\"\n[[peers]]\n\
+        name = \"b\"\naddresses = [\"10.0.0.2\"]\nmonitor = \"10.0.0.2:9090\"\n";
+
+    #[test]
+    fn the_first_rule_that_fits_decides() {
+        let rules = "[[rules]]\nfrom = \"10.0.0.2\"\nport = 80\nallow = true\n\
+            [[rules]]\nfrom = \"10.0.0.2\"\nallow = false\n[[rules]]\nport = 443\nallow = false\n";
+        let config = Config::parse(&format!("{TEXT}{rules}"), Some("ntb:///w?side=0")).unwrap();
+        let [b, c]: [IpAddr; 2] = ["10.0.0.2".parse().unwrap(), "10.0.0.3".parse().unwrap()];
+        let table =
+            [(b, 80, true), (b, 81, false), (b, 443, false), (c, 443, false), (c, 80, true)];
+        for (from, port, allowed) in table {
+            assert_eq!(config.allows(from, port), allowed, "{from} {port}");
+        }
+    }
+
+    #[test]
+    fn what_is_missing_or_double_is_refused_by_its_name() {
+        let said = |text: &str, window| Config::parse(text, window).unwrap_err().to_string();
+        assert!(said(TEXT, None).contains("peer b has no window"));
+        assert!(said(TEXT, Some("ntb:///w")).contains("which side"));
+        assert!(
+            said(&TEXT.replace("10.0.0.2\"]", "10.0.0.1\"]"), Some("ntb:///w?side=0"))
+                .contains("two hosts")
+        );
+        assert!(
+            said("addresses = [\"10.0.0.1\"]\nlisten = \"10.0.0.1:9090\"", None)
+                .contains("no peers")
+        );
+        assert!(said("adresses = []", None).contains("unknown field"));
+    }
+}

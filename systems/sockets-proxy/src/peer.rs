@@ -1,0 +1,338 @@
+//! Another host, as a monitor sees it: the link over the window, the partitions, and the TCP
+//! connection to its monitor.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use beeline_ntb::link::random_epoch;
+use beeline_ntb::{Cable, Event, Link, Side, State};
+use beeline_sockets::packets::page::Page;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
+
+use crate::config::{Config, Peer};
+use crate::flow::{PRIORITIES, Placement, Schedule};
+use crate::geometry::Geometry;
+use crate::message::{BadMessage, Message};
+use crate::monitor::MonitorError;
+use crate::partition::{Command, Notice, Partition};
+use crate::thread::{Mailbox, Place, Running, start};
+
+/// How long the other end's beat may stand still.
+const SILENCE: Duration = Duration::from_secs(5);
+/// Time between two tries to reach the other monitor.
+const REDIAL: Duration = Duration::from_millis(300);
+/// Most bytes that wait for the other monitor.
+const MOST_QUEUED: usize = 4 << 20;
+
+/// A connection to the other monitor.
+#[derive(Debug)]
+pub struct Session {
+    socket: OwnedFd,
+    /// The kernel is still connecting.
+    pub connecting: bool,
+    /// The other monitor's hello came.
+    pub greeted: bool,
+    incoming: Vec<u8>,
+    outgoing: Vec<u8>,
+}
+
+impl Session {
+    /// Over a connected socket, or one that connects.
+    #[must_use]
+    pub fn new(socket: OwnedFd, connecting: bool) -> Self {
+        Self { socket, connecting, greeted: false, incoming: Vec::new(), outgoing: Vec::new() }
+    }
+
+    /// Queues a message, and sends what the kernel takes.
+    ///
+    /// Errors: the kernel's; `OutOfMemory` when the other monitor reads nothing.
+    pub fn send(&mut self, message: &Message) -> io::Result<()> {
+        self.outgoing.extend(message.encode());
+        if self.outgoing.len() > MOST_QUEUED {
+            return Err(io::ErrorKind::OutOfMemory.into());
+        }
+        self.flush()
+    }
+
+    /// Sends what the kernel takes.
+    ///
+    /// Errors: the kernel's.
+    pub fn flush(&mut self) -> io::Result<()> {
+        while !self.connecting && !self.outgoing.is_empty() {
+            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+            match rustix::net::send(&self.socket, &self.outgoing, flags) {
+                Ok(count) => drop(self.outgoing.drain(..count)),
+                Err(Errno::AGAIN | Errno::INTR) => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// True while the kernel has to take more.
+    #[must_use]
+    pub fn wants_to_write(&self) -> bool {
+        self.connecting || !self.outgoing.is_empty()
+    }
+
+    /// Reads what came, as messages.
+    ///
+    /// Errors: the kernel's; `UnexpectedEof`; `InvalidData` for bytes that are no message.
+    pub fn receive(&mut self, messages: &mut Vec<Message>) -> io::Result<()> {
+        let mut bytes = [0; 4096];
+        loop {
+            match rustix::net::recv(&self.socket, &mut bytes[..], rustix::net::RecvFlags::DONTWAIT)
+            {
+                Ok((_, 0)) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok((_, count)) => self.incoming.extend(&bytes[..count]),
+                Err(Errno::AGAIN | Errno::INTR) => break,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let mut from = 0;
+        let bad = |error: BadMessage| io::Error::new(io::ErrorKind::InvalidData, error);
+        while let Some((message, length)) = Message::decode(&self.incoming[from..]).map_err(bad)? {
+            messages.push(message);
+            from += length;
+        }
+        self.incoming.drain(..from);
+        Ok(())
+    }
+}
+
+impl AsFd for Session {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Another host.
+#[derive(Debug)]
+pub struct Remote {
+    /// As configured.
+    pub peer: Peer,
+    /// How the window is divided.
+    pub geometry: Geometry,
+    /// First stopped.
+    pub partitions: Vec<Running>,
+    /// Its link.
+    link: Link,
+    cable: Cable,
+    /// To its monitor.
+    pub session: Option<Session>,
+    dialled: Option<Instant>,
+    /// Partitions that have yet to break off what they had.
+    pub clearing: usize,
+    /// Connections of each partition.
+    pub load: Vec<usize>,
+    placement: Placement,
+    /// Why the link is not up.
+    pub reason: String,
+}
+
+fn system(action: &'static str) -> impl Fn(io::Error) -> MonitorError {
+    move |source| MonitorError::System { action, source }
+}
+
+impl Remote {
+    /// Plugs in the window and starts the partitions.
+    ///
+    /// Errors: [`MonitorError`].
+    pub fn open(
+        index: usize,
+        peer: Peer,
+        config: &Config,
+        page: &Arc<Page>,
+        notices: &Arc<Mailbox<(Place, Notice)>>,
+    ) -> Result<Self, MonitorError> {
+        let cable = Cable::plug(&peer.window)?;
+        let window = &cable.window;
+        let length = window.length_bytes();
+        let geometry =
+            Geometry::dividing(length, config.partitions, config.slot_bytes, config.queue_blocks)?;
+        let epoch = random_epoch().map_err(system("drawing an epoch"))?;
+        let link = Link::begin(window, geometry.announcement(), epoch, SILENCE, Instant::now());
+        let mut partitions = Vec::new();
+        for partition in 0..geometry.partitions {
+            let (at, length) = geometry.partition(partition);
+            let (part, bell) = (window.part(at, length), partition + 1);
+            let priorities = u8::try_from(PRIORITIES).unwrap_or(u8::MAX);
+            let schedule = Schedule::new(priorities, config.rounds);
+            let core = Partition::new(part.clone(), geometry, schedule, bell);
+            let thread = index * config.partitions + partition;
+            let place = Place { link: index, partition };
+            let running =
+                start(core, part, bell, place, Arc::clone(page), thread, Arc::clone(notices));
+            partitions.push(running.map_err(system("starting a partition's thread"))?);
+        }
+        let load = vec![0; geometry.partitions];
+        let reason = "the other end is not there yet".to_owned();
+        Ok(Self {
+            peer,
+            geometry,
+            partitions,
+            link,
+            cable,
+            session: None,
+            dialled: None,
+            clearing: 0,
+            load,
+            placement: Placement::default(),
+            reason,
+        })
+    }
+
+    /// The doorbell of the link itself.
+    #[must_use]
+    pub fn bell(&self) -> Option<BorrowedFd<'_>> {
+        self.cable.window.bells.descriptor(beeline_ntb::link::LINK_BELL)
+    }
+
+    /// What was posted through the window so far: bytes, and posts of bytes and words.
+    #[must_use]
+    pub fn written(&self) -> [u64; 2] {
+        use std::sync::atomic::Ordering::Relaxed;
+        let written = self.cable.window.outbound.written();
+        [written.bytes.load(Relaxed), written.posts.load(Relaxed) + written.words.load(Relaxed)]
+    }
+
+    /// New connections may be made.
+    #[must_use]
+    pub fn is_usable(&self) -> bool {
+        self.link.state() == State::Up
+            && self.clearing == 0
+            && self.session.as_ref().is_some_and(|session| session.greeted)
+    }
+
+    /// The window's link is up.
+    #[must_use]
+    pub fn is_up(&self) -> bool {
+        self.link.state() == State::Up
+    }
+
+    /// Has the address.
+    #[must_use]
+    pub fn has(&self, host: IpAddr) -> bool {
+        self.peer.addresses.contains(&host)
+    }
+
+    /// Looks at the link. True when it fell: every connection is to be forgotten.
+    pub fn look(&mut self, now: Instant) -> bool {
+        self.cable.window.bells.clear(beeline_ntb::link::LINK_BELL);
+        if self.clearing > 0 {
+            return false;
+        }
+        let mut ring = false;
+        let event = self.link.look(now, &mut ring);
+        if ring {
+            self.cable.window.bells.ring(beeline_ntb::link::LINK_BELL);
+        }
+        match event {
+            None => false,
+            Some(Event::Up) => {
+                tracing::info!(peer = self.peer.name, "the link is up");
+                self.reason.clear();
+                for partition in &self.partitions {
+                    partition.commands.put(Command::Link { up: true });
+                }
+                false
+            }
+            Some(Event::Down { reason }) => {
+                self.falls(reason.to_owned(), None);
+                true
+            }
+            Some(Event::Unequal { place, theirs, ours }) => {
+                let name = Geometry::name_of(place);
+                let reason = format!("the other end has {name} {theirs}, this one {ours}");
+                tracing::error!(peer = self.peer.name, reason, "the link is refused");
+                self.falls(reason, None);
+                true
+            }
+        }
+    }
+
+    /// Ends the link for a reason of this end's; `but` has broken off its connections already.
+    pub fn fail(&mut self, reason: String, but: Option<usize>) {
+        self.link.fail();
+        self.falls(reason, but);
+    }
+
+    fn falls(&mut self, reason: String, but: Option<usize>) {
+        tracing::warn!(peer = self.peer.name, reason, "the link is down");
+        self.reason = reason;
+        self.clearing = self.partitions.len();
+        for (index, partition) in self.partitions.iter().enumerate() {
+            if but != Some(index) {
+                partition.commands.put(Command::Link { up: false });
+            }
+        }
+        self.load.fill(0);
+    }
+
+    /// The partition of a new connection; `None`: each has as many as it may.
+    pub fn place(&mut self, most: usize) -> Option<usize> {
+        let chosen = self.placement.place(&self.load, most)?;
+        self.load[chosen] += 1;
+        Some(chosen)
+    }
+
+    /// This end dials the other monitor: of two ends the first does.
+    #[must_use]
+    pub fn is_to_dial(&self, now: Instant) -> bool {
+        self.peer.window.side == Side::First
+            && self.session.is_none()
+            && self.dialled.is_none_or(|then| now.saturating_duration_since(then) >= REDIAL)
+    }
+
+    /// Begins to connect to the other monitor, from `own`.
+    ///
+    /// Errors: the kernel's.
+    pub fn dial(&mut self, own: SocketAddr, now: Instant) -> io::Result<()> {
+        self.dialled = Some(now);
+        let to = self.peer.monitor;
+        let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+        if own.is_ipv4() == to.is_ipv4() && !own.ip().is_unspecified() {
+            rustix::net::bind(&socket, &SocketAddr::new(own.ip(), 0))?;
+        }
+        let connecting = match rustix::net::connect(&socket, &to) {
+            Ok(()) => false,
+            Err(Errno::INPROGRESS) => true,
+            Err(error) => return Err(error.into()),
+        };
+        let _ = rustix::net::sockopt::set_tcp_nodelay(&socket, true);
+        let mut session = Session::new(socket, connecting);
+        session.send(&self.hello())?;
+        self.session = Some(session);
+        Ok(())
+    }
+
+    /// What this end says first.
+    #[must_use]
+    pub fn hello(&self) -> Message {
+        Message::Hello { announced: self.geometry.announcement() }
+    }
+
+    /// Says that this end goes, in good order.
+    pub fn go_down(&mut self) {
+        self.link.go_down();
+        self.cable.window.bells.ring(beeline_ntb::link::LINK_BELL);
+    }
+
+    /// Whether the other end agreed.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.link.state() == State::Over
+    }
+
+    /// The last act.
+    pub fn leave(&mut self) {
+        self.link.leave();
+        self.cable.window.bells.ring(beeline_ntb::link::LINK_BELL);
+    }
+}

@@ -1,0 +1,246 @@
+//! The monitor's talk with programs of this host, and knocks at their listening sockets.
+
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd as _, OwnedFd};
+
+use beeline_os::control_socket::{ControlSocket, Received};
+use beeline_os::poller::Interest;
+use beeline_sockets::packets::dial::{KNOCK_FROM, PLACEHOLDER_NAME};
+use beeline_sockets::packets::protocol::{self, Answer, Question};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+use crate::handshake::{Event, State};
+use crate::message::{Message, Refusal};
+use crate::monitor::{CLIENT, KNOCK, Monitor, peer_of};
+use crate::partition::Key;
+
+/// Programs that are heard at the same time.
+const MOST_CLIENTS: usize = 1024;
+/// Ports that are given to connecting programs, beside those of the kernel first.
+pub(crate) const PORTS: std::ops::RangeInclusive<u16> = 61_000..=65_535;
+const MORE_PORTS: std::ops::RangeInclusive<u16> = 20_000..=60_999;
+
+impl Monitor {
+    /// Connects to the listening socket through the kernel.
+    pub(crate) fn knock(&mut self, id: u64) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        let to = connection.destination;
+        let made = (|| -> io::Result<(OwnedFd, u16)> {
+            let (family, from): (_, IpAddr) = if to.is_ipv4() {
+                (AddressFamily::INET, KNOCK_FROM.into())
+            } else {
+                (AddressFamily::INET6, Ipv6Addr::LOCALHOST.into())
+            };
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+            rustix::net::bind(&socket, &SocketAddr::new(from, 0))?;
+            match rustix::net::connect(&socket, &to) {
+                Ok(()) | Err(Errno::INPROGRESS) => {}
+                Err(error) => return Err(error.into()),
+            }
+            let own = SocketAddr::try_from(rustix::net::getsockname(&socket)?)?;
+            self.poller.add(&socket, KNOCK | id, Interest::READ_WRITE)?;
+            Ok((socket, own.port()))
+        })();
+        match made {
+            Ok((socket, port)) => {
+                connection.knock = Some(socket);
+                connection.knock_port = port;
+                self.knocks.insert(port, id);
+            }
+            Err(error) => {
+                tracing::debug!(%error, %to, "a knock was not made");
+                connection.refusal = Refusal::NotTaken;
+                self.happens(id, Event::KnockFailed);
+            }
+        }
+    }
+
+    pub(crate) fn hear_knock(&mut self, id: u64) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        let Some(knock) = &connection.knock else { return };
+        let failed = !matches!(rustix::net::sockopt::socket_error(knock), Ok(Ok(())));
+        let mut byte = [0_u8; 1];
+        let peek = rustix::net::RecvFlags::DONTWAIT | rustix::net::RecvFlags::PEEK;
+        let ended = matches!(rustix::net::recv(knock, &mut byte[..], peek), Ok((_, 0)))
+            && connection.state != State::Knocking;
+        if failed || ended {
+            let _ = self.poller.remove(knock);
+            self.knocks.remove(&connection.knock_port);
+            connection.knock = None;
+            connection.refusal = Refusal::NotTaken;
+            return self.happens(id, Event::KnockFailed);
+        }
+        // From now on only its end is of interest.
+        let _ = self.poller.modify(knock, KNOCK | id, Interest::READ);
+        self.happens(id, Event::Knocked);
+    }
+
+    pub(crate) fn meet_programs(&mut self) {
+        let waiting: Vec<_> = self.programs.waiting(64).collect();
+        for client in waiting {
+            let own = rustix::process::geteuid().as_raw();
+            let theirs = client.peer().map(|peer| peer.uid);
+            if self.clients.len() >= MOST_CLIENTS || !theirs.is_ok_and(|uid| uid == own || uid == 0)
+            {
+                continue;
+            }
+            let index = self.next;
+            self.next += 1;
+            if self.poller.add(&client, CLIENT | index, Interest::READ).is_ok() {
+                self.clients.insert(index, client);
+                self.hear_client(index);
+            }
+        }
+    }
+
+    pub(crate) fn hear_client(&mut self, index: u64) {
+        let Some(client) = self.clients.get(&index) else { return };
+        let (mut record, mut descriptors) = ([0; protocol::LONGEST], Vec::new());
+        let length = match client.receive(&mut record, &mut descriptors) {
+            Ok(Received::Empty) => return,
+            Ok(Received::Record(length)) => length,
+            Ok(Received::Closed) | Err(_) => 0,
+        };
+        let Some(client) = self.clients.remove(&index) else { return };
+        let _ = self.poller.remove(&client);
+        let Ok(question) = Question::decode(&record[..length]) else { return };
+        match question {
+            Question::Hello => match self.page.for_reading() {
+                Ok(page) => _ = client.send(&Answer::Page.encode(), &[page.as_fd()]),
+                Err(error) => tracing::warn!(%error, "the page was not given"),
+            },
+            Question::Connect { to, own, priority } => self.connect(client, to, own, priority),
+            Question::Listen { at, inode } => {
+                self.listeners.add(at, inode);
+                let _ = client.send(&Answer::Done.encode(), &[]);
+            }
+            Question::Claim => self.claim(&client, descriptors.pop()),
+            Question::Resume => self.resume(&client, descriptors.pop()),
+            Question::Status => {
+                for line in self.status() {
+                    if client.send(&Answer::Line(line).encode(), &[]).is_err() {
+                        return;
+                    }
+                }
+                let _ = client.send(&Answer::Done.encode(), &[]);
+            }
+        }
+    }
+
+    pub(crate) fn leave_to_kernel(
+        &mut self,
+        client: &ControlSocket,
+        error: i32,
+        why: &'static str,
+    ) {
+        *self.tally.fallbacks.entry(why).or_default() += 1;
+        let _ = client.send(&Answer::Kernel { error }.encode(), &[]);
+    }
+
+    pub(crate) fn connect(
+        &mut self,
+        client: ControlSocket,
+        to: SocketAddr,
+        own: Option<SocketAddr>,
+        priority: u8,
+    ) {
+        let Some(index) = self.remotes.iter().position(|remote| remote.has(to.ip())) else {
+            return self.leave_to_kernel(&client, 0, "no peer has the address");
+        };
+        if !self.remotes[index].is_usable() {
+            return self.leave_to_kernel(&client, 0, "the link is down");
+        }
+        let host = own.map(|own| own.ip()).filter(|host| !host.is_unspecified());
+        let host = host.or_else(|| {
+            let fits = |address: &&IpAddr| address.is_ipv4() == to.ip().is_ipv4();
+            self.config.addresses.iter().find(fits).copied()
+        });
+        let Some(host) = host.filter(|host| self.config.addresses.contains(host)) else {
+            return self.leave_to_kernel(&client, 0, "bound to an address that is not of the list");
+        };
+        if !self.config.allows(host, to.port()) {
+            self.tally.denied += 1;
+            let error = Errno::PERM.raw_os_error();
+            return self.leave_to_kernel(&client, error, "denied by this host");
+        }
+        let wanted = own.map_or(0, |own| own.port());
+        let Some(port) = self.port(index, to.port(), wanted) else {
+            return self.leave_to_kernel(&client, 0, "no port is free");
+        };
+        let key = Key { own: port, peer: to.port() };
+        let source = SocketAddr::new(host, port);
+        let id = self.add(index, key, source, to, priority, State::SynSent);
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.client = Some(client);
+        }
+        self.send(index, &Message::Syn { from: id, priority, source, destination: to });
+    }
+
+    /// A port for a connection to `peer` at this link, or `wanted` if it is free.
+    pub(crate) fn port(&mut self, link: usize, peer: u16, wanted: u16) -> Option<u16> {
+        let free = |port: u16| !self.keys.contains_key(&(link, Key { own: port, peer }));
+        if wanted != 0 {
+            return free(wanted).then_some(wanted);
+        }
+        let from = self.next_port;
+        let first = (from..=*PORTS.end()).chain(*PORTS.start()..from).chain(MORE_PORTS);
+        let found = first.into_iter().find(|&port| free(port))?;
+        self.next_port = if found >= *PORTS.end() || found < *PORTS.start() {
+            *PORTS.start()
+        } else {
+            found + 1
+        };
+        Some(found)
+    }
+
+    /// A program accepted a knock.
+    pub(crate) fn claim(&mut self, client: &ControlSocket, knock: Option<OwnedFd>) {
+        let peer = knock.as_ref().and_then(peer_of);
+        let id = peer.and_then(|peer| self.knocks.get(&peer.port()).copied());
+        let Some(connection) = id.and_then(|id| self.connections.get_mut(&id)) else {
+            // An address that knocks come from is no program's.
+            let aborted = Errno::CONNABORTED.raw_os_error();
+            let knocks =
+                peer.is_some_and(|peer| peer.ip().to_canonical() == IpAddr::from(KNOCK_FROM));
+            let error = if knocks { aborted } else { 0 };
+            let _ = client.send(&Answer::Kernel { error }.encode(), &[]);
+            return;
+        };
+        if let Some(knock) = connection.knock.take() {
+            let _ = self.poller.remove(&knock);
+        }
+        self.knocks.remove(&connection.knock_port);
+        if let Some((placeholder, memory)) =
+            connection.placeholder.take().zip(connection.memory.clone())
+        {
+            self.tally.accepted += 1;
+            let _ = client.send(&Answer::Channel.encode(), &[memory.as_fd(), placeholder.as_fd()]);
+        }
+        // Who accepts it may be faster than the news that it was taken.
+        if let Some(id) = id {
+            self.happens(id, Event::Knocked);
+        }
+    }
+
+    /// A program came into possession of a placeholder.
+    pub(crate) fn resume(&mut self, client: &ControlSocket, placeholder: Option<OwnedFd>) {
+        let id = placeholder.and_then(|end| {
+            let name = SocketAddrUnix::try_from(rustix::net::getpeername(&end).ok()??).ok()?;
+            let text =
+                std::str::from_utf8(name.abstract_name()?.strip_prefix(PLACEHOLDER_NAME)?).ok()?;
+            let (process, id) = text.split_once('-')?;
+            (process.parse() == Ok(std::process::id())).then_some(id.parse::<u64>().ok()?)
+        });
+        let memory = id.and_then(|id| self.connections.get(&id)?.memory.clone());
+        match memory {
+            Some(memory) => {
+                self.tally.resumed += 1;
+                let _ = client.send(&Answer::Channel.encode(), &[memory.as_fd()]);
+            }
+            None => _ = client.send(&Answer::Kernel { error: 0 }.encode(), &[]),
+        }
+    }
+}

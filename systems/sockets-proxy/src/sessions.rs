@@ -1,0 +1,202 @@
+//! The monitor's talk with other monitors.
+
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use beeline_os::poller::Interest;
+use rustix::net::SocketFlags;
+
+use crate::handshake::{Event, State};
+use crate::message::{Message, Refusal};
+use crate::monitor::{Monitor, SESSION, peer_of};
+use crate::partition::Key;
+use crate::peer::{Remote, Session};
+
+impl Monitor {
+    pub(crate) fn dial(&mut self, index: usize, now: Instant) {
+        let remote = &mut self.remotes[index];
+        match remote.dial(self.config.listen, now) {
+            Ok(()) => self.watch_session(index, true),
+            Err(error) => {
+                tracing::debug!(%error, peer = remote.peer.name, "its monitor was not reached")
+            }
+        }
+    }
+
+    pub(crate) fn watch_session(&self, index: usize, fresh: bool) {
+        let Some(session) = &self.remotes[index].session else { return };
+        let interest = if session.wants_to_write() { Interest::READ_WRITE } else { Interest::READ };
+        let token = SESSION | index as u64;
+        let watched = if fresh {
+            self.poller.add(session, token, interest)
+        } else {
+            self.poller.modify(session, token, interest)
+        };
+        if let Err(error) = watched {
+            tracing::warn!(%error, "a session is not watched");
+        }
+    }
+
+    pub(crate) fn meet_monitors(&mut self) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let Ok(socket) = rustix::net::accept_with(&self.monitors, flags) else { return };
+        let from = peer_of(&socket);
+        let Some(from) = from.map(|from| from.ip().to_canonical()) else { return };
+        let known = |remote: &Remote| remote.peer.monitor.ip() == from || remote.has(from);
+        let Some(index) = self.remotes.iter().position(known) else {
+            tracing::warn!(%from, "a monitor that is no peer");
+            return;
+        };
+        let _ = rustix::net::sockopt::set_tcp_nodelay(&socket, true);
+        if self.remotes[index].session.is_some() {
+            // The other end began anew.
+            self.lose_session(index, "its monitor called again");
+        }
+        let mut session = Session::new(socket, false);
+        let hello = self.remotes[index].hello();
+        if session.send(&hello).is_ok() {
+            self.remotes[index].session = Some(session);
+            self.watch_session(index, true);
+        }
+    }
+
+    pub(crate) fn lose_session(&mut self, index: usize, reason: &str) {
+        let remote = &mut self.remotes[index];
+        let Some(session) = remote.session.take() else { return };
+        let _ = self.poller.remove(&session);
+        if remote.is_up() && session.greeted {
+            remote.fail(reason.to_owned(), None);
+            self.forget_link(index);
+        }
+    }
+
+    pub(crate) fn hear_session(&mut self, index: usize) {
+        let Some(session) = self.remotes.get_mut(index).and_then(|remote| remote.session.as_mut())
+        else {
+            return;
+        };
+        if session.connecting {
+            match rustix::net::sockopt::socket_error(&*session) {
+                Ok(Ok(())) => session.connecting = false,
+                _ => return self.lose_session(index, "its monitor was not reached"),
+            }
+        }
+        let mut messages = Vec::new();
+        let outcome = session.flush().and_then(|()| session.receive(&mut messages));
+        for message in messages {
+            self.hear_monitor(index, message);
+        }
+        match outcome {
+            Ok(()) => self.watch_session(index, false),
+            Err(error) => self.lose_session(index, &format!("its monitor is gone: {error}")),
+        }
+    }
+
+    pub(crate) fn send(&mut self, index: usize, message: &Message) {
+        let Some(session) = self.remotes[index].session.as_mut() else { return };
+        match session.send(message) {
+            Ok(()) => self.watch_session(index, false),
+            Err(error) => self.lose_session(index, &format!("its monitor is gone: {error}")),
+        }
+    }
+
+    pub(crate) fn hear_monitor(&mut self, index: usize, message: Message) {
+        let remote = &mut self.remotes[index];
+        if let Message::Hello { announced } = message {
+            let own = remote.geometry.announcement();
+            match own.iter().zip(announced).position(|(own, theirs)| *own != theirs) {
+                None => {
+                    if let Some(session) = &mut remote.session {
+                        session.greeted = true;
+                    }
+                }
+                Some(place) => {
+                    let name = crate::geometry::Geometry::name_of(Some(place));
+                    remote.reason = format!(
+                        "the other end has {name} {}, this one {}",
+                        announced[place], own[place]
+                    );
+                    tracing::error!(peer = remote.peer.name, reason = remote.reason, "refused");
+                }
+            }
+            return;
+        }
+        if !remote.session.as_ref().is_some_and(|session| session.greeted) {
+            return;
+        }
+        let event = |monitor: &mut Self, to: u64, event: Event| {
+            // Only of a connection with this peer.
+            if monitor.connections.get(&to).is_some_and(|known| known.link == index) {
+                monitor.happens(to, event);
+            }
+        };
+        match message {
+            Message::Hello { .. } => {}
+            Message::Syn { from, priority, source, destination } => {
+                self.hear_syn(index, from, priority, source, destination);
+            }
+            Message::SynAck { to, from, partition } => {
+                let partitions = self.remotes[index].geometry.partitions;
+                let Some(connection) = self.connections.get_mut(&to) else {
+                    return self.send(index, &Message::Gone { to: from });
+                };
+                if connection.link != index || connection.state != State::SynSent {
+                    return;
+                }
+                connection.peer_id = from;
+                if usize::from(partition) >= partitions {
+                    return self.happens(to, Event::Refused);
+                }
+                connection.partition = Some(usize::from(partition));
+                self.remotes[index].load[usize::from(partition)] += 1;
+                self.happens(to, Event::SynAck);
+            }
+            Message::Refusal { to, why } => {
+                if let Some(connection) = self.connections.get_mut(&to) {
+                    connection.refusal = why;
+                }
+                event(self, to, Event::Refused);
+            }
+            Message::Established { to } => event(self, to, Event::Established),
+            Message::Gone { to } => event(self, to, Event::PeerGone),
+        }
+    }
+
+    /// A program of the other host wants a connection to one of this.
+    pub(crate) fn hear_syn(
+        &mut self,
+        index: usize,
+        from: u64,
+        priority: u8,
+        source: SocketAddr,
+        destination: SocketAddr,
+    ) {
+        let key = Key { own: destination.port(), peer: source.port() };
+        let refusal = if !self.config.addresses.contains(&destination.ip().to_canonical()) {
+            Some(Refusal::NotHere)
+        } else if !self.config.allows(source.ip().to_canonical(), destination.port()) {
+            self.tally.denied += 1;
+            Some(Refusal::Denied)
+        } else if self.keys.contains_key(&(index, key)) {
+            Some(Refusal::PortInUse)
+        } else if !self.listeners.takes(destination) {
+            Some(Refusal::NoListener)
+        } else {
+            None
+        };
+        if let Some(why) = refusal {
+            self.tally.refused += 1;
+            return self.send(index, &Message::Refusal { to: from, why });
+        }
+        let most = self.config.connections_per_partition;
+        let Some(partition) = self.remotes[index].place(most) else {
+            return self.send(index, &Message::Refusal { to: from, why: Refusal::NoRoom });
+        };
+        let id = self.add(index, key, source, destination, priority, State::Preparing);
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.peer_id = from;
+            connection.partition = Some(partition);
+        }
+        self.create(id, false);
+    }
+}

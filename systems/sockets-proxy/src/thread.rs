@@ -1,0 +1,254 @@
+//! The thread of a partition: turns, spins, sleeps.
+//!
+//! A thread that finds nothing to do spins for a while, then sleeps on its doorbell, its mailbox and
+//! the placeholders. Before, it says so twice: to the programs (a word of the page, then a look at
+//! every queue behind a fence), and to the other end's thread, which answers (`Partition::rests`).
+//! The answer is posted behind everything that the other thread posted before, so that a thread that
+//! has it and finds its ring empty cannot miss a packet: what follows rings. A flag alone would not
+//! do between two hosts, whose posted writes may pass each other on the bus.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::AsFd as _;
+use std::sync::atomic::{Ordering, fence};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use beeline_ntb::Window;
+use beeline_os::poller::Waker;
+use beeline_sockets::packets::page::Page;
+use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
+
+use crate::partition::{Command, Counters, Notice, Partition};
+
+/// How long a thread looks in vain before it sleeps.
+const SPIN: Duration = Duration::from_micros(60);
+/// Looks with pauses before it yields.
+const PAUSES: u32 = 32;
+/// Turns between two looks at the placeholders and the mailbox.
+const TURNS: u32 = 32;
+/// Where the other end's thread does not answer: how often the ring is looked at by the clock.
+const BLIND: Duration = Duration::from_millis(1);
+
+const MAILBOX: u64 = u64::MAX;
+const BELL: u64 = u64::MAX - 1;
+
+/// A queue with a bell, from one thread to another.
+#[derive(Debug)]
+pub struct Mailbox<T> {
+    items: Mutex<VecDeque<T>>,
+    /// Rung when something was put.
+    pub waker: Arc<Waker>,
+}
+
+impl<T> Mailbox<T> {
+    /// An empty one that rings `waker`.
+    #[must_use]
+    pub fn new(waker: Arc<Waker>) -> Self {
+        Self { items: Mutex::default(), waker }
+    }
+
+    /// Puts something.
+    pub fn put(&self, item: T) {
+        self.items.lock().unwrap_or_else(PoisonError::into_inner).push_back(item);
+        self.waker.wake();
+    }
+
+    /// Takes everything.
+    pub fn take(&self) -> VecDeque<T> {
+        std::mem::take(&mut *self.items.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// True when there is nothing.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.items.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+}
+
+/// Where a partition stands, for its notices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Which link.
+    pub link: usize,
+    /// Which partition of it.
+    pub partition: usize,
+}
+
+/// A running partition.
+#[derive(Debug)]
+pub struct Running {
+    /// To it.
+    pub commands: Arc<Mailbox<Command>>,
+    /// Its counters.
+    pub counters: Arc<Counters>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.commands.put(Command::Stop);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Worker {
+    partition: Partition,
+    window: Window,
+    bell: usize,
+    commands: Arc<Mailbox<Command>>,
+    notices: Arc<Mailbox<(Place, Notice)>>,
+    place: Place,
+    page: Arc<Page>,
+    thread: usize,
+    epoll: std::os::fd::OwnedFd,
+    events: Vec<Event>,
+}
+
+/// Starts the thread of `partition`, which is `thread` in the page.
+///
+/// Errors: the system's.
+pub fn start(
+    partition: Partition,
+    window: Window,
+    bell: usize,
+    place: Place,
+    page: Arc<Page>,
+    thread: usize,
+    notices: Arc<Mailbox<(Place, Notice)>>,
+) -> io::Result<Running> {
+    let commands = Arc::new(Mailbox::new(Arc::new(Waker::new()?)));
+    let counters = Arc::clone(&partition.counters);
+    let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+    epoll::add(&epoll, commands.waker.as_fd(), EventData::new_u64(MAILBOX), EventFlags::IN)?;
+    if let Some(bell) = window.bells.descriptor(bell) {
+        epoll::add(&epoll, bell, EventData::new_u64(BELL), EventFlags::IN)?;
+    }
+    let mailbox = Arc::clone(&commands);
+    let name = format!("ntp-{}-{}", place.link, place.partition);
+    let thread = std::thread::Builder::new().name(name).spawn(move || {
+        let events = Vec::with_capacity(256);
+        let worker = Worker {
+            partition,
+            window,
+            bell,
+            commands: mailbox,
+            notices,
+            place,
+            page,
+            thread,
+            epoll,
+            events,
+        };
+        worker.run();
+    })?;
+    Ok(Running { commands, counters, thread: Some(thread) })
+}
+
+impl Worker {
+    /// Commands of the monitor; false when the thread is to end.
+    fn obey(&mut self) -> bool {
+        for command in self.commands.take() {
+            if matches!(command, Command::Stop) {
+                return false;
+            }
+            let Some(place) = self.partition.obey(command) else { continue };
+            let Some(socket) = self.partition.socket(place) else { continue };
+            let flags = EventFlags::IN | EventFlags::HUP | EventFlags::ET;
+            let token = EventData::new_u64(place as u64);
+            if let Err(error) = epoll::add(&self.epoll, socket, token, flags) {
+                tracing::warn!(%error, "a connection is not watched");
+                self.partition.heard(place, true);
+            }
+        }
+        true
+    }
+
+    fn tell(&mut self) {
+        for notice in self.partition.notices() {
+            self.notices.put((self.place, notice));
+        }
+    }
+
+    /// News of placeholders, the doorbell and the mailbox, waited for as long as told. How much there was.
+    fn hear(&mut self, timeout: Option<Duration>) -> usize {
+        let timeout = timeout.map(|time| rustix::event::Timespec {
+            tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(time.subsec_nanos()),
+        });
+        self.events.clear();
+        let spare = rustix::buffer::spare_capacity(&mut self.events);
+        let _ = epoll::wait(&self.epoll, spare, timeout.as_ref());
+        for event in &self.events {
+            let flags = event.flags;
+            match event.data.u64() {
+                MAILBOX => self.commands.waker.clear(),
+                BELL => self.window.bells.clear(self.bell),
+                place => {
+                    let gone = EventFlags::HUP | EventFlags::ERR;
+                    let place = usize::try_from(place).unwrap_or(usize::MAX);
+                    self.partition.heard(place, flags.intersects(gone));
+                }
+            }
+        }
+        self.events.len()
+    }
+
+    fn run(mut self) {
+        let (mut turns, mut idle, mut since) = (0_u32, 0_u32, Instant::now());
+        while self.obey() {
+            let done = match self.partition.turn() {
+                Ok(done) => done,
+                Err(fault) => {
+                    let reason = fault.to_string();
+                    self.partition.obey(Command::Link { up: false });
+                    self.notices.put((self.place, Notice::Fault { reason }));
+                    0
+                }
+            };
+            self.tell();
+            turns = turns.wrapping_add(1);
+            if turns.is_multiple_of(TURNS) {
+                self.hear(Some(Duration::ZERO));
+            }
+            if done > 0 {
+                self.partition.wakes();
+                idle = 0;
+                continue;
+            }
+            idle += 1;
+            match idle {
+                1 => since = Instant::now(),
+                2..=PAUSES => std::hint::spin_loop(),
+                _ if since.elapsed() < SPIN => std::thread::yield_now(),
+                _ => {
+                    if self.sleep() > 0 {
+                        idle = 0;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sleeps, if there is nothing to do. What was heard.
+    fn sleep(&mut self) -> usize {
+        let known = self.partition.rests();
+        let asleep = self.page.asleep(self.thread);
+        asleep.store(1, Ordering::SeqCst);
+        // Against the fence between a program's packets and its look at the word.
+        fence(Ordering::SeqCst);
+        let heard = if self.partition.has_work() || !self.commands.is_empty() {
+            1
+        } else {
+            self.partition.counters.sleeps.fetch_add(1, Ordering::Relaxed);
+            let heard = self.hear((!known).then_some(BLIND));
+            // A pending hush of the other thread's is no news: it looks at the ring in its turn.
+            heard
+        };
+        self.page.asleep(self.thread).store(0, Ordering::SeqCst);
+        heard
+    }
+}

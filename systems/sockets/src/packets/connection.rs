@@ -1,0 +1,624 @@
+//! One connection of the packet lane, as a program sees it.
+//!
+//! Bytes go through queues and blocks that the program shares with its host's proxy. The
+//! placeholder is one end of a Unix socket pair, whose other end the proxy has; the kernel's view of
+//! it says what is to be said, so `poll`, `select` and epoll sets need no help:
+//!
+//! | the kernel says | because |
+//! | --- | --- |
+//! | readable | the proxy rang (one byte): packets came while the reader was armed |
+//! | end of stream | the proxy shut its side: the peer's stream ended, or the proxy is gone |
+//! | not writable | the program put a *filler* into the queue: there was no block; the proxy takes it out when there are |
+//! | hung up, at the proxy | the last holder of the placeholder is gone: the connection closes |
+//!
+//! Invariants:
+//! - while the placeholder is watched: packets are there only if the reader is armed, or a ring is
+//!   in the placeholder or on its way. Who empties the queue takes the rings and arms;
+//! - who publishes looks at the sleep of the proxy's thread behind a full fence; the thread says that
+//!   it sleeps, and looks at the queues behind one;
+//! - a half is worked on by one thread at a time, over all processes ([`crate::holder`]).
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, Ordering, fence};
+use std::time::Instant;
+
+use beeline_ring::packets::Corrupt;
+
+use super::channel::{Channel, Direction};
+use super::header::{HEADER_BYTES, Header, PacketKind};
+use super::options::Options;
+use super::page::Page;
+use crate::holder::hold_within;
+use crate::kernel::{self, Errno, Outcome};
+use crate::receive::room;
+use crate::send::call_time;
+use crate::sleepers::Sleepers;
+use crate::wait::Budget;
+
+/// Packets taken or published with one update of a position.
+const BATCH: usize = 16;
+/// Bytes that make the kernel say of a placeholder that it is not writable: more than a quarter of
+/// its room, which the proxy sets.
+pub const FILLER_BYTES: usize = 12 << 10;
+/// Room of a placeholder's queue towards the proxy, as given to the kernel, which doubles it.
+pub const PLACEHOLDER_BYTES: i32 = 20 << 10;
+
+const QUIET: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+const BLOCKS: u8 = 1;
+const BLOCKS_NOT: u8 = 2;
+
+/// One connection.
+#[derive(Debug)]
+pub struct Connection {
+    /// Its memory.
+    pub channel: Channel,
+    page: Arc<Page>,
+    /// Numbers in the table that lead here.
+    pub references: AtomicU32,
+    sleepers: Sleepers,
+    budget: Budget,
+    /// What the program set and the placeholder cannot keep.
+    pub options: Options,
+    /// Version of addresses of the socket that the program had; 0: not known.
+    pub version: AtomicI32,
+    reset_told: AtomicBool,
+    is_gone: AtomicBool,
+    is_shared: AtomicBool,
+    blocking: AtomicU8,
+    /// Bytes that this process copied between its buffers and the blocks.
+    pub copied: std::sync::atomic::AtomicU64,
+}
+
+/// What a look at the queue found.
+enum Step {
+    Bytes(usize),
+    End,
+    Nothing,
+}
+
+/// Where the next byte of a list of pieces goes to or comes from.
+struct Cursor<'a> {
+    pieces: &'a [libc::iovec],
+    index: usize,
+    within: usize,
+}
+
+impl<'a> Cursor<'a> {
+    fn new(pieces: &'a [libc::iovec], skip: usize) -> Self {
+        let mut cursor = Self { pieces, index: 0, within: 0 };
+        let mut skip = skip;
+        while let Some((_, length)) = cursor.place() {
+            let part = skip.min(length);
+            cursor.within += part;
+            skip -= part;
+            if skip == 0 {
+                break;
+            }
+        }
+        cursor
+    }
+
+    /// The place and what is left of its piece.
+    fn place(&mut self) -> Option<(*mut u8, usize)> {
+        loop {
+            let piece = self.pieces.get(self.index)?;
+            if self.within < piece.iov_len {
+                let place = piece.iov_base.cast::<u8>().wrapping_add(self.within);
+                return Some((place, piece.iov_len - self.within));
+            }
+            self.index += 1;
+            self.within = 0;
+        }
+    }
+}
+
+impl Connection {
+    /// The connection with this memory and its host's page.
+    #[must_use]
+    pub fn new(channel: Channel, page: Arc<Page>) -> Self {
+        channel.mapping().forget_descriptor();
+        Self {
+            channel,
+            page,
+            references: AtomicU32::new(1),
+            sleepers: Sleepers::default(),
+            budget: Budget::default(),
+            options: Options::default(),
+            version: AtomicI32::new(0),
+            reset_told: AtomicBool::new(false),
+            is_gone: AtomicBool::new(false),
+            is_shared: AtomicBool::new(false),
+            blocking: AtomicU8::new(0),
+            copied: std::sync::atomic::AtomicU64::new(0),
+        }
+    }
+
+    /// Whether calls on it block: remembered while one process has it.
+    fn blocks(&self, fd: RawFd) -> bool {
+        match self.blocking.load(Ordering::Relaxed) {
+            BLOCKS => return true,
+            BLOCKS_NOT => return false,
+            _ => {}
+        }
+        let blocks = !kernel::is_nonblocking(fd);
+        if !self.is_shared.load(Ordering::Relaxed) {
+            self.blocking.store(if blocks { BLOCKS } else { BLOCKS_NOT }, Ordering::Relaxed);
+        }
+        blocks
+    }
+
+    /// The program may have changed the mode.
+    pub fn forget_blocking_mode(&self) {
+        self.blocking.store(0, Ordering::Relaxed);
+    }
+
+    /// Another process is about to have it too.
+    pub fn shared(&self) {
+        self.is_shared.store(true, Ordering::Relaxed);
+        self.forget_blocking_mode();
+    }
+
+    /// Threads of this process sleep in a call on it.
+    pub(crate) fn is_slept_on(&self) -> bool {
+        self.sleepers.any()
+    }
+
+    /// Changes whenever one falls asleep or wakes.
+    pub(crate) fn sleep_stamp(&self) -> u64 {
+        self.sleepers.stamp()
+    }
+
+    fn has_packets(&self) -> bool {
+        !self.channel.packets(Direction::ToProgram).filled().is_empty()
+    }
+
+    fn is_over(&self) -> bool {
+        let proxy = self.channel.proxy();
+        proxy.ended.load(Ordering::Acquire) != 0
+            || proxy.reset.load(Ordering::Acquire) != 0
+            || self.is_gone.load(Ordering::Relaxed)
+    }
+
+    /// The program can read, or will be told an end.
+    #[must_use]
+    pub fn is_readable(&self) -> bool {
+        self.has_packets()
+            || self.is_over()
+            || self.channel.receiving().shut.load(Ordering::Relaxed) != 0
+    }
+
+    fn has_room(&self) -> bool {
+        !self.channel.packets(Direction::ToProxy).free().is_empty()
+    }
+
+    /// The error with which it broke, if the program has not heard of it.
+    pub fn take_error(&self) -> Option<Errno> {
+        let reset = self.channel.proxy().reset.load(Ordering::Acquire);
+        let gone = self.is_gone.load(Ordering::Relaxed)
+            && self.channel.proxy().ended.load(Ordering::Acquire) == 0;
+        let error = match reset {
+            0 if gone => libc::ECONNRESET,
+            0 => return None,
+            error => i32::try_from(error).unwrap_or(libc::ECONNRESET),
+        };
+        (!self.reset_told.swap(true, Ordering::Relaxed)).then_some(Errno(error))
+    }
+
+    /// Wakes the proxy's thread, which looks at this connection.
+    fn poke(&self, fd: RawFd) {
+        let _ = kernel::send(fd, &[1], QUIET);
+    }
+
+    /// After something was published for the proxy: wakes it if it sleeps.
+    fn published(&self, fd: RawFd) {
+        // Against the fence between the proxy's saying that it sleeps and its last look.
+        fence(Ordering::SeqCst);
+        let thread = self.channel.partition().load(Ordering::Relaxed) as usize;
+        if self.page.asleep(thread).load(Ordering::Relaxed) != 0 {
+            self.poke(fd);
+        }
+    }
+
+    /// Takes rings that were heard, and has the next packet ring.
+    fn settle(&self, fd: RawFd) {
+        let (program, receiving) = (self.channel.program(), self.channel.receiving());
+        let taken = receiving.bells.load(Ordering::Relaxed);
+        if self.channel.proxy().bells.load(Ordering::Acquire) != taken {
+            let count = kernel::receive(fd, &mut [0; 64], libc::MSG_DONTWAIT).unwrap_or(0);
+            let count = u32::try_from(count).unwrap_or(0);
+            receiving.bells.store(taken.wrapping_add(count), Ordering::Relaxed);
+        }
+        if program.reader_armed.load(Ordering::Relaxed) == 0 {
+            program.reader_armed.store(1, Ordering::SeqCst);
+        }
+        // Against the fence between the proxy's packets and its look at the arm.
+        fence(Ordering::SeqCst);
+        if self.has_packets() && program.reader_armed.load(Ordering::SeqCst) != 0 {
+            // It may have looked before: asked again, it rings.
+            self.poke(fd);
+        }
+    }
+
+    /// From now on the kernel's view of the placeholder counts.
+    pub fn watch(&self, fd: RawFd) {
+        let watched = &self.channel.program().watched;
+        if watched.load(Ordering::Relaxed) == 0 {
+            watched.store(1, Ordering::SeqCst);
+            self.settle(fd);
+        }
+    }
+
+    /// Receives as `recvmsg` would.
+    ///
+    /// Errors: `errno` as the kernel's sockets have it.
+    ///
+    /// # Safety
+    ///
+    /// Each piece is writable memory of the program's.
+    pub unsafe fn receive(&self, fd: RawFd, pieces: &[libc::iovec], flags: i32) -> Outcome {
+        if flags & libc::MSG_OOB != 0 {
+            return Err(Errno(libc::EINVAL));
+        }
+        let (wanted, peek) = (room(pieces), flags & libc::MSG_PEEK != 0);
+        let all = flags & libc::MSG_WAITALL != 0 && !peek;
+        let waits = || flags & libc::MSG_DONTWAIT == 0 && self.blocks(fd);
+        let mut total = 0;
+        if wanted == 0 {
+            return Ok(0);
+        }
+        loop {
+            let longest = || call_time(fd, waits(), libc::SO_RCVTIMEO);
+            let held = hold_within(&self.channel.receiving().holder, &self.sleepers, longest)?;
+            // SAFETY: the caller's contract.
+            let step = unsafe { self.take(pieces, total, wanted, peek) };
+            drop(held);
+            match step {
+                Err(Corrupt) => return Err(self.corrupt(fd)),
+                Ok(Step::Bytes(count)) => {
+                    total += count;
+                    if total == wanted || !all {
+                        self.after_receiving(fd);
+                        return Ok(total);
+                    }
+                }
+                Ok(Step::End) => {
+                    if total > 0 {
+                        return Ok(total);
+                    }
+                    return self.take_error().map_or(Ok(0), Err);
+                }
+                Ok(Step::Nothing) => {
+                    if total > 0 {
+                        self.after_receiving(fd);
+                    }
+                    let outcome =
+                        if waits() { self.wait_readable(fd) } else { self.look_again(fd) };
+                    match outcome {
+                        Ok(()) => {}
+                        Err(_) if total > 0 => return Ok(total),
+                        Err(error) => return Err(error),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Copies packets into the pieces behind `skip` bytes; the receiving half is held.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Connection::receive`].
+    unsafe fn take(
+        &self,
+        pieces: &[libc::iovec],
+        skip: usize,
+        wanted: usize,
+        peek: bool,
+    ) -> Result<Step, Corrupt> {
+        let (channel, receiving) = (&self.channel, self.channel.receiving());
+        let packets = channel.packets(Direction::ToProgram);
+        if receiving.shut.load(Ordering::Relaxed) != 0 {
+            return Ok(Step::End);
+        }
+        let mut cursor = Cursor::new(pieces, skip);
+        let (mut count, room) = (0, wanted - skip);
+        let mut offset =
+            usize::try_from(receiving.offset.load(Ordering::Relaxed)).map_err(|_| Corrupt)?;
+        while count < room {
+            let mut numbers = [0; BATCH];
+            let found = packets.look(&mut numbers)?;
+            if found == 0 {
+                break;
+            }
+            let mut done = 0;
+            for &number in &numbers[..found] {
+                let length = self.length_of(number)?;
+                if offset >= length {
+                    return Err(Corrupt);
+                }
+                while offset < length
+                    && let Some((place, left)) = cursor.place()
+                {
+                    let part = left.min(length - offset);
+                    // SAFETY: `offset` is below the length, which fits the block.
+                    let source =
+                        unsafe { channel.payload(Direction::ToProgram, number).add(offset) };
+                    // SAFETY: the source as above, the target by the caller's contract.
+                    unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), place, part) };
+                    cursor.within += part;
+                    offset += part;
+                    count += part;
+                }
+                if offset < length {
+                    break;
+                }
+                offset = 0;
+                done += 1;
+            }
+            if peek {
+                break;
+            }
+            receiving.offset.store(offset as u64, Ordering::Relaxed);
+            packets.release(&numbers[..done])?;
+            if done < found {
+                break;
+            }
+        }
+        if count > 0 {
+            self.copied.fetch_add(count as u64, Ordering::Relaxed);
+            return Ok(Step::Bytes(count));
+        }
+        let reset = channel.proxy().reset.load(Ordering::Acquire) != 0;
+        // Acquire: what came before the end is in the queue.
+        if self.is_over() && (reset || packets.filled().is_empty()) {
+            return Ok(Step::End);
+        }
+        Ok(Step::Nothing)
+    }
+
+    /// Bytes of a packet's payload.
+    fn length_of(&self, number: u32) -> Result<usize, Corrupt> {
+        let word = self.channel.header(Direction::ToProgram, number).load(Ordering::Relaxed);
+        match Header::decode(word, self.channel.shape().block_bytes) {
+            Ok(Some(header)) if header.kind == PacketKind::Data => Ok(header.payload_bytes()),
+            _ => Err(Corrupt),
+        }
+    }
+
+    /// Blocks went back: a watched placeholder says so if all were read, and the proxy hears of
+    /// credits that its peer may wait for.
+    fn after_receiving(&self, fd: RawFd) {
+        if self.channel.program().watched.load(Ordering::Relaxed) != 0 && !self.has_packets() {
+            self.settle(fd);
+        }
+        let packets = self.channel.packets(Direction::ToProgram);
+        let credited = self.channel.proxy().credited.load(Ordering::Relaxed);
+        let due = packets.filled().taken().wrapping_sub(credited) as usize;
+        if due >= self.channel.shape().blocks / 4 {
+            self.published(fd);
+        }
+    }
+
+    /// A call that does not wait found nothing.
+    fn look_again(&self, fd: RawFd) -> Result<(), Errno> {
+        self.settle(fd);
+        if self.is_readable() { Ok(()) } else { Err(Errno(libc::EAGAIN)) }
+    }
+
+    /// Waits until there may be something to read.
+    fn wait_readable(&self, fd: RawFd) -> Result<(), Errno> {
+        if self.budget.spin(|| self.is_readable()) {
+            return Ok(());
+        }
+        let _asleep = self.sleepers.enter();
+        self.settle(fd);
+        if self.is_readable() {
+            return Ok(());
+        }
+        let began = Instant::now();
+        // The kernel's rules for time-outs and signals.
+        let outcome = kernel::receive(fd, &mut [0], libc::MSG_PEEK);
+        self.budget.learn(began.elapsed());
+        match outcome {
+            Ok(0) | Err(Errno(libc::ECONNRESET | libc::ENOTCONN)) => {
+                if !self.is_readable() {
+                    self.is_gone.store(true, Ordering::Relaxed);
+                }
+                Ok(())
+            }
+            Ok(_) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Sends as `sendmsg` would.
+    ///
+    /// Errors: `errno` as the kernel's sockets have it.
+    ///
+    /// # Safety
+    ///
+    /// Each piece is readable memory of the program's.
+    pub unsafe fn send(&self, fd: RawFd, pieces: &[libc::iovec], flags: i32) -> Outcome {
+        if flags & libc::MSG_OOB != 0 {
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
+        let wanted = room(pieces);
+        let waits = || flags & libc::MSG_DONTWAIT == 0 && self.blocks(fd);
+        let mut total = 0;
+        loop {
+            if let Some(error) = self.refusal() {
+                if total > 0 {
+                    return Ok(total);
+                }
+                if error == Errno(libc::EPIPE) && flags & libc::MSG_NOSIGNAL == 0 {
+                    kernel::raise(libc::SIGPIPE);
+                }
+                return Err(error);
+            }
+            let longest = || call_time(fd, waits(), libc::SO_SNDTIMEO);
+            let held = hold_within(&self.channel.sending().holder, &self.sleepers, longest)?;
+            // SAFETY: the caller's contract.
+            let filled = unsafe { self.fill(pieces, total, wanted) };
+            drop(held);
+            let count = filled.map_err(|Corrupt| self.corrupt(fd))?;
+            if count > 0 {
+                self.published(fd);
+            }
+            total += count;
+            if total == wanted {
+                return Ok(total);
+            }
+            let outcome = if waits() { self.wait_room(fd) } else { self.want_room(fd) };
+            match outcome {
+                Ok(()) => {}
+                Err(_) if total > 0 => return Ok(total),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Why nothing can be sent, if so.
+    fn refusal(&self) -> Option<Errno> {
+        if self.channel.program().finished.load(Ordering::Relaxed) != 0 {
+            return Some(Errno(libc::EPIPE));
+        }
+        if self.channel.proxy().reset.load(Ordering::Acquire) != 0
+            || self.is_gone.load(Ordering::Relaxed)
+        {
+            return Some(self.take_error().unwrap_or(Errno(libc::EPIPE)));
+        }
+        None
+    }
+
+    /// Fills free blocks from the pieces behind `skip` bytes, a batch with one update; the sending
+    /// half is held.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Connection::send`].
+    unsafe fn fill(
+        &self,
+        pieces: &[libc::iovec],
+        skip: usize,
+        wanted: usize,
+    ) -> Result<usize, Corrupt> {
+        let channel = &self.channel;
+        let packets = channel.packets(Direction::ToProxy);
+        let (most, mut cursor) = (channel.payload_bytes(), Cursor::new(pieces, skip));
+        let mut total = skip;
+        while total < wanted {
+            let mut numbers = [0; BATCH];
+            let needed = (wanted - total).div_ceil(most).min(BATCH);
+            let taken = packets.take(&mut numbers[..needed])?;
+            if taken == 0 {
+                break;
+            }
+            for &number in &numbers[..taken] {
+                let mut length = 0;
+                while length < most
+                    && let Some((place, left)) = cursor.place()
+                {
+                    let part = left.min(most - length);
+                    // SAFETY: below the most that the block's payload holds.
+                    let target = unsafe { channel.payload(Direction::ToProxy, number).add(length) };
+                    // SAFETY: the target as above, the source by the caller's contract.
+                    unsafe { std::ptr::copy_nonoverlapping(place, target.as_ptr(), part) };
+                    cursor.within += part;
+                    length += part;
+                }
+                total += length;
+                let whole = u16::try_from(length + HEADER_BYTES).map_err(|_| Corrupt)?;
+                let header = Header {
+                    source: 0,
+                    destination: 0,
+                    length: whole,
+                    sync: false,
+                    kind: PacketKind::Data,
+                };
+                channel
+                    .header(Direction::ToProxy, number)
+                    .store(header.encode(), Ordering::Relaxed);
+            }
+            packets.publish(&numbers[..taken])?;
+        }
+        self.copied.fetch_add((total - skip) as u64, Ordering::Relaxed);
+        Ok(total - skip)
+    }
+
+    /// Has the kernel say that there is no room, until there is.
+    fn want_room(&self, fd: RawFd) -> Result<(), Errno> {
+        let wanted = &self.channel.program().room_wanted;
+        if wanted.swap(1, Ordering::SeqCst) == 0 {
+            let _ = kernel::send(fd, &[0; FILLER_BYTES], QUIET);
+        }
+        // Against the fence between the proxy's giving blocks back and its look at the word.
+        fence(Ordering::SeqCst);
+        if self.has_room() || self.refusal_is_near() { Ok(()) } else { Err(Errno(libc::EAGAIN)) }
+    }
+
+    fn refusal_is_near(&self) -> bool {
+        self.channel.proxy().reset.load(Ordering::Acquire) != 0
+            || self.is_gone.load(Ordering::Relaxed)
+    }
+
+    /// Waits until there may be room.
+    fn wait_room(&self, fd: RawFd) -> Result<(), Errno> {
+        if self.budget.spin(|| self.has_room() || self.refusal_is_near()) {
+            return Ok(());
+        }
+        let _asleep = self.sleepers.enter();
+        if self.want_room(fd).is_ok() {
+            return Ok(());
+        }
+        let longest = call_time(fd, true, libc::SO_SNDTIMEO);
+        let milliseconds = longest
+            .map_or(-1, |time| i32::try_from(time.as_micros().div_ceil(1000)).unwrap_or(i32::MAX));
+        let bits = kernel::poll_one(fd, libc::POLLOUT, milliseconds)?;
+        if bits & (libc::POLLHUP | libc::POLLERR) != 0 && !self.has_room() {
+            self.is_gone.store(true, Ordering::Relaxed);
+        }
+        if bits == 0 { Err(Errno(libc::EAGAIN)) } else { Ok(()) }
+    }
+
+    /// The proxy wrote nonsense.
+    fn corrupt(&self, fd: RawFd) -> Errno {
+        self.channel.program().abort.store(1, Ordering::Relaxed);
+        self.is_gone.store(true, Ordering::Relaxed);
+        let _ = kernel::shutdown(fd, libc::SHUT_RDWR);
+        self.reset_told.store(true, Ordering::Relaxed);
+        Errno(libc::ECONNRESET)
+    }
+
+    /// `shutdown`.
+    ///
+    /// Errors: `EINVAL`.
+    pub fn shutdown(&self, fd: RawFd, how: i32) -> Outcome {
+        if !matches!(how, libc::SHUT_RD | libc::SHUT_WR | libc::SHUT_RDWR) {
+            return Err(Errno(libc::EINVAL));
+        }
+        if how != libc::SHUT_RD {
+            let held = hold_within(&self.channel.sending().holder, &self.sleepers, || None)?;
+            // Release: what was sent before is in the queue.
+            self.channel.program().finished.store(1, Ordering::Release);
+            drop(held);
+            self.poke(fd);
+        }
+        if how != libc::SHUT_WR {
+            self.channel.receiving().shut.store(1, Ordering::SeqCst);
+            let _ = kernel::shutdown(fd, libc::SHUT_RD);
+        }
+        Ok(0)
+    }
+
+    /// Bytes that can be read now.
+    #[must_use]
+    pub fn unread(&self) -> usize {
+        let packets = self.channel.packets(Direction::ToProgram);
+        let mut numbers = [0; 1 << 10];
+        let found = packets.look(&mut numbers).unwrap_or(0);
+        let lengths = numbers[..found].iter().map(|&number| self.length_of(number).unwrap_or(0));
+        let offset = usize::try_from(self.channel.receiving().offset.load(Ordering::Relaxed));
+        lengths.sum::<usize>().saturating_sub(offset.unwrap_or(0))
+    }
+}
