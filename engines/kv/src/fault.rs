@@ -27,11 +27,13 @@ pub enum KnownBug {
     CountOfAnotherLife,
     /// What a namespace held before it was created or cleared counts as its own.
     ForgetSince,
+    /// Keys expire while a snapshot replaces the contents.
+    ExpireWhileReplacing,
 }
 
 impl KnownBug {
     /// Every known bug.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::AcknowledgeBeforeFence,
         Self::DropTombstoneEarly,
         Self::FreeBeforePersist,
@@ -42,6 +44,7 @@ impl KnownBug {
         Self::RecycleBeforePersist,
         Self::CountOfAnotherLife,
         Self::ForgetSince,
+        Self::ExpireWhileReplacing,
     ];
 }
 

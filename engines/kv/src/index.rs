@@ -17,6 +17,8 @@ use crate::entry::ALIGNMENT;
 const SMALLEST_PAGE: usize = 64;
 const LARGEST_PAGE: usize = 1024;
 const DEEPEST: u32 = 32;
+/// A page with less than this part of its slots in use gets smaller.
+const SPARSE: usize = 8;
 /// Slots that a look-ahead takes into account from a key's home on: most keys are among them.
 const LIKELY_PROBES: usize = 4;
 /// Bits of a hash that make a scan position.
@@ -173,6 +175,14 @@ impl Page {
         self.used as usize * 20 >= self.slots.len() * 17
     }
 
+    /// Gives the page another capacity, a power of two in which its slots fit.
+    fn resize(&mut self, capacity: usize) {
+        let old = std::mem::replace(self, Self::new(capacity, self.depth));
+        for slot in old.slots.iter().filter(|slot| slot.location.0 != 0) {
+            self.place(*slot);
+        }
+    }
+
     /// Puts `slot` into the first free place from its home. The page is not full.
     fn place(&mut self, slot: Slot) -> u32 {
         let mask = self.slots.len() - 1;
@@ -324,10 +334,16 @@ impl Index {
         }
     }
 
-    /// Removes a slot and returns what was in it.
+    /// Removes a slot and returns what was in it. A page that is nearly empty then gets smaller.
     pub fn remove(&mut self, id: SlotId) -> Slot {
         self.slots -= 1;
-        self.pages[id.page as usize].take(id.slot)
+        let page = &mut self.pages[id.page as usize];
+        let taken = page.take(id.slot);
+        if page.slots.len() > SMALLEST_PAGE && page.used as usize * SPARSE < page.slots.len() {
+            let capacity = (page.used as usize * 2).next_power_of_two().max(SMALLEST_PAGE);
+            page.resize(capacity);
+        }
+        taken
     }
 
     fn enlarge(&mut self, number: u32) {
@@ -337,12 +353,7 @@ impl Index {
         let needs_double = page.depth == self.depth;
         let sparse = self.directory.len() * 2 > self.pages.len() * 16 + 64;
         if !may_split || (needs_double && sparse) {
-            let depth = page.depth;
-            let grown = Page::new(capacity * 2, depth);
-            let old = std::mem::replace(&mut self.pages[number as usize], grown);
-            for slot in old.slots.iter().filter(|slot| slot.location.0 != 0) {
-                self.pages[number as usize].place(*slot);
-            }
+            self.pages[number as usize].resize(capacity * 2);
             return;
         }
         if needs_double {
@@ -535,6 +546,30 @@ mod tests {
         }
         assert!(index.directory.len() < 1024, "collisions must not blow the directory up");
         assert_eq!(all(&index, 10).len(), 2999);
+    }
+
+    #[test]
+    fn an_index_that_was_large_gives_its_memory_back() {
+        let mut index = Index::default();
+        let hash = |n: u64| n.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        for n in 1..100_000 {
+            index.insert(slot(hash(n), 64));
+        }
+        let full = index.memory_bytes();
+        for n in 1..100_000_u64 {
+            if !n.is_multiple_of(1000) {
+                let id = index.find_only(hash(n)).unwrap();
+                index.remove(id);
+            }
+        }
+        assert!(index.memory_bytes() * 10 < full, "{} of {full} left", index.memory_bytes());
+        for n in 1..100_u64 {
+            assert!(index.find_only(hash(n * 1000)).is_some());
+        }
+        for n in 100_000..200_000 {
+            index.insert(slot(hash(n), 64));
+        }
+        assert_eq!(all(&index, 64).len() as u64, index.slots());
     }
 
     #[test]

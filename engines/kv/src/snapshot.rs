@@ -222,9 +222,12 @@ impl Shard {
             && let Some(index) = self.spaces.get(record.namespace)
         {
             let location = index.slot(id).location;
-            let state = self.cache.get(&self.store.table, location.segment());
-            if crate::shard::read_header(state, location.offset()).version >= record.version {
-                return Ok(());
+            // The segment of one that is not may be gone.
+            if location.is_readable() {
+                let state = self.cache.get(&self.store.table, location.segment());
+                if crate::shard::read_header(state, location.offset()).version >= record.version {
+                    return Ok(());
+                }
             }
         }
         let draft = Draft {

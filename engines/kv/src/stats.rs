@@ -36,6 +36,8 @@ counters! {
     index_slots,
     /// Memory of the indexes in bytes.
     index_bytes,
+    /// Memory for the places of entries in segments that one-sided clients hold, in bytes.
+    client_slot_bytes,
     /// Bytes on media of the entries that hold live keys.
     live_bytes,
     /// Entries stored (puts, deletions, relocations).

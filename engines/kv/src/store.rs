@@ -85,6 +85,9 @@ pub struct Store {
     pub(crate) cooperative: AtomicBool,
     /// Snapshots being written: segments stay and overwrites in place are refused meanwhile.
     pub(crate) snapshots: AtomicU32,
+    /// A snapshot is replacing the contents: what is there is a part, and no key may be deleted on
+    /// the strength of it.
+    replacing: AtomicBool,
     /// How often an allocation was refused because the pool was full.
     pub(crate) shortages: AtomicU64,
     placement: Placement,
@@ -168,6 +171,7 @@ impl Store {
             inboxes: (0..shards).map(|_| Mutex::default()).collect(),
             peers: Mutex::default(),
             snapshots: AtomicU32::new(0),
+            replacing: AtomicBool::new(false),
             shortages: AtomicU64::new(0),
             write_back: WriteBack::new(shards, pool.report().mechanism),
             cooperative: AtomicBool::new(options.cooperative_write_back),
@@ -300,7 +304,7 @@ impl Store {
         self.cooperative.store(on, Ordering::Relaxed);
     }
 
-    /// Bytes of live data and index: what the memory limit is compared with.
+    /// Bytes of live data, index, and what is remembered of clients' open segments: what the memory limit is compared with.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
         self.counters
@@ -308,6 +312,7 @@ impl Store {
             .map(|counters| {
                 counters.live_bytes.load(Ordering::Relaxed)
                     + counters.index_bytes.load(Ordering::Relaxed)
+                    + counters.client_slot_bytes.load(Ordering::Relaxed)
             })
             .sum()
     }
@@ -448,13 +453,25 @@ impl Store {
             self.flush_epochs[database].fetch_add(1, Ordering::Relaxed);
         }
         self.catalog.clear();
+        self.replacing.store(true, Ordering::Release);
         Ok(barrier)
     }
 
     /// What is there now counts.
     pub(crate) fn end_replacing(&self) -> Result<(), KvError> {
         self.pool.store_root_word(root::REPLACING, 0);
-        Ok(self.persist_root()?)
+        self.persist_root()?;
+        self.replacing.store(false, Ordering::Release);
+        Ok(())
+    }
+
+    /// True while a snapshot replaces the contents, and for ever once that failed: nothing expires
+    /// and nothing is evicted meanwhile. A deletion would get a version above that of a record that
+    /// is still to come.
+    #[must_use]
+    pub fn is_replacing(&self) -> bool {
+        // Acquire pairs with the releases above; both sides hold the shard's lock besides.
+        self.replacing.load(Ordering::Acquire)
     }
 
     /// Whether new data is about to have room only where deletions and collection make some.

@@ -4,7 +4,8 @@
 use std::sync::{Arc, Mutex};
 
 use beeline_env::ManualClock;
-use beeline_kv::{Eviction, KvError, PutOptions, Shard, Store, StoreOptions, audit};
+use beeline_kv::entry::Draft;
+use beeline_kv::{Eviction, KvError, Notice, PutOptions, Shard, Store, StoreOptions, audit};
 use beeline_pmem::{Pool, PoolOptions};
 
 const SEGMENT: u32 = 64 << 10;
@@ -396,4 +397,52 @@ fn keys_that_expire_in_a_full_pool_go_as_soon_as_there_is_room() {
     assert_eq!(rig.store.stats().total.expired, expiring);
     drop(shard);
     assert_eq!(audit(&rig.store, &rig.shards), Vec::<String>::new());
+}
+
+#[test]
+fn memory_of_keys_that_are_gone_does_not_count_for_ever() {
+    let Rig { store, shards, .. } = rig(256, |_| {});
+    let mut shard = shards[0].lock().unwrap();
+    for n in 0..60_000 {
+        shard.put(0, &key(n), &[b"v"], PutOptions::default()).unwrap();
+    }
+    shard.commit().unwrap();
+    shard.tick();
+    let full = shard.stats().index_bytes;
+    for n in 0..60_000 {
+        assert!(shard.delete(0, &key(n)).unwrap());
+        if n % 500 == 0 {
+            shard.commit().unwrap();
+            shard.maintain(1 << 20).unwrap();
+        }
+    }
+    shard.commit().unwrap();
+    while shard.maintain(1 << 20).unwrap().did_work {}
+    shard.tick();
+    let left = shard.stats().index_bytes;
+    assert!(left * 3 < full, "{left} of {full} bytes of index are left");
+    assert!(store.memory_bytes() < full, "and the account follows");
+}
+
+#[test]
+fn places_in_a_clients_open_segment_are_in_the_memory_account() {
+    let Rig { store, shards, .. } = rig(16, |_| {});
+    let mut shard = shards[0].lock().unwrap();
+    let mut log = shard.open_client_log();
+    shard.grant(&mut log).unwrap();
+    assert_eq!(shard.stats().client_slot_bytes, 0);
+    for n in 0..500_u32 {
+        let key = n.to_be_bytes();
+        let mut bytes = Vec::new();
+        Draft { key: &key, value: b"v", ..Draft::default() }.form(&mut bytes).unwrap();
+        let offset = log.tail();
+        log.segment().unwrap().store(offset as usize, &bytes);
+        shard.accept(&mut log, Notice { offset }).unwrap();
+    }
+    shard.commit().unwrap();
+    let counted = shard.stats().client_slot_bytes;
+    assert!((500 * 16..=1024 * 16).contains(&counted), "{counted}");
+    let before = store.memory_bytes();
+    shard.close_client_log(log);
+    assert_eq!(store.memory_bytes(), before - counted);
 }

@@ -4,9 +4,10 @@
 
 use std::sync::Arc;
 use std::sync::MutexGuard;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use beeline_env::ManualClock;
+use beeline_kv::fault::{KnownBug, with_known_bug};
 use beeline_kv::{
     Keyspace, KvError, Opened, PutOptions, Shard, Store, StoreOptions, replace_by_snapshot,
 };
@@ -204,4 +205,73 @@ fn a_store_whose_replacement_was_cut_short_opens_empty() {
     let opened = Store::open(Pool::open(&home, &options()).unwrap(), two_shards()).unwrap();
     assert!(has(&opened, b"key"));
     assert_eq!(system(&opened, b"progress").as_deref(), Some(&b"1"[..]));
+}
+
+/// Installs a snapshot that holds an expired entry of each key before its newest one, while upkeep and
+/// readers go on; how many keys are missing afterwards.
+fn missing_after_an_install_beside_upkeep(bug: Option<KnownBug>) -> usize {
+    const KEYS: u32 = 40_000;
+    let roomy = || Pool::dram(&PoolOptions::volatile(1 << 20, 96 << 20)).unwrap();
+    let clock = Arc::new(ManualClock::new(1_000_000));
+    let options =
+        || StoreOptions { shards: 2, clock: Arc::clone(&clock) as _, ..StoreOptions::default() };
+    let source = Store::open(roomy(), options()).unwrap();
+    with_keys(&source, |keys| {
+        for expires_at_ms in [1_000_100, 0] {
+            for key in 0..KEYS {
+                let options = PutOptions { expires_at_ms, ..PutOptions::default() };
+                keys.put(0, &key.to_be_bytes(), &[&[7; 200]], options).unwrap();
+            }
+        }
+        keys.commit().unwrap();
+    });
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("snapshot");
+    {
+        let snapshot = with_keys(&source, |keys| keys.begin_snapshot().unwrap());
+        // Nobody can be asked which entries are superseded: all of them go into the file.
+        let _locked: Vec<_> = source.1.iter().map(|shard| shard.lock().unwrap()).collect();
+        let report = snapshot.write(&path).unwrap();
+        assert!(report.records > u64::from(KEYS) + 500, "many keys twice: {report:?}");
+    }
+    clock.advance(std::time::Duration::from_secs(1));
+    let target = Store::open(roomy(), options()).unwrap();
+    let (begun, done) = (AtomicBool::new(false), AtomicBool::new(false));
+    let beside = || {
+        let mut key = 0;
+        while !done.load(Ordering::Acquire) {
+            begun.store(true, Ordering::Release);
+            for shard in &target.1 {
+                let mut shard = shard.lock().unwrap();
+                shard.maintain(4 << 10).unwrap();
+                for _ in 0..50 {
+                    key = (key + 1) % KEYS;
+                    shard.lookup(0, &key.to_be_bytes()).unwrap();
+                }
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| match bug {
+            Some(bug) => with_known_bug(bug, beside),
+            None => beside(),
+        });
+        while !begun.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        replace_by_snapshot(&path, &target.0, &target.1).unwrap();
+        done.store(true, Ordering::Release);
+    });
+    (0..KEYS).filter(|key| !has(&target, &key.to_be_bytes())).count()
+}
+
+#[test]
+fn no_newer_key_of_a_snapshot_is_lost_to_upkeep_that_runs_beside_its_install() {
+    assert_eq!(missing_after_an_install_beside_upkeep(None), 0);
+}
+
+#[test]
+fn expiry_while_a_snapshot_is_installed_would_be_seen() {
+    let missing = missing_after_an_install_beside_upkeep(Some(KnownBug::ExpireWhileReplacing));
+    assert!(missing > 0, "the bug went unnoticed");
 }

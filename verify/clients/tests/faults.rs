@@ -326,7 +326,8 @@ fn contents(place: &Path) -> std::collections::BTreeMap<std::path::PathBuf, Vec<
         let path = entry.path();
         if path.is_dir() {
             all.extend(contents(&path));
-        } else {
+        } else if path.is_file() {
+            // Not the sockets of services.
             all.insert(path.clone(), std::fs::read(&path).unwrap());
         }
     }

@@ -147,8 +147,11 @@ pub fn backup(arguments: &BackupArguments, output: Output) -> Result<Exit, Failu
         let problem = "the node's directory is not on this host; run backup there";
         return Err(anyhow::anyhow!("{directory}: {problem}").into());
     }
-    // SAVE returns when the file is complete, and fails when it cannot be.
-    node.ask(&["SAVE"]).context("the node could not write its snapshot").or_exit(Exit::Failed)?;
+    // In the background: it takes its barrier in a moment, and stops nobody while it writes.
+    node.ask(&["BGSAVE", "SCHEDULE"])
+        .context("the node began no snapshot")
+        .or_exit(Exit::Failed)?;
+    wait_for_snapshot(&mut node).or_exit(Exit::Failed)?;
     let target = &arguments.file;
     let mut name =
         target.file_name().context("name a file to write").or_exit(Exit::Usage)?.to_owned();
@@ -170,6 +173,20 @@ pub fn backup(arguments: &BackupArguments, output: Output) -> Result<Exit, Failu
     std::fs::rename(&temporary, target).with_context(|| target.display().to_string())?;
     say_moved(target, "written", report.records, report.bytes, output)?;
     Ok(Exit::Done)
+}
+
+/// Waits until the node writes no snapshot any more: the one that was asked for is whole then.
+fn wait_for_snapshot(node: &mut Asker) -> anyhow::Result<()> {
+    loop {
+        let state = node.ask(&["INFO", "persistence"])?.concat();
+        let says = |line: &str| state.lines().any(|known| known.trim_end() == line);
+        if says("rdb_bgsave_in_progress:0") {
+            let written = says("rdb_last_bgsave_status:ok");
+            anyhow::ensure!(written, "the node could not write its snapshot; its log says why");
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 /// The few words of Redis protocol a backup needs.

@@ -181,7 +181,6 @@ impl Shard {
         log.head = Some(fresh);
         log.segments += 1;
         log.tail = FIRST_ENTRY;
-        log.slots.clear();
         Ok(segment)
     }
 
@@ -189,7 +188,16 @@ impl Shard {
         if let Some(head) = log.head.take() {
             head.clear(GRANTED | HEAD);
         }
+        self.count_slots(log, log.slots.capacity(), 0);
         log.slots = Vec::new();
+    }
+
+    /// Puts the memory of a log's slots, by capacity before and after, into the account.
+    fn count_slots(&self, log: &ClientLog, before: usize, after: usize) {
+        debug_assert_eq!(log.shard, self.index);
+        let bytes = |slots: usize| (slots * size_of::<SlotRecord>()) as u64;
+        let more = bytes(after).wrapping_sub(bytes(before));
+        stats::add(&self.counters().client_slot_bytes, more);
     }
 
     /// Ends a client's log: its segments become the collector's.
@@ -339,7 +347,11 @@ impl Shard {
         let leaves_stale = match overwritten {
             None => {
                 log.tail = offset + header.slot_bytes;
+                let capacity = log.slots.capacity();
                 log.slots.push(record);
+                if log.slots.capacity() != capacity {
+                    self.count_slots(log, capacity, log.slots.capacity());
+                }
                 state.tail.store(log.tail, Ordering::Release);
                 // Counted by this shard alone while the client holds the segment.
                 state.count.store(state.count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);

@@ -18,6 +18,7 @@ use std::sync::Arc;
 use beeline_pmem::Persister;
 
 use crate::entry::{self, EXPIRES, HEADER_BYTES, Header, KEY_LIMIT, TOMBSTONE};
+use crate::fault::{self, KnownBug};
 use crate::index::{Location, Slot, SlotId};
 use crate::random::Xorshift;
 use crate::segments::{SegmentCache, SegmentState};
@@ -543,7 +544,8 @@ impl Shard {
 
     /// Deletes a key whose time has come.
     fn expire(&mut self, namespace: u32, hash: u64, key: &[u8], expires_at_ms: u64) {
-        if expires_at_ms > self.store.deletes_until_ms() {
+        let held_back = self.store.is_replacing() && !fault::is_on(KnownBug::ExpireWhileReplacing);
+        if expires_at_ms > self.store.deletes_until_ms() || held_back {
             return;
         }
         // Where not even a tombstone fits, the key stays and is reported absent as long as its

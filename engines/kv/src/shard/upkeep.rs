@@ -4,6 +4,7 @@
 //! sleeps until the deadline it returns when there was nothing to do.
 
 use crate::KvError;
+use crate::fault::{self, KnownBug};
 use crate::index::{Location, Slot};
 use crate::options::Eviction;
 use crate::shard::{Maintenance, Shard, read_header, read_key};
@@ -106,6 +107,9 @@ impl Shard {
 
     /// Looks at a few pages for keys whose time is past; true when some were deleted.
     fn expire_slice(&mut self) -> Result<bool, KvError> {
+        if self.store.is_replacing() && !fault::is_on(KnownBug::ExpireWhileReplacing) {
+            return Ok(false);
+        }
         if !self.expires_anything() {
             self.expiry = Expiry { due_ms: u64::MAX, ..Expiry::default() };
             return Ok(false);
@@ -219,7 +223,7 @@ impl Shard {
 
     /// Deletes one key by the policy; false when there was none to delete.
     fn evict_one(&mut self, policy: Eviction) -> Result<bool, KvError> {
-        if policy == Eviction::NoEviction {
+        if policy == Eviction::NoEviction || self.store.is_replacing() {
             return Ok(false);
         }
         let Some(slot) = self.sample_victim(policy) else { return Ok(false) };
