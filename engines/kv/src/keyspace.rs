@@ -378,6 +378,11 @@ impl<'a> Keyspace<'a> {
         reserved
     }
 
+    /// Gives it up; see [`Shard::abandon_batch`].
+    pub fn abandon_batch(&mut self) {
+        self.home_mut().abandon_batch();
+    }
+
     /// Closes it; see [`Shard::end_batch`].
     pub fn end_batch(&mut self) {
         self.spread_moves();

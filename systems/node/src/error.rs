@@ -46,6 +46,15 @@ pub enum NodeError {
         #[source]
         source: std::io::Error,
     },
+    /// The node is by itself: there is no log.
+    #[error("the node is no member of a cluster")]
+    NotReplicated,
+    /// The node's replicated services do not fit together, or cannot read what they know.
+    #[error("the replicated services cannot begin: {reason}")]
+    Services {
+        /// Why.
+        reason: String,
+    },
     /// A setting out of range.
     #[error("{setting} must be {needed}, not {found}")]
     Setting {
@@ -67,7 +76,7 @@ impl NodeError {
             Self::Store { source, .. } => source.is_retryable(),
             Self::Listen { source, .. } => source.kind() == std::io::ErrorKind::AddrInUse,
             Self::System { .. } => true,
-            Self::Setting { .. } => false,
+            Self::NotReplicated | Self::Services { .. } | Self::Setting { .. } => false,
         }
     }
 }

@@ -33,7 +33,7 @@ pub use config::{NodeConfig, PipelineOrder, RedisDoor};
 pub use error::NodeError;
 pub use fabric_door::{FabricAccepted, FabricIncoming, FabricReply};
 pub use node::{Node, NodeHandle, NodeStats};
-pub use replicated::machine::ReplicaMachine;
+pub use replicated::machine::ReplicatedKeys;
 pub use replicated::{Peer, PeerError, ReplicationOptions, ReplicationStats};
 pub use service::REDIS_VERSION;
 pub use snapshot::FILE_NAME as SNAPSHOT_FILE_NAME;

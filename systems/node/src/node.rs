@@ -18,10 +18,12 @@ use crate::error::NodeError;
 use crate::fabric_door::FabricIncoming;
 use crate::parcel::Delivery;
 use crate::replicated::clock::ReplicaClock;
-use crate::replicated::courier::{Courier, Errand};
+use beeline_replicated_service::{Group, Machine, Replicated, Replicator, Tag};
+
+use crate::replicated::courier::{self, Errand};
 use crate::replicated::log::{Log, LogState};
-use crate::replicated::machine::{BATCH_SHARE, ReplicaMachine};
-use crate::replicated::{Replication, ReplicationStats};
+use crate::replicated::machine::{BATCH_SHARE, ReplicatedKeys};
+use crate::replicated::{Doors, Replication, ReplicationStats};
 use crate::shared::{Door, Settings, Shared};
 use crate::snapshot::Snapshots;
 use crate::stats::LoopStats;
@@ -202,26 +204,56 @@ impl Node {
     fn start_couriers(&mut self, errands: Vec<Receiver<Errand>>) -> std::io::Result<()> {
         for (lane, errands) in errands.into_iter().enumerate() {
             let shared = Arc::clone(&self.shared);
-            let courier = Courier { shared, lane, errands, peer: None };
             let builder = std::thread::Builder::new().name(format!("courier-{lane}"));
-            self.couriers.push(builder.spawn(move || courier.run())?);
+            self.couriers.push(builder.spawn(move || courier::run(&shared, lane, &errands))?);
         }
         Ok(())
     }
 
-    /// The keys as the state machine of the log; to be made once.
+    /// The state machine of the log: the keys, and `others`, which share the log with them. To be
+    /// made once.
     ///
-    /// Errors: [`NodeError::Store`] of reading what it knows.
-    pub fn machine(&self) -> Result<ReplicaMachine, NodeError> {
+    /// Errors: [`NodeError::Store`] of reading what it knows; [`NodeError::NotReplicated`],
+    /// [`NodeError::Services`].
+    pub fn machine(&self, others: Vec<Box<dyn Replicated>>) -> Result<Machine, NodeError> {
+        let group = self.group().ok_or(NodeError::NotReplicated)?;
         let directory = self.shared.data_directory.clone();
-        ReplicaMachine::open(Arc::clone(&self.shared))
-            .map_err(|source| NodeError::Store { directory, source })
+        let keys = ReplicatedKeys::open(Arc::clone(&self.shared))
+            .map_err(|source| NodeError::Store { directory, source })?;
+        let mut services: Vec<Box<dyn Replicated>> = vec![Box::new(keys)];
+        services.extend(others);
+        let shared = Arc::downgrade(&self.shared);
+        group.on_failure(move || {
+            if let Some(shared) = shared.upgrade() {
+                shared.shutdown_requested.wake();
+            }
+        });
+        Machine::new(group, services)
+            .map_err(|error| NodeError::Services { reason: error.to_string() })
+    }
+
+    /// What the services of a replicated node share about its log.
+    #[must_use]
+    pub fn group(&self) -> Option<Arc<Group>> {
+        self.shared.replication.as_ref().map(|known| Arc::clone(&known.group))
+    }
+
+    /// The way into the log of a replicated node for another service, whose commands are in
+    /// `format`: see [`Replicator`].
+    ///
+    /// Errors: [`NodeError::NotReplicated`]; [`NodeError::System`] without a thread.
+    pub fn replicator(&self, service: Tag, format: u8) -> Result<Replicator, NodeError> {
+        let group = self.group().ok_or(NodeError::NotReplicated)?;
+        let store = Arc::clone(&self.shared);
+        let clock = Arc::new(move || store.store.clock().unix_ms());
+        let doors = Doors::new(Arc::clone(&self.shared));
+        Replicator::start(&group, (service, format), 0, clock, doors)
+            .map_err(|source| NodeError::System { action: "starting a replicator", source })
     }
 
     /// The log is open: requests go to it from now on.
     pub fn attach(&self, log: Arc<dyn Log>) {
-        let attached =
-            self.shared.replication.as_ref().is_some_and(|known| known.log.set(log).is_ok());
+        let attached = self.shared.replication.as_ref().is_some_and(|known| known.attach(log));
         assert!(attached, "a replicated node has one log");
     }
 

@@ -161,7 +161,7 @@ impl Shared {
              log_term:{}\r\nlog_leader:{}\r\nlog_committed:{}\r\nlog_applied:{}\r\n\
              log_lag:{}\r\nlog_snapshot:{}\r\nlog_leaderships:{}\r\nlog_snapshots_sent:{}\r\n\
              log_snapshots_installed:{}\r\nlog_units:{}\r\nlog_requests:{}\r\n\
-             log_repeated_units:{}\r\nlog_forwarded:{}\r\nlog_timed_out:{}\r\n\
+             log_repeated_units:{}\r\nlog_forwarded:{}\r\nlog_timed_out:{}\r\nlog_divergences:{}\r\n\
              log_members:{}\r\n",
             if state.leads() { connected } else { 0 },
             replication.options.cluster,
@@ -181,6 +181,7 @@ impl Shared {
             stats.repeated,
             stats.forwarded,
             stats.timed_out,
+            stats.divergences,
             state.members.len(),
         );
         for (index, member) in state.members.iter().enumerate() {

@@ -69,8 +69,3 @@ counters! {
 pub(crate) fn count(counter: &AtomicU64, amount: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);
 }
-
-/// Adds one to a counter that several threads write.
-pub(crate) fn count_shared(counter: &AtomicU64) {
-    counter.fetch_add(1, Ordering::Relaxed);
-}

@@ -34,8 +34,9 @@ use self::sockets::{REQUESTS_PER_TURN, Reach};
 use crate::connection::{Connection, Life};
 use crate::fabric_servers::FabricServers;
 use crate::parcel::Delivery;
+use crate::replicated::courier::lane_name;
 use crate::replicated::lane::Lane;
-use crate::replicated::unit::LaneName;
+use crate::replicated::machine::FORMAT;
 use crate::shared::{Shared, lock};
 use crate::stats::{LoopCounters, count};
 
@@ -115,8 +116,7 @@ impl ShardThread {
         let poller = Poller::new(EVENTS)?;
         poller.add(&parts.shared.doors[parts.index].waker, WAKER, Interest::READ)?;
         let lane = parts.shared.replication.as_ref().map(|replication| {
-            let (node, lane) = (replication.options.node, parts.index as u16);
-            Box::new(Lane::new(LaneName { node, lane }))
+            Box::new(Lane::new(lane_name(replication.options.node, parts.index), FORMAT))
         });
         Ok(Self {
             index: parts.index,
@@ -240,12 +240,15 @@ impl ShardThread {
                 });
             }
         }
-        let committed = shard.commit();
+        let lost = self.shared.has_lost_log();
+        let committed = if lost { Ok(()) } else { shard.commit() };
         if let Err(error) = &committed {
             let error = error.to_string();
             self.refuse_turn(&error, shard);
         }
-        self.maintain(shard, now_ns);
+        if !lost {
+            self.maintain(shard, now_ns);
+        }
         committed.is_ok()
     }
 

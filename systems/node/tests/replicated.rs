@@ -12,8 +12,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use beeline_node::replicated::log::{Done, Log, LogMember, LogRole, LogState, Order, Refused};
-use beeline_node::{Node, NodeConfig, Peer, ReplicaMachine, ReplicationOptions};
+use beeline_node::{Node, NodeConfig, Peer, ReplicationOptions};
 use beeline_pmem::{Durability, PoolKind, PoolOptions};
+use beeline_replicated_log::{Position, StateMachine as _};
+use beeline_replicated_service::{LaneName, Machine, Tag, Turn, unit};
 use common::{Client, PATIENCE, config};
 
 const CLUSTER: u64 = 0xBEE;
@@ -133,8 +135,8 @@ impl Log for End {
 }
 
 /// Applies the log to one machine until stopped.
-fn apply(cluster: &Cluster, id: u16, mut machine: ReplicaMachine, restored: &AtomicBool) {
-    let mut next = machine.applied() + 1;
+fn apply(cluster: &Cluster, id: u16, mut machine: Machine, restored: &AtomicBool) {
+    let mut next = machine.applied().0 + 1;
     let mut replies: HashMap<u64, Vec<u8>> = HashMap::new();
     loop {
         let mut state = cluster.state.lock().unwrap();
@@ -166,11 +168,14 @@ fn apply(cluster: &Cluster, id: u16, mut machine: ReplicaMachine, restored: &Ato
         }
         for command in commands {
             let mut reply = Vec::new();
-            machine.apply(next, &command, &mut reply);
+            machine.apply(Position(next), &command, &mut reply);
             replies.insert(next, reply);
             next += 1;
         }
-        machine.flush(next - 1).unwrap();
+        if machine.flush(Position(next - 1)).is_err() {
+            // As the log does: the member ends.
+            return;
+        }
         restored.store(true, Ordering::Relaxed);
     }
 }
@@ -191,7 +196,7 @@ impl Member {
         cluster: &Arc<Cluster>,
         id: u16,
         config: NodeConfig,
-        prepare: impl FnOnce(&mut ReplicaMachine),
+        prepare: impl FnOnce(&mut Machine),
     ) -> Self {
         let options = ReplicationOptions {
             cluster: CLUSTER,
@@ -212,7 +217,7 @@ impl Member {
             state.members.push(member);
             state.stopped.retain(|stopped| *stopped != id);
         }
-        let mut machine = node.machine().unwrap();
+        let mut machine = node.machine(Vec::new()).unwrap();
         prepare(&mut machine);
         let shared = Arc::clone(cluster);
         let applier = std::thread::spawn(move || {
@@ -541,12 +546,12 @@ fn a_member_that_starts_again_applies_nothing_twice() {
     let mut expected = 0;
     for round in 0..4 {
         let late = Member::start_with(&cluster, 9, on_disk(directory.path()), |machine| {
-            assert!((machine.applied() > 0) == (round > 0), "what was applied is known");
+            assert!((machine.applied().0 > 0) == (round > 0), "what was applied is known");
             // As if the position recorded were older than the effects.
             let mut replies = Vec::new();
             let entries = cluster.state.lock().unwrap().entries.clone();
-            for command in &entries[..machine.applied() as usize] {
-                machine.apply(0, command, &mut replies);
+            for command in &entries[..machine.applied().0 as usize] {
+                machine.apply(Position(0), command, &mut replies);
             }
         });
         for _ in 0..50 {
@@ -578,19 +583,19 @@ fn a_snapshot_makes_a_member_of_a_node_with_other_contents() {
     drop(Member::start_with(&cluster, 8, on_disk(source.path()), |machine| {
         let entries = cluster.state.lock().unwrap().entries.clone();
         for command in &entries {
-            machine.apply(0, command, &mut Vec::new());
+            machine.apply(Position(0), command, &mut Vec::new());
         }
         position = entries.len() as u64;
-        machine.flush(position).unwrap();
+        machine.flush(Position(position)).unwrap();
         machine.snapshot().unwrap()(&mut state).unwrap();
     }));
     let target = tempfile::tempdir().unwrap();
     let late = Member::start_with(&cluster, 9, on_disk(target.path()), |machine| {
-        machine.restore(position, &mut Cursor::new(&state)).unwrap();
-        assert_eq!(machine.applied(), position);
+        machine.restore(Position(position), &mut Cursor::new(&state)).unwrap();
+        assert_eq!(machine.applied(), Position(position));
         let mut damaged = state.clone();
         damaged.truncate(state.len() / 2);
-        assert!(machine.restore(position, &mut Cursor::new(&damaged)).is_err());
+        assert!(machine.restore(Position(position), &mut Cursor::new(&damaged)).is_err());
     });
     ask(&mut client, "INCR sum", ":2\r\n");
     late.catch_up();
@@ -605,12 +610,12 @@ fn a_snapshot_makes_a_member_of_a_node_with_other_contents() {
 fn what_was_flushed_behind_an_entry_without_a_unit_is_known_after_a_restart() {
     let directory = tempfile::tempdir().unwrap();
     let cluster = Arc::new(Cluster::default());
-    let start = |prepare: &dyn Fn(&mut ReplicaMachine)| {
+    let start = |prepare: &dyn Fn(&mut Machine)| {
         drop(Member::start_with(&cluster, 9, on_disk(directory.path()), prepare));
     };
     // The log forgets entries below what was flushed, also where the last one is a no-op.
-    start(&|machine| machine.flush(7).unwrap());
-    start(&|machine| assert_eq!(machine.applied(), 7));
+    start(&|machine| machine.flush(Position(7)).unwrap());
+    start(&|machine| assert_eq!(machine.applied(), Position(7)));
 }
 
 #[test]
@@ -631,4 +636,64 @@ fn a_member_whose_log_ended_says_so_at_once_and_asks_to_be_stopped() {
     let mut polled = [rustix::event::PollFd::new(&asked, rustix::event::PollFlags::IN)];
     let none = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
     assert_eq!(rustix::event::poll(&mut polled, Some(&none)).unwrap(), 1);
+}
+
+#[test]
+fn a_member_that_cannot_apply_a_unit_answers_so_on_every_shard_and_the_others_go_on() {
+    let cluster = Arc::new(Cluster::default());
+    let mut members: Vec<_> = (1..=2).map(|id| Member::start(&cluster, id, config(2))).collect();
+    // The third one has less room than the others.
+    let roomy = config(2);
+    let pool = PoolOptions { capacity_bytes: 32 << 20, ..roomy.pool.clone() };
+    members.push(Member::start(&cluster, 3, NodeConfig { pool, ..roomy }));
+    cluster.lead(Some(1));
+    let mut writer = members[0].client();
+    // Connections are dealt in turn: one for each shard.
+    let mut refused = [members[2].client(), members[2].client()];
+    for client in &mut refused {
+        ask(client, "SET before value", "+OK\r\n");
+    }
+    let value = "v".repeat(48 << 10);
+    for key in 0..1200 {
+        ask(&mut writer, &format!("SET key{key} {value}"), "+OK\r\n");
+    }
+    let started = Instant::now();
+    for client in &mut refused {
+        for request in ["SET before other", "GET before", "MGET before key1 key2 key3"] {
+            let mut reply = client.ask(request);
+            while !reply.starts_with("-MISCONF") {
+                assert!(started.elapsed() < PATIENCE, "{request}: {reply}");
+                std::thread::sleep(Duration::from_millis(10));
+                reply = client.ask(request);
+            }
+        }
+        assert_eq!(client.ask("PING"), "+PONG");
+    }
+    ask(&mut writer, "GET before", "$5\r\nvalue\r\n");
+}
+
+#[test]
+fn a_node_whose_clock_was_set_back_is_told_the_truth_about_its_writes() {
+    let directory = tempfile::tempdir().unwrap();
+    let cluster = Arc::new(Cluster::default());
+    cluster.lead(Some(9));
+    let member = Member::start(&cluster, 9, on_disk(directory.path()));
+    ask(&mut member.client(), "SET key one", "+OK\r\n");
+    drop(member);
+    // What the log still has of that run, and the store does not: its clock was far ahead.
+    let mut state = cluster.state.lock().unwrap();
+    for lane in 0..2_u16 {
+        let turn = Turn { incarnation: u64::MAX / 2, number: 5 };
+        let mut unit = vec![0; unit::HEAD_BYTES];
+        let lane = LaneName { service: Tag::KEYS, node: 9, lane };
+        unit::put_head(&mut unit, lane, 1, turn);
+        state.entries.push(unit);
+    }
+    drop(state);
+    let member = Member::start(&cluster, 9, on_disk(directory.path()));
+    for client in [&mut member.client(), &mut member.client()] {
+        ask(client, "SET key two", "+OK\r\n");
+        ask(client, "APPEND key s", ":4\r\n");
+        ask(client, "GET key", "$4\r\ntwos\r\n");
+    }
 }

@@ -23,6 +23,7 @@ const SAME_FOLDER: &[(&str, &str, &str)] = &[
     ("kv-server", "kv", "serves the store over fabric"),
     ("kv-client", "kv", "shares the entry and message formats"),
     ("replicated-log", "paxos", "carries out the protocol's commands"),
+    ("replicated-service", "replicated-log", "gives services a log to share"),
     ("node", "resp", "runs the Redis door in its shards"),
     ("objects", "service", "the store is a part of a node"),
     ("sockets-preload", "sockets", "exports the C library's names over it"),

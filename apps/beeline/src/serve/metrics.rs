@@ -124,6 +124,7 @@ published! {
         counter log_repeated_units: Count = log.stats.repeated, "Units skipped because they had been applied before.";
         counter log_forwarded_requests: Count = log.stats.forwarded, "Units and barriers carried to the leader.";
         counter log_timed_out_requests: Count = log.stats.timed_out, "Units and barriers given up after request-timeout.";
+        counter log_divergent_windows: Count = log.stats.divergences, "Windows of the log that did something else here than at a leader. Not 0: members differ; remove the wrong one.";
     }
 }
 

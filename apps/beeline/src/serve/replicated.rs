@@ -140,7 +140,7 @@ pub fn start(
     let payload_bytes = home.layout().max_payload_bytes();
     let (provider, device) = device(config, member)?;
     let transport = Arc::new(Doors { provider, diallers: Mutex::default() });
-    let machine = node.machine().map_err(anyhow::Error::new)?;
+    let machine = node.machine(Vec::new()).map_err(anyhow::Error::new)?;
     let (server, handle) =
         Server::start(home, Config::new(device, transport, contact(member)), machine)
             .map_err(anyhow::Error::new)

@@ -51,6 +51,13 @@ impl Shard {
         self.batch = Some(std::mem::take(&mut self.spare_batch));
     }
 
+    /// Gives up the open batch, which cannot be finished: no opening of the store will find its
+    /// entries. Until then they are in memory, so the shard takes and persists nothing any more:
+    /// [`KvError::Poisoned`].
+    pub fn abandon_batch(&mut self) {
+        self.poisoned |= self.batch.is_some();
+    }
+
     /// Closes the batch. [`Shard::commit`] persists it.
     pub fn end_batch(&mut self) {
         self.install_moves();

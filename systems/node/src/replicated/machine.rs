@@ -1,9 +1,10 @@
-//! What the log applies: units, to the shards.
+//! The keys as a replicated service: units, applied to the shards.
 //!
 //! A unit is one batch of the store: the effects of its requests, and its lane's latest turn. So
 //! after a crash the lane's turn tells whether the unit's effects are there, and a unit that is
 //! applied again, because the position recorded is older or because it was proposed twice, is
-//! skipped. The position is recorded at [`ReplicaMachine::flush`], behind the effects.
+//! skipped ([`beeline_replicated_service::Machine`]). The position is recorded by `flush`, behind the
+//! effects.
 //!
 //! Replicas must not differ in what a unit does. Its requests see the time stamped on it, and the
 //! keyspace; limits that depend on how entries lie are never met ([`BATCH_SHARE`]). What else may
@@ -12,22 +13,26 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use beeline_kv::{Keyspace, KvError, replace_by_snapshot};
+use beeline_replicated_log::{Position, SnapshotWriter};
+use beeline_replicated_service::{CannotApply, LaneName, Replicated, Replies, Tag, Turn, Unit};
 use beeline_resp::{Executor, Logged, Output};
 
-use super::unit::{self, LaneName, REPEATED, Turn, Unit};
-use super::{Replication, clock, pair};
+use super::courier::lane_name;
+use super::{clock, pair};
 use crate::shared::Shared;
 use crate::turn::bound;
 
 /// A unit's entries take at most one such part of a segment; the rest is for deletions, whose
 /// number is bounded by the unit's length.
 pub(crate) const BATCH_SHARE: u64 = 2;
+/// The format of the keys' requests: [`beeline_resp::logged`] and [`pair`].
+pub(crate) const FORMAT: u8 = 1;
 /// The key of position and time among the system's entries.
 const PROGRESS: &[u8] = b"progress";
 /// A pool without room is waited for so long.
@@ -39,12 +44,9 @@ const REPLY_LIMIT_BYTES: usize = 256 << 20;
 /// The store's own threads are told to look after it so often.
 const UPKEEP_PAUSE: Duration = Duration::from_millis(50);
 
-/// Captures a state; writes it later, on any thread.
-pub type StateWriter = Box<dyn FnOnce(&mut dyn Write) -> io::Result<()> + Send>;
-
-/// The node's keys, as the log's state machine. Lives on the log's thread.
+/// The node's keys, as a service of the log. Lives on the log's thread.
 #[derive(Debug)]
-pub struct ReplicaMachine {
+pub struct ReplicatedKeys {
     shared: Arc<Shared>,
     executor: Executor,
     out: Output,
@@ -54,13 +56,12 @@ pub struct ReplicaMachine {
     /// As recorded at the start.
     recorded: u64,
     upkeep_asked: Instant,
-    failure: Option<String>,
 }
 
-impl ReplicaMachine {
+impl ReplicatedKeys {
     /// Errors: [`KvError`] of reading what was recorded.
     pub(crate) fn open(shared: Arc<Shared>) -> Result<Self, KvError> {
-        let mut machine = Self {
+        let mut keys = Self {
             shared,
             executor: Executor::new(),
             out: Output::default(),
@@ -68,11 +69,10 @@ impl ReplicaMachine {
             now_ms: 0,
             recorded: 0,
             upkeep_asked: Instant::now(),
-            failure: None,
         };
-        machine.reload()?;
-        machine.choose_incarnation()?;
-        Ok(machine)
+        keys.reload()?;
+        keys.choose_incarnation()?;
+        Ok(keys)
     }
 
     /// Reads what the store says of itself.
@@ -84,9 +84,9 @@ impl ReplicaMachine {
         let Turn { incarnation: position, number: now_ms } = turn.unwrap_or_default();
         (self.recorded, self.now_ms) = (position, now_ms);
         self.lanes.clear();
-        let Some(replication) = &shared.replication else { return Ok(()) };
-        replication.agreed_ms.store(now_ms, Ordering::Relaxed);
-        replication.set_applied(position);
+        if let Some(replication) = &shared.replication {
+            replication.agreed_ms.store(now_ms, Ordering::Relaxed);
+        }
         Ok(())
     }
 
@@ -94,16 +94,14 @@ impl ReplicaMachine {
     fn choose_incarnation(&mut self) -> Result<(), KvError> {
         let shared = Arc::clone(&self.shared);
         let Some(replication) = &shared.replication else { return Ok(()) };
-        for lane in 0..shared.doors.len() {
-            let lane = u16::try_from(lane).unwrap_or(u16::MAX);
-            let last = self.last_turn(LaneName { node: replication.options.node, lane })?;
-            replication.incarnation.fetch_max(last.incarnation + 1, Ordering::Relaxed);
+        for shard in 0..shared.doors.len() {
+            let last = self.recorded_turn(lane_name(replication.options.node, shard))?;
+            replication.raise_incarnation(last.incarnation + 1);
         }
         Ok(())
     }
 
-    /// The latest turn of a lane that took effect.
-    fn last_turn(&mut self, lane: LaneName) -> Result<Turn, KvError> {
+    fn recorded_turn(&mut self, lane: LaneName) -> Result<Turn, KvError> {
         if let Some(turn) = self.lanes.get(&lane) {
             return Ok(*turn);
         }
@@ -115,100 +113,39 @@ impl ReplicaMachine {
         Ok(turn)
     }
 
-    /// Everything up to this position has taken effect here, durably; some of what lies behind it
-    /// may have, and does no harm when it is applied again.
-    #[must_use]
-    pub fn applied(&self) -> u64 {
-        self.recorded
-    }
-
-    /// Applies the command of the log at `position` and writes its reply.
-    pub fn apply(&mut self, position: u64, command: &[u8], reply: &mut Vec<u8>) {
-        if self.failure.is_some() {
-            return;
-        }
-        let Some(unit) = Unit::decode(command) else {
-            tracing::error!(bytes = command.len(), "an entry of the log is no unit; skipped");
-            return;
-        };
-        if let Err(reason) = self.apply_unit(position, &unit, reply) {
-            tracing::error!(
-                reason,
-                "this replica cannot apply what the cluster agreed on, and stops"
-            );
-            if let Some(replication) = &self.shared.replication {
-                replication.failed.store(true, Ordering::Relaxed);
-            }
-            self.failure = Some(reason);
-            self.shared.shutdown_requested.wake();
-        }
-    }
-
     fn apply_unit(
         &mut self,
         position: u64,
         unit: &Unit<'_>,
-        reply: &mut Vec<u8>,
+        replies: &mut Replies<'_>,
     ) -> Result<(), String> {
         let shared = Arc::clone(&self.shared);
         let Some(replication) = &shared.replication else { return Err("no replication".into()) };
         // A leader's clock may lie behind that of the one before.
         self.now_ms = self.now_ms.max(unit.unix_ms);
         replication.agreed_ms.store(self.now_ms, Ordering::Relaxed);
-        if unit.turn <= self.last_turn(unit.lane).map_err(|error| error.to_string())? {
-            replication.counters.repeated.fetch_add(1, Ordering::Relaxed);
-            reply.extend_from_slice(&REPEATED);
-            return Ok(());
-        }
         self.await_room(&shared)?;
         let (executor, out) = (&mut self.executor, &mut self.out);
-        let mut requests = 0;
-        let done = clock::at(self.now_ms, || {
+        clock::at(self.now_ms, || {
             with_keyspace(&shared, |keyspace| {
                 keyspace.begin_batch();
-                for request in unit.requests() {
-                    requests += 1;
-                    if pair::is_pair(request) {
-                        let mut applied = Ok(());
-                        unit::put_part(reply, |reply| {
-                            applied = pair::apply(request, position, keyspace, reply);
-                        });
-                        applied.map_err(|error| error.to_string())?;
-                        continue;
-                    }
-                    out.clear();
-                    out.set_limit(REPLY_LIMIT_BYTES);
-                    if let Some(request) = Logged::decode(request) {
-                        if !executor.execute_logged(&request, keyspace, out, shared.as_ref()) {
-                            let error = String::from_utf8_lossy(out.as_bytes()).into_owned();
-                            return Err(format!("the store refused an entry: {error}"));
+                run(executor, out, &shared, position, unit, keyspace, replies)
+                    .and_then(|()| {
+                        if replication.options.ordered_commits {
+                            keyspace.commit().map_err(|error| error.to_string())?;
                         }
-                        bound(out, 0);
-                    } else {
-                        out.error(b"ERR a damaged request in the log");
-                    }
-                    unit::put_part(reply, |reply| reply.extend_from_slice(out.as_bytes()));
-                }
-                let recorded = keyspace.put_system(&unit.lane.key(), &unit.turn.encode());
-                recorded.map_err(|error| error.to_string())?;
-                keyspace.end_batch();
-                if replication.options.ordered_commits {
-                    keyspace.commit().map_err(|error| error.to_string())?;
-                }
-                Ok(())
+                        Ok(())
+                    })
+                    .inspect_err(|_| {
+                        // While the shards are locked: their threads refuse everything from the
+                        // moment they can see what the batch left.
+                        keyspace.abandon_batch();
+                        replication.fail();
+                    })
             })
-        });
-        // With an error the batch stays open: no opening of the store will find its entries.
-        done?;
+        })?;
         out.clear();
         self.lanes.insert(unit.lane, unit.turn);
-        replication.counters.units.fetch_add(1, Ordering::Relaxed);
-        replication.counters.requests.fetch_add(requests, Ordering::Relaxed);
-        if unit.lane.node == replication.options.node
-            && unit.turn.incarnation == replication.incarnation.load(Ordering::Relaxed)
-        {
-            replication.keep_reply(unit.lane.lane, unit.turn.number, reply);
-        }
         Ok(())
     }
 
@@ -234,20 +171,49 @@ impl ReplicaMachine {
         Ok(())
     }
 
-    /// Persists what was applied, up to `position`.
-    ///
-    /// Errors: the replica stopped, or the store cannot persist.
-    pub fn flush(&mut self, position: u64) -> io::Result<()> {
-        if let Some(reason) = &self.failure {
-            return Err(io::Error::other(reason.clone()));
-        }
+    fn record(&mut self, shared: &Shared, position: u64) -> io::Result<()> {
+        let progress = Turn { incarnation: position, number: self.now_ms }.encode();
+        let recorded = with_keyspace(shared, |keyspace| {
+            keyspace.put_system(PROGRESS, &progress)?;
+            keyspace.commit()
+        });
+        recorded.map_err(io::Error::other)
+    }
+}
+
+impl Replicated for ReplicatedKeys {
+    fn tag(&self) -> Tag {
+        Tag::KEYS
+    }
+
+    fn format(&self) -> u8 {
+        FORMAT
+    }
+
+    fn applied(&self) -> Position {
+        Position(self.recorded)
+    }
+
+    fn is_durable(&self) -> bool {
+        self.shared.store.pool().report().durability != beeline_pmem::Durability::None
+    }
+
+    fn last_turn(&mut self, lane: LaneName) -> Result<Turn, CannotApply> {
+        self.recorded_turn(lane).map_err(CannotApply::new)
+    }
+
+    fn apply(
+        &mut self,
+        position: Position,
+        unit: &Unit<'_>,
+        replies: &mut Replies<'_>,
+    ) -> Result<(), CannotApply> {
+        self.apply_unit(position.0, unit, replies).map_err(CannotApply::new)
+    }
+
+    fn flush(&mut self, position: Position) -> io::Result<()> {
         let shared = Arc::clone(&self.shared);
-        // Also behind entries without a unit: the log forgets what lies below a position that was
-        // flushed, and a member that recorded an older one would miss it after a restart.
-        self.record(&shared, position)?;
-        if let Some(replication) = &shared.replication {
-            replication.set_applied(position);
-        }
+        self.record(&shared, position.0)?;
         if self.upkeep_asked.elapsed() >= UPKEEP_PAUSE {
             self.upkeep_asked = Instant::now();
             for door in &shared.doors {
@@ -258,38 +224,17 @@ impl ReplicaMachine {
         Ok(())
     }
 
-    fn record(&mut self, shared: &Shared, position: u64) -> io::Result<()> {
-        let progress = Turn { incarnation: position, number: self.now_ms }.encode();
-        let recorded = with_keyspace(shared, |keyspace| {
-            keyspace.put_system(PROGRESS, &progress)?;
-            keyspace.commit()
-        });
-        recorded.map_err(io::Error::other)
-    }
-
-    /// Whether what was flushed is there after a restart.
-    #[must_use]
-    pub fn is_durable(&self) -> bool {
-        self.shared.store.pool().report().durability != beeline_pmem::Durability::None
-    }
-
-    /// Captures the keys and what the machine knows, as of everything applied up to the latest
-    /// flush; to be called behind one.
-    ///
-    /// Errors: another snapshot is being written; the store's.
-    pub fn snapshot(&mut self) -> io::Result<StateWriter> {
+    fn snapshot(&mut self) -> io::Result<SnapshotWriter> {
         let shared = Arc::clone(&self.shared);
-        let position = shared.replication.as_ref().map_or(0, Replication::applied);
+        let position = shared.replication.as_ref().map_or(0, |replication| replication.applied());
         self.record(&shared, position)?;
         let snapshot = with_keyspace(&shared, |keyspace| keyspace.begin_snapshot())
             .map_err(io::Error::other)?;
         Ok(Box::new(move |out| snapshot.write_to(out).map(|_| ())))
     }
 
-    /// Replaces the keys by those of a snapshot, which covers everything up to `position`.
-    ///
-    /// Errors: the snapshot's, the store's. The store is then empty when it is opened next.
-    pub fn restore(&mut self, position: u64, state: &mut dyn Read) -> io::Result<()> {
+    /// The store is empty when it is opened next, if this fails.
+    fn restore(&mut self, position: Position, state: &mut dyn Read) -> io::Result<()> {
         let shared = Arc::clone(&self.shared);
         let path = shared.data_directory.join("incoming.bee");
         let mut file = File::create(&path)?;
@@ -297,31 +242,52 @@ impl ReplicaMachine {
         drop(file);
         beeline_kv::check_snapshot(&path).map_err(io::Error::other)?;
         if let Some(replication) = &shared.replication {
-            replication.loading.store(true, Ordering::Relaxed);
+            replication.set_loading(true);
         }
         let replaced = replace_by_snapshot(&path, &shared.store, &shared.shards);
         let _ = std::fs::remove_file(&path);
         let report = replaced.map_err(io::Error::other)?;
         self.reload().map_err(io::Error::other)?;
-        self.record(&shared, position)?;
-        if let Some(replication) = &shared.replication {
-            replication.set_applied(position);
-            replication.loading.store(false, Ordering::Relaxed);
-        }
-        tracing::info!(position, records = report.records, "a snapshot was installed");
+        self.record(&shared, position.0)?;
+        tracing::info!(%position, records = report.records, "a snapshot was installed");
         Ok(())
     }
 }
 
-impl Drop for ReplicaMachine {
-    /// The log has ended, perhaps by itself: nobody may wait for it any more, or be told by this
-    /// member who leads.
-    fn drop(&mut self) {
-        if let Some(replication) = &self.shared.replication {
-            replication.failed.store(true, Ordering::Relaxed);
+/// Runs a unit's requests as one batch, which is open, and closes it.
+fn run(
+    executor: &mut Executor,
+    out: &mut Output,
+    shared: &Shared,
+    position: u64,
+    unit: &Unit<'_>,
+    keyspace: &mut Keyspace<'_>,
+    replies: &mut Replies<'_>,
+) -> Result<(), String> {
+    for request in unit.requests() {
+        if pair::is_pair(request) {
+            let mut applied = Ok(());
+            replies.put(|reply| applied = pair::apply(request, position, keyspace, reply));
+            applied.map_err(|error| error.to_string())?;
+            continue;
         }
-        self.shared.shutdown_requested.wake();
+        out.clear();
+        out.set_limit(REPLY_LIMIT_BYTES);
+        if let Some(request) = Logged::decode(request) {
+            if !executor.execute_logged(&request, keyspace, out, shared) {
+                let error = String::from_utf8_lossy(out.as_bytes()).into_owned();
+                return Err(format!("the store refused an entry: {error}"));
+            }
+            bound(out, 0);
+        } else {
+            out.error(b"ERR a damaged request in the log");
+        }
+        replies.put(|reply| reply.extend_from_slice(out.as_bytes()));
     }
+    let recorded = keyspace.put_system(&unit.lane.key(), &unit.turn.encode());
+    recorded.map_err(|error| error.to_string())?;
+    keyspace.end_batch();
+    Ok(())
 }
 
 /// Runs `body` with every shard locked; writes go to the first one's log.

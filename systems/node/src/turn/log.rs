@@ -12,18 +12,18 @@
 //! barrier is asked for when the reads it serves have arrived.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use beeline_kv::wire::ReplyStatus;
+use beeline_replicated_service::unit;
 use beeline_resp::{Args, Effect, Plan, Session};
 
 use super::{ShardThread, one_sided};
 use crate::connection::{Connection, Hold};
 use crate::parcel::{Delivery, LogNews, Origin};
 use crate::replicated::courier::Errand;
-use crate::replicated::lane::{Asker, Failure, Reader};
-use crate::replicated::log::{Done, Order, Refused};
-use crate::replicated::{COMMAND, Replication, unit};
+use crate::replicated::lane::{Asker, Failure, Reader, reply_of};
+use crate::replicated::log::{Done, Log, Order, Refused};
+use crate::replicated::{COMMAND, Replication};
 use crate::shared::Shared;
 use crate::stats::count;
 
@@ -55,7 +55,7 @@ impl ShardThread {
         }
         let stale = effect == Effect::Read && session.reads_stale();
         if let Some(obstacle) = replication.obstacle(stale) {
-            self.answer(connection, &obstacle.reply());
+            self.answer(connection, &reply_of(&obstacle));
             return true;
         }
         match effect {
@@ -122,8 +122,8 @@ impl ShardThread {
                 session.log_command(parser.current(), out);
             }
         });
-        if let Err(failure) = pushed {
-            connection.fill(origin, &failure.reply(), self.output_pause_bytes());
+        if let Err((_, failure)) = pushed {
+            connection.fill(origin, &reply_of(&failure), self.output_pause_bytes());
         }
         true
     }
@@ -162,9 +162,7 @@ impl ShardThread {
         let shared = Arc::clone(&self.shared);
         let (Some(replication), Some(lane)) = (&shared.replication, &mut self.lane) else { return };
         let index = self.index;
-        if let Some((number, unit)) =
-            lane.next_unit(replication.incarnation.load(Ordering::Relaxed))
-        {
+        if let Some((number, unit)) = lane.next_unit(replication.incarnation()) {
             propose(&shared, replication, index, number, unit);
         }
         if let Some(ticket) = lane.next_barrier() {
@@ -183,7 +181,7 @@ impl ShardThread {
                     Err(failure) => (Vec::new(), Some(failure)),
                 };
                 let mut replies = unit::parts(&replies);
-                let instead = failure.as_ref().unwrap_or(&Failure::ReplyLost).reply();
+                let instead = reply_of(failure.as_ref().unwrap_or(&Failure::ReplyLost));
                 for asker in askers {
                     let reply = replies.next();
                     match asker {
@@ -227,7 +225,7 @@ impl ShardThread {
                     connection.fresh = true;
                     connection.again = true;
                 }
-                Err(failure) => thread.answer(connection, &failure.reply()),
+                Err(failure) => thread.answer(connection, &reply_of(failure)),
             }
             thread.resume_later(connection);
         });
@@ -256,15 +254,15 @@ impl ShardThread {
             let line = format!("-ERR wrong cluster: this member is of {cluster}, not {found}\r\n");
             return answer.send(line.into_bytes());
         }
-        let Some(log) = replication.log.get() else {
+        let Some(log) = replication.log() else {
             return answer.send(b"-NOTNOW the log is not open yet\r\n".to_vec());
         };
         if args.is(2, "propose") && args.len() == 4 {
             let mut command = args.get(3).to_vec();
-            if unit::Unit::decode(&command).is_none() {
+            if unit::Unit::decode(&command).is_err() {
                 return answer.send(b"-ERR no unit of a known version\r\n".to_vec());
             }
-            unit::stamp(&mut command, shared.store.clock().unix_ms());
+            replication.stamp(&mut command, shared.store.clock().unix_ms());
             return log.propose(command, answer.done(|replies: Vec<u8>| bulk(&replies)));
         }
         if args.is(2, "barrier") && args.len() == 3 {
@@ -346,11 +344,12 @@ fn propose(
     number: u64,
     unit: Vec<u8>,
 ) {
-    let Some(log) = replication.log.get().filter(|log| log.state().leads()) else {
+    let leads = |log: &&Arc<dyn Log>| replication.is_settled() && log.leads();
+    let Some(log) = replication.log().filter(leads) else {
         return replication.send(lane, Errand::Unit { number, unit, proposed: false });
     };
     let mut command = unit.clone();
-    unit::stamp(&mut command, shared.store.clock().unix_ms());
+    replication.stamp(&mut command, shared.store.clock().unix_ms());
     let back = Arc::clone(shared);
     log.propose(
         command,
@@ -372,7 +371,7 @@ fn propose(
 
 /// Asks for a barrier here, or leaves it to the courier.
 fn ask_barrier(shared: &Arc<Shared>, replication: &Replication, lane: usize, ticket: u64) {
-    let Some(log) = replication.log.get().filter(|log| log.state().leads()) else {
+    let Some(log) = replication.log().filter(|log| log.leads()) else {
         return replication.send(lane, Errand::Barrier { ticket });
     };
     let back = Arc::clone(shared);

@@ -6,12 +6,12 @@
 use beeline_kv::DATABASES;
 use beeline_kv::wire::ReplyStatus;
 use beeline_kv_server::{AgreedWrite, Agreement, Ticket, Wrote};
+use beeline_replicated_service::unit;
 
 use super::ShardThread;
 use crate::replicated::Replication;
 use crate::replicated::lane::{Asker, Failure, Lane, OneSided, Reader};
 use crate::replicated::pair::{self, Said};
-use crate::replicated::unit;
 use crate::shared::Shared;
 
 /// What a put takes of a command of the log besides key and value.
@@ -61,9 +61,7 @@ fn status_of(failure: &Failure) -> ReplyStatus {
         Failure::NoLeader | Failure::Loading => ReplyStatus::Unavailable,
         Failure::TooLarge { .. } => ReplyStatus::TooLarge,
         // It may have been proposed.
-        Failure::TimedOut | Failure::ReplyLost | Failure::Failed | Failure::Refused(_) => {
-            ReplyStatus::Undecided
-        }
+        _ => ReplyStatus::Undecided,
     }
 }
 
@@ -87,7 +85,7 @@ impl ShardThread {
     pub(super) fn one_sided_limit(&mut self) -> Result<Option<u32>, String> {
         let shared = std::sync::Arc::clone(&self.shared);
         let Some(replication) = &shared.replication else { return Ok(None) };
-        if replication.log.get().is_none() {
+        if replication.log().is_none() {
             return Err("the node's log is not open yet; try again".to_owned());
         }
         let limit = self.command_limit(replication).saturating_sub(AROUND_BYTES) + COUNTED_BYTES;

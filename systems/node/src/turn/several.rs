@@ -124,7 +124,7 @@ impl ShardThread {
                 thread.resume_later(connection);
             });
         }
-        let committed = keyspace.commit();
+        let committed = if shared.has_lost_log() { Ok(()) } else { keyspace.commit() };
         drop(guards);
         if wrote {
             for &index in shards.iter().filter(|&&index| index != self.index) {
@@ -170,7 +170,7 @@ impl ShardThread {
         if saves {
             shared.snapshots.discard_prepared();
         }
-        let committed = keyspace.commit();
+        let committed = if shared.has_lost_log() { Ok(()) } else { keyspace.commit() };
         drop(guards);
         self.settle(connection, after, true);
         if let Err(error) = committed {

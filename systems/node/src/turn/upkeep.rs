@@ -125,6 +125,9 @@ impl ShardThread {
         let shared = Arc::clone(&self.shared);
         let mut shard = lock(&shared.shards[self.index]);
         self.fabric.close(&mut shard);
+        if shared.has_lost_log() {
+            return;
+        }
         if let Err(error) = shard.commit() {
             tracing::error!(%error, shard = self.index, "the last commit failed");
         }

@@ -1,4 +1,4 @@
-//! What a replicated node asks of its log: the seam to whoever runs one.
+//! What a group asks of its log: the seam to the program that runs one.
 
 use std::fmt::Debug;
 
@@ -165,7 +165,7 @@ pub enum Order {
     Snapshot,
 }
 
-/// The log of one member. What it commits it gives to the node's [`crate::ReplicaMachine`].
+/// The log of one member. What it commits it gives to the group's [`crate::Machine`].
 pub trait Log: Send + Sync + Debug {
     /// Proposes a command; `done` gets the reply that applying it made here.
     fn propose(&self, command: Vec<u8>, done: Done<Vec<u8>>);

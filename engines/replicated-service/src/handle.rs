@@ -1,42 +1,11 @@
-//! The replicated log of `engines/replicated-log` as this node's log.
+//! The replicated log of `engines/replicated-log` as a group's log.
 
-use std::io::{self, Read};
+use beeline_replicated_log::{Contact, Handle, NO_SESSION, NodeId, Position, Refusal, RoleName};
 
-use beeline_replicated_log::{
-    Contact, Handle, NO_SESSION, NodeId, Position, Refusal, RoleName, SnapshotWriter, StateMachine,
-};
-
-use super::log::{Done, Log, LogMember, LogRole, LogState, Order, Refused};
-use super::machine::ReplicaMachine;
+use crate::log::{Done, Log, LogMember, LogRole, LogState, Order, Refused};
 
 /// A command's head within an entry, bytes.
 const COMMAND_HEAD_BYTES: usize = 24;
-
-impl StateMachine for ReplicaMachine {
-    fn apply(&mut self, position: Position, command: &[u8], reply: &mut Vec<u8>) {
-        Self::apply(self, position.0, command, reply);
-    }
-
-    fn flush(&mut self, applied: Position) -> io::Result<()> {
-        Self::flush(self, applied.0)
-    }
-
-    fn applied(&self) -> Position {
-        Position(Self::applied(self))
-    }
-
-    fn is_durable(&self) -> bool {
-        Self::is_durable(self)
-    }
-
-    fn snapshot(&mut self) -> io::Result<SnapshotWriter> {
-        Self::snapshot(self)
-    }
-
-    fn restore(&mut self, position: Position, reader: &mut dyn Read) -> io::Result<()> {
-        Self::restore(self, position.0, reader)
-    }
-}
 
 fn refused(refusal: Refusal) -> Refused {
     match refusal {

@@ -1,0 +1,323 @@
+//! What the log applies: units, each to the service of its tag.
+
+use std::fmt;
+use std::io::{self, Read};
+use std::sync::Arc;
+
+use beeline_replicated_log::{Position, SnapshotWriter, StateMachine};
+
+use crate::digest::{Windows, outcome};
+use crate::group::{Group, count};
+use crate::state;
+use crate::unit::{Check, LaneName, NoUnit, REPEATED, Turn, Unit, put_part};
+
+/// Which service a unit is for. A number is given once, here, and never to another service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Tag(pub u16);
+
+impl Tag {
+    /// The node's keys: what the Redis door and one-sided clients write.
+    pub const KEYS: Self = Self(1);
+    /// Documents.
+    pub const DOCUMENTS: Self = Self(2);
+    /// Objects.
+    pub const OBJECTS: Self = Self(3);
+    /// Topics.
+    pub const TOPICS: Self = Self(4);
+    /// The ledger.
+    pub const CHAIN: Self = Self(5);
+    /// From here on: programs of users, tests and examples.
+    pub const FIRST_FREE: Self = Self(1 << 15);
+}
+
+/// A service's state cannot follow the log any more: the member stops.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}")]
+pub struct CannotApply {
+    /// Why.
+    pub reason: String,
+}
+
+impl CannotApply {
+    /// For this reason.
+    #[must_use]
+    pub fn new(reason: impl fmt::Display) -> Self {
+        Self { reason: reason.to_string() }
+    }
+
+    /// Never: the entry that could not be applied stays where it is.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        false
+    }
+}
+
+/// Where a service's replies to a unit go: one per request, in order.
+#[derive(Debug)]
+pub struct Replies<'a> {
+    out: &'a mut Vec<u8>,
+    count: u64,
+}
+
+impl Replies<'_> {
+    /// The next request's reply, as `write` appends it.
+    pub fn put(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+        self.count += 1;
+        put_part(self.out, write);
+    }
+}
+
+/// A service whose state is replicated. Every call comes from the log's thread.
+///
+/// Units in the log's order lead to the same state and the same replies at every member, and at
+/// any moment: a service uses no clock but [`Unit::unix_ms`] (of which it takes the largest so
+/// far), no chance, and nothing that members keep apart, such as how much room there is.
+pub trait Replicated: Send {
+    /// Its tag.
+    fn tag(&self) -> Tag;
+
+    /// The newest format of its requests that it reads; it reads all before.
+    fn format(&self) -> u8;
+
+    /// Commands up to here have taken effect, durably; some of what lies behind may have, and is
+    /// skipped when it comes again. Asked once.
+    fn applied(&self) -> Position;
+
+    /// Whether [`Replicated::flush`] makes effects last in the service itself.
+    fn is_durable(&self) -> bool;
+
+    /// The latest turn of `lane` that took effect here.
+    ///
+    /// Errors: [`CannotApply`].
+    fn last_turn(&mut self, lane: LaneName) -> Result<Turn, CannotApply>;
+
+    /// Applies all requests of a unit, and remembers `unit.turn` as its lane's latest. A crash
+    /// leaves all of it or nothing.
+    ///
+    /// Errors: [`CannotApply`]; the member stops, and nothing of the unit may be left when the
+    /// service is opened next.
+    fn apply(
+        &mut self,
+        position: Position,
+        unit: &Unit<'_>,
+        replies: &mut Replies<'_>,
+    ) -> Result<(), CannotApply>;
+
+    /// A digest of what the unit just applied changed, the same wherever it changed the same:
+    /// members compare it ([`GroupStats::divergences`](crate::GroupStats::divergences)). 0 from a
+    /// service whose replies tell everything.
+    fn effects(&mut self) -> u64 {
+        0
+    }
+
+    /// Persists what was applied; remembers that everything up to `position` was.
+    ///
+    /// Errors: the medium's; the member stops.
+    fn flush(&mut self, position: Position) -> io::Result<()>;
+
+    /// Captures the state, with the lanes' latest turns, as of the last flush. Quick: what is
+    /// returned writes it later, on another thread.
+    ///
+    /// Errors: the service's; the log tries again later.
+    fn snapshot(&mut self) -> io::Result<SnapshotWriter>;
+
+    /// Replaces state and turns by those of a snapshot that covers everything up to `position`.
+    /// Before anything of the old state goes it calls [`Group::set_loading`], so that no read sees a
+    /// part; the machine ends that once all services have theirs.
+    ///
+    /// Errors: the service's; the member stops.
+    fn restore(&mut self, position: Position, state: &mut dyn Read) -> io::Result<()>;
+}
+
+/// The state machine of a group: its services, by tag.
+pub struct Machine {
+    group: Arc<Group>,
+    services: Vec<Box<dyn Replicated>>,
+    windows: Windows,
+    failure: Option<String>,
+}
+
+impl fmt::Debug for Machine {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let tags: Vec<_> = self.services.iter().map(|service| service.tag()).collect();
+        formatter.debug_struct("Machine").field("services", &tags).finish_non_exhaustive()
+    }
+}
+
+impl Machine {
+    /// For `services`, whose tags differ: the same ones at every member.
+    ///
+    /// Errors: [`CannotApply`]: two have one tag, or the turns of this member's lanes cannot be read.
+    pub fn new(group: Arc<Group>, services: Vec<Box<dyn Replicated>>) -> Result<Self, CannotApply> {
+        for (index, service) in services.iter().enumerate() {
+            if services[..index].iter().any(|other| other.tag() == service.tag()) {
+                return Err(CannotApply::new(format!("two services have tag {}", service.tag().0)));
+            }
+        }
+        let machine = Self { group, services, windows: Windows::default(), failure: None };
+        machine.group.set_applied(machine.position().0);
+        Ok(machine)
+    }
+
+    fn position(&self) -> Position {
+        let positions = self.services.iter().map(|service| service.applied());
+        positions.min().unwrap_or_default()
+    }
+
+    fn apply_or_fail(
+        &mut self,
+        position: Position,
+        command: &[u8],
+        reply: &mut Vec<u8>,
+    ) -> Result<(), CannotApply> {
+        let unit = match Unit::decode(command) {
+            Ok(unit) => unit,
+            Err(NoUnit::Malformed) => {
+                // At every member alike.
+                tracing::error!(bytes = command.len(), "an entry of the log is no unit; skipped");
+                self.told(position, Some(outcome(command, &[], 0)));
+                return Ok(());
+            }
+            Err(NoUnit::Version(version)) => {
+                let reason = format!("the log has units of version {version}: a newer build wrote");
+                return Err(CannotApply::new(reason));
+            }
+        };
+        let tag = unit.lane.service;
+        let service = self.services.iter_mut().find(|service| service.tag() == tag);
+        let Some(service) = service.filter(|service| unit.format <= service.format()) else {
+            let (service, format) = (tag.0, unit.format);
+            let reason = format!(
+                "the log has requests of service {service} in format {format}, which this member \
+                 does not serve: the same services of the same build belong to every member"
+            );
+            return Err(CannotApply::new(reason));
+        };
+        let own = self.group.options().node == unit.lane.node;
+        if own {
+            let present = self.group.incarnation();
+            if unit.turn.incarnation > present {
+                // An earlier run's, whose clock was ahead.
+                self.group.raise_incarnation(unit.turn.incarnation + 1);
+            }
+        }
+        let before = service.last_turn(unit.lane)?;
+        if let Some(check) = unit.check {
+            compare(&self.group, &self.windows, check, position);
+        }
+        if unit.turn <= before {
+            count(&self.group.counters.repeated, 1);
+            reply.extend_from_slice(&REPEATED);
+            self.told(position, None);
+            return Ok(());
+        }
+        let mut replies = Replies { out: reply, count: 0 };
+        service.apply(position, &unit, &mut replies)?;
+        let requests = replies.count;
+        let did = outcome(command, reply, service.effects());
+        self.told(position, Some(did));
+        count(&self.group.counters.units, 1);
+        count(&self.group.counters.requests, requests);
+        if own && unit.turn.incarnation == self.group.incarnation() {
+            self.group.keep_reply(unit.lane, unit.turn.number, reply);
+        }
+        Ok(())
+    }
+}
+
+impl Machine {
+    fn told(&mut self, position: Position, outcome: Option<u64>) {
+        let newest = self.windows.newest();
+        self.windows.applied(position.0, outcome);
+        if self.windows.newest() != newest {
+            self.group.set_check(self.windows.newest());
+        }
+    }
+}
+
+/// Compares what a window did here with what the leader that proposed a unit says it did there.
+fn compare(group: &Group, windows: &Windows, check: Check, position: Position) {
+    if windows.find(check.window).is_some_and(|digest| digest != check.digest) {
+        count(&group.counters.divergences, 1);
+        tracing::error!(
+            window = check.window,
+            %position,
+            "this member's state and a leader's differ: compare them, remove the wrong member, and \
+             let it join again"
+        );
+    }
+}
+
+impl StateMachine for Machine {
+    fn apply(&mut self, position: Position, command: &[u8], reply: &mut Vec<u8>) {
+        if self.failure.is_some() {
+            return;
+        }
+        if let Err(CannotApply { reason }) = self.apply_or_fail(position, command, reply) {
+            tracing::error!(
+                reason,
+                %position,
+                "this member cannot apply what the cluster agreed on, and stops"
+            );
+            self.failure = Some(reason);
+            self.group.fail();
+        }
+    }
+
+    fn flush(&mut self, applied: Position) -> io::Result<()> {
+        if let Some(reason) = &self.failure {
+            return Err(io::Error::other(reason.clone()));
+        }
+        // Also behind entries without a unit: the log forgets what lies below a position that was
+        // flushed, and a member that recorded an older one would miss it after a restart.
+        for service in &mut self.services {
+            service.flush(applied)?;
+        }
+        self.group.set_applied(applied.0);
+        Ok(())
+    }
+
+    fn applied(&self) -> Position {
+        self.position()
+    }
+
+    fn is_durable(&self) -> bool {
+        self.services.iter().all(|service| service.is_durable())
+    }
+
+    fn snapshot(&mut self) -> io::Result<SnapshotWriter> {
+        let mut parts = Vec::new();
+        for service in &mut self.services {
+            parts.push((service.tag(), service.snapshot()?));
+        }
+        Ok(Box::new(move |out| state::write(parts, out)))
+    }
+
+    fn restore(&mut self, position: Position, reader: &mut dyn Read) -> io::Result<()> {
+        let services = &mut self.services;
+        let mut restored = Vec::new();
+        state::read(reader, |tag, part| {
+            let service = services.iter_mut().find(|service| service.tag() == tag);
+            let unknown = || io::Error::other(format!("the snapshot has service {}", tag.0));
+            restored.push(tag);
+            service.ok_or_else(unknown)?.restore(position, part)
+        })?;
+        // A service that the snapshot's member did not have yet has no state.
+        for service in services.iter_mut().filter(|service| !restored.contains(&service.tag())) {
+            service.restore(position, &mut io::empty())?;
+        }
+        self.windows.forget();
+        self.group.set_check(None);
+        self.group.set_applied(position.0);
+        self.group.set_loading(false);
+        Ok(())
+    }
+}
+
+impl Drop for Machine {
+    /// The log has ended, perhaps by itself: no request may wait for it any more, or be told by this
+    /// member who leads.
+    fn drop(&mut self) {
+        self.group.fail();
+    }
+}
