@@ -118,10 +118,25 @@ impl<T> Receiver<T> {
     }
 }
 
+impl<T> Drop for Shared<T> {
+    fn drop(&mut self) {
+        // Both halves are gone: what was sent and not received is nobody else's. Relaxed: their
+        // last accesses happened before the count of handles fell to zero.
+        let tail = self.tail.0.load(Ordering::Relaxed);
+        let mut head = self.head.0.load(Ordering::Relaxed);
+        while head != tail {
+            let slot = &self.slots[head & (self.slots.len() - 1)];
+            // SAFETY: the slot lies in `head..tail`: initialised, and this value's alone.
+            slot.with_mut(|slot| unsafe { slot.cast::<T>().drop_in_place() });
+            head = head.wrapping_add(1);
+        }
+    }
+}
+
 impl<T> Drop for Receiver<T> {
     fn drop(&mut self) {
-        // What was sent later than this stays in the slots and is leaked with a full mailbox at
-        // most; senders learn of the drop through `is_closed`.
+        // What was sent later than this stays in the slots until the sender goes too; it learns of
+        // the drop through `is_closed`.
         while self.receive().is_some() {}
     }
 }
@@ -185,6 +200,18 @@ mod tests {
         drop(receiver);
         assert_eq!(std::sync::Arc::strong_count(&value), 1);
         assert!(sender.is_closed());
+    }
+
+    #[test]
+    fn what_is_sent_to_a_receiver_that_is_gone_goes_with_the_sender() {
+        let (mut sender, receiver) = mailbox(4);
+        let value = std::sync::Arc::new(());
+        drop(receiver);
+        for _ in 0..3 {
+            sender.send(std::sync::Arc::clone(&value)).unwrap();
+        }
+        drop(sender);
+        assert_eq!(std::sync::Arc::strong_count(&value), 1);
     }
 }
 
