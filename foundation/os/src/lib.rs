@@ -3,6 +3,7 @@
 //! Place: the bottom of `foundation`; everything that maps memory, passes a descriptor or pins a
 //! thread goes through here, so that the argument for each unsafe call stands once.
 //!
+//! - [`callers`]: accepting callers where descriptors run out.
 //! - [`memory`]: what a piece of memory is to the rest of Beeline: a base, a length, perhaps a
 //!   descriptor another process can map. The seam between `pmem` and `fabric`.
 //! - [`mapping`]: the owner of one `mmap`, over memfd, file or anonymous memory.
@@ -24,6 +25,7 @@
 
 pub mod affinity;
 pub mod barrier;
+pub mod callers;
 pub mod control_socket;
 pub mod doorbell;
 pub mod guardian;

@@ -18,13 +18,13 @@
 //! One of the two sees the other. A guard costs two stores and a load, and no locked instruction
 //! where fences are asymmetric.
 
-use std::collections::HashMap;
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::barrier;
+use crate::memory::MemoryObject;
 
 /// Objects that are being moved; the only thing a guard looks at.
 static MOVING: AtomicUsize = AtomicUsize::new(0);
@@ -39,7 +39,15 @@ struct Table {
     /// Slots of threads that ended.
     spare: Vec<&'static AtomicUsize>,
     moving: Vec<usize>,
-    ties: HashMap<usize, usize>,
+    ties: Vec<Tied>,
+    next_tie: u64,
+}
+
+/// One tie, while its object lives: other memory may come to lie at the same address.
+struct Tied {
+    object: usize,
+    memory: Weak<dyn MemoryObject>,
+    number: u64,
 }
 
 type Locked = MutexGuard<'static, Option<Table>>;
@@ -127,29 +135,28 @@ fn wait_out(slot: &AtomicUsize, object: usize) {
 /// Somebody reaches the object by other ways than this process's mapping, and would not follow it.
 #[derive(Debug)]
 #[must_use = "the object can be moved again once this is dropped"]
-pub struct Tie(usize);
+pub struct Tie(u64);
 
-/// Ties the object at `anchor` to its backing; waits while it is being moved.
-pub fn tie(anchor: NonNull<u8>) -> Tie {
-    let object = anchor.addr().get();
+/// Ties the object that `memory` is, or is a part of, to its backing, for as long as that lives;
+/// waits while it is being moved.
+pub fn tie(memory: &Arc<dyn MemoryObject>) -> Tie {
+    let object = memory.anchor().addr().get();
     let mut table = lock();
     while table.get_or_insert_default().moving.contains(&object) {
         table = wait(table);
     }
-    *table.get_or_insert_default().ties.entry(object).or_default() += 1;
-    Tie(object)
+    let known = table.get_or_insert_default();
+    known.next_tie += 1;
+    let number = known.next_tie;
+    let memory = Arc::downgrade(&memory.whole().unwrap_or_else(|| Arc::clone(memory)));
+    known.ties.push(Tied { object, memory, number });
+    Tie(number)
 }
 
 impl Drop for Tie {
     fn drop(&mut self) {
         let mut table = lock();
-        let ties = &mut table.get_or_insert_default().ties;
-        if let Some(count) = ties.get_mut(&self.0) {
-            *count -= 1;
-            if *count == 0 {
-                ties.remove(&self.0);
-            }
-        }
+        table.get_or_insert_default().ties.retain(|tied| tied.number != self.0);
     }
 }
 
@@ -183,7 +190,8 @@ pub fn replace(
         table = wait(table);
     }
     let known = table.get_or_insert_default();
-    if known.ties.contains_key(&object) {
+    known.ties.retain(|tied| tied.memory.strong_count() > 0);
+    if known.ties.iter().any(|tied| tied.object == object) {
         return Err(std::io::Error::new(
             std::io::ErrorKind::ResourceBusy,
             "a device or another provider reaches this memory by itself, and would not follow it; \
@@ -211,8 +219,8 @@ mod tests {
     use std::sync::atomic::{AtomicBool, AtomicU64};
 
     use super::*;
+    use crate::SharedMemory;
     use crate::memory::{atomic_u64, load_u64};
-    use crate::{MemoryObject, SharedMemory};
 
     #[test]
     fn what_is_stored_under_a_guard_is_there_after_every_replacement() {
@@ -250,12 +258,24 @@ mod tests {
 
     #[test]
     fn a_tied_object_is_not_moved() {
-        let memory = SharedMemory::allocate("tied", 4096).unwrap();
-        let (one, other) = (tie(memory.anchor()), tie(memory.anchor()));
+        let memory: Arc<dyn MemoryObject> = Arc::new(SharedMemory::allocate("tied", 4096).unwrap());
+        let (one, other) = (tie(&memory), tie(&memory));
         drop(one);
         let error = memory.replace_backing().unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::ResourceBusy);
         drop(other);
         memory.replace_backing().unwrap();
+    }
+
+    #[test]
+    fn a_tie_to_an_object_that_is_gone_holds_no_other_memory() {
+        let mut ties = Vec::new();
+        for _ in 0..20 {
+            // At the same address as the one before, likely.
+            let memory: Arc<dyn MemoryObject> =
+                Arc::new(SharedMemory::allocate("tied", 4096).unwrap());
+            memory.replace_backing().unwrap();
+            ties.push(tie(&memory));
+        }
     }
 }

@@ -30,6 +30,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, Weak};
 
+use beeline_os::callers::{Pause, most_strangers};
 use rustix::event::epoll::{self, Event, EventData, EventFlags};
 use rustix::time::Timespec;
 
@@ -38,7 +39,7 @@ use crate::connection::{Connection, Mover};
 use crate::device::Shared;
 use crate::handshake::{GREETING_BYTES, Greeting, GreetingRole, same_nonce};
 use crate::queue::{LIBRARY_RESTS, LIBRARY_TICKS, QueueState, TOKEN_NUDGE, TOKEN_TIMER, lower};
-use crate::stream::{Attention, Moved, Stream};
+use crate::stream::{Attention, Moved, Served, Stream};
 
 /// Event data of the transport in the library's set; queues count up from [`FIRST_QUEUE`].
 pub(crate) const TOKEN_TRANSPORT: u64 = 0;
@@ -53,7 +54,8 @@ const FIRST_CALLER: u64 = 1 << 48;
 const TICK_NS: u64 = 1_000_000;
 /// How long a caller may take to say hello.
 const GREETING_NS: u64 = 5_000_000_000;
-/// Callers that may be about to say hello at once; more push out the oldest.
+/// Callers that may be about to say hello at once, in a share of the process's descriptors; more push
+/// out the oldest.
 const MAX_CALLERS: usize = 1024;
 /// Bytes moved for one connection before the next.
 const BUDGET_BYTES: usize = 1 << 20;
@@ -82,6 +84,8 @@ pub(crate) struct Library {
     watched: Vec<Watched>,
     debtors: Vec<u32>,
     accepted: Vec<Box<dyn Stream>>,
+    /// The transport's events are not looked at.
+    pause: Pause,
 }
 
 impl Library {
@@ -93,6 +97,7 @@ impl Library {
             watched: Vec::new(),
             debtors: Vec::new(),
             accepted: Vec::new(),
+            pause: Pause::default(),
         }
     }
 
@@ -128,6 +133,13 @@ impl Library {
                 next_tick = 0;
             }
             self.callers.retain(|caller| now < caller.until_ns);
+            if self.pause.end() {
+                let (events, data) = (set.transport.events(), EventData::new_u64(TOKEN_TRANSPORT));
+                if let Err(error) = epoll::add(&set.thread_set, events, data, EventFlags::IN) {
+                    tracing::warn!(%error, "callers cannot be looked for yet");
+                    self.pause.begin();
+                }
+            }
         }
     }
 
@@ -139,7 +151,9 @@ impl Library {
         let now = clock::now_ns();
         let tick = self.any_ticks().then(|| next_tick.max(now + TICK_NS / 8));
         let caller = self.callers.iter().map(|caller| caller.until_ns).min();
-        let wait = tick.into_iter().chain(caller).min()?.saturating_sub(now);
+        let pause = self.pause.left().and_then(|left| u64::try_from(left.as_nanos()).ok());
+        let pause = pause.map(|left| now.saturating_add(left));
+        let wait = tick.into_iter().chain(caller).chain(pause).min()?.saturating_sub(now);
         Some(Timespec {
             tv_sec: i64::try_from(wait / 1_000_000_000).unwrap_or(i64::MAX),
             tv_nsec: (wait % 1_000_000_000) as _,
@@ -182,10 +196,23 @@ impl Library {
 
     fn serve(&mut self) {
         let mut accepted = std::mem::take(&mut self.accepted);
-        self.shared.transport.serve(&|| self.attention(), &mut accepted);
+        let served = self.shared.transport.serve(&|| self.attention(), &mut accepted);
         let some = !accepted.is_empty();
+        if served == Served::NoDescriptor && !some {
+            // The stranger that has been silent longest makes room; where there is none, callers
+            // wait. They stay readable, and looking at once would be looking for ever.
+            if self.callers.is_empty() {
+                let events = self.shared.transport.events();
+                if !self.pause.is_on() && epoll::delete(&self.shared.thread_set, events).is_ok() {
+                    self.pause.begin();
+                }
+            } else {
+                self.callers.remove(0);
+            }
+        }
+        let most = most_strangers(MAX_CALLERS);
         for stream in accepted.drain(..) {
-            if self.callers.len() >= MAX_CALLERS {
+            if self.callers.len() >= most {
                 self.callers.remove(0);
             }
             let token = self.next_caller;

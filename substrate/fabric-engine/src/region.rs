@@ -101,7 +101,7 @@ impl Entry {
         // not given, or the memory is moved.
         self.granted.store(true, Ordering::SeqCst);
         let mut tie = self.tie.lock().unwrap_or_else(PoisonError::into_inner);
-        tie.get_or_insert_with(|| moving::tie(self.memory.anchor()));
+        tie.get_or_insert_with(|| moving::tie(&self.memory));
         drop(tie);
         !self.is_closed()
     }
@@ -120,7 +120,7 @@ impl Entry {
         drop(tie.take());
         let outcome = self.memory.replace_backing();
         if outcome.is_err() {
-            *tie = Some(moving::tie(self.memory.anchor()));
+            *tie = Some(moving::tie(&self.memory));
         }
         drop(tie);
         self.granted.store(outcome.is_err(), Ordering::SeqCst);

@@ -137,6 +137,15 @@ pub enum Attention {
     Spared,
 }
 
+/// What a look at a transport's events came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Served {
+    /// All there was, or as much as one call takes.
+    Done,
+    /// A caller waits, and there is no descriptor for it.
+    NoDescriptor,
+}
+
 /// A provider's half of a device: how streams come about. One per device.
 pub trait Transport: Send + Sync + Debug {
     /// Limits and traits of the device.
@@ -154,7 +163,11 @@ pub trait Transport: Send + Sync + Debug {
     /// Does what `events` announced, on the library's thread, and adds callers to `accepted`.
     /// Bounded per call. Called once a millisecond too while an application is active, where
     /// streams are polled. `attention` is asked after what `events` announced was taken.
-    fn serve(&self, attention: &dyn Fn() -> Attention, accepted: &mut Vec<Box<dyn Stream>>);
+    fn serve(
+        &self,
+        attention: &dyn Fn() -> Attention,
+        accepted: &mut Vec<Box<dyn Stream>>,
+    ) -> Served;
 
     /// Somebody is about to sleep on readiness descriptors. After this returns, every stream with
     /// something to move is readable, now and whenever more arrives, until a later

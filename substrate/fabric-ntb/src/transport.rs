@@ -13,7 +13,7 @@ use std::time::Duration;
 use beeline_fabric::{ConnectInfo, DeviceAttributes, FabricError};
 use beeline_fabric_engine::handshake::{Identity, Nonce};
 use beeline_fabric_engine::now_ns;
-use beeline_fabric_engine::stream::{Attention, Stream, Transport};
+use beeline_fabric_engine::stream::{Attention, Served, Stream, Transport};
 use beeline_os::SharedMemory;
 use beeline_os::control_socket::{ControlListener, ControlSocket};
 use beeline_os::memory::MemoryObject;
@@ -358,7 +358,11 @@ impl Transport for NtbTransport {
         self.set.as_fd()
     }
 
-    fn serve(&self, attention: &dyn Fn() -> Attention, accepted: &mut Vec<Box<dyn Stream>>) {
+    fn serve(
+        &self,
+        attention: &dyn Fn() -> Attention,
+        accepted: &mut Vec<Box<dyn Stream>>,
+    ) -> Served {
         let links = &mut *self.lock();
         self.take_events(links);
         self.hear(links);
@@ -395,6 +399,7 @@ impl Transport for NtbTransport {
                 .into_iter()
                 .map(|channel| -> Box<dyn Stream> { Box::new(ChannelStream::new(channel)) }),
         );
+        Served::Done
     }
 
     fn before_sleep(&self) {

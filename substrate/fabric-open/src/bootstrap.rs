@@ -18,6 +18,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use beeline_fabric::{ConnectInfo, Device};
+use beeline_os::callers::{AfterFailure, Pause, after_failure, most_strangers};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::error::OpenError;
@@ -215,6 +216,7 @@ impl Bootstrap {
             answers,
             wake: Arc::clone(&wake),
             stop: Arc::clone(&stop),
+            pause: Pause::default(),
         };
         let thread = std::thread::Builder::new()
             .name("beeline-bootstrap".to_owned())
@@ -310,6 +312,8 @@ struct Server {
     answers: Receiver<(u64, Answer)>,
     wake: Arc<OwnedFd>,
     stop: Arc<AtomicBool>,
+    /// The listeners are not looked at.
+    pause: Pause,
 }
 
 impl Server {
@@ -324,7 +328,9 @@ impl Server {
             for token in ready {
                 self.advance(token);
             }
-            self.accept();
+            if !self.pause.is_on() || self.pause.end() {
+                self.accept();
+            }
             let now = Instant::now();
             self.exchanges.retain(|exchange| now < exchange.until);
         }
@@ -333,11 +339,12 @@ impl Server {
     /// Sleeps until something happens; returns the exchanges that can move.
     fn wait(&self) -> Vec<u64> {
         let mut fds = vec![PollFd::new(&self.wake, PollFlags::IN)];
+        let callers = if self.pause.is_on() { PollFlags::empty() } else { PollFlags::IN };
         if let Some(listener) = &self.tcp {
-            fds.push(PollFd::new(listener, PollFlags::IN));
+            fds.push(PollFd::new(listener, callers));
         }
         if let Some(listener) = &self.unix {
-            fds.push(PollFd::new(listener, PollFlags::IN));
+            fds.push(PollFd::new(listener, callers));
         }
         let first = fds.len();
         for exchange in &self.exchanges {
@@ -349,10 +356,12 @@ impl Server {
             fds.push(PollFd::new(&exchange.stream, flags));
         }
         let next = self.exchanges.iter().map(|exchange| exchange.until).min();
-        let timeout = next.and_then(|until| {
-            let left = until.saturating_duration_since(Instant::now());
-            Timespec::try_from(left + Duration::from_millis(1)).ok()
-        });
+        let timeout = next.map(|until| until.saturating_duration_since(Instant::now()));
+        let timeout = timeout
+            .into_iter()
+            .chain(self.pause.left())
+            .min()
+            .and_then(|left| Timespec::try_from(left + Duration::from_millis(1)).ok());
         if poll(&mut fds, timeout.as_ref()).is_err() {
             return Vec::new();
         }
@@ -365,22 +374,26 @@ impl Server {
     }
 
     fn accept(&mut self) {
+        let most = most_strangers(self.config.max_exchanges);
         for _ in 0..16 {
-            let accepted = self.tcp.as_ref().and_then(|listener| listener.accept().ok());
-            let stream = match accepted {
-                Some((stream, _)) => {
-                    let _ = stream.set_nodelay(true);
-                    stream.set_nonblocking(true).map(|()| Stream::Tcp(stream))
-                }
-                None => match self.unix.as_ref().and_then(|listener| listener.accept().ok()) {
-                    Some((stream, _)) => {
-                        stream.set_nonblocking(true).map(|()| Stream::Unix(stream))
+            let stream = match self.next_caller() {
+                Ok(stream) => stream,
+                Err(error) => match after_failure(&error) {
+                    AfterFailure::Sleep => return,
+                    AfterFailure::Next => continue,
+                    // No descriptor for it, and the caller stays in the queue: asking again at once
+                    // would be asking for ever.
+                    AfterFailure::MakeRoom => {
+                        let asking = |old: &Exchange| old.phase == Phase::Asking;
+                        match self.exchanges.iter().position(asking) {
+                            Some(oldest) => drop(self.exchanges.remove(oldest)),
+                            None => self.pause.begin(),
+                        }
+                        return;
                     }
-                    None => return,
                 },
             };
-            let Ok(stream) = stream else { continue };
-            if self.exchanges.len() >= self.config.max_exchanges {
+            if self.exchanges.len() >= most {
                 let idle = self.exchanges.iter().position(|old| old.phase == Phase::Asking);
                 self.exchanges.remove(idle.unwrap_or(0));
             }
@@ -389,6 +402,25 @@ impl Server {
             let until = Instant::now() + self.config.caller_timeout;
             let (phase, bytes) = (Phase::Asking, Vec::new());
             self.exchanges.push(Exchange { token, stream, phase, bytes, until });
+        }
+    }
+
+    /// Errors: the listeners'; `WouldBlock` when neither has a caller.
+    fn next_caller(&self) -> io::Result<Stream> {
+        let none = || Err(io::Error::from(io::ErrorKind::WouldBlock));
+        let accepted = self.tcp.as_ref().map_or_else(none, |listener| {
+            let (stream, _) = listener.accept()?;
+            let _ = stream.set_nodelay(true);
+            stream.set_nonblocking(true)?;
+            Ok(Stream::Tcp(stream))
+        });
+        match (accepted, &self.unix) {
+            (Err(error), Some(listener)) if error.kind() == io::ErrorKind::WouldBlock => {
+                let (stream, _) = listener.accept()?;
+                stream.set_nonblocking(true)?;
+                Ok(Stream::Unix(stream))
+            }
+            (accepted, _) => accepted,
         }
     }
 

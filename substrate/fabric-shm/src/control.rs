@@ -10,7 +10,8 @@
 //! ```
 //!
 //! Invariants: nothing here blocks on a peer (a full socket ends the session); an unauthenticated
-//! session lives [`GREETING_BOUND`] at most and there are at most [`MAX_GREETINGS`] of them; every
+//! session lives [`GREETING_BOUND`] at most, and there are at most [`MAX_GREETINGS`] of them and a
+//! share of the process's descriptors (the oldest makes room for the next); every
 //! record is decoded into a value before use and a wrong one ends its session only.
 
 pub(crate) mod message;
@@ -21,6 +22,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use beeline_fabric::Role;
+use beeline_os::callers::{AfterFailure, Pause, after_failure, most_strangers};
 use beeline_os::control_socket::{ControlListener, ControlSocket, PeerCredentials, Received};
 use beeline_os::doorbell::Doorbell;
 use beeline_os::mapping::{Protection, Retired, create_memfd};
@@ -101,6 +103,13 @@ struct Session {
     opens: Vec<(u64, u64)>,
 }
 
+impl Session {
+    /// It has not proved yet that it belongs to a queue pair of ours that is wanted.
+    fn is_stranger(&self) -> bool {
+        matches!(self.state, State::Greeting { .. } | State::Parked { .. })
+    }
+}
+
 #[derive(Debug)]
 struct Registered {
     link: Arc<Link>,
@@ -126,6 +135,8 @@ pub(crate) struct Control {
     processes: HashMap<i32, Watched>,
     retries: Vec<(u32, Box<PeerInfo>)>,
     next_session: u64,
+    /// The listener is not looked at.
+    pause: Pause,
     own_pid: i32,
     own_uid: u32,
 }
@@ -145,6 +156,7 @@ impl Control {
             processes: HashMap::new(),
             retries: Vec::new(),
             next_session: 1,
+            pause: Pause::default(),
             own_pid: rustix::process::getpid().as_raw_nonzero().get(),
             own_uid: rustix::process::geteuid().as_raw(),
         })
@@ -153,7 +165,8 @@ impl Control {
     /// Runs until [`Command::Stop`].
     pub(crate) fn run(mut self) {
         loop {
-            let timeout = self.has_deadlines().then_some(Duration::from_millis(20));
+            let deadlines = self.has_deadlines().then_some(Duration::from_millis(20));
+            let timeout = deadlines.into_iter().chain(self.pause.left()).min();
             let count = match self.poller.wait(timeout) {
                 Ok(count) => count,
                 Err(error) => {
@@ -174,6 +187,12 @@ impl Control {
                 break;
             }
             self.expire();
+            if self.pause.end()
+                && let Err(error) = self.poller.add(&self.listener, LISTENER, Interest::READ)
+            {
+                tracing::warn!(%error, "shm callers cannot be looked for yet");
+                self.pause.begin();
+            }
         }
         for (_, end) in self.ends.drain() {
             end.link.push(LinkEvent::Closed);
@@ -181,10 +200,7 @@ impl Control {
     }
 
     fn has_deadlines(&self) -> bool {
-        !self.retries.is_empty()
-            || self.sessions.values().any(|session| {
-                matches!(session.state, State::Greeting { .. } | State::Parked { .. })
-            })
+        !self.retries.is_empty() || self.sessions.values().any(Session::is_stranger)
     }
 
     /// Does what data threads asked for; true to stop.
@@ -233,27 +249,45 @@ impl Control {
     }
 
     fn accept(&mut self) {
+        let most = most_strangers(MAX_GREETINGS);
         for _ in 0..RECORDS_PER_TURN {
             match self.listener.accept() {
                 Ok(Some(socket)) => {
-                    let greeting = |session: &&Session| {
-                        matches!(session.state, State::Greeting { .. } | State::Parked { .. })
-                    };
-                    if self.sessions.len() >= MAX_GREETINGS
-                        && self.sessions.values().filter(greeting).count() >= MAX_GREETINGS
+                    if self.sessions.values().filter(|session| session.is_stranger()).count()
+                        >= most
                     {
-                        continue;
+                        self.make_room();
                     }
                     let state = State::Greeting { since: Instant::now() };
                     self.add_session(socket, None, state);
                 }
                 Ok(None) => break,
-                Err(error) => {
-                    tracing::warn!(%error, "a shm connection could not be accepted");
-                    break;
-                }
+                Err(error) => match after_failure(&error) {
+                    AfterFailure::Sleep => break,
+                    AfterFailure::Next => {}
+                    // No descriptor for it, and the caller stays in the queue: asking again at once
+                    // would be asking for ever.
+                    AfterFailure::MakeRoom => {
+                        if !self.make_room() {
+                            tracing::warn!(%error, "shm callers have to wait");
+                            if self.poller.remove(&self.listener).is_ok() {
+                                self.pause.begin();
+                            }
+                        }
+                        break;
+                    }
+                },
             }
         }
+    }
+
+    /// Hangs up on the stranger that has been here longest; false where there is none.
+    fn make_room(&mut self) -> bool {
+        let oldest = self.sessions.iter().filter(|(_, session)| session.is_stranger());
+        // Sessions are numbered in the order they came in.
+        let Some(oldest) = oldest.map(|(&id, _)| id).min() else { return false };
+        self.drop_session(oldest);
+        true
     }
 
     fn add_session(

@@ -181,7 +181,7 @@ pub(crate) fn grant(
             (Arc::new(reopen::read_only(&*own).ok()?), !sealed)
         };
         exposure.exposed = true;
-        exposure.tie.get_or_insert_with(|| moving::tie(object.anchor()));
+        exposure.tie.get_or_insert_with(|| moving::tie(&object));
         exposure.holders.retain(|holder| holder.link.strong_count() > 0);
         let held = exposure
             .holders
@@ -249,7 +249,7 @@ fn replace(exposure: &mut Exposure, memory: &Arc<dyn MemoryObject>) -> Result<()
     exposure.tie = None;
     let outcome = memory.replace_backing();
     if let Err(source) = outcome {
-        exposure.tie = Some(moving::tie(memory.anchor()));
+        exposure.tie = Some(moving::tie(memory));
         return Err(FabricError::System { action: "replacing a region's backing", source });
     }
     exposure.exposed = false;

@@ -82,7 +82,7 @@ fn an_atomic_is_counted_exactly_when_it_is_reported_as_done() {
         while Arc::strong_count(b.region.memory()) > 2 && start.elapsed() < BOUND {
             std::thread::yield_now();
         }
-        drop(beeline_os::moving::tie(b.region.memory().anchor()));
+        drop(moving::tie(b.region.memory()));
         let found = load_u64(b.region.memory().as_ref(), 64).wrapping_sub(before);
         assert!(found == sure || (sure == 1 && found == 2), "{found} for {sure}");
     }
@@ -253,7 +253,7 @@ fn memory_that_another_provider_reaches_by_itself_is_not_moved() {
     let remote = b.region.remote_address(0);
     let write = Operation::Write { local: LocalData::Inline(b"x"), remote };
     assert!(perform(&mut a, write).is_success());
-    let tie = moving::tie(b.region.memory().anchor());
+    let tie = moving::tie(b.region.memory());
     let error = b.region.revoke().unwrap_err();
     assert!(
         matches!(&error, FabricError::System { source, .. }

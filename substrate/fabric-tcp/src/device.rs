@@ -9,8 +9,9 @@ use beeline_fabric::{
     CompletionQueue, ConnectInfo, Device, DeviceAttributes, FabricError, ProtectionDomain,
 };
 use beeline_fabric_engine::EngineDevice;
-use beeline_fabric_engine::stream::{Attention, Stream, Transport};
+use beeline_fabric_engine::stream::{Attention, Served, Stream, Transport};
 use beeline_os::SharedMemory;
+use beeline_os::callers::{AfterFailure, after_failure};
 use beeline_os::memory::MemoryObject;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
@@ -73,12 +74,18 @@ impl Transport for TcpTransport {
         self.listener.as_fd()
     }
 
-    fn serve(&self, _: &dyn Fn() -> Attention, accepted: &mut Vec<Box<dyn Stream>>) {
+    fn serve(&self, _: &dyn Fn() -> Attention, accepted: &mut Vec<Box<dyn Stream>>) -> Served {
         for _ in 0..ACCEPTS {
-            let flags = SocketFlags::CLOEXEC;
-            let Ok(fd) = rustix::net::accept_with(&self.listener, flags) else { return };
-            accepted.push(Box::new(Socket::accepted(fd)));
+            match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC) {
+                Ok(fd) => accepted.push(Box::new(Socket::accepted(fd))),
+                Err(error) => match after_failure(&error.into()) {
+                    AfterFailure::Sleep => break,
+                    AfterFailure::Next => {}
+                    AfterFailure::MakeRoom => return Served::NoDescriptor,
+                },
+            }
         }
+        Served::Done
     }
 
     fn connect_info(&self, &(qp_num, nonce): &Identity) -> ConnectInfo {

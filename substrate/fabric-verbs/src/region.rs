@@ -204,7 +204,7 @@ pub(crate) fn register(
         return Err(FabricError::Limit { what, requested, limit: most });
     }
     // Before the device looks at the pages.
-    let tie = moving::tie(memory.anchor());
+    let tie = moving::tie(&memory);
     let base = memory.base().as_ptr();
     let persistence = memory.persistence();
     let make = |iova, flags| {
