@@ -18,7 +18,8 @@ def socket(tmp_path_factory):
         return
     program = os.environ.get("BEELINE_PROGRAM", "beeline")
     data = tmp_path_factory.mktemp("node")
-    off = ["--resp-address", "off", "--http-address", "off", "--fabric-address", "127.0.0.1:0"]
+    off = ["--resp-address", "off", "--http-address", "off", "--fabric-address", "127.0.0.1:0",
+           "--documents-address", "off"]
     node = subprocess.Popen(
         [program, "serve", "--json", "--data", str(data), "--capacity", "256MiB",
          "--segment-size", "1MiB", "--objects-memory", "256MiB", *off],

@@ -9,8 +9,9 @@ use crate::root;
 use crate::step::{Report, Step, works};
 use crate::tools;
 
-/// The Python client, pinned.
-const REDIS_PY: &str = "redis==6.4.0";
+/// The Python clients, pinned: module, name, package.
+const PYTHON_CLIENTS: &[(&str, &str, &str)] =
+    &[("redis", "redis-py", "redis==6.4.0"), ("pymongo", "pymongo", "pymongo==4.20.0")];
 
 /// What the tests of our Python package use; pyarrow 11 is the last with Plasma, a peer of
 /// `bench objects`.
@@ -157,28 +158,31 @@ fn python_package(report: &mut Report) {
 fn python(report: &mut Report) {
     let home = root().join("target/clients-venv");
     let python = home.join("bin/python");
-    let version = REDIS_PY.replace("redis==", "");
-    let probe = root().join("verify/clients/python/version.py");
-    let right = || works(&format!("{} {} {version}", python.display(), probe.display()));
-    if right() {
-        report.done("redis-py", "here: target/clients-venv");
-        return;
-    }
-    let made = Step::new("python environment", &format!("python3 -m venv {}", home.display()))
-        .minutes(5)
-        .run();
-    if !made.passed() {
-        report.skip("redis-py", "python3 with venv is not here");
-        return;
-    }
-    let line = format!(
-        "{} -m pip install --quiet --disable-pip-version-check {REDIS_PY}",
-        python.display()
-    );
-    Step::new("redis-py", &line).minutes(10).run();
-    if right() {
-        report.done("redis-py", &format!("installed {REDIS_PY} in target/clients-venv"));
-    } else {
-        report.skip("redis-py", &format!("pip could not install {REDIS_PY}"));
+    for (module, name, package) in PYTHON_CLIENTS {
+        let version = package.split("==").nth(1).unwrap_or_default();
+        let probe = root().join("verify/clients/python/version.py");
+        let right =
+            || works(&format!("{} {} {module} {version}", python.display(), probe.display()));
+        if right() {
+            report.done(name, "here: target/clients-venv");
+            continue;
+        }
+        if !python.exists() {
+            let line = format!("python3 -m venv {}", home.display());
+            if !Step::new("python environment", &line).minutes(5).run().passed() {
+                report.skip(name, "python3 with venv is not here");
+                continue;
+            }
+        }
+        let line = format!(
+            "{} -m pip install --quiet --disable-pip-version-check {package}",
+            python.display()
+        );
+        Step::new(name, &line).minutes(10).run();
+        if right() {
+            report.done(name, &format!("installed {package} in target/clients-venv"));
+        } else {
+            report.skip(name, &format!("pip could not install {package}"));
+        }
     }
 }

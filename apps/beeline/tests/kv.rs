@@ -26,6 +26,7 @@ fn node(arguments: &[&str]) -> Node {
     let mut child = Command::new(env!("CARGO_BIN_EXE_beeline"))
         .args(["serve", "--json", "--quiet", "--resp-address", "off", "--shards", "2"])
         .args(["--http-address", "127.0.0.1:0", "--fabric-address", "127.0.0.1:0"])
+        .args(["--documents-address", "127.0.0.1:0"])
         .args(["--segment-size", "1MiB", "--capacity", "64MiB", "--data"])
         .arg(data.path())
         .args(arguments)
@@ -171,7 +172,8 @@ fn a_taken_fabric_port_names_the_flag() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let data = tempfile::tempdir().unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_beeline"))
-        .args(["serve", "--quiet", "--resp-address", "off", "--http-address", "off", "--data"])
+        .args(["serve", "--quiet", "--resp-address", "off", "--http-address", "off"])
+        .args(["--documents-address", "off", "--data"])
         .arg(data.path().join("node"))
         .args(["--fabric-address", &taken.local_addr().unwrap().to_string()])
         .output()

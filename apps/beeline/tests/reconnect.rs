@@ -51,6 +51,7 @@ fn spawn(data: &std::path::Path, address: &str, window: &str) -> (Child, String)
     let mut child = Command::new(env!("CARGO_BIN_EXE_beeline"))
         .args(["serve", "--json", "--quiet", "--resp-address", "off", "--http-address", "off"])
         .args(["--shards", "2", "--segment-size", "1MiB", "--capacity", "64MiB"])
+        .args(["--documents-address", "off"])
         .args(["--fabric-address", address, "--fabric-window", window])
         .args(["--durability", "process", "--data"])
         .arg(data)
@@ -378,7 +379,8 @@ fn a_node_whose_window_cannot_be_opened_says_so_and_does_not_start() {
     let data = tempfile::tempdir().unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_beeline"))
         .args(["serve", "--fabric-address", "127.0.0.1:0", "--fabric-window", "/nowhere/resource2"])
-        .args(["--resp-address", "off", "--http-address", "off", "--data"])
+        .args(["--resp-address", "off", "--http-address", "off"])
+        .args(["--documents-address", "off", "--data"])
         .arg(data.path().join("store"))
         .output()
         .unwrap();

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, RwLock, Weak};
 use std::thread::JoinHandle;
 
 use beeline_env::{Clock, SystemClock};
-use beeline_kv::{RecoveryReport, Store, StoreOptions, StoreStats, refuse_unfinished};
+use beeline_kv::{Keyspace, RecoveryReport, Store, StoreOptions, StoreStats, refuse_unfinished};
 use beeline_os::poller::Waker;
 use beeline_pmem::{Pool, PoolKind, PoolReport};
 use beeline_ring::mailbox;
@@ -349,6 +349,33 @@ pub struct NodeHandle {
 }
 
 impl NodeHandle {
+    /// The store of the node. Its keys are reached through [`NodeHandle::with_shards`].
+    #[must_use]
+    pub fn store(&self) -> &Arc<Store> {
+        &self.shared.store
+    }
+
+    /// Locks shards, in ascending order, for `work` of a service; their own threads step back
+    /// meanwhile. Writes go to the log of the first; `work` commits what it acknowledges.
+    pub fn with_shards<R>(&self, wanted: &[usize], work: impl FnOnce(&mut Keyspace<'_>) -> R) -> R {
+        let mut guards = self.shared.lock_shards(wanted);
+        let now_ns = self.shared.store.clock().monotonic_ns();
+        guards.iter_mut().for_each(|shard| shard.note_time(now_ns));
+        let result = match guards.as_mut_slice() {
+            [only] => work(&mut Keyspace::single(only)),
+            all => work(&mut Keyspace::many(all.iter_mut().map(|guard| &mut **guard).collect(), 0)),
+        };
+        drop(guards);
+        for &index in wanted {
+            let door = &self.shared.doors[index];
+            // The shard's thread looks after expiry and collection; one nudge is enough until it ran.
+            if !door.changed.swap(true, Ordering::Relaxed) {
+                door.nudge();
+            }
+        }
+        result
+    }
+
     /// Figures of this moment.
     #[must_use]
     pub fn stats(&self) -> NodeStats {

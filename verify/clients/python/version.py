@@ -1,10 +1,12 @@
-"""Succeeds when redis-py is here in the version given as the only argument."""
+"""Succeeds when a module is here in a version: version.py MODULE VERSION."""
 
+import importlib
 import sys
 
 try:
-    import redis
+    module = importlib.import_module(sys.argv[1])
 except ImportError:
     sys.exit(1)
 
-sys.exit(0 if redis.__version__ == sys.argv[1] else 1)
+version = getattr(module, "__version__", None) or getattr(module, "version", None)
+sys.exit(0 if version == sys.argv[2] else 1)

@@ -79,15 +79,26 @@ pub fn need(test: &str, program: &str) -> Option<PathBuf> {
 /// skipped.
 #[must_use]
 pub fn need_redis_py(test: &str) -> Option<PathBuf> {
+    need_python_module(test, "redis", "redis-py")
+}
+
+/// Python with pymongo, as `cargo xtask setup` makes it, or `None` after saying that `test` is
+/// skipped.
+#[must_use]
+pub fn need_pymongo(test: &str) -> Option<PathBuf> {
+    need_python_module(test, "pymongo", "pymongo")
+}
+
+fn need_python_module(test: &str, module: &str, name: &str) -> Option<PathBuf> {
     let home = root().join("target/clients-venv/bin/python");
     let candidates = [home, PathBuf::from("python3")];
     let found = candidates.into_iter().find(|python| {
         let mut probe = Command::new(python);
-        probe.args(["-c", "import redis"]).stdout(Stdio::null()).stderr(Stdio::null());
+        probe.args(["-c", &format!("import {module}")]).stdout(Stdio::null()).stderr(Stdio::null());
         probe.status().is_ok_and(|status| status.success())
     });
     if found.is_none() {
-        skip(test, "redis-py is not installed; `cargo xtask setup` fetches it");
+        skip(test, &format!("{name} is not installed; `cargo xtask setup` fetches it"));
     }
     found
 }

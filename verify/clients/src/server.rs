@@ -111,6 +111,7 @@ impl Server {
             ("--resp-address", "127.0.0.1:0"),
             ("--http-address", "127.0.0.1:0"),
             ("--fabric-address", "127.0.0.1:0"),
+            ("--documents-address", "127.0.0.1:0"),
             ("--segment-size", "1MiB"),
             ("--capacity", "256MiB"),
         ];
@@ -191,6 +192,21 @@ impl Server {
     #[must_use]
     pub fn fabric(&self) -> SocketAddr {
         self.address("fabric_address")
+    }
+
+    /// Where MongoDB clients connect.
+    ///
+    /// # Panics
+    ///
+    /// When the node has no document store.
+    #[must_use]
+    pub fn documents(&self) -> SocketAddr {
+        let services = self.banner["services"].as_array().into_iter().flatten();
+        let facts =
+            services.filter(|one| one["service"] == "documents").map(|one| &one["facts"][0][1]);
+        let fact = facts.filter_map(Value::as_str).next().expect("the banner tells of documents");
+        let address = fact.split_whitespace().next().expect("the fact begins with the address");
+        address.parse().expect("the banner holds addresses")
     }
 
     /// A connection of our own.

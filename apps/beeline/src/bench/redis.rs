@@ -244,7 +244,8 @@ fn start_beeline(data: &Path, persistence: Persistence) -> anyhow::Result<Runnin
     let mut command = Command::new(program);
     command
         .args(["serve", "--json", "--quiet", "--shards", "1", "--resp-address", "127.0.0.1:0"])
-        .args(["--http-address", "off", "--fabric-address", "off", "--data"])
+        .args(["--http-address", "off", "--fabric-address", "off"])
+        .args(["--documents-address", "off", "--data"])
         .arg(data)
         .args(persistence.beeline())
         .stdin(Stdio::null())

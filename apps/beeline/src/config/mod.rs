@@ -14,6 +14,7 @@
 //!
 //! A table is one file here ([`resp`]); [`ServeConfig`] carries them all.
 
+mod documents;
 mod file;
 mod flags;
 mod objects;
@@ -27,6 +28,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
+pub use documents::DocumentsConfig;
 pub use file::FileLayer;
 pub use flags::ServeFlags;
 pub use objects::ObjectsConfig;

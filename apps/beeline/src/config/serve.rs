@@ -7,8 +7,8 @@ use super::values::{
     Names, Number, PoolWord, Size, Span, Switch, Window, WriteBackWord,
 };
 use super::{
-    ConfigError, Environment, FileLayer, Knob as _, ObjectsConfig, Origin, RespConfig, Row, Rules,
-    ServeFlags, Table, knobs, nearest,
+    ConfigError, DocumentsConfig, Environment, FileLayer, Knob as _, ObjectsConfig, Origin,
+    RespConfig, Row, Rules, ServeFlags, Table, knobs, nearest,
 };
 
 knobs! {
@@ -47,6 +47,8 @@ knobs! {
         resp: RespConfig;
         /// The object store.
         objects: ObjectsConfig;
+        /// The document store.
+        documents: DocumentsConfig;
     }
 }
 

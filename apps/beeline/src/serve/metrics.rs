@@ -199,7 +199,8 @@ fn document() -> String {
     let log = markdown("Replicated log", LogMetrics::DESCRIPTORS);
     let process = markdown("Process", ProcessMetrics::DESCRIPTORS);
     let objects = markdown("Object store", beeline_objects::ObjectMetrics::DESCRIPTORS);
-    format!("{head}{node}\n{door}\n{log}\n{objects}\n{process}")
+    let documents = markdown("Document store", beeline_documents::DocumentsMetrics::DESCRIPTORS);
+    format!("{head}{node}\n{door}\n{log}\n{objects}\n{documents}\n{process}")
 }
 
 #[cfg(test)]

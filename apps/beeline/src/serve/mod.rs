@@ -6,6 +6,7 @@
 //! persisted before the process ends.
 
 mod banner;
+mod documents;
 pub mod fabric;
 mod metrics;
 mod objects;

@@ -6,7 +6,7 @@
 use beeline_node::NodeHandle;
 use beeline_service::Opening;
 
-use super::objects;
+use super::{documents, objects};
 use crate::config::ServeConfig;
 
 /// Every service that is not left out with `--without`.
@@ -17,6 +17,8 @@ pub fn openings(config: &ServeConfig, node: &NodeHandle) -> Vec<Opening> {
 }
 
 /// Every service this program has.
-fn all(config: &ServeConfig, _node: &NodeHandle) -> Vec<Opening> {
-    vec![objects::opening(config)]
+fn all(config: &ServeConfig, node: &NodeHandle) -> Vec<Opening> {
+    let mut openings = vec![objects::opening(config)];
+    openings.extend(documents::opening(config, node));
+    openings
 }

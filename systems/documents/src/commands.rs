@@ -1,0 +1,501 @@
+//! Commands: from a request's document to a reply's.
+//!
+//! Place: between the door, which frames messages, and the engine. Nothing here knows a socket.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use beeline_documents_query::error::{Code, QueryError, Result, fail};
+use beeline_documents_query::expression::Scope;
+use beeline_documents_query::pipeline::{Outside, Pipeline};
+use bson::{Bson, Document, doc};
+
+use crate::catalog::{Database, is_simple_collation};
+use crate::engine::{Engine, whole_field};
+use crate::reply::Reply;
+
+mod catalog;
+mod explain;
+mod read;
+mod server;
+mod write;
+
+pub use server::{VERSION, WIRE_VERSION};
+
+/// What a connection knows between its commands.
+#[derive(Debug, Default)]
+pub struct Session {
+    /// Number of the connection.
+    pub connection: i32,
+    /// Where the client is.
+    pub peer: String,
+    /// The user it has shown to be.
+    pub user: Option<String>,
+    /// What it told of itself in its first message.
+    pub client: Option<Document>,
+}
+
+/// A request as the wire brought it.
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    /// The command's document.
+    pub body: Document,
+    /// Documents that came beside it, by the field they belong to.
+    pub sequences: Vec<(String, Vec<Vec<u8>>)>,
+}
+
+impl Request {
+    /// The command's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.body.keys().next().map_or("", String::as_str)
+    }
+
+    /// The documents of a field, wherever they came.
+    ///
+    /// Errors: neither a sequence nor an array of documents.
+    pub fn documents(&mut self, field: &str) -> Result<Vec<Vec<u8>>> {
+        if let Some(at) = self.sequences.iter().position(|(name, _)| name == field) {
+            return Ok(self.sequences.swap_remove(at).1);
+        }
+        match self.body.remove(field) {
+            Some(Bson::Array(all)) => all
+                .into_iter()
+                .map(|one| match one {
+                    Bson::Document(document) => document.to_vec().map_err(|error| {
+                        QueryError::new(Code::NonConformantBson, error.to_string())
+                    }),
+                    _ => fail(Code::TypeMismatch, format!("the field '{field}' holds documents")),
+                })
+                .collect(),
+            Some(_) => fail(Code::TypeMismatch, format!("the field '{field}' must be an array")),
+            None => fail(
+                Code::NoSuchField,
+                format!("BSON field '{field}' is missing but a required field"),
+            ),
+        }
+    }
+}
+
+/// What the node tells clients of itself.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// Where clients reach it.
+    pub address: String,
+    /// Connections it takes.
+    pub most_connections: usize,
+}
+
+/// What a command works with.
+pub struct Context<'c> {
+    /// The databases.
+    pub engine: &'c Arc<Engine>,
+    /// The connection.
+    pub session: &'c mut Session,
+    /// What the node is.
+    pub identity: &'c Identity,
+    /// The database the command names.
+    pub database: String,
+    /// The request.
+    pub request: Request,
+}
+
+impl std::fmt::Debug for Context<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Context").field("database", &self.database).finish_non_exhaustive()
+    }
+}
+
+/// Fields any command may carry, which need nothing of it.
+pub const GENERIC: &[&str] = &[
+    "$db",
+    "lsid",
+    "txnNumber",
+    "$clusterTime",
+    "$readPreference",
+    "readConcern",
+    "writeConcern",
+    "maxTimeMS",
+    "comment",
+    "apiVersion",
+    "apiStrict",
+    "apiDeprecationErrors",
+    "autocommit",
+    "startTransaction",
+    "$audit",
+    "mayBypassWriteBlocking",
+    "$queryOptions",
+    "$client",
+];
+
+impl Context<'_> {
+    /// The command's own argument, which names a collection.
+    ///
+    /// Errors: no string, a name that cannot be one.
+    pub fn collection_name(&self) -> Result<String> {
+        let name = self.request.name();
+        match self.request.body.get(name) {
+            Some(Bson::String(collection))
+                if !collection.is_empty() && !collection.contains('\0') =>
+            {
+                Ok(collection.clone())
+            }
+            Some(Bson::String(collection)) => fail(
+                Code::InvalidNamespace,
+                format!("Invalid namespace specified '{}.{collection}'", self.database),
+            ),
+            _ => {
+                fail(Code::InvalidNamespace, format!("collection name has invalid type for {name}"))
+            }
+        }
+    }
+
+    /// `database.collection`.
+    #[must_use]
+    pub fn namespace(&self, collection: &str) -> String {
+        format!("{}.{collection}", self.database)
+    }
+
+    /// A document field.
+    ///
+    /// Errors: another type.
+    pub fn document(&self, field: &str) -> Result<Option<&Document>> {
+        match self.request.body.get(field) {
+            None | Some(Bson::Null) => Ok(None),
+            Some(Bson::Document(document)) => Ok(Some(document)),
+            Some(other) => fail(
+                Code::TypeMismatch,
+                format!(
+                    "BSON field '{}.{field}' is the wrong type '{}', expected type 'object'",
+                    self.request.name(),
+                    beeline_documents_query::value::type_name(other)
+                ),
+            ),
+        }
+    }
+
+    /// A flag.
+    #[must_use]
+    pub fn flag(&self, field: &str) -> bool {
+        self.request.body.get(field).is_some_and(beeline_documents_query::value::truthy)
+    }
+
+    /// A whole number of at least `least`.
+    ///
+    /// Errors: another type, a smaller one.
+    pub fn whole(&self, field: &str, least: i64) -> Result<Option<i64>> {
+        match self.request.body.get(field) {
+            None | Some(Bson::Null) => Ok(None),
+            Some(_) => match whole_field(&self.request.body, field) {
+                Some(number) if number >= least => Ok(Some(number)),
+                Some(number) => fail(
+                    Code::BelowMinimum,
+                    format!(
+                        "BSON field '{field}' value must be >= {least}, actual value '{number}'"
+                    ),
+                ),
+                None => fail(Code::TypeMismatch, format!("BSON field '{field}' must be a number")),
+            },
+        }
+    }
+
+    /// When the command gives up.
+    ///
+    /// Errors: a time that is no number.
+    pub fn deadline(&self) -> Result<Option<u64>> {
+        let time = self.whole("maxTimeMS", 0)?.filter(|time| *time > 0);
+        Ok(time.map(|time| self.engine.now_ms().saturating_add(time as u64)))
+    }
+
+    /// The variables of the command's `let`, evaluated, and `NOW`.
+    ///
+    /// Errors: those of expressions.
+    pub fn variables(&self) -> Result<Document> {
+        let mut variables =
+            doc! { "NOW": bson::DateTime::from_millis(self.engine.now_ms() as i64) };
+        let given = self.document("let")?.cloned().unwrap_or_default();
+        for (name, value) in given {
+            let expression = beeline_documents_query::expression::Expression::parse(&value)?;
+            let value = expression.evaluate(&Scope::with_variables(&variables.clone()))?;
+            variables.insert(name, value);
+        }
+        Ok(variables)
+    }
+
+    /// Refuses a collation other than the one by bytes.
+    ///
+    /// Errors: [`Code::CommandNotSupported`].
+    pub fn check_collation(&self) -> Result<()> {
+        check_collation(self.request.body.get("collation"))
+    }
+
+    /// Refuses fields that the command does not have, unless they begin with a dollar.
+    ///
+    /// Errors: [`Code::UnknownField`].
+    pub fn check_fields(&self, known: &[&str]) -> Result<()> {
+        for (at, name) in self.request.body.keys().enumerate() {
+            if at > 0
+                && !known.contains(&name.as_str())
+                && !GENERIC.contains(&name.as_str())
+                && !name.starts_with('$')
+            {
+                return fail(
+                    Code::UnknownField,
+                    format!("BSON field '{}.{name}' is an unknown field.", self.request.name()),
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// The session the command belongs to.
+    #[must_use]
+    pub fn session_id(&self) -> Option<Vec<u8>> {
+        match self.request.body.get_document("lsid").ok()?.get("id") {
+            Some(Bson::Binary(id)) => Some(id.bytes.clone()),
+            _ => None,
+        }
+    }
+}
+
+/// Refuses a collation other than the one by bytes.
+///
+/// Errors: [`Code::CommandNotSupported`].
+pub fn check_collation(collation: Option<&Bson>) -> Result<()> {
+    if is_simple_collation(collation) {
+        return Ok(());
+    }
+    fail(
+        Code::CommandNotSupported,
+        "collation is not supported by this server: strings compare by their bytes; leave collation out or use { locale: \"simple\" }",
+    )
+}
+
+/// Other collections of a database, for pipelines.
+#[derive(Debug)]
+pub struct Neighbours<'n> {
+    /// The engine.
+    pub engine: &'n Engine,
+    /// The database, if it is there.
+    pub database: Option<Arc<Database>>,
+}
+
+impl Outside for Neighbours<'_> {
+    fn read(
+        &mut self,
+        collection: &str,
+        pipeline: &Pipeline,
+        variables: &Document,
+    ) -> Result<Vec<Document>> {
+        let mut pipeline = pipeline.fresh();
+        let scope = Scope::with_variables(variables);
+        let mut out = Vec::new();
+        if let Some(database) = self.database.clone()
+            && let Some(found) = database.collection(collection)
+        {
+            let asked = crate::query::Asked {
+                filter: pipeline.take_filter(),
+                variables: variables.clone(),
+                ..Default::default()
+            };
+            let mut query = crate::query::Query::new(&database, &found, asked)?;
+            let mut input = std::collections::VecDeque::new();
+            'all: while !query.is_done() {
+                query.fill(self.engine, 1000, &mut input)?;
+                for bytes in input.drain(..) {
+                    let document = crate::scan::decode(&bytes)?;
+                    if pipeline.push(document, &scope, self, &mut out)?
+                        == beeline_documents_query::pipeline::Flow::Enough
+                    {
+                        break 'all;
+                    }
+                }
+            }
+        }
+        pipeline.finish(&scope, self, &mut out)?;
+        Ok(out)
+    }
+}
+
+/// Commands that may run before a client has shown who it is.
+const OPEN: &[&str] = &[
+    "hello",
+    "ismaster",
+    "isMaster",
+    "saslStart",
+    "saslContinue",
+    "ping",
+    "buildInfo",
+    "buildinfo",
+    "connectionStatus",
+    "logout",
+    "getnonce",
+    "whatsmyuri",
+    "endSessions",
+];
+
+/// Runs a command; its reply, failed or not.
+pub fn run(context: &mut Context<'_>) -> Reply {
+    let name = context.request.name().to_owned();
+    match dispatch(context, &name) {
+        Ok(reply) => reply,
+        Err(error) => {
+            context.engine.metrics.documents_failed_commands.add_shared(1);
+            tracing::debug!(command = name, code = error.code as i32, %error, "a command failed");
+            Reply::Document(failure(&error))
+        }
+    }
+}
+
+/// An error as a reply.
+#[must_use]
+pub fn failure(error: &QueryError) -> Document {
+    let mut reply = doc! {
+        "ok": 0.0,
+        "errmsg": error.message.clone(),
+        "code": error.code as i32,
+        "codeName": error.code.name(),
+    };
+    if let Some(info) = &error.info {
+        reply.extend((**info).clone());
+    }
+    reply
+}
+
+fn dispatch(context: &mut Context<'_>, name: &str) -> Result<Reply> {
+    context.engine.metrics.documents_commands.add_shared(1);
+    match context.request.body.get_str("$db") {
+        Ok(database) => context.database = database.to_owned(),
+        Err(_) if OPEN.contains(&name) => context.database = "admin".to_owned(),
+        Err(_) => return fail(Code::NoSuchField, "OP_MSG requests require a $db argument"),
+    }
+    if context.request.body.contains_key("apiStrict")
+        || context.request.body.contains_key("apiVersion")
+    {
+        server::check_api_version(context, name)?;
+    }
+    match name {
+        "hello" | "ismaster" | "isMaster" => server::hello(context, name),
+        "ping" => Ok(Reply::ok()),
+        "buildInfo" | "buildinfo" => server::build_info(),
+        "whatsmyuri" => {
+            Ok(Reply::Document(doc! { "you": context.session.peer.clone(), "ok": 1.0 }))
+        }
+        "connectionStatus" => server::connection_status(context),
+        "getParameter" => server::get_parameter(context),
+        "setParameter" => fail(
+            Code::CommandNotSupported,
+            "setParameter is not supported: settings are flags of beeline serve",
+        ),
+        "getCmdLineOpts" => {
+            Ok(Reply::Document(doc! { "argv": ["beeline", "serve"], "parsed": {}, "ok": 1.0 }))
+        }
+        "getLog" => Ok(Reply::Document(doc! { "totalLinesWritten": 0, "log": [], "ok": 1.0 })),
+        "getFreeMonitoringStatus" => Ok(Reply::Document(doc! { "state": "disabled", "ok": 1.0 })),
+        "hostInfo" => server::host_info(context),
+        "serverStatus" => server::server_status(context),
+        "listCommands" => server::list_commands(),
+        "replSetGetStatus" => fail(Code::NoReplicationEnabled, "not running with --replSet"),
+        "replSetGetConfig" => fail(Code::NoReplicationEnabled, "not running with --replSet"),
+        "getnonce" => {
+            fail(Code::CommandNotFound, "getnonce belongs to MONGODB-CR, which is not supported")
+        }
+        "startSession" => server::start_session(context),
+        "endSessions" | "refreshSessions" | "killSessions" | "killAllSessions" => {
+            server::end_sessions(context, name)
+        }
+        "logout" => {
+            context.session.user = None;
+            Ok(Reply::ok())
+        }
+        "find" => read::find(context),
+        "getMore" => read::get_more(context),
+        "killCursors" => read::kill_cursors(context),
+        "count" => read::count(context),
+        "distinct" => read::distinct(context),
+        "aggregate" => read::aggregate(context),
+        "explain" => explain::explain(context),
+        "insert" => write::insert(context),
+        "update" => write::update(context),
+        "delete" => write::delete(context),
+        "findAndModify" | "findandmodify" => write::find_and_modify(context),
+        "create" => catalog::create(context),
+        "drop" => catalog::drop_collection(context),
+        "dropDatabase" => catalog::drop_database(context),
+        "listCollections" => catalog::list_collections(context),
+        "listDatabases" => catalog::list_databases(context),
+        "createIndexes" => catalog::create_indexes(context),
+        "dropIndexes" | "deleteIndexes" => catalog::drop_indexes(context),
+        "listIndexes" => catalog::list_indexes(context),
+        "renameCollection" => catalog::rename(context),
+        "collMod" => catalog::coll_mod(context),
+        "collStats" | "collstats" => catalog::coll_stats(context),
+        "dbStats" | "dbstats" => catalog::db_stats(context),
+        "validate" => catalog::validate(context),
+        "currentOp" => catalog::current_op(context),
+        "mapReduce" | "mapreduce" | "eval" | "$eval" => fail(
+            Code::CommandNotSupported,
+            format!("{name} is not supported: this server runs no JavaScript; use aggregate"),
+        ),
+        "" => fail(Code::CommandNotFound, "no such command: ''"),
+        other => fail(Code::CommandNotFound, format!("no such command: '{other}'")),
+    }
+}
+
+/// The names of all commands.
+pub const NAMES: &[&str] = &[
+    "aggregate",
+    "buildInfo",
+    "collMod",
+    "collStats",
+    "connectionStatus",
+    "count",
+    "create",
+    "createIndexes",
+    "currentOp",
+    "dbStats",
+    "delete",
+    "distinct",
+    "drop",
+    "dropDatabase",
+    "dropIndexes",
+    "endSessions",
+    "explain",
+    "find",
+    "findAndModify",
+    "getCmdLineOpts",
+    "getLog",
+    "getMore",
+    "getParameter",
+    "hello",
+    "hostInfo",
+    "insert",
+    "isMaster",
+    "killAllSessions",
+    "killCursors",
+    "killSessions",
+    "listCollections",
+    "listCommands",
+    "listDatabases",
+    "listIndexes",
+    "logout",
+    "ping",
+    "refreshSessions",
+    "renameCollection",
+    "serverStatus",
+    "startSession",
+    "update",
+    "validate",
+    "whatsmyuri",
+];
+
+/// The sessions a command names.
+fn session_ids(list: Option<&Bson>) -> HashSet<Vec<u8>> {
+    let Some(Bson::Array(all)) = list else { return HashSet::new() };
+    all.iter()
+        .filter_map(|one| match one.as_document()?.get("id") {
+            Some(Bson::Binary(id)) => Some(id.bytes.clone()),
+            _ => None,
+        })
+        .collect()
+}

@@ -1,0 +1,510 @@
+//! Reading: find, getMore, count, distinct, aggregate.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use beeline_documents_query::error::{Code, Result, fail};
+use beeline_documents_query::expression::Scope;
+use beeline_documents_query::pipeline::{Pipeline, Sink};
+use beeline_documents_query::projection::{Dialect, Projection};
+use beeline_documents_query::sort::Order;
+use beeline_documents_query::value::{integral, key};
+use beeline_documents_query::{Filter, path};
+use bson::{Bson, Document, doc};
+
+use super::{Context, Neighbours};
+use crate::cursor::{Cursor, Piped, Source, Taken};
+use crate::query::{Asked, Query};
+use crate::reply::Reply;
+use crate::write::encode;
+
+/// Documents of a first batch when the client does not say.
+const FIRST_BATCH: usize = 101;
+
+const FIND_FIELDS: &[&str] = &[
+    "filter",
+    "sort",
+    "projection",
+    "hint",
+    "skip",
+    "limit",
+    "batchSize",
+    "singleBatch",
+    "let",
+    "collation",
+    "tailable",
+    "awaitData",
+    "noCursorTimeout",
+    "allowPartialResults",
+    "allowDiskUse",
+    "min",
+    "max",
+    "returnKey",
+    "showRecordId",
+    "oplogReplay",
+    "maxScan",
+    "snapshot",
+];
+
+/// What a find asks.
+pub(super) fn asked(context: &Context<'_>) -> Result<Asked> {
+    context.check_collation()?;
+    for lacking in ["min", "max", "returnKey", "showRecordId"] {
+        let given = context.request.body.get(lacking);
+        if given.is_some_and(|given| !matches!(given, Bson::Boolean(false)))
+            && given.is_some_and(|given| *given != Bson::Document(doc! {}))
+        {
+            return fail(
+                Code::CommandNotSupported,
+                format!("find: '{lacking}' is not supported by this server"),
+            );
+        }
+    }
+    let filter = context.document("filter")?.map(Filter::parse).transpose()?;
+    let order = context.document("sort")?.map(Order::parse).transpose()?;
+    let projection = match context.document("projection")? {
+        Some(projection) => Projection::parse(projection, Dialect::Find)?,
+        None => None,
+    };
+    let limit = context.whole("limit", i64::MIN)?.unwrap_or(0);
+    if limit < 0 {
+        return fail(
+            Code::BelowMinimum,
+            format!("BSON field 'limit' value must be >= 0, actual value '{limit}'"),
+        );
+    }
+    Ok(Asked {
+        filter,
+        order,
+        skip: context.whole("skip", 0)?.unwrap_or(0) as u64,
+        limit: (limit > 0).then_some(limit as u64),
+        projection,
+        hint: context.request.body.get("hint").cloned(),
+        variables: context.variables()?,
+        deadline_ms: context.deadline()?,
+        tailing: context.flag("tailable"),
+    })
+}
+
+/// The query of a collection that may not be there.
+pub(super) fn query(context: &Context<'_>, name: &str, asked: Asked) -> Result<Query> {
+    match context.engine.database(&context.database) {
+        Some(database) => match database.collection(name) {
+            Some(collection) => {
+                if asked.tailing && collection.capped.is_none() {
+                    return fail(
+                        Code::BadValue,
+                        format!(
+                            "error processing query: tailable cursor requested on non capped collection {}",
+                            collection.namespace
+                        ),
+                    );
+                }
+                Query::new(&database, &collection, asked)
+            }
+            None => Ok(Query::of_nothing()),
+        },
+        None => Ok(Query::of_nothing()),
+    }
+}
+
+pub(super) fn find(context: &mut Context<'_>) -> Result<Reply> {
+    context.check_fields(FIND_FIELDS)?;
+    let name = context.collection_name()?;
+    let asked = asked(context)?;
+    let tailable = asked.tailing;
+    let query = query(context, &name, asked)?;
+    let batch = context.whole("batchSize", 0)?;
+    let cursor = Cursor {
+        source: Source::Query(Box::new(query)),
+        tailable,
+        awaits: tailable && context.flag("awaitData"),
+        keeps: context.flag("noCursorTimeout"),
+        ..Cursor::of(context.namespace(&name), VecDeque::new())
+    };
+    let single = context.flag("singleBatch");
+    first_batch(context, cursor, batch.map_or(FIRST_BATCH, |batch| batch as usize), single)
+}
+
+/// Answers with the first batch of a cursor, and keeps it if there is more.
+pub(super) fn first_batch(
+    context: &Context<'_>,
+    mut cursor: Cursor,
+    most: usize,
+    single: bool,
+) -> Result<Reply> {
+    let database = context.engine.database(&context.database);
+    let mut outside = Neighbours { engine: context.engine, database };
+    let (documents, done) = cursor.batch(context.engine, &mut outside, most)?;
+    context.engine.metrics.documents_returned.add_shared(documents.len() as u64);
+    let namespace = cursor.namespace.clone();
+    let id = if done || single {
+        0
+    } else {
+        cursor.session = context.session_id();
+        cursor.user = context.session.user.clone();
+        context.engine.cursors.open(cursor, context.engine.now_ms())?
+    };
+    Ok(Reply::Batch { id, namespace, documents, first: true, cursor: Document::new() })
+}
+
+pub(super) fn get_more(context: &mut Context<'_>) -> Result<Reply> {
+    context.check_fields(&["collection", "batchSize", "term", "lastKnownCommittedOpTime"])?;
+    let id = match context.request.body.get("getMore") {
+        Some(Bson::Int64(id)) => *id,
+        _ => return fail(Code::TypeMismatch, "BSON field 'getMore.getMore' must be a long"),
+    };
+    let Ok(collection) = context.request.body.get_str("collection") else {
+        return fail(Code::TypeMismatch, "BSON field 'getMore.collection' must be a string");
+    };
+    let namespace = context.namespace(collection);
+    let most = context
+        .whole("batchSize", 0)?
+        .filter(|size| *size > 0)
+        .map_or(usize::MAX, |size| size as usize);
+    let Taken { id, mut cursor } =
+        context.engine.cursors.take(id, &namespace, context.session.user.as_deref())?;
+    let database = context.engine.database(&context.database);
+    let mut outside = Neighbours { engine: context.engine, database };
+    match cursor.batch(context.engine, &mut outside, most) {
+        Ok((documents, done)) => {
+            context.engine.metrics.documents_returned.add_shared(documents.len() as u64);
+            let left = if done {
+                context.engine.cursors.close(id);
+                0
+            } else if context.engine.cursors.put_back(Taken { id, cursor }, context.engine.now_ms())
+            {
+                id
+            } else {
+                0
+            };
+            Ok(Reply::Batch {
+                id: left,
+                namespace,
+                documents,
+                first: false,
+                cursor: Document::new(),
+            })
+        }
+        Err(error) => {
+            context.engine.cursors.close(id);
+            Err(error)
+        }
+    }
+}
+
+pub(super) fn kill_cursors(context: &mut Context<'_>) -> Result<Reply> {
+    let namespace = context.namespace(&context.collection_name()?);
+    let Some(Bson::Array(ids)) = context.request.body.get("cursors") else {
+        return fail(Code::TypeMismatch, "BSON field 'killCursors.cursors' must be an array");
+    };
+    let (mut killed, mut unknown) = (Vec::new(), Vec::new());
+    for id in ids {
+        let Some(id) = integral(id) else {
+            return fail(Code::TypeMismatch, "BSON field 'killCursors.cursors' holds longs");
+        };
+        let own = context.engine.cursors.kill(id, &namespace, context.session.user.as_deref());
+        if own { killed.push(id) } else { unknown.push(id) }
+    }
+    Ok(Reply::Document(
+        doc! { "cursorsKilled": killed, "cursorsNotFound": unknown, "cursorsAlive": [], "cursorsUnknown": [], "ok": 1.0 },
+    ))
+}
+
+pub(super) fn count(context: &mut Context<'_>) -> Result<Reply> {
+    context.check_fields(&["query", "limit", "skip", "hint", "collation", "fields"])?;
+    context.check_collation()?;
+    let name = context.collection_name()?;
+    let filter = context.document("query")?.map(Filter::parse).transpose()?;
+    let limit = context.whole("limit", i64::MIN)?.unwrap_or(0).unsigned_abs();
+    let skip = context.whole("skip", 0)?.unwrap_or(0) as u64;
+    let database = context.engine.database(&context.database);
+    let found = database.as_ref().and_then(|database| database.collection(&name));
+    let (Some(database), Some(collection)) = (database, found) else {
+        return Ok(Reply::Document(doc! { "n": 0, "ok": 1.0 }));
+    };
+    let whole = filter.as_ref().is_none_or(Filter::is_all);
+    let mut n = if whole {
+        context.engine.count(&database, &collection)?.0.max(0) as u64
+    } else {
+        let asked = Asked {
+            filter,
+            limit: (limit > 0).then(|| limit.saturating_add(skip)),
+            hint: context.request.body.get("hint").cloned(),
+            deadline_ms: context.deadline()?,
+            ..Asked::default()
+        };
+        let mut query = Query::new(&database, &collection, asked)?;
+        let (mut out, mut n) = (VecDeque::new(), 0);
+        while !query.is_done() {
+            query.fill(context.engine, 1000, &mut out)?;
+            n += out.len() as u64;
+            out.clear();
+        }
+        n
+    };
+    n = n.saturating_sub(skip);
+    if limit > 0 {
+        n = n.min(limit);
+    }
+    Ok(Reply::Document(doc! { "n": number(n), "ok": 1.0 }))
+}
+
+/// A count in the narrowest type, as MongoDB counts.
+pub(super) fn number(n: u64) -> Bson {
+    i32::try_from(n).map_or(Bson::Int64(n as i64), Bson::Int32)
+}
+
+pub(super) fn distinct(context: &mut Context<'_>) -> Result<Reply> {
+    context.check_fields(&["key", "query", "collation", "hint"])?;
+    context.check_collation()?;
+    let name = context.collection_name()?;
+    let Ok(field) = context.request.body.get_str("key") else {
+        return fail(Code::TypeMismatch, "BSON field 'distinct.key' must be a string");
+    };
+    let parts = path::split(field)?;
+    let asked = Asked {
+        filter: context.document("query")?.map(Filter::parse).transpose()?,
+        hint: context.request.body.get("hint").cloned(),
+        deadline_ms: context.deadline()?,
+        ..Asked::default()
+    };
+    let mut query = query(context, &name, asked)?;
+    query.needs(parts.first().map(|first| vec![first.clone()]));
+    let (mut seen, mut values, mut out, mut bytes) =
+        (BTreeSet::new(), Vec::new(), VecDeque::new(), 0);
+    while !query.is_done() {
+        query.fill(context.engine, 1000, &mut out)?;
+        for document in out.drain(..) {
+            path::reach(&query.decode(&document)?, &parts, &mut |found| {
+                let found = match found {
+                    Some(Bson::Array(all)) => all.as_slice(),
+                    Some(one) => std::slice::from_ref(one),
+                    None => &[],
+                };
+                for value in found {
+                    let at = key(value);
+                    bytes += at.len();
+                    if seen.insert(at) {
+                        values.push(value.clone());
+                    }
+                }
+                false
+            });
+            if bytes > crate::cursor::BATCH_BYTES * 4
+                && values.len() * 16 > crate::cursor::BATCH_BYTES
+            {
+                return fail(Code::DistinctTooBig, "distinct too big, 16mb cap");
+            }
+        }
+    }
+    values.sort_by(beeline_documents_query::value::compare);
+    Ok(Reply::Document(doc! { "values": values, "ok": 1.0 }))
+}
+
+pub(super) fn aggregate(context: &mut Context<'_>) -> Result<Reply> {
+    context.check_fields(&[
+        "pipeline",
+        "cursor",
+        "explain",
+        "allowDiskUse",
+        "bypassDocumentValidation",
+        "hint",
+        "let",
+        "collation",
+    ])?;
+    context.check_collation()?;
+    if context.flag("explain") {
+        return super::explain::aggregate(context);
+    }
+    let Some(Bson::Array(stages)) = context.request.body.get("pipeline") else {
+        return fail(Code::TypeMismatch, "'pipeline' option must be specified as an array");
+    };
+    let stages = stages.clone();
+    if !context.request.body.contains_key("cursor") {
+        return fail(
+            Code::FailedToParse,
+            "The 'cursor' option is required, except for aggregate with the explain argument",
+        );
+    }
+    let name = match context.request.body.get("aggregate") {
+        Some(Bson::String(name)) => Some(name.clone()),
+        Some(one) if integral(one) == Some(1) => None,
+        _ => return fail(Code::TypeMismatch, "the aggregate command names a collection, or 1"),
+    };
+    let batch = match context.document("cursor")? {
+        Some(cursor) => crate::engine::whole_field(cursor, "batchSize"),
+        None => None,
+    };
+    if batch.is_some_and(|batch| batch < 0) {
+        return fail(Code::BadValue, "cursor.batchSize field must be >= 0");
+    }
+    let most = batch.map_or(FIRST_BATCH, |batch| batch as usize);
+    let mut pipeline = Pipeline::parse(&stages)?;
+    let variables = context.variables()?;
+    let sink = pipeline.take_sink();
+    let namespace = context.namespace(name.as_deref().unwrap_or("$cmd.aggregate"));
+    let (query, ready) = match pipeline.take_source() {
+        Some((stage, argument)) => {
+            (Query::of_nothing(), Some(source(context, name.as_deref(), &stage, &argument)?))
+        }
+        None => {
+            let Some(name) = &name else {
+                return fail(
+                    Code::InvalidNamespace,
+                    "{aggregate: 1} is not valid for a pipeline without a stage that makes documents",
+                );
+            };
+            (pipeline_query(context, name, &mut pipeline, &variables)?, None)
+        }
+    };
+    let piped = Piped { query, pipeline, variables, finished: false };
+    if let Some(documents) = ready {
+        let database = context.engine.database(&context.database);
+        let mut outside = Neighbours { engine: context.engine, database };
+        let scope = Scope::with_variables(&piped.variables);
+        let results = piped.pipeline.run(documents, &scope, &mut outside)?;
+        let ready = results.iter().map(encode).collect::<Result<_>>()?;
+        return first_batch(context, Cursor::of(namespace, ready), most, false);
+    }
+    if let Some(sink) = sink {
+        let mut cursor = Cursor {
+            source: Source::Pipeline(Box::new(piped)),
+            ..Cursor::of(namespace.clone(), VecDeque::new())
+        };
+        drain(context, &mut cursor, sink)?;
+        return Ok(Reply::Batch {
+            id: 0,
+            namespace,
+            documents: Vec::new(),
+            first: true,
+            cursor: Document::new(),
+        });
+    }
+    // Without a stage the query's documents go out as they are.
+    let source = if piped.pipeline.is_empty() {
+        Source::Query(Box::new(piped.query))
+    } else {
+        Source::Pipeline(Box::new(piped))
+    };
+    first_batch(context, Cursor { source, ..Cursor::of(namespace, VecDeque::new()) }, most, false)
+}
+
+/// The query a pipeline begins with: its filter, and its order where an index has it.
+pub(super) fn pipeline_query(
+    context: &Context<'_>,
+    name: &str,
+    pipeline: &mut Pipeline,
+    variables: &Document,
+) -> Result<Query> {
+    let filter = pipeline.take_filter();
+    let mut asked = Asked {
+        filter,
+        hint: context.request.body.get("hint").cloned(),
+        variables: variables.clone(),
+        deadline_ms: context.deadline()?,
+        ..Asked::default()
+    };
+    if let Some(order) = pipeline.leading_sort() {
+        let with_order = Asked { order: Some(order.clone()), ..asked.clone() };
+        let mut query = query(context, name, with_order)?;
+        if !query.sorts() {
+            pipeline.drop_leading_sort();
+            query.needs(pipeline.needs().map(|all| all.into_iter().map(str::to_owned).collect()));
+            return Ok(query);
+        }
+        asked.order = None;
+    }
+    let mut query = query(context, name, asked)?;
+    query.needs(pipeline.needs().map(|all| all.into_iter().map(str::to_owned).collect()));
+    Ok(query)
+}
+
+/// Documents that a stage makes.
+fn source(
+    context: &Context<'_>,
+    name: Option<&str>,
+    stage: &str,
+    argument: &Document,
+) -> Result<Vec<Document>> {
+    let database = context.engine.database(&context.database);
+    let collection =
+        database.as_ref().zip(name).and_then(|(database, name)| database.collection(name));
+    match stage {
+        "$documents" => {
+            let expression = beeline_documents_query::expression::Expression::parse(
+                argument.get("argument").unwrap_or(&Bson::Null),
+            )?;
+            match expression.evaluate(&Scope::with_variables(&context.variables()?))? {
+                Bson::Array(all) => all
+                    .into_iter()
+                    .map(|one| match one {
+                        Bson::Document(document) => Ok(document),
+                        _ => fail(Code::TypeMismatch, "$documents holds objects"),
+                    })
+                    .collect(),
+                _ => fail(Code::TypeMismatch, "$documents takes an array"),
+            }
+        }
+        "$indexStats" => {
+            let Some(collection) = collection else { return Ok(Vec::new()) };
+            let since = bson::DateTime::from_millis(context.engine.started_ms() as i64);
+            let mut all = vec![
+                doc! { "name": "_id_", "key": { "_id": 1 }, "accesses": { "ops": 0_i64, "since": since } },
+            ];
+            all.extend(collection.indexes.iter().map(|index| {
+                doc! { "name": index.name.clone(), "key": index.key(), "spec": index.shown(),
+                    "accesses": { "ops": index.uses.load(std::sync::atomic::Ordering::Relaxed), "since": since } }
+            }));
+            Ok(all)
+        }
+        "$collStats" => {
+            let (Some(database), Some(collection)) = (database, collection) else {
+                return fail(
+                    Code::NamespaceNotFound,
+                    "the collection of $collStats does not exist",
+                );
+            };
+            let (documents, bytes) = context.engine.count(&database, &collection)?;
+            let mut stats = doc! { "ns": collection.namespace.clone(), "host": context.identity.address.clone() };
+            if argument.contains_key("count") {
+                stats.insert("count", documents);
+            }
+            if argument.contains_key("storageStats") {
+                stats.insert(
+                    "storageStats",
+                    super::catalog::figures(&collection, documents, bytes, 1),
+                );
+            }
+            Ok(vec![stats])
+        }
+        "$currentOp" => Ok(super::catalog::operations(context)),
+        "$listSessions" | "$listLocalSessions" => Ok(Vec::new()),
+        "$changeStream" => fail(
+            Code::ChangeStreamsMissing,
+            "The $changeStream stage is only supported on replica sets",
+        ),
+        other => {
+            fail(Code::CommandNotSupported, format!("{other} is not supported by this server"))
+        }
+    }
+}
+
+/// Runs a cursor to its end, into another collection.
+fn drain(context: &mut Context<'_>, cursor: &mut Cursor, sink: Sink) -> Result<()> {
+    let database = context.engine.database(&context.database);
+    let mut results = Vec::new();
+    loop {
+        let mut outside = Neighbours { engine: context.engine, database: database.clone() };
+        let (documents, done) = cursor.batch(context.engine, &mut outside, 1000)?;
+        results.extend(documents);
+        if done {
+            break;
+        }
+    }
+    match sink {
+        Sink::Out(database, collection) => {
+            super::write::replace_collection(context, database.as_deref(), &collection, results)
+        }
+        Sink::Merge(merge) => super::write::merge(context, &merge, results),
+    }
+}

@@ -1,0 +1,189 @@
+//! What the node says of itself.
+
+use beeline_documents_query::error::{Code, Result, fail};
+use bson::spec::BinarySubtype;
+use bson::{Binary, Bson, DateTime, Document, doc};
+
+use super::{Context, NAMES, session_ids};
+use crate::reply::Reply;
+use crate::wire::LONGEST_MESSAGE;
+use crate::write::LARGEST;
+
+/// The MongoDB whose behaviour this server shows.
+pub const VERSION: &str = "7.0.0";
+/// The wire version of that.
+pub const WIRE_VERSION: i32 = 21;
+/// Minutes a session lives unused.
+pub const SESSION_MINUTES: i32 = 30;
+
+pub(super) fn hello(context: &mut Context<'_>, name: &str) -> Result<Reply> {
+    if let Some(client) = context.document("client")?.cloned() {
+        context.session.client.get_or_insert(client);
+    }
+    let primary = if name == "hello" { "isWritablePrimary" } else { "ismaster" };
+    let mut reply = doc! {
+        "helloOk": true,
+        primary: true,
+        "topologyVersion": { "processId": bson::oid::ObjectId::from_bytes([0; 12]), "counter": 0_i64 },
+        "maxBsonObjectSize": LARGEST as i32,
+        "maxMessageSizeBytes": LONGEST_MESSAGE as i32,
+        "maxWriteBatchSize": 100_000,
+        "localTime": DateTime::from_millis(context.engine.now_ms() as i64),
+        "logicalSessionTimeoutMinutes": SESSION_MINUTES,
+        "connectionId": context.session.connection,
+        "minWireVersion": 0,
+        "maxWireVersion": WIRE_VERSION,
+        "readOnly": false,
+    };
+    reply.remove("topologyVersion");
+    if let Some(Bson::Array(offered)) = context.request.body.get("compression") {
+        let shared: Vec<Bson> = offered
+            .iter()
+            .filter(|name| {
+                name.as_str().is_some_and(|name| crate::wire::COMPRESSORS.contains(&name))
+            })
+            .cloned()
+            .collect();
+        if !shared.is_empty() {
+            reply.insert("compression", shared);
+        }
+    }
+    reply.insert("ok", 1.0);
+    Ok(Reply::Document(reply))
+}
+
+pub(super) fn build_info() -> Result<Reply> {
+    Ok(Reply::Document(doc! {
+        "version": VERSION, "gitVersion": "beeline", "modules": [], "allocator": "system",
+        "javascriptEngine": "none", "sysInfo": "deprecated", "versionArray": [7, 0, 0, 0], "bits": 64, "debug": false,
+        "maxBsonObjectSize": LARGEST as i32, "storageEngines": ["beeline"], "openssl": {}, "ok": 1.0,
+    }))
+}
+
+pub(super) fn connection_status(context: &mut Context<'_>) -> Result<Reply> {
+    let users: Vec<Bson> = context
+        .session
+        .user
+        .iter()
+        .map(|user| Bson::Document(doc! { "user": user.clone(), "db": "admin" }))
+        .collect();
+    Ok(Reply::Document(
+        doc! { "authInfo": { "authenticatedUsers": users, "authenticatedUserRoles": [] }, "ok": 1.0 },
+    ))
+}
+
+pub(super) fn get_parameter(context: &mut Context<'_>) -> Result<Reply> {
+    let known = doc! { "featureCompatibilityVersion": { "version": "7.0" }, "authenticationMechanisms": ["SCRAM-SHA-256"], "enableTestCommands": false };
+    let mut reply = Document::new();
+    let all =
+        matches!(context.request.body.get("getParameter"), Some(Bson::String(all)) if all == "*");
+    for (name, value) in known {
+        if all || context.request.body.contains_key(&name) {
+            reply.insert(name, value);
+        }
+    }
+    if reply.is_empty() {
+        return fail(Code::InvalidOptions, "no option found to get");
+    }
+    reply.insert("ok", 1.0);
+    Ok(Reply::Document(reply))
+}
+
+pub(super) fn host_info(context: &mut Context<'_>) -> Result<Reply> {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    Ok(Reply::Document(doc! {
+        "system": { "currentTime": DateTime::from_millis(context.engine.now_ms() as i64), "hostname": context.identity.address.clone(), "cpuAddrSize": 64, "numCores": cores as i32 },
+        "os": { "type": "Linux", "name": "Linux", "version": "" }, "extra": {}, "ok": 1.0,
+    }))
+}
+
+pub(super) fn server_status(context: &mut Context<'_>) -> Result<Reply> {
+    let metrics = &context.engine.metrics;
+    let connections = metrics.documents_connections.value();
+    let uptime = context.engine.now_ms().saturating_sub(context.engine.started_ms());
+    Ok(Reply::Document(doc! {
+        "host": context.identity.address.clone(), "version": VERSION, "process": "beeline", "pid": i64::from(std::process::id()),
+        "uptime": (uptime / 1000) as f64, "uptimeMillis": uptime as i64, "localTime": DateTime::from_millis(context.engine.now_ms() as i64),
+        "connections": { "current": connections as i64, "available": (context.identity.most_connections as u64).saturating_sub(connections) as i64,
+            "totalCreated": metrics.documents_accepted_connections.value() as i64 },
+        "network": { "bytesIn": metrics.documents_input_bytes.value() as i64, "bytesOut": metrics.documents_output_bytes.value() as i64,
+            "numRequests": metrics.documents_commands.value() as i64 },
+        "opcounters": { "insert": metrics.documents_inserted.value() as i64, "update": metrics.documents_updated.value() as i64,
+            "delete": metrics.documents_deleted.value() as i64, "command": metrics.documents_commands.value() as i64 },
+        "metrics": { "cursor": { "open": { "total": context.engine.cursors.count() as i64 }, "timedOut": metrics.documents_timed_out_cursors.value() as i64 },
+            "document": { "returned": metrics.documents_returned.value() as i64, "inserted": metrics.documents_inserted.value() as i64 } },
+        "storageEngine": { "name": "beeline", "persistent": true }, "ok": 1.0,
+    }))
+}
+
+pub(super) fn list_commands() -> Result<Reply> {
+    let commands: Document = NAMES
+        .iter()
+        .map(|name| ((*name).to_owned(), Bson::Document(doc! { "help": "" })))
+        .collect();
+    Ok(Reply::Document(doc! { "commands": commands, "ok": 1.0 }))
+}
+
+pub(super) fn start_session(_: &mut Context<'_>) -> Result<Reply> {
+    let mut id: [u8; 16] = rand::random();
+    id[6] = (id[6] & 0x0f) | 0x40;
+    id[8] = (id[8] & 0x3f) | 0x80;
+    let id = Bson::Binary(Binary { subtype: BinarySubtype::Uuid, bytes: id.to_vec() });
+    Ok(Reply::Document(doc! { "id": { "id": id }, "timeoutMinutes": SESSION_MINUTES, "ok": 1.0 }))
+}
+
+pub(super) fn end_sessions(context: &mut Context<'_>, name: &str) -> Result<Reply> {
+    if name != "refreshSessions" {
+        context.engine.cursors.kill_sessions(&session_ids(context.request.body.get(name)));
+    }
+    Ok(Reply::ok())
+}
+
+pub(super) fn check_api_version(context: &Context<'_>, name: &str) -> Result<()> {
+    match context.request.body.get_str("apiVersion") {
+        Ok("1") => {}
+        Ok(other) => {
+            return fail(
+                Code::ApiVersionError,
+                format!("API version must be \"1\", not \"{other}\""),
+            );
+        }
+        Err(_) => return fail(Code::ApiVersionError, "apiStrict needs apiVersion"),
+    }
+    const STABLE: &[&str] = &[
+        "abortTransaction",
+        "aggregate",
+        "bulkWrite",
+        "collMod",
+        "commitTransaction",
+        "count",
+        "create",
+        "createIndexes",
+        "delete",
+        "distinct",
+        "drop",
+        "dropDatabase",
+        "dropIndexes",
+        "endSessions",
+        "explain",
+        "find",
+        "findAndModify",
+        "getMore",
+        "hello",
+        "insert",
+        "killCursors",
+        "listCollections",
+        "listDatabases",
+        "listIndexes",
+        "ping",
+        "refreshSessions",
+        "update",
+    ];
+    if context.flag("apiStrict") && !STABLE.contains(&name) {
+        return fail(
+            Code::ApiStrictError,
+            format!("Provided apiStrict:true, but the command {name} is not in API Version 1"),
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,309 @@
+//! The listener and the connections.
+//!
+//! One task for each connection on a few threads of their own; a command runs where its bytes
+//! arrived. A command that may take long says so first, and another thread takes over the tasks
+//! that were waiting behind it. Idle connections sleep in the threads' one `epoll_wait`.
+
+use std::net::{SocketAddr, TcpListener as StdListener};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bson::{Bson, Document};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+
+use crate::commands::{self, Context, Identity, Request, Session};
+use crate::engine::Engine;
+use crate::wire;
+
+/// Bytes read at once.
+const READ: usize = 64 << 10;
+/// A buffer that grew past this is given back once it is empty.
+const KEPT: usize = 1 << 20;
+/// How long a connection that is told to end may take to read what it is owed.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// The running listener.
+#[derive(Debug)]
+pub struct Door {
+    runtime: Option<Runtime>,
+    stop: watch::Sender<bool>,
+    address: SocketAddr,
+    open: Arc<AtomicUsize>,
+}
+
+/// What every connection shares.
+struct Shared {
+    engine: Arc<Engine>,
+    identity: Identity,
+    open: Arc<AtomicUsize>,
+    next: AtomicI32,
+    most: usize,
+    stop: watch::Receiver<bool>,
+}
+
+impl Door {
+    /// Listens. Port 0 picks a free one.
+    ///
+    /// Errors: an address that cannot be used, threads that cannot be started.
+    pub fn open(
+        address: SocketAddr,
+        engine: Arc<Engine>,
+        threads: usize,
+        most: usize,
+    ) -> std::io::Result<Self> {
+        let listener = StdListener::bind(address)?;
+        let address = listener.local_addr()?;
+        listener.set_nonblocking(true)?;
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(threads.max(1))
+            .thread_name("documents")
+            .enable_all()
+            .build()?;
+        let (stop, stopped) = watch::channel(false);
+        let open = Arc::<AtomicUsize>::default();
+        let shared = Arc::new(Shared {
+            engine,
+            identity: Identity { address: address.to_string(), most_connections: most },
+            open: Arc::clone(&open),
+            next: AtomicI32::new(1),
+            most,
+            stop: stopped,
+        });
+        let listener = {
+            let _inside = runtime.enter();
+            TcpListener::from_std(listener)?
+        };
+        runtime.spawn(accept(listener, Arc::clone(&shared)));
+        runtime.spawn(upkeep(shared));
+        Ok(Self { runtime: Some(runtime), stop, address, open })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Ends: no new connections, commands under way are answered.
+    pub fn close(&mut self) {
+        let _ = self.stop.send(true);
+        let Some(runtime) = self.runtime.take() else { return };
+        let open = Arc::clone(&self.open);
+        runtime.block_on(async {
+            let ended = async {
+                while open.load(Ordering::Acquire) > 0 {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            };
+            let _ = tokio::time::timeout(LAST_WORDS, ended).await;
+        });
+        runtime.shutdown_timeout(LAST_WORDS);
+    }
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+    let mut stop = shared.stop.clone();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ = stop.changed() => return,
+        };
+        let (stream, peer) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                // Out of descriptors: without a pause the readable listener would burn a core.
+                tracing::warn!(%error, "a MongoDB connection could not be accepted");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let metrics = &shared.engine.metrics;
+        if shared.open.load(Ordering::Relaxed) >= shared.most {
+            metrics.documents_rejected_connections.add_shared(1);
+            drop(stream);
+            continue;
+        }
+        metrics.documents_accepted_connections.add_shared(1);
+        let guard = Guard::new(&shared);
+        let shared = Arc::clone(&shared);
+        tokio::spawn(async move {
+            let _guard = guard;
+            let _ = stream.set_nodelay(true);
+            if let Err(error) = serve(stream, peer, &shared).await {
+                tracing::debug!(%error, %peer, "a MongoDB connection ended");
+            }
+        });
+    }
+}
+
+/// Counts a connection while it lives.
+struct Guard {
+    shared: Arc<Shared>,
+}
+
+impl Guard {
+    fn new(shared: &Arc<Shared>) -> Self {
+        let open = shared.open.fetch_add(1, Ordering::AcqRel) + 1;
+        shared.engine.metrics.documents_connections.set(open as u64);
+        Self { shared: Arc::clone(shared) }
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let open = self.shared.open.fetch_sub(1, Ordering::AcqRel) - 1;
+        self.shared.engine.metrics.documents_connections.set(open as u64);
+    }
+}
+
+async fn serve(mut stream: TcpStream, peer: SocketAddr, shared: &Shared) -> std::io::Result<()> {
+    let mut session = Session {
+        connection: shared.next.fetch_add(1, Ordering::Relaxed),
+        peer: peer.to_string(),
+        ..Session::default()
+    };
+    let (mut input, mut output) = (Vec::new(), Vec::new());
+    let mut stop = shared.stop.clone();
+    let mut reply_id = 0_i32;
+    loop {
+        // What arrived together is answered together.
+        let mut consumed = 0;
+        loop {
+            let rest = &input[consumed..];
+            let length = match wire::length(rest) {
+                Ok(length) => length,
+                Err(error) => return protocol_error(shared, &error),
+            };
+            let Some(length) = length.filter(|length| rest.len() >= *length) else { break };
+            let (manner, request) = match wire::read(&rest[..length]) {
+                Ok(read) => read,
+                Err(error) => return protocol_error(shared, &error),
+            };
+            consumed += length;
+            shared.engine.metrics.documents_input_bytes.add_shared(length as u64);
+            let long = may_take_long(&request);
+            let mut context = Context {
+                engine: &shared.engine,
+                session: &mut session,
+                identity: &shared.identity,
+                database: String::new(),
+                request,
+            };
+            let reply = if long {
+                tokio::task::block_in_place(|| commands::run(&mut context))
+            } else {
+                commands::run(&mut context)
+            };
+            if !manner.silent {
+                reply_id = reply_id.wrapping_add(1);
+                wire::write(manner, reply_id, &reply, &Document::new(), false, &mut output);
+            }
+            if output.len() >= KEPT {
+                shared.engine.metrics.documents_output_bytes.add_shared(output.len() as u64);
+                stream.write_all(&output).await?;
+                output.clear();
+            }
+        }
+        input.drain(..consumed);
+        if !output.is_empty() {
+            shared.engine.metrics.documents_output_bytes.add_shared(output.len() as u64);
+            stream.write_all(&output).await?;
+            output.clear();
+        }
+        if input.is_empty() && input.capacity() > KEPT {
+            input = Vec::new();
+        }
+        if output.capacity() > KEPT * 2 {
+            output = Vec::new();
+        }
+        if *stop.borrow() {
+            return Ok(());
+        }
+        let wanted = wire::length(&input)
+            .ok()
+            .flatten()
+            .map_or(READ, |length| length.saturating_sub(input.len()).max(READ));
+        input.reserve(wanted.min(KEPT));
+        let read = tokio::select! {
+            read = stream.read_buf(&mut input) => read?,
+            _ = stop.changed() => return Ok(()),
+        };
+        if read == 0 {
+            return Ok(());
+        }
+    }
+}
+
+fn protocol_error(shared: &Shared, error: &wire::WireError) -> std::io::Result<()> {
+    shared.engine.metrics.documents_protocol_errors.add_shared(1);
+    Err(std::io::Error::new(std::io::ErrorKind::InvalidData, error.to_string()))
+}
+
+/// Whether a command may look at more than a few documents.
+fn may_take_long(request: &Request) -> bool {
+    let by_id = |filter: Option<&Bson>| matches!(filter, Some(Bson::Document(filter)) if filter.contains_key("_id"));
+    match request.name() {
+        "hello" | "ping" | "isMaster" | "ismaster" | "insert" | "endSessions" | "killCursors"
+        | "buildInfo" | "whatsmyuri" | "listCollections" | "listIndexes" | "getParameter"
+        | "create" | "saslStart" => false,
+        "find" => !by_id(request.body.get("filter")),
+        "findAndModify" => !by_id(request.body.get("query")),
+        "update" | "delete" => {
+            let few = |count: usize| count <= 8;
+            let sequence = request.sequences.first().map(|(_, all)| {
+                few(all.len())
+                    && all.iter().all(|one| {
+                        bson::raw::RawDocument::from_bytes(one).is_ok_and(|raw| {
+                            raw.get_document("q")
+                                .is_ok_and(|query| query.get("_id").is_ok_and(|id| id.is_some()))
+                        })
+                    })
+            });
+            let field = if request.name() == "update" { "updates" } else { "deletes" };
+            let own = match request.body.get(field) {
+                Some(Bson::Array(all)) => {
+                    few(all.len())
+                        && all
+                            .iter()
+                            .all(|one| one.as_document().is_some_and(|one| by_id(one.get("q"))))
+                }
+                _ => false,
+            };
+            !sequence.unwrap_or(own)
+        }
+        _ => true,
+    }
+}
+
+/// Closes cursors whose time is up, deletes documents whose time has come.
+async fn upkeep(shared: Arc<Shared>) {
+    let mut stop = shared.stop.clone();
+    let mut turn = 0_u64;
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(Duration::from_secs(5)) => {}
+            _ = stop.changed() => return,
+        }
+        turn += 1;
+        let engine = &shared.engine;
+        let closed = engine.cursors.expire(engine.now_ms());
+        engine.metrics.documents_timed_out_cursors.add_shared(closed as u64);
+        if turn.is_multiple_of(12) {
+            tokio::task::block_in_place(|| {
+                if let Err(error) = crate::expiry::expire(engine) {
+                    tracing::warn!(%error, "documents whose time has come could not be deleted");
+                }
+            });
+        }
+    }
+}

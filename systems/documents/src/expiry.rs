@@ -1,0 +1,62 @@
+//! TTL indexes: documents whose date is long enough past are deleted.
+
+use beeline_documents_query::Filter;
+use beeline_documents_query::error::Result;
+use beeline_documents_query::expression::Scope;
+use bson::{DateTime, doc};
+
+use crate::engine::Engine;
+use crate::plan::choose;
+use crate::scan::Scan;
+use crate::write::{self, Nobody};
+
+/// Deletes what is due, a slice at a time; returns how many.
+///
+/// Errors: the store's.
+pub fn expire(engine: &Engine) -> Result<u64> {
+    let now = i64::try_from(engine.now_ms()).unwrap_or(i64::MAX);
+    let mut expired = 0;
+    for database in engine.databases() {
+        for collection in database.collections() {
+            for index in collection.indexes.iter().filter(|index| index.ready) {
+                let (Some(seconds), Some((path, _))) = (index.expires_s, index.fields.first())
+                else {
+                    continue;
+                };
+                let until = DateTime::from_millis(now.saturating_sub(seconds.saturating_mul(1000)));
+                let filter = Filter::parse(&doc! { path.join("."): { "$lte": until } })?;
+                let mut scan: Option<Scan> = None;
+                loop {
+                    let done = engine.with(&database, |row| {
+                        let Some(known) = database
+                            .collection(&collection.name)
+                            .filter(|known| known.id == collection.id)
+                        else {
+                            return Ok(true);
+                        };
+                        if scan.is_none() {
+                            scan = Some(Scan::new(
+                                &known,
+                                choose(&known, &filter, None, None)?,
+                                filter.clone(),
+                            ));
+                        }
+                        let Some(scan) = &mut scan else { return Ok(true) };
+                        let mut found = Vec::new();
+                        scan.slice(row, &Scope::default(), 256, &mut found)?;
+                        for one in &found {
+                            write::delete(row, &known, one, &mut Nobody)?;
+                            expired += 1;
+                        }
+                        Ok(scan.done)
+                    })?;
+                    if done {
+                        break;
+                    }
+                }
+            }
+        }
+    }
+    engine.metrics.documents_expired.add_shared(expired);
+    Ok(expired)
+}

@@ -1,0 +1,40 @@
+//! The document store: databases, collections and indexes for MongoDB's drivers and tools.
+//!
+//! Place: `systems`. Below it the query language (`documents-query`), the node and its store; above
+//! it `beeline serve`, which starts [`Documents`] as a service.
+//!
+//! ```text
+//! door ─ wire ─► commands ─► query, write ─► plan, scan, index ─► store (a row per database)
+//!                               │
+//!                            cursor, catalog, engine
+//! ```
+//!
+//! Invariants: a reply leaves after the commit of what it speaks of; a document and its index
+//! entries change in one batch; an index never changes a result; no lock of a row is held for more
+//! than a slice of a query.
+
+#![forbid(unsafe_code)]
+
+pub mod catalog;
+pub mod commands;
+pub mod cursor;
+mod door;
+pub mod engine;
+pub mod expiry;
+mod index;
+pub mod layout;
+pub mod node_store;
+pub mod plan;
+mod query;
+pub mod reply;
+pub mod scan;
+mod service;
+mod stats;
+pub mod store;
+mod validate;
+pub mod wire;
+pub mod write;
+
+pub use engine::{Engine, EngineOptions};
+pub use service::{Documents, DocumentsError, DocumentsOptions};
+pub use stats::DocumentsMetrics;

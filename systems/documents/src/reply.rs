@@ -1,0 +1,158 @@
+//! Replies, written as BSON without decoding the documents in them.
+
+use bson::{Bson, Document, doc};
+
+/// A reply.
+#[derive(Clone, Debug)]
+pub enum Reply {
+    /// A document.
+    Document(Document),
+    /// A batch of a cursor.
+    Batch {
+        /// The cursor's number; 0 when nothing is left.
+        id: i64,
+        /// What the cursor reads.
+        namespace: String,
+        /// The documents, as they are stored.
+        documents: Vec<Vec<u8>>,
+        /// The first batch of it.
+        first: bool,
+        /// Fields of the cursor beside those.
+        cursor: Document,
+    },
+    /// Nothing is sent.
+    Nothing,
+}
+
+impl Reply {
+    /// `{ ok: 1 }`.
+    #[must_use]
+    pub fn ok() -> Self {
+        Self::Document(doc! { "ok": 1.0 })
+    }
+
+    /// True when it says that the command failed.
+    #[must_use]
+    pub fn is_failure(&self) -> bool {
+        matches!(self, Self::Document(document) if matches!(document.get("ok"), Some(Bson::Double(0.0))))
+    }
+
+    /// Adds a field at the top.
+    pub fn add(&mut self, extra: &mut Document, name: &str, value: Bson) {
+        match self {
+            Self::Document(document) => drop(document.insert(name, value)),
+            _ => drop(extra.insert(name, value)),
+        }
+    }
+
+    /// Appends its bytes. `extra` are fields beside those of the reply.
+    pub fn write(&self, extra: &Document, out: &mut Vec<u8>) {
+        match self {
+            Self::Document(document) => {
+                let start = open(out);
+                append_fields(out, document);
+                append_fields(out, extra);
+                close(out, start);
+            }
+            Self::Batch { id, namespace, documents, first, cursor } => {
+                let whole = open(out);
+                name(out, 0x03, "cursor");
+                let inner = open(out);
+                name(out, 0x04, if *first { "firstBatch" } else { "nextBatch" });
+                let array = open(out);
+                let mut digits = Digits::default();
+                for document in documents {
+                    out.push(0x03);
+                    out.extend_from_slice(digits.next());
+                    out.push(0);
+                    out.extend_from_slice(document);
+                }
+                close(out, array);
+                append_fields(out, &doc! { "id": *id, "ns": namespace.as_str() });
+                append_fields(out, cursor);
+                close(out, inner);
+                append_fields(out, &doc! { "ok": 1.0 });
+                append_fields(out, extra);
+                close(out, whole);
+            }
+            Self::Nothing => {}
+        }
+    }
+}
+
+/// Decimal numbers from 0 on, as array fields are named.
+#[derive(Debug, Default)]
+struct Digits {
+    text: Vec<u8>,
+}
+
+impl Digits {
+    fn next(&mut self) -> &[u8] {
+        if self.text.is_empty() {
+            self.text.push(b'0');
+            return &self.text;
+        }
+        for at in (0..self.text.len()).rev() {
+            if self.text[at] < b'9' {
+                self.text[at] += 1;
+                return &self.text;
+            }
+            self.text[at] = b'0';
+        }
+        self.text.insert(0, b'1');
+        &self.text
+    }
+}
+
+fn open(out: &mut Vec<u8>) -> usize {
+    out.extend_from_slice(&[0; 4]);
+    out.len() - 4
+}
+
+fn close(out: &mut Vec<u8>, start: usize) {
+    out.push(0);
+    let length = (out.len() - start) as u32;
+    out[start..start + 4].copy_from_slice(&length.to_le_bytes());
+}
+
+fn name(out: &mut Vec<u8>, kind: u8, text: &str) {
+    out.push(kind);
+    out.extend_from_slice(text.as_bytes());
+    out.push(0);
+}
+
+/// The fields of a document without what is around them.
+fn append_fields(out: &mut Vec<u8>, document: &Document) {
+    if let Ok(bytes) = document.to_vec()
+        && bytes.len() > 5
+    {
+        out.extend_from_slice(&bytes[4..bytes.len() - 1]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_is_the_document_it_stands_for() {
+        let documents = (0..120).map(|n| doc! { "_id": n }.to_vec().unwrap()).collect();
+        let reply = Reply::Batch {
+            id: 7,
+            namespace: "d.c".to_owned(),
+            documents,
+            first: true,
+            cursor: doc! {},
+        };
+        let mut bytes = Vec::new();
+        reply.write(&doc! { "x": 1 }, &mut bytes);
+        let read = Document::from_reader(&bytes[..]).unwrap();
+        let cursor = read.get_document("cursor").unwrap();
+        assert_eq!(cursor.get_i64("id").unwrap(), 7);
+        assert_eq!(
+            cursor.get_array("firstBatch").unwrap()[119],
+            Bson::Document(doc! { "_id": 119 })
+        );
+        assert_eq!((read.get_f64("ok").unwrap(), read.get_i32("x").unwrap()), (1.0, 1));
+    }
+}

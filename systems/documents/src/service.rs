@@ -1,0 +1,130 @@
+//! The document store as a service of the node.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use beeline_documents_query::QueryError;
+use beeline_kv::KvError;
+use beeline_node::NodeHandle;
+use beeline_observe::MetricSet;
+use beeline_service::{Fact, Service};
+
+use crate::door::Door;
+use crate::engine::{Engine, EngineOptions};
+use crate::node_store::NodeStore;
+use crate::store::Store;
+
+/// How the service is set.
+#[derive(Clone, Debug)]
+pub struct DocumentsOptions {
+    /// Where MongoDB clients connect. Port 0 picks a free one.
+    pub address: SocketAddr,
+    /// Threads that serve them.
+    pub threads: usize,
+    /// Connections served at once.
+    pub most_connections: usize,
+    /// Limits of the engine.
+    pub engine: EngineOptions,
+}
+
+/// Why the service does not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DocumentsError {
+    /// The address cannot be used.
+    #[error(
+        "cannot listen on {address} for MongoDB clients: {source}; stop what listens there, or choose another with --documents-address"
+    )]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The store refused.
+    #[error("cannot open the documents in the node's store: {0}")]
+    Store(#[from] KvError),
+    /// What is stored cannot be read.
+    #[error("cannot read the stored documents: {0}")]
+    Catalog(#[from] QueryError),
+}
+
+/// The running service.
+#[derive(Debug)]
+pub struct Documents {
+    engine: Arc<Engine>,
+    door: Door,
+}
+
+impl Documents {
+    /// Opens the databases of a node and the door to them.
+    ///
+    /// Errors: [`DocumentsError`].
+    pub fn open(node: NodeHandle, options: &DocumentsOptions) -> Result<Self, DocumentsError> {
+        let store: Arc<dyn Store> = Arc::new(NodeStore::open(node)?);
+        Self::over(store, options)
+    }
+
+    /// The same over any store.
+    ///
+    /// Errors: [`DocumentsError`].
+    pub fn over(store: Arc<dyn Store>, options: &DocumentsOptions) -> Result<Self, DocumentsError> {
+        let engine = Engine::open(store, &options.engine)?;
+        engine.finish_builds()?;
+        let address = options.address;
+        let door =
+            Door::open(address, Arc::clone(&engine), options.threads, options.most_connections)
+                .map_err(|source| DocumentsError::Listen { address, source })?;
+        Ok(Self { engine, door })
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.door.address()
+    }
+
+    /// The databases.
+    #[must_use]
+    pub fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+}
+
+impl Service for Documents {
+    fn name(&self) -> &'static str {
+        "documents"
+    }
+
+    fn facts(&self) -> Vec<Fact> {
+        vec![Fact::new(
+            "documents",
+            format!("{}  MongoDB {}", self.door.address(), crate::commands::VERSION),
+        )]
+    }
+
+    fn metrics(&self) -> Vec<Arc<dyn MetricSet>> {
+        vec![self.engine.metrics.clone()]
+    }
+
+    fn publish(&self) {
+        let metrics = &self.engine.metrics;
+        metrics.documents_cursors.set(self.engine.cursors.count() as u64);
+        let databases = self.engine.databases();
+        metrics
+            .documents_collections
+            .set(databases.iter().map(|one| one.collections().len() as u64).sum());
+        metrics
+            .documents_databases
+            .set(databases.iter().filter(|one| !one.collections().is_empty()).count() as u64);
+    }
+
+    fn health(&self) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn stop(mut self: Box<Self>) {
+        self.door.close();
+    }
+}

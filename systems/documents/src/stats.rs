@@ -1,0 +1,25 @@
+//! What the document store counts.
+
+beeline_observe::metrics! {
+    /// The document store.
+    pub struct DocumentsMetrics in "beeline" {
+        gauge documents_connections: Count, "MongoDB connections open.";
+        counter documents_accepted_connections: Count, "MongoDB connections accepted.";
+        counter documents_rejected_connections: Count, "MongoDB connections refused at the limit.";
+        counter documents_commands: Count, "Commands executed.";
+        counter documents_failed_commands: Count, "Commands answered with an error.";
+        counter documents_protocol_errors: Count, "Connections closed for breaking the protocol.";
+        counter documents_inserted: Count, "Documents inserted.";
+        counter documents_updated: Count, "Documents changed.";
+        counter documents_deleted: Count, "Documents deleted.";
+        counter documents_returned: Count, "Documents sent to clients.";
+        counter documents_examined: Count, "Documents looked at by queries and writes.";
+        counter documents_expired: Count, "Documents deleted because the time of an index had come.";
+        gauge documents_cursors: Count, "Cursors open.";
+        counter documents_timed_out_cursors: Count, "Cursors closed because no client used them.";
+        counter documents_input_bytes: Bytes, "Bytes read from MongoDB clients.";
+        counter documents_output_bytes: Bytes, "Bytes sent to MongoDB clients.";
+        gauge documents_databases: Count, "Databases.";
+        gauge documents_collections: Count, "Collections.";
+    }
+}

@@ -1,0 +1,383 @@
+//! Messages of the MongoDB wire protocol: OP_MSG, OP_QUERY for the first hello, OP_COMPRESSED.
+//!
+//! Invariant: nothing a client sends makes this module allocate more than the longest message, and
+//! every document in a request has passed [`check::document`].
+
+use std::io::{Read as _, Write as _};
+
+use beeline_documents_query::check;
+use bson::Document;
+
+use crate::commands::Request;
+use crate::reply::Reply;
+
+/// Longest message, bytes, as MongoDB.
+pub const LONGEST_MESSAGE: usize = 48_000_000;
+/// Bytes of a header.
+pub const HEADER: usize = 16;
+/// Compressors, by the names drivers offer them under.
+pub const COMPRESSORS: &[&str] = &["snappy", "zstd", "zlib"];
+
+/// Replies shorter than this are not worth compressing.
+const LEAST_COMPRESSED: usize = 256;
+
+mod op {
+    pub const REPLY: i32 = 1;
+    pub const QUERY: i32 = 2004;
+    pub const COMPRESSED: i32 = 2012;
+    pub const MSG: i32 = 2013;
+}
+
+mod flag {
+    pub const CHECKSUM: u32 = 1;
+    pub const MORE_TO_COME: u32 = 2;
+    pub const EXHAUST_ALLOWED: u32 = 1 << 16;
+}
+
+/// Why a connection is closed.
+#[derive(Debug, thiserror::Error)]
+#[error("the client broke the wire protocol: {0}")]
+pub struct WireError(pub String);
+
+fn broken<T>(what: impl Into<String>) -> Result<T, WireError> {
+    Err(WireError(what.into()))
+}
+
+/// How a request came, so that its reply goes the same way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Manner {
+    /// The client's number of the request.
+    pub request_id: i32,
+    /// By OP_QUERY.
+    pub legacy: bool,
+    /// Compressed by this.
+    pub compressor: Option<u8>,
+    /// The client awaits no reply.
+    pub silent: bool,
+    /// The client would take further replies unasked.
+    pub exhaust: bool,
+}
+
+/// Length of the message that begins with these bytes; `None`: too few of them.
+///
+/// Errors: a length that no message has.
+pub fn length(bytes: &[u8]) -> Result<Option<usize>, WireError> {
+    let Some(four) = bytes.first_chunk::<4>() else { return Ok(None) };
+    match usize::try_from(i32::from_le_bytes(*four)) {
+        Ok(length) if (HEADER..=LONGEST_MESSAGE).contains(&length) => Ok(Some(length)),
+        _ => broken("a message's length is out of range"),
+    }
+}
+
+fn word(bytes: &[u8], at: usize) -> Result<i32, WireError> {
+    match bytes.get(at..).and_then(|rest| rest.first_chunk::<4>()) {
+        Some(four) => Ok(i32::from_le_bytes(*four)),
+        None => broken("a message is cut short"),
+    }
+}
+
+/// Reads one whole message.
+///
+/// Errors: what is no message of this protocol, or one this server does not take.
+pub fn read(message: &[u8]) -> Result<(Manner, Request), WireError> {
+    let request_id = word(message, 4)?;
+    let code = word(message, 12)?;
+    let mut manner =
+        Manner { request_id, legacy: false, compressor: None, silent: false, exhaust: false };
+    let rest = &message[HEADER..];
+    if code != op::COMPRESSED {
+        let request = read_body(code, rest, message, &mut manner)?;
+        return Ok((manner, request));
+    }
+    let (code, size) = (word(rest, 0)?, word(rest, 4)?);
+    let Some((&compressor, packed)) = rest.get(8..).and_then(<[u8]>::split_first) else {
+        return broken("a compressed message is cut short");
+    };
+    let Some(size) = usize::try_from(size).ok().filter(|size| *size <= LONGEST_MESSAGE) else {
+        return broken("a compressed message says it is too long");
+    };
+    let plain = unpack(compressor, packed, size)?;
+    if plain.len() != size {
+        return broken("a compressed message has another length than it says");
+    }
+    manner.compressor = Some(compressor);
+    let request = read_body(code, &plain, &[], &mut manner)?;
+    Ok((manner, request))
+}
+
+fn read_body(
+    code: i32,
+    body: &[u8],
+    whole: &[u8],
+    manner: &mut Manner,
+) -> Result<Request, WireError> {
+    match code {
+        op::MSG => read_msg(body, whole, manner),
+        op::QUERY => read_query(body, manner),
+        other => broken(format!("operation {other} is not taken; current drivers send OP_MSG")),
+    }
+}
+
+fn document(bytes: &[u8]) -> Result<Document, WireError> {
+    check::document(bytes).map_err(|error| WireError(error.to_string()))?;
+    Document::from_reader(bytes).map_err(|error| WireError(error.to_string()))
+}
+
+/// The document at the start of some bytes.
+fn first_document(bytes: &[u8]) -> Result<&[u8], WireError> {
+    let length = usize::try_from(word(bytes, 0)?).unwrap_or(0);
+    match bytes.get(..length) {
+        Some(document) if length >= 5 => Ok(document),
+        _ => broken("a document passes the end of its message"),
+    }
+}
+
+fn read_msg(body: &[u8], whole: &[u8], manner: &mut Manner) -> Result<Request, WireError> {
+    let flags = word(body, 0)? as u32;
+    if flags & 0xffff & !(flag::CHECKSUM | flag::MORE_TO_COME) != 0 {
+        return broken(format!("flags {flags:#x} of OP_MSG are not known"));
+    }
+    manner.silent = flags & flag::MORE_TO_COME != 0;
+    manner.exhaust = flags & flag::EXHAUST_ALLOWED != 0;
+    let mut rest = &body[4..];
+    if flags & flag::CHECKSUM != 0 {
+        let Some((content, sum)) = rest.split_last_chunk::<4>() else {
+            return broken("a checksum is cut short");
+        };
+        let covered = whole.get(..whole.len().saturating_sub(4)).unwrap_or_default();
+        if !covered.is_empty() && crc32c::crc32c(covered) != u32::from_le_bytes(*sum) {
+            return broken("a message's checksum is wrong");
+        }
+        rest = content;
+    }
+    let (mut main, mut sequences) = (None, Vec::new());
+    while let Some((&kind, after)) = rest.split_first() {
+        match kind {
+            0 => {
+                let bytes = first_document(after)?;
+                if main.replace(document(bytes)?).is_some() {
+                    return broken("a message has two bodies");
+                }
+                rest = &after[bytes.len()..];
+            }
+            1 => {
+                let size = usize::try_from(word(after, 0)?).unwrap_or(0);
+                let Some(section) = after.get(4..size).filter(|_| size >= 5) else {
+                    return broken("a section is cut short");
+                };
+                let Some(zero) = section.iter().position(|byte| *byte == 0) else {
+                    return broken("a section has no name");
+                };
+                let Ok(name) = std::str::from_utf8(&section[..zero]) else {
+                    return broken("a section's name is not UTF-8");
+                };
+                let (mut left, mut documents) = (&section[zero + 1..], Vec::new());
+                while !left.is_empty() {
+                    let bytes = first_document(left)?;
+                    check::document(bytes).map_err(|error| WireError(error.to_string()))?;
+                    documents.push(bytes.to_vec());
+                    left = &left[bytes.len()..];
+                }
+                if sequences.iter().any(|(known, _)| known == name) {
+                    return broken("a message has two sections of one name");
+                }
+                sequences.push((name.to_owned(), documents));
+                rest = &after[size..];
+            }
+            other => return broken(format!("section kind {other} is not known")),
+        }
+    }
+    match main {
+        Some(body) => Ok(Request { body, sequences }),
+        None => broken("a message has no body"),
+    }
+}
+
+fn read_query(body: &[u8], manner: &mut Manner) -> Result<Request, WireError> {
+    manner.legacy = true;
+    let Some(zero) = body.get(4..).and_then(|rest| rest.iter().position(|byte| *byte == 0)) else {
+        return broken("OP_QUERY is cut short");
+    };
+    let Ok(namespace) = std::str::from_utf8(&body[4..4 + zero]) else {
+        return broken("OP_QUERY's name is not UTF-8");
+    };
+    let Some(database) = namespace.strip_suffix(".$cmd") else {
+        return broken("OP_QUERY is taken for commands only; current drivers send OP_MSG");
+    };
+    let Some(rest) = body.get(4 + zero + 1 + 8..) else { return broken("OP_QUERY is cut short") };
+    let mut command = document(first_document(rest)?)?;
+    // Some drivers wrap the command.
+    if let Ok(inner) = command.get_document("$query") {
+        command = inner.clone();
+    }
+    command.insert("$db", database);
+    Ok(Request { body: command, sequences: Vec::new() })
+}
+
+fn unpack(compressor: u8, packed: &[u8], size: usize) -> Result<Vec<u8>, WireError> {
+    let cut = |error: &dyn std::fmt::Display| {
+        WireError(format!("a compressed message cannot be read: {error}"))
+    };
+    match compressor {
+        0 => Ok(packed.to_vec()),
+        1 => {
+            let said = snap::raw::decompress_len(packed).map_err(|error| cut(&error))?;
+            if said != size {
+                return broken("a compressed message has another length than it says");
+            }
+            snap::raw::Decoder::new().decompress_vec(packed).map_err(|error| cut(&error))
+        }
+        2 => {
+            let mut plain = Vec::new();
+            flate2::read::ZlibDecoder::new(packed)
+                .take(size as u64 + 1)
+                .read_to_end(&mut plain)
+                .map_err(|error| cut(&error))?;
+            Ok(plain)
+        }
+        3 => {
+            let mut plain = Vec::new();
+            let reader = zstd::stream::read::Decoder::new(packed).map_err(|error| cut(&error))?;
+            reader.take(size as u64 + 1).read_to_end(&mut plain).map_err(|error| cut(&error))?;
+            Ok(plain)
+        }
+        other => broken(format!("compressor {other} is not known")),
+    }
+}
+
+fn pack(compressor: u8, plain: &[u8]) -> Option<Vec<u8>> {
+    match compressor {
+        1 => snap::raw::Encoder::new().compress_vec(plain).ok(),
+        2 => {
+            let mut encoder =
+                flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::fast());
+            encoder.write_all(plain).ok()?;
+            encoder.finish().ok()
+        }
+        3 => zstd::bulk::compress(plain, 1).ok(),
+        _ => None,
+    }
+}
+
+/// Appends a reply. `more`: another one follows unasked.
+pub fn write(
+    manner: Manner,
+    reply_id: i32,
+    reply: &Reply,
+    extra: &Document,
+    more: bool,
+    out: &mut Vec<u8>,
+) {
+    if matches!(reply, Reply::Nothing) {
+        return;
+    }
+    let start = out.len();
+    let header = |code: i32| {
+        let mut header = Vec::with_capacity(HEADER);
+        header.extend_from_slice(&0_i32.to_le_bytes());
+        header.extend_from_slice(&reply_id.to_le_bytes());
+        header.extend_from_slice(&manner.request_id.to_le_bytes());
+        header.extend_from_slice(&code.to_le_bytes());
+        header
+    };
+    let code = if manner.legacy { op::REPLY } else { op::MSG };
+    out.extend_from_slice(&header(code));
+    if manner.legacy {
+        out.extend_from_slice(&8_i32.to_le_bytes());
+        out.extend_from_slice(&0_i64.to_le_bytes());
+        out.extend_from_slice(&0_i32.to_le_bytes());
+        out.extend_from_slice(&1_i32.to_le_bytes());
+    } else {
+        let flags = if more { flag::MORE_TO_COME } else { 0 };
+        out.extend_from_slice(&flags.to_le_bytes());
+        out.push(0);
+    }
+    reply.write(extra, out);
+    if let Some(compressor) = manner.compressor
+        && out.len() - start >= LEAST_COMPRESSED
+        && let Some(packed) = pack(compressor, &out[start + HEADER..])
+    {
+        let size = (out.len() - start - HEADER) as i32;
+        out.truncate(start);
+        out.extend_from_slice(&header(op::COMPRESSED));
+        out.extend_from_slice(&code.to_le_bytes());
+        out.extend_from_slice(&size.to_le_bytes());
+        out.push(compressor);
+        out.extend_from_slice(&packed);
+    }
+    let length = (out.len() - start) as i32;
+    out[start..start + 4].copy_from_slice(&length.to_le_bytes());
+}
+
+/// A request as a client frames it, for tests and for the client in this crate's tests.
+#[must_use]
+pub fn frame(request_id: i32, body: &Document) -> Vec<u8> {
+    let mut out = Vec::new();
+    for word in [0, request_id, 0, op::MSG, 0] {
+        out.extend_from_slice(&i32::to_le_bytes(word));
+    }
+    out.push(0);
+    out.extend(body.to_vec().unwrap_or_default());
+    let length = out.len() as i32;
+    out[..4].copy_from_slice(&length.to_le_bytes());
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::doc;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_request_is_read_as_it_was_framed() {
+        let framed = frame(7, &doc! { "ping": 1, "$db": "d" });
+        assert_eq!(length(&framed).unwrap(), Some(framed.len()));
+        let (manner, request) = read(&framed).unwrap();
+        assert_eq!((manner.request_id, request.name()), (7, "ping"));
+        assert!(length(&[0, 0, 0, 0]).is_err() && length(&[0xff; 4]).is_err());
+    }
+
+    #[test]
+    fn every_compressor_reads_what_it_wrote() {
+        for compressor in 1..=3 {
+            let manner = Manner {
+                request_id: 1,
+                legacy: false,
+                compressor: Some(compressor),
+                silent: false,
+                exhaust: false,
+            };
+            let reply = Reply::Document(doc! { "text": "again and again ".repeat(100) });
+            let mut out = Vec::new();
+            write(manner, 2, &reply, &doc! {}, false, &mut out);
+            assert!(out.len() < 800, "{compressor}: {}", out.len());
+            let (back, request) = read(&out).unwrap();
+            assert_eq!(back.compressor, Some(compressor));
+            assert_eq!(request.body.get_str("text").unwrap().len(), 1600);
+        }
+    }
+
+    #[test]
+    fn a_compressed_message_cannot_grow_past_what_it_says() {
+        let packed = pack(2, &vec![0; 1 << 20]).unwrap();
+        assert_eq!(unpack(2, &packed, 100).unwrap().len(), 101);
+        assert!(unpack(1, &pack(1, &[0; 1000]).unwrap(), 10).is_err());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+        #[test]
+        fn no_bytes_make_the_reader_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..200), code in prop::sample::select(vec![1, 2004, 2012, 2013, 5]), at: usize, by: u8) {
+            let mut framed = frame(1, &doc! { "insert": "c", "documents": [ { "_id": 1 } ], "$db": "d" });
+            let place = at % framed.len();
+            framed[place] ^= by;
+            let _ = read(&framed);
+            if bytes.len() >= HEADER {
+                bytes[12..16].copy_from_slice(&i32::to_le_bytes(code));
+                let _ = read(&bytes);
+            }
+        }
+    }
+}
