@@ -12,7 +12,7 @@
 //! - [`stdio`]: the C library's streams.
 //! - [`exec`]: programs that replace this one.
 //! - [`spawn`]: programs beside this one, and who goes between; `actions`: what they are handed.
-//! - `bare`: `syscall`, for io_uring's sake.
+//! - `bare`: `syscall`; `numbers`: calls that are made by their numbers.
 //! - [`start`]: the constructor, and what happens at `fork`.
 
 #![allow(
@@ -26,6 +26,8 @@ mod bare;
 mod data;
 mod descriptors;
 mod exec;
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+mod numbers;
 mod readiness;
 mod real;
 mod spawn;

@@ -13,20 +13,82 @@ pub struct Errno(pub i32);
 pub type Outcome = Result<usize, Errno>;
 
 /// A system call.
-///
-/// The last of six arguments lies on the stack, where one of 32 bits would leave half a word as it was: it is
-/// given with 64 where the kernel reads so many.
 macro_rules! call {
     ($number:expr $(, $argument:expr)*) => {{
+        let arguments = [$(Argument::word($argument)),*];
+        let mut words = [0; 6];
+        words[..arguments.len()].copy_from_slice(&arguments);
         // SAFETY: the function around this call says why its arguments are valid for the kernel.
-        let value = unsafe { libc::syscall($number $(, Argument::word($argument))*) };
-        outcome(value)
+        outcome(unsafe { enter($number, words) })
     }};
 }
 
-/// An argument as a whole word: `syscall` takes any number of them, so that the compiler writes no more
-/// than the type has, and of an `int` that goes over the stack the kernel finds half a word of what was
-/// there before.
+/// Enters the kernel by the processor's own instruction: the C library's `syscall` is ours too in a
+/// program that preloads us, and leads back here. The answer is the kernel's: an error is its number
+/// below zero, and `errno` stays.
+///
+/// # Safety
+///
+/// The arguments are valid for the call of this number.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+pub unsafe fn enter(number: libc::c_long, arguments: [libc::c_long; 6]) -> libc::c_long {
+    let [a, b, c, d, e, f] = arguments;
+    let outcome: libc::c_long;
+    // SAFETY: the kernel's calling convention; the caller answers for what the call does.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            inlateout("rax") number => outcome,
+            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
+            lateout("rcx") _, lateout("r11") _,
+            options(nostack),
+        );
+    }
+    outcome
+}
+
+/// As on x86-64.
+///
+/// # Safety
+///
+/// The arguments are valid for the call of this number.
+#[cfg(target_arch = "aarch64")]
+#[inline]
+pub unsafe fn enter(number: libc::c_long, arguments: [libc::c_long; 6]) -> libc::c_long {
+    let [a, b, c, d, e, f] = arguments;
+    let outcome: libc::c_long;
+    // SAFETY: the kernel's calling convention; the caller answers for what the call does.
+    unsafe {
+        std::arch::asm!(
+            "svc 0",
+            in("x8") number,
+            inlateout("x0") a => outcome,
+            in("x1") b, in("x2") c, in("x3") d, in("x4") e, in("x5") f,
+            options(nostack),
+        );
+    }
+    outcome
+}
+
+/// By the C library, whose `syscall` the preload library leaves alone on this processor.
+///
+/// # Safety
+///
+/// The arguments are valid for the call of this number.
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+pub unsafe fn enter(number: libc::c_long, arguments: [libc::c_long; 6]) -> libc::c_long {
+    let [a, b, c, d, e, f] = arguments;
+    // SAFETY: as the caller promised.
+    let outcome = unsafe { libc::syscall(number, a, b, c, d, e, f) };
+    if outcome == -1 {
+        let error = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO);
+        return -libc::c_long::from(error);
+    }
+    outcome
+}
+
+/// An argument as a whole word.
 trait Argument {
     fn word(self) -> libc::c_long;
 }
@@ -75,8 +137,11 @@ impl<T> Argument for *mut T {
 
 #[inline]
 fn outcome(value: libc::c_long) -> Outcome {
-    usize::try_from(value)
-        .map_err(|_| Errno(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)))
+    // Addresses may be negative words; errors are the last page of them.
+    if (-4095..0).contains(&value) {
+        return Err(Errno(i32::try_from(-value).unwrap_or(libc::EIO)));
+    }
+    Ok(value.cast_unsigned() as usize)
 }
 
 /// `recv` into `bytes`.

@@ -136,6 +136,22 @@ fn node_serves_and_asks() {
     );
 }
 
+/// libuv closes descriptors by the number of the system call.
+#[test]
+fn a_file_on_the_number_of_a_closed_connection_is_a_file() {
+    talk(
+        ("a_file_on_the_number_of_a_closed_connection_is_a_file", &["node"]),
+        |monitor, accelerated, port| {
+            let script = file("programs/reuse.js");
+            words(monitor, accelerated, &["node", &script, "serve", &port.to_string()])
+        },
+        |port| {
+            let script = file("programs/reuse.js");
+            ["node", &script, "ask", &port.to_string()].map(str::to_owned).into()
+        },
+    );
+}
+
 #[test]
 fn asyncio_streams_talk() {
     talk(
