@@ -10,6 +10,7 @@
 //! local disk and survive neither the store nor the node, by design.
 
 pub mod client;
+pub mod cluster;
 mod error;
 mod heap;
 mod id;
@@ -17,6 +18,7 @@ mod link;
 mod segment;
 mod service;
 pub mod store;
+mod transfer;
 mod wire;
 
 pub use client::{Buffer, Client, ClientOptions, Object};

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::values::{Auto, Number, Size};
+use super::values::{Auto, MoveWord, Names, Number, Secret, Size};
 use super::{Knob, Rules, knobs};
 
 knobs! {
@@ -14,6 +14,13 @@ knobs! {
         disk: Auto<Size> = "auto", "Most bytes on disk for objects that memory has no room for; 0 drops the least recently used instead, auto is half of what is free in the data directory, at most four times the memory.";
         spin_us: Number = "20", "Microseconds the store polls on after a request before it sleeps, 0 to 10000; more costs idle CPU.";
         max_clients: Number = "10000", "Processes connected at once.";
+        peers: Names = "none", "Fabric addresses of nodes that may have an object this node lacks, HOST:PORT apart by commas; each is asked in turn. With many nodes use a directory.";
+        directory: Address = "none", "Address of the RESP server that knows which node has which object: the Redis door of any node, Redis or Valkey; the same at each node.";
+        directory_password: Secret = "", "Password of the directory.";
+        advertise: Address = "none", "Fabric address other nodes reach this one at, HOST:PORT; none is fabric-address itself.";
+        transfer_port: Number = "0", "Port beside fabric-address for transfers where fabric cannot connect; 0 picks a free one.";
+        protocol: MoveWord = "auto", "How objects come from other nodes: auto (by size, as measured), two-sided, one-sided, socket, socket-4k (the published baseline).";
+        fetchers: Number = "2", "Fetches under way at once, 1 to 64.";
     }
 }
 
@@ -25,6 +32,12 @@ impl ObjectsConfig {
             Auto::Detect => u64::MAX,
         };
         rules.rule("objects-memory", memory >= 1 << 20, "less than 1MiB holds no object; raise it");
+        let both = !self.peers.0.is_empty() && !self.directory.0.is_empty();
+        rules.rule("objects-peers", !both, "a directory knows the peers: choose one of the two");
+        let port = u16::try_from(self.transfer_port.0).is_ok();
+        rules.rule("objects-transfer-port", port, "a port is 65535 at most");
+        let fetchers = (1..=64).contains(&self.fetchers.0);
+        rules.rule("objects-fetchers", fetchers, "choose 1 to 64");
         rules.rule("objects-spin-us", self.spin_us.0 <= 10_000, "choose 10000 or less");
         rules.rule(
             "objects-max-clients",
@@ -36,6 +49,31 @@ impl ObjectsConfig {
             self.socket_mode.0 & 0o600 == 0o600,
             "the node's own user needs reading and writing; choose 600, 660 or 666",
         );
+    }
+}
+
+/// HOST:PORT, or none, which is empty.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address(pub String);
+
+impl Knob for Address {
+    const PLACEHOLDER: &'static str = "HOST:PORT";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        if text == "none" {
+            return Ok(Self(String::new()));
+        }
+        let port = text.rsplit_once(':').and_then(|(host, port)| {
+            port.parse::<u16>().ok().filter(|port| *port > 0 && !host.is_empty())
+        });
+        match port {
+            Some(_) => Ok(Self(text.to_owned())),
+            None => Err(format!("{text:?} is no address; write HOST:PORT, or none")),
+        }
+    }
+
+    fn show(&self) -> String {
+        if self.0.is_empty() { "none".to_owned() } else { self.0.clone() }
     }
 }
 

@@ -479,6 +479,17 @@ words! {
 }
 
 words! {
+    /// How objects come from other nodes.
+    MoveWord {
+        Auto = "auto",
+        TwoSided = "two-sided",
+        OneSided = "one-sided",
+        Socket = "socket",
+        Socket4k = "socket-4k",
+    }
+}
+
+words! {
     /// What the pool is made of.
     PoolWord { Auto = "auto", Dax = "dax", File = "file", Dram = "dram", }
 }

@@ -29,7 +29,8 @@ pub struct FabricDoor {
 
 impl FabricDoor {
     /// Opens what providers this host has, and listens on `address` for clients of `shards`
-    /// shards, and with `log` for members of the node's cluster. At least TCP has to open, and a window that was asked for; why another did not is a
+    /// shards, with `log` for members of the node's cluster, and for the services in `more`. At
+    /// least TCP has to open, and a window that was asked for; why another did not is a
     /// warning.
     ///
     /// Errors: [`OpenError`].
@@ -38,6 +39,7 @@ impl FabricDoor {
         shards: usize,
         window: &Window,
         log: Option<Arc<OnceLock<LogDoor>>>,
+        more: Vec<Service>,
     ) -> Result<Self, OpenError> {
         let mut devices: Vec<Arc<dyn Device>> = Vec::new();
         match open("shm://") {
@@ -80,6 +82,7 @@ impl FabricDoor {
             payload: Vec::new(),
             incoming: Box::new(move |incoming| replicated::greet(&log, incoming)),
         }));
+        services.extend(more);
         let config = BootstrapConfig {
             tcp: Some(address),
             window: end,

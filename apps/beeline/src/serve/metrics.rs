@@ -200,7 +200,9 @@ fn document() -> String {
     let process = markdown("Process", ProcessMetrics::DESCRIPTORS);
     let objects = markdown("Object store", beeline_objects::ObjectMetrics::DESCRIPTORS);
     let documents = markdown("Document store", beeline_documents::DocumentsMetrics::DESCRIPTORS);
-    format!("{head}{node}\n{door}\n{log}\n{objects}\n{documents}\n{process}")
+    let transfers =
+        markdown("Objects between nodes", beeline_objects::cluster::TransferMetrics::DESCRIPTORS);
+    format!("{head}{node}\n{door}\n{log}\n{objects}\n{transfers}\n{documents}\n{process}")
 }
 
 #[cfg(test)]

@@ -51,12 +51,14 @@ pub fn run(config: &ServeConfig, output: Output) -> Result<Exit, Failure> {
         config.http_address.0.map(|address| listen(address, "--http-address")).transpose()?;
     let plan = plan::plan(config);
     let log_door = config.member().map(|_| Arc::new(OnceLock::new()));
+    let objects = objects::Link::prepare(config)?;
     let fabric = config
         .fabric_address
         .0
         .map(|address| {
-            FabricDoor::open(address, plan.shards, &config.fabric_window, log_door.clone())
-                .map_err(fabric_failure)
+            let more = objects.iter().map(objects::Link::service).collect();
+            let (window, log) = (&config.fabric_window, log_door.clone());
+            FabricDoor::open(address, plan.shards, window, log, more).map_err(fabric_failure)
         })
         .transpose()?;
     let node = Node::start(&plan).map_err(failure)?;
@@ -71,7 +73,8 @@ pub fn run(config: &ServeConfig, output: Output) -> Result<Exit, Failure> {
         providers: fabric.as_ref().map(FabricDoor::providers).unwrap_or_default(),
         rdma_flush: fabric.as_ref().and_then(FabricDoor::rdma_flush),
     };
-    let services = Services::open(services::openings(config, &handle))
+    let links = services::Links { fabric: fabric.as_ref().and_then(FabricDoor::address), objects };
+    let services = Services::open(services::openings(config, &handle, links))
         .map_err(|failure| Failure::new(Exit::Failed, failure))?;
     let services = Arc::new(Mutex::new(services));
     let banner = Arc::new(Banner::new(&node, config, doors, &lock(&services)));

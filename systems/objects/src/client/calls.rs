@@ -60,6 +60,25 @@ impl Client {
         Ok(buffer)
     }
 
+    /// As [`Client::create`], with metadata that is written like the data: right behind it.
+    pub(crate) fn create_bare(
+        &self,
+        id: ObjectId,
+        size: u64,
+        metadata_size: u64,
+        timeout: Duration,
+    ) -> Result<Buffer, ObjectsError> {
+        let request = Request {
+            size,
+            metadata_size,
+            timeout_us: microseconds(timeout),
+            ..Request::new(Operation::Create, id)
+        };
+        let location = self.done(&request)?.location;
+        let mapped = self.shared.segment(location.segment)?;
+        Buffer::new(self.clone(), id, location, mapped)
+    }
+
     /// Makes the object immutable and visible, and keeps no reference.
     ///
     /// Errors: [`ObjectsError::NotYours`], and as [`Client::contains`].

@@ -67,6 +67,11 @@ impl Object {
         Ok(object)
     }
 
+    /// Where the store keeps it.
+    pub(crate) fn location(&self) -> Location {
+        self.location
+    }
+
     /// Which object.
     #[must_use]
     pub fn id(&self) -> ObjectId {
@@ -256,11 +261,28 @@ impl Buffer {
         Some(crc32c(bytes))
     }
 
+    /// Where the store keeps it.
+    pub(crate) fn location(&self) -> Location {
+        self.location
+    }
+
+    /// Data and metadata, to be written in place.
+    pub(crate) fn all_bytes_mut(&mut self) -> &mut [u8] {
+        let total = (self.location.size + self.location.metadata_size) as usize;
+        // SAFETY: as in `bytes_mut`; the metadata lies right behind the data.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), total) }
+    }
+
     /// Makes the object immutable and visible; no reference is kept.
     ///
     /// Errors: [`ObjectsError::NotYours`], [`ObjectsError::StoreGone`], [`ObjectsError::Forked`].
     pub fn seal(mut self) -> Result<(), ObjectsError> {
         let checksum = self.checksum();
+        self.seal_with(checksum)
+    }
+
+    /// As [`Buffer::seal`], with the checksum another store gave.
+    pub(crate) fn seal_with(mut self, checksum: Option<u32>) -> Result<(), ObjectsError> {
         let (id, handle) = (self.reference.id, self.reference.handle);
         self.reference.client.seal_handle(id, handle, checksum, true)?;
         self.reference.held = false;

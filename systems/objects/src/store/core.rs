@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use super::figures::Counters;
-use super::memory::{Memory, Place, STORE};
+use super::memory::{Memory, Place, STORE, Segments};
 use super::spill::Job;
 use super::table::{Object, State, Table};
 use crate::id::ObjectId;
@@ -125,10 +125,10 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub(crate) fn new(limits: Limits) -> Self {
+    pub(crate) fn new(limits: Limits, segments: Segments) -> Self {
         Self {
             table: Table::default(),
-            memory: Memory::new(limits.memory),
+            memory: Memory::new(limits.memory, segments),
             clients: HashMap::new(),
             waits: HashMap::new(),
             by_id: HashMap::new(),

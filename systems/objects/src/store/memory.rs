@@ -4,8 +4,8 @@
 //! within the limit; a range is allocated in a segment only while its writer is the client that
 //! asks, and only once no further process can map the segment for writing.
 
-use std::collections::{BTreeMap, HashSet};
-use std::sync::Arc;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::heap::{Heap, rounded};
 use crate::segment::Segment;
@@ -55,9 +55,28 @@ pub(crate) enum Found {
     Nothing,
 }
 
+/// The segments there are, for other threads of this process.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Segments(Arc<Mutex<HashMap<u32, Arc<Segment>>>>);
+
+impl Segments {
+    fn lock(&self) -> MutexGuard<'_, HashMap<u32, Arc<Segment>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn get(&self, number: u32) -> Option<Arc<Segment>> {
+        self.lock().get(&number).cloned()
+    }
+
+    pub(crate) fn has(&self, number: u32) -> bool {
+        self.lock().contains_key(&number)
+    }
+}
+
 /// See the module's documentation.
 #[derive(Debug)]
 pub(crate) struct Memory {
+    shown: Segments,
     segments: BTreeMap<u32, Held>,
     next: u32,
     limit: u64,
@@ -65,8 +84,8 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    pub(crate) fn new(limit: u64) -> Self {
-        Self { segments: BTreeMap::new(), next: 1, limit, total: 0 }
+    pub(crate) fn new(limit: u64, shown: Segments) -> Self {
+        Self { shown, segments: BTreeMap::new(), next: 1, limit, total: 0 }
     }
 
     pub(crate) fn limit(&self) -> u64 {
@@ -164,6 +183,7 @@ impl Memory {
         let number = self.next;
         self.next += 1;
         self.total += length;
+        self.shown.lock().insert(number, Arc::clone(&segment));
         let held = Held {
             segment,
             heap: Heap::new(length),
@@ -208,6 +228,7 @@ impl Memory {
 
     fn drop_segment(&mut self, number: u32) {
         if let Some(held) = self.segments.remove(&number) {
+            self.shown.lock().remove(&number);
             self.total -= held.segment.bytes();
         }
     }

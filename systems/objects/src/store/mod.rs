@@ -30,6 +30,7 @@ use beeline_os::poller::Waker;
 pub use figures::ObjectMetrics;
 
 use crate::id::ObjectId;
+use crate::segment::Segment;
 
 /// How a store is set up.
 #[derive(Clone, Debug)]
@@ -91,6 +92,7 @@ pub struct StoreHandle {
     commands: Sender<Command>,
     waker: Arc<Waker>,
     metrics: Arc<ObjectMetrics>,
+    segments: memory::Segments,
 }
 
 impl StoreHandle {
@@ -103,6 +105,15 @@ impl StoreHandle {
     /// A fetch that [`Cluster::fetch`] asked for ended; `found`: the object was sealed here.
     pub fn fetched(&self, id: ObjectId, found: bool) {
         self.send(Command::Fetched { id, found });
+    }
+
+    /// A segment of the store, for the transfers of this process.
+    pub(crate) fn segment(&self, number: u32) -> Option<Arc<Segment>> {
+        self.segments.get(number)
+    }
+
+    pub(crate) fn has_segment(&self, number: u32) -> bool {
+        self.segments.has(number)
     }
 
     /// Asks the store to bring the figures up to date.
@@ -137,11 +148,17 @@ impl Store {
         let waker = Arc::new(Waker::new()?);
         let (commands, inbox) = channel();
         let metrics = Arc::new(ObjectMetrics::default());
-        let handle =
-            StoreHandle { commands, waker: Arc::clone(&waker), metrics: Arc::clone(&metrics) };
+        let segments = memory::Segments::default();
+        let handle = StoreHandle {
+            commands,
+            waker: Arc::clone(&waker),
+            metrics: Arc::clone(&metrics),
+            segments: segments.clone(),
+        };
         let cluster = cluster(handle.clone());
         let socket = options.socket.clone();
-        let server = serve::Server::new(options, listener, inbox, waker, metrics, cluster)?;
+        let server =
+            serve::Server::new(options, listener, inbox, waker, metrics, cluster, segments)?;
         let thread =
             std::thread::Builder::new().name("objects".to_owned()).spawn(move || server.run())?;
         Ok(Self { handle, thread: Some(thread), socket })

@@ -19,6 +19,7 @@ use beeline_os::poller::{Interest, Poller, Waker};
 
 use super::core::{Core, Effect, Limits};
 use super::figures::ObjectMetrics;
+use super::memory::Segments;
 use super::peer::{Attached, Peer};
 use super::spill::Spiller;
 use super::{Cluster, Command, StoreOptions};
@@ -69,6 +70,7 @@ impl Server {
         waker: Arc<Waker>,
         metrics: Arc<ObjectMetrics>,
         cluster: Box<dyn Cluster>,
+        segments: Segments,
     ) -> io::Result<Self> {
         let poller = Poller::new(256)?;
         poller.add(&listener, LISTENER, Interest::READ)?;
@@ -86,7 +88,7 @@ impl Server {
             metrics,
             cluster,
             poller,
-            core: Core::new(limits),
+            core: Core::new(limits, segments),
             spiller,
             peers: HashMap::new(),
             active: Vec::new(),

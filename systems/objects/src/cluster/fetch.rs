@@ -1,0 +1,193 @@
+//! Threads that bring objects: locate, dial, pull, try the next holder.
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use beeline_fabric::Role;
+
+use super::directory::Lookup;
+use super::shelf::StoreShelf;
+use super::{Holder, Move, Shared, lock, socket};
+use crate::id::ObjectId;
+use crate::transfer::{Context, Line, Outcome, Protocol, Pulling};
+
+/// Patience with a peer's connection.
+const CONNECT: Duration = Duration::from_secs(5);
+const NAP: Duration = Duration::from_millis(250);
+/// Bytes of a piece where a socket stands in for fabric.
+const LARGE_PIECES: u32 = 1 << 20;
+
+/// A connection to one peer.
+struct Peer {
+    context: Arc<Context>,
+    pulling: Pulling,
+}
+
+/// One thread's work.
+struct Fetcher<'a> {
+    shared: &'a Shared,
+    lookup: Lookup,
+    peers: HashMap<String, Peer>,
+    /// Where peers' sockets are, as they said.
+    sockets: HashMap<String, String>,
+}
+
+pub(super) fn run(shared: &Shared, jobs: &Mutex<Receiver<ObjectId>>) {
+    let peers = HashMap::new();
+    let mut fetcher = Fetcher { shared, lookup: Lookup::new(), peers, sockets: HashMap::new() };
+    while !shared.stops() {
+        let job = lock(jobs).recv_timeout(NAP);
+        match job {
+            Ok(id) => {
+                let found = fetcher.fetch(id);
+                shared.handle.fetched(id, found);
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+}
+
+/// The socket of the node at a fabric address, which may name a provider.
+fn socket_at(fabric: &str, port: [u8; 2]) -> String {
+    let plain = fabric.split_once("://").map_or(fabric, |(_, rest)| rest);
+    let host = plain.rsplit_once(':').map_or(plain, |(host, _)| host);
+    format!("{host}:{}", u16::from_le_bytes(port))
+}
+
+impl Fetcher<'_> {
+    /// Tries every node that may have the object.
+    fn fetch(&mut self, id: ObjectId) -> bool {
+        for holder in self.lookup.holders(self.shared, id) {
+            match self.pull(&holder, id) {
+                Ok(Outcome::Came { bytes, .. }) => {
+                    self.shared.figures.fetched.fetch_add(1, Ordering::Relaxed);
+                    self.shared.figures.fetched_bytes.fetch_add(bytes, Ordering::Relaxed);
+                    return true;
+                }
+                Ok(Outcome::Here) => return true,
+                Ok(Outcome::Gone) => {}
+                Ok(Outcome::Failed(reason)) | Err(reason) => {
+                    self.shared.figures.failed.fetch_add(1, Ordering::Relaxed);
+                    tracing::warn!(%id, node = holder.fabric, reason, "a fetch failed");
+                }
+            }
+        }
+        false
+    }
+
+    fn pull(&mut self, holder: &Holder, id: ObjectId) -> Result<Outcome, String> {
+        if let Move::Socket { piece_bytes } = self.shared.options.moves {
+            return self.over_socket(holder, id, piece_bytes);
+        }
+        // A connection kept from before may have ended meanwhile: then once more over a new one,
+        // and once more without the provider that failed.
+        let mut reason = String::new();
+        for attempt in 0..3 {
+            let fresh = !self.peers.contains_key(&holder.fabric);
+            match self.over_fabric(holder, id, attempt > 1) {
+                Ok(outcome) => return Ok(outcome),
+                Err(error) => {
+                    self.peers.remove(&holder.fabric);
+                    reason = error;
+                    if fresh && attempt > 0 {
+                        break;
+                    }
+                }
+            }
+        }
+        self.over_socket(holder, id, LARGE_PIECES)
+            .map_err(|error| format!("{reason}; over a socket: {error}"))
+    }
+
+    fn over_fabric(
+        &mut self,
+        holder: &Holder,
+        id: ObjectId,
+        avoid: bool,
+    ) -> Result<Outcome, String> {
+        let address = &holder.fabric;
+        if !self.peers.contains_key(address) {
+            let peer = self.connect(address, avoid)?;
+            self.peers.insert(address.clone(), peer);
+        }
+        let shared = self.shared;
+        let Some(peer) = self.peers.get_mut(address) else {
+            return Err("no connection".to_owned());
+        };
+        let mut shelf =
+            StoreShelf::new(shared, &peer.context).map_err(|error| error.to_string())?;
+        let read_min = match shared.options.moves {
+            Move::Read => 1,
+            Move::Sent => u64::MAX,
+            _ => lock(&shared.learner).read_min(),
+        };
+        let start = Instant::now();
+        peer.pulling.start(id, read_min, 0).map_err(|error| error.to_string())?;
+        let mut last = start;
+        loop {
+            let (outcome, came) =
+                peer.pulling.progress(&mut shelf, NAP).map_err(|error| error.to_string())?;
+            if let Some(outcome) = outcome {
+                if let Outcome::Came { bytes, read } = outcome {
+                    let (protocol, figure) = if read {
+                        (Protocol::Read, &shared.figures.read)
+                    } else {
+                        (Protocol::Sent, &shared.figures.sent)
+                    };
+                    figure.fetch_add(1, Ordering::Relaxed);
+                    lock(&shared.learner).learn(bytes, protocol, start.elapsed());
+                }
+                return Ok(outcome);
+            }
+            if came {
+                last = Instant::now();
+            } else if last.elapsed() > shared.options.patience || shared.stops() {
+                return Err(format!("it said nothing for {:?}", last.elapsed()));
+            }
+        }
+    }
+
+    fn connect(&mut self, address: &str, avoid: bool) -> Result<Peer, String> {
+        let shared = self.shared;
+        let agreed = shared.dial.dial(address, avoid)?;
+        if let Ok(port) = <[u8; 2]>::try_from(agreed.payload()) {
+            self.sockets.insert(address.to_owned(), socket_at(address, port));
+        }
+        let context = shared.context(&agreed.device())?;
+        let line = Line::new(&context).map_err(|error| error.to_string())?;
+        let peer = agreed.exchange(&line.info())?;
+        let channel =
+            line.connect(&peer, Role::Active, Some(CONNECT)).map_err(|error| error.to_string())?;
+        shared.figures.connections.fetch_add(1, Ordering::Relaxed);
+        Ok(Peer { context, pulling: Pulling::new(channel) })
+    }
+
+    fn over_socket(
+        &mut self,
+        holder: &Holder,
+        id: ObjectId,
+        piece_bytes: u32,
+    ) -> Result<Outcome, String> {
+        let known = holder.socket.clone().or_else(|| self.sockets.get(&holder.fabric).cloned());
+        let address = match known {
+            Some(address) => address,
+            None => {
+                let agreed = self.shared.dial.dial(&holder.fabric, false)?;
+                let port = <[u8; 2]>::try_from(agreed.payload()).map_err(|_| "it has no socket")?;
+                let socket = socket_at(&holder.fabric, port);
+                self.sockets.insert(holder.fabric.clone(), socket.clone());
+                socket
+            }
+        };
+        let client = self.shared.client().map_err(|error| error.to_string())?;
+        let outcome = socket::pull(&client, &address, id, piece_bytes, self.shared)?;
+        if matches!(outcome, Outcome::Came { .. }) {
+            self.shared.figures.socket.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(outcome)
+    }
+}

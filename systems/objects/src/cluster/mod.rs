@@ -1,0 +1,374 @@
+//! The manager: objects of other nodes for this node's store, and this store's for them.
+//!
+//! ```text
+//!  store ── fetch, announce, withdraw ──► manager
+//!                                          ├─ fetchers  locate, dial, pull (transfer::Pulling)
+//!                                          ├─ servers   one thread a peer  (transfer::Serving)
+//!                                          ├─ socket    the same without fabric
+//!                                          └─ announcer the directory, refreshed
+//! ```
+//!
+//! Towards the store the manager is an ordinary client. Providers are opened by the edge of the
+//! program, behind [`Dial`].
+//!
+//! Invariants: a node that ends is forgotten by the directory when its entry expires; without the
+//! directory everything local goes on; each holder of an object is tried before a fetch fails.
+
+mod directory;
+mod fetch;
+mod resp;
+mod serve;
+mod shelf;
+mod socket;
+
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use beeline_fabric::{ConnectInfo, Device};
+
+use crate::client::Client;
+use crate::error::ObjectsError;
+use crate::id::ObjectId;
+use crate::store::{Cluster, StoreHandle};
+use crate::transfer::{Context, Learner};
+
+/// What the bootstrap exchange tells every peer: the port of the socket for transfers without
+/// fabric.
+#[must_use]
+pub fn payload(socket_port: u16) -> Vec<u8> {
+    socket_port.to_le_bytes().to_vec()
+}
+
+/// Name of the object service in the bootstrap exchange.
+pub const SERVICE: &str = "objects";
+
+/// What was agreed on with a peer.
+pub trait Agreed {
+    /// To make the queue pair on.
+    fn device(&self) -> Arc<dyn Device>;
+
+    /// What the peer says to everybody: where its socket is.
+    fn payload(&self) -> &[u8];
+
+    /// Carries connection data to the peer and back.
+    ///
+    /// Errors: why not, in words.
+    fn exchange(&self, info: &ConnectInfo) -> Result<ConnectInfo, String>;
+}
+
+/// Reaches other nodes over fabric; the edge of the program implements it.
+pub trait Dial: Send + Sync {
+    /// Agrees on a provider with the node at `address`. With `avoid`, the last one failed.
+    ///
+    /// Errors: why not, in words.
+    fn dial(&self, address: &str, avoid: bool) -> Result<Box<dyn Agreed>, String>;
+}
+
+/// How other nodes are found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Finding {
+    /// Each of these may have any object.
+    Peers(Vec<String>),
+    /// A RESP server knows: its address, and a password or nothing.
+    Directory {
+        /// HOST:PORT.
+        address: String,
+        /// Given with AUTH unless empty.
+        password: String,
+    },
+}
+
+/// How an object is moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Move {
+    /// By size, as learned.
+    Auto,
+    /// By messages and copies.
+    Sent,
+    /// By one-sided reads.
+    Read,
+    /// Over a socket, in pieces of so many bytes.
+    Socket {
+        /// 4096 is the baseline of the published system.
+        piece_bytes: u32,
+    },
+}
+
+/// How a manager is set up.
+#[derive(Clone, Debug)]
+pub struct ClusterOptions {
+    /// The store's own socket.
+    pub store: PathBuf,
+    /// Where others are found.
+    pub finding: Finding,
+    /// The fabric address others reach this node at.
+    pub advertised: String,
+    /// How objects are moved.
+    pub moves: Move,
+    /// Silence after which a transfer is given up.
+    pub patience: Duration,
+    /// Fetches under way at once.
+    pub fetchers: usize,
+}
+
+beeline_observe::metrics! {
+    /// Transfers between nodes.
+    pub struct TransferMetrics in "beeline" {
+        counter objects_fetched_objects: Count, "Objects that came from other nodes.";
+        counter objects_fetched_bytes: Bytes, "Bytes of these.";
+        counter objects_sent_fetches: Count, "Of these objects, those that came in messages.";
+        counter objects_read_fetches: Count, "Of these objects, those read one-sided.";
+        counter objects_socket_fetches: Count, "Of these objects, those that came over a socket.";
+        counter objects_failed_transfers: Count, "Transfers that failed at one holder.";
+        counter objects_connections: Count, "Connections to other nodes made.";
+        counter objects_reused_buffers: Count, "Of these, those that found buffers of an earlier one.";
+        counter objects_registrations: Count, "Segments registered with a device.";
+        gauge objects_registered_segments: Count, "Segments registered now.";
+        gauge objects_serving_peers: Count, "Connections other nodes take objects through.";
+        gauge objects_crossing_bytes: Bytes, "Size from which on objects are read one-sided, as learned.";
+        gauge objects_directory_up: Count, "1 while the directory answers.";
+    }
+}
+
+#[derive(Debug, Default)]
+struct Figures {
+    fetched: AtomicU64,
+    fetched_bytes: AtomicU64,
+    sent: AtomicU64,
+    read: AtomicU64,
+    socket: AtomicU64,
+    failed: AtomicU64,
+    connections: AtomicU64,
+    serving: AtomicU64,
+    directory_up: AtomicBool,
+}
+
+/// What the threads of a manager share.
+struct Shared {
+    options: ClusterOptions,
+    dial: Box<dyn Dial>,
+    handle: StoreHandle,
+    client: OnceLock<Client>,
+    /// Devices with what is kept for them.
+    contexts: Mutex<Vec<Arc<Context>>>,
+    learner: Mutex<Learner>,
+    figures: Figures,
+    stop: AtomicBool,
+    socket_port: u16,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    fn stops(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
+    }
+
+    /// The manager's connection to its own store.
+    fn client(&self) -> Result<Client, ObjectsError> {
+        if let Some(client) = self.client.get() {
+            return Ok(client.clone());
+        }
+        let client = Client::connect(&self.options.store)?;
+        Ok(self.client.get_or_init(|| client).clone())
+    }
+
+    /// What is kept for `device`.
+    fn context(&self, device: &Arc<dyn Device>) -> Result<Arc<Context>, String> {
+        let mut contexts = lock(&self.contexts);
+        contexts.retain(|context| !context.device.is_lost());
+        if let Some(known) = contexts.iter().find(|known| Arc::ptr_eq(&known.device, device)) {
+            return Ok(Arc::clone(known));
+        }
+        let context = Context::new(Arc::clone(device)).map_err(|error| error.to_string())?;
+        let context = Arc::new(context);
+        contexts.push(Arc::clone(&context));
+        Ok(context)
+    }
+
+    /// Gives up registrations of memory the store has given back.
+    fn sweep(&self) {
+        for context in lock(&self.contexts).iter() {
+            context.sweep(|number| self.handle.has_segment(number));
+        }
+    }
+}
+
+/// A node that may have an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Holder {
+    fabric: String,
+    socket: Option<String>,
+}
+
+enum News {
+    Announce(ObjectId),
+    Withdraw(ObjectId),
+}
+
+/// The running manager.
+pub struct Manager {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    fetches: Option<Sender<ObjectId>>,
+    news: Option<Sender<News>>,
+    metrics: Arc<TransferMetrics>,
+}
+
+impl std::fmt::Debug for Manager {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Manager").field("options", &self.shared.options).finish_non_exhaustive()
+    }
+}
+
+/// What the store calls.
+struct Calls {
+    fetches: Sender<ObjectId>,
+    news: Option<Sender<News>>,
+}
+
+impl Cluster for Calls {
+    fn fetch(&mut self, id: ObjectId) {
+        let _ = self.fetches.send(id);
+    }
+
+    fn announce(&mut self, id: ObjectId) {
+        let _ = self.news.as_ref().map(|news| news.send(News::Announce(id)));
+    }
+
+    fn withdraw(&mut self, id: ObjectId) {
+        let _ = self.news.as_ref().map(|news| news.send(News::Withdraw(id)));
+    }
+}
+
+/// What others come in through; cheap to clone.
+#[derive(Clone)]
+pub struct Door(Arc<Shared>);
+
+impl std::fmt::Debug for Door {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Door").finish_non_exhaustive()
+    }
+}
+
+/// Answers a peer's connection data, or says why not.
+pub type Answer = Box<dyn FnOnce(Result<ConnectInfo, String>) + Send>;
+
+impl Door {
+    /// Serves a peer that dialled; returns at once.
+    pub fn accept(&self, device: Arc<dyn Device>, peer: ConnectInfo, answer: Answer) {
+        serve::start(&self.0, device, peer, answer);
+    }
+}
+
+impl Manager {
+    /// Starts the manager of the store behind `handle`, whose socket is open already or will be.
+    /// Transfers without fabric come in through `listener`.
+    ///
+    /// Errors: the kernel's, for the socket or a thread.
+    pub fn start(
+        options: ClusterOptions,
+        dial: Box<dyn Dial>,
+        handle: StoreHandle,
+        listener: TcpListener,
+    ) -> std::io::Result<(Self, Box<dyn Cluster>)> {
+        let socket_port = listener.local_addr()?.port();
+        let fetchers = options.fetchers.max(1);
+        let directory = matches!(options.finding, Finding::Directory { .. });
+        let shared = Arc::new(Shared {
+            options,
+            dial,
+            handle,
+            client: OnceLock::new(),
+            contexts: Mutex::default(),
+            learner: Mutex::default(),
+            figures: Figures::default(),
+            stop: AtomicBool::new(false),
+            socket_port,
+        });
+        let (fetches, jobs) = channel();
+        let jobs: Arc<Mutex<Receiver<ObjectId>>> = Arc::new(Mutex::new(jobs));
+        let mut threads = Vec::new();
+        for number in 0..fetchers {
+            let (shared, jobs) = (Arc::clone(&shared), Arc::clone(&jobs));
+            let name = format!("objects-fetch-{number}");
+            let run = move || fetch::run(&shared, &jobs);
+            threads.push(std::thread::Builder::new().name(name).spawn(run)?);
+        }
+        let of_socket = Arc::clone(&shared);
+        let run = move || socket::listen(&of_socket, &listener);
+        threads.push(std::thread::Builder::new().name("objects-socket".to_owned()).spawn(run)?);
+        let news = if directory {
+            let (news, inbox) = channel();
+            let shared = Arc::clone(&shared);
+            let run = move || directory::announce(&shared, &inbox);
+            let builder = std::thread::Builder::new().name("objects-directory".to_owned());
+            threads.push(builder.spawn(run)?);
+            Some(news)
+        } else {
+            None
+        };
+        let calls = Calls { fetches: fetches.clone(), news: news.clone() };
+        let metrics = Arc::new(TransferMetrics::default());
+        let manager = Self { shared, threads, fetches: Some(fetches), news, metrics };
+        Ok((manager, Box::new(calls)))
+    }
+
+    /// What others come in through.
+    #[must_use]
+    pub fn door(&self) -> Door {
+        Door(Arc::clone(&self.shared))
+    }
+
+    /// The figures, as of the last [`Manager::publish`].
+    #[must_use]
+    pub fn metrics(&self) -> Arc<TransferMetrics> {
+        Arc::clone(&self.metrics)
+    }
+
+    /// Brings the figures up to date.
+    pub fn publish(&self) {
+        let (figures, metrics) = (&self.shared.figures, &self.metrics);
+        let read = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
+        metrics.objects_fetched_objects.publish(read(&figures.fetched));
+        metrics.objects_fetched_bytes.publish(read(&figures.fetched_bytes));
+        metrics.objects_sent_fetches.publish(read(&figures.sent));
+        metrics.objects_read_fetches.publish(read(&figures.read));
+        metrics.objects_socket_fetches.publish(read(&figures.socket));
+        metrics.objects_failed_transfers.publish(read(&figures.failed));
+        metrics.objects_connections.publish(read(&figures.connections));
+        metrics.objects_serving_peers.set(read(&figures.serving));
+        metrics.objects_directory_up.set(u64::from(figures.directory_up.load(Ordering::Relaxed)));
+        metrics.objects_crossing_bytes.set(lock(&self.shared.learner).crossing());
+        self.shared.sweep();
+        let contexts = lock(&self.shared.contexts);
+        let sum = |of: fn(&Context) -> u64| contexts.iter().map(|context| of(context)).sum();
+        let registrations = sum(|context| read_of(&context.registrations));
+        metrics.objects_registrations.publish(registrations);
+        metrics.objects_reused_buffers.publish(sum(|context| read_of(&context.reused_buffers)));
+        metrics.objects_registered_segments.set(sum(|context| context.registered() as u64));
+    }
+}
+
+fn read_of(figure: &AtomicU64) -> u64 {
+    figure.load(Ordering::Relaxed)
+}
+
+impl Drop for Manager {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Release);
+        self.fetches = None;
+        self.news = None;
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+        lock(&self.shared.contexts).clear();
+    }
+}
