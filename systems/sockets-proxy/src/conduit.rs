@@ -9,7 +9,7 @@ use beeline_sockets::packets::channel::{Channel, Direction};
 use beeline_sockets::packets::header::{Header, PacketKind};
 use rustix::net::{RecvFlags, SendFlags};
 
-use crate::flow::{Act, Allowance, Ends, Receipts};
+use crate::flow::{Act, Allowance, Ends, Receipts, Violation};
 use crate::partition::{BATCH, Counters, Key, add};
 use crate::ring::{RingReceiver, RingSender};
 
@@ -34,9 +34,9 @@ pub(crate) struct Connection {
 
 /// Why a packet was not taken.
 pub(crate) enum Refused {
-    /// There is no block: the other host sent more than it may.
-    NoBlock,
-    /// The program wrote nonsense.
+    /// The other host sent more than it may.
+    NoCredit,
+    /// The program wrote nonsense, or holds blocks back.
     Program,
 }
 
@@ -48,19 +48,15 @@ impl Connection {
             self.ends.unread = true;
             return Ok(());
         }
+        self.receipts.take().map_err(|Violation| Refused::NoCredit)?;
         let packets = self.channel.packets(Direction::ToProgram);
         if self.blocks.is_empty() {
             let mut numbers = [0; BATCH];
             let taken = packets.take(&mut numbers).map_err(|Corrupt| Refused::Program)?;
             self.blocks.extend(numbers[..taken].iter().rev());
         }
-        let Some(number) = self.blocks.pop() else {
-            // Of a program that holds back blocks it was to give up, the program is to blame.
-            let consumed = packets.filled().taken();
-            let queued = packets.filled().put().wrapping_sub(consumed) as usize + self.filled.len();
-            let held_back = queued < self.channel.shape().blocks;
-            return Err(if held_back { Refused::Program } else { Refused::NoBlock });
-        };
+        // The sender is within its rights: a program that holds back blocks is to blame.
+        let number = self.blocks.pop().ok_or(Refused::Program)?;
         let target = self.channel.payload(Direction::ToProgram, number);
         // SAFETY: a block holds as much as a slot, and the header was checked against a slot.
         unsafe { ring.copy(target.as_ptr(), header.payload_bytes()) };
@@ -185,6 +181,6 @@ impl Connection {
             && !self.ends.finish_sent
             && to_proxy.filled().is_empty()
             && !blocked;
-        sends || ends || self.receipts.is_due(consumed)
+        sends || ends || self.receipts.is_due(consumed) != Ok(false)
     }
 }

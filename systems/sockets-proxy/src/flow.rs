@@ -56,24 +56,42 @@ impl Allowance {
     }
 }
 
-/// What a receiver has told its sender.
+/// What a receiver has told its sender, and what came from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Receipts {
     blocks: u32,
+    came: u32,
     told: u32,
 }
 
 impl Receipts {
-    /// Nothing was consumed of a queue of `blocks`.
+    /// Nothing came, and nothing was consumed of a queue of `blocks`.
     #[must_use]
     pub fn new(blocks: u32) -> Self {
-        Self { blocks, told: 0 }
+        Self { blocks, came: 0, told: 0 }
+    }
+
+    /// A packet came.
+    ///
+    /// Errors: [`Violation`]: the sender had no credit for it.
+    pub fn take(&mut self) -> Result<(), Violation> {
+        if self.came.wrapping_sub(self.told) >= self.blocks {
+            return Err(Violation);
+        }
+        self.came = self.came.wrapping_add(1);
+        Ok(())
     }
 
     /// True when the sender is to hear that the program has consumed so many, counted round.
-    #[must_use]
-    pub fn is_due(&self, consumed: u32) -> bool {
-        consumed.wrapping_sub(self.told) >= (self.blocks / 4).max(1)
+    ///
+    /// Errors: [`Violation`]: the program says that it consumed what never came. The sender must not
+    /// hear that, or it would take this host for the liar.
+    pub fn is_due(&self, consumed: u32) -> Result<bool, Violation> {
+        let fresh = consumed.wrapping_sub(self.told);
+        if fresh > self.came.wrapping_sub(self.told) {
+            return Err(Violation);
+        }
+        Ok(fresh >= (self.blocks / 4).max(1))
     }
 
     /// The sender was told.
@@ -221,12 +239,17 @@ mod tests {
             let (mut queued, mut consumed, mut way_back) = (0_u32, 0_u32, Vec::new());
             for (kind, count) in steps {
                 match kind {
-                    0 => { let part = count.min(allowance.room()); allowance.spend(part); queued += part; }
+                    0 => {
+                        let part = count.min(allowance.room());
+                        allowance.spend(part);
+                        queued += part;
+                        for _ in 0..part { receipts.take().unwrap(); }
+                    }
                     1 => { let part = count.min(queued); queued -= part; consumed += part; }
                     _ => for told in way_back.drain(..) { allowance.credit(told).unwrap(); },
                 }
                 prop_assert!(queued <= blocks);
-                if receipts.is_due(consumed) { receipts.tell(consumed); way_back.push(consumed); }
+                if receipts.is_due(consumed).unwrap() { receipts.tell(consumed); way_back.push(consumed); }
             }
             for told in way_back { allowance.credit(told).unwrap(); }
             if queued == 0 { prop_assert!(allowance.room() > blocks / 2); }
@@ -248,6 +271,19 @@ mod tests {
             }
             prop_assert!(load.iter().max().unwrap() - load.iter().min().unwrap() <= 1);
         }
+    }
+
+    #[test]
+    fn more_packets_than_credits_and_more_consumed_than_came_are_found_out() {
+        let mut receipts = Receipts::new(4);
+        assert_eq!(receipts.is_due(1), Err(Violation));
+        (0..4).for_each(|_| receipts.take().unwrap());
+        assert_eq!(receipts.take(), Err(Violation));
+        assert_eq!(receipts.is_due(4), Ok(true));
+        assert_eq!(receipts.is_due(5), Err(Violation));
+        receipts.tell(2);
+        assert_eq!(receipts.is_due(2), Ok(false));
+        assert_eq!(receipts.is_due(1), Err(Violation), "what was consumed stays so");
     }
 
     #[test]

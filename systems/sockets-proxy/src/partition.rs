@@ -410,7 +410,7 @@ impl Partition {
                     Ok(()) => {
                         add(&self.counters.received_bytes, header.payload_bytes());
                     }
-                    Err(Refused::NoBlock) => {
+                    Err(Refused::NoCredit) => {
                         add(&self.counters.drops, 1);
                         return Err(Fault::Flow { key, violation: Violation });
                     }
@@ -566,12 +566,18 @@ impl Partition {
     }
 
     fn send_credits(&mut self) -> Result<usize, Fault> {
+        let mut broken = Vec::new();
         for place in 0..self.connections.len() {
             let Some(connection) = self.connections[place].as_mut() else { continue };
             let packets = connection.channel.packets(Direction::ToProgram);
             let consumed = packets.filled().taken();
-            if !connection.receipts.is_due(consumed) {
-                continue;
+            match connection.receipts.is_due(consumed) {
+                Ok(true) => {}
+                Ok(false) => continue,
+                Err(Violation) => {
+                    broken.push(place);
+                    continue;
+                }
             }
             if self.control_out.room()? == 0 {
                 break;
@@ -588,7 +594,9 @@ impl Partition {
         }
         let count = self.control_out.publish();
         add(&self.counters.credits, count);
-        Ok(count)
+        let total = count + broken.len();
+        broken.into_iter().for_each(|place| self.break_off(place, true));
+        Ok(total)
     }
 
     // ---- sleeping ----

@@ -611,6 +611,71 @@ impl Connection {
         Ok(0)
     }
 
+    /// For [`super::blocks`]: a free block, or the wish for one.
+    pub(super) fn take_block(&self, fd: RawFd) -> Result<Option<u32>, Errno> {
+        if let Some(error) = self.refusal() {
+            return Err(error);
+        }
+        loop {
+            let held = hold_within(&self.channel.sending().holder, &self.sleepers, || None)?;
+            let mut numbers = [0; 1];
+            let taken = self.channel.packets(Direction::ToProxy).take(&mut numbers);
+            drop(held);
+            if taken.map_err(super::blocks::reset)? == 1 {
+                return Ok(Some(numbers[0]));
+            }
+            if self.want_room(fd).is_err() {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// For [`super::blocks`]: publishes a block that was filled.
+    pub(super) fn publish_block(&self, fd: RawFd, number: u32) -> Result<(), Errno> {
+        if let Some(error) = self.refusal() {
+            return Err(error);
+        }
+        let held = hold_within(&self.channel.sending().holder, &self.sleepers, || None)?;
+        let outcome = self.channel.packets(Direction::ToProxy).publish(&[number]);
+        drop(held);
+        self.published(fd);
+        outcome.map_err(super::blocks::reset)
+    }
+
+    /// For [`super::blocks`]: the packet at the head.
+    pub(super) fn first_block(&self, fd: RawFd) -> Result<Option<super::blocks::First>, Errno> {
+        let packets = self.channel.packets(Direction::ToProgram);
+        for _ in 0..2 {
+            let mut numbers = [0; 1];
+            if packets.look(&mut numbers).map_err(super::blocks::reset)? == 1 {
+                let length = self.length_of(numbers[0]).map_err(super::blocks::reset)?;
+                let offset = self.channel.receiving().offset.load(Ordering::Relaxed);
+                let offset = usize::try_from(offset).unwrap_or(usize::MAX);
+                let whole = offset < length;
+                return if whole {
+                    Ok(Some((numbers[0], offset, length)))
+                } else {
+                    Err(self.corrupt(fd))
+                };
+            }
+            if self.is_over() && packets.filled().is_empty() {
+                return Err(self.take_error().unwrap_or(Errno(libc::ENODATA)));
+            }
+            self.settle(fd);
+        }
+        Ok(None)
+    }
+
+    /// For [`super::blocks`]: the packet at the head was read.
+    pub(super) fn release_block(&self, fd: RawFd, number: u32) -> Result<(), Errno> {
+        let held = hold_within(&self.channel.receiving().holder, &self.sleepers, || None)?;
+        self.channel.receiving().offset.store(0, Ordering::Relaxed);
+        let outcome = self.channel.packets(Direction::ToProgram).release(&[number]);
+        drop(held);
+        self.after_receiving(fd);
+        outcome.map_err(super::blocks::reset)
+    }
+
     /// Bytes that can be read now.
     #[must_use]
     pub fn unread(&self) -> usize {

@@ -7,8 +7,9 @@
 //! - [`header`]: the eight bytes before each payload.
 //! - [`channel`]: memory of one connection; [`page`]: what every program sees of its proxy.
 //! - [`protocol`]: questions to the monitor; [`dial`]: connecting, listening, accepting.
-//! - [`connection`]: receiving and sending; [`options`]: socket options.
+//! - [`blocks`]: sending and receiving without a copy; [`connection`]: receiving and sending; [`options`]: socket options.
 
+pub mod blocks;
 pub mod channel;
 pub mod connection;
 pub mod dial;

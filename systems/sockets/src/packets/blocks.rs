@@ -1,0 +1,126 @@
+//! The lane's blocks in the program's own hands: no copy between a buffer and a block (shm mode,
+//! NTSocks 3.13).
+//!
+//! A program that fills blocks itself, and reads them where they lie, leaves two of the four copies
+//! of a message: block to window at the sender's host, window to block at the receiver's. Bytes sent
+//! so and by [`Connection::send`] are one stream; so are those received.
+
+use std::os::fd::RawFd;
+
+use beeline_ring::packets::Corrupt;
+
+use super::channel::Direction;
+use super::connection::Connection;
+use super::header::{HEADER_BYTES, Header, PacketKind};
+use crate::kernel::Errno;
+
+/// A free block, to be filled and sent.
+#[derive(Debug)]
+pub struct Room<'a> {
+    connection: &'a Connection,
+    number: u32,
+}
+
+/// A packet that came, where it lies.
+#[derive(Debug)]
+pub struct Arrived<'a> {
+    connection: &'a Connection,
+    number: u32,
+    offset: usize,
+    length: usize,
+}
+
+impl Room<'_> {
+    /// Most bytes that it takes.
+    #[must_use]
+    pub fn length_bytes(&self) -> usize {
+        self.connection.channel.payload_bytes()
+    }
+
+    /// Writes `bytes` at `offset`. As many as fit.
+    pub fn write(&mut self, offset: usize, bytes: &[u8]) -> usize {
+        let part = bytes.len().min(self.length_bytes().saturating_sub(offset));
+        if part > 0 {
+            let payload = self.connection.channel.payload(Direction::ToProxy, self.number);
+            // SAFETY: `offset + part` is at most the payload's length.
+            let target = unsafe { payload.add(offset) };
+            // SAFETY: as above; the block is this program's until it is sent.
+            unsafe { target.as_ptr().copy_from_nonoverlapping(bytes.as_ptr(), part) };
+        }
+        part
+    }
+
+    /// Sends the first `length` bytes. `fd` is the placeholder.
+    ///
+    /// Errors: `EMSGSIZE` for none, or more than fit; `ECONNRESET`, `EPIPE`.
+    pub fn send(self, fd: RawFd, length: usize) -> Result<(), Errno> {
+        if length == 0 || length > self.length_bytes() {
+            return Err(Errno(libc::EMSGSIZE));
+        }
+        let channel = &self.connection.channel;
+        let whole = u16::try_from(length + HEADER_BYTES).map_err(|_| Errno(libc::EMSGSIZE))?;
+        let kind = PacketKind::Data;
+        let header = Header { source: 0, destination: 0, length: whole, sync: false, kind };
+        let word = channel.header(Direction::ToProxy, self.number);
+        word.store(header.encode(), std::sync::atomic::Ordering::Relaxed);
+        self.connection.publish_block(fd, self.number)
+    }
+}
+
+impl Arrived<'_> {
+    /// Bytes of it that were not read yet.
+    #[must_use]
+    pub fn length_bytes(&self) -> usize {
+        self.length - self.offset
+    }
+
+    /// The bytes, where they lie. The proxy of this host, which runs as this user, does not touch a
+    /// block before it is given back.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        let payload = self.connection.channel.payload(Direction::ToProgram, self.number);
+        // SAFETY: the offset is below the length, which was checked against the block.
+        let from = unsafe { payload.add(self.offset) };
+        // SAFETY: within the block, which is this program's until `release`, by `self`'s borrow.
+        unsafe { std::slice::from_raw_parts(from.as_ptr(), self.length - self.offset) }
+    }
+
+    /// Gives the block back. `fd` is the placeholder.
+    ///
+    /// Errors: `ECONNRESET` where the proxy wrote nonsense.
+    pub fn release(self, fd: RawFd) -> Result<(), Errno> {
+        self.connection.release_block(fd, self.number)
+    }
+}
+
+impl Connection {
+    /// A free block; `None`: there is none at the moment, the kernel's view of the placeholder says
+    /// when there is.
+    ///
+    /// Errors: `EPIPE`, `ECONNRESET`.
+    pub fn room(&self, fd: RawFd) -> Result<Option<Room<'_>>, Errno> {
+        let number = self.take_block(fd)?;
+        Ok(number.map(|number| Room { connection: self, number }))
+    }
+
+    /// The packet at the head, where it lies; `None`: nothing is there at the moment.
+    ///
+    /// Errors: `ECONNRESET`; at the end of the stream `ENODATA`.
+    pub fn arrived(&self, fd: RawFd) -> Result<Option<Arrived<'_>>, Errno> {
+        let found = self.first_block(fd)?;
+        Ok(found.map(|(number, offset, length)| Arrived {
+            connection: self,
+            number,
+            offset,
+            length,
+        }))
+    }
+}
+
+/// What [`Connection::first_block`] finds: number, offset, length.
+pub(super) type First = (u32, usize, usize);
+
+/// As the rest of the lane has it.
+pub(super) fn reset(_: Corrupt) -> Errno {
+    Errno(libc::ECONNRESET)
+}

@@ -1,0 +1,265 @@
+//! Unmodified programs of two hosts whose connections go through a memory window. The hosts are two
+//! addresses of this one, each with a proxy and a name of its own; the window is a file.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use beeline_verify_clients::preload::{Background, Monitor, Place};
+use beeline_verify_clients::{bounded, eventually, free_port, need, note, program, root, said};
+use serde_json::Value;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+const ADDRESSES: [&str; 2] = ["127.78.1.2", "127.78.1.3"];
+
+struct Proxy(Child);
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+struct Hosts {
+    // Ended first.
+    proxies: Vec<Proxy>,
+    monitors: Vec<Monitor>,
+    folder: tempfile::TempDir,
+}
+
+/// What a proxy is told, and its process.
+fn proxy(folder: &Path, side: usize, ports: [u16; 2], name: &str, more: [&str; 2]) -> Child {
+    let other = 1 - side;
+    let peers = folder.join(format!("peers-{side}.toml"));
+    let text = format!(
+        "addresses = [\"{}\"]\nlisten = \"{}:{}\"\n{}\n[[peers]]\nname = \"other\"\n\
+         addresses = [\"{}\"]\nmonitor = \"{}:{}\"\n{}\n",
+        ADDRESSES[side],
+        ADDRESSES[side],
+        ports[side],
+        more[0],
+        ADDRESSES[other],
+        ADDRESSES[other],
+        ports[other],
+        more[1],
+    );
+    std::fs::write(&peers, text).unwrap();
+    let window = format!("ntb://{}?side={side}&size=4194304", folder.join("window").display());
+    let mut command = Command::new(program());
+    command.args(["sockets", "proxy", "--window", &window, "--peers"]).arg(&peers);
+    command.env("BEELINE_SOCKETS_MONITOR", name).stdin(Stdio::null());
+    command.spawn().unwrap()
+}
+
+impl Hosts {
+    /// `more`: of each side's file, what stands before the peers and behind them.
+    fn start(more: [[&str; 2]; 2]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let ports = [free_port(), free_port()];
+        let monitors: Vec<Monitor> =
+            (0..2).map(|_| Monitor::start_at(Place::default(), Vec::new())).collect();
+        let proxies = (0..2)
+            .map(|side| Proxy(proxy(folder.path(), side, ports, monitors[side].name(), more[side])))
+            .collect();
+        Self { proxies, monitors, folder }
+    }
+
+    fn both_up() -> Self {
+        let hosts = Self::start([["", ""], ["", ""]]);
+        for side in 0..2 {
+            hosts.says(side, "link to other", "up");
+        }
+        hosts
+    }
+
+    fn value(&self, side: usize, row: &str) -> Option<String> {
+        let status: Value = self.monitors[side].status()?;
+        Some(status["proxy"][row].as_str()?.to_owned())
+    }
+
+    fn count(&self, side: usize, row: &str) -> u64 {
+        self.value(side, row).and_then(|value| value.parse().ok()).unwrap_or(0)
+    }
+
+    /// Waits until a row of the status begins so.
+    fn says(&self, side: usize, row: &str, wanted: &str) {
+        eventually(&format!("{row} = {wanted}"), PATIENCE, || {
+            self.value(side, row)?.starts_with(wanted).then_some(())
+        });
+    }
+
+    fn connections(&self, side: usize) -> u64 {
+        self.count(side, "connections")
+    }
+}
+
+fn script(mode: &str, port: u16, more: &[&str]) -> Vec<String> {
+    let path = root().join("verify/clients/python/sockets_windows.py");
+    let port = port.to_string();
+    let all = ["python3", &path.to_string_lossy(), mode, ADDRESSES[1], &port].map(str::to_owned);
+    all.into_iter().chain(more.iter().map(|&word| word.to_owned())).collect()
+}
+
+fn serve(hosts: &Hosts, accelerated: bool, port: u16, count: &str) -> Background {
+    let words = script("serve", port, &[count]);
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let server = Background::start(&mut hosts.monitors[1].command(accelerated, &words));
+    eventually("a server that listens", PATIENCE, || {
+        let text = std::fs::read_to_string("/proc/net/tcp").ok()?;
+        text.contains(&format!(":{port:04X} 00000000:0000 0A")).then_some(())
+    });
+    server
+}
+
+fn talk(hosts: &Hosts, accelerated: bool, port: u16) -> String {
+    let words = script("talk", port, &[]);
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let output = bounded(&mut hosts.monitors[0].command(accelerated, &words), PATIENCE);
+    assert!(output.status.success(), "{}", said(&output));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn a_conversation_through_the_window_is_the_kernels_to_the_letter() {
+    if need("a_conversation_through_the_window", "python3").is_none() {
+        return;
+    }
+    let hosts = Hosts::both_up();
+    let mut told = Vec::new();
+    for (server, client) in [(false, false), (true, true), (false, true), (true, false)] {
+        let port = free_port();
+        let before = hosts.count(0, "other, partition 0: bytes sent");
+        let _server = serve(&hosts, server, port, "3");
+        told.push(talk(&hosts, client, port));
+        let moved = hosts.count(0, "other, partition 0: bytes sent") - before;
+        // Through the window where both ends have the library, else by the kernel.
+        assert_eq!(moved > 1 << 20, server && client, "{moved} bytes");
+    }
+    for other in &told[1..] {
+        assert_eq!(*other, told[0]);
+    }
+    for side in 0..2 {
+        assert_eq!(hosts.count(side, "other, partition 0: drops"), 0);
+        eventually("no connection is left", PATIENCE, || {
+            (hosts.connections(side) == 0).then_some(())
+        });
+    }
+    note(&format!("{} lines of one conversation, four ways", told[0].lines().count()));
+}
+
+#[test]
+fn redis_is_served_through_the_window_and_a_killed_client_leaves_nothing() {
+    let test = "redis_is_served_through_the_window";
+    if need(test, "redis-server").is_none() || need(test, "redis-benchmark").is_none() {
+        return;
+    }
+    let hosts = Hosts::both_up();
+    let port = free_port().to_string();
+    let words = [
+        "redis-server",
+        "--port",
+        &port,
+        "--bind",
+        ADDRESSES[1],
+        "--save",
+        "",
+        "--protected-mode",
+        "no",
+    ];
+    let _server = Background::start(&mut hosts.monitors[1].command(true, &words));
+    let ask = |words: &[&str]| {
+        let all = [&["redis-cli", "-h", ADDRESSES[1], "-p", &port], words].concat();
+        bounded(&mut hosts.monitors[0].command(true, &all), PATIENCE)
+    };
+    eventually("redis-server", PATIENCE, || ask(&["ping"]).status.success().then_some(()));
+    let load = [
+        "redis-benchmark",
+        "-h",
+        ADDRESSES[1],
+        "-p",
+        &port,
+        "-t",
+        "set,get",
+        "-n",
+        "4000",
+        "-c",
+        "10",
+        "-q",
+    ];
+    let output = bounded(&mut hosts.monitors[0].command(true, &load), PATIENCE);
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(hosts.count(1, "other, partition 0: packets sent") > 8000);
+    let endless = [&load[..8], &["100000000", "-c", "5", "-q"]].concat();
+    let mut client =
+        hosts.monitors[0].command(true, &endless).stdout(Stdio::null()).spawn().unwrap();
+    eventually("a load", PATIENCE, || (hosts.connections(1) >= 5).then_some(()));
+    client.kill().unwrap();
+    client.wait().unwrap();
+    for side in 0..2 {
+        eventually("no connection is left", PATIENCE, || {
+            (hosts.connections(side) == 0).then_some(())
+        });
+    }
+    assert!(ask(&["ping"]).status.success());
+}
+
+#[test]
+fn a_proxy_that_is_killed_resets_its_connections_and_the_kernel_has_the_next_ones() {
+    if need("a_proxy_that_is_killed", "python3").is_none() {
+        return;
+    }
+    let mut hosts = Hosts::both_up();
+    let port = free_port();
+    let _server = serve(&hosts, true, port, "100");
+    let hold = format!(
+        "import socket\nc = socket.create_connection(('{}', {port}))\nc.sendall(b'x'); c.recv(1)\n\
+         print('held', flush=True)\ntry:\n    print('end', c.recv(1))\nexcept OSError as e:\n    print('reset')\n\
+         d = socket.create_connection(('{}', {port}))\nd.sendall(b'y'); print(d.recv(1))",
+        ADDRESSES[1], ADDRESSES[1],
+    );
+    let mut command = hosts.monitors[0].command(true, &["python3", "-c", &hold]);
+    let client = command.stdout(Stdio::piped()).spawn().unwrap();
+    eventually("a connection", PATIENCE, || (hosts.connections(0) == 1).then_some(()));
+    std::thread::sleep(Duration::from_millis(200));
+    drop(hosts.proxies.remove(0));
+    let output = client.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "held\nreset\nb'y'\n");
+    hosts.says(1, "link to other", "down");
+    eventually("no connection is left", PATIENCE, || (hosts.connections(1) == 0).then_some(()));
+}
+
+#[test]
+fn two_ends_that_differ_refuse_each_other_by_name_and_rules_deny() {
+    if need("two_ends_that_differ", "python3").is_none() {
+        return;
+    }
+    let hosts = Hosts::start([["slot_bytes = 1024", ""], ["slot_bytes = 2048", ""]]);
+    for (side, words) in [
+        (0, "down: the other end has bytes of a slot 2048, this one 1024"),
+        (1, "down: the other end has bytes of a slot 1024"),
+    ] {
+        hosts.says(side, "link to other", words);
+    }
+    drop(hosts);
+    let port = free_port();
+    let rule = format!("[[rules]]\nport = {port}\nallow = false");
+    for denier in 0..2 {
+        let mut more = [["", ""], ["", ""]];
+        more[denier][1] = &rule;
+        let hosts = Hosts::start(more);
+        hosts.says(0, "link to other", "up");
+        let _server = serve(&hosts, true, port, "1");
+        let code = format!(
+            "import socket\ntry:\n    socket.create_connection(('{}', {port}))\nexcept OSError as e:\n    print(type(e).__name__)",
+            ADDRESSES[1]
+        );
+        let output =
+            bounded(&mut hosts.monitors[0].command(true, &["python3", "-c", &code]), PATIENCE);
+        let expected = ["PermissionError", "ConnectionRefusedError"][denier];
+        assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), expected, "{}", said(&output));
+        let _ = &hosts.folder;
+    }
+}
