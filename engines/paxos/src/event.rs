@@ -92,6 +92,8 @@ pub enum Event<'a> {
         id: u64,
     },
     /// A change of membership is wanted; refused silently unless [`crate::Replica::can_change`].
+    /// A server that is no member is first brought up to date, and proposed as a member then; a
+    /// `Leave` of it ends that.
     ChangeMembers {
         /// Who.
         change: Change,

@@ -83,16 +83,22 @@ impl Peers {
         known.map_or(told, |contact| contact.address.clone())
     }
 
-    /// Whom to dial now.
+    /// Whom to dial now: members, and the server at `learner` that shall become one.
     pub(crate) fn due(
         &mut self,
         now_ns: u64,
         configuration: &Configuration,
+        learner: Option<(NodeId, &Contact)>,
         is_connected: impl Fn(NodeId) -> bool,
     ) -> Vec<Dial> {
         let mut dials = Vec::new();
-        for id in configuration.members().iter().copied().filter(|id| *id != self.own) {
-            let address = self.address(id, configuration);
+        let members = configuration.members().iter().copied();
+        let learner_id = learner.map(|(id, _)| id);
+        for id in members.chain(learner_id).filter(|id| *id != self.own) {
+            let address = match learner {
+                Some((learner, contact)) if learner == id => contact.address.clone(),
+                _ => self.address(id, configuration),
+            };
             let courtesy_ns = if self.own < id { 0 } else { COURTESY_NS };
             let peer = self.peers.entry(id).or_default();
             if is_connected(id) {
@@ -227,16 +233,16 @@ mod tests {
         let configuration = Configuration::at(Position::NONE, members.to_vec());
         let mut peers = Peers::new(NodeId(2), std::iter::empty());
         let first: Vec<_> =
-            peers.due(1, &configuration, |_| false).iter().map(|dial| dial.peer.0).collect();
+            peers.due(1, &configuration, None, |_| false).iter().map(|dial| dial.peer.0).collect();
         assert_eq!(first, [3], "the first one waits for member 1 to dial");
-        let later = peers.due(COURTESY_NS + 1, &configuration, |_| false);
+        let later = peers.due(COURTESY_NS + 1, &configuration, None, |_| false);
         assert_eq!(later.iter().map(|dial| dial.peer.0).collect::<Vec<_>>(), [1]);
         let mut pauses = Vec::new();
         let (mut now_ns, mut last_ns) = (COURTESY_NS + 1, 0);
         while pauses.len() < 8 {
             now_ns += 1_000_000;
             peers.failed(NodeId(3), now_ns, "no".to_owned());
-            while peers.due(now_ns, &configuration, |id| id == NodeId(1)).is_empty() {
+            while peers.due(now_ns, &configuration, None, |id| id == NodeId(1)).is_empty() {
                 now_ns += 1_000_000;
             }
             pauses.push(now_ns - last_ns);
@@ -244,6 +250,6 @@ mod tests {
         }
         assert!(pauses[1..].is_sorted() && pauses[7] >= LONGEST_NS, "{pauses:?}");
         // Nobody is dialled who is connected.
-        assert!(peers.due(now_ns * 2, &configuration, |_| true).is_empty());
+        assert!(peers.due(now_ns * 2, &configuration, None, |_| true).is_empty());
     }
 }

@@ -230,6 +230,45 @@ fn members_join_and_leave_under_load_the_leader_too() {
 }
 
 #[test]
+fn a_joiner_counts_for_nothing_until_it_has_the_data() {
+    let (mut world, leader) = cluster(3);
+    let (joiner, id) = (3, NodeId(3));
+    let members = |world: &World| {
+        let leader = world.leader().expect("a majority of the members is there");
+        world.servers[leader].replica.as_ref().unwrap().configuration().members().len()
+    };
+    // It is not there at all, and one of three members is not either.
+    world.crash(joiner, false).unwrap();
+    world.cpu_after(0, leader, Cpu::Change(Change::Join(id)));
+    world.pass(100 * MS).unwrap();
+    let away = others(&world, leader)[0];
+    world.crash(away, false).unwrap();
+    let before = committed(&world, leader);
+    world.pass(500 * MS).unwrap();
+    assert!(committed(&world, leader) > before, "two of three go on");
+    assert_eq!(members(&world), 3);
+    // It comes, is brought up to date, and is a member then.
+    world.restart(joiner).unwrap();
+    world.pass(500 * MS).unwrap();
+    assert_eq!(members(&world), 4);
+    let leader = world.leader().unwrap();
+    let (has, all) = (committed(&world, joiner), committed(&world, leader));
+    assert!(all.since(has) < 64, "{has} of {all}");
+    // One that is given up is not replicated to any more.
+    world.cpu_after(0, leader, Cpu::Change(Change::Leave(id)));
+    world.pass(200 * MS).unwrap();
+    world.crash(joiner, false).unwrap();
+    for change in [Change::Join(id), Change::Leave(id)] {
+        let leader = world.leader().unwrap();
+        world.cpu_after(0, leader, Cpu::Change(change));
+        world.pass(50 * MS).unwrap();
+    }
+    world.restart(joiner).unwrap();
+    world.pass(300 * MS).unwrap();
+    assert_eq!(members(&world), 3);
+}
+
+#[test]
 fn a_cluster_that_loses_all_power_again_and_again_keeps_what_it_said() {
     let settings = Settings { calm: true, operations: 150, ..Settings::new(5, 5) };
     let mut world = World::new(settings).unwrap();

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::view::count;
 use crate::config::ServeConfig;
-use crate::config::values::human_bytes;
+use crate::config::values::{DurabilityWord, human_bytes};
 
 /// What runs where, and how durable it is. With `--json` it is printed as one object.
 #[derive(Clone, Debug, Serialize)]
@@ -62,6 +62,17 @@ pub struct Doors {
     pub rdma_flush: Option<String>,
 }
 
+/// What `process` means for members on separate machines.
+fn power_advice(config: &ServeConfig) -> Option<String> {
+    let apart = config.peers.0.iter().any(|peer| !peer.log.ip().is_loopback());
+    let forgets = !matches!(config.durability, DurabilityWord::Power);
+    (apart && forgets).then(|| {
+        "members on separate machines: one that loses power forgets what it acknowledged and voted \
+         for; --durability power keeps it"
+            .to_owned()
+    })
+}
+
 impl Banner {
     /// Whether clients are served over an RDMA device.
     pub fn serves_rdma(&self) -> bool {
@@ -88,7 +99,7 @@ impl Banner {
             durability: pool.durability.to_string(),
             mechanism: pool.mechanism.to_string(),
             emulated: pool.emulated,
-            reasons: pool.reasons.clone(),
+            reasons: pool.reasons.iter().cloned().chain(power_advice(config)).collect(),
             capacity_bytes: stats.pool_capacity_bytes,
             used_bytes: stats.pool_used_bytes,
             shards: node.shards(),

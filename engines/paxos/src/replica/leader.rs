@@ -92,6 +92,17 @@ struct Transfer {
     asked: bool,
 }
 
+/// A server that shall join: it is replicated to as a member is, and counts for nothing, until it has
+/// the data. Otherwise a joiner that is slow, or not there at all, would take part in majorities
+/// with an empty log.
+#[derive(Debug)]
+struct Learner {
+    id: NodeId,
+    contact: Vec<u8>,
+    /// It has the data once it has this; `None` while it is not reached.
+    target: Option<Position>,
+}
+
 #[derive(Debug)]
 pub(super) struct Leader {
     pub(super) term: Term,
@@ -112,6 +123,7 @@ pub(super) struct Leader {
     pub(super) ready: bool,
     /// A change of membership that is not committed: nothing is proposed behind it.
     pub(super) pending_change: Option<Position>,
+    learner: Option<Learner>,
     transfer: Option<Transfer>,
     pub(super) rounds: Rounds,
     /// The committed configuration lacks this server.
@@ -142,6 +154,7 @@ impl Leader {
             recovery: Some(Recovery::new(now_ns)),
             ready: false,
             pending_change: None,
+            learner: None,
             transfer: None,
             rounds: Rounds::new(now_ns),
             leaving: false,
@@ -205,6 +218,7 @@ impl<M: LogMemory> Replica<M> {
             }
         }
         self.become_ready(commands);
+        self.admit_learner();
         self.drive_transfer(commands);
         self.pump(commands);
         if matches!(&self.role, Role::Leader(leader) if leader.leaving) {
@@ -254,8 +268,10 @@ impl<M: LogMemory> Replica<M> {
     pub(super) fn follow_configuration(&mut self, commands: &mut Vec<Command>) {
         let Role::Leader(leader) = &mut self.role else { return };
         let (own, configuration) = (self.id, &self.configuration);
+        leader.learner.take_if(|learner| configuration.contains(learner.id));
+        let learner = leader.learner.as_ref().map(|learner| learner.id);
         leader.peers.retain(|peer| {
-            let stays = configuration.contains(peer.id);
+            let stays = configuration.contains(peer.id) || learner == Some(peer.id);
             if let (false, Some(key)) = (stays, peer.key) {
                 commands.push(Command::Disconnect { peer: peer.id, key });
             }
@@ -445,7 +461,58 @@ impl<M: LogMemory> Replica<M> {
         }
     }
 
-    pub(super) fn on_change(&mut self, change: Change, contact: &[u8]) {
+    pub(super) fn on_change(
+        &mut self,
+        change: Change,
+        contact: &[u8],
+        commands: &mut Vec<Command>,
+    ) {
+        let Role::Leader(leader) = &mut self.role else { return };
+        let (Change::Join(id) | Change::Leave(id)) = change;
+        let learns = leader.learner.as_ref().map(|learner| learner.id);
+        if let (Change::Leave(_), true) = (change, learns == Some(id)) {
+            leader.learner = None;
+            self.follow_configuration(commands);
+            return;
+        }
+        if matches!(change, Change::Leave(_)) || self.configuration.contains(id) {
+            self.propose_change(change, contact);
+            return;
+        }
+        let possible = self.configuration.propose(change, contact).is_some();
+        if learns.is_none() && possible && leader.takes_proposals() {
+            leader.learner = Some(Learner { id, contact: contact.to_vec(), target: None });
+            leader.peers.push(Peer::new(id));
+        }
+    }
+
+    /// Proposes that the learner be a member once it has what the leader had when it was reached,
+    /// and is not far behind.
+    fn admit_learner(&mut self) {
+        let window = self.options.window;
+        let Role::Leader(leader) = &mut self.role else { return };
+        if !leader.takes_proposals() {
+            return;
+        }
+        let last = leader.last;
+        let Some(learner) = &mut leader.learner else { return };
+        let peer = leader.peers.iter().find(|peer| peer.id == learner.id && peer.key.is_some());
+        let Some(confirmed) = peer.map(|peer| peer.confirmed) else {
+            learner.target = None;
+            return;
+        };
+        if confirmed < *learner.target.get_or_insert(last) {
+            return;
+        }
+        if last.since(confirmed) > window {
+            learner.target = Some(last);
+            return;
+        }
+        let (change, contact) = (Change::Join(learner.id), learner.contact.clone());
+        self.propose_change(change, &contact);
+    }
+
+    fn propose_change(&mut self, change: Change, contact: &[u8]) {
         let Role::Leader(leader) = &self.role else { return };
         let position = leader.last.next();
         let room = position.since(self.snapshot) <= self.layout.slots()
@@ -463,7 +530,8 @@ impl<M: LogMemory> Replica<M> {
     pub(super) fn on_transfer(&mut self, to: NodeId) {
         let until_ns = self.now_ns.saturating_add(ns(self.options.transfer));
         let Role::Leader(leader) = &mut self.role else { return };
-        if leader.takes_proposals() && leader.peers.iter().any(|peer| peer.id == to) {
+        let known = leader.peers.iter().any(|peer| peer.id == to);
+        if leader.takes_proposals() && known && self.configuration.contains(to) {
             leader.transfer = Some(Transfer { to, until_ns, asked: false });
         }
     }

@@ -218,7 +218,7 @@ impl<M: LogMemory> Replica<M> {
             Event::AccessLost { peer, key } => self.on_access_lost(peer, key, commands),
             Event::StatusRead { peer, status } => self.on_status_read(peer, status, commands),
             Event::Read { id } => self.on_read(id, commands),
-            Event::ChangeMembers { change, contact } => self.on_change(change, contact),
+            Event::ChangeMembers { change, contact } => self.on_change(change, contact, commands),
             Event::Transfer { to } => self.on_transfer(to),
             Event::SnapshotTaken { position } => self.on_snapshot_taken(position),
             Event::SnapshotInstalled { position, configuration } => {

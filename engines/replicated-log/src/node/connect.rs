@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use beeline_fabric::{ConnectInfo, RemoteKey, Role};
-use beeline_paxos::NodeId;
+use beeline_paxos::{Change, NodeId};
 
 use super::Node;
+use crate::contact::Contact;
 use crate::error::LogError;
 use crate::handle::Request;
 use crate::hello::{Hello, HelloError};
@@ -100,7 +101,14 @@ impl<S: StateMachine> Node<S> {
     pub(super) fn dial(&mut self, now_ns: u64) {
         let (member, peers) = (&self.member, &mut self.peers);
         let configuration = member.replica().configuration();
-        for dial in peers.due(now_ns, configuration, |id| member.is_connected(id)) {
+        let front = self.changes.front().filter(|front| front.proposed);
+        let learner = front.and_then(|front| match front.change {
+            Change::Join(id) if !configuration.contains(id) => Some((id, front.contact.clone())),
+            _ => None,
+        });
+        let learner = learner.map(|(id, contact)| (id, Contact::decode(&contact)));
+        let learner = learner.as_ref().map(|(id, contact)| (*id, contact));
+        for dial in peers.due(now_ns, configuration, learner, |id| member.is_connected(id)) {
             let Dial { peer, address, attempt } = dial;
             let endpoint = match self.member.listen(peer) {
                 Ok(endpoint) => endpoint,

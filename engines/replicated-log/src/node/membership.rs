@@ -3,6 +3,9 @@
 use beeline_paxos::{Change, Event};
 
 use super::{Node, NodeError, PendingChange};
+
+/// A server that shall join and is reached gets so much longer to take in the data.
+const LEARNING_NS: u64 = 3_600_000_000_000;
 use crate::contact::Contact;
 use crate::handle::Refusal;
 use crate::machine::StateMachine;
@@ -19,6 +22,27 @@ impl<S: StateMachine> Node<S> {
         }
     }
 
+    /// Whether a server that shall join is being brought up to date, which may take its time.
+    fn learns(&self, pending: &PendingChange, now_ns: u64) -> bool {
+        let Change::Join(id) = pending.change else { return false };
+        let waited_ns = now_ns.saturating_sub(pending.until_ns);
+        pending.proposed && self.member.is_connected(id) && waited_ns < LEARNING_NS
+    }
+
+    /// A server that did not come is not replicated to any more.
+    fn give_up(&mut self, change: Change) -> Result<(), NodeError> {
+        let Change::Join(id) = change else { return Ok(()) };
+        let replica = self.member.replica();
+        if replica.configuration().contains(id) || replica.leader() != Some(replica.id()) {
+            return Ok(());
+        }
+        let mut upward = std::mem::take(&mut self.upward);
+        let event = Event::ChangeMembers { change: Change::Leave(id), contact: &[] };
+        self.member.event(event, &mut upward)?;
+        self.upward = upward;
+        Ok(())
+    }
+
     pub(super) fn drive_changes(&mut self, now_ns: u64) -> Result<(), NodeError> {
         while let Some(front) = self.changes.front() {
             let replica = self.member.replica();
@@ -31,7 +55,7 @@ impl<S: StateMachine> Node<S> {
                 Some(Err(Refusal::Lost))
             } else if !leads {
                 Some(Err(self.not_leader()))
-            } else if now_ns >= front.until_ns {
+            } else if now_ns >= front.until_ns && !self.learns(front, now_ns) {
                 Some(Err(Refusal::TimedOut))
             } else if !front.proposed && can && !possible {
                 let reason = "there would be nobody left, or more than eleven members";
@@ -42,6 +66,9 @@ impl<S: StateMachine> Node<S> {
             if let Some(verdict) = verdict {
                 self.tell_status();
                 if let Some(pending) = self.changes.pop_front() {
+                    if matches!((pending.change, &verdict), (Change::Join(_), Err(_))) {
+                        self.give_up(pending.change)?;
+                    }
                     (pending.done)(verdict);
                 }
                 continue;
