@@ -65,8 +65,22 @@ pub struct Snapshot {
     version: Version,
 }
 
+impl Store {
+    /// Ends the snapshot that is being written, if there is one: its writer fails before the next
+    /// segment. A snapshot keeps everything that was there when it began, so under overwrites it
+    /// takes the room of whatever comes after it. Returns whether one is still there.
+    pub fn give_up_snapshot(&self) -> bool {
+        let writing = self.snapshots.load(Ordering::Acquire) > 0;
+        if writing {
+            self.snapshot_given_up.store(true, Ordering::Release);
+        }
+        writing
+    }
+}
+
 impl Drop for Snapshot {
     fn drop(&mut self) {
+        self.store.snapshot_given_up.store(false, Ordering::Release);
         self.store.snapshots.fetch_sub(1, Ordering::AcqRel);
     }
 }
@@ -142,6 +156,11 @@ impl Snapshot {
         out.head(self.store.clock.unix_ms())?;
         let mut copy = Vec::new();
         for (state, tail) in &self.segments {
+            if self.store.snapshot_given_up.load(Ordering::Acquire) {
+                return Err(std::io::Error::other(
+                    "the pool has no room for what was overwritten while the snapshot was written",
+                ));
+            }
             let length = *tail as usize;
             state.segment.read_ahead(0, length);
             let bytes = if state.is(UNTRUSTED) {

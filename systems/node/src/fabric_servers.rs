@@ -110,9 +110,11 @@ impl FabricServers {
     }
 
     /// Executes what arrived; how many requests.
-    pub(crate) fn poll(&mut self, shard: &mut Shard, poller: &Poller) -> usize {
+    /// `loading`: a snapshot is replacing the keys, and reads would see a part.
+    pub(crate) fn poll(&mut self, shard: &mut Shard, poller: &Poller, loading: bool) -> usize {
         let mut handled = 0;
         for (reader, outcome) in std::mem::take(&mut self.passed) {
+            let outcome = if loading { Err(ReplyStatus::Unavailable) } else { outcome };
             if let Some(served) = self.named(reader.server) {
                 served.server.read(shard, reader.ticket, outcome);
                 handled += 1;

@@ -212,7 +212,8 @@ impl ShardThread {
         let changed = &self.shared.doors[self.index].changed;
         let changed = changed.load(Ordering::Relaxed) && changed.swap(false, Ordering::Relaxed);
         self.upkeep_wanted |= executed || changed || !news.is_empty();
-        let requests = self.fabric.poll(shard, &self.poller);
+        let loading = self.shared.is_loading();
+        let requests = self.fabric.poll(shard, &self.poller, loading);
         if self.lane.is_some() {
             self.hand_over();
         }

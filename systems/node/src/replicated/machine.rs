@@ -25,7 +25,7 @@ use beeline_resp::{Executor, Logged, Output};
 
 use super::courier::lane_name;
 use super::{clock, pair};
-use crate::shared::Shared;
+use crate::shared::{Shared, lock};
 use crate::turn::bound;
 
 /// A unit's entries take at most one such part of a segment; the rest is for deletions, whose
@@ -37,6 +37,8 @@ pub(crate) const FORMAT: u8 = 1;
 const PROGRESS: &[u8] = b"progress";
 /// A pool without room is waited for so long.
 const ROOM_PATIENCE: Duration = Duration::from_secs(10);
+/// Between two looks whether a snapshot that was given up has ended.
+const SNAPSHOT_PAUSE: Duration = Duration::from_millis(2);
 /// Upkeep between two looks for room, bytes copied.
 const UPKEEP_BYTES: u64 = 4 << 20;
 /// Longest reply to one request of a unit.
@@ -154,16 +156,21 @@ impl ReplicatedKeys {
     fn await_room(&mut self, shared: &Shared) -> Result<(), String> {
         let started = Instant::now();
         while shared.store.is_short() && started.elapsed() < ROOM_PATIENCE {
-            let upkeep = with_keyspace(shared, |keyspace| {
-                let mut worked = false;
-                for shard in keyspace.shards_mut() {
-                    worked |= shard.maintain(UPKEEP_BYTES)?.did_work;
-                }
-                Ok::<_, KvError>(worked)
+            // One shard after another: with all of them locked, none could ask another about what it
+            // supersedes, and nothing that two shards share would be freed.
+            let upkeep = shared.shards.iter().try_fold(false, |worked, shard| {
+                let mut shard = lock(shard);
+                let upkeep = shard.maintain(UPKEEP_BYTES)?;
+                shard.commit()?;
+                Ok::<_, KvError>(worked | upkeep.did_work)
             });
             match upkeep {
                 Ok(true) => {}
-                // What is there is needed.
+                // What is there is needed: perhaps by a snapshot alone. The log takes another later;
+                // a member that stopped for one would help its receiver no more.
+                Ok(false) if shared.store.give_up_snapshot() => {
+                    std::thread::sleep(SNAPSHOT_PAUSE);
+                }
                 Ok(false) => break,
                 Err(error) => return Err(error.to_string()),
             }

@@ -74,6 +74,12 @@ pub(crate) struct Replication {
 }
 
 impl Shared {
+    /// Whether a snapshot is replacing the keys. A thread that holds a shard's lock and is told no sees
+    /// that shard whole: the installation says so before it takes the first lock.
+    pub(crate) fn is_loading(&self) -> bool {
+        self.replication.as_ref().is_some_and(|replication| replication.group.is_loading())
+    }
+
     /// Whether this member's keys can no longer follow the log: a batch of a unit may be half done
     /// in memory, so nothing is persisted any more, and every request for keys is refused.
     pub(crate) fn has_lost_log(&self) -> bool {

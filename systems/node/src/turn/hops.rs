@@ -24,6 +24,7 @@ use crate::stats::count;
 
 /// Slots of a mailbox between two shards. One a turn is used; more wait in `Peer::backlog`.
 pub(crate) const MAILBOX: usize = 256;
+const LOADING: &[u8] = b"LOADING this member is installing a snapshot";
 /// Returned parcels kept per peer.
 const SPARE_HOPS: usize = 8;
 /// Replies to another shard made in one turn, bytes; its further commands wait for the next.
@@ -148,6 +149,9 @@ impl ShardThread {
         let Hop { commands, replies } = hop;
         let mut next = first;
         self.scratch.set_limit(self.output_limit_bytes);
+        // In a member of a cluster only reads come this way. A snapshot says that it replaces the
+        // keys before it takes a shard's lock, which is held here.
+        let loading = self.shared.is_loading();
         while let Some((heading, args)) = commands.get(next) {
             if replies.bytes.len() >= HOP_REPLY_BYTES {
                 break;
@@ -156,13 +160,17 @@ impl ShardThread {
                 let ahead = (next..).map_while(|index| commands.get(index));
                 shard.expect_keys(heading.session.database, ahead.map(|(_, args)| args.get(1)));
             }
-            self.executor.execute_remote(
-                heading.session,
-                args,
-                &mut Keyspace::single(shard),
-                &mut self.scratch,
-                self.shared.as_ref(),
-            );
+            if loading {
+                self.scratch.error(LOADING);
+            } else {
+                self.executor.execute_remote(
+                    heading.session,
+                    args,
+                    &mut Keyspace::single(shard),
+                    &mut self.scratch,
+                    self.shared.as_ref(),
+                );
+            }
             bound(&mut self.scratch, 0);
             replies.bytes.extend_from_slice(self.scratch.as_bytes());
             replies.finish(heading.origin);

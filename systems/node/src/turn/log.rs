@@ -78,6 +78,9 @@ impl ShardThread {
             self.defer(connection);
             return true;
         }
+        // A snapshot that began to replace the keys since the barrier passed: what is there now is a
+        // part. It takes this shard's lock, which is held here, only after it said so.
+        connection.fresh &= !self.shared.is_loading();
         if connection.fresh || connection.session.reads_stale() {
             connection.only_writes = false;
             return false;

@@ -1,0 +1,188 @@
+//! Replicated nodes over a log in memory: units that cannot be applied, clocks that were set back,
+//! snapshots that come or go while clients read and write.
+#![allow(clippy::unwrap_used, reason = "a test ends at its first failure")]
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use beeline_node::NodeConfig;
+use beeline_pmem::PoolOptions;
+use beeline_replicated_log::{Position, StateMachine as _};
+use beeline_replicated_service::{LaneName, Tag, Turn, unit};
+use common::replicas::{Cluster, Member, ask, on_disk};
+use common::{PATIENCE, config};
+
+#[test]
+fn a_member_that_cannot_apply_a_unit_answers_so_on_every_shard_and_the_others_go_on() {
+    let cluster = Arc::new(Cluster::default());
+    let mut members: Vec<_> = (1..=2).map(|id| Member::start(&cluster, id, config(2))).collect();
+    // The third one has less room than the others.
+    let roomy = config(2);
+    let pool = PoolOptions { capacity_bytes: 32 << 20, ..roomy.pool.clone() };
+    members.push(Member::start(&cluster, 3, NodeConfig { pool, ..roomy }));
+    cluster.lead(Some(1));
+    let mut writer = members[0].client();
+    // Connections are dealt in turn: one for each shard.
+    let mut refused = [members[2].client(), members[2].client()];
+    for client in &mut refused {
+        ask(client, "SET before value", "+OK\r\n");
+    }
+    let value = "v".repeat(48 << 10);
+    for key in 0..1200 {
+        ask(&mut writer, &format!("SET key{key} {value}"), "+OK\r\n");
+    }
+    let started = Instant::now();
+    for client in &mut refused {
+        for request in ["SET before other", "GET before", "MGET before key1 key2 key3"] {
+            let mut reply = client.ask(request);
+            while !reply.starts_with("-MISCONF") {
+                assert!(started.elapsed() < PATIENCE, "{request}: {reply}");
+                std::thread::sleep(Duration::from_millis(10));
+                reply = client.ask(request);
+            }
+        }
+        assert_eq!(client.ask("PING"), "+PONG");
+    }
+    ask(&mut writer, "GET before", "$5\r\nvalue\r\n");
+}
+
+#[test]
+fn a_node_whose_clock_was_set_back_is_told_the_truth_about_its_writes() {
+    let directory = tempfile::tempdir().unwrap();
+    let cluster = Arc::new(Cluster::default());
+    cluster.lead(Some(9));
+    let member = Member::start(&cluster, 9, on_disk(directory.path()));
+    ask(&mut member.client(), "SET key one", "+OK\r\n");
+    drop(member);
+    // What the log still has of that run, and the store does not: its clock was far ahead.
+    let mut state = cluster.state.lock().unwrap();
+    for lane in 0..2_u16 {
+        let turn = Turn { incarnation: u64::MAX / 2, number: 5 };
+        let mut unit = vec![0; unit::HEAD_BYTES];
+        let lane = LaneName { service: Tag::KEYS, node: 9, lane };
+        unit::put_head(&mut unit, lane, 1, turn);
+        state.entries.push(unit);
+    }
+    drop(state);
+    let member = Member::start(&cluster, 9, on_disk(directory.path()));
+    for client in [&mut member.client(), &mut member.client()] {
+        ask(client, "SET key two", "+OK\r\n");
+        ask(client, "APPEND key s", ":4\r\n");
+        ask(client, "GET key", "$4\r\ntwos\r\n");
+    }
+}
+
+#[test]
+fn no_read_sees_a_part_while_snapshots_are_installed() {
+    const KEYS: usize = 1500;
+    let source = tempfile::tempdir().unwrap();
+    let target = tempfile::tempdir().unwrap();
+    let cluster = Arc::new(Cluster::default());
+    cluster.lead(Some(1));
+    let leader = Member::start(&cluster, 1, config(2));
+    let late = Member::start(&cluster, 9, on_disk(target.path()));
+    let mut writer = leader.client();
+    for key in 0..KEYS {
+        ask(&mut writer, &format!("SET key{key} {key}"), "+OK\r\n");
+    }
+    late.catch_up();
+    let (mut position, mut state) = (0, Vec::new());
+    drop(Member::start_with(&cluster, 8, on_disk(source.path()), |machine| {
+        let entries = cluster.state.lock().unwrap().entries.clone();
+        position = entries.len() as u64;
+        for (at, command) in (1..).zip(&entries) {
+            machine.apply(Position(at), command, &mut Vec::new());
+        }
+        machine.flush(Position(position)).unwrap();
+        machine.snapshot().unwrap()(&mut state).unwrap();
+    }));
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // Two connections at each of two shards: linearizable reads, and stale ones.
+        let readers: Vec<_> = (0..4)
+            .map(|index| {
+                let (mut client, stop) = (late.client(), &stop);
+                scope.spawn(move || {
+                    if index >= 2 {
+                        ask(&mut client, "READONLY", "+OK\r\n");
+                    }
+                    // Long pipelines: what begins before an installation goes on in it.
+                    let all: String = (0..KEYS).map(|key| format!("GET key{key}\r\n")).collect();
+                    let mut seen = 0_u64;
+                    while !stop.load(Ordering::Relaxed) {
+                        client.send(&all);
+                        for key in 0..KEYS {
+                            let reply = client.reply();
+                            let whole = reply == key.to_string();
+                            assert!(whole || reply.starts_with("-LOADING"), "key{key}: {reply}");
+                            seen += u64::from(whole);
+                        }
+                    }
+                    seen
+                })
+            })
+            .collect();
+        for round in 0..12 {
+            cluster.state.lock().unwrap().restores.push((9, position, state.clone()));
+            cluster.changed.notify_all();
+            let started = Instant::now();
+            while !cluster.state.lock().unwrap().restores.is_empty() {
+                assert!(started.elapsed() < PATIENCE, "round {round}");
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            // Time to read in between.
+            std::thread::sleep(Duration::from_millis(30));
+        }
+        stop.store(true, Ordering::Relaxed);
+        let seen: Vec<_> = readers.into_iter().map(|reader| reader.join().unwrap()).collect();
+        assert!(seen.iter().all(|seen| *seen > 0), "{seen:?}");
+    });
+}
+
+#[test]
+fn a_snapshot_under_overwrites_is_given_up_and_its_writer_goes_on() {
+    let cluster = Arc::new(Cluster::default());
+    let tight = || {
+        let roomy = config(2);
+        let pool = PoolOptions { capacity_bytes: 64 << 20, ..roomy.pool.clone() };
+        NodeConfig { pool, ..roomy }
+    };
+    let members: Vec<_> = (1..=2).map(|id| Member::start(&cluster, id, tight())).collect();
+    cluster.lead(Some(1));
+    let mut writer = members[0].client();
+    let value = "v".repeat(48 << 10);
+    let mut overwrite = |rounds: u32| {
+        for key in 0..rounds * 300 {
+            ask(&mut writer, &format!("SET key{} {value}", key % 300), "+OK\r\n");
+        }
+    };
+    overwrite(1);
+    members[1].catch_up();
+    cluster.state.lock().unwrap().snapshots.push(2);
+    cluster.changed.notify_all();
+    overwrite(6);
+    members[1].catch_up();
+    let mut reader = members[1].client();
+    assert_eq!(reader.ask("STRLEN key7"), ":49152", "it did not stop");
+    let started = Instant::now();
+    let written = loop {
+        if let Some(written) = cluster.state.lock().unwrap().written.pop() {
+            break written;
+        }
+        assert!(started.elapsed() < PATIENCE, "the snapshot's writer ends");
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    assert!(written.is_err_and(|error| error.contains("no room")));
+    // The next one, when there is room, is written.
+    cluster.state.lock().unwrap().snapshots.push(2);
+    cluster.changed.notify_all();
+    let started = Instant::now();
+    while cluster.state.lock().unwrap().written.is_empty() {
+        assert!(started.elapsed() < PATIENCE, "the second snapshot");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(cluster.state.lock().unwrap().written, [Ok(())]);
+}
