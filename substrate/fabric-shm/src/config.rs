@@ -9,7 +9,7 @@ pub struct ShmConfig {
     /// the least for any other. A power of two, 16 to 65536; default 256 (16 KiB, touched lazily).
     pub ring_slots: u32,
     /// Bytes for sends longer than [`crate::INLINE_MESSAGE_BYTES`], per inbound direction. A power
-    /// of two, 128 KiB to 16 MiB; default 512 KiB (touched lazily).
+    /// of two, 256 KiB to 16 MiB; default 512 KiB (touched lazily).
     pub payload_bytes: u32,
     /// How long [`beeline_fabric::CompletionQueue::wait`] polls before it sleeps. Default 20 us:
     /// about two sleeps' worth.

@@ -143,7 +143,7 @@ mod tests {
             host: Host::this().unwrap(),
             socket: [7; 16],
             qp_num: 9,
-            geometry: Geometry { slots: 64, lengths: 128, payload_bytes: 1 << 17 },
+            geometry: Geometry { slots: 64, lengths: 128, payload_bytes: 1 << 18 },
             nonce: [3; 16],
             asymmetric: true,
         }

@@ -408,3 +408,46 @@ impl Connection {
 fn low(word: u64) -> u32 {
     word as u32
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::object::Geometry;
+
+    /// Sends messages of these lengths to a receiver that takes each at once and tells the sender
+    /// of what it took as [`Connection::consume`] does; false when one finds no room.
+    fn all_find_room(size: u32, lengths: &[u64]) -> bool {
+        let mut area = PayloadArea::new(size, 256);
+        let mut untold = 0;
+        for (index, &length) in (0..).zip(lengths) {
+            let Some(start) = area.find(length) else { return false };
+            area.tail = (start + length).next_multiple_of(64);
+            area.remember(index);
+            untold += length;
+            if untold >= u64::from(size / 4) {
+                area.free_to(index + 1);
+                untold = 0;
+            }
+        }
+        true
+    }
+
+    proptest! {
+        #[test]
+        fn no_message_waits_for_room_that_only_later_messages_would_make(
+            lengths in proptest::collection::vec(1..=u64::from(MAX_SEND_BYTES), 1..200),
+        ) {
+            prop_assert!(all_find_room(*Geometry::PAYLOAD.start(), &lengths));
+        }
+    }
+
+    #[test]
+    fn half_the_least_area_would_stall() {
+        // Taken and told; taken and not told; the longest, for which the end is too short.
+        let lengths = [36 << 10, 31 << 10, u64::from(MAX_SEND_BYTES)];
+        assert!(!all_find_room(*Geometry::PAYLOAD.start() / 2, &lengths));
+        assert!(all_find_room(*Geometry::PAYLOAD.start(), &lengths));
+    }
+}

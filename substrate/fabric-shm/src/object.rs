@@ -41,7 +41,9 @@ pub(crate) struct Geometry {
 
 impl Geometry {
     pub(crate) const SLOTS: std::ops::RangeInclusive<u32> = 16..=1 << 17;
-    pub(crate) const PAYLOAD: std::ops::RangeInclusive<u32> = 2 * MAX_SEND_BYTES..=16 << 20;
+    /// At the least, what the longest message, the room it skips at the area's end, and what the
+    /// receiver has consumed and not told (a quarter) take together.
+    pub(crate) const PAYLOAD: std::ops::RangeInclusive<u32> = 4 * MAX_SEND_BYTES..=16 << 20;
 
     /// Whether the peer's claim is one an honest peer could make.
     pub(crate) fn is_valid(self) -> bool {
