@@ -510,6 +510,7 @@ pub(crate) struct Pair {
     raw: NonNull<abi::Qp>,
     /// What the device gave of what was asked for.
     pub(crate) cap: abi::QpCap,
+    is_destroyed: bool,
     _queues: (Arc<Queue>, Arc<Queue>, Option<Arc<SharedReceives>>),
 }
 
@@ -571,7 +572,7 @@ impl Pair {
         // SAFETY: a live domain and live queues in a filled structure.
         let raw = made(unsafe { (library.create_qp)(domain.raw.as_ptr(), &raw mut attributes) })?;
         let _queues = (shape.send, shape.receive, shape.shared);
-        Ok(Self { domain, raw, cap: attributes.cap, _queues })
+        Ok(Self { domain, raw, cap: attributes.cap, is_destroyed: false, _queues })
     }
 
     /// The device's number.
@@ -632,10 +633,32 @@ impl Pair {
     }
 }
 
+impl Pair {
+    /// Has the device let go of it: afterwards nothing of its old peer finds it.
+    ///
+    /// Errors: the kernel's, with the queue pair, which still exists. That the kernel has cut this
+    /// process off a device that is gone is none.
+    pub(crate) fn destroy(mut self) -> Result<(), (Self, io::Error)> {
+        // SAFETY: made by `create_qp`; destroyed once, as the drop looks at the outcome.
+        let code = unsafe { (self.domain.context.verbs.destroy_qp)(self.raw.as_ptr()) };
+        match checked(code) {
+            Err(error) if !matches!(error.raw_os_error(), Some(libc::EIO | libc::ENODEV)) => {
+                Err((self, error))
+            }
+            _ => {
+                self.is_destroyed = true;
+                Ok(())
+            }
+        }
+    }
+}
+
 impl Drop for Pair {
     fn drop(&mut self) {
-        // SAFETY: made by `create_qp`, destroyed once.
-        let _ = unsafe { (self.domain.context.verbs.destroy_qp)(self.raw.as_ptr()) };
+        if !self.is_destroyed {
+            // SAFETY: made by `create_qp`, and not destroyed.
+            let _ = unsafe { (self.domain.context.verbs.destroy_qp)(self.raw.as_ptr()) };
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Queue pairs: posting, connecting, revoking.
 
 use std::cell::RefCell;
+use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -485,7 +486,9 @@ impl VerbsQueuePair {
     }
 
     /// Breaks the connection and has the device let go of it; all outstanding work is flushed.
-    fn take_down(&self, cause: Cause) {
+    ///
+    /// Errors: the kernel's, when the device did not let go; it is asked again at the next call.
+    fn take_down(&self, cause: Cause) -> io::Result<()> {
         self.core.shared.fail(cause);
         // What the device still reports is worth more than what the library makes up.
         let begun = Instant::now();
@@ -498,9 +501,19 @@ impl VerbsQueuePair {
         }
         // Destroying it returns when the device has let go of it: a packet of the old peer finds
         // nothing any more.
-        drop(self.core.shared.hardware().take());
+        let pair = self.core.shared.hardware().take();
+        let outcome = pair.map_or(Ok(()), |pair| {
+            pair.destroy().map_err(|(pair, error)| {
+                *self.core.shared.hardware() = Some(pair);
+                error
+            })
+        });
         self.gather();
-        self.abandon();
+        if outcome.is_ok() {
+            // The device touches none of it any more.
+            self.abandon();
+        }
+        outcome
     }
 
     /// The driver took nothing of a list.
@@ -510,7 +523,7 @@ impl VerbsQueuePair {
             return PostError::QueueFull;
         }
         // The list was checked: a driver that refuses it is of no use any more.
-        self.take_down(Cause::Device);
+        let _ = self.take_down(Cause::Device);
         PostError::NotReady(QueuePairState::Error)
     }
 
@@ -616,7 +629,7 @@ impl QueuePair for VerbsQueuePair {
         drop(guard);
         if posted.is_err() {
             // Some were posted and cannot be taken back, so the list fails as a whole.
-            self.take_down(Cause::Device);
+            let _ = self.take_down(Cause::Device);
         }
         Ok(())
     }
@@ -670,14 +683,14 @@ impl QueuePair for VerbsQueuePair {
         side.tail += requests.len() as u64;
         drop(guard);
         if posted.is_err() {
-            self.take_down(Cause::Device);
+            let _ = self.take_down(Cause::Device);
         }
         Ok(())
     }
 
     fn revoke(&mut self) -> Result<(), FabricError> {
-        self.take_down(Cause::Own);
-        Ok(())
+        self.take_down(Cause::Own)
+            .map_err(|source| FabricError::System { action: "destroying a queue pair", source })
     }
 }
 impl Drop for VerbsQueuePair {
