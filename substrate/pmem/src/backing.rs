@@ -229,7 +229,9 @@ pub(crate) fn make(making: Making, path: &Path, ahead: bool) -> Result<Memory, P
     let memory = match making.kind {
         PoolKind::Sim => return Ok(Memory::Heap(Heap::zeroed(making.length))),
         PoolKind::Dram => {
-            Memory::Mapped(Mapping::object("beeline-segment", making.length).map_err(mapped)?)
+            let mapping = Mapping::object("beeline-segment", making.length).map_err(mapped)?;
+            mapping.advise_huge_pages();
+            Memory::Mapped(mapping)
         }
         PoolKind::File | PoolKind::Dax => make_file(making, path).inspect_err(|_| {
             let _ = std::fs::remove_file(path);

@@ -8,7 +8,6 @@ pub fn probe(findings: &mut Vec<Finding>) {
     findings.push(write_back());
     findings.push(clock());
     findings.push(governor());
-    findings.push(huge_pages());
     findings.push(transparent_huge_pages());
     findings.extend(facilities());
 }
@@ -84,23 +83,6 @@ fn governor() -> Finding {
             "wake-ups wait for the clock to rise; `cpupower frequency-set -g performance`",
         ),
     }
-}
-
-fn huge_pages() -> Finding {
-    let info = read("/proc/meminfo").unwrap_or_default();
-    let number = |name| field(&info, name).and_then(|v| v.split(' ').next()?.parse::<u64>().ok());
-    let free = number("HugePages_Free").unwrap_or(0);
-    let total = number("HugePages_Total").unwrap_or(0);
-    let seen = format!("{free} of {total} reserved pages free");
-    if free > 0 {
-        return Finding::ok("huge pages", seen);
-    }
-    Finding::advise(
-        "huge pages",
-        Verdict::CouldBeFaster,
-        seen,
-        "`sysctl -w vm.nr_hugepages=512` sets 1 GiB aside; large shared memory then needs fewer translations",
-    )
 }
 
 fn transparent_huge_pages() -> Finding {

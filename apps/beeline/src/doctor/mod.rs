@@ -148,7 +148,6 @@ mod tests {
             "processor",
             "cache-line write-back",
             "clock source",
-            "huge pages",
             "transparent huge pages",
             "open files",
             "locked memory",
