@@ -43,4 +43,4 @@ pub mod words;
 pub mod write_back;
 
 pub use mapping::{Mapping, MappingError, SharedMemory};
-pub use memory::{MemoryObject, Persistence};
+pub use memory::{MemoryObject, Part, Persistence};

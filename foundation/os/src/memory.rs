@@ -89,6 +89,90 @@ pub unsafe trait MemoryObject: Send + Sync + Debug {
     }
 }
 
+/// A part of a memory object, to be registered by itself: peers reach it, and nothing beside it,
+/// through its key.
+///
+/// The descriptor is the whole object's, so a provider that hands it out (shm) protects the rest
+/// from honest peers only; taking one part back moves the whole object, and holders of other parts
+/// along.
+#[derive(Debug)]
+pub struct Part {
+    whole: Arc<dyn MemoryObject>,
+    offset: usize,
+    length: usize,
+}
+
+impl Part {
+    /// Parts begin at a multiple of this.
+    pub const ALIGNMENT: usize = 64;
+
+    /// The `length` bytes of `whole` from `offset` on; `None` when they do not lie inside, there
+    /// are none, or `offset` is not a multiple of [`Part::ALIGNMENT`].
+    #[must_use]
+    pub fn new(whole: Arc<dyn MemoryObject>, offset: usize, length: usize) -> Option<Self> {
+        let inside = contains(whole.as_ref(), offset as u64, length as u64);
+        if !inside || length == 0 || !offset.is_multiple_of(Self::ALIGNMENT) {
+            return None;
+        }
+        // A part of a part is a part of the whole: what moves is the whole.
+        Some(match whole.whole() {
+            Some(larger) => {
+                let before = whole.base().addr().get() - larger.base().addr().get();
+                Self { whole: larger, offset: before + offset, length }
+            }
+            None => Self { whole, offset, length },
+        })
+    }
+}
+
+// SAFETY: the range lies inside `whole` (checked when made), which is held; 64 divides its offset.
+unsafe impl MemoryObject for Part {
+    #[inline]
+    fn base(&self) -> NonNull<u8> {
+        // SAFETY: inside the whole object.
+        unsafe { self.whole.base().add(self.offset) }
+    }
+
+    #[inline]
+    fn length_bytes(&self) -> usize {
+        self.length
+    }
+
+    fn descriptor(&self) -> Option<Arc<OwnedFd>> {
+        self.whole.descriptor()
+    }
+
+    fn has_retired_mark(&self) -> bool {
+        self.whole.has_retired_mark()
+    }
+
+    #[inline]
+    fn anchor(&self) -> NonNull<u8> {
+        self.whole.anchor()
+    }
+
+    fn whole(&self) -> Option<Arc<dyn MemoryObject>> {
+        Some(Arc::clone(&self.whole))
+    }
+
+    fn persistence(&self) -> Persistence {
+        self.whole.persistence()
+    }
+
+    fn stored(&self, offset: usize, length: usize) {
+        self.whole.stored(self.offset + offset, length);
+    }
+
+    fn persist(&self, offset: usize, length: usize) -> std::io::Result<()> {
+        self.whole.persist(self.offset + offset, length)
+    }
+
+    /// Moves the whole object.
+    fn replace_backing(&self) -> std::io::Result<()> {
+        self.whole.replace_backing()
+    }
+}
+
 /// True when `offset..offset+length` lies inside `object`.
 #[must_use]
 #[inline]

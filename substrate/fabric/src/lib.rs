@@ -27,7 +27,6 @@ pub mod completion;
 pub mod device;
 pub mod error;
 pub mod region;
-pub mod registration_cache;
 pub mod work;
 
 pub use completion::{Opcode, Status, WorkCompletion};
@@ -37,5 +36,4 @@ pub use device::{
 };
 pub use error::{FabricError, PostError};
 pub use region::{Access, LocalKey, MemoryRegion, RegionControl, RemoteAddress, RemoteKey};
-pub use registration_cache::RegistrationCache;
 pub use work::{FlushKind, LocalData, Operation, ReceiveRequest, ScatterGatherEntry, WorkRequest};

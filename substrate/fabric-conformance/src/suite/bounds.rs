@@ -3,13 +3,16 @@
 //! Each refusal is checked in full: the status, both ends in the error state, the memory
 //! untouched, and a second connection between the same nodes still working.
 
+use std::sync::Arc;
+
 use beeline_fabric::{
     Access, LocalData, MemoryRegion, Operation, PostError, QueuePairState, RemoteAddress,
     RemoteKey, Status, WorkRequest,
 };
 
 use crate::context::{
-    ALL, Context, EndpointOptions, Node, contents, inline_write, part, pattern, visible,
+    ALL, Context, EndpointOptions, Node, Pair, contents, inline_write, object_bytes, part, pattern,
+    visible,
 };
 use crate::harness::{ItemResult, Stop, ensure, ensure_eq};
 
@@ -310,5 +313,46 @@ pub(crate) fn results_need_the_right_to_write_locally(context: &Context<'_>) -> 
     context.perform(&mut pair.a, write, &[])?;
     context.perform(&mut pair.a, visible(remote, 64), &[])?;
     ensure_eq!(contents(&target), pattern(4, 64), "bytes from a region without rights");
+    Ok(())
+}
+
+pub(crate) fn a_part_of_an_object_is_reached_and_nothing_beside_it(
+    context: &Context<'_>,
+) -> ItemResult {
+    if crate::far::is_there() {
+        return Err(crate::harness::Stop::skipped("the object is in another host"));
+    }
+    let pair = context.pair()?;
+    let whole = pair.far.device.allocate_memory(12_288)?;
+    let part_of = |offset, length| {
+        beeline_os::Part::new(Arc::clone(&whole), offset, length)
+            .map(Arc::new)
+            .ok_or_else(|| crate::harness::Stop::failed("a part inside its object"))
+    };
+    let middle = pair.far.domain.register(part_of(4160, 512)?, ALL)?;
+    let last = pair.far.domain.register(part_of(8192, 4096)?, ALL)?;
+    ensure_eq!(middle.length_bytes(), 512, "length of the part");
+    let Pair { near, mut a, b, far: _far } = pair;
+    context.perform(&mut a, inline_write(b"first", middle.remote_address(0)), &[])?;
+    context.perform(&mut a, inline_write(b"end", middle.remote_address(509)), &[])?;
+    context.perform(&mut a, inline_write(b"other", last.remote_address(8)), &[])?;
+    context.perform(&mut a, visible(last.remote_address(8), 5), &[])?;
+    ensure_eq!(object_bytes(whole.as_ref(), 4160, 5), b"first", "the part's first bytes");
+    ensure_eq!(object_bytes(whole.as_ref(), 4669, 3), b"end", "the part's last bytes");
+    ensure_eq!(object_bytes(whole.as_ref(), 8200, 5), b"other", "another part's bytes");
+    let local = near.region(8, ALL)?;
+    let word = part(&local, 0, 8);
+    let add = Operation::FetchAndAdd { local: word, remote: last.remote_address(64), addend: 3 };
+    context.perform(&mut a, add, &[])?;
+    ensure_eq!(object_bytes(whole.as_ref(), 8256, 1), [3], "an atomic in a part");
+    // Taking one part back leaves the other and all contents.
+    middle.revoke()?;
+    context.perform(&mut a, inline_write(b"still", last.remote_address(8)), &[&b.queue])?;
+    context.perform(&mut a, visible(last.remote_address(8), 5), &[])?;
+    ensure_eq!(object_bytes(whole.as_ref(), 8200, 5), b"still", "the other part, written again");
+    ensure_eq!(object_bytes(whole.as_ref(), 4160, 5), b"first", "what was in the part taken back");
+    let beyond = inline_write(b"x", last.remote_address(4096));
+    let done = context.execute(&mut a, beyond, &[&b.queue])?;
+    ensure_eq!(done.status, Status::RemoteAccessError, "a write past the part's end");
     Ok(())
 }

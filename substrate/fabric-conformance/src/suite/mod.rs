@@ -56,6 +56,7 @@ macro_rules! conformance_items {
                 reading_without_the_right_is_refused,
                 atomics_without_the_right_are_refused,
                 an_unaligned_atomic_is_an_invalid_request,
+                a_part_of_an_object_is_reached_and_nothing_beside_it,
                 local_ranges_outside_their_region_are_refused,
                 results_need_the_right_to_write_locally,
             }
