@@ -59,6 +59,7 @@ pub fn run(arguments: &SetupArguments) -> Report {
     );
     python_suites(&mut report);
     python(&mut report);
+    published_tests(&mut report);
     python_package(&mut report);
     lab::setup(&mut report);
     if arguments.deep {
@@ -184,5 +185,41 @@ fn python(report: &mut Report) {
         } else {
             report.skip(name, &format!("pip could not install {package}"));
         }
+    }
+}
+
+/// The drivers' published specification tests, which pymongo's source distribution holds.
+fn published_tests(report: &mut Report) {
+    let name = "MongoDB drivers' tests";
+    let home = root().join("target/pymongo-source");
+    if home.join("test/crud").is_dir() {
+        report.done(name, "here: target/pymongo-source");
+        return;
+    }
+    let python = root().join("target/clients-venv/bin/python");
+    let package =
+        PYTHON_CLIENTS.iter().map(|(_, _, package)| *package).next_back().unwrap_or("pymongo");
+    let parts = root().join("target/pymongo-download");
+    let line = format!(
+        "{} -m pip download --quiet --disable-pip-version-check --no-deps --no-binary :all: --dest {} {package}",
+        python.display(),
+        parts.display()
+    );
+    Step::new(name, &line).minutes(10).run();
+    let archives = std::fs::read_dir(&parts).into_iter().flatten().flatten();
+    for archive in archives.filter(|one| one.path().extension().is_some_and(|end| end == "gz")) {
+        let _ = std::fs::create_dir_all(&home);
+        let line = format!(
+            "tar xzf {} -C {} --strip-components 1",
+            archive.path().display(),
+            home.display()
+        );
+        Step::new("unpacking", &line).minutes(5).run();
+    }
+    let _ = std::fs::remove_dir_all(&parts);
+    if home.join("test/crud").is_dir() {
+        report.done(name, &format!("unpacked {package} in target/pymongo-source"));
+    } else {
+        report.skip(name, &format!("pip could not download the source of {package}"));
     }
 }

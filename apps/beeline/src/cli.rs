@@ -8,6 +8,7 @@ use crate::bench::BenchCommand;
 use crate::cluster::ClusterCommand;
 use crate::config::values::Span;
 use crate::config::{Knob as _, ServeFlags};
+use crate::documents::DocumentsCommand;
 use crate::exit::Exit;
 use crate::kv::KvCommand;
 use crate::objects::ObjectsCommand;
@@ -85,6 +86,9 @@ pub enum Command {
     /// Objects in memory that the processes of this host share.
     #[command(subcommand)]
     Objects(ObjectsCommand),
+    /// Databases of a node, which MongoDB's drivers use.
+    #[command(subcommand)]
+    Documents(DocumentsCommand),
     /// Members of a cluster, which keep the same keys by a replicated log.
     #[command(subcommand)]
     Cluster(ClusterCommand),

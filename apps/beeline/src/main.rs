@@ -11,6 +11,7 @@ mod cluster;
 mod config;
 mod connector;
 mod doctor;
+mod documents;
 mod exit;
 mod kv;
 mod objects;
@@ -63,6 +64,7 @@ fn run(cli: Cli) -> Result<Exit, Failure> {
         Command::Doctor(arguments) => doctor::run(&resolve(&arguments)?.0, output),
         Command::Kv(command) => kv::run(&command, output),
         Command::Objects(command) => objects::run(&command, output),
+        Command::Documents(command) => documents::run(&command, output),
         Command::Cluster(command) => cluster::run(&command, output),
         Command::Run(arguments) => sockets::run(&arguments, output),
         Command::Sockets(command) => sockets::sockets(&command, output),

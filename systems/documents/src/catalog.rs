@@ -414,7 +414,6 @@ impl Collection {
             let given = match option.as_str() {
                 "timeseries" | "viewOn" | "pipeline" | "encryptedFields" => true,
                 "collation" => !is_simple_collation(Some(value)),
-                "clusteredIndex" => !truthy(value),
                 _ => false,
             };
             if given {
@@ -523,10 +522,17 @@ impl Collection {
         Self { indexes, ..self.clone() }
     }
 
-    /// The index on `_id` as `listIndexes` shows it.
+    /// The index on `_id` as `listIndexes` shows it. Every collection lies in the order of `_id`; one
+    /// that was asked to says so.
     #[must_use]
-    pub fn id_index() -> Document {
-        doc! { "v": 2, "key": { "_id": 1 }, "name": "_id_" }
+    pub fn id_index(&self) -> Document {
+        match self.options.get("clusteredIndex") {
+            Some(Bson::Document(given)) => {
+                let name = given.get_str("name").unwrap_or("_id_");
+                doc! { "v": 2, "key": { "_id": 1 }, "name": name, "unique": true, "clustered": true }
+            }
+            _ => doc! { "v": 2, "key": { "_id": 1 }, "name": "_id_" },
+        }
     }
 
     /// Checks a document against the validator. `before` is what it was.

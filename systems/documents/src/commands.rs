@@ -13,11 +13,15 @@ use bson::{Bson, Document, doc};
 use crate::catalog::{Database, is_simple_collation};
 use crate::engine::{Engine, whole_field};
 use crate::reply::Reply;
+use crate::retry::Retry;
+use crate::scram::Conversation;
 
 mod catalog;
 mod explain;
+mod identity;
 mod read;
 mod server;
+mod sinks;
 mod write;
 
 pub use server::{VERSION, WIRE_VERSION};
@@ -33,6 +37,8 @@ pub struct Session {
     pub user: Option<String>,
     /// What it told of itself in its first message.
     pub client: Option<Document>,
+    /// The conversation in which it shows who it is.
+    pub conversation: Option<Conversation>,
 }
 
 /// A request as the wire brought it.
@@ -84,6 +90,8 @@ pub struct Identity {
     pub address: String,
     /// Connections it takes.
     pub most_connections: usize,
+    /// The replica set it is the only member of.
+    pub replica_set: Option<String>,
 }
 
 /// What a command works with.
@@ -98,6 +106,8 @@ pub struct Context<'c> {
     pub database: String,
     /// The request.
     pub request: Request,
+    /// A `getMore` may answer [`Reply::Later`].
+    pub may_wait: bool,
 }
 
 impl std::fmt::Debug for Context<'_> {
@@ -248,6 +258,38 @@ impl Context<'_> {
         Ok(())
     }
 
+    /// The statement of a retryable write that the command's `index`th is.
+    ///
+    /// Errors: a number without a session.
+    pub fn retry(&self, index: usize) -> Result<Option<Retry>> {
+        let Some(number) = whole_field(&self.request.body, "txnNumber") else { return Ok(None) };
+        if self.request.body.contains_key("autocommit") {
+            return fail(
+                Code::CommandNotSupported,
+                "transactions are not supported by this server yet",
+            );
+        }
+        let Some(mut session) = self.session_id() else {
+            return fail(
+                Code::InvalidOptions,
+                "Transaction number requires a session ID to also be specified",
+            );
+        };
+        // One user's sessions are not another's.
+        session.truncate(16);
+        if let Some(user) = &self.session.user {
+            session.extend(user.as_bytes());
+        }
+        let listed = match self.request.body.get("stmtIds") {
+            Some(Bson::Array(all)) => {
+                all.get(index).and_then(beeline_documents_query::value::integral)
+            }
+            _ => whole_field(&self.request.body, "stmtId").map(|first| first + index as i64),
+        };
+        let statement = i32::try_from(listed.unwrap_or(index as i64)).unwrap_or(i32::MAX);
+        Ok(Some(Retry { session, number, statement }))
+    }
+
     /// The session the command belongs to.
     #[must_use]
     pub fn session_id(&self) -> Option<Vec<u8>> {
@@ -374,7 +416,28 @@ fn dispatch(context: &mut Context<'_>, name: &str) -> Result<Reply> {
     {
         server::check_api_version(context, name)?;
     }
+    if context.engine.authentication
+        && context.session.user.is_none()
+        && !OPEN.contains(&name)
+        && !identity::is_first_user(context, name)?
+    {
+        return fail(Code::Unauthorized, format!("Command {name} requires authentication"));
+    }
+    if context
+        .document("readConcern")?
+        .is_some_and(|concern| concern.get_str("level").is_ok_and(|level| level == "snapshot"))
+    {
+        return fail(
+            Code::SnapshotUnavailable,
+            "read concern 'snapshot' is not supported by this server",
+        );
+    }
     match name {
+        "saslStart" => identity::start(context),
+        "saslContinue" => identity::go_on(context),
+        "createUser" | "updateUser" => identity::put_user(context, name),
+        "dropUser" => identity::drop_user(context),
+        "usersInfo" => identity::users_info(context),
         "hello" | "ismaster" | "isMaster" => server::hello(context, name),
         "ping" => Ok(Reply::ok()),
         "buildInfo" | "buildinfo" => server::build_info(),
@@ -395,8 +458,10 @@ fn dispatch(context: &mut Context<'_>, name: &str) -> Result<Reply> {
         "hostInfo" => server::host_info(context),
         "serverStatus" => server::server_status(context),
         "listCommands" => server::list_commands(),
-        "replSetGetStatus" => fail(Code::NoReplicationEnabled, "not running with --replSet"),
-        "replSetGetConfig" => fail(Code::NoReplicationEnabled, "not running with --replSet"),
+        "replSetGetStatus" | "replSetGetConfig" => server::replica_set(context, name),
+        "abortTransaction" | "commitTransaction" => {
+            fail(Code::NoSuchTransaction, "transactions are not supported by this server yet")
+        }
         "getnonce" => {
             fail(Code::CommandNotFound, "getnonce belongs to MONGODB-CR, which is not supported")
         }

@@ -11,6 +11,7 @@ use beeline_documents_query::expression::Scope;
 use beeline_documents_query::pipeline::{Flow, Outside, Pipeline};
 use bson::Document;
 
+use crate::changes::Changes;
 use crate::engine::{Engine, EngineOptions, lock};
 use crate::query::Query;
 use crate::write::encode;
@@ -25,6 +26,8 @@ pub enum Source {
     Query(Box<Query>),
     /// A query whose documents go through a pipeline.
     Pipeline(Box<Piped>),
+    /// The log.
+    Changes(Box<Changes>),
     /// Documents that were made already.
     Ready,
 }
@@ -100,6 +103,12 @@ impl Cursor {
             let wanted = most.saturating_sub(batch.len());
             let exhausted = match &mut self.source {
                 Source::Ready => true,
+                Source::Changes(changes) => {
+                    if wanted > 0 {
+                        changes.fill(engine, outside, &mut self.ready)?;
+                    }
+                    changes.has_ended()
+                }
                 Source::Query(query) => {
                     if !query.is_done() && (wanted > 0 || self.tailable) {
                         query.fill(engine, wanted.clamp(1, 1000), &mut self.ready)?;
@@ -114,7 +123,8 @@ impl Cursor {
                 }
             };
             if self.ready.is_empty() && (exhausted || wanted == 0 || self.tailable) {
-                return Ok((batch, exhausted && !self.tailable));
+                let ended = matches!(self.source, Source::Changes(_)) && exhausted;
+                return Ok((batch, exhausted && !self.tailable || ended));
             }
         }
     }
@@ -315,7 +325,11 @@ mod tests {
 
     #[test]
     fn a_cursor_is_worked_on_by_one_command_and_forgotten_when_killed() {
-        let cursors = Cursors::new(&EngineOptions { most_cursors: 1, cursor_timeout_ms: 10 });
+        let cursors = Cursors::new(&EngineOptions {
+            most_cursors: 1,
+            cursor_timeout_ms: 10,
+            ..EngineOptions::default()
+        });
         let id = cursors.open(ready(1), 0).unwrap();
         assert_eq!(cursors.open(ready(1), 0).unwrap_err().code, Code::Exceeded);
         assert_eq!(cursors.take(id, "d.other", None).unwrap_err().code, Code::Unauthorized);
@@ -332,7 +346,11 @@ mod tests {
 
     #[test]
     fn cursors_time_out_unless_asked_not_to() {
-        let cursors = Cursors::new(&EngineOptions { most_cursors: 5, cursor_timeout_ms: 10 });
+        let cursors = Cursors::new(&EngineOptions {
+            most_cursors: 5,
+            cursor_timeout_ms: 10,
+            ..EngineOptions::default()
+        });
         cursors.open(ready(1), 0).unwrap();
         cursors.open(Cursor { keeps: true, ..ready(1) }, 0).unwrap();
         assert_eq!((cursors.expire(9), cursors.expire(10), cursors.count()), (0, 1, 1));

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use bson::{Bson, Document};
+use bson::spec::BinarySubtype;
+use bson::{Binary, Bson, Document, doc};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
@@ -17,6 +18,8 @@ use tokio::sync::watch;
 
 use crate::commands::{self, Context, Identity, Request, Session};
 use crate::engine::Engine;
+use crate::log::stamp;
+use crate::reply::Reply;
 use crate::wire;
 
 /// Bytes read at once.
@@ -54,6 +57,7 @@ impl Door {
         engine: Arc<Engine>,
         threads: usize,
         most: usize,
+        replica_set: Option<String>,
     ) -> std::io::Result<Self> {
         let listener = StdListener::bind(address)?;
         let address = listener.local_addr()?;
@@ -67,7 +71,11 @@ impl Door {
         let open = Arc::<AtomicUsize>::default();
         let shared = Arc::new(Shared {
             engine,
-            identity: Identity { address: address.to_string(), most_connections: most },
+            identity: Identity {
+                address: address.to_string(),
+                most_connections: most,
+                replica_set,
+            },
             open: Arc::clone(&open),
             next: AtomicI32::new(1),
             most,
@@ -172,6 +180,10 @@ async fn serve(mut stream: TcpStream, peer: SocketAddr, shared: &Shared) -> std:
         peer: peer.to_string(),
         ..Session::default()
     };
+    // A client goes on to talk to the address that it found the node at.
+    let reached =
+        stream.local_addr().map_or_else(|_| shared.identity.address.clone(), |at| at.to_string());
+    let identity = Identity { address: reached, ..shared.identity.clone() };
     let (mut input, mut output) = (Vec::new(), Vec::new());
     let mut stop = shared.stop.clone();
     let mut reply_id = 0_i32;
@@ -192,21 +204,42 @@ async fn serve(mut stream: TcpStream, peer: SocketAddr, shared: &Shared) -> std:
             consumed += length;
             shared.engine.metrics.documents_input_bytes.add_shared(length as u64);
             let long = may_take_long(&request);
-            let mut context = Context {
-                engine: &shared.engine,
-                session: &mut session,
-                identity: &shared.identity,
-                database: String::new(),
-                request,
-            };
-            let reply = if long {
-                tokio::task::block_in_place(|| commands::run(&mut context))
-            } else {
-                commands::run(&mut context)
+            let again = (request.name() == "getMore").then(|| request.clone());
+            let mut until = None;
+            let mut request = Some(request);
+            let reply = loop {
+                // Registered before the look, so that no change is missed between the two.
+                let changed = shared.engine.changed.notified();
+                tokio::pin!(changed);
+                changed.as_mut().enable();
+                let may_wait = again.is_some()
+                    && until.is_none_or(|until| shared.engine.now_ms() < until)
+                    && !*stop.borrow();
+                let mut context = Context {
+                    engine: &shared.engine,
+                    session: &mut session,
+                    identity: &identity,
+                    database: String::new(),
+                    request: request.take().or_else(|| again.clone()).unwrap_or_default(),
+                    may_wait,
+                };
+                let reply = if long {
+                    tokio::task::block_in_place(|| commands::run(&mut context))
+                } else {
+                    commands::run(&mut context)
+                };
+                let Reply::Later(at) = reply else { break reply };
+                let at = *until.get_or_insert(at);
+                let left = Duration::from_millis(at.saturating_sub(shared.engine.now_ms()));
+                tokio::select! {
+                    () = changed => {}
+                    () = tokio::time::sleep(left) => {}
+                    _ = stop.changed() => {}
+                }
             };
             if !manner.silent {
                 reply_id = reply_id.wrapping_add(1);
-                wire::write(manner, reply_id, &reply, &Document::new(), false, &mut output);
+                wire::write(manner, reply_id, &reply, &times(shared), false, &mut output);
             }
             if output.len() >= KEPT {
                 shared.engine.metrics.documents_output_bytes.add_shared(output.len() as u64);
@@ -242,6 +275,16 @@ async fn serve(mut stream: TcpStream, peer: SocketAddr, shared: &Shared) -> std:
             return Ok(());
         }
     }
+}
+
+/// What every reply of a replica set's member tells of time.
+fn times(shared: &Shared) -> Document {
+    if shared.identity.replica_set.is_none() {
+        return Document::new();
+    }
+    let now = stamp(shared.engine.clock.last());
+    let signature = doc! { "hash": Binary { subtype: BinarySubtype::Generic, bytes: vec![0; 20] }, "keyId": 0_i64 };
+    doc! { "operationTime": now, "$clusterTime": { "clusterTime": now, "signature": signature } }
 }
 
 fn protocol_error(shared: &Shared, error: &wire::WireError) -> std::io::Result<()> {
@@ -300,6 +343,9 @@ async fn upkeep(shared: Arc<Shared>) {
         engine.metrics.documents_timed_out_cursors.add_shared(closed as u64);
         if turn.is_multiple_of(12) {
             tokio::task::block_in_place(|| {
+                if let Err(error) = engine.trim_log().and_then(|()| crate::retry::reap(engine)) {
+                    tracing::warn!(%error, "the log of documents could not be trimmed");
+                }
                 if let Err(error) = crate::expiry::expire(engine) {
                     tracing::warn!(%error, "documents whose time has come could not be deleted");
                 }

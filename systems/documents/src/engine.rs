@@ -15,6 +15,7 @@ use crate::catalog::{
 use crate::cursor::Cursors;
 use crate::index::{entries, entry_key, entry_value};
 use crate::layout::{NUMBERED, SYSTEM_ROW, kind, numbered, word};
+use crate::log;
 use crate::scan::{SLICE, decode};
 use crate::stats::DocumentsMetrics;
 use crate::store::{Backing, Change, Store, Stretch, with_row};
@@ -30,11 +31,20 @@ pub struct EngineOptions {
     pub most_cursors: usize,
     /// A cursor unused for this long is closed, milliseconds.
     pub cursor_timeout_ms: u64,
+    /// Bytes of log a database keeps; 0: no log, and no change streams.
+    pub log_bytes: u64,
+    /// Clients must show who they are.
+    pub authentication: bool,
 }
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        Self { most_cursors: 100_000, cursor_timeout_ms: 600_000 }
+        Self {
+            most_cursors: 100_000,
+            cursor_timeout_ms: 600_000,
+            log_bytes: 64 << 20,
+            authentication: false,
+        }
     }
 }
 
@@ -53,6 +63,13 @@ pub struct Engine {
     pub builds: Mutex<HashMap<(String, String), (u64, u64)>>,
     next_operation: AtomicU64,
     started_ms: u64,
+    /// The time of the log.
+    pub clock: log::Clock,
+    log_bytes: u64,
+    /// Clients must show who they are.
+    pub authentication: bool,
+    /// Woken when something was logged.
+    pub changed: tokio::sync::Notify,
 }
 
 impl Engine {
@@ -80,11 +97,17 @@ impl Engine {
             builds: Mutex::default(),
             next_operation: AtomicU64::new(1),
             started_ms: store.now_ms(),
+            clock: log::Clock::default(),
+            log_bytes: options.log_bytes,
+            authentication: options.authentication,
+            changed: tokio::sync::Notify::new(),
             store,
         });
         for database in engine.databases() {
             engine.finish_leavings(&database)?;
+            engine.clock.pass(engine.with(&database, |row| log::last(row))?);
         }
+        engine.clock.next(engine.now_ms());
         Ok(engine)
     }
 
@@ -104,6 +127,19 @@ impl Engine {
     #[must_use]
     pub fn started_ms(&self) -> u64 {
         self.started_ms
+    }
+
+    /// Whether changes are logged.
+    #[must_use]
+    pub fn logs(&self) -> bool {
+        self.log_bytes > 0
+    }
+
+    /// Deletes what the log keeps too much of.
+    ///
+    /// Errors: the store's.
+    pub fn trim_log(&self) -> Result<()> {
+        log::trim(self, self.log_bytes)
     }
 
     /// A number no other operation has.
@@ -160,7 +196,11 @@ impl Engine {
         database: &Database,
         work: impl FnOnce(&mut dyn Backing) -> Result<R>,
     ) -> Result<R> {
-        with_row(&*self.store, database.row(), work)
+        let result = with_row(&*self.store, database.row(), work);
+        if self.logs() {
+            self.changed.notify_waiters();
+        }
+        result
     }
 
     /// Makes the entry of a database that tells of it after a restart.
@@ -207,7 +247,10 @@ impl Engine {
         }
         made.figures.counted.store(true, Ordering::Relaxed);
         self.with(database, |row| {
-            row.apply(&[Change::put(made.catalog_key(), made.stored()?), numbers(database)])?;
+            let mut changes =
+                vec![Change::put(made.catalog_key(), made.stored()?), numbers(database)];
+            changes.extend(log::of_catalog(self, database, doc! { "create": name })?);
+            row.apply(&changes)?;
             Ok(database.put(made))
         })
     }
@@ -271,6 +314,7 @@ impl Engine {
             let mut changes =
                 vec![Change::delete(known.catalog_key()), leaving(kind::RECORD, known.id)];
             changes.extend(known.indexes.iter().map(|index| leaving(kind::INDEX, index.id)));
+            changes.extend(log::of_catalog(self, database, doc! { "drop": name })?);
             row.apply(&changes)?;
             Ok(database.remove(name))
         })?;
@@ -288,6 +332,11 @@ impl Engine {
         let existed = !database.collections().is_empty();
         for collection in database.collections() {
             self.drop_collection(&database, &collection.name)?;
+        }
+        if existed {
+            self.with(&database, |row| {
+                row.apply(&log::of_catalog(self, &database, doc! { "dropDatabase": 1 })?).map(drop)
+            })?;
         }
         Ok(existed)
     }
@@ -315,10 +364,16 @@ impl Engine {
             let old = existing(database, from)?;
             let namespace = format!("{}.{to}", database.name);
             let new = Collection { namespace, name: to.to_owned(), ..(*old).clone() };
-            row.apply(&[
+            let mut changes = vec![
                 Change::delete(old.catalog_key()),
                 Change::put(new.catalog_key(), new.stored()?),
-            ])?;
+            ];
+            changes.extend(log::of_catalog(
+                self,
+                database,
+                doc! { "renameCollection": from, "to": to },
+            )?);
+            row.apply(&changes)?;
             database.remove(from);
             database.put(new);
             Ok(())

@@ -6,9 +6,10 @@ use beeline_documents_query::expression::Scope;
 use bson::{DateTime, doc};
 
 use crate::engine::Engine;
+use crate::log::Recorder;
 use crate::plan::choose;
 use crate::scan::Scan;
-use crate::write::{self, Nobody};
+use crate::write;
 
 /// Deletes what is due, a slice at a time; returns how many.
 ///
@@ -45,7 +46,7 @@ pub fn expire(engine: &Engine) -> Result<u64> {
                         let mut found = Vec::new();
                         scan.slice(row, &Scope::default(), 256, &mut found)?;
                         for one in &found {
-                            write::delete(row, &known, one, &mut Nobody)?;
+                            write::delete(row, &known, one, &mut Recorder::plain(engine))?;
                             expired += 1;
                         }
                         Ok(scan.done)

@@ -16,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 pub mod catalog;
+mod changes;
 pub mod commands;
 pub mod cursor;
 mod door;
@@ -23,14 +24,18 @@ pub mod engine;
 pub mod expiry;
 mod index;
 pub mod layout;
+pub mod log;
 pub mod node_store;
 pub mod plan;
 mod query;
 pub mod reply;
+pub mod retry;
 pub mod scan;
+mod scram;
 mod service;
 mod stats;
 pub mod store;
+pub mod users;
 mod validate;
 pub mod wire;
 pub mod write;

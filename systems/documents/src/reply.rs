@@ -20,8 +20,9 @@ pub enum Reply {
         /// Fields of the cursor beside those.
         cursor: Document,
     },
-    /// Nothing is sent.
-    Nothing,
+    /// Nothing yet: the command is to be run again when something changed, or at this time
+    /// (milliseconds since 1970).
+    Later(u64),
 }
 
 impl Reply {
@@ -75,7 +76,7 @@ impl Reply {
                 append_fields(out, extra);
                 close(out, whole);
             }
-            Self::Nothing => {}
+            Self::Later(_) => {}
         }
     }
 }

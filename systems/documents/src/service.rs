@@ -23,6 +23,8 @@ pub struct DocumentsOptions {
     pub threads: usize,
     /// Connections served at once.
     pub most_connections: usize,
+    /// The replica set the node says it is the only member of; `None`: it stands alone.
+    pub replica_set: Option<String>,
     /// Limits of the engine.
     pub engine: EngineOptions,
 }
@@ -55,6 +57,7 @@ pub enum DocumentsError {
 pub struct Documents {
     engine: Arc<Engine>,
     door: Door,
+    replica_set: Option<String>,
 }
 
 impl Documents {
@@ -73,16 +76,30 @@ impl Documents {
         let engine = Engine::open(store, &options.engine)?;
         engine.finish_builds()?;
         let address = options.address;
-        let door =
-            Door::open(address, Arc::clone(&engine), options.threads, options.most_connections)
-                .map_err(|source| DocumentsError::Listen { address, source })?;
-        Ok(Self { engine, door })
+        let door = Door::open(
+            address,
+            Arc::clone(&engine),
+            options.threads,
+            options.most_connections,
+            options.replica_set.clone(),
+        )
+        .map_err(|source| DocumentsError::Listen { address, source })?;
+        Ok(Self { engine, door, replica_set: options.replica_set.clone() })
     }
 
     /// Where it listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.door.address()
+    }
+
+    fn told(&self) -> String {
+        let set = self
+            .replica_set
+            .as_ref()
+            .map_or_else(|| "standalone".to_owned(), |name| format!("replica set {name}"));
+        let users = if self.engine.authentication { ", users by SCRAM-SHA-256" } else { "" };
+        format!("{}  as MongoDB {}, {set}{users}", self.door.address(), crate::commands::VERSION)
     }
 
     /// The databases.
@@ -98,10 +115,7 @@ impl Service for Documents {
     }
 
     fn facts(&self) -> Vec<Fact> {
-        vec![Fact::new(
-            "documents",
-            format!("{}  MongoDB {}", self.door.address(), crate::commands::VERSION),
-        )]
+        vec![Fact::new("documents", self.told())]
     }
 
     fn metrics(&self) -> Vec<Arc<dyn MetricSet>> {

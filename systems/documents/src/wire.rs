@@ -268,7 +268,7 @@ pub fn write(
     more: bool,
     out: &mut Vec<u8>,
 ) {
-    if matches!(reply, Reply::Nothing) {
+    if matches!(reply, Reply::Later(_)) {
         return;
     }
     let start = out.len();

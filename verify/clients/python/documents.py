@@ -5,12 +5,17 @@ everything that was acknowledged is there). Prints one line of what was run.
 """
 
 import datetime
+import socket
+import struct
 import sys
+import threading
+import time
 
+import bson
 import pymongo
-from bson import Binary, Decimal128, Int64, ObjectId, Regex
+from bson import Binary, Decimal128, Int64, ObjectId, Regex, Timestamp
 from pymongo import DeleteOne, InsertOne, ReplaceOne, ReturnDocument, UpdateMany, UpdateOne
-from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure, WriteError
+from pymongo.errors import BulkWriteError, OperationFailure
 
 CHECKS = 0
 
@@ -32,6 +37,18 @@ def refused(code, work):
             raise AssertionError(f"refused with {failure.code} ({failure}), wanted {code}")
         return failure
     raise AssertionError(f"not refused; wanted {code}")
+
+
+def raw(command):
+    """A command as it stands, which pymongo would give a session of its own."""
+    host, port = sys.argv[1].removeprefix("mongodb://").split(":")
+    body = bson.encode({**command, "$db": "walk"})
+    with socket.create_connection((host, int(port))) as talk:
+        talk.sendall(struct.pack("<iiiii", 21 + len(body), 1, 0, 2013, 0) + b"\0" + body)
+        answer = b""
+        while len(answer) < 4 or len(answer) < struct.unpack("<i", answer[:4])[0]:
+            answer += talk.recv(1 << 16)
+    return bson.decode(answer[21:])
 
 
 def crud(db):
@@ -186,6 +203,73 @@ def catalog(client, db):
     same("gone" in client.list_database_names(), False)
 
 
+def changes(client, db):
+    """Change streams: what happened arrives in order, from a token on, and while one waits."""
+    watched = db.watched
+    watched.drop()
+    watched.insert_one({"_id": 0})
+    with watched.watch() as stream:
+        watched.insert_one({"_id": 1, "a": 1, "l": [1, 2]})
+        watched.update_one({"_id": 1}, {"$set": {"a": 2}, "$unset": {"b": 1}, "$push": {"l": 3}})
+        watched.replace_one({"_id": 1}, {"z": 1})
+        watched.delete_one({"_id": 1})
+        events = [next(stream) for _ in range(4)]
+        same([e["operationType"] for e in events], ["insert", "update", "replace", "delete"])
+        same(events[0]["fullDocument"], {"_id": 1, "a": 1, "l": [1, 2]})
+        same(events[1]["updateDescription"]["updatedFields"], {"a": 2, "l.2": 3})
+        same(events[3]["documentKey"], {"_id": 1})
+        same(events[0]["ns"], {"db": db.name, "coll": "watched"})
+        same(stream.try_next(), None)
+    with watched.watch(resume_after=events[1]["_id"]) as stream:
+        same([next(stream)["operationType"] for _ in range(2)], ["replace", "delete"])
+    with db.watch([{"$match": {"operationType": "insert"}}], full_document="updateLookup") as stream:
+        db.other.insert_one({"_id": 5})
+        watched.update_one({"_id": 0}, {"$set": {"x": 1}})
+        db.other.insert_one({"_id": 6})
+        same([next(stream)["documentKey"]["_id"] for _ in range(2)], [5, 6])
+    arrived = []
+    with client.watch(max_await_time_ms=20000) as stream:
+        def late():
+            time.sleep(0.5)
+            client.elsewhere.late.insert_one({"_id": "late"})
+        helper = threading.Thread(target=late)
+        helper.start()
+        arrived.append(next(stream))
+        helper.join()
+    same((arrived[0]["ns"]["db"], arrived[0]["documentKey"]), ("elsewhere", {"_id": "late"}))
+    with watched.watch() as stream:
+        watched.drop()
+        same([e["operationType"] for e in stream], ["drop", "invalidate"])
+    client.drop_database("elsewhere")
+
+
+def retries(client, db):
+    """A retryable write that is sent again does nothing again, and says what it did."""
+    kept = db.kept
+    kept.drop()
+    kept.insert_one({"_id": 1, "n": 0})
+    lsid = {"id": Binary(b"0123456789abcdef", 4)}
+
+    def twice(number, command):
+        command = {**command, "lsid": lsid, "txnNumber": Int64(number)}
+        return [raw(command) for _ in range(2)]
+
+    update = {"update": "kept", "updates": [{"q": {"_id": 1}, "u": {"$inc": {"n": 1}}}]}
+    one, two = twice(1, update)
+    same((one["nModified"], two["nModified"], two["retriedStmtIds"]), (1, 1, [0]))
+    same(kept.find_one({"_id": 1})["n"], 1)
+    one, two = twice(2, {"insert": "kept", "documents": [{"_id": 7}, {"_id": 8}]})
+    same((one["n"], two["n"], "writeErrors" in two), (2, 2, False))
+    one, two = twice(3, {"delete": "kept", "deletes": [{"q": {"_id": 7}, "limit": 1}]})
+    same((one["n"], two["n"]), (1, 1))
+    one, two = twice(4, {"findAndModify": "kept", "query": {"_id": 1}, "update": {"$inc": {"n": 1}}, "new": True})
+    same((one["value"], two["value"]), ({"_id": 1, "n": 2}, {"_id": 1, "n": 2}))
+    one, two = twice(5, {"update": "kept", "updates": [{"q": {"_id": 9}, "u": {"$set": {"n": 1}}, "upsert": True}]})
+    same(one["upserted"], two["upserted"])
+    same(twice(4, update)[0]["code"], 225)
+    same(kept.count_documents({}), 3)
+
+
 def first(client):
     db = client.walk
     client.drop_database("walk")
@@ -196,6 +280,8 @@ def first(client):
     aggregation(db)
     cursors(db)
     catalog(client, db)
+    changes(client, db)
+    retries(client, db)
 
 
 def again(client):
@@ -213,13 +299,37 @@ def again(client):
     db.capped.insert_one({"_id": 78})
     same([d["_id"] for d in db.capped.find()], [3, 2, 1, 77, 78])
     refused(121, lambda: db.renamed.insert_one({"a": "x"}))
+    # The outcome of a retryable write outlives the node.
+    command = {"findAndModify": "kept", "query": {"_id": 9}, "update": {"$inc": {"n": 1}}, "new": True}
+    command.update({"lsid": {"id": Binary(b"0123456789abcdef", 4)}, "txnNumber": Int64(6)})
+    same(raw(command)["value"]["n"], 2)
+    same(raw(command)["value"]["n"], 2)
+    same(db.kept.find_one({"_id": 9})["n"], 2)
+    with db.kept.watch(start_at_operation_time=Timestamp(1, 1)) as stream:
+        same(next(stream)["documentKey"], {"_id": 1})
+
+
+def users(client):
+    """SCRAM-SHA-256: the first user is made from this host, then nobody comes in without."""
+    refused(13, lambda: client.walk.x.find_one())
+    client.admin.command("createUser", "ann", pwd="pencil", roles=["root"])
+    refused(13, lambda: client.admin.command("createUser", "eve", pwd="x", roles=[]))
+    uri = sys.argv[1].replace("mongodb://", "mongodb://ann:{}@")
+    ann = pymongo.MongoClient(uri.format("pencil"), authSource="admin")
+    same(ann.walk.x.insert_one({"_id": 1}).inserted_id, 1)
+    same(ann.admin.command("connectionStatus")["authInfo"]["authenticatedUsers"][0]["user"], "ann")
+    refused(18, lambda: pymongo.MongoClient(uri.format("wrong"), authSource="admin").walk.x.find_one())
+    same([u["user"] for u in ann.admin.command("usersInfo")["users"]], ["ann"])
+    ann.admin.command("updateUser", "ann", pwd="pen")
+    refused(18, lambda: pymongo.MongoClient(uri.format("pencil"), authSource="admin").walk.x.find_one())
+    same(pymongo.MongoClient(uri.format("pen"), authSource="admin").walk.x.count_documents({}), 1)
 
 
 def main():
     compressors = sys.argv[3] if len(sys.argv) > 3 else None
     options = {"compressors": compressors} if compressors else {}
     client = pymongo.MongoClient(sys.argv[1], serverSelectionTimeoutMS=20000, **options)
-    {"first": first, "again": again}[sys.argv[2]](client)
+    {"first": first, "again": again, "users": users}[sys.argv[2]](client)
     print(f"pymongo {pymongo.version}: {CHECKS} checks")
 
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use beeline_verify_clients::{Server, bounded, need_pymongo, note, root, said};
+use beeline_verify_clients::{Server, bounded, need_pymongo, note, root, said, skip};
 
 const PATIENCE: Duration = Duration::from_secs(240);
 
@@ -41,4 +41,63 @@ fn pymongo_walks_it_compressed_at_power_durability() {
     server.kill();
     let server = Server::start(data.path(), &["--durability", "power", "--shards", "1"]);
     walk(&python, &server, &["again", "zlib"]);
+}
+
+#[test]
+fn pymongo_shows_who_it_is_by_scram() {
+    let test = "pymongo_shows_who_it_is_by_scram";
+    let Some(python) = need_pymongo(test) else { return };
+    let data = tempfile::tempdir().unwrap();
+    let server = Server::start(data.path(), &["--documents-authentication", "on"]);
+    walk(&python, &server, &["users"]);
+}
+
+/// What of the published tests this server refuses by design; docs/documents.md says so.
+const REFUSED: &[&str] = &[
+    "collation",
+    "timeseries",
+    "viewOn",
+    "images",
+    "snapshot",
+    "showExpandedEvents",
+    "runCursorCommand",
+];
+
+#[test]
+fn the_drivers_published_specification_tests_pass() {
+    let test = "the_drivers_published_specification_tests_pass";
+    let Some(python) = need_pymongo(test) else { return };
+    let folder = root().join("target/pymongo-source/test");
+    if !folder.is_dir() {
+        skip(test, "the drivers' tests are not here; `cargo xtask setup` fetches them");
+        return;
+    }
+    let data = tempfile::tempdir().unwrap();
+    let server = Server::start(data.path(), &["--capacity", "1GiB", "--segment-size", "16MiB"]);
+    let suites = [
+        "crud/unified",
+        "collection_management",
+        "index_management",
+        "run_command/unified",
+        "sessions",
+        "change_streams/unified",
+        "retryable_writes/unified",
+        "retryable_reads/unified",
+    ];
+    let script = root().join("verify/clients/python/documents_spec.py");
+    let uri = format!("mongodb://{}", server.documents());
+    let output =
+        bounded(Command::new(python).arg(script).arg(uri).arg(&folder).args(suites), PATIENCE);
+    let said_all = String::from_utf8_lossy(&output.stdout);
+    let failed: Vec<&str> = said_all
+        .lines()
+        .filter(|line| line.starts_with("FAILED"))
+        .filter(|line| !REFUSED.iter().any(|word| line.contains(word)))
+        .collect();
+    let sum = said_all.lines().find_map(|line| line.strip_prefix("specification tests: "));
+    let sum = sum.unwrap_or_else(|| panic!("the runner did not end: {}", said(&output)));
+    let passed: u32 = sum.split(' ').next().and_then(|count| count.parse().ok()).unwrap_or(0);
+    assert!(failed.is_empty(), "{}\n{}", failed.join("\n"), server.complaints());
+    assert!(passed >= 300, "only {passed} ran: {said_all}");
+    note(&format!("specification tests: {sum}"));
 }

@@ -13,7 +13,10 @@ pub fn opening(config: &ServeConfig, node: &NodeHandle) -> Option<Opening> {
         address: documents.address.0?,
         threads: node.store().shards(),
         most_connections: documents.max_connections.0 as usize,
+        replica_set: documents.replica_set.0.clone().filter(|_| documents.oplog_size.0 > 0),
         engine: EngineOptions {
+            log_bytes: documents.oplog_size.0,
+            authentication: documents.authentication.0,
             most_cursors: documents.max_cursors.0 as usize,
             cursor_timeout_ms: u64::try_from(documents.cursor_timeout.0.as_millis())
                 .unwrap_or(u64::MAX),

@@ -1,3 +1,5 @@
+//! Pipelines, stage by stage, on documents at hand.
+
 use bson::{Bson, bson, doc};
 
 use super::*;

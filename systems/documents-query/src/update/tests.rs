@@ -1,3 +1,5 @@
+//! Updates, operator by operator, on documents at hand.
+
 use bson::{Bson, Document, bson, doc};
 
 use super::*;

@@ -48,6 +48,18 @@ pub(super) fn create(context: &mut Context<'_>) -> Result<Reply> {
             options.insert(field.clone(), value.clone());
         }
     }
+    if let Some(Bson::Document(given)) = options.get_mut("clusteredIndex") {
+        if given.get_document("key").ok() != Some(&doc! { "_id": 1 })
+            || !given.get("unique").is_some_and(truthy)
+        {
+            return fail(
+                Code::BadValue,
+                "the clusteredIndex option needs key: { _id: 1 } and unique: true",
+            );
+        }
+        given.insert("v", 2);
+        given.entry("name".to_owned()).or_insert(Bson::String("_id_".to_owned()));
+    }
     let database = context.engine.database_or_new(&context.database)?;
     if let Some(old) = database.collection(&name)
         && old.options == options
@@ -105,7 +117,7 @@ pub(super) fn list_collections(context: &mut Context<'_>) -> Result<Reply> {
                 "type": "collection",
                 "options": collection.options.clone(),
                 "info": { "readOnly": false, "uuid": collection.uuid_value() },
-                "idIndex": Collection::id_index(),
+                "idIndex": collection.id_index(),
             };
             if filter.matches(&whole) {
                 documents.push(if names_only {
@@ -279,7 +291,7 @@ pub(super) fn list_indexes(context: &mut Context<'_>) -> Result<Reply> {
             );
         }
     };
-    let mut documents = vec![Collection::id_index()];
+    let mut documents = vec![collection.id_index()];
     documents.extend(
         collection.indexes.iter().filter(|index| index.name != "_id_").map(|index| index.shown()),
     );

@@ -12,6 +12,7 @@ use beeline_documents_query::{Filter, path};
 use bson::{Bson, Document, doc};
 
 use super::{Context, Neighbours};
+use crate::changes::{Changes, Watched};
 use crate::cursor::{Cursor, Piped, Source, Taken};
 use crate::query::{Asked, Query};
 use crate::reply::Reply;
@@ -137,6 +138,7 @@ pub(super) fn first_batch(
     let (documents, done) = cursor.batch(context.engine, &mut outside, most)?;
     context.engine.metrics.documents_returned.add_shared(documents.len() as u64);
     let namespace = cursor.namespace.clone();
+    let fields = fields_of(&cursor);
     let id = if done || single {
         0
     } else {
@@ -144,7 +146,15 @@ pub(super) fn first_batch(
         cursor.user = context.session.user.clone();
         context.engine.cursors.open(cursor, context.engine.now_ms())?
     };
-    Ok(Reply::Batch { id, namespace, documents, first: true, cursor: Document::new() })
+    Ok(Reply::Batch { id, namespace, documents, first: true, cursor: fields })
+}
+
+/// Fields of a cursor beside its documents.
+fn fields_of(cursor: &Cursor) -> Document {
+    match &cursor.source {
+        Source::Changes(changes) => doc! { "postBatchResumeToken": changes.token() },
+        _ => Document::new(),
+    }
 }
 
 pub(super) fn get_more(context: &mut Context<'_>) -> Result<Reply> {
@@ -166,7 +176,13 @@ pub(super) fn get_more(context: &mut Context<'_>) -> Result<Reply> {
     let database = context.engine.database(&context.database);
     let mut outside = Neighbours { engine: context.engine, database };
     match cursor.batch(context.engine, &mut outside, most) {
+        Ok((documents, false)) if documents.is_empty() && cursor.awaits && context.may_wait => {
+            let wait = context.whole("maxTimeMS", 0)?.unwrap_or(1000) as u64;
+            context.engine.cursors.put_back(Taken { id, cursor }, context.engine.now_ms());
+            Ok(Reply::Later(context.engine.now_ms().saturating_add(wait)))
+        }
         Ok((documents, done)) => {
+            let fields = fields_of(&cursor);
             context.engine.metrics.documents_returned.add_shared(documents.len() as u64);
             let left = if done {
                 context.engine.cursors.close(id);
@@ -177,13 +193,7 @@ pub(super) fn get_more(context: &mut Context<'_>) -> Result<Reply> {
             } else {
                 0
             };
-            Ok(Reply::Batch {
-                id: left,
-                namespace,
-                documents,
-                first: false,
-                cursor: Document::new(),
-            })
+            Ok(Reply::Batch { id: left, namespace, documents, first: false, cursor: fields })
         }
         Err(error) => {
             context.engine.cursors.close(id);
@@ -342,8 +352,21 @@ pub(super) fn aggregate(context: &mut Context<'_>) -> Result<Reply> {
     let mut pipeline = Pipeline::parse(&stages)?;
     let variables = context.variables()?;
     let sink = pipeline.take_sink();
+    if sink.is_some()
+        && context.document("readConcern")?.is_some_and(|concern| {
+            concern.get_str("level").is_ok_and(|level| level == "linearizable")
+        })
+    {
+        return fail(
+            Code::InvalidOptions,
+            "$out and $merge cannot be used with a 'linearizable' read concern level",
+        );
+    }
     let namespace = context.namespace(name.as_deref().unwrap_or("$cmd.aggregate"));
     let (query, ready) = match pipeline.take_source() {
+        Some((stage, argument)) if stage == "$changeStream" => {
+            return watch(context, name.as_deref(), &argument, pipeline, variables, most);
+        }
         Some((stage, argument)) => {
             (Query::of_nothing(), Some(source(context, name.as_deref(), &stage, &argument)?))
         }
@@ -363,7 +386,17 @@ pub(super) fn aggregate(context: &mut Context<'_>) -> Result<Reply> {
         let mut outside = Neighbours { engine: context.engine, database };
         let scope = Scope::with_variables(&piped.variables);
         let results = piped.pipeline.run(documents, &scope, &mut outside)?;
-        let ready = results.iter().map(encode).collect::<Result<_>>()?;
+        let ready: VecDeque<Vec<u8>> = results.iter().map(encode).collect::<Result<_>>()?;
+        if let Some(sink) = sink {
+            sink_into(context, sink, ready.into())?;
+            return Ok(Reply::Batch {
+                id: 0,
+                namespace,
+                documents: Vec::new(),
+                first: true,
+                cursor: Document::new(),
+            });
+        }
         return first_batch(context, Cursor::of(namespace, ready), most, false);
     }
     if let Some(sink) = sink {
@@ -478,15 +511,50 @@ fn source(
             Ok(vec![stats])
         }
         "$currentOp" => Ok(super::catalog::operations(context)),
-        "$listSessions" | "$listLocalSessions" => Ok(Vec::new()),
-        "$changeStream" => fail(
-            Code::ChangeStreamsMissing,
-            "The $changeStream stage is only supported on replica sets",
-        ),
+        "$listSessions" | "$listLocalSessions" => {
+            let own = context.request.body.get("lsid").cloned();
+            Ok(own.into_iter().map(|id| doc! { "_id": id, "lastUse": bson::DateTime::from_millis(context.engine.now_ms() as i64) }).collect())
+        }
+        "$changeStream" => {
+            fail(Code::ChangeStreamsMissing, "$changeStream makes no documents here")
+        }
         other => {
             fail(Code::CommandNotSupported, format!("{other} is not supported by this server"))
         }
     }
+}
+
+/// Opens a change stream.
+fn watch(
+    context: &Context<'_>,
+    name: Option<&str>,
+    options: &Document,
+    pipeline: Pipeline,
+    variables: Document,
+    most: usize,
+) -> Result<Reply> {
+    let everything =
+        options.get("allChangesForCluster").is_some_and(beeline_documents_query::value::truthy);
+    let watched = match name {
+        Some(name) => Watched::Collection(context.database.clone(), name.to_owned()),
+        None if everything && context.database == "admin" => Watched::Everything,
+        None if everything => {
+            return fail(
+                Code::InvalidOptions,
+                "A $changeStream with 'allChangesForCluster:true' may only be opened on the 'admin' database",
+            );
+        }
+        None => Watched::Database(context.database.clone()),
+    };
+    let changes = Changes::new(context.engine, watched, options, pipeline, variables)?;
+    let namespace = context.namespace(name.unwrap_or("$cmd.aggregate"));
+    let cursor = Cursor {
+        source: Source::Changes(Box::new(changes)),
+        tailable: true,
+        awaits: true,
+        ..Cursor::of(namespace, VecDeque::new())
+    };
+    first_batch(context, cursor, most, false)
 }
 
 /// Runs a cursor to its end, into another collection.
@@ -501,10 +569,15 @@ fn drain(context: &mut Context<'_>, cursor: &mut Cursor, sink: Sink) -> Result<(
             break;
         }
     }
+    sink_into(context, sink, results)
+}
+
+/// Puts documents where a pipeline's last stage says.
+fn sink_into(context: &mut Context<'_>, sink: Sink, results: Vec<Vec<u8>>) -> Result<()> {
     match sink {
         Sink::Out(database, collection) => {
-            super::write::replace_collection(context, database.as_deref(), &collection, results)
+            super::sinks::replace_collection(context, database.as_deref(), &collection, results)
         }
-        Sink::Merge(merge) => super::write::merge(context, &merge, results),
+        Sink::Merge(merge) => super::sinks::merge(context, &merge, results),
     }
 }

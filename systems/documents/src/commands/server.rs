@@ -5,6 +5,7 @@ use bson::spec::BinarySubtype;
 use bson::{Binary, Bson, DateTime, Document, doc};
 
 use super::{Context, NAMES, session_ids};
+use crate::log::stamp;
 use crate::reply::Reply;
 use crate::wire::LONGEST_MESSAGE;
 use crate::write::LARGEST;
@@ -36,6 +37,26 @@ pub(super) fn hello(context: &mut Context<'_>, name: &str) -> Result<Reply> {
         "readOnly": false,
     };
     reply.remove("topologyVersion");
+    if let Some(set) = &context.identity.replica_set {
+        let me = context.identity.address.clone();
+        let last = context.engine.clock.last();
+        let optime = doc! { "ts": stamp(last), "t": 1_i64 };
+        let date = DateTime::from_millis(((last >> 32) as i64).saturating_mul(1000));
+        reply.extend(doc! {
+            "setName": set.clone(), "setVersion": 1, "secondary": false, "hosts": [me.clone()], "primary": me.clone(), "me": me,
+            "electionId": bson::oid::ObjectId::from_bytes([0x7f, 0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0, 1]),
+            "lastWrite": { "opTime": optime.clone(), "lastWriteDate": date, "majorityOpTime": optime, "majorityWriteDate": date },
+        });
+    }
+    if context.request.body.contains_key("saslSupportedMechs") {
+        reply.insert("saslSupportedMechs", vec!["SCRAM-SHA-256"]);
+    }
+    if let Some(start) = context.document("speculativeAuthenticate")?.cloned() {
+        // A failed guess is no failure: the client then begins anew.
+        if let Ok(answer) = super::identity::speculate(context, &start) {
+            reply.insert("speculativeAuthenticate", answer);
+        }
+    }
     if let Some(Bson::Array(offered)) = context.request.body.get("compression") {
         let shared: Vec<Bson> = offered
             .iter()
@@ -186,4 +207,22 @@ pub(super) fn check_api_version(context: &Context<'_>, name: &str) -> Result<()>
         );
     }
     Ok(())
+}
+
+pub(super) fn replica_set(context: &Context<'_>, name: &str) -> Result<Reply> {
+    let Some(set) = &context.identity.replica_set else {
+        return fail(Code::NoReplicationEnabled, "not running with --replSet");
+    };
+    let me = context.identity.address.clone();
+    Ok(Reply::Document(if name == "replSetGetConfig" {
+        doc! { "config": { "_id": set.clone(), "version": 1, "term": 1, "members": [ { "_id": 0, "host": me } ] }, "ok": 1.0 }
+    } else {
+        let optime = doc! { "ts": stamp(context.engine.clock.last()), "t": 1_i64 };
+        let uptime = context.engine.now_ms().saturating_sub(context.engine.started_ms()) / 1000;
+        doc! {
+            "set": set.clone(), "date": DateTime::from_millis(context.engine.now_ms() as i64), "myState": 1, "term": 1_i64,
+            "members": [ { "_id": 0, "name": me, "health": 1.0, "state": 1, "stateStr": "PRIMARY", "uptime": uptime as i64, "optime": optime, "self": true } ],
+            "ok": 1.0,
+        }
+    }))
 }

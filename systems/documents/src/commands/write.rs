@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use beeline_documents_query::error::{Code, QueryError, Result, fail};
 use beeline_documents_query::expression::Scope;
-use beeline_documents_query::pipeline::Merge;
 use beeline_documents_query::projection::{Dialect, Projection};
 use beeline_documents_query::sort::Order;
 use beeline_documents_query::update::{ArrayFilters, Context as UpdateContext, Update};
@@ -17,21 +16,24 @@ use super::read::number;
 use super::{Context, check_collation};
 use crate::catalog::{Collection, Database};
 use crate::engine::existing;
+use crate::log::Recorder;
 use crate::plan::choose;
 use crate::reply::Reply;
+use crate::retry::Retry;
 use crate::scan::{Found, Scan, decode};
 use crate::store::Backing;
-use crate::write::{self, Nobody, Rewrite, Witness, encode};
+use crate::write::{self, Rewrite, Witness, encode};
 
 /// Statements of one command at most, as MongoDB.
 const MOST_STATEMENTS: usize = 100_000;
 /// Documents inserted under one lock, and their bytes.
-const CHUNK: (usize, usize) = (256, 1 << 20);
+pub(super) const CHUNK: (usize, usize) = (256, 1 << 20);
 
 /// What a write command reports of its statements.
 #[derive(Debug, Default)]
 struct Outcome {
     n: u64,
+    retried: Vec<i32>,
     modified: u64,
     upserted: Vec<Document>,
     errors: Vec<Document>,
@@ -54,6 +56,9 @@ impl Outcome {
                 reply.insert("upserted", self.upserted);
             }
         }
+        if !self.retried.is_empty() {
+            reply.insert("retriedStmtIds", self.retried);
+        }
         if !self.errors.is_empty() {
             reply.insert("writeErrors", self.errors);
         }
@@ -64,7 +69,10 @@ impl Outcome {
 
 /// Errors that end the whole command, not only a statement.
 fn is_fatal(error: &QueryError) -> bool {
-    matches!(error.code, Code::InterruptedAtShutdown | Code::NotWritablePrimary)
+    matches!(
+        error.code,
+        Code::InterruptedAtShutdown | Code::NotWritablePrimary | Code::TransactionTooOld
+    )
 }
 
 /// Checks the write concern: this node alone acknowledges.
@@ -122,11 +130,20 @@ pub(super) fn insert(context: &mut Context<'_>) -> Result<Reply> {
         }
         let ready: Vec<Result<(Bson, Vec<u8>)>> =
             documents[start..next].iter().map(|one| write::prepare(one)).collect();
+        let shown = &*context;
         let stopped = context.engine.with(&database, |row| {
             for (at, prepared) in ready.into_iter().enumerate() {
                 let inserted = prepared.and_then(|(id, bytes)| {
+                    let retry = shown.retry(start + at)?;
+                    if let Some(retry) = &retry
+                        && retry.outcome(row)?.is_some()
+                    {
+                        outcome.retried.push(retry.statement);
+                        return Ok(());
+                    }
                     let collection = current(&database, &name, bypass)?;
-                    write::insert(row, &database, &collection, &id, bytes, &mut Nobody)
+                    let mut recorder = Recorder { retry, ..Recorder::plain(shown.engine) };
+                    write::insert(row, &database, &collection, &id, bytes, &mut recorder)
                 });
                 match inserted {
                     Ok(()) => outcome.n += 1,
@@ -191,7 +208,6 @@ fn parse_update(source: &Document, variables: &Document) -> Result<Statement> {
                 | "arrayFilters"
                 | "hint"
                 | "collation"
-                | "sort"
                 | "comment"
         ) {
             return fail(
@@ -405,7 +421,25 @@ pub(super) fn update(context: &mut Context<'_>) -> Result<Reply> {
     for (at, source) in updates.iter().enumerate() {
         let done = read_statement(source)
             .and_then(|source| parse_update(&source, &variables))
-            .and_then(|statement| run_update(context, &database, &name, &statement, &mut Nobody));
+            .and_then(|statement| {
+                let retry = context.retry(at)?;
+                if retry.is_some() && statement.multi {
+                    return fail(
+                        Code::InvalidOptions,
+                        "Cannot use retryable writes with multi=true",
+                    );
+                }
+                if let Some(known) = known_outcome(context, &database, retry.as_ref())? {
+                    outcome.retried.extend(retry.map(|retry| retry.statement));
+                    let upserted = known.get("upserted").cloned();
+                    let matched = u64::from(upserted.is_none());
+                    let modified = known.get("nModified").and_then(integral).unwrap_or(0) as u64;
+                    return Ok(Updated { matched, modified, upserted, ..Updated::default() });
+                }
+                let mut recorder =
+                    Recorder { retry, upsert: statement.upsert, ..Recorder::plain(context.engine) };
+                run_update(context, &database, &name, &statement, &mut recorder)
+            });
         match done {
             Ok(updated) => {
                 outcome.n += updated.matched;
@@ -425,6 +459,18 @@ pub(super) fn update(context: &mut Context<'_>) -> Result<Reply> {
         }
     }
     Ok(outcome.reply(true))
+}
+
+/// What a statement did when it was sent before.
+fn known_outcome(
+    context: &Context<'_>,
+    database: &Arc<Database>,
+    retry: Option<&Retry>,
+) -> Result<Option<Document>> {
+    match retry {
+        Some(retry) => context.engine.with(database, |row| retry.outcome(row)),
+        None => Ok(None),
+    }
 }
 
 fn read_statement(bytes: &[u8]) -> Result<Document> {
@@ -518,6 +564,15 @@ pub(super) fn delete(context: &mut Context<'_>) -> Result<Reply> {
                     );
                 }
             };
+            let retry = context.retry(at)?;
+            if retry.is_some() && !one_only {
+                return fail(Code::InvalidOptions, "Cannot use retryable writes with limit=0");
+            }
+            if known_outcome(context, &database, retry.as_ref())?.is_some() {
+                outcome.retried.extend(retry.map(|retry| retry.statement));
+                return Ok((1, None));
+            }
+            let mut recorder = Recorder { retry, ..Recorder::plain(context.engine) };
             run_delete(
                 context,
                 &database,
@@ -529,7 +584,7 @@ pub(super) fn delete(context: &mut Context<'_>) -> Result<Reply> {
                     one_only,
                     variables: &variables,
                 },
-                &mut Nobody,
+                &mut recorder,
             )
         });
         match done {
@@ -577,7 +632,22 @@ pub(super) fn find_and_modify(context: &mut Context<'_>) -> Result<Reply> {
         (context.flag("remove"), context.flag("new"), context.flag("upsert"));
     let hint = context.request.body.get("hint").cloned();
     let filter = Filter::parse(&query)?;
-    let (value, status) = if remove {
+    let retry = context.retry(0)?;
+    let known = known_outcome(context, &database, retry.as_ref())?;
+    let retried = known.is_some().then(|| retry.as_ref().map(|retry| retry.statement)).flatten();
+    let mut recorder =
+        Recorder { retry, upsert, reports: Some(new), ..Recorder::plain(context.engine) };
+    let (value, status) = if let Some(known) = known {
+        let value = known.get_document("value").ok().cloned();
+        let mut status = doc! { "n": 1 };
+        if !remove {
+            status.insert("updatedExisting", !known.contains_key("upserted"));
+        }
+        if let Some(id) = known.get("upserted") {
+            status.insert("upserted", id.clone());
+        }
+        (value, status)
+    } else if remove {
         if context.request.body.contains_key("update") {
             return fail(Code::FailedToParse, "Cannot specify both an update and remove=true");
         }
@@ -601,7 +671,7 @@ pub(super) fn find_and_modify(context: &mut Context<'_>) -> Result<Reply> {
                 one_only: true,
                 variables: &variables,
             },
-            &mut Nobody,
+            &mut recorder,
         )?;
         (last, doc! { "n": number(deleted) })
     } else {
@@ -624,7 +694,7 @@ pub(super) fn find_and_modify(context: &mut Context<'_>) -> Result<Reply> {
             order,
             variables: variables.clone(),
         };
-        let updated = run_update(context, &database, &name, &statement, &mut Nobody)?;
+        let updated = run_update(context, &database, &name, &statement, &mut recorder)?;
         let mut status = doc! { "n": number(updated.matched + u64::from(updated.upserted.is_some())), "updatedExisting": updated.matched > 0 };
         if let Some(id) = updated.upserted {
             status.insert("upserted", id);
@@ -639,173 +709,10 @@ pub(super) fn find_and_modify(context: &mut Context<'_>) -> Result<Reply> {
         (Some(document), None) => Bson::Document(document),
         (None, _) => Bson::Null,
     };
-    Ok(Reply::Document(doc! { "lastErrorObject": status, "value": value, "ok": 1.0 }))
-}
-
-/// `$out`: puts documents in place of a collection's.
-pub(super) fn replace_collection(
-    context: &Context<'_>,
-    database: Option<&str>,
-    name: &str,
-    documents: Vec<Vec<u8>>,
-) -> Result<()> {
-    let database = context.engine.database_or_new(database.unwrap_or(&context.database))?;
-    let temporary = format!("tmp.agg_out.{}", ObjectId::new().to_hex());
-    let (options, indexes) = match database.collection(name) {
-        Some(old) if old.capped.is_some() => {
-            return fail(
-                Code::BadValue,
-                format!("namespace '{}' is capped so it can't be used for $out", old.namespace),
-            );
-        }
-        Some(old) => (
-            old.options.clone(),
-            old.indexes
-                .iter()
-                .map(|index| crate::catalog::Index::parse(&index.given))
-                .collect::<Result<Vec<_>>>()?,
-        ),
-        None => (Document::new(), Vec::new()),
-    };
-    let made = (|| {
-        context.engine.create(&database, &temporary, &options)?;
-        context.engine.create_indexes(&database, &temporary, indexes)?;
-        for chunk in documents.chunks(CHUNK.0) {
-            context.engine.with(&database, |row| {
-                for bytes in chunk {
-                    let (id, bytes) = write::prepare(bytes)?;
-                    let collection = existing(&database, &temporary)?;
-                    write::insert(row, &database, &collection, &id, bytes, &mut Nobody)?;
-                }
-                Ok(())
-            })?;
-        }
-        context.engine.rename(&database, &temporary, name, true)
-    })();
-    if made.is_err() {
-        context.engine.drop_collection(&database, &temporary)?;
+    let mut reply = doc! { "lastErrorObject": status, "value": value };
+    if let Some(retried) = retried {
+        reply.insert("retriedStmtId", retried);
     }
-    made
-}
-
-/// `$merge`: puts documents into a collection.
-pub(super) fn merge(context: &Context<'_>, merge: &Merge, documents: Vec<Vec<u8>>) -> Result<()> {
-    let database =
-        context.engine.database_or_new(merge.database.as_deref().unwrap_or(&context.database))?;
-    let name = &merge.collection;
-    let collection = context.engine.collection_or_new(&database, name)?;
-    let on = if merge.on.is_empty() { vec!["_id".to_owned()] } else { merge.on.clone() };
-    let unique = on == ["_id"]
-        || collection.indexes.iter().any(|index| {
-            index.unique
-                && index.partial.is_none()
-                && index.fields.len() == on.len()
-                && index.fields.iter().all(|(path, _)| on.contains(&path.join(".")))
-        });
-    if !unique {
-        return fail(
-            Code::MergeWithoutIndex,
-            "Cannot find index to verify that join fields will be unique",
-        );
-    }
-    for bytes in documents {
-        let mut document = decode(&bytes)?;
-        if !document.contains_key("_id") && on == ["_id"] {
-            document.insert("_id", ObjectId::new());
-        }
-        let mut query = Document::new();
-        for field in &on {
-            let parts: Vec<String> = field.split('.').map(str::to_owned).collect();
-            match beeline_documents_query::path::get_in(&document, &parts) {
-                Some(value) if !matches!(value, Bson::Array(_) | Bson::Null) => {
-                    drop(query.insert(field.clone(), doc! { "$eq": value }))
-                }
-                _ => {
-                    return fail(
-                        Code::MergeShape,
-                        "$merge write error: 'on' field cannot be missing, null, undefined or an array",
-                    );
-                }
-            }
-        }
-        let filter = Filter::parse(&query)?;
-        let mut variables = context.variables()?;
-        variables.insert("new", document.clone());
-        for (name, expression) in &merge.variables {
-            let value = expression
-                .evaluate(&Scope::with_variables(&variables.clone()).rooted(&document))?;
-            variables.insert(name.clone(), value);
-        }
-        let none = ArrayFilters::default();
-        let mut set = document.clone();
-        let update = match merge.matched.as_str() {
-            "merge" => {
-                set.remove("_id");
-                Some(if set.is_empty() {
-                    None
-                } else {
-                    Some(Update::parse(
-                        &Bson::Array(vec![Bson::Document(
-                            doc! { "$replaceWith": { "$mergeObjects": ["$$ROOT", { "$literal": set }] } },
-                        )]),
-                        &none,
-                    )?)
-                })
-            }
-            "replace" => Some(Some(Update::Replacement(document.clone()))),
-            "pipeline" => Some(
-                merge
-                    .pipeline
-                    .as_ref()
-                    .map(|pipeline| Update::Pipeline(Box::new(pipeline.fresh()))),
-            ),
-            _ => None,
-        };
-        let there = context.engine.with(&database, |row| {
-            let collection = existing(&database, name)?;
-            let mut scan =
-                Scan::new(&collection, choose(&collection, &filter, None, None)?, filter.clone());
-            let mut found = Vec::new();
-            while found.is_empty() && !scan.done {
-                scan.slice(row, &Scope::default(), 1, &mut found)?;
-            }
-            let Some(found) = found.pop() else {
-                if merge.unmatched == "insert" {
-                    let (id, bytes) = write::prepare(&encode(&document)?)?;
-                    write::insert(row, &database, &collection, &id, bytes, &mut Nobody)?;
-                }
-                return Ok(false);
-            };
-            let Some(Some(update)) = &update else { return Ok(true) };
-            let before = decode(&found.bytes)?;
-            let scope = Scope::with_variables(&variables);
-            let after = update.apply(
-                &before,
-                &UpdateContext {
-                    filter: &filter,
-                    array_filters: &none,
-                    inserting: false,
-                    scope: &scope,
-                },
-            )?;
-            write::update(
-                row,
-                &database,
-                &collection,
-                &Rewrite { found: &found, before: &before, after: &after, replaced: true },
-                &mut Nobody,
-            )?;
-            Ok(true)
-        })?;
-        if there && merge.matched == "fail" {
-            return fail(Code::DuplicateKey, "$merge found a document with whenMatched: fail");
-        }
-        if !there && merge.unmatched == "fail" {
-            return fail(
-                Code::MergeStageNoMatchingDocument,
-                "$merge could not find a matching document in the target collection for at least one document in the source collection",
-            );
-        }
-    }
-    Ok(())
+    reply.insert("ok", 1.0);
+    Ok(Reply::Document(reply))
 }

@@ -1,0 +1,222 @@
+//! `beeline documents`: what the document store of a running node holds and does.
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use beeline_documents::wire;
+use bson::{Bson, Document, doc};
+use clap::{Args, Subcommand};
+use serde_json::json;
+
+use crate::cli::span;
+use crate::config::values::{Span, human_bytes};
+use crate::exit::{Exit, Failure};
+use crate::output::{Output, table};
+
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// `beeline documents`.
+#[derive(Debug, Subcommand)]
+pub enum DocumentsCommand {
+    /// Say what the store is and which databases and collections it holds.
+    #[command(
+        after_help = "Examples:\n  beeline documents status\n  beeline documents status --json"
+    )]
+    Status(DoorArguments),
+    /// Watch what it does.
+    #[command(after_help = "Examples:\n  beeline documents top\n  \
+                            beeline documents top --interval 5s --count 12 --json")]
+    Top(TopArguments),
+}
+
+/// Which store.
+#[derive(Clone, Debug, Args)]
+pub struct DoorArguments {
+    /// Where MongoDB clients connect, as `serve` prints it.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:27017")]
+    pub address: SocketAddr,
+}
+
+/// `beeline documents top`.
+#[derive(Clone, Debug, Args)]
+pub struct TopArguments {
+    #[command(flatten)]
+    pub door: DoorArguments,
+    /// Time between two looks, as in 500ms or 2s.
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = span)]
+    pub interval: Span,
+    /// Looks before it ends; without it, until interrupted.
+    #[arg(long, value_name = "COUNT")]
+    pub count: Option<u32>,
+}
+
+/// The command.
+pub fn run(command: &DocumentsCommand, output: Output) -> Result<Exit, Failure> {
+    match command {
+        DocumentsCommand::Status(door) => status(door, output),
+        DocumentsCommand::Top(arguments) => top(arguments, output),
+    }
+}
+
+/// A connection that asks one thing at a time.
+struct Asker {
+    stream: TcpStream,
+    requests: i32,
+}
+
+impl Asker {
+    fn open(address: SocketAddr) -> Result<Self, Failure> {
+        let stream = TcpStream::connect_timeout(&address, PATIENCE).map_err(|error| {
+            let help = "start it with `beeline serve`, or give --address";
+            Failure::new(
+                Exit::Unreachable,
+                anyhow::anyhow!("no document store at {address}: {error}; {help}"),
+            )
+        })?;
+        stream.set_read_timeout(Some(PATIENCE)).context("setting a time-out")?;
+        Ok(Self { stream, requests: 0 })
+    }
+
+    fn ask(&mut self, database: &str, mut command: Document) -> Result<Document, Failure> {
+        command.insert("$db", database);
+        self.requests += 1;
+        self.stream.write_all(&wire::frame(self.requests, &command)).context("asking the store")?;
+        let mut message = vec![0; 4];
+        self.stream.read_exact(&mut message).context("the store's answer")?;
+        let length = wire::length(&message).context("the store's answer")?.unwrap_or(wire::HEADER);
+        message.resize(length, 0);
+        self.stream.read_exact(&mut message[4..]).context("the store's answer")?;
+        let (_, answer) = wire::read(&message).context("the store's answer")?;
+        let answer = answer.body;
+        if answer.get_f64("ok").unwrap_or(0.0) == 1.0 {
+            return Ok(answer);
+        }
+        let said = answer.get_str("errmsg").unwrap_or("the store refused").to_owned();
+        Err(anyhow::anyhow!("{said}").into())
+    }
+}
+
+fn whole(document: &Document, path: &[&str]) -> i64 {
+    let mut here = document;
+    let Some((last, before)) = path.split_last() else { return 0 };
+    for name in before {
+        match here.get_document(name) {
+            Ok(inner) => here = inner,
+            Err(_) => return 0,
+        }
+    }
+    match here.get(last) {
+        Some(Bson::Int32(value)) => i64::from(*value),
+        Some(Bson::Int64(value)) => *value,
+        Some(Bson::Double(value)) => *value as i64,
+        _ => 0,
+    }
+}
+
+fn status(door: &DoorArguments, output: Output) -> Result<Exit, Failure> {
+    let mut asker = Asker::open(door.address)?;
+    let hello = asker.ask("admin", doc! { "hello": 1 })?;
+    let state = asker.ask("admin", doc! { "serverStatus": 1 })?;
+    let listed = asker.ask("admin", doc! { "listDatabases": 1, "nameOnly": true })?;
+    let mut rows = Vec::new();
+    for database in
+        listed.get_array("databases").into_iter().flatten().filter_map(Bson::as_document)
+    {
+        let name = database.get_str("name").unwrap_or_default();
+        let list = doc! { "listCollections": 1, "nameOnly": true, "cursor": {} };
+        let listed = asker.ask(name, list)?;
+        let batch = listed.get_document("cursor").and_then(|cursor| cursor.get_array("firstBatch"));
+        for collection in batch.into_iter().flatten().filter_map(Bson::as_document) {
+            let collection = collection.get_str("name").unwrap_or_default().to_owned();
+            let stats = asker.ask(name, doc! { "collStats": collection.clone() })?;
+            rows.push((
+                format!("{name}.{collection}"),
+                whole(&stats, &["count"]),
+                whole(&stats, &["size"]),
+                whole(&stats, &["nindexes"]),
+            ));
+        }
+    }
+    let version = state.get_str("version").unwrap_or_default();
+    let set = hello.get_str("setName").unwrap_or("none");
+    if output.json {
+        let collections: Vec<_> = rows
+            .iter()
+            .map(|(name, documents, bytes, indexes)| json!({ "collection": name, "documents": documents, "bytes": bytes, "indexes": indexes }))
+            .collect();
+        output.object(&json!({
+            "address": door.address.to_string(), "version": version, "replica_set": set,
+            "connections": whole(&state, &["connections", "current"]),
+            "cursors": whole(&state, &["metrics", "cursor", "open", "total"]), "collections": collections,
+        }))?;
+        return Ok(Exit::Done);
+    }
+    output.line(format_args!("{}  as MongoDB {version}, replica set {set}", door.address))?;
+    output.line(format_args!(
+        "{} connections, {} cursors open",
+        whole(&state, &["connections", "current"]),
+        whole(&state, &["metrics", "cursor", "open", "total"])
+    ))?;
+    let lines: Vec<Vec<String>> = rows
+        .into_iter()
+        .map(|(name, documents, bytes, indexes)| {
+            vec![name, documents.to_string(), human_bytes(bytes.max(0) as u64), indexes.to_string()]
+        })
+        .collect();
+    output.line(table(&["COLLECTION", "DOCUMENTS", "SIZE", "INDEXES"], &lines).trim_end())?;
+    Ok(Exit::Done)
+}
+
+/// Figures of one look.
+const WATCHED: &[(&str, &[&str])] = &[
+    ("commands", &["opcounters", "command"]),
+    ("inserted", &["opcounters", "insert"]),
+    ("updated", &["opcounters", "update"]),
+    ("deleted", &["opcounters", "delete"]),
+    ("returned", &["metrics", "document", "returned"]),
+    ("bytes_in", &["network", "bytesIn"]),
+    ("bytes_out", &["network", "bytesOut"]),
+];
+
+fn top(arguments: &TopArguments, output: Output) -> Result<Exit, Failure> {
+    let mut asker = Asker::open(arguments.door.address)?;
+    let mut before = asker.ask("admin", doc! { "serverStatus": 1 })?;
+    let mut looks = 0;
+    while arguments.count.is_none_or(|most| looks < most) {
+        std::thread::sleep(arguments.interval.0);
+        let now = asker.ask("admin", doc! { "serverStatus": 1 })?;
+        let seconds = (whole(&now, &["uptimeMillis"]) - whole(&before, &["uptimeMillis"])).max(1)
+            as f64
+            / 1000.0;
+        let rate =
+            |path: &[&str]| (whole(&now, path) - whole(&before, path)).max(0) as f64 / seconds;
+        let connections = whole(&now, &["connections", "current"]);
+        if output.json {
+            let mut object = serde_json::Map::new();
+            object.insert("connections".to_owned(), connections.into());
+            object.extend(
+                WATCHED
+                    .iter()
+                    .map(|(name, path)| (format!("{name}_per_second"), rate(path).into())),
+            );
+            output.object(&object)?;
+        } else {
+            if looks % 20 == 0 {
+                let heads: String = WATCHED
+                    .iter()
+                    .map(|(name, _)| format!("{:>12}", format!("{name}/s")))
+                    .collect();
+                output.line(format_args!("{:>6}{heads}", "conns"))?;
+            }
+            let cells: String =
+                WATCHED.iter().map(|(_, path)| format!("{:>12.0}", rate(path))).collect();
+            output.line(format_args!("{connections:>6}{cells}"))?;
+        }
+        before = now;
+        looks += 1;
+    }
+    Ok(Exit::Done)
+}

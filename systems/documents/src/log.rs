@@ -1,0 +1,395 @@
+//! The log of a database: every change, in order, in the batch of the change itself.
+//!
+//! Change streams read it. An entry's time is a number that grows over all databases of the node: seconds
+//! in the upper half, a counter in the lower. It is taken under the lock of the row, so within a row
+//! entries appear in order, and whoever reads all rows up to a time that was taken first misses
+//! none.
+//!
+//! Entries are idempotent: an update says which fields have which values, not how they changed.
+
+use std::ops::{Bound, ControlFlow};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use beeline_documents_query::error::{Code, QueryError, Result};
+use bson::{Bson, DateTime, Document, Timestamp, doc};
+
+use crate::catalog::{Collection, Database};
+use crate::engine::Engine;
+use crate::layout::{kind, word};
+use crate::retry::Retry;
+use crate::store::{Backing, Change, Stretch};
+use crate::write::{Event, Witness};
+
+/// Entries deleted under one lock.
+const SLICE: usize = 512;
+
+/// The time of the log.
+#[derive(Debug, Default)]
+pub struct Clock {
+    last: AtomicU64,
+}
+
+impl Clock {
+    /// A time after every other.
+    pub fn next(&self, now_ms: u64) -> u64 {
+        let least = ((now_ms / 1000) << 32) | 1;
+        let mut last = self.last.load(Ordering::Relaxed);
+        loop {
+            let next = least.max(last + 1);
+            match self.last.compare_exchange_weak(last, next, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return next,
+                Err(newer) => last = newer,
+            }
+        }
+    }
+
+    /// The last time that was taken.
+    #[must_use]
+    pub fn last(&self) -> u64 {
+        self.last.load(Ordering::Acquire)
+    }
+
+    /// No time at or before this is given out any more.
+    pub fn pass(&self, time: u64) {
+        self.last.fetch_max(time, Ordering::AcqRel);
+    }
+}
+
+/// A time as BSON.
+#[must_use]
+pub fn stamp(time: u64) -> Timestamp {
+    Timestamp { time: (time >> 32) as u32, increment: time as u32 }
+}
+
+/// A time from BSON.
+#[must_use]
+pub fn time_of(stamp: &Timestamp) -> u64 {
+    (u64::from(stamp.time) << 32) | u64::from(stamp.increment)
+}
+
+/// The key of an entry.
+#[must_use]
+pub fn key(time: u64) -> Vec<u8> {
+    word(kind::LOG, &time.to_be_bytes())
+}
+
+/// The time in a key.
+#[must_use]
+pub fn time_in(key: &[u8]) -> u64 {
+    key.get(1..)
+        .and_then(|rest| rest.first_chunk::<8>())
+        .map_or(0, |time| u64::from_be_bytes(*time))
+}
+
+fn entry(engine: &Engine, time: u64, operation: &str, namespace: &str) -> Document {
+    doc! {
+        "ts": stamp(time), "t": 1_i64, "v": 2_i64, "op": operation, "ns": namespace,
+        "wall": DateTime::from_millis(engine.now_ms() as i64),
+    }
+}
+
+fn encoded(entry: &Document) -> Result<Vec<u8>> {
+    entry.to_vec().map_err(|error| QueryError::new(Code::InternalError, error.to_string()))
+}
+
+/// The change that logs a change of the catalog; none where there is no log.
+///
+/// Errors: an entry that cannot be written.
+pub fn of_catalog(engine: &Engine, database: &Database, what: Document) -> Result<Vec<Change>> {
+    if !engine.logs() {
+        return Ok(Vec::new());
+    }
+    let time = engine.clock.next(engine.now_ms());
+    let mut entry = entry(engine, time, "c", &format!("{}.$cmd", database.name));
+    entry.insert("o", what);
+    Ok(vec![Change::put(key(time), encoded(&entry)?)])
+}
+
+/// Puts a log entry, and the outcome of a retryable write, into the batch of each change.
+#[derive(Debug)]
+pub struct Recorder<'r> {
+    /// The engine.
+    pub engine: &'r Engine,
+    /// The retryable write this is a statement of.
+    pub retry: Option<Retry>,
+    /// The statement reports a document, as findAndModify does: the new one, or the old one.
+    pub reports: Option<bool>,
+    /// The statement is an upsert.
+    pub upsert: bool,
+}
+
+impl<'r> Recorder<'r> {
+    /// Of a write that is not retryable.
+    #[must_use]
+    pub fn plain(engine: &'r Engine) -> Self {
+        Self { engine, retry: None, reports: None, upsert: false }
+    }
+}
+
+impl Witness for Recorder<'_> {
+    fn changes(&mut self, collection: &Collection, event: &Event<'_>) -> Result<Vec<Change>> {
+        let mut changes = Vec::new();
+        if self.engine.logs() {
+            let time = self.engine.clock.next(self.engine.now_ms());
+            let operation = match event {
+                Event::Insert { .. } => "i",
+                Event::Update { .. } => "u",
+                Event::Delete { .. } => "d",
+            };
+            let mut entry = entry(self.engine, time, operation, &collection.namespace);
+            entry.insert("ui", collection.uuid_value());
+            if let Some(retry) = &self.retry {
+                entry.insert("txnNumber", retry.number);
+                entry.insert("stmtId", retry.statement);
+            }
+            match event {
+                Event::Insert { id, bytes } => {
+                    entry.insert("o2", doc! { "_id": (*id).clone() });
+                    entry.insert("o", crate::scan::decode(bytes)?);
+                }
+                Event::Update { id, before, after, replaced } => {
+                    entry.insert("o2", doc! { "_id": (*id).clone() });
+                    let what = if *replaced {
+                        (*after).clone()
+                    } else {
+                        doc! { "$v": 2, "diff": difference(before, after) }
+                    };
+                    entry.insert("o", what);
+                }
+                Event::Delete { id, .. } => drop(entry.insert("o", doc! { "_id": (*id).clone() })),
+            }
+            changes.push(Change::put(key(time), encoded(&entry)?));
+        }
+        if let Some(retry) = &self.retry {
+            let mut outcome = match event {
+                Event::Insert { id, .. } if self.upsert => {
+                    doc! { "n": 1, "upserted": (*id).clone() }
+                }
+                Event::Insert { .. } | Event::Delete { .. } => doc! { "n": 1 },
+                Event::Update { .. } => doc! { "n": 1, "nModified": 1 },
+            };
+            let reported = match (self.reports, event) {
+                (Some(true), Event::Insert { bytes, .. }) => Some(crate::scan::decode(bytes)?),
+                (Some(true), Event::Update { after, .. }) => Some((*after).clone()),
+                (Some(false), Event::Update { before, .. }) => Some((*before).clone()),
+                (Some(false), Event::Delete { before, .. }) => Some(crate::scan::decode(before)?),
+                _ => None,
+            };
+            if let Some(reported) = reported {
+                outcome.insert("value", reported);
+            }
+            changes.extend(retry.changes(outcome, self.engine.now_ms())?);
+        }
+        Ok(changes)
+    }
+}
+
+/// What an update changed: `u` fields and their values, `d` fields that went, `t` arrays that
+/// became shorter.
+#[must_use]
+pub fn difference(before: &Document, after: &Document) -> Document {
+    let (mut updated, mut removed, mut truncated) = (Document::new(), Vec::new(), Vec::new());
+    compare(before, after, "", &mut updated, &mut removed, &mut truncated);
+    doc! { "u": updated, "d": removed, "t": truncated }
+}
+
+fn compare(
+    before: &Document,
+    after: &Document,
+    prefix: &str,
+    updated: &mut Document,
+    removed: &mut Vec<Bson>,
+    truncated: &mut Vec<Bson>,
+) {
+    for name in before.keys().filter(|name| !after.contains_key(name)) {
+        removed.push(Bson::String(format!("{prefix}{name}")));
+    }
+    for (name, new) in after {
+        let path = format!("{prefix}{name}");
+        match (before.get(name), new) {
+            (Some(old), new) if old == new => {}
+            (Some(Bson::Document(old)), Bson::Document(new)) => {
+                compare(old, new, &format!("{path}."), updated, removed, truncated);
+            }
+            (Some(Bson::Array(old)), Bson::Array(new)) if shares_a_start(old, new) => {
+                if new.len() < old.len() {
+                    truncated.push(Bson::Document(
+                        doc! { "field": path.clone(), "newSize": new.len() as i32 },
+                    ));
+                }
+                for (at, value) in new.iter().enumerate() {
+                    match (old.get(at), value) {
+                        (Some(old), value) if old == value => {}
+                        (Some(Bson::Document(old)), Bson::Document(value)) => {
+                            compare(
+                                old,
+                                value,
+                                &format!("{path}.{at}."),
+                                updated,
+                                removed,
+                                truncated,
+                            );
+                        }
+                        _ => drop(updated.insert(format!("{path}.{at}"), value.clone())),
+                    }
+                }
+            }
+            _ => drop(updated.insert(path, new.clone())),
+        }
+    }
+}
+
+/// Whether an array is better told by its elements than whole.
+fn shares_a_start(old: &[Bson], new: &[Bson]) -> bool {
+    !old.is_empty()
+        && !new.is_empty()
+        && old.iter().zip(new).filter(|(old, new)| old == new).count() * 2
+            >= old.len().min(new.len())
+}
+
+/// Tells the driver that opening the stream again does not help.
+pub(crate) fn not_resumable(error: QueryError) -> QueryError {
+    error.with(doc! { "errorLabels": ["NonResumableChangeStreamError"] })
+}
+
+/// Entries of a database behind a time, up to a time, at most about so many bytes of them. False:
+/// there are more.
+///
+/// Errors: the store's, [`Code::ChangeStreamHistoryLost`].
+pub fn read(
+    row: &mut dyn Backing,
+    behind: u64,
+    until: u64,
+    most: usize,
+    out: &mut Vec<(u64, Document)>,
+) -> Result<bool> {
+    if trimmed(row)? > behind {
+        return beeline_documents_query::error::fail(
+            Code::ChangeStreamHistoryLost,
+            "Resume of change stream was not possible, as the resume point may no longer be in the oplog.",
+        )
+        .map_err(not_resumable);
+    }
+    let stretch = Stretch { from: Bound::Excluded(key(behind)), to: Bound::Included(key(until)) };
+    let (mut bytes, mut failure) = (0, None);
+    row.range(&stretch, false, &mut |key, value| {
+        bytes += value.len();
+        match crate::scan::decode(value) {
+            Ok(entry) => out.push((time_in(key), entry)),
+            Err(error) => failure = Some(error),
+        }
+        if failure.is_some() || bytes >= most {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
+    })?;
+    failure.map_or(Ok(bytes < most), Err)
+}
+
+/// The time up to which entries were deleted.
+fn trimmed(row: &mut dyn Backing) -> Result<u64> {
+    let mut bytes = Vec::new();
+    row.get(&word(kind::NUMBERS, b"trimmed"), &mut bytes)?;
+    Ok(bytes.first_chunk::<8>().map_or(0, |time| u64::from_be_bytes(*time)))
+}
+
+/// The last time in the log of a row.
+///
+/// Errors: the store's.
+pub fn last(row: &mut dyn Backing) -> Result<u64> {
+    let mut last = trimmed(row)?;
+    row.range(&Stretch::of_prefix(&[kind::LOG]), true, &mut |key, _| {
+        last = last.max(time_in(key));
+        ControlFlow::Break(())
+    })?;
+    Ok(last)
+}
+
+/// Deletes the oldest entries of each database until its log keeps to `most` bytes.
+///
+/// Errors: the store's.
+pub fn trim(engine: &Engine, most: u64) -> Result<()> {
+    for database in engine.databases() {
+        let mut bytes = 0;
+        let mut behind = Bound::Included(vec![kind::LOG]);
+        // Newest first would end sooner; oldest first keeps the lock short and the code plain.
+        loop {
+            let (part, next) = engine.with(&database, |row| {
+                let stretch =
+                    Stretch { from: behind.clone(), to: Bound::Excluded(vec![kind::LOG + 1]) };
+                let (mut part, mut looked, mut next) = (0, 0, None);
+                row.range(&stretch, false, &mut |key, value| {
+                    part += (key.len() + value.len()) as u64;
+                    looked += 1;
+                    if looked < SLICE {
+                        return ControlFlow::Continue(());
+                    }
+                    next = Some(key.to_vec());
+                    ControlFlow::Break(())
+                })?;
+                Ok((part, next))
+            })?;
+            bytes += part;
+            match next {
+                Some(next) => behind = Bound::Excluded(next),
+                None => break,
+            }
+        }
+        while bytes > most {
+            bytes = engine.with(&database, |row| {
+                let (mut changes, mut last, mut left) = (Vec::new(), 0, bytes);
+                row.range(&Stretch::of_prefix(&[kind::LOG]), false, &mut |key, value| {
+                    left = left.saturating_sub((key.len() + value.len()) as u64);
+                    last = time_in(key);
+                    changes.push(Change::delete(key.to_vec()));
+                    if left <= most || changes.len() >= SLICE {
+                        ControlFlow::Break(())
+                    } else {
+                        ControlFlow::Continue(())
+                    }
+                })?;
+                if changes.is_empty() {
+                    return Ok(0);
+                }
+                changes.push(Change::put(
+                    word(kind::NUMBERS, b"trimmed"),
+                    last.to_be_bytes().to_vec(),
+                ));
+                row.apply(&changes)?;
+                Ok(left)
+            })?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_only_grow() {
+        let clock = Clock::default();
+        let first = clock.next(5_000);
+        assert_eq!(first, (5 << 32) | 1);
+        assert_eq!(clock.next(4_000), first + 1);
+        assert_eq!(time_of(&stamp(first)), first);
+        clock.pass(9 << 32);
+        assert_eq!(clock.next(0), (9 << 32) + 1);
+    }
+
+    #[test]
+    fn a_difference_names_fields_elements_and_ends() {
+        let before = doc! { "a": 1, "b": { "c": 1, "d": 2 }, "l": [1, 2, 3], "x": 1 };
+        let after = doc! { "a": 2, "b": { "c": 1 }, "l": [1, 2, 3, 4], "y": [1] };
+        assert_eq!(
+            difference(&before, &after),
+            doc! { "u": { "a": 2, "l.3": 4, "y": [1] }, "d": ["x", "b.d"], "t": [] }
+        );
+        assert_eq!(
+            difference(&doc! { "l": [1, 2, 3] }, &doc! { "l": [1, 2] }),
+            doc! { "u": {}, "d": [], "t": [ { "field": "l", "newSize": 2 } ] }
+        );
+    }
+}
