@@ -8,7 +8,7 @@ fn main() {
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
     };
     let commit = git(&["rev-parse", "--short=12", "HEAD"]).unwrap_or_else(|| "unknown".to_owned());
-    println!("cargo::rustc-env=BEELINE_COMMIT={commit}");
+    println!("cargo::rustc-env=BUILD_COMMIT={commit}");
     // HEAD names a branch; the branch's file changes with each commit.
     for path in ["HEAD", "logs/HEAD"] {
         if let Some(file) = git(&["rev-parse", "--git-path", path]) {

@@ -8,9 +8,11 @@ use crate::bench::BenchCommand;
 use crate::cluster::ClusterCommand;
 use crate::config::values::Span;
 use crate::config::{Knob as _, ServeFlags};
+use crate::direct::DirectCommand;
 use crate::documents::DocumentsCommand;
 use crate::exit::Exit;
 use crate::kv::KvCommand;
+use crate::nf::NfCommand;
 use crate::objects::ObjectsCommand;
 use crate::output::Output;
 use crate::sockets::{RunArguments, SocketsCommand};
@@ -89,6 +91,9 @@ pub enum Command {
     /// Databases of a node, which MongoDB's drivers use.
     #[command(subcommand)]
     Documents(DocumentsCommand),
+    /// Pairs of a node's direct store: in memory, with atomics and vectors.
+    #[command(subcommand)]
+    Direct(DirectCommand),
     /// Members of a cluster, which keep the same keys by a replicated log.
     #[command(subcommand)]
     Cluster(ClusterCommand),
@@ -99,6 +104,9 @@ pub enum Command {
     /// User-space sockets: their monitor and what it introduced.
     #[command(subcommand)]
     Sockets(SocketsCommand),
+    /// Network functions from elements and channels: check them, run them, see them as hardware.
+    #[command(subcommand)]
+    Nf(NfCommand),
     /// Measure, each figure beside a named peer in the same run.
     #[command(subcommand)]
     Bench(BenchCommand),

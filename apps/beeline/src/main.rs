@@ -10,10 +10,12 @@ mod cli;
 mod cluster;
 mod config;
 mod connector;
+mod direct;
 mod doctor;
 mod documents;
 mod exit;
 mod kv;
+mod nf;
 mod objects;
 mod output;
 mod serve;
@@ -65,8 +67,10 @@ fn run(cli: Cli) -> Result<Exit, Failure> {
         Command::Kv(command) => kv::run(&command, output),
         Command::Objects(command) => objects::run(&command, output),
         Command::Documents(command) => documents::run(&command, output),
+        Command::Direct(command) => direct::run(&command, output),
         Command::Cluster(command) => cluster::run(&command, output),
         Command::Run(arguments) => sockets::run(&arguments, output),
+        Command::Nf(command) => nf::nf(&command, output),
         Command::Sockets(command) => sockets::sockets(&command, output),
         Command::Bench(command) => bench::run(&command, output),
         Command::Config(ConfigCommand::Show(arguments)) => show(&arguments, output),

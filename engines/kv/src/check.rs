@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
-use beeline_pmem::Pool;
+use beeline_pmem::{Pool, PoolOptions};
 
-use crate::KvError;
-use crate::entry::{FIRST_ENTRY, Sealer};
-use crate::segments::{FORMAT, FORMAT_PLAIN, SegmentState, UNTRUSTED, word};
+use crate::entry::{FIRST_ENTRY, HEADER_BYTES, Header, Sealer};
+use crate::segments::{FORMAT, FORMAT_PLAIN, SETTLED, SegmentState, UNTRUSTED, word};
 use crate::store::{STORE_FORMAT, root};
 use crate::walk;
+use crate::{KvError, RecoveryReport, Store, StoreOptions};
 
 /// A place where something is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,6 +33,8 @@ pub struct CheckReport {
     pub torn: u64,
     /// The store was closed in good order, so that nothing can be torn.
     pub clean: bool,
+    /// Entries whose loss somebody accepted.
+    pub accepted: u64,
     /// What nothing explains.
     pub damages: Vec<Damage>,
 }
@@ -54,6 +56,17 @@ pub fn check(directory: &Path) -> Result<CheckReport, KvError> {
     Ok(check_pool(&Pool::inspect(directory)?))
 }
 
+/// Accepts the loss of whatever is damaged in `directory`, which no process may have open: the store
+/// there opens again, with what is left. Older values, and keys that were deleted, may be among it.
+///
+/// Errors: as [`Store::open`], but for damage; the pool's.
+pub fn repair(directory: &Path) -> Result<RecoveryReport, KvError> {
+    crate::refuse_unfinished(directory)?;
+    let pool = Pool::open(directory, &PoolOptions::default())?;
+    let options = StoreOptions { accept_damage: true, ..StoreOptions::default() };
+    Ok(Store::open(pool, options)?.2)
+}
+
 /// Checks the store in an open pool that no store uses.
 #[must_use]
 pub fn check_pool(pool: &Pool) -> CheckReport {
@@ -62,6 +75,12 @@ pub fn check_pool(pool: &Pool) -> CheckReport {
     let mut damage = |segment, what: String| report.damages.push(Damage { segment, what });
     if findings.damaged_descriptors > 0 {
         damage(None, format!("{} damaged descriptors", findings.damaged_descriptors));
+    }
+    if findings.damaged_pages > 0 {
+        damage(None, format!("{} pages of the table overwritten", findings.damaged_pages));
+    }
+    for path in &pool.report().set_aside {
+        damage(None, format!("{} holds data and belongs to no descriptor", path.display()));
     }
     if findings.healed_descriptors > 0 {
         damage(None, format!("{} descriptors with one damaged copy", findings.healed_descriptors));
@@ -85,7 +104,8 @@ pub fn check_pool(pool: &Pool) -> CheckReport {
             });
             continue;
         }
-        let flags = if segment.is_shared() { UNTRUSTED } else { 0 };
+        let flags = if segment.is_shared() { UNTRUSTED } else { 0 }
+            | if findings.clean { SETTLED } else { 0 };
         let state = SegmentState::new(segment, 0, flags, FIRST_ENTRY, false);
         check_segment(&sealer, &state, &mut report);
     }
@@ -99,6 +119,9 @@ fn check_segment(sealer: &Sealer, state: &SegmentState, report: &mut CheckReport
     let id = state.id;
     let mut wrong = Vec::new();
     let walked = walk::walk(sealer, state, bytes, |found| {
+        if found.spoilt {
+            return;
+        }
         report.entries += 1;
         let used = u64::from(found.offset) + found.header.used_bytes();
         let end = found.offset + found.header.slot_bytes;
@@ -114,9 +137,20 @@ fn check_segment(sealer: &Sealer, state: &SegmentState, report: &mut CheckReport
     }
     if client {
         report.torn += u64::from(walked.missing);
+        if walked.spoilt > 0 {
+            wrong.push(format!("{} entries of a client were spoilt", walked.spoilt));
+        }
     } else {
-        if walked.missing > 0 {
-            wrong.push(format!("{} entries do not verify", walked.missing));
+        for hole in &walked.holes {
+            wrong.push(format!("the entry at {hole} does not verify{}", reads(bytes, *hole)));
+        }
+        let unnamed = walked.missing.saturating_sub(walked.holes.len() as u32);
+        if unnamed > 0 {
+            wrong.push(format!("{unnamed} entries do not verify"));
+        }
+        if walked.missing > 0 && walked.missing == state.accepted() {
+            wrong.clear();
+            report.accepted += u64::from(walked.missing);
         }
         if walked.is_torn() && walked.missing == 0 {
             if report.clean && walked.dirty_end != 0 {
@@ -127,9 +161,26 @@ fn check_segment(sealer: &Sealer, state: &SegmentState, report: &mut CheckReport
             }
         }
         let counted = state.promised();
-        if report.clean && counted != walked.entries {
+        if report.clean && counted != walked.entries + walked.missing {
             wrong.push(format!("{} entries found, {counted} counted", walked.entries));
         }
     }
     report.damages.extend(wrong.into_iter().map(|what| Damage { segment: Some(id), what }));
+}
+
+/// What a damaged entry's key reads, where that makes sense: for people, who decide.
+fn reads(bytes: &[u8], offset: u32) -> String {
+    let rest = &bytes[offset as usize..];
+    let Some(head) = rest.first_chunk::<{ HEADER_BYTES as usize }>() else { return String::new() };
+    let header = Header::decode(head);
+    let key =
+        rest.get(HEADER_BYTES as usize..HEADER_BYTES as usize + usize::from(header.key_length));
+    match key {
+        Some(key) if header.is_plausible(rest.len() as u64) => {
+            let key = String::from_utf8_lossy(&key[..key.len().min(64)]).into_owned();
+            let what = if header.is_tombstone() { "deletion of " } else { "" };
+            format!("; it reads as the {what}key {key:?} in database {}", header.namespace)
+        }
+        _ => String::new(),
+    }
 }

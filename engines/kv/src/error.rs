@@ -84,6 +84,33 @@ pub enum KvError {
         /// Offset of the entry in the segment.
         offset: u32,
     },
+    /// Entries that were acknowledged do not verify.
+    #[error(
+        "{entries} acknowledged entries in {segments} segments are damaged, so older values and \
+         deleted keys could show: restore a backup, or see what is concerned with `beeline kv \
+         check` and accept the loss with `beeline kv check --repair` or `beeline serve \
+         --accept-damage`"
+    )]
+    DamagedData {
+        /// Entries that do not verify.
+        entries: u64,
+        /// Segments they are in.
+        segments: u64,
+    },
+    /// The pool lost track of segments.
+    #[error(
+        "the pool's table is damaged ({pages} pages, {descriptors} descriptors, {files} files with \
+         data that belong to none), so keys are missing: restore a backup, or accept the loss with \
+         `beeline kv check --repair` or `beeline serve --accept-damage`"
+    )]
+    DamagedPool {
+        /// Pages of the table that were overwritten.
+        pages: u32,
+        /// Descriptors without a good copy.
+        descriptors: u32,
+        /// Files that hold data and belong to no descriptor.
+        files: u32,
+    },
     /// A format that this build does not read.
     #[error("{what} has format version {found}; this build reads {supported}")]
     Format {

@@ -44,7 +44,7 @@ mod write_back;
 
 #[doc(hidden)]
 pub use audit::audit;
-pub use check::{CheckReport, Damage, check, check_pool};
+pub use check::{CheckReport, Damage, check, check_pool, repair};
 pub use embedded::Embedded;
 pub use error::KvError;
 pub use keyspace::Keyspace;

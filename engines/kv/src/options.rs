@@ -87,6 +87,9 @@ pub struct StoreOptions {
     /// Unlike that it does not depend on how the entries lie, so that replicas agree which entry is
     /// one too many. At most half a segment leaves room for the deletions.
     pub batch_limit_bytes: Option<u64>,
+    /// Open the store although acknowledged data is damaged or lost: keys show what is left, older
+    /// values among it, and deleted keys may be back. What is found so is not asked about again.
+    pub accept_damage: bool,
 }
 
 impl Default for StoreOptions {
@@ -101,6 +104,7 @@ impl Default for StoreOptions {
             warm_bytes: None,
             agreed_ms: None,
             batch_limit_bytes: None,
+            accept_damage: false,
         }
     }
 }

@@ -20,10 +20,11 @@ use beeline_pmem::{Persister, PmemError, Pool, Segment};
 use crate::entry::{EXPIRES, TOMBSTONE};
 use crate::fault::{self, KnownBug};
 use crate::index::{Location, Slot};
-use crate::segments::{FORMAT, FORMAT_PLAIN, QUARANTINED, SegmentState, UNTRUSTED, word};
+use crate::segments::{FORMAT, FORMAT_PLAIN, QUARANTINED, SETTLED, SegmentState, UNTRUSTED, word};
 use crate::shard::Shard;
 use crate::shard::log::Appended;
-use crate::store::Store;
+use crate::stats;
+use crate::store::{Store, root};
 use crate::walk::{self, Found, Walked};
 use crate::{KvError, RecoveryReport, StoreOptions, Version};
 
@@ -66,6 +67,7 @@ impl Store {
     /// [`Store::open`] for whoever is restoring into the pool.
     pub(crate) fn open_unfinished(pool: Pool, options: StoreOptions) -> Result<Opened, KvError> {
         let started = Instant::now();
+        refuse_lost(&pool, options.accept_damage)?;
         let segments = pool.segments();
         let store = Self::new(pool, &options)?;
         let shards: Vec<_> = (0..store.shards())
@@ -77,10 +79,35 @@ impl Store {
         for segment in segments {
             states.push(adopt(&store, segment)?);
         }
-        let report = recover_all(&store, &shards, &states, options.recovery_threads)?;
+        let report =
+            recover_all(&store, &shards, &states, options.recovery_threads, options.accept_damage)?;
         let report = RecoveryReport { seconds: started.elapsed().as_secs_f64(), ..report };
         Ok((store, shards, report))
     }
+}
+
+/// Refuses a pool that lost track of segments, unless that is accepted; then that much is never asked
+/// about again.
+fn refuse_lost(pool: &Pool, accept: bool) -> Result<(), KvError> {
+    let findings = pool.report().findings;
+    let (pages, descriptors) = (findings.damaged_pages, findings.damaged_descriptors);
+    let files = findings.orphans_set_aside;
+    if pages == 0 && descriptors == 0 && files == 0 {
+        return Ok(());
+    }
+    let lost = u64::from(pages.min(0xFFFF)) << 48
+        | u64::from(descriptors.min(0xFF_FFFF)) << 24
+        | u64::from(files.min(0xFF_FFFF));
+    if pool.root_word(root::ACCEPTED) == lost {
+        return Ok(());
+    }
+    if !accept {
+        return Err(KvError::DamagedPool { pages, descriptors, files });
+    }
+    pool.store_root_word(root::ACCEPTED, lost);
+    let mut persister = pool.persister();
+    persister.flush_root();
+    Ok(persister.fence()?)
 }
 
 fn adopt(store: &Arc<Store>, segment: Arc<Segment>) -> Result<Arc<SegmentState>, KvError> {
@@ -89,7 +116,8 @@ fn adopt(store: &Arc<Store>, segment: Arc<Segment>) -> Result<Arc<SegmentState>,
         return Err(KvError::Format { what: "a segment", found, supported: FORMAT });
     }
     let owner = (segment.word(word::OWNER) as u32) % store.shards() as u32;
-    let flags = if segment.is_shared() { UNTRUSTED } else { 0 };
+    let flags = if segment.is_shared() { UNTRUSTED } else { 0 }
+        | if store.pool.report().findings.clean { SETTLED } else { 0 };
     let first = crate::entry::FIRST_ENTRY;
     let state = Arc::new(SegmentState::new(segment, owner, flags, first, false));
     store.table.insert(Arc::clone(&state));
@@ -101,6 +129,7 @@ fn recover_all(
     shards: &[Arc<Mutex<Shard>>],
     states: &[Arc<SegmentState>],
     threads: usize,
+    accept_damage: bool,
 ) -> Result<RecoveryReport, KvError> {
     let threads = if threads == 0 { shards.len() } else { threads };
     let threads = threads.clamp(1, states.len().max(1));
@@ -129,6 +158,7 @@ fn recover_all(
     let mut candidates = Vec::new();
     let mut empty = Vec::new();
     let mut held = Vec::new();
+    let mut damaged = Vec::new();
     for result in results {
         let outcome = result?;
         report.entries += outcome.report.entries;
@@ -138,8 +168,11 @@ fn recover_all(
         candidates.extend(outcome.candidates);
         empty.extend(outcome.empty);
         held.push(outcome.held);
+        damaged.extend(outcome.damaged);
         store.version_seen(outcome.newest);
     }
+    settle_damage(store, &damaged, accept_damage)?;
+    stats::add(&store.counters[0].damaged, report.damaged);
     take_in_held(store, shards, held)?;
     for state in empty {
         store.table.remove(state.id);
@@ -164,6 +197,29 @@ fn recover_all(
     }
     report.index_bytes_per_key = index_bytes as f64 / report.keys.max(1) as f64;
     Ok(report)
+}
+
+/// Refuses a store with damage in what was acknowledged, unless that is accepted; then it is noted
+/// beside each segment, which from then on is one as others are.
+fn settle_damage(
+    store: &Store,
+    damaged: &[(Arc<SegmentState>, u32, u32)],
+    accept: bool,
+) -> Result<(), KvError> {
+    if damaged.is_empty() {
+        return Ok(());
+    }
+    if !accept {
+        let entries = damaged.iter().map(|(_, _, fresh)| u64::from(*fresh)).sum();
+        return Err(KvError::DamagedData { entries, segments: damaged.len() as u64 });
+    }
+    let mut persister = store.pool.persister();
+    for (state, missing, _) in damaged {
+        state.accept(*missing);
+        persister.flush_words_now(&state.segment);
+        state.clear(QUARANTINED);
+    }
+    Ok(persister.fence()?)
 }
 
 /// Takes in the entries of services' namespaces, now that the catalog is known.
@@ -210,6 +266,8 @@ struct Outcome {
     newest: Version,
     candidates: Vec<Candidate>,
     empty: Vec<Arc<SegmentState>>,
+    /// Segments with damage that nobody accepted: entries missing in all, and since then.
+    damaged: Vec<(Arc<SegmentState>, u32, u32)>,
     /// Entries of services' namespaces.
     held: Vec<Recovered>,
 }
@@ -259,7 +317,8 @@ impl<'a> Worker<'a> {
         let key = &bytes[start..start + usize::from(header.key_length)];
         let hash = self.store.place(header.namespace, key);
         let shard = self.store.owner_of(hash);
-        let flags = location_flags(state, header.flags);
+        // One that was spoilt is found, and its reading fails: nothing older shows instead.
+        let flags = location_flags(state, if found.spoilt { 0 } else { header.flags });
         let recovered = Recovered {
             hash,
             version: header.version,
@@ -290,11 +349,17 @@ impl<'a> Worker<'a> {
     fn settle(&mut self, state: &Arc<SegmentState>, walked: &Walked) {
         let client = state.is(UNTRUSTED);
         let report = &mut self.outcome.report;
+        let known = state.accepted();
         if client {
             report.torn += u64::from(walked.missing);
         } else {
-            report.damaged += u64::from(walked.missing);
+            let fresh = walked.missing.saturating_sub(known);
+            report.damaged += u64::from(fresh);
+            if fresh > 0 {
+                self.outcome.damaged.push((Arc::clone(state), walked.missing, fresh));
+            }
         }
+        report.damaged += u64::from(walked.spoilt);
         report.torn += u64::from(walked.cut_batch);
         if walked.is_torn() && walked.cut_batch == 0 {
             report.torn += 1;
@@ -302,7 +367,9 @@ impl<'a> Worker<'a> {
         state.tail.store(walked.end, Ordering::Release);
         state.count.store(walked.entries, Ordering::Relaxed);
         if walked.missing > 0 && !client {
-            state.set(QUARANTINED);
+            if walked.missing > known {
+                state.set(QUARANTINED);
+            }
             return;
         }
         if walked.dirty_end != 0 && !client && !fault::is_on(KnownBug::KeepTail) {
@@ -359,10 +426,9 @@ impl Shard {
         }
         // A client that outlived the server may still write: a version it made up must not hide
         // what others wrote.
-        let (sealer, slot_bytes) = (&self.store.sealer, slot.slot_bytes() as u32);
-        let copied =
-            crate::shard::copy_verified(sealer, state, offset, slot_bytes, &mut self.scratch);
-        copied.map_or(0, |header| header.version)
+        let header = crate::shard::read_header(state, offset);
+        let seal = self.store.sealer.seal(state.id, state.generation, offset, &header);
+        if seal == header.seal { header.version } else { 0 }
     }
 
     /// Takes in an entry found on media: the largest version of a key wins, the others count as

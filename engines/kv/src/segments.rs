@@ -31,6 +31,9 @@ pub(crate) mod word {
     pub const ZEROED: usize = 5;
     /// Newest version of the store when a later life began: for the report on what a crash cut.
     pub const SINCE: usize = 6;
+    /// Entries that are missing and whose loss somebody accepted, in the low half; the low half of
+    /// the generation in the high one.
+    pub const ACCEPTED: usize = 7;
 }
 
 /// Value of [`word::FORMAT`].
@@ -50,6 +53,8 @@ pub(crate) const HEAD: u32 = 4;
 pub(crate) const QUARANTINED: u32 = 8;
 /// A collector works on it.
 pub(crate) const VICTIM: u32 = 16;
+/// The pool was closed in good order with it: nothing in it was on its way.
+pub(crate) const SETTLED: u32 = 32;
 
 /// One life of a segment in use.
 #[derive(Debug)]
@@ -171,6 +176,17 @@ impl SegmentState {
         let plain = self.segment.word(word::FORMAT) == FORMAT_PLAIN;
         let tag = if plain { 0 } else { self.generation << 32 };
         self.segment.store_word(word::COUNT, tag | u64::from(count));
+    }
+
+    /// Entries missing in this life whose loss was accepted.
+    pub fn accepted(&self) -> u32 {
+        let word = self.segment.word(word::ACCEPTED);
+        if word >> 32 == self.generation & u64::from(u32::MAX) { word as u32 } else { 0 }
+    }
+
+    /// Notes that `missing` entries are missing, and known to be.
+    pub fn accept(&self, missing: u32) {
+        self.segment.store_word(word::ACCEPTED, self.generation << 32 | u64::from(missing));
     }
 
     /// True when its bytes were zero when this life began.

@@ -177,7 +177,7 @@ impl Snapshot {
                 let start = (found.offset + HEADER_BYTES) as usize;
                 let body = &bytes[start..(u64::from(found.offset) + header.used_bytes()) as usize];
                 let place = Location::new(state.id, found.offset, 0);
-                if outcome.is_ok() && self.wants(header, body, place) {
+                if outcome.is_ok() && !found.spoilt && self.wants(header, body, place) {
                     outcome = out.record(header, body);
                 }
             });

@@ -29,6 +29,9 @@ pub(crate) mod root {
     pub const BARRIER_SYSTEM: usize = 19;
     /// 1 while a snapshot replaces the contents: what is there then is worth nothing.
     pub const REPLACING: usize = 20;
+    /// What the pool lost and somebody accepted: damaged pages of the table << 48, descriptors << 24,
+    /// files without a descriptor.
+    pub const ACCEPTED: usize = 21;
 }
 
 /// Format version of the store: since 2 there are namespaces behind the databases. 1 is read, and

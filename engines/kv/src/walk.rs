@@ -8,22 +8,29 @@
 //! Source: BOOM-KV §3.6.
 
 use crate::entry::{self, ALIGNMENT, BATCH_MORE, FIRST_ENTRY, HEADER_BYTES, Header, Sealer};
-use crate::segments::{SegmentState, UNTRUSTED, word};
+use crate::segments::{SETTLED, SegmentState, UNTRUSTED, word};
 
 /// A valid entry found by a walk.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Found {
     pub header: Header,
     pub offset: u32,
+    /// In a client's segment of a pool that was closed in good order: the seal proves that an entry of this version and length was accepted
+    /// here, and its bytes are no longer those that were. The rest of the header may be wrong.
+    pub spoilt: bool,
 }
 
 /// What a walk saw besides valid entries.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Walked {
     /// Valid entries.
     pub entries: u32,
     /// Entries that `count` promises and that do not verify.
     pub missing: u32,
+    /// Where the first of them begin.
+    pub holes: Vec<u32>,
+    /// Entries of a client that are no longer what was accepted.
+    pub spoilt: u32,
     /// Valid entries dropped because their batch has no end.
     pub cut_batch: u32,
     /// First byte after the last accepted entry.
@@ -54,6 +61,26 @@ pub(crate) fn bytes_of<'a>(state: &'a SegmentState, copy: &'a mut Vec<u8>) -> &'
     copy.resize(state.length as usize, 0);
     state.segment.read(0, copy);
     copy
+}
+
+/// Places of damage that are remembered of a segment.
+const HOLES: usize = 16;
+
+/// The header at `offset`, where its seal verifies: version, checksum and length are what the store
+/// gave out; the rest, and the entry's bytes, may be anything that fits.
+#[inline]
+pub(crate) fn sealed_at(
+    sealer: &Sealer,
+    state: &SegmentState,
+    bytes: &[u8],
+    offset: usize,
+) -> Option<Header> {
+    let head = bytes.get(offset..)?.first_chunk::<{ HEADER_BYTES as usize }>()?;
+    let header = Header::decode(head);
+    let sealed = header.slot_bytes >= HEADER_BYTES
+        && header.is_plausible((bytes.len() - offset) as u64)
+        && sealer.seal(state.id, state.generation, offset as u32, &header) == header.seal;
+    sealed.then_some(header)
 }
 
 /// The valid entry at `offset`, if there is one.
@@ -94,7 +121,7 @@ pub(crate) fn walk(
     loop {
         if let Some(header) = entry_at(sealer, state.id, state.generation, bytes, at) {
             seen += 1;
-            batch.push(Found { header, offset: at as u32 });
+            batch.push(Found { header, offset: at as u32, spoilt: false });
             at += header.slot_bytes as usize;
             if header.flags & BATCH_MORE == 0 {
                 for found in batch.drain(..) {
@@ -106,6 +133,21 @@ pub(crate) fn walk(
             }
             continue;
         }
+        // After a crash it may be one that was on its way, and older ones count.
+        if state.is(UNTRUSTED)
+            && state.is(SETTLED)
+            && let Some(header) = sealed_at(sealer, state, bytes, at)
+            && header.namespace < u32::from(crate::DATABASES)
+        {
+            seen += 1;
+            walked.spoilt += 1;
+            walked.entries += 1;
+            walked.newest = walked.newest.max(header.version);
+            visit(Found { header, offset: at as u32, spoilt: true });
+            at += header.slot_bytes as usize;
+            walked.end = at as u32;
+            continue;
+        }
         // In a client's log every sealed entry was accepted, and a hole beyond `count` is an
         // overwrite in place that was cut short. In the store's own logs nothing follows a hole
         // beyond `count` but entries of the group that was never acknowledged.
@@ -113,6 +155,9 @@ pub(crate) fn walk(
             break;
         }
         // Damage, or an overwrite in place cut short: go on with the next entry that verifies.
+        if seen < promised && walked.holes.len() < HOLES {
+            walked.holes.push(at as u32);
+        }
         let Some(next) = resume_after(sealer, state, bytes, at) else { break };
         // What was read of a batch before the damage was promised; the rest may follow.
         for found in batch.drain(..) {

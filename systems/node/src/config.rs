@@ -31,6 +31,8 @@ pub struct NodeConfig {
     pub eviction: Eviction,
     /// Large write-backs are shared with idle shards. Default on.
     pub cooperative_write_back: bool,
+    /// Start although acknowledged data is damaged: see [`beeline_kv::StoreOptions::accept_damage`].
+    pub accept_damage: bool,
     /// Limits of one-sided clients, per shard and provider.
     pub fabric: ServerOptions,
     /// How long a node that stops waits for clients to read the replies they are owed. Default

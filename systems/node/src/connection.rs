@@ -1,4 +1,4 @@
-//! One Redis connection: socket, parser, session, and replies in request order.
+//! One connection: socket, its wire's session, and replies in request order.
 //!
 //! Replies to commands that ran in this shard go straight to the output buffer; those behind a
 //! command that was forwarded wait in [`Places`].
@@ -9,11 +9,12 @@ use std::io;
 use std::net::TcpStream;
 
 use beeline_os::poller::Interest;
-use beeline_resp::{Limits, Output, RequestParser, Session, Version};
+use beeline_resp::{Output, Version};
 use rustix::io::Errno;
 
 use crate::parcel::Origin;
 use crate::places::Places;
+use crate::wire::{Refusal, WireSession};
 
 /// Forwarded commands of one connection without a reply; more wait unparsed.
 const MAX_PLACES: usize = 1024;
@@ -63,8 +64,13 @@ pub(crate) struct Connection {
     pub stream: TcpStream,
     pub slot: u32,
     pub generation: u32,
-    pub session: Session,
-    pub parser: RequestParser,
+    /// Its number, over all wires.
+    pub id: u64,
+    /// The peer's.
+    pub address: String,
+    /// Its wire, by index.
+    pub wire: usize,
+    pub session: Box<dyn WireSession>,
     pub output: Output,
     pub life: Life,
     pub interest: Interest,
@@ -103,16 +109,18 @@ impl Connection {
         stream: TcpStream,
         slot: u32,
         generation: u32,
-        session: Session,
-        limits: Limits,
+        (id, address): (u64, String),
+        (wire, session): (usize, Box<dyn WireSession>),
         now_ns: u64,
     ) -> Self {
         Self {
             stream,
             slot,
             generation,
+            id,
+            address,
+            wire,
             session,
-            parser: RequestParser::new(limits),
             output: Output::new(Version::Resp2),
             life: Life::Open,
             interest: Interest::READ,
@@ -135,13 +143,13 @@ impl Connection {
 
     /// One read into the parser.
     pub(crate) fn read(&mut self) -> ReadOutcome {
-        let room = self.parser.room();
+        let room = self.session.room();
         match rustix::io::read(&self.stream, room) {
             Ok(0) => ReadOutcome::End,
-            Ok(count) => match self.parser.received(count) {
+            Ok(count) => match self.session.received(count) {
                 Ok(()) => ReadOutcome::Bytes,
                 Err(error) => {
-                    tracing::warn!(%error, client = self.session.id(), "closing connection");
+                    tracing::warn!(%error, client = self.id, "closing connection");
                     ReadOutcome::End
                 }
             },
@@ -152,7 +160,7 @@ impl Connection {
 
     /// Gives memory back that is not in use.
     pub(crate) fn trim(&mut self) {
-        self.parser.trim();
+        self.session.trim();
         self.places.trim();
         if self.output.is_empty() {
             self.output = Output::new(self.output.version());
@@ -226,6 +234,15 @@ impl Connection {
             generation: self.generation,
             sequence: self.places.keep(),
             silent: !self.session.takes_reply(),
+        }
+    }
+
+    /// Answers the current request with a refusal, if its client wants a reply.
+    pub(crate) fn refuse(&mut self, refusal: &Refusal<'_>, scratch: &mut Output) {
+        if self.session.takes_reply() {
+            self.session.refuse(refusal, scratch);
+            self.append(scratch.as_bytes());
+            scratch.clear();
         }
     }
 

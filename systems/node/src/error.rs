@@ -28,9 +28,11 @@ pub enum NodeError {
         #[source]
         source: KvError,
     },
-    /// The Redis door's address cannot be used.
-    #[error("cannot listen on {address} for Redis clients: {source}")]
+    /// A door's address cannot be used.
+    #[error("cannot listen on {address} for clients of {wire}: {source}")]
     Listen {
+        /// The service whose door it is.
+        wire: &'static str,
         /// The address.
         address: SocketAddr,
         /// Why.

@@ -17,6 +17,7 @@ use crate::config::NodeConfig;
 use crate::error::NodeError;
 use crate::fabric_door::FabricIncoming;
 use crate::parcel::Delivery;
+use crate::redis::{self, RedisWire};
 use crate::replicated::clock::ReplicaClock;
 use beeline_replicated_service::{Group, Machine, Replicated, Replicator, Tag};
 
@@ -28,6 +29,7 @@ use crate::shared::{Door, Settings, Shared};
 use crate::snapshot::Snapshots;
 use crate::stats::LoopStats;
 use crate::turn::{MAILBOX, Parts, Peer, ShardThread};
+use crate::wire::Wire;
 
 /// Most shards of one node: a place in the index has this many values.
 const MAX_SHARDS: usize = 256;
@@ -49,11 +51,20 @@ pub struct NodeStats {
     pub replication: Option<(LogState, ReplicationStats)>,
 }
 
+/// A door for a protocol that the shard threads serve.
+#[derive(Clone, Debug)]
+pub struct WireDoor {
+    /// Where to listen. Port 0 picks a free one.
+    pub address: SocketAddr,
+    /// The protocol.
+    pub wire: Arc<dyn Wire>,
+}
+
 /// A running node. Dropping it stops it.
 #[derive(Debug)]
 pub struct Node {
     shared: Arc<Shared>,
-    acceptor: Option<Acceptor>,
+    acceptors: Vec<(&'static str, Acceptor)>,
     threads: Vec<JoinHandle<()>>,
     couriers: Vec<JoinHandle<()>>,
     recovery: RecoveryReport,
@@ -64,14 +75,25 @@ impl Node {
     ///
     /// Errors: [`NodeError`]; nothing is left running.
     pub fn start(config: &NodeConfig) -> Result<Self, NodeError> {
-        Self::start_with_clock(config, Arc::new(SystemClock))
+        Self::start_with(config, Vec::new())
+    }
+
+    /// [`Node::start`] with doors for further protocols beside the Redis door.
+    ///
+    /// Errors: as for [`Node::start`].
+    pub fn start_with(config: &NodeConfig, doors: Vec<WireDoor>) -> Result<Self, NodeError> {
+        Self::start_with_clock(config, doors, Arc::new(SystemClock))
     }
 
     /// [`Node::start`] with a clock that a test moves.
     ///
     /// Errors: as for [`Node::start`].
     #[doc(hidden)]
-    pub fn start_with_clock(config: &NodeConfig, clock: Arc<dyn Clock>) -> Result<Self, NodeError> {
+    pub fn start_with_clock(
+        config: &NodeConfig,
+        doors: Vec<WireDoor>,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, NodeError> {
         if config.shards == 0 || config.shards > MAX_SHARDS {
             let found = config.shards as u64;
             return Err(NodeError::Setting { setting: "shards", needed: "1 to 256", found });
@@ -96,6 +118,7 @@ impl Node {
             max_memory_bytes: config.max_memory_bytes,
             eviction: config.eviction,
             cooperative_write_back: config.cooperative_write_back,
+            accept_damage: config.accept_damage,
             agreed_ms: replication.as_ref().map(|known| Arc::clone(&known.agreed_ms)),
             batch_limit_bytes: replication
                 .as_ref()
@@ -107,11 +130,11 @@ impl Node {
         })?;
 
         let system = |action| move |source| NodeError::System { action, source };
-        let mut doors = Vec::new();
+        let mut shard_doors = Vec::new();
         let mut deliveries = Vec::new();
         for _ in 0..config.shards {
             let (door, receiver) = Door::new().map_err(system("making a wake-up descriptor"))?;
-            doors.push(door);
+            shard_doors.push(door);
             deliveries.push(receiver);
         }
         let value_limit = store.value_limit(0) as u64;
@@ -119,7 +142,7 @@ impl Node {
         let shared = Arc::new_cyclic(|this| Shared {
             this: Weak::clone(this),
             shards,
-            doors,
+            doors: shard_doors,
             counters: (0..config.shards).map(|_| Default::default()).collect(),
             settings: Settings::new(config.redis.as_ref(), value_limit),
             clients: Mutex::default(),
@@ -145,20 +168,39 @@ impl Node {
                 door.nudge();
             }
         });
-        let mut node =
-            Self { shared, acceptor: None, threads: Vec::new(), couriers: Vec::new(), recovery };
+        let mut node = Self {
+            shared: Arc::clone(&shared),
+            acceptors: Vec::new(),
+            threads: Vec::new(),
+            couriers: Vec::new(),
+            recovery,
+        };
+        // The Redis door is the first wire.
+        let redis = config.redis.as_ref().map(|door| {
+            let wire: Arc<dyn Wire> = Arc::new(RedisWire { shared: Arc::clone(&shared) });
+            WireDoor { address: door.address, wire }
+        });
+        let doors: Vec<WireDoor> = redis.into_iter().chain(doors).collect();
+        let wires: Arc<[Arc<dyn Wire>]> = doors.iter().map(|door| Arc::clone(&door.wire)).collect();
         node.start_couriers(errands).map_err(system("starting a courier's thread"))?;
-        node.start_threads(config, deliveries).map_err(system("starting a shard's thread"))?;
-        if let Some(door) = &config.redis {
-            let shared = Arc::clone(&node.shared);
+        node.start_threads(config, deliveries, &wires)
+            .map_err(system("starting a shard's thread"))?;
+        for (index, door) in doors.into_iter().enumerate() {
+            let WireDoor { address, wire } = door;
+            let (shared, name) = (Arc::clone(&node.shared), wire.name());
             let mut turn = 0;
-            let acceptor = Acceptor::start(door.address, move |stream| {
-                shared.deal(stream, &mut turn);
-            })
-            .map_err(|source| NodeError::Listen { address: door.address, source })?;
-            *node.shared.redis_address.write().unwrap_or_else(std::sync::PoisonError::into_inner) =
-                Some(acceptor.address());
-            node.acceptor = Some(acceptor);
+            let deal = move |stream| shared.deal(index, wire.as_ref(), stream, &mut turn);
+            let acceptor = Acceptor::start(address, deal).map_err(|source| NodeError::Listen {
+                wire: name,
+                address,
+                source,
+            })?;
+            if name == redis::NAME {
+                let known = &node.shared.redis_address;
+                *known.write().unwrap_or_else(std::sync::PoisonError::into_inner) =
+                    Some(acceptor.address());
+            }
+            node.acceptors.push((name, acceptor));
         }
         Ok(node)
     }
@@ -167,12 +209,13 @@ impl Node {
         &mut self,
         config: &NodeConfig,
         deliveries: Vec<std::sync::mpsc::Receiver<Delivery>>,
+        wires: &Arc<[Arc<dyn Wire>]>,
     ) -> std::io::Result<()> {
         let shards = config.shards;
         let grid = mailboxes(shards);
         let cores = beeline_os::affinity::allowed().unwrap_or_default();
         for (index, (deliveries, peers)) in deliveries.into_iter().zip(grid).enumerate() {
-            let shared = Arc::clone(&self.shared);
+            let (shared, wires) = (Arc::clone(&self.shared), Arc::clone(wires));
             let (spin, shutdown_wait) = (config.spin, config.shutdown_wait);
             let fabric = config.fabric.clone();
             let core = config.pin_shards.then(|| cores.get(index % cores.len().max(1)).copied());
@@ -192,6 +235,7 @@ impl Node {
                     spin,
                     shutdown_wait,
                     fabric,
+                    wires,
                 }) {
                     Ok(thread) => thread.run(),
                     Err(error) => tracing::error!(%error, shard = index, "a shard cannot run"),
@@ -260,7 +304,13 @@ impl Node {
     /// Where Redis clients connect.
     #[must_use]
     pub fn redis_address(&self) -> Option<SocketAddr> {
-        self.acceptor.as_ref().map(Acceptor::address)
+        self.wire_address(redis::NAME)
+    }
+
+    /// Where clients of the wire `name` connect; `None` where it has no door.
+    #[must_use]
+    pub fn wire_address(&self, name: &str) -> Option<SocketAddr> {
+        self.acceptors.iter().find(|(known, _)| *known == name).map(|(_, door)| door.address())
     }
 
     /// What was found in the pool.
@@ -299,7 +349,7 @@ impl Node {
     }
 
     fn stop_threads(&mut self) {
-        self.acceptor = None;
+        self.acceptors.clear();
         self.shared.stopping.store(true, Ordering::Release);
         self.shared.doors.iter().for_each(|door| door.waker.wake());
         for thread in self.threads.drain(..) {
@@ -416,19 +466,19 @@ impl NodeHandle {
 
 impl Shared {
     /// Gives a connection to the next shard, unless there are too many.
-    fn deal(&self, stream: std::net::TcpStream, turn: &mut usize) {
+    fn deal(&self, index: usize, wire: &dyn Wire, stream: std::net::TcpStream, turn: &mut usize) {
         let connected = self.connected.fetch_add(1, Ordering::Relaxed);
         if connected >= self.settings.max_clients.load(Ordering::Relaxed) {
             self.connected.fetch_sub(1, Ordering::Relaxed);
             self.counters[0].connections_rejected.fetch_add(1, Ordering::Relaxed);
             // One attempt: a client that does not read this is not waited for.
             let _ = stream.set_nonblocking(true);
-            let _ = std::io::Write::write(&mut &stream, b"-ERR max number of clients reached\r\n");
+            let _ = std::io::Write::write(&mut &stream, &wire.full());
             return;
         }
         let shard = *turn % self.doors.len();
         *turn += 1;
-        if !self.doors[shard].deliver(Delivery::Redis(stream)) {
+        if !self.doors[shard].deliver(Delivery::Connection(index, stream)) {
             self.connected.fetch_sub(1, Ordering::Relaxed);
         }
     }

@@ -6,7 +6,7 @@
 
 use std::net::TcpStream;
 
-use beeline_resp::{Args, ArgsBuffer, Remote};
+use crate::wire::{Args, ArgsBuffer, Head, Refusal};
 
 use crate::fabric_door::FabricIncoming;
 use crate::replicated::lane::Failure;
@@ -30,11 +30,11 @@ pub(crate) struct Hop {
 /// One value from the doors' threads to a shard.
 #[derive(Debug)]
 pub(crate) enum Delivery {
-    /// A new Redis connection.
-    Redis(TcpStream),
+    /// A new connection of the wire with this index.
+    Connection(usize, TcpStream),
     /// A new one-sided client.
     Fabric(Box<FabricIncoming>),
-    /// Close the connection of this client id.
+    /// Close the connection with this number.
     Kill(u64),
     /// The log answers.
     Log(LogNews),
@@ -83,7 +83,9 @@ pub(crate) struct Origin {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Heading {
     pub origin: Origin,
-    pub session: Remote,
+    /// The wire it belongs to, by index.
+    pub wire: usize,
+    pub head: Head,
 }
 
 /// Commands for one shard.
@@ -121,10 +123,12 @@ impl Commands {
 /// Replies for one shard.
 #[derive(Debug, Default)]
 pub(crate) struct Replies {
-    /// Whose, and where the reply ends in `bytes`.
-    ends: Vec<(Origin, usize)>,
+    /// Whose, where the reply ends in `bytes`, and whether it passed the limit.
+    ends: Vec<(Origin, usize, bool)>,
     /// Where the replies are written.
     pub bytes: Vec<u8>,
+    /// What was executed is not durable: none of them may be sent.
+    failed: bool,
 }
 
 /// Buffers above this are given back instead of kept.
@@ -133,30 +137,38 @@ const KEPT_BYTES: usize = 1 << 20;
 impl Replies {
     /// What was written to `bytes` since the last call is the reply to `origin`.
     pub(crate) fn finish(&mut self, origin: Origin) {
-        self.ends.push((origin, self.bytes.len()));
+        self.ends.push((origin, self.bytes.len(), false));
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (Origin, &[u8])> {
+    /// The reply to `origin` passed the limit and was not written.
+    pub(crate) fn finish_too_large(&mut self, origin: Origin) {
+        self.ends.push((origin, self.bytes.len(), true));
+    }
+
+    /// Each reply, or what stands in its place.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Origin, Result<&[u8], Refusal<'static>>)> {
         let mut start = 0;
-        self.ends.iter().map(move |&(origin, end)| {
+        self.ends.iter().map(move |&(origin, end, too_large)| {
             let reply = &self.bytes[start..end];
             start = end;
+            let reply = match (self.failed, too_large) {
+                (true, _) => Err(Refusal::NotDurable),
+                (_, true) => Err(Refusal::ReplyTooLarge),
+                _ => Ok(reply),
+            };
             (origin, reply)
         })
     }
 
-    /// Puts `reply` in the place of every reply.
-    pub(crate) fn replace_all(&mut self, reply: &[u8]) {
-        self.bytes.clear();
-        for (_, end) in &mut self.ends {
-            self.bytes.extend_from_slice(reply);
-            *end = self.bytes.len();
-        }
+    /// What was executed is not durable: none of the replies may be sent.
+    pub(crate) fn fail(&mut self) {
+        self.failed = true;
     }
 
     pub(crate) fn clear(&mut self) {
         self.ends.clear();
         self.bytes.clear();
+        self.failed = false;
         self.bytes.shrink_to(KEPT_BYTES);
     }
 }
@@ -176,8 +188,16 @@ mod tests {
         let collected: Vec<_> = replies.iter().collect();
         assert_eq!(
             collected,
-            [(origin(1), &b"+OK\r\n"[..]), (origin(2), b""), (origin(3), b":1\r\n")]
+            [
+                (origin(1), Ok(&b"+OK\r\n"[..])),
+                (origin(2), Ok(&b""[..])),
+                (origin(3), Ok(&b":1\r\n"[..])),
+            ]
         );
+        replies.finish_too_large(origin(4));
+        assert_eq!(replies.iter().last(), Some((origin(4), Err(Refusal::ReplyTooLarge))));
+        replies.fail();
+        assert!(replies.iter().all(|(_, reply)| reply == Err(Refusal::NotDurable)));
         replies.clear();
         assert_eq!(replies.iter().count(), 0);
     }

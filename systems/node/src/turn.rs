@@ -25,11 +25,10 @@ use std::time::Duration;
 
 use beeline_kv::{Maintenance, Shard};
 use beeline_os::poller::{Interest, Poller, Readiness};
-use beeline_resp::{Executor, Limits, Output, Version};
+use beeline_resp::{Output, Version};
 
 pub(crate) use self::hops::{MAILBOX, Peer};
 pub(crate) use self::one_sided::Way;
-pub(crate) use self::sockets::bound;
 use self::sockets::{REQUESTS_PER_TURN, Reach};
 use crate::connection::{Connection, Life};
 use crate::fabric_servers::FabricServers;
@@ -39,6 +38,7 @@ use crate::replicated::lane::Lane;
 use crate::replicated::machine::FORMAT;
 use crate::shared::{Shared, lock};
 use crate::stats::{LoopCounters, count};
+use crate::wire::{Wire, WireWorker};
 
 /// Poller token of the shard's own waker; connections use their slot.
 pub(crate) const WAKER: u64 = u64::MAX;
@@ -72,14 +72,13 @@ pub(crate) struct ShardThread {
     lane: Option<Box<Lane>>,
     /// Longest command of the log; 0: not asked yet.
     command_limit: usize,
-    executor: Executor,
-    /// Errors of the executor that were counted already.
+    /// What each wire keeps here, by its index.
+    workers: Vec<Box<dyn WireWorker>>,
+    /// Errors of the workers that were counted already.
     errors_seen: u64,
     scratch: Output,
     /// The setting, as of the beginning of the turn.
     output_limit_bytes: usize,
-    /// What requests may take, as of the beginning of the turn.
-    limits: Limits,
     now_ms: u64,
     now_ns: u64,
     housekeeping_ns: u64,
@@ -106,6 +105,7 @@ pub(crate) struct Parts {
     pub spin: Duration,
     pub shutdown_wait: Duration,
     pub fabric: beeline_kv_server::ServerOptions,
+    pub wires: Arc<[Arc<dyn Wire>]>,
 }
 
 impl ShardThread {
@@ -134,11 +134,10 @@ impl ShardThread {
             held_back: Vec::new(),
             lane,
             command_limit: 0,
-            executor: Executor::new(),
+            workers: parts.wires.iter().map(|wire| wire.worker(parts.index)).collect(),
             errors_seen: 0,
             scratch: Output::new(Version::Resp2),
             output_limit_bytes: usize::MAX,
-            limits: Limits::default(),
             now_ms: 0,
             now_ns: 0,
             housekeeping_ns: 0,
@@ -170,7 +169,6 @@ impl ShardThread {
             count(&self.counters().turns, 1);
             let limit = shared.settings.output_limit_bytes.load(Ordering::Relaxed);
             self.output_limit_bytes = limit;
-            self.limits = shared.settings.limits();
             self.step_back();
             let mut shard = lock(&shared.shards[self.index]);
             let committed = self.serve(&mut shard, &news, now_ns);
@@ -271,9 +269,7 @@ impl ShardThread {
         self.fabric.abandon(shard);
         for peer in self.peers.iter_mut().flatten() {
             for hop in &mut peer.executed {
-                hop.replies.replace_all(
-                    b"-MISCONF Errors writing to durable memory; see the node's log\r\n",
-                );
+                hop.replies.fail();
             }
         }
     }
@@ -281,14 +277,14 @@ impl ShardThread {
     fn take_deliveries(&mut self) {
         while let Ok(delivery) = self.deliveries.try_recv() {
             match delivery {
-                Delivery::Redis(stream) => self.adopt(stream),
+                Delivery::Connection(wire, stream) => self.adopt(wire, stream),
                 Delivery::Fabric(incoming) => {
                     let limit = self.one_sided_limit();
                     self.fabric.accept(*incoming, &self.shared.store, &self.poller, limit);
                 }
                 Delivery::Log(news) => self.on_log_news(news),
                 Delivery::Kill(id) => {
-                    let found = self.connections.iter().flatten().find(|c| c.session.id() == id);
+                    let found = self.connections.iter().flatten().find(|c| c.id == id);
                     if let Some(slot) = found.map(|connection| connection.slot) {
                         self.with_connection(slot, |_, connection| connection.life = Life::Dead);
                     }

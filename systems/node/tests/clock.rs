@@ -39,7 +39,7 @@ fn start(shards: usize, idle_timeout: Option<Duration>) -> (Node, Arc<Shifted>) 
     let clock = Arc::new(Shifted::default());
     let mut config = config(shards);
     config.redis.as_mut().unwrap().idle_timeout = idle_timeout;
-    let node = Node::start_with_clock(&config, Arc::<Shifted>::clone(&clock)).unwrap();
+    let node = Node::start_with_clock(&config, Vec::new(), Arc::<Shifted>::clone(&clock)).unwrap();
     (node, clock)
 }
 

@@ -48,6 +48,6 @@ pub use executor::{After, Executor, Remote, reply_protocol_error};
 pub use logged::Logged;
 pub use output::{Output, Version};
 pub use parser::{Limits, ProtocolError, RequestParser};
-pub use plan::{Effect, Placement, Plan, Route, ShardSet};
+pub use plan::{Effect, Placement, Plan, Planned, Route, ShardSet};
 pub use server::{ConfigError, KillFilter, Pause, SaveError, Server, Shutdown};
 pub use session::{ClientInfo, DEFAULT_USER, Session};

@@ -126,6 +126,16 @@ impl Output {
         self.bytes.extend_from_slice(reply);
     }
 
+    /// Appends part of a reply of any protocol. What begins beyond the limit is left out, as
+    /// strings are.
+    pub fn part(&mut self, part: &[u8]) {
+        if self.limit != 0 && self.len() > self.limit {
+            self.over_limit = true;
+            return;
+        }
+        self.bytes.extend_from_slice(part);
+    }
+
     #[inline]
     fn header(&mut self, kind: u8, number: i64) {
         if let 0..=9 = number {

@@ -81,6 +81,19 @@ pub struct Plan<'a> {
     pub(crate) action: Action,
 }
 
+/// What is to happen with a request, without its arguments: kept from the look at it to its run.
+#[derive(Clone, Copy, Debug)]
+pub struct Planned(Action);
+
+impl Planned {
+    /// The plan again, for the same request; its session has not changed meanwhile.
+    #[inline]
+    #[must_use]
+    pub fn with(self, args: Args<'_>) -> Plan<'_> {
+        Plan { args, action: self.0 }
+    }
+}
+
 /// A set of shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShardSet {
@@ -289,6 +302,13 @@ impl<'a> Plan<'a> {
             }
         }
         Action::Run(command)
+    }
+
+    /// What was decided.
+    #[inline]
+    #[must_use]
+    pub fn remember(&self) -> Planned {
+        Planned(self.action)
     }
 
     /// What has to be locked to run it.

@@ -94,7 +94,7 @@ pub fn problems(packages: &[Package], allowed: &[(&str, &str, &str)]) -> Vec<Str
                     "{edge}: rank {from_rank} must not know rank {to_rank}; move the shared part \
                      down, or pass it in through a trait"
                 ));
-            } else if to_rank == from_rank && from.folder != to.folder {
+            } else if to_rank == from_rank && from.folder != to.folder && listed.is_none() {
                 problems.push(format!("{edge}: folders of one rank do not know each other"));
             } else if to_rank == from_rank && listed.is_none() {
                 problems.push(format!(

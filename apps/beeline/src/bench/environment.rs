@@ -26,7 +26,7 @@ impl Environment {
             cpu: crate::doctor::processor_name(&info),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             kernel: uname.release().to_string_lossy().into_owned(),
-            commit: env!("BEELINE_COMMIT"),
+            commit: env!("BUILD_COMMIT"),
             optimised: !cfg!(debug_assertions),
         }
     }

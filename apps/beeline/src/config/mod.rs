@@ -14,6 +14,7 @@
 //!
 //! A table is one file here ([`resp`]); [`ServeConfig`] carries them all.
 
+mod direct;
 mod documents;
 mod file;
 mod flags;
@@ -28,6 +29,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
+pub use direct::DirectConfig;
 pub use documents::DocumentsConfig;
 pub use file::FileLayer;
 pub use flags::ServeFlags;

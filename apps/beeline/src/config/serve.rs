@@ -7,8 +7,8 @@ use super::values::{
     Names, Number, PoolWord, Size, Span, Switch, Window, WriteBackWord,
 };
 use super::{
-    ConfigError, DocumentsConfig, Environment, FileLayer, Knob as _, ObjectsConfig, Origin,
-    RespConfig, Row, Rules, ServeFlags, Table, knobs, nearest,
+    ConfigError, DirectConfig, DocumentsConfig, Environment, FileLayer, Knob as _, ObjectsConfig,
+    Origin, RespConfig, Row, Rules, ServeFlags, Table, knobs, nearest,
 };
 
 knobs! {
@@ -26,6 +26,7 @@ knobs! {
         emulate_durability: Switch = "off", "Let a dram pool do the work of process or power durability, for experiments: it keeps neither promise.";
         write_delay_ns: Number = "0", "With emulate-durability, added to each written-back line of a dram pool, to stand for persistent memory; 150 is the usual figure.";
         write_back: WriteBackWord = "auto", "Instruction that writes lines back where the pool does: clwb, clflushopt, clflush, or auto: the best this processor has.";
+        accept_damage: Switch = "off", "Start although acknowledged data is damaged or lost, with what is left: older values and deleted keys may be among it. What is accepted once is not asked about again.";
         prepared_segments: Number = "1", "Segments made ready ahead of need by a background thread.";
         shards: Auto<Number> = "auto", "Threads that each own a part of the keys, 1 to 256; auto is one per core.";
         pin: Switch = "off", "Keep each shard on its own core; worth it when nothing else runs there.";
@@ -49,6 +50,8 @@ knobs! {
         objects: ObjectsConfig;
         /// The document store.
         documents: DocumentsConfig;
+        /// The in-memory store with atomics and vectors.
+        direct: DirectConfig;
     }
 }
 

@@ -42,7 +42,8 @@ pub enum KvCommand {
     /// Check the data of a node that is not running, or a snapshot file: every byte that means
     /// something. Exit code 4 when something is damaged.
     #[command(after_help = "Examples:\n  beeline kv check ./beeline-data\n  \
-                            beeline kv check backup.bee --json")]
+                            beeline kv check backup.bee --json\n  \
+                            beeline kv check ./beeline-data --repair")]
     Check(CheckArguments),
     /// Take a snapshot of a running node on this host, without stopping it.
     #[command(after_help = "Examples:\n  beeline kv backup backup.bee\n  \
@@ -59,6 +60,10 @@ pub enum KvCommand {
 pub struct CheckArguments {
     /// A data directory, or a snapshot file.
     pub path: PathBuf,
+    /// Accept the loss of what is damaged in a data directory: the node starts again, with what is
+    /// left. Older values, and keys that were deleted, may be among it.
+    #[arg(long)]
+    pub repair: bool,
 }
 
 /// `beeline kv backup`.

@@ -17,9 +17,11 @@ use crate::output::{Output, count};
 /// Gives a store's error its exit code.
 fn failure(error: KvError) -> Failure {
     let exit = match &error {
-        KvError::Damaged { .. } | KvError::Snapshot { .. } | KvError::Unfinished { .. } => {
-            Exit::Corruption
-        }
+        KvError::Damaged { .. }
+        | KvError::DamagedData { .. }
+        | KvError::DamagedPool { .. }
+        | KvError::Snapshot { .. }
+        | KvError::Unfinished { .. } => Exit::Corruption,
         KvError::Pmem(
             PmemError::Damaged { .. } | PmemError::Truncated { .. } | PmemError::Missing { .. },
         ) => Exit::Corruption,
@@ -35,7 +37,18 @@ pub fn check(arguments: &CheckArguments, output: Output) -> Result<Exit, Failure
     let about = std::fs::metadata(path)
         .with_context(|| format!("{}: name a data directory or a snapshot file", path.display()))
         .or_exit(Exit::Usage)?;
-    if about.is_dir() { check_directory(path, output) } else { check_snapshot(path, output) }
+    match (about.is_dir(), arguments.repair) {
+        (true, false) => check_directory(path, output),
+        (true, true) => {
+            let before = check_directory(path, output)?;
+            if before == Exit::Done { Ok(Exit::Done) } else { repair_directory(path, output) }
+        }
+        (false, false) => check_snapshot(path, output),
+        (false, true) => {
+            let problem = "--repair is for data directories; a snapshot cannot be repaired";
+            Err(Failure::new(Exit::Usage, anyhow::anyhow!("{}: {problem}", path.display())))
+        }
+    }
 }
 
 fn check_directory(path: &Path, output: Output) -> Result<Exit, Failure> {
@@ -52,6 +65,7 @@ fn check_directory(path: &Path, output: Output) -> Result<Exit, Failure> {
             "entries": report.entries,
             "bytes": report.bytes,
             "torn": report.torn,
+            "accepted": report.accepted,
             "clean": report.clean,
             "damages": damages,
         }))?;
@@ -73,6 +87,22 @@ fn check_directory(path: &Path, output: Output) -> Result<Exit, Failure> {
         ))?;
     }
     Ok(if report.is_damaged() { Exit::Corruption } else { Exit::Done })
+}
+
+fn repair_directory(path: &Path, output: Output) -> Result<Exit, Failure> {
+    let report = beeline_kv::repair(path).map_err(failure)?;
+    if output.json {
+        output.object(&serde_json::json!({
+            "path": path.display().to_string(),
+            "accepted": report.damaged,
+            "keys": report.keys,
+        }))?;
+    } else {
+        let (lost, keys) = (report.damaged, count(report.keys, "key", "keys"));
+        let lost = count(lost, "damaged entry", "damaged entries");
+        output.line(format!("{}: {lost} given up; {keys} left", path.display()))?;
+    }
+    Ok(Exit::Done)
 }
 
 fn check_snapshot(path: &Path, output: Output) -> Result<Exit, Failure> {

@@ -87,7 +87,7 @@ impl Banner {
         Self {
             event: "ready",
             version: env!("CARGO_PKG_VERSION"),
-            commit: env!("BEELINE_COMMIT"),
+            commit: env!("BUILD_COMMIT"),
             process: std::process::id(),
             resp_address: node.redis_address(),
             http_address: doors.http,
@@ -175,7 +175,10 @@ impl Banner {
         if self.damaged_entries > 0 {
             fact(
                 "DAMAGED",
-                format!("{} entries; run `beeline kv check`", count(self.damaged_entries)),
+                format!(
+                    "{} acknowledged entries were lost; run `beeline kv check`",
+                    count(self.damaged_entries)
+                ),
             );
         }
         facts

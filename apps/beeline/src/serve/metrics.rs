@@ -197,12 +197,13 @@ fn document() -> String {
     let node = markdown("Node, store and pool", NodeMetrics::DESCRIPTORS);
     let door = markdown("Fabric door", DoorMetrics::DESCRIPTORS);
     let log = markdown("Replicated log", LogMetrics::DESCRIPTORS);
+    let direct = markdown("Direct store", beeline_direct::DirectMetrics::DESCRIPTORS);
     let process = markdown("Process", ProcessMetrics::DESCRIPTORS);
     let objects = markdown("Object store", beeline_objects::ObjectMetrics::DESCRIPTORS);
     let documents = markdown("Document store", beeline_documents::DocumentsMetrics::DESCRIPTORS);
     let transfers =
         markdown("Objects between nodes", beeline_objects::cluster::TransferMetrics::DESCRIPTORS);
-    format!("{head}{node}\n{door}\n{log}\n{objects}\n{transfers}\n{documents}\n{process}")
+    format!("{head}{node}\n{door}\n{log}\n{objects}\n{transfers}\n{documents}\n{direct}\n{process}")
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 //! persisted before the process ends.
 
 mod banner;
+pub mod direct;
 mod documents;
 pub mod fabric;
 mod metrics;
@@ -52,11 +53,15 @@ pub fn run(config: &ServeConfig, output: Output) -> Result<Exit, Failure> {
     let plan = plan::plan(config);
     let log_door = config.member().map(|_| Arc::new(OnceLock::new()));
     let objects = objects::Link::prepare(config)?;
+    let direct = direct::Target::default();
     let fabric = config
         .fabric_address
         .0
         .map(|address| {
-            let more = objects.iter().map(objects::Link::service).collect();
+            let mut more: Vec<_> = objects.iter().map(objects::Link::service).collect();
+            if !config.without.has(direct::SERVICE) {
+                more.push(direct::door(&config.direct, &direct));
+            }
             let (window, log) = (&config.fabric_window, log_door.clone());
             FabricDoor::open(address, plan.shards, window, log, more).map_err(fabric_failure)
         })
@@ -73,7 +78,8 @@ pub fn run(config: &ServeConfig, output: Output) -> Result<Exit, Failure> {
         providers: fabric.as_ref().map(FabricDoor::providers).unwrap_or_default(),
         rdma_flush: fabric.as_ref().and_then(FabricDoor::rdma_flush),
     };
-    let links = services::Links { fabric: fabric.as_ref().and_then(FabricDoor::address), objects };
+    let links =
+        services::Links { fabric: fabric.as_ref().and_then(FabricDoor::address), objects, direct };
     let services = Services::open(services::openings(config, &handle, links))
         .map_err(|failure| Failure::new(Exit::Failed, failure))?;
     let services = Arc::new(Mutex::new(services));
@@ -160,7 +166,12 @@ fn failure(error: NodeError) -> Failure {
             pool_exit(source)
         }
         NodeError::Store {
-            source: KvError::Damaged { .. } | KvError::Unfinished { .. }, ..
+            source:
+                KvError::Damaged { .. }
+                | KvError::DamagedData { .. }
+                | KvError::DamagedPool { .. }
+                | KvError::Unfinished { .. },
+            ..
         } => Exit::Corruption,
         _ => Exit::Failed,
     };

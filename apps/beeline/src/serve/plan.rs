@@ -28,6 +28,7 @@ pub fn plan(config: &ServeConfig) -> NodeConfig {
         max_memory_bytes: config.max_memory.0,
         eviction: eviction(config.eviction_policy),
         cooperative_write_back: true,
+        accept_damage: config.accept_damage.0,
         fabric: ServerOptions::default(),
         shutdown_wait: config.shutdown_wait.0,
         replication: config.member().map(|member| ReplicationOptions {

@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use beeline_node::NodeHandle;
 use beeline_service::Opening;
 
-use super::{documents, objects};
+use super::{direct, documents, objects};
 use crate::config::ServeConfig;
 
 /// What services share with the fabric door, which is open before them.
@@ -18,6 +18,8 @@ pub struct Links {
     pub fabric: Option<SocketAddr>,
     /// The object store's way to other nodes.
     pub objects: Option<objects::Link>,
+    /// Where clients of the direct store go once it is open.
+    pub direct: direct::Target,
 }
 
 /// Every service that is not left out with `--without`.
@@ -29,7 +31,10 @@ pub fn openings(config: &ServeConfig, node: &NodeHandle, links: Links) -> Vec<Op
 
 /// Every service this program has.
 fn all(config: &ServeConfig, node: &NodeHandle, links: Links) -> Vec<Opening> {
-    let mut openings = vec![objects::opening(config, links.fabric, links.objects)];
+    let mut openings = vec![
+        objects::opening(config, links.fabric, links.objects),
+        direct::opening(&config.direct, &links.direct),
+    ];
     openings.extend(documents::opening(config, node));
     openings
 }

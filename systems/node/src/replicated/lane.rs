@@ -8,9 +8,9 @@ use crate::parcel::Origin;
 /// A shard's way to the log.
 pub(crate) type Lane = beeline_replicated_service::Lane<Asker, Reader>;
 
-/// The error reply to a Redis client.
-pub(crate) fn reply_of(failure: &Failure) -> Vec<u8> {
-    let line = match failure {
+/// What a client is told: a code, a blank, a sentence.
+pub(crate) fn line_of(failure: &Failure) -> String {
+    match failure {
         Failure::NoLeader => "CLUSTERDOWN no leader: nothing was done; try again".to_owned(),
         Failure::TimedOut => {
             "TRYAGAIN the log did not answer in time: a write may take effect all \
@@ -27,8 +27,7 @@ pub(crate) fn reply_of(failure: &Failure) -> Vec<u8> {
             "MISCONF this member cannot apply the log any more; see its log".to_owned()
         }
         failure => format!("TRYAGAIN {failure}"),
-    };
-    format!("-{line}\r\n").into_bytes()
+    }
 }
 
 /// A request of a one-sided client.

@@ -25,8 +25,8 @@ use beeline_resp::{Executor, Logged, Output};
 
 use super::courier::lane_name;
 use super::{clock, pair};
+use crate::redis::bound;
 use crate::shared::{Shared, lock};
-use crate::turn::bound;
 
 /// A unit's entries take at most one such part of a segment; the rest is for deletions, whose
 /// number is bounded by the unit's length.

@@ -13,14 +13,13 @@
 use std::collections::VecDeque;
 
 use beeline_kv::{KEYS_AHEAD, Keyspace, Shard};
-use beeline_resp::Remote;
 use beeline_ring::{Receiver, Sender};
 
 use super::ShardThread;
-use super::sockets::bound;
 use crate::connection::{Connection, Hold};
 use crate::parcel::{Commands, Heading, Hop, Origin, Parcel};
 use crate::stats::count;
+use crate::wire::Refusal;
 
 /// Slots of a mailbox between two shards. One a turn is used; more wait in `Peer::backlog`.
 pub(crate) const MAILBOX: usize = 256;
@@ -114,7 +113,10 @@ impl ShardThread {
                         Some(Parcel::Commands(hop)) => (hop, 0),
                         Some(Parcel::Replies(hop)) => {
                             for (origin, reply) in hop.replies.iter() {
-                                self.deliver_reply(origin, reply);
+                                match reply {
+                                    Ok(reply) => self.deliver_reply(origin, reply),
+                                    Err(refusal) => self.deliver_refusal(origin, &refusal),
+                                }
                             }
                             peer.keep(hop);
                             continue;
@@ -156,29 +158,46 @@ impl ShardThread {
             if replies.bytes.len() >= HOP_REPLY_BYTES {
                 break;
             }
+            let worker = &mut self.workers[heading.wire];
             if (next - first).is_multiple_of(KEYS_AHEAD) {
-                let ahead = (next..).map_while(|index| commands.get(index));
-                shard.expect_keys(heading.session.database, ahead.map(|(_, args)| args.get(1)));
+                let mut ahead = (next..)
+                    .map_while(|index| commands.get(index))
+                    .take_while(|(other, _)| other.wire == heading.wire)
+                    .map(|(heading, args)| (heading.head, args));
+                worker.expect_carried(&mut ahead, &mut Keyspace::single(shard));
             }
+            let (keyspace, out) = (&mut Keyspace::single(shard), &mut self.scratch);
             if loading {
-                self.scratch.error(LOADING);
+                // Only the Redis wire carries requests in a member of a cluster.
+                out.error(LOADING);
             } else {
-                self.executor.execute_remote(
-                    heading.session,
-                    args,
-                    &mut Keyspace::single(shard),
-                    &mut self.scratch,
-                    self.shared.as_ref(),
-                );
+                worker.execute_carried(heading.head, args, keyspace, out);
             }
-            bound(&mut self.scratch, 0);
-            replies.bytes.extend_from_slice(self.scratch.as_bytes());
-            replies.finish(heading.origin);
+            if self.scratch.is_over_limit() {
+                self.scratch.truncate(0);
+                replies.finish_too_large(heading.origin);
+            } else {
+                replies.bytes.extend_from_slice(self.scratch.as_bytes());
+                replies.finish(heading.origin);
+            }
             self.scratch.clear();
             next += 1;
         }
         count(&self.counters().forwarded_commands, (next - first) as u64);
         commands.get(next).is_some().then_some(next)
+    }
+
+    /// Delivers a refusal in the words of the connection's wire.
+    pub(super) fn deliver_refusal(&mut self, origin: Origin, refusal: &Refusal<'_>) {
+        let mut words = std::mem::take(&mut self.scratch);
+        if let Some(connection) = self.connection(origin.slot)
+            && connection.generation == origin.generation
+        {
+            connection.session.refuse(refusal, &mut words);
+            self.deliver_reply(origin, words.as_bytes());
+        }
+        words.clear();
+        self.scratch = words;
     }
 
     pub(super) fn deliver_reply(&mut self, origin: Origin, reply: &[u8]) {
@@ -211,8 +230,8 @@ impl ShardThread {
     pub(super) fn forward(&mut self, connection: &mut Connection, owner: usize) {
         count(&self.counters().commands, 1);
         let origin = connection.keep_place_at(owner);
-        let heading = Heading { origin, session: Remote::of(&connection.session) };
-        let request = connection.parser.current();
+        let (head, request) = connection.session.carry();
+        let heading = Heading { origin, wire: connection.wire, head };
         let taken = self.peers[owner].as_mut().is_some_and(|peer| {
             peer.collecting.commands.push(heading, request) || {
                 // Four gigabytes were collected already.
@@ -221,11 +240,10 @@ impl ShardThread {
             }
         });
         if !taken {
-            connection.fill(
-                origin,
-                b"-ERR request too large to forward\r\n",
-                self.output_pause_bytes(),
-            );
+            connection.session.refuse(&Refusal::TooLargeToCarry, &mut self.scratch);
+            let pause_bytes = self.output_pause_bytes();
+            connection.fill(origin, self.scratch.as_bytes(), pause_bytes);
+            self.scratch.clear();
         }
     }
 

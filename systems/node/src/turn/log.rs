@@ -15,61 +15,70 @@ use std::sync::Arc;
 
 use beeline_kv::wire::ReplyStatus;
 use beeline_replicated_service::unit;
-use beeline_resp::{Args, Effect, Plan, Session};
 
 use super::{ShardThread, one_sided};
 use crate::connection::{Connection, Hold};
 use crate::parcel::{Delivery, LogNews, Origin};
+use crate::replicated::Replication;
 use crate::replicated::courier::Errand;
-use crate::replicated::lane::{Asker, Failure, Reader, reply_of};
+use crate::replicated::lane::{Asker, Failure, Reader, line_of};
 use crate::replicated::log::{Done, Log, Order, Refused};
-use crate::replicated::{COMMAND, Replication};
 use crate::shared::Shared;
 use crate::stats::count;
+use crate::wire::{Args, Effect, Logging, Refusal, WirePlan};
 
-/// The node's writes are refused while its pool has no room.
-const NO_ROOM: &[u8] = b"-OOM command not allowed when used memory > 'maxmemory'.\r\n";
+/// What a write is told that comes through a wire which the log does not carry.
+const NOT_LOGGED: &str =
+    "ERR this door takes no writes in a replicated node yet: use a node by itself";
+
+/// Whether a deferred request waits for the log's sake.
+pub(super) fn asks(connection: &Connection, plan: &WirePlan) -> bool {
+    match plan.effect {
+        Effect::None => false,
+        Effect::Write => true,
+        Effect::Read => !connection.fresh && !connection.session.reads_stale(),
+    }
+}
 
 impl ShardThread {
     /// Whether the connection's current request was taken over: by the log, or to wait.
-    pub(super) fn consult_log(&mut self, connection: &mut Connection) -> bool {
+    pub(super) fn consult_log(&mut self, connection: &mut Connection, plan: &WirePlan) -> bool {
         let shared = Arc::clone(&self.shared);
         let (Some(replication), Some(_)) = (&shared.replication, &self.lane) else { return false };
-        let Connection { session, parser, .. } = &mut *connection;
-        let plan = Plan::new(session, parser.current());
-        if plan.is_unknown() && plan.args().is(0, COMMAND) {
-            self.serve_member(&shared, replication, connection);
+        let logging = connection.session.logging();
+        if let Some(trusted) = logging.and_then(|logging| logging.member) {
+            self.serve_member(&shared, replication, connection, trusted);
             return true;
         }
-        if let Some(command) = plan.queues_local() {
-            let line = format!(
-                "-ERR '{command}' cannot be part of a transaction in a replicated node\r\n"
-            );
-            session.refuse_queued();
-            self.answer(connection, line.as_bytes());
+        if let Some(name) = logging.and_then(|logging| logging.unlogged) {
+            self.refuse(connection, &Refusal::Unlogged(name));
             return true;
         }
-        let effect = plan.effect(session);
+        let effect = plan.effect;
         if effect == Effect::None {
             return false;
         }
-        let stale = effect == Effect::Read && session.reads_stale();
+        let stale = effect == Effect::Read && connection.session.reads_stale();
         if let Some(obstacle) = replication.obstacle(stale) {
-            self.answer(connection, &reply_of(&obstacle));
+            self.refuse(connection, &Refusal::Line(&line_of(&obstacle)));
             return true;
         }
-        match effect {
-            Effect::Write => self.write_to_log(&shared, replication, connection),
+        match (effect, logging) {
+            (Effect::Write, None) => {
+                self.refuse(connection, &Refusal::Line(NOT_LOGGED));
+                true
+            }
+            (Effect::Write, Some(logging)) => {
+                self.write_to_log(&shared, replication, connection, logging)
+            }
             _ => self.await_barrier(connection),
         }
     }
 
-    /// Answers the current request here.
-    fn answer(&mut self, connection: &mut Connection, reply: &[u8]) {
+    /// Refuses the current request here.
+    fn refuse(&mut self, connection: &mut Connection, refusal: &Refusal<'_>) {
         count(&self.counters().commands, 1);
-        if connection.session.takes_reply() {
-            connection.append(reply);
-        }
+        connection.refuse(refusal, &mut self.scratch);
     }
 
     /// A read waits for the connection's writes, then for a barrier. `false`: it can run.
@@ -97,36 +106,32 @@ impl ShardThread {
         shared: &Shared,
         replication: &Replication,
         connection: &mut Connection,
+        logging: Logging,
     ) -> bool {
         if !connection.only_writes && !connection.is_in_order() {
             // Reads of other shards are still under way.
             self.defer(connection);
             return true;
         }
-        let Connection { session, parser, .. } = &mut *connection;
-        let plan = Plan::new(session, parser.current());
-        if plan.needs_room(session) && shared.store.is_short() {
-            self.answer(connection, NO_ROOM);
+        if logging.needs_room && shared.store.is_short() {
+            self.refuse(connection, &Refusal::NoRoom);
             return true;
         }
         let limit = self.command_limit(replication);
-        let alone = plan.is_flush();
         count(&self.counters().commands, 1);
         let origin = connection.keep_place();
         connection.only_writes = true;
         // The leader may answer before the write is applied here.
         connection.fresh = false;
         let Some(lane) = &mut self.lane else { return false };
-        let Connection { session, parser, .. } = &mut *connection;
-        let pushed = lane.push(Asker::Redis(origin), alone, limit, |out| {
-            if plan_is_exec(session, parser.current()) {
-                session.log_transaction(out);
-            } else {
-                session.log_command(parser.current(), out);
-            }
-        });
+        let asker = Asker::Redis(origin);
+        let pushed = lane.push(asker, logging.alone, limit, |out| connection.session.log(out));
         if let Err((_, failure)) = pushed {
-            connection.fill(origin, &reply_of(&failure), self.output_pause_bytes());
+            let refusal = Refusal::Line(&line_of(&failure));
+            connection.session.refuse(&refusal, &mut self.scratch);
+            let pause_bytes = self.output_pause_bytes();
+            connection.fill(origin, self.scratch.as_bytes(), pause_bytes);
+            self.scratch.clear();
         }
         true
     }
@@ -137,18 +142,6 @@ impl ShardThread {
         }
         // Before the log is there: what any log takes.
         if self.command_limit == 0 { 4096 } else { self.command_limit }
-    }
-
-    /// Whether a deferred request waits for the log's sake.
-    pub(super) fn asks_log(&self, connection: &Connection, plan: &Plan<'_>) -> bool {
-        if self.lane.is_none() {
-            return false;
-        }
-        match plan.effect(&connection.session) {
-            Effect::None => false,
-            Effect::Write => true,
-            Effect::Read => !connection.fresh && !connection.session.reads_stale(),
-        }
     }
 
     /// Lets deferred requests run that wait for the log's sake.
@@ -184,13 +177,14 @@ impl ShardThread {
                     Err(failure) => (Vec::new(), Some(failure)),
                 };
                 let mut replies = unit::parts(&replies);
-                let instead = reply_of(failure.as_ref().unwrap_or(&Failure::ReplyLost));
+                let instead = line_of(failure.as_ref().unwrap_or(&Failure::ReplyLost));
                 for asker in askers {
                     let reply = replies.next();
                     match asker {
-                        Asker::Redis(origin) => {
-                            self.deliver_reply(origin, reply.unwrap_or(&instead));
-                        }
+                        Asker::Redis(origin) => match reply {
+                            Some(reply) => self.deliver_reply(origin, reply),
+                            None => self.deliver_refusal(origin, &Refusal::Line(&instead)),
+                        },
                         Asker::OneSided(asker) => {
                             let reply = failure.as_ref().map_or(Ok(reply), Err);
                             self.fabric.wrote(asker, one_sided::outcome(reply));
@@ -228,7 +222,7 @@ impl ShardThread {
                     connection.fresh = true;
                     connection.again = true;
                 }
-                Err(failure) => thread.answer(connection, &reply_of(failure)),
+                Err(failure) => thread.refuse(connection, &Refusal::Line(&line_of(failure))),
             }
             thread.resume_later(connection);
         });
@@ -242,13 +236,14 @@ impl ShardThread {
         shared: &Arc<Shared>,
         replication: &Replication,
         connection: &mut Connection,
+        trusted: bool,
     ) {
         count(&self.counters().commands, 1);
         let origin = connection.keep_place();
         connection.only_writes = false;
         let answer = Answer { shared: Arc::clone(shared), shard: self.index, origin };
-        let args = connection.parser.current();
-        if !connection.session.is_authenticated() {
+        let (_, args) = connection.session.carry();
+        if !trusted {
             return answer.send(b"-NOAUTH Authentication required.\r\n".to_vec());
         }
         let cluster = format!("{:016x}", replication.options.cluster);
@@ -280,10 +275,6 @@ impl ShardThread {
             None => answer.send(b"-ERR unknown request of a member\r\n".to_vec()),
         }
     }
-}
-
-fn plan_is_exec(session: &Session, args: Args<'_>) -> bool {
-    Plan::new(session, args).is_exec()
 }
 
 fn order(args: Args<'_>) -> Option<Order> {

@@ -8,22 +8,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use beeline_kv::Keyspace;
-use beeline_resp::table::Scope;
-use beeline_resp::{Plan, Route};
 
-use super::ShardThread;
 use super::sockets::{Reach, bound};
+use super::{ShardThread, log};
 use crate::connection::{Connection, Life};
 use crate::shared::Shared;
 use crate::stats::count;
+use crate::wire::{Refusal, Route, Scope};
 
-/// Commands that write a snapshot while their client waits.
-const SAVING: [&str; 2] = ["save", "shutdown"];
 /// Requests executed while several shards stay locked: those that follow a command over several
 /// shards in its pipeline, and those of connections that wait for the same shards.
 const REQUESTS_PER_LOCKING: usize = 64;
-/// The reply in place of one that is not durable.
-const NOT_DURABLE: &[u8] = b"MISCONF Errors writing to durable memory; see the node's log";
 
 /// What a deferred request waits for.
 #[derive(PartialEq, Eq)]
@@ -67,21 +62,21 @@ impl ShardThread {
     fn need_of(&mut self, slot: u32) -> Need {
         let own = self.index;
         let shared = Arc::clone(&self.shared);
-        let taken = self.connections.get(slot as usize).and_then(Option::as_deref);
+        let taken = self.connections.get_mut(slot as usize).and_then(Option::as_deref_mut);
         let Some(connection) = taken else { return Need::Nothing };
         // One that awaits replies is in line for a client that left and whose place it took: its
         // own turn comes with the last reply.
         if !connection.needs_several || connection.life == Life::Dead || !connection.is_in_order() {
             return Need::Nothing;
         }
-        let plan = Plan::new(&connection.session, connection.parser.current());
-        if plan.command().is_some_and(|command| command.scope == Scope::Node) {
+        let plan = connection.session.plan(shared.store.as_ref());
+        if plan.scope != Scope::Keys {
             return Need::Node;
         }
-        if self.asks_log(connection, &plan) {
+        if self.lane.is_some() && log::asks(connection, &plan) {
             return Need::Log;
         }
-        let mut shards: Vec<usize> = match plan.route(&connection.session, shared.store.as_ref()) {
+        let mut shards: Vec<usize> = match plan.route {
             Route::Here => Vec::new(),
             Route::Shard(owner) => vec![owner],
             Route::Shards(shards) => shards.iter().collect(),
@@ -151,9 +146,8 @@ impl ShardThread {
         assert!(connection.is_in_order(), "requests of the node run in order");
         count(&self.counters().commands, 1);
         let before = connection.output.len();
-        let Connection { session, parser, output, .. } = &mut *connection;
-        let plan = Plan::new(session, parser.current());
-        let saves = plan.command().is_some_and(|command| SAVING.contains(&command.name));
+        let Connection { session, output, .. } = &mut *connection;
+        let saves = session.plan(shared.store.as_ref()).scope == Scope::Saving;
         let wanted: Vec<usize> =
             if saves { (0..shared.shards.len()).collect() } else { vec![self.index] };
         let mut guards = shared.lock_shards(&wanted);
@@ -165,8 +159,8 @@ impl ShardThread {
             shared.snapshots.prepare(&mut keyspace);
         }
         output.set_limit(self.output_limit_bytes);
-        let after = self.executor.execute(session, plan, &mut keyspace, output, shared);
-        bound(output, before);
+        let after = session.execute(&mut keyspace, output);
+        bound(session.as_mut(), output, before);
         if saves {
             shared.snapshots.discard_prepared();
         }
@@ -185,7 +179,8 @@ impl ShardThread {
 fn refuse(connection: &mut Connection, before: usize) {
     connection.output.truncate(before);
     if connection.is_in_order() {
-        connection.output.error(NOT_DURABLE);
+        let Connection { session, output, .. } = &mut *connection;
+        session.refuse(&Refusal::NotDurable, output);
         connection.life = Life::Draining;
     } else {
         // Later ones wait behind replies of other shards and would leave with them.

@@ -18,22 +18,17 @@ use std::time::Duration;
 
 use beeline_kv::{Keyspace, Shard};
 use beeline_os::poller::{Interest, Readiness};
-use beeline_resp::table::Scope;
-use beeline_resp::{After, ClientInfo, Output, Plan, Route, Session};
 
 use super::ShardThread;
 use crate::config::PipelineOrder;
 use crate::connection::{Connection, Hold, Life, ReadOutcome};
-use crate::shared::{Registered, lock};
 use crate::stats::count;
+use crate::wire::{After, Opened, Output, Refusal, Route, Scope, Step, WirePlan, WireSession};
 
 /// Requests of one connection executed a turn; the next connection is due then.
 pub(super) const REQUESTS_PER_TURN: usize = 256;
 /// Received bytes that may wait while complete requests are still due.
 const READ_AHEAD_BYTES: usize = 16 << 10;
-/// The reply in place of one that passed the limit on unread replies.
-const TOO_LARGE: &[u8] = b"ERR the command ran, but its reply passes the limit \
-    client-output-buffer-limit: ask for less at once, or raise it";
 
 /// What every client's socket needs. A peer that vanished without a word is noticed after some
 /// ten minutes, as with Redis.
@@ -48,10 +43,10 @@ fn prepare(stream: &TcpStream) -> std::io::Result<()> {
 }
 
 /// Replaces a reply that begins at `start` and passed the limit by an error.
-pub(crate) fn bound(output: &mut Output, start: usize) {
+pub(super) fn bound(session: &mut dyn WireSession, output: &mut Output, start: usize) {
     if output.is_over_limit() {
         output.truncate(start);
-        output.error(TOO_LARGE);
+        session.refuse(&Refusal::ReplyTooLarge, output);
     }
 }
 
@@ -88,13 +83,10 @@ impl Reach<'_, '_> {
 
     /// Tells the shards what the current request of a pipeline and the next ones will ask for;
     /// returns how many they heard of.
-    fn expect(&mut self, connection: &Connection) -> usize {
-        let current = connection.parser.current().get(1);
-        let keys = std::iter::once(current).chain(connection.parser.upcoming());
-        let database = connection.session.database();
+    fn expect(&mut self, session: &mut dyn WireSession) -> usize {
         match self {
-            Self::Own(shard) => shard.expect_keys(database, keys),
-            Self::Several { keyspace, .. } => keyspace.expect_keys(database, keys),
+            Self::Own(shard) => session.expect(&mut Keyspace::single(shard)),
+            Self::Several { keyspace, .. } => session.expect(keyspace),
         }
     }
 }
@@ -118,7 +110,7 @@ impl ShardThread {
         }
     }
 
-    pub(super) fn adopt(&mut self, stream: TcpStream) {
+    pub(super) fn adopt(&mut self, wire: usize, stream: TcpStream) {
         count(&self.counters().connections_received, 1);
         if let Err(error) = prepare(&stream) {
             tracing::warn!(%error, "cannot prepare a client's socket");
@@ -133,15 +125,12 @@ impl ShardThread {
             u32::try_from(self.connections.len() - 1).unwrap_or(u32::MAX)
         });
         self.generation = self.generation.wrapping_add(1);
-        let now_us = self.now_ms * 1000;
-        let info = ClientInfo {
+        let opened = Opened {
             id: self.shared.next_client.fetch_add(1, Ordering::Relaxed),
             address: address(stream.peer_addr()),
             local_address: address(stream.local_addr()),
             descriptor: stream.as_raw_fd(),
-            connected_us: now_us,
-            active_us: now_us,
-            ..ClientInfo::default()
+            connected_us: self.now_ms * 1000,
         };
         if let Err(error) = self.poller.add(&stream, u64::from(slot), Interest::READ) {
             tracing::warn!(%error, "cannot watch a client's socket; see fs.epoll.max_user_watches");
@@ -149,13 +138,10 @@ impl ShardThread {
             self.shared.connected.fetch_sub(1, Ordering::Relaxed);
             return;
         }
-        let session = Session::new(info, self.shared.as_ref());
-        let registered = Registered { shard: self.index, info: session.snapshot() };
-        lock(&self.shared.clients).insert(session.id(), registered);
-        let limits = self.shared.settings.limits();
-        let mut connection =
-            Connection::new(stream, slot, self.generation, session, limits, self.now_ns);
-        connection.parser.set_authenticated(connection.session.is_authenticated());
+        let about = (opened.id, opened.address.clone());
+        let session = (wire, self.workers[wire].open(opened));
+        let connection =
+            Connection::new(stream, slot, self.generation, about, session, self.now_ns);
         self.connections[slot as usize] = Some(Box::new(connection));
     }
 
@@ -164,13 +150,12 @@ impl ShardThread {
             let waiting =
                 connection.needs_several || connection.hold != Hold::No || connection.again;
             // What was read and not executed stays bounded: the socket can wait.
-            let ahead = connection.resume && connection.parser.pending_bytes() >= READ_AHEAD_BYTES;
+            let ahead = connection.resume && connection.session.pending_bytes() >= READ_AHEAD_BYTES;
             if readiness.readable && connection.life == Life::Open && !waiting && !ahead {
-                connection.parser.set_limits(thread.limits);
-                let before = connection.parser.pending_bytes();
+                let before = connection.session.pending_bytes();
                 match connection.read() {
                     ReadOutcome::Bytes => {
-                        let read = connection.parser.pending_bytes().saturating_sub(before);
+                        let read = connection.session.pending_bytes().saturating_sub(before);
                         count(&thread.counters().input_bytes, read as u64);
                         connection.last_active_ns = thread.now_ns;
                         connection.fresh = false;
@@ -216,23 +201,17 @@ impl ShardThread {
                 self.execute_one(connection, reach);
                 continue;
             }
-            match connection.parser.advance() {
-                Ok(true) => {
-                    if expected == 0 && connection.parser.pending_bytes() > 0 {
-                        expected = reach.expect(connection);
+            match connection.session.advance(&mut self.scratch) {
+                Step::Request => {
+                    if expected == 0 && connection.session.pending_bytes() > 0 {
+                        expected = reach.expect(connection.session.as_mut());
                     }
                     expected = expected.saturating_sub(1);
                     self.execute_one(connection, reach);
                 }
-                Ok(false) => return left + 1,
-                Err(error) => {
+                Step::Incomplete => return left + 1,
+                Step::Broken => {
                     count(&self.counters().protocol_errors, 1);
-                    self.scratch.set_version(connection.session.version());
-                    beeline_resp::reply_protocol_error(
-                        &mut connection.session,
-                        &error,
-                        &mut self.scratch,
-                    );
                     connection.append(self.scratch.as_bytes());
                     self.scratch.clear();
                     connection.life = Life::Draining;
@@ -246,26 +225,24 @@ impl ShardThread {
 
     fn execute_one(&mut self, connection: &mut Connection, reach: &mut Reach<'_, '_>) {
         let in_order = connection.is_in_order();
-        let Connection { session, parser, .. } = &mut *connection;
-        let plan = Plan::new(session, parser.current());
-        if self.is_paused(session, &plan) {
+        let plan = connection.session.plan(self.shared.store.as_ref());
+        if self.is_paused(&plan) {
             connection.hold = Hold::Paused;
             self.held_back.push(connection.slot);
             return;
         }
-        if self.lane.is_some() && self.consult_log(connection) {
+        if self.lane.is_some() && self.consult_log(connection, &plan) {
             return;
         }
         let way = connection.way();
-        let Connection { session, parser, output, .. } = &mut *connection;
-        let plan = Plan::new(session, parser.current());
-        let route = plan.route(session, self.shared.store.as_ref());
+        let Connection { session, output, .. } = &mut *connection;
+        let route = &plan.route;
         let strict = self.shared.settings.pipeline_order == PipelineOrder::Strict;
-        let waits = match &route {
+        let waits = match route {
             Route::Here => false,
             _ if in_order || !strict => false,
             // Behind the others, on their way.
-            Route::Shard(owner) => way != Some(*owner) || !plan.is_portable(),
+            Route::Shard(owner) => way != Some(*owner) || !plan.portable,
             Route::Shards(_) | Route::All => true,
         };
         if waits {
@@ -273,7 +250,7 @@ impl ShardThread {
             connection.hold = Hold::Order;
             return;
         }
-        if let Route::Shard(owner) = route
+        if let &Route::Shard(owner) = route
             && strict
             && !in_order
         {
@@ -281,13 +258,13 @@ impl ShardThread {
             return;
         }
         // The node's answers may take a while.
-        let of_node = plan.command().is_some_and(|command| command.scope == Scope::Node);
-        if of_node || !reach.covers(&route, self.index) {
+        let of_node = plan.scope != Scope::Keys;
+        if of_node || !reach.covers(route, self.index) {
             // With more behind it a request goes to its shard's lock rather than to its thread:
             // what follows, whichever of the two shards it needs, runs there in order.
-            let pipelined = strict && parser.pending_bytes() > 0;
+            let pipelined = strict && session.pending_bytes() > 0;
             match route {
-                Route::Shard(owner) if plan.is_portable() && !pipelined => {
+                &Route::Shard(owner) if plan.portable && !pipelined => {
                     self.forward(connection, owner)
                 }
                 _ => self.defer(connection),
@@ -300,19 +277,16 @@ impl ShardThread {
         output.set_limit(self.output_limit_bytes);
         let shared = self.shared.as_ref();
         let after = match reach {
-            Reach::Own(shard) => {
-                let mut keyspace = Keyspace::single(shard);
-                self.executor.execute(session, plan, &mut keyspace, output, shared)
-            }
+            Reach::Own(shard) => session.execute(&mut Keyspace::single(shard), output),
             Reach::Several { keyspace, wrote, .. } => {
                 let counters = &shared.counters[self.index];
                 let elsewhere = !matches!(route, Route::Here);
                 count(&counters.several_shard_commands, u64::from(elsewhere));
-                **wrote |= plan.may_write(session);
-                self.executor.execute(session, plan, keyspace, output, shared)
+                **wrote |= plan.writes;
+                session.execute(keyspace, output)
             }
         };
-        bound(output, before);
+        bound(session.as_mut(), output, before);
         self.settle(connection, after, in_order);
     }
 
@@ -330,7 +304,6 @@ impl ShardThread {
             connection.append(self.scratch.as_bytes());
             self.scratch.clear();
         }
-        connection.parser.set_authenticated(connection.session.is_authenticated());
         match after {
             After::Continue => {}
             After::Close => connection.life = Life::Draining,
@@ -339,9 +312,9 @@ impl ShardThread {
     }
 
     /// Whether CLIENT PAUSE asks to hold a request back.
-    pub(super) fn is_paused(&self, session: &Session, plan: &Plan<'_>) -> bool {
+    pub(super) fn is_paused(&self, plan: &WirePlan) -> bool {
         let paused = self.shared.pause.active(|| self.now_ns);
-        paused.is_some_and(|(_, all)| all || plan.may_write(session))
+        paused.is_some_and(|(_, all)| all || plan.writes)
     }
 
     pub(super) fn resume_later(&mut self, connection: &mut Connection) {
@@ -389,8 +362,8 @@ impl ShardThread {
         if connection.passes(self.output_limit_bytes, pause_bytes) {
             count(&counters.output_limit_disconnections, 1);
             tracing::warn!(
-                client = connection.session.id(),
-                address = connection.session.info.address,
+                client = connection.id,
+                address = connection.address,
                 unread_bytes = connection.owed_bytes(),
                 limit_bytes = self.output_limit_bytes,
                 "closing a client that does not read its replies (client-output-buffer-limit)"
@@ -424,7 +397,8 @@ impl ShardThread {
     pub(super) fn remove(&mut self, slot: u32) {
         if let Some(connection) = self.connections[slot as usize].take() {
             let _ = self.poller.remove(&connection.stream);
-            lock(&self.shared.clients).remove(&connection.session.id());
+            // Not shown any more once it does not count any more.
+            drop(connection);
             self.shared.connected.fetch_sub(1, Ordering::Relaxed);
             self.free.push(slot);
         }

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use beeline_kv::{Maintenance, Shard};
-use beeline_resp::Plan;
 
 use super::ShardThread;
 use crate::connection::Hold;
@@ -46,7 +45,6 @@ impl ShardThread {
         let (now_ms, now_ns) = (self.now_ms, self.now_ns);
         let mut idle = Vec::new();
         {
-            let mut clients = lock(&self.shared.clients);
             self.unpublished = false;
             self.untidy = false;
             for connection in self.connections.iter_mut().flatten() {
@@ -56,11 +54,8 @@ impl ShardThread {
                 }
                 if connection.unpublished {
                     connection.unpublished = false;
-                    connection.session.info.active_us = now_ms.saturating_sub(quiet_ms) * 1000;
-                    connection.session.info.output_bytes = connection.output.len();
-                    if let Some(registered) = clients.get_mut(&connection.session.id()) {
-                        registered.info = connection.session.snapshot();
-                    }
+                    let active_us = now_ms.saturating_sub(quiet_ms) * 1000;
+                    connection.session.publish(active_us, connection.output.len());
                 }
                 if quiet_ms <= TIDY_MS {
                     self.untidy = true;
@@ -78,8 +73,8 @@ impl ShardThread {
                     // Another client's by now.
                     return;
                 }
-                let plan = Plan::new(&connection.session, connection.parser.current());
-                if thread.is_paused(&connection.session, &plan) {
+                let plan = connection.session.plan(thread.shared.store.as_ref());
+                if thread.is_paused(&plan) {
                     thread.held_back.push(slot);
                 } else {
                     connection.hold = Hold::No;
@@ -88,7 +83,7 @@ impl ShardThread {
                 }
             });
         }
-        let errors = self.executor.counters().errors;
+        let errors = self.workers.iter().map(|worker| worker.errors()).sum::<u64>();
         // Fewer than before: CONFIG RESETSTAT ran here.
         let fresh = errors.checked_sub(self.errors_seen).unwrap_or(errors);
         self.errors_seen = errors;

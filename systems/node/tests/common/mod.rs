@@ -32,6 +32,7 @@ pub fn config(shards: usize) -> NodeConfig {
         max_memory_bytes: 0,
         eviction: Eviction::NoEviction,
         cooperative_write_back: true,
+        accept_damage: false,
         fabric: Default::default(),
         shutdown_wait: Duration::from_secs(2),
         redis: Some(RedisDoor::at("127.0.0.1:0".parse().unwrap())),

@@ -39,6 +39,7 @@ fn open(pool: &Pool, shards: usize, clock: &Arc<ManualClock>) -> (Arc<Store>, Sh
         clock,
         recovery_threads: 1,
         warm_bytes: Some(SEGMENT / 4),
+        accept_damage: true,
         ..StoreOptions::default()
     };
     let (store, shards, report) = Store::open(pool.clone(), options).unwrap();

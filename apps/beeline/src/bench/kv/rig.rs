@@ -80,6 +80,7 @@ impl Rig {
             max_memory_bytes: 0,
             eviction: Eviction::NoEviction,
             cooperative_write_back: options.cooperative,
+            accept_damage: false,
             fabric: ServerOptions { baselines: true, ..ServerOptions::default() },
             shutdown_wait: Duration::from_secs(2),
             replication: None,

@@ -1,0 +1,536 @@
+//! The processor: decoder, reservation station, main pipeline, execution engine, replies.
+//!
+//! ```text
+//!  packet ─► decoder ─► reservation station ─► main pipeline (hash table, slabs, memory)
+//!                          │  ▲ waiting              │
+//!                          │  └── execution engine ◄─┘ value       ─► results in order ─► reply
+//! ```
+//!
+//! Memory is at hand here, so an operation in the pipeline waits for nothing; what is in flight are
+//! the cache lines of the buckets, which are asked for when an operation is issued and used when it
+//! leaves the pipeline. The reservation station is the same code as in the model.
+//!
+//! Cost: a GET of an inline pair is one line; an operation that finds its key in the station none. No
+//! allocation once the buffers have grown, no lock, no system call; an allocation of a block may wait
+//! for the slab daemon when a class runs out.
+//!
+//! Invariants: results equal those of executing the operations one by one in the order in which they
+//! arrived; what was acknowledged is in memory when [`Processor::process`] returns.
+//!
+//! Source: spec/kv-direct.md 3, 5.3, 5.4.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::function::{Functions, Width, number};
+use crate::memory::{HostMemory, Memory};
+use crate::packet::{Kind, PacketReader, Request, Status, begin_reply, push_bytes, push_status};
+use crate::slab::{SlabCache, SlabPools};
+use crate::station::{Arrival, Flight, IN_FLIGHT, Match, SLOTS, Station, Step};
+use crate::table::{Place, Table, TableError, TableOptions, layout};
+
+/// An operation of the packet in hand. Key and value are ranges of the packet.
+#[derive(Clone, Copy, Debug)]
+struct Operation {
+    kind: Kind,
+    no_return: bool,
+    function: u8,
+    width: Width,
+    key: (u32, u16),
+    value: (u32, u16),
+    place: Place,
+}
+
+impl Operation {
+    fn key<'p>(&self, packet: &'p [u8]) -> &'p [u8] {
+        let (at, length) = self.key;
+        &packet[at as usize..at as usize + usize::from(length)]
+    }
+
+    fn value<'p>(&self, packet: &'p [u8]) -> &'p [u8] {
+        let (at, length) = self.value;
+        &packet[at as usize..at as usize + usize::from(length)]
+    }
+}
+
+/// How an operation of the packet in hand ended; its bytes are a range of `results`.
+#[derive(Clone, Copy, Debug)]
+struct Outcome {
+    status: Status,
+    bytes: Option<(u32, u32)>,
+}
+
+/// The pair that a slot's scan works on.
+#[derive(Clone, Debug, Default)]
+struct Held {
+    key: Vec<u8>,
+    value: Vec<u8>,
+    /// False where the key is absent.
+    present: bool,
+    /// Bytes of the value in memory; `None` where the key is absent there.
+    stored: Option<usize>,
+}
+
+/// What a processor did so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProcessorCounters {
+    /// Packets.
+    pub packets: u64,
+    /// Operations, those refused included.
+    pub operations: u64,
+    /// Operations that went through the main pipeline.
+    pub pipelined: u64,
+    /// Operations executed on a value that was at hand.
+    pub forwarded: u64,
+    /// Values written back after forwarding.
+    pub write_backs: u64,
+    /// Operations that were refused or failed.
+    pub failed: u64,
+}
+
+/// See the module's documentation. Stays on one thread.
+#[derive(Debug)]
+pub struct Processor<M> {
+    table: Table<M>,
+    functions: Arc<Functions>,
+    station: Station,
+    /// The operation of each flight: an index into `operations`.
+    flights: Box<[u32]>,
+    held: Box<[Held]>,
+    pipeline: VecDeque<Flight>,
+    operations: Vec<Operation>,
+    outcomes: Vec<Outcome>,
+    results: Vec<u8>,
+    counters: ProcessorCounters,
+}
+
+/// Options of a processor over this process' memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcessorOptions {
+    /// Bytes of memory, index and blocks; at least [`SMALLEST_MEMORY`].
+    pub memory_bytes: u64,
+    /// The table's.
+    pub table: TableOptions,
+}
+
+/// Below this, what the allocator keeps ready for each class would be most of the memory.
+pub const SMALLEST_MEMORY: u64 = 8 << 20;
+
+impl Default for ProcessorOptions {
+    fn default() -> Self {
+        Self { memory_bytes: 1 << 30, table: TableOptions::default() }
+    }
+}
+
+impl Processor<HostMemory> {
+    /// An empty processor over memory of this process, and the pools that its daemon tends. With
+    /// `has_daemon`, start a [`crate::slab::SlabDaemon`] for them.
+    ///
+    /// Errors: the kernel has no such memory.
+    pub fn new(
+        options: &ProcessorOptions,
+        functions: Arc<Functions>,
+        has_daemon: bool,
+    ) -> std::io::Result<(Self, Arc<SlabPools>)> {
+        let memory = HostMemory::new(options.memory_bytes.max(SMALLEST_MEMORY))?;
+        let (first, end) = layout(memory.length_bytes(), options.table.index_permille);
+        let pools = Arc::new(SlabPools::new(first, end));
+        let slabs = SlabCache::new(Arc::clone(&pools), has_daemon);
+        Ok((Self::over(Table::new(memory, slabs, options.table), functions), pools))
+    }
+}
+
+impl<M: Memory> Processor<M> {
+    /// A processor over a table.
+    #[must_use]
+    pub fn over(table: Table<M>, functions: Arc<Functions>) -> Self {
+        Self {
+            table,
+            functions,
+            station: Station::default(),
+            flights: vec![0; IN_FLIGHT].into(),
+            held: vec![Held::default(); SLOTS].into(),
+            pipeline: VecDeque::with_capacity(IN_FLIGHT),
+            operations: Vec::new(),
+            outcomes: Vec::new(),
+            results: Vec::new(),
+            counters: ProcessorCounters::default(),
+        }
+    }
+
+    /// The table.
+    pub fn table(&mut self) -> &mut Table<M> {
+        &mut self.table
+    }
+
+    /// What it did so far.
+    #[must_use]
+    pub fn counters(&self) -> ProcessorCounters {
+        self.counters
+    }
+
+    /// The station, for its figures.
+    #[must_use]
+    pub fn station(&self) -> &Station {
+        &self.station
+    }
+
+    /// Executes a packet and writes its reply to `reply`; false where the packet is too short to
+    /// have one, or its reply could pass `reply_limit` bytes: nothing was executed then.
+    pub fn process(&mut self, packet: &[u8], reply: &mut Vec<u8>, reply_limit: usize) -> bool {
+        let Some((id, reader)) = PacketReader::new(packet) else { return false };
+        self.counters.packets += 1;
+        self.operations.clear();
+        self.outcomes.clear();
+        self.results.clear();
+        let count = reader.left();
+        if !self.decode(packet, reader, reply_limit) {
+            return false;
+        }
+        for index in 0..self.operations.len() {
+            if self.outcomes[index].status != Status::Ok {
+                continue;
+            }
+            let slot = Station::slot_of(self.operations[index].place.bucket);
+            let (flight, arrival) = loop {
+                match self.station.arrive(slot) {
+                    Some(taken) => break taken,
+                    None => self.finish_one(packet),
+                }
+            };
+            self.flights[usize::from(flight)] = index as u32;
+            if arrival == Arrival::Issue {
+                self.pipeline.push_back(flight);
+            }
+        }
+        while !self.pipeline.is_empty() {
+            self.finish_one(packet);
+        }
+        begin_reply(reply, id, count);
+        for outcome in &self.outcomes {
+            match outcome.bytes {
+                Some((at, end)) => {
+                    push_bytes(reply, outcome.status, &self.results[at as usize..end as usize]);
+                }
+                None => push_status(reply, outcome.status),
+            }
+            self.counters.failed += u64::from(outcome.status != Status::Ok);
+        }
+        self.counters.operations += u64::from(count);
+        true
+    }
+
+    /// Reads all operations and asks for the lines of their buckets.
+    fn decode(&mut self, packet: &[u8], reader: PacketReader<'_>, reply_limit: usize) -> bool {
+        let mut bound = crate::packet::HEADER_BYTES;
+        for request in reader {
+            let Some(request) = request else {
+                self.operations.push(Operation::of(packet, &Request::get(&[]), Place::NOWHERE));
+                self.outcomes.push(Outcome { status: Status::Malformed, bytes: None });
+                bound += 1;
+                continue;
+            };
+            bound += request.kind.longest_result(request.no_return);
+            if bound > reply_limit {
+                return false;
+            }
+            let place = self.table.place(request.key);
+            let status = if self.knows(&request) { Status::Ok } else { Status::UnknownFunction };
+            if status == Status::Ok {
+                self.table.expect(place);
+            }
+            self.operations.push(Operation::of(packet, &request, place));
+            self.outcomes.push(Outcome { status, bytes: None });
+        }
+        bound <= reply_limit
+    }
+
+    fn knows(&self, request: &Request<'_>) -> bool {
+        let function = self.functions.get(request.function, request.width);
+        match request.kind {
+            Kind::Get | Kind::Put | Kind::Delete => true,
+            Kind::UpdateScalar | Kind::UpdateVectorByScalar | Kind::UpdateVector => {
+                function.update.is_some()
+            }
+            Kind::Reduce => function.reduce.is_some(),
+            Kind::Filter => function.filter.is_some(),
+        }
+    }
+
+    /// The oldest operation in the pipeline comes back; what waits for it is executed.
+    fn finish_one(&mut self, packet: &[u8]) {
+        let Some(flight) = self.pipeline.pop_front() else { return };
+        let index = self.flights[usize::from(flight)] as usize;
+        let operation = self.operations[index];
+        let slot = Station::slot_of(operation.place.bucket);
+        self.counters.pipelined += 1;
+        let held = self.station.has_waiting(slot).then_some(&mut self.held[slot]);
+        self.outcomes[index] =
+            pipeline(&mut self.table, &self.functions, &operation, packet, held, &mut self.results);
+        self.station.retire(flight);
+        self.station.complete(slot);
+        self.scan(slot, packet);
+    }
+
+    fn scan(&mut self, slot: usize, packet: &[u8]) {
+        loop {
+            let Self { station, table, held, flights, operations, .. } = self;
+            let held = &held[slot];
+            let step = station.step(slot, |flight| {
+                let operation = &operations[flights[usize::from(flight)] as usize];
+                let key = operation.key(packet);
+                if key != held.key {
+                    return Match::Other;
+                }
+                if operation.kind != Kind::Put {
+                    return Match::Same;
+                }
+                let new = operation.value(packet).len();
+                let kept = held
+                    .stored
+                    .is_some_and(|old| table.keeps_its_place(key.len(), old, new).unwrap_or(false));
+                if kept { Match::Same } else { Match::Stop }
+            });
+            match step {
+                Step::Execute(flight) => self.forward(slot, flight, packet),
+                Step::WriteBack => {
+                    self.write_back(slot);
+                    self.station.complete(slot);
+                }
+                Step::Issue(flight) => {
+                    self.pipeline.push_back(flight);
+                    return;
+                }
+                Step::Idle => return,
+            }
+        }
+    }
+
+    /// Executes an operation on the value at hand.
+    fn forward(&mut self, slot: usize, flight: Flight, packet: &[u8]) {
+        let index = self.flights[usize::from(flight)] as usize;
+        let operation = self.operations[index];
+        let (outcome, changed) =
+            execute(&self.functions, &operation, packet, &mut self.held[slot], &mut self.results);
+        self.outcomes[index] = outcome;
+        if changed {
+            self.station.mark_dirty(slot);
+        }
+        self.counters.forwarded += 1;
+        self.station.retire(flight);
+    }
+
+    fn write_back(&mut self, slot: usize) {
+        self.counters.write_backs += 1;
+        let held = &mut self.held[slot];
+        let place = self.table.place(&held.key);
+        if held.present {
+            let written = self.table.put(place, &held.key, &held.value);
+            assert!(written.is_ok(), "only values that keep their place are forwarded");
+            held.stored = Some(held.value.len());
+        } else {
+            self.table.delete(place, &held.key);
+            held.stored = None;
+        }
+    }
+}
+
+impl Place {
+    /// Of an operation that has none.
+    const NOWHERE: Self = Self { bucket: 0, secondary: 0 };
+}
+
+impl Operation {
+    #[inline]
+    fn of(packet: &[u8], request: &Request<'_>, place: Place) -> Self {
+        // Key and value are parts of the packet, or empty.
+        let range = |bytes: &[u8]| {
+            let at = bytes.as_ptr().addr().wrapping_sub(packet.as_ptr().addr());
+            if bytes.is_empty() { (0, 0) } else { (at as u32, bytes.len() as u16) }
+        };
+        Self {
+            kind: request.kind,
+            no_return: request.no_return,
+            function: request.function,
+            width: request.width,
+            key: range(request.key),
+            value: range(request.value),
+            place,
+        }
+    }
+}
+
+impl Outcome {
+    fn of(status: Status) -> Self {
+        Self { status, bytes: None }
+    }
+
+    fn failed(error: TableError) -> Self {
+        Self::of(match error {
+            TableError::OutOfMemory => Status::OutOfMemory,
+            TableError::TooLong { .. } | TableError::Key { .. } => Status::TooLong,
+        })
+    }
+
+    /// With `bytes`, which go behind the others in `results`.
+    fn with(bytes: &[u8], results: &mut Vec<u8>) -> Self {
+        let at = results.len() as u32;
+        results.extend(bytes);
+        Self { status: Status::Ok, bytes: Some((at, results.len() as u32)) }
+    }
+}
+
+/// The main pipeline: an operation on the table. Where `held` is given, the pair is left there.
+fn pipeline<M: Memory>(
+    table: &mut Table<M>,
+    functions: &Functions,
+    operation: &Operation,
+    packet: &[u8],
+    held: Option<&mut Held>,
+    results: &mut Vec<u8>,
+) -> Outcome {
+    let (place, key) = (operation.place, operation.key(packet));
+    let outcome = match operation.kind {
+        Kind::Get if held.is_none() => {
+            let got = table.get(place, key, |value| match operation.no_return {
+                true => Outcome::of(Status::Ok),
+                false => Outcome::with(value, results),
+            });
+            return got.unwrap_or(Outcome::of(Status::NotFound));
+        }
+        Kind::Put => {
+            let value = operation.value(packet);
+            match table.put(place, key, value) {
+                Ok(_) => {
+                    keep(held, key, Some(value));
+                    return Outcome::of(Status::Ok);
+                }
+                Err(error) => Outcome::failed(error),
+            }
+        }
+        Kind::Delete => {
+            let existed = table.delete(place, key);
+            keep(held, key, None);
+            return Outcome::of(if existed { Status::Ok } else { Status::NotFound });
+        }
+        _ => {
+            let mut kept = None;
+            let wanted = held.is_some();
+            let found = table.modify(place, key, |value| {
+                let done = apply(functions, operation, packet, value, results);
+                if wanted {
+                    kept = Some(value.to_vec());
+                }
+                done
+            });
+            keep(held, key, kept.as_deref());
+            return found.unwrap_or(Outcome::of(Status::NotFound));
+        }
+    };
+    // A PUT that failed: what the key held before is what the others find.
+    if held.is_some() {
+        let old = table.get(place, key, <[u8]>::to_vec);
+        keep(held, key, old.as_deref());
+    }
+    outcome
+}
+
+fn keep(held: Option<&mut Held>, key: &[u8], value: Option<&[u8]>) {
+    let Some(held) = held else { return };
+    held.key.clear();
+    held.key.extend(key);
+    held.value.clear();
+    held.value.extend(value.unwrap_or_default());
+    held.present = value.is_some();
+    held.stored = value.map(<[u8]>::len);
+}
+
+/// The execution engine: an operation on the value at hand; whether that changed.
+fn execute(
+    functions: &Functions,
+    operation: &Operation,
+    packet: &[u8],
+    held: &mut Held,
+    results: &mut Vec<u8>,
+) -> (Outcome, bool) {
+    match operation.kind {
+        Kind::Put => {
+            held.value.clear();
+            held.value.extend(operation.value(packet));
+            held.present = true;
+            (Outcome::of(Status::Ok), true)
+        }
+        _ if !held.present => (Outcome::of(Status::NotFound), false),
+        Kind::Delete => {
+            held.present = false;
+            held.value.clear();
+            (Outcome::of(Status::Ok), true)
+        }
+        _ => apply(functions, operation, packet, &mut held.value, results),
+    }
+}
+
+/// Everything that reads or changes a value in place; whether it changed.
+#[inline]
+fn apply(
+    functions: &Functions,
+    operation: &Operation,
+    packet: &[u8],
+    value: &mut [u8],
+    results: &mut Vec<u8>,
+) -> (Outcome, bool) {
+    let parameter = operation.value(packet);
+    let width = operation.width.bytes();
+    let function = functions.get(operation.function, operation.width);
+    let at = results.len();
+    let whole = |results: &mut Vec<u8>, value: &[u8]| match operation.no_return {
+        true => Outcome::of(Status::Ok),
+        false => Outcome::with(value, results),
+    };
+    let fits = match operation.kind {
+        Kind::UpdateScalar => {
+            let swap = operation.function == number::COMPARE_AND_SWAP;
+            value.len() == width && parameter.len() == if swap { 2 * width } else { width }
+        }
+        Kind::UpdateVectorByScalar | Kind::Reduce => parameter.len() == width,
+        Kind::UpdateVector => {
+            parameter.len() == value.len() && operation.function != number::COMPARE_AND_SWAP
+        }
+        _ => true,
+    };
+    if !fits {
+        return (Outcome::of(Status::LengthMismatch), false);
+    }
+    let (outcome, done, changed) = match operation.kind {
+        Kind::Reduce => {
+            let mut sum = [0; 8];
+            let sum = &mut sum[..width];
+            sum.copy_from_slice(parameter);
+            let done = function.reduce.is_some_and(|reduce| reduce(value, sum));
+            (whole(results, sum), done, false)
+        }
+        Kind::Filter => {
+            let done = function.filter.is_some_and(|filter| filter(value, results));
+            if operation.no_return {
+                results.truncate(at);
+            }
+            let bytes = (!operation.no_return).then_some((at as u32, results.len() as u32));
+            (Outcome { status: Status::Ok, bytes }, done, false)
+        }
+        Kind::Get => (whole(results, value), true, false),
+        _ => {
+            let outcome = whole(results, value);
+            let done = function.update.is_some_and(|update| update(value, parameter));
+            (outcome, done, done)
+        }
+    };
+    if done {
+        return (outcome, changed);
+    }
+    results.truncate(at);
+    (Outcome::of(Status::LengthMismatch), false)
+}
+
+#[cfg(not(loom))]
+#[cfg(test)]
+mod tests;

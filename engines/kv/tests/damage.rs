@@ -1,0 +1,276 @@
+//! Damage to what was acknowledged: the store refuses to open until somebody decides, and never
+//! shows an older value in silence.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)] // helpers of tests
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use beeline_kv::entry::Draft;
+use beeline_kv::{Embedded, KvError, Notice, PutOptions, StoreOptions, check, repair};
+use beeline_pmem::{Durability, PoolOptions};
+
+const SEGMENT: u32 = 64 << 10;
+
+fn pool_options() -> PoolOptions {
+    PoolOptions {
+        durability: Durability::Process,
+        segment_bytes: SEGMENT,
+        capacity_bytes: 32 * u64::from(SEGMENT),
+        ..PoolOptions::default()
+    }
+}
+
+fn open(directory: &Path, accept_damage: bool) -> Result<Embedded, KvError> {
+    let options = StoreOptions { accept_damage, ..StoreOptions::default() };
+    Embedded::open(directory, &pool_options(), options)
+}
+
+fn put(store: &Embedded, key: &str, value: &[u8]) {
+    store.with_all(|keys| {
+        keys.put(0, key.as_bytes(), &[value], PutOptions::default()).unwrap();
+        keys.commit().unwrap();
+    });
+}
+
+fn delete(store: &Embedded, key: &str) {
+    store.with_all(|keys| {
+        assert!(keys.delete(0, key.as_bytes()).unwrap());
+        keys.commit().unwrap();
+    });
+}
+
+fn get(store: &Embedded, key: &str) -> Result<Option<Vec<u8>>, KvError> {
+    store.with_all(|keys| {
+        let Some(entry) = keys.lookup(0, key.as_bytes())? else { return Ok(None) };
+        let mut value = Vec::new();
+        keys.read_value(&entry, &mut value)?;
+        Ok(Some(value))
+    })
+}
+
+fn segments(directory: &Path) -> Vec<PathBuf> {
+    let mut files: Vec<_> = fs::read_dir(directory.join("segments"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "seg"))
+        .collect();
+    files.sort();
+    files
+}
+
+/// Where `needle` lies last in the segments.
+fn find_last(directory: &Path, needle: &[u8]) -> (PathBuf, usize) {
+    let found = segments(directory).into_iter().filter_map(|path| {
+        let bytes = fs::read(&path).unwrap();
+        let at = bytes.windows(needle.len()).rposition(|window| window == needle)?;
+        Some((path, at))
+    });
+    found.collect::<Vec<_>>().pop().unwrap()
+}
+
+fn flip(path: &Path, at: usize, bit: u8) {
+    let mut bytes = fs::read(path).unwrap();
+    bytes[at] ^= 1 << bit;
+    fs::write(path, bytes).unwrap();
+}
+
+/// Header, key and value of the store's own entries lie in a row, the header 48 bytes long.
+const HEADER: usize = 48;
+
+#[test]
+fn a_flipped_bit_anywhere_in_the_newest_entry_never_brings_an_older_value_back() {
+    for (deletes, last) in [(false, false), (false, true), (true, false), (true, true)] {
+        let directory = tempfile::tempdir().unwrap();
+        let store = open(directory.path(), false).unwrap();
+        put(&store, "other", b"kept");
+        put(&store, "key", b"OLD");
+        if deletes {
+            delete(&store, "key");
+        } else {
+            put(&store, "key", b"NEW");
+        }
+        if !last {
+            put(&store, "behind it", b"x");
+        }
+        drop(store);
+        let (path, old) = find_last(directory.path(), b"keyOLD");
+        let start = old - HEADER + (HEADER + 6).next_multiple_of(16);
+        let used = HEADER + if deletes { 3 } else { 6 };
+        for at in start..start + used {
+            let bit = (at * 5 % 8) as u8;
+            flip(&path, at, bit);
+            let checked = check(directory.path()).unwrap();
+            assert!(checked.is_damaged(), "byte {}", at - start);
+            match open(directory.path(), false) {
+                Err(KvError::DamagedData { entries: 1, .. }) => {}
+                other => panic!("byte {}: {other:?}", at - start),
+            }
+            flip(&path, at, bit);
+        }
+        // Mended, it is as it was.
+        let store = open(directory.path(), false).unwrap();
+        let expected = (!deletes).then(|| b"NEW".to_vec());
+        assert_eq!(get(&store, "key").unwrap(), expected);
+        assert_eq!(get(&store, "other").unwrap().unwrap(), b"kept");
+    }
+}
+
+/// What a killed process leaves: its stores are in the page cache.
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to.join("segments")).unwrap();
+    fs::copy(from.join("pool.bee"), to.join("pool.bee")).unwrap();
+    for file in segments(from) {
+        fs::copy(&file, to.join("segments").join(file.file_name().unwrap())).unwrap();
+    }
+}
+
+#[test]
+fn after_a_kill_all_but_the_last_commit_is_known_to_have_been_acknowledged() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path(), false).unwrap();
+    for n in 0..6 {
+        put(&store, "key", format!("value {n}").as_bytes());
+    }
+    for n in 0..6 {
+        let killed = tempfile::tempdir().unwrap();
+        copy(directory.path(), killed.path());
+        let (path, at) = find_last(killed.path(), format!("keyvalue {n}").as_bytes());
+        flip(&path, at + 4, 2);
+        match open(killed.path(), false) {
+            Err(KvError::DamagedData { .. }) if n < 5 => {}
+            // Nothing tells it from an entry that was being written.
+            Ok(store) if n == 5 => assert_eq!(store.report().torn, 1),
+            other => panic!("value {n}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn damage_that_was_accepted_once_is_not_asked_about_again() {
+    for by_repair in [false, true] {
+        let directory = tempfile::tempdir().unwrap();
+        let store = open(directory.path(), false).unwrap();
+        put(&store, "key", b"OLD");
+        put(&store, "key", b"NEW");
+        drop(store);
+        let (path, at) = find_last(directory.path(), b"keyNEW");
+        flip(&path, at + 4, 0);
+        let checked = check(directory.path()).unwrap();
+        let what = &checked.damages[0].what;
+        assert!(what.contains("\"key\""), "the key is named: {what}");
+        assert!(matches!(open(directory.path(), false), Err(KvError::DamagedData { .. })));
+        if by_repair {
+            let report = repair(directory.path()).unwrap();
+            assert_eq!(report.damaged, 1);
+        } else {
+            let store = open(directory.path(), true).unwrap();
+            assert_eq!(store.report().damaged, 1);
+            assert_eq!(store.store().stats().total.damaged, 1, "counted for INFO and metrics");
+            assert_eq!(get(&store, "key").unwrap().unwrap(), b"OLD", "as was decided");
+        }
+        let store = open(directory.path(), false).unwrap();
+        put(&store, "key", b"NEWER");
+        drop(store);
+        // More damage in the same segment is news.
+        let store = open(directory.path(), false).unwrap();
+        assert_eq!(get(&store, "key").unwrap().unwrap(), b"NEWER");
+        drop(store);
+        let (path, at) = find_last(directory.path(), b"keyNEWER");
+        flip(&path, at + 4, 0);
+        assert!(matches!(open(directory.path(), false), Err(KvError::DamagedData { .. })));
+    }
+}
+
+#[test]
+fn what_is_left_of_an_accepted_segment_is_collected_as_any_other() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path(), false).unwrap();
+    for n in 0..40 {
+        put(&store, &format!("stays {n}"), &[n; 1000]);
+    }
+    drop(store);
+    let (path, at) = find_last(directory.path(), b"stays 7");
+    flip(&path, at + 20, 3);
+    let store = open(directory.path(), true).unwrap();
+    for turn in 0..400_u32 {
+        put(&store, "churn", &turn.to_le_bytes().repeat(500));
+        store.maintain().unwrap();
+    }
+    drop(store);
+    let store = open(directory.path(), false).unwrap();
+    for n in 0..40 {
+        let expected = (n != 7).then(|| vec![n; 1000]);
+        assert_eq!(get(&store, &format!("stays {n}")).unwrap(), expected);
+    }
+}
+
+#[test]
+fn a_zeroed_page_of_the_pools_table_is_refused_and_loses_no_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path(), false).unwrap();
+    for n in 0..200 {
+        put(&store, &format!("key {n}"), &[n; 2000]);
+    }
+    drop(store);
+    let before = segments(directory.path());
+    assert!(before.len() > 3);
+    let table = directory.path().join("pool.bee");
+    let whole = fs::read(&table).unwrap();
+    let mut seen = 0;
+    for page in 0..whole.len() / 4096 {
+        let mut bytes = whole.clone();
+        bytes[page * 4096..(page + 1) * 4096].fill(0);
+        if bytes == whole {
+            continue;
+        }
+        seen += 1;
+        fs::write(&table, &bytes).unwrap();
+        assert!(open(directory.path(), false).is_err(), "page {page}");
+        let checked = check(directory.path());
+        assert!(checked.as_ref().map_or(true, |report| report.is_damaged()), "page {page}");
+        assert_eq!(segments(directory.path()), before, "page {page}");
+        fs::write(&table, &whole).unwrap();
+    }
+    assert!(seen >= 2, "{seen} pages hold something");
+    let store = open(directory.path(), false).unwrap();
+    assert_eq!(store.report().keys, 200);
+}
+
+#[test]
+fn a_clients_entry_that_was_spoilt_fails_when_it_is_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path(), false).unwrap();
+    put(&store, "key", b"OLD");
+    {
+        let mut shard = store.shards()[0].lock().unwrap();
+        let mut log = shard.open_client_log();
+        shard.grant(&mut log).unwrap();
+        for value in [b"MIDDLE".as_slice(), b"NEWEST"] {
+            let mut bytes = Vec::new();
+            Draft { key: b"key", value, ..Draft::default() }.form(&mut bytes).unwrap();
+            let offset = log.tail();
+            log.segment().unwrap().store(offset as usize, &bytes);
+            shard.accept(&mut log, Notice { offset }).unwrap();
+            shard.commit().unwrap();
+        }
+        shard.close_client_log(log);
+    }
+    drop(store);
+    let (path, at) = find_last(directory.path(), b"keyNEWEST");
+    flip(&path, at + 5, 1);
+    assert!(check(directory.path()).unwrap().is_damaged());
+    let store = open(directory.path(), false).unwrap();
+    assert_eq!(store.report().damaged, 1);
+    for _ in 0..3 {
+        assert!(matches!(get(&store, "key"), Err(KvError::Damaged { .. })));
+        while store.maintain().unwrap() {}
+    }
+    drop(store);
+    let store = open(directory.path(), false).unwrap();
+    assert!(matches!(get(&store, "key"), Err(KvError::Damaged { .. })), "again");
+    // A new value ends it.
+    put(&store, "key", b"AFTER");
+    assert_eq!(get(&store, "key").unwrap().unwrap(), b"AFTER");
+    drop(store);
+    assert_eq!(get(&open(directory.path(), false).unwrap(), "key").unwrap().unwrap(), b"AFTER");
+}

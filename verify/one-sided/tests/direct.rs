@@ -1,0 +1,319 @@
+//! The direct store end to end: many clients, local and remote, one order.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "tests fail by panicking"
+)]
+
+use std::net::UdpSocket;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use beeline_direct::{DirectHandle, DirectOptions, DirectService, FabricClient};
+use beeline_fabric::Device;
+use beeline_fabric_shm::{ShmConfig, ShmDevice};
+use beeline_fabric_tcp::{TcpConfig, TcpDevice};
+use beeline_kv_direct::function::number;
+use beeline_kv_direct::{
+    Connect, DirectClient, DirectClientError, Kind, Link, LinkError, LinkOptions, PacketWriter,
+    ReplyReader, Request, Status, Width,
+};
+
+type Open = fn() -> Arc<dyn Device>;
+
+fn shm() -> Arc<dyn Device> {
+    ShmDevice::open(ShmConfig::default()).unwrap()
+}
+
+fn tcp() -> Arc<dyn Device> {
+    TcpDevice::open(TcpConfig::default()).unwrap()
+}
+
+const DEVICES: [Open; 2] = [shm, tcp];
+
+/// A service with its device: what the bootstrap exchange would lead to.
+#[derive(Clone)]
+struct Target {
+    handle: DirectHandle,
+    device: Arc<dyn Device>,
+}
+
+/// Connects to the targets by their names, which are their numbers.
+struct Direct {
+    targets: Vec<Target>,
+    open: Open,
+    options: LinkOptions,
+}
+
+impl Connect for Direct {
+    fn connect(&mut self, server: &str, processor: u32) -> Result<(Link, u32), LinkError> {
+        let target = self.targets[server.parse::<usize>().unwrap()].clone();
+        let mut exchange = |peer: &beeline_fabric::ConnectInfo, hello: &[u8]| {
+            let (sender, receiver) = mpsc::channel();
+            target.handle.accept(FabricClient {
+                processor,
+                device: Arc::clone(&target.device),
+                peer: peer.clone(),
+                payload: hello.to_vec(),
+                reply: Box::new(move |outcome| sender.send(outcome).unwrap()),
+            });
+            let welcome = receiver.recv()??;
+            Ok((welcome.info.unwrap_or(beeline_fabric::ConnectInfo(vec![])), welcome.payload))
+        };
+        let device = (self.open)();
+        let link = Link::connect(&device, &mut exchange, self.options)?;
+        Ok((link, target.handle.processors()))
+    }
+}
+
+struct World {
+    services: Vec<DirectService>,
+    targets: Vec<Target>,
+    open: Open,
+}
+
+impl World {
+    fn new(open: Open, servers: usize, processors: u32) -> Self {
+        let options = DirectOptions {
+            memory_bytes: u64::from(processors) * (32 << 20),
+            processors,
+            ..DirectOptions::default()
+        };
+        let services: Vec<DirectService> =
+            (0..servers).map(|_| DirectService::start(&options).unwrap()).collect();
+        let targets = services
+            .iter()
+            .map(|service| Target { handle: service.handle(), device: open() })
+            .collect();
+        Self { services, targets, open }
+    }
+
+    fn connect(&self, options: LinkOptions) -> Direct {
+        Direct { targets: self.targets.clone(), open: self.open, options }
+    }
+
+    fn client(&self) -> DirectClient {
+        let names: Vec<String> = (0..self.targets.len()).map(|server| server.to_string()).collect();
+        let connect = self.connect(LinkOptions::default());
+        DirectClient::connect(names, Box::new(connect)).unwrap()
+    }
+}
+
+#[test]
+fn a_client_stores_reads_changes_and_deletes_on_every_provider() {
+    for open in DEVICES {
+        let world = World::new(open, 1, 1);
+        let mut client = world.client();
+        assert_eq!(client.get(b"key").unwrap(), None);
+        client.put(b"key", b"value").unwrap();
+        assert_eq!(client.get(b"key").unwrap().unwrap(), b"value");
+        client.put(b"n", &5_u64.to_le_bytes()).unwrap();
+        assert_eq!(client.fetch_and_add(b"n", 3).unwrap(), Some(5));
+        assert_eq!(client.compare_and_swap(b"n", 8, 1).unwrap(), Some(8));
+        assert_eq!(client.fetch_and_add(b"n", 0).unwrap(), Some(1));
+        assert_eq!(client.fetch_and_add(b"none", 1).unwrap(), None);
+        assert!(client.delete(b"key").unwrap() && !client.delete(b"key").unwrap());
+        let refused = client.one(Request::with_function(Kind::Reduce, b"n", 200, Width::One, &[0]));
+        let Err(DirectClientError::Refused { status }) = refused else { panic!("{refused:?}") };
+        assert_eq!(status, Status::UnknownFunction);
+        let long = client.put(b"k", &[0; 4000]);
+        assert!(matches!(long, Err(DirectClientError::TooLong { .. })), "{long:?}");
+    }
+}
+
+#[test]
+fn local_and_remote_clients_share_one_order() {
+    const EACH: u64 = 3000;
+    for open in DEVICES {
+        let world = World::new(open, 1, 1);
+        world.client().put(b"sequence", &0_u64.to_le_bytes()).unwrap();
+        let numbers: Vec<u64> = std::thread::scope(|scope| {
+            let mut threads = Vec::new();
+            for _ in 0..3 {
+                let world = &world;
+                threads.push(scope.spawn(move || {
+                    let mut client = world.client();
+                    let one = 1_u64.to_le_bytes();
+                    let add = Request::with_function(
+                        Kind::UpdateScalar,
+                        b"sequence",
+                        number::ADD,
+                        Width::Eight,
+                        &one,
+                    );
+                    let mut mine = Vec::new();
+                    while mine.len() < EACH as usize {
+                        let before = mine.last().copied();
+                        let mut batch = vec![0; 30];
+                        client
+                            .execute(&[add; 30], &mut |index, status, bytes| {
+                                assert_eq!(status, Status::Ok);
+                                batch[index] =
+                                    u64::from_le_bytes(bytes.unwrap().try_into().unwrap());
+                            })
+                            .unwrap();
+                        assert!(batch.is_sorted() && before < batch.first().copied());
+                        mine.extend(batch);
+                    }
+                    mine
+                }));
+            }
+            // A local caller in the same queue.
+            let handle = world.targets[0].handle.clone();
+            threads.push(scope.spawn(move || {
+                let one = 1_u64.to_le_bytes();
+                let (kind, width) = (Kind::UpdateScalar, Width::Eight);
+                let add = Request::with_function(kind, b"sequence", number::ADD, width, &one);
+                let mut mine = Vec::new();
+                for _ in 0..EACH / 30 {
+                    let mut packet = PacketWriter::new(1 << 14, 1 << 18);
+                    (0..30).for_each(|_| assert!(packet.push(&add)));
+                    let reply = handle.execute(0, packet.finish(1).to_vec(), 1 << 18).unwrap();
+                    for (_, bytes) in ReplyReader::new(&reply).unwrap().1 {
+                        mine.push(u64::from_le_bytes(bytes.unwrap().try_into().unwrap()));
+                    }
+                }
+                mine
+            }));
+            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+        });
+        let mut sorted = numbers;
+        sorted.sort_unstable();
+        assert_eq!(sorted, (0..4 * EACH).collect::<Vec<_>>(), "each number is given once");
+    }
+}
+
+#[test]
+fn a_chain_of_swaps_has_one_winner_for_each_value() {
+    let world = World::new(shm, 1, 1);
+    world.client().put(b"lock", &0_u64.to_le_bytes()).unwrap();
+    let wins: Vec<u64> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..3)
+            .map(|_| {
+                scope.spawn(|| {
+                    let mut client = world.client();
+                    let (mut seen, mut won) = (0, Vec::new());
+                    while seen < 2000 {
+                        let found = client.compare_and_swap(b"lock", seen, seen + 1).unwrap();
+                        if found == Some(seen) {
+                            won.push(seen);
+                            seen += 1;
+                        } else {
+                            seen = found.unwrap();
+                        }
+                    }
+                    won
+                })
+            })
+            .collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
+    let mut wins = wins;
+    wins.sort_unstable();
+    assert_eq!(wins, (0..2000).collect::<Vec<u64>>());
+}
+
+#[test]
+fn several_servers_with_several_processors_are_one_map() {
+    let world = World::new(shm, 3, 2);
+    let mut client = world.client();
+    let keys: Vec<[u8; 4]> = (0..2000_u32).map(u32::to_le_bytes).collect();
+    let puts: Vec<Request<'_>> = keys.iter().map(|key| Request::put(key, key)).collect();
+    client.execute(&puts, &mut |_, status, _| assert_eq!(status, Status::Ok)).unwrap();
+    let gets: Vec<Request<'_>> = keys.iter().map(|key| Request::get(key)).collect();
+    let mut found = 0;
+    let mut other = world.client();
+    other
+        .execute(&gets, &mut |index, status, bytes| {
+            assert_eq!((status, bytes), (Status::Ok, Some(&keys[index][..])));
+            found += 1;
+        })
+        .unwrap();
+    assert_eq!(found, keys.len());
+    for service in &world.services {
+        beeline_service::Service::publish(service);
+        assert!(beeline_service::Service::health(service).is_ok());
+    }
+}
+
+#[test]
+fn a_client_that_breaks_the_protocol_ends_alone() {
+    for open in DEVICES {
+        let world = World::new(open, 1, 1);
+        let mut honest = world.client();
+        honest.put(b"key", b"value").unwrap();
+        // Its reply slots are small, and it asks for more than fits them.
+        let small = LinkOptions { reply_bytes: 4096, ..LinkOptions::default() };
+        let (mut link, _) = world.connect(small).connect("0", 0).unwrap();
+        let mut packet = PacketWriter::new(1 << 14, 1 << 20);
+        (0..60).for_each(|_| assert!(packet.push(&Request::get(b"key"))));
+        link.submit(&mut packet).unwrap();
+        let ended = link.wait(Duration::ZERO, |_, _| panic!("it is answered"));
+        assert!(ended.is_err() && link.is_broken(), "{ended:?}");
+        // One that goes away with packets under way.
+        let (mut link, _) = world.connect(LinkOptions::default()).connect("0", 0).unwrap();
+        while link.room() > 0 {
+            let mut packet = link.packet();
+            packet.push(&Request::put(b"other", &[7; 100]));
+            link.submit(&mut packet).unwrap();
+        }
+        drop(link);
+        assert_eq!(honest.get(b"key").unwrap().unwrap(), b"value");
+        // A hello of another version is refused with its reason.
+        let (sender, receiver) = mpsc::channel();
+        world.targets[0].handle.accept(FabricClient {
+            processor: 0,
+            device: Arc::clone(&world.targets[0].device),
+            peer: beeline_fabric::ConnectInfo(vec![]),
+            payload: vec![9, 0, 1, 0],
+            reply: Box::new(move |outcome| sender.send(outcome).unwrap()),
+        });
+        let refusal = receiver.recv().unwrap().unwrap();
+        assert!(refusal.info.is_none());
+        let reason = beeline_kv_direct::wire::Hello::decode(&refusal.payload).unwrap_err();
+        assert!(reason.to_string().contains("version 9"), "{reason}");
+    }
+}
+
+#[test]
+fn a_packet_in_a_datagram_is_answered_and_garbage_is_not() {
+    let options = DirectOptions {
+        memory_bytes: 16 << 20,
+        udp: Some("127.0.0.1:0".parse().unwrap()),
+        ..DirectOptions::default()
+    };
+    let service = DirectService::start(&options).unwrap();
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.connect(service.udp_addresses()[0]).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    socket.send(b"?").unwrap();
+    socket.send(&[0xff; 40]).unwrap();
+    let mut packet = PacketWriter::new(1400, 60_000);
+    packet.push(&Request::put(b"key", b"value"));
+    packet.push(&Request::get(b"key"));
+    socket.send(packet.finish(77)).unwrap();
+    let mut reply = [0; 65_536];
+    loop {
+        let length = socket.recv(&mut reply).unwrap();
+        let (id, results) = ReplyReader::new(&reply[..length]).unwrap();
+        if id != 77 {
+            continue;
+        }
+        let results: Vec<_> = results.collect();
+        assert_eq!(results[1], (Status::Ok, Some(&b"value"[..])));
+        break;
+    }
+}
+
+#[test]
+fn settings_that_cannot_work_are_refused_by_name() {
+    for (options, name) in [
+        (DirectOptions { processors: 0, ..DirectOptions::default() }, "direct-processors"),
+        (DirectOptions { memory_bytes: 1, ..DirectOptions::default() }, "direct-memory"),
+    ] {
+        let error = DirectService::start(&options).unwrap_err().to_string();
+        assert!(error.contains(name), "{error}");
+    }
+}
