@@ -57,6 +57,11 @@ pub fn run(arguments: &SetupArguments) -> Report {
             ("sshd", "openssh-server"),
         ],
     );
+    programs(
+        &mut report,
+        "simulators of Verilog",
+        &[("iverilog", "iverilog"), ("verilator", "verilator")],
+    );
     python_suites(&mut report);
     python(&mut report);
     published_tests(&mut report);

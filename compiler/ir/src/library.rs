@@ -4,6 +4,12 @@
 const FILES: &[(&str, &str)] = &[
     ("headers.np", include_str!("../library/headers.np")),
     ("basics.np", include_str!("../library/basics.np")),
+    ("parsing.np", include_str!("../library/parsing.np")),
+    ("checksum.np", include_str!("../library/checksum.np")),
+    ("encap.np", include_str!("../library/encap.np")),
+    ("tables.np", include_str!("../library/tables.np")),
+    ("scheduling.np", include_str!("../library/scheduling.np")),
+    ("crypto.np", include_str!("../library/crypto.np")),
 ];
 
 /// The text of a library file.

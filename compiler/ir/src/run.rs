@@ -128,6 +128,11 @@ impl Queue {
         true
     }
 
+    /// The words of the oldest item.
+    pub fn front(&self) -> Option<impl Iterator<Item = u64> + '_> {
+        (!self.items.is_empty()).then(|| self.items.iter().take(self.width).copied())
+    }
+
     /// Takes an item out into `item`; false without one.
     pub fn pop(&mut self, item: &mut [u64]) -> bool {
         if self.items.is_empty() {

@@ -1,10 +1,14 @@
 //! Network functions at run time.
 //!
 //! Place: `systems`, above the compiler. [`load`] reads a source file with its imports;
-//! [`pcap`] reads and writes captures; [`engine`] runs a graph over ports.
+//! [`pcap`] reads and writes captures; [`engine`] runs a graph from captures to captures, [`live`]
+//! between network interfaces, with signals. [`diff`] compares the back ends; [`report`] says what
+//! the compiler decided. [`packet_socket`] holds the unsafe code.
 
-#![forbid(unsafe_code)]
-
+pub mod diff;
 pub mod engine;
+pub mod live;
 pub mod load;
+pub mod packet_socket;
 pub mod pcap;
+pub mod report;

@@ -1,6 +1,8 @@
 //! `beeline nf`: network functions from elements and channels.
 
 mod check;
+mod models;
+mod new;
 mod run;
 
 use crate::exit::{Exit, Failure};
@@ -16,16 +18,46 @@ pub enum NfCommand {
     #[command(after_help = "Examples:\n  beeline nf check counter.np\n  \
                             beeline nf check counter.np --json")]
     Check(CheckArguments),
-    /// Run a graph over ports: captures by their .pcap name.
+    /// Begin a file: a small firewall to change.
+    New(new::NewArguments),
+    /// List the elements that come with the compiler.
+    Library,
+    /// What each element becomes in hardware: interval, depth, storage, loops, what limits it.
+    #[command(after_help = "Examples:\n  beeline nf report firewall.np\n  \
+                            beeline nf report firewall.np --without delay --json")]
+    Report(models::ReportArguments),
+    /// Write the graph as Verilog-2005.
+    #[command(after_help = "Examples:\n  beeline nf verilog firewall.np -o out")]
+    Verilog(models::VerilogArguments),
+    /// Play packets through the Verilog, or the cycle model.
+    #[command(after_help = "Examples:\n  beeline nf simulate firewall.np --pcap in.pcap\n  \
+                            beeline nf simulate firewall.np --pcap in.pcap --simulator model -o out")]
+    Simulate(models::PlayArguments),
+    /// Compare every back end with the interpreter, channel by channel.
+    #[command(after_help = "Examples:\n  beeline nf diff firewall.np --pcap in.pcap")]
+    Diff(models::PlayArguments),
+    /// Run a graph over captures or network interfaces.
     #[command(after_help = "Examples:\n  \
-                            beeline nf run counter.np --port in=in.pcap --port out=out.pcap")]
+                            beeline nf run counter.np --port in=in.pcap --port out=out.pcap\n  \
+                            beeline nf run firewall.np --port from_tor=eth0 --port to_tor=eth1")]
     Run(RunArguments),
+    /// Send a signal to an element of a running graph and show the answer.
+    #[command(after_help = "Examples:\n  beeline nf signal counter.np cnt\n  \
+                            beeline nf signal rules.np exact 1 0 12 0x0a0000010a000002 0x03e80035 17 1 1")]
+    Signal(run::SignalArguments),
 }
 
 /// Runs it.
 pub fn nf(command: &NfCommand, output: Output) -> Result<Exit, Failure> {
     match command {
         NfCommand::Check(arguments) => check::run(arguments, output),
+        NfCommand::New(arguments) => new::run_new(arguments, output),
+        NfCommand::Library => new::run_library(output),
+        NfCommand::Report(arguments) => models::run_report(arguments, output),
+        NfCommand::Verilog(arguments) => models::run_verilog(arguments, output),
+        NfCommand::Simulate(arguments) => models::run_simulate(arguments, output),
+        NfCommand::Diff(arguments) => models::run_diff(arguments, output),
+        NfCommand::Signal(arguments) => run::run_signal(arguments, output),
         NfCommand::Run(arguments) => run::run(arguments, output),
     }
 }

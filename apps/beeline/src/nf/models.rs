@@ -1,0 +1,320 @@
+//! `beeline nf report`, `verilog`, `simulate` and `diff`: the graph as hardware.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use beeline_ir::flits::{BITS, Joiner, WORDS, split};
+use beeline_ir::graph::Graph;
+use beeline_nf::diff::{Simulator, Stimulus, all_hardware, compare, cycles, simulated};
+use beeline_nf::pcap::{Reader, Writer};
+use beeline_nf::report::report;
+use beeline_passes::Options;
+use serde::Serialize;
+
+use super::check::compiled;
+use crate::exit::{Exit, Failure, OrExit as _};
+use crate::output::{Output, count, table};
+
+/// Switches of the passes.
+#[derive(Clone, Debug, clap::Args)]
+pub struct PassArguments {
+    /// Leave these passes out: placement, scatter, unroll, clean, merge, delay, or all.
+    #[arg(long, value_name = "PASS", value_delimiter = ',')]
+    pub without: Vec<String>,
+    /// Cycles from address to data of block memories.
+    #[arg(long, value_name = "CYCLES", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=8))]
+    pub read_latency: u32,
+    /// Clock that operations are packed into, in megahertz.
+    #[arg(long, value_name = "MHZ", default_value_t = 180, value_parser = clap::value_parser!(u32).range(10..=1000))]
+    pub clock: u32,
+}
+
+impl PassArguments {
+    fn options(&self) -> Result<Options, Failure> {
+        let mut options = Options {
+            read_latency: self.read_latency,
+            period_ps: 1_000_000 / self.clock,
+            ..Options::default()
+        };
+        for pass in &self.without {
+            match pass.as_str() {
+                "placement" => options.placement = false,
+                "scatter" => options.scatter = false,
+                "unroll" => options.unroll = false,
+                "clean" => options.clean = false,
+                "merge" => options.merge = false,
+                "delay" => options.delay = false,
+                "all" => {
+                    options = Options {
+                        read_latency: options.read_latency,
+                        period_ps: options.period_ps,
+                        ..Options::naive()
+                    };
+                }
+                other => {
+                    let error = anyhow::anyhow!(
+                        "no pass is named {other}: placement, scatter, unroll, clean, merge, delay, all"
+                    );
+                    return Err(Failure::new(Exit::Usage, error));
+                }
+            }
+        }
+        Ok(options)
+    }
+}
+
+/// Arguments of `report`.
+#[derive(Debug, clap::Args)]
+pub struct ReportArguments {
+    /// Source file.
+    pub file: PathBuf,
+    #[command(flatten)]
+    pub passes: PassArguments,
+}
+
+/// `beeline nf report`.
+pub fn run_report(arguments: &ReportArguments, output: Output) -> Result<Exit, Failure> {
+    let loaded = compiled(&arguments.file)?;
+    let reports = report(&loaded.compiled.graph, &arguments.passes.options()?)?;
+    if output.json {
+        for node in &reports {
+            output.object(node)?;
+        }
+        return Ok(Exit::Done);
+    }
+    let rows: Vec<Vec<String>> = reports
+        .iter()
+        .map(|node| {
+            vec![
+                node.instance.clone(),
+                node.report.element.clone(),
+                node.report.interval.to_string(),
+                node.naive_interval.to_string(),
+                node.report.depth.to_string(),
+                format!("{:.0}", node.modelled_mhz),
+                node.report.lines.to_string(),
+            ]
+        })
+        .collect();
+    let header = ["instance", "element", "II", "naive II", "depth", "MHz (modelled)", "lines"];
+    output.bytes(table(&header, &rows).as_bytes())?;
+    for node in &reports {
+        let report = &node.report;
+        for placed in &report.storage {
+            output.line(format!(
+                "{}: {} in {} ({} bits)",
+                node.instance, placed.name, placed.place, placed.bits
+            ))?;
+        }
+        for turned in &report.loops {
+            let copies = count(u64::from(turned.copies), "copy", "copies");
+            output.line(format!(
+                "{}: a loop {} to {copies}: {}",
+                node.instance, turned.form, turned.why
+            ))?;
+        }
+        for (memory, outcome) in &report.delayed {
+            output.line(format!("{}: {memory} forwarded: {outcome}", node.instance))?;
+        }
+        if let Some(limit) = &report.limit {
+            output.line(format!(
+                "{}: II is limited by {} ({}): {}",
+                node.instance,
+                limit.name,
+                limit.kind,
+                limit.chain.join(" -> ")
+            ))?;
+        }
+    }
+    Ok(Exit::Done)
+}
+
+/// Arguments of `verilog`.
+#[derive(Debug, clap::Args)]
+pub struct VerilogArguments {
+    /// Source file.
+    pub file: PathBuf,
+    /// Folder to write to; made if it is missing.
+    #[arg(long, short, value_name = "FOLDER", default_value = "out")]
+    pub out: PathBuf,
+    #[command(flatten)]
+    pub passes: PassArguments,
+}
+
+/// `beeline nf verilog`.
+pub fn run_verilog(arguments: &VerilogArguments, output: Output) -> Result<Exit, Failure> {
+    let loaded = compiled(&arguments.file)?;
+    let graph = &loaded.compiled.graph;
+    let hardware = all_hardware(graph, &arguments.passes.options()?)?;
+    let folder = arguments.file.parent().unwrap_or(Path::new("."));
+    // Hand-written Verilog of a `verilog` instance lies beside the source.
+    let mut missing = None;
+    let own = |name: &str| {
+        let node = graph.nodes.iter().find(|node| node.name == name && node.verilog)?;
+        std::fs::read_to_string(folder.join(format!("{}.v", node.element.name))).ok()
+    };
+    for node in graph.nodes.iter().filter(|node| node.verilog) {
+        if own(&node.name).is_none() {
+            missing = Some(node.element.name.clone());
+        }
+    }
+    if let Some(element) = missing {
+        let path = folder.join(format!("{element}.v"));
+        let error =
+            anyhow::anyhow!("{element} is marked verilog, and {} is missing", path.display());
+        return Err(Failure::new(Exit::Usage, error));
+    }
+    std::fs::create_dir_all(&arguments.out)
+        .with_context(|| format!("cannot make {}", arguments.out.display()))?;
+    let path = arguments.out.join("design.v");
+    let text = beeline_verilog::graph::design(graph, &hardware, &own);
+    std::fs::write(&path, &text).with_context(|| format!("cannot write {}", path.display()))?;
+    output.line(format!("{}: {} lines, top np_top", path.display(), text.lines().count()))?;
+    Ok(Exit::Done)
+}
+
+/// Arguments of `simulate` and `diff`.
+#[derive(Debug, clap::Args)]
+pub struct PlayArguments {
+    /// Source file.
+    pub file: PathBuf,
+    /// Packets for each input.
+    #[arg(long, value_name = "FILE")]
+    pub pcap: PathBuf,
+    /// Simulator of Verilog: icarus or verilator; model for the cycle model.
+    #[arg(long, value_name = "NAME", default_value = "icarus")]
+    pub simulator: String,
+    /// Write what leaves each output to NAME.pcap in this folder (simulate).
+    #[arg(long, short, value_name = "FOLDER")]
+    pub out: Option<PathBuf>,
+    #[command(flatten)]
+    pub passes: PassArguments,
+}
+
+fn stimulus(graph: &Graph, path: &Path) -> Result<Stimulus, Failure> {
+    let open = || format!("cannot read {}", path.display());
+    let file = std::fs::File::open(path).with_context(open).or_exit(Exit::Usage)?;
+    let mut reader =
+        Reader::new(std::io::BufReader::new(file)).with_context(open).or_exit(Exit::Usage)?;
+    let mut items = Vec::new();
+    while let Some(packet) = reader.next_packet().with_context(open)? {
+        split(&packet.bytes, packet.time_ns, |flit| items.extend(flit));
+    }
+    let each = |input: &beeline_ir::graph::Outside| {
+        if graph.channels[input.channel].bits == BITS { items.clone() } else { Vec::new() }
+    };
+    Ok(Stimulus { items: graph.inputs.iter().map(each).collect(), signals: Vec::new() })
+}
+
+fn simulator(name: &str) -> Result<Option<Simulator>, Failure> {
+    let known = match name {
+        "model" => return Ok(None),
+        "icarus" => Simulator::Icarus,
+        "verilator" => Simulator::Verilator,
+        other => {
+            let error = anyhow::anyhow!("no simulator is named {other}: icarus, verilator, model");
+            return Err(Failure::new(Exit::Usage, error));
+        }
+    };
+    if known.is_here() {
+        return Ok(Some(known));
+    }
+    let error =
+        anyhow::anyhow!("{} is not installed; `--simulator model` needs nothing", known.program());
+    Err(Failure::new(Exit::Usage, error))
+}
+
+#[derive(Serialize)]
+struct Simulated {
+    output: String,
+    packets: u64,
+    malformed: u64,
+}
+
+/// `beeline nf simulate`.
+pub fn run_simulate(arguments: &PlayArguments, output: Output) -> Result<Exit, Failure> {
+    let simulator = simulator(&arguments.simulator)?;
+    let loaded = compiled(&arguments.file)?;
+    let graph = &loaded.compiled.graph;
+    let stimulus = stimulus(graph, &arguments.pcap)?;
+    let hardware = all_hardware(graph, &arguments.passes.options()?)?;
+    let outcome = match simulator {
+        None => cycles(graph, &hardware, &stimulus)?,
+        Some(simulator) => {
+            let folder = tempfile::tempdir()?;
+            simulated(graph, &hardware, &stimulus, (simulator, 0), folder.path())?
+        }
+    };
+    for end in &graph.outputs {
+        if graph.channels[end.channel].bits != BITS {
+            continue;
+        }
+        let mut joiner = Joiner::default();
+        let mut result = Simulated { output: end.name.clone(), packets: 0, malformed: 0 };
+        let mut writer = Writer::new(Vec::new())?;
+        for flit in outcome.channels[end.channel].chunks_exact(WORDS) {
+            match joiner.push(flit) {
+                Ok(Some((bytes, time_ns))) => {
+                    result.packets += 1;
+                    writer.write(time_ns, bytes)?;
+                }
+                Ok(None) => {}
+                Err(_) => result.malformed += 1,
+            }
+        }
+        if let Some(folder) = &arguments.out {
+            std::fs::create_dir_all(folder)?;
+            std::fs::write(folder.join(format!("{}.pcap", end.name)), writer.finish()?)?;
+        }
+        if output.json {
+            output.object(&result)?;
+        } else {
+            output.line(format!(
+                "{}: {}, {} not whole",
+                result.output,
+                count(result.packets, "packet", "packets"),
+                result.malformed
+            ))?;
+        }
+    }
+    if let Some(clocks) = outcome.clocks.filter(|_| !output.json) {
+        output.line(format!("{clocks} clocks (counted)"))?;
+    }
+    Ok(Exit::Done)
+}
+
+#[derive(Serialize)]
+struct Verdict<'a> {
+    back_end: &'a str,
+    clocks: Option<u64>,
+    differences: &'a [beeline_nf::diff::Difference],
+}
+
+/// `beeline nf diff`.
+pub fn run_diff(arguments: &PlayArguments, output: Output) -> Result<Exit, Failure> {
+    let simulator = simulator(&arguments.simulator)?;
+    let loaded = compiled(&arguments.file)?;
+    let graph = &loaded.compiled.graph;
+    let stimulus = stimulus(graph, &arguments.pcap)?;
+    let list: Vec<Simulator> = simulator.into_iter().collect();
+    let compared = compare(graph, &arguments.passes.options()?, &stimulus, &list)?;
+    let mut equal = true;
+    for (back_end, (clocks, differences)) in &compared {
+        equal &= differences.is_empty();
+        if output.json {
+            output.object(&Verdict { back_end, clocks: *clocks, differences })?;
+            continue;
+        }
+        let clocks = clocks.map_or_else(String::new, |clocks| format!(", {clocks} clocks"));
+        if differences.is_empty() {
+            output.line(format!("{back_end}: every channel as the interpreter's{clocks}"))?;
+        }
+        for difference in differences {
+            output.line(format!(
+                "{back_end}: {} item {}: wanted {}, found {}",
+                difference.channel, difference.item, difference.wanted, difference.found
+            ))?;
+        }
+    }
+    Ok(if equal { Exit::Done } else { Exit::Failed })
+}

@@ -1,0 +1,240 @@
+//! Random programs through every back end. A failing seed is printed with the program; two planted
+//! faults show that the comparison sees them.
+
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
+
+use std::fmt::Write as _;
+
+use beeline_nf::diff::{
+    Order, Simulator, Stimulus, all_hardware, cycles, differences, interpreted, native, simulated,
+};
+use beeline_nf::load::{Loaded, compile};
+use beeline_passes::Options;
+use beeline_passes::ssa::Op;
+
+/// Numbers from a seed.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) % sides
+    }
+}
+
+const NAMES: [&str; 8] = ["x.a", "x.b", "x.c", "l0", "l1", "s0", "s1", "x.d[x.a & 3]"];
+
+fn expression(dice: &mut Dice, depth: u32) -> String {
+    if depth == 0 || dice.roll(4) == 0 {
+        return match dice.roll(3) {
+            0 => format!("{}", dice.roll(300)),
+            _ => NAMES[usize::try_from(dice.roll(8)).unwrap()].to_owned(),
+        };
+    }
+    let operators =
+        ["+", "-", "*", "&", "|", "^", "==", "!=", "<", "<=", ">", ">=", "<<", ">>", "%", "/"];
+    let operator = operators[usize::try_from(dice.roll(16)).unwrap()];
+    let a = expression(dice, depth - 1);
+    match dice.roll(8) {
+        0 => format!("(~{a})"),
+        1 => format!("({a} ? {} : {})", expression(dice, depth - 1), expression(dice, depth - 1)),
+        2 => format!("((uint13)({a}))"),
+        _ => format!("({a} {operator} {})", expression(dice, depth - 1)),
+    }
+}
+
+fn statements(dice: &mut Dice, depth: u32, text: &mut String) {
+    for _ in 0..=dice.roll(3) {
+        let value = expression(dice, 2);
+        match dice.roll(if depth == 0 { 4 } else { 8 }) {
+            0 => writeln!(
+                text,
+                "x.{} = {value};",
+                ["a", "b", "c"][usize::try_from(dice.roll(3)).unwrap()]
+            ),
+            1 => writeln!(text, "s{} = {value};", dice.roll(2)),
+            2 => writeln!(text, "l{} = {value};", dice.roll(2)),
+            3 => writeln!(text, "x.d[{value} & 3] = {};", expression(dice, 1)),
+            4 => writeln!(text, "t[({value}) & 15] = t[({value}) & 15] + {};", expression(dice, 1)),
+            5 => {
+                let mut inner = String::new();
+                statements(dice, depth - 1, &mut inner);
+                let mut other = String::new();
+                statements(dice, depth - 1, &mut other);
+                writeln!(text, "if ({value}) {{ {inner} }} else {{ {other} }}")
+            }
+            6 => {
+                let mut inner = String::new();
+                statements(dice, depth - 1, &mut inner);
+                let name = format!("i{depth}");
+                let turns = 1 + dice.roll(4);
+                writeln!(
+                    text,
+                    "for (uint {name} = 0; {name} < {turns}; {name}++) {{ {inner} \
+                     if (({value}) == {name}) break; }}"
+                )
+            }
+            _ => {
+                let mut inner = String::new();
+                statements(dice, depth - 1, &mut inner);
+                writeln!(text, "r[{}].k = ({value}); {inner} l0 = r[x.b & 7].v;", dice.roll(8))
+            }
+        }
+        .unwrap();
+    }
+}
+
+/// A graph of one to three elements in a row, and perhaps a fork that meets again.
+fn program(seed: u64) -> (String, Stimulus) {
+    let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let mut text = String::from(
+        "struct Item { uint16 a; uint8 b; uint32 c; uint12 d[4]; }\n\
+         struct Row { uint9 k; uint20 v; }\n",
+    );
+    let count = 1 + dice.roll(3);
+    for at in 0..count {
+        let mut body = String::new();
+        statements(&mut dice, 2, &mut body);
+        let drop = dice.roll(4) == 0;
+        let send = if drop { "if (x.a[0:0] == 0) " } else { "" };
+        writeln!(
+            text,
+            ".element E{at} (Item in -> Item out) {{\n.state {{ uint s0; uint17 s1; uint t[16]; \
+             Row r[8]; }}\n.handler {{ if (test_input_port(in)) {{ Item x = read_input_port(in); \
+             uint l0 = 1; uint l1 = x.b;\n{body}\n{send}set_output_port(out, x); }} }} }}\n\
+             E{at} :: e{at}"
+        )
+        .unwrap();
+    }
+    text.push_str(".input Item in\n.output Item out\nin");
+    for at in 0..count {
+        write!(text, " -> e{at}").unwrap();
+    }
+    text.push_str(" -> out\n");
+    let items = (0..80).flat_map(|_| [dice.roll(1 << 50), dice.roll(1 << 40)]).collect();
+    (text, Stimulus { items: vec![items], signals: Vec::new() })
+}
+
+fn loaded(text: &str) -> Loaded {
+    let loaded = compile("random.np", text.to_owned(), None);
+    let shown = loaded.diagnostics.render(&loaded.sources);
+    assert!(!loaded.diagnostics.failed(), "{shown}\n{text}");
+    loaded
+}
+
+fn check(seed: u64, simulate: bool) {
+    let (text, stimulus) = program(seed);
+    let loaded = loaded(&text);
+    let graph = &loaded.compiled.graph;
+    let wanted = interpreted(graph, &stimulus).unwrap();
+    let shown = |back_end: &str, found: &dyn std::fmt::Debug| {
+        format!("seed {seed}, {back_end}: {found:#?}\n{text}")
+    };
+    let found = differences(graph, &wanted, &native(graph, &stimulus).unwrap(), Order::Exact);
+    assert!(found.is_empty(), "{}", shown("machine code", &found));
+    for bits in [0x3f_u64, 0, seed % 64] {
+        let options = Options {
+            placement: bits & 1 != 0,
+            scatter: bits & 2 != 0,
+            unroll: bits & 4 != 0,
+            clean: bits & 8 != 0,
+            merge: bits & 16 != 0,
+            delay: bits & 32 != 0,
+            read_latency: 1 + u32::from(seed.is_multiple_of(3)),
+            ..Options::default()
+        };
+        let hardware = all_hardware(graph, &options).unwrap();
+        if std::env::var_os("BEELINE_NF_SHOW").is_some() {
+            for element in &hardware {
+                println!("seed {seed}: {:?}", element.report);
+            }
+        }
+        let found = differences(
+            graph,
+            &wanted,
+            &cycles(graph, &hardware, &stimulus).unwrap(),
+            Order::Exact,
+        );
+        assert!(found.is_empty(), "{}", shown(&format!("cycle model, {options:?}"), &found));
+        if simulate && Simulator::Icarus.is_here() {
+            let folder = tempfile::tempdir().unwrap();
+            let stalls = u32::try_from(seed & 0xffff).unwrap();
+            let play = (Simulator::Icarus, stalls);
+            let outcome = simulated(graph, &hardware, &stimulus, play, folder.path()).unwrap();
+            let found = differences(graph, &wanted, &outcome, Order::Exact);
+            assert!(found.is_empty(), "{}", shown(&format!("Icarus, {options:?}"), &found));
+        }
+    }
+}
+
+#[test]
+fn random_programs_mean_the_same_everywhere() {
+    let seeds = std::env::var("BEELINE_NF_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(60);
+    for seed in 1..=seeds {
+        check(seed, seed.is_multiple_of(12));
+    }
+    println!("{seeds} programs");
+}
+
+#[test]
+fn a_planted_fault_of_the_compiler_is_seen() {
+    // An addition that became a subtraction, in the hardware of some program that adds.
+    let mut seen = 0;
+    for seed in 1..=10 {
+        let (text, stimulus) = program(seed);
+        let loaded = loaded(&text);
+        let graph = &loaded.compiled.graph;
+        let wanted = interpreted(graph, &stimulus).unwrap();
+        let mut hardware = all_hardware(graph, &Options::default()).unwrap();
+        for element in &mut hardware {
+            for node in &mut element.handler.body.nodes {
+                if let Op::Binary(operator @ beeline_ir::tree::Binary::Add, ..) = &mut node.op {
+                    *operator = beeline_ir::tree::Binary::Subtract;
+                }
+            }
+        }
+        let outcome = cycles(graph, &hardware, &stimulus).unwrap();
+        seen += u32::from(!differences(graph, &wanted, &outcome, Order::Exact).is_empty());
+    }
+    assert!(seen > 0, "no program saw the fault");
+}
+
+#[test]
+fn a_planted_fault_of_the_schedule_is_seen() {
+    // A write that lands a cycle late, past what forwarding covers.
+    let text = "
+struct Item { uint4 key; uint28 value; }
+.element Table (Item in -> Item out) {
+    .state { uint table[16]; }
+    .handler {
+        if (test_input_port(in)) {
+            Item x = read_input_port(in);
+            uint y = table[x.key] + 1;
+            table[x.key] = y;
+            x.value = y;
+            set_output_port(out, x);
+        }
+    }
+}
+.input Item in
+.output Item out
+Table :: table
+in -> table -> out
+";
+    let loaded = loaded(text);
+    let graph = &loaded.compiled.graph;
+    let items: Vec<u64> = (0..200).map(|at| at * at % 3).collect();
+    let stimulus = Stimulus { items: vec![items], signals: Vec::new() };
+    let wanted = interpreted(graph, &stimulus).unwrap();
+    let mut hardware = all_hardware(graph, &Options::default()).unwrap();
+    let outcome = cycles(graph, &hardware, &stimulus).unwrap();
+    assert_eq!(differences(graph, &wanted, &outcome, Order::Exact), []);
+    hardware[0].handler.schedule.depth += 2;
+    for cycle in &mut hardware[0].handler.schedule.write_cycle {
+        *cycle += 1;
+    }
+    let outcome = cycles(graph, &hardware, &stimulus).unwrap();
+    assert!(!differences(graph, &wanted, &outcome, Order::Exact).is_empty());
+}
