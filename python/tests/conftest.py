@@ -24,6 +24,7 @@ def socket(tmp_path_factory):
         [program, "serve", "--json", "--data", str(data), "--capacity", "256MiB",
          "--segment-size", "1MiB", "--objects-memory", "256MiB", *off],
         stdout=subprocess.PIPE,
+        env={name: value for name, value in os.environ.items() if not name.startswith("BEELINE_")},
     )
     assert json.loads(node.stdout.readline())["event"] == "ready"
     yield str(data / "objects.sock")
