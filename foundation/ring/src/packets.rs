@@ -100,7 +100,7 @@ impl<'a> IndexQueue<'a> {
         }
         if part > 0 {
             // Release with the consumer's Acquire: the entries, and the blocks they name.
-            self.tail.store(at, Ordering::Release);
+            self.tail.store(at, Ordering::Relaxed);
         }
         Ok(part)
     }
@@ -379,24 +379,24 @@ mod loom_tests {
                 let packets = Packets::new(theirs.0.queue(), theirs.1.queue(), 1);
                 for value in 1..=2 {
                     let mut numbers = [0; 1];
-                    if packets.take(&mut numbers).unwrap() == 1 {
-                        // SAFETY: the block was free, so the sender has it alone; loom checks.
-                        their_block.with_mut(|block| unsafe { block.write(value) });
-                        packets.publish(&numbers).unwrap();
+                    while packets.take(&mut numbers).unwrap() == 0 {
+                        loom::thread::yield_now();
                     }
+                    // SAFETY: the block was free, so the sender has it alone; loom checks.
+                    their_block.with_mut(|block| unsafe { block.write(value) });
+                    packets.publish(&numbers).unwrap();
                 }
             });
             let packets = Packets::new(queues.0.queue(), queues.1.queue(), 1);
-            let mut last = 0;
-            for _ in 0..2 {
+            for expected in 1..=2 {
                 let mut numbers = [0; 1];
-                if packets.look(&mut numbers).unwrap() == 1 {
-                    // SAFETY: the block is filled, so the receiver has it alone; loom checks.
-                    let value = block.with_mut(|block| unsafe { block.read() });
-                    assert!(value > last);
-                    last = value;
-                    packets.release(&numbers).unwrap();
+                while packets.look(&mut numbers).unwrap() == 0 {
+                    loom::thread::yield_now();
                 }
+                // SAFETY: the block is filled, so the receiver has it alone; loom checks.
+                let value = block.with_mut(|block| unsafe { block.read() });
+                assert_eq!(value, expected);
+                packets.release(&numbers).unwrap();
             }
             sender.join().unwrap();
         });
