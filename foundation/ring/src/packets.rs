@@ -100,7 +100,7 @@ impl<'a> IndexQueue<'a> {
         }
         if part > 0 {
             // Release with the consumer's Acquire: the entries, and the blocks they name.
-            self.tail.store(at, Ordering::Relaxed);
+            self.tail.store(at, Ordering::Release);
         }
         Ok(part)
     }
