@@ -140,7 +140,7 @@ pub(crate) fn load(store: &Store, shards: &[Arc<Mutex<Shard>>]) -> Result<(), Kv
     let known = store.catalog.all();
     for shard in &mut guards {
         for namespace in shard.spaces.extra_numbers() {
-            if store.catalog.since(namespace) == Version::MAX {
+            if store.barrier(namespace) == Version::MAX {
                 shard.forget(namespace);
                 shard.spaces.remove(namespace);
             }
@@ -156,8 +156,10 @@ pub(crate) fn load(store: &Store, shards: &[Arc<Mutex<Shard>>]) -> Result<(), Kv
 impl Store {
     /// Barriers of all namespaces that are there.
     pub(crate) fn barriers(&self) -> BTreeMap<u32, Version> {
-        let own = (0..INDEXES as u32).map(|namespace| (namespace, self.barrier(namespace)));
-        own.chain(self.catalog.all().into_iter().map(|(_, known)| (known.tagged, known.since)))
+        let fields = (0..u32::from(crate::DATABASES)).map(crate::rows::fields_of);
+        let own = (0..INDEXES as u32).chain(fields);
+        own.map(|namespace| (namespace, self.barrier(namespace)))
+            .chain(self.catalog.all().into_iter().map(|(_, known)| (known.tagged, known.since)))
             .collect()
     }
 }

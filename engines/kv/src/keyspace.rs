@@ -366,6 +366,17 @@ impl<'a> Keyspace<'a> {
         self.reserve_batch(bytes, 0)
     }
 
+    /// As [`Keyspace::reserve_bytes`], for a batch of deletions and of small entries that go with
+    /// them: it may use the room kept for deletions, and the memory limit does not concern it.
+    ///
+    /// Errors: [`KvError::BatchTooLarge`], [`KvError::PoolFull`] when not even that room is left,
+    /// the pool's.
+    pub fn reserve_removal(&mut self, bytes: u64) -> Result<(), KvError> {
+        self.reserve_batch(0, bytes)?;
+        self.home_mut().put_back_reserved(bytes);
+        Ok(())
+    }
+
     /// As [`Keyspace::reserve_bytes`], with bytes of tombstones.
     pub(crate) fn reserve_batch(&mut self, puts: u64, deletions: u64) -> Result<(), KvError> {
         let reserved = self.home_mut().reserve(puts, deletions);
@@ -501,6 +512,7 @@ impl<'a> Keyspace<'a> {
             for candidate in 0..crate::DATABASES as u8 {
                 if database.is_none_or(|database| database == candidate) {
                     shard.forget(u32::from(candidate));
+                    shard.forget(crate::rows::fields_of(u32::from(candidate)));
                 }
             }
         }

@@ -12,6 +12,7 @@
 //! changes neither.
 
 use crate::entry::{Header, Sealer};
+use crate::rows::{database_of, is_fields};
 use crate::siphash::SipHash;
 use crate::space::{IN_ROWS, row_of};
 
@@ -74,6 +75,8 @@ impl Placement {
             return 0;
         }
         let decides = if namespace & IN_ROWS == 0 { key } else { row_of(key) };
+        // Fields lie with the key whose row they are.
+        let namespace = if is_fields(namespace) { database_of(namespace) } else { namespace };
         shard_of_hash(hash_in(self.seed, namespace, decides), self.shards)
     }
 

@@ -73,7 +73,8 @@ impl Spaces {
             Ok(at) => at,
             Err(at) => {
                 let index = Index::default();
-                self.extra.insert(at, Extra { number: namespace, index, ordered: None });
+                let ordered = crate::rows::is_fields(namespace).then(Ordered::default);
+                self.extra.insert(at, Extra { number: namespace, index, ordered });
                 at
             }
         };
@@ -95,6 +96,12 @@ impl Spaces {
     /// Removes a service's namespace, whose index was taken.
     pub fn remove(&mut self, namespace: u32) {
         self.extra.retain(|extra| extra.number != namespace);
+    }
+
+    /// True when there is any namespace behind the databases.
+    #[inline]
+    pub fn has_extra(&self) -> bool {
+        !self.extra.is_empty()
     }
 
     /// Numbers of the services' namespaces.

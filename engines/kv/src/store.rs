@@ -413,6 +413,9 @@ impl Store {
     pub(crate) fn barrier(&self, namespace: u32) -> Version {
         match self.barriers.get(namespace as usize) {
             Some(barrier) => barrier.load(Ordering::Relaxed),
+            None if crate::rows::is_fields(namespace) => {
+                self.barrier(crate::rows::database_of(namespace))
+            }
             None => self.catalog.since(namespace),
         }
     }

@@ -2,6 +2,7 @@
 
 pub(crate) mod connection;
 pub(crate) mod expiry;
+pub(crate) mod hashes;
 pub(crate) mod introspection;
 pub(crate) mod keys;
 pub(crate) mod keyspace_wide;
@@ -31,6 +32,8 @@ pub type SessionHandler = fn(&mut Session, &mut Call<'_, '_>) -> CommandResult;
 
 /// The encoding of a plain string in an entry's `kind`.
 pub const KIND_STRING: u8 = 0;
+/// That of a hash's head: see [`beeline_kv::Row`].
+pub const KIND_HASH: u8 = 1;
 
 /// Memory that commands reuse instead of allocating.
 #[derive(Debug, Default)]
@@ -268,6 +271,7 @@ fn string_or_wrong_type(entry: Option<EntryRef>) -> Result<Option<EntryRef>, Com
 pub fn type_name(kind: u8) -> &'static str {
     match kind {
         KIND_STRING => "string",
+        KIND_HASH => "hash",
         _ => "unknown",
     }
 }

@@ -423,8 +423,10 @@ impl<'a> Plan<'a> {
     #[must_use]
     pub fn needs_room(&self, session: &Session) -> bool {
         let stores = |command: &Command| {
-            let deletes =
-                matches!(command.name, "del" | "unlink" | "getdel" | "flushall" | "flushdb");
+            let deletes = matches!(
+                command.name,
+                "del" | "unlink" | "getdel" | "hdel" | "flushall" | "flushdb"
+            );
             command.has(flag::WRITE) && !deletes
         };
         match self.action {

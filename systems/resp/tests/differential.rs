@@ -133,6 +133,23 @@ const TEMPLATES: &[(&str, usize)] = &[
     ("GETSET K V", 8),
     ("GETDEL K", 6),
     ("GETEX K", 4),
+    ("HSET K H V", 20),
+    ("HSET K H V H V", 8),
+    ("HSET K H V H", 1),
+    ("HMSET K H V", 3),
+    ("HSETNX K H V", 5),
+    ("HGET K H", 12),
+    ("HMGET K H H", 5),
+    ("HDEL K H", 8),
+    ("HDEL K H H", 4),
+    ("HLEN K", 8),
+    ("HEXISTS K H", 4),
+    ("HSTRLEN K H", 4),
+    ("HINCRBY K H I", 8),
+    ("HINCRBYFLOAT K H F", 6),
+    ("HGETALL K", 5),
+    ("HKEYS K", 3),
+    ("HVALS K", 3),
     ("GETEX K G", 10),
     ("GETEX K G G", 3),
     ("MGET K K K", 10),
@@ -320,6 +337,7 @@ impl Generator {
         let text = match word {
             "K" => random.pick(KEYS).to_owned(),
             "V" => random.pick(VALUES).to_owned(),
+            "H" => random.pick(&["f", "g", "", "1", "field"]).to_owned(),
             "I" => random.pick(INTEGERS).to_owned(),
             "F" => random.pick(FLOATS).to_owned(),
             "S" | "R" => random.pick(SMALL).to_owned(),
@@ -434,7 +452,9 @@ fn same(words: &[Vec<u8>], theirs: &[u8], ours: &[u8]) -> bool {
         // Time passes between the two.
         b"TTL" | b"EXPIRETIME" => near(theirs, ours, 2),
         b"PTTL" | b"PEXPIRETIME" => near(theirs, ours, 2000),
-        b"KEYS" => theirs[0] == ours[0] && sorted(theirs) == sorted(ours),
+        b"KEYS" | b"HGETALL" | b"HKEYS" | b"HVALS" => {
+            theirs[0] == ours[0] && sorted(theirs) == sorted(ours)
+        }
         b"SCAN" => {
             let (theirs, ours) = (elements(theirs), elements(ours));
             theirs.len() == 2 && ours.len() == 2 && sorted(theirs[1]) == sorted(ours[1])

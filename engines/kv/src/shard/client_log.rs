@@ -364,6 +364,12 @@ impl Shard {
                 old.flush_epoch != epoch
             }
         };
+        if let Some(id) = found
+            && self.spaces.has_extra()
+            && let Some(before) = self.spaces.get(header.namespace).map(|index| *index.slot(id))
+        {
+            self.note_row(header.namespace, before, location, key);
+        }
         self.log.note(state, offset, header.used_bytes() as u32);
         let appended = Appended { version, location, slot_bytes: header.slot_bytes };
         self.install_at(header.namespace, hash, found, &appended, leaves_stale);

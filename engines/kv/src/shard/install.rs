@@ -15,9 +15,24 @@ impl Shard {
     /// Makes `appended` the newest entry of its key, whose index this shard holds.
     pub(crate) fn install(&mut self, namespace: u32, hash: u64, key: &[u8], appended: &Appended) {
         let found = self.find(namespace, hash, key);
+        if let Some(id) = found
+            && self.spaces.has_extra()
+            && namespace < u32::from(crate::DATABASES)
+            && let Some(before) = self.spaces.get(namespace).map(|index| *index.slot(id))
+        {
+            self.note_row(namespace, before, appended.location, key);
+        }
         self.install_found(namespace, hash, found, appended);
         if namespace >= crate::INDEXES as u32 {
             self.note_order(namespace, key, appended.location);
+        }
+    }
+
+    /// Takes a key without an entry out of the order.
+    pub(crate) fn forget_order(&mut self, namespace: u32, key: &[u8]) {
+        let extra = self.spaces.extra_mut(namespace);
+        if let Some(ordered) = extra.and_then(|extra| extra.ordered.as_mut()) {
+            ordered.remove(key);
         }
     }
 

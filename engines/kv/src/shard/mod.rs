@@ -21,6 +21,7 @@ use crate::entry::{self, EXPIRES, HEADER_BYTES, Header, KEY_LIMIT, TOMBSTONE};
 use crate::fault::{self, KnownBug};
 use crate::index::{Location, Slot, SlotId};
 use crate::random::Xorshift;
+use crate::rows::Ended;
 use crate::segments::{SegmentCache, SegmentState};
 use crate::spaces::Spaces;
 use crate::stats::{self, ShardCounters, ShardStats};
@@ -91,6 +92,7 @@ pub struct Shard {
     collected: Vec<u8>,
     expiry: Expiry,
     reads: ReadRegistry,
+    pub(crate) ended: Ended,
     pub(crate) random: Xorshift,
     pub(crate) scratch: Vec<u8>,
     /// Coarse clock of use: seconds of the monotonic clock, modulo 65,536.
@@ -115,6 +117,7 @@ impl Shard {
             collected: Vec::new(),
             expiry: Expiry::default(),
             reads: ReadRegistry::default(),
+            ended: Ended::default(),
             random: Xorshift::new(0x5EED + index as u64),
             scratch: Vec::new(),
             use_second: second_of(store.clock.monotonic_ns()),

@@ -89,6 +89,11 @@ impl Shard {
             let wait = self.expiry.due_ms.saturating_sub(now_ms).clamp(10, LONGEST_SLEEP_MS);
             sooner(&mut deadline, now_ns + wait * 1_000_000);
         }
+        match self.sweep_rows() {
+            Ok(swept) => did_work |= swept,
+            Err(KvError::PoolFull { .. }) => {}
+            Err(error) => return Err(error),
+        }
         let limit = self.store.max_memory_bytes();
         if limit != 0 && self.store.memory_bytes() > limit {
             for _ in 0..16 {
@@ -228,7 +233,10 @@ impl Shard {
         }
         let Some(slot) = self.sample_victim(policy) else { return Ok(false) };
         let mut key = Vec::new();
-        Ok(self.delete_slot(&slot, &mut key, Deletion::Evicted)? == Deleted::Yes)
+        let evicted = self.delete_slot(&slot, &mut key, Deletion::Evicted)? == Deleted::Yes;
+        // A row's fields are what takes the memory.
+        while !self.ended.is_empty() && self.sweep_rows()? {}
+        Ok(evicted)
     }
 
     fn sample_victim(&mut self, policy: Eviction) -> Option<Slot> {

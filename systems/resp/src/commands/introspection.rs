@@ -233,7 +233,7 @@ pub fn object_encoding(call: &mut Call<'_, '_>) -> CommandResult {
         return Ok(());
     };
     let name = if entry.kind != KIND_STRING {
-        "unknown"
+        hash_encoding(call, &entry)?
     } else if entry.value_length <= 20 && call.store.with_value(&entry, parse_i64)?.is_some() {
         "int"
     } else if entry.value_length <= EMBEDDED_BYTES {
@@ -243,6 +243,25 @@ pub fn object_encoding(call: &mut Call<'_, '_>) -> CommandResult {
     };
     call.out.bulk(name.as_bytes());
     Ok(())
+}
+
+/// What Redis would hold a hash as that was always as it is now.
+fn hash_encoding(
+    call: &mut Call<'_, '_>,
+    entry: &beeline_kv::EntryRef,
+) -> Result<&'static str, CommandError> {
+    const FIELDS: u64 = 128;
+    const BYTES: usize = 64;
+    let row = call.store.row_at(entry)?;
+    let mut small = row.length <= FIELDS;
+    if small {
+        let key = call.arg(2);
+        let all = (0, usize::MAX);
+        call.store.visit_row(call.database, key, &row, all, |field, value| {
+            small &= field.len().max(value.len()) <= BYTES;
+        })?;
+    }
+    Ok(if small { "listpack" } else { "hashtable" })
 }
 
 pub fn object_refcount(call: &mut Call<'_, '_>) -> CommandResult {

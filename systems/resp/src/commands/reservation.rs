@@ -8,8 +8,8 @@
 
 use std::collections::HashMap;
 
-use beeline_kv::Keyspace;
 use beeline_kv::entry::{KEY_LIMIT, slot_bytes_for};
+use beeline_kv::{Keyspace, Store};
 
 use crate::args::Args;
 use crate::error::CommandError;
@@ -50,6 +50,7 @@ fn builds_on_values(command: &Command) -> bool {
         "set" | "setnx" | "setex" | "psetex" | "getset" | "mset" | "msetnx" => false,
         "incr" | "decr" | "incrby" | "decrby" | "incrbyfloat" => false,
         "del" | "unlink" | "getdel" => false,
+        "hset" | "hmset" | "hsetnx" | "hincrby" | "hincrbyfloat" | "hdel" => false,
         _ => command.has(flag::WRITE) && command.keys.0 != 0,
     }
 }
@@ -99,7 +100,20 @@ impl<'e> Estimate<'e, '_> {
                 let before = self.length(key)?;
                 self.store(key, before.max(end));
             }
+            "hset" | "hmset" | "hsetnx" => {
+                for index in (2..args.len().saturating_sub(1)).step_by(2) {
+                    self.store_field(key, length(index), length(index + 1));
+                }
+            }
+            "hincrby" => self.store_field(key, length(2), INTEGER_BYTES),
+            "hincrbyfloat" => self.store_field(key, length(2), FLOAT_BYTES),
+            "hdel" => {
+                for index in 2..args.len() {
+                    self.store_field(key, length(index), 0);
+                }
+            }
             "rename" | "renamenx" | "copy" => {
+                self.copy_row(key, args.get(2))?;
                 let moved = self.length(key)?;
                 self.delete(key);
                 self.store_perhaps(args.get(2), moved)?;
@@ -116,6 +130,26 @@ impl<'e> Estimate<'e, '_> {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// A field of a hash, and the head that goes with it.
+    fn store_field(&mut self, key: &[u8], field_length: u64, value_length: u64) {
+        self.bytes += Store::field_bytes(key.len(), field_length as usize, value_length as usize);
+        self.bytes += Store::head_bytes(key.len());
+        self.stores = true;
+    }
+
+    /// The fields of a hash, under another key. Those that the transaction itself adds are counted
+    /// twice at least: with their own commands, and a hash that grows by much before it is copied may
+    /// still make the copy fail.
+    fn copy_row(&mut self, key: &[u8], to: &[u8]) -> Result<(), CommandError> {
+        let Some(row) = self.store.row(self.database, key)? else { return Ok(()) };
+        let mut bytes = 0;
+        self.store.visit_row(self.database, key, &row, (0, usize::MAX), |field, value| {
+            bytes += Store::field_bytes(to.len(), field.len(), value.len());
+        })?;
+        self.bytes += bytes;
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 use super::flag::*;
 use super::{Command, KeySpec, Scope, command, key_spec};
 use crate::commands::{
-    connection, expiry, introspection, keys, keyspace_wide, node, strings, transactions,
+    connection, expiry, hashes, introspection, keys, keyspace_wide, node, strings, transactions,
 };
 
 // Key specifications: what is done with the keys, index of the first, `ON` to the end, `PAIRS`
@@ -24,6 +24,7 @@ const RO_ACCESS_1: KeySpec = key_spec(&["RO", "access"], 1, 0, 1, "");
 const RO_ACCESS_1_ON: KeySpec = key_spec(&["RO", "access"], 1, -1, 1, "");
 const RW_ACCESS_DELETE_1: KeySpec = key_spec(&["RW", "access", "delete"], 1, 0, 1, "");
 const RW_ACCESS_UPDATE_1: KeySpec = key_spec(&["RW", "access", "update"], 1, 0, 1, "");
+const RW_DELETE_1: KeySpec = key_spec(&["RW", "delete"], 1, 0, 1, "");
 const RW_INSERT_1: KeySpec = key_spec(&["RW", "insert"], 1, 0, 1, "");
 const RW_UPDATE_1: KeySpec = key_spec(&["RW", "update"], 1, 0, 1, "");
 const SET_KEY: KeySpec = key_spec(
@@ -211,7 +212,7 @@ static OBJECT: [Command; 5] = [
 ];
 
 /// Every command, in alphabetical order.
-pub static COMMANDS: [Command; 70] = [
+pub static COMMANDS: [Command; 86] = [
     command("append", 3, WRITE | DENYOOM | FAST, &["@write", "@string", "@fast"])
         .keys((1, 1, 1), &[RW_INSERT_1])
         .data(Scope::Keys, strings::append)
@@ -322,6 +323,10 @@ pub static COMMANDS: [Command; 70] = [
         .keys((1, 1, 1), &[RW_ACCESS_UPDATE_1])
         .data(Scope::Keys, strings::getset)
         .docs("string", "1.0.0", "Stores a string and returns the old one"),
+    command("hdel", -3, WRITE | FAST, &["@write", "@hash", "@fast"])
+        .keys((1, 1, 1), &[RW_DELETE_1])
+        .data(Scope::Keys, hashes::hdel)
+        .docs("hash", "2.0.0", "Removes fields of a hash"),
     command(
         "hello",
         -1,
@@ -330,6 +335,71 @@ pub static COMMANDS: [Command; 70] = [
     )
     .session(Scope::Connection, connection::hello)
     .docs("connection", "6.0.0", "Chooses the protocol version"),
+    command("hexists", 3, READONLY | FAST, &["@read", "@hash", "@fast"])
+        .keys((1, 1, 1), &[RO_1])
+        .data(Scope::Keys, hashes::hexists)
+        .docs("hash", "2.0.0", "Says whether a field is there"),
+    command("hget", 3, READONLY | FAST, &["@read", "@hash", "@fast"])
+        .keys((1, 1, 1), &[RO_ACCESS_1])
+        .data(Scope::Keys, hashes::hget)
+        .docs("hash", "2.0.0", "Returns the value of a field"),
+    command("hgetall", 2, READONLY, &["@read", "@hash", "@slow"])
+        .keys((1, 1, 1), &[RO_ACCESS_1])
+        .tips(&["nondeterministic_output_order"])
+        .data(Scope::Keys, hashes::hgetall)
+        .docs("hash", "2.0.0", "Returns all fields and values"),
+    command("hincrby", 4, WRITE | DENYOOM | FAST, &["@write", "@hash", "@fast"])
+        .keys((1, 1, 1), &[RW_ACCESS_UPDATE_1])
+        .data(Scope::Keys, hashes::hincrby)
+        .docs("hash", "2.0.0", "Adds an integer to a field"),
+    command("hincrbyfloat", 4, WRITE | DENYOOM | FAST, &["@write", "@hash", "@fast"])
+        .keys((1, 1, 1), &[RW_ACCESS_UPDATE_1])
+        .data(Scope::Keys, hashes::hincrbyfloat)
+        .docs("hash", "2.6.0", "Adds a number to a field"),
+    command("hkeys", 2, READONLY, &["@read", "@hash", "@slow"])
+        .keys((1, 1, 1), &[RO_ACCESS_1])
+        .tips(&["nondeterministic_output_order"])
+        .data(Scope::Keys, hashes::hkeys)
+        .docs("hash", "2.0.0", "Returns all fields"),
+    command("hlen", 2, READONLY | FAST, &["@read", "@hash", "@fast"])
+        .keys((1, 1, 1), &[RO_1])
+        .data(Scope::Keys, hashes::hlen)
+        .docs("hash", "2.0.0", "Returns the number of fields"),
+    command("hmget", -3, READONLY | FAST, &["@read", "@hash", "@fast"])
+        .keys((1, 1, 1), &[RO_ACCESS_1])
+        .data(Scope::Keys, hashes::hmget)
+        .docs("hash", "2.0.0", "Returns the values of fields"),
+    command("hmset", -4, WRITE | DENYOOM | FAST, &["@write", "@hash", "@fast"])
+        .keys((1, 1, 1), &[RW_UPDATE_1])
+        .data(Scope::Keys, hashes::hmset)
+        .docs("hash", "2.0.0", "Sets fields"),
+    command("hrandfield", -2, READONLY, &["@read", "@hash", "@slow"])
+        .keys((1, 1, 1), &[RO_ACCESS_1])
+        .tips(&["nondeterministic_output"])
+        .data(Scope::Keys, hashes::hrandfield)
+        .docs("hash", "6.2.0", "Returns random fields"),
+    command("hscan", -3, READONLY, &["@read", "@hash", "@slow"])
+        .keys((1, 1, 1), &[RO_ACCESS_1])
+        .tips(&["nondeterministic_output"])
+        .data(Scope::Keys, hashes::hscan)
+        .docs("hash", "2.8.0", "Visits fields and values piece by piece"),
+    command("hset", -4, WRITE | DENYOOM | FAST, &["@write", "@hash", "@fast"])
+        .keys((1, 1, 1), &[RW_UPDATE_1])
+        .data(Scope::Keys, hashes::hset)
+        .docs("hash", "2.0.0", "Sets fields"),
+    command("hsetnx", 4, WRITE | DENYOOM | FAST, &["@write", "@hash", "@fast"])
+        .keys((1, 1, 1), &[RW_INSERT_1])
+        .data(Scope::Keys, hashes::hsetnx)
+        .docs("hash", "2.0.0", "Sets a field that is not there"),
+    command("hstrlen", 3, READONLY | FAST, &["@read", "@hash", "@fast"])
+        .keys((1, 1, 1), &[RO_1])
+        .data(Scope::Keys, hashes::hstrlen)
+        .docs("hash", "3.2.0", "Returns the length of a field's value"),
+    command("hvals", 2, READONLY, &["@read", "@hash", "@slow"])
+        .keys((1, 1, 1), &[RO_ACCESS_1])
+        .tips(&["nondeterministic_output_order"])
+        .data(Scope::Keys, hashes::hvals)
+        .docs("hash", "2.0.0", "Returns all values"),
     command("incr", 2, WRITE | DENYOOM | FAST, &["@write", "@string", "@fast"])
         .keys((1, 1, 1), &[RW_ACCESS_UPDATE_1])
         .data(Scope::Keys, strings::incr)

@@ -1,0 +1,468 @@
+//! Rows of a database: a key whose value is many small ones, such as a Redis hash.
+//!
+//! ```text
+//! head   namespace 0..15, the key          kind of row; value: generation u64 | length u64
+//! field  namespace 32 + database, by row   row = the key; sub-key: generation u64 | position u64 | field
+//! ```
+//!
+//! A row's fields lie in its key's shard, and in order of position, a hash of the field's name. The
+//! head says which generation of fields counts. So whatever ends a head (a deletion, another value,
+//! its expiry, eviction) ends the row with that one small write; what it leaves behind is collected
+//! later by [`Shard::sweep_rows`]. Whoever changes a field writes the head anew in the same batch:
+//! its length is right after a crash, and its version tells that the row changed.
+//!
+//! Expiry is the head's. A flush of the database is one of its fields, too.
+
+use std::ops::Bound;
+
+use crate::ordered::Keys;
+use crate::segments::SegmentState;
+use crate::shard::{EntryRef, PutOptions, Shard, read_header};
+use crate::siphash::SipHash;
+use crate::space::IN_ROWS;
+use crate::store::Store;
+use crate::{Keyspace, KvError, Version};
+
+/// Kinds of value that are heads of rows; smaller ones are single values.
+const ROW_KINDS: std::ops::RangeInclusive<u8> = 1..=63;
+/// Namespaces of the databases' fields, before [`IN_ROWS`].
+const FIELDS: u32 = 32;
+/// Bits of a field's position: what a scan's cursor can hold.
+const POSITION_BITS: u32 = 48;
+/// Bytes of a head's value.
+const HEAD_BYTES: usize = 16;
+/// Bytes between the row and the field's name.
+const SUB_BYTES: usize = 16;
+/// Fields of ended rows removed in one slice of upkeep.
+const SLICE: usize = 256;
+/// Rows looked at in one slice of the sweep after an opening.
+const ROWS_A_SLICE: usize = 64;
+/// Ended rows remembered; beyond that all rows are swept.
+const REMEMBERED: usize = 4096;
+
+/// True for the namespace of a database's fields, as entries have it.
+#[inline]
+pub(crate) fn is_fields(namespace: u32) -> bool {
+    namespace & !15 == IN_ROWS | FIELDS
+}
+
+/// The database of a namespace of fields.
+#[inline]
+pub(crate) fn database_of(namespace: u32) -> u32 {
+    namespace & 15
+}
+
+/// The namespace of a database's fields.
+#[inline]
+pub(crate) fn fields_of(database: u32) -> u32 {
+    IN_ROWS | FIELDS | database
+}
+
+/// A row as its head describes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Row {
+    /// What it is a row of: the kind of the head's entry, 1 to 63.
+    pub kind: u8,
+    /// Version of the head: that of the row's last change.
+    pub version: Version,
+    /// Fields in it.
+    pub length: u64,
+    /// Wall-clock time of expiry in milliseconds, 0 = never.
+    pub expires_at_ms: u64,
+    generation: u64,
+}
+
+/// Ended rows whose fields are still there.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    /// Namespace of the fields, and what their keys begin with.
+    rows: Vec<(u32, Vec<u8>)>,
+    /// Where a sweep over all rows is; it begins with the opening.
+    sweep: Option<(u32, Bound<Vec<u8>>)>,
+}
+
+impl Default for Ended {
+    fn default() -> Self {
+        Self { rows: Vec::new(), sweep: Some((0, Bound::Unbounded)) }
+    }
+}
+
+impl Ended {
+    /// True when no row is known to have ended.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+}
+
+impl Store {
+    /// Where a field stands among its row's: below 2^48.
+    fn field_position(&self, field: &[u8]) -> u64 {
+        let key = [self.hash_seed(), self.hash_seed().rotate_left(32)];
+        SipHash::of(key, field) >> (64 - POSITION_BITS)
+    }
+
+    /// Bytes of log that a field of this length of name and value takes, its head not counted.
+    #[must_use]
+    pub fn field_bytes(key_length: usize, field_length: usize, value_length: usize) -> u64 {
+        crate::entry::slot_bytes_for(2 + key_length + SUB_BYTES + field_length, value_length)
+    }
+
+    /// Bytes of log that a row's head takes.
+    #[must_use]
+    pub fn head_bytes(key_length: usize) -> u64 {
+        crate::entry::slot_bytes_for(key_length, HEAD_BYTES)
+    }
+}
+
+/// What keys of a row's fields begin with.
+fn prefix(key: &[u8], generation: u64) -> Vec<u8> {
+    let mut prefix = Vec::with_capacity(2 + key.len() + SUB_BYTES + 32);
+    prefix.extend_from_slice(&(key.len() as u16).to_be_bytes());
+    prefix.extend_from_slice(key);
+    prefix.extend_from_slice(&generation.to_be_bytes());
+    prefix
+}
+
+fn end_of(prefix: &[u8]) -> Vec<u8> {
+    // Positions are below 2^48.
+    let mut end = prefix.to_vec();
+    end.extend_from_slice(&u64::MAX.to_be_bytes());
+    end
+}
+
+fn generation_in(head: &[u8]) -> Option<(u64, u64)> {
+    let (generation, rest) = head.split_first_chunk::<8>()?;
+    let length = rest.first_chunk::<8>()?;
+    Some((u64::from_le_bytes(*generation), u64::from_le_bytes(*length)))
+}
+
+impl Keyspace<'_> {
+    /// The row at a key; `None` where there is no key. One with a value that is no row has the kind
+    /// of that value and nothing else that means anything.
+    ///
+    /// Errors: as [`Keyspace::lookup`]; [`KvError::Damaged`].
+    pub fn row(&mut self, database: u8, key: &[u8]) -> Result<Option<Row>, KvError> {
+        let Some(entry) = self.lookup(database, key)? else { return Ok(None) };
+        self.row_at(&entry).map(Some)
+    }
+
+    /// As [`Keyspace::row`], where the key's entry is known.
+    ///
+    /// Errors: [`KvError::Damaged`].
+    pub fn row_at(&mut self, entry: &EntryRef) -> Result<Row, KvError> {
+        let (mut generation, mut length) = (0, 0);
+        if ROW_KINDS.contains(&entry.kind) {
+            let (segment, offset) = (entry.location.segment(), entry.location.offset());
+            let head = self.with_value(entry, generation_in)?;
+            (generation, length) = head.ok_or(KvError::Damaged { segment, offset })?;
+        }
+        let (kind, version, expires_at_ms) = (entry.kind, entry.version, entry.expires_at_ms);
+        Ok(Row { kind, version, length, expires_at_ms, generation })
+    }
+
+    /// A row of `kind` without fields, to be put where there is none. It comes to be with its first
+    /// [`Keyspace::put_head`].
+    ///
+    /// Errors: the pool's.
+    pub fn new_row(&mut self, kind: u8, expires_at_ms: u64) -> Result<Row, KvError> {
+        assert!(ROW_KINDS.contains(&kind), "rows have kinds of their own");
+        let generation = self.store().next_version()?;
+        Ok(Row { kind, version: 0, length: 0, expires_at_ms, generation })
+    }
+
+    /// Writes the head of a row after its fields changed, in the same batch; of one that became
+    /// empty, deletes it.
+    ///
+    /// Errors: as [`Keyspace::put`] and [`Keyspace::delete`].
+    pub fn put_head(&mut self, database: u8, key: &[u8], row: &Row) -> Result<(), KvError> {
+        if row.length == 0 {
+            return self.delete(database, key).map(drop);
+        }
+        let options = PutOptions { kind: row.kind, expires_at_ms: row.expires_at_ms };
+        let value = [row.generation.to_le_bytes(), row.length.to_le_bytes()].concat();
+        self.put(database, key, &[&value], options).map(drop)
+    }
+
+    fn field_key(&self, key: &[u8], row: &Row, field: &[u8]) -> Vec<u8> {
+        let mut stored = prefix(key, row.generation);
+        stored.extend_from_slice(&self.store().field_position(field).to_be_bytes());
+        stored.extend_from_slice(field);
+        stored
+    }
+
+    /// The entry of a field.
+    ///
+    /// Errors: [`KvError::WrongShard`].
+    pub fn field(
+        &mut self,
+        database: u8,
+        key: &[u8],
+        row: &Row,
+        field: &[u8],
+    ) -> Result<Option<EntryRef>, KvError> {
+        let namespace = fields_of(u32::from(database));
+        let stored = self.field_key(key, row, field);
+        let hash = self.store().place(namespace, &stored);
+        let shard = self.shard(self.store().owner_of(hash))?;
+        let found = shard.find(namespace, hash, &stored);
+        Ok(found.and_then(|id| shard.live_entry(namespace, id)))
+    }
+
+    /// Stores a field's value and counts it in `row`; true when it is new.
+    ///
+    /// Errors: as [`Keyspace::put`]; [`KvError::KeyTooLong`] for key and field together.
+    pub fn put_field(
+        &mut self,
+        database: u8,
+        key: &[u8],
+        row: &mut Row,
+        field: &[u8],
+        value: &[&[u8]],
+    ) -> Result<bool, KvError> {
+        let namespace = fields_of(u32::from(database));
+        let stored = self.field_key(key, row, field);
+        let limit = crate::entry::KEY_LIMIT;
+        if stored.len() > limit {
+            return Err(KvError::KeyTooLong { length: stored.len(), limit });
+        }
+        let hash = self.store().place(namespace, &stored);
+        let shard = self.shard(self.store().owner_of(hash))?;
+        shard.spaces.open(namespace);
+        let found = shard.find(namespace, hash, &stored);
+        let new = found.and_then(|id| shard.live_entry(namespace, id)).is_none();
+        self.put_at(namespace, hash, &stored, value, PutOptions::default())?;
+        row.length += u64::from(new);
+        Ok(new)
+    }
+
+    /// Removes a field and takes it out of `row`'s count; false when there was none.
+    ///
+    /// Errors: as [`Keyspace::delete`].
+    pub fn delete_field(
+        &mut self,
+        database: u8,
+        key: &[u8],
+        row: &mut Row,
+        field: &[u8],
+    ) -> Result<bool, KvError> {
+        let namespace = fields_of(u32::from(database));
+        let stored = self.field_key(key, row, field);
+        let removed = self.delete_at(namespace, &stored)?;
+        row.length -= u64::from(removed).min(row.length);
+        Ok(removed)
+    }
+
+    /// Calls `visit` with name and value of at least `count` fields (fewer at the end) from
+    /// `position` on, in the order of positions, which are below 2^48, and returns where to go on,
+    /// `None` at the end. A field that is there throughout is met exactly once.
+    ///
+    /// Errors: [`KvError::WrongShard`], [`KvError::Damaged`].
+    pub fn visit_row(
+        &mut self,
+        database: u8,
+        key: &[u8],
+        row: &Row,
+        (position, count): (u64, usize),
+        mut visit: impl FnMut(&[u8], &[u8]),
+    ) -> Result<Option<u64>, KvError> {
+        const CHUNK: usize = 256;
+        let namespace = fields_of(u32::from(database));
+        let start = prefix(key, row.generation);
+        let end = end_of(&start);
+        let mut from = start.clone();
+        from.extend_from_slice(&position.to_be_bytes());
+        let shard = self.store().shard_for(namespace, &start);
+        let shard = self.shard(shard)?;
+        let (mut keys, mut met) = (Keys::default(), 0);
+        let mut last = None;
+        let mut from = Bound::Included(from);
+        loop {
+            let Some(ordered) = shard.spaces.extra(namespace).and_then(|all| all.ordered.as_ref())
+            else {
+                return Ok(None);
+            };
+            let bounds = (from.as_ref().map(Vec::as_slice), Bound::Excluded(end.as_slice()));
+            ordered.collect(bounds, false, CHUNK, &mut keys);
+            for at in 0..keys.len() {
+                let stored = keys.get(at);
+                let Some((place, field)) = stored[start.len()..].split_first_chunk::<8>() else {
+                    continue;
+                };
+                let place = u64::from_be_bytes(*place);
+                // Fields of one position come together.
+                if met >= count && last != Some(place) {
+                    return Ok(Some(place));
+                }
+                last = Some(place);
+                let hash = shard.store().place(namespace, stored);
+                let found = shard.find(namespace, hash, stored);
+                let Some(entry) = found.and_then(|id| shard.live_entry(namespace, id)) else {
+                    continue;
+                };
+                shard.with_value(&entry, |value| visit(field, value))?;
+                met += 1;
+            }
+            if keys.len() < CHUNK {
+                return Ok(None);
+            }
+            from = Bound::Excluded(keys.get(keys.len() - 1).to_vec());
+        }
+    }
+
+    /// Copies all fields of a row to another key, whose head is put after them. What they need is
+    /// to be had, or nothing is written.
+    ///
+    /// Errors: as [`Keyspace::put`]; [`KvError::BatchTooLarge`] for a row larger than a segment.
+    pub fn copy_row(
+        &mut self,
+        (database, key): (u8, &[u8]),
+        row: &Row,
+        (to_database, to_key): (u8, &[u8]),
+    ) -> Result<(), KvError> {
+        let mut fields = Vec::new();
+        let mut bytes = Store::head_bytes(to_key.len());
+        self.visit_row(database, key, row, (0, usize::MAX), |field, value| {
+            bytes += Store::field_bytes(to_key.len(), field.len(), value.len());
+            fields.push((field.to_vec(), value.to_vec()));
+        })?;
+        self.reserve_bytes(bytes)?;
+        let mut copy = self.new_row(row.kind, row.expires_at_ms)?;
+        for (field, value) in &fields {
+            self.put_field(to_database, to_key, &mut copy, field, &[value])?;
+        }
+        self.put_head(to_database, to_key, &copy)
+    }
+
+    /// A number to choose with, not for secrets.
+    pub fn random(&mut self) -> u64 {
+        self.home_mut().random.next()
+    }
+}
+
+impl Shard {
+    /// Called before `key` gets a new newest entry: where that ends a row, its fields are remembered.
+    pub(crate) fn note_row(
+        &mut self,
+        database: u32,
+        before: crate::index::Slot,
+        after: crate::index::Location,
+        key: &[u8],
+    ) {
+        let namespace = fields_of(database);
+        if self.spaces.extra(namespace).is_none() || before.location.is_absent() {
+            return;
+        }
+        let state = self.cache.get(&self.store.table, before.location.segment());
+        let Some(ended) = head_at(state, before.location.offset(), before.slot_bytes()) else {
+            return;
+        };
+        if !after.is_absent() {
+            let state = self.cache.get(&self.store.table, after.segment());
+            if head_at(state, after.offset(), u64::MAX) == Some(ended) {
+                return;
+            }
+        }
+        if self.ended.rows.len() < REMEMBERED {
+            self.ended.rows.push((namespace, prefix(key, ended)));
+        } else {
+            self.ended.sweep = Some((0, Bound::Unbounded));
+        }
+    }
+
+    /// Removes some fields of rows that ended; true when there is more to do.
+    ///
+    /// Errors: [`KvError::PoolFull`] when not even the reserve has room, the pool's.
+    pub(crate) fn sweep_rows(&mut self) -> Result<bool, KvError> {
+        if self.in_batch() || self.store.is_replacing() {
+            return Ok(false);
+        }
+        if let Some((namespace, prefix)) = self.ended.rows.pop() {
+            if !self.remove_fields(namespace, &prefix)? {
+                self.ended.rows.push((namespace, prefix));
+            }
+            return Ok(true);
+        }
+        let Some((database, from)) = self.ended.sweep.take() else { return Ok(false) };
+        self.ended.sweep = self.sweep_from(database, from);
+        Ok(self.ended.sweep.is_some() || !self.ended.rows.is_empty())
+    }
+
+    /// Looks at some rows of a database, from a field's key on, and remembers those that ended.
+    /// Returns where to go on.
+    fn sweep_from(
+        &mut self,
+        database: u32,
+        mut from: Bound<Vec<u8>>,
+    ) -> Option<(u32, Bound<Vec<u8>>)> {
+        let namespace = fields_of(database);
+        let mut keys = Keys::default();
+        for _ in 0..ROWS_A_SLICE {
+            let ordered = self.spaces.extra(namespace).and_then(|all| all.ordered.as_ref());
+            if let Some(ordered) = ordered {
+                let bounds = (from.as_ref().map(Vec::as_slice), Bound::Unbounded);
+                ordered.collect(bounds, false, 1, &mut keys);
+            }
+            if ordered.is_none() || keys.len() == 0 {
+                let next = database + 1;
+                let more = next < u32::from(crate::DATABASES);
+                return more.then_some((next, Bound::Unbounded));
+            }
+            let row = crate::space::row_of(keys.get(0)).to_vec();
+            let stored = keys.get(0)[..(2 + row.len() + 8).min(keys.get(0).len())].to_vec();
+            let hash = self.store.place(database, &row);
+            let alive = self.find(database, hash, &row).and_then(|id| {
+                let slot = *self.spaces.get(database)?.slot(id);
+                if slot.location.is_absent() {
+                    return None;
+                }
+                let state = self.cache.get(&self.store.table, slot.location.segment());
+                head_at(state, slot.location.offset(), slot.slot_bytes())
+            });
+            if alive.is_none_or(|generation| stored != prefix(&row, generation)) {
+                self.ended.rows.push((namespace, stored.clone()));
+            }
+            from = Bound::Included(end_of(&stored));
+        }
+        Some((database, from))
+    }
+
+    /// Removes a slice of the fields whose keys begin so; true when none is left.
+    fn remove_fields(&mut self, namespace: u32, prefix: &[u8]) -> Result<bool, KvError> {
+        let mut keys = Keys::default();
+        let end = end_of(prefix);
+        let ordered = self.spaces.extra(namespace).and_then(|extra| extra.ordered.as_ref());
+        let Some(ordered) = ordered else { return Ok(true) };
+        let bounds = (Bound::Included(prefix), Bound::Excluded(end.as_slice()));
+        ordered.collect(bounds, false, SLICE, &mut keys);
+        for at in 0..keys.len() {
+            let key = keys.get(at);
+            let hash = self.store.place(namespace, key);
+            let found = self.find(namespace, hash, key);
+            if found.and_then(|id| self.live_entry(namespace, id)).is_none() {
+                // Lost to damage: it has no entry.
+                self.forget_order(namespace, key);
+                continue;
+            }
+            let appended = self.append_tombstone(namespace, key)?;
+            self.install(namespace, hash, key, &appended);
+        }
+        Ok(keys.len() < SLICE)
+    }
+}
+
+/// The generation in the head that lies there; `None` for any other entry. A client may have written
+/// it: never more than `room` is looked at.
+fn head_at(state: &SegmentState, offset: u32, room: u64) -> Option<u64> {
+    let header = read_header(state, offset);
+    if !ROW_KINDS.contains(&header.kind)
+        || header.is_tombstone()
+        || header.value_length as usize != HEAD_BYTES
+        || header.used_bytes() > room.min(u64::from(state.length - offset))
+    {
+        return None;
+    }
+    let mut value = [0; HEAD_BYTES];
+    let start = offset + crate::entry::HEADER_BYTES + u32::from(header.key_length);
+    state.segment.read(start as usize, &mut value);
+    generation_in(&value).map(|(generation, _)| generation)
+}
