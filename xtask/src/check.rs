@@ -4,9 +4,18 @@ use crate::lab;
 use crate::step::{Report, Step};
 use crate::target;
 
+/// What `check` takes.
+#[derive(Debug, clap::Args)]
+pub struct CheckArguments {
+    /// Fail where a test skipped itself that a machine like this could run: as root, with what
+    /// `setup` fetches. For machines that are to run everything.
+    #[arg(long)]
+    no_skips: bool,
+}
+
 /// Format, lints, documentation, then all fast tests, the layer test among them; then,
 /// where guests can boot, one with an RDMA device and an NVDIMM.
-pub fn check() -> Report {
+pub fn check(arguments: &CheckArguments) -> Report {
     let mut report = Report::default();
     report.run(&Step::new("format", "cargo fmt --all --check"));
     report.run(&Step::new(
@@ -23,6 +32,9 @@ pub fn check() -> Report {
     );
     tests(&mut report);
     lab::suites::short(&mut report);
+    if arguments.no_skips {
+        report.refuse_skips();
+    }
     report
 }
 

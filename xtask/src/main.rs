@@ -32,7 +32,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Task {
     /// Format, lints, documentation, layers and fast tests; one guest of the lab.
-    Check,
+    Check(check::CheckArguments),
     /// All fast tests.
     Test,
     /// Miri, loom, sanitizers, wide seeds and crash points, fuzzing, kill loops, the lab.
@@ -46,7 +46,7 @@ enum Task {
 
 fn main() -> ExitCode {
     let report = match Cli::parse().task {
-        Task::Check => check::check(),
+        Task::Check(arguments) => check::check(&arguments),
         Task::Test => check::test(),
         Task::Deep(arguments) if arguments.list => {
             deep::list(&arguments);

@@ -39,6 +39,19 @@ impl Row {
     }
 }
 
+/// Reasons for which a test may skip itself on a machine of the usual class, as `--no-skips` has it:
+/// hardware or a kernel that such a machine lacks, and what `deep` runs.
+const EXCUSED: [&str; 8] = [
+    "`cargo xtask deep` runs it",
+    "there is no device",
+    "no RDMA",
+    "no InfiniBand",
+    "/dev/kvm",
+    "MAP_SYNC",
+    "cannot promise power",
+    "no verbs provider",
+];
+
 /// A longer line is no amount.
 const LONGEST_AMOUNT: usize = 200;
 /// Lines of amounts shown for one row.
@@ -326,6 +339,22 @@ impl Report {
         self.add(name, Outcome::Skipped(reason.to_owned()));
     }
 
+    /// Adds a failed row for every skip that a machine of the usual class could have run: root, the
+    /// programs that `setup` fetches, and no special hardware.
+    pub fn refuse_skips(&mut self) {
+        let mut refused = Vec::new();
+        for row in &self.rows {
+            if let Outcome::Skipped(why) = &row.outcome {
+                refused.push(format!("{}: {why}", row.name));
+            }
+            refused.extend(row.counts.skipped.iter().map(|line| format!("{}: {line}", row.name)));
+        }
+        refused.retain(|line| !EXCUSED.iter().any(|reason| line.contains(reason)));
+        for line in refused {
+            self.add("no skips", Outcome::Failed(line));
+        }
+    }
+
     /// Prints the table and the line of totals; fails when a row did.
     pub fn finish(self) -> ExitCode {
         say(&format!("\n{}", self.text()));
@@ -461,6 +490,34 @@ mod tests {
         let (seconds, limit, usually) = (1, Duration::ZERO, 0);
         report.rows.push(Row { name, outcome, counts, seconds, limit, usually });
         assert!(report.text().ends_with("1 passed, 0 failed, 2 skipped"), "{}", report.text());
+    }
+
+    #[test]
+    fn without_skips_a_test_that_a_usual_machine_could_run_fails_the_report() {
+        let mut report = Report::default();
+        let counts = Counts {
+            passed: 3,
+            suites: 1,
+            skipped: vec![
+                "disk: a file system can be mounted by root only".to_owned(),
+                "reads: there is no device".to_owned(),
+                "soak: a long one: `cargo xtask deep` runs it".to_owned(),
+            ],
+            ..Counts::default()
+        };
+        report.add_counted("tests", Outcome::Passed, counts, 1);
+        report.skip("lab", "QEMU is not installed");
+        report.refuse_skips();
+        let failed: Vec<&Outcome> = report
+            .rows
+            .iter()
+            .map(|row| &row.outcome)
+            .filter(|outcome| matches!(outcome, Outcome::Failed(_)))
+            .collect();
+        assert_eq!(failed.len(), 2, "{failed:?}");
+        let text = report.text();
+        assert!(text.contains("tests: disk: a file system can be mounted by root only"), "{text}");
+        assert!(text.contains("lab: QEMU is not installed"), "{text}");
     }
 
     #[test]

@@ -202,7 +202,23 @@ fn failure(error: PeerError) -> Failure {
 }
 
 fn connect(door: &Door, address: &str) -> Result<Peer, Failure> {
-    Peer::discover(address, door.password.as_deref(), CONNECT).map_err(failure)
+    Peer::discover(address, door.password.as_deref(), CONNECT).map_err(|error| match error {
+        PeerError::Unreachable { address, source } => Failure::new(
+            Exit::Unreachable,
+            anyhow::anyhow!(
+                "no member answers at {address}: {source}; is `beeline serve` running there, and \
+                 is this its --resp-address? Another member can be asked with --address"
+            ),
+        ),
+        PeerError::Protocol { address } => Failure::new(
+            Exit::Failed,
+            anyhow::anyhow!(
+                "{address} answers, but not as a member of a cluster does; --address takes the \
+                 --resp-address of a node that was started with --peers"
+            ),
+        ),
+        error => failure(error),
+    })
 }
 
 /// The lines of a member's status, as pairs.

@@ -15,18 +15,24 @@ pub enum Exit {
     Unreachable,
     /// A check found damage.
     Corruption,
+    /// `run`: the program is there and cannot be executed.
+    NotExecutable,
+    /// `run`: there is no such program.
+    NoProgram,
     /// The user stopped it.
     Interrupted,
 }
 
 impl Exit {
     /// Every code with its meaning.
-    pub const TABLE: [(Exit, &'static str); 6] = [
+    pub const TABLE: [(Exit, &'static str); 8] = [
         (Exit::Done, "done"),
         (Exit::Failed, "failed"),
         (Exit::Usage, "usage: arguments, environment or configuration file are wrong"),
         (Exit::Unreachable, "unreachable, or no answer in time"),
         (Exit::Corruption, "corruption found"),
+        (Exit::NotExecutable, "`run`: the program cannot be executed"),
+        (Exit::NoProgram, "`run`: there is no such program"),
         (Exit::Interrupted, "interrupted"),
     ];
 
@@ -38,6 +44,8 @@ impl Exit {
             Self::Usage => 2,
             Self::Unreachable => 3,
             Self::Corruption => 4,
+            Self::NotExecutable => 126,
+            Self::NoProgram => 127,
             Self::Interrupted => 130,
         }
     }
@@ -110,7 +118,7 @@ mod tests {
     #[test]
     fn the_codes_are_the_documented_ones() {
         let codes: Vec<u8> = Exit::TABLE.iter().map(|(exit, _)| exit.code()).collect();
-        assert_eq!(codes, [0, 1, 2, 3, 4, 130]);
+        assert_eq!(codes, [0, 1, 2, 3, 4, 126, 127, 130]);
         let document = include_str!("../../../docs/errors.md");
         for (exit, meaning) in Exit::TABLE {
             let row = format!("| {} | {meaning} |", exit.code());

@@ -139,6 +139,74 @@ fn a_service_that_is_left_out_has_no_door_and_a_name_that_is_none_is_told_the_ne
 }
 
 #[test]
+fn run_ends_as_a_shell_does_where_there_is_no_program() {
+    let directory = tempfile::tempdir().unwrap();
+    let library = directory.path().join("library.so");
+    std::fs::write(&library, b"\x7fELF").unwrap();
+    let plain = directory.path().join("plain");
+    std::fs::write(&plain, b"text").unwrap();
+    for (program, code, named) in [
+        ("no-such-program", 127, "give its path"),
+        ("/no/such/program", 127, "is its path right?"),
+        (plain.to_str().unwrap(), 126, "may be executed"),
+    ] {
+        let output = Command::new(env!("CARGO_BIN_EXE_beeline"))
+            .args(["run", "--library", library.to_str().unwrap(), "--", program])
+            .env_clear()
+            // No monitor is started.
+            .env("BEELINE_SOCKETS_MONITOR", "x".repeat(100))
+            .output()
+            .unwrap();
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{program}: {said}");
+        assert!(said.contains(program) && said.contains(named), "{said}");
+    }
+}
+
+#[test]
+fn cluster_commands_say_whom_they_asked_and_what_to_change() {
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let address = free.to_string();
+    for command in [&["status"][..], &["leave", "3"], &["snapshot"]] {
+        let output = beeline(&[&["cluster"], command, &["--address", &address]].concat());
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(3), "{said}");
+        assert!(said.contains(&address) && said.contains("--resp-address"), "{said}");
+    }
+}
+
+#[test]
+fn a_pool_with_a_damaged_magic_is_corruption() {
+    let directory = tempfile::tempdir().unwrap();
+    let data = directory.path().join("data");
+    let words = data.to_str().unwrap();
+    let doors = ["--resp-address", "127.0.0.1:0", "--http-address", "off", "--fabric-address"];
+    let serve = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_beeline"));
+        command.args(["serve", "--json", "--without", "objects,direct", "--data", words]);
+        command.args(doors).args(["off", "--capacity", "64MiB", "--segment-size", "1MiB"]);
+        command.env_clear().stdout(std::process::Stdio::piped());
+        command.stderr(std::process::Stdio::piped());
+        command
+    };
+    let mut node = serve().spawn().unwrap();
+    let mut line = String::new();
+    let out = node.stdout.take().unwrap();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(out), &mut line).unwrap();
+    assert!(line.contains("ready"), "{line}");
+    node.kill().unwrap();
+    node.wait().unwrap();
+    let file = data.join("pool.bee");
+    let mut bytes = std::fs::read(&file).unwrap();
+    bytes[0] ^= 1;
+    std::fs::write(&file, &bytes).unwrap();
+    let output = serve().output().unwrap();
+    assert_eq!(output.status.code(), Some(4), "{}", text(&output.stderr));
+    let output = beeline(&["kv", "check", words]);
+    assert_eq!(output.status.code(), Some(4), "{}", text(&output.stderr));
+}
+
+#[test]
 fn a_tiny_bench_prints_json_lines_with_their_environment() {
     let output = beeline(&["bench", "host", "--quick", "--json", "--plot", "out.png"]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));

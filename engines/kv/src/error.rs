@@ -188,6 +188,19 @@ fn advice(error: &std::io::Error) -> &'static str {
 }
 
 impl KvError {
+    /// True when there is no room for more: in the pool, under the memory limit, or on the file
+    /// system the pool lies on.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        match self {
+            Self::PoolFull { .. } | Self::MemoryLimit { .. } => true,
+            Self::Pmem(error) => {
+                matches!(error, PmemError::PoolFull { .. } | PmemError::NoSpace { .. })
+            }
+            _ => false,
+        }
+    }
+
     /// True when the same request may succeed later without any change to it.
     #[must_use]
     pub fn is_retryable(&self) -> bool {

@@ -111,6 +111,10 @@ impl Node {
             }
             None => (None, Vec::new()),
         };
+        let expire_until_ms = replication.as_ref().map_or_else(
+            || Arc::new(AtomicU64::new(u64::MAX)),
+            |known| Arc::clone(&known.agreed_ms),
+        );
         let pool = open_pool(config)?;
         let options = StoreOptions {
             shards: config.shards,
@@ -119,7 +123,7 @@ impl Node {
             eviction: config.eviction,
             cooperative_write_back: config.cooperative_write_back,
             accept_damage: config.accept_damage,
-            agreed_ms: replication.as_ref().map(|known| Arc::clone(&known.agreed_ms)),
+            agreed_ms: Some(Arc::clone(&expire_until_ms)),
             batch_limit_bytes: replication
                 .as_ref()
                 .map(|_| u64::from(pool.segment_bytes()) / BATCH_SHARE),
@@ -137,19 +141,20 @@ impl Node {
             shard_doors.push(door);
             deliveries.push(receiver);
         }
-        let value_limit = store.value_limit(0) as u64;
         let shutdown_requested = Waker::new().map_err(system("making a wake-up descriptor"))?;
         let shared = Arc::new_cyclic(|this| Shared {
             this: Weak::clone(this),
             shards,
             doors: shard_doors,
             counters: (0..config.shards).map(|_| Default::default()).collect(),
-            settings: Settings::new(config.redis.as_ref(), value_limit),
+            settings: Settings::new(config.redis.as_ref()),
             clients: Mutex::default(),
             connected: AtomicUsize::new(0),
             next_client: AtomicU64::new(1),
             pause: Default::default(),
             forgotten: Mutex::default(),
+            expire_until_ms,
+            absent_watches: Default::default(),
             snapshots: Snapshots::new(&config.data_directory, clock.unix_ms() / 1000),
             stopping: AtomicBool::new(false),
             shutdown_requested,
@@ -213,11 +218,13 @@ impl Node {
     ) -> std::io::Result<()> {
         let shards = config.shards;
         let grid = mailboxes(shards);
+        let (started, starts) = std::sync::mpsc::channel();
         let cores = beeline_os::affinity::allowed().unwrap_or_default();
         for (index, (deliveries, peers)) in deliveries.into_iter().zip(grid).enumerate() {
             let (shared, wires) = (Arc::clone(&self.shared), Arc::clone(wires));
             let (spin, shutdown_wait) = (config.spin, config.shutdown_wait);
             let fabric = config.fabric.clone();
+            let started = started.clone();
             let core = config.pin_shards.then(|| cores.get(index % cores.len().max(1)).copied());
             let builder = std::thread::Builder::new().name(format!("shard-{index}"));
             self.threads.push(builder.spawn(move || {
@@ -237,12 +244,18 @@ impl Node {
                     fabric,
                     wires,
                 }) {
-                    Ok(thread) => thread.run(),
-                    Err(error) => tracing::error!(%error, shard = index, "a shard cannot run"),
+                    Ok(thread) => {
+                        let _ = started.send(Ok(()));
+                        drop(started);
+                        thread.run();
+                    }
+                    Err(error) => drop(started.send(Err(error))),
                 }
             })?);
         }
-        Ok(())
+        drop(started);
+        // One that cannot run would leave its keys without a server.
+        starts.iter().try_for_each(|outcome| outcome)
     }
 
     fn start_couriers(&mut self, errands: Vec<Receiver<Errand>>) -> std::io::Result<()> {
@@ -442,6 +455,13 @@ impl NodeHandle {
                 .as_ref()
                 .map(|replication| (replication.state().unwrap_or_default(), replication.stats())),
         }
+    }
+
+    /// Whether every shard keeps its promises.
+    ///
+    /// Errors: one sentence that says what is wrong and what to do.
+    pub fn health(&self) -> Result<(), String> {
+        self.shared.health()
     }
 
     /// Hands a one-sided client to its shard.

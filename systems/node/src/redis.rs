@@ -201,10 +201,18 @@ impl WireSession for RedisSession {
             Some(planned) => planned.with(args),
             None => Plan::new(&self.session, args),
         };
+        let shown = plan.command().is_some_and(|command| {
+            command.scope == table::Scope::Connection && !matches!(command.name, "ping" | "echo")
+        });
         let mut executor = self.executor.borrow_mut();
         let shared = self.shared.as_ref();
         let after = executor.execute(&mut self.session, plan, keyspace, out, shared);
+        drop(executor);
         self.parser.set_authenticated(self.session.is_authenticated());
+        if shown {
+            // A name, a database, a user: others see it at once.
+            self.show();
+        }
         after
     }
 
@@ -263,13 +271,23 @@ impl WireSession for RedisSession {
     fn publish(&mut self, active_us: u64, output_bytes: usize) {
         self.session.info.active_us = active_us;
         self.session.info.output_bytes = output_bytes;
-        if let Some(registered) = lock(&self.shared.clients).get_mut(&self.session.id()) {
-            registered.info = self.session.snapshot();
-        }
+        self.show();
     }
 
     fn trim(&mut self) {
         self.parser.trim();
+    }
+}
+
+impl RedisSession {
+    /// Puts what CLIENT LIST shows where other threads read it.
+    fn show(&mut self) {
+        let pending = self.parser.pending_bytes();
+        let free = self.parser.capacity_bytes().saturating_sub(pending);
+        self.session.info.query_buffer = (pending, free);
+        if let Some(registered) = lock(&self.shared.clients).get_mut(&self.session.id()) {
+            registered.info = self.session.snapshot();
+        }
     }
 }
 

@@ -8,7 +8,9 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 
 use beeline_kv::Eviction;
-use beeline_resp::{ClientInfo, ConfigError, KillFilter, Pause, SaveError, Server, Shutdown};
+use beeline_resp::{
+    AbsentWatches, ClientInfo, ConfigError, KillFilter, Pause, SaveError, Server, Shutdown,
+};
 
 use crate::parcel::Delivery;
 use crate::shared::{Shared, lock};
@@ -66,13 +68,14 @@ impl Shared {
             out,
             "used_memory:{}\r\nused_memory_human:{}\r\nused_memory_rss:{resident}\r\n\
              used_memory_dataset:{}\r\nmaxmemory:{}\r\nmaxmemory_human:{}\r\n\
-             maxmemory_policy:{}\r\nallocator_frag_ratio:1.00\r\nmem_fragmentation_ratio:1.00\r\n",
+             maxmemory_policy:{}\r\nmem_fragmentation_ratio:{:.2}\r\n",
             self.store.memory_bytes(),
             human(self.store.memory_bytes()),
             stats.total.live_bytes,
             self.store.max_memory_bytes(),
             human(self.store.max_memory_bytes()),
             self.store.eviction().name(),
+            resident as f64 / self.store.memory_bytes().max(1) as f64,
         );
     }
 
@@ -80,9 +83,12 @@ impl Shared {
         let report = self.store.pool().report();
         let _ = write!(
             out,
-            "loading:0\r\nasync_loading:0\r\nrdb_bgsave_in_progress:{}\r\n\
+            "loading:{}\r\nasync_loading:0\r\nrdb_bgsave_in_progress:{}\r\n\
              rdb_last_save_time:{}\r\nrdb_last_bgsave_status:{}\r\naof_enabled:0\r\n\
              beeline_durability:{}\r\nbeeline_pool:{}\r\n",
+            u8::from(self.replication.as_ref().is_some_and(|known| {
+                matches!(known.obstacle(true), Some(crate::replicated::lane::Failure::Loading))
+            })),
             u8::from(self.snapshots.in_progress()),
             self.snapshots.last_save_seconds(),
             if self.snapshots.last_succeeded() { "ok" } else { "err" },
@@ -203,7 +209,7 @@ impl Shared {
             let Ok(database) = u8::try_from(database) else { return };
             let (keys, expiring) = self.store.database_keys(database);
             if keys > 0 {
-                let _ = write!(out, "db{database}:keys={keys},expires={expiring},avg_ttl=0\r\n");
+                let _ = write!(out, "db{database}:keys={keys},expires={expiring}\r\n");
             }
         }
     }
@@ -267,7 +273,7 @@ enum Change {
 }
 
 impl Change {
-    fn parse(name: &str, value: &str, largest_value: u64) -> Result<Self, ConfigError> {
+    fn parse(name: &str, value: &str) -> Result<Self, ConfigError> {
         let invalid =
             |reason: &str| ConfigError::Invalid { name: name.into(), reason: reason.into() };
         let number = || {
@@ -296,13 +302,8 @@ impl Change {
                 _ => return Err(invalid("argument must be between 1mb and 4gb")),
             },
             "proto-max-bulk-len" => match memory()? {
-                bytes if (1 << 20..=largest_value).contains(&bytes) => Self::BulkLimit(bytes),
-                _ => {
-                    return Err(invalid(&format!(
-                        "argument must be between 1mb and {largest_value}, the largest value a \
-                         segment holds"
-                    )));
-                }
+                bytes if (1 << 20..=u64::from(u32::MAX)).contains(&bytes) => Self::BulkLimit(bytes),
+                _ => return Err(invalid("argument must be between 1mb and 4gb")),
             },
             "client-output-buffer-limit" => {
                 let mut words = value.split_whitespace();
@@ -363,6 +364,10 @@ impl Server for Shared {
         self.settings.password_set.load(Ordering::Acquire)
     }
 
+    fn absent_watches(&self) -> &AbsentWatches {
+        &self.absent_watches
+    }
+
     fn authenticate(&self, user: &[u8], password: &[u8]) -> bool {
         let wanted = self.settings.require_password.read().unwrap_or_else(PoisonError::into_inner);
         user == beeline_resp::DEFAULT_USER.as_bytes()
@@ -379,9 +384,10 @@ impl Server for Shared {
             "clients" => {
                 let _ = write!(
                     out,
-                    "connected_clients:{}\r\nmaxclients:{}\r\nblocked_clients:0\r\n",
+                    "connected_clients:{}\r\nmaxclients:{}\r\nblocked_clients:{}\r\n",
                     self.connected.load(Ordering::Relaxed),
                     self.settings.max_clients.load(Ordering::Relaxed),
+                    self.loop_stats().held_clients,
                 );
             }
             "memory" => self.info_memory(out),
@@ -416,9 +422,8 @@ impl Server for Shared {
             // Replicas must not differ in what they drop.
             return Err(ConfigError::Immutable { name: name.clone() });
         }
-        let largest = self.store.value_limit(0) as u64;
         let changes: Result<Vec<_>, _> =
-            pairs.iter().map(|(name, value)| Change::parse(name, value, largest)).collect();
+            pairs.iter().map(|(name, value)| Change::parse(name, value)).collect();
         changes?.into_iter().for_each(|change| change.make(self));
         Ok(())
     }
@@ -452,11 +457,17 @@ impl Server for Shared {
 
     fn pause_clients(&self, milliseconds: u64, pause: Pause) {
         let now_ns = self.store.clock().monotonic_ns();
+        if self.replication.is_none() {
+            self.expire_until_ms.store(self.store.clock().unix_ms(), Ordering::Relaxed);
+        }
         self.pause.set(now_ns.saturating_add(milliseconds.saturating_mul(1_000_000)), pause);
     }
 
     fn unpause_clients(&self) {
         self.pause.clear();
+        if self.replication.is_none() {
+            self.expire_until_ms.store(u64::MAX, Ordering::Relaxed);
+        }
         self.doors.iter().for_each(|door| door.waker.wake());
     }
 

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 
 use beeline_kv::{Shard, ShardStats, Store};
 use beeline_os::poller::Waker;
-use beeline_resp::{ClientInfo, Limits, Pause};
+use beeline_resp::{AbsentWatches, ClientInfo, Limits, Pause};
 
 use crate::config::{PipelineOrder, RedisDoor};
 use crate::parcel::Delivery;
@@ -38,6 +38,10 @@ pub(crate) struct Door {
     pub waiting: AtomicUsize,
     /// Another thread changed the shard's keys: its own one owes it upkeep.
     pub changed: AtomicBool,
+    /// Its commit failed: the shard promises nothing any more.
+    pub broken: AtomicBool,
+    /// Its upkeep failed, and goes on being tried.
+    pub upkeep_fails: AtomicBool,
     /// While the node stops: the shard's clients are owed replies.
     pub owing: AtomicBool,
     deliveries: Sender<Delivery>,
@@ -52,6 +56,8 @@ impl Door {
             sleeping: AtomicBool::new(false),
             waiting: AtomicUsize::new(0),
             changed: AtomicBool::new(false),
+            broken: AtomicBool::new(false),
+            upkeep_fails: AtomicBool::new(false),
             owing: AtomicBool::new(true),
             deliveries,
         };
@@ -93,7 +99,7 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    pub(crate) fn new(door: Option<&RedisDoor>, value_limit: u64) -> Self {
+    pub(crate) fn new(door: Option<&RedisDoor>) -> Self {
         let password = door.and_then(|door| door.require_password.clone());
         let limits = Limits::default();
         Self {
@@ -108,7 +114,7 @@ impl Settings {
                     .filter(|&limit| limit != 0)
                     .map_or(usize::MAX, |limit| limit.max(64 << 10)),
             ),
-            bulk_limit_bytes: AtomicU64::new(value_limit.min(u64::from(limits.bulk_bytes))),
+            bulk_limit_bytes: AtomicU64::new(u64::from(limits.bulk_bytes)),
             query_limit_bytes: AtomicU64::new(u64::from(
                 door.map_or(limits.query_buffer_bytes, |door| door.query_limit_bytes),
             )),
@@ -185,6 +191,11 @@ pub(crate) struct Shared {
     /// Figures at the last CONFIG RESETSTAT: INFO shows what came since. The counters themselves
     /// never go back, so that their threads need no locked instruction and scrapers see no dip.
     pub forgotten: Mutex<(LoopStats, ShardStats)>,
+    /// Keys whose time came after this moment are not deleted: in a replicated node as the log has
+    /// it, else while CLIENT PAUSE holds.
+    pub expire_until_ms: Arc<AtomicU64>,
+    /// Watched keys that are absent.
+    pub absent_watches: AbsentWatches,
     pub snapshots: Snapshots,
     pub stopping: AtomicBool,
     /// Signalled once when a client asked the node to stop.
@@ -215,6 +226,28 @@ impl Shared {
                 guard
             })
             .collect()
+    }
+
+    /// Whether every shard keeps its promises.
+    ///
+    /// Errors: one sentence that says what is wrong and what to do.
+    pub(crate) fn health(&self) -> Result<(), String> {
+        let first = |flag: fn(&Door) -> &AtomicBool| {
+            self.doors.iter().position(|door| flag(door).load(Ordering::Relaxed))
+        };
+        if let Some(shard) = first(|door| &door.broken) {
+            return Err(format!(
+                "shard {shard} could not make writes durable and refuses requests: see the node's \
+                 log, mend the storage, and start the node anew"
+            ));
+        }
+        if let Some(shard) = first(|door| &door.upkeep_fails) {
+            return Err(format!(
+                "upkeep of shard {shard} fails, so that no room is won back: see the node's log; \
+                 a full file system needs room"
+            ));
+        }
+        Ok(())
     }
 
     pub(crate) fn is_stopping(&self) -> bool {

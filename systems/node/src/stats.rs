@@ -57,6 +57,8 @@ counters! {
     /// Bytes of one-sided clients' entries copied between log segments and buffers, because the
     /// device cannot reach segments.
     fabric_copied_bytes,
+    /// Redis connections whose request CLIENT PAUSE holds back, as of the last housekeeping.
+    held_clients,
     /// Times a loop went to sleep.
     sleeps,
     /// Times a loop that only polled let other threads have its core.

@@ -23,6 +23,7 @@ use std::sync::mpsc::Receiver as Deliveries;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
+use beeline_env::fault::FaultPoint;
 use beeline_kv::{Maintenance, Shard};
 use beeline_os::poller::{Interest, Poller, Readiness};
 use beeline_resp::{Output, Version};
@@ -48,6 +49,9 @@ pub(crate) const FABRIC: u64 = u64::MAX - 1024;
 const EVENTS: usize = 512;
 /// How often quiet things are looked at: idle clients, published client data.
 const HOUSEKEEPING_NS: u64 = 100_000_000;
+
+/// Where a test makes a shard's thread fail to start.
+static START: FaultPoint = FaultPoint::new("node.shard.start");
 
 /// One shard's thread.
 pub(crate) struct ShardThread {
@@ -89,6 +93,9 @@ pub(crate) struct ShardThread {
     maintenance: Maintenance,
     /// Something may have changed since the last upkeep, which knows when the next key expires.
     upkeep_wanted: bool,
+    /// Upkeep failed: it is not tried again before this moment.
+    upkeep_paused_until_ns: u64,
+    upkeep_failures: u32,
     fabric_active_ns: u64,
     turns_since_look: u32,
     spin_ns: u64,
@@ -113,6 +120,7 @@ impl ShardThread {
     ///
     /// Errors: the poller's.
     pub(crate) fn new(parts: Parts) -> std::io::Result<Self> {
+        START.check()?;
         let poller = Poller::new(EVENTS)?;
         poller.add(&parts.shared.doors[parts.index].waker, WAKER, Interest::READ)?;
         let lane = parts.shared.replication.as_ref().map(|replication| {
@@ -145,6 +153,8 @@ impl ShardThread {
             untidy: false,
             maintenance: Maintenance::default(),
             upkeep_wanted: false,
+            upkeep_paused_until_ns: 0,
+            upkeep_failures: 0,
             fabric_active_ns: 0,
             turns_since_look: 0,
             spin_ns: u64::try_from(parts.spin.as_nanos()).unwrap_or(u64::MAX),
@@ -253,6 +263,7 @@ impl ShardThread {
 
     /// What this turn executed is not durable: nothing of it may look acknowledged.
     fn refuse_turn(&mut self, error: &str, shard: &mut Shard) {
+        self.shared.doors[self.index].broken.store(true, Ordering::Relaxed);
         tracing::error!(
             error,
             shard = self.index,

@@ -33,6 +33,9 @@ fn a_failed_commit_is_an_error_at_every_door_and_other_shards_go_on() {
     remote.expect("+PONG\r\n");
     drop(armed);
 
+    let ill = node.handle().health().unwrap_err();
+    assert!(ill.starts_with("shard 0 could not make writes durable"), "{ill}");
+
     // The shard promises nothing any more: no read shows what is not durable, nobody hangs.
     let refused = remote.ask(&format!("GET {}", keys[0]));
     assert!(refused.starts_with("-MISCONF"), "{refused}");

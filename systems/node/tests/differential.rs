@@ -86,20 +86,16 @@ impl Random {
 #[derive(Clone, Copy, Debug, Default)]
 struct State {
     in_transaction: bool,
-    watching: bool,
 }
 
 /// A request that is the same to both. Replies are not switched inside transactions: Redis then
-/// sends part of an array. Nothing is flushed while keys are watched: an absent one then counts as
-/// changed here, and at Redis only if it was there meanwhile.
+/// sends part of an array.
 fn request(random: &mut Random, state: &mut State) -> Vec<String> {
     let request = any_request(random);
     match request[0].as_str() {
         "MULTI" => state.in_transaction = true,
         "EXEC" | "DISCARD" if state.in_transaction => *state = State::default(),
-        "WATCH" => state.watching = true,
         "CLIENT" if state.in_transaction => return vec!["PING".into()],
-        "FLUSHDB" if state.watching => return vec!["PING".into()],
         _ => {}
     }
     request

@@ -121,7 +121,7 @@ impl CommandError {
 impl From<KvError> for CommandError {
     fn from(error: KvError) -> Self {
         match error {
-            KvError::PoolFull { .. } | KvError::MemoryLimit { .. } => Self::OutOfMemory,
+            full if full.is_full() => Self::OutOfMemory,
             other => Self::Store(other),
         }
     }

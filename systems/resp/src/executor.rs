@@ -11,7 +11,7 @@ use crate::parser::ProtocolError;
 use crate::plan::{Action, Plan};
 use crate::server::Server;
 use crate::session::{ClientInfo, Session};
-use crate::table::{self, Found, Handler};
+use crate::table::{self, Found, Handler, flag};
 
 /// What is to happen with the connection once its output is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,7 +108,11 @@ impl Executor {
             }
             Action::Queue(command) => {
                 session.info.command = command.name;
-                if session.queue(command, plan.args) {
+                if command.has(flag::DENYOOM) && is_out_of_memory(store) {
+                    session.transaction.failed = true;
+                    self.counters.errors += 1;
+                    CommandError::OutOfMemory.write_to(out);
+                } else if session.queue(command, plan.args) {
                     out.simple("QUEUED");
                 } else {
                     session.transaction.failed = true;
@@ -221,6 +225,15 @@ impl Executor {
         }
         self.counters.store_failures == failures
     }
+}
+
+/// Whether data would be refused now, whatever it is, because nothing gives way at the limit.
+fn is_out_of_memory(store: &Keyspace<'_>) -> bool {
+    let store = store.store();
+    let limit = store.max_memory_bytes();
+    limit != 0
+        && store.eviction() == beeline_kv::Eviction::NoEviction
+        && store.memory_bytes() > limit
 }
 
 /// A refused EXEC ends its transaction.

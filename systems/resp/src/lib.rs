@@ -26,6 +26,7 @@
 //! `docs/redis.md` lists the commands, the deviations from Redis with their reasons, and limits.
 #![forbid(unsafe_code)]
 
+mod absent;
 pub mod args;
 mod commands;
 mod error;
@@ -41,6 +42,7 @@ mod server;
 mod session;
 pub mod table;
 
+pub use absent::{AbsentWatch, AbsentWatches};
 pub use args::{Args, ArgsBuffer, Span};
 pub use commands::{Call, CommandResult, Counters, DataHandler, SessionHandler, type_name};
 pub use error::CommandError;

@@ -3,6 +3,7 @@
 //! Everything here may be slow: no command on the data path calls it, but for the clock where a
 //! relative time to live is set.
 
+use crate::absent::AbsentWatches;
 use crate::session::ClientInfo;
 
 /// Why a configuration parameter was not changed.
@@ -142,6 +143,9 @@ pub trait Server {
     fn is_replicated(&self) -> bool {
         false
     }
+
+    /// The keys that sessions watch and that are absent.
+    fn absent_watches(&self) -> &AbsentWatches;
 
     /// Whether `password` is `user`'s.
     fn authenticate(&self, user: &[u8], password: &[u8]) -> bool;

@@ -27,8 +27,8 @@ pub(crate) struct Watched {
     pub key: Vec<u8>,
     /// Version of the entry at WATCH; `None`: there was no such key.
     pub version: Option<beeline_kv::Version>,
-    /// The newest version of all at WATCH: a deletion above it means that the key was there since.
-    pub newest: beeline_kv::Version,
+    /// Where there was no such key: whether it came and went since.
+    pub absent: Option<std::sync::Arc<crate::AbsentWatch>>,
     /// What the key held, where versions say nothing to other replicas.
     pub fingerprint: Option<u64>,
 }
@@ -120,7 +120,7 @@ impl ClientInfo {
         out.extend_from_slice(&self.name);
         let text = format!(
             " age={} idle={} flags={flags} db={} sub=0 psub=0 ssub=0 multi={queued} qbuf={} \
-             qbuf-free={} argv-mem=0 multi-mem={} rbs=0 rbp=0 obl={} oll=0 omem=0 tot-mem={} \
+             qbuf-free={} multi-mem={} obl={} tot-mem={} \
              events=r cmd={} user={} redir=-1 resp={} lib-name=",
             seconds(self.connected_us),
             seconds(self.active_us),

@@ -567,14 +567,6 @@ fn run_seed(
         if words[0] == b"SCAN" && pair.ours.in_transaction() && !whole {
             continue;
         }
-        // A watched key that was absent, came and went again is unchanged here and changed for
-        // Redis: only existing keys are watched.
-        if words[0] == b"WATCH" && !pair.ours.in_transaction() {
-            let absent = |key: &Vec<u8>| node.reply(&mut pair.ours, &[b"EXISTS", key]) != b":1\r\n";
-            if words[1..].iter().any(absent) {
-                continue;
-            }
-        }
         let slices: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
         pair.theirs.send(&encode(&words));
         let theirs = pair.theirs.reply();

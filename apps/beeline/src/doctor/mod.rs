@@ -24,7 +24,9 @@ pub enum Verdict {
     Ok,
     /// Works; could be faster or larger.
     CouldBeFaster,
-    /// Not there; Beeline does without.
+    /// Hardware that this host lacks and that Beeline works well without.
+    Optional,
+    /// Not there; Beeline does without, at a cost that the advice names.
     Missing,
     /// `beeline serve` with this configuration would not start or not work.
     Broken,
@@ -35,6 +37,7 @@ impl Verdict {
         match self {
             Self::Ok => "ok",
             Self::CouldBeFaster => "could be faster",
+            Self::Optional => "optional",
             Self::Missing => "missing",
             Self::Broken => "broken",
         }
@@ -105,9 +108,10 @@ pub fn run(config: &ServeConfig, output: Output) -> Result<Exit, Failure> {
     }
     let count = |verdict| findings.iter().filter(|f| f.verdict == verdict).count();
     output.line(format!(
-        "\n{} ok, {} could be faster, {} missing, {} broken",
+        "\n{} ok, {} could be faster, {} optional, {} missing, {} broken",
         count(Verdict::Ok),
         count(Verdict::CouldBeFaster),
+        count(Verdict::Optional),
         count(Verdict::Missing),
         count(Verdict::Broken)
     ))?;
@@ -174,6 +178,41 @@ mod tests {
         }
         let left = std::fs::read_dir(directory.path()).unwrap().count();
         assert_eq!(left, 0, "a probe leaves nothing behind");
+    }
+
+    #[test]
+    fn every_flag_that_is_advised_exists() {
+        use clap::CommandFactory as _;
+        let mut command = crate::cli::Cli::command();
+        command.build();
+        let serve = command.find_subcommand("serve").unwrap();
+        let known: Vec<&str> = serve.get_arguments().filter_map(|flag| flag.get_long()).collect();
+        let sources = [
+            include_str!("host.rs"),
+            include_str!("limits.rs"),
+            include_str!("storage.rs"),
+            include_str!("transport.rs"),
+        ];
+        let mut advised = 0;
+        for flag in sources.iter().flat_map(|source| source.split("--").skip(1)) {
+            let end = flag.find(|c: char| !(c.is_ascii_lowercase() || c == '-'));
+            let flag = &flag[..end.unwrap_or(flag.len())];
+            if !flag.is_empty() {
+                assert!(known.contains(&flag), "--{flag} is advised and does not exist");
+                advised += 1;
+            }
+        }
+        assert!(advised > 10, "{advised}");
+    }
+
+    #[test]
+    fn hardware_that_is_not_needed_is_optional() {
+        let directory = tempfile::tempdir().unwrap();
+        let findings = examine(&config(&free_ports(directory.path())));
+        for what in ["fabric verbs (RDMA)", "PCIe windows (NTB)", "DAX"] {
+            let finding = findings.iter().find(|finding| finding.what == what).unwrap();
+            assert_ne!(finding.verdict, Verdict::Missing, "{finding:?}");
+        }
     }
 
     #[test]

@@ -68,7 +68,7 @@ fn rdma() -> Finding {
         // What is missing names its remedy.
         Err(missing) => Finding::advise(
             what,
-            Verdict::Missing,
+            Verdict::Optional,
             missing.to_string(),
             "hosts are connected through tcp",
         ),
@@ -95,7 +95,10 @@ fn rdma() -> Finding {
                 .collect();
             let seen = words.join("; ");
             if found.iter().any(|device| device.choice.is_ok()) {
-                Finding::ok(what, format!("{seen}; serve it with --fabric on a network address"))
+                Finding::ok(
+                    what,
+                    format!("{seen}; serve it with --fabric-address on an address of its link"),
+                )
             } else {
                 let advice = "hosts are connected through tcp until a port is usable";
                 Finding::advise(what, Verdict::CouldBeFaster, seen, advice)
@@ -138,7 +141,7 @@ fn windows() -> Finding {
     }
     Finding::advise(
         what,
-        Verdict::Missing,
+        Verdict::Optional,
         "no bridge in /sys/bus/ntb/devices, no shared-memory device on the PCI bus",
         "a non-transparent bridge between hosts, or `-device ivshmem-plain` between virtual \
          machines; ntb:// emulates one between processes of this host",

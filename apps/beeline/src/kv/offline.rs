@@ -23,7 +23,10 @@ fn failure(error: KvError) -> Failure {
         | KvError::Snapshot { .. }
         | KvError::Unfinished { .. } => Exit::Corruption,
         KvError::Pmem(
-            PmemError::Damaged { .. } | PmemError::Truncated { .. } | PmemError::Missing { .. },
+            PmemError::Damaged { .. }
+            | PmemError::Truncated { .. }
+            | PmemError::Missing { .. }
+            | PmemError::Foreign { .. },
         ) => Exit::Corruption,
         KvError::Pmem(PmemError::Options { .. }) => Exit::Usage,
         _ => Exit::Failed,

@@ -192,9 +192,10 @@ fn failure(error: NodeError) -> Failure {
 
 fn pool_exit(error: &PmemError) -> Exit {
     match error {
-        PmemError::Truncated { .. } | PmemError::Damaged { .. } | PmemError::Missing { .. } => {
-            Exit::Corruption
-        }
+        PmemError::Truncated { .. }
+        | PmemError::Damaged { .. }
+        | PmemError::Missing { .. }
+        | PmemError::Foreign { .. } => Exit::Corruption,
         PmemError::Options { .. } | PmemError::CannotPromise { .. } => Exit::Usage,
         _ => Exit::Failed,
     }

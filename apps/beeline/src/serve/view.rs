@@ -158,6 +158,7 @@ impl Source for View {
     }
 
     fn health(&self) -> Result<(), String> {
+        self.handle.health()?;
         let damaged = self.handle.stats().store.segments_quarantined;
         if damaged > 0 {
             return Err(format!(

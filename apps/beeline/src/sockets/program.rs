@@ -57,7 +57,12 @@ pub fn run(arguments: &RunArguments, output: Output) -> Result<Exit, Failure> {
         ErrorKind::PermissionDenied => "; a program is a file that may be executed",
         _ => "",
     };
-    Err(Failure::new(Exit::Failed, anyhow::anyhow!("{named}: {error}{advice}")))
+    // As shells and env say it.
+    let exit = match error.kind() {
+        ErrorKind::NotFound => Exit::NoProgram,
+        _ => Exit::NotExecutable,
+    };
+    Err(Failure::new(exit, anyhow::anyhow!("{named}: {error}{advice}")))
 }
 
 /// Whether a variable's value makes sense.

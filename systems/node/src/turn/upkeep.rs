@@ -16,6 +16,8 @@ use crate::stats::count;
 
 /// A connection quiet for so long gives memory back.
 const TIDY_MS: u64 = 2000;
+/// Pause after upkeep failed, doubled with each failure up to 64 times this.
+const UPKEEP_PAUSE_NS: u64 = 1_000_000_000;
 /// Bytes the collector may copy between two batches: some 100 us.
 const MAINTENANCE_BYTES: u64 = 256 << 10;
 
@@ -23,18 +25,48 @@ impl ShardThread {
     /// Collects, expires and writes back a little, where something may be due.
     pub(super) fn maintain(&mut self, shard: &mut Shard, now_ns: u64) {
         let due = self.maintenance.next_deadline_ns.is_some_and(|deadline| deadline <= now_ns);
-        if self.maintenance.did_work || due || now_ns >= self.housekeeping_ns {
+        self.end_pause(now_ns);
+        if now_ns < self.upkeep_paused_until_ns {
+            // The last attempt failed: the next one waits.
+        } else if self.maintenance.did_work || due || now_ns >= self.housekeeping_ns {
             self.upkeep_wanted = false;
             match shard.maintain(MAINTENANCE_BYTES) {
-                Ok(maintenance) => self.maintenance = maintenance,
+                Ok(maintenance) => {
+                    self.maintenance = maintenance;
+                    if std::mem::take(&mut self.upkeep_failures) > 0 {
+                        let door = &self.shared.doors[self.index];
+                        door.upkeep_fails.store(false, Ordering::Relaxed);
+                        tracing::info!(shard = self.index, "upkeep goes on");
+                    }
+                }
                 Err(error) => {
-                    tracing::error!(%error, shard = self.index, "upkeep failed");
-                    self.maintenance = Maintenance::default();
+                    let pause_ns = UPKEEP_PAUSE_NS << self.upkeep_failures.min(6);
+                    let next = now_ns.saturating_add(pause_ns);
+                    let again_s = pause_ns / 1_000_000_000;
+                    tracing::error!(%error, shard = self.index, again_s, "upkeep failed");
+                    self.upkeep_failures += 1;
+                    let door = &self.shared.doors[self.index];
+                    door.upkeep_fails.store(true, Ordering::Relaxed);
+                    self.upkeep_paused_until_ns = next;
+                    self.maintenance =
+                        Maintenance { did_work: false, next_deadline_ns: Some(next) };
                 }
             }
         }
         if now_ns >= self.housekeeping_ns {
             self.fabric.keep_house(shard);
+        }
+    }
+
+    /// Lets keys expire again once CLIENT PAUSE has ended.
+    fn end_pause(&mut self, now_ns: u64) {
+        let shared = &self.shared;
+        if shared.replication.is_none()
+            && shared.expire_until_ms.load(Ordering::Relaxed) != u64::MAX
+            && shared.pause.active(|| now_ns).is_none()
+        {
+            shared.expire_until_ms.store(u64::MAX, Ordering::Relaxed);
+            self.upkeep_wanted = true;
         }
     }
 
@@ -88,6 +120,8 @@ impl ShardThread {
         let fresh = errors.checked_sub(self.errors_seen).unwrap_or(errors);
         self.errors_seen = errors;
         count(&self.counters().error_replies, fresh);
+        let held = self.held_back.len() as u64;
+        self.counters().held_clients.store(held, Ordering::Relaxed);
         let clients = self.fabric.clients();
         self.counters().fabric_clients.store(clients as u64, Ordering::Relaxed);
         let copied = self.fabric.copied_bytes();

@@ -21,7 +21,7 @@ fn flush(call: &mut Call<'_, '_>, database: Option<u8>) -> CommandResult {
     if !valid {
         return Err(CommandError::Syntax);
     }
-    call.store.flush(database)?;
+    call.server.absent_watches().flush(call.store, database)?;
     call.out.ok();
     Ok(())
 }

@@ -41,11 +41,12 @@ pub fn watch(session: &mut Session, call: &mut Call<'_, '_>) -> CommandResult {
         let known = |watched: &Watched| watched.database == database && watched.key == key;
         if !session.watched.iter().any(known) {
             let version = call.lookup(key)?.map(|entry| entry.version);
-            let newest = call.store.store().newest_version();
+            let watches = call.server.absent_watches();
+            let absent = version.is_none().then(|| watches.watch(call.store, database, key));
             let replicated = call.server.is_replicated();
             let fingerprint = replicated.then(|| fingerprint(call, database, key)).transpose()?;
             let key = key.to_vec();
-            session.watched.push(Watched { database, key, version, newest, fingerprint });
+            session.watched.push(Watched { database, key, version, absent, fingerprint });
         }
     }
     call.out.ok();
@@ -78,9 +79,10 @@ fn unchanged(session: &Session, call: &mut Call<'_, '_>) -> Result<bool, Command
         if entry.map(|entry| entry.version) != watched.version {
             return Ok(false);
         }
-        if entry.is_none() && call.store.deletion(watched.database, &watched.key)? > watched.newest
+        if entry.is_none()
+            && let Some(absent) = &watched.absent
+            && absent.came_and_went(call.store)?
         {
-            // It came and went, or may have: a flush does not tell.
             return Ok(false);
         }
     }

@@ -11,8 +11,8 @@ use beeline_env::{Clock, SystemClock};
 use beeline_kv::{Keyspace, Shard, Store, StoreOptions};
 use beeline_pmem::{Pool, PoolOptions};
 use beeline_resp::{
-    After, ArgsBuffer, ClientInfo, ConfigError, Executor, KillFilter, Output, Pause, Plan, Route,
-    SaveError, Server, Session, Shutdown,
+    AbsentWatches, After, ArgsBuffer, ClientInfo, ConfigError, Executor, KillFilter, Output, Pause,
+    Plan, Route, SaveError, Server, Session, Shutdown,
 };
 
 /// A server whose every answer a test can see or set.
@@ -26,6 +26,7 @@ pub struct TestServer {
     pub saving: Cell<bool>,
     pub shutdowns: RefCell<Vec<Shutdown>>,
     pub resets: Cell<u32>,
+    pub absent: AbsentWatches,
 }
 
 impl Server for TestServer {
@@ -37,6 +38,9 @@ impl Server for TestServer {
     }
     fn password_required(&self) -> bool {
         self.password.borrow().is_some()
+    }
+    fn absent_watches(&self) -> &AbsentWatches {
+        &self.absent
     }
     fn authenticate(&self, user: &[u8], password: &[u8]) -> bool {
         user == b"default"
