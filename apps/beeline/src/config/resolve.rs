@@ -10,10 +10,12 @@ const PREFIX: &str = "BEELINE_";
 
 /// Variables with the prefix that another part of the program, or a test, reads. One that ends in
 /// an underscore stands for all that begin with it.
-const ELSEWHERE: [&str; 19] = [
+const ELSEWHERE: [&str; 21] = [
     // The command itself, whatever it does.
     "CONFIG",
     "LOG",
+    // Commands that ask a node.
+    "CONNECT",
     // `beeline run` and the library in the programs it starts.
     "SOCKETS_",
     // Suites and tools of the source tree, which start nodes.
@@ -27,6 +29,7 @@ const ELSEWHERE: [&str; 19] = [
     "LOG_DURABILITY",
     "LOUD",
     "NEEDS_RDMA",
+    "NF_",
     "POOL_KIND",
     "PROGRAM",
     "ROUNDS",

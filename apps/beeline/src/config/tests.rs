@@ -251,10 +251,19 @@ fn a_service_that_is_left_out_has_no_door() {
 #[test]
 fn every_variable_that_the_sources_read_is_known() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let mut folders: Vec<PathBuf> =
-        ["apps", "engines", "foundation", "substrate", "systems", "verify", "xtask", "fuzz"]
-            .map(|folder| root.join(folder))
-            .into();
+    let mut folders: Vec<PathBuf> = [
+        "apps",
+        "compiler",
+        "engines",
+        "foundation",
+        "substrate",
+        "systems",
+        "verify",
+        "xtask",
+        "fuzz",
+    ]
+    .map(|folder| root.join(folder))
+    .into();
     let mut named = std::collections::BTreeSet::new();
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).unwrap().flatten() {
@@ -265,7 +274,7 @@ fn every_variable_that_the_sources_read_is_known() {
                 && !path.starts_with(root.join("apps/beeline/src/config"))
             {
                 let text = std::fs::read_to_string(&path).unwrap();
-                for read in ["var(\"", "var_os(\""] {
+                for read in ["var(\"", "var_os(\"", "env = \""] {
                     let calls = text.split(read).skip(1);
                     let names = calls.filter_map(|rest| rest.split('"').next());
                     named.extend(
