@@ -95,10 +95,24 @@ impl Ended {
 }
 
 impl Store {
-    /// Where a field stands among its row's: below 2^48.
-    fn field_position(&self, field: &[u8]) -> u64 {
-        let key = [self.hash_seed(), self.hash_seed().rotate_left(32)];
-        SipHash::of(key, field) >> (64 - POSITION_BITS)
+    /// Checks the lengths of a field of a row whose key has `key_length` bytes.
+    ///
+    /// Errors: [`KvError::KeyTooLong`], [`KvError::ValueTooLong`].
+    pub fn check_field(
+        &self,
+        key_length: usize,
+        field_length: usize,
+        value_length: usize,
+    ) -> Result<(), KvError> {
+        let length = 2 + key_length + SUB_BYTES + field_length;
+        if length > crate::entry::KEY_LIMIT {
+            return Err(KvError::KeyTooLong { length, limit: crate::entry::KEY_LIMIT });
+        }
+        let limit = self.value_limit(length);
+        if value_length > limit {
+            return Err(KvError::ValueTooLong { length: value_length, limit });
+        }
+        Ok(())
     }
 
     /// Bytes of log that a field of this length of name and value takes, its head not counted.
@@ -112,6 +126,13 @@ impl Store {
     pub fn head_bytes(key_length: usize) -> u64 {
         crate::entry::slot_bytes_for(key_length, HEAD_BYTES)
     }
+}
+
+/// Where a field stands among its row's: below 2^48. By the row's generation alone, which travels in
+/// its head: a field is found again in whatever pool a snapshot is put.
+fn field_position(generation: u64, field: &[u8]) -> u64 {
+    let key = [generation, generation.rotate_left(32)];
+    SipHash::of(key, field) >> (64 - POSITION_BITS)
 }
 
 /// What keys of a row's fields begin with.
@@ -183,9 +204,9 @@ impl Keyspace<'_> {
         self.put(database, key, &[&value], options).map(drop)
     }
 
-    fn field_key(&self, key: &[u8], row: &Row, field: &[u8]) -> Vec<u8> {
+    fn field_key(key: &[u8], row: &Row, field: &[u8]) -> Vec<u8> {
         let mut stored = prefix(key, row.generation);
-        stored.extend_from_slice(&self.store().field_position(field).to_be_bytes());
+        stored.extend_from_slice(&field_position(row.generation, field).to_be_bytes());
         stored.extend_from_slice(field);
         stored
     }
@@ -201,7 +222,7 @@ impl Keyspace<'_> {
         field: &[u8],
     ) -> Result<Option<EntryRef>, KvError> {
         let namespace = fields_of(u32::from(database));
-        let stored = self.field_key(key, row, field);
+        let stored = Self::field_key(key, row, field);
         let hash = self.store().place(namespace, &stored);
         let shard = self.shard(self.store().owner_of(hash))?;
         let found = shard.find(namespace, hash, &stored);
@@ -220,7 +241,7 @@ impl Keyspace<'_> {
         value: &[&[u8]],
     ) -> Result<bool, KvError> {
         let namespace = fields_of(u32::from(database));
-        let stored = self.field_key(key, row, field);
+        let stored = Self::field_key(key, row, field);
         let limit = crate::entry::KEY_LIMIT;
         if stored.len() > limit {
             return Err(KvError::KeyTooLong { length: stored.len(), limit });
@@ -246,7 +267,7 @@ impl Keyspace<'_> {
         field: &[u8],
     ) -> Result<bool, KvError> {
         let namespace = fields_of(u32::from(database));
-        let stored = self.field_key(key, row, field);
+        let stored = Self::field_key(key, row, field);
         let removed = self.delete_at(namespace, &stored)?;
         row.length -= u64::from(removed).min(row.length);
         Ok(removed)

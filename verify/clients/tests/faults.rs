@@ -59,7 +59,8 @@ fn a_snapshot_cut_by_kill_9_is_whole_or_the_one_before() {
     let keys = 4000;
     let (mut present, mut cut) = (0, 0);
     for round in 0..rounds {
-        let server = Server::start(data.path(), &["--shards", "2"]);
+        // Without documents, which keep an entry of their own: the keys are counted below.
+        let server = Server::start(data.path(), &["--shards", "2", "--without", "documents"]);
         let mut connection = server.connect();
         if round == 0 {
             fill(&mut connection, "key", keys);
@@ -88,7 +89,8 @@ fn a_snapshot_cut_by_kill_9_is_whole_or_the_one_before() {
 fn a_restore_cut_by_kill_9_is_refused_until_it_is_repeated() {
     let data = directory();
     let keys = 6000;
-    let server = Server::start(data.path(), &["--shards", "2"]);
+    // Without documents, which keep an entry of their own: the keys are counted below.
+    let server = Server::start(data.path(), &["--shards", "2", "--without", "documents"]);
     let mut connection = server.connect();
     fill(&mut connection, "key", keys);
     assert!(connection.say("SAVE").is_ok());

@@ -57,11 +57,17 @@ fn store<'v>(
     pairs: impl Iterator<Item = (&'v [u8], &'v [u8])> + Clone,
 ) -> Result<u64, CommandError> {
     let key = call.arg(1);
+    for (field, value) in pairs.clone() {
+        call.store.store().check_field(key.len(), field.len(), value.len())?;
+    }
+    let mut row = row;
     if !call.in_batch {
         let fields = pairs
             .clone()
             .map(|(field, value)| Store::field_bytes(key.len(), field.len(), value.len()));
         call.store.reserve_bytes(fields.sum::<u64>() + Store::head_bytes(key.len()))?;
+        // Making room may have evicted this very key.
+        row = hash_read(call, key)?;
     }
     let mut row = match row {
         Some(row) => row,
@@ -302,7 +308,7 @@ pub fn hrandfield(call: &mut Call<'_, '_>) -> CommandResult {
             for _ in 0..count.unsigned_abs() {
                 chosen.extend(random_field(call, key, &row)?);
             }
-        } else if count.unsigned_abs() * 3 >= row.length {
+        } else if count.unsigned_abs().saturating_mul(3) >= row.length {
             call.store.visit_row(call.database, key, &row, (0, usize::MAX), |field, value| {
                 chosen.push((field.to_vec(), value.to_vec()));
             })?;
@@ -311,7 +317,12 @@ pub fn hrandfield(call: &mut Call<'_, '_>) -> CommandResult {
                 chosen.swap_remove(at);
             }
         } else {
-            while (chosen.len() as u64) < count.unsigned_abs() {
+            // A third of the fields at most is wanted, so few tries meet a known one; the bound is for a
+            // head that counts more fields than there are.
+            for _ in 0..count.unsigned_abs().saturating_mul(64) {
+                if chosen.len() as u64 == count.unsigned_abs() {
+                    break;
+                }
                 let Some(field) = random_field(call, key, &row)? else { break };
                 if chosen.iter().all(|known| known.0 != field.0) {
                     chosen.push(field);

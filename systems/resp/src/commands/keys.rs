@@ -2,7 +2,7 @@
 
 use beeline_kv::PutOptions;
 
-use super::{Call, CommandResult, KIND_STRING, type_name};
+use super::{Call, CommandResult, KIND_HASH, type_name};
 use crate::error::CommandError;
 
 pub fn del(call: &mut Call<'_, '_>) -> CommandResult {
@@ -55,7 +55,7 @@ pub fn type_of(call: &mut Call<'_, '_>) -> CommandResult {
 /// Looks the source up itself: an entry found earlier need not be good after other look-ups.
 fn duplicate(call: &mut Call<'_, '_>, from: &[u8], database: u8, key: &[u8]) -> CommandResult {
     let entry = call.lookup(from)?.ok_or(CommandError::NoSuchKey)?;
-    if entry.kind != KIND_STRING {
+    if entry.kind == KIND_HASH {
         let row = call.store.row_at(&entry)?;
         let source = (call.database, from);
         return call.atomically(|call| Ok(call.store.copy_row(source, &row, (database, key))?));

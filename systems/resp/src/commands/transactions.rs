@@ -61,6 +61,17 @@ pub(crate) fn fingerprint(
 ) -> Result<u64, CommandError> {
     let Some(entry) = call.store.lookup(database, key)? else { return Ok(0) };
     let seed = entry.expires_at_ms ^ u64::from(entry.kind) << 56;
+    if entry.kind == super::KIND_HASH
+        && let Some(row) = call.store.row(database, key)?
+    {
+        // The head's generation is each member's own, and their fields stand in orders of their own.
+        let mut sum = seed;
+        call.store.visit_row(database, key, &row, (0, usize::MAX), |field, value| {
+            let field = xxhash_rust::xxh3::xxh3_64_with_seed(field, seed);
+            sum = sum.wrapping_add(xxhash_rust::xxh3::xxh3_64_with_seed(value, field));
+        })?;
+        return Ok(sum.max(1));
+    }
     let hash =
         call.store.with_value(&entry, |value| xxhash_rust::xxh3::xxh3_64_with_seed(value, seed))?;
     Ok(hash.max(1))
