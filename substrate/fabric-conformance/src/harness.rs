@@ -93,6 +93,8 @@ pub struct Capabilities {
     /// A write with immediate outside its region is refused for that even when no receive is
     /// posted; else the missing receive is found first ([`beeline_fabric::Status::ReceiverNotReady`]).
     pub range_checked_before_receive: Support,
+    /// A word that a gather list or a packet divides is placed at once all the same.
+    pub divided_words_placed_whole: Support,
     /// Most queue pairs that two nodes can have with each other.
     pub most_connections: u64,
 }
@@ -105,6 +107,7 @@ impl Default for Capabilities {
             simulated_faults: Err("the provider runs in real time"),
             placed_before_completion: Ok(()),
             range_checked_before_receive: Ok(()),
+            divided_words_placed_whole: Ok(()),
             most_connections: u64::MAX,
         }
     }

@@ -29,6 +29,9 @@ impl Harness for VerbsHarness {
             range_checked_before_receive: Err(
                 "soft-RoCE looks for a receive before it checks the range of a write with immediate",
             ),
+            divided_words_placed_whole: Err(
+                "soft-RoCE was seen to place a word that two entries divide in two steps",
+            ),
             ..Capabilities::default()
         }
     }

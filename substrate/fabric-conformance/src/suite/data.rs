@@ -232,6 +232,7 @@ pub(crate) fn words_are_placed_whole_wherever_their_bytes_come_from(
     context: &Context<'_>,
 ) -> ItemResult {
     context.require_threads()?;
+    Context::require(context.harness.capabilities().divided_words_placed_whole)?;
     if crate::far::is_there() {
         return Err(crate::harness::Stop::skipped("the target's memory is in another host"));
     }
