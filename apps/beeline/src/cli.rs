@@ -146,8 +146,8 @@ pub enum ConfigCommand {
 /// The configuration of a node: file, then BEELINE_ variables, then these flags.
 #[derive(Debug, Args)]
 pub struct NodeArguments {
-    /// TOML file with the table [serve] for the flags of the node and a table for each service: the
-    /// flag --resp-address is the line `address` under [resp]. By default ./beeline.toml, if it
+    /// TOML file with the table `[serve]` for the flags of the node and a table for each service: the
+    /// flag --resp-address is the line `address` under `[resp]`. By default ./beeline.toml, if it
     /// exists.
     #[arg(long, value_name = "FILE", env = "BEELINE_CONFIG")]
     pub config: Option<PathBuf>,

@@ -2,7 +2,7 @@
 //!
 //! Place: `compiler`, a back end. Text only: programs that simulate or synthesise it are started by
 //! `systems/nf`. [`module`] writes one element's pipeline, [`graph`] the top with its channels and
-//! the chain of signals, [`bench`] a test bench that plays items from files and logs every channel.
+//! the chain of signals, [`mod@bench`] a test bench that plays items from files and logs every channel.
 //!
 //! Invariant: the text describes the machine of `beeline-passes`' cycle model, clock for clock.
 

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Place: `engines`, above [`beeline_replicated_log`]. Several services share one log: each command
-//! of the log is a [`unit`] with the [`Tag`] of its service and the format of its commands; the
+//! of the log is a [`mod@unit`] with the [`Tag`] of its service and the format of its commands; the
 //! [`Machine`] hands it to the [`Replicated`] service of that tag. A service with threads of its own
 //! keeps [`Lane`]s and [`Courier`]s; a simpler one takes a [`Replicator`].
 //!

@@ -127,14 +127,14 @@ fn addressed(graph: &Graph, node: usize, mut signal: Signal) -> Signal {
 
 /// The interpreter.
 ///
-/// Errors: as for [`reference`].
+/// Errors: as for [`reference()`].
 pub fn interpreted(graph: &Graph, stimulus: &Stimulus) -> Result<Outcome, DiffError> {
     reference(graph, vec![Interpreter; graph.nodes.len()], stimulus)
 }
 
 /// Machine code.
 ///
-/// Errors: as for [`reference`]; the code generator's.
+/// Errors: as for [`reference()`]; the code generator's.
 pub fn native(graph: &Graph, stimulus: &Stimulus) -> Result<Outcome, DiffError> {
     let program = Program::compile(graph)?;
     reference(graph, program.machines(), stimulus)

@@ -1,4 +1,4 @@
-//! A put or a deletion of a one-sided client, as a request of a [`super::unit`].
+//! A put or a deletion of a one-sided client, as a request of a `beeline_replicated_service::unit`.
 //!
 //! ```text
 //!  0  kind u8 = 3 ([`beeline_resp::logged`] has 1 and 2) | database u8 | encoding u8 | deletes u8
