@@ -176,12 +176,13 @@ impl DirectClient {
         }
         let outcome = self.run(requests, on_result);
         if outcome.is_err() {
-            // What the other lanes had under way belongs to this call: none of it may be taken for a
-            // result of the next.
-            for server in 0..self.servers.len() {
-                if let Ok(lanes) = self.lanes(server) {
-                    self.servers[server] = lanes;
-                }
+            // What the lanes had under way belongs to this call: none of it may be taken for a result
+            // of the next, which connects anew.
+            for lane in self.servers.iter_mut().flatten() {
+                lane.link.abandon();
+                lane.packet.clear();
+                lane.filling.clear();
+                lane.awaited.clear();
             }
         }
         outcome

@@ -17,7 +17,8 @@ use beeline_fabric::{
 };
 use beeline_os::memory::{copy_in, copy_out};
 
-use crate::packet::{PacketWriter, ReplyReader};
+use crate::packet::{HEADER_BYTES, PacketWriter, ReplyReader};
+use crate::table::{KEY_LIMIT, PAIR_LIMIT};
 use crate::wire::{Hello, WireError};
 
 /// What a client asks for.
@@ -138,7 +139,10 @@ impl Link {
         let within = agreed.window <= window
             && agreed.packet_bytes <= options.packet_bytes
             && agreed.reply_bytes <= options.reply_bytes;
-        if !within {
+        // An empty packet holds the longest operation, and its reply the longest result.
+        let usable = agreed.packet_bytes as usize >= HEADER_BYTES + 6 + KEY_LIMIT + PAIR_LIMIT
+            && agreed.reply_bytes as usize >= HEADER_BYTES + 3 + PAIR_LIMIT;
+        if !within || !usable {
             return Err(LinkError::Protocol);
         }
         for slot in 0..agreed.window {
@@ -187,6 +191,11 @@ impl Link {
     #[must_use]
     pub fn is_broken(&self) -> bool {
         self.broken
+    }
+
+    /// Gives the connection up: what is under way on it is not waited for.
+    pub fn abandon(&mut self) {
+        self.broken = true;
     }
 
     /// Sends a packet and clears it; returns its slot, under which its reply comes. Call only where

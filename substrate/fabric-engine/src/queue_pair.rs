@@ -284,14 +284,18 @@ impl QueuePair for EngineQueuePair {
             engine.end(End::Disconnected);
             std::mem::take(&mut engine.granted)
         });
-        // What the peer writes by itself it writes elsewhere from now on.
+        // What the peer writes by itself it writes elsewhere from now on. What could not be moved stays
+        // granted, so that another revocation tries again and does not answer that all is done.
+        let (mut left, mut first) = (Vec::new(), None);
         for entry in granted.iter().filter_map(Weak::upgrade) {
-            entry.withdraw().map_err(|source| FabricError::System {
-                action: "moving a region away from its peer",
-                source,
-            })?;
+            if let Err(source) = entry.withdraw() {
+                left.push(std::sync::Arc::downgrade(&entry));
+                first.get_or_insert(source);
+            }
         }
-        Ok(())
+        let Some(source) = first else { return Ok(()) };
+        self.connection.with(Mover::Call, |engine| engine.granted.append(&mut left));
+        Err(FabricError::System { action: "moving a region away from its peer", source })
     }
 }
 

@@ -25,7 +25,12 @@ pub fn expire(engine: &Engine) -> Result<u64> {
                     continue;
                 };
                 let until = DateTime::from_millis(now.saturating_sub(seconds.saturating_mul(1000)));
-                let filter = Filter::parse(&doc! { path.join("."): { "$lte": until } })?;
+                let mut due = doc! { path.join("."): { "$lte": until } };
+                // Documents that a partial index leaves out do not end by it.
+                if let Some((partial, _)) = &index.partial {
+                    due = doc! { "$and": [due, partial.clone()] };
+                }
+                let filter = Filter::parse(&due)?;
                 let mut scan: Option<Scan> = None;
                 loop {
                     let done = engine.with(&database, |row| {
