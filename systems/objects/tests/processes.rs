@@ -128,6 +128,8 @@ fn a_client_ends_with_its_process_though_another_holds_its_socket() {
     // This process takes the child's descriptors over, as a child of the child would have them.
     let mut child = spawn(&home.socket());
     home.await_figure("clients", |m| m.objects_clients.value(), 1);
+    // By its first object the child has all its descriptors.
+    home.await_figure("sealed", |m| m.objects_seals.value().min(1), 1);
     let stolen: Vec<_> = beeline_os::process::open(i32::try_from(child.id()).unwrap())
         .into_iter()
         .flat_map(|process| {
