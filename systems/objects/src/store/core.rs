@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use super::figures::Counters;
-use super::memory::{Memory, Place, STORE, Segments};
+use super::memory::{GONE, Memory, Place, STORE, Segments};
 use super::spill::Job;
 use super::table::{Object, State, Table};
 use crate::id::ObjectId;
@@ -176,7 +176,7 @@ impl Core {
 
     /// A client came.
     pub(crate) fn join(&mut self, client: u32) {
-        assert!(client != STORE, "the store is no client");
+        assert!(client != STORE && client != GONE, "the store is no client");
         self.clients.insert(client, Client::default());
     }
 

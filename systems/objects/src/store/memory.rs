@@ -10,8 +10,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::heap::{Heap, rounded};
 use crate::segment::Segment;
 
-/// The store itself as a writer: what it restores, and what dead clients left.
+/// The store itself as a writer: of what it restores.
 pub(crate) const STORE: u32 = 0;
+/// The writer of a segment whose own one is gone. Nothing is put there any more: a client that closed
+/// its socket, or said that it unmapped, may have kept its mapping, through which it can write.
+pub(crate) const GONE: u32 = u32::MAX;
 
 /// Smallest first segment of a client.
 const FIRST_SEGMENT: u64 = 1 << 20;
@@ -242,7 +245,7 @@ impl Memory {
             let Some(held) = self.segments.get_mut(&number) else { continue };
             held.mapped_by.remove(&client);
             if held.writer == client {
-                held.writer = STORE;
+                held.writer = GONE;
                 if !held.ready {
                     // The client may have handed the descriptor on before the seal.
                     held.retired = true;

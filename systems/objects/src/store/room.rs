@@ -9,7 +9,7 @@ use std::io;
 use std::sync::Arc;
 
 use super::core::{Core, Effect, Hungry, Shortage};
-use super::memory::{Found, Place, STORE};
+use super::memory::{Found, GONE, Place, STORE};
 use super::spill::{Done, Job, Piece};
 use super::table::State;
 use crate::heap::rounded;
@@ -307,7 +307,7 @@ impl Core {
             && held.writer == client
             && held.ready
         {
-            held.writer = STORE;
+            held.writer = GONE;
         }
         self.memory_changed |= self.memory.unmapped(number, client);
         self.feed();
