@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use beeline_documents_query::error::{Code, QueryError, Result, fail};
 use beeline_documents_query::value::integral;
@@ -16,6 +16,7 @@ use crate::cursor::Cursors;
 use crate::index::{entries, entry_key, entry_value};
 use crate::layout::{NUMBERED, SYSTEM_ROW, kind, numbered, word};
 use crate::log;
+use crate::retry::Retry;
 use crate::scan::{SLICE, decode};
 use crate::stats::DocumentsMetrics;
 use crate::store::{Backing, Change, Store, Stretch, with_row};
@@ -55,6 +56,10 @@ pub struct Engine {
     databases: RwLock<BTreeMap<String, Arc<Database>>>,
     /// Databases are made and dropped one at a time.
     changing: Mutex<()>,
+    /// Retryable statements of one session run one at a time: a driver may send a statement again while
+    /// the first is still running, and its outcome is looked for before and kept behind the change. A
+    /// session has one of these locks, by its identity.
+    retrying: [Mutex<()>; 64],
     /// The open cursors.
     pub cursors: Cursors,
     /// What is counted.
@@ -73,6 +78,14 @@ pub struct Engine {
 }
 
 impl Engine {
+    /// Keeps other statements of a session out until the guard is dropped. Take it before the outcome
+    /// is looked for; a thread holds one at most.
+    pub fn alone(&self, retry: Option<&Retry>) -> Option<MutexGuard<'_, ()>> {
+        let sum = |sum: usize, byte: &u8| sum.wrapping_mul(31).wrapping_add(usize::from(*byte));
+        let lock = retry?.session.iter().fold(0, sum) % self.retrying.len();
+        Some(self.retrying[lock].lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// Reads the catalog, and ends what a crash left half done.
     ///
     /// Errors: the store's, descriptions that cannot be read.
@@ -92,6 +105,7 @@ impl Engine {
         let engine = Arc::new(Self {
             databases: RwLock::new(databases),
             changing: Mutex::default(),
+            retrying: std::array::from_fn(|_| Mutex::default()),
             cursors: Cursors::new(options),
             metrics: Arc::default(),
             builds: Mutex::default(),

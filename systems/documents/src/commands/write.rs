@@ -429,6 +429,7 @@ pub(super) fn update(context: &mut Context<'_>) -> Result<Reply> {
                         "Cannot use retryable writes with multi=true",
                     );
                 }
+                let _alone = context.engine.alone(retry.as_ref());
                 if let Some(known) = known_outcome(context, &database, retry.as_ref())? {
                     outcome.retried.extend(retry.map(|retry| retry.statement));
                     let upserted = known.get("upserted").cloned();
@@ -568,6 +569,7 @@ pub(super) fn delete(context: &mut Context<'_>) -> Result<Reply> {
             if retry.is_some() && !one_only {
                 return fail(Code::InvalidOptions, "Cannot use retryable writes with limit=0");
             }
+            let _alone = context.engine.alone(retry.as_ref());
             if known_outcome(context, &database, retry.as_ref())?.is_some() {
                 outcome.retried.extend(retry.map(|retry| retry.statement));
                 return Ok((1, None));
@@ -633,6 +635,7 @@ pub(super) fn find_and_modify(context: &mut Context<'_>) -> Result<Reply> {
     let hint = context.request.body.get("hint").cloned();
     let filter = Filter::parse(&query)?;
     let retry = context.retry(0)?;
+    let _alone = context.engine.alone(retry.as_ref());
     let known = known_outcome(context, &database, retry.as_ref())?;
     let retried = known.is_some().then(|| retry.as_ref().map(|retry| retry.statement)).flatten();
     let mut recorder =
