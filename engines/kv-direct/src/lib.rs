@@ -22,6 +22,7 @@
 
 pub mod bucket;
 pub mod client;
+pub mod datagram;
 pub mod function;
 pub mod link;
 pub mod memory;

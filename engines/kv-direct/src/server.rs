@@ -18,7 +18,7 @@
 use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use beeline_fabric::{
     Access, CompletionQueue, ConnectInfo, Device, FabricError, LocalData, MemoryRegion, Opcode,
@@ -53,6 +53,9 @@ pub struct DirectServerOptions {
     pub client_bytes: u64,
     /// How long a client may leave a reply unread before its connection ends. Default 1 s.
     pub receiver_not_ready_timeout: Duration,
+    /// How long a client that was taken may be without a connection before its place is given to
+    /// others. Default 10 s.
+    pub connect_timeout: Duration,
 }
 
 impl Default for DirectServerOptions {
@@ -64,6 +67,7 @@ impl Default for DirectServerOptions {
             max_reply_bytes: 256 << 10,
             client_bytes: 16 << 20,
             receiver_not_ready_timeout: Duration::from_secs(1),
+            connect_timeout: Duration::from_secs(10),
         }
     }
 }
@@ -94,6 +98,8 @@ struct Client {
     replies: MemoryRegion,
     theirs: RemoteAddress,
     unsignalled: u32,
+    /// When it must be connected; `None` once it is.
+    connected_by: Option<Instant>,
 }
 
 /// See the module's documentation.
@@ -107,6 +113,8 @@ pub struct DirectServer {
     generation: u16,
     entries: u32,
     promised: u32,
+    /// Clients that are not connected yet.
+    connecting: usize,
     packet: Vec<u8>,
     reply: Vec<u8>,
     counters: DirectServerCounters,
@@ -116,6 +124,17 @@ pub struct DirectServer {
 /// `wr_id`: generation, client, slot.
 fn wr_id(generation: u16, client: usize, slot: u16) -> u64 {
     u64::from(generation) << 32 | (client as u64 & 0xffff) << 16 | u64::from(slot)
+}
+
+/// Replies that may be under way to a client.
+fn send_depth(window: u16) -> u32 {
+    u32::from(window) + SIGNAL_EVERY
+}
+
+/// Most completions of a client that the queue can hold at once: its receives, and all its replies
+/// when its connection breaks.
+fn promised(window: u16) -> u32 {
+    u32::from(window) + send_depth(window)
 }
 
 impl DirectServer {
@@ -135,6 +154,7 @@ impl DirectServer {
             generation: 0,
             entries,
             promised: 0,
+            connecting: 0,
             packet: Vec::new(),
             reply: Vec::new(),
             counters: DirectServerCounters::default(),
@@ -208,8 +228,7 @@ impl DirectServer {
         let slot_bytes = u64::from(packet_bytes) + u64::from(reply_bytes);
         let most = u16::try_from(options.client_bytes / slot_bytes).unwrap_or(u16::MAX);
         let window = hello.window.min(options.max_window).min(most).max(1);
-        // Receives and signalled replies.
-        let promised = u32::from(window) * 2;
+        let promised = promised(window);
         if self.clients() as u32 >= options.max_clients || self.promised + promised > self.entries {
             return Err(format!("{} clients are served, the most", self.clients()));
         }
@@ -225,7 +244,7 @@ impl DirectServer {
         };
         let connected = || -> Result<Client, FabricError> {
             let depths = QueuePairOptions {
-                send_depth: u32::from(window) + SIGNAL_EVERY,
+                send_depth: send_depth(window),
                 receive_depth: u32::from(window),
                 receiver_not_ready_timeout: options.receiver_not_ready_timeout,
                 ..QueuePairOptions::default()
@@ -251,6 +270,7 @@ impl DirectServer {
                 replies,
                 theirs: RemoteAddress { key: RemoteKey(hello.area_key), offset: 0 },
                 unsignalled: 0,
+                connected_by: Some(Instant::now() + options.connect_timeout),
             })
         };
         let client = connected().map_err(|error| error.to_string())?;
@@ -258,6 +278,7 @@ impl DirectServer {
         let area_key = client.packets.remote_key().0;
         self.clients[index] = Some(client);
         self.promised += promised;
+        self.connecting += 1;
         Ok((info, Hello { window, packet_bytes, reply_bytes, area_key }))
     }
 
@@ -323,8 +344,33 @@ impl DirectServer {
     fn end(&mut self, index: usize) {
         if let Some(client) = self.clients[index].take() {
             self.counters.ended += 1;
-            self.promised -= u32::from(client.window) * 2;
+            self.promised -= promised(client.window);
+            self.connecting -= usize::from(client.connected_by.is_some());
         }
+    }
+
+    /// Ends clients that did not finish connecting in time; returns when to look again, `None` where
+    /// all are connected.
+    pub fn expire(&mut self, now: Instant) -> Option<Instant> {
+        if self.connecting == 0 {
+            return None;
+        }
+        let mut next = None;
+        for index in 0..self.clients.len() {
+            let Some(client) = &mut self.clients[index] else { continue };
+            let Some(deadline) = client.connected_by else { continue };
+            match client.qp.state() {
+                QueuePairState::ReadyToSend => {
+                    client.connected_by = None;
+                    self.connecting -= 1;
+                }
+                QueuePairState::Init if now < deadline => {
+                    next = Some(next.map_or(deadline, |next: Instant| next.min(deadline)));
+                }
+                _ => self.end(index),
+            }
+        }
+        next
     }
 
     /// Disconnects every client.

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
+use beeline_kv_direct::datagram::{Datagram, Tokens};
 use beeline_kv_direct::memory::HostMemory;
 use beeline_kv_direct::slab::{SlabDaemon, SlabPools};
 use beeline_kv_direct::{DirectServer, DirectServerOptions, Processor};
@@ -83,12 +84,19 @@ struct Thread {
     served: Vec<Served>,
     next_token: u64,
     armed: bool,
+    /// When a client must be connected that is not yet, at the earliest.
+    expires: Option<Instant>,
+    /// What the steps of the tokens count from.
+    started: Instant,
+    tokens: Tokens,
     /// Counters of servers that are gone.
     refused: u64,
     ended: u64,
     sleeps: u64,
     packet: Vec<u8>,
     reply: Vec<u8>,
+    /// A reply behind its token.
+    answer: Vec<u8>,
 }
 
 /// Says so when the thread ends in a panic.
@@ -129,11 +137,15 @@ impl Thread {
             served: Vec::new(),
             next_token: FIRST_SERVER,
             armed: false,
+            expires: None,
+            started: Instant::now(),
+            tokens: Tokens::default(),
             refused: 0,
             ended: 0,
             sleeps: 0,
             packet: Vec::new(),
             reply: Vec::new(),
+            answer: Vec::new(),
         })
     }
 
@@ -141,11 +153,14 @@ impl Thread {
         let shared = Arc::clone(&self.parts.shared);
         let mut last_work = Instant::now();
         let mut turns = 0_u32;
+        // Whether there was a packet since the last look outside.
+        let mut worked = false;
         loop {
             let packets = self.poll();
             turns = turns.wrapping_add(1);
             if packets > 0 {
                 self.armed = false;
+                worked = true;
             }
             if !turns.is_multiple_of(TURNS_PER_LOOK) {
                 if packets == 0 {
@@ -158,7 +173,8 @@ impl Thread {
             }
             let now = Instant::now();
             let outside = self.look_outside();
-            if packets > 0 || outside {
+            self.expire(now);
+            if std::mem::take(&mut worked) || outside {
                 last_work = now;
                 self.publish();
                 continue;
@@ -174,13 +190,21 @@ impl Thread {
                 continue;
             }
             self.publish();
-            self.sleep();
+            self.sleep(now);
             last_work = Instant::now();
         }
         for served in &mut self.served {
             served.server.shut_down();
         }
         self.publish();
+    }
+
+    /// Ends clients that did not connect in time.
+    fn expire(&mut self, now: Instant) {
+        if self.expires.is_some_and(|at| now >= at) {
+            self.expires =
+                self.served.iter_mut().filter_map(|served| served.server.expire(now)).min();
+        }
     }
 
     /// Executes what arrived over fabric.
@@ -239,6 +263,8 @@ impl Thread {
                 let (info, payload) =
                     self.served[index].server.accept(&client.peer, &client.payload);
                 self.armed = false;
+                let by = Instant::now() + self.parts.server.connect_timeout;
+                self.expires = Some(self.expires.map_or(by, |at| at.min(by)));
                 (client.reply)(Ok(FabricWelcome { info, payload }));
             }
         }
@@ -261,10 +287,21 @@ impl Thread {
         self.packet.resize(LONGEST_DATAGRAM, 0);
         for taken in 0..DATAGRAMS {
             let Ok((length, from)) = udp.recv_from(&mut self.packet) else { return taken > 0 };
-            let packet = &self.packet[..length];
-            if self.parts.processor.process(packet, &mut self.reply, UDP_REPLY_BYTES) {
-                // A reply that cannot be sent is one that was lost: the client asks again.
-                let _ = udp.send_to(&self.reply, from);
+            let now = self.started.elapsed();
+            // An answer that cannot be sent is one that was lost: the client asks again.
+            match self.tokens.look(&self.packet[..length], from, now) {
+                Datagram::Garbage => {}
+                Datagram::Challenge(challenge) => {
+                    let _ = udp.send_to(&challenge, from);
+                }
+                Datagram::Packet { token, packet } => {
+                    if self.parts.processor.process(packet, &mut self.reply, UDP_REPLY_BYTES) {
+                        self.answer.clear();
+                        self.answer.extend(token.to_le_bytes());
+                        self.answer.extend(&self.reply);
+                        let _ = udp.send_to(&self.answer, from);
+                    }
+                }
             }
         }
         true
@@ -285,9 +322,10 @@ impl Thread {
         false
     }
 
-    fn sleep(&mut self) {
+    fn sleep(&mut self, now: Instant) {
         self.sleeps += 1;
-        let events = match self.poller.wait(None) {
+        let limit = self.expires.map(|at| at.saturating_duration_since(now));
+        let events = match self.poller.wait(limit) {
             Ok(events) => events,
             Err(error) => {
                 tracing::error!(%error, "epoll_wait failed in the direct store");

@@ -9,12 +9,13 @@
 
 use std::net::UdpSocket;
 use std::sync::{Arc, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use beeline_direct::{DirectHandle, DirectOptions, DirectService, FabricClient};
-use beeline_fabric::Device;
+use beeline_fabric::{Device, QueuePairOptions};
 use beeline_fabric_shm::{ShmConfig, ShmDevice};
 use beeline_fabric_tcp::{TcpConfig, TcpDevice};
+use beeline_kv_direct::datagram::answer;
 use beeline_kv_direct::function::number;
 use beeline_kv_direct::{
     Connect, DirectClient, DirectClientError, Kind, Link, LinkError, LinkOptions, PacketWriter,
@@ -293,17 +294,73 @@ fn a_packet_in_a_datagram_is_answered_and_garbage_is_not() {
     let mut packet = PacketWriter::new(1400, 60_000);
     packet.push(&Request::put(b"key", b"value"));
     packet.push(&Request::get(b"key"));
-    socket.send(packet.finish(77)).unwrap();
-    let mut reply = [0; 65_536];
+    let packet = packet.finish(77).to_vec();
+    let mut token = 0_u64;
+    let mut challenged = 0;
+    let mut bytes = [0; 65_536];
     loop {
-        let length = socket.recv(&mut reply).unwrap();
-        let (id, results) = ReplyReader::new(&reply[..length]).unwrap();
-        if id != 77 {
+        socket.send(&[&token.to_le_bytes(), &packet[..]].concat()).unwrap();
+        let length = socket.recv(&mut bytes).unwrap();
+        let (shown, reply) = answer(&bytes[..length]).unwrap();
+        token = shown;
+        if reply.is_empty() {
+            challenged += 1;
+            assert!(length <= 8 + packet.len(), "an unproven sender gets no more than it sent");
             continue;
         }
+        let (id, results) = ReplyReader::new(reply).unwrap();
+        assert_eq!(id, 77);
         let results: Vec<_> = results.collect();
         assert_eq!(results[1], (Status::Ok, Some(&b"value"[..])));
         break;
+    }
+    assert!(challenged >= 1, "nothing is executed before the sender has shown its address");
+}
+
+#[test]
+fn clients_that_never_finish_connecting_give_their_places_back() {
+    for open in DEVICES {
+        let mut options = DirectOptions { memory_bytes: 16 << 20, ..DirectOptions::default() };
+        options.server.max_clients = 3;
+        options.server.connect_timeout = Duration::from_millis(50);
+        let service = DirectService::start(&options).unwrap();
+        let target = Target { handle: service.handle(), device: open() };
+        let device = open();
+        let domain = device.allocate_protection_domain().unwrap();
+        let queue = device.create_completion_queue(64).unwrap();
+        let hello = beeline_kv_direct::wire::Hello {
+            window: 8,
+            packet_bytes: 16 << 10,
+            reply_bytes: 132 << 10,
+            area_key: 1,
+        };
+        // They are taken, and nothing more is heard of them; the processor sleeps.
+        let mut halves = Vec::new();
+        for _ in 0..3 {
+            let qp = domain
+                .create_queue_pair(&queue, &queue, None, QueuePairOptions::default())
+                .unwrap();
+            let (sender, receiver) = mpsc::channel();
+            target.handle.accept(FabricClient {
+                processor: 0,
+                device: Arc::clone(&target.device),
+                peer: qp.connect_info(),
+                payload: hello.encode(),
+                reply: Box::new(move |outcome| sender.send(outcome).unwrap()),
+            });
+            receiver.recv().unwrap().unwrap();
+            halves.push(qp);
+        }
+        // Until then this one is refused; the limit is that of a machine that is very busy.
+        let until = Instant::now() + Duration::from_secs(60);
+        let mut connect = Direct { targets: vec![target], open, options: LinkOptions::default() };
+        loop {
+            match connect.connect("0", 0) {
+                Ok(_) => break,
+                Err(error) => assert!(Instant::now() < until, "{error}"),
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 //! Source: spec/kv-direct.md 5.2.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::slab::daemon::LOW_WATERMARK;
 use crate::slab::{BATCH, CLASSES, Class, Entry, SlabPools};
@@ -12,6 +12,11 @@ use crate::slab::{BATCH, CLASSES, Class, Entry, SlabPools};
 const HIGH: usize = 4 * BATCH;
 /// How long an allocation that found nothing waits for the daemon's pass.
 const PATIENCE: Duration = Duration::from_millis(200);
+/// After a wait that brought nothing, a class is refused without a wait for this many times as long:
+/// requests that find memory full hold the processor for a small share of its time.
+const REFUSALS_PER_WAIT: u32 = 64;
+/// The wait is taken to have lasted at least this long.
+const SHORTEST_WAIT: Duration = Duration::from_micros(50);
 
 /// What the allocator did so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,6 +29,8 @@ pub struct SlabCounters {
     pub transfers: u64,
     /// Allocations that waited for the daemon.
     pub waits: u64,
+    /// Allocations refused without a wait, because one had just brought nothing.
+    pub refused_at_once: u64,
     /// Bytes in blocks that are allocated.
     pub allocated_bytes: u64,
 }
@@ -43,6 +50,8 @@ pub struct SlabCache {
     stacks: [Vec<Entry>; CLASSES],
     runs: [Run; CLASSES],
     counters: SlabCounters,
+    /// Until when a class is refused without a wait.
+    refuse_until: [Option<Instant>; CLASSES],
     /// Whether a daemon's thread answers; without one, `tend` runs here.
     has_daemon: bool,
 }
@@ -57,6 +66,7 @@ impl SlabCache {
             stacks: std::array::from_fn(|_| Vec::with_capacity(HIGH + BATCH)),
             runs: [Run::default(); CLASSES],
             counters: SlabCounters::default(),
+            refuse_until: [None; CLASSES],
             has_daemon,
         }
     }
@@ -82,13 +92,23 @@ impl SlabCache {
     }
 
     fn take_after_a_pass(&mut self, class: Class) -> Option<u32> {
-        self.counters.waits += 1;
-        if self.has_daemon {
-            self.pools.ask_and_wait(PATIENCE);
-        } else {
+        if !self.has_daemon {
+            self.counters.waits += 1;
             self.pools.tend();
+            return self.take(class);
         }
-        self.take(class)
+        let began = Instant::now();
+        if self.refuse_until[class.index()].is_some_and(|until| began < until) {
+            self.counters.refused_at_once += 1;
+            return None;
+        }
+        self.counters.waits += 1;
+        self.pools.ask_and_wait(PATIENCE);
+        let taken = self.take(class);
+        let waited = began.elapsed().max(SHORTEST_WAIT);
+        self.refuse_until[class.index()] =
+            if taken.is_none() { Some(began + waited * (REFUSALS_PER_WAIT + 1)) } else { None };
+        taken
     }
 
     fn take(&mut self, class: Class) -> Option<u32> {
@@ -238,6 +258,61 @@ mod tests {
         }
         assert!(cache.pools().merges() > after_filling);
         assert!(got > 1700, "{got} of about 2000 large blocks after the merge");
+    }
+
+    #[test]
+    fn requests_that_find_memory_full_do_not_each_wait_for_the_daemon() {
+        let pools = Arc::new(SlabPools::new(0, 64 * 4000));
+        let daemon = SlabDaemon::start(Arc::clone(&pools)).unwrap();
+        let mut cache = SlabCache::new(pools, true);
+        let class = Class::new(3);
+        let mut held = Vec::new();
+        while let Some(unit) = cache.allocate(class) {
+            held.push(unit);
+        }
+        let before = cache.counters();
+        let began = Instant::now();
+        let refused = 20_000;
+        for _ in 0..refused {
+            assert_eq!(cache.allocate(class), None);
+        }
+        let waits = cache.counters().waits - before.waits;
+        // Each wait buys 65 times its length without one.
+        let most = began.elapsed().as_micros() / (50 * 65) + 1;
+        assert!(u128::from(waits) <= most, "{waits} waits in {refused} refusals");
+        assert_eq!(cache.counters().refused_at_once - before.refused_at_once, refused - waits);
+        // What is freed is found without a wait.
+        held.drain(..40).for_each(|unit| cache.free(unit, class));
+        assert!(cache.allocate(class).is_some());
+        drop(daemon);
+    }
+
+    #[test]
+    fn the_daemon_does_not_merge_again_and_again_without_gain() {
+        // Two processes' worth of small blocks, every second one free: no two neighbours are.
+        let pools = Arc::new(SlabPools::new(0, 64 * 4000));
+        let daemon = SlabDaemon::start(Arc::clone(&pools)).unwrap();
+        let mut cache = SlabCache::new(Arc::clone(&pools), true);
+        let small = Class::new(0);
+        let mut held = Vec::new();
+        while let Some(unit) = cache.allocate(small) {
+            held.push(unit);
+        }
+        held.sort_unstable();
+        let mut free = held.chunks(2).filter_map(|pair| pair.get(1).copied()).collect::<Vec<_>>();
+        let last = free.split_off(free.len() - 1200);
+        free.into_iter().for_each(|unit| cache.free(unit, small));
+        pools.ask_and_wait(Duration::from_secs(60));
+        let (began, before) = (Instant::now(), pools.merges());
+        // Each pass finds a little more than the one before, and can join none of it.
+        for part in last.chunks(12) {
+            part.iter().for_each(|&unit| cache.free(unit, small));
+            assert!(pools.ask_and_wait(Duration::from_secs(60)), "the daemon answers");
+        }
+        let merges = pools.merges() - before;
+        let most = began.elapsed().as_micros() / 1000 / 16 + 2;
+        assert!(u128::from(merges) <= most, "{merges} merges in 100 passes");
+        drop(daemon);
     }
 
     #[test]

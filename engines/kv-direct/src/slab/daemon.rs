@@ -11,7 +11,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::slab::{BATCH, CLASSES, Class, Entry, SharedStack, merge};
 
@@ -19,6 +19,23 @@ use crate::slab::{BATCH, CLASSES, Class, Entry, SharedStack, merge};
 pub const LOW_WATERMARK: u64 = 8 * BATCH as u64;
 /// Fewest entries from which an end takes a batch: the batch and the guard.
 const POPPABLE: u64 = 2 * BATCH as u64;
+/// After a merge without gain the daemon's thread merges again when free memory has grown by this
+/// part, or after this many times as long as the merge took, whatever comes first.
+const GROWTH_PART: u64 = 8;
+const REST_PER_MERGE: u32 = 16;
+/// A merge is taken to have lasted at least this long.
+const SHORTEST_MERGE: Duration = Duration::from_millis(1);
+
+/// The last merge, where it joined nothing.
+#[derive(Clone, Copy, Debug, Default)]
+struct Barren {
+    /// Free bytes in the smaller classes that it could not join: a merge that finds no more than
+    /// that would find nothing.
+    bytes: u64,
+    /// Until when another one waits for much more than that.
+    rest_until: Option<Instant>,
+}
+
 /// The shared stacks of all classes, and how the two halves call each other.
 #[derive(Debug)]
 pub struct SlabPools {
@@ -33,9 +50,7 @@ pub struct SlabPools {
     split_entries: AtomicU64,
     /// Merges, and blocks they made.
     merges: AtomicU64,
-    /// Free bytes in the smaller classes that the last merge could not join: a merge that finds no
-    /// more than that would find nothing.
-    barren: AtomicU64,
+    barren: Mutex<Barren>,
 }
 
 impl SlabPools {
@@ -57,7 +72,7 @@ impl SlabPools {
             stopping: AtomicBool::new(false),
             split_entries: AtomicU64::new(0),
             merges: AtomicU64::new(0),
-            barren: AtomicU64::new(0),
+            barren: Mutex::default(),
         };
         let mut batch = Vec::with_capacity(BATCH);
         for unit in (first..first + units).step_by(largest.units() as usize) {
@@ -92,6 +107,11 @@ impl SlabPools {
     /// One look at every class by the daemon: the smallest last, because it can be supplied by all
     /// others. Returns whether anything moved.
     pub fn tend(&self) -> bool {
+        self.pass(None)
+    }
+
+    /// As [`SlabPools::tend`]; with a time, merges without gain are held apart.
+    fn pass(&self, now: Option<Instant>) -> bool {
         let mut moved = false;
         for class in Class::all().rev() {
             if self.stack(class).len() >= LOW_WATERMARK {
@@ -100,7 +120,7 @@ impl SlabPools {
             let before = self.split_entries();
             if self.split_into(class) {
                 moved |= self.split_entries() != before;
-            } else if self.merge() {
+            } else if self.merge(now) {
                 moved = true;
                 self.split_into(class);
             }
@@ -131,13 +151,18 @@ impl SlabPools {
     }
 
     /// Joins what is free in all classes but the largest; false where nothing could be joined.
-    fn merge(&self) -> bool {
+    fn merge(&self, now: Option<Instant>) -> bool {
         let smaller = || Class::all().take(CLASSES - 1);
-        let bytes: u64 =
-            smaller().map(|class| self.stack(class).len() * class.bytes() as u64).sum();
-        if bytes <= self.barren.load(Ordering::Relaxed) {
+        let bytes = || -> u64 {
+            smaller().map(|class| self.stack(class).len() * class.bytes() as u64).sum()
+        };
+        let found = bytes();
+        let last = *self.barren.lock().unwrap_or_else(PoisonError::into_inner);
+        let rests = now.zip(last.rest_until).is_some_and(|(now, until)| now < until);
+        if found <= last.bytes || (rests && found < last.bytes + last.bytes / GROWTH_PART) {
             return false;
         }
+        let began = Instant::now();
         let mut free = Vec::new();
         for class in smaller() {
             while self.stack(class).pop_right(&mut free) {}
@@ -155,8 +180,10 @@ impl SlabPools {
             }
         }
         self.merges.fetch_add(1, Ordering::Relaxed);
-        let left: u64 = smaller().map(|class| self.stack(class).len() * class.bytes() as u64).sum();
-        self.barren.store(left, Ordering::Relaxed);
+        let took = began.elapsed().max(SHORTEST_MERGE);
+        let rest_until = (!fruitful).then(|| Instant::now() + took * REST_PER_MERGE);
+        *self.barren.lock().unwrap_or_else(PoisonError::into_inner) =
+            Barren { bytes: bytes(), rest_until };
         fruitful
     }
 
@@ -195,7 +222,7 @@ impl SlabPools {
                 continue;
             }
             drop(done);
-            self.tend();
+            self.pass(Some(Instant::now()));
             done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
             *done = asked;
             self.changed.notify_all();
