@@ -489,6 +489,14 @@ impl Store {
         self.free_segments() <= self.reserve(Need::Data) + 1
     }
 
+    /// The least capacity at which every shard finds a segment for new data beside those kept back
+    /// for deletions and the collector, in bytes. A pool opened with less may refuse every write
+    /// of one shard and take those of another.
+    #[must_use]
+    pub fn least_capacity_bytes(&self) -> u64 {
+        (2 * self.shards() as u64 + 2) * u64::from(self.pool.segment_bytes())
+    }
+
     /// Has `wake` called when an allocation finds the pool full: other shards may hold garbage, and
     /// sleep. Called at most every 10 ms, from any thread, with a shard locked: it only wakes.
     /// The first hook stays.

@@ -133,6 +133,19 @@ impl Node {
             NodeError::Store { directory: config.data_directory.clone(), source }
         })?;
 
+        let (capacity_bytes, least_bytes) =
+            (store.pool().capacity_bytes(), store.least_capacity_bytes());
+        if capacity_bytes < least_bytes {
+            tracing::warn!(
+                capacity_bytes,
+                least_bytes,
+                segment_bytes = store.pool().segment_bytes(),
+                shards = config.shards,
+                "the pool holds too few segments for its shards: writes may be refused as if it \
+                 were full; raise --capacity, or start with fewer --shards"
+            );
+        }
+
         let system = |action| move |source| NodeError::System { action, source };
         let mut shard_doors = Vec::new();
         let mut deliveries = Vec::new();
