@@ -5,6 +5,7 @@
 //! its own shard.
 
 use crate::index::POSITION_BITS;
+use crate::replica::Effects;
 use crate::shard::ahead::Ahead;
 use crate::shard::{EntryRef, PutOptions, Shard};
 use crate::store::Store;
@@ -24,13 +25,14 @@ impl std::fmt::Debug for Keyspace<'_> {
 /// See the module's documentation.
 pub struct Keyspace<'a> {
     shards: Shards<'a>,
+    pub(crate) effects: Effects,
 }
 
 impl<'a> Keyspace<'a> {
     /// The keys of one shard.
     #[must_use]
     pub fn single(shard: &'a mut Shard) -> Self {
-        Self { shards: Shards::One(shard) }
+        Self { shards: Shards::One(shard), effects: Effects::default() }
     }
 
     /// The keys of several shards, all locked by the caller in order of index; writes go to the
@@ -38,7 +40,7 @@ impl<'a> Keyspace<'a> {
     #[must_use]
     pub fn many(shards: Vec<&'a mut Shard>, home: usize) -> Self {
         assert!(home < shards.len(), "the home shard is among the locked ones");
-        Self { shards: Shards::Many { shards, home } }
+        Self { shards: Shards::Many { shards, home }, effects: Effects::default() }
     }
 
     pub(crate) fn home(&self) -> &Shard {
@@ -247,7 +249,9 @@ impl<'a> Keyspace<'a> {
         }
         let (home, owner) = self.home_and_owner(hash)?;
         let Some(owner) = owner else {
-            return self.put_at_home(namespace, hash, key, value, options);
+            let put = self.put_at_home(namespace, hash, key, value, options)?;
+            self.effects.put(namespace, key, value, options);
+            return Ok(put);
         };
         let mut room = home.take_reserved();
         let admitted =
@@ -259,6 +263,7 @@ impl<'a> Keyspace<'a> {
         let owner = self.shard(self.store().owner_of(hash))?;
         owner.note_expiry(options.expires_at_ms);
         owner.install(namespace, hash, key, &appended);
+        self.effects.put(namespace, key, value, options);
         Ok(appended.version)
     }
 
@@ -307,6 +312,9 @@ impl<'a> Keyspace<'a> {
         let appended = self.home_mut().append_tombstone(namespace, key)?;
         self.spread_moves();
         self.shard(owner)?.install(namespace, hash, key, &appended);
+        if existed {
+            self.effects.delete(namespace, key);
+        }
         Ok(existed)
     }
 

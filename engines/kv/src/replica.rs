@@ -7,6 +7,9 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use beeline_wire::checksum::crc32c_append;
+
+use crate::rows::{Ended, agreed_from, agreed_key};
 use crate::shard::{PutOptions, Shard};
 use crate::snapshot::{SnapshotReport, check_snapshot, read_file};
 use crate::store::Store;
@@ -15,7 +18,58 @@ use crate::{Keyspace, KvError, SYSTEM_NAMESPACE};
 /// Records between two commits.
 const RECORDS_PER_COMMIT: u32 = 1024;
 
+/// What a keyspace's writes changed, in one word: the same at every replica that changed the same.
+/// Generations and positions of rows' fields are a store's own and count for nothing; nor does the
+/// order of writes, because fields are visited in the order of positions.
+#[derive(Debug, Default)]
+pub(crate) struct Effects(Option<u64>);
+
+impl Effects {
+    /// A key got this value.
+    pub fn put(&mut self, namespace: u32, key: &[u8], value: &[&[u8]], options: PutOptions) {
+        let Some(sum) = &mut self.0 else { return };
+        let mut check = check_of(namespace, key);
+        let mut skipped = agreed_from(namespace, options.kind);
+        for part in value {
+            let (_, agreed) = part.split_at(skipped.min(part.len()));
+            skipped -= part.len() - agreed.len();
+            check = crc32c_append(check, agreed);
+        }
+        let head = u64::from(namespace) << 8 | u64::from(options.kind);
+        *sum = sum.wrapping_add(mixed([u64::from(check), head, options.expires_at_ms]));
+    }
+
+    /// A key that was there was deleted.
+    pub fn delete(&mut self, namespace: u32, key: &[u8]) {
+        let Some(sum) = &mut self.0 else { return };
+        let check = u64::from(check_of(namespace, key));
+        *sum = sum.wrapping_add(mixed([check, u64::from(namespace), u64::MAX]));
+    }
+}
+
+fn check_of(namespace: u32, key: &[u8]) -> u32 {
+    agreed_key(namespace, key).into_iter().fold(0, crc32c_append)
+}
+
+fn mixed(words: [u64; 3]) -> u64 {
+    words.into_iter().fold(0, |digest: u64, word| {
+        (digest.rotate_left(23) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    })
+}
+
 impl Keyspace<'_> {
+    /// From now on [`Keyspace::effects`] tells what writes change.
+    pub fn watch_effects(&mut self) {
+        self.effects = Effects(Some(0));
+    }
+
+    /// What was written since [`Keyspace::watch_effects`], in one word: the same at every replica
+    /// that wrote the same. Only a keyspace of several shards tells.
+    #[must_use]
+    pub fn effects(&self) -> u64 {
+        self.effects.0.unwrap_or_default()
+    }
+
     /// Stores an entry that no client can name; within a batch, as a part of it. The shard of the
     /// key has to be locked.
     ///
@@ -73,6 +127,9 @@ pub fn replace_by_snapshot(
         let mut guards: Vec<_> = (0..shards.len()).map(lock).collect();
         let barrier = store.begin_replacing(checked.version)?;
         for shard in &mut guards {
+            // Rows that ended in the old contents: a row of the new ones may have such a key and
+            // generation, and live. Those that the snapshot brings are found by a sweep.
+            shard.ended = Ended::default();
             for namespace in shard.spaces.numbers() {
                 shard.forget(namespace);
                 shard.spaces.remove(namespace);

@@ -157,6 +157,26 @@ fn generation_in(head: &[u8]) -> Option<(u64, u64)> {
     Some((u64::from_le_bytes(*generation), u64::from_le_bytes(*length)))
 }
 
+/// The parts of a key that every replica of a store has alike: a row's generation, and its fields'
+/// positions, which follow from it, are a store's own.
+pub(crate) fn agreed_key(namespace: u32, key: &[u8]) -> [&[u8]; 2] {
+    if is_fields(namespace)
+        && let Some((length, _)) = key.split_first_chunk::<2>()
+        && let Some((row, rest)) =
+            key.split_at_checked(2 + usize::from(u16::from_be_bytes(*length)))
+        && let Some(field) = rest.get(SUB_BYTES..)
+    {
+        return [row, field];
+    }
+    [key, &[]]
+}
+
+/// Where the part of a value begins that every replica has alike: behind a row's generation.
+pub(crate) fn agreed_from(namespace: u32, kind: u8) -> usize {
+    let is_head = namespace < u32::from(crate::DATABASES) && ROW_KINDS.contains(&kind);
+    if is_head { HEAD_BYTES / 2 } else { 0 }
+}
+
 impl Keyspace<'_> {
     /// The row at a key; `None` where there is no key. One with a value that is no row has the kind
     /// of that value and nothing else that means anything.

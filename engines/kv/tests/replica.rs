@@ -275,3 +275,94 @@ fn expiry_while_a_snapshot_is_installed_would_be_seen() {
     let missing = missing_after_an_install_beside_upkeep(Some(KnownBug::ExpireWhileReplacing));
     assert!(missing > 0, "the bug went unnoticed");
 }
+
+/// A row whose key and generation one that ended in the old contents had, before an install; fields
+/// that are left after it and upkeep.
+#[test]
+fn rows_that_ended_before_an_install_take_nothing_from_the_new_contents() {
+    const FIELDS: u32 = 40;
+    let filled = || {
+        // The same steps: the same generation.
+        let opened = Store::open(dram(), two_shards()).unwrap();
+        with_keys(&opened, |keys| {
+            let mut row = keys.new_row(1, 0).unwrap();
+            for field in 0..FIELDS {
+                keys.put_field(0, b"row", &mut row, &field.to_be_bytes(), &[b"value"]).unwrap();
+            }
+            keys.put_head(0, b"row", &row).unwrap();
+            keys.commit().unwrap();
+        });
+        opened
+    };
+    let fields = |opened: &Opened| {
+        with_keys(opened, |keys| {
+            let row = keys.row(0, b"row").unwrap().unwrap();
+            let mut met = 0;
+            keys.visit_row(0, b"row", &row, (0, usize::MAX), |_, _| met += 1).unwrap();
+            (row.length, met)
+        })
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("snapshot.bee");
+    let (leader, follower) = (filled(), filled());
+    with_keys(&leader, |keys| {
+        // One that the snapshot may bring although it ended.
+        let mut row = keys.new_row(1, 0).unwrap();
+        keys.put_field(0, b"ended", &mut row, b"field", &[b"value"]).unwrap();
+        keys.put_head(0, b"ended", &row).unwrap();
+        keys.delete(0, b"ended").unwrap();
+        keys.begin_snapshot().unwrap()
+    })
+    .write(&path)
+    .unwrap();
+    with_keys(&follower, |keys| assert!(keys.delete(0, b"row").unwrap()));
+    replace_by_snapshot(&path, &follower.0, &follower.1).unwrap();
+    let expected = (u64::from(FIELDS), FIELDS);
+    assert_eq!(fields(&follower), expected);
+    for _ in 0..100 {
+        for shard in &follower.1 {
+            shard.lock().unwrap().maintain(1 << 20).unwrap();
+        }
+    }
+    assert_eq!(fields(&follower), expected);
+    let live = follower.0.stats().total.keys;
+    assert_eq!(live, leader.0.stats().total.keys.min(u64::from(FIELDS) + 1), "nothing stays");
+}
+
+/// Two stores that did the same say the same of it, although their rows have generations, and so
+/// fields an order, of each one's own.
+#[test]
+fn effects_are_alike_where_generations_differ_and_tell_any_difference() {
+    let (one, other) = (Store::open(dram(), two_shards()), Store::open(dram(), two_shards()));
+    let (one, other) = (one.unwrap(), other.unwrap());
+    with_keys(&other, |keys| {
+        for n in 0..100_u8 {
+            keys.put(1, &[n], &[b"versions"], PutOptions::default()).unwrap();
+        }
+    });
+    let runs = |opened: &Opened, fields: u32, value: &[u8], expires_at_ms: u64| {
+        with_keys(opened, |keys| {
+            keys.watch_effects();
+            let mut row = keys.new_row(1, 0).unwrap();
+            for field in 0..fields {
+                keys.put_field(0, b"row", &mut row, &field.to_be_bytes(), &[value]).unwrap();
+            }
+            keys.put_head(0, b"row", &row).unwrap();
+            keys.copy_row((0, b"row"), &row, (1, b"copy")).unwrap();
+            keys.delete_field(0, b"row", &mut row, &0_u32.to_be_bytes()).unwrap();
+            let options = PutOptions { expires_at_ms, ..PutOptions::default() };
+            keys.put(0, b"key", &[value], options).unwrap();
+            keys.delete(0, b"key").unwrap();
+            keys.delete(0, b"none").unwrap();
+            keys.effects()
+        })
+    };
+    let all = [(9, &b"value"[..], 0), (8, b"value", 0), (9, b"valuf", 0), (9, b"value", u64::MAX)];
+    let mut seen = Vec::new();
+    for (fields, value, expires_at_ms) in all {
+        let told = runs(&one, fields, value, expires_at_ms);
+        assert_eq!(told, runs(&other, fields, value, expires_at_ms));
+        assert!(told != 0 && !seen.contains(&told), "{fields} {expires_at_ms}");
+        seen.push(told);
+    }
+}

@@ -5,6 +5,7 @@ use std::io::{self, Read};
 use std::sync::Arc;
 
 use beeline_replicated_log::{Position, SnapshotWriter, StateMachine};
+use beeline_wire::checksum::crc32c;
 
 use crate::digest::{Windows, outcome};
 use crate::group::{Group, count};
@@ -69,8 +70,8 @@ impl Replies<'_> {
 
 /// A service whose state is replicated. Every call comes from the log's thread.
 ///
-/// Units in the log's order lead to the same state and the same replies at every member, and at
-/// any moment: a service uses no clock but [`Unit::unix_ms`] (of which it takes the largest so
+/// Units in the log's order lead to the same state at every member, and at any moment (and to the
+/// same replies, but for the order of what has none): a service uses no clock but [`Unit::unix_ms`] (of which it takes the largest so
 /// far), no chance, and nothing that members keep apart, such as how much room there is.
 pub trait Replicated: Send {
     /// Its tag.
@@ -104,10 +105,11 @@ pub trait Replicated: Send {
     ) -> Result<(), CannotApply>;
 
     /// A digest of what the unit just applied changed, the same wherever it changed the same:
-    /// members compare it ([`GroupStats::divergences`](crate::GroupStats::divergences)). 0 from a
-    /// service whose replies tell everything.
-    fn effects(&mut self) -> u64 {
-        0
+    /// members compare it ([`GroupStats::divergences`](crate::GroupStats::divergences)). `None` from
+    /// a service whose replies tell everything, and are alike at every member: these are compared
+    /// then.
+    fn effects(&mut self) -> Option<u64> {
+        None
     }
 
     /// Persists what was applied; remembers that everything up to `position` was.
@@ -175,7 +177,7 @@ impl Machine {
             Err(NoUnit::Malformed) => {
                 // At every member alike.
                 tracing::error!(bytes = command.len(), "an entry of the log is no unit; skipped");
-                self.told(position, Some(outcome(command, &[], 0)));
+                self.told(position, Some(outcome(command, 0)));
                 return Ok(());
             }
             Err(NoUnit::Version(version)) => {
@@ -214,7 +216,8 @@ impl Machine {
         let mut replies = Replies { out: reply, count: 0 };
         service.apply(position, &unit, &mut replies)?;
         let requests = replies.count;
-        let did = outcome(command, reply, service.effects());
+        let effects = service.effects().unwrap_or_else(|| u64::from(crc32c(reply)));
+        let did = outcome(command, effects);
         self.told(position, Some(did));
         count(&self.group.counters.units, 1);
         count(&self.group.counters.requests, requests);

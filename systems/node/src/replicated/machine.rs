@@ -58,6 +58,8 @@ pub struct ReplicatedKeys {
     /// As recorded at the start.
     recorded: u64,
     upkeep_asked: Instant,
+    /// Of the unit applied last.
+    effects: u64,
 }
 
 impl ReplicatedKeys {
@@ -71,6 +73,7 @@ impl ReplicatedKeys {
             now_ms: 0,
             recorded: 0,
             upkeep_asked: Instant::now(),
+            effects: 0,
         };
         keys.reload()?;
         keys.choose_incarnation()?;
@@ -128,15 +131,16 @@ impl ReplicatedKeys {
         replication.agreed_ms.store(self.now_ms, Ordering::Relaxed);
         self.await_room(&shared)?;
         let (executor, out) = (&mut self.executor, &mut self.out);
-        clock::at(self.now_ms, || {
+        self.effects = clock::at(self.now_ms, || {
             with_keyspace(&shared, |keyspace| {
+                keyspace.watch_effects();
                 keyspace.begin_batch();
                 run(executor, out, &shared, position, unit, keyspace, replies)
                     .and_then(|()| {
                         if replication.options.ordered_commits {
                             keyspace.commit().map_err(|error| error.to_string())?;
                         }
-                        Ok(())
+                        Ok(keyspace.effects())
                     })
                     .inspect_err(|_| {
                         // While the shards are locked: their threads refuse everything from the
@@ -216,6 +220,11 @@ impl Replicated for ReplicatedKeys {
         replies: &mut Replies<'_>,
     ) -> Result<(), CannotApply> {
         self.apply_unit(position.0, unit, replies).map_err(CannotApply::new)
+    }
+
+    /// Replies would differ where members agree: a hash's fields come in an order of each member's.
+    fn effects(&mut self) -> Option<u64> {
+        Some(self.effects)
     }
 
     fn flush(&mut self, position: Position) -> io::Result<()> {
