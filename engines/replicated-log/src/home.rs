@@ -6,6 +6,7 @@
 //! vote/       a pool of one segment: at 0 the vote word, at 64 how often the member was opened
 //! snapshot    what the log begins from
 //! known       the other members' instances
+//! boot        the run of the machine under which the member ran last ([`crate::boot`])
 //! ```
 //!
 //! `identity`, little endian: magic `BEELLID\0`, version u32, node u16 and two zeroes, cluster u64,
@@ -25,7 +26,9 @@ use beeline_paxos::{
 use beeline_pmem::{PmemError, Pool, PoolKind, PoolOptions, PoolReport};
 use beeline_wire::checksum::crc32c;
 
+use crate::boot::{self, Boot};
 use crate::contact::Contact;
+use crate::known::Known;
 use crate::member::{Durability, MemberMemory};
 use crate::snapshot::{self, Head, SnapshotError, sync_directory_of};
 
@@ -67,6 +70,20 @@ pub enum HomeError {
         path: PathBuf,
         /// As read.
         found: u32,
+    },
+    /// The machine was started anew, and what the member promised did not survive that for certain.
+    #[error(
+        "this machine was started anew since {id} ran, and at durability `process` the member may \
+         have forgotten votes and entries with that: it must not take part again. Remove it at \
+         another member (beeline cluster leave), empty its data directory, and let it join. Only \
+         where no member kept its memory: delete {} at each, and go on with what is left",
+        path.display()
+    )]
+    Rebooted {
+        /// Which member.
+        id: NodeId,
+        /// Tells under which boot it ran.
+        path: PathBuf,
     },
     /// Geometry, members or a contact beyond what a log takes.
     #[error("{reason}")]
@@ -175,6 +192,13 @@ fn pool_options(bytes: u64, durability: Durability) -> Result<PoolOptions, HomeE
     Ok(PoolOptions { segment_bytes, capacity_bytes: bytes, durability, ..PoolOptions::default() })
 }
 
+/// Whether a member never had another beside it, as far as its directory tells.
+fn is_alone(directory: &Path, id: NodeId, cluster: ClusterId) -> Result<bool, HomeError> {
+    let head = snapshot::read(&directory.join("snapshot"), cluster, |_, _| Ok(()))?;
+    let met = Known::load(directory.join("known"))?.instances().count();
+    Ok(head.configuration.members() == [id] && met == 0)
+}
+
 fn instance() -> Result<u64, HomeError> {
     getrandom::u64().map_err(|error| HomeError::File {
         path: "the kernel's randomness".into(),
@@ -265,8 +289,20 @@ impl Home {
 
     /// Opens a member. Memory that peers of an earlier run may still map is replaced.
     ///
-    /// Errors: [`HomeError`].
+    /// Errors: [`HomeError`]; [`HomeError::Rebooted`] for a member whose memory this machine's new
+    /// start may have taken.
     pub fn open(directory: &Path, durability: Durability) -> Result<Self, HomeError> {
+        Self::open_under(directory, durability, &Boot::of_this_machine())
+    }
+
+    /// As [`Home::open`], where `boot` is the machine's present run.
+    ///
+    /// Errors: as [`Home::open`].
+    pub fn open_under(
+        directory: &Path,
+        durability: Durability,
+        boot: &Boot,
+    ) -> Result<Self, HomeError> {
         let path = directory.join("identity");
         let file = |path: &Path| {
             let path = path.to_owned();
@@ -288,6 +324,14 @@ impl Home {
         }
         let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
         let layout = Layout::new(long(32), long(40))?;
+        let (id, cluster) = (NodeId(word(12) as u16), ClusterId(long(16)));
+        if !boot::has_memory(directory, boot)? {
+            // A cluster of one has promised nothing to anybody.
+            if !is_alone(directory, id, cluster)? {
+                return Err(HomeError::Rebooted { id, path: directory.join("boot") });
+            }
+            tracing::warn!("this machine was started anew: what was acknowledged may be lost");
+        }
         let open = |name: &str, bytes: u64| {
             let pool = Pool::open(&directory.join(name), &pool_options(bytes, durability)?)?;
             let segment = pool.segments().into_iter().next().ok_or_else(damaged)?;
@@ -302,14 +346,15 @@ impl Home {
         let incarnation = load_u64(vote.as_ref(), INCARNATION_OFFSET) + 1;
         store_u64(vote.as_ref(), INCARNATION_OFFSET, incarnation);
         vote.persist(INCARNATION_OFFSET, 8).map_err(file(&directory.join("vote")))?;
-        for leftover in ["incoming", "snapshot.new", "known.new"] {
+        boot::note_run(directory, boot, durability)?;
+        for leftover in ["incoming", "snapshot.new", "known.new", "boot.new"] {
             // What an earlier run did not finish; it does not matter if it stays.
             let _ = std::fs::remove_file(directory.join(leftover));
         }
         Ok(Self {
             directory: directory.to_owned(),
-            id: NodeId(word(12) as u16),
-            cluster: ClusterId(long(16)),
+            id,
+            cluster,
             instance: long(24),
             incarnation,
             layout,
@@ -424,6 +469,38 @@ mod tests {
         drop(home);
         let again = Home::open(path, Durability::Process).unwrap();
         assert_eq!((again.instance(), again.incarnation()), (instance, incarnation + 1));
+    }
+
+    #[test]
+    fn a_member_whose_machine_was_started_anew_is_not_opened_where_that_takes_its_memory() {
+        let (one, other) = (Boot::named("one"), Boot::named("other"));
+        let contact = |at: &str| Contact { address: at.to_owned(), details: Vec::new() };
+        let three = [1, 2, 3].map(|id| (NodeId(id), contact("there"))).to_vec();
+        for (members, durability, opens) in [
+            (three.clone(), Durability::Process, false),
+            (Vec::new(), Durability::Process, false),
+            (three, Durability::Power, true),
+            (founding().members, Durability::Process, true),
+        ] {
+            let directory = tempfile::tempdir().unwrap();
+            let path = directory.path();
+            Home::create(path, &Founding { members, ..founding() }, durability).unwrap();
+            drop(Home::open_under(path, durability, &one).unwrap());
+            drop(Home::open_under(path, durability, &one).unwrap());
+            let opened = Home::open_under(path, durability, &other);
+            assert_eq!(opened.is_ok(), opens, "{durability:?}: {opened:?}");
+            if let Err(error) = opened {
+                let said = error.to_string();
+                assert!(said.contains("n2") && said.contains("leave"), "{said}");
+                assert!(!error.is_retryable());
+                // What was at `process` before is no better at `power` now.
+                assert!(Home::open_under(path, Durability::Power, &other).is_err());
+                std::fs::remove_file(path.join("boot")).unwrap();
+                drop(Home::open_under(path, durability, &other).unwrap());
+                boot::note_stop(path, &[]).unwrap();
+                drop(Home::open_under(path, durability, &one).unwrap());
+            }
+        }
     }
 
     #[test]

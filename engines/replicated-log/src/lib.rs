@@ -19,6 +19,7 @@
 //! - a data queue pair serves one promise: a grant that is repeated comes with another;
 //! - what a peer sent is decoded into a [`frame::Frame`] before anything believes it.
 
+pub mod boot;
 mod bulk;
 pub mod contact;
 pub mod error;
@@ -39,6 +40,7 @@ pub mod status;
 pub mod transport;
 
 pub use beeline_paxos::{ClusterId, Layout, NodeId, Options, Position, RoleName, Term};
+pub use boot::Boot;
 pub use bulk::Received;
 pub use contact::Contact;
 pub use error::LogError;

@@ -1,11 +1,11 @@
 //! What goes wrong, and how it heals.
 
 use beeline_env::Randomness;
-use beeline_paxos::{Change, NodeId};
+use beeline_paxos::{Change, Configuration, NodeId};
 
 use crate::invariants::{self, Violation};
 use crate::network::{Cpu, Happening};
-use crate::world::{MS, World};
+use crate::world::{MS, PlantedBug, World};
 
 impl World {
     fn any_server(&mut self) -> usize {
@@ -28,9 +28,16 @@ impl World {
         }
         self.report.faults += 1;
         let node = self.any_server();
-        match self.random.below(20) {
+        let turn = self.random.below(20);
+        if self.settings.reboots && matches!(turn, 15 | 18..) {
+            self.reboot(node)?;
+            let next_ns = self.a_while(160 * MS);
+            self.after(next_ns, Happening::Fault);
+            return Ok(());
+        }
+        match turn {
             0..=2 => self.crash(node, false)?,
-            3..=5 => self.crash(node, true)?,
+            3..=5 => self.crash(node, !self.settings.reboots)?,
             6..=9 => self.pause(node),
             10..=12 => self.cut_links(node),
             13 | 14 => {
@@ -64,6 +71,48 @@ impl World {
             self.after(while_ns, Happening::Restart { node });
         }
         Ok(())
+    }
+
+    /// The machine of a server is started anew: of what the server had nothing is left. Once in a run:
+    /// more than one of three is more than a cluster survives.
+    fn reboot(&mut self, node: usize) -> Result<(), Violation> {
+        let members = self.settings.nodes;
+        if node >= members || self.servers.iter().any(|server| server.rebooted) {
+            return Ok(());
+        }
+        self.crash(node, false)?;
+        let ids: Vec<_> = (0..members).map(|node| NodeId(node as u16)).collect();
+        self.servers[node].rebooted = true;
+        self.servers[node].forget(Configuration::initial(&ids));
+        Ok(())
+    }
+
+    /// What an operator does about a server that is not opened any more; true while it is not done.
+    pub(crate) fn removes_and_adds(&mut self) -> Result<bool, Violation> {
+        let waits = |server: &crate::server::Server| server.rebooted || server.rejoins;
+        let Some(node) = self.servers.iter().position(waits) else { return Ok(false) };
+        if self.settings.bug == Some(PlantedBug::VoteAfterReboot) {
+            return Ok(false);
+        }
+        let id = self.servers[node].id;
+        let Some(leader) = self.leader() else { return Ok(true) };
+        let Some(replica) = &self.servers[leader].replica else { return Ok(true) };
+        let is_member = replica.configuration().contains(id);
+        if self.servers[node].rebooted {
+            if is_member {
+                self.cpu_after(0, leader, Cpu::Change(Change::Leave(id)));
+                return Ok(true);
+            }
+            self.servers[node].forget(Configuration::default());
+            (self.servers[node].rebooted, self.servers[node].rejoins) = (false, true);
+            self.restart(node)?;
+        }
+        if is_member {
+            self.servers[node].rejoins = false;
+        } else {
+            self.cpu_after(0, leader, Cpu::Change(Change::Join(id)));
+        }
+        Ok(!is_member)
     }
 
     fn lose_all_power(&mut self) -> Result<(), Violation> {

@@ -12,7 +12,7 @@ const LINE_BYTES: usize = 64;
 const WORD_BYTES: usize = 8;
 
 /// The memory of one server.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct NodeMemory {
     visible: Vec<u8>,
     durable: Vec<u8>,

@@ -23,6 +23,13 @@ pub(crate) struct Snapshot {
     pub machine: Machine,
 }
 
+fn formatted(layout: Layout) -> NodeMemory {
+    let memory = Rc::new(RefCell::new(NodeMemory::new(layout.region_bytes())));
+    layout.format(CLUSTER, &mut Shared(Rc::clone(&memory)));
+    memory.borrow_mut().persist(0, 64);
+    memory.take()
+}
+
 /// A server.
 #[derive(Debug)]
 pub(crate) struct Server {
@@ -50,17 +57,18 @@ pub(crate) struct Server {
     pub queue: VecDeque<Request>,
     pub pending: BTreeMap<(Position, u16), (usize, u64)>,
     pub reads: BTreeMap<u64, (usize, u64, Key)>,
+    /// Its machine was started anew, and its level does not survive that: it is not opened.
+    pub rebooted: bool,
+    /// It was removed after that, and is to join.
+    pub rejoins: bool,
 }
 
 impl Server {
     pub(crate) fn new(id: NodeId, layout: Layout, configuration: Configuration) -> Self {
-        let mut memory = Shared(Rc::new(RefCell::new(NodeMemory::new(layout.region_bytes()))));
-        layout.format(CLUSTER, &mut memory);
-        memory.0.borrow_mut().persist(0, 64);
         Self {
             id,
             layout,
-            memory: memory.0,
+            memory: Rc::new(RefCell::new(formatted(layout))),
             vote_word: 0,
             snapshot: Snapshot {
                 position: Position::NONE,
@@ -79,7 +87,17 @@ impl Server {
             queue: VecDeque::new(),
             pending: BTreeMap::new(),
             reads: BTreeMap::new(),
+            rebooted: false,
+            rejoins: false,
         }
+    }
+
+    /// Nothing of what it had is left: its machine was started anew, and the disk had none of it.
+    pub(crate) fn forget(&mut self, configuration: Configuration) {
+        *self.memory.borrow_mut() = formatted(self.layout);
+        self.vote_word = 0;
+        let machine = Machine::default();
+        self.snapshot = Snapshot { position: Position::NONE, configuration, machine };
     }
 
     pub(crate) fn start(&mut self, options: Options, seed: u64) -> Result<(), String> {

@@ -32,6 +32,9 @@ pub enum PlantedBug {
     /// memory of before that follower's restart succeeds, and counts: nobody looks at the retired
     /// word.
     CountOrphans,
+    /// A server whose machine was started anew takes part again, although its level does not survive
+    /// that: nobody looks at the boot id.
+    VoteAfterReboot,
 }
 
 /// A run.
@@ -57,6 +60,9 @@ pub struct Settings {
     pub calm: bool,
     /// Of every replica: [`quick`] unless a scenario says otherwise.
     pub options: Options,
+    /// Level `process`: no power is lost but that of one server's machine, once, which takes all that
+    /// the server had. At rest that server is removed and added.
+    pub reboots: bool,
     /// A server's ticks come late by up to so much: its machine is busy with other things.
     pub late_ns: u64,
 }
@@ -75,6 +81,7 @@ impl Settings {
             witnesses: true,
             calm: false,
             options: quick(),
+            reboots: false,
             late_ns: MS,
         }
     }
@@ -213,7 +220,7 @@ impl World {
             }
             self.now_ns = now_ns;
             if matches!(happening, Happening::LookForRest) {
-                if self.is_at_rest() {
+                if !self.removes_and_adds()? && self.is_at_rest() {
                     return self.finish();
                 }
                 self.after(50 * MS, Happening::LookForRest);
@@ -332,7 +339,9 @@ impl World {
     }
 
     pub(crate) fn restart(&mut self, node: usize) -> Result<(), Violation> {
-        if self.servers[node].replica.is_some() {
+        let refuses =
+            self.servers[node].rebooted && self.settings.bug != Some(PlantedBug::VoteAfterReboot);
+        if self.servers[node].replica.is_some() || refuses {
             return Ok(());
         }
         let seed = self.random.next_u64();

@@ -49,6 +49,25 @@ fn clusters_of_7_servers_keep_every_invariant() {
     clusters(7, 50, 2_500);
 }
 
+/// One machine of three is started anew at level `process`, and its member comes back only after it
+/// was removed and added.
+#[test]
+fn clusters_of_3_servers_survive_a_new_start_of_one_machine_at_level_process() {
+    let mut faults = 0;
+    for seed in seeds(60, 2_000) {
+        let settings = Settings { reboots: true, witnesses: false, ..Settings::new(3, seed) };
+        let report = run(settings).unwrap_or_else(|violation| {
+            panic!(
+                "{}: {}\nreplay: BEELINE_SEED={seed} cargo test -p beeline-verify-log --test \
+                 clusters new_start",
+                violation.invariant, violation.what
+            )
+        });
+        faults += report.faults;
+    }
+    assert!(faults > 10, "{faults} faults");
+}
+
 #[test]
 fn one_seed_is_one_run() {
     for seed in 0..3 {

@@ -10,7 +10,8 @@ use beeline_verify_log::{PlantedBug, Settings, run};
 fn seen(bug: PlantedBug, witnesses: bool, seeds: u64) -> BTreeMap<&'static str, u32> {
     let mut seen = BTreeMap::new();
     for seed in 0..seeds {
-        let settings = Settings { bug: Some(bug), witnesses, ..Settings::new(3, seed) };
+        let reboots = bug == PlantedBug::VoteAfterReboot;
+        let settings = Settings { bug: Some(bug), witnesses, reboots, ..Settings::new(3, seed) };
         if let Err(violation) = run(settings) {
             *seen.entry(violation.invariant).or_default() += 1;
         }
@@ -46,4 +47,10 @@ fn counting_in_memory_that_its_owner_left_is_seen_in_memory_and_by_clients() {
     let bug = PlantedBug::CountOrphans;
     assert!(seen(bug, true, 600).contains_key("durable_commit"));
     assert!(!seen(bug, false, 3_000).is_empty());
+}
+
+/// Without witnesses: memory that was counted may be gone with its machine, and nobody else's was.
+#[test]
+fn voting_after_a_new_start_of_the_machine_loses_what_was_acknowledged() {
+    assert!(!seen(PlantedBug::VoteAfterReboot, false, 3_000).is_empty());
 }

@@ -115,9 +115,13 @@ pub fn run(config: &ServeConfig, output: Output) -> Result<Exit, Failure> {
     drop(fabric);
     // Requests under way still reach the log, or whoever leads it now.
     node.stop();
+    let is_member = log.is_some();
     let ended = log.map(beeline_replicated_log::Server::stop);
     if let Some(Err(error)) = ended {
         return Err(anyhow::Error::new(error).context("this member of the cluster stopped").into());
+    }
+    if is_member {
+        replicated::note_stop(config);
     }
     tracing::info!("stopped; everything acknowledged is persisted");
     Ok(Exit::Done)

@@ -12,7 +12,7 @@ use beeline_node::Node;
 use beeline_node::replicated::LogHandle;
 use beeline_replicated_log::{
     ClusterId, Config, Contact, Durability, Founding, Handle, Home, Layout, NodeId, Server,
-    Transport, TransportError,
+    Transport, TransportError, boot,
 };
 
 use crate::config::ServeConfig;
@@ -149,6 +149,18 @@ pub fn start(
     let opened = door.set(LogDoor { handle });
     assert!(opened.is_ok(), "a door leads to one log");
     Ok(server)
+}
+
+/// Has what an ended member wrote reach the disk, so that this machine may be started anew although
+/// the level is `process`. Where that fails the member is not opened after such a start.
+pub fn note_stop(config: &ServeConfig) {
+    if config.durability == DurabilityWord::Power {
+        return;
+    }
+    if let Err(error) = boot::note_stop(&config.data.join("log"), &[&config.data]) {
+        tracing::warn!(%error, "not everything could be synchronised: a new start of this machine \
+                                will count as a loss of this member's memory");
+    }
 }
 
 fn found(

@@ -3,12 +3,12 @@
 use beeline_paxos::{Change, Event};
 
 use super::{Node, NodeError, PendingChange};
-
-/// A server that shall join and is reached gets so much longer to take in the data.
-const LEARNING_NS: u64 = 3_600_000_000_000;
 use crate::contact::Contact;
 use crate::handle::Refusal;
 use crate::machine::StateMachine;
+
+/// A server that shall join and is reached gets so much longer to take in the data.
+const LEARNING_NS: u64 = 3_600_000_000_000;
 
 impl<S: StateMachine> Node<S> {
     /// Whether the membership is already as the change wants it.
@@ -29,11 +29,16 @@ impl<S: StateMachine> Node<S> {
         pending.proposed && self.member.is_connected(id) && waited_ns < LEARNING_NS
     }
 
-    /// A server that did not come is not replicated to any more.
+    /// A server that did not come is not replicated to any more, and forgotten: the next one of its
+    /// name may come from another directory.
     fn give_up(&mut self, change: Change) -> Result<(), NodeError> {
         let Change::Join(id) = change else { return Ok(()) };
         let replica = self.member.replica();
-        if replica.configuration().contains(id) || replica.leader() != Some(replica.id()) {
+        if replica.configuration().contains(id) {
+            return Ok(());
+        }
+        self.peers.forget(id);
+        if replica.leader() != Some(replica.id()) {
             return Ok(());
         }
         let mut upward = std::mem::take(&mut self.upward);
@@ -43,7 +48,38 @@ impl<S: StateMachine> Node<S> {
         Ok(())
     }
 
+    /// A change that waits behind another for too long is told so, and one that takes back the join
+    /// at the front ends it: a server that is reached and never up to date would hold everything
+    /// behind it up for as long as it may learn.
+    fn look_at_queued(&mut self, now_ns: u64) -> Result<(), NodeError> {
+        let Some(front) = self.changes.front() else { return Ok(()) };
+        let joins = match front.change {
+            Change::Join(id) if !self.is_changed(front) => Some(id),
+            _ => None,
+        };
+        let takes_back =
+            |pending: &PendingChange| joins.is_some_and(|id| pending.change == Change::Leave(id));
+        if self.changes.iter().skip(1).any(takes_back)
+            && let Some(front) = self.changes.pop_front()
+        {
+            self.give_up(front.change)?;
+            let reason = "the server that shall join was told to leave";
+            (front.done)(Err(Refusal::Membership { reason }));
+        }
+        let is_late = |pending: &PendingChange| now_ns >= pending.until_ns && !pending.proposed;
+        let mut index = 1;
+        while index < self.changes.len() {
+            if !self.changes.get(index).is_some_and(is_late) {
+                index += 1;
+            } else if let Some(late) = self.changes.remove(index) {
+                (late.done)(Err(Refusal::TimedOut));
+            }
+        }
+        Ok(())
+    }
+
     pub(super) fn drive_changes(&mut self, now_ns: u64) -> Result<(), NodeError> {
+        self.look_at_queued(now_ns)?;
         while let Some(front) = self.changes.front() {
             let replica = self.member.replica();
             let (leads, can) = (replica.leader() == Some(replica.id()), replica.can_change());

@@ -1,0 +1,213 @@
+//! Members on threads of their own, found through a transport inside the process.
+
+use std::io::{self, Read};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use beeline_fabric::Device;
+use beeline_fabric_shm::{ShmConfig, ShmDevice};
+use beeline_fabric_tcp::{TcpConfig, TcpDevice};
+use beeline_replicated_log::{
+    Boot, ClusterId, Config, Consistency, Contact, Durability, Founding, Handle, Home, InProcess,
+    Layout, NodeId, Position, RoleName, Server, SnapshotWriter, StateMachine, Transport,
+};
+use beeline_verify_log::lists::{Lists, items};
+
+pub const CLUSTER: ClusterId = ClusterId(0xabc);
+pub const LIMIT: Duration = Duration::from_secs(20);
+
+/// Lists whose restoring takes as long as the test wants.
+#[derive(Default)]
+pub struct Held {
+    pub lists: Lists,
+    /// What they say to have when they are opened, as a machine that is durable by itself does.
+    pub has: Position,
+    pub gate: Option<Arc<Gate>>,
+    /// How long restoring takes.
+    pub slow: Duration,
+    /// Snapshots fail while it is set, as on a full disk.
+    pub broken: Arc<AtomicBool>,
+}
+
+#[derive(Debug, Default)]
+pub struct Gate {
+    pub reached: AtomicBool,
+    pub open: AtomicBool,
+}
+
+impl StateMachine for Held {
+    fn apply(&mut self, position: Position, command: &[u8], reply: &mut Vec<u8>) {
+        self.lists.apply(position, command, reply);
+    }
+
+    fn applied(&self) -> Position {
+        self.has
+    }
+
+    fn snapshot(&mut self) -> io::Result<SnapshotWriter> {
+        if self.broken.load(Ordering::Relaxed) {
+            return Err(io::Error::other("no room, says the test"));
+        }
+        self.lists.snapshot()
+    }
+
+    fn restore(&mut self, position: Position, reader: &mut dyn Read) -> io::Result<()> {
+        if let Some(gate) = &self.gate {
+            gate.reached.store(true, Ordering::Relaxed);
+            eventually("the test lets it go on", || {
+                gate.open.load(Ordering::Relaxed).then_some(())
+            });
+        }
+        std::thread::sleep(self.slow);
+        self.lists.restore(position, reader)
+    }
+
+    fn query(&mut self, query: &[u8], reply: &mut Vec<u8>) {
+        self.lists.query(query, reply);
+    }
+}
+
+pub type Provider = fn() -> Arc<dyn Device>;
+
+pub fn shm() -> Arc<dyn Device> {
+    ShmDevice::open(ShmConfig::default()).unwrap()
+}
+
+pub fn tcp() -> Arc<dyn Device> {
+    TcpDevice::open(TcpConfig::default()).unwrap()
+}
+
+pub struct Cluster {
+    pub provider: Provider,
+    pub home: tempfile::TempDir,
+    pub layout: Layout,
+    pub durability: Durability,
+    /// The run of its machine under which a member is started.
+    pub boot: Boot,
+    pub transport: Arc<InProcess>,
+    /// The machine of the next member that is started.
+    pub machine: Option<Held>,
+    /// Of all machines.
+    pub broken: Arc<AtomicBool>,
+    pub servers: Vec<Option<(Server, Handle)>>,
+}
+
+pub fn contact(node: usize) -> Contact {
+    Contact { address: format!("n{node}"), details: format!("resp {node}").into_bytes() }
+}
+
+pub fn id(node: usize) -> NodeId {
+    NodeId(node as u16)
+}
+
+impl Cluster {
+    pub fn new(provider: Provider, servers: usize, layout: Layout) -> Self {
+        Self::at(provider, servers, layout, Durability::Process)
+    }
+
+    pub fn at(provider: Provider, servers: usize, layout: Layout, durability: Durability) -> Self {
+        let boot = Boot::named("first");
+        let home = tempfile::tempdir().unwrap();
+        let transport = Arc::default();
+        let (machine, none) = (None, Vec::new());
+        let broken = Arc::default();
+        let mut cluster = Self {
+            provider,
+            home,
+            layout,
+            durability,
+            boot,
+            transport,
+            machine,
+            broken,
+            servers: none,
+        };
+        let members: Vec<_> = (0..servers).map(|node| (id(node), contact(node))).collect();
+        for node in 0..servers {
+            cluster.create(node, &members);
+            cluster.start(node);
+        }
+        cluster
+    }
+
+    pub fn path(&self, node: usize) -> std::path::PathBuf {
+        self.home.path().join(node.to_string())
+    }
+
+    pub fn create(&mut self, node: usize, members: &[(NodeId, Contact)]) {
+        let founding = Founding {
+            cluster: CLUSTER,
+            id: id(node),
+            layout: self.layout,
+            sessions: 64,
+            members: members.to_vec(),
+        };
+        Home::create(&self.path(node), &founding, self.durability).unwrap();
+    }
+
+    pub fn start(&mut self, node: usize) {
+        let home = Home::open_under(&self.path(node), self.durability, &self.boot).unwrap();
+        let transport: Arc<dyn Transport> = self.transport.clone();
+        let config = Config::new((self.provider)(), transport, contact(node));
+        let mut machine = self.machine.take().unwrap_or_default();
+        machine.broken = Arc::clone(&self.broken);
+        let started = Server::start(home, config, machine).unwrap();
+        self.transport.add(&format!("n{node}"), &started.1);
+        if self.servers.len() <= node {
+            self.servers.resize_with(node + 1, || None);
+        }
+        self.servers[node] = Some(started);
+    }
+
+    pub fn stop(&mut self, node: usize) {
+        self.transport.remove(&format!("n{node}"));
+        let (server, _) = self.servers[node].take().unwrap();
+        server.stop().unwrap();
+    }
+
+    pub fn handle(&self, node: usize) -> &Handle {
+        &self.servers[node].as_ref().unwrap().1
+    }
+
+    pub fn running(&self) -> Vec<usize> {
+        (0..self.servers.len()).filter(|node| self.servers[*node].is_some()).collect()
+    }
+
+    pub fn leader(&self) -> usize {
+        let leads = |node: &usize| self.handle(*node).status().role == RoleName::Leader;
+        eventually("a leader", || self.running().into_iter().find(leads))
+    }
+
+    /// Asks whoever leads until it is done.
+    pub fn append(&self, session: u64, sequence: u64, bytes: &[u8]) -> u64 {
+        eventually("an append", || {
+            let handle = self.handle(self.leader());
+            match handle.call(session, sequence, bytes.to_vec(), LIMIT) {
+                Ok(reply) => Some(u64::from_le_bytes(reply.bytes.try_into().unwrap())),
+                Err(refusal) if refusal.is_retryable() => None,
+                Err(refusal) => panic!("{refusal}"),
+            }
+        })
+    }
+
+    pub fn list(&self, node: usize, key: u8) -> Vec<u32> {
+        let answer = self.handle(node).read(vec![key], Consistency::Stale, LIMIT).unwrap();
+        items(&answer)
+    }
+}
+
+pub fn eventually<T>(what: &str, mut question: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(answer) = question() {
+            return answer;
+        }
+        assert!(start.elapsed() < LIMIT, "{what}: not within {LIMIT:?}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+pub fn small() -> Layout {
+    Layout::new(64, 2048).unwrap()
+}

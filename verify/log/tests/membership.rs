@@ -1,0 +1,178 @@
+//! Members that join, leave, lose what they had, and are not who they say.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(dead_code, reason = "what the tests of servers share has more than these need")]
+
+mod common;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use beeline_replicated_log::{
+    Boot, ClusterId, Durability, Founding, Home, HomeError, NO_SESSION, Position, Refusal,
+};
+use beeline_verify_log::lists::padded_append;
+use beeline_verify_log::machine::append;
+use common::{CLUSTER, Cluster, Gate, Held, LIMIT, contact, eventually, id, shm, small};
+
+#[test]
+fn members_join_leave_and_hand_over_under_load() {
+    let mut cluster = Cluster::new(shm, 3, small());
+    cluster.leader();
+    cluster.create(3, &[]);
+    cluster.start(3);
+    for item in 1..=100 {
+        cluster.append(NO_SESSION, 0, &append(1, item));
+    }
+    let leader = cluster.handle(cluster.leader());
+    leader.join_wait(id(3), contact(3), LIMIT).unwrap();
+    assert_eq!(leader.status().members.len(), 4);
+    let wanted: Vec<u32> = (1..=100).collect();
+    eventually("the joiner has it", || (cluster.list(3, 1) == wanted).then_some(()));
+    eventually("the leadership moves", || {
+        let leader = cluster.handle(cluster.leader());
+        leader.transfer_wait(id(3), LIMIT).ok()
+    });
+    eventually("the joiner leads", || (cluster.leader() == 3).then_some(()));
+    cluster.append(NO_SESSION, 0, &append(1, 101));
+    // The leader leaves by itself.
+    let left = cluster.handle(3).leave_wait(id(3), LIMIT).unwrap();
+    assert!(left > Position(100));
+    cluster.append(NO_SESSION, 0, &append(1, 102));
+    assert_ne!(cluster.leader(), 3);
+    let again = cluster.handle(cluster.leader()).leave_wait(id(3), LIMIT);
+    assert!(again.is_ok(), "there is nothing to do");
+    let unknown = cluster.handle(cluster.leader()).transfer_wait(id(9), LIMIT);
+    assert!(matches!(unknown, Err(Refusal::Membership { .. })), "{unknown:?}");
+}
+
+/// The leader's word for the join of `node`, once it has come.
+fn joining(cluster: &Cluster, node: usize) -> std::sync::mpsc::Receiver<Result<Position, Refusal>> {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    cluster.handle(cluster.leader()).join(id(node), contact(node), move |told| {
+        let _ = sender.send(told);
+    });
+    receiver
+}
+
+/// A server that shall join is met, and then does not become a member: it is told to leave while it
+/// restores, for as long as the test wants. Nothing of it may hold up those that come after it, one
+/// of the same name from another directory among them.
+#[test]
+fn a_join_that_is_taken_back_holds_up_no_later_one() {
+    let mut cluster = Cluster::new(shm, 3, small());
+    for item in 1..=300 {
+        cluster.append(NO_SESSION, 0, &padded_append(1, item, 1000));
+    }
+    let gate = Arc::<Gate>::default();
+    cluster.create(3, &[]);
+    cluster.machine = Some(Held { gate: Some(Arc::clone(&gate)), ..Held::default() });
+    cluster.start(3);
+    let first = joining(&cluster, 3);
+    eventually("it restores", || gate.reached.load(Ordering::Relaxed).then_some(()));
+    assert!(first.try_recv().is_err(), "it learns");
+    cluster.handle(cluster.leader()).leave_wait(id(3), LIMIT).unwrap();
+    let told = first.recv_timeout(LIMIT).unwrap();
+    assert!(matches!(told, Err(Refusal::Membership { .. })), "{told:?}");
+    gate.open.store(true, Ordering::Relaxed);
+    cluster.stop(3);
+    // One of that name from another directory, and one of another name.
+    std::fs::remove_dir_all(cluster.path(3)).unwrap();
+    for node in [3, 4] {
+        cluster.create(node, &[]);
+        cluster.start(node);
+        let told = joining(&cluster, node).recv_timeout(LIMIT).unwrap();
+        assert!(told.is_ok(), "{node}: {told:?}");
+    }
+    let wanted: Vec<u32> = (1..=300).collect();
+    for node in [3, 4] {
+        eventually("it has all", || (cluster.list(node, 1) == wanted).then_some(()));
+    }
+}
+
+/// One of three members has what was acknowledged but for one other, whose machine is started anew.
+/// At level `process` that one must not make a majority of the rest: it comes back by way of a removal.
+#[test]
+fn a_member_whose_machine_was_started_anew_takes_no_part_at_process_until_it_was_removed() {
+    let mut cluster = Cluster::new(shm, 3, small());
+    cluster.append(NO_SESSION, 0, &append(1, 1));
+    let leader = cluster.leader();
+    let rest: Vec<_> = (0..3).filter(|node| *node != leader).collect();
+    let (anew, behind) = (rest[0], rest[1]);
+    cluster.stop(behind);
+    cluster.append(NO_SESSION, 0, &append(1, 2));
+    cluster.stop(leader);
+    cluster.stop(anew);
+    cluster.boot = Boot::named("second");
+    let opens = |cluster: &Cluster, node| {
+        Home::open_under(&cluster.path(node), cluster.durability, &cluster.boot)
+    };
+    let refused = opens(&cluster, anew);
+    assert!(matches!(refused, Err(HomeError::Rebooted { .. })), "{refused:?}");
+    // The others' machines were not.
+    cluster.boot = Boot::named("first");
+    cluster.start(behind);
+    cluster.start(leader);
+    cluster.append(NO_SESSION, 0, &append(1, 3));
+    cluster.handle(cluster.leader()).leave_wait(id(anew), LIMIT).unwrap();
+    cluster.boot = Boot::named("second");
+    std::fs::remove_dir_all(cluster.path(anew)).unwrap();
+    cluster.create(anew, &[]);
+    cluster.start(anew);
+    cluster.handle(cluster.leader()).join_wait(id(anew), contact(anew), LIMIT).unwrap();
+    cluster.append(NO_SESSION, 0, &append(1, 4));
+    for node in 0..3 {
+        let all = || (cluster.list(node, 1) == [1, 2, 3, 4]).then_some(());
+        eventually("every member has all", all);
+    }
+}
+
+#[test]
+fn a_member_whose_machine_was_started_anew_votes_at_power() {
+    let mut cluster = Cluster::at(shm, 3, small(), Durability::Power);
+    cluster.append(NO_SESSION, 0, &append(1, 1));
+    let leader = cluster.leader();
+    let rest: Vec<_> = (0..3).filter(|node| *node != leader).collect();
+    cluster.stop(rest[0]);
+    cluster.boot = Boot::named("second");
+    cluster.start(rest[0]);
+    // Two of three are left, and one of them is the one that came back.
+    cluster.stop(leader);
+    cluster.append(NO_SESSION, 0, &append(1, 2));
+    assert_eq!(cluster.list(cluster.leader(), 1), [1, 2]);
+}
+
+#[test]
+fn a_server_of_another_cluster_and_one_with_a_taken_name_are_told() {
+    let mut cluster = Cluster::new(shm, 3, small());
+    cluster.leader();
+    let problem = |cluster: &Cluster, node: usize, of: usize| {
+        eventually("a problem is told", || {
+            let members = cluster.handle(node).status().members;
+            members.into_iter().find(|member| member.id == id(of))?.problem
+        })
+    };
+    // Server 2 is set up anew, for another cluster, under the same name and address.
+    cluster.stop(2);
+    std::fs::remove_dir_all(cluster.path(2)).unwrap();
+    let members: Vec<_> = (0..3).map(|node| (id(node), contact(node))).collect();
+    let set_up = |cluster: ClusterId, path: &Path, layout| {
+        let members = members.clone();
+        let founding = Founding { cluster, id: id(2), layout, sessions: 64, members };
+        Home::create(path, &founding, Durability::Process).unwrap();
+    };
+    set_up(ClusterId(9), &cluster.path(2), cluster.layout);
+    cluster.start(2);
+    assert!(problem(&cluster, 2, 0).contains("cluster"), "{}", problem(&cluster, 2, 0));
+    // The same for the right cluster: it lost what it had promised.
+    cluster.stop(2);
+    std::fs::remove_dir_all(cluster.path(2)).unwrap();
+    set_up(CLUSTER, &cluster.path(2), cluster.layout);
+    cluster.start(2);
+    let told = eventually("a taken name is told", || {
+        Some(problem(&cluster, 2, 0)).filter(|problem| problem.contains("taken"))
+    });
+    assert!(told.contains("n2"), "{told}");
+    cluster.append(NO_SESSION, 0, &append(1, 1));
+}
