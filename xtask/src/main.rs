@@ -9,6 +9,8 @@
 //! Every row says passed, failed, or skipped and why; a checker says how much it ran, so that an
 //! empty run is visible.
 
+#![forbid(unsafe_code)]
+
 mod check;
 mod deep;
 mod lab;

@@ -26,6 +26,8 @@
 //! }
 //! ```
 
+#![forbid(unsafe_code)]
+
 pub mod client;
 pub mod connector;
 pub mod counters;

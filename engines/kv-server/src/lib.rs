@@ -25,6 +25,8 @@
 //!
 //! Source: BOOM §3.1 to §3.3; §1 for the baselines. Formats: [`beeline_kv::wire`].
 
+#![forbid(unsafe_code)]
+
 pub mod agreed;
 mod connection;
 mod copied;

@@ -20,6 +20,8 @@
 //! then `replica` from `promise` to `apply`; [`batch`] and [`session`] are for the state machine
 //! above.
 
+#![forbid(unsafe_code)]
+
 pub mod batch;
 pub mod configuration;
 pub mod event;

@@ -19,6 +19,8 @@
 //! - a data queue pair serves one promise: a grant that is repeated comes with another;
 //! - what a peer sent is decoded into a [`frame::Frame`] before anything believes it.
 
+#![forbid(unsafe_code)]
+
 pub mod boot;
 mod bulk;
 pub mod contact;

@@ -4,6 +4,8 @@
 //! takes a [`Randomness`]; code with a spot worth failing at declares a [`FaultPoint`]. A
 //! simulation hands in a [`ManualClock`] and a seed, and one seed means one run.
 
+#![forbid(unsafe_code)]
+
 pub mod clock;
 pub mod fault;
 pub mod random;

@@ -11,6 +11,8 @@
 //!
 //! Invariant: the data path counts; it does not log, lock or allocate.
 
+#![forbid(unsafe_code)]
+
 pub mod latency;
 pub mod metric;
 pub mod registry;

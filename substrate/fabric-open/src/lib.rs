@@ -18,6 +18,8 @@
 //! that fails is replaced by the next best on the next attempt ([`Dialler::avoid`]); reconnecting is
 //! connecting again; a caller of the bootstrap service can hold up nobody but itself.
 
+#![forbid(unsafe_code)]
+
 mod bootstrap;
 mod dialler;
 mod error;

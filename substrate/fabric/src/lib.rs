@@ -23,6 +23,8 @@
 //! allocate. Data calls (post, poll) live on types that stay on the thread that made them, so that
 //! they need no lock; they allocate nothing.
 
+#![forbid(unsafe_code)]
+
 pub mod completion;
 pub mod device;
 pub mod error;

@@ -12,6 +12,8 @@
 //! Invariants: a reply leaves only after the commit of what it answers; a key's index is touched
 //! under its shard's lock only; an idle node sleeps in `epoll_wait` on every thread.
 
+#![forbid(unsafe_code)]
+
 mod accept;
 pub mod config;
 mod connection;

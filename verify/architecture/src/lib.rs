@@ -3,6 +3,8 @@
 //! Each check is a function from plain data to a list of problems, so that a test can plant a
 //! violation and see it caught. The suites that run them over this workspace are in `tests/`.
 
+#![forbid(unsafe_code)]
+
 pub mod documents;
 pub mod layers;
 pub mod tidy;

@@ -40,6 +40,28 @@ pub fn undocumented_modules(files: &[SourceFile]) -> Vec<String> {
         .collect()
 }
 
+/// Crates without unsafe code whose root does not forbid it.
+#[must_use]
+pub fn unforbidden_unsafe(files: &[SourceFile]) -> Vec<String> {
+    let unsafe_code = ["{", "fn ", "impl ", "extern "].map(|what| format!("unsafe {what}"));
+    let source = |file: &SourceFile| {
+        file.path.split_once("/src/").map(|(package, _)| format!("{package}/src/"))
+    };
+    files
+        .iter()
+        .filter(|file| ["/src/lib.rs", "/src/main.rs"].iter().any(|end| file.path.ends_with(end)))
+        .filter(|file| !file.text.contains("#![forbid(unsafe_code)]"))
+        .filter(|root| {
+            let own = source(root);
+            !files
+                .iter()
+                .filter(|file| source(file) == own)
+                .any(|file| unsafe_code.iter().any(|what| file.text.contains(what.as_str())))
+        })
+        .map(|root| format!("{}: nothing here is unsafe, so forbid it", root.path))
+        .collect()
+}
+
 /// What must not be in the tree, with the reason. Spelt in two halves so that this file does not
 /// contain it.
 fn banned() -> Vec<(String, &'static str)> {

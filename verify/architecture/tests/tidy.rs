@@ -1,7 +1,8 @@
 //! Small rules over every Rust file of this workspace, and over planted violations.
 
 use beeline_verify_architecture::tidy::{
-    LONGEST_FILE_LINES, banned_words, long_files, undocumented_modules, unreasoned_allowances,
+    LONGEST_FILE_LINES, banned_words, long_files, undocumented_modules, unforbidden_unsafe,
+    unreasoned_allowances,
 };
 use beeline_verify_architecture::{SourceFile, files};
 
@@ -35,6 +36,11 @@ fn every_silenced_lint_has_a_reason() {
 }
 
 #[test]
+fn a_crate_without_unsafe_code_forbids_it() {
+    none(&unforbidden_unsafe(&files(&[".rs"])));
+}
+
+#[test]
 fn planted_violations_are_caught() {
     let long = SourceFile::planted("a/src/long.rs", &"//! x\n".repeat(LONGEST_FILE_LINES + 1));
     let found = long_files(std::slice::from_ref(&long), &[]);
@@ -49,6 +55,11 @@ fn planted_violations_are_caught() {
     let found = banned_words(&[SourceFile::planted("a/src/b.rs", call)]);
     assert_eq!(found.len(), 2, "{found:?}");
     assert!(found[0].starts_with("a/src/b.rs:2"), "{found:?}");
+
+    let safe = SourceFile::planted("a/src/lib.rs", "//! x\nmod b;\n");
+    let raw = SourceFile::planted("a/src/b.rs", "//! x\nfn f() { unsafe { g() } }\n");
+    assert_eq!(unforbidden_unsafe(std::slice::from_ref(&safe)).len(), 1);
+    none(&unforbidden_unsafe(&[safe, raw]));
 
     let quiet = concat!("//! x\n#[al", "low(dead_code)]\nfn f() {}\n");
     assert_eq!(unreasoned_allowances(&[SourceFile::planted("a/src/q.rs", quiet)]).len(), 1);

@@ -10,6 +10,7 @@
 //! Everything waits with a bound: a test that would hang fails and says what it waited for. These
 //! are helpers of tests, so a broken expectation panics with the reason.
 
+#![forbid(unsafe_code)]
 #![allow(clippy::expect_used, clippy::panic, clippy::unwrap_used, reason = "helpers of tests")]
 
 pub mod hosts;

@@ -1,1 +1,3 @@
 //! Crash suites that span crates.
+
+#![forbid(unsafe_code)]

@@ -1,1 +1,3 @@
 //! Programs that the guests of the lab run against each other; see `tests/guests`.
+
+#![forbid(unsafe_code)]

@@ -4,3 +4,5 @@
 //! and bytes at both ends), `conditions` (the mixed update's three conditions, each shown to be
 //! needed), `hostile` (clients that mean harm), `threads` (blocking clients, shards on threads).
 //! `examples/latency.rs` prints latency and throughput.
+
+#![forbid(unsafe_code)]
