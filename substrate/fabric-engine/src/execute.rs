@@ -527,12 +527,10 @@ impl Engine {
         if self.granted.len() >= MAX_GRANTS {
             return;
         }
-        let Some(at) = self.placement(entry) else { return };
+        let Some(at) = self.regions.grant(entry, || self.placement(entry)) else { return };
         self.granted.push(Arc::downgrade(entry));
-        if entry.grant() {
-            let (request, length) = (self.expected_request, entry.memory().length_bytes() as u64);
-            self.transmitter.responses.push_back(Response::Grant { request, key, at, length });
-        }
+        let (request, length) = (self.expected_request, entry.memory().length_bytes() as u64);
+        self.transmitter.responses.push_back(Response::Grant { request, key, at, length });
     }
 
     fn atomically(

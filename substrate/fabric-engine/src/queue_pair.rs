@@ -280,16 +280,16 @@ impl QueuePair for EngineQueuePair {
     fn revoke(&mut self) -> Result<(), FabricError> {
         // With the lock held no thread is inside a copy for this connection, and after `end` none
         // begins one.
-        let granted = self.connection.with(Mover::Call, |engine| {
+        let (granted, regions) = self.connection.with(Mover::Call, |engine| {
             engine.end(End::Disconnected);
-            std::mem::take(&mut engine.granted)
+            (std::mem::take(&mut engine.granted), Arc::clone(&engine.regions))
         });
         // What the peer writes by itself it writes elsewhere from now on. What could not be moved stays
         // granted, so that another revocation tries again and does not answer that all is done.
         let (mut left, mut first) = (Vec::new(), None);
         for entry in granted.iter().filter_map(Weak::upgrade) {
-            if let Err(source) = entry.withdraw() {
-                left.push(std::sync::Arc::downgrade(&entry));
+            if let Err(source) = regions.withdraw(&entry) {
+                left.push(Arc::downgrade(&entry));
                 first.get_or_insert(source);
             }
         }

@@ -8,17 +8,22 @@
 //!
 //! A [`Storing`] besides keeps the memory in its place for the copy: what this process's own receives
 //! and reads bring is not lost when a provider moves the memory away from a peer.
+//!
+//! A *grant* tells a peer where memory lies that it can write by itself. Grants are of objects, since
+//! it is objects that move: one lock orders all of a device, so that a place is told only while the
+//! object lies there, and taking one region back moves its object away from the peers of every other
+//! region over it, which are told again with their next write.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use beeline_fabric::{Access, FabricError, LocalKey, MemoryRegion, RegionControl, RemoteKey};
 use beeline_os::memory::{MemoryObject, contains};
 use beeline_os::moving::{self, Storing, Tie};
 
-use crate::persist::Persister;
+use crate::persist::{Job, Persister};
 
 /// What the device knows of one region.
 #[derive(Debug)]
@@ -31,12 +36,8 @@ pub(crate) struct Entry {
     closed: AtomicBool,
     /// Copies under way.
     users: AtomicU32,
-    /// A peer was told where the memory lies, and may be writing to it.
-    granted: AtomicBool,
     /// The backing is being replaced: no copy for a peer begins.
     moving: AtomicBool,
-    /// While a peer may be writing to it by itself: no other provider moves it.
-    tie: Mutex<Option<Tie>>,
 }
 
 /// Held while bytes of a peer are being copied into a region.
@@ -95,37 +96,17 @@ impl Entry {
         moving::storing(self.memory.anchor())
     }
 
-    /// Notes that a peer is told where the memory lies; false when it is taken away already.
-    pub(crate) fn grant(&self) -> bool {
-        // Sequentially consistent, as the store of `closed` before `withdraw`: either the grant is
-        // not given, or the memory is moved.
-        self.granted.store(true, Ordering::SeqCst);
-        let mut tie = self.tie.lock().unwrap_or_else(PoisonError::into_inner);
-        tie.get_or_insert_with(|| moving::tie(&self.memory));
-        drop(tie);
-        !self.is_closed()
+    /// Names the object it is, or is a part of.
+    fn object(&self) -> usize {
+        self.memory.anchor().addr().get()
     }
 
-    /// Moves granted memory away from where peers can write by themselves, contents and all.
-    ///
-    /// Errors: the memory's; it is then where it was.
-    pub(crate) fn withdraw(&self) -> std::io::Result<()> {
-        if !self.granted.load(Ordering::SeqCst) {
-            return Ok(());
-        }
-        self.moving.store(true, Ordering::SeqCst);
-        self.settle();
-        // Ours goes along.
-        let mut tie = self.tie.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(tie.take());
-        let outcome = self.memory.replace_backing();
-        if outcome.is_err() {
-            *tie = Some(moving::tie(&self.memory));
-        }
-        drop(tie);
-        self.granted.store(outcome.is_err(), Ordering::SeqCst);
-        self.moving.store(false, Ordering::SeqCst);
-        outcome
+    /// True when others than the region that goes and this entry, which have one each, hold the
+    /// memory, or the object it is a part of.
+    fn is_kept(&self) -> bool {
+        // A part holds its object once, and so does the question.
+        Arc::strong_count(&self.memory) > 2
+            || self.memory.whole().is_some_and(|whole| Arc::strong_count(&whole) > 2)
     }
 
     /// True once the region is taken away from peers, by revocation or because its last handle is
@@ -180,7 +161,10 @@ type ByKey = HashMap<u64, Arc<Entry>, BuildHasherDefault<KeyHasher>>;
 #[derive(Debug, Default)]
 pub(crate) struct RegionTable {
     entries: RwLock<ByKey>,
-    pub(crate) persister: Persister,
+    /// Objects that a peer was told the place of, by where they begin; tied, so that no other
+    /// provider moves them.
+    grants: Mutex<HashMap<usize, Tie>>,
+    pub(crate) persister: Persister<Job>,
     next_local_key: AtomicU32,
 }
 
@@ -208,9 +192,7 @@ impl RegionTable {
             domain,
             closed: AtomicBool::new(false),
             users: AtomicU32::new(0),
-            granted: AtomicBool::new(false),
             moving: AtomicBool::new(false),
-            tie: Mutex::new(None),
         });
         let local_key = LocalKey(self.next_local_key.fetch_add(1, Ordering::Relaxed));
         let key = loop {
@@ -253,11 +235,57 @@ impl RegionTable {
     }
 }
 
+impl RegionTable {
+    fn grants(&self) -> MutexGuard<'_, HashMap<usize, Tie>> {
+        self.grants.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The place to tell a peer, as `place` finds it; `None` where there is none, or the region is
+    /// taken away already. The caller holds no guard of a region.
+    pub(crate) fn grant(&self, entry: &Entry, place: impl FnOnce() -> Option<u64>) -> Option<u64> {
+        // Under the lock nothing is moved away, and `closed` is stored before a withdrawal takes it:
+        // either the place is not told, or the withdrawal finds the grant.
+        let mut grants = self.grants();
+        if entry.is_closed() {
+            return None;
+        }
+        let at = place()?;
+        grants.entry(entry.object()).or_insert_with(|| moving::tie(&entry.memory));
+        Some(at)
+    }
+
+    /// Moves a granted object away from where peers can write by themselves, contents and all.
+    ///
+    /// Errors: the memory's; it is then where it was.
+    pub(crate) fn withdraw(&self, entry: &Entry) -> std::io::Result<()> {
+        let object = entry.object();
+        let mut grants = self.grants();
+        // Ours goes along.
+        if grants.remove(&object).is_none() {
+            return Ok(());
+        }
+        let entries = self.entries.read().unwrap_or_else(PoisonError::into_inner);
+        let all: Vec<_> =
+            entries.values().filter(|other| other.object() == object).cloned().collect();
+        drop(entries);
+        // The entry itself may have left the table.
+        let all = || all.iter().map(Arc::as_ref).chain([entry]);
+        all().for_each(|entry| entry.moving.store(true, Ordering::SeqCst));
+        all().for_each(Entry::settle);
+        let outcome = entry.memory.replace_backing();
+        if outcome.is_err() {
+            grants.insert(object, moving::tie(&entry.memory));
+        }
+        all().for_each(|entry| entry.moving.store(false, Ordering::SeqCst));
+        outcome
+    }
+}
+
 impl RegionControl for RegionTable {
     fn revoke(&self, region: &MemoryRegion) -> Result<(), FabricError> {
         if let Some(entry) = self.find(region.remote_key()) {
             entry.close();
-            entry.withdraw().map_err(|source| FabricError::System {
+            self.withdraw(&entry).map_err(|source| FabricError::System {
                 action: "moving a region away from its peers",
                 source,
             })?;
@@ -270,9 +298,11 @@ impl RegionControl for RegionTable {
             self.entries.write().unwrap_or_else(PoisonError::into_inner).remove(&remote_key.0);
         if let Some(entry) = entry {
             entry.close();
-            // The region and this entry hold one each; only what others keep is worth moving.
-            let kept = Arc::strong_count(&entry.memory) > 2;
-            if kept && let Err(error) = entry.withdraw() {
+            // Only what others keep is worth moving.
+            if !entry.is_kept() {
+                // The object goes with them, and other memory may come to lie there.
+                self.grants().remove(&entry.object());
+            } else if let Err(error) = self.withdraw(&entry) {
                 tracing::warn!(%error, "a peer can still write memory whose region is gone");
             }
         }

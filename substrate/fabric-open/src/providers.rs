@@ -29,7 +29,8 @@ pub const PROVIDERS: &[(&str, &str)] = &[
 /// - `tcp://` (loopback, any port), `tcp://ADDRESS[:PORT]`, with `?advertise=ADDRESS` when peers
 ///   reach this host by another one
 /// - `verbs://` (the first RDMA device with an active port), `verbs://DEVICE`, with `?port=N`,
-///   `&gid=N` (index) and `&address=ADDRESS` (the one of its addresses to use)
+///   `&gid=N` (index), `&address=ADDRESS` (the one of its addresses to use) and `&durable=1` (the
+///   user vouches that what leaves the card reaches durable memory)
 /// - `ntb://` (emulated between processes of this host), with `?memory_mib=N` for memory that peers
 ///   write by themselves; with `?seed=N[&delay_us=N]` posted writes are reordered and delayed;
 ///   `ntb:///FILE?side=0` or `1`, a fixed window in a file that holds
@@ -89,7 +90,10 @@ fn verbs_config(rest: &str) -> Result<VerbsConfig, &'static str> {
             Some(("address", ip)) => {
                 config.address = Some(ip.parse().map_err(|_| "address takes an IP address")?);
             }
-            _ => return Err("verbs:// takes port, gid and address"),
+            Some(("durable", "0")) => config.reads_reach_persistence = false,
+            Some(("durable", "1")) => config.reads_reach_persistence = true,
+            Some(("durable", _)) => return Err("durable is 0 or 1"),
+            _ => return Err("verbs:// takes port, gid, address and durable"),
         }
     }
     Ok(config)
@@ -180,6 +184,13 @@ fn sim_numbers(rest: &str) -> Result<(u64, u32), &'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_rdma_device_claims_durability_only_where_its_url_says_so() {
+        assert!(!verbs_config("rxe0?port=1").unwrap().reads_reach_persistence);
+        assert!(verbs_config("rxe0?port=1&durable=1").unwrap().reads_reach_persistence);
+        assert!(verbs_config("?durable=yes").is_err());
+    }
 
     #[test]
     fn devices_open_by_url() {

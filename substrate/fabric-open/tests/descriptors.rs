@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use beeline_fabric_open::{Bootstrap, BootstrapConfig, open};
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 const CHILD: &str = "BEELINE_DESCRIPTORS_TEST_CHILD";
@@ -58,11 +58,18 @@ fn busy() -> Duration {
 /// Calls `door` with no descriptor left, and tells what it costs the process to be called.
 fn call_in_vain(door: SocketAddr) {
     let callers: Vec<OwnedFd> = (0..3).map(|_| caller()).collect();
+    costs_little(|| {
+        for caller in &callers {
+            // In progress is well enough: the kernel completes it.
+            let _ = rustix::net::connect(caller, &door);
+        }
+    });
+}
+
+/// Runs `call` with no descriptor left, and looks at what the process does then.
+fn costs_little(call: impl FnOnce()) {
     let held = all_descriptors();
-    for caller in &callers {
-        // In progress is well enough: the kernel completes it.
-        let _ = rustix::net::connect(caller, &door);
-    }
+    call();
     let before = busy();
     std::thread::sleep(Duration::from_secs(3));
     let spent = busy() - before;
@@ -105,6 +112,45 @@ fn a_tcp_device_does_not_spin_on_callers_it_has_no_descriptor_for() {
     let _device = open(&format!("tcp://{door}")).unwrap();
     call_in_vain(door);
     is_served(door);
+}
+
+/// The name of a device's socket: every process of the host may call it.
+fn shm_door(device: &dyn beeline_fabric::Device) -> Vec<u8> {
+    let domain = device.allocate_protection_domain().unwrap();
+    let queue = device.create_completion_queue(16).unwrap();
+    let options = beeline_fabric::QueuePairOptions::default();
+    let pair = domain.create_queue_pair(&queue, &queue, None, options).unwrap();
+    // Bytes 32 to 48 of the connection data.
+    let digits = pair.connect_info().0[32..48].iter().map(|byte| format!("{byte:02x}")).collect();
+    [b"beeline-shm-".to_vec(), String::into_bytes(digits)].concat()
+}
+
+#[test]
+fn a_shm_device_does_not_spin_on_callers_it_has_no_descriptor_for() {
+    if !in_child("a_shm_device_does_not_spin_on_callers_it_has_no_descriptor_for") {
+        return;
+    }
+    let device = open("shm://").unwrap();
+    let name = SocketAddrUnix::new_abstract_name(&shm_door(device.as_ref())).unwrap();
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let caller = || {
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
+    };
+    let call = |caller: &OwnedFd| rustix::net::connect(caller, &name).unwrap();
+    let callers: Vec<OwnedFd> = (0..3).map(|_| caller()).collect();
+    costs_little(|| callers.iter().for_each(call));
+    // And is served when there is room again: one that speaks nonsense is hung up on.
+    let late = caller();
+    call(&late);
+    rustix::net::send(&late, &[0xEE; 64], rustix::net::SendFlags::NOSIGNAL).unwrap();
+    let start = Instant::now();
+    let mut byte = [0; 1];
+    while rustix::net::recv(&late, &mut byte[..], rustix::net::RecvFlags::DONTWAIT)
+        == Err(rustix::io::Errno::AGAIN)
+    {
+        assert!(start.elapsed() < Duration::from_secs(20), "a caller is served when there is room");
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 #[test]

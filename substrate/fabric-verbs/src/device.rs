@@ -36,10 +36,14 @@ const MAX_GATHER: u32 = 16;
 const MAX_QUEUE_DEPTH: u32 = 1 << 16;
 
 /// How this device makes writes persistent, for `doctor`.
-const FLUSH_BY_READ: &str = "a read behind the writes pushes them out of the network card; \
-     persistent where the memory is (DAX) and the processor's direct cache access is off";
-const FLUSH_BY_READ_THOUGH_NATIVE: &str = "a read behind the writes, as without the device's own \
-     FLUSH (which it has, and which is not used yet)";
+const FLUSH_BY_READ: &str = "refused: a read behind the writes pushes them out of the network card, \
+     and whether they survive from there on the card does not know; verbs://?durable=1 where direct \
+     cache access is off for it and the memory is durable (DAX)";
+const FLUSH_BY_READ_THOUGH_NATIVE: &str = "refused, as without the device's own FLUSH (which it has, \
+     and which is not used yet); verbs://?durable=1 where direct cache access is off and the memory \
+     is durable (DAX)";
+const FLUSH_BY_READ_VOUCHED: &str = "a read behind the writes pushes them out of the network card; \
+     persistent where the memory is (DAX), as durable=1 vouches for the way there";
 
 /// Why a device could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -255,6 +259,7 @@ impl VerbsDevice {
             u8::try_from(most.clamp(1, config.max_outstanding_reads.into())).unwrap_or(1)
         };
         let max_message_bytes = u64::from(port.max_message_bytes).min(1 << 31);
+        let vouched = config.reads_reach_persistence;
         let handle = Arc::new(DeviceHandle {
             board,
             name,
@@ -291,7 +296,11 @@ impl VerbsDevice {
             max_queue_depth: handle.max_queue_depth,
             max_completion_queue_depth: handle.max_completion_queue_depth,
             one_sided: true,
-            persistent_flush: if native { FLUSH_BY_READ_THOUGH_NATIVE } else { FLUSH_BY_READ },
+            persistent_flush: match (vouched, native) {
+                (true, _) => FLUSH_BY_READ_VOUCHED,
+                (false, true) => FLUSH_BY_READ_THOUGH_NATIVE,
+                (false, false) => FLUSH_BY_READ,
+            },
         };
         tracing::debug!(device = %handle.name, port = handle.port.number, gid = %handle.gid.ip(),
             link = %handle.link_address, "verbs device opened");
@@ -391,7 +400,9 @@ impl ProtectionDomain for VerbsProtectionDomain {
         memory: Arc<dyn MemoryObject>,
         access: Access,
     ) -> Result<MemoryRegion, FabricError> {
-        register(&self.0.hardware, &self.0.device.pinned, memory, access)
+        let device = &self.0.device;
+        let vouched = device.config.reads_reach_persistence;
+        register(&self.0.hardware, &device.pinned, memory, access, vouched)
     }
 
     fn create_shared_receive_queue(

@@ -102,10 +102,27 @@ pub(crate) fn target(remote: RemoteAddress, length: u64) -> Target {
     Target { rkey: key.rkey, address }
 }
 
+/// What peers are told of memory, which decides what they make of a persistent flush: that it
+/// survives by itself only where the user `vouched` for the way from the network card to it.
+pub(crate) fn told(persistence: Persistence, vouched: bool) -> Persistence {
+    match persistence {
+        Persistence::CacheLine if !vouched => Persistence::Volatile,
+        other => other,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn durable_memory_is_told_as_durable_only_where_the_user_vouched_for_the_way_to_it() {
+        assert_eq!(told(Persistence::CacheLine, false), Persistence::Volatile);
+        assert_eq!(told(Persistence::CacheLine, true), Persistence::CacheLine);
+        assert_eq!(told(Persistence::File, true), Persistence::File);
+        assert_eq!(told(Persistence::Volatile, true), Persistence::Volatile);
+    }
 
     proptest! {
         #[test]

@@ -37,6 +37,11 @@ pub struct VerbsConfig {
     /// Links to peers' devices at a time, at most a quarter of the descriptors that the process may
     /// open. Default 4096; beyond, the caller that has been silent longest makes room.
     pub max_links: usize,
+    /// The user vouches that what a read pushes out of the network card lies in the persistence
+    /// domain of this machine: direct cache access is off for the card, or the caches are flushed
+    /// when power fails. The device cannot know. Default false: peers' persistent flushes of this
+    /// end's memory end with `PersistenceError`.
+    pub reads_reach_persistence: bool,
 }
 
 impl Default for VerbsConfig {
@@ -54,6 +59,7 @@ impl Default for VerbsConfig {
             traffic_class: 0,
             reused_queue_pairs: 16,
             max_links: 4096,
+            reads_reach_persistence: false,
         }
     }
 }

@@ -20,7 +20,7 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::abi;
 use crate::handle::{Domain, Registration};
-use crate::key::{Key, MAX_REGION_BYTES};
+use crate::key::{Key, MAX_REGION_BYTES, told};
 
 /// What this device has registered, against its limits.
 #[derive(Debug)]
@@ -196,6 +196,7 @@ pub(crate) fn register(
     pinned: &Arc<Pinned>,
     memory: Arc<dyn MemoryObject>,
     access: Access,
+    vouched: bool,
 ) -> Result<MemoryRegion, FabricError> {
     let length = memory.length_bytes();
     let most = pinned.max_region_bytes.min(MAX_REGION_BYTES / 2);
@@ -227,7 +228,7 @@ pub(crate) fn register(
         if access.contains(Access::LOCAL_WRITE) { abi::access::LOCAL_WRITE } else { 0 };
     let local = make(None, local_flags)?;
     let lkey = local.registration.as_ref().map_or(0, Registration::lkey);
-    let mut key = Key::new(base as usize, persistence, access, random_u32()?);
+    let mut key = Key::new(base as usize, told(persistence, vouched), access, random_u32()?);
     let remote = if access.is_remote() {
         let remote = make(Some(key.iova()), rights(access))?;
         key.rkey = remote.registration.as_ref().map_or(0, Registration::rkey);

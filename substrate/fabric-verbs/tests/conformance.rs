@@ -17,7 +17,9 @@ impl Harness for VerbsHarness {
     }
 
     fn open_device(&self) -> Result<Arc<dyn Device>, Stop> {
-        VerbsDevice::open(VerbsConfig::default()).map_err(|error| match error {
+        // The suite's durable memory survives by decree, and so does the way to it.
+        let config = VerbsConfig { reads_reach_persistence: true, ..VerbsConfig::default() };
+        VerbsDevice::open(config).map_err(|error| match error {
             VerbsError::Fabric(error) => error.into(),
             other => Stop::failed(other.to_string()),
         })
