@@ -20,7 +20,9 @@ use beeline_ring::slots::SlotMessage;
 use crate::id::ObjectId;
 
 /// What both ends speak; another version is refused at the start.
-pub const VERSION: u32 = 1;
+///
+/// - 2: a client says that it took a listing.
+pub const VERSION: u32 = 2;
 
 /// Largest number of a request.
 pub const LAST_TAG: u32 = (1 << 24) - 1;
@@ -266,6 +268,8 @@ codes! {
         List = 8,
         /// Store: the answer to question `a`: `b` entries; descriptor: a listing of `c` bytes.
         Listing = 9,
+        /// Client: I took the answer to question `a`.
+        Listed = 10,
     }
 }
 

@@ -64,6 +64,8 @@ pub(super) struct Shared {
     gone: AtomicBool,
     ended: AtomicBool,
     next_question: AtomicU64,
+    /// Held while a listing is under way: the store keeps a copy of each.
+    listing: Mutex<()>,
     pub(super) mark: ForkMark,
     pub(super) welcome: Record,
     pub(super) path: PathBuf,
@@ -101,6 +103,7 @@ impl Shared {
             gone: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             next_question: AtomicU64::new(1),
+            listing: Mutex::default(),
             mark: ForkMark::new()?,
             welcome,
             path: path.to_owned(),
@@ -320,6 +323,7 @@ impl Shared {
 
     pub(super) fn list(&self) -> Result<Vec<Entry>, ObjectsError> {
         self.check()?;
+        let _turn = lock(&self.listing);
         let question = self.next_question.fetch_add(1, Ordering::Relaxed);
         self.send(Record::new(RecordKind::List, question, 0, 0));
         let mut memory = lock(&self.memory);
@@ -390,6 +394,7 @@ impl Shared {
             RecordKind::Listing => {
                 let descriptor = descriptors.pop().ok_or(io::ErrorKind::InvalidData)?;
                 let listing = read_listing(descriptor, record.b)?;
+                self.send(Record::new(RecordKind::Listed, record.a, 0, 0));
                 lock(&self.memory).listings.insert(record.a, listing);
                 self.arrived.notify_all();
             }

@@ -10,7 +10,7 @@ use beeline_fabric::Role;
 
 use super::directory::Lookup;
 use super::shelf::StoreShelf;
-use super::{Holder, Move, Shared, lock, socket};
+use super::{Holder, Move, Shared, lock, patience, socket};
 use crate::id::ObjectId;
 use crate::transfer::{Context, Line, Outcome, Protocol, Pulling};
 
@@ -40,6 +40,7 @@ pub(super) fn run(shared: &Shared, jobs: &Mutex<Receiver<ObjectId>>) {
     let mut fetcher = Fetcher { shared, lookup: Lookup::new(), peers, sockets: HashMap::new() };
     while !shared.stops() {
         let job = lock(jobs).recv_timeout(NAP);
+        shared.sweep();
         match job {
             Ok(id) => {
                 let found = fetcher.fetch(id);
@@ -128,7 +129,13 @@ impl Fetcher<'_> {
         let start = Instant::now();
         peer.pulling.start(id, read_min, 0).map_err(|error| error.to_string())?;
         let mut last = start;
+        let patience = shared.options.patience;
         loop {
+            // One that always says something, and never ends, ends here.
+            let most = patience::whole(patience, peer.pulling.expected());
+            if start.elapsed() > most {
+                return Err(format!("it did not end within {most:?}"));
+            }
             let (outcome, came) =
                 peer.pulling.progress(&mut shelf, NAP).map_err(|error| error.to_string())?;
             if let Some(outcome) = outcome {
@@ -145,7 +152,7 @@ impl Fetcher<'_> {
             }
             if came {
                 last = Instant::now();
-            } else if last.elapsed() > shared.options.patience || shared.stops() {
+            } else if last.elapsed() > patience || shared.stops() {
                 return Err(format!("it said nothing for {:?}", last.elapsed()));
             }
         }

@@ -16,6 +16,9 @@
 
 mod directory;
 mod fetch;
+#[cfg(test)]
+mod manager_tests;
+mod patience;
 mod resp;
 mod serve;
 mod shelf;
@@ -145,6 +148,7 @@ struct Figures {
     failed: AtomicU64,
     connections: AtomicU64,
     serving: AtomicU64,
+    sockets: AtomicU64,
     directory_up: AtomicBool,
 }
 
@@ -158,6 +162,8 @@ struct Shared {
     contexts: Mutex<Vec<Arc<Context>>>,
     learner: Mutex<Learner>,
     figures: Figures,
+    /// Segments that the store had given back when registrations were last looked through.
+    swept: AtomicU64,
     stop: AtomicBool,
     socket_port: u16,
 }
@@ -193,8 +199,13 @@ impl Shared {
         Ok(context)
     }
 
-    /// Gives up registrations of memory the store has given back.
+    /// Gives up registrations of memory the store has given back, if it did since the last time:
+    /// until then that memory is held, beyond the store's limit.
     fn sweep(&self) {
+        let dropped = self.handle.dropped_segments();
+        if self.swept.swap(dropped, Ordering::AcqRel) == dropped {
+            return;
+        }
         for context in lock(&self.contexts).iter() {
             context.sweep(|number| self.handle.has_segment(number));
         }
@@ -290,6 +301,7 @@ impl Manager {
             contexts: Mutex::default(),
             learner: Mutex::default(),
             figures: Figures::default(),
+            swept: AtomicU64::new(0),
             stop: AtomicBool::new(false),
             socket_port,
         });
@@ -347,7 +359,6 @@ impl Manager {
         metrics.objects_serving_peers.set(read(&figures.serving));
         metrics.objects_directory_up.set(u64::from(figures.directory_up.load(Ordering::Relaxed)));
         metrics.objects_crossing_bytes.set(lock(&self.shared.learner).crossing());
-        self.shared.sweep();
         let contexts = lock(&self.shared.contexts);
         let sum = |of: fn(&Context) -> u64| contexts.iter().map(|context| of(context)).sum();
         let registrations = sum(|context| read_of(&context.registrations));

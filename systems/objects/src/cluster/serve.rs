@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use beeline_fabric::{ConnectInfo, Device, Role};
 
 use super::shelf::StoreShelf;
-use super::{Answer, Shared};
+use super::{Answer, Shared, patience};
 use crate::transfer::{Line, Serving};
 
 /// Most peers served at once.
@@ -53,7 +53,19 @@ fn run(shared: &Shared, device: &Arc<dyn Device>, peer: &ConnectInfo, answer: An
     answer(Ok(info));
     let mut serving = Serving::new(channel);
     let mut last = Instant::now();
+    // The transfer under way, and since when.
+    let mut transfer = (None, last);
     while !shared.stops() && last.elapsed() < IDLE {
+        let under_way = serving.under_way();
+        if under_way.map(|(number, _)| number) != transfer.0 {
+            transfer = (under_way.map(|(number, _)| number), Instant::now());
+        }
+        // The object is held for the peer until then, and no longer.
+        let most = patience::whole(shared.options.patience, under_way.map_or(0, |(_, size)| size));
+        if under_way.is_some() && transfer.1.elapsed() > most {
+            tracing::warn!(?most, "a peer does not finish taking an object");
+            return;
+        }
         match serving.progress(&mut shelf, NAP) {
             Ok(0) => {}
             Ok(_) => last = Instant::now(),

@@ -7,13 +7,11 @@ use beeline_fabric::MemoryRegion;
 use beeline_os::MemoryObject;
 
 use super::Shared;
+use super::patience::ROOM;
 use crate::client::{Buffer, Client};
 use crate::error::ObjectsError;
 use crate::id::ObjectId;
 use crate::transfer::{Context, Lent, Made, NotMade, Seal, Shelf};
-
-/// How long an object that comes in waits for memory.
-const ROOM: Duration = Duration::from_secs(10);
 
 /// The store of this node, towards one device.
 pub(super) struct StoreShelf<'a> {

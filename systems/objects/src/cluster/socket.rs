@@ -7,21 +7,28 @@
 use std::io::{self, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs as _};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use beeline_os::callers::{AfterFailure, after_failure};
 use beeline_wire::checksum::crc32c;
 
 use super::Shared;
+use super::patience::{Bounded, ROOM};
 use crate::client::Client;
 use crate::error::ObjectsError;
 use crate::id::ObjectId;
 use crate::transfer::{Header, Kind, Outcome};
 
 const HEADER: usize = 80;
-const ROOM: Duration = Duration::from_secs(10);
 const LONGEST_PIECE: usize = 4 << 20;
 /// How often the listener looks whether it should stop.
 const NAP: Duration = Duration::from_millis(500);
+
+/// Connections served at once; each has a thread, and a stranger may have one for [`FIRST_WORD`].
+const MOST: u64 = 64;
+/// How long a connection may take to say what it wants.
+const FIRST_WORD: Duration = Duration::from_secs(2);
 
 /// Serves transfers until the manager stops.
 pub(super) fn listen(shared: &Arc<Shared>, listener: &TcpListener) {
@@ -35,36 +42,50 @@ pub(super) fn listen(shared: &Arc<Shared>, listener: &TcpListener) {
     let _ = poller.add(listener, 0, beeline_os::poller::Interest::READ);
     while !shared.stops() {
         match listener.accept() {
-            Ok((stream, _)) => {
-                let shared = Arc::clone(shared);
-                let name = "objects-socket-peer".to_owned();
-                let spawned = std::thread::Builder::new().name(name).spawn(move || {
-                    if let Err(error) = serve(&shared, stream) {
-                        tracing::debug!(%error, "a socket transfer ended");
-                    }
-                });
-                drop(spawned);
-            }
-            Err(_) => drop(poller.wait(Some(NAP))),
+            Ok((stream, _)) => start(shared, stream),
+            Err(error) => match after_failure(&error) {
+                AfterFailure::Sleep => drop(poller.wait(Some(NAP))),
+                AfterFailure::Next => {}
+                AfterFailure::MakeRoom => {
+                    // The caller waits and keeps the listener readable: asking at once would be
+                    // asking for ever.
+                    tracing::warn!(%error, "callers of the object socket have to wait");
+                    std::thread::sleep(NAP);
+                }
+            },
         }
     }
 }
 
-fn prepared(stream: &TcpStream, shared: &Shared) -> io::Result<()> {
-    stream.set_nonblocking(false)?;
-    stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(shared.options.patience))?;
-    stream.set_write_timeout(Some(shared.options.patience))
+/// Serves one connection on a thread of its own; one too many is hung up on, and its peer takes
+/// another holder or comes again.
+fn start(shared: &Arc<Shared>, stream: TcpStream) {
+    let count = |shared: &Shared| shared.figures.sockets.fetch_sub(1, Ordering::AcqRel);
+    if shared.figures.sockets.fetch_add(1, Ordering::AcqRel) >= MOST {
+        count(shared);
+        return;
+    }
+    let of_thread = Arc::clone(shared);
+    let spawned =
+        std::thread::Builder::new().name("objects-socket-peer".to_owned()).spawn(move || {
+            if let Err(error) = serve(&of_thread, stream) {
+                tracing::debug!(%error, "a socket transfer ended");
+            }
+            count(&of_thread);
+        });
+    if spawned.is_err() {
+        count(shared);
+    }
 }
 
-fn header(stream: &mut TcpStream) -> io::Result<Header> {
+fn header(stream: &mut Bounded) -> io::Result<Header> {
     let mut bytes = [0; HEADER];
     stream.read_exact(&mut bytes)?;
     Header::decode(&bytes).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
-fn serve(shared: &Shared, mut stream: TcpStream) -> io::Result<()> {
-    prepared(&stream, shared)?;
+fn serve(shared: &Shared, stream: TcpStream) -> io::Result<()> {
+    let mut stream = Bounded::new(stream, shared.options.patience, FIRST_WORD)?;
     let client = shared.client().map_err(io::Error::other)?;
     let asked = header(&mut stream)?;
     if asked.kind != Kind::Pull {
@@ -75,6 +96,7 @@ fn serve(shared: &Shared, mut stream: TcpStream) -> io::Result<()> {
         return stream.write_all(&gone.encode());
     };
     let location = object.location();
+    stream.expect(location.size.saturating_add(location.metadata_size));
     let checksum = Header::checksum_word(location.checksum);
     let words = [location.size, location.metadata_size, checksum, 0, 0, 0];
     stream.write_all(&Header::new(Kind::Data, asked.number, asked.id, words).encode())?;
@@ -104,8 +126,9 @@ pub(super) fn pull(
     let take = || -> io::Result<Outcome> {
         let mut addresses = address.to_socket_addrs()?;
         let address = addresses.next().ok_or(io::ErrorKind::NotFound)?;
-        let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5))?;
-        prepared(&stream, shared)?;
+        let stream = TcpStream::connect_timeout(&address, Duration::from_secs(5))?;
+        let patience = shared.options.patience;
+        let mut stream = Bounded::new(stream, patience, patience)?;
         let words = [u64::from(piece_bytes), 0, 0, 0, 0, 0];
         stream.write_all(&Header::new(Kind::Pull, 1, id, words).encode())?;
         let sizes = header(&mut stream)?;
@@ -115,6 +138,7 @@ pub(super) fn pull(
             _ => return Err(io::ErrorKind::InvalidData.into()),
         }
         let [size, metadata_size, ..] = sizes.words;
+        stream.expect(size.saturating_add(metadata_size));
         let mut buffer = match client.create_bare(id, size, metadata_size, ROOM) {
             Ok(buffer) => buffer,
             Err(ObjectsError::Exists { .. }) => return Ok(Outcome::Here),

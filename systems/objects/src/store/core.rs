@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use super::figures::Counters;
 use super::memory::{GONE, Memory, Place, STORE, Segments};
+use super::planted::{Planted, planted};
 use super::spill::Job;
 use super::table::{Object, State, Table};
 use crate::id::ObjectId;
@@ -23,7 +24,7 @@ use crate::wire::{
 };
 
 /// Most requests of one client that wait, and most objects it subscribed to.
-const MOST_WAITING: usize = 1 << 16;
+pub(super) const MOST_WAITING: usize = 1 << 16;
 /// How long a client may take to map a segment it was offered, and a disk to give an object back.
 const MAPPING_US: u64 = 10_000_000;
 /// First and longest pause before an object is looked for at other nodes again.
@@ -54,27 +55,37 @@ pub(crate) enum Effect {
 pub(super) struct Client {
     references: HashMap<u32, u32>,
     subscriptions: HashSet<ObjectId>,
-    waiting: HashSet<u32>,
+    pub waiting: HashSet<u32>,
 }
 
 /// A request that has not been answered.
 #[derive(Clone, Copy, Debug)]
-struct Wait {
-    request: Request,
-    timer: Option<(u64, u64)>,
+pub(super) struct Wait {
+    pub request: Request,
+    pub timer: Option<(u64, u64)>,
+    /// Tells it from a later one of the same number.
+    pub serial: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Timer {
-    Wait { client: u32, tag: u32 },
-    FetchAgain { id: ObjectId, pause_ns: u64 },
+pub(super) enum Timer {
+    Wait {
+        client: u32,
+        tag: u32,
+    },
+    FetchAgain {
+        id: ObjectId,
+        pause_ns: u64,
+    },
+    /// The disk may take something again.
+    SpillAgain,
 }
 
 /// Something that waits for memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Hungry {
-    Create { client: u32, tag: u32 },
-    Restore { slot: u32 },
+    Create { client: u32, tag: u32, serial: u64 },
+    Restore { slot: u32, handle: u64 },
 }
 
 /// Why there is no memory for an object.
@@ -101,14 +112,16 @@ pub(crate) struct Core {
     pub(super) table: Table,
     pub(super) memory: Memory,
     pub(super) clients: HashMap<u32, Client>,
-    waits: HashMap<(u32, u32), Wait>,
+    pub(super) waits: HashMap<(u32, u32), Wait>,
     /// Requests that wait for an object.
-    by_id: HashMap<ObjectId, Vec<(u32, u32)>>,
+    pub(super) by_id: HashMap<ObjectId, Vec<(u32, u32)>>,
     pub(super) hungry: VecDeque<Hungry>,
-    fetching: HashMap<ObjectId, u64>,
+    /// Of these, creates that are over.
+    pub(super) fed_up: usize,
+    pub(super) fetching: HashMap<ObjectId, u64>,
     subscribers: HashMap<ObjectId, Vec<u32>>,
-    timers: BTreeMap<(u64, u64), Timer>,
-    sequence: u64,
+    pub(super) timers: BTreeMap<(u64, u64), Timer>,
+    pub(super) sequence: u64,
     pub(super) effects: Vec<Effect>,
     pub(super) spill_limit: u64,
     pub(super) spilled_bytes: u64,
@@ -133,6 +146,7 @@ impl Core {
             waits: HashMap::new(),
             by_id: HashMap::new(),
             hungry: VecDeque::new(),
+            fed_up: 0,
             fetching: HashMap::new(),
             subscribers: HashMap::new(),
             timers: BTreeMap::new(),
@@ -187,6 +201,7 @@ impl Core {
         for tag in gone.waiting {
             if let Some(wait) = self.waits.remove(&(client, tag)) {
                 wait.timer.and_then(|timer| self.timers.remove(&timer));
+                self.fed_up += usize::from(wait.request.operation == Operation::Create);
                 self.forget_waiter(wait.request.id, client, tag);
             }
         }
@@ -199,6 +214,9 @@ impl Core {
             }
         }
         for (slot, count) in gone.references {
+            if planted(Planted::KeepDeadReferences) {
+                continue;
+            }
             self.drop_references(slot, count);
         }
         for (number, clients) in self.memory.forget_client(client) {
@@ -254,7 +272,8 @@ impl Core {
     /// The slot of a sealed object.
     fn sealed(&self, id: ObjectId) -> Option<u32> {
         let slot = self.table.find(id)?;
-        self.table.get(slot)?.is_sealed().then_some(slot)
+        let sealed = self.table.get(slot)?.is_sealed() || planted(Planted::ServeUnsealed);
+        sealed.then_some(slot)
     }
 
     // ── create, seal, release ──────────────────────────────────────────────────────────────────
@@ -281,17 +300,22 @@ impl Core {
                 if shortage == Shortage::Offered {
                     waiting.timeout_us = waiting.timeout_us.max(MAPPING_US);
                 }
-                if self.wait(client, tag, waiting) {
-                    self.hungry.push_back(Hungry::Create { client, tag });
+                if let Some(serial) = self.wait(client, tag, waiting) {
+                    self.hungry.push_back(Hungry::Create { client, tag, serial });
                 }
             }
         }
     }
 
     /// Gives memory to a create that waits. `false`: it has to wait on.
-    pub(super) fn try_create(&mut self, client: u32, tag: u32) -> bool {
-        let Some(wait) = self.waits.get(&(client, tag)).copied() else { return true };
-        let request = wait.request;
+    pub(super) fn try_create(&mut self, client: u32, tag: u32, serial: u64) -> bool {
+        if !self.is_waiting(client, tag, serial) {
+            self.fed_up = self.fed_up.saturating_sub(1);
+            return true;
+        }
+        let Some(Wait { request, .. }) = self.waits.get(&(client, tag)).copied() else {
+            return true;
+        };
         if self.table.find(request.id).is_some() {
             self.end_wait(client, tag);
             self.answer(client, tag, Status::Exists);
@@ -456,7 +480,7 @@ impl Core {
         if here.is_some() && request.timeout_us == 0 {
             request.timeout_us = MAPPING_US;
         }
-        if !self.wait(client, tag, request) {
+        if self.wait(client, tag, request).is_none() {
             return;
         }
         self.by_id.entry(id).or_default().push((client, tag));
@@ -467,7 +491,7 @@ impl Core {
         }
     }
 
-    fn fetch(&mut self, id: ObjectId) {
+    pub(super) fn fetch(&mut self, id: ObjectId) {
         if let std::collections::hash_map::Entry::Vacant(entry) = self.fetching.entry(id) {
             entry.insert(FETCH_AGAIN_NS.0);
             self.counters.fetches += 1;
@@ -562,7 +586,12 @@ impl Core {
         if !object.is_sealed() {
             return Status::Unsealed;
         }
-        let (references, state) = (object.references, object.state);
+        let gone = match object.state {
+            State::Sealed | State::Spilled { .. } => object.references == 0,
+            // It still waits for memory to be read back into.
+            State::Restoring { .. } => object.place.is_none(),
+            State::Writing { .. } | State::Spilling { .. } => false,
+        };
         self.counters.deletes += 1;
         if object.is_queued()
             && let Some(place) = object.place
@@ -571,7 +600,7 @@ impl Core {
         }
         self.table.doom(slot);
         self.effects.push(Effect::Withdraw(id));
-        if references == 0 && matches!(state, State::Sealed | State::Spilled { .. }) {
+        if gone || planted(Planted::FreeWhileReferenced) {
             self.destroy(slot);
         }
         Status::Done
@@ -605,90 +634,5 @@ impl Core {
         }
         self.memory_changed |= !pinned;
         Status::Done
-    }
-
-    // ── waiting ────────────────────────────────────────────────────────────────────────────────
-
-    /// Notes a request that cannot be answered now. `false` when the client has too many.
-    fn wait(&mut self, client: u32, tag: u32, request: Request) -> bool {
-        let Some(known) = self.clients.get_mut(&client) else { return false };
-        if known.waiting.len() >= MOST_WAITING {
-            self.answer(client, tag, Status::Limit);
-            return false;
-        }
-        known.waiting.insert(tag);
-        let after_ns = request.timeout_us.saturating_mul(1000);
-        let at_ns = self.now_ns.saturating_add(after_ns);
-        let timer = (at_ns < u64::MAX).then(|| self.timer(at_ns, Timer::Wait { client, tag }));
-        self.waits.insert((client, tag), Wait { request, timer });
-        true
-    }
-
-    pub(super) fn end_wait(&mut self, client: u32, tag: u32) {
-        if let Some(Wait { timer: Some(timer), .. }) = self.waits.remove(&(client, tag)) {
-            self.timers.remove(&timer);
-        }
-        if let Some(known) = self.clients.get_mut(&client) {
-            known.waiting.remove(&tag);
-        }
-    }
-
-    pub(super) fn forget_waiter(&mut self, id: ObjectId, client: u32, tag: u32) {
-        if let Some(waiters) = self.by_id.get_mut(&id) {
-            waiters.retain(|waiter| *waiter != (client, tag));
-            if waiters.is_empty() {
-                self.by_id.remove(&id);
-            }
-        }
-    }
-
-    fn timer(&mut self, at_ns: u64, timer: Timer) -> (u64, u64) {
-        self.sequence += 1;
-        self.timers.insert((at_ns, self.sequence), timer);
-        (at_ns, self.sequence)
-    }
-
-    /// When [`Core::tick`] has something to do.
-    pub(crate) fn next_timer(&self) -> Option<u64> {
-        self.timers.keys().next().map(|(at, _)| *at)
-    }
-
-    /// Time passed.
-    pub(crate) fn tick(&mut self, now_ns: u64) {
-        self.now_ns = now_ns;
-        while let Some((&(at, sequence), &timer)) = self.timers.iter().next() {
-            if at > now_ns {
-                break;
-            }
-            self.timers.remove(&(at, sequence));
-            match timer {
-                Timer::Wait { client, tag } => self.time_out(client, tag),
-                Timer::FetchAgain { id, pause_ns } => {
-                    if self.by_id.contains_key(&id) && self.table.find(id).is_none() {
-                        self.fetch(id);
-                        self.fetching.insert(id, pause_ns);
-                    }
-                }
-            }
-        }
-        self.feed();
-    }
-
-    fn time_out(&mut self, client: u32, tag: u32) {
-        let Some(wait) = self.waits.get(&(client, tag)).copied() else { return };
-        let request = wait.request;
-        self.end_wait(client, tag);
-        self.forget_waiter(request.id, client, tag);
-        let status = match request.operation {
-            Operation::Create => Status::Full,
-            Operation::Fetch => Status::Unreachable,
-            _ => Status::TimedOut,
-        };
-        if status == Status::Full {
-            self.counters.refused_creates += 1;
-        } else {
-            self.counters.misses += 1;
-        }
-        self.answer(client, tag, status);
     }
 }

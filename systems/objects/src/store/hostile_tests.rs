@@ -189,3 +189,83 @@ fn another_version_is_refused_with_the_version_spoken() {
     let (record, _) = receive(&socket).unwrap();
     assert_eq!((record.kind, record.a), (RecordKind::Refused, VERSION.into()));
 }
+
+#[test]
+fn a_client_that_asks_for_listings_and_takes_none_is_sent_away() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = store(folder.path());
+    let raw = join(folder.path());
+    for question in 0..10 {
+        // Refused once the connection is over.
+        let _ = raw.socket.send(&Record::new(RecordKind::List, question, 0, 0).encode(), &[]);
+    }
+    assert!(is_expelled(&raw), "the store holds a listing for each question");
+    let honest = Client::connect(&folder.path().join("objects.sock")).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| (0..20).for_each(|_| drop(honest.list().unwrap())));
+        }
+    });
+    assert!(store.is_running());
+}
+
+#[test]
+fn a_client_that_floods_its_socket_keeps_nobody_waiting() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = store(folder.path());
+    let honest = Client::connect(&folder.path().join("objects.sock")).unwrap();
+    let over = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let raw = join(folder.path());
+                let record = Record::new(RecordKind::Unmapped, 99, 0, 0).encode();
+                while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                    let _ = raw.socket.send(&record, &[]);
+                }
+            });
+        }
+        let start = Instant::now();
+        for _ in 0..200 {
+            honest.ping().unwrap();
+            assert!(start.elapsed() < Duration::from_secs(60), "an honest client waits");
+        }
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+    assert!(store.is_running());
+}
+
+#[test]
+fn a_client_that_reads_its_replies_late_gets_them_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let _store = store(folder.path());
+    let mut raw = join(folder.path());
+    let ping = Request::new(Operation::Ping, ObjectId([0; 20])).encode();
+    let (mut sent, mut taken) = (0_u32, 0_u32);
+    for _ in 0..20 {
+        // Until the store takes no more, and then until it has long stopped polling.
+        let mut last = Instant::now();
+        while last.elapsed() < Duration::from_millis(20) {
+            if raw.link.has_room().unwrap() {
+                sent += 1;
+                last = Instant::now();
+                if raw.link.push(sent, &ping) {
+                    raw.bell.ring();
+                }
+            }
+        }
+        let start = Instant::now();
+        while taken < sent {
+            match raw.link.take() {
+                Some(message) => {
+                    taken += 1;
+                    assert_eq!(message.tag, taken);
+                }
+                None => raw.link.publish_taken(),
+            }
+            assert!(start.elapsed() < SOON, "{taken} of {sent} replies came");
+        }
+        raw.link.publish_taken();
+    }
+    assert!(sent > 20 * 256, "{sent} requests did not fill the rings");
+}

@@ -5,8 +5,10 @@
 //! asks, and only once no further process can map the segment for writing.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use super::planted::{Planted, planted};
 use crate::heap::{Heap, rounded};
 use crate::segment::Segment;
 
@@ -60,11 +62,17 @@ pub(crate) enum Found {
 
 /// The segments there are, for other threads of this process.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Segments(Arc<Mutex<HashMap<u32, Arc<Segment>>>>);
+pub(crate) struct Segments(Arc<Shown>);
+
+#[derive(Debug, Default)]
+struct Shown {
+    segments: Mutex<HashMap<u32, Arc<Segment>>>,
+    dropped: AtomicU64,
+}
 
 impl Segments {
     fn lock(&self) -> MutexGuard<'_, HashMap<u32, Arc<Segment>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.segments.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn get(&self, number: u32) -> Option<Arc<Segment>> {
@@ -73,6 +81,17 @@ impl Segments {
 
     pub(crate) fn has(&self, number: u32) -> bool {
         self.lock().contains_key(&number)
+    }
+
+    /// How many went so far: who holds on to some looks again when this changes.
+    pub(crate) fn dropped(&self) -> u64 {
+        self.0.dropped.load(Ordering::Acquire)
+    }
+
+    fn forget(&self, number: u32) {
+        self.lock().remove(&number);
+        // After the removal: who sees the count finds the segment gone.
+        self.0.dropped.fetch_add(1, Ordering::Release);
     }
 }
 
@@ -231,7 +250,7 @@ impl Memory {
 
     fn drop_segment(&mut self, number: u32) {
         if let Some(held) = self.segments.remove(&number) {
-            self.shown.lock().remove(&number);
+            self.shown.forget(number);
             self.total -= held.segment.bytes();
         }
     }
@@ -245,7 +264,7 @@ impl Memory {
             let Some(held) = self.segments.get_mut(&number) else { continue };
             held.mapped_by.remove(&client);
             if held.writer == client {
-                held.writer = GONE;
+                held.writer = if planted(Planted::WriteAmongOthers) { STORE } else { GONE };
                 if !held.ready {
                     // The client may have handed the descriptor on before the seal.
                     held.retired = true;

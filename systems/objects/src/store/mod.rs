@@ -12,11 +12,17 @@ mod figures;
 #[cfg(test)]
 mod hostile_tests;
 mod memory;
+#[cfg(test)]
+mod model_tests;
 mod peer;
+mod planted;
+#[cfg(test)]
+mod rig;
 mod room;
 mod serve;
 mod spill;
 mod table;
+mod waits;
 
 use std::io;
 use std::path::PathBuf;
@@ -114,6 +120,11 @@ impl StoreHandle {
 
     pub(crate) fn has_segment(&self, number: u32) -> bool {
         self.segments.has(number)
+    }
+
+    /// Segments that went so far.
+    pub(crate) fn dropped_segments(&self) -> u64 {
+        self.segments.dropped()
     }
 
     /// Asks the store to bring the figures up to date.

@@ -16,6 +16,8 @@ use crate::wire::{RECORD_BYTES, Record, RecordKind, Request, VERSION};
 const MOST_OUTBOUND: usize = 4 * SLOTS as usize;
 /// Records that wait before a client that does not read them is expelled.
 const MOST_RECORDS: usize = 1 << 16;
+/// Listings a client may have that it did not say it took; one that keeps the protocol has one.
+pub(super) const MOST_LISTINGS: u32 = 4;
 /// Requests taken from one client before the next one's turn.
 const TURN: usize = 32;
 
@@ -37,8 +39,12 @@ pub(super) struct Peer {
     link: Option<Link>,
     outbound: VecDeque<(u32, [u64; 6])>,
     records: VecDeque<(Record, Attached)>,
+    /// Listings sent that it did not say it took.
+    pub listings: u32,
     /// Its ring is polled, because it asked for something a moment ago.
     pub active: bool,
+    /// Its ring is not polled because it does not read its replies, and it does not ring.
+    pub parked: bool,
     pub last_request_ns: u64,
 }
 
@@ -53,7 +59,9 @@ impl Peer {
             link: None,
             outbound: VecDeque::new(),
             records: VecDeque::new(),
+            listings: 0,
             active: false,
+            parked: false,
             last_request_ns: 0,
         }
     }
@@ -103,11 +111,9 @@ impl Peer {
     ///
     /// Errors: a message that is none.
     pub(super) fn requests(&mut self, into: &mut Vec<(u32, Request)>) -> io::Result<()> {
-        let Some(link) = &mut self.link else { return Ok(()) };
+        let stalled = self.is_stalled();
+        let Some(link) = self.link.as_mut().filter(|_| !stalled) else { return Ok(()) };
         for _ in 0..TURN {
-            if self.outbound.len() >= MOST_OUTBOUND {
-                break;
-            }
             let Some(message) = link.take() else { break };
             let request = Request::decode(&message).ok_or(io::ErrorKind::InvalidData)?;
             into.push((message.tag, request));
@@ -142,9 +148,19 @@ impl Peer {
         Ok(())
     }
 
-    /// Whether replies wait for the client to read.
-    pub(super) fn has_outbound(&self) -> bool {
-        !self.outbound.is_empty()
+    /// Replies that wait.
+    pub(super) fn outbound(&self) -> usize {
+        self.outbound.len()
+    }
+
+    /// Whether it has to be looked at now and then, because it says nothing when it reads replies.
+    pub(super) fn is_looked_after(&self) -> bool {
+        !self.outbound.is_empty() || self.parked
+    }
+
+    /// Whether so many replies wait that no request is taken.
+    pub(super) fn is_stalled(&self) -> bool {
+        self.outbound.len() >= MOST_OUTBOUND
     }
 
     /// Asks the client to ring from now on. `false`: a request waits.

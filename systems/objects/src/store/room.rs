@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use super::core::{Core, Effect, Hungry, Shortage};
 use super::memory::{Found, GONE, Place, STORE};
+use super::planted::{Planted, planted};
 use super::spill::{Done, Job, Piece};
 use super::table::State;
 use crate::heap::rounded;
@@ -141,7 +142,7 @@ impl Core {
         let bytes = |slot: &u32| self.table.get(*slot).map_or(0, |object| object.bytes());
         let sum: u64 = slots.iter().map(bytes).sum();
         if slots.is_empty() || self.spilled_bytes.saturating_add(sum) > self.spill_limit {
-            self.no_spill_before_ns = self.now_ns + SPILL_AGAIN_NS;
+            self.pause_spilling(SPILL_AGAIN_NS);
             return false;
         }
         let file = self.next_file;
@@ -181,22 +182,25 @@ impl Core {
         if let Err(error) = &outcome {
             tracing::warn!(%error, "objects cannot be spilled; creates wait");
             self.counters.failed_spills += 1;
-            self.no_spill_before_ns = self.now_ns + SPILL_AGAIN_NS;
+            self.pause_spilling(SPILL_AGAIN_NS);
         }
+        let failed = outcome.is_err() && !planted(Planted::LoseFailedSpill);
         let (mut objects, mut bytes) = (0, 0);
         for slot in std::mem::take(&mut self.spilling) {
             let Some(object) = self.table.get_mut(slot) else { continue };
             let State::Spilling { file, offset } = object.state else { continue };
+            let forgotten = planted(Planted::LeakDeletedSpill) && failed;
+            if object.doomed && object.references == 0 && !forgotten {
+                // Deleted meanwhile: gone, whatever became of the file.
+                object.state = State::Sealed;
+                self.destroy(slot);
+                continue;
+            }
             let wanted = object.references > 0 || object.pinned;
-            if outcome.is_err() || wanted {
+            if failed || wanted {
                 // Somebody took a reference meanwhile: the object stays where it is.
                 object.state = State::Sealed;
                 self.settle(slot);
-                continue;
-            }
-            if object.doomed {
-                object.state = State::Sealed;
-                self.destroy(slot);
                 continue;
             }
             object.state = State::Spilled { file, offset };
@@ -234,15 +238,24 @@ impl Core {
         let Some(object) = self.table.get_mut(slot) else { return };
         let State::Spilled { file, offset } = object.state else { return };
         object.state = State::Restoring { file, offset };
-        self.hungry.push_back(Hungry::Restore { slot });
+        let handle = self.table.handle(slot);
+        self.hungry.push_back(Hungry::Restore { slot, handle });
         self.memory_changed = true;
     }
 
-    fn try_restore(&mut self, slot: u32) -> bool {
+    fn try_restore(&mut self, slot: u32, handle: u64) -> bool {
+        if self.table.of_handle(handle) != Some(slot) {
+            return true;
+        }
         let Some(object) = self.table.get(slot) else { return true };
         let State::Restoring { file, offset } = object.state else { return true };
         let length = object.bytes();
         if object.place.is_some() {
+            return true;
+        }
+        if object.doomed {
+            // Deleted while it waited for memory: it needs none.
+            self.destroy(slot);
             return true;
         }
         let Ok(place) = self.allocate(STORE, length) else { return false };
@@ -313,14 +326,27 @@ impl Core {
         self.feed();
     }
 
+    /// Forgets creates that are over, where they are most of those that wait.
+    pub(super) fn forget_fed_up(&mut self) {
+        if self.fed_up > 32 && self.fed_up > self.hungry.len() / 2 {
+            let mut hungry = std::mem::take(&mut self.hungry);
+            hungry.retain(|next| match *next {
+                Hungry::Create { client, tag, serial } => self.is_waiting(client, tag, serial),
+                Hungry::Restore { .. } => true,
+            });
+            self.hungry = hungry;
+            self.fed_up = 0;
+        }
+    }
+
     /// Gives memory to those that wait, oldest first, while anything changes.
     pub(super) fn feed(&mut self) {
         while std::mem::take(&mut self.memory_changed) && !self.hungry.is_empty() {
             for _ in 0..self.hungry.len() {
                 let Some(next) = self.hungry.pop_front() else { break };
                 let fed = match next {
-                    Hungry::Create { client, tag } => self.try_create(client, tag),
-                    Hungry::Restore { slot } => self.try_restore(slot),
+                    Hungry::Create { client, tag, serial } => self.try_create(client, tag, serial),
+                    Hungry::Restore { slot, handle } => self.try_restore(slot, handle),
                 };
                 if !fed {
                     self.hungry.push_back(next);

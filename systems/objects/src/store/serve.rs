@@ -20,7 +20,7 @@ use beeline_os::poller::{Interest, Poller, Waker};
 use super::core::{Core, Effect, Limits};
 use super::figures::ObjectMetrics;
 use super::memory::Segments;
-use super::peer::{Attached, Peer};
+use super::peer::{Attached, MOST_LISTINGS, Peer};
 use super::spill::Spiller;
 use super::{Cluster, Command, StoreOptions};
 use crate::wire::{ENTRY_BYTES, Record, RecordKind, Request, encode_news};
@@ -37,8 +37,10 @@ const KIND_BITS: u32 = 3;
 const ACCEPT: usize = 64;
 /// How long no connection is accepted after the kernel had no descriptor left.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
-/// How often a client is looked at that does not read its replies.
-const OUTBOUND_AGAIN: Duration = Duration::from_millis(2);
+/// How soon a client is looked at again that does not read its replies, at first and at last.
+const OUTBOUND_AGAIN: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(250));
+/// Records taken from one client's socket before the next one's turn.
+const RECORDS: usize = 32;
 /// Turns between two looks at sockets while rings are busy.
 const LOOK: u32 = 64;
 
@@ -58,6 +60,8 @@ pub(super) struct Server {
     next_client: u32,
     generation: u64,
     accept_again_ns: Option<u64>,
+    /// Pause before clients are looked at again that do not read their replies.
+    outbound_again: Duration,
     requests: Vec<(u32, Request)>,
     stopping: bool,
 }
@@ -95,6 +99,7 @@ impl Server {
             next_client: 1,
             generation: u64::from_le_bytes(generation),
             accept_again_ns: None,
+            outbound_again: OUTBOUND_AGAIN.0,
             requests: Vec::new(),
             stopping: false,
         })
@@ -140,7 +145,8 @@ impl Server {
         let until = |at: u64| Duration::from_nanos(at.saturating_sub(now_ns));
         let timer = self.core.next_timer().map(until);
         let accept = self.accept_again_ns.map(until);
-        let outbound = self.peers.values().any(Peer::has_outbound).then_some(OUTBOUND_AGAIN);
+        let waiting = self.peers.values().any(Peer::is_looked_after);
+        let outbound = waiting.then_some(self.outbound_again);
         [timer, accept, outbound].into_iter().flatten().min()
     }
 
@@ -159,8 +165,12 @@ impl Server {
             if !requests.is_empty() {
                 worked = true;
                 peer.last_request_ns = now_ns;
-            } else if now_ns.saturating_sub(peer.last_request_ns) >= spin_ns && peer.sleep() {
+            } else if now_ns.saturating_sub(peer.last_request_ns) >= spin_ns
+                // One that does not read its replies may have requests waiting for ever.
+                && (peer.is_stalled() || peer.sleep())
+            {
                 peer.active = false;
+                peer.parked = peer.is_stalled();
                 self.active.swap_remove(index);
                 self.requests = requests;
                 if taken.is_err() {
@@ -207,15 +217,28 @@ impl Server {
         let waiting: Vec<u32> = self
             .peers
             .iter()
-            .filter(|(_, peer)| peer.has_outbound())
+            .filter(|(_, peer)| peer.is_looked_after())
             .map(|(number, _)| *number)
             .collect();
+        let mut moved = waiting.is_empty();
         for number in waiting {
-            let pushed = self.peers.get_mut(&number).map_or(Ok(()), Peer::push);
-            if pushed.is_err() {
+            let Some(peer) = self.peers.get_mut(&number) else { continue };
+            let before = peer.outbound();
+            if peer.push().is_err() {
                 self.expel(number, "it claims to have read what was not sent");
+                continue;
+            }
+            moved |= peer.outbound() < before;
+            if peer.parked && !peer.is_stalled() {
+                peer.parked = false;
+                peer.last_request_ns = now_ns;
+                if !std::mem::replace(&mut peer.active, true) {
+                    self.active.push(number);
+                }
             }
         }
+        self.outbound_again =
+            if moved { OUTBOUND_AGAIN.0 } else { (self.outbound_again * 2).min(OUTBOUND_AGAIN.1) };
         self.carry_out();
         Ok(())
     }
@@ -276,7 +299,8 @@ impl Server {
     }
 
     fn socket(&mut self, number: u32, now_ns: u64) {
-        loop {
+        // What is left makes the socket ready again, after everybody else.
+        for _ in 0..RECORDS {
             let Some(peer) = self.peers.get_mut(&number) else { return };
             if peer.has_records() {
                 if peer.send_waiting().is_err() {
@@ -312,7 +336,11 @@ impl Server {
             match record.kind {
                 RecordKind::Mapped => self.core.mapped(number, segment, now_ns),
                 RecordKind::Unmapped => self.core.unmapped(number, segment, now_ns),
-                RecordKind::List => self.list(number, record.a, now_ns),
+                RecordKind::List if peer.listings < MOST_LISTINGS => {
+                    peer.listings += 1;
+                    self.list(number, record.a, now_ns);
+                }
+                RecordKind::Listed if peer.listings > 0 => peer.listings -= 1,
                 _ => return self.expel(number, "a record out of place"),
             }
             self.carry_out();

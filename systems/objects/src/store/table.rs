@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::memory::Place;
+use super::planted::{Planted, planted};
 use crate::id::ObjectId;
 
 /// Life of an object.
@@ -74,7 +75,8 @@ impl Object {
     }
 
     fn may_go(&self) -> bool {
-        self.state == State::Sealed && self.references == 0 && !self.pinned && !self.doomed
+        let referenced = self.references > 0 && !planted(Planted::EvictReferenced);
+        self.state == State::Sealed && !referenced && !self.pinned && !self.doomed
     }
 }
 

@@ -27,6 +27,8 @@ const SENDS: u32 = 12;
 pub(crate) const WINDOW_PIECES: u64 = 8;
 /// Bytes of one buffer.
 const SLOT_BYTES: u64 = 64 << 10;
+/// Sets of buffers kept for connections to come (1.75 MiB each); those of a burst go when it ends.
+const MOST_SPARE: usize = 8;
 /// One-sided reads under way, and the bytes of one.
 const READS: u32 = 4;
 const READ_BYTES: u64 = 32 << 20;
@@ -209,7 +211,10 @@ impl Drop for Channel {
     fn drop(&mut self) {
         // With its queue pair gone no peer reaches the buffers, which never had remote rights.
         drop(self.pair.take());
-        lock(&self.context.spare).push(self.buffers.clone());
+        let mut spare = lock(&self.context.spare);
+        if spare.len() < MOST_SPARE {
+            spare.push(self.buffers.clone());
+        }
     }
 }
 

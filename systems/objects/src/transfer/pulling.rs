@@ -62,6 +62,14 @@ impl Pulling {
         Self { channel, number: 0, id: ObjectId([0; 20]), state: State::Idle }
     }
 
+    /// Bytes of the object that is coming, as far as known.
+    pub(crate) fn expected(&self) -> u64 {
+        match &self.state {
+            State::Coming(incoming) => incoming.total,
+            State::Idle | State::Asked { .. } => 0,
+        }
+    }
+
     /// Asks for an object; with `read_min` bytes or more it is read, else sent. None is under way.
     ///
     /// Errors: the connection is over.

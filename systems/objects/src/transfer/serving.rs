@@ -36,6 +36,12 @@ impl Serving {
         self.outgoing.is_some()
     }
 
+    /// The transfer under way: its number, and the object's bytes.
+    pub(crate) fn under_way(&self) -> Option<(u32, u64)> {
+        let outgoing = self.outgoing.as_ref()?;
+        Some((outgoing.number, outgoing.lent.size + outgoing.lent.metadata_size))
+    }
+
     /// Does what can be done; waits up to `patience` for something. How many messages came.
     ///
     /// Errors: the connection is over.
