@@ -9,6 +9,9 @@ const FILES: &[(&str, &str)] = &[
     ("encap.np", include_str!("../library/encap.np")),
     ("tables.np", include_str!("../library/tables.np")),
     ("scheduling.np", include_str!("../library/scheduling.np")),
+    ("firewall.np", include_str!("../library/firewall.np")),
+    ("balancer.np", include_str!("../library/balancer.np")),
+    ("generator.np", include_str!("../library/generator.np")),
     ("crypto.np", include_str!("../library/crypto.np")),
 ];
 

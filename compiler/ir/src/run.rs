@@ -264,6 +264,15 @@ impl<'a, M: Machine> Run<'a, M> {
         self.workers[node].signals.push_back(signal);
     }
 
+    /// Answers a signal at once, between two iterations of the node.
+    ///
+    /// Errors: a handler that does not end.
+    pub fn signal_now(&mut self, node: usize, signal: Signal) -> Result<Signal, RunError> {
+        self.workers[node].signals.push_front(signal);
+        self.answer(node)?;
+        Ok(self.workers[node].answers.pop_back().unwrap_or(signal))
+    }
+
     /// The oldest answer of a node that nobody took.
     pub fn take_answer(&mut self, node: usize) -> Option<Signal> {
         self.workers[node].answers.pop_front()

@@ -9,6 +9,7 @@ use beeline_ir::graph::Graph;
 use beeline_ir::run::{Machine, Run, RunError};
 use beeline_native::NativeError;
 
+use crate::functions::{CommandError, Manager};
 use crate::pcap::{PcapError, Reader, Writer};
 
 /// A run ended.
@@ -28,6 +29,14 @@ pub enum EngineError {
         path: PathBuf,
         /// Why.
         source: PcapError,
+    },
+    /// A command before the run.
+    #[error("{command}: {source}")]
+    Command {
+        /// The command.
+        command: String,
+        /// Why not.
+        source: CommandError,
     },
     /// A name without an end.
     #[error("the graph's {direction} {name} has no --port {name}=...")]
@@ -78,15 +87,19 @@ const QUIET: u32 = 64;
 
 /// Runs `graph` until its captures are read and nothing moves any more.
 ///
-/// Errors: a port that is not bound or not there, a capture, a handler that does not end, a
-/// deadlock.
+/// `commands` are carried out before the first packet.
+///
+/// Errors: a port that is not bound or not there, a capture, a command, a handler that does not end,
+/// a deadlock.
 pub fn run_captures<M: Machine>(
     graph: &Graph,
     machines: Vec<M>,
     ports: &[(String, PathBuf)],
+    commands: &[String],
 ) -> Result<(Counts, Vec<u64>), EngineError> {
     let mut ends = open(graph, ports)?;
     let mut run = Run::new(graph, machines)?;
+    prepare(graph, &mut run, commands)?;
     let mut counts = Counts::default();
     let mut failed = None;
     for end in &mut ends {
@@ -112,6 +125,23 @@ pub fn run_captures<M: Machine>(
     }
     let passed = (0..graph.channels.len()).map(|at| run.channel(at).passed).collect();
     Ok((counts, passed))
+}
+
+/// Carries out commands of the graph's functions.
+///
+/// Errors: a command that is refused; a handler that does not end.
+pub fn prepare<M: Machine>(
+    graph: &Graph,
+    run: &mut Run<'_, M>,
+    commands: &[String],
+) -> Result<(), EngineError> {
+    let mut manager = Manager::of(graph);
+    for command in commands {
+        let failed = |source| EngineError::Command { command: command.clone(), source };
+        manager.command(command, run).map_err(failed)?;
+        while manager.apply(run, 1_024)? {}
+    }
+    Ok(())
 }
 
 fn open(graph: &Graph, ports: &[(String, PathBuf)]) -> Result<Vec<End>, EngineError> {

@@ -2,11 +2,13 @@
 //!
 //! Place: `systems`, above the compiler. [`load`] reads a source file with its imports;
 //! [`pcap`] reads and writes captures; [`engine`] runs a graph from captures to captures, [`live`]
-//! between network interfaces, with signals. [`diff`] compares the back ends; [`report`] says what
+//! between network interfaces, with signals. [`functions`] holds the host's side of whole functions:
+//! the firewall's rules, the balancer's backends. [`diff`] compares the back ends; [`report`] says what
 //! the compiler decided. [`packet_socket`] holds the unsafe code.
 
 pub mod diff;
 pub mod engine;
+pub mod functions;
 pub mod live;
 pub mod load;
 pub mod packet_socket;

@@ -16,7 +16,8 @@ use beeline_ir::graph::Graph;
 use beeline_ir::run::{Machine, Run, RunError, Signal};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::packet_socket::Device;
+use crate::functions::Manager;
+use crate::packet_socket::{Device, Fate};
 
 /// A run ended.
 #[derive(Debug, thiserror::Error)]
@@ -44,6 +45,14 @@ pub enum LiveError {
     /// A name.
     #[error("the graph has no input or output named {0} that carries packets")]
     NoSuchPort(String),
+    /// A command before the run.
+    #[error("{command}: {source}")]
+    Command {
+        /// The command.
+        command: String,
+        /// Why not.
+        source: crate::functions::CommandError,
+    },
     /// Waiting.
     #[error("waiting for packets: {0}")]
     Wait(io::Error),
@@ -62,6 +71,42 @@ pub struct Passed {
     pub malformed: u64,
     /// Signals answered.
     pub signals: u64,
+    /// Commands answered.
+    pub commands: u64,
+}
+
+impl Passed {
+    /// Nanoseconds since 1970, for the packets that come now.
+    fn clock(&self) -> u64 {
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        now.map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(0))
+    }
+}
+
+/// What a run is told beside its ports.
+#[derive(Clone, Copy)]
+pub struct Surroundings<'a> {
+    /// Where signals and commands come.
+    pub control: Option<&'a Path>,
+    /// Commands before the first packet.
+    pub commands: &'a [String],
+    /// Hears what the user should know: an interface that went, or came back.
+    pub notify: &'a (dyn Fn(&str) + Sync),
+    /// Ends the run.
+    pub stop: &'a AtomicBool,
+}
+
+impl std::fmt::Debug for Surroundings<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Surroundings").field("control", &self.control).finish_non_exhaustive()
+    }
+}
+
+/// A device, and whether its interface is in doubt or gone.
+struct Attached {
+    device: Device,
+    doubt: bool,
+    gone: bool,
 }
 
 struct Input {
@@ -76,17 +121,17 @@ struct Output {
     joiner: Joiner,
 }
 
-/// Runs until `stop` is set.
+/// Runs until told to stop. An interface that disappears is named, and waited for; the others go on.
 ///
-/// Errors: a port that is not there; the sockets; a handler that does not end.
+/// Errors: a port that is not there; the sockets; a command; a handler that does not end.
 pub fn run<M: Machine>(
     graph: &Graph,
     machines: Vec<M>,
     ports: &[(String, String)],
-    control: Option<&Path>,
-    stop: &AtomicBool,
+    around: Surroundings<'_>,
 ) -> Result<Passed, LiveError> {
-    let mut devices: Vec<Device> = Vec::new();
+    let Surroundings { control, commands, stop, .. } = around;
+    let mut devices: Vec<Attached> = Vec::new();
     let mut inputs = Vec::new();
     let mut outputs = Vec::new();
     for (port, what) in ports {
@@ -107,6 +152,13 @@ pub fn run<M: Machine>(
         None => None,
     };
     let mut graph_run = Run::new(graph, machines)?;
+    let mut manager = Manager::of(graph);
+    for text in commands {
+        let failed = |source| LiveError::Command { command: text.clone(), source };
+        manager.command(text, &mut graph_run).map_err(failed)?;
+        while manager.apply(&mut graph_run, 1_024)? {}
+    }
+    let mut late: Late = None;
     let mut passed = Passed::default();
     let mut buffer = vec![0; 65_536];
     while !stop.load(Ordering::Relaxed) {
@@ -120,10 +172,23 @@ pub fn run<M: Machine>(
             moved |= send(&mut graph_run, output, &mut devices, &mut passed);
         }
         if let Some(socket) = &socket {
-            moved |= answer(graph, &mut graph_run, socket, &mut passed)?;
+            // A few signals a turn, so that packets do not wait for a large change; its answer goes
+            // when the graph has it whole.
+            if manager.apply(&mut graph_run, SIGNALS)? {
+                moved = true;
+            } else if let Some((path, reply)) = late.take() {
+                let _: io::Result<usize> = socket.send_to(&reply, path);
+                passed.commands += 1;
+            } else {
+                let world = (graph, socket, &mut manager);
+                moved |= answer(world, &mut graph_run, &mut late, &mut passed)?;
+            }
         }
         if !moved {
             wait(&devices, socket.as_ref())?;
+            for attached in devices.iter_mut().filter(|attached| attached.doubt) {
+                look(attached, around.notify)?;
+            }
         }
     }
     if let Some(path) = control {
@@ -133,17 +198,43 @@ pub fn run<M: Machine>(
 }
 
 /// An interface by its name, or `tap:NAME`; each is opened once.
-fn open(devices: &mut Vec<Device>, what: &str) -> Result<usize, LiveError> {
+fn open(devices: &mut Vec<Attached>, what: &str) -> Result<usize, LiveError> {
     let (tap, name) = match what.strip_prefix("tap:") {
         Some(name) => (true, name),
         None => (false, what),
     };
-    if let Some(at) = devices.iter().position(|device| device.name == name) {
+    if let Some(at) = devices.iter().position(|attached| attached.device.name == name) {
         return Ok(at);
     }
     let device = if tap { Device::tap(name) } else { Device::interface(name) };
-    devices.push(device.map_err(|source| LiveError::Device { name: name.to_owned(), source })?);
+    let device = device.map_err(|source| LiveError::Device { name: name.to_owned(), source })?;
+    devices.push(Attached { device, doubt: false, gone: false });
     Ok(devices.len() - 1)
+}
+
+/// Looks after an interface that gave an error.
+fn look(attached: &mut Attached, notify: &dyn Fn(&str)) -> Result<(), LiveError> {
+    let name = attached.device.name.clone();
+    let fate = attached.device.look();
+    match fate.map_err(|source| LiveError::Device { name: name.clone(), source })? {
+        Fate::Gone if !attached.gone => {
+            attached.gone = true;
+            notify(&format!("{name} has disappeared: its packets are lost until it comes back"));
+        }
+        Fate::Gone => {}
+        // It may be down only: then its socket goes on when it is up.
+        Fate::Here => attached.doubt = false,
+        Fate::Replaced => {
+            (attached.doubt, attached.gone) = (false, false);
+            notify(&format!("{name} is back"));
+        }
+    }
+    Ok(())
+}
+
+/// Errors of an interface that is down or gone, rather than of a packet.
+fn of_interface(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENETDOWN | libc::ENXIO | libc::ENODEV))
 }
 
 fn listen(path: &Path) -> Result<UnixDatagram, LiveError> {
@@ -163,7 +254,7 @@ const BATCH: usize = 64;
 fn receive<M: Machine>(
     run: &mut Run<'_, M>,
     input: &mut Input,
-    devices: &mut [Device],
+    devices: &mut [Attached],
     buffer: &mut [u8],
     passed: &mut Passed,
 ) -> Result<bool, LiveError> {
@@ -180,17 +271,20 @@ fn receive<M: Machine>(
             input.waiting.drain(..WORDS);
             moved = true;
         }
-        let device = &mut devices[input.device];
-        match device.receive(buffer) {
+        let attached = &mut devices[input.device];
+        match attached.device.receive(buffer) {
             Ok(Some(count)) => {
                 passed.received += 1;
-                split(&buffer[..count], 0, |flit| input.waiting.extend(flit));
+                split(&buffer[..count], passed.clock(), |flit| input.waiting.extend(flit));
             }
             Ok(None) => break,
             // An interface that went down may come up again; until then it has no packets.
-            Err(error) if error.raw_os_error() == Some(libc::ENETDOWN) => break,
+            Err(error) if of_interface(&error) => {
+                attached.doubt = true;
+                break;
+            }
             Err(source) => {
-                return Err(LiveError::Device { name: device.name.clone(), source });
+                return Err(LiveError::Device { name: attached.device.name.clone(), source });
             }
         }
     }
@@ -200,7 +294,7 @@ fn receive<M: Machine>(
 fn send<M: Machine>(
     run: &mut Run<'_, M>,
     output: &mut Output,
-    devices: &mut [Device],
+    devices: &mut [Attached],
     passed: &mut Passed,
 ) -> bool {
     let mut flit = [0; WORDS];
@@ -208,9 +302,13 @@ fn send<M: Machine>(
     while run.channel_mut(output.channel).pop(&mut flit) {
         moved = true;
         match output.joiner.push(&flit) {
-            Ok(Some((bytes, _))) => match devices[output.device].send(bytes) {
+            Ok(Some((bytes, _))) => match devices[output.device].device.send(bytes) {
                 Ok(true) => passed.sent += 1,
-                Ok(false) | Err(_) => passed.refused += 1,
+                Ok(false) => passed.refused += 1,
+                Err(error) => {
+                    passed.refused += 1;
+                    devices[output.device].doubt |= of_interface(&error);
+                }
             },
             Ok(None) => {}
             Err(_) => passed.malformed += 1,
@@ -219,17 +317,37 @@ fn send<M: Machine>(
     moved
 }
 
+/// Signals applied between two turns.
+const SIGNALS: usize = 256;
+/// First bytes of a command in words; no element has this number.
+const WORDS_FOLLOW: [u8; 2] = [0xff; 2];
+/// Longest command, and longest answer.
+const LONGEST: usize = 65_536;
+
+type Late = Option<(PathBuf, Vec<u8>)>;
+
 /// A request is a signal of 64 bytes; its first 16 bits name the element. The answer has 64 bytes,
-/// or one byte where no such element may be signalled.
+/// or one byte where no such element may be signalled. A request that begins with [`WORDS_FOLLOW`]
+/// is a command in words for the graph's functions; its answer is `+` or `-` and words.
 fn answer<M: Machine>(
-    graph: &Graph,
+    (graph, socket, manager): (&Graph, &UnixDatagram, &mut Manager),
     run: &mut Run<'_, M>,
-    socket: &UnixDatagram,
+    late: &mut Late,
     passed: &mut Passed,
 ) -> Result<bool, LiveError> {
-    let mut bytes = [0_u8; 64];
+    let mut bytes = vec![0_u8; LONGEST];
     let Ok((count, from)) = socket.recv_from(&mut bytes) else { return Ok(false) };
     let Some(path) = from.as_pathname() else { return Ok(true) };
+    if let Some(text) = bytes[..count].strip_prefix(&WORDS_FOLLOW) {
+        let mut reply = match manager.command(&String::from_utf8_lossy(text), run) {
+            Ok(words) => format!("+{words}").into_bytes(),
+            Err(crate::functions::CommandError::Run(error)) => return Err(error.into()),
+            Err(error) => format!("-{error}").into_bytes(),
+        };
+        reply.truncate(LONGEST);
+        *late = Some((path.to_owned(), reply));
+        return Ok(true);
+    }
     let mut signal: Signal = [0; 8];
     for (word, part) in signal.iter_mut().zip(bytes.chunks_exact(8)) {
         *word = u64::from_le_bytes(part.try_into().unwrap_or_default());
@@ -237,22 +355,19 @@ fn answer<M: Machine>(
     let id = signal[0] & 0xffff;
     let node = graph.nodes.iter().position(|node| u64::from(node.id) == id && node.signalled);
     let (Some(node), 64) = (node, count) else {
-        let _ = socket.send_to(&[0], path);
+        let _: io::Result<usize> = socket.send_to(&[0], path);
         return Ok(true);
     };
-    run.send_signal(node, signal);
-    run.iterate(node)?;
-    if let Some(answer) = run.take_answer(node) {
-        let reply: Vec<u8> = answer.iter().flat_map(|word| word.to_le_bytes()).collect();
-        let _ = socket.send_to(&reply, path);
-        passed.signals += 1;
-    }
+    let answer = run.signal_now(node, signal)?;
+    let reply: Vec<u8> = answer.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let _: io::Result<usize> = socket.send_to(&reply, path);
+    passed.signals += 1;
     Ok(true)
 }
 
-fn wait(devices: &[Device], socket: Option<&UnixDatagram>) -> Result<(), LiveError> {
+fn wait(devices: &[Attached], socket: Option<&UnixDatagram>) -> Result<(), LiveError> {
     let mut list: Vec<PollFd<'_>> =
-        devices.iter().map(|device| PollFd::new(device, PollFlags::IN)).collect();
+        devices.iter().map(|attached| PollFd::new(&attached.device, PollFlags::IN)).collect();
     if let Some(socket) = socket {
         list.push(PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN));
     }
@@ -262,6 +377,26 @@ fn wait(devices: &[Device], socket: Option<&UnixDatagram>) -> Result<(), LiveErr
         Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
         Err(error) => Err(LiveError::Wait(error.into())),
     }
+}
+
+/// Sends a command in words to a running graph and waits for its answer: the words, or why not.
+///
+/// Errors: nothing runs there; no answer in half a minute.
+pub fn command(control: &Path, text: &str) -> io::Result<Result<String, String>> {
+    let folder = tempfile::tempdir()?;
+    let socket = UnixDatagram::bind(folder.path().join("answer"))?;
+    socket.set_read_timeout(Some(std::time::Duration::from_secs(30)))?;
+    let mut bytes = WORDS_FOLLOW.to_vec();
+    bytes.extend(text.as_bytes());
+    socket.send_to(&bytes, control)?;
+    let mut reply = vec![0; LONGEST];
+    let count = socket.recv(&mut reply)?;
+    let words = |from: &[u8]| String::from_utf8_lossy(from).into_owned();
+    Ok(match reply[..count].split_first() {
+        Some((b'+', rest)) => Ok(words(rest)),
+        Some((_, rest)) => Err(words(rest)),
+        None => Err("the answer is empty".to_owned()),
+    })
 }
 
 /// Sends a signal to a running graph and waits for the answer.

@@ -14,22 +14,37 @@ pub struct Device {
     file: File,
     /// What it is, for messages.
     pub name: String,
+    /// The interface's number; 0 for a TAP device, which goes with its descriptor.
+    index: u32,
+}
+
+/// What became of an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It is there, perhaps down.
+    Here,
+    /// No interface has its name.
+    Gone,
+    /// Another one has its name, and is used now.
+    Replaced,
 }
 
 /// Every Ethernet type, in network order.
 const ALL: u16 = 0x0003_u16.to_be();
+
+fn index_of(name: &str) -> io::Result<u32> {
+    let plain = CString::new(name).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: the pointer is to a string with a zero at its end, which lives past the call.
+    let index = unsafe { libc::if_nametoindex(plain.as_ptr()) };
+    if index == 0 { Err(io::Error::last_os_error()) } else { Ok(index) }
+}
 
 impl Device {
     /// A packet socket on an interface, receiving everything that arrives there.
     ///
     /// Errors: no such interface; no right to open a packet socket.
     pub fn interface(name: &str) -> io::Result<Self> {
-        let plain = CString::new(name).map_err(|_| io::ErrorKind::InvalidInput)?;
-        // SAFETY: the pointer is to a string with a zero at its end, which lives past the call.
-        let index = unsafe { libc::if_nametoindex(plain.as_ptr()) };
-        if index == 0 {
-            return Err(io::Error::last_os_error());
-        }
+        let index = index_of(name)?;
         let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
         // SAFETY: a call without pointers.
         let fd = unsafe { libc::socket(libc::AF_PACKET, kind, i32::from(ALL)) };
@@ -50,7 +65,7 @@ impl Device {
         if bound < 0 {
             return Err(io::Error::last_os_error());
         }
-        let device = Self { file: File::from(fd), name: name.to_owned() };
+        let device = Self { file: File::from(fd), name: name.to_owned(), index };
         device.ignore_outgoing();
         Ok(device)
     }
@@ -87,7 +102,24 @@ impl Device {
             return Err(io::Error::last_os_error());
         }
         rustix::io::ioctl_fionbio(&file, true)?;
-        Ok(Self { file, name: name.to_owned() })
+        Ok(Self { file, name: name.to_owned(), index: 0 })
+    }
+
+    /// Looks whether the interface is still there; one that was made anew is opened.
+    ///
+    /// Errors: the new one cannot be opened.
+    pub fn look(&mut self) -> io::Result<Fate> {
+        if self.index == 0 {
+            return Ok(Fate::Here);
+        }
+        match index_of(&self.name) {
+            Err(_) => Ok(Fate::Gone),
+            Ok(index) if index == self.index => Ok(Fate::Here),
+            Ok(_) => {
+                *self = Self::interface(&self.name)?;
+                Ok(Fate::Replaced)
+            }
+        }
     }
 
     /// The next packet, if there is one; its bytes in `buffer`.

@@ -44,7 +44,7 @@ fn agree(loaded: &Loaded, stimulus: &Stimulus) {
 
 #[test]
 fn the_examples_agree() {
-    for name in ["counter.np", "firewall.np"] {
+    for name in ["counter.np", "port.np"] {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(name);
         let loaded = load(&path).unwrap();
         let stimulus = Stimulus { items: vec![packets(20)], signals: vec![(0, [0; 8])] };

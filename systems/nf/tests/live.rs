@@ -4,12 +4,14 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use beeline_native::Program;
-use beeline_nf::live::{ask, run};
-use beeline_nf::load::load;
+use beeline_nf::functions::templates;
+use beeline_nf::live::{Surroundings, ask, command, run};
+use beeline_nf::load::{compile, load};
 use beeline_nf::packet_socket::Device;
 
 /// A veth pair that goes with its value.
@@ -50,9 +52,11 @@ fn packets_pass_between_interfaces_and_a_signal_reads_the_count() {
     let control = folder.path().join("control");
     let ports = [("in".to_owned(), a.0.clone()), ("out".to_owned(), b.0.clone())];
     let stop = AtomicBool::new(false);
+    let notify = |text: &str| println!("{text}");
+    let around =
+        Surroundings { control: Some(&control), commands: &[], notify: &notify, stop: &stop };
     std::thread::scope(|scope| {
-        let runner =
-            scope.spawn(|| run(graph, program.machines(), &ports, Some(&control), &stop).unwrap());
+        let runner = scope.spawn(|| run(graph, program.machines(), &ports, around).unwrap());
         let deadline = Instant::now() + Duration::from_secs(30);
         while !control.exists() {
             assert!(Instant::now() < deadline, "the graph did not start");
@@ -86,5 +90,96 @@ fn packets_pass_between_interfaces_and_a_signal_reads_the_count() {
         stop.store(true, Ordering::Relaxed);
         let passed = runner.join().unwrap();
         assert!(passed.sent >= 100 && passed.signals == 1, "{passed:?}");
+    });
+}
+
+/// Numbers of the packets of ours that arrive until `wanted` of them have.
+fn collect(device: &mut Device, wanted: usize, deadline: Instant) -> Vec<u16> {
+    let mut got = Vec::new();
+    let mut buffer = vec![0; 65_536];
+    while got.len() < wanted {
+        assert!(Instant::now() < deadline, "{} of {wanted} packets", got.len());
+        match device.receive(&mut buffer).unwrap() {
+            Some(62) if buffer[..6] == [2, 0, 0, 0, 0, 9] => {
+                got.push(u16::from_be_bytes([buffer[60], buffer[61]]));
+            }
+            Some(_) => {}
+            None => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
+    got
+}
+
+#[test]
+fn rules_change_while_packets_flow_and_an_interface_that_disappears_is_named() {
+    let id = std::process::id() % 100_000;
+    let (Some(a), Some(b)) = (Veth::new(&format!("nfc{id}")), Veth::new(&format!("nfd{id}")))
+    else {
+        println!("skipped: this user cannot make veth devices");
+        return;
+    };
+    let text = templates::text("firewall").unwrap().to_owned();
+    let loaded = compile("firewall.np", text, None);
+    let graph = &loaded.compiled.graph;
+    let program = Program::compile(graph).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let control = folder.path().join("control");
+    let ports = [("from_tor".to_owned(), a.0.clone()), ("to_tor".to_owned(), b.0.clone())];
+    let stop = AtomicBool::new(false);
+    let packet = |number: u16, port: u16| {
+        let mut bytes = vec![0; 62];
+        bytes[..15].copy_from_slice(&[2, 0, 0, 0, 0, 9, 2, 0, 0, 0, 0, 8, 8, 0, 0x45]);
+        bytes[17] = 48;
+        bytes[22..24].copy_from_slice(&[64, 6]);
+        bytes[26..34].copy_from_slice(&[10, 0, 0, 1, 10, 0, 0, 2]);
+        bytes[36..38].copy_from_slice(&port.to_be_bytes());
+        bytes[60..62].copy_from_slice(&number.to_be_bytes());
+        bytes
+    };
+    let before = ["rules add icmp any -> any drop".to_owned()];
+    let heard = Mutex::new(Vec::new());
+    let notify = |text: &str| heard.lock().unwrap().push(text.to_owned());
+    let around =
+        Surroundings { control: Some(&control), commands: &before, notify: &notify, stop: &stop };
+    std::thread::scope(|scope| {
+        let runner = scope.spawn(|| run(graph, program.machines(), &ports, around));
+        let deadline = Instant::now() + Duration::from_secs(120);
+        while !control.exists() {
+            assert!(Instant::now() < deadline && !runner.is_finished(), "the graph did not start");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let mut near = Device::interface(&format!("{}p", a.0)).unwrap();
+        let mut far = Device::interface(&format!("{}p", b.0)).unwrap();
+        let mut send = |number: u16, port: u16| while !near.send(&packet(number, port)).unwrap() {};
+        send(1, 443);
+        assert_eq!(collect(&mut far, 1, deadline), [1]);
+        let said = command(&control, "rules add tcp 10.0.0.0/8 -> any :443 drop").unwrap();
+        assert_eq!(said, Ok("rule 1: tcp 10.0.0.0/8 -> any :443 drop".to_owned()));
+        for number in 2..100 {
+            send(number, if number % 2 == 0 { 443 } else { 80 });
+        }
+        let odd: Vec<u16> = (2..100).filter(|number| number % 2 == 1).collect();
+        assert_eq!(collect(&mut far, odd.len(), deadline), odd);
+        assert!(command(&control, "rules list").unwrap().unwrap().contains("(49 packets)"));
+        let refused = command(&control, "rules add nonsense").unwrap().unwrap_err();
+        assert!(refused.contains("no ->"), "{refused}");
+        // Without its input the function still answers, and goes on when the interface is back.
+        let name = a.0.clone();
+        drop(a);
+        let hears = |part: &str| {
+            while !heard.lock().unwrap().iter().any(|text| text.contains(part)) {
+                assert!(Instant::now() < deadline && !runner.is_finished(), "no word: {part}");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        };
+        hears(&format!("{name} has disappeared"));
+        assert!(command(&control, "rules counters").unwrap().is_ok());
+        let _again = Veth::new(&name).unwrap();
+        hears(&format!("{name} is back"));
+        let mut near = Device::interface(&format!("{name}p")).unwrap();
+        while !near.send(&packet(500, 80)).unwrap() {}
+        assert_eq!(collect(&mut far, 1, deadline), [500]);
+        stop.store(true, Ordering::Relaxed);
+        runner.join().unwrap().unwrap();
     });
 }

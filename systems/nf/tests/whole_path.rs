@@ -55,10 +55,10 @@ fn through(loaded: &Loaded, names: (&str, &str), packets: &[Packet]) -> Vec<Pack
     let ports =
         |to: &PathBuf| vec![(names.0.to_owned(), from.clone()), (names.1.to_owned(), to.clone())];
     let walked = folder.path().join("walked.pcap");
-    run_captures(graph, vec![Interpreter; graph.nodes.len()], &ports(&walked)).unwrap();
+    run_captures(graph, vec![Interpreter; graph.nodes.len()], &ports(&walked), &[]).unwrap();
     let native = folder.path().join("native.pcap");
     let program = Program::compile(graph).unwrap();
-    run_captures(graph, program.machines(), &ports(&native)).unwrap();
+    run_captures(graph, program.machines(), &ports(&native), &[]).unwrap();
     assert_eq!(read(&walked), read(&native));
     read(&native)
 }
@@ -72,7 +72,7 @@ fn the_counter_passes_every_packet() {
 #[test]
 fn the_firewall_drops_one_port() {
     let packets = packets();
-    let passed = through(&example("firewall.np"), ("from_tor", "to_tor"), &packets);
+    let passed = through(&example("port.np"), ("from_tor", "to_tor"), &packets);
     // The second flit names the port, so the first flit of a dropped packet has gone; the joiner
     // throws it away.
     let kept: Vec<Packet> =
@@ -84,10 +84,10 @@ fn the_firewall_drops_one_port() {
 fn an_unbound_port_and_an_unknown_one_are_named() {
     let loaded = example("counter.np");
     let graph = &loaded.compiled.graph;
-    let error = run_captures(graph, vec![Interpreter], &[]).unwrap_err();
+    let error = run_captures(graph, vec![Interpreter], &[], &[]).unwrap_err();
     assert!(matches!(error, EngineError::Unbound { direction: "input", .. }), "{error}");
     let ports = [("side".to_owned(), PathBuf::from("x.pcap"))];
-    let error = run_captures(graph, vec![Interpreter], &ports).unwrap_err();
+    let error = run_captures(graph, vec![Interpreter], &ports, &[]).unwrap_err();
     assert!(matches!(error, EngineError::NoSuchPort(name) if name == "side"));
 }
 

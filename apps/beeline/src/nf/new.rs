@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Context as _;
 use beeline_ir::library;
+use beeline_nf::functions::templates;
 use serde::Serialize;
 
 use crate::exit::{Exit, Failure, OrExit as _};
@@ -12,12 +13,13 @@ use crate::output::{Output, table};
 /// Arguments of `new`.
 #[derive(Debug, clap::Args)]
 pub struct NewArguments {
-    /// Name; NAME.np is written here.
+    /// Name; NAME.np is written here. A template's name gives that template.
     pub name: String,
+    /// Template: counter, port, knock, firewall, balancer, generator, capture or pfabric. By default
+    /// the one of that name, else port.
+    #[arg(long, value_name = "TEMPLATE")]
+    pub like: Option<String>,
 }
-
-/// What `new` writes.
-const TEMPLATE: &str = include_str!("template.np");
 
 /// `beeline nf new`.
 pub fn run_new(arguments: &NewArguments, output: Output) -> Result<Exit, Failure> {
@@ -26,6 +28,15 @@ pub fn run_new(arguments: &NewArguments, output: Output) -> Result<Exit, Failure
         let error = anyhow::anyhow!("a name has letters, digits, - and _");
         return Err(Failure::new(Exit::Usage, error));
     }
+    let template = match &arguments.like {
+        None => templates::text(&arguments.name).or_else(|| templates::text("port")),
+        Some(like) => templates::text(like),
+    };
+    let Some(template) = template else {
+        let known: Vec<&str> = templates::names().map(|(name, _)| name).collect();
+        let error = anyhow::anyhow!("the templates are {}", known.join(", "));
+        return Err(Failure::new(Exit::Usage, error));
+    };
     let path = PathBuf::from(format!("{}.np", arguments.name));
     let mut file = std::fs::OpenOptions::new()
         .write(true)
@@ -33,7 +44,7 @@ pub fn run_new(arguments: &NewArguments, output: Output) -> Result<Exit, Failure
         .open(&path)
         .with_context(|| format!("cannot make {}", path.display()))
         .or_exit(Exit::Failed)?;
-    std::io::Write::write_all(&mut file, TEMPLATE.as_bytes())?;
+    std::io::Write::write_all(&mut file, template.as_bytes())?;
     output.line(format!("{}: try `beeline nf check {}`", path.display(), path.display()))?;
     Ok(Exit::Done)
 }

@@ -13,7 +13,7 @@ use beeline_nf::live;
 use serde::Serialize;
 
 use super::check::compiled;
-use crate::exit::{Exit, Failure};
+use crate::exit::{Exit, Failure, OrExit as _};
 use crate::output::{Output, count, table};
 
 /// Arguments of `run`.
@@ -25,6 +25,10 @@ pub struct RunArguments {
     /// name, or tap:NAME. Captures and interfaces do not mix.
     #[arg(long = "port", value_name = "NAME=WHAT", value_parser = port)]
     pub ports: Vec<(String, PathBuf)>,
+    /// Commands for the graph's functions, one a line, carried out before the first packet: rules
+    /// add tcp any -> any :443 drop. A line that begins with # is left out.
+    #[arg(long, value_name = "FILE")]
+    pub commands: Option<PathBuf>,
     /// Walk the tree instead of running machine code: slow, and the meaning of the language.
     #[arg(long)]
     pub interpret: bool,
@@ -39,11 +43,12 @@ pub struct RunArguments {
 pub struct SignalArguments {
     /// Source file of the graph that runs.
     pub file: PathBuf,
-    /// Instance, marked with @ in the graph.
+    /// Instance, marked with @ in the graph; or rules, backends, flows: what a function understands.
     pub instance: String,
-    /// Command number, then up to seven parameters; 0x10 and 16 are the same.
-    #[arg(value_parser = number)]
-    pub words: Vec<u64>,
+    /// For an instance a command number, then up to seven parameters (0x10 and 16 are the same); for
+    /// a function its words, as in `rules add 'tcp 10.0.0.0/8 -> any :443 drop'`.
+    #[arg(allow_hyphen_values = true)]
+    pub words: Vec<String>,
     /// Socket of the run.
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
@@ -70,25 +75,57 @@ struct Answer {
     parameters: [u64; 7],
 }
 
+/// First words of commands that a graph's functions understand.
+const FUNCTIONS: [&str; 3] = ["rules", "backends", "flows"];
+
+#[derive(Serialize)]
+struct Words<'a> {
+    answer: &'a str,
+}
+
+/// A command in words.
+fn words(control: &Path, first: &str, rest: &[String], output: Output) -> Result<Exit, Failure> {
+    let text = [&[first.to_owned()], rest].concat().join(" ");
+    let answer = live::command(control, &text)
+        .with_context(|| format!("no answer at {}", control.display()))
+        .map_err(|error| Failure::new(Exit::Unreachable, error))?;
+    let answer = answer.map_err(|why| Failure::new(Exit::Failed, anyhow::anyhow!(why)))?;
+    if output.json {
+        output.object(&Words { answer: &answer })?;
+    } else {
+        output.line(answer)?;
+    }
+    Ok(Exit::Done)
+}
+
 /// `beeline nf signal`.
 pub fn run_signal(arguments: &SignalArguments, output: Output) -> Result<Exit, Failure> {
     let loaded = compiled(&arguments.file)?;
     let graph = &loaded.compiled.graph;
     let name = &arguments.instance;
+    let control = arguments.control.clone().unwrap_or_else(|| control_of(&arguments.file));
+    if FUNCTIONS.contains(&name.as_str()) && graph.node_named(name).is_none() {
+        return words(&control, name, &arguments.words, output);
+    }
     let Some(node) = graph.node_named(name).map(|at| &graph.nodes[at]) else {
         let error = anyhow::anyhow!("the graph has no instance {name}");
         return Err(Failure::new(Exit::Usage, error));
     };
-    if arguments.words.len() > 8 {
+    let mut numbers = Vec::new();
+    for word in &arguments.words {
+        let parsed = number(word);
+        let explained = |error| anyhow::anyhow!("{word} is no number: {error}");
+        numbers.push(parsed.map_err(|error| Failure::new(Exit::Usage, explained(error)))?);
+    }
+    if numbers.len() > 8 {
         let error = anyhow::anyhow!("a signal has a command and at most seven parameters");
         return Err(Failure::new(Exit::Usage, error));
     }
     let mut signal: Signal = [0; 8];
-    signal[0] = u64::from(node.id) | (arguments.words.first().copied().unwrap_or(0) & 0xffff) << 16;
-    for (to, from) in signal[1..].iter_mut().zip(arguments.words.iter().skip(1)) {
+    signal[0] = u64::from(node.id) | (numbers.first().copied().unwrap_or(0) & 0xffff) << 16;
+    for (to, from) in signal[1..].iter_mut().zip(numbers.iter().skip(1)) {
         *to = *from;
     }
-    let control = arguments.control.clone().unwrap_or_else(|| control_of(&arguments.file));
     let answer = live::ask(&control, signal)
         .with_context(|| format!("no answer at {}", control.display()))
         .map_err(|error| Failure::new(Exit::Unreachable, error))?;
@@ -128,6 +165,16 @@ fn stop_flag() -> Result<Arc<AtomicBool>, Failure> {
     Ok(stop)
 }
 
+/// The lines of the file of commands.
+fn commands(arguments: &RunArguments) -> Result<Vec<String>, Failure> {
+    let Some(path) = &arguments.commands else { return Ok(Vec::new()) };
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("cannot read {}", path.display()))
+        .or_exit(Exit::Usage)?;
+    let lines = text.lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with('#'));
+    Ok(lines.map(str::to_owned).collect())
+}
+
 /// Serves interfaces until stopped.
 fn serve(graph: &Graph, arguments: &RunArguments, output: Output) -> Result<Exit, Failure> {
     let ports: Vec<(String, String)> = arguments
@@ -136,14 +183,22 @@ fn serve(graph: &Graph, arguments: &RunArguments, output: Output) -> Result<Exit
         .map(|(name, what)| (name.clone(), what.display().to_string()))
         .collect();
     let control = arguments.control.clone().unwrap_or_else(|| control_of(&arguments.file));
+    let commands = commands(arguments)?;
     let stop = stop_flag()?;
     output.note(format!("signals at {}; stop with Ctrl-C", control.display()));
+    let notify = |text: &str| crate::output::complain(text);
+    let around = live::Surroundings {
+        control: Some(&control),
+        commands: &commands,
+        notify: &notify,
+        stop: &stop,
+    };
     let passed = if arguments.interpret {
         let machines = vec![Interpreter; graph.nodes.len()];
-        live::run(graph, machines, &ports, Some(&control), &stop)?
+        live::run(graph, machines, &ports, around)?
     } else {
         let program = Program::compile(graph)?;
-        live::run(graph, program.machines(), &ports, Some(&control), &stop)?
+        live::run(graph, program.machines(), &ports, around)?
     };
     if output.json {
         output.object(&passed)?;
@@ -186,11 +241,12 @@ pub fn run(arguments: &RunArguments, output: Output) -> Result<Exit, Failure> {
         let error = anyhow::anyhow!("captures and interfaces do not mix in one run");
         return Err(Failure::new(Exit::Usage, error));
     }
+    let commands = commands(arguments)?;
     let (counts, passed) = if arguments.interpret {
-        run_captures(graph, vec![Interpreter; graph.nodes.len()], &arguments.ports)?
+        run_captures(graph, vec![Interpreter; graph.nodes.len()], &arguments.ports, &commands)?
     } else {
         let program = Program::compile(graph)?;
-        run_captures(graph, program.machines(), &arguments.ports)?
+        run_captures(graph, program.machines(), &arguments.ports, &commands)?
     };
     if output.json {
         for (channel, items) in graph.channels.iter().zip(passed) {
