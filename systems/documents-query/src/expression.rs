@@ -5,6 +5,7 @@
 use bson::{Bson, DateTime, Document};
 
 use crate::error::{Code, Result, fail};
+use crate::memory::{Lease, Memory, bounded, size_of_value};
 use crate::path;
 use crate::value::truthy;
 
@@ -30,12 +31,29 @@ pub fn is_nullish(value: &Bson) -> bool {
     matches!(value, Bson::Null | Bson::Undefined)
 }
 
-/// A variable and those around it.
+/// Variables and those around them.
 #[derive(Clone, Copy, Debug)]
 struct Frame<'a> {
-    name: &'a str,
-    value: &'a Bson,
+    held: Held<'a>,
     outer: Option<&'a Frame<'a>>,
+}
+
+/// The variables of a frame: one, or all of a `$let`.
+#[derive(Clone, Copy, Debug)]
+enum Held<'a> {
+    One(&'a str, &'a Bson),
+    All(&'a [(&'a str, Bson)]),
+}
+
+impl<'a> Held<'a> {
+    fn get(self, wanted: &str) -> Option<&'a Bson> {
+        match self {
+            Self::One(name, value) => (name == wanted).then_some(value),
+            Self::All(all) => {
+                all.iter().rev().find(|(name, _)| *name == wanted).map(|(_, value)| value)
+            }
+        }
+    }
 }
 
 /// What an expression can see: the document and the variables.
@@ -68,8 +86,8 @@ impl<'a> Scope<'a> {
     fn lookup(&self, name: &str) -> Option<&'a Bson> {
         let mut frame = self.frame;
         while let Some(here) = frame {
-            if here.name == name {
-                return Some(here.value);
+            if let Some(value) = here.held.get(name) {
+                return Some(value);
             }
             frame = here.outer;
         }
@@ -202,7 +220,7 @@ impl Expression {
                         document.insert(name.clone(), value);
                     }
                 }
-                Ok(Bson::Document(document))
+                bounded(Bson::Document(document))
             }
             Self::Array(elements) => {
                 let mut array = Vec::with_capacity(elements.len());
@@ -212,7 +230,7 @@ impl Expression {
                         value => value,
                     });
                 }
-                Ok(Bson::Array(array))
+                bounded(Bson::Array(array))
             }
             Self::Call(op, arguments) => call(*op, arguments, scope),
             Self::Let(bindings, body) => {
@@ -220,18 +238,21 @@ impl Expression {
                 for (name, expression) in bindings {
                     values.push((name.as_str(), expression.evaluate(scope)?));
                 }
-                bind(&values, scope, &mut |inner| body.evaluate(inner))
+                let frame = Frame { held: Held::All(&values), outer: scope.frame };
+                body.evaluate(&Scope { frame: Some(&frame), ..*scope })
             }
             Self::Map(input, name, body) => {
                 let Some(elements) = array_of("$map", input.evaluate(scope)?)? else {
                     return Ok(Bson::Null);
                 };
                 let mut mapped = Vec::with_capacity(elements.len());
+                let mut lease = Lease::default();
                 for element in elements {
                     let value = with(name, &element, scope, |inner| body.evaluate(inner))?;
+                    lease.grow(32 + size_of_value(&value), Memory::alone)?;
                     mapped.push(if value == MISSING { Bson::Null } else { value });
                 }
-                Ok(Bson::Array(mapped))
+                bounded(Bson::Array(mapped))
             }
             Self::Filter(input, name, condition, limit) => {
                 let Some(elements) = array_of("$filter", input.evaluate(scope)?)? else {
@@ -269,9 +290,11 @@ impl Expression {
                 };
                 let mut value = first.evaluate(scope)?;
                 for element in elements {
-                    value = with("value", &value, scope, |outer| {
+                    let next = with("value", &value, scope, |outer| {
                         with("this", &element, outer, |inner| body.evaluate(inner))
                     })?;
+                    // Each round may nest what the round before it made.
+                    value = bounded(next)?;
                 }
                 Ok(value)
             }
@@ -329,19 +352,8 @@ fn variable(name: &str, parts: &[String], scope: &Scope<'_>) -> Result<Bson> {
 }
 
 fn with<R>(name: &str, value: &Bson, scope: &Scope<'_>, body: impl FnOnce(&Scope<'_>) -> R) -> R {
-    let frame = Frame { name, value, outer: scope.frame };
+    let frame = Frame { held: Held::One(name, value), outer: scope.frame };
     body(&Scope { root: scope.root, frame: Some(&frame), variables: scope.variables })
-}
-
-fn bind(
-    values: &[(&str, Bson)],
-    scope: &Scope<'_>,
-    body: &mut dyn FnMut(&Scope<'_>) -> Result<Bson>,
-) -> Result<Bson> {
-    match values.split_first() {
-        None => body(scope),
-        Some(((name, value), rest)) => with(name, value, scope, |inner| bind(rest, inner, body)),
-    }
 }
 
 fn array_of(name: &str, value: Bson) -> Result<Option<Vec<Bson>>> {
@@ -394,7 +406,7 @@ fn call(op: Op, arguments: &[Expression], scope: &Scope<'_>) -> Result<Bson> {
     for argument in arguments {
         values.push(argument.evaluate(scope)?);
     }
-    apply(op, values)
+    apply(op, values).and_then(bounded)
 }
 
 /// An operator on values.
@@ -531,6 +543,20 @@ mod tests {
             ),
             Bson::String("2024-02-29T13:00:00.000Z".into())
         );
+    }
+
+    #[test]
+    fn a_few_bytes_cannot_make_a_value_without_bounds() {
+        let fold = |first: Bson, body: Bson| {
+            let source = bson!({ "$reduce": { "input": { "$range": [0, 100_000] }, "initialValue": first, "in": body } });
+            Expression::parse(&source).unwrap().evaluate(&Scope::default()).unwrap_err().code
+        };
+        assert_eq!(fold(Bson::Null, bson!({ "a": "$$value" })), Code::Overflow);
+        assert_eq!(fold(Bson::Null, bson!(["$$value"])), Code::Overflow);
+        assert_eq!(fold(bson!("aa"), bson!({ "$concat": ["$$value", "$$value"] })), Code::ExceededMemoryLimit);
+        assert_eq!(fold(bson!([1]), bson!({ "$concatArrays": ["$$value", "$$value"] })), Code::ExceededMemoryLimit);
+        let vars: Document = (0..100_000).map(|n| (format!("v{n}"), Bson::Int32(n))).collect();
+        assert_eq!(evaluate(bson!({ "$let": { "vars": vars, "in": "$$v7" } })), Bson::Int32(7));
     }
 
     #[test]

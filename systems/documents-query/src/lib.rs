@@ -22,6 +22,7 @@ pub mod decimal;
 pub mod error;
 pub mod expression;
 pub mod matching;
+pub mod memory;
 pub mod path;
 pub mod pipeline;
 pub mod projection;

@@ -4,24 +4,27 @@
 //! input (`$group`, `$sort`) keep it, the others hand on at once. What lies outside (other
 //! collections) is reached through [`Outside`].
 
+use std::sync::Arc;
+
 use bson::{Bson, Document};
 
 use crate::error::{Code, Result, bad, fail};
 use crate::expression::{Expression, MISSING, Scope};
 use crate::matching::Filter;
+use crate::memory::{Lease, Memory, check_nesting, size_of};
 use crate::projection::Projection;
 use crate::sort::Order;
-use crate::value::{compare, key, type_name};
+use crate::value::{compare, type_name};
 
 mod accumulator;
 mod group;
+mod joins;
 mod parse;
 
 pub use accumulator::Accumulator;
 use group::Group;
+use joins::{GraphLookup, Lookup, Unwind, redact};
 
-/// Most bytes the documents of one stage that keeps its input may take.
-pub const MOST_KEPT_BYTES: usize = 256 << 20;
 /// Deepest nesting of pipelines in pipelines.
 const DEEPEST: usize = 20;
 
@@ -36,6 +39,11 @@ pub trait Outside {
         pipeline: &Pipeline,
         variables: &Document,
     ) -> Result<Vec<Document>>;
+
+    /// What the documents that stages keep are counted against.
+    fn memory(&self) -> Arc<Memory> {
+        Memory::alone()
+    }
 }
 
 /// Where there is nothing outside.
@@ -94,11 +102,11 @@ enum Stage {
     Lookup(Box<Lookup>),
     GraphLookup(Box<GraphLookup>),
     Count(String, u64),
-    Facet(Vec<(String, Pipeline, Vec<Document>)>),
+    Facet(Vec<(String, Pipeline, Vec<Document>)>, Lease),
     BucketAuto(Box<Group>, usize, Kept),
     Bucket(Box<Group>),
     ReplaceRoot(Expression),
-    Sample(usize, Vec<Document>, u64),
+    Sample(usize, Kept, u64),
     UnionWith(String, Pipeline),
     Redact(Expression),
     Sink(Sink),
@@ -110,66 +118,20 @@ enum Stage {
 #[derive(Clone, Debug, Default)]
 struct Kept {
     documents: Vec<Document>,
-    bytes: usize,
+    lease: Lease,
 }
 
 impl Kept {
-    fn push(&mut self, document: Document) -> Result<()> {
-        self.bytes += size_of(&document);
-        if self.bytes > MOST_KEPT_BYTES {
-            return fail(
-                Code::ExceededMemoryLimit,
-                format!(
-                    "a stage would keep more than {MOST_KEPT_BYTES} bytes; narrow its input first"
-                ),
-            );
-        }
+    fn push(&mut self, document: Document, outside: &dyn Outside) -> Result<()> {
+        self.lease.grow(size_of(&document), || outside.memory())?;
         self.documents.push(document);
         Ok(())
     }
-}
 
-/// About how many bytes a document takes in memory.
-fn size_of(document: &Document) -> usize {
-    document.iter().map(|(name, value)| name.len() + 64 + size_of_value(value)).sum()
-}
-
-fn size_of_value(value: &Bson) -> usize {
-    match value {
-        Bson::String(text) => text.len(),
-        Bson::Document(inner) => size_of(inner),
-        Bson::Array(all) => all.iter().map(|value| 32 + size_of_value(value)).sum(),
-        Bson::Binary(binary) => binary.bytes.len(),
-        _ => 0,
+    /// Counts again what is left.
+    fn recount(&mut self) {
+        self.lease.shrink_to(self.documents.iter().map(size_of).sum());
     }
-}
-
-#[derive(Clone, Debug)]
-struct Unwind {
-    path: Vec<String>,
-    index: Option<Vec<String>>,
-    keep_empty: bool,
-}
-
-#[derive(Clone, Debug)]
-struct Lookup {
-    from: Option<String>,
-    fields: Option<(Vec<String>, Vec<String>)>,
-    variables: Vec<(String, Expression)>,
-    pipeline: Pipeline,
-    into: Vec<String>,
-}
-
-#[derive(Clone, Debug)]
-struct GraphLookup {
-    from: String,
-    start: Expression,
-    connect_from: Vec<String>,
-    connect_to: Vec<String>,
-    into: Vec<String>,
-    depth: Option<i64>,
-    depth_field: Option<Vec<String>>,
-    restrict: Option<Filter>,
 }
 
 /// Whether more is wanted.
@@ -361,129 +323,142 @@ impl Pipeline {
     }
 }
 
+/// Pushes a document through stages, from the first on. A loop, so that as many stages as a
+/// pipeline may have need no more stack than one; only `$unwind` calls itself.
 fn push_through(
     stages: &mut [Stage],
-    document: Document,
+    mut document: Document,
     scope: &Scope<'_>,
     outside: &mut dyn Outside,
     out: &mut Vec<Document>,
 ) -> Result<Flow> {
-    let Some((stage, rest)) = stages.split_first_mut() else {
-        out.push(document);
-        return Ok(Flow::More);
-    };
-    match stage {
-        Stage::Match(filter) => {
-            if filter.matches_in(&document, scope)? {
-                push_through(rest, document, scope, outside, out)
-            } else {
-                Ok(Flow::More)
-            }
-        }
-        Stage::Project(projection) => {
-            let new = projection.apply(&document, None, scope)?;
-            push_through(rest, new, scope, outside, out)
-        }
-        Stage::ReplaceRoot(expression) => {
-            let new = match expression.evaluate(&scope.rooted(&document))? {
-                Bson::Document(new) => new,
-                other => {
-                    let found = if other == MISSING { "missing" } else { type_name(&other) };
-                    return bad(format!(
-                        "'newRoot' expression must evaluate to an object, but resulting value was of type: {found}"
-                    ));
+    let (mut rest, mut flow) = (stages, Flow::More);
+    while let Some((stage, after)) = rest.split_first_mut() {
+        rest = after;
+        match stage {
+            Stage::Match(filter) => {
+                if !filter.matches_in(&document, scope)? {
+                    return Ok(flow);
                 }
-            };
-            push_through(rest, new, scope, outside, out)
-        }
-        Stage::Limit(limit, passed) => {
-            if *passed >= *limit {
-                return Ok(Flow::Enough);
             }
-            *passed += 1;
-            let last = *passed >= *limit;
-            let flow = push_through(rest, document, scope, outside, out)?;
-            Ok(if last { Flow::Enough } else { flow })
-        }
-        Stage::Skip(skip, passed) => {
-            if *passed < *skip {
-                *passed += 1;
-                return Ok(Flow::More);
+            Stage::Project(projection) => {
+                document = projection.apply(&document, None, scope)?;
+                check_nesting(&document)?;
             }
-            push_through(rest, document, scope, outside, out)
-        }
-        Stage::Unwind(unwind) => {
-            let unwind = unwind.clone();
-            for new in unwind.apply(document) {
-                if push_through(rest, new, scope, outside, out)? == Flow::Enough {
+            Stage::ReplaceRoot(expression) => {
+                document = match expression.evaluate(&scope.rooted(&document))? {
+                    Bson::Document(new) => new,
+                    other => {
+                        let found = if other == MISSING { "missing" } else { type_name(&other) };
+                        return bad(format!(
+                            "'newRoot' expression must evaluate to an object, but resulting value was of type: {found}"
+                        ));
+                    }
+                };
+            }
+            Stage::Limit(limit, passed) => {
+                if *passed >= *limit {
                     return Ok(Flow::Enough);
                 }
-            }
-            Ok(Flow::More)
-        }
-        Stage::Lookup(lookup) => {
-            let new = lookup.apply(document, scope, outside)?;
-            push_through(rest, new, scope, outside, out)
-        }
-        Stage::GraphLookup(lookup) => {
-            let new = lookup.apply(document, scope, outside)?;
-            push_through(rest, new, scope, outside, out)
-        }
-        Stage::Redact(expression) => match redact(document, expression, scope)? {
-            Some(new) => push_through(rest, new, scope, outside, out),
-            None => Ok(Flow::More),
-        },
-        Stage::Group(group) => group.push(&document, scope).map(|()| Flow::More),
-        Stage::Bucket(group) => group.push(&document, scope).map(|()| Flow::More),
-        Stage::Sort(order, limit, kept) => {
-            kept.push(document)?;
-            if let Some(limit) = *limit
-                && kept.documents.len() >= limit.saturating_mul(2).max(1024)
-            {
-                order.sort(&mut kept.documents);
-                kept.documents.truncate(limit);
-                kept.bytes = kept.documents.iter().map(size_of).sum();
-            }
-            Ok(Flow::More)
-        }
-        Stage::BucketAuto(_, _, kept) => kept.push(document).map(|()| Flow::More),
-        Stage::Count(_, count) => {
-            *count += 1;
-            Ok(Flow::More)
-        }
-        Stage::Facet(facets) => {
-            for (_, pipeline, results) in facets {
-                pipeline.push(document.clone(), scope, outside, results)?;
-            }
-            Ok(Flow::More)
-        }
-        Stage::Sample(size, kept, seen) => {
-            *seen += 1;
-            if kept.len() < *size {
-                kept.push(document);
-            } else if *size > 0 {
-                let at = rand::random_range(0..*seen) as usize;
-                if at < *size {
-                    kept[at] = document;
+                *passed += 1;
+                if *passed >= *limit {
+                    flow = Flow::Enough;
                 }
             }
-            Ok(Flow::More)
+            Stage::Skip(skip, passed) => {
+                if *passed < *skip {
+                    *passed += 1;
+                    return Ok(flow);
+                }
+            }
+            Stage::Unwind(unwind) => {
+                let mut lease = Lease::default();
+                let unwound = unwind.apply(document, &mut |new| {
+                    let before = out.len();
+                    let flow = push_through(rest, new, scope, outside, out)?;
+                    for made in out.get(before..).unwrap_or_default() {
+                        lease.grow(size_of(made), || outside.memory())?;
+                    }
+                    Ok(flow)
+                })?;
+                return Ok(if flow == Flow::Enough { flow } else { unwound });
+            }
+            Stage::Lookup(lookup) => {
+                document = lookup.apply(document, scope, outside)?;
+                check_nesting(&document)?;
+            }
+            Stage::GraphLookup(lookup) => {
+                document = lookup.apply(document, scope, outside)?;
+                check_nesting(&document)?;
+            }
+            Stage::Redact(expression) => match redact(document, expression, scope)? {
+                Some(new) => document = new,
+                None => return Ok(flow),
+            },
+            Stage::Group(group) => return group.push(&document, scope, outside).map(|()| flow),
+            Stage::Bucket(group) => return group.push(&document, scope, outside).map(|()| flow),
+            Stage::Sort(order, limit, kept) => {
+                kept.push(document, outside)?;
+                if let Some(limit) = *limit
+                    && kept.documents.len() >= limit.saturating_mul(2).max(1024)
+                {
+                    order.sort(&mut kept.documents);
+                    kept.documents.truncate(limit);
+                    kept.recount();
+                }
+                return Ok(flow);
+            }
+            Stage::BucketAuto(_, _, kept) => return kept.push(document, outside).map(|()| flow),
+            Stage::Count(_, count) => {
+                *count += 1;
+                return Ok(flow);
+            }
+            Stage::Facet(facets, lease) => {
+                for (_, pipeline, results) in facets {
+                    let before = results.len();
+                    pipeline.push(document.clone(), scope, outside, results)?;
+                    for made in results.get(before..).unwrap_or_default() {
+                        lease.grow(size_of(made), || outside.memory())?;
+                    }
+                }
+                return Ok(flow);
+            }
+            Stage::Sample(size, kept, seen) => {
+                *seen += 1;
+                if kept.documents.len() < *size {
+                    kept.push(document, outside)?;
+                } else if *size > 0 {
+                    let at = rand::random_range(0..*seen) as usize;
+                    if at < *size {
+                        kept.lease.grow(size_of(&document), || outside.memory())?;
+                        let old = std::mem::replace(&mut kept.documents[at], document);
+                        kept.lease.shrink(size_of(&old));
+                    }
+                }
+                return Ok(flow);
+            }
+            Stage::UnionWith(..) => {}
+            Stage::Sink(_) => {
+                return fail(Code::FailedToParse, "$out and $merge can only be the last stage");
+            }
+            Stage::Source(name, _) => {
+                return fail(
+                    Code::FailedToParse,
+                    format!("{name} is only valid as the first stage in a pipeline"),
+                );
+            }
         }
-        Stage::UnionWith(..) => push_through(rest, document, scope, outside, out),
-        Stage::Sink(_) => fail(Code::FailedToParse, "$out and $merge can only be the last stage"),
-        Stage::Source(name, _) => fail(
-            Code::FailedToParse,
-            format!("{name} is only valid as the first stage in a pipeline"),
-        ),
     }
+    out.push(document);
+    Ok(flow)
 }
 
 impl Stage {
     fn finish(&mut self, scope: &Scope<'_>, outside: &mut dyn Outside) -> Result<Vec<Document>> {
         match self {
-            Self::Group(group) => Ok(group.finish()),
+            Self::Group(group) => nested_within(group.finish()),
             Self::Bucket(group) => {
-                let mut all = group.finish();
+                let mut all = nested_within(group.finish())?;
                 all.sort_by(|a, b| {
                     compare(
                         a.get("_id").unwrap_or(&Bson::Null),
@@ -500,7 +475,7 @@ impl Stage {
             }
             Self::BucketAuto(group, buckets, kept) => {
                 let documents = std::mem::take(kept).documents;
-                group::bucket_auto(group, *buckets, documents, scope)
+                group::bucket_auto(group, *buckets, documents, scope).and_then(nested_within)
             }
             Self::Count(name, count) => {
                 if *count == 0 {
@@ -509,17 +484,17 @@ impl Stage {
                 let count = i32::try_from(*count).map_or(Bson::Int64(*count as i64), Bson::Int32);
                 Ok(vec![bson::doc! { name.clone(): count }])
             }
-            Self::Facet(facets) => {
+            Self::Facet(facets, _) => {
                 let mut whole = Document::new();
                 for (name, pipeline, results) in facets {
                     pipeline.finish(scope, outside, results)?;
                     let results = std::mem::take(results).into_iter().map(Bson::Document).collect();
                     whole.insert(name.clone(), Bson::Array(results));
                 }
-                Ok(vec![whole])
+                nested_within(vec![whole])
             }
             Self::Sample(_, kept, _) => {
-                let mut kept = std::mem::take(kept);
+                let mut kept = std::mem::take(kept).documents;
                 for at in (1..kept.len()).rev() {
                     kept.swap(at, rand::random_range(0..=at));
                 }
@@ -534,169 +509,10 @@ impl Stage {
     }
 }
 
-impl Unwind {
-    fn apply(&self, document: Document) -> Vec<Document> {
-        let found = crate::path::plain(&document, &self.path).cloned();
-        let with = |element: Option<&Bson>, at: Option<usize>| {
-            let mut new = document.clone();
-            if let Some(element) = element {
-                crate::path::set(&mut new, &self.path, element.clone());
-            }
-            if let Some(index) = &self.index {
-                let number = at.map_or(Bson::Null, |at| Bson::Int64(at as i64));
-                crate::path::set(&mut new, index, number);
-            }
-            new
-        };
-        match &found {
-            Some(Bson::Array(all)) if !all.is_empty() => {
-                all.iter().enumerate().map(|(at, one)| with(Some(one), Some(at))).collect()
-            }
-            Some(Bson::Array(_)) if self.keep_empty => {
-                let mut new = with(None, None);
-                remove_plain(&mut new, &self.path);
-                vec![new]
-            }
-            Some(Bson::Null) | None if self.keep_empty => vec![with(None, None)],
-            Some(Bson::Array(_) | Bson::Null) | None => Vec::new(),
-            Some(_) => vec![with(None, None)],
-        }
-    }
-}
-
-fn remove_plain(document: &mut Document, path: &[String]) {
-    match path {
-        [] => {}
-        [last] => drop(document.remove(last)),
-        [first, rest @ ..] => {
-            if let Some(Bson::Document(inner)) = document.get_mut(first) {
-                remove_plain(inner, rest);
-            }
-        }
-    }
-}
-
-/// A filter for equality with what a lookup's local field holds.
-fn equal_to(field: &[String], local: Bson) -> Result<Filter> {
-    let condition = match local {
-        Bson::Array(all) => {
-            let plain: Vec<Bson> = all
-                .into_iter()
-                .filter(|value| !matches!(value, Bson::RegularExpression(_)))
-                .collect();
-            bson::doc! { "$in": plain }
-        }
-        MISSING => bson::doc! { "$eq": Bson::Null },
-        value => bson::doc! { "$eq": value },
-    };
-    Filter::parse(&bson::doc! { field.join("."): condition })
-}
-
-impl Lookup {
-    fn apply(
-        &self,
-        mut document: Document,
-        scope: &Scope<'_>,
-        outside: &mut dyn Outside,
-    ) -> Result<Document> {
-        let mut variables = scope.variables().cloned().unwrap_or_default();
-        for (name, expression) in &self.variables {
-            let value = expression.evaluate(&scope.rooted(&document))?;
-            variables.insert(name.clone(), if value == MISSING { Bson::Null } else { value });
-        }
-        let mut pipeline = self.pipeline.fresh();
-        if let Some((local, foreign)) = &self.fields {
-            let value = crate::path::get_in(&document, local).unwrap_or(MISSING);
-            pipeline.stages.insert(0, Stage::Match(equal_to(foreign, value)?));
-        }
-        let found = match &self.from {
-            Some(from) => outside.read(from, &pipeline, &variables)?,
-            None => pipeline.run(Vec::new(), &Scope::with_variables(&variables), outside)?,
-        };
-        let found = Bson::Array(found.into_iter().map(Bson::Document).collect());
-        crate::path::set(&mut document, &self.into, found);
-        Ok(document)
-    }
-}
-
-impl GraphLookup {
-    fn apply(
-        &self,
-        mut document: Document,
-        scope: &Scope<'_>,
-        outside: &mut dyn Outside,
-    ) -> Result<Document> {
-        let variables = scope.variables().cloned().unwrap_or_default();
-        let start = self.start.evaluate(&scope.rooted(&document))?;
-        let mut frontier = match start {
-            Bson::Array(all) => all,
-            value => vec![value],
-        };
-        let mut met = std::collections::BTreeMap::new();
-        let mut depth = 0;
-        while !frontier.is_empty() && self.depth.is_none_or(|most| depth <= most) {
-            let mut filter =
-                equal_to(&self.connect_to, Bson::Array(std::mem::take(&mut frontier)))?;
-            if let Some(restrict) = &self.restrict {
-                filter = Filter::And(vec![filter, restrict.clone()]);
-            }
-            for mut found in outside.read(&self.from, &Pipeline::of_filter(filter), &variables)? {
-                let id = key(found.get("_id").unwrap_or(&Bson::Null));
-                if met.contains_key(&id) {
-                    continue;
-                }
-                match crate::path::get_in(&found, &self.connect_from) {
-                    Some(Bson::Array(all)) => frontier.extend(all),
-                    Some(value) => frontier.push(value),
-                    None => {}
-                }
-                if let Some(field) = &self.depth_field {
-                    crate::path::set(&mut found, field, Bson::Int64(depth));
-                }
-                met.insert(id, found);
-            }
-            depth += 1;
-        }
-        let found = Bson::Array(met.into_values().map(Bson::Document).collect());
-        crate::path::set(&mut document, &self.into, found);
-        Ok(document)
-    }
-}
-
-fn redact(
-    document: Document,
-    expression: &Expression,
-    scope: &Scope<'_>,
-) -> Result<Option<Document>> {
-    let verdict = expression.evaluate(&scope.rooted(&document))?;
-    match verdict.as_str() {
-        Some("keep") => Ok(Some(document)),
-        Some("prune") => Ok(None),
-        Some("descend") => {
-            let mut out = Document::new();
-            for (name, value) in document {
-                if let Some(kept) = redact_value(value, expression, scope)? {
-                    out.insert(name, kept);
-                }
-            }
-            Ok(Some(out))
-        }
-        _ => bad("$redact must evaluate to $$DESCEND, $$PRUNE, or $$KEEP"),
-    }
-}
-
-fn redact_value(value: Bson, expression: &Expression, scope: &Scope<'_>) -> Result<Option<Bson>> {
-    Ok(match value {
-        Bson::Document(inner) => redact(inner, expression, scope)?.map(Bson::Document),
-        Bson::Array(all) => {
-            let mut kept = Vec::new();
-            for one in all {
-                kept.extend(redact_value(one, expression, scope)?);
-            }
-            Some(Bson::Array(kept))
-        }
-        other => Some(other),
-    })
+/// Documents that a stage made, if none is nested too deeply: each stage may nest what came in.
+fn nested_within(documents: Vec<Document>) -> Result<Vec<Document>> {
+    documents.iter().try_for_each(check_nesting)?;
+    Ok(documents)
 }
 
 #[cfg(test)]

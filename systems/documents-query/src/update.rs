@@ -234,6 +234,7 @@ impl Update {
             }
         };
         keep_id(document, &mut new, self.is_replacement())?;
+        crate::memory::check_nesting(&new)?;
         Ok(new)
     }
 

@@ -7,6 +7,11 @@ use crate::error::{Code, Result, bad, fail};
 use crate::regex::Pattern;
 use crate::value::{integral, type_name};
 
+/// Strings that `$split` makes at most.
+const MOST_PARTS: usize = 1 << 20;
+/// Bytes that `$replaceAll` puts in at most.
+const MOST_REPLACED: usize = 64 << 20;
+
 pub(super) fn apply(op: Op, values: &[Bson]) -> Option<Result<Bson>> {
     Some(match op {
         Op::Concat => concat(values),
@@ -119,6 +124,9 @@ fn split(values: &[Bson]) -> Result<Bson> {
     let (input, separator) = (text(Op::Split, &values[0])?, text(Op::Split, &values[1])?);
     if separator.is_empty() {
         return bad("$split requires a non-empty separator");
+    }
+    if input.matches(separator).take(MOST_PARTS + 1).count() > MOST_PARTS {
+        return fail(Code::ExceededMemoryLimit, "$split would make too many strings");
     }
     Ok(Bson::Array(input.split(separator).map(|part| Bson::String(part.to_owned())).collect()))
 }
@@ -249,6 +257,9 @@ fn replace(op: Op, values: &[Bson]) -> Result<Bson> {
     let (input, find, by) = (text(op, &values[0])?, text(op, &values[1])?, text(op, &values[2])?);
     Ok(Bson::String(match op {
         Op::ReplaceOne => input.replacen(find, by, 1),
+        _ if input.matches(find).count().saturating_mul(by.len()) > MOST_REPLACED => {
+            return fail(Code::ExceededMemoryLimit, "$replaceAll would make too long a string");
+        }
         _ => input.replace(find, by),
     }))
 }

@@ -8,6 +8,7 @@ use bson::{Bson, Document};
 use crate::decimal::Operation;
 use crate::error::{Code, Result, bad, fail};
 use crate::expression::{Expression, MISSING, Scope, deviation, is_nullish};
+use crate::memory::size_of_value;
 use crate::sort::Order;
 use crate::value::{arithmetic, compare, integral, is_number, key, number};
 
@@ -188,14 +189,16 @@ impl Accumulator {
         }
     }
 
-    /// With one document more.
+    /// With one document more; returns about how many bytes the state grew by.
     ///
     /// Errors: those of its expression.
-    pub fn add(&self, state: &mut State, document: &Document, scope: &Scope<'_>) -> Result<()> {
+    pub fn add(&self, state: &mut State, document: &Document, scope: &Scope<'_>) -> Result<usize> {
         if matches!((&*state, self.kind), (State::Value(Some(_)), Kind::First)) {
-            return Ok(());
+            return Ok(0);
         }
         let value = self.argument.evaluate(&scope.rooted(document))?;
+        // An upper bound: what takes the place of another value is counted too.
+        let mut grown = 0;
         match state {
             State::Sum(sum, count) => {
                 if is_number(&value) {
@@ -205,22 +208,29 @@ impl Accumulator {
             }
             State::Value(best) => match self.kind {
                 Kind::First | Kind::Last => {
+                    let old = best.as_ref().map_or(0, size_of_value);
+                    grown = size_of_value(&value).saturating_sub(old);
                     *best = Some(if value == MISSING { Bson::Null } else { value })
                 }
                 _ if is_nullish(&value) => {}
                 kind => {
                     let wanted = if kind == Kind::Max { Ordering::Greater } else { Ordering::Less };
                     if best.as_ref().is_none_or(|best| compare(&value, best) == wanted) {
+                        let old = best.as_ref().map_or(0, size_of_value);
+                        grown = size_of_value(&value).saturating_sub(old);
                         *best = Some(value);
                     }
                 }
             },
             State::Values(all) => {
                 match self.kind {
-                    Kind::Push if value == MISSING => return Ok(()),
-                    Kind::MinN | Kind::MaxN if is_nullish(&value) => return Ok(()),
-                    Kind::FirstN if all.len() >= self.count => return Ok(()),
+                    Kind::Push if value == MISSING => return Ok(0),
+                    Kind::MinN | Kind::MaxN if is_nullish(&value) => return Ok(0),
+                    Kind::FirstN if all.len() >= self.count => return Ok(0),
                     _ => {}
+                }
+                if self.kind != Kind::LastN || all.len() < self.count {
+                    grown = 112 + size_of_value(&value);
                 }
                 all.push(if value == MISSING { Bson::Null } else { value });
                 if self.kind == Kind::LastN && all.len() > self.count {
@@ -228,17 +238,30 @@ impl Accumulator {
                 }
             }
             State::Set(seen, all) => {
-                if value != MISSING && seen.insert(key(&value)) {
+                let place = key(&value);
+                let bytes = place.len() + 160 + size_of_value(&value);
+                if value != MISSING && seen.insert(place) {
+                    grown = bytes;
                     all.push(value);
                 }
             }
-            State::Numbers(all) => all.extend(number(&value)),
+            State::Numbers(all) => {
+                grown = size_of::<f64>();
+                all.extend(number(&value));
+            }
             State::Merged(merged) => match value {
-                Bson::Document(inner) => merged.extend(inner),
+                Bson::Document(inner) => {
+                    let before = crate::memory::size_of(merged);
+                    merged.extend(inner);
+                    grown = crate::memory::size_of(merged).saturating_sub(before);
+                }
                 value if is_nullish(&value) => {}
                 _ => return bad("$mergeObjects requires object inputs"),
             },
             State::Sorted(all) => {
+                if all.len() <= self.count {
+                    grown = 256 + size_of_value(&value);
+                }
                 all.push((
                     self.order.key(document),
                     if value == MISSING { Bson::Null } else { value },
@@ -248,7 +271,7 @@ impl Accumulator {
                 }
             }
         }
-        Ok(())
+        Ok(grown)
     }
 
     fn trim(&self, all: &mut Vec<(Vec<Bson>, Bson)>) {

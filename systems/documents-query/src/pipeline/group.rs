@@ -5,9 +5,10 @@ use std::collections::HashMap;
 use bson::{Bson, Document};
 
 use super::accumulator::{Accumulator, State};
-use super::{DEEPEST, MOST_KEPT_BYTES};
-use crate::error::{Code, Result, bad, fail};
+use super::{DEEPEST, Outside};
+use crate::error::{Result, bad};
 use crate::expression::{Expression, MISSING, Scope};
+use crate::memory::Lease;
 use crate::value::{compare, key};
 
 /// A grouping and the groups it has so far.
@@ -18,7 +19,7 @@ pub(super) struct Group {
     pub buckets: Option<Buckets>,
     places: HashMap<Vec<u8>, usize>,
     groups: Vec<(Bson, Vec<State>)>,
-    bytes: usize,
+    lease: Lease,
 }
 
 /// Bounds of `$bucket`, and where what is outside goes.
@@ -34,7 +35,7 @@ impl Group {
         fields: Vec<(String, Accumulator)>,
         buckets: Option<Buckets>,
     ) -> Self {
-        Self { id, fields, buckets, places: HashMap::new(), groups: Vec::new(), bytes: 0 }
+        Self { id, fields, buckets, places: HashMap::new(), groups: Vec::new(), lease: Lease::default() }
     }
 
     /// Top-level fields it looks at; `None` when it may look at all.
@@ -50,7 +51,12 @@ impl Group {
         Some(needed)
     }
 
-    pub fn push(&mut self, document: &Document, scope: &Scope<'_>) -> Result<()> {
+    pub fn push(
+        &mut self,
+        document: &Document,
+        scope: &Scope<'_>,
+        outside: &dyn Outside,
+    ) -> Result<()> {
         let mut id = self.id.evaluate(&scope.rooted(document))?;
         if let Some(buckets) = &self.buckets {
             id = buckets.place(&id)?;
@@ -62,26 +68,23 @@ impl Group {
         let at = match self.places.get(&place) {
             Some(at) => *at,
             None => {
-                self.bytes += place.len() * 2 + 128 + self.fields.len() * 64;
-                if self.bytes > MOST_KEPT_BYTES {
-                    return fail(
-                        Code::ExceededMemoryLimit,
-                        "$group would keep too many groups in memory",
-                    );
-                }
+                let bytes = place.len() * 2 + 128 + self.fields.len() * 64;
+                self.lease.grow(bytes, || outside.memory())?;
                 self.groups.push((id, self.fields.iter().map(|(_, one)| one.start()).collect()));
                 self.places.insert(place, self.groups.len() - 1);
                 self.groups.len() - 1
             }
         };
         for ((_, accumulator), state) in self.fields.iter().zip(&mut self.groups[at].1) {
-            accumulator.add(state, document, scope)?;
+            let bytes = accumulator.add(state, document, scope)?;
+            self.lease.grow(bytes, || outside.memory())?;
         }
         Ok(())
     }
 
     pub fn finish(&mut self) -> Vec<Document> {
         self.places.clear();
+        self.lease.shrink_to(0);
         std::mem::take(&mut self.groups)
             .into_iter()
             .map(|(id, states)| {

@@ -3,12 +3,12 @@
 use bson::{Bson, Document};
 
 use super::group::{Buckets, Group};
-use super::{
-    Accumulator, DEEPEST, GraphLookup, Kept, Lookup, Merge, Pipeline, Sink, Stage, Unwind,
-};
+use super::joins::{GraphLookup, Lookup, Unwind};
+use super::{Accumulator, DEEPEST, Kept, Merge, Pipeline, Sink, Stage};
 use crate::error::{Code, Result, bad, fail};
 use crate::expression::Expression;
 use crate::matching::Filter;
+use crate::memory::Lease;
 use crate::path;
 use crate::projection::{Dialect, Projection};
 use crate::sort::Order;
@@ -25,6 +25,9 @@ const SOURCES: &[&str] = &[
     "$listLocalSessions",
     "$planCacheStats",
 ];
+
+/// `$unwind` stages of one pipeline at most: each takes its part of the stack.
+const MOST_UNWINDS: usize = 100;
 
 pub(super) fn pipeline(stages: &[Bson], depth: usize) -> Result<Pipeline> {
     if depth > DEEPEST {
@@ -61,6 +64,9 @@ pub(super) fn pipeline(stages: &[Bson], depth: usize) -> Result<Pipeline> {
             );
         }
         stage(name, argument, depth, &mut parsed)?;
+    }
+    if parsed.iter().filter(|stage| matches!(stage, Stage::Unwind(_))).count() > MOST_UNWINDS {
+        return fail(Code::Overflow, format!("a pipeline has at most {MOST_UNWINDS} $unwind stages"));
     }
     // A limit behind a sort bounds what the sort keeps.
     for at in 1..parsed.len() {
@@ -298,7 +304,7 @@ fn stage(name: &str, argument: &Bson, depth: usize, out: &mut Vec<Stage>) -> Res
             for (field, stages) in given {
                 facets.push((field.clone(), below(name, Some(stages), depth)?, Vec::new()));
             }
-            Stage::Facet(facets)
+            Stage::Facet(facets, Lease::default())
         }
         "$bucket" => {
             let given = document(name, argument)?;
@@ -349,7 +355,7 @@ fn stage(name: &str, argument: &Bson, depth: usize, out: &mut Vec<Stage>) -> Res
         "$replaceWith" => Stage::ReplaceRoot(Expression::parse(argument)?),
         "$redact" => Stage::Redact(Expression::parse(argument)?),
         "$sample" => match document(name, argument)?.get("size") {
-            Some(size) => Stage::Sample(natural(name, size, 0)? as usize, Vec::new(), 0),
+            Some(size) => Stage::Sample(natural(name, size, 0)? as usize, Kept::default(), 0),
             None => return fail(Code::FailedToParse, "$sample stage must specify a size"),
         },
         "$unionWith" => match argument {

@@ -146,3 +146,65 @@ fn what_cannot_be_run_is_refused() {
         assert!(Pipeline::parse(&stages).is_err(), "{stages:?}");
     }
 }
+
+/// Nothing outside, and little memory.
+struct Little(Arc<Memory>);
+
+impl Outside for Little {
+    fn read(&mut self, _: &str, _: &Pipeline, _: &Document) -> Result<Vec<Document>> {
+        fail(Code::InvalidOptions, "there is nothing outside")
+    }
+
+    fn memory(&self) -> Arc<Memory> {
+        Memory::of_operation(&self.0)
+    }
+}
+
+#[test]
+fn what_stages_keep_is_bounded_and_given_back() {
+    let text = "x".repeat(10_000);
+    let list: Vec<i32> = (0..2000).collect();
+    for stages in [
+        bson!([{ "$sort": { "v": 1 } }]),
+        bson!([{ "$group": { "_id": 1, "all": { "$push": "$v" } } }]),
+        bson!([{ "$group": { "_id": "$_id", "first": { "$first": "$v" } } }]),
+        bson!([{ "$facet": { "all": [] } }]),
+        bson!([{ "$sample": { "size": 1000 } }]),
+        bson!([{ "$unwind": "$l" }]),
+    ] {
+        let node = Memory::of_node(1 << 20);
+        let Bson::Array(stages) = stages else { unreachable!() };
+        let mut pipeline = Pipeline::parse(&stages).unwrap();
+        let mut out = Vec::new();
+        let refused = (0..200).find_map(|n| {
+            let document = doc! { "_id": n, "v": text.clone(), "l": list.clone() };
+            pipeline.push(document, &Scope::default(), &mut Little(Arc::clone(&node)), &mut out).err()
+        });
+        assert_eq!(refused.expect("it is refused").code, Code::ExceededMemoryLimit, "{stages:?}");
+        drop(pipeline);
+        assert_eq!(node.used(), 0, "{stages:?}");
+    }
+}
+
+#[test]
+fn stages_cannot_nest_a_document_without_bounds() {
+    let nest = |stage: Bson| Bson::Array(vec![stage; 400]);
+    for stage in [
+        bson!({ "$replaceWith": { "a": "$$ROOT" } }),
+        bson!({ "$addFields": { "a": { "a": "$a" } } }),
+        bson!({ "$group": { "_id": "$_id" } }),
+        bson!({ "$facet": { "a": [] } }),
+    ] {
+        let Bson::Array(stages) = nest(stage.clone()) else { unreachable!() };
+        let done = Pipeline::parse(&stages).unwrap().run(
+            vec![doc! { "_id": 1, "a": 1 }],
+            &Scope::default(),
+            &mut NoOutside,
+        );
+        if stage.as_document().is_some_and(|stage| stage.contains_key("$group")) {
+            assert_eq!(done.unwrap(), [doc! { "_id": 1 }]);
+        } else {
+            assert_eq!(done.unwrap_err().code, Code::Overflow, "{stage}");
+        }
+    }
+}

@@ -213,3 +213,24 @@ fn an_upsert_starts_from_the_query() {
     let update = Update::parse(&bson!({ "x": 1 }), &none).unwrap();
     assert_eq!(update.insertion(&context).unwrap(), doc! { "x": 1 });
 }
+
+#[test]
+fn an_update_does_not_nest_a_document_past_the_bound() {
+    let none = ArrayFilters::default();
+    let filter = Filter::all();
+    let scope = Scope::default();
+    let context =
+        Context { filter: &filter, array_filters: &none, inserting: false, scope: &scope };
+    let mut deep = bson::doc! {};
+    for _ in 0..100 {
+        deep = bson::doc! { "a": deep };
+    }
+    let path = vec!["a"; 100].join(".");
+    let grow = |value: Bson| {
+        Update::parse(&Bson::Document(bson::doc! { "$set": { &path: value } }), &none).unwrap()
+    };
+    let document = bson::doc! { "_id": 1 };
+    assert!(grow(Bson::Int32(1)).apply(&document, &context).is_ok());
+    let refused = grow(Bson::Document(deep)).apply(&document, &context).unwrap_err();
+    assert_eq!(refused.code, Code::Overflow);
+}
