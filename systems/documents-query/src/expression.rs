@@ -553,8 +553,14 @@ mod tests {
         };
         assert_eq!(fold(Bson::Null, bson!({ "a": "$$value" })), Code::Overflow);
         assert_eq!(fold(Bson::Null, bson!(["$$value"])), Code::Overflow);
-        assert_eq!(fold(bson!("aa"), bson!({ "$concat": ["$$value", "$$value"] })), Code::ExceededMemoryLimit);
-        assert_eq!(fold(bson!([1]), bson!({ "$concatArrays": ["$$value", "$$value"] })), Code::ExceededMemoryLimit);
+        assert_eq!(
+            fold(bson!("aa"), bson!({ "$concat": ["$$value", "$$value"] })),
+            Code::ExceededMemoryLimit
+        );
+        assert_eq!(
+            fold(bson!([1]), bson!({ "$concatArrays": ["$$value", "$$value"] })),
+            Code::ExceededMemoryLimit
+        );
         let vars: Document = (0..100_000).map(|n| (format!("v{n}"), Bson::Int32(n))).collect();
         assert_eq!(evaluate(bson!({ "$let": { "vars": vars, "in": "$$v7" } })), Bson::Int32(7));
     }

@@ -184,6 +184,9 @@ impl Changes {
         outside: &mut dyn Outside,
         out: &mut VecDeque<Vec<u8>>,
     ) -> Result<()> {
+        if self.behind < engine.log_floor.load(std::sync::atomic::Ordering::Acquire) {
+            return log::history_lost();
+        }
         let until = engine.clock.last();
         if self.ended || until <= self.behind {
             return Ok(());

@@ -7,16 +7,21 @@ use std::sync::Arc;
 
 use beeline_documents_query::error::{Code, QueryError, Result, fail};
 use beeline_documents_query::expression::Scope;
+use beeline_documents_query::memory::{Lease, Memory, size_of};
 use beeline_documents_query::pipeline::{Outside, Pipeline};
+use bson::spec::BinarySubtype;
 use bson::{Bson, Document, doc};
 
 use crate::catalog::{Database, is_simple_collation};
 use crate::engine::{Engine, whole_field};
+use crate::operation::Operation;
 use crate::reply::Reply;
 use crate::retry::Retry;
 use crate::scram::Conversation;
+use crate::store::Backing;
 
 mod catalog;
+mod change;
 mod explain;
 mod identity;
 mod read;
@@ -39,6 +44,12 @@ pub struct Session {
     pub client: Option<Document>,
     /// The conversation in which it shows who it is.
     pub conversation: Option<Conversation>,
+    /// What tells the user from another of the same name.
+    pub user_mark: Option<Bson>,
+    /// How far changes of users were looked at.
+    pub users_seen: u64,
+    /// What the command that runs shares with those of its cursor.
+    pub operation: Operation,
 }
 
 /// A request as the wire brought it.
@@ -160,6 +171,22 @@ impl Context<'_> {
         }
     }
 
+    /// Locks the row of a database for a part of the operation.
+    ///
+    /// Errors: those of `work`; failing to persist.
+    pub fn within<R>(
+        &self,
+        database: &Database,
+        work: impl FnOnce(&mut dyn Backing) -> Result<R>,
+    ) -> Result<R> {
+        self.engine.with(database, work)
+    }
+
+    /// What a pipeline of the command reaches.
+    pub fn neighbours(&self, database: Option<Arc<Database>>) -> Neighbours<'_> {
+        Neighbours { engine: self.engine, database, operation: self.session.operation.clone() }
+    }
+
     /// `database.collection`.
     #[must_use]
     pub fn namespace(&self, collection: &str) -> String {
@@ -275,11 +302,10 @@ impl Context<'_> {
                 "Transaction number requires a session ID to also be specified",
             );
         };
-        // One user's sessions are not another's.
-        session.truncate(16);
-        if let Some(user) = &self.session.user {
-            session.extend(user.as_bytes());
-        }
+        // One user's sessions are not another's; no session's name begins with another's.
+        let user = self.session.user.as_deref().unwrap_or_default().as_bytes();
+        session.extend((user.len() as u32).to_be_bytes());
+        session.extend(user);
         let listed = match self.request.body.get("stmtIds") {
             Some(Bson::Array(all)) => {
                 all.get(index).and_then(beeline_documents_query::value::integral)
@@ -288,6 +314,20 @@ impl Context<'_> {
         };
         let statement = i32::try_from(listed.unwrap_or(index as i64)).unwrap_or(i32::MAX);
         Ok(Some(Retry { session, number, statement }))
+    }
+
+    /// Refuses a session that is not named as drivers name one.
+    ///
+    /// Errors: [`Code::InvalidUuid`], [`Code::TypeMismatch`].
+    fn check_session(&self) -> Result<()> {
+        let Some(session) = self.document("lsid")? else { return Ok(()) };
+        match session.get("id") {
+            Some(Bson::Binary(id)) if id.subtype == BinarySubtype::Uuid && id.bytes.len() == 16 => {
+                Ok(())
+            }
+            Some(Bson::Binary(_)) => fail(Code::InvalidUuid, "lsid.id must be a UUID of 16 bytes"),
+            _ => fail(Code::TypeMismatch, "lsid must be an object with a binary field id"),
+        }
     }
 
     /// The session the command belongs to.
@@ -320,9 +360,15 @@ pub struct Neighbours<'n> {
     pub engine: &'n Engine,
     /// The database, if it is there.
     pub database: Option<Arc<Database>>,
+    /// The operation the pipeline is a part of.
+    pub operation: Operation,
 }
 
 impl Outside for Neighbours<'_> {
+    fn memory(&self) -> Arc<Memory> {
+        Arc::clone(&self.operation.memory)
+    }
+
     fn read(
         &mut self,
         collection: &str,
@@ -332,12 +378,14 @@ impl Outside for Neighbours<'_> {
         let mut pipeline = pipeline.fresh();
         let scope = Scope::with_variables(variables);
         let mut out = Vec::new();
+        let mut lease = Lease::of(&self.operation.memory);
         if let Some(database) = self.database.clone()
             && let Some(found) = database.collection(collection)
         {
             let asked = crate::query::Asked {
                 filter: pipeline.take_filter(),
                 variables: variables.clone(),
+                operation: self.operation.clone(),
                 ..Default::default()
             };
             let mut query = crate::query::Query::new(&database, &found, asked)?;
@@ -346,9 +394,12 @@ impl Outside for Neighbours<'_> {
                 query.fill(self.engine, 1000, &mut input)?;
                 for bytes in input.drain(..) {
                     let document = crate::scan::decode(&bytes)?;
-                    if pipeline.push(document, &scope, self, &mut out)?
-                        == beeline_documents_query::pipeline::Flow::Enough
-                    {
+                    let before = out.len();
+                    let flow = pipeline.push(document, &scope, self, &mut out)?;
+                    for made in out.get(before..).unwrap_or_default() {
+                        lease.grow(size_of(made), Memory::alone)?;
+                    }
+                    if flow == beeline_documents_query::pipeline::Flow::Enough {
                         break 'all;
                     }
                 }
@@ -373,7 +424,6 @@ const OPEN: &[&str] = &[
     "logout",
     "getnonce",
     "whatsmyuri",
-    "endSessions",
 ];
 
 /// Runs a command; its reply, failed or not.
@@ -406,6 +456,9 @@ pub fn failure(error: &QueryError) -> Document {
 
 fn dispatch(context: &mut Context<'_>, name: &str) -> Result<Reply> {
     context.engine.metrics.documents_commands.add_shared(1);
+    context.session.operation = Operation { memory: Memory::of_operation(&context.engine.memory) };
+    context.check_session()?;
+    identity::look_again(context)?;
     match context.request.body.get_str("$db") {
         Ok(database) => context.database = database.to_owned(),
         Err(_) if OPEN.contains(&name) => context.database = "admin".to_owned(),
@@ -470,7 +523,7 @@ fn dispatch(context: &mut Context<'_>, name: &str) -> Result<Reply> {
             server::end_sessions(context, name)
         }
         "logout" => {
-            context.session.user = None;
+            (context.session.user, context.session.conversation) = (None, None);
             Ok(Reply::ok())
         }
         "find" => read::find(context),

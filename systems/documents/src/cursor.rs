@@ -8,11 +8,13 @@ use std::sync::Mutex;
 
 use beeline_documents_query::error::{Code, Result, fail};
 use beeline_documents_query::expression::Scope;
+use beeline_documents_query::memory::{Lease, Memory};
 use beeline_documents_query::pipeline::{Flow, Outside, Pipeline};
 use bson::Document;
 
 use crate::changes::Changes;
 use crate::engine::{Engine, EngineOptions, lock};
+use crate::operation::Operation;
 use crate::query::Query;
 use crate::write::encode;
 
@@ -64,6 +66,10 @@ pub struct Cursor {
     pub session: Option<Vec<u8>>,
     /// The user that opened it.
     pub user: Option<String>,
+    /// The operation that its commands are.
+    pub operation: Operation,
+    /// What waits in `ready`.
+    pub lease: Lease,
 }
 
 impl Cursor {
@@ -79,7 +85,25 @@ impl Cursor {
             keeps: false,
             session: None,
             user: None,
+            operation: Operation::default(),
+            lease: Lease::default(),
         }
+    }
+
+    /// The same as a part of an operation.
+    #[must_use]
+    pub fn part_of(self, operation: &Operation) -> Self {
+        Self { operation: operation.clone(), ..self }
+    }
+
+    /// Counts what waits to be sent.
+    ///
+    /// Errors: more than the operation may keep.
+    pub fn count_ready(&mut self) -> Result<()> {
+        let memory = &self.operation.memory;
+        self.lease.shrink_to(0);
+        self.lease = Lease::of(memory);
+        self.lease.grow(self.ready.iter().map(Vec::len).sum(), Memory::alone)
     }
 
     /// Takes the next batch: at most `most` documents. True: nothing is left.
@@ -289,10 +313,11 @@ impl Cursors {
         own && slots.remove(&id).is_some()
     }
 
-    /// Forgets the cursors of sessions.
-    pub fn kill_sessions(&self, sessions: &HashSet<Vec<u8>>) {
+    /// Forgets the cursors of a user's sessions.
+    pub fn kill_sessions(&self, sessions: &HashSet<Vec<u8>>, user: Option<&str>) {
         lock(&self.slots).retain(|_, slot| {
-            slot.session.as_ref().is_none_or(|session| !sessions.contains(session))
+            slot.user.as_deref() != user
+                || slot.session.as_ref().is_none_or(|session| !sessions.contains(session))
         });
     }
 

@@ -26,6 +26,8 @@ use crate::wire;
 const READ: usize = 64 << 10;
 /// A buffer that grew past this is given back once it is empty.
 const KEPT: usize = 1 << 20;
+/// Stack of a thread that serves: room for the deepest pipeline of the deepest expressions.
+const STACK: usize = 32 << 20;
 /// How long a connection that is told to end may take to read what it is owed.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
@@ -65,6 +67,7 @@ impl Door {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(threads.max(1))
             .thread_name("documents")
+            .thread_stack_size(STACK)
             .enable_all()
             .build()?;
         let (stop, stopped) = watch::channel(false);
@@ -192,12 +195,13 @@ async fn serve(mut stream: TcpStream, peer: SocketAddr, shared: &Shared) -> std:
         let mut consumed = 0;
         loop {
             let rest = &input[consumed..];
-            let length = match wire::length(rest) {
+            let most = longest(shared, &session);
+            let length = match wire::length(rest, most) {
                 Ok(length) => length,
                 Err(error) => return protocol_error(shared, &error),
             };
             let Some(length) = length.filter(|length| rest.len() >= *length) else { break };
-            let (manner, request) = match wire::read(&rest[..length]) {
+            let (manner, request) = match wire::read(&rest[..length], most) {
                 Ok(read) => read,
                 Err(error) => return protocol_error(shared, &error),
             };
@@ -262,7 +266,7 @@ async fn serve(mut stream: TcpStream, peer: SocketAddr, shared: &Shared) -> std:
         if *stop.borrow() {
             return Ok(());
         }
-        let wanted = wire::length(&input)
+        let wanted = wire::length(&input, longest(shared, &session))
             .ok()
             .flatten()
             .map_or(READ, |length| length.saturating_sub(input.len()).max(READ));
@@ -274,6 +278,14 @@ async fn serve(mut stream: TcpStream, peer: SocketAddr, shared: &Shared) -> std:
         if read == 0 {
             return Ok(());
         }
+    }
+}
+
+/// The longest message a client may send now.
+fn longest(shared: &Shared, session: &Session) -> usize {
+    match shared.engine.authentication && session.user.is_none() {
+        true => wire::LONGEST_OF_STRANGER,
+        false => wire::LONGEST_MESSAGE,
     }
 }
 
@@ -346,6 +358,7 @@ async fn upkeep(shared: Arc<Shared>) {
                 if let Err(error) = engine.trim_log().and_then(|()| crate::retry::reap(engine)) {
                     tracing::warn!(%error, "the log of documents could not be trimmed");
                 }
+                engine.end_all_halves();
                 if let Err(error) = crate::expiry::expire(engine) {
                     tracing::warn!(%error, "documents whose time has come could not be deleted");
                 }

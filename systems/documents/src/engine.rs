@@ -6,22 +6,27 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use beeline_documents_query::error::{Code, QueryError, Result, fail};
+use beeline_documents_query::memory::Memory;
 use beeline_documents_query::value::integral;
 use bson::{Bson, Document, doc};
 
-use crate::catalog::{
-    Collection, Database, Index, MOST_INDEXES, check_collection_name, check_database_name,
-};
+use crate::catalog::{Collection, Database, Index, check_collection_name, check_database_name};
 use crate::cursor::Cursors;
-use crate::index::{entries, entry_key, entry_value};
-use crate::layout::{NUMBERED, SYSTEM_ROW, kind, numbered, word};
+use crate::layout::{SYSTEM_ROW, kind, numbered, word};
 use crate::log;
 use crate::retry::Retry;
-use crate::scan::{SLICE, decode};
+use crate::scan::SLICE;
 use crate::stats::DocumentsMetrics;
-use crate::store::{Backing, Change, Store, Stretch, with_row};
-use crate::write;
+use crate::store::{Backing, Change, Store, Stretch, Visitor, with_row};
 
+mod indexes;
+
+/// Bytes of keys deleted in one batch.
+const DELETED_BYTES: usize = 1 << 20;
+/// How long the log of a database without collections is kept for streams that are still behind.
+const LOG_OF_DROPPED_MS: u64 = 60 * 60 * 1000;
+/// Collections whose names begin so are results of `$out` on their way.
+pub const ON_ITS_WAY: &str = "tmp.agg_out.";
 /// Collections and databases at most, so that a hostile client cannot fill memory with names.
 const MOST_COLLECTIONS: usize = 100_000;
 
@@ -36,6 +41,8 @@ pub struct EngineOptions {
     pub log_bytes: u64,
     /// Clients must show who they are.
     pub authentication: bool,
+    /// Bytes that the operations of all clients may keep together.
+    pub memory_bytes: usize,
 }
 
 impl Default for EngineOptions {
@@ -45,6 +52,7 @@ impl Default for EngineOptions {
             cursor_timeout_ms: 600_000,
             log_bytes: 64 << 20,
             authentication: false,
+            memory_bytes: 1 << 30,
         }
     }
 }
@@ -73,8 +81,39 @@ pub struct Engine {
     log_bytes: u64,
     /// Clients must show who they are.
     pub authentication: bool,
-    /// Woken when something was logged.
+    /// Woken when something changed.
     pub changed: tokio::sync::Notify,
+    /// What the operations of all clients keep.
+    pub memory: Arc<Memory>,
+    /// Users are made one at a time.
+    pub users: Mutex<()>,
+    /// Grows when a user is changed or dropped, so that connections look again.
+    pub users_changed: AtomicU64,
+    /// What only this node knows: the salts of users that there are not come from it.
+    pub secret: [u8; 32],
+    /// Streams that are behind this time missed something, because the node ran without a log.
+    pub log_floor: AtomicU64,
+}
+
+/// Notes whether a batch was applied.
+struct Noting<'n> {
+    row: &'n mut dyn Backing,
+    applied: bool,
+}
+
+impl Backing for Noting<'_> {
+    fn get(&mut self, key: &[u8], out: &mut Vec<u8>) -> Result<bool> {
+        self.row.get(key, out)
+    }
+
+    fn range(&mut self, stretch: &Stretch, backward: bool, visit: &mut Visitor<'_>) -> Result<()> {
+        self.row.range(stretch, backward, visit)
+    }
+
+    fn apply(&mut self, changes: &[Change]) -> Result<Option<usize>> {
+        self.applied |= !changes.is_empty();
+        self.row.apply(changes)
+    }
 }
 
 impl Engine {
@@ -97,6 +136,7 @@ impl Engine {
                 ControlFlow::Continue(())
             })
         })?;
+        let secret = with_row(&*store, SYSTEM_ROW, secret)?;
         let mut databases = BTreeMap::new();
         for name in names {
             let database = with_row(&*store, name.as_bytes(), |row| load(&name, row))?;
@@ -115,14 +155,95 @@ impl Engine {
             log_bytes: options.log_bytes,
             authentication: options.authentication,
             changed: tokio::sync::Notify::new(),
+            memory: Memory::of_node(options.memory_bytes),
+            users: Mutex::default(),
+            users_changed: AtomicU64::new(0),
+            secret,
+            log_floor: AtomicU64::new(0),
             store,
         });
         for database in engine.databases() {
-            engine.finish_leavings(&database)?;
             engine.clock.pass(engine.with(&database, |row| log::last(row))?);
         }
         engine.clock.next(engine.now_ms());
+        engine.mark_log()?;
+        for database in engine.databases() {
+            engine.end_halves(&database, true);
+        }
+        if let Err(error) = engine.forget_dropped() {
+            tracing::warn!(%error, "dropped databases cannot be forgotten yet");
+        }
         Ok(engine)
+    }
+
+    /// Ends what was left half done in a database: what cannot be ended now is tried again later,
+    /// and keeps no client from working.
+    fn end_halves(&self, database: &Database, opening: bool) {
+        let ended = (|| {
+            self.finish_leavings(database)?;
+            for half in database.collections() {
+                // No client is there yet when the engine opens.
+                if opening && half.name.starts_with(ON_ITS_WAY) {
+                    self.drop_collection(database, &half.name)?;
+                }
+            }
+            Ok::<(), QueryError>(())
+        })();
+        if let Err(error) = ended {
+            tracing::warn!(database = database.name, %error, "what dropped collections left cannot be deleted yet");
+        }
+    }
+
+    /// Tries again what could not be ended before.
+    pub fn end_all_halves(&self) {
+        for database in self.databases() {
+            self.end_halves(&database, false);
+        }
+    }
+
+    /// Forgets databases whose last collection was dropped long ago, with their logs. Only while
+    /// no client is there.
+    fn forget_dropped(&self) -> Result<()> {
+        let long_ago = (self.now_ms().saturating_sub(LOG_OF_DROPPED_MS) / 1000) << 32;
+        for database in self.databases() {
+            if !database.collections().is_empty()
+                || self.with(&database, |row| log::last(row))? >= long_ago
+            {
+                continue;
+            }
+            log::drop_all(self, &database)?;
+            self.with(&database, |row| row.apply(&[leaving_all(kind::OUTCOME)]).map(drop))?;
+            self.finish_leavings(&database)?;
+            let key = word(kind::CATALOG, database.row());
+            with_row(&*self.store, SYSTEM_ROW, |row| row.apply(&[Change::delete(key)]))?;
+            let mut all = self.databases.write().unwrap_or_else(PoisonError::into_inner);
+            all.remove(&database.name);
+        }
+        Ok(())
+    }
+
+    /// Notes that the node runs without a log, or that it did before: what changed then is in no
+    /// stream.
+    fn mark_log(&self) -> Result<()> {
+        let (mark, place) = (word(kind::NUMBERS, b"unlogged"), word(kind::NUMBERS, b"floor"));
+        let floor = with_row(&*self.store, SYSTEM_ROW, |row| {
+            let mut bytes = Vec::new();
+            let unlogged = row.get(&mark, &mut bytes)?;
+            if self.logs() && unlogged {
+                let floor = self.clock.next(self.now_ms());
+                let value = floor.to_be_bytes().to_vec();
+                row.apply(&[Change::put(place, value), Change::delete(mark)])?;
+                return Ok(floor);
+            }
+            if !self.logs() && !unlogged {
+                row.apply(&[Change::put(mark, Vec::new())])?;
+            }
+            row.get(&place, &mut bytes)?;
+            Ok(bytes.first_chunk::<8>().map_or(0, |floor| u64::from_be_bytes(*floor)))
+        })?;
+        self.log_floor.store(floor, Ordering::Release);
+        self.clock.pass(floor);
+        Ok(())
     }
 
     /// The store below.
@@ -210,8 +331,15 @@ impl Engine {
         database: &Database,
         work: impl FnOnce(&mut dyn Backing) -> Result<R>,
     ) -> Result<R> {
-        let result = with_row(&*self.store, database.row(), work);
-        if self.logs() {
+        let mut applied = false;
+        let result = with_row(&*self.store, database.row(), |row| {
+            let mut row = Noting { row, applied: false };
+            let result = work(&mut row);
+            applied = row.applied;
+            result
+        });
+        // What only reads wakes no reader: it would wake itself.
+        if applied {
             self.changed.notify_waiters();
         }
         result
@@ -322,20 +450,27 @@ impl Engine {
         database: &Database,
         name: &str,
     ) -> Result<Option<Arc<Collection>>> {
-        let _guard = lock(&database.changing);
+        let guard = lock(&database.changing);
         let dropped = self.with(database, |row| {
             let Some(known) = database.collection(name) else { return Ok(None) };
-            let mut changes =
-                vec![Change::delete(known.catalog_key()), leaving(kind::RECORD, known.id)];
-            changes.extend(known.indexes.iter().map(|index| leaving(kind::INDEX, index.id)));
+            let mut changes = vec![Change::delete(known.catalog_key())];
+            changes.extend(leavings(&known));
             changes.extend(log::of_catalog(self, database, doc! { "drop": name })?);
             row.apply(&changes)?;
             Ok(database.remove(name))
         })?;
+        drop(guard);
         if dropped.is_some() {
-            self.finish_leavings(database)?;
+            self.end_leavings(database);
         }
         Ok(dropped)
+    }
+
+    /// Deletes what was dropped; what cannot be deleted now is deleted later.
+    pub fn end_leavings(&self, database: &Database) {
+        if let Err(error) = self.finish_leavings(database) {
+            tracing::warn!(database = database.name, %error, "what was dropped cannot be deleted yet");
+        }
     }
 
     /// Drops a database; false when there was none.
@@ -366,22 +501,21 @@ impl Engine {
         drop_target: bool,
     ) -> Result<()> {
         check_collection_name(&database.name, to)?;
-        if database.collection(to).is_some() {
-            if !drop_target {
+        let guard = lock(&database.changing);
+        let dropped = self.with(database, |row| {
+            let old = existing(database, from)?;
+            let target = database.collection(to);
+            if target.is_some() && !drop_target {
                 return fail(Code::NamespaceExists, "target namespace exists");
             }
-            existing(database, from)?;
-            self.drop_collection(database, to)?;
-        }
-        let _guard = lock(&database.changing);
-        self.with(database, |row| {
-            let old = existing(database, from)?;
             let namespace = format!("{}.{to}", database.name);
             let new = Collection { namespace, name: to.to_owned(), ..(*old).clone() };
             let mut changes = vec![
                 Change::delete(old.catalog_key()),
                 Change::put(new.catalog_key(), new.stored()?),
             ];
+            // In one batch with the name: a crash leaves the old target or the new one.
+            changes.extend(target.iter().flat_map(|target| leavings(target)));
             changes.extend(log::of_catalog(
                 self,
                 database,
@@ -390,8 +524,13 @@ impl Engine {
             row.apply(&changes)?;
             database.remove(from);
             database.put(new);
-            Ok(())
-        })
+            Ok(target.is_some())
+        })?;
+        drop(guard);
+        if dropped {
+            self.end_leavings(database);
+        }
+        Ok(())
     }
 
     /// Deletes what dropped collections and indexes left, a slice at a time.
@@ -410,20 +549,21 @@ impl Engine {
                     },
                 )?;
                 let Some(mark) = next else { return Ok(false) };
-                let mut changes = Vec::new();
+                let (mut changes, mut bytes) = (Vec::new(), 0);
                 row.range(
                     &Stretch::of_prefix(&mark[1 + b"leaving".len()..]),
                     false,
                     &mut |key, _| {
                         changes.push(Change::delete(key.to_vec()));
-                        if changes.len() >= SLICE {
+                        bytes += key.len();
+                        if changes.len() >= SLICE || bytes >= DELETED_BYTES {
                             ControlFlow::Break(())
                         } else {
                             ControlFlow::Continue(())
                         }
                     },
                 )?;
-                if changes.len() < SLICE {
+                if changes.len() < SLICE && bytes < DELETED_BYTES {
                     changes.push(Change::delete(mark));
                 }
                 row.apply(&changes)?;
@@ -433,202 +573,6 @@ impl Engine {
                 return Ok(());
             }
         }
-    }
-
-    /// Makes indexes: writers keep them up from the start, the planner sees each once all documents
-    /// that were there are in it. Returns how many there were before and are now.
-    ///
-    /// Errors: specifications that cannot be, contradict an index that is there, or that documents
-    /// do not fit; none of the new ones is left then.
-    pub fn create_indexes(
-        &self,
-        database: &Database,
-        name: &str,
-        wanted: Vec<Index>,
-    ) -> Result<(usize, usize)> {
-        let (mut made, before) = (Vec::new(), existing(database, name)?.indexes.len());
-        {
-            let _guard = lock(&database.changing);
-            self.with(database, |row| {
-                let old = existing(database, name)?;
-                let mut indexes = old.indexes.clone();
-                for mut index in wanted {
-                    if is_known(&indexes, &index)? {
-                        continue;
-                    }
-                    if indexes.len() + 2 > MOST_INDEXES {
-                        return fail(
-                            Code::CannotCreateIndex,
-                            format!(
-                                "add index fails, too many indexes for {} key:{}",
-                                old.namespace,
-                                index.key()
-                            ),
-                        );
-                    }
-                    index.id = database.take_id();
-                    made.push(index.id);
-                    indexes.push(Arc::new(index));
-                }
-                if !made.is_empty() {
-                    let new = old.with_indexes(indexes);
-                    row.apply(&[Change::put(new.catalog_key(), new.stored()?), numbers(database)])?;
-                    database.put(new);
-                }
-                Ok(())
-            })?;
-        }
-        for id in &made {
-            if let Err(error) = self.build(database, name, *id) {
-                for id in &made {
-                    self.remove_index(database, name, *id)?;
-                }
-                self.finish_leavings(database)?;
-                return Err(error);
-            }
-        }
-        let after = existing(database, name)?.indexes.len();
-        Ok((before, after))
-    }
-
-    /// Puts what is there into a new index, a slice at a time.
-    fn build(&self, database: &Database, name: &str, id: u32) -> Result<()> {
-        let of = |collection: &Collection| {
-            collection.indexes.iter().find(|index| index.id == id).cloned().ok_or_else(|| {
-                QueryError::new(Code::IndexNotFound, "the index was dropped while it was built")
-            })
-        };
-        let collection = existing(database, name)?;
-        let label = (collection.namespace.clone(), of(&collection)?.name.clone());
-        let whole = self.count(database, &collection)?.0.max(0) as u64;
-        let mut behind: Option<Vec<u8>> = None;
-        let mut looked = 0;
-        let outcome = loop {
-            lock(&self.builds).insert(label.clone(), (looked, whole));
-            let step = self.with(database, |row| {
-                let collection = existing(database, name)?;
-                let index = of(&collection)?;
-                let mut slice: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
-                let mut rest = Stretch::of_prefix(&numbered(kind::RECORD, collection.id, &[]));
-                if let Some(behind) = &behind {
-                    rest.from = std::ops::Bound::Excluded(behind.clone());
-                }
-                row.range(&rest, false, &mut |key, value| {
-                    slice.push((key.to_vec(), value.to_vec()));
-                    if slice.len() >= SLICE / 2 {
-                        ControlFlow::Break(())
-                    } else {
-                        ControlFlow::Continue(())
-                    }
-                })?;
-                let mut changes = Vec::new();
-                let mut multikey = false;
-                for (key, bytes) in &slice {
-                    let record = &key[NUMBERED..];
-                    let document = decode(bytes)?;
-                    let found = entries(&index, &document)?;
-                    multikey |= found.multikey;
-                    for values in &found.keys {
-                        if index.unique {
-                            write::check_unique(
-                                row,
-                                &collection,
-                                &index,
-                                values,
-                                record,
-                                &document,
-                            )?;
-                            // The next document of the slice must see this one.
-                            row.apply(&[Change::put(
-                                entry_key(id, values, record),
-                                entry_value(record),
-                            )])?;
-                        } else {
-                            changes.push(Change::put(
-                                entry_key(id, values, record),
-                                entry_value(record),
-                            ));
-                        }
-                    }
-                }
-                let done = slice.len() < SLICE / 2;
-                if done || multikey && !index.multikey {
-                    let new = write::with_index(&collection, id, |index| {
-                        index.multikey |= multikey;
-                        index.ready |= done;
-                    });
-                    changes.push(Change::put(new.catalog_key(), new.stored()?));
-                    row.apply(&changes)?;
-                    database.put(new);
-                } else {
-                    row.apply(&changes)?;
-                }
-                Ok((done, slice.len(), slice.pop().map(|(key, _)| key)))
-            });
-            match step {
-                Ok((done, count, last)) => {
-                    looked += count as u64;
-                    behind = last.or(behind);
-                    if done {
-                        break Ok(());
-                    }
-                }
-                Err(error) => break Err(error),
-            }
-        };
-        lock(&self.builds).remove(&label);
-        outcome
-    }
-
-    /// Drops an index by number.
-    ///
-    /// Errors: the store's.
-    pub fn remove_index(&self, database: &Database, name: &str, id: u32) -> Result<()> {
-        let _guard = lock(&database.changing);
-        self.with(database, |row| {
-            let old = existing(database, name)?;
-            let indexes = old.indexes.iter().filter(|index| index.id != id).cloned().collect();
-            let new = old.with_indexes(indexes);
-            row.apply(&[Change::put(new.catalog_key(), new.stored()?), leaving(kind::INDEX, id)])?;
-            database.put(new);
-            Ok(())
-        })
-    }
-
-    /// Changes an index in place.
-    ///
-    /// Errors: the store's.
-    pub fn change_index(
-        &self,
-        database: &Database,
-        name: &str,
-        id: u32,
-        change: impl FnOnce(&mut Index),
-    ) -> Result<()> {
-        let _guard = lock(&database.changing);
-        self.with(database, |row| {
-            let new = write::with_index(&*existing(database, name)?, id, change);
-            row.apply(&[Change::put(new.catalog_key(), new.stored()?)])?;
-            database.put(new);
-            Ok(())
-        })
-    }
-
-    /// Ends builds that a crash cut short.
-    ///
-    /// Errors: the store's.
-    pub fn finish_builds(&self) -> Result<()> {
-        for database in self.databases() {
-            for collection in database.collections() {
-                for index in collection.indexes.iter().filter(|index| !index.ready) {
-                    if let Err(error) = self.build(&database, &collection.name, index.id) {
-                        tracing::warn!(index = index.name, collection = collection.namespace, %error, "an index build that was cut short cannot end; the index is dropped");
-                        self.remove_index(&database, &collection.name, index.id)?;
-                    }
-                }
-            }
-        }
-        Ok(())
     }
 
     /// Documents of a collection and their bytes.
@@ -674,64 +618,42 @@ pub fn existing(database: &Database, name: &str) -> Result<Arc<Collection>> {
     })
 }
 
-fn is_known(indexes: &[Arc<Index>], wanted: &Index) -> Result<bool> {
-    for known in indexes {
-        let same_key = known.key() == wanted.key();
-        if known.name == wanted.name {
-            if same_key && known.given == wanted.given {
-                return Ok(true);
-            }
-            let code =
-                if same_key { Code::IndexOptionsConflict } else { Code::IndexKeySpecsConflict };
-            return fail(
-                code,
-                format!(
-                    "An existing index has the same name as the requested index. When index names are not specified, they are auto generated and can cause conflicts. Please refer to our documentation. Requested index: {}, existing index: {}",
-                    wanted.shown(),
-                    known.shown()
-                ),
-            );
-        }
-        if same_key
-            && known.partial.as_ref().map(|(filter, _)| filter)
-                == wanted.partial.as_ref().map(|(filter, _)| filter)
-            && known.sparse == wanted.sparse
-            && known.unique == wanted.unique
-        {
-            return fail(
-                Code::IndexOptionsConflict,
-                format!("Index already exists with a different name: {}", known.name),
-            );
-        }
-        if same_key && known.partial.is_none() && wanted.partial.is_none() {
-            return fail(
-                Code::IndexOptionsConflict,
-                format!(
-                    "An equivalent index already exists with different options: {}",
-                    known.name
-                ),
-            );
-        }
-    }
-    // The index on `_id` is always there.
-    if wanted.fields.len() == 1
-        && wanted.fields[0].0 == ["_id"]
-        && wanted.fields[0].1 == crate::catalog::Direction::Up
-    {
-        return Ok(true);
-    }
-    Ok(false)
-}
-
 fn numbers(database: &Database) -> Change {
     let next = database.next_id.load(Ordering::Relaxed);
     Change::put(word(kind::NUMBERS, b"next"), next.to_be_bytes().to_vec())
+}
+
+/// Marks that a collection's documents and index entries are to be deleted.
+fn leavings(collection: &Collection) -> Vec<Change> {
+    let mut marks = vec![leaving(kind::RECORD, collection.id)];
+    marks.extend(collection.indexes.iter().map(|index| leaving(kind::INDEX, index.id)));
+    marks
+}
+
+/// What only this node knows, made when it is first asked for.
+fn secret(row: &mut dyn Backing) -> Result<[u8; 32]> {
+    let (place, mut bytes) = (word(kind::NUMBERS, b"secret"), Vec::new());
+    if row.get(&place, &mut bytes)?
+        && let Some(known) = bytes.first_chunk::<32>()
+    {
+        return Ok(*known);
+    }
+    let made: [u8; 32] = rand::random();
+    row.apply(&[Change::put(place, made.to_vec())])?;
+    Ok(made)
 }
 
 /// A mark that everything below a number is to be deleted.
 fn leaving(kind: u8, number: u32) -> Change {
     let mut mark = word(self::kind::NUMBERS, b"leaving");
     mark.extend(numbered(kind, number, &[]));
+    Change::put(mark, Vec::new())
+}
+
+/// A mark that everything of a kind is to be deleted.
+fn leaving_all(kind: u8) -> Change {
+    let mut mark = word(self::kind::NUMBERS, b"leaving");
+    mark.push(kind);
     Change::put(mark, Vec::new())
 }
 

@@ -48,6 +48,9 @@ pub fn expire(engine: &Engine) -> Result<u64> {
                             ));
                         }
                         let Some(scan) = &mut scan else { return Ok(true) };
+                        if scan.check(Some(&known)).is_err() {
+                            return Ok(true);
+                        }
                         let mut found = Vec::new();
                         scan.slice(row, &Scope::default(), 256, &mut found)?;
                         for one in &found {

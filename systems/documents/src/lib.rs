@@ -26,6 +26,7 @@ mod index;
 pub mod layout;
 pub mod log;
 pub mod node_store;
+pub mod operation;
 pub mod plan;
 mod query;
 pub mod reply;

@@ -116,17 +116,23 @@ pub struct Recorder<'r> {
     pub reports: Option<bool>,
     /// The statement is an upsert.
     pub upsert: bool,
+    /// The client asked that the validator is not looked at.
+    pub bypass: bool,
 }
 
 impl<'r> Recorder<'r> {
     /// Of a write that is not retryable.
     #[must_use]
     pub fn plain(engine: &'r Engine) -> Self {
-        Self { engine, retry: None, reports: None, upsert: false }
+        Self { engine, retry: None, reports: None, upsert: false, bypass: false }
     }
 }
 
 impl Witness for Recorder<'_> {
+    fn bypasses(&self) -> bool {
+        self.bypass
+    }
+
     fn changes(&mut self, collection: &Collection, event: &Event<'_>) -> Result<Vec<Change>> {
         let mut changes = Vec::new();
         if self.engine.logs() {
@@ -247,6 +253,15 @@ fn shares_a_start(old: &[Bson], new: &[Bson]) -> bool {
             >= old.len().min(new.len())
 }
 
+/// Refuses a stream that missed something.
+pub(crate) fn history_lost<T>() -> Result<T> {
+    beeline_documents_query::error::fail(
+        Code::ChangeStreamHistoryLost,
+        "Resume of change stream was not possible, as the resume point may no longer be in the oplog.",
+    )
+    .map_err(not_resumable)
+}
+
 /// Tells the driver that opening the stream again does not help.
 pub(crate) fn not_resumable(error: QueryError) -> QueryError {
     error.with(doc! { "errorLabels": ["NonResumableChangeStreamError"] })
@@ -264,11 +279,7 @@ pub fn read(
     out: &mut Vec<(u64, Document)>,
 ) -> Result<bool> {
     if trimmed(row)? > behind {
-        return beeline_documents_query::error::fail(
-            Code::ChangeStreamHistoryLost,
-            "Resume of change stream was not possible, as the resume point may no longer be in the oplog.",
-        )
-        .map_err(not_resumable);
+        return history_lost();
     }
     let stretch = Stretch { from: Bound::Excluded(key(behind)), to: Bound::Included(key(until)) };
     let (mut bytes, mut failure) = (0, None);
@@ -285,6 +296,36 @@ pub fn read(
         }
     })?;
     failure.map_or(Ok(bytes < most), Err)
+}
+
+/// Deletes the whole log of a database.
+///
+/// Errors: the store's.
+pub fn drop_all(engine: &Engine, database: &Database) -> Result<()> {
+    while engine.with(database, |row| cut(row, u64::MAX, 0))? > 0 {}
+    Ok(())
+}
+
+/// Deletes the oldest entries, one slice of them, until about `most` of `bytes` bytes are left;
+/// returns how many are.
+fn cut(row: &mut dyn Backing, bytes: u64, most: u64) -> Result<u64> {
+    let (mut changes, mut last, mut left) = (Vec::new(), 0, bytes);
+    row.range(&Stretch::of_prefix(&[kind::LOG]), false, &mut |key, value| {
+        left = left.saturating_sub((key.len() + value.len()) as u64);
+        last = time_in(key);
+        changes.push(Change::delete(key.to_vec()));
+        if left <= most || changes.len() >= SLICE {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
+    })?;
+    if changes.is_empty() {
+        return Ok(0);
+    }
+    changes.push(Change::put(word(kind::NUMBERS, b"trimmed"), last.to_be_bytes().to_vec()));
+    row.apply(&changes)?;
+    Ok(left)
 }
 
 /// The time up to which entries were deleted.
@@ -337,28 +378,7 @@ pub fn trim(engine: &Engine, most: u64) -> Result<()> {
             }
         }
         while bytes > most {
-            bytes = engine.with(&database, |row| {
-                let (mut changes, mut last, mut left) = (Vec::new(), 0, bytes);
-                row.range(&Stretch::of_prefix(&[kind::LOG]), false, &mut |key, value| {
-                    left = left.saturating_sub((key.len() + value.len()) as u64);
-                    last = time_in(key);
-                    changes.push(Change::delete(key.to_vec()));
-                    if left <= most || changes.len() >= SLICE {
-                        ControlFlow::Break(())
-                    } else {
-                        ControlFlow::Continue(())
-                    }
-                })?;
-                if changes.is_empty() {
-                    return Ok(0);
-                }
-                changes.push(Change::put(
-                    word(kind::NUMBERS, b"trimmed"),
-                    last.to_be_bytes().to_vec(),
-                ));
-                row.apply(&changes)?;
-                Ok(left)
-            })?;
+            bytes = engine.with(&database, |row| cut(row, bytes, most))?;
         }
     }
     Ok(())

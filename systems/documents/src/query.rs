@@ -6,13 +6,15 @@ use std::sync::Arc;
 use beeline_documents_query::Filter;
 use beeline_documents_query::error::{Code, QueryError, Result, fail};
 use beeline_documents_query::expression::Scope;
-use beeline_documents_query::pipeline::MOST_KEPT_BYTES;
+use beeline_documents_query::memory::{Lease, Memory};
 use beeline_documents_query::projection::Projection;
 use beeline_documents_query::sort::Order;
 use bson::{Bson, Document};
 
 use crate::catalog::{Collection, Database};
+use crate::cursor::BATCH_BYTES;
 use crate::engine::Engine;
+use crate::operation::Operation;
 use crate::plan::{Plan, choose};
 use crate::scan::{Found, SLICE, Scan, decode, some_fields};
 use crate::write::encode;
@@ -38,6 +40,8 @@ pub struct Asked {
     pub deadline_ms: Option<u64>,
     /// Stays at the end of a capped collection.
     pub tailing: bool,
+    /// The operation it is a part of.
+    pub operation: Operation,
 }
 
 /// A query that is being answered.
@@ -152,8 +156,8 @@ impl Query {
         if !self.sorted {
             return self.fill_sorted(engine, out);
         }
-        let start = out.len();
-        while out.len() - start < wanted && !self.is_done() {
+        let (start, mut bytes) = (out.len(), 0);
+        while out.len() - start < wanted && bytes < BATCH_BYTES && !self.is_done() {
             let missing = (wanted - (out.len() - start)) as u64 + (self.asked.skip - self.skipped);
             let left = self
                 .asked
@@ -169,7 +173,9 @@ impl Query {
                     continue;
                 }
                 self.returned += 1;
-                out.push_back(self.projected(one.bytes)?);
+                let document = self.projected(one.bytes)?;
+                bytes += document.len();
+                out.push_back(document);
             }
             if self.tailing && idle {
                 break;
@@ -185,19 +191,13 @@ impl Query {
         if self.asked.deadline_ms.is_some_and(|deadline| engine.now_ms() > deadline) {
             return fail(Code::MaxTimeMsExpired, "operation exceeded time limit");
         }
-        let known = database.collection(&self.collection);
-        if known.is_none_or(|known| known.uuid != self.uuid) {
-            return fail(
-                Code::QueryPlanKilled,
-                format!(
-                    "collection dropped. UUID of {}.{} changed",
-                    database.name, self.collection
-                ),
-            );
-        }
         let scope = Scope::with_variables(&self.asked.variables);
         let mut found = Vec::new();
-        engine.with(database, |row| scan.slice(row, &scope, most, &mut found))?;
+        engine.with(database, |row| {
+            let known = database.collection(&self.collection);
+            scan.check(known.filter(|known| known.uuid == self.uuid).as_deref())?;
+            scan.slice(row, &scope, most, &mut found)
+        })?;
         engine.metrics.documents_examined.add_shared(found.len() as u64);
         Ok(found)
     }
@@ -228,29 +228,21 @@ impl Query {
         let names: Vec<String> =
             order.fields.iter().filter_map(|(path, _)| path.first().cloned()).collect();
         let mut kept: Vec<(Vec<Bson>, Vec<u8>)> = Vec::new();
-        let mut bytes = 0;
+        let mut lease = Lease::of(&self.asked.operation.memory);
         let trim = |kept: &mut Vec<(Vec<Bson>, Vec<u8>)>, keep: usize| {
             kept.sort_by(|(a, _), (b, _)| order.compare_keys(a, b));
             kept.truncate(keep);
         };
         while self.scan.as_ref().is_some_and(|scan| !scan.done) {
             for found in self.slice(engine, usize::MAX)? {
-                bytes += found.bytes.len() + 64;
+                lease.grow(found.bytes.len() + 64, Memory::alone)?;
                 kept.push((order.key(&some_fields(&found.bytes, &names)?), found.bytes));
             }
             if let Some(keep) = keep
                 && kept.len() > keep.saturating_mul(2).max(1024)
             {
                 trim(&mut kept, keep);
-                bytes = kept.iter().map(|(_, document)| document.len() + 64).sum();
-            }
-            if bytes > MOST_KEPT_BYTES {
-                return fail(
-                    Code::QueryExceededMemory,
-                    format!(
-                        "Sort exceeded memory limit of {MOST_KEPT_BYTES} bytes; an index or a limit would avoid it"
-                    ),
-                );
+                lease.shrink_to(kept.iter().map(|(_, document)| document.len() + 64).sum());
             }
         }
         trim(&mut kept, keep.unwrap_or(usize::MAX));

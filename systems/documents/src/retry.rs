@@ -16,6 +16,9 @@ use crate::store::{Backing, Change, Stretch};
 /// Outcomes are kept this long after their session wrote last: longer than a session lives.
 const KEPT_MS: u64 = 60 * 60 * 1000;
 
+/// Bytes of a statement's number in a key.
+const STATEMENT: usize = size_of::<i32>();
+
 /// A statement of a retryable write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Retry {
@@ -100,11 +103,20 @@ pub fn reap(engine: &Engine) -> Result<()> {
         })?;
         for head in heads {
             engine.with(&database, |row| {
+                let mut bytes = Vec::new();
+                // The session may have written again since.
+                let stale = row.get(&head, &mut bytes)?
+                    && whole_field(&decode(&bytes)?, "at").is_some_and(|at| at < until);
                 let mut changes = Vec::new();
-                row.range(&Stretch::of_prefix(&head), false, &mut |key, _| {
-                    changes.push(Change::delete(key.to_vec()));
-                    ControlFlow::Continue(())
-                })?;
+                if stale {
+                    row.range(&Stretch::of_prefix(&head), false, &mut |key, _| {
+                        // Its own statements, not those of a session whose name begins like it.
+                        if key.len() == head.len() || key.len() == head.len() + STATEMENT {
+                            changes.push(Change::delete(key.to_vec()));
+                        }
+                        ControlFlow::Continue(())
+                    })?;
+                }
                 row.apply(&changes).map(drop)
             })?;
         }

@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use std::ops::{Bound, ControlFlow};
 
 use beeline_documents_query::Filter;
-use beeline_documents_query::error::{Code, QueryError, Result};
+use beeline_documents_query::error::{Code, QueryError, Result, fail};
 use beeline_documents_query::expression::Scope;
 use bson::raw::RawDocument;
 use bson::{Bson, Document};
@@ -21,7 +21,7 @@ use crate::store::{Backing, Stretch};
 /// Documents looked at in one slice.
 pub const SLICE: usize = 512;
 /// Bytes looked at in one slice.
-const SLICE_BYTES: usize = 4 << 20;
+pub const SLICE_BYTES: usize = 4 << 20;
 
 /// A document and where it lies.
 #[derive(Clone, Debug)]
@@ -91,6 +91,28 @@ impl Scan {
     #[must_use]
     pub fn plan(&self) -> &Plan {
         &self.plan
+    }
+
+    /// Refuses to go on in a collection that is not the one it began in, or lost the index it goes by:
+    /// a name may stand for another collection by now.
+    ///
+    /// Errors: [`Code::QueryPlanKilled`].
+    pub fn check(&self, collection: Option<&Collection>) -> Result<()> {
+        let Some(collection) = collection.filter(|known| known.id == self.collection) else {
+            return fail(
+                Code::QueryPlanKilled,
+                "the collection was dropped or renamed while the operation went through it",
+            );
+        };
+        match &self.plan.source {
+            Source::Index(index) if collection.indexes.iter().all(|known| known.id != index.id) => {
+                fail(
+                    Code::QueryPlanKilled,
+                    format!("query plan killed :: caused by :: index '{}' dropped", index.name),
+                )
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Looks at one slice; what the filter selects is appended. At most `most` are found.
@@ -196,10 +218,10 @@ impl Scan {
         most: usize,
         out: &mut Vec<Found>,
     ) -> Result<()> {
-        let mut looked = 0;
+        let (mut looked, mut weight) = (0, 0);
         // Few entries first: most queries through an index want little.
         let mut chunk = 8.max(most.min(64));
-        while looked < SLICE && out.len() < most && !self.done {
+        while looked < SLICE && weight < SLICE_BYTES && out.len() < most && !self.done {
             let Some(rest) = self.rest() else {
                 self.done = true;
                 break;
@@ -228,12 +250,13 @@ impl Scan {
                     continue;
                 }
                 self.examined += 1;
+                weight += bytes.len();
                 if selects(&self.filter, self.fields.as_deref(), &bytes, scope)? {
                     out.push(Found { record, bytes });
-                    if out.len() >= most {
-                        full = true;
-                        break;
-                    }
+                }
+                if out.len() >= most || weight >= SLICE_BYTES {
+                    full = true;
+                    break;
                 }
             }
             if ended && !full {

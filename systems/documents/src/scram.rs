@@ -111,11 +111,13 @@ fn attribute<'m>(all: &[(char, &'m str)], name: char) -> Result<&'m str> {
 }
 
 impl Conversation {
-    /// Answers the client's first message. `find` knows the credentials of a user.
+    /// Answers the client's first message. `find` knows the credentials of a user, `secret`
+    /// is the node's own.
     ///
     /// Errors: [`Code::AuthenticationFailed`] for a message of another form.
     pub fn start(
         message: &[u8],
+        secret: &[u8; 32],
         find: impl FnOnce(&str) -> Result<Option<Credential>>,
     ) -> Result<(Self, Vec<u8>)> {
         let Ok(message) = std::str::from_utf8(message) else { return refused() };
@@ -130,9 +132,10 @@ impl Conversation {
         }
         let found = find(&user)?;
         let known = found.is_some();
-        // The salt of an unknown user must not change from try to try.
+        // The salt of an unknown user must not change from try to try, and follow from nothing that a
+        // client knows.
         let credential = found.unwrap_or_else(|| Credential {
-            salt: hash(format!("no such user: {user}").as_bytes())[..28].to_vec(),
+            salt: mac(secret, format!("no such user: {user}").as_bytes())[..28].to_vec(),
             rounds: ROUNDS,
             stored: [0; 32],
             server: [0; 32],
@@ -250,12 +253,12 @@ mod tests {
     #[test]
     fn an_unknown_user_sees_what_a_known_one_sees() {
         let first = b"n,,n=eve,r=abc";
-        let (one, answer) = Conversation::start(first, |_| Ok(None)).unwrap();
-        let (two, again) = Conversation::start(first, |_| Ok(None)).unwrap();
+        let (one, answer) = Conversation::start(first, &[7; 32], |_| Ok(None)).unwrap();
+        let (two, again) = Conversation::start(first, &[7; 32], |_| Ok(None)).unwrap();
         let salt =
             |answer: &[u8]| String::from_utf8_lossy(answer).split(',').nth(1).map(str::to_owned);
         assert_eq!(salt(&answer), salt(&again));
         assert!(one.nonce != two.nonce && !one.is_proven());
-        assert!(Conversation::start(b"p=tls,,n=eve,r=abc", |_| Ok(None)).is_err());
+        assert!(Conversation::start(b"p=tls,,n=eve,r=abc", &[7; 32], |_| Ok(None)).is_err());
     }
 }

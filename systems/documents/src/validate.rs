@@ -9,7 +9,7 @@ use crate::catalog::{Collection, Database};
 use crate::engine::Engine;
 use crate::index::{entries, entry_key};
 use crate::layout::{NUMBERED, kind, numbered};
-use crate::scan::decode;
+use crate::scan::{SLICE_BYTES, decode};
 use crate::store::{Backing, Stretch};
 
 /// Errors told at most.
@@ -81,10 +81,11 @@ fn walk(
     let mut rest = Stretch::of_prefix(prefix);
     loop {
         let last = engine.with(database, |row| {
-            let mut slice: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
+            let (mut slice, mut bytes): (Vec<(Vec<u8>, Vec<u8>)>, usize) = (Vec::new(), 0);
             row.range(&rest, false, &mut |key, value| {
                 slice.push((key.to_vec(), value.to_vec()));
-                if slice.len() >= SLICE {
+                bytes += value.len();
+                if slice.len() >= SLICE || bytes >= SLICE_BYTES {
                     ControlFlow::Break(())
                 } else {
                     ControlFlow::Continue(())

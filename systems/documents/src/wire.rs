@@ -13,6 +13,8 @@ use crate::reply::Reply;
 
 /// Longest message, bytes, as MongoDB.
 pub const LONGEST_MESSAGE: usize = 48_000_000;
+/// Longest message of a client that has not shown who it is, where clients must.
+pub const LONGEST_OF_STRANGER: usize = 64 << 10;
 /// Bytes of a header.
 pub const HEADER: usize = 16;
 /// Compressors, by the names drivers offer them under.
@@ -58,13 +60,14 @@ pub struct Manner {
     pub exhaust: bool,
 }
 
-/// Length of the message that begins with these bytes; `None`: too few of them.
+/// Length of the message that begins with these bytes, which is `most` at most; `None`: too few of
+/// them.
 ///
 /// Errors: a length that no message has.
-pub fn length(bytes: &[u8]) -> Result<Option<usize>, WireError> {
+pub fn length(bytes: &[u8], most: usize) -> Result<Option<usize>, WireError> {
     let Some(four) = bytes.first_chunk::<4>() else { return Ok(None) };
     match usize::try_from(i32::from_le_bytes(*four)) {
-        Ok(length) if (HEADER..=LONGEST_MESSAGE).contains(&length) => Ok(Some(length)),
+        Ok(length) if (HEADER..=most).contains(&length) => Ok(Some(length)),
         _ => broken("a message's length is out of range"),
     }
 }
@@ -76,10 +79,10 @@ fn word(bytes: &[u8], at: usize) -> Result<i32, WireError> {
     }
 }
 
-/// Reads one whole message.
+/// Reads one whole message, which is `most` bytes at most when it is unpacked.
 ///
 /// Errors: what is no message of this protocol, or one this server does not take.
-pub fn read(message: &[u8]) -> Result<(Manner, Request), WireError> {
+pub fn read(message: &[u8], most: usize) -> Result<(Manner, Request), WireError> {
     let request_id = word(message, 4)?;
     let code = word(message, 12)?;
     let mut manner =
@@ -93,7 +96,7 @@ pub fn read(message: &[u8]) -> Result<(Manner, Request), WireError> {
     let Some((&compressor, packed)) = rest.get(8..).and_then(<[u8]>::split_first) else {
         return broken("a compressed message is cut short");
     };
-    let Some(size) = usize::try_from(size).ok().filter(|size| *size <= LONGEST_MESSAGE) else {
+    let Some(size) = usize::try_from(size).ok().filter(|size| *size <= most) else {
         return broken("a compressed message says it is too long");
     };
     let plain = unpack(compressor, packed, size)?;
@@ -333,10 +336,13 @@ mod tests {
     #[test]
     fn a_request_is_read_as_it_was_framed() {
         let framed = frame(7, &doc! { "ping": 1, "$db": "d" });
-        assert_eq!(length(&framed).unwrap(), Some(framed.len()));
-        let (manner, request) = read(&framed).unwrap();
+        assert_eq!(length(&framed, LONGEST_MESSAGE).unwrap(), Some(framed.len()));
+        let (manner, request) = read(&framed, LONGEST_MESSAGE).unwrap();
         assert_eq!((manner.request_id, request.name()), (7, "ping"));
-        assert!(length(&[0, 0, 0, 0]).is_err() && length(&[0xff; 4]).is_err());
+        assert!(
+            length(&[0, 0, 0, 0], LONGEST_MESSAGE).is_err()
+                && length(&[0xff; 4], LONGEST_MESSAGE).is_err()
+        );
     }
 
     #[test]
@@ -353,10 +359,29 @@ mod tests {
             let mut out = Vec::new();
             write(manner, 2, &reply, &doc! {}, false, &mut out);
             assert!(out.len() < 800, "{compressor}: {}", out.len());
-            let (back, request) = read(&out).unwrap();
+            let (back, request) = read(&out, LONGEST_MESSAGE).unwrap();
             assert_eq!(back.compressor, Some(compressor));
             assert_eq!(request.body.get_str("text").unwrap().len(), 1600);
         }
+    }
+
+    #[test]
+    fn a_stranger_cannot_send_a_large_message_packed_or_not() {
+        let long = doc! { "hello": 1, "$db": "d", "x": "x".repeat(LONGEST_OF_STRANGER) };
+        let framed = frame(1, &long);
+        assert!(length(&framed, LONGEST_OF_STRANGER).is_err());
+        let body = &framed[HEADER..];
+        let mut packed = framed[..12].to_vec();
+        packed.extend(op::COMPRESSED.to_le_bytes());
+        packed.extend(op::MSG.to_le_bytes());
+        packed.extend((body.len() as i32).to_le_bytes());
+        packed.push(2);
+        packed.extend(pack(2, body).unwrap());
+        let length = packed.len() as i32;
+        packed[..4].copy_from_slice(&length.to_le_bytes());
+        assert!(packed.len() < LONGEST_OF_STRANGER);
+        assert!(read(&packed, LONGEST_MESSAGE).is_ok());
+        assert!(read(&packed, LONGEST_OF_STRANGER).is_err());
     }
 
     #[test]
@@ -373,10 +398,10 @@ mod tests {
             let mut framed = frame(1, &doc! { "insert": "c", "documents": [ { "_id": 1 } ], "$db": "d" });
             let place = at % framed.len();
             framed[place] ^= by;
-            let _ = read(&framed);
+            let _ = read(&framed, LONGEST_MESSAGE);
             if bytes.len() >= HEADER {
                 bytes[12..16].copy_from_slice(&i32::to_le_bytes(code));
-                let _ = read(&bytes);
+                let _ = read(&bytes, LONGEST_MESSAGE);
             }
         }
     }

@@ -3,12 +3,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::sync::Arc;
+mod common;
 
-use beeline_documents::commands::{self, Context, Identity, Request, Session};
-use beeline_documents::reply::Reply;
-use beeline_documents::store::Memory;
-use beeline_documents::{Engine, EngineOptions};
 use beeline_documents_query::Filter;
 use beeline_documents_query::expression::Scope;
 use beeline_documents_query::sort::Order;
@@ -16,60 +12,7 @@ use beeline_documents_query::update::{ArrayFilters, Context as UpdateContext, Up
 use bson::{Bson, Document, doc};
 use proptest::prelude::*;
 
-struct Client {
-    engine: Arc<Engine>,
-    identity: Identity,
-}
-
-impl Client {
-    fn new() -> Self {
-        let engine = Engine::open(Arc::new(Memory::default()), &EngineOptions::default()).unwrap();
-        let identity =
-            Identity { address: "test".to_owned(), most_connections: 1, replica_set: None };
-        Self { engine, identity }
-    }
-
-    fn run(&self, mut body: Document) -> Document {
-        body.insert("$db", "d");
-        let mut session = Session::default();
-        let mut context = Context {
-            engine: &self.engine,
-            session: &mut session,
-            identity: &self.identity,
-            database: String::new(),
-            request: Request { body, sequences: Vec::new() },
-            may_wait: false,
-        };
-        let reply = commands::run(&mut context);
-        let mut bytes = Vec::new();
-        assert!(!matches!(reply, Reply::Later(_)));
-        reply.write(&Document::new(), &mut bytes);
-        Document::from_reader(&bytes[..]).unwrap()
-    }
-
-    /// All documents of a find, over as many batches as it takes.
-    fn find(&self, collection: &str, filter: &Document, sort: &Document) -> Vec<Document> {
-        let find = doc! { "find": collection, "filter": filter.clone(), "sort": sort.clone(), "batchSize": 3 };
-        let reply = self.run(find);
-        assert_eq!(reply.get_f64("ok").unwrap(), 1.0, "{reply}");
-        let mut cursor = reply.get_document("cursor").unwrap().clone();
-        let mut all = Vec::new();
-        let mut name = "firstBatch";
-        loop {
-            for one in cursor.get_array(name).unwrap() {
-                all.push(one.as_document().unwrap().clone());
-            }
-            let id = cursor.get_i64("id").unwrap();
-            if id == 0 {
-                return all;
-            }
-            let more = self.run(doc! { "getMore": id, "collection": collection, "batchSize": 5 });
-            assert_eq!(more.get_f64("ok").unwrap(), 1.0, "{more}");
-            cursor = more.get_document("cursor").unwrap().clone();
-            name = "nextBatch";
-        }
-    }
-}
+use common::Client;
 
 fn value() -> impl Strategy<Value = Bson> {
     let leaf = prop_oneof![

@@ -20,6 +20,7 @@ pub fn opening(config: &ServeConfig, node: &NodeHandle) -> Option<Opening> {
             most_cursors: documents.max_cursors.0 as usize,
             cursor_timeout_ms: u64::try_from(documents.cursor_timeout.0.as_millis())
                 .unwrap_or(u64::MAX),
+            ..EngineOptions::default()
         },
     };
     // The keys of a replicated node are its log's; documents do not go through the log.

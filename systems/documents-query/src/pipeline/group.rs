@@ -35,7 +35,14 @@ impl Group {
         fields: Vec<(String, Accumulator)>,
         buckets: Option<Buckets>,
     ) -> Self {
-        Self { id, fields, buckets, places: HashMap::new(), groups: Vec::new(), lease: Lease::default() }
+        Self {
+            id,
+            fields,
+            buckets,
+            places: HashMap::new(),
+            groups: Vec::new(),
+            lease: Lease::default(),
+        }
     }
 
     /// Top-level fields it looks at; `None` when it may look at all.

@@ -66,7 +66,10 @@ pub(super) fn pipeline(stages: &[Bson], depth: usize) -> Result<Pipeline> {
         stage(name, argument, depth, &mut parsed)?;
     }
     if parsed.iter().filter(|stage| matches!(stage, Stage::Unwind(_))).count() > MOST_UNWINDS {
-        return fail(Code::Overflow, format!("a pipeline has at most {MOST_UNWINDS} $unwind stages"));
+        return fail(
+            Code::Overflow,
+            format!("a pipeline has at most {MOST_UNWINDS} $unwind stages"),
+        );
     }
     // A limit behind a sort bounds what the sort keeps.
     for at in 1..parsed.len() {

@@ -178,7 +178,9 @@ fn what_stages_keep_is_bounded_and_given_back() {
         let mut out = Vec::new();
         let refused = (0..200).find_map(|n| {
             let document = doc! { "_id": n, "v": text.clone(), "l": list.clone() };
-            pipeline.push(document, &Scope::default(), &mut Little(Arc::clone(&node)), &mut out).err()
+            pipeline
+                .push(document, &Scope::default(), &mut Little(Arc::clone(&node)), &mut out)
+                .err()
         });
         assert_eq!(refused.expect("it is refused").code, Code::ExceededMemoryLimit, "{stages:?}");
         drop(pipeline);

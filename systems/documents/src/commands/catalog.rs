@@ -276,7 +276,7 @@ pub(super) fn drop_indexes(context: &mut Context<'_>) -> Result<Reply> {
     for id in doomed {
         context.engine.remove_index(&database, &name, id)?;
     }
-    context.engine.finish_leavings(&database)?;
+    context.engine.end_leavings(&database);
     Ok(Reply::Document(doc! { "nIndexesWas": collection.indexes.len() as i32 + 1, "ok": 1.0 }))
 }
 

@@ -2,11 +2,14 @@
 //!
 //! A user who has shown to be one may do everything: roles are kept and not looked at.
 
+use std::sync::atomic::Ordering;
+
 use beeline_documents_query::error::{Code, Result, fail};
 use bson::spec::BinarySubtype;
 use bson::{Binary, Bson, Document, doc};
 
 use super::Context;
+use crate::engine::lock;
 use crate::reply::Reply;
 use crate::scram::{Conversation, Credential, payload};
 use crate::users;
@@ -28,7 +31,9 @@ fn begin(context: &mut Context<'_>, command: &Document) -> Result<Document> {
     }
     let engine = context.engine;
     let (conversation, payload) =
-        Conversation::start(&payload(command)?, |user| users::credential(engine, user))?;
+        Conversation::start(&payload(command)?, &engine.secret, |user| {
+            users::credential(engine, user)
+        })?;
     context.session.conversation = Some(conversation);
     Ok(answer(payload, false))
 }
@@ -49,8 +54,8 @@ pub(super) fn go_on(context: &mut Context<'_>) -> Result<Reply> {
         return fail(Code::ProtocolError, "No SASL session state found");
     };
     let message = payload(&context.request.body)?;
+    // The proof said who the client is; after a logout this message says nothing.
     if conversation.is_proven() && message.is_empty() {
-        context.session.user = Some(conversation.user().to_owned());
         return Ok(Reply::Document(answer(Vec::new(), true)));
     }
     let proof = conversation.prove(&message).inspect_err(|_| {
@@ -60,10 +65,33 @@ pub(super) fn go_on(context: &mut Context<'_>) -> Result<Reply> {
             "a MongoDB client could not show who it is"
         );
     })?;
+    context.session.user_mark = users::find(context.engine, conversation.user())?.and_then(mark);
     context.session.user = Some(conversation.user().to_owned());
     context.session.conversation = Some(conversation);
     // Clients that did not ask to skip it send one more, empty message.
     Ok(Reply::Document(answer(proof, true)))
+}
+
+/// What tells a user from another who had the name before.
+fn mark(user: Document) -> Option<Bson> {
+    user.get("userId").cloned()
+}
+
+/// Looks whether the connection's user is there still, if any was changed since it looked last.
+pub(super) fn look_again(context: &mut Context<'_>) -> Result<()> {
+    let changes = context.engine.users_changed.load(Ordering::Acquire);
+    if context.session.users_seen == changes {
+        return Ok(());
+    }
+    if let Some(user) = &context.session.user {
+        let known = users::find(context.engine, user)?;
+        let same = known.is_some_and(|known| mark(known) == context.session.user_mark);
+        if !same {
+            (context.session.user, context.session.conversation) = (None, None);
+        }
+    }
+    context.session.users_seen = changes;
+    Ok(())
 }
 
 /// While there is no user, one may be made from this host.
@@ -84,6 +112,21 @@ pub(super) fn put_user(context: &mut Context<'_>, name: &str) -> Result<Reply> {
     if user.is_empty() || user.len() > 256 {
         return fail(Code::BadValue, "a user's name has 1 to 256 bytes");
     }
+    let credential = match body.get("pwd") {
+        Some(Bson::String(password)) if !password.is_empty() => {
+            Some(Credential::new(password).to_document())
+        }
+        None if name == "updateUser" => None,
+        _ => return fail(Code::BadValue, "a user needs a password: pwd"),
+    };
+    let _alone = lock(&context.engine.users);
+    // Another may have become the first meanwhile.
+    if context.engine.authentication
+        && context.session.user.is_none()
+        && !users::names(context.engine)?.is_empty()
+    {
+        return fail(Code::Unauthorized, format!("Command {name} requires authentication"));
+    }
     let known = users::find(context.engine, user)?;
     let mut stored = match (name, known) {
         ("createUser", Some(_)) => {
@@ -92,7 +135,11 @@ pub(super) fn put_user(context: &mut Context<'_>, name: &str) -> Result<Reply> {
                 format!("User \"{user}@{}\" already exists", context.database),
             );
         }
-        ("createUser", None) => doc! { "user": user, "db": context.database.clone(), "roles": [] },
+        ("createUser", None) => {
+            let id: [u8; 16] = rand::random();
+            let id = Binary { subtype: BinarySubtype::Generic, bytes: id.to_vec() };
+            doc! { "user": user, "db": context.database.clone(), "roles": [], "userId": id }
+        }
         (_, Some(known)) => known,
         (_, None) => {
             return fail(
@@ -101,12 +148,8 @@ pub(super) fn put_user(context: &mut Context<'_>, name: &str) -> Result<Reply> {
             );
         }
     };
-    match body.get("pwd") {
-        Some(Bson::String(password)) if !password.is_empty() => {
-            stored.insert("SCRAM-SHA-256", Credential::new(password).to_document());
-        }
-        None if name == "updateUser" => {}
-        _ => return fail(Code::BadValue, "a user needs a password: pwd"),
+    if let Some(credential) = credential {
+        stored.insert("SCRAM-SHA-256", credential);
     }
     if let Some(roles) = body.get("roles") {
         stored.insert("roles", roles.clone());
@@ -117,7 +160,9 @@ pub(super) fn put_user(context: &mut Context<'_>, name: &str) -> Result<Reply> {
 
 pub(super) fn drop_user(context: &mut Context<'_>) -> Result<Reply> {
     let user = context.request.body.get_str("dropUser").unwrap_or_default();
+    let _alone = lock(&context.engine.users);
     if users::remove(context.engine, user)? {
+        context.engine.users_changed.fetch_add(1, Ordering::AcqRel);
         return Ok(Reply::ok());
     }
     fail(Code::UserNotFound, format!("User '{user}@{}' not found", context.database))

@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use beeline_documents_query::error::{Code, Result, fail};
 use beeline_documents_query::expression::Scope;
+use beeline_documents_query::memory::{Lease, Memory};
 use beeline_documents_query::pipeline::{Pipeline, Sink};
 use beeline_documents_query::projection::{Dialect, Projection};
 use beeline_documents_query::sort::Order;
@@ -83,6 +84,7 @@ pub(super) fn asked(context: &Context<'_>) -> Result<Asked> {
         variables: context.variables()?,
         deadline_ms: context.deadline()?,
         tailing: context.flag("tailable"),
+        operation: context.session.operation.clone(),
     })
 }
 
@@ -134,14 +136,16 @@ pub(super) fn first_batch(
     single: bool,
 ) -> Result<Reply> {
     let database = context.engine.database(&context.database);
-    let mut outside = Neighbours { engine: context.engine, database };
+    let mut outside = context.neighbours(database);
+    cursor.operation = context.session.operation.clone();
     let (documents, done) = cursor.batch(context.engine, &mut outside, most)?;
     context.engine.metrics.documents_returned.add_shared(documents.len() as u64);
     let namespace = cursor.namespace.clone();
-    let fields = fields_of(&cursor);
+    let fields = fields_of(&cursor, &documents);
     let id = if done || single {
         0
     } else {
+        cursor.count_ready()?;
         cursor.session = context.session_id();
         cursor.user = context.session.user.clone();
         context.engine.cursors.open(cursor, context.engine.now_ms())?
@@ -149,12 +153,15 @@ pub(super) fn first_batch(
     Ok(Reply::Batch { id, namespace, documents, first: true, cursor: fields })
 }
 
-/// Fields of a cursor beside its documents.
-fn fields_of(cursor: &Cursor) -> Document {
-    match &cursor.source {
-        Source::Changes(changes) => doc! { "postBatchResumeToken": changes.token() },
-        _ => Document::new(),
-    }
+/// Fields of a cursor beside its documents. Where events were read that are not in the batch, the
+/// token is that of the batch's last event: a stream that resumes there misses none.
+fn fields_of(cursor: &Cursor, batch: &[Vec<u8>]) -> Document {
+    let Source::Changes(changes) = &cursor.source else { return Document::new() };
+    let last = batch.last().filter(|_| !cursor.ready.is_empty());
+    let token = last
+        .and_then(|event| crate::scan::some_fields(event, &["_id"]).ok())
+        .and_then(|event| event.get_document("_id").ok().cloned());
+    doc! { "postBatchResumeToken": token.unwrap_or_else(|| changes.token()) }
 }
 
 pub(super) fn get_more(context: &mut Context<'_>) -> Result<Reply> {
@@ -174,7 +181,8 @@ pub(super) fn get_more(context: &mut Context<'_>) -> Result<Reply> {
     let Taken { id, mut cursor } =
         context.engine.cursors.take(id, &namespace, context.session.user.as_deref())?;
     let database = context.engine.database(&context.database);
-    let mut outside = Neighbours { engine: context.engine, database };
+    let operation = cursor.operation.clone();
+    let mut outside = Neighbours { engine: context.engine, database, operation };
     match cursor.batch(context.engine, &mut outside, most) {
         Ok((documents, false)) if documents.is_empty() && cursor.awaits && context.may_wait => {
             let wait = context.whole("maxTimeMS", 0)?.unwrap_or(1000) as u64;
@@ -182,7 +190,11 @@ pub(super) fn get_more(context: &mut Context<'_>) -> Result<Reply> {
             Ok(Reply::Later(context.engine.now_ms().saturating_add(wait)))
         }
         Ok((documents, done)) => {
-            let fields = fields_of(&cursor);
+            let fields = fields_of(&cursor, &documents);
+            if !done && let Err(error) = cursor.count_ready() {
+                context.engine.cursors.close(id);
+                return Err(error);
+            }
             context.engine.metrics.documents_returned.add_shared(documents.len() as u64);
             let left = if done {
                 context.engine.cursors.close(id);
@@ -241,6 +253,7 @@ pub(super) fn count(context: &mut Context<'_>) -> Result<Reply> {
             limit: (limit > 0).then(|| limit.saturating_add(skip)),
             hint: context.request.body.get("hint").cloned(),
             deadline_ms: context.deadline()?,
+            operation: context.session.operation.clone(),
             ..Asked::default()
         };
         let mut query = Query::new(&database, &collection, asked)?;
@@ -276,6 +289,7 @@ pub(super) fn distinct(context: &mut Context<'_>) -> Result<Reply> {
         filter: context.document("query")?.map(Filter::parse).transpose()?,
         hint: context.request.body.get("hint").cloned(),
         deadline_ms: context.deadline()?,
+        operation: context.session.operation.clone(),
         ..Asked::default()
     };
     let mut query = query(context, &name, asked)?;
@@ -293,16 +307,15 @@ pub(super) fn distinct(context: &mut Context<'_>) -> Result<Reply> {
                 };
                 for value in found {
                     let at = key(value);
-                    bytes += at.len();
+                    let more = at.len() + 16;
                     if seen.insert(at) {
+                        bytes += more;
                         values.push(value.clone());
                     }
                 }
                 false
             });
-            if bytes > crate::cursor::BATCH_BYTES * 4
-                && values.len() * 16 > crate::cursor::BATCH_BYTES
-            {
+            if bytes > crate::cursor::BATCH_BYTES {
                 return fail(Code::DistinctTooBig, "distinct too big, 16mb cap");
             }
         }
@@ -383,12 +396,13 @@ pub(super) fn aggregate(context: &mut Context<'_>) -> Result<Reply> {
     let piped = Piped { query, pipeline, variables, finished: false };
     if let Some(documents) = ready {
         let database = context.engine.database(&context.database);
-        let mut outside = Neighbours { engine: context.engine, database };
+        let mut outside = context.neighbours(database);
         let scope = Scope::with_variables(&piped.variables);
         let results = piped.pipeline.run(documents, &scope, &mut outside)?;
         let ready: VecDeque<Vec<u8>> = results.iter().map(encode).collect::<Result<_>>()?;
         if let Some(sink) = sink {
-            sink_into(context, sink, ready.into())?;
+            let mut ready = Some(Vec::from(ready));
+            sink_into(context, sink, &mut || Ok(ready.take()))?;
             return Ok(Reply::Batch {
                 id: 0,
                 namespace,
@@ -402,9 +416,9 @@ pub(super) fn aggregate(context: &mut Context<'_>) -> Result<Reply> {
     if let Some(sink) = sink {
         let mut cursor = Cursor {
             source: Source::Pipeline(Box::new(piped)),
-            ..Cursor::of(namespace.clone(), VecDeque::new())
+            ..Cursor::of(namespace.clone(), VecDeque::new()).part_of(&context.session.operation)
         };
-        drain(context, &mut cursor, sink)?;
+        drain(context, &mut cursor, sink, name.as_deref())?;
         return Ok(Reply::Batch {
             id: 0,
             namespace,
@@ -435,6 +449,7 @@ pub(super) fn pipeline_query(
         hint: context.request.body.get("hint").cloned(),
         variables: variables.clone(),
         deadline_ms: context.deadline()?,
+        operation: context.session.operation.clone(),
         ..Asked::default()
     };
     if let Some(order) = pipeline.leading_sort() {
@@ -557,27 +572,45 @@ fn watch(
     first_batch(context, cursor, most, false)
 }
 
-/// Runs a cursor to its end, into another collection.
-fn drain(context: &mut Context<'_>, cursor: &mut Cursor, sink: Sink) -> Result<()> {
+/// Runs a cursor to its end, into another collection, batch by batch.
+fn drain(
+    context: &Context<'_>,
+    cursor: &mut Cursor,
+    sink: Sink,
+    source: Option<&str>,
+) -> Result<()> {
     let database = context.engine.database(&context.database);
-    let mut results = Vec::new();
-    loop {
-        let mut outside = Neighbours { engine: context.engine, database: database.clone() };
+    let next = |cursor: &mut Cursor| -> Result<Option<Vec<Vec<u8>>>> {
+        let mut outside = context.neighbours(database.clone());
         let (documents, done) = cursor.batch(context.engine, &mut outside, 1000)?;
-        results.extend(documents);
-        if done {
-            break;
-        }
+        Ok(if done && documents.is_empty() { None } else { Some(documents) })
+    };
+    let into_itself = matches!(&sink, Sink::Merge(merge)
+        if merge.database.as_ref().is_none_or(|name| *name == context.database)
+            && Some(merge.collection.as_str()) == source);
+    if !into_itself {
+        return sink_into(context, sink, &mut || next(cursor));
     }
-    sink_into(context, sink, results)
+    // What is inserted must not be read again: all of it is read before.
+    let (mut all, mut lease) = (Vec::new(), Lease::of(&context.session.operation.memory));
+    while let Some(batch) = next(cursor)? {
+        lease.grow(batch.iter().map(Vec::len).sum(), Memory::alone)?;
+        all.extend(batch);
+    }
+    let mut all = Some(all);
+    sink_into(context, sink, &mut || Ok(all.take()))
 }
 
 /// Puts documents where a pipeline's last stage says.
-fn sink_into(context: &mut Context<'_>, sink: Sink, results: Vec<Vec<u8>>) -> Result<()> {
+fn sink_into(
+    context: &Context<'_>,
+    sink: Sink,
+    next: &mut super::sinks::Batches<'_>,
+) -> Result<()> {
     match sink {
         Sink::Out(database, collection) => {
-            super::sinks::replace_collection(context, database.as_deref(), &collection, results)
+            super::sinks::replace_collection(context, database.as_deref(), &collection, next)
         }
-        Sink::Merge(merge) => super::sinks::merge(context, &merge, results),
+        Sink::Merge(merge) => super::sinks::merge(context, &merge, next),
     }
 }

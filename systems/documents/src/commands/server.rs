@@ -155,7 +155,8 @@ pub(super) fn start_session(_: &mut Context<'_>) -> Result<Reply> {
 
 pub(super) fn end_sessions(context: &mut Context<'_>, name: &str) -> Result<Reply> {
     if name != "refreshSessions" {
-        context.engine.cursors.kill_sessions(&session_ids(context.request.body.get(name)));
+        let sessions = session_ids(context.request.body.get(name));
+        context.engine.cursors.kill_sessions(&sessions, context.session.user.as_deref());
     }
     Ok(Reply::ok())
 }

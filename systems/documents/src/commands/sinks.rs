@@ -10,21 +10,25 @@ use bson::{Bson, Document, doc};
 
 use super::Context;
 use super::write::CHUNK;
-use crate::engine::existing;
+use crate::catalog::Database;
+use crate::engine::{ON_ITS_WAY, existing};
 use crate::log::Recorder;
 use crate::plan::choose;
 use crate::scan::{Scan, decode};
 use crate::write::{self, Rewrite, encode};
+
+/// Gives the next documents, until there are none.
+pub(super) type Batches<'b> = dyn FnMut() -> Result<Option<Vec<Vec<u8>>>> + 'b;
 
 /// `$out`: puts documents in place of a collection's.
 pub(super) fn replace_collection(
     context: &Context<'_>,
     database: Option<&str>,
     name: &str,
-    documents: Vec<Vec<u8>>,
+    next: &mut Batches<'_>,
 ) -> Result<()> {
     let database = context.engine.database_or_new(database.unwrap_or(&context.database))?;
-    let temporary = format!("tmp.agg_out.{}", ObjectId::new().to_hex());
+    let temporary = format!("{ON_ITS_WAY}{}", ObjectId::new().to_hex());
     let (options, indexes) = match database.collection(name) {
         Some(old) if old.capped.is_some() => {
             return fail(
@@ -44,22 +48,18 @@ pub(super) fn replace_collection(
     let made = (|| {
         context.engine.create(&database, &temporary, &options)?;
         context.engine.create_indexes(&database, &temporary, indexes)?;
-        for chunk in documents.chunks(CHUNK.0) {
-            context.engine.with(&database, |row| {
-                for bytes in chunk {
-                    let (id, bytes) = write::prepare(bytes)?;
-                    let collection = existing(&database, &temporary)?;
-                    write::insert(
-                        row,
-                        &database,
-                        &collection,
-                        &id,
-                        bytes,
-                        &mut Recorder::plain(context.engine),
-                    )?;
-                }
-                Ok(())
-            })?;
+        while let Some(documents) = next()? {
+            for chunk in documents.chunks(CHUNK.0) {
+                context.engine.with(&database, |row| {
+                    for bytes in chunk {
+                        let (id, bytes) = write::prepare(bytes)?;
+                        let collection = existing(&database, &temporary)?;
+                        let mut recorder = Recorder::plain(context.engine);
+                        write::insert(row, &database, &collection, &id, bytes, &mut recorder)?;
+                    }
+                    Ok(())
+                })?;
+            }
         }
         context.engine.rename(&database, &temporary, name, true)
     })();
@@ -70,7 +70,7 @@ pub(super) fn replace_collection(
 }
 
 /// `$merge`: puts documents into a collection.
-pub(super) fn merge(context: &Context<'_>, merge: &Merge, documents: Vec<Vec<u8>>) -> Result<()> {
+pub(super) fn merge(context: &Context<'_>, merge: &Merge, next: &mut Batches<'_>) -> Result<()> {
     let database =
         context.engine.database_or_new(merge.database.as_deref().unwrap_or(&context.database))?;
     let name = &merge.collection;
@@ -89,111 +89,123 @@ pub(super) fn merge(context: &Context<'_>, merge: &Merge, documents: Vec<Vec<u8>
             "Cannot find index to verify that join fields will be unique",
         );
     }
-    for bytes in documents {
-        let mut document = decode(&bytes)?;
-        if !document.contains_key("_id") && on == ["_id"] {
-            document.insert("_id", ObjectId::new());
+    while let Some(documents) = next()? {
+        for bytes in documents {
+            merge_one(context, merge, &database, &on, &bytes)?;
         }
-        let mut query = Document::new();
-        for field in &on {
-            let parts: Vec<String> = field.split('.').map(str::to_owned).collect();
-            match beeline_documents_query::path::get_in(&document, &parts) {
-                Some(value) if !matches!(value, Bson::Array(_) | Bson::Null) => {
-                    drop(query.insert(field.clone(), doc! { "$eq": value }))
-                }
-                _ => {
-                    return fail(
-                        Code::MergeShape,
-                        "$merge write error: 'on' field cannot be missing, null, undefined or an array",
-                    );
-                }
+    }
+    Ok(())
+}
+
+/// Puts one document into the collection that `$merge` names.
+fn merge_one(
+    context: &Context<'_>,
+    merge: &Merge,
+    database: &Database,
+    on: &[String],
+    bytes: &[u8],
+) -> Result<()> {
+    let name = &merge.collection;
+    let mut document = decode(bytes)?;
+    if !document.contains_key("_id") && *on == ["_id"] {
+        document.insert("_id", ObjectId::new());
+    }
+    let mut query = Document::new();
+    for field in on {
+        let parts: Vec<String> = field.split('.').map(str::to_owned).collect();
+        match beeline_documents_query::path::get_in(&document, &parts) {
+            Some(value) if !matches!(value, Bson::Array(_) | Bson::Null) => {
+                drop(query.insert(field.clone(), doc! { "$eq": value }))
+            }
+            _ => {
+                return fail(
+                    Code::MergeShape,
+                    "$merge write error: 'on' field cannot be missing, null, undefined or an array",
+                );
             }
         }
-        let filter = Filter::parse(&query)?;
-        let mut variables = context.variables()?;
-        variables.insert("new", document.clone());
-        for (name, expression) in &merge.variables {
-            let value = expression
-                .evaluate(&Scope::with_variables(&variables.clone()).rooted(&document))?;
-            variables.insert(name.clone(), value);
+    }
+    let filter = Filter::parse(&query)?;
+    let mut variables = context.variables()?;
+    variables.insert("new", document.clone());
+    for (name, expression) in &merge.variables {
+        let value =
+            expression.evaluate(&Scope::with_variables(&variables.clone()).rooted(&document))?;
+        variables.insert(name.clone(), value);
+    }
+    let none = ArrayFilters::default();
+    let mut set = document.clone();
+    let update = match merge.matched.as_str() {
+        "merge" => {
+            set.remove("_id");
+            Some(if set.is_empty() {
+                None
+            } else {
+                Some(Update::parse(
+                    &Bson::Array(vec![Bson::Document(
+                        doc! { "$replaceWith": { "$mergeObjects": ["$$ROOT", { "$literal": set }] } },
+                    )]),
+                    &none,
+                )?)
+            })
         }
-        let none = ArrayFilters::default();
-        let mut set = document.clone();
-        let update = match merge.matched.as_str() {
-            "merge" => {
-                set.remove("_id");
-                Some(if set.is_empty() {
-                    None
-                } else {
-                    Some(Update::parse(
-                        &Bson::Array(vec![Bson::Document(
-                            doc! { "$replaceWith": { "$mergeObjects": ["$$ROOT", { "$literal": set }] } },
-                        )]),
-                        &none,
-                    )?)
-                })
+        "replace" => Some(Some(Update::Replacement(document.clone()))),
+        "pipeline" => Some(
+            merge.pipeline.as_ref().map(|pipeline| Update::Pipeline(Box::new(pipeline.fresh()))),
+        ),
+        _ => None,
+    };
+    let there = context.engine.with(database, |row| {
+        let collection = existing(database, name)?;
+        let mut scan =
+            Scan::new(&collection, choose(&collection, &filter, None, None)?, filter.clone());
+        let mut found = Vec::new();
+        while found.is_empty() && !scan.done {
+            scan.slice(row, &Scope::default(), 1, &mut found)?;
+        }
+        let Some(found) = found.pop() else {
+            if merge.unmatched == "insert" {
+                let (id, bytes) = write::prepare(&encode(&document)?)?;
+                write::insert(
+                    row,
+                    database,
+                    &collection,
+                    &id,
+                    bytes,
+                    &mut Recorder::plain(context.engine),
+                )?;
             }
-            "replace" => Some(Some(Update::Replacement(document.clone()))),
-            "pipeline" => Some(
-                merge
-                    .pipeline
-                    .as_ref()
-                    .map(|pipeline| Update::Pipeline(Box::new(pipeline.fresh()))),
-            ),
-            _ => None,
+            return Ok(false);
         };
-        let there = context.engine.with(&database, |row| {
-            let collection = existing(&database, name)?;
-            let mut scan =
-                Scan::new(&collection, choose(&collection, &filter, None, None)?, filter.clone());
-            let mut found = Vec::new();
-            while found.is_empty() && !scan.done {
-                scan.slice(row, &Scope::default(), 1, &mut found)?;
-            }
-            let Some(found) = found.pop() else {
-                if merge.unmatched == "insert" {
-                    let (id, bytes) = write::prepare(&encode(&document)?)?;
-                    write::insert(
-                        row,
-                        &database,
-                        &collection,
-                        &id,
-                        bytes,
-                        &mut Recorder::plain(context.engine),
-                    )?;
-                }
-                return Ok(false);
-            };
-            let Some(Some(update)) = &update else { return Ok(true) };
-            let before = decode(&found.bytes)?;
-            let scope = Scope::with_variables(&variables);
-            let after = update.apply(
-                &before,
-                &UpdateContext {
-                    filter: &filter,
-                    array_filters: &none,
-                    inserting: false,
-                    scope: &scope,
-                },
-            )?;
-            write::update(
-                row,
-                &database,
-                &collection,
-                &Rewrite { found: &found, before: &before, after: &after, replaced: true },
-                &mut Recorder::plain(context.engine),
-            )?;
-            Ok(true)
-        })?;
-        if there && merge.matched == "fail" {
-            return fail(Code::DuplicateKey, "$merge found a document with whenMatched: fail");
-        }
-        if !there && merge.unmatched == "fail" {
-            return fail(
-                Code::MergeStageNoMatchingDocument,
-                "$merge could not find a matching document in the target collection for at least one document in the source collection",
-            );
-        }
+        let Some(Some(update)) = &update else { return Ok(true) };
+        let before = decode(&found.bytes)?;
+        let scope = Scope::with_variables(&variables);
+        let after = update.apply(
+            &before,
+            &UpdateContext {
+                filter: &filter,
+                array_filters: &none,
+                inserting: false,
+                scope: &scope,
+            },
+        )?;
+        write::update(
+            row,
+            database,
+            &collection,
+            &Rewrite { found: &found, before: &before, after: &after, replaced: true },
+            &mut Recorder::plain(context.engine),
+        )?;
+        Ok(true)
+    })?;
+    if there && merge.matched == "fail" {
+        return fail(Code::DuplicateKey, "$merge found a document with whenMatched: fail");
+    }
+    if !there && merge.unmatched == "fail" {
+        return fail(
+            Code::MergeStageNoMatchingDocument,
+            "$merge could not find a matching document in the target collection for at least one document in the source collection",
+        );
     }
     Ok(())
 }
