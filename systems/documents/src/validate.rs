@@ -81,7 +81,8 @@ fn walk(
     let mut rest = Stretch::of_prefix(prefix);
     loop {
         let last = engine.with(database, |row| {
-            let (mut slice, mut bytes): (Vec<(Vec<u8>, Vec<u8>)>, usize) = (Vec::new(), 0);
+            let mut slice: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
+            let mut bytes = 0;
             row.range(&rest, false, &mut |key, value| {
                 slice.push((key.to_vec(), value.to_vec()));
                 bytes += value.len();

@@ -86,10 +86,13 @@ impl Asker {
         self.stream.write_all(&wire::frame(self.requests, &command)).context("asking the store")?;
         let mut message = vec![0; 4];
         self.stream.read_exact(&mut message).context("the store's answer")?;
-        let length = wire::length(&message).context("the store's answer")?.unwrap_or(wire::HEADER);
+        let length = wire::length(&message, wire::LONGEST_MESSAGE)
+            .context("the store's answer")?
+            .unwrap_or(wire::HEADER);
         message.resize(length, 0);
         self.stream.read_exact(&mut message[4..]).context("the store's answer")?;
-        let (_, answer) = wire::read(&message).context("the store's answer")?;
+        let (_, answer) =
+            wire::read(&message, wire::LONGEST_MESSAGE).context("the store's answer")?;
         let answer = answer.body;
         if answer.get_f64("ok").unwrap_or(0.0) == 1.0 {
             return Ok(answer);

@@ -135,6 +135,9 @@ struct Selected<'s> {
     one_only: bool,
 }
 
+/// What is done to each.
+type Changing<'c> = dyn FnMut(&mut dyn Backing, &Arc<Collection>, &Found) -> Result<()> + 'c;
+
 /// Calls `change` with every document that is selected, under the lock of the row.
 fn each(
     context: &Context<'_>,
@@ -142,7 +145,7 @@ fn each(
     name: &str,
     selected: &Selected<'_>,
     scope: &Scope<'_>,
-    change: &mut dyn FnMut(&mut dyn Backing, &Arc<Collection>, &Found) -> Result<()>,
+    change: &mut Changing<'_>,
 ) -> Result<()> {
     let Some(collection) = database.collection(name) else { return Ok(()) };
     let fresh = |collection: &Collection| -> Result<(Scan, bool)> {

@@ -87,7 +87,8 @@ impl Engine {
             let step = self.with(database, |row| {
                 let collection = existing(database, name)?;
                 let index = of(&collection)?;
-                let (mut slice, mut bytes): (Vec<(Vec<u8>, Vec<u8>)>, usize) = (Vec::new(), 0);
+                let mut slice: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
+                let mut bytes = 0;
                 let mut rest = Stretch::of_prefix(&numbered(kind::RECORD, collection.id, &[]));
                 if let Some(behind) = &behind {
                     rest.from = std::ops::Bound::Excluded(behind.clone());
