@@ -113,6 +113,9 @@ pub enum ClientError {
     /// The server refused the entry or request as malformed, twice.
     #[error("the server rejected the request")]
     Rejected,
+    /// The entry's kind is one of the store's own (1 to 63: hashes and other rows).
+    #[error("the kind of the entry is one that the store keeps for hashes and other rows")]
+    ReservedKind,
     /// The database does not exist.
     #[error("there is no database {database}")]
     NoSuchDatabase {

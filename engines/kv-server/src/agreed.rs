@@ -141,8 +141,17 @@ impl ShardServer {
                 return Some(false);
             }
         }
-        if shard.store().owner_of(hash) != shard.index() {
-            let reply = Reply::new(ReplyStatus::WrongShard, request.tag);
+        let reserved =
+            request.kind == RequestKind::Put && beeline_kv::is_row_kind(request.result_bytes as u8);
+        let refused = if reserved {
+            Some(ReplyStatus::ReservedKind)
+        } else if shard.store().owner_of(hash) != shard.index() {
+            Some(ReplyStatus::WrongShard)
+        } else {
+            None
+        };
+        if let Some(status) = refused {
+            let reply = Reply::new(status, request.tag);
             connection.pending.push_back(Pending::Message { reply, after_write: false });
             return Some(true);
         }

@@ -44,6 +44,7 @@ fn status_of_reject(reason: RejectReason) -> ReplyStatus {
         RejectReason::NoSegment => ReplyStatus::StaleGrant,
         RejectReason::WrongShard => ReplyStatus::WrongShard,
         RejectReason::Store => ReplyStatus::PoolFull,
+        RejectReason::Kind => ReplyStatus::ReservedKind,
         _ => ReplyStatus::Rejected,
     }
 }
@@ -343,7 +344,9 @@ impl ShardServer {
             return false;
         }
         let deletes = request.kind == RequestKind::Delete;
-        let outcome = if shard.store().shard_of(request.database, key) != shard.index() {
+        let outcome = if !deletes && beeline_kv::is_row_kind(request.result_bytes as u8) {
+            Ok(Err(ReplyStatus::ReservedKind))
+        } else if shard.store().shard_of(request.database, key) != shard.index() {
             Ok(Err(ReplyStatus::WrongShard))
         } else if deletes {
             shard

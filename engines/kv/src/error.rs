@@ -141,6 +141,10 @@ pub enum KvError {
     /// Another snapshot is still being written.
     #[error("a snapshot is already in progress")]
     SnapshotInProgress,
+    /// Another snapshot is being installed, or its installation failed: the store holds a part of
+    /// it.
+    #[error("a snapshot is being installed, so the keys are not whole: try again when it is done")]
+    Replacing,
     /// A request needs every shard locked and got fewer.
     #[error("this operation needs all {needed} shards and was given {given}")]
     NeedsAllShards {
@@ -205,7 +209,10 @@ impl KvError {
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
-            Self::PoolFull { .. } | Self::MemoryLimit { .. } | Self::SnapshotInProgress => true,
+            Self::PoolFull { .. }
+            | Self::MemoryLimit { .. }
+            | Self::SnapshotInProgress
+            | Self::Replacing => true,
             Self::Pmem(error) => error.is_retryable(),
             _ => false,
         }

@@ -247,6 +247,7 @@ impl<'a> Keyspace<'a> {
             }
             return shard.put_hashed(namespace, hash, key, value, options);
         }
+        self.check_all_writable()?;
         let (home, owner) = self.home_and_owner(hash)?;
         let Some(owner) = owner else {
             let put = self.put_at_home(namespace, hash, key, value, options)?;
@@ -302,10 +303,11 @@ impl<'a> Keyspace<'a> {
         if matches!(self.shards, Shards::One(_)) {
             return self.shard(owner)?.delete_in(namespace, key);
         }
-        let existed = self.shard(owner)?.lookup_hashed(namespace, hash, key).is_some();
+        self.check_all_writable()?;
+        let in_batch = self.home().in_batch();
+        let existed = self.shard(owner)?.exists(namespace, hash, key, in_batch);
         // A key found expired is deleted on the way, and that may move the open batch.
         self.spread_moves();
-        let in_batch = self.home().in_batch();
         if !existed && !self.shard(owner)?.may_come_back(namespace, hash, key, in_batch) {
             return Ok(false);
         }
@@ -371,23 +373,28 @@ impl<'a> Keyspace<'a> {
     ///
     /// Errors: as [`Keyspace::reserve`].
     pub fn reserve_bytes(&mut self, bytes: u64) -> Result<(), KvError> {
-        self.reserve_batch(bytes, 0)
+        self.reserve_batch(bytes, 0, false)
     }
 
     /// As [`Keyspace::reserve_bytes`], for a batch of deletions and of small entries that go with
-    /// them: it may use the room kept for deletions, and the memory limit does not concern it.
+    /// them: it may use the room kept for deletions, and the memory limit does not concern it. It
+    /// has to leave fewer live bytes behind than there were, or deletions end up without room.
     ///
     /// Errors: [`KvError::BatchTooLarge`], [`KvError::PoolFull`] when not even that room is left,
     /// the pool's.
     pub fn reserve_removal(&mut self, bytes: u64) -> Result<(), KvError> {
-        self.reserve_batch(0, bytes)?;
-        self.home_mut().put_back_reserved(bytes);
-        Ok(())
+        self.reserve_batch(bytes, 0, true)
     }
 
-    /// As [`Keyspace::reserve_bytes`], with bytes of tombstones.
-    pub(crate) fn reserve_batch(&mut self, puts: u64, deletions: u64) -> Result<(), KvError> {
-        let reserved = self.home_mut().reserve(puts, deletions);
+    /// As [`Keyspace::reserve_bytes`], with bytes of tombstones; see [`Shard::reserve`].
+    pub(crate) fn reserve_batch(
+        &mut self,
+        puts: u64,
+        deletions: u64,
+        shrinks: bool,
+    ) -> Result<(), KvError> {
+        self.check_all_writable()?;
+        let reserved = self.home_mut().reserve(puts, deletions, shrinks);
         // A batch that had begun may have moved.
         if matches!(self.shards, Shards::One(_)) {
             self.home_mut().install_moves();
@@ -397,9 +404,22 @@ impl<'a> Keyspace<'a> {
         reserved
     }
 
-    /// Gives it up; see [`Shard::abandon_batch`].
+    /// Gives it up; see [`Shard::abandon_batch`]. So does every locked shard with something that was
+    /// not persisted: its keys may lie in the batch.
     pub fn abandon_batch(&mut self) {
         self.home_mut().abandon_batch();
+        self.shards_mut().for_each(Shard::poison_uncommitted);
+    }
+
+    /// A write that joins several shards is refused before its first entry where one of them takes
+    /// nothing any more: it could not be committed.
+    fn check_all_writable(&self) -> Result<(), KvError> {
+        match &self.shards {
+            Shards::One(shard) => shard.check_writable(),
+            Shards::Many { shards, .. } => {
+                shards.iter().try_for_each(|shard| shard.check_writable())
+            }
+        }
     }
 
     /// Closes it; see [`Shard::end_batch`].
@@ -409,13 +429,22 @@ impl<'a> Keyspace<'a> {
     }
 
     /// Persists what every locked shard stored; see [`Shard::commit`]. The home shard comes last:
-    /// its batch may rest on what the others stored before, and must not survive it.
+    /// its batch may rest on what the others stored before, and must not survive it. Where one of
+    /// them fails, none that has something to persist does so any more: a later commit of the home
+    /// shard would make half of a refused command durable.
     ///
     /// Errors: as [`Shard::commit`].
     pub fn commit(&mut self) -> Result<(), KvError> {
         let home = self.home().index();
-        self.shards_mut().filter(|shard| shard.index() != home).try_for_each(Shard::commit)?;
-        self.home_mut().commit()
+        let mut committed =
+            self.shards_mut().filter(|shard| shard.index() != home).try_for_each(Shard::commit);
+        if committed.is_ok() {
+            committed = self.home_mut().commit();
+        }
+        if committed.is_err() {
+            self.shards_mut().for_each(Shard::poison_uncommitted);
+        }
+        committed
     }
 
     /// Live keys of a database in the locked shards.

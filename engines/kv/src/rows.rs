@@ -25,6 +25,13 @@ use crate::{Keyspace, KvError, Version};
 
 /// Kinds of value that are heads of rows; smaller ones are single values.
 const ROW_KINDS: std::ops::RangeInclusive<u8> = 1..=63;
+/// True for kinds of entries that are heads of rows. Their values are the store's own: a client that
+/// writes entries by itself may not use them.
+#[must_use]
+pub fn is_row_kind(kind: u8) -> bool {
+    ROW_KINDS.contains(&kind)
+}
+
 /// Namespaces of the databases' fields, before [`IN_ROWS`].
 const FIELDS: u32 = 32;
 /// Bits of a field's position: what a scan's cursor can hold.
@@ -418,10 +425,12 @@ impl Shard {
             return Ok(false);
         }
         if let Some((namespace, prefix)) = self.ended.rows.pop() {
-            if !self.remove_fields(namespace, &prefix)? {
+            let removed = self.remove_fields(namespace, &prefix);
+            if !matches!(removed, Ok(true)) {
+                // Also where there was no room: the next slice begins with what is left.
                 self.ended.rows.push((namespace, prefix));
             }
-            return Ok(true);
+            return removed.map(|_| true);
         }
         let Some((database, from)) = self.ended.sweep.take() else { return Ok(false) };
         self.ended.sweep = self.sweep_from(database, from);

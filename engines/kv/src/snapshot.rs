@@ -89,11 +89,15 @@ impl Keyspace<'_> {
     /// Commits, and takes the barrier of a snapshot. Cheap; [`Snapshot::write`] does the work
     /// without any lock.
     ///
-    /// Errors: [`KvError::NeedsAllShards`], [`KvError::SnapshotInProgress`], the pool's.
+    /// Errors: [`KvError::NeedsAllShards`], [`KvError::SnapshotInProgress`],
+    /// [`KvError::Replacing`], the pool's.
     pub fn begin_snapshot(&mut self) -> Result<Snapshot, KvError> {
         self.needs_all()?;
-        self.commit()?;
         let store = Arc::clone(self.store());
+        if store.is_replacing() {
+            return Err(KvError::Replacing);
+        }
+        self.commit()?;
         let free = store.snapshots.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Acquire);
         if free.is_err() {
             return Err(KvError::SnapshotInProgress);

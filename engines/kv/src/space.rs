@@ -7,11 +7,16 @@
 use std::borrow::Cow;
 use std::ops::{Bound, ControlFlow};
 
+use beeline_env::FaultPoint;
+
 use crate::entry::KEY_LIMIT;
 use crate::ordered::Keys;
 use crate::shard::{EntryRef, PutOptions, Shard};
 use crate::store::Store;
 use crate::{Keyspace, KvError, Version};
+
+/// Fails as a medium does in the middle of a batch.
+static BEFORE_CHANGE: FaultPoint = FaultPoint::new("kv.apply.before_change");
 
 /// Services' namespaces have this number or a larger one, below 2^31; smaller ones are the store's.
 pub const FIRST_NAMESPACE: u32 = 256;
@@ -376,11 +381,12 @@ impl Keyspace<'_> {
     /// Conditions are about the keys as they are before the first change.
     ///
     /// Errors: as [`Keyspace::put`] and [`Keyspace::delete`]; [`KvError::Namespace`],
-    /// [`KvError::NamespaceKind`]. Nothing changed then, unless the pool failed.
+    /// [`KvError::NamespaceKind`]. Nothing changed then. Where the pool failed between two changes,
+    /// the shards take nothing any more ([`KvError::Poisoned`]), and no opening finds a part.
     pub fn apply(&mut self, writes: &[Write<'_>]) -> Result<Applied, KvError> {
         let mut places = Vec::with_capacity(writes.len());
         let mut versions = Vec::with_capacity(writes.len());
-        let (mut puts, mut deletions) = (0, 0);
+        let (mut puts, mut deletions, mut freed) = (0, 0, 0);
         for (write, this) in writes.iter().enumerate() {
             let space = self.space(this.namespace)?;
             let key = space.stored(this.key)?;
@@ -388,6 +394,7 @@ impl Keyspace<'_> {
             let owner = self.store().owner_of(hash);
             let found = self.shard(owner)?.peek_slot(space.tagged, &key);
             self.spread_moves();
+            let replaced = found.map_or(0, |(_, entry)| u64::from(entry.slot_bytes));
             let found = found.map(|(_, entry)| entry.version);
             let holds = match this.condition {
                 Condition::None => true,
@@ -402,8 +409,12 @@ impl Keyspace<'_> {
                 Change::Put { value, .. } => {
                     let length = value.iter().map(|part| part.len()).sum();
                     puts += self.check_put(&key, length)?;
+                    freed += replaced;
                 }
-                Change::Delete => deletions += crate::entry::slot_bytes_for(key.len(), 0),
+                Change::Delete => {
+                    deletions += crate::entry::slot_bytes_for(key.len(), 0);
+                    freed += replaced;
+                }
                 Change::Keep => {}
             }
             versions.push(found.unwrap_or(0));
@@ -414,21 +425,27 @@ impl Keyspace<'_> {
         if puts > limit {
             return Err(KvError::BatchTooLarge { length: puts, limit });
         }
-        self.reserve_batch(puts, deletions)?;
+        // A deletion that is noted elsewhere, too, makes room as any deletion does.
+        let shrinks = deletions > 0 && puts <= freed;
+        self.reserve_batch(puts, deletions, shrinks)?;
         let own = !self.home().in_batch();
         if own {
             self.begin_batch();
         }
+        let before = self.home().batch_entries();
         let mut outcome = Ok(());
         for ((this, (space, key, hash)), version) in writes.iter().zip(places).zip(&mut versions) {
-            let changed = match this.change {
+            let failing = BEFORE_CHANGE
+                .check()
+                .map_err(|fault| KvError::Io { path: "the pool".into(), source: fault.into() });
+            let changed = failing.and_then(|()| match this.change {
                 Change::Put { value, options } => {
                     let options = self.with_life(&space, options);
                     self.put_at(space.tagged, hash, &key, value, options)
                 }
                 Change::Delete => self.delete_at(space.tagged, &key).map(|_| 0),
-                Change::Keep => continue,
-            };
+                Change::Keep => Ok(*version),
+            });
             match changed {
                 Ok(changed) => *version = changed,
                 Err(error) => {
@@ -436,6 +453,11 @@ impl Keyspace<'_> {
                     break;
                 }
             }
+        }
+        if outcome.is_err() && self.home().batch_entries() > before {
+            // What was reserved was refused all the same: the pool failed. Half of the changes must
+            // not become durable, and they cannot be taken back in memory.
+            self.abandon_batch();
         }
         if own {
             self.end_batch();

@@ -246,11 +246,13 @@ pub enum ReplyStatus {
     Unavailable,
     /// The cluster's log did not answer in time: a write may take effect all the same.
     Undecided,
+    /// The entry's kind is one of the store's own: those of hashes and other rows.
+    ReservedKind,
 }
 
 impl ReplyStatus {
     /// All of them, in the order of their wire numbers.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 13] = [
         Self::Ok,
         Self::NotFound,
         Self::BufferTooSmall,
@@ -263,6 +265,7 @@ impl ReplyStatus {
         Self::TooLarge,
         Self::Unavailable,
         Self::Undecided,
+        Self::ReservedKind,
     ];
 
     fn decode(byte: u8) -> Option<Self> {

@@ -287,3 +287,25 @@ fn a_client_deletes_with_a_tombstone() {
     assert!(shard.lookup(0, b"key").unwrap().is_none());
     assert_eq!(shard.len(0), 0);
 }
+
+#[test]
+fn an_entry_of_a_kind_that_rows_have_is_refused_and_harms_no_row() {
+    let pool = pool(16);
+    let (_, shards) = open(&pool, 1);
+    let mut shard = shards[0].lock().unwrap();
+    let mut log = shard.open_client_log();
+    shard.grant(&mut log).unwrap();
+    let tail = log.tail();
+    for kind in 0..=u8::MAX {
+        let mut bytes = Vec::new();
+        let value = [0xEE; 16];
+        Draft { key: b"h", value: &value, kind, ..Draft::default() }.form(&mut bytes).unwrap();
+        if beeline_kv::is_row_kind(kind) {
+            write(&log, tail, &bytes);
+            assert_eq!(refuse(&mut shard, &mut log, tail), RejectReason::Kind, "{kind}");
+        }
+    }
+    assert!(shard.lookup(0, b"h").unwrap().is_none());
+    put(&mut shard, &mut log, b"h", b"a string");
+    assert_eq!(get(&mut shard, b"h").as_deref(), Some(&b"a string"[..]));
+}

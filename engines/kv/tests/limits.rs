@@ -446,3 +446,142 @@ fn places_in_a_clients_open_segment_are_in_the_memory_account() {
     shard.close_client_log(log);
     assert_eq!(store.memory_bytes(), before - counted);
 }
+
+/// A row of `fields` fields in database 0.
+fn row_of(shard: &mut Shard, name: &[u8], fields: u32, length: usize) -> u32 {
+    let mut keys = beeline_kv::Keyspace::single(shard);
+    let mut row = keys.new_row(1, 0).unwrap();
+    for n in 0..fields {
+        keys.begin_batch();
+        let stored = keys
+            .put_field(0, name, &mut row, &key(n), &[&vec![7; length]])
+            .and_then(|_| keys.put_head(0, name, &row));
+        keys.end_batch();
+        keys.commit().unwrap();
+        match stored {
+            Ok(()) => {}
+            Err(KvError::PoolFull { .. }) => return n,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    fields
+}
+
+#[test]
+fn a_row_that_ended_in_a_full_pool_is_collected_once_there_is_room() {
+    let full = row_of(&mut rig(12, |_| ()).shards[0].lock().unwrap(), b"row", u32::MAX, 400);
+    assert!(full > 500);
+    let rig = rig(12, |_| ());
+    let mut shard = rig.shards[0].lock().unwrap();
+    let fields = row_of(&mut shard, b"row", full * 9 / 10, 400);
+    // Readers keep every segment, so nothing can be collected, and tombstones find no room.
+    let mut keys = beeline_kv::Keyspace::single(&mut shard);
+    let row = keys.row(0, b"row").unwrap().unwrap();
+    let mut entries = Vec::new();
+    for n in 0..fields {
+        entries.extend(keys.field(0, b"row", &row, &key(n)).unwrap());
+    }
+    let guards: Vec<_> = entries.iter().map(|entry| shard.begin_read(entry).unwrap()).collect();
+    assert!(shard.delete(0, b"row").unwrap());
+    shard.commit().unwrap();
+    let mut deadline = None;
+    for _ in 0..200 {
+        deadline = shard.maintain(1 << 20).unwrap().next_deadline_ns;
+    }
+    let left = rig.store.stats().total.keys;
+    assert!(left > 0, "the tombstones of {fields} fields do not fit");
+    assert!(deadline.is_some(), "upkeep comes back by itself");
+    for guard in guards {
+        shard.end_read(guard);
+    }
+    for _ in 0..2000 {
+        shard.maintain(1 << 20).unwrap();
+    }
+    assert_eq!(rig.store.stats().total.keys, 0, "of {fields} fields, {left} were left over");
+    drop(shard);
+    let findings = audit(&rig.store, &rig.shards);
+    assert!(findings.is_empty(), "{findings:?}");
+}
+
+#[test]
+fn a_large_row_is_evicted_in_slices_and_nothing_else_goes_for_its_sake() {
+    const FIELDS: u32 = 6000;
+    let rig = rig(256, |_| ());
+    let mut shard = rig.shards[0].lock().unwrap();
+    assert_eq!(row_of(&mut shard, b"row", FIELDS, 400), FIELDS);
+    let before = rig.store.stats().total.keys;
+    // The row is the first to go: it is all there is.
+    shard.tick();
+    rig.store.set_eviction(Eviction::AllKeysLru);
+    rig.store.set_max_memory_bytes(rig.store.memory_bytes() / 2);
+    for n in 0..200 {
+        let keys = rig.store.stats().total.keys;
+        shard.put(0, &key(100 + n), &[b"new"], PutOptions::default()).unwrap();
+        shard.commit().unwrap();
+        let gone = keys.saturating_sub(rig.store.stats().total.keys);
+        assert!(gone <= 4 * 256 + 2, "{gone} entries went in one write");
+    }
+    let gone = before + 200 - rig.store.stats().total.keys;
+    assert!(gone > u64::from(FIELDS) / 3, "{gone} of {FIELDS} fields went");
+    // What the writes had no time for is upkeep's.
+    while shard.maintain(1 << 20).unwrap().did_work {}
+    assert_eq!(rig.store.stats().total.keys, 200);
+    assert!(shard.lookup(0, b"row").unwrap().is_none());
+    for n in 0..200 {
+        assert!(shard.lookup(0, &key(100 + n)).unwrap().is_some(), "{n} went for the row's sake");
+    }
+}
+
+#[test]
+fn batches_that_delete_more_than_they_note_empty_a_full_pool() {
+    use beeline_kv::{Applied, Change, Condition, Key, NamespaceOptions, Write};
+    let rig = rig(12, |_| ());
+    let mut shard = rig.shards[0].lock().unwrap();
+    beeline_kv::Keyspace::single(&mut shard)
+        .create_namespace(300, NamespaceOptions::default())
+        .unwrap();
+    let value = vec![9; 300];
+    let mut keys = beeline_kv::Keyspace::single(&mut shard);
+    let mut stored = 0;
+    loop {
+        match keys.put_in(300, &key(stored), &[&value], PutOptions::default()) {
+            Ok(_) => keys.commit().unwrap(),
+            Err(KvError::PoolFull { .. }) => break,
+            Err(error) => panic!("{error}"),
+        }
+        stored += 1;
+    }
+    assert!(stored > 500);
+    // Fills the head, too: from here on everything needs a segment of the reserve.
+    while keys.put_in(300, &key(stored), &[b""], PutOptions::default()).is_ok() {
+        stored += 1;
+        keys.commit().unwrap();
+    }
+    let note: [&[u8]; 1] = [&[1; 100]];
+    for n in 0..stored {
+        let name = key(n);
+        let writes = [
+            Write {
+                namespace: 300,
+                key: Key { row: &[], name: &name },
+                condition: Condition::Present,
+                change: Change::Delete,
+            },
+            Write {
+                namespace: 300,
+                key: Key { row: &[], name: b"last deleted" },
+                condition: Condition::None,
+                change: Change::Put { value: &note, options: PutOptions::default() },
+            },
+        ];
+        let applied = keys.apply(&writes);
+        assert!(matches!(applied, Ok(Applied::Done(_))), "{n} of {stored}: {applied:?}");
+        keys.commit().unwrap();
+        keys.home_mut().maintain(64 << 10).unwrap();
+    }
+    assert_eq!(keys.len_in(300).unwrap(), 1);
+    // What leaves more behind than there was is new data, however many deletions go with it.
+    drop(shard);
+    let findings = audit(&rig.store, &rig.shards);
+    assert!(findings.is_empty(), "{findings:?}");
+}

@@ -366,3 +366,24 @@ fn effects_are_alike_where_generations_differ_and_tell_any_difference() {
         seen.push(told);
     }
 }
+
+#[test]
+fn no_snapshot_is_taken_of_a_store_that_holds_a_part_of_another() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("snapshot");
+    let source = Store::open(dram(), two_shards()).unwrap();
+    let snapshot = with_keys(&source, |keys| {
+        for key in 0..300_u32 {
+            let value = vec![7; 8000];
+            keys.put(0, &key.to_be_bytes(), &[&value], PutOptions::default()).unwrap();
+        }
+        keys.begin_snapshot().unwrap()
+    });
+    snapshot.write(&path).unwrap();
+    // The pool is too small for it: the install ends in its middle, and the store stays a part.
+    let small = Pool::dram(&PoolOptions::volatile(64 << 10, 16 << 16)).unwrap();
+    let target = Store::open(small, two_shards()).unwrap();
+    replace_by_snapshot(&path, &target.0, &target.1).unwrap_err();
+    let refused = with_keys(&target, |keys| keys.begin_snapshot());
+    assert!(matches!(refused, Err(KvError::Replacing)), "{refused:?}");
+}

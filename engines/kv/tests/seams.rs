@@ -377,3 +377,35 @@ fn every_shard_of_a_full_pool_can_delete() {
         }
     }
 }
+
+#[test]
+fn a_row_copied_in_a_batch_leaves_what_was_reserved_for_the_rest() {
+    let pool = pool(32);
+    let (store, shards) = open(&pool, 2);
+    with_keys(&shards, 0, |keys| {
+        let mut row = keys.new_row(1, 0).unwrap();
+        for n in 0..20_u8 {
+            keys.put_field(0, b"from", &mut row, &[n], &[&[n; 100]]).unwrap();
+        }
+        keys.put_head(0, b"from", &row).unwrap();
+        keys.commit().unwrap();
+        keys.reserve_bytes(40_000).unwrap();
+        store.set_max_memory_bytes(store.memory_bytes() + 20_000);
+        keys.begin_batch();
+        // Does not fit beside what is reserved: refused, and that stays reserved.
+        let row = keys.row(0, b"from").unwrap().unwrap();
+        let refused = keys.copy_row((0, b"from"), &row, (0, b"to"));
+        assert!(matches!(refused, Err(KvError::MemoryLimit { .. })), "{refused:?}");
+        store.set_max_memory_bytes(store.memory_bytes() + 60_000);
+        keys.copy_row((0, b"from"), &row, (0, b"to")).unwrap();
+        store.set_max_memory_bytes(1);
+        for n in 0..3_u8 {
+            put(keys, &[b'r', n], &[n; 12_000]).unwrap();
+        }
+        let refused = put(keys, b"more", &[0; 12_000]);
+        assert!(matches!(refused, Err(KvError::MemoryLimit { .. })), "{refused:?}");
+        keys.end_batch();
+        keys.commit().unwrap();
+        assert_eq!(keys.row(0, b"to").unwrap().unwrap().length, 20);
+    });
+}

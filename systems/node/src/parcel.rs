@@ -123,8 +123,8 @@ impl Commands {
 /// Replies for one shard.
 #[derive(Debug, Default)]
 pub(crate) struct Replies {
-    /// Whose, where the reply ends in `bytes`, and whether it passed the limit.
-    ends: Vec<(Origin, usize, bool)>,
+    /// Whose, where the reply ends in `bytes`, and what stands in its place.
+    ends: Vec<(Origin, usize, Option<Refusal<'static>>)>,
     /// Where the replies are written.
     pub bytes: Vec<u8>,
     /// What was executed is not durable: none of them may be sent.
@@ -137,23 +137,23 @@ const KEPT_BYTES: usize = 1 << 20;
 impl Replies {
     /// What was written to `bytes` since the last call is the reply to `origin`.
     pub(crate) fn finish(&mut self, origin: Origin) {
-        self.ends.push((origin, self.bytes.len(), false));
+        self.ends.push((origin, self.bytes.len(), None));
     }
 
-    /// The reply to `origin` passed the limit and was not written.
-    pub(crate) fn finish_too_large(&mut self, origin: Origin) {
-        self.ends.push((origin, self.bytes.len(), true));
+    /// No reply to `origin` was written: its wire words why.
+    pub(crate) fn refuse(&mut self, origin: Origin, refusal: Refusal<'static>) {
+        self.ends.push((origin, self.bytes.len(), Some(refusal)));
     }
 
     /// Each reply, or what stands in its place.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Origin, Result<&[u8], Refusal<'static>>)> {
         let mut start = 0;
-        self.ends.iter().map(move |&(origin, end, too_large)| {
+        self.ends.iter().map(move |&(origin, end, refusal)| {
             let reply = &self.bytes[start..end];
             start = end;
-            let reply = match (self.failed, too_large) {
+            let reply = match (self.failed, refusal) {
                 (true, _) => Err(Refusal::NotDurable),
-                (_, true) => Err(Refusal::ReplyTooLarge),
+                (_, Some(refusal)) => Err(refusal),
                 _ => Ok(reply),
             };
             (origin, reply)
@@ -194,8 +194,8 @@ mod tests {
                 (origin(3), Ok(&b":1\r\n"[..])),
             ]
         );
-        replies.finish_too_large(origin(4));
-        assert_eq!(replies.iter().last(), Some((origin(4), Err(Refusal::ReplyTooLarge))));
+        replies.refuse(origin(4), Refusal::Loading);
+        assert_eq!(replies.iter().last(), Some((origin(4), Err(Refusal::Loading))));
         replies.fail();
         assert!(replies.iter().all(|(_, reply)| reply == Err(Refusal::NotDurable)));
         replies.clear();

@@ -234,6 +234,10 @@ impl WireSession for RedisSession {
             Refusal::NoRoom => {
                 out.error(b"OOM command not allowed when used memory > 'maxmemory'.");
             }
+            Refusal::Loading => out.error(b"LOADING this member is installing a snapshot"),
+            Refusal::NotReady => {
+                out.error(b"TRYAGAIN this member has not opened its log yet: nothing was done");
+            }
             Refusal::Unlogged(command) => {
                 self.session.refuse_queued();
                 let line =

@@ -28,7 +28,7 @@ pub(crate) struct Snapshots {
     last_succeeded: AtomicBool,
     last_save_seconds: AtomicU64,
     /// The barrier of a SAVE about to run.
-    prepared: Mutex<Option<Snapshot>>,
+    prepared: Mutex<Option<Result<Snapshot, KvError>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -59,9 +59,7 @@ impl Snapshots {
 
     /// Takes the barrier for a SAVE that runs next on this thread, which holds all shards.
     pub(crate) fn prepare(&self, keyspace: &mut Keyspace<'_>) {
-        if let Ok(snapshot) = keyspace.begin_snapshot() {
-            *lock(&self.prepared) = Some(snapshot);
-        }
+        *lock(&self.prepared) = Some(keyspace.begin_snapshot());
     }
 
     /// Gives up a barrier that was not used.
@@ -72,7 +70,10 @@ impl Snapshots {
     /// Writes the prepared snapshot and waits for it.
     pub(crate) fn save(&self, shared: &Shared) -> Result<(), SaveError> {
         let prepared = lock(&self.prepared).take().ok_or(SaveError::InProgress)?;
-        self.write(prepared, shared).map_err(|error| SaveError::Failed(error.to_string()))
+        prepared.and_then(|prepared| self.write(prepared, shared)).map_err(|error| match error {
+            KvError::SnapshotInProgress => SaveError::InProgress,
+            error => SaveError::Failed(error.to_string()),
+        })
     }
 
     fn write(&self, snapshot: Snapshot, shared: &Shared) -> Result<(), KvError> {

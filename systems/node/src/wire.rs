@@ -150,6 +150,10 @@ pub enum Refusal<'a> {
     TooLargeToCarry,
     /// A replicated node has no room.
     NoRoom,
+    /// A member of a cluster replaces its keys by a snapshot: to be tried again.
+    Loading,
+    /// A member of a cluster has not opened its log yet: to be tried again.
+    NotReady,
     /// The log cannot carry a request of this name here ([`Logging::unlogged`]).
     Unlogged(&'a str),
     /// In the node's words: a code in capitals, a blank, a sentence.

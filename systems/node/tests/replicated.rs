@@ -410,3 +410,22 @@ fn a_member_whose_log_ended_says_so_at_once_and_asks_to_be_stopped() {
     let none = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
     assert_eq!(rustix::event::poll(&mut polled, Some(&none)).unwrap(), 1);
 }
+
+#[test]
+fn a_write_that_comes_before_the_log_is_refused_only_for_now() {
+    let options = beeline_node::ReplicationOptions {
+        cluster: CLUSTER,
+        node: 1,
+        request_timeout: Duration::from_secs(20),
+        ordered_commits: false,
+    };
+    let config = beeline_node::NodeConfig { replication: Some(options), ..common::config(2) };
+    let node = beeline_node::Node::start(&config).unwrap();
+    let mut client = Client::connect(&node);
+    // What the log will take is not known: the node must not say that it is too much.
+    let value = "v".repeat(20_000);
+    client.send(&format!("SET key {value}\r\n"));
+    let said = client.reply();
+    assert!(said.starts_with("-TRYAGAIN"), "{said}");
+    node.stop();
+}

@@ -211,3 +211,59 @@ fn fields_of_a_hash_that_ended_before_a_restart_are_collected_after_it() {
     assert_eq!(node.text(&mut session, "HLEN kept"), ":500\r\n");
     assert_eq!(flat(&mut node, &mut session, "HGETALL kept").len(), 1000);
 }
+
+#[test]
+fn random_fields_are_different_ones_and_bounded() {
+    let mut node = Node::new(1);
+    let mut session = node.session();
+    for n in 0..9000 {
+        node.text(&mut session, &format!("HSET h field{n} {n}"));
+    }
+    // One by one, in one pass over a hash that has more, and all of it.
+    for count in [1, 900, 1500, 4000, 8999, 9000, 100_000] {
+        let request = format!("HRANDFIELD h {count} WITHVALUES");
+        let chosen = flat(&mut node, &mut session, &request);
+        assert_eq!(chosen.len(), 2 * count.min(9000));
+        let mut names = BTreeSet::new();
+        for pair in chosen.chunks(2) {
+            assert_eq!(pair[0], format!("field{}", pair[1]));
+            assert!(names.insert(pair[0].clone()), "{} twice", pair[0]);
+        }
+    }
+    assert_eq!(flat(&mut node, &mut session, "HRANDFIELD h -20000").len(), 20_000);
+    for count in ["-65537", "-4000000000", "-9223372036854775807"] {
+        let said = node.text(&mut session, &format!("HRANDFIELD h {count}"));
+        assert!(said.starts_with("-ERR value is out of range"), "{count}: {said}");
+    }
+    // A reply beyond its limit is not built to its end.
+    let mut out = beeline_resp::Output::default();
+    out.set_limit(10_000);
+    let words = ["HRANDFIELD", "h", "-65000"].map(str::as_bytes);
+    let _ = node.run(&mut session, &words, &mut out);
+    assert!(out.is_over_limit() && out.len() < 200_000, "{} bytes", out.len());
+}
+
+#[test]
+fn hashes_of_a_full_store_are_emptied_by_commands_and_by_transactions() {
+    let mut node = Node::with_capacity(1, 1 << 20);
+    let mut session = node.session();
+    let value = "v".repeat(300);
+    let mut stored = 0;
+    while node.text(&mut session, &format!("HSET h field{stored} {value}")) == ":1\r\n" {
+        stored += 1;
+        assert!(stored < 10_000, "a MiB does not hold three");
+    }
+    assert!(stored > 500);
+    for n in 0..stored {
+        let request = format!("HDEL h field{n}");
+        if n % 2 == 0 {
+            assert_eq!(node.text(&mut session, &request), ":1\r\n", "{n} of {stored}");
+        } else {
+            node.text(&mut session, "MULTI");
+            node.text(&mut session, &request);
+            assert_eq!(node.text(&mut session, "EXEC"), "*1\r\n:1\r\n", "{n} of {stored}");
+        }
+        maintain(&node);
+    }
+    assert_eq!(entries(&node), 0);
+}

@@ -13,7 +13,7 @@ mod common;
 use std::time::Duration;
 
 use beeline_env::Randomness;
-use beeline_kv::entry::{FIRST_ENTRY, HEADER_BYTES};
+use beeline_kv::entry::{Draft, FIRST_ENTRY, HEADER_BYTES};
 use beeline_kv::wire::{
     Announcement, Place, Protocol, REQUEST_HEADER_BYTES, ReplyStatus, Request, RequestKind,
 };
@@ -88,6 +88,24 @@ fn garbage_that_is_announced_is_rejected_and_the_tail_stays() {
         let reply = raw.announce(rig, &grant, FIRST_ENTRY, &good);
         assert_eq!(reply.status, ReplyStatus::NotFound);
         assert_eq!(rig.get(&mut bystander.client, b"key").as_deref(), Some(&b"value"[..]));
+    });
+}
+
+#[test]
+fn kinds_that_hashes_have_are_refused_by_name() {
+    everywhere(|rig, bystander| {
+        let mut raw = Raw::connect(rig, 16, 16);
+        let grant = raw.grant(rig);
+        for kind in [1, 2, 63] {
+            let mut bytes = Vec::new();
+            let draft = Draft { key: b"hash", value: &[0; 16], kind, ..Draft::default() };
+            draft.form(&mut bytes).unwrap();
+            let reply = raw.announce(rig, &grant, FIRST_ENTRY, &bytes);
+            assert_eq!(reply.status, ReplyStatus::ReservedKind, "{kind}");
+        }
+        assert_eq!(rig.get(&mut bystander.client, b"hash"), None);
+        let reply = raw.announce(rig, &grant, FIRST_ENTRY, &entry(b"hash", b"a string", 0));
+        assert_eq!(reply.status, ReplyStatus::NotFound, "the tail stayed");
     });
 }
 

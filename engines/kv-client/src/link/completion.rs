@@ -428,6 +428,7 @@ fn error_of(status: ReplyStatus) -> ClientError {
         ReplyStatus::PoolFull => ClientError::PoolFull,
         ReplyStatus::Unavailable => ClientError::Unavailable,
         ReplyStatus::Undecided => ClientError::Undecided,
+        ReplyStatus::ReservedKind => ClientError::ReservedKind,
         _ => ClientError::Rejected,
     }
 }

@@ -53,13 +53,28 @@ impl Shard {
 
     /// Gives up the open batch, which cannot be finished: no opening of the store will find its
     /// entries. Until then they are in memory, so the shard takes and persists nothing any more:
-    /// [`KvError::Poisoned`].
+    /// [`KvError::Poisoned`]. Its owner may still end it, which does nothing then.
     pub fn abandon_batch(&mut self) {
         self.poisoned |= self.batch.is_some();
     }
 
-    /// Closes the batch. [`Shard::commit`] persists it.
+    /// Entries of the open batch.
+    pub(crate) fn batch_entries(&self) -> usize {
+        self.batch.as_ref().map_or(0, |batch| batch.members.len())
+    }
+
+    /// Takes and persists nothing any more where something was stored that is not persisted.
+    pub(crate) fn poison_uncommitted(&mut self) {
+        self.poisoned |= self.log.has_work();
+    }
+
+    /// Closes the batch. [`Shard::commit`] persists it. One that was given up stays without an end.
     pub fn end_batch(&mut self) {
+        if self.poisoned {
+            self.batch = None;
+            self.reserved = 0;
+            return;
+        }
         self.install_moves();
         let batch = self.batch.take();
         assert!(batch.is_some(), "a batch is begun before it is ended");

@@ -126,6 +126,8 @@ pub enum RejectReason {
     Offset,
     /// Lengths, flags or database do not make sense there.
     Header,
+    /// The entry says that it is a row's head ([`crate::is_row_kind`]).
+    Kind,
     /// The checksum does not match.
     Checksum,
     /// The key belongs to another shard.
@@ -429,5 +431,8 @@ fn validate(
             (at, left) = (at + part, left - part);
         }
     }
-    if crc == header.checksum { Ok(header) } else { Err(RejectReason::Checksum) }
+    if crc != header.checksum {
+        return Err(RejectReason::Checksum);
+    }
+    if crate::is_row_kind(header.kind) { Err(RejectReason::Kind) } else { Ok(header) }
 }

@@ -159,6 +159,10 @@ impl Shard {
         stream: Stream,
         draft: &Draft<'_>,
     ) -> Result<Appended, KvError> {
+        if stream == Stream::Data {
+            // An entry behind those of an abandoned batch would be its end.
+            self.check_writable()?;
+        }
         let value_length: usize = draft.value.iter().map(|part| part.len()).sum();
         let slot_bytes = entry::slot_bytes_for(draft.key.len(), value_length) as u32;
         let need = match stream {
@@ -224,24 +228,34 @@ impl Shard {
     }
 
     /// Makes sure that entries of `puts` bytes and tombstones of `deletions` bytes can be stored in a
-    /// row, at once: what is refused is refused before the first of them. The memory limit does not
-    /// concern tombstones, and they alone may use the room kept for them.
+    /// row, at once: what is refused is refused before the first of them. Where `shrinks`, the memory
+    /// limit does not concern them and they may use the room kept for deletions: the caller leaves
+    /// fewer live bytes behind than there were.
+    ///
+    /// What an open batch has reserved already stays reserved beside it.
     ///
     /// Errors: [`KvError::BatchTooLarge`], [`KvError::MemoryLimit`], [`KvError::PoolFull`], the
-    /// pool's.
-    pub(crate) fn reserve(&mut self, puts: u64, deletions: u64) -> Result<(), KvError> {
+    /// pool's. What was reserved before stays so.
+    pub(crate) fn reserve(
+        &mut self,
+        puts: u64,
+        deletions: u64,
+        shrinks: bool,
+    ) -> Result<(), KvError> {
         self.check_writable()?;
-        let bytes = puts + deletions;
+        let held = if self.in_batch() { self.reserved } else { 0 };
+        let bytes = held + puts + deletions;
         let limit = u64::from(self.store.pool.segment_bytes() - entry::FIRST_ENTRY);
         if bytes > limit {
             return Err(KvError::BatchTooLarge { length: bytes, limit });
         }
-        let need = if puts == 0 { Need::Tombstone } else { Need::Data };
-        if puts > 0 {
-            self.fit_memory(puts)?;
+        let shrinks = shrinks || puts == 0;
+        let need = if shrinks { Need::Tombstone } else { Need::Data };
+        if !shrinks {
+            self.fit_memory(held + puts)?;
         }
         self.make_head(Stream::Data, bytes as u32, need)?;
-        self.reserved = puts;
+        self.reserved = held + puts;
         Ok(())
     }
 

@@ -9,6 +9,7 @@ pub(crate) mod client_log;
 mod collect;
 mod install;
 pub(crate) mod log;
+mod look;
 pub(crate) mod reads;
 pub(crate) mod recycle;
 mod upkeep;
@@ -17,12 +18,12 @@ use std::sync::Arc;
 
 use beeline_pmem::Persister;
 
-use crate::entry::{self, EXPIRES, HEADER_BYTES, Header, KEY_LIMIT, TOMBSTONE};
+use crate::entry::{self, EXPIRES, HEADER_BYTES, KEY_LIMIT, TOMBSTONE};
 use crate::fault::{self, KnownBug};
 use crate::index::{Location, Slot, SlotId};
 use crate::random::Xorshift;
 use crate::rows::Ended;
-use crate::segments::{SegmentCache, SegmentState};
+use crate::segments::SegmentCache;
 use crate::spaces::Spaces;
 use crate::stats::{self, ShardCounters, ShardStats};
 use crate::store::Store;
@@ -31,6 +32,8 @@ use crate::{DATABASES, KvError, SYSTEM_NAMESPACE, Version};
 use batch::Batch;
 use collect::Collector;
 use log::{Appended, Draft, Log, Stream};
+use look::holds_key;
+pub(crate) use look::{copy_verified, read_header, read_key};
 use reads::ReadRegistry;
 use recycle::Recycler;
 use upkeep::Expiry;
@@ -511,7 +514,7 @@ impl Shard {
     /// As [`Shard::delete`], in any namespace.
     pub(crate) fn delete_in(&mut self, namespace: u32, key: &[u8]) -> Result<bool, KvError> {
         let hash = self.store.place(namespace, key);
-        let existed = self.lookup_hashed(namespace, hash, key).is_some();
+        let existed = self.exists(namespace, hash, key, self.in_batch());
         if !existed && !self.may_come_back(namespace, hash, key, self.in_batch()) {
             return Ok(false);
         }
@@ -519,6 +522,18 @@ impl Shard {
         self.install_moves();
         self.install(namespace, hash, key, &appended);
         Ok(existed)
+    }
+
+    /// True when a key that is to be deleted is there. In a batch, one found expired is left to the
+    /// deletion: another tombstone would take the room that was reserved for the batch.
+    pub(crate) fn exists(&mut self, namespace: u32, hash: u64, key: &[u8], in_batch: bool) -> bool {
+        if !in_batch {
+            return self.lookup_hashed(namespace, hash, key).is_some();
+        }
+        let now = self.store.clock.unix_ms();
+        let found = self.find(namespace, hash, key);
+        let entry = found.and_then(|id| self.live_entry(namespace, id));
+        entry.is_some_and(|entry| entry.expires_at_ms == 0 || entry.expires_at_ms > now)
     }
 
     /// True when a key that a lookup did not find needs a tombstone all the same to stay away: its
@@ -716,83 +731,4 @@ impl Drop for Shard {
             let _ = self.close();
         }
     }
-}
-
-/// The header at `offset`, copied.
-#[inline]
-pub(crate) fn read_header(state: &SegmentState, offset: u32) -> Header {
-    let mut bytes = [0; HEADER_BYTES as usize];
-    state.segment.read(offset as usize, &mut bytes);
-    Header::decode(&bytes)
-}
-
-/// True when the entry of `slot` is one of `key`.
-#[inline]
-fn holds_key(state: &SegmentState, slot: &Slot, key: &[u8]) -> bool {
-    let needed = HEADER_BYTES as usize + key.len();
-    if slot.slot_bytes() < needed as u64 {
-        return false;
-    }
-    let offset = slot.location.offset();
-    if !slot.location.has(Location::UNTRUSTED) {
-        let bytes = state.bytes(offset, needed);
-        return bytes[24..26] == (key.len() as u16).to_le_bytes() && &bytes[48..] == key;
-    }
-    // Header and key in one copy, where the key is of usual length.
-    let mut copy = [0; 96];
-    if let Some(copy) = copy.get_mut(..needed) {
-        state.segment.read(offset as usize, copy);
-        return copy[24..26] == (key.len() as u16).to_le_bytes() && copy[48..] == *key;
-    }
-    holds_long_key(state, offset, key)
-}
-
-fn holds_long_key(state: &SegmentState, offset: u32, key: &[u8]) -> bool {
-    if usize::from(read_header(state, offset).key_length) != key.len() {
-        return false;
-    }
-    let mut at = offset as usize + HEADER_BYTES as usize;
-    let mut buffer = [0; 256];
-    key.chunks(buffer.len()).all(|part| {
-        let copy = &mut buffer[..part.len()];
-        state.segment.read(at, copy);
-        at += part.len();
-        copy == part
-    })
-}
-
-/// Copies the key of `slot` into `key`; never more than the slot holds.
-pub(crate) fn read_key(state: &SegmentState, slot: &Slot, key: &mut Vec<u8>) -> Header {
-    let header = read_header(state, slot.location.offset());
-    let room = slot.slot_bytes() as usize - HEADER_BYTES as usize;
-    key.clear();
-    key.resize(usize::from(header.key_length).min(room), 0);
-    state.segment.read((slot.location.offset() + HEADER_BYTES) as usize, key);
-    header
-}
-
-/// Copies the whole entry into `out` and checks copy, checksum and seal; `None` when it is not an
-/// entry the store sealed at this place.
-pub(crate) fn copy_verified(
-    sealer: &entry::Sealer,
-    state: &SegmentState,
-    offset: u32,
-    slot_bytes: u32,
-    out: &mut Vec<u8>,
-) -> Option<Header> {
-    let mut head = [0; HEADER_BYTES as usize];
-    state.segment.read(offset as usize, &mut head);
-    let header = Header::decode(&head);
-    if header.slot_bytes != slot_bytes
-        || !header.is_plausible(u64::from(slot_bytes))
-        || sealer.seal(state.id, state.generation, offset, &header) != header.seal
-    {
-        return None;
-    }
-    out.clear();
-    out.resize(header.used_bytes() as usize, 0);
-    state.segment.read(offset as usize, out);
-    out[..HEADER_BYTES as usize].copy_from_slice(&head);
-    let (key, value) = out[HEADER_BYTES as usize..].split_at(usize::from(header.key_length));
-    (entry::checksum(&head, key, &[value]) == header.checksum).then_some(header)
 }

@@ -18,6 +18,10 @@ const SWEEP_PAUSE_NS: u64 = 10_000_000;
 const LONGEST_SLEEP_MS: u64 = 1000;
 /// Pause before looking again at something another thread holds.
 const RETRY_NS: u64 = 1_000_000;
+/// Pause before a removal is tried again for which the pool had no room.
+const FULL_RETRY_NS: u64 = 100_000_000;
+/// Slices of an evicted row that a write removes before it goes on above the memory limit.
+const SLICES_PER_WRITE: u32 = 4;
 /// Keys compared for one eviction.
 const SAMPLES: usize = 5;
 /// Slots looked at for one sample.
@@ -91,11 +95,12 @@ impl Shard {
         }
         match self.sweep_rows() {
             Ok(swept) => did_work |= swept,
-            Err(KvError::PoolFull { .. }) => {}
+            // What is left of the row stays until something was freed.
+            Err(KvError::PoolFull { .. }) => sooner(&mut deadline, now_ns + FULL_RETRY_NS),
             Err(error) => return Err(error),
         }
         let limit = self.store.max_memory_bytes();
-        if limit != 0 && self.store.memory_bytes() > limit {
+        if limit != 0 && self.store.memory_bytes() > limit && self.ended.is_empty() {
             for _ in 0..16 {
                 did_work |= self.evict_one(self.store.eviction())?;
             }
@@ -215,10 +220,22 @@ impl Shard {
             return Ok(());
         }
         let policy = self.store.eviction();
+        let mut slices = 0;
         loop {
             let used = self.store.memory_bytes();
             if used + bytes <= limit {
                 return Ok(());
+            }
+            if !self.ended.is_empty() {
+                // A row that ended takes its memory until its fields are removed. That is done in
+                // slices, as many as a write has time for; upkeep does the rest.
+                slices += 1;
+                if slices <= SLICES_PER_WRITE && self.sweep_rows()? {
+                    continue;
+                }
+                if policy != Eviction::NoEviction {
+                    return Ok(());
+                }
             }
             if policy == Eviction::NoEviction || !self.evict_one(policy)? {
                 return Err(KvError::MemoryLimit { used_bytes: used, limit_bytes: limit });
@@ -233,10 +250,7 @@ impl Shard {
         }
         let Some(slot) = self.sample_victim(policy) else { return Ok(false) };
         let mut key = Vec::new();
-        let evicted = self.delete_slot(&slot, &mut key, Deletion::Evicted)? == Deleted::Yes;
-        // A row's fields are what takes the memory.
-        while !self.ended.is_empty() && self.sweep_rows()? {}
-        Ok(evicted)
+        Ok(self.delete_slot(&slot, &mut key, Deletion::Evicted)? == Deleted::Yes)
     }
 
     fn sample_victim(&mut self, policy: Eviction) -> Option<Slot> {

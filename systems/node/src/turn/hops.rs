@@ -23,7 +23,6 @@ use crate::wire::Refusal;
 
 /// Slots of a mailbox between two shards. One a turn is used; more wait in `Peer::backlog`.
 pub(crate) const MAILBOX: usize = 256;
-const LOADING: &[u8] = b"LOADING this member is installing a snapshot";
 /// Returned parcels kept per peer.
 const SPARE_HOPS: usize = 8;
 /// Replies to another shard made in one turn, bytes; its further commands wait for the next.
@@ -166,16 +165,16 @@ impl ShardThread {
                     .map(|(heading, args)| (heading.head, args));
                 worker.expect_carried(&mut ahead, &mut Keyspace::single(shard));
             }
-            let (keyspace, out) = (&mut Keyspace::single(shard), &mut self.scratch);
             if loading {
-                // Only the Redis wire carries requests in a member of a cluster.
-                out.error(LOADING);
-            } else {
-                worker.execute_carried(heading.head, args, keyspace, out);
+                replies.refuse(heading.origin, Refusal::Loading);
+                next += 1;
+                continue;
             }
+            let (keyspace, out) = (&mut Keyspace::single(shard), &mut self.scratch);
+            worker.execute_carried(heading.head, args, keyspace, out);
             if self.scratch.is_over_limit() {
                 self.scratch.truncate(0);
-                replies.finish_too_large(heading.origin);
+                replies.refuse(heading.origin, Refusal::ReplyTooLarge);
             } else {
                 replies.bytes.extend_from_slice(self.scratch.as_bytes());
                 replies.finish(heading.origin);

@@ -60,7 +60,10 @@ impl ShardThread {
         }
         let stale = effect == Effect::Read && connection.session.reads_stale();
         if let Some(obstacle) = replication.obstacle(stale) {
-            self.refuse(connection, &Refusal::Line(&line_of(&obstacle)));
+            match obstacle {
+                Failure::Loading => self.refuse(connection, &Refusal::Loading),
+                obstacle => self.refuse(connection, &Refusal::Line(&line_of(&obstacle))),
+            }
             return true;
         }
         match (effect, logging) {
@@ -127,7 +130,12 @@ impl ShardThread {
         let asker = Asker::Redis(origin);
         let pushed = lane.push(asker, logging.alone, limit, |out| connection.session.log(out));
         if let Err((_, failure)) = pushed {
-            let refusal = Refusal::Line(&line_of(&failure));
+            let line = line_of(&failure);
+            let refusal = match failure {
+                // What the log takes is not known yet: it may take this.
+                Failure::TooLarge { .. } if self.command_limit == 0 => Refusal::NotReady,
+                _ => Refusal::Line(&line),
+            };
             connection.session.refuse(&refusal, &mut self.scratch);
             let pause_bytes = self.output_pause_bytes();
             connection.fill(origin, self.scratch.as_bytes(), pause_bytes);

@@ -25,6 +25,8 @@ pub(crate) struct Way<'a> {
     replication: &'a Replication,
     shared: &'a Shared,
     limit: usize,
+    /// The log is open, and said so.
+    limit_known: bool,
     /// Whose clients.
     pub server: u64,
 }
@@ -41,9 +43,11 @@ impl Agreement for Way<'_> {
             return Err(ReplyStatus::PoolFull);
         }
         let asker = Asker::OneSided(OneSided { server: self.server, ticket });
+        let too_large =
+            if self.limit_known { ReplyStatus::TooLarge } else { ReplyStatus::Unavailable };
         self.lane
             .push(asker, false, self.limit, |out| pair::put(&write, out))
-            .map_err(|_| ReplyStatus::TooLarge)
+            .map_err(|_| too_large)
     }
 
     fn read(&mut self, ticket: Ticket) -> Result<(), ReplyStatus> {
@@ -97,7 +101,10 @@ impl ShardThread {
         let shared = std::sync::Arc::clone(&self.shared);
         let Some(replication) = &shared.replication else { return };
         let limit = self.command_limit(replication);
+        let limit_known = self.command_limit != 0;
         let Some(lane) = &mut self.lane else { return };
-        self.fabric.hand_over(&mut Way { lane, replication, shared: &shared, limit, server: 0 });
+        let shared = &*shared;
+        let mut way = Way { lane, replication, shared, limit, limit_known, server: 0 };
+        self.fabric.hand_over(&mut way);
     }
 }

@@ -5,6 +5,8 @@
 //! of a hash of their names, also in short hashes; a hash that is renamed or copied fits one segment
 //! of the log.
 
+use std::collections::HashSet;
+
 use beeline_kv::{EntryRef, Row, Store};
 
 use super::{Call, CommandResult, KIND_HASH};
@@ -12,10 +14,13 @@ use crate::error::CommandError;
 use crate::extended::Extended;
 use crate::glob::Glob;
 use crate::number::{Decimal, parse_i64};
+use crate::output::Output;
 
 const NOT_AN_INTEGER: CommandError = CommandError::Line("ERR hash value is not an integer");
-/// Most fields chosen with repetition.
-const REPEATED: u64 = 1 << 20;
+/// Most fields chosen with repetition: they are chosen under the shard's lock.
+const REPEATED: u64 = 1 << 16;
+/// Different fields up to this many are looked for one by one, in a hash that has more than that.
+const FEW: u64 = 1024;
 const NOT_A_FLOAT: CommandError = CommandError::Line("ERR hash value is not a float");
 
 /// The hash at a key, for a command that changes it.
@@ -255,39 +260,139 @@ pub fn hincrbyfloat(call: &mut Call<'_, '_>) -> CommandResult {
     Ok(())
 }
 
-/// A field's name and value.
-type Pair = (Vec<u8>, Vec<u8>);
+/// How a field that was chosen at random is written.
+#[derive(Clone, Copy)]
+struct Chosen {
+    values: bool,
+    /// A pair is an array of its own.
+    apart: bool,
+}
 
-/// A field somewhere in a hash that has one, with its value.
+impl Chosen {
+    fn write(self, out: &mut Output, field: &[u8], value: &[u8]) {
+        if self.values && self.apart {
+            out.array(2);
+        }
+        out.bulk(field);
+        if self.values {
+            out.bulk(value);
+        }
+    }
+}
+
+/// Calls `visit` with a field somewhere in a hash that has one; false when it met none.
 fn random_field(
     call: &mut Call<'_, '_>,
     key: &[u8],
     row: &Row,
-) -> Result<Option<Pair>, CommandError> {
+    mut visit: impl FnMut(&mut Output, &[u8], &[u8]),
+) -> Result<bool, CommandError> {
     let start = call.store.random() >> 16;
     for position in [start, 0] {
-        let mut met = None;
+        let mut met = false;
+        let out = &mut *call.out;
         call.store.visit_row(call.database, key, row, (position, 1), |field, value| {
-            met.get_or_insert_with(|| (field.to_vec(), value.to_vec()));
+            if !std::mem::replace(&mut met, true) {
+                visit(out, field, value);
+            }
         })?;
-        if met.is_some() {
-            return Ok(met);
+        if met {
+            return Ok(true);
         }
     }
-    Ok(None)
+    Ok(false)
+}
+
+/// Writes `count` fields, the same one perhaps more than once; how many. Ends early where the reply
+/// passes its limit: the door answers with an error then.
+fn repeated(
+    call: &mut Call<'_, '_>,
+    (key, row): (&[u8], &Row),
+    count: u64,
+    chosen: Chosen,
+) -> Result<usize, CommandError> {
+    if count > REPEATED {
+        return Err(CommandError::OutOfRange);
+    }
+    let mut written = 0;
+    while written < count && !call.out.is_over_limit() {
+        let met = random_field(call, key, row, |out, field, value| {
+            chosen.write(out, field, value);
+        })?;
+        if !met {
+            break;
+        }
+        written += 1;
+    }
+    Ok(written as usize)
+}
+
+/// Writes `count` different fields, or all there are; how many.
+fn distinct(
+    call: &mut Call<'_, '_>,
+    (key, row): (&[u8], &Row),
+    count: u64,
+    chosen: Chosen,
+) -> Result<usize, CommandError> {
+    let mut written = 0;
+    if count > FEW || count.saturating_mul(3) >= row.length {
+        // In one pass over the hash: each field is taken with the chance that leaves as many as are
+        // still wanted of those to come.
+        let mut random = SplitMix(call.store.random());
+        let (mut wanted, mut left) = (count, row.length);
+        let out = &mut *call.out;
+        call.store.visit_row(call.database, key, row, (0, usize::MAX), |field, value| {
+            if wanted > 0 && random.next() % left.max(1) < wanted {
+                wanted -= 1;
+                written += 1;
+                chosen.write(out, field, value);
+            }
+            left = left.saturating_sub(1);
+        })?;
+        return Ok(written);
+    }
+    let mut known = HashSet::new();
+    // A third of the fields at most is wanted, so few tries meet a known one; the bound is for a
+    // head that counts more fields than there are.
+    for _ in 0..count.saturating_mul(64) {
+        if known.len() as u64 == count {
+            break;
+        }
+        let met = random_field(call, key, row, |out, field, value| {
+            if known.insert(field.to_vec()) {
+                chosen.write(out, field, value);
+            }
+        })?;
+        if !met {
+            break;
+        }
+    }
+    Ok(known.len())
+}
+
+/// Numbers to choose with, not for secrets.
+struct SplitMix(u64);
+
+impl SplitMix {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
 }
 
 pub fn hrandfield(call: &mut Call<'_, '_>) -> CommandResult {
     let key = call.arg(1);
     if call.args.len() == 2 {
         let row = hash_read(call, key)?;
-        let found = match row {
-            Some(row) => random_field(call, key, &row)?,
-            None => None,
+        let met = match row {
+            Some(row) => random_field(call, key, &row, |out, field, _| out.bulk(field))?,
+            None => false,
         };
-        match found {
-            Some((field, _)) => call.out.bulk(&field),
-            None => call.out.null(),
+        if !met {
+            call.out.null();
         }
         return Ok(());
     }
@@ -299,49 +404,17 @@ pub fn hrandfield(call: &mut Call<'_, '_>) -> CommandResult {
     if values && !(-(i64::MAX / 2)..=i64::MAX / 2).contains(&count) {
         return Err(CommandError::Line("ERR value is out of range"));
     }
-    let mut chosen: Vec<Pair> = Vec::new();
-    if let Some(row) = hash_read(call, key)?.filter(|_| count != 0) {
-        if count < 0 {
-            if count.unsigned_abs() > REPEATED {
-                return Err(CommandError::OutOfRange);
-            }
-            for _ in 0..count.unsigned_abs() {
-                chosen.extend(random_field(call, key, &row)?);
-            }
-        } else if count.unsigned_abs().saturating_mul(3) >= row.length {
-            call.store.visit_row(call.database, key, &row, (0, usize::MAX), |field, value| {
-                chosen.push((field.to_vec(), value.to_vec()));
-            })?;
-            while chosen.len() as u64 > count.unsigned_abs() {
-                let at = call.store.random() as usize % chosen.len();
-                chosen.swap_remove(at);
-            }
-        } else {
-            // A third of the fields at most is wanted, so few tries meet a known one; the bound is for a
-            // head that counts more fields than there are.
-            for _ in 0..count.unsigned_abs().saturating_mul(64) {
-                if chosen.len() as u64 == count.unsigned_abs() {
-                    break;
-                }
-                let Some(field) = random_field(call, key, &row)? else { break };
-                if chosen.iter().all(|known| known.0 != field.0) {
-                    chosen.push(field);
-                }
-            }
-        }
-    }
+    let apart = call.out.version() == crate::output::Version::Resp3;
+    let chosen = Chosen { values, apart };
     let start = call.out.len();
-    for (field, value) in &chosen {
-        if values && call.out.version() == crate::output::Version::Resp3 {
-            call.out.array(2);
-        }
-        call.out.bulk(field);
-        if values {
-            call.out.bulk(value);
-        }
-    }
-    let flat = values && call.out.version() != crate::output::Version::Resp3;
-    call.out.array_from(start, chosen.len() * if flat { 2 } else { 1 });
+    let wanted = count.unsigned_abs();
+    let written = match hash_read(call, key)? {
+        Some(row) if count < 0 => repeated(call, (key, &row), wanted, chosen)?,
+        Some(row) if count > 0 => distinct(call, (key, &row), wanted, chosen)?,
+        _ => 0,
+    };
+    let flat = values && !apart;
+    call.out.array_from(start, written * if flat { 2 } else { 1 });
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! Keys whatever their value.
 
 use beeline_kv::PutOptions;
+use beeline_kv::entry::slot_bytes_for;
 
 use super::{Call, CommandResult, KIND_HASH, type_name};
 use crate::error::CommandError;
@@ -66,16 +67,27 @@ fn duplicate(call: &mut Call<'_, '_>, from: &[u8], database: u8, key: &[u8]) -> 
     Ok(())
 }
 
+/// Makes room for moving a key, so that not only half of it finds some. A hash's fields are
+/// reserved with their copies.
+fn reserve_move(call: &mut Call<'_, '_>, from: &[u8], to: &[u8], length: u32) -> CommandResult {
+    if call.in_batch {
+        return Ok(());
+    }
+    let bytes = slot_bytes_for(to.len(), length as usize) + slot_bytes_for(from.len(), 0);
+    Ok(call.store.reserve_bytes(bytes)?)
+}
+
 /// Renames; whether it was done.
 fn rename_generic(call: &mut Call<'_, '_>, only_new: bool) -> Result<bool, CommandError> {
     let (from, to) = (call.arg(1), call.arg(2));
-    call.lookup(from)?.ok_or(CommandError::NoSuchKey)?;
+    let entry = call.lookup(from)?.ok_or(CommandError::NoSuchKey)?;
     if from == to {
         return Ok(!only_new);
     }
     if only_new && call.lookup(to)?.is_some() {
         return Ok(false);
     }
+    reserve_move(call, from, to, entry.value_length)?;
     call.atomically(|call| {
         duplicate(call, from, call.database, to)?;
         call.delete(from)?;
@@ -133,11 +145,13 @@ pub fn move_key(call: &mut Call<'_, '_>) -> CommandResult {
     if database == call.database {
         return Err(CommandError::SameObject);
     }
-    let movable = call.lookup(key)?.is_some() && call.store.lookup(database, key)?.is_none();
-    if !movable {
+    let entry = call.lookup(key)?;
+    let movable = entry.filter(|_| matches!(call.store.peek(database, key), Ok(None)));
+    let Some(entry) = movable else {
         call.out.integer(0);
         return Ok(());
-    }
+    };
+    reserve_move(call, key, key, entry.value_length)?;
     call.atomically(|call| {
         duplicate(call, key, database, key)?;
         call.delete(key)?;

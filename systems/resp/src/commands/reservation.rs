@@ -22,14 +22,23 @@ const INTEGER_BYTES: u64 = 20;
 /// The longest text of a sum of floating-point numbers, bytes; as Redis' buffer for it.
 const FLOAT_BYTES: u64 = 5 * 1024;
 
-/// Bytes of entries that `transaction` writes at most; 0 where it only reads or deletes.
+/// What a transaction writes at most.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Written {
+    /// Bytes of entries.
+    pub bytes: u64,
+    /// Something other than deletions is among them, and the heads of hashes that lose fields.
+    pub stores: bool,
+}
+
+/// Bytes of entries that `transaction` writes at most.
 ///
 /// Errors: the store's.
 pub(super) fn most_written(
     transaction: &Transaction,
     database: u8,
     store: &mut Keyspace<'_>,
-) -> Result<u64, CommandError> {
+) -> Result<Written, CommandError> {
     let mut estimate = Estimate {
         store,
         database,
@@ -41,7 +50,7 @@ pub(super) fn most_written(
     for (index, command) in transaction.commands.iter().enumerate() {
         estimate.add(command, transaction.requests.get(index))?;
     }
-    Ok(if estimate.stores { estimate.bytes } else { 0 })
+    Ok(Written { bytes: estimate.bytes, stores: estimate.stores })
 }
 
 /// True for commands whose result is as long as a value was before them.
@@ -53,6 +62,12 @@ fn builds_on_values(command: &Command) -> bool {
         "hset" | "hmset" | "hsetnx" | "hincrby" | "hincrbyfloat" | "hdel" => false,
         _ => command.has(flag::WRITE) && command.keys.0 != 0,
     }
+}
+
+/// The database that COPY names.
+fn target_of_copy(args: Args<'_>) -> Option<u8> {
+    let named = (3..args.len().saturating_sub(1)).find(|&at| args.is(at, "db"))?;
+    parse_database(args.get(named + 1))
 }
 
 struct Estimate<'e, 'k> {
@@ -109,14 +124,19 @@ impl<'e> Estimate<'e, '_> {
             "hincrbyfloat" => self.store_field(key, length(2), FLOAT_BYTES),
             "hdel" => {
                 for index in 2..args.len() {
-                    self.store_field(key, length(index), 0);
+                    self.write_field(key, length(index), 0);
                 }
             }
             "rename" | "renamenx" | "copy" => {
                 self.copy_row(key, args.get(2))?;
                 let moved = self.length(key)?;
                 self.delete(key);
-                self.store_perhaps(args.get(2), moved)?;
+                // A copy may go to another database, whose key's shard is the one that is locked.
+                let here = self.database;
+                self.database = target_of_copy(args).unwrap_or(here);
+                let stored = self.store_perhaps(args.get(2), moved);
+                self.database = here;
+                stored?;
             }
             "del" | "unlink" | "getdel" => {
                 command.key_positions(args.len()).for_each(|at| self.delete(args.get(at)));
@@ -135,9 +155,13 @@ impl<'e> Estimate<'e, '_> {
 
     /// A field of a hash, and the head that goes with it.
     fn store_field(&mut self, key: &[u8], field_length: u64, value_length: u64) {
+        self.write_field(key, field_length, value_length);
+        self.stores = true;
+    }
+
+    fn write_field(&mut self, key: &[u8], field_length: u64, value_length: u64) {
         self.bytes += Store::field_bytes(key.len(), field_length as usize, value_length as usize);
         self.bytes += Store::head_bytes(key.len());
-        self.stores = true;
     }
 
     /// The fields of a hash, under another key. Those that the transaction itself adds are counted

@@ -106,11 +106,14 @@ fn reserve(
     database: u8,
     call: &mut Call<'_, '_>,
 ) -> Result<(), CommandError> {
-    let bytes = reservation::most_written(transaction, database, call.store)?;
-    if bytes == 0 {
-        return Ok(());
-    }
-    call.store.reserve_bytes(bytes).map_err(|error| aborted(&error.into()))
+    let written = reservation::most_written(transaction, database, call.store)?;
+    let reserved = match written {
+        reservation::Written { bytes: 0, .. } => Ok(()),
+        reservation::Written { bytes, stores: true } => call.store.reserve_bytes(bytes),
+        // A full store is emptied by transactions, too.
+        reservation::Written { bytes, stores: false } => call.store.reserve_removal(bytes),
+    };
+    reserved.map_err(|error| aborted(&error.into()))
 }
 
 /// Why an EXEC was refused, in Redis' way.
