@@ -104,14 +104,15 @@ unsafe fn tell(
     unsafe { length.write(socklen_t::try_from(whole).unwrap_or(0)) };
 }
 
-/// A fresh connection out of `accept`, and its peer's place.
+/// A fresh connection out of `accept`, and its peer's place. `None`: it was a knock of a proxy that is gone, which
+/// is no connection of any kind, so that the caller accepts again.
 ///
 /// # Safety
 ///
 /// As for [`tell`].
-unsafe fn accept_done(fd: c_int, from: *mut sockaddr, length: *mut socklen_t) -> c_int {
+unsafe fn accept_done(fd: c_int, from: *mut sockaddr, length: *mut socklen_t) -> Option<c_int> {
     if fd < 0 {
-        return fd;
+        return Some(fd);
     }
     let mut outcome = Accepted::Kernels;
     quietly(|| {
@@ -124,33 +125,42 @@ unsafe fn accept_done(fd: c_int, from: *mut sockaddr, length: *mut socklen_t) ->
         Accepted::Packets(peer) => unsafe { tell(peer, packets::dial::version(fd), from, length) },
         Accepted::Broken => {
             let _ = beeline_sockets::kernel::close(fd);
-            return guarded_int(|| Err(Errno(libc::ECONNABORTED)));
+            return None;
         }
     }
-    fd
+    Some(fd)
 }
 
-/// As [`accept_done`], where the kernel has written over how much room there is.
+/// `accept`, by the kernel's `take`, until there is a connection or an error. The kernel never says that a
+/// connection was broken off in the backlog, and programs end when they hear so.
 ///
 /// # Safety
 ///
-/// As for [`tell`].
-unsafe fn accepted_into(
-    fd: c_int,
+/// As for [`tell`]; `take` is the kernel's call with the same places.
+unsafe fn accept_by(
+    mut take: impl FnMut() -> c_int,
     from: *mut sockaddr,
     length: *mut socklen_t,
-    room: Option<socklen_t>,
 ) -> c_int {
-    let mut own = room.unwrap_or(0);
-    // SAFETY: the caller's contract, and a place of ours.
-    let fd = unsafe { accept_done(fd, from, &raw mut own) };
-    if table::packets(fd).is_some()
+    // SAFETY: the program's place, or null.
+    let room = unsafe { length.as_ref() }.copied();
+    loop {
+        let fresh = take();
+        // The kernel has written over how much room there is.
+        let mut own = room.unwrap_or(0);
+        // SAFETY: the caller's contract, and a place of ours.
+        let taken = unsafe { accept_done(fresh, from, &raw mut own) };
         // SAFETY: the caller's contract.
-        && let Some(place) = unsafe { length.as_mut() }
-    {
-        *place = own;
+        let place = unsafe { length.as_mut() };
+        match (taken, place) {
+            (Some(fd), Some(place)) if table::packets(fd).is_some() => *place = own,
+            (None, Some(place)) => *place = room.unwrap_or(0),
+            _ => {}
+        }
+        if let Some(fd) = taken {
+            return fd;
+        }
     }
-    fd
 }
 
 /// The address of a packet connection, which the placeholder does not know.
@@ -194,12 +204,10 @@ pub unsafe extern "C" fn getpeername(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn accept(fd: c_int, from: *mut sockaddr, length: *mut socklen_t) -> c_int {
-    // SAFETY: the program's places, which the kernel read already.
-    let room = unsafe { length.as_ref() }.copied();
-    let fresh =
-        real!(accept(fd, from, length) as fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int);
-    // SAFETY: as above.
-    unsafe { accepted_into(fresh, from, length, room) }
+    let take =
+        || real!(accept(fd, from, length) as fn(c_int, *mut sockaddr, *mut socklen_t) -> c_int);
+    // SAFETY: the program's places.
+    unsafe { accept_by(take, from, length) }
 }
 
 #[unsafe(no_mangle)]
@@ -209,12 +217,12 @@ pub unsafe extern "C" fn accept4(
     length: *mut socklen_t,
     flags: c_int,
 ) -> c_int {
-    // SAFETY: the program's places, which the kernel read already.
-    let room = unsafe { length.as_ref() }.copied();
-    let fresh = real!(accept4(fd, from, length, flags)
-        as fn(c_int, *mut sockaddr, *mut socklen_t, c_int) -> c_int);
-    // SAFETY: as above.
-    unsafe { accepted_into(fresh, from, length, room) }
+    let take = || {
+        real!(accept4(fd, from, length, flags)
+            as fn(c_int, *mut sockaddr, *mut socklen_t, c_int) -> c_int)
+    };
+    // SAFETY: the program's places.
+    unsafe { accept_by(take, from, length) }
 }
 
 #[unsafe(no_mangle)]

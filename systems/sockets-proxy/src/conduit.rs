@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use beeline_ring::packets::Corrupt;
-use beeline_sockets::packets::channel::{Channel, Direction};
+use beeline_sockets::packets::channel::{ARMED, Channel, Direction, RINGING, UNARMED};
 use beeline_sockets::packets::header::{Header, PacketKind};
 use rustix::net::{RecvFlags, SendFlags};
 
@@ -77,22 +77,32 @@ impl Connection {
     }
 
     /// Rings if there is something to read and the reader is armed.
+    ///
+    /// The reader sees for as long as this takes that it may be rung for, so that no ring comes for
+    /// what it has read already: a placeholder would be readable with nothing behind it.
     pub(crate) fn attend(&self, counters: &Counters) {
         // Against the fence between the reader's arm and its look at the queue.
         fence(Ordering::SeqCst);
-        let program = self.channel.program();
-        if program.reader_armed.load(Ordering::SeqCst) == 0
-            || self.channel.packets(Direction::ToProgram).filled().is_empty()
-            || program.reader_armed.swap(0, Ordering::SeqCst) == 0
-        {
+        let armed = &self.channel.program().reader_armed;
+        let step =
+            |from, to| armed.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        let is_empty = || self.channel.packets(Direction::ToProgram).filled().is_empty();
+        let Some(socket) = &self.socket else { return };
+        if armed.load(Ordering::SeqCst) != ARMED || is_empty() || !step(ARMED, RINGING) {
             return;
         }
-        let Some(socket) = &self.socket else { return };
+        // Against the fence between the reader's last packet and its look at the word.
+        fence(Ordering::SeqCst);
+        if is_empty() {
+            step(RINGING, ARMED);
+            return;
+        }
         let sent = rustix::net::send(socket, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
         if sent.is_ok() {
             self.channel.proxy().bells.fetch_add(1, Ordering::Release);
             add(&counters.bells, 1);
         }
+        step(RINGING, UNARMED);
     }
 
     /// Stages a batch for the window, and gives its blocks back: packets and bytes.

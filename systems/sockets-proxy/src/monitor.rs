@@ -37,6 +37,8 @@ use crate::thread::{Mailbox, Place};
 
 /// How long a handshake may take.
 const LONGEST_HANDSHAKE: Duration = Duration::from_secs(2);
+/// Connections that broke off before a program accepted them, at most.
+const MOST_BROKEN: usize = 1024;
 /// Longest time between two looks at the links.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -104,8 +106,20 @@ pub(crate) struct Connection {
     pub(crate) client: Option<ControlSocket>,
     pub(crate) knock: Option<OwnedFd>,
     pub(crate) knock_port: u16,
+    /// The knock was taken into the backlog.
+    pub(crate) knocked: bool,
     /// Why the other monitor is told no.
     pub(crate) refusal: Refusal,
+}
+
+/// A connection that broke off in the backlog of a listening socket: the program that accepts its knock gets a
+/// connection that is broken off, as with the kernel's.
+#[derive(Debug)]
+pub(crate) struct Broken {
+    pub(crate) knock: OwnedFd,
+    pub(crate) port: u16,
+    pub(crate) memory: Arc<OwnedFd>,
+    pub(crate) placeholder: OwnedFd,
 }
 
 /// Counters of a monitor.
@@ -135,6 +149,8 @@ pub struct Monitor {
     pub(crate) connections: HashMap<u64, Connection>,
     pub(crate) keys: HashMap<(usize, Key), u64>,
     pub(crate) knocks: HashMap<u16, u64>,
+    /// Of connections that are over, by their numbers.
+    pub(crate) broken: HashMap<u64, Broken>,
     pub(crate) listeners: Listeners,
     pub(crate) next: u64,
     pub(crate) next_port: u16,
@@ -206,6 +222,7 @@ impl Monitor {
             connections: HashMap::new(),
             keys: HashMap::new(),
             knocks: HashMap::new(),
+            broken: HashMap::new(),
             listeners: Listeners::default(),
             next: 1,
             next_port: *crate::programs::PORTS.start(),
@@ -306,6 +323,7 @@ impl Monitor {
             client: None,
             knock: None,
             knock_port: 0,
+            knocked: false,
             refusal: Refusal::NoRoom,
         };
         self.connections.insert(id, connection);
@@ -369,19 +387,30 @@ impl Monitor {
             Action::Free => {
                 if let Some(connection) = self.connections.remove(&id) {
                     self.keys.remove(&(link, key));
-                    self.knocks.remove(&connection.knock_port);
-                    if let Some(knock) = &connection.knock {
-                        let _ = self.poller.remove(knock);
-                    }
                     if let Some(load) = connection
                         .partition
                         .and_then(|place| self.remotes[link].load.get_mut(place))
                     {
                         *load = load.saturating_sub(1);
                     }
+                    self.forget_knock(id, connection);
                 }
             }
         }
+    }
+
+    /// A connection is over. One that a program has yet to accept is kept for it, broken off.
+    fn forget_knock(&mut self, id: u64, connection: Connection) {
+        let Connection { knock, knock_port: port, knocked, memory, placeholder, .. } = connection;
+        let Some(knock) = knock else { return };
+        if let (true, Some(memory), Some(placeholder)) =
+            (knocked && self.broken.len() < MOST_BROKEN, memory, placeholder)
+        {
+            self.broken.insert(id, Broken { knock, port, memory, placeholder });
+            return;
+        }
+        let _ = self.poller.remove(&knock);
+        self.knocks.remove(&port);
     }
 
     pub(crate) fn command(&self, id: u64, command: Command) {

@@ -171,6 +171,8 @@ pub struct Partition {
     /// Resets for connections of which nothing else is known here.
     orphans: Vec<Key>,
     is_up: bool,
+    /// Positions were posted that the other end may sleep for.
+    made_room: bool,
     /// This thread's rest as posted; odd: asleep, or about to be.
     rest: u64,
     /// The other's rest as echoed.
@@ -217,6 +219,7 @@ impl Partition {
             last: None,
             orphans: Vec::new(),
             is_up: false,
+            made_room: false,
             rest: 0,
             echoed: 0,
             bell,
@@ -376,7 +379,8 @@ impl Partition {
         let ended = self.settle_ends()?;
         let credits = self.send_credits()?;
         self.echo();
-        if sent + ended + credits > 0 {
+        // A sender that found its ring full sleeps until it hears that there is room.
+        if sent + ended + credits > 0 || std::mem::take(&mut self.made_room) {
             self.ring_if_resting();
         }
         Ok(received + sent + ended + credits)
@@ -442,7 +446,7 @@ impl Partition {
             }
             self.data_in.pass(header);
         }
-        self.data_in.tell();
+        self.made_room |= self.data_in.tell();
         add(&self.counters.received_packets, count);
         for place in touched {
             if let Some(connection) = self.connections[place].as_mut()
@@ -472,7 +476,7 @@ impl Partition {
             self.control_in.pass(header);
             count += 1;
         }
-        self.control_in.tell();
+        self.made_room |= self.control_in.tell();
         Ok(count)
     }
 

@@ -13,7 +13,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::handshake::{Event, State};
 use crate::message::{Message, Refusal};
-use crate::monitor::{CLIENT, KNOCK, Monitor, peer_of};
+use crate::monitor::{Broken, CLIENT, KNOCK, Monitor, peer_of};
 use crate::partition::Key;
 
 /// Programs that are heard at the same time.
@@ -21,6 +21,16 @@ const MOST_CLIENTS: usize = 1024;
 /// Ports that are given to connecting programs, beside those of the kernel first.
 pub(crate) const PORTS: std::ops::RangeInclusive<u16> = 61_000..=65_535;
 const MORE_PORTS: std::ops::RangeInclusive<u16> = 20_000..=60_999;
+
+/// The other end of a knock is gone, or refused it.
+fn has_ended(knock: &OwnedFd) -> bool {
+    let mut byte = [0_u8; 1];
+    let peek = rustix::net::RecvFlags::DONTWAIT | rustix::net::RecvFlags::PEEK;
+    match rustix::net::recv(knock, &mut byte[..], peek) {
+        Ok((_, count)) => count == 0,
+        Err(error) => !matches!(error, Errno::AGAIN | Errno::INTR),
+    }
+}
 
 impl Monitor {
     /// Connects to the listening socket through the kernel.
@@ -59,20 +69,25 @@ impl Monitor {
     }
 
     pub(crate) fn hear_knock(&mut self, id: u64) {
+        if let Some(broken) = self.broken.get(&id) {
+            // The listening socket is gone, or a program without the library accepted.
+            if has_ended(&broken.knock) {
+                let _ = self.poller.remove(&broken.knock);
+                self.knocks.remove(&broken.port);
+                self.broken.remove(&id);
+            }
+            return;
+        }
         let Some(connection) = self.connections.get_mut(&id) else { return };
         let Some(knock) = &connection.knock else { return };
-        let failed = !matches!(rustix::net::sockopt::socket_error(knock), Ok(Ok(())));
-        let mut byte = [0_u8; 1];
-        let peek = rustix::net::RecvFlags::DONTWAIT | rustix::net::RecvFlags::PEEK;
-        let ended = matches!(rustix::net::recv(knock, &mut byte[..], peek), Ok((_, 0)))
-            && connection.state != State::Knocking;
-        if failed || ended {
+        if has_ended(knock) {
             let _ = self.poller.remove(knock);
             self.knocks.remove(&connection.knock_port);
             connection.knock = None;
             connection.refusal = Refusal::NotTaken;
             return self.happens(id, Event::KnockFailed);
         }
+        connection.knocked = true;
         // From now on only its end is of interest.
         let _ = self.poller.modify(knock, KNOCK | id, Interest::READ);
         self.happens(id, Event::Knocked);
@@ -200,6 +215,14 @@ impl Monitor {
     pub(crate) fn claim(&mut self, client: &ControlSocket, knock: Option<OwnedFd>) {
         let peer = knock.as_ref().and_then(peer_of);
         let id = peer.and_then(|peer| self.knocks.get(&peer.port()).copied());
+        if let Some(Broken { knock, port, memory, placeholder }) =
+            id.and_then(|id| self.broken.remove(&id))
+        {
+            let _ = self.poller.remove(&knock);
+            self.knocks.remove(&port);
+            let _ = client.send(&Answer::Channel.encode(), &[memory.as_fd(), placeholder.as_fd()]);
+            return;
+        }
         let Some(connection) = id.and_then(|id| self.connections.get_mut(&id)) else {
             // An address that knocks come from is no program's.
             let aborted = Errno::CONNABORTED.raw_os_error();

@@ -8,9 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use beeline_verify_clients::preload::{Background, Monitor, Place};
-use beeline_verify_clients::{
-    bounded, deep, eventually, free_port, need, note, program, root, said, skip,
-};
+use beeline_verify_clients::{bounded, eventually, free_port, need, note, program, root, said};
 use serde_json::Value;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -33,7 +31,14 @@ struct Hosts {
 }
 
 /// What a proxy is told, and its process.
-fn proxy(folder: &Path, side: usize, ports: [u16; 2], name: &str, more: [&str; 2]) -> Child {
+fn proxy(
+    folder: &Path,
+    side: usize,
+    ports: [u16; 2],
+    name: &str,
+    more: [&str; 2],
+    query: &str,
+) -> Child {
     let other = 1 - side;
     let peers = folder.join(format!("peers-{side}.toml"));
     let text = format!(
@@ -49,7 +54,8 @@ fn proxy(folder: &Path, side: usize, ports: [u16; 2], name: &str, more: [&str; 2
         more[1],
     );
     std::fs::write(&peers, text).unwrap();
-    let window = format!("ntb://{}?side={side}&size=4194304", folder.join("window").display());
+    let window =
+        format!("ntb://{}?side={side}&size=4194304{query}", folder.join("window").display());
     let mut command = Command::new(program());
     command.args(["sockets", "proxy", "--window", &window, "--peers"]).arg(&peers);
     command.env("BEELINE_SOCKETS_MONITOR", name).stdin(Stdio::null());
@@ -59,22 +65,39 @@ fn proxy(folder: &Path, side: usize, ports: [u16; 2], name: &str, more: [&str; 2
 impl Hosts {
     /// `more`: of each side's file, what stands before the peers and behind them.
     fn start(more: [[&str; 2]; 2]) -> Self {
+        Self::start_over("", more)
+    }
+
+    /// `query`: more of the window's URL.
+    fn start_over(query: &str, more: [[&str; 2]; 2]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let ports = [free_port(), free_port()];
         let monitors: Vec<Monitor> =
             (0..2).map(|_| Monitor::start_at(Place::default(), Vec::new())).collect();
         let proxies = (0..2)
-            .map(|side| Proxy(proxy(folder.path(), side, ports, monitors[side].name(), more[side])))
+            .map(|side| {
+                let name = monitors[side].name();
+                Proxy(proxy(folder.path(), side, ports, name, more[side], query))
+            })
             .collect();
         Self { proxies, monitors, folder }
     }
 
     fn both_up() -> Self {
-        let hosts = Self::start([["", ""], ["", ""]]);
+        Self::start([["", ""], ["", ""]]).up()
+    }
+
+    /// Two partitions, behind write-combining buffers.
+    fn two_partitions_in_disorder() -> Self {
+        let two = ["partitions = 2", ""];
+        Self::start_over("&disorder=7", [two, two]).up()
+    }
+
+    fn up(self) -> Self {
         for side in 0..2 {
-            hosts.says(side, "link to other", "up");
+            self.says(side, "link to other", "up");
         }
-        hosts
+        self
     }
 
     fn value(&self, side: usize, row: &str) -> Option<String> {
@@ -91,6 +114,11 @@ impl Hosts {
         eventually(&format!("{row} = {wanted}"), PATIENCE, || {
             self.value(side, row)?.starts_with(wanted).then_some(())
         });
+    }
+
+    /// A counter of all partitions together.
+    fn sum(&self, side: usize, row: &str) -> u64 {
+        (0..2).map(|index| self.count(side, &format!("other, partition {index}: {row}"))).sum()
     }
 
     fn connections(&self, side: usize) -> u64 {
@@ -129,33 +157,102 @@ fn a_conversation_through_the_window_is_the_kernels_to_the_letter() {
     if need("a_conversation_through_the_window", "python3").is_none() {
         return;
     }
-    if !deep() {
-        // An open fault: now and then the third connection, begun without waiting, is reset.
-        let why = "a connection is reset now and then; `cargo xtask deep` runs it";
-        skip("a_conversation_through_the_window", why);
-        return;
-    }
-    let hosts = Hosts::both_up();
     let mut told = Vec::new();
-    for (server, client) in [(false, false), (true, true), (false, true), (true, false)] {
-        let port = free_port();
-        let before = hosts.count(0, "other, partition 0: bytes sent");
-        let _server = serve(&hosts, server, port, "3");
-        told.push(talk(&hosts, client, port));
-        let moved = hosts.count(0, "other, partition 0: bytes sent") - before;
-        // Through the window where both ends have the library, else by the kernel.
-        assert_eq!(moved > 1 << 20, server && client, "{moved} bytes");
+    for hosts in [Hosts::both_up(), Hosts::two_partitions_in_disorder()] {
+        for (server, client) in [(false, false), (true, true), (false, true), (true, false)] {
+            let port = free_port();
+            let before = hosts.sum(0, "bytes sent");
+            let _server = serve(&hosts, server, port, "3");
+            told.push(talk(&hosts, client, port));
+            let moved = hosts.sum(0, "bytes sent") - before;
+            // Through the window where both ends have the library, else by the kernel.
+            assert_eq!(moved > 1 << 20, server && client, "{moved} bytes");
+        }
+        for side in 0..2 {
+            assert_eq!(hosts.sum(side, "drops"), 0);
+            eventually("no connection is left", PATIENCE, || {
+                (hosts.connections(side) == 0).then_some(())
+            });
+        }
     }
     for other in &told[1..] {
         assert_eq!(*other, told[0]);
     }
+    note(&format!("{} lines of one conversation, eight ways", told[0].lines().count()));
+}
+
+/// Accepts two connections once the file is there, and says what each was.
+const LATE: &str = "import os, socket, sys, time
+l = socket.socket()
+l.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+l.bind((sys.argv[1], int(sys.argv[2])))
+l.listen()
+while not os.path.exists(sys.argv[3]):
+    time.sleep(0.01)
+for _ in range(2):
+    c, _ = l.accept()
+    try:
+        while True:
+            data = c.recv(100)
+            print(data, flush=True)
+            if not data:
+                break
+    except OSError as error:
+        print(type(error).__name__, flush=True)
+";
+
+/// Breaks one connection off before it was accepted, then makes a proper one.
+const HASTY: &str = "import socket, struct, sys
+def connect():
+    return socket.create_connection((sys.argv[1], int(sys.argv[2])))
+c = connect()
+c.sendall(b'broken off')
+c.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 0))
+c.close()
+c = connect()
+c.sendall(b'whole')
+c.close()
+";
+
+#[test]
+fn a_connection_that_is_broken_off_in_the_backlog_is_accepted_as_the_kernels() {
+    let test = "a_connection_that_is_broken_off_in_the_backlog";
+    if need(test, "python3").is_none() {
+        return;
+    }
+    let hosts = Hosts::both_up();
+    let mut told = Vec::new();
+    for accelerated in [false, true] {
+        let port = free_port();
+        let go = hosts.folder.path().join(format!("go-{accelerated}"));
+        let (text, go) = (port.to_string(), go.display().to_string());
+        let words = ["python3", "-c", LATE, ADDRESSES[1], &text, &go];
+        let mut server = hosts.monitors[1].command(accelerated, &words);
+        let server = server.stdout(Stdio::piped()).spawn().unwrap();
+        let listens = format!(":{port:04X} 00000000:0000 0A");
+        eventually("a server that listens", PATIENCE, || {
+            std::fs::read_to_string("/proc/net/tcp").ok()?.contains(&listens).then_some(())
+        });
+        let words = ["python3", "-c", HASTY, ADDRESSES[1], &text];
+        let output = bounded(&mut hosts.monitors[0].command(accelerated, &words), PATIENCE);
+        assert!(output.status.success(), "{}", said(&output));
+        if accelerated {
+            // Both are over at the first host; the second still waits to be accepted.
+            eventually("the first is gone", PATIENCE, || (hosts.connections(1) == 1).then_some(()));
+            assert_eq!(hosts.count(0, "connected"), 2);
+        }
+        std::fs::write(&go, "").unwrap();
+        let output = server.wait_with_output().unwrap();
+        assert!(output.status.success());
+        told.push(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    assert_eq!(told[1], told[0]);
+    assert!(told[0].contains("ConnectionResetError") && told[0].contains("whole"), "{}", told[0]);
     for side in 0..2 {
-        assert_eq!(hosts.count(side, "other, partition 0: drops"), 0);
         eventually("no connection is left", PATIENCE, || {
             (hosts.connections(side) == 0).then_some(())
         });
     }
-    note(&format!("{} lines of one conversation, four ways", told[0].lines().count()));
 }
 
 #[test]

@@ -101,11 +101,19 @@ pub enum ChannelError {
     },
 }
 
+/// Of [`ProgramWords::reader_armed`]: no ring is wanted, none is on its way.
+pub const UNARMED: u32 = 0;
+/// Of [`ProgramWords::reader_armed`]: what comes next rings.
+pub const ARMED: u32 = 1;
+/// Of [`ProgramWords::reader_armed`]: the proxy decides, or its ring is on its way.
+pub const RINGING: u32 = 2;
+
 /// The program's words.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct ProgramWords {
-    /// 1: the proxy is to ring when there is something to read, and takes it down.
+    /// [`ARMED`]: the proxy is to ring when there is something to read; [`RINGING`]: it is about to,
+    /// or finds that there is nothing.
     pub reader_armed: AtomicU32,
     /// 1: the proxy is to empty the placeholder's queue once there is room, and takes it down.
     pub room_wanted: AtomicU32,

@@ -25,7 +25,7 @@ use std::time::Instant;
 
 use beeline_ring::packets::Corrupt;
 
-use super::channel::{Channel, Direction};
+use super::channel::{ARMED, Channel, Direction, RINGING};
 use super::header::{HEADER_BYTES, Header, PacketKind};
 use super::options::Options;
 use super::page::Page;
@@ -43,6 +43,10 @@ const BATCH: usize = 16;
 pub const FILLER_BYTES: usize = 12 << 10;
 /// Room of a placeholder's queue towards the proxy, as given to the kernel, which doubles it.
 pub const PLACEHOLDER_BYTES: i32 = 20 << 10;
+
+/// Looks at a ring on its way, and how many of them without giving up the processor.
+const RING_LOOKS: u32 = 400;
+const RING_SPINS: u32 = 200;
 
 const QUIET: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
 const BLOCKS: u8 = 1;
@@ -223,18 +227,31 @@ impl Connection {
     /// Takes rings that were heard, and has the next packet ring.
     fn settle(&self, fd: RawFd) {
         let (program, receiving) = (self.channel.program(), self.channel.receiving());
+        // Against the fence between the proxy's word that it rings and its look at the queue.
+        fence(Ordering::SeqCst);
+        // A ring on its way would tell of what was read already. A proxy that is stopped meanwhile is not
+        // waited for: the placeholder is readable once too often then.
+        let mut looks = 0;
+        while program.reader_armed.load(Ordering::SeqCst) == RINGING && looks < RING_LOOKS {
+            looks += 1;
+            if looks > RING_SPINS {
+                std::thread::yield_now();
+            } else {
+                std::hint::spin_loop();
+            }
+        }
         let taken = receiving.bells.load(Ordering::Relaxed);
         if self.channel.proxy().bells.load(Ordering::Acquire) != taken {
             let count = kernel::receive(fd, &mut [0; 64], libc::MSG_DONTWAIT).unwrap_or(0);
             let count = u32::try_from(count).unwrap_or(0);
             receiving.bells.store(taken.wrapping_add(count), Ordering::Relaxed);
         }
-        if program.reader_armed.load(Ordering::Relaxed) == 0 {
-            program.reader_armed.store(1, Ordering::SeqCst);
+        if program.reader_armed.load(Ordering::Relaxed) != ARMED {
+            program.reader_armed.store(ARMED, Ordering::SeqCst);
         }
         // Against the fence between the proxy's packets and its look at the arm.
         fence(Ordering::SeqCst);
-        if self.has_packets() && program.reader_armed.load(Ordering::SeqCst) != 0 {
+        if self.has_packets() && program.reader_armed.load(Ordering::SeqCst) == ARMED {
             // It may have looked before: asked again, it rings.
             self.poke(fd);
         }
