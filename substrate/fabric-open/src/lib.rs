@@ -30,6 +30,7 @@ mod url;
 mod window;
 
 /// Which memory windows this host has.
+pub use beeline_fabric_ntb::Side;
 pub use beeline_fabric_ntb::detect as windows;
 /// Which RDMA devices this host has.
 pub use beeline_fabric_verbs::discover as rdma;

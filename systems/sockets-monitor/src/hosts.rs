@@ -1,16 +1,17 @@
 //! Other hosts whose programs may be reached over the fabric.
 //!
 //! ```toml
-//! listen = "tcp://10.0.0.1:4791"     # where this host's relay is reached
+//! listen = "verbs://10.0.0.1:4791"   # where this host's relay is reached
 //!
 //! [[hosts]]
 //! addresses = ["10.0.0.2"]           # of the other host, as programs connect to or from them
-//! relay = "tcp://10.0.0.2:4791"      # where its relay is reached
+//! relay = "verbs://10.0.0.2:4791"    # where its relay is reached
 //! ```
 //!
 //! and, before the first `[[hosts]]`, if wanted:
 //!
 //! ```toml
+//! over_tcp = true                    # carry connections also where the link would be TCP, which the kernel does better
 //! sleepers_hold_seconds = 60         # how long what only sleepers use is left to the kernel; 0, if not given: never
 //! ```
 //!
@@ -34,6 +35,8 @@ struct File {
     hosts: Vec<Host>,
     #[serde(default)]
     sleepers_hold_seconds: u16,
+    #[serde(default)]
+    over_tcp: bool,
 }
 
 /// One other host.
@@ -56,6 +59,8 @@ pub struct Hosts {
     /// How long a connection at one end of which a program sleeps at nearly every message is left to the
     /// kernel, at most [`LONGEST_HOLD_SECONDS`]; zero: it is carried all the same.
     pub sleepers_hold: Duration,
+    /// Connections are carried also where the link is the kernel's own TCP.
+    pub over_tcp: bool,
 }
 
 impl Hosts {
@@ -63,7 +68,7 @@ impl Hosts {
     ///
     /// Errors: [`FileError`].
     pub fn parse(text: &str) -> Result<Self, FileError> {
-        let File { listen, mut hosts, sleepers_hold_seconds } = file::parse(text)?;
+        let File { listen, mut hosts, sleepers_hold_seconds, over_tcp } = file::parse(text)?;
         let mut known = BTreeSet::new();
         for (place, other) in (1..).zip(&mut hosts) {
             if other.addresses.is_empty() {
@@ -87,13 +92,24 @@ impl Hosts {
             return Err(FileError::Hold { seconds: sleepers_hold_seconds });
         }
         let sleepers_hold = Duration::from_secs(u64::from(sleepers_hold_seconds));
-        Ok(Self { listen, others: hosts, sleepers_hold })
+        Ok(Self { listen, others: hosts, sleepers_hold, over_tcp })
     }
 
     /// True when `address` is one of another host's.
     #[must_use]
     pub fn has(&self, address: IpAddr) -> bool {
-        self.others.iter().any(|other| other.addresses.contains(&address.to_canonical()))
+        self.other(address).is_some()
+    }
+
+    fn other(&self, address: IpAddr) -> Option<&Host> {
+        self.others.iter().find(|other| other.addresses.contains(&address.to_canonical()))
+    }
+
+    /// True when the host that has `address` is to be reached by TCP and nothing else, which is left to the kernel.
+    #[must_use]
+    pub fn is_left_over_tcp(&self, address: IpAddr) -> bool {
+        let by_tcp = |other: &Host| other.relay.starts_with("tcp://");
+        !self.over_tcp && self.other(address).is_some_and(by_tcp)
     }
 }
 
@@ -111,6 +127,12 @@ mod tests {
             assert!(hosts.has(known.parse().unwrap()), "{known}");
         }
         assert!(!hosts.has("10.0.0.1".parse().unwrap()));
+        let left =
+            |text: &str| Hosts::parse(text).unwrap().is_left_over_tcp("10.0.0.3".parse().unwrap());
+        assert!(!left(text), "the relays find out what there is");
+        let by_tcp = text.replace("verbs://", "tcp://");
+        assert!(left(&by_tcp));
+        assert!(!left(&format!("over_tcp = true\n{by_tcp}")));
         assert_eq!(hosts.others.len(), 1);
         assert_eq!(hosts.sleepers_hold, Duration::ZERO);
         let minute = format!("sleepers_hold_seconds = 60\n{text}");

@@ -261,7 +261,17 @@ impl Monitor {
             Some(Err(error)) => {
                 tracing::debug!(%error, process, "a connection stays with the kernel");
                 self.status.refused += 1;
-                self.status.denied += u64::from(matches!(error, Refusal::Denied));
+                let count = match error {
+                    Refusal::Denied => Some(&mut self.status.denied),
+                    Refusal::NoHosts => Some(&mut self.status.no_hosts),
+                    Refusal::Stranger(_) => Some(&mut self.status.strangers),
+                    Refusal::OverTcp(_) => Some(&mut self.status.over_tcp),
+                    Refusal::Held => Some(&mut self.status.held),
+                    _ => None,
+                };
+                if let Some(count) = count {
+                    *count += 1;
+                }
                 Err(Some(error))
             }
             None => {

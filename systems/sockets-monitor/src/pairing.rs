@@ -74,6 +74,9 @@ pub enum Refusal {
     /// The other end is in another host, and there are none.
     #[error("the other end is in another host, and none is configured")]
     NoHosts,
+    /// The other end is in another host, to be reached by TCP: the kernel does that better.
+    #[error("the link to {0} would be TCP, which the kernel carries better itself")]
+    OverTcp(SocketAddr),
     /// The other end is in another host, and the relay could not watch who has this one.
     #[error("process {0} has numbers of its own for processes")]
     OtherProcesses(i32),
@@ -315,6 +318,9 @@ impl Pairing {
         let relaying = self.relaying.as_mut().ok_or(Refusal::NoHosts)?;
         if !relaying.leads_to(peer) {
             return Err(Refusal::Stranger(peer));
+        }
+        if relaying.is_left_over_tcp(peer) {
+            return Err(Refusal::OverTcp(peer));
         }
         if !shares_numbers(process) {
             return Err(Refusal::OtherProcesses(process));

@@ -114,6 +114,11 @@ impl Relaying {
         self.elsewhere.hosts.has(peer.ip())
     }
 
+    /// Nothing would carry it but the kernel's own TCP.
+    pub fn is_left_over_tcp(&self, peer: SocketAddr) -> bool {
+        self.elsewhere.hosts.is_left_over_tcp(peer.ip())
+    }
+
     /// Readable when the relay ended.
     pub fn relay(&self) -> Option<BorrowedFd<'_>> {
         self.relay.as_ref().map(AsFd::as_fd)

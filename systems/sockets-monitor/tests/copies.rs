@@ -5,7 +5,7 @@
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd as _;
 
-use beeline_sockets::{connection, table};
+use beeline_sockets::{connection, table, young};
 use beeline_sockets_monitor::{Monitor, Settings};
 
 #[test]
@@ -36,4 +36,11 @@ fn a_copy_made_before_the_connection_is_the_same_connection() {
     connection::closing(copy.as_raw_fd());
     assert_ne!(closed.load(std::sync::atomic::Ordering::SeqCst), 0);
     connection::closing(other.as_raw_fd());
+    // And is no matter of the connections that come later: they are young, and nobody is asked.
+    unsafe { std::env::set_var("BEELINE_SOCKETS_ASK_AFTER", "10") };
+    young::begin();
+    let later = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    table::set_connecting(later.as_raw_fd());
+    assert!(connection::look(later.as_raw_fd()).is_none());
+    assert!(matches!(table::kind(later.as_raw_fd()), table::Kind::Young));
 }

@@ -105,7 +105,8 @@ fn connections_to_configured_hosts_are_handed_to_the_relay_and_others_are_not() 
     });
 
     let text = format!(
-        "listen = \"tcp://127.0.0.1:1\"\n\
+        "over_tcp = true\n\
+         listen = \"tcp://127.0.0.1:1\"\n\
          [[hosts]]\naddresses = [\"{address}\"]\nrelay = \"tcp://{address}:1\"\n"
     );
     // The other host's address is this one's, as it is where a program was moved.
@@ -117,6 +118,15 @@ fn connections_to_configured_hosts_are_handed_to_the_relay_and_others_are_not() 
         assert_eq!(asked(&near, Question::Attach).0, Answer::Segment { side: 0 });
         assert_eq!(asked(&far, Question::Attach).0, Answer::Segment { side: 1 });
         assert_eq!((status().relayed, status().paired), (0, 1));
+    });
+    // Where nothing is said about TCP, the kernel is left what it does better, and the status says so.
+    let unsaid = Hosts::parse(text.strip_prefix("over_tcp = true\n").unwrap()).unwrap();
+    let unsaid = Elsewhere { hosts: unsaid, relay: None, is_here: |_| false };
+    beside(Settings { elsewhere: Some(unsaid), ..Settings::default() }, || {
+        assert_eq!(asked(&near, Question::Attach).0, Answer::Plain);
+        assert_eq!(asked(&far, Question::Attach).0, Answer::Plain);
+        let status = status();
+        assert_eq!((status.over_tcp, status.strangers, status.refused), (1, 1, 2));
     });
     let settings = Settings { elsewhere: elsewhere(|_| false), ..Settings::default() };
     beside(settings.clone(), || {

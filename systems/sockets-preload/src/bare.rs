@@ -29,6 +29,10 @@ pub unsafe extern "C" fn syscall(
     if matches!(number, libc::SYS_io_uring_setup | libc::SYS_seccomp) {
         quietly(table::leave_to_kernel);
     }
+    // SAFETY: the program's own arguments: where it is a `clone`, its arguments.
+    if unsafe { numbers::makes_process(number, a) } {
+        crate::start::unheard_child();
+    }
     // SAFETY: the program's own arguments, those of the call of this number.
     if let Some(outcome) = unsafe { numbers::by_number(number, [a, b, c, d, e, f]) } {
         return outcome;

@@ -12,10 +12,9 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
-use std::sync::atomic::Ordering;
 
 use beeline_sockets::connection::Connection;
-use beeline_sockets::{anew, between, carrier, introduce, kernel, table};
+use beeline_sockets::{anew, between, carrier, introduce, kernel, table, together};
 
 use crate::quietly;
 use crate::real::real;
@@ -171,11 +170,7 @@ unsafe fn leaving_for(name: *const c_char, how: &Named, environment: *const *con
     if !table::is_foreign_process() {
         anew::leaving();
     }
-    table::each_young(|fd| {
-        if kernel::survives_exec(fd) {
-            beeline_sockets::young::settle(fd);
-        }
-    });
+    beeline_sockets::young::settle_all(kernel::survives_exec);
     let mut mine: Vec<(&'static Connection, Vec<c_int>)> = Vec::new();
     let mut left: Vec<&'static Connection> = Vec::new();
     table::each(|fd, connection| {
@@ -194,7 +189,10 @@ unsafe fn leaving_for(name: *const c_char, how: &Named, environment: *const *con
         between::held_by(std::process::id());
     } else {
         let kept = |one: &&Connection| mine.iter().any(|(known, _)| std::ptr::eq(*known, *one));
-        left.iter().filter(|one| !kept(one)).for_each(|one| between::leaving_by_exec(one));
+        left.iter().filter(|one| !kept(one)).for_each(|one| {
+            between::leaving_by_exec(one);
+            together::leave(&one.segment);
+        });
     }
     if mine.is_empty() {
         return;
@@ -204,7 +202,7 @@ unsafe fn leaving_for(name: *const c_char, how: &Named, environment: *const *con
     for (connection, numbers) in mine {
         if table::is_foreign_process() {
             // The parent, whose memory this child shares, has it still.
-            connection.segment.own().sharing.processes.store(1, Ordering::SeqCst);
+            together::join(&connection.segment);
         }
         let Some(&fd) = numbers.first() else { continue };
         // The monitor does not know it after it was restarted.
@@ -268,6 +266,7 @@ fn stayed(outcome: c_int) -> c_int {
         if !table::is_foreign_process() {
             anew::stayed();
             between::stayed();
+            table::each(|_, connection| together::enter(&connection.segment));
         }
     });
     outcome

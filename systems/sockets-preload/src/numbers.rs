@@ -5,8 +5,7 @@
 //! function of its name here, so that the library hears of it: a `close` it missed would leave a dead
 //! connection under a number that the kernel gives to the next file.
 //!
-//! Not here, because their effect on connections cannot be told from their arguments alone: `fork`,
-//! `vfork` and `clone` by number make a child whose connections are not counted (the guide says so).
+//! A child made by number (`fork`, `clone`) is not heard of: what it shares counts as shared for good.
 
 use std::ffi::{c_int, c_long, c_uint, c_ulong, c_void};
 
@@ -68,6 +67,23 @@ macro_rules! named {
         // function of its name, in its order.
         unsafe { $call }
     };
+}
+
+/// True for a call that makes a process with memory of its own.
+///
+/// # Safety
+///
+/// `first` is the first argument of the call of this number.
+pub(crate) unsafe fn makes_process(number: c_long, first: c_long) -> bool {
+    let flags = match number {
+        #[cfg(target_arch = "x86_64")]
+        libc::SYS_fork => return true,
+        libc::SYS_clone => first,
+        // SAFETY: the program's structure, which begins with its flags.
+        libc::SYS_clone3 if first != 0 => unsafe { (first as *const c_long).read_unaligned() },
+        _ => return false,
+    };
+    flags & c_long::from(libc::CLONE_VM) == 0
 }
 
 /// The call's outcome (with `errno` set where it is -1) if it is one that the library answers;

@@ -94,6 +94,6 @@ functions! {
     shutdown getsockopt setsockopt epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 poll ppoll select
     pselect fdopen execve execv execvp execvpe fexecve posix_spawn posix_spawnp
     posix_spawn_file_actions_init posix_spawn_file_actions_destroy posix_spawn_file_actions_adddup2
-    system popen prctl
+    system popen prctl fork _Fork clone
     vdprintf __vdprintf_chk
 }

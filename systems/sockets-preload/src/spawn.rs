@@ -19,6 +19,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use beeline_sockets::report::{Caller, Listener};
+use beeline_sockets::table::Expected;
 use beeline_sockets::{between, control, introduce, kernel, receiver, table};
 use libc::FILE;
 
@@ -134,36 +135,45 @@ fn hands_on(handed: &Handed, goes_on: impl FnOnce() -> bool) -> bool {
     hands_on
 }
 
-/// Before a child is made without `fork`: it is about to share what survives. True when it may get
-/// something of ours that it cannot read.
-fn sharing(handed: &Handed, goes_on: impl FnOnce() -> bool) -> bool {
+/// Before a child is made without `fork`: it is about to share what survives, and nothing else once it runs its
+/// program. True when it may get something of ours that it cannot read.
+fn sharing(handed: &Handed, goes_on: impl FnOnce() -> bool) -> (bool, Expected) {
     if table::is_foreign_process() {
-        return false;
+        return (false, Expected::default());
     }
     let hands_on = hands_on(handed, goes_on);
-    table::shared();
+    let gets = |fd: c_int| handed.has(fd) || kernel::survives_exec(fd);
+    let expected = table::shared_with_program(gets);
     between::expect_holder();
-    hands_on
+    (hands_on, expected)
 }
 
-/// `outcome` of making it. It runs its program by now, or has ended.
-///
-/// # Safety
-///
-/// `child` is null or the program's place for the child's number, which was written if `outcome` is
-/// 0.
-unsafe fn shared(outcome: c_int, child: *const libc::pid_t) -> c_int {
+/// What became of making a child.
+enum Child {
+    /// It runs its program.
+    Made(u32),
+    /// It was not made, or has ended.
+    Over,
+    /// It was made, and nobody knows its number.
+    Unknown,
+}
+
+/// After making it.
+fn shared(child: &Child, expected: &Expected) {
     quietly(|| {
         if table::is_foreign_process() {
             return;
         }
-        if outcome == 0 && !child.is_null() {
-            // SAFETY: the contract.
-            between::held_by(unsafe { child.read() }.unsigned_abs());
+        if let &Child::Made(child) = child {
+            between::held_by(child);
         }
+        expected.outcome(match child {
+            &Child::Made(child) => Some(Ok(child)),
+            Child::Over => Some(Err(())),
+            Child::Unknown => None,
+        });
         between::expected_holder();
     });
-    outcome
 }
 
 /// What a call of `posix_spawn` or `posix_spawnp` was given.
@@ -178,11 +188,13 @@ struct Call {
 }
 
 /// Starts the go-between if the call needs one: what `posix_spawn` is to return.
-fn by_go_between(call: &Call) -> Option<c_int> {
+fn by_go_between(call: &Call, expected: &mut Expected) -> Option<c_int> {
     let named = !call.name.is_null() && !call.words.is_null();
     // SAFETY: the program's string and environment.
     let goes_on = || named && unsafe { goes_on(call.name, &call.how, call.with) };
-    if !sharing(&actions::handed(call.actions), goes_on) || !named {
+    let (hands_on, shared) = sharing(&actions::handed(call.actions), goes_on);
+    *expected = shared;
+    if !hands_on || !named {
         return None;
     }
     let listener = Listener::new().ok()?;
@@ -246,11 +258,13 @@ fn spawned(mut call: Call) -> c_int {
     if call.child.is_null() {
         call.child = &raw mut number;
     }
-    let mut outcome = None;
-    quietly(|| outcome = by_go_between(&call));
+    let (mut outcome, mut expected) = (None, Expected::default());
+    quietly(|| outcome = by_go_between(&call, &mut expected));
     let outcome = outcome.unwrap_or_else(|| spawn(&call));
-    // SAFETY: the program's place, or ours.
-    unsafe { shared(outcome, call.child) }
+    // SAFETY: the program's place, or ours, written where the call succeeded.
+    let made = (outcome == 0).then(|| unsafe { call.child.read() }.unsigned_abs());
+    shared(&made.map_or(Child::Over, Child::Made), &expected);
+    outcome
 }
 
 #[unsafe(no_mangle)]
@@ -289,11 +303,13 @@ fn quoted(word: &[u8]) -> Vec<u8> {
 
 /// A shell is about to run `line`. If it will not have the library: the line that has a go-between
 /// run it.
-fn line_by_go_between(line: *const c_char) -> Option<CString> {
+fn line_by_go_between(line: *const c_char, expected: &mut Expected) -> Option<CString> {
     const SHELL: &CStr = c"/bin/sh";
     // SAFETY: the shell's name, and the program's environment.
     let goes_on = || unsafe { goes_on(SHELL.as_ptr(), &Named::Path, environment()) };
-    if !sharing(&Handed::default(), goes_on) || line.is_null() {
+    let (hands_on, shared) = sharing(&Handed::default(), goes_on);
+    *expected = shared;
+    if !hands_on || line.is_null() {
         return None;
     }
     // SAFETY: the program's string.
@@ -310,23 +326,24 @@ fn line_by_go_between(line: *const c_char) -> Option<CString> {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn system(line: *const c_char) -> c_int {
-    let mut other = None;
-    quietly(|| other = line_by_go_between(line));
+    let (mut other, mut expected) = (None, Expected::default());
+    quietly(|| other = line_by_go_between(line, &mut expected));
     let line = other.as_deref().map_or(line, CStr::as_ptr);
     let outcome = real!(system(line) as fn(*const c_char) -> c_int);
-    // SAFETY: no place: the child has ended.
-    unsafe { shared(outcome, std::ptr::null()) }
+    // What the shell left running has said itself that it is there.
+    shared(&Child::Over, &expected);
+    outcome
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn popen(line: *const c_char, mode: *const c_char) -> *mut FILE {
-    let mut other = None;
-    quietly(|| other = line_by_go_between(line));
+    let (mut other, mut expected) = (None, Expected::default());
+    quietly(|| other = line_by_go_between(line, &mut expected));
     let line = other.as_deref().map_or(line, CStr::as_ptr);
     let stream = real_pointer!(popen(line, mode) as fn(*const c_char, *const c_char) -> *mut FILE);
-    // Its number is the C library's secret: with the library, the shell says itself that it is there.
-    // SAFETY: no place.
-    let _ = unsafe { shared(0, std::ptr::null()) };
+    // Its number is the C library's secret.
+    let child = if stream.is_null() { Child::Over } else { Child::Unknown };
+    shared(&child, &expected);
     stream
 }
 

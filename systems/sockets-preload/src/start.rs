@@ -1,10 +1,12 @@
 //! The constructor, and what happens at `fork`.
 
+use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use beeline_sockets::table;
 
-use crate::{quietly, real};
+use crate::quietly;
+use crate::real::{self, real};
 
 /// Programs that hand a connection to a child behind a filter of system calls (`seccomp`) before
 /// they know who is there: it kills whoever makes a call that it does not know, as those we make.
@@ -61,6 +63,64 @@ extern "C" fn after_fork_in_parent() {
 
 extern "C" fn after_fork() {
     quietly(table::after_fork_in_child);
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fork() -> c_int {
+    let child = real!(fork() as fn() -> c_int);
+    if child < 0 {
+        quietly(|| {
+            if !table::is_foreign_process() {
+                table::not_forked();
+            }
+        });
+    }
+    child
+}
+
+/// A child is about to be made of which nothing is heard, as `fork`'s is by the functions above.
+pub(crate) fn unheard_child() {
+    quietly(|| {
+        if !table::is_foreign_process() {
+            table::shared_for_good();
+        }
+    });
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn _Fork() -> c_int {
+    unheard_child();
+    real!(_Fork() as fn() -> c_int)
+}
+
+/// The program's function, in a child of its own or of this memory.
+type Begun = Option<unsafe extern "C" fn(*mut c_void) -> c_int>;
+
+// The last three are passed on as they are found where the caller gave fewer: the C library looks at those that the
+// flags tell of.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn clone(
+    begun: Begun,
+    stack: *mut c_void,
+    flags: c_int,
+    argument: *mut c_void,
+    parent: *mut c_void,
+    storage: *mut c_void,
+    child: *mut c_void,
+) -> c_int {
+    if flags & libc::CLONE_VM == 0 {
+        unheard_child();
+    }
+    real!(clone(begun, stack, flags, argument, parent, storage, child)
+        as fn(
+            Begun,
+            *mut c_void,
+            c_int,
+            *mut c_void,
+            *mut c_void,
+            *mut c_void,
+            *mut c_void,
+        ) -> c_int)
 }
 
 /// Variable that asks for [`tell`].

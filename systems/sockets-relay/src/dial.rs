@@ -13,6 +13,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use beeline_fabric::{ConnectInfo, Device, Role};
 
@@ -26,6 +27,8 @@ use crate::relay::Core;
 const MOST_OF_A_HOST: usize = 4;
 /// Of the records of [`crate::message`]: 2 has those of the way back, 3 how long it is for.
 const VERSION: u8 = 3;
+/// A host that was reached by TCP alone is looked for again after so long: it may have another way by then.
+const LOOK_AGAIN: Duration = Duration::from_secs(60);
 const HELLO: [u8; 8] = [b'B', b'L', b'R', b'L', VERSION, 0, 0, 0];
 
 fn hello(nonce: &Nonce) -> Vec<u8> {
@@ -76,6 +79,21 @@ impl Core {
     /// Takes in what happened on the network.
     pub fn happened(&mut self, event: Event) {
         match event {
+            Event::Found { host, device: Ok(device) } if self.is_the_kernels(&device) => {
+                tracing::info!(host, "a link would be TCP: connections to it stay with the kernel");
+                self.dialled_in_vain(host);
+                if let Some(state) = self.hosts.get_mut(host) {
+                    state.over_tcp_until = self.now + LOOK_AGAIN;
+                    state.retry_at = state.over_tcp_until;
+                }
+                let waits = |one: &crate::connection::Connection| {
+                    one.phase == Phase::Waiting && one.host == host
+                };
+                for index in self.table.select(waits) {
+                    self.counters.over_tcp += 1;
+                    self.forget(index);
+                }
+            }
             Event::Found { host, device } => {
                 let begun = device.and_then(|device| self.begin(host, &device));
                 if let Err(error) = begun {
@@ -102,7 +120,11 @@ impl Core {
                 }
             }
             Event::Called { device, info, hello, answer } => {
-                let outcome = self.called(&device, &info, &hello);
+                let outcome = if self.is_the_kernels(&device) {
+                    Err("this host's relay carries nothing over TCP (over_tcp)".to_owned())
+                } else {
+                    self.called(&device, &info, &hello)
+                };
                 if let Err(error) = &outcome {
                     tracing::warn!(%error, "a relay that called was refused");
                 }
@@ -110,6 +132,11 @@ impl Core {
             }
             Event::Asked { words, answer } => self.asked(&words, answer),
         }
+    }
+
+    /// A link by `device` would be the kernel's own TCP, and nothing is to be carried over that.
+    fn is_the_kernels(&self, device: &Arc<dyn Device>) -> bool {
+        !self.settings.over_tcp && device.attributes().provider == "tcp"
     }
 
     fn dialled_in_vain(&mut self, host: usize) {

@@ -49,6 +49,11 @@ impl Core {
         {
             let early = link.early.swap_remove(place);
             self.promise(index, at, &early);
+        } else if !self.settings.over_tcp
+            && !self.links().any(|(_, link)| link.trust.host() == Some(host))
+        {
+            // The other one calls; but by what it would, this one is to know, too.
+            self.dial(host);
         }
     }
 

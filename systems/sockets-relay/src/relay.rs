@@ -41,6 +41,8 @@ pub(crate) struct HostState {
     pub(crate) is_dialling: bool,
     /// Not before then.
     pub(crate) retry_at: Duration,
+    /// Until then its connections are the kernel's: a link would be the kernel's, too.
+    pub(crate) over_tcp_until: Duration,
 }
 
 /// A relay, without its doors: one thread turns it.
@@ -179,8 +181,13 @@ impl Core {
         let cookie = segment.relayed();
         let mirror = Mirror::new(segment);
         let host = self.host_of(peer.ip()).filter(|_| mirror.is_open());
+        let over_tcp =
+            |host: usize| self.hosts.get(host).is_some_and(|state| self.now < state.over_tcp_until);
         let refusal = if host.is_none() {
             Some(Refusal::UnknownHost)
+        } else if host.is_some_and(over_tcp) {
+            self.counters.over_tcp += 1;
+            Some(Refusal::OverTcp)
         } else if self.table.len() >= self.settings.most_connections {
             Some(Refusal::Full)
         } else if cookie.is_none_or(|cookie| self.cookies.contains_key(&cookie)) {

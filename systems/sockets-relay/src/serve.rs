@@ -474,6 +474,7 @@ impl Relay {
             doorbells: counters.doorbells,
             recalled: counters.recalled,
             sleepy: counters.sleepy,
+            over_tcp: counters.over_tcp,
         }
     }
 

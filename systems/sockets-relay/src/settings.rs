@@ -28,6 +28,9 @@ pub struct Settings {
     /// How long a connection whose program [sleeps](crate::sleepy) at nearly every message is left to the kernel;
     /// zero: it is carried all the same.
     pub sleepers_hold: Duration,
+    /// Whether connections are carried over links of the kernel's own TCP, which is faster alone: it wakes who
+    /// sleeps with the bytes.
+    pub over_tcp: bool,
 }
 
 impl Default for Settings {
@@ -40,6 +43,7 @@ impl Default for Settings {
             lingering: Duration::from_secs(10),
             cools_after: Duration::from_micros(200),
             sleepers_hold: Duration::ZERO,
+            over_tcp: false,
         }
     }
 }
@@ -79,6 +83,8 @@ pub struct Counters {
     pub recalled: u64,
     /// Of those, how many because their programs slept at nearly every message, and this relay noticed.
     pub sleepy: u64,
+    /// Ends not taken in, or let go of, because the link would be TCP.
+    pub over_tcp: u64,
 }
 
 /// Why a connection was not taken in.
@@ -88,6 +94,9 @@ pub enum Refusal {
     /// Its peer is on no configured host.
     #[error("the peer is on none of the configured hosts")]
     UnknownHost,
+    /// The link to its host would be the kernel's own TCP, and [`Settings::over_tcp`] is not set.
+    #[error("the link to the peer's host would be TCP, which the kernel carries better itself")]
+    OverTcp,
     /// As many as there may be are there.
     #[error("no room for another connection")]
     Full,

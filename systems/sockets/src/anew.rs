@@ -26,8 +26,8 @@ use crate::connection::Connection;
 use crate::control::Question;
 use crate::kernel::{self, Errno};
 use crate::recall::{Bells, Hold};
-use crate::segment::STATE_GIVEN_UP;
-use crate::{epoll, holder, introduce, table, young};
+use crate::segment::{STATE_GIVEN_UP, Segment};
+use crate::{epoll, holder, introduce, table, together, young};
 
 /// What a call on a connection that moved answers: the number leads to another one by now.
 pub const MOVED: Errno = Errno(libc::ERESTART);
@@ -180,8 +180,7 @@ pub(crate) fn ask(fd: RawFd, connection: &Connection) {
     }
     connection.anew.is_due.store(false, Ordering::Relaxed);
     let Some(old) = table::ours(fd).filter(|ours| std::ptr::eq(*ours, connection)) else { return };
-    let shared = old.segment.own().sharing.processes.load(Ordering::SeqCst) != 0;
-    if shared
+    if !together::is_alone(&old.segment, true)
         || table::is_foreign_process()
         || table::is_left_to_kernel()
         || introduce::is_asking()
@@ -195,9 +194,7 @@ pub(crate) fn ask(fd: RawFd, connection: &Connection) {
     if let Some(halves) = Halves::take(old) {
         // Said, then looked at, as by who goes to sleep.
         old.anew.is_moving.store(true, Ordering::SeqCst);
-        let alone = !old.sleepers.any()
-            && !is_leaving()
-            && old.segment.own().sharing.processes.load(Ordering::SeqCst) == 0;
+        let alone = !old.sleepers.any() && !is_leaving() && !together::is_shared(&old.segment);
         let asks = alone && is_between_streams(fd, old);
         match asks.then(|| renewed(fd, old)).flatten() {
             Some(new) => {
@@ -276,13 +273,18 @@ pub(crate) fn follow(fd: RawFd, connection: &Connection) -> Option<&'static Conn
     }
 }
 
-/// Another process is about to have `connection`, too: what it is by then, which does not move any more.
-pub(crate) fn shared(connection: &'static Connection) -> &'static Connection {
-    let mark = |one: &Connection| one.segment.own().sharing.processes.store(1, Ordering::SeqCst);
+/// Another process is about to have `connection`, too, as `mark` notes: what it is by then, which does not move any
+/// more.
+pub(crate) fn shared(
+    connection: &'static Connection,
+    mark: impl Fn(&Segment),
+) -> &'static Connection {
     // Said, then looked at, as by who moves it.
-    mark(connection);
+    mark(&connection.segment);
     let settled = settled(connection);
-    mark(settled);
+    if !std::ptr::eq(connection, settled) {
+        mark(&settled.segment);
+    }
     settled
 }
 

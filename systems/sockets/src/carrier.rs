@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use crate::connection::{self, Connection};
 use crate::kernel::{self, Errno};
-use crate::{between, poll, receive, send, table};
+use crate::{between, poll, receive, send, table, together};
 
 /// Bytes carried at a time.
 const BLOCK: usize = 64 << 10;
@@ -30,7 +30,7 @@ pub fn replace(numbers: &[RawFd], connection: &'static Connection) -> Result<(),
     let Some(&fd) = numbers.first() else { return Ok(()) };
     if connection.references.load(Ordering::Relaxed) as usize > numbers.len() {
         // The program's other numbers for it stay.
-        connection.segment.own().sharing.processes.store(1, Ordering::SeqCst);
+        together::share_for_good(&connection.segment);
     }
     let far = begin(fd, connection)?;
     let mut outcome = Ok(());
@@ -49,8 +49,8 @@ pub fn replace(numbers: &[RawFd], connection: &'static Connection) -> Result<(),
 ///
 /// Errors: as for [`replace`].
 pub fn begin(fd: RawFd, connection: &'static Connection) -> Result<RawFd, Errno> {
-    let shared = connection.segment.own().sharing.processes.swap(1, Ordering::SeqCst) != 0;
-    connection.forget_blocking_mode();
+    let shared = !together::is_alone(&connection.segment, true);
+    together::share_for_good(&connection.segment);
     let [near, far] = kernel::socket_pair()?;
     // SAFETY: the child goes on in `carry_on` and ends there, or here.
     let child = unsafe { libc::fork() };

@@ -16,9 +16,7 @@
 //! - a doorbell is swallowed only by who is sure that nobody else waits for it.
 
 use std::os::fd::RawFd;
-use std::sync::atomic::{
-    AtomicBool, AtomicI32, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering,
-};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use beeline_os::barrier;
 
@@ -30,8 +28,10 @@ use crate::segment::{CLOSED_CLEANLY, End, STATE_GIVEN_UP, STATE_OPEN, STATE_PAIR
 use crate::sleepers::Sleepers;
 use crate::table::{self, Kind};
 use crate::wait::Budget;
-use crate::{anew, board, epoll, introduce, receive, young};
+use crate::{anew, board, epoll, introduce, receive, together, young};
 
+/// Who has an end is counted this often.
+const COUNTED_NS: u64 = 20_000_000;
 /// A sender asks the kernel this often whether the other end is alive.
 const BLIND_NS: u64 = 2_000_000;
 const BLIND_IN_SET_NS: u64 = 30_000_000;
@@ -91,7 +91,10 @@ pub struct Connection {
     /// When this process got it, on the coarse clock.
     pub(crate) begun_ns: u64,
     listened_ns: AtomicU64,
-    blocking: AtomicU8,
+    /// When who has it was last counted.
+    counted_ns: AtomicU64,
+    /// Whether calls on it block, as was found out when [`together`]'s word was so: that word above, the answer below.
+    blocking: AtomicU64,
     calls: AtomicU32,
     /// Bytes that went through the kernel either way before it was ours.
     moved_before: u64,
@@ -106,8 +109,8 @@ pub struct Connection {
 
 static NUMBER: AtomicU64 = AtomicU64::new(1);
 
-const BLOCKS: u8 = 1;
-const BLOCKS_NOT: u8 = 2;
+const BLOCKS: u64 = 1;
+const BLOCKS_NOT: u64 = 2;
 
 /// What looking at the kernel's stream for doorbells found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -173,7 +176,8 @@ impl Connection {
             borrowed: AtomicU32::new(0),
             begun_ns: kernel::coarse_ns(),
             listened_ns: AtomicU64::new(0),
-            blocking: AtomicU8::new(0),
+            counted_ns: AtomicU64::new(0),
+            blocking: AtomicU64::new(0),
             calls: AtomicU32::new(0),
             moved_before,
             vain: AtomicU32::new(0),
@@ -181,6 +185,7 @@ impl Connection {
             next_retired: AtomicPtr::new(std::ptr::null_mut()),
             anew: Anew::new(fd),
         };
+        together::enter(&connection.segment);
         connection.begin_to_hold();
         connection
     }
@@ -235,24 +240,40 @@ impl Connection {
             || receive::available(self, water).is_ok_and(|bytes| bytes >= water)
     }
 
-    /// Whether calls on it block. Remembered while one process has the connection; the hooks of
-    /// `fcntl` and `ioctl` make it forget.
+    /// Whether calls on it block. Remembered while all processes that have the connection have the library:
+    /// the hooks of `fcntl` and `ioctl` make all of them forget.
     pub fn blocks(&self, fd: RawFd) -> bool {
-        match self.blocking.load(Ordering::Relaxed) {
-            BLOCKS => return true,
-            BLOCKS_NOT => return false,
-            _ => {}
+        let known = self.blocking.load(Ordering::Relaxed);
+        // Before the kernel is asked: a change that it knows of is counted afterwards.
+        let word = self.segment.own().sharing.processes.load(Ordering::Acquire);
+        if known & (BLOCKS | BLOCKS_NOT) != 0 && known >> 2 == u64::from(word) {
+            return known & BLOCKS != 0;
         }
         let blocks = !kernel::is_nonblocking(fd);
-        if self.segment.own().sharing.processes.load(Ordering::Relaxed) == 0 {
-            self.blocking.store(if blocks { BLOCKS } else { BLOCKS_NOT }, Ordering::Relaxed);
+        if word & together::FOR_GOOD == 0 {
+            let mode = if blocks { BLOCKS } else { BLOCKS_NOT };
+            self.blocking.store(u64::from(word) << 2 | mode, Ordering::Relaxed);
         }
         blocks
     }
 
     /// The program may have changed the mode.
     pub fn forget_blocking_mode(&self) {
-        self.blocking.store(0, Ordering::Relaxed);
+        together::changed(&self.segment);
+    }
+
+    /// Several processes have this end, as far as was found out a moment ago.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        if !together::is_shared(&self.segment) {
+            return false;
+        }
+        let now = kernel::coarse_ns();
+        if now.wrapping_sub(self.counted_ns.load(Ordering::Relaxed)) < COUNTED_NS {
+            return true;
+        }
+        self.counted_ns.store(now, Ordering::Relaxed);
+        !together::is_alone(&self.segment, false)
     }
 
     /// True when this end sends through its ring; switches when both ends have the segment. The
@@ -320,8 +341,7 @@ impl Connection {
     /// One number of one process leads here.
     #[must_use]
     pub fn is_alone(&self) -> bool {
-        self.references.load(Ordering::Relaxed) == 1
-            && self.segment.own().sharing.processes.load(Ordering::Relaxed) == 0
+        self.references.load(Ordering::Relaxed) == 1 && !self.is_shared()
     }
 
     /// The program can read, or will be told an end, without asking the kernel.
@@ -640,8 +660,10 @@ pub fn connected(fd: RawFd) {
     {
         return;
     }
+    let copied = table::was_copied_early(fd);
     table::forget(fd);
-    if table::joins_copy(fd) {
+    // Its other number may have become ours already.
+    if copied && table::is_copy(fd) {
         epoll::became_ours(fd);
         return;
     }
@@ -688,7 +710,7 @@ pub fn inherited(fd: RawFd) {
         return;
     }
     let sharing = &segment.own().sharing;
-    if sharing.processes.load(Ordering::SeqCst) == 0 {
+    if together::is_alone(&segment, true) {
         // Whoever watched it was the program that this one replaced.
         sharing.watchers.store(0, Ordering::SeqCst);
         sharing.for_room.store(0, Ordering::SeqCst);
@@ -724,8 +746,7 @@ pub fn handed_on(fd: RawFd) -> Option<&'static Connection> {
         connection.shared();
     }
     let connection = table::ours(fd)?;
-    let connection = anew::shared(connection);
-    connection.forget_blocking_mode();
+    let connection = anew::shared(connection, together::share_for_good);
     if connection.between_hosts().is_some() {
         connection.segment.holders().expect_one();
     }
@@ -735,7 +756,9 @@ pub fn handed_on(fd: RawFd) -> Option<&'static Connection> {
 /// If `fd` was connecting and is connected by now, asks whether it can be ours.
 pub fn look_at_connecting(fd: RawFd) {
     if kernel::name(fd, true).is_ok() {
-        table::forget(fd);
+        if !table::was_copied_early(fd) {
+            table::forget(fd);
+        }
         young::connected(fd);
     }
 }

@@ -85,6 +85,14 @@ pub struct Status {
     pub kept: u64,
     /// Connections to other hosts that were handed to the relay.
     pub relayed: u64,
+    /// Of the refused, those to other hosts where none is configured.
+    pub no_hosts: u64,
+    /// Of the refused, those to other hosts than the configured ones.
+    pub strangers: u64,
+    /// Of the refused, those to other hosts that are reached by the kernel's own TCP.
+    pub over_tcp: u64,
+    /// Of the refused, those of processes that are called back.
+    pub held: u64,
 }
 
 /// A connection of which both ends asked.
@@ -196,8 +204,11 @@ impl Answer {
                 let Status { process, up_seconds, asked, paired, waiting, .. } = *status;
                 let Status { refused, denied, kept, relayed, .. } = *status;
                 let process = u64::from(process);
+                let Status { no_hosts, strangers, over_tcp, held, .. } = *status;
                 let first = [process, up_seconds, asked, paired, waiting];
-                for word in first.into_iter().chain([refused, denied, kept, relayed]) {
+                let second = [refused, denied, kept, relayed];
+                let why = [no_hosts, strangers, over_tcp, held];
+                for word in first.into_iter().chain(second).chain(why) {
                     record.extend(word.to_le_bytes());
                 }
             }
@@ -229,7 +240,9 @@ impl Answer {
                 let [process, up, asked, paired, waiting, rest @ ..] = words else {
                     return Err(bad);
                 };
-                let [refused, denied, kept, relayed] = rest else { return Err(bad) };
+                let [refused, denied, kept, relayed, why @ ..] = rest else { return Err(bad) };
+                // Monitors of before there were more say less.
+                let why = |at: usize| why.get(at).map_or(0, |word| u64::from_le_bytes(*word));
                 Ok(Self::Status(Status {
                     process: u32::try_from(u64::from_le_bytes(*process)).map_err(|_| bad)?,
                     up_seconds: u64::from_le_bytes(*up),
@@ -240,6 +253,10 @@ impl Answer {
                     denied: u64::from_le_bytes(*denied),
                     kept: u64::from_le_bytes(*kept),
                     relayed: u64::from_le_bytes(*relayed),
+                    no_hosts: why(0),
+                    strangers: why(1),
+                    over_tcp: why(2),
+                    held: why(3),
                 }))
             }
             (4, body) => Ok(Self::Connection(Introduced::decode(body).ok_or(bad)?)),
@@ -300,7 +317,7 @@ mod tests {
             assert_eq!(Question::decode(&question.encode()), Ok(question));
         }
         let status =
-            Status { process: 7, up_seconds: 1, asked: 2, denied: 3, kept: 4, ..Status::default() };
+            Status { process: 7, asked: 2, denied: 3, kept: 4, held: 5, ..Status::default() };
         let connection = Introduced {
             first: "127.0.0.1:80".parse().unwrap(),
             first_process: 1,

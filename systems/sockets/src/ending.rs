@@ -10,7 +10,7 @@ use crate::kernel::{self, Errno, Outcome};
 use crate::segment::{
     CLOSED_CLEANLY, CLOSED_UNREAD, STATE_GIVEN_UP, STATE_MATCHING, STATE_OPEN, STATE_PAIRED,
 };
-use crate::{anew, epoll, introduce, receive, table};
+use crate::{anew, epoll, introduce, receive, table, together};
 
 /// The program closes `fd`; the kernel's `close` follows.
 pub fn closing(fd: RawFd) {
@@ -19,9 +19,9 @@ pub fn closing(fd: RawFd) {
     }
     epoll::forget(fd);
     let Some(connection) = table::forget(fd) else { return };
-    let segment = &connection.segment;
-    let own = segment.own();
-    let shared = own.sharing.processes.load(Ordering::SeqCst) != 0;
+    // This process has it no more; who looks next, has it.
+    together::leave(&connection.segment);
+    let shared = !together::is_alone(&connection.segment, true);
     if !connection.leave(shared) {
         // Other processes have it still, and may meet the other end; the kernel knows when the last
         // one closes. Between hosts the kernel does not, but the last one does.

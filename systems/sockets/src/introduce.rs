@@ -2,11 +2,11 @@
 //! of ours stays in the program's table, and a monitor that was restarted is simply asked next.
 
 use std::cell::Cell;
-use std::io::{IoSlice, IoSliceMut};
+use std::io::{ErrorKind, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use beeline_os::Mapping;
@@ -34,10 +34,14 @@ pub fn dial() -> std::io::Result<OwnedFd> {
 }
 
 fn dial_at(name: &str) -> std::io::Result<OwnedFd> {
+    dial_within(name, PATIENCE)
+}
+
+fn dial_within(name: &str, patience: Duration) -> std::io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
-    set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
+    set_socket_timeout(&socket, Timeout::Recv, Some(patience))?;
+    set_socket_timeout(&socket, Timeout::Send, Some(patience))?;
     let uid = rustix::process::geteuid();
     let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
     rustix::net::connect(&socket, &address)?;
@@ -219,22 +223,91 @@ pub fn is_known(fd: RawFd) -> bool {
 }
 
 fn ask_for_memory(fd: RawFd, question: Question) -> Option<(u8, OwnedFd)> {
-    let Ok(socket) = dial() else {
-        no_hosts();
-        return None;
-    };
+    let patience = BREAKER.patience(question, kernel::coarse_ns())?;
+    let answer = ask_for_memory_within(fd, question, patience);
+    match &answer {
+        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+            BREAKER.timed_out(kernel::coarse_ns());
+        }
+        _ => BREAKER.answered(),
+    }
+    answer.ok().flatten()
+}
+
+fn ask_for_memory_within(
+    fd: RawFd,
+    question: Question,
+    patience: Duration,
+) -> std::io::Result<Option<(u8, OwnedFd)>> {
+    let socket = dial_within(name(), patience).inspect_err(|_| no_hosts())?;
     // SAFETY: the program's descriptor, borrowed for one call that only reads it; a number that
     // was closed meanwhile is refused by the kernel.
     let about = unsafe { BorrowedFd::borrow_raw(fd) };
-    ask(&socket, question, Some(about)).ok()?;
-    match answer(&socket).ok()? {
+    ask(&socket, question, Some(about))?;
+    Ok(match answer(&socket)? {
         (Answer::Segment { side }, Some(memory)) => Some((side, memory)),
         (Answer::NoHosts, _) => {
             no_hosts();
             None
         }
-        (Answer::Plain, _) if question != Question::Attach => Some((0, resume_at_relay(about)?)),
+        (Answer::Plain, _) if question != Question::Attach => {
+            resume_at_relay(about).map(|memory| (0, memory))
+        }
         _ => None,
+    })
+}
+
+/// What keeps a monitor that stands still from costing every connection [`PATIENCE`]: after one question without an
+/// answer the next are not asked, and their connections are the kernel's, but for one now and then, which waits for
+/// a moment only. The first answer ends that.
+#[derive(Debug)]
+struct Breaker {
+    /// Questions in a row that were not answered.
+    silent: AtomicU32,
+    /// When the next may be asked, on the coarse clock.
+    next_ns: AtomicU64,
+}
+
+static BREAKER: Breaker = Breaker { silent: AtomicU32::new(0), next_ns: AtomicU64::new(0) };
+
+/// So long after a question without an answer the next one is asked; twice as long after each further one.
+const SILENCE_NS: u64 = 1_000_000_000;
+/// Doublings of it, at most.
+const MOST_SILENCE: u32 = 5;
+/// How long such a question waits.
+const PROBE: Duration = Duration::from_millis(20);
+/// Questions about connections that came with `exec`, or in a message, which would be lost: so many are asked with
+/// patience all the same.
+const MOST_PATIENT: u32 = 4;
+
+impl Breaker {
+    /// How long `question`, asked now, is to wait; `None`: it is not asked.
+    fn patience(&self, question: Question, now: u64) -> Option<Duration> {
+        let silent = self.silent.load(Ordering::Relaxed);
+        if silent == 0 || question == Question::Resume && silent < MOST_PATIENT {
+            return Some(PATIENCE);
+        }
+        let next = self.next_ns.load(Ordering::Relaxed);
+        let due = now >= next
+            // Of several threads, one asks.
+            && self
+                .next_ns
+                .compare_exchange(next, now + SILENCE_NS, Ordering::Relaxed, Ordering::Relaxed)
+                .is_ok();
+        due.then_some(PROBE)
+    }
+
+    fn timed_out(&self, now: u64) {
+        let before = self.silent.fetch_add(1, Ordering::Relaxed);
+        let wait = SILENCE_NS << before.min(MOST_SILENCE);
+        self.next_ns.store(now.saturating_add(wait), Ordering::Relaxed);
+    }
+
+    /// Whatever it was, also that there is no monitor: nobody waited for it.
+    fn answered(&self) {
+        if self.silent.load(Ordering::Relaxed) != 0 {
+            self.silent.store(0, Ordering::Relaxed);
+        }
     }
 }
 
@@ -300,4 +373,43 @@ pub fn is_candidate(fd: RawFd) -> bool {
     let address = |peer| kernel::name(fd, peer).ok().and_then(|(a, _)| internet_address(&a));
     let (Some(own), Some(peer)) = (address(false), address(true)) else { return false };
     own.ip() == peer.ip() || own.ip().is_loopback() && peer.ip().is_loopback() || may_have_hosts()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn breaker() -> Breaker {
+        Breaker { silent: AtomicU32::new(0), next_ns: AtomicU64::new(0) }
+    }
+
+    #[test]
+    fn after_one_silence_few_are_asked_and_after_one_answer_all() {
+        let breaker = breaker();
+        let asks = |now| breaker.patience(Question::Attach, now);
+        assert_eq!((asks(1), asks(2)), (Some(PATIENCE), Some(PATIENCE)));
+        let (mut now, mut asked) = (5, 0);
+        breaker.timed_out(now);
+        // A minute, a connection every millisecond.
+        for _ in 0..60_000 {
+            now += 1_000_000;
+            if let Some(patience) = asks(now) {
+                assert_eq!(patience, PROBE);
+                asked += 1;
+                breaker.timed_out(now);
+            }
+        }
+        assert!((3..=8).contains(&asked), "{asked}");
+        breaker.answered();
+        assert_eq!(asks(now), Some(PATIENCE));
+    }
+
+    #[test]
+    fn what_would_be_lost_is_asked_for_with_patience_a_few_times() {
+        let breaker = breaker();
+        let patient = (0..100)
+            .filter(|_| breaker.patience(Question::Resume, 9) == Some(PATIENCE))
+            .inspect(|_| breaker.timed_out(9));
+        assert_eq!(patient.count(), MOST_PATIENT as usize);
+    }
 }

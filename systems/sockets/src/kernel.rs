@@ -546,6 +546,39 @@ pub fn begun_at() -> u64 {
     rest.split(' ').nth(19).and_then(|word| word.parse().ok()).unwrap_or(0)
 }
 
+/// When the process of this number began, as [`begun_at`]; `Some(None)`: it has ended, all its threads; `None`: the
+/// kernel does not say.
+#[must_use]
+pub fn process_begun_at(process: u32) -> Option<Option<u64>> {
+    let status = short_file(&format!("/proc/{process}/stat"));
+    if status.is_empty() {
+        return (!thread_exists(process)).then_some(None);
+    }
+    let rest = status.rsplit(") ").next().unwrap_or_default();
+    let mut words = rest.split(' ');
+    let state = words.next();
+    // Of a process whose first thread has ended, others may live.
+    let threads = words.nth(16)?.parse::<u32>().ok()?;
+    let begun = words.nth(1)?.parse::<u64>().ok()?;
+    let over = matches!(state, Some("Z" | "X")) && threads <= 1;
+    Some((!over).then_some(begun))
+}
+
+/// The kernel's number of this process's namespace of processes; 0 if it does not say.
+#[must_use]
+pub fn process_namespace() -> u64 {
+    // The path is ours and ends with a zero.
+    let path = c"/proc/self/ns/pid";
+    let mut text = [0_u8; 64];
+    // The buffer is ours and as long as told.
+    let count =
+        call!(libc::SYS_readlinkat, libc::AT_FDCWD, path.as_ptr(), text.as_mut_ptr(), text.len());
+    let text = text.get(..count.unwrap_or(0)).unwrap_or_default();
+    let text = std::str::from_utf8(text).unwrap_or_default();
+    let number = text.strip_prefix("pid:[").and_then(|text| text.strip_suffix(']'));
+    number.and_then(|number| number.parse().ok()).unwrap_or(0)
+}
+
 /// The beginning of a file as text, empty if there is none. Without the C library's `close`, which is ours
 /// and would wait for the lock of a set that the caller may hold.
 fn short_file(path: &str) -> String {

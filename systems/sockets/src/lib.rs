@@ -14,7 +14,7 @@
 //! - [`relayed`]: names, records and the bell of connections to other hosts.
 //! - [`connection`], [`holder`], [`receive`], [`send`]: one accelerated connection; [`between`]: to another host.
 //! - [`recall`]: its way back to the kernel; [`anew`]: and out again.
-//! - [`ending`]: `close` and `shutdown`.
+//! - [`ending`]: `close` and `shutdown`; [`together`]: which processes have an end.
 //! - [`table`]: which descriptor is which connection; [`young`]: which has not shown that it lives.
 //! - [`epoll`], [`poll`]: readiness of mixed descriptors.
 //! - [`carrier`]: a connection for a program that has no library; [`receiver`]: who has none;
@@ -52,6 +52,7 @@ pub mod segment;
 pub mod send;
 pub mod sleepers;
 pub mod table;
+pub mod together;
 pub mod wait;
 pub mod wake;
 pub mod young;

@@ -133,9 +133,11 @@ pub struct RelayStatus {
     pub recalled: u64,
     /// Of these, those whose program here slept at nearly every message.
     pub sleepy: u64,
+    /// Ends left to the kernel, because the link to the other host would be the kernel's own TCP.
+    pub over_tcp: u64,
 }
 
-const WORDS: usize = 15;
+const WORDS: usize = 16;
 /// Of relays of before there were more.
 const FEWEST_WORDS: usize = 13;
 
@@ -143,7 +145,7 @@ impl RelayStatus {
     fn words(&self) -> [u64; WORDS] {
         let Self { process, up_seconds, connections, waiting, links, paired, broken, .. } = *self;
         let Self { sent_bytes, received_bytes, messages, writes, bells, .. } = *self;
-        let Self { doorbells, recalled, sleepy, .. } = *self;
+        let Self { doorbells, recalled, sleepy, over_tcp, .. } = *self;
         let process = u64::from(process);
         [
             process,
@@ -161,13 +163,14 @@ impl RelayStatus {
             doorbells,
             recalled,
             sleepy,
+            over_tcp,
         ]
     }
 
     fn from_words(words: [u64; WORDS]) -> Option<Self> {
         let [process, up_seconds, connections, waiting, links, paired, broken, rest @ ..] = words;
         let [sent_bytes, received_bytes, messages, writes, bells, rest @ ..] = rest;
-        let [doorbells, recalled, sleepy] = rest;
+        let [doorbells, recalled, sleepy, over_tcp] = rest;
         let process = u32::try_from(process).ok()?;
         Some(Self {
             process,
@@ -185,6 +188,7 @@ impl RelayStatus {
             doorbells,
             recalled,
             sleepy,
+            over_tcp,
         })
     }
 }
@@ -497,7 +501,7 @@ mod tests {
             }
         }
         let status = RelayStatus { process: 7, broken: 9, recalled: 8, ..RelayStatus::default() };
-        let status = RelayStatus { sleepy: 5, doorbells: 6, ..status };
+        let status = RelayStatus { sleepy: 5, doorbells: 6, over_tcp: 4, ..status };
         let replies = [
             Reply::Status(status),
             Reply::Connection { connection: adopted(), paired: true, moved: [1, u64::MAX] },

@@ -128,6 +128,12 @@ const fn padded(length: usize) -> usize {
     length.next_multiple_of(8)
 }
 
+/// The word that says how much of the message at the head was read has the lower bits of the head above it.
+const OFFSET_BITS: u32 = 16;
+const OFFSET_ALL: u64 = (1 << OFFSET_BITS) - 1;
+const HEAD_KEPT: u64 = u64::MAX >> OFFSET_BITS;
+const _: () = assert!(LONGEST_MESSAGE < 1 << OFFSET_BITS, "an offset fits its word");
+
 /// The sending side.
 #[derive(Debug)]
 pub struct Producer<'a> {
@@ -216,6 +222,33 @@ impl<'a> Producer<'a> {
         self.own.tail.store(next, Ordering::Release);
     }
 
+    /// Behind what a thread published that was killed before it said so in `tail`: a header that is not zero stands
+    /// there in no other case. What it had not published is written over.
+    #[cold]
+    fn pass_by_published(&self, tail: u64) -> Result<u64, Corrupt> {
+        let mut behind = tail;
+        loop {
+            let header = self.ring.header(behind).load(Ordering::Acquire);
+            if header == 0 {
+                break;
+            }
+            let to_end = self.ring.length - self.ring.place(behind);
+            let length = (header & u64::from(u32::MAX)) as usize;
+            let bytes = match (header >> 32) as u32 {
+                DATA if length > 0 && length <= to_end - HEADER_BYTES => padded(length),
+                FILLER if length == 0 && to_end == HEADER_BYTES => 0,
+                _ => return Err(Corrupt),
+            };
+            behind = behind.wrapping_add((HEADER_BYTES + bytes) as u64);
+            // Of one call, which found room for all of it.
+            if behind.wrapping_sub(tail) > self.ring.length as u64 {
+                return Err(Corrupt);
+            }
+        }
+        self.own.tail.store(behind, Ordering::Release);
+        Ok(behind)
+    }
+
     /// Sends as much of `length` bytes at `bytes` as there is room for, and says how much: all or
     /// nothing up to [`Producer::longest_whole`].
     ///
@@ -228,6 +261,9 @@ impl<'a> Producer<'a> {
     pub unsafe fn push(&self, bytes: *const u8, length: usize) -> Result<usize, Corrupt> {
         let mut sent = 0;
         let mut tail = self.own.tail.load(Ordering::Relaxed);
+        if self.ring.header(tail).load(Ordering::Relaxed) != 0 {
+            tail = self.pass_by_published(tail)?;
+        }
         if length <= self.longest_whole() && length > 0 {
             // Two headers and the zero header behind them.
             let wanted = padded(length) + 3 * HEADER_BYTES;
@@ -323,9 +359,11 @@ impl<'a> Consumer<'a> {
 
     #[inline]
     fn cursor(&self) -> Cursor {
-        #[expect(clippy::cast_possible_truncation, reason = "below a message's length")]
-        let offset = self.own.offset.load(Ordering::Relaxed) as usize;
-        Cursor { head: self.own.head.load(Ordering::Relaxed), offset }
+        let (word, head) =
+            (self.own.offset.load(Ordering::Relaxed), self.own.head.load(Ordering::Relaxed));
+        // Of another head: who moved on was killed before it said how far, and its call gave nobody anything.
+        let offset = if word >> OFFSET_BITS == head & HEAD_KEPT { word & OFFSET_ALL } else { 0 };
+        Cursor { head, offset: offset as usize }
     }
 
     /// Length of the bytes at the cursor, which moves over fillers; 0 when there are none.
@@ -393,8 +431,11 @@ impl<'a> Consumer<'a> {
             }
         }
         if !peek && taken > 0 {
-            self.own.offset.store(cursor.offset as u64, Ordering::Relaxed);
+            // In this order, each of one word: see `cursor`.
             self.own.head.store(cursor.head, Ordering::Relaxed);
+            std::sync::atomic::compiler_fence(Ordering::Release);
+            let word = (cursor.head & HEAD_KEPT) << OFFSET_BITS | cursor.offset as u64;
+            self.own.offset.store(word, Ordering::Release);
         }
         Ok(taken)
     }

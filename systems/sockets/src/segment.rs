@@ -22,7 +22,7 @@ use beeline_os::Mapping;
 use crate::ring::{Consumer, Producer, Ring};
 
 /// First word of a segment: "BLSOCK" and the version.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"BLSOCK\x00\x04");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"BLSOCK\x00\x05");
 /// Bytes of the ring in each direction, unless the monitor is told otherwise.
 pub const DEFAULT_RING_BYTES: usize = 256 << 10;
 /// Place of the first ring.
@@ -52,6 +52,27 @@ struct Header {
     cookies: [AtomicU64; 2],
     _line: AtomicU64,
     processes: [AtomicU32; HOLDERS],
+    sharers: [SharersWords; 2],
+}
+
+/// Who has an end, as [`crate::together`] has it.
+#[repr(C)]
+struct SharersWords {
+    coming: AtomicU32,
+    _space: AtomicU32,
+    names: [AtomicU64; SHARERS],
+}
+
+/// Processes that can have an end and be known by name.
+pub const SHARERS: usize = 16;
+
+/// Who has an end: see [`crate::together`].
+#[derive(Debug)]
+pub struct Sharers<'a> {
+    /// Processes on their way.
+    pub coming: &'a AtomicU32,
+    /// Names of processes; 0 for an empty place.
+    pub names: &'a [AtomicU64; SHARERS],
 }
 
 /// The header of a mapping that is at least [`RINGS_AT`] bytes long.
@@ -150,7 +171,7 @@ pub struct Receiving {
     pub by_kernel: AtomicU64,
     /// Position of the first message not read to its end.
     pub head: AtomicU64,
-    /// Bytes of it that were read.
+    /// Bytes of it that were read, in the lower 16 bits, below the lower 48 of the head that they are of.
     pub offset: AtomicU64,
 }
 
@@ -168,7 +189,7 @@ pub struct Credits {
 pub struct Sharing {
     /// Who would miss a doorbell that somebody else swallowed: epoll sets and sleepers.
     pub watchers: AtomicU32,
-    /// More than one process has this end.
+    /// Whether more than one process has this end, and how often that changed: see [`crate::together`].
     pub processes: AtomicU32,
     /// Threads that send or swallow doorbells at this moment; the highest bit: nobody may any more.
     pub at_bells: AtomicU32,
@@ -230,6 +251,7 @@ const _: () = assert!(std::mem::offset_of!(Header, state) == STATE_AT);
 const _: () = assert!(std::mem::offset_of!(Header, name) == NAME_AT);
 const _: () = assert!(std::mem::offset_of!(Header, cookies) == COOKIES_AT[0]);
 const _: () = assert!(std::mem::offset_of!(Header, processes) == HOLDERS_AT);
+const _: () = assert!(std::mem::offset_of!(Header, sharers) == 192);
 const _: () =
     assert!(BOARDS_AT + 2 * size_of::<Board>() <= RINGS_AT, "the boards lie before the rings");
 
@@ -391,6 +413,14 @@ impl Segment {
     pub fn holders(&self) -> Holders<'_> {
         let Header { processes, births, .. } = header(&self.mapping);
         Holders { processes, births }
+    }
+
+    /// Which processes have this end.
+    #[must_use]
+    pub fn own_sharers(&self) -> Sharers<'_> {
+        debug_assert!(self.side < 2, "a connection has two ends");
+        let SharersWords { coming, names, .. } = &header(&self.mapping).sharers[self.side];
+        Sharers { coming, names }
     }
 
     /// How far the two ends came: one of the `STATE_` values, if the other end is sane.

@@ -14,7 +14,7 @@ use std::sync::atomic::{
 use crate::connection::Connection;
 use crate::packets;
 use crate::retired::{retire, take_back};
-use crate::young;
+use crate::{together, young};
 
 /// Numbers from here on are always plain.
 pub const NUMBERS: usize = 1 << 20;
@@ -22,6 +22,8 @@ pub const NUMBERS: usize = 1 << 20;
 const PLAIN: usize = 0;
 const CONNECTING: usize = 1;
 const WATCHED_PLAIN: usize = 2;
+/// As [`CONNECTING`], with other numbers of the same socket.
+const COPIED: usize = 4;
 /// The lower bits of a place that leads to a packet connection, whose address has none there; no mark of a
 /// young connection ends so.
 const PACKETS: usize = 3;
@@ -45,7 +47,6 @@ pub enum Kind {
 static TABLE: AtomicPtr<AtomicUsize> = AtomicPtr::new(std::ptr::null_mut());
 static HIGHEST: AtomicI32 = AtomicI32::new(-1);
 static LEFT: AtomicBool = AtomicBool::new(false);
-static COPIED_EARLY: AtomicBool = AtomicBool::new(false);
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 /// When the kernel began this process.
 static BEGUN_AT: AtomicU64 = AtomicU64::new(0);
@@ -113,7 +114,7 @@ pub fn kind(fd: RawFd) -> Kind {
 pub(crate) fn kind_of(value: usize) -> Kind {
     match value {
         PLAIN | WATCHED_PLAIN => Kind::Plain,
-        CONNECTING => Kind::Connecting,
+        CONNECTING | COPIED => Kind::Connecting,
         // SAFETY: as below, put here by `set_packets`.
         place if place & LOWER == PACKETS => Kind::Packets(unsafe { &*packets_at(place) }),
         // SAFETY: every other value was a leaked box, put here by `set`, and is given back only
@@ -197,6 +198,7 @@ pub fn was_restored() -> bool {
     let before = BEGUN_AT.swap(now, Ordering::Relaxed);
     let restored = before != 0 && now != 0 && before != now;
     if restored {
+        crate::together::forget_name();
         RESTORED.fetch_add(1, Ordering::Release);
     }
     restored
@@ -207,9 +209,9 @@ pub(crate) fn restores() -> u32 {
     RESTORED.load(Ordering::Acquire)
 }
 
-/// True when a number was copied before it was connected.
-pub(crate) fn was_copied_early() -> bool {
-    COPIED_EARLY.load(Ordering::Relaxed)
+/// True when `fd` was copied, or is a copy, from before it was connected.
+pub(crate) fn was_copied_early(fd: RawFd) -> bool {
+    slot(fd).is_some_and(|slot| slot.load(Ordering::Relaxed) == COPIED)
 }
 
 /// The connection behind `fd`, if it is ours.
@@ -229,8 +231,10 @@ fn set(fd: RawFd, value: usize) {
 
 /// `fd` was begun by a `connect` that did not wait.
 pub fn set_connecting(fd: RawFd) {
-    forget(fd);
-    set(fd, CONNECTING);
+    if !was_copied_early(fd) {
+        forget(fd);
+        set(fd, CONNECTING);
+    }
 }
 
 /// `fd`, which is none of ours, is in an epoll set with the program's own data: it may not become
@@ -277,8 +281,9 @@ pub fn duplicate(old: RawFd, new: RawFd) {
             }
         }
         Kind::Connecting => {
-            COPIED_EARLY.store(true, Ordering::Relaxed);
-            set_connecting(new);
+            set(old, COPIED);
+            forget(new);
+            set(new, COPIED);
         }
         Kind::Packets(connection) => {
             connection.references.fetch_add(1, Ordering::SeqCst);
@@ -298,7 +303,7 @@ pub fn forget(fd: RawFd) -> Option<&'static Connection> {
         return None;
     }
     let before = slot.swap(PLAIN, Ordering::AcqRel);
-    if before <= WATCHED_PLAIN || young::is_mark(before) {
+    if before <= WATCHED_PLAIN || before == COPIED || young::is_mark(before) {
         return None;
     }
     if before & LOWER == PACKETS {
@@ -340,6 +345,7 @@ impl Drop for Count {
         }
         // Its last number was closed meanwhile, by who did not take it for the last.
         self.0.is_nobodys();
+        together::leave(&self.0.segment);
         if self.0.leave(false) {
             self.0.tell_relay();
         }
@@ -376,13 +382,6 @@ pub(crate) fn succeed_one(fd: RawFd, old: &'static Connection, new: &'static Con
             retire(old);
         }
     }
-}
-
-/// If `fd` is a copy, made before it was connected, of a socket that is ours by now, it is the same
-/// connection from now on, and true is returned.
-#[must_use]
-pub fn joins_copy(fd: RawFd) -> bool {
-    COPIED_EARLY.load(Ordering::Relaxed) && is_copy(fd)
 }
 
 /// If `fd` is a copy of a socket that is ours, it is the same connection from now on, and true is
@@ -457,7 +456,7 @@ pub(crate) fn leads_to(fd: RawFd, connection: &Connection) -> bool {
 
 /// Before `fork`: every connection is about to be shared with a child that says so itself.
 pub fn before_fork() {
-    young::settle_all();
+    young::settle_all(|_| true);
     shared();
     crate::between::expect_holder();
     crate::epoll::before_fork();
@@ -470,13 +469,88 @@ pub fn after_fork_in_parent() {
     crate::epoll::after_fork_in_parent();
 }
 
-/// Every connection is about to be shared.
-pub fn shared() {
+/// Every connection is about to be shared with a child that is expected.
+fn shared() {
     crate::epoll::shared();
-    each(|_, connection| {
-        crate::anew::shared(connection).forget_blocking_mode();
+    each_once(|connection| {
+        crate::anew::shared(connection, together::expect);
     });
     each_packets(|_, connection| connection.shared());
+}
+
+/// Every connection is about to be shared with somebody of whom nothing more is heard: a child that is not made by
+/// `fork`.
+pub fn shared_for_good() {
+    each_young(young::leave_to_kernel);
+    crate::epoll::shared();
+    each(|_, connection| {
+        crate::anew::shared(connection, together::share_for_good);
+    });
+    each_packets(|_, connection| connection.shared());
+}
+
+/// The child that [`before_fork`] expected was not made.
+pub fn not_forked() {
+    each_once(|connection| together::not_coming(&connection.segment));
+    crate::between::expected_holder();
+}
+
+/// The connections with these numbers are about to be shared with a child that will run another program.
+#[must_use]
+pub fn shared_with_program(gets: impl Fn(RawFd) -> bool) -> Expected {
+    let mut expected = Expected::default();
+    each_packets(|fd, connection| {
+        if gets(fd) {
+            connection.shared();
+        }
+    });
+    each(|fd, connection| {
+        let number = connection.number;
+        if gets(fd) && !expected.0.iter().any(|&(_, other)| other == number) {
+            let connection = crate::anew::shared(connection, together::expect);
+            expected.0.push((fd, connection.number));
+        }
+    });
+    if !expected.0.is_empty() {
+        crate::epoll::shared();
+    }
+    expected
+}
+
+/// Connections that a child is expected to have, by a number each and their own.
+#[derive(Debug, Default)]
+pub struct Expected(Vec<(RawFd, u64)>);
+
+impl Expected {
+    /// The child was made, or not: `child`. `None`: nobody knows its number.
+    pub fn outcome(&self, child: Option<Result<u32, ()>>) {
+        for &(fd, number) in &self.0 {
+            // Closed meanwhile, it stays expected: for whoever else has it.
+            let Some(connection) = ours(fd).filter(|ours| ours.number == number) else { continue };
+            match child {
+                Some(Ok(child)) => together::came(&connection.segment, child),
+                Some(Err(())) => together::not_coming(&connection.segment),
+                None => {
+                    together::share_for_good(&connection.segment);
+                    together::not_coming(&connection.segment);
+                }
+            }
+        }
+    }
+}
+
+/// [`each`], by one of its numbers each.
+fn each_once(mut visit: impl FnMut(&'static Connection)) {
+    let mut copies = Vec::new();
+    each(|_, connection| {
+        if connection.references.load(Ordering::Relaxed) > 1 {
+            if copies.contains(&connection.number) {
+                return;
+            }
+            copies.push(connection.number);
+        }
+        visit(connection);
+    });
 }
 
 /// In the child, after `fork`.
@@ -484,6 +558,8 @@ pub fn after_fork_in_child() {
     PROCESS.store(std::process::id(), Ordering::Relaxed);
     BEGUN_AT.store(crate::kernel::begun_at(), Ordering::Relaxed);
     crate::holder::forget_thread();
+    together::forget_name();
+    each_once(|connection| together::arrived(&connection.segment));
     crate::wake::forget_names();
     crate::board::forget_program();
     crate::retired::after_fork();

@@ -50,6 +50,8 @@ const INSIDE_ALL: usize = 0xffff << 8;
 const CALL: usize = 1 << 24;
 const CALLS_ALL: usize = 0xffff << 24;
 const BYTES_AT: u32 = 40;
+/// Longest time that a `fork` or an `exec` asks for those that are young.
+const BRIEF: Duration = Duration::from_millis(50);
 /// Longest time that others wait for who asks: longer than it can take.
 const LONGEST: Duration = Duration::from_secs(2);
 
@@ -87,7 +89,7 @@ pub(crate) fn settled_kind(slot: &AtomicUsize) -> Kind {
 
 /// `fd` has just become connected.
 pub fn connected(fd: RawFd) {
-    if ASK_AFTER.load(Ordering::Relaxed) == 0 || table::was_copied_early() {
+    if ASK_AFTER.load(Ordering::Relaxed) == 0 || table::was_copied_early(fd) {
         connection::connected(fd);
     } else if !table::is_foreign_process()
         && !table::is_left_to_kernel()
@@ -224,9 +226,16 @@ pub fn leave_to_kernel(fd: RawFd) {
     let _ = slot.fetch_update(Ordering::AcqRel, Ordering::Acquire, plain);
 }
 
-/// [`settle`], for every young connection.
-pub fn settle_all() {
-    table::each_young(settle);
+/// [`settle`], for every young connection of which `is` says so; those that do not come to it in [`BRIEF`] stay the
+/// kernel's.
+pub fn settle_all(is: impl Fn(RawFd) -> bool) {
+    let begun = Instant::now();
+    table::each_young(|fd| {
+        if !is(fd) {
+            return;
+        }
+        if begun.elapsed() < BRIEF { settle(fd) } else { leave_to_kernel(fd) }
+    });
 }
 
 /// Before anybody is asked: whether this process was restored since.

@@ -446,7 +446,7 @@ fn what_is_put_into_a_copy_of_a_set_is_in_the_set() {
     beeline_sockets::epoll::duplicate(one.as_raw_fd(), copy.as_raw_fd());
     let streams = common::accelerated();
     let fd = streams[1].as_raw_fd();
-    control(copy.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN as u32, 7).unwrap();
+    control(copy.as_raw_fd(), libc::EPOLL_CTL_ADD, fd, IN, 7).unwrap();
     give(&streams[0], 3).unwrap();
     let heard = wait(one.as_raw_fd(), Duration::from_millis(20));
     assert_eq!(heard, Events::from([(7, libc::EPOLLIN as u32)]));
@@ -546,4 +546,32 @@ fn a_half_closed_end_that_never_sent_goes_on_reading() {
     assert!(mine.is_bound_for_ring());
     assert_eq!(take(&other, 10), Ok(5));
     close(&[one, other]);
+}
+
+#[test]
+fn a_set_of_a_large_number_hears_of_what_comes() {
+    begin();
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    assert_eq!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) }, 0);
+    let wanted = limit.rlim_max.min(1 << 20);
+    limit.rlim_cur = wanted;
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+    let last = RawFd::try_from(wanted).unwrap() - 1;
+    for number in [(1 << 14) - 1, 1 << 14, 19_999, last].into_iter().filter(|&n| n <= last) {
+        let made = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        assert_eq!(unsafe { libc::dup3(made, number, libc::O_CLOEXEC) }, number);
+        unsafe { libc::close(made) };
+        epoll::created(number);
+        let streams = accelerated();
+        let fd = streams[0].as_raw_fd();
+        control(number, libc::EPOLL_CTL_ADD, fd, IN, 7).unwrap();
+        assert_eq!(wait(number, Duration::ZERO).len(), 0, "{number}");
+        let sends = later(&streams[1]);
+        let heard = wait(number, Duration::from_secs(60));
+        assert_eq!(heard.get(&7).map(|bits| bits & IN), Some(1), "{number}");
+        sends.join().unwrap();
+        close(&streams);
+        connection::closing(number);
+        unsafe { libc::close(number) };
+    }
 }

@@ -181,3 +181,57 @@ fn two_threads_move_a_stream_whole_and_in_order() {
         }
     });
 }
+
+/// Lengths with which a ring of [`RING`] bytes is cut, filled, and left alone.
+const CUTS: [usize; 6] = [1, 8, 100, 500, 2000, 4000];
+
+#[test]
+fn what_a_killed_sender_published_is_not_written_over() {
+    for length in CUTS {
+        let (sender, receiver) = ends(RING);
+        let tail = || sender.own().sending.tail.load(Ordering::Relaxed);
+        // From every place of the ring on.
+        for round in 0..RING / 8 {
+            let before = tail();
+            let published = push(&sender, &vec![1; length]);
+            assert!(published > 0);
+            // Killed between the header's store and the tail's.
+            sender.own().sending.tail.store(before, Ordering::Relaxed);
+            let more = push(&sender, &[2; 8]);
+            let read = pop(&receiver, RING, false);
+            let (first, second) = read.split_at(published);
+            assert!(first.iter().all(|byte| *byte == 1), "{length}, {round}");
+            assert_eq!(second, &[2; 8][..more], "{length}, {round}");
+            receiver.consumer().give_back(true);
+        }
+    }
+}
+
+#[test]
+fn what_a_killed_reader_took_is_read_from_its_beginning() {
+    let (sender, receiver) = ends(RING);
+    let own = &receiver.own().receiving;
+    for round in 0..RING as u64 {
+        assert_eq!(push(&sender, &[1; 16]) + push(&sender, &[2; 24]), 40);
+        assert_eq!(pop(&receiver, 7, false), [1; 7]);
+        let (head, offset) = (own.head.load(Ordering::Relaxed), own.offset.load(Ordering::Relaxed));
+        let dead = pop(&receiver, 9 + 5, false);
+        assert_eq!(dead, [&[1; 9][..], &[2; 5]].concat());
+        let next = own.head.load(Ordering::Relaxed);
+        match round % 2 {
+            // Killed before it moved on: all of it comes again, and nothing of what another had.
+            0 => {
+                own.head.store(head, Ordering::Relaxed);
+                own.offset.store(offset, Ordering::Relaxed);
+                assert_eq!(pop(&receiver, RING, false), [&[1; 9][..], &[2; 24]].concat());
+            }
+            // Killed when it had moved on, and had not said how far.
+            _ => {
+                own.offset.store(offset, Ordering::Relaxed);
+                assert_ne!(next, head);
+                assert_eq!(pop(&receiver, RING, false), [2; 24]);
+            }
+        }
+        receiver.consumer().give_back(true);
+    }
+}

@@ -97,8 +97,9 @@ impl Hosts {
         }
         for at in 0..2 {
             let (own, peer) = (ADDRESSES[at], ADDRESSES[1 - at]);
-            let mut text =
-                format!("listen = \"{scheme}://{own}:{RELAY}\"\nsleepers_hold_seconds = {hold}\n");
+            let mut text = format!(
+                "listen = \"{scheme}://{own}:{RELAY}\"\nsleepers_hold_seconds = {hold}\nover_tcp = true\n"
+            );
             if knows[at] {
                 text += &format!(
                     "[[hosts]]\naddresses = [\"{peer}\"]\nrelay = \"{scheme}://{peer}:{RELAY}\"\n"

@@ -3,11 +3,10 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use beeline_verify_clients::preload::{Background, Monitor, library, listening};
-use beeline_verify_clients::{bounded, eventually, free_port, need, note, root, said};
+use beeline_verify_clients::{bounded, eventually, free_port, need, root, said};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -273,58 +272,6 @@ open(sys.argv[2], 'w').close(); c.recv(8)";
     assert_eq!(monitor.paired(), 1);
     // Ticks of a hundredth of a second.
     assert!(seconds.iter().any(|(of, at)| *of <= 1 && *at <= 1), "{seconds:?}");
-}
-
-#[test]
-fn two_busy_ends_make_no_system_call_for_a_message() {
-    let test = "two_busy_ends_make_no_system_call_for_a_message";
-    if need(test, "python3").is_none() || need(test, "strace").is_none() {
-        return;
-    }
-    const ROUNDS: u32 = 5000;
-    let monitor = Monitor::start();
-    let port = free_port();
-    let text = port.to_string();
-    let words = ["python3", "-c", PING_PONG, "serve", &text, "0"];
-    let _server = Background::start(&mut monitor.command(true, &words));
-    listening(port);
-    // The tracer preloads the library itself, so that it is the program alone that is counted.
-    let folder = tempfile::tempdir().unwrap();
-    let counts = folder.path().join("counts");
-    let rounds = ROUNDS.to_string();
-    let preload = format!("LD_PRELOAD={}", library().display());
-    let calls = "-etrace=sendto,recvfrom,read,write,poll,ppoll,epoll_wait,epoll_pwait2";
-    let command = monitor.command(true, &["true"]);
-    let name = command
-        .get_envs()
-        .find(|(name, _)| *name == "BEELINE_SOCKETS_MONITOR")
-        .and_then(|(_, value)| value.map(std::ffi::OsStr::to_owned))
-        .unwrap();
-    // Beside other tests waits end in sleeps; the quietest of the turns, which are short, is what is meant.
-    let (mut least, begun) = (u64::MAX, Instant::now());
-    while least >= u64::from(ROUNDS / 2) && begun.elapsed() < 2 * PATIENCE {
-        let mut command = Command::new("strace");
-        command.args(["-f", "-c", calls, "-E", &preload, "-o"]).arg(&counts);
-        command.env("BEELINE_SOCKETS_MONITOR", &name);
-        command.args(["python3", "-c", PING_PONG, "ask", &text, &rounds]);
-        let output = bounded(&mut command, PATIENCE);
-        if !output.status.success() && said(&output).contains("ptrace") {
-            beeline_verify_clients::skip(test, "strace may not trace here");
-            return;
-        }
-        assert!(output.status.success(), "{}", said(&output));
-        let table = std::fs::read_to_string(&counts).unwrap();
-        let total: u64 = table
-            .lines()
-            .find(|line| line.trim_end().ends_with("total"))
-            .and_then(|line| line.split_whitespace().nth(3))
-            .and_then(|count| count.parse().ok())
-            .unwrap_or_else(|| panic!("{table}"));
-        least = least.min(total);
-    }
-    note(&format!("{least} system calls that move data or wait in {ROUNDS} round trips"));
-    // The kernel's own sockets make two for each round trip.
-    assert!(least < u64::from(ROUNDS), "{least}");
 }
 
 #[test]

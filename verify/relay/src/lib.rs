@@ -113,9 +113,15 @@ pub fn process_of(cookie: u64) -> u32 {
 pub const HOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 impl World {
-    /// Two relays that know of each other.
+    /// Two relays that know of each other, and carry over whatever there is.
     #[must_use]
     pub fn new(over: &Over, settings: &Settings) -> Self {
+        Self::as_told(over, &Settings { over_tcp: true, ..settings.clone() })
+    }
+
+    /// Two relays that know of each other, with these settings.
+    #[must_use]
+    pub fn as_told(over: &Over, settings: &Settings) -> Self {
         let (devices, clock): ([Arc<dyn Device>; 2], _) = match over {
             Over::Sim(seed, options) => {
                 let world = SimWorld::new(*seed, options.clone());
@@ -132,7 +138,8 @@ impl World {
         };
         let (one, other) = (inbox().unwrap(), inbox().unwrap());
         let [first, second] = devices;
-        let settings = Settings { hosts: vec![Host { addresses: vec![HOST] }], ..settings.clone() };
+        let hosts = vec![Host { addresses: vec![HOST] }];
+        let settings = Settings { hosts, ..settings.clone() };
         let core =
             |own: &Inbox, other: &Inbox, device: &Arc<dyn Device>, theirs: &Arc<dyn Device>| {
                 let wire = Wire {

@@ -25,7 +25,8 @@ use beeline_verify_relay::{HOST, Wire, World};
 use rustix::net::sockopt::socket_cookie;
 
 fn settings() -> Settings {
-    Settings { hosts: vec![Host { addresses: vec![HOST] }], ..Settings::default() }
+    let hosts = vec![Host { addresses: vec![HOST] }];
+    Settings { hosts, over_tcp: true, ..Settings::default() }
 }
 
 fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use beeline_fabric::{ConnectInfo, Device};
 use beeline_fabric_open::{
-    Bootstrap, BootstrapAddress, BootstrapConfig, Dialled, Dialler, Incoming, OpenError, Service,
-    ServiceUrl, open,
+    Bootstrap, BootstrapAddress, BootstrapConfig, Dialled, Dialler, Incoming, OpenError,
+    ServedWindow, Service, ServiceUrl, Side, open, open_window,
 };
 use beeline_sockets_relay::network::{Event, Inbox, Network};
 
@@ -28,7 +28,8 @@ const ASKS: u8 = b'A';
 /// Where this host's relay is called, and how it calls the others.
 #[derive(Clone, Debug)]
 pub struct Places {
-    /// `tcp://ADDRESS:PORT`, or `auto://`: every provider this host has, `verbs://`: RDMA and TCP.
+    /// `tcp://ADDRESS:PORT`, or `auto://`: every provider this host has, `verbs://`: RDMA and TCP; with
+    /// `?window=/FILE` behind `auto://` or `ntb://` also that memory window.
     pub listen: String,
     /// The other relays, in the order of the configuration's hosts.
     pub relays: Vec<String>,
@@ -59,7 +60,10 @@ impl Links {
         };
         let address: std::net::SocketAddr =
             address.parse().map_err(|_| bad("a relay listens at an address and a port"))?;
-        let devices = devices(url.provider.as_deref(), address.ip())?;
+        let mut devices = devices(&url, address.ip())?;
+        let window = window(&url)?;
+        devices.extend(window.iter().map(|window| Arc::clone(&window.device)));
+        let window = window.and_then(|window| window.end);
         let incoming = inbox.clone();
         let service = Service {
             name: SERVICE.to_owned(),
@@ -67,7 +71,7 @@ impl Links {
             payload: Vec::new(),
             incoming: Box::new(move |call| greet(&incoming, call)),
         };
-        let config = BootstrapConfig { tcp: Some(address), ..BootstrapConfig::default() };
+        let config = BootstrapConfig { tcp: Some(address), window, ..BootstrapConfig::default() };
         let bootstrap = Bootstrap::listen(config, devices, vec![service])?;
         let mut jobs = Vec::new();
         for (host, relay) in places.relays.iter().enumerate() {
@@ -105,8 +109,22 @@ impl Network for Links {
     }
 }
 
+/// The memory window that callers can be served through, if one is named.
+fn window(url: &ServiceUrl) -> Result<Option<ServedWindow>, OpenError> {
+    let Some(window) = &url.window else { return Ok(None) };
+    let mut text = format!("ntb://{}?", window.inbound.display());
+    if let Some(side) = window.side {
+        text += &format!("side={}&", u8::from(side == Side::Second));
+    }
+    if let Some(outbound) = &window.outbound {
+        text += &format!("outbound={}", outbound.display());
+    }
+    open_window(text.trim_end_matches(['?', '&'])).map(Some)
+}
+
 /// What callers can be served over. At least TCP has to open.
-fn devices(provider: Option<&str>, ip: IpAddr) -> Result<Vec<Arc<dyn Device>>, OpenError> {
+fn devices(url: &ServiceUrl, ip: IpAddr) -> Result<Vec<Arc<dyn Device>>, OpenError> {
+    let provider = url.provider.as_deref();
     let host = match ip {
         IpAddr::V4(ip) => ip.to_string(),
         IpAddr::V6(ip) => format!("[{ip}]"),

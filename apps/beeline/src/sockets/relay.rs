@@ -23,13 +23,13 @@ pub struct RelayArguments {
 pub fn run(arguments: &RelayArguments, output: Output) -> Result<Exit, Failure> {
     let hosts = monitor::hosts(&arguments.hosts)?;
     let (others, listen) = (hosts.others, hosts.listen.clone());
-    let sleepers_hold = hosts.sleepers_hold;
+    let (sleepers_hold, over_tcp) = (hosts.sleepers_hold, hosts.over_tcp);
     let places = Places {
         listen: hosts.listen,
         relays: others.iter().map(|host| host.relay.clone()).collect(),
     };
     let hosts = others.into_iter().map(|host| Host { addresses: host.addresses }).collect();
-    let settings = Settings { hosts, sleepers_hold, ..Settings::default() };
+    let settings = Settings { hosts, sleepers_hold, over_tcp, ..Settings::default() };
     // Without one, a program that sleeps would not hear that both relays were killed.
     if let Err(error) = guard::start() {
         output.note(format!("no guardian of this relay's connections: {error}"));

@@ -31,6 +31,10 @@ struct StatusLine {
     denied: u64,
     kept: u64,
     relayed: u64,
+    no_hosts: u64,
+    strangers: u64,
+    over_tcp: u64,
+    held: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     relay: Option<RelayLine>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -55,13 +59,14 @@ struct RelayLine {
     doorbells: u64,
     recalled: u64,
     sleepy: u64,
+    over_tcp: u64,
 }
 
 impl From<RelayStatus> for RelayLine {
     fn from(status: RelayStatus) -> Self {
         let RelayStatus { process, up_seconds, connections, waiting, links, paired, .. } = status;
         let RelayStatus { broken, sent_bytes, received_bytes, messages, writes, .. } = status;
-        let RelayStatus { bells, doorbells, recalled, sleepy, .. } = status;
+        let RelayStatus { bells, doorbells, recalled, sleepy, over_tcp, .. } = status;
         Self {
             process,
             up_seconds,
@@ -78,12 +83,13 @@ impl From<RelayStatus> for RelayLine {
             doorbells,
             recalled,
             sleepy,
+            over_tcp,
         }
     }
 }
 
 impl RelayLine {
-    fn rows(&self) -> [(&'static str, u64); 15] {
+    fn rows(&self) -> [(&'static str, u64); 16] {
         [
             ("relay's process", u64::from(self.process)),
             ("up, seconds", self.up_seconds),
@@ -100,6 +106,7 @@ impl RelayLine {
             ("doorbells sent", self.doorbells),
             ("brought back to the kernel", self.recalled),
             ("of these, for programs here that slept", self.sleepy),
+            ("left to the kernel: the link would be TCP", self.over_tcp),
         ]
     }
 }
@@ -132,6 +139,10 @@ fn exposition(status: &Status, relay: Option<&RelayStatus>) -> String {
         ("waiting", "gauge", "Ends that wait for their other end.", status.waiting),
         ("refused_total", "counter", "Ends left to the kernel.", status.refused),
         ("denied_total", "counter", "Ends left to the kernel by the policy.", status.denied),
+        ("no_hosts_total", "counter", "Of those refused: no hosts.", status.no_hosts),
+        ("strangers_total", "counter", "Of those refused: another host.", status.strangers),
+        ("over_tcp_total", "counter", "Of those refused: a link by TCP.", status.over_tcp),
+        ("held_total", "counter", "Of those refused: called back.", status.held),
         ("kept", "gauge", "Segments kept for ends that change programs.", status.kept),
         ("relayed_total", "counter", "Ends handed to the relay.", status.relayed),
     ];
@@ -154,6 +165,7 @@ fn exposition(status: &Status, relay: Option<&RelayStatus>) -> String {
             ("relay_writes_total", "counter", "One-sided writes to other hosts.", relay.writes),
             ("relay_bells_total", "counter", "Bells heard from programs.", relay.bells),
             ("relay_doorbells_total", "counter", "Doorbells sent.", relay.doorbells),
+            ("relay_over_tcp_total", "counter", "Ends left: a link by TCP.", relay.over_tcp),
         ]);
     }
     let mut text = String::new();
@@ -175,7 +187,7 @@ pub fn status(output: Output) -> Result<Exit, Failure> {
         (Err(failure), None) => return Err(failure),
     };
     let Status { process, up_seconds, asked, paired, waiting, .. } = status;
-    let Status { refused, denied, kept, relayed, .. } = status;
+    let Status { refused, denied, kept, relayed, no_hosts, strangers, over_tcp, held, .. } = status;
     let relay = relay().map(RelayLine::from);
     let line = StatusLine {
         process,
@@ -187,6 +199,10 @@ pub fn status(output: Output) -> Result<Exit, Failure> {
         denied,
         kept,
         relayed,
+        no_hosts,
+        strangers,
+        over_tcp,
+        held,
         relay,
         proxy: proxy.as_ref().map(|lines| lines.iter().cloned().collect()),
     };
@@ -202,6 +218,10 @@ pub fn status(output: Output) -> Result<Exit, Failure> {
         ("ends that wait for their other end", waiting),
         ("ends left to the kernel", refused),
         ("of these, by the policy", denied),
+        ("to another host, with none configured", no_hosts),
+        ("to another host than those configured", strangers),
+        ("to another host, by way of TCP", over_tcp),
+        ("of a program that is called back", held),
         ("segments kept for a change of programs", kept),
         ("ends handed to the relay", relayed),
     ];

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::lock::{Locked, is_inside, try_lock};
 use super::set::Inner;
-use super::{ASLEEP, HIGHEST, SETS, Set, forget_retired, is_yet_to_connect, known, made, watch};
+use super::{ASLEEP, Set, each_set, each_slot, forget_retired, is_yet_to_connect, made, watch};
 use crate::wait::patiently;
 use crate::{kernel, table, young};
 
@@ -77,10 +77,8 @@ pub(super) fn is_kernels_for_parents_sake(number: RawFd, fd: RawFd) -> bool {
 /// And what became ours since the last wait counts as watched, as it would with the next one: a child that waits
 /// first would take itself for the only one, and sleep on an arm that this process then takes down for it.
 pub fn shared() {
-    for number in 0..=HIGHEST.load(Ordering::Acquire) {
-        let Ok(number) = RawFd::try_from(number) else { continue };
-        let Some(set) = known(number) else { continue };
-        let Some(mut inner) = try_lock(set) else { continue };
+    each_set(|number, set| {
+        let Some(mut inner) = try_lock(set) else { return };
         for fd in inner.all_retired() {
             forget_retired(number, set, &mut inner, fd);
         }
@@ -89,7 +87,7 @@ pub fn shared() {
                 watch(entry, connection);
             }
         }
-    }
+    });
 }
 
 /// Before `fork`: locks all sets, which the child then has whole.
@@ -105,10 +103,11 @@ pub fn after_fork_in_parent() {
 /// All sets, locked. One whose holder does not let go in time is left out.
 fn lock_all() -> Vec<(&'static Set, Locked<'static>)> {
     let mut sets: Vec<&'static Set> = Vec::new();
-    for number in 0..=HIGHEST.load(Ordering::Acquire) {
-        let set = RawFd::try_from(number).ok().and_then(known);
-        sets.extend(set.filter(|&set| !sets.iter().any(|other| std::ptr::eq(*other, set))));
-    }
+    each_set(|_, set| {
+        if !sets.iter().any(|other| std::ptr::eq(*other, set)) {
+            sets.push(set);
+        }
+    });
     // The holder may be this very thread, in whose midst a signal handler forks.
     let until = Instant::now() + if is_inside() { Duration::ZERO } else { PATIENCE };
     loop {
@@ -140,13 +139,13 @@ pub(super) fn join(set: &Set, inner: &mut Inner) {
 /// on one.
 pub fn after_fork_in_child() {
     let mut held = HELD.take();
-    for slot in &SETS[..=HIGHEST.load(Ordering::Acquire) as usize] {
+    each_slot(|_, slot| {
         let set = slot.load(Ordering::Acquire).cast_const();
         if !held.iter().any(|(other, _)| std::ptr::eq(*other, set)) {
             // Its lock is a thread's that is not in this process. What is put into it makes it anew.
             slot.store(std::ptr::null_mut(), Ordering::Release);
         }
-    }
+    });
     for (set, inner) in &mut held {
         inner.places_noted.abandon();
         inner.each().for_each(|entry| {
@@ -172,7 +171,7 @@ mod tests {
     use std::sync::mpsc::channel;
 
     use super::super::lock::lock;
-    use super::super::{IN, control, created, forget, is_mixed, is_mixed_and_polled};
+    use super::super::{IN, control, created, forget, is_mixed, is_mixed_and_polled, known};
     use super::*;
     use crate::table::tests::{alone, has_run_apart, in_child};
 

@@ -67,8 +67,8 @@ pub use arming::arm_all;
 use arming::{Arming, arm_and_cool, arm_within};
 pub use fork::{after_fork_in_child, after_fork_in_parent, before_fork, shared};
 use lock::lock;
-use numbers::{HIGHEST, SETS, forget_copy, known, made};
 pub use numbers::{created, duplicate, highest};
+use numbers::{each_set, each_slot, forget_copy, known, made};
 pub use set::stir;
 use set::{Entry, Inner};
 pub use sleep::{Polling, sleeps_plainly, wait, wakes_plainly};
@@ -210,6 +210,10 @@ pub fn control(
         return None;
     }
     let Some(set) = made(number) else {
+        // A number that we have no place for: what never left the kernel stays there, and nothing else is heard of.
+        if connection.is_some_and(|ours| !ours.stay_with_kernel(fd)) {
+            return Some(Err(Errno(libc::ENOMEM)));
+        }
         young::leave_to_kernel(fd);
         return None;
     };
@@ -337,12 +341,10 @@ pub fn forget(fd: RawFd) {
     if forget_copy(fd) {
         return;
     }
-    for number in 0..=HIGHEST.load(Ordering::Acquire) {
-        let Ok(number) = RawFd::try_from(number) else { continue };
-        let Some(set) = known(number) else { continue };
+    each_set(|number, set| {
         // What was noted while it was empty, or by who polled the number, is not the next one's.
         if number != fd && set.ours.load(Ordering::Acquire) == 0 {
-            continue;
+            return;
         }
         let mut inner = lock(set);
         if number == fd {
@@ -359,7 +361,7 @@ pub fn forget(fd: RawFd) {
         } else {
             forget_retired(number, set, &mut inner, fd);
         }
-    }
+    });
 }
 
 /// Takes a retired `fd` out of the kernel's set; false when it was none. Its bell may have been the

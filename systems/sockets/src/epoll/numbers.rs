@@ -6,12 +6,16 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 use super::{Set, forget};
 use crate::{kernel, table};
 
-/// Sets with larger numbers are left to the kernel, with everything in them.
-const NUMBERS: usize = 1 << 14;
+/// A page of numbers.
+const PAGE: usize = 1 << 10;
+/// Numbers past these, which no kernel gives out unless told to, cannot have a set of ours.
+const PAGES: usize = table::NUMBERS / PAGE;
 
-pub(super) static SETS: [AtomicPtr<Set>; NUMBERS] =
-    [const { AtomicPtr::new(std::ptr::null_mut()) }; NUMBERS];
-pub(super) static HIGHEST: AtomicU32 = AtomicU32::new(0);
+type Page = [AtomicPtr<Set>; PAGE];
+
+/// Sets by their numbers; pages stay once made.
+static SETS: [AtomicPtr<Page>; PAGES] = [const { AtomicPtr::new(std::ptr::null_mut()) }; PAGES];
+static HIGHEST: AtomicU32 = AtomicU32::new(0);
 
 /// The largest number of a set we know.
 #[must_use]
@@ -19,10 +23,58 @@ pub fn highest() -> RawFd {
     RawFd::try_from(HIGHEST.load(Ordering::Acquire)).unwrap_or(RawFd::MAX)
 }
 
+fn page(at: usize) -> Option<&'static Page> {
+    // Acquire with the Release in `made_slot`. SAFETY: pages are never freed.
+    unsafe { SETS.get(at)?.load(Ordering::Acquire).as_ref() }
+}
+
+fn slot(number: RawFd) -> Option<&'static AtomicPtr<Set>> {
+    let number = usize::try_from(number).ok()?;
+    page(number / PAGE)?.get(number % PAGE)
+}
+
+/// As [`slot`], whose page is made if need be.
+fn made_slot(number: RawFd) -> Option<&'static AtomicPtr<Set>> {
+    let place = SETS.get(usize::try_from(number).ok()? / PAGE)?;
+    if place.load(Ordering::Acquire).is_null() {
+        let page: Box<Page> = Box::new([const { AtomicPtr::new(std::ptr::null_mut()) }; PAGE]);
+        let fresh = Box::into_raw(page);
+        let null = std::ptr::null_mut();
+        // Release with the Acquire in `page`.
+        if place.compare_exchange(null, fresh, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            // SAFETY: ours alone: it was not put into its place.
+            drop(unsafe { Box::from_raw(fresh) });
+        }
+    }
+    slot(number)
+}
+
+/// Every number that leads to a set, from the smallest on.
+pub(super) fn each_set(mut visit: impl FnMut(RawFd, &'static Set)) {
+    each_slot(|number, slot| {
+        // Acquire with the Release in `made`. SAFETY: sets are never freed.
+        if let Some(set) = unsafe { slot.load(Ordering::Acquire).as_ref() } {
+            visit(number, set);
+        }
+    });
+}
+
+pub(super) fn each_slot(mut visit: impl FnMut(RawFd, &'static AtomicPtr<Set>)) {
+    let last = HIGHEST.load(Ordering::Acquire) as usize;
+    for at in 0..=last / PAGE {
+        let Some(page) = page(at) else { continue };
+        for (number, slot) in (at * PAGE..).zip(page) {
+            if number > last {
+                return;
+            }
+            visit(RawFd::try_from(number).unwrap_or(RawFd::MAX), slot);
+        }
+    }
+}
+
 pub(super) fn known(number: RawFd) -> Option<&'static Set> {
-    let slot = SETS.get(usize::try_from(number).ok()?)?;
     // Acquire with the Release in `made`. SAFETY: sets are never freed.
-    unsafe { slot.load(Ordering::Acquire).as_ref() }
+    unsafe { slot(number)?.load(Ordering::Acquire).as_ref() }
 }
 
 /// The set of this number, made if need be. Sets stay for the next one of the same number.
@@ -30,7 +82,7 @@ pub(super) fn made(number: RawFd) -> Option<&'static Set> {
     if let Some(set) = known(number) {
         return Some(set);
     }
-    let slot = SETS.get(usize::try_from(number).ok()?)?;
+    let slot = made_slot(number)?;
     let fresh = Box::into_raw(Box::<Set>::default());
     let null = std::ptr::null_mut();
     // Release with the Acquire in `known`.
@@ -54,9 +106,10 @@ pub fn created(number: RawFd) {
 
 /// `new` is a copy of `old`, which may be a set: then it is the same one.
 pub fn duplicate(old: RawFd, new: RawFd) {
-    let slot = usize::try_from(new).ok().and_then(|new| SETS.get(new));
-    let Some(slot) = slot.filter(|_| old != new && kernel::is_epoll(new)) else { return };
-    let Some(set) = made(old) else { return };
+    if old == new || !kernel::is_epoll(new) {
+        return;
+    }
+    let (Some(slot), Some(set)) = (made_slot(new), made(old)) else { return };
     set.copies.fetch_add(1, Ordering::AcqRel);
     // Release with the Acquire in `known`.
     slot.store(std::ptr::from_ref(set).cast_mut(), Ordering::Release);
@@ -69,7 +122,7 @@ pub(super) fn forget_copy(fd: RawFd) -> bool {
     let Some(set) = known(fd) else { return false };
     let less = |copies: u32| copies.checked_sub(1);
     let one_of_several = set.copies.fetch_update(Ordering::AcqRel, Ordering::Acquire, less).is_ok();
-    if one_of_several && let Some(slot) = usize::try_from(fd).ok().and_then(|fd| SETS.get(fd)) {
+    if one_of_several && let Some(slot) = slot(fd) {
         slot.store(std::ptr::null_mut(), Ordering::Release);
     }
     one_of_several
@@ -87,7 +140,7 @@ mod tests {
     fn what_was_polled_is_not_slept_on_when_its_number_is_another_sets() {
         begin_once();
         // Of nothing else here.
-        let number = RawFd::try_from(NUMBERS - 1).unwrap();
+        let number = RawFd::try_from(table::NUMBERS - 1).unwrap();
         let may_be_slept_on = || known(number).unwrap().may_be_slept_on();
         created(number);
         assert!(!is_mixed_and_polled(number) && may_be_slept_on());

@@ -4,7 +4,7 @@
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 
-use super::{HIGHEST, known, lock, nobody_sleeps, report_by_kernel, stir};
+use super::{each_set, lock, nobody_sleeps, report_by_kernel, stir};
 use crate::connection::Connection;
 use crate::table;
 
@@ -13,23 +13,21 @@ use crate::table;
 pub fn kick(fd: RawFd) {
     // Sets may hold it by another of its numbers.
     let copied = table::ours(fd).filter(|ours| ours.references.load(Ordering::Relaxed) > 1);
-    for number in 0..=HIGHEST.load(Ordering::Acquire) {
-        let Ok(number) = RawFd::try_from(number) else { continue };
-        let Some(set) = known(number) else { continue };
+    each_set(|number, set| {
         if !set.may_be_slept_on() {
-            continue;
+            return;
         }
         let mut inner = lock(set);
         if let Some(entry) = inner.entry(fd) {
             report_by_kernel(number, entry);
         }
-        let Some(connection) = copied else { continue };
+        let Some(connection) = copied else { return };
         for entry in inner.each() {
             if table::ours(entry.fd).is_some_and(|other| std::ptr::eq(other, connection)) {
                 report_by_kernel(number, entry);
             }
         }
-    }
+    });
 }
 
 /// `fd` has become ours. Sets that hold it asked the kernel for what the program wants, and nobody
@@ -45,9 +43,7 @@ pub fn became_ours(fd: RawFd) {
 /// with a fresh one, and may tell of what they told before. Not called under a set's lock.
 pub(crate) fn renewed(connection: &Connection) {
     let is_it = |fd| table::ours(fd).is_some_and(|ours| std::ptr::eq(ours, connection));
-    for number in 0..=HIGHEST.load(Ordering::Acquire) {
-        let Ok(number) = RawFd::try_from(number) else { continue };
-        let Some(set) = known(number) else { continue };
+    each_set(|number, set| {
         let mut inner = lock(set);
         let numbers: Vec<RawFd> =
             inner.each().filter(|entry| is_it(entry.fd)).map(|entry| entry.fd).collect();
@@ -62,7 +58,7 @@ pub(crate) fn renewed(connection: &Connection) {
             inner.renew(fd);
             inner.heat(fd);
         }
-    }
+    });
 }
 
 #[cfg(test)]

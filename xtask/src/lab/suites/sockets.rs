@@ -213,7 +213,7 @@ impl World {
 /// Writes the list of hosts of a guest.
 fn hosts_file(provider: &str) -> String {
     format!(
-        "printf 'listen = \"{provider}://%s:4791\"\\nsleepers_hold_seconds = 0\\n\
+        "printf 'listen = \"{provider}://%s:4791\"\\nsleepers_hold_seconds = 0\\nover_tcp = true\\n\
          [[hosts]]\\naddresses = [\"%s\"]\\nrelay = \"{provider}://%s:4791\"\\n' $LAB_SELF $LAB_PEER $LAB_PEER >/run/hosts.toml"
     )
 }
