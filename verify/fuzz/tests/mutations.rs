@@ -105,6 +105,16 @@ fn records_to_the_monitor_and_from_it_survive_mutation() {
 }
 
 #[test]
+fn messages_between_relays_survive_mutation() {
+    run("relay_messages");
+}
+
+#[test]
+fn units_of_the_log_survive_mutation() {
+    run("unit");
+}
+
+#[test]
 fn a_segment_that_a_peer_writes_over_survives_mutation() {
     run("socket_segment");
 }
@@ -131,4 +141,9 @@ fn every_decoder_has_a_libfuzzer_target() {
         assert!(text.contains(&format!("{:?}", target.name)), "{}", target.name);
     }
     assert_eq!(std::fs::read_dir(folder).unwrap().count(), TARGETS.len());
+    // And a test of its own above.
+    let tests = include_str!("mutations.rs");
+    for target in TARGETS {
+        assert!(tests.contains(&format!("run({:?})", target.name)), "{}", target.name);
+    }
 }
