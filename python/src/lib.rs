@@ -8,9 +8,11 @@
 //! buffer exports stays mapped, and its object referenced, until the last export is released.
 
 mod buffers;
+mod direct;
 mod errors;
 mod store;
 
+use pyo3::PyTypeInfo;
 use pyo3::prelude::*;
 
 /// The module `beeline._native`.
@@ -20,5 +22,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<store::NativeStore>()?;
     module.add_class::<buffers::ReadBuffer>()?;
     module.add_class::<buffers::WriteBuffer>()?;
+    module.add_class::<direct::NativeDirect>()?;
+    module.add("DirectError", direct::DirectException::type_object(module.py()))?;
     errors::add(module)
 }

@@ -11,10 +11,11 @@ import beeline
 
 
 @pytest.fixture(scope="session")
-def socket(tmp_path_factory):
+def node(tmp_path_factory):
+    """The object store's socket and the fabric address."""
     given = os.environ.get("BEELINE_OBJECTS_SOCKET")
     if given:
-        yield given
+        yield given, os.environ.get("BEELINE_CONNECT", "auto://127.0.0.1:4790")
         return
     program = os.environ.get("BEELINE_PROGRAM", "beeline")
     data = tmp_path_factory.mktemp("node")
@@ -26,10 +27,21 @@ def socket(tmp_path_factory):
         stdout=subprocess.PIPE,
         env={name: value for name, value in os.environ.items() if not name.startswith("BEELINE_")},
     )
-    assert json.loads(node.stdout.readline())["event"] == "ready"
-    yield str(data / "objects.sock")
+    banner = json.loads(node.stdout.readline())
+    assert banner["event"] == "ready"
+    yield str(data / "objects.sock"), f"auto://{banner['fabric_address']}"
     node.terminate()
     assert node.wait(timeout=60) == 0
+
+
+@pytest.fixture(scope="session")
+def socket(node):
+    return node[0]
+
+
+@pytest.fixture(scope="session")
+def servers(node):
+    return node[1]
 
 
 @pytest.fixture

@@ -259,6 +259,19 @@ fn bench_log_commits_fails_over_and_catches_up() {
 }
 
 #[test]
+fn a_tiny_bench_of_the_direct_store_runs_every_part() {
+    let output = beeline(&["bench", "direct", "--quick", "--json", "--plot", "direct.png"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let rows: Vec<serde_json::Value> =
+        text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let against = |peer: &str| rows.iter().filter(|row| row["peer"] == peer).count();
+    // Redis and memcached are left out where they are not installed.
+    assert_eq!((against("BOOM"), against("memcpy"), against("distinct keys")), (4, 1, 1));
+    let rates = rows.iter().filter(|row| row["peer"].is_null() && row["unit"] == "op/s").count();
+    assert_eq!(rates, 20, "four mixtures by five batches");
+}
+
+#[test]
 fn a_tiny_kv_bench_runs_every_part() {
     let output = beeline(&["bench", "kv", "--quick", "--json", "--plot", "kv.png"]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));

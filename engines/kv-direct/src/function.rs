@@ -49,6 +49,12 @@ impl Width {
         }
     }
 
+    /// From its bytes.
+    #[must_use]
+    pub fn of_bytes(bytes: usize) -> Option<Self> {
+        [Self::One, Self::Two, Self::Four, Self::Eight].into_iter().find(|w| w.bytes() == bytes)
+    }
+
     /// From a packet's code: the logarithm of the width.
     #[must_use]
     pub fn of_code(code: u8) -> Option<Self> {

@@ -53,7 +53,9 @@ pub enum Kind {
 }
 
 impl Kind {
-    fn of_code(code: u8) -> Option<Self> {
+    /// From a packet's code.
+    #[must_use]
+    pub fn of_code(code: u8) -> Option<Self> {
         Some(match code {
             1 => Self::Get,
             2 => Self::Put,
@@ -192,7 +194,9 @@ pub enum Status {
 }
 
 impl Status {
-    fn code(self) -> u8 {
+    /// As in a reply.
+    #[must_use]
+    pub fn code(self) -> u8 {
         match self {
             Self::Ok => 0,
             Self::NotFound => 1,

@@ -1,4 +1,4 @@
-"""Objects in the shared memory of a Beeline node.
+"""A Beeline node's objects in shared memory, and its direct store.
 
 >>> import beeline
 >>> store = beeline.objects.connect()
@@ -7,7 +7,7 @@
 b'hello'
 """
 
-from . import objects
+from . import direct, objects
 from ._native import __version__
 
-__all__ = ["__version__", "objects"]
+__all__ = ["__version__", "direct", "objects"]

@@ -15,7 +15,7 @@ use beeline_kv_direct::slab::{SlabDaemon, SlabPools};
 use beeline_kv_direct::{DirectServer, DirectServerOptions, Processor};
 use beeline_os::poller::{Interest, Poller, Waker};
 
-use crate::service::{Delivery, FabricWelcome};
+use crate::service::{Delivery, FabricWelcome, LocalPacket};
 
 const WAKER: u64 = 0;
 const UDP: u64 = 1;
@@ -245,10 +245,10 @@ impl Thread {
 
     fn take(&mut self, delivery: Delivery) {
         match delivery {
-            Delivery::Packet { packet, reply_limit, reply } => {
+            Delivery::Packet(local) => {
+                let LocalPacket { packet, reply_limit, reply } = local;
                 let done = self.parts.processor.process(&packet, &mut self.reply, reply_limit);
-                // A caller that went away meanwhile does not want it any more.
-                let _ = reply.send(done.then(|| self.reply.clone()));
+                reply(done.then(|| self.reply.clone()));
             }
             Delivery::Fabric(client) => {
                 let client = *client;

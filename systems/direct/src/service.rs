@@ -12,7 +12,7 @@ use beeline_fabric::{ConnectInfo, Device};
 use beeline_kv_direct::processor::SMALLEST_MEMORY;
 use beeline_kv_direct::slab::SlabDaemon;
 use beeline_kv_direct::{
-    DirectServerOptions, Functions, Processor, ProcessorOptions, TableOptions,
+    DirectServerOptions, Functions, LocalStore, OnReply, Processor, ProcessorOptions, TableOptions,
 };
 use beeline_observe::MetricSet;
 use beeline_os::poller::Waker;
@@ -133,8 +133,15 @@ impl fmt::Debug for FabricClient {
 
 /// What other threads bring to a processor.
 pub(crate) enum Delivery {
-    Packet { packet: Vec<u8>, reply_limit: usize, reply: Sender<Option<Vec<u8>>> },
+    Packet(LocalPacket),
     Fabric(Box<FabricClient>),
+}
+
+/// A packet of a local caller.
+pub(crate) struct LocalPacket {
+    pub packet: Vec<u8>,
+    pub reply_limit: usize,
+    pub reply: OnReply,
 }
 
 #[derive(Debug)]
@@ -191,12 +198,28 @@ impl DirectHandle {
         reply_limit: usize,
     ) -> Result<Vec<u8>, DirectError> {
         let reach = self.processors.get(processor as usize).ok_or(DirectError::Stopped)?;
-        let (reply, answer) = mpsc::channel();
+        let (sender, answer) = mpsc::channel();
+        // A caller that went away meanwhile does not want it any more.
+        let reply: OnReply = Box::new(move |reply| drop(sender.send(reply)));
         reach
-            .deliver(Delivery::Packet { packet, reply_limit, reply })
+            .deliver(Delivery::Packet(LocalPacket { packet, reply_limit, reply }))
             .map_err(|_| DirectError::Stopped)?;
         let answer = answer.recv().map_err(|_| DirectError::Stopped)?;
         answer.ok_or(DirectError::Packet { limit: reply_limit })
+    }
+}
+
+impl LocalStore for DirectHandle {
+    fn processors(&self) -> u32 {
+        self.processors.len() as u32
+    }
+
+    fn submit(&self, processor: u32, packet: Vec<u8>, reply_limit: usize, done: OnReply) {
+        if let Some(reach) = self.processors.get(processor as usize) {
+            let reply = LocalPacket { packet, reply_limit, reply: done };
+            // Where the processor has stopped, the packet is dropped with its caller's closure.
+            drop(reach.deliver(Delivery::Packet(reply)));
+        }
     }
 }
 

@@ -18,6 +18,8 @@ use crate::wire::{Refusal, WireSession};
 
 /// Forwarded commands of one connection without a reply; more wait unparsed.
 const MAX_PLACES: usize = 1024;
+/// Where commands go that another service answers: no shard.
+pub(crate) const ELSEWHERE: usize = usize::MAX;
 /// Forwarded commands before anything is known of the size of their replies, and again after a
 /// large one: each reply that is not large makes room for one more.
 const FIRST_PLACES: usize = 16;

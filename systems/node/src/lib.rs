@@ -15,6 +15,7 @@
 #![forbid(unsafe_code)]
 
 mod accept;
+mod answer;
 pub mod config;
 mod connection;
 pub mod error;

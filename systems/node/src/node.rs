@@ -3,11 +3,12 @@
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::Receiver;
-use std::sync::{Arc, Mutex, RwLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, RwLock, Weak};
 use std::thread::JoinHandle;
 
 use beeline_env::{Clock, SystemClock};
 use beeline_kv::{Keyspace, RecoveryReport, Store, StoreOptions, StoreStats, refuse_unfinished};
+use beeline_kv_direct::LocalStore;
 use beeline_os::poller::Waker;
 use beeline_pmem::{Pool, PoolKind, PoolReport};
 use beeline_ring::mailbox;
@@ -175,6 +176,7 @@ impl Node {
             run_id: run_id(store.pool(), clock.as_ref()),
             data_directory: config.data_directory.clone(),
             redis_address: RwLock::new(None),
+            direct: OnceLock::new(),
             replication,
             store,
         });
@@ -475,6 +477,12 @@ impl NodeHandle {
     /// Errors: one sentence that says what is wrong and what to do.
     pub fn health(&self) -> Result<(), String> {
         self.shared.health()
+    }
+
+    /// Gives the Redis door the direct store of this program; `DIRECT.*` is refused before. Once.
+    pub fn serve_direct(&self, store: Arc<dyn LocalStore>) {
+        let set = self.shared.direct.set(store);
+        assert!(set.is_ok(), "a node has one direct store");
     }
 
     /// Hands a one-sided client to its shard.

@@ -38,6 +38,13 @@ pub(crate) enum Delivery {
     Kill(u64),
     /// The log answers.
     Log(LogNews),
+    /// Another service answers.
+    Answer {
+        /// To whose request.
+        origin: Origin,
+        /// The reply.
+        reply: Vec<u8>,
+    },
 }
 
 /// What the log answers to a shard of a replicated node.

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use beeline_kv::{Keyspace, Store};
+use beeline_resp::direct::DirectCall;
 use beeline_resp::{
     After, Args, ClientInfo, Executor, Output, Plan, Planned, Remote, RequestParser, Session,
     Version, table,
@@ -14,7 +15,8 @@ use beeline_resp::{
 use crate::replicated::COMMAND;
 use crate::shared::{Registered, Shared, lock};
 use crate::wire::{
-    Effect, Head, Logging, Opened, Refusal, Scope, Step, Wire, WirePlan, WireSession, WireWorker,
+    Answer, Effect, Head, Logging, Opened, Refusal, Scope, Step, Wire, WirePlan, WireSession,
+    WireWorker,
 };
 
 /// The name of its table and of its service.
@@ -178,6 +180,12 @@ impl WireSession for RedisSession {
             Some(command) if command.scope == table::Scope::Node => {
                 if SAVING.contains(&command.name) { Scope::Saving } else { Scope::Node }
             }
+            Some(command)
+                if command.scope == table::Scope::Elsewhere
+                    && self.shared.direct.get().is_some() =>
+            {
+                Scope::Elsewhere
+            }
             _ => Scope::Keys,
         };
         WirePlan {
@@ -214,6 +222,26 @@ impl WireSession for RedisSession {
             self.show();
         }
         after
+    }
+
+    fn submit(&mut self, answer: Answer) {
+        let mut out = Output::new(self.session.version());
+        let Some(direct) = self.shared.direct.get() else { return };
+        match DirectCall::new(self.parser.current(), direct.processors()) {
+            Ok(mut call) => {
+                let packet = std::mem::take(&mut call.packet);
+                let (processor, limit) = (call.processor, call.reply_limit);
+                let done = move |reply: Option<Vec<u8>>| {
+                    call.reply(reply.as_deref(), &mut out);
+                    answer.send(out.as_bytes().to_vec());
+                };
+                direct.submit(processor, packet, limit, Box::new(done));
+            }
+            Err(error) => {
+                error.write_to(&mut out);
+                answer.send(out.as_bytes().to_vec());
+            }
+        }
     }
 
     fn carry(&self) -> (Head, Args<'_>) {

@@ -7,9 +7,10 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 
 use beeline_kv::{Shard, ShardStats, Store};
+use beeline_kv_direct::LocalStore;
 use beeline_os::poller::Waker;
 use beeline_resp::{AbsentWatches, ClientInfo, Limits, Pause};
 
@@ -204,6 +205,8 @@ pub(crate) struct Shared {
     pub run_id: String,
     pub data_directory: std::path::PathBuf,
     pub redis_address: RwLock<Option<std::net::SocketAddr>>,
+    /// The direct store of this program, once it is open.
+    pub direct: OnceLock<Arc<dyn LocalStore>>,
     /// Of a node whose keys are a replicated log's.
     pub replication: Option<Replication>,
 }

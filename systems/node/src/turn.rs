@@ -294,6 +294,7 @@ impl ShardThread {
                     self.fabric.accept(*incoming, &self.shared.store, &self.poller, limit);
                 }
                 Delivery::Log(news) => self.on_log_news(news),
+                Delivery::Answer { origin, reply } => self.deliver_reply(origin, &reply),
                 Delivery::Kill(id) => {
                     let found = self.connections.iter().flatten().find(|c| c.id == id);
                     if let Some(slot) = found.map(|connection| connection.slot) {

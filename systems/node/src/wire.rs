@@ -26,6 +26,7 @@
 
 use std::fmt;
 
+pub use crate::answer::Answer;
 pub use beeline_kv::{Keyspace, Store};
 pub use beeline_resp::{After, Args, ArgsBuffer, Effect, Output, Route, ShardSet, Span};
 
@@ -108,6 +109,8 @@ pub enum Scope {
     Node,
     /// As `Node`, with every shard locked: it writes a snapshot.
     Saving,
+    /// In another service of the node, which answers later: [`WireSession::submit`].
+    Elsewhere,
 }
 
 /// What the current request needs.
@@ -188,6 +191,10 @@ pub trait WireSession: fmt::Debug {
 
     /// Runs the current request and appends its reply.
     fn execute(&mut self, keyspace: &mut Keyspace<'_>, out: &mut Output) -> After;
+
+    /// Hands the current request, whose scope is [`Scope::Elsewhere`], to the service that answers
+    /// it, and returns at once.
+    fn submit(&mut self, _answer: Answer) {}
 
     /// The current request, to be run elsewhere.
     fn carry(&self) -> (Head, Args<'_>);

@@ -110,7 +110,7 @@ impl CommandError {
     }
 
     /// Appends the error reply.
-    pub(crate) fn write_to(&self, out: &mut crate::Output) {
+    pub fn write_to(&self, out: &mut crate::Output) {
         match self {
             Self::Bytes(line) => out.error(line),
             other => out.error(other.to_string().as_bytes()),

@@ -29,6 +29,7 @@
 mod absent;
 pub mod args;
 mod commands;
+pub mod direct;
 mod error;
 mod executor;
 pub mod extended;

@@ -223,7 +223,7 @@ impl Needs {
         placement: &impl Placement,
     ) {
         match command.scope {
-            Scope::Connection | Scope::Node | Scope::Transaction => {}
+            Scope::Connection | Scope::Node | Scope::Transaction | Scope::Elsewhere => {}
             Scope::Keys | Scope::Watch => {
                 for position in command.key_positions(args.len()) {
                     self.add(placement.shard_of(database, args.get(position)));
@@ -374,7 +374,7 @@ impl<'a> Plan<'a> {
         let Action::Run(command) = self.action else { return Effect::None };
         let transaction = &session.transaction;
         match command.scope {
-            Scope::Connection | Scope::Node => Effect::None,
+            Scope::Connection | Scope::Node | Scope::Elsewhere => Effect::None,
             Scope::Transaction if command.name != "exec" || transaction.failed => Effect::None,
             Scope::Transaction if !session.watched.is_empty() || self.may_write(session) => {
                 Effect::Write

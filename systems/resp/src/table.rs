@@ -4,6 +4,7 @@
 //! clients that read them (cluster-aware clients, redis-cli's hints) behave as with Redis.
 //! A name is found by one multiplication and, nearly always, one comparison.
 
+mod direct;
 mod entries;
 
 use crate::args::Args;
@@ -79,6 +80,8 @@ pub enum Scope {
     Everything,
     /// MULTI, EXEC, DISCARD: what the queue needs.
     Transaction,
+    /// Another service of the node, which answers later; the keyspace is left alone.
+    Elsewhere,
 }
 
 /// Who runs a command.

@@ -2,9 +2,12 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use std::path::PathBuf;
+use std::process::Command;
 use std::time::Duration;
 
-use beeline_verify_clients::{Server, beeline, bounded, said};
+use beeline_verify_clients::resp::encode;
+use beeline_verify_clients::{Server, beeline, bounded, need, root, said};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -61,4 +64,106 @@ fn two_nodes_are_one_map_and_a_node_without_the_service_says_so() {
     let third = tempfile::tempdir().unwrap();
     let without = Server::start(third.path(), &["--without", "direct"]);
     assert_eq!(direct(&[&without], &["get", "key"]).0, 3);
+}
+
+#[test]
+fn a_redis_client_tries_every_operation_and_keeps_its_order() {
+    let data = tempfile::tempdir().unwrap();
+    let server = Server::start(
+        data.path(),
+        &["--direct-memory", "32MiB", "--direct-processors", "2", "--shards", "2"],
+    );
+    let mut redis = server.connect();
+    for (line, reply) in [
+        ("DIRECT.PUT counter NUMBERS 41", "OK"),
+        ("DIRECT.ADD counter 1", "41"),
+        ("DIRECT.CAS counter 42 7", "42"),
+        ("DIRECT.REDUCE counter ADD", "7"),
+        ("DIRECT.PUT greeting hello", "OK"),
+        ("DIRECT.GET greeting", "hello"),
+        ("DIRECT.DEL greeting", "1"),
+        ("DIRECT.DEL greeting", "0"),
+    ] {
+        assert_eq!(redis.say(line).text(), reply, "{line}");
+    }
+    assert_eq!(direct(&[&server], &["update", "counter", "add", "1"]), (0, "7\n".into()));
+    assert!(redis.say("EXISTS counter").text() == "0", "the keyspaces are apart");
+    assert!(redis.say("DIRECT.ADD counter x").text().contains("not an integer"));
+    assert!(redis.say("MULTI").is_ok());
+    assert!(redis.say("DIRECT.GET counter").text().contains("not allowed inside a transaction"));
+    assert!(redis.say("DISCARD").is_ok());
+    // A pipeline of both stores' commands: replies come in the order of the requests.
+    let mut pipeline = Vec::new();
+    for i in 0..500 {
+        let (key, value) = (format!("k{i}"), format!("{i}"));
+        for words in [
+            vec!["SET", key.as_str(), value.as_str()],
+            vec!["DIRECT.PUT", key.as_str(), "NUMBERS", value.as_str()],
+            vec!["DIRECT.ADD", key.as_str(), "1"],
+            vec!["INCR", key.as_str()],
+            vec!["DIRECT.ADD", key.as_str(), "0"],
+        ] {
+            let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
+            pipeline.extend(encode(&words));
+        }
+    }
+    redis.send(&pipeline).unwrap();
+    for i in 0..500 {
+        let mut next = || redis.reply().unwrap().text();
+        assert_eq!((next(), next()), ("OK".into(), "OK".into()));
+        assert_eq!(next(), i.to_string());
+        assert_eq!(next(), (i + 1).to_string());
+        assert_eq!(next(), (i + 1).to_string());
+    }
+    // A client that leaves with requests under way costs nobody a reply.
+    let mut leaver = server.connect();
+    leaver.send(&pipeline).unwrap();
+    drop(leaver);
+    assert_eq!(redis.say("DIRECT.ADD k7 0").text(), "8");
+    let without = tempfile::tempdir().unwrap();
+    let without = Server::start(without.path(), &["--without", "direct"]);
+    let refused = without.connect().say("DIRECT.GET k").text();
+    assert!(refused.contains("--without direct"), "{refused}");
+}
+
+#[test]
+fn a_c_program_uses_the_store_through_the_header() {
+    let Some(cc) = need("a_c_program_uses_the_store_through_the_header", "cc") else { return };
+    let built = Command::new("cargo")
+        .args(["build", "--quiet", "--package", "beeline-direct-c", "--message-format", "json"])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    let library = String::from_utf8_lossy(&built.stdout)
+        .lines()
+        .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
+        .filter_map(|message| message["filenames"].as_array().cloned())
+        .flatten()
+        .filter_map(|file| file.as_str().map(PathBuf::from))
+        .find(|file| file.ends_with("libbeeline_direct.so"))
+        .expect("cargo names the library");
+    let folder = library.parent().unwrap();
+    let data = tempfile::tempdir().unwrap();
+    let program = data.path().join("counter");
+    let mut compile = Command::new(cc);
+    compile
+        .args(["-Wall", "-Wextra", "-Werror", "-std=c11"])
+        .arg(format!("-I{}", root().join("apps/direct-c/include").display()))
+        .arg(root().join("apps/direct-c/examples/counter.c"))
+        .arg(format!("-L{}", folder.display()))
+        .args(["-lbeeline_direct", "-o"])
+        .arg(&program);
+    let compiled = bounded(&mut compile, PATIENCE);
+    assert!(compiled.status.success(), "{}", said(&compiled));
+    let server = Server::start(&data.path().join("node"), &["--direct-memory", "32MiB"]);
+    let mut run = Command::new(&program);
+    run.arg(format!("auto://{}", server.fabric())).env("LD_LIBRARY_PATH", folder);
+    let ran = bounded(&mut run, PATIENCE);
+    assert!(ran.status.success(), "{}", said(&ran));
+    let lines = String::from_utf8_lossy(&ran.stdout).into_owned();
+    assert_eq!(lines, "it was 42\n2 are not zero, the sum is 34\ngone\n");
+    let mut nowhere = Command::new(&program);
+    nowhere.arg("auto://127.0.0.1:1").env("LD_LIBRARY_PATH", folder);
+    assert_eq!(bounded(&mut nowhere, PATIENCE).status.code(), Some(3));
 }

@@ -70,6 +70,7 @@ fn the_packages_own_tests_pass_against_a_node() {
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .env("BEELINE_OBJECTS_SOCKET", data.join("objects.sock"))
         .env("BEELINE_PROGRAM", program())
+        .env("BEELINE_CONNECT", format!("auto://{}", server.fabric()))
         .current_dir(folder.path());
     let output = bounded(&mut tests, Duration::from_secs(300));
     let said = String::from_utf8_lossy(&output.stdout);

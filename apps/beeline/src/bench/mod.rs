@@ -5,6 +5,7 @@
 //! table, JSON lines, a plot. `--quick` is a tiny setting that the tests run, so that no benchmark
 //! rots; its figures mean nothing.
 
+pub mod direct;
 pub mod environment;
 pub mod fabric;
 pub mod host;
@@ -68,6 +69,11 @@ pub enum BenchCommand {
     #[command(after_help = "Examples:\n  beeline bench fabric\n  \
                             beeline bench fabric --providers shm --json --plot fabric.png")]
     Fabric(fabric::FabricArguments),
+    /// The direct store over shared memory, beside Redis, memcached and BOOM.
+    #[command(after_help = "Examples:\n  beeline bench direct\n  \
+                            beeline bench direct --parts rate,peers --json\n  \
+                            beeline bench direct --full --plot direct.png")]
+    Direct(direct::DirectArguments),
     /// BOOM against its two baselines over the same fabric and store; recovery.
     #[command(after_help = "Examples:\n  beeline bench kv --plot kv.png\n  \
                             beeline bench kv --parts headline,latency --json\n  \
@@ -107,6 +113,7 @@ pub fn run(command: &BenchCommand, output: Output) -> Result<Exit, Failure> {
     match command {
         BenchCommand::Host(arguments) => host::run(arguments, output),
         BenchCommand::Fabric(arguments) => fabric::run(arguments, output),
+        BenchCommand::Direct(arguments) => direct::run(arguments, output),
         BenchCommand::Kv(arguments) => kv::run(arguments, output),
         BenchCommand::Log(arguments) => log::run(arguments, output),
         BenchCommand::LogMember(arguments) => log::run_member(arguments),

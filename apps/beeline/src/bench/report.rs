@@ -194,6 +194,12 @@ impl Report {
         self.rows.push(row);
     }
 
+    /// One row to standard output, as a JSON line.
+    pub fn show_row(&self, row: &Row, output: Output) -> anyhow::Result<()> {
+        let (bench, provider, environment) = (self.bench, &self.provider, &self.environment);
+        output.object(&Line { bench, provider, row, environment })
+    }
+
     /// To standard output: JSON lines with `--json`, else a table.
     pub fn show(&self, output: Output) -> anyhow::Result<()> {
         if output.json {

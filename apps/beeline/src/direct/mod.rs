@@ -2,8 +2,6 @@
 //!
 //! What a program reads goes to standard output as it is: `beeline direct get` adds no newline.
 
-pub mod connect;
-
 use std::time::Duration;
 
 use beeline_kv_direct::function::number;
@@ -292,8 +290,7 @@ fn one(servers: &Servers, request: Request<'_>) -> Result<Option<Vec<u8>>, Failu
 
 /// A client of the map that the servers hold.
 pub fn open(servers: &Servers) -> Result<DirectClient, Failure> {
-    let connect = connect::Dials::new(servers.timeout);
-    DirectClient::connect(servers.connect.clone(), Box::new(connect)).map_err(failure)
+    beeline_direct_client::connect(servers.connect.clone(), servers.timeout).map_err(failure)
 }
 
 fn failure(error: DirectClientError) -> Failure {

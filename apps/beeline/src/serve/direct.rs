@@ -9,12 +9,12 @@ use beeline_direct::{
 use beeline_fabric::ConnectInfo;
 use beeline_fabric_open::{Incoming, Service as FabricService};
 use beeline_kv_direct::TableOptions;
+use beeline_node::NodeHandle;
 use beeline_service::{Opening, Service};
 
 use crate::config::DirectConfig;
 
-/// Name of the direct store in the bootstrap exchange, and as a service.
-pub const SERVICE: &str = "direct";
+pub use beeline_direct_client::SERVICE;
 
 /// Where its clients go once it is open.
 pub type Target = Arc<OnceLock<DirectHandle>>;
@@ -31,7 +31,7 @@ pub fn door(config: &DirectConfig, target: &Target) -> FabricService {
 }
 
 /// Its opening.
-pub fn opening(config: &DirectConfig, target: &Target) -> Opening {
+pub fn opening(config: &DirectConfig, target: &Target, node: &NodeHandle) -> Opening {
     let options = DirectOptions {
         memory_bytes: config.memory.0,
         processors: config.processors.0,
@@ -48,11 +48,12 @@ pub fn opening(config: &DirectConfig, target: &Target) -> Opening {
         udp: config.udp_address.0,
         ..DirectOptions::default()
     };
-    let target = Arc::clone(target);
+    let (target, node) = (Arc::clone(target), node.clone());
     let open = move || {
         let service = DirectService::start(&options)?;
         let set = target.set(service.handle());
         assert!(set.is_ok(), "the direct store is opened once");
+        node.serve_direct(Arc::new(service.handle()));
         Ok(Box::new(service) as Box<dyn Service>)
     };
     Opening { name: SERVICE, after: &[], open: Box::new(open) }

@@ -33,7 +33,7 @@ pub fn openings(config: &ServeConfig, node: &NodeHandle, links: Links) -> Vec<Op
 fn all(config: &ServeConfig, node: &NodeHandle, links: Links) -> Vec<Opening> {
     let mut openings = vec![
         objects::opening(config, links.fabric, links.objects),
-        direct::opening(&config.direct, &links.direct),
+        direct::opening(&config.direct, &links.direct, node),
     ];
     openings.extend(documents::opening(config, node));
     openings

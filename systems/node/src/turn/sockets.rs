@@ -13,6 +13,7 @@
 
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -21,9 +22,11 @@ use beeline_os::poller::{Interest, Readiness};
 
 use super::ShardThread;
 use crate::config::PipelineOrder;
-use crate::connection::{Connection, Hold, Life, ReadOutcome};
+use crate::connection::{Connection, ELSEWHERE, Hold, Life, ReadOutcome};
 use crate::stats::count;
-use crate::wire::{After, Opened, Output, Refusal, Route, Scope, Step, WirePlan, WireSession};
+use crate::wire::{
+    After, Answer, Opened, Output, Refusal, Route, Scope, Step, WirePlan, WireSession,
+};
 
 /// Requests of one connection executed a turn; the next connection is due then.
 pub(super) const REQUESTS_PER_TURN: usize = 256;
@@ -235,9 +238,20 @@ impl ShardThread {
             return;
         }
         let way = connection.way();
+        let strict = self.shared.settings.pipeline_order == PipelineOrder::Strict;
+        if plan.scope == Scope::Elsewhere {
+            if strict && !in_order && way != Some(ELSEWHERE) {
+                connection.hold = Hold::Order;
+                return;
+            }
+            count(&self.counters().commands, 1);
+            let origin = connection.keep_place_at(ELSEWHERE);
+            let answer = Answer::new(Arc::clone(&self.shared), self.index, origin);
+            connection.session.submit(answer);
+            return;
+        }
         let Connection { session, output, .. } = &mut *connection;
         let route = &plan.route;
-        let strict = self.shared.settings.pipeline_order == PipelineOrder::Strict;
         let waits = match route {
             Route::Here => false,
             _ if in_order || !strict => false,

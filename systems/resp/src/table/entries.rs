@@ -1,7 +1,7 @@
 //! The commands themselves, in alphabetical order.
 
 use super::flag::*;
-use super::{Command, KeySpec, Scope, command, key_spec};
+use super::{Command, KeySpec, Scope, command, direct, key_spec};
 use crate::commands::{
     connection, expiry, hashes, introspection, keys, keyspace_wide, node, strings, transactions,
 };
@@ -212,7 +212,7 @@ static OBJECT: [Command; 5] = [
 ];
 
 /// Every command, in alphabetical order.
-pub static COMMANDS: [Command; 86] = [
+pub static COMMANDS: [Command; 94] = [
     command("append", 3, WRITE | DENYOOM | FAST, &["@write", "@string", "@fast"])
         .keys((1, 1, 1), &[RW_INSERT_1])
         .data(Scope::Keys, strings::append)
@@ -264,6 +264,14 @@ pub static COMMANDS: [Command; 86] = [
         .tips(&["request_policy:multi_shard", "response_policy:agg_sum"])
         .data(Scope::Keys, keys::del)
         .docs("generic", "1.0.0", "Removes keys"),
+    direct::ADD,
+    direct::CAS,
+    direct::DEL,
+    direct::FILTER,
+    direct::GET,
+    direct::PUT,
+    direct::REDUCE,
+    direct::VADD,
     command(
         "discard",
         1,

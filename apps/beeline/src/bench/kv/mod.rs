@@ -5,9 +5,9 @@
 //! out as a ratio, with the round trips, verbs and bytes of an operation beside it.
 
 mod latency;
-mod load;
+pub(super) mod load;
 mod recovery;
-mod rig;
+pub(super) mod rig;
 mod storage;
 
 use anyhow::Context as _;

@@ -1,11 +1,17 @@
-//! How a client of the direct store reaches a node: over the bootstrap exchange.
+//! How clients of the direct store reach its nodes: over the bootstrap exchange.
+//!
+//! Place: `apps`, an edge of the program: it opens fabric devices. The command, the Python package and
+//! the C library connect through it.
+
+#![forbid(unsafe_code)]
 
 use std::time::Duration;
 
 use beeline_fabric_open::Dialler;
-use beeline_kv_direct::{Connect, Link, LinkError, LinkOptions};
+use beeline_kv_direct::{Connect, DirectClient, DirectClientError, Link, LinkError, LinkOptions};
 
-use crate::serve::direct::SERVICE;
+/// Name of the direct store in the bootstrap exchange.
+pub const SERVICE: &str = "direct";
 
 /// Opens links; when one over the best provider cannot be made, the next best is tried.
 #[derive(Clone, Copy, Debug)]
@@ -51,4 +57,15 @@ impl Connect for Dials {
         }
         Err(last.unwrap_or(LinkError::Broken))
     }
+}
+
+/// A client of the map that `servers` hold together, by their fabric addresses as in
+/// `auto://127.0.0.1:4790`. Stays on its thread.
+///
+/// Errors: [`DirectClientError`] of the first that cannot be reached.
+pub fn connect(
+    servers: impl IntoIterator<Item = String>,
+    timeout: Duration,
+) -> Result<DirectClient, DirectClientError> {
+    DirectClient::connect(servers, Box::new(Dials::new(timeout)))
 }
