@@ -489,6 +489,13 @@ impl Store {
         self.free_segments() <= self.reserve(Need::Data) + 1
     }
 
+    /// As [`Store::is_short`], with `margin_bytes` to go; while it holds the collector is at work.
+    #[must_use]
+    pub fn is_short_with(&self, margin_bytes: u64) -> bool {
+        let margin = (margin_bytes / u64::from(self.pool.segment_bytes())).max(1);
+        self.free_segments() <= (self.reserve(Need::Data) + 1 + margin).min(self.low_segments())
+    }
+
     /// The least capacity at which every shard finds a segment for new data beside those kept back
     /// for deletions and the collector, in bytes. A pool opened with less may refuse every write
     /// of one shard and take those of another.
@@ -529,7 +536,7 @@ impl Store {
     /// As many free segments or fewer mean that garbage is dear.
     pub(crate) fn low_segments(&self) -> u64 {
         let total = self.pool.capacity_bytes() / u64::from(self.pool.segment_bytes());
-        (self.reserve(Need::Data) + 2).max(total / 8)
+        (self.reserve(Need::Data) + 2 + total / 16).max(total / 8)
     }
 
     /// Segments that `need` may not touch.

@@ -100,6 +100,11 @@ pub enum Event<'a> {
         /// How to reach a server that joins.
         contact: &'a [u8],
     },
+    /// Whether the state machine here is about to have no room for more.
+    Room {
+        /// It is.
+        short: bool,
+    },
     /// The leadership shall move to this member.
     Transfer {
         /// To whom.

@@ -255,7 +255,12 @@ pub struct Status {
     pub beats: u32,
     /// Slots up to here may be overwritten: a snapshot covers them.
     pub snapshot: Position,
+    /// Its state machine is about to have no room; at a leader, that of any member it reaches.
+    pub short: bool,
 }
+
+/// In the word of the snapshot's position, which needs 48 bits.
+const SHORT: u64 = 1 << 63;
 
 impl Status {
     /// Bytes of the status words.
@@ -264,7 +269,8 @@ impl Status {
     /// The words as they stand in memory, each eight aligned bytes.
     #[must_use]
     pub fn words(&self) -> [u64; 2] {
-        [u64::from(self.term.0) | u64::from(self.beats) << 32, self.snapshot.0]
+        let short = if self.short { SHORT } else { 0 };
+        [u64::from(self.term.0) | u64::from(self.beats) << 32, self.snapshot.0 | short]
     }
 
     /// From the words of a peer.
@@ -273,7 +279,8 @@ impl Status {
         Self {
             term: Term(words[0] as u32),
             beats: (words[0] >> 32) as u32,
-            snapshot: Position(words[1]),
+            snapshot: Position(words[1] & !SHORT),
+            short: words[1] & SHORT != 0,
         }
     }
 }
@@ -333,7 +340,9 @@ mod tests {
         }
         assert_eq!(vote(0), Some((Term(0), None)));
         assert_eq!(commit_position(0), Some(Position::NONE));
-        let status = Status { term: Term(3), beats: 9, snapshot: Position(12) };
-        assert_eq!(Status::from_words(status.words()), status);
+        for short in [false, true] {
+            let status = Status { term: Term(3), beats: 9, snapshot: Position(12), short };
+            assert_eq!(Status::from_words(status.words()), status);
+        }
     }
 }

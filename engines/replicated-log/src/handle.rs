@@ -288,6 +288,14 @@ impl Handle {
         status.role == beeline_paxos::RoleName::Leader
     }
 
+    /// Whether the state machine of a member, this one or another, is about to have no room for more,
+    /// as of some heartbeats ago. A service then refuses what needs room, and takes what makes some:
+    /// a member that could not apply a command would have to stop. Cheap.
+    #[must_use]
+    pub fn is_short(&self) -> bool {
+        self.status.lock().unwrap_or_else(PoisonError::into_inner).short
+    }
+
     /// What the log does, as of its last tick or change.
     #[must_use]
     pub fn status(&self) -> Status {

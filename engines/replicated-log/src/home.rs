@@ -28,6 +28,7 @@ use beeline_wire::checksum::crc32c;
 
 use crate::boot::{self, Boot};
 use crate::contact::Contact;
+use crate::ground::{Ground, ThisMachine};
 use crate::known::Known;
 use crate::member::{Durability, MemberMemory};
 use crate::snapshot::{self, Head, SnapshotError, sync_directory_of};
@@ -159,6 +160,7 @@ impl LogMemory for Unformatted<'_> {
 
     fn store(&mut self, offset: u64, bytes: &[u8]) {
         copy_in(self.0, offset as usize, bytes);
+        self.0.stored(offset as usize, bytes.len());
     }
 
     fn publish(&mut self, _status: Status) {}
@@ -199,13 +201,6 @@ fn is_alone(directory: &Path, id: NodeId, cluster: ClusterId) -> Result<bool, Ho
     Ok(head.configuration.members() == [id] && met == 0)
 }
 
-fn instance() -> Result<u64, HomeError> {
-    getrandom::u64().map_err(|error| HomeError::File {
-        path: "the kernel's randomness".into(),
-        source: io::Error::other(error.to_string()),
-    })
-}
-
 impl Home {
     /// Whether `directory` holds a member.
     #[must_use]
@@ -220,6 +215,18 @@ impl Home {
         directory: &Path,
         founding: &Founding,
         durability: Durability,
+    ) -> Result<(), HomeError> {
+        Self::create_on(directory, founding, durability, &ThisMachine::default())
+    }
+
+    /// As [`Home::create`], on other ground than this machine's.
+    ///
+    /// Errors: as [`Home::create`].
+    pub fn create_on(
+        directory: &Path,
+        founding: &Founding,
+        durability: Durability,
+        ground: &dyn Ground,
     ) -> Result<(), HomeError> {
         if Self::exists(directory) {
             return Err(HomeError::Exists { path: directory.to_owned() });
@@ -254,7 +261,7 @@ impl Home {
             if path.exists() {
                 std::fs::remove_dir_all(&path).map_err(file(&path))?;
             }
-            let pool = Pool::create(&path, &pool_options(bytes, durability)?)?;
+            let pool = ground.create_pool(&path, &pool_options(bytes, durability)?)?;
             let segment = pool.allocate()?;
             if name == "log" {
                 layout.format(founding.cluster, &mut Unformatted(segment.as_ref()));
@@ -271,7 +278,9 @@ impl Home {
         let mut identity = MAGIC.to_vec();
         identity.extend_from_slice(&VERSION.to_le_bytes());
         identity.extend_from_slice(&u32::from(founding.id.0).to_le_bytes());
-        for word in [founding.cluster.0, instance()?, layout.slots(), layout.slot_bytes()] {
+        let drawn = ground.draw();
+        let instance = drawn.map_err(file(Path::new("the kernel's randomness")))?;
+        for word in [founding.cluster.0, instance, layout.slots(), layout.slot_bytes()] {
             identity.extend_from_slice(&word.to_le_bytes());
         }
         let check = crc32c(&identity);
@@ -292,7 +301,7 @@ impl Home {
     /// Errors: [`HomeError`]; [`HomeError::Rebooted`] for a member whose memory this machine's new
     /// start may have taken.
     pub fn open(directory: &Path, durability: Durability) -> Result<Self, HomeError> {
-        Self::open_under(directory, durability, &Boot::of_this_machine())
+        Self::open_on(directory, durability, &ThisMachine::default())
     }
 
     /// As [`Home::open`], where `boot` is the machine's present run.
@@ -303,6 +312,18 @@ impl Home {
         durability: Durability,
         boot: &Boot,
     ) -> Result<Self, HomeError> {
+        Self::open_on(directory, durability, &ThisMachine { boot: Some(boot.clone()) })
+    }
+
+    /// As [`Home::open`], on other ground than this machine's.
+    ///
+    /// Errors: as [`Home::open`].
+    pub fn open_on(
+        directory: &Path,
+        durability: Durability,
+        ground: &dyn Ground,
+    ) -> Result<Self, HomeError> {
+        let boot = &ground.boot();
         let path = directory.join("identity");
         let file = |path: &Path| {
             let path = path.to_owned();
@@ -333,7 +354,8 @@ impl Home {
             tracing::warn!("this machine was started anew: what was acknowledged may be lost");
         }
         let open = |name: &str, bytes: u64| {
-            let pool = Pool::open(&directory.join(name), &pool_options(bytes, durability)?)?;
+            let pool =
+                ground.open_pool(&directory.join(name), &pool_options(bytes, durability)?)?;
             let segment = pool.segments().into_iter().next().ok_or_else(damaged)?;
             Ok::<_, HomeError>((pool, segment))
         };
@@ -345,6 +367,7 @@ impl Home {
         }
         let incarnation = load_u64(vote.as_ref(), INCARNATION_OFFSET) + 1;
         store_u64(vote.as_ref(), INCARNATION_OFFSET, incarnation);
+        vote.stored(INCARNATION_OFFSET, 8);
         vote.persist(INCARNATION_OFFSET, 8).map_err(file(&directory.join("vote")))?;
         boot::note_run(directory, boot, durability)?;
         for leftover in ["incoming", "snapshot.new", "known.new", "boot.new"] {

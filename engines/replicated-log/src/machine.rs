@@ -38,6 +38,13 @@ pub trait StateMachine: Send {
         false
     }
 
+    /// Whether the machine is about to have no room for more: its service then refuses what needs
+    /// some, at every member ([`crate::Handle::is_short`]), before a command cannot be applied here.
+    /// Asked often; quick.
+    fn is_short(&self) -> bool {
+        false
+    }
+
     /// Captures the state as it is now. Quick: the log waits; what is returned writes the state
     /// later, on another thread.
     ///

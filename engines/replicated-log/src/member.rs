@@ -340,6 +340,7 @@ impl Member {
             }
             Command::PersistVote { term, voted_for } => {
                 store_u64(self.memory.vote.as_ref(), 0, layout::vote_word(term, voted_for));
+                self.memory.vote.stored(0, 8);
                 self.persist(&self.memory.vote, 0, 8)?;
                 self.events.push_back(Event::VotePersisted);
                 Ok(())

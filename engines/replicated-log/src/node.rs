@@ -27,12 +27,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use beeline_fabric::{Device, FabricError};
 use beeline_paxos::{
-    Batch, Change, Command, Configuration, NodeId, Options, Position, RoleName, Sessions, Start,
+    Batch, Change, Command, Configuration, Event, NodeId, Options, Position, RoleName, Sessions,
+    Start,
 };
 
 use self::pace::Pace;
 use crate::contact::Contact;
 use crate::error::LogError;
+use crate::ground::{Jobs, Threads};
 use crate::handle::{Done, Handle, Mailbox, Refusal, Reply, Request};
 use crate::home::{Home, HomeError};
 use crate::known::Known;
@@ -67,6 +69,8 @@ pub struct Config {
     pub device: Arc<dyn Device>,
     /// How connection data reaches peers.
     pub transport: Arc<dyn Transport>,
+    /// Where it has done what may take long. Default: a thread for each.
+    pub jobs: Arc<dyn Jobs>,
     /// How this member is reached, told to peers when they connect.
     pub contact: Contact,
     /// Requests that wait for room in the window at most; more are refused as
@@ -78,7 +82,8 @@ impl Config {
     /// The defaults.
     #[must_use]
     pub fn new(device: Arc<dyn Device>, transport: Arc<dyn Transport>, contact: Contact) -> Self {
-        Self { options: Options::default(), device, transport, contact, queue: 4096 }
+        let (options, jobs) = (Options::default(), Arc::new(Threads));
+        Self { options, device, transport, jobs, contact, queue: 4096 }
     }
 }
 
@@ -188,6 +193,7 @@ pub struct Node<S> {
     machine: S,
     sessions: Sessions,
     transport: Arc<dyn Transport>,
+    jobs: Arc<dyn Jobs>,
     contact: Vec<u8>,
     queue_limit: usize,
     inbox: Receiver<Request>,
@@ -251,7 +257,7 @@ impl<S: StateMachine> Node<S> {
     ///
     /// Errors: [`NodeError`].
     pub fn open(home: Home, config: Config, mut machine: S) -> Result<(Self, Handle), NodeError> {
-        let Config { options, device, transport, contact, queue } = config;
+        let Config { options, device, transport, jobs, contact, queue } = config;
         let reason = "a contact has at most 239 bytes";
         let contact = contact.encode().ok_or(HomeError::Founding { reason })?;
         let machine_has = machine.applied();
@@ -280,6 +286,7 @@ impl<S: StateMachine> Node<S> {
             layout: home.layout(),
             vote_word: 0,
             snapshot,
+            chosen: machine_has,
             configuration: head.configuration,
             seed: home.instance() ^ home.incarnation(),
         };
@@ -301,6 +308,7 @@ impl<S: StateMachine> Node<S> {
             committed: snapshot,
             applied: snapshot,
             snapshot,
+            short: false,
             sessions: head.sessions.open(),
             members: Vec::new(),
             counters: Counters::default(),
@@ -316,6 +324,7 @@ impl<S: StateMachine> Node<S> {
             machine,
             sessions: head.sessions,
             transport,
+            jobs,
             contact,
             queue_limit: queue,
             inbox,
@@ -448,6 +457,7 @@ impl<S: StateMachine> Node<S> {
     // ---- now and then ----
 
     fn keep_up(&mut self, now_ns: u64) -> Result<(), NodeError> {
+        self.look_at_room()?;
         self.dial(now_ns);
         self.acquaint();
         self.look_at_pace(now_ns);
@@ -456,6 +466,23 @@ impl<S: StateMachine> Node<S> {
         self.take_snapshot(now_ns);
         self.drive_changes(now_ns)?;
         self.drive_transfers(now_ns)
+    }
+
+    /// Says so where the machine's room ends, or is back: the leader looks once a heartbeat.
+    fn look_at_room(&mut self) -> Result<(), NodeError> {
+        let (short, replica) = (self.machine.is_short(), self.member.replica());
+        if short == replica.is_short_of_room(replica.id()) {
+            return Ok(());
+        }
+        if short {
+            tracing::warn!(
+                "this member is about to have no room: the cluster refuses what needs some"
+            );
+        }
+        let mut upward = std::mem::take(&mut self.upward);
+        self.member.event(Event::Room { short }, &mut upward)?;
+        self.upward = upward;
+        Ok(())
     }
 
     fn tell_status(&self) {
@@ -473,6 +500,7 @@ impl<S: StateMachine> Node<S> {
         status.committed = committed;
         status.applied = self.applied;
         status.snapshot = self.snapshot;
+        status.short = replica.is_short();
         status.sessions = self.sessions.open();
         status.counters = self.counters();
         status.members.clear();
@@ -485,6 +513,7 @@ impl<S: StateMachine> Node<S> {
                 connected: id == own || self.member.is_connected(id),
                 confirmed,
                 lag: confirmed.map(|confirmed| committed.since(confirmed)),
+                short: replica.is_short_of_room(id),
                 problem: self.peers.get(id).and_then(|peer| peer.problem.clone()),
             });
         }

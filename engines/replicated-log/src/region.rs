@@ -30,6 +30,7 @@ impl LogMemory for Memory {
             }
             _ => copy_in(self.log.as_ref(), offset, bytes),
         }
+        self.log.stored(offset, bytes.len());
     }
 
     fn publish(&mut self, status: Status) {

@@ -52,6 +52,8 @@ pub struct MemberStatus {
     pub confirmed: Option<Position>,
     /// Entries that are committed and not durable there.
     pub lag: Option<u64>,
+    /// Its state machine is about to have no room. Known to the leader, of members it reaches.
+    pub short: bool,
     /// Why the last attempt to connect failed, until one succeeds.
     pub problem: Option<String>,
 }
@@ -79,6 +81,8 @@ pub struct Status {
     pub applied: Position,
     /// What the snapshot covers.
     pub snapshot: Position,
+    /// The state machine of a member, this one or another, is about to have no room.
+    pub short: bool,
     /// Sessions open.
     pub sessions: usize,
     /// The members.

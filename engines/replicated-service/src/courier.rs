@@ -2,7 +2,8 @@
 //! answered or time is up. A unit may be proposed several times; it takes effect once
 //! ([`crate::unit`]).
 //!
-//! A courier blocks: it lives on a thread of its service's.
+//! A courier blocks: it lives on a thread of its service's. What it does next is decided by a
+//! [`Journey`], which does not.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,9 +11,10 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use crate::failure::Failure;
-use crate::group::{Group, count};
-use crate::log::{Done, Log, LogMember, Refused};
-use crate::unit::{self, LaneName, REPEATED};
+use crate::group::Group;
+use crate::journey::{Carried, Journey, Load, Step, refusal};
+use crate::log::{Done, LogMember};
+use crate::unit::LaneName;
 
 /// Between two attempts.
 const PAUSE: Duration = Duration::from_millis(5);
@@ -68,21 +70,6 @@ impl<F> fmt::Debug for Courier<F> {
     }
 }
 
-/// How one attempt ended.
-enum Attempt<T> {
-    Done(T),
-    /// It may be tried again.
-    Again,
-    Failed(Failure),
-}
-
-/// What is carried.
-#[derive(Clone, Copy)]
-enum Load<'a> {
-    Unit { number: u64, unit: &'a [u8] },
-    Barrier,
-}
-
 impl<F: Forward> Courier<F> {
     /// For `lane` of `group`.
     #[must_use]
@@ -104,163 +91,72 @@ impl<F: Forward> Courier<F> {
         unit: &[u8],
         proposed: bool,
     ) -> Result<Vec<u8>, Failure> {
-        let deadline = self.deadline();
-        self.settle(deadline)?;
-        let mut unit = unit.to_vec();
-        if !proposed {
-            unit::renew(&mut unit, self.group.incarnation());
-        }
-        let mut led = proposed;
-        loop {
-            if let Some(reply) = self.group.reply_to(self.lane, number) {
-                return Ok(reply);
-            }
-            self.check_time(deadline, led)?;
-            match self.attempt(Load::Unit { number, unit: &unit }, deadline, &mut led) {
-                Attempt::Done(reply) if reply == REPEATED => {
-                    // It took effect before. Once a barrier behind it has passed, this member has
-                    // applied it and has its reply, unless a snapshot brought it.
-                    let _ = self.pass_until(deadline);
-                    return self.group.reply_to(self.lane, number).ok_or(Failure::ReplyLost);
-                }
-                Attempt::Done(reply) => return Ok(reply),
-                Attempt::Again => std::thread::sleep(PAUSE),
-                Attempt::Failed(failure) => return Err(failure),
-            }
-        }
+        let load = (number, unit.to_vec());
+        self.drive(Journey::of_unit(self.lane, load, proposed, self.deadline()))
     }
 
     /// Has a barrier pass, and waits until what lies before it is applied here.
     ///
     /// Errors: [`Failure`].
     pub fn pass(&mut self) -> Result<(), Failure> {
-        self.pass_until(self.deadline())
+        self.drive(Journey::of_barrier(self.lane, self.deadline())).map(|_| ())
     }
 
-    /// Units that an earlier run left in the log carry its incarnation, which may be above this
-    /// run's where the clock was set back: a unit below it would be taken for one that took effect.
-    /// So everything that is in the log by now is applied first, which raises this run's.
-    fn settle(&mut self, deadline: Instant) -> Result<(), Failure> {
-        if self.group.is_settled() {
-            return Ok(());
-        }
-        match self.pass_until(deadline) {
-            // Nothing was proposed.
-            Err(Failure::TimedOut) => Err(Failure::NoLeader),
-            passed => passed.inspect(|()| self.group.settle()),
-        }
-    }
-
-    fn pass_until(&mut self, deadline: Instant) -> Result<(), Failure> {
-        let mut led = false;
-        let position = loop {
-            self.check_time(deadline, led)?;
-            match self.attempt(Load::Barrier, deadline, &mut led) {
-                Attempt::Done(position) => {
-                    let text = String::from_utf8_lossy(&position).into_owned();
-                    match text.parse::<u64>() {
-                        Ok(position) => break position,
-                        Err(_) => return Err(Failure::Refused(format!("odd position {text}"))),
-                    }
+    fn drive(&mut self, mut journey: Journey) -> Result<Vec<u8>, Failure> {
+        loop {
+            let carried = match journey.decide(&self.group, Instant::now()) {
+                Step::Done(outcome) => return outcome,
+                Step::Here => self.attempt_here(&journey),
+                Step::There(leader) => self.attempt_there(&journey, &leader),
+                Step::Wait => {
+                    self.group.wait_a_little(PAUSE);
+                    continue;
                 }
-                Attempt::Again => std::thread::sleep(PAUSE),
-                Attempt::Failed(failure) => return Err(failure),
-            }
-        };
-        let reached = self.group.wait_for(deadline, |group| {
-            if group.has_failed() || group.is_abandoned() {
-                return Some(Err(Failure::Failed));
-            }
-            group.has_applied(position).then_some(Ok(()))
-        });
-        reached.unwrap_or(Err(Failure::TimedOut))
-    }
-
-    /// The failure of a request whose time is over, counted; `led` says whether a leader was met.
-    fn check_time(&self, deadline: Instant, led: bool) -> Result<(), Failure> {
-        if !self.is_over(deadline) {
-            return Ok(());
-        }
-        count(&self.group.counters.timed_out, 1);
-        Err(if led { Failure::TimedOut } else { Failure::NoLeader })
-    }
-
-    fn is_over(&self, deadline: Instant) -> bool {
-        Instant::now() >= deadline || self.group.is_abandoned()
-    }
-
-    /// One attempt, here or at the member that leads.
-    fn attempt(&mut self, load: Load<'_>, deadline: Instant, led: &mut bool) -> Attempt<Vec<u8>> {
-        if let Some(obstacle) = self.group.obstacle(false) {
-            return Attempt::Failed(obstacle);
-        }
-        let Some(log) = self.group.log().cloned() else { return Attempt::Again };
-        let state = log.state();
-        if state.leads() {
-            *led = true;
-            return self.attempt_here(log.as_ref(), load, deadline);
-        }
-        let Some(leader) = state.other_leader() else { return Attempt::Again };
-        *led = true;
-        count(&self.group.counters.forwarded, 1);
-        let (group, lane) = (Arc::clone(&self.group), self.lane);
-        let mut wanted = || {
-            let now = group.state().and_then(|state| state.leader);
-            let settled = match load {
-                Load::Unit { number, .. } => group.reply_to(lane, number).is_some(),
-                Load::Barrier => false,
             };
-            now == state.leader && !settled && !group.is_abandoned()
-        };
-        let answer = match load {
-            Load::Unit { unit, .. } => self.forward.propose(leader, unit, deadline, &mut wanted),
+            let again = carried == Carried::Again;
+            journey.took(&self.group, carried);
+            if again {
+                std::thread::sleep(PAUSE);
+            }
+        }
+    }
+
+    fn attempt_there(&mut self, journey: &Journey, leader: &LogMember) -> Carried {
+        let group = Arc::clone(&self.group);
+        let mut wanted = || journey.wants(&group, leader.id);
+        let deadline = journey.deadline();
+        let answer = match journey.load() {
+            Load::Unit(unit) => self.forward.propose(leader, unit, deadline, &mut wanted),
             Load::Barrier => self.forward.barrier(leader, deadline, &mut wanted),
         };
         match answer {
-            Forwarded::Answer(answer) => Attempt::Done(answer),
-            Forwarded::Again => Attempt::Again,
+            Forwarded::Answer(answer) => Carried::Answer(answer),
+            Forwarded::Again => Carried::Again,
             Forwarded::Refused(reason) => {
-                Attempt::Failed(Failure::Refused(format!("the leader refused: {reason}")))
+                Carried::Failed(Failure::Refused(format!("the leader refused: {reason}")))
             }
         }
     }
 
-    fn attempt_here(&self, log: &dyn Log, load: Load<'_>, deadline: Instant) -> Attempt<Vec<u8>> {
+    fn attempt_here(&self, journey: &Journey) -> Carried {
+        let Some(log) = self.group.log() else { return Carried::Again };
         let (sender, receiver) = mpsc::channel();
         let done: Done<Vec<u8>> = Box::new(move |outcome| {
             // A courier that gave up waits no more.
             let _ = sender.send(outcome);
         });
-        match load {
-            Load::Unit { unit, .. } => {
-                let mut unit = unit.to_vec();
-                self.group.stamp(&mut unit, (self.clock)());
-                log.propose(unit, done);
-            }
-            Load::Barrier => log.barrier(Box::new(move |passed| {
-                done(passed.map(|position| position.to_string().into_bytes()));
-            })),
-        }
+        self.group.ask(log.as_ref(), journey.load(), (self.clock)(), done);
         loop {
             match receiver.recv_timeout(LOOK) {
-                Ok(Ok(reply)) => return Attempt::Done(reply),
+                Ok(Ok(reply)) => return Carried::Answer(reply),
                 Ok(Err(refused)) => return refusal(refused),
-                Err(RecvTimeoutError::Disconnected) => return Attempt::Again,
+                Err(RecvTimeoutError::Disconnected) => return Carried::Again,
                 Err(RecvTimeoutError::Timeout) => {
-                    if self.is_over(deadline) || !log.state().leads() {
-                        return Attempt::Again;
+                    if journey.is_over(&self.group, Instant::now()) || !log.state().leads() {
+                        return Carried::Again;
                     }
                 }
             }
         }
-    }
-}
-
-fn refusal<T>(refused: Refused) -> Attempt<T> {
-    match refused {
-        Refused::TooLarge { bytes, limit } => Attempt::Failed(Failure::TooLarge { bytes, limit }),
-        Refused::Stopped => Attempt::Failed(Failure::Failed),
-        refused if refused.is_retryable() => Attempt::Again,
-        refused => Attempt::Failed(Failure::Refused(refused.to_string())),
     }
 }

@@ -4,10 +4,11 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::failure::Failure;
-use crate::log::{Log, LogState};
+use crate::journey::Load;
+use crate::log::{Done, Log, LogState};
 use crate::unit::{self, Check, LaneName};
 
 /// What a member of a group is told.
@@ -138,6 +139,12 @@ impl Group {
         self.log.get().map(|log| log.state())
     }
 
+    /// Whether a member of the group is about to have no room for more.
+    #[must_use]
+    pub fn is_short(&self) -> bool {
+        self.log.get().is_some_and(|log| log.is_short())
+    }
+
     /// Of this run of the member: larger than those of its earlier runs, as far as they are known.
     #[must_use]
     pub fn incarnation(&self) -> u64 {
@@ -253,22 +260,25 @@ impl Group {
         *self.check.lock().unwrap_or_else(PoisonError::into_inner) = check;
     }
 
-    /// Waits until `ready`, or until `deadline`.
-    pub(crate) fn wait_for<T>(
-        &self,
-        deadline: Instant,
-        mut ready: impl FnMut(&Self) -> Option<T>,
-    ) -> Option<T> {
-        loop {
-            if let Some(found) = ready(self) {
-                return Some(found);
+    /// Gives a load to this member's own log, which leads: a unit with the stamps of now.
+    pub fn ask(&self, log: &dyn Log, load: Load<'_>, unix_ms: u64, done: Done<Vec<u8>>) {
+        match load {
+            Load::Unit(unit) => {
+                let mut unit = unit.to_vec();
+                self.stamp(&mut unit, unix_ms);
+                log.propose(unit, done);
             }
-            let left = deadline.checked_duration_since(Instant::now())?;
-            // `ready` locks by itself: what changes between it and this wait is seen a little late.
-            let guard = self.locked();
-            let wait = left.min(Duration::from_millis(1));
-            drop(self.progress.wait_timeout(guard, wait));
+            Load::Barrier => log.barrier(Box::new(move |passed| {
+                done(passed.map(|position| position.to_string().into_bytes()));
+            })),
         }
+    }
+
+    /// Waits until something is applied, or `most` is over.
+    pub(crate) fn wait_a_little(&self, most: Duration) {
+        let guard = self.locked();
+        // What changed since the caller looked is seen a little late.
+        drop(self.progress.wait_timeout(guard, most.min(Duration::from_millis(1))));
     }
 
     /// What was counted.

@@ -56,6 +56,7 @@ impl Log for LogHandle {
             resp_address: String::from_utf8_lossy(&member.contact.details).into_owned(),
             connected: member.connected,
             lag: member.lag,
+            short: member.short,
         });
         LogState {
             cluster: status.cluster.0,
@@ -82,6 +83,10 @@ impl Log for LogHandle {
 
     fn leads(&self) -> bool {
         self.handle.is_leading()
+    }
+
+    fn is_short(&self) -> bool {
+        self.handle.is_short()
     }
 
     fn administer(&self, order: Order, done: Done<()>) {

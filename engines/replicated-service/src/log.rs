@@ -91,6 +91,8 @@ pub struct LogMember {
     pub connected: bool,
     /// Entries the leader has committed and this member is not known to have; the leader knows.
     pub lag: Option<u64>,
+    /// It is about to have no room; the leader knows.
+    pub short: bool,
 }
 
 /// The log as this member sees it.
@@ -180,6 +182,12 @@ pub trait Log: Send + Sync + Debug {
     /// Whether this member leads and takes proposals. Asked per unit.
     fn leads(&self) -> bool {
         self.state().leads()
+    }
+
+    /// Whether a member, this one or another, is about to have no room for more. A service refuses
+    /// what needs some. Asked per request.
+    fn is_short(&self) -> bool {
+        false
     }
 
     /// Carries an order out.

@@ -117,6 +117,11 @@ pub trait Replicated: Send {
     /// Errors: the medium's; the member stops.
     fn flush(&mut self, position: Position) -> io::Result<()>;
 
+    /// Whether it is about to have no room for more ([`Log::is_short`](crate::Log::is_short)).
+    fn is_short(&self) -> bool {
+        false
+    }
+
     /// Captures the state, with the lanes' latest turns, as of the last flush. Quick: what is
     /// returned writes it later, on another thread.
     ///
@@ -286,6 +291,10 @@ impl StateMachine for Machine {
 
     fn is_durable(&self) -> bool {
         self.services.iter().all(|service| service.is_durable())
+    }
+
+    fn is_short(&self) -> bool {
+        self.services.iter().any(|service| service.is_short())
     }
 
     fn snapshot(&mut self) -> io::Result<SnapshotWriter> {

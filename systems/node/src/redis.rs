@@ -252,6 +252,12 @@ impl WireSession for RedisSession {
         self.session.takes_reply()
     }
 
+    fn abandon_current(&mut self) {
+        if Plan::new(&self.session, self.parser.current()).is_exec() {
+            self.session.drop_transaction();
+        }
+    }
+
     fn refuse(&mut self, refusal: &Refusal<'_>, out: &mut Output) {
         match refusal {
             Refusal::NotDurable => {

@@ -193,12 +193,13 @@ impl Shared {
         for (index, member) in state.members.iter().enumerate() {
             let _ = write!(
                 out,
-                "member{index}:id={},log={},resp={},connected={},lag={}\r\n",
+                "member{index}:id={},log={},resp={},connected={},lag={},room={}\r\n",
                 member.id,
                 member.log_address,
                 member.resp_address,
                 if member.connected || member.id == state.id { "yes" } else { "no" },
                 member.lag.map_or_else(|| "unknown".to_owned(), |lag| lag.to_string()),
+                if member.short { "short" } else { "ok" },
             );
         }
         out

@@ -165,6 +165,10 @@ pub enum Refusal<'a> {
 
 /// One connection.
 pub trait WireSession: fmt::Debug {
+    /// The current request is refused before it ran: one that ends something, such as a transaction,
+    /// ends it all the same.
+    fn abandon_current(&mut self) {}
+
     /// Room for bytes of the socket, not empty.
     fn room(&mut self) -> &mut [u8];
 

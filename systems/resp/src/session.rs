@@ -186,6 +186,12 @@ impl Session {
         self.transaction.failed |= self.transaction.open;
     }
 
+    /// EXEC was refused by the node: the transaction is over, as after any other error of EXEC.
+    pub fn drop_transaction(&mut self) {
+        self.transaction.clear();
+        self.watched.clear();
+    }
+
     /// Number of the connection.
     #[must_use]
     pub fn id(&self) -> u64 {

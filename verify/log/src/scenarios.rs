@@ -191,6 +191,30 @@ fn a_leader_that_is_cut_off_steps_down_and_the_others_go_on() {
 }
 
 #[test]
+fn a_follower_that_is_cut_off_comes_back_and_unseats_nobody() {
+    let (mut world, leader) = cluster(3);
+    let follower = others(&world, leader)[0];
+    let term = |world: &World, node: usize| world.servers[node].replica.as_ref().unwrap().term();
+    let before = term(&world, leader);
+    for away_ms in [50, 300, 2_000] {
+        for node in others(&world, follower) {
+            world.network.cut.insert((follower, node));
+            world.network.cut.insert((node, follower));
+        }
+        world.pass(away_ms * MS).unwrap();
+        assert_eq!(term(&world, follower), before, "it asks before it raises a term");
+        for node in others(&world, follower) {
+            world.happen(Happening::Mend { link: (follower, node) }).unwrap();
+            world.happen(Happening::Mend { link: (node, follower) }).unwrap();
+        }
+        world.pass(300 * MS).unwrap();
+        assert_eq!((world.leader(), term(&world, leader)), (Some(leader), before));
+        let (has, all) = (committed(&world, follower), committed(&world, leader));
+        assert!(all.since(has) < 64, "{has} of {all}");
+    }
+}
+
+#[test]
 fn leadership_moves_when_asked_to() {
     let (mut world, old) = cluster(3);
     for to in others(&world, old) {

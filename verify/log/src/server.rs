@@ -107,6 +107,7 @@ impl Server {
             layout: self.layout,
             vote_word: self.vote_word,
             snapshot: self.snapshot.position,
+            chosen: Position::NONE,
             configuration: self.snapshot.configuration.clone(),
             seed,
         };

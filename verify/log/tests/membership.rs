@@ -176,3 +176,42 @@ fn a_server_of_another_cluster_and_one_with_a_taken_name_are_told() {
     assert!(told.contains("n2"), "{told}");
     cluster.append(NO_SESSION, 0, &append(1, 1));
 }
+
+/// What services ask before they take what needs room. The word of a follower is read by the leader,
+/// and the leader's by the others; of a member that is not there none is kept.
+#[test]
+fn every_member_hears_of_one_that_has_no_room() {
+    let mut cluster = Cluster::new(shm, 3, small());
+    cluster.append(NO_SESSION, 0, &append(1, 1));
+    let leader = cluster.leader();
+    let follower = (0..3).find(|node| *node != leader).unwrap();
+    for node in [follower, leader] {
+        cluster.stop(node);
+        let short = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        cluster.machine = Some(Held { short: Arc::clone(&short), ..Held::default() });
+        cluster.start(node);
+        let all_say = |expected: bool| {
+            let says = |node| cluster.handle(node).is_short() == expected;
+            eventually("all members say so", || (0..3).all(says).then_some(()));
+        };
+        all_say(false);
+        short.store(true, Ordering::Relaxed);
+        all_say(true);
+        let status = cluster.handle(cluster.leader()).status();
+        let named = status.members.iter().filter(|member| member.short).map(|member| member.id);
+        assert_eq!(named.collect::<Vec<_>>(), [id(node)]);
+        // The log itself goes on: deletions are entries, too.
+        cluster.append(NO_SESSION, 0, &append(2, 1));
+        short.store(false, Ordering::Relaxed);
+        all_say(false);
+        short.store(true, Ordering::Relaxed);
+        all_say(true);
+        cluster.stop(node);
+        let says = |other: &usize| cluster.handle(*other).is_short();
+        eventually("it is not waited for", || {
+            let running = cluster.running();
+            (!running.iter().any(says)).then_some(())
+        });
+        cluster.start(node);
+    }
+}

@@ -88,6 +88,7 @@ impl Cluster {
                 layout,
                 vote_word: 0,
                 snapshot: Position::NONE,
+                chosen: Position::NONE,
                 configuration: Configuration::initial(&all),
                 seed: node as u64,
             };

@@ -37,13 +37,15 @@ struct Watched {
     progress_ns: u64,
     read_ns: u64,
     reading: bool,
+    /// It says that a member is about to have no room.
+    short: bool,
 }
 
 impl Watched {
     fn new(id: NodeId, elected: bool, now_ns: u64) -> Self {
         let (progress_ns, read_ns) = (now_ns, now_ns);
-        let (suspected, beats, reading) = (false, None, false);
-        Self { id, elected, suspected, beats, progress_ns, read_ns, reading }
+        let (suspected, beats, reading, short) = (false, None, false, false);
+        Self { id, elected, suspected, beats, progress_ns, read_ns, reading, short }
     }
 }
 
@@ -73,6 +75,10 @@ impl Follower {
         if let Some(watched) = &mut self.watched {
             watched.progress_ns = watched.progress_ns.saturating_add(pause_ns);
         }
+    }
+
+    pub(super) fn has_short_leader(&self) -> bool {
+        self.elected_leader().is_some() && self.watched.is_some_and(|watched| watched.short)
     }
 
     pub(super) fn elected_leader(&self) -> Option<NodeId> {
@@ -215,6 +221,7 @@ impl<M: LogMemory> Replica<M> {
         watched.reading = false;
         let lost = match status {
             Some(status) if status.term == term => {
+                watched.short = status.short;
                 let before = watched.beats.replace(status.beats);
                 let moved = before.is_some_and(|before| before != status.beats);
                 if moved || before.is_none() && !watched.suspected {

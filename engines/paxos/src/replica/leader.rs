@@ -40,6 +40,8 @@ pub(super) struct Peer {
     status_asked_ns: Option<u64>,
     snapshot_sent_ns: Option<u64>,
     disconnecting: bool,
+    /// Its state machine is about to have no room.
+    pub(super) short: bool,
     /// The last confirmation asked for, and the last that came.
     pub(super) asked_round: u64,
     pub(super) round: u64,
@@ -59,6 +61,7 @@ impl Peer {
             status_asked_ns: None,
             snapshot_sent_ns: None,
             disconnecting: false,
+            short: false,
             asked_round: 0,
             round: 0,
         }
@@ -81,6 +84,8 @@ impl Peer {
         self.in_flight.clear();
         self.asked_ns = None;
         self.disconnecting = false;
+        // A member that is not there, or has stopped, is waited for by nobody.
+        self.short = false;
     }
 }
 
@@ -176,6 +181,11 @@ impl Leader {
         self.peers.iter().find(|peer| peer.id == id && peer.key.is_some())
     }
 
+    /// Whether a member that is written to is about to have no room for more.
+    pub(super) fn has_short_peer(&self) -> bool {
+        self.peers.iter().any(|peer| peer.key.is_some() && peer.short)
+    }
+
     pub(super) fn excuse(&mut self, pause_ns: u64) {
         self.rounds.excuse(pause_ns);
         if let Some(recovery) = &mut self.recovery {
@@ -245,7 +255,9 @@ impl<M: LogMemory> Replica<M> {
             let peer = leader.peers.iter().find(|peer| peer.id == id);
             peer.map_or(Position::NONE, |peer| peer.confirmed)
         });
-        let (to, persisted) = (reached.min(leader.last), leader.persisted);
+        // What was chosen before needs no majority once more: where the commit words of all were lost,
+        // there may be none until those that lag have a snapshot, which is taken of what is committed.
+        let (to, persisted) = (reached.max(self.chosen).min(leader.last), leader.persisted);
         let own_word = to.max(self.committed).min(persisted);
         let moved = to > self.committed;
         if moved {
@@ -377,6 +389,13 @@ impl<M: LogMemory> Replica<M> {
             if peer.snapshot_sent_ns.is_some_and(|at| since(at) > ns(options.snapshot_retry)) {
                 peer.snapshot_sent_ns = None;
             }
+            // Whether it has room for more.
+            let looks =
+                peer.status_asked_ns.is_none_or(|at| since(at) >= ns(options.heartbeat) / 4);
+            if looks && peer.key.is_some() {
+                peer.status_asked_ns = Some(now_ns);
+                commands.push(Command::ReadStatus { peer: peer.id });
+            }
             let blocks = blocks(peer, next, self.layout.slots());
             if let (Some(key), true, false) = (peer.key, blocks, peer.disconnecting) {
                 peer.disconnecting = true;
@@ -455,6 +474,7 @@ impl<M: LogMemory> Replica<M> {
             let peer = leader.peers.iter_mut().find(|known| known.id == peer);
             if let (Some(peer), Some(status)) = (peer, status) {
                 peer.snapshot = peer.snapshot.max(status.snapshot);
+                peer.short = status.short;
             }
         } else {
             self.on_watched_status(peer, status);

@@ -52,7 +52,11 @@ pub struct Start {
     pub vote_word: u64,
     /// What the state machine's durable snapshot covers; [`Position::NONE`] without one.
     pub snapshot: Position,
-    /// The members at that position. Empty for a server that waits to join.
+    /// Everything up to here is known to be chosen, by a state machine that is durable by itself and
+    /// applied it: it may be further on than the commit word, which is not persisted when it is
+    /// written. [`Position::NONE`] where there is no such machine.
+    pub chosen: Position,
+    /// The members at the snapshot's position. Empty for a server that waits to join.
     pub configuration: Configuration,
     /// For random delays.
     pub seed: u64,
@@ -146,8 +150,12 @@ pub struct Replica<M> {
     /// Slots up to here may be overwritten.
     snapshot: Position,
     snapshot_asked: bool,
+    /// The state machine here is about to have no room.
+    short: bool,
     /// Slots up to here may never have been in this ring.
     ring_from: Position,
+    /// What is proposed again up to here was chosen before.
+    chosen: Position,
     /// As of `committed`.
     configuration: Configuration,
     promising: Option<Promising>,
@@ -187,7 +195,9 @@ impl<M: LogMemory> Replica<M> {
             committed: start.snapshot,
             snapshot: start.snapshot,
             snapshot_asked: false,
+            short: false,
             ring_from: start.snapshot,
+            chosen: start.chosen,
             configuration: start.configuration,
             promising: None,
             holder: None,
@@ -219,6 +229,10 @@ impl<M: LogMemory> Replica<M> {
             Event::StatusRead { peer, status } => self.on_status_read(peer, status, commands),
             Event::Read { id } => self.on_read(id, commands),
             Event::ChangeMembers { change, contact } => self.on_change(change, contact, commands),
+            Event::Room { short } => {
+                self.short = short;
+                self.republish();
+            }
             Event::Transfer { to } => self.on_transfer(to),
             Event::SnapshotTaken { position } => self.on_snapshot_taken(position),
             Event::SnapshotInstalled { position, configuration } => {
@@ -413,6 +427,29 @@ impl<M: LogMemory> Replica<M> {
         }
     }
 
+    /// Whether this server, or another one as its leader knows and tells, is about to have no room
+    /// for what more entries would bring.
+    #[must_use]
+    pub fn is_short(&self) -> bool {
+        self.short
+            || match &self.role {
+                Role::Leader(leader) => leader.has_short_peer(),
+                Role::Follower(follower) => follower.has_short_leader(),
+                _ => false,
+            }
+    }
+
+    /// Whether a member is about to have no room, as its leader knows it; of itself every server
+    /// knows.
+    #[must_use]
+    pub fn is_short_of_room(&self, member: NodeId) -> bool {
+        match &self.role {
+            _ if member == self.id => self.short,
+            Role::Leader(leader) => leader.reached(member).is_some_and(|peer| peer.short),
+            _ => false,
+        }
+    }
+
     /// Slots up to here may be overwritten: a durable snapshot covers them.
     #[must_use]
     pub fn snapshot(&self) -> Position {
@@ -435,7 +472,11 @@ impl<M: LogMemory> Replica<M> {
     }
 
     fn publish(&mut self, term: Term, beats: u32) {
-        self.memory.publish(Status { term, beats, snapshot: self.snapshot });
+        let short = match &self.role {
+            Role::Leader(leader) => self.short || leader.has_short_peer(),
+            _ => self.short,
+        };
+        self.memory.publish(Status { term, beats, snapshot: self.snapshot, short });
     }
 
     fn republish(&mut self) {

@@ -124,8 +124,7 @@ impl<S: StateMachine> Node<S> {
                 // The node may have ended meanwhile.
                 mailbox.send(Request::Dialled { peer, attempt, outcome });
             };
-            let thread = std::thread::Builder::new().name("log-dial".to_owned());
-            if let Err(error) = thread.spawn(dialling) {
+            if let Err(error) = self.jobs.run("log-dial", Box::new(dialling)) {
                 self.peers.failed(peer, now_ns, error.to_string());
             }
         }

@@ -55,8 +55,8 @@ impl<S: StateMachine> Node<S> {
             // The node may have ended meanwhile.
             mailbox.send(Request::SnapshotWritten { position, outcome });
         };
-        match std::thread::Builder::new().name("log-snapshot".to_owned()).spawn(writing) {
-            Ok(_) => {
+        match self.jobs.run("log-snapshot", Box::new(writing)) {
+            Ok(()) => {
                 self.writing = Some(position);
                 self.writing_state = whole;
                 self.snapshot_due = false;

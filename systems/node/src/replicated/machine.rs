@@ -37,6 +37,9 @@ pub(crate) const FORMAT: u8 = 1;
 const PROGRESS: &[u8] = b"progress";
 /// A pool without room is waited for so long.
 const ROOM_PATIENCE: Duration = Duration::from_secs(10);
+/// A pool takes no new data when no more than so much is left before it is short, or an eighth of it:
+/// some tens of milliseconds of writes at full speed.
+const MARGIN_BYTES: u64 = 256 << 20;
 /// Between two looks whether a snapshot that was given up has ended.
 const SNAPSHOT_PAUSE: Duration = Duration::from_millis(2);
 /// Upkeep between two looks for room, bytes copied.
@@ -220,6 +223,12 @@ impl Replicated for ReplicatedKeys {
         replies: &mut Replies<'_>,
     ) -> Result<(), CannotApply> {
         self.apply_unit(position.0, unit, replies).map_err(CannotApply::new)
+    }
+
+    /// Before [`beeline_kv::Store::is_short`], after which a unit waits for room:
+    /// what other members have proposed by then has to fit as well.
+    fn is_short(&self) -> bool {
+        self.shared.store.is_short_with(MARGIN_BYTES)
     }
 
     /// Replies would differ where members agree: a hash's fields come in an order of each member's.

@@ -28,6 +28,8 @@ use crate::stats::count;
 use crate::wire::{Args, Effect, Logging, Refusal, WirePlan};
 
 /// What a write is told that comes through a wire which the log does not carry.
+const MEMBER_SHORT: &str = "OOM a member of this cluster is about to have no room: INFO replication at \
+                            the leader names it; delete keys, give it more capacity, or remove it";
 const NOT_LOGGED: &str =
     "ERR this door takes no writes in a replicated node yet: use a node by itself";
 
@@ -81,6 +83,7 @@ impl ShardThread {
     /// Refuses the current request here.
     fn refuse(&mut self, connection: &mut Connection, refusal: &Refusal<'_>) {
         count(&self.counters().commands, 1);
+        connection.session.abandon_current();
         connection.refuse(refusal, &mut self.scratch);
     }
 
@@ -118,6 +121,10 @@ impl ShardThread {
         }
         if logging.needs_room && shared.store.is_short() {
             self.refuse(connection, &Refusal::NoRoom);
+            return true;
+        }
+        if logging.needs_room && replication.is_short() {
+            self.refuse(connection, &Refusal::Line(MEMBER_SHORT));
             return true;
         }
         let limit = self.command_limit(replication);

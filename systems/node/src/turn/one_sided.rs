@@ -39,7 +39,8 @@ impl Agreement for Way<'_> {
         if u16::from(write.database) >= DATABASES {
             return Err(ReplyStatus::Malformed);
         }
-        if write.value.is_some() && self.shared.store.is_short() {
+        let is_short = || self.shared.store.is_short() || self.replication.is_short();
+        if write.value.is_some() && is_short() {
             return Err(ReplyStatus::PoolFull);
         }
         let asker = Asker::OneSided(OneSided { server: self.server, ticket });

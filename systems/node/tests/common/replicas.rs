@@ -35,6 +35,8 @@ pub struct State {
     pub stopped: Vec<u16>,
     /// There is no room, and no snapshot can be written.
     pub full: bool,
+    /// A member of it is about to have no room.
+    pub short: bool,
     /// Snapshots to be installed: at which member, of which position.
     pub restores: Vec<(u16, u64, Vec<u8>)>,
     /// Members that shall write a snapshot to a slow disk, and what became of them.
@@ -130,6 +132,10 @@ impl Log for End {
             command_limit_bytes: LIMIT,
             ..LogState::default()
         }
+    }
+
+    fn is_short(&self) -> bool {
+        self.cluster.state.lock().unwrap().short
     }
 
     fn administer(&self, _order: Order, done: Done<()>) {

@@ -140,6 +140,45 @@ fn a_cluster_without_room_refuses_writes_at_level_power_and_goes_on_with_room() 
     assert_eq!(cluster.ask((leader + 1) % 3, &["STRLEN", "again"]).text(), "16000");
 }
 
+/// A follower whose pool is smaller than the others': what it cannot take the leader takes from no
+/// client, and nobody stops.
+#[test]
+fn a_member_with_less_room_makes_the_cluster_refuse_early_and_does_not_stop() {
+    let mut cluster = Cluster::new(0, &["--capacity", "256MiB"]);
+    let small = others(cluster.leader())[0];
+    cluster.kill(small);
+    cluster.more = ["--capacity", "48MiB"].map(str::to_owned).to_vec();
+    cluster.start(small);
+    let value = "v".repeat(16_000);
+    let mut written = 0;
+    let begun = Instant::now();
+    let refusal = loop {
+        // At the members that have room.
+        let member = others(small)[written % 2];
+        match ask(&mut cluster.client(member), &["SET", &format!("k{written}"), &value]) {
+            Reply::Error(line) if line.starts_with("TRYAGAIN") && begun.elapsed() < PATIENCE => {}
+            Reply::Error(line) => break line,
+            _ => written += 1,
+        }
+        assert!(written < 4_000, "48 MiB hold {written} values of 16 kB? {}", cluster.described());
+    };
+    assert!(refusal.starts_with("OOM a member of this cluster"), "{refusal}");
+    let leader = cluster.leader();
+    let info = ask(&mut cluster.client(leader), &["INFO", "replication"]).text();
+    assert!(info.contains("room=short"), "{info}");
+    for member in 0..3 {
+        // Also at the one without room: it goes on.
+        let last = format!("k{}", written - 1);
+        assert_eq!(cluster.ask(member, &["STRLEN", &last]).text(), "16000");
+    }
+    for n in 0..written / 2 {
+        assert_eq!(cluster.ask(leader, &["DEL", &format!("k{n}")]), Reply::Integer(1));
+    }
+    let reply = cluster.ask(leader, &["SET", "again", &value]);
+    assert!(reply.is_ok(), "{reply:?}");
+    assert_eq!(cluster.ask(small, &["STRLEN", "again"]).text(), "16000");
+}
+
 fn segment(data: &Path) -> PathBuf {
     let folder = data.join("log/log/segments");
     let files = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());

@@ -5,6 +5,7 @@ mod faults;
 mod members;
 mod one_sided;
 mod programs;
+mod rows;
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -38,7 +38,8 @@ pub struct Cluster {
     pub home: tempfile::TempDir,
     pub places: Vec<Place>,
     founders: usize,
-    more: Vec<String>,
+    /// Further flags of members that are started from now on.
+    pub more: Vec<String>,
     pub members: Vec<Option<Server>>,
     _turn: MutexGuard<'static, ()>,
 }

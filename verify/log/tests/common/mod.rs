@@ -28,6 +28,8 @@ pub struct Held {
     pub slow: Duration,
     /// Snapshots fail while it is set, as on a full disk.
     pub broken: Arc<AtomicBool>,
+    /// It says to have no room.
+    pub short: Arc<AtomicBool>,
 }
 
 #[derive(Debug, Default)]
@@ -43,6 +45,10 @@ impl StateMachine for Held {
 
     fn applied(&self) -> Position {
         self.has
+    }
+
+    fn is_short(&self) -> bool {
+        self.short.load(Ordering::Relaxed)
     }
 
     fn snapshot(&mut self) -> io::Result<SnapshotWriter> {
