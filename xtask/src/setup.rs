@@ -59,8 +59,8 @@ pub fn run(arguments: &SetupArguments) -> Report {
     );
     programs(
         &mut report,
-        "simulators of Verilog",
-        &[("iverilog", "iverilog"), ("verilator", "verilator")],
+        "simulators of Verilog, synthesis",
+        &[("iverilog", "iverilog"), ("verilator", "verilator"), ("yosys", "yosys")],
     );
     python_suites(&mut report);
     python(&mut report);

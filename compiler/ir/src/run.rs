@@ -71,10 +71,13 @@ pub const SIGNAL_WORDS: usize = 8;
 /// A signal: `Id` 16, `Cmd` 16, `Seq` 32, then seven words.
 pub type Signal = [u64; SIGNAL_WORDS];
 
-/// A bounded queue of items of a fixed number of words.
+/// A bounded queue of items of a fixed number of words: a ring.
 #[derive(Clone, Debug)]
 pub struct Queue {
-    items: VecDeque<u64>,
+    words: Vec<u64>,
+    /// The oldest item's place, and how many there are.
+    head: usize,
+    count: usize,
     width: usize,
     depth: usize,
     /// Items that went in.
@@ -88,7 +91,8 @@ impl Queue {
     #[must_use]
     pub fn new(bits: u32, depth: u32) -> Self {
         let (width, depth) = (words(bits), depth as usize);
-        Self { items: VecDeque::with_capacity(width * depth), width, depth, passed: 0, log: None }
+        let words = vec![0; width * depth];
+        Self { words, head: 0, count: 0, width, depth, passed: 0, log: None }
     }
 
     /// Words of an item.
@@ -100,19 +104,19 @@ impl Queue {
     /// Items inside.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.items.len() / self.width
+        self.count
     }
 
     /// True without items.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.items.is_empty()
+        self.count == 0
     }
 
     /// True without room.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        self.len() >= self.depth
+        self.count >= self.depth
     }
 
     /// Puts an item in; false without room.
@@ -120,7 +124,10 @@ impl Queue {
         if self.is_full() {
             return false;
         }
-        self.items.extend(item);
+        let at = self.head + self.count;
+        let at = if at >= self.depth { at - self.depth } else { at };
+        self.words[at * self.width..][..self.width].copy_from_slice(item);
+        self.count += 1;
         self.passed += 1;
         if let Some(log) = &mut self.log {
             log.extend(item);
@@ -130,17 +137,21 @@ impl Queue {
 
     /// The words of the oldest item.
     pub fn front(&self) -> Option<impl Iterator<Item = u64> + '_> {
-        (!self.items.is_empty()).then(|| self.items.iter().take(self.width).copied())
+        let first = self.head * self.width;
+        (self.count > 0).then(|| self.words[first..first + self.width].iter().copied())
     }
 
     /// Takes an item out into `item`; false without one.
     pub fn pop(&mut self, item: &mut [u64]) -> bool {
-        if self.items.is_empty() {
+        if self.count == 0 {
             return false;
         }
-        for word in item.iter_mut() {
-            *word = self.items.pop_front().unwrap_or(0);
+        let first = self.head * self.width;
+        for (to, from) in item.iter_mut().zip(&self.words[first..first + self.width]) {
+            *to = *from;
         }
+        self.head = if self.head + 1 == self.depth { 0 } else { self.head + 1 };
+        self.count -= 1;
         true
     }
 }
@@ -404,9 +415,13 @@ impl<'a, M: Machine> Run<'a, M> {
         Ok(most)
     }
 
-    /// Nodes that wait for room in a channel whose reader is a node, with the channel's fill.
-    fn waits(&self) -> Vec<String> {
+    /// Who waits for what: nodes without room in a channel whose reader is a node, and what those
+    /// readers lack, with each channel's fill. In a deadlock the lines make a cycle.
+    #[must_use]
+    pub fn waits(&self) -> Vec<String> {
         let mut list = Vec::new();
+        let mut readers = Vec::new();
+        let blocked: Vec<bool> = (0..self.workers.len()).map(|node| self.pending(node)).collect();
         for (node, worker) in self.workers.iter().enumerate() {
             let element = &self.graph.nodes[node].element;
             for (port, channel) in worker.outputs.iter().enumerate() {
@@ -416,17 +431,39 @@ impl<'a, M: Machine> Run<'a, M> {
                 }
                 let described = &self.graph.channels[channel];
                 if let Peer::Port { node: reader, .. } = described.to {
-                    list.push(format!(
-                        "{} waits for {} to read {} ({} of {} entries)",
-                        self.graph.nodes[node].name,
-                        self.graph.nodes[reader].name,
-                        described.name,
-                        self.channels[channel].len(),
-                        described.depth
-                    ));
+                    list.push(self.wait(node, reader, "read", channel));
+                    readers.push(reader);
+                }
+            }
+        }
+        readers.sort_unstable();
+        readers.dedup();
+        for reader in readers.into_iter().filter(|reader| !blocked[*reader]) {
+            let worker = &self.workers[reader];
+            let element = &self.graph.nodes[reader].element;
+            for (port, channel) in worker.inputs.iter().enumerate() {
+                let Some(channel) = *channel else { continue };
+                let empty = self.channels[channel].is_empty()
+                    && worker.frame.low(element.in_valid[port]) == 0;
+                if let (true, Peer::Port { node: writer, .. }) =
+                    (empty, self.graph.channels[channel].from)
+                {
+                    list.push(self.wait(reader, writer, "write", channel));
                 }
             }
         }
         list
+    }
+
+    fn wait(&self, node: usize, other: usize, does: &str, channel: usize) -> String {
+        let described = &self.graph.channels[channel];
+        format!(
+            "{} waits for {} to {does} {} ({} of {} entries)",
+            self.graph.nodes[node].name,
+            self.graph.nodes[other].name,
+            described.name,
+            self.channels[channel].len(),
+            described.depth
+        )
     }
 }

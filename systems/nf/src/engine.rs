@@ -82,6 +82,41 @@ enum End {
     },
 }
 
+/// The captures at a graph's ends.
+pub(crate) struct Ends(Vec<End>);
+
+impl Ends {
+    /// Opens a capture for each input and output.
+    pub(crate) fn open(graph: &Graph, ports: &[(String, PathBuf)]) -> Result<Self, EngineError> {
+        open(graph, ports).map(Self)
+    }
+
+    /// Moves what can be moved; true where something was.
+    pub(crate) fn feed<M: Machine>(
+        &mut self,
+        run: &mut Run<'_, M>,
+        counts: &mut Counts,
+    ) -> Result<bool, EngineError> {
+        let mut moved = false;
+        for end in &mut self.0 {
+            moved |= feed(run, end, counts)?;
+        }
+        Ok(moved)
+    }
+
+    /// Writes what is left to write.
+    pub(crate) fn finish(self) -> Result<(), EngineError> {
+        for end in self.0 {
+            if let End::Writer { writer: Some(writer), path, .. } = end {
+                writer
+                    .finish()
+                    .map_err(|error| EngineError::Capture { path, source: error.into() })?;
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Rounds without movement after which a run from captures has ended.
 const QUIET: u32 = 64;
 
@@ -97,32 +132,26 @@ pub fn run_captures<M: Machine>(
     ports: &[(String, PathBuf)],
     commands: &[String],
 ) -> Result<(Counts, Vec<u64>), EngineError> {
-    let mut ends = open(graph, ports)?;
+    let mut ends = Ends::open(graph, ports)?;
     let mut run = Run::new(graph, machines)?;
     prepare(graph, &mut run, commands)?;
     let mut counts = Counts::default();
     let mut failed = None;
-    for end in &mut ends {
-        feed(&mut run, end, &mut counts)?;
-    }
+    ends.feed(&mut run, &mut counts)?;
     counts.rounds = run.settle(QUIET, u64::MAX, |run| {
-        let mut moved = false;
-        for end in &mut ends {
-            match feed(run, end, &mut counts) {
-                Ok(any) => moved |= any,
-                Err(error) => failed = Some(error),
+        let moved = match ends.feed(run, &mut counts) {
+            Ok(moved) => moved,
+            Err(error) => {
+                failed = Some(error);
+                false
             }
-        }
+        };
         moved && failed.is_none()
     })?;
     if let Some(error) = failed {
         return Err(error);
     }
-    for end in ends {
-        if let End::Writer { writer: Some(writer), path, .. } = end {
-            writer.finish().map_err(|error| EngineError::Capture { path, source: error.into() })?;
-        }
-    }
+    ends.finish()?;
     let passed = (0..graph.channels.len()).map(|at| run.channel(at).passed).collect();
     Ok((counts, passed))
 }

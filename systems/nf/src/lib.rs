@@ -4,8 +4,10 @@
 //! [`pcap`] reads and writes captures; [`engine`] runs a graph from captures to captures, [`live`]
 //! between network interfaces, with signals. [`functions`] holds the host's side of whole functions:
 //! the firewall's rules, the balancer's backends. [`diff`] compares the back ends; [`report`] says what
-//! the compiler decided. [`packet_socket`] holds the unsafe code.
+//! the compiler decided, [`area`] what it takes of a chip; [`debug`] steps through a graph. [`packet_socket`] holds the unsafe code.
 
+pub mod area;
+pub mod debug;
 pub mod diff;
 pub mod engine;
 pub mod functions;
@@ -14,3 +16,4 @@ pub mod load;
 pub mod packet_socket;
 pub mod pcap;
 pub mod report;
+pub mod statistics;

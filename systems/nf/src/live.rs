@@ -18,6 +18,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::functions::Manager;
 use crate::packet_socket::{Device, Fate};
+use crate::statistics::{COMMAND, Statistics};
 
 /// A run ended.
 #[derive(Debug, thiserror::Error)]
@@ -59,7 +60,7 @@ pub enum LiveError {
 }
 
 /// What has passed.
-#[derive(Clone, Copy, Debug, Default, serde::Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Passed {
     /// Packets in.
     pub received: u64,
@@ -160,7 +161,8 @@ pub fn run<M: Machine>(
     }
     let mut late: Late = None;
     let mut passed = Passed::default();
-    let mut buffer = vec![0; 65_536];
+    let mut buffer = vec![0; LONGEST];
+    let (mut still, mut named) = (0_u32, false);
     while !stop.load(Ordering::Relaxed) {
         let mut moved = false;
         for input in &mut inputs {
@@ -181,10 +183,21 @@ pub fn run<M: Machine>(
                 passed.commands += 1;
             } else {
                 let world = (graph, socket, &mut manager);
-                moved |= answer(world, &mut graph_run, &mut late, &mut passed)?;
+                moved |= answer(world, &mut graph_run, &mut buffer, &mut late, &mut passed)?;
             }
         }
-        if !moved {
+        if moved {
+            (still, named) = (0, false);
+        } else {
+            still += 1;
+            // Packets of another port may end the wait, so the run goes on.
+            if still == STUCK && round.blocked && !named {
+                named = true;
+                let waits = graph_run.waits();
+                if !waits.is_empty() {
+                    (around.notify)(&format!("nothing moves: {}", waits.join("; ")));
+                }
+            }
             wait(&devices, socket.as_ref())?;
             for attached in devices.iter_mut().filter(|attached| attached.doubt) {
                 look(attached, around.notify)?;
@@ -248,6 +261,8 @@ fn listen(path: &Path) -> Result<UnixDatagram, LiveError> {
     Ok(socket)
 }
 
+/// Turns without movement, at the pace of an idle run, after which a wait is named.
+const STUCK: u32 = 20;
 /// Packets taken from a device in one turn.
 const BATCH: usize = 64;
 
@@ -332,12 +347,19 @@ type Late = Option<(PathBuf, Vec<u8>)>;
 fn answer<M: Machine>(
     (graph, socket, manager): (&Graph, &UnixDatagram, &mut Manager),
     run: &mut Run<'_, M>,
+    bytes: &mut [u8],
     late: &mut Late,
     passed: &mut Passed,
 ) -> Result<bool, LiveError> {
-    let mut bytes = vec![0_u8; LONGEST];
-    let Ok((count, from)) = socket.recv_from(&mut bytes) else { return Ok(false) };
+    let Ok((count, from)) = socket.recv_from(bytes) else { return Ok(false) };
     let Some(path) = from.as_pathname() else { return Ok(true) };
+    if bytes[..count].strip_prefix(&WORDS_FOLLOW) == Some(COMMAND.as_bytes()) {
+        let counted = Statistics::of(graph, run, *passed);
+        let mut reply = b"+".to_vec();
+        reply.extend(serde_json::to_vec(&counted).unwrap_or_default());
+        *late = Some((path.to_owned(), reply));
+        return Ok(true);
+    }
     if let Some(text) = bytes[..count].strip_prefix(&WORDS_FOLLOW) {
         let mut reply = match manager.command(&String::from_utf8_lossy(text), run) {
             Ok(words) => format!("+{words}").into_bytes(),

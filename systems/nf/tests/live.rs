@@ -161,6 +161,12 @@ fn rules_change_while_packets_flow_and_an_interface_that_disappears_is_named() {
         let odd: Vec<u16> = (2..100).filter(|number| number % 2 == 1).collect();
         assert_eq!(collect(&mut far, odd.len(), deadline), odd);
         assert!(command(&control, "rules list").unwrap().unwrap().contains("(49 packets)"));
+        let text = command(&control, beeline_nf::statistics::COMMAND).unwrap().unwrap();
+        let counted: beeline_nf::statistics::Statistics = serde_json::from_str(&text).unwrap();
+        let gate = counted.channels.iter().find(|c| c.channel == "gate->to_tor").unwrap();
+        assert!(gate.items >= 100 && gate.waiting == 0, "{text}");
+        assert!(counted.ports.received >= 99 && counted.elements.len() == 8, "{text}");
+        assert!(counted.elements.iter().all(|element| element.iterations >= 100), "{text}");
         let refused = command(&control, "rules add nonsense").unwrap().unwrap_err();
         assert!(refused.contains("no ->"), "{refused}");
         // Without its input the function still answers, and goes on when the interface is back.

@@ -14,6 +14,7 @@
 
 pub mod mutate;
 mod network;
+mod network_functions;
 mod replicated;
 mod sockets;
 mod storage;
@@ -30,7 +31,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 12] = [
+pub const TARGETS: [Target; 13] = [
     Target { name: "tcp_frames", run: network::tcp_frames, seeds: network::tcp_frame_seeds },
     Target { name: "tcp_greeting", run: network::tcp_greeting, seeds: network::greeting_seeds },
     Target { name: "bootstrap", run: network::bootstrap, seeds: network::bootstrap_seeds },
@@ -43,6 +44,7 @@ pub const TARGETS: [Target; 12] = [
     Target { name: "relay_messages", run: sockets::relay_messages, seeds: sockets::message_seeds },
     Target { name: "unit", run: replicated::unit, seeds: replicated::unit_seeds },
     Target { name: "socket_segment", run: sockets::segment, seeds: sockets::segment_seeds },
+    Target { name: "nf_source", run: network_functions::source, seeds: network_functions::seeds },
 ];
 
 /// The target of this name.

@@ -120,6 +120,11 @@ fn a_segment_that_a_peer_writes_over_survives_mutation() {
 }
 
 #[test]
+fn sources_of_network_functions_survive_mutation() {
+    run("nf_source");
+}
+
+#[test]
 fn a_planted_bug_is_found_and_its_input_printed() {
     /// Trusts a length it was told.
     fn trusting(bytes: &[u8]) -> bool {

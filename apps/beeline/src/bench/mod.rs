@@ -11,6 +11,7 @@ pub mod fabric;
 pub mod host;
 pub mod kv;
 pub mod log;
+pub mod nf;
 pub mod plot;
 pub mod ports;
 pub mod redis;
@@ -94,6 +95,10 @@ pub enum BenchCommand {
     /// A member that `bench log` ends.
     #[command(hide = true)]
     LogMember(log::MemberArguments),
+    /// Network functions in memory: rates by rules and flows, inserts, compile time, cycles.
+    #[command(after_help = "Examples:\n  beeline bench nf\n  \
+                            beeline bench nf --parts memory,rules --repetitions 7 --json")]
+    Nf(nf::NfArguments),
     /// The other end of `bench fabric`.
     #[command(hide = true)]
     FabricPeer(fabric::PeerArguments),
@@ -116,6 +121,7 @@ pub fn run(command: &BenchCommand, output: Output) -> Result<Exit, Failure> {
         BenchCommand::Direct(arguments) => direct::run(arguments, output),
         BenchCommand::Kv(arguments) => kv::run(arguments, output),
         BenchCommand::Log(arguments) => log::run(arguments, output),
+        BenchCommand::Nf(arguments) => nf::run(arguments, output),
         BenchCommand::LogMember(arguments) => log::run_member(arguments),
         BenchCommand::FabricPeer(arguments) => fabric::run_peer(arguments),
         BenchCommand::FabricCalls(arguments) => fabric::run_calls(arguments),

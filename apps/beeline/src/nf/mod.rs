@@ -1,9 +1,11 @@
 //! `beeline nf`: network functions from elements and channels.
 
 mod check;
+mod debug;
 mod models;
 mod new;
 mod run;
+mod top;
 
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
@@ -18,13 +20,14 @@ pub enum NfCommand {
     #[command(after_help = "Examples:\n  beeline nf check counter.np\n  \
                             beeline nf check counter.np --json")]
     Check(CheckArguments),
-    /// Begin a file: a small firewall to change.
+    /// Begin a file: a firewall, a balancer, a generator, a capture, a queue, or something smaller.
     New(new::NewArguments),
     /// List the elements that come with the compiler.
     Library,
     /// What each element becomes in hardware: interval, depth, storage, loops, what limits it.
     #[command(after_help = "Examples:\n  beeline nf report firewall.np\n  \
-                            beeline nf report firewall.np --without delay --json")]
+                            beeline nf report firewall.np --without delay --json\n  \
+                            beeline nf report counter.np --area")]
     Report(models::ReportArguments),
     /// Write the graph as Verilog-2005.
     #[command(after_help = "Examples:\n  beeline nf verilog firewall.np -o out")]
@@ -41,9 +44,18 @@ pub enum NfCommand {
                             beeline nf run counter.np --port in=in.pcap --port out=out.pcap\n  \
                             beeline nf run firewall.np --port from_tor=eth0 --port to_tor=eth1")]
     Run(RunArguments),
+    /// Step through a graph: breakpoints, variables, logs of channels, which element waits for which.
+    #[command(after_help = "Examples:\n  \
+                            beeline nf debug counter.np --port in=in.pcap --port out=out.pcap")]
+    Debug(debug::DebugArguments),
+    /// Look at a running graph: packets, items of each channel, iterations of each element.
+    #[command(after_help = "Examples:\n  beeline nf top firewall.np\n  \
+                            beeline nf top firewall.np --count 1 --json")]
+    Top(top::TopArguments),
     /// Send a signal to an element of a running graph and show the answer.
     #[command(after_help = "Examples:\n  beeline nf signal counter.np cnt\n  \
-                            beeline nf signal rules.np exact 1 0 12 0x0a0000010a000002 0x03e80035 17 1 1")]
+                            beeline nf signal firewall.np rules add 'tcp any -> any :443 drop'\n  \
+                            beeline nf signal balancer.np backends add 10.0.1.1")]
     Signal(run::SignalArguments),
 }
 
@@ -57,6 +69,8 @@ pub fn nf(command: &NfCommand, output: Output) -> Result<Exit, Failure> {
         NfCommand::Verilog(arguments) => models::run_verilog(arguments, output),
         NfCommand::Simulate(arguments) => models::run_simulate(arguments, output),
         NfCommand::Diff(arguments) => models::run_diff(arguments, output),
+        NfCommand::Top(arguments) => top::run(arguments, output),
+        NfCommand::Debug(arguments) => debug::run(arguments, output),
         NfCommand::Signal(arguments) => run::run_signal(arguments, output),
         NfCommand::Run(arguments) => run::run(arguments, output),
     }

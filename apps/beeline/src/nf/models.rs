@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use beeline_ir::flits::{BITS, Joiner, WORDS, split};
 use beeline_ir::graph::Graph;
+use beeline_nf::area::area;
 use beeline_nf::diff::{Simulator, Stimulus, all_hardware, compare, cycles, simulated};
 use beeline_nf::pcap::{Reader, Writer};
 use beeline_nf::report::report;
@@ -68,13 +69,38 @@ impl PassArguments {
 pub struct ReportArguments {
     /// Source file.
     pub file: PathBuf,
+    /// Count tables of six inputs, flip-flops and memory bits of each instance by Yosys; takes
+    /// seconds to minutes.
+    #[arg(long)]
+    pub area: bool,
     #[command(flatten)]
     pub passes: PassArguments,
+}
+
+/// `beeline nf report --area`.
+fn report_area(graph: &Graph, options: &Options, output: Output) -> Result<Exit, Failure> {
+    let hardware = all_hardware(graph, options)?;
+    for (node, hardware) in hardware.iter().enumerate() {
+        let counted = area(graph, node, hardware)?;
+        // Each as soon as it is there: the next may take long.
+        if output.json {
+            output.object(&counted)?;
+        } else {
+            output.line(format!(
+                "{}: {} LUT6, {} flip-flops, {} memory bits (counted by Yosys)",
+                counted.instance, counted.luts, counted.flip_flops, counted.memory_bits
+            ))?;
+        }
+    }
+    Ok(Exit::Done)
 }
 
 /// `beeline nf report`.
 pub fn run_report(arguments: &ReportArguments, output: Output) -> Result<Exit, Failure> {
     let loaded = compiled(&arguments.file)?;
+    if arguments.area {
+        return report_area(&loaded.compiled.graph, &arguments.passes.options()?, output);
+    }
     let reports = report(&loaded.compiled.graph, &arguments.passes.options()?)?;
     if output.json {
         for node in &reports {

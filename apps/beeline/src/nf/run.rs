@@ -63,7 +63,7 @@ fn number(text: &str) -> Result<u64, String> {
 }
 
 /// Where a run of `file` listens for signals.
-fn control_of(file: &Path) -> PathBuf {
+pub fn control_of(file: &Path) -> PathBuf {
     let folder = std::env::var_os("XDG_RUNTIME_DIR").map_or_else(std::env::temp_dir, PathBuf::from);
     let stem = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     folder.join(format!("beeline-nf-{}-{stem}.sock", rustix::process::getuid().as_raw()))
@@ -165,9 +165,9 @@ fn stop_flag() -> Result<Arc<AtomicBool>, Failure> {
     Ok(stop)
 }
 
-/// The lines of the file of commands.
-fn commands(arguments: &RunArguments) -> Result<Vec<String>, Failure> {
-    let Some(path) = &arguments.commands else { return Ok(Vec::new()) };
+/// The lines of a file of commands.
+pub fn commands_of(path: Option<&Path>) -> Result<Vec<String>, Failure> {
+    let Some(path) = path else { return Ok(Vec::new()) };
     let text = std::fs::read_to_string(path)
         .with_context(|| format!("cannot read {}", path.display()))
         .or_exit(Exit::Usage)?;
@@ -183,7 +183,7 @@ fn serve(graph: &Graph, arguments: &RunArguments, output: Output) -> Result<Exit
         .map(|(name, what)| (name.clone(), what.display().to_string()))
         .collect();
     let control = arguments.control.clone().unwrap_or_else(|| control_of(&arguments.file));
-    let commands = commands(arguments)?;
+    let commands = commands_of(arguments.commands.as_deref())?;
     let stop = stop_flag()?;
     output.note(format!("signals at {}; stop with Ctrl-C", control.display()));
     let notify = |text: &str| crate::output::complain(text);
@@ -213,7 +213,8 @@ fn serve(graph: &Graph, arguments: &RunArguments, output: Output) -> Result<Exit
     Ok(Exit::Done)
 }
 
-fn port(text: &str) -> Result<(String, PathBuf), String> {
+/// `NAME=WHAT`.
+pub fn port(text: &str) -> Result<(String, PathBuf), String> {
     match text.split_once('=') {
         Some((name, what)) if !name.is_empty() && !what.is_empty() => {
             Ok((name.to_owned(), PathBuf::from(what)))
@@ -241,7 +242,7 @@ pub fn run(arguments: &RunArguments, output: Output) -> Result<Exit, Failure> {
         let error = anyhow::anyhow!("captures and interfaces do not mix in one run");
         return Err(Failure::new(Exit::Usage, error));
     }
-    let commands = commands(arguments)?;
+    let commands = commands_of(arguments.commands.as_deref())?;
     let (counts, passed) = if arguments.interpret {
         run_captures(graph, vec![Interpreter; graph.nodes.len()], &arguments.ports, &commands)?
     } else {

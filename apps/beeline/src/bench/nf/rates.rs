@@ -1,0 +1,239 @@
+//! Packets a second of functions as machine code, between memory and memory, on one core.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use beeline_ir::flits::{WORDS, split};
+use beeline_ir::graph::Graph;
+use beeline_ir::run::{Machine, Run};
+use beeline_native::Program;
+use beeline_nf::functions::Manager;
+use beeline_nf::functions::firewall::Firewall;
+use beeline_nf::functions::rules::{Key, Rule};
+use beeline_nf::functions::templates;
+
+use super::{BenchOptions, Kind, Shown, loaded};
+use crate::bench::report::{Better, Row};
+use crate::bench::turns::{Contender, alternate};
+
+/// An IPv4 packet of 64 bytes.
+fn packet(key: Key) -> [u8; 64] {
+    let mut bytes = [0; 64];
+    bytes[12..15].copy_from_slice(&[8, 0, 0x45]);
+    bytes[16..18].copy_from_slice(&50_u16.to_be_bytes());
+    bytes[22..24].copy_from_slice(&[64, key.protocol]);
+    bytes[26..30].copy_from_slice(&key.source.to_be_bytes());
+    bytes[30..34].copy_from_slice(&key.destination.to_be_bytes());
+    bytes[34..38].copy_from_slice(&key.ports.to_be_bytes());
+    bytes
+}
+
+fn flits(keys: &[Key]) -> Vec<u64> {
+    let mut items = Vec::with_capacity(keys.len() * 2 * WORDS);
+    for key in keys {
+        split(&packet(*key), 1_000, |flit| items.extend(flit));
+    }
+    items
+}
+
+/// Plays flits once through the graph's first input; flits that left.
+fn play<M: Machine>(graph: &Graph, run: &mut Run<'_, M>, items: &[u64]) -> anyhow::Result<u64> {
+    let (Some(input), Some(output)) = (graph.inputs.first(), graph.outputs.first()) else {
+        anyhow::bail!("the graph has no ends");
+    };
+    let (input, output) = (input.channel, output.channel);
+    let (mut sent, mut left) = (0, 0);
+    let mut flit = [0; WORDS];
+    run.settle(16, u64::MAX, |run| {
+        let mut moved = false;
+        while sent < items.len() && run.channel_mut(input).push(&items[sent..sent + WORDS]) {
+            sent += WORDS;
+            moved = true;
+        }
+        while run.channel_mut(output).pop(&mut flit) {
+            black_box(&flit);
+            left += 1;
+            moved = true;
+        }
+        moved
+    })?;
+    Ok(left)
+}
+
+fn rate(packets: usize, start: Instant) -> f64 {
+    let packets = f64::from(u32::try_from(packets).unwrap_or(u32::MAX));
+    packets / start.elapsed().as_secs_f64() / 1e6
+}
+
+/// `n` keys that differ.
+fn keys(n: usize, port: u32) -> Vec<Key> {
+    let key = |at: u32| Key {
+        source: 0x0a00_0000 | at.wrapping_mul(2_654_435_761) >> 9,
+        destination: 0x0a00_000a,
+        ports: (1_024 + at % 50_000) << 16 | port,
+        protocol: 6,
+    };
+    (0..u32::try_from(n).unwrap_or(u32::MAX)).map(key).collect()
+}
+
+/// Parser, checksum and counter.
+pub(super) fn memory(options: &BenchOptions, shown: &mut Shown) -> anyhow::Result<()> {
+    let text = "L4_Parser :: parser\nIPChecksum :: sum\nCount :: cnt\n\
+                from_tor -> {256} parser -> sum -> cnt -> {256} to_tor\n";
+    let loaded = loaded(text)?;
+    let graph = &loaded.compiled.graph;
+    let program = Program::compile(graph)?;
+    let items = flits(&keys(options.size(1_000_000, 2_000), 80));
+    let packets = items.len() / WORDS / 2;
+    let mut figures = Vec::new();
+    for _ in 0..options.turns() {
+        let mut run = Run::new(graph, program.machines())?;
+        let start = Instant::now();
+        let left = play(graph, &mut run, &items)?;
+        figures.push(rate(packets, start));
+        anyhow::ensure!(left == 2 * packets as u64, "{left} flits left");
+    }
+    let row = Row::new(
+        "64 B through L4_Parser, IPChecksum, Count in memory, one core",
+        "beeline",
+        "Mpps",
+        Better::Higher,
+        &figures,
+    );
+    shown.row(Kind::Measured, &row.beside("wanted", "10 Mpps"))
+}
+
+/// Rules that the packets do not meet, as a linear list asks all of them.
+fn rule(at: u32) -> anyhow::Result<Rule> {
+    let (a, b) = (at >> 8 & 255, at & 255);
+    Ok(format!("tcp 172.{a}.{b}.0/24 -> any :443 drop").parse()?)
+}
+
+/// The firewall against a linear classifier in the same process, by number of rules.
+pub(super) fn rules(options: &BenchOptions, shown: &mut Shown) -> anyhow::Result<()> {
+    let loaded = loaded(templates::text("firewall").unwrap_or_default())?;
+    let graph = &loaded.compiled.graph;
+    let program = Program::compile(graph)?;
+    let keys = keys(options.size(200_000, 1_000), 443);
+    let items = flits(&keys);
+    for count in [1_u32, 100, 1_000, 10_000] {
+        let mut run = Run::new(graph, program.machines())?;
+        let Some(mut firewall) = Firewall::of(graph) else { anyhow::bail!("no firewall") };
+        let mut writes = Vec::new();
+        let mut list = Vec::new();
+        for at in 0..count {
+            list.push(rule(at)?);
+            firewall.add(rule(at)?, false, &mut writes)?;
+        }
+        for (node, signal) in writes {
+            run.signal_now(node, signal)?;
+        }
+        // The list takes as long as it has rules: fewer packets keep its turns short.
+        let asked = &keys[..keys.len().min(options.size(20_000_000, 100_000) / count as usize)];
+        let contenders = &mut [
+            Contender::new("beeline", || {
+                let start = Instant::now();
+                let left = play(graph, &mut run, &items)?;
+                anyhow::ensure!(left == items.len() as u64 / 8, "{left} flits left");
+                Ok(rate(keys.len(), start))
+            }),
+            Contender::new("linear", || {
+                let start = Instant::now();
+                let dropped = asked
+                    .iter()
+                    .filter(|key| list.iter().find(|r| r.matches(**key)).is_some_and(|r| r.drop))
+                    .count();
+                anyhow::ensure!(black_box(dropped) == 0, "{dropped} packets dropped");
+                Ok(rate(asked.len(), start))
+            }),
+        ];
+        let figures = alternate(options.turns(), contenders, shown.output)?;
+        let row = Row::new(
+            format!("firewall in memory, {count} rules"),
+            "beeline",
+            "Mpps",
+            Better::Higher,
+            &figures[0],
+        )
+        .against("a bare linear match, no packets moved,", &figures[0], &figures[1]);
+        shown.row(Kind::Measured, &row)?;
+    }
+    Ok(())
+}
+
+/// A rule in, beside eight thousand others.
+pub(super) fn inserts(options: &BenchOptions, shown: &mut Shown) -> anyhow::Result<()> {
+    let loaded = loaded(templates::text("firewall").unwrap_or_default())?;
+    let graph = &loaded.compiled.graph;
+    let program = Program::compile(graph)?;
+    let mut run = Run::new(graph, program.machines())?;
+    let Some(mut firewall) = Firewall::of(graph) else { anyhow::bail!("no firewall") };
+    let mut writes = Vec::new();
+    for at in 0..options.size(8_000, 80) {
+        firewall.add(rule(at)?, false, &mut writes)?;
+    }
+    for (node, signal) in writes.drain(..) {
+        run.signal_now(node, signal)?;
+    }
+    let kinds = [
+        ("HashTCAM", "tcp 172.200.1.0/24 -> any :443 drop"),
+        ("exact", "tcp 1.2.3.4 :5 -> 6.7.8.9 :10 drop"),
+        ("prefix", "ip any -> 99.0.0.0/8 drop"),
+    ];
+    for (table, text) in kinds {
+        let mut figures = Vec::new();
+        let mut signals = 0;
+        for _ in 0..options.turns() * 10 {
+            let start = Instant::now();
+            let number = firewall.add(text.parse()?, false, &mut writes)?;
+            signals = writes.len();
+            for (node, signal) in writes.drain(..) {
+                run.signal_now(node, signal)?;
+            }
+            figures.push(start.elapsed().as_secs_f64() * 1e6);
+            firewall.remove(number, &mut writes)?;
+            for (node, signal) in writes.drain(..) {
+                run.signal_now(node, signal)?;
+            }
+        }
+        let others = options.size(8_000, 80);
+        let case = format!("a rule in beside {others} others: {table}");
+        let row = Row::new(case, "beeline", "us", Better::Lower, &figures);
+        shown.row(Kind::Measured, &row.beside("signals", signals))?;
+    }
+    Ok(())
+}
+
+/// The balancer: packets of known flows, and a new flow each packet.
+pub(super) fn flows(options: &BenchOptions, shown: &mut Shown) -> anyhow::Result<()> {
+    let loaded = loaded(templates::text("balancer").unwrap_or_default())?;
+    let graph = &loaded.compiled.graph;
+    let program = Program::compile(graph)?;
+    let packets = options.size(200_000, 500);
+    let fresh = flits(&keys(packets, 80));
+    for (case, flows) in [("1,000 flows", 1_000), ("each packet a new flow", packets)] {
+        let cycled: Vec<u64> = fresh[..flows.min(packets) * 2 * WORDS]
+            .iter()
+            .copied()
+            .cycle()
+            .take(fresh.len())
+            .collect();
+        let mut figures = Vec::new();
+        for _ in 0..options.turns() {
+            let mut run = Run::new(graph, program.machines())?;
+            let mut manager = Manager::of(graph);
+            for at in 1..=8 {
+                manager.command(&format!("backends add 10.9.0.{at}"), &mut run)?;
+            }
+            while manager.apply(&mut run, 100)? {}
+            let start = Instant::now();
+            let left = play(graph, &mut run, &cycled)?;
+            figures.push(rate(packets, start));
+            anyhow::ensure!(left >= 2 * packets as u64, "{left} flits left");
+        }
+        let case = format!("balancer in memory, {case}");
+        let row = Row::new(case, "beeline", "Mpps", Better::Higher, &figures);
+        shown.row(Kind::Measured, &row)?;
+    }
+    Ok(())
+}

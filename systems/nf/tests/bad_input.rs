@@ -1,0 +1,301 @@
+//! What is wrong is named, and what is right goes on: graphs, elements that do not end, channels too
+//! short, packets that are none; the debugger that finds out.
+
+#![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
+
+mod common;
+
+use beeline_ir::run::{Interpreter, Run, RunError};
+use beeline_nf::debug::{DebugError, Debugger};
+use beeline_nf::diff::{DiffError, Stimulus, all_hardware, cycles};
+use beeline_nf::functions::templates;
+use beeline_nf::load::compile;
+use beeline_passes::Options;
+use common::{Dice, compiled, native, packet, play};
+
+fn codes(text: &str) -> Vec<(u32, &'static str)> {
+    let loaded = compile("bad.np", text.to_owned(), None);
+    assert!(loaded.diagnostics.failed(), "{text} compiles");
+    loaded.diagnostics.records(&loaded.sources).iter().map(|r| (r.line, r.code)).collect()
+}
+
+#[test]
+fn graphs_that_are_wrong_are_refused_with_their_line() {
+    for (text, wanted) in [
+        ("Count :: a\na -> to_tor\n", (1, "unconnected")),
+        (
+            "Count :: a\nCount :: b\nfrom_tor -> a -> to_tor\nfrom_nic -> b\nb -> a\n",
+            (5, "two-writers"),
+        ),
+        ("Count :: a\nCount :: b\nfrom_tor -> a -> to_tor\na -> b -> to_nic\n", (4, "two-readers")),
+        ("Count :: a\nfrom_tor -> a [2] -> to_tor\n", (2, "bad-port")),
+        ("Counter :: a\nfrom_tor -> a -> to_tor\n", (1, "unknown-element")),
+        ("Count :: a\nfrom_tor -> a -> {1} to_tor\n", (2, "bad-depth")),
+    ] {
+        let found = codes(text);
+        assert!(found.contains(&wanted), "{wanted:?} is not in {found:?}");
+    }
+}
+
+#[test]
+fn a_cycle_of_channels_works_while_it_has_room_and_its_deadlock_is_named() {
+    let text = "
+.element Twice (flit in -> flit out) {
+    .state { flit held; bool again; }
+    .handler {
+        if (again) { set_output_port(out, held); again = false; return 0; }
+        if (test_input_port(in)) { held = read_input_port(in); again = true; set_output_port(out, held); }
+    }
+}
+Merge :: merge
+Twice :: twice
+Tee :: tee
+Discard :: end
+from_tor -> [2] merge -> twice -> tee -> [1] merge
+tee [2] -> end
+";
+    let loaded = compiled(text);
+    let graph = &loaded.compiled.graph;
+    // Each item comes back as two: the cycle fills.
+    let mut run = Run::new(graph, vec![Interpreter; graph.nodes.len()]).unwrap();
+    let channel = graph.inputs[0].channel;
+    assert!(run.channel_mut(channel).push(&[0, 0, 0, 0, 3, 0, 0, 0]));
+    let error = run.settle(64, 100_000, |_| false).unwrap_err();
+    let RunError::Deadlock(lines) = error else { panic!("{error}") };
+    for part in ["merge waits for twice", "twice waits for tee", "tee waits for merge"] {
+        assert!(lines.iter().any(|line| line.contains(part)), "{part}: {lines:?}");
+    }
+    assert!(lines[0].contains("of 16 entries"), "{lines:?}");
+}
+
+/// One branch holds eight items back before it gives the first; the other has room for two.
+const UNDERSIZED: &str = "
+.element Window (flit in -> flit out) {
+    .state { flit kept[16]; uint count; uint given; }
+    .handler {
+        if (test_input_port(in)) {
+            kept[count & 15] = read_input_port(in);
+            count++;
+        }
+        if (count - given > 8) {
+            set_output_port(out, kept[given & 15]);
+            given++;
+        }
+    }
+}
+.element Join (flit a, flit b -> flit out) {
+    .handler {
+        if (test_input_port(a) && test_input_port(b)) {
+            flit x = read_input_port(a);
+            flit y = read_input_port(b);
+            set_output_port(out, x);
+        }
+    }
+}
+Tee :: tee
+Window :: window
+Join :: join
+from_tor -> tee
+tee [1] -> window -> join
+tee [2] -> {2} [2] join
+join -> to_tor
+";
+
+fn flits(count: u64) -> Vec<u64> {
+    (0..count).flat_map(|at| [at, 0, 0, 0, 3, 0, 0, 0]).collect()
+}
+
+#[test]
+fn a_reconvergent_graph_that_is_too_short_is_named_and_not_hung() {
+    let loaded = compiled(UNDERSIZED);
+    let graph = &loaded.compiled.graph;
+    let stimulus = Stimulus { items: vec![flits(40)], signals: Vec::new() };
+    let lines = match beeline_nf::diff::interpreted(graph, &stimulus) {
+        Err(DiffError::Run(RunError::Deadlock(lines))) => lines,
+        other => panic!("{other:?}"),
+    };
+    let named = |part: &str| lines.iter().any(|line| line.contains(part));
+    assert!(named("tee waits for join to read tee[2]->join[2] (2 of 2 entries)"), "{lines:?}");
+    assert!(named("join waits for window to write"), "{lines:?}");
+    let hardware = all_hardware(graph, &Options::default()).unwrap();
+    let error = cycles(graph, &hardware, &stimulus).unwrap_err();
+    assert!(error.to_string().contains("tee waits for join"), "{error}");
+    // With room it flows.
+    let loaded = compiled(&UNDERSIZED.replace("{2} [2] join", "{16} [2] join"));
+    let graph = &loaded.compiled.graph;
+    let out = beeline_nf::diff::interpreted(graph, &stimulus).unwrap();
+    assert_eq!(out.channels[graph.outputs[0].channel].len() / 8, 32);
+}
+
+#[test]
+fn an_element_that_never_ends_is_named_by_both_back_ends() {
+    let text = "
+.element Stuck (flit in -> flit out) {
+    .state { uint n; }
+    .handler {
+        if (test_input_port(in)) {
+            flit x = read_input_port(in);
+            while (x.sop) { n++; }
+            set_output_port(out, x);
+        }
+    }
+}
+Stuck :: stuck
+from_tor -> stuck -> to_tor
+";
+    let loaded = compiled(text);
+    let graph = &loaded.compiled.graph;
+    let stimulus = Stimulus { items: vec![flits(1)], signals: Vec::new() };
+    for outcome in [
+        beeline_nf::diff::interpreted(graph, &stimulus),
+        beeline_nf::diff::native(graph, &stimulus),
+    ] {
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains("Stuck did not end"), "{error}");
+    }
+}
+
+#[test]
+fn garbage_on_every_port_of_every_template_leaves_the_others_packets_whole() {
+    for (name, _) in templates::names().filter(|(name, _)| *name != "generator") {
+        let text = templates::text(name).unwrap();
+        let text = text.replace("(BITS = 16)", "(BITS = 6)").replace("(BITS = 12)", "(BITS = 5)");
+        let loaded = compiled(&text);
+        let graph = &loaded.compiled.graph;
+        let mut run = native(graph);
+        let mut dice = Dice(11);
+        let mut garbage = Vec::new();
+        for length in [1, 2, 13, 14, 31, 32, 33, 34, 35, 41, 59, 63, 64, 65, 1_514, 2_049, 9_018] {
+            for _ in 0..4 {
+                let mut bytes: Vec<u8> =
+                    (0..length).map(|_| dice.below(256).try_into().unwrap()).collect();
+                if length > 24 && dice.below(2) == 0 {
+                    bytes[12..15].copy_from_slice(&[8, 0, 0x45]);
+                    bytes[23] = dice.of(&[6, 17]);
+                }
+                garbage.push((0, bytes));
+            }
+        }
+        play(graph, &mut run, &garbage);
+        let key =
+            beeline_nf::functions::rules::Key { source: 1, destination: 2, ports: 80, protocol: 6 };
+        let good = packet(key, 0, 5);
+        let out = play(graph, &mut run, &[(0, good.clone()), (0, good.clone())]);
+        match name {
+            "balancer" => assert!(out[0].is_empty()),
+            "capture" => assert_eq!(out[0].len(), 2),
+            _ => assert_eq!(out[0], [good.clone(), good], "{name}"),
+        }
+    }
+}
+
+#[test]
+fn the_debugger_steps_breaks_shows_and_changes() {
+    let text = "
+.element Add (flit in -> flit out) {
+    .state { ulong count; uint seen[4]; }
+    .handler {
+        if (test_input_port(in)) {
+            flit x = read_input_port(in);
+            count++;
+            seen[count & 3] = count;
+            if (count == 3) { printf(\"third %d\", count); breakpoint(7); }
+            set_output_port(out, x);
+        }
+    }
+}
+Add :: add
+from_tor -> add -> to_tor
+";
+    let loaded = compiled(text);
+    let folder = tempfile::tempdir().unwrap();
+    let (from, to) = (folder.path().join("in.pcap"), folder.path().join("out.pcap"));
+    let mut writer = beeline_nf::pcap::Writer::new(Vec::new()).unwrap();
+    for at in 0..10_u8 {
+        writer.write(0, &[at; 20]).unwrap();
+    }
+    std::fs::write(&from, writer.finish().unwrap()).unwrap();
+    let ports = [("from_tor".to_owned(), from), ("to_tor".to_owned(), to.clone())];
+    let mut debugger = Debugger::new(&loaded.compiled.graph, &ports, &[]).unwrap();
+    let mut say =
+        |text: &str| debugger.command(text).map_err(|error: DebugError| error.to_string());
+    assert!(say("step").unwrap().starts_with("add"));
+    say("break add").unwrap();
+    let stopped = say("continue").unwrap();
+    assert!(stopped.contains("add, iteration") && stopped.contains("took"), "{stopped}");
+    say("break add off").unwrap();
+    let stopped = say("continue").unwrap();
+    assert!(stopped.contains("third 3") && stopped.contains("breakpoint 7 in add"), "{stopped}");
+    assert!(say("vars add").unwrap().contains("count = 0x3"));
+    assert_eq!(say("get add.seen[3]").unwrap(), "add.seen[3] = 0x3");
+    say("set add.count 0x64").unwrap();
+    assert!(say("log from_tor->add 2").unwrap().lines().count() == 2);
+    assert!(say("channels").unwrap().contains("from_tor->add: "));
+    assert!(say("continue").unwrap().contains("10 packets in, 10 out"));
+    assert_eq!(say("get add.count").unwrap(), "add.count = 0x6b");
+    assert_eq!(say("waits").unwrap(), "no element waits for another");
+    for (wrong, part) in [
+        ("vars nobody", "no instance nobody"),
+        ("get add.nothing", "there is no add.nothing"),
+        ("get add.seen[9]", "add.seen[9]"),
+        ("log nowhere", "no channel"),
+        ("jump", "no command"),
+        ("step x", "no number"),
+    ] {
+        assert!(say(wrong).unwrap_err().contains(part), "{wrong}");
+    }
+    say("quit").unwrap();
+    assert!(debugger.ended());
+    debugger.finish().unwrap();
+    let bytes = std::fs::read(to).unwrap();
+    let mut reader = beeline_nf::pcap::Reader::new(&bytes[..]).unwrap();
+    assert_eq!(reader.next_packet().unwrap().unwrap().bytes, [0; 20]);
+}
+
+#[test]
+fn the_guide_s_code_compiles_and_does_what_the_guide_says() {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/nf.md");
+    let guide = std::fs::read_to_string(path).unwrap();
+    let sources: Vec<&str> = guide
+        .split("```")
+        .skip(1)
+        .step_by(2)
+        .map(|block| block.trim_start_matches('\n'))
+        .filter(|block| block.starts_with('.'))
+        .collect();
+    assert_eq!(sources.len(), 2, "the counter and the port-knocking filter");
+    let counter = compiled(sources[0]);
+    let graph = &counter.compiled.graph;
+    let mut run = native(graph);
+    let key = |port: u32| beeline_nf::functions::rules::Key {
+        ports: port,
+        protocol: 6,
+        ..Default::default()
+    };
+    let out = play(graph, &mut run, &[(0, packet(key(22), 0, 1)), (0, packet(key(22), 0, 2))]);
+    assert_eq!(out[0].len(), 2);
+    assert_eq!(run.signal_now(0, [1, 0, 0, 0, 0, 0, 0, 0]).unwrap()[1], 2);
+    let knock = compiled(sources[1]);
+    let graph = &knock.compiled.graph;
+    let mut run = native(graph);
+    let packets = [22, 4_711, 22].map(|port| (0, packet(key(port), 0, port)));
+    let out = play(graph, &mut run, &packets).remove(0);
+    assert_eq!(out.iter().map(|p| common::number(p)).collect::<Vec<_>>(), [4_711, 22]);
+}
+
+#[test]
+fn yosys_counts_an_element() {
+    if !beeline_nf::area::is_here() {
+        println!("skipped: yosys is not installed; cargo xtask setup installs it");
+        return;
+    }
+    let loaded = compiled("Count :: cnt\nPass :: pass\nfrom_tor -> cnt -> pass -> to_tor\n");
+    let graph = &loaded.compiled.graph;
+    let hardware = all_hardware(graph, &Options::default()).unwrap();
+    let counted = beeline_nf::area::area(graph, 0, &hardware[0]).unwrap();
+    let plain = beeline_nf::area::area(graph, 1, &hardware[1]).unwrap();
+    println!("{counted:?} {plain:?}");
+    // A count of 64 bits is what the counter has over an element that passes items on.
+    assert!(counted.flip_flops >= plain.flip_flops + 64, "{counted:?} {plain:?}");
+    assert!(counted.luts > plain.luts);
+}
