@@ -14,6 +14,7 @@ use bson::spec::BinarySubtype;
 use bson::{Binary, Bson, Document, doc};
 
 use crate::layout::{kind, word};
+use crate::versions::History;
 
 /// Longest name of a database, bytes.
 const DATABASE_NAME: usize = 63;
@@ -367,6 +368,14 @@ pub struct Figures {
     pub next_record: AtomicI64,
 }
 
+impl Figures {
+    /// So many documents and bytes more.
+    pub fn add(&self, documents: i64, bytes: i64) {
+        self.documents.fetch_add(documents, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
 /// A collection.
 #[derive(Clone, Debug)]
 pub struct Collection {
@@ -574,6 +583,8 @@ pub struct Database {
     pub announced: AtomicBool,
     /// Collections and indexes are made one at a time.
     pub changing: Mutex<()>,
+    /// What open transactions see that is there no more.
+    pub history: Mutex<History>,
 }
 
 impl Database {
@@ -588,6 +599,7 @@ impl Database {
             next_id: AtomicU32::new(next_id),
             announced: AtomicBool::new(announced),
             changing: Mutex::default(),
+            history: Mutex::default(),
         }
     }
 

@@ -27,6 +27,7 @@ mod identity;
 mod read;
 mod server;
 mod sinks;
+mod transactions;
 mod write;
 
 pub use server::{VERSION, WIRE_VERSION};
@@ -179,7 +180,7 @@ impl Context<'_> {
         database: &Database,
         work: impl FnOnce(&mut dyn Backing) -> Result<R>,
     ) -> Result<R> {
-        self.engine.with(database, work)
+        self.engine.within(database, &self.session.operation, work)
     }
 
     /// What a pipeline of the command reaches.
@@ -290,22 +291,16 @@ impl Context<'_> {
     /// Errors: a number without a session.
     pub fn retry(&self, index: usize) -> Result<Option<Retry>> {
         let Some(number) = whole_field(&self.request.body, "txnNumber") else { return Ok(None) };
+        // A statement of a transaction is not retried by itself.
         if self.request.body.contains_key("autocommit") {
-            return fail(
-                Code::CommandNotSupported,
-                "transactions are not supported by this server yet",
-            );
+            return Ok(None);
         }
-        let Some(mut session) = self.session_id() else {
+        let Some(session) = self.session_key() else {
             return fail(
                 Code::InvalidOptions,
                 "Transaction number requires a session ID to also be specified",
             );
         };
-        // One user's sessions are not another's; no session's name begins with another's.
-        let user = self.session.user.as_deref().unwrap_or_default().as_bytes();
-        session.extend((user.len() as u32).to_be_bytes());
-        session.extend(user);
         let listed = match self.request.body.get("stmtIds") {
             Some(Bson::Array(all)) => {
                 all.get(index).and_then(beeline_documents_query::value::integral)
@@ -330,6 +325,13 @@ impl Context<'_> {
         }
     }
 
+    /// The session the command belongs to, and its user: one user's sessions are not another's, and
+    /// no session's name begins with another's.
+    #[must_use]
+    pub fn session_key(&self) -> Option<Vec<u8>> {
+        self.session_id().map(|session| key_of(session, self.session.user.as_deref()))
+    }
+
     /// The session the command belongs to.
     #[must_use]
     pub fn session_id(&self) -> Option<Vec<u8>> {
@@ -338,6 +340,14 @@ impl Context<'_> {
             _ => None,
         }
     }
+}
+
+/// A session and its user.
+fn key_of(mut session: Vec<u8>, user: Option<&str>) -> Vec<u8> {
+    let user = user.unwrap_or_default().as_bytes();
+    session.extend((user.len() as u32).to_be_bytes());
+    session.extend(user);
+    session
 }
 
 /// Refuses a collation other than the one by bytes.
@@ -430,11 +440,19 @@ const OPEN: &[&str] = &[
 pub fn run(context: &mut Context<'_>) -> Reply {
     let name = context.request.name().to_owned();
     match dispatch(context, &name) {
-        Ok(reply) => reply,
+        Ok(reply) => {
+            if transactions::has_failed(&reply) {
+                transactions::failed(context);
+            }
+            reply
+        }
         Err(error) => {
+            transactions::failed(context);
             context.engine.metrics.documents_failed_commands.add_shared(1);
             tracing::debug!(command = name, code = error.code as i32, %error, "a command failed");
-            Reply::Document(failure(&error))
+            let mut reply = failure(&error);
+            transactions::label(context, &error, &mut reply);
+            Reply::Document(reply)
         }
     }
 }
@@ -456,7 +474,8 @@ pub fn failure(error: &QueryError) -> Document {
 
 fn dispatch(context: &mut Context<'_>, name: &str) -> Result<Reply> {
     context.engine.metrics.documents_commands.add_shared(1);
-    context.session.operation = Operation { memory: Memory::of_operation(&context.engine.memory) };
+    context.session.operation =
+        Operation { memory: Memory::of_operation(&context.engine.memory), transaction: None };
     context.check_session()?;
     identity::look_again(context)?;
     match context.request.body.get_str("$db") {
@@ -476,9 +495,11 @@ fn dispatch(context: &mut Context<'_>, name: &str) -> Result<Reply> {
     {
         return fail(Code::Unauthorized, format!("Command {name} requires authentication"));
     }
-    if context
-        .document("readConcern")?
-        .is_some_and(|concern| concern.get_str("level").is_ok_and(|level| level == "snapshot"))
+    context.session.operation.transaction = transactions::of(context, name)?;
+    if context.session.operation.transaction.is_none()
+        && context
+            .document("readConcern")?
+            .is_some_and(|concern| concern.get_str("level").is_ok_and(|level| level == "snapshot"))
     {
         return fail(
             Code::SnapshotUnavailable,
@@ -512,9 +533,8 @@ fn dispatch(context: &mut Context<'_>, name: &str) -> Result<Reply> {
         "serverStatus" => server::server_status(context),
         "listCommands" => server::list_commands(),
         "replSetGetStatus" | "replSetGetConfig" => server::replica_set(context, name),
-        "abortTransaction" | "commitTransaction" => {
-            fail(Code::NoSuchTransaction, "transactions are not supported by this server yet")
-        }
+        "commitTransaction" => transactions::commit(context),
+        "abortTransaction" => transactions::abort(context),
         "getnonce" => {
             fail(Code::CommandNotFound, "getnonce belongs to MONGODB-CR, which is not supported")
         }
@@ -562,10 +582,12 @@ fn dispatch(context: &mut Context<'_>, name: &str) -> Result<Reply> {
 
 /// The names of all commands.
 pub const NAMES: &[&str] = &[
+    "abortTransaction",
     "aggregate",
     "buildInfo",
     "collMod",
     "collStats",
+    "commitTransaction",
     "connectionStatus",
     "count",
     "create",

@@ -353,6 +353,10 @@ async fn upkeep(shared: Arc<Shared>) {
         let engine = &shared.engine;
         let closed = engine.cursors.expire(engine.now_ms());
         engine.metrics.documents_timed_out_cursors.add_shared(closed as u64);
+        let ended = engine.transactions.expire(engine.now_ms());
+        if ended > 0 {
+            tracing::info!(ended, "transactions that lasted too long were ended");
+        }
         if turn.is_multiple_of(12) {
             tokio::task::block_in_place(|| {
                 if let Err(error) = engine.trim_log().and_then(|()| crate::retry::reap(engine)) {

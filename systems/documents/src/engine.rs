@@ -14,10 +14,13 @@ use crate::catalog::{Collection, Database, Index, check_collection_name, check_d
 use crate::cursor::Cursors;
 use crate::layout::{SYSTEM_ROW, kind, numbered, word};
 use crate::log;
+use crate::operation::Operation;
 use crate::retry::Retry;
 use crate::scan::SLICE;
 use crate::stats::DocumentsMetrics;
 use crate::store::{Backing, Change, Store, Stretch, Visitor, with_row};
+use crate::transaction::{self, Transactions};
+use crate::versions::History;
 
 mod indexes;
 
@@ -43,6 +46,8 @@ pub struct EngineOptions {
     pub authentication: bool,
     /// Bytes that the operations of all clients may keep together.
     pub memory_bytes: usize,
+    /// How long a transaction may last, milliseconds.
+    pub transaction_lifetime_ms: u64,
 }
 
 impl Default for EngineOptions {
@@ -53,6 +58,7 @@ impl Default for EngineOptions {
             log_bytes: 64 << 20,
             authentication: false,
             memory_bytes: 1 << 30,
+            transaction_lifetime_ms: 60_000,
         }
     }
 }
@@ -85,6 +91,8 @@ pub struct Engine {
     pub changed: tokio::sync::Notify,
     /// What the operations of all clients keep.
     pub memory: Arc<Memory>,
+    /// The transactions of all sessions.
+    pub transactions: Transactions,
     /// Users are made one at a time.
     pub users: Mutex<()>,
     /// Grows when a user is changed or dropped, so that connections look again.
@@ -95,9 +103,10 @@ pub struct Engine {
     pub log_floor: AtomicU64,
 }
 
-/// Notes whether a batch was applied.
+/// Notes whether a batch was applied, and what it changes for those who read what was before.
 struct Noting<'n> {
     row: &'n mut dyn Backing,
+    history: &'n Mutex<History>,
     applied: bool,
 }
 
@@ -112,7 +121,7 @@ impl Backing for Noting<'_> {
 
     fn apply(&mut self, changes: &[Change]) -> Result<Option<usize>> {
         self.applied |= !changes.is_empty();
-        self.row.apply(changes)
+        lock(self.history).apply(self.row, changes)
     }
 }
 
@@ -156,6 +165,7 @@ impl Engine {
             authentication: options.authentication,
             changed: tokio::sync::Notify::new(),
             memory: Memory::of_node(options.memory_bytes),
+            transactions: Transactions::new(options.transaction_lifetime_ms),
             users: Mutex::default(),
             users_changed: AtomicU64::new(0),
             secret,
@@ -333,7 +343,7 @@ impl Engine {
     ) -> Result<R> {
         let mut applied = false;
         let result = with_row(&*self.store, database.row(), |row| {
-            let mut row = Noting { row, applied: false };
+            let mut row = Noting { row, history: &database.history, applied: false };
             let result = work(&mut row);
             applied = row.applied;
             result
@@ -343,6 +353,21 @@ impl Engine {
             self.changed.notify_waiters();
         }
         result
+    }
+
+    /// Locks the row of a database for a part of an operation, which may belong to a transaction.
+    ///
+    /// Errors: those of `work`; failing to persist; a transaction that ended.
+    pub fn within<R>(
+        &self,
+        database: &Database,
+        operation: &Operation,
+        work: impl FnOnce(&mut dyn Backing) -> Result<R>,
+    ) -> Result<R> {
+        match &operation.transaction {
+            Some(shared) => transaction::within(self, shared, database, work),
+            None => self.with(database, work),
+        }
     }
 
     /// Makes the entry of a database that tells of it after a restart.

@@ -48,7 +48,7 @@ pub fn expire(engine: &Engine) -> Result<u64> {
                             ));
                         }
                         let Some(scan) = &mut scan else { return Ok(true) };
-                        if scan.check(Some(&known)).is_err() {
+                        if scan.check(row, Some(&known)).is_err() {
                             return Ok(true);
                         }
                         let mut found = Vec::new();

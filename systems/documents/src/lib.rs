@@ -36,8 +36,10 @@ mod scram;
 mod service;
 mod stats;
 pub mod store;
+pub mod transaction;
 pub mod users;
 mod validate;
+pub mod versions;
 pub mod wire;
 pub mod write;
 

@@ -105,6 +105,17 @@ pub fn of_catalog(engine: &Engine, database: &Database, what: Document) -> Resul
     Ok(vec![Change::put(key(time), encoded(&entry)?)])
 }
 
+/// The change that logs, now, what an entry of a transaction says.
+///
+/// Errors: an entry that cannot be read.
+pub fn at_time(engine: &Engine, bytes: &[u8]) -> Result<Change> {
+    let time = engine.clock.next(engine.now_ms());
+    let mut entry = crate::scan::decode(bytes)?;
+    entry.insert("ts", stamp(time));
+    entry.insert("wall", DateTime::from_millis(engine.now_ms() as i64));
+    Ok(Change::put(key(time), encoded(&entry)?))
+}
+
 /// Puts a log entry, and the outcome of a retryable write, into the batch of each change.
 #[derive(Debug)]
 pub struct Recorder<'r> {

@@ -4,15 +4,19 @@ use std::sync::Arc;
 
 use beeline_documents_query::memory::Memory;
 
+use crate::transaction::Shared;
+
 /// See the module's documentation.
 #[derive(Clone, Debug)]
 pub struct Operation {
     /// What it keeps.
     pub memory: Arc<Memory>,
+    /// The transaction it belongs to.
+    pub transaction: Option<Shared>,
 }
 
 impl Default for Operation {
     fn default() -> Self {
-        Self { memory: Memory::alone() }
+        Self { memory: Memory::alone(), transaction: None }
     }
 }

@@ -193,9 +193,9 @@ impl Query {
         }
         let scope = Scope::with_variables(&self.asked.variables);
         let mut found = Vec::new();
-        engine.with(database, |row| {
+        engine.within(database, &self.asked.operation, |row| {
             let known = database.collection(&self.collection);
-            scan.check(known.filter(|known| known.uuid == self.uuid).as_deref())?;
+            scan.check(row, known.filter(|known| known.uuid == self.uuid).as_deref())?;
             scan.slice(row, &scope, most, &mut found)
         })?;
         engine.metrics.documents_examined.add_shared(found.len() as u64);

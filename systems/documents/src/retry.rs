@@ -66,6 +66,30 @@ impl Retry {
         Ok((whole_field(&outcome, "txn") == Some(self.number)).then_some(outcome))
     }
 
+    /// The change that keeps the outcome of a transaction's commit.
+    ///
+    /// Errors: an outcome that cannot be written.
+    pub fn committed(&self, now_ms: u64) -> Result<Change> {
+        let head = doc! { "txn": self.number, "at": now_ms as i64, "committed": true };
+        let bytes = head
+            .to_vec()
+            .map_err(|error| QueryError::new(Code::InternalError, error.to_string()))?;
+        Ok(Change::put(self.head(), bytes))
+    }
+
+    /// Whether the transaction of this number was committed.
+    ///
+    /// Errors: the store's.
+    pub fn was_committed(&self, row: &mut dyn Backing) -> Result<bool> {
+        let mut bytes = Vec::new();
+        if !row.get(&self.head(), &mut bytes)? {
+            return Ok(false);
+        }
+        let head = decode(&bytes)?;
+        Ok(whole_field(&head, "txn") == Some(self.number)
+            && head.get_bool("committed").unwrap_or(false))
+    }
+
     /// The changes that keep an outcome.
     ///
     /// Errors: an outcome that cannot be written.

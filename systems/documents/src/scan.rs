@@ -97,7 +97,7 @@ impl Scan {
     /// a name may stand for another collection by now.
     ///
     /// Errors: [`Code::QueryPlanKilled`].
-    pub fn check(&self, collection: Option<&Collection>) -> Result<()> {
+    pub fn check(&self, row: &mut dyn Backing, collection: Option<&Collection>) -> Result<()> {
         let Some(collection) = collection.filter(|known| known.id == self.collection) else {
             return fail(
                 Code::QueryPlanKilled,
@@ -111,7 +111,7 @@ impl Scan {
                     format!("query plan killed :: caused by :: index '{}' dropped", index.name),
                 )
             }
-            _ => Ok(()),
+            _ => row.enter(collection),
         }
     }
 

@@ -7,9 +7,11 @@
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::ops::{Bound, ControlFlow};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use beeline_documents_query::error::{Code, QueryError, Result};
+
+use crate::catalog::{Collection, Figures};
 
 /// One change of a batch: a key, and its new value or its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,6 +105,32 @@ pub trait Backing {
     ///
     /// Errors: the store's; nothing changed.
     fn apply(&mut self, changes: &[Change]) -> Result<Option<usize>>;
+
+    /// Makes changes that do not wait for the transaction that the row is seen by, and last if it ends
+    /// without a trace.
+    ///
+    /// Errors: as [`Backing::apply`].
+    fn apply_at_once(&mut self, changes: &[Change]) -> Result<()> {
+        self.apply(changes).map(drop)
+    }
+
+    /// Changes wait for the commit of a transaction.
+    fn buffers(&self) -> bool {
+        false
+    }
+
+    /// Counts documents and bytes that a collection grows by, once they are there.
+    fn count(&mut self, figures: &Arc<Figures>, documents: i64, bytes: i64) {
+        figures.add(documents, bytes);
+    }
+
+    /// Says which collection the next calls are about.
+    ///
+    /// Errors: one that a transaction cannot see as it was.
+    fn enter(&mut self, collection: &Collection) -> Result<()> {
+        let _ = collection;
+        Ok(())
+    }
 }
 
 /// Rows that are locked one at a time.

@@ -263,7 +263,7 @@ pub fn insert(
             note_multikey(index, &found, &mut multikey);
         }
     }
-    let grown = grown(collection, &multikey, &mut changes)?;
+    let grown = grown(row, collection, &multikey, &mut changes)?;
     changes.extend(witness.changes(collection, &Event::Insert { id, bytes: &bytes })?);
     changes.insert(0, Change::put_new(numbered(kind::RECORD, collection.id, &record), bytes));
     if row.apply(&changes)?.is_some() {
@@ -273,16 +273,11 @@ pub fn insert(
     if let Some(grown) = grown {
         database.put(grown);
     }
-    note(collection, 1, length);
+    row.count(&collection.figures, 1, length);
     if collection.capped.is_some() {
         shrink(row, database, collection)?;
     }
     Ok(())
-}
-
-fn note(collection: &Collection, documents: i64, bytes: i64) {
-    collection.figures.documents.fetch_add(documents, Ordering::Relaxed);
-    collection.figures.bytes.fetch_add(bytes, Ordering::Relaxed);
 }
 
 fn note_multikey(index: &Index, found: &Entries, out: &mut Vec<u32>) {
@@ -291,8 +286,10 @@ fn note_multikey(index: &Index, found: &Entries, out: &mut Vec<u32>) {
     }
 }
 
-/// The collection with indexes marked that hold an array now.
+/// The collection with indexes marked that hold an array now. The mark does not wait for a
+/// transaction: other writers see it at once, and one too many does no harm.
 fn grown(
+    row: &mut dyn Backing,
     collection: &Collection,
     multikey: &[u32],
     changes: &mut Vec<Change>,
@@ -304,7 +301,11 @@ fn grown(
         }));
     }
     if let Some(grown) = &grown {
-        changes.push(Change::put(grown.catalog_key(), grown.stored()?));
+        let change = Change::put(grown.catalog_key(), grown.stored()?);
+        match row.buffers() {
+            true => row.apply_at_once(&[change])?,
+            false => changes.push(change),
+        }
     }
     Ok(grown)
 }
@@ -400,7 +401,7 @@ pub fn update(
             note_multikey(index, &new, &mut multikey);
         }
     }
-    let grown = grown(collection, &multikey, &mut changes)?;
+    let grown = grown(row, collection, &multikey, &mut changes)?;
     let id = before.get("_id").unwrap_or(&Bson::Null);
     if changed {
         let length = bytes.len() as i64 - found.bytes.len() as i64;
@@ -408,7 +409,7 @@ pub fn update(
             .extend(witness.changes(collection, &Event::Update { id, before, after, replaced })?);
         changes.push(Change::put(numbered(kind::RECORD, collection.id, &found.record), bytes));
         row.apply(&changes)?;
-        note(collection, 0, length);
+        row.count(&collection.figures, 0, length);
     }
     if let Some(grown) = grown {
         database.put(grown);
@@ -444,6 +445,6 @@ pub fn delete(
     }
     changes.extend(witness.changes(collection, &Event::Delete { id: &id, before: &found.bytes })?);
     row.apply(&changes)?;
-    note(collection, -1, -(found.bytes.len() as i64));
+    row.count(&collection.figures, -1, -(found.bytes.len() as i64));
     Ok(())
 }

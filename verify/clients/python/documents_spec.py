@@ -14,7 +14,7 @@ import pymongo
 from bson import Binary, Decimal128, Int64, ObjectId, Regex, Timestamp, json_util
 from pymongo import (DeleteMany, DeleteOne, InsertOne, ReplaceOne, ReturnDocument, UpdateMany, UpdateOne)
 from pymongo.change_stream import ChangeStream
-from pymongo.client_session import ClientSession
+from pymongo.client_session import ClientSession, TransactionOptions
 from pymongo.command_cursor import CommandCursor
 from pymongo.cursor import Cursor
 from pymongo.errors import BulkWriteError, PyMongoError
@@ -101,8 +101,10 @@ class World:
             entity = self.entities[given["database"]].get_collection(given["collectionName"], **self.concerns(given.get("collectionOptions", {})))
         elif kind == "session":
             options = {snake(name): value for name, value in given.get("sessionOptions", {}).items()}
-            if "default_transaction_options" in options:
-                raise Skip("transactions")
+            defaults = options.pop("default_transaction_options", None)
+            if defaults is not None:
+                time_limit = defaults.pop("maxCommitTimeMS", None)
+                options["default_transaction_options"] = TransactionOptions(**self.concerns(defaults), max_commit_time_ms=time_limit)
             entity = self.entities[given["client"]].start_session(**options)
         else:
             raise Skip(f"entity {kind}")
@@ -239,6 +241,11 @@ class World:
             client.close()
             if found != (not name.endswith("NotExists")):
                 raise Fail(f"{name} {given}")
+            return None
+        if name == "assertSessionTransactionState":
+            state = self.entities[given["session"]]._transaction.state.name.lower()
+            if state != given["state"]:
+                raise Fail(f"the session is {state}, wanted {given['state']}")
             return None
         if name == "createEntities":
             for one in given["entities"]:
@@ -428,10 +435,33 @@ class World:
     def do_end_session(self, e, a):
         return e.end_session()
 
-    def do_start_transaction(self, e, a):
-        raise Skip("transactions")
+    @staticmethod
+    def transaction_options(a):
+        if "max_commit_time_m_s" in a:
+            a["max_commit_time_ms"] = a.pop("max_commit_time_m_s")
+        if isinstance(a.get("write_concern"), dict):
+            a["write_concern"] = WriteConcern(**{snake(k) if k != "wtimeoutMS" else "wtimeout": v for k, v in a["write_concern"].items()})
+        if isinstance(a.get("read_preference"), dict):
+            a["read_preference"] = World.concerns({"readPreference": a["read_preference"]})["read_preference"]
+        return a
 
-    do_with_transaction = do_commit_transaction = do_abort_transaction = do_start_transaction
+    def do_start_transaction(self, e, a):
+        e.start_transaction(**self.transaction_options(a))
+
+    def do_commit_transaction(self, e, a):
+        e.commit_transaction()
+
+    def do_abort_transaction(self, e, a):
+        e.abort_transaction()
+
+    def do_with_transaction(self, e, a):
+        callback = a.pop("callback")
+
+        def run(_):
+            for operation in callback:
+                outcome_of(self, operation)
+
+        e.with_transaction(run, **self.transaction_options(a))
 
     def check_error(self, expected, error):
         if expected.get("isClientError") is True and hasattr(error, "code") and getattr(error, "code", None) is not None and not isinstance(error, BulkWriteError):

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use std::io::BufRead as _;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -52,6 +53,48 @@ fn pymongo_shows_who_it_is_by_scram() {
     walk(&python, &server, &["users"]);
 }
 
+fn transactions(python: &Path, server: &Server, arguments: &[&str]) -> Command {
+    let mut command = Command::new(python);
+    command.arg(root().join("verify/clients/python/documents_transactions.py"));
+    command.arg(format!("mongodb://{}", server.documents())).args(arguments);
+    command
+}
+
+#[test]
+fn pymongo_commits_transactions_and_finds_all_of_them_after_kill_9() {
+    let test = "pymongo_commits_transactions_and_finds_all_of_them_after_kill_9";
+    let Some(python) = need_pymongo(test) else { return };
+    let data = tempfile::tempdir().unwrap();
+    let server = Server::start(data.path(), &["--shards", "2"]);
+    let run = |server: &Server, phase: &[&str]| {
+        let output = bounded(&mut transactions(&python, server, phase), PATIENCE);
+        assert!(output.status.success(), "{phase:?}: {}\n{}", said(&output), server.complaints());
+        note(String::from_utf8_lossy(&output.stdout).trim());
+    };
+    run(&server, &["first"]);
+    server.kill();
+    let server = Server::start(data.path(), &["--shards", "2"]);
+    run(&server, &["again"]);
+    server.kill();
+    // Transfers under way when the node is killed: no half of one is there.
+    let mut committed = 0;
+    for _ in 0..2 {
+        let server = Server::start(data.path(), &["--shards", "2"]);
+        let mut load = transactions(&python, &server, &["load"]);
+        let mut load = load.stdout(std::process::Stdio::piped()).spawn().unwrap();
+        let mut lines = std::io::BufReader::new(load.stdout.take().unwrap()).lines();
+        assert_eq!(lines.next().unwrap().unwrap(), "ready");
+        std::thread::sleep(Duration::from_secs(2));
+        server.kill();
+        let told = lines.next().unwrap().unwrap();
+        committed += told.strip_prefix("committed ").unwrap().parse::<u32>().unwrap();
+        assert!(load.wait().unwrap().success());
+    }
+    let server = Server::start(data.path(), &["--shards", "2"]);
+    run(&server, &["sum", &committed.to_string()]);
+    note(&format!("{committed} transfers were committed before two kills"));
+}
+
 /// What of the published tests this server refuses by design; docs/documents.md says so.
 const REFUSED: &[&str] = &[
     "collation",
@@ -83,6 +126,8 @@ fn the_drivers_published_specification_tests_pass() {
         "change_streams/unified",
         "retryable_writes/unified",
         "retryable_reads/unified",
+        "transactions/unified",
+        "transactions-convenient-api/unified",
     ];
     let script = root().join("verify/clients/python/documents_spec.py");
     let uri = format!("mongodb://{}", server.documents());

@@ -159,7 +159,7 @@ fn each(
             // The walk lets others in between its slices; what it found is looked at again.
             let walk = |scan: &mut Scan, best: &mut Option<(Vec<Bson>, Found)>, whole: bool| {
                 context.within(database, |row| {
-                    scan.check(database.collection(name).as_deref())?;
+                    scan.check(row, database.collection(name).as_deref())?;
                     loop {
                         first_of(row, scan, order, scope, best)?;
                         if !whole || scan.done {
@@ -174,7 +174,7 @@ fn each(
             }
             let done = context.within(database, |row| {
                 let Some(collection) = database.collection(name) else { return Ok(true) };
-                scan.check(Some(&collection))?;
+                scan.check(row, Some(&collection))?;
                 while !scan.done {
                     first_of(row, &mut scan, order, scope, &mut best)?;
                 }
@@ -196,7 +196,7 @@ fn each(
     let mut changed = 0;
     loop {
         let done = context.within(database, |row| {
-            scan.check(database.collection(name).as_deref())?;
+            scan.check(row, database.collection(name).as_deref())?;
             let mut found = Vec::new();
             scan.slice(row, scope, selected.most, &mut found)?;
             for one in &found {
@@ -293,6 +293,7 @@ fn upsert(
     let (id, bytes) = write::prepare(&encode(&document)?)?;
     context.within(database, |row| {
         let collection = existing(database, name)?;
+        row.enter(&collection)?;
         write::insert(row, database, &collection, &id, bytes, witness)
     })?;
     context.engine.metrics.documents_inserted.add_shared(1);

@@ -375,6 +375,12 @@ pub(super) fn aggregate(context: &mut Context<'_>) -> Result<Reply> {
             "$out and $merge cannot be used with a 'linearizable' read concern level",
         );
     }
+    if sink.is_some() && context.session.operation.transaction.is_some() {
+        return fail(
+            Code::OperationNotSupportedInTransaction,
+            "$out and $merge cannot be used in a transaction",
+        );
+    }
     let namespace = context.namespace(name.as_deref().unwrap_or("$cmd.aggregate"));
     let (query, ready) = match pipeline.take_source() {
         Some((stage, argument)) if stage == "$changeStream" => {
@@ -548,6 +554,12 @@ fn watch(
     variables: Document,
     most: usize,
 ) -> Result<Reply> {
+    if context.session.operation.transaction.is_some() {
+        return fail(
+            Code::OperationNotSupportedInTransaction,
+            "$changeStream cannot be used in a transaction",
+        );
+    }
     let everything =
         options.get("allChangesForCluster").is_some_and(beeline_documents_query::value::truthy);
     let watched = match name {

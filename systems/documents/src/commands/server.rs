@@ -94,7 +94,8 @@ pub(super) fn connection_status(context: &mut Context<'_>) -> Result<Reply> {
 }
 
 pub(super) fn get_parameter(context: &mut Context<'_>) -> Result<Reply> {
-    let known = doc! { "featureCompatibilityVersion": { "version": "7.0" }, "authenticationMechanisms": ["SCRAM-SHA-256"], "enableTestCommands": false };
+    let lifetime = (context.engine.transactions.lifetime_ms() / 1000) as i32;
+    let known = doc! { "transactionLifetimeLimitSeconds": lifetime, "featureCompatibilityVersion": { "version": "7.0" }, "authenticationMechanisms": ["SCRAM-SHA-256"], "enableTestCommands": false };
     let mut reply = Document::new();
     let all =
         matches!(context.request.body.get("getParameter"), Some(Bson::String(all)) if all == "*");
@@ -156,7 +157,11 @@ pub(super) fn start_session(_: &mut Context<'_>) -> Result<Reply> {
 pub(super) fn end_sessions(context: &mut Context<'_>, name: &str) -> Result<Reply> {
     if name != "refreshSessions" {
         let sessions = session_ids(context.request.body.get(name));
-        context.engine.cursors.kill_sessions(&sessions, context.session.user.as_deref());
+        let user = context.session.user.as_deref();
+        context.engine.cursors.kill_sessions(&sessions, user);
+        for session in sessions {
+            context.engine.transactions.end(&super::key_of(session, user));
+        }
     }
     Ok(Reply::ok())
 }

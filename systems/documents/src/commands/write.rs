@@ -68,7 +68,13 @@ impl Outcome {
 fn is_fatal(error: &QueryError) -> bool {
     matches!(
         error.code,
-        Code::InterruptedAtShutdown | Code::NotWritablePrimary | Code::TransactionTooOld
+        Code::InterruptedAtShutdown
+            | Code::NotWritablePrimary
+            | Code::TransactionTooOld
+            | Code::WriteConflict
+            | Code::SnapshotUnavailable
+            | Code::OperationNotSupportedInTransaction
+            | Code::NoSuchTransaction
     )
 }
 
@@ -139,6 +145,7 @@ pub(super) fn insert(context: &mut Context<'_>) -> Result<Reply> {
                         return Ok(());
                     }
                     let collection = existing(&database, &name)?;
+                    row.enter(&collection)?;
                     let mut recorder = Recorder { retry, bypass, ..Recorder::plain(shown.engine) };
                     write::insert(row, &database, &collection, &id, bytes, &mut recorder)
                 });
