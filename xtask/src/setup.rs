@@ -13,6 +13,9 @@ use crate::tools;
 const PYTHON_CLIENTS: &[(&str, &str, &str)] =
     &[("redis", "redis-py", "redis==6.4.0"), ("pymongo", "pymongo", "pymongo==4.20.0")];
 
+/// MongoDB's driver for Node, pinned.
+const NODE_DRIVER: &str = "mongodb@6.22.0";
+
 /// What the tests of our Python package use; pyarrow 11 is the last with Plasma, a peer of
 /// `bench objects`.
 const PYTHON_TESTS: [&str; 3] = ["numpy==1.26.4", "pytest==8.4.2", "pyarrow==11.0.0"];
@@ -65,6 +68,7 @@ pub fn run(arguments: &SetupArguments) -> Report {
     python_suites(&mut report);
     python(&mut report);
     published_tests(&mut report);
+    node(&mut report);
     python_package(&mut report);
     lab::setup(&mut report);
     if arguments.deep {
@@ -190,6 +194,31 @@ fn python(report: &mut Report) {
         } else {
             report.skip(name, &format!("pip could not install {package}"));
         }
+    }
+}
+
+/// MongoDB's driver for Node.
+fn node(report: &mut Report) {
+    let name = "MongoDB's driver for Node";
+    let home = root().join("target/node-clients");
+    let here = || home.join("node_modules/mongodb").is_dir();
+    if here() {
+        report.done(name, "here: target/node-clients");
+        return;
+    }
+    if !works("which npm") {
+        report.skip(name, "npm is not installed (Debian's package npm)");
+        return;
+    }
+    let line = format!(
+        "npm install --prefix {} --no-audit --no-fund --ignore-scripts {NODE_DRIVER}",
+        home.display()
+    );
+    Step::new(name, &line).minutes(5).run();
+    if here() {
+        report.done(name, &format!("installed {NODE_DRIVER} in target/node-clients"));
+    } else {
+        report.skip(name, &format!("npm could not install {NODE_DRIVER}"));
     }
 }
 

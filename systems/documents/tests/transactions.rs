@@ -172,7 +172,7 @@ fn wanted(all: &BTreeMap<i32, i32>, filter: &Document, sort: &Document) -> Vec<D
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
+    #![proptest_config(ProptestConfig::with_cases(ProptestConfig::default().cases.max(300)))]
     /// A transaction sees what was there when it began and what it wrote; it ends with a conflict if, and
     /// only if, another changed a document that it wrote.
     #[test]

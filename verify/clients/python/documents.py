@@ -270,6 +270,26 @@ def retries(client, db):
     same(kept.count_documents({}), 3)
 
 
+def bounds(db):
+    """Requests of a few bytes that would make a value without end; the node refuses them and stays."""
+    deep = {"$reduce": {"input": {"$range": [0, 100000]}, "initialValue": None, "in": {"a": "$$value"}}}
+    refused(15, lambda: list(db.aggregate([{"$documents": [{"x": 1}]}, {"$set": {"x": deep}}])))
+    refused(15, lambda: list(db.people.aggregate([{"$replaceWith": {"a": "$$ROOT"}}] * 300)))
+    wide = {"$reduce": {"input": {"$range": [0, 100]}, "initialValue": "ab", "in": {"$concat": ["$$value", "$$value"]}}}
+    refused(146, lambda: list(db.aggregate([{"$documents": [{"x": 1}]}, {"$set": {"x": wide}}])))
+    db.bounds.insert_one({"_id": 1, "a": 1})
+    path = ".".join(["a"] * 120)
+    nested = {}
+    for _ in range(100):
+        nested = {"a": nested}
+    refused(15, lambda: db.bounds.update_one({"_id": 1}, {"$set": {"x." + path: nested}}))
+    lists = [list(range(1000)) for _ in range(4)]
+    db.bounds.insert_one({"_id": 2, "l": lists, "text": "x" * 100000})
+    stages = [{"$match": {"_id": 2}}, {"$unwind": "$l"}, {"$unwind": "$l"}, {"$group": {"_id": "$l", "all": {"$push": "$$ROOT"}}}]
+    refused(292, lambda: list(db.bounds.aggregate(stages)))
+    same(db.bounds.count_documents({}), 2)
+
+
 def first(client):
     db = client.walk
     client.drop_database("walk")
@@ -282,6 +302,7 @@ def first(client):
     catalog(client, db)
     changes(client, db)
     retries(client, db)
+    bounds(db)
 
 
 def again(client):

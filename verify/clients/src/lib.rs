@@ -90,6 +90,19 @@ pub fn need_pymongo(test: &str) -> Option<PathBuf> {
     need_python_module(test, "pymongo", "pymongo")
 }
 
+/// Node, and the folder of MongoDB's driver for it, as `cargo xtask setup` makes it, or `None` after
+/// saying that `test` is skipped.
+#[must_use]
+pub fn need_node_mongodb(test: &str) -> Option<(PathBuf, PathBuf)> {
+    let node = need(test, "node")?;
+    let modules = root().join("target/node-clients/node_modules");
+    if !modules.join("mongodb").is_dir() {
+        skip(test, "MongoDB's driver for Node is not here; `cargo xtask setup` fetches it");
+        return None;
+    }
+    Some((node, modules))
+}
+
 fn need_python_module(test: &str, module: &str, name: &str) -> Option<PathBuf> {
     let home = root().join("target/clients-venv/bin/python");
     let candidates = [home, PathBuf::from("python3")];

@@ -7,7 +7,9 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use beeline_verify_clients::{Server, bounded, need_pymongo, note, root, said, skip};
+use beeline_verify_clients::{
+    Server, bounded, need_node_mongodb, need_pymongo, note, root, said, skip,
+};
 
 const PATIENCE: Duration = Duration::from_secs(240);
 
@@ -93,6 +95,21 @@ fn pymongo_commits_transactions_and_finds_all_of_them_after_kill_9() {
     let server = Server::start(data.path(), &["--shards", "2"]);
     run(&server, &["sum", &committed.to_string()]);
     note(&format!("{committed} transfers were committed before two kills"));
+}
+
+#[test]
+fn the_driver_for_node_walks_reading_writing_transactions_and_changes() {
+    let test = "the_driver_for_node_walks_reading_writing_transactions_and_changes";
+    let Some((node, modules)) = need_node_mongodb(test) else { return };
+    let data = tempfile::tempdir().unwrap();
+    let server = Server::start(data.path(), &["--shards", "2"]);
+    let mut command = Command::new(node);
+    command.env("NODE_PATH", modules).arg(root().join("verify/clients/programs/documents.js"));
+    command.arg(format!("mongodb://{}", server.documents()));
+    let output = bounded(&mut command, PATIENCE);
+    assert!(output.status.success(), "{}\n{}", said(&output), server.complaints());
+    note(String::from_utf8_lossy(&output.stdout).trim());
+    assert!(server.stop().success());
 }
 
 /// What of the published tests this server refuses by design; docs/documents.md says so.

@@ -13,6 +13,7 @@ knobs! {
         oplog_size: Size = "64MiB", "Bytes of log each database keeps for change streams; 0 keeps no log.";
         authentication: Switch = "off", "Clients must show who they are (SCRAM-SHA-256); while there is no user, createUser works from this host without.";
         cursor_timeout: Span = "10m", "A cursor unused for this long is closed, unless its client asked that it is not.";
+        transaction_lifetime: Span = "1m", "A transaction that is not committed for this long is ended without a trace.";
     }
 }
 
@@ -33,6 +34,11 @@ impl DocumentsConfig {
             "documents-cursor-timeout",
             !self.cursor_timeout.0.is_zero(),
             "0 would close cursors at once; choose a second or more",
+        );
+        rules.rule(
+            "documents-transaction-lifetime",
+            !self.transaction_lifetime.0.is_zero(),
+            "0 would end transactions at once; choose a second or more",
         );
     }
 }

@@ -20,6 +20,8 @@ pub fn opening(config: &ServeConfig, node: &NodeHandle) -> Option<Opening> {
             most_cursors: documents.max_cursors.0 as usize,
             cursor_timeout_ms: u64::try_from(documents.cursor_timeout.0.as_millis())
                 .unwrap_or(u64::MAX),
+            transaction_lifetime_ms: u64::try_from(documents.transaction_lifetime.0.as_millis())
+                .unwrap_or(u64::MAX),
             ..EngineOptions::default()
         },
     };
