@@ -157,20 +157,12 @@ fn each(
     if !sorted && let Some(order) = selected.order {
         for look in 0.. {
             // The walk lets others in between its slices; what it found is looked at again.
-            let walk = |scan: &mut Scan, best: &mut Option<(Vec<Bson>, Found)>, whole: bool| {
-                context.within(database, |row| {
-                    scan.check(row, database.collection(name).as_deref())?;
-                    loop {
-                        first_of(row, scan, order, scope, best)?;
-                        if !whole || scan.done {
-                            return Ok(());
-                        }
-                    }
-                })
-            };
             let mut best = None;
             while look < LOOKS && !scan.done {
-                walk(&mut scan, &mut best, false)?;
+                context.within(database, |row| {
+                    scan.check(row, database.collection(name).as_deref())?;
+                    first_of(row, &mut scan, order, scope, &mut best)
+                })?;
             }
             let done = context.within(database, |row| {
                 let Some(collection) = database.collection(name) else { return Ok(true) };
