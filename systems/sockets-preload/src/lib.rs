@@ -9,6 +9,7 @@
 //! - [`data`]: reading and writing.
 //! - [`descriptors`]: connections begun, copied, ended; options.
 //! - [`readiness`]: poll, select, epoll.
+//! - [`explicit`]: what the C library's calls cannot say of the packet lane (`nts_*`, `include/nts.h`).
 //! - [`stdio`]: the C library's streams.
 //! - [`exec`]: programs that replace this one.
 //! - [`spawn`]: programs beside this one, and who goes between; `actions`: what they are handed.
@@ -26,6 +27,7 @@ mod bare;
 mod data;
 mod descriptors;
 mod exec;
+mod explicit;
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 mod numbers;
 mod readiness;

@@ -413,6 +413,7 @@ impl Partition {
                 PacketKind::Data => match connection.accept(&self.data_in, header) {
                     Ok(()) => {
                         add(&self.counters.received_bytes, header.payload_bytes());
+                        add(&self.counters.copied_bytes, header.payload_bytes());
                     }
                     Err(Refused::NoCredit) => {
                         add(&self.counters.drops, 1);

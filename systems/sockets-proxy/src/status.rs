@@ -43,12 +43,13 @@ impl Monitor {
                 let count = |of: fn(&Counters) -> &std::sync::atomic::AtomicU64| {
                     of(&partition.counters).load(Ordering::Relaxed)
                 };
-                let rows: [(&str, u64); 12] = [
+                let rows: [(&str, u64); 13] = [
                     ("connections", count(|all| &all.connections)),
                     ("packets sent", count(|all| &all.sent_packets)),
                     ("bytes sent", count(|all| &all.sent_bytes)),
                     ("packets received", count(|all| &all.received_packets)),
                     ("bytes received", count(|all| &all.received_bytes)),
+                    ("bytes copied", count(|all| &all.copied_bytes)),
                     ("drops", count(|all| &all.drops)),
                     ("packets of unknown connections", count(|all| &all.strays)),
                     ("sync requests", count(|all| &all.sync_requests)),

@@ -59,6 +59,41 @@ fn wire(names: &[String; 2]) -> Result<(), String> {
     Ok(())
 }
 
+/// Two network namespaces with a cable between them and nothing else; ended with what runs in them.
+#[derive(Debug)]
+pub struct Namespaces([String; 2]);
+
+impl Namespaces {
+    /// `None` after saying that `test` is skipped. Their addresses are [`ADDRESSES`].
+    #[must_use]
+    pub fn make(test: &str) -> Option<Self> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        need(test, "ip")?;
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let names = ["a", "b"].map(|end| format!("bw{}-{count}{end}", std::process::id()));
+        let all = Self(names);
+        if let Err(why) = wire(&all.0) {
+            skip(test, &format!("two network namespaces cannot be made: {why}"));
+            return None;
+        }
+        Some(all)
+    }
+
+    /// Where programs of a host run.
+    #[must_use]
+    pub fn place(&self, at: usize) -> Place {
+        Place::namespace(&self.0[at])
+    }
+}
+
+impl Drop for Namespaces {
+    fn drop(&mut self) {
+        for name in &self.0 {
+            end(name);
+        }
+    }
+}
+
 impl Hosts {
     /// Two hosts whose monitors know of each other, or `None` after saying that `test` is skipped.
     /// `relay` is the scheme by which they reach each other ("tcp"). What only sleepers use is carried, too.
@@ -190,30 +225,31 @@ impl Host {
             (!output.stdout.is_empty()).then_some(())
         });
     }
+}
 
-    /// Processes in its namespace.
-    fn processes(&self) -> Vec<String> {
-        let output = bounded(Command::new("ip").args(["netns", "pids", &self.namespace]), PATIENCE);
-        String::from_utf8_lossy(&output.stdout).split_whitespace().map(str::to_owned).collect()
+/// Ends what runs in a namespace, and the namespace.
+fn end(namespace: &str) {
+    // What was started there lives nowhere else.
+    for _ in 0..50 {
+        let output = bounded(Command::new("ip").args(["netns", "pids", namespace]), PATIENCE);
+        let text = String::from_utf8_lossy(&output.stdout);
+        let mut left = text.split_whitespace().peekable();
+        if left.peek().is_none() {
+            break;
+        }
+        for process in left {
+            let _ = Command::new("kill").args(["-9", process]).status();
+        }
+        std::thread::sleep(Duration::from_millis(20));
     }
+    let _ = ip(&["netns", "del", namespace]);
 }
 
 impl Drop for Hosts {
     fn drop(&mut self) {
         for host in &mut self.hosts {
             host.monitor = None;
-            // What was started here lives nowhere else.
-            for _ in 0..50 {
-                let left = host.processes();
-                if left.is_empty() {
-                    break;
-                }
-                for process in left {
-                    let _ = Command::new("kill").args(["-9", &process]).status();
-                }
-                std::thread::sleep(Duration::from_millis(20));
-            }
-            let _ = ip(&["netns", "del", &host.namespace]);
+            end(&host.namespace);
         }
     }
 }

@@ -3,11 +3,11 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use beeline_verify_clients::preload::{Background, Monitor, Place};
+use beeline_verify_clients::hosts::{ADDRESSES as CABLE, Namespaces};
+use beeline_verify_clients::preload::{Background, Monitor, Place, library};
 use beeline_verify_clients::{bounded, eventually, free_port, need, note, program, root, said};
 use serde_json::Value;
 
@@ -28,38 +28,11 @@ struct Hosts {
     proxies: Vec<Proxy>,
     monitors: Vec<Monitor>,
     folder: tempfile::TempDir,
-}
-
-/// What a proxy is told, and its process.
-fn proxy(
-    folder: &Path,
-    side: usize,
+    places: [Place; 2],
+    addresses: [&'static str; 2],
     ports: [u16; 2],
-    name: &str,
-    more: [&str; 2],
-    query: &str,
-) -> Child {
-    let other = 1 - side;
-    let peers = folder.join(format!("peers-{side}.toml"));
-    let text = format!(
-        "addresses = [\"{}\"]\nlisten = \"{}:{}\"\n{}\n[[peers]]\nname = \"other\"\n\
-         addresses = [\"{}\"]\nmonitor = \"{}:{}\"\n{}\n",
-        ADDRESSES[side],
-        ADDRESSES[side],
-        ports[side],
-        more[0],
-        ADDRESSES[other],
-        ADDRESSES[other],
-        ports[other],
-        more[1],
-    );
-    std::fs::write(&peers, text).unwrap();
-    let window =
-        format!("ntb://{}?side={side}&size=4194304{query}", folder.join("window").display());
-    let mut command = Command::new(program());
-    command.args(["sockets", "proxy", "--window", &window, "--peers"]).arg(&peers);
-    command.env("BEELINE_SOCKETS_MONITOR", name).stdin(Stdio::null());
-    command.spawn().unwrap()
+    /// Ended last.
+    _namespaces: Option<Namespaces>,
 }
 
 impl Hosts {
@@ -70,17 +43,58 @@ impl Hosts {
 
     /// `query`: more of the window's URL.
     fn start_over(query: &str, more: [[&str; 2]; 2]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
         let ports = [free_port(), free_port()];
-        let monitors: Vec<Monitor> =
-            (0..2).map(|_| Monitor::start_at(Place::default(), Vec::new())).collect();
-        let proxies = (0..2)
-            .map(|side| {
-                let name = monitors[side].name();
-                Proxy(proxy(folder.path(), side, ports, name, more[side], query))
-            })
-            .collect();
-        Self { proxies, monitors, folder }
+        let mut hosts = Self::without_proxies(Default::default(), ADDRESSES, ports, None);
+        hosts.proxies = (0..2).map(|side| hosts.proxy(side, more[side], query)).collect();
+        hosts
+    }
+
+    /// In network namespaces of their own, with a cable between them; `None` after saying that `test` is skipped.
+    fn in_namespaces(test: &str) -> Option<Self> {
+        let namespaces = Namespaces::make(test)?;
+        let places = [0, 1].map(|side| namespaces.place(side));
+        let mut hosts = Self::without_proxies(places, CABLE, [9090; 2], Some(namespaces));
+        hosts.proxies = (0..2).map(|side| hosts.proxy(side, ["", ""], "")).collect();
+        Some(hosts.up())
+    }
+
+    fn without_proxies(
+        places: [Place; 2],
+        addresses: [&'static str; 2],
+        ports: [u16; 2],
+        namespaces: Option<Namespaces>,
+    ) -> Self {
+        let monitors =
+            places.iter().map(|place| Monitor::start_at(place.clone(), Vec::new())).collect();
+        let folder = tempfile::tempdir().unwrap();
+        let proxies = Vec::new();
+        Self { proxies, monitors, folder, places, addresses, ports, _namespaces: namespaces }
+    }
+
+    /// What a proxy is told, and its process.
+    fn proxy(&self, side: usize, more: [&str; 2], query: &str) -> Proxy {
+        let other = 1 - side;
+        let Self { addresses, ports, folder, .. } = self;
+        let peers = folder.path().join(format!("peers-{side}.toml"));
+        let text = format!(
+            "addresses = [\"{}\"]\nlisten = \"{}:{}\"\n{}\n[[peers]]\nname = \"other\"\n\
+             addresses = [\"{}\"]\nmonitor = \"{}:{}\"\n{}\n",
+            addresses[side],
+            addresses[side],
+            ports[side],
+            more[0],
+            addresses[other],
+            addresses[other],
+            ports[other],
+            more[1],
+        );
+        std::fs::write(&peers, text).unwrap();
+        let file = folder.path().join("window");
+        let window = format!("ntb://{}?side={side}&size=4194304{query}", file.display());
+        let mut command = self.places[side].command(program());
+        command.args(["sockets", "proxy", "--window", &window, "--peers"]).arg(&peers);
+        command.env("BEELINE_SOCKETS_MONITOR", self.monitors[side].name()).stdin(Stdio::null());
+        Proxy(command.spawn().unwrap())
     }
 
     fn both_up() -> Self {
@@ -126,26 +140,31 @@ impl Hosts {
     }
 }
 
-fn script(mode: &str, port: u16, more: &[&str]) -> Vec<String> {
+fn script(mode: &str, host: &str, port: u16, more: &[&str]) -> Vec<String> {
     let path = root().join("verify/clients/python/sockets_windows.py");
     let port = port.to_string();
-    let all = ["python3", &path.to_string_lossy(), mode, ADDRESSES[1], &port].map(str::to_owned);
+    let all = ["python3", &path.to_string_lossy(), mode, host, &port].map(str::to_owned);
     all.into_iter().chain(more.iter().map(|&word| word.to_owned())).collect()
 }
 
-fn serve(hosts: &Hosts, accelerated: bool, port: u16, count: &str) -> Background {
-    let words = script("serve", port, &[count]);
-    let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let server = Background::start(&mut hosts.monitors[1].command(accelerated, &words));
+/// Waits until something listens at `port` where the process runs.
+fn listens(process: u32, port: u16) {
     eventually("a server that listens", PATIENCE, || {
-        let text = std::fs::read_to_string("/proc/net/tcp").ok()?;
+        let text = std::fs::read_to_string(format!("/proc/{process}/net/tcp")).ok()?;
         text.contains(&format!(":{port:04X} 00000000:0000 0A")).then_some(())
     });
+}
+
+fn serve(hosts: &Hosts, accelerated: bool, port: u16, count: &str) -> Background {
+    let words = script("serve", hosts.addresses[1], port, &[count]);
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let server = Background::start(&mut hosts.monitors[1].command(accelerated, &words));
+    listens(server.process(), port);
     server
 }
 
 fn talk(hosts: &Hosts, accelerated: bool, port: u16) -> String {
-    let words = script("talk", port, &[]);
+    let words = script("talk", hosts.addresses[1], port, &[]);
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let output = bounded(&mut hosts.monitors[0].command(accelerated, &words), PATIENCE);
     assert!(output.status.success(), "{}", said(&output));
@@ -229,10 +248,7 @@ fn a_connection_that_is_broken_off_in_the_backlog_is_accepted_as_the_kernels() {
         let words = ["python3", "-c", LATE, ADDRESSES[1], &text, &go];
         let mut server = hosts.monitors[1].command(accelerated, &words);
         let server = server.stdout(Stdio::piped()).spawn().unwrap();
-        let listens = format!(":{port:04X} 00000000:0000 0A");
-        eventually("a server that listens", PATIENCE, || {
-            std::fs::read_to_string("/proc/net/tcp").ok()?.contains(&listens).then_some(())
-        });
+        listens(server.id(), port);
         let words = ["python3", "-c", HASTY, ADDRESSES[1], &text];
         let output = bounded(&mut hosts.monitors[0].command(accelerated, &words), PATIENCE);
         assert!(output.status.success(), "{}", said(&output));
@@ -252,6 +268,74 @@ fn a_connection_that_is_broken_off_in_the_backlog_is_accepted_as_the_kernels() {
         eventually("no connection is left", PATIENCE, || {
             (hosts.connections(side) == 0).then_some(())
         });
+    }
+}
+
+#[test]
+fn hosts_of_their_own_talk_through_the_window_and_over_the_cable_while_there_is_none() {
+    let test = "hosts_of_their_own_talk_through_the_window";
+    if need(test, "python3").is_none() {
+        return;
+    }
+    let Some(mut hosts) = Hosts::in_namespaces(test) else { return };
+    let talked = |hosts: &Hosts| {
+        let before = hosts.sum(0, "bytes sent");
+        let _server = serve(hosts, true, 7000, "3");
+        let told = talk(hosts, true, 7000);
+        (told, hosts.sum(0, "bytes sent") - before > 1 << 20)
+    };
+    let (told, through_window) = talked(&hosts);
+    assert!(through_window);
+    // The other host's proxy goes: the kernel's connections, and the status says why.
+    drop(hosts.proxies.remove(1));
+    hosts.says(0, "link to other", "down: its monitor is gone");
+    let (without, through_window) = talked(&hosts);
+    assert_eq!(without, told);
+    assert!(!through_window);
+    assert_eq!(hosts.count(0, "left to the kernel: the link is down"), 3);
+    assert_eq!(hosts.sum(0, "drops"), 0);
+    // It comes back: the window again, by a proxy that the programs did not begin with.
+    let fresh = hosts.proxy(1, ["", ""], "");
+    hosts.proxies.push(fresh);
+    hosts.says(0, "link to other", "up");
+    let (again, through_window) = talked(&hosts);
+    assert_eq!(again, told);
+    assert!(through_window);
+}
+
+#[test]
+fn a_program_of_the_explicit_interface_sends_and_receives_without_a_copy() {
+    let test = "a_program_of_the_explicit_interface";
+    if need(test, "cc").is_none() {
+        return;
+    }
+    let hosts = Hosts::both_up();
+    let program = hosts.folder.path().join("nts_sum");
+    let folder = library().parent().unwrap();
+    let mut compiler = std::process::Command::new("cc");
+    compiler.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-o"]).arg(&program);
+    compiler.arg(root().join("examples/nts_sum.c"));
+    compiler.arg("-I").arg(root().join("systems/sockets-preload/include"));
+    compiler.arg("-L").arg(folder).arg("-lbeeline_sockets_preload");
+    compiler.arg(format!("-Wl,-rpath,{}", folder.display()));
+    let output = bounded(&mut compiler, PATIENCE);
+    assert!(output.status.success(), "{}", said(&output));
+    let port = free_port();
+    let (text, program) = (port.to_string(), program.display().to_string());
+    let words = [&program, "serve", ADDRESSES[1], &text];
+    let mut server = hosts.monitors[1].command(true, &words);
+    let server = server.stdout(Stdio::piped()).spawn().unwrap();
+    listens(server.id(), port);
+    let words = [&program, "send", ADDRESSES[1], &text, "1000000"];
+    let output = bounded(&mut hosts.monitors[0].command(true, &words), PATIENCE);
+    assert!(output.status.success(), "{}", said(&output));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "sum 499999500000, copied 0\n");
+    let output = server.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "copied 0\n");
+    // One copy at each host, between blocks and window: two of each byte, where buffers cost four.
+    let bytes = 8_000_000 + 8;
+    for side in 0..2 {
+        assert_eq!(hosts.sum(side, "bytes copied"), bytes);
     }
 }
 

@@ -18,6 +18,7 @@ mod network_functions;
 mod replicated;
 mod sockets;
 mod storage;
+mod windows;
 
 /// A decoder with what to begin from.
 #[derive(Clone, Copy, Debug)]
@@ -31,7 +32,7 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 13] = [
+pub const TARGETS: [Target; 15] = [
     Target { name: "tcp_frames", run: network::tcp_frames, seeds: network::tcp_frame_seeds },
     Target { name: "tcp_greeting", run: network::tcp_greeting, seeds: network::greeting_seeds },
     Target { name: "bootstrap", run: network::bootstrap, seeds: network::bootstrap_seeds },
@@ -45,6 +46,8 @@ pub const TARGETS: [Target; 13] = [
     Target { name: "unit", run: replicated::unit, seeds: replicated::unit_seeds },
     Target { name: "socket_segment", run: sockets::segment, seeds: sockets::segment_seeds },
     Target { name: "nf_source", run: network_functions::source, seeds: network_functions::seeds },
+    Target { name: "window_records", run: windows::records, seeds: windows::record_seeds },
+    Target { name: "window_memory", run: windows::memory, seeds: windows::memory_seeds },
 ];
 
 /// The target of this name.

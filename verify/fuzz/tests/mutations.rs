@@ -60,6 +60,16 @@ fn run(name: &str) {
 }
 
 #[test]
+fn window_records_survive_mutation() {
+    run("window_records");
+}
+
+#[test]
+fn a_partition_survives_any_words_of_programs_and_of_the_other_host() {
+    run("window_memory");
+}
+
+#[test]
 fn tcp_frames_survive_mutation() {
     run("tcp_frames");
 }

@@ -54,16 +54,7 @@ impl Room<'_> {
     ///
     /// Errors: `EMSGSIZE` for none, or more than fit; `ECONNRESET`, `EPIPE`.
     pub fn send(self, fd: RawFd, length: usize) -> Result<(), Errno> {
-        if length == 0 || length > self.length_bytes() {
-            return Err(Errno(libc::EMSGSIZE));
-        }
-        let channel = &self.connection.channel;
-        let whole = u16::try_from(length + HEADER_BYTES).map_err(|_| Errno(libc::EMSGSIZE))?;
-        let kind = PacketKind::Data;
-        let header = Header { source: 0, destination: 0, length: whole, sync: false, kind };
-        let word = channel.header(Direction::ToProxy, self.number);
-        word.store(header.encode(), std::sync::atomic::Ordering::Relaxed);
-        self.connection.publish_block(fd, self.number)
+        self.connection.send_block(fd, self.number, length)
     }
 }
 
@@ -93,7 +84,70 @@ impl Arrived<'_> {
     }
 }
 
+/// A block as other languages have it: where its bytes lie, how many, and its number.
+#[derive(Clone, Copy, Debug)]
+pub struct Block {
+    /// Of the payload, or of what was not read of it.
+    pub bytes: std::ptr::NonNull<u8>,
+    /// Bytes there.
+    pub length: usize,
+    /// By which it is sent or given back.
+    pub number: u32,
+}
+
 impl Connection {
+    fn knows(&self, number: u32) -> Result<(), Errno> {
+        let known = (number as usize) < self.channel.shape().blocks;
+        if known { Ok(()) } else { Err(Errno(libc::EINVAL)) }
+    }
+
+    /// As [`Connection::room`], for [`Connection::send_block`].
+    ///
+    /// Errors: as there.
+    pub fn room_block(&self, fd: RawFd) -> Result<Option<Block>, Errno> {
+        let length = self.channel.payload_bytes();
+        Ok(self.take_block(fd)?.map(|number| {
+            let bytes = self.channel.payload(Direction::ToProxy, number);
+            Block { bytes, length, number }
+        }))
+    }
+
+    /// Sends the first `length` bytes of a block that [`Connection::room_block`] gave.
+    ///
+    /// Errors: `EINVAL` for a number that is no block's; as [`Room::send`].
+    pub fn send_block(&self, fd: RawFd, number: u32, length: usize) -> Result<(), Errno> {
+        self.knows(number)?;
+        if length == 0 || length > self.channel.payload_bytes() {
+            return Err(Errno(libc::EMSGSIZE));
+        }
+        let whole = u16::try_from(length + HEADER_BYTES).map_err(|_| Errno(libc::EMSGSIZE))?;
+        let kind = PacketKind::Data;
+        let header = Header { source: 0, destination: 0, length: whole, sync: false, kind };
+        let word = self.channel.header(Direction::ToProxy, number);
+        word.store(header.encode(), std::sync::atomic::Ordering::Relaxed);
+        self.publish_block(fd, number)
+    }
+
+    /// As [`Connection::arrived`], for [`Connection::give_block_back`].
+    ///
+    /// Errors: as there.
+    pub fn arrived_block(&self, fd: RawFd) -> Result<Option<Block>, Errno> {
+        Ok(self.first_block(fd)?.map(|(number, offset, length)| {
+            let payload = self.channel.payload(Direction::ToProgram, number);
+            // SAFETY: the offset is below the length, which was checked against the block.
+            let bytes = unsafe { payload.add(offset) };
+            Block { bytes, length: length - offset, number }
+        }))
+    }
+
+    /// Gives the block at the head back.
+    ///
+    /// Errors: `EINVAL` for a number that is no block's; as [`Arrived::release`].
+    pub fn give_block_back(&self, fd: RawFd, number: u32) -> Result<(), Errno> {
+        self.knows(number)?;
+        self.release_block(fd, number)
+    }
+
     /// A free block; `None`: there is none at the moment, the kernel's view of the placeholder says
     /// when there is.
     ///

@@ -187,7 +187,8 @@ pub fn connect(fd: RawFd, to: &libc::sockaddr_storage) -> Connected {
         return Connected::Kernels;
     }
     let Some(page) = page() else { return Connected::Kernels };
-    if page.route(to.ip()) != Some(true) {
+    // Where the link is down the monitor says so, and counts it.
+    if page.route(to.ip()).is_none() {
         return Connected::Kernels;
     }
     let own = kernel::name(fd, false).ok().and_then(|(storage, _)| internet_address(&storage));
