@@ -1,5 +1,6 @@
 //! `beeline run` and `beeline sockets`: unmodified programs with user-space sockets.
 
+mod embedded;
 mod links;
 mod mapped;
 mod monitor;

@@ -9,7 +9,7 @@ use std::process::Command;
 use anyhow::Context as _;
 use beeline_sockets::{control, young};
 
-use super::monitor;
+use super::{embedded, monitor};
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
 
@@ -22,7 +22,7 @@ pub struct RunArguments {
     /// At its end, each process says on standard error how many connections were accelerated.
     #[arg(long)]
     pub verbose: bool,
-    /// The library; by default the one beside this program, or in ../lib.
+    /// The library; by default the one beside this program, or in ../lib, or the one inside it.
     #[arg(long, value_name = "FILE", env = "BEELINE_SOCKETS_LIBRARY")]
     pub library: Option<PathBuf>,
     /// The program and its arguments.
@@ -105,7 +105,10 @@ fn library(arguments: &RunArguments) -> Result<PathBuf, Failure> {
     let own = std::env::current_exe().context("finding this program")?;
     let folder = own.parent().context("finding this program's folder")?;
     let candidates = [folder.join(LIBRARY), folder.join("../lib").join(LIBRARY)];
-    candidates.into_iter().find(|candidate| candidate.is_file()).ok_or_else(|| {
+    if let Some(beside) = candidates.into_iter().find(|candidate| candidate.is_file()) {
+        return Ok(beside);
+    }
+    embedded::library()?.ok_or_else(|| {
         missing(format!(
             "{LIBRARY} is not beside {}: build it with cargo build -p beeline-sockets-preload, or \
              name it with --library",
