@@ -167,6 +167,7 @@ impl Node {
             next_client: AtomicU64::new(1),
             pause: Default::default(),
             forgotten: Mutex::default(),
+            figures: beeline_resp::figures::NodeFigures::new(config.shards + 1),
             expire_until_ms,
             absent_watches: Default::default(),
             snapshots: Snapshots::new(&config.data_directory, clock.unix_ms() / 1000),

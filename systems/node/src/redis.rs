@@ -54,7 +54,8 @@ impl Wire for RedisWire {
     }
 
     fn worker(&self, shard: usize) -> Box<dyn WireWorker> {
-        let executor = Rc::new(RefCell::new(Executor::new()));
+        let figures = self.shared.figures.of(shard).unwrap_or_default();
+        let executor = Rc::new(RefCell::new(Executor::with_figures(figures)));
         Box::new(RedisWorker { shared: Arc::clone(&self.shared), shard, executor })
     }
 }

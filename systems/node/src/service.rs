@@ -19,7 +19,10 @@ use crate::stats::LoopStats;
 /// The Redis whose behaviour is promised.
 pub const REDIS_VERSION: &str = "7.0.15";
 
-const SECTIONS: [&str; 9] = [
+/// Most entries of the slow log.
+const SLOW_LOG_LIMIT: usize = 65_536;
+
+const SECTIONS: [&str; 12] = [
     "server",
     "clients",
     "memory",
@@ -27,6 +30,9 @@ const SECTIONS: [&str; 9] = [
     "stats",
     "replication",
     "cpu",
+    "commandstats",
+    "errorstats",
+    "latencystats",
     "beeline",
     "keyspace",
 ];
@@ -255,6 +261,8 @@ impl Shared {
                     .unwrap_or_default(),
             ),
             ("save", String::new()),
+            ("slowlog-log-slower-than", self.figures.slow.slower_than_us().to_string()),
+            ("slowlog-max-len", self.figures.slow.longest().to_string()),
             ("timeout", settings.idle_timeout_s.load(Ordering::Relaxed).to_string()),
         ]
     }
@@ -271,6 +279,8 @@ enum Change {
     QueryLimit(u64),
     BulkLimit(u64),
     OutputLimit(usize),
+    SlowerThan(i64),
+    SlowLog(usize),
 }
 
 impl Change {
@@ -295,6 +305,14 @@ impl Change {
                 _ => return Err(invalid("argument must be at least 1")),
             },
             "timeout" => Self::Timeout(number()?),
+            "slowlog-log-slower-than" => match value.parse::<i64>() {
+                Ok(microseconds) if microseconds >= -1 => Self::SlowerThan(microseconds),
+                _ => return Err(invalid("argument must be at least -1")),
+            },
+            "slowlog-max-len" => match usize::try_from(number()?) {
+                Ok(entries) if entries <= SLOW_LOG_LIMIT => Self::SlowLog(entries),
+                _ => return Err(invalid("argument must be between 0 and 65536")),
+            },
             "requirepass" => Self::Password((!value.is_empty()).then(|| value.to_owned())),
             "client-query-buffer-limit" => match memory()? {
                 bytes if (1 << 20..=u64::from(u32::MAX)).contains(&bytes) => {
@@ -338,6 +356,8 @@ impl Change {
             Self::MaxClients(clients) => settings.max_clients.store(clients, Ordering::Relaxed),
             Self::Nothing => {}
             Self::Timeout(seconds) => settings.idle_timeout_s.store(seconds, Ordering::Relaxed),
+            Self::SlowerThan(limit) => shared.figures.slow.set_slower_than_us(limit),
+            Self::SlowLog(entries) => shared.figures.slow.set_longest(entries),
             Self::Password(password) => settings.set_password(password),
             Self::QueryLimit(bytes) => settings.query_limit_bytes.store(bytes, Ordering::Relaxed),
             Self::BulkLimit(bytes) => settings.bulk_limit_bytes.store(bytes, Ordering::Relaxed),
@@ -359,6 +379,10 @@ impl Server for Shared {
 
     fn is_replicated(&self) -> bool {
         self.replication.is_some()
+    }
+
+    fn figures(&self) -> Option<&beeline_resp::figures::NodeFigures> {
+        Some(&self.figures)
     }
 
     fn password_required(&self) -> bool {
@@ -402,6 +426,9 @@ impl Server for Shared {
                 let (system, user) = processor_seconds();
                 let _ = write!(out, "used_cpu_sys:{system:.6}\r\nused_cpu_user:{user:.6}\r\n");
             }
+            "commandstats" => self.figures.write_commands(out),
+            "errorstats" => self.figures.write_errors(out),
+            "latencystats" => self.figures.write_latencies(out),
             "beeline" => self.info_beeline(out),
             "keyspace" => self.info_keyspace(out),
             _ => {}
@@ -435,6 +462,7 @@ impl Server for Shared {
 
     fn reset_statistics(&self) {
         *lock(&self.forgotten) = (self.loop_stats(), self.store.stats().total);
+        self.figures.reset();
     }
 
     fn clients(&self, visit: &mut dyn FnMut(&ClientInfo)) {

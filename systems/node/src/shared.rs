@@ -195,6 +195,8 @@ pub(crate) struct Shared {
     /// Keys whose time came after this moment are not deleted: in a replicated node as the log has
     /// it, else while CLIENT PAUSE holds.
     pub expire_until_ms: Arc<AtomicU64>,
+    /// What commands did so far: at each shard's executor, and at the log's.
+    pub figures: beeline_resp::figures::NodeFigures,
     /// Watched keys that are absent.
     pub absent_watches: AbsentWatches,
     pub snapshots: Snapshots,

@@ -8,6 +8,7 @@ pub(crate) mod keys;
 pub(crate) mod keyspace_wide;
 pub(crate) mod node;
 mod reservation;
+pub(crate) mod slow;
 pub(crate) mod strings;
 pub(crate) mod transactions;
 
@@ -15,6 +16,7 @@ use beeline_kv::{EntryRef, KEYS_AHEAD, Keyspace, PutOptions};
 
 use crate::args::Args;
 use crate::error::CommandError;
+use crate::figures::CommandFigures;
 use crate::number::parse_i64;
 use crate::output::Output;
 use crate::server::Server;
@@ -61,6 +63,7 @@ pub struct Call<'c, 'k> {
     pub(crate) server: &'c dyn Server,
     pub(crate) scratch: &'c mut Scratch,
     pub(crate) counters: &'c mut Counters,
+    pub(crate) figures: &'c CommandFigures,
     /// What it looks up counts as used: CLIENT NO-TOUCH is off.
     pub(crate) touch: bool,
     /// The keyspace has an open batch: a transaction's.

@@ -1,10 +1,13 @@
 //! Running requests: one executor per thread.
 
+use std::sync::Arc;
+
 use beeline_kv::Keyspace;
 
 use crate::args::Args;
 use crate::commands::{Call, Counters, Scratch, transactions};
 use crate::error::CommandError;
+use crate::figures::CommandFigures;
 use crate::logged::Logged;
 use crate::output::{Output, Version};
 use crate::parser::ProtocolError;
@@ -50,6 +53,7 @@ impl Remote {
 pub struct Executor {
     scratch: Scratch,
     counters: Counters,
+    figures: Arc<CommandFigures>,
 }
 
 impl Executor {
@@ -57,6 +61,12 @@ impl Executor {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// One that counts in `figures`, where other threads read them.
+    #[must_use]
+    pub fn with_figures(figures: Arc<CommandFigures>) -> Self {
+        Self { figures, ..Self::default() }
     }
 
     /// Figures since the start or the latest CONFIG RESETSTAT that ran here.
@@ -101,6 +111,7 @@ impl Executor {
                     server,
                     scratch: &mut self.scratch,
                     counters: &mut self.counters,
+                    figures: &self.figures,
                     touch: !session.info.no_touch,
                     in_batch: false,
                 };
@@ -112,6 +123,8 @@ impl Executor {
                     session.transaction.failed = true;
                     self.counters.errors += 1;
                     CommandError::OutOfMemory.write_to(out);
+                    self.figures.rejected(command);
+                    self.figures.error(&out.as_bytes()[start..]);
                 } else if session.queue(command, plan.args) {
                     out.simple("QUEUED");
                 } else {
@@ -128,6 +141,10 @@ impl Executor {
                 } else {
                     error.write_to(out);
                 }
+                if let Found::Command(command) = table::resolve(plan.args) {
+                    self.figures.rejected(command);
+                }
+                self.figures.error(&out.as_bytes()[start..]);
             }
             Action::Hangup => return After::Hangup,
         }
@@ -166,6 +183,7 @@ impl Executor {
             server,
             scratch: &mut self.scratch,
             counters: &mut self.counters,
+            figures: &self.figures,
             touch: from.touch,
             in_batch: false,
         };
@@ -213,6 +231,7 @@ impl Executor {
             server,
             scratch: &mut self.scratch,
             counters: &mut self.counters,
+            figures: &self.figures,
             touch: true,
             in_batch: true,
         };

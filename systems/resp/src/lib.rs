@@ -33,6 +33,7 @@ pub mod direct;
 mod error;
 mod executor;
 pub mod extended;
+pub mod figures;
 pub mod glob;
 pub mod logged;
 pub mod number;

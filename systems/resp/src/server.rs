@@ -144,6 +144,11 @@ pub trait Server {
         false
     }
 
+    /// What commands did so far, at all of the node's executors; `None`: not kept.
+    fn figures(&self) -> Option<&crate::figures::NodeFigures> {
+        None
+    }
+
     /// The keys that sessions watch and that are absent.
     fn absent_watches(&self) -> &AbsentWatches;
 

@@ -68,9 +68,10 @@ pub struct ReplicatedKeys {
 impl ReplicatedKeys {
     /// Errors: [`KvError`] of reading what was recorded.
     pub(crate) fn open(shared: Arc<Shared>) -> Result<Self, KvError> {
+        let figures = shared.figures.of(shared.shards.len()).unwrap_or_default();
         let mut keys = Self {
             shared,
-            executor: Executor::new(),
+            executor: Executor::with_figures(figures),
             out: Output::default(),
             lanes: HashMap::new(),
             now_ms: 0,

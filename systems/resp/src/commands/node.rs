@@ -17,11 +17,14 @@ pub fn time(call: &mut Call<'_, '_>) -> CommandResult {
 pub fn info(call: &mut Call<'_, '_>) -> CommandResult {
     let wanted: Vec<String> =
         call.args.from(1).map(|name| String::from_utf8_lossy(name).to_ascii_lowercase()).collect();
-    let all = wanted.is_empty()
-        || wanted.iter().any(|name| matches!(name.as_str(), "all" | "default" | "everything"));
+    let named = |names: &[&str]| wanted.iter().any(|name| names.contains(&name.as_str()));
+    let whole = named(&["all", "everything"]);
+    let usual = whole || wanted.is_empty() || named(&["default"]);
     let mut text = String::new();
     for &section in call.server.info_sections() {
-        if !all && !wanted.iter().any(|name| name == section) {
+        // As in Redis, long sections are shown to those who ask for them.
+        let long = matches!(section, "commandstats" | "latencystats");
+        if !(if long { whole } else { usual } || named(&[section])) {
             continue;
         }
         if !text.is_empty() {

@@ -187,6 +187,7 @@ pub(crate) fn run_queued(
             server: call.server,
             scratch: call.scratch,
             counters: call.counters,
+            figures: call.figures,
             touch: call.touch,
             in_batch,
         };
@@ -219,20 +220,35 @@ pub(crate) fn run_logged(session: &mut Session, request: &Logged, call: &mut Cal
 }
 
 /// Runs one command whose arity and permissions were checked; an error becomes its reply.
-pub(crate) fn run(session: Option<&mut Session>, call: &mut Call<'_, '_>) {
+pub(crate) fn run(mut session: Option<&mut Session>, call: &mut Call<'_, '_>) {
     let start = call.out.len();
     call.counters.commands += 1;
-    let done = match (call.command.handler, session) {
+    let (command, figures) = (call.command, call.figures);
+    let timed = figures.slow.slower_than_us() >= 0;
+    let began = if timed { call.store.store().clock().monotonic_ns() } else { 0 };
+    let done = match (command.handler, session.as_deref_mut()) {
         (Handler::Data(handler), _) => handler(call),
         (Handler::Session(handler), Some(session)) => handler(session, call),
         (Handler::Session(_) | Handler::None, _) => {
             Err(CommandError::Line("ERR this command needs its connection"))
         }
     };
+    figures.ran(command, done.is_err());
     if let Err(error) = done {
         call.out.truncate(start);
         call.counters.errors += 1;
         call.counters.store_failures += u64::from(error.is_of_store());
         error.write_to(call.out);
+        figures.error(call.out.as_bytes().get(start..).unwrap_or_default());
+    }
+    if timed {
+        let clock = call.store.store().clock();
+        let took = clock.monotonic_ns().saturating_sub(began);
+        figures.took(command, took);
+        figures.slow.note((command, call.args), (clock.unix_ms() / 1000, took), || {
+            let known =
+                session.map(|session| (session.info.address.clone(), session.info.name.clone()));
+            known.unwrap_or_default()
+        });
     }
 }

@@ -3,7 +3,8 @@
 use super::flag::*;
 use super::{Command, KeySpec, Scope, command, direct, key_spec};
 use crate::commands::{
-    connection, expiry, hashes, introspection, keys, keyspace_wide, node, strings, transactions,
+    connection, expiry, hashes, introspection, keys, keyspace_wide, node, slow, strings,
+    transactions,
 };
 
 // Key specifications: what is done with the keys, index of the first, `ON` to the end, `PAIRS`
@@ -185,6 +186,39 @@ static MEMORY: [Command; 2] = [
         .docs("server", "4.0.0", "Estimates the memory a key takes"),
 ];
 
+static SLOWLOG: [Command; 4] = [
+    command("slowlog|get", -2, ADMIN | LOADING | STALE, &["@admin", "@slow", "@dangerous"])
+        .tips(&["request_policy:all_nodes", "nondeterministic_output"])
+        .data(Scope::Connection, slow::slowlog_get)
+        .docs("server", "2.2.12", "Returns the newest slow commands"),
+    command("slowlog|help", 2, LOADING | STALE, &["@slow"])
+        .data(Scope::Connection, slow::slowlog_help)
+        .docs("server", "6.2.0", "Lists the subcommands"),
+    command("slowlog|len", 2, ADMIN | LOADING | STALE, &["@admin", "@slow", "@dangerous"])
+        .tips(&["request_policy:all_nodes", "response_policy:agg_sum", "nondeterministic_output"])
+        .data(Scope::Connection, slow::slowlog_len)
+        .docs("server", "2.2.12", "Counts the slow commands kept"),
+    command("slowlog|reset", 2, ADMIN | LOADING | STALE, &["@admin", "@slow", "@dangerous"])
+        .tips(&["request_policy:all_nodes", "response_policy:all_succeeded"])
+        .data(Scope::Connection, slow::slowlog_reset)
+        .docs("server", "2.2.12", "Forgets the slow commands"),
+];
+
+static LATENCY: [Command; 2] = [
+    command("latency|help", 2, LOADING | STALE, &["@slow"])
+        .data(Scope::Connection, slow::latency_help)
+        .docs("server", "2.8.13", "Lists the subcommands"),
+    command(
+        "latency|histogram",
+        -2,
+        ADMIN | NOSCRIPT | LOADING | STALE,
+        &["@admin", "@slow", "@dangerous"],
+    )
+    .tips(&["nondeterministic_output", "request_policy:all_nodes", "response_policy:special"])
+    .data(Scope::Connection, slow::latency_histogram)
+    .docs("server", "7.0.0", "Returns how long commands took"),
+];
+
 static OBJECT: [Command; 5] = [
     command("object|encoding", 3, READONLY, &["@keyspace", "@read", "@slow"])
         .keys((2, 2, 1), &[RO_2])
@@ -212,7 +246,7 @@ static OBJECT: [Command; 5] = [
 ];
 
 /// Every command, in alphabetical order.
-pub static COMMANDS: [Command; 94] = [
+pub static COMMANDS: [Command; 96] = [
     command("append", 3, WRITE | DENYOOM | FAST, &["@write", "@string", "@fast"])
         .keys((1, 1, 1), &[RW_INSERT_1])
         .data(Scope::Keys, strings::append)
@@ -432,6 +466,11 @@ pub static COMMANDS: [Command; 94] = [
         .tips(&["nondeterministic_output"])
         .data(Scope::Node, node::lastsave)
         .docs("server", "1.0.0", "Returns the time of the latest snapshot"),
+    command("latency", -2, NO_FLAGS, &["@slow"]).subcommands(&LATENCY).docs(
+        "server",
+        "2.8.13",
+        "Tells how long commands took",
+    ),
     command("memory", -2, NO_FLAGS, &["@slow"]).subcommands(&MEMORY).docs(
         "server",
         "4.0.0",
@@ -566,6 +605,11 @@ pub static COMMANDS: [Command; 94] = [
     )
     .data(Scope::Node, node::shutdown)
     .docs("server", "1.0.0", "Stops the node"),
+    command("slowlog", -2, NO_FLAGS, &["@slow"]).subcommands(&SLOWLOG).docs(
+        "server",
+        "2.2.12",
+        "Reads the log of slow commands",
+    ),
     command("strlen", 2, READONLY | FAST, &["@read", "@string", "@fast"])
         .keys((1, 1, 1), &[RO_1])
         .data(Scope::Keys, strings::strlen)

@@ -4,6 +4,7 @@
 //! take alternate turns against the same store. Each row of the paper's evaluation (BOOM §4) comes
 //! out as a ratio, with the round trips, verbs and bytes of an operation beside it.
 
+mod backup;
 mod latency;
 pub(super) mod load;
 mod recovery;
@@ -29,7 +30,7 @@ pub struct KvArguments {
         long,
         value_name = "PARTS",
         value_delimiter = ',',
-        default_value = "headline,latency,ycsb,scaling,segments,space,pools,cooperative,recovery"
+        default_value = "headline,latency,ycsb,scaling,segments,space,pools,cooperative,recovery,backup"
     )]
     pub parts: Vec<Part>,
     /// Provider, by the URL of its device.
@@ -73,6 +74,8 @@ pub enum Part {
     Cooperative,
     /// Opening a store with many pairs.
     Recovery,
+    /// Writes beside a snapshot of a large store.
+    Backup,
 }
 
 /// What every part needs.
@@ -135,6 +138,7 @@ impl Bench<'_> {
             Part::Pools => storage::pools(self),
             Part::Cooperative => storage::cooperative(self),
             Part::Recovery => recovery::rows(self),
+            Part::Backup => backup::rows(self),
         }
     }
 }
