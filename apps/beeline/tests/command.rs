@@ -246,6 +246,32 @@ fn a_tiny_fabric_bench_measures_both_providers_against_their_limits() {
 }
 
 #[test]
+fn a_tiny_objects_bench_measures_every_call_and_says_what_is_absent() {
+    let output = beeline(&[
+        "bench",
+        "objects",
+        "--parts",
+        "local",
+        "--quick",
+        "--json",
+        "--redis-server",
+        "/nonexistent/redis",
+        "--python",
+        "/nonexistent/python",
+    ]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let said = text(&output.stderr);
+    assert!(said.contains("without Redis") && said.contains("without Plasma"), "{said}");
+    let rows: Vec<serde_json::Value> =
+        text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of = |case: &str| {
+        rows.iter().filter(|row| row["case"].as_str().unwrap().starts_with(case)).count()
+    };
+    // Two sizes.
+    assert_eq!([of("put"), of("get"), of("delete")], [2, 2, 2]);
+}
+
+#[test]
 fn bench_log_commits_fails_over_and_catches_up() {
     let directory = tempfile::tempdir().unwrap();
     let data = directory.path().to_str().unwrap();

@@ -12,6 +12,7 @@ pub mod host;
 pub mod kv;
 pub mod log;
 pub mod nf;
+pub mod objects;
 pub mod plot;
 pub mod ports;
 pub mod redis;
@@ -105,6 +106,10 @@ pub enum BenchCommand {
     /// The process whose system calls `bench fabric` counts.
     #[command(hide = true)]
     FabricCalls(fabric::CallsArguments),
+    /// The object store against a memory copy, Redis and Plasma; transfers between two nodes.
+    #[command(after_help = "Examples:\n  beeline bench objects\n  \
+                            beeline bench objects --parts fetch --providers shm --sizes 64KiB,1MiB")]
+    Objects(objects::ObjectsArguments),
     /// The Redis door against redis-server, one core each, persistence matched.
     #[command(
         after_help = "Examples:\n  beeline bench redis --persistence off --pipeline 1,16\n  \
@@ -127,6 +132,7 @@ pub fn run(command: &BenchCommand, output: Output) -> Result<Exit, Failure> {
         BenchCommand::FabricCalls(arguments) => fabric::run_calls(arguments),
         BenchCommand::Sockets(arguments) => sockets::run(arguments, output),
         BenchCommand::SocketsPeer(arguments) => sockets::run_peer(arguments),
+        BenchCommand::Objects(arguments) => objects::run(arguments, output),
         BenchCommand::Redis(arguments) => redis::run(arguments, output),
     }
 }

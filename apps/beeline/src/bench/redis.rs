@@ -125,7 +125,7 @@ pub fn run(arguments: &RedisArguments, output: Output) -> Result<Exit, Failure> 
                     let requests = options.size(requests, 20_000);
                     let row =
                         load.compare(&beeline, &redis, requests, persistence, options, output)?;
-                    report.push(row);
+                    report.tell(row, output)?;
                 }
             }
         }

@@ -171,6 +171,8 @@ pub struct Report {
     pub environment: Environment,
     /// The results.
     pub rows: Vec<Row>,
+    /// Of these, those that are printed as JSON already.
+    told: usize,
 }
 
 #[derive(Serialize)]
@@ -186,12 +188,23 @@ impl Report {
     /// An empty report of this machine and build.
     pub fn new(bench: &'static str, provider: impl Into<String>) -> Self {
         let environment = Environment::detect();
-        Self { bench, provider: provider.into(), environment, rows: Vec::new() }
+        Self { bench, provider: provider.into(), environment, rows: Vec::new(), told: 0 }
     }
 
     /// Adds a row.
     pub fn push(&mut self, row: Row) {
         self.rows.push(row);
+    }
+
+    /// Adds a row and prints it at once: a run that is cut short loses what it had not measured.
+    /// With `--json` as the line that [`Report::show`] then leaves out, else as a note.
+    pub fn tell(&mut self, row: Row, output: Output) -> anyhow::Result<()> {
+        if output.json {
+            self.show_row(&row, output)?;
+            self.told = self.rows.len() + 1;
+        }
+        self.rows.push(if output.json { row } else { shown(row, output) });
+        Ok(())
     }
 
     /// One row to standard output, as a JSON line.
@@ -203,15 +216,7 @@ impl Report {
     /// To standard output: JSON lines with `--json`, else a table.
     pub fn show(&self, output: Output) -> anyhow::Result<()> {
         if output.json {
-            for row in &self.rows {
-                output.object(&Line {
-                    bench: self.bench,
-                    provider: &self.provider,
-                    row,
-                    environment: &self.environment,
-                })?;
-            }
-            return Ok(());
+            return self.rows[self.told..].iter().try_for_each(|row| self.show_row(row, output));
         }
         Ok(output.bytes(self.text().as_bytes())?)
     }
@@ -245,6 +250,19 @@ impl Report {
         ));
         text
     }
+}
+
+/// Notes a row when it is measured, for who waits and for a run that is cut short; the report comes
+/// at the end.
+pub fn shown(row: Row, output: Output) -> Row {
+    let [least, figure, most] = [row.figure.min, row.figure.median, row.figure.max].map(number);
+    let (case, subject, unit) = (&row.case, &row.subject, row.unit);
+    let against = match (&row.peer, row.ratio) {
+        (Some(peer), Some(ratio)) => format!(", {:.2} times better than {peer}", ratio.median),
+        _ => String::new(),
+    };
+    output.note(format!("{case}, {subject}: {figure} {unit} ({least}-{most}){against}"));
+    row
 }
 
 fn cells(row: &Row, tails: bool) -> Vec<String> {

@@ -28,7 +28,7 @@ pub(super) const MOST_WAITING: usize = 1 << 16;
 /// How long a client may take to map a segment it was offered, and a disk to give an object back.
 const MAPPING_US: u64 = 10_000_000;
 /// First and longest pause before an object is looked for at other nodes again.
-const FETCH_AGAIN_NS: (u64, u64) = (20_000_000, 1_000_000_000);
+pub(super) const FETCH_AGAIN_NS: (u64, u64) = (20_000_000, 1_000_000_000);
 
 /// What has to be done for the outside.
 #[derive(Debug)]
@@ -503,9 +503,18 @@ impl Core {
     pub(crate) fn fetched(&mut self, id: ObjectId, found: bool, now_ns: u64) {
         self.now_ns = now_ns;
         let pause = self.fetching.remove(&id).unwrap_or(FETCH_AGAIN_NS.0);
-        if found && self.sealed(id).is_some() {
-            self.serve_waiters(id);
-            self.feed();
+        if found {
+            if self.sealed(id).is_some() {
+                self.serve_waiters(id);
+                self.feed();
+            } else if self.by_id.contains_key(&id) {
+                // It came and was deleted before this was said, and was asked for again; or another
+                // makes it here.
+                match self.table.find(id) {
+                    None => self.fetch(id),
+                    Some(_) => self.fetch_again(id, pause),
+                }
+            }
             return;
         }
         self.counters.failed_fetches += 1;
@@ -521,8 +530,7 @@ impl Core {
             }
         }
         if interested {
-            let pause_ns = (pause * 2).min(FETCH_AGAIN_NS.1);
-            let _ = self.timer(now_ns + pause, Timer::FetchAgain { id, pause_ns });
+            self.fetch_again(id, pause);
         }
     }
 

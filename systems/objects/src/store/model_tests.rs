@@ -556,3 +556,29 @@ fn a_create_that_waits_for_a_full_disk_goes_on_when_there_is_room_without_anothe
     rig.all();
     assert_eq!(rig.reply(1, tag).map(|reply| reply.status), Some(Status::Done));
 }
+
+#[test]
+fn an_object_deleted_and_fetched_again_while_its_transfer_ends_is_fetched_again() {
+    let mut rig = Rig::new(2 << 20, 0);
+    rig.core.join(1);
+    rig.core.join(2);
+    let fetch = Request { timeout_us: 60_000_000, ..Request::new(Operation::Fetch, id(1)) };
+    let first = rig.request(1, fetch);
+    let asked = |rig: &mut Rig| {
+        let place = rig.said.iter().position(|said| matches!(said, Said::Fetch(_)));
+        place.map(|place| rig.said.remove(place)).is_some()
+    };
+    assert!(asked(&mut rig));
+    // It comes through another client, the manager; whoever asked is answered at its seal.
+    rig.put(2, id(1), b"fetched");
+    assert_eq!(rig.reply(1, first).map(|reply| reply.status), Some(Status::Done));
+    assert_eq!(rig.ask(1, Request::new(Operation::Delete, id(1))).status, Status::Done);
+    let second = rig.request(1, fetch);
+    assert!(!asked(&mut rig), "the first is not over yet");
+    rig.core.fetched(id(1), true, rig.now_ns);
+    rig.take();
+    assert!(rig.reply(1, second).is_none(), "nobody was asked for it");
+    assert!(asked(&mut rig), "and nobody is");
+    rig.put(2, id(1), b"once more");
+    assert_eq!(rig.reply(1, second).map(|reply| reply.status), Some(Status::Done));
+}

@@ -4,7 +4,7 @@
 //! ever; what waits for memory is found by serial, so that a later request of the same number is
 //! never taken for it.
 
-use super::core::{Core, MOST_WAITING, Timer, Wait};
+use super::core::{Core, FETCH_AGAIN_NS, MOST_WAITING, Timer, Wait};
 use super::planted::{Planted, planted};
 use crate::id::ObjectId;
 use crate::wire::{Operation, Request, Status};
@@ -50,6 +50,12 @@ impl Core {
         }
     }
 
+    /// Looks for the object at other nodes after a pause, if it is still waited for and not here.
+    pub(super) fn fetch_again(&mut self, id: ObjectId, pause: u64) {
+        let pause_ns = (pause * 2).min(FETCH_AGAIN_NS.1);
+        let _ = self.timer(self.now_ns + pause, Timer::FetchAgain { id, pause_ns });
+    }
+
     /// Nothing is spilled for a while; then those that wait for memory are looked at again.
     pub(super) fn pause_spilling(&mut self, pause_ns: u64) {
         let at_ns = self.now_ns + pause_ns;
@@ -82,9 +88,13 @@ impl Core {
                 Timer::Wait { client, tag } => self.time_out(client, tag),
                 Timer::SpillAgain => self.memory_changed = true,
                 Timer::FetchAgain { id, pause_ns } => {
-                    if self.by_id.contains_key(&id) && self.table.find(id).is_none() {
-                        self.fetch(id);
-                        self.fetching.insert(id, pause_ns);
+                    if self.by_id.contains_key(&id) {
+                        if self.table.find(id).is_none() {
+                            self.fetch(id);
+                            self.fetching.insert(id, pause_ns);
+                        } else {
+                            self.fetch_again(id, pause_ns);
+                        }
                     }
                 }
             }

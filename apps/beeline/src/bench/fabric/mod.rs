@@ -19,7 +19,7 @@ pub use bare::{cache_line, line_requests};
 pub use calls::{CallsArguments, run as run_calls};
 pub use peer::{PeerArguments, run as run_peer};
 
-use super::report::{Better, Report, Row, Spread, number};
+use super::report::{Better, Report, Row, Spread, number, shown};
 use super::turns::{Contender, alternate, pin};
 use super::{BenchOptions, finish, host};
 use crate::exit::{Exit, Failure};
@@ -86,7 +86,7 @@ pub fn run(arguments: &FabricArguments, output: Output) -> Result<Exit, Failure>
             report.push(row);
         }
         if *provider == Provider::Shm {
-            report.push(calls::row(&arguments.options)?);
+            report.push(shown(calls::row(&arguments.options)?, output));
         }
     }
     finish(&report, &arguments.options, output)
@@ -163,12 +163,13 @@ fn shm(options: &BenchOptions, output: Output) -> anyhow::Result<Vec<Row>> {
             },
             || Ok(bare_tails.keep(bare::cache_line(rounds)?)),
         )?;
-        rows.push(
+        rows.push(shown(
             Row::new(case, "shm", "us", Better::Lower, &mine)
                 .against("bare cache line", &mine, &theirs)
                 .beside("p99 of blocks", format!("{}, its {}", tails.median(), bare_tails.median()))
                 .beside("verbs", verbs),
-        );
+            output,
+        ));
     }
     one_sided(&mut end, "shm", rounds, options, output, &mut rows)?;
     let copies = options.size(2_000, 4);
@@ -178,20 +179,22 @@ fn shm(options: &BenchOptions, output: Output) -> anyhow::Result<Vec<Row>> {
         || end.write_bandwidth(copies, 1),
         || Ok(host::copy_gb_per_second(LARGE, copies)),
     )?;
-    rows.push(
+    rows.push(shown(
         Row::new("1 MiB write", "shm", "GB/s", Better::Higher, &mine)
             .against("memcpy", &mine, &theirs),
-    );
+        output,
+    ));
     let [mine, theirs] = versus(
         options,
         output,
         || end.read_bandwidth(copies, 1),
         || Ok(host::copy_gb_per_second(LARGE, copies)),
     )?;
-    rows.push(
+    rows.push(shown(
         Row::new("1 MiB read", "shm", "GB/s", Better::Higher, &mine)
             .against("memcpy", &mine, &theirs),
-    );
+        output,
+    ));
     drop(peer);
     Ok(rows)
 }
@@ -228,12 +231,13 @@ fn tcp(options: &BenchOptions, output: Output) -> anyhow::Result<Vec<Row>> {
             },
             || Ok(bare_tails.keep(bare::tcp(rounds, waiting)?)),
         )?;
-        rows.push(
+        rows.push(shown(
             Row::new(case, "tcp", "us", Better::Lower, &mine).against(name, &mine, &theirs).beside(
                 "p99 of blocks",
                 format!("{}, its {}", tails.median(), bare_tails.median()),
             ),
-        );
+            output,
+        ));
     }
     one_sided(&mut end, "tcp", rounds, options, output, &mut rows)?;
     let copies = options.size(1_000, 4);
@@ -250,10 +254,11 @@ fn tcp(options: &BenchOptions, output: Output) -> anyhow::Result<Vec<Row>> {
             },
             || bare::tcp_bandwidth(copies),
         )?;
-        rows.push(
+        rows.push(shown(
             Row::new(case, "tcp", "GB/s", Better::Higher, &mine)
                 .against("bare TCP", &mine, &theirs),
-        );
+            output,
+        ));
     }
     drop(peer);
     Ok(rows)
@@ -281,10 +286,11 @@ fn one_sided(
         let mut contenders = [Contender::new(subject, &mut turn)];
         let figures = alternate(options.turns(), &mut contenders, output)?;
         drop(contenders);
-        rows.push(
+        rows.push(shown(
             Row::new(case, subject, "us", Better::Lower, &figures[0])
                 .beside("p99 of blocks", tails.median()),
-        );
+            output,
+        ));
     }
     Ok(())
 }

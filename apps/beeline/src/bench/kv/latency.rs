@@ -11,7 +11,7 @@ use super::load::{Keys, cost, fill, latency, rate};
 use super::rig::{Rig, RigOptions};
 use super::{Bench, Part};
 use crate::bench::fabric::{cache_line, line_requests};
-use crate::bench::report::{Better, Row, Spread, number};
+use crate::bench::report::{Better, Row, Spread, number, shown};
 use crate::bench::turns::{Contender, alternate, pin};
 
 /// Keys of the latency loads: more than fit a first-level cache, few enough to be stored quickly.
@@ -107,7 +107,7 @@ fn compare(
     drop(contenders);
     let p99: Vec<String> = sides.iter().map(Side::p99).collect();
     for ((other, protocol), paper) in PROTOCOLS.iter().enumerate().skip(1).zip(paper) {
-        rows.push(
+        rows.push(shown(
             Row::new(case, "BOOM", "us", Better::Lower, &figures[0])
                 .against(protocol.name(), &figures[0], &figures[other])
                 .beside("p99", format!("{}, its {}", p99[0], p99[other]))
@@ -116,7 +116,8 @@ fn compare(
                     format!("{}; its {}", sides[0].cost.borrow(), sides[other].cost.borrow()),
                 )
                 .beside("paper", paper),
-        );
+            bench.output,
+        ));
     }
     Ok(())
 }
@@ -138,12 +139,13 @@ pub fn headline(bench: &Bench<'_>) -> anyhow::Result<Vec<Row>> {
         ];
         let figures = alternate(bench.options.turns(), &mut contenders, bench.output)?;
         drop(contenders);
-        rows.push(
+        rows.push(shown(
             Row::new(case, "BOOM", "us", Better::Lower, &figures[0])
                 .against("bare cache line", &figures[0], &figures[1])
                 .beside("p99", side.p99())
                 .beside("per operation", side.cost.borrow().clone()),
-        );
+            bench.output,
+        ));
     }
     let many = bench.options.size(400_000, 100);
     for (verb, percent) in [("get", 100), ("put", 0)] {
@@ -163,10 +165,13 @@ pub fn headline(bench: &Bench<'_>) -> anyhow::Result<Vec<Row>> {
             let figures = alternate(bench.options.turns(), &mut contenders, bench.output)?;
             drop(contenders);
             let case = format!("64 B {verb}, {outstanding} outstanding");
-            rows.push(Row::new(case, "BOOM", "op/s", Better::Higher, &figures[0]).against(
-                "bare lines",
-                &figures[0],
-                &figures[1],
+            rows.push(shown(
+                Row::new(case, "BOOM", "op/s", Better::Higher, &figures[0]).against(
+                    "bare lines",
+                    &figures[0],
+                    &figures[1],
+                ),
+                bench.output,
             ));
         }
     }
@@ -271,11 +276,12 @@ pub fn scaling(bench: &Bench<'_>) -> anyhow::Result<Vec<Row>> {
             let processors = crate::bench::turns::online().saturating_sub(1).max(1);
             for ((other, protocol), paper) in PROTOCOLS.iter().enumerate().skip(1).zip(paper) {
                 let case = format!("2 kB {verb}, {clients} clients on {processors} cores");
-                rows.push(
+                rows.push(shown(
                     Row::new(case, "BOOM", "op/s", Better::Higher, &figures[0])
                         .against(protocol.name(), &figures[0], &figures[other])
                         .beside("paper", paper),
-                );
+                    bench.output,
+                ));
             }
         }
     }

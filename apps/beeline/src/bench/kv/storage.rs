@@ -7,7 +7,7 @@ use beeline_pmem::WriteBack;
 use super::Bench;
 use super::load::{Keys, fill, latency, rate};
 use super::rig::{Rig, RigOptions};
-use crate::bench::report::{Better, Row};
+use crate::bench::report::{Better, Row, shown};
 use crate::bench::turns::{Contender, alternate};
 use crate::config::values::human_bytes;
 
@@ -49,7 +49,10 @@ pub fn segments(bench: &Bench<'_>) -> anyhow::Result<Vec<Row>> {
         let row = Row::new(case, "BOOM", "op/s", Better::Higher, &figures[i])
             .beside("grants in 10,000 puts", format!("{:.1}", grants[i]));
         let smallest = format!("segments of {}", human_bytes(u64::from(sizes[0])));
-        rows.push(if i == 0 { row } else { row.against(smallest, &figures[i], &figures[0]) });
+        rows.push(shown(
+            if i == 0 { row } else { row.against(smallest, &figures[i], &figures[0]) },
+            bench.output,
+        ));
     }
     Ok(rows)
 }
@@ -75,12 +78,13 @@ pub fn space(bench: &Bench<'_>) -> anyhow::Result<Vec<Row>> {
             let usage = measure_space(stream, segment, 1 << 20);
             let case =
                 format!("space saved, {name}, segments of {}", human_bytes(u64::from(segment)));
-            rows.push(
+            rows.push(shown(
                 Row::new(case, "mixed update", "%", Better::Higher, &[usage.saving() * 100.0])
                     .beside("keys", count)
                     .beside("paper", paper)
                     .beside("puts", puts),
-            );
+                bench.output,
+            ));
         }
     }
     let rig = Rig::start(bench.fabric, &RigOptions::default())?;
@@ -93,7 +97,7 @@ pub fn space(bench: &Bench<'_>) -> anyhow::Result<Vec<Row>> {
         let mean = counters.appended_bytes as f64 / counters.appends.max(1) as f64;
         let all = mean * (counters.appends + counters.overwrites) as f64;
         let saved = 100.0 * (1.0 - counters.appended_bytes as f64 / all.max(1.0));
-        rows.push(
+        rows.push(shown(
             Row::new(
                 format!("space saved by a client, {name}"),
                 "mixed update",
@@ -103,7 +107,8 @@ pub fn space(bench: &Bench<'_>) -> anyhow::Result<Vec<Row>> {
             )
             .beside("paper", format!("{paper} after 1 GB"))
             .beside("puts", short),
-        );
+            bench.output,
+        ));
     }
     Ok(rows)
 }
@@ -144,11 +149,12 @@ pub fn pools(bench: &Bench<'_>) -> anyhow::Result<Vec<Row>> {
             drop(contenders);
             for (other, protocol) in Protocol::ALL.iter().enumerate().skip(1) {
                 let case = format!("{size} B put, {name}");
-                rows.push(
+                rows.push(shown(
                     Row::new(case, "BOOM", "us", Better::Lower, &figures[0])
                         .against(protocol.name(), &figures[0], &figures[other])
                         .beside("pool", rig.pool()),
-                );
+                    bench.output,
+                ));
             }
         }
     }
@@ -204,21 +210,25 @@ pub fn cooperative(bench: &Bench<'_>) -> anyhow::Result<Vec<Row>> {
             let case = format!("{size} B put, 2 clients, 2 shards, {instruction}, help on");
             let helped = total.write_backs_helped;
             let all = helped + total.write_backs_own;
-            rows.push(
+            rows.push(shown(
                 Row::new(case, "BOOM", "op/s", Better::Higher, &figures[0])
                     .against("help off", &figures[0], &figures[1])
                     .beside("paper", paper_help(*instruction)[at])
                     .beside("sub-tasks helped", format!("{helped} of {all}")),
-            );
+                bench.output,
+            ));
         }
         // Each with help on: every other contender.
         let first = instructions[0];
         for (instruction, theirs) in instructions.iter().zip(figures.iter().step_by(2)).skip(1) {
             let case = format!("{size} B put, 2 clients, 2 shards, {instruction}, help on");
-            rows.push(Row::new(case, "BOOM", "op/s", Better::Higher, theirs).against(
-                first.to_string(),
-                theirs,
-                &figures[0],
+            rows.push(shown(
+                Row::new(case, "BOOM", "op/s", Better::Higher, theirs).against(
+                    first.to_string(),
+                    theirs,
+                    &figures[0],
+                ),
+                bench.output,
             ));
         }
     }

@@ -16,7 +16,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::Bench;
 use super::rig::Data;
 use crate::bench::ports::free_port;
-use crate::bench::report::{Better, Row};
+use crate::bench::report::{Better, Row, shown};
 use crate::bench::turns::online;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -271,7 +271,7 @@ pub fn rows(bench: &Bench<'_>) -> anyhow::Result<Vec<Row>> {
         }
         let case = format!("end of the leader to the next commit, {members} members");
         let row = Row::new(case, "log", "ms", Better::Lower, &figures);
-        rows.push(row.beside("processes", members));
+        rows.push(shown(row.beside("processes", members), bench.output));
     }
     Ok(rows)
 }
@@ -295,7 +295,7 @@ pub fn stopped(bench: &Bench<'_>) -> anyhow::Result<Vec<Row>> {
             let longest = figures.iter().copied().fold(0.0, f64::max);
             bench.output.note(format!("{provider}, {load}: longest of {count}: {longest:.0} ms"));
             let case = format!("stop of the leader to the next commit over {provider}, {load}");
-            rows.push(Row::new(case, "log", "ms", Better::Lower, &figures));
+            rows.push(shown(Row::new(case, "log", "ms", Better::Lower, &figures), bench.output));
         }
     }
     Ok(rows)

@@ -8,7 +8,7 @@ use beeline_replicated_log::{Handle, NO_SESSION};
 
 use super::Bench;
 use super::rig::Rig;
-use crate::bench::report::{Better, Row};
+use crate::bench::report::{Better, Row, shown};
 
 /// One command after another: microseconds at p50 and p99.
 pub fn commits_us(rig: &mut Rig, bytes: usize, count: u32) -> anyhow::Result<(f64, f64)> {
@@ -85,7 +85,10 @@ pub fn by_size(bench: &Bench<'_>) -> anyhow::Result<Vec<Row>> {
             let case = format!("commit of {bytes} B, {members} members, one after another");
             let tail = crate::bench::report::Spread::of(&tails).median;
             let row = Row::new(case, "log", "us", Better::Lower, &medians);
-            rows.push(row.beside("p99", format!("{tail:.2} us")).beside("rounds", 1));
+            rows.push(shown(
+                row.beside("p99", format!("{tail:.2} us")).beside("rounds", 1),
+                bench.output,
+            ));
         }
         crate::bench::turns::unpin()?;
     }
@@ -112,7 +115,10 @@ pub fn throughput(bench: &Bench<'_>) -> anyhow::Result<Vec<Row>> {
             }
             let case = format!("commits of 32 B, {members} members, {clients} clients");
             let row = Row::new(case, "log", "op/s", Better::Higher, &figures);
-            rows.push(row.beside("commands per entry", format!("{together:.1}")));
+            rows.push(shown(
+                row.beside("commands per entry", format!("{together:.1}")),
+                bench.output,
+            ));
         }
     }
     Ok(rows)

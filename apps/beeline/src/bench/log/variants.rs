@@ -21,7 +21,7 @@ use beeline_fabric_open::open;
 use beeline_os::memory::{MemoryObject, copy_across, load_u64, store_u64};
 
 use super::Bench;
-use crate::bench::report::{Better, Row};
+use crate::bench::report::{Better, Row, shown};
 use crate::bench::turns::{Contender, alternate, unpin};
 
 const LENGTH: usize = 1 << 20;
@@ -278,7 +278,7 @@ pub fn rows(bench: &Bench<'_>) -> anyhow::Result<Vec<Row>> {
             for (peer, theirs) in [("two rounds", &figures[1]), ("acknowledged", &figures[2])] {
                 let case = format!("{bytes} B to {members} bare memories");
                 let row = Row::new(case, "one round", "us", Better::Lower, &figures[0]);
-                rows.push(row.against(peer, &figures[0], theirs));
+                rows.push(shown(row.against(peer, &figures[0], theirs), bench.output));
             }
         }
     }
