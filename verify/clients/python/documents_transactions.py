@@ -252,7 +252,7 @@ def total(client):
 
 
 def main():
-    options = {"serverSelectionTimeoutMS": 2000} if sys.argv[2] == "load" else {"serverSelectionTimeoutMS": 20000}
+    options = {"serverSelectionTimeoutMS": 10000} if sys.argv[2] == "load" else {"serverSelectionTimeoutMS": 20000}
     client = pymongo.MongoClient(sys.argv[1], **options)
     {"first": first, "again": again, "load": load, "sum": total}[sys.argv[2]](client)
     if sys.argv[2] != "load":
