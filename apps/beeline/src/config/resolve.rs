@@ -10,7 +10,7 @@ const PREFIX: &str = "BEELINE_";
 
 /// Variables with the prefix that another part of the program, or a test, reads. One that ends in
 /// an underscore stands for all that begin with it.
-const ELSEWHERE: [&str; 21] = [
+const ELSEWHERE: [&str; 23] = [
     // The command itself, whatever it does.
     "CONFIG",
     "LOG",
@@ -23,6 +23,7 @@ const ELSEWHERE: [&str; 21] = [
     "CONFORMANCE_",
     "CONNECTIONS",
     "DEEP",
+    "EMBED_PRELOAD",
     "FAULTS",
     "FUZZ_SECONDS",
     "LAB_",
@@ -30,6 +31,7 @@ const ELSEWHERE: [&str; 21] = [
     "LOUD",
     "NEEDS_RDMA",
     "NF_",
+    "OBJECTS_LIMITS_SOCKET",
     "POOL_KIND",
     "PROGRAM",
     "ROUNDS",
