@@ -26,13 +26,15 @@ impl std::fmt::Debug for Keyspace<'_> {
 pub struct Keyspace<'a> {
     shards: Shards<'a>,
     pub(crate) effects: Effects,
+    /// A shard took nothing any more when it was locked, so no write of this turn joins several.
+    failed: bool,
 }
 
 impl<'a> Keyspace<'a> {
     /// The keys of one shard.
     #[must_use]
     pub fn single(shard: &'a mut Shard) -> Self {
-        Self { shards: Shards::One(shard), effects: Effects::default() }
+        Self { shards: Shards::One(shard), effects: Effects::default(), failed: false }
     }
 
     /// The keys of several shards, all locked by the caller in order of index; writes go to the
@@ -40,7 +42,8 @@ impl<'a> Keyspace<'a> {
     #[must_use]
     pub fn many(shards: Vec<&'a mut Shard>, home: usize) -> Self {
         assert!(home < shards.len(), "the home shard is among the locked ones");
-        Self { shards: Shards::Many { shards, home }, effects: Effects::default() }
+        let failed = shards.iter().any(|shard| shard.check_writable().is_err());
+        Self { shards: Shards::Many { shards, home }, effects: Effects::default(), failed }
     }
 
     pub(crate) fn home(&self) -> &Shard {
@@ -431,7 +434,8 @@ impl<'a> Keyspace<'a> {
     /// Persists what every locked shard stored; see [`Shard::commit`]. The home shard comes last:
     /// its batch may rest on what the others stored before, and must not survive it. Where one of
     /// them fails, none that has something to persist does so any more: a later commit of the home
-    /// shard would make half of a refused command durable.
+    /// shard would make half of a refused command durable. A shard that had failed before it was
+    /// locked here has no part in a command, and takes no other down.
     ///
     /// Errors: as [`Shard::commit`].
     pub fn commit(&mut self) -> Result<(), KvError> {
@@ -441,7 +445,7 @@ impl<'a> Keyspace<'a> {
         if committed.is_ok() {
             committed = self.home_mut().commit();
         }
-        if committed.is_err() {
+        if committed.is_err() && !self.failed {
             self.shards_mut().for_each(Shard::poison_uncommitted);
         }
         committed

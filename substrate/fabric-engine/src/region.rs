@@ -12,7 +12,7 @@
 //! A *grant* tells a peer where memory lies that it can write by itself. Grants are of objects, since
 //! it is objects that move: one lock orders all of a device, so that a place is told only while the
 //! object lies there, and taking one region back moves its object away from the peers of every other
-//! region over it, which are told again with their next write.
+//! region over it, whose writes go through the peer from then on.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};

@@ -37,6 +37,12 @@ pub fn expire(engine: &Engine) -> Result<u64> {
                         let Some(known) = database
                             .collection(&collection.name)
                             .filter(|known| known.id == collection.id)
+                            // An index that was dropped or changed meanwhile ends nothing any more.
+                            .filter(|known| {
+                                known.indexes.iter().any(|now| {
+                                    now.id == index.id && now.expires_s == index.expires_s
+                                })
+                            })
                         else {
                             return Ok(true);
                         };

@@ -478,10 +478,21 @@ impl Transactions {
         let made = Transaction::new(number, engine.now_ms(), &engine.memory);
         let made = Arc::new(Mutex::new(made));
         let mut sessions = lock(&self.sessions);
+        if sessions.len() >= MOST_SESSIONS {
+            // Those that ended are remembered only while there is room.
+            sessions.retain(|_, known| {
+                known.try_lock().map_or(true, |known| known.state == State::Open)
+            });
+        }
         if sessions.len() >= MOST_SESSIONS && !sessions.contains_key(session) {
             return fail(Code::Exceeded, "too many sessions have transactions");
         }
-        sessions.insert(session.to_vec(), Arc::clone(&made));
+        let replaced = sessions.insert(session.to_vec(), Arc::clone(&made));
+        drop(sessions);
+        // Two connections may begin one of the same session at once.
+        if let Some(replaced) = replaced {
+            lock(&replaced).abort();
+        }
         Ok(made)
     }
 

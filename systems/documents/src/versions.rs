@@ -133,6 +133,8 @@ impl History {
         }
         if self.bytes > MOST_KEPT {
             self.forget();
+            // What is open began before this batch, and reads no more.
+            self.open.clear();
             self.lost = self.now;
         }
         Ok(None)

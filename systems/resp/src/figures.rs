@@ -366,7 +366,13 @@ impl SlowLog {
         if microseconds < limit || command.has(flag::SKIP_SLOWLOG) {
             return;
         }
-        let arguments = kept_arguments(args);
+        let arguments = match command.name {
+            // They carry passwords.
+            "auth" | "hello" | "config|set" => {
+                vec![args.get(0).to_vec(), b"(redacted)".to_vec()]
+            }
+            _ => kept_arguments(args),
+        };
         let mut kept = locked(&self.kept);
         let number = kept.0;
         kept.0 += 1;

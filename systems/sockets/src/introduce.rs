@@ -274,8 +274,11 @@ static BREAKER: Breaker = Breaker { silent: AtomicU32::new(0), next_ns: AtomicU6
 const SILENCE_NS: u64 = 1_000_000_000;
 /// Doublings of it, at most.
 const MOST_SILENCE: u32 = 5;
-/// How long such a question waits.
-const PROBE: Duration = Duration::from_millis(20);
+/// How long such a question waits, for the first time; twice as long each further time up to [`PATIENCE`], or a
+/// monitor that answers slowly would be taken for one that stands still for ever.
+const PROBE: Duration = Duration::from_millis(40);
+/// Doublings of it.
+const MOST_PROBE: u32 = 3;
 /// Questions about connections that came with `exec`, or in a message, which would be lost: so many are asked with
 /// patience all the same.
 const MOST_PATIENT: u32 = 4;
@@ -287,6 +290,11 @@ impl Breaker {
         if silent == 0 || question == Question::Resume && silent < MOST_PATIENT {
             return Some(PATIENCE);
         }
+        // Not asked, the connection would be lost for certain.
+        if question == Question::Resume {
+            return Some(PROBE);
+        }
+        let probe = PROBE.saturating_mul(1 << (silent - 1).min(MOST_PROBE)).min(PATIENCE);
         let next = self.next_ns.load(Ordering::Relaxed);
         let due = now >= next
             // Of several threads, one asks.
@@ -294,7 +302,7 @@ impl Breaker {
                 .next_ns
                 .compare_exchange(next, now + SILENCE_NS, Ordering::Relaxed, Ordering::Relaxed)
                 .is_ok();
-        due.then_some(PROBE)
+        due.then_some(probe)
     }
 
     fn timed_out(&self, now: u64) {
@@ -394,7 +402,7 @@ mod tests {
         for _ in 0..60_000 {
             now += 1_000_000;
             if let Some(patience) = asks(now) {
-                assert_eq!(patience, PROBE);
+                assert!((PROBE..=PATIENCE).contains(&patience), "{patience:?}");
                 asked += 1;
                 breaker.timed_out(now);
             }

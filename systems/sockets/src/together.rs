@@ -61,7 +61,12 @@ fn me() -> Option<u64> {
     if known & NUMBER_ALL == u64::from(process) {
         return Some(known);
     }
-    let name = name_of(process, kernel::process_namespace(), kernel::begun_at())?;
+    let begun = kernel::begun_at();
+    // A `/proc` of another namespace tells of other processes by these numbers.
+    if kernel::process_begun_at(process) != Some(Some(begun)) {
+        return None;
+    }
+    let name = name_of(process, kernel::process_namespace(), begun)?;
     ME.store(name, Ordering::Relaxed);
     Some(name)
 }
@@ -203,8 +208,9 @@ pub fn share_for_good(segment: &Segment) {
 
 /// This process has the end, beside whoever it got it from.
 pub fn join(segment: &Segment) {
-    note(segment, LISTED);
+    // In this order: who reads the word after the change finds the name.
     enter(segment);
+    note(segment, LISTED);
 }
 
 /// What the kernel was asked about the end by any process may be different by now.

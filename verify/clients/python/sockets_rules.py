@@ -488,7 +488,8 @@ def late(monitor, what):
     resource.setrlimit(which, before)
     if what == "slow":
         os.kill(int(monitor), signal.SIGCONT)
-        time.sleep(0.3)
+        # After an answer that did not come, a second passes before the next question.
+        time.sleep(1.3)
     other, _ = listener.accept()
     for end in (one, other):
         end.settimeout(10)

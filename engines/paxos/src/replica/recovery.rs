@@ -84,7 +84,10 @@ impl<M: LogMemory> Replica<M> {
                 return;
             }
             let highest = votes.iter().map(|vote| vote.grant.highest).max();
-            let (first, end) = (leader.last.next(), highest.unwrap_or_default());
+            // Nothing new may stand where the state machine here has applied something already: it
+            // would be skipped here, and taken for chosen.
+            let end = highest.unwrap_or_default().max(self.chosen);
+            let first = leader.last.next();
             if first > end {
                 leader.recovery = None;
                 return;

@@ -168,6 +168,10 @@ impl Engine {
         let _guard = lock(&database.changing);
         self.with(database, |row| {
             let old = existing(database, name)?;
+            // The name may stand for another collection by now.
+            if old.indexes.iter().all(|index| index.id != id) {
+                return Ok(());
+            }
             let indexes = old.indexes.iter().filter(|index| index.id != id).cloned().collect();
             let new = old.with_indexes(indexes);
             row.apply(&[Change::put(new.catalog_key(), new.stored()?), leaving(kind::INDEX, id)])?;
@@ -204,7 +208,11 @@ impl Engine {
                 for index in collection.indexes.iter().filter(|index| !index.ready) {
                     if let Err(error) = self.build(&database, &collection.name, index.id) {
                         tracing::warn!(index = index.name, collection = collection.namespace, %error, "an index build that was cut short cannot end; the index is dropped");
-                        self.remove_index(&database, &collection.name, index.id)?;
+                        // Where the pool is full it stays, not ready: no plan uses it.
+                        if let Err(error) = self.remove_index(&database, &collection.name, index.id)
+                        {
+                            tracing::warn!(%error, "the index cannot be dropped yet");
+                        }
                     }
                 }
             }

@@ -240,7 +240,8 @@ impl ShardThread {
         let way = connection.way();
         let strict = self.shared.settings.pipeline_order == PipelineOrder::Strict;
         if plan.scope == Scope::Elsewhere {
-            if strict && !in_order && way != Some(ELSEWHERE) {
+            // Each place elsewhere has a queue of its own: what is under way may be overtaken.
+            if strict && !in_order {
                 connection.hold = Hold::Order;
                 return;
             }

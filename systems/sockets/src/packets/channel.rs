@@ -29,7 +29,7 @@ use super::header::HEADER_BYTES;
 use super::protocol::{address_of, address_words};
 
 /// "BLNTCH", a zero and the version.
-const MAGIC: u64 = u64::from_le_bytes(*b"BLNTCH\0\x01");
+const MAGIC: u64 = u64::from_le_bytes(*b"BLNTCH\0\x02");
 
 const BLOCK_BYTES_AT: usize = 8;
 const BLOCKS_AT: usize = 12;
