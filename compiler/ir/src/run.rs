@@ -415,7 +415,7 @@ impl<'a, M: Machine> Run<'a, M> {
         Ok(most)
     }
 
-    /// Who waits for what: nodes without room in a channel whose reader is a node, and what those
+    /// Which node waits for what: nodes without room in a channel whose reader is a node, and what those
     /// readers lack, with each channel's fill. In a deadlock the lines make a cycle.
     #[must_use]
     pub fn waits(&self) -> Vec<String> {

@@ -348,7 +348,7 @@ impl Home {
         let layout = Layout::new(long(32), long(40))?;
         let (id, cluster) = (NodeId(word(12) as u16), ClusterId(long(16)));
         if !boot::has_memory(directory, boot)? {
-            // A cluster of one has promised nothing to anybody.
+            // A cluster of one has promised nothing to another member.
             if !is_alone(directory, id, cluster)? {
                 return Err(HomeError::Rebooted { id, path: directory.join("boot") });
             }

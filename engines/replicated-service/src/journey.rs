@@ -132,7 +132,7 @@ impl Journey {
         leads && !settled && !group.is_abandoned()
     }
 
-    /// Whether its time is over, or nobody waits for it.
+    /// Whether its time is over, or its client waits no more.
     #[must_use]
     pub fn is_over(&self, group: &Group, now: Instant) -> bool {
         now >= self.deadline || group.is_abandoned()

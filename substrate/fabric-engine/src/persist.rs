@@ -28,7 +28,7 @@ pub(crate) trait Work: Send + 'static {
     /// Names the file.
     fn object(&self) -> usize;
 
-    /// Whether anybody still waits for the outcome.
+    /// Whether the caller still waits for the outcome.
     fn is_wanted(&self) -> bool;
 
     /// Does it.

@@ -173,7 +173,7 @@ fn a_queue_pair_whose_revocation_failed_is_not_said_to_be_revoked_by_the_next() 
     let memory = far.device.allocate_memory(8192).unwrap();
     let region = far.domain.register(Arc::clone(&memory), Access::all()).unwrap();
     granted(&mut near, &region, b"in reach");
-    // Somebody else needs the memory where it is.
+    // Another region needs the memory where it is.
     let tie = beeline_os::moving::tie(&memory);
     for _ in 0..3 {
         assert!(far.pair.revoke().is_err(), "the peer can still write");

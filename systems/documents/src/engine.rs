@@ -103,7 +103,7 @@ pub struct Engine {
     pub log_floor: AtomicU64,
 }
 
-/// Notes whether a batch was applied, and what it changes for those who read what was before.
+/// Notes whether a batch was applied, and what it changes for the transactions that read what was before.
 struct Noting<'n> {
     row: &'n mut dyn Backing,
     history: &'n Mutex<History>,

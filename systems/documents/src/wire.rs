@@ -13,7 +13,7 @@ use crate::reply::Reply;
 
 /// Longest message, bytes, as MongoDB.
 pub const LONGEST_MESSAGE: usize = 48_000_000;
-/// Longest message of a client that has not shown who it is, where clients must.
+/// Longest message of a client that has not logged in, where clients must.
 pub const LONGEST_OF_STRANGER: usize = 64 << 10;
 /// Bytes of a header.
 pub const HEADER: usize = 16;

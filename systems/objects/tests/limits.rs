@@ -130,7 +130,7 @@ fn a_full_disk_holds_creates_up_and_loses_nothing_and_with_room_they_go_on() {
     assert_eq!(metrics.objects_lost_objects.value(), 0);
 }
 
-/// Not a test of its own: another user who tries to connect.
+/// Not a test of its own: another user's process tries to connect.
 #[test]
 fn another_user() {
     let Some(socket) = std::env::var_os("BEELINE_OBJECTS_LIMITS_SOCKET") else { return };

@@ -36,7 +36,7 @@ fn a_copy_made_before_the_connection_is_the_same_connection() {
     connection::closing(copy.as_raw_fd());
     assert_ne!(closed.load(std::sync::atomic::Ordering::SeqCst), 0);
     connection::closing(other.as_raw_fd());
-    // And is no matter of the connections that come later: they are young, and nobody is asked.
+    // And is no matter of the connections that come later: they are young, and the monitor is not asked.
     unsafe { std::env::set_var("BEELINE_SOCKETS_ASK_AFTER", "10") };
     young::begin();
     let later = TcpStream::connect(listener.local_addr().unwrap()).unwrap();

@@ -15,7 +15,7 @@ const MANY: usize = 500;
 #[test]
 fn of_many_connections_few_wait_for_a_monitor_that_stands_still() {
     let name = format!("beeline-test-still-{}", std::process::id());
-    // The only test of this file: nobody reads the environment meanwhile.
+    // The only test of this file: no other thread reads the environment meanwhile.
     unsafe { std::env::set_var("BEELINE_SOCKETS_MONITOR", &name) };
     table::begin();
     // As one that was stopped: the kernel takes questions for it.

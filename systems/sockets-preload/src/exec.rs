@@ -266,7 +266,7 @@ fn stayed(outcome: c_int) -> c_int {
         if !table::is_foreign_process() {
             anew::stayed();
             between::stayed();
-            // Who looked meanwhile may have taken the end for its own alone.
+            // A sharer that looked meanwhile may have taken the end for its own alone.
             table::each(|_, connection| together::join(&connection.segment));
         }
     });

@@ -154,7 +154,7 @@ enum Child {
     Made(u32),
     /// It was not made, or has ended.
     Over,
-    /// It was made, and nobody knows its number.
+    /// It was made, and its number is not known.
     Unknown,
 }
 

@@ -30,7 +30,7 @@ use crate::table::{self, Kind};
 use crate::wait::Budget;
 use crate::{anew, board, epoll, introduce, receive, together, young};
 
-/// Who has an end is counted this often.
+/// The holders of an end are counted this often.
 const COUNTED_NS: u64 = 20_000_000;
 /// A sender asks the kernel this often whether the other end is alive.
 const BLIND_NS: u64 = 2_000_000;
@@ -91,7 +91,7 @@ pub struct Connection {
     /// When this process got it, on the coarse clock.
     pub(crate) begun_ns: u64,
     listened_ns: AtomicU64,
-    /// When who has it was last counted.
+    /// When its holders were last counted.
     counted_ns: AtomicU64,
     /// Whether calls on it block, as was found out when [`together`]'s word was so: that word above, the answer below.
     blocking: AtomicU64,

@@ -19,7 +19,7 @@ pub fn closing(fd: RawFd) {
     }
     epoll::forget(fd);
     let Some(connection) = table::forget(fd) else { return };
-    // This process has it no more; who looks next, has it.
+    // This process has it no more; the process that looks next has it.
     together::leave(&connection.segment);
     let shared = !together::is_alone(&connection.segment, true);
     if !connection.leave(shared) {

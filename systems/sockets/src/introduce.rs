@@ -311,7 +311,7 @@ impl Breaker {
         self.next_ns.store(now.saturating_add(wait), Ordering::Relaxed);
     }
 
-    /// Whatever it was, also that there is no monitor: nobody waited for it.
+    /// Whatever it was, also that there is no monitor: no caller waited for it.
     fn answered(&self) {
         if self.silent.load(Ordering::Relaxed) != 0 {
             self.silent.store(0, Ordering::Relaxed);

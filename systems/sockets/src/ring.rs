@@ -361,7 +361,7 @@ impl<'a> Consumer<'a> {
     fn cursor(&self) -> Cursor {
         let (word, head) =
             (self.own.offset.load(Ordering::Relaxed), self.own.head.load(Ordering::Relaxed));
-        // Of another head: who moved on was killed before it said how far, and its call gave nobody anything.
+        // Of another head: the process that moved on was killed before it said how far, and its call returned nothing.
         let offset = if word >> OFFSET_BITS == head & HEAD_KEPT { word & OFFSET_ALL } else { 0 };
         Cursor { head, offset: offset as usize }
     }

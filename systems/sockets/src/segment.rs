@@ -55,7 +55,7 @@ struct Header {
     sharers: [SharersWords; 2],
 }
 
-/// Who has an end, as [`crate::together`] has it.
+/// The holders of an end, as [`crate::together`] has it.
 #[repr(C)]
 struct SharersWords {
     coming: AtomicU32,
@@ -66,7 +66,7 @@ struct SharersWords {
 /// Processes that can have an end and be known by name.
 pub const SHARERS: usize = 16;
 
-/// Who has an end: see [`crate::together`].
+/// The holders of an end: see [`crate::together`].
 #[derive(Debug)]
 pub struct Sharers<'a> {
     /// Processes on their way.

@@ -478,7 +478,7 @@ fn shared() {
     each_packets(|_, connection| connection.shared());
 }
 
-/// Every connection is about to be shared with somebody of whom nothing more is heard: a child that is not made by
+/// Every connection is about to be shared with a process of which nothing more is heard: a child that is not made by
 /// `fork`.
 pub fn shared_for_good() {
     each_young(young::leave_to_kernel);
@@ -522,10 +522,10 @@ pub fn shared_with_program(gets: impl Fn(RawFd) -> bool) -> Expected {
 pub struct Expected(Vec<(RawFd, u64)>);
 
 impl Expected {
-    /// The child was made, or not: `child`. `None`: nobody knows its number.
+    /// The child was made, or not: `child`. `None`: its number is not known.
     pub fn outcome(&self, child: Option<Result<u32, ()>>) {
         for &(fd, number) in &self.0 {
-            // Closed meanwhile, it stays expected: for whoever else has it.
+            // Closed meanwhile, it stays expected: for its other holders.
             let Some(connection) = ours(fd).filter(|ours| ours.number == number) else { continue };
             match child {
                 Some(Ok(child)) => together::came(&connection.segment, child),

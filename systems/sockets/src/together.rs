@@ -11,7 +11,7 @@
 //! who looks:   reads the word;  coming = 0?  all others are over?  then compares-and-swaps the word
 //! ```
 //!
-//! Who looks is too late where the word changed meanwhile, and looks again another time. A process that was
+//! A process that looks is too late where the word changed meanwhile, and looks again another time. A process that was
 //! killed is found to be over by its number and the time at which it began.
 //!
 //! Invariants: an end that is another process's, too, is never taken to be one process's. What cannot be known
@@ -23,9 +23,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::kernel;
 use crate::segment::{Segment, Sharers};
 
-/// In `processes`: who has it is not known any more.
+/// In `processes`: its holders are not known any more.
 pub const FOR_GOOD: u32 = 1;
-/// In `processes`: who has it stands in the list.
+/// In `processes`: its holders stand in the list.
 pub const LISTED: u32 = 2;
 /// Either.
 pub const SHARED: u32 = FOR_GOOD | LISTED;
@@ -123,7 +123,7 @@ pub fn is_alone(segment: &Segment, now: bool) -> bool {
     }
     let Some(me) = me().filter(|_| seen & FOR_GOOD == 0) else { return false };
     let Sharers { coming, names } = segment.own_sharers();
-    // Before the names: who came entered itself first.
+    // Before the names: a newcomer entered itself first.
     if coming.load(Ordering::SeqCst) != 0 {
         return false;
     }
@@ -201,14 +201,14 @@ pub fn not_coming(segment: &Segment) {
     let _ = coming.fetch_update(Ordering::SeqCst, Ordering::SeqCst, less);
 }
 
-/// Nobody knows from now on which processes have the end.
+/// Which processes have the end is not known from now on.
 pub fn share_for_good(segment: &Segment) {
     note(segment, FOR_GOOD);
 }
 
-/// This process has the end, beside whoever it got it from.
+/// This process has the end, beside the process that gave it.
 pub fn join(segment: &Segment) {
-    // In this order: who reads the word after the change finds the name.
+    // In this order: a process that reads the word after the change finds the name.
     enter(segment);
     note(segment, LISTED);
 }

@@ -115,7 +115,7 @@ fn a_redis_client_tries_every_operation_and_keeps_its_order() {
         assert_eq!(next(), (i + 1).to_string());
         assert_eq!(next(), (i + 1).to_string());
     }
-    // A client that leaves with requests under way costs nobody a reply.
+    // A client that leaves with requests under way costs no other client a reply.
     let mut leaver = server.connect();
     leaver.send(&pipeline).unwrap();
     drop(leaver);

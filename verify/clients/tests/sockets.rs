@@ -256,7 +256,7 @@ open(sys.argv[2], 'w').close(); c.recv(8)";
     let words = ["python3", "-c", idle, &text, ready.to_str().unwrap()];
     let client = Background::start(&mut monitor.command(true, &words));
     eventually("the client waits", PATIENCE, || ready.exists().then_some(()));
-    // How often a process was given a processor, or taken from one: who sleeps and is not woken, never.
+    // How often a process was given a processor, or taken from one: a sleeper that is not woken, never.
     let switches = |process: u32| -> u64 {
         let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
         let statuses =

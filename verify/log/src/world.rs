@@ -33,7 +33,7 @@ pub enum PlantedBug {
     /// word.
     CountOrphans,
     /// A server whose machine was started anew takes part again, although its level does not survive
-    /// that: nobody looks at the boot id.
+    /// that: the boot id is not looked at.
     VoteAfterReboot,
 }
 

@@ -35,7 +35,7 @@ fn a_leader_that_is_cut_off_is_replaced_and_comes_back() {
         clients.go_on(10);
         network.heal(old);
         eventually("the old leader follows", || cluster.follows(old));
-        // A follower that is cut off is missed by nobody. That it unseats nobody when it comes back is
+        // A follower that is cut off is missed by no member. That it unseats no leader when it comes back is
         // shown where nothing else elects: `a_follower_that_is_cut_off_comes_back_and_unseats_nobody`.
         let follower = others(cluster.leader())[0];
         network.cut(follower);

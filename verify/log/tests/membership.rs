@@ -1,4 +1,4 @@
-//! Members that join, leave, lose what they had, and are not who they say.
+//! Members that join, leave, lose what they had, and give a false identity.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 #![allow(dead_code, reason = "what the tests of servers share has more than these need")]

@@ -49,7 +49,7 @@ fn counting_in_memory_that_its_owner_left_is_seen_in_memory_and_by_clients() {
     assert!(!seen(bug, false, 3_000).is_empty());
 }
 
-/// Without witnesses: memory that was counted may be gone with its machine, and nobody else's was.
+/// Without witnesses: memory that was counted may be gone with its machine, and no other member's was.
 #[test]
 fn voting_after_a_new_start_of_the_machine_loses_what_was_acknowledged() {
     assert!(!seen(PlantedBug::VoteAfterReboot, false, 3_000).is_empty());

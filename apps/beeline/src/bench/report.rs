@@ -252,7 +252,7 @@ impl Report {
     }
 }
 
-/// Notes a row when it is measured, for who waits and for a run that is cut short; the report comes
+/// Notes a row when it is measured, for the reader that waits and for a run that is cut short; the report comes
 /// at the end.
 pub fn shown(row: Row, output: Output) -> Row {
     let [least, figure, most] = [row.figure.min, row.figure.median, row.figure.max].map(number);

@@ -84,7 +84,7 @@ impl Peer {
         self.in_flight.clear();
         self.asked_ns = None;
         self.disconnecting = false;
-        // A member that is not there, or has stopped, is waited for by nobody.
+        // A member that is not there, or has stopped, holds up no other member.
         self.short = false;
     }
 }

@@ -54,7 +54,7 @@ pub(super) fn go_on(context: &mut Context<'_>) -> Result<Reply> {
         return fail(Code::ProtocolError, "No SASL session state found");
     };
     let message = payload(&context.request.body)?;
-    // The proof said who the client is; after a logout this message says nothing.
+    // The proof named the client's user; after a logout this message says nothing.
     if conversation.is_proven() && message.is_empty() {
         return Ok(Reply::Document(answer(Vec::new(), true)));
     }
@@ -72,7 +72,7 @@ pub(super) fn go_on(context: &mut Context<'_>) -> Result<Reply> {
     Ok(Reply::Document(answer(proof, true)))
 }
 
-/// What tells a user from another who had the name before.
+/// What tells a user from another user that had the name before.
 fn mark(user: Document) -> Option<Bson> {
     user.get("userId").cloned()
 }

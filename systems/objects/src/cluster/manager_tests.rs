@@ -1,4 +1,4 @@
-//! What a manager keeps while nobody looks at its figures.
+//! What a manager keeps while its figures are not scraped.
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::store::{Store, StoreOptions};
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// Reaches nobody.
+/// Reaches no node.
 struct Nobody;
 
 impl Dial for Nobody {

@@ -83,14 +83,14 @@ impl Segments {
         self.lock().contains_key(&number)
     }
 
-    /// How many went so far: who holds on to some looks again when this changes.
+    /// How many went so far: a holder of some looks again when this changes.
     pub(crate) fn dropped(&self) -> u64 {
         self.0.dropped.load(Ordering::Acquire)
     }
 
     fn forget(&self, number: u32) {
         self.lock().remove(&number);
-        // After the removal: who sees the count finds the segment gone.
+        // After the removal: a thread that sees the count finds the segment gone.
         self.0.dropped.fetch_add(1, Ordering::Release);
     }
 }

@@ -164,7 +164,7 @@ impl Model {
         }
     }
 
-    /// An object left by itself: only one that nobody holds may, and only where nothing is spilled.
+    /// An object left by itself: only one that no client holds may, and only where nothing is spilled.
     fn withdrawn(&mut self, id: ObjectId) -> Verdict {
         if self.deleting == Some(id) {
             return Ok(());
@@ -368,7 +368,7 @@ impl Model {
         }
     }
 
-    /// Everybody leaves; nothing is left but what was sealed, and when that is deleted nothing at all.
+    /// All clients leave; nothing is left but what was sealed, and when that is deleted nothing at all.
     fn end(&mut self) -> Verdict {
         for client in self.clients.clone() {
             self.leave(client)?;
@@ -569,7 +569,7 @@ fn an_object_deleted_and_fetched_again_while_its_transfer_ends_is_fetched_again(
         place.map(|place| rig.said.remove(place)).is_some()
     };
     assert!(asked(&mut rig));
-    // It comes through another client, the manager; whoever asked is answered at its seal.
+    // It comes through another client, the manager; the client that asked is answered at its seal.
     rig.put(2, id(1), b"fetched");
     assert_eq!(rig.reply(1, first).map(|reply| reply.status), Some(Status::Done));
     assert_eq!(rig.ask(1, Request::new(Operation::Delete, id(1))).status, Status::Done);

@@ -128,7 +128,7 @@ impl Rig {
     }
 
     pub(super) fn leave(&mut self, client: u32) {
-        // What a client that is gone had still to do, nobody does.
+        // What a client that is gone had still to do is left undone.
         self.todo.retain(|todo| match todo {
             Todo::Map { client: of, .. } | Todo::Unmap { client: of, .. } => *of != client,
             Todo::Disk(_) => true,

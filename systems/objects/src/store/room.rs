@@ -198,7 +198,7 @@ impl Core {
             }
             let wanted = object.references > 0 || object.pinned;
             if failed || wanted {
-                // Somebody took a reference meanwhile: the object stays where it is.
+                // A client took a reference meanwhile: the object stays where it is.
                 object.state = State::Sealed;
                 self.settle(slot);
                 continue;

@@ -299,7 +299,7 @@ impl Server {
     }
 
     fn socket(&mut self, number: u32, now_ns: u64) {
-        // What is left makes the socket ready again, after everybody else.
+        // What is left makes the socket ready again, after all other clients.
         for _ in 0..RECORDS {
             let Some(peer) = self.peers.get_mut(&number) else { return };
             if peer.has_records() {

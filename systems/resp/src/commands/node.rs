@@ -22,7 +22,7 @@ pub fn info(call: &mut Call<'_, '_>) -> CommandResult {
     let usual = whole || wanted.is_empty() || named(&["default"]);
     let mut text = String::new();
     for &section in call.server.info_sections() {
-        // As in Redis, long sections are shown to those who ask for them.
+        // As in Redis, long sections are shown to clients that ask for them.
         let long = matches!(section, "commandstats" | "latencystats");
         if !(if long { whole } else { usual } || named(&[section])) {
             continue;

@@ -141,7 +141,7 @@ fn a_cluster_without_room_refuses_writes_at_level_power_and_goes_on_with_room() 
 }
 
 /// A follower whose pool is smaller than the others': what it cannot take the leader takes from no
-/// client, and nobody stops.
+/// client, and no member stops.
 #[test]
 fn a_member_with_less_room_makes_the_cluster_refuse_early_and_does_not_stop() {
     let mut cluster = Cluster::new(0, &["--capacity", "256MiB"]);

@@ -102,7 +102,7 @@ fn contents(cluster: &Cluster, member: usize) -> BTreeMap<String, Row> {
     all
 }
 
-/// Has a step done, once, by a client that may be told that nobody knows whether it was.
+/// Has a step done, once, by a client that may be told that its outcome is not known.
 fn carry(cluster: &Cluster, member: usize, commands: &[String], before: &Model, after: &Model) {
     let mut client = cluster.client(member);
     let mut refusal = None;

@@ -185,7 +185,7 @@ impl Cluster {
         eventually("a leader", || self.running().into_iter().find(leads))
     }
 
-    /// Asks whoever leads until it is done.
+    /// Asks the leader of the moment until it is done.
     pub fn append(&self, session: u64, sequence: u64, bytes: &[u8]) -> u64 {
         eventually("an append", || {
             let handle = self.handle(self.leader());

@@ -105,7 +105,7 @@ impl Jobs for SimJobs {
 /// A member, as others find it.
 pub type Found = (Rc<RefCell<Node<Machine>>>, Handle);
 
-/// Who answers at an address, which links are cut, and what time it is.
+/// Which member answers at an address, which links are cut, and what time it is.
 #[derive(Default)]
 pub struct Directory {
     pub sites: BTreeMap<u16, Found>,

@@ -278,7 +278,7 @@ impl World {
         self.report.snapshots_installed += counters.snapshots_installed;
     }
 
-    /// A client's wish is answered; `None`: nobody knows.
+    /// A client's wish is answered; `None`: its outcome is not known.
     fn end(&mut self, client: usize, answer: Option<Operation>) {
         let now_ns = self.sim.now_ns();
         let rest_ns = self.random.below(20 * MS);

@@ -1,4 +1,4 @@
-//! What a backup costs those who write meanwhile.
+//! What a backup costs the clients that write meanwhile.
 //!
 //! A Redis client sets small values at a node that holds half a GiB, once with nothing beside it and
 //! once while the node writes a snapshot (BGSAVE, as `beeline kv backup` asks for); rounds

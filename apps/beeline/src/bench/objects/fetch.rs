@@ -202,7 +202,7 @@ fn over(bench: &Bench<'_>, provider: &str, report: &mut Report) -> anyhow::Resul
             report.tell(row, bench.output)?;
         }
     }
-    // Who fetches ends before who serves.
+    // The fetching node ends before the serving one.
     drop(nodes);
     Ok(())
 }
