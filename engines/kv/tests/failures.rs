@@ -147,3 +147,33 @@ fn where_one_shard_of_a_command_cannot_commit_no_later_commit_makes_half_of_it_d
     third.put(0, &untouched[1], &[b"value"], PutOptions::default()).unwrap();
     third.commit().unwrap();
 }
+
+#[test]
+fn a_shard_that_failed_before_takes_no_healthy_one_down_that_is_locked_beside_it() {
+    let _alone = alone();
+    let pool = pool();
+    let (store, opened) = open(&pool, 2);
+    let (ill, healthy) = (keys_of(&store, 0, 1), keys_of(&store, 1, 2));
+    let mut first = opened[0].lock().unwrap();
+    first.put(0, &ill[0], &[b"value"], PutOptions::default()).unwrap();
+    let armed = fault::arm("kv.commit.before_fence", FaultAction::Fail, 0);
+    first.commit().unwrap_err();
+    drop(armed);
+    let mut second = opened[1].lock().unwrap();
+    // A turn that reads of both, or a SAVE: the healthy shard has work of its own clients.
+    for home in [0, 1] {
+        second.put(0, &healthy[home], &[b"own"], PutOptions::default()).unwrap();
+        let mut keys = Keyspace::many(vec![&mut *first, &mut *second], home);
+        assert!(keys.lookup(0, &healthy[home]).unwrap().is_some());
+        assert!(keys.commit().is_err(), "what the failed shard holds is not persisted");
+        drop(keys);
+        second.commit().unwrap();
+    }
+    drop((first, second));
+    drop(opened);
+    let (_, opened) = open(&pool, 2);
+    let mut second = opened[1].lock().unwrap();
+    for key in &healthy {
+        assert!(second.lookup(0, key).unwrap().is_some());
+    }
+}

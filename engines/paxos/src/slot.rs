@@ -37,6 +37,10 @@ pub enum Kind {
     NoOp,
     /// A change of membership; see [`crate::Configuration`].
     Configuration,
+    /// Stands where an entry was chosen that no log has any more, and that the state machine of the
+    /// server that wrote this had applied. Changes nothing, and is never copied to another server:
+    /// that one needs the state, as a snapshot.
+    Lost,
 }
 
 impl Kind {
@@ -45,6 +49,7 @@ impl Kind {
             Self::Commands => 1,
             Self::NoOp => 2,
             Self::Configuration => 3,
+            Self::Lost => 4,
         }
     }
 
@@ -53,6 +58,7 @@ impl Kind {
             1 => Some(Self::Commands),
             2 => Some(Self::NoOp),
             3 => Some(Self::Configuration),
+            4 => Some(Self::Lost),
             _ => None,
         }
     }

@@ -77,8 +77,8 @@ pub enum HomeError {
         "this machine was started anew since {id} ran, and at durability `process` the member may \
          have forgotten votes and entries with that: it must not take part again. Remove it at \
          another member (beeline cluster leave), empty its data directory, and let it join. Only \
-         where it was the only member, or no member kept its memory: delete {} at each, and go on \
-         with what is left",
+         where it was the only member, or no member kept its memory: keep the log of one, delete \
+         {} there, and let the others join empty",
         path.display()
     )]
     Rebooted {

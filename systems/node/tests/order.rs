@@ -4,9 +4,12 @@
 
 mod common;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
+use beeline_kv_direct::{LocalStore, OnReply};
 use beeline_node::PipelineOrder;
 use common::{Client, keys_of_shards, start, start_with};
 
@@ -288,4 +291,65 @@ fn a_client_in_the_place_of_one_that_left_waits_for_its_own_replies() {
         }
     }
     node.stop();
+}
+
+/// A direct store that answers late, and notes what it was asked while it had not answered.
+#[derive(Debug)]
+struct LateStore {
+    asked: Sender<OnReply>,
+    under_way: Arc<AtomicU64>,
+    overtaken: AtomicU64,
+    processors_asked: AtomicU64,
+}
+
+impl LateStore {
+    fn new() -> (Arc<Self>, Receiver<OnReply>) {
+        let (asked, answers) = channel();
+        let (overtaken, processors_asked) = (AtomicU64::new(0), AtomicU64::new(0));
+        let store = Self { asked, under_way: Arc::default(), overtaken, processors_asked };
+        (Arc::new(store), answers)
+    }
+}
+
+impl LocalStore for LateStore {
+    fn processors(&self) -> u32 {
+        2
+    }
+
+    fn submit(&self, processor: u32, _packet: Vec<u8>, _reply_limit: usize, done: OnReply) {
+        let before = self.under_way.fetch_add(1, Ordering::SeqCst);
+        self.overtaken.fetch_add(u64::from(before > 0), Ordering::SeqCst);
+        self.processors_asked.fetch_or(1 << processor, Ordering::SeqCst);
+        self.asked.send(done).unwrap();
+    }
+}
+
+#[test]
+fn a_pipeline_to_the_direct_store_takes_effect_in_its_order_whatever_processors_its_keys_have() {
+    const REQUESTS: usize = 100;
+    // In the relaxed order requests of one pipeline are with several processors at once: that the
+    // store would see them shows that it looks.
+    for (order, kept) in [(PipelineOrder::Strict, true), (PipelineOrder::Relaxed, false)] {
+        let node = start_with(1, |door| door.pipeline_order = order);
+        let (store, answers) = LateStore::new();
+        let under_way = Arc::clone(&store.under_way);
+        node.handle().serve_direct(Arc::clone(&store) as Arc<dyn LocalStore>);
+        let answering = std::thread::spawn(move || {
+            for done in answers.iter().take(REQUESTS) {
+                std::thread::sleep(Duration::from_millis(2));
+                under_way.fetch_sub(1, Ordering::SeqCst);
+                done(None);
+            }
+        });
+        let mut client = Client::connect(&node);
+        let requests: String = (0..REQUESTS).map(|at| format!("DIRECT.GET k{at}\r\n")).collect();
+        client.send(&requests);
+        for _ in 0..REQUESTS {
+            assert!(client.reply().contains("did not answer"));
+        }
+        answering.join().unwrap();
+        assert_eq!(store.processors_asked.load(Ordering::SeqCst), 0b11);
+        assert_eq!(store.overtaken.load(Ordering::SeqCst) == 0, kept, "{order:?}");
+        node.stop();
+    }
 }

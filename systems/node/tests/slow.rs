@@ -62,3 +62,25 @@ fn a_reset_begins_anew() {
     client.expect("*2\r\n$4\r\nping\r\n*4\r\n$5\r\ncalls\r\n:1\r\n$14\r\nhistogram_usec\r\n");
     node.stop();
 }
+
+#[test]
+fn the_slow_log_keeps_no_passwords() {
+    let node = start(1);
+    let mut client = Client::connect(&node);
+    assert_eq!(client.ask("CONFIG SET slowlog-log-slower-than 0"), "+OK");
+    // Whether a command succeeds does not matter: what a client sent was meant as a password.
+    for request in [
+        "AUTH hunter2",
+        "AUTH default hunter2",
+        "HELLO 2 AUTH default hunter2",
+        "CONFIG SET requirepass hunter2",
+    ] {
+        client.ask(request);
+    }
+    assert_eq!(client.ask("SET shown hunter3"), "+OK");
+    let kept = client.ask("SLOWLOG GET 100");
+    assert!(kept.contains("hunter3"), "what is no password is shown: {kept}");
+    assert!(kept.contains("(redacted)"), "{kept}");
+    assert!(!kept.contains("hunter2"), "{kept}");
+    node.stop();
+}

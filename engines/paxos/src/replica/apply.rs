@@ -47,6 +47,8 @@ impl<M: LogMemory> Replica<M> {
                 if let Some(changed) = self.configuration.apply(position, &payload) {
                     self.configuration = changed;
                 }
+            } else if entry.kind == Kind::Lost {
+                self.ring_from = self.ring_from.max(position);
             }
             self.committed = position;
         }

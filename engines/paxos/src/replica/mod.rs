@@ -16,6 +16,8 @@
 //! 2. A slot at or below a server's commit word holds the value chosen for its position.
 //! 3. A leader proposes at a position only what the promises of a majority let it propose there.
 //! 4. A slot is overwritten by another position's entry only under a snapshot that covers it.
+//! 5. Nothing new is proposed at or below [`Start::chosen`], and what stands there in the place of
+//!    a lost entry is copied to no other server.
 
 mod apply;
 mod election;
@@ -54,7 +56,8 @@ pub struct Start {
     pub snapshot: Position,
     /// Everything up to here is known to be chosen, by a state machine that is durable by itself and
     /// applied it: it may be further on than the commit word, which is not persisted when it is
-    /// written. [`Position::NONE`] where there is no such machine.
+    /// written. [`Position::NONE`] where there is no such machine. `docs/log.md` argues why a leader
+    /// may count these positions without a new majority ("A machine ahead of its log").
     pub chosen: Position,
     /// The members at the snapshot's position. Empty for a server that waits to join.
     pub configuration: Configuration,
@@ -152,7 +155,8 @@ pub struct Replica<M> {
     snapshot_asked: bool,
     /// The state machine here is about to have no room.
     short: bool,
-    /// Slots up to here may never have been in this ring.
+    /// Slots up to here may never have been in this ring, or hold [`Kind::Lost`]: they are copied
+    /// to no other server.
     ring_from: Position,
     /// What is proposed again up to here was chosen before.
     chosen: Position,
@@ -502,6 +506,9 @@ impl<M: LogMemory> Replica<M> {
         self.memory.store(offset, &head);
         self.memory.store(offset + SLOT_HEADER_BYTES as u64, payload);
         leader.last = position;
+        if kind == Kind::Lost {
+            self.ring_from = self.ring_from.max(position);
+        }
         position
     }
 

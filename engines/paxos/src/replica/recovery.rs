@@ -8,6 +8,16 @@
 //! An entry that changes the membership divides the work: positions behind it were agreed by
 //! another majority. It is proposed and committed first, under the members before it; then the
 //! votes must be a majority of the new members too, or more are asked for.
+//!
+//! Positions up to `chosen` are known to be chosen by what the state machine here has applied, and
+//! are committed as soon as they are proposed. That rests on recovery finding the chosen value,
+//! and on nothing else: while no member forgot what it confirmed, a vote of every majority has it,
+//! at the highest term. Where a majority forgot (durability `process`, machines started anew, and
+//! the user went on with what was left) the value may be nowhere. Then neither of two easy answers is
+//! right: *to propose something new there* would acknowledge a command that the machine here skips,
+//! because it has that position already; and *to fill it with a no-op* would let a member that
+//! joins later replay the log without the effects that the machine here has. So the position holds
+//! [`Kind::Lost`], durably, and a server that lacks it gets a snapshot.
 
 use super::{Replica, Role};
 use crate::event::Command;
@@ -179,7 +189,11 @@ impl<M: LogMemory> Replica<M> {
         assert!(chunk.first == leader.last.next(), "positions are merged in order");
         for found in chunk.best {
             let Some(Found { kind, payload, .. }) = found else {
-                self.append(Kind::NoOp, &[]);
+                let Role::Leader(leader) = &self.role else { return };
+                // A majority had it, and it is gone from a majority: memory was lost. The state
+                // machine here has its effects, and another one gets them by a snapshot alone.
+                let lost = leader.last < self.chosen;
+                self.append(if lost { Kind::Lost } else { Kind::NoOp }, &[]);
                 continue;
             };
             let position = self.append(kind, &payload);

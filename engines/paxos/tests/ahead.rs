@@ -1,0 +1,221 @@
+//! A state machine that is further on than its server's log: a loss of power kept what it had
+//! applied, and took the log's words or its entries.
+#![allow(clippy::unwrap_used, reason = "a test ends at its first failure")]
+
+use beeline_paxos::{
+    AccessKey, Change, ClusterId, Command, Configuration, Event, Grant, HeapMemory, Kind, Layout,
+    Message, NodeId, Options, Position, Replica, RoleName, Start, Term, layout::vote_word,
+};
+
+const CLUSTER: ClusterId = ClusterId(7);
+const OWN: NodeId = NodeId(1);
+const OTHER: NodeId = NodeId(2);
+const GRANTED: AccessKey = AccessKey(77);
+
+fn layout() -> Layout {
+    Layout::new(64, 256).unwrap()
+}
+
+/// A server whose own memory does at once what it is told; what concerns others is kept.
+struct Server {
+    replica: Replica<HeapMemory>,
+    now_ns: u64,
+    key: u64,
+    kept: Vec<Command>,
+}
+
+impl Server {
+    fn open(memory: HeapMemory, members: &[NodeId], chosen: u64, term: Term) -> Self {
+        let start = Start {
+            id: OWN,
+            cluster: CLUSTER,
+            layout: layout(),
+            vote_word: vote_word(term, Some(OWN)),
+            snapshot: Position::NONE,
+            chosen: Position(chosen),
+            configuration: Configuration::initial(members),
+            seed: 3,
+        };
+        let replica = Replica::open(start, Options::default(), memory).unwrap();
+        Self { replica, now_ns: 0, key: 0, kept: Vec::new() }
+    }
+
+    fn step(&mut self, event: Event<'_>) {
+        let mut commands = Vec::new();
+        self.replica.step(event, &mut commands);
+        for command in commands {
+            match command {
+                Command::Fence => {
+                    self.key += 1;
+                    self.step(Event::Fenced { key: AccessKey(self.key) });
+                }
+                Command::PersistVote { .. } => self.step(Event::VotePersisted),
+                Command::PersistLog { term, last, .. } => {
+                    self.step(Event::LogPersisted { term, last });
+                }
+                command => self.kept.push(command),
+            }
+        }
+    }
+
+    fn tick(&mut self) {
+        self.now_ns += 10_000_000;
+        self.step(Event::Tick { now_ns: self.now_ns });
+    }
+
+    fn lead(&mut self) {
+        for _ in 0..1000 {
+            if self.replica.role() != RoleName::Leader {
+                self.tick();
+            }
+        }
+        assert_eq!(self.replica.role(), RoleName::Leader);
+    }
+
+    fn propose(&mut self, text: &str) -> Position {
+        let position = self.replica.propose(text.as_bytes()).unwrap();
+        self.step(Event::Proposed);
+        position
+    }
+
+    /// The other server lets this one into its log, which holds nothing.
+    fn admit(&mut self) {
+        let none = Position::NONE;
+        let grant = Grant { key: GRANTED, committed: none, highest: none, snapshot: none };
+        let message = Message::Following { term: self.replica.term(), grant };
+        self.step(Event::Message { from: OTHER, message });
+    }
+
+    fn join_other(&mut self) {
+        self.step(Event::ChangeMembers { change: Change::Join(OTHER), contact: b"" });
+        self.admit();
+    }
+
+    fn copies(&self) -> Vec<(Position, Position)> {
+        let range = |command: &Command| match command {
+            Command::WriteFlush { first, last, .. } => Some((*first, *last)),
+            _ => None,
+        };
+        self.kept.iter().filter_map(range).collect()
+    }
+
+    fn sends_snapshot(&self) -> bool {
+        self.kept.contains(&Command::SendSnapshot { to: OTHER })
+    }
+}
+
+fn formatted() -> HeapMemory {
+    let mut memory = HeapMemory::new(layout().region_bytes());
+    layout().format(CLUSTER, &mut memory);
+    memory
+}
+
+/// A log of `entries`, of which the commit word was lost; and then the slots from `lost` on.
+fn log_without(entries: u64, lost: u64) -> HeapMemory {
+    use beeline_paxos::LogMemory as _;
+    let mut server = Server::open(formatted(), &[OWN], 0, Term(1));
+    server.lead();
+    for at in 1..=entries {
+        assert_eq!(server.propose(&format!("entry {at}")), Position(at));
+    }
+    assert_eq!(server.replica.committed(), Position(entries));
+    let mut memory = server.replica.memory().clone();
+    memory.store(layout().commit_offset(), &[0; 8]);
+    for at in lost..=entries {
+        memory.store(layout().slot_offset(Position(at)), &[0; 32]);
+    }
+    memory
+}
+
+#[test]
+fn nothing_new_is_proposed_where_the_machine_has_applied_something_that_the_log_lost() {
+    let mut server = Server::open(log_without(9, 5), &[OWN], 9, Term(2));
+    server.lead();
+    assert_eq!(server.replica.committed(), Position(9));
+    let new = server.propose("new");
+    assert_eq!(new, Position(10), "the machine would skip it: it has 9 already");
+    let mut payload = Vec::new();
+    assert_eq!(server.replica.entry(Position(4), &mut payload), Kind::Commands);
+    assert_eq!(payload, b"entry 4");
+    assert_eq!(server.replica.entry(Position(9), &mut payload), Kind::Lost);
+}
+
+#[test]
+fn who_joins_a_log_that_lost_what_its_machine_has_gets_the_machine_s_state() {
+    let mut server = Server::open(log_without(9, 5), &[OWN], 9, Term(2));
+    server.lead();
+    server.propose("new");
+    server.join_other();
+    assert!(server.sends_snapshot(), "{:?}", server.kept);
+    assert_eq!(server.copies(), [], "the log alone would leave out what positions 5 to 9 did");
+
+    // The same after another start: what is lost is known from the log itself.
+    let memory = server.replica.memory().clone();
+    for chosen in [0, 10] {
+        let mut again = Server::open(memory.clone(), &[OWN], chosen, Term(3));
+        again.lead();
+        again.join_other();
+        assert!(again.sends_snapshot(), "{:?}", again.kept);
+        assert_eq!(again.copies(), []);
+    }
+}
+
+#[test]
+fn a_log_that_lost_its_commit_word_alone_is_copied_as_it_is() {
+    let mut server = Server::open(log_without(9, 10), &[OWN], 9, Term(2));
+    server.lead();
+    server.join_other();
+    assert!(!server.sends_snapshot());
+    assert_eq!(server.copies(), [(Position(1), Position(9))]);
+}
+
+#[test]
+fn what_a_machine_has_applied_is_taken_from_a_majority_s_logs_and_not_from_its_own_alone() {
+    // Two of three vote. The own log lost 5 to 9, the other has them: they are proposed as they
+    // were, counted at once, and what lies behind them is not.
+    let members = [OWN, OTHER, NodeId(3)];
+    let whole = log_without(12, 13);
+    let mut server = Server::open(log_without(9, 5), &members, 9, Term(2));
+    for _ in 0..1000 {
+        server.tick();
+        let asked = |command: &Command| match command {
+            Command::Send { to: OTHER, message } => Some(*message),
+            _ => None,
+        };
+        let message = server.kept.drain(..).filter_map(|command| asked(&command)).next_back();
+        match message {
+            Some(Message::WouldYouVote { term, .. }) => {
+                server.step(Event::Message { from: OTHER, message: Message::WouldVote { term } });
+            }
+            Some(Message::RequestVote { .. }) => break,
+            _ => {}
+        }
+    }
+    let (none, highest) = (Position::NONE, Position(12));
+    let grant = Grant { key: GRANTED, committed: none, highest, snapshot: none };
+    let term = server.replica.term();
+    server.step(Event::Message { from: OTHER, message: Message::Vote { term, grant } });
+    assert_eq!(server.replica.role(), RoleName::Recovering);
+    let read = server.kept.iter().find_map(|command| match command {
+        Command::ReadSlots { first, count, .. } => Some((*first, *count)),
+        _ => None,
+    });
+    assert_eq!(read, Some((Position(1), 12)));
+    let mut bytes = vec![0; 12 * layout().slot_bytes() as usize];
+    {
+        use beeline_paxos::LogMemory as _;
+        whole.load(layout().slot_offset(Position(1)), &mut bytes);
+    }
+    let (peer, first) = (OTHER, Position(1));
+    server.step(Event::SlotsRead { peer, key: GRANTED, first, bytes: &bytes });
+    assert_eq!(server.replica.committed(), Position(9), "behind it a majority is needed");
+    assert_eq!(server.replica.role(), RoleName::Recovering);
+    let mut payload = Vec::new();
+    assert_eq!(server.replica.entry(Position(9), &mut payload), Kind::Commands);
+    assert_eq!(payload, b"entry 9");
+    assert!(!server.sends_snapshot());
+    assert_eq!(server.copies(), [(Position(1), Position(12))]);
+    server.step(Event::Flushed { peer, key: GRANTED, last: Position(12) });
+    assert_eq!(server.replica.committed(), Position(12));
+    assert_eq!(server.replica.role(), RoleName::Leader);
+}
