@@ -1,14 +1,15 @@
 //! `check` and `test`.
 
 use crate::lab;
+use crate::skips::Machine;
 use crate::step::{Report, Step};
 use crate::target;
 
 /// What `check` takes.
 #[derive(Debug, clap::Args)]
 pub struct CheckArguments {
-    /// Fail where a test skipped itself that a machine like this could run: as root, with what
-    /// `setup` fetches. For machines that are to run everything.
+    /// Fail where a test skipped itself that this machine could run: with the rights that it is seen
+    /// to give, and what `setup` could fetch.
     #[arg(long)]
     no_skips: bool,
 }
@@ -33,7 +34,7 @@ pub fn check(arguments: &CheckArguments) -> Report {
     tests(&mut report);
     lab::suites::short(&mut report);
     if arguments.no_skips {
-        report.refuse_skips();
+        report.refuse_skips(&Machine::probe());
     }
     report
 }

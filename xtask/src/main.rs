@@ -15,6 +15,7 @@ mod check;
 mod deep;
 mod lab;
 mod setup;
+mod skips;
 mod step;
 mod tools;
 

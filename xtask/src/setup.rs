@@ -6,6 +6,7 @@ use std::process::Command;
 
 use crate::lab;
 use crate::root;
+use crate::skips;
 use crate::step::{Report, Step, works};
 use crate::tools;
 
@@ -20,6 +21,41 @@ const NODE_DRIVER: &str = "mongodb@6.22.0";
 /// `bench objects`.
 const PYTHON_TESTS: [&str; 3] = ["numpy==1.26.4", "pytest==8.4.2", "pyarrow==11.0.0"];
 
+/// Programs (or files, by their whole path) and their packages.
+const PROGRAMS: [(&str, &str); 5] = [
+    ("redis-cli", "redis-tools"),
+    ("redis-benchmark", "redis-tools"),
+    ("redis-server", "redis-server"),
+    ("strace", "strace"),
+    // A test compares its declarations with ours.
+    ("/usr/include/infiniband/verbs.h", "libibverbs-dev"),
+];
+
+/// What user-space sockets are tested with.
+const SERVERS: [(&str, &str); 11] = [
+    ("nginx", "nginx"),
+    ("wrk", "wrk"),
+    ("curl", "curl"),
+    ("memcached", "memcached"),
+    ("node", "nodejs"),
+    ("haproxy", "haproxy"),
+    ("gunicorn", "gunicorn"),
+    ("iperf3", "iperf3"),
+    ("sockperf", "sockperf"),
+    ("ssh", "openssh-client"),
+    ("sshd", "openssh-server"),
+];
+
+/// What generated Verilog is tested with.
+const SIMULATORS: [(&str, &str); 3] =
+    [("iverilog", "iverilog"), ("verilator", "verilator"), ("yosys", "yosys")];
+
+/// Whether `setup` fetches a program, or the Python client of that name.
+pub fn fetches(program: &str) -> bool {
+    let mut all = PROGRAMS.iter().chain(&SERVERS).chain(&SIMULATORS).map(|(program, _)| program);
+    all.any(|known| *known == program) || PYTHON_CLIENTS.iter().any(|(_, name, _)| *name == program)
+}
+
 /// What `setup` takes.
 #[derive(Debug, clap::Args)]
 pub struct SetupArguments {
@@ -31,46 +67,16 @@ pub struct SetupArguments {
 /// The command.
 pub fn run(arguments: &SetupArguments) -> Report {
     let mut report = Report::default();
-    programs(
-        &mut report,
-        "programs",
-        &[
-            ("redis-cli", "redis-tools"),
-            ("redis-benchmark", "redis-tools"),
-            ("redis-server", "redis-server"),
-            ("strace", "strace"),
-            // A test compares its declarations with ours.
-            ("/usr/include/infiniband/verbs.h", "libibverbs-dev"),
-        ],
-    );
-    programs(
-        &mut report,
-        "servers and clients for user-space sockets",
-        &[
-            ("nginx", "nginx"),
-            ("wrk", "wrk"),
-            ("curl", "curl"),
-            ("memcached", "memcached"),
-            ("node", "nodejs"),
-            ("haproxy", "haproxy"),
-            ("gunicorn", "gunicorn"),
-            ("iperf3", "iperf3"),
-            ("sockperf", "sockperf"),
-            ("ssh", "openssh-client"),
-            ("sshd", "openssh-server"),
-        ],
-    );
-    programs(
-        &mut report,
-        "simulators of Verilog, synthesis",
-        &[("iverilog", "iverilog"), ("verilator", "verilator"), ("yosys", "yosys")],
-    );
+    programs(&mut report, "programs", &PROGRAMS);
+    programs(&mut report, "servers and clients for user-space sockets", &SERVERS);
+    programs(&mut report, "simulators of Verilog, synthesis", &SIMULATORS);
     python_suites(&mut report);
     python(&mut report);
     published_tests(&mut report);
     node(&mut report);
     python_package(&mut report);
     lab::setup(&mut report);
+    skips::remember(report.rows());
     if arguments.deep {
         programs(
             &mut report,

@@ -7,6 +7,7 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::root;
+use crate::skips::Machine;
 
 /// How a step ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,35 +38,17 @@ impl Row {
     pub fn passed(&self) -> bool {
         self.outcome == Outcome::Passed
     }
-}
 
-/// Reasons for which a test may skip itself on a machine of the usual class, as `--no-skips` has it:
-/// hardware or a kernel that such a machine lacks, what a provider has not got by its nature, what
-/// runs in a guest of the lab and needs one, and what `deep` runs.
-const EXCUSED: [&str; 19] = [
-    "`cargo xtask deep` runs it",
-    "there is no device",
-    "no RDMA",
-    "no InfiniBand",
-    "/dev/kvm",
-    "MAP_SYNC",
-    "cannot promise power",
-    "no verbs provider",
-    "a simulated world belongs to one thread",
-    "a fixed window has two ends",
-    "the provider runs in real time",
-    "writes linger between acknowledgement and memory",
-    "only a guest of the lab",
-    "only a guest's huge pages",
-    "no window between two virtual machines here",
-    // What the emulated device of the guests does otherwise, each in docs/fabric.md.
-    "soft-RoCE looks for a receive before it checks the range",
-    "soft-RoCE was seen to place a word",
-    // A guest's files lie on a file system without a cache of its own.
-    "this file system has no cache to write back",
-    // The host's own suite runs the same test; a guest's system is smaller.
-    "lab guest: beeline-pmem damage",
-];
+    /// What the table calls it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How it ended.
+    pub fn outcome(&self) -> &Outcome {
+        &self.outcome
+    }
+}
 
 /// A longer line is no amount.
 const LONGEST_AMOUNT: usize = 200;
@@ -354,9 +337,13 @@ impl Report {
         self.add(name, Outcome::Skipped(reason.to_owned()));
     }
 
-    /// Adds a failed row for every skip that a machine of the usual class could have run: root, the
-    /// programs that `setup` fetches, and no special hardware.
-    pub fn refuse_skips(&mut self) {
+    /// The rows so far.
+    pub fn rows(&self) -> &[Row] {
+        &self.rows
+    }
+
+    /// Adds a failed row for every skip of a test that `machine` could have run.
+    pub fn refuse_skips(&mut self, machine: &Machine) {
         let mut refused = Vec::new();
         for row in &self.rows {
             if let Outcome::Skipped(why) = &row.outcome {
@@ -364,7 +351,7 @@ impl Report {
             }
             refused.extend(row.counts.skipped.iter().map(|line| format!("{}: {line}", row.name)));
         }
-        refused.retain(|line| !EXCUSED.iter().any(|reason| line.contains(reason)));
+        refused.retain(|line| machine.could_run(line));
         for line in refused {
             self.add("no skips", Outcome::Failed(line));
         }
@@ -508,31 +495,36 @@ mod tests {
     }
 
     #[test]
-    fn without_skips_a_test_that_a_usual_machine_could_run_fails_the_report() {
-        let mut report = Report::default();
-        let counts = Counts {
+    fn a_skip_of_what_this_machine_could_run_fails_the_report() {
+        let machine = Machine::with_root_alone();
+        let counts = |skipped: &[&str]| Counts {
             passed: 3,
             suites: 1,
-            skipped: vec![
-                "disk: a file system can be mounted by root only".to_owned(),
-                "reads: there is no device".to_owned(),
-                "soak: a long one: `cargo xtask deep` runs it".to_owned(),
-            ],
+            skipped: skipped.iter().map(|line| (*line).to_owned()).collect(),
             ..Counts::default()
         };
-        report.add_counted("tests", Outcome::Passed, counts, 1);
+        let mut report = Report::default();
+        let forgiven = [
+            "disk: a file system can be mounted by root only",
+            "reads: there is no RDMA device",
+            "soak: a long one: `cargo xtask deep` runs it",
+        ];
+        report.add_counted("tests", Outcome::Passed, counts(&forgiven), 1);
         report.skip("lab", "QEMU is not installed");
-        report.refuse_skips();
-        let failed: Vec<&Outcome> = report
-            .rows
-            .iter()
-            .map(|row| &row.outcome)
-            .filter(|outcome| matches!(outcome, Outcome::Failed(_)))
-            .collect();
-        assert_eq!(failed.len(), 2, "{failed:?}");
-        let text = report.text();
-        assert!(text.contains("tests: disk: a file system can be mounted by root only"), "{text}");
-        assert!(text.contains("lab: QEMU is not installed"), "{text}");
+        report.refuse_skips(&machine);
+        let failures = |report: &Report| {
+            report.rows.iter().filter(|row| matches!(row.outcome, Outcome::Failed(_))).count()
+        };
+        assert_eq!(failures(&report), 0, "{}", report.text());
+        report.add_counted(
+            "more",
+            Outcome::Passed,
+            counts(&["rights: a second user needs root"]),
+            1,
+        );
+        report.refuse_skips(&machine);
+        assert_eq!(failures(&report), 1, "{}", report.text());
+        assert!(report.text().contains("more: rights: a second user needs root"));
     }
 
     #[test]
