@@ -36,6 +36,8 @@ mod interrupts;
 mod layout;
 mod link;
 #[cfg(test)]
+mod sharing_tests;
+#[cfg(test)]
 mod tests;
 mod transport;
 

@@ -184,6 +184,13 @@ impl NtbTransport {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Keeps the library's thread from serving and from standing in, which begins with
+    /// [`Transport::before_sleep`], for as long as the value lives.
+    #[cfg(test)]
+    pub(crate) fn hold_links(&self) -> impl Drop + '_ {
+        self.lock()
+    }
+
     /// Has the library serve.
     fn nudge(&self) {
         let _ = rustix::io::write(&self.nudge, &1_u64.to_ne_bytes());

@@ -1,8 +1,9 @@
 """A redis-py program whose first member of a cluster dies under it.
 
 Arguments: the ports of all members, the first being the one that will die. It checks that any
-member does, then says `writing` and increments a counter until a line arrives on standard input;
-on an error it goes on at the next member, as programs with several addresses do. In the end every
+member does, then increments a counter until a line arrives on standard input, and says `writing`
+once it does; on an error it goes on at the next member, as programs with several addresses do, and
+says `moved` once it goes on there. In the end every
 acknowledged step has to be in the counter, once, and a transaction and a pipeline work at the
 members that are left.
 """
@@ -30,21 +31,27 @@ for port in ports:
 
 enough = threading.Event()
 threading.Thread(target=lambda: (sys.stdin.readline(), enough.set()), daemon=True).start()
-print("writing", flush=True)
 
 at, acknowledged, unknown, moves = 0, 0, 0, 0
+# What to say after so many acknowledged steps.
+due, word, said = 50, "writing", []
 member = client(ports[0])
 while not enough.is_set() or moves == 0:
     try:
         count = member.incr("py:count")
         acknowledged += 1
         assert acknowledged <= count <= acknowledged + unknown, (acknowledged, unknown, count)
+        if acknowledged == due:
+            print(word, flush=True)
+            said.append(word)
     except redis.exceptions.RedisError:
         # It may have taken effect: its member died before it answered.
         unknown += 1
         moves += 1
         at = (at + 1) % len(ports)
         member = client(ports[at])
+        if said == ["writing"]:
+            due, word = acknowledged + 50, "moved"
 
 for port in ports[1:]:
     with client(port) as member:

@@ -443,11 +443,24 @@ fn programs_and_relays_killed_at_random_moments_leave_nothing_behind() {
     ));
 }
 
-/// Processor time of a process so far, in the kernel's ticks of 10 ms.
-fn ticks(process: u64) -> u64 {
-    let text = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
-    let words: Vec<&str> = text.rsplit(')').next().unwrap_or_default().split(' ').collect();
-    words.get(12..14).into_iter().flatten().filter_map(|word| word.parse::<u64>().ok()).sum()
+/// Whether all threads of a process sleep, and how often they were woken or sent away so far.
+fn sleep_of(process: u64) -> (bool, u64) {
+    let (mut asleep, mut switches) = (true, 0);
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).expect("it lives").flatten();
+    for task in tasks {
+        let Ok(status) = std::fs::read_to_string(task.path().join("status")) else { continue };
+        for line in status.lines() {
+            let mut words = line.split_whitespace();
+            match (words.next(), words.next()) {
+                (Some("State:"), state) => asleep &= state == Some("S"),
+                (Some("voluntary_ctxt_switches:" | "nonvoluntary_ctxt_switches:"), Some(count)) => {
+                    switches += count.parse::<u64>().expect("a number");
+                }
+                _ => {}
+            }
+        }
+    }
+    (asleep, switches)
 }
 
 #[test]
@@ -465,20 +478,17 @@ fn idle_connections_cost_neither_relays_nor_programs_processor_time() {
     }
     processes.extend([0, 1].map(|at| hosts.hosts[at].relay_process()));
     assert_eq!(hosts.hosts[0].count("connections"), 6);
-    let spent = |before: &[u64]| -> u64 {
-        processes.iter().zip(before).map(|(&process, before)| ticks(process) - before).sum()
-    };
-    assert!(spent(&vec![0; processes.len()]) > 0, "processor time is not told here");
-    // What they were about to do is done within some seconds.
-    let fewest = (0..5)
-        .map(|_| {
-            let before: Vec<u64> = processes.iter().map(|&process| ticks(process)).collect();
-            std::thread::sleep(Duration::from_secs(2));
-            spent(&before)
-        })
-        .take_while(|&spent| spent > 1)
-        .count();
-    assert!(fewest < 5, "{} processes never rest", processes.len());
+    // Once what they were about to do is done, nothing wakes any of their threads any more.
+    let look = || processes.iter().map(|&process| sleep_of(process)).collect::<Vec<_>>();
+    let (mut before, mut still) = (look(), 0);
+    eventually("all of them sleep on", PATIENCE, || {
+        std::thread::sleep(Duration::from_millis(500));
+        let now = look();
+        let same = now == before && now.iter().all(|(asleep, _)| *asleep);
+        still = if same { still + 1 } else { 0 };
+        before = now;
+        (still >= 4).then_some(())
+    });
     for (mut child, _) in clients {
         child.kill().unwrap();
         child.wait().unwrap();

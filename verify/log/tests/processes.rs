@@ -32,7 +32,8 @@ fn killed_again_and_again(provider: &'static str, seed: u64) {
     clients.go_on(20);
     let end = Instant::now() + Duration::from_secs(if deep() { 90 } else { 5 });
     let (mut kills, mut leaders) = (0, 0);
-    while Instant::now() < end {
+    // However slow the machine: some kills, one of a leader among them.
+    while Instant::now() < end || kills < 3 || leaders == 0 {
         let leader = cluster.leader();
         let node = if random.chance(1, 2) { leader } else { 1 + random.below(3) as usize };
         std::thread::sleep(Duration::from_millis(random.below(120)));
@@ -49,7 +50,6 @@ fn killed_again_and_again(provider: &'static str, seed: u64) {
         }
     }
     let answered = clients.check(|| cluster.converge(&ALL));
-    assert!(kills > 2 && leaders > 0, "{kills} kills, {leaders} of leaders");
     note(&format!("{kills} kills over {provider}, {leaders} of leaders, {answered} operations"));
 }
 
@@ -100,9 +100,9 @@ fn a_stopped_leader_is_replaced(provider: &'static str) {
         eventually("the old leader follows", || cluster.follows(old));
     }
     clients.check(|| cluster.converge(&ALL));
+    // How soon is judged where time is simulated, in the scenario of a leader that stands still while
+    // its memory answers (`scenarios.rs`), and measured by `beeline bench log`.
     note(&format!("a stopped leader over {provider}: replaced after {longest:?} at the longest"));
-    // Half a second and a little as a rule; followers that take turns at suspecting need seven.
-    assert!(longest < Duration::from_secs(4), "replaced after {longest:?}");
 }
 
 #[test]

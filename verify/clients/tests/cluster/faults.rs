@@ -2,13 +2,13 @@
 //! large, pools without room, and nothing happening at all.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use beeline_verify_clients::resp::encode;
 use beeline_verify_clients::{Reply, Server, eventually};
 
-use super::Writer;
 use super::members::{Cluster, PATIENCE, ask};
+use super::{SOME, Writer, go_on};
 
 fn others(index: usize) -> Vec<usize> {
     (0..3).filter(|other| *other != index).collect()
@@ -28,7 +28,7 @@ fn a_leader_told_to_stop_hands_over_first_and_clients_of_others_see_no_error() {
             .collect();
         let mut own = cluster.client(leader);
         assert!(ask(&mut own, &["SET", "at", "leader"]).is_ok());
-        std::thread::sleep(Duration::from_millis(200));
+        go_on(&writers, SOME);
         let mut stopped = cluster.members[leader].take().unwrap();
         stopped.signal(rustix::process::Signal::TERM);
         let status = stopped.wait();
@@ -38,7 +38,7 @@ fn a_leader_told_to_stop_hands_over_first_and_clients_of_others_see_no_error() {
         // Whoever took over leads before the old one ended.
         let leads = |index: &usize| cluster.info(*index, "log_role") == "leader";
         assert!(others(leader).iter().any(leads), "{}", cluster.described());
-        std::thread::sleep(Duration::from_millis(100));
+        go_on(&writers, SOME);
         for writer in writers {
             let (acknowledged, unknown) = writer.end();
             assert!(acknowledged > 0 && unknown == 0, "{acknowledged} and {unknown} unknown");
@@ -85,7 +85,9 @@ fn keys_expire_on_an_idle_cluster_at_every_member() {
         assert!(ask(&mut client, &["SET", &key, "value", "PX", "400"]).is_ok());
     }
     assert!(ask(&mut client, &["SET", "kept", "value"]).is_ok());
-    std::thread::sleep(Duration::from_millis(600));
+    eventually("the last of them expires", PATIENCE, || {
+        (ask(&mut client, &["GET", "short19"]) == Reply::Null).then_some(())
+    });
     let log = || (cluster.info(leader, "log_term"), cluster.info(leader, "log_committed"));
     let (term, committed) = log();
     for member in 0..3 {

@@ -9,11 +9,11 @@ mod rows;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use beeline_verify_clients::{Connection, Reply, Server, beeline, deep, note};
+use beeline_verify_clients::{Connection, Reply, Server, beeline, deep, eventually, note};
 use rustix::process::Signal;
 
 use members::{CLUSTER, Cluster, PATIENCE, ask, places};
@@ -21,6 +21,8 @@ use members::{CLUSTER, Cluster, PATIENCE, ask, places};
 /// One client that increments its own counter at one member, and counts what it knows.
 struct Writer {
     stop: Arc<AtomicBool>,
+    /// Steps acknowledged so far.
+    done: Arc<AtomicI64>,
     thread: JoinHandle<(i64, i64)>,
 }
 
@@ -28,6 +30,8 @@ impl Writer {
     fn start(name: String, address: SocketAddr) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
+        let done = Arc::new(AtomicI64::new(0));
+        let count_done = Arc::clone(&done);
         let thread = std::thread::spawn(move || {
             let (mut acknowledged, mut unknown) = (0, 0);
             let mut client: Option<Connection> = None;
@@ -42,6 +46,7 @@ impl Writer {
                 match open.call(&[b"INCR", name.as_bytes()]) {
                     Ok(Reply::Integer(count)) => {
                         acknowledged += 1;
+                        count_done.store(acknowledged, Ordering::Relaxed);
                         assert!(count >= acknowledged, "{name}: {count} after {acknowledged}");
                         assert!(
                             count <= acknowledged + unknown,
@@ -57,7 +62,7 @@ impl Writer {
             }
             (acknowledged, unknown)
         });
-        Self { stop, thread }
+        Self { stop, done, thread }
     }
 
     fn end(self) -> (i64, i64) {
@@ -71,6 +76,18 @@ fn writers(cluster: &Cluster) -> Vec<Writer> {
         .map(|index| Writer::start(format!("counter{index}"), cluster.places[index].resp))
         .collect()
 }
+
+/// Waits until each of these writers was acknowledged `steps` more.
+fn go_on<'a>(writers: impl IntoIterator<Item = &'a Writer>, steps: i64) {
+    let count = |writer: &Writer| writer.done.load(Ordering::Relaxed);
+    let goals: Vec<_> = writers.into_iter().map(|writer| (writer, count(writer) + steps)).collect();
+    eventually("the writers go on", PATIENCE, || {
+        goals.iter().all(|(writer, goal)| count(writer) >= *goal).then_some(())
+    });
+}
+
+/// Steps that writers take between two events of a test.
+const SOME: i64 = 20;
 
 /// Every member shows the same counters, and none lost an acknowledged step or took one twice.
 fn check(cluster: &Cluster, ends: &[(i64, i64)]) {
@@ -96,15 +113,19 @@ fn kills(more: &[&str]) -> i64 {
     let mut cluster = Cluster::new(0, more);
     let writers = writers(&cluster);
     for round in 0..rounds() {
-        std::thread::sleep(Duration::from_millis(300));
+        go_on(&writers, SOME);
         // The leader first, then whoever comes.
         let victim = if round == 0 { cluster.leader() } else { round % 3 };
         cluster.kill(victim);
-        std::thread::sleep(Duration::from_millis(300 * (round as u64 % 3)));
+        if !round.is_multiple_of(3) {
+            // The others go on without it.
+            let others = writers.iter().enumerate().filter(|(index, _)| *index != victim);
+            go_on(others.map(|(_, writer)| writer), SOME);
+        }
         cluster.start(victim);
         cluster.leader();
     }
-    std::thread::sleep(Duration::from_millis(300));
+    go_on(&writers, SOME);
     let ends: Vec<_> = writers.into_iter().map(Writer::end).collect();
     check(&cluster, &ends);
     ends.iter().map(|(acknowledged, _)| acknowledged).sum()
@@ -126,11 +147,11 @@ fn members_killed_under_load_lose_and_repeat_nothing_over_tcp() {
 fn a_cluster_killed_as_a_whole_comes_back_with_every_acknowledged_write() {
     let mut cluster = Cluster::new(0, &[]);
     let writers = writers(&cluster);
-    std::thread::sleep(Duration::from_millis(800));
+    go_on(&writers, 3 * SOME);
     (0..3).for_each(|index| cluster.kill(index));
     (0..3).for_each(|index| cluster.start(index));
     cluster.leader();
-    std::thread::sleep(Duration::from_millis(300));
+    go_on(&writers, SOME);
     let ends: Vec<_> = writers.into_iter().map(Writer::end).collect();
     check(&cluster, &ends);
 }

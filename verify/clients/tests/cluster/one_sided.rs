@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use beeline_kv::wire::Protocol;
 use beeline_kv_client::{Answer, Client, ClientError, ClientOptions, Command, PutOptions};
 use beeline_verify_clients::to_node::ToNode;
-use beeline_verify_clients::{Reply, beeline, note};
+use beeline_verify_clients::{beeline, eventually, note};
 use rustix::process::Signal;
 
 use crate::members::{Cluster, PATIENCE};
@@ -97,12 +97,15 @@ fn every_member_serves_one_sided_clients_and_redis_clients_see_the_same_keys() {
         }
         assert_eq!(found, 11);
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64;
-        let soon = PutOptions { expires_at_ms: now + 700, kind: 0 };
-        clients[0].put(3, b"brief", b"x", soon).unwrap();
-        assert_eq!(clients[1].get(3, b"brief").unwrap().unwrap(), b"x");
-        assert_eq!(clients[1].get(0, b"brief").unwrap(), None);
-        std::thread::sleep(Duration::from_millis(800));
-        assert_eq!(clients[2].get(3, b"brief").unwrap(), None);
+        let within = |ms| PutOptions { expires_at_ms: now + ms, kind: 0 };
+        clients[0].put(3, b"later", b"x", within(3_600_000)).unwrap();
+        clients[0].put(3, b"brief", b"x", within(700)).unwrap();
+        assert_eq!(clients[1].get(3, b"later").unwrap().unwrap(), b"x");
+        assert_eq!(clients[1].get(0, b"later").unwrap(), None);
+        eventually("a brief value expires", PATIENCE, || {
+            clients[2].get(3, b"brief").unwrap().is_none().then_some(())
+        });
+        assert_eq!(clients[2].get(3, b"later").unwrap().unwrap(), b"x");
         let long = vec![b'l'; 9000];
         let refused = clients[0].put(0, b"long", &long, PutOptions::default()).unwrap_err();
         assert!(refused.to_string().contains("log-slot-size"), "{refused}");
@@ -118,13 +121,39 @@ fn every_member_serves_one_sided_clients_and_redis_clients_see_the_same_keys() {
     assert_eq!(cluster.ask(0, &["GET", "greeting"]).text(), "hello");
 }
 
-/// What is known of the one key of a writer: numbers ascend.
+/// What is known of one key of a writer: numbers ascend.
 #[derive(Default)]
 struct Known {
+    name: String,
     /// The largest that was acknowledged, or read by anybody.
     seen: AtomicU64,
     /// The largest that was tried.
     tried: AtomicU64,
+}
+
+/// A writer's keys, the one in use and how often it was written in all. After a write whose fate is
+/// unknown the writer goes on with another key: the write may still take effect, at any time, and a
+/// smaller number would then follow a larger.
+struct Register {
+    name: String,
+    current: Mutex<Arc<Known>>,
+    written: AtomicU64,
+}
+
+impl Register {
+    fn new(name: String) -> Self {
+        let first = Known { name: format!("{name}.0"), ..Known::default() };
+        Self { name, current: Mutex::new(Arc::new(first)), written: AtomicU64::new(0) }
+    }
+
+    fn current(&self) -> Arc<Known> {
+        Arc::clone(&self.current.lock().unwrap())
+    }
+
+    fn next(&self, number: u64) {
+        let name = format!("{}.{number}", self.name);
+        *self.current.lock().unwrap() = Arc::new(Known { name, ..Known::default() });
+    }
 }
 
 struct Running {
@@ -135,16 +164,16 @@ struct Running {
 /// One writer and one reader for each key, at members that change with every failure. A register
 /// with one writer, whose values ascend, is linearizable exactly if no read is older than what was
 /// acknowledged or read before it began, nor newer than what was tried before it ended.
-fn run(urls: &[String], keys: &[Arc<Known>], said: &Arc<Mutex<Vec<String>>>) -> Running {
+fn run(urls: &[String], keys: &[Arc<Register>], said: &Arc<Mutex<Vec<String>>>) -> Running {
     let stop = Arc::new(AtomicBool::new(false));
     let mut threads = Vec::new();
-    for (index, known) in keys.iter().enumerate() {
+    for (index, register) in keys.iter().enumerate() {
         for writes in [true, false] {
-            let (urls, known) = (urls.to_vec(), Arc::clone(known));
+            let (urls, register) = (urls.to_vec(), Arc::clone(register));
             let (stop, said) = (Arc::clone(&stop), Arc::clone(said));
-            let key = format!("register{index}");
             threads.push(std::thread::spawn(move || {
-                let (mut done, mut member) = (0, index + usize::from(!writes));
+                let (mut done, mut lost) = (0, 0);
+                let mut member = index + usize::from(!writes);
                 let mut client: Option<Client> = None;
                 while !stop.load(Ordering::Relaxed) {
                     let Some(open) = client.as_mut() else {
@@ -153,12 +182,17 @@ fn run(urls: &[String], keys: &[Arc<Known>], said: &Arc<Mutex<Vec<String>>>) -> 
                         std::thread::sleep(Duration::from_millis(20));
                         continue;
                     };
+                    let known = register.current();
+                    let key = known.name.as_str();
                     let outcome = if writes {
                         let next = known.tried.fetch_add(1, Ordering::SeqCst) + 1;
                         let text = next.to_string();
                         let put =
                             open.put(0, key.as_bytes(), text.as_bytes(), PutOptions::default());
-                        put.map(|_| known.seen.fetch_max(next, Ordering::SeqCst)).map(|_| ())
+                        put.map(|_| {
+                            known.seen.fetch_max(next, Ordering::SeqCst);
+                            register.written.fetch_add(1, Ordering::SeqCst);
+                        })
                     } else {
                         let least = known.seen.load(Ordering::SeqCst);
                         open.get(0, key.as_bytes()).map(|value| {
@@ -177,9 +211,10 @@ fn run(urls: &[String], keys: &[Arc<Known>], said: &Arc<Mutex<Vec<String>>>) -> 
                         Err(error) => {
                             said.lock().unwrap().push(error.to_string());
                             client = None;
-                            // What may take effect still does so before the next is tried, so
-                            // that the numbers ascend.
-                            std::thread::sleep(Duration::from_millis(500));
+                            if writes {
+                                lost += 1;
+                                register.next(lost);
+                            }
                         }
                     }
                 }
@@ -196,39 +231,46 @@ fn one_sided_clients_lose_nothing_and_read_nothing_old_while_members_die_and_sto
     cluster.leader();
     for (provider, rounds) in [("shm", 2), ("tcp", 1)] {
         let urls = urls(&cluster, provider);
-        let keys: Vec<Arc<Known>> = (0..2).map(|_| Arc::default()).collect();
-        let prefix = cluster.ask(0, &["DEL", "register0", "register1"]);
-        assert!(matches!(prefix, Reply::Integer(_)));
+        let keys: Vec<Arc<Register>> = (0..2)
+            .map(|index| Arc::new(Register::new(format!("register:{provider}{index}"))))
+            .collect();
         let said = Arc::default();
         let running = run(&urls, &keys, &said);
-        for round in 0..rounds {
-            std::thread::sleep(Duration::from_millis(500));
+        let go_on = |cluster: &Cluster, steps: u64| {
+            let count = |key: &Arc<Register>| key.written.load(Ordering::SeqCst);
+            let before: Vec<u64> = keys.iter().map(count).collect();
+            let started = Instant::now();
+            while keys.iter().zip(&before).any(|(key, before)| count(key) < before + steps) {
+                if started.elapsed() >= PATIENCE {
+                    // Every member is up and goes on: this asks all.
+                    panic!("{:?}\n{}", said.lock(), cluster.described());
+                }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        };
+        for _ in 0..rounds {
+            go_on(&cluster, 20);
             let leader = cluster.leader();
             cluster.kill(leader);
-            std::thread::sleep(Duration::from_millis(600));
+            go_on(&cluster, 5);
             cluster.start(leader);
             let leader = cluster.leader();
             cluster.members[leader].as_ref().unwrap().signal(Signal::STOP);
-            std::thread::sleep(Duration::from_millis(1000 + 200 * round));
+            // The others go on under another, which those ask that wait for the one that stands
+            // still once they give it up.
+            eventually("another leads", PATIENCE, || {
+                let mut others = (0..3).filter(|other| *other != leader);
+                others.any(|other| cluster.info(other, "log_role") == "leader").then_some(())
+            });
             cluster.members[leader].as_ref().unwrap().signal(Signal::CONT);
         }
         // Everybody gets through again.
-        let before: Vec<u64> = keys.iter().map(|key| key.seen.load(Ordering::SeqCst)).collect();
-        let started = Instant::now();
-        while keys
-            .iter()
-            .zip(&before)
-            .any(|(key, before)| key.seen.load(Ordering::SeqCst) < before + 20)
-        {
-            assert!(started.elapsed() < PATIENCE, "{:?}\n{}", said.lock(), cluster.described());
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        go_on(&cluster, 20);
         running.stop.store(true, Ordering::Relaxed);
         let done: Vec<u64> = running.threads.into_iter().map(|t| t.join().unwrap()).collect();
-        for (index, known) in keys.iter().enumerate() {
-            let name = format!("register{index}");
-            let found: u64 = cluster.ask(0, &["GET", &name]).text().parse().unwrap();
-            let seen = known.seen.load(Ordering::SeqCst);
+        for known in keys.iter().map(|key| key.current()) {
+            let (name, seen) = (&known.name, known.seen.load(Ordering::SeqCst));
+            let found = cluster.ask(0, &["GET", name]).text().parse().unwrap_or(0);
             assert!(found >= seen, "{name}: {found} at the end, {seen} was seen");
         }
         note(&format!("{provider}: {done:?} puts and gets, errors {:?}", said.lock().unwrap()));

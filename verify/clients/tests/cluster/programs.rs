@@ -2,7 +2,6 @@
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
 use beeline_verify_clients::{bounded, need, need_redis_py, root, said};
 
@@ -60,9 +59,8 @@ fn a_redis_py_program_lives_through_the_end_of_the_leader_it_talks_to() {
     let mut lines = BufReader::new(program.stdout.take().unwrap()).lines();
     let mut next = || lines.next().and_then(Result::ok).unwrap_or_default();
     assert_eq!(next(), "writing");
-    std::thread::sleep(Duration::from_millis(300));
     cluster.kill(first);
-    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(next(), "moved");
     program.stdin.take().unwrap().write_all(b"enough\n").unwrap();
     let report = next();
     let ended = program.wait().unwrap();
