@@ -45,6 +45,14 @@ pub trait StateMachine: Send {
         false
     }
 
+    /// Whether there is room for what `command`, which is committed, may store. While there is none
+    /// this member applies nothing from it on, takes part in everything else, and asks again with
+    /// every turn: a member that stopped would come back with as little room. Quick: it may do a step of
+    /// what makes room.
+    fn has_room_for(&mut self, _command: &[u8]) -> bool {
+        true
+    }
+
     /// Captures the state as it is now. Quick: the log waits; what is returned writes the state
     /// later, on another thread.
     ///

@@ -214,6 +214,10 @@ pub struct Node<S> {
     changes: VecDeque<PendingChange>,
     transfers: Vec<PendingTransfer>,
     applied: Position,
+    /// Committed and not applied: the machine has no room for the first of them.
+    held: Option<(Position, Position)>,
+    /// Reads that may be answered once nothing is held.
+    held_reads: Vec<u64>,
     /// The machine has these effects already.
     machine_has: Position,
     /// What the snapshot's file covers.
@@ -340,6 +344,8 @@ impl<S: StateMachine> Node<S> {
             changes: VecDeque::new(),
             transfers: Vec::new(),
             applied: snapshot,
+            held: None,
+            held_reads: Vec::new(),
             machine_has,
             snapshot,
             snapshot_has_state,
@@ -432,7 +438,7 @@ impl<S: StateMachine> Node<S> {
     ///
     /// Errors: [`NodeError`]: the member is at its end.
     pub fn turn(&mut self, now_ns: u64) -> Result<bool, NodeError> {
-        let mut busy = false;
+        let mut busy = self.apply_held()?;
         while let Ok(request) = self.inbox.try_recv() {
             busy = true;
             self.take(request, now_ns)?;
@@ -443,6 +449,8 @@ impl<S: StateMachine> Node<S> {
         busy |= !upward.is_empty();
         self.carry_out(&mut upward, now_ns)?;
         self.upward = upward;
+        // At once: what the leader does not know of goes on coming.
+        self.look_at_room()?;
         let replica = self.member.replica();
         let role = Some((replica.role(), replica.leader()));
         if role != self.told_role || now_ns.saturating_sub(self.upkeep_ns) >= UPKEEP_NS {
@@ -457,13 +465,13 @@ impl<S: StateMachine> Node<S> {
     // ---- now and then ----
 
     fn keep_up(&mut self, now_ns: u64) -> Result<(), NodeError> {
-        self.look_at_room()?;
         self.dial(now_ns);
         self.acquaint();
         self.look_at_pace(now_ns);
         self.install()?;
         self.send_snapshots(now_ns);
         self.take_snapshot(now_ns);
+        self.lead_no_more_without_room()?;
         self.drive_changes(now_ns)?;
         self.drive_transfers(now_ns)
     }

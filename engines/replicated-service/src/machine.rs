@@ -122,6 +122,12 @@ pub trait Replicated: Send {
         false
     }
 
+    /// Whether there is room for what the unit may store. While there is none the member applies
+    /// nothing from it on, asks again and again, and does not stop.
+    fn has_room_for(&mut self, _unit: &Unit<'_>) -> bool {
+        true
+    }
+
     /// Captures the state, with the lanes' latest turns, as of the last flush. Quick: what is
     /// returned writes it later, on another thread.
     ///
@@ -295,6 +301,16 @@ impl StateMachine for Machine {
 
     fn is_short(&self) -> bool {
         self.services.iter().any(|service| service.is_short())
+    }
+
+    /// What is no unit of a service here, or took effect before, needs none: applying it tells.
+    fn has_room_for(&mut self, command: &[u8]) -> bool {
+        let Ok(unit) = Unit::decode(command) else { return true };
+        let tag = unit.lane.service;
+        let Some(service) = self.services.iter_mut().find(|service| service.tag() == tag) else {
+            return true;
+        };
+        service.has_room_for(&unit)
     }
 
     fn snapshot(&mut self) -> io::Result<SnapshotWriter> {

@@ -13,7 +13,9 @@
 
 use crate::args::{Args, ArgsBuffer};
 use crate::output::Version;
+use crate::plan::stores;
 use crate::session::Session;
+use crate::table::{Found, resolve};
 
 const COMMAND: u8 = 1;
 const TRANSACTION: u8 = 2;
@@ -109,6 +111,13 @@ impl<'a> Rest<'a> {
 }
 
 impl Logged {
+    /// Whether one of its commands may store something, as any write but a deletion does.
+    #[must_use]
+    pub fn needs_room(&self) -> bool {
+        let mut requests = (0..self.requests.len()).map(|index| self.requests.get(index));
+        requests.any(|args| matches!(resolve(args), Found::Command(command) if stores(command)))
+    }
+
     /// Reads one request, which fills `bytes`; `None` where it does not.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {

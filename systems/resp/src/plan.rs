@@ -422,13 +422,6 @@ impl<'a> Plan<'a> {
     /// Whether it may store something, as any write but a deletion does.
     #[must_use]
     pub fn needs_room(&self, session: &Session) -> bool {
-        let stores = |command: &Command| {
-            let deletes = matches!(
-                command.name,
-                "del" | "unlink" | "getdel" | "hdel" | "flushall" | "flushdb"
-            );
-            command.has(flag::WRITE) && !deletes
-        };
         match self.action {
             Action::Run(_) if self.is_exec() => {
                 session.transaction.commands.iter().any(|command| stores(command))
@@ -443,6 +436,13 @@ impl<'a> Plan<'a> {
     pub fn args(&self) -> Args<'a> {
         self.args
     }
+}
+
+/// Whether a command may store something.
+pub(crate) fn stores(command: &Command) -> bool {
+    let deletes =
+        matches!(command.name, "del" | "unlink" | "getdel" | "hdel" | "flushall" | "flushdb");
+    command.has(flag::WRITE) && !deletes
 }
 
 fn runs_inside_transaction(command: &Command) -> bool {

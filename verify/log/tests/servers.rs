@@ -5,7 +5,7 @@
 mod common;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use beeline_replicated_log::{Layout, NO_SESSION, Position, Refusal, RoleName, StateMachine as _};
@@ -279,4 +279,74 @@ fn a_command_that_does_not_fit_is_refused() {
     assert!(matches!(refused, Err(Refusal::TooLarge { .. })), "{refused:?}");
     let longest = cluster.layout.max_payload_bytes() - 24;
     handle.call(NO_SESSION, 0, padded_append(1, 1, longest / 8 * 8 - 5), LIMIT).unwrap();
+}
+
+/// A cluster of three over shm, one of which has room for ten commands.
+fn with_one_that_fills_up() -> (Cluster, usize, Arc<AtomicU64>) {
+    let mut cluster = Cluster::new(shm, 3, small());
+    let leader = cluster.leader();
+    let full = (0..3).find(|node| *node != leader).unwrap();
+    cluster.stop(full);
+    let room = Arc::new(AtomicU64::new(10));
+    cluster.machine = Some(Held { room: Some(Arc::clone(&room)), ..Held::default() });
+    cluster.start(full);
+    for item in 1..=30 {
+        cluster.append(NO_SESSION, 0, &append(1, item));
+    }
+    eventually("it holds what it has no room for", || {
+        (cluster.list(full, 1).len() == 10 && cluster.handle(full).status().committed.0 >= 30)
+            .then_some(())
+    });
+    (cluster, full, room)
+}
+
+/// What was committed before the leader knew has to wait at a member without room, which does not stop.
+#[test]
+fn a_member_without_room_for_what_was_agreed_on_waits_and_goes_on_with_room() {
+    let (cluster, full, room) = with_one_that_fills_up();
+    let leader = cluster.leader();
+    eventually("all know", || cluster.handle(leader).status().short.then_some(()));
+    assert!(cluster.handle(full).status().applied.0 < 30);
+    room.store(1000, Ordering::SeqCst);
+    let wanted: Vec<u32> = (1..=30).collect();
+    eventually("it went on", || (cluster.list(full, 1) == wanted).then_some(()));
+    eventually("all know", || (!cluster.handle(leader).status().short).then_some(()));
+    // Its ring goes round: snapshots are taken again.
+    for item in 31..=200 {
+        cluster.append(NO_SESSION, 0, &append(1, item));
+    }
+    let wanted: Vec<u32> = (1..=200).collect();
+    eventually("it keeps up", || (cluster.list(full, 1) == wanted).then_some(()));
+    assert_eq!(room.load(Ordering::SeqCst), 1000 - 190);
+}
+
+#[test]
+fn a_member_without_room_holds_up_no_other_and_gets_a_snapshot_in_the_end() {
+    let (cluster, full, room) = with_one_that_fills_up();
+    // More than a ring.
+    for item in 31..=300 {
+        cluster.append(NO_SESSION, 0, &append(1, item));
+    }
+    let wanted: Vec<u32> = (1..=300).collect();
+    eventually("it has what a snapshot gave it", || {
+        let list = cluster.list(full, 1);
+        (list.len() > 100 && list == wanted[..list.len()]).then_some(())
+    });
+    room.store(1000, Ordering::SeqCst);
+    eventually("it keeps up", || (cluster.list(full, 1) == wanted).then_some(()));
+}
+
+#[test]
+fn a_member_without_room_does_not_go_on_leading() {
+    let (cluster, full, room) = with_one_that_fills_up();
+    let leader = cluster.leader();
+    let handed = cluster.handle(leader).transfer_wait(id(full), LIMIT);
+    println!("asked to lead: {handed:?}");
+    for item in 31..=40 {
+        cluster.append(NO_SESSION, 0, &append(1, item));
+    }
+    assert_ne!(cluster.leader(), full);
+    let wanted: Vec<u32> = (1..=40).collect();
+    room.store(1000, Ordering::SeqCst);
+    eventually("it keeps up", || (cluster.list(full, 1) == wanted).then_some(()));
 }

@@ -1,6 +1,11 @@
 //! What the protocol says, and committed commands.
+//!
+//! A committed command for which the machine has no room is *held*, with all behind it: the member
+//! goes on voting, confirming and, where it must, leading until another one does, and applies on
+//! once there is room. What it holds stands in its log, which overwrites no slot that is not
+//! applied; if the others' logs go on beyond that, it gets a snapshot. Reads wait meanwhile.
 
-use beeline_paxos::{Command, Kind, Outcome as O, Position, batch};
+use beeline_paxos::{Command, Event, Kind, Outcome as O, Position, RoleName, batch};
 
 use super::{Answered, Node, NodeError, REPLY_KEPT, REPLY_LOST, Read, Waiter};
 use crate::handle::{NO_SESSION, Refusal, Reply};
@@ -14,7 +19,11 @@ impl<S: StateMachine> Node<S> {
     ) -> Result<(), NodeError> {
         for command in upward.drain(..) {
             match command {
-                Command::Apply { first, last } => self.apply(first, last)?,
+                Command::Apply { first, last } => match &mut self.held {
+                    Some((_, end)) => *end = last,
+                    None => self.apply(first, last)?,
+                },
+                Command::ReadReady { id } if self.held.is_some() => self.held_reads.push(id),
                 Command::ReadReady { id } => self.answer_read(id),
                 Command::ReadRefused { id } => {
                     if let Some(read) = self.reads.remove(&id) {
@@ -54,6 +63,10 @@ impl<S: StateMachine> Node<S> {
         let mut position = first;
         while position <= last {
             let kind = self.member.replica().entry(position, &mut payload);
+            if kind == Kind::Commands && !self.has_room(position, &payload) {
+                self.held = Some((position, last));
+                break;
+            }
             let waiters = self.pending.pop_front_if(|(at, _)| *at == position);
             let waiters = waiters.map(|(_, waiters)| waiters).unwrap_or_default();
             if kind == Kind::Commands {
@@ -74,14 +87,58 @@ impl<S: StateMachine> Node<S> {
             position = position.next();
         }
         self.payload = payload;
-        if last > self.machine_has {
-            self.machine.flush(last).map_err(NodeError::Machine)?;
+        // None of these where the first of them is held.
+        if self.applied >= first && self.applied > self.machine_has {
+            self.machine.flush(self.applied).map_err(NodeError::Machine)?;
         }
         for answered in self.answered.drain(..) {
             match answered {
                 Answered::Command(done, reply) => done(reply),
                 Answered::Session(done, name) => done(name),
             }
+        }
+        Ok(())
+    }
+
+    fn has_room(&mut self, position: Position, payload: &[u8]) -> bool {
+        let machine = &mut self.machine;
+        position <= self.machine_has
+            || batch::commands(payload).all(|command| machine.has_room_for(command.bytes))
+    }
+
+    /// Goes on with what was held, if there is room now. True if something was applied.
+    pub(super) fn apply_held(&mut self) -> Result<bool, NodeError> {
+        let Some((first, last)) = self.held.take() else { return Ok(false) };
+        self.apply(first, last)?;
+        if self.held.is_none() {
+            tracing::info!("there is room again: what the cluster agreed on is applied");
+            self.answer_held_reads();
+            // What the protocol asked for meanwhile had nothing to cover.
+            self.snapshot_due = true;
+        }
+        Ok(self.held.is_none_or(|(held, _)| held > first))
+    }
+
+    pub(super) fn answer_held_reads(&mut self) {
+        for id in std::mem::take(&mut self.held_reads) {
+            self.answer_read(id);
+        }
+    }
+
+    /// A leader that cannot apply answers nobody: a member that can leads instead, if there is one.
+    pub(super) fn lead_no_more_without_room(&mut self) -> Result<(), NodeError> {
+        if self.held.is_none() || self.role() != RoleName::Leader {
+            return Ok(());
+        }
+        let (replica, own) = (self.member.replica(), self.home.id());
+        let mut others = replica.configuration().members().iter().copied();
+        let next = others.find(|id| {
+            *id != own && replica.confirmed_by(*id).is_some() && !replica.is_short_of_room(*id)
+        });
+        if let Some(to) = next {
+            let mut upward = std::mem::take(&mut self.upward);
+            self.member.event(Event::Transfer { to }, &mut upward)?;
+            self.upward = upward;
         }
         Ok(())
     }

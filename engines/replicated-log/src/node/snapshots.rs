@@ -43,7 +43,8 @@ impl<S: StateMachine> Node<S> {
         let (home, mailbox) = (Arc::clone(&self.home), self.mailbox.clone());
         let head = Head {
             position: self.applied,
-            configuration: self.member.replica().configuration().clone(),
+            // As of `applied`, behind which the protocol may be further on.
+            configuration: self.membership.clone(),
             sessions: self.sessions.clone(),
             has_state: whole,
         };
@@ -210,12 +211,15 @@ impl<S: StateMachine> Node<S> {
         }
         self.membership = configuration.clone();
         self.applied = position;
+        // It covers whatever was held: it is newer than all that was committed here.
+        self.held = None;
         self.snapshot = position;
         self.snapshot_has_state = true;
         self.counters.snapshots_installed += 1;
         let mut upward = std::mem::take(&mut self.upward);
         self.member.event(Event::SnapshotInstalled { position, configuration }, &mut upward)?;
         self.upward = upward;
+        self.answer_held_reads();
         Ok(())
     }
 }

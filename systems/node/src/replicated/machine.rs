@@ -8,8 +8,9 @@
 //!
 //! Replicas must not differ in what a unit does. Its requests see the time stamped on it, and the
 //! keyspace; limits that depend on how entries lie are never met ([`BATCH_SHARE`]). What else may
-//! refuse an entry, a full pool or a broken medium, says nothing about the request: this replica
-//! then stops, with the unit undone, and the others go on.
+//! refuse an entry, a broken medium, says nothing about the request: this replica then stops, with the
+//! unit undone, and the others go on. For want of room none stops: a unit that stores something is
+//! held until there is some.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -40,6 +41,8 @@ const ROOM_PATIENCE: Duration = Duration::from_secs(10);
 /// A pool takes no new data when no more than so much is left before it is short, or an eighth of it:
 /// some tens of milliseconds of writes at full speed.
 const MARGIN_BYTES: u64 = 256 << 20;
+/// One step of making room for a unit that is held for want of it takes no longer: the log goes on.
+const HELD_PATIENCE: Duration = Duration::from_millis(20);
 /// Between two looks whether a snapshot that was given up has ended.
 const SNAPSHOT_PAUSE: Duration = Duration::from_millis(2);
 /// Upkeep between two looks for room, bytes copied.
@@ -133,7 +136,7 @@ impl ReplicatedKeys {
         // A leader's clock may lie behind that of the one before.
         self.now_ms = self.now_ms.max(unit.unix_ms);
         replication.agreed_ms.store(self.now_ms, Ordering::Relaxed);
-        self.await_room(&shared)?;
+        Self::await_room(&shared, ROOM_PATIENCE)?;
         let (executor, out) = (&mut self.executor, &mut self.out);
         self.effects = clock::at(self.now_ms, || {
             with_keyspace(&shared, |keyspace| {
@@ -161,9 +164,9 @@ impl ReplicatedKeys {
 
     /// Waits for the collector where the pool has no room for another batch. Without any in the
     /// end, deletions may still find some.
-    fn await_room(&mut self, shared: &Shared) -> Result<(), String> {
+    fn await_room(shared: &Shared, patience: Duration) -> Result<(), String> {
         let started = Instant::now();
-        while shared.store.is_short() && started.elapsed() < ROOM_PATIENCE {
+        while shared.store.is_short() && started.elapsed() < patience {
             // One shard after another: with all of them locked, none could ask another about what it
             // supersedes, and nothing that two shards share would be freed.
             let upkeep = shared.shards.iter().try_fold(false, |worked, shard| {
@@ -232,6 +235,17 @@ impl Replicated for ReplicatedKeys {
         self.shared.store.is_short_with(MARGIN_BYTES)
     }
 
+    /// A unit begins with room for all of it, or is held. Deletions always go on: there is room set
+    /// aside for them.
+    fn has_room_for(&mut self, unit: &Unit<'_>) -> bool {
+        let shared = Arc::clone(&self.shared);
+        if !shared.store.is_short() || !unit.requests().any(needs_room) {
+            return true;
+        }
+        // What goes wrong here is told when the unit is applied.
+        Self::await_room(&shared, HELD_PATIENCE).is_err() || !shared.store.is_short()
+    }
+
     /// Replies would differ where members agree: a hash's fields come in an order of each member's.
     fn effects(&mut self) -> Option<u64> {
         Some(self.effects)
@@ -278,6 +292,14 @@ impl Replicated for ReplicatedKeys {
         tracing::info!(%position, records = report.records, "a snapshot was installed");
         Ok(())
     }
+}
+
+/// Whether a request of a unit may store something.
+fn needs_room(request: &[u8]) -> bool {
+    if pair::is_pair(request) {
+        return pair::decode(request).is_some_and(|write| write.value.is_some());
+    }
+    Logged::decode(request).is_some_and(|request| request.needs_room())
 }
 
 /// Runs a unit's requests as one batch, which is open, and closes it.

@@ -2,7 +2,7 @@
 
 use std::io::{self, Read};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use beeline_fabric::Device;
@@ -30,6 +30,8 @@ pub struct Held {
     pub broken: Arc<AtomicBool>,
     /// It says to have no room.
     pub short: Arc<AtomicBool>,
+    /// It has room for so many commands more; `None`: for any number.
+    pub room: Option<Arc<AtomicU64>>,
 }
 
 #[derive(Debug, Default)]
@@ -38,8 +40,19 @@ pub struct Gate {
     pub open: AtomicBool,
 }
 
+impl Held {
+    fn has_none(&self) -> bool {
+        self.room.as_ref().is_some_and(|room| room.load(Ordering::SeqCst) == 0)
+    }
+}
+
 impl StateMachine for Held {
     fn apply(&mut self, position: Position, command: &[u8], reply: &mut Vec<u8>) {
+        if let Some(room) = &self.room {
+            let left = room.load(Ordering::SeqCst);
+            assert!(left > 0, "a command was applied without room for it");
+            room.store(left - 1, Ordering::SeqCst);
+        }
         self.lists.apply(position, command, reply);
     }
 
@@ -48,7 +61,11 @@ impl StateMachine for Held {
     }
 
     fn is_short(&self) -> bool {
-        self.short.load(Ordering::Relaxed)
+        self.short.load(Ordering::Relaxed) || self.has_none()
+    }
+
+    fn has_room_for(&mut self, _command: &[u8]) -> bool {
+        !self.has_none()
     }
 
     fn snapshot(&mut self) -> io::Result<SnapshotWriter> {
