@@ -298,6 +298,19 @@ fn a_tiny_bench_of_the_direct_store_runs_every_part() {
 }
 
 #[test]
+fn the_model_of_the_direct_store_puts_the_papers_values_beside_its_own() {
+    let output = beeline(&["bench", "direct", "--quick", "--json", "--parts", "model"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let rows: Vec<serde_json::Value> =
+        text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let judged = rows.iter().filter(|row| row["peer"] == "paper");
+    assert!(judged.clone().count() > 60, "tables A and B alone have 60 values");
+    assert!(judged.clone().all(|row| row["beside"]["judged"].is_string()));
+    let mut modelled = rows.iter().filter(|row| row["subject"] == "model");
+    assert!(modelled.all(|row| row["simulated"] == true));
+}
+
+#[test]
 fn a_tiny_kv_bench_runs_every_part() {
     let output = beeline(&["bench", "kv", "--quick", "--json", "--plot", "kv.png"]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));

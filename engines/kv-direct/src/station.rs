@@ -30,7 +30,7 @@ pub const SLOTS: usize = 1024;
 pub const IN_FLIGHT: usize = 256;
 /// Most operations executed by one scan before the rest of the slot has its turn: an endless stream
 /// of operations on one key must not hold up its write-back, nor other keys of the slot.
-pub const SCAN_LIMIT: u32 = 256;
+pub const SCAN_LIMIT: u32 = 4096;
 
 /// Names an operation in flight, below [`IN_FLIGHT`].
 pub type Flight = u16;

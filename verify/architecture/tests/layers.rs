@@ -21,6 +21,7 @@ const SAME_FOLDER: &[(&str, &str, &str)] = &[
     ("fabric-open", "fabric-verbs", "from URL to provider"),
     ("fabric-open", "fabric-sim", "from URL to provider"),
     ("kv-server", "kv", "serves the store over fabric"),
+    ("kv-direct-model", "kv-direct", "drives its table, station and packets"),
     ("kv-client", "kv", "shares the entry and message formats"),
     ("replicated-log", "paxos", "carries out the protocol's commands"),
     ("replicated-service", "replicated-log", "gives services a log to share"),

@@ -12,6 +12,7 @@
 
 #![allow(clippy::expect_used, clippy::panic, reason = "a target ends at what must not be")]
 
+mod direct;
 pub mod mutate;
 mod network;
 mod network_functions;
@@ -32,7 +33,8 @@ pub struct Target {
 }
 
 /// All of them.
-pub const TARGETS: [Target; 15] = [
+pub const TARGETS: [Target; 16] = [
+    Target { name: "direct_packets", run: direct::packets, seeds: direct::packet_seeds },
     Target { name: "tcp_frames", run: network::tcp_frames, seeds: network::tcp_frame_seeds },
     Target { name: "tcp_greeting", run: network::tcp_greeting, seeds: network::greeting_seeds },
     Target { name: "bootstrap", run: network::bootstrap, seeds: network::bootstrap_seeds },

@@ -70,6 +70,11 @@ fn a_partition_survives_any_words_of_programs_and_of_the_other_host() {
 }
 
 #[test]
+fn packets_of_the_direct_store_survive_mutation() {
+    run("direct_packets");
+}
+
+#[test]
 fn tcp_frames_survive_mutation() {
     run("tcp_frames");
 }

@@ -74,6 +74,7 @@ pub enum BenchCommand {
     /// The direct store over shared memory, beside Redis, memcached and BOOM.
     #[command(after_help = "Examples:\n  beeline bench direct\n  \
                             beeline bench direct --parts rate,peers --json\n  \
+                            beeline bench direct --parts model --plot model.png\n  \
                             beeline bench direct --full --plot direct.png")]
     Direct(direct::DirectArguments),
     /// BOOM against its two baselines over the same fabric and store; recovery.

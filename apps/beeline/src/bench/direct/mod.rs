@@ -12,6 +12,7 @@ use std::cell::RefCell;
 use anyhow::Context as _;
 use beeline_kv_direct::function::number as function;
 use beeline_kv_direct::{Kind, Link, Request, Width};
+use beeline_kv_direct_model::exhibits::{self, Effort, Exhibit};
 
 use self::peers::{Boom, Peer, Raw};
 use self::rig::{Rig, Stream, latency, rate, rate_of};
@@ -55,6 +56,9 @@ pub enum Part {
     Vector,
     /// Redis, memcached and BOOM.
     Peers,
+    /// The paper's exhibits by the model of its card, with the paper's values beside; not run unless
+    /// named. Takes nothing of this machine's speed.
+    Model,
 }
 
 /// Packets outstanding.
@@ -83,11 +87,21 @@ pub fn run(arguments: &DirectArguments, output: Output) -> Result<Exit, Failure>
     let report = Report::new("direct", "shm");
     let pairs = options.size(arguments.pairs, arguments.pairs.min(1_000)).max(1);
     let bench = Bench { arguments, pairs, output, report: RefCell::new(report) };
-    let rig = Rig::start(pairs)?;
-    rig.fill(pairs)?;
+    let measured = arguments.parts.iter().any(|part| *part != Part::Model);
+    let rig = if measured {
+        let rig = Rig::start(pairs)?;
+        rig.fill(pairs)?;
+        Some(rig)
+    } else {
+        None
+    };
     for &part in &arguments.parts {
+        let Some(rig) = rig.as_ref().filter(|_| part != Part::Model) else {
+            bench.model()?;
+            continue;
+        };
         pin(1)?;
-        bench.part(part, &rig).with_context(|| format!("part {part:?}"))?;
+        bench.part(part, rig).with_context(|| format!("part {part:?}"))?;
     }
     super::turns::unpin()?;
     let report = bench.report.into_inner();
@@ -109,7 +123,28 @@ impl Bench<'_> {
             Part::Atomics => self.atomics(rig),
             Part::Vector => self.vectors(rig),
             Part::Peers => self.peers(rig),
+            Part::Model => self.model(),
         }
+    }
+
+    /// The paper's exhibits, from the model.
+    fn model(&self) -> anyhow::Result<()> {
+        let effort = self.arguments.options.size(Effort::USUAL, Effort::QUICK);
+        let mut shown = Ok(());
+        exhibits::all(effort, &mut |exhibit: Exhibit| {
+            let case = format!("{}: {}", exhibit.name, exhibit.case);
+            let better = if exhibit.more_is_better { Better::Higher } else { Better::Lower };
+            let mut row = Row::new(case, "model", exhibit.unit, better, &[exhibit.model]);
+            row.simulated = true;
+            if let Some(paper) = exhibit.paper {
+                row = row.against("paper", &[exhibit.model], &[paper]);
+                row = row.beside("judged", exhibit.judgement().unwrap_or_default());
+            }
+            if shown.is_ok() {
+                shown = self.show(row);
+            }
+        })?;
+        shown
     }
 
     fn operations(&self, full: u64) -> u64 {
