@@ -474,8 +474,11 @@ impl Stage {
                 Ok(documents)
             }
             Self::BucketAuto(group, buckets, kept) => {
-                let documents = std::mem::take(kept).documents;
-                group::bucket_auto(group, *buckets, documents, scope).and_then(nested_within)
+                // What is kept counts until the buckets are made of it.
+                let mut kept = std::mem::take(kept);
+                let documents = std::mem::take(&mut kept.documents);
+                group::bucket_auto(group, *buckets, documents, scope, outside)
+                    .and_then(nested_within)
             }
             Self::Count(name, count) => {
                 if *count == 0 {

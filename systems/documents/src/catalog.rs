@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use beeline_documents_query::error::{Code, QueryError, Result, bad, fail};
+use beeline_documents_query::memory::Memory;
 use beeline_documents_query::value::{integral, truthy};
 use beeline_documents_query::{Filter, path};
 use bson::spec::BinarySubtype;
@@ -588,9 +589,15 @@ pub struct Database {
 }
 
 impl Database {
-    /// A database with these collections.
+    /// A database with these collections. What its transactions read of before counts as `memory`.
     #[must_use]
-    pub fn new(name: &str, collections: Vec<Collection>, next_id: u32, announced: bool) -> Self {
+    pub fn new(
+        name: &str,
+        collections: Vec<Collection>,
+        next_id: u32,
+        announced: bool,
+        memory: &Arc<Memory>,
+    ) -> Self {
         let collections =
             collections.into_iter().map(|one| (one.name.clone(), Arc::new(one))).collect();
         Self {
@@ -599,7 +606,7 @@ impl Database {
             next_id: AtomicU32::new(next_id),
             announced: AtomicBool::new(announced),
             changing: Mutex::default(),
-            history: Mutex::default(),
+            history: Mutex::new(History::counted(memory)),
         }
     }
 

@@ -12,7 +12,7 @@ use beeline_documents_query::pipeline::{Outside, Pipeline};
 use bson::spec::BinarySubtype;
 use bson::{Bson, Document, doc};
 
-use crate::catalog::{Database, is_simple_collation};
+use crate::catalog::{Collection, Database, check_database_name, is_simple_collation};
 use crate::engine::{Engine, whole_field};
 use crate::operation::Operation;
 use crate::reply::Reply;
@@ -183,9 +183,64 @@ impl Context<'_> {
         self.engine.within(database, &self.session.operation, work)
     }
 
+    /// A collection, if it is there; a transaction that saw one of the name before is told.
+    ///
+    /// Errors: [`Code::SnapshotUnavailable`], a transaction of another database.
+    pub fn collection(
+        &self,
+        database: Option<&Arc<Database>>,
+        name: &str,
+    ) -> Result<Option<Arc<Collection>>> {
+        visible(self.engine, &self.session.operation, (database, &self.database), name)
+    }
+
+    /// The database that the command changes; made where it `makes` one, so that a command which finds
+    /// nothing leaves none behind.
+    ///
+    /// Errors: a name that cannot be one, too many databases.
+    pub fn database_to_change(&self, makes: bool) -> Result<Option<Arc<Database>>> {
+        match self.engine.database(&self.database) {
+            None if makes => self.engine.database_or_new(&self.database).map(Some),
+            None => {
+                check_database_name(&self.database)?;
+                self.collection(None, "").map(|_| None)
+            }
+            known => Ok(known),
+        }
+    }
+
+    /// A collection, made if it is not there.
+    ///
+    /// Errors: those of making one; a transaction that saw another of the name.
+    pub fn collection_or_new(&self, database: &Arc<Database>, name: &str) -> Result<()> {
+        if self.collection(Some(database), name)?.is_some() {
+            return Ok(());
+        }
+        self.create(database, name, &Document::new()).or_else(|error| match error.code {
+            Code::NamespaceExists => Ok(()),
+            _ => Err(error),
+        })
+    }
+
+    /// Makes a collection, which is there at once also where a transaction makes it.
+    ///
+    /// Errors: those of making one.
+    pub fn create(&self, database: &Database, name: &str, options: &Document) -> Result<()> {
+        let made = self.engine.create(database, name, options)?;
+        if let Some(shared) = &self.session.operation.transaction {
+            crate::transaction::made(shared, made.id);
+        }
+        Ok(())
+    }
+
     /// What a pipeline of the command reaches.
     pub fn neighbours(&self, database: Option<Arc<Database>>) -> Neighbours<'_> {
-        Neighbours { engine: self.engine, database, operation: self.session.operation.clone() }
+        Neighbours {
+            engine: self.engine,
+            name: self.database.clone(),
+            database,
+            operation: self.session.operation.clone(),
+        }
     }
 
     /// `database.collection`.
@@ -368,6 +423,8 @@ pub fn check_collation(collation: Option<&Bson>) -> Result<()> {
 pub struct Neighbours<'n> {
     /// The engine.
     pub engine: &'n Engine,
+    /// The database's name.
+    pub name: String,
     /// The database, if it is there.
     pub database: Option<Arc<Database>>,
     /// The operation the pipeline is a part of.
@@ -389,8 +446,10 @@ impl Outside for Neighbours<'_> {
         let scope = Scope::with_variables(variables);
         let mut out = Vec::new();
         let mut lease = Lease::of(&self.operation.memory);
+        let place = (self.database.as_ref(), self.name.as_str());
+        let found = visible(self.engine, &self.operation, place, collection)?;
         if let Some(database) = self.database.clone()
-            && let Some(found) = database.collection(collection)
+            && let Some(found) = found
         {
             let asked = crate::query::Asked {
                 filter: pipeline.take_filter(),
@@ -401,9 +460,10 @@ impl Outside for Neighbours<'_> {
             let mut query = crate::query::Query::new(&database, &found, asked)?;
             let mut input = std::collections::VecDeque::new();
             'all: while !query.is_done() {
-                query.fill(self.engine, 1000, &mut input)?;
+                let mut held = query.fill_counted(self.engine, 1000, &mut input)?;
                 for bytes in input.drain(..) {
                     let document = crate::scan::decode(&bytes)?;
+                    held.shrink(bytes.len());
                     let before = out.len();
                     let flow = pipeline.push(document, &scope, self, &mut out)?;
                     for made in out.get(before..).unwrap_or_default() {
@@ -418,6 +478,26 @@ impl Outside for Neighbours<'_> {
         pipeline.finish(&scope, self, &mut out)?;
         Ok(out)
     }
+}
+
+/// A collection of a database, if it is there, as an operation sees it.
+///
+/// Errors: [`Code::SnapshotUnavailable`] where its transaction saw one that is gone.
+fn visible(
+    engine: &Engine,
+    operation: &Operation,
+    (database, database_name): (Option<&Arc<Database>>, &str),
+    name: &str,
+) -> Result<Option<Arc<Collection>>> {
+    let known = database.and_then(|database| database.collection(name));
+    match (&operation.transaction, database) {
+        (Some(shared), None) => crate::transaction::miss(engine, shared, database_name)?,
+        (Some(_), Some(database)) if known.is_none() => {
+            engine.within(database, operation, |row| row.miss(name))?;
+        }
+        _ => {}
+    }
+    Ok(known)
 }
 
 /// Commands that may run before a client has shown who it is.

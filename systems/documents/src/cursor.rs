@@ -8,7 +8,7 @@ use std::sync::Mutex;
 
 use beeline_documents_query::error::{Code, Result, fail};
 use beeline_documents_query::expression::Scope;
-use beeline_documents_query::memory::{Lease, Memory};
+use beeline_documents_query::memory::{Lease, Memory, size_of};
 use beeline_documents_query::pipeline::{Flow, Outside, Pipeline};
 use bson::Document;
 
@@ -166,13 +166,18 @@ impl Piped {
         let mut input = VecDeque::new();
         while out.is_empty() && !self.finished {
             let mut results = Vec::new();
+            let mut made = Lease::of(&outside.memory());
             let mut enough = false;
             if !self.query.is_done() {
-                self.query.fill(engine, 1000, &mut input)?;
+                let mut held = self.query.fill_counted(engine, 1000, &mut input)?;
                 for bytes in input.drain(..) {
                     let document = self.query.decode(&bytes)?;
-                    if self.pipeline.push(document, &scope, outside, &mut results)? == Flow::Enough
-                    {
+                    let before = results.len();
+                    let flow = self.pipeline.push(document, &scope, outside, &mut results)?;
+                    held.shrink(bytes.len());
+                    let new = results.get(before..).unwrap_or_default();
+                    made.grow(new.iter().map(size_of).sum(), Memory::alone)?;
+                    if flow == Flow::Enough {
                         enough = true;
                         break;
                     }

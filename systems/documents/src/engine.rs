@@ -146,9 +146,10 @@ impl Engine {
             })
         })?;
         let secret = with_row(&*store, SYSTEM_ROW, secret)?;
+        let memory = Memory::of_node(options.memory_bytes);
         let mut databases = BTreeMap::new();
         for name in names {
-            let database = with_row(&*store, name.as_bytes(), |row| load(&name, row))?;
+            let database = with_row(&*store, name.as_bytes(), |row| load(&name, row, &memory))?;
             databases.insert(name, Arc::new(database));
         }
         let engine = Arc::new(Self {
@@ -164,7 +165,7 @@ impl Engine {
             log_bytes: options.log_bytes,
             authentication: options.authentication,
             changed: tokio::sync::Notify::new(),
-            memory: Memory::of_node(options.memory_bytes),
+            memory,
             transactions: Transactions::new(options.transaction_lifetime_ms),
             users: Mutex::default(),
             users_changed: AtomicU64::new(0),
@@ -204,8 +205,11 @@ impl Engine {
         }
     }
 
-    /// Tries again what could not be ended before.
+    /// Tries again what could not be ended before, and forgets databases in which nothing came to be.
     pub fn end_all_halves(&self) {
+        let mut all = self.databases.write().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|_, known| is_used(known));
+        drop(all);
         for database in self.databases() {
             self.end_halves(&database, false);
         }
@@ -326,9 +330,12 @@ impl Engine {
             );
         }
         if all.len() >= MOST_COLLECTIONS {
+            all.retain(|_, known| is_used(known));
+        }
+        if all.len() >= MOST_COLLECTIONS {
             return fail(Code::OperationFailed, "too many databases");
         }
-        let made = Arc::new(Database::new(name, Vec::new(), 1, false));
+        let made = Arc::new(Database::new(name, Vec::new(), 1, false, &self.memory));
         all.insert(name.to_owned(), Arc::clone(&made));
         Ok(made)
     }
@@ -390,7 +397,6 @@ impl Engine {
         options: &Document,
     ) -> Result<Arc<Collection>> {
         check_collection_name(&database.name, name)?;
-        self.announce(database)?;
         let _guard = lock(&database.changing);
         if let Some(known) = database.collection(name) {
             return fail(
@@ -413,6 +419,8 @@ impl Engine {
             made.indexes.push(Arc::new(index));
         }
         made.figures.counted.store(true, Ordering::Relaxed);
+        // Last: what is refused before leaves no name in the store.
+        self.announce(database)?;
         self.with(database, |row| {
             let mut changes =
                 vec![Change::put(made.catalog_key(), made.stored()?), numbers(database)];
@@ -631,6 +639,14 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Whether a database is more than a name that a failed command left behind. The table's lock is held,
+/// so a database that nothing else refers to stays so.
+fn is_used(database: &Arc<Database>) -> bool {
+    Arc::strong_count(database) > 1
+        || database.announced.load(Ordering::Acquire)
+        || !database.collections().is_empty()
+}
+
 /// A collection that has to be there.
 ///
 /// Errors: [`Code::NamespaceNotFound`].
@@ -682,7 +698,7 @@ fn leaving_all(kind: u8) -> Change {
     Change::put(mark, Vec::new())
 }
 
-fn load(name: &str, row: &mut dyn Backing) -> Result<Database> {
+fn load(name: &str, row: &mut dyn Backing, memory: &Arc<Memory>) -> Result<Database> {
     let mut stored = Vec::new();
     row.range(&Stretch::of_prefix(&[kind::CATALOG]), false, &mut |key, value| {
         stored.push((String::from_utf8_lossy(&key[1..]).into_owned(), value.to_vec()));
@@ -697,7 +713,7 @@ fn load(name: &str, row: &mut dyn Backing) -> Result<Database> {
         true => bytes.first_chunk::<4>().map_or(1, |next| u32::from_be_bytes(*next)),
         false => 1,
     };
-    Ok(Database::new(name, collections, next, true))
+    Ok(Database::new(name, collections, next, true, memory))
 }
 
 /// A whole number of a command's field.

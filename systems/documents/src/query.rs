@@ -16,7 +16,7 @@ use crate::cursor::BATCH_BYTES;
 use crate::engine::Engine;
 use crate::operation::Operation;
 use crate::plan::{Plan, choose};
-use crate::scan::{Found, SLICE, Scan, decode, some_fields};
+use crate::scan::{Found, SLICE, SLICE_BYTES, Scan, decode, some_fields};
 use crate::write::encode;
 
 /// What is asked of a collection.
@@ -153,11 +153,21 @@ impl Query {
         wanted: usize,
         out: &mut VecDeque<Vec<u8>>,
     ) -> Result<()> {
+        self.fill_within(engine, wanted, BATCH_BYTES, out)
+    }
+
+    fn fill_within(
+        &mut self,
+        engine: &Engine,
+        wanted: usize,
+        most_bytes: usize,
+        out: &mut VecDeque<Vec<u8>>,
+    ) -> Result<()> {
         if !self.sorted {
             return self.fill_sorted(engine, out);
         }
         let (start, mut bytes) = (out.len(), 0);
-        while out.len() - start < wanted && bytes < BATCH_BYTES && !self.is_done() {
+        while out.len() - start < wanted && bytes < most_bytes && !self.is_done() {
             let missing = (wanted - (out.len() - start)) as u64 + (self.asked.skip - self.skipped);
             let left = self
                 .asked
@@ -182,6 +192,22 @@ impl Query {
             }
         }
         Ok(())
+    }
+
+    /// The same, of fewer bytes; what is appended counts as the operation's until the lease is given back.
+    ///
+    /// Errors: as [`Query::fill`]; more than the operation may keep.
+    pub fn fill_counted(
+        &mut self,
+        engine: &Engine,
+        wanted: usize,
+        out: &mut VecDeque<Vec<u8>>,
+    ) -> Result<Lease> {
+        let start = out.len();
+        self.fill_within(engine, wanted, SLICE_BYTES, out)?;
+        let mut lease = Lease::of(&self.asked.operation.memory);
+        lease.grow(out.iter().skip(start).map(Vec::len).sum(), Memory::alone)?;
+        Ok(lease)
     }
 
     fn slice(&mut self, engine: &Engine, most: usize) -> Result<Vec<Found>> {

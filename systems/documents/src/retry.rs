@@ -10,7 +10,7 @@ use bson::{Document, doc};
 
 use crate::engine::{Engine, whole_field};
 use crate::layout::{kind, word};
-use crate::scan::decode;
+use crate::scan::{SLICE, decode};
 use crate::store::{Backing, Change, Stretch};
 
 /// Outcomes are kept this long after their session wrote last: longer than a session lives.
@@ -108,7 +108,7 @@ impl Retry {
     }
 }
 
-/// Deletes the outcomes of sessions that wrote nothing for long.
+/// Deletes the outcomes of sessions that wrote nothing for long, a slice at a time.
 ///
 /// Errors: the store's.
 pub fn reap(engine: &Engine) -> Result<()> {
@@ -126,24 +126,34 @@ pub fn reap(engine: &Engine) -> Result<()> {
             Ok(heads)
         })?;
         for head in heads {
-            engine.with(&database, |row| {
-                let mut bytes = Vec::new();
-                // The session may have written again since.
-                let stale = row.get(&head, &mut bytes)?
-                    && whole_field(&decode(&bytes)?, "at").is_some_and(|at| at < until);
-                let mut changes = Vec::new();
-                if stale {
-                    row.range(&Stretch::of_prefix(&head), false, &mut |key, _| {
-                        // Its own statements, not those of a session whose name begins like it.
-                        if key.len() == head.len() || key.len() == head.len() + STATEMENT {
-                            changes.push(Change::delete(key.to_vec()));
-                        }
-                        ControlFlow::Continue(())
-                    })?;
-                }
-                row.apply(&changes).map(drop)
-            })?;
+            while !engine.with(&database, |row| reap_slice(row, &head, until))? {}
         }
     }
     Ok(())
+}
+
+/// Deletes some outcomes of a session that wrote nothing since a time; true: none is left to delete.
+fn reap_slice(row: &mut dyn Backing, head: &[u8], until: i64) -> Result<bool> {
+    let mut bytes = Vec::new();
+    // The session may have written again since.
+    let stale = row.get(head, &mut bytes)?
+        && whole_field(&decode(&bytes)?, "at").is_some_and(|at| at < until);
+    if !stale {
+        return Ok(true);
+    }
+    let mut changes = Vec::new();
+    row.range(&Stretch::of_prefix(head), false, &mut |key, _| {
+        // Its own statements, not those of a session whose name begins like it.
+        if key.len() == head.len() + STATEMENT {
+            changes.push(Change::delete(key.to_vec()));
+        }
+        if changes.len() < SLICE { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    })?;
+    let last = changes.len() < SLICE;
+    // What tells of the session goes last: until then what is left is found again.
+    if last {
+        changes.push(Change::delete(head.to_vec()));
+    }
+    row.apply(&changes)?;
+    Ok(last)
 }

@@ -131,6 +131,14 @@ pub trait Backing {
         let _ = collection;
         Ok(())
     }
+
+    /// Says that the next calls would be about a collection of this name, and there is none.
+    ///
+    /// Errors: a transaction that saw one.
+    fn miss(&mut self, name: &str) -> Result<()> {
+        let _ = name;
+        Ok(())
+    }
 }
 
 /// Rows that are locked one at a time.

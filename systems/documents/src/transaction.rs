@@ -10,7 +10,7 @@
 //! that is sent again does nothing again, also after a crash; locks are taken in the order
 //! transaction, row, history.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
 
@@ -20,7 +20,7 @@ use beeline_documents_query::memory::{Lease, Memory};
 use crate::catalog::{Collection, Database, Figures};
 use crate::engine::{Engine, lock};
 use crate::index::record_of;
-use crate::layout::{NUMBERED, kind, numbered};
+use crate::layout::{NUMBERED, kind, numbered, word};
 use crate::log;
 use crate::retry::Retry;
 use crate::store::{Backing, Change, Stretch, Visitor, with_row};
@@ -81,6 +81,10 @@ pub struct Transaction {
     log: Vec<Vec<u8>>,
     figures: Vec<(Arc<Figures>, i64, i64)>,
     seen: BTreeMap<String, Seen>,
+    /// Collections that it made itself.
+    made: BTreeSet<u32>,
+    /// A database that was not there when it was first asked for.
+    missed: Option<String>,
     lease: Lease,
 }
 
@@ -105,6 +109,8 @@ impl Transaction {
             log: Vec::new(),
             figures: Vec::new(),
             seen: BTreeMap::new(),
+            made: BTreeSet::new(),
+            missed: None,
             lease: Lease::of(&Memory::of_operation(memory)),
         }
     }
@@ -123,7 +129,7 @@ impl Transaction {
         }
         self.own = BTreeMap::new();
         (self.log, self.figures) = (Vec::new(), Vec::new());
-        self.seen = BTreeMap::new();
+        (self.seen, self.made, self.missed) = (BTreeMap::new(), BTreeSet::new(), None);
         self.lease.shrink_to(0);
     }
 
@@ -281,18 +287,68 @@ impl Backing for View<'_> {
         let now = Seen::of(collection);
         let same = match self.transaction.seen.get(&collection.name) {
             Some(seen) => *seen == now,
-            // What was made since holds nothing that the transaction could see.
-            None => !matches!(self.history.at(&collection.catalog_key(), self.at), Some(Some(_))),
+            // One that another made since was not there, and the one that has its name may be another.
+            None => {
+                self.transaction.made.contains(&now.id)
+                    || self.history.at(&collection.catalog_key(), self.at).is_none()
+            }
         };
         if !same {
-            return fail(
-                Code::SnapshotUnavailable,
-                "Unable to read from a snapshot due to pending collection catalog changes; please retry the operation.",
-            );
+            return catalog_changed();
         }
         self.transaction.seen.entry(collection.name.clone()).or_insert(now);
         Ok(())
     }
+
+    fn miss(&mut self, name: &str) -> Result<()> {
+        let was_there = matches!(
+            self.history.at(&word(kind::CATALOG, name.as_bytes()), self.at),
+            Some(Some(_))
+        );
+        if was_there || self.transaction.seen.contains_key(name) {
+            return catalog_changed();
+        }
+        Ok(())
+    }
+}
+
+fn catalog_changed<T>() -> Result<T> {
+    fail(
+        Code::SnapshotUnavailable,
+        "Unable to read from a snapshot due to pending collection catalog changes; please retry the operation.",
+    )
+}
+
+fn another_database<T>(own: &str, wanted: &str) -> Result<T> {
+    fail(
+        Code::OperationNotSupportedInTransaction,
+        format!(
+            "a transaction of this server stays within one database, which lies in one shard: this one uses '{own}' and cannot use '{wanted}'"
+        ),
+    )
+}
+
+/// Notes that a transaction asked for a database that is not there.
+///
+/// Errors: a transaction that ended; one of another database.
+pub fn miss(engine: &Engine, shared: &Shared, name: &str) -> Result<()> {
+    let mut transaction = lock(shared);
+    transaction.check_open()?;
+    transaction.used_ms = engine.now_ms();
+    let own = transaction.place.as_ref().map(|(own, _)| &own.name);
+    match own.or(transaction.missed.as_ref()) {
+        Some(own) if own != name => another_database(own, name),
+        Some(_) => Ok(()),
+        None => {
+            transaction.missed = Some(name.to_owned());
+            Ok(())
+        }
+    }
+}
+
+/// Notes that a transaction made a collection.
+pub fn made(shared: &Shared, id: u32) {
+    lock(shared).made.insert(id);
 }
 
 /// Runs a part of a transaction under the lock of its row.
@@ -310,13 +366,15 @@ pub fn within<R>(
     if let Some((own, _)) = &transaction.place
         && own.name != database.name
     {
-        return fail(
-            Code::OperationNotSupportedInTransaction,
-            format!(
-                "a transaction of this server stays within one database, which lies in one shard: this one uses '{}' and cannot use '{}'",
-                own.name, database.name
-            ),
-        );
+        return another_database(&own.name, &database.name);
+    }
+    match &transaction.missed {
+        Some(own) if *own != database.name => return another_database(own, &database.name),
+        // It was not there when the transaction began.
+        Some(_) if !database.collections().is_empty() && transaction.made.is_empty() => {
+            return catalog_changed();
+        }
+        _ => transaction.missed = None,
     }
     with_row(engine.store(), database.row(), |row| {
         let mut history = lock(&database.history);
@@ -427,7 +485,8 @@ fn check(
 /// The transactions of a node's sessions.
 #[derive(Debug)]
 pub struct Transactions {
-    sessions: Mutex<HashMap<Vec<u8>, Shared>>,
+    /// By session, with the transaction's number.
+    sessions: Mutex<HashMap<Vec<u8>, (i64, Shared)>>,
     lifetime_ms: u64,
 }
 
@@ -447,25 +506,27 @@ impl Transactions {
     /// The newest transaction of a session.
     #[must_use]
     pub fn of(&self, session: &[u8]) -> Option<Shared> {
-        lock(&self.sessions).get(session).cloned()
+        lock(&self.sessions).get(session).map(|(_, known)| Arc::clone(known))
     }
 
     /// Begins one; an older one of the session ends.
     ///
     /// Errors: a number that is not newer, too many sessions.
     pub fn begin(&self, engine: &Engine, session: &[u8], number: i64) -> Result<Shared> {
-        if let Some(known) = self.of(session) {
-            let mut known = lock(&known);
-            if known.number > number {
+        let made = Transaction::new(number, engine.now_ms(), &engine.memory);
+        let made = Arc::new(Mutex::new(made));
+        // Looked up and put in under one lock: two connections may begin one of the same session at once.
+        let mut sessions = lock(&self.sessions);
+        match sessions.get(session) {
+            Some((newest, _)) if *newest > number => {
                 return fail(
                     Code::TransactionTooOld,
                     format!(
-                        "Cannot start transaction {number} on session because a newer transaction {} has already started on this session.",
-                        known.number
+                        "Cannot start transaction {number} on session because a newer transaction {newest} has already started on this session."
                     ),
                 );
             }
-            if known.number == number {
+            Some((newest, _)) if *newest == number => {
                 return fail(
                     Code::ConflictingOperationInProgress,
                     format!(
@@ -473,24 +534,20 @@ impl Transactions {
                     ),
                 );
             }
-            known.abort();
+            _ => {}
         }
-        let made = Transaction::new(number, engine.now_ms(), &engine.memory);
-        let made = Arc::new(Mutex::new(made));
-        let mut sessions = lock(&self.sessions);
         if sessions.len() >= MOST_SESSIONS {
             // Those that ended are remembered only while there is room.
-            sessions.retain(|_, known| {
+            sessions.retain(|_, (_, known)| {
                 known.try_lock().map_or(true, |known| known.state == State::Open)
             });
         }
         if sessions.len() >= MOST_SESSIONS && !sessions.contains_key(session) {
             return fail(Code::Exceeded, "too many sessions have transactions");
         }
-        let replaced = sessions.insert(session.to_vec(), Arc::clone(&made));
+        let replaced = sessions.insert(session.to_vec(), (number, Arc::clone(&made)));
         drop(sessions);
-        // Two connections may begin one of the same session at once.
-        if let Some(replaced) = replaced {
+        if let Some((_, replaced)) = replaced {
             lock(&replaced).abort();
         }
         Ok(made)
@@ -509,7 +566,7 @@ impl Transactions {
     /// Ends those of a session.
     pub fn end(&self, session: &[u8]) {
         let known = lock(&self.sessions).remove(session);
-        if let Some(known) = known {
+        if let Some((_, known)) = known {
             lock(&known).abort();
         }
     }
@@ -529,7 +586,7 @@ impl Transactions {
     pub fn expire(&self, now_ms: u64) -> usize {
         let all: Vec<(Vec<u8>, Shared)> = lock(&self.sessions)
             .iter()
-            .map(|(session, shared)| (session.clone(), Arc::clone(shared)))
+            .map(|(session, (_, shared))| (session.clone(), Arc::clone(shared)))
             .collect();
         let mut ended = 0;
         for (session, shared) in all {
@@ -540,7 +597,7 @@ impl Transactions {
                     && now_ms.saturating_sub(transaction.used_ms) >= REMEMBERED_MS
             };
             let mut sessions = lock(&self.sessions);
-            if old && sessions.get(&session).is_some_and(|known| Arc::ptr_eq(known, &shared)) {
+            if old && sessions.get(&session).is_some_and(|(_, known)| Arc::ptr_eq(known, &shared)) {
                 sessions.remove(&session);
             }
         }

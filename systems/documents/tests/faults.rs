@@ -420,6 +420,11 @@ fn a_query_that_would_keep_too_much_is_refused_and_keeps_nothing() {
         doc! { "find": "c", "sort": { "t": 1 } },
         stage(doc! { "$sort": { "t": 1 } }),
         stage(doc! { "$group": { "_id": 1, "all": { "$push": "$t" } } }),
+        // Of one value in each document: what is kept is small, what is gathered of it is not.
+        doc! { "aggregate": "c", "pipeline": [
+            { "$project": { "_id": 1 } },
+            { "$bucketAuto": { "groupBy": "$_id", "buckets": 1, "output": { "all": { "$push": { "$range": [0, 500] } } } } },
+        ], "cursor": {} },
         stage(
             doc! { "$lookup": { "from": "c", "localField": "k", "foreignField": "k", "as": "all" } },
         ),
@@ -434,4 +439,23 @@ fn a_query_that_would_keep_too_much_is_refused_and_keeps_nothing() {
     assert_eq!(code(&client.run(doc! { "find": "c", "sort": { "_id": -1 } })), 0);
     let none: Vec<Bson> = Vec::new();
     client.run(doc! { "killCursors": "c", "cursors": none });
+}
+
+#[test]
+fn what_a_pipeline_read_and_did_not_take_yet_is_counted() {
+    let (store, client) = hooked();
+    let text = "x".repeat(10_000);
+    let documents: Vec<Document> = (0..100).map(|n| doc! { "_id": n, "t": text.clone() }).collect();
+    client.run(doc! { "insert": "c", "documents": documents });
+    let (seen, memory) = (Arc::<AtomicUsize>::default(), Arc::clone(&client.engine.memory));
+    let noted = Arc::clone(&seen);
+    // The first lock reads, the second is the first document's lookup.
+    after(&store, 1, move || noted.store(memory.used(), Ordering::Relaxed));
+    let lookup = doc! { "$lookup": { "from": "c", "localField": "_id", "foreignField": "_id", "as": "all" } };
+    let pipeline = vec![lookup, doc! { "$count": "n" }];
+    let reply = client.run(doc! { "aggregate": "c", "pipeline": pipeline, "cursor": {} });
+    assert_eq!(code(&reply), 0, "{reply}");
+    let seen = seen.load(Ordering::Relaxed);
+    assert!(seen > 99 * 10_000, "{seen} bytes are counted while a hundred documents wait");
+    assert_eq!(client.engine.memory.used(), 0);
 }

@@ -5,10 +5,11 @@
 mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 
 use beeline_documents::commands::Session;
 use beeline_documents::store::Memory;
+use beeline_documents::transaction::State;
 use beeline_documents::{EngineOptions, expiry, retry};
 use bson::spec::BinarySubtype;
 use bson::{Binary, Bson, Document, doc};
@@ -401,4 +402,61 @@ fn events_of_a_transaction_come_together_when_it_is_committed() {
         .collect();
     let wanted = [("insert", 2), ("insert", 1), ("update", 1)];
     assert_eq!(seen, wanted.map(|(word, id)| (word.to_owned(), id)));
+}
+
+#[test]
+fn of_two_begins_of_one_session_the_newest_is_left_and_one_of_a_number() {
+    for round in 0..50 {
+        let client = Client::new();
+        let barrier = Arc::new(Barrier::new(2));
+        let (numbers, codes) = if round % 2 == 0 { ([7, 7], [0, 117]) } else { ([7, 8], [0, 0]) };
+        let threads = numbers.map(|number: i64| {
+            let (engine, barrier) = (Arc::clone(&client.engine), Arc::clone(&barrier));
+            std::thread::spawn(move || {
+                barrier.wait();
+                let begun = engine.transactions.begin(&engine, b"s", number);
+                begun.map(|_| ()).map_err(|error| error.code as i32)
+            })
+        });
+        let mut seen = threads.map(|one| one.join().unwrap().err().unwrap_or(0));
+        seen.sort_unstable();
+        // The older number may also come too late.
+        assert!(seen == codes || round % 2 == 1 && seen == [0, 225], "{seen:?}");
+        let left = client.engine.transactions.of(b"s").unwrap();
+        let left = left.lock().unwrap();
+        assert_eq!((left.number, left.state()), (numbers[1], State::Open));
+    }
+}
+
+#[test]
+fn a_transaction_that_another_of_its_session_replaces_leaves_nothing() {
+    let client = Client::new();
+    client.run(insert(1, 1));
+    let mut old = Open::new(&client, 1, 1);
+    assert_eq!(code(&old.run(insert(2, 2))), 0);
+    assert_eq!(code(&client.run(add(1, 1))), 0);
+    assert!(client.engine.memory.used() > 0);
+    let mut new = Open::new(&client, 1, 2);
+    assert_eq!(new.find(&doc! {}, &doc! {}), [doc! { "_id": 1, "n": 2 }]);
+    assert_eq!(code(&old.run(insert(3, 3))), 225);
+    assert_eq!(code(&old.end("commitTransaction")), 225);
+    assert_eq!(code(&new.end("commitTransaction")), 0);
+    assert_eq!(client.run(doc! { "count": "c" }).get_i32("n").unwrap(), 1);
+    assert_eq!(client.engine.memory.used(), 0);
+}
+
+#[test]
+fn one_document_that_changes_often_ends_no_transaction() {
+    let options = EngineOptions { memory_bytes: 1 << 20, ..EngineOptions::default() };
+    let client = Client::over(Arc::new(Memory::default()), &options);
+    client.run(doc! { "insert": "c", "documents": [{ "_id": 1, "t": "x".repeat(50_000) }] });
+    let mut open = Open::new(&client, 1, 1);
+    assert_eq!(open.find(&doc! {}, &doc! {}).len(), 1);
+    for n in 0..100 {
+        let change = doc! { "q": { "_id": 1 }, "u": { "$set": { "n": n } } };
+        assert_eq!(code(&client.run(doc! { "update": "c", "updates": [change] })), 0);
+    }
+    assert!(!open.find(&doc! {}, &doc! {})[0].contains_key("n"));
+    assert_eq!(code(&open.end("commitTransaction")), 0);
+    assert_eq!(client.engine.memory.used(), 0);
 }

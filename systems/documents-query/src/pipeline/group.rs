@@ -8,7 +8,7 @@ use super::accumulator::{Accumulator, State};
 use super::{DEEPEST, Outside};
 use crate::error::{Result, bad};
 use crate::expression::{Expression, MISSING, Scope};
-use crate::memory::Lease;
+use crate::memory::{Lease, size_of_value};
 use crate::value::{compare, key};
 
 /// A grouping and the groups it has so far.
@@ -149,10 +149,13 @@ pub(super) fn bucket_auto(
     buckets: usize,
     documents: Vec<Document>,
     scope: &Scope<'_>,
+    outside: &dyn Outside,
 ) -> Result<Vec<Document>> {
+    let mut lease = Lease::default();
     let mut keyed = Vec::with_capacity(documents.len());
     for document in documents {
         let value = group.id.evaluate(&scope.rooted(&document))?;
+        lease.grow(64 + size_of_value(&value), || outside.memory())?;
         keyed.push((if value == MISSING { Bson::Null } else { value }, document));
     }
     keyed.sort_by(|(a, _), (b, _)| compare(a, b));
@@ -171,7 +174,8 @@ pub(super) fn bucket_auto(
         let mut states: Vec<State> = group.fields.iter().map(|(_, one)| one.start()).collect();
         for (_, document) in &keyed[at..end] {
             for ((_, accumulator), state) in group.fields.iter().zip(&mut states) {
-                accumulator.add(state, document, scope)?;
+                let bytes = accumulator.add(state, document, scope)?;
+                lease.grow(bytes, || outside.memory())?;
             }
         }
         let mut document = bson::doc! { "_id": { "min": keyed[at].0.clone(), "max": upper } };

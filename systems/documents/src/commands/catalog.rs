@@ -66,7 +66,8 @@ pub(super) fn create(context: &mut Context<'_>) -> Result<Reply> {
     {
         return Ok(Reply::ok());
     }
-    context.engine.create(&database, &name, &options)?;
+    context.collection(Some(&database), &name)?;
+    context.create(&database, &name, &options)?;
     Ok(Reply::ok())
 }
 
@@ -196,7 +197,7 @@ pub(super) fn create_indexes(context: &mut Context<'_>) -> Result<Reply> {
     }
     let database = context.engine.database_or_new(&context.database)?;
     let made = database.collection(&name).is_none();
-    context.engine.collection_or_new(&database, &name)?;
+    context.collection_or_new(&database, &name)?;
     let (before, after) = context.engine.create_indexes(&database, &name, wanted)?;
     let mut reply = doc! {
         "numIndexesBefore": before as i32 + 1,

@@ -147,7 +147,7 @@ fn each(
     scope: &Scope<'_>,
     change: &mut Changing<'_>,
 ) -> Result<()> {
-    let Some(collection) = database.collection(name) else { return Ok(()) };
+    let Some(collection) = context.collection(Some(database), name)? else { return Ok(()) };
     let fresh = |collection: &Collection| -> Result<(Scan, bool)> {
         let plan = choose(collection, selected.filter, selected.order, selected.hint)?;
         let sorted = plan.sorted;
@@ -165,7 +165,9 @@ fn each(
                 })?;
             }
             let done = context.within(database, |row| {
-                let Some(collection) = database.collection(name) else { return Ok(true) };
+                let Some(collection) = database.collection(name) else {
+                    return row.miss(name).map(|()| true);
+                };
                 scan.check(row, Some(&collection))?;
                 while !scan.done {
                     first_of(row, &mut scan, order, scope, &mut best)?;
@@ -275,7 +277,7 @@ fn upsert(
     updated: &mut Updated,
     witness: &mut dyn Witness,
 ) -> Result<()> {
-    context.engine.collection_or_new(database, name)?;
+    context.collection_or_new(database, name)?;
     let mut document = statement.update.insertion(update_context)?;
     if !document.contains_key("_id") {
         let mut with_id = doc! { "_id": ObjectId::new() };

@@ -90,23 +90,21 @@ pub(super) fn asked(context: &Context<'_>) -> Result<Asked> {
 
 /// The query of a collection that may not be there.
 pub(super) fn query(context: &Context<'_>, name: &str, asked: Asked) -> Result<Query> {
-    match context.engine.database(&context.database) {
-        Some(database) => match database.collection(name) {
-            Some(collection) => {
-                if asked.tailing && collection.capped.is_none() {
-                    return fail(
-                        Code::BadValue,
-                        format!(
-                            "error processing query: tailable cursor requested on non capped collection {}",
-                            collection.namespace
-                        ),
-                    );
-                }
-                Query::new(&database, &collection, asked)
+    let database = context.engine.database(&context.database);
+    match (context.collection(database.as_ref(), name)?, database) {
+        (Some(collection), Some(database)) => {
+            if asked.tailing && collection.capped.is_none() {
+                return fail(
+                    Code::BadValue,
+                    format!(
+                        "error processing query: tailable cursor requested on non capped collection {}",
+                        collection.namespace
+                    ),
+                );
             }
-            None => Ok(Query::of_nothing()),
-        },
-        None => Ok(Query::of_nothing()),
+            Query::new(&database, &collection, asked)
+        }
+        _ => Ok(Query::of_nothing()),
     }
 }
 
@@ -182,7 +180,8 @@ pub(super) fn get_more(context: &mut Context<'_>) -> Result<Reply> {
         context.engine.cursors.take(id, &namespace, context.session.user.as_deref())?;
     let database = context.engine.database(&context.database);
     let operation = cursor.operation.clone();
-    let mut outside = Neighbours { engine: context.engine, database, operation };
+    let name = context.database.clone();
+    let mut outside = Neighbours { engine: context.engine, name, database, operation };
     match cursor.batch(context.engine, &mut outside, most) {
         Ok((documents, false)) if documents.is_empty() && cursor.awaits && context.may_wait => {
             let wait = context.whole("maxTimeMS", 0)?.unwrap_or(1000) as u64;
@@ -259,7 +258,7 @@ pub(super) fn count(context: &mut Context<'_>) -> Result<Reply> {
         let mut query = Query::new(&database, &collection, asked)?;
         let (mut out, mut n) = (VecDeque::new(), 0);
         while !query.is_done() {
-            query.fill(context.engine, 1000, &mut out)?;
+            drop(query.fill_counted(context.engine, 1000, &mut out)?);
             n += out.len() as u64;
             out.clear();
         }
@@ -297,7 +296,7 @@ pub(super) fn distinct(context: &mut Context<'_>) -> Result<Reply> {
     let (mut seen, mut values, mut out, mut bytes) =
         (BTreeSet::new(), Vec::new(), VecDeque::new(), 0);
     while !query.is_done() {
-        query.fill(context.engine, 1000, &mut out)?;
+        let _held = query.fill_counted(context.engine, 1000, &mut out)?;
         for document in out.drain(..) {
             path::reach(&query.decode(&document)?, &parts, &mut |found| {
                 let found = match found {

@@ -120,7 +120,7 @@ pub(super) fn insert(context: &mut Context<'_>) -> Result<Reply> {
     let documents = statements(context, "documents")?;
     context.check_fields(&["ordered", "bypassDocumentValidation"])?;
     let database = context.engine.database_or_new(&context.database)?;
-    context.engine.collection_or_new(&database, &name)?;
+    context.collection_or_new(&database, &name)?;
     let (ordered, bypass) = (is_ordered(context), context.flag("bypassDocumentValidation"));
     let mut outcome = Outcome::default();
     let mut next = 0;
@@ -175,7 +175,6 @@ pub(super) fn update(context: &mut Context<'_>) -> Result<Reply> {
     check_write_concern(context)?;
     let updates = statements(context, "updates")?;
     context.check_fields(&["ordered", "bypassDocumentValidation", "let"])?;
-    let database = context.engine.database_or_new(&context.database)?;
     let (ordered, variables) = (is_ordered(context), context.variables()?);
     let bypass = context.flag("bypassDocumentValidation");
     let mut outcome = Outcome::default();
@@ -190,6 +189,9 @@ pub(super) fn update(context: &mut Context<'_>) -> Result<Reply> {
                         "Cannot use retryable writes with multi=true",
                     );
                 }
+                let Some(database) = context.database_to_change(statement.upsert)? else {
+                    return Ok(Updated::default());
+                };
                 let _alone = context.engine.alone(retry.as_ref());
                 if let Some(known) = known_outcome(context, &database, retry.as_ref())? {
                     outcome.retried.extend(retry.map(|retry| retry.statement));
@@ -250,7 +252,6 @@ pub(super) fn delete(context: &mut Context<'_>) -> Result<Reply> {
     check_write_concern(context)?;
     let deletes = statements(context, "deletes")?;
     context.check_fields(&["ordered", "let"])?;
-    let database = context.engine.database_or_new(&context.database)?;
     let (ordered, variables) = (is_ordered(context), context.variables()?);
     let mut outcome = Outcome::default();
     for (at, source) in deletes.iter().enumerate() {
@@ -276,6 +277,7 @@ pub(super) fn delete(context: &mut Context<'_>) -> Result<Reply> {
             if retry.is_some() && !one_only {
                 return fail(Code::InvalidOptions, "Cannot use retryable writes with limit=0");
             }
+            let Some(database) = context.database_to_change(false)? else { return Ok((0, None)) };
             let _alone = context.engine.alone(retry.as_ref());
             if known_outcome(context, &database, retry.as_ref())?.is_some() {
                 outcome.retried.extend(retry.map(|retry| retry.statement));
@@ -328,7 +330,6 @@ pub(super) fn find_and_modify(context: &mut Context<'_>) -> Result<Reply> {
     ])?;
     check_write_concern(context)?;
     context.check_collation()?;
-    let database = context.engine.database_or_new(&context.database)?;
     let variables = context.variables()?;
     let query = context.document("query")?.cloned().unwrap_or_default();
     let order =
@@ -343,8 +344,12 @@ pub(super) fn find_and_modify(context: &mut Context<'_>) -> Result<Reply> {
     let bypass = context.flag("bypassDocumentValidation");
     let filter = Filter::parse(&query)?;
     let retry = context.retry(0)?;
+    let database = context.database_to_change(upsert)?;
     let _alone = context.engine.alone(retry.as_ref());
-    let known = known_outcome(context, &database, retry.as_ref())?;
+    let known = match &database {
+        Some(database) => known_outcome(context, database, retry.as_ref())?,
+        None => None,
+    };
     let retried = known.is_some().then(|| retry.as_ref().map(|retry| retry.statement)).flatten();
     let mut recorder =
         Recorder { retry, upsert, reports: Some(new), bypass, ..Recorder::plain(context.engine) };
@@ -371,19 +376,17 @@ pub(super) fn find_and_modify(context: &mut Context<'_>) -> Result<Reply> {
         if upsert {
             return fail(Code::FailedToParse, "Cannot specify both upsert=true and remove=true");
         }
-        let (deleted, last) = run_delete(
-            context,
-            &database,
-            &name,
-            &Doomed {
-                filter: &filter,
-                hint: hint.as_ref(),
-                order: order.as_ref(),
-                one_only: true,
-                variables: &variables,
-            },
-            &mut recorder,
-        )?;
+        let doomed = Doomed {
+            filter: &filter,
+            hint: hint.as_ref(),
+            order: order.as_ref(),
+            one_only: true,
+            variables: &variables,
+        };
+        let (deleted, last) = match &database {
+            Some(database) => run_delete(context, database, &name, &doomed, &mut recorder)?,
+            None => (0, None),
+        };
         (last, doc! { "n": number(deleted) })
     } else {
         let Some(change) = context.request.body.get("update") else {
@@ -405,7 +408,10 @@ pub(super) fn find_and_modify(context: &mut Context<'_>) -> Result<Reply> {
             order,
             variables: variables.clone(),
         };
-        let updated = run_update(context, &database, &name, &statement, &mut recorder)?;
+        let updated = match &database {
+            Some(database) => run_update(context, database, &name, &statement, &mut recorder)?,
+            None => Updated::default(),
+        };
         let mut status = doc! { "n": number(updated.matched + u64::from(updated.upserted.is_some())), "updatedExisting": updated.matched > 0 };
         if let Some(id) = updated.upserted {
             status.insert("upserted", id);
