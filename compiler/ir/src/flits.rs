@@ -14,25 +14,50 @@ pub const PAYLOAD: usize = 32;
 /// A flit.
 pub type Flit = [u64; WORDS];
 
-/// Splits a packet; an empty one becomes one flit of 31 bytes of padding and one zero byte.
+/// Flits of a packet of so many bytes; an empty one has one.
+#[must_use]
+#[inline]
+pub fn count(bytes: usize) -> usize {
+    bytes.div_ceil(PAYLOAD).max(1)
+}
+
+/// Flit `at` of a packet; of an empty one 31 bytes of padding and one zero byte.
+#[must_use]
+#[inline]
+pub fn flit(packet: &[u8], time_ns: u64, at: usize) -> Flit {
+    let last = at + 1 >= count(packet.len());
+    let part = packet.get(at * PAYLOAD..).unwrap_or(&[]);
+    let mut flit = [0; WORDS];
+    let mut fill = |bytes: &[u8; PAYLOAD]| {
+        for (word, chunk) in flit.iter_mut().zip(bytes.as_chunks().0) {
+            *word = u64::from_le_bytes(*chunk);
+        }
+    };
+    // A whole part needs no copy of unknown length.
+    let length = match part.first_chunk() {
+        Some(whole) => {
+            fill(whole);
+            PAYLOAD
+        }
+        None => {
+            let mut bytes = [0_u8; PAYLOAD];
+            bytes[..part.len()].copy_from_slice(part);
+            fill(&bytes);
+            part.len()
+        }
+    };
+    let pad = if last { (PAYLOAD - length).min(PAYLOAD - 1) } else { 0 };
+    flit[4] = u64::from(at == 0) | u64::from(last) << 1 | (pad as u64) << 2;
+    if at == 0 {
+        flit[7] = time_ns;
+    }
+    flit
+}
+
+/// Splits a packet.
 pub fn split(packet: &[u8], time_ns: u64, mut each: impl FnMut(Flit)) {
-    let count = packet.len().div_ceil(PAYLOAD).max(1);
-    for at in 0..count {
-        let part = packet.get(at * PAYLOAD..).unwrap_or(&[]);
-        let part = &part[..part.len().min(PAYLOAD)];
-        let mut bytes = [0_u8; PAYLOAD];
-        bytes[..part.len()].copy_from_slice(part);
-        let mut flit = [0; WORDS];
-        for (word, chunk) in flit.iter_mut().zip(bytes.chunks_exact(8)) {
-            *word = u64::from_le_bytes(chunk.try_into().unwrap_or_default());
-        }
-        let last = at + 1 == count;
-        let pad = if last { (PAYLOAD - part.len()).min(PAYLOAD - 1) } else { 0 };
-        flit[4] = u64::from(at == 0) | u64::from(last) << 1 | (pad as u64) << 2;
-        if at == 0 {
-            flit[7] = time_ns;
-        }
-        each(flit);
+    for at in 0..count(packet.len()) {
+        each(flit(packet, time_ns, at));
     }
 }
 
@@ -77,6 +102,7 @@ impl Joiner {
     /// Takes a flit; the packet it ended and its time, if it ended one.
     ///
     /// Errors: the flit is dropped, and the packet it disturbed; the next `sop` begins anew.
+    #[inline]
     pub fn push(&mut self, flit: &[u64]) -> Result<Option<(&[u8], u64)>, FlitError> {
         let begins = sop(flit);
         if begins {
@@ -104,11 +130,14 @@ impl Joiner {
         Ok(None)
     }
 
+    #[inline]
     fn append(&mut self, flit: &[u64]) {
         let pad = if eop(flit) { (flit[4] >> 2 & 31) as usize } else { 0 };
-        for word in &flit[..4] {
-            self.bytes.extend_from_slice(&word.to_le_bytes());
+        let mut bytes = [0_u8; PAYLOAD];
+        for (to, word) in bytes.chunks_exact_mut(8).zip(flit) {
+            to.copy_from_slice(&word.to_le_bytes());
         }
+        self.bytes.extend_from_slice(&bytes);
         self.bytes.truncate(self.bytes.len() - pad);
     }
 }

@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 
+use crate::flits::WORDS;
 use crate::graph::{Graph, Peer};
 use crate::interpreter::{self, Endless, Event, Frame};
 use crate::tree::{Element, words};
@@ -29,6 +30,84 @@ pub trait Machine {
         frame: &mut Frame,
         events: &mut Vec<Event>,
     ) -> Result<(), Endless>;
+    /// Runs rounds of the whole graph by one call, as [`Run::round`] runs them one by one; none where
+    /// the machines cannot. Rounds done, at least one and at most `most`, and what the last one did.
+    /// It ends early where nothing moved, and where the world would have acted between two rounds: an
+    /// input from outside is empty, or an output to outside lacks room for two items.
+    fn rounds(
+        machines: &mut [Self],
+        whole: &mut Whole<'_>,
+        most: u64,
+    ) -> Option<Result<(u64, Moved), Endless>>
+    where
+        Self: Sized,
+    {
+        let _ = (machines, whole, most);
+        None
+    }
+}
+
+/// The frames and rings of a graph, lent to machines that run all of it.
+#[derive(Debug)]
+pub struct Whole<'a> {
+    graph: &'a Graph,
+    workers: &'a mut [Worker],
+    channels: &'a mut [Queue],
+}
+
+/// A channel's ring, as [`Whole`] lends it.
+#[derive(Debug)]
+pub struct Ring<'a> {
+    /// `depth` items of `width` words.
+    pub words: &'a mut [u64],
+    /// The oldest item's place.
+    pub head: usize,
+    /// Items inside.
+    pub count: usize,
+    /// Words of an item.
+    pub width: usize,
+    /// Places.
+    pub depth: usize,
+}
+
+impl Whole<'_> {
+    /// The graph.
+    #[must_use]
+    pub fn graph(&self) -> &Graph {
+        self.graph
+    }
+
+    /// A node's variables and memories.
+    pub fn frame_mut(&mut self, node: usize) -> &mut Frame {
+        &mut self.workers[node].frame
+    }
+
+    /// A channel's ring.
+    pub fn ring(&mut self, channel: usize) -> Ring<'_> {
+        let Queue { words, head, count, width, depth, .. } = &mut self.channels[channel];
+        Ring { words, head: *head, count: *count, width: *width, depth: *depth }
+    }
+
+    /// A channel's ring has moved on: its oldest item's place, the items inside, how many went in.
+    pub fn moved_on(&mut self, channel: usize, head: usize, count: usize, more: u64) {
+        let queue = &mut self.channels[channel];
+        let depth = queue.depth.max(1);
+        (queue.head, queue.count) = (head % depth, count.min(depth));
+        queue.passed += more;
+        if let Some(log) = &mut queue.log {
+            // What went in is still in its place, taken or not: one round is run at a time.
+            let more = usize::try_from(more).unwrap_or(usize::MAX).min(depth);
+            for item in 0..more {
+                let at = (queue.head + queue.count + depth - more + item) % depth;
+                log.extend_from_slice(&queue.words[at * queue.width..][..queue.width]);
+            }
+        }
+    }
+
+    /// A node ran so many iterations.
+    pub fn iterated(&mut self, node: usize, more: u64) {
+        self.workers[node].iterations += more;
+    }
 }
 
 /// The interpreter as a machine.
@@ -65,6 +144,9 @@ impl Machine for Interpreter {
         }
     }
 }
+
+/// Most rounds by one call.
+pub const BATCH: u64 = 1_024;
 
 /// Words of a signal.
 pub const SIGNAL_WORDS: usize = 8;
@@ -120,13 +202,19 @@ impl Queue {
     }
 
     /// Puts an item in; false without room.
+    #[inline]
     pub fn push(&mut self, item: &[u64]) -> bool {
         if self.is_full() {
             return false;
         }
         let at = self.head + self.count;
         let at = if at >= self.depth { at - self.depth } else { at };
-        self.words[at * self.width..][..self.width].copy_from_slice(item);
+        let place = &mut self.words[at * self.width..][..self.width];
+        // A copy of known length for the items that most channels carry.
+        match (place.as_mut_array::<WORDS>(), item.as_array::<WORDS>()) {
+            (Some(place), Some(item)) => *place = *item,
+            _ => place.copy_from_slice(item),
+        }
         self.count += 1;
         self.passed += 1;
         if let Some(log) = &mut self.log {
@@ -142,13 +230,16 @@ impl Queue {
     }
 
     /// Takes an item out into `item`; false without one.
+    #[inline]
     pub fn pop(&mut self, item: &mut [u64]) -> bool {
         if self.count == 0 {
             return false;
         }
         let first = self.head * self.width;
-        for (to, from) in item.iter_mut().zip(&self.words[first..first + self.width]) {
-            *to = *from;
+        let place = &self.words[first..first + self.width];
+        match (item.as_mut_array::<WORDS>(), place.as_array::<WORDS>()) {
+            (Some(item), Some(place)) => *item = *place,
+            _ => item.iter_mut().zip(place).for_each(|(to, from)| *to = *from),
         }
         self.head = if self.head + 1 == self.depth { 0 } else { self.head + 1 };
         self.count -= 1;
@@ -303,6 +394,41 @@ impl<'a, M: Machine> Run<'a, M> {
         Ok(all)
     }
 
+    /// Up to `most` rounds, fewer where the world should act between two of them; by one call where
+    /// the machines can. How many, and what the last one did.
+    ///
+    /// Errors: a handler that does not end.
+    pub fn rounds(&mut self, most: u64) -> Result<(u64, Moved), RunError> {
+        if self.workers.iter().any(|worker| !worker.signals.is_empty()) {
+            return Ok((1, self.round()?));
+        }
+        // A log is written from the rings after each round.
+        let logged = self.channels.iter().any(|channel| channel.log.is_some());
+        let most = if logged { 1 } else { most };
+        let Self { graph, workers, channels, .. } = self;
+        let mut whole = Whole { graph, workers, channels };
+        match M::rounds(&mut self.machines, &mut whole, most) {
+            Some(done) => {
+                let done = done?;
+                self.forget_read();
+                Ok(done)
+            }
+            None => Ok((1, self.round()?)),
+        }
+    }
+
+    /// Inputs without an item hold zeros.
+    fn forget_read(&mut self) {
+        for (node, worker) in self.graph.nodes.iter().zip(&mut self.workers) {
+            let element = &node.element;
+            for (flag, data) in element.in_valid.iter().zip(&element.in_data) {
+                if worker.frame.low(*flag) == 0 {
+                    worker.frame.var_mut(element, *data).fill(0);
+                }
+            }
+        }
+    }
+
     /// One iteration of one node.
     ///
     /// Errors: a handler that does not end.
@@ -384,7 +510,8 @@ impl<'a, M: Machine> Run<'a, M> {
     }
 
     /// Rounds until `quiet` of them in a row moved nothing, or `most` have passed; `between` runs
-    /// after each round, for the world's ends, and says whether it moved something.
+    /// after each round in which the world's ends may have to act, and says whether it moved
+    /// something. It fills inputs and empties outputs as far as they go.
     ///
     /// Errors: a handler that does not end; a deadlock, where nothing moves and an element waits for
     /// room in a channel inside the graph.
@@ -395,10 +522,16 @@ impl<'a, M: Machine> Run<'a, M> {
         mut between: impl FnMut(&mut Self) -> bool,
     ) -> Result<u64, RunError> {
         let mut still = 0;
-        for round in 0..most {
-            let moved = self.round()?;
+        let mut done = 0;
+        while done < most {
+            let (rounds, moved) = self.rounds((most - done).min(BATCH))?;
+            done += rounds;
             let outside = between(self);
             let signals = self.workers.iter().any(|worker| !worker.signals.is_empty());
+            if rounds > 1 {
+                // Only the last of them can have moved nothing.
+                still = 0;
+            }
             if moved.fetched || moved.wrote || outside || signals {
                 still = 0;
             } else {
@@ -408,7 +541,7 @@ impl<'a, M: Machine> Run<'a, M> {
                     if moved.blocked && !waits.is_empty() {
                         return Err(RunError::Deadlock(waits));
                     }
-                    return Ok(round + 1);
+                    return Ok(done);
                 }
             }
         }

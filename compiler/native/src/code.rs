@@ -1,14 +1,14 @@
 //! Statements to Cranelift's form.
 //!
-//! A variable that is never indexed at run time lives in virtual registers, a word each: state and
-//! ports are loaded when the function begins and stored when it ends. The others stay in the frame.
+//! A variable that is never indexed at run time lives in virtual registers, a word each: words of
+//! state and ports are loaded where a branch begins that needs them, and stored where it ends. The
+//! others stay in the frame.
 //! Every value is 64 bits wide with zeros above its width.
 
 use std::collections::{BTreeSet, HashMap};
 
 use beeline_ir::tree::{
-    Binary, Element, Expr, ExprKind, Label, MemId, Place, Stmt, Unary, VarId, VarKind, expressions,
-    mask, walk, words,
+    Binary, Element, Expr, ExprKind, Label, Place, Stmt, Unary, VarId, mask, words,
 };
 use cranelift_codegen::ir::UserFuncName;
 use cranelift_codegen::ir::condcodes::IntCC;
@@ -16,6 +16,13 @@ use cranelift_codegen::ir::{AbiParam, Block, InstBuilder as _, MemFlagsData, Val
 use cranelift_frontend::{FunctionBuilder, FunctionBuilderContext, Variable};
 use cranelift_jit::JITModule;
 use cranelift_module::{FuncId, Linkage, Module as _};
+
+mod memory;
+mod turned;
+
+use turned::Turned;
+
+use crate::uses::{Uses, Word, indexed, outlives, vars};
 
 /// Turns of loops without a known end before a call counts as endless.
 pub(crate) const FUEL: i64 = 4_000_000;
@@ -35,58 +42,6 @@ pub(crate) fn layout(element: &Element) -> Vec<usize> {
     at
 }
 
-/// What the code of a block touches.
-#[derive(Debug, Default)]
-pub(crate) struct Touched {
-    pub(crate) read: BTreeSet<VarId>,
-    pub(crate) written: BTreeSet<VarId>,
-    /// Indexed at run time.
-    pub(crate) indexed: BTreeSet<VarId>,
-}
-
-pub(crate) fn touched(block: &[Stmt]) -> Touched {
-    let mut all = Touched::default();
-    walk(block, &mut |stmt| {
-        expressions(stmt, &mut |expr| {
-            if let ExprKind::Get(place) = &expr.kind {
-                all.read.insert(place.var);
-                if !place.index.is_empty() {
-                    all.indexed.insert(place.var);
-                }
-            }
-        });
-        match stmt {
-            Stmt::Set { place, .. } => {
-                all.written.insert(place.var);
-                if !place.index.is_empty() {
-                    all.indexed.insert(place.var);
-                }
-            }
-            Stmt::Copy { to, from, .. } => {
-                all.written.insert(to.var);
-                all.read.insert(from.var);
-                if !to.index.is_empty() {
-                    all.indexed.insert(to.var);
-                }
-                if !from.index.is_empty() {
-                    all.indexed.insert(from.var);
-                }
-            }
-            Stmt::Clear(var) => {
-                all.written.insert(*var);
-            }
-            Stmt::Read { to, .. } => {
-                all.written.insert(*to);
-            }
-            Stmt::Write { from, .. } => {
-                all.read.insert(*from);
-            }
-            _ => {}
-        }
-    });
-    all
-}
-
 /// Code of one function while it is built.
 pub(crate) struct Coder<'a, 'b> {
     pub(crate) element: &'a Element,
@@ -99,20 +54,23 @@ pub(crate) struct Coder<'a, 'b> {
     pub(crate) fuel: Variable,
     /// Where an endless iteration goes.
     pub(crate) endless: Block,
-    labels: HashMap<Label, Block>,
+    /// Where each label goes on, and how many regions are open around it.
+    labels: HashMap<Label, (Block, usize)>,
+    /// Words that lie in their registers now.
+    pub(crate) resident: BTreeSet<Word>,
+    /// What each open region stores when it ends.
+    regions: Vec<Vec<Word>>,
 }
 
 /// Declares registers for everything that is not indexed at run time.
 pub(crate) fn registers(
     element: &Element,
     builder: &mut FunctionBuilder<'_>,
-    touched: &Touched,
+    vars: &BTreeSet<VarId>,
+    indexed: &BTreeSet<VarId>,
 ) -> HashMap<VarId, Vec<Variable>> {
     let mut all = HashMap::new();
-    for var in touched.read.union(&touched.written) {
-        if touched.indexed.contains(var) {
-            continue;
-        }
+    for var in vars.difference(indexed) {
         let count = words(element.var(*var).bits);
         let list: Vec<Variable> = (0..count).map(|_| builder.declare_var(types::I64)).collect();
         all.insert(*var, list);
@@ -131,33 +89,70 @@ impl<'a, 'b> Coder<'a, 'b> {
         endless: Block,
     ) -> Self {
         let at = layout(element);
-        let labels = HashMap::new();
-        Self { element, builder, at, registers, frame, mems, fuel, endless, labels }
-    }
-
-    fn offset_of(&self, var: VarId, word: usize) -> i32 {
-        i32::try_from((self.at[var.0 as usize] + word) * 8).unwrap_or(i32::MAX)
-    }
-
-    /// Loads a register from the frame.
-    pub(crate) fn load(&mut self, var: VarId) {
-        let Some(list) = self.registers.get(&var).cloned() else { return };
-        for (word, variable) in list.into_iter().enumerate() {
-            let offset = self.offset_of(var, word);
-            let value =
-                self.builder.ins().load(types::I64, MemFlagsData::trusted(), self.frame, offset);
-            self.builder.def_var(variable, value);
+        let (labels, resident, regions) = (HashMap::new(), BTreeSet::new(), Vec::new());
+        Self {
+            element,
+            builder,
+            at,
+            registers,
+            frame,
+            mems,
+            fuel,
+            endless,
+            labels,
+            resident,
+            regions,
         }
     }
 
-    /// Stores a register to the frame.
-    pub(crate) fn store(&mut self, var: VarId) {
-        let Some(list) = self.registers.get(&var).cloned() else { return };
-        for (word, variable) in list.into_iter().enumerate() {
+    pub(crate) fn offset_of(&self, var: VarId, word: usize) -> i32 {
+        i32::try_from((self.at[var.0 as usize] + word) * 8).unwrap_or(i32::MAX)
+    }
+
+    /// The register of a word.
+    fn register(&self, (var, word): Word) -> Option<Variable> {
+        self.registers.get(&var)?.get(word).copied()
+    }
+
+    /// Stores words to the frame.
+    fn store_all(&mut self, list: &[Word]) {
+        for (var, word) in list.iter().copied() {
+            let Some(variable) = self.register((var, word)) else { continue };
             let offset = self.offset_of(var, word);
             let value = self.builder.use_var(variable);
             self.builder.ins().store(MemFlagsData::trusted(), value, self.frame, offset);
         }
+    }
+
+    /// Emits a block that loads what it needs of what outlives a call, and stores what it wrote.
+    /// What only one branch needs is left to that branch, so that an iteration with nothing to do
+    /// touches little memory. False where control does not reach its end.
+    pub(crate) fn region(&mut self, block: &[Stmt]) -> bool {
+        let uses = Uses::of(self.element, block);
+        let mut loaded = Vec::new();
+        for (var, word) in uses.here.iter().copied() {
+            let Some(variable) = self.register((var, word)) else { continue };
+            if !outlives(self.element, var) || !self.resident.insert((var, word)) {
+                continue;
+            }
+            loaded.push((var, word));
+            let offset = self.offset_of(var, word);
+            let trusted = MemFlagsData::trusted();
+            let value = self.builder.ins().load(types::I64, trusted, self.frame, offset);
+            self.builder.def_var(variable, value);
+        }
+        let stored: Vec<Word> =
+            loaded.iter().copied().filter(|word| uses.written.contains(word)).collect();
+        self.regions.push(stored.clone());
+        let reached = self.block(block);
+        self.regions.pop();
+        if reached {
+            self.store_all(&stored);
+        }
+        for word in loaded {
+            self.resident.remove(&word);
+        }
+        reached
     }
 
     /// Sets a register to zero.
@@ -166,6 +161,40 @@ impl<'a, 'b> Coder<'a, 'b> {
         for variable in list {
             let zero = self.number(0);
             self.builder.def_var(variable, zero);
+        }
+    }
+
+    /// Defines a register from words at `base`.
+    pub(crate) fn define_words(&mut self, var: VarId, base: Value, first: usize) {
+        let Some(list) = self.registers.get(&var).cloned() else { return };
+        for (word, variable) in list.into_iter().enumerate() {
+            let offset = i32::try_from((first + word) * 8).unwrap_or(i32::MAX);
+            let value = self.builder.ins().load(types::I64, MemFlagsData::trusted(), base, offset);
+            self.builder.def_var(variable, value);
+        }
+    }
+
+    /// Defines a register of one word by a constant.
+    pub(crate) fn define_number(&mut self, var: VarId, value: u64) {
+        let value = self.number(value);
+        self.set_word(var, 0, value);
+    }
+
+    /// The values of a register.
+    pub(crate) fn words_of(&mut self, var: VarId) -> Vec<Value> {
+        (0..words(self.element.var(var).bits)).map(|word| self.word(var, word)).collect()
+    }
+
+    /// The value of a register's first word.
+    pub(crate) fn first(&mut self, var: VarId) -> Value {
+        self.word(var, 0)
+    }
+
+    /// Stores a register to the frame, from a word on.
+    pub(crate) fn store_words(&mut self, var: VarId, first: usize) {
+        for (word, value) in self.words_of(var).into_iter().enumerate() {
+            let offset = i32::try_from((first + word) * 8).unwrap_or(i32::MAX);
+            self.builder.ins().store(MemFlagsData::trusted(), value, self.frame, offset);
         }
     }
 
@@ -456,7 +485,25 @@ impl<'a, 'b> Coder<'a, 'b> {
 
     /// Emits statements; false where control does not reach their end.
     pub(crate) fn block(&mut self, block: &[Stmt]) -> bool {
-        block.iter().all(|stmt| self.statement(stmt))
+        let mut rest = block;
+        while let Some((stmt, more)) = rest.split_first() {
+            if let Some(turn) = Turned::of(self.element, rest) {
+                let from = self.word(turn.from, 0);
+                let value = self.builder.ins().bswap(from);
+                let value = match 64 - turn.bits {
+                    0 => value,
+                    less => self.builder.ins().ushr_imm_u(value, i64::from(less)),
+                };
+                self.set_word(turn.to, 0, value);
+                rest = &rest[(turn.bits / 8) as usize..];
+                continue;
+            }
+            if !self.statement(stmt) {
+                return false;
+            }
+            rest = more;
+        }
+        true
     }
 
     fn statement(&mut self, stmt: &Stmt) -> bool {
@@ -484,7 +531,7 @@ impl<'a, 'b> Coder<'a, 'b> {
             Stmt::Loop { label, body, info } => {
                 let head = self.builder.create_block();
                 let end = self.builder.create_block();
-                self.labels.insert(*label, end);
+                self.labels.insert(*label, (end, self.regions.len()));
                 self.builder.ins().jump(head, &[]);
                 self.builder.switch_to_block(head);
                 if info.bound.is_none() {
@@ -502,15 +549,18 @@ impl<'a, 'b> Coder<'a, 'b> {
             }
             Stmt::Scope { label, body } => {
                 let end = self.builder.create_block();
-                self.labels.insert(*label, end);
+                self.labels.insert(*label, (end, self.regions.len()));
                 if self.block(body) {
                     self.builder.ins().jump(end, &[]);
                 }
                 self.builder.switch_to_block(end);
             }
             Stmt::Leave(label) => {
-                if let Some(block) = self.labels.get(label) {
-                    self.builder.ins().jump(*block, &[]);
+                if let Some((block, depth)) = self.labels.get(label).copied() {
+                    // Regions that this leaves store what they owe.
+                    let owed: Vec<Word> = self.regions[depth..].iter().flatten().copied().collect();
+                    self.store_all(&owed);
+                    self.builder.ins().jump(block, &[]);
                 }
                 return false;
             }
@@ -530,7 +580,7 @@ impl<'a, 'b> Coder<'a, 'b> {
         let mut reached = false;
         for (block, body) in [(yes, then), (no, otherwise)] {
             self.builder.switch_to_block(block);
-            if self.block(body) {
+            if self.region(body) {
                 self.builder.ins().jump(end, &[]);
                 reached = true;
             }
@@ -555,120 +605,6 @@ impl<'a, 'b> Coder<'a, 'b> {
             self.set(&place, part, value);
         }
     }
-
-    /// Address of an entry, and whether the indices are in range.
-    fn entry(&mut self, mem: MemId, index: &[Expr]) -> (Value, Option<Value>) {
-        let memory = self.element.mem(mem);
-        let (dimensions, bits) = (memory.dimensions.clone(), memory.bits);
-        let slot = i32::try_from(mem.0 * 8).unwrap_or(i32::MAX);
-        let base = self.builder.ins().load(types::I64, MemFlagsData::trusted(), self.mems, slot);
-        let mut at = self.number(0);
-        let mut inside: Option<Value> = None;
-        for (size, index) in dimensions.iter().zip(index) {
-            let value = self.value(index);
-            if index.largest() >= u64::from(*size) {
-                let limit = self.number(u64::from(*size));
-                let fits = self.builder.ins().icmp(IntCC::UnsignedLessThan, value, limit);
-                inside = Some(match inside {
-                    Some(other) => self.builder.ins().band(other, fits),
-                    None => fits,
-                });
-            }
-            let size = self.number(u64::from(*size));
-            let scaled = self.builder.ins().imul(at, size);
-            at = self.builder.ins().iadd(scaled, value);
-        }
-        let per = self.number(words(bits) as u64 * 8);
-        let bytes = self.builder.ins().imul(at, per);
-        (self.builder.ins().iadd(base, bytes), inside)
-    }
-
-    fn read(&mut self, to: VarId, mem: MemId, index: &[Expr], offset: u32, bits: u32) {
-        let (address, inside) = self.entry(mem, index);
-        let exits = inside.map(|inside| {
-            let fits = self.builder.create_block();
-            let past = self.builder.create_block();
-            let done = self.builder.create_block();
-            self.builder.ins().brif(inside, fits, &[], past, &[]);
-            self.builder.switch_to_block(past);
-            for at in (0..bits).step_by(64) {
-                let zero = self.number(0);
-                self.set_fixed(to, at, (bits - at).min(64), zero);
-            }
-            self.builder.ins().jump(done, &[]);
-            self.builder.switch_to_block(fits);
-            done
-        });
-        for at in (0..bits).step_by(64) {
-            let part = (bits - at).min(64);
-            let start = offset + at;
-            let (word, shift) = (start / 64, start % 64);
-            let byte = i32::try_from(word * 8).unwrap_or(0);
-            let trusted = MemFlagsData::trusted();
-            let mut value = self.builder.ins().load(types::I64, trusted, address, byte);
-            if shift > 0 {
-                value = self.builder.ins().ushr_imm_u(value, i64::from(shift));
-            }
-            if shift + part > 64 {
-                let high = self.builder.ins().load(types::I64, trusted, address, byte + 8);
-                let high = self.builder.ins().ishl_imm_u(high, i64::from(64 - shift));
-                value = self.builder.ins().bor(value, high);
-            }
-            let value = self.masked(value, part);
-            self.set_fixed(to, at, part, value);
-        }
-        if let Some(done) = exits {
-            self.builder.ins().jump(done, &[]);
-            self.builder.switch_to_block(done);
-        }
-    }
-
-    fn write(&mut self, mem: MemId, index: &[Expr], offset: u32, bits: u32, from: VarId) {
-        let entry_bits = self.element.mem(mem).bits;
-        let (address, inside) = self.entry(mem, index);
-        let done = inside.map(|inside| {
-            let fits = self.builder.create_block();
-            let done = self.builder.create_block();
-            self.builder.ins().brif(inside, fits, &[], done, &[]);
-            self.builder.switch_to_block(fits);
-            done
-        });
-        let trusted = MemFlagsData::trusted();
-        for at in (0..bits).step_by(64) {
-            let part = (bits - at).min(64);
-            let value = self.get_fixed(from, at, part);
-            let start = offset + at;
-            let (word, shift) = (start / 64, start % 64);
-            let byte = i32::try_from(word * 8).unwrap_or(0);
-            let whole = (entry_bits - word * 64).min(64);
-            if shift == 0 && part >= whole {
-                self.builder.ins().store(trusted, value, address, byte);
-                continue;
-            }
-            let old = self.builder.ins().load(types::I64, trusted, address, byte);
-            let keep = self.number(!(mask(part) << shift));
-            let kept = self.builder.ins().band(old, keep);
-            let moved = if shift > 0 {
-                self.builder.ins().ishl_imm_u(value, i64::from(shift))
-            } else {
-                value
-            };
-            let new = self.builder.ins().bor(kept, moved);
-            self.builder.ins().store(trusted, new, address, byte);
-            if shift + part > 64 {
-                let old = self.builder.ins().load(types::I64, trusted, address, byte + 8);
-                let keep = self.number(!(mask(part) >> (64 - shift)));
-                let kept = self.builder.ins().band(old, keep);
-                let moved = self.builder.ins().ushr_imm_u(value, i64::from(64 - shift));
-                let new = self.builder.ins().bor(kept, moved);
-                self.builder.ins().store(trusted, new, address, byte + 8);
-            }
-        }
-        if let Some(done) = done {
-            self.builder.ins().jump(done, &[]);
-            self.builder.switch_to_block(done);
-        }
-    }
 }
 
 /// True where every entry of the arrays lies inside one word.
@@ -676,11 +612,6 @@ fn never_crosses(place: &Place, bits: u32) -> bool {
     64_u32.is_multiple_of(bits)
         && place.offset.is_multiple_of(bits)
         && place.index.iter().all(|index| index.stride.is_multiple_of(bits))
-}
-
-/// State and ports, which outlive a call.
-pub(crate) fn outlives(element: &Element, var: VarId) -> bool {
-    element.var(var).kind != VarKind::Local
 }
 
 /// Defines `name(frame, mems) -> status` that runs `block`.
@@ -707,26 +638,19 @@ pub(crate) fn define(
         builder.switch_to_block(entry);
         let frame = builder.block_params(entry)[0];
         let mems = builder.block_params(entry)[1];
-        let all = touched(block);
-        let registers = registers(element, &mut builder, &all);
+        let (vars, indexed) = (vars(block), indexed(block));
+        let registers = registers(element, &mut builder, &vars, &indexed);
         let fuel = builder.declare_var(types::I64);
         let endless = builder.create_block();
         let mut coder = Coder::new(element, &mut builder, registers, frame, mems, fuel, endless);
         let start = coder.number(FUEL.cast_unsigned());
         coder.builder.def_var(fuel, start);
-        for var in all.read.union(&all.written) {
-            if outlives(element, *var) {
-                coder.load(*var);
-            } else {
+        for var in &vars {
+            if !outlives(element, *var) {
                 coder.clear(*var);
             }
         }
-        if coder.block(block) {
-            for var in &all.written {
-                if outlives(element, *var) {
-                    coder.store(*var);
-                }
-            }
+        if coder.region(block) {
             let zero = coder.number(0);
             coder.builder.ins().return_(&[zero]);
         }

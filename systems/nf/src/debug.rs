@@ -12,7 +12,7 @@ use beeline_ir::interpreter::Event;
 use beeline_ir::run::{Interpreter, Run, RunError};
 use beeline_ir::tree::{VarKind, words};
 
-use crate::engine::{Counts, Ends, EngineError};
+use crate::engine::{Counts, EngineError, Files};
 
 /// A command failed.
 #[derive(Debug, thiserror::Error)]
@@ -49,7 +49,7 @@ const QUIET: usize = 64;
 pub struct Debugger<'a> {
     graph: &'a Graph,
     run: Run<'a, Interpreter>,
-    ends: Ends,
+    ends: Files,
     counts: Counts,
     order: Vec<usize>,
     cursor: usize,
@@ -80,7 +80,7 @@ impl<'a> Debugger<'a> {
         ports: &[(String, PathBuf)],
         commands: &[String],
     ) -> Result<Self, DebugError> {
-        let ends = Ends::open(graph, ports)?;
+        let ends = Files::open(graph, ports)?;
         let mut run = Run::new(graph, vec![Interpreter; graph.nodes.len()])?;
         run.log_channels();
         crate::engine::prepare(graph, &mut run, commands)?;
@@ -99,7 +99,8 @@ impl<'a> Debugger<'a> {
     ///
     /// Errors: a capture cannot be written.
     pub fn finish(self) -> Result<(), DebugError> {
-        Ok(self.ends.finish()?)
+        self.ends.finish()?;
+        Ok(())
     }
 
     /// Carries out a command; its answer.

@@ -1,11 +1,11 @@
 //! Runs a graph from captures to captures.
 
 use std::fs::File;
-use std::io::{BufReader, BufWriter};
+use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
-use beeline_ir::flits::{FlitError, Joiner, WORDS, split};
-use beeline_ir::graph::Graph;
+use beeline_ir::flits::{FlitError, Joiner, WORDS, count, flit};
+use beeline_ir::graph::{Graph, Outside};
 use beeline_ir::run::{Machine, Run, RunError};
 use beeline_native::NativeError;
 
@@ -67,30 +67,39 @@ pub struct Counts {
     pub rounds: u64,
 }
 
-enum End {
+enum End<R, W> {
     Reader {
         channel: usize,
-        reader: Box<Reader<BufReader<File>>>,
+        reader: Box<Reader<R>>,
         path: PathBuf,
-        next: Vec<u64>,
+        /// The packet that goes in, its time, how many flits it has and how many of them went.
+        bytes: Vec<u8>,
+        time_ns: u64,
+        flits: usize,
+        sent: usize,
     },
     Writer {
         channel: usize,
-        writer: Option<Writer<BufWriter<File>>>,
+        writer: Box<Writer<W>>,
         path: PathBuf,
         joiner: Joiner,
     },
 }
 
 /// The captures at a graph's ends.
-pub(crate) struct Ends(Vec<End>);
+pub(crate) struct Ends<R, W>(Vec<End<R, W>>);
 
-impl Ends {
+/// Captures in files.
+pub(crate) type Files = Ends<BufReader<File>, BufWriter<File>>;
+
+impl Files {
     /// Opens a capture for each input and output.
     pub(crate) fn open(graph: &Graph, ports: &[(String, PathBuf)]) -> Result<Self, EngineError> {
-        open(graph, ports).map(Self)
+        open(graph, ports)
     }
+}
 
+impl<R: Read, W: Write> Ends<R, W> {
     /// Moves what can be moved; true where something was.
     pub(crate) fn feed<M: Machine>(
         &mut self,
@@ -104,15 +113,34 @@ impl Ends {
         Ok(moved)
     }
 
-    /// Writes what is left to write.
-    pub(crate) fn finish(self) -> Result<(), EngineError> {
+    /// Writes what is left to write; the files of the outputs in the graph's order.
+    pub(crate) fn finish(self) -> Result<Vec<W>, EngineError> {
+        let mut files = Vec::new();
         for end in self.0 {
-            if let End::Writer { writer: Some(writer), path, .. } = end {
-                writer
-                    .finish()
-                    .map_err(|error| EngineError::Capture { path, source: error.into() })?;
+            if let End::Writer { writer, path, .. } = end {
+                let file = writer.finish();
+                files.push(
+                    file.map_err(|error| EngineError::Capture { path, source: error.into() })?,
+                );
             }
         }
+        Ok(files)
+    }
+
+    fn input(&mut self, channel: usize, path: PathBuf, from: R) -> Result<(), EngineError> {
+        let reader = Reader::new(from);
+        let reader =
+            reader.map_err(|source| EngineError::Capture { path: path.clone(), source })?;
+        let (bytes, reader) = (Vec::new(), Box::new(reader));
+        self.0.push(End::Reader { channel, reader, path, bytes, time_ns: 0, flits: 0, sent: 0 });
+        Ok(())
+    }
+
+    fn output(&mut self, channel: usize, path: PathBuf, to: W) -> Result<(), EngineError> {
+        let writer = Writer::new(to)
+            .map_err(|error| EngineError::Capture { path: path.clone(), source: error.into() })?;
+        let writer = Box::new(writer);
+        self.0.push(End::Writer { channel, writer, path, joiner: Joiner::default() });
         Ok(())
     }
 }
@@ -132,7 +160,51 @@ pub fn run_captures<M: Machine>(
     ports: &[(String, PathBuf)],
     commands: &[String],
 ) -> Result<(Counts, Vec<u64>), EngineError> {
-    let mut ends = Ends::open(graph, ports)?;
+    let ends = Files::open(graph, ports)?;
+    let (counts, passed, _) = play(graph, machines, ends, commands)?;
+    Ok((counts, passed))
+}
+
+/// As [`run_captures`], with a capture in memory for every input in the graph's order; gives also
+/// those of the outputs, written over `old` as far as that goes, which spares new memory.
+///
+/// Errors: as for [`run_captures`].
+pub fn run_memory<M: Machine>(
+    graph: &Graph,
+    machines: Vec<M>,
+    captures: &[&[u8]],
+    commands: &[String],
+    old: Vec<Vec<u8>>,
+) -> Result<(Counts, Vec<Vec<u8>>), EngineError> {
+    let mut ends = Ends(Vec::new());
+    for (at, input) in graph.inputs.iter().enumerate() {
+        let Some(capture) = captures.get(at) else {
+            let name = input.name.clone();
+            return Err(EngineError::Unbound { direction: "input", name });
+        };
+        carries_packets(graph, input)?;
+        ends.input(input.channel, PathBuf::from(&input.name), *capture)?;
+    }
+    let mut old = old.into_iter();
+    for output in &graph.outputs {
+        carries_packets(graph, output)?;
+        let mut file = old.next().unwrap_or_default();
+        file.clear();
+        ends.output(output.channel, PathBuf::from(&output.name), file)?;
+    }
+    let (counts, _, files) = play(graph, machines, ends, commands)?;
+    Ok((counts, files))
+}
+
+/// Counts, items of each channel, and the files of the outputs.
+type Played<W> = (Counts, Vec<u64>, Vec<W>);
+
+fn play<M: Machine, R: Read, W: Write>(
+    graph: &Graph,
+    machines: Vec<M>,
+    mut ends: Ends<R, W>,
+    commands: &[String],
+) -> Result<Played<W>, EngineError> {
     let mut run = Run::new(graph, machines)?;
     prepare(graph, &mut run, commands)?;
     let mut counts = Counts::default();
@@ -151,9 +223,9 @@ pub fn run_captures<M: Machine>(
     if let Some(error) = failed {
         return Err(error);
     }
-    ends.finish()?;
+    let files = ends.finish()?;
     let passed = (0..graph.channels.len()).map(|at| run.channel(at).passed).collect();
-    Ok((counts, passed))
+    Ok((counts, passed, files))
 }
 
 /// Carries out commands of the graph's functions.
@@ -173,7 +245,15 @@ pub fn prepare<M: Machine>(
     Ok(())
 }
 
-fn open(graph: &Graph, ports: &[(String, PathBuf)]) -> Result<Vec<End>, EngineError> {
+fn carries_packets(graph: &Graph, end: &Outside) -> Result<(), EngineError> {
+    if graph.channels[end.channel].bits == beeline_ir::flits::BITS {
+        Ok(())
+    } else {
+        Err(EngineError::NotPackets(end.name.clone()))
+    }
+}
+
+fn open(graph: &Graph, ports: &[(String, PathBuf)]) -> Result<Files, EngineError> {
     for (name, _) in ports {
         if !graph.inputs.iter().chain(&graph.outputs).any(|o| o.name == *name) {
             return Err(EngineError::NoSuchPort(name.clone()));
@@ -183,71 +263,61 @@ fn open(graph: &Graph, ports: &[(String, PathBuf)]) -> Result<Vec<End>, EngineEr
         let found = ports.iter().find(|(port, _)| port == name).map(|(_, path)| path.clone());
         found.ok_or_else(|| EngineError::Unbound { direction, name: name.to_owned() })
     };
-    let capture =
-        |path: &Path, source: PcapError| EngineError::Capture { path: path.to_owned(), source };
-    let mut ends = Vec::new();
+    let capture = |path: &Path, error: io::Error| EngineError::Capture {
+        path: path.to_owned(),
+        source: error.into(),
+    };
+    let mut ends = Ends(Vec::new());
     for input in &graph.inputs {
         let path = path_of(&input.name, "input")?;
-        if graph.channels[input.channel].bits != beeline_ir::flits::BITS {
-            return Err(EngineError::NotPackets(input.name.clone()));
-        }
-        let file = File::open(&path).map_err(|error| capture(&path, error.into()))?;
-        let reader = Reader::new(BufReader::new(file)).map_err(|error| capture(&path, error))?;
-        let next = Vec::new();
-        ends.push(End::Reader { channel: input.channel, reader: Box::new(reader), path, next });
+        carries_packets(graph, input)?;
+        let file = File::open(&path).map_err(|error| capture(&path, error))?;
+        ends.input(input.channel, path, BufReader::new(file))?;
     }
     for output in &graph.outputs {
         let path = path_of(&output.name, "output")?;
-        if graph.channels[output.channel].bits != beeline_ir::flits::BITS {
-            return Err(EngineError::NotPackets(output.name.clone()));
-        }
-        let file = File::create(&path).map_err(|error| capture(&path, error.into()))?;
-        let writer = Writer::new(BufWriter::new(file));
-        let writer = Some(writer.map_err(|error| capture(&path, error.into()))?);
-        ends.push(End::Writer { channel: output.channel, writer, path, joiner: Joiner::default() });
+        carries_packets(graph, output)?;
+        let file = File::create(&path).map_err(|error| capture(&path, error))?;
+        ends.output(output.channel, path, BufWriter::new(file))?;
     }
     Ok(ends)
 }
 
 /// Moves what can be moved between a channel and its capture.
-fn feed<M: Machine>(
+fn feed<M: Machine, R: Read, W: Write>(
     run: &mut Run<'_, M>,
-    end: &mut End,
+    end: &mut End<R, W>,
     counts: &mut Counts,
 ) -> Result<bool, EngineError> {
     let mut moved = false;
     match end {
-        End::Reader { channel, reader, path, next } => loop {
+        End::Reader { channel, reader, path, bytes, time_ns, flits, sent } => loop {
             let queue = run.channel_mut(*channel);
-            let mut sent = 0;
-            while sent < next.len() && queue.push(&next[sent..sent + WORDS]) {
-                sent += WORDS;
+            while sent < flits {
+                if !queue.push(&flit(bytes, *time_ns, *sent)) {
+                    return Ok(moved);
+                }
+                *sent += 1;
                 moved = true;
             }
-            next.drain(..sent);
-            if !next.is_empty() {
-                return Ok(moved);
-            }
-            let packet = reader
-                .next_packet()
+            let next = reader
+                .next_into(bytes)
                 .map_err(|source| EngineError::Capture { path: path.clone(), source })?;
-            let Some(packet) = packet else { return Ok(moved) };
+            let Some(next) = next else { return Ok(moved) };
+            (*time_ns, *flits, *sent) = (next, count(bytes.len()), 0);
             counts.packets_in += 1;
-            split(&packet.bytes, packet.time_ns, |flit| next.extend(flit));
         },
         End::Writer { channel, writer, path, joiner } => {
-            let mut flit = [0; WORDS];
-            while run.channel_mut(*channel).pop(&mut flit) {
+            let mut item = [0; WORDS];
+            while run.channel_mut(*channel).pop(&mut item) {
                 moved = true;
-                match joiner.push(&flit) {
+                match joiner.push(&item) {
                     Ok(Some((bytes, time_ns))) => {
                         counts.packets_out += 1;
-                        if let Some(writer) = writer {
-                            writer.write(time_ns, bytes).map_err(|error| EngineError::Capture {
-                                path: path.clone(),
-                                source: error.into(),
-                            })?;
-                        }
+                        writer.write(time_ns, bytes).map_err(|error| EngineError::Capture {
+                            path: path.clone(),
+                            source: error.into(),
+                        })?;
                     }
                     Ok(None) => {}
                     Err(FlitError::BeginsInside | FlitError::Outside | FlitError::TooLong) => {

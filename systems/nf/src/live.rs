@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use beeline_ir::flits::{BITS, Joiner, WORDS, split};
 use beeline_ir::graph::Graph;
-use beeline_ir::run::{Machine, Run, RunError, Signal};
+use beeline_ir::run::{BATCH, Machine, Run, RunError, Signal};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::functions::Manager;
@@ -168,7 +168,7 @@ pub fn run<M: Machine>(
         for input in &mut inputs {
             moved |= receive(&mut graph_run, input, &mut devices, &mut buffer, &mut passed)?;
         }
-        let round = graph_run.round()?;
+        let (_, round) = graph_run.rounds(BATCH)?;
         moved |= round.fetched || round.wrote;
         for output in &mut outputs {
             moved |= send(&mut graph_run, output, &mut devices, &mut passed);
@@ -264,7 +264,7 @@ fn listen(path: &Path) -> Result<UnixDatagram, LiveError> {
 /// Turns without movement, at the pace of an idle run, after which a wait is named.
 const STUCK: u32 = 20;
 /// Packets taken from a device in one turn.
-const BATCH: usize = 64;
+const PACKETS: usize = 64;
 
 fn receive<M: Machine>(
     run: &mut Run<'_, M>,
@@ -274,7 +274,7 @@ fn receive<M: Machine>(
     passed: &mut Passed,
 ) -> Result<bool, LiveError> {
     let mut moved = false;
-    for _ in 0..BATCH {
+    for _ in 0..PACKETS {
         while input.waiting.len() >= WORDS {
             let mut flit = [0; WORDS];
             for (to, from) in flit.iter_mut().zip(&input.waiting) {

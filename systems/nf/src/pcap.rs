@@ -73,6 +73,15 @@ impl<R: Read> Reader<R> {
     ///
     /// Errors: the file; a record that cannot be; the end inside a packet.
     pub fn next_packet(&mut self) -> Result<Option<Packet>, PcapError> {
+        let mut bytes = Vec::new();
+        Ok(self.next_into(&mut bytes)?.map(|time_ns| Packet { time_ns, bytes }))
+    }
+
+    /// The next packet's bytes into `bytes`, and its time; none at the end.
+    ///
+    /// Errors: as for [`Reader::next_packet`].
+    #[inline]
+    pub fn next_into(&mut self, bytes: &mut Vec<u8>) -> Result<Option<u64>, PcapError> {
         let mut header = [0; 16];
         let mut have = 0;
         while have < header.len() {
@@ -92,14 +101,14 @@ impl<R: Read> Reader<R> {
         if length > LONGEST {
             return Err(PcapError::Record { number: self.number, claimed: length });
         }
-        let mut bytes = vec![0; length as usize];
-        self.from.read_exact(&mut bytes).map_err(|error| match error.kind() {
+        bytes.resize(length as usize, 0);
+        self.from.read_exact(bytes).map_err(|error| match error.kind() {
             io::ErrorKind::UnexpectedEof => PcapError::CutShort { number: self.number },
             _ => PcapError::Io(error),
         })?;
         let unit = if self.nanoseconds { 1 } else { 1_000 };
         let time_ns = u64::from(seconds) * 1_000_000_000 + u64::from(fraction) * unit;
-        Ok(Some(Packet { time_ns, bytes }))
+        Ok(Some(time_ns))
     }
 }
 
@@ -128,14 +137,16 @@ impl<W: Write> Writer<W> {
     /// Writes a packet.
     ///
     /// Errors: the file.
+    #[inline]
     pub fn write(&mut self, time_ns: u64, bytes: &[u8]) -> io::Result<()> {
-        let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_le_bytes();
+        let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
         let seconds = u32::try_from(time_ns / 1_000_000_000).unwrap_or(u32::MAX);
         let fraction = u32::try_from(time_ns % 1_000_000_000).unwrap_or(0);
-        self.to.write_all(&seconds.to_le_bytes())?;
-        self.to.write_all(&fraction.to_le_bytes())?;
-        self.to.write_all(&length)?;
-        self.to.write_all(&length)?;
+        let mut header = [0; 16];
+        for (to, field) in header.chunks_exact_mut(4).zip([seconds, fraction, length, length]) {
+            to.copy_from_slice(&field.to_le_bytes());
+        }
+        self.to.write_all(&header)?;
         self.to.write_all(bytes)
     }
 

@@ -5,6 +5,9 @@
 
 use std::fmt::Write as _;
 
+use beeline_ir::graph::Graph;
+use beeline_ir::run::{Interpreter, Machine, Run};
+use beeline_native::Program;
 use beeline_nf::diff::{
     Order, Simulator, Stimulus, all_hardware, cycles, differences, interpreted, native, simulated,
 };
@@ -237,4 +240,62 @@ in -> table -> out
     }
     let outcome = cycles(graph, &hardware, &stimulus).unwrap();
     assert!(!differences(graph, &wanted, &outcome, Order::Exact).is_empty());
+}
+
+/// What a run gave and left: items of each output, items of each channel, iterations and state of each
+/// node.
+type Left = (Vec<Vec<u64>>, Vec<u64>, Vec<(u64, Vec<u64>)>);
+
+/// Plays a stimulus without logs, so that machine code runs many rounds by one call.
+fn played<M: Machine>(graph: &Graph, machines: Vec<M>, stimulus: &Stimulus) -> Left {
+    let mut run = Run::new(graph, machines).unwrap();
+    let mut sent = vec![0; graph.inputs.len()];
+    let mut outputs = vec![Vec::new(); graph.outputs.len()];
+    run.settle(64, 1_000_000, |run| {
+        let mut moved = false;
+        for (at, input) in graph.inputs.iter().enumerate() {
+            let queue = run.channel_mut(input.channel);
+            let width = queue.width();
+            let items = &stimulus.items[at];
+            while sent[at] < items.len() && queue.push(&items[sent[at]..sent[at] + width]) {
+                sent[at] += width;
+                moved = true;
+            }
+        }
+        for (at, output) in graph.outputs.iter().enumerate() {
+            let queue = run.channel_mut(output.channel);
+            let mut item = vec![0; queue.width()];
+            while queue.pop(&mut item) {
+                outputs[at].extend_from_slice(&item);
+                moved = true;
+            }
+        }
+        moved
+    })
+    .unwrap();
+    let passed = (0..graph.channels.len()).map(|at| run.channel(at).passed).collect();
+    let nodes = graph.nodes.iter().enumerate();
+    let nodes = nodes.map(|(at, node)| (run.iterations(at), run.frame(at).state(&node.element)));
+    (outputs, passed, nodes.collect())
+}
+
+#[test]
+fn many_rounds_by_one_call_are_the_reference_s_rounds_one_by_one() {
+    let mut most = 0;
+    for seed in 1..=60 {
+        let (text, stimulus) = program(seed);
+        let loaded = loaded(&text);
+        let graph = &loaded.compiled.graph;
+        let wanted = played(graph, vec![Interpreter; graph.nodes.len()], &stimulus);
+        let found = played(graph, Program::compile(graph).unwrap().machines(), &stimulus);
+        assert_eq!(found, wanted, "seed {seed}\n{text}");
+        let mut run = Run::new(graph, Program::compile(graph).unwrap().machines()).unwrap();
+        for (input, items) in graph.inputs.iter().zip(&stimulus.items) {
+            let queue = run.channel_mut(input.channel);
+            let width = queue.width();
+            items.chunks_exact(width).take_while(|item| queue.push(item)).for_each(drop);
+        }
+        most = most.max(run.rounds(1_000).unwrap().0);
+    }
+    assert!(most > 2, "no call ran more than {most} rounds");
 }
