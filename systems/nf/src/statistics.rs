@@ -1,4 +1,6 @@
-//! What has passed through a running graph, for `beeline nf top`.
+//! What has passed through a running graph, for `beeline nf top` and `/metrics`.
+
+use std::fmt::Write as _;
 
 use beeline_ir::graph::Graph;
 use beeline_ir::run::{Machine, Run};
@@ -61,5 +63,76 @@ impl Statistics {
             channels: graph.channels.iter().enumerate().map(channel).collect(),
             elements: graph.nodes.iter().enumerate().map(element).collect(),
         }
+    }
+
+    /// As OpenMetrics text: what passed at the ports, in each channel and each element.
+    #[must_use]
+    pub fn exposition(&self) -> String {
+        let mut text = String::new();
+        let mut family = |name: &str, kind: &str, help: &str, samples: Vec<(String, u64)>| {
+            let end = if kind == "counter" { "_total" } else { "" };
+            let _ = writeln!(text, "# HELP beeline_nf_{name} {help}");
+            let _ = writeln!(text, "# TYPE beeline_nf_{name} {kind}");
+            for (labels, value) in samples {
+                let _ = writeln!(text, "beeline_nf_{name}{end}{labels} {value}");
+            }
+        };
+        let ports = &self.ports;
+        let one = |value: u64| vec![(String::new(), value)];
+        family("received_packets", "counter", "Packets in.", one(ports.received));
+        family("sent_packets", "counter", "Packets out.", one(ports.sent));
+        let help = "Packets that a device did not take.";
+        family("refused_packets", "counter", help, one(ports.refused));
+        let help = "Flits that were no packet.";
+        family("malformed_flits", "counter", help, one(ports.malformed));
+        family("signals", "counter", "Signals answered.", one(ports.signals));
+        family("commands", "counter", "Commands answered.", one(ports.commands));
+        let channels = |value: fn(&Channel) -> u64| {
+            let sample = |c: &Channel| (format!("{{channel=\"{}\"}}", c.channel), value(c));
+            self.channels.iter().map(sample).collect::<Vec<_>>()
+        };
+        let help = "Items that went into a channel.";
+        family("channel_items", "counter", help, channels(|c| c.items));
+        let help = "Items inside a channel.";
+        family("channel_waiting", "gauge", help, channels(|c| c.waiting as u64));
+        family("channel_depth", "gauge", "Room of a channel.", channels(|c| u64::from(c.depth)));
+        let sample = |e: &Element| (format!("{{instance=\"{}\"}}", e.instance), e.iterations);
+        let iterations = self.elements.iter().map(sample).collect();
+        let help = "Iterations of an element, with those that found nothing to do.";
+        family("iterations", "counter", help, iterations);
+        text.push_str("# EOF\n");
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_exposition_names_each_channel_and_element() {
+        let name = |name: &str| name.to_owned();
+        let statistics = Statistics {
+            ports: Passed { received: 7, ..Passed::default() },
+            channels: vec![Channel {
+                channel: name("a[1]->b[1]"),
+                items: 5,
+                waiting: 2,
+                depth: 16,
+            }],
+            elements: vec![Element { instance: name("a"), iterations: 9 }],
+        };
+        let text = statistics.exposition();
+        for line in [
+            "# TYPE beeline_nf_received_packets counter",
+            "beeline_nf_received_packets_total 7",
+            "beeline_nf_channel_items_total{channel=\"a[1]->b[1]\"} 5",
+            "beeline_nf_channel_waiting{channel=\"a[1]->b[1]\"} 2",
+            "beeline_nf_channel_depth{channel=\"a[1]->b[1]\"} 16",
+            "beeline_nf_iterations_total{instance=\"a\"} 9",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line} is missing in\n{text}");
+        }
+        assert!(text.ends_with("# EOF\n"));
     }
 }

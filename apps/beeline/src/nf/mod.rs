@@ -5,6 +5,7 @@ mod debug;
 mod models;
 mod new;
 mod run;
+mod status;
 mod top;
 
 use crate::exit::{Exit, Failure};

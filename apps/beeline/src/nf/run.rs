@@ -36,6 +36,9 @@ pub struct RunArguments {
     /// name in the user's runtime folder.
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
+    /// Serve /metrics and a status page at ADDRESS while interfaces are served.
+    #[arg(long, value_name = "ADDRESS")]
+    pub status: Option<std::net::SocketAddr>,
 }
 
 /// Arguments of `signal`.
@@ -186,6 +189,15 @@ fn serve(graph: &Graph, arguments: &RunArguments, output: Output) -> Result<Exit
     let commands = commands_of(arguments.commands.as_deref())?;
     let stop = stop_flag()?;
     output.note(format!("signals at {}; stop with Ctrl-C", control.display()));
+    let _status = match arguments.status {
+        Some(address) => {
+            let file = arguments.file.display().to_string();
+            let (server, address) = super::status::start(address, control.clone(), file)?;
+            output.note(format!("status at http://{address}/"));
+            Some(server)
+        }
+        None => None,
+    };
     let notify = |text: &str| crate::output::complain(text);
     let around = live::Surroundings {
         control: Some(&control),
