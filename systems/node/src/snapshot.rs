@@ -18,7 +18,7 @@ use crate::shared::{Shared, lock};
 /// Name of the snapshot in the data directory.
 pub const FILE_NAME: &str = "snapshot.bee";
 
-/// How far the background snapshot's thread stands back.
+/// How far the thread that writes a background snapshot's file stands back.
 const SNAPSHOT_NICE: i32 = 19;
 
 /// See the module's documentation.
@@ -109,8 +109,6 @@ impl Snapshots {
         let shared = Arc::clone(shared);
         let spawned = std::thread::Builder::new().name("snapshot".into()).spawn(move || {
             let snapshots = &shared.snapshots;
-            // Shards' threads and their clients come first, where there are not enough processors.
-            let _ = rustix::process::nice(SNAPSHOT_NICE);
             loop {
                 if let Err(error) = snapshots.run(&shared) {
                     snapshots.last_succeeded.store(false, Ordering::Release);
@@ -150,7 +148,19 @@ impl Snapshots {
             let shards = guards.iter_mut().map(|guard| &mut **guard).collect();
             Keyspace::many(shards, 0).begin_snapshot()?
         };
-        self.write(snapshot, shared)
+        // The barrier is taken as everything else here is: a thread that stands back and holds all
+        // shards would make them wait until it gets a processor again.
+        let write = || {
+            // Shards' threads and their clients come first, where there are not enough processors.
+            let _ = rustix::process::nice(SNAPSHOT_NICE);
+            self.write(snapshot, shared)
+        };
+        std::thread::scope(|scope| {
+            let builder = std::thread::Builder::new().name("snapshot-file".into());
+            let failed = |source| KvError::Io { path: self.path.display().to_string(), source };
+            let writing = builder.spawn_scoped(scope, write).map_err(failed)?;
+            writing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
     }
 
     /// Waits for a snapshot that is being written.
