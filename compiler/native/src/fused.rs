@@ -9,8 +9,8 @@
 //!
 //! Neighbours are one function as long as that stays short; a function of a few calls joins them.
 //!
-//! The code and [`Control`] agree on the words below; everything else lies in the frames and rings
-//! that they point to.
+//! The code and the host (`Native` in `lib.rs`) agree on the words of the control block below;
+//! everything else lies in the frames and rings that they point to.
 
 use std::collections::BTreeSet;
 
