@@ -15,6 +15,7 @@ mod doctor;
 mod documents;
 mod exit;
 mod kv;
+mod looks;
 mod nf;
 mod objects;
 mod output;

@@ -1,8 +1,8 @@
 //! `beeline top`: a running node, looked at again and again through its status address.
 
-use std::io::{IsTerminal as _, Read as _, Write as _};
+use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Map, Value};
 
@@ -10,6 +10,7 @@ use crate::bench::report::number;
 use crate::cli::TopArguments;
 use crate::config::values::human_bytes;
 use crate::exit::{Exit, Failure, OrExit as _};
+use crate::looks;
 use crate::output::{Output, table};
 
 /// Patience with a node that does not answer.
@@ -19,24 +20,13 @@ const LONGEST_ANSWER_BYTES: u64 = 1 << 20;
 
 /// The command.
 pub fn run(arguments: &TopArguments, output: Output) -> Result<Exit, Failure> {
-    let mut before = look(arguments.address).or_exit(Exit::Unreachable)?;
-    let mut since = Instant::now();
-    let mut left = arguments.count;
-    while left != Some(0) {
-        std::thread::sleep(arguments.interval.0);
-        let now = look(arguments.address).or_exit(Exit::Unreachable)?;
-        let seconds = since.elapsed().as_secs_f64();
-        since = Instant::now();
+    let look = || look(arguments.address).or_exit(Exit::Unreachable);
+    looks::repeat(arguments.interval.0, arguments.count, look, |before, now, time| {
         if output.json {
-            output.object(&now)?;
-        } else {
-            let clear = if std::io::stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };
-            output.bytes(format!("{clear}{}\n", screen(&before, &now, seconds)).as_bytes())?;
+            return Ok(output.object(now)?);
         }
-        before = now;
-        left = left.map(|left| left - 1);
-    }
-    Ok(Exit::Done)
+        looks::screen(output, &format!("{}\n", screen(before, now, time.as_secs_f64())))
+    })
 }
 
 /// One answer of `/stats.json`.

@@ -13,6 +13,7 @@ use serde_json::json;
 use crate::cli::span;
 use crate::config::values::{Span, human_bytes};
 use crate::exit::{Exit, Failure};
+use crate::looks;
 use crate::output::{Output, table};
 
 /// How long an answer may take.
@@ -186,17 +187,14 @@ const WATCHED: &[(&str, &[&str])] = &[
 
 fn top(arguments: &TopArguments, output: Output) -> Result<Exit, Failure> {
     let mut asker = Asker::open(arguments.door.address)?;
-    let mut before = asker.ask("admin", doc! { "serverStatus": 1 })?;
-    let mut looks = 0;
-    while arguments.count.is_none_or(|most| looks < most) {
-        std::thread::sleep(arguments.interval.0);
-        let now = asker.ask("admin", doc! { "serverStatus": 1 })?;
-        let seconds = (whole(&now, &["uptimeMillis"]) - whole(&before, &["uptimeMillis"])).max(1)
+    let mut shown = 0;
+    let look = || asker.ask("admin", doc! { "serverStatus": 1 });
+    looks::repeat(arguments.interval.0, arguments.count, look, |before, now, _| {
+        let seconds = (whole(now, &["uptimeMillis"]) - whole(before, &["uptimeMillis"])).max(1)
             as f64
             / 1000.0;
-        let rate =
-            |path: &[&str]| (whole(&now, path) - whole(&before, path)).max(0) as f64 / seconds;
-        let connections = whole(&now, &["connections", "current"]);
+        let rate = |path: &[&str]| (whole(now, path) - whole(before, path)).max(0) as f64 / seconds;
+        let connections = whole(now, &["connections", "current"]);
         if output.json {
             let mut object = serde_json::Map::new();
             object.insert("connections".to_owned(), connections.into());
@@ -205,21 +203,16 @@ fn top(arguments: &TopArguments, output: Output) -> Result<Exit, Failure> {
                     .iter()
                     .map(|(name, path)| (format!("{name}_per_second"), rate(path).into())),
             );
-            output.object(&object)?;
-        } else {
-            if looks % 20 == 0 {
-                let heads: String = WATCHED
-                    .iter()
-                    .map(|(name, _)| format!("{:>12}", format!("{name}/s")))
-                    .collect();
-                output.line(format_args!("{:>6}{heads}", "conns"))?;
-            }
-            let cells: String =
-                WATCHED.iter().map(|(_, path)| format!("{:>12.0}", rate(path))).collect();
-            output.line(format_args!("{connections:>6}{cells}"))?;
+            return Ok(output.object(&object)?);
         }
-        before = now;
-        looks += 1;
-    }
-    Ok(Exit::Done)
+        if shown % 20 == 0 {
+            let heads: String =
+                WATCHED.iter().map(|(name, _)| format!("{:>12}", format!("{name}/s"))).collect();
+            output.line(format_args!("{:>6}{heads}", "conns"))?;
+        }
+        shown += 1;
+        let cells: String =
+            WATCHED.iter().map(|(_, path)| format!("{:>12.0}", rate(path))).collect();
+        Ok(output.line(format_args!("{connections:>6}{cells}"))?)
+    })
 }

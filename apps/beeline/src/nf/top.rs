@@ -1,8 +1,7 @@
 //! `beeline nf top`: a running graph, looked at again and again.
 
-use std::io::IsTerminal as _;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use beeline_nf::live;
@@ -11,6 +10,7 @@ use beeline_nf::statistics::{COMMAND, Statistics};
 use super::run::control_of;
 use crate::bench::report::number;
 use crate::exit::{Exit, Failure};
+use crate::looks;
 use crate::output::{Output, table};
 
 /// Arguments of `top`.
@@ -39,24 +39,13 @@ pub fn run(arguments: &TopArguments, output: Output) -> Result<Exit, Failure> {
         let text = answer.map_err(|why| Failure::new(Exit::Failed, anyhow::anyhow!(why)))?;
         Ok(serde_json::from_str(&text).context("the answer is no statistics")?)
     };
-    let mut before = look()?;
-    let mut since = Instant::now();
-    let mut left = arguments.count;
-    while left != Some(0) {
-        std::thread::sleep(Duration::from_millis(arguments.interval));
-        let now = look()?;
-        let seconds = since.elapsed().as_secs_f64();
-        since = Instant::now();
+    let interval = Duration::from_millis(arguments.interval);
+    looks::repeat(interval, arguments.count, look, |before, now, time| {
         if output.json {
-            output.object(&now)?;
-        } else {
-            let clear = if std::io::stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };
-            output.bytes(format!("{clear}{}", screen(&before, &now, seconds)).as_bytes())?;
+            return Ok(output.object(now)?);
         }
-        before = now;
-        left = left.map(|left| left - 1);
-    }
-    Ok(Exit::Done)
+        looks::screen(output, &screen(before, now, time.as_secs_f64()))
+    })
 }
 
 fn screen(before: &Statistics, now: &Statistics, seconds: f64) -> String {

@@ -1,13 +1,13 @@
 //! `beeline objects top`: the store, looked at again and again.
 
 use std::collections::HashSet;
-use std::io::IsTerminal as _;
 
 use beeline_objects::{Entry, ObjectId};
 
 use super::{StoreArguments, Summary, connect, failure, screen};
 use crate::config::values::Span;
 use crate::exit::{Exit, Failure};
+use crate::looks;
 use crate::output::Output;
 
 /// What it takes.
@@ -26,32 +26,32 @@ pub struct TopArguments {
     pub store: StoreArguments,
 }
 
+/// One look.
+struct Look {
+    ids: HashSet<ObjectId>,
+    summary: Summary,
+    /// As many as are shown.
+    largest: Vec<Entry>,
+}
+
 /// The command.
 pub fn run(arguments: &TopArguments, output: Output) -> Result<Exit, Failure> {
     let client = connect(&arguments.store)?;
-    let ids = |entries: &[Entry]| entries.iter().map(|entry| entry.id).collect::<HashSet<_>>();
-    let mut before = ids(&client.list().map_err(failure)?);
-    let mut left = arguments.count;
-    while left != Some(0) {
-        std::thread::sleep(arguments.interval.0);
+    let look = || -> Result<Look, Failure> {
         let mut entries = client.list().map_err(failure)?;
-        let now: HashSet<ObjectId> = ids(&entries);
+        let ids = entries.iter().map(|entry| entry.id).collect();
         let summary = Summary::of(&entries);
+        entries.sort_by_key(|entry| std::cmp::Reverse(entry.size));
+        entries.truncate(arguments.rows);
+        Ok(Look { ids, summary, largest: entries })
+    };
+    looks::repeat(arguments.interval.0, arguments.count, look, |before, now, _| {
         if output.json {
-            output.object(&summary)?;
-        } else {
-            entries.sort_by_key(|entry| std::cmp::Reverse(entry.size));
-            entries.truncate(arguments.rows);
-            let clear = if std::io::stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };
-            let (came, went) = (now.difference(&before).count(), before.difference(&now).count());
-            let text = summary.text();
-            output.bytes(
-                format!("{clear}{text}\n{came} came, {went} went\n\n{}", screen(&entries))
-                    .as_bytes(),
-            )?;
+            return Ok(output.object(&now.summary)?);
         }
-        before = now;
-        left = left.map(|left| left - 1);
-    }
-    Ok(Exit::Done)
+        let came = now.ids.difference(&before.ids).count();
+        let went = before.ids.difference(&now.ids).count();
+        let (text, shown) = (now.summary.text(), screen(&now.largest));
+        looks::screen(output, &format!("{text}\n{came} came, {went} went\n\n{shown}"))
+    })
 }

@@ -1,9 +1,8 @@
 //! `beeline sockets top`: what the connections inside this host, and to other hosts, move.
 
 use std::collections::HashMap;
-use std::io::IsTerminal as _;
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use beeline_sockets::control::{Answer, Introduced, Question};
 use beeline_sockets::introduce;
@@ -13,6 +12,7 @@ use super::status::{ask, carried, process, strange};
 use crate::bench::report::number;
 use crate::config::values::Span;
 use crate::exit::{Exit, Failure, OrExit as _};
+use crate::looks;
 use crate::output::{Output, table};
 
 /// What it takes.
@@ -43,24 +43,13 @@ type Look = HashMap<(SocketAddr, SocketAddr), (Introduced, [u64; 2])>;
 
 /// The command.
 pub fn run(arguments: &TopArguments, output: Output) -> Result<Exit, Failure> {
-    let mut before = look()?;
-    let mut since = Instant::now();
-    let mut left = arguments.count;
-    while left != Some(0) {
-        std::thread::sleep(arguments.interval.0);
-        let now = look()?;
-        let lines = busiest(&before, &now, since.elapsed(), arguments.rows);
-        since = Instant::now();
+    looks::repeat(arguments.interval.0, arguments.count, look, |before, now, time| {
+        let lines = busiest(before, now, time, arguments.rows);
         if output.json {
-            lines.iter().try_for_each(|line| output.object(line))?;
-        } else {
-            let clear = if std::io::stdout().is_terminal() { "\x1b[H\x1b[2J" } else { "" };
-            output.bytes(format!("{clear}{}\n", screen(&lines)).as_bytes())?;
+            return Ok(lines.iter().try_for_each(|line| output.object(line))?);
         }
-        before = now;
-        left = left.map(|left| left - 1);
-    }
-    Ok(Exit::Done)
+        looks::screen(output, &format!("{}\n", screen(&lines)))
+    })
 }
 
 fn look() -> Result<Look, Failure> {
