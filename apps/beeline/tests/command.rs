@@ -311,6 +311,19 @@ fn the_model_of_the_direct_store_puts_the_papers_values_beside_its_own() {
 }
 
 #[test]
+fn direct_tune_names_settings_for_pairs_that_fit_and_refuses_what_does_not() {
+    let output = beeline(&["direct", "tune", "10", "--utilisation", "40"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let lines = text(&output.stdout).to_owned();
+    assert!(lines.contains("direct-inline-threshold 10\n"), "{lines}");
+    let share = lines.strip_prefix("direct-index-share ").and_then(|rest| rest.lines().next());
+    let share: u32 = share.and_then(|share| share.parse().ok()).unwrap();
+    assert!((50..=90).contains(&share), "{lines}");
+    assert_eq!(beeline(&["direct", "tune", "10", "--utilisation", "90"]).status.code(), Some(1));
+    assert_eq!(beeline(&["direct", "tune", "2"]).status.code(), Some(2));
+}
+
+#[test]
 fn a_tiny_kv_bench_runs_every_part() {
     let output = beeline(&["bench", "kv", "--quick", "--json", "--plot", "kv.png"]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));

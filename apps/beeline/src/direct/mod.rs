@@ -2,6 +2,8 @@
 //!
 //! What a program reads goes to standard output as it is: `beeline direct get` adds no newline.
 
+mod tune;
+
 use std::time::Duration;
 
 use beeline_kv_direct::function::number;
@@ -40,6 +42,11 @@ pub enum DirectCommand {
     /// Print the numbers of a vector that are not zero.
     #[command(after_help = "Example:\n  beeline direct filter weights --width 4")]
     Filter(FilterArguments),
+    /// Choose `direct-index-share` and `direct-inline-threshold` for pairs of a size: fills small tables and
+    /// counts accesses. Needs no node.
+    #[command(after_help = "Examples:\n  beeline direct tune 10\n  \
+                            beeline direct tune 10..40 --utilisation 40")]
+    Tune(tune::TuneArguments),
 }
 
 /// How to reach the store.
@@ -206,6 +213,7 @@ pub struct FilterArguments {
 /// The command.
 pub fn run(command: &DirectCommand, output: Output) -> Result<Exit, Failure> {
     match command {
+        DirectCommand::Tune(arguments) => tune::run(arguments, output),
         DirectCommand::Get(arguments) => {
             let value = one(&arguments.servers, Request::get(arguments.key.as_bytes()))?;
             let Some(value) = value else { return absent(&arguments.key) };
