@@ -511,6 +511,12 @@ impl Store {
         let _ = self.shortage_hook.set(Hook(Box::new(wake)));
     }
 
+    /// Has every shard look for garbage that is worth collecting, and woken for it as
+    /// [`Store::on_shortage`] says: for an owner that is short of room and has nothing to write.
+    pub fn ask_for_room(&self) {
+        self.note_shortage();
+    }
+
     fn note_shortage(&self) {
         const PAUSE_NS: u64 = 10_000_000;
         self.shortages.fetch_add(1, Ordering::Relaxed);

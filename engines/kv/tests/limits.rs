@@ -337,6 +337,30 @@ fn a_shortage_wakes_whoever_may_hold_garbage() {
 }
 
 #[test]
+fn an_owner_that_writes_nothing_has_every_shard_look_for_garbage() {
+    let rig = rig(8, |_| {});
+    let woken = Arc::new(std::sync::atomic::AtomicU32::new(0));
+    let counter = Arc::clone(&woken);
+    rig.store.on_shortage(move || {
+        counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    });
+    let mut shard = rig.shards[0].lock().unwrap();
+    for n in 0..200_u32 {
+        shard.put(0, &key(n), &[&[n as u8; 700]], PutOptions::default()).unwrap();
+    }
+    for n in 0..199 {
+        assert!(shard.delete(0, &key(n)).unwrap());
+    }
+    shard.commit().unwrap();
+    assert_eq!(woken.load(std::sync::atomic::Ordering::Relaxed), 0, "there was room");
+    let used = rig.store.stats().used_bytes;
+    rig.store.ask_for_room();
+    assert_eq!(woken.load(std::sync::atomic::Ordering::Relaxed), 1);
+    while shard.maintain(1 << 20).unwrap().did_work {}
+    assert!(rig.store.stats().used_bytes < used, "{used} bytes stay in use");
+}
+
+#[test]
 fn overwriting_stays_near_what_is_live() {
     let rig = rig(400, |options| options.warm_bytes = Some(SEGMENT / 4));
     let mut shard = rig.shards[0].lock().unwrap();

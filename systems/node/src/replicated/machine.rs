@@ -12,6 +12,7 @@
 //! unit undone, and the others go on. For want of room none stops: a unit that stores something is
 //! held until there is some.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
@@ -51,6 +52,8 @@ const UPKEEP_BYTES: u64 = 4 << 20;
 const REPLY_LIMIT_BYTES: usize = 256 << 20;
 /// The store's own threads are told to look after it so often.
 const UPKEEP_PAUSE: Duration = Duration::from_millis(50);
+/// A store that stays short of room is looked after so often at least, however long it does.
+const SHORT_PAUSE: Duration = Duration::from_secs(1);
 
 /// The node's keys, as a service of the log. Lives on the log's thread.
 #[derive(Debug)]
@@ -64,6 +67,8 @@ pub struct ReplicatedKeys {
     /// As recorded at the start.
     recorded: u64,
     upkeep_asked: Instant,
+    /// While the store is short: when its threads were asked for room, and when they are next.
+    room_asked: Cell<Option<(Instant, Duration)>>,
     /// Of the unit applied last.
     effects: u64,
 }
@@ -80,6 +85,7 @@ impl ReplicatedKeys {
             now_ms: 0,
             recorded: 0,
             upkeep_asked: Instant::now(),
+            room_asked: Cell::new(None),
             effects: 0,
         };
         keys.reload()?;
@@ -189,6 +195,20 @@ impl ReplicatedKeys {
         Ok(())
     }
 
+    /// Has the store's threads look for room. The last deletions of many wake no thread, and the
+    /// clients of a cluster that is short of room may wait for a member without clients. So the log
+    /// asks, less and less often: a store full of what is needed should cost no time.
+    fn ask_for_room(&self) {
+        let now = Instant::now();
+        let pause = match self.room_asked.get() {
+            Some((asked, pause)) if now.duration_since(asked) < pause => return,
+            Some((_, pause)) => (2 * pause).min(SHORT_PAUSE),
+            None => UPKEEP_PAUSE,
+        };
+        self.room_asked.set(Some((now, pause)));
+        self.shared.store.ask_for_room();
+    }
+
     fn record(&mut self, shared: &Shared, position: u64) -> io::Result<()> {
         let progress = Turn { incarnation: position, number: self.now_ms }.encode();
         let recorded = with_keyspace(shared, |keyspace| {
@@ -232,7 +252,13 @@ impl Replicated for ReplicatedKeys {
     /// Before [`beeline_kv::Store::is_short`], after which a unit waits for room:
     /// what other members have proposed by then has to fit as well.
     fn is_short(&self) -> bool {
-        self.shared.store.is_short_with(MARGIN_BYTES)
+        let short = self.shared.store.is_short_with(MARGIN_BYTES);
+        if short {
+            self.ask_for_room();
+        } else {
+            self.room_asked.set(None);
+        }
+        short
     }
 
     /// A unit begins with room for all of it, or is held. Deletions always go on: there is room set
