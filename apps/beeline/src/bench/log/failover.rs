@@ -3,7 +3,7 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -95,11 +95,31 @@ impl Processes {
             .args(["--logs", &logs.join(","), "--provider", self.provider])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(Stdio::null())
+            .stderr(std::fs::File::create(self.said(node))?)
             .spawn()
             .context("starting a member")?;
         self.children[node] = Some(child);
         Ok(())
+    }
+
+    /// The file with what a member has to say.
+    fn said(&self, node: usize) -> PathBuf {
+        self.data.path().join(format!("{node}.log"))
+    }
+
+    /// Each member's role and the last lines it said.
+    fn described(&self) -> String {
+        let describe = |node| {
+            let role = match self.status(node) {
+                Ok((role, applied)) => format!("{role}, {applied} applied"),
+                Err(error) => format!("{error:#}"),
+            };
+            let said = std::fs::read_to_string(self.said(node)).unwrap_or_default();
+            let lines: Vec<_> = said.lines().collect();
+            let last = lines[lines.len().saturating_sub(8)..].join("\n  ");
+            format!("member {node}: {role}\n  {last}")
+        };
+        (0..self.children.len()).map(describe).collect::<Vec<_>>().join("\n")
     }
 
     fn kill(&mut self, node: usize) {
@@ -133,7 +153,11 @@ impl Processes {
             if let Some(leader) = nodes.iter().find(leads) {
                 return Ok(*leader);
             }
-            anyhow::ensure!(start.elapsed() < PATIENCE, "no leader within {PATIENCE:?}");
+            anyhow::ensure!(
+                start.elapsed() < PATIENCE,
+                "no leader within {PATIENCE:?}\n{}",
+                self.described()
+            );
             std::thread::sleep(Duration::from_millis(2));
         }
     }
