@@ -97,6 +97,12 @@ impl Inbound {
         unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), target, length) };
     }
 
+    /// As [`Inbound::copy_to`], into bytes of the caller's.
+    pub fn read(&self, offset: usize, target: &mut [u8]) {
+        // SAFETY: a slice is writable for its length, and no slice lies in a window.
+        unsafe { self.copy_to(offset, target.as_mut_ptr(), target.len()) };
+    }
+
     /// Zeroes all of it: before a link's life begins.
     pub fn clear(&self) {
         let start = self.0.at(0, self.0.length);
@@ -227,6 +233,12 @@ impl Outbound {
         self.written.bytes.fetch_add(length as u64, Ordering::Relaxed);
         // SAFETY: the caller's contract.
         unsafe { self.wire.post(self.offset + offset, source, length) };
+    }
+
+    /// As [`Outbound::post`], from a slice.
+    pub fn post_bytes(&self, offset: usize, bytes: &[u8]) {
+        // SAFETY: a slice is readable for its length.
+        unsafe { self.post(offset, bytes.as_ptr(), bytes.len()) };
     }
 
     /// Posts one aligned word, which becomes visible as a whole.

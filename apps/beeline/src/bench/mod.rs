@@ -82,9 +82,11 @@ pub enum BenchCommand {
                             beeline bench kv --parts headline,latency --json\n  \
                             beeline bench kv --parts recovery --recover 1000000")]
     Kv(kv::KvArguments),
-    /// User-space sockets against kernel TCP, Unix sockets, pipes and a bare ring.
+    /// User-space sockets against kernel TCP, Unix sockets, pipes and a bare ring; or, over packets, against
+    /// kernel TCP between two network namespaces and the bare window.
     #[command(after_help = "Examples:\n  beeline bench sockets\n  \
                             beeline bench sockets --parts data,core --repetitions 7 --json\n  \
+                            beeline bench sockets --lane packets --parts data,idle\n  \
                             beeline bench sockets --full --plot sockets.png")]
     Sockets(sockets::SocketsArguments),
     /// One of the two processes of `bench sockets`.

@@ -5,10 +5,13 @@
 //! programs of others ([`programs`]). A bare ring, without sockets around it, stands beside them.
 
 mod bare;
+mod costs;
 mod many;
+mod packets;
 mod parts;
 mod peer;
 mod programs;
+mod window;
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -28,11 +31,23 @@ pub struct SocketsArguments {
     /// The preload library; by default the one that `beeline run` finds.
     #[arg(long, value_name = "FILE")]
     pub library: Option<PathBuf>,
-    /// What to measure.
-    #[arg(long, value_enum, value_delimiter = ',', default_values_t = PARTS)]
+    /// What carries the connections.
+    #[arg(long, value_enum, default_value_t = Carrier::Rings)]
+    pub lane: Carrier,
+    /// What to measure; by default all that the lane has.
+    #[arg(long, value_enum, value_delimiter = ',')]
     pub parts: Vec<Part>,
     #[command(flatten)]
     pub options: BenchOptions,
+}
+
+/// What carries the connections that are measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Carrier {
+    /// Rings between processes of this host.
+    Rings,
+    /// Packets through a memory window between two network namespaces, with a proxy in each.
+    Packets,
 }
 
 /// A part of the benchmark.
@@ -60,6 +75,12 @@ pub enum Part {
     Rpc,
     /// What a message's time is made of.
     Breakdown,
+    /// Of packets: several connections over 1, 2 and 4 partitions.
+    Partitions,
+    /// Of packets: round trips beside a stream of large messages.
+    Isolation,
+    /// Of packets: processor time of both proxies while open connections are silent.
+    Idle,
 }
 
 const PARTS: [Part; 11] = [
@@ -138,6 +159,15 @@ pub struct SocketsPeerArguments {
     /// Where a stage of a row sends its packets.
     #[arg(long)]
     pub next: Option<String>,
+    /// Where to serve TCP.
+    #[arg(long, default_value = "127.0.0.1:0")]
+    pub listen: String,
+    /// Whom to ask; left out: a server of its own.
+    #[arg(long)]
+    pub to: Option<String>,
+    /// Say also what the process cost: nanoseconds of processor time, and how often it slept and was displaced.
+    #[arg(long)]
+    pub costs: bool,
 }
 
 impl SocketsPeerArguments {
@@ -146,6 +176,9 @@ impl SocketsPeerArguments {
         if self.work == Work::Connections { self.rounds } else { 1 }
     }
 }
+
+const PACKET_PARTS: [Part; 6] =
+    [Part::Data, Part::Sizes, Part::Breakdown, Part::Partitions, Part::Isolation, Part::Idle];
 
 const BULK: usize = 1 << 20;
 const PACKET: usize = 64;
@@ -160,7 +193,12 @@ fn name(value: impl clap::ValueEnum) -> String {
 pub fn run(arguments: &SocketsArguments, output: Output) -> Result<Exit, Failure> {
     let options = &arguments.options;
     let mut report = Report::new("sockets", "none");
-    for part in &arguments.parts {
+    if arguments.lane == Carrier::Packets {
+        let parts = chosen(&arguments.parts, &PACKET_PARTS)?;
+        packets::run(arguments, parts, &mut report, output)?;
+        return finish(&report, options, output);
+    }
+    for part in chosen(&arguments.parts, &PARTS)? {
         match part {
             Part::Data => data(arguments, &mut report, output)?,
             Part::Connections => connections(arguments, &mut report, output)?,
@@ -173,9 +211,25 @@ pub fn run(arguments: &SocketsArguments, output: Output) -> Result<Exit, Failure
             Part::Many => parts::many(arguments, &mut report, output)?,
             Part::Rpc => parts::rpc(arguments, &mut report, output)?,
             Part::Breakdown => parts::breakdown(arguments, &mut report, output)?,
+            // Refused before.
+            Part::Partitions | Part::Isolation | Part::Idle => {}
         }
     }
     finish(&report, options, output)
+}
+
+/// The parts that were asked for, or all; one that the lane has not is refused by its name.
+fn chosen<'a>(asked: &'a [Part], all: &'a [Part]) -> Result<&'a [Part], Failure> {
+    if let Some(other) = asked.iter().find(|part| !all.contains(part)) {
+        let names: Vec<String> = all.iter().map(|&part| name(part)).collect();
+        let error = anyhow::anyhow!(
+            "the part {} is not measured over this lane; it has {}",
+            name(*other),
+            names.join(", ")
+        );
+        return Err(Failure::new(Exit::Usage, error));
+    }
+    Ok(if asked.is_empty() { all } else { asked })
 }
 
 const SUBJECT: &str = "user-space sockets";

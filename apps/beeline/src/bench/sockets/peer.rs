@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 
 use super::super::turns::pin;
+use super::costs::Costs;
 use super::{BULK, PACKET, SocketsPeerArguments, Transport, Work, many, name};
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
@@ -25,6 +26,15 @@ pub fn run_peer(arguments: &SocketsPeerArguments) -> Result<Exit, Failure> {
     }
     if arguments.work == Work::Alone {
         Output::default().line(alone(arguments)?)?;
+        return Ok(Exit::Done);
+    }
+    if let Some(to) = &arguments.to {
+        let figure = ask_at(arguments, to)?;
+        let mut line = figure.to_string();
+        if arguments.costs {
+            line += &format!(" {}", Costs::of_this_process()?);
+        }
+        Output::default().line(line)?;
         return Ok(Exit::Done);
     }
     // The server inherits what preloads us; we pin ourselves after it was started.
@@ -63,7 +73,7 @@ fn serve(arguments: &SocketsPeerArguments) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     match arguments.transport {
         Transport::Tcp => {
-            let listener = TcpListener::bind("127.0.0.1:0")?;
+            let listener = TcpListener::bind(&arguments.listen)?;
             writeln!(out, "{}", listener.local_addr()?)?;
             out.flush()?;
             for _ in 1..arguments.conversations() {
@@ -72,7 +82,11 @@ fn serve(arguments: &SocketsPeerArguments) -> anyhow::Result<()> {
             }
             let (peer, _) = listener.accept()?;
             peer.set_nodelay(true)?;
-            answer(arguments, &peer, &peer)
+            answer(arguments, &peer, &peer)?;
+            if arguments.costs {
+                writeln!(out, "{}", Costs::of_this_process()?)?;
+            }
+            Ok(())
         }
         Transport::Unix => {
             let folder = std::env::temp_dir();
@@ -124,6 +138,20 @@ fn answer(
     }
     to.write_all(&[1; 8])?;
     Ok(())
+}
+
+/// Asks a server that was started already.
+fn ask_at(arguments: &SocketsPeerArguments, to: &str) -> anyhow::Result<f64> {
+    pin(0)?;
+    match arguments.work {
+        Work::Connections => connections(arguments, to),
+        Work::Many => many::ask(arguments, to),
+        _ => {
+            let peer = TcpStream::connect(to).with_context(|| format!("connecting to {to}"))?;
+            peer.set_nodelay(true)?;
+            measure(arguments, &peer, &peer)
+        }
+    }
 }
 
 fn ask(arguments: &SocketsPeerArguments, child: &mut Child) -> anyhow::Result<f64> {
