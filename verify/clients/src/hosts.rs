@@ -84,6 +84,49 @@ impl Namespaces {
     pub fn place(&self, at: usize) -> Place {
         Place::namespace(&self.0[at])
     }
+
+    /// A third host with a cable of its own to the first; `None` after saying that `test` is skipped.
+    #[must_use]
+    pub fn third(&self, test: &str) -> Option<Third> {
+        let third = Third(format!("{}c", self.0[0]));
+        let wire = || -> Result<(), String> {
+            ip(&["netns", "add", &third.0])?;
+            let pair = ["link", "add", "cable3", "type", "veth", "peer", "name", "cable", "netns"];
+            ip(&[&["-n", &self.0[0]][..], &pair, &[&third.0]].concat())?;
+            let ends = [(&self.0[0], "cable3"), (&third.0, "cable")];
+            for ((name, link), address) in ends.into_iter().zip(THIRD) {
+                ip(&["-n", name, "addr", "add", &format!("{address}/24"), "dev", link])?;
+                ip(&["-n", name, "link", "set", link, "up"])?;
+            }
+            ip(&["-n", &third.0, "link", "set", "lo", "up"])
+        };
+        if let Err(why) = wire() {
+            skip(test, &format!("a third network namespace cannot be made: {why}"));
+            return None;
+        }
+        Some(third)
+    }
+}
+
+/// Addresses of the first host and the third at the cable between them.
+pub const THIRD: [&str; 2] = ["10.77.1.1", "10.77.1.2"];
+
+/// The network namespace of a third host.
+#[derive(Debug)]
+pub struct Third(String);
+
+impl Third {
+    /// Where its programs run.
+    #[must_use]
+    pub fn place(&self) -> Place {
+        Place::namespace(&self.0)
+    }
+}
+
+impl Drop for Third {
+    fn drop(&mut self) {
+        end(&self.0);
+    }
 }
 
 impl Drop for Namespaces {

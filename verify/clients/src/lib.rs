@@ -3,7 +3,7 @@
 //! - [`server`]: starts `beeline serve` on free ports with a directory of its own, and ends it.
 //! - [`resp`]: a few lines of Redis protocol, for what clients do not let a test say.
 //! - [`preload`]: programs under `beeline run`, with a monitor of their own.
-//! - [`hosts`]: two hosts on this one, as network namespaces.
+//! - [`hosts`]: two hosts on this one, as network namespaces; [`windows`]: the same with a memory window.
 //! - [`to_node`]: how a one-sided client reaches a node.
 //! - [`skip`]: a test that cannot run here says so, with the reason.
 //!
@@ -18,6 +18,7 @@ pub mod preload;
 pub mod resp;
 pub mod server;
 pub mod to_node;
+pub mod windows;
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};

@@ -60,6 +60,13 @@ impl Place {
         Self(["ip", "netns", "exec", name].map(str::to_owned).into())
     }
 
+    /// There, as another user.
+    #[must_use]
+    pub fn with_user(mut self, user: &str) -> Self {
+        self.0.extend(Self::user(user).0);
+        self
+    }
+
     /// `program` there.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let Some((first, rest)) = self.0.split_first() else { return Command::new(program) };

@@ -3,156 +3,20 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
-use beeline_verify_clients::hosts::{ADDRESSES as CABLE, Namespaces};
-use beeline_verify_clients::preload::{Background, Monitor, Place, library};
-use beeline_verify_clients::{bounded, eventually, free_port, need, note, program, root, said};
-use serde_json::Value;
+use beeline_verify_clients::preload::{Background, library};
+use beeline_verify_clients::windows::{ADDRESSES, Hosts, listens};
+use beeline_verify_clients::{bounded, eventually, free_port, need, note, root, said};
 
 const PATIENCE: Duration = Duration::from_secs(60);
-const ADDRESSES: [&str; 2] = ["127.78.1.2", "127.78.1.3"];
-
-struct Proxy(Child);
-
-impl Drop for Proxy {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-struct Hosts {
-    // Ended first.
-    proxies: Vec<Proxy>,
-    monitors: Vec<Monitor>,
-    folder: tempfile::TempDir,
-    places: [Place; 2],
-    addresses: [&'static str; 2],
-    ports: [u16; 2],
-    /// Ended last.
-    _namespaces: Option<Namespaces>,
-}
-
-impl Hosts {
-    /// `more`: of each side's file, what stands before the peers and behind them.
-    fn start(more: [[&str; 2]; 2]) -> Self {
-        Self::start_over("", more)
-    }
-
-    /// `query`: more of the window's URL.
-    fn start_over(query: &str, more: [[&str; 2]; 2]) -> Self {
-        let ports = [free_port(), free_port()];
-        let mut hosts = Self::without_proxies(Default::default(), ADDRESSES, ports, None);
-        hosts.proxies = (0..2).map(|side| hosts.proxy(side, more[side], query)).collect();
-        hosts
-    }
-
-    /// In network namespaces of their own, with a cable between them; `None` after saying that `test` is skipped.
-    fn in_namespaces(test: &str) -> Option<Self> {
-        let namespaces = Namespaces::make(test)?;
-        let places = [0, 1].map(|side| namespaces.place(side));
-        let mut hosts = Self::without_proxies(places, CABLE, [9090; 2], Some(namespaces));
-        hosts.proxies = (0..2).map(|side| hosts.proxy(side, ["", ""], "")).collect();
-        Some(hosts.up())
-    }
-
-    fn without_proxies(
-        places: [Place; 2],
-        addresses: [&'static str; 2],
-        ports: [u16; 2],
-        namespaces: Option<Namespaces>,
-    ) -> Self {
-        let monitors =
-            places.iter().map(|place| Monitor::start_at(place.clone(), Vec::new())).collect();
-        let folder = tempfile::tempdir().unwrap();
-        let proxies = Vec::new();
-        Self { proxies, monitors, folder, places, addresses, ports, _namespaces: namespaces }
-    }
-
-    /// What a proxy is told, and its process.
-    fn proxy(&self, side: usize, more: [&str; 2], query: &str) -> Proxy {
-        let other = 1 - side;
-        let Self { addresses, ports, folder, .. } = self;
-        let peers = folder.path().join(format!("peers-{side}.toml"));
-        let text = format!(
-            "addresses = [\"{}\"]\nlisten = \"{}:{}\"\n{}\n[[peers]]\nname = \"other\"\n\
-             addresses = [\"{}\"]\nmonitor = \"{}:{}\"\n{}\n",
-            addresses[side],
-            addresses[side],
-            ports[side],
-            more[0],
-            addresses[other],
-            addresses[other],
-            ports[other],
-            more[1],
-        );
-        std::fs::write(&peers, text).unwrap();
-        let file = folder.path().join("window");
-        let window = format!("ntb://{}?side={side}&size=4194304{query}", file.display());
-        let mut command = self.places[side].command(program());
-        command.args(["sockets", "proxy", "--window", &window, "--peers"]).arg(&peers);
-        command.env("BEELINE_SOCKETS_MONITOR", self.monitors[side].name()).stdin(Stdio::null());
-        Proxy(command.spawn().unwrap())
-    }
-
-    fn both_up() -> Self {
-        Self::start([["", ""], ["", ""]]).up()
-    }
-
-    /// Two partitions, behind write-combining buffers.
-    fn two_partitions_in_disorder() -> Self {
-        let two = ["partitions = 2", ""];
-        Self::start_over("&disorder=7", [two, two]).up()
-    }
-
-    fn up(self) -> Self {
-        for side in 0..2 {
-            self.says(side, "link to other", "up");
-        }
-        self
-    }
-
-    fn value(&self, side: usize, row: &str) -> Option<String> {
-        let status: Value = self.monitors[side].status()?;
-        Some(status["proxy"][row].as_str()?.to_owned())
-    }
-
-    fn count(&self, side: usize, row: &str) -> u64 {
-        self.value(side, row).and_then(|value| value.parse().ok()).unwrap_or(0)
-    }
-
-    /// Waits until a row of the status begins so.
-    fn says(&self, side: usize, row: &str, wanted: &str) {
-        eventually(&format!("{row} = {wanted}"), PATIENCE, || {
-            self.value(side, row)?.starts_with(wanted).then_some(())
-        });
-    }
-
-    /// A counter of all partitions together.
-    fn sum(&self, side: usize, row: &str) -> u64 {
-        (0..2).map(|index| self.count(side, &format!("other, partition {index}: {row}"))).sum()
-    }
-
-    fn connections(&self, side: usize) -> u64 {
-        self.count(side, "connections")
-    }
-}
 
 fn script(mode: &str, host: &str, port: u16, more: &[&str]) -> Vec<String> {
     let path = root().join("verify/clients/python/sockets_windows.py");
     let port = port.to_string();
     let all = ["python3", &path.to_string_lossy(), mode, host, &port].map(str::to_owned);
     all.into_iter().chain(more.iter().map(|&word| word.to_owned())).collect()
-}
-
-/// Waits until something listens at `port` where the process runs.
-fn listens(process: u32, port: u16) {
-    eventually("a server that listens", PATIENCE, || {
-        let text = std::fs::read_to_string(format!("/proc/{process}/net/tcp")).ok()?;
-        text.contains(&format!(":{port:04X} 00000000:0000 0A")).then_some(())
-    });
 }
 
 fn serve(hosts: &Hosts, accelerated: bool, port: u16, count: &str) -> Background {
@@ -277,7 +141,7 @@ fn hosts_of_their_own_talk_through_the_window_and_over_the_cable_while_there_is_
     if need(test, "python3").is_none() {
         return;
     }
-    let Some(mut hosts) = Hosts::in_namespaces(test) else { return };
+    let Some(mut hosts) = Hosts::in_namespaces(test, ["", ""]) else { return };
     let talked = |hosts: &Hosts| {
         let before = hosts.sum(0, "bytes sent");
         let _server = serve(hosts, true, 7000, "3");
@@ -337,6 +201,87 @@ fn a_program_of_the_explicit_interface_sends_and_receives_without_a_copy() {
     for side in 0..2 {
         assert_eq!(hosts.sum(side, "bytes copied"), bytes);
     }
+    // Direct: the client writes the server's host's memory itself, and no proxy copies but the answer.
+    let words = [&program, "serve", ADDRESSES[1], &text];
+    let mut server = hosts.monitors[1].command(true, &words);
+    let server = server.stdout(Stdio::piped()).spawn().unwrap();
+    listens(server.id(), port);
+    let words = [&program, "direct", ADDRESSES[1], &text, "1000000"];
+    let output = bounded(&mut hosts.monitors[0].command(true, &words), PATIENCE);
+    assert!(output.status.success(), "{}", said(&output));
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "sum 499999500000, copied 0\n");
+    let output = server.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "copied 0\n");
+    for side in 0..2 {
+        assert_eq!(hosts.sum(side, "bytes copied"), bytes + 8);
+    }
+    assert_eq!(hosts.count(1, "extents given to other hosts"), 1);
+}
+
+#[test]
+fn an_extent_beyond_the_quota_is_refused_and_others_are_still_given() {
+    let test = "an_extent_beyond_the_quota";
+    if need(test, "python3").is_none() {
+        return;
+    }
+    let tight = ["extents_of_a_process = 300000", ""];
+    let hosts = Hosts::start([tight, ["extents_of_this_host = 500000", ""]]).up();
+    let port = free_port();
+    let text = port.to_string();
+    let words = ["python3", "-c", ECHO, ADDRESSES[1], &text, "9"];
+    let _server = Background::start(&mut hosts.monitors[1].command(true, &words));
+    listens(_server.process(), port);
+    // What stands in an extent comes by `recv`, too; ends are told apart by what they answer.
+    let code = "import ctypes, errno, socket, sys
+library = ctypes.CDLL(None, use_errno=True)
+class Block(ctypes.Structure):
+    _fields_ = [('bytes', ctypes.c_void_p), ('length', ctypes.c_size_t), ('number', ctypes.c_uint32)]
+def connect():
+    return socket.create_connection((sys.argv[1], int(sys.argv[2])))
+def ask(c, size):
+    if library.nts_extent(c.fileno(), ctypes.c_size_t(size)) == 0:
+        return 'given'
+    return errno.errorcode[ctypes.get_errno()]
+a, b, c = connect(), connect(), connect()
+print(ask(a, 400000), ask(a, 200000), ask(a, 4096), ask(b, 200000), ask(c, 4096), flush=True)
+block = Block()
+for word in [b'x' * 60000, b'y' * 60000, b'z' * 60000, b'w' * 60000]:
+    while library.nts_extent_room(a.fileno(), ctypes.c_size_t(60000), ctypes.byref(block)) != 1:
+        pass
+    ctypes.memmove(block.bytes, word, 60000)
+    assert library.nts_extent_send(a.fileno(), ctypes.c_size_t(60000)) == 0
+    a.sendall(b'-between-')
+    want, got = word + b'-between-', b''
+    while len(got) < len(want):
+        got += a.recv(100000)
+    assert got == want
+print('whole')
+if len(sys.argv) > 3:
+    sys.stdin.read()
+";
+    let words = ["python3", "-c", code, ADDRESSES[1], &text];
+    let mut first = hosts.monitors[0].command(true, &[&words[..], &["stay"]].concat());
+    let mut first =
+        first.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    eventually("two extents", PATIENCE, || {
+        (hosts.count(1, "extents given to other hosts") == 2).then_some(())
+    });
+    // Another process has a quota of its own, and the other host has room for one more of this size.
+    let output = bounded(&mut hosts.monitors[0].command(true, &words), PATIENCE);
+    let second = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(second, "ENOBUFS given EEXIST ENOBUFS given\nwhole\n", "{}", said(&output));
+    drop(first.stdin.take());
+    let output = first.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(text, "ENOBUFS given EEXIST ENOBUFS given\nwhole\n", "{}", said(&output));
+    // What was given is free again once the connections are over.
+    for side in 0..2 {
+        eventually("no connection is left", PATIENCE, || {
+            (hosts.connections(side) == 0).then_some(())
+        });
+    }
+    let output = bounded(&mut hosts.monitors[0].command(true, &words), PATIENCE);
+    assert!(String::from_utf8_lossy(&output.stdout).ends_with("whole\n"), "{}", said(&output));
 }
 
 #[test]
@@ -395,12 +340,186 @@ fn redis_is_served_through_the_window_and_a_killed_client_leaves_nothing() {
     assert!(ask(&["ping"]).status.success());
 }
 
+/// Echoes what comes on each of the connections, at its own pace, until each ends.
+const ECHO: &str = "import socket, sys, threading
+l = socket.socket()
+l.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+l.bind((sys.argv[1], int(sys.argv[2])))
+l.listen()
+def echo(c):
+    while data := c.recv(50000):
+        c.sendall(data)
+    c.shutdown(socket.SHUT_WR)
+threads = []
+for _ in range(int(sys.argv[3])):
+    c, _ = l.accept()
+    threads.append(threading.Thread(target=echo, args=(c,)))
+    threads[-1].start()
+for thread in threads:
+    thread.join()
+print('echoed', flush=True)
+";
+
+/// Sends and looks at every byte that comes back, on several connections at once, until the file is there.
+const LOOK: &str = "import os, socket, sys, threading
+def pattern(at, count):
+    block = bytes((i * 131 + (i >> 8)) & 255 for i in range(65536)) * 2
+    out = bytearray()
+    while count:
+        start = at % 65536
+        part = min(count, 65536)
+        out += block[start:start + part]
+        at += part
+        count -= part
+    return bytes(out)
+def one(size, results):
+    c = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+    sent, got = [0], 0
+    def send():
+        while not os.path.exists(sys.argv[4]):
+            c.sendall(pattern(sent[0], size))
+            sent[0] += size
+        c.shutdown(socket.SHUT_WR)
+    sender = threading.Thread(target=send)
+    sender.start()
+    while data := c.recv(70000):
+        assert data == pattern(got, len(data)), got
+        got += len(data)
+    sender.join()
+    assert got == sent[0], (got, sent[0])
+    results.append(got)
+results, threads = [], []
+for size in [7, 3000, 100000][:int(sys.argv[3])]:
+    threads.append(threading.Thread(target=one, args=(size, results)))
+    threads[-1].start()
+for thread in threads:
+    thread.join()
+print(len(results), sum(results))
+";
+
+fn kill(process: i32) {
+    let mut command = std::process::Command::new("kill");
+    assert!(command.args(["-KILL", &process.to_string()]).status().unwrap().success());
+}
+
+#[test]
+fn proxies_killed_under_load_are_replaced_and_every_byte_is_there() {
+    let test = "proxies_killed_under_load";
+    if need(test, "python3").is_none() {
+        return;
+    }
+    // A connection that is between two partitions when a proxy dies is lost: nothing moves here.
+    let two = ["partitions = 2\nbalance = false\ngrace_seconds = 60", ""];
+    let hosts = Hosts::start([two, two]).up();
+    let port = free_port();
+    let (text, stop) = (port.to_string(), hosts.folder.path().join("stop"));
+    let stop_text = stop.display().to_string();
+    let words = ["python3", "-c", ECHO, ADDRESSES[1], &text, "3"];
+    let mut server = hosts.monitors[1].command(true, &words);
+    let server = server.stdout(Stdio::piped()).spawn().unwrap();
+    listens(server.id(), port);
+    let words = ["python3", "-c", LOOK, ADDRESSES[1], &text, "3", &stop_text];
+    let mut client = hosts.monitors[0].command(true, &words);
+    let client = client.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    eventually("three connections", PATIENCE, || (hosts.connections(1) == 3).then_some(()));
+    let mut moved = 0;
+    for (turn, side) in [0, 1, 1, 0].into_iter().enumerate() {
+        // Bytes flow again before the next one dies.
+        eventually("bytes after a death", PATIENCE, || {
+            let now = hosts.sum(side, "bytes received");
+            (now != std::mem::replace(&mut moved, now) && now > 0).then_some(())
+        });
+        let worker = hosts.worker(side);
+        kill(worker);
+        eventually("another proxy", PATIENCE, || {
+            let value = hosts.value(side, "proxy's process")?;
+            (value != worker.to_string()).then_some(())
+        });
+        hosts.says(0, "link to other", "up");
+        let adopted = hosts.count(side, "taken over from a proxy that died");
+        assert_eq!(adopted, 3, "death {turn}, of side {side}");
+    }
+    eventually("bytes in the end", PATIENCE, || {
+        let now = hosts.sum(0, "bytes received");
+        (now != std::mem::replace(&mut moved, now) && now > 0).then_some(())
+    });
+    std::fs::write(&stop, "").unwrap();
+    let output = client.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    let output_text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output_text.starts_with("3 "), "{output_text}");
+    note(&format!("four proxies killed; connections and bytes echoed: {}", output_text.trim()));
+    let output = server.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "echoed\n");
+    for side in 0..2 {
+        assert_eq!(hosts.sum(side, "drops"), 0);
+        eventually("no connection is left", PATIENCE, || {
+            (hosts.connections(side) == 0).then_some(())
+        });
+    }
+    // Programs that listened before are found by the proxy that came later.
+    let port = free_port();
+    let _server = serve(&hosts, true, port, "100");
+    let worker = hosts.worker(1);
+    kill(worker);
+    eventually("another proxy", PATIENCE, || {
+        let value = hosts.value(1, "proxy's process")?;
+        (value != worker.to_string()).then_some(())
+    });
+    hosts.says(0, "link to other", "up");
+    hosts.says(1, "link to other", "up");
+    let before = hosts.sum(0, "bytes sent");
+    let _ = talk(&hosts, true, port);
+    assert!(hosts.sum(0, "bytes sent") - before > 1 << 20, "the next connections go through it");
+}
+
+#[test]
+fn quotas_of_bandwidth_and_memory_bound_what_a_partition_and_a_process_have() {
+    let test = "quotas_of_bandwidth_and_memory";
+    if need(test, "python3").is_none() {
+        return;
+    }
+    // Two connections of 2.1 MB each fit; the limit is far below what the window carries.
+    let limited = ["bytes_a_second = 4000000\nmemory_of_a_process = 4500000", ""];
+    let hosts = Hosts::start([limited, ["", ""]]).up();
+    let port = free_port();
+    let text = port.to_string();
+    let words = ["python3", "-c", ECHO, ADDRESSES[1], &text, "3"];
+    let _server = Background::start(&mut hosts.monitors[1].command(true, &words));
+    listens(_server.process(), port);
+    let code = "import socket, sys
+all = [socket.create_connection((sys.argv[1], int(sys.argv[2]))) for _ in range(3)]
+got = 0
+all[0].settimeout(50)
+import threading
+t = threading.Thread(target=lambda: all[0].sendall(b'x' * 6000000))
+t.start()
+while got < 6000000:
+    got += len(all[0].recv(100000))
+for c in all[1:]:
+    c.sendall(b'y')
+    assert c.recv(1) == b'y'
+print('whole')
+";
+    let words = ["python3", "-c", code, ADDRESSES[1], &text];
+    let output = bounded(&mut hosts.monitors[0].command(true, &words), PATIENCE);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "whole\n", "{}", said(&output));
+    // The third is the kernel's, and the status says why; the first was slowed and lost nothing.
+    assert_eq!(hosts.count(0, "left to the kernel: the memory of the process is used up"), 1);
+    assert_eq!(hosts.count(0, "connected"), 2);
+    assert!(hosts.sum(0, "rounds ended by the limit") > 0);
+    assert_eq!(hosts.sum(1, "rounds ended by the limit"), 0);
+    assert_eq!(hosts.sum(0, "bytes sent"), 6_000_001);
+}
+
 #[test]
 fn a_proxy_that_is_killed_resets_its_connections_and_the_kernel_has_the_next_ones() {
     if need("a_proxy_that_is_killed", "python3").is_none() {
         return;
     }
-    let mut hosts = Hosts::both_up();
+    // With its keeper; what is left waits for neither for long.
+    let short = ["grace_seconds = 1", ""];
+    let mut hosts = Hosts::start([short, short]).up();
     let port = free_port();
     let _server = serve(&hosts, true, port, "100");
     let hold = format!(
