@@ -3,6 +3,7 @@
  *
  *   cc -I systems/sockets-preload/include examples/nts_sum.c -L DIR -lbeeline_sockets_preload -o nts_sum
  *   nts_sum serve ADDRESS PORT            nts_sum send ADDRESS PORT COUNT
+ *   nts_sum direct ADDRESS PORT COUNT     the client writes the other host's memory itself: no proxy copies either
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -75,7 +76,19 @@ static void serve(struct sockaddr_in *at)
     check(nts_close(fd), "close");
 }
 
-static void send_numbers(struct sockaddr_in *to, uint64_t count)
+/* A part of the other host's memory. */
+static void part(int fd, size_t length, nts_block *block)
+{
+    for (;;) {
+        int there = nts_extent_room(fd, length, block);
+        check(there, "nts_extent_room");
+        if (there)
+            return;
+        usleep(100);
+    }
+}
+
+static void send_numbers(struct sockaddr_in *to, uint64_t count, size_t extent)
 {
     int fd = nts_socket(AF_INET, SOCK_STREAM, 0);
     check(nts_conn_set_prior(fd, 1), "nts_conn_set_prior");
@@ -84,14 +97,25 @@ static void send_numbers(struct sockaddr_in *to, uint64_t count)
         fprintf(stderr, "the connection is the kernel's\n");
         exit(3);
     }
+    if (extent)
+        check(nts_extent(fd, extent), "nts_extent");
     nts_block block;
     for (uint64_t number = 0; number < count;) {
-        room(fd, &block);
+        if (extent)
+            part(fd, extent / 8, &block);
+        else
+            room(fd, &block);
         uint64_t *numbers = block.bytes;
         size_t length = 0;
         for (; length < block.length / sizeof *numbers && number < count; length++)
             numbers[length] = number++;
-        check(nts_send_room(fd, &block, length * sizeof *numbers), "nts_send_room");
+        if (!extent)
+            check(nts_send_room(fd, &block, length * sizeof *numbers), "nts_send_room");
+        else
+            while (nts_extent_send(fd, length * sizeof *numbers) < 0) {
+                check(errno == EAGAIN ? 0 : -1, "nts_extent_send");
+                wait_for(fd, POLLOUT);
+            }
     }
     check(nts_shutdown(fd, SHUT_WR), "shutdown");
     if (!next(fd, &block)) {
@@ -108,7 +132,7 @@ static void send_numbers(struct sockaddr_in *to, uint64_t count)
 int main(int count, char **words)
 {
     if (count < 4) {
-        fprintf(stderr, "nts_sum serve ADDRESS PORT | nts_sum send ADDRESS PORT COUNT\n");
+        fprintf(stderr, "nts_sum serve ADDRESS PORT | nts_sum send|direct ADDRESS PORT COUNT\n");
         return 2;
     }
     struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons(atoi(words[3]))};
@@ -117,6 +141,7 @@ int main(int count, char **words)
     if (strcmp(words[1], "serve") == 0)
         serve(&address);
     else
-        send_numbers(&address, count > 4 ? strtoull(words[4], NULL, 10) : 1000000);
+        send_numbers(&address, count > 4 ? strtoull(words[4], NULL, 10) : 1000000,
+                     strcmp(words[1], "direct") == 0 ? 1 << 20 : 0);
     return 0;
 }

@@ -129,6 +129,33 @@ impl ControlSocket {
         Ok(Self(fd))
     }
 
+    /// Two connected ends.
+    ///
+    /// Errors: the kernel's (descriptor limit).
+    pub fn pair() -> std::io::Result<(Self, Self)> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (one, other) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        Ok((Self(one), Self(other)))
+    }
+
+    /// An end that another process made with [`ControlSocket::pair`].
+    ///
+    /// Errors: `InvalidInput` for a descriptor of another kind.
+    pub fn from_peer(end: OwnedFd) -> std::io::Result<Self> {
+        let kind = rustix::net::sockopt::socket_type(&end);
+        if kind != Ok(SocketType::SEQPACKET) {
+            return Err(std::io::ErrorKind::InvalidInput.into());
+        }
+        Ok(Self(end))
+    }
+
+    /// The descriptor, for another process.
+    #[must_use]
+    pub fn into_descriptor(self) -> OwnedFd {
+        self.0
+    }
+
     /// Who is at the other end. `pid` is 0 for a process outside our process namespace.
     ///
     /// Errors: the kernel's.
@@ -237,6 +264,17 @@ mod tests {
         assert_eq!(fds.len(), 1);
         crate::doorbell::Doorbell::from_peer(fds.pop().unwrap()).unwrap().ring();
         assert_eq!(other.clear(), crate::doorbell::Rung::Yes);
+    }
+
+    #[test]
+    fn an_end_of_a_pair_is_taken_for_one_and_another_descriptor_is_not() {
+        let (left, right) = ControlSocket::pair().unwrap();
+        let right = ControlSocket::from_peer(right.into_descriptor()).unwrap();
+        left.send(b"through", &[]).unwrap();
+        let (mut record, mut fds) = ([0; 16], Vec::new());
+        assert!(matches!(right.receive(&mut record, &mut fds).unwrap(), Received::Record(7)));
+        let file = std::fs::File::open("/proc/self/status").unwrap();
+        assert!(ControlSocket::from_peer(file.into()).is_err());
     }
 
     #[test]

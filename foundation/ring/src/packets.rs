@@ -125,6 +125,27 @@ impl<'a> IndexQueue<'a> {
         Ok(part)
     }
 
+    /// As [`IndexQueue::look`], from `position` on, which the consumer counts round and which lies
+    /// between what was taken and what was put.
+    ///
+    /// Errors: [`Corrupt`], also for a position outside of that.
+    pub fn look_from(&self, position: u32, numbers: &mut [u32]) -> Result<usize, Corrupt> {
+        let head = self.head.load(Ordering::Relaxed);
+        // Acquire with the producer's Release in `push`.
+        let filled = self.tail.load(Ordering::Acquire).wrapping_sub(head);
+        let passed = position.wrapping_sub(head);
+        if filled > self.length() || passed > filled {
+            return Err(Corrupt);
+        }
+        let part = numbers.len().min((filled - passed) as usize);
+        let mut at = position;
+        for number in &mut numbers[..part] {
+            *number = self.entry(at).load(Ordering::Relaxed);
+            at = at.wrapping_add(1);
+        }
+        Ok(part)
+    }
+
     /// Takes `count` numbers that [`IndexQueue::look`] found, with one update.
     #[expect(clippy::cast_possible_truncation, reason = "at most the length")]
     pub fn skip(&self, count: usize) {
@@ -208,6 +229,53 @@ impl<'a> Packets<'a> {
         let part = self.filled.look(numbers)?;
         self.check(&numbers[..part])?;
         Ok(part)
+    }
+
+    /// As [`Packets::look`], from `position` on, as [`IndexQueue::look_from`] has it: for a receiver
+    /// that gives blocks back later.
+    ///
+    /// Errors: [`Corrupt`].
+    pub fn look_from(&self, position: u32, numbers: &mut [u32]) -> Result<usize, Corrupt> {
+        let part = self.filled.look_from(position, numbers)?;
+        self.check(&numbers[..part])?;
+        Ok(part)
+    }
+
+    /// Takes up for a sender that died: blocks that it took and did not publish are free again.
+    ///
+    /// Blocks are published in the order in which they were taken, so that as many were taken as
+    /// were published, but for these.
+    ///
+    /// Errors: [`Corrupt`].
+    pub fn mend_sender(&self) -> Result<(), Corrupt> {
+        let (published, taken) = (self.filled.put(), self.free.taken());
+        if taken.wrapping_sub(published) > self.blocks {
+            return Err(Corrupt);
+        }
+        // Release with the Acquire of `push`, as in `skip`. Their entries are as they were: the
+        // queue has room for every block, and these are in no hands.
+        self.free.head.store(published, Ordering::Release);
+        Ok(())
+    }
+
+    /// Takes up for a receiver that died: blocks that it took and did not give back are free again.
+    ///
+    /// Errors: [`Corrupt`].
+    pub fn mend_receiver(&self) -> Result<(), Corrupt> {
+        let taken = self.filled.taken();
+        let missing = taken.wrapping_add(self.blocks).wrapping_sub(self.free.put());
+        if missing > self.blocks {
+            return Err(Corrupt);
+        }
+        for back in (1..=missing).rev() {
+            // As it was: the sender has no block to put into this entry.
+            let number = self.filled.entry(taken.wrapping_sub(back)).load(Ordering::Relaxed);
+            self.check(&[number])?;
+            if self.free.push(&[number])? != 1 {
+                return Err(Corrupt);
+            }
+        }
+        Ok(())
     }
 
     /// The receiver is done with blocks that it looked at, the first ones in the queue.
@@ -321,6 +389,64 @@ mod tests {
         packets.release(&seen[..2]).unwrap();
         assert_eq!(packets.look(&mut seen), Ok(4));
         assert_eq!(packets.take(&mut numbers), Ok(2));
+    }
+
+    #[test]
+    fn what_a_dead_end_had_in_its_hands_is_free_or_filled_again_at_every_step() {
+        for start in [0, u32::MAX - 5] {
+            for (published, taken, released, given) in
+                [(0, 0, 0, 0), (2, 5, 0, 0), (3, 3, 2, 1), (4, 6, 4, 0), (6, 6, 3, 3)]
+            {
+                let (filled, free) = (OwnedQueue::new(8), OwnedQueue::new(8));
+                for queue in [&filled, &free] {
+                    queue.tail.store(start, Ordering::Relaxed);
+                    queue.head.store(start, Ordering::Relaxed);
+                }
+                let packets = Packets::new(filled.queue(), free.queue(), 8);
+                packets.format().unwrap();
+                let mut numbers = [0; 8];
+                packets.take(&mut numbers[..taken]).unwrap();
+                packets.publish(&numbers[..published]).unwrap();
+                // The sender died here, and the receiver between its two updates.
+                let mut seen = [0; 8];
+                packets.look(&mut seen[..released]).unwrap();
+                packets.filled.skip(released);
+                packets.free.push(&seen[..given]).unwrap();
+                packets.mend_sender().unwrap();
+                packets.mend_receiver().unwrap();
+                let mut left = [0; 8];
+                let unread = packets.look(&mut left).unwrap();
+                assert_eq!(left[..unread], numbers[released..published]);
+                let mut all: Vec<u32> = left[..unread].to_vec();
+                let mut rest = [0; 8];
+                let count = packets.take(&mut rest).unwrap();
+                // What the dead sender had is the next to be taken, in the same order.
+                assert_eq!(rest[..taken - published], numbers[published..taken]);
+                all.extend(&rest[..count]);
+                all.sort_unstable();
+                assert_eq!(all, (0..8).collect::<Vec<_>>());
+                assert_eq!(packets.mend_sender(), Ok(()));
+                free.head.store(start.wrapping_sub(20), Ordering::Relaxed);
+                assert_eq!(packets.mend_sender(), Err(Corrupt));
+            }
+        }
+    }
+
+    #[test]
+    fn a_receiver_may_look_ahead_of_what_it_gave_back_and_no_further_than_what_came() {
+        let (filled, free) = (OwnedQueue::new(8), OwnedQueue::new(8));
+        let packets = Packets::new(filled.queue(), free.queue(), 8);
+        packets.format().unwrap();
+        let mut numbers = [0; 5];
+        packets.take(&mut numbers).unwrap();
+        packets.publish(&numbers).unwrap();
+        let mut seen = [0; 8];
+        assert_eq!(packets.look_from(2, &mut seen), Ok(3));
+        assert_eq!(seen[..3], numbers[2..]);
+        assert_eq!(packets.look_from(5, &mut seen), Ok(0));
+        assert_eq!(packets.look_from(6, &mut seen), Err(Corrupt));
+        packets.release(&numbers[..3]).unwrap();
+        assert_eq!(packets.look_from(2, &mut seen), Err(Corrupt));
     }
 
     #[test]

@@ -17,16 +17,19 @@
 //! - [`shim`]: write-combining buffers that reorder what is not fenced, for tests and `?disorder=`.
 //! - [`link`]: the scratchpads, and the four steps by which two hosts find each other there.
 //! - [`cable`]: the emulation between processes of one host: a file and named pipes.
+//! - [`extents`]: parts of the memory that programs of the other host may write themselves.
 //!
 //! Rules: what the other host wrote is copied, checked, then used; a word that announces bytes is
 //! posted behind a fence.
 
 pub mod cable;
+pub mod extents;
 pub mod link;
 pub mod shim;
 pub mod window;
 
 pub use cable::{Cable, CableError, WindowUrl};
+pub use extents::Extents;
 pub use link::{Announcement, Event, Link, State};
 pub use window::{Bells, Inbound, Outbound, Window};
 

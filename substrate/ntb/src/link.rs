@@ -39,6 +39,9 @@ const ANNOUNCED_AT: usize = 320;
 /// "BLNTB", two zeros and the version.
 const MAGIC: u64 = u64::from_le_bytes(*b"BLNTB\0\0\x01");
 
+/// Why a link fell whose other end said that it goes: it is not coming back.
+pub const IN_GOOD_ORDER: &str = "the other end went in good order";
+
 const GOING_DOWN: u64 = 1;
 const DOWN_AGREED: u64 = 2;
 
@@ -195,7 +198,7 @@ impl Link {
             self.outbound.post_word(STATE_AT, DOWN_AGREED);
             self.outbound.fence();
             *ring = true;
-            return self.falls("the other end went in good order");
+            return self.falls(IN_GOOD_ORDER);
         }
         if epoch != self.seen {
             if self.state == State::Up {

@@ -35,6 +35,18 @@ int nts_room(int fd, nts_block *room);
  * than fit. */
 int nts_send_room(int fd, const nts_block *room, size_t length);
 
+/* Direct mode. Asks for `bytes` of the other host's memory, which this program then writes itself: no proxy copies what
+ * goes by it. Once a connection. ENOBUFS: the quota is used up; EEXIST. */
+int nts_extent(int fd, size_t bytes);
+
+/* A part of that memory, to be filled and sent, one at a time. 1: it is in *room; 0: none until the other program has
+ * released more. EMSGSIZE for more than there is, EBUSY while another part is given, ENXIO without an extent. */
+int nts_extent_room(int fd, size_t length, nts_block *room);
+
+/* Sends the first `length` bytes of the part that was given. The other program gets them as any packet: nts_arrived where
+ * they lie, or recv. EAGAIN: poll for POLLOUT and try again. */
+int nts_extent_send(int fd, size_t length);
+
 /* The packet at the head, where it lies. 1: it is in *packet; 0: none now, poll for POLLIN; ENODATA: the stream ended;
  * ECONNRESET. The same packet again until it is released. */
 int nts_arrived(int fd, nts_block *packet);

@@ -75,6 +75,28 @@ pub unsafe extern "C" fn nts_send_room(fd: c_int, room: *const NtsBlock, length:
 }
 
 #[unsafe(no_mangle)]
+pub unsafe extern "C" fn nts_extent(fd: c_int, bytes: size_t) -> c_int {
+    guarded_int(|| connection(fd)?.ask_extent(fd, bytes).map(|()| 0))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nts_extent_room(fd: c_int, length: size_t, room: *mut NtsBlock) -> c_int {
+    guarded_int(|| {
+        if room.is_null() {
+            return Err(Errno(libc::EFAULT));
+        }
+        let block = connection(fd)?.extent_block(length)?;
+        // SAFETY: the program's place.
+        unsafe { tell(block, room) }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nts_extent_send(fd: c_int, length: size_t) -> c_int {
+    guarded_int(|| connection(fd)?.send_extent(fd, length).map(|()| 0))
+}
+
+#[unsafe(no_mangle)]
 pub unsafe extern "C" fn nts_arrived(fd: c_int, packet: *mut NtsBlock) -> c_int {
     guarded_int(|| {
         let block = connection(fd)?.arrived_block(fd)?;

@@ -23,6 +23,16 @@ pub(crate) struct Connection {
     pub(crate) socket: Option<OwnedFd>,
     pub(crate) priority: u8,
     pub(crate) open: bool,
+    /// On the way to another partition.
+    pub(crate) moving: Moving,
+    /// The sender is told how much was consumed, whether that is due or not.
+    pub(crate) retell: bool,
+    /// It is to be broken off once it is where it goes.
+    pub(crate) is_doomed: bool,
+    /// Every packet that was consumed is told at once.
+    pub(crate) is_eager: bool,
+    /// What the other end's program has consumed, said before this end knows where that one stands.
+    pub(crate) late_credit: Option<u32>,
     pub(crate) allowance: Allowance,
     pub(crate) receipts: Receipts,
     pub(crate) ends: Ends,
@@ -30,6 +40,22 @@ pub(crate) struct Connection {
     pub(crate) blocks: Vec<u32>,
     /// Blocks towards the program that were filled in this round.
     pub(crate) filled: Vec<u32>,
+}
+
+/// Whether a connection is on its way to another partition.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Moving {
+    /// It stays.
+    #[default]
+    Not,
+    /// Nothing more is sent here: the last packet says so next.
+    Leaving(usize),
+    /// The other end was told, and answers with its own last packet.
+    Left(usize),
+    /// It is here; the other end may not have it yet.
+    Awaiting,
+    /// It is here, and at the other end, which is told so next.
+    Arrived,
 }
 
 /// Why a packet was not taken.
@@ -49,6 +75,8 @@ impl Connection {
             return Ok(());
         }
         self.receipts.take().map_err(|Violation| Refused::NoCredit)?;
+        // A range is wanted back sooner than a block.
+        self.is_eager |= header.kind == PacketKind::Extent;
         let packets = self.channel.packets(Direction::ToProgram);
         if self.blocks.is_empty() {
             let mut numbers = [0; BATCH];
@@ -105,7 +133,70 @@ impl Connection {
         step(RINGING, UNARMED);
     }
 
-    /// Stages a batch for the window, and gives its blocks back: packets and bytes.
+    /// The program consumed what the other end now says: its blocks are the sending program's again.
+    pub(crate) fn give_back(&mut self) -> Result<(), Corrupt> {
+        let packets = self.channel.packets(Direction::ToProxy);
+        let mut left = self.allowance.consumed().wrapping_sub(packets.filled().taken()) as usize;
+        if left > self.channel.shape().blocks {
+            return Err(Corrupt);
+        }
+        let some = left > 0;
+        while left > 0 {
+            let mut numbers = [0; BATCH];
+            let found = packets.look(&mut numbers[..left.min(BATCH)])?;
+            if found == 0 {
+                return Err(Corrupt);
+            }
+            packets.release(&numbers[..found])?;
+            left -= found;
+        }
+        if some {
+            // Against the fence between the program's wish and its look at the blocks.
+            fence(Ordering::SeqCst);
+            if self.channel.program().room_wanted.load(Ordering::SeqCst) != 0 {
+                self.give_room();
+            }
+        }
+        Ok(())
+    }
+
+    /// How much is in the program's queue, and how much of it the program has consumed: what the
+    /// other end needs to know to go on. From here on only what follows is taken.
+    pub(crate) fn position(&mut self) -> Result<(u32, u32), Violation> {
+        let packets = self.channel.packets(Direction::ToProgram);
+        let blocks = u32::try_from(self.channel.shape().blocks).unwrap_or(u32::MAX);
+        let (delivered, consumed) = (packets.filled().put(), packets.filled().taken());
+        self.receipts = Receipts::resume(blocks, delivered, consumed)?;
+        Ok((delivered, consumed))
+    }
+
+    /// The other end goes on from there.
+    pub(crate) fn resume(&mut self, delivered: u32, consumed: u32) -> Result<(), Corrupt> {
+        let put = self.channel.packets(Direction::ToProxy).filled().put();
+        let resumed = self.allowance.resume(delivered, consumed, put);
+        resumed.map_err(|Violation| Corrupt)?;
+        if let Some(consumed) = self.late_credit.take() {
+            self.allowance.credit(consumed).map_err(|Violation| Corrupt)?;
+        }
+        self.ends.finish_sent = false;
+        self.open = true;
+        self.give_back()
+    }
+
+    /// The program sees that nothing comes any more, whatever other process has this end.
+    pub(crate) fn hang_up(&self) {
+        if let Some(socket) = &self.socket {
+            let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+        }
+    }
+
+    /// All that the program sent so far went to the other host.
+    fn is_drained(&self) -> bool {
+        self.channel.packets(Direction::ToProxy).filled().put() == self.allowance.sent()
+    }
+
+    /// Stages a batch for the window: packets and bytes. The blocks stay until the other end's program
+    /// has consumed them.
     pub(crate) fn stage(
         &mut self,
         ring: &mut RingSender,
@@ -115,12 +206,14 @@ impl Connection {
         let packets = channel.packets(Direction::ToProxy);
         let most = BATCH.min(room).min(self.allowance.room() as usize);
         let mut numbers = [0; BATCH];
-        let found = packets.look(&mut numbers[..most])?;
+        let found = packets.look_from(self.allowance.sent(), &mut numbers[..most])?;
         let mut bytes = 0;
         for &number in &numbers[..found] {
             let word = channel.header(Direction::ToProxy, number).load(Ordering::Relaxed);
             let header = Header::decode(word, channel.shape().block_bytes);
-            let Ok(Some(header @ Header { kind: PacketKind::Data, .. })) = header else {
+            let Ok(Some(header @ Header { kind: PacketKind::Data | PacketKind::Extent, .. })) =
+                header
+            else {
                 return Err(Corrupt);
             };
             let Key { own: source, peer: destination } = self.key;
@@ -128,17 +221,11 @@ impl Connection {
             let payload = channel.payload(Direction::ToProxy, number);
             // SAFETY: the header was checked against the block.
             unsafe { ring.stage(header, payload.as_ptr()) };
-            bytes += header.payload_bytes();
-        }
-        if found > 0 {
-            packets.release(&numbers[..found])?;
-            self.allowance.spend(u32::try_from(found).unwrap_or(0));
-            // Against the fence between the program's wish and its look at the blocks.
-            fence(Ordering::SeqCst);
-            if self.channel.program().room_wanted.load(Ordering::SeqCst) != 0 {
-                self.give_room();
+            if header.kind == PacketKind::Data {
+                bytes += header.payload_bytes();
             }
         }
+        self.allowance.spend(u32::try_from(found).unwrap_or(0));
         Ok((found, bytes))
     }
 
@@ -162,7 +249,7 @@ impl Connection {
 
     /// What is to be done about its ends.
     pub(crate) fn look_at_ends(&mut self) -> Act {
-        if self.socket.is_none() {
+        if self.socket.is_none() || self.moving != Moving::Not {
             return Act::Wait;
         }
         // Acquire: what was sent before the program said so is in the queue.
@@ -171,8 +258,7 @@ impl Connection {
         if !self.ends.finished && !self.ends.is_closed {
             return Act::Wait;
         }
-        self.ends.is_empty =
-            self.channel.packets(Direction::ToProxy).filled().is_empty() && self.open;
+        self.ends.is_empty = self.open && self.is_drained();
         if self.ends.is_closed {
             let to_program = self.channel.packets(Direction::ToProgram);
             self.ends.unread |=
@@ -182,15 +268,14 @@ impl Connection {
     }
 
     pub(crate) fn has_work(&self, blocked: bool) -> bool {
-        let to_proxy = self.channel.packets(Direction::ToProxy);
         let consumed = self.channel.packets(Direction::ToProgram).filled().taken();
-        let sends =
-            self.open && !blocked && self.allowance.room() > 0 && !to_proxy.filled().is_empty();
         let ends = (self.ends.is_closed
             || self.channel.program().finished.load(Ordering::Acquire) != 0)
-            && !self.ends.finish_sent
-            && to_proxy.filled().is_empty()
-            && !blocked;
-        sends || ends || self.receipts.is_due(consumed) != Ok(false)
+            && !self.ends.finish_sent;
+        let may = if self.is_drained() { ends } else { self.allowance.room() > 0 };
+        let moves = matches!(self.moving, Moving::Leaving(_) | Moving::Arrived);
+        let stays = self.open && self.moving == Moving::Not;
+        (!blocked && (stays && may || moves))
+            || stays && (self.retell || self.receipts.is_due(consumed, self.is_eager) != Ok(false))
     }
 }

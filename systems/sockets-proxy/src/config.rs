@@ -8,6 +8,13 @@
 //! queue_blocks = 256                 # packets of a connection under way, a power of two
 //! connections_per_partition = 4096
 //! rounds = 16                        # of one priority while a lower one waits
+//! bytes_a_second = 0                 # of a partition, towards the other host; 0: as many as there are
+//! memory_of_a_process = 0            # bytes of queues and blocks of one program's process; 0: any number
+//! extents_of_a_process = 67108864    # bytes of other hosts' memory that one program's process may write
+//! extents_of_this_host = 268435456   # bytes of this host's memory that programs of others may write
+//! balance = true                     # move busy connections from loaded partitions to others
+//! cores = []                         # processors of the partitions' threads, in their order; none: any
+//! grace_seconds = 5                  # how long connections wait for a proxy that died to be back
 //!
 //! [[peers]]
 //! name = "b"
@@ -23,9 +30,13 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use beeline_ntb::WindowUrl;
 use serde::Deserialize;
+
+/// Longest time that connections wait for a proxy.
+const LONGEST_GRACE_SECONDS: u64 = 3600;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -42,6 +53,20 @@ struct File {
     connections_per_partition: usize,
     #[serde(default = "rounds")]
     rounds: u32,
+    #[serde(default)]
+    bytes_a_second: u64,
+    #[serde(default)]
+    memory_of_a_process: u64,
+    #[serde(default = "process_extents")]
+    extents_of_a_process: u64,
+    #[serde(default = "host_extents")]
+    extents_of_this_host: u64,
+    #[serde(default = "yes")]
+    balance: bool,
+    #[serde(default)]
+    cores: Vec<usize>,
+    #[serde(default = "grace")]
+    grace_seconds: u64,
     #[serde(default)]
     peers: Vec<FilePeer>,
     #[serde(default)]
@@ -66,6 +91,22 @@ fn connections() -> usize {
 
 fn rounds() -> u32 {
     16
+}
+
+fn process_extents() -> u64 {
+    64 << 20
+}
+
+fn host_extents() -> u64 {
+    256 << 20
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn grace() -> u64 {
+    5
 }
 
 #[derive(Deserialize)]
@@ -119,6 +160,20 @@ pub struct Config {
     pub connections_per_partition: usize,
     /// Of one priority while a lower one waits.
     pub rounds: u32,
+    /// Of a partition, towards the other host; `None`: no limit.
+    pub bytes_a_second: Option<u64>,
+    /// Bytes of queues and blocks that one program's process may have; `None`: no limit.
+    pub memory_of_a_process: Option<u64>,
+    /// Bytes of other hosts' memory that one program's process may write.
+    pub extents_of_a_process: u64,
+    /// Bytes of this host's memory that programs of others may write.
+    pub extents_of_this_host: u64,
+    /// Busy connections are moved from loaded partitions to others.
+    pub balance: bool,
+    /// Processors of the partitions' threads, counted round; none: any.
+    pub cores: Vec<usize>,
+    /// How long connections wait for a proxy that died.
+    pub grace: Duration,
     /// The others.
     pub peers: Vec<Peer>,
     /// In their order.
@@ -211,6 +266,13 @@ impl Config {
             queue_blocks: file.queue_blocks,
             connections_per_partition: file.connections_per_partition,
             rounds: file.rounds,
+            bytes_a_second: (file.bytes_a_second > 0).then_some(file.bytes_a_second),
+            memory_of_a_process: (file.memory_of_a_process > 0).then_some(file.memory_of_a_process),
+            extents_of_a_process: file.extents_of_a_process,
+            extents_of_this_host: file.extents_of_this_host,
+            balance: file.balance,
+            cores: file.cores,
+            grace: Duration::from_secs(file.grace_seconds.min(LONGEST_GRACE_SECONDS)),
             peers,
             rules: file.rules,
         })

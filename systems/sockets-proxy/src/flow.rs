@@ -5,6 +5,9 @@
 //! way as the other's queue has blocks; how many its program has consumed comes back on the control
 //! ring once a quarter of the queue is new. So a queue never overflows, nothing is ever dropped, and
 //! a receiver that stands still stops its own connection alone.
+//!
+//! A sender keeps the blocks of what is under way until then, so that a new life of the link, or of a
+//! proxy, sends from where the receiver's queue ends: [`Allowance::resume`], [`Receipts::resume`].
 
 /// The other host broke the rules of flow control.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -32,6 +35,28 @@ impl Allowance {
         self.blocks - self.sent.wrapping_sub(self.consumed)
     }
 
+    /// Takes up a connection of before: the program's queue was given back up to `consumed`, and
+    /// nothing is known of what is under way.
+    #[must_use]
+    pub fn kept(blocks: u32, consumed: u32) -> Self {
+        Self { blocks, sent: consumed, consumed }
+    }
+
+    /// The receiver's queue has `delivered` packets, of which its program has consumed so many, both
+    /// counted round; `put` were ever put into the sender's. From now on packets go from there on.
+    ///
+    /// Errors: [`Violation`]: that cannot be.
+    pub fn resume(&mut self, delivered: u32, consumed: u32, put: u32) -> Result<(), Violation> {
+        let most = put.wrapping_sub(self.consumed);
+        let [delivered_more, consumed_more] =
+            [delivered, consumed].map(|count| count.wrapping_sub(self.consumed));
+        if most > self.blocks || delivered_more > most || consumed_more > delivered_more {
+            return Err(Violation);
+        }
+        (self.sent, self.consumed) = (delivered, consumed);
+        Ok(())
+    }
+
     /// So many went.
     pub fn spend(&mut self, count: u32) {
         assert!(count <= self.room(), "no more packets go than may");
@@ -54,6 +79,12 @@ impl Allowance {
     pub fn sent(&self) -> u32 {
         self.sent
     }
+
+    /// Of these, those that the other program has consumed.
+    #[must_use]
+    pub fn consumed(&self) -> u32 {
+        self.consumed
+    }
 }
 
 /// What a receiver has told its sender, and what came from it.
@@ -71,6 +102,17 @@ impl Receipts {
         Self { blocks, came: 0, told: 0 }
     }
 
+    /// Takes up a connection of before: `delivered` packets are in the program's queue, of which it has
+    /// consumed so many; the sender is told both.
+    ///
+    /// Errors: [`Violation`]: the program says that it consumed what never came.
+    pub fn resume(blocks: u32, delivered: u32, consumed: u32) -> Result<Self, Violation> {
+        if delivered.wrapping_sub(consumed) > blocks {
+            return Err(Violation);
+        }
+        Ok(Self { blocks, came: delivered, told: consumed })
+    }
+
     /// A packet came.
     ///
     /// Errors: [`Violation`]: the sender had no credit for it.
@@ -82,16 +124,18 @@ impl Receipts {
         Ok(())
     }
 
-    /// True when the sender is to hear that the program has consumed so many, counted round.
+    /// True when the sender is to hear that the program has consumed so many, counted round: a quarter of
+    /// the queue is new, or, where the sender is `eager`, anything.
     ///
     /// Errors: [`Violation`]: the program says that it consumed what never came. The sender must not
     /// hear that, or it would take this host for the liar.
-    pub fn is_due(&self, consumed: u32) -> Result<bool, Violation> {
+    pub fn is_due(&self, consumed: u32, eager: bool) -> Result<bool, Violation> {
         let fresh = consumed.wrapping_sub(self.told);
         if fresh > self.came.wrapping_sub(self.told) {
             return Err(Violation);
         }
-        Ok(fresh >= (self.blocks / 4).max(1))
+        let least = if eager { 1 } else { (self.blocks / 4).max(1) };
+        Ok(fresh >= least)
     }
 
     /// The sender was told.
@@ -204,6 +248,16 @@ impl Schedule {
     }
 }
 
+/// Which partition gives a connection to which: the one that moved the most bytes, if it has more
+/// than one connection, to the one that moved the least, if that moved less than half as many.
+#[must_use]
+pub fn unequal(moved: &[u64], connections: &[usize], least: u64) -> Option<(usize, usize)> {
+    let loaded = |&index: &usize| connections.get(index).is_some_and(|&count| count > 1);
+    let from = (0..moved.len()).filter(loaded).max_by_key(|&index| moved[index])?;
+    let to = (0..moved.len()).min_by_key(|&index| (moved[index], connections.get(index)))?;
+    (from != to && moved[from] >= least && moved[from] / 2 > moved[to]).then_some((from, to))
+}
+
 /// Which partition a new connection gets: the one with the fewest, in turn among equals.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Placement {
@@ -249,7 +303,7 @@ mod tests {
                     _ => for told in way_back.drain(..) { allowance.credit(told).unwrap(); },
                 }
                 prop_assert!(queued <= blocks);
-                if receipts.is_due(consumed).unwrap() { receipts.tell(consumed); way_back.push(consumed); }
+                if receipts.is_due(consumed, false).unwrap() { receipts.tell(consumed); way_back.push(consumed); }
             }
             for told in way_back { allowance.credit(told).unwrap(); }
             if queued == 0 { prop_assert!(allowance.room() > blocks / 2); }
@@ -276,14 +330,14 @@ mod tests {
     #[test]
     fn more_packets_than_credits_and_more_consumed_than_came_are_found_out() {
         let mut receipts = Receipts::new(4);
-        assert_eq!(receipts.is_due(1), Err(Violation));
+        assert_eq!(receipts.is_due(1, false), Err(Violation));
         (0..4).for_each(|_| receipts.take().unwrap());
         assert_eq!(receipts.take(), Err(Violation));
-        assert_eq!(receipts.is_due(4), Ok(true));
-        assert_eq!(receipts.is_due(5), Err(Violation));
+        assert_eq!(receipts.is_due(4, false), Ok(true));
+        assert_eq!(receipts.is_due(5, false), Err(Violation));
         receipts.tell(2);
-        assert_eq!(receipts.is_due(2), Ok(false));
-        assert_eq!(receipts.is_due(1), Err(Violation), "what was consumed stays so");
+        assert_eq!(receipts.is_due(2, false), Ok(false));
+        assert_eq!(receipts.is_due(1, false), Err(Violation), "what was consumed stays so");
     }
 
     #[test]

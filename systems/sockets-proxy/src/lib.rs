@@ -13,19 +13,22 @@
 //! - [`geometry`]: how a window is divided; [`ring`]: rings in it.
 //! - [`flow`]: decisions of a partition (credits, ends, order, placement), without memory or time;
 //!   [`partition`], `conduit`: what carries them out; [`thread`]: when, and when it sleeps.
-//! - [`handshake`]: the life of a connection as one table; [`message`]: what monitors say;
+//! - [`handshake`]: the life of a connection as one table; `lives`: what goes beyond it; `extents`: direct mode; [`message`]: what monitors say;
 //!   [`monitor`]: connections; `sessions`: other monitors; `programs`: programs' questions and
 //!   knocks; [`peer`]: another host; [`listeners`]: who listens on this host; `status`.
-//! - [`config`]: the list of peers.
+//! - [`config`]: the list of peers; [`keeper`]: what outlives a proxy.
 
 #![forbid(unsafe_op_in_unsafe_fn)]
 
 mod conduit;
 pub mod config;
+mod extents;
 pub mod flow;
 pub mod geometry;
 pub mod handshake;
+pub mod keeper;
 pub mod listeners;
+mod lives;
 pub mod message;
 pub mod monitor;
 pub mod partition;

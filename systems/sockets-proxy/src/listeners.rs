@@ -9,9 +9,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 /// Most that are known.
 const MOST: usize = 65_536;
 
-/// What the libraries told.
+/// What the libraries told: address, inode, and the process that told.
 #[derive(Debug, Default)]
-pub struct Listeners(Vec<(SocketAddr, u64)>);
+pub struct Listeners(Vec<(SocketAddr, u64, u64)>);
 
 /// One listening socket, as the kernel tells it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,12 +60,12 @@ fn takes(at: SocketAddr, to: SocketAddr) -> bool {
 
 impl Listeners {
     /// A program with the library listens.
-    pub fn add(&mut self, at: SocketAddr, inode: u64) {
-        self.0.retain(|&(_, known)| known != inode);
+    pub fn add(&mut self, at: SocketAddr, inode: u64, owner: u64) {
+        self.0.retain(|&(_, known, _)| known != inode);
         if self.0.len() >= MOST {
             self.0.remove(0);
         }
-        self.0.push((at, inode));
+        self.0.push((at, inode, owner));
     }
 
     /// How many are known, also of those that are gone.
@@ -74,21 +74,28 @@ impl Listeners {
         self.0.len()
     }
 
-    /// True when a socket of a program with the library takes connections to `to`; those that
-    /// listen no more are forgotten.
-    pub fn takes(&mut self, to: SocketAddr) -> bool {
-        if !self.0.iter().any(|&(at, _)| takes(at, to)) {
-            return false;
+    /// The process that told of a socket of a program with the library that takes connections to
+    /// `to`; those that listen no more are forgotten, and `gone` is told their inodes.
+    pub fn takes(&mut self, to: SocketAddr, mut gone: impl FnMut(u64)) -> Option<u64> {
+        if !self.0.iter().any(|&(at, ..)| takes(at, to)) {
+            return None;
         }
         let rows = rows();
-        self.0.retain(|&(at, inode)| !takes(at, to) || rows.iter().any(|row| row.inode == inode));
+        self.0.retain(|&(at, inode, _)| {
+            let stays = !takes(at, to) || rows.iter().any(|row| row.inode == inode);
+            if !stays {
+                gone(inode);
+            }
+            stays
+        });
         // Of several with one port the more exact has the connection.
         let exact = |row: &&Row| row.at.ip() == to.ip() && takes(row.at, to);
         let mut owners: Vec<_> = rows.iter().filter(exact).collect();
         if owners.is_empty() {
             owners = rows.iter().filter(|row| takes(row.at, to)).collect();
         }
-        owners.iter().any(|row| self.0.iter().any(|&(_, inode)| inode == row.inode))
+        let known = |row: &&Row| self.0.iter().find(|&&(_, inode, _)| inode == row.inode);
+        owners.iter().find_map(known).map(|&(.., owner)| owner)
     }
 }
 
@@ -108,14 +115,15 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let at = listener.local_addr().unwrap();
         let mut listeners = Listeners::default();
-        assert!(!listeners.takes(at));
-        listeners.add(at, inode(&listener) + 1_000_000);
-        assert!(!listeners.takes(at), "another socket listens there");
-        assert_eq!(listeners.count(), 0);
-        listeners.add(at, inode(&listener));
-        assert!(listeners.takes(at));
+        assert_eq!(listeners.takes(at, |_| {}), None);
+        listeners.add(at, inode(&listener) + 1_000_000, 7);
+        let mut gone = Vec::new();
+        assert_eq!(listeners.takes(at, |inode| gone.push(inode)), None, "another listens there");
+        assert_eq!((listeners.count(), gone), (0, vec![inode(&listener) + 1_000_000]));
+        listeners.add(at, inode(&listener), 7);
+        assert_eq!(listeners.takes(at, |_| {}), Some(7));
         drop(listener);
-        assert!(!listeners.takes(at), "it listens no more");
+        assert_eq!(listeners.takes(at, |_| {}), None, "it listens no more");
     }
 
     #[test]
@@ -123,7 +131,8 @@ mod tests {
         let listener = TcpListener::bind("[::]:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         let mut listeners = Listeners::default();
-        listeners.add(SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port), inode(&listener));
-        assert!(listeners.takes(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port)));
+        listeners.add(SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port), inode(&listener), 7);
+        let to = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port);
+        assert_eq!(listeners.takes(to, |_| {}), Some(7));
     }
 }

@@ -13,6 +13,9 @@
 //! | 4 refusal | the receiver's number, why |
 //! | 5 established | the receiver's number |
 //! | 6 gone | the receiver's number |
+//! | 8 extent | the receiver's number, the sender's, bytes |
+//! | 9 extent-is | the receiver's number, the extent's number; 0: there is none |
+//! | 7 resume | the receiver's number, the sender's, partition, packets in the sender's queue, those consumed |
 
 use std::net::SocketAddr;
 
@@ -20,7 +23,7 @@ use beeline_ntb::Announcement;
 use beeline_sockets::packets::protocol::{address_of, address_words};
 
 /// "BLNTM", two zeros and the version.
-const MAGIC: u64 = u64::from_le_bytes(*b"BLNTM\0\0\x01");
+const MAGIC: u64 = u64::from_le_bytes(*b"BLNTM\0\0\x02");
 /// Bytes before the words.
 const HEAD_BYTES: usize = 8;
 /// Most bytes of a message.
@@ -88,6 +91,35 @@ pub enum Message {
         /// The receiver's number of it.
         to: u64,
     },
+    /// The sender's program asks for memory of the receiver's host, to write itself.
+    Extent {
+        /// The receiver's number of the connection.
+        to: u64,
+        /// The sender's.
+        from: u64,
+        /// How much.
+        bytes: u64,
+    },
+    /// The memory was handed over under this number.
+    ExtentIs {
+        /// The receiver's number of the connection.
+        to: u64,
+        /// By which [`beeline_ntb::Extents::take`] finds it; 0: there is none to be had.
+        number: u64,
+    },
+    /// After a new life of the link or of a proxy: this far the sender's end has come.
+    Resume {
+        /// The receiver's number of it.
+        to: u64,
+        /// The sender's.
+        from: u64,
+        /// Which partition carries it.
+        partition: u8,
+        /// Packets in the sender's program's queue so far, counted round.
+        delivered: u32,
+        /// Of these, those that it has consumed.
+        consumed: u32,
+    },
 }
 
 /// Bytes that are no message.
@@ -140,6 +172,11 @@ impl Message {
             Self::Refusal { to, why } => (4, vec![to, why.code()]),
             Self::Established { to } => (5, vec![to]),
             Self::Gone { to } => (6, vec![to]),
+            Self::Extent { to, from, bytes } => (8, vec![to, from, bytes]),
+            Self::ExtentIs { to, number } => (9, vec![to, number]),
+            Self::Resume { to, from, partition, delivered, consumed } => {
+                (7, vec![to, from, u64::from(partition), u64::from(delivered), u64::from(consumed)])
+            }
         };
         let length = u32::try_from(4 + words.len() * 8).unwrap_or(0);
         let mut bytes = Vec::with_capacity(LONGEST);
@@ -177,6 +214,15 @@ impl Message {
             (4, &[to, why]) => Self::Refusal { to, why: Refusal::decode(why).ok_or(bad)? },
             (5, &[to]) => Self::Established { to },
             (6, &[to]) => Self::Gone { to },
+            (8, &[to, from, bytes]) => Self::Extent { to, from, bytes },
+            (9, &[to, number]) => Self::ExtentIs { to, number },
+            (7, &[to, from, partition, delivered, consumed]) => Self::Resume {
+                to,
+                from,
+                partition: small(partition)?,
+                delivered: u32::try_from(delivered).map_err(|_| bad)?,
+                consumed: u32::try_from(consumed).map_err(|_| bad)?,
+            },
             _ => return Err(bad),
         };
         Ok(Some((message, length + 4)))
@@ -201,6 +247,9 @@ mod tests {
             Message::Refusal { to: 1, why: Refusal::NotHere },
             Message::Established { to: 9 },
             Message::Gone { to: 9 },
+            Message::Extent { to: 1, from: 2, bytes: 1 << 30 },
+            Message::ExtentIs { to: 1, number: 0 },
+            Message::Resume { to: 1, from: 2, partition: 7, delivered: u32::MAX, consumed: 3 },
         ] {
             let mut bytes = message.encode();
             for cut in 0..bytes.len() {

@@ -29,10 +29,11 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use crate::config::Config;
 use crate::geometry::GeometryError;
 use crate::handshake::{Action, Event, State, step};
+use crate::keeper::{Inheritance, Keeper, Record};
 use crate::listeners::Listeners;
 use crate::message::{Message, Refusal};
 use crate::partition::{Command, Key, Notice};
-use crate::peer::Remote;
+use crate::peer::{Fall, Remote};
 use crate::thread::{Mailbox, Place};
 
 /// How long a handshake may take.
@@ -110,6 +111,36 @@ pub(crate) struct Connection {
     pub(crate) knocked: bool,
     /// Why the other monitor is told no.
     pub(crate) refusal: Refusal,
+    /// The program's process, as it asked; 0: not known.
+    pub(crate) owner: u64,
+    /// Since when it waits for the other end, after a link fell or a proxy died.
+    pub(crate) awaits: Option<Instant>,
+    /// The other monitor is to hear how far it has come, once the link is up.
+    pub(crate) reports: bool,
+    /// It is on its way to another partition.
+    pub(crate) moving: bool,
+    /// Bytes of the other host's memory that its program has, or asks for, and who asks.
+    pub(crate) extent_bytes: u64,
+    pub(crate) extent_client: Option<ControlSocket>,
+    /// Memory of this host that the other end's program writes.
+    pub(crate) arrivals: Option<Arc<OwnedFd>>,
+    pub(crate) arrival_bytes: u64,
+}
+
+impl Connection {
+    pub(crate) fn record(&self, peer: &str) -> Record {
+        Record {
+            established: self.state == State::Established,
+            peer: peer.to_owned(),
+            partition: self.partition.unwrap_or(0),
+            key: self.key,
+            peer_id: self.peer_id,
+            priority: self.priority,
+            source: self.source,
+            destination: self.destination,
+            owner: self.owner,
+        }
+    }
 }
 
 /// A connection that broke off in the backlog of a listening socket: the program that accepts its knock gets a
@@ -130,6 +161,11 @@ pub(crate) struct Tally {
     pub(crate) refused: u64,
     pub(crate) denied: u64,
     pub(crate) resumed: u64,
+    pub(crate) adopted: u64,
+    pub(crate) continued: u64,
+    pub(crate) moved: u64,
+    pub(crate) extents: u64,
+    pub(crate) extents_refused: u64,
     /// Left to the kernel, and why.
     pub(crate) fallbacks: BTreeMap<&'static str, u64>,
 }
@@ -156,6 +192,7 @@ pub struct Monitor {
     pub(crate) next_port: u16,
     pub(crate) begun: Instant,
     pub(crate) tally: Tally,
+    pub(crate) keeper: Option<Keeper>,
 }
 
 fn raise_limit() {
@@ -183,6 +220,18 @@ impl Monitor {
     ///
     /// Errors: [`MonitorError`].
     pub fn open(config: Config) -> Result<Self, MonitorError> {
+        Self::open_with(config, None)
+    }
+
+    /// As [`Monitor::open`], beside a keeper, with what a proxy left that died.
+    ///
+    /// Errors: [`MonitorError`].
+    pub fn open_with(
+        config: Config,
+        keeper: Option<(Keeper, Inheritance)>,
+    ) -> Result<Self, MonitorError> {
+        let (keeper, inheritance) = keeper.unzip();
+        let mut inheritance = inheritance.unwrap_or_default();
         raise_limit();
         let threads = config.peers.len() * config.partitions;
         if threads > THREADS {
@@ -194,7 +243,13 @@ impl Monitor {
             _ => system("listening for programs")(error),
         })?;
         let monitors = listen(config.listen).map_err(system("listening for other monitors"))?;
-        let page = Arc::new(Page::create()?);
+        let page = Arc::new(match inheritance.page.take() {
+            Some(memory) => Page::adopt(memory)?,
+            None => Page::create()?,
+        });
+        if let (Some(keeper), Some(memory)) = (&keeper, page.memory()) {
+            keeper.page(memory.as_fd());
+        }
         let waker = Arc::new(Waker::new().map_err(system("making a waker"))?);
         let notices = Arc::new(Mailbox::new(Arc::clone(&waker)));
         let poller = Poller::new(256).map_err(system("making a poller"))?;
@@ -224,12 +279,18 @@ impl Monitor {
             knocks: HashMap::new(),
             broken: HashMap::new(),
             listeners: Listeners::default(),
-            next: 1,
+            // The other monitors may yet speak of numbers that the last proxy gave.
+            next: ((inheritance.last >> 32) + 1) << 32,
             next_port: *crate::programs::PORTS.start(),
             begun: Instant::now(),
             tally: Tally::default(),
+            keeper,
         };
+        monitor.inherit(inheritance);
         monitor.show_routes();
+        if let Some(keeper) = &monitor.keeper {
+            keeper.works();
+        }
         Ok(monitor)
     }
 
@@ -245,7 +306,9 @@ impl Monitor {
         while Instant::now() < until && !self.remotes.iter().all(Remote::is_over) {
             std::thread::sleep(Duration::from_millis(2));
             let now = Instant::now();
-            self.remotes.iter_mut().for_each(|remote| _ = remote.look(now));
+            for remote in &mut self.remotes {
+                let _ = remote.look(now);
+            }
         }
         self.remotes.iter_mut().for_each(Remote::leave);
         Ok(())
@@ -274,8 +337,16 @@ impl Monitor {
         self.take_notices();
         let now = Instant::now();
         for index in 0..self.remotes.len() {
-            if self.remotes[index].look(now) {
-                self.forget_link(index);
+            match self.remotes[index].look(now) {
+                Some(Fall::Breaks) => self.forget_link(index),
+                Some(Fall::Keeps) => self.suspend_link(index),
+                None => {}
+            }
+            if self.remotes[index].is_usable() && !self.remotes[index].resumed {
+                self.report_link(index);
+            }
+            if self.config.balance && self.remotes[index].is_usable() {
+                self.balance(index, now);
             }
             if self.remotes[index].is_to_dial(now) {
                 self.dial(index, now);
@@ -325,6 +396,14 @@ impl Monitor {
             knock_port: 0,
             knocked: false,
             refusal: Refusal::NoRoom,
+            owner: 0,
+            awaits: None,
+            reports: false,
+            moving: false,
+            extent_bytes: 0,
+            extent_client: None,
+            arrivals: None,
+            arrival_bytes: 0,
         };
         self.connections.insert(id, connection);
         id
@@ -335,7 +414,12 @@ impl Monitor {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         let Some((next, actions)) = step(connection.state, event) else { return };
         tracing::trace!(id, before = ?connection.state, ?event, ?next, "connection");
+        let fresh = next == State::Established && connection.state != next;
         connection.state = next;
+        if fresh && let Some(keeper) = &self.keeper {
+            let name = &self.remotes[connection.link].peer.name;
+            keeper.amend(id, &connection.record(name));
+        }
         for action in actions {
             self.act(id, *action);
         }
@@ -386,6 +470,9 @@ impl Monitor {
             }
             Action::Free => {
                 if let Some(connection) = self.connections.remove(&id) {
+                    if let Some(keeper) = &self.keeper {
+                        keeper.forget(id);
+                    }
                     self.keys.remove(&(link, key));
                     if let Some(load) = connection
                         .partition
@@ -444,8 +531,13 @@ impl Monitor {
             let bytes = usize::try_from(PLACEHOLDER_BYTES).unwrap_or(0);
             rustix::net::sockopt::set_socket_send_buffer_size(&theirs, bytes)?;
             let prefix = String::from_utf8_lossy(PLACEHOLDER_NAME);
-            let name = format!("{prefix}{}-{id}", std::process::id());
+            let process = self.keeper.as_ref().map_or_else(std::process::id, Keeper::process);
+            let name = format!("{prefix}{process}-{id}");
             rustix::net::bind(&ours, &SocketAddrUnix::new_abstract_name(name.as_bytes())?)?;
+            if let Some(keeper) = &self.keeper {
+                let peer = &self.remotes[connection.link].peer.name;
+                keeper.keep(id, &connection.record(peer), memory.as_fd(), ours.as_fd());
+            }
             connection.memory = Some(memory);
             connection.placeholder = Some(theirs);
             Ok((Arc::new(channel), ours))
@@ -467,13 +559,17 @@ impl Monitor {
             match notice {
                 Notice::Created { id } => self.happens(id, Event::Created),
                 Notice::Gone { id } => self.happens(id, Event::OwnGone),
+                Notice::Position { id, delivered, consumed } => {
+                    self.tell_position(id, delivered, consumed);
+                }
+                Notice::Moved { id } => self.has_moved(id, place.partition),
                 Notice::Cleared => {
                     let remote = &mut self.remotes[place.link];
                     remote.clearing = remote.clearing.saturating_sub(1);
                 }
                 Notice::Fault { reason } => {
                     let reason = format!("partition {}: {reason}", place.partition);
-                    self.remotes[place.link].fail(reason, Some(place.partition));
+                    self.remotes[place.link].fail(reason, Fall::Breaks, Some(place.partition));
                     self.forget_link(place.link);
                 }
             }
@@ -498,6 +594,16 @@ impl Monitor {
             (waits && long).then_some(*id)
         };
         let late: Vec<u64> = self.connections.iter().filter_map(late).collect();
+        let grace = self.config.grace;
+        let waits = |(id, connection): (&u64, &Connection)| {
+            let long = connection.awaits.is_some_and(|since| now - since > grace);
+            long.then_some(*id)
+        };
+        let forsaken: Vec<u64> = self.connections.iter().filter_map(waits).collect();
+        for id in forsaken {
+            tracing::info!(id, "the other end of a connection did not come back");
+            self.end_kept(id);
+        }
         for id in late {
             if let Some(connection) = self.connections.get_mut(&id) {
                 connection.refusal = Refusal::NotTaken;

@@ -10,6 +10,9 @@
 //! - nothing is dropped: a packet goes only where a block is known to be free;
 //! - payload before header, header before the next look: see [`crate::ring`].
 
+mod moves;
+mod orders;
+
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -21,10 +24,12 @@ use beeline_sockets::packets::channel::{Channel, Direction};
 use beeline_sockets::packets::header::{HEADER_BYTES, Header, PacketKind};
 use rustix::net::Shutdown;
 
-use crate::conduit::{Connection, Refused};
+use crate::conduit::{Connection, Moving, Refused};
 use crate::flow::{Act, Allowance, Ends, Receipts, Schedule, Violation};
 use crate::geometry::{CONTROL_SLOT_BYTES, Geometry, at};
 use crate::ring::{RingFault, RingReceiver, RingSender};
+
+pub use orders::{Command, Departure, Notice};
 
 /// Packets of one connection in a round, at most.
 pub const BATCH: usize = 16;
@@ -38,65 +43,6 @@ pub struct Key {
     pub own: u16,
     /// The other's.
     pub peer: u16,
-}
-
-/// What the monitor has a partition do.
-#[derive(Debug)]
-pub enum Command {
-    /// A connection comes.
-    Create {
-        /// Its ports.
-        key: Key,
-        /// The monitor's number of it.
-        id: u64,
-        /// Its memory.
-        channel: Arc<Channel>,
-        /// The proxy's end of the placeholder.
-        socket: OwnedFd,
-        /// 0: the highest.
-        priority: u8,
-        /// Packets may go at once; else after [`Command::Open`].
-        open: bool,
-    },
-    /// The other host has the connection, too.
-    Open {
-        /// Its ports.
-        key: Key,
-    },
-    /// It is broken off.
-    Break {
-        /// Its ports.
-        key: Key,
-    },
-    /// The link is up, or is not: without one every connection is broken off.
-    Link {
-        /// Which.
-        up: bool,
-    },
-    /// The thread ends.
-    Stop,
-}
-
-/// What a partition tells the monitor.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Notice {
-    /// A connection is known: packets for it are taken.
-    Created {
-        /// The monitor's number of it.
-        id: u64,
-    },
-    /// A connection is not known any more.
-    Gone {
-        /// The monitor's number of it.
-        id: u64,
-    },
-    /// Every connection was broken off after [`Command::Link`].
-    Cleared,
-    /// The other host broke the rules.
-    Fault {
-        /// Which.
-        reason: String,
-    },
 }
 
 /// Counters of a partition.
@@ -126,6 +72,12 @@ pub struct Counters {
     pub sleeps: AtomicU64,
     /// Connections that were broken off.
     pub resets: AtomicU64,
+    /// Turns in which something was done.
+    pub turns: AtomicU64,
+    /// Connections that came from another partition.
+    pub moves: AtomicU64,
+    /// Rounds of sending that the limit of bandwidth ended.
+    pub limited: AtomicU64,
     /// Bytes copied between programs' blocks and the window, both ways.
     pub copied_bytes: AtomicU64,
 }
@@ -171,6 +123,18 @@ pub struct Partition {
     /// Resets for connections of which nothing else is known here.
     orphans: Vec<Key>,
     is_up: bool,
+    /// While it is not: connections stay.
+    keeps: bool,
+    /// Connections for other partitions.
+    departures: Vec<Departure>,
+    /// Last packets of connections that departed: behind their hand-over, in the next turn.
+    answers: Vec<(Key, usize)>,
+    /// The same, of connections that were handed over.
+    due: Vec<(Key, usize)>,
+    /// A packet at the head whose connection is not known was looked at: it may be about to arrive.
+    doubted: bool,
+    /// Bytes that may go before [`Partition::allow`] is called again.
+    allowed: Option<u64>,
     /// Positions were posted that the other end may sleep for.
     made_room: bool,
     /// This thread's rest as posted; odd: asleep, or about to be.
@@ -219,6 +183,12 @@ impl Partition {
             last: None,
             orphans: Vec::new(),
             is_up: false,
+            keeps: false,
+            departures: Vec::new(),
+            answers: Vec::new(),
+            due: Vec::new(),
+            doubted: false,
+            allowed: None,
             made_room: false,
             rest: 0,
             echoed: 0,
@@ -243,8 +213,48 @@ impl Partition {
     pub fn obey(&mut self, command: Command) -> Option<usize> {
         match command {
             Command::Create { key, id, channel, socket, priority, open } => {
-                return self.create(key, id, channel, socket, priority, open);
+                let blocks = u32::try_from(self.geometry.blocks).unwrap_or(u32::MAX);
+                let flow = (Allowance::new(blocks), Receipts::new(blocks));
+                if !self.is_up {
+                    self.notices.push(Notice::Gone { id });
+                    return None;
+                }
+                return self.create(key, id, channel, socket, priority, open, flow);
             }
+            Command::Adopt { key, id, channel, socket, priority } => {
+                return self.adopt(key, id, channel, socket, priority);
+            }
+            Command::Report { key } => self.report(key),
+            Command::Resume { key, delivered, consumed } => {
+                let Some(place) = self.find(key) else { return None };
+                let Some(connection) = self.connections[place].as_mut() else { return None };
+                match connection.resume(delivered, consumed) {
+                    Ok(()) => {}
+                    // A program that wrote nonsense, or another host that did: no other is touched.
+                    Err(Corrupt) => self.break_off(place, true),
+                }
+            }
+            Command::Abandon { key } => {
+                let Some(place) = self.find(key) else { return None };
+                let Some(connection) = self.connections[place].as_mut() else { return None };
+                if connection.ends.finish_came {
+                    connection.open = true;
+                } else {
+                    self.break_off(place, false);
+                }
+            }
+            Command::Move { key, to } => {
+                let place = self.find(key);
+                if let Some(connection) = place.and_then(|place| self.connections[place].as_mut())
+                    && connection.moving == Moving::Not
+                    && connection.open
+                    && to < self.geometry.partitions
+                {
+                    connection.moving = Moving::Leaving(to);
+                }
+            }
+            Command::Arrive(departure) => return self.arrive(*departure.connection),
+            Command::Suspend => self.suspend(),
             Command::Open { key } => {
                 if let Some(connection) =
                     self.find(key).and_then(|place| self.connections[place].as_mut())
@@ -258,7 +268,7 @@ impl Partition {
                 }
             }
             Command::Link { up } => self.link(up),
-            Command::Stop => {}
+            Command::Stop | Command::Siblings(_) => {}
         }
         None
     }
@@ -271,12 +281,12 @@ impl Partition {
         socket: OwnedFd,
         priority: u8,
         open: bool,
+        (allowance, receipts): (Allowance, Receipts),
     ) -> Option<usize> {
-        if !self.is_up || self.places.contains_key(&key) {
+        if self.places.contains_key(&key) {
             self.notices.push(Notice::Gone { id });
             return None;
         }
-        let blocks = u32::try_from(self.geometry.blocks).unwrap_or(u32::MAX);
         let connection = Connection {
             key,
             id,
@@ -284,12 +294,24 @@ impl Partition {
             socket: Some(socket),
             priority: priority.min(self.schedule.priorities - 1),
             open,
-            allowance: Allowance::new(blocks),
-            receipts: Receipts::new(blocks),
+            moving: Moving::Not,
+            retell: false,
+            is_doomed: false,
+            is_eager: false,
+            late_credit: None,
+            allowance,
+            receipts,
             ends: Ends::default(),
             blocks: Vec::with_capacity(BATCH),
             filled: Vec::with_capacity(RECEIVE_BATCH),
         };
+        let place = self.settle(connection);
+        self.notices.push(Notice::Created { id });
+        Some(place)
+    }
+
+    fn settle(&mut self, connection: Connection) -> usize {
+        let key = connection.key;
         let place = self.free.pop().unwrap_or(self.connections.len());
         if place == self.connections.len() {
             self.connections.push(None);
@@ -297,17 +319,32 @@ impl Partition {
         self.connections[place] = Some(connection);
         self.places.insert(key, place);
         self.counters.connections.store(self.places.len() as u64, Ordering::Relaxed);
-        self.notices.push(Notice::Created { id });
-        Some(place)
+        place
+    }
+
+    /// So many more bytes may go, of at most `most`; `None`: as many as there are.
+    pub fn allow(&mut self, more: Option<u64>, most: u64) {
+        self.allowed = more.map(|more| self.allowed.unwrap_or(most).saturating_add(more).min(most));
+    }
+
+    /// Nothing goes until [`Partition::allow`] is called.
+    #[must_use]
+    pub fn is_limited(&self) -> bool {
+        self.allowed == Some(0)
     }
 
     /// The link came up, or went: its rings begin anew, and nothing of before is left.
     fn link(&mut self, up: bool) {
+        // First: what is on its way to another partition is broken off, too.
+        self.is_up = up;
         if !up {
             for place in 0..self.connections.len() {
                 self.break_off(place, false);
             }
             self.orphans.clear();
+            self.answers.clear();
+            self.due.clear();
+            self.keeps = false;
             self.notices.push(Notice::Cleared);
         } else {
             let [(data_out, data_in), (control_out, control_in)] =
@@ -316,7 +353,6 @@ impl Partition {
             (self.control_out, self.control_in) = (control_out, control_in);
             (self.rest, self.echoed) = (0, 0);
         }
-        self.is_up = up;
     }
 
     fn find(&mut self, key: Key) -> Option<usize> {
@@ -335,6 +371,11 @@ impl Partition {
         let Some(connection) = self.connections.get_mut(place).and_then(Option::as_mut) else {
             return;
         };
+        if self.is_up && connection.moving != Moving::Not {
+            // The other end is to hear of it where it is then.
+            connection.is_doomed = true;
+            return;
+        }
         connection.channel.proxy().reset.store(libc_reset(), Ordering::Release);
         self.counters.resets.fetch_add(1, Ordering::Relaxed);
         if tells {
@@ -348,11 +389,16 @@ impl Partition {
         let Some(connection) = self.connections.get_mut(place).and_then(Option::take) else {
             return;
         };
-        self.places.remove(&connection.key);
+        connection.hang_up();
+        self.forget(place, connection.key);
+        self.notices.push(Notice::Gone { id: connection.id });
+    }
+
+    fn forget(&mut self, place: usize, key: Key) {
+        self.places.remove(&key);
         self.last = None;
         self.free.push(place);
         self.counters.connections.store(self.places.len() as u64, Ordering::Relaxed);
-        self.notices.push(Notice::Gone { id: connection.id });
     }
 
     /// News of a placeholder: a byte, room wanted, or that its last holder is gone.
@@ -374,8 +420,10 @@ impl Partition {
         if !self.is_up {
             return Ok(0);
         }
+        // The caller has handed over what departed in the last turn.
+        self.due.append(&mut self.answers);
         let received = self.receive()? + self.receive_credits()?;
-        let sent = self.send()?;
+        let sent = self.settle_moves()? + self.send()?;
         let ended = self.settle_ends()?;
         let credits = self.send_credits()?;
         self.echo();
@@ -383,13 +431,15 @@ impl Partition {
         if sent + ended + credits > 0 || std::mem::take(&mut self.made_room) {
             self.ring_if_resting();
         }
-        Ok(received + sent + ended + credits)
+        let done = received + sent + ended + credits;
+        add(&self.counters.turns, usize::from(done > 0));
+        Ok(done)
     }
 
     // ---- receiving ----
 
     fn receive(&mut self) -> Result<usize, Fault> {
-        let mut count = 0;
+        let (mut count, mut doubts) = (0, 0);
         let mut touched = Vec::new();
         let mut broken = Vec::new();
         while count < RECEIVE_BATCH {
@@ -397,30 +447,40 @@ impl Partition {
             let key = Key { own: header.destination, peer: header.source };
             count += 1;
             let Some(place) = self.find(key) else {
+                if !std::mem::replace(&mut self.doubted, true) {
+                    // Perhaps it arrives from another partition: looked at again behind the commands.
+                    doubts = 1;
+                    break;
+                }
+                self.doubted = false;
                 add(&self.counters.strays, 1);
                 self.data_in.pass(header);
                 continue;
             };
+            self.doubted = false;
             let Some(connection) = self.connections[place].as_mut() else { break };
             if !touched.contains(&place) {
                 touched.push(place);
             }
             match header.kind {
-                PacketKind::Data if connection.ends.finish_came => {
+                PacketKind::Data | PacketKind::Extent if connection.ends.finish_came => {
                     let violation = Violation;
                     return Err(Fault::Flow { key, violation });
                 }
-                PacketKind::Data => match connection.accept(&self.data_in, header) {
-                    Ok(()) => {
-                        add(&self.counters.received_bytes, header.payload_bytes());
-                        add(&self.counters.copied_bytes, header.payload_bytes());
+                PacketKind::Data | PacketKind::Extent => {
+                    match connection.accept(&self.data_in, header) {
+                        Ok(()) if header.kind == PacketKind::Extent => {}
+                        Ok(()) => {
+                            add(&self.counters.received_bytes, header.payload_bytes());
+                            add(&self.counters.copied_bytes, header.payload_bytes());
+                        }
+                        Err(Refused::NoCredit) => {
+                            add(&self.counters.drops, 1);
+                            return Err(Fault::Flow { key, violation: Violation });
+                        }
+                        Err(Refused::Program) => broken.push(place),
                     }
-                    Err(Refused::NoCredit) => {
-                        add(&self.counters.drops, 1);
-                        return Err(Fault::Flow { key, violation: Violation });
-                    }
-                    Err(Refused::Program) => broken.push(place),
-                },
+                }
                 PacketKind::Finish => {
                     let _ = connection.publish(&self.counters);
                     connection.ends.finish_came = true;
@@ -436,7 +496,14 @@ impl Partition {
                     self.break_off(place, false);
                     continue;
                 }
-                PacketKind::Credit | PacketKind::Migrate | PacketKind::Extent => {
+                PacketKind::Migrate => {
+                    let to = self.data_in.word(0);
+                    self.data_in.pass(header);
+                    touched.retain(|&known| known != place);
+                    self.migrate(place, to)?;
+                    continue;
+                }
+                PacketKind::Credit => {
                     let word = header.encode();
                     let bad = beeline_sockets::packets::header::BadHeader {
                         word,
@@ -457,7 +524,7 @@ impl Partition {
             }
         }
         broken.into_iter().for_each(|place| self.break_off(place, true));
-        Ok(count)
+        Ok(count + doubts)
     }
 
     fn receive_credits(&mut self) -> Result<usize, Fault> {
@@ -471,8 +538,16 @@ impl Partition {
                 && let Some(connection) = self.connections[place].as_mut()
             {
                 let consumed = u32::try_from(consumed).unwrap_or(u32::MAX);
-                let credit = connection.allowance.credit(consumed);
-                credit.map_err(|violation| Fault::Flow { key, violation })?;
+                if self.keeps && !connection.open {
+                    // It knows where this end stands, and this one does not yet know where it does.
+                    connection.late_credit = Some(consumed);
+                } else {
+                    let credit = connection.allowance.credit(consumed);
+                    credit.map_err(|violation| Fault::Flow { key, violation })?;
+                    if connection.give_back().is_err() {
+                        self.break_off(place, true);
+                    }
+                }
             }
             self.control_in.pass(header);
             count += 1;
@@ -500,6 +575,12 @@ impl Partition {
     fn send_round(&mut self, priority: u8) -> Result<usize, Fault> {
         let length = self.connections.len();
         let mut room = self.data_out.room()?;
+        if let Some(allowed) = self.allowed {
+            let packets = allowed.div_ceil(self.geometry.slot_bytes as u64);
+            let packets = usize::try_from(packets).unwrap_or(usize::MAX);
+            add(&self.counters.limited, usize::from(packets == 0));
+            room = room.min(packets);
+        }
         let begin = self.turns[usize::from(priority)];
         let mut broken = Vec::new();
         let mut bytes = 0;
@@ -511,7 +592,10 @@ impl Partition {
             }
             let place = (begin + step) % length;
             let Some(connection) = self.connections[place].as_mut() else { continue };
-            if connection.priority != priority || !connection.open {
+            if connection.priority != priority
+                || !connection.open
+                || connection.moving != Moving::Not
+            {
                 continue;
             }
             match connection.stage(&mut self.data_out, room) {
@@ -530,6 +614,7 @@ impl Partition {
         add(&self.counters.sent_packets, count);
         add(&self.counters.sent_bytes, bytes);
         add(&self.counters.copied_bytes, bytes);
+        self.allowed = self.allowed.map(|allowed| allowed.saturating_sub(bytes as u64));
         self.counters.sync_requests.store(self.data_out.sync_requests, Ordering::Relaxed);
         broken.into_iter().for_each(|place| self.break_off(place, true));
         Ok(count)
@@ -574,10 +659,14 @@ impl Partition {
         let mut broken = Vec::new();
         for place in 0..self.connections.len() {
             let Some(connection) = self.connections[place].as_mut() else { continue };
+            if !connection.open || connection.moving != Moving::Not {
+                continue;
+            }
             let packets = connection.channel.packets(Direction::ToProgram);
             let consumed = packets.filled().taken();
-            match connection.receipts.is_due(consumed) {
+            match connection.receipts.is_due(consumed, connection.is_eager) {
                 Ok(true) => {}
+                Ok(false) if connection.retell => {}
                 Ok(false) => continue,
                 Err(Violation) => {
                     broken.push(place);
@@ -588,6 +677,7 @@ impl Partition {
                 break;
             }
             connection.receipts.tell(consumed);
+            connection.retell = false;
             connection.channel.proxy().credited.store(consumed, Ordering::Relaxed);
             let length = u16::try_from(CONTROL_SLOT_BYTES).unwrap_or(0);
             let Key { own: source, peer: destination } = connection.key;
@@ -632,8 +722,9 @@ impl Partition {
     }
 
     /// The thread wants to sleep: says so. True once the other end's thread knows, so that whatever
-    /// comes from now on rings; until then the caller goes on looking, or looks by the clock.
-    pub fn rests(&mut self) -> bool {
+    /// comes from now on rings; until then the caller goes on looking, or looks by the clock. With
+    /// `insists` the other end's thread is woken to answer; without, one that sleeps is let sleep.
+    pub fn rests(&mut self, insists: bool) -> bool {
         if !self.is_up {
             return true;
         }
@@ -642,6 +733,8 @@ impl Partition {
             self.words.fence();
             self.words.post_word(at::REST, self.rest);
             self.words.fence();
+        }
+        if insists {
             self.ring_if_resting();
         }
         self.echo();
@@ -668,6 +761,8 @@ impl Partition {
         !self.data_in.is_empty()
             || !self.control_in.is_empty()
             || self.peer_rest() != self.echoed
+            || !self.answers.is_empty()
+            || !blocked && !self.due.is_empty()
             || self.connections.iter().flatten().any(|connection| connection.has_work(blocked))
     }
 

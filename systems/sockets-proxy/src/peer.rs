@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use beeline_ntb::link::random_epoch;
-use beeline_ntb::{Cable, Event, Link, Side, State};
+use beeline_ntb::{Cable, Event, Extents, Link, Side, State};
 use beeline_sockets::packets::page::Page;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType};
@@ -25,6 +25,10 @@ use crate::thread::{Mailbox, Place, Running, start};
 const SILENCE: Duration = Duration::from_secs(5);
 /// Time between two tries to reach the other monitor.
 const REDIAL: Duration = Duration::from_millis(300);
+/// Time between two looks at the loads of partitions.
+const BALANCE: Duration = Duration::from_millis(500);
+/// Bytes in that time below which a partition's load is no reason to move anything.
+const BALANCE_BYTES: u64 = 8 << 20;
 /// Most bytes that wait for the other monitor.
 const MOST_QUEUED: usize = 4 << 20;
 
@@ -122,6 +126,8 @@ pub struct Remote {
     /// Its link.
     link: Link,
     cable: Cable,
+    /// The way by which memory is handed over for direct mode.
+    pub extents: Extents,
     /// To its monitor.
     pub session: Option<Session>,
     dialled: Option<Instant>,
@@ -132,6 +138,19 @@ pub struct Remote {
     placement: Placement,
     /// Why the link is not up.
     pub reason: String,
+    /// Connections of the link's last life were told of to the other monitor.
+    pub resumed: bool,
+    /// Bytes that each partition had sent at the last look at their loads, and when that was.
+    pub loads: (Vec<u64>, Option<Instant>),
+}
+
+/// What becomes of a link's connections when it falls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fall {
+    /// They stay, and go on when it is up again.
+    Keeps,
+    /// They are broken off.
+    Breaks,
 }
 
 fn system(action: &'static str) -> impl Fn(io::Error) -> MonitorError {
@@ -150,6 +169,7 @@ impl Remote {
         notices: &Arc<Mailbox<(Place, Notice)>>,
     ) -> Result<Self, MonitorError> {
         let cable = Cable::plug(&peer.window)?;
+        let extents = Extents::open(&peer.window)?;
         let window = &cable.window;
         let length = window.length_bytes();
         let geometry =
@@ -165,9 +185,24 @@ impl Remote {
             let core = Partition::new(part.clone(), geometry, schedule, bell);
             let thread = index * config.partitions + partition;
             let place = Place { link: index, partition };
-            let running =
-                start(core, part, bell, place, Arc::clone(page), thread, Arc::clone(notices));
+            let core_of_it =
+                (!config.cores.is_empty()).then(|| config.cores[thread % config.cores.len()]);
+            let running = start(
+                core,
+                part,
+                bell,
+                place,
+                Arc::clone(page),
+                thread,
+                Arc::clone(notices),
+                (config.bytes_a_second, core_of_it),
+            );
             partitions.push(running.map_err(system("starting a partition's thread"))?);
+        }
+        let siblings: Vec<_> =
+            partitions.iter().map(|running: &Running| Arc::clone(&running.commands)).collect();
+        for running in &partitions {
+            running.commands.put(Command::Siblings(siblings.clone()));
         }
         let load = vec![0; geometry.partitions];
         let reason = "the other end is not there yet".to_owned();
@@ -177,12 +212,15 @@ impl Remote {
             partitions,
             link,
             cable,
+            extents,
             session: None,
             dialled: None,
             clearing: 0,
             load,
             placement: Placement::default(),
             reason,
+            resumed: false,
+            loads: (Vec::new(), None),
         })
     }
 
@@ -220,11 +258,11 @@ impl Remote {
         self.peer.addresses.contains(&host)
     }
 
-    /// Looks at the link. True when it fell: every connection is to be forgotten.
-    pub fn look(&mut self, now: Instant) -> bool {
+    /// Looks at the link. When it fell: what becomes of its connections.
+    pub fn look(&mut self, now: Instant) -> Option<Fall> {
         self.cable.window.bells.clear(beeline_ntb::link::LINK_BELL);
         if self.clearing > 0 {
-            return false;
+            return None;
         }
         let mut ring = false;
         let event = self.link.look(now, &mut ring);
@@ -232,42 +270,52 @@ impl Remote {
             self.cable.window.bells.ring(beeline_ntb::link::LINK_BELL);
         }
         match event {
-            None => false,
+            None => None,
             Some(Event::Up) => {
                 tracing::info!(peer = self.peer.name, "the link is up");
                 self.reason.clear();
                 for partition in &self.partitions {
                     partition.commands.put(Command::Link { up: true });
                 }
-                false
+                None
             }
             Some(Event::Down { reason }) => {
-                self.falls(reason.to_owned(), None);
-                true
+                // An end that goes in good order does not come back for its connections.
+                let fall = if reason == beeline_ntb::link::IN_GOOD_ORDER {
+                    Fall::Breaks
+                } else {
+                    Fall::Keeps
+                };
+                self.falls(reason.to_owned(), fall, None);
+                Some(fall)
             }
             Some(Event::Unequal { place, theirs, ours }) => {
                 let name = Geometry::name_of(place);
                 let reason = format!("the other end has {name} {theirs}, this one {ours}");
                 tracing::error!(peer = self.peer.name, reason, "the link is refused");
-                self.falls(reason, None);
-                true
+                self.falls(reason, Fall::Breaks, None);
+                Some(Fall::Breaks)
             }
         }
     }
 
     /// Ends the link for a reason of this end's; `but` has broken off its connections already.
-    pub fn fail(&mut self, reason: String, but: Option<usize>) {
+    pub fn fail(&mut self, reason: String, fall: Fall, but: Option<usize>) {
         self.link.fail();
-        self.falls(reason, but);
+        self.falls(reason, fall, but);
     }
 
-    fn falls(&mut self, reason: String, but: Option<usize>) {
+    fn falls(&mut self, reason: String, fall: Fall, but: Option<usize>) {
         tracing::warn!(peer = self.peer.name, reason, "the link is down");
         self.reason = reason;
         self.clearing = self.partitions.len();
+        self.resumed = false;
         for (index, partition) in self.partitions.iter().enumerate() {
             if but != Some(index) {
-                partition.commands.put(Command::Link { up: false });
+                partition.commands.put(match fall {
+                    Fall::Keeps => Command::Suspend,
+                    Fall::Breaks => Command::Link { up: false },
+                });
             }
         }
         self.load.fill(0);
@@ -278,6 +326,33 @@ impl Remote {
         let chosen = self.placement.place(&self.load, most)?;
         self.load[chosen] += 1;
         Some(chosen)
+    }
+
+    /// Of two partitions whose connections one is to leave for the other: which. Those with the most
+    /// and the least bytes since the last look, if one has more than twice what the other has.
+    pub fn unequal(&mut self, now: Instant) -> Option<(usize, usize)> {
+        let due = self.loads.1.is_none_or(|then| now.saturating_duration_since(then) >= BALANCE);
+        if self.partitions.len() < 2 || !due {
+            return None;
+        }
+        let sent = |running: &Running| {
+            let counters = &running.counters;
+            let of = |counter: &std::sync::atomic::AtomicU64| {
+                counter.load(std::sync::atomic::Ordering::Relaxed)
+            };
+            of(&counters.sent_bytes) + of(&counters.received_bytes)
+        };
+        let all: Vec<u64> = self.partitions.iter().map(sent).collect();
+        let before = std::mem::replace(&mut self.loads, (all.clone(), Some(now))).0;
+        let grown: Vec<u64> =
+            all.iter().zip(&before).map(|(now, then)| now.saturating_sub(*then)).collect();
+        crate::flow::unequal(&grown, &self.load, BALANCE_BYTES)
+    }
+
+    /// Of two ends the first decides on moves between partitions.
+    #[must_use]
+    pub fn decides(&self) -> bool {
+        self.peer.window.side == Side::First
     }
 
     /// This end dials the other monitor: of two ends the first does.

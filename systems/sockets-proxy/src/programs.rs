@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::handshake::{Event, State};
+use crate::keeper::Keeper;
 use crate::message::{Message, Refusal};
 use crate::monitor::{Broken, CLIENT, KNOCK, Monitor, peer_of};
 use crate::partition::Key;
@@ -30,6 +31,11 @@ fn has_ended(knock: &OwnedFd) -> bool {
         Ok((_, count)) => count == 0,
         Err(error) => !matches!(error, Errno::AGAIN | Errno::INTR),
     }
+}
+
+/// The process at the other end; 0: not known.
+pub(crate) fn process_of(client: &ControlSocket) -> u64 {
+    client.peer().ok().and_then(|peer| u64::try_from(peer.pid).ok()).unwrap_or(0)
 }
 
 impl Monitor {
@@ -129,11 +135,17 @@ impl Monitor {
             },
             Question::Connect { to, own, priority } => self.connect(client, to, own, priority),
             Question::Listen { at, inode } => {
-                self.listeners.add(at, inode);
+                let owner = process_of(&client);
+                self.listeners.add(at, inode, owner);
+                if let Some(keeper) = &self.keeper {
+                    keeper.listener(at, inode, owner);
+                }
                 let _ = client.send(&Answer::Done.encode(), &[]);
             }
             Question::Claim => self.claim(&client, descriptors.pop()),
             Question::Resume => self.resume(&client, descriptors.pop()),
+            Question::Extent { bytes } => self.ask_extent(client, descriptors.pop(), bytes),
+            Question::Arrivals => self.give_arrivals(&client, descriptors.pop()),
             Question::Status => {
                 for line in self.status() {
                     if client.send(&Answer::Line(line).encode(), &[]).is_err() {
@@ -181,6 +193,10 @@ impl Monitor {
             let error = Errno::PERM.raw_os_error();
             return self.leave_to_kernel(&client, error, "denied by this host");
         }
+        let owner = process_of(&client);
+        if !self.has_memory(owner, index) {
+            return self.leave_to_kernel(&client, 0, "the memory of the process is used up");
+        }
         let wanted = own.map_or(0, |own| own.port());
         let Some(port) = self.port(index, to.port(), wanted) else {
             return self.leave_to_kernel(&client, 0, "no port is free");
@@ -190,8 +206,17 @@ impl Monitor {
         let id = self.add(index, key, source, to, priority, State::SynSent);
         if let Some(connection) = self.connections.get_mut(&id) {
             connection.client = Some(client);
+            connection.owner = owner;
         }
         self.send(index, &Message::Syn { from: id, priority, source, destination: to });
+    }
+
+    /// Whether the process may have the memory of one more connection over this link.
+    pub(crate) fn has_memory(&self, process: u64, link: usize) -> bool {
+        let Some(most) = self.config.memory_of_a_process else { return true };
+        let bytes = |link: usize| self.remotes[link].geometry.shape().length_bytes() as u64;
+        let own = self.connections.values().filter(|known| known.owner == process && process != 0);
+        own.map(|known| bytes(known.link)).sum::<u64>() + bytes(link) <= most
     }
 
     /// A port for a connection to `peer` at this link, or `wanted` if it is free.
@@ -248,15 +273,19 @@ impl Monitor {
         }
     }
 
+    /// The number of the connection whose placeholder this is.
+    pub(crate) fn placeholders_id(&self, end: &OwnedFd) -> Option<u64> {
+        let name = SocketAddrUnix::try_from(rustix::net::getpeername(end).ok()??).ok()?;
+        let text =
+            std::str::from_utf8(name.abstract_name()?.strip_prefix(PLACEHOLDER_NAME)?).ok()?;
+        let (process, id) = text.split_once('-')?;
+        let own = self.keeper.as_ref().map_or_else(std::process::id, Keeper::process);
+        (process.parse() == Ok(own)).then_some(id.parse::<u64>().ok()?)
+    }
+
     /// A program came into possession of a placeholder.
     pub(crate) fn resume(&mut self, client: &ControlSocket, placeholder: Option<OwnedFd>) {
-        let id = placeholder.and_then(|end| {
-            let name = SocketAddrUnix::try_from(rustix::net::getpeername(&end).ok()??).ok()?;
-            let text =
-                std::str::from_utf8(name.abstract_name()?.strip_prefix(PLACEHOLDER_NAME)?).ok()?;
-            let (process, id) = text.split_once('-')?;
-            (process.parse() == Ok(std::process::id())).then_some(id.parse::<u64>().ok()?)
-        });
+        let id = placeholder.and_then(|end| self.placeholders_id(&end));
         let memory = id.and_then(|id| self.connections.get(&id)?.memory.clone());
         match memory {
             Some(memory) => {

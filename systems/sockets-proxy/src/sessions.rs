@@ -10,7 +10,7 @@ use crate::handshake::{Event, State};
 use crate::message::{Message, Refusal};
 use crate::monitor::{Monitor, SESSION, peer_of};
 use crate::partition::Key;
-use crate::peer::{Remote, Session};
+use crate::peer::{Fall, Remote, Session};
 
 impl Monitor {
     pub(crate) fn dial(&mut self, index: usize, now: Instant) {
@@ -65,8 +65,8 @@ impl Monitor {
         let Some(session) = remote.session.take() else { return };
         let _ = self.poller.remove(&session);
         if remote.is_up() && session.greeted {
-            remote.fail(reason.to_owned(), None);
-            self.forget_link(index);
+            remote.fail(reason.to_owned(), Fall::Keeps, None);
+            self.suspend_link(index);
         }
     }
 
@@ -158,7 +158,12 @@ impl Monitor {
                 event(self, to, Event::Refused);
             }
             Message::Established { to } => event(self, to, Event::Established),
-            Message::Gone { to } => event(self, to, Event::PeerGone),
+            Message::Gone { to } => self.hear_gone(index, to),
+            Message::Extent { to, from, bytes } => self.hear_extent(index, to, from, bytes),
+            Message::ExtentIs { to, number } => self.hear_extent_is(index, to, number),
+            Message::Resume { to, from, partition, delivered, consumed } => {
+                self.hear_resume(index, (to, from), usize::from(partition), delivered, consumed);
+            }
         }
     }
 
@@ -179,10 +184,18 @@ impl Monitor {
             Some(Refusal::Denied)
         } else if self.keys.contains_key(&(index, key)) {
             Some(Refusal::PortInUse)
-        } else if !self.listeners.takes(destination) {
-            Some(Refusal::NoListener)
         } else {
             None
+        };
+        let keeper = self.keeper.as_ref();
+        let gone = |inode| keeper.into_iter().for_each(|keeper| keeper.forget_listener(inode));
+        let (refusal, owner) = match refusal {
+            None => match self.listeners.takes(destination, gone) {
+                None => (Some(Refusal::NoListener), 0),
+                Some(owner) if !self.has_memory(owner, index) => (Some(Refusal::NoRoom), owner),
+                Some(owner) => (None, owner),
+            },
+            refused => (refused, 0),
         };
         if let Some(why) = refusal {
             self.tally.refused += 1;
@@ -196,6 +209,7 @@ impl Monitor {
         if let Some(connection) = self.connections.get_mut(&id) {
             connection.peer_id = from;
             connection.partition = Some(partition);
+            connection.owner = owner;
         }
         self.create(id, false);
     }

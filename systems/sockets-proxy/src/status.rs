@@ -19,6 +19,11 @@ impl Monitor {
             format!("refused to other hosts={}", self.tally.refused),
             format!("denied={}", self.tally.denied),
             format!("found again after exec={}", self.tally.resumed),
+            format!("taken over from a proxy that died={}", self.tally.adopted),
+            format!("went on after a new life of the link={}", self.tally.continued),
+            format!("moved between partitions={}", self.tally.moved),
+            format!("extents given to other hosts={}", self.tally.extents),
+            format!("extents refused={}", self.tally.extents_refused),
         ];
         for (why, count) in &self.tally.fallbacks {
             lines.push(format!("left to the kernel: {why}={count}"));
@@ -43,7 +48,7 @@ impl Monitor {
                 let count = |of: fn(&Counters) -> &std::sync::atomic::AtomicU64| {
                     of(&partition.counters).load(Ordering::Relaxed)
                 };
-                let rows: [(&str, u64); 13] = [
+                let rows: [(&str, u64); 16] = [
                     ("connections", count(|all| &all.connections)),
                     ("packets sent", count(|all| &all.sent_packets)),
                     ("bytes sent", count(|all| &all.sent_bytes)),
@@ -57,6 +62,9 @@ impl Monitor {
                     ("rings to programs", count(|all| &all.bells)),
                     ("sleeps", count(|all| &all.sleeps)),
                     ("connections broken off", count(|all| &all.resets)),
+                    ("turns with work", count(|all| &all.turns)),
+                    ("connections moved here", count(|all| &all.moves)),
+                    ("rounds ended by the limit", count(|all| &all.limited)),
                 ];
                 lines.extend(
                     rows.iter()

@@ -18,14 +18,13 @@ use std::time::{Duration, Instant};
 use beeline_ntb::Window;
 use beeline_os::poller::Waker;
 use beeline_sockets::packets::page::Page;
+use beeline_sockets::packets::patience::{Next, Patience};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 
 use crate::partition::{Command, Counters, Notice, Partition};
 
-/// How long a thread looks in vain before it sleeps.
-const SPIN: Duration = Duration::from_micros(60);
-/// Looks with pauses before it yields.
-const PAUSES: u32 = 32;
+/// How much of its own time a thread looks in vain before it sleeps.
+const LOOKS: Duration = Duration::from_micros(60);
 /// Turns between two looks at the placeholders and the mailbox.
 const TURNS: u32 = 32;
 /// Where the other end's thread does not answer: how often the ring is looked at by the clock.
@@ -106,9 +105,37 @@ struct Worker {
     thread: usize,
     epoll: std::os::fd::OwnedFd,
     events: Vec<Event>,
+    /// Mailboxes of the partitions of this link, in their order.
+    siblings: Vec<Arc<Mailbox<Command>>>,
+    limit: Option<Limit>,
 }
 
-/// Starts the thread of `partition`, which is `thread` in the page.
+/// A limit of bandwidth: so many bytes a second, and when bytes were allowed last.
+#[derive(Clone, Copy, Debug)]
+struct Limit {
+    bytes_a_second: u64,
+    since: Instant,
+}
+
+impl Limit {
+    /// Bytes that may go at once after a silence: what a hundredth of a second has.
+    fn burst(self) -> u64 {
+        (self.bytes_a_second / 100).max(64 << 10)
+    }
+
+    /// Bytes that the time since the last call has brought.
+    fn earned(&mut self, now: Instant) -> u64 {
+        let nanoseconds = now.saturating_duration_since(self.since).as_nanos();
+        let earned = nanoseconds * u128::from(self.bytes_a_second) / 1_000_000_000;
+        if earned > 0 {
+            self.since = now;
+        }
+        u64::try_from(earned).unwrap_or(u64::MAX)
+    }
+}
+
+/// Starts the thread of `partition`, which is `thread` in the page, sends at most so many bytes a
+/// second, and stays on a processor, if one is named.
 ///
 /// Errors: the system's.
 pub fn start(
@@ -119,6 +146,7 @@ pub fn start(
     page: Arc<Page>,
     thread: usize,
     notices: Arc<Mailbox<(Place, Notice)>>,
+    (bytes_a_second, core): (Option<u64>, Option<usize>),
 ) -> io::Result<Running> {
     let commands = Arc::new(Mailbox::new(Arc::new(Waker::new()?)));
     let counters = Arc::clone(&partition.counters);
@@ -130,6 +158,11 @@ pub fn start(
     let mailbox = Arc::clone(&commands);
     let name = format!("ntp-{}-{}", place.link, place.partition);
     let thread = std::thread::Builder::new().name(name).spawn(move || {
+        if let Some(core) = core
+            && let Err(error) = beeline_os::affinity::pin_current_thread(core)
+        {
+            tracing::warn!(%error, core, "a partition's thread is not pinned");
+        }
         let events = Vec::with_capacity(256);
         let worker = Worker {
             partition,
@@ -142,6 +175,9 @@ pub fn start(
             thread,
             epoll,
             events,
+            siblings: Vec::new(),
+            limit: bytes_a_second
+                .map(|bytes_a_second| Limit { bytes_a_second, since: Instant::now() }),
         };
         worker.run();
     })?;
@@ -152,9 +188,14 @@ impl Worker {
     /// Commands of the monitor; false when the thread is to end.
     fn obey(&mut self) -> bool {
         for command in self.commands.take() {
-            if matches!(command, Command::Stop) {
-                return false;
-            }
+            let command = match command {
+                Command::Stop => return false,
+                Command::Siblings(all) => {
+                    self.siblings = all;
+                    continue;
+                }
+                other => other,
+            };
             let Some(place) = self.partition.obey(command) else { continue };
             let Some(socket) = self.partition.socket(place) else { continue };
             let flags = EventFlags::IN | EventFlags::HUP | EventFlags::ET;
@@ -165,6 +206,25 @@ impl Worker {
             }
         }
         true
+    }
+
+    /// Hands connections over to other partitions.
+    fn hand_over(&mut self) {
+        for departure in self.partition.departures() {
+            let to = departure.to;
+            if let Some(socket) = departure.socket() {
+                let _ = epoll::delete(&self.epoll, socket);
+            }
+            let thread = self.thread - self.place.partition + to;
+            // Before the other thread looks at its queues: who publishes later sees whether that one sleeps.
+            departure
+                .channel()
+                .partition()
+                .store(u32::try_from(thread).unwrap_or(0), Ordering::SeqCst);
+            if let Some(other) = self.siblings.get(to) {
+                other.put(Command::Arrive(departure));
+            }
+        }
     }
 
     fn tell(&mut self) {
@@ -198,8 +258,12 @@ impl Worker {
     }
 
     fn run(mut self) {
-        let (mut turns, mut idle, mut since) = (0_u32, 0_u32, Instant::now());
+        let (mut turns, mut patience) = (0_u32, Patience::new(LOOKS));
         while self.obey() {
+            if let Some(limit) = &mut self.limit {
+                let earned = limit.earned(Instant::now());
+                self.partition.allow(Some(earned), limit.burst());
+            }
             let done = match self.partition.turn() {
                 Ok(done) => done,
                 Err(fault) => {
@@ -209,6 +273,7 @@ impl Worker {
                     0
                 }
             };
+            self.hand_over();
             self.tell();
             turns = turns.wrapping_add(1);
             if turns.is_multiple_of(TURNS) {
@@ -216,39 +281,64 @@ impl Worker {
             }
             if done > 0 {
                 self.partition.wakes();
-                idle = 0;
+                patience.found();
                 continue;
             }
-            idle += 1;
-            match idle {
-                1 => since = Instant::now(),
-                2..=PAUSES => std::hint::spin_loop(),
-                _ if since.elapsed() < SPIN => std::thread::yield_now(),
-                _ => {
-                    if self.sleep() > 0 {
-                        idle = 0;
+            let mut before = None;
+            match patience.next(|| *before.insert(Instant::now())) {
+                Next::Pause => std::hint::spin_loop(),
+                Next::Yield => {
+                    std::thread::yield_now();
+                    if let Some(before) = before {
+                        patience.yielded(before.elapsed());
                     }
                 }
+                // One that hears nothing sleeps again at once.
+                Next::Sleep if self.sleep() > 0 => patience.rest(),
+                Next::Sleep => {}
             }
         }
     }
 
     /// Sleeps, if there is nothing to do. What was heard.
     fn sleep(&mut self) -> usize {
-        let known = self.partition.rests();
+        // Where words go to and fro the other end's thread is about to be woken by one: it is not woken for
+        // an answer alone before the clock has run out once.
+        let known = self.partition.rests(false);
         let asleep = self.page.asleep(self.thread);
         asleep.store(1, Ordering::SeqCst);
         // Against the fence between a program's packets and its look at the word.
         fence(Ordering::SeqCst);
-        let heard = if self.partition.has_work() || !self.commands.is_empty() {
+        let heard = if self.partition.is_limited() {
+            // What waits may not go before there is time for it.
+            self.hear(Some(BLIND))
+        } else if self.partition.has_work() || !self.commands.is_empty() {
             1
         } else {
             self.partition.counters.sleeps.fetch_add(1, Ordering::Relaxed);
             let heard = self.hear((!known).then_some(BLIND));
-            // A pending hush of the other thread's is no news: it looks at the ring in its turn.
+            if heard == 0 && !known {
+                self.partition.rests(true);
+            }
             heard
         };
         self.page.asleep(self.thread).store(0, Ordering::SeqCst);
         heard
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_earns_what_the_time_is_worth_and_loses_no_part_of_it() {
+        let begun = Instant::now();
+        let mut limit = Limit { bytes_a_second: 1_000_000, since: begun };
+        assert_eq!(limit.burst(), 64 << 10);
+        assert_eq!(limit.earned(begun + Duration::from_nanos(900)), 0);
+        assert_eq!(limit.earned(begun + Duration::from_nanos(1_000)), 1);
+        assert_eq!(limit.earned(begun + Duration::from_nanos(1_000)), 0);
+        assert_eq!(limit.earned(begun + Duration::from_millis(11)), 10_999);
     }
 }

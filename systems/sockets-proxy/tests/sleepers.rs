@@ -204,7 +204,7 @@ impl World {
                 return Some(done);
             }
             Phase::Rest => {
-                thread.phase = Phase::Look(thread.partition.rests());
+                thread.phase = Phase::Look(thread.partition.rests(true));
                 asleep.store(1, Ordering::SeqCst);
             }
             Phase::Look(known) => {

@@ -45,6 +45,8 @@ pub fn record_seeds() -> Vec<Vec<u8>> {
         Question::Claim,
         Question::Resume,
         Question::Status,
+        Question::Extent { bytes: 4096 },
+        Question::Arrivals,
     ];
     let answers =
         [Answer::Page, Answer::Channel, Answer::Kernel { error: 1 }, Answer::Line("a=b".into())];
@@ -55,6 +57,9 @@ pub fn record_seeds() -> Vec<Vec<u8>> {
         Message::Refusal { to: 1, why: Refusal::NoListener },
         Message::Established { to: 9 },
         Message::Gone { to: 9 },
+        Message::Resume { to: 9, from: 7, partition: 0, delivered: 5, consumed: 3 },
+        Message::Extent { to: 9, from: 7, bytes: 4096 },
+        Message::ExtentIs { to: 7, number: 9 },
     ];
     let questions = questions.iter().map(|question| question.encode().to_vec());
     let answers = answers.iter().map(|answer| answer.encode().to_vec());
@@ -177,7 +182,8 @@ pub fn memory_seeds() -> Vec<Vec<u8>> {
         record(ring + SLOT / 8, packet(PacketKind::Data, 9)),
         record(control + 1, 0),
         record(control, packet(PacketKind::Credit, 16)),
-        record(ring + 2 * SLOT / 8, packet(PacketKind::Finish, 8)),
+        record(ring + 2 * SLOT / 8, packet(PacketKind::Migrate, 24)),
+        record(ring + 3 * SLOT / 8, packet(PacketKind::Finish, 8)),
     ];
     // Reader armed; finished.
     let program = [vec![1], record(0, 1), record(1, 1), record(8, 1)];

@@ -26,6 +26,8 @@ pub struct Room<'a> {
 pub struct Arrived<'a> {
     connection: &'a Connection,
     number: u32,
+    /// Of the packet's first byte.
+    from: std::ptr::NonNull<u8>,
     offset: usize,
     length: usize,
 }
@@ -69,9 +71,8 @@ impl Arrived<'_> {
     /// block before it is given back.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
-        let payload = self.connection.channel.payload(Direction::ToProgram, self.number);
         // SAFETY: the offset is below the length, which was checked against the block.
-        let from = unsafe { payload.add(self.offset) };
+        let from = unsafe { self.from.add(self.offset) };
         // SAFETY: within the block, which is this program's until `release`, by `self`'s borrow.
         unsafe { std::slice::from_raw_parts(from.as_ptr(), self.length - self.offset) }
     }
@@ -125,17 +126,16 @@ impl Connection {
         let header = Header { source: 0, destination: 0, length: whole, sync: false, kind };
         let word = self.channel.header(Direction::ToProxy, number);
         word.store(header.encode(), std::sync::atomic::Ordering::Relaxed);
-        self.publish_block(fd, number)
+        self.publish_block(fd, number).map(|_| ())
     }
 
     /// As [`Connection::arrived`], for [`Connection::give_block_back`].
     ///
     /// Errors: as there.
     pub fn arrived_block(&self, fd: RawFd) -> Result<Option<Block>, Errno> {
-        Ok(self.first_block(fd)?.map(|(number, offset, length)| {
-            let payload = self.channel.payload(Direction::ToProgram, number);
-            // SAFETY: the offset is below the length, which was checked against the block.
-            let bytes = unsafe { payload.add(offset) };
+        Ok(self.first_block(fd)?.map(|(number, from, offset, length)| {
+            // SAFETY: the offset is below the length, which was checked against the block or extent.
+            let bytes = unsafe { from.add(offset) };
             Block { bytes, length: length - offset, number }
         }))
     }
@@ -159,20 +159,26 @@ impl Connection {
 
     /// The packet at the head, where it lies; `None`: nothing is there at the moment.
     ///
-    /// Errors: `ECONNRESET`; at the end of the stream `ENODATA`.
+    /// Errors: `ECONNRESET`; at the end of the stream `ENODATA`; `EOPNOTSUPP` for a range of an extent, which
+    /// the other host's program may write at any moment: [`Connection::arrived_block`] has it.
     pub fn arrived(&self, fd: RawFd) -> Result<Option<Arrived<'_>>, Errno> {
         let found = self.first_block(fd)?;
-        Ok(found.map(|(number, offset, length)| Arrived {
+        let own = |number| self.channel.payload(Direction::ToProgram, number);
+        if found.is_some_and(|(number, from, ..)| from != own(number)) {
+            return Err(Errno(libc::EOPNOTSUPP));
+        }
+        Ok(found.map(|(number, from, offset, length)| Arrived {
             connection: self,
             number,
+            from,
             offset,
             length,
         }))
     }
 }
 
-/// What [`Connection::first_block`] finds: number, offset, length.
-pub(super) type First = (u32, usize, usize);
+/// What [`Connection::first_block`] finds: number, first byte, offset, length.
+pub(super) type First = (u32, std::ptr::NonNull<u8>, usize, usize);
 
 /// As the rest of the lane has it.
 pub(super) fn reset(_: Corrupt) -> Errno {

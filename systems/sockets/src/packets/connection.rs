@@ -21,7 +21,7 @@
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, AtomicU32, Ordering, fence};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use beeline_ring::packets::Corrupt;
 
@@ -29,12 +29,12 @@ use super::channel::{ARMED, Channel, Direction, RINGING};
 use super::header::{HEADER_BYTES, Header, PacketKind};
 use super::options::Options;
 use super::page::Page;
+use super::patience::Patience;
 use crate::holder::hold_within;
 use crate::kernel::{self, Errno, Outcome};
 use crate::receive::room;
 use crate::send::call_time;
 use crate::sleepers::Sleepers;
-use crate::wait::Budget;
 
 /// Packets taken or published with one update of a position.
 const BATCH: usize = 16;
@@ -47,6 +47,9 @@ pub const PLACEHOLDER_BYTES: i32 = 20 << 10;
 /// Looks at a ring on its way, and how many of them without giving up the processor.
 const RING_LOOKS: u32 = 400;
 const RING_SPINS: u32 = 200;
+
+/// Least and most own time that a call looks before it sleeps.
+const LOOKS: [Duration; 2] = [Duration::from_micros(4), Duration::from_micros(60)];
 
 const QUIET: i32 = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
 const BLOCKS: u8 = 1;
@@ -61,7 +64,8 @@ pub struct Connection {
     /// Numbers in the table that lead here.
     pub references: AtomicU32,
     sleepers: Sleepers,
-    budget: Budget,
+    /// Of calls that wait; a second thread in one waits with a fresh one.
+    patience: std::sync::Mutex<Patience>,
     /// What the program set and the placeholder cannot keep.
     pub options: Options,
     /// Version of addresses of the socket that the program had; 0: not known.
@@ -70,6 +74,8 @@ pub struct Connection {
     is_gone: AtomicBool,
     is_shared: AtomicBool,
     blocking: AtomicU8,
+    /// Memory of either host in programs' hands.
+    pub(super) extents: super::extents::Extents,
     /// Bytes that this process copied between its buffers and the blocks.
     pub copied: std::sync::atomic::AtomicU64,
 }
@@ -127,13 +133,14 @@ impl Connection {
             page,
             references: AtomicU32::new(1),
             sleepers: Sleepers::default(),
-            budget: Budget::default(),
+            patience: std::sync::Mutex::new(Patience::new(LOOKS[1])),
             options: Options::default(),
             version: AtomicI32::new(0),
             reset_told: AtomicBool::new(false),
             is_gone: AtomicBool::new(false),
             is_shared: AtomicBool::new(false),
             blocking: AtomicU8::new(0),
+            extents: super::extents::Extents::default(),
             copied: std::sync::atomic::AtomicU64::new(0),
         }
     }
@@ -288,7 +295,7 @@ impl Connection {
             let longest = || call_time(fd, waits(), libc::SO_RCVTIMEO);
             let held = hold_within(&self.channel.receiving().holder, &self.sleepers, longest)?;
             // SAFETY: the caller's contract.
-            let step = unsafe { self.take(pieces, total, wanted, peek) };
+            let step = unsafe { self.take(fd, pieces, total, wanted, peek) };
             drop(held);
             match step {
                 Err(Corrupt) => return Err(self.corrupt(fd)),
@@ -328,6 +335,7 @@ impl Connection {
     /// As for [`Connection::receive`].
     unsafe fn take(
         &self,
+        fd: RawFd,
         pieces: &[libc::iovec],
         skip: usize,
         wanted: usize,
@@ -350,7 +358,7 @@ impl Connection {
             }
             let mut done = 0;
             for &number in &numbers[..found] {
-                let length = self.length_of(number)?;
+                let (from, length) = self.piece(fd, number).map_err(|_| Corrupt)?;
                 if offset >= length {
                     return Err(Corrupt);
                 }
@@ -358,9 +366,8 @@ impl Connection {
                     && let Some((place, left)) = cursor.place()
                 {
                     let part = left.min(length - offset);
-                    // SAFETY: `offset` is below the length, which fits the block.
-                    let source =
-                        unsafe { channel.payload(Direction::ToProgram, number).add(offset) };
+                    // SAFETY: `offset` is below the length, which fits the block or the extent.
+                    let source = unsafe { from.add(offset) };
                     // SAFETY: the source as above, the target by the caller's contract.
                     unsafe { std::ptr::copy_nonoverlapping(source.as_ptr(), place, part) };
                     cursor.within += part;
@@ -394,12 +401,18 @@ impl Connection {
         Ok(Step::Nothing)
     }
 
-    /// Bytes of a packet's payload.
-    fn length_of(&self, number: u32) -> Result<usize, Corrupt> {
+    /// Bytes of a packet's payload, or of the range that it tells of.
+    fn length_of(&self, number: u32) -> usize {
         let word = self.channel.header(Direction::ToProgram, number).load(Ordering::Relaxed);
         match Header::decode(word, self.channel.shape().block_bytes) {
-            Ok(Some(header)) if header.kind == PacketKind::Data => Ok(header.payload_bytes()),
-            _ => Err(Corrupt),
+            Ok(Some(header)) if header.kind == PacketKind::Data => header.payload_bytes(),
+            Ok(Some(header)) if header.kind == PacketKind::Extent => {
+                let payload = self.channel.payload(Direction::ToProgram, number);
+                // SAFETY: a block's payload has room for two words.
+                let [_, length] = unsafe { payload.cast::<[u64; 2]>().as_ptr().read_unaligned() };
+                usize::try_from(length).unwrap_or(0)
+            }
+            _ => 0,
         }
     }
 
@@ -423,9 +436,23 @@ impl Connection {
         if self.is_readable() { Ok(()) } else { Err(Errno(libc::EAGAIN)) }
     }
 
+    /// Looks until `ready` says so, or it is time to sleep.
+    fn look(&self, ready: impl FnMut() -> bool) -> bool {
+        match self.patience.try_lock() {
+            Ok(mut patience) => patience.wait(ready),
+            Err(_) => Patience::new(LOOKS[0]).wait(ready),
+        }
+    }
+
+    fn learn(&self, slept: Duration) {
+        if let Ok(mut patience) = self.patience.try_lock() {
+            patience.slept(slept, LOOKS);
+        }
+    }
+
     /// Waits until there may be something to read.
     fn wait_readable(&self, fd: RawFd) -> Result<(), Errno> {
-        if self.budget.spin(|| self.is_readable()) {
+        if self.look(|| self.is_readable()) {
             return Ok(());
         }
         let _asleep = self.sleepers.enter();
@@ -436,7 +463,7 @@ impl Connection {
         let began = Instant::now();
         // The kernel's rules for time-outs and signals.
         let outcome = kernel::receive(fd, &mut [0], libc::MSG_PEEK);
-        self.budget.learn(began.elapsed());
+        self.learn(began.elapsed());
         match outcome {
             Ok(0) | Err(Errno(libc::ECONNRESET | libc::ENOTCONN)) => {
                 if !self.is_readable() {
@@ -496,7 +523,7 @@ impl Connection {
     }
 
     /// Why nothing can be sent, if so.
-    fn refusal(&self) -> Option<Errno> {
+    pub(super) fn refusal(&self) -> Option<Errno> {
         if self.channel.program().finished.load(Ordering::Relaxed) != 0 {
             return Some(Errno(libc::EPIPE));
         }
@@ -581,7 +608,7 @@ impl Connection {
 
     /// Waits until there may be room.
     fn wait_room(&self, fd: RawFd) -> Result<(), Errno> {
-        if self.budget.spin(|| self.has_room() || self.refusal_is_near()) {
+        if self.look(|| self.has_room() || self.refusal_is_near()) {
             return Ok(());
         }
         let _asleep = self.sleepers.enter();
@@ -647,16 +674,18 @@ impl Connection {
         }
     }
 
-    /// For [`super::blocks`]: publishes a block that was filled.
-    pub(super) fn publish_block(&self, fd: RawFd, number: u32) -> Result<(), Errno> {
+    /// For [`super::blocks`]: publishes a block that was filled. Its position in the queue, counted round.
+    pub(super) fn publish_block(&self, fd: RawFd, number: u32) -> Result<u32, Errno> {
         if let Some(error) = self.refusal() {
             return Err(error);
         }
         let held = hold_within(&self.channel.sending().holder, &self.sleepers, || None)?;
-        let outcome = self.channel.packets(Direction::ToProxy).publish(&[number]);
+        let packets = self.channel.packets(Direction::ToProxy);
+        let position = packets.filled().put();
+        let outcome = packets.publish(&[number]);
         drop(held);
         self.published(fd);
-        outcome.map_err(super::blocks::reset)
+        outcome.map(|()| position).map_err(super::blocks::reset)
     }
 
     /// For [`super::blocks`]: the packet at the head.
@@ -665,12 +694,12 @@ impl Connection {
         for _ in 0..2 {
             let mut numbers = [0; 1];
             if packets.look(&mut numbers).map_err(super::blocks::reset)? == 1 {
-                let length = self.length_of(numbers[0]).map_err(super::blocks::reset)?;
+                let (from, length) = self.piece(fd, numbers[0])?;
                 let offset = self.channel.receiving().offset.load(Ordering::Relaxed);
                 let offset = usize::try_from(offset).unwrap_or(usize::MAX);
                 let whole = offset < length;
                 return if whole {
-                    Ok(Some((numbers[0], offset, length)))
+                    Ok(Some((numbers[0], from, offset, length)))
                 } else {
                     Err(self.corrupt(fd))
                 };
@@ -685,11 +714,20 @@ impl Connection {
 
     /// For [`super::blocks`]: the packet at the head was read.
     pub(super) fn release_block(&self, fd: RawFd, number: u32) -> Result<(), Errno> {
+        let word = self.channel.header(Direction::ToProgram, number).load(Ordering::Relaxed);
+        let direct = matches!(
+            Header::decode(word, self.channel.shape().block_bytes),
+            Ok(Some(Header { kind: PacketKind::Extent, .. }))
+        );
         let held = hold_within(&self.channel.receiving().holder, &self.sleepers, || None)?;
         self.channel.receiving().offset.store(0, Ordering::Relaxed);
         let outcome = self.channel.packets(Direction::ToProgram).release(&[number]);
         drop(held);
         self.after_receiving(fd);
+        if direct {
+            // Its writer waits for the range rather than for a block.
+            self.published(fd);
+        }
         outcome.map_err(super::blocks::reset)
     }
 
@@ -699,7 +737,7 @@ impl Connection {
         let packets = self.channel.packets(Direction::ToProgram);
         let mut numbers = [0; 1 << 10];
         let found = packets.look(&mut numbers).unwrap_or(0);
-        let lengths = numbers[..found].iter().map(|&number| self.length_of(number).unwrap_or(0));
+        let lengths = numbers[..found].iter().map(|&number| self.length_of(number));
         let offset = usize::try_from(self.channel.receiving().offset.load(Ordering::Relaxed));
         lengths.sum::<usize>().saturating_sub(offset.unwrap_or(0))
     }

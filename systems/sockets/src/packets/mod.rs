@@ -7,15 +7,18 @@
 //! - [`header`]: the eight bytes before each payload.
 //! - [`channel`]: memory of one connection; [`page`]: what every program sees of its proxy.
 //! - [`protocol`]: questions to the monitor; [`dial`]: connecting, listening, accepting.
+//! - [`extents`]: memory of the other host in a program's hands.
 //! - [`blocks`]: sending and receiving without a copy; [`connection`]: receiving and sending; [`options`]: socket options.
 
 pub mod blocks;
 pub mod channel;
 pub mod connection;
 pub mod dial;
+pub mod extents;
 pub mod header;
 pub mod options;
 pub mod page;
+pub mod patience;
 pub mod protocol;
 
 pub use connection::Connection;

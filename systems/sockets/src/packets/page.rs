@@ -40,10 +40,23 @@ impl Page {
         Ok(page)
     }
 
+    /// The page of a proxy that is gone, for the one that takes its place.
+    ///
+    /// Errors: [`ChannelError`].
+    pub fn adopt(memory: OwnedFd) -> Result<Self, ChannelError> {
+        Self::map(memory, Protection::ReadWrite)
+    }
+
     /// The page of a proxy, for reading.
     ///
     /// Errors: [`ChannelError`].
     pub fn take(memory: OwnedFd) -> Result<Self, ChannelError> {
+        let page = Self::map(memory, Protection::ReadOnly)?;
+        page.0.forget_descriptor();
+        Ok(page)
+    }
+
+    fn map(memory: OwnedFd, protection: Protection) -> Result<Self, ChannelError> {
         let length = rustix::fs::fstat(&memory)
             .map_or(0, |about| usize::try_from(about.st_size).unwrap_or(0));
         let sealed = rustix::fs::fcntl_get_seals(&memory)
@@ -51,12 +64,17 @@ impl Page {
         if length != LENGTH || !sealed {
             return Err(ChannelError::NotAChannel { length });
         }
-        let page = Self(Mapping::shared(memory, length, Protection::ReadOnly)?);
+        let page = Self(Mapping::shared(memory, length, protection)?);
         if page.word(0).load(Ordering::Acquire) != MAGIC {
             return Err(ChannelError::NotAChannel { length });
         }
-        page.0.forget_descriptor();
         Ok(page)
+    }
+
+    /// The memory, for what outlives this process.
+    #[must_use]
+    pub fn memory(&self) -> Option<std::sync::Arc<OwnedFd>> {
+        self.0.descriptor()
     }
 
     /// A descriptor by which programs can read the page and not write it.

@@ -12,6 +12,8 @@
 //! | 4 claim | | what `accept` gave | 2 channel, 3 kernel |
 //! | 5 resume | | a placeholder | 2 channel, 3 kernel |
 //! | 6 status | | | 5 line, as many as there are, then 4 done |
+//! | 7 extent | bytes | a placeholder | 6 extent, 3 kernel |
+//! | 8 arrivals | | a placeholder | 6 extent, 3 kernel |
 //!
 //! | answer | content | descriptors |
 //! | --- | --- | --- |
@@ -20,6 +22,7 @@
 //! | 3 kernel | an error 8; 0: the kernel's connection is right | |
 //! | 4 done | | |
 //! | 5 line | text | |
+//! | 6 extent | | memory: to be written (7), or for reading (8) |
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -56,6 +59,13 @@ pub enum Question {
     Resume,
     /// How are you?
     Status,
+    /// Memory of the other host, for this connection's program to write.
+    Extent {
+        /// How much.
+        bytes: u64,
+    },
+    /// The memory of this host that the other end's program writes.
+    Arrivals,
 }
 
 /// What the monitor answers.
@@ -74,6 +84,8 @@ pub enum Answer {
     Done,
     /// A line of the status.
     Line(String),
+    /// The memory comes along.
+    Extent,
 }
 
 /// Why a record was refused.
@@ -143,6 +155,8 @@ impl Question {
             Self::Claim => (4, Vec::new()),
             Self::Resume => (5, Vec::new()),
             Self::Status => (6, Vec::new()),
+            Self::Extent { bytes } => (7, vec![bytes]),
+            Self::Arrivals => (8, Vec::new()),
         };
         let mut record = head(kind);
         record.extend(words.into_iter().flat_map(u64::to_le_bytes));
@@ -170,6 +184,11 @@ impl Question {
             (4, []) => Ok(Self::Claim),
             (5, []) => Ok(Self::Resume),
             (6, []) => Ok(Self::Status),
+            (7, body) => {
+                let [bytes] = words(body).ok_or(bad)?;
+                Ok(Self::Extent { bytes })
+            }
+            (8, []) => Ok(Self::Arrivals),
             _ => Err(bad),
         }
     }
@@ -188,6 +207,7 @@ impl Answer {
                 record
             }
             Self::Done => head(4),
+            Self::Extent => head(6),
             Self::Line(text) => {
                 let mut record = head(5);
                 record.extend(text.bytes().take(LONGEST - HEAD_BYTES));
@@ -210,6 +230,7 @@ impl Answer {
             }
             (4, []) => Ok(Self::Done),
             (5, text) => Ok(Self::Line(String::from_utf8_lossy(text).into_owned())),
+            (6, []) => Ok(Self::Extent),
             _ => Err(bad),
         }
     }
@@ -230,7 +251,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_are_refused_or_come_back_as_they_were(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
-            for kind in 0..8 {
+            for kind in 0..10 {
                 let record = [&head(kind), &bytes[..]].concat();
                 if let Ok(question) = Question::decode(&record) {
                     prop_assert_eq!(Question::decode(&question.encode()), Ok(question));
@@ -255,6 +276,8 @@ mod tests {
             Question::Claim,
             Question::Resume,
             Question::Status,
+            Question::Extent { bytes: 1 << 20 },
+            Question::Arrivals,
         ] {
             assert_eq!(Question::decode(&question.encode()), Ok(question));
         }
@@ -264,6 +287,7 @@ mod tests {
             Answer::Kernel { error: 111 },
             Answer::Done,
             Answer::Line("partitions 2".to_owned()),
+            Answer::Extent,
         ] {
             assert_eq!(Answer::decode(&answer.encode()), Ok(answer));
         }
