@@ -104,6 +104,41 @@ fn keys_are_put_read_listed_and_deleted_over_every_provider() {
 }
 
 #[test]
+fn documents_are_put_read_and_found_over_every_provider() {
+    let node = node(&[]);
+    let documents = |scheme: &str, arguments: &[&str]| {
+        Command::new(env!("CARGO_BIN_EXE_beeline"))
+            .arg("documents")
+            .args(arguments)
+            .args(["--fabric", &format!("{scheme}://{}", node.fabric)])
+            .output()
+            .unwrap()
+    };
+    for scheme in ["auto", "shm", "tcp"] {
+        let name = format!("shop.{scheme}");
+        let put = documents(scheme, &["put", &name, r#"{"_id": "tea", "price": 3}"#]);
+        assert_eq!((code(&put), &put.stdout[..]), (Some(0), &b"\"tea\"\n"[..]), "{put:?}");
+        let said = String::from_utf8_lossy(&put.stderr).into_owned();
+        let provider = if scheme == "tcp" { "over tcp" } else { "over shm" };
+        assert!(said.contains(provider), "{said}");
+        assert_eq!(
+            code(&documents(scheme, &["put", &name, r#"{"_id": "tea", "price": 4}"#])),
+            Some(0)
+        );
+        assert_eq!(code(&documents(scheme, &["put", &name, r#"{"_id": 2, "price": 1}"#])), Some(0));
+        let get = documents(scheme, &["get", &name, "tea"]);
+        assert_eq!(get.stdout, b"{\"_id\":\"tea\",\"price\":4}\n", "{get:?}");
+        let find = documents(scheme, &["find", &name, "{}", "--sort", r#"{"price": 1}"#]);
+        let lines = String::from_utf8(find.stdout).unwrap();
+        assert!(lines.starts_with(r#"{"_id":2,"#) && lines.lines().count() == 2, "{lines}");
+        assert_eq!(code(&documents(scheme, &["get", &name, "coffee"])), Some(1));
+        assert_eq!(code(&documents(scheme, &["find", &name, "{"])), Some(2));
+    }
+    let nobody = documents("shm", &["find", "shop", "{}"]);
+    assert_eq!(code(&nobody), Some(2), "{nobody:?}");
+}
+
+#[test]
 fn a_value_comes_from_argument_or_file_and_may_expire() {
     let node = node(&[]);
     let file = tempfile::NamedTempFile::new().unwrap();

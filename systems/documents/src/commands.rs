@@ -24,6 +24,7 @@ mod catalog;
 mod change;
 mod explain;
 mod identity;
+pub mod point;
 mod read;
 mod server;
 mod sinks;

@@ -27,7 +27,7 @@ const READ: usize = 64 << 10;
 /// A buffer that grew past this is given back once it is empty.
 const KEPT: usize = 1 << 20;
 /// Stack of a thread that serves: room for the deepest pipeline of the deepest expressions.
-const STACK: usize = 32 << 20;
+pub(crate) const STACK: usize = 32 << 20;
 /// How long a connection that is told to end may take to read what it is owed.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
@@ -305,7 +305,7 @@ fn protocol_error(shared: &Shared, error: &wire::WireError) -> std::io::Result<(
 }
 
 /// Whether a command may look at more than a few documents.
-fn may_take_long(request: &Request) -> bool {
+pub(crate) fn may_take_long(request: &Request) -> bool {
     let by_id = |filter: Option<&Bson>| matches!(filter, Some(Bson::Document(filter)) if filter.contains_key("_id"));
     match request.name() {
         "hello" | "ping" | "isMaster" | "ismaster" | "insert" | "endSessions" | "killCursors"

@@ -4,7 +4,8 @@
 //! it `beeline serve`, which starts [`Documents`] as a service.
 //!
 //! ```text
-//! door ─ wire ─► commands ─► query, write ─► plan, scan, index ─► store (a row per database)
+//! door ─ wire ──┐
+//! channel ──────┴► commands ─► query, write ─► plan, scan, index ─► store (a row per database)
 //!                               │
 //!                            cursor, catalog, engine
 //! ```
@@ -17,6 +18,7 @@
 
 pub mod catalog;
 mod changes;
+pub mod channel;
 pub mod commands;
 pub mod cursor;
 mod door;
@@ -43,6 +45,7 @@ pub mod versions;
 pub mod wire;
 pub mod write;
 
+pub use channel::{ChannelHandle, ChannelOptions, FabricClient, FabricWelcome};
 pub use engine::{Engine, EngineOptions};
 pub use service::{Documents, DocumentsError, DocumentsOptions};
 pub use stats::DocumentsMetrics;

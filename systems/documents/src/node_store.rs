@@ -60,6 +60,8 @@ fn failed(error: KvError) -> QueryError {
 struct Row<'r, 'k> {
     keyspace: &'r mut Keyspace<'k>,
     row: &'r [u8],
+    /// Something was changed, or tried to.
+    changed: bool,
 }
 
 impl Backing for Row<'_, '_> {
@@ -85,6 +87,7 @@ impl Backing for Row<'_, '_> {
     }
 
     fn apply(&mut self, changes: &[Change]) -> Result<Option<usize>> {
+        self.changed = true;
         let values: Vec<[&[u8]; 1]> =
             changes.iter().map(|one| [one.value.as_deref().unwrap_or_default()]).collect();
         let writes: Vec<Write<'_>> = changes
@@ -110,10 +113,12 @@ impl Backing for Row<'_, '_> {
 impl Store for NodeStore {
     fn with(&self, row: &[u8], work: &mut dyn FnMut(&mut dyn Backing) -> Result<()>) -> Result<()> {
         let shard = self.node.store().shard_in(NAMESPACE, (row, &[][..])).map_err(failed)?;
-        self.node.with_shards(&[shard], |keyspace| {
-            let done = work(&mut Row { keyspace, row });
+        self.node.with_shards_changed(&[shard], |keyspace| {
+            let mut locked = Row { keyspace, row, changed: false };
+            let done = work(&mut locked);
+            let Row { keyspace, changed, .. } = locked;
             // What an error left behind was complete batches: they count.
-            keyspace.commit().map_err(failed).and(done)
+            (keyspace.commit().map_err(failed).and(done), changed)
         })
     }
 

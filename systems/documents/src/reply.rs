@@ -47,7 +47,7 @@ impl Reply {
     }
 
     /// Appends its bytes. `extra` are fields beside those of the reply.
-    pub fn write(&self, extra: &Document, out: &mut Vec<u8>) {
+    pub fn write<O: Out>(&self, extra: &Document, out: &mut O) {
         match self {
             Self::Document(document) => {
                 let start = open(out);
@@ -63,10 +63,10 @@ impl Reply {
                 let array = open(out);
                 let mut digits = Digits::default();
                 for document in documents {
-                    out.push(0x03);
-                    out.extend_from_slice(digits.next());
-                    out.push(0);
-                    out.extend_from_slice(document);
+                    out.append(&[0x03]);
+                    out.append(digits.next());
+                    out.append(&[0]);
+                    out.append(document);
                 }
                 close(out, array);
                 append_fields(out, &doc! { "id": *id, "ns": namespace.as_str() });
@@ -78,6 +78,44 @@ impl Reply {
             }
             Self::Later(_) => {}
         }
+    }
+}
+
+/// Where a reply is written: bytes for a socket, or registered memory.
+pub trait Out {
+    /// Bytes so far.
+    fn bytes(&self) -> usize;
+    /// Appends.
+    fn append(&mut self, bytes: &[u8]);
+    /// Overwrites four bytes that were appended.
+    fn patch(&mut self, at: usize, bytes: [u8; 4]);
+}
+
+impl Out for Vec<u8> {
+    fn bytes(&self) -> usize {
+        self.len()
+    }
+
+    fn append(&mut self, bytes: &[u8]) {
+        self.extend_from_slice(bytes);
+    }
+
+    fn patch(&mut self, at: usize, bytes: [u8; 4]) {
+        self[at..at + 4].copy_from_slice(&bytes);
+    }
+}
+
+impl Out for beeline_documents_channel::ReplyBuffer {
+    fn bytes(&self) -> usize {
+        self.len()
+    }
+
+    fn append(&mut self, bytes: &[u8]) {
+        self.extend_from_slice(bytes);
+    }
+
+    fn patch(&mut self, at: usize, bytes: [u8; 4]) {
+        Self::patch(self, at, &bytes);
     }
 }
 
@@ -105,29 +143,31 @@ impl Digits {
     }
 }
 
-fn open(out: &mut Vec<u8>) -> usize {
-    out.extend_from_slice(&[0; 4]);
-    out.len() - 4
+fn open(out: &mut impl Out) -> usize {
+    let start = out.bytes();
+    out.append(&[0; 4]);
+    start
 }
 
-fn close(out: &mut Vec<u8>, start: usize) {
-    out.push(0);
-    let length = (out.len() - start) as u32;
-    out[start..start + 4].copy_from_slice(&length.to_le_bytes());
+fn close(out: &mut impl Out, start: usize) {
+    out.append(&[0]);
+    let length = (out.bytes() - start) as u32;
+    out.patch(start, length.to_le_bytes());
 }
 
-fn name(out: &mut Vec<u8>, kind: u8, text: &str) {
-    out.push(kind);
-    out.extend_from_slice(text.as_bytes());
-    out.push(0);
+fn name(out: &mut impl Out, kind: u8, text: &str) {
+    out.append(&[kind]);
+    out.append(text.as_bytes());
+    out.append(&[0]);
 }
 
 /// The fields of a document without what is around them.
-fn append_fields(out: &mut Vec<u8>, document: &Document) {
-    if let Ok(bytes) = document.to_vec()
+fn append_fields(out: &mut impl Out, document: &Document) {
+    if !document.is_empty()
+        && let Ok(bytes) = document.to_vec()
         && bytes.len() > 5
     {
-        out.extend_from_slice(&bytes[4..bytes.len() - 1]);
+        out.append(&bytes[4..bytes.len() - 1]);
     }
 }
 

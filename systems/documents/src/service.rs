@@ -9,6 +9,8 @@ use beeline_node::NodeHandle;
 use beeline_observe::MetricSet;
 use beeline_service::{Fact, Service};
 
+use crate::channel::{ChannelHandle, ChannelOptions, Channels};
+use crate::commands::Identity;
 use crate::door::Door;
 use crate::engine::{Engine, EngineOptions};
 use crate::node_store::NodeStore;
@@ -27,6 +29,8 @@ pub struct DocumentsOptions {
     pub replica_set: Option<String>,
     /// Limits of the engine.
     pub engine: EngineOptions,
+    /// Clients over fabric.
+    pub channel: ChannelOptions,
 }
 
 /// Why the service does not start.
@@ -44,6 +48,9 @@ pub enum DocumentsError {
         #[source]
         source: std::io::Error,
     },
+    /// Threads or descriptors could not be had.
+    #[error("cannot start the thread of fabric clients: {0}")]
+    Channel(#[source] std::io::Error),
     /// The store refused.
     #[error("cannot open the documents in the node's store: {0}")]
     Store(#[from] KvError),
@@ -57,6 +64,8 @@ pub enum DocumentsError {
 pub struct Documents {
     engine: Arc<Engine>,
     door: Door,
+    channels: Channels,
+    is_rdma: bool,
     replica_set: Option<String>,
 }
 
@@ -84,7 +93,24 @@ impl Documents {
             options.replica_set.clone(),
         )
         .map_err(|source| DocumentsError::Listen { address, source })?;
-        Ok(Self { engine, door, replica_set: options.replica_set.clone() })
+        let identity = Identity {
+            address: door.address().to_string(),
+            most_connections: options.most_connections,
+            replica_set: options.replica_set.clone(),
+        };
+        let mut channel = options.channel.clone();
+        channel.server.wire = Some(door.address());
+        let is_rdma = channel.server.is_rdma;
+        let channels = Channels::start(Arc::clone(&engine), identity, channel, options.threads)
+            .map_err(DocumentsError::Channel)?;
+        let replica_set = options.replica_set.clone();
+        Ok(Self { engine, door, channels, is_rdma, replica_set })
+    }
+
+    /// For the thread that meets fabric clients.
+    #[must_use]
+    pub fn channel_handle(&self) -> ChannelHandle {
+        self.channels.handle()
     }
 
     /// Where it listens.
@@ -99,7 +125,12 @@ impl Documents {
             .as_ref()
             .map_or_else(|| "standalone".to_owned(), |name| format!("replica set {name}"));
         let users = if self.engine.authentication { ", users by SCRAM-SHA-256" } else { "" };
-        format!("{}  as MongoDB {}, {set}{users}", self.door.address(), crate::commands::VERSION)
+        let fabric = if self.is_rdma { "; over fabric" } else { "" };
+        format!(
+            "{}  as MongoDB {}, {set}{users}{fabric}",
+            self.door.address(),
+            crate::commands::VERSION
+        )
     }
 
     /// The databases.
@@ -124,6 +155,7 @@ impl Service for Documents {
 
     fn publish(&self) {
         let metrics = &self.engine.metrics;
+        self.channels.publish(metrics);
         metrics.documents_cursors.set(self.engine.cursors.count() as u64);
         let databases = self.engine.databases();
         metrics
@@ -135,10 +167,11 @@ impl Service for Documents {
     }
 
     fn health(&self) -> Result<(), String> {
-        Ok(())
+        self.channels.health()
     }
 
     fn stop(mut self: Box<Self>) {
+        self.channels.stop();
         self.door.close();
     }
 }

@@ -19,6 +19,17 @@ beeline_observe::metrics! {
         counter documents_timed_out_cursors: Count, "Cursors closed because no client used them.";
         counter documents_input_bytes: Bytes, "Bytes read from MongoDB clients.";
         counter documents_output_bytes: Bytes, "Bytes sent to MongoDB clients.";
+        gauge documents_channels: Count, "Clients connected over fabric.";
+        counter documents_channel_requests: Count, "Commands that came over fabric.";
+        counter documents_channel_request_bytes: Bytes, "Bytes of commands that came over fabric.";
+        counter documents_channel_reply_bytes: Bytes, "Bytes of replies written to fabric clients.";
+        counter documents_channel_staged_bytes: Bytes, "Bytes of those that took a second copy, because no registered buffer was idle.";
+        counter documents_channel_refused_clients: Count, "Fabric clients that were told to use TCP.";
+        counter documents_channel_ended_clients: Count, "Fabric clients whose channel ended.";
+        counter documents_channel_protocol_errors: Count, "Channels ended because their client broke the protocol.";
+        counter documents_channel_registrations: Count, "Regions registered for fabric clients; constant while they work.";
+        gauge documents_channel_registered_bytes: Bytes, "Bytes registered for fabric clients.";
+        counter documents_channel_sleeps: Count, "Times the thread of fabric clients went to sleep.";
         gauge documents_databases: Count, "Databases.";
         gauge documents_collections: Count, "Collections.";
     }

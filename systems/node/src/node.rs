@@ -437,15 +437,25 @@ impl NodeHandle {
     /// Locks shards, in ascending order, for `work` of a service; their own threads step back
     /// meanwhile. Writes go to the log of the first; `work` commits what it acknowledges.
     pub fn with_shards<R>(&self, wanted: &[usize], work: impl FnOnce(&mut Keyspace<'_>) -> R) -> R {
+        self.with_shards_changed(wanted, |keyspace| (work(keyspace), true))
+    }
+
+    /// The same for `work` that says whether it changed anything: the shards' own threads sleep on where
+    /// it did not.
+    pub fn with_shards_changed<R>(
+        &self,
+        wanted: &[usize],
+        work: impl FnOnce(&mut Keyspace<'_>) -> (R, bool),
+    ) -> R {
         let mut guards = self.shared.lock_shards(wanted);
         let now_ns = self.shared.store.clock().monotonic_ns();
         guards.iter_mut().for_each(|shard| shard.note_time(now_ns));
-        let result = match guards.as_mut_slice() {
+        let (result, changed) = match guards.as_mut_slice() {
             [only] => work(&mut Keyspace::single(only)),
             all => work(&mut Keyspace::many(all.iter_mut().map(|guard| &mut **guard).collect(), 0)),
         };
         drop(guards);
-        for &index in wanted {
+        for &index in wanted.iter().filter(|_| changed) {
             let door = &self.shared.doors[index];
             // The shard's thread looks after expiry and collection; one nudge is enough until it ran.
             if !door.changed.swap(true, Ordering::Relaxed) {

@@ -32,6 +32,7 @@ const SAME_FOLDER: &[(&str, &str, &str)] = &[
     ("documents", "service", "is a service of the node"),
     ("direct", "service", "is a service of the node"),
     ("beeline", "direct-client", "the command is a client"),
+    ("beeline", "documents-client", "the command is a client"),
     ("direct-c", "direct-client", "connects as every client does"),
     ("python", "direct-client", "connects as every client does"),
     ("ir", "syntax", "lowers the syntax tree"),

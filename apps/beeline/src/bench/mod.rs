@@ -6,6 +6,7 @@
 //! rots; its figures mean nothing.
 
 pub mod direct;
+pub mod documents;
 pub mod environment;
 pub mod fabric;
 pub mod host;
@@ -77,6 +78,11 @@ pub enum BenchCommand {
                             beeline bench direct --parts model --plot model.png\n  \
                             beeline bench direct --full --plot direct.png")]
     Direct(direct::DirectArguments),
+    /// The document store over fabric beside the MongoDB wire: four operations, records, connections.
+    #[command(after_help = "Examples:\n  beeline bench documents\n  \
+                            beeline bench documents --parts latency --provider tcp --json\n  \
+                            beeline bench documents --parts connections --connections 100,200 --plot documents.png")]
+    Documents(documents::DocumentsArguments),
     /// BOOM against its two baselines over the same fabric and store; recovery.
     #[command(after_help = "Examples:\n  beeline bench kv --plot kv.png\n  \
                             beeline bench kv --parts headline,latency --json\n  \
@@ -127,6 +133,7 @@ pub fn run(command: &BenchCommand, output: Output) -> Result<Exit, Failure> {
         BenchCommand::Host(arguments) => host::run(arguments, output),
         BenchCommand::Fabric(arguments) => fabric::run(arguments, output),
         BenchCommand::Direct(arguments) => direct::run(arguments, output),
+        BenchCommand::Documents(arguments) => documents::run(arguments, output),
         BenchCommand::Kv(arguments) => kv::run(arguments, output),
         BenchCommand::Log(arguments) => log::run(arguments, output),
         BenchCommand::Nf(arguments) => nf::run(arguments, output),

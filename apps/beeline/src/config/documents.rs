@@ -14,6 +14,15 @@ knobs! {
         authentication: Switch = "off", "Clients must show who they are (SCRAM-SHA-256); while there is no user, createUser works from this host without.";
         cursor_timeout: Span = "10m", "A cursor unused for this long is closed, unless its client asked that it is not.";
         transaction_lifetime: Span = "1m", "A transaction that is not committed for this long is ended without a trace.";
+        is_rdma: Switch = "on", "Clients may send their commands over fabric (shared memory, RDMA, TCP), met at the fabric address; off: they use TCP and the MongoDB wire.";
+        channel_max_clients: Number = "1024", "Fabric clients served at once, 1 to 60000.";
+        channel_region: Size = "4MiB", "Registered memory for the long commands of each fabric client; less is registered while the host is loaded (S of RMongo's Algorithm 2).";
+        channel_share: Number = "80", "Percent of its fair part that a fabric client gets while the host is loaded, 1 to 99 (k).";
+        channel_threshold: Number = "50", "Percent of memory and network that must be free for the host not to count as loaded, 0 to 100.";
+        channel_bandwidth: Number = "100", "What the network moves at most, Gbit/s (B).";
+        channel_pool: Size = "16MiB", "Registered memory in which replies for fabric clients are made; pages are taken as they are first used.";
+        channel_checksum: Switch = "off", "Replies to fabric clients carry checksums (validation mode).";
+        channel_spin_us: Number = "20", "Microseconds the thread of fabric clients polls on after work before it sleeps, 0 to 10000; more costs idle CPU.";
     }
 }
 
@@ -39,6 +48,26 @@ impl DocumentsConfig {
             "documents-transaction-lifetime",
             !self.transaction_lifetime.0.is_zero(),
             "0 would end transactions at once; choose a second or more",
+        );
+        let clients = 1..=60_000;
+        let fine = clients.contains(&self.channel_max_clients.0);
+        rules.rule("documents-channel-max-clients", fine, "choose 1 to 60000");
+        let share = (1..=99).contains(&self.channel_share.0);
+        rules.rule("documents-channel-share", share, "choose 1 to 99");
+        rules.rule(
+            "documents-channel-threshold",
+            self.channel_threshold.0 <= 100,
+            "choose 0 to 100",
+        );
+        rules.rule("documents-channel-bandwidth", self.channel_bandwidth.0 > 0, "choose 1 or more");
+        let region = ((64 << 10)..=(1 << 30)).contains(&self.channel_region.0);
+        rules.rule("documents-channel-region", region, "choose 64KiB to 1GiB");
+        let pool = ((1 << 20)..=(16 << 30)).contains(&self.channel_pool.0);
+        rules.rule("documents-channel-pool", pool, "choose 1MiB to 16GiB");
+        rules.rule(
+            "documents-channel-spin-us",
+            self.channel_spin_us.0 <= 10_000,
+            "choose 0 to 10000",
         );
     }
 }

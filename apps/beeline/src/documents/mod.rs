@@ -1,5 +1,8 @@
 //! `beeline documents`: what the document store of a running node holds and does.
 
+mod fabric;
+mod json;
+
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
@@ -31,6 +34,21 @@ pub enum DocumentsCommand {
     #[command(after_help = "Examples:\n  beeline documents top\n  \
                             beeline documents top --interval 5s --count 12 --json")]
     Top(TopArguments),
+    /// Show the document with an _id, over fabric.
+    #[command(after_help = "Examples:\n  beeline documents get shop.items 1\n  \
+                            beeline documents get shop.items tea --fabric shm://127.0.0.1:4790")]
+    Get(fabric::GetArguments),
+    /// Insert a document, or replace that of its _id, over fabric.
+    #[command(
+        after_help = "Examples:\n  beeline documents put shop.items '{\"_id\": 1, \"name\": \"tea\"}'"
+    )]
+    Put(fabric::PutArguments),
+    /// Show the documents that a filter finds, over fabric.
+    #[command(
+        after_help = "Examples:\n  beeline documents find shop.items '{\"price\": {\"$gt\": 2}}' --sort '{\"price\": 1}'\n  \
+                      beeline documents find shop.items --limit 3 --fabric mongodb://127.0.0.1:27017"
+    )]
+    Find(fabric::FindArguments),
 }
 
 /// Which store.
@@ -59,6 +77,9 @@ pub fn run(command: &DocumentsCommand, output: Output) -> Result<Exit, Failure> 
     match command {
         DocumentsCommand::Status(door) => status(door, output),
         DocumentsCommand::Top(arguments) => top(arguments, output),
+        DocumentsCommand::Get(arguments) => fabric::get(arguments, output),
+        DocumentsCommand::Put(arguments) => fabric::put(arguments, output),
+        DocumentsCommand::Find(arguments) => fabric::find(arguments, output),
     }
 }
 

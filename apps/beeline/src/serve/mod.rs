@@ -54,6 +54,7 @@ pub fn run(config: &ServeConfig, output: Output) -> Result<Exit, Failure> {
     let log_door = config.member().map(|_| Arc::new(OnceLock::new()));
     let objects = objects::Link::prepare(config)?;
     let direct = direct::Target::default();
+    let documents = documents::Target::default();
     let fabric = config
         .fabric_address
         .0
@@ -61,6 +62,10 @@ pub fn run(config: &ServeConfig, output: Output) -> Result<Exit, Failure> {
             let mut more: Vec<_> = objects.iter().map(objects::Link::service).collect();
             if !config.without.has(direct::SERVICE) {
                 more.push(direct::door(&config.direct, &direct));
+            }
+            let served = config.documents.address.0.is_some() && config.member().is_none();
+            if served && !config.without.has(documents::SERVICE) {
+                more.push(documents::door(&documents));
             }
             let (window, log) = (&config.fabric_window, log_door.clone());
             FabricDoor::open(address, plan.shards, window, log, more).map_err(fabric_failure)
@@ -78,8 +83,8 @@ pub fn run(config: &ServeConfig, output: Output) -> Result<Exit, Failure> {
         providers: fabric.as_ref().map(FabricDoor::providers).unwrap_or_default(),
         rdma_flush: fabric.as_ref().and_then(FabricDoor::rdma_flush),
     };
-    let links =
-        services::Links { fabric: fabric.as_ref().and_then(FabricDoor::address), objects, direct };
+    let address = fabric.as_ref().and_then(FabricDoor::address);
+    let links = services::Links { fabric: address, objects, direct, documents };
     let services = Services::open(services::openings(config, &handle, links))
         .map_err(|failure| Failure::new(Exit::Failed, failure))?;
     let services = Arc::new(Mutex::new(services));

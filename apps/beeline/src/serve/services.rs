@@ -20,6 +20,8 @@ pub struct Links {
     pub objects: Option<objects::Link>,
     /// Where clients of the direct store go once it is open.
     pub direct: direct::Target,
+    /// Where fabric clients of the document store go once it is open.
+    pub documents: documents::Target,
 }
 
 /// Every service that is not left out with `--without`.
@@ -35,6 +37,6 @@ fn all(config: &ServeConfig, node: &NodeHandle, links: Links) -> Vec<Opening> {
         objects::opening(config, links.fabric, links.objects),
         direct::opening(&config.direct, &links.direct, node),
     ];
-    openings.extend(documents::opening(config, node));
+    openings.extend(documents::opening(config, &links.documents, node));
     openings
 }

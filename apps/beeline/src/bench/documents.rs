@@ -1,0 +1,410 @@
+//! `beeline bench documents`: the same commands over fabric and over the MongoDB wire.
+//!
+//! One node of this program, on the first core; its clients, all of one kind, on the second. Both contenders
+//! are the client of this build: what differs is what carries the commands. The paper's experiments are
+//! four operations, by records and by connections (spec/rmongo.md 5.2), as ratios.
+
+use std::cell::RefCell;
+use std::io::BufRead as _;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use anyhow::Context as _;
+use beeline_documents_client::{Client, Options};
+use bson::{Document, doc};
+
+use super::ports::free_port;
+use super::report::{Better, Report, Row};
+use super::turns::{Contender, alternate, pin, unpin};
+use super::{BenchOptions, finish};
+use crate::exit::{Exit, Failure};
+use crate::output::Output;
+
+/// What this benchmark takes.
+#[derive(Clone, Debug, clap::Args)]
+pub struct DocumentsArguments {
+    /// Parts to run.
+    #[arg(
+        long,
+        value_name = "PARTS",
+        value_delimiter = ',',
+        default_value = "latency,records,connections"
+    )]
+    pub parts: Vec<Part>,
+    /// Records of each operation, in the part of records.
+    #[arg(long, value_name = "COUNTS", value_delimiter = ',', default_value = "100,1000,10000")]
+    pub records: Vec<u32>,
+    /// Connections, each with a thread.
+    #[arg(long, value_name = "COUNTS", value_delimiter = ',', default_value = "1,10,100")]
+    pub connections: Vec<u32>,
+    /// Bytes of a document, about.
+    #[arg(long, default_value_t = 1000)]
+    pub size: usize,
+    /// What the node promises: none, process or power.
+    #[arg(long, default_value = "process")]
+    pub durability: String,
+    /// What carries the commands beside the wire: auto, shm, tcp or verbs.
+    #[arg(long, default_value = "auto")]
+    pub provider: String,
+    /// Where the node's pool lies.
+    #[arg(long, value_name = "DIRECTORY", default_value = "/dev/shm")]
+    pub data: PathBuf,
+    #[command(flatten)]
+    pub options: BenchOptions,
+}
+
+/// Parts of the benchmark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Part {
+    /// One client, one command at a time: the median of each operation.
+    Latency,
+    /// One client, more and more records.
+    Records,
+    /// More and more connections.
+    Connections,
+}
+
+/// The paper's four.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Insert,
+    Find,
+    Update,
+    Delete,
+}
+
+const KINDS: [Kind; 4] = [Kind::Insert, Kind::Find, Kind::Update, Kind::Delete];
+
+impl Kind {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Insert => "insert",
+            Self::Find => "find by _id",
+            Self::Update => "update by _id",
+            Self::Delete => "delete by _id",
+        }
+    }
+}
+
+/// A node of this program, and its pool; both end with it.
+struct Node {
+    child: Child,
+    folder: PathBuf,
+    fabric: String,
+    wire: String,
+}
+
+impl Node {
+    fn start(arguments: &DocumentsArguments) -> anyhow::Result<Self> {
+        let folder =
+            arguments.data.join(format!(".beeline-bench-documents-{}", std::process::id()));
+        let (fabric, wire) = (free_port()?, free_port()?);
+        let program = std::env::current_exe().context("the path of this program")?;
+        let mut command = Command::new(program);
+        command
+            .args(["serve", "--json", "--quiet", "--shards", "1", "--resp-address", "127.0.0.1:0"])
+            .args(["--http-address", "off", "--without", "objects,direct"])
+            .args(["--fabric-address", &format!("127.0.0.1:{fabric}")])
+            .args(["--documents-address", &format!("127.0.0.1:{wire}")])
+            .args(["--durability", &arguments.durability, "--data"])
+            .arg(&folder)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped());
+        let mut child = command.spawn().context("starting beeline serve")?;
+        let out = child.stdout.take().context("its standard output")?;
+        let mut line = String::new();
+        std::io::BufReader::new(out).read_line(&mut line)?;
+        let node = Self {
+            child,
+            folder,
+            fabric: format!("{}://127.0.0.1:{fabric}", arguments.provider),
+            wire: format!("mongodb://127.0.0.1:{wire}"),
+        };
+        anyhow::ensure!(!line.is_empty(), "beeline serve did not start; its message stands above");
+        Ok(node)
+    }
+
+    fn client(&self, fabric: bool) -> anyhow::Result<Client> {
+        let address = if fabric { &self.fabric } else { &self.wire };
+        Ok(Client::connect(address, Options { retry_writes: false, ..Options::default() })?)
+    }
+
+    /// Times its threads gave up a core, of their own will or not.
+    fn switches(&self) -> u64 {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id()));
+        let status = |task: std::io::Result<std::fs::DirEntry>| {
+            std::fs::read_to_string(task.ok()?.path().join("status")).ok()
+        };
+        let texts = tasks.into_iter().flatten().filter_map(status);
+        texts.map(|text| switches_of(&text)).sum()
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// Both kinds of context switches, of the text of `/proc/…/status`.
+fn switches_of(text: &str) -> u64 {
+    text.lines()
+        .filter_map(|line| line.split_once(':'))
+        .filter(|(name, _)| name.ends_with("voluntary_ctxt_switches"))
+        .filter_map(|(_, count)| count.trim().parse::<u64>().ok())
+        .sum()
+}
+
+struct Bench<'a> {
+    arguments: &'a DocumentsArguments,
+    node: Node,
+    report: RefCell<Report>,
+    output: Output,
+}
+
+/// The command.
+pub fn run(arguments: &DocumentsArguments, output: Output) -> Result<Exit, Failure> {
+    pin(0)?;
+    let node = Node::start(arguments)?;
+    pin(1)?;
+    let provider = node.client(true)?.transport().to_owned();
+    let report = RefCell::new(Report::new("documents", provider));
+    let bench = Bench { arguments, node, report, output };
+    for part in &arguments.parts {
+        match part {
+            Part::Latency => bench.latency(),
+            Part::Records => bench.records(),
+            Part::Connections => bench.connections(),
+        }
+        .with_context(|| format!("part {part:?}"))?;
+    }
+    unpin()?;
+    let report = bench.report.into_inner();
+    drop(bench.node);
+    finish(&report, &arguments.options, output)
+}
+
+/// One operation on the record with this number.
+fn operate(client: &mut Client, kind: Kind, id: u32, text: &str) -> anyhow::Result<()> {
+    let mut records = client.collection("bench", "records");
+    let done = match kind {
+        Kind::Insert => {
+            records.insert_one(doc! { "_id": i64::from(id), "n": 0, "text": text })?;
+            true
+        }
+        Kind::Find => records.find_one(doc! { "_id": i64::from(id) })?.is_some(),
+        Kind::Update => {
+            let change = doc! { "$inc": { "n": 1 } };
+            records.update_one(doc! { "_id": i64::from(id) }, change, false)?.modified == 1
+        }
+        Kind::Delete => records.delete_one(doc! { "_id": i64::from(id) })? == 1,
+    };
+    anyhow::ensure!(done, "{} of record {id} found nothing", kind.word());
+    Ok(())
+}
+
+impl Bench<'_> {
+    fn text(&self) -> String {
+        "x".repeat(self.arguments.size)
+    }
+
+    fn push(&self, row: Row) -> anyhow::Result<()> {
+        self.report.borrow_mut().tell(row, self.output)
+    }
+
+    fn turns(&self, contenders: &mut [Contender<'_>]) -> anyhow::Result<Vec<Vec<f64>>> {
+        alternate(self.arguments.options.turns(), contenders, self.output)
+    }
+
+    /// All four operations on fresh records, each timed by `measure`; the figure of `kind` counts.
+    fn round(
+        &self,
+        kind: Kind,
+        measure: &mut dyn FnMut(Kind) -> anyhow::Result<f64>,
+    ) -> anyhow::Result<f64> {
+        let mut figure = 0.0;
+        for each in KINDS {
+            let found = measure(each)?;
+            if each == kind {
+                figure = found;
+            }
+        }
+        Ok(figure)
+    }
+
+    fn latency(&self) -> anyhow::Result<()> {
+        let count = self.arguments.options.size(5_000, 50);
+        let text = self.text();
+        let clients =
+            [RefCell::new(self.node.client(true)?), RefCell::new(self.node.client(false)?)];
+        for kind in KINDS {
+            let switches = RefCell::new([0_u64; 2]);
+            let turn = |which: usize| {
+                let mut client = clients[which].borrow_mut();
+                self.round(kind, &mut |each| {
+                    let before = self.node.switches();
+                    let mut times = Vec::with_capacity(count as usize);
+                    for id in 0..count {
+                        let start = Instant::now();
+                        operate(&mut client, each, id, &text)?;
+                        times.push(start.elapsed().as_secs_f64() * 1e6);
+                    }
+                    if each == kind {
+                        switches.borrow_mut()[which] += self.node.switches() - before;
+                    }
+                    times.sort_by(f64::total_cmp);
+                    Ok(times[times.len() / 2])
+                })
+            };
+            let figures = self.turns(&mut [
+                Contender::new("fabric", || turn(0)),
+                Contender::new("wire", || turn(1)),
+            ])?;
+            let all = f64::from(count) * f64::from(self.arguments.options.turns());
+            let [here, there] = switches.borrow().map(|switches| switches as f64 / all);
+            let mut row = Row::new(
+                format!("{} of {} B, p50", kind.word(), self.arguments.size),
+                "fabric",
+                "us",
+                Better::Lower,
+                &figures[0],
+            )
+            .against("MongoDB wire", &figures[0], &figures[1])
+            .beside("server switches/op", format!("{here:.2} (wire {there:.2})"));
+            if let Some(counters) = clients[0].borrow().counters() {
+                let requests = counters.requests.max(1) as f64;
+                row = row
+                    .beside("client copies/op", format!("{:.2}", counters.copies as f64 / requests))
+                    .beside(
+                        "client writes/op",
+                        format!("{:.2}", counters.writes as f64 / requests),
+                    );
+            }
+            if kind == Kind::Find {
+                row = row.beside("aim", "4 us over shm");
+            }
+            self.push(row)?;
+        }
+        Ok(())
+    }
+
+    fn records(&self) -> anyhow::Result<()> {
+        let text = self.text();
+        let clients =
+            [RefCell::new(self.node.client(true)?), RefCell::new(self.node.client(false)?)];
+        for &records in &self.arguments.records {
+            let records = self.arguments.options.size(records, records.min(50));
+            for kind in KINDS {
+                let turn = |which: usize| {
+                    let mut client = clients[which].borrow_mut();
+                    self.round(kind, &mut |each| {
+                        let start = Instant::now();
+                        if each == Kind::Find {
+                            // One query for all of them, as in the paper.
+                            let all = client
+                                .collection("bench", "records")
+                                .find(doc! {}, Document::new())?
+                                .count();
+                            anyhow::ensure!(all == records as usize, "{all} records found");
+                        } else {
+                            for id in 0..records {
+                                operate(&mut client, each, id, &text)?;
+                            }
+                        }
+                        Ok(f64::from(records) / start.elapsed().as_secs_f64())
+                    })
+                };
+                let figures = self.turns(&mut [
+                    Contender::new("fabric", || turn(0)),
+                    Contender::new("wire", || turn(1)),
+                ])?;
+                let word = if kind == Kind::Find { "query of all" } else { kind.word() };
+                let case = format!("{word}, {records} records");
+                let row = Row::new(case, "fabric", "op/s", Better::Higher, &figures[0]).against(
+                    "MongoDB wire",
+                    &figures[0],
+                    &figures[1],
+                );
+                self.push(row)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn connections(&self) -> anyhow::Result<()> {
+        let text = self.text();
+        for &connections in &self.arguments.connections {
+            let connections = self.arguments.options.size(connections, connections.min(4)).max(1);
+            let each_does = self.arguments.options.size((20_000 / connections).clamp(50, 1000), 10);
+            for kind in KINDS {
+                let turn = |fabric: bool| {
+                    self.round(kind, &mut |each| {
+                        self.many(fabric, each, connections, each_does, &text)
+                    })
+                };
+                let figures = self.turns(&mut [
+                    Contender::new("fabric", || turn(true)),
+                    Contender::new("wire", || turn(false)),
+                ])?;
+                let case = format!("{}, {connections} connections", kind.word());
+                let row = Row::new(case, "fabric", "op/s", Better::Higher, &figures[0]).against(
+                    "MongoDB wire",
+                    &figures[0],
+                    &figures[1],
+                );
+                self.push(row)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Every connection does its share; operations each second. Connecting is not counted.
+    fn many(
+        &self,
+        fabric: bool,
+        kind: Kind,
+        connections: u32,
+        each_does: u32,
+        text: &str,
+    ) -> anyhow::Result<f64> {
+        let ready = std::sync::Barrier::new(connections as usize + 1);
+        let node = &self.node;
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..connections)
+                .map(|number| {
+                    let ready = &ready;
+                    scope.spawn(move || {
+                        let client = node.client(fabric);
+                        ready.wait();
+                        let mut client = client?;
+                        for id in 0..each_does {
+                            operate(&mut client, kind, number * each_does + id, text)?;
+                        }
+                        Ok::<_, anyhow::Error>(())
+                    })
+                })
+                .collect();
+            ready.wait();
+            let start = Instant::now();
+            for thread in threads {
+                let ended = thread.join();
+                ended.map_err(|_| anyhow::anyhow!("a client's thread panicked"))??;
+            }
+            Ok(f64::from(connections * each_does) / start.elapsed().as_secs_f64())
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_kinds_of_switches_count() {
+        let text = "Name:\tx\nvoluntary_ctxt_switches:\t7\nnonvoluntary_ctxt_switches:\t5\n";
+        assert_eq!(switches_of(text), 12);
+    }
+}

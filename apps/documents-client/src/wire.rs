@@ -1,0 +1,97 @@
+//! The MongoDB wire, as far as a client needs it: OP_MSG with one document each way.
+
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use beeline_documents_channel::RequestError;
+
+const OP_MSG: i32 = 2013;
+const HEADER: usize = 16;
+const LONGEST: usize = 48_000_000 + 1024;
+
+/// A connection that asks one thing at a time.
+#[derive(Debug)]
+pub(crate) struct Wire {
+    stream: TcpStream,
+    requests: i32,
+    message: Vec<u8>,
+}
+
+impl Wire {
+    pub(crate) fn connect(address: SocketAddr, limit: Duration) -> std::io::Result<Self> {
+        let stream = TcpStream::connect_timeout(&address, limit)?;
+        stream.set_nodelay(true)?;
+        Ok(Self { stream, requests: 0, message: Vec::new() })
+    }
+
+    /// Sends a command and takes its reply. After an error the connection is of no use.
+    pub(crate) fn call(&mut self, body: &[u8], limit: Duration) -> Result<Vec<u8>, RequestError> {
+        self.requests = self.requests.wrapping_add(1);
+        let length = HEADER + 5 + body.len();
+        self.message.clear();
+        self.message.extend((length as i32).to_le_bytes());
+        self.message.extend(self.requests.to_le_bytes());
+        self.message.extend(0_i32.to_le_bytes());
+        self.message.extend(OP_MSG.to_le_bytes());
+        // No flags, one section of one document.
+        self.message.extend([0; 5]);
+        self.message.extend(body);
+        let deadline = Instant::now() + limit;
+        let broken = |error: std::io::Error| match error.kind() {
+            std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => RequestError::TimedOut,
+            _ => RequestError::Broken,
+        };
+        self.limit(deadline)?;
+        self.stream.write_all(&self.message).map_err(broken)?;
+        let mut header = [0; HEADER];
+        self.fill(&mut header, deadline)?;
+        let word = |at: usize| {
+            i32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
+        };
+        let length = usize::try_from(word(0)).unwrap_or(0);
+        if !(HEADER + 10..=LONGEST).contains(&length)
+            || word(8) != self.requests
+            || word(12) != OP_MSG
+        {
+            return Err(RequestError::Broken);
+        }
+        let mut rest = vec![0; length - HEADER];
+        self.fill(&mut rest, deadline)?;
+        if rest[..5] != [0; 5] {
+            return Err(RequestError::Broken);
+        }
+        rest.drain(..5);
+        Ok(rest)
+    }
+
+    fn limit(&self, deadline: Instant) -> Result<(), RequestError> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(RequestError::TimedOut);
+        }
+        let set = self
+            .stream
+            .set_read_timeout(Some(left))
+            .and_then(|()| self.stream.set_write_timeout(Some(left)));
+        set.map_err(|_| RequestError::Broken)
+    }
+
+    fn fill(&mut self, bytes: &mut [u8], deadline: Instant) -> Result<(), RequestError> {
+        let mut have = 0;
+        while have < bytes.len() {
+            match self.stream.read(&mut bytes[have..]) {
+                Ok(0) => return Err(RequestError::Broken),
+                Ok(count) => have += count,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => match error.kind() {
+                    std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => {
+                        self.limit(deadline)?;
+                    }
+                    _ => return Err(RequestError::Broken),
+                },
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,383 @@
+//! One suite of commands over every transport, and what happens when a transport breaks.
+#![allow(
+    missing_docs,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "tests fail by panicking"
+)]
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use beeline_documents::store::{Memory, Store};
+use beeline_documents::{
+    ChannelHandle, ChannelOptions, Documents, DocumentsOptions, EngineOptions, FabricClient,
+};
+use beeline_documents_client::{Client, ClientError, Options, SERVICE};
+use beeline_fabric::ConnectInfo;
+use beeline_fabric_open::{Bootstrap, BootstrapConfig, Incoming, Service, open};
+use bson::{Bson, Document, doc};
+
+/// A store with its doors, as `beeline serve` opens them.
+struct World {
+    store: Arc<dyn Store>,
+    options: DocumentsOptions,
+    documents: Option<Documents>,
+    target: Arc<Mutex<Option<ChannelHandle>>>,
+    bootstrap: Bootstrap,
+}
+
+impl World {
+    fn new(is_rdma: bool) -> Self {
+        Self::with(is_rdma, &["shm://", "tcp://127.0.0.1"])
+    }
+
+    fn with(is_rdma: bool, devices: &[&str]) -> Self {
+        let mut channel = ChannelOptions::default();
+        channel.server.is_rdma = is_rdma;
+        channel.server.pool_buffers = 64;
+        let options = DocumentsOptions {
+            address: SocketAddr::from(([127, 0, 0, 1], 0)),
+            threads: 1,
+            most_connections: 100,
+            replica_set: Some("rs0".to_owned()),
+            engine: EngineOptions::default(),
+            channel,
+        };
+        let target = Arc::new(Mutex::new(None::<ChannelHandle>));
+        let door = Arc::clone(&target);
+        let service = Service {
+            name: SERVICE.to_owned(),
+            shards: 1,
+            payload: Vec::new(),
+            incoming: Box::new(move |incoming| deliver(door.lock().unwrap().as_ref(), incoming)),
+        };
+        let config = BootstrapConfig {
+            tcp: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
+            ..BootstrapConfig::default()
+        };
+        let devices = devices.iter().map(|url| open(url).unwrap()).collect();
+        let bootstrap = Bootstrap::listen(config, devices, vec![service]).unwrap();
+        let store = Arc::new(Memory::default());
+        let mut world = Self { store, options, documents: None, target, bootstrap };
+        world.start();
+        world
+    }
+
+    fn start(&mut self) {
+        let documents = Documents::over(Arc::clone(&self.store), &self.options).unwrap();
+        *self.target.lock().unwrap() = Some(documents.channel_handle());
+        self.options.address = documents.address();
+        self.documents = Some(documents);
+    }
+
+    fn stop(&mut self) {
+        *self.target.lock().unwrap() = None;
+        let documents: Box<dyn beeline_service::Service> = Box::new(self.documents.take().unwrap());
+        documents.stop();
+    }
+
+    fn address(&self, scheme: &str) -> String {
+        match scheme {
+            "mongodb" => format!("mongodb://{}", self.options.address),
+            scheme => format!("{scheme}://{}", self.bootstrap.address().unwrap()),
+        }
+    }
+
+    fn connect(&self, scheme: &str) -> Client {
+        Client::connect(&self.address(scheme), Options::default()).unwrap()
+    }
+}
+
+fn deliver(target: Option<&ChannelHandle>, incoming: Incoming) {
+    let Some(channels) = target else {
+        incoming.reply.refuse("not open");
+        return;
+    };
+    let Incoming { device, peer, payload, reply, .. } = incoming;
+    channels.accept(FabricClient {
+        device,
+        peer,
+        payload,
+        reply: Box::new(move |outcome| match outcome {
+            Ok(welcome) => {
+                reply.accept(&welcome.info.unwrap_or(ConnectInfo(Vec::new())), welcome.payload);
+            }
+            Err(reason) => reply.refuse(reason),
+        }),
+    });
+}
+
+/// What a reply says beside its time.
+fn said(outcome: Result<Document, ClientError>) -> String {
+    match outcome {
+        Ok(mut reply) => {
+            reply.remove("$clusterTime");
+            reply.remove("operationTime");
+            reply.to_string()
+        }
+        Err(error) => format!("error {error}"),
+    }
+}
+
+/// Commands of every kind, and what the store said to them.
+fn suite(client: &mut Client, database: &str) -> Vec<String> {
+    let mut said_all = Vec::new();
+    let mut run = |client: &mut Client, command: Document| {
+        said_all.push(said(client.run(database, command)));
+    };
+    let many: Vec<Document> =
+        (0..500).map(|n| doc! { "_id": n, "n": n % 7, "text": "x".repeat(n as usize) }).collect();
+    run(client, doc! { "insert": "c", "documents": many });
+    run(client, doc! { "insert": "c", "documents": [{ "_id": 3 }, { "_id": 1000 }] });
+    run(client, doc! { "find": "c", "filter": { "_id": 42 } });
+    run(
+        client,
+        doc! { "find": "c", "filter": { "n": 3 }, "sort": { "_id": -1 }, "batchSize": 1000 },
+    );
+    run(client, doc! { "find": "c", "filter": { "n": { "$nope": 1 } } });
+    run(client, doc! { "createIndexes": "c", "indexes": [{ "key": { "n": 1 }, "name": "n" }] });
+    run(client, doc! { "count": "c", "query": { "n": 2 } });
+    run(
+        client,
+        doc! { "update": "c", "updates": [
+            { "q": { "_id": 5 }, "u": { "$set": { "a.b": [1, 2] } } },
+            { "q": { "n": 6 }, "u": { "$inc": { "n": 10 } }, "multi": true },
+            { "q": { "_id": "new" }, "u": { "$set": { "k": 1 } }, "upsert": true },
+        ] },
+    );
+    run(client, doc! { "delete": "c", "deletes": [{ "q": { "_id": { "$lt": 10 } }, "limit": 0 }] });
+    run(
+        client,
+        doc! { "aggregate": "c", "pipeline": [
+            { "$group": { "_id": "$n", "count": { "$sum": 1 } } }, { "$sort": { "_id": 1 } },
+        ], "cursor": {} },
+    );
+    run(
+        client,
+        doc! { "findAndModify": "c", "query": { "_id": 20 }, "update": { "n": 1 }, "new": true },
+    );
+    run(client, doc! { "distinct": "c", "key": "n" });
+    run(client, doc! { "noSuchCommand": 1 });
+    // A megabyte in, and out again in parts.
+    run(client, doc! { "insert": "big", "documents": [{ "_id": 1, "t": "y".repeat(6 << 20) }] });
+    run(client, doc! { "find": "big" });
+    run(client, doc! { "insert": "big", "documents": [{ "_id": 2, "t": "y".repeat(17 << 20) }] });
+    let mut c = client.collection(database, "c");
+    said_all.push(format!(
+        "{:?}",
+        c.update_one(doc! { "_id": 21 }, doc! { "$set": { "z": 1 } }, false)
+    ));
+    said_all.push(format!("{:?}", c.delete_one(doc! { "_id": 22 })));
+    said_all.push(format!("{:?}", c.insert_one(doc! { "_id": 21 })));
+    let all: Vec<String> = client
+        .collection(database, "c")
+        .find(doc! {}, doc! { "batchSize": 50, "sort": { "_id": 1 } })
+        .unwrap()
+        .map(|found| found.unwrap().to_string())
+        .collect();
+    said_all.extend(all);
+    said_all
+}
+
+#[test]
+fn every_transport_gives_the_same_answers() {
+    let world = World::new(true);
+    let mut answers = Vec::new();
+    for (scheme, transport) in
+        [("mongodb", "mongodb wire"), ("shm", "shm"), ("tcp", "tcp"), ("auto", "shm")]
+    {
+        let mut client = world.connect(scheme);
+        assert_eq!(client.transport(), transport, "{}", client.reason());
+        // The names of databases stand in the answers: they have one length and are replaced.
+        let database = format!("base-{:5}", answers.len()).replace(' ', "_");
+        let said: Vec<String> = suite(&mut client, &database)
+            .iter()
+            .map(|text| text.replace(&database, "DB"))
+            .collect();
+        answers.push((scheme, said));
+    }
+    let (_, expected) = &answers[0];
+    assert!(expected.len() > 480, "{} answers", expected.len());
+    for (scheme, found) in &answers[1..] {
+        for (at, (one, other)) in expected.iter().zip(found).enumerate() {
+            assert!(one == other, "{scheme}, answer {at}: {other:.300} instead of {one:.300}");
+        }
+        assert_eq!(expected.len(), found.len());
+    }
+}
+
+#[test]
+fn is_rdma_off_at_either_end_or_no_device_means_the_wire_at_both_ends() {
+    for (server, client_wants) in [(false, true), (true, false), (false, false), (true, true)] {
+        let world = World::new(server);
+        let options = Options { is_rdma: client_wants, ..Options::default() };
+        let mut client = Client::connect(&world.address("auto"), options).unwrap();
+        let wire = client.transport() == "mongodb wire";
+        assert_eq!(wire, !(server && client_wants), "{}", client.reason());
+        client.collection("d", "c").insert_one(doc! { "_id": 1 }).unwrap();
+        let metrics = beeline_service::Service::metrics(world.documents.as_ref().unwrap());
+        assert_eq!(metrics.len(), 1);
+    }
+    // The node lacks the device that the client insists on; the next best carries the commands.
+    let world = World::with(true, &["tcp://127.0.0.1"]);
+    let mut client = world.connect("auto");
+    assert_eq!(client.transport(), "tcp", "{}", client.reason());
+    client.collection("d", "c").insert_one(doc! { "_id": 1 }).unwrap();
+    assert!(Client::connect(&world.address("shm"), Options::default()).is_err());
+}
+
+#[test]
+fn clients_of_three_transports_work_on_one_collection_at_once() {
+    let world = World::new(true);
+    world.connect("auto").collection("d", "c").insert_one(doc! { "_id": "sum", "n": 0 }).unwrap();
+    let threads: Vec<_> = ["shm", "tcp", "mongodb", "shm"]
+        .into_iter()
+        .enumerate()
+        .map(|(number, scheme)| {
+            let address = world.address(scheme);
+            std::thread::spawn(move || {
+                let mut client = Client::connect(&address, Options::default()).unwrap();
+                for turn in 0..100 {
+                    let mut c = client.collection("d", "c");
+                    c.insert_one(doc! { "_id": format!("{number}-{turn}") }).unwrap();
+                    c.update_one(doc! { "_id": "sum" }, doc! { "$inc": { "n": 1 } }, true).unwrap();
+                }
+            })
+        })
+        .collect();
+    for thread in threads {
+        thread.join().unwrap();
+    }
+    let mut client = world.connect("auto");
+    let sum = client.collection("d", "c").find_one(doc! { "_id": "sum" }).unwrap().unwrap();
+    assert_eq!(sum.get_i32("n").unwrap(), 400);
+    let count = client.run("d", doc! { "count": "c" }).unwrap();
+    assert_eq!(count.get_i32("n").unwrap(), 401);
+}
+
+#[test]
+fn a_write_whose_connection_broke_is_sent_again_over_the_next_transport_and_done_once() {
+    let mut world = World::new(true);
+    let mut client = world.connect("auto");
+    let mut c = client.collection("d", "c");
+    c.insert_one(doc! { "_id": 1, "n": 0 }).unwrap();
+    assert_eq!(client.transport(), "shm");
+    world.stop();
+    world.start();
+    // The channel of before is gone; this client does not know yet.
+    let changed = client.collection("d", "c").update_one(
+        doc! { "_id": 1 },
+        doc! { "$inc": { "n": 1 } },
+        false,
+    );
+    assert_eq!(changed.unwrap().modified, 1);
+    assert_eq!((client.resent(), client.transport()), (1, "tcp"), "{}", client.reason());
+    // Whatever cannot be sent again says so.
+    world.stop();
+    world.start();
+    let lost = client.collection("d", "c").update_many(doc! {}, doc! { "$inc": { "n": 1 } }, false);
+    assert!(matches!(lost, Err(ClientError::OutcomeUnknown { .. })), "{lost:?}");
+    let found = client.collection("d", "c").find_one(doc! { "_id": 1 }).unwrap().unwrap();
+    assert_eq!(found.get_i32("n").unwrap(), 1);
+    world.stop();
+    let gone = client.collection("d", "c").find_one(doc! {});
+    assert!(matches!(gone, Err(ClientError::Unreachable { .. })), "{gone:?}");
+}
+
+#[test]
+fn one_number_of_a_session_is_executed_once_whatever_carries_it() {
+    let world = World::new(true);
+    let id = bson::Binary { subtype: bson::spec::BinarySubtype::Uuid, bytes: vec![7; 16] };
+    let write = doc! {
+        "update": "c",
+        "updates": [{ "q": { "_id": 1 }, "u": { "$inc": { "n": 1 } }, "upsert": true }],
+        "lsid": { "id": id },
+        "txnNumber": 1_i64,
+    };
+    for scheme in ["shm", "mongodb", "tcp"] {
+        let reply = world.connect(scheme).run("d", write.clone()).unwrap();
+        assert_eq!(reply.get_i32("n").unwrap(), 1, "{scheme}: {reply}");
+    }
+    let found = world.connect("auto").collection("d", "c").find_one(doc! {}).unwrap().unwrap();
+    assert_eq!(found.get_i32("n").unwrap(), 1);
+}
+
+/// What the thread of fabric clients counted.
+fn metric(world: &World, name: &str) -> u64 {
+    let handle = world.documents.as_ref().unwrap().channel_handle();
+    match name {
+        "sleeps" => handle.sleeps(),
+        "registrations" => handle.registrations(),
+        _ => handle.requests(),
+    }
+}
+
+#[test]
+fn a_store_without_traffic_sleeps_and_is_woken_by_the_next_request() {
+    let world = World::new(true);
+    let mut client = world.connect("shm");
+    for turn in 0..20 {
+        client.collection("d", "c").insert_one(doc! { "_id": turn }).unwrap();
+        // Until the thread has gone to sleep, and then a while longer: it does not wake by itself.
+        let mut before = metric(&world, "sleeps");
+        loop {
+            std::thread::sleep(Duration::from_millis(20));
+            let now = metric(&world, "sleeps");
+            if now == before && now > 0 {
+                break;
+            }
+            before = now;
+        }
+        if turn == 0 {
+            std::thread::sleep(Duration::from_millis(1500));
+            assert_eq!(metric(&world, "sleeps"), before, "it slept through");
+        }
+    }
+    assert_eq!(metric(&world, "requests"), 20);
+}
+
+#[test]
+fn registrations_follow_connections_and_not_commands() {
+    let world = World::new(true);
+    let mut client = world.connect("shm");
+    let mut c = client.collection("d", "c");
+    c.insert_one(doc! { "_id": 0, "t": "t".repeat(100_000) }).unwrap();
+    std::thread::sleep(Duration::from_millis(50));
+    let before = metric(&world, "registrations");
+    for turn in 1..2000_i32 {
+        c.insert_one(doc! { "_id": turn, "t": "t".repeat(turn as usize % 3000) }).unwrap();
+        assert!(c.find_one(doc! { "_id": turn }).unwrap().is_some());
+    }
+    std::thread::sleep(Duration::from_millis(50));
+    assert!(before > 0);
+    assert_eq!(metric(&world, "registrations"), before);
+}
+
+#[test]
+fn a_store_with_users_refuses_fabric_clients_that_did_not_log_in() {
+    let mut world = World::new(true);
+    world.stop();
+    world.options.engine.authentication = true;
+    world.start();
+    let mut client = world.connect("shm");
+    let refused = client.collection("d", "c").insert_one(doc! { "_id": 1 }).unwrap_err();
+    assert_eq!(refused.code(), Some(13), "{refused}");
+}
+
+fn deep(levels: u32) -> Bson {
+    (0..levels).fold(Bson::Int32(1), |inner, _| Bson::Document(doc! { "d": inner }))
+}
+
+#[test]
+fn a_document_that_is_nested_too_deeply_is_refused_and_the_channel_goes_on() {
+    let world = World::new(true);
+    let mut client = world.connect("shm");
+    let mut c = client.collection("d", "c");
+    let refused = c.insert_one(doc! { "_id": 1, "d": deep(200) }).unwrap_err();
+    assert_eq!(refused.code(), Some(15), "{refused}");
+    c.insert_one(doc! { "_id": 1, "d": deep(100) }).unwrap();
+    assert_eq!(client.resent(), 0);
+}

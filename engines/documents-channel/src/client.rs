@@ -1,0 +1,746 @@
+//! The client's end of a channel. It stays on its thread.
+//!
+//! Invariants: a request ends exactly once ([`Outcome`]); its destination is one registered buffer, named
+//! to the server in that request alone; nothing is registered after the channel was connected.
+//!
+//! Source: spec/rmongo.md 3.4, 3.8 item 6, 3.11, 3.12.
+
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use beeline_env::Clock;
+use beeline_fabric::{
+    CompletionQueue, LocalData, MemoryRegion, Opcode, Operation, PostError, QueuePair,
+    ReceiveRequest, RemoteAddress, ScatterGatherEntry, WorkCompletion, WorkRequest,
+};
+use beeline_os::memory::{copy_in, copy_out};
+use beeline_wire::crc32c;
+
+use crate::area::Area;
+use crate::buffers::Buffers;
+use crate::greeting::RnicInfo;
+use crate::indices::Indices;
+use crate::message::{
+    BODY, DataType, Immediate, LONGEST, LONGEST_BODY, LONGEST_NAME, Message, MessageType, Part,
+    REGION_KEY, SLOT_BYTES, granted,
+};
+
+mod options;
+
+use options::LONGEST_REQUEST;
+pub use options::{ClientCounters, ClientOptions, Outcome, RequestError, Submit};
+
+/// Completions taken at once.
+const BATCH: usize = 64;
+/// Longest sleep, after which deadlines are looked at again.
+const NAP: Duration = Duration::from_millis(100);
+
+const MESSAGE: u64 = 1;
+const OTHER: u64 = 2;
+
+/// Where what lies in the region a server may write.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Layout {
+    small: u64,
+    small_bytes: u64,
+    small_count: u16,
+    large: u64,
+    large_bytes: u64,
+    large_count: u16,
+    pub(crate) bytes: u64,
+}
+
+impl Layout {
+    /// Ring, small destinations, large destinations that share `size` bytes.
+    pub(crate) fn new(options: &ClientOptions, size: u64) -> Self {
+        let small = u64::from(options.slots) * SLOT_BYTES as u64;
+        let small_bytes = u64::from(options.small_bytes).next_multiple_of(64);
+        let large = (small + small_bytes * u64::from(options.outstanding)).next_multiple_of(4096);
+        let large_bytes = size / u64::from(options.large_buffers) / 64 * 64;
+        Self {
+            small,
+            small_bytes,
+            small_count: options.outstanding,
+            large,
+            large_bytes,
+            large_count: options.large_buffers,
+            bytes: large + large_bytes * u64::from(options.large_buffers),
+        }
+    }
+}
+
+/// What a channel is made of.
+pub(crate) struct Parts {
+    pub(crate) qp: Box<dyn QueuePair>,
+    pub(crate) queue: Rc<dyn CompletionQueue>,
+    pub(crate) window: MemoryRegion,
+    pub(crate) staging: MemoryRegion,
+    pub(crate) theirs: RemoteAddress,
+    pub(crate) layout: Layout,
+    pub(crate) own_slots: u16,
+    pub(crate) slots: u16,
+    pub(crate) checksum: bool,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) outstanding: u16,
+    pub(crate) rnic: RnicInfo,
+    pub(crate) wire: Option<SocketAddr>,
+}
+
+/// A destination.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    large: bool,
+    buffer: u16,
+}
+
+#[derive(Debug)]
+struct Pending {
+    place: Place,
+    deadline_ns: u64,
+    reply: Vec<u8>,
+}
+
+/// A request that is not sent, or not all of it.
+#[derive(Debug)]
+struct Queued {
+    index: u32,
+    kind: MessageType,
+    name: Vec<u8>,
+    body: Vec<u8>,
+    sent: usize,
+    from: u64,
+    to: u64,
+}
+
+/// The area for bodies.
+#[derive(Debug)]
+enum Granted {
+    No,
+    Asked,
+    At { offset: u64, area: Area },
+}
+
+/// See the module's documentation.
+pub struct ChannelClient {
+    parts: Parts,
+    small: Buffers,
+    large: Buffers,
+    indices: Indices,
+    pending: HashMap<u32, Pending>,
+    quarantine: HashMap<u32, Place>,
+    queued: VecDeque<Queued>,
+    results: VecDeque<(u32, Outcome)>,
+    granted: Granted,
+    /// Messages sent, written and acknowledged.
+    sent: u64,
+    written: u64,
+    acknowledged: u64,
+    /// Whether each message that is not acknowledged has a piece of the area.
+    pieces: VecDeque<bool>,
+    /// Messages that came.
+    received: u64,
+    owed_acknowledgements: u32,
+    counters: ClientCounters,
+    slot: Box<[u8; SLOT_BYTES]>,
+    broken: bool,
+}
+
+impl std::fmt::Debug for ChannelClient {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ChannelClient")
+            .field("pending", &self.pending.len())
+            .field("queued", &self.queued.len())
+            .field("broken", &self.broken)
+            .finish_non_exhaustive()
+    }
+}
+
+impl ChannelClient {
+    pub(crate) fn new(parts: Parts) -> Self {
+        Self {
+            small: Buffers::new(parts.layout.small_count),
+            large: Buffers::new(parts.layout.large_count),
+            parts,
+            indices: Indices::default(),
+            pending: HashMap::new(),
+            quarantine: HashMap::new(),
+            queued: VecDeque::new(),
+            results: VecDeque::new(),
+            granted: Granted::No,
+            sent: 0,
+            written: 0,
+            acknowledged: 0,
+            pieces: VecDeque::new(),
+            received: 0,
+            owed_acknowledgements: 0,
+            counters: ClientCounters { registrations: 2, ..ClientCounters::default() },
+            slot: Box::new([0; SLOT_BYTES]),
+            broken: false,
+        }
+    }
+
+    /// The server's device.
+    #[must_use]
+    pub fn peer(&self) -> &RnicInfo {
+        &self.parts.rnic
+    }
+
+    /// Where the server speaks the MongoDB wire.
+    #[must_use]
+    pub fn wire(&self) -> Option<SocketAddr> {
+        self.parts.wire
+    }
+
+    /// Whether the connection is gone: make another.
+    #[must_use]
+    pub fn is_broken(&self) -> bool {
+        self.broken
+    }
+
+    /// Requests without an outcome.
+    #[must_use]
+    pub fn outstanding(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// What it did so far.
+    #[must_use]
+    pub fn counters(&self) -> ClientCounters {
+        self.counters
+    }
+
+    /// Destinations that can be taken now: small and large.
+    #[must_use]
+    pub fn idle(&self) -> (usize, usize) {
+        (self.small.idle(), self.large.idle())
+    }
+
+    /// Destinations that are out of use until a late write came.
+    #[must_use]
+    pub fn quarantined(&self) -> usize {
+        self.quarantine.len()
+    }
+
+    /// Bytes registered.
+    #[must_use]
+    pub fn registered_bytes(&self) -> u64 {
+        self.parts.window.length_bytes() + self.parts.staging.length_bytes()
+    }
+
+    /// Takes a request; its outcome comes under the number that is returned. `from` and `to` are optimes,
+    /// for requests for the log.
+    ///
+    /// Errors: [`Submit`].
+    pub fn submit(
+        &mut self,
+        kind: MessageType,
+        name: &[u8],
+        body: &[u8],
+        (from, to): (u64, u64),
+        timeout: Duration,
+    ) -> Result<u32, Submit> {
+        if self.broken {
+            return Err(Submit::Broken);
+        }
+        if name.len() > LONGEST_NAME || body.len() > LONGEST_REQUEST {
+            return Err(Submit::TooLong);
+        }
+        if self.pending.len() >= usize::from(self.parts.outstanding) {
+            return Err(Submit::Full);
+        }
+        let large = matches!(
+            kind,
+            MessageType::Query
+                | MessageType::Command
+                | MessageType::OplogInitSynRequest
+                | MessageType::OplogSynRequest
+        );
+        let buffers = if large { &mut self.large } else { &mut self.small };
+        let Some(buffer) = buffers.reserve() else { return Err(Submit::Full) };
+        let (pending, quarantine) = (&self.pending, &self.quarantine);
+        let index = self
+            .indices
+            .take(|index| pending.contains_key(&index) || quarantine.contains_key(&index));
+        let timeout = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
+        let deadline_ns = self.parts.clock.monotonic_ns().saturating_add(timeout);
+        let place = Place { large, buffer };
+        self.pending.insert(index, Pending { place, deadline_ns, reply: Vec::new() });
+        self.counters.requests += 1;
+        let (name, body) = (name.to_vec(), body.to_vec());
+        self.queued.push_back(Queued { index, kind, name, body, sent: 0, from, to });
+        self.pump();
+        Ok(index)
+    }
+
+    /// Takes the next outcome there is.
+    pub fn take_outcome(&mut self) -> Option<(u32, Outcome)> {
+        self.results.pop_front()
+    }
+
+    /// Handles what arrived; returns how many completions that were.
+    pub fn poll(&mut self) -> usize {
+        let mut completions = [WorkCompletion::EMPTY; BATCH];
+        let count = match self.parts.queue.poll(&mut completions) {
+            Ok(count) => count,
+            Err(_) => {
+                self.fail_all();
+                return 0;
+            }
+        };
+        self.take_all(&completions[..count]);
+        count
+    }
+
+    /// Waits for the outcome of a request: polls for `spin`, then sleeps. Other outcomes stay for
+    /// [`ChannelClient::take_outcome`].
+    pub fn wait(&mut self, index: u32, spin: Duration) -> Outcome {
+        let start = self.parts.clock.monotonic_ns();
+        let spin = u64::try_from(spin.as_nanos()).unwrap_or(u64::MAX);
+        let mut looks = 0_u32;
+        loop {
+            self.poll();
+            let at = self.results.iter().position(|(found, _)| *found == index);
+            if let Some((_, outcome)) = at.and_then(|at| self.results.remove(at)) {
+                return outcome;
+            }
+            if !self.pending.contains_key(&index) {
+                return Err(RequestError::Broken);
+            }
+            looks += 1;
+            if !looks.is_multiple_of(32) {
+                std::hint::spin_loop();
+                continue;
+            }
+            let now = self.parts.clock.monotonic_ns();
+            self.expire();
+            if now.saturating_sub(start) < spin {
+                std::thread::yield_now();
+                continue;
+            }
+            self.sleep(NAP);
+        }
+    }
+
+    /// Sleeps until something arrives, a deadline passes or `limit` is over, and handles what arrived.
+    pub fn sleep(&mut self, limit: Duration) {
+        let now = self.parts.clock.monotonic_ns();
+        let next = self.pending.values().map(|pending| pending.deadline_ns).min();
+        let left = next.map_or(limit, |at| Duration::from_nanos(at.saturating_sub(now)).min(limit));
+        let mut completions = [WorkCompletion::EMPTY; BATCH];
+        self.counters.sleeps += 1;
+        match self.parts.queue.wait(&mut completions, left) {
+            Ok(count) => self.take_all(&completions[..count]),
+            Err(_) => self.fail_all(),
+        }
+        self.expire();
+    }
+
+    /// Ends requests whose time is up; their destinations go into quarantine.
+    pub fn expire(&mut self) {
+        let now = self.parts.clock.monotonic_ns();
+        let late: Vec<u32> = self
+            .pending
+            .iter()
+            .filter(|(_, pending)| now >= pending.deadline_ns)
+            .map(|(index, _)| *index)
+            .collect();
+        for index in late {
+            self.counters.timed_out += 1;
+            let unsent = self.queued.iter().position(|queued| queued.index == index);
+            if let Some(at) = unsent
+                && self.queued[at].sent > 0
+            {
+                // A part of its body went out: the server would wait for the rest.
+                self.fail_all();
+                return;
+            }
+            let Some(pending) = self.pending.remove(&index) else { continue };
+            let buffers = if pending.place.large { &mut self.large } else { &mut self.small };
+            if let Some(at) = unsent {
+                self.queued.remove(at);
+                buffers.release(pending.place.buffer);
+            } else {
+                buffers.quarantine(pending.place.buffer);
+                self.quarantine.insert(index, pending.place);
+            }
+            self.results.push_back((index, Err(RequestError::TimedOut)));
+        }
+        let all = |buffers: &Buffers| buffers.quarantined() == buffers.count();
+        if all(&self.small) || all(&self.large) {
+            // Only a new connection brings them back.
+            self.fail_all();
+        }
+    }
+
+    /// Ends the channel: every request gets its outcome, every buffer is idle again.
+    pub fn fail_all(&mut self) {
+        self.broken = true;
+        // The server may not write any more once this is done; a queue pair that cannot revoke is broken.
+        let _ = self.parts.qp.revoke();
+        self.queued.clear();
+        let pending: Vec<u32> = self.pending.keys().copied().collect();
+        for index in pending {
+            if let Some(pending) = self.pending.remove(&index) {
+                self.release(pending.place);
+                self.results.push_back((index, Err(RequestError::Broken)));
+            }
+        }
+        let quarantine: Vec<Place> = self.quarantine.drain().map(|(_, place)| place).collect();
+        for place in quarantine {
+            self.release(place);
+        }
+        self.granted = Granted::No;
+        self.pieces.clear();
+    }
+
+    fn release(&mut self, place: Place) {
+        let buffers = if place.large { &mut self.large } else { &mut self.small };
+        buffers.release(place.buffer);
+    }
+
+    fn take_all(&mut self, completions: &[WorkCompletion]) {
+        for completion in completions {
+            if self.broken {
+                return;
+            }
+            if self.take(completion).is_none() {
+                self.fail_all();
+                return;
+            }
+        }
+        if !completions.is_empty() {
+            self.pump();
+        }
+    }
+
+    /// `None`: the connection is over.
+    fn take(&mut self, completion: &WorkCompletion) -> Option<()> {
+        if !completion.is_success() {
+            return None;
+        }
+        if completion.opcode != Opcode::ReceiveWithImmediate {
+            self.written += u64::from(completion.wr_id == MESSAGE);
+            return Some(());
+        }
+        let receive = ReceiveRequest { wr_id: 0, buffer: None };
+        self.parts.qp.post_receive(&[receive]).ok()?;
+        match Immediate::of(completion.immediate?) {
+            Immediate::Message => self.message(completion.length),
+            Immediate::Acknowledge => {
+                self.acknowledged += 1;
+                if self.acknowledged > self.sent {
+                    return None;
+                }
+                if self.pieces.pop_front()?
+                    && let Granted::At { area, .. } = &mut self.granted
+                {
+                    area.free_oldest();
+                }
+                Some(())
+            }
+            Immediate::Data(index) => self.data(index),
+        }
+    }
+
+    /// A part of a reply came.
+    fn data(&mut self, index: u32) -> Option<()> {
+        let Some(pending) = self.pending.get_mut(&index) else {
+            match self.quarantine.remove(&index) {
+                Some(place) => {
+                    self.counters.late_writes += 1;
+                    self.release(place);
+                }
+                None => self.counters.unknown_immediates += 1,
+            }
+            return Some(());
+        };
+        let place = pending.place;
+        let layout = &self.parts.layout;
+        let (offset, capacity) = layout.of(place);
+        let memory = self.parts.window.memory().as_ref();
+        let mut head = [0; Part::BYTES];
+        copy_out(memory, offset as usize, &mut head);
+        let part = Part::decode(head)?;
+        let have = pending.reply.len();
+        let left = (part.total as usize).checked_sub(have)?;
+        if part.offset as usize != have || part.total as usize > LONGEST_REQUEST + (16 << 10) {
+            return None;
+        }
+        let count = left.min(capacity as usize - Part::BYTES);
+        pending.reply.resize(have + count, 0);
+        copy_out(memory, offset as usize + Part::BYTES, &mut pending.reply[have..]);
+        self.counters.copies += 1;
+        let buffers = if place.large { &mut self.large } else { &mut self.small };
+        buffers.consume(place.buffer);
+        if self.parts.checksum && part.checksum != Some(crc32c(&pending.reply[have..])) {
+            let place = self.pending.remove(&index).map(|pending| pending.place)?;
+            self.release(place);
+            self.results.push_back((index, Err(RequestError::Corrupt)));
+            return Some(());
+        }
+        if have + count < part.total as usize {
+            buffers.post_again(place.buffer);
+            let rest = Queued {
+                index,
+                kind: MessageType::Continue,
+                name: Vec::new(),
+                body: Vec::new(),
+                sent: 0,
+                from: 0,
+                to: 0,
+            };
+            // Before requests that are not begun: the server keeps the rest only for so long.
+            let at = usize::from(self.queued.front().is_some_and(|first| first.sent > 0));
+            self.queued.insert(at, rest);
+            return Some(());
+        }
+        let pending = self.pending.remove(&index)?;
+        self.release(pending.place);
+        self.results.push_back((index, Ok(pending.reply)));
+        Some(())
+    }
+
+    /// A message of the server came.
+    fn message(&mut self, length: u64) -> Option<()> {
+        let length = usize::try_from(length).ok()?;
+        if !(BODY..=LONGEST).contains(&length) {
+            return None;
+        }
+        let place = (self.received % u64::from(self.parts.own_slots)) as usize * SLOT_BYTES;
+        self.received += 1;
+        copy_out(self.parts.window.memory().as_ref(), place, &mut self.slot[..length]);
+        self.owed_acknowledgements += 1;
+        let message = Message::read(&self.slot[..length]).ok()?;
+        let index = message.index;
+        let outcome = match message.kind {
+            MessageType::Grant => {
+                let ring = u64::from(self.parts.slots) * SLOT_BYTES as u64;
+                // The local copy of the area is as long as the server's region.
+                let end = message.address.checked_add(message.bytes)?;
+                let fits = message.address >= ring
+                    && end <= self.parts.staging.length_bytes()
+                    && message.key == REGION_KEY
+                    && message.bytes >= 1024;
+                if !fits || !matches!(self.granted, Granted::Asked) {
+                    return None;
+                }
+                let (offset, area) = (message.address, Area::new(message.bytes));
+                self.granted = Granted::At { offset, area };
+                return Some(());
+            }
+            MessageType::OptimeResponse => Ok(message.to.to_le_bytes().to_vec()),
+            MessageType::ErrorStatus => {
+                let (code, text) = message.body.split_first_chunk::<4>()?;
+                let text = String::from_utf8_lossy(text).into_owned();
+                Err(RequestError::Refused { code: u32::from_le_bytes(*code), text })
+            }
+            _ => return None,
+        };
+        match self.pending.remove(&index) {
+            Some(pending) => {
+                self.release(pending.place);
+                self.results.push_back((index, outcome));
+            }
+            None => match self.quarantine.remove(&index) {
+                Some(place) => {
+                    self.counters.late_writes += 1;
+                    self.release(place);
+                }
+                None => self.counters.unknown_immediates += 1,
+            },
+        }
+        Some(())
+    }
+
+    /// Sends what can be sent.
+    fn pump(&mut self) {
+        let mut goes_on = true;
+        while goes_on && self.owed_acknowledgements > 0 {
+            let write = Operation::WriteWithImmediate {
+                local: LocalData::Inline(&[]),
+                remote: self.parts.theirs,
+                immediate: Immediate::Acknowledge.code(),
+            };
+            match self.parts.qp.post_send(&[WorkRequest::new(OTHER, write)]) {
+                Ok(()) => {
+                    self.counters.writes += 1;
+                    self.owed_acknowledgements -= 1;
+                }
+                Err(PostError::QueueFull) => return,
+                Err(_) => goes_on = false,
+            }
+        }
+        while goes_on && !self.queued.is_empty() {
+            match self.send_next() {
+                Some(true) => {}
+                Some(false) => return,
+                None => goes_on = false,
+            }
+        }
+        if !goes_on {
+            self.fail_all();
+        }
+    }
+
+    /// Sends the next message of the first request that waits. `Some(false)`: wait; `None`: the connection
+    /// is over.
+    fn send_next(&mut self) -> Option<bool> {
+        let slots = u64::from(self.parts.slots);
+        // Both the slot there and its copy here have to be idle.
+        if self.sent - self.acknowledged >= slots || self.sent - self.written >= slots {
+            return Some(false);
+        }
+        let Some(next) = self.queued.front_mut() else { return Some(false) };
+        if next.body.len() <= LONGEST_BODY {
+            let message = Message {
+                name: &next.name,
+                data_type: if next.body.is_empty() { DataType::None } else { DataType::Bson },
+                from: next.from,
+                to: next.to,
+                body: &next.body,
+                ..Message::new(next.kind, next.index)
+            };
+            let place = self.pending.get(&next.index)?.place;
+            let again = next.kind == MessageType::Continue;
+            let sent = self.parts.send(message, Some(place), self.sent, &mut self.counters);
+            return self.sent_one(sent?, false, (!again).then_some(place));
+        }
+        let Granted::At { offset, area } = &mut self.granted else {
+            if matches!(self.granted, Granted::Asked) {
+                return Some(false);
+            }
+            let bytes = next.body.len() as u64;
+            let message = Message { bytes, ..Message::new(MessageType::GrantRequest, next.index) };
+            let sent = self.parts.send(message, None, self.sent, &mut self.counters)?;
+            if !sent {
+                return Some(false);
+            }
+            self.granted = Granted::Asked;
+            self.sent += 1;
+            self.pieces.push_back(false);
+            return Some(true);
+        };
+        let count = (next.body.len() - next.sent).min(area.longest() as usize);
+        let Some(at) = area.take(count as u64) else { return Some(false) };
+        let bytes = &next.body[next.sent..next.sent + count];
+        copy_in(self.parts.staging.memory().as_ref(), (*offset + at) as usize, bytes);
+        self.counters.copies += 1;
+        let region = &self.parts.staging;
+        let entry = [ScatterGatherEntry { region, offset: *offset + at, length: count as u64 }];
+        let local = LocalData::Gather(&entry);
+        let remote = self.parts.theirs.advanced(*offset + at);
+        let write = WorkRequest::unsignalled(OTHER, Operation::Write { local, remote });
+        // Depths leave room for a body before each message under way.
+        self.parts.qp.post_send(&[write]).ok()?;
+        self.counters.writes += 1;
+        let last = next.sent + count == next.body.len();
+        let body = granted(at, count as u64);
+        let message = Message {
+            name: &next.name,
+            data_type: if last { DataType::Granted } else { DataType::GrantedPart },
+            body: &body,
+            ..Message::new(next.kind, next.index)
+        };
+        let place = self.pending.get(&next.index)?.place;
+        let first = next.sent == 0;
+        next.sent += count;
+        let sent = self.parts.send(message, Some(place), self.sent, &mut self.counters)?;
+        if !sent {
+            return None;
+        }
+        if !last {
+            self.sent += 1;
+            self.pieces.push_back(true);
+            if first {
+                self.post(place);
+            }
+            return Some(true);
+        }
+        self.sent_one(true, true, first.then_some(place))
+    }
+
+    /// Notes that all of the first request was sent.
+    fn sent_one(&mut self, sent: bool, piece: bool, place: Option<Place>) -> Option<bool> {
+        if !sent {
+            return Some(false);
+        }
+        self.sent += 1;
+        self.pieces.push_back(piece);
+        self.queued.pop_front();
+        if let Some(place) = place {
+            self.post(place);
+        }
+        Some(true)
+    }
+
+    fn post(&mut self, place: Place) {
+        let buffers = if place.large { &mut self.large } else { &mut self.small };
+        buffers.post(place.buffer);
+    }
+}
+
+impl Layout {
+    /// Where a destination is, and its bytes.
+    fn of(&self, place: Place) -> (u64, u64) {
+        let (start, bytes) = match place.large {
+            true => (self.large, self.large_bytes),
+            false => (self.small, self.small_bytes),
+        };
+        (start + u64::from(place.buffer) * bytes, bytes)
+    }
+}
+
+impl Parts {
+    /// Writes a message into the server's next slot. `Some(false)`: the queue is full; `None`: the
+    /// connection is over.
+    fn send(
+        &mut self,
+        mut message: Message<'_>,
+        place: Option<Place>,
+        number: u64,
+        counters: &mut ClientCounters,
+    ) -> Option<bool> {
+        if let Some(place) = place {
+            let (address, bytes) = self.layout.of(place);
+            message = Message { address, bytes, key: REGION_KEY, ..message };
+        }
+        let mut out = [0; SLOT_BYTES];
+        let bytes = message.write(&mut out).ok()?;
+        let slot = number % u64::from(self.slots) * SLOT_BYTES as u64;
+        copy_in(self.staging.memory().as_ref(), slot as usize, bytes);
+        let length = bytes.len() as u64;
+        let entry = [ScatterGatherEntry { region: &self.staging, offset: slot, length }];
+        let write = Operation::WriteWithImmediate {
+            local: LocalData::Gather(&entry),
+            remote: self.theirs.advanced(slot),
+            immediate: Immediate::Message.code(),
+        };
+        match self.qp.post_send(&[WorkRequest::new(MESSAGE, write)]) {
+            Ok(()) => {
+                counters.writes += 1;
+                Some(true)
+            }
+            Err(PostError::QueueFull) => Some(false),
+            Err(_) => None,
+        }
+    }
+}
+
+#[cfg(test)]
+impl ChannelClient {
+    pub(crate) fn set_indices(&mut self, indices: Indices) {
+        self.indices = indices;
+    }
+
+    pub(crate) fn window(&self) -> &MemoryRegion {
+        &self.parts.window
+    }
+
+    /// Where they begin, and how many there are.
+    pub(crate) fn small_destinations(&self) -> (u64, u64) {
+        (self.parts.layout.small, u64::from(self.parts.layout.small_count))
+    }
+}

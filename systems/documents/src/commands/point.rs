@@ -1,0 +1,174 @@
+//! A find by `_id` and nothing else, which needs no plan: one lookup.
+//!
+//! It answers what [`super::run`] would answer, byte for byte, or declines and leaves the request to it.
+
+use std::sync::atomic::Ordering;
+
+use beeline_documents_query::value::key;
+use bson::Bson;
+use bson::raw::{RawBsonRef, RawDocument};
+
+use super::Session;
+use crate::engine::Engine;
+use crate::layout::{kind, numbered};
+use crate::reply::{Out, Reply};
+
+/// What the request asks.
+struct Point<'r> {
+    collection: &'r str,
+    database: &'r str,
+    id: Bson,
+}
+
+/// Reads a request; `None` where it is anything else, or broken.
+fn read(bytes: &[u8]) -> Option<Point<'_>> {
+    let (mut collection, mut database, mut id) = (None, None, None);
+    for (at, element) in RawDocument::from_bytes(bytes).ok()?.iter_elements().enumerate() {
+        let element = element.ok()?;
+        let value = element.value().ok()?;
+        match (element.key().as_str(), value) {
+            ("find", RawBsonRef::String(name)) if at == 0 => collection = Some(name),
+            ("filter", RawBsonRef::Document(filter)) => {
+                let mut fields = filter.iter_elements();
+                let field = fields.next()?.ok()?;
+                if field.key().as_str() != "_id" || fields.next().is_some() {
+                    return None;
+                }
+                id = Some(match field.value().ok()? {
+                    RawBsonRef::Int32(id) => Bson::Int32(id),
+                    RawBsonRef::Int64(id) => Bson::Int64(id),
+                    RawBsonRef::String(id) => Bson::String(id.to_owned()),
+                    RawBsonRef::ObjectId(id) => Bson::ObjectId(id),
+                    _ => return None,
+                });
+            }
+            ("limit", RawBsonRef::Int32(limit)) if limit >= 0 => {}
+            ("singleBatch", RawBsonRef::Boolean(_)) => {}
+            ("$db", RawBsonRef::String(name)) => database = Some(name),
+            _ => return None,
+        }
+    }
+    let collection = collection.filter(|name| !name.is_empty() && !name.contains('\0'))?;
+    Some(Point { collection, database: database?, id: id? })
+}
+
+/// Answers the request; false where it declines, and nothing was written.
+pub fn answer(engine: &Engine, session: &Session, bytes: &[u8], out: &mut impl Out) -> bool {
+    if engine.authentication && session.user.is_none()
+        || session.users_seen != engine.users_changed.load(Ordering::Acquire)
+    {
+        return false;
+    }
+    let Some(point) = read(bytes) else { return false };
+    let Some(database) = engine.database(point.database) else { return false };
+    let mut found = Vec::new();
+    let looked = engine.with(&database, |row| {
+        let Some(collection) =
+            database.collection(point.collection).filter(|known| known.capped.is_none())
+        else {
+            return Ok(None);
+        };
+        row.get(&numbered(kind::RECORD, collection.id, &key(&point.id)), &mut found).map(Some)
+    });
+    // Errors are the other way's to report.
+    let Ok(Some(is_there)) = looked else { return false };
+    engine.metrics.documents_commands.add_shared(1);
+    engine.metrics.documents_examined.add_shared(u64::from(is_there));
+    engine.metrics.documents_returned.add_shared(u64::from(is_there));
+    let documents = if is_there { vec![found] } else { Vec::new() };
+    let namespace = format!("{}.{}", point.database, point.collection);
+    let cursor = bson::Document::new();
+    let reply = Reply::Batch { id: 0, namespace, documents, first: true, cursor };
+    reply.write(&bson::Document::new(), out);
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use bson::oid::ObjectId;
+    use bson::{Document, doc};
+
+    use super::*;
+    use crate::EngineOptions;
+    use crate::commands::{Context, Identity, Request, run};
+    use crate::store::Memory;
+
+    fn run_plainly(engine: &Arc<Engine>, body: Document) -> Vec<u8> {
+        let identity =
+            Identity { address: "test".to_owned(), most_connections: 1, replica_set: None };
+        let mut context = Context {
+            engine,
+            session: &mut Session::default(),
+            identity: &identity,
+            database: String::new(),
+            request: Request { body, sequences: Vec::new() },
+            may_wait: false,
+        };
+        let mut out = Vec::new();
+        run(&mut context).write(&Document::new(), &mut out);
+        out
+    }
+
+    #[test]
+    fn a_lookup_answers_what_the_command_answers_and_declines_everything_else() {
+        let engine = Engine::open(Arc::new(Memory::default()), &EngineOptions::default()).unwrap();
+        let oid = ObjectId::new();
+        let documents = vec![
+            doc! { "_id": 1, "a": 1 },
+            doc! { "_id": "x", "a": [1, 2] },
+            doc! { "_id": oid, "b": { "c": 1 } },
+            doc! { "_id": 2.5 },
+        ];
+        run_plainly(&engine, doc! { "insert": "c", "documents": documents, "$db": "d" });
+        run_plainly(&engine, doc! { "create": "k", "capped": true, "size": 10_000, "$db": "d" });
+        run_plainly(&engine, doc! { "insert": "k", "documents": [{ "_id": 1 }], "$db": "d" });
+        let session = Session::default();
+        let mut answered = 0;
+        for (body, answers) in [
+            (doc! { "find": "c", "filter": { "_id": 1 }, "$db": "d" }, true),
+            (doc! { "find": "c", "filter": { "_id": 1_i64 }, "limit": 1, "$db": "d" }, true),
+            (doc! { "find": "c", "filter": { "_id": "x" }, "singleBatch": true, "$db": "d" }, true),
+            (doc! { "find": "c", "filter": { "_id": oid }, "$db": "d" }, true),
+            (doc! { "find": "c", "filter": { "_id": 9 }, "$db": "d" }, true),
+            (doc! { "find": "c", "filter": { "_id": 2.5 }, "$db": "d" }, false),
+            (doc! { "find": "c", "filter": { "_id": { "$gt": 0 } }, "$db": "d" }, false),
+            (doc! { "find": "c", "filter": { "_id": 1, "a": 2 }, "$db": "d" }, false),
+            (doc! { "find": "c", "filter": { "_id": 1 }, "skip": 1, "$db": "d" }, false),
+            (doc! { "find": "c", "filter": { "_id": 1 }, "limit": -1, "$db": "d" }, false),
+            (doc! { "find": "c", "filter": {}, "$db": "d" }, false),
+            (doc! { "find": "k", "filter": { "_id": 1 }, "$db": "d" }, false),
+            (doc! { "find": "none", "filter": { "_id": 1 }, "$db": "d" }, false),
+            (doc! { "find": "c", "filter": { "_id": 1 }, "$db": "none" }, false),
+            (doc! { "find": "c", "filter": { "_id": 1 } }, false),
+        ] {
+            let mut out = Vec::new();
+            let bytes = body.to_vec().unwrap();
+            assert_eq!(answer(&engine, &session, &bytes, &mut out), answers, "{body}");
+            if answers {
+                assert_eq!(out, run_plainly(&engine, body));
+                answered += 1;
+            } else {
+                assert!(out.is_empty());
+            }
+            for cut in 0..bytes.len() {
+                assert!(!answer(&engine, &session, &bytes[..cut], &mut out));
+            }
+        }
+        assert_eq!(answered, 5);
+    }
+
+    #[test]
+    fn one_that_has_not_logged_in_is_not_answered() {
+        let options = EngineOptions { authentication: true, ..EngineOptions::default() };
+        let engine = Engine::open(Arc::new(Memory::default()), &options).unwrap();
+        let database = engine.database_or_new("d").unwrap();
+        engine.collection_or_new(&database, "c").unwrap();
+        let body = doc! { "find": "c", "filter": { "_id": 1 }, "$db": "d" }.to_vec().unwrap();
+        let mut session = Session::default();
+        assert!(!answer(&engine, &session, &body, &mut Vec::new()));
+        session.user = Some("u".to_owned());
+        assert!(answer(&engine, &session, &body, &mut Vec::new()));
+    }
+}
