@@ -1,12 +1,21 @@
-"""Processes that pass references, not data: multiprocessing, Arrow, and Dask where it is installed.
+"""Processes that pass references, not data: multiprocessing, pickles whose buffers stay where they are,
+Arrow tables, Dask, and a process beside another node, which fetches.
 
     beeline serve &
-    pip install ./python numpy pyarrow
+    pip install ./python numpy pyarrow dask
     python examples/objects_parallel.py
+
+With a second node that looks at the first, its socket as an argument:
+
+    beeline serve --data ./second --fabric-address 127.0.0.1:4791 --objects-peers 127.0.0.1:4790 \\
+        --resp-address off --http-address off --documents-address off &
+    python examples/objects_parallel.py ./second/objects.sock
 """
 
 import multiprocessing
 import os
+import sys
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -30,6 +39,35 @@ def with_processes(store: Store) -> None:
     total = sum(result for result, _ in results)
     assert np.isclose(total, array.sum())
     print(f"{len({pid for _, pid in results})} processes summed {array.nbytes >> 20} MiB in place")
+    store.delete(ref)
+
+
+@dataclass
+class Model:
+    """Any class will do: what it holds is pickled, and its arrays lie in the store."""
+
+    name: str
+    weights: dict[str, np.ndarray]
+
+
+def norms(task: tuple[Store, ObjectRef]) -> tuple[str, dict[str, float], bool]:
+    """In a worker: the arrays are the store's own memory, as they were when they were put."""
+    store, ref = task
+    model = store.get(ref, timeout=10)
+    in_place = all(not array.flags.owndata for array in model.weights.values())
+    sizes = {name: float(np.linalg.norm(array)) for name, array in model.weights.items()}
+    return model.name, sizes, in_place
+
+
+def with_pickles(store: Store) -> None:
+    layers = {f"layer {number}": np.full((500, 500), number, float) for number in range(4)}
+    ref = store.put(Model("four layers", layers))
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        results = pool.map(norms, [(store, ref)] * 2)
+    for name, sizes, in_place in results:
+        assert name == "four layers" and in_place
+        assert sizes == {layer: 500.0 * number for number, layer in enumerate(layers)}
+    print("pickle: an object of four arrays, none of them copied out")
     store.delete(ref)
 
 
@@ -73,8 +111,24 @@ def with_dask(store: Store) -> None:
     print("Dask: four tasks, one array, no copy")
 
 
+def with_nodes(store: Store, other: Store) -> None:
+    """The other store fetches from the node this one belongs to."""
+    array = np.arange(2_000_000)
+    ref = store.put(array)
+    assert ref not in other
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        (total, _), = pool.map(part_of_sum, [(other, ref, slice(None))])
+    assert total == float(array.sum()) and ref in other
+    print(f"nodes: {array.nbytes >> 20} MiB came from the other node, for a reference of 20 bytes")
+    store.delete(ref)
+    other.delete(ref)
+
+
 if __name__ == "__main__":
     shared = beeline.objects.connect()
     with_processes(shared)
+    with_pickles(shared)
     with_arrow(shared)
     with_dask(shared)
+    for socket in sys.argv[1:]:
+        with_nodes(shared, beeline.objects.connect(socket))

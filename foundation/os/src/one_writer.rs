@@ -106,6 +106,22 @@ pub fn map_read_only(descriptor: OwnedFd, length_bytes: usize) -> Result<Mapping
     Ok(mapping)
 }
 
+/// Copies from `mapping` at `offset` into `target`.
+///
+/// Invariant: the range lies inside the mapping.
+pub fn copy_from(mapping: &Mapping, offset: usize, target: &mut [u8]) {
+    let end = offset.checked_add(target.len());
+    assert!(
+        end.is_some_and(|end| end <= mapping.length_bytes()),
+        "a copy stays inside the mapping"
+    );
+    // SAFETY: just checked to lie inside the mapping.
+    let source = unsafe { mapping.base().as_ptr().add(offset) };
+    // SAFETY: the range is mapped readable, as every mapping is, while the value lives; the target is a
+    // slice of ours, which cannot overlap it. A writer elsewhere could tear the copy, nothing else.
+    unsafe { std::ptr::copy_nonoverlapping(source, target.as_mut_ptr(), target.len()) };
+}
+
 /// Maps `descriptor` for the one writer, and keeps the mapping from children of this process.
 ///
 /// Errors: [`MappingError`]; the kernel's.
@@ -135,6 +151,9 @@ mod tests {
         let again = Mapping::shared(again.into(), 8192, Protection::ReadWrite);
         assert!(again.is_err(), "a descriptor opened again was mapped writable");
         let reader = map_read_only(fd, 8192).unwrap();
+        let mut copy = [1; 8];
+        copy_from(&reader, 8184, &mut copy);
+        assert_eq!(copy, [0; 8]);
         // SAFETY: inside the writable mapping.
         unsafe { writer.base().as_ptr().write_volatile(7) };
         // SAFETY: inside the readable mapping.

@@ -57,6 +57,7 @@ MAGIC = b"BLO1"
 RAW, NUMPY, ARROW, PICKLE = range(4)
 ALIGNMENT = 64
 DEFAULT_TIMEOUT = 10.0
+SMALL = 64 << 10
 DEFAULT_SOCKET = "./beeline-data/objects.sock"
 
 
@@ -144,6 +145,10 @@ class Store:
         metadata, parts, size = _encode(value)
         if parts is None:
             return self._put_arrow(value, ref, metadata, timeout)
+        if size <= SMALL and len(parts) < 2:
+            # One call and one round trip.
+            self._call("put", ref.id, parts[0][1] if parts else b"", metadata, timeout)
+            return ref
         buffer = self._create(ref, size, metadata, timeout)
         for offset, part in parts:
             buffer.write_at(offset, part)
@@ -244,12 +249,19 @@ class Store:
         raw = self._call("next_sealed", timeout)
         return None if raw is None else ObjectRef(raw)
 
-    def fetch(self, refs: Iterable[ObjectRef], timeout: float | None = 60.0) -> None:
-        """Brings objects into this store from the nodes that have them.
+    def fetch(
+        self,
+        refs: Iterable[ObjectRef],
+        timeout: float | None = 60.0,
+        *,
+        source: str | None = None,
+    ) -> None:
+        """Brings objects into this store from the nodes that have them, or from the node whose
+        fabric address is ``source`` (``HOST:PORT``).
 
         Raises ``ConnectionError`` naming each that did not come."""
         refs = list(refs)
-        outcomes = self._call("fetch", [ref.id for ref in refs], timeout)
+        outcomes = self._call("fetch", [ref.id for ref in refs], timeout, source)
         failed = [text for text in outcomes if text is not None]
         if failed:
             raise ConnectionError("; ".join(failed))

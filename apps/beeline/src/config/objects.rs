@@ -20,6 +20,7 @@ knobs! {
         advertise: Address = "none", "Fabric address other nodes reach this one at, HOST:PORT; none is fabric-address itself.";
         transfer_port: Number = "0", "Port beside fabric-address for transfers where fabric cannot connect; 0 picks a free one.";
         protocol: MoveWord = "auto", "How objects come from other nodes: auto (by size, as measured), two-sided, one-sided, socket, socket-4k (the published baseline).";
+        numa: Numa = "auto", "Processors that store and transfers keep to: auto is those of the memory node the network card is attached to, where there are several nodes; off is any; a number is that node's.";
         fetchers: Number = "2", "Fetches under way at once, 1 to 64.";
     }
 }
@@ -74,6 +75,40 @@ impl Knob for Address {
 
     fn show(&self) -> String {
         if self.0.is_empty() { "none".to_owned() } else { self.0.clone() }
+    }
+}
+
+/// Which memory node's processors are used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Numa {
+    /// The network card's.
+    Auto,
+    /// Any.
+    Off,
+    /// This node's.
+    Node(u32),
+}
+
+impl Knob for Numa {
+    const PLACEHOLDER: &'static str = "auto|off|NODE";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "off" => Ok(Self::Off),
+            number => number
+                .parse()
+                .map(Self::Node)
+                .map_err(|_| format!("{text:?} is no NUMA node; write its number, auto or off")),
+        }
+    }
+
+    fn show(&self) -> String {
+        match self {
+            Self::Auto => "auto".to_owned(),
+            Self::Off => "off".to_owned(),
+            Self::Node(number) => number.to_string(),
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 mod top;
 
 use std::io::{IsTerminal as _, Read as _, Write as _};
+use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -36,8 +37,9 @@ pub enum ObjectsCommand {
         beeline objects get 0123456789abcdef0123456789abcdef01234567 --timeout 10s")]
     Get(GetArguments),
     /// Bring objects into this node's store from a node that has them.
-    #[command(after_help = "Example:\n  \
-        beeline objects fetch 0123456789abcdef0123456789abcdef01234567")]
+    #[command(after_help = "Examples:\n  \
+        beeline objects fetch 0123456789abcdef0123456789abcdef01234567\n  \
+        beeline objects fetch 0123456789abcdef0123456789abcdef01234567 --from 10.0.0.2:4790")]
     Fetch(FetchArguments),
     /// Remove objects; exit code 1 when one was not there.
     #[command(after_help = "Example:\n  \
@@ -107,6 +109,9 @@ pub struct FetchArguments {
     /// The objects.
     #[arg(required = true)]
     pub ids: Vec<ObjectId>,
+    /// From the node with this fabric address, and no other; this node need not know it.
+    #[arg(long, value_name = "HOST:PORT")]
+    pub from: Option<String>,
     /// Patience with the other nodes.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = span)]
     pub timeout: Duration,
@@ -347,9 +352,26 @@ fn get(arguments: &GetArguments, output: Output) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
+/// The fabric address of a node.
+fn address(node: &str) -> Result<SocketAddr, Failure> {
+    let found = node.to_socket_addrs().map(|mut found| found.next());
+    let reason = match found {
+        Ok(Some(address)) if address.port() > 0 => return Ok(address),
+        Ok(_) => "it has no address".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    let what =
+        anyhow::anyhow!("--from {node}: {reason}; write HOST:PORT, the node's fabric-address");
+    Err(Failure::new(Exit::Usage, what))
+}
+
 fn fetch(arguments: &FetchArguments, output: Output) -> Result<Exit, Failure> {
     let client = connect(&arguments.store)?;
-    let outcomes = client.fetch(&arguments.ids, arguments.timeout).map_err(failure)?;
+    let outcomes = match &arguments.from {
+        Some(node) => client.fetch_from(&arguments.ids, address(node)?, arguments.timeout),
+        None => client.fetch(&arguments.ids, arguments.timeout),
+    };
+    let outcomes = outcomes.map_err(failure)?;
     let mut exit = Exit::Done;
     for (id, outcome) in arguments.ids.iter().zip(outcomes) {
         let text = match &outcome {

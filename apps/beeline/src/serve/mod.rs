@@ -10,6 +10,7 @@ pub mod direct;
 mod documents;
 pub mod fabric;
 mod metrics;
+mod numa;
 mod objects;
 mod plan;
 mod predecessor;

@@ -131,9 +131,16 @@ impl Dial for Dialling {
 
 /// The service; `fabric`: where the fabric door listens.
 pub fn opening(config: &ServeConfig, fabric: Option<SocketAddr>, link: Option<Link>) -> Opening {
-    let options = options(config);
-    let cluster = fabric.map(|fabric| cluster(config, fabric, &options));
+    let mut options = options(config);
+    let mut cluster = fabric.map(|fabric| cluster(config, fabric, &options));
+    let numa = config.objects.numa;
     let open = move || {
+        if let Some(node) = super::numa::choose(numa)? {
+            if let Some(cluster) = &mut cluster {
+                cluster.processors.clone_from(&node.processors);
+            }
+            options.processors = node.processors;
+        }
         let length = options.socket.as_os_str().len();
         if length > LONGEST_SOCKET {
             let path = options.socket.display();
@@ -184,6 +191,7 @@ fn cluster(config: &ServeConfig, fabric: SocketAddr, store: &StoreOptions) -> Cl
         },
         patience: PATIENCE,
         fetchers: objects.fetchers.0 as usize,
+        processors: Vec::new(),
     }
 }
 
@@ -209,5 +217,6 @@ fn options(config: &ServeConfig) -> StoreOptions {
         spill_bytes,
         spin: Duration::from_micros(objects.spin_us.0.into()),
         max_clients: objects.max_clients.0 as usize,
+        processors: Vec::new(),
     }
 }

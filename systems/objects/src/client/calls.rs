@@ -1,5 +1,6 @@
 //! The calls of spec section 2.1, and those that every user of a store expects beside them.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::Client;
@@ -203,12 +204,35 @@ impl Client {
         ids: &[ObjectId],
         timeout: Duration,
     ) -> Result<Vec<Result<(), ObjectsError>>, ObjectsError> {
+        self.fetch_with(ids, None, timeout)
+    }
+
+    /// As [`Client::fetch`], from the node whose fabric door is at `node` and no other; the store need
+    /// not know that node.
+    ///
+    /// Errors: as [`Client::fetch`].
+    pub fn fetch_from(
+        &self,
+        ids: &[ObjectId],
+        node: SocketAddr,
+        timeout: Duration,
+    ) -> Result<Vec<Result<(), ObjectsError>>, ObjectsError> {
+        self.fetch_with(ids, Some(node), timeout)
+    }
+
+    fn fetch_with(
+        &self,
+        ids: &[ObjectId],
+        node: Option<SocketAddr>,
+        timeout: Duration,
+    ) -> Result<Vec<Result<(), ObjectsError>>, ObjectsError> {
         let timeout_us = microseconds(timeout);
         let mut outcomes = Vec::with_capacity(ids.len());
         for some in ids.chunks(32) {
             let mut tags = Vec::with_capacity(some.len());
             for id in some {
                 let request = Request { timeout_us, ..Request::new(Operation::Fetch, *id) };
+                let request = node.map_or(request, |node| request.with_node(node));
                 tags.push(self.shared.submit(&request)?);
             }
             for (id, tag) in some.iter().zip(tags) {
@@ -221,7 +245,8 @@ impl Client {
         Ok(outcomes)
     }
 
-    /// Stores `data` with `metadata` as a sealed object: one copy.
+    /// Stores `data` with `metadata` as a sealed object: one copy, and for up to 64 KiB one round
+    /// trip.
     ///
     /// Errors: as [`Client::create`].
     pub fn put(
@@ -231,6 +256,9 @@ impl Client {
         metadata: &[u8],
         timeout: Duration,
     ) -> Result<(), ObjectsError> {
+        if self.put_small(id, data, metadata)? {
+            return Ok(());
+        }
         let mut buffer = self.create(id, data.len() as u64, metadata, timeout)?;
         buffer.write_at(0, data)?;
         buffer.seal()

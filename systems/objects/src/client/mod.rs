@@ -13,6 +13,7 @@
 mod calls;
 mod memory;
 mod object;
+mod small;
 mod wait;
 
 use std::io;

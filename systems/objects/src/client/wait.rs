@@ -20,6 +20,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::ClientOptions;
 use super::memory::{Mapped, Segments};
+use super::small::Small;
 use crate::error::ObjectsError;
 use crate::id::ObjectId;
 use crate::link::Link;
@@ -64,6 +65,7 @@ pub(super) struct Shared {
     gone: AtomicBool,
     ended: AtomicBool,
     next_question: AtomicU64,
+    pub(super) small: Mutex<Small>,
     /// Held while a listing is under way: the store keeps a copy of each.
     listing: Mutex<()>,
     pub(super) mark: ForkMark,
@@ -103,6 +105,7 @@ impl Shared {
             gone: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             next_question: AtomicU64::new(1),
+            small: Mutex::default(),
             listing: Mutex::default(),
             mark: ForkMark::new()?,
             welcome,
@@ -115,7 +118,7 @@ impl Shared {
         self.gone.load(Ordering::Acquire)
     }
 
-    fn check(&self) -> Result<(), ObjectsError> {
+    pub(super) fn check(&self) -> Result<(), ObjectsError> {
         if !self.mark.is_own_process() {
             return Err(ObjectsError::Forked);
         }
@@ -391,6 +394,7 @@ impl Shared {
                 // Unmapped here, unless a buffer still uses the segment.
                 drop(gone);
             }
+            RecordKind::CallIn => self.called_in(),
             RecordKind::Listing => {
                 let descriptor = descriptors.pop().ok_or(io::ErrorKind::InvalidData)?;
                 let listing = read_listing(descriptor, record.b)?;

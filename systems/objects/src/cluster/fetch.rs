@@ -1,6 +1,7 @@
 //! Threads that bring objects: locate, dial, pull, try the next holder.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
@@ -10,7 +11,7 @@ use beeline_fabric::Role;
 
 use super::directory::Lookup;
 use super::shelf::StoreShelf;
-use super::{Holder, Move, Shared, lock, patience, socket};
+use super::{Holder, Move, Shared, Wanted, lock, patience, socket};
 use crate::id::ObjectId;
 use crate::transfer::{Context, Line, Outcome, Protocol, Pulling};
 
@@ -35,15 +36,21 @@ struct Fetcher<'a> {
     sockets: HashMap<String, String>,
 }
 
-pub(super) fn run(shared: &Shared, jobs: &Mutex<Receiver<ObjectId>>) {
+pub(super) fn run(shared: &Shared, jobs: &Mutex<Receiver<Wanted>>) {
+    shared.settle_thread();
     let peers = HashMap::new();
     let mut fetcher = Fetcher { shared, lookup: Lookup::new(), peers, sockets: HashMap::new() };
+    let mut seen = shared.disconnects.load(Ordering::Acquire);
     while !shared.stops() {
         let job = lock(jobs).recv_timeout(NAP);
         shared.sweep();
+        let disconnects = shared.disconnects.load(Ordering::Acquire);
+        if std::mem::replace(&mut seen, disconnects) != disconnects {
+            fetcher.peers.clear();
+        }
         match job {
-            Ok(id) => {
-                let found = fetcher.fetch(id);
+            Ok((id, from)) => {
+                let found = fetcher.fetch(id, from);
                 shared.handle.fetched(id, found);
             }
             Err(RecvTimeoutError::Timeout) => {}
@@ -60,9 +67,13 @@ fn socket_at(fabric: &str, port: [u8; 2]) -> String {
 }
 
 impl Fetcher<'_> {
-    /// Tries every node that may have the object.
-    fn fetch(&mut self, id: ObjectId) -> bool {
-        for holder in self.lookup.holders(self.shared, id) {
+    /// Tries every node that may have the object, or the one that was named.
+    fn fetch(&mut self, id: ObjectId, from: Option<SocketAddr>) -> bool {
+        let holders = match from {
+            Some(node) => vec![Holder { fabric: node.to_string(), socket: None }],
+            None => self.lookup.holders(self.shared, id),
+        };
+        for holder in holders {
             match self.pull(&holder, id) {
                 Ok(Outcome::Came { bytes, .. }) => {
                     self.shared.figures.fetched.fetch_add(1, Ordering::Relaxed);

@@ -36,6 +36,7 @@ fn memory_the_store_gives_back_is_let_go_of_though_nobody_reads_the_figures() {
         spill_bytes: 0,
         spin: Duration::from_micros(20),
         max_clients: 100,
+        processors: Vec::new(),
     };
     let cluster = ClusterOptions {
         store: socket.clone(),
@@ -44,6 +45,7 @@ fn memory_the_store_gives_back_is_let_go_of_though_nobody_reads_the_figures() {
         moves: Move::Auto,
         patience: Duration::from_secs(1),
         fetchers: 1,
+        processors: Vec::new(),
     };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut manager = None;

@@ -24,7 +24,7 @@ mod serve;
 mod shelf;
 mod socket;
 
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -37,7 +37,7 @@ use beeline_fabric::{ConnectInfo, Device};
 use crate::client::Client;
 use crate::error::ObjectsError;
 use crate::id::ObjectId;
-use crate::store::{Cluster, StoreHandle};
+use crate::store::{Cluster, StoreHandle, keep_to};
 use crate::transfer::{Context, Learner};
 
 /// What the bootstrap exchange tells every peer: the port of the socket for transfers without
@@ -117,6 +117,8 @@ pub struct ClusterOptions {
     pub patience: Duration,
     /// Fetches under way at once.
     pub fetchers: usize,
+    /// Processors the manager's threads keep to; empty: any.
+    pub processors: Vec<usize>,
 }
 
 beeline_observe::metrics! {
@@ -165,6 +167,8 @@ struct Shared {
     /// Segments that the store had given back when registrations were last looked through.
     swept: AtomicU64,
     stop: AtomicBool,
+    /// How often connections to other nodes were ended on purpose.
+    disconnects: AtomicU64,
     socket_port: u16,
 }
 
@@ -175,6 +179,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Shared {
     fn stops(&self) -> bool {
         self.stop.load(Ordering::Acquire)
+    }
+
+    /// At the start of each thread.
+    fn settle_thread(&self) {
+        keep_to(&self.options.processors);
     }
 
     /// The manager's connection to its own store.
@@ -212,6 +221,9 @@ impl Shared {
     }
 }
 
+/// An object to fetch, and the node to ask where one was named.
+type Wanted = (ObjectId, Option<SocketAddr>);
+
 /// A node that may have an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Holder {
@@ -228,7 +240,7 @@ enum News {
 pub struct Manager {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
-    fetches: Option<Sender<ObjectId>>,
+    fetches: Option<Sender<Wanted>>,
     news: Option<Sender<News>>,
     metrics: Arc<TransferMetrics>,
 }
@@ -241,13 +253,13 @@ impl std::fmt::Debug for Manager {
 
 /// What the store calls.
 struct Calls {
-    fetches: Sender<ObjectId>,
+    fetches: Sender<Wanted>,
     news: Option<Sender<News>>,
 }
 
 impl Cluster for Calls {
-    fn fetch(&mut self, id: ObjectId) {
-        let _ = self.fetches.send(id);
+    fn fetch(&mut self, id: ObjectId, from: Option<SocketAddr>) {
+        let _ = self.fetches.send((id, from));
     }
 
     fn announce(&mut self, id: ObjectId) {
@@ -303,10 +315,11 @@ impl Manager {
             figures: Figures::default(),
             swept: AtomicU64::new(0),
             stop: AtomicBool::new(false),
+            disconnects: AtomicU64::new(0),
             socket_port,
         });
         let (fetches, jobs) = channel();
-        let jobs: Arc<Mutex<Receiver<ObjectId>>> = Arc::new(Mutex::new(jobs));
+        let jobs: Arc<Mutex<Receiver<Wanted>>> = Arc::new(Mutex::new(jobs));
         let mut threads = Vec::new();
         for number in 0..fetchers {
             let (shared, jobs) = (Arc::clone(&shared), Arc::clone(&jobs));
@@ -337,6 +350,16 @@ impl Manager {
     #[must_use]
     pub fn door(&self) -> Door {
         Door(Arc::clone(&self.shared))
+    }
+
+    /// Ends the connections to other nodes, within a quarter of a second; fetches make new ones.
+    pub fn disconnect(&self) {
+        self.shared.disconnects.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Gives up buffers that are kept for connections to come.
+    pub fn forget_buffers(&self) {
+        lock(&self.shared.contexts).iter().for_each(|context| context.forget_buffers());
     }
 
     /// The figures, as of the last [`Manager::publish`].

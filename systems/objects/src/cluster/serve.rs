@@ -29,6 +29,7 @@ pub(super) fn start(
     }
     let of_thread = Arc::clone(shared);
     let spawned = std::thread::Builder::new().name("objects-serve".to_owned()).spawn(move || {
+        of_thread.settle_thread();
         run(&of_thread, &device, &peer, answer);
         of_thread.figures.serving.fetch_sub(1, Ordering::AcqRel);
     });

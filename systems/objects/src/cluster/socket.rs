@@ -68,6 +68,7 @@ fn start(shared: &Arc<Shared>, stream: TcpStream) {
     let of_thread = Arc::clone(shared);
     let spawned =
         std::thread::Builder::new().name("objects-socket-peer".to_owned()).spawn(move || {
+            of_thread.settle_thread();
             if let Err(error) = serve(&of_thread, stream) {
                 tracing::debug!(%error, "a socket transfer ended");
             }

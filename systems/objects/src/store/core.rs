@@ -9,11 +9,13 @@
 //! object is free only when no client holds a reference.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::figures::Counters;
 use super::memory::{GONE, Memory, Place, STORE, Segments};
 use super::planted::{Planted, planted};
+use super::reserve::Reserve;
 use super::spill::Job;
 use super::table::{Object, State, Table};
 use crate::id::ObjectId;
@@ -41,8 +43,8 @@ pub(crate) enum Effect {
     Send { client: u32, record: Record, segment: Option<Arc<Segment>> },
     /// Work for the spilling thread.
     Spill(Job),
-    /// Bring the object from another node, then [`Core::fetched`].
-    Fetch(ObjectId),
+    /// Bring the object from another node, or from this one, then [`Core::fetched`].
+    Fetch(ObjectId, Option<SocketAddr>),
     /// The object is here now, and others may fetch it.
     Announce(ObjectId),
     /// It is no more.
@@ -56,6 +58,7 @@ pub(super) struct Client {
     references: HashMap<u32, u32>,
     subscriptions: HashSet<ObjectId>,
     pub waiting: HashSet<u32>,
+    pub reserve: Option<Reserve>,
 }
 
 /// A request that has not been answered.
@@ -118,7 +121,12 @@ pub(crate) struct Core {
     pub(super) hungry: VecDeque<Hungry>,
     /// Of these, creates that are over.
     pub(super) fed_up: usize,
-    pub(super) fetching: HashMap<ObjectId, u64>,
+    /// Fetches under way: the pause before the next try, and the node asked, if one was named.
+    pub(super) fetching: HashMap<ObjectId, (u64, Option<SocketAddr>)>,
+    /// Reserves that were not called in.
+    pub(super) reserves: usize,
+    /// Bytes of all reserves.
+    pub(super) reserved_bytes: u64,
     subscribers: HashMap<ObjectId, Vec<u32>>,
     pub(super) timers: BTreeMap<(u64, u64), Timer>,
     pub(super) sequence: u64,
@@ -148,6 +156,8 @@ impl Core {
             hungry: VecDeque::new(),
             fed_up: 0,
             fetching: HashMap::new(),
+            reserves: 0,
+            reserved_bytes: 0,
             subscribers: HashMap::new(),
             timers: BTreeMap::new(),
             sequence: 0,
@@ -182,6 +192,11 @@ impl Core {
 
     pub(crate) fn spilled_bytes(&self) -> u64 {
         self.spilled_bytes
+    }
+
+    /// Bytes of the memory that are no object's: reserved for those to come.
+    pub(crate) fn reserved_bytes(&self) -> u64 {
+        self.reserved_bytes
     }
 
     pub(crate) fn waiting(&self) -> usize {
@@ -219,6 +234,9 @@ impl Core {
             }
             self.drop_references(slot, count);
         }
+        if let Some(reserve) = gone.reserve {
+            self.forget_reserve(reserve);
+        }
         for (number, clients) in self.memory.forget_client(client) {
             self.tell_to_unmap(number, clients);
         }
@@ -226,7 +244,7 @@ impl Core {
         self.feed();
     }
 
-    fn reply(&mut self, client: u32, tag: u32, reply: Reply) {
+    pub(super) fn reply(&mut self, client: u32, tag: u32, reply: Reply) {
         self.effects.push(Effect::Reply { client, tag, reply });
     }
 
@@ -255,6 +273,9 @@ impl Core {
                 self.answer(client, tag, status);
             }
             Operation::Release => self.release(client, &request),
+            Operation::Reserve => self.reserve(client, tag, &request),
+            Operation::Put => self.put(client, tag, &request),
+            Operation::GiveBack => self.give_back(client),
             Operation::Get | Operation::Fetch => self.get(client, tag, request),
             Operation::Delete => {
                 let status = self.delete(id);
@@ -368,11 +389,17 @@ impl Core {
             object.checksum = u32::try_from(request.checksum).ok();
         }
         let (id, bytes) = (object.id, object.bytes());
-        self.counters.seals += 1;
-        self.counters.sealed_bytes += bytes;
         if request.flags & FLAG_RELEASE != 0 {
             self.give_up(client, slot, 1);
         }
+        self.tell_sealed(id, bytes);
+        Status::Done
+    }
+
+    /// Counts an object that was sealed, and tells of it.
+    pub(super) fn tell_sealed(&mut self, id: ObjectId, bytes: u64) {
+        self.counters.seals += 1;
+        self.counters.sealed_bytes += bytes;
         self.effects.push(Effect::Announce(id));
         for subscriber in self.subscribers.remove(&id).unwrap_or_default() {
             if let Some(known) = self.clients.get_mut(&subscriber) {
@@ -381,7 +408,6 @@ impl Core {
             }
         }
         self.serve_waiters(id);
-        Status::Done
     }
 
     fn release(&mut self, client: u32, request: &Request) {
@@ -487,22 +513,22 @@ impl Core {
         if let Some(slot) = here {
             self.restore(slot);
         } else if fetch && !comes {
-            self.fetch(id);
+            self.fetch(id, request.node());
         }
     }
 
-    pub(super) fn fetch(&mut self, id: ObjectId) {
+    pub(super) fn fetch(&mut self, id: ObjectId, from: Option<SocketAddr>) {
         if let std::collections::hash_map::Entry::Vacant(entry) = self.fetching.entry(id) {
-            entry.insert(FETCH_AGAIN_NS.0);
+            entry.insert((FETCH_AGAIN_NS.0, from));
             self.counters.fetches += 1;
-            self.effects.push(Effect::Fetch(id));
+            self.effects.push(Effect::Fetch(id, from));
         }
     }
 
     /// A fetch ended. One that succeeded sealed the object before, like any client.
     pub(crate) fn fetched(&mut self, id: ObjectId, found: bool, now_ns: u64) {
         self.now_ns = now_ns;
-        let pause = self.fetching.remove(&id).unwrap_or(FETCH_AGAIN_NS.0);
+        let (pause, asked) = self.fetching.remove(&id).unwrap_or((FETCH_AGAIN_NS.0, None));
         if found {
             if self.sealed(id).is_some() {
                 self.serve_waiters(id);
@@ -511,7 +537,7 @@ impl Core {
                 // It came and was deleted before this was said, and was asked for again; or another
                 // makes it here.
                 match self.table.find(id) {
-                    None => self.fetch(id),
+                    None => self.fetch(id, None),
                     Some(_) => self.fetch_again(id, pause),
                 }
             }
@@ -519,9 +545,13 @@ impl Core {
         }
         self.counters.failed_fetches += 1;
         let mut interested = false;
+        let mut other = None;
         for (client, tag) in self.waiters(id) {
             let Some(wait) = self.waits.get(&(client, tag)).copied() else { continue };
-            if wait.request.operation == Operation::Fetch {
+            if wait.request.operation == Operation::Fetch && wait.request.node() != asked {
+                // This fetch named another node, or none: that is asked next.
+                other = Some(wait.request.node());
+            } else if wait.request.operation == Operation::Fetch {
                 self.end_wait(client, tag);
                 self.forget_waiter(id, client, tag);
                 self.answer(client, tag, Status::Unreachable);
@@ -529,8 +559,10 @@ impl Core {
                 interested |= wait.request.flags & FLAG_FETCH != 0;
             }
         }
-        if interested {
-            self.fetch_again(id, pause);
+        match other {
+            Some(from) => self.fetch(id, from),
+            None if interested => self.fetch_again(id, pause),
+            None => {}
         }
     }
 

@@ -10,6 +10,7 @@ beeline_observe::metrics! {
         gauge objects_segments: Count, "Segments of memory.";
         gauge objects_segment_bytes: Bytes, "Memory of all segments.";
         gauge objects_used_bytes: Bytes, "Of these, bytes of objects.";
+        gauge objects_reserved_bytes: Bytes, "Of these, bytes that clients reserved for small objects to come.";
         gauge objects_retiring_bytes: Bytes, "Of these, bytes that clients have yet to unmap.";
         gauge objects_limit_bytes: Bytes, "Memory the segments may take.";
         gauge objects_disk_bytes: Bytes, "Bytes of objects on disk.";
@@ -17,6 +18,7 @@ beeline_observe::metrics! {
         counter objects_refused_creates: Count, "Creates that found no memory within their time-out.";
         counter objects_seals: Count, "Objects sealed.";
         counter objects_sealed_bytes: Bytes, "Bytes of the objects sealed.";
+        counter objects_reserved_puts: Count, "Of the objects sealed, small ones put by one request into memory reserved before.";
         counter objects_aborts: Count, "Objects given up unsealed, by their creator or by its death.";
         counter objects_gets: Count, "Gets.";
         counter objects_hits: Count, "Gets that were answered with an object.";
@@ -41,6 +43,7 @@ pub struct Counters {
     pub(crate) refused_creates: u64,
     pub(crate) seals: u64,
     pub(crate) sealed_bytes: u64,
+    pub(crate) reserved_puts: u64,
     pub(crate) aborts: u64,
     pub(crate) gets: u64,
     pub(crate) hits: u64,
@@ -67,7 +70,8 @@ impl ObjectMetrics {
         self.objects_waiting_requests.set(core.waiting() as u64);
         self.objects_segments.set(memory.count() as u64);
         self.objects_segment_bytes.set(memory.total());
-        self.objects_used_bytes.set(memory.used());
+        self.objects_used_bytes.set(memory.used().saturating_sub(core.reserved_bytes()));
+        self.objects_reserved_bytes.set(core.reserved_bytes());
         self.objects_retiring_bytes.set(memory.retiring());
         self.objects_limit_bytes.set(memory.limit());
         self.objects_disk_bytes.set(core.spilled_bytes());
@@ -75,6 +79,7 @@ impl ObjectMetrics {
         self.objects_refused_creates.publish(counters.refused_creates);
         self.objects_seals.publish(counters.seals);
         self.objects_sealed_bytes.publish(counters.sealed_bytes);
+        self.objects_reserved_puts.publish(counters.reserved_puts);
         self.objects_aborts.publish(counters.aborts);
         self.objects_gets.publish(counters.gets);
         self.objects_hits.publish(counters.hits);

@@ -12,7 +12,7 @@ use super::{Alone, Store, StoreOptions};
 use crate::client::Client;
 use crate::id::ObjectId;
 use crate::link::{LENGTH_BYTES, Link};
-use crate::wire::{Operation, RECORD_BYTES, Record, RecordKind, Request, VERSION};
+use crate::wire::{Operation, RECORD_BYTES, Record, RecordKind, Reply, Request, Status, VERSION};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -25,6 +25,7 @@ fn store(folder: &Path) -> Store {
         spill_bytes: 0,
         spin: Duration::from_micros(20),
         max_clients: 100,
+        processors: Vec::new(),
     };
     Store::start(options, |handle| Box::new(Alone(handle))).unwrap()
 }
@@ -33,6 +34,35 @@ struct Raw {
     socket: ControlSocket,
     link: Link,
     bell: Doorbell,
+}
+
+impl Raw {
+    /// Sends a reserve until the store has one to give, and maps what it offers.
+    fn reserve(&mut self, reserve: &Request) {
+        let start = Instant::now();
+        for tag in 1_u32.. {
+            if self.link.push(tag, &reserve.encode()) {
+                self.bell.ring();
+            }
+            let reply = loop {
+                if let Some(message) = self.link.take() {
+                    self.link.publish_taken();
+                    break Reply::decode(&message).unwrap();
+                }
+                assert!(start.elapsed() < SOON, "no answer to a reserve");
+            };
+            if reply.status == Status::Done {
+                return;
+            }
+            // The store offers one segment, and gives a reserve in it once it is mapped.
+            if tag > 1 {
+                continue;
+            }
+            let (segment, _descriptor) = receive(&self.socket).unwrap();
+            let mapped = Record::new(RecordKind::Mapped, segment.a, 0, 0);
+            self.socket.send(&mapped.encode(), &[]).unwrap();
+        }
+    }
 }
 
 fn receive(socket: &ControlSocket) -> Option<(Record, Vec<OwnedFd>)> {
@@ -90,7 +120,7 @@ fn scribbled_rings_end_their_own_connection_at_most() {
                 // What the store takes for a message, in the order it looks for them.
                 2 => (512 + slot * 8, chance.below(1 << 24) << 32 | (slot + 1)),
                 // Its body: an operation, sizes, a handle, a time-out.
-                _ => (512 + slot * 8 + 1 + chance.below(7), chance.below(14) << 32 | slot),
+                _ => (512 + slot * 8 + 1 + chance.below(7), chance.below(16) << 32 | slot),
             };
             let at = usize::try_from(at).unwrap();
             raw.link.scribble(at, value);
@@ -112,7 +142,7 @@ type Act = Box<dyn Fn(&mut Raw)>;
 fn what_no_honest_client_does_ends_the_connection() {
     let folder = tempfile::tempdir().unwrap();
     let store = store(folder.path());
-    let id = ObjectId([3; 20]);
+    let id = |number: u8| ObjectId([number; 20]);
     let push = |request: Request, tag: u32, times: u32| {
         move |raw: &mut Raw| {
             for _ in 0..times {
@@ -120,14 +150,35 @@ fn what_no_honest_client_does_ends_the_connection() {
             }
         }
     };
-    let waiting = Request { timeout_us: 60_000_000, ..Request::new(Operation::Get, id) };
+    let waiting = Request { timeout_us: 60_000_000, ..Request::new(Operation::Get, id(3)) };
     let strange: Vec<(&str, Act)> = vec![
         (
             "a reference it does not hold",
-            Box::new(push(Request::new(Operation::Release, id), 1, 1)),
+            Box::new(push(Request::new(Operation::Release, id(3)), 1, 1)),
         ),
         ("a number twice", Box::new(push(waiting, 5, 2))),
-        ("no number", Box::new(push(Request::new(Operation::Ping, id), 0, 1))),
+        (
+            "an object where it reserved nothing",
+            Box::new(push(Request::new(Operation::Put, id(3)), 1, 1)),
+        ),
+        (
+            "an object behind its reserve",
+            Box::new(move |raw| {
+                let reserve = Request { size: 4096, ..Request::new(Operation::Reserve, id(0)) };
+                raw.reserve(&reserve);
+                let put = Request { size: 1 << 40, ..Request::new(Operation::Put, id(4)) };
+                let _ = raw.link.push(9, &put.encode());
+            }),
+        ),
+        (
+            "a reserve beyond measure",
+            Box::new(push(
+                Request { size: 1 << 40, ..Request::new(Operation::Reserve, id(0)) },
+                1,
+                1,
+            )),
+        ),
+        ("no number", Box::new(push(Request::new(Operation::Ping, id(3)), 0, 1))),
         (
             "no operation",
             Box::new(|raw| {

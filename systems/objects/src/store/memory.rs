@@ -286,6 +286,11 @@ impl Memory {
         }
     }
 
+    /// Parts the first `front` bytes from the `whole` at `place`; how much is left behind them.
+    pub(crate) fn split(&mut self, place: Place, whole: u64, front: u64) -> u64 {
+        self.segments.get_mut(&place.segment).map_or(0, |held| held.heap.split(whole, front))
+    }
+
     /// Counts objects that may go, up or down.
     pub(crate) fn queue(&mut self, place: Place, more: bool) {
         if let Some(held) = self.segments.get_mut(&place.segment) {

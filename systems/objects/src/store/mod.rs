@@ -16,6 +16,7 @@ mod memory;
 mod model_tests;
 mod peer;
 mod planted;
+mod reserve;
 #[cfg(test)]
 mod rig;
 mod room;
@@ -25,6 +26,7 @@ mod table;
 mod waits;
 
 use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
@@ -55,14 +57,16 @@ pub struct StoreOptions {
     pub spin: Duration,
     /// Most clients at once.
     pub max_clients: usize,
+    /// Processors the store's thread keeps to; empty: any.
+    pub processors: Vec<usize>,
 }
 
 /// What the store asks of the part that knows other nodes. Called on the store's thread; must not
 /// block.
 pub trait Cluster: Send {
-    /// Bring `id` here, by creating and sealing it as a client does; then say so with
-    /// [`StoreHandle::fetched`].
-    fn fetch(&mut self, id: ObjectId);
+    /// Bring `id` here, from the node at `from` or from any, by creating and sealing it as a client
+    /// does; then say so with [`StoreHandle::fetched`].
+    fn fetch(&mut self, id: ObjectId, from: Option<SocketAddr>);
 
     /// The object was sealed here.
     fn announce(&mut self, id: ObjectId);
@@ -76,7 +80,7 @@ pub trait Cluster: Send {
 pub struct Alone(pub StoreHandle);
 
 impl Cluster for Alone {
-    fn fetch(&mut self, id: ObjectId) {
+    fn fetch(&mut self, id: ObjectId, _from: Option<SocketAddr>) {
         self.0.fetched(id, false);
     }
 
@@ -139,6 +143,16 @@ impl StoreHandle {
     }
 }
 
+/// Keeps the calling thread to `processors`, if any are named; a refusal costs speed alone.
+pub(crate) fn keep_to(processors: &[usize]) {
+    if processors.is_empty() {
+        return;
+    }
+    if let Err(error) = beeline_os::affinity::allow_current_thread(processors) {
+        tracing::warn!(%error, ?processors, "a thread of the object store runs on any processor");
+    }
+}
+
 /// A running store. Dropping it stops it: its memory goes when the last client unmapped it.
 #[derive(Debug)]
 pub struct Store {
@@ -168,10 +182,14 @@ impl Store {
         };
         let cluster = cluster(handle.clone());
         let socket = options.socket.clone();
+        let processors = options.processors.clone();
         let server =
             serve::Server::new(options, listener, inbox, waker, metrics, cluster, segments)?;
-        let thread =
-            std::thread::Builder::new().name("objects".to_owned()).spawn(move || server.run())?;
+        let run = move || {
+            keep_to(&processors);
+            server.run();
+        };
+        let thread = std::thread::Builder::new().name("objects".to_owned()).spawn(run)?;
         Ok(Self { handle, thread: Some(thread), socket })
     }
 

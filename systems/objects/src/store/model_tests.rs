@@ -56,6 +56,8 @@ struct Model {
     objects: HashMap<ObjectId, Known>,
     held: Vec<Held>,
     pending: HashMap<(u32, u32), Request>,
+    /// Reserves: the segment, where the next object lies, and the bytes left.
+    reserves: HashMap<u32, (u32, u64, u64)>,
     clients: Vec<u32>,
     next_client: u32,
     lives: u64,
@@ -82,6 +84,7 @@ impl Model {
             objects: HashMap::new(),
             held: Vec::new(),
             pending: HashMap::new(),
+            reserves: HashMap::new(),
             clients: Vec::new(),
             next_client: 1,
             lives: 0,
@@ -120,6 +123,7 @@ impl Model {
         gone.into_iter().for_each(|held| self.drop_reference(held));
         self.pending.retain(|(of, _), _| *of != client);
         self.clients.retain(|other| *other != client);
+        self.reserves.remove(&client);
         self.rig.leave(client);
         self.join();
         self.judge()
@@ -143,7 +147,7 @@ impl Model {
         while let Some(said) = self.rig.said.pop_front() {
             match said {
                 Said::Withdrawn(id) => self.withdrawn(id)?,
-                Said::Fetch(id) => {
+                Said::Fetch(id, _) => {
                     self.rig.core.fetched(id, false, self.rig.now_ns);
                     self.rig.take();
                 }
@@ -209,7 +213,31 @@ impl Model {
                 self.held.push(held);
                 Ok(())
             }
-            (Operation::Create, Status::Exists) => {
+            (Operation::Reserve, Status::Done) => {
+                let held = self.rig.core.memory().get(location.segment);
+                let own = held.is_some_and(|held| held.writer == client && held.ready);
+                ensure(own, || "reserved where the client may not write".to_owned())?;
+                let reserve = (location.segment, location.offset, location.size);
+                self.reserves.insert(client, reserve);
+                Ok(())
+            }
+            (Operation::Reserve, Status::Full) => Ok(()),
+            (Operation::Put, Status::Done) => {
+                ensure(known.is_none(), || "an id names two objects".to_owned())?;
+                self.lives += 1;
+                let known = Known {
+                    seed: self.lives,
+                    size: asked.size,
+                    sealed: true,
+                    pinned: false,
+                    references: 0,
+                    lost: false,
+                    life: self.lives,
+                };
+                self.objects.insert(asked.id, known);
+                Ok(())
+            }
+            (Operation::Create | Operation::Put, Status::Exists) => {
                 ensure(known.is_some(), || "there is none of this id".to_owned())
             }
             (Operation::Create, Status::Full) => Ok(()),
@@ -294,12 +322,47 @@ impl Model {
         Ok(())
     }
 
+    /// A small object by one request, or the reserve for such.
+    fn put_small(&mut self, client: u32, object: ObjectId, size: u64) -> Verdict {
+        let taken = size.max(1).next_multiple_of(64);
+        let request = |operation| Request { size, ..Request::new(operation, object) };
+        match self.reserves.get_mut(&client).filter(|(_, _, left)| *left >= taken) {
+            None => {
+                self.reserves.remove(&client);
+                self.send(client, Request { size: 32 << 10, ..request(Operation::Reserve) })
+            }
+            Some((segment, next, left)) => {
+                let place = Location { segment: *segment, offset: *next, ..Location::default() };
+                *next += taken;
+                *left -= taken;
+                if *left == 0 {
+                    self.reserves.remove(&client);
+                }
+                self.rig.write(&place, &contents(self.lives + 1, size));
+                let put = Request { timeout_us: place.offset, ..request(Operation::Put) };
+                self.send(client, put)
+            }
+        }
+    }
+
+    /// Does the thing to do at `index`.
+    fn one(&mut self, index: usize, fails: bool) {
+        if let Some(Todo::GiveBack { client }) = self.rig.todo.get(index) {
+            self.reserves.remove(client);
+        }
+        self.rig.one(index, fails);
+    }
+
     /// One thing that a client, the disk or the clock has to do.
     fn step(&mut self, chance: &mut Randomness) -> Verdict {
         let client = self.clients[chance.below(self.clients.len() as u64) as usize];
         let object = id(chance.below(10));
         let request = |operation| Request::new(operation, object);
-        match chance.below(100) {
+        match chance.below(110) {
+            100.. => {
+                let size = chance.below(12_000);
+                self.put_small(client, object, size)
+            }
             0..22 => {
                 let size = match chance.below(8) {
                     0 => 0,
@@ -362,7 +425,7 @@ impl Model {
                 if fails && disk(&self.rig.todo[index]) {
                     self.objects.values_mut().for_each(|known| known.lost |= known.sealed);
                 }
-                self.rig.one(index, fails);
+                self.one(index, fails);
                 self.judge()
             }
         }
@@ -376,7 +439,7 @@ impl Model {
         let last = self.clients[0];
         for _ in 0..200 {
             while !self.rig.todo.is_empty() {
-                self.rig.one(0, false);
+                self.one(0, false);
                 self.judge()?;
             }
             self.rig.pass(SECOND);
@@ -396,6 +459,7 @@ impl Model {
         ensure(self.objects.is_empty(), || format!("left: {:?}", self.objects))?;
         ensure(core.table().held() == 0, || format!("{} objects leak", core.table().held()))?;
         ensure(core.memory().used() == 0, || format!("{} bytes leak", core.memory().used()))?;
+        ensure(core.reserved_bytes() == 0, || format!("{} reserved", core.reserved_bytes()))?;
         ensure(core.spilled_bytes() == 0, || format!("{} on disk", core.spilled_bytes()))?;
         ensure(self.rig.disk.is_empty(), || format!("{} files leak", self.rig.disk.len()))?;
         ensure(core.waiting() == 0, || format!("{} requests wait", core.waiting()))
@@ -434,6 +498,8 @@ fn each_planted_bug_is_found() {
         Planted::LoseFailedSpill,
         Planted::LeakDeletedSpill,
         Planted::TakeAnotherRequest,
+        Planted::KeepDeadReserves,
+        Planted::PutOverAnother,
     ] {
         PLANTED.set(Some(bug));
         let found = (0..300).find(|seed| {
@@ -558,6 +624,37 @@ fn a_create_that_waits_for_a_full_disk_goes_on_when_there_is_room_without_anothe
 }
 
 #[test]
+fn a_fetch_that_names_a_node_asks_that_node_whatever_others_ask() {
+    let mut rig = Rig::new(2 << 20, 0);
+    rig.core.join(1);
+    let wait = Request { timeout_us: 60_000_000, ..Request::new(Operation::Fetch, id(1)) };
+    let nodes = ["10.0.0.1:4790", "[::1]:4791"].map(|node| node.parse().unwrap());
+    let asked = |rig: &mut Rig| {
+        let mut asked = rig.said.iter().filter_map(|said| match said {
+            Said::Fetch(_, from) => Some(*from),
+            _ => None,
+        });
+        asked.next_back()
+    };
+    let first = rig.request(1, wait.with_node(nodes[0]));
+    let second = rig.request(1, wait.with_node(nodes[1]));
+    let any = rig.request(1, wait);
+    let mut left = vec![(Some(nodes[0]), first), (Some(nodes[1]), second), (None, any)];
+    while !left.is_empty() {
+        let from = asked(&mut rig).expect("each is asked in its turn");
+        let place = left.iter().position(|(node, _)| *node == from).expect("and once");
+        rig.said.clear();
+        rig.core.fetched(id(1), false, rig.now_ns);
+        rig.take();
+        let (_, tag) = left.remove(place);
+        let reply = rig.reply(1, tag).map(|reply| reply.status);
+        assert_eq!(reply, Some(Status::Unreachable), "the fetch from {from:?}");
+        assert!(left.iter().all(|(_, tag)| rig.reply(1, *tag).is_none()), "others wait on");
+    }
+    assert!(rig.core.fetching.is_empty());
+}
+
+#[test]
 fn an_object_deleted_and_fetched_again_while_its_transfer_ends_is_fetched_again() {
     let mut rig = Rig::new(2 << 20, 0);
     rig.core.join(1);
@@ -565,7 +662,7 @@ fn an_object_deleted_and_fetched_again_while_its_transfer_ends_is_fetched_again(
     let fetch = Request { timeout_us: 60_000_000, ..Request::new(Operation::Fetch, id(1)) };
     let first = rig.request(1, fetch);
     let asked = |rig: &mut Rig| {
-        let place = rig.said.iter().position(|said| matches!(said, Said::Fetch(_)));
+        let place = rig.said.iter().position(|said| matches!(said, Said::Fetch(..)));
         place.map(|place| rig.said.remove(place)).is_some()
     };
     assert!(asked(&mut rig));

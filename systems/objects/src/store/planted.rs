@@ -17,6 +17,10 @@ pub(super) enum Planted {
     LoseFailedSpill,
     /// An object deleted while it is written to disk stays when that fails.
     LeakDeletedSpill,
+    /// What a client had reserved when it died stays reserved.
+    KeepDeadReserves,
+    /// An object that is put in one request takes the identifier of another.
+    PutOverAnother,
     /// A later request of the same number is taken for one that waits for memory.
     TakeAnotherRequest,
 }

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use beeline_os::memory::{copy_in, copy_out};
@@ -19,7 +20,7 @@ use crate::wire::{Location, Operation, RecordKind, Reply, Request, Status};
 pub(super) enum Said {
     Reply { client: u32, tag: u32, reply: Reply },
     Withdrawn(ObjectId),
-    Fetch(ObjectId),
+    Fetch(ObjectId, Option<SocketAddr>),
 }
 
 /// What a client or the disk has still to do.
@@ -27,6 +28,7 @@ pub(super) enum Said {
 pub(super) enum Todo {
     Map { client: u32, segment: u32 },
     Unmap { client: u32, segment: u32 },
+    GiveBack { client: u32 },
     Disk(Job),
 }
 
@@ -73,7 +75,9 @@ impl Rig {
                 }
                 Effect::Send { client, record, .. } => {
                     let segment = u32::try_from(record.a).unwrap();
-                    if record.kind == RecordKind::Retire {
+                    if record.kind == RecordKind::CallIn {
+                        self.todo.push_back(Todo::GiveBack { client });
+                    } else if record.kind == RecordKind::Retire {
                         self.todo.push_back(Todo::Unmap { client, segment });
                     } else if record.c == 1 {
                         self.writers.entry(segment).or_default().insert(client);
@@ -81,7 +85,7 @@ impl Rig {
                     }
                 }
                 Effect::Spill(job) => self.todo.push_back(Todo::Disk(job)),
-                Effect::Fetch(id) => self.said.push_back(Said::Fetch(id)),
+                Effect::Fetch(id, from) => self.said.push_back(Said::Fetch(id, from)),
                 Effect::Withdraw(id) => self.said.push_back(Said::Withdrawn(id)),
                 Effect::Expel { client, reason } => {
                     self.complain(|| format!("client {client} is expelled: {reason}"));
@@ -130,7 +134,9 @@ impl Rig {
     pub(super) fn leave(&mut self, client: u32) {
         // What a client that is gone had still to do is left undone.
         self.todo.retain(|todo| match todo {
-            Todo::Map { client: of, .. } | Todo::Unmap { client: of, .. } => *of != client,
+            Todo::Map { client: of, .. }
+            | Todo::Unmap { client: of, .. }
+            | Todo::GiveBack { client: of } => *of != client,
             Todo::Disk(_) => true,
         });
         self.core.leave(client, self.now_ns);
@@ -142,6 +148,10 @@ impl Rig {
         match self.todo.remove(index).unwrap() {
             Todo::Map { client, segment } => self.core.mapped(client, segment, self.now_ns),
             Todo::Unmap { client, segment } => self.core.unmapped(client, segment, self.now_ns),
+            Todo::GiveBack { client } => {
+                let give_back = Request::new(Operation::GiveBack, ObjectId([0; 20]));
+                self.core.request(client, 1 << 20, give_back, self.now_ns);
+            }
             Todo::Disk(Job::Forget { file }) => drop(self.disk.remove(&file)),
             Todo::Disk(Job::Spill { file, pieces }) => {
                 let outcome = if fails {

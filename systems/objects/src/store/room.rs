@@ -52,7 +52,7 @@ impl Core {
         }
     }
 
-    fn offer(&mut self, writer: u32, number: u32) {
+    pub(super) fn offer(&mut self, writer: u32, number: u32) {
         let Some(held) = self.memory.get_mut(number) else { return };
         held.mapped_by.insert(writer);
         let record = Record::new(RecordKind::Segment, number.into(), held.segment.bytes(), 1);
@@ -68,6 +68,7 @@ impl Core {
     }
 
     fn make_room(&mut self, writer: u32, bytes: u64) -> Room {
+        self.call_in();
         if let Some(number) = self.memory.empty_one() {
             let total = self.memory.total();
             let clients = self.memory.retire(number);

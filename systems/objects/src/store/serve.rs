@@ -430,7 +430,7 @@ impl Server {
                 self.send(client, record, attached);
             }
             Effect::Spill(job) => self.spiller.give(job),
-            Effect::Fetch(id) => self.cluster.fetch(id),
+            Effect::Fetch(id, from) => self.cluster.fetch(id, from),
             Effect::Announce(id) => self.cluster.announce(id),
             Effect::Withdraw(id) => self.cluster.withdraw(id),
             Effect::Expel { client, reason } => self.expel(client, reason),

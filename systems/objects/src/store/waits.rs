@@ -90,8 +90,10 @@ impl Core {
                 Timer::FetchAgain { id, pause_ns } => {
                     if self.by_id.contains_key(&id) {
                         if self.table.find(id).is_none() {
-                            self.fetch(id);
-                            self.fetching.insert(id, pause_ns);
+                            self.fetch(id, None);
+                            if let Some((pause, _)) = self.fetching.get_mut(&id) {
+                                *pause = pause_ns;
+                            }
                         } else {
                             self.fetch_again(id, pause_ns);
                         }

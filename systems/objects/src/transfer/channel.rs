@@ -93,6 +93,11 @@ impl Context {
         lock(&self.regions).retain(|number, _| lives(*number));
     }
 
+    /// Gives up buffers that no connection uses.
+    pub(crate) fn forget_buffers(&self) {
+        lock(&self.spare).clear();
+    }
+
     /// Segments registered.
     pub(crate) fn registered(&self) -> usize {
         lock(&self.regions).len()

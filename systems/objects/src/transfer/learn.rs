@@ -19,8 +19,13 @@ pub(crate) enum Protocol {
 const FIRST_GUESS: u64 = 64 << 10;
 /// Transfers of each kind before a size is known.
 const ENOUGH: u32 = 4;
-/// Every so many transfers the protocol is the one not chosen, so that a change is noticed.
-const EXPLORE: u32 = 64;
+/// Every so many transfers the protocol is the one not chosen, so that a change is noticed: more
+/// rarely where the other one is far slower, so that looking costs some 1 % of the time.
+const EXPLORE: (u32, u32) = (64, 2048);
+const EXPLORE_SHARE: f64 = 100.0;
+/// From this size on objects are always read, also for looking: a sent object of this size would cost
+/// more than can be learned.
+const ALWAYS_READ: u64 = 4 << 20;
 /// And every so many while a size is unknown.
 const EXPLORE_UNKNOWN: u32 = 3;
 
@@ -35,11 +40,13 @@ struct Cell {
 pub(crate) struct Learner {
     cells: [[Cell; 2]; 64],
     transfers: u32,
+    /// Size class of the last transfer.
+    last: usize,
 }
 
 impl Default for Learner {
     fn default() -> Self {
-        Self { cells: [[Cell::default(); 2]; 64], transfers: 0 }
+        Self { cells: [[Cell::default(); 2]; 64], transfers: 0, last: 0 }
     }
 }
 
@@ -51,15 +58,24 @@ impl Learner {
     /// The bound to ask with: at this many bytes or more, read.
     pub(crate) fn read_min(&mut self) -> u64 {
         self.transfers = self.transfers.wrapping_add(1);
-        let unknown = self.cells.iter().any(|[sent, read]| {
+        let unknown = self.cells[..class(ALWAYS_READ)].iter().any(|[sent, read]| {
             (sent.count > 0 || read.count > 0) && sent.count.min(read.count) < ENOUGH
         });
-        let every = if unknown { EXPLORE_UNKNOWN } else { EXPLORE };
+        let every = if unknown { EXPLORE_UNKNOWN } else { self.explore_every() };
         if self.transfers.is_multiple_of(every) {
             // Alternately everything read and everything sent; the size is not known beforehand.
-            return if (self.transfers / every).is_multiple_of(2) { 1 } else { 4 << 20 };
+            return if (self.transfers / every).is_multiple_of(2) { 1 } else { ALWAYS_READ };
         }
         self.crossing()
+    }
+
+    /// How rarely the protocol is tried that was slower for objects as the last one.
+    fn explore_every(&self) -> u32 {
+        let [sent, read] = self.cells[self.last];
+        let (fast, slow) =
+            (sent.average_ns.min(read.average_ns), sent.average_ns.max(read.average_ns));
+        let every = EXPLORE_SHARE * (slow / fast.max(1.0) - 1.0);
+        (every as u32).clamp(EXPLORE.0, EXPLORE.1)
     }
 
     /// The smallest size from which on reading is faster, as far as known.
@@ -81,7 +97,8 @@ impl Learner {
 
     /// A transfer took so long.
     pub(crate) fn learn(&mut self, bytes: u64, protocol: Protocol, took: Duration) {
-        let cell = &mut self.cells[class(bytes)][usize::from(protocol == Protocol::Read)];
+        self.last = class(bytes);
+        let cell = &mut self.cells[self.last][usize::from(protocol == Protocol::Read)];
         let took = took.as_nanos() as f64;
         cell.count = cell.count.saturating_add(1);
         let weight = (1.0 / f64::from(cell.count)).max(0.1);
@@ -112,6 +129,30 @@ mod tests {
         // 2000 + b/4 = 10000 + b/20 at 40 000 bytes.
         assert_eq!(learner.crossing(), 64 << 10, "{tried:?}");
         assert!(tried[0] > 500 && tried[1] > 500, "{tried:?}");
+    }
+
+    #[test]
+    fn a_protocol_that_is_far_slower_is_tried_rarely() {
+        let took = |bytes: u64, read: bool| {
+            let ns = if read { 20_000 + bytes / 10 } else { 5_000 + bytes };
+            Duration::from_nanos(ns)
+        };
+        let mut learner = Learner::default();
+        // How sending does for large objects stays unknown, and must not keep it looking.
+        learner.learn(8 << 20, Protocol::Read, took(8 << 20, true));
+        let (mut spent, mut best) = (Duration::ZERO, Duration::ZERO);
+        let bytes = 1 << 20;
+        for round in 0..10_000 {
+            let read = bytes >= learner.read_min();
+            let protocol = if read { Protocol::Read } else { Protocol::Sent };
+            learner.learn(bytes, protocol, took(bytes, read));
+            if round >= 100 {
+                spent += took(bytes, read);
+                best += took(bytes, true);
+            }
+        }
+        // Looking costs something, and little.
+        assert!(spent > best && spent < best * 102 / 100, "{spent:?} instead of {best:?}");
     }
 
     #[test]

@@ -350,6 +350,31 @@ fn a_full_store_refuses_and_the_next_object_comes() {
 }
 
 #[test]
+fn a_fin_that_is_lost_keeps_its_reference_until_the_connection_ends() {
+    for read_min in [1, u64::MAX] {
+        let mut world = World::new(9, SimOptions::default());
+        let id = ObjectId([1; 20]);
+        world.server.put(id, &[7; 100_000], 0, true);
+        world.pulling.as_mut().unwrap().start(id, read_min, 0).unwrap();
+        assert!(matches!(world.finish(), Some(Ok(Outcome::Came { .. }))));
+        // FIN was posted, and nothing arrives any more.
+        world.world.partition(1, 2);
+        world.world.run_for(Duration::from_millis(1));
+        let _ = world.turn();
+        assert_eq!(world.server.lent.get(), 1, "FIN arrived, or the reference is gone before it");
+        world.pulling = None;
+        world.serving = None;
+        assert_eq!(world.server.lent.get(), 0, "a reference outlives its connection");
+        world.world.heal(1, 2);
+        world.world.run_until_idle(Duration::from_secs(1));
+        world.connect();
+        world.puller.sealed.borrow_mut().remove(&id);
+        world.pulling.as_mut().unwrap().start(id, read_min, 0).unwrap();
+        assert!(matches!(world.finish(), Some(Ok(Outcome::Came { .. }))));
+    }
+}
+
+#[test]
 fn bytes_that_changed_on_the_way_are_noticed() {
     let mut world = World::new(6, SimOptions::default());
     let id = ObjectId([1; 20]);

@@ -34,6 +34,7 @@ impl Home {
             spill_bytes,
             spin: Duration::from_micros(20),
             max_clients: 1000,
+            processors: Vec::new(),
         };
         self.store = Some(Store::start(options, |handle| Box::new(Alone(handle))).unwrap());
     }

@@ -1,25 +1,28 @@
 //! Transfers between two nodes of this process, by protocol: one node has the objects, and each
-//! protocol has a node of its own that fetches.
+//! protocol has a node of its own that fetches. Beside them the reads of the provider alone.
 
-use std::net::TcpListener;
-use std::path::Path;
-use std::sync::{Arc, OnceLock, mpsc};
+use std::net::SocketAddr;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use beeline_fabric::{ConnectInfo, Device};
-use beeline_fabric_open::open;
-use beeline_objects::cluster::{
-    Agreed, ClusterOptions, Dial, Door, Finding, Manager, Move, payload,
+use beeline_fabric::{
+    Access, CompletionQueue, ConnectInfo, Device, MemoryRegion, Operation, QueuePair,
+    QueuePairOptions, RemoteAddress, RemoteKey, Role, ScatterGatherEntry, WorkCompletion,
+    WorkRequest,
 };
-use beeline_objects::{Client, ObjectId, Store};
+use beeline_fabric_open::open;
+use beeline_objects::ObjectId;
+use beeline_objects::cluster::Move;
+use beeline_os::SharedMemory;
+use beeline_os::memory::copy_in;
 
-use super::local::{memory_for, options};
+use super::local::memory_for;
+use super::nodes::{Node, Rack, WAIT, url};
+use super::peers::Scripted;
 use super::{Bench, rate, size_name};
 use crate::bench::report::{Better, Report, Row, Spread, number};
 use crate::bench::turns::{Contender, alternate};
-
-const WAIT: Duration = Duration::from_secs(60);
 
 /// The baseline first, the mixed protocol last.
 const PROTOCOLS: [(&str, Move); 5] = [
@@ -29,105 +32,93 @@ const PROTOCOLS: [(&str, Move); 5] = [
     ("one-sided", Move::Read),
     ("mixed", Move::Auto),
 ];
+const ONE_SIDED: usize = 3;
+const MIXED: usize = 4;
+const PROVIDER: &str = "the provider's reads";
+const MOONCAKE: &str = "mooncake, TCP";
 
-/// What the serving node is reached by: its door, its device and its socket's port.
-type Far = Arc<OnceLock<(Door, Arc<dyn Device>, u16)>>;
+/// One read of the provider's, and how many are outstanding: as the store's transfers.
+const READ_BYTES: u64 = 32 << 20;
+const READS: u64 = 4;
 
-/// Reaches the serving node without a bootstrap exchange.
-struct Direct {
-    device: Option<Arc<dyn Device>>,
-    far: Far,
+/// The end that is read: a thread that keeps it until the value is dropped.
+struct FarEnd {
+    _stop: mpsc::Sender<()>,
 }
 
-struct Link {
-    device: Arc<dyn Device>,
-    door: Door,
-    far: Arc<dyn Device>,
-    payload: Vec<u8>,
+/// Reads of the provider between two pieces of memory as the store's segments are.
+struct Reads {
+    pair: Box<dyn QueuePair>,
+    queue: std::rc::Rc<dyn CompletionQueue>,
+    region: MemoryRegion,
+    remote: RemoteAddress,
+    longest: u64,
+    _device: Arc<dyn Device>,
+    _far: FarEnd,
 }
 
-impl Dial for Direct {
-    fn dial(&self, _address: &str, _avoid: bool) -> Result<Box<dyn Agreed>, String> {
-        let device = self.device.clone().ok_or("it dials nobody")?;
-        let (door, far, port) = self.far.get().ok_or("nobody serves yet")?;
-        let (door, far) = (door.clone(), Arc::clone(far));
-        Ok(Box::new(Link { device, door, far, payload: payload(*port) }))
+type Made = (Arc<dyn Device>, Box<dyn QueuePair>, std::rc::Rc<dyn CompletionQueue>, MemoryRegion);
+
+fn end(url: &str, bytes: u64) -> anyhow::Result<Made> {
+    let device = open(url)?;
+    let domain = device.allocate_protection_domain()?;
+    let queue = device.create_completion_queue(64)?;
+    let pair = domain.create_queue_pair(&queue, &queue, None, QueuePairOptions::default())?;
+    let memory = SharedMemory::allocate("beeline-bench", usize::try_from(bytes)?)?;
+    let page = [3; 4096];
+    for at in (0..usize::try_from(bytes)?).step_by(page.len()) {
+        copy_in(&memory, at, &page[..page.len().min(usize::try_from(bytes)? - at)]);
     }
+    let region = domain.register(Arc::new(memory), Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+    Ok((device, pair, queue, region))
 }
 
-impl Agreed for Link {
-    fn device(&self) -> Arc<dyn Device> {
-        Arc::clone(&self.device)
-    }
-
-    fn payload(&self) -> &[u8] {
-        &self.payload
-    }
-
-    fn exchange(&self, info: &ConnectInfo) -> Result<ConnectInfo, String> {
-        let (answer, answered) = mpsc::channel();
-        let answer = move |outcome| drop(answer.send(outcome));
-        self.door.accept(Arc::clone(&self.far), info.clone(), Box::new(answer));
-        answered.recv_timeout(WAIT).map_err(|error| error.to_string())?
-    }
-}
-
-/// One node.
-struct Node {
-    client: Client,
-    manager: Manager,
-    _store: Store,
-}
-
-impl Node {
-    fn start(
-        folder: &Path,
-        memory: u64,
-        moves: Move,
-        dial: Direct,
-        peers: Vec<String>,
-    ) -> anyhow::Result<(Self, u16)> {
-        std::fs::create_dir_all(folder)?;
-        let listener = TcpListener::bind("127.0.0.1:0")?;
-        let port = listener.local_addr()?.port();
-        let store = options(folder, memory);
-        let socket = store.socket.clone();
-        let cluster = ClusterOptions {
-            store: socket.clone(),
-            finding: Finding::Peers(peers),
-            advertised: "127.0.0.1:1".to_owned(),
-            moves,
-            patience: WAIT,
-            fetchers: 1,
+impl Reads {
+    fn open(provider: &str, bytes: u64) -> anyhow::Result<Self> {
+        let url = url(provider);
+        let (device, mut pair, queue, region) = end(&url, bytes)?;
+        let (stop, stopped) = mpsc::channel();
+        let (card, shown) = mpsc::channel();
+        let mine = pair.connect_info();
+        let far = move || -> anyhow::Result<()> {
+            let (_device, mut pair, _queue, region) = end(&url, bytes)?;
+            card.send((pair.connect_info(), region.remote_key().0))?;
+            pair.connect(&mine, Role::Passive)?;
+            pair.wait_connected(WAIT)?;
+            // Until the near end is gone.
+            let _ = stopped.recv();
+            Ok(())
         };
-        let mut manager = None;
-        let store = Store::start(store, |handle| {
-            let started = Manager::start(cluster, Box::new(dial), handle.clone(), listener);
-            match started {
-                Ok((started, calls)) => {
-                    manager = Some(Ok(started));
-                    calls
-                }
-                Err(error) => {
-                    manager = Some(Err(error));
-                    Box::new(beeline_objects::Alone(handle))
-                }
-            }
-        })?;
-        let manager = manager.context("the store starts its manager")??;
-        let client = Client::connect(&socket)?;
-        Ok((Self { client, manager, _store: store }, port))
+        std::thread::spawn(move || drop(far()));
+        let (theirs, key): (ConnectInfo, u64) = shown.recv().context("the end that is read")?;
+        pair.connect(&theirs, Role::Active)?;
+        pair.wait_connected(WAIT)?;
+        let longest = READ_BYTES.min(device.attributes().max_message_bytes);
+        let remote = RemoteAddress { key: RemoteKey(key), offset: 0 };
+        let _far = FarEnd { _stop: stop };
+        Ok(Self { pair, queue, region, remote, longest, _device: device, _far })
     }
 
-    /// Fetches the object, and forgets it again.
-    fn fetch(&self, id: ObjectId) -> anyhow::Result<Duration> {
+    /// Reads `bytes` once.
+    fn read(&mut self, bytes: u64) -> anyhow::Result<Duration> {
         let start = Instant::now();
-        for outcome in self.client.fetch(&[id], WAIT)? {
-            outcome?;
+        let (mut posted, mut under_way) = (0, 0);
+        let mut done = [WorkCompletion::EMPTY; 8];
+        while posted < bytes || under_way > 0 {
+            while posted < bytes && under_way < READS {
+                let length = self.longest.min(bytes - posted);
+                let local = ScatterGatherEntry { region: &self.region, offset: posted, length };
+                let remote = self.remote.advanced(posted);
+                self.pair.post_send(&[WorkRequest::new(0, Operation::Read { local, remote })])?;
+                posted += length;
+                under_way += 1;
+            }
+            let found = self.queue.wait(&mut done, WAIT)?;
+            anyhow::ensure!(found > 0, "the provider is silent");
+            anyhow::ensure!(done[..found].iter().all(WorkCompletion::is_success), "a read failed");
+            under_way -= found as u64;
         }
-        let took = start.elapsed();
-        self.client.delete(id)?;
-        Ok(took)
+        Ok(start.elapsed())
     }
 }
 
@@ -139,70 +130,89 @@ pub fn measure(bench: &Bench<'_>, report: &mut Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-#[expect(clippy::cast_precision_loss, reason = "sizes far below 2^52")]
 fn over(bench: &Bench<'_>, provider: &str, report: &mut Report) -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
-    let url = match provider {
-        "tcp" => "tcp://127.0.0.1".to_owned(),
-        other => format!("{other}://"),
-    };
     let memory = memory_for(&bench.sizes);
-    let far = Far::default();
-    let alone = Direct { device: None, far: Arc::clone(&far) };
-    let (serving, port) =
-        Node::start(&folder.path().join("serves"), memory, Move::Auto, alone, Vec::new())?;
-    let set = far.set((serving.manager.door(), open(&url)?, port));
-    assert!(set.is_ok(), "one node serves");
+    let rack = Rack::default();
+    let serving = Node::start(&rack, provider, &folder.path().join("serves"), memory, Move::Auto)?;
     let mut nodes = Vec::new();
     for (number, (_, moves)) in PROTOCOLS.iter().enumerate() {
-        let dial = Direct { device: Some(open(&url)?), far: Arc::clone(&far) };
         let place = folder.path().join(number.to_string());
-        let (node, _) = Node::start(&place, memory, *moves, dial, vec!["127.0.0.1:1".to_owned()])?;
-        nodes.push(node);
+        nodes.push(Node::start(&rack, provider, &place, memory, *moves)?);
     }
+    let mut mooncake = match provider {
+        "tcp" => bench.scripted("mooncake", folder.path(), memory),
+        _ => None,
+    };
     for size in &bench.sizes {
-        let id = ObjectId::random().context("drawing an identifier")?;
-        serving.client.put(id, &vec![5; usize::try_from(*size)?], b"", WAIT)?;
-        // Connections, registrations and first pages; and what the mixed protocol learns from.
-        for (node, (name, _)) in nodes.iter().zip(PROTOCOLS) {
-            let rounds = if name == "mixed" { bench.options.size(24, 2) } else { 2 };
-            (0..rounds).try_for_each(|_| node.fetch(id).map(drop))?;
-        }
-        let mut contenders: Vec<_> = nodes
-            .iter()
-            .zip(PROTOCOLS)
-            .map(|(node, (name, _))| {
-                Contender::new(name, move || rate(bench.turn, || Ok((1, node.fetch(id)?))))
-            })
-            .collect();
-        let figures = alternate(bench.options.turns(), &mut contenders, bench.output)?;
-        drop(contenders);
+        let id = serving.put(*size)?;
+        size_over(bench, provider, (*size, id), &nodes, serving.address, &mut mooncake, report)?;
         serving.client.delete(id)?;
-        let case = format!("fetch {} over {provider}", size_name(*size));
-        let best =
-            figures[..4].iter().map(|figures| Spread::of(figures).median).fold(0.0, f64::max);
-        for (index, (name, _)) in PROTOCOLS.iter().enumerate() {
-            let row = Row::new(&case, *name, "op/s", Better::Higher, &figures[index]);
-            let bytes = row.figure.median * *size as f64 / 1e9;
-            let row = row.beside("GB/s", number(bytes));
-            let row = match index {
-                0 => row,
-                _ => row.against(PROTOCOLS[0].0, &figures[index], &figures[0]),
-            };
-            let row = match *name {
-                "mixed" => {
-                    let of_best = row.figure.median / best.max(f64::MIN_POSITIVE);
-                    nodes[index].manager.publish();
-                    let crossing = nodes[index].manager.metrics().objects_crossing_bytes.value();
-                    row.beside("of the best", format!("{of_best:.2}"))
-                        .beside("crossing", size_name(crossing))
-                }
-                _ => row,
-            };
-            report.tell(row, bench.output)?;
-        }
     }
-    // The fetching node ends before the serving one.
+    // The fetching nodes end before the serving one.
     drop(nodes);
+    Ok(())
+}
+
+#[expect(clippy::cast_precision_loss, reason = "sizes far below 2^52")]
+fn size_over(
+    bench: &Bench<'_>,
+    provider: &str,
+    (size, id): (u64, ObjectId),
+    nodes: &[Node],
+    from: SocketAddr,
+    mooncake: &mut Option<Scripted>,
+    report: &mut Report,
+) -> anyhow::Result<()> {
+    // Connections, registrations and first pages; and what the mixed protocol learns from.
+    for (node, (name, _)) in nodes.iter().zip(PROTOCOLS) {
+        let rounds = if name == "mixed" { bench.options.size(40, 2) } else { 2 };
+        (0..rounds).try_for_each(|_| node.fetch(id, from).map(drop))?;
+    }
+    let mut reads = Reads::open(provider, size)?;
+    let mut contenders: Vec<_> = nodes
+        .iter()
+        .zip(PROTOCOLS)
+        .map(|(node, (name, _))| {
+            let turn = move || rate(bench.turn, || Ok((1, node.fetch(id, from)?)));
+            Contender::new(name, turn)
+        })
+        .collect();
+    let turn = || rate(bench.turn, || Ok((1, reads.read(size)?)));
+    contenders.push(Contender::new(PROVIDER, turn));
+    if let Some(mooncake) = mooncake {
+        let turn = move || mooncake.figure("fetch", size, bench.turn);
+        contenders.push(Contender::new(MOONCAKE, turn));
+    }
+    let figures = alternate(bench.options.turns(), &mut contenders, bench.output)?;
+    drop(contenders);
+    let case = format!("fetch {} over {provider}", size_name(size));
+    let medians: Vec<f64> = figures.iter().map(|figures| Spread::of(figures).median).collect();
+    let best = medians[..MIXED].iter().copied().fold(0.0, f64::max);
+    let row = |index: usize| {
+        let row = Row::new(&case, PROTOCOLS[index].0, "op/s", Better::Higher, &figures[index]);
+        let bytes = row.figure.median * size as f64 / 1e9;
+        row.beside("GB/s", number(bytes))
+    };
+    report.tell(row(0), bench.output)?;
+    for index in 1..PROTOCOLS.len() {
+        let row = row(index).against(PROTOCOLS[0].0, &figures[index], &figures[0]);
+        let row = if index == MIXED {
+            let of_best = medians[MIXED] / best.max(f64::MIN_POSITIVE);
+            nodes[MIXED].manager.publish();
+            let crossing = nodes[MIXED].manager.metrics().objects_crossing_bytes.value();
+            row.beside("of the best", format!("{of_best:.2}"))
+                .beside("crossing", size_name(crossing))
+        } else {
+            row
+        };
+        report.tell(row, bench.output)?;
+    }
+    let provider = PROTOCOLS.len();
+    let beside = row(ONE_SIDED).against(PROVIDER, &figures[ONE_SIDED], &figures[provider]);
+    report.tell(beside, bench.output)?;
+    if let Some(theirs) = figures.get(provider + 1) {
+        report.tell(row(MIXED).against(MOONCAKE, &figures[MIXED], theirs), bench.output)?;
+    }
     Ok(())
 }

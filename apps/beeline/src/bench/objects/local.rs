@@ -1,4 +1,7 @@
 //! put, get and delete on one node.
+//!
+//! A put is compared with a copy into memory of the same kind: into memory that was used before, as
+//! memory of deleted objects is, and into memory that was never touched.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -6,7 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use beeline_objects::{Alone, Client, ObjectId, Store, StoreOptions};
 
-use super::peers::{Peer, Plasma, Redis};
+use super::pages::{Copies, Pages};
+use super::peers::{Peer, Redis, Scripted, packed_valkey};
 use super::{Bench, in_batch, rate, size_name};
 use crate::bench::report::{Better, Report, Row, number};
 use crate::bench::turns::{Contender, alternate};
@@ -40,7 +44,8 @@ pub fn options(folder: &Path, memory: u64) -> StoreOptions {
         spill_directory: folder.join("spilled"),
         spill_bytes: 0,
         spin: Duration::from_micros(20),
-        max_clients: 100,
+        max_clients: 20_000,
+        processors: Vec::new(),
     }
 }
 
@@ -79,16 +84,41 @@ fn turn(client: &Client, call: Call, data: &[u8], time: Duration) -> anyhow::Res
     })
 }
 
-/// Copies per second of `data` into memory that was written before.
-fn copies(data: &[u8], target: &mut [u8], time: Duration) -> anyhow::Result<f64> {
-    let batch = in_batch(data.len() as u64);
+/// One turn of puts into memory that was never touched: each batch by a new client, whose segments
+/// are new, and go with it.
+fn fresh_turn(socket: &Path, data: &[u8], time: Duration) -> anyhow::Result<f64> {
+    let size = data.len() as u64;
     rate(time, || {
+        let client = Client::connect(socket)?;
+        let new = || ObjectId::random().context("drawing an identifier");
+        let ids = (0..in_batch(size)).map(|_| new()).collect::<anyhow::Result<Vec<_>>>()?;
         let start = Instant::now();
-        for _ in 0..batch {
-            std::hint::black_box(&mut *target).copy_from_slice(std::hint::black_box(data));
-        }
-        Ok((batch, start.elapsed()))
+        ids.iter().try_for_each(|id| client.put(*id, data, b"", WAIT))?;
+        let put = start.elapsed();
+        ids.iter().try_for_each(|id| client.delete(*id))?;
+        Ok((ids.len() as u64, put))
     })
+}
+
+/// The peers that were asked for and are here.
+fn peers(bench: &Bench<'_>, folder: &Path, memory: u64) -> Vec<Box<dyn Peer>> {
+    let arguments = bench.arguments;
+    let mut peers: Vec<Box<dyn Peer>> = Vec::new();
+    let packed = packed_valkey(&arguments.python);
+    let valkey = arguments.valkey_server.clone().or(packed).unwrap_or("valkey-server".into());
+    for (name, program) in [("redis", &arguments.redis_server), ("valkey", &valkey)] {
+        if !bench.wants(name) {
+            continue;
+        }
+        match Redis::start(name, program, folder) {
+            Ok(server) => peers.push(Box::new(server)),
+            Err(reason) => bench.output.note(format!("without {name}: {reason:#}")),
+        }
+    }
+    let scripted = ["plasma", "ray"].map(|name| bench.scripted(name, folder, memory));
+    let boxed = |peer: Scripted| -> Box<dyn Peer> { Box::new(peer) };
+    peers.extend(scripted.into_iter().flatten().map(boxed));
+    peers
 }
 
 /// Measures, and tells each row.
@@ -97,28 +127,23 @@ pub fn measure(bench: &Bench<'_>, report: &mut Report) -> anyhow::Result<()> {
     let folder = tempfile::tempdir()?;
     let memory = memory_for(&bench.sizes);
     let store = Store::start(options(folder.path(), memory), |handle| Box::new(Alone(handle)))?;
-    let client = Client::connect(&folder.path().join("objects.sock"))?;
-    let arguments = bench.arguments;
-    let mut peers: Vec<Box<dyn Peer>> = Vec::new();
-    match Redis::start(&arguments.redis_server, folder.path()) {
-        Ok(redis) => peers.push(Box::new(redis)),
-        Err(reason) => bench.output.note(format!("without Redis: {reason:#}")),
-    }
-    match Plasma::start(&arguments.python, folder.path(), memory) {
-        Ok(plasma) => peers.push(Box::new(plasma)),
-        Err(reason) => bench.output.note(format!("without Plasma: {reason:#}")),
-    }
+    let socket = folder.path().join("objects.sock");
+    let client = Client::connect(&socket)?;
+    let mut peers = peers(bench, folder.path(), memory);
     for size in &bench.sizes {
         let data = vec![7; usize::try_from(*size)?];
-        let mut target = vec![1; data.len()];
         for call in [Call::Put, Call::Get, Call::Delete] {
             let time = bench.turn;
+            let mut warm = Copies::new(Pages::Warm, *size)?;
+            let mut fresh = Copies::new(Pages::Fresh, *size)?;
             let mut names = vec!["beeline"];
             let mut contenders =
                 vec![Contender::new("beeline", || turn(&client, call, &data, time))];
             if call == Call::Put {
-                names.push("memcpy");
-                contenders.push(Contender::new("memcpy", || copies(&data, &mut target, time)));
+                names.extend(["memcpy, used pages", "beeline, fresh", "memcpy, fresh pages"]);
+                contenders.push(Contender::new(names[1], || warm.turn(&data, time)));
+                contenders.push(Contender::new(names[2], || fresh_turn(&socket, &data, time)));
+                contenders.push(Contender::new(names[3], || fresh.turn(&data, time)));
             }
             for peer in &mut peers {
                 if *size > peer.largest() {
@@ -132,20 +157,25 @@ pub fn measure(bench: &Bench<'_>, report: &mut Report) -> anyhow::Result<()> {
             let figures = alternate(bench.options.turns(), &mut contenders, bench.output)?;
             drop(contenders);
             let case = format!("{} {}", call.name(), size_name(*size));
-            let row = |with: usize| {
-                let row = Row::new(&case, "beeline", "op/s", Better::Higher, &figures[0]);
+            let row = |of: usize, with: Option<usize>| {
+                let case = if of == 0 { case.clone() } else { format!("{case}, fresh memory") };
+                let row = Row::new(case, "beeline", "op/s", Better::Higher, &figures[of]);
                 let row = match with {
-                    0 => row,
-                    with => row.against(names[with], &figures[0], &figures[with]),
+                    None => row,
+                    Some(with) => row.against(names[with], &figures[of], &figures[with]),
                 };
                 let bytes = row.figure.median * *size as f64 / 1e9;
                 if call == Call::Put { row.beside("GB/s", number(bytes)) } else { row }
             };
             if names.len() == 1 {
-                report.tell(row(0), bench.output)?;
+                report.tell(row(0, None), bench.output)?;
             }
             for with in 1..names.len() {
-                report.tell(row(with), bench.output)?;
+                match (call, with) {
+                    (Call::Put, 2) => {}
+                    (Call::Put, 3) => report.tell(row(2, Some(3)), bench.output)?,
+                    _ => report.tell(row(0, Some(with)), bench.output)?,
+                }
             }
         }
     }

