@@ -23,6 +23,8 @@ macro_rules! call {
     }};
 }
 
+pub mod threads;
+
 /// Enters the kernel by the processor's own instruction: the C library's `syscall` is ours too in a
 /// program that preloads us, and leads back here. The answer is the kernel's: an error is its number
 /// below zero, and `errno` stays.

@@ -50,6 +50,7 @@ mod retired;
 pub mod ring;
 pub mod segment;
 pub mod send;
+mod settled;
 pub mod sleepers;
 pub mod table;
 pub mod together;

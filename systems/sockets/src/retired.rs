@@ -1,9 +1,11 @@
 //! Connections that no number leads to any more.
 //!
 //! A thread may still be inside a call on one (a program that closes what another thread reads), so its
-//! memory goes back only after [`GRACE`], never under a [sleeper](crate::sleepers) or a
-//! [borrower](crate::board), and not sooner than that after one woke. The grace is time in which the threads could
-//! run: it is counted at each look, and of a time without one, in which all may have been stopped, only a part is.
+//! memory goes back only once every other thread is [known](crate::settled) to have come to the end of what it did
+//! then, never under a [sleeper](crate::sleepers) or a [borrower](crate::board), and not before [`GRACE`] is over:
+//! since the last number went, and since a sleeper woke. The grace is what a signal handler has that interrupted a
+//! call and sleeps itself. It is counted at each look, and of a time without one, in which the whole process may have
+//! been stopped, only a part is.
 //!
 //! Nobody waits here but `fork`, and not for ever: a lock that another thread holds is never let go in the child.
 //! Who finds the lock taken leaves its connection in a list, for whoever comes next.
@@ -15,6 +17,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crate::connection::Connection;
+use crate::settled::Settled;
 use crate::wait::patiently;
 
 /// How long a retired connection keeps its memory, at least.
@@ -48,11 +51,17 @@ struct Queue {
     /// How long threads have had to come to the end of a call, and when that was last counted.
     clock: Duration,
     counted: Option<Instant>,
+    settled: Settled,
 }
 
 impl Queue {
     const fn new() -> Self {
-        Self { retired: VecDeque::new(), clock: Duration::ZERO, counted: None }
+        Self {
+            retired: VecDeque::new(),
+            clock: Duration::ZERO,
+            counted: None,
+            settled: Settled::new(),
+        }
     }
 
     /// Of the time since the last look, [`MOST_AT_ONCE`] counts; after a restore from a checkpoint the kernel's
@@ -67,10 +76,18 @@ impl Queue {
         self.retired.push_back(Retired { connection, since: self.clock, stamp });
     }
 
-    /// The oldest, if its grace is over.
-    fn take(&mut self) -> Option<Retired> {
-        let clock = self.clock;
-        self.retired.pop_front_if(|oldest| clock - oldest.since >= GRACE)
+    /// The oldest, if its grace is over and no thread can be where it was when that began: `settled` tells.
+    fn take(
+        &mut self,
+        settled: impl FnOnce(&mut Settled, Duration) -> Duration,
+    ) -> Option<Retired> {
+        let oldest = self.retired.front()?;
+        let over = self.clock - oldest.since >= GRACE;
+        if over && oldest.since < settled(&mut self.settled, self.clock) {
+            self.retired.pop_front()
+        } else {
+            None
+        }
     }
 }
 
@@ -105,7 +122,7 @@ pub(crate) fn take_back() {
         queue.add(connection);
     }
     for _ in 0..(queue.retired.len() / 16).clamp(8, 256) {
-        let Some(oldest) = queue.take() else { return };
+        let Some(oldest) = queue.take(Settled::until) else { return };
         let (sleepers, borrowed) = (&oldest.connection.sleepers, &oldest.connection.borrowed);
         if sleepers.any()
             || sleepers.stamp() != oldest.stamp
@@ -115,9 +132,9 @@ pub(crate) fn take_back() {
             continue;
         }
         let place = std::ptr::from_ref(oldest.connection).cast_mut();
-        // SAFETY: a leaked box that no number leads to; whoever was inside a call when the last
-        // number went has left it: nobody slept or woke since, and the grace, in which threads ran, is
-        // longer than a call that does not sleep.
+        // SAFETY: a leaked box that no number leads to. Each thread that was inside a call on it when the last
+        // number went has left the call: no thread slept or woke since, and every other one was seen asleep elsewhere
+        // or has run for longer than a call that does not sleep (`settled`). This thread is here.
         drop(unsafe { Box::from_raw(place) });
     }
 }
@@ -134,6 +151,10 @@ pub(crate) fn after_fork() {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read as _, Write as _};
+    use std::os::unix::net::UnixStream;
+    use std::sync::mpsc::channel;
+
     use beeline_os::Mapping;
 
     use super::*;
@@ -179,14 +200,89 @@ mod tests {
         queue.add(leaked());
         for stopped_until in [start + hour, start, start - hour, start + hour] {
             queue.count(stopped_until);
-            assert!(queue.take().is_none());
+            assert!(queue.take(|_, clock| clock).is_none());
         }
         // Three hours ahead have counted for a second, and those back for nothing.
         queue.count(start + hour + Duration::from_millis(499));
         queue.count(start + hour + Duration::from_millis(998));
-        assert!(queue.take().is_none());
+        assert!(queue.take(|_, clock| clock).is_none());
         queue.count(start + hour + Duration::from_secs(1));
-        assert!(queue.take().is_some());
+        assert!(queue.take(|_, clock| clock).is_some());
+    }
+
+    /// A child that holds a thread of this process where it is, as a debugger does, from its first byte to the one
+    /// that it is sent.
+    fn hold_from_a_child(thread: u32) -> (i32, UnixStream) {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        // SAFETY: the child makes system calls alone, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let thread = thread as libc::pid_t;
+            let none = std::ptr::null_mut::<libc::c_void>();
+            let mut byte = [0];
+            // It is allowed to by now.
+            let allowed = theirs.read_exact(&mut byte).is_ok();
+            // SAFETY: no memory is named.
+            let seized = unsafe { libc::ptrace(libc::PTRACE_SEIZE, thread, none, none) } == 0;
+            // SAFETY: as above.
+            let asked = unsafe { libc::ptrace(libc::PTRACE_INTERRUPT, thread, none, none) } == 0;
+            // SAFETY: no status is asked for.
+            let held = unsafe { libc::waitpid(thread, std::ptr::null_mut(), libc::__WALL) };
+            let held = allowed && seized && asked && held == thread;
+            let _ = theirs.write_all(&[held.into()]);
+            let _ = theirs.read(&mut byte);
+            // SAFETY: ends the child, and the hold with it.
+            unsafe { libc::_exit(0) };
+        }
+        assert!(child > 0);
+        let mut ours = ours;
+        // SAFETY: allows the child to do it; where nothing restricts that, it is an error without effect.
+        unsafe { libc::prctl(libc::PR_SET_PTRACER, child) };
+        ours.write_all(&[1]).unwrap();
+        let mut held = [0];
+        ours.read_exact(&mut held).unwrap();
+        assert_eq!(held, [1], "the child holds the thread");
+        (child, ours)
+    }
+
+    fn is_kept(connection: &'static Connection) -> bool {
+        take_back();
+        let held = RETIRED.lock().unwrap();
+        held.retired.iter().any(|one| std::ptr::eq(one.connection, connection))
+    }
+
+    #[test]
+    fn nothing_is_given_back_while_a_thread_that_may_be_inside_a_call_is_stopped() {
+        let own = "nothing_is_given_back_while_a_thread_that_may_be_inside_a_call_is_stopped";
+        if has_run_apart(&format!("retired::tests::{own}")) {
+            return;
+        }
+        let (told, hears) = channel();
+        let (end, ended) = channel::<()>();
+        let other = std::thread::spawn(move || {
+            told.send(crate::kernel::thread()).unwrap();
+            let _ = ended.recv();
+        });
+        let (child, mut hold) = hold_from_a_child(hears.recv().unwrap());
+        let connection = leaked();
+        retire(connection);
+        // More than the grace, by its own clock.
+        let since = RETIRED.lock().unwrap().clock;
+        while RETIRED.lock().unwrap().clock < since + 2 * GRACE {
+            assert!(is_kept(connection));
+            std::thread::sleep(MOST_AT_ONCE / 2);
+        }
+        hold.write_all(&[1]).unwrap();
+        let mut status = 0;
+        // SAFETY: a child of ours.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        let begun = Instant::now();
+        while is_kept(connection) {
+            assert!(begun.elapsed() < Duration::from_secs(60), "its memory goes back in the end");
+            std::thread::sleep(MOST_AT_ONCE / 2);
+        }
+        drop(end);
+        other.join().unwrap();
     }
 
     #[test]

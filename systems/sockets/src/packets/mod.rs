@@ -27,38 +27,65 @@ use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// How long a connection that no number leads to keeps its memory: longer than any call that does
-/// not sleep.
+use crate::settled::Settled;
+
+/// How long a connection that no number leads to keeps its memory, at least: what a signal handler has that
+/// interrupted a call and sleeps.
 const GRACE: Duration = Duration::from_secs(10);
 
-/// Oldest first, each with the stamp of its sleepers.
-static RETIRED: Mutex<VecDeque<(Instant, u64, &'static Connection)>> = Mutex::new(VecDeque::new());
+static RETIRED: Mutex<Queue> = Mutex::new(Queue::new());
+
+/// Connections that no number leads to any more.
+#[derive(Debug)]
+struct Queue {
+    /// Oldest first, each with its time and the stamp of its sleepers.
+    retired: VecDeque<(Duration, u64, &'static Connection)>,
+    begun: Option<Instant>,
+    settled: Settled,
+}
+
+impl Queue {
+    const fn new() -> Self {
+        Self { retired: VecDeque::new(), begun: None, settled: Settled::new() }
+    }
+
+    /// Time since the first connection went.
+    fn clock(&mut self) -> Duration {
+        self.begun.get_or_insert_with(Instant::now).elapsed()
+    }
+
+    fn add(&mut self, connection: &'static Connection) {
+        let clock = self.clock();
+        self.retired.push_back((clock, connection.sleep_stamp(), connection));
+    }
+}
 
 /// The last number of `connection` is gone; a thread may still be inside a call on it. Where another
 /// thread holds the list (or held it when this process was forked), the memory stays.
 pub(crate) fn retire(connection: &'static Connection) {
-    if let Ok(mut retired) = RETIRED.try_lock() {
-        retired.push_back((Instant::now(), connection.sleep_stamp(), connection));
+    if let Ok(mut queue) = RETIRED.try_lock() {
+        queue.add(connection);
     }
 }
 
 /// Gives back the oldest of the retired.
 pub(crate) fn take_back() {
-    let Ok(mut retired) = RETIRED.try_lock() else { return };
+    let Ok(mut queue) = RETIRED.try_lock() else { return };
     for _ in 0..8 {
-        let Some((since, stamp, connection)) =
-            retired.pop_front_if(|(since, ..)| since.elapsed() >= GRACE)
-        else {
+        let clock = queue.clock();
+        let Some(&(since, stamp, connection)) = queue.retired.front() else { return };
+        if clock.saturating_sub(since) < GRACE || since >= queue.settled.until(clock) {
             return;
-        };
+        }
+        queue.retired.pop_front();
         if connection.is_slept_on() || connection.sleep_stamp() != stamp {
-            retired.push_back((Instant::now(), connection.sleep_stamp(), connection));
+            queue.add(connection);
             continue;
         }
-        let _ = since;
         let place = std::ptr::from_ref(connection).cast_mut();
-        // SAFETY: a leaked box that no number leads to; who was inside a call when the last number
-        // went has left it: no thread slept or woke since, and the grace is longer than other calls.
+        // SAFETY: a leaked box that no number leads to; each thread that was inside a call when the last number
+        // went has left it: no thread slept or woke since, and every other one was seen asleep elsewhere or has
+        // run for longer than other calls (`settled`).
         drop(unsafe { Box::from_raw(place) });
     }
 }
