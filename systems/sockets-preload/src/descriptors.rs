@@ -299,15 +299,24 @@ pub unsafe extern "C" fn dup3(old: c_int, new: c_int, flags: c_int) -> c_int {
     duplicated(old, real!(dup3(old, new, flags) as fn(c_int, c_int, c_int) -> c_int))
 }
 
-fn fcntl_done(fd: c_int, command: c_int, outcome: c_int) -> c_int {
+fn fcntl_done(fd: c_int, command: c_int, argument: c_ulong, outcome: c_int) -> c_int {
     match command {
         libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => duplicated(fd, outcome),
         libc::F_SETFL => {
+            if outcome == 0 && argument & libc::O_ASYNC as c_ulong != 0 {
+                signals_asked(fd);
+            }
             mode_changed(fd);
             outcome
         }
         _ => outcome,
     }
+}
+
+/// The program wants a signal with each message, which the kernel alone can send: a connection that has not changed
+/// over stays the kernel's.
+fn signals_asked(fd: c_int) {
+    leave_to_kernel(fd);
 }
 
 fn mode_changed(fd: c_int) {
@@ -323,13 +332,13 @@ fn mode_changed(fd: c_int) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
     let outcome = real!(fcntl(fd, command, argument) as fn(c_int, c_int, c_ulong) -> c_int);
-    fcntl_done(fd, command, outcome)
+    fcntl_done(fd, command, argument, outcome)
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: c_ulong) -> c_int {
     let outcome = real!(fcntl64(fd, command, argument) as fn(c_int, c_int, c_ulong) -> c_int);
-    fcntl_done(fd, command, outcome)
+    fcntl_done(fd, command, argument, outcome)
 }
 
 /// Most bytes that `FIONREAD` counts.
@@ -375,6 +384,11 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
     }
     if request == libc::FIONBIO {
         mode_changed(fd);
+    }
+    // SAFETY: the kernel has just read the program's int.
+    if request == libc::FIOASYNC && outcome == 0 && unsafe { argument.cast::<c_int>().read() } != 0
+    {
+        signals_asked(fd);
     }
     outcome
 }

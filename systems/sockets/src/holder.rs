@@ -1,6 +1,16 @@
-//! Who works on a half of an end: one thread at a time, over all processes. Its number stands in a word of
+//! Who works on a half of an end: one thread at a time, over all processes. Its name stands in a word of
 //! the segment, taken by compare-and-swap and left by a store. Nobody sleeps holding one, and a holder
 //! that no longer exists loses it.
+//!
+//! ```text
+//! 31          22 21                    0
+//! mark of the   | the thread's number    0: held by no thread; all ones: the end is another connection's
+//! namespace     |
+//! ```
+//!
+//! Two namespaces of processes give the same numbers. A name with another mark than this process's is of a thread that
+//! nobody here can look up: it is taken for one that runs, and waited for as long as any that does. Of some thousand
+//! marks two namespaces may have the same.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,23 +25,73 @@ const LONGEST_HOLD: Duration = Duration::from_secs(10);
 /// Looks after which whoever holds a half has been kept from running, or is dead and not waited for.
 const LONG: u32 = 4096;
 
+/// Bits of a thread's number: the kernel gives no larger one.
+const NUMBER_BITS: u32 = 22;
+const NUMBER: u32 = (1 << NUMBER_BITS) - 1;
+/// Marks: all but that of the word with all ones, and 0, which stands for a namespace that is not known.
+const MARKS: u64 = (1 << (u32::BITS - NUMBER_BITS)) - 2;
+
 thread_local! {
     static THREAD: Cell<u32> = const { Cell::new(0) };
 }
 
-fn thread() -> u32 {
+/// What names begin with here, above their numbers; all ones while that is not known.
+static MARK: AtomicU32 = AtomicU32::new(u32::MAX);
+
+fn mark() -> u32 {
+    let known = MARK.load(Ordering::Relaxed);
+    if known != u32::MAX {
+        return known;
+    }
+    let mark = mark_of(kernel::process_namespace());
+    MARK.store(mark, Ordering::Relaxed);
+    mark
+}
+
+/// The mark of a namespace by the kernel's number for it, which is 0 if it is not known.
+fn mark_of(namespace: u64) -> u32 {
+    let mixed = namespace.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    let mark = if namespace == 0 { 0 } else { 1 + mixed % MARKS };
+    u32::try_from(mark).unwrap_or(0) << NUMBER_BITS
+}
+
+/// The name of the calling thread.
+pub(crate) fn thread() -> u32 {
     let known = THREAD.get();
     if known != 0 {
         return known;
     }
-    let thread = kernel::thread();
+    let thread = name_of(kernel::thread());
     THREAD.set(thread);
     thread
 }
 
-/// The calling thread has another number than before: it is the child of a `fork`.
+/// The name of a thread with this number in this process's namespace.
+#[must_use]
+pub fn name_of(thread: u32) -> u32 {
+    mark() | thread & NUMBER
+}
+
+/// The number in a name, of whichever namespace.
+#[must_use]
+pub fn number_of(name: u32) -> u32 {
+    name & NUMBER
+}
+
+/// What becomes of the thread with this name.
+pub(crate) fn life_of(name: u32) -> Life {
+    if name & !NUMBER == mark() { kernel::life_of(number_of(name)) } else { Life::Running }
+}
+
+/// False when the thread with this name has ended for certain: one system call.
+fn may_exist(name: u32) -> bool {
+    name & !NUMBER != mark() || kernel::thread_exists(number_of(name))
+}
+
+/// The calling thread has another number than before, and may be in another namespace: it is the child of a `fork`.
 pub fn forget_thread() {
     THREAD.set(0);
+    MARK.store(u32::MAX, Ordering::Relaxed);
 }
 
 /// A held half.
@@ -80,19 +140,19 @@ pub fn hold_within<'a>(
 /// Errors: who holds it.
 pub fn take(word: &AtomicU32) -> Result<(), u32> {
     let holder = word.load(Ordering::Relaxed);
-    if holder == MOVED || holder != 0 && kernel::life_of(holder) != Life::Over {
+    if holder == MOVED || holder != 0 && life_of(holder) != Life::Over {
         return Err(holder);
     }
     // As in `hold_contended`.
     word.compare_exchange(holder, thread(), Ordering::Acquire, Ordering::Relaxed).map(drop)
 }
 
-/// The number of a thread in a word, until it is dropped: as a hold, but taken down by who finds the thread dead.
+/// The name of a thread in a word, until it is dropped: as a hold, but taken down by who finds the thread dead.
 #[derive(Debug)]
 pub(crate) struct Signed<'a>(&'a AtomicU32, u32);
 
 impl<'a> Signed<'a> {
-    /// Signs with the calling thread's number, if no other one stands there.
+    /// Signs with the calling thread's name, if no other one stands there.
     pub(crate) fn new(word: &'a AtomicU32) -> Option<Self> {
         let me = thread();
         // Acquire with the Release in `take_down`.
@@ -127,7 +187,7 @@ pub fn leave(word: &AtomicU32) {
 /// Whoever holds this half is not the calling thread, and may still come to an end.
 #[must_use]
 pub fn is_held_by_another(holder: u32) -> bool {
-    holder != 0 && holder != thread() && kernel::life_of(holder) != Life::Over
+    holder != 0 && holder != thread() && life_of(holder) != Life::Over
 }
 
 #[cold]
@@ -153,8 +213,8 @@ fn hold_contended<'a>(
             asleep = Some(sleepers.enter());
         }
         let life = if holder != 0 && rounds >= LONG {
-            kernel::life_of(holder)
-        } else if holder != 0 && rounds.is_multiple_of(64) && !kernel::thread_exists(holder) {
+            life_of(holder)
+        } else if holder != 0 && rounds.is_multiple_of(64) && !may_exist(holder) {
             Life::Over
         } else {
             Life::Running
@@ -183,6 +243,49 @@ fn hold_contended<'a>(
             kernel::yield_now();
         } else {
             std::hint::spin_loop();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_of_another_namespace_is_no_thread_of_this_one_and_none_that_has_ended() {
+        let own = mark_of(kernel::process_namespace());
+        assert_eq!(thread(), own | kernel::thread());
+        assert_eq!((number_of(thread()), name_of(kernel::thread())), (kernel::thread(), thread()));
+        let other = (1..).map(mark_of).find(|mark| *mark != own).unwrap();
+        // With the number of this very thread, and with one that no thread here has.
+        for number in [kernel::thread(), NUMBER] {
+            let stranger = other | number;
+            assert_eq!(life_of(stranger), Life::Running);
+            assert!(is_held_by_another(stranger));
+            assert_eq!(take(&AtomicU32::new(stranger)), Err(stranger));
+            let (word, none) = (AtomicU32::new(stranger), Some(Duration::ZERO));
+            // It is not this thread's, which would be told at once, and it is let go of in the end.
+            std::thread::scope(|scope| {
+                let holds = scope.spawn(|| {
+                    let sleepers = Sleepers::default();
+                    hold_within(&word, &sleepers, || none).map(drop)
+                });
+                std::thread::sleep(Duration::from_millis(20));
+                assert!(!holds.is_finished());
+                word.store(0, Ordering::Release);
+                assert_eq!(holds.join().unwrap(), Ok(()));
+            });
+        }
+        // One of this namespace that is over.
+        assert_eq!(life_of(own | NUMBER), Life::Over);
+    }
+
+    #[test]
+    fn no_namespace_has_the_mark_of_a_word_that_is_none() {
+        assert_eq!(mark_of(0), 0);
+        for namespace in 4_026_531_836..4_026_541_836 {
+            let mark = mark_of(namespace);
+            assert!(mark & NUMBER == 0 && mark != 0 && mark | NUMBER != MOVED, "{namespace}");
         }
     }
 }

@@ -125,7 +125,7 @@ impl Sharing {
     fn bury_ringers(&self) {
         for word in &self.ringing {
             let thread = word.load(Ordering::Acquire);
-            if thread != 0 && kernel::life_of(thread) == Life::Over {
+            if thread != 0 && holder::life_of(thread) == Life::Over {
                 self.bury(word, thread);
             }
         }
@@ -144,10 +144,11 @@ impl End {
     ///
     /// Errors: [`NotRecalled::Busy`], [`NotRecalled::Ringing`]; nothing is changed then.
     pub fn still(&self) -> Result<(), NotRecalled> {
-        holder::take(&self.receiving.holder).map_err(NotRecalled::Busy)?;
-        if let Err(thread) = holder::take(&self.sending.holder) {
+        let busy = |holder| NotRecalled::Busy(holder::number_of(holder));
+        holder::take(&self.receiving.holder).map_err(busy)?;
+        if let Err(holder) = holder::take(&self.sending.holder) {
             holder::leave(&self.receiving.holder);
-            return Err(NotRecalled::Busy(thread));
+            return Err(busy(holder));
         }
         let says = |now: u32| {
             let said = (now & SAID_ALL).wrapping_add(SAID) & SAID_ALL;
@@ -170,7 +171,7 @@ impl End {
     /// At the beginning of a program: the calling thread works on no half and does not ring. One that was ended
     /// by another one's `exec` may have, and that one has its number now.
     pub(crate) fn begin_with_thread(&self) {
-        let me = kernel::thread();
+        let me = holder::thread();
         holder::take_down(&self.receiving.holder, me);
         holder::take_down(&self.sending.holder, me);
         self.sharing.ringing.iter().for_each(|word| self.sharing.bury(word, me));

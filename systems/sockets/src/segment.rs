@@ -22,7 +22,7 @@ use beeline_os::Mapping;
 use crate::ring::{Consumer, Producer, Ring};
 
 /// First word of a segment: "BLSOCK" and the version.
-pub const MAGIC: u64 = u64::from_le_bytes(*b"BLSOCK\x00\x05");
+pub const MAGIC: u64 = u64::from_le_bytes(*b"BLSOCK\x00\x06");
 /// Bytes of the ring in each direction, unless the monitor is told otherwise.
 pub const DEFAULT_RING_BYTES: usize = 256 << 10;
 /// Place of the first ring.

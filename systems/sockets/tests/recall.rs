@@ -12,6 +12,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use beeline_sockets::connection;
+use beeline_sockets::holder::name_of;
 use beeline_sockets::kernel::{self, Errno};
 use beeline_sockets::recall::NotRecalled;
 use beeline_sockets::{epoll, poll, table};
@@ -290,7 +291,7 @@ fn who_works_on_an_end_for_too_long_keeps_the_connection_where_it_is() {
         let _ = stops.recv();
     });
     let thread = tells.recv().unwrap();
-    holder.store(thread, Ordering::SeqCst);
+    holder.store(name_of(thread), Ordering::SeqCst);
     assert_eq!(back(&streams), Err(NotRecalled::Busy(thread)));
     holder.store(0, Ordering::SeqCst);
     let bells = &of(&streams[0]).segment.own().sharing.at_bells;
@@ -312,7 +313,7 @@ fn who_works_on_an_end_for_too_long_keeps_the_connection_where_it_is() {
     // One that died without letting go is not waited for.
     stop.send(()).unwrap();
     idle.join().unwrap();
-    holder.store(thread, Ordering::SeqCst);
+    holder.store(name_of(thread), Ordering::SeqCst);
     assert_eq!(back(&streams), Ok(()));
     give(one, b"4", 0).unwrap();
     assert_eq!(take(other, &mut [0; 8], 0), Ok(1));
@@ -382,8 +383,8 @@ fn who_is_killed_before_it_is_decided_has_changed_nothing() {
     let dead = std::thread::spawn(kernel::thread).join().unwrap();
     own.signs.returned_at.store(1000, Ordering::SeqCst);
     own.sharing.at_bells.fetch_or(1 << 31, Ordering::SeqCst);
-    own.receiving.holder.store(dead, Ordering::SeqCst);
-    own.sending.holder.store(dead, Ordering::SeqCst);
+    own.receiving.holder.store(name_of(dead), Ordering::SeqCst);
+    own.sending.holder.store(name_of(dead), Ordering::SeqCst);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut bytes = [0; 11];

@@ -15,6 +15,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use beeline_sockets::connection::{self, Connection};
+use beeline_sockets::holder::name_of;
 use beeline_sockets::kernel::{self, Errno};
 use beeline_sockets::recall::{Hold, NotRecalled, leave_to_kernel, recall};
 use beeline_sockets::segment::Segment;
@@ -370,7 +371,7 @@ fn a_connection_closed_while_a_call_waits_for_a_stopped_holder_stays_until_the_c
     let (streams, stopped) = (switched(), Stopped::begin());
     let other = streams[1].as_raw_fd();
     let own = of(&streams[1]).segment.own();
-    own.receiving.holder.store(stopped.0.id(), Ordering::SeqCst);
+    own.receiving.holder.store(name_of(stopped.0.id()), Ordering::SeqCst);
     let said = aside(move || take(other, &mut [0; 8], 0));
     std::thread::sleep(Duration::from_millis(200));
     connection::closing(other);
@@ -400,7 +401,7 @@ fn who_seems_to_call_a_connection_back_without_end_is_waited_for_once() {
         own.receiving.holder.store(thread, Ordering::SeqCst);
         own.sending.holder.store(thread, Ordering::SeqCst);
     };
-    held_by(tells.recv().unwrap());
+    held_by(name_of(tells.recv().unwrap()));
     own.sharing.at_bells.fetch_or(1 << 31, Ordering::SeqCst);
     assert!(connection.go_to_bells(true).is_none());
     let waits = connection.sleepers.stamp();
@@ -423,7 +424,12 @@ fn who_may_not_wait_does_not_wait_for_a_stopped_holder() {
         let event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 1 };
         epoll::control(set, libc::EPOLL_CTL_ADD, other, Some(event)).unwrap().unwrap();
         back(&streams).unwrap();
-        of(&streams[1]).segment.own().receiving.holder.store(stopped.0.id(), Ordering::SeqCst);
+        of(&streams[1])
+            .segment
+            .own()
+            .receiving
+            .holder
+            .store(name_of(stopped.0.id()), Ordering::SeqCst);
         let said = aside(move || {
             if closes {
                 connection::closing(other);

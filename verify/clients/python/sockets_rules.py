@@ -500,6 +500,26 @@ def late(monitor, what):
     print("not misled")
 
 
+def signals(count):
+    """A signal with each message, for who asks for it when the connection is made."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        one = socket.create_connection(listener.getsockname())
+        other, _ = listener.accept()
+    came = []
+    signal.signal(signal.SIGIO, lambda *_: came.append(True))
+    fcntl.fcntl(other, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(other, fcntl.F_SETFL, os.O_ASYNC | os.O_NONBLOCK)
+    for turn in range(int(count)):
+        came.clear()
+        one.sendall(b"12345678")
+        until = time.monotonic() + 30
+        while not came:
+            assert time.monotonic() < until, f"no signal with message {turn}"
+            time.sleep(0.001)
+        assert other.recv(8) == b"12345678"
+    print("a signal with each of", count, "messages")
+
+
 def million():
     """A wait that has room for more answers than anybody gives."""
     one, other = connected()

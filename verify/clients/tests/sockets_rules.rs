@@ -83,6 +83,12 @@ fn a_wait_with_room_for_more_than_a_million_answers_hears_what_there_is() {
 }
 
 #[test]
+fn a_program_that_asks_for_a_signal_with_each_message_gets_them() {
+    let test = "a_program_that_asks_for_a_signal_with_each_message_gets_them";
+    ends_well(test, &["signals", "200"], 0);
+}
+
+#[test]
 fn who_computes_keeps_nobody_from_a_connection_that_it_shares() {
     ends_well("who_computes_keeps_nobody_from_a_connection_that_it_shares", &["compute"], 1);
 }

@@ -231,7 +231,7 @@ fn a_connection_that_cooled_while_its_program_was_busy_comes_back() {
     });
     let number = number.recv().unwrap().as_raw_nonzero().get().unsigned_abs();
     let held = &ends[1].segment.own().receiving.holder;
-    held.store(number, Ordering::Release);
+    held.store(beeline_sockets::holder::name_of(number), Ordering::Release);
     world.cores[1].recall(ends[1].cookie, HOLD);
     world.until("cooling", |world| {
         world.cores[1].find(ends[1].cookie).is_some_and(|one| !one.is_hot)
