@@ -19,6 +19,7 @@ use std::fs::File;
 use std::io::{BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::channel;
 use std::sync::{Arc, PoisonError};
 
 use beeline_pmem::{PmemError, Pool, PoolOptions};
@@ -40,6 +41,11 @@ const HEAD_BYTES: usize = 40;
 const RECORD_BYTES: usize = 32;
 /// Payload at which a block is written.
 const BLOCK_BYTES: usize = 256 << 10;
+/// A segment's entries are looked up where more than one byte in so many is superseded. The others go into the file
+/// as they are: it is longer by less than that, and no shard is asked.
+const STALE_SHARE: u64 = 8;
+/// Entries that are looked up together, under one lock of each of their shards.
+const TOGETHER: usize = 64;
 /// Longest payload accepted: one record of the largest lengths.
 const BLOCK_LIMIT: usize = BLOCK_BYTES + RECORD_BYTES + u16::MAX as usize + (512 << 20);
 const END: u32 = u32::MAX;
@@ -59,10 +65,56 @@ pub struct SnapshotReport {
 #[derive(Debug)]
 pub struct Snapshot {
     store: Arc<Store>,
-    segments: Vec<(Arc<SegmentState>, u32)>,
+    segments: Vec<Covered>,
     /// Of every namespace there is; entries of others are dead.
     barriers: BTreeMap<u32, Version>,
     version: Version,
+}
+
+/// A segment of a snapshot.
+#[derive(Debug)]
+struct Covered {
+    state: Arc<SegmentState>,
+    /// It holds entries up to here.
+    tail: u32,
+    /// So much of it was superseded at the barrier that its entries' keys are looked up.
+    is_looked_up: bool,
+}
+
+impl Covered {
+    /// As of now; the caller holds every shard.
+    fn now(state: Arc<SegmentState>) -> Self {
+        let tail = state.tail.load(Ordering::Acquire);
+        let is_looked_up = state.stale_bytes() * STALE_SHARE > u64::from(tail);
+        Self { state, tail, is_looked_up }
+    }
+}
+
+/// An entry whose key is looked up.
+#[derive(Clone, Copy, Debug)]
+struct Question {
+    header: Header,
+    /// Where its key begins among the others' keys.
+    key: usize,
+    hash: u64,
+    owner: usize,
+    place: Location,
+    /// The answer: false when the entry is of no use for certain.
+    is_wanted: bool,
+}
+
+/// Entries whose keys are looked up together.
+#[derive(Debug, Default)]
+struct Questions {
+    list: Vec<Question>,
+    keys: Vec<u8>,
+}
+
+impl Questions {
+    fn clear(&mut self) {
+        self.list.clear();
+        self.keys.clear();
+    }
 }
 
 impl Store {
@@ -102,12 +154,8 @@ impl Keyspace<'_> {
         if free.is_err() {
             return Err(KvError::SnapshotInProgress);
         }
-        let segments = store.table.all().into_iter().map(|state| {
-            let tail = state.tail.load(Ordering::Acquire);
-            (state, tail)
-        });
         Ok(Snapshot {
-            segments: segments.collect(),
+            segments: store.table.all().into_iter().map(Covered::now).collect(),
             barriers: store.barriers(),
             version: store.newest_version(),
             store,
@@ -125,10 +173,52 @@ impl Snapshot {
     ///
     /// Errors: [`KvError::Io`] naming the file; `path` is then as it was before.
     pub fn write(self, path: &Path) -> Result<SnapshotReport, KvError> {
+        self.write_asking(path, &mut |questions| self.answer(questions))
+    }
+
+    /// As [`Snapshot::write`], by a thread of its own that calls `stand_back` first, and may give itself a lower
+    /// priority there. The calling thread looks keys up for it meanwhile: that takes shards' locks, and a shard
+    /// would wait for a thread that stands back and holds its lock until that thread is given a processor again.
+    ///
+    /// Errors: as [`Snapshot::write`].
+    pub fn write_beside(
+        self,
+        path: &Path,
+        stand_back: impl FnOnce() + Send,
+    ) -> Result<SnapshotReport, KvError> {
+        let snapshot = &self;
+        std::thread::scope(|scope| {
+            let (ask, asked) = channel::<Questions>();
+            let (answer, answers) = channel::<Questions>();
+            let writing = move || {
+                stand_back();
+                snapshot.write_asking(path, &mut |questions| {
+                    // The other end is there for as long as this one is.
+                    let asked = ask.send(std::mem::take(questions));
+                    *questions = asked.ok().and_then(|()| answers.recv().ok()).unwrap_or_default();
+                })
+            };
+            let builder = std::thread::Builder::new().name("snapshot-file".into());
+            let writer = builder.spawn_scoped(scope, writing).map_err(io_error(path))?;
+            for mut questions in asked {
+                snapshot.answer(&mut questions);
+                if answer.send(questions).is_err() {
+                    break;
+                }
+            }
+            writer.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        })
+    }
+
+    fn write_asking(
+        &self,
+        path: &Path,
+        ask: &mut dyn FnMut(&mut Questions),
+    ) -> Result<SnapshotReport, KvError> {
         let mut name = path.file_name().unwrap_or_default().to_os_string();
         name.push(".partial");
         let partial = path.with_file_name(name);
-        let outcome = self.write_file(&partial).and_then(|report| {
+        let outcome = self.write_file(&partial, ask).and_then(|report| {
             std::fs::rename(&partial, path).map_err(io_error(path))?;
             sync_parent(path).map_err(io_error(path))?;
             Ok(report)
@@ -139,10 +229,14 @@ impl Snapshot {
         outcome
     }
 
-    fn write_file(&self, path: &Path) -> Result<SnapshotReport, KvError> {
+    fn write_file(
+        &self,
+        path: &Path,
+        ask: &mut dyn FnMut(&mut Questions),
+    ) -> Result<SnapshotReport, KvError> {
         let failed = io_error(path);
         let mut file = File::create(path).map_err(&failed)?;
-        let report = self.write_to(&mut file).map_err(&failed)?;
+        let report = self.write_to_asking(&mut file, ask).map_err(&failed)?;
         file.sync_all().map_err(&failed)?;
         Ok(report)
     }
@@ -151,6 +245,14 @@ impl Snapshot {
     ///
     /// Errors: `out`'s.
     pub fn write_to(&self, out: &mut dyn Write) -> std::io::Result<SnapshotReport> {
+        self.write_to_asking(out, &mut |questions| self.answer(questions))
+    }
+
+    fn write_to_asking(
+        &self,
+        out: &mut dyn Write,
+        ask: &mut dyn FnMut(&mut Questions),
+    ) -> std::io::Result<SnapshotReport> {
         let mut out = BlockWriter {
             out: BufWriter::with_capacity(1 << 20, out),
             payload: Vec::with_capacity(BLOCK_BYTES * 2),
@@ -158,8 +260,8 @@ impl Snapshot {
             report: SnapshotReport { version: self.version, ..SnapshotReport::default() },
         };
         out.head(self.store.clock.unix_ms())?;
-        let mut copy = Vec::new();
-        for (state, tail) in &self.segments {
+        let (mut copy, mut questions) = (Vec::new(), Questions::default());
+        for Covered { state, tail, is_looked_up } in &self.segments {
             if self.store.snapshot_given_up.load(Ordering::Acquire) {
                 return Err(std::io::Error::other(
                     "the pool has no room for what was overwritten while the snapshot was written",
@@ -178,42 +280,74 @@ impl Snapshot {
             let mut outcome = Ok(());
             walk::walk(&self.store.sealer, state, bytes, |found| {
                 let header = &found.header;
-                let start = (found.offset + HEADER_BYTES) as usize;
-                let body = &bytes[start..(u64::from(found.offset) + header.used_bytes()) as usize];
-                let place = Location::new(state.id, found.offset, 0);
-                if outcome.is_ok() && !found.spoilt && self.wants(header, body, place) {
+                if outcome.is_err() || found.spoilt || !self.is_before_barrier(header) {
+                    return;
+                }
+                let body = body_of(bytes, header, found.offset);
+                // A tombstone may be needed against older entries that could not be ruled out.
+                if !is_looked_up || header.is_tombstone() {
                     outcome = out.record(header, body);
+                    return;
+                }
+                let place = Location::new(state.id, found.offset, 0);
+                self.add_question(&mut questions, header, body, place);
+                if questions.list.len() >= TOGETHER {
+                    outcome = out.answered(&mut questions, bytes, ask);
                 }
             });
             outcome?;
+            out.answered(&mut questions, bytes, ask)?;
         }
         out.finish()
     }
 
-    /// False when the entry is of no use to the snapshot for certain.
-    fn wants(&self, header: &Header, body: &[u8], place: Location) -> bool {
+    fn is_before_barrier(&self, header: &Header) -> bool {
         let barrier = self.barriers.get(&header.namespace).copied().unwrap_or(Version::MAX);
-        if header.version > self.version || header.version < barrier {
-            return false;
-        }
-        // A tombstone may be needed against older entries that could not be ruled out.
-        if header.is_tombstone() {
-            return true;
-        }
+        header.version <= self.version && header.version >= barrier
+    }
+
+    fn add_question(
+        &self,
+        questions: &mut Questions,
+        header: &Header,
+        body: &[u8],
+        place: Location,
+    ) {
         let key = &body[..usize::from(header.key_length)];
         let hash = self.store.place(header.namespace, key);
         let owner = self.store.owner_of(hash);
-        let peer = {
-            let peers = self.store.peers.lock().unwrap_or_else(PoisonError::into_inner);
-            peers.get(owner).and_then(std::sync::Weak::upgrade)
-        };
-        let Some(peer) = peer else { return true };
-        let Ok(mut shard) = peer.try_lock() else { return true };
-        let Some(newest) = shard.newest_version_of(header.namespace, hash, key, place) else {
-            return true;
-        };
-        newest > self.version || newest <= header.version
+        let (header, at) = (*header, questions.keys.len());
+        questions.keys.extend_from_slice(key);
+        let question = Question { header, key: at, hash, owner, place, is_wanted: true };
+        questions.list.push(question);
     }
+
+    /// Looks the keys up. Where a shard is busy, or gone, its entries are wanted.
+    fn answer(&self, questions: &mut Questions) {
+        let Questions { list, keys } = questions;
+        let peers: Vec<_> = {
+            let peers = self.store.peers.lock().unwrap_or_else(PoisonError::into_inner);
+            peers.iter().map(std::sync::Weak::upgrade).collect()
+        };
+        for (owner, peer) in peers.into_iter().enumerate() {
+            let mut own = list.iter_mut().filter(|question| question.owner == owner).peekable();
+            let Some(peer) = peer.filter(|_| own.peek().is_some()) else { continue };
+            let Ok(mut shard) = peer.try_lock() else { continue };
+            for question in own {
+                let Question { header, hash, place, .. } = *question;
+                let key = &keys[question.key..][..usize::from(header.key_length)];
+                let newest = shard.newest_version_of(header.namespace, hash, key, place);
+                question.is_wanted =
+                    newest.is_none_or(|newest| newest > self.version || newest <= header.version);
+            }
+        }
+    }
+}
+
+/// Key and value of the entry at `offset`.
+fn body_of<'b>(bytes: &'b [u8], header: &Header, offset: u32) -> &'b [u8] {
+    let start = (offset + HEADER_BYTES) as usize;
+    &bytes[start..(u64::from(offset) + header.used_bytes()) as usize]
 }
 
 impl Shard {
@@ -315,6 +449,23 @@ impl BlockWriter<'_> {
         self.records += 1;
         self.report.records += 1;
         if self.payload.len() >= BLOCK_BYTES { self.block() } else { Ok(()) }
+    }
+
+    /// The entries among `questions`, which lie in `bytes`, that are wanted.
+    fn answered(
+        &mut self,
+        questions: &mut Questions,
+        bytes: &[u8],
+        ask: &mut dyn FnMut(&mut Questions),
+    ) -> std::io::Result<()> {
+        if !questions.list.is_empty() {
+            ask(questions);
+        }
+        for Question { header, place, .. } in questions.list.iter().filter(|one| one.is_wanted) {
+            self.record(header, body_of(bytes, header, place.offset()))?;
+        }
+        questions.clear();
+        Ok(())
     }
 
     fn block(&mut self) -> std::io::Result<()> {
@@ -567,4 +718,62 @@ pub fn restore(
     store.version_seen(report.version);
     recovered.keys = store.stats().total.keys;
     Ok(((store, shards, recovered), report))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::{Embedded, PutOptions};
+
+    /// A store with `keys` keys, of which `again` were written twice: every second one of the first.
+    fn store(keys: u32, again: u32) -> Embedded {
+        let pool = Pool::dram(&PoolOptions::volatile(64 << 10, 4 << 20)).unwrap();
+        let options = StoreOptions { shards: 2, ..StoreOptions::default() };
+        let store = Embedded::from(Store::open(pool, options).unwrap());
+        store.with_all(|all| {
+            for n in (0..keys).chain((0..2 * again).step_by(2)) {
+                all.put(0, &n.to_be_bytes(), &[&[7; 100]], PutOptions::default()).unwrap();
+            }
+        });
+        store
+    }
+
+    fn barrier(store: &Embedded) -> Snapshot {
+        store.with_all(|keys| keys.begin_snapshot()).unwrap()
+    }
+
+    #[test]
+    fn shards_are_asked_about_segments_alone_of_which_much_was_superseded() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("snapshot");
+        for (again, least, most) in [(0, 0, 0), (1000, 1000, 3000)] {
+            let store = store(4000, again);
+            let snapshot = barrier(&store);
+            let asked = Cell::new(0);
+            let report = snapshot.write_asking(&path, &mut |questions| {
+                assert!(questions.list.len() <= TOGETHER);
+                asked.set(asked.get() + questions.list.len() as u64);
+                snapshot.answer(questions);
+            });
+            assert_eq!(report.unwrap().records, 4000, "none but the superseded is left out");
+            assert!((least..=most).contains(&asked.get()), "{} are looked up", asked.get());
+        }
+    }
+
+    #[test]
+    fn the_thread_that_stands_back_asks_another_one() {
+        let directory = tempfile::tempdir().unwrap();
+        let (one, other) = (directory.path().join("one"), directory.path().join("other"));
+        let store = store(3000, 1500);
+        let report = barrier(&store).write(&one).unwrap();
+        let writer = std::sync::Mutex::new(None);
+        let stand_back = || *writer.lock().unwrap() = Some(std::thread::current().id());
+        let beside = barrier(&store).write_beside(&other, stand_back).unwrap();
+        assert_eq!((beside.records, beside.bytes), (report.records, report.bytes));
+        let writer = writer.into_inner().unwrap();
+        assert!(writer.is_some_and(|writer| writer != std::thread::current().id()));
+        assert_eq!(check_snapshot(&other).unwrap(), beside);
+    }
 }

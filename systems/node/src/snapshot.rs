@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use beeline_kv::{Keyspace, KvError, Snapshot};
+use beeline_kv::{Keyspace, KvError, Snapshot, SnapshotReport};
 use beeline_resp::SaveError;
 
 use crate::shared::{Shared, lock};
@@ -73,14 +73,21 @@ impl Snapshots {
     /// Writes the prepared snapshot and waits for it.
     pub(crate) fn save(&self, shared: &Shared) -> Result<(), SaveError> {
         let prepared = lock(&self.prepared).take().ok_or(SaveError::InProgress)?;
-        prepared.and_then(|prepared| self.write(prepared, shared)).map_err(|error| match error {
+        let written = prepared.and_then(|prepared| {
+            let written = prepared.write(&self.path);
+            self.written(written, shared)
+        });
+        written.map_err(|error| match error {
             KvError::SnapshotInProgress => SaveError::InProgress,
             error => SaveError::Failed(error.to_string()),
         })
     }
 
-    fn write(&self, snapshot: Snapshot, shared: &Shared) -> Result<(), KvError> {
-        let written = snapshot.write(&self.path);
+    fn written(
+        &self,
+        written: Result<SnapshotReport, KvError>,
+        shared: &Shared,
+    ) -> Result<(), KvError> {
         self.last_succeeded.store(written.is_ok(), Ordering::Release);
         let report = written?;
         self.last_save_seconds.store(shared.unix_us() / 1_000_000, Ordering::Release);
@@ -148,19 +155,13 @@ impl Snapshots {
             let shards = guards.iter_mut().map(|guard| &mut **guard).collect();
             Keyspace::many(shards, 0).begin_snapshot()?
         };
-        // The barrier is taken as everything else here is: a thread that stands back and holds all
-        // shards would make them wait until it gets a processor again.
-        let write = || {
-            // Shards' threads and their clients come first, where there are not enough processors.
+        // The barrier is taken and shards are asked as everything else here is: they would wait for a thread that
+        // stands back and holds their locks until it gets a processor again. Shards' threads and their clients come
+        // before the file, where there are not enough processors.
+        let stand_back = || {
             let _ = rustix::process::nice(SNAPSHOT_NICE);
-            self.write(snapshot, shared)
         };
-        std::thread::scope(|scope| {
-            let builder = std::thread::Builder::new().name("snapshot-file".into());
-            let failed = |source| KvError::Io { path: self.path.display().to_string(), source };
-            let writing = builder.spawn_scoped(scope, write).map_err(failed)?;
-            writing.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        })
+        self.written(snapshot.write_beside(&self.path, stand_back), shared)
     }
 
     /// Waits for a snapshot that is being written.
