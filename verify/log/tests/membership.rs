@@ -91,6 +91,31 @@ fn a_join_that_is_taken_back_holds_up_no_later_one() {
     }
 }
 
+/// The last member of a cluster that was three has promised nothing to a member that there still is: a new start of
+/// its machine costs it at most what it acknowledged since, as a cluster that was founded with one member.
+#[test]
+fn the_last_member_of_a_cluster_that_shrank_is_opened_after_a_new_start_of_its_machine() {
+    let mut cluster = Cluster::new(shm, 3, small());
+    cluster.append(NO_SESSION, 0, &append(1, 1));
+    let last = cluster.leader();
+    for node in (0..3).filter(|node| *node != last) {
+        eventually("it leaves", || {
+            cluster.handle(cluster.leader()).leave_wait(id(node), LIMIT).ok()
+        });
+        cluster.stop(node);
+    }
+    cluster.append(NO_SESSION, 0, &append(1, 2));
+    eventually("it says durably that it is alone", || {
+        let status = cluster.handle(last).status();
+        (status.snapshot > Position::NONE).then_some(())
+    });
+    cluster.stop(last);
+    cluster.boot = Boot::named("second");
+    cluster.start(last);
+    cluster.append(NO_SESSION, 0, &append(1, 3));
+    assert_eq!(cluster.list(last, 1), [1, 2, 3]);
+}
+
 /// One of three members has what was acknowledged but for one other, whose machine is started anew.
 /// At level `process` that one must not make a majority of the rest: it comes back by way of a removal.
 #[test]

@@ -78,6 +78,9 @@ impl<S: StateMachine> Node<S> {
                     for removed in self.known.forget_removed(&membership) {
                         self.peers.forget(removed);
                     }
+                    // The last member says so durably: what it promised to others binds it no more, and it may
+                    // be opened after a new start of its machine.
+                    self.snapshot_due |= membership.members() == [self.home.id()];
                     self.membership = membership;
                 }
                 // What was proposed here is not what was chosen.
