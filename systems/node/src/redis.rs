@@ -9,7 +9,7 @@ use beeline_kv::{Keyspace, Store};
 use beeline_resp::direct::DirectCall;
 use beeline_resp::{
     After, Args, ClientInfo, Executor, Output, Plan, Planned, Remote, RequestParser, Session,
-    Version, table,
+    Version, table, table::Found,
 };
 
 use crate::replicated::COMMAND;
@@ -228,19 +228,28 @@ impl WireSession for RedisSession {
     fn submit(&mut self, answer: Answer) {
         let mut out = Output::new(self.session.version());
         let Some(direct) = self.shared.direct.get() else { return };
-        match DirectCall::new(self.parser.current(), direct.processors()) {
+        let args = self.parser.current();
+        let figures = Arc::clone(self.executor.borrow().figures());
+        let found = table::resolve(args);
+        let send = move |out: &Output| {
+            if let Found::Command(command) = found {
+                figures.answered_elsewhere(command, out.as_bytes());
+            }
+            answer.send(out.as_bytes().to_vec());
+        };
+        match DirectCall::new(args, direct.processors()) {
             Ok(mut call) => {
                 let packet = std::mem::take(&mut call.packet);
                 let (processor, limit) = (call.processor, call.reply_limit);
                 let done = move |reply: Option<Vec<u8>>| {
                     call.reply(reply.as_deref(), &mut out);
-                    answer.send(out.as_bytes().to_vec());
+                    send(&out);
                 };
                 direct.submit(processor, packet, limit, Box::new(done));
             }
             Err(error) => {
                 error.write_to(&mut out);
-                answer.send(out.as_bytes().to_vec());
+                send(&out);
             }
         }
     }

@@ -348,6 +348,17 @@ fn a_pipeline_to_the_direct_store_takes_effect_in_its_order_whatever_processors_
             assert!(client.reply().contains("did not answer"));
         }
         answering.join().unwrap();
+        // Each is counted where the others are, whoever answers it; so is one that is not even asked.
+        client.send("DIRECT.GET k extra\r\nDIRECT.ADD k x\r\nINFO commandstats\r\n");
+        assert!(client.reply().contains("wrong number of arguments"));
+        assert!(client.reply().contains("not an integer"));
+        let stats = client.reply();
+        for line in [
+            "cmdstat_direct.get:calls=100,usec=0,usec_per_call=0.00,rejected_calls=1,failed_calls=100",
+            "cmdstat_direct.add:calls=1,usec=0,usec_per_call=0.00,rejected_calls=0,failed_calls=1",
+        ] {
+            assert!(stats.contains(line), "{line}: {stats}");
+        }
         assert_eq!(store.processors_asked.load(Ordering::SeqCst), 0b11);
         assert_eq!(store.overtaken.load(Ordering::SeqCst) == 0, kept, "{order:?}");
         node.stop();

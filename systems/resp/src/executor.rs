@@ -75,6 +75,12 @@ impl Executor {
         self.counters
     }
 
+    /// Where it counts.
+    #[must_use]
+    pub fn figures(&self) -> &Arc<CommandFigures> {
+        &self.figures
+    }
+
     /// Sets the figures to zero.
     pub fn reset_counters(&mut self) {
         self.counters = Counters::default();

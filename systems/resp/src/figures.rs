@@ -150,6 +150,19 @@ impl CommandFigures {
         }
     }
 
+    /// A command was answered with `reply` outside of this executor, by any thread.
+    pub fn answered_elsewhere(&self, command: &Command, reply: &[u8]) {
+        let failed = reply.first() == Some(&b'-');
+        if let Some(row) = self.row(command) {
+            // The executor runs none of these commands itself, so every writer of this row is here.
+            row.calls.fetch_add(1, Ordering::Relaxed);
+            row.failed.fetch_add(failed.into(), Ordering::Relaxed);
+        }
+        if failed {
+            self.error(reply);
+        }
+    }
+
     /// A command was refused before it ran.
     pub(crate) fn rejected(&self, command: &Command) {
         if let Some(row) = self.row(command) {
