@@ -2,11 +2,12 @@
 //! on first use into a folder of this user's, under a name that tells what is in it.
 //!
 //! Versions lie beside each other. What stands there already is used only if it is, byte for byte, what this program
-//! has inside; anything else is replaced. A folder that another user could write to is refused.
+//! has inside; anything else is replaced. A folder that another user could write to, or could put another one in the
+//! place of, is refused.
 
 use std::io::Write as _;
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
@@ -37,10 +38,11 @@ fn folders() -> Vec<PathBuf> {
         absolute("XDG_RUNTIME_DIR").map(|folder| folder.join("beeline")),
         Some(std::env::temp_dir().join(format!("beeline-{uid}"))),
     ];
-    let is_readable = |path: &PathBuf| {
-        !path.as_os_str().as_bytes().iter().any(|&byte| byte == b':' || byte.is_ascii_whitespace())
-    };
-    all.into_iter().flatten().filter(is_readable).collect()
+    all.into_iter().flatten().filter(|folder| is_readable(folder)).collect()
+}
+
+fn is_readable(path: &Path) -> bool {
+    !path.as_os_str().as_bytes().iter().any(|&byte| byte == b':' || byte.is_ascii_whitespace())
 }
 
 /// A name for these bytes; whether they stand there is looked at besides.
@@ -51,13 +53,48 @@ fn name(bytes: &[u8]) -> String {
     format!("libbeeline_sockets_preload-{sum:016x}.so")
 }
 
-fn place(bytes: &[u8], folder: &Path) -> anyhow::Result<PathBuf> {
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-    let about = std::fs::symlink_metadata(folder)?;
-    let uid = rustix::process::geteuid().as_raw();
-    if !about.is_dir() || about.uid() != uid || about.mode() & 0o022 != 0 {
-        bail!("others may write there");
+/// Whether only `uid` and root decide what stands in `folder`, which exists, and under its name.
+fn is_own(folder: &Path, uid: u32) -> std::io::Result<bool> {
+    const OTHERS_WRITE: u32 = 0o022;
+    const STICKY: u32 = 0o1000;
+    for above in folder.ancestors() {
+        let about = std::fs::symlink_metadata(above)?;
+        // Where each user removes only what is the user's own, the folder below stays what it is.
+        let is_kept = above != folder && about.mode() & STICKY != 0;
+        let is_closed = about.mode() & OTHERS_WRITE == 0 || is_kept;
+        let is_ours = about.uid() == uid || (about.uid() == 0 && above != folder);
+        if !about.is_dir() || !is_closed || !is_ours {
+            return Ok(false);
+        }
     }
+    Ok(true)
+}
+
+/// The folder by a name without links, made if it is not there.
+fn own_folder(folder: &Path, uid: u32) -> anyhow::Result<PathBuf> {
+    // Nothing is made in a folder that is another user's.
+    let there = folder.ancestors().find(|above| above.exists()).context("nothing is there")?;
+    let there = there.canonicalize()?;
+    let about = std::fs::metadata(&there)?;
+    let is_for_all = about.uid() == 0 && about.mode() & 0o1000 != 0;
+    let is_root_s = about.uid() == 0 && about.mode() & 0o022 == 0;
+    if !is_for_all && !is_root_s && !is_own(&there, uid)? {
+        bail!("others may write there, or above it");
+    }
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    let folder = folder.canonicalize()?;
+    if !is_own(&folder, uid)? {
+        bail!("others may write there, or above it");
+    }
+    if !is_readable(&folder) {
+        bail!("the loader cannot read {}: it cuts names at colons and blanks", folder.display());
+    }
+    Ok(folder)
+}
+
+fn place(bytes: &[u8], folder: &Path) -> anyhow::Result<PathBuf> {
+    let uid = rustix::process::geteuid().as_raw();
+    let folder = own_folder(folder, uid)?;
     let file = folder.join(name(bytes));
     let is_it = std::fs::symlink_metadata(&file)
         .is_ok_and(|about| about.is_file() && about.uid() == uid && about.mode() & 0o022 == 0)
@@ -65,27 +102,18 @@ fn place(bytes: &[u8], folder: &Path) -> anyhow::Result<PathBuf> {
     if is_it {
         return Ok(file);
     }
-    // Whole under its name or not at all: programs that have the old one go on with that.
-    let fresh = folder.join(format!(".{}-{}", name(bytes), std::process::id()));
-    let _ = std::fs::remove_file(&fresh);
-    let written = std::fs::OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(0o500)
-        .open(&fresh)
-        .and_then(|mut out| out.write_all(bytes))
-        .and_then(|()| std::fs::rename(&fresh, &file));
-    if let Err(error) = written {
-        let _ = std::fs::remove_file(&fresh);
-        return Err(error.into());
-    }
+    // Whole under its name or not at all: programs that have the old one go on with that. The name before is
+    // random: process numbers come twice where containers share the folder.
+    let permissions = std::fs::Permissions::from_mode(0o500);
+    let mut fresh =
+        tempfile::Builder::new().prefix(".").permissions(permissions).tempfile_in(&folder)?;
+    fresh.write_all(bytes)?;
+    fresh.persist(&file)?;
     Ok(file)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt as _;
-
     use super::*;
 
     #[test]
@@ -119,5 +147,46 @@ mod tests {
         let link = own.path().join("link");
         std::os::unix::fs::symlink(folder.path(), &link).unwrap();
         assert!(place(b"one", &link).is_err());
+    }
+    #[test]
+    fn a_folder_below_one_that_others_write_to_or_have_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let inside = folder.path().join("between/own");
+        place(b"one", &inside).unwrap();
+        let between = folder.path().join("between");
+        std::fs::set_permissions(&between, std::fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(place(b"one", &inside).is_err());
+        assert!(place(b"one", &between.join("another")).is_err());
+        assert!(!between.join("another").exists(), "nothing is made there");
+        // Where everybody may add, and remove only what is their own.
+        std::fs::set_permissions(&between, std::fs::Permissions::from_mode(0o1777)).unwrap();
+        place(b"one", &inside).unwrap();
+        // Of another user, as the folders of a user are for root who has that user's HOME.
+        let uid = rustix::process::geteuid().as_raw();
+        assert!(own_folder(&inside, uid).is_ok());
+        assert!(own_folder(&inside, uid + 1).is_err());
+        assert!(own_folder(&inside.join("new"), uid + 1).is_err());
+        if uid == 0 {
+            let home = folder.path().join("home");
+            std::fs::create_dir(&home).unwrap();
+            std::os::unix::fs::chown(&home, Some(12_345), Some(12_345)).unwrap();
+            assert!(place(b"one", &home.join("cache")).is_err());
+            assert!(!home.join("cache").exists(), "nothing is made in another user's folder");
+        }
+    }
+
+    #[test]
+    fn writers_of_one_process_number_do_not_spoil_each_other_s_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let inside = folder.path().join("shared");
+        let bytes: Vec<u8> = (0..1_000_000_u32).map(|n| n as u8).collect();
+        for round in 0..20_u8 {
+            let bytes: Vec<u8> = bytes.iter().map(|byte| byte ^ round).collect();
+            std::thread::scope(|scope| {
+                let place = || std::fs::read(place(&bytes, &inside).unwrap()).unwrap() == bytes;
+                let writers = [scope.spawn(place), scope.spawn(place), scope.spawn(place)];
+                assert!(writers.into_iter().all(|writer| writer.join().unwrap()));
+            });
+        }
     }
 }
