@@ -16,6 +16,8 @@ use beeline_replicated_log::{
     Server, Transport, TransportError,
 };
 
+use rustix::process::{Signal, set_parent_process_death_signal};
+
 use super::machine::Counter;
 use crate::exit::{Exit, Failure, OrExit as _};
 
@@ -89,6 +91,8 @@ fn serve(handle: &Handle, stream: TcpStream) -> std::io::Result<()> {
 }
 
 fn member(arguments: &MemberArguments) -> anyhow::Result<()> {
+    // A benchmark that is killed leaves no members behind.
+    set_parent_process_death_signal(Some(Signal::KILL)).context("following the benchmark")?;
     let contact = |at: &SocketAddr| Contact { address: at.to_string(), details: Vec::new() };
     if !Home::exists(&arguments.folder) {
         let members = arguments.logs.iter().enumerate();

@@ -5,21 +5,24 @@
 //! programs of others ([`programs`]). A bare ring, without sockets around it, stands beside them.
 
 mod bare;
+mod budget;
 mod costs;
 mod many;
 mod packets;
 mod parts;
 mod peer;
 mod programs;
+mod wakeups;
 mod window;
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use anyhow::Context as _;
 
 use super::host::cache_line_ping_pong_us;
-use super::report::{Better, Report, Row};
+use super::report::{Better, Report, Row, shown};
 use super::turns::{Contender, alternate, online};
 use super::{BenchOptions, finish};
 use crate::exit::{Exit, Failure};
@@ -37,6 +40,12 @@ pub struct SocketsArguments {
     /// What to measure; by default all that the lane has.
     #[arg(long, value_enum, value_delimiter = ',')]
     pub parts: Vec<Part>,
+    /// Seconds for all of it: 300 unless said otherwise, 1200 with --full. What does not fit does fewer rounds.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub budget: Option<u64>,
+    /// What is left of it.
+    #[arg(skip)]
+    time: Budget,
     #[command(flatten)]
     pub options: BenchOptions,
 }
@@ -81,9 +90,27 @@ pub enum Part {
     Isolation,
     /// Of packets: processor time of both proxies while open connections are silent.
     Idle,
+    /// Ways to wake a thread that sleeps in the kernel.
+    Wakeups,
 }
 
-const PARTS: [Part; 11] = [
+impl Part {
+    /// Rows with one subject each.
+    fn cases(self) -> u32 {
+        match self {
+            Self::Data | Self::Core | Self::Nginx | Self::Breakdown => 3,
+            Self::Connections | Self::Pipeline | Self::Rpc => 1,
+            // Of packets, which keep to no budget.
+            Self::Partitions | Self::Isolation | Self::Idle => 1,
+            Self::Redis => 4,
+            Self::Sizes => 16,
+            Self::Pairs | Self::Wakeups => 2,
+            Self::Many => 5,
+        }
+    }
+}
+
+const PARTS: [Part; 12] = [
     Part::Data,
     Part::Connections,
     Part::Core,
@@ -95,6 +122,7 @@ const PARTS: [Part; 11] = [
     Part::Many,
     Part::Rpc,
     Part::Breakdown,
+    Part::Wakeups,
 ];
 
 /// What the two processes do.
@@ -183,6 +211,7 @@ const PACKET_PARTS: [Part; 6] =
 const BULK: usize = 1 << 20;
 const PACKET: usize = 64;
 
+use budget::Budget;
 pub use peer::run_peer;
 
 fn name(value: impl clap::ValueEnum) -> String {
@@ -198,7 +227,12 @@ pub fn run(arguments: &SocketsArguments, output: Output) -> Result<Exit, Failure
         packets::run(arguments, parts, &mut report, output)?;
         return finish(&report, options, output);
     }
-    for part in chosen(&arguments.parts, &PARTS)? {
+    let parts = chosen(&arguments.parts, &PARTS)?;
+    let seconds = options.amount(arguments.budget, 1200, 300);
+    let cases = parts.iter().map(|part| part.cases()).sum();
+    let time = Budget::new(Duration::from_secs(seconds), cases);
+    let arguments = &SocketsArguments { time, ..arguments.clone() };
+    for part in parts {
         match part {
             Part::Data => data(arguments, &mut report, output)?,
             Part::Connections => connections(arguments, &mut report, output)?,
@@ -213,6 +247,7 @@ pub fn run(arguments: &SocketsArguments, output: Output) -> Result<Exit, Failure
             Part::Breakdown => parts::breakdown(arguments, &mut report, output)?,
             // Refused before.
             Part::Partitions | Part::Isolation | Part::Idle => {}
+            Part::Wakeups => wakeups::wakeups(arguments, &mut report, output)?,
         }
     }
     finish(&report, options, output)
@@ -237,6 +272,7 @@ const SUBJECT: &str = "user-space sockets";
 /// One row for each contender after the first.
 fn rows(
     report: &mut Report,
+    output: Output,
     case: &str,
     unit: &'static str,
     better: Better,
@@ -247,7 +283,7 @@ fn rows(
         let row = Row::new(case, contenders[0], unit, better, &figures[0])
             .against(*peer, &figures[0], theirs)
             .beside("cores", online().min(2));
-        report.push(row);
+        report.push(shown(row, output));
     }
 }
 
@@ -258,9 +294,24 @@ fn measure(
     (case, unit, better): (&str, &'static str, Better),
     mut contenders: Vec<Contender<'_>>,
 ) -> anyhow::Result<()> {
-    let figures = alternate(arguments.options.turns(), &mut contenders, output)?;
+    let (time, options) = (&arguments.time, &arguments.options);
+    let Some(share) = time.share() else {
+        output.note(format!("left out: {case}: the time of --budget is over"));
+        return Ok(());
+    };
+    let mut turns = options.turns();
+    if !options.quick {
+        turns = time.fit(turns, share, || {
+            for contender in &mut contenders {
+                (contender.turn)().with_context(|| format!("{}, a trial", contender.name))?;
+            }
+            Ok(())
+        })?;
+    }
+    let figures = alternate(turns, &mut contenders, output)?;
+    time.reset();
     let names: Vec<&str> = contenders.iter().map(|contender| contender.name).collect();
-    rows(report, case, unit, better, &names, &figures);
+    rows(report, output, case, unit, better, &names, &figures);
     Ok(())
 }
 
@@ -408,6 +459,7 @@ fn asker_with(
     more: &[String],
 ) -> anyhow::Result<f64> {
     let own = std::env::current_exe().context("finding this program")?;
+    let rounds = arguments.time.rounds(rounds);
     let mut command = command(arguments, accelerated, own.as_os_str())?;
     command.args(["bench", "sockets-peer", "--rounds", &rounds.to_string()]);
     command.args(["--work", &name(work), "--transport", &name(transport)]);

@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use super::super::ports::free_port;
 use super::super::report::{Better, Report};
 use super::super::turns::{Contender, pin, unpin};
-use super::{SUBJECT, SocketsArguments, command, measure};
+use super::{Part, SUBJECT, SocketsArguments, command, measure};
 use crate::output::Output;
 
 const PEER: &str = "kernel TCP";
@@ -70,15 +70,17 @@ pub fn redis(
     output: Output,
 ) -> anyhow::Result<()> {
     if missing(&["redis-server", "redis-benchmark"], output) {
+        arguments.time.skip(Part::Redis.cases());
         return Ok(());
     }
     let options = &arguments.options;
     for (connections, requests) in
-        [(1_u32, options.size(100_000, 200)), (50, options.size(200_000, 500))]
+        [(1_u32, options.size(100_000_u64, 200)), (50, options.size(200_000, 500))]
     {
         for test in ["get", "set"] {
             let turn = |accelerated| {
                 move || {
+                    let requests = arguments.time.rounds(requests);
                     let port = free_port()?;
                     let text = port.to_string();
                     let mut server = command(arguments, accelerated, OsStr::new("redis-server"))?;
@@ -114,9 +116,10 @@ pub fn nginx(
     output: Output,
 ) -> anyhow::Result<()> {
     if missing(&["nginx", "wrk"], output) {
+        arguments.time.skip(Part::Nginx.cases());
         return Ok(());
     }
-    let seconds = arguments.options.size(3, 1);
+    let seconds = arguments.options.amount(None, 3, 1);
     for connections in [1_u32, 50] {
         for latency in [false, true] {
             // A rate, and with one connection the median answer.
