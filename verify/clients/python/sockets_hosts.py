@@ -71,34 +71,49 @@ def both_ways(peer, total, seed):
 
 
 def bulk_server(host, port, total):
+    def talk(peer):
+        echo_words(peer)
+        both_ways(peer, total, 1)
+
     listener = listen(host, port)
     while True:
         peer, _ = listener.accept()
-        threading.Thread(target=both_ways, args=(peer, total, 1), daemon=True).start()
+        threading.Thread(target=talk, args=(peer,), daemon=True).start()
 
 
-def warm(peer, rounds=300):
-    """Words to and fro, until both relays have the connection; the other end echoes."""
-    for turn in range(rounds):
-        word = turn.to_bytes(8, "little")
-        peer.sendall(word)
-        got = b""
-        while len(got) < 8:
-            piece = peer.recv(8 - len(got))
-            assert piece, "the other end is gone"
-            got += piece
-        assert got == word
+LAST_WORD = b"\xff" * 8
+
+
+def say(peer, word):
+    peer.sendall(word)
+    assert read_word(peer) == word
+
+
+def read_word(peer):
+    got = b""
+    while len(got) < 8:
+        piece = peer.recv(8 - len(got))
+        assert piece, "the other end is gone"
+        got += piece
+    return got
+
+
+def warm(peer):
+    """Words to and fro; the other end echoes. They end where the file READY is there, or, without one, when both
+    relays have had time for the connection."""
+    ready, turn = os.environ.get("READY"), 0
+    while not os.path.exists(ready) if ready else turn < 300:
+        say(peer, turn.to_bytes(8, "little"))
+        turn += 1
         time.sleep(0.001)
+    say(peer, LAST_WORD)
 
 
-def echo_words(peer, rounds=300):
-    for _ in range(rounds):
-        got = b""
-        while len(got) < 8:
-            piece = peer.recv(8 - len(got))
-            assert piece, "the other end is gone"
-            got += piece
-        peer.sendall(got)
+def echo_words(peer):
+    word = b""
+    while word != LAST_WORD:
+        word = read_word(peer)
+        peer.sendall(word)
 
 
 def fate(peer):
@@ -348,6 +363,7 @@ def main():
     more = [int(word) for word in sys.argv[4:]]
     if mode == "bulk":
         peer = connect(host, port)
+        warm(peer)
         both_ways(peer, more[0], 2)
         print("both ways", more[0])
         return

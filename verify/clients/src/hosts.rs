@@ -1,6 +1,8 @@
 //! Two hosts on this one: network namespaces with a cable between them, each with a monitor and a
 //! relay of its own.
 
+use std::fs::File;
+use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -157,6 +159,34 @@ impl Hosts {
     /// When a relay does not answer.
     #[must_use]
     pub fn start_with(test: &str, scheme: &str, knows: [bool; 2], hold: u16) -> Option<Self> {
+        let more = format!("sleepers_hold_seconds = {hold}\nover_tcp = true\n");
+        Self::start_over(test, knows, &more, |_, _, address| format!("{scheme}://{address}"))
+    }
+
+    /// Two hosts with a memory window between them, in a file, and nothing else that may carry connections.
+    ///
+    /// # Panics
+    ///
+    /// When a relay does not answer.
+    #[must_use]
+    pub fn start_with_window(test: &str) -> Option<Self> {
+        const WINDOW_BYTES: u64 = 64 << 20;
+        let url = |folder: &Path, side: usize, address: String| {
+            let window = folder.join("window");
+            let file = File::options().create(true).append(true).open(&window).expect("a file");
+            file.set_len(WINDOW_BYTES).expect("room for a window");
+            format!("ntb://{address}?window={}&side={side}", window.display())
+        };
+        Self::start_over(test, [true, true], "", url)
+    }
+
+    /// `more` of the file with the hosts; `url` of a relay, in that of the host at its second argument.
+    fn start_over(
+        test: &str,
+        knows: [bool; 2],
+        more: &str,
+        url: impl Fn(&Path, usize, String) -> String,
+    ) -> Option<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         need(test, "ip")?;
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
@@ -175,13 +205,11 @@ impl Hosts {
         }
         for at in 0..2 {
             let (own, peer) = (ADDRESSES[at], ADDRESSES[1 - at]);
-            let mut text = format!(
-                "listen = \"{scheme}://{own}:{RELAY}\"\nsleepers_hold_seconds = {hold}\nover_tcp = true\n"
-            );
+            let relay = |host: &str| url(all._folder.path(), at, format!("{host}:{RELAY}"));
+            let mut text = format!("listen = \"{}\"\n{more}", relay(own));
             if knows[at] {
-                text += &format!(
-                    "[[hosts]]\naddresses = [\"{peer}\"]\nrelay = \"{scheme}://{peer}:{RELAY}\"\n"
-                );
+                let peer_relay = relay(peer);
+                text += &format!("[[hosts]]\naddresses = [\"{peer}\"]\nrelay = \"{peer_relay}\"\n");
             }
             let path = all._folder.path().join(format!("{at}.toml"));
             std::fs::write(&path, text).expect("a file");

@@ -74,21 +74,36 @@ fn end(mut child: Child) {
     eventually("the end of a program", PATIENCE, || child.try_wait().unwrap());
 }
 
-/// Has the same conversation until enough of it went over the fabric: where everything else runs at
-/// the same time, the relays may find each other only when it is half over.
-fn over_fabric(hosts: &Hosts, mut enough: impl FnMut([u64; 2]) -> bool, mut talk: impl FnMut()) {
-    let mut seen = Vec::new();
-    for _ in 0..5 {
-        let before = hosts.sent();
-        talk();
-        let now = hosts.sent();
-        let moved = [0, 1].map(|at| now[at] - before[at]);
-        if enough(moved) {
-            return;
+/// A conversation of which all but the first words go over the fabric, if both ends are accelerated: the program says
+/// words until it is told that both relays have its connection. What it said, and what each relay sent.
+fn converse(
+    hosts: &Hosts,
+    (server, client): (bool, bool),
+    mode: &str,
+    more: &[&str],
+) -> (String, [u64; 2]) {
+    let folder = tempfile::tempdir().unwrap();
+    let ready = folder.path().join("ready");
+    let paired = || [0, 1].map(|at| hosts.hosts[at].count("paired"));
+    let (earlier, before) = (paired(), hosts.sent());
+    let all = words(mode, more);
+    let all: Vec<&str> = all.iter().map(String::as_str).collect();
+    let mut command = hosts.hosts[1].monitor().command(client, &all);
+    command.env("READY", &ready);
+    let output = std::thread::scope(|scope| {
+        let talking = scope.spawn(|| bounded(&mut command, 2 * PATIENCE));
+        if server && client {
+            eventually("a connection that both relays have", PATIENCE, || {
+                let now = paired();
+                (now[0] > earlier[0] && now[1] > earlier[1]).then_some(())
+            });
         }
-        seen.push(moved);
-    }
-    panic!("over the fabric: {seen:?}");
+        std::fs::write(&ready, "").unwrap();
+        talking.join().unwrap()
+    });
+    assert!(output.status.success(), "{mode}: {}", said(&output));
+    let now = hosts.sent();
+    (String::from_utf8_lossy(&output.stdout).into_owned(), [0, 1].map(|at| now[at] - before[at]))
 }
 
 fn hosts(test: &str) -> Option<Hosts> {
@@ -104,22 +119,34 @@ fn both_directions_at_once_in_every_pairing_with_every_byte_looked_at() {
     let total = whole.to_string();
     for (server, client) in PAIRINGS {
         let _server = serve(&hosts, server, "bulk_server", &[&total]);
-        let enough = |moved: [u64; 2]| {
-            if server && client {
-                moved.iter().all(|&bytes| bytes > whole / 2)
-            } else {
-                // Unaccelerated peers are the kernel's.
-                assert_eq!(moved, [0, 0], "server {server}, client {client}");
-                true
-            }
-        };
-        over_fabric(&hosts, enough, || {
-            let text = ask(&hosts, client, "bulk", &[&total]);
-            assert!(text.contains("both ways"), "{server} {client}: {text}");
-        });
+        let (text, moved) = converse(&hosts, (server, client), "bulk", &[&total]);
+        assert!(text.contains("both ways"), "{server} {client}: {text}");
+        if server && client {
+            assert!(moved.iter().all(|&bytes| bytes > whole / 2), "{moved:?}");
+        } else {
+            // Unaccelerated peers are the kernel's.
+            assert_eq!(moved, [0, 0], "server {server}, client {client}");
+        }
         note(&format!("{whole} bytes each way between hosts, accelerated: {server}, {client}"));
         hosts.all_let_go();
     }
+}
+
+/// TCP is not allowed here to carry anything between relays, so what they sent went through the window.
+#[test]
+fn connections_between_hosts_go_through_a_memory_window() {
+    let test = "connections_between_hosts_go_through_a_memory_window";
+    if need(test, "python3").is_none() {
+        return;
+    }
+    let Some(hosts) = Hosts::start_with_window(test) else { return };
+    let whole: u64 = if deep() { 40_000_000 } else { 6_000_000 };
+    let total = whole.to_string();
+    let _server = serve(&hosts, true, "bulk_server", &[&total]);
+    let (text, moved) = converse(&hosts, (true, true), "bulk", &[&total]);
+    assert!(text.contains("both ways"), "{text}");
+    assert!(moved.iter().all(|&bytes| bytes > whole / 2), "{moved:?}");
+    hosts.all_let_go();
 }
 
 #[test]
@@ -127,14 +154,9 @@ fn a_half_closed_connection_is_answered_to_its_end() {
     let test = "a_half_closed_connection_is_answered_to_its_end";
     let Some(hosts) = hosts(test) else { return };
     let _server = serve(&hosts, true, "half_server", &[]);
-    over_fabric(
-        &hosts,
-        |moved| moved[1] > 2_000_000,
-        || {
-            let text = ask(&hosts, true, "half", &["3000000"]);
-            assert!(text.contains("half and half"), "{text}");
-        },
-    );
+    let (text, moved) = converse(&hosts, (true, true), "half", &["3000000"]);
+    assert!(text.contains("half and half"), "{text}");
+    assert!(moved[0] > 200_000 && moved[1] > 2_000_000, "{moved:?}");
     hosts.all_let_go();
 }
 
@@ -162,14 +184,9 @@ fn parent_and_child_of_a_fork_write_to_one_connection() {
     let lines = LINES.to_string();
     let _server = serve(&hosts, true, "fork_server", &[&lines]);
     for _ in 0..2 {
-        over_fabric(
-            &hosts,
-            |moved| moved[0] > 2 * LINES * 24,
-            || {
-                let text = ask(&hosts, true, "fork_client", &[&lines]);
-                assert!(text.contains("every line of both"), "{text}");
-            },
-        );
+        let (text, moved) = converse(&hosts, (true, true), "fork_client", &[&lines]);
+        assert!(text.contains("every line of both"), "{text}");
+        assert!(moved[0] > 2 * LINES * 24, "{moved:?}");
     }
     hosts.all_let_go();
 }
