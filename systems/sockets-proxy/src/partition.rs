@@ -139,6 +139,8 @@ pub struct Partition {
     made_room: bool,
     /// This thread's rest as posted; odd: asleep, or about to be.
     rest: u64,
+    /// The rest for which the other end's thread was woken to answer.
+    insisted: u64,
     /// The other's rest as echoed.
     echoed: u64,
     bell: usize,
@@ -191,6 +193,7 @@ impl Partition {
             allowed: None,
             made_room: false,
             rest: 0,
+            insisted: 0,
             echoed: 0,
             bell,
             counters: Arc::default(),
@@ -351,7 +354,7 @@ impl Partition {
                 rings(&self.window, &self.geometry);
             (self.data_out, self.data_in) = (data_out, data_in);
             (self.control_out, self.control_in) = (control_out, control_in);
-            (self.rest, self.echoed) = (0, 0);
+            (self.rest, self.insisted, self.echoed) = (0, 0, 0);
         }
     }
 
@@ -723,7 +726,7 @@ impl Partition {
 
     /// The thread wants to sleep: says so. True once the other end's thread knows, so that whatever
     /// comes from now on rings; until then the caller goes on looking, or looks by the clock. With
-    /// `insists` the other end's thread is woken to answer; without, one that sleeps is let sleep.
+    /// `insists` the other end's thread is woken once to answer; without, one that sleeps is let sleep.
     pub fn rests(&mut self, insists: bool) -> bool {
         if !self.is_up {
             return true;
@@ -734,7 +737,8 @@ impl Partition {
             self.words.post_word(at::REST, self.rest);
             self.words.fence();
         }
-        if insists {
+        // Once: two threads that both want to sleep would wake each other without end.
+        if insists && std::mem::replace(&mut self.insisted, self.rest) != self.rest {
             self.ring_if_resting();
         }
         self.echo();
