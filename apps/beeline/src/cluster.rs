@@ -3,6 +3,7 @@
 //! Everything but `init` talks to the Redis door of some member. What only the leader can do is
 //! carried to the leader.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -13,7 +14,7 @@ use clap::{Args, Subcommand};
 use serde::Serialize;
 
 use crate::config::values::{ClusterWord, MemberWord, Members};
-use crate::config::{Environment, FileLayer, Knob as _, ServeConfig, ServeFlags};
+use crate::config::{Environment, FileLayer, Knob as _, ServeConfig, ServeFlags, SetMembers};
 use crate::exit::{Exit, Failure};
 use crate::output::{Output, table};
 
@@ -59,6 +60,10 @@ pub struct InitArguments {
     /// The members: NUMBER=FABRIC-ADDRESS@RESP-ADDRESS, apart by commas.
     #[arg(long, value_name = "MEMBERS", value_parser = Members::parse)]
     pub peers: Members,
+    /// The members' documents are a replica set; each listens for MongoDB clients at its address of RESP, at
+    /// port 27017 or, with others of its host before it, at the next.
+    #[arg(long)]
+    pub documents: bool,
     /// Where the files go, and where each member's data will lie.
     #[arg(long, value_name = "PATH", default_value = ".")]
     pub directory: PathBuf,
@@ -137,7 +142,7 @@ fn told(output: Output, what: &str) -> Result<Exit, Failure> {
 }
 
 fn init(arguments: &InitArguments, output: Output) -> Result<Exit, Failure> {
-    let InitArguments { peers, directory } = arguments;
+    let InitArguments { peers, documents, directory } = arguments;
     if peers.0.is_empty() {
         return Err(Failure::new(Exit::Usage, anyhow::anyhow!("--peers names nobody")));
     }
@@ -147,6 +152,14 @@ fn init(arguments: &InitArguments, output: Output) -> Result<Exit, Failure> {
     let (flags, file, environment) = <(ServeFlags, FileLayer, Environment)>::default();
     let (usual, _) =
         ServeConfig::load(&flags, &file, &environment).context("the defaults of `serve`")?;
+    let set = match (documents, usual.documents.address.0) {
+        (true, Some(door)) => documents_doors(door.port(), &peers.0),
+        _ => SetMembers(BTreeMap::new()),
+    };
+    let documents = match set.0.is_empty() {
+        true => String::new(),
+        false => format!("[documents]\nmembers = {:?}\n", set.show()),
+    };
     let usual = usual.http_address.0;
     let mut files = Vec::new();
     for member in &peers.0 {
@@ -154,7 +167,7 @@ fn init(arguments: &InitArguments, output: Output) -> Result<Exit, Failure> {
         let file = directory.join(format!("node-{}.toml", member.id));
         let text = format!(
             "# Member {} of cluster {cluster}: beeline serve --config {}\n[serve]\ndata = {:?}\n\
-             cluster = {cluster:?}\nnode-id = {}\npeers = {:?}\n{}",
+             cluster = {cluster:?}\nnode-id = {}\npeers = {:?}\n{}{documents}",
             member.id,
             file.display(),
             data.display().to_string(),
@@ -170,14 +183,31 @@ fn init(arguments: &InitArguments, output: Output) -> Result<Exit, Failure> {
         files.push(file.display().to_string());
     }
     if output.json {
-        output.object(&serde_json::json!({ "cluster": cluster, "files": files }))?;
+        output.object(
+            &serde_json::json!({ "cluster": cluster, "files": files, "documents": set.show() }),
+        )?;
     } else {
         output.line(format!("cluster {cluster}"))?;
         for file in &files {
             output.line(format!("  beeline serve --config {file}"))?;
         }
+        if !set.0.is_empty() {
+            let hosts: Vec<String> = set.0.values().map(ToString::to_string).collect();
+            output.line(format!("documents mongodb://{}/?replicaSet=rs0", hosts.join(",")))?;
+        }
     }
     Ok(Exit::Done)
+}
+
+/// Where the members listen for MongoDB clients: each its host, those of one host at one port after another.
+fn documents_doors(first: u16, members: &[MemberWord]) -> SetMembers {
+    let door = |member: &MemberWord| {
+        let before = members.iter().take_while(|other| other.id != member.id);
+        let taken = before.filter(|other| other.resp.ip() == member.resp.ip()).count();
+        let port = first.saturating_add(u16::try_from(taken).unwrap_or(u16::MAX));
+        (member.id, SocketAddr::new(member.resp.ip(), port))
+    };
+    SetMembers(members.iter().map(door).collect())
 }
 
 /// The line that gives a member a status page of its own, behind the `usual` one, where others of
@@ -360,5 +390,25 @@ mod tests {
             members.iter().map(|member| status_page(usual, &members, member)).collect();
         let own = "http-address = \"127.0.0.1:9465\"\n";
         assert_eq!(lines, ["", "", own, "", own]);
+    }
+
+    #[test]
+    fn members_of_one_host_listen_for_documents_one_port_after_another() {
+        let word = "1=10.0.0.1:4790@10.0.0.1:6379,2=10.0.0.2:4790@10.0.0.2:6379,\
+                    3=10.0.0.1:4791@10.0.0.1:6380";
+        let Ok(Members(members)) = Members::parse(word) else { panic!("three members") };
+        let set = documents_doors(27017, &members);
+        assert_eq!(set.show(), "1=10.0.0.1:27017,2=10.0.0.2:27017,3=10.0.0.1:27018");
+        assert_eq!(SetMembers::parse(&set.show()), Ok(set));
+        for wrong in [
+            "1",
+            "0=10.0.0.1:1",
+            "1=10.0.0.1:0",
+            "1=a:1",
+            "1=10.0.0.1:1,1=10.0.0.1:2",
+            "1=10.0.0.1:1,2=10.0.0.1:1",
+        ] {
+            assert!(SetMembers::parse(wrong).is_err(), "{wrong}");
+        }
     }
 }

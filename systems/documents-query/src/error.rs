@@ -41,6 +41,8 @@ codes! {
     TransactionTooLarge = 257, ChangeStreamFatalError = 280, ChangeStreamHistoryLost = 286,
     NoReplicationEnabled = 76, NotYetInitialized = 94, Interrupted = 11601, CursorInUse = 321,
     IncompleteTransactionHistory = 217, NotWritablePrimary = 10107, InterruptedAtShutdown = 11600,
+    NotPrimaryNoSecondaryOk = 13435, NotPrimaryOrSecondary = 13436, PrimarySteppedDown = 189,
+    InterruptedDueToReplStateChange = 11602,
     BsonObjectTooLarge = 10334, DuplicateKey = 11000, ClientDisconnect = 279, Exceeded = 91,
     InvalidUuid = 207, OutOfDiskSpace = 14031, ConversionFailure = 241, InvalidIndexSpecificationOption = 197,
     FailPointEnabled = 6500, ExpressionUnknown = 168, ParallelArrays = 171, CannotIndexArray = 16766, StageUnknown = 40324, StageShape = 40323,

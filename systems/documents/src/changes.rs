@@ -187,7 +187,7 @@ impl Changes {
         if self.behind < engine.log_floor.load(std::sync::atomic::Ordering::Acquire) {
             return log::history_lost();
         }
-        let until = engine.clock.last();
+        let until = engine.told_until();
         if self.ended || until <= self.behind {
             return Ok(());
         }

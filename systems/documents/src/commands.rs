@@ -15,6 +15,8 @@ use bson::{Bson, Document, doc};
 use crate::catalog::{Collection, Database, check_database_name, is_simple_collation};
 use crate::engine::{Engine, whole_field};
 use crate::operation::Operation;
+use crate::replica::concern::{self, Held};
+use crate::replica::source::COMMAND as REPLICA;
 use crate::reply::Reply;
 use crate::retry::Retry;
 use crate::scram::Conversation;
@@ -52,6 +54,8 @@ pub struct Session {
     pub users_seen: u64,
     /// What the command that runs shares with those of its cursor.
     pub operation: Operation,
+    /// What the reply to the last command waits for.
+    pub held: Option<Held>,
 }
 
 /// A request as the wire brought it.
@@ -515,12 +519,15 @@ const OPEN: &[&str] = &[
     "logout",
     "getnonce",
     "whatsmyuri",
+    // It says itself which cluster it belongs to.
+    REPLICA,
 ];
 
 /// Runs a command; its reply, failed or not.
 pub fn run(context: &mut Context<'_>) -> Reply {
     let name = context.request.name().to_owned();
-    match dispatch(context, &name) {
+    context.session.held = None;
+    match dispatch(context, &name).and_then(|reply| held(context, &name, reply)) {
         Ok(reply) => {
             if transactions::has_failed(&reply) {
                 transactions::failed(context);
@@ -533,9 +540,21 @@ pub fn run(context: &mut Context<'_>) -> Reply {
             tracing::debug!(command = name, code = error.code as i32, %error, "a command failed");
             let mut reply = failure(&error);
             transactions::label(context, &error, &mut reply);
+            concern::label(&name, &context.request.body, error.code, &mut reply);
             Reply::Document(reply)
         }
     }
+}
+
+/// Notes what the reply waits for.
+fn held(context: &mut Context<'_>, name: &str, reply: Reply) -> Result<Reply> {
+    if let Some(replica) = context.engine.replica.get()
+        && !matches!(reply, Reply::Later(_))
+    {
+        let majority = context.session.operation.majority;
+        context.session.held = replica.hold(name, &context.request.body, majority)?;
+    }
+    Ok(reply)
 }
 
 /// An error as a reply.
@@ -556,7 +575,7 @@ pub fn failure(error: &QueryError) -> Document {
 fn dispatch(context: &mut Context<'_>, name: &str) -> Result<Reply> {
     context.engine.metrics.documents_commands.add_shared(1);
     context.session.operation =
-        Operation { memory: Memory::of_operation(&context.engine.memory), transaction: None };
+        Operation { memory: Memory::of_operation(&context.engine.memory), ..Operation::default() };
     context.check_session()?;
     identity::look_again(context)?;
     match context.request.body.get_str("$db") {
@@ -587,7 +606,13 @@ fn dispatch(context: &mut Context<'_>, name: &str) -> Result<Reply> {
             "read concern 'snapshot' is not supported by this server",
         );
     }
+    if let Some(replica) = context.engine.replica.get() {
+        replica.admit(name, &context.request.body)?;
+        let level = context.document("readConcern")?.and_then(|one| one.get_str("level").ok());
+        context.session.operation.majority = matches!(level, Some("majority" | "linearizable"));
+    }
     match name {
+        REPLICA | "resync" | "beelineSync" => server::replica(context, name),
         "saslStart" => identity::start(context),
         "saslContinue" => identity::go_on(context),
         "createUser" | "updateUser" => identity::put_user(context, name),

@@ -19,6 +19,7 @@ use tokio::sync::watch;
 use crate::commands::{self, Context, Identity, Request, Session};
 use crate::engine::Engine;
 use crate::log::stamp;
+use crate::replica::Replica;
 use crate::reply::Reply;
 use crate::wire;
 
@@ -208,12 +209,27 @@ async fn serve(mut stream: TcpStream, peer: SocketAddr, shared: &Shared) -> std:
             consumed += length;
             shared.engine.metrics.documents_input_bytes.add_shared(length as u64);
             let long = may_take_long(&request);
-            let again = (request.name() == "getMore").then(|| request.clone());
+            let replica = shared.engine.replica.get();
+            let (name, internal) =
+                (request.name().to_owned(), Replica::is_internal(request.name()));
+            let again = (internal || name == "getMore").then(|| request.clone());
             let mut until = None;
+            let concern = replica.map(|_| concern_of(&request)).unwrap_or_default();
+            if let Some(replica) = replica
+                && let Err(error) = replica.catch_up(&concern).await
+            {
+                reply_id = reply_id.wrapping_add(1);
+                let reply = Reply::Document(commands::failure(&error));
+                wire::write(manner, reply_id, &reply, &times(shared), false, &mut output);
+                continue;
+            }
             let mut request = Some(request);
             let reply = loop {
                 // Registered before the look, so that no change is missed between the two.
-                let changed = shared.engine.changed.notified();
+                let changed = match replica.filter(|_| internal) {
+                    Some(replica) => replica.store.grown.notified(),
+                    None => shared.engine.changed.notified(),
+                };
                 tokio::pin!(changed);
                 changed.as_mut().enable();
                 let may_wait = again.is_some()
@@ -240,6 +256,16 @@ async fn serve(mut stream: TcpStream, peer: SocketAddr, shared: &Shared) -> std:
                     () = tokio::time::sleep(left) => {}
                     _ = stop.changed() => {}
                 }
+            };
+            let reply = match (session.held.take(), replica) {
+                (Some(held), Some(replica)) if !manner.silent => {
+                    if !output.is_empty() {
+                        stream.write_all(&output).await?;
+                        output.clear();
+                    }
+                    replica.release(held, reply, &name, &concern).await
+                }
+                _ => reply,
             };
             if !manner.silent {
                 reply_id = reply_id.wrapping_add(1);
@@ -279,6 +305,13 @@ async fn serve(mut stream: TcpStream, peer: SocketAddr, shared: &Shared) -> std:
             return Ok(());
         }
     }
+}
+
+/// What is needed of a command once it ran.
+fn concern_of(request: &Request) -> Document {
+    let kept = ["readConcern", "txnNumber", "autocommit"];
+    let body = &request.body;
+    kept.iter().filter_map(|name| Some(((*name).to_owned(), body.get(name)?.clone()))).collect()
 }
 
 /// The longest message a client may send now.
@@ -357,7 +390,8 @@ async fn upkeep(shared: Arc<Shared>) {
         if ended > 0 {
             tracing::info!(ended, "transactions that lasted too long were ended");
         }
-        if turn.is_multiple_of(12) {
+        // A secondary's documents are changed by its primary alone.
+        if turn.is_multiple_of(12) && engine.replica.get().is_none_or(|replica| replica.writes()) {
             tokio::task::block_in_place(|| {
                 if let Err(error) = engine.trim_log().and_then(|()| crate::retry::reap(engine)) {
                     tracing::warn!(%error, "the log of documents could not be trimmed");

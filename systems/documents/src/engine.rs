@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 use beeline_documents_query::error::{Code, QueryError, Result, fail};
 use beeline_documents_query::memory::Memory;
@@ -15,6 +15,7 @@ use crate::cursor::Cursors;
 use crate::layout::{SYSTEM_ROW, kind, numbered, word};
 use crate::log;
 use crate::operation::Operation;
+use crate::replica::Replica;
 use crate::retry::Retry;
 use crate::scan::SLICE;
 use crate::stats::DocumentsMetrics;
@@ -23,6 +24,7 @@ use crate::transaction::{self, Transactions};
 use crate::versions::History;
 
 mod indexes;
+mod replica;
 
 /// Bytes of keys deleted in one batch.
 const DELETED_BYTES: usize = 1 << 20;
@@ -83,7 +85,9 @@ pub struct Engine {
     next_operation: AtomicU64,
     started_ms: u64,
     /// The time of the log.
-    pub clock: log::Clock,
+    pub clock: Arc<log::Clock>,
+    /// The replica set this node is a member of.
+    pub replica: OnceLock<Arc<Replica>>,
     log_bytes: u64,
     /// Clients must show who they are.
     pub authentication: bool,
@@ -161,7 +165,8 @@ impl Engine {
             builds: Mutex::default(),
             next_operation: AtomicU64::new(1),
             started_ms: store.now_ms(),
-            clock: log::Clock::default(),
+            clock: store.clock().unwrap_or_default(),
+            replica: OnceLock::new(),
             log_bytes: options.log_bytes,
             authentication: options.authentication,
             changed: tokio::sync::Notify::new(),
@@ -176,15 +181,28 @@ impl Engine {
         for database in engine.databases() {
             engine.clock.pass(engine.with(&database, |row| log::last(row))?);
         }
-        engine.clock.next(engine.now_ms());
-        engine.mark_log()?;
-        for database in engine.databases() {
-            engine.end_halves(&database, true);
-        }
-        if let Err(error) = engine.forget_dropped() {
-            tracing::warn!(%error, "dropped databases cannot be forgotten yet");
+        // A member of a replica set changes nothing until it leads.
+        if engine.store.clock().is_none() {
+            engine.clock.next(engine.now_ms());
+            engine.mark_log()?;
+            for database in engine.databases() {
+                engine.end_halves(&database, true);
+            }
+            if let Err(error) = engine.forget_dropped() {
+                tracing::warn!(%error, "dropped databases cannot be forgotten yet");
+            }
         }
         Ok(engine)
+    }
+
+    /// Ends what an earlier primary left half done: builds of indexes, deletions.
+    pub fn take_over(&self) {
+        for database in self.databases() {
+            self.end_halves(&database, false);
+        }
+        if let Err(error) = self.finish_builds() {
+            tracing::warn!(%error, "an index build that was cut short cannot end yet");
+        }
     }
 
     /// Ends what was left half done in a database: what cannot be ended now is tried again later,

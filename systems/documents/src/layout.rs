@@ -8,6 +8,8 @@
 //! | 4, optime u64 | log entry (BSON) |
 //! | 5, session 16 bytes, statement | outcome of a retryable write (BSON) |
 //! | 6, word | numbers of the database (BSON) |
+//! | 7, optime u64 | entry of the operation log, in a member of a replica set |
+//! | 8, word | what a member keeps for itself |
 //!
 //! Numbers in keys are big-endian. The row without a name holds the node's own: 1, name of a
 //! database; 2, name of a user.
@@ -32,6 +34,10 @@ pub mod kind {
     pub const OUTCOME: u8 = 5;
     /// Numbers of the database.
     pub const NUMBERS: u8 = 6;
+    /// The operation log of a member of a replica set ([`crate::replica::entry`]).
+    pub const OPLOG: u8 = 7;
+    /// What a member keeps for itself.
+    pub const OWN: u8 = 8;
 }
 
 /// A key of a word.

@@ -31,6 +31,7 @@ pub mod node_store;
 pub mod operation;
 pub mod plan;
 mod query;
+pub mod replica;
 pub mod reply;
 pub mod retry;
 pub mod scan;
@@ -47,5 +48,5 @@ pub mod write;
 
 pub use channel::{ChannelHandle, ChannelOptions, FabricClient, FabricWelcome};
 pub use engine::{Engine, EngineOptions};
-pub use service::{Documents, DocumentsError, DocumentsOptions};
+pub use service::{Documents, DocumentsError, DocumentsOptions, Membership};
 pub use stats::DocumentsMetrics;

@@ -4,14 +4,19 @@
 //! of what a crash could take back.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 use beeline_documents_query::error::{Code, QueryError, Result};
 use beeline_kv::{
-    Applied, Change as Written, Condition, Key, Keyspace, KvError, NamespaceOptions, PutOptions,
-    Range, Write,
+    Applied, Change as Written, Condition, Embedded, Key, Keyspace, KvError, NamespaceOptions,
+    PutOptions, Range, Write,
 };
 use beeline_node::NodeHandle;
 
+use crate::service::DocumentsError;
 use crate::store::{Backing, Change, Store, Stretch, Visitor};
 
 /// The namespace all documents of a node lie in.
@@ -88,26 +93,49 @@ impl Backing for Row<'_, '_> {
 
     fn apply(&mut self, changes: &[Change]) -> Result<Option<usize>> {
         self.changed = true;
-        let values: Vec<[&[u8]; 1]> =
-            changes.iter().map(|one| [one.value.as_deref().unwrap_or_default()]).collect();
-        let writes: Vec<Write<'_>> = changes
-            .iter()
-            .zip(&values)
-            .map(|(one, value)| Write {
-                namespace: NAMESPACE,
-                key: Key { row: self.row, name: &one.key },
-                condition: if one.absent { Condition::Absent } else { Condition::None },
-                change: match one.value {
-                    Some(_) => Written::Put { value, options: PutOptions::default() },
-                    None => Written::Delete,
-                },
-            })
-            .collect();
-        match self.keyspace.apply(&writes).map_err(failed)? {
-            Applied::Done(_) => Ok(None),
-            Applied::Refused { write, .. } => Ok(Some(write)),
-        }
+        let all: Vec<(&[u8], &Change)> = changes.iter().map(|one| (self.row, one)).collect();
+        apply(self.keyspace, &all)
     }
+}
+
+/// Makes changes of rows, as one batch.
+fn apply(keyspace: &mut Keyspace<'_>, changes: &[(&[u8], &Change)]) -> Result<Option<usize>> {
+    let values: Vec<[&[u8]; 1]> =
+        changes.iter().map(|(_, one)| [one.value.as_deref().unwrap_or_default()]).collect();
+    let writes: Vec<Write<'_>> = changes
+        .iter()
+        .zip(&values)
+        .map(|((row, one), value)| Write {
+            namespace: NAMESPACE,
+            key: Key { row, name: &one.key },
+            condition: if one.absent { Condition::Absent } else { Condition::None },
+            change: match one.value {
+                Some(_) => Written::Put { value, options: PutOptions::default() },
+                None => Written::Delete,
+            },
+        })
+        .collect();
+    match keyspace.apply(&writes).map_err(failed)? {
+        Applied::Done(_) => Ok(None),
+        Applied::Refused { write, .. } => Ok(Some(write)),
+    }
+}
+
+/// Changes of rows with their rows.
+fn of_rows(rows: &[(Vec<u8>, Vec<Change>)]) -> Vec<(&[u8], &Change)> {
+    rows.iter().flat_map(|(row, all)| all.iter().map(|one| (row.as_slice(), one))).collect()
+}
+
+fn apply_all(
+    keyspace: &mut Keyspace<'_>,
+    rows: &[(Vec<u8>, Vec<Change>)],
+    then: &mut dyn FnMut(),
+) -> Result<()> {
+    let done = apply(keyspace, &of_rows(rows));
+    keyspace.commit().map_err(failed)?;
+    done?;
+    then();
+    Ok(())
 }
 
 impl Store for NodeStore {
@@ -129,5 +157,95 @@ impl Store for NodeStore {
     fn space(&self) -> (u64, u64) {
         let pool = self.node.store().pool();
         (pool.used_bytes(), pool.capacity_bytes())
+    }
+
+    fn apply_all(&self, rows: &[(Vec<u8>, Vec<Change>)], then: &mut dyn FnMut()) -> Result<()> {
+        let all: Vec<usize> = (0..self.node.store().shards()).collect();
+        self.node.with_shards(&all, |keyspace| apply_all(keyspace, rows, then))
+    }
+}
+
+/// Between two looks for something to collect.
+const UPKEEP_PAUSE: Duration = Duration::from_millis(200);
+
+/// A store with a pool of its own: a member of a cluster, whose node's pool is replaced as a whole where the
+/// cluster's log installs a snapshot, keeps its documents beside it.
+#[derive(Debug)]
+pub struct PoolStore {
+    pool: Arc<Embedded>,
+    stop: Arc<AtomicBool>,
+    upkeep: Option<JoinHandle<()>>,
+}
+
+impl PoolStore {
+    /// Over an open store; makes the namespace where it is not there yet, and a thread that collects.
+    ///
+    /// Errors: the store's; no thread could be made.
+    pub fn open(pool: Embedded) -> Result<Self, DocumentsError> {
+        if pool.store().namespace(NAMESPACE).is_none() {
+            pool.with_all(|keyspace| keyspace.create_namespace(NAMESPACE, OPTIONS))?;
+        }
+        let (pool, stop) = (Arc::new(pool), Arc::<AtomicBool>::default());
+        let (kept, stopped) = (Arc::clone(&pool), Arc::clone(&stop));
+        let upkeep = std::thread::Builder::new()
+            .name("documents-upkeep".to_owned())
+            .spawn(move || collect(&kept, &stopped))
+            .map_err(DocumentsError::Thread)?;
+        Ok(Self { pool, stop, upkeep: Some(upkeep) })
+    }
+}
+
+fn collect(pool: &Embedded, stop: &AtomicBool) {
+    while !stop.load(Ordering::Relaxed) {
+        let done = pool.maintain().and_then(|more| {
+            if more {
+                pool.with_all(|keyspace| keyspace.commit())?;
+            }
+            Ok(more)
+        });
+        match done {
+            Ok(true) => {}
+            Ok(false) => std::thread::park_timeout(UPKEEP_PAUSE),
+            Err(error) => {
+                tracing::error!(%error, "the pool of documents cannot be looked after");
+                std::thread::park_timeout(UPKEEP_PAUSE * 25);
+            }
+        }
+    }
+}
+
+impl Drop for PoolStore {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(upkeep) = self.upkeep.take() {
+            upkeep.thread().unpark();
+            let _ = upkeep.join();
+        }
+    }
+}
+
+impl Store for PoolStore {
+    fn with(&self, row: &[u8], work: &mut dyn FnMut(&mut dyn Backing) -> Result<()>) -> Result<()> {
+        let store = self.pool.store();
+        let shard = store.shard_in(NAMESPACE, (row, &[][..])).map_err(failed)?;
+        self.pool
+            .with_shard(shard, |keyspace| {
+                let done = work(&mut Row { keyspace, row, changed: false });
+                keyspace.commit().map_err(failed).and(done)
+            })
+            .map_err(failed)?
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.pool.store().clock().unix_ms()
+    }
+
+    fn space(&self) -> (u64, u64) {
+        let pool = self.pool.store().pool();
+        (pool.used_bytes(), pool.capacity_bytes())
+    }
+
+    fn apply_all(&self, rows: &[(Vec<u8>, Vec<Change>)], then: &mut dyn FnMut()) -> Result<()> {
+        self.pool.with_all(|keyspace| apply_all(keyspace, rows, then))
     }
 }

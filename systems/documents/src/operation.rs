@@ -13,10 +13,12 @@ pub struct Operation {
     pub memory: Arc<Memory>,
     /// The transaction it belongs to.
     pub transaction: Option<Shared>,
+    /// What it reads is answered once a majority of the replica set has it.
+    pub majority: bool,
 }
 
 impl Default for Operation {
     fn default() -> Self {
-        Self { memory: Memory::alone(), transaction: None }
+        Self { memory: Memory::alone(), transaction: None, majority: false }
     }
 }

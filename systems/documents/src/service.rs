@@ -2,9 +2,11 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use beeline_documents_query::QueryError;
-use beeline_kv::KvError;
+use beeline_kv::{Embedded, KvError};
 use beeline_node::NodeHandle;
 use beeline_observe::MetricSet;
 use beeline_service::{Fact, Service};
@@ -13,7 +15,12 @@ use crate::channel::{ChannelHandle, ChannelOptions, Channels};
 use crate::commands::Identity;
 use crate::door::Door;
 use crate::engine::{Engine, EngineOptions};
-use crate::node_store::NodeStore;
+use crate::node_store::{NodeStore, PoolStore};
+use crate::replica::agreed::Agreed;
+use crate::replica::source::TcpSources;
+use crate::replica::store::ReplicaStore;
+use crate::replica::{Propose, Replica, ReplicaOptions, Running};
+use crate::stats::DocumentsMetrics;
 use crate::store::Store;
 
 /// How the service is set.
@@ -54,6 +61,9 @@ pub enum DocumentsError {
     /// The store refused.
     #[error("cannot open the documents in the node's store: {0}")]
     Store(#[from] KvError),
+    /// A thread could not be made.
+    #[error("a thread of the document store cannot be started: {0}")]
+    Thread(#[source] std::io::Error),
     /// What is stored cannot be read.
     #[error("cannot read the stored documents: {0}")]
     Catalog(#[from] QueryError),
@@ -67,6 +77,18 @@ pub struct Documents {
     channels: Channels,
     is_rdma: bool,
     replica_set: Option<String>,
+    running: Option<Running>,
+}
+
+/// What makes a node a member of a replica set.
+#[derive(Debug)]
+pub struct Membership {
+    /// How it is set.
+    pub options: ReplicaOptions,
+    /// What the cluster's log decided.
+    pub agreed: Arc<Agreed>,
+    /// The way into that log.
+    pub propose: Box<dyn Propose>,
 }
 
 impl Documents {
@@ -93,24 +115,75 @@ impl Documents {
             options.replica_set.clone(),
         )
         .map_err(|source| DocumentsError::Listen { address, source })?;
+        let set = options.replica_set.clone();
+        Self::served(engine, door, options, set, options.channel.server.is_rdma)
+    }
+
+    /// With the thread of fabric clients, who are told to use the door where `is_rdma` is false.
+    fn served(
+        engine: Arc<Engine>,
+        door: Door,
+        options: &DocumentsOptions,
+        replica_set: Option<String>,
+        is_rdma: bool,
+    ) -> Result<Self, DocumentsError> {
         let identity = Identity {
             address: door.address().to_string(),
             most_connections: options.most_connections,
-            replica_set: options.replica_set.clone(),
+            replica_set: replica_set.clone(),
         };
         let mut channel = options.channel.clone();
         channel.server.wire = Some(door.address());
-        let is_rdma = channel.server.is_rdma;
+        channel.server.is_rdma = is_rdma;
         let channels = Channels::start(Arc::clone(&engine), identity, channel, options.threads)
             .map_err(DocumentsError::Channel)?;
-        let replica_set = options.replica_set.clone();
-        Ok(Self { engine, door, channels, is_rdma, replica_set })
+        Ok(Self { engine, door, channels, is_rdma, replica_set, running: None })
     }
 
     /// For the thread that meets fabric clients.
     #[must_use]
     pub fn channel_handle(&self) -> ChannelHandle {
         self.channels.handle()
+    }
+
+    /// A member of a replica set, over a pool of its own. Fabric clients are told to use the door: replies
+    /// that wait for other members leave there.
+    ///
+    /// Errors: [`DocumentsError`].
+    pub fn join(
+        pool: Embedded,
+        options: &DocumentsOptions,
+        membership: Membership,
+    ) -> Result<Self, DocumentsError> {
+        let Membership { options: set, agreed, propose } = membership;
+        let inner: Arc<dyn Store> = Arc::new(PoolStore::open(pool)?);
+        let store = Arc::new(ReplicaStore::open(inner, Arc::clone(&agreed.gate))?);
+        let rows: Arc<dyn Store> = Arc::<ReplicaStore>::clone(&store);
+        let engine = Engine::open(rows, &options.engine)?;
+        let sources = Arc::new(TcpSources {
+            cluster: set.cluster,
+            me: set.me,
+            members: set.members.clone(),
+            patience: set.election_timeout.max(Duration::from_millis(200)),
+        });
+        let replica = Arc::new(Replica::new(set, store, agreed));
+        replica.notice_loss()?;
+        let known = engine.replica.set(Arc::clone(&replica));
+        assert!(known.is_ok(), "an engine belongs to one replica set");
+        let (address, threads) = (options.address, options.threads);
+        let set = Some(replica.options.set.clone());
+        let door = Door::open(
+            address,
+            Arc::clone(&engine),
+            threads,
+            options.most_connections,
+            set.clone(),
+        )
+        .map_err(|source| DocumentsError::Listen { address, source })?;
+        let mut served = Self::served(engine, door, options, set, false)?;
+        let running = replica.start(&served.engine, propose, sources);
+        served.running = Some(running.map_err(DocumentsError::Thread)?);
+        Ok(served)
     }
 
     /// Where it listens.
@@ -164,14 +237,38 @@ impl Service for Documents {
         metrics
             .documents_databases
             .set(databases.iter().filter(|one| !one.collections().is_empty()).count() as u64);
+        if let Some(replica) = self.engine.replica.get() {
+            publish(replica, metrics);
+        }
     }
 
     fn health(&self) -> Result<(), String> {
-        self.channels.health()
+        match self.engine.replica.get().and_then(|replica| replica.broken()) {
+            Some(reason) => Err(format!("documents: {reason}")),
+            None => self.channels.health(),
+        }
     }
 
     fn stop(mut self: Box<Self>) {
+        // Replies that wait for other members are given up, then connections end.
+        drop(self.running.take());
         self.channels.stop();
         self.door.close();
     }
+}
+
+/// What a member of a replica set counts.
+fn publish(replica: &Replica, metrics: &DocumentsMetrics) {
+    let counts = &replica.counts;
+    let count = |one: &AtomicU64| one.load(Ordering::Relaxed);
+    let (term, _) = replica.primary();
+    metrics.documents_replica_state.set(replica.state() as u64);
+    metrics.documents_replica_term.set(term);
+    let behind = (replica.latest() >> 32).saturating_sub(replica.store.last().place.time >> 32);
+    metrics.documents_replica_lag_seconds.set(behind.saturating_mul(1_000_000_000));
+    metrics.documents_replica_terms_led.set(count(&counts.led));
+    metrics.documents_replica_applied_entries.set(count(&counts.applied));
+    metrics.documents_replica_taken_back_entries.set(count(&counts.taken_back));
+    metrics.documents_replica_copies.set(count(&counts.copies));
+    metrics.documents_replica_overdue_replies.set(count(&counts.overdue));
 }

@@ -32,5 +32,13 @@ beeline_observe::metrics! {
         counter documents_channel_sleeps: Count, "Times the thread of fabric clients went to sleep.";
         gauge documents_databases: Count, "Databases.";
         gauge documents_collections: Count, "Collections.";
+        gauge documents_replica_state: Count, "What a member of a replica set does, as MongoDB numbers it: 1 primary, 2 secondary, 3 recovering, 5 copying, 9 taking back; 0 in a node by itself.";
+        gauge documents_replica_term: Count, "The term of the replica set.";
+        gauge documents_replica_lag_seconds: Seconds, "How far a secondary's documents are behind the primary's.";
+        gauge documents_replica_terms_led: Count, "Terms this member led in since it started.";
+        gauge documents_replica_applied_entries: Count, "Entries applied since the start that another member made.";
+        gauge documents_replica_taken_back_entries: Count, "Entries taken back since the start: no majority had them. They are in files in the folder rollback of the data.";
+        gauge documents_replica_copies: Count, "Times since the start that all documents were copied from another member.";
+        gauge documents_replica_overdue_replies: Count, "Replies given up since the start while they waited for other members (wtimeout).";
     }
 }

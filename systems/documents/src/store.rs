@@ -9,9 +9,10 @@ use std::fmt::Debug;
 use std::ops::{Bound, ControlFlow};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use beeline_documents_query::error::{Code, QueryError, Result};
+use beeline_documents_query::error::{Code, QueryError, Result, fail};
 
 use crate::catalog::{Collection, Figures};
+use crate::log::Clock;
 
 /// One change of a batch: a key, and its new value or its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -153,6 +154,20 @@ pub trait Store: Debug + Send + Sync {
 
     /// Bytes used and bytes there are.
     fn space(&self) -> (u64, u64);
+
+    /// Locks several rows and makes changes of all of them: one batch. `then` runs before the rows are let go,
+    /// once the changes are persisted. Members of replica sets need it.
+    ///
+    /// Errors: the store's; nothing changed. A store that changes one row at a time refuses.
+    fn apply_all(&self, rows: &[(Vec<u8>, Vec<Change>)], then: &mut dyn FnMut()) -> Result<()> {
+        let _ = (rows, then);
+        fail(Code::CommandNotSupported, "this store changes one row at a time")
+    }
+
+    /// The time of the log, where the store gives it.
+    fn clock(&self) -> Option<Arc<Clock>> {
+        None
+    }
 }
 
 /// Locks a row and returns what `work` returns.
@@ -232,6 +247,15 @@ impl Store for Memory {
 
     fn space(&self) -> (u64, u64) {
         (0, u64::MAX)
+    }
+
+    fn apply_all(&self, rows: &[(Vec<u8>, Vec<Change>)], then: &mut dyn FnMut()) -> Result<()> {
+        let mut all = self.rows.lock().unwrap_or_else(PoisonError::into_inner);
+        for (row, changes) in rows {
+            MemoryRow(all.entry(row.clone()).or_default()).apply(changes)?;
+        }
+        then();
+        Ok(())
     }
 }
 

@@ -503,6 +503,13 @@ impl Transactions {
         self.lifetime_ms
     }
 
+    /// Ends all that are open: another node takes writes now.
+    pub fn abort_all(&self) {
+        let all: Vec<Shared> =
+            lock(&self.sessions).values().map(|(_, known)| Arc::clone(known)).collect();
+        all.iter().for_each(|known| lock(known).abort());
+    }
+
     /// The newest transaction of a session.
     #[must_use]
     pub fn of(&self, session: &[u8]) -> Option<Shared> {

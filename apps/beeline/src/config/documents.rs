@@ -1,5 +1,9 @@
 //! `[documents]`: the door for MongoDB clients.
 
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
 use super::values::{Door, Number, Size, Span, Switch};
 use super::{Knob, Rules, knobs};
 
@@ -10,9 +14,11 @@ knobs! {
         max_connections: Number = "10000", "MongoDB connections served at once.";
         max_cursors: Number = "100000", "Cursors open at once.";
         replica_set: Name = "rs0", "Name of the replica set of which the node says it is the only member, so that drivers offer retryable writes and change streams; off: it stands alone.";
-        oplog_size: Size = "64MiB", "Bytes of log each database keeps for change streams; 0 keeps no log.";
+        oplog_size: Size = "64MiB", "Bytes of log each database keeps for change streams, and as many for members of its replica set that were away; 0 keeps no log.";
         authentication: Switch = "off", "Clients must show who they are (SCRAM-SHA-256); while there is no user, createUser works from this host without.";
         cursor_timeout: Span = "10m", "A cursor unused for this long is closed, unless its client asked that it is not.";
+        members: SetMembers = "none", "Members of the replica set of a cluster's documents, the same at each, this node among them: NUMBER=ADDRESS with their numbers in the cluster, apart by commas. none: nodes of a cluster have no document store.";
+        election_timeout: Span = "1s", "A primary that is silent for so long is taken for dead, and another member is elected. A primary that no majority talked to for twice as long takes no writes.";
         transaction_lifetime: Span = "1m", "A transaction that is not committed for this long is ended without a trace.";
         is_rdma: Switch = "on", "Clients may send their commands over fabric (shared memory, RDMA, TCP), met at the fabric address; off: they use TCP and the MongoDB wire.";
         channel_max_clients: Number = "1024", "Fabric clients served at once, 1 to 60000.";
@@ -69,6 +75,61 @@ impl DocumentsConfig {
             self.channel_spin_us.0 <= 10_000,
             "choose 0 to 10000",
         );
+        let replicated = !self.members.0.is_empty();
+        rules.rule(
+            "documents-election-timeout",
+            !replicated || self.election_timeout.0 >= Duration::from_millis(200),
+            "a busy machine is silent that long now and then; choose 200ms or more",
+        );
+        rules.rule(
+            "documents-oplog-size",
+            !replicated || self.oplog_size.0 > 0,
+            "members of a replica set copy from each other's logs; choose some MiB",
+        );
+        rules.rule(
+            "documents-replica-set",
+            !replicated || self.replica_set.0.is_some(),
+            "members of a replica set need its name, rs0 for instance",
+        );
+    }
+}
+
+/// Where the members of a replica set listen, by number; empty: there is none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SetMembers(pub BTreeMap<u16, SocketAddr>);
+
+impl Knob for SetMembers {
+    const PLACEHOLDER: &'static str = "MEMBERS";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        let mut members = BTreeMap::new();
+        if text.trim().is_empty() || text == "none" {
+            return Ok(Self(members));
+        }
+        for word in text.split(',') {
+            let wrong = || {
+                format!("{word:?} is no member; write NUMBER=ADDRESS:PORT, as in 1=10.0.0.1:27017")
+            };
+            let (number, address) = word.trim().split_once('=').ok_or_else(wrong)?;
+            let number: u16 =
+                number.trim().parse().ok().filter(|one| *one > 0).ok_or_else(wrong)?;
+            let address: SocketAddr = address.trim().parse().map_err(|_| wrong())?;
+            if address.port() == 0 || address.ip().is_unspecified() {
+                return Err(format!("{word:?} is where others reach a member: name its port"));
+            }
+            if members.values().any(|other| *other == address)
+                || members.insert(number, address).is_some()
+            {
+                return Err(format!("{word:?} has the number or the address of another member"));
+            }
+        }
+        Ok(Self(members))
+    }
+
+    fn show(&self) -> String {
+        let words: Vec<String> =
+            self.0.iter().map(|(number, address)| format!("{number}={address}")).collect();
+        if words.is_empty() { "none".to_owned() } else { words.join(",") }
     }
 }
 

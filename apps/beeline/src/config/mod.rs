@@ -30,7 +30,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 pub use direct::DirectConfig;
-pub use documents::DocumentsConfig;
+pub use documents::{DocumentsConfig, SetMembers};
 pub use file::FileLayer;
 pub use flags::ServeFlags;
 pub use objects::{Numa, ObjectsConfig};

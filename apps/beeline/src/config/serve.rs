@@ -90,6 +90,11 @@ impl ServeConfig {
             self.resp.address = found.unwrap_or(self.resp.address);
             let found = follow("fabric-address", log, "peers", false);
             self.fabric_address = found.unwrap_or(self.fabric_address);
+            if let Some(address) = self.documents.members.0.get(&member_id(self.node_id.0)) {
+                let door = Door(Some(*address));
+                let found = follow("documents-address", door, "documents-members", false);
+                self.documents.address = found.unwrap_or(self.documents.address);
+            }
         }
         // The Redis door is the node's own, which starts no service for it.
         if self.without.has(RespConfig::NAME) {
@@ -198,7 +203,22 @@ impl ServeConfig {
         self.peers.0.iter().find(|member| u32::from(member.id) == self.node_id.0)
     }
 
+    /// Whether this node's documents are a member of a replica set.
+    pub fn is_documents_member(&self) -> bool {
+        self.documents.address.0.is_some() && !self.documents.members.0.is_empty()
+    }
+
     fn check_cluster(&self, rules: &mut Rules<'_>) {
+        if self.is_documents_member() {
+            let members = &self.documents.members.0;
+            let known = |number: &u16| self.peers.0.iter().any(|peer| peer.id == *number);
+            rules.rule(
+                "documents-members",
+                members.keys().all(known) && members.contains_key(&member_id(self.node_id.0)),
+                "the members of the replica set are nodes of the cluster, this one among them: name \
+                 the same numbers as in peers",
+            );
+        }
         if self.node_id.0 == 0 && self.peers.0.is_empty() {
             return;
         }
@@ -248,4 +268,9 @@ impl ServeConfig {
         );
         rules.rule("request-timeout", !self.request_timeout.0.is_zero(), "choose more than 0");
     }
+}
+
+/// A node's number as members are known by it.
+fn member_id(node_id: u32) -> u16 {
+    u16::try_from(node_id).unwrap_or(0)
 }

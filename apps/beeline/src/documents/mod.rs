@@ -49,6 +49,15 @@ pub enum DocumentsCommand {
                       beeline documents find shop.items --limit 3 --fabric mongodb://127.0.0.1:27017"
     )]
     Find(fabric::FindArguments),
+    /// Have a secondary of a replica set copy all documents anew.
+    #[command(after_help = "Examples:\n  beeline documents resync --address 127.0.0.1:27018")]
+    Resync(DoorArguments),
+    /// Have a secondary fetch nothing until it is told to go on; its documents can be read meanwhile.
+    #[command(after_help = "Examples:\n  beeline documents pause --address 127.0.0.1:27018")]
+    Pause(DoorArguments),
+    /// Have a paused secondary go on.
+    #[command(after_help = "Examples:\n  beeline documents resume --address 127.0.0.1:27018")]
+    Resume(DoorArguments),
 }
 
 /// Which store.
@@ -80,6 +89,15 @@ pub fn run(command: &DocumentsCommand, output: Output) -> Result<Exit, Failure> 
         DocumentsCommand::Get(arguments) => fabric::get(arguments, output),
         DocumentsCommand::Put(arguments) => fabric::put(arguments, output),
         DocumentsCommand::Find(arguments) => fabric::find(arguments, output),
+        DocumentsCommand::Resync(door) => {
+            order(door, doc! { "resync": 1 }, "all documents are copied anew", output)
+        }
+        DocumentsCommand::Pause(door) => {
+            order(door, doc! { "beelineSync": "pause" }, "nothing is fetched", output)
+        }
+        DocumentsCommand::Resume(door) => {
+            order(door, doc! { "beelineSync": "resume" }, "fetching goes on", output)
+        }
     }
 }
 
@@ -104,6 +122,7 @@ impl Asker {
 
     fn ask(&mut self, database: &str, mut command: Document) -> Result<Document, Failure> {
         command.insert("$db", database);
+        command.insert("$readPreference", doc! { "mode": "primaryPreferred" });
         self.requests += 1;
         self.stream.write_all(&wire::frame(self.requests, &command)).context("asking the store")?;
         let mut message = vec![0; 4];
@@ -122,6 +141,57 @@ impl Asker {
         let said = answer.get_str("errmsg").unwrap_or("the store refused").to_owned();
         Err(anyhow::anyhow!("{said}").into())
     }
+}
+
+fn order(
+    door: &DoorArguments,
+    command: Document,
+    done: &str,
+    output: Output,
+) -> Result<Exit, Failure> {
+    Asker::open(door.address)?.ask("admin", command)?;
+    if output.json {
+        output.object(&json!({ "done": done }))?;
+    } else {
+        output.line(done)?;
+    }
+    Ok(Exit::Done)
+}
+
+/// A member of a replica set, as the member asked knows it.
+#[derive(Debug, serde::Serialize)]
+struct MemberLine {
+    id: i64,
+    address: String,
+    state: String,
+    /// Seconds and counter of the newest time applied there, and of the newest that is durable.
+    applied: String,
+    durable: String,
+    lag_seconds: i64,
+}
+
+/// The replica set as the member asked knows it: term, member that leads, members. A node by itself has none.
+fn set_of(asker: &mut Asker) -> Option<(Document, Vec<MemberLine>)> {
+    let status = asker.ask("admin", doc! { "replSetGetStatus": 1 }).ok()?;
+    let time = |one: &Document, field: &str| match one
+        .get_document(field)
+        .ok()
+        .and_then(|optime| optime.get("ts"))
+    {
+        Some(Bson::Timestamp(stamp)) => format!("{}.{}", stamp.time, stamp.increment),
+        _ => "-".to_owned(),
+    };
+    let line = |one: &Document| MemberLine {
+        id: whole(one, &["_id"]),
+        address: one.get_str("name").unwrap_or_default().to_owned(),
+        state: one.get_str("stateStr").unwrap_or_default().to_owned(),
+        applied: time(one, "optime"),
+        durable: time(one, "optimeDurable"),
+        lag_seconds: whole(one, &["lagSeconds"]),
+    };
+    let members = status.get_array("members").ok()?.iter().filter_map(Bson::as_document);
+    let members: Vec<MemberLine> = members.map(line).collect();
+    Some((status, members))
 }
 
 fn whole(document: &Document, path: &[&str]) -> i64 {
@@ -145,7 +215,12 @@ fn status(door: &DoorArguments, output: Output) -> Result<Exit, Failure> {
     let mut asker = Asker::open(door.address)?;
     let hello = asker.ask("admin", doc! { "hello": 1 })?;
     let state = asker.ask("admin", doc! { "serverStatus": 1 })?;
-    let listed = asker.ask("admin", doc! { "listDatabases": 1, "nameOnly": true })?;
+    let replica = set_of(&mut asker).filter(|(status, _)| status.contains_key("counts"));
+    // A member that copies shows its state, and nothing that it holds.
+    let listed = match asker.ask("admin", doc! { "listDatabases": 1, "nameOnly": true }) {
+        Err(_) if replica.is_some() => Document::new(),
+        listed => listed?,
+    };
     let mut rows = Vec::new();
     for database in
         listed.get_array("databases").into_iter().flatten().filter_map(Bson::as_document)
@@ -176,6 +251,11 @@ fn status(door: &DoorArguments, output: Output) -> Result<Exit, Failure> {
             "address": door.address.to_string(), "version": version, "replica_set": set,
             "connections": whole(&state, &["connections", "current"]),
             "cursors": whole(&state, &["metrics", "cursor", "open", "total"]), "collections": collections,
+            "term": replica.as_ref().map(|(status, _)| whole(status, &["term"])),
+            "primary": replica.as_ref().and_then(|(status, _)| status.get_str("primary").ok()),
+            "taken_back": replica.as_ref().map(|(status, _)| whole(status, &["counts", "takenBack"])),
+            "copies": replica.as_ref().map(|(status, _)| whole(status, &["counts", "copies"])),
+            "members": replica.as_ref().map(|(_, members)| members),
         }))?;
         return Ok(Exit::Done);
     }
@@ -185,6 +265,33 @@ fn status(door: &DoorArguments, output: Output) -> Result<Exit, Failure> {
         whole(&state, &["connections", "current"]),
         whole(&state, &["metrics", "cursor", "open", "total"])
     ))?;
+    if let Some((status, members)) = &replica {
+        output.line(format_args!(
+            "term {}, primary {}, {} changes taken back here{}",
+            whole(status, &["term"]),
+            status.get_str("primary").unwrap_or("none"),
+            whole(status, &["counts", "takenBack"]),
+            if status.get_bool("paused").unwrap_or(false) { ", paused" } else { "" }
+        ))?;
+        if let Ok(why) = status.get_str("broken") {
+            output.line(format_args!("STOPPED: {why}"))?;
+        }
+        let cells: Vec<Vec<String>> = members
+            .iter()
+            .map(|one| {
+                vec![
+                    one.id.to_string(),
+                    one.address.clone(),
+                    one.state.clone(),
+                    one.applied.clone(),
+                    one.durable.clone(),
+                    format!("{} s", one.lag_seconds),
+                ]
+            })
+            .collect();
+        let heads = ["MEMBER", "ADDRESS", "STATE", "APPLIED", "DURABLE", "LAG"];
+        output.line(table(&heads, &cells).trim_end())?;
+    }
     let lines: Vec<Vec<String>> = rows
         .into_iter()
         .map(|(name, documents, bytes, indexes)| {

@@ -1,17 +1,25 @@
 //! From the `[documents]` table to the running document store.
 
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use beeline_documents::channel::{RegisterOptions, ServerOptions};
+use beeline_documents::replica::agreed::{Agreed, FORMAT};
+use beeline_documents::replica::{Propose, ReplicaOptions};
 use beeline_documents::{
     ChannelHandle, ChannelOptions, Documents, DocumentsOptions, EngineOptions, FabricClient,
+    Membership,
 };
 use beeline_fabric::ConnectInfo;
 use beeline_fabric_open::{Incoming, Service as FabricService};
-use beeline_node::NodeHandle;
-use beeline_service::{Opening, Service};
+use beeline_kv::{Embedded, KvError, Store, StoreOptions};
+use beeline_node::{Node, NodeError, NodeHandle};
+use beeline_pmem::{Pool, PoolKind, PoolOptions};
+use beeline_replicated_service::{Replicator, Tag};
+use beeline_service::{OpenService, Opening, Service};
 
+use super::plan;
 use crate::config::{DocumentsConfig, ServeConfig};
 
 /// Name of the document store in the bootstrap exchange.
@@ -75,8 +83,16 @@ fn channel(config: &DocumentsConfig) -> ChannelOptions {
     }
 }
 
+/// Bytes of entries that a member applies at once at most.
+const MOST_BATCH_BYTES: usize = 4 << 20;
+
 /// The service, unless its door is closed.
-pub fn opening(config: &ServeConfig, target: &Target, node: &NodeHandle) -> Option<Opening> {
+pub fn opening(
+    config: &ServeConfig,
+    target: &Target,
+    node: &NodeHandle,
+    link: Link,
+) -> Option<Opening> {
     let documents = &config.documents;
     let options = DocumentsOptions {
         address: documents.address.0?,
@@ -95,16 +111,82 @@ pub fn opening(config: &ServeConfig, target: &Target, node: &NodeHandle) -> Opti
         },
         channel: channel(documents),
     };
-    // The keys of a replicated node are its log's; documents do not go through the log.
-    if config.member().is_some() {
-        return None;
-    }
-    let (target, node) = (Arc::clone(target), node.clone());
-    let open = move || {
-        let service = Documents::open(node, &options)?;
-        let set = target.set(service.channel_handle());
-        assert!(set.is_ok(), "the document store is opened once");
-        Ok(Box::new(service) as Box<dyn Service>)
+    let open: OpenService = if let Some(member) = config.member() {
+        // The keys of a replicated node are its log's, and replaced as a whole by its snapshots: documents have
+        // a pool of their own.
+        let (propose, agreed) = (link.propose?, link.agreed);
+        let (pool, directory) = (plan::pool(config), config.data.join("documents"));
+        let replica = ReplicaOptions {
+            set: documents.replica_set.0.clone().unwrap_or_else(|| "rs0".to_owned()),
+            me: member.id,
+            members: documents.members.0.clone(),
+            cluster: config.cluster.0,
+            election_timeout: documents.election_timeout.0,
+            oplog_bytes: documents.oplog_size.0,
+            batch_bytes: (pool.segment_bytes as usize / 8).min(MOST_BATCH_BYTES),
+            rollback_directory: config.data.join("rollback"),
+            held_file: config.data.join("documents.held"),
+        };
+        let shards = node.store().shards();
+        let damage = config.accept_damage.0;
+        Box::new(move || {
+            let pool = open_pool(&directory, &pool, shards, damage)?;
+            let membership = Membership { options: replica, agreed, propose };
+            Ok(Box::new(Documents::join(pool, &options, membership)?) as Box<dyn Service>)
+        })
+    } else {
+        let (target, node) = (Arc::clone(target), node.clone());
+        Box::new(move || {
+            let service = Documents::open(node, &options)?;
+            let set = target.set(service.channel_handle());
+            assert!(set.is_ok(), "the document store is opened once");
+            Ok(Box::new(service) as Box<dyn Service>)
+        })
     };
-    Some(Opening { name: "documents", after: &[], open: Box::new(open) })
+    Some(Opening { name: "documents", after: &[], open })
+}
+
+fn open_pool(
+    directory: &Path,
+    options: &PoolOptions,
+    shards: usize,
+    accept_damage: bool,
+) -> Result<Embedded, KvError> {
+    let store = StoreOptions { shards, accept_damage, ..StoreOptions::default() };
+    match options.kind {
+        Some(PoolKind::Dram) => Ok(Store::open(Pool::dram(options)?, store)?.into()),
+        _ => Embedded::open(directory, options, store),
+    }
+}
+
+/// The documents' way into the cluster's log.
+#[derive(Debug)]
+struct Proposals(Replicator);
+
+impl Propose for Proposals {
+    fn propose(&self, order: Vec<u8>, done: Box<dyn FnOnce() + Send>) {
+        // What came of it is in the register, which every member applies.
+        self.0.propose(order, move |_| done());
+    }
+}
+
+/// What a member's documents share with its log.
+#[derive(Debug, Default)]
+pub struct Link {
+    /// What the log decided.
+    pub agreed: Arc<Agreed>,
+    propose: Option<Box<dyn Propose>>,
+}
+
+impl Link {
+    /// Opens the way into the log, where the documents are a member of a replica set.
+    ///
+    /// Errors: [`NodeError`].
+    pub fn open(&mut self, config: &ServeConfig, node: &Node) -> Result<(), NodeError> {
+        if config.member().is_some() && config.is_documents_member() {
+            let replicator = node.replicator(Tag::DOCUMENTS, FORMAT)?;
+            self.propose = Some(Box::new(Proposals(replicator)));
+        }
+        Ok(())
+    }
 }

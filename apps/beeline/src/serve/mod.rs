@@ -77,7 +77,11 @@ pub fn run(config: &ServeConfig, output: Output) -> Result<Exit, Failure> {
     if let Some(door) = &fabric {
         door.serve(handle.clone());
     }
-    let log = log_door.map(|door| replicated::start(config, &node, &door)).transpose()?;
+    let mut set = documents::Link::default();
+    let log = log_door
+        .map(|door| replicated::start(config, &node, &door, &set.agreed))
+        .transpose()?;
+    set.open(config, &node).map_err(failure)?;
     let doors = Doors {
         http: http.as_ref().and_then(|listener| listener.local_addr().ok()),
         fabric: fabric.as_ref().and_then(FabricDoor::address),
@@ -85,7 +89,7 @@ pub fn run(config: &ServeConfig, output: Output) -> Result<Exit, Failure> {
         rdma_flush: fabric.as_ref().and_then(FabricDoor::rdma_flush),
     };
     let address = fabric.as_ref().and_then(FabricDoor::address);
-    let links = services::Links { fabric: address, objects, direct, documents };
+    let links = services::Links { fabric: address, objects, direct, documents, set };
     let services = Services::open(services::openings(config, &handle, links))
         .map_err(|failure| Failure::new(Exit::Failed, failure))?;
     let services = Arc::new(Mutex::new(services));

@@ -54,7 +54,8 @@ pub fn plan(config: &ServeConfig) -> NodeConfig {
     }
 }
 
-fn pool(config: &ServeConfig) -> PoolOptions {
+/// The pool that the settings ask for.
+pub fn pool(config: &ServeConfig) -> PoolOptions {
     let segment_bytes = u32::try_from(config.segment_size.0).unwrap_or(u32::MAX);
     let capacity_bytes = match config.capacity {
         Auto::Set(Size(bytes)) => bytes,

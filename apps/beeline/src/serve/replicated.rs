@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context as _;
+use beeline_documents::replica::agreed::{Agreed, RegisterService};
 use beeline_fabric::{ConnectInfo, Device};
 use beeline_fabric_open::{Dialler, Incoming, OpenError, open};
 use beeline_node::Node;
@@ -111,6 +112,7 @@ pub fn start(
     config: &ServeConfig,
     node: &Node,
     door: &OnceLock<LogDoor>,
+    documents: &Arc<Agreed>,
 ) -> Result<Server, Failure> {
     let Some(member) = config.member() else {
         return Err(anyhow::anyhow!("the peers lack this node").into());
@@ -140,7 +142,11 @@ pub fn start(
     let payload_bytes = home.layout().max_payload_bytes();
     let (provider, device) = device(config, member)?;
     let transport = Arc::new(Doors { provider, diallers: Mutex::default() });
-    let machine = node.machine(Vec::new()).map_err(anyhow::Error::new)?;
+    // At every member, whether it has documents or not: all apply the same log.
+    let register = RegisterService::open(node.handle(), Arc::clone(documents))
+        .map_err(anyhow::Error::new)
+        .context("reading what the cluster agreed on about its documents")?;
+    let machine = node.machine(vec![Box::new(register)]).map_err(anyhow::Error::new)?;
     let (server, handle) =
         Server::start(home, Config::new(device, transport, contact(member)), machine)
             .map_err(anyhow::Error::new)

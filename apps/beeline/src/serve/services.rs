@@ -22,6 +22,8 @@ pub struct Links {
     pub direct: direct::Target,
     /// Where fabric clients of the document store go once it is open.
     pub documents: documents::Target,
+    /// What the documents of a cluster's member share with its log.
+    pub set: documents::Link,
 }
 
 /// Every service that is not left out with `--without`.
@@ -37,6 +39,6 @@ fn all(config: &ServeConfig, node: &NodeHandle, links: Links) -> Vec<Opening> {
         objects::opening(config, links.fabric, links.objects),
         direct::opening(&config.direct, &links.direct, node),
     ];
-    openings.extend(documents::opening(config, &links.documents, node));
+    openings.extend(documents::opening(config, &links.documents, node, links.set));
     openings
 }

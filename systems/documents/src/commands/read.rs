@@ -180,6 +180,7 @@ pub(super) fn get_more(context: &mut Context<'_>) -> Result<Reply> {
         context.engine.cursors.take(id, &namespace, context.session.user.as_deref())?;
     let database = context.engine.database(&context.database);
     let operation = cursor.operation.clone();
+    context.session.operation.majority = operation.majority;
     let name = context.database.clone();
     let mut outside = Neighbours { engine: context.engine, name, database, operation };
     match cursor.batch(context.engine, &mut outside, most) {

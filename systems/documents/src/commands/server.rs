@@ -6,6 +6,7 @@ use bson::{Binary, Bson, DateTime, Document, doc};
 
 use super::{Context, NAMES, session_ids};
 use crate::log::stamp;
+use crate::replica::{Replica, State, register};
 use crate::reply::Reply;
 use crate::wire::LONGEST_MESSAGE;
 use crate::write::LARGEST;
@@ -37,7 +38,9 @@ pub(super) fn hello(context: &mut Context<'_>, name: &str) -> Result<Reply> {
         "readOnly": false,
     };
     reply.remove("topologyVersion");
-    if let Some(set) = &context.identity.replica_set {
+    if let Some(replica) = context.engine.replica.get() {
+        reply.extend(membership(replica, primary));
+    } else if let Some(set) = &context.identity.replica_set {
         let me = context.identity.address.clone();
         let last = context.engine.clock.last();
         let optime = doc! { "ts": stamp(last), "t": 1_i64 };
@@ -71,6 +74,101 @@ pub(super) fn hello(context: &mut Context<'_>, name: &str) -> Result<Reply> {
     }
     reply.insert("ok", 1.0);
     Ok(Reply::Document(reply))
+}
+
+/// What a member of a replica set says of the set, of itself, and how far it is.
+fn membership(replica: &Replica, word: &str) -> Document {
+    let (term, primary) = replica.primary();
+    let (writes, state) = (replica.writes(), replica.state());
+    let hosts: Vec<String> =
+        replica.options.members.keys().map(|member| replica.address(*member)).collect();
+    let date = |time: u64| DateTime::from_millis(((time >> 32) as i64).saturating_mul(1000));
+    let optime = |time: u64| doc! { "ts": stamp(time), "t": term as i64 };
+    let last = replica.store.last().place;
+    let majority = replica.commit().min(last.time);
+    let mut said = doc! {
+        word: writes, "secondary": !writes && matches!(state, State::Primary | State::Secondary),
+        "setName": replica.options.set.clone(), "setVersion": 1, "hosts": hosts,
+        "me": replica.address(replica.options.me),
+        "lastWrite": {
+            "opTime": { "ts": stamp(last.time), "t": last.term as i64 }, "lastWriteDate": date(last.time),
+            "majorityOpTime": optime(majority), "majorityWriteDate": date(majority),
+        },
+    };
+    if let Some(primary) = primary {
+        said.insert("primary", replica.address(primary));
+    }
+    if writes {
+        said.insert("electionId", Replica::election(term));
+    }
+    said
+}
+
+/// Members among themselves, and orders for this one.
+pub(super) fn replica(context: &Context<'_>, name: &str) -> Result<Reply> {
+    let Some(replica) = context.engine.replica.get() else {
+        return fail(
+            Code::NoReplicationEnabled,
+            "this node is no member of a replica set: see --documents-members",
+        );
+    };
+    match Replica::is_internal(name) {
+        true => replica.answer(&context.request.body, context.may_wait),
+        false => replica.order(name, &context.request.body),
+    }
+}
+
+fn set_status(context: &Context<'_>, replica: &Replica, name: &str) -> Document {
+    let (term, primary) = replica.primary();
+    let set = replica.options.set.clone();
+    if name == "replSetGetConfig" {
+        let members: Vec<Document> = replica
+            .options
+            .members
+            .iter()
+            .map(|(member, address)| doc! { "_id": i32::from(*member), "host": address.to_string(), "priority": 1.0, "votes": 1 })
+            .collect();
+        return doc! { "config": { "_id": set, "version": 1, "term": term as i64, "members": members }, "ok": 1.0 };
+    }
+    let latest = replica.latest();
+    let members: Vec<Document> = replica
+        .members()
+        .into_iter()
+        .map(|(member, state, applied, durable)| {
+            let optime = |time: u64| doc! { "ts": stamp(time), "t": term as i64 };
+            let lag = (latest >> 32).saturating_sub(applied >> 32);
+            let mut one = doc! {
+                "_id": i32::from(member), "name": replica.address(member),
+                "health": if state.is_some() { 1.0 } else { 0.0 },
+                "state": state.map_or(8, |state| state as i32),
+                "stateStr": state.map_or("(not reachable/healthy)", State::word),
+                "optime": optime(applied), "optimeDurable": optime(durable), "lagSeconds": lag as i64,
+            };
+            if member == replica.options.me {
+                one.insert("self", true);
+            }
+            one
+        })
+        .collect();
+    let counts = &replica.counts;
+    let count =
+        |one: &std::sync::atomic::AtomicU64| one.load(std::sync::atomic::Ordering::Relaxed) as i64;
+    let mut status = doc! {
+        "set": set, "date": DateTime::from_millis(context.engine.now_ms() as i64),
+        "myState": replica.state() as i32, "term": term as i64,
+        "majorityVoteCount": register::majority(replica.options.members.len()) as i32,
+        "optimes": { "lastCommittedOpTime": { "ts": stamp(replica.commit()), "t": term as i64 } },
+        "members": members, "paused": replica.is_paused(),
+        "counts": { "led": count(&counts.led), "applied": count(&counts.applied), "takenBack": count(&counts.taken_back), "copies": count(&counts.copies) },
+        "ok": 1.0,
+    };
+    if let Some(primary) = primary {
+        status.insert("primary", replica.address(primary));
+    }
+    if let Some(why) = replica.broken() {
+        status.insert("broken", why);
+    }
+    status
 }
 
 pub(super) fn build_info() -> Result<Reply> {
@@ -216,6 +314,9 @@ pub(super) fn check_api_version(context: &Context<'_>, name: &str) -> Result<()>
 }
 
 pub(super) fn replica_set(context: &Context<'_>, name: &str) -> Result<Reply> {
+    if let Some(replica) = context.engine.replica.get() {
+        return Ok(Reply::Document(set_status(context, replica, name)));
+    }
     let Some(set) = &context.identity.replica_set else {
         return fail(Code::NoReplicationEnabled, "not running with --replSet");
     };

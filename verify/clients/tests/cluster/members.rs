@@ -40,6 +40,8 @@ pub struct Cluster {
     founders: usize,
     /// Further flags of members that are started from now on.
     pub more: Vec<String>,
+    /// Where members listen for MongoDB clients, if their documents are a replica set.
+    pub documents: Vec<SocketAddr>,
     pub members: Vec<Option<Server>>,
     _turn: MutexGuard<'static, ()>,
 }
@@ -47,6 +49,16 @@ pub struct Cluster {
 impl Cluster {
     /// Three founders; `spare` places for who joins.
     pub fn new(spare: usize, more: &[&str]) -> Self {
+        Self::start_all(spare, more, Vec::new())
+    }
+
+    /// Three founders whose documents are a replica set.
+    pub fn of_documents(more: &[&str]) -> Self {
+        let doors = (0..3).map(|_| SocketAddr::from(([127, 0, 0, 1], free_port()))).collect();
+        Self::start_all(0, more, doors)
+    }
+
+    fn start_all(spare: usize, more: &[&str], documents: Vec<SocketAddr>) -> Self {
         let turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let places = places(3 + spare);
         let mut cluster = Self {
@@ -55,6 +67,7 @@ impl Cluster {
             places,
             founders: 3,
             more: more.iter().map(|word| (*word).to_owned()).collect(),
+            documents,
             _turn: turn,
         };
         (0..3).for_each(|index| cluster.start(index));
@@ -94,6 +107,13 @@ impl Cluster {
         ];
         if index >= self.founders {
             flags.extend(["--join".to_owned(), "on".to_owned()]);
+        }
+        if let Some(address) = self.documents.get(index) {
+            let word =
+                |(at, address): (usize, &SocketAddr)| format!("{}={address}", self.places[at].id);
+            let members: Vec<String> = self.documents.iter().enumerate().map(word).collect();
+            flags.extend(["--documents-members".to_owned(), members.join(",")]);
+            flags.extend(["--documents-address".to_owned(), address.to_string()]);
         }
         flags.extend(self.more.iter().cloned());
         flags

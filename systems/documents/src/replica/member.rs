@@ -1,0 +1,246 @@
+//! A member's conductor: does what [`Conduct`] says.
+//!
+//! One thread. It never waits for another member or for the log, so it notices within some milliseconds that
+//! another term began.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use beeline_documents_query::error::{Code, QueryError, Result};
+
+use crate::engine::{Engine, lock};
+use crate::replica::conduct::{Conduct, Duty, Standing};
+use crate::replica::follow;
+use crate::replica::register::{Ballot, Order, Register};
+use crate::replica::source::Sources;
+use crate::replica::{Propose, Replica, State};
+
+/// Between two looks while nothing happens.
+const LOOK: Duration = Duration::from_millis(20);
+/// Between two attempts to propose the same.
+const AGAIN: Duration = Duration::from_millis(200);
+/// Between two looks whether the log is too long.
+const TRIM: Duration = Duration::from_secs(20);
+
+/// A session in which another member is followed.
+struct Following {
+    term: u64,
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+/// See the module's documentation.
+pub(crate) struct Conductor {
+    replica: Arc<Replica>,
+    engine: Arc<Engine>,
+    propose: Box<dyn Propose>,
+    sources: Arc<dyn Sources>,
+    following: Option<Following>,
+    /// The term this member leads in.
+    led: u64,
+    asked: Option<(Order, Instant)>,
+    under_way: Arc<AtomicBool>,
+    trimmed: Instant,
+}
+
+impl Conductor {
+    pub(crate) fn new(
+        replica: &Arc<Replica>,
+        engine: &Arc<Engine>,
+        propose: Box<dyn Propose>,
+        sources: Arc<dyn Sources>,
+    ) -> Self {
+        Self {
+            replica: Arc::clone(replica),
+            engine: Arc::clone(engine),
+            propose,
+            sources,
+            following: None,
+            led: 0,
+            asked: None,
+            under_way: Arc::default(),
+            trimmed: Instant::now(),
+        }
+    }
+
+    pub(crate) fn run(mut self) {
+        let replica = Arc::clone(&self.replica);
+        let gate = Arc::clone(&replica.agreed.gate);
+        let voters = replica.options.members.keys().copied().collect();
+        let mut conduct = Conduct::new(replica.options.me, voters, replica.timing(), gate.now_ms());
+        while !replica.stopping.load(Ordering::SeqCst) {
+            let register = replica.agreed.wait(LOOK);
+            if replica.broken().is_some() {
+                self.step_down(State::Recovering);
+                continue;
+            }
+            let now_ms = gate.now_ms();
+            let (term, heard_ms) = *lock(&replica.heard);
+            conduct.heard(term, heard_ms);
+            let duty = conduct.duty(&register, now_ms);
+            self.act(&register, duty, now_ms);
+            if self.trimmed.elapsed() >= TRIM {
+                self.trimmed = Instant::now();
+                self.trim();
+            }
+        }
+        self.step_down(State::Recovering);
+        if let Some(following) = self.following.take() {
+            following.stop.store(true, Ordering::SeqCst);
+            let _ = following.thread.join();
+        }
+    }
+
+    fn act(&mut self, register: &Register, duty: Duty, now_ms: u64) {
+        if self.led != 0 && duty != Duty::Lead(self.led) {
+            tracing::info!(term = self.led, "this member leads the documents no more");
+            self.step_down(State::Secondary);
+        }
+        let followed = match duty {
+            Duty::Follow { term, .. } => term,
+            // Another term is proposed: until it begins the old primary may come back.
+            Duty::Begin(next) if register.primary().is_some() => next - 1,
+            _ => 0,
+        };
+        if !self.ends_following(followed) {
+            return;
+        }
+        match duty {
+            Duty::Wait => {}
+            Duty::Begin(term) => {
+                let voters = self.replica.options.members.keys().copied().collect();
+                self.ask(Order::Begin { term, voters });
+            }
+            Duty::Vote(term) => self.vote(term),
+            Duty::Lead(term) if self.led != term => {
+                if let Err(error) = self.lead(term, now_ms) {
+                    tracing::error!(%error, term, "this member cannot lead the documents");
+                }
+            }
+            Duty::Lead(_) => self.look_at_followers(now_ms),
+            Duty::Follow { term, source } => self.follow(term, source),
+        }
+    }
+
+    /// True once no session of another term than this one runs.
+    fn ends_following(&mut self, term: u64) -> bool {
+        let Some(following) = &self.following else { return true };
+        if following.thread.is_finished() {
+            if let Some(ended) = self.following.take() {
+                let _ = ended.thread.join();
+            }
+            return true;
+        }
+        if following.term != term {
+            following.stop.store(true, Ordering::SeqCst);
+            return false;
+        }
+        true
+    }
+
+    /// Proposes, unless the same is under way.
+    fn ask(&mut self, order: Order) {
+        let waits = |asked: &(Order, Instant)| asked.0 == order && asked.1.elapsed() < AGAIN;
+        if self.asked.as_ref().is_some_and(waits) || self.under_way.load(Ordering::SeqCst) {
+            return;
+        }
+        tracing::debug!(?order, "proposed");
+        self.under_way.store(true, Ordering::SeqCst);
+        let under_way = Arc::clone(&self.under_way);
+        let done = Box::new(move || under_way.store(false, Ordering::SeqCst));
+        self.propose.propose(order.encode(), done);
+        self.asked = Some((order, Instant::now()));
+    }
+
+    /// A member that copies all documents has forgotten what it acknowledged, and says nothing.
+    fn vote(&mut self, term: u64) {
+        let mark = self.replica.store.mark();
+        if mark.copying || self.replica.resync.load(Ordering::SeqCst) {
+            return;
+        }
+        // The term was fenced off where it was applied, so nothing is acknowledged behind this look.
+        let last = self.replica.store.last().place;
+        let ballot = Ballot { last, electable: mark.floor.is_none() };
+        self.ask(Order::Vote { term, member: self.replica.options.me, ballot });
+    }
+
+    fn lead(&mut self, term: u64, now_ms: u64) -> Result<()> {
+        let replica = &self.replica;
+        replica.note_held().map_err(|error| {
+            QueryError::new(Code::InternalError, format!("a note beside the documents: {error}"))
+        })?;
+        let lease_until_ms = now_ms + replica.timing().lease_ms;
+        let first = replica.store.lead(term, lease_until_ms)?;
+        let voters = replica.options.members.keys().copied().collect();
+        let (me, time) = (replica.options.me, first.place.time);
+        *lock(&replica.standing) = Some(Standing::new(term, me, voters, time, now_ms));
+        replica.counts.led.fetch_add(1, Ordering::Relaxed);
+        replica.set_state(State::Primary);
+        self.led = term;
+        tracing::info!(term, "this member leads the documents");
+        self.look_at_followers(now_ms);
+        let engine = Arc::clone(&self.engine);
+        // Index builds may take long.
+        let thread = std::thread::Builder::new().name("documents-begin".to_owned());
+        if let Err(error) = thread.spawn(move || engine.take_over()) {
+            tracing::warn!(%error, "what an earlier primary left half done stays so");
+        }
+        Ok(())
+    }
+
+    /// A set of one has no followers whose reports would move anything.
+    fn look_at_followers(&self, now_ms: u64) {
+        let standing = lock(&self.replica.standing);
+        self.replica.renew(standing.as_ref(), now_ms);
+        if let Some(standing) = &*standing {
+            self.replica.set_commit(standing.commit(self.replica.store.last().place.time));
+        }
+    }
+
+    fn step_down(&mut self, state: State) {
+        if self.led == 0 {
+            return;
+        }
+        self.led = 0;
+        let replica = &self.replica;
+        replica.agreed.gate.shut();
+        *lock(&replica.standing) = None;
+        replica.set_state(state);
+        if let Err(error) = replica.store.settle() {
+            tracing::error!(%error, "writes that were under way could not be waited for");
+        }
+        self.engine.transactions.abort_all();
+        replica.moved.notify_waiters();
+        self.engine.changed.notify_waiters();
+    }
+
+    fn follow(&mut self, term: u64, source: u16) {
+        if self.following.is_some() {
+            return;
+        }
+        let stop = Arc::<AtomicBool>::default();
+        let session = follow::Session {
+            replica: Arc::clone(&self.replica),
+            engine: Arc::clone(&self.engine),
+            sources: Arc::clone(&self.sources),
+            stop: Arc::clone(&stop),
+            term,
+            source,
+        };
+        let thread = std::thread::Builder::new().name("documents-follow".to_owned());
+        match thread.spawn(move || session.run()) {
+            Ok(thread) => self.following = Some(Following { term, stop, thread }),
+            Err(error) => tracing::error!(%error, "no thread to follow the primary with"),
+        }
+    }
+
+    fn trim(&self) {
+        let replica = &self.replica;
+        // What no majority is known to have may have to be taken back.
+        if let Err(error) = replica.store.trim(replica.options.oplog_bytes, replica.commit()) {
+            tracing::warn!(%error, "the operation log could not be shortened");
+        }
+    }
+}

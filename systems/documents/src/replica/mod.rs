@@ -1,0 +1,418 @@
+//! A replica set of documents: several nodes with the same databases, one of which takes writes.
+//!
+//! ```text
+//!  cluster's log ── register of terms ──► conduct ──► lead │ follow │ vote
+//!                                                      │       │
+//!  clients ── door ── engine ── ReplicaStore ──────────┘       └── source ── find, entries ── apply
+//!                                  └─ operation log                    └──── report ──► standing ──► held replies
+//! ```
+//!
+//! | module | what it does |
+//! |---|---|
+//! | `register`, `agreed` | which member leads in which term: decided in the cluster's log |
+//! | `conduct` | what a member does next; how far a majority is: pure |
+//! | `entry`, `store` | the operation log, and the rows of a member |
+//! | `source`, `serve` | what members ask each other, over the MongoDB wire |
+//! | `member`, `follow` | a member's threads: leading, copying, following, taking back |
+//! | `concern` | replies that wait for other members; what a member refuses |
+//!
+//! Invariants: at most one member acknowledges in a term; what a majority acknowledged is in the log of
+//! every later primary; a member applies entries in order and leaves none out; what is taken back is in a
+//! file first. `docs/documents-replication.md` argues them.
+
+pub mod agreed;
+pub mod concern;
+pub mod conduct;
+pub mod entry;
+mod follow;
+mod member;
+pub mod register;
+mod serve;
+pub mod source;
+pub mod store;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use bson::oid::ObjectId;
+
+use crate::engine::{Engine, lock};
+use crate::replica::agreed::Agreed;
+use crate::replica::conduct::{Report, Standing};
+use crate::replica::source::Sources;
+use crate::replica::store::ReplicaStore;
+use crate::store::Store as _;
+
+/// How a member is set.
+#[derive(Clone, Debug)]
+pub struct ReplicaOptions {
+    /// The set's name.
+    pub set: String,
+    /// This member.
+    pub me: u16,
+    /// Where each member listens for MongoDB clients.
+    pub members: BTreeMap<u16, SocketAddr>,
+    /// The cluster.
+    pub cluster: u64,
+    /// A primary that is silent for so long is taken for dead.
+    pub election_timeout: Duration,
+    /// Bytes of operation log that each row keeps.
+    pub oplog_bytes: u64,
+    /// Most bytes of entries in one batch: a part of what a segment of the pool holds.
+    pub batch_bytes: usize,
+    /// Where what is taken back is kept.
+    pub rollback_directory: PathBuf,
+    /// A file beside the documents that tells that there were some: a member without documents whose file is there
+    /// lost them, and says nothing in elections until it has copied others'.
+    pub held_file: PathBuf,
+}
+
+/// What a member does, as MongoDB numbers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Not known yet.
+    Startup = 0,
+    /// Takes writes.
+    Primary = 1,
+    /// Has a state that was, and follows.
+    Secondary = 2,
+    /// Its documents are on their way to a state that was.
+    Recovering = 3,
+    /// Copies all documents.
+    Copying = 5,
+    /// Takes back what it alone had.
+    Rollback = 9,
+}
+
+impl State {
+    pub(crate) fn of(number: u8) -> Self {
+        match number {
+            1 => Self::Primary,
+            2 => Self::Secondary,
+            3 => Self::Recovering,
+            5 => Self::Copying,
+            9 => Self::Rollback,
+            _ => Self::Startup,
+        }
+    }
+
+    /// MongoDB's word.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Startup => "STARTUP",
+            Self::Primary => "PRIMARY",
+            Self::Secondary => "SECONDARY",
+            Self::Recovering => "RECOVERING",
+            Self::Copying => "STARTUP2",
+            Self::Rollback => "ROLLBACK",
+        }
+    }
+}
+
+/// Proposes an order to the cluster's log; called back when it was decided, or could not be.
+pub trait Propose: Send + Sync + fmt::Debug {
+    /// Proposes; `done` must not block.
+    fn propose(&self, order: Vec<u8>, done: Box<dyn FnOnce() + Send>);
+}
+
+/// What a member counts.
+#[derive(Debug, Default)]
+pub struct ReplicaCounts {
+    /// Terms this member led in.
+    pub led: AtomicU64,
+    /// Entries applied that another member made.
+    pub applied: AtomicU64,
+    /// Entries taken back.
+    pub taken_back: AtomicU64,
+    /// Times all documents were copied.
+    pub copies: AtomicU64,
+    /// Replies given up while they waited for other members.
+    pub overdue: AtomicU64,
+}
+
+/// See the module's documentation.
+pub struct Replica {
+    /// How it is set.
+    pub options: ReplicaOptions,
+    /// Its rows.
+    pub store: Arc<ReplicaStore>,
+    /// What the cluster decided.
+    pub agreed: Arc<Agreed>,
+    /// What is counted.
+    pub counts: ReplicaCounts,
+    engine: OnceLock<Weak<Engine>>,
+    state: AtomicU8,
+    standing: Mutex<Option<Standing>>,
+    /// What the others said they do.
+    states: Mutex<BTreeMap<u16, State>>,
+    commit: AtomicU64,
+    /// The newest time that the primary told of.
+    latest: AtomicU64,
+    /// The last term and time at which the primary was heard.
+    heard: Mutex<(u64, u64)>,
+    /// Something moved that a reply may wait for.
+    pub moved: tokio::sync::Notify,
+    paused: AtomicBool,
+    resync: AtomicBool,
+    /// Why this member stopped for good.
+    broken: Mutex<Option<String>>,
+    stopping: Arc<AtomicBool>,
+}
+
+impl fmt::Debug for Replica {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Replica").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+/// The running threads of a member; dropping it ends them.
+#[derive(Debug)]
+pub struct Running {
+    replica: Arc<Replica>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.replica.stopping.store(true, Ordering::SeqCst);
+        self.replica.agreed.gate.shut();
+        self.replica.agreed.wake();
+        self.replica.moved.notify_waiters();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Replica {
+    /// A member over its rows; it does nothing until [`Replica::start`].
+    #[must_use]
+    pub fn new(options: ReplicaOptions, store: Arc<ReplicaStore>, agreed: Arc<Agreed>) -> Self {
+        Self {
+            options,
+            store,
+            agreed,
+            counts: ReplicaCounts::default(),
+            engine: OnceLock::new(),
+            state: AtomicU8::new(State::Startup as u8),
+            standing: Mutex::default(),
+            states: Mutex::default(),
+            commit: AtomicU64::new(0),
+            latest: AtomicU64::new(0),
+            heard: Mutex::default(),
+            moved: tokio::sync::Notify::new(),
+            paused: AtomicBool::new(false),
+            resync: AtomicBool::new(false),
+            broken: Mutex::default(),
+            stopping: Arc::default(),
+        }
+    }
+
+    /// Notes, outside of the documents' pool, that this member has had documents.
+    fn note_held(&self) -> std::io::Result<()> {
+        let path = &self.options.held_file;
+        if path.exists() {
+            return Ok(());
+        }
+        std::fs::File::create(path)?.sync_all()?;
+        match path.parent() {
+            Some(directory) => std::fs::File::open(directory)?.sync_all(),
+            None => Ok(()),
+        }
+    }
+
+    /// A member that had documents and has none any more copies them before it votes.
+    ///
+    /// Errors: the store's.
+    pub fn notice_loss(&self) -> beeline_documents_query::error::Result<()> {
+        let mark = self.store.mark();
+        if mark == store::Mark::default() && self.options.held_file.exists() {
+            tracing::warn!("this member's documents are gone: all are copied from another member");
+            return self.store.remember(store::Mark { copying: true, ..mark });
+        }
+        Ok(())
+    }
+
+    /// Starts the member's threads.
+    ///
+    /// Errors: no thread could be made.
+    pub fn start(
+        self: &Arc<Self>,
+        engine: &Arc<Engine>,
+        propose: Box<dyn Propose>,
+        sources: Arc<dyn Sources>,
+    ) -> std::io::Result<Running> {
+        let _ = self.engine.set(Arc::downgrade(engine));
+        let conductor = member::Conductor::new(self, engine, propose, sources);
+        let thread = std::thread::Builder::new().name("documents-member".to_owned());
+        let thread = Some(thread.spawn(move || conductor.run())?);
+        Ok(Running { replica: Arc::clone(self), thread })
+    }
+
+    /// What it does.
+    #[must_use]
+    pub fn state(&self) -> State {
+        State::of(self.state.load(Ordering::SeqCst))
+    }
+
+    fn set_state(&self, state: State) {
+        if self.state.swap(state as u8, Ordering::SeqCst) != state as u8 {
+            self.moved.notify_waiters();
+        }
+    }
+
+    /// Whether it takes writes at this moment.
+    #[must_use]
+    pub fn writes(&self) -> bool {
+        self.state() == State::Primary && self.agreed.gate.term().is_some()
+    }
+
+    /// Whether its documents are a state that was.
+    #[must_use]
+    pub fn is_readable(&self) -> bool {
+        matches!(self.state(), State::Primary | State::Secondary)
+    }
+
+    /// The term and the member that leads in it.
+    #[must_use]
+    pub fn primary(&self) -> (u64, Option<u16>) {
+        let register = self.agreed.now();
+        let primary = register.primary().filter(|primary| {
+            *primary != self.options.me || self.state() != State::Primary || self.writes()
+        });
+        (register.term, primary)
+    }
+
+    /// The address of a member.
+    #[must_use]
+    pub fn address(&self, member: u16) -> String {
+        self.options.members.get(&member).map(ToString::to_string).unwrap_or_default()
+    }
+
+    /// The identity of an election as drivers compare them.
+    #[must_use]
+    pub fn election(term: u64) -> ObjectId {
+        let mut bytes = [0x7f, 0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0, 0];
+        bytes[4..].copy_from_slice(&term.to_be_bytes());
+        ObjectId::from_bytes(bytes)
+    }
+
+    /// A majority has everything up to this time durably, as far as is known here.
+    #[must_use]
+    pub fn commit(&self) -> u64 {
+        self.commit.load(Ordering::SeqCst)
+    }
+
+    /// The newest time that the primary told of.
+    #[must_use]
+    pub fn latest(&self) -> u64 {
+        self.latest.load(Ordering::Relaxed).max(self.store.last().place.time)
+    }
+
+    fn now_unix_ms(&self) -> u64 {
+        self.store.now_ms()
+    }
+
+    fn heard_from(&self, term: u64, member: u16, now_ms: u64) {
+        let mut standing = lock(&self.standing);
+        if let Some(standing) = &mut *standing {
+            standing.contact(term, member, now_ms);
+        }
+        self.renew(standing.as_ref(), now_ms);
+    }
+
+    /// Extends the lease: a majority was heard since.
+    fn renew(&self, standing: Option<&Standing>, now_ms: u64) {
+        if let Some(standing) = standing {
+            let lease_ms = self.timing().lease_ms;
+            self.agreed.gate.extend(standing.contact_ms(now_ms).saturating_add(lease_ms));
+        }
+    }
+
+    fn take_report(&self, term: u64, member: u16, report: Report, state: u8) {
+        lock(&self.states).insert(member, State::of(state));
+        let mut standing = lock(&self.standing);
+        let Some(known) = standing.as_mut() else { return };
+        if known.report(term, member, report) {
+            self.set_commit(known.commit(self.store.last().place.time));
+            self.moved.notify_waiters();
+        }
+    }
+
+    fn set_commit(&self, commit: u64) {
+        if self.commit.fetch_max(commit, Ordering::SeqCst) < commit {
+            self.moved.notify_waiters();
+            // Change streams tell what a majority has.
+            if let Some(engine) = self.engine.get().and_then(Weak::upgrade) {
+                engine.changed.notify_waiters();
+            }
+        }
+    }
+
+    fn timing(&self) -> conduct::Timing {
+        let silence_ms = u64::try_from(self.options.election_timeout.as_millis()).unwrap_or(1000);
+        conduct::Timing { silence_ms, lease_ms: 2 * silence_ms }
+    }
+
+    /// What each member is known to have, by number: state, time of what it applied, time of what is durable.
+    #[must_use]
+    pub fn members(&self) -> Vec<(u16, Option<State>, u64, u64)> {
+        let standing = lock(&self.standing).clone();
+        let states = lock(&self.states).clone();
+        let (_, primary) = self.primary();
+        self.options
+            .members
+            .keys()
+            .map(|member| {
+                if *member == self.options.me {
+                    let last = self.store.last().place.time;
+                    return (*member, Some(self.state()), last, last);
+                }
+                let report =
+                    standing.as_ref().and_then(|standing| standing.reports().get(member).copied());
+                match report {
+                    Some(report) => {
+                        let now_ms = self.agreed.gate.now_ms();
+                        let silent = now_ms.saturating_sub(report.at_ms) > self.timing().lease_ms;
+                        let state = states.get(member).copied().filter(|_| !silent);
+                        (*member, state, report.applied, report.durable)
+                    }
+                    None if primary == Some(*member) => {
+                        let latest = self.latest();
+                        (*member, Some(State::Primary), latest, latest)
+                    }
+                    None => (*member, None, 0, 0),
+                }
+            })
+            .collect()
+    }
+
+    /// Stops fetching, or goes on; what is there stays readable.
+    pub fn pause(&self, paused: bool) {
+        self.paused.store(paused, Ordering::SeqCst);
+    }
+
+    /// Whether fetching is stopped.
+    #[must_use]
+    pub fn is_paused(&self) -> bool {
+        self.paused.load(Ordering::SeqCst)
+    }
+
+    /// Has a secondary copy all documents anew.
+    pub fn resync(&self) {
+        self.resync.store(true, Ordering::SeqCst);
+    }
+
+    /// Why this member stopped for good, if it did.
+    #[must_use]
+    pub fn broken(&self) -> Option<String> {
+        lock(&self.broken).clone()
+    }
+}

@@ -1,0 +1,370 @@
+//! The register of terms: what the cluster's log decides about the documents.
+//!
+//! ```text
+//!  term t, elected ── Begin(t+1) ──► term t+1, voting ── votes of a majority ──► term t+1, elected
+//!                                        └── Begin(t+2), where it comes to nothing ──► …
+//! ```
+//!
+//! Every member applies the same orders in the same order, so all of them know the same primary of a
+//! term. A member that applied `Begin(t+1)` acknowledges nothing to the primary of `t` any more, and
+//! only then says in its vote how far its own log goes. So what a majority had acknowledged lies in the
+//! log of some voter of every majority, and the voter with the newest log leads.
+//!
+//! A pure state machine: no clock, thread or file.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A place in the operation log: newer terms are newer, then newer times.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Place {
+    /// The term of the primary that made the entry.
+    pub term: u64,
+    /// The entry's time.
+    pub time: u64,
+}
+
+/// What a member says of itself when it votes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ballot {
+    /// Where its log ends.
+    pub last: Place,
+    /// Its documents are those of its log, so it may lead.
+    pub electable: bool,
+}
+
+/// How far a term is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Before the first term.
+    Idle,
+    /// Votes come in.
+    Voting(BTreeMap<u16, Ballot>),
+    /// This member leads.
+    Elected(u16),
+}
+
+/// What a member proposes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// A new term, in which these members vote.
+    Begin {
+        /// One above the present one, or nothing happens.
+        term: u64,
+        /// The members of the set.
+        voters: BTreeSet<u16>,
+    },
+    /// A vote.
+    Vote {
+        /// The term it counts in.
+        term: u64,
+        /// The member that votes.
+        member: u16,
+        /// What it says.
+        ballot: Ballot,
+    },
+}
+
+/// See the module's documentation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Register {
+    /// The present term.
+    pub term: u64,
+    /// The members that vote in it.
+    pub voters: BTreeSet<u16>,
+    /// How far it is.
+    pub phase: Phase,
+}
+
+impl Default for Register {
+    fn default() -> Self {
+        Self { term: 0, voters: BTreeSet::new(), phase: Phase::Idle }
+    }
+}
+
+/// More than half of so many.
+#[must_use]
+pub fn majority(members: usize) -> usize {
+    members / 2 + 1
+}
+
+impl Register {
+    /// The primary of the present term, once it is elected.
+    #[must_use]
+    pub fn primary(&self) -> Option<u16> {
+        match self.phase {
+            Phase::Elected(member) => Some(member),
+            _ => None,
+        }
+    }
+
+    /// Whether a member's vote of the present term is in.
+    #[must_use]
+    pub fn has_vote_of(&self, member: u16) -> bool {
+        match &self.phase {
+            Phase::Voting(ballots) => ballots.contains_key(&member),
+            _ => true,
+        }
+    }
+
+    /// Applies an order; false: it came too late and changes nothing.
+    pub fn apply(&mut self, order: &Order) -> bool {
+        match order {
+            Order::Begin { term, voters } => {
+                if *term != self.term + 1 || voters.is_empty() {
+                    return false;
+                }
+                *self = Self {
+                    term: *term,
+                    voters: voters.clone(),
+                    phase: Phase::Voting(BTreeMap::new()),
+                };
+                true
+            }
+            Order::Vote { term, member, ballot } => {
+                let Phase::Voting(ballots) = &mut self.phase else { return false };
+                if *term != self.term
+                    || !self.voters.contains(member)
+                    || ballots.contains_key(member)
+                {
+                    return false;
+                }
+                ballots.insert(*member, *ballot);
+                if let Some(elected) = elect(&self.voters, ballots) {
+                    self.phase = Phase::Elected(elected);
+                }
+                true
+            }
+        }
+    }
+}
+
+/// The member that a majority's votes elect. A voter that may not lead still says how far the log goes: while
+/// its log is the newest, no member leads that lacks a part of it.
+fn elect(voters: &BTreeSet<u16>, ballots: &BTreeMap<u16, Ballot>) -> Option<u16> {
+    if ballots.len() < majority(voters.len()) {
+        return None;
+    }
+    let newest = ballots.values().map(|ballot| ballot.last).max()?;
+    let able = |ballot: &Ballot| ballot.electable && ballot.last == newest;
+    ballots.iter().find(|(_, ballot)| able(ballot)).map(|(member, _)| *member)
+}
+
+/// Bytes out of bytes; `None` when they end too early.
+pub(crate) struct Taker<'t>(pub &'t [u8]);
+
+impl<'t> Taker<'t> {
+    pub(crate) fn bytes(&mut self, length: usize) -> Option<&'t [u8]> {
+        let (taken, rest) = self.0.split_at_checked(length)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    pub(crate) fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        self.bytes(N)?.first_chunk::<N>().copied()
+    }
+
+    pub(crate) fn u8(&mut self) -> Option<u8> {
+        self.array::<1>().map(|[byte]| byte)
+    }
+
+    pub(crate) fn u16(&mut self) -> Option<u16> {
+        self.array().map(u16::from_le_bytes)
+    }
+
+    pub(crate) fn u32(&mut self) -> Option<u32> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    pub(crate) fn u64(&mut self) -> Option<u64> {
+        self.array().map(u64::from_le_bytes)
+    }
+}
+
+/// Version of orders and of the register's own bytes.
+const VERSION: u8 = 1;
+
+fn put_voters(voters: &BTreeSet<u16>, out: &mut Vec<u8>) {
+    out.extend((voters.len() as u16).to_le_bytes());
+    voters.iter().for_each(|voter| out.extend(voter.to_le_bytes()));
+}
+
+fn take_voters(taker: &mut Taker<'_>) -> Option<BTreeSet<u16>> {
+    let count = taker.u16()?;
+    (0..count).map(|_| taker.u16()).collect()
+}
+
+fn put_ballot(ballot: &Ballot, out: &mut Vec<u8>) {
+    out.extend(ballot.last.term.to_le_bytes());
+    out.extend(ballot.last.time.to_le_bytes());
+    out.push(u8::from(ballot.electable));
+}
+
+fn take_ballot(taker: &mut Taker<'_>) -> Option<Ballot> {
+    let last = Place { term: taker.u64()?, time: taker.u64()? };
+    let electable = match taker.u8()? {
+        0 => false,
+        1 => true,
+        _ => return None,
+    };
+    Some(Ballot { last, electable })
+}
+
+impl Order {
+    /// As it travels in the log: version, kind, fields. The log's own checksum covers it.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = vec![VERSION];
+        match self {
+            Self::Begin { term, voters } => {
+                out.push(1);
+                out.extend(term.to_le_bytes());
+                put_voters(voters, &mut out);
+            }
+            Self::Vote { term, member, ballot } => {
+                out.push(2);
+                out.extend(term.to_le_bytes());
+                out.extend(member.to_le_bytes());
+                put_ballot(ballot, &mut out);
+            }
+        }
+        out
+    }
+
+    /// Reads [`Order::encode`]; `None`: damaged, or of another version.
+    #[must_use]
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut taker = Taker(bytes);
+        if taker.u8()? != VERSION {
+            return None;
+        }
+        let order = match taker.u8()? {
+            1 => Self::Begin { term: taker.u64()?, voters: take_voters(&mut taker)? },
+            2 => Self::Vote {
+                term: taker.u64()?,
+                member: taker.u16()?,
+                ballot: take_ballot(&mut taker)?,
+            },
+            _ => return None,
+        };
+        taker.0.is_empty().then_some(order)
+    }
+}
+
+impl Register {
+    /// As it is stored.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = vec![VERSION];
+        out.extend(self.term.to_le_bytes());
+        put_voters(&self.voters, &mut out);
+        match &self.phase {
+            Phase::Idle => out.push(0),
+            Phase::Voting(ballots) => {
+                out.push(1);
+                out.extend((ballots.len() as u16).to_le_bytes());
+                for (member, ballot) in ballots {
+                    out.extend(member.to_le_bytes());
+                    put_ballot(ballot, &mut out);
+                }
+            }
+            Phase::Elected(member) => {
+                out.push(2);
+                out.extend(member.to_le_bytes());
+            }
+        }
+        out
+    }
+
+    /// Reads [`Register::encode`]; `None`: damaged, or of another version.
+    #[must_use]
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut taker = Taker(bytes);
+        if taker.u8()? != VERSION {
+            return None;
+        }
+        let (term, voters) = (taker.u64()?, take_voters(&mut taker)?);
+        let phase = match taker.u8()? {
+            0 => Phase::Idle,
+            1 => {
+                let count = taker.u16()?;
+                let ballots = (0..count).map(|_| Some((taker.u16()?, take_ballot(&mut taker)?)));
+                Phase::Voting(ballots.collect::<Option<_>>()?)
+            }
+            2 => Phase::Elected(taker.u16()?),
+            _ => return None,
+        };
+        taker.0.is_empty().then_some(Self { term, voters, phase })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn begin(term: u64) -> Order {
+        Order::Begin { term, voters: [1, 2, 3].into() }
+    }
+
+    fn vote(term: u64, member: u16, last: (u64, u64), electable: bool) -> Order {
+        let last = Place { term: last.0, time: last.1 };
+        Order::Vote { term, member, ballot: Ballot { last, electable } }
+    }
+
+    #[test]
+    fn a_majority_elects_the_voter_with_the_newest_log() {
+        let mut register = Register::default();
+        assert!(register.apply(&begin(1)) && !register.apply(&begin(1)));
+        assert!(register.apply(&vote(1, 3, (0, 0), true)));
+        assert!(!register.apply(&vote(1, 3, (9, 9), true)), "one vote each");
+        assert!(!register.apply(&vote(1, 4, (9, 9), true)), "no member of the set");
+        assert_eq!(register.primary(), None);
+        assert!(register.apply(&vote(1, 2, (0, 0), true)));
+        assert_eq!(register.primary(), Some(2), "the lower number among equals");
+        assert!(!register.apply(&vote(1, 1, (5, 5), true)), "too late");
+        assert!(register.apply(&begin(2)));
+        assert!(!register.apply(&vote(1, 1, (5, 5), true)), "of an older term");
+        assert!(register.apply(&vote(2, 1, (1, 90), true)));
+        assert!(register.apply(&vote(2, 3, (2, 10), true)));
+        assert_eq!(register.primary(), Some(3), "a newer term before a later time");
+    }
+
+    #[test]
+    fn a_voter_that_may_not_lead_keeps_those_from_leading_that_lack_its_log() {
+        let mut register = Register::default();
+        register.apply(&begin(1));
+        register.apply(&vote(1, 1, (1, 50), false));
+        register.apply(&vote(1, 2, (1, 40), true));
+        assert_eq!(register.primary(), None);
+        register.apply(&vote(1, 3, (1, 50), true));
+        assert_eq!(register.primary(), Some(3));
+    }
+
+    #[test]
+    fn orders_and_registers_come_back_and_no_part_is_taken_for_one() {
+        let mut register = Register::default();
+        let orders = [
+            begin(1),
+            vote(1, 1, (3, 7), true),
+            vote(1, 2, (3, 9), false),
+            vote(1, 3, (3, 9), true),
+        ];
+        for order in orders {
+            let bytes = order.encode();
+            assert_eq!(Order::decode(&bytes), Some(order.clone()));
+            assert!((0..bytes.len()).all(|length| Order::decode(&bytes[..length]).is_none()));
+            let bytes = register.encode();
+            assert_eq!(Register::decode(&bytes), Some(register.clone()));
+            assert!((0..bytes.len()).all(|length| Register::decode(&bytes[..length]).is_none()));
+            register.apply(&order);
+        }
+        assert_eq!(register.primary(), Some(3));
+        assert_eq!(Register::decode(&register.encode()), Some(register));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn hostile_bytes_are_refused_or_read_but_never_panic(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..80)) {
+            let _ = (Order::decode(&bytes), Register::decode(&bytes));
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! What a primary answers members that copy it.
+//!
+//! The command is for members alone: it carries the cluster's identity, which only their configurations hold.
+
+use beeline_documents_query::error::{Code, Result, fail};
+use bson::{Bson, Document, doc};
+
+use crate::engine::whole_field;
+use crate::replica::conduct::Report;
+use crate::replica::source::{COMMAND, binary, bytes_of, spot_from, spot_to};
+use crate::replica::{Replica, State};
+use crate::reply::Reply;
+
+/// Bytes of values in one answer.
+const ANSWERED_BYTES: usize = 8 << 20;
+/// Most bytes that a member may ask for at once.
+const MOST_ASKED: usize = 64 << 20;
+
+fn number(body: &Document, field: &str) -> Result<u64> {
+    match whole_field(body, field) {
+        Some(value) => Ok(value as u64),
+        None => fail(Code::NoSuchField, format!("{COMMAND} needs the number {field}")),
+    }
+}
+
+fn most(body: &Document) -> Result<usize> {
+    Ok(usize::try_from(number(body, "most")?).unwrap_or(usize::MAX).min(MOST_ASKED))
+}
+
+fn row(body: &Document) -> Result<Vec<u8>> {
+    match bytes_of(body.get("row")) {
+        Some(row) => Ok(row),
+        None => fail(Code::NoSuchField, format!("{COMMAND} needs the bytes row")),
+    }
+}
+
+fn rows_of<'b>(all: impl IntoIterator<Item = &'b Vec<u8>>) -> Vec<Bson> {
+    all.into_iter().map(|bytes| binary(bytes)).collect()
+}
+
+impl Replica {
+    /// Answers another member.
+    ///
+    /// Errors: a stranger, a term in which this member does not lead, the store's.
+    pub fn answer(&self, body: &Document, may_wait: bool) -> Result<Reply> {
+        if number(body, "cluster")? != self.options.cluster {
+            return fail(Code::Unauthorized, "this member belongs to another cluster");
+        }
+        let (term, member) = (number(body, "term")?, number(body, "member")? as u16);
+        if !self.options.members.contains_key(&member) {
+            return fail(
+                Code::Unauthorized,
+                format!("member {member} is not in this member's --documents-members"),
+            );
+        }
+        if self.state() != State::Primary || !self.agreed.is(term, self.options.me) {
+            return fail(
+                Code::NotWritablePrimary,
+                format!("this member does not lead in term {term}"),
+            );
+        }
+        let now_ms = self.agreed.gate.now_ms();
+        self.heard_from(term, member, now_ms);
+        let answer = match body.get_str(COMMAND).unwrap_or_default() {
+            "report" => {
+                let report = Report {
+                    applied: number(body, "applied")?,
+                    durable: number(body, "durable")?,
+                    at_ms: now_ms,
+                };
+                self.take_report(term, member, report, number(body, "state")? as u8);
+                doc! { "commit": self.commit() as i64, "latest": self.store.last().place.time as i64 }
+            }
+            "entries" => {
+                let (after, most) = (number(body, "after")?, most(body)?);
+                let Some(fetched) = self.store.read(after, most)? else {
+                    return Ok(Reply::Document(doc! { "gone": true, "ok": 1.0 }));
+                };
+                if fetched.entries.is_empty() && fetched.upto <= after && may_wait {
+                    let wait = number(body, "wait")?.min(5000);
+                    return Ok(Reply::Later(self.now_unix_ms().saturating_add(wait)));
+                }
+                doc! { "entries": rows_of(&fetched.entries), "upto": fetched.upto as i64 }
+            }
+            "find" => {
+                let spots = match body.get_array("spots") {
+                    Ok(spots) => spots
+                        .iter()
+                        .filter_map(|spot| spot.as_document().and_then(spot_from))
+                        .collect::<Vec<_>>(),
+                    Err(_) => return fail(Code::NoSuchField, format!("{COMMAND} needs spots")),
+                };
+                let index = self.store.find(&spots)?.map_or(-1, |index| index as i64);
+                doc! { "index": index }
+            }
+            "rows" => {
+                // First the place, then the rows: one that comes later is in the log behind the place.
+                let last = spot_to(&self.store.last());
+                doc! { "rows": rows_of(&self.store.rows()), "last": last }
+            }
+            "page" => {
+                let after = bytes_of(body.get("after"));
+                let (pairs, whole) = self.store.page(&row(body)?, after, most(body)?)?;
+                let (keys, values): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
+                doc! { "keys": rows_of(&keys), "values": rows_of(&values), "whole": whole }
+            }
+            "values" => {
+                let keys: Vec<Vec<u8>> = match body.get_array("keys") {
+                    Ok(keys) => keys.iter().filter_map(|key| bytes_of(Some(key))).collect(),
+                    Err(_) => return fail(Code::NoSuchField, format!("{COMMAND} needs keys")),
+                };
+                let mut bytes = 0;
+                let values: Vec<Bson> = self
+                    .store
+                    .values(&row(body)?, &keys)?
+                    .into_iter()
+                    .take_while(|value| {
+                        let fits = bytes < ANSWERED_BYTES;
+                        bytes += value.as_ref().map_or(0, Vec::len);
+                        fits
+                    })
+                    .map(|value| value.map_or(Bson::Null, |value| binary(&value)))
+                    .collect();
+                doc! { "values": values }
+            }
+            other => return fail(Code::CommandNotFound, format!("no such request: {other:?}")),
+        };
+        let mut answer = answer;
+        answer.insert("ok", 1.0);
+        Ok(Reply::Document(answer))
+    }
+}

@@ -1,0 +1,321 @@
+//! Where a member copies from: what it asks of the primary, whatever carries it.
+//!
+//! [`SyncSource`] is the seam: messages of the MongoDB wire over TCP here, one-sided writes elsewhere. A source
+//! serves one session of one term; a member that hears of another term opens another.
+
+use std::fmt::Debug;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use beeline_documents_query::error::Code;
+use bson::spec::BinarySubtype;
+use bson::{Binary, Bson, Document, doc};
+
+use crate::engine::whole_field;
+use crate::replica::entry::Spot;
+use crate::replica::register::Place;
+use crate::replica::store::{Fetched, Pairs};
+use crate::wire;
+
+/// The name of the command between members.
+pub const COMMAND: &str = "beelineReplica";
+/// Longest answer of a member.
+const LONGEST_ANSWER: usize = 512 << 20;
+/// Bytes of keys or places asked about at once: below what a stranger may send.
+pub const ASKED_BYTES: usize = 32 << 10;
+
+/// Why a source did not answer as wished.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SyncError {
+    /// It cannot be reached, or its answer did not come.
+    #[error("the primary at {address} does not answer: {source}")]
+    Unreachable {
+        /// Where.
+        address: String,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// It does not lead in this term.
+    #[error("{address} refused: {reason}")]
+    Refused {
+        /// Where.
+        address: String,
+        /// In its words.
+        reason: String,
+    },
+    /// Its answer cannot be read.
+    #[error("the answer of {address} cannot be read: {reason}")]
+    Damaged {
+        /// Where.
+        address: String,
+        /// Why.
+        reason: String,
+    },
+}
+
+impl SyncError {
+    /// Whether the same may succeed later.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        !matches!(self, Self::Damaged { .. })
+    }
+}
+
+/// What a member tells the primary of itself.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Progress {
+    /// It has everything up to this time.
+    pub applied: u64,
+    /// And would have after a crash.
+    pub durable: u64,
+    /// Its state, as MongoDB numbers states.
+    pub state: u8,
+}
+
+/// What the primary answers.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Told {
+    /// A majority has everything up to this time.
+    pub commit: u64,
+    /// The newest time at the primary.
+    pub latest: u64,
+}
+
+/// A primary, as a member that copies it sees it.
+pub trait SyncSource: Send + Debug {
+    /// The newest of these places that its log has: its index.
+    ///
+    /// Errors: [`SyncError`].
+    fn find(&mut self, spots: &[Spot]) -> Result<Option<usize>, SyncError>;
+
+    /// The interval behind a time: whole entries, oldest first, as `most` bytes hold and one at least; waits so long
+    /// for the first. `None`: some of them are there no more.
+    ///
+    /// Errors: [`SyncError`].
+    fn entries(
+        &mut self,
+        after: u64,
+        most: usize,
+        wait: Duration,
+    ) -> Result<Option<Fetched>, SyncError>;
+
+    /// Its rows, and where its log ends.
+    ///
+    /// Errors: [`SyncError`].
+    fn rows(&mut self) -> Result<(Vec<Vec<u8>>, Spot), SyncError>;
+
+    /// Keys and values of a row behind a key; true: those were the last.
+    ///
+    /// Errors: [`SyncError`].
+    fn page(
+        &mut self,
+        row: &[u8],
+        after: Option<&[u8]>,
+        most: usize,
+    ) -> Result<(Pairs, bool), SyncError>;
+
+    /// What keys hold; fewer values than keys where they are large.
+    ///
+    /// Errors: [`SyncError`].
+    fn values(&mut self, row: &[u8], keys: &[Vec<u8>]) -> Result<Vec<Option<Vec<u8>>>, SyncError>;
+
+    /// Tells how far this member is.
+    ///
+    /// Errors: [`SyncError`].
+    fn report(&mut self, progress: Progress) -> Result<Told, SyncError>;
+}
+
+/// How a member reaches others.
+pub trait Sources: Send + Sync + Debug {
+    /// The primary of a term.
+    ///
+    /// Errors: [`SyncError`].
+    fn open(&self, source: u16, term: u64) -> Result<Box<dyn SyncSource>, SyncError>;
+}
+
+pub(crate) fn binary(bytes: &[u8]) -> Bson {
+    Bson::Binary(Binary { subtype: BinarySubtype::Generic, bytes: bytes.to_vec() })
+}
+
+pub(crate) fn bytes_of(value: Option<&Bson>) -> Option<Vec<u8>> {
+    match value {
+        Some(Bson::Binary(binary)) => Some(binary.bytes.clone()),
+        _ => None,
+    }
+}
+
+pub(crate) fn spot_to(spot: &Spot) -> Document {
+    doc! { "n": spot.place.term as i64, "t": spot.place.time as i64, "r": binary(&spot.row) }
+}
+
+pub(crate) fn spot_from(document: &Document) -> Option<Spot> {
+    let place = Place {
+        term: whole_field(document, "n")? as u64,
+        time: whole_field(document, "t")? as u64,
+    };
+    Some(Spot { place, row: bytes_of(document.get("r"))? })
+}
+
+/// Members by their MongoDB doors.
+#[derive(Debug)]
+pub struct TcpSources {
+    /// The cluster.
+    pub cluster: u64,
+    /// This member.
+    pub me: u16,
+    /// Where each member listens.
+    pub members: std::collections::BTreeMap<u16, SocketAddr>,
+    /// How long an answer may take beyond what it is asked to wait.
+    pub patience: Duration,
+}
+
+impl Sources for TcpSources {
+    fn open(&self, source: u16, term: u64) -> Result<Box<dyn SyncSource>, SyncError> {
+        let Some(address) = self.members.get(&source) else {
+            let reason = "no member of this number is configured".to_owned();
+            return Err(SyncError::Refused { address: source.to_string(), reason });
+        };
+        let unreachable = |source| SyncError::Unreachable { address: address.to_string(), source };
+        let stream = TcpStream::connect_timeout(address, self.patience).map_err(unreachable)?;
+        stream.set_nodelay(true).map_err(unreachable)?;
+        stream.set_write_timeout(Some(self.patience)).map_err(unreachable)?;
+        let head = doc! {
+            COMMAND: "", "cluster": self.cluster as i64, "term": term as i64, "member": i32::from(self.me), "$db": "admin",
+        };
+        let (address, patience) = (address.to_string(), self.patience);
+        Ok(Box::new(TcpSource { stream, address, head, patience, requests: 0 }))
+    }
+}
+
+/// A member's MongoDB door.
+#[derive(Debug)]
+struct TcpSource {
+    stream: TcpStream,
+    address: String,
+    head: Document,
+    patience: Duration,
+    requests: i32,
+}
+
+impl TcpSource {
+    fn damaged(&self, reason: impl ToString) -> SyncError {
+        SyncError::Damaged { address: self.address.clone(), reason: reason.to_string() }
+    }
+
+    fn exchange(&mut self, message: &[u8], wait: Duration) -> std::io::Result<Vec<u8>> {
+        self.stream.set_read_timeout(Some(self.patience + wait))?;
+        self.stream.write_all(message)?;
+        let mut answer = vec![0; 4];
+        self.stream.read_exact(&mut answer)?;
+        let length = wire::length(&answer, LONGEST_ANSWER)
+            .map_err(std::io::Error::other)?
+            .unwrap_or(wire::HEADER);
+        answer.resize(length, 0);
+        self.stream.read_exact(&mut answer[4..])?;
+        Ok(answer)
+    }
+
+    fn ask(&mut self, what: &str, fields: Document, wait: Duration) -> Result<Document, SyncError> {
+        let mut command = self.head.clone();
+        command.insert(COMMAND, what);
+        command.extend(fields);
+        self.requests = self.requests.wrapping_add(1);
+        let message = wire::frame(self.requests, &command);
+        let answer = self
+            .exchange(&message, wait)
+            .map_err(|source| SyncError::Unreachable { address: self.address.clone(), source })?;
+        let (_, answer) =
+            wire::read(&answer, LONGEST_ANSWER).map_err(|error| self.damaged(error))?;
+        let answer = answer.body;
+        if answer.get_f64("ok").unwrap_or(0.0) == 1.0 {
+            return Ok(answer);
+        }
+        let reason = answer.get_str("errmsg").unwrap_or("no reason was given").to_owned();
+        if whole_field(&answer, "code") == Some(Code::InternalError as i64) {
+            return Err(self.damaged(reason));
+        }
+        Err(SyncError::Refused { address: self.address.clone(), reason })
+    }
+}
+
+fn all_bytes(answer: &Document, field: &str) -> Option<Vec<Vec<u8>>> {
+    answer.get_array(field).ok()?.iter().map(|one| bytes_of(Some(one))).collect()
+}
+
+impl SyncSource for TcpSource {
+    fn find(&mut self, spots: &[Spot]) -> Result<Option<usize>, SyncError> {
+        for (chunk, start) in spots.chunks(200).zip((0..).step_by(200)) {
+            let asked: Vec<Document> = chunk.iter().map(spot_to).collect();
+            let answer = self.ask("find", doc! { "spots": asked }, Duration::ZERO)?;
+            if let Some(index) = whole_field(&answer, "index").filter(|index| *index >= 0) {
+                return Ok(Some(start + index as usize));
+            }
+        }
+        Ok(None)
+    }
+
+    fn entries(
+        &mut self,
+        after: u64,
+        most: usize,
+        wait: Duration,
+    ) -> Result<Option<Fetched>, SyncError> {
+        let fields =
+            doc! { "after": after as i64, "most": most as i64, "wait": wait.as_millis() as i64 };
+        let answer = self.ask("entries", fields, wait)?;
+        if answer.get_bool("gone").unwrap_or(false) {
+            return Ok(None);
+        }
+        let entries =
+            all_bytes(&answer, "entries").ok_or_else(|| self.damaged("it has no entries"))?;
+        let upto = whole_field(&answer, "upto").ok_or_else(|| self.damaged("it has no time"))?;
+        Ok(Some(Fetched { entries, upto: upto as u64 }))
+    }
+
+    fn rows(&mut self) -> Result<(Vec<Vec<u8>>, Spot), SyncError> {
+        let answer = self.ask("rows", Document::new(), Duration::ZERO)?;
+        let rows = all_bytes(&answer, "rows").ok_or_else(|| self.damaged("it has no rows"))?;
+        let last = answer.get_document("last").ok().and_then(spot_from);
+        Ok((rows, last.ok_or_else(|| self.damaged("it has no place"))?))
+    }
+
+    fn page(
+        &mut self,
+        row: &[u8],
+        after: Option<&[u8]>,
+        most: usize,
+    ) -> Result<(Pairs, bool), SyncError> {
+        let mut fields = doc! { "row": binary(row), "most": most as i64 };
+        if let Some(after) = after {
+            fields.insert("after", binary(after));
+        }
+        let answer = self.ask("page", fields, self.patience)?;
+        let keys = all_bytes(&answer, "keys").unwrap_or_default();
+        let values = all_bytes(&answer, "values").unwrap_or_default();
+        if keys.len() != values.len() {
+            return Err(self.damaged("keys and values differ in number"));
+        }
+        let whole = answer.get_bool("whole").map_err(|error| self.damaged(error))?;
+        Ok((keys.into_iter().zip(values).collect(), whole))
+    }
+
+    fn values(&mut self, row: &[u8], keys: &[Vec<u8>]) -> Result<Vec<Option<Vec<u8>>>, SyncError> {
+        let keys: Vec<Bson> = keys.iter().map(|key| binary(key)).collect();
+        let fields = doc! { "row": binary(row), "keys": keys };
+        let answer = self.ask("values", fields, self.patience)?;
+        let values = answer.get_array("values").map_err(|error| self.damaged(error))?;
+        Ok(values.iter().map(|value| bytes_of(Some(value))).collect())
+    }
+
+    fn report(&mut self, progress: Progress) -> Result<Told, SyncError> {
+        let fields = doc! {
+            "applied": progress.applied as i64, "durable": progress.durable as i64, "state": i32::from(progress.state),
+        };
+        let answer = self.ask("report", fields, Duration::ZERO)?;
+        let time = |field: &str| whole_field(&answer, field).unwrap_or(0) as u64;
+        Ok(Told { commit: time("commit"), latest: time("latest") })
+    }
+}

@@ -1,0 +1,598 @@
+//! Three members in virtual time: the register, the conduct and the standing that members run, over a model
+//! of logs, messages, pauses, partitions and restarts. One seed is one run, always the same.
+//!
+//! Safety: what a majority acknowledged is in the log of every primary of a later term, and no member takes
+//! it back. Liveness: once faults end there is one primary and all logs are equal. Known bugs are put back to
+//! show that the checker sees them.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use beeline_documents::replica::conduct::{Conduct, Duty, Report, Standing, Timing};
+use beeline_documents::replica::register::{Ballot, Order, Place, Register};
+
+const MEMBERS: u16 = 3;
+const TIMING: Timing = Timing { silence_ms: 300, lease_ms: 600 };
+const STEP_MS: u64 = 5;
+/// Virtual time with faults, and after them.
+const FAULTY_MS: u64 = 15_000;
+const CALM_MS: u64 = 6_000;
+
+/// A bug put back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Bug {
+    None,
+    /// A member that applied a newer term still acknowledges to the older primary.
+    AcknowledgesBehindTheFence,
+    /// A member takes entries that the primary of another term sent.
+    TakesEntriesOfAnotherTerm,
+    /// A member takes back more than the primary lacks.
+    TakesBackTooMuch,
+    /// A member votes without saying how far its log goes.
+    VotesBlindly,
+    /// A member follows without a look where the logs part.
+    FollowsWithoutLooking,
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % bound
+    }
+
+    fn one_in(&mut self, many: u64) -> bool {
+        self.below(many) == 0
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Message {
+    Find { term: u64, session: u64, log: Vec<Place> },
+    Found { term: u64, session: u64, kept: usize },
+    Fetch { term: u64, session: u64, after: u64 },
+    Entries { term: u64, session: u64, entries: Vec<Place>, upto: u64 },
+    Report { term: u64, applied: u64 },
+    Heard { term: u64, commit: u64 },
+}
+
+struct Following {
+    term: u64,
+    source: u16,
+    session: u64,
+    in_step: bool,
+    asked_ms: u64,
+    fetched: u64,
+    applied: u64,
+    queue: Vec<(Vec<Place>, u64)>,
+}
+
+struct Member {
+    id: u16,
+    log: Vec<Place>,
+    register: Register,
+    /// Orders of the log that were applied here.
+    seen: usize,
+    conduct: Conduct,
+    following: Option<Following>,
+    standing: Option<Standing>,
+    led: u64,
+    clock: u64,
+    commit: u64,
+    asked: Option<(Order, u64)>,
+    paused_until_ms: u64,
+    reported_ms: u64,
+}
+
+fn voters() -> BTreeSet<u16> {
+    (1..=MEMBERS).collect()
+}
+
+impl Member {
+    fn new(id: u16, now_ms: u64) -> Self {
+        Self {
+            id,
+            log: Vec::new(),
+            register: Register::default(),
+            seen: 0,
+            conduct: Conduct::new(id, voters(), TIMING, now_ms),
+            following: None,
+            standing: None,
+            led: 0,
+            clock: 0,
+            commit: 0,
+            asked: None,
+            paused_until_ms: 0,
+            reported_ms: 0,
+        }
+    }
+
+    fn last(&self) -> Place {
+        self.log.last().copied().unwrap_or_default()
+    }
+
+    /// What a process that was killed has when it comes back.
+    fn restart(&mut self, now_ms: u64) {
+        let fresh = Self::new(self.id, now_ms);
+        let (log, register, seen) =
+            (std::mem::take(&mut self.log), self.register.clone(), self.seen);
+        *self = Self { log, register, seen, ..fresh };
+        self.clock = self.last().time;
+    }
+
+    fn writes(&self, now_ms: u64) -> bool {
+        let lease = self
+            .standing
+            .as_ref()
+            .is_some_and(|standing| standing.contact_ms(now_ms) + TIMING.lease_ms > now_ms);
+        self.led != 0 && self.led == self.register.term && lease
+    }
+
+    fn write(&mut self, now_ms: u64) {
+        self.clock = (self.clock + 1).max(now_ms);
+        self.log.push(Place { term: self.led, time: self.clock });
+    }
+}
+
+struct World {
+    seed: u64,
+    bug: Bug,
+    random: Random,
+    now_ms: u64,
+    members: Vec<Member>,
+    /// The cluster's log, and orders on their way to it.
+    orders: Vec<Order>,
+    proposals: Vec<(u64, Order)>,
+    /// When, from, to.
+    messages: Vec<(u64, u16, u16, Message)>,
+    /// Pairs that hear nothing of each other, and members that hear nothing of the log.
+    cut: BTreeSet<(u16, u16)>,
+    deaf: BTreeSet<u16>,
+    acknowledged: BTreeSet<Place>,
+    leaders: BTreeMap<u64, u16>,
+    sessions: u64,
+    taken_back: usize,
+    problem: Option<String>,
+}
+
+impl World {
+    fn new(seed: u64, bug: Bug) -> Self {
+        Self {
+            seed,
+            bug,
+            random: Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
+            now_ms: 0,
+            members: (1..=MEMBERS).map(|id| Member::new(id, 0)).collect(),
+            orders: Vec::new(),
+            proposals: Vec::new(),
+            messages: Vec::new(),
+            cut: BTreeSet::new(),
+            deaf: BTreeSet::new(),
+            acknowledged: BTreeSet::new(),
+            leaders: BTreeMap::new(),
+            sessions: 0,
+            taken_back: 0,
+            problem: None,
+        }
+    }
+
+    fn fails(&mut self, what: String) {
+        let (seed, bug, at) = (self.seed, self.bug, self.now_ms);
+        self.problem.get_or_insert_with(|| format!("seed {seed}, {bug:?}, at {at} ms: {what}"));
+    }
+
+    fn send(&mut self, from: u16, to: u16, message: Message) {
+        if self.cut.contains(&(from.min(to), from.max(to))) {
+            return;
+        }
+        let delay = match self.random.below(20) {
+            0 => 50 + self.random.below(400),
+            _ => 1 + self.random.below(15),
+        };
+        self.messages.push((self.now_ms + delay, from, to, message));
+    }
+
+    fn faults(&mut self) {
+        let id = |random: &mut Random| 1 + random.below(u64::from(MEMBERS)) as u16;
+        if self.random.one_in(150) {
+            let (a, b) = (id(&mut self.random), id(&mut self.random));
+            let pair = (a.min(b), a.max(b));
+            if !self.cut.remove(&pair) && a != b {
+                self.cut.insert(pair);
+            }
+        }
+        if self.random.one_in(200) {
+            let deaf = id(&mut self.random);
+            if !self.deaf.remove(&deaf) {
+                self.deaf.insert(deaf);
+            }
+        }
+        if self.random.one_in(250) {
+            let at = usize::from(id(&mut self.random)) - 1;
+            self.members[at].paused_until_ms = self.now_ms + 50 + self.random.below(1500);
+        }
+        if self.random.one_in(300) {
+            let at = usize::from(id(&mut self.random)) - 1;
+            let now_ms = self.now_ms;
+            self.members[at].restart(now_ms);
+            let gone = at as u16 + 1;
+            self.messages.retain(|(_, from, to, _)| *from != gone && *to != gone);
+        }
+    }
+
+    fn propose(&mut self, member: usize, order: Order) {
+        let again = |asked: &(Order, u64)| asked.0 == order && self.now_ms < asked.1 + 100;
+        if self.members[member].asked.as_ref().is_some_and(again) {
+            return;
+        }
+        self.members[member].asked = Some((order.clone(), self.now_ms));
+        if !self.deaf.contains(&self.members[member].id) {
+            let delay = 2 + self.random.below(60);
+            self.proposals.push((self.now_ms + delay, order));
+        }
+    }
+
+    fn step(&mut self, faulty: bool) {
+        self.now_ms += STEP_MS;
+        if faulty {
+            self.faults();
+        }
+        let now_ms = self.now_ms;
+        let (due, later) =
+            std::mem::take(&mut self.proposals).into_iter().partition(|(at, _)| *at <= now_ms);
+        self.proposals = later;
+        let due: Vec<(u64, Order)> = due;
+        self.orders.extend(due.into_iter().map(|(_, order)| order));
+        for index in 0..self.members.len() {
+            if self.members[index].paused_until_ms > now_ms {
+                continue;
+            }
+            self.hear_log(index);
+            self.act(index);
+        }
+        let mut due = Vec::new();
+        let members = &self.members;
+        self.messages.retain(|(at, from, to, message)| {
+            // A paused member reads what came when it wakes.
+            let ready = *at <= now_ms && members[usize::from(*to) - 1].paused_until_ms <= now_ms;
+            if ready {
+                due.push((*at, *from, *to, message.clone()));
+            }
+            !ready
+        });
+        due.sort_by_key(|(at, ..)| *at);
+        for (_, from, to, message) in due {
+            self.receive(usize::from(to) - 1, from, message);
+        }
+    }
+
+    fn hear_log(&mut self, index: usize) {
+        let slow = self.deaf.contains(&self.members[index].id) || self.random.one_in(3);
+        if slow {
+            return;
+        }
+        let member = &mut self.members[index];
+        while let Some(order) = self.orders.get(member.seen) {
+            member.register.apply(order);
+            member.seen += 1;
+        }
+    }
+
+    fn act(&mut self, index: usize) {
+        let now_ms = self.now_ms;
+        let member = &mut self.members[index];
+        let register = member.register.clone();
+        let duty = member.conduct.duty(&register, now_ms);
+        if member.led != 0 && duty != Duty::Lead(member.led) {
+            (member.led, member.standing) = (0, None);
+        }
+        // What was under way ends some time after the term.
+        if !matches!(duty, Duty::Follow { .. } | Duty::Begin(_)) && self.random.one_in(4) {
+            member.following = None;
+        }
+        match duty {
+            Duty::Wait => {}
+            Duty::Begin(term) => self.propose(index, Order::Begin { term, voters: voters() }),
+            Duty::Vote(term) => {
+                let last = match self.bug {
+                    Bug::VotesBlindly => Place::default(),
+                    _ => member.last(),
+                };
+                let vote = Order::Vote {
+                    term,
+                    member: member.id,
+                    ballot: Ballot { last, electable: true },
+                };
+                self.propose(index, vote);
+            }
+            Duty::Lead(term) if member.led != term => self.lead(index, term),
+            Duty::Lead(_) => {
+                if member.writes(now_ms) && self.random.one_in(4) {
+                    self.members[index].write(now_ms);
+                }
+            }
+            Duty::Follow { term, source } => self.follow(index, term, source),
+        }
+        self.apply(index);
+    }
+
+    fn lead(&mut self, index: usize, term: u64) {
+        let now_ms = self.now_ms;
+        let id = self.members[index].id;
+        if let Some(other) = self.leaders.insert(term, id).filter(|other| *other != id) {
+            self.fails(format!("members {other} and {id} lead in term {term}"));
+        }
+        let missing =
+            self.acknowledged.iter().find(|place| !self.members[index].log.contains(place));
+        if let Some(missing) = missing.copied() {
+            self.fails(format!("member {id} leads term {term} without {missing:?}"));
+        }
+        let member = &mut self.members[index];
+        member.led = term;
+        member.clock = member.clock.max(member.last().time);
+        member.write(now_ms);
+        member.following = None;
+        let first = member.last().time;
+        member.standing = Some(Standing::new(term, id, voters(), first, now_ms));
+    }
+
+    fn follow(&mut self, index: usize, term: u64, source: u16) {
+        let now_ms = self.now_ms;
+        let id = self.members[index].id;
+        let stale = match &self.members[index].following {
+            Some(known) => known.term != term || now_ms > known.asked_ms + 250,
+            None => true,
+        };
+        if stale {
+            self.sessions += 1;
+            let session = self.sessions;
+            let member = &mut self.members[index];
+            let (log, applied) = (member.log.clone(), member.last().time);
+            let in_step = self.bug == Bug::FollowsWithoutLooking;
+            member.following = Some(Following {
+                term,
+                source,
+                session,
+                in_step,
+                asked_ms: now_ms,
+                fetched: applied,
+                applied,
+                queue: Vec::new(),
+            });
+            let message = match in_step {
+                true => Message::Fetch { term, session, after: applied },
+                false => Message::Find { term, session, log },
+            };
+            self.send(id, source, message);
+        }
+        let due = now_ms >= self.members[index].reported_ms + 50;
+        let member = &mut self.members[index];
+        if let Some(known) = member.following.as_ref().filter(|known| known.in_step && due) {
+            member.reported_ms = now_ms;
+            let (source, message) =
+                (known.source, Message::Report { term: known.term, applied: known.applied });
+            self.send(id, source, message);
+        }
+    }
+
+    /// The applier: what was fetched is applied some time later, and reported then.
+    fn apply(&mut self, index: usize) {
+        let ready = !self.random.one_in(3);
+        let (bug, id) = (self.bug, self.members[index].id);
+        let member = &mut self.members[index];
+        let Some(following) = member.following.as_mut() else { return };
+        if !ready || following.queue.is_empty() {
+            return;
+        }
+        let (entries, upto) = following.queue.remove(0);
+        member.log.extend(entries);
+        member.clock = member.clock.max(upto);
+        following.applied = upto;
+        let (term, source) = (following.term, following.source);
+        let current = member.register.term == term && member.register.primary() == Some(source);
+        if current || bug == Bug::AcknowledgesBehindTheFence {
+            self.send(id, source, Message::Report { term, applied: upto });
+        }
+    }
+
+    fn receive(&mut self, index: usize, from: u16, message: Message) {
+        let (now_ms, bug) = (self.now_ms, self.bug);
+        let id = self.members[index].id;
+        let member = &mut self.members[index];
+        let leads = |term: u64| member.led == term && term != 0;
+        match message {
+            Message::Find { term, session, log } if leads(term) => {
+                let kept = log.iter().rposition(|place| member.log.binary_search(place).is_ok());
+                let kept = kept.map_or(0, |at| at + 1);
+                self.contact(index, term, from);
+                self.send(id, from, Message::Found { term, session, kept });
+            }
+            Message::Fetch { term, session, after } if leads(term) => {
+                let upto = member.clock;
+                let start = member.log.partition_point(|place| place.time <= after);
+                let whole = member.log.len() - start <= 4;
+                let entries: Vec<Place> = member.log[start..].iter().take(4).copied().collect();
+                let upto = if whole { upto } else { entries.last().map_or(upto, |last| last.time) };
+                self.contact(index, term, from);
+                self.send(id, from, Message::Entries { term, session, entries, upto });
+            }
+            Message::Report { term, applied } => {
+                let Some(standing) = member.standing.as_mut() else { return };
+                standing.report(term, from, Report { applied, durable: applied, at_ms: now_ms });
+                let (term, commit) = (standing.term, standing.commit(member.clock));
+                // What the primary acknowledges now.
+                let start = member.log.partition_point(|place| place.time <= member.commit);
+                let told: Vec<Place> = member.log[start..]
+                    .iter()
+                    .filter(|place| place.time <= commit)
+                    .copied()
+                    .collect();
+                member.commit = member.commit.max(commit);
+                self.acknowledged.extend(told);
+                self.send(id, from, Message::Heard { term, commit });
+            }
+            Message::Heard { term, commit } => {
+                member.conduct.heard(term, now_ms);
+                member.commit = member.commit.max(commit);
+            }
+            Message::Found { term, session, kept } => {
+                let Some(following) = member
+                    .following
+                    .as_mut()
+                    .filter(|one| (one.term, one.session) == (term, session))
+                else {
+                    return;
+                };
+                following.asked_ms = now_ms;
+                following.in_step = true;
+                let kept = if bug == Bug::TakesBackTooMuch { kept.saturating_sub(3) } else { kept };
+                let gone = member.log.split_off(kept);
+                let last = member.log.last().map_or(0, |last| last.time);
+                (following.fetched, following.applied) = (last, last);
+                let source = following.source;
+                member.conduct.heard(term, now_ms);
+                self.taken_back += gone.len();
+                if let Some(lost) = gone.iter().find(|place| self.acknowledged.contains(place)) {
+                    self.fails(format!("member {id} takes back {lost:?}"));
+                }
+                self.send(id, source, Message::Fetch { term, session, after: last });
+            }
+            Message::Entries { term, session, entries, upto } => {
+                let own = |one: &&mut Following| {
+                    (one.term, one.session) == (term, session)
+                        || bug == Bug::TakesEntriesOfAnotherTerm
+                };
+                let Some(following) = member.following.as_mut().filter(own) else {
+                    return;
+                };
+                following.asked_ms = now_ms;
+                following.fetched = following.fetched.max(upto);
+                following.queue.push((entries, upto));
+                let (source, after) = (following.source, following.fetched);
+                member.conduct.heard(term, now_ms);
+                self.send(id, source, Message::Fetch { term, session, after });
+            }
+            Message::Find { .. } | Message::Fetch { .. } => {}
+        }
+    }
+
+    fn contact(&mut self, index: usize, term: u64, from: u16) {
+        let now_ms = self.now_ms;
+        if let Some(standing) = &mut self.members[index].standing {
+            standing.contact(term, from, now_ms);
+        }
+    }
+
+    fn run(mut self) -> Result<Self, String> {
+        while self.now_ms < FAULTY_MS && self.problem.is_none() {
+            self.step(true);
+        }
+        self.cut.clear();
+        self.deaf.clear();
+        self.members.iter_mut().for_each(|member| member.paused_until_ms = 0);
+        while self.now_ms < FAULTY_MS + CALM_MS && self.problem.is_none() {
+            self.step(false);
+        }
+        if self.problem.is_none() {
+            self.check_calm();
+        }
+        match self.problem.take() {
+            Some(problem) => Err(problem),
+            None => Ok(self),
+        }
+    }
+
+    fn check_calm(&mut self) {
+        let leading: Vec<u16> = self
+            .members
+            .iter()
+            .filter(|member| member.writes(self.now_ms))
+            .map(|member| member.id)
+            .collect();
+        if leading.len() != 1 {
+            self.fails(format!("{leading:?} lead once faults have ended"));
+        }
+        // The newest entries may still be on their way.
+        let shortest = self.members.iter().map(|member| member.log.len()).min().unwrap_or(0);
+        let first = self.members[0].log[..shortest].to_vec();
+        if self.members.iter().any(|member| member.log[..shortest] != first[..]) {
+            self.fails("logs differ once faults have ended".to_owned());
+        }
+        let longest = self.members.iter().map(|member| member.log.len()).max().unwrap_or(0);
+        if longest - shortest > 40 {
+            self.fails(format!("{} entries are missing somewhere", longest - shortest));
+        }
+        let lost = self.acknowledged.iter().find(|place| {
+            self.members.iter().any(|member| {
+                member.log.len() > 40
+                    && member.log[member.log.len() - 40] > **place
+                    && !member.log.contains(place)
+            })
+        });
+        if let Some(lost) = lost.copied() {
+            self.fails(format!("{lost:?} is lost"));
+        }
+    }
+}
+
+fn seeds(fast: u64) -> u64 {
+    let deep = std::env::var_os("BEELINE_DEEP").is_some();
+    if deep { fast * 20 } else { fast }
+}
+
+#[test]
+fn three_members_lose_nothing_that_a_majority_acknowledged() {
+    let one = std::env::var("BEELINE_SEED").ok().and_then(|seed| seed.parse().ok());
+    let all = one.map_or(1..=seeds(60), |seed: u64| seed..=seed);
+    let (mut terms, mut acknowledged, mut taken_back, mut runs) = (0, 0, 0, 0_u64);
+    for seed in all {
+        let world = World::new(seed, Bug::None).run();
+        let world = world.unwrap_or_else(|problem| {
+            panic!("{problem}\nBEELINE_SEED={seed} cargo test -p beeline-documents --test replica_simulation")
+        });
+        runs += 1;
+        terms += world.leaders.len();
+        acknowledged += world.acknowledged.len();
+        taken_back += world.taken_back;
+    }
+    println!(
+        "{runs} seeds, {terms} terms led, {acknowledged} entries acknowledged, {taken_back} taken back"
+    );
+    assert!(
+        terms as u64 > 3 * runs && acknowledged as u64 > 100 * runs,
+        "faults or writes are too few"
+    );
+    assert!(one.is_some() || taken_back > 0, "no run took anything back");
+}
+
+#[test]
+fn the_same_seed_is_the_same_run() {
+    let run = || World::new(7, Bug::None).run().unwrap();
+    let (first, second) = (run(), run());
+    assert_eq!(first.acknowledged, second.acknowledged);
+    assert_eq!(first.members[0].log, second.members[0].log);
+}
+
+/// The first seed that shows a bug.
+fn found(bug: Bug, most: u64) -> String {
+    (1..=most)
+        .find_map(|seed| World::new(seed, bug).run().err())
+        .unwrap_or_else(|| panic!("{bug:?} was not seen in {most} seeds"))
+}
+
+#[test]
+fn bugs_that_are_put_back_are_seen() {
+    for bug in [
+        Bug::AcknowledgesBehindTheFence,
+        Bug::TakesEntriesOfAnotherTerm,
+        Bug::TakesBackTooMuch,
+        Bug::VotesBlindly,
+        Bug::FollowsWithoutLooking,
+    ] {
+        println!("{}", found(bug, 300));
+    }
+}
