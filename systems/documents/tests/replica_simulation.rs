@@ -5,7 +5,7 @@
 //! it back. Liveness: once faults end there is one primary and all logs are equal. Known bugs are put back to
 //! show that the checker sees them.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -170,27 +170,45 @@ struct MemberLine {
     lag_seconds: i64,
 }
 
-/// The replica set as the member asked knows it: term, member that leads, members. A node by itself has none.
-fn set_of(asker: &mut Asker) -> Option<(Document, Vec<MemberLine>)> {
-    let status = asker.ask("admin", doc! { "replSetGetStatus": 1 }).ok()?;
-    let time = |one: &Document, field: &str| match one
-        .get_document(field)
-        .ok()
-        .and_then(|optime| optime.get("ts"))
-    {
+fn line_of(one: &Document) -> MemberLine {
+    let optime = |field: &str| one.get_document(field).ok().and_then(|optime| optime.get("ts"));
+    let time = |field: &str| match optime(field) {
         Some(Bson::Timestamp(stamp)) => format!("{}.{}", stamp.time, stamp.increment),
         _ => "-".to_owned(),
     };
-    let line = |one: &Document| MemberLine {
+    MemberLine {
         id: whole(one, &["_id"]),
         address: one.get_str("name").unwrap_or_default().to_owned(),
         state: one.get_str("stateStr").unwrap_or_default().to_owned(),
-        applied: time(one, "optime"),
-        durable: time(one, "optimeDurable"),
+        applied: time("optime"),
+        durable: time("optimeDurable"),
         lag_seconds: whole(one, &["lagSeconds"]),
-    };
-    let members = status.get_array("members").ok()?.iter().filter_map(Bson::as_document);
-    let members: Vec<MemberLine> = members.map(line).collect();
+    }
+}
+
+fn members_of(status: &Document) -> Vec<MemberLine> {
+    let members = status.get_array("members").into_iter().flatten();
+    members.filter_map(Bson::as_document).map(line_of).collect()
+}
+
+/// The replica set: its status as the member asked knows it, and the members; the primary knows the others. A
+/// node by itself has none.
+fn set_of(asker: &mut Asker) -> Option<(Document, Vec<MemberLine>)> {
+    let status = asker.ask("admin", doc! { "replSetGetStatus": 1 }).ok()?;
+    let mut members = members_of(&status);
+    let own = status.get_array("members").ok()?.iter().filter_map(Bson::as_document);
+    let own = own.filter(|one| one.contains_key("self")).map(line_of).next();
+    let primary = status.get_str("primary").ok().and_then(|address| address.parse().ok());
+    if let (Some(own), Some(primary)) = (own, primary)
+        && own.address.parse() != Ok(primary)
+        && let Ok(told) = Asker::open(primary)
+            .and_then(|mut primary| primary.ask("admin", doc! { "replSetGetStatus": 1 }))
+    {
+        members = members_of(&told);
+        if let Some(line) = members.iter_mut().find(|line| line.id == own.id) {
+            line.state = own.state;
+        }
+    }
     Some((status, members))
 }
 

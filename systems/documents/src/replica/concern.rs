@@ -384,3 +384,58 @@ fn with_concern_error(reply: Reply, code: Code, name: &str, why: &str, info: Doc
         other => other,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_write_concern_says_how_many_members_are_waited_for() {
+        assert_eq!(parse(None).unwrap(), Some(Needed::Majority));
+        for (concern, needed) in [
+            (doc! {}, Some(Needed::Majority)),
+            (doc! { "w": "majority", "j": true }, Some(Needed::Majority)),
+            (doc! { "w": 0 }, None),
+            (doc! { "w": 1_i64 }, None),
+            (doc! { "w": 3.0 }, Some(Needed::Members(3))),
+        ] {
+            assert_eq!(parse(Some(&concern)).unwrap(), needed, "{concern}");
+        }
+        for (concern, code) in [
+            (doc! { "w": "nowhere" }, Code::UnknownReplWriteConcern),
+            (doc! { "w": -1 }, Code::FailedToParse),
+            (doc! { "w": 51 }, Code::FailedToParse),
+            (doc! { "w": {} }, Code::FailedToParse),
+        ] {
+            assert_eq!(parse(Some(&concern)).unwrap_err().code, code, "{concern}");
+        }
+    }
+
+    #[test]
+    fn drivers_are_told_what_to_send_again() {
+        let labelled = |name: &str, body: Document, code: Code| {
+            let mut reply = Document::new();
+            label(name, &body, code, &mut reply);
+            reply.get_array("errorLabels").ok().map(|labels| labels[0].as_str().unwrap().to_owned())
+        };
+        let statement = || doc! { "txnNumber": 1_i64 };
+        let within = || doc! { "txnNumber": 1_i64, "autocommit": false };
+        let again = Some("RetryableWriteError".to_owned());
+        assert_eq!(labelled("insert", statement(), Code::NotWritablePrimary), again);
+        assert_eq!(labelled("commitTransaction", within(), Code::PrimarySteppedDown), again);
+        let anew = Some("TransientTransactionError".to_owned());
+        assert_eq!(labelled("insert", within(), Code::NotWritablePrimary), anew);
+        assert_eq!(labelled("insert", doc! {}, Code::NotWritablePrimary), None);
+        assert_eq!(labelled("insert", statement(), Code::DuplicateKey), None);
+    }
+
+    #[test]
+    fn what_changes_documents_is_known_by_its_name_or_its_pipeline() {
+        let out = doc! { "pipeline": [{ "$match": {} }, { "$out": "c" }] };
+        assert!(is_write("aggregate", &out) && is_write("insert", &doc! {}));
+        assert!(!is_write("aggregate", &doc! { "pipeline": [] }) && !is_write("find", &doc! {}));
+        let elsewhere = doc! { "$readPreference": { "mode": "secondary" } };
+        assert!(is_read_elsewhere(&elsewhere) && !is_read_elsewhere(&doc! {}));
+        assert!(!is_read_elsewhere(&doc! { "$readPreference": { "mode": "primary" } }));
+    }
+}

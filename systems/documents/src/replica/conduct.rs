@@ -1,6 +1,6 @@
 //! What a member does next, and how far a majority is: decisions without clock, thread or socket.
 //!
-//! The member's threads ask here ([`crate::replica::member`]), and so does the simulation of a whole set.
+//! The member's conductor asks here, and so does the simulation of a whole set.
 //! Times are milliseconds of a clock that nobody sets.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -13,7 +13,7 @@ use beeline_documents_query::error::{Code, QueryError, Result};
 use crate::engine::{Engine, lock};
 use crate::replica::conduct::{Conduct, Duty, Standing};
 use crate::replica::follow;
-use crate::replica::register::{Ballot, Order, Register};
+use crate::replica::register::{Ballot, Order, Register, majority};
 use crate::replica::source::Sources;
 use crate::replica::{Propose, Replica, State};
 
@@ -21,6 +21,8 @@ use crate::replica::{Propose, Replica, State};
 const LOOK: Duration = Duration::from_millis(20);
 /// Between two attempts to propose the same.
 const AGAIN: Duration = Duration::from_millis(200);
+/// How long a primary that stops waits for a majority to have everything.
+const HAND_OVER: Duration = Duration::from_secs(1);
 /// Between two looks whether the log is too long.
 const TRIM: Duration = Duration::from_secs(20);
 
@@ -86,10 +88,31 @@ impl Conductor {
                 self.trim();
             }
         }
+        self.hand_over();
         self.step_down(State::Recovering);
         if let Some(following) = self.following.take() {
             following.stop.store(true, Ordering::SeqCst);
             let _ = following.thread.join();
+        }
+    }
+
+    /// A primary that is told to stop waits a little until a majority has everything, and has another elected.
+    fn hand_over(&mut self) {
+        let members = self.replica.options.members.len();
+        if self.led == 0 || members < 2 || self.replica.store.settle().is_err() {
+            return;
+        }
+        let (last, began) = (self.replica.store.last().place.time, Instant::now());
+        let have = || {
+            let standing = lock(&self.replica.standing);
+            standing.as_ref().is_some_and(|known| known.has(majority(members), last, false))
+        };
+        while !have() && began.elapsed() < HAND_OVER {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if have() {
+            let voters = self.replica.options.members.keys().copied().collect();
+            self.ask(Order::Begin { term: self.led + 1, voters });
         }
     }
 

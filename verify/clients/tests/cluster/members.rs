@@ -53,6 +53,7 @@ impl Cluster {
     }
 
     /// Three founders whose documents are a replica set.
+    #[allow(dead_code, reason = "the tests of replica sets use it")]
     pub fn of_documents(more: &[&str]) -> Self {
         let doors = (0..3).map(|_| SocketAddr::from(([127, 0, 0, 1], free_port()))).collect();
         Self::start_all(0, more, doors)
