@@ -78,9 +78,8 @@ pub fn run(config: &ServeConfig, output: Output) -> Result<Exit, Failure> {
         door.serve(handle.clone());
     }
     let mut set = documents::Link::default();
-    let log = log_door
-        .map(|door| replicated::start(config, &node, &door, &set.agreed))
-        .transpose()?;
+    let log =
+        log_door.map(|door| replicated::start(config, &node, &door, &set.agreed)).transpose()?;
     set.open(config, &node).map_err(failure)?;
     let doors = Doors {
         http: http.as_ref().and_then(|listener| listener.local_addr().ok()),
