@@ -49,7 +49,8 @@ fn exception(error: &DirectClientError) -> PyErr {
 
 fn request(operation: &Operation) -> PyResult<Request<'_>> {
     let (kind, key, function, width, value, wanted) = operation;
-    let kind = Kind::of_code(*kind).ok_or_else(|| PyValueError::new_err("no such operation"))?;
+    let kind = Kind::of_code(*kind).filter(|kind| !kind.is_control());
+    let kind = kind.ok_or_else(|| PyValueError::new_err("no such operation"))?;
     let width = Width::of_bytes(*width)
         .ok_or_else(|| PyValueError::new_err("an element has 1, 2, 4 or 8 bytes"))?;
     let request = match kind {

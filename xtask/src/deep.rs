@@ -37,7 +37,8 @@ pub struct DeepArguments {
 /// Crates whose rings and codecs run on the heap, so that Miri can follow them.
 const ON_THE_HEAP: &str = "--package beeline-ring --package beeline-wire --package beeline-env";
 /// Crates with loom models.
-const WITH_LOOM: &str = "--package beeline-ring --package beeline-sockets";
+const WITH_LOOM: &str =
+    "--package beeline-ring --package beeline-sockets --package beeline-kv-direct";
 /// Crates that touch raw memory.
 const RAW: &str = "--package beeline-os --package beeline-ring --package beeline-pmem \
                    --package beeline-fabric-engine --package beeline-fabric-shm \
@@ -46,7 +47,7 @@ const RAW: &str = "--package beeline-os --package beeline-ring --package beeline
 /// Crates whose threads share memory within one process.
 const THREADED: &str = "--package beeline-ring --package beeline-pmem --package beeline-kv \
                         --package beeline-fabric-tcp --package beeline-node \
-                        --package beeline-sockets";
+                        --package beeline-sockets --package beeline-kv-direct";
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 /// One line of what there is to run.
@@ -150,7 +151,8 @@ const ROWS: &[Row] = &[
     },
     Row {
         name: "wide",
-        amount: "all other tests in their long form; 1000 cases of each property",
+        amount: "all other tests in their long form, a hundred million operations of the direct store \
+                 beside a plain map among them; 1000 cases of each property",
         took: 1230,
         run: |row, report, arguments| {
             program(report);

@@ -24,6 +24,8 @@ typedef enum {
     BEELINE_DIRECT_MALFORMED = 4,
     BEELINE_DIRECT_UNKNOWN_FUNCTION = 5,
     BEELINE_DIRECT_LENGTH_MISMATCH = 6,
+    /* Keys are being moved between servers and one of the call did not come to rest in the time given:
+     * operations of a batch whose status is still this one were not executed. Ask again. */
     BEELINE_DIRECT_MOVED = 7,
     /* The connection failed: what was under way may have taken effect. The next call connects anew. */
     BEELINE_DIRECT_UNREACHABLE = 64,

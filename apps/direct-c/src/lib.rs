@@ -93,6 +93,7 @@ impl Client {
                 match error {
                     DirectClientError::TooLong { .. } => i32::from(Status::TooLong.code()),
                     DirectClientError::Refused { status } => i32::from(status.code()),
+                    DirectClientError::Moving { .. } => i32::from(Status::Moved.code()),
                     _ => UNREACHABLE,
                 }
             }
@@ -209,7 +210,8 @@ pub unsafe extern "C" fn beeline_direct_execute(
             let key = unsafe { lent(operation.key, operation.key_length) };
             // SAFETY: the caller's promise about `value`.
             let value = unsafe { lent(operation.value, operation.value_length) };
-            let Some(kind) = Kind::of_code(operation.kind) else {
+            let kind = Kind::of_code(operation.kind).filter(|kind| !kind.is_control());
+            let Some(kind) = kind else {
                 return client.usage("no such kind of operation");
             };
             if key.is_empty() || key.len() > 255 {
@@ -229,6 +231,10 @@ pub unsafe extern "C" fn beeline_direct_execute(
             };
             let wanted = !operation.result.is_null() || kind == Kind::Reduce;
             requests.push(if wanted { request } else { request.without_return() });
+        }
+        for operation in operations.iter_mut() {
+            operation.status = Status::Moved.code();
+            operation.result_length = 0;
         }
         client.run(&requests, &mut |index, status, bytes| {
             let operation = &mut operations[index];

@@ -17,7 +17,7 @@ use beeline_fabric::{
 };
 use beeline_os::memory::{copy_in, copy_out};
 
-use crate::packet::{HEADER_BYTES, PacketWriter, ReplyReader};
+use crate::packet::{HEADER_BYTES, PACKET_HEADER_BYTES, PacketWriter, ReplyReader};
 use crate::table::{KEY_LIMIT, PAIR_LIMIT};
 use crate::wire::{Hello, WireError};
 
@@ -140,7 +140,7 @@ impl Link {
             && agreed.packet_bytes <= options.packet_bytes
             && agreed.reply_bytes <= options.reply_bytes;
         // An empty packet holds the longest operation, and its reply the longest result.
-        let usable = agreed.packet_bytes as usize >= HEADER_BYTES + 6 + KEY_LIMIT + PAIR_LIMIT
+        let usable = agreed.packet_bytes as usize >= PACKET_HEADER_BYTES + 6 + KEY_LIMIT + PAIR_LIMIT
             && agreed.reply_bytes as usize >= HEADER_BYTES + 3 + PAIR_LIMIT;
         if !within || !usable {
             return Err(LinkError::Protocol);

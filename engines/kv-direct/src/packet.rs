@@ -1,7 +1,7 @@
 //! Packets: many operations in one message, and their results in one reply.
 //!
 //! ```text
-//! request:  id u32 | count u16 | operation ...
+//! request:  id u32 | count u16 | state of the map u32 | operation ...
 //! operation: head u8 | key length u8, value length u16, unless SAME_SIZE
 //!            | function u8, width code u8, for updates, reductions and filters
 //!            | key | value, unless SAME_VALUE or the operation carries none
@@ -10,7 +10,8 @@
 //! result:   status u8, with 0x80 where bytes follow | length u16 | bytes
 //! ```
 //!
-//! All numbers are little-endian. SAME_SIZE: key and value have the lengths of the operation before;
+//! All numbers are little-endian. The state is that of the map ([`crate::map`]) by which the client chose
+//! this server, 0 where it knows none. SAME_SIZE: key and value have the lengths of the operation before;
 //! SAME_VALUE: so are the value's bytes. Results come in the order of the operations.
 //!
 //! What is malformed is refused for that operation and for all behind it in the packet, because their
@@ -22,8 +23,10 @@
 use crate::function::Width;
 use crate::table::{KEY_LIMIT, PAIR_LIMIT};
 
-/// Bytes of a packet before its first operation, and of a reply before its first result.
+/// Bytes of a reply before its first result.
 pub const HEADER_BYTES: usize = 6;
+/// Bytes of a packet before its first operation.
+pub const PACKET_HEADER_BYTES: usize = 10;
 
 const SAME_SIZE: u8 = 0x10;
 const SAME_VALUE: u8 = 0x20;
@@ -50,6 +53,12 @@ pub enum Kind {
     Reduce,
     /// The elements that satisfy the function.
     Filter,
+    /// What the processor knows of the map of servers; alone in its packet, as the two below.
+    Map,
+    /// Changes what it knows.
+    SetMap,
+    /// Takes pairs over from the server that held them.
+    Adopt,
 }
 
 impl Kind {
@@ -65,6 +74,9 @@ impl Kind {
             6 => Self::UpdateVector,
             7 => Self::Reduce,
             8 => Self::Filter,
+            9 => Self::Map,
+            10 => Self::SetMap,
+            11 => Self::Adopt,
             _ => return None,
         })
     }
@@ -79,19 +91,28 @@ impl Kind {
             Self::UpdateVector => 6,
             Self::Reduce => 7,
             Self::Filter => 8,
+            Self::Map => 9,
+            Self::SetMap => 10,
+            Self::Adopt => 11,
         }
+    }
+
+    /// Whether it is about the map of servers and not about a pair.
+    #[must_use]
+    pub fn is_control(self) -> bool {
+        matches!(self, Self::Map | Self::SetMap | Self::Adopt)
     }
 
     /// Whether it names a function.
     #[must_use]
     pub fn has_function(self) -> bool {
-        !matches!(self, Self::Get | Self::Put | Self::Delete)
+        !matches!(self, Self::Get | Self::Put | Self::Delete) && !self.is_control()
     }
 
     /// Whether it carries a value, a parameter or an initial sum.
     #[must_use]
     pub fn has_value(self) -> bool {
-        !matches!(self, Self::Get | Self::Delete | Self::Filter)
+        !matches!(self, Self::Get | Self::Delete | Self::Filter | Self::Map)
     }
 
     /// Whether it changes its key.
@@ -106,6 +127,9 @@ impl Kind {
         match self {
             Self::Put | Self::Delete => 1,
             Self::Reduce => 3 + 8,
+            Self::Map => 3 + crate::map::REPORT_LIMIT,
+            Self::SetMap => 1,
+            Self::Adopt => 3 + 4,
             _ if no_return => 1,
             _ => 3 + PAIR_LIMIT,
         }
@@ -164,6 +188,12 @@ impl<'a> Request<'a> {
         Self { kind, no_return: false, function, width, key, value }
     }
 
+    /// An operation about the map, which is alone in its packet.
+    #[must_use]
+    pub fn control(kind: Kind, key: &'a [u8], value: &'a [u8]) -> Self {
+        Self::plain(kind, key, value)
+    }
+
     /// The same without a value in its result.
     #[must_use]
     pub fn without_return(self) -> Self {
@@ -189,8 +219,12 @@ pub enum Status {
     UnknownFunction,
     /// Value and parameter do not have lengths that fit each other; nothing was changed.
     LengthMismatch,
-    /// The key's partition is being moved to another server; ask there.
+    /// The key does not belong to this server by the map it knows; nothing was changed.
     Moved,
+    /// The pair is on its way to another server; ask again. Nothing was changed.
+    Busy,
+    /// The map cannot become what was asked, being another than was thought; nothing was changed.
+    Conflict,
 }
 
 impl Status {
@@ -206,22 +240,33 @@ impl Status {
             Self::UnknownFunction => 5,
             Self::LengthMismatch => 6,
             Self::Moved => 7,
+            Self::Busy => 8,
+            Self::Conflict => 9,
         }
     }
 
+    #[inline]
     fn of_code(code: u8) -> Option<Self> {
-        [
-            Self::Ok,
-            Self::NotFound,
-            Self::OutOfMemory,
-            Self::TooLong,
-            Self::Malformed,
-            Self::UnknownFunction,
-            Self::LengthMismatch,
-            Self::Moved,
-        ]
-        .into_iter()
-        .find(|status| status.code() == code)
+        Some(match code {
+            0 => Self::Ok,
+            1 => Self::NotFound,
+            2 => Self::OutOfMemory,
+            3 => Self::TooLong,
+            4 => Self::Malformed,
+            5 => Self::UnknownFunction,
+            6 => Self::LengthMismatch,
+            7 => Self::Moved,
+            8 => Self::Busy,
+            9 => Self::Conflict,
+            _ => return None,
+        })
+    }
+
+    /// Whether another server, or the same a little later, may do what this one did not.
+    #[must_use]
+    #[inline]
+    pub fn is_elsewhere(self) -> bool {
+        matches!(self, Self::Moved | Self::Busy)
     }
 }
 
@@ -230,6 +275,7 @@ impl Status {
 pub struct PacketWriter {
     bytes: Vec<u8>,
     count: u16,
+    state: u32,
     sizes: Option<(usize, usize)>,
     /// Where the last value that was written lies.
     value: Option<(usize, usize)>,
@@ -245,6 +291,7 @@ impl PacketWriter {
         let mut writer = Self {
             bytes: Vec::with_capacity(packet_limit.min(1 << 16)),
             count: 0,
+            state: 0,
             sizes: None,
             value: None,
             reply_bound: HEADER_BYTES,
@@ -258,7 +305,7 @@ impl PacketWriter {
     /// Starts anew.
     pub fn clear(&mut self) {
         self.bytes.clear();
-        self.bytes.extend([0; HEADER_BYTES]);
+        self.bytes.extend([0; PACKET_HEADER_BYTES]);
         self.count = 0;
         self.sizes = None;
         self.value = None;
@@ -319,10 +366,17 @@ impl PacketWriter {
         true
     }
 
+    /// The state of the map by which the operations go to this server, for this packet and those after
+    /// it; 0 where nothing is said.
+    pub fn set_state(&mut self, state: u32) {
+        self.state = state;
+    }
+
     /// The packet, under this id.
     pub fn finish(&mut self, id: u32) -> &[u8] {
         self.bytes[..4].copy_from_slice(&id.to_le_bytes());
-        self.bytes[4..HEADER_BYTES].copy_from_slice(&self.count.to_le_bytes());
+        self.bytes[4..6].copy_from_slice(&self.count.to_le_bytes());
+        self.bytes[6..PACKET_HEADER_BYTES].copy_from_slice(&self.state.to_le_bytes());
         &self.bytes
     }
 }
@@ -340,6 +394,7 @@ pub fn header(bytes: &[u8]) -> Option<(u32, u16)> {
 pub struct PacketReader<'a> {
     bytes: &'a [u8],
     left: u16,
+    state: u32,
     sizes: Option<(usize, usize)>,
     value: Option<&'a [u8]>,
 }
@@ -349,8 +404,22 @@ impl<'a> PacketReader<'a> {
     #[must_use]
     pub fn new(packet: &'a [u8]) -> Option<(u32, Self)> {
         let (id, left) = header(packet)?;
-        let bytes = &packet[HEADER_BYTES..];
-        Some((id, Self { bytes, left, sizes: None, value: None }))
+        let (state, bytes) = packet[HEADER_BYTES..].split_first_chunk::<4>()?;
+        let state = u32::from_le_bytes(*state);
+        Some((id, Self { bytes, left, state, sizes: None, value: None }))
+    }
+
+    /// The state of the map that its client knows.
+    #[must_use]
+    pub fn state(&self) -> u32 {
+        self.state
+    }
+
+    /// Whether the next operation is about the map.
+    #[must_use]
+    #[inline]
+    pub fn is_control(&self) -> bool {
+        self.bytes.first().is_some_and(|head| head & 0x0f > 8)
     }
 
     /// Operations not read yet.
@@ -522,7 +591,7 @@ mod tests {
             prop_assert_eq!(read_id, id);
             prop_assert_eq!(&reader.collect::<Vec<_>>(), &expected);
             // Cut anywhere, no operation is invented.
-            for cut in HEADER_BYTES..packet.len() {
+            for cut in PACKET_HEADER_BYTES..packet.len() {
                 let (_, reader) = PacketReader::new(&packet[..cut]).unwrap();
                 let read: Vec<_> = reader.collect();
                 prop_assert_eq!(read.len(), expected.len());
@@ -551,13 +620,13 @@ mod tests {
             assert!(writer.push(&Request::put(&[key; 8], &[1; 8])));
         }
         // One head and one key each; lengths and value once.
-        assert_eq!(writer.finish(1).len(), HEADER_BYTES + 100 * (1 + 8) + 3 + 8);
+        assert_eq!(writer.finish(1).len(), PACKET_HEADER_BYTES + 100 * (1 + 8) + 3 + 8);
     }
 
     #[test]
     fn a_flag_on_the_first_operation_is_malformed() {
         for head in [SAME_SIZE | 1, SAME_VALUE | 2, RESERVED | 1] {
-            let packet = [0, 0, 0, 0, 1, 0, head, 1, 0, 0, b'k', 0, 0, 0];
+            let packet = [0, 0, 0, 0, 1, 0, 0, 0, 0, 0, head, 1, 0, 0, b'k', 0, 0, 0];
             let (_, mut reader) = PacketReader::new(&packet).unwrap();
             assert_eq!(reader.next(), Some(None), "{head:#x}");
         }

@@ -19,6 +19,8 @@
 //!
 //! Source: spec/kv-direct.md 3, 5.3, 5.4.
 
+pub mod moves;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -86,6 +88,10 @@ pub struct ProcessorCounters {
     pub write_backs: u64,
     /// Operations that were refused or failed.
     pub failed: u64,
+    /// Pairs given to other servers.
+    pub moved: u64,
+    /// Pairs taken over from other servers.
+    pub adopted: u64,
 }
 
 /// See the module's documentation. Stays on one thread.
@@ -101,6 +107,7 @@ pub struct Processor<M> {
     operations: Vec<Operation>,
     outcomes: Vec<Outcome>,
     results: Vec<u8>,
+    part: moves::Part,
     counters: ProcessorCounters,
 }
 
@@ -154,6 +161,7 @@ impl<M: Memory> Processor<M> {
             operations: Vec::new(),
             outcomes: Vec::new(),
             results: Vec::new(),
+            part: moves::Part::default(),
             counters: ProcessorCounters::default(),
         }
     }
@@ -184,9 +192,30 @@ impl<M: Memory> Processor<M> {
         self.outcomes.clear();
         self.results.clear();
         let count = reader.left();
+        if !self.part.agrees(reader.state()) || reader.is_control() {
+            begin_reply(reply, id, count);
+            return self.process_checked(packet, reader, reply, reply_limit);
+        }
         if !self.decode(packet, reader, reply_limit) {
             return false;
         }
+        self.execute_all(packet);
+        begin_reply(reply, id, count);
+        for outcome in &self.outcomes {
+            match outcome.bytes {
+                Some((at, end)) => {
+                    push_bytes(reply, outcome.status, &self.results[at as usize..end as usize]);
+                }
+                None => push_status(reply, outcome.status),
+            }
+            self.counters.failed += u64::from(outcome.status != Status::Ok);
+        }
+        self.counters.operations += u64::from(count);
+        true
+    }
+
+    /// Executes the decoded operations.
+    fn execute_all(&mut self, packet: &[u8]) {
         for index in 0..self.operations.len() {
             if self.outcomes[index].status != Status::Ok {
                 continue;
@@ -206,18 +235,6 @@ impl<M: Memory> Processor<M> {
         while !self.pipeline.is_empty() {
             self.finish_one(packet);
         }
-        begin_reply(reply, id, count);
-        for outcome in &self.outcomes {
-            match outcome.bytes {
-                Some((at, end)) => {
-                    push_bytes(reply, outcome.status, &self.results[at as usize..end as usize]);
-                }
-                None => push_status(reply, outcome.status),
-            }
-            self.counters.failed += u64::from(outcome.status != Status::Ok);
-        }
-        self.counters.operations += u64::from(count);
-        true
     }
 
     /// Reads all operations and asks for the lines of their buckets.
@@ -235,7 +252,11 @@ impl<M: Memory> Processor<M> {
                 return false;
             }
             let place = self.table.place(request.key);
-            let status = if self.knows(&request) { Status::Ok } else { Status::UnknownFunction };
+            let status = match self.knows(&request) {
+                _ if request.kind.is_control() => Status::Malformed,
+                true => Status::Ok,
+                false => Status::UnknownFunction,
+            };
             if status == Status::Ok {
                 self.table.expect(place);
             }
@@ -248,7 +269,7 @@ impl<M: Memory> Processor<M> {
     fn knows(&self, request: &Request<'_>) -> bool {
         let function = self.functions.get(request.function, request.width);
         match request.kind {
-            Kind::Get | Kind::Put | Kind::Delete => true,
+            Kind::Get | Kind::Put | Kind::Delete | Kind::Map | Kind::SetMap | Kind::Adopt => true,
             Kind::UpdateScalar | Kind::UpdateVectorByScalar | Kind::UpdateVector => {
                 function.update.is_some()
             }

@@ -15,6 +15,12 @@ const KEY_SEED: u64 = 0x6b65_7973;
 const POINT_SEED: u64 = 0x706f_696e;
 const PART_SEED: u64 = 0x7061_7274;
 
+/// What of a server's name says where it is: `auto://host:1` and `tcp://host:1` are one server.
+#[must_use]
+pub fn address(name: &str) -> &str {
+    name.split_once("://").map_or(name, |(_, address)| address)
+}
+
 /// The servers of one map, by their names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HashRing {
@@ -28,13 +34,13 @@ impl HashRing {
     #[must_use]
     pub fn new(servers: impl IntoIterator<Item = String>) -> Self {
         let mut servers: Vec<String> = servers.into_iter().collect();
-        servers.sort_unstable();
-        servers.dedup();
+        servers.sort_unstable_by(|a, b| address(a).cmp(address(b)));
+        servers.dedup_by(|a, b| address(a) == address(b));
         let mut points: Vec<(u64, u32)> = servers
             .iter()
             .enumerate()
             .flat_map(|(index, name)| {
-                let base = xxh3_64_with_seed(name.as_bytes(), POINT_SEED);
+                let base = xxh3_64_with_seed(address(name).as_bytes(), POINT_SEED);
                 (0..POINTS).map(move |point| {
                     let hash = xxh3_64_with_seed(&point.to_le_bytes(), base);
                     (hash, index as u32)
@@ -45,10 +51,17 @@ impl HashRing {
         Self { servers, points }
     }
 
-    /// The servers, in the order of their names.
+    /// The servers, in the order of their addresses.
     #[must_use]
     pub fn servers(&self) -> &[String] {
         &self.servers
+    }
+
+    /// The place of a server in [`HashRing::servers`].
+    #[must_use]
+    pub fn position(&self, name: &str) -> Option<usize> {
+        let address = address(name);
+        self.servers.iter().position(|server| self::address(server) == address)
     }
 
     /// The server of a key: its place in [`HashRing::servers`]; `None` where there is none.
@@ -107,6 +120,12 @@ mod tests {
         let one = HashRing::new(["a", "b", "c"].map(str::to_owned));
         let other = HashRing::new(["c", "a", "b", "a"].map(str::to_owned));
         assert_eq!(one, other);
+        let named = |scheme: &str| HashRing::new([format!("{scheme}://a:1"), format!("{scheme}://b:1")]);
+        let (auto, tcp) = (named("auto"), named("tcp"));
+        for key in 0..100_u32 {
+            assert_eq!(auto.server_of(&key.to_le_bytes()), tcp.server_of(&key.to_le_bytes()));
+        }
+        assert_eq!(auto.position("shm://b:1"), Some(1));
         assert_eq!(HashRing::default().server_of(b"key"), None);
     }
 

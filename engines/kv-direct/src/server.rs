@@ -28,7 +28,7 @@ use beeline_fabric::{
 use beeline_os::memory::{copy_in, copy_out};
 
 use crate::memory::Memory;
-use crate::packet::HEADER_BYTES;
+use crate::packet::PACKET_HEADER_BYTES;
 use crate::processor::Processor;
 use crate::wire::Hello;
 
@@ -320,7 +320,7 @@ impl DirectServer {
         let slot = completion.immediate.unwrap_or(u32::MAX);
         let length = completion.length;
         let fits = slot < u32::from(client.window)
-            && (HEADER_BYTES as u64..=u64::from(client.packet_bytes)).contains(&length);
+            && (PACKET_HEADER_BYTES as u64..=u64::from(client.packet_bytes)).contains(&length);
         if !fits {
             self.end(index);
             return false;

@@ -6,6 +6,7 @@
 //! ```text
 //!  fabric clients ─ accept ─► processor 0 (thread) ◄─ UDP        slab daemon 0 (thread, asleep)
 //!  local callers ─ mailbox ─► processor 1 (thread)               slab daemon 1
+//!                                └ pairs that move ─► mover 1 (thread) ─► other servers
 //! ```
 //!
 //! Each processor owns its memory and a part of the keys; all clients, local ones too, go through its
@@ -16,6 +17,7 @@
 
 #![forbid(unsafe_code)]
 
+mod carrier;
 mod metrics;
 mod processor;
 mod service;
@@ -23,5 +25,5 @@ mod service;
 pub use beeline_kv_direct::server::DirectServerOptions;
 pub use metrics::DirectMetrics;
 pub use service::{
-    DirectError, DirectHandle, DirectOptions, DirectService, FabricClient, FabricWelcome,
+    Connector, DirectError, DirectHandle, DirectOptions, DirectService, FabricClient, FabricWelcome,
 };

@@ -19,6 +19,9 @@ beeline_observe::metrics! {
         counter slab_merges: Count, "Merges of free blocks.";
         counter refused_clients: Count, "Clients refused.";
         counter ended_clients: Count, "Connections that ended, by their client's will or fault.";
+        gauge map_state: Count, "State of the map of servers: it grows with each change and is odd while keys move; 0 without one.";
+        counter moved_pairs: Count, "Pairs given to other servers.";
+        counter adopted_pairs: Count, "Pairs taken over from other servers.";
         counter sleeps: Count, "Times a processor went to sleep.";
     }
 }

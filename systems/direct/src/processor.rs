@@ -5,16 +5,18 @@
 
 use std::net::UdpSocket;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use beeline_kv_direct::datagram::{Datagram, Tokens};
 use beeline_kv_direct::memory::HostMemory;
+use beeline_kv_direct::processor::moves::MoveStep;
 use beeline_kv_direct::slab::{SlabDaemon, SlabPools};
 use beeline_kv_direct::{DirectServer, DirectServerOptions, Processor};
 use beeline_os::poller::{Interest, Poller, Waker};
 
+use crate::carrier::Carrier;
 use crate::service::{Delivery, FabricWelcome, LocalPacket};
 
 const WAKER: u64 = 0;
@@ -27,6 +29,12 @@ const DATAGRAMS: usize = 64;
 /// The longest reply in a datagram.
 const UDP_REPLY_BYTES: usize = 60_000;
 const LONGEST_DATAGRAM: usize = 65_536;
+/// Buckets looked at between two looks at clients, for pairs that belong to others.
+const MOVE_BUCKETS: u32 = 256;
+/// Bytes of pairs that travel at once.
+const MOVE_BYTES: usize = 32 << 10;
+/// Between two offers of pairs that another server did not take.
+const OFFER_AGAIN: Duration = Duration::from_millis(100);
 
 /// Figures of one processor, written by its thread, read by others.
 #[derive(Debug, Default)]
@@ -47,6 +55,8 @@ pub(crate) struct Figures {
     pub refused: AtomicU64,
     pub ended: AtomicU64,
     pub sleeps: AtomicU64,
+    pub moved: AtomicU64,
+    pub adopted: AtomicU64,
 }
 
 /// What other threads share with a processor's.
@@ -56,6 +66,8 @@ pub(crate) struct Shared {
     pub stopping: AtomicBool,
     /// The thread panicked or could not go on.
     pub failed: AtomicBool,
+    /// State of the map that the processor knows.
+    pub map_state: AtomicU32,
     pub figures: Figures,
 }
 
@@ -70,6 +82,7 @@ pub(crate) struct Parts {
     pub server: DirectServerOptions,
     pub udp: Option<UdpSocket>,
     pub spin: Duration,
+    pub carrier: Carrier,
 }
 
 struct Served {
@@ -93,6 +106,8 @@ struct Thread {
     refused: u64,
     ended: u64,
     sleeps: u64,
+    /// Not before then are pairs offered again that another server did not take.
+    offers: Option<Instant>,
     packet: Vec<u8>,
     reply: Vec<u8>,
     /// A reply behind its token.
@@ -143,6 +158,7 @@ impl Thread {
             refused: 0,
             ended: 0,
             sleeps: 0,
+            offers: None,
             packet: Vec::new(),
             reply: Vec::new(),
             answer: Vec::new(),
@@ -174,7 +190,8 @@ impl Thread {
             let now = Instant::now();
             let outside = self.look_outside();
             self.expire(now);
-            if std::mem::take(&mut worked) || outside {
+            let moving = self.move_on(now);
+            if std::mem::take(&mut worked) || outside || moving {
                 last_work = now;
                 self.publish();
                 continue;
@@ -196,7 +213,26 @@ impl Thread {
         for served in &mut self.served {
             served.server.shut_down();
         }
+        self.parts.carrier.stop();
         self.publish();
+    }
+
+    /// Gives pairs away that belong to others now; whether there was any to look at.
+    fn move_on(&mut self, now: Instant) -> bool {
+        let state = self.parts.processor.map().state;
+        self.parts.shared.map_state.store(state, Ordering::Release);
+        if state % 2 == 0 || self.offers.is_some_and(|at| now < at) {
+            return false;
+        }
+        self.offers = None;
+        match self.parts.processor.next_batch(MOVE_BUCKETS, MOVE_BYTES) {
+            MoveStep::Nothing => false,
+            MoveStep::Scanned => true,
+            MoveStep::Batch(batch) => {
+                self.parts.carrier.carry(batch);
+                true
+            }
+        }
     }
 
     /// Ends clients that did not connect in time.
@@ -250,6 +286,13 @@ impl Thread {
                 let done = self.parts.processor.process(&packet, &mut self.reply, reply_limit);
                 reply(done.then(|| self.reply.clone()));
             }
+            Delivery::Carried(state, carried) => {
+                if !carried.note.is_empty() {
+                    self.offers = Some(Instant::now() + OFFER_AGAIN);
+                }
+                self.parts.processor.batch_done(state, &carried.adopted, &carried.note);
+            }
+            Delivery::HeldUp(note) => self.parts.processor.batch_held_up(&note),
             Delivery::Fabric(client) => {
                 let client = *client;
                 let served = self
@@ -324,7 +367,8 @@ impl Thread {
 
     fn sleep(&mut self, now: Instant) {
         self.sleeps += 1;
-        let limit = self.expires.map(|at| at.saturating_duration_since(now));
+        let next = [self.expires, self.offers].into_iter().flatten().min();
+        let limit = next.map(|at| at.saturating_duration_since(now));
         let events = match self.poller.wait(limit) {
             Ok(events) => events,
             Err(error) => {
@@ -377,5 +421,7 @@ impl Thread {
         set(&figures.refused, self.refused + refused);
         set(&figures.ended, self.ended + ended);
         set(&figures.sleeps, self.sleeps);
+        set(&figures.moved, counters.moved);
+        set(&figures.adopted, counters.adopted);
     }
 }

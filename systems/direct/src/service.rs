@@ -9,15 +9,17 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use beeline_fabric::{ConnectInfo, Device};
+use beeline_kv_direct::mover::Carried;
 use beeline_kv_direct::processor::SMALLEST_MEMORY;
 use beeline_kv_direct::slab::SlabDaemon;
 use beeline_kv_direct::{
-    DirectServerOptions, Functions, LocalStore, OnReply, Processor, ProcessorOptions, TableOptions,
+    Connect, DirectServerOptions, Functions, LocalStore, OnReply, Processor, ProcessorOptions, TableOptions,
 };
 use beeline_observe::MetricSet;
 use beeline_os::poller::Waker;
 use beeline_service::{Fact, Service};
 
+use crate::carrier::Carrier;
 use crate::metrics::DirectMetrics;
 use crate::processor::{Figures, Parts, Shared, run};
 
@@ -38,6 +40,19 @@ pub struct DirectOptions {
     pub udp: Option<SocketAddr>,
     /// Functions that operations can name.
     pub functions: Arc<Functions>,
+    /// How pairs reach the servers they move to; without it, this server can join maps and not give keys
+    /// away. Default none.
+    pub connector: Option<Connector>,
+}
+
+/// Makes what opens links, on the thread that uses it.
+#[derive(Clone)]
+pub struct Connector(pub Arc<dyn Fn() -> Box<dyn Connect> + Send + Sync>);
+
+impl fmt::Debug for Connector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connector").finish_non_exhaustive()
+    }
 }
 
 impl Default for DirectOptions {
@@ -50,6 +65,7 @@ impl Default for DirectOptions {
             server: DirectServerOptions::default(),
             udp: None,
             functions: Arc::new(Functions::default()),
+            connector: None,
         }
     }
 }
@@ -135,6 +151,10 @@ impl fmt::Debug for FabricClient {
 pub(crate) enum Delivery {
     Packet(LocalPacket),
     Fabric(Box<FabricClient>),
+    /// A batch of pairs came to its end: the state of the map in which it was made, and how.
+    Carried(u32, Carried),
+    /// What holds the batch under way up.
+    HeldUp(String),
 }
 
 /// A packet of a local caller.
@@ -280,9 +300,11 @@ impl DirectService {
                 waker,
                 stopping: false.into(),
                 failed: false.into(),
+                map_state: 0.into(),
                 figures: Figures::default(),
             });
             let (deliveries, receiver) = mpsc::channel();
+            let carrier = Carrier::new(index, options.connector.clone(), deliveries.clone(), &shared);
             reaches.push(Reach { shared: Arc::clone(&shared), deliveries: Mutex::new(deliveries) });
             parts.push(Parts {
                 shared,
@@ -293,6 +315,7 @@ impl DirectService {
                 server: options.server,
                 udp,
                 spin: options.spin,
+                carrier,
             });
         }
         service.handle = DirectHandle { processors: Arc::new(reaches) };
@@ -404,6 +427,11 @@ impl Service for DirectService {
         metrics.refused_clients.publish(self.sum(|f| &f.refused));
         metrics.ended_clients.publish(self.sum(|f| &f.ended));
         metrics.sleeps.publish(self.sum(|f| &f.sleeps));
+        metrics.moved_pairs.publish(self.sum(|f| &f.moved));
+        metrics.adopted_pairs.publish(self.sum(|f| &f.adopted));
+        let states = self.handle.processors.iter().map(|reach| &reach.shared.map_state);
+        let state = states.map(|state| state.load(Ordering::Relaxed)).max().unwrap_or(0);
+        metrics.map_state.set(u64::from(state));
     }
 
     fn health(&self) -> Result<(), String> {

@@ -7,6 +7,7 @@
 //! show them signed; MAX and MIN compare them unsigned.
 
 use beeline_kv_direct::function::number;
+use beeline_kv_direct::map::ANY_STATE;
 use beeline_kv_direct::table::{KEY_LIMIT, PAIR_LIMIT};
 use beeline_kv_direct::{Kind, PacketWriter, ReplyReader, Request, Status, Width, processor_of};
 
@@ -167,6 +168,8 @@ impl DirectCall {
         if !writer.push(&request) {
             return Err(CommandError::Line(TOO_LONG));
         }
+        // A Redis client goes by no map: it asks this node for any key.
+        writer.set_state(ANY_STATE);
         let packet = writer.finish(0).to_vec();
         let processor = processor_of(key, processors);
         Ok(Self { packet, processor, reply_limit: PACKET_BYTES, shape })
@@ -198,7 +201,10 @@ impl DirectCall {
             (Status::LengthMismatch, _) => {
                 out.error(b"ERR the value's length is not what this operation and WIDTH need");
             }
-            (Status::Moved, _) => out.error(b"ERR the key is being moved; ask again"),
+            (Status::Moved, _) => out.error(
+                b"ERR the key is held by another node of the map; `beeline direct servers` names them",
+            ),
+            (Status::Busy, _) => out.error(b"TRYAGAIN the key is being moved to another node"),
             (status, _) => {
                 out.error(format!("ERR the direct store refused: {status:?}").as_bytes())
             }

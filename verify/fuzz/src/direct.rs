@@ -5,9 +5,12 @@ use std::time::Duration;
 
 use beeline_kv_direct::datagram::{Datagram, Tokens, answer};
 use beeline_kv_direct::function::number;
+use beeline_kv_direct::map::AdoptWriter;
+use beeline_kv_direct::processor::moves::{FORCED, PLAIN};
 use beeline_kv_direct::wire::Hello;
 use beeline_kv_direct::{
-    Functions, Kind, PacketWriter, Processor, ProcessorOptions, ReplyReader, Request, Status, Width,
+    Functions, HashRing, Kind, PacketWriter, Processor, ProcessorOptions, ReplyReader, Request,
+    ServerMap, Status, Width,
 };
 
 const REPLY_LIMIT: usize = 60_000;
@@ -27,6 +30,14 @@ pub fn packets(bytes: &[u8]) -> bool {
     let functions = Arc::new(Functions::default());
     let (mut processor, _) = Processor::new(&options, functions, false).expect("8 MiB of memory");
     let mut reply = Vec::new();
+    // Every other input meets a processor whose keys move.
+    if bytes.len() % 2 == 1 {
+        let ring = |count: usize| HashRing::new((0..count).map(|server| format!("s{server}")));
+        let map = ServerMap { state: 1, me: "s1".to_owned(), old: ring(1), ring: ring(2) };
+        let mut set = PacketWriter::new(1 << 16, REPLY_LIMIT);
+        assert!(set.push(&Request::control(Kind::SetMap, PLAIN, &map.encode())));
+        assert!(processor.process(set.finish(1), &mut reply, REPLY_LIMIT));
+    }
     if !processor.process(bytes, &mut reply, REPLY_LIMIT) {
         return false;
     }
@@ -69,5 +80,20 @@ pub fn packet_seeds() -> Vec<Vec<u8>> {
         seeds.push(alone.finish(7).to_vec());
     }
     seeds.push(whole.finish(8).to_vec());
+    let rings = [1, 2].map(|count| HashRing::new((0..count).map(|server| format!("s{server}"))));
+    let [old, ring] = rings;
+    let map = ServerMap { state: 1, me: "s1".to_owned(), old, ring };
+    let mut pairs = AdoptWriter::new(3, 1);
+    (0..20_u8).for_each(|key| assert!(pairs.push(&[key], &[key; 40], 1 << 12)));
+    for request in [
+        Request::control(Kind::Map, PLAIN, &[]),
+        Request::control(Kind::SetMap, PLAIN, &map.encode()),
+        Request::control(Kind::SetMap, FORCED, &ServerMap { state: 2, ..map.clone() }.encode()),
+        Request::control(Kind::Adopt, &[7; 8], pairs.bytes()),
+    ] {
+        let mut alone = PacketWriter::new(1 << 16, REPLY_LIMIT);
+        assert!(alone.push(&request));
+        seeds.push(alone.finish(9).to_vec());
+    }
     seeds
 }

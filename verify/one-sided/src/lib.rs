@@ -2,7 +2,10 @@
 //!
 //! The suites are in `tests/`: `operations` (what a user expects), `counts` (round trips, verbs
 //! and bytes at both ends), `conditions` (the mixed update's three conditions, each shown to be
-//! needed), `hostile` (clients that mean harm), `threads` (blocking clients, shards on threads).
+//! needed), `direct`, `direct_history` and `direct_moves` (the direct store: one order, checked by
+//! [`linear`]; servers that join and leave under load), `hostile` (clients that mean harm), `threads` (blocking clients, shards on threads).
 //! `examples/latency.rs` prints latency and throughput.
 
 #![forbid(unsafe_code)]
+
+pub mod linear;

@@ -7,100 +7,21 @@
     reason = "tests fail by panicking"
 )]
 
+#[path = "common/direct.rs"]
+mod common;
+
 use std::net::UdpSocket;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use beeline_direct::{DirectHandle, DirectOptions, DirectService, FabricClient};
-use beeline_fabric::{Device, QueuePairOptions};
-use beeline_fabric_shm::{ShmConfig, ShmDevice};
-use beeline_fabric_tcp::{TcpConfig, TcpDevice};
+use beeline_direct::{DirectOptions, DirectService, FabricClient};
+use beeline_fabric::QueuePairOptions;
 use beeline_kv_direct::datagram::answer;
 use beeline_kv_direct::function::number;
 use beeline_kv_direct::{
-    Connect, DirectClient, DirectClientError, Kind, Link, LinkError, LinkOptions, PacketWriter,
-    ReplyReader, Request, Status, Width,
+    Connect, DirectClientError, Kind, LinkOptions, PacketWriter, ReplyReader, Request, Status, Width,
 };
-
-type Open = fn() -> Arc<dyn Device>;
-
-fn shm() -> Arc<dyn Device> {
-    ShmDevice::open(ShmConfig::default()).unwrap()
-}
-
-fn tcp() -> Arc<dyn Device> {
-    TcpDevice::open(TcpConfig::default()).unwrap()
-}
-
-const DEVICES: [Open; 2] = [shm, tcp];
-
-/// A service with its device: what the bootstrap exchange would lead to.
-#[derive(Clone)]
-struct Target {
-    handle: DirectHandle,
-    device: Arc<dyn Device>,
-}
-
-/// Connects to the targets by their names, which are their numbers.
-struct Direct {
-    targets: Vec<Target>,
-    open: Open,
-    options: LinkOptions,
-}
-
-impl Connect for Direct {
-    fn connect(&mut self, server: &str, processor: u32) -> Result<(Link, u32), LinkError> {
-        let target = self.targets[server.parse::<usize>().unwrap()].clone();
-        let mut exchange = |peer: &beeline_fabric::ConnectInfo, hello: &[u8]| {
-            let (sender, receiver) = mpsc::channel();
-            target.handle.accept(FabricClient {
-                processor,
-                device: Arc::clone(&target.device),
-                peer: peer.clone(),
-                payload: hello.to_vec(),
-                reply: Box::new(move |outcome| sender.send(outcome).unwrap()),
-            });
-            let welcome = receiver.recv()??;
-            Ok((welcome.info.unwrap_or(beeline_fabric::ConnectInfo(vec![])), welcome.payload))
-        };
-        let device = (self.open)();
-        let link = Link::connect(&device, &mut exchange, self.options)?;
-        Ok((link, target.handle.processors()))
-    }
-}
-
-struct World {
-    services: Vec<DirectService>,
-    targets: Vec<Target>,
-    open: Open,
-}
-
-impl World {
-    fn new(open: Open, servers: usize, processors: u32) -> Self {
-        let options = DirectOptions {
-            memory_bytes: u64::from(processors) * (32 << 20),
-            processors,
-            ..DirectOptions::default()
-        };
-        let services: Vec<DirectService> =
-            (0..servers).map(|_| DirectService::start(&options).unwrap()).collect();
-        let targets = services
-            .iter()
-            .map(|service| Target { handle: service.handle(), device: open() })
-            .collect();
-        Self { services, targets, open }
-    }
-
-    fn connect(&self, options: LinkOptions) -> Direct {
-        Direct { targets: self.targets.clone(), open: self.open, options }
-    }
-
-    fn client(&self) -> DirectClient {
-        let names: Vec<String> = (0..self.targets.len()).map(|server| server.to_string()).collect();
-        let connect = self.connect(LinkOptions::default());
-        DirectClient::connect(names, Box::new(connect)).unwrap()
-    }
-}
+use common::{DEVICES, Direct, Target, World, shm};
 
 #[test]
 fn a_client_stores_reads_changes_and_deletes_on_every_provider() {
@@ -162,7 +83,7 @@ fn local_and_remote_clients_share_one_order() {
                 }));
             }
             // A local caller in the same queue.
-            let handle = world.targets[0].handle.clone();
+            let handle = world.handle(0);
             threads.push(scope.spawn(move || {
                 let one = 1_u64.to_le_bytes();
                 let (kind, width) = (Kind::UpdateScalar, Width::Eight);
@@ -233,7 +154,7 @@ fn several_servers_with_several_processors_are_one_map() {
         })
         .unwrap();
     assert_eq!(found, keys.len());
-    for service in &world.services {
+    for service in world.services.iter().flatten() {
         beeline_service::Service::publish(service);
         assert!(beeline_service::Service::health(service).is_ok());
     }
@@ -264,9 +185,9 @@ fn a_client_that_breaks_the_protocol_ends_alone() {
         assert_eq!(honest.get(b"key").unwrap().unwrap(), b"value");
         // A hello of another version is refused with its reason.
         let (sender, receiver) = mpsc::channel();
-        world.targets[0].handle.accept(FabricClient {
+        world.handle(0).accept(FabricClient {
             processor: 0,
-            device: Arc::clone(&world.targets[0].device),
+            device: world.target(0).device,
             peer: beeline_fabric::ConnectInfo(vec![]),
             payload: vec![9, 0, 1, 0],
             reply: Box::new(move |outcome| sender.send(outcome).unwrap()),
@@ -353,7 +274,11 @@ fn clients_that_never_finish_connecting_give_their_places_back() {
         }
         // Until then this one is refused; the limit is that of a machine that is very busy.
         let until = Instant::now() + Duration::from_secs(60);
-        let mut connect = Direct { targets: vec![target], open, options: LinkOptions::default() };
+        let mut connect = Direct {
+            targets: Arc::new(Mutex::new(vec![Some(target)])),
+            open,
+            options: LinkOptions::default(),
+        };
         loop {
             match connect.connect("0", 0) {
                 Ok(_) => break,

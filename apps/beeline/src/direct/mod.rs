@@ -2,11 +2,13 @@
 //!
 //! What a program reads goes to standard output as it is: `beeline direct get` adds no newline.
 
+mod servers;
 mod tune;
 
 use std::time::Duration;
 
 use beeline_kv_direct::function::number;
+use beeline_kv_direct::membership::Change;
 use beeline_kv_direct::{DirectClient, DirectClientError, Kind, Request, Status, Width};
 use clap::{Args, Subcommand, ValueEnum};
 
@@ -42,6 +44,19 @@ pub enum DirectCommand {
     /// Print the numbers of a vector that are not zero.
     #[command(after_help = "Example:\n  beeline direct filter weights --width 4")]
     Filter(FilterArguments),
+    /// Print the servers of the map that a server belongs to, with their pairs.
+    #[command(after_help = "Example:\n  beeline direct servers --connect auto://10.0.0.1:4790")]
+    Servers(Servers),
+    /// Take an empty server into the map that the servers of --connect belong to: it takes its share of their keys,
+    /// and clients go on meanwhile. The first time, name all servers of the map.
+    #[command(after_help = "Example:\n  \
+                            beeline direct join auto://10.0.0.3:4790 --connect auto://10.0.0.1:4790,auto://10.0.0.2:4790")]
+    Join(servers::ChangeArguments),
+    /// Have a server give its keys to the others of the map; it can be stopped then.
+    #[command(after_help = "Examples:\n  \
+                            beeline direct leave auto://10.0.0.3:4790 --connect auto://10.0.0.1:4790\n  \
+                            beeline direct leave auto://10.0.0.3:4790 --connect auto://10.0.0.1:4790 --lost")]
+    Leave(servers::LeaveArguments),
     /// Choose `direct-index-share` and `direct-inline-threshold` for pairs of a size: fills small tables and
     /// counts accesses. Needs no node.
     #[command(after_help = "Examples:\n  beeline direct tune 10\n  \
@@ -214,6 +229,12 @@ pub struct FilterArguments {
 pub fn run(command: &DirectCommand, output: Output) -> Result<Exit, Failure> {
     match command {
         DirectCommand::Tune(arguments) => tune::run(arguments, output),
+        DirectCommand::Servers(servers) => servers::list(servers, output),
+        DirectCommand::Join(arguments) => servers::change(arguments, Change::Join, output),
+        DirectCommand::Leave(arguments) => {
+            let change = if arguments.lost { Change::Lost } else { Change::Leave };
+            servers::change(&arguments.change, change, output)
+        }
         DirectCommand::Get(arguments) => {
             let value = one(&arguments.servers, Request::get(arguments.key.as_bytes()))?;
             let Some(value) = value else { return absent(&arguments.key) };
@@ -303,6 +324,9 @@ pub fn open(servers: &Servers) -> Result<DirectClient, Failure> {
 
 fn failure(error: DirectClientError) -> Failure {
     match error {
+        error @ (DirectClientError::Moving { .. } | DirectClientError::Forgot { .. }) => {
+            Failure::new(Exit::Unreachable, error)
+        }
         DirectClientError::Link { .. } => Failure::new(
             Exit::Unreachable,
             anyhow::anyhow!("{error}; is a node running there, with the service direct?"),

@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use beeline_direct::{
-    DirectHandle, DirectOptions, DirectServerOptions, DirectService, FabricClient,
+    Connector, DirectHandle, DirectOptions, DirectServerOptions, DirectService, FabricClient,
 };
 use beeline_fabric::ConnectInfo;
 use beeline_fabric_open::{Incoming, Service as FabricService};
@@ -14,7 +14,11 @@ use beeline_service::{Opening, Service};
 
 use crate::config::DirectConfig;
 
+use beeline_direct_client::Dials;
 pub use beeline_direct_client::SERVICE;
+
+/// How long a server that takes pairs over may be silent before the packet is sent again.
+const MOVES_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Where its clients go once it is open.
 pub type Target = Arc<OnceLock<DirectHandle>>;
@@ -46,6 +50,7 @@ pub fn opening(config: &DirectConfig, target: &Target, node: &NodeHandle) -> Ope
             ..DirectServerOptions::default()
         },
         udp: config.udp_address.0,
+        connector: Some(Connector(Arc::new(|| Box::new(Dials::new(MOVES_TIMEOUT))))),
         ..DirectOptions::default()
     };
     let (target, node) = (Arc::clone(target), node.clone());

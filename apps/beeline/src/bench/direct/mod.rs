@@ -1,11 +1,12 @@
 //! `beeline bench direct`: the direct store over shared memory, beside Redis, memcached and BOOM.
 //!
 //! One server core and one client core: the service of this process, the peers and the shard of BOOM run
-//! on the first, the client on the second. Pairs are 8 bytes and 8 bytes. Rows are shown as soon as they
-//! are measured.
+//! on the first, the client on the second. Pairs are 8 bytes and 8 bytes where nothing else is said. Rows
+//! are shown as soon as they are measured.
 
 mod peers;
 mod rig;
+mod sized;
 
 use std::cell::RefCell;
 
@@ -30,7 +31,7 @@ pub struct DirectArguments {
         long,
         value_name = "PARTS",
         value_delimiter = ',',
-        default_value = "rate,latency,atomics,vector,peers"
+        default_value = "rate,latency,loads,atomics,vector,sizes,merge,peers"
     )]
     pub parts: Vec<Part>,
     /// Pairs stored: a million unless said otherwise.
@@ -54,7 +55,13 @@ pub enum Part {
     Atomics,
     /// Vector additions of 1 KiB against memory copies.
     Vector,
-    /// Redis, memcached and BOOM.
+    /// Latencies at several offered loads, from a tenth to nine tenths of the highest rate.
+    Loads,
+    /// Operations a second by the size of pairs, 5 to 254 bytes, memory half full and tuned for them.
+    Sizes,
+    /// The time of a merge of free blocks by the number of threads.
+    Merge,
+    /// Redis, Dragonfly, memcached and BOOM.
     Peers,
     /// The paper's exhibits by the model of its card, with the paper's values beside; not run unless
     /// named. Takes nothing of this machine's speed.
@@ -122,6 +129,9 @@ impl Bench<'_> {
             Part::Latency => self.single(rig),
             Part::Atomics => self.atomics(rig),
             Part::Vector => self.vectors(rig),
+            Part::Loads => sized::loads(self, rig),
+            Part::Sizes => sized::sizes(self),
+            Part::Merge => sized::merge(self),
             Part::Peers => self.peers(rig),
             Part::Model => self.model(),
         }
@@ -286,7 +296,9 @@ impl Bench<'_> {
 
     fn peers(&self, rig: &Rig) -> anyhow::Result<()> {
         let mut peers: Vec<Box<dyn Peer>> = Vec::new();
-        for raw in [Raw::redis as fn(u64) -> anyhow::Result<Raw>, Raw::memcached] {
+        let known: [fn(u64) -> anyhow::Result<Raw>; 4] =
+            [Raw::redis, Raw::dragonfly, Raw::memcached, Raw::memcached_binary];
+        for raw in known {
             match raw(self.pairs) {
                 Ok(peer) => peers.push(Box::new(peer)),
                 Err(error) => self.output.note(format!("left out: {error:#}")),

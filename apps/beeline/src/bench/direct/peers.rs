@@ -1,4 +1,4 @@
-//! Redis and memcached over Unix sockets, pipelined, and BOOM over the same fabric.
+//! Redis, Dragonfly and memcached over Unix sockets, pipelined, and BOOM over the same fabric.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -32,7 +32,8 @@ pub trait Peer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Language {
     Redis,
-    Memcached,
+    Meta,
+    Binary,
 }
 
 /// A server of another project on the first processor; ended when dropped.
@@ -64,7 +65,19 @@ impl Raw {
     /// memcached with one thread, by its meta commands.
     pub fn memcached(pairs: u64) -> anyhow::Result<Self> {
         let words = ["-u", "root", "-t", "1", "-m", "2048", "-U", "0", "-s"];
-        Self::start("memcached", "memcached meta", Language::Memcached, &words, pairs)
+        Self::start("memcached", "memcached meta", Language::Meta, &words, pairs)
+    }
+
+    /// memcached with one thread, by its binary commands.
+    pub fn memcached_binary(pairs: u64) -> anyhow::Result<Self> {
+        let words = ["-u", "root", "-t", "1", "-m", "2048", "-U", "0", "-s"];
+        Self::start("memcached", "memcached binary", Language::Binary, &words, pairs)
+    }
+
+    /// dragonfly with one thread; no distribution has a package of it.
+    pub fn dragonfly(pairs: u64) -> anyhow::Result<Self> {
+        let words = ["--proactor_threads=1", "--port=0", "--dbfilename=", "--unixsocket"];
+        Self::start("dragonfly", "Dragonfly", Language::Redis, &words, pairs)
     }
 
     fn start(
@@ -132,7 +145,7 @@ impl Raw {
                     out.extend(b"\r\n$8\r\n12345678\r\n");
                     expected += b"+OK\r\n".len();
                 }
-                (Language::Memcached, get) => {
+                (Language::Meta, get) => {
                     out.extend(if get { b"mg " } else { b"ms " });
                     out.extend(
                         key.iter().flat_map(|byte| [b'a' + (byte >> 4), b'a' + (byte & 15)]),
@@ -140,13 +153,29 @@ impl Raw {
                     out.extend(if get { &b" v\r\n"[..] } else { b" 8\r\n12345678\r\n" });
                     expected += if get { b"VA 8\r\n12345678\r\n".len() } else { b"HD\r\n".len() };
                 }
+                (Language::Binary, get) => {
+                    // Magic, GET or SET, key length, extras length, 0, 0, body, opaque, CAS.
+                    let (code, extras, body) = if get { (0, 0, 8) } else { (1, 8, 24) };
+                    out.extend([0x80, code, 0, 8, extras, 0, 0, 0, 0, 0, 0, body]);
+                    out.extend([0; 12]);
+                    out.extend([0; 8].iter().take(extras.into()));
+                    out.extend(key);
+                    if !get {
+                        out.extend(b"12345678");
+                    }
+                    expected += if get { 24 + 4 + 8 } else { 24 };
+                }
             }
         }
         self.stream.write_all(&self.requests)?;
         self.replies.resize(expected, 0);
         // A miss or an error has another length: what follows would not end as a reply does.
         self.stream.read_exact(&mut self.replies).context("the replies are not what was asked")?;
-        ensure!(self.replies.ends_with(b"\r\n"), "{} gave an unexpected reply", self.name);
+        let whole = match self.protocol {
+            Language::Binary => self.replies.starts_with(&[0x81]),
+            _ => self.replies.ends_with(b"\r\n"),
+        };
+        ensure!(whole, "{} gave an unexpected reply", self.name);
         Ok(())
     }
 }

@@ -7,7 +7,7 @@ use anyhow::{Context as _, ensure};
 use beeline_direct::{DirectOptions, DirectService, FabricClient};
 use beeline_env::Randomness;
 use beeline_fabric::{ConnectInfo, Device};
-use beeline_kv_direct::{Link, LinkOptions, Request, Status};
+use beeline_kv_direct::{Link, LinkOptions, Request, Status, TableOptions};
 use beeline_observe::LatencyRecorder;
 
 use crate::bench::kv::load::Keys;
@@ -15,6 +15,8 @@ use crate::bench::turns::pin;
 
 /// Polls that long before it sleeps: what is measured is not a wake-up.
 const SPIN: Duration = Duration::from_millis(1);
+/// Packets a link may have outstanding; each part of the benchmark says how many it uses.
+const LINK_WINDOW: u16 = 64;
 /// Requests that a stream repeats.
 const STREAM: u64 = 1 << 20;
 
@@ -33,8 +35,12 @@ pub struct Rig {
 impl Rig {
     /// A service on the first processor with room for `pairs` small ones, and then some.
     pub fn start(pairs: u64) -> anyhow::Result<Self> {
-        let memory_bytes = (pairs * 64).max(32 << 20);
-        let options = DirectOptions { memory_bytes, spin: SPIN, ..DirectOptions::default() };
+        Self::with((pairs * 64).max(32 << 20), TableOptions::default())
+    }
+
+    /// A service with this memory and table.
+    pub fn with(memory_bytes: u64, table: TableOptions) -> anyhow::Result<Self> {
+        let options = DirectOptions { memory_bytes, table, spin: SPIN, ..DirectOptions::default() };
         // Its threads run where the thread runs that starts them.
         let service = std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
@@ -62,7 +68,8 @@ impl Rig {
             Ok((welcome.info.unwrap_or(ConnectInfo(Vec::new())), welcome.payload))
         };
         let device = beeline_fabric_open::open("shm://")?;
-        Ok(Link::connect(&device, &mut exchange, LinkOptions::default())?)
+        let options = LinkOptions { window: LINK_WINDOW, ..LinkOptions::default() };
+        Ok(Link::connect(&device, &mut exchange, options)?)
     }
 
     /// Stores every pair.
@@ -147,6 +154,83 @@ pub fn rate_of(
     }
     ensure!(refused == 0, "{refused} operations were refused");
     Ok(operations as f64 / began.elapsed().as_secs_f64())
+}
+
+/// Bytes of the key in a pair of `bytes`: eight, or all but the value's one.
+pub fn key_bytes(bytes: usize) -> usize {
+    bytes.saturating_sub(1).clamp(1, 8)
+}
+
+/// Stores `pairs` pairs of `bytes` each; false where they do not fit.
+pub fn fill_sized(rig: &Rig, pairs: u64, bytes: usize) -> anyhow::Result<bool> {
+    let length = key_bytes(bytes);
+    let value = vec![1; bytes - length];
+    let mut link = rig.link()?;
+    let mut next = 0;
+    let filled = rate_of(&mut link, pairs, 32, 8, |push| {
+        next += 1;
+        push(&Request::put(&key(next - 1)[..length], &value))
+    });
+    // Where it is full the rate is an error: operations were refused.
+    Ok(filled.is_ok())
+}
+
+/// As [`rate`], with pairs of `bytes` each.
+pub fn rate_sized(
+    link: &mut Link,
+    stream: &mut Stream,
+    operations: u64,
+    batch: u16,
+    bytes: usize,
+) -> anyhow::Result<f64> {
+    let length = key_bytes(bytes);
+    let value = vec![7; bytes - length];
+    rate_of(link, operations, batch, 8, |push| {
+        let (key, get) = stream.next();
+        let key = &key[..length];
+        if get { push(&Request::get(key)) } else { push(&Request::put(key, &value)) }
+    })
+}
+
+/// Packets of `batch` operations sent at `rate` operations a second, whether the ones before were answered
+/// or not: latencies count from the time at which a packet should have been sent.
+#[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
+pub fn offered(
+    link: &mut Link,
+    stream: &mut Stream,
+    operations: u64,
+    batch: u16,
+    rate: f64,
+) -> anyhow::Result<LatencyRecorder> {
+    let mut packet = link.packet();
+    let mut recorder = LatencyRecorder::new();
+    let between_ns = 1e9 * f64::from(batch) / rate;
+    let packets = operations / u64::from(batch);
+    let mut due_of = [0_u64; LINK_WINDOW as usize];
+    let began = Instant::now();
+    let now = || u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    let (mut sent, mut answered, mut refused) = (0_u64, 0_u64, 0_u64);
+    while answered < packets {
+        let due = (sent as f64 * between_ns) as u64;
+        if sent < packets && link.room() > 0 && now() >= due {
+            for _ in 0..batch {
+                let (key, get) = stream.next();
+                let request =
+                    if get { Request::get(&key) } else { Request::put(&key, &[7; 8]) };
+                ensure!(packet.push(&request), "the packet is too small for the batch");
+            }
+            let slot = link.submit(&mut packet)?;
+            due_of[usize::from(slot)] = due;
+            sent += 1;
+        }
+        link.poll(|slot, results| {
+            refused += results.filter(|(status, _)| *status != Status::Ok).count() as u64;
+            recorder.record_ns(now().saturating_sub(due_of[usize::from(slot)]));
+            answered += 1;
+        })?;
+    }
+    ensure!(refused == 0, "{refused} operations were refused");
+    Ok(recorder)
 }
 
 /// Median and 99th percentile of single GETs, microseconds.
