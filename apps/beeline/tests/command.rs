@@ -308,7 +308,8 @@ fn a_tiny_bench_of_the_direct_store_runs_every_part() {
     assert_eq!((against("BOOM"), against("memcpy"), against("distinct keys")), (4, 1, 1));
     let rates = rows.iter().filter(|row| row["peer"].is_null() && row["unit"] == "op/s").count();
     assert_eq!(rates, 28, "four mixtures by five batches and two sizes");
-    let case = |part: &str| rows.iter().filter(|row| row["case"].as_str().unwrap().contains(part)).count();
+    let case =
+        |part: &str| rows.iter().filter(|row| row["case"].as_str().unwrap().contains(part)).count();
     assert_eq!((case("offered"), case("merge of")), (16, 2));
 }
 

@@ -340,7 +340,8 @@ impl DirectClient {
         self.complete()?;
         self.again.clear();
         let mut outcome = if self.route.map.is_moving() {
-            let all: Vec<_> = (0..requests.len() as u32).map(|index| (index, Status::Busy)).collect();
+            let all: Vec<_> =
+                (0..requests.len() as u32).map(|index| (index, Status::Busy)).collect();
             self.wave(&all, requests, &HashSet::new(), on_result)
         } else {
             self.run(requests, on_result)
@@ -423,7 +424,7 @@ impl DirectClient {
                 self.adopt(ServerMap { me: String::new(), ..theirs });
                 self.complete()?;
                 gone.clear();
-            } else if theirs.state == 0 && known > 0 {
+            } else if theirs.state == 0 && known > 0 && !self.is_yet_to_be_told(server) {
                 let server = self.servers[server].name.clone();
                 return Err(DirectClientError::Forgot { server });
             } else if theirs.state == known && self.route.map.is_moving() {
@@ -447,10 +448,17 @@ impl DirectClient {
         Ok(())
     }
 
+    /// Whether a server that knows no map may be about to be told of the one this client knows: the first
+    /// ever, or the one with which it joins.
+    fn is_yet_to_be_told(&self, server: usize) -> bool {
+        let map = &self.route.map;
+        let joins = map.old.position(&self.servers[server].name).is_none();
+        map.is_moving() && (map.state == 1 || joins)
+    }
+
     /// Where the operations of a key go in a wave.
     fn target(&self, key: &[u8], gone: &HashSet<&[u8]>) -> Result<usize, DirectClientError> {
-        let server =
-            if gone.contains(key) { self.route.next(key) } else { self.route.first(key) };
+        let server = if gone.contains(key) { self.route.next(key) } else { self.route.first(key) };
         server.ok_or(DirectClientError::NoServer)
     }
 

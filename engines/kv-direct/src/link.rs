@@ -140,7 +140,8 @@ impl Link {
             && agreed.packet_bytes <= options.packet_bytes
             && agreed.reply_bytes <= options.reply_bytes;
         // An empty packet holds the longest operation, and its reply the longest result.
-        let usable = agreed.packet_bytes as usize >= PACKET_HEADER_BYTES + 6 + KEY_LIMIT + PAIR_LIMIT
+        let usable = agreed.packet_bytes as usize
+            >= PACKET_HEADER_BYTES + 6 + KEY_LIMIT + PAIR_LIMIT
             && agreed.reply_bytes as usize >= HEADER_BYTES + 3 + PAIR_LIMIT;
         if !within || !usable {
             return Err(LinkError::Protocol);

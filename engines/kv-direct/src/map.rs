@@ -61,13 +61,15 @@ pub enum Verdict {
     ServeIfHeld,
     /// It is another's.
     Moved,
+    /// This processor was told of no map, and the client was: it may be told in a moment.
+    Unknown,
 }
 
 impl ServerMap {
     /// Whether keys move.
     #[must_use]
     pub fn is_moving(&self) -> bool {
-        self.state % 2 == 1
+        !self.state.is_multiple_of(2)
     }
 
     fn is_mine(&self, ring: &HashRing, key: &[u8]) -> bool {
@@ -79,9 +81,9 @@ impl ServerMap {
     #[must_use]
     pub fn verdict(&self, key: &[u8], state: u32) -> Verdict {
         if self.state == 0 {
-            // Nothing is known here: a client that knows a map takes this server for another.
-            let unknown = state == 0 || state == ANY_STATE;
-            return if unknown { Verdict::Serve } else { Verdict::Moved };
+            // To refuse for good would send the client on, away from a pair that is still here.
+            let same = state == 0 || state == ANY_STATE;
+            return if same { Verdict::Serve } else { Verdict::Unknown };
         }
         let will_be = self.is_mine(&self.ring, key);
         if !self.is_moving() {
@@ -327,7 +329,10 @@ mod tests {
             let mine = names(4).server_of(&key) == Some(3);
             let verdict = if mine { Verdict::Serve } else { Verdict::Moved };
             assert_eq!(quiet.verdict(&key, 0), verdict);
-            assert_eq!((none.verdict(&key, 0), none.verdict(&key, 6)), (Verdict::Serve, Verdict::Moved));
+            assert_eq!(
+                (none.verdict(&key, 0), none.verdict(&key, 6)),
+                (Verdict::Serve, Verdict::Moved)
+            );
         }
     }
 

@@ -93,7 +93,9 @@ pub enum MembershipError {
         state: u32,
     },
     /// The keys did not all move in the time given.
-    #[error("not all keys have moved within {limit:?}: {note}; they go on moving, ask again to finish")]
+    #[error(
+        "not all keys have moved within {limit:?}: {note}; they go on moving, ask again to finish"
+    )]
     Unfinished {
         /// The time given.
         limit: Duration,
@@ -127,8 +129,7 @@ struct Caller<'a> {
 
 impl Caller<'_> {
     fn links(&mut self, server: &str) -> Result<Vec<Link>, MembershipError> {
-        let failed =
-            |source| MembershipError::Link { server: server.to_owned(), source };
+        let failed = |source| MembershipError::Link { server: server.to_owned(), source };
         let (first, processors) = self.connect.connect(server, 0).map_err(failed)?;
         let mut links = vec![first];
         for processor in 1..processors {
@@ -138,16 +139,14 @@ impl Caller<'_> {
     }
 
     fn reports(&mut self, server: &str) -> Result<Vec<MapReport>, MembershipError> {
-        let failed =
-            |source| MembershipError::Link { server: server.to_owned(), source };
+        let failed = |source| MembershipError::Link { server: server.to_owned(), source };
         let mut links = self.links(server)?;
         links.iter_mut().map(|link| report(link).map_err(failed)).collect()
     }
 
     /// Tells every processor of a server.
     fn tell(&mut self, server: &str, map: &ServerMap, forced: bool) -> Result<(), MembershipError> {
-        let failed =
-            |source| MembershipError::Link { server: server.to_owned(), source };
+        let failed = |source| MembershipError::Link { server: server.to_owned(), source };
         let bytes = map.for_server(server).encode();
         let key = if forced { FORCED } else { PLAIN };
         for mut link in self.links(server)? {
@@ -174,10 +173,7 @@ pub fn report(link: &mut Link) -> Result<MapReport, LinkError> {
 /// What each processor of a server says of itself.
 ///
 /// Errors: [`MembershipError::Link`].
-pub fn reports(
-    connect: &mut dyn Connect,
-    server: &str,
-) -> Result<Vec<MapReport>, MembershipError> {
+pub fn reports(connect: &mut dyn Connect, server: &str) -> Result<Vec<MapReport>, MembershipError> {
     Caller { connect }.reports(server)
 }
 
@@ -185,10 +181,7 @@ pub fn reports(
 /// 0 where none knows a map: then these servers are it.
 ///
 /// Errors: [`MembershipError`] of the first, where none answers.
-pub fn latest(
-    connect: &mut dyn Connect,
-    servers: &[String],
-) -> Result<ServerMap, MembershipError> {
+pub fn latest(connect: &mut dyn Connect, servers: &[String]) -> Result<ServerMap, MembershipError> {
     let mut caller = Caller { connect };
     let (mut best, mut first) = (None::<ServerMap>, None);
     for server in servers {
@@ -267,7 +260,9 @@ pub fn change(
     let moving = if known.is_moving() {
         let what = described(&known);
         let other = match change {
-            Change::Join => known.old.position(name).is_some() || known.ring.position(name).is_none(),
+            Change::Join => {
+                known.old.position(name).is_some() || known.ring.position(name).is_none()
+            }
             _ => known.old.position(name).is_none() || known.ring.position(name).is_some(),
         };
         if other {
@@ -404,7 +399,7 @@ fn give_up(
     }
     // A change that is under way between others goes on without it; its own change is over.
     let goes_on = in_old && in_new;
-    let state = known.state + if goes_on || known.state % 2 == 0 { 2 } else { 1 };
+    let state = known.state + if goes_on || known.state.is_multiple_of(2) { 2 } else { 1 };
     let old = if goes_on { without(&known.old, name) } else { HashRing::default() };
     let map = ServerMap { state, me: String::new(), old, ring: goal };
     for server in with_all(&map) {

@@ -13,7 +13,7 @@ use crate::client::Connect;
 use crate::link::{Link, LinkError};
 use crate::map::AdoptWriter;
 use crate::packet::{Kind, Request, Status};
-use crate::processor::moves::MoveBatch;
+use crate::processor::moves::{MoveBatch, Pair};
 use crate::ring::processor_of;
 
 /// Bytes of pairs in one packet.
@@ -129,15 +129,10 @@ impl Mover {
         Ok(links.len())
     }
 
-    fn packets(
-        &mut self,
-        state: u32,
-        pairs: &[(Vec<u8>, Vec<u8>)],
-        processors: usize,
-    ) -> Vec<Packet> {
+    fn packets(&mut self, state: u32, pairs: &[Pair], processors: usize) -> Vec<Packet> {
         let mut packets = Vec::new();
         for processor in 0..processors {
-            let mine = |(_, (key, _)): &(usize, &(Vec<u8>, Vec<u8>))| {
+            let mine = |(_, (key, _)): &(usize, &Pair)| {
                 processor_of(key, processors as u32) as usize == processor
             };
             let mut pairs = pairs.iter().enumerate().filter(mine).peekable();

@@ -120,7 +120,8 @@ mod tests {
         let one = HashRing::new(["a", "b", "c"].map(str::to_owned));
         let other = HashRing::new(["c", "a", "b", "a"].map(str::to_owned));
         assert_eq!(one, other);
-        let named = |scheme: &str| HashRing::new([format!("{scheme}://a:1"), format!("{scheme}://b:1")]);
+        let named =
+            |scheme: &str| HashRing::new([format!("{scheme}://a:1"), format!("{scheme}://b:1")]);
         let (auto, tcp) = (named("auto"), named("tcp"));
         for key in 0..100_u32 {
             assert_eq!(auto.server_of(&key.to_le_bytes()), tcp.server_of(&key.to_le_bytes()));

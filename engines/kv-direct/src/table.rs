@@ -114,6 +114,8 @@ pub struct Table<M> {
     buckets: u32,
     options: TableOptions,
     counters: TableCounters,
+    /// A value of a block while it changes: what is not changed to the end is not written.
+    scratch: Vec<u8>,
 }
 
 /// Units of the index and of all memory: the dynamic area begins behind the index, at a multiple of
@@ -145,7 +147,8 @@ impl<M: Memory> Table<M> {
             ..options
         };
         let buckets = index / BUCKET_UNITS;
-        Self { memory, slabs, buckets, options, counters: TableCounters::default() }
+        let counters = TableCounters::default();
+        Self { memory, slabs, buckets, options, counters, scratch: Vec::new() }
     }
 
     /// As [`Table::new`] with an index of `buckets` buckets, for tests that want chains.
@@ -329,14 +332,14 @@ impl<M: Memory> Table<M> {
             Item::Pointer { class, pointer, .. } => {
                 let class = Class::of_slot(class)?;
                 let block = self.memory.block_again(pointer, class.bytes());
-                let mut buffer = [0; LARGEST_BLOCK];
-                let (_, value) = Self::split(block, class);
-                let length = value.len();
-                buffer[..length].copy_from_slice(value);
-                let (result, changed) = change(&mut buffer[..length]);
+                let mut value = std::mem::take(&mut self.scratch);
+                value.clear();
+                value.extend_from_slice(Self::split(block, class).1);
+                let (result, changed) = change(&mut value);
                 if changed {
-                    self.write_pair(pointer, class, key, &buffer[..length]);
+                    self.write_pair(pointer, class, key, &value);
                 }
+                self.scratch = value;
                 Some(result)
             }
         }

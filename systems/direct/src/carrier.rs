@@ -94,7 +94,8 @@ impl Carrier {
             }
         };
         let builder = std::thread::Builder::new().name(format!("direct-move-{}", self.index));
-        let thread = builder.spawn(run).map_err(|error| format!("no thread to move pairs: {error}"))?;
+        let thread =
+            builder.spawn(run).map_err(|error| format!("no thread to move pairs: {error}"))?;
         Ok((batches, thread))
     }
 

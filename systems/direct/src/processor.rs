@@ -221,7 +221,7 @@ impl Thread {
     fn move_on(&mut self, now: Instant) -> bool {
         let state = self.parts.processor.map().state;
         self.parts.shared.map_state.store(state, Ordering::Release);
-        if state % 2 == 0 || self.offers.is_some_and(|at| now < at) {
+        if state.is_multiple_of(2) || self.offers.is_some_and(|at| now < at) {
             return false;
         }
         self.offers = None;

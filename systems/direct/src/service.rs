@@ -13,7 +13,8 @@ use beeline_kv_direct::mover::Carried;
 use beeline_kv_direct::processor::SMALLEST_MEMORY;
 use beeline_kv_direct::slab::SlabDaemon;
 use beeline_kv_direct::{
-    Connect, DirectServerOptions, Functions, LocalStore, OnReply, Processor, ProcessorOptions, TableOptions,
+    Connect, DirectServerOptions, Functions, LocalStore, OnReply, Processor, ProcessorOptions,
+    TableOptions,
 };
 use beeline_observe::MetricSet;
 use beeline_os::poller::Waker;
@@ -304,7 +305,8 @@ impl DirectService {
                 figures: Figures::default(),
             });
             let (deliveries, receiver) = mpsc::channel();
-            let carrier = Carrier::new(index, options.connector.clone(), deliveries.clone(), &shared);
+            let carrier =
+                Carrier::new(index, options.connector.clone(), deliveries.clone(), &shared);
             reaches.push(Reach { shared: Arc::clone(&shared), deliveries: Mutex::new(deliveries) });
             parts.push(Parts {
                 shared,

@@ -2,17 +2,12 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Duration;
 
-use beeline_kv_direct::function::number;
-use beeline_kv_direct::{DirectClient, Kind, Request, Status, Width};
 use beeline_verify_clients::resp::encode;
-use beeline_verify_clients::{
-    Random, Server, beeline, bounded, deep, need, note, number as count, root, said,
-};
+use beeline_verify_clients::{Server, beeline, bounded, need, root, said};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -171,145 +166,4 @@ fn a_c_program_uses_the_store_through_the_header() {
     let mut nowhere = Command::new(&program);
     nowhere.arg("auto://127.0.0.1:1").env("LD_LIBRARY_PATH", folder);
     assert_eq!(bounded(&mut nowhere, PATIENCE).status.code(), Some(3));
-}
-
-/// Pairs of a batch of the client that is killed.
-const BATCH: u64 = 48;
-const CHILD: &str = "BEELINE_DIRECT_CHILD";
-
-fn connected(url: &str) -> DirectClient {
-    beeline_direct_client::connect([url.to_owned()], Duration::from_secs(20)).unwrap()
-}
-
-fn victim_key(victim: u64, number: u64) -> Vec<u8> {
-    // Some pairs are in buckets, some in blocks.
-    [&victim.to_le_bytes()[..], &number.to_le_bytes(), &vec![3; number as usize % 60]].concat()
-}
-
-/// The process that is killed: this test's program, started again by the test below. It says each batch
-/// that was acknowledged.
-#[test]
-fn a_client_that_is_to_be_killed() {
-    let Ok(told) = std::env::var(CHILD) else { return };
-    let (victim, url) = told.split_once(' ').unwrap();
-    let victim: u64 = victim.parse().unwrap();
-    let mut client = connected(url);
-    let count = [&victim.to_le_bytes()[..], b"count"].concat();
-    client.put(&count, &0_u64.to_le_bytes()).unwrap();
-    let one = 1_u64.to_le_bytes();
-    for batch in 0.. {
-        let numbers: Vec<u64> = (batch * BATCH..(batch + 1) * BATCH).collect();
-        let keys: Vec<Vec<u8>> = numbers.iter().map(|n| victim_key(victim, *n)).collect();
-        let values: Vec<Vec<u8>> = numbers.iter().map(|n| n.to_le_bytes().repeat(2)).collect();
-        let mut requests: Vec<Request<'_>> =
-            keys.iter().zip(&values).map(|(key, value)| Request::put(key, value)).collect();
-        let (kind, add) = (Kind::UpdateScalar, number::ADD);
-        requests.push(Request::with_function(kind, &count, add, Width::Eight, &one));
-        client.execute(&requests, &mut |_, status, _| assert_eq!(status, Status::Ok)).unwrap();
-        let mut out = std::io::stdout().lock();
-        writeln!(out, "acknowledged {batch}").unwrap();
-        out.flush().unwrap();
-    }
-}
-
-#[test]
-fn clients_killed_in_the_middle_of_batches_lose_nothing_that_was_acknowledged() {
-    let rounds = count("BEELINE_ROUNDS").unwrap_or(if deep() { 200 } else { 8 });
-    let mut random = Random(0xD1);
-    for scheme in ["shm", "tcp"] {
-        let data = tempfile::tempdir().unwrap();
-        // Fewer places than rounds: a killed client has to give its own back.
-        let flags = ["--direct-memory", "256MiB", "--direct-max-clients", "4"];
-        let server = Server::start(data.path(), &flags);
-        let url = format!("{scheme}://{}", server.fabric());
-        let mut acknowledged = 0;
-        for victim in 0..rounds {
-            let mut child = Command::new(std::env::current_exe().unwrap())
-                .args(["--exact", "a_client_that_is_to_be_killed", "--nocapture"])
-                .env(CHILD, format!("{victim} {url}"))
-                .stdin(Stdio::null())
-                .stdout(Stdio::piped())
-                .stderr(Stdio::inherit())
-                .spawn()
-                .unwrap();
-            let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-            let number = |line: &str| line.rsplit_once("acknowledged ")?.1.parse::<u64>().ok();
-            let first = lines.by_ref().find_map(|line| number(&line.unwrap()));
-            assert_eq!(first, Some(0), "the client runs");
-            std::thread::sleep(Duration::from_micros(random.below(30_000)));
-            child.kill().unwrap();
-            child.wait().unwrap();
-            let last = lines.map_while(Result::ok).filter_map(|line| number(&line)).last();
-            let batches = last.unwrap_or(0) + 1;
-            let mut client = connected(&url);
-            for number in 0..batches * BATCH {
-                let held = client.get(&victim_key(victim, number)).unwrap();
-                assert_eq!(held, Some(number.to_le_bytes().repeat(2)), "{scheme} {victim} {number}");
-            }
-            let count = [&victim.to_le_bytes()[..], b"count"].concat();
-            let counted = client.fetch_and_add(&count, 0).unwrap().unwrap();
-            // The batch under way, and the line about one more that was not read to its end.
-            assert!((batches..=batches + 2).contains(&counted), "{counted} of {batches}");
-            acknowledged += batches;
-            // What this round stored makes room for the next.
-            for number in 0..(batches + 2) * BATCH {
-                client.delete(&victim_key(victim, number)).unwrap();
-            }
-        }
-        let health = server.connect().say("DIRECT.PUT after x").text();
-        assert_eq!(health, "OK");
-        note(&format!("{scheme}: {rounds} clients killed, {acknowledged} batches acknowledged"));
-    }
-}
-
-#[test]
-fn a_server_joins_and_another_leaves_by_the_command_while_a_client_goes_on() {
-    let data: Vec<_> = (0..3).map(|_| tempfile::tempdir().unwrap()).collect();
-    let small = ["--direct-memory", "32MiB"];
-    let servers: Vec<Server> = data.iter().map(|data| Server::start(data.path(), &small)).collect();
-    let urls: Vec<String> =
-        servers.iter().map(|server| format!("auto://{}", server.fabric())).collect();
-    let run = |words: &[&str]| {
-        let output = bounded(beeline(&["direct"]).args(words), PATIENCE);
-        (output.status.code().unwrap(), said(&output))
-    };
-    let two = format!("{},{}", urls[0], urls[1]);
-    let mut client = beeline_direct_client::connect(urls[..2].to_vec(), PATIENCE).unwrap();
-    for number in 0..500_u32 {
-        client.put(&number.to_le_bytes(), b"value").unwrap();
-    }
-    let (code, told) = run(&["join", &urls[2], "--connect", &two]);
-    assert!(code == 0 && told.contains("done;"), "{told}");
-    for number in 0..500_u32 {
-        assert_eq!(client.get(&number.to_le_bytes()).unwrap().unwrap(), b"value");
-    }
-    assert_eq!(client.ring().servers().len(), 3);
-    let (code, told) = run(&["servers", "--connect", &urls[0]]);
-    assert!(code == 0 && urls.iter().all(|url| told.contains(url.as_str())), "{told}");
-    // A node's own Redis door knows which keys are another node's.
-    let mut elsewhere = 0;
-    for number in 0..40 {
-        let reply = servers[0].connect().say(&format!("DIRECT.PUT name{number} x")).text();
-        elsewhere += u32::from(reply.contains("another node"));
-    }
-    assert!((1..40).contains(&elsewhere), "{elsewhere} of 40");
-    let (code, told) = run(&["leave", &urls[0], "--connect", &urls[1]]);
-    assert_eq!(code, 0, "{told}");
-    let mut servers = servers;
-    servers.remove(0).kill();
-    let until = Instant::now() + PATIENCE;
-    for number in 0..500_u32 {
-        // The link to the node that was stopped may be found broken once.
-        let held = loop {
-            match client.get(&number.to_le_bytes()) {
-                Ok(held) => break held,
-                Err(error) => assert!(Instant::now() < until, "{error}"),
-            }
-        };
-        assert_eq!(held.unwrap(), b"value");
-    }
-    let (code, told) = run(&["leave", &urls[0], "--connect", &urls[1]]);
-    assert!(code == 0 || told.contains("no server of the map"), "{told}");
-    assert_eq!(direct(&[&servers[0]], &["put", "by one name", "found"]).0, 0);
-    assert_eq!(direct(&[&servers[1]], &["get", "by one name"]), (0, "found".into()));
 }

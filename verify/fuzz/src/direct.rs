@@ -31,7 +31,7 @@ pub fn packets(bytes: &[u8]) -> bool {
     let (mut processor, _) = Processor::new(&options, functions, false).expect("8 MiB of memory");
     let mut reply = Vec::new();
     // Every other input meets a processor whose keys move.
-    if bytes.len() % 2 == 1 {
+    if !bytes.len().is_multiple_of(2) {
         let ring = |count: usize| HashRing::new((0..count).map(|server| format!("s{server}")));
         let map = ServerMap { state: 1, me: "s1".to_owned(), old: ring(1), ring: ring(2) };
         let mut set = PacketWriter::new(1 << 16, REPLY_LIMIT);

@@ -73,9 +73,8 @@ pub fn is_linearizable(initial: Option<u64>, history: &[Call]) -> bool {
     let mut stack = vec![Reached { first: 0, beyond: Vec::new(), value: initial }];
     while let Some(reached) = stack.pop() {
         let left = |index: &usize| !reached.beyond.contains(index);
-        let known_left = (reached.first..calls.len())
-            .filter(left)
-            .any(|index| calls[index].result.is_some());
+        let known_left =
+            (reached.first..calls.len()).filter(left).any(|index| calls[index].result.is_some());
         if !known_left {
             return true;
         }
@@ -146,10 +145,7 @@ mod tests {
             call(2, 4, 5, Action::Get, Some(5)),
         ];
         assert!(!is_linearizable(None, &stale));
-        let lost = [
-            call(1, 0, 9, Action::Add(1), Some(0)),
-            call(2, 0, 9, Action::Add(1), Some(0)),
-        ];
+        let lost = [call(1, 0, 9, Action::Add(1), Some(0)), call(2, 0, 9, Action::Add(1), Some(0))];
         assert!(!is_linearizable(Some(0), &lost));
         let back = [
             call(1, 0, 9, Action::Put(5), None),
@@ -161,10 +157,7 @@ mod tests {
 
     #[test]
     fn a_client_keeps_its_own_order_inside_a_batch() {
-        let batch = [
-            call(1, 0, 9, Action::Put(5), None),
-            call(1, 0, 9, Action::Get, None),
-        ];
+        let batch = [call(1, 0, 9, Action::Put(5), None), call(1, 0, 9, Action::Get, None)];
         assert!(!is_linearizable(None, &batch));
     }
 
@@ -183,11 +176,8 @@ mod tests {
     fn what_a_killed_client_did_may_have_happened_or_not() {
         let unknown = Call { client: 9, begin: 3, end: 0, action: Action::Put(7), result: None };
         for seen in [Some(5), Some(7)] {
-            let history = [
-                call(1, 0, 1, Action::Put(5), None),
-                unknown,
-                call(2, 8, 9, Action::Get, seen),
-            ];
+            let history =
+                [call(1, 0, 1, Action::Put(5), None), unknown, call(2, 8, 9, Action::Get, seen)];
             assert!(is_linearizable(None, &history));
         }
         let early = [unknown, call(1, 0, 1, Action::Get, Some(7))];

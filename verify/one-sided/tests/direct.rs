@@ -19,7 +19,8 @@ use beeline_fabric::QueuePairOptions;
 use beeline_kv_direct::datagram::answer;
 use beeline_kv_direct::function::number;
 use beeline_kv_direct::{
-    Connect, DirectClientError, Kind, LinkOptions, PacketWriter, ReplyReader, Request, Status, Width,
+    Connect, DirectClientError, Kind, LinkOptions, PacketWriter, ReplyReader, Request, Status,
+    Width,
 };
 use common::{DEVICES, Direct, Target, World, shm};
 

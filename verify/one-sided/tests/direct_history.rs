@@ -28,9 +28,7 @@ fn histories_of_local_and_remote_clients_have_one_order_for_each_key() {
                 }));
             }
             let handle = world.handle(0);
-            threads.push(
-                scope.spawn(move || history::run_local(&handle, 9, KEYS, clock, BATCHES)),
-            );
+            threads.push(scope.spawn(move || history::run_local(&handle, 9, KEYS, clock, BATCHES)));
             history::joined(threads.into_iter().map(|thread| thread.join().unwrap()))
         });
         assert!(history::calls(&all) > 4 * BATCHES * 4, "{}", history::calls(&all));

@@ -22,7 +22,12 @@ use common::{DEVICES, Open, World, shm, tcp};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-fn changed(world: &World, known: &[&str], what: Change, name: &str) -> Result<u64, MembershipError> {
+fn changed(
+    world: &World,
+    known: &[&str],
+    what: Change,
+    name: &str,
+) -> Result<u64, MembershipError> {
     let mut connect = world.connect(LinkOptions::default());
     let known: Vec<String> = known.iter().map(|&name| name.to_owned()).collect();
     let mut moved = 0;
@@ -234,7 +239,7 @@ fn a_server_that_keeps_keys_it_gave_away_is_found_by_the_histories() {
     let mut world = World::new(shm, 2, 1);
     let third = world.start();
     let mut keys = world.client_of(&["0".to_owned(), "1".to_owned()]);
-    (0..30_u64).for_each(|key| drop(keys.delete(&key.to_le_bytes()).unwrap()));
+    (0..30_u64).for_each(|key| assert!(!keys.delete(&key.to_le_bytes()).unwrap()));
     changed(&world, &["0", "1"], Change::Join, &third).unwrap();
     for me in ["0", "1"] {
         let (mut link, _) = world.connect(LinkOptions::default()).connect(me, 0).unwrap();
@@ -312,7 +317,7 @@ fn a_server_that_ends_while_keys_move_costs_its_own_pairs_alone() {
     const COUNT: u32 = 3000;
     fill(&mut world.client(), COUNT);
     let third = world.start();
-    // The change begins, and nobody waits for its end; then the server that joins is gone.
+    // The change begins, and no program waits for its end; then the server that joins is gone.
     let mut connect = world.connect(LinkOptions::default());
     let known = ["0", "1"].map(str::to_owned);
     let gone = change(&mut connect, &known, Change::Join, &third, Duration::ZERO, &mut |_| {});

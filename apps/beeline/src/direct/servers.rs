@@ -53,7 +53,9 @@ pub fn list(servers: &Servers, output: Output) -> Result<Exit, Failure> {
     let map = membership::latest(&mut dials, &servers.connect).map_err(failure)?;
     let mut names = map.ring.servers().to_vec();
     if map.is_moving() {
-        names.extend(map.old.servers().iter().filter(|name| map.ring.position(name).is_none()).cloned());
+        names.extend(
+            map.old.servers().iter().filter(|name| map.ring.position(name).is_none()).cloned(),
+        );
     }
     let mut rows = Vec::new();
     for name in names {
@@ -66,7 +68,9 @@ pub fn list(servers: &Servers, output: Output) -> Result<Exit, Failure> {
         };
         let note = match &reports {
             Err(error) => error.to_string(),
-            Ok(reports) if state(reports) < map.state => "does not know the map's last state".to_owned(),
+            Ok(reports) if state(reports) < map.state => {
+                "does not know the map's last state".to_owned()
+            }
             Ok(reports) => {
                 let notes = reports.iter().map(|report| report.note.as_str());
                 notes.filter(|note| !note.is_empty()).collect::<Vec<_>>().join("; ")
@@ -87,7 +91,8 @@ pub fn list(servers: &Servers, output: Output) -> Result<Exit, Failure> {
             output.object(row)?;
         }
     } else {
-        let number = |number: Option<u64>| number.map_or("-".to_owned(), |number| number.to_string());
+        let number =
+            |number: Option<u64>| number.map_or("-".to_owned(), |number| number.to_string());
         let cells: Vec<Vec<String>> = rows
             .into_iter()
             .map(|row| {

@@ -26,13 +26,16 @@ const BATCH_PAIRS: usize = 512;
 /// Senders whose last packet is remembered.
 const SENDERS: usize = 4096;
 
+/// A pair: key and value.
+pub type Pair = (Vec<u8>, Vec<u8>);
+
 /// Pairs on their way, by the name of the server they go to.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MoveBatch {
     /// The map's state.
     pub state: u32,
     /// Servers and their pairs.
-    pub parts: Vec<(String, Vec<(Vec<u8>, Vec<u8>)>)>,
+    pub parts: Vec<(String, Vec<Pair>)>,
 }
 
 /// What [`Processor::next_batch`] found.
@@ -67,7 +70,7 @@ impl Part {
     /// Whether a client in `state` knows the map as this processor does, and nothing moves.
     #[inline]
     pub(super) fn agrees(&self, state: u32) -> bool {
-        state == self.map.state && state % 2 == 0
+        state == self.map.state && state.is_multiple_of(2)
     }
 
     fn finished(&self) -> bool {
@@ -114,7 +117,11 @@ impl<M: Memory> Processor<M> {
             };
             if request.kind.is_control() {
                 // It changes what the verdicts of others in its packet are: it has to be alone.
-                let status = if count == 1 { self.control(&request, reply) } else { Some(Status::Malformed) };
+                let status = if count == 1 {
+                    self.control(&request, reply)
+                } else {
+                    Some(Status::Malformed)
+                };
                 if let Some(status) = status {
                     self.counters.failed += u64::from(status != Status::Ok);
                     push_status(reply, status);
@@ -125,6 +132,7 @@ impl<M: Memory> Processor<M> {
                 Verdict::Serve => None,
                 Verdict::ServeIfHeld => self.held_up(&request),
                 Verdict::Moved => Some(Status::Moved),
+                Verdict::Unknown => Some(Status::Busy),
             };
             let status = match refused {
                 Some(status) => status,
@@ -170,9 +178,10 @@ impl<M: Memory> Processor<M> {
             }
             Kind::SetMap => {
                 let map = Some(request.value).filter(|bytes| bytes.len() <= MAP_LIMIT);
-                Some(map.and_then(ServerMap::decode).map_or(Status::Malformed, |map| {
-                    self.set_map(map, request.key == FORCED)
-                }))
+                Some(
+                    map.and_then(ServerMap::decode)
+                        .map_or(Status::Malformed, |map| self.set_map(map, request.key == FORCED)),
+                )
             }
             _ => {
                 let Ok(sender) = <[u8; 8]>::try_from(request.key) else {
@@ -275,7 +284,7 @@ impl<M: Memory> Processor<M> {
         let Some(from) = self.part.cursor.filter(|_| self.part.batch.is_none()) else {
             return MoveStep::Nothing;
         };
-        let mut parts: HashMap<String, Vec<(Vec<u8>, Vec<u8>)>> = HashMap::new();
+        let mut parts: HashMap<String, Vec<Pair>> = HashMap::new();
         let (mut taken, mut count, mut at) = (0, 0, from);
         let mut next = Some(from);
         for _ in 0..buckets {

@@ -215,8 +215,7 @@ pub fn offered(
         if sent < packets && link.room() > 0 && now() >= due {
             for _ in 0..batch {
                 let (key, get) = stream.next();
-                let request =
-                    if get { Request::get(&key) } else { Request::put(&key, &[7; 8]) };
+                let request = if get { Request::get(&key) } else { Request::put(&key, &[7; 8]) };
                 ensure!(packet.push(&request), "the packet is too small for the batch");
             }
             let slot = link.submit(&mut packet)?;

@@ -23,7 +23,7 @@ const FULL: [f64; 4] = [0.5, 0.45, 0.4, 0.3];
 const LOADS: [f64; 4] = [0.1, 0.3, 0.6, 0.9];
 
 /// Operations a second for each size, mixture and distribution.
-#[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+#[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
 pub(super) fn sizes(bench: &Bench<'_>) -> anyhow::Result<()> {
     let options = &bench.arguments.options;
     let chosen = options.size(&SIZES[..], &SIZES[..2]);
@@ -67,7 +67,7 @@ pub(super) fn sizes(bench: &Bench<'_>) -> anyhow::Result<()> {
 }
 
 /// Percentiles of packets sent at a fixed rate, queueing included.
-#[expect(clippy::cast_precision_loss)]
+#[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
 pub(super) fn loads(bench: &Bench<'_>, rig: &Rig) -> anyhow::Result<()> {
     let link = RefCell::new(rig.link()?);
     for mix in [MIXES[0], MIXES[3]] {
@@ -107,7 +107,6 @@ pub(super) fn loads(bench: &Bench<'_>, rig: &Rig) -> anyhow::Result<()> {
 }
 
 /// Joining free blocks of 32 bytes, of which three quarters have their buddy.
-#[expect(clippy::cast_precision_loss)]
 pub(super) fn merge(bench: &Bench<'_>) -> anyhow::Result<()> {
     crate::bench::turns::unpin()?;
     let slots = bench.arguments.options.amount(None, 100_000_000, 10_000_000_u32);
