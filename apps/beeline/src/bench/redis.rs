@@ -4,6 +4,10 @@
 //! benchmark runs on another core. Persistence is matched: none against none; what survives
 //! kill -9 against an append-only file written every second; what survives a power loss against
 //! one synced at every write.
+//!
+//! Then HSET on a short and on a long hash beside SET on the same node.
+
+mod hashes;
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -34,6 +38,9 @@ pub struct RedisArguments {
     /// Value sizes in bytes.
     #[arg(long, value_name = "BYTES", value_delimiter = ',', default_value = "64,1024")]
     pub sizes: Vec<u32>,
+    /// Lengths of the hashes that HSET of one field is measured on, beside SET; 0: none.
+    #[arg(long, value_name = "FIELDS", value_delimiter = ',', default_value = "1,1000000")]
+    pub fields: Vec<u32>,
     /// Connections.
     #[arg(long, default_value_t = 50)]
     pub clients: u32,
@@ -129,6 +136,9 @@ pub fn run(arguments: &RedisArguments, output: Output) -> Result<Exit, Failure> 
                 }
             }
         }
+        if !arguments.fields.contains(&0) {
+            hashes::measure(arguments, (&beeline, &redis), persistence, &mut report, output)?;
+        }
     }
     finish(&report, options, output)
 }
@@ -177,11 +187,24 @@ impl Load<'_> {
 
     /// One run of the load: operations per second and p99 in milliseconds.
     fn turn(&self, port: u16, requests: u32) -> anyhow::Result<(f64, f64)> {
+        self.turn_of(port, requests, 100_000, &["-t", self.test].map(str::to_owned))
+    }
+
+    /// As [`Self::turn`], of a test or of a command, with this many different numbers.
+    fn turn_of(
+        &self,
+        port: u16,
+        requests: u32,
+        range: u32,
+        what: &[String],
+    ) -> anyhow::Result<(f64, f64)> {
         let mut command = Command::new(&self.arguments.redis_benchmark);
         command
-            .args(["-h", "127.0.0.1", "-p", &port.to_string(), "--csv", "-t", self.test])
+            .args(["-h", "127.0.0.1", "-p", &port.to_string(), "--csv"])
             .args(["-n", &requests.to_string(), "-c", &self.arguments.clients.to_string()])
-            .args(["-P", &self.depth.to_string(), "-d", &self.size.to_string(), "-r", "100000"])
+            .args(["-P", &self.depth.to_string(), "-d", &self.size.to_string()])
+            .args(["-r", &range.to_string()])
+            .args(what)
             .stdin(Stdio::null());
         let output = on_core(1, move || command.output().context("redis-benchmark"))?;
         let text = String::from_utf8_lossy(&output.stdout);
