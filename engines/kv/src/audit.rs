@@ -86,6 +86,7 @@ pub fn audit(store: &Store, shards: &[std::sync::Arc<Mutex<Shard>>]) -> Vec<Stri
     for shard in shards {
         let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
         findings.extend(shard.disorder());
+        findings.extend(shard.misplaced_expiries());
     }
     for state in store.table.all() {
         let (kept, real) = (state.live(), live_bytes.get(&state.id).copied().unwrap_or(0));

@@ -15,6 +15,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
+use crate::counted::Counted;
 use crate::fault::{self, KnownBug};
 use crate::index::Slot;
 use crate::ordered::Ordered;
@@ -156,8 +157,10 @@ pub(crate) fn load(store: &Store, shards: &[Arc<Mutex<Shard>>]) -> Result<(), Kv
 impl Store {
     /// Barriers of all namespaces that are there.
     pub(crate) fn barriers(&self) -> BTreeMap<u32, Version> {
-        let fields = (0..u32::from(crate::DATABASES)).map(crate::rows::fields_of);
-        let own = (0..INDEXES as u32).chain(fields);
+        let databases = 0..u32::from(crate::DATABASES);
+        let fields = databases.clone().map(crate::rows::fields_of);
+        let expiries = databases.map(crate::expiries::expiries_of);
+        let own = (0..INDEXES as u32).chain(fields).chain(expiries);
         own.map(|namespace| (namespace, self.barrier(namespace)))
             .chain(self.catalog.all().into_iter().map(|(_, known)| (known.tagged, known.since)))
             .collect()
@@ -191,17 +194,22 @@ impl Shard {
         }
     }
 
-    /// Builds the order of every ordered namespace from its index: one sort each.
+    /// Builds the order of every ordered namespace from its index: one sort each; and what else follows
+    /// from all entries.
     pub(crate) fn put_in_order(&mut self) {
         for namespace in self.spaces.extra_numbers() {
             let ordered = self.spaces.extra(namespace).is_some_and(|extra| extra.ordered.is_some());
             if ordered {
                 let built = self.sorted(namespace);
                 if let Some(extra) = self.spaces.extra_mut(namespace) {
+                    if crate::rows::is_fields(namespace) && !fault::is_on(KnownBug::ForgetFields) {
+                        extra.counted = Counted::of(&built);
+                    }
                     extra.ordered = Some(built);
                 }
             }
         }
+        self.settle_expiries();
     }
 
     /// What an ordered namespace's order says other than its index, a sentence each.
@@ -217,6 +225,12 @@ impl Shard {
                 ordered.collect(bounds, false, usize::MAX, &mut keys);
                 (0..keys.len()).map(|at| keys.get(at).to_vec()).collect::<Vec<_>>()
             };
+            if crate::rows::is_fields(namespace) {
+                let counted = extra.map(|extra| extra.counted.differences(&Counted::of(&built)));
+                for (row, kept, real) in counted.unwrap_or_default() {
+                    findings.push(format!("row {row}: {kept} fields counted, {real} live"));
+                }
+            }
             let (kept, built) = (all(kept), all(&built));
             if kept != built {
                 let (kept, live) = (kept.len(), built.len());
@@ -286,15 +300,33 @@ impl Keyspace<'_> {
 
     /// Enters a namespace as one that begins now.
     fn enter(&mut self, number: u32, options: NamespaceOptions) -> Result<(), KvError> {
+        let store = Arc::clone(self.store());
+        if let Some(feed) = &store.feed {
+            feed.before_clear(&store);
+        }
+        let entered = self.enter_persisted(number, options);
+        if let Some(feed) = &store.feed {
+            let since = entered.as_ref().ok().map(|known| known.since);
+            feed.after_clear(since, std::iter::once(number));
+        }
+        let known = entered?;
+        for shard in self.shards_mut() {
+            shard.open_namespace(&known);
+        }
+        Ok(())
+    }
+
+    fn enter_persisted(
+        &mut self,
+        number: u32,
+        options: NamespaceOptions,
+    ) -> Result<Known, KvError> {
         let since = self.store().next_version()?;
         let known = Known { tagged: tagged(number, &options), options, since };
         self.put_system(&record_key(number), &encode(&known))?;
         self.commit()?;
         self.store().catalog.set(number, Some(known));
-        for shard in self.shards_mut() {
-            shard.open_namespace(&known);
-        }
-        Ok(())
+        Ok(known)
     }
 
     /// Removes a namespace and all its keys, at once and for good when it returns; false when there
@@ -305,9 +337,20 @@ impl Keyspace<'_> {
     pub fn drop_namespace(&mut self, number: u32) -> Result<bool, KvError> {
         self.needs_all()?;
         let Some(known) = self.store().catalog.get(number) else { return Ok(false) };
-        self.delete_system(&record_key(number))?;
-        self.commit()?;
-        self.store().catalog.set(number, None);
+        let store = Arc::clone(self.store());
+        if let Some(feed) = &store.feed {
+            feed.before_clear(&store);
+        }
+        let dropped = store.next_version().map_err(KvError::from).and_then(|version| {
+            self.delete_system(&record_key(number))?;
+            self.commit()?;
+            Ok(version)
+        });
+        if let Some(feed) = &store.feed {
+            feed.after_clear(dropped.as_ref().ok().copied(), std::iter::once(number));
+        }
+        dropped?;
+        store.catalog.set(number, None);
         for shard in self.shards_mut() {
             shard.forget(known.tagged);
             shard.spaces.remove(known.tagged);

@@ -32,6 +32,22 @@ pub enum KvError {
         /// How many there are.
         limit: u16,
     },
+    /// The store keeps no changes to follow.
+    #[error("no changes are kept; give the change feed some memory (change-feed)")]
+    FeedOff,
+    /// A reader of the change feed has to begin anew.
+    #[error(
+        "changes behind position {position} are not kept, those behind {oldest} are; take position \
+         {newest}, read everything, and follow from there"
+    )]
+    FeedLost {
+        /// Where the reader wanted to go on.
+        position: u64,
+        /// The least position that is kept.
+        oldest: u64,
+        /// The position of now.
+        newest: u64,
+    },
     /// Nobody created a namespace with this number.
     #[error("namespace {number} does not exist")]
     Namespace {

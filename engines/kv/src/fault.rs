@@ -27,13 +27,17 @@ pub enum KnownBug {
     CountOfAnotherLife,
     /// What a namespace held before it was created or cleared counts as its own.
     ForgetSince,
+    /// An opening does not count the fields of rows.
+    ForgetFields,
+    /// An expiry counts for whatever value its key has.
+    ExpiryOfAnyValue,
     /// Keys expire while a snapshot replaces the contents.
     ExpireWhileReplacing,
 }
 
 impl KnownBug {
     /// Every known bug.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 13] = [
         Self::AcknowledgeBeforeFence,
         Self::DropTombstoneEarly,
         Self::FreeBeforePersist,
@@ -44,6 +48,8 @@ impl KnownBug {
         Self::RecycleBeforePersist,
         Self::CountOfAnotherLife,
         Self::ForgetSince,
+        Self::ForgetFields,
+        Self::ExpiryOfAnyValue,
         Self::ExpireWhileReplacing,
     ];
 }

@@ -49,6 +49,8 @@ impl Location {
     /// A tombstone that hides nothing any more: it goes together with its segment, whose bytes
     /// must not be looked at through this location.
     pub const DROPPED: u64 = 1 << 54;
+    /// The expiry of the value stands beside it: see [`crate::expiries`].
+    pub const TOUCHED: u64 = 1 << 55;
     const PLACE: u64 = (1 << (OFFSET_BITS + SEGMENT_BITS)) - 1;
 
     pub fn new(segment: u32, offset: u32, flags: u64) -> Self {
@@ -82,6 +84,17 @@ impl Location {
     #[inline]
     pub fn is_plain(self) -> bool {
         self.0 & (Self::TOMBSTONE | Self::EXPIRES | Self::LOST | Self::DROPPED) == 0
+    }
+
+    /// The same value, whose expiry stands beside it; whether it has one.
+    pub fn touched(self, expires: bool) -> Self {
+        let flags = Self::TOUCHED | if expires { Self::EXPIRES } else { 0 };
+        Self(self.0 & !(Self::TOUCHED | Self::EXPIRES) | flags)
+    }
+
+    /// The same value at another place, whose header tells of an expiry that may have changed since.
+    pub fn moved_to(self, to: Self) -> Self {
+        if self.has(Self::TOUCHED) { to.touched(self.has(Self::EXPIRES)) } else { to }
     }
 
     /// True when the location names bytes that may be looked at.

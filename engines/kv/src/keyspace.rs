@@ -88,6 +88,11 @@ impl<'a> Keyspace<'a> {
         self.locked() == self.store().shards()
     }
 
+    /// True where writes to several shards go to the log of one.
+    pub(crate) fn joins_several(&self) -> bool {
+        matches!(self.shards, Shards::Many { .. })
+    }
+
     fn locked(&self) -> usize {
         match &self.shards {
             Shards::One(_) => 1,
@@ -323,7 +328,7 @@ impl<'a> Keyspace<'a> {
         Ok(existed)
     }
 
-    /// Sets or removes the expiry of a key; see [`Shard::set_expiry`].
+    /// Sets or removes the expiry of a key; see [`Shard::set_expiry`] and [`Keyspace::change_expiry`].
     ///
     /// Errors: as [`Keyspace::put`].
     pub fn set_expiry(
@@ -336,9 +341,7 @@ impl<'a> Keyspace<'a> {
         if expires_at_ms != 0 && expires_at_ms <= self.now_ms() {
             return self.delete(database, key);
         }
-        let mut value = Vec::new();
-        self.read_value(&entry, &mut value)?;
-        self.put(database, key, &[&value], PutOptions { kind: entry.kind, expires_at_ms })?;
+        self.change_expiry(database, key, &entry, expires_at_ms)?;
         Ok(true)
     }
 
@@ -554,6 +557,7 @@ impl<'a> Keyspace<'a> {
                 if database.is_none_or(|database| database == candidate) {
                     shard.forget(u32::from(candidate));
                     shard.forget(crate::rows::fields_of(u32::from(candidate)));
+                    shard.forget(crate::expiries::expiries_of(u32::from(candidate)));
                 }
             }
         }

@@ -90,6 +90,9 @@ pub struct StoreOptions {
     /// Open the store although acknowledged data is damaged or lost: keys show what is left, older
     /// values among it, and deleted keys may be back. What is found so is not asked about again.
     pub accept_damage: bool,
+    /// Bytes of memory for the latest changes, which readers follow ([`crate::Store::events`]); 0: none
+    /// are kept. Each shard keeps its part of it, 64 KiB at least.
+    pub feed_bytes: u64,
 }
 
 impl Default for StoreOptions {
@@ -105,6 +108,7 @@ impl Default for StoreOptions {
             agreed_ms: None,
             batch_limit_bytes: None,
             accept_damage: false,
+            feed_bytes: 0,
         }
     }
 }

@@ -12,7 +12,8 @@
 //! changes neither.
 
 use crate::entry::{Header, Sealer};
-use crate::rows::{database_of, is_fields};
+use crate::expiries::is_beside;
+use crate::rows::database_of;
 use crate::siphash::SipHash;
 use crate::space::{IN_ROWS, row_of};
 
@@ -75,8 +76,8 @@ impl Placement {
             return 0;
         }
         let decides = if namespace & IN_ROWS == 0 { key } else { row_of(key) };
-        // Fields lie with the key whose row they are.
-        let namespace = if is_fields(namespace) { database_of(namespace) } else { namespace };
+        // Fields lie with the key whose row they are, and expiries with their value.
+        let namespace = if is_beside(namespace) { database_of(namespace) } else { namespace };
         shard_of_hash(hash_in(self.seed, namespace, decides), self.shards)
     }
 

@@ -81,6 +81,7 @@ impl Store {
         }
         let report =
             recover_all(&store, &shards, &states, options.recovery_threads, options.accept_damage)?;
+        store.begin_feed_anew();
         let report = RecoveryReport { seconds: started.elapsed().as_secs_f64(), ..report };
         Ok((store, shards, report))
     }

@@ -25,9 +25,18 @@ const RECORDS_PER_COMMIT: u32 = 1024;
 pub(crate) struct Effects(Option<u64>);
 
 impl Effects {
+    /// True where somebody asked for them.
+    pub fn are_watched(&self) -> bool {
+        self.0.is_some()
+    }
+
     /// A key got this value.
     pub fn put(&mut self, namespace: u32, key: &[u8], value: &[&[u8]], options: PutOptions) {
         let Some(sum) = &mut self.0 else { return };
+        if crate::expiries::is_expiries(namespace) {
+            // Told of the value that it stands beside.
+            return;
+        }
         let mut check = check_of(namespace, key);
         let mut skipped = agreed_from(namespace, options.kind);
         for part in value {
@@ -68,6 +77,19 @@ impl Keyspace<'_> {
     #[must_use]
     pub fn effects(&self) -> u64 {
         self.effects.0.unwrap_or_default()
+    }
+
+    /// Something changed that had its effect told by an entry once, and is one no more.
+    pub(crate) fn note_effect(
+        &mut self,
+        namespace: u32,
+        key: &[u8],
+        value: &[&[u8]],
+        options: PutOptions,
+    ) {
+        if self.joins_several() {
+            self.effects.put(namespace, key, value, options);
+        }
     }
 
     /// Stores an entry that no client can name; within a batch, as a part of it. The shard of the
@@ -141,8 +163,15 @@ pub fn replace_by_snapshot(
     let mut uncommitted = 0;
     let report = read_file(path, |mut record, body| {
         record.version = record.version.saturating_add(barrier);
-        let owner = store.shard_for(record.namespace, &body[..usize::from(record.key_length)]);
-        lock(owner).restore_record(&record, body)?;
+        let (key, value) = body.split_at(usize::from(record.key_length));
+        let owner = store.shard_for(record.namespace, key);
+        let beside = crate::expiries::is_expiries(record.namespace);
+        let shifted = crate::expiries::shifted(value, barrier).filter(|_| beside);
+        match shifted {
+            // It is about the version that the value has here.
+            Some(value) => lock(owner).restore_record(&record, &[key, &value].concat())?,
+            None => lock(owner).restore_record(&record, body)?,
+        }
         uncommitted += 1;
         if uncommitted < RECORDS_PER_COMMIT {
             return Ok(());

@@ -8,13 +8,18 @@
 //! A row's fields lie in its key's shard, and in order of position, a hash of the field's name. The
 //! head says which generation of fields counts. So whatever ends a head (a deletion, another value,
 //! its expiry, eviction) ends the row with that one small write; what it leaves behind is collected
-//! later by [`Shard::sweep_rows`]. Whoever changes a field writes the head anew in the same batch:
-//! its length is right after a crash, and its version tells that the row changed.
+//! later by [`Shard::sweep_rows`].
+//!
+//! The first field of a row comes with the head in one batch, and the last one leaves with it. All
+//! others are one entry each: how many there are, and when one changed last, is counted in memory
+//! ([`crate::counted`]). The length in a head is that of the time when it was written; builds before
+//! format 3 wrote it with every field and read it.
 //!
 //! Expiry is the head's. A flush of the database is one of its fields, too.
 
 use std::ops::Bound;
 
+use crate::counted::Fields;
 use crate::ordered::Keys;
 use crate::segments::SegmentState;
 use crate::shard::{EntryRef, PutOptions, Shard, read_header};
@@ -70,13 +75,15 @@ pub(crate) fn fields_of(database: u32) -> u32 {
 pub struct Row {
     /// What it is a row of: the kind of the head's entry, 1 to 63.
     pub kind: u8,
-    /// Version of the head: that of the row's last change.
+    /// Version of the row's last change, of the head or of a field. Two of one opening compare.
     pub version: Version,
     /// Fields in it.
     pub length: u64,
     /// Wall-clock time of expiry in milliseconds, 0 = never.
     pub expires_at_ms: u64,
     generation: u64,
+    /// Its head is stored as it is here.
+    headed: bool,
 }
 
 /// Ended rows whose fields are still there.
@@ -84,13 +91,15 @@ pub struct Row {
 pub(crate) struct Ended {
     /// Namespace of the fields, and what their keys begin with.
     rows: Vec<(u32, Vec<u8>)>,
+    /// Databases and keys of values that had an expiry beside them and were stored anew.
+    pub expiries: Vec<(u32, Vec<u8>)>,
     /// Where a sweep over all rows is; it begins with the opening.
     sweep: Option<(u32, Bound<Vec<u8>>)>,
 }
 
 impl Default for Ended {
     fn default() -> Self {
-        Self { rows: Vec::new(), sweep: Some((0, Bound::Unbounded)) }
+        Self { rows: Vec::new(), expiries: Vec::new(), sweep: Some((0, Bound::Unbounded)) }
     }
 }
 
@@ -158,10 +167,16 @@ fn end_of(prefix: &[u8]) -> Vec<u8> {
     end
 }
 
-fn generation_in(head: &[u8]) -> Option<(u64, u64)> {
-    let (generation, rest) = head.split_first_chunk::<8>()?;
-    let length = rest.first_chunk::<8>()?;
-    Some((u64::from_le_bytes(*generation), u64::from_le_bytes(*length)))
+fn generation_in(head: &[u8]) -> Option<u64> {
+    head.first_chunk::<8>().map(|generation| u64::from_le_bytes(*generation))
+}
+
+/// The generation in the key of a field.
+#[inline]
+pub(crate) fn generation_of(key: &[u8]) -> Option<u64> {
+    let (length, rest) = key.split_first_chunk::<2>()?;
+    let behind = rest.get(usize::from(u16::from_be_bytes(*length))..)?;
+    behind.first_chunk::<8>().map(|generation| u64::from_be_bytes(*generation))
 }
 
 /// The parts of a key that every replica of a store has alike: a row's generation, and its fields'
@@ -191,21 +206,24 @@ impl Keyspace<'_> {
     /// Errors: as [`Keyspace::lookup`]; [`KvError::Damaged`].
     pub fn row(&mut self, database: u8, key: &[u8]) -> Result<Option<Row>, KvError> {
         let Some(entry) = self.lookup(database, key)? else { return Ok(None) };
-        self.row_at(&entry).map(Some)
+        self.row_at(database, &entry).map(Some)
     }
 
-    /// As [`Keyspace::row`], where the key's entry is known.
+    /// As [`Keyspace::row`], where the entry of the database's key is known.
     ///
     /// Errors: [`KvError::Damaged`].
-    pub fn row_at(&mut self, entry: &EntryRef) -> Result<Row, KvError> {
-        let (mut generation, mut length) = (0, 0);
+    pub fn row_at(&mut self, database: u8, entry: &EntryRef) -> Result<Row, KvError> {
+        let (mut generation, mut fields) = (0, Fields::default());
         if ROW_KINDS.contains(&entry.kind) {
             let (segment, offset) = (entry.location.segment(), entry.location.offset());
             let head = self.with_value(entry, generation_in)?;
-            (generation, length) = head.ok_or(KvError::Damaged { segment, offset })?;
+            generation = head.ok_or(KvError::Damaged { segment, offset })?;
+            let owner = self.store().owner_of(entry.hash);
+            fields = self.shard(owner)?.counted(fields_of(u32::from(database)), generation);
         }
-        let (kind, version, expires_at_ms) = (entry.kind, entry.version, entry.expires_at_ms);
-        Ok(Row { kind, version, length, expires_at_ms, generation })
+        let (kind, expires_at_ms) = (entry.kind, entry.expires_at_ms);
+        let (version, length) = (entry.changed.max(fields.changed), fields.count);
+        Ok(Row { kind, version, length, expires_at_ms, generation, headed: true })
     }
 
     /// A row of `kind` without fields, to be put where there is none. It comes to be with its first
@@ -215,11 +233,11 @@ impl Keyspace<'_> {
     pub fn new_row(&mut self, kind: u8, expires_at_ms: u64) -> Result<Row, KvError> {
         assert!(ROW_KINDS.contains(&kind), "rows have kinds of their own");
         let generation = self.store().next_version()?;
-        Ok(Row { kind, version: 0, length: 0, expires_at_ms, generation })
+        Ok(Row { kind, version: 0, length: 0, expires_at_ms, generation, headed: false })
     }
 
-    /// Writes the head of a row after its fields changed, in the same batch; of one that became
-    /// empty, deletes it.
+    /// Writes the head of a new row after its first fields, in the same batch; of one that became
+    /// empty, deletes it. That of any other row stays as it is.
     ///
     /// Errors: as [`Keyspace::put`] and [`Keyspace::delete`].
     pub fn put_head(&mut self, database: u8, key: &[u8], row: &Row) -> Result<(), KvError> {
@@ -227,8 +245,14 @@ impl Keyspace<'_> {
             return self.delete(database, key).map(drop);
         }
         let options = PutOptions { kind: row.kind, expires_at_ms: row.expires_at_ms };
-        let value = [row.generation.to_le_bytes(), row.length.to_le_bytes()].concat();
-        self.put(database, key, &[&value], options).map(drop)
+        let value = [row.generation.to_le_bytes(), row.length.to_le_bytes()];
+        let value: [&[u8]; 2] = [&value[0], &value[1]];
+        if row.headed {
+            // Replicas compare lengths so, as they did when every change wrote the head.
+            self.note_effect(u32::from(database), key, &value, options);
+            return Ok(());
+        }
+        self.put(database, key, &value, options).map(drop)
     }
 
     fn field_key(key: &[u8], row: &Row, field: &[u8]) -> Vec<u8> {
@@ -274,11 +298,12 @@ impl Keyspace<'_> {
             return Err(KvError::KeyTooLong { length: stored.len(), limit });
         }
         let hash = self.store().place(namespace, &stored);
-        let shard = self.shard(self.store().owner_of(hash))?;
+        let owner = self.store().owner_of(hash);
+        let shard = self.shard(owner)?;
         shard.spaces.open(namespace);
-        let found = shard.find(namespace, hash, &stored);
-        let new = found.and_then(|id| shard.live_entry(namespace, id)).is_none();
+        let before = shard.counted(namespace, row.generation).count;
         self.put_at(namespace, hash, &stored, value, PutOptions::default())?;
+        let new = self.shard(owner)?.counted(namespace, row.generation).count > before;
         row.length += u64::from(new);
         Ok(new)
     }
@@ -388,7 +413,15 @@ impl Keyspace<'_> {
 }
 
 impl Shard {
-    /// Called before `key` gets a new newest entry: where that ends a row, its fields are remembered.
+    /// What is counted of the fields of a generation.
+    #[inline]
+    pub(crate) fn counted(&self, namespace: u32, generation: u64) -> Fields {
+        let extra = self.spaces.extra(namespace);
+        extra.map_or(Fields::default(), |extra| extra.counted.get(generation))
+    }
+
+    /// Called before `key` gets a new newest entry: where that ends a row, its fields are remembered; so is
+    /// an expiry that stood beside the entry.
     pub(crate) fn note_row(
         &mut self,
         database: u32,
@@ -396,6 +429,9 @@ impl Shard {
         after: crate::index::Location,
         key: &[u8],
     ) {
+        if before.location.has(crate::index::Location::TOUCHED) {
+            self.ended.expiries.push((database, key.to_vec()));
+        }
         let namespace = fields_of(database);
         if self.spaces.extra(namespace).is_none() || before.location.is_absent() {
             return;
@@ -493,8 +529,11 @@ impl Shard {
                 self.forget_order(namespace, key);
                 continue;
             }
-            let appended = self.append_tombstone(namespace, key)?;
-            self.install(namespace, hash, key, &appended);
+            // Its row ended before: that was told.
+            self.waiting.muted = true;
+            let appended = self.append_tombstone(namespace, key);
+            self.waiting.muted = false;
+            self.install(namespace, hash, key, &appended?);
         }
         Ok(keys.len() < SLICE)
     }
@@ -514,5 +553,5 @@ fn head_at(state: &SegmentState, offset: u32, room: u64) -> Option<u64> {
     let mut value = [0; HEAD_BYTES];
     let start = offset + crate::entry::HEADER_BYTES + u32::from(header.key_length);
     state.segment.read(start as usize, &mut value);
-    generation_in(&value).map(|(generation, _)| generation)
+    generation_in(&value)
 }

@@ -1,7 +1,7 @@
 //! Point-in-time snapshots: written while the store goes on, restored into an empty pool.
 //!
 //! ```text
-//! header  40 B   "BEEKVSNP" | format u32 = 2 | 0 u32 | version u64 | unix_ms u64 | crc32c u32 | 0 u32
+//! header  40 B   "BEEKVSNP" | format u32 = 3 | 0 u32 | version u64 | unix_ms u64 | crc32c u32 | 0 u32
 //! block          length u32 | records u32 | crc32c u32 | payload
 //! record  32 B   version u64 | expires_at_ms u64 | value_length u32 | key_length u16 | kind u8 |
 //!                flags u8 | namespace u32 | 4 zeros, then key, then value
@@ -35,8 +35,9 @@ use crate::walk;
 use crate::{Keyspace, KvError, Opened, StoreOptions, Version};
 
 const MAGIC: &[u8; 8] = b"BEEKVSNP";
-/// Since 2 a record's namespace has 32 bits; 1 has databases only, in the same place.
-const FORMAT: u32 = 2;
+/// Since 2 a record's namespace has 32 bits; 1 has databases only, in the same place. Since 3 the head
+/// of a row does not keep its length, and changed expiries stand beside values.
+const FORMAT: u32 = 3;
 const HEAD_BYTES: usize = 40;
 const RECORD_BYTES: usize = 32;
 /// Payload at which a block is written.
@@ -716,6 +717,7 @@ pub fn restore(
     commit(&mut uncommitted)?;
     crate::catalog::load(&store, &shards)?;
     store.version_seen(report.version);
+    store.begin_feed_anew();
     recovered.keys = store.stats().total.keys;
     Ok(((store, shards, recovered), report))
 }

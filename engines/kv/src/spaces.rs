@@ -5,6 +5,7 @@
 //! its keys in order beside it.
 
 use crate::INDEXES;
+use crate::counted::Counted;
 use crate::index::Index;
 use crate::ordered::Ordered;
 
@@ -15,6 +16,8 @@ pub(crate) struct Extra {
     pub number: u32,
     pub index: Index,
     pub ordered: Option<Ordered>,
+    /// Of rows' fields: how many each row has.
+    pub counted: Counted,
 }
 
 #[derive(Debug)]
@@ -74,7 +77,8 @@ impl Spaces {
             Err(at) => {
                 let index = Index::default();
                 let ordered = crate::rows::is_fields(namespace).then(Ordered::default);
-                self.extra.insert(at, Extra { number: namespace, index, ordered });
+                let counted = Counted::default();
+                self.extra.insert(at, Extra { number: namespace, index, ordered, counted });
                 at
             }
         };
@@ -90,6 +94,7 @@ impl Spaces {
         if let Some(ordered) = &mut extra.ordered {
             *ordered = Ordered::default();
         }
+        extra.counted = Counted::default();
         Some(Box::new(std::mem::take(&mut extra.index)))
     }
 
@@ -136,5 +141,6 @@ impl Spaces {
         let ordered = self.extra.iter().filter_map(|extra| extra.ordered.as_ref());
         self.all().map(Index::memory_bytes).sum::<u64>()
             + ordered.map(Ordered::memory_bytes).sum::<u64>()
+            + self.extra.iter().map(|extra| extra.counted.memory_bytes()).sum::<u64>()
     }
 }

@@ -8,6 +8,7 @@ use beeline_pmem::{Mechanism, PmemError, Pool, Segment};
 
 use crate::catalog::Catalog;
 use crate::entry::Sealer;
+use crate::feed::Feed;
 use crate::placement::Placement;
 use crate::segments::{FORMAT, HEAD, SegmentState, SegmentTable, word};
 use crate::shard::Shard;
@@ -34,9 +35,9 @@ pub(crate) mod root {
     pub const ACCEPTED: usize = 21;
 }
 
-/// Format version of the store: since 2 there are namespaces behind the databases. 1 is read, and
-/// becomes 2 when it is opened.
-pub(crate) const STORE_FORMAT: u64 = 2;
+/// Format version of the store: since 2 there are namespaces behind the databases, since 3 the head of
+/// a row does not keep its length, and changed expiries stand beside values. Older ones are read, and become 3 when they are opened.
+pub(crate) const STORE_FORMAT: u64 = 3;
 /// Versions reserved by one persisted ceiling.
 const VERSION_STEP: u64 = 1 << 20;
 
@@ -114,6 +115,7 @@ pub struct Store {
     /// From this many bytes on a head is left for a warm segment, where that pays.
     pub(crate) warm_bytes: u32,
     agreed_ms: Option<Arc<AtomicU64>>,
+    pub(crate) feed: Option<Feed>,
     /// Most bytes of entries in a batch, deletions not counted.
     pub(crate) batch_limit_bytes: u64,
 }
@@ -203,6 +205,7 @@ impl Store {
                 _ => 1 << 20,
             }),
             agreed_ms: options.agreed_ms.clone(),
+            feed: Feed::new(shards, options.feed_bytes),
             batch_limit_bytes: options.batch_limit_bytes.unwrap_or(u64::MAX),
             pool,
         }))
@@ -413,7 +416,7 @@ impl Store {
     pub(crate) fn barrier(&self, namespace: u32) -> Version {
         match self.barriers.get(namespace as usize) {
             Some(barrier) => barrier.load(Ordering::Relaxed),
-            None if crate::rows::is_fields(namespace) => {
+            None if crate::expiries::is_beside(namespace) => {
                 self.barrier(crate::rows::database_of(namespace))
             }
             None => self.catalog.since(namespace),
@@ -422,6 +425,19 @@ impl Store {
 
     /// Persists a barrier for one database or all. The caller holds every shard.
     pub(crate) fn raise_barrier(&self, database: Option<u8>) -> Result<(), KvError> {
+        if let Some(feed) = &self.feed {
+            feed.before_clear(self);
+        }
+        let raised = self.raise_barrier_to(database);
+        if let Some(feed) = &self.feed {
+            let cleared = (0..u32::from(DATABASES))
+                .filter(|number| database.is_none_or(|database| u32::from(database) == *number));
+            feed.after_clear(raised.as_ref().ok().copied(), cleared);
+        }
+        raised.map(drop)
+    }
+
+    fn raise_barrier_to(&self, database: Option<u8>) -> Result<Version, KvError> {
         let barrier = self.next_version()?;
         let (word, range) = match database {
             Some(database) => {
@@ -441,7 +457,7 @@ impl Store {
             self.barriers[database].store(barrier, Ordering::Relaxed);
             self.flush_epochs[database].fetch_add(1, Ordering::Relaxed);
         }
-        Ok(())
+        Ok(barrier)
     }
 
     /// Makes everything dead that is there now, what no client can name included, until
@@ -462,6 +478,7 @@ impl Store {
             self.flush_epochs[database].fetch_add(1, Ordering::Relaxed);
         }
         self.catalog.clear();
+        self.begin_feed_anew();
         self.replacing.store(true, Ordering::Release);
         Ok(barrier)
     }
@@ -470,8 +487,16 @@ impl Store {
     pub(crate) fn end_replacing(&self) -> Result<(), KvError> {
         self.pool.store_root_word(root::REPLACING, 0);
         self.persist_root()?;
+        self.begin_feed_anew();
         self.replacing.store(false, Ordering::Release);
         Ok(())
+    }
+
+    /// What is there now did not come by events: whoever follows them reads it.
+    pub(crate) fn begin_feed_anew(&self) {
+        if let Some(feed) = &self.feed {
+            feed.begin_anew(self.newest_version());
+        }
     }
 
     /// True while a snapshot replaces the contents, and for ever once that failed: nothing expires

@@ -27,6 +27,8 @@ pub struct NodeConfig {
     pub spin: Duration,
     /// Bytes of live data at which [`Eviction`] starts; 0 for no limit below the pool's capacity.
     pub max_memory_bytes: u64,
+    /// Bytes of memory for the latest changes: see [`beeline_kv::StoreOptions::feed_bytes`].
+    pub feed_bytes: u64,
     /// What happens at the memory limit.
     pub eviction: Eviction,
     /// Large write-backs are shared with idle shards. Default on.

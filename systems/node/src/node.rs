@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex, OnceLock, RwLock, Weak};
 use std::thread::JoinHandle;
 
 use beeline_env::{Clock, SystemClock};
-use beeline_kv::{Keyspace, RecoveryReport, Store, StoreOptions, StoreStats, refuse_unfinished};
+use beeline_kv::{
+    FeedStats, Keyspace, RecoveryReport, Store, StoreOptions, StoreStats, refuse_unfinished,
+};
 use beeline_kv_direct::LocalStore;
 use beeline_os::poller::Waker;
 use beeline_pmem::{Pool, PoolKind, PoolReport};
@@ -42,6 +44,8 @@ pub struct NodeStats {
     pub loops: LoopStats,
     /// The store.
     pub store: StoreStats,
+    /// What the change feed holds.
+    pub feed: FeedStats,
     /// Redis connections open.
     pub connected_clients: usize,
     /// Bytes of the pool in use.
@@ -121,6 +125,7 @@ impl Node {
             shards: config.shards,
             clock: Arc::clone(&clock),
             max_memory_bytes: config.max_memory_bytes,
+            feed_bytes: config.feed_bytes,
             eviction: config.eviction,
             cooperative_write_back: config.cooperative_write_back,
             accept_damage: config.accept_damage,
@@ -472,6 +477,7 @@ impl NodeHandle {
         NodeStats {
             loops: self.shared.loop_stats(),
             store: self.shared.store.stats(),
+            feed: self.shared.store.feed_stats(),
             connected_clients: self.shared.connected.load(Ordering::Relaxed),
             pool_used_bytes: pool.used_bytes(),
             pool_capacity_bytes: pool.capacity_bytes(),

@@ -189,6 +189,76 @@ fn a_transaction_that_watches_a_hash_sees_its_fields_change() {
     node.text(&mut one, "HSET h g x");
     assert_eq!(node.text(&mut one, "EXEC"), "*2\r\n:7\r\n:1\r\n");
     assert_eq!(node.text(&mut one, "HLEN h"), ":2\r\n");
+    // Every kind of change is seen, also of a field that is one entry; another hash's is not.
+    for (change, seen) in [
+        ("HSET h new 1", true),
+        ("HSET h new 1", true),
+        ("HDEL h new", true),
+        ("HINCRBY h f 1", true),
+        ("HSETNX h f 1", false),
+        ("HDEL h nothing", false),
+        ("EXPIRE h 100", true),
+        ("HSET other f 1", false),
+    ] {
+        node.text(&mut one, "WATCH h");
+        node.text(&mut other, change);
+        node.text(&mut one, "MULTI");
+        node.text(&mut one, "HLEN h");
+        let said = node.text(&mut one, "EXEC");
+        assert_eq!(said, if seen { "*-1\r\n" } else { "*1\r\n:2\r\n" }, "{change}");
+    }
+}
+
+#[test]
+fn a_field_is_one_entry_whatever_the_length_of_its_hash() {
+    let mut node = Node::new(2);
+    let mut session = node.session();
+    for n in 0..5000 {
+        node.text(&mut session, &format!("HSET long field{n} {n}"));
+    }
+    node.text(&mut session, "HSET short field0 0");
+    for hash in ["long", "short"] {
+        for (request, entries) in [
+            ("HSET @ field0 other", 1),
+            ("HSET @ new value", 1),
+            ("HINCRBY @ number 5", 1),
+            ("HSETNX @ field0 value", 0),
+            ("HSET @ field0 1 field1 2", 2),
+            ("HDEL @ new", 1),
+            ("HDEL @ new", 0),
+        ] {
+            let before = node.store.stats().total.entries_stored;
+            node.text(&mut session, &request.replace('@', hash));
+            let stored = node.store.stats().total.entries_stored - before;
+            assert_eq!(stored, entries, "{request}, {hash}");
+        }
+    }
+    assert_eq!(node.text(&mut session, "HLEN long"), ":5001\r\n");
+    assert_eq!(node.text(&mut session, "HLEN short"), ":3\r\n");
+}
+
+#[test]
+fn lengths_are_right_after_a_restart_with_other_shards() {
+    let clock = || Arc::new(ManualClock::new(1_000_000));
+    let pool = beeline_pmem::PoolOptions::volatile(1 << 20, 64 << 20);
+    let pool = beeline_pmem::Pool::dram(&pool).unwrap();
+    let mut lengths = [0_u32; 7];
+    for shards in [1, 3, 2] {
+        let mut node = Node::on_pool(pool.clone(), shards, clock());
+        let mut session = node.session();
+        for (hash, length) in lengths.iter_mut().enumerate() {
+            assert_eq!(node.text(&mut session, &format!("HLEN h{hash}")), format!(":{length}\r\n"));
+            for n in 0..20 * hash {
+                node.text(&mut session, &format!("HSET h{hash} {shards}-{n} x"));
+                *length += 1;
+            }
+            for n in 0..5 * hash {
+                node.text(&mut session, &format!("HDEL h{hash} {shards}-{n}"));
+                *length -= 1;
+            }
+            assert_eq!(node.text(&mut session, &format!("HLEN h{hash}")), format!(":{length}\r\n"));
+        }
+    }
 }
 
 #[test]

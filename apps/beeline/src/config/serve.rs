@@ -33,6 +33,7 @@ knobs! {
         spin_us: Number = "20", "Microseconds a shard polls on after fabric work before it sleeps, 0 to 10000; more costs idle CPU.";
         max_memory: Size = "0", "Bytes of live data at which eviction starts; 0 is no limit but the capacity.";
         eviction_policy: EvictionWord = "noeviction", "What gives way at max-memory: noeviction, allkeys-lru, allkeys-random, volatile-lru, volatile-random, volatile-ttl.";
+        change_feed: Size = "0", "Bytes of memory for the latest changes of keys, which `beeline kv watch` follows; 0 keeps none.";
         peers: Members = "none", "Members of the cluster this node is one of, itself among them: NUMBER=FABRIC-ADDRESS@RESP-ADDRESS, apart by commas. Who is there once the cluster runs is in its log.";
         node_id: Number = "0", "This node's number among the peers; 0 is a node by itself. Never used again once its data is lost.";
         cluster: ClusterWord = "none", "Identity of the cluster, as `beeline cluster init` makes it.";

@@ -3,8 +3,10 @@
 //!
 //! What a program reads goes to standard output as it is: `beeline kv get` adds no newline.
 
+mod asker;
 mod offline;
 mod remote;
+mod watch;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -49,6 +51,10 @@ pub enum KvCommand {
     #[command(after_help = "Examples:\n  beeline kv backup backup.bee\n  \
                             beeline kv backup /mnt/backup/monday.bee --resp-address 127.0.0.1:6380")]
     Backup(BackupArguments),
+    /// Follow the changes of keys of a running node, which has to keep some (serve --change-feed).
+    #[command(after_help = "Examples:\n  beeline kv watch\n  \
+                            beeline kv watch --from 1042 --count 10 --json")]
+    Watch(WatchArguments),
     /// Make a data directory from a snapshot; `serve --data` then runs on it. It is there whole or
     /// not at all: after an interruption, run it again.
     #[command(after_help = "Example:\n  beeline kv restore backup.bee ./restored")]
@@ -80,6 +86,23 @@ pub struct BackupArguments {
     /// Patience with the node while it writes.
     #[arg(long, value_name = "SPAN", default_value = "10m", value_parser = Span::parse)]
     pub timeout: Span,
+}
+
+/// `beeline kv watch`.
+#[derive(Clone, Debug, Args)]
+pub struct WatchArguments {
+    /// Position to go on from: changes behind it are shown. Without it, changes from now on.
+    #[arg(long, value_name = "POSITION")]
+    pub from: Option<u64>,
+    /// End after so many changes; 0 goes on.
+    #[arg(long, value_name = "NUMBER", default_value_t = 0)]
+    pub count: u64,
+    /// The node's Redis door.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:6379")]
+    pub resp_address: std::net::SocketAddr,
+    /// Its password.
+    #[arg(long, env = "BEELINE_REQUIRE_PASSWORD", default_value = "", hide_env_values = true)]
+    pub password: String,
 }
 
 /// `beeline kv restore`.
@@ -204,6 +227,7 @@ pub fn run(command: &KvCommand, output: Output) -> Result<Exit, Failure> {
         KvCommand::Stats(connection) => remote::stats(connection, output),
         KvCommand::Check(arguments) => offline::check(arguments, output),
         KvCommand::Backup(arguments) => offline::backup(arguments, output),
+        KvCommand::Watch(arguments) => watch::watch(arguments, output),
         KvCommand::Restore(arguments) => offline::restore(arguments, output),
     }
 }

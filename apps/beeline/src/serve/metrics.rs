@@ -57,6 +57,12 @@ published! {
         gauge kv_live_bytes: Bytes = stats.store.total.live_bytes, "Bytes on media of the entries that hold live keys.";
         gauge kv_garbage_bytes: Bytes = stats.store.garbage_bytes, "Bytes in used segments that are not live: what collection could win at most.";
         gauge kv_index_bytes: Bytes = stats.store.total.index_bytes, "Memory of the indexes.";
+        gauge kv_feed_limit_bytes: Bytes = stats.feed.limit_bytes, "Bytes that the change feed may hold; 0 where there is none.";
+        gauge kv_feed_bytes: Bytes = stats.feed.bytes, "Bytes that it holds.";
+        gauge kv_feed_events: Count = stats.feed.events, "Changes that it holds.";
+        gauge kv_feed_oldest_position: Count = stats.feed.oldest, "The least position that a reader of the change feed may go on from.";
+        gauge kv_feed_newest_position: Count = stats.feed.newest, "The position of a reader that has seen every change.";
+        counter kv_feed_dropped_events: Count = stats.feed.dropped, "Changes dropped to make room for newer ones; a reader that had not seen them begins anew.";
         counter kv_hits: Count = stats.store.total.hits, "Lookups that found a key.";
         counter kv_misses: Count = stats.store.total.misses, "Lookups that found none.";
         counter kv_stored_entries: Count = stats.store.total.entries_stored, "Entries stored: puts, deletions, relocations.";

@@ -26,6 +26,7 @@ pub fn plan(config: &ServeConfig) -> NodeConfig {
         pin_shards: config.pin.0,
         spin: std::time::Duration::from_micros(config.spin_us.0.into()),
         max_memory_bytes: config.max_memory.0,
+        feed_bytes: config.change_feed.0,
         eviction: eviction(config.eviction_policy),
         cooperative_write_back: true,
         accept_damage: config.accept_damage.0,

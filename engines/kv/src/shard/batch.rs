@@ -55,7 +55,9 @@ impl Shard {
     /// entries. Until then they are in memory, so the shard takes and persists nothing any more:
     /// [`KvError::Poisoned`]. Its owner may still end it, which does nothing then.
     pub fn abandon_batch(&mut self) {
-        self.poisoned |= self.batch.is_some();
+        if self.batch.is_some() {
+            self.poison();
+        }
     }
 
     /// Entries of the open batch.
@@ -65,7 +67,15 @@ impl Shard {
 
     /// Takes and persists nothing any more where something was stored that is not persisted.
     pub(crate) fn poison_uncommitted(&mut self) {
-        self.poisoned |= self.log.has_work();
+        if self.log.has_work() {
+            self.poison();
+        }
+    }
+
+    /// From now on the shard takes and persists nothing.
+    pub(crate) fn poison(&mut self) {
+        self.poisoned = true;
+        self.feed_given_up();
     }
 
     /// Closes the batch. [`Shard::commit`] persists it. One that was given up stays without an end.
@@ -76,6 +86,7 @@ impl Shard {
             return;
         }
         self.install_moves();
+        self.feed_end_batch();
         let batch = self.batch.take();
         assert!(batch.is_some(), "a batch is begun before it is ended");
         assert!(
@@ -231,7 +242,7 @@ impl Shard {
         let here = |slot: &crate::index::Slot| slot.location.same_place(moved.from);
         if let Some(id) = index.find(moved.hash, here) {
             let before = *index.slot(id);
-            index.slot_mut(id).location = moved.to;
+            index.slot_mut(id).location = before.location.moved_to(moved.to);
             let after = *index.slot(id);
             self.count_place(&after);
             self.uncount_place(&before);

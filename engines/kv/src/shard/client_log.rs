@@ -20,6 +20,7 @@ use beeline_os::memory::{copy_across, copy_out};
 use beeline_pmem::Segment;
 
 use crate::entry::{self, CHECKED_FROM, EXPIRES, FIRST_ENTRY, HEADER_BYTES, Header, TOMBSTONE};
+use crate::feed::EventKind;
 use crate::index::Location;
 use crate::segments::{GRANTED, HEAD, OWNER_CLIENT, SegmentState, UNTRUSTED};
 use crate::shard::Shard;
@@ -333,7 +334,7 @@ impl Shard {
             }
         }
         self.expiry.note(header.expires_at_ms);
-        let version = self.store.next_version().map_err(|_| RejectReason::Store)?;
+        let version = self.version_for_feed().map_err(|_| RejectReason::Store)?;
         if let Some(buffer) = buffer {
             // Plausible, hence inside both. A client that changes its buffer meanwhile damages the
             // entry it announced, as one that can write the segment may do at any time.
@@ -375,6 +376,13 @@ impl Shard {
         self.log.note(state, offset, header.used_bytes() as u32);
         let appended = Appended { version, location, slot_bytes: header.slot_bytes };
         self.install_at(header.namespace, hash, found, &appended, leaves_stale);
+        let kind = if header.flags & TOMBSTONE == 0 {
+            let (kind, value_length) = (header.kind, header.value_length);
+            EventKind::Put { kind, value_length, expires_at_ms: header.expires_at_ms }
+        } else {
+            EventKind::Delete
+        };
+        self.feed_note(version, header.namespace, key, kind);
         Ok(Accepted {
             version,
             in_place: overwritten.is_some(),

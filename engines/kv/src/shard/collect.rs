@@ -444,7 +444,7 @@ impl Shard {
         let Some(id) = index.find(hash, |slot| slot.location.same_place(place)) else { return };
         self.change_slot(namespace, id, |slot| match to {
             Some(to) => {
-                slot.location = to.location;
+                slot.location = slot.location.moved_to(to.location);
                 // A client's slot may have been longer than its entry; the copy's is not.
                 slot.units = to.slot_bytes / ALIGNMENT;
                 // The original stays on media until its segment is freed.

@@ -22,28 +22,46 @@ impl Shard {
         {
             self.note_row(namespace, before, appended.location, key);
         }
+        let index = self.spaces.get(namespace);
+        let held = found
+            .and_then(|id| index.map(|index| !index.slot(id).location.is_absent()))
+            .unwrap_or_default();
         self.install_found(namespace, hash, found, appended);
         if namespace >= crate::INDEXES as u32 {
-            self.note_order(namespace, key, appended.location);
+            self.note_order(namespace, key, appended, held);
         }
     }
 
     /// Takes a key without an entry out of the order.
     pub(crate) fn forget_order(&mut self, namespace: u32, key: &[u8]) {
-        let extra = self.spaces.extra_mut(namespace);
-        if let Some(ordered) = extra.and_then(|extra| extra.ordered.as_mut()) {
-            ordered.remove(key);
+        let Some(extra) = self.spaces.extra_mut(namespace) else { return };
+        if extra.ordered.as_mut().is_some_and(|ordered| ordered.remove(key))
+            && crate::rows::is_fields(namespace)
+        {
+            extra.counted.left(key, 0);
         }
     }
 
-    /// Keeps the order of an ordered namespace: a key is in it while its newest entry is a value.
-    fn note_order(&mut self, namespace: u32, key: &[u8], location: Location) {
-        let extra = self.spaces.extra_mut(namespace);
-        let Some(ordered) = extra.and_then(|extra| extra.ordered.as_mut()) else { return };
-        if location.is_absent() {
-            ordered.remove(key);
-        } else {
-            ordered.insert(key);
+    /// Keeps the order of an ordered namespace: a key is in it while its newest entry is a value. Where
+    /// one was `held` already, it is in the order. Rows' fields are counted as they come and go.
+    fn note_order(&mut self, namespace: u32, key: &[u8], appended: &Appended, held: bool) {
+        let Some(extra) = self.spaces.extra_mut(namespace) else { return };
+        let Some(ordered) = &mut extra.ordered else { return };
+        let absent = appended.location.is_absent();
+        let moved = match (absent, held) {
+            (true, _) => ordered.remove(key),
+            (false, true) => false,
+            (false, false) => ordered.insert(key),
+        };
+        if !crate::rows::is_fields(namespace) {
+            return;
+        }
+        match (moved, absent) {
+            (true, true) => extra.counted.left(key, appended.version),
+            (true, false) => extra.counted.came(key, appended.version),
+            (false, false) => extra.counted.changed(key, appended.version),
+            // Deleted once more.
+            (false, true) => {}
         }
     }
 

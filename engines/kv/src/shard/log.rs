@@ -391,7 +391,11 @@ impl Shard {
 
     /// As [`Shard::fence`]; the shard takes no further writes when it fails.
     pub(crate) fn fence_or_poison(&mut self) -> Result<(), KvError> {
-        self.fence().inspect_err(|_| self.poisoned = true)
+        let fenced = self.fence();
+        if fenced.is_err() {
+            self.poison();
+        }
+        fenced
     }
 
     fn fence(&mut self) -> Result<(), KvError> {
@@ -408,6 +412,7 @@ impl Shard {
     pub fn commit(&mut self) -> Result<(), KvError> {
         self.check_writable()?;
         if !self.log.has_work() {
+            self.feed_committed();
             return Ok(());
         }
         assert!(self.batch.is_none(), "a batch is ended before it is committed");
@@ -450,6 +455,7 @@ impl Shard {
             return Ok(());
         }
         self.fence_or_poison()?;
+        self.feed_committed();
         std::mem::swap(&mut self.log.persisted, &mut self.log.touched);
         if self.recycler.is_renewing() {
             self.settle_renewed();

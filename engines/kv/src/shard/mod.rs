@@ -20,6 +20,7 @@ use beeline_pmem::Persister;
 
 use crate::entry::{self, EXPIRES, HEADER_BYTES, KEY_LIMIT, TOMBSTONE};
 use crate::fault::{self, KnownBug};
+use crate::feed::{EventKind, Waiting};
 use crate::index::{Location, Slot, SlotId};
 use crate::random::Xorshift;
 use crate::rows::Ended;
@@ -43,6 +44,8 @@ use upkeep::Expiry;
 pub struct EntryRef {
     /// Version of the entry.
     pub version: Version,
+    /// Version of the latest change: the entry's, or that of its expiry since.
+    pub changed: Version,
     /// Encoding of the value.
     pub kind: u8,
     /// Wall-clock time of expiry in milliseconds, 0 = never.
@@ -96,6 +99,7 @@ pub struct Shard {
     expiry: Expiry,
     reads: ReadRegistry,
     pub(crate) ended: Ended,
+    pub(crate) waiting: Waiting,
     pub(crate) random: Xorshift,
     pub(crate) scratch: Vec<u8>,
     /// Coarse clock of use: seconds of the monotonic clock, modulo 65,536.
@@ -121,6 +125,7 @@ impl Shard {
             expiry: Expiry::default(),
             reads: ReadRegistry::default(),
             ended: Ended::default(),
+            waiting: Waiting::default(),
             random: Xorshift::new(0x5EED + index as u64),
             scratch: Vec::new(),
             use_second: second_of(store.clock.monotonic_ns()),
@@ -307,14 +312,12 @@ impl Shard {
             stats::add(&self.counters().damaged, 1);
             return None;
         }
+        let (expires_at_ms, changed) = self.expiry_of(namespace, &slot, &header);
         Some(EntryRef {
             version: header.version,
+            changed,
             kind: header.kind,
-            expires_at_ms: if slot.location.has(Location::EXPIRES) {
-                header.expires_at_ms
-            } else {
-                0
-            },
+            expires_at_ms,
             value_length: header.value_length,
             key_length: header.key_length,
             hash: slot.hash,
@@ -468,7 +471,7 @@ impl Shard {
             self.admit_to_batch(entry::slot_bytes_for(key.len(), length))?;
         }
         self.expiry.note(options.expires_at_ms);
-        let version = self.store.next_version()?;
+        let version = self.version_for_feed()?;
         let draft = Draft {
             version,
             hash,
@@ -479,7 +482,18 @@ impl Shard {
             key,
             value,
         };
-        self.append(Stream::Data, &draft)
+        let appended = self.append(Stream::Data, &draft).inspect_err(|_| self.feed_refused())?;
+        if self.store.feed.is_some() {
+            let length: usize = value.iter().map(|part| part.len()).sum();
+            let (kind, expires_at_ms) = (options.kind, options.expires_at_ms);
+            let beside = value.last().filter(|_| crate::expiries::is_expiries(namespace));
+            let kind = match beside.and_then(|at| at.first_chunk::<8>()) {
+                Some(at) => EventKind::Expiry { expires_at_ms: u64::from_le_bytes(*at) },
+                None => EventKind::Put { kind, value_length: length as u32, expires_at_ms },
+            };
+            self.feed_note(version, namespace, key, kind);
+        }
+        Ok(appended)
     }
 
     pub(crate) fn append_tombstone(
@@ -488,7 +502,7 @@ impl Shard {
         key: &[u8],
     ) -> Result<Appended, KvError> {
         self.check_writable()?;
-        let version = self.store.next_version()?;
+        let version = self.version_for_feed()?;
         let draft = Draft {
             version,
             hash: self.store.place(namespace, key),
@@ -499,7 +513,9 @@ impl Shard {
             key,
             value: &[],
         };
-        self.append(Stream::Data, &draft)
+        let appended = self.append(Stream::Data, &draft).inspect_err(|_| self.feed_refused())?;
+        self.feed_note(version, namespace, key, EventKind::Delete);
+        Ok(appended)
     }
 
     /// Deletes a key; false when there was none. Persisted by [`Shard::commit`].
@@ -575,8 +591,8 @@ impl Shard {
         }
     }
 
-    /// Sets (or with 0 removes) the expiry of a key by storing it anew; false when there is no
-    /// such key. A time in the past deletes the key.
+    /// Sets (or with 0 removes) the expiry of a key; false when there is no such key. A time in the
+    /// past deletes the key.
     ///
     /// Errors: as [`Shard::put`].
     pub fn set_expiry(
@@ -585,14 +601,7 @@ impl Shard {
         key: &[u8],
         expires_at_ms: u64,
     ) -> Result<bool, KvError> {
-        let Some(entry) = self.lookup(database, key)? else { return Ok(false) };
-        if expires_at_ms != 0 && expires_at_ms <= self.store.clock.unix_ms() {
-            return self.delete(database, key);
-        }
-        let mut value = Vec::new();
-        self.read_value(&entry, &mut value)?;
-        self.put(database, key, &[&value], PutOptions { kind: entry.kind, expires_at_ms })?;
-        Ok(true)
+        crate::Keyspace::single(self).set_expiry(database, key, expires_at_ms)
     }
 
     /// Live keys of a database in this shard; keys past their time count until they are met.
@@ -633,8 +642,8 @@ impl Shard {
         for slot in slots.iter().filter(|slot| !slot.location.is_absent()) {
             let state = self.cache.get(&self.store.table, slot.location.segment());
             let header = read_key(state, slot, &mut key);
-            let past = slot.location.has(Location::EXPIRES) && header.expires_at_ms <= now;
-            if !past {
+            let (expires_at_ms, _) = self.expiry_of(u32::from(database), slot, &header);
+            if expires_at_ms == 0 || expires_at_ms > now {
                 visit(&key, header.kind);
             }
         }
@@ -656,12 +665,12 @@ impl Shard {
             let Some(slot) = index.sample(random, usize::MAX, live) else { break };
             let state = self.cache.get(&self.store.table, slot.location.segment());
             let header = read_key(state, &slot, out);
-            let expires = slot.location.has(Location::EXPIRES);
-            if !(expires && header.expires_at_ms <= self.store.clock.unix_ms()) {
+            let (expires_at_ms, _) = self.expiry_of(u32::from(database), &slot, &header);
+            if expires_at_ms == 0 || expires_at_ms > self.store.clock.unix_ms() {
                 return Ok(true);
             }
             let key = std::mem::take(out);
-            self.expire(u32::from(database), slot.hash, &key, header.expires_at_ms);
+            self.expire(u32::from(database), slot.hash, &key, expires_at_ms);
         }
         Ok(false)
     }

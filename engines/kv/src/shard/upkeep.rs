@@ -93,6 +93,11 @@ impl Shard {
             let wait = self.expiry.due_ms.saturating_sub(now_ms).clamp(10, LONGEST_SLEEP_MS);
             sooner(&mut deadline, now_ns + wait * 1_000_000);
         }
+        match self.sweep_expiries() {
+            Ok(swept) => did_work |= swept,
+            Err(KvError::PoolFull { .. }) => sooner(&mut deadline, now_ns + FULL_RETRY_NS),
+            Err(error) => return Err(error),
+        }
         match self.sweep_rows() {
             Ok(swept) => did_work |= swept,
             // What is left of the row stays until something was freed.
@@ -137,15 +142,17 @@ impl Shard {
         for _ in 0..PAGES {
             match self.spaces.nth(space) {
                 None => break,
-                Some((_, Some(index))) if index.expiring > 0 && page < index.pages() => {
-                    for slot in index.page(page) {
-                        if !slot.location.has(Location::EXPIRES) || slot.location.is_absent() {
-                            continue;
-                        }
+                Some((namespace, Some(index))) if index.expiring > 0 && page < index.pages() => {
+                    let expires = |slot: &&Slot| {
+                        slot.location.has(Location::EXPIRES) && !slot.location.is_absent()
+                    };
+                    let slots: Vec<Slot> = index.page(page).filter(expires).copied().collect();
+                    for slot in slots {
                         let state = self.cache.get(&self.store.table, slot.location.segment());
-                        let at = read_header(state, slot.location.offset()).expires_at_ms;
+                        let header = read_header(state, slot.location.offset());
+                        let (at, _) = self.expiry_of(namespace, &slot, &header);
                         if at <= now {
-                            past.push(*slot);
+                            past.push(slot);
                         } else {
                             self.expiry.met_ms = self.expiry.met_ms.min(at);
                         }
@@ -279,7 +286,8 @@ impl Shard {
                 let rank = match policy {
                     Eviction::VolatileTtl => {
                         let state = self.cache.get(&self.store.table, slot.location.segment());
-                        u64::MAX - read_header(state, slot.location.offset()).expires_at_ms
+                        let header = read_header(state, slot.location.offset());
+                        u64::MAX - self.expiry_of(database as u32, &slot, &header).0
                     }
                     _ => u64::from(self.use_second.wrapping_sub(slot.last_use)),
                 };

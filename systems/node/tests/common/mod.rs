@@ -30,6 +30,7 @@ pub fn config(shards: usize) -> NodeConfig {
         pin_shards: false,
         spin: Duration::from_micros(20),
         max_memory_bytes: 0,
+        feed_bytes: 0,
         eviction: Eviction::NoEviction,
         cooperative_write_back: true,
         accept_damage: false,

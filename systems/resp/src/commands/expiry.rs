@@ -1,6 +1,6 @@
 //! Times to live.
 
-use beeline_kv::{EntryRef, PutOptions};
+use beeline_kv::EntryRef;
 
 use super::{Call, CommandResult, Expiry};
 use crate::error::CommandError;
@@ -55,18 +55,15 @@ impl Conditions {
     }
 }
 
-/// Sets the expiry of an existing key by storing its value anew, also where it stays the same: a
-/// transaction that watches the key sees it.
+/// Sets the expiry of an existing key, also where it stays the same: a transaction that watches the key
+/// sees it. A large value stays where it is.
 pub(super) fn change(
     call: &mut Call<'_, '_>,
     key: &[u8],
     entry: &EntryRef,
     expiry: Expiry,
 ) -> CommandResult {
-    call.read_to_scratch(entry)?;
-    let options = PutOptions { kind: entry.kind, expires_at_ms: expiry.milliseconds() };
-    call.store.put(call.database, key, &[&call.scratch.value], options)?;
-    Ok(())
+    Ok(call.store.change_expiry(call.database, key, entry, expiry.milliseconds())?)
 }
 
 fn expire_generic(call: &mut Call<'_, '_>, seconds: bool, relative: bool) -> CommandResult {

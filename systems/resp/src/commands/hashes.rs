@@ -39,7 +39,7 @@ fn of_entry(call: &mut Call<'_, '_>, entry: Option<EntryRef>) -> Result<Option<R
     match entry {
         None => Ok(None),
         Some(entry) if entry.kind != KIND_HASH => Err(CommandError::WrongType),
-        Some(entry) => Ok(Some(call.store.row_at(&entry)?)),
+        Some(entry) => Ok(Some(call.store.row_at(call.database, &entry)?)),
     }
 }
 
@@ -54,8 +54,8 @@ fn field(
     }
 }
 
-/// Stores fields with their values and the head, as one batch; how many were new. What there is no
-/// room for is refused as a whole.
+/// Stores fields with their values, and the head of a new hash, as one batch; how many were new. What
+/// there is no room for is refused as a whole.
 fn store<'v>(
     call: &mut Call<'_, '_>,
     row: Option<Row>,
@@ -66,6 +66,16 @@ fn store<'v>(
         call.store.store().check_field(key.len(), field.len(), value.len())?;
     }
     let mut row = row;
+    if !call.in_batch
+        && call.store.store().max_memory_bytes() == 0
+        && let Some(row) = &mut row
+        && let (Some((field, value)), None) = (pairs.clone().next(), pairs.clone().nth(1))
+    {
+        // One entry, which is stored or not; no batch, and nothing else to make room for.
+        let new = call.store.put_field(call.database, key, row, field, &[value])?;
+        call.store.put_head(call.database, key, row)?;
+        return Ok(u64::from(new));
+    }
     if !call.in_batch {
         let fields = pairs
             .clone()
@@ -149,6 +159,15 @@ pub fn hdel(call: &mut Call<'_, '_>) -> CommandResult {
     let key = call.arg(1);
     let mut removed = 0;
     if let Some(mut row) = hash(call, key)? {
+        if !call.in_batch && call.args.len() == 3 && row.length > 1 {
+            // One entry, and the hash stays: no batch.
+            let gone = call.store.delete_field(call.database, key, &mut row, call.arg(2))?;
+            if gone {
+                call.store.put_head(call.database, key, &row)?;
+            }
+            call.out.integer(i64::from(gone));
+            return Ok(());
+        }
         if !call.in_batch {
             let fields = (2..call.args.len()).map(|at| call.args.get(at).len());
             let bytes = fields.map(|length| Store::field_bytes(key.len(), length, 0)).sum::<u64>();

@@ -252,7 +252,7 @@ fn hash_encoding(
 ) -> Result<&'static str, CommandError> {
     const FIELDS: u64 = 128;
     const BYTES: usize = 64;
-    let row = call.store.row_at(entry)?;
+    let row = call.store.row_at(call.database, entry)?;
     let mut small = row.length <= FIELDS;
     if small {
         let key = call.arg(2);

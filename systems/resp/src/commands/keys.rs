@@ -57,7 +57,7 @@ pub fn type_of(call: &mut Call<'_, '_>) -> CommandResult {
 fn duplicate(call: &mut Call<'_, '_>, from: &[u8], database: u8, key: &[u8]) -> CommandResult {
     let entry = call.lookup(from)?.ok_or(CommandError::NoSuchKey)?;
     if entry.kind == KIND_HASH {
-        let row = call.store.row_at(&entry)?;
+        let row = call.store.row_at(call.database, &entry)?;
         let source = (call.database, from);
         return call.atomically(|call| Ok(call.store.copy_row(source, &row, (database, key))?));
     }

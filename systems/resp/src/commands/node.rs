@@ -1,5 +1,7 @@
 //! Commands that the node answers: configuration, statistics, snapshots, its end.
 
+use beeline_kv::{DATABASES, EventKind};
+
 use super::{Call, CommandResult};
 use crate::error::CommandError;
 use crate::glob;
@@ -38,6 +40,55 @@ pub fn info(call: &mut Call<'_, '_>) -> CommandResult {
         call.server.info(section, &mut text);
     }
     call.out.verbatim(text.as_bytes());
+    Ok(())
+}
+
+/// Most changes in one reply.
+const CHANGES: i64 = 1000;
+
+/// KV.CHANGES NOW, or a position, and COUNT: the changes behind it, and the position to go on from.
+pub fn kv_changes(call: &mut Call<'_, '_>) -> CommandResult {
+    let count = match call.args.len() {
+        2 => 100,
+        4 if call.args.is(2, "count") => call.integer(3)?,
+        _ => return Err(CommandError::Syntax),
+    };
+    if !(1..=CHANGES).contains(&count) {
+        return Err(CommandError::OutOfRange);
+    }
+    let number = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+    let store = std::sync::Arc::clone(call.store.store());
+    let from = if call.args.is(1, "now") {
+        store.feed_stats().newest
+    } else {
+        u64::try_from(call.integer(1)?).map_err(|_| CommandError::OutOfRange)?
+    };
+    let changes = store.events(from, count as usize)?;
+    // What services keep beside the databases is theirs.
+    let told = changes.events.iter().filter(|event| event.namespace < u32::from(DATABASES));
+    call.out.array(2);
+    call.out.integer(number(changes.next));
+    call.out.array(told.clone().count());
+    for event in told {
+        let (key, field) = event.key_and_field();
+        let word = match (event.kind, field) {
+            (EventKind::Put { .. }, None) => "set",
+            (EventKind::Put { .. }, Some(_)) => "hset",
+            (EventKind::Expiry { .. }, _) => "expire",
+            (EventKind::Delete, None) => "del",
+            (EventKind::Delete, Some(_)) => "hdel",
+            _ => "flush",
+        };
+        call.out.array(if field.is_some() { 6 } else { 5 });
+        call.out.integer(number(event.version));
+        call.out.integer(i64::from(event.more));
+        call.out.integer(i64::from(event.namespace));
+        call.out.bulk(word.as_bytes());
+        call.out.bulk(key);
+        if let Some(field) = field {
+            call.out.bulk(field);
+        }
+    }
     Ok(())
 }
 

@@ -5,7 +5,7 @@
 //! inside EXEC does not undo the others; and where there is no room for all that may be written,
 //! EXEC is refused before the first command.
 
-use beeline_kv::KEYS_AHEAD;
+use beeline_kv::{KEYS_AHEAD, Version};
 
 use super::{Call, CommandResult, reservation};
 use crate::error::CommandError;
@@ -40,7 +40,7 @@ pub fn watch(session: &mut Session, call: &mut Call<'_, '_>) -> CommandResult {
         let database = call.database;
         let known = |watched: &Watched| watched.database == database && watched.key == key;
         if !session.watched.iter().any(known) {
-            let version = call.lookup(key)?.map(|entry| entry.version);
+            let version = version_of(call, database, key)?;
             let watches = call.server.absent_watches();
             let absent = version.is_none().then(|| watches.watch(call.store, database, key));
             let replicated = call.server.is_replicated();
@@ -51,6 +51,20 @@ pub fn watch(session: &mut Session, call: &mut Call<'_, '_>) -> CommandResult {
     }
     call.out.ok();
     Ok(())
+}
+
+/// Version of what a key holds: of its entry, or of a hash's last change. `None`: there is no such key.
+fn version_of(
+    call: &mut Call<'_, '_>,
+    database: u8,
+    key: &[u8],
+) -> Result<Option<Version>, CommandError> {
+    match call.store.lookup(database, key)? {
+        Some(entry) if entry.kind == super::KIND_HASH => {
+            Ok(Some(call.store.row_at(database, &entry)?.version))
+        }
+        entry => Ok(entry.map(|entry| entry.changed)),
+    }
 }
 
 /// What a key holds, in a number that every replica comes to; 0: there is no such key.
@@ -86,11 +100,11 @@ pub fn unwatch(session: &mut Session, call: &mut Call<'_, '_>) -> CommandResult 
 /// Whether every watched key is as it was.
 fn unchanged(session: &Session, call: &mut Call<'_, '_>) -> Result<bool, CommandError> {
     for watched in &session.watched {
-        let entry = call.store.lookup(watched.database, &watched.key)?;
-        if entry.map(|entry| entry.version) != watched.version {
+        let version = version_of(call, watched.database, &watched.key)?;
+        if version != watched.version {
             return Ok(false);
         }
-        if entry.is_none()
+        if version.is_none()
             && let Some(absent) = &watched.absent
             && absent.came_and_went(call.store)?
         {

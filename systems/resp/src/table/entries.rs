@@ -246,7 +246,7 @@ static OBJECT: [Command; 5] = [
 ];
 
 /// Every command, in alphabetical order.
-pub static COMMANDS: [Command; 96] = [
+pub static COMMANDS: [Command; 97] = [
     command("append", 3, WRITE | DENYOOM | FAST, &["@write", "@string", "@fast"])
         .keys((1, 1, 1), &[RW_INSERT_1])
         .data(Scope::Keys, strings::append)
@@ -462,6 +462,11 @@ pub static COMMANDS: [Command; 96] = [
         .tips(&["request_policy:all_shards", "nondeterministic_output_order"])
         .data(Scope::Everything, keyspace_wide::keys)
         .docs("generic", "1.0.0", "Returns the keys that match a pattern"),
+    // Not Redis'.
+    command("kv.changes", -2, ADMIN | NOSCRIPT | NO_MULTI, &["@admin", "@slow", "@dangerous"])
+        .tips(&["nondeterministic_output"])
+        .data(Scope::Connection, node::kv_changes)
+        .docs("server", "7.2.0", "Returns the changes behind a position of the change feed"),
     command("lastsave", 1, LOADING | STALE | FAST, &["@admin", "@fast", "@dangerous"])
         .tips(&["nondeterministic_output"])
         .data(Scope::Node, node::lastsave)

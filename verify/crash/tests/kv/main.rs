@@ -7,6 +7,8 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 
 mod bugs;
+mod expiries;
 mod histories;
 mod namespaces;
+mod rows;
 mod world;

@@ -345,6 +345,8 @@ fn known_bugs_are_caught_by_random_histories() {
                 | KnownBug::KeepTail
                 | KnownBug::RecycleBeforePersist
                 | KnownBug::ForgetSince
+                | KnownBug::ForgetFields
+                | KnownBug::ExpiryOfAnyValue
                 | KnownBug::ExpireWhileReplacing
         ) {
             // Too rare for chance, or not about databases: they have histories of their own.

@@ -78,6 +78,7 @@ impl Rig {
             // Alone on its processor, a measured shard never sleeps between two requests of a turn.
             spin: Duration::from_micros(if options.crowded { 20 } else { 1000 }),
             max_memory_bytes: 0,
+            feed_bytes: 0,
             eviction: Eviction::NoEviction,
             cooperative_write_back: options.cooperative,
             accept_damage: false,
