@@ -25,9 +25,16 @@ pub fn count(bytes: usize) -> usize {
 #[must_use]
 #[inline]
 pub fn flit(packet: &[u8], time_ns: u64, at: usize) -> Flit {
+    let mut made = [0; WORDS];
+    write_flit(packet, time_ns, at, &mut made);
+    made
+}
+
+/// Writes what [`flit`] gives into its place.
+#[inline]
+pub fn write_flit(packet: &[u8], time_ns: u64, at: usize, flit: &mut Flit) {
     let last = at + 1 >= count(packet.len());
     let part = packet.get(at * PAYLOAD..).unwrap_or(&[]);
-    let mut flit = [0; WORDS];
     let mut fill = |bytes: &[u8; PAYLOAD]| {
         for (word, chunk) in flit.iter_mut().zip(bytes.as_chunks().0) {
             *word = u64::from_le_bytes(*chunk);
@@ -47,11 +54,9 @@ pub fn flit(packet: &[u8], time_ns: u64, at: usize) -> Flit {
         }
     };
     let pad = if last { (PAYLOAD - length).min(PAYLOAD - 1) } else { 0 };
-    flit[4] = u64::from(at == 0) | u64::from(last) << 1 | (pad as u64) << 2;
-    if at == 0 {
-        flit[7] = time_ns;
-    }
-    flit
+    let first = at == 0;
+    flit[4] = u64::from(first) | u64::from(last) << 1 | (pad as u64) << 2;
+    (flit[5], flit[6], flit[7]) = (0, 0, if first { time_ns } else { 0 });
 }
 
 /// Splits a packet.

@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 
-use crate::flits::WORDS;
+use crate::flits::{Flit, WORDS};
 use crate::graph::{Graph, Peer};
 use crate::interpreter::{self, Endless, Event, Frame};
 use crate::tree::{Element, words};
@@ -223,6 +223,55 @@ impl Queue {
         true
     }
 
+    /// The place of the next item, where items are flits and there is room: what is written there
+    /// becomes an item by [`Queue::put`]. It holds an item that has left before.
+    #[inline]
+    pub fn place(&mut self) -> Option<&mut Flit> {
+        if self.is_full() {
+            return None;
+        }
+        let at = self.head + self.count;
+        let at = if at >= self.depth { at - self.depth } else { at };
+        if self.width != WORDS {
+            return None;
+        }
+        self.words.get_mut(at * WORDS..)?.first_chunk_mut()
+    }
+
+    /// Makes an item of what was written to [`Queue::place`].
+    ///
+    /// # Panics
+    /// Without room.
+    #[inline]
+    pub fn put(&mut self) {
+        assert!(self.count < self.depth, "an item is put where there is room");
+        if let Some(log) = &mut self.log {
+            let at = (self.head + self.count) % self.depth;
+            log.extend_from_slice(&self.words[at * self.width..][..self.width]);
+        }
+        self.count += 1;
+        self.passed += 1;
+    }
+
+    /// The oldest item where items are flits; [`Queue::drop_oldest`] takes it out.
+    #[inline]
+    #[must_use]
+    pub fn oldest(&self) -> Option<&Flit> {
+        if self.count == 0 || self.width != WORDS {
+            return None;
+        }
+        self.words.get(self.head * WORDS..)?.first_chunk()
+    }
+
+    /// Takes the oldest item out, if there is one.
+    #[inline]
+    pub fn drop_oldest(&mut self) {
+        if self.count > 0 {
+            self.head = if self.head + 1 == self.depth { 0 } else { self.head + 1 };
+            self.count -= 1;
+        }
+    }
+
     /// The words of the oldest item.
     pub fn front(&self) -> Option<impl Iterator<Item = u64> + '_> {
         let first = self.head * self.width;
@@ -354,6 +403,34 @@ impl<'a, M: Machine> Run<'a, M> {
     #[must_use]
     pub fn iterations(&self, node: usize) -> u64 {
         self.workers[node].iterations
+    }
+
+    /// The frames of all nodes; the run holds empty ones after this, and is at its end.
+    pub fn take_frames(&mut self) -> Vec<Frame> {
+        let taken = |(node, worker): (&crate::graph::Node, &mut Worker)| {
+            std::mem::replace(&mut worker.frame, Frame::new(&node.element))
+        };
+        self.graph.nodes.iter().zip(&mut self.workers).map(taken).collect()
+    }
+
+    /// Sets a node back to how it began: state and ports as at the start, and its `.init` has run.
+    /// What waits in its channels stays there; signals that it has not seen are still to be answered.
+    ///
+    /// Errors: an `.init` that does not end.
+    pub fn reset(&mut self, node: usize) -> Result<(), RunError> {
+        let element = &self.graph.nodes[node].element;
+        let frame = &mut self.workers[node].frame;
+        frame.reset(element);
+        self.machines[node].init(element, frame)?;
+        let all = crate::tree::mask(element.var(element.next_ports).bits);
+        frame.set_low(element.next_ports, all);
+        Ok(())
+    }
+
+    /// Words of the widest channel's items, and of a signal.
+    #[must_use]
+    pub fn widest(&self) -> usize {
+        self.scratch.len()
     }
 
     /// What handlers printed since the last call, with the node.

@@ -338,7 +338,8 @@ impl<'a> Cycles<'a> {
                     edge.pops.push(channel);
                 }
             }
-            issue_reads(hardware, &hardware.handler, &unit.handler, flight, &unit.memories);
+            let memories = (node, &unit.memories[..], &*edge);
+            issue_reads(hardware, &hardware.handler, &unit.handler, flight, memories);
             effects(node, &hardware.handler, &unit.handler, flight, age, edge);
             flight.age += 1;
         }
@@ -380,7 +381,7 @@ impl<'a> Cycles<'a> {
             Some(&signal),
             &mut |_, _| None,
         );
-        issue_reads(hardware, stage, agenda, &mut flight, &unit.memories);
+        issue_reads(hardware, stage, agenda, &mut flight, (node, &unit.memories, &*edge));
         effects(node, stage, agenda, &flight, age, edge);
         flight.age += 1;
         if flight.age >= stage.schedule.depth {
@@ -492,13 +493,14 @@ fn run_values(
     }
 }
 
-/// Addresses given in this cycle; the data are as before the edge.
+/// Addresses given in this cycle; the data are as before the edge, with the writes of older
+/// iterations at this edge where the memory lets a read see them.
 fn issue_reads(
     hardware: &Hardware,
     stage: &Stage,
     agenda: &Agenda,
     flight: &mut Flight,
-    memories: &[Vec<u64>],
+    (node, memories, edge): (usize, &[Vec<u64>], &Edge),
 ) {
     let Some(list) = agenda.reads.get(flight.age as usize) else { return };
     for at in list {
@@ -512,6 +514,15 @@ fn issue_reads(
         } else {
             vec![0; per]
         };
+        if memory.transparent && entry < u64::from(memory.entries) {
+            let place = (node, read.memory.0 as usize, entry);
+            for (of, written, at_entry, offset, bits, value) in &edge.writes {
+                if (*of, *written, *at_entry) == place {
+                    let data = &mut flight.data[*at];
+                    beeline_ir::interpreter::copy(value, 0, data, *offset, *bits);
+                }
+            }
+        }
     }
 }
 

@@ -32,8 +32,20 @@ pub struct Options {
     pub delay: bool,
     /// Cycles from address to data of block memories.
     pub read_latency: u32,
+    /// What a read gives while its address is being written.
+    pub collision: Collision,
     /// Length of a cycle in picoseconds.
     pub period_ps: u32,
+}
+
+/// What a block memory's read gives in the cycle in which its address is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Collision {
+    /// What was there before.
+    #[default]
+    Old,
+    /// What is being written.
+    New,
 }
 
 impl Default for Options {
@@ -46,6 +58,7 @@ impl Default for Options {
             merge: true,
             delay: true,
             read_latency: 1,
+            collision: Collision::Old,
             period_ps: Target::default().period_ps,
         }
     }
@@ -82,6 +95,8 @@ pub struct Memory {
     pub constant: bool,
     /// Cycles from address to data; 0 for a table in logic.
     pub latency: u32,
+    /// A read sees a write of its own cycle.
+    pub transparent: bool,
     /// The memory of the transformed element it is.
     pub of: MemId,
 }
@@ -233,6 +248,7 @@ pub fn hardware(element: &Element, options: &Options) -> Result<Hardware, NotHar
             name: memory.name.clone(),
             latency: memory.latency,
             forwarded: 0,
+            transparent: memory.transparent,
             independent: memory.constant || element.mem(memory.of).independent,
             constant: memory.latency == 0,
         })
@@ -414,6 +430,7 @@ fn memories(element: &Element, frame: &Frame, options: &Options) -> Vec<Memory> 
             initial: frame.mems[at][..size].to_vec(),
             constant: mem.constant,
             latency,
+            transparent: options.collision == Collision::New && latency > 0 && !mem.constant,
             of: MemId(u32::try_from(at).unwrap_or(0)),
         }
     };
@@ -441,7 +458,13 @@ fn forward(
         if !reads || !writes || timings[at].independent {
             continue;
         }
-        let slots = memory.latency.max(1);
+        // A memory that gives new data hides a write for a cycle less.
+        let slots = memory.latency.max(1) - u32::from(memory.transparent);
+        if slots == 0 {
+            let text = "0 slots: a read sees the write of its own cycle".to_owned();
+            report.delayed.push((memory.name.clone(), text));
+            continue;
+        }
         let shape = (memory.name.as_str(), memory.bits);
         let outcome = match delay::forward(handler, states, id, shape, slots) {
             Ok(list) => {

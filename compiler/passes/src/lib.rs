@@ -12,6 +12,7 @@
 //! | clean-up | `clean`, `ssa` | `clean` |
 //! | exclusive accesses | `merge` | `merge` |
 //! | delayed write | `delay` | `delay` |
+//! | replication, of a graph | `replicate` | by instance |
 //! | modulo schedule | `schedule` | always |
 //!
 //! [`cycle`] runs scheduled hardware clock by clock; the Verilog back end writes the same schedule.
@@ -25,10 +26,11 @@ mod delay;
 pub mod hardware;
 mod merge;
 mod place;
+pub mod replicate;
 mod scatter;
 pub mod schedule;
 pub mod ssa;
 pub mod unroll;
 
 pub use build::NotHardware;
-pub use hardware::{Hardware, Options, hardware};
+pub use hardware::{Collision, Hardware, Options, hardware};

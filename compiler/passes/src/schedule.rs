@@ -30,6 +30,8 @@ pub struct MemoryTiming {
     pub latency: u32,
     /// Iterations back whose writes are forwarded; 0 for none.
     pub forwarded: u32,
+    /// A read sees a write of its own cycle.
+    pub transparent: bool,
     /// No dependence between iterations.
     pub independent: bool,
     /// Lives in registers: any number of reads, data in the same cycle.
@@ -392,7 +394,8 @@ impl Trial<'_> {
         }
         match (first, second) {
             (Access::Read(read), Access::Write(write)) => {
-                let read = times.read[read.0 as usize];
+                let transparent = self.memories[memory.0 as usize].transparent;
+                let read = times.read[read.0 as usize] + u32::from(transparent);
                 (times.write[write] < read).then_some(Raise::Write(write, read, memory))
             }
             (Access::Write(write), Access::Read(read)) => {
@@ -400,7 +403,8 @@ impl Trial<'_> {
                 if self.body.excludes(when, self.body.writes[write].when) {
                     return None;
                 }
-                let least = times.write[write] + 1;
+                let transparent = self.memories[memory.0 as usize].transparent;
+                let least = times.write[write] + u32::from(!transparent);
                 (times.read[read.0 as usize] < least).then_some(Raise::Read(read, least, memory))
             }
             (Access::Write(a), Access::Write(b)) => {
@@ -425,13 +429,16 @@ impl Trial<'_> {
         let (w, r) = (times.write[write], times.read[read.0 as usize]);
         let distance = timing.forwarded + 1;
         let reach = u64::from(distance) * u64::from(self.interval);
-        if u64::from(w) + 1 > u64::from(r) + reach {
-            let least = u64::from(w) + 1 - reach;
+        // The first cycle after the write's that reads it, less one where that is the write's own.
+        let after = u64::from(!timing.transparent);
+        if u64::from(w) + after > u64::from(r) + reach {
+            let least = u64::from(w) + after - reach;
             return Some(Raise::Read(read, u32::try_from(least).unwrap_or(u32::MAX), memory));
         }
         // The next iteration's write must not overtake this iteration's read.
-        if u64::from(r) > u64::from(w) + u64::from(self.interval) {
-            let least = r - self.interval;
+        let seen = u32::from(timing.transparent);
+        if u64::from(r) + u64::from(seen) > u64::from(w) + u64::from(self.interval) {
+            let least = r + seen - self.interval;
             return Some(Raise::Write(write, least, memory));
         }
         None

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use beeline_ir::tree::{Binary, Unary, mask};
-use beeline_passes::hardware::{Hardware, Stage};
+use beeline_passes::hardware::{Hardware, Memory, Stage};
 use beeline_passes::ssa::{Access, Body, Op, ValueId};
 
 use crate::name;
@@ -79,6 +79,17 @@ impl Names<'_> {
         }
         format!("{whole}[{}:{offset}]", offset + bits - 1)
     }
+}
+
+/// A write of a memory.
+struct Written {
+    /// Of the handler or the signal handler.
+    letter: char,
+    when: String,
+    address: String,
+    /// The bits, where not all of the entry is written.
+    part: String,
+    value: String,
 }
 
 impl Writer<'_> {
@@ -367,7 +378,8 @@ impl Writer<'_> {
     /// Memory ports.
     fn accesses(&mut self, handler: &Names<'_>, signal: Option<&Names<'_>>) {
         for (at, memory) in self.hardware.memories.iter().enumerate() {
-            let mut writes = Vec::new();
+            let mut writes: Vec<Written> = Vec::new();
+            let mut reads = Vec::new();
             for (names, valid) in [(Some(handler), "v"), (signal, "g")] {
                 let Some(names) = names else { continue };
                 let body = names.body();
@@ -398,39 +410,63 @@ impl Writer<'_> {
                             } else {
                                 format!("[{}:{}]", write.offset + write.bits - 1, write.offset)
                             };
-                            writes.push(format!(
-                                "if ({enable} && {valid}[{cycle}] && {}) m{at}[{}]{part} <= {{{}}};",
-                                names.at(write.when, cycle),
-                                names.at(write.address, cycle),
-                                words.join(", ")
-                            ));
+                            writes.push(Written {
+                                letter: names.letter,
+                                when: format!(
+                                    "{enable} && {valid}[{cycle}] && {}",
+                                    names.at(write.when, cycle)
+                                ),
+                                address: names.at(write.address, cycle),
+                                part,
+                                value: words.join(", "),
+                            });
                         }
                     }
                 }
                 if !address.is_empty() && memory.latency > 0 {
-                    let letter = names.letter;
-                    let list: Vec<String> =
-                        (1..=memory.latency).map(|k| format!("{letter}q{at}_{k}")).collect();
-                    self.line(&format!("    reg {}{};", range(memory.bits), list.join(", ")));
-                    self.line(&format!("    always @(posedge clk) if ({enable}) begin"));
-                    self.line(&format!("        {letter}q{at}_1 <= m{at}[{address}];"));
-                    for k in 2..=memory.latency {
-                        self.line(&format!(
-                            "        {letter}q{at}_{k} <= {letter}q{at}_{};",
-                            k - 1
-                        ));
-                    }
-                    self.line("    end");
+                    reads.push((names.letter, enable, address));
                 }
+            }
+            for (letter, enable, address) in reads {
+                self.read_port(at, memory, (letter, enable), &address, &writes);
             }
             if !writes.is_empty() {
                 self.line("    always @(posedge clk) begin");
-                for write in writes {
-                    self.line(&format!("        {write}"));
+                for Written { when, address, part, value, .. } in writes {
+                    self.line(&format!(
+                        "        if ({when}) m{at}[{address}]{part} <= {{{value}}};"
+                    ));
                 }
                 self.line("    end");
             }
         }
+    }
+
+    /// The registers that a memory's data pass. Where a read sees a write of its own cycle, the
+    /// written bits take the place of those read.
+    fn read_port(
+        &mut self,
+        at: usize,
+        memory: &Memory,
+        (letter, enable): (char, &str),
+        address: &str,
+        writes: &[Written],
+    ) {
+        let list: Vec<String> =
+            (1..=memory.latency).map(|k| format!("{letter}q{at}_{k}")).collect();
+        self.line(&format!("    reg {}{};", range(memory.bits), list.join(", ")));
+        self.line(&format!("    always @(posedge clk) if ({enable}) begin"));
+        self.line(&format!("        {letter}q{at}_1 <= m{at}[{address}];"));
+        for written in writes.iter().filter(|w| memory.transparent && w.letter == letter) {
+            let Written { when, address: to, part, value, .. } = written;
+            self.line(&format!(
+                "        if ({when} && ({to}) == ({address})) {letter}q{at}_1{part} <= {{{value}}};"
+            ));
+        }
+        for k in 2..=memory.latency {
+            self.line(&format!("        {letter}q{at}_{k} <= {letter}q{at}_{};", k - 1));
+        }
+        self.line("    end");
     }
 
     fn control(

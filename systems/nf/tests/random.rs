@@ -12,8 +12,8 @@ use beeline_nf::diff::{
     Order, Simulator, Stimulus, all_hardware, cycles, differences, interpreted, native, simulated,
 };
 use beeline_nf::load::{Loaded, compile};
-use beeline_passes::Options;
 use beeline_passes::ssa::Op;
+use beeline_passes::{Collision, Options};
 
 /// Numbers from a seed.
 struct Dice(u64);
@@ -146,6 +146,7 @@ fn check(seed: u64, simulate: bool) {
             merge: bits & 16 != 0,
             delay: bits & 32 != 0,
             read_latency: 1 + u32::from(seed.is_multiple_of(3)),
+            collision: if seed % 4 < 2 { Collision::Old } else { Collision::New },
             ..Options::default()
         };
         let hardware = all_hardware(graph, &options).unwrap();
