@@ -57,8 +57,13 @@ const SERVERS: [(&str, &str); 11] = [
 ];
 
 /// What generated Verilog is tested with.
-const SIMULATORS: [(&str, &str); 3] =
-    [("iverilog", "iverilog"), ("verilator", "verilator"), ("yosys", "yosys")];
+const SIMULATORS: [(&str, &str); 5] = [
+    ("iverilog", "iverilog"),
+    ("verilator", "verilator"),
+    ("yosys", "yosys"),
+    ("nextpnr-ice40", "nextpnr-ice40"),
+    ("z3", "z3"),
+];
 
 /// Whether `setup` fetches a program, or the Python client of that name.
 pub fn fetches(program: &str) -> bool {

@@ -35,7 +35,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut old = Vec::new();
     for _ in 0..8 {
         let start = Instant::now();
-        let (counts, files) = run_memory(graph, program.machines(), &[&capture], &[], old)?;
+        let (counts, files) =
+            run_memory(graph, &|_| Ok(program.machines()), &[&capture], &[], old)?;
         let rate = f64::from(PACKETS) / start.elapsed().as_secs_f64() / 1e6;
         println!("{rate:.2} Mpps, {} packets out, {} bytes", counts.packets_out, files[0].len());
         old = files;

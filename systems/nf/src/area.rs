@@ -2,7 +2,7 @@
 //!
 //! Logic is mapped to tables of six inputs, without a chip's carry chains or multipliers, so the
 //! counts compare elements with each other; they are no promise about a chip. Memories stay
-//! memories: their bits come from the compiler.
+//! memories, and Yosys counts their bits.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -70,10 +70,11 @@ pub fn area(graph: &Graph, node: usize, hardware: &Hardware) -> Result<Area, Are
     file.write_all(COMMON.as_bytes())?;
     file.write_all(module(hardware, &top).as_bytes())?;
     let text = count(&path, &top, name)?;
-    let memory_bits =
-        hardware.memories.iter().map(|m| u64::from(m.entries) * u64::from(m.bits)).sum();
-    let mut area = Area { instance: name.clone(), memory_bits, ..Area::default() };
+    let mut area = Area { instance: name.clone(), ..Area::default() };
     for line in text.lines() {
+        if let Some((_, bits)) = line.split_once("Number of memory bits:") {
+            area.memory_bits = area.memory_bits.max(bits.trim().parse().unwrap_or(0));
+        }
         let mut words = line.split_whitespace();
         let (Some(cell), Some(Ok(number)), None) =
             (words.next(), words.next().map(str::parse::<u64>), words.next())
@@ -90,11 +91,13 @@ pub fn area(graph: &Graph, node: usize, hardware: &Hardware) -> Result<Area, Are
 }
 
 fn count(path: &Path, top: &str, instance: &str) -> Result<String, AreaError> {
+    // The memories are counted before they are cells, and the cells at the end.
+    let stat = path.with_extension("stat").display().to_string();
     let script = format!(
-        "read_verilog {}; hierarchy -top {top}; proc; flatten; opt -fast; memory -nomap; \
-         opt -fast; techmap; opt -fast; abc -fast -lut 6; opt_clean; tee -o {} stat",
-        path.display(),
-        path.with_extension("stat").display()
+        "read_verilog {}; hierarchy -top {top}; proc; flatten; opt -fast; opt_clean; \
+         tee -o {stat} stat; memory -nomap; \
+         opt -fast; techmap; opt -fast; abc -fast -lut 6; opt_clean; tee -a {stat} stat",
+        path.display()
     );
     let run = Command::new("yosys").args(["-q", "-p", &script]).output()?;
     if !run.status.success() {

@@ -18,6 +18,8 @@ use beeline_passes::{Hardware, NotHardware, Options, hardware};
 use beeline_verilog::bench::{Play, bench};
 use beeline_verilog::graph::design;
 
+use crate::hand_written::HandWritten;
+
 /// What goes in: items of each input in the graph's order, and signals before them.
 #[derive(Clone, Debug, Default)]
 pub struct Stimulus {
@@ -246,10 +248,23 @@ pub fn simulated(
     graph: &Graph,
     hardware: &[Hardware],
     stimulus: &Stimulus,
+    play: (Simulator, u32),
+    folder: &Path,
+) -> Result<Outcome, DiffError> {
+    simulated_with(graph, (hardware, &HandWritten::default()), stimulus, play, folder)
+}
+
+/// As [`simulated`], with hand-written modules.
+///
+/// Errors: as for [`simulated`].
+pub fn simulated_with(
+    graph: &Graph,
+    (hardware, own): (&[Hardware], &HandWritten),
+    stimulus: &Stimulus,
     (simulator, stalls): (Simulator, u32),
     folder: &Path,
 ) -> Result<Outcome, DiffError> {
-    std::fs::write(folder.join("design.v"), design(graph, hardware, &|_| None))?;
+    std::fs::write(folder.join("design.v"), design(graph, hardware, &|name| own.text(name)))?;
     let mut counts = Vec::new();
     for (at, input) in graph.inputs.iter().enumerate() {
         let bits = graph.channels[input.channel].bits;
@@ -453,6 +468,19 @@ pub fn compare(
     stimulus: &Stimulus,
     simulators: &[Simulator],
 ) -> Result<Compared, DiffError> {
+    compare_with(graph, options, stimulus, simulators, &HandWritten::default())
+}
+
+/// As [`compare`], with hand-written modules in Verilog.
+///
+/// Errors: as for [`compare`].
+pub fn compare_with(
+    graph: &Graph,
+    options: &Options,
+    stimulus: &Stimulus,
+    simulators: &[Simulator],
+    own: &HandWritten,
+) -> Result<Compared, DiffError> {
     let wanted = interpreted(graph, stimulus)?;
     let mut all = BTreeMap::new();
     let outcome = native(graph, stimulus)?;
@@ -463,7 +491,8 @@ pub fn compare(
     all.insert("cycle model", (outcome.clocks, found));
     for simulator in simulators {
         let folder = tempfile::tempdir()?;
-        let outcome = simulated(graph, &hardware, stimulus, (*simulator, 0), folder.path())?;
+        let both = (&hardware[..], own);
+        let outcome = simulated_with(graph, both, stimulus, (*simulator, 0), folder.path())?;
         let found = differences(graph, &wanted, &outcome, Order::Timing);
         all.insert(simulator.program(), (outcome.clocks, found));
     }

@@ -1,16 +1,17 @@
 //! Runs a graph from captures to captures.
 
 use std::fs::File;
-use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::io::{self, BufRead, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use beeline_ir::flits::{FlitError, Joiner, WORDS, count, flit};
+use beeline_ir::flits::{FlitError, Joiner, count, write_flit};
 use beeline_ir::graph::{Graph, Outside};
 use beeline_ir::run::{Machine, Run, RunError};
 use beeline_native::NativeError;
 
-use crate::functions::{CommandError, Manager};
+use crate::functions::{CommandError, Manager, Signalled};
 use crate::pcap::{PcapError, Reader, Writer};
+use crate::sides::{LinkOptions, Machines, Make, Plan, Sides, SidesError};
 
 /// A run ended.
 #[derive(Debug, thiserror::Error)]
@@ -22,6 +23,9 @@ pub enum EngineError {
     /// Machine code.
     #[error(transparent)]
     Native(#[from] NativeError),
+    /// The two sides of a graph.
+    #[error(transparent)]
+    Sides(#[from] SidesError),
     /// A capture.
     #[error("{}: {source}", path.display())]
     Capture {
@@ -99,7 +103,7 @@ impl Files {
     }
 }
 
-impl<R: Read, W: Write> Ends<R, W> {
+impl<R: BufRead, W: Write> Ends<R, W> {
     /// Moves what can be moved; true where something was.
     pub(crate) fn feed<M: Machine>(
         &mut self,
@@ -111,6 +115,21 @@ impl<R: Read, W: Write> Ends<R, W> {
             moved |= feed(run, end, counts)?;
         }
         Ok(moved)
+    }
+
+    /// Leads the ends to the channels of the side of a plan that they are at.
+    fn lead(&mut self, plan: &Plan<'_>) {
+        let graph = plan.whole();
+        for end in &mut self.0 {
+            let (input, channel) = match end {
+                End::Reader { channel, .. } => (true, channel),
+                End::Writer { channel, .. } => (false, channel),
+            };
+            let ends = if input { &graph.inputs } else { &graph.outputs };
+            if let Some(at) = ends.iter().position(|end| end.channel == *channel) {
+                *channel = plan.world(input, at);
+            }
+        }
     }
 
     /// Writes what is left to write; the files of the outputs in the graph's order.
@@ -152,16 +171,18 @@ const QUIET: u32 = 64;
 ///
 /// `commands` are carried out before the first packet.
 ///
+/// `link` is the one to `host` elements.
+///
 /// Errors: a port that is not bound or not there, a capture, a command, a handler that does not end,
 /// a deadlock.
-pub fn run_captures<M: Machine>(
+pub fn run_captures<M: Machine + Send + 'static>(
     graph: &Graph,
-    machines: Vec<M>,
+    (make, link): (Make<'_, M>, LinkOptions),
     ports: &[(String, PathBuf)],
     commands: &[String],
 ) -> Result<(Counts, Vec<u64>), EngineError> {
     let ends = Files::open(graph, ports)?;
-    let (counts, passed, _) = play(graph, machines, ends, commands)?;
+    let (counts, passed, _) = play(graph, (make, link), ends, commands)?;
     Ok((counts, passed))
 }
 
@@ -169,9 +190,9 @@ pub fn run_captures<M: Machine>(
 /// those of the outputs, written over `old` as far as that goes, which spares new memory.
 ///
 /// Errors: as for [`run_captures`].
-pub fn run_memory<M: Machine>(
+pub fn run_memory<M: Machine + Send + 'static>(
     graph: &Graph,
-    machines: Vec<M>,
+    make: Make<'_, M>,
     captures: &[&[u8]],
     commands: &[String],
     old: Vec<Vec<u8>>,
@@ -192,25 +213,28 @@ pub fn run_memory<M: Machine>(
         file.clear();
         ends.output(output.channel, PathBuf::from(&output.name), file)?;
     }
-    let (counts, _, files) = play(graph, machines, ends, commands)?;
+    let (counts, _, files) = play(graph, (make, LinkOptions::default()), ends, commands)?;
     Ok((counts, files))
 }
 
 /// Counts, items of each channel, and the files of the outputs.
 type Played<W> = (Counts, Vec<u64>, Vec<W>);
 
-fn play<M: Machine, R: Read, W: Write>(
+fn play<M: Machine + Send + 'static, R: BufRead, W: Write>(
     graph: &Graph,
-    machines: Vec<M>,
+    (make, link): (Make<'_, M>, LinkOptions),
     mut ends: Ends<R, W>,
     commands: &[String],
 ) -> Result<Played<W>, EngineError> {
-    let mut run = Run::new(graph, machines)?;
+    let plan = Plan::of(graph).map_err(SidesError::from)?;
+    let machines = Machines::make(&plan, make)?;
+    let mut run = Sides::start(&plan, machines, link, None)?;
     prepare(graph, &mut run, commands)?;
     let mut counts = Counts::default();
     let mut failed = None;
-    ends.feed(&mut run, &mut counts)?;
-    counts.rounds = run.settle(QUIET, u64::MAX, |run| {
+    ends.lead(&plan);
+    ends.feed(run.card(), &mut counts)?;
+    counts.rounds = run.settle(QUIET, |run| {
         let moved = match ends.feed(run, &mut counts) {
             Ok(moved) => moved,
             Err(error) => {
@@ -224,16 +248,16 @@ fn play<M: Machine, R: Read, W: Write>(
         return Err(error);
     }
     let files = ends.finish()?;
-    let passed = (0..graph.channels.len()).map(|at| run.channel(at).passed).collect();
+    let passed = (0..graph.channels.len()).map(|at| run.passed(at)).collect();
     Ok((counts, passed, files))
 }
 
 /// Carries out commands of the graph's functions.
 ///
 /// Errors: a command that is refused; a handler that does not end.
-pub fn prepare<M: Machine>(
+pub fn prepare(
     graph: &Graph,
-    run: &mut Run<'_, M>,
+    run: &mut impl Signalled,
     commands: &[String],
 ) -> Result<(), EngineError> {
     let mut manager = Manager::of(graph);
@@ -284,7 +308,7 @@ fn open(graph: &Graph, ports: &[(String, PathBuf)]) -> Result<Files, EngineError
 }
 
 /// Moves what can be moved between a channel and its capture.
-fn feed<M: Machine, R: Read, W: Write>(
+fn feed<M: Machine, R: BufRead, W: Write>(
     run: &mut Run<'_, M>,
     end: &mut End<R, W>,
     counts: &mut Counts,
@@ -294,11 +318,39 @@ fn feed<M: Machine, R: Read, W: Write>(
         End::Reader { channel, reader, path, bytes, time_ns, flits, sent } => loop {
             let queue = run.channel_mut(*channel);
             while sent < flits {
-                if !queue.push(&flit(bytes, *time_ns, *sent)) {
-                    return Ok(moved);
-                }
+                let Some(place) = queue.place() else { return Ok(moved) };
+                write_flit(bytes, *time_ns, *sent, place);
+                queue.put();
                 *sent += 1;
                 moved = true;
+            }
+            // A packet that lies whole in the file's buffer goes from there, but for what finds no
+            // room now.
+            let whole = reader
+                .whole()
+                .map_err(|source| EngineError::Capture { path: path.clone(), source })?;
+            if let Some((time, packet)) = whole {
+                let (all, length) = (count(packet.len()), packet.len());
+                let mut at = 0;
+                while at < all
+                    && let Some(place) = queue.place()
+                {
+                    write_flit(packet, time, at, place);
+                    queue.put();
+                    at += 1;
+                }
+                if at == 0 {
+                    return Ok(moved);
+                }
+                if at < all {
+                    bytes.clear();
+                    bytes.extend_from_slice(packet);
+                    (*time_ns, *flits, *sent) = (time, all, at);
+                }
+                reader.pass(length);
+                counts.packets_in += 1;
+                moved = true;
+                continue;
             }
             let next = reader
                 .next_into(bytes)
@@ -308,10 +360,12 @@ fn feed<M: Machine, R: Read, W: Write>(
             counts.packets_in += 1;
         },
         End::Writer { channel, writer, path, joiner } => {
-            let mut item = [0; WORDS];
-            while run.channel_mut(*channel).pop(&mut item) {
+            let queue = run.channel_mut(*channel);
+            while let Some(item) = queue.oldest() {
                 moved = true;
-                match joiner.push(&item) {
+                let joined = joiner.push(item);
+                queue.drop_oldest();
+                match joined {
                     Ok(Some((bytes, time_ns))) => {
                         counts.packets_out += 1;
                         writer.write(time_ns, bytes).map_err(|error| EngineError::Capture {

@@ -1,6 +1,6 @@
 //! Capture files: the classic format, microseconds or nanoseconds, either byte order.
 
-use std::io::{self, Read, Write};
+use std::io::{self, BufRead, Read, Write};
 
 /// A packet and when it was seen.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -109,6 +109,38 @@ impl<R: Read> Reader<R> {
         let unit = if self.nanoseconds { 1 } else { 1_000 };
         let time_ns = u64::from(seconds) * 1_000_000_000 + u64::from(fraction) * unit;
         Ok(Some(time_ns))
+    }
+}
+
+impl<R: BufRead> Reader<R> {
+    /// The next packet's time and bytes, where all of it lies in the file's buffer; [`Reader::pass`]
+    /// goes on behind it. None where it does not: [`Reader::next_into`] says what is there.
+    ///
+    /// Errors: the file.
+    #[inline]
+    pub fn whole(&mut self) -> Result<Option<(u64, &[u8])>, PcapError> {
+        let (swapped, nanoseconds) = (self.swapped, self.nanoseconds);
+        let buffer = self.from.fill_buf()?;
+        let Some((header, rest)) = buffer.split_first_chunk::<16>() else { return Ok(None) };
+        let field = |at: usize| {
+            let value =
+                u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+            if swapped { value.swap_bytes() } else { value }
+        };
+        let length = field(8);
+        if length > LONGEST {
+            return Ok(None);
+        }
+        let unit = if nanoseconds { 1 } else { 1_000 };
+        let time_ns = u64::from(field(0)) * 1_000_000_000 + u64::from(field(4)) * unit;
+        Ok(rest.get(..length as usize).map(|bytes| (time_ns, bytes)))
+    }
+
+    /// Goes on behind the packet of `length` bytes that [`Reader::whole`] gave.
+    #[inline]
+    pub fn pass(&mut self, length: usize) {
+        self.from.consume(16 + length);
+        self.number += 1;
     }
 }
 

@@ -2,11 +2,12 @@
 
 use std::fmt::Write as _;
 
-use beeline_ir::graph::Graph;
-use beeline_ir::run::{Machine, Run};
+use beeline_ir::run::Machine;
 use serde::{Deserialize, Serialize};
 
 use crate::live::Passed;
+use crate::pcie::bus::Counts;
+use crate::sides::Sides;
 
 /// The command that asks for them.
 pub const COMMAND: &str = "statistics";
@@ -20,6 +21,9 @@ pub struct Statistics {
     pub channels: Vec<Channel>,
     /// Elements in the graph's order.
     pub elements: Vec<Element>,
+    /// The link to `host` elements, where there are any.
+    #[serde(default)]
+    pub link: Option<Counts>,
 }
 
 /// One channel.
@@ -47,11 +51,12 @@ pub struct Element {
 impl Statistics {
     /// Of a run.
     #[must_use]
-    pub fn of<M: Machine>(graph: &Graph, run: &Run<'_, M>, ports: Passed) -> Self {
+    pub fn of<M: Machine + Send + 'static>(run: &Sides<'_, M>, ports: Passed) -> Self {
+        let graph = run.plan().whole();
         let channel = |(at, channel): (usize, &beeline_ir::graph::Channel)| Channel {
             channel: channel.name.clone(),
-            items: run.channel(at).passed,
-            waiting: run.channel(at).len(),
+            items: run.passed(at),
+            waiting: run.waiting(at),
             depth: channel.depth,
         };
         let element = |(at, node): (usize, &beeline_ir::graph::Node)| Element {
@@ -62,6 +67,7 @@ impl Statistics {
             ports,
             channels: graph.channels.iter().enumerate().map(channel).collect(),
             elements: graph.nodes.iter().enumerate().map(element).collect(),
+            link: run.link(),
         }
     }
 
@@ -83,10 +89,21 @@ impl Statistics {
         family("sent_packets", "counter", "Packets out.", one(ports.sent));
         let help = "Packets that a device did not take.";
         family("refused_packets", "counter", help, one(ports.refused));
+        let help = "Packets that came while a device's ring was full.";
+        family("missed_packets", "counter", help, one(ports.missed));
         let help = "Flits that were no packet.";
         family("malformed_flits", "counter", help, one(ports.malformed));
         family("signals", "counter", "Signals answered.", one(ports.signals));
         family("commands", "counter", "Commands answered.", one(ports.commands));
+        family("reloads", "counter", "Graphs that took over from another.", one(ports.reloads));
+        if let Some(link) = &self.link {
+            let help = "Doorbells and other registers that the host wrote.";
+            family("link_doorbells", "counter", help, one(link.mmio_writes));
+            let help = "Interrupts of the card.";
+            family("link_interrupts", "counter", help, one(link.interrupts));
+            let help = "Notices not sent, because the reader was awake.";
+            family("link_suppressed_notices", "counter", help, one(link.suppressed));
+        }
         let channels = |value: fn(&Channel) -> u64| {
             let sample = |c: &Channel| (format!("{{channel=\"{}\"}}", c.channel), value(c));
             self.channels.iter().map(sample).collect::<Vec<_>>()
@@ -121,6 +138,7 @@ mod tests {
                 depth: 16,
             }],
             elements: vec![Element { instance: name("a"), iterations: 9 }],
+            link: Some(Counts { mmio_writes: 3, ..Counts::default() }),
         };
         let text = statistics.exposition();
         for line in [
@@ -130,6 +148,7 @@ mod tests {
             "beeline_nf_channel_waiting{channel=\"a[1]->b[1]\"} 2",
             "beeline_nf_channel_depth{channel=\"a[1]->b[1]\"} 16",
             "beeline_nf_iterations_total{instance=\"a\"} 9",
+            "beeline_nf_link_doorbells_total 3",
         ] {
             assert!(text.lines().any(|l| l == line), "{line} is missing in\n{text}");
         }

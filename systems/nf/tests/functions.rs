@@ -111,6 +111,52 @@ fn packets_of_a_flow_go_to_one_backend_while_backends_come_and_go() {
 }
 
 #[test]
+fn many_packets_of_many_flows_pass_the_balancer_and_it_never_stands_still() {
+    // 10^7 with BEELINE_NF_PACKETS=10000000, minutes of machine code.
+    let wanted: u64 =
+        std::env::var("BEELINE_NF_PACKETS").ok().and_then(|n| n.parse().ok()).unwrap_or(200_000);
+    let loaded = compiled(templates::text("balancer").unwrap());
+    let graph = &loaded.compiled.graph;
+    let mut run = native(graph);
+    let mut manager = Manager::of(graph);
+    for at in 1..=16 {
+        say(&mut manager, &mut run, &format!("backends add 10.9.0.{at}")).unwrap();
+    }
+    let mut dice = Dice(41);
+    // Flows come and go: a window over all of them moves on; while a flow is in it, its packets go to
+    // one backend, by a plain map.
+    let mut homes: HashMap<u32, u32> = HashMap::new();
+    let (mut done, mut time, mut first) = (0_u64, 1_000_000_u64, 0_u32);
+    while done < wanted {
+        let mut packets = Vec::new();
+        let mut flows = Vec::new();
+        for _ in 0..1_000 {
+            let at = first + u32::try_from(dice.below(5_000)).unwrap();
+            let key = Key {
+                source: 0x0b00_0000 + at / 64,
+                ports: (at % 64 + 1_000) << 16 | 80,
+                ..flow(0)
+            };
+            time += TICK;
+            packets.push((time, packet(key, 0, at)));
+            flows.push(at);
+        }
+        let out = play(graph, &mut run, &packets).remove(0);
+        assert_eq!(out.len(), packets.len(), "after {done} packets");
+        for ((out, (_, inner)), at) in out.iter().zip(&packets).zip(flows) {
+            let here = backend(out, inner);
+            assert_eq!(*homes.entry(at).or_insert(here), here, "flow {at} after {done} packets");
+        }
+        done += packets.len() as u64;
+        first += 20;
+        homes.retain(|at, _| *at >= first);
+    }
+    let said = say(&mut manager, &mut run, "flows").unwrap();
+    assert!(said.starts_with(&format!("{done} packets")), "{said}");
+    println!("{done} packets: {said}");
+}
+
+#[test]
 fn packets_that_are_not_for_the_service_are_dropped_and_many_flows_do_not_stop_it() {
     let loaded = compiled(&small_balancer());
     let graph = &loaded.compiled.graph;

@@ -2,39 +2,20 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 
+#[path = "common/veth.rs"]
+mod veth;
+
 use std::path::Path;
-use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use beeline_native::Program;
 use beeline_nf::functions::templates;
 use beeline_nf::live::{Surroundings, ask, command, run};
 use beeline_nf::load::{compile, load};
 use beeline_nf::packet_socket::Device;
-
-/// A veth pair that goes with its value.
-struct Veth(String);
-
-impl Veth {
-    fn new(name: &str) -> Option<Self> {
-        let peer = format!("{name}p");
-        let add = ["link", "add", name, "type", "veth", "peer", "name", &peer];
-        let ok = Command::new("ip").args(add).output().ok()?.status.success();
-        let veth = ok.then(|| Self(name.to_owned()))?;
-        for end in [name, &peer] {
-            Command::new("ip").args(["link", "set", end, "up"]).output().ok()?;
-        }
-        Some(veth)
-    }
-}
-
-impl Drop for Veth {
-    fn drop(&mut self) {
-        let _ = Command::new("ip").args(["link", "del", &self.0]).output();
-    }
-}
+use beeline_nf::sides::{LinkOptions, native};
+use veth::{AtEnd, Veth};
 
 #[test]
 fn packets_pass_between_interfaces_and_a_signal_reads_the_count() {
@@ -47,16 +28,22 @@ fn packets_pass_between_interfaces_and_a_signal_reads_the_count() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/counter.np");
     let loaded = load(&path).unwrap();
     let graph = &loaded.compiled.graph;
-    let program = Program::compile(graph).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let control = folder.path().join("control");
     let ports = [("in".to_owned(), a.0.clone()), ("out".to_owned(), b.0.clone())];
     let stop = AtomicBool::new(false);
     let notify = |text: &str| println!("{text}");
-    let around =
-        Surroundings { control: Some(&control), commands: &[], notify: &notify, stop: &stop };
+    let around = Surroundings {
+        control: Some(&control),
+        commands: &[],
+        notify: &notify,
+        stop: &stop,
+        link: LinkOptions::default(),
+        load: None,
+    };
     std::thread::scope(|scope| {
-        let runner = scope.spawn(|| run(graph, program.machines(), &ports, around).unwrap());
+        let runner = scope.spawn(|| run(graph, &native, &ports, around).unwrap());
+        let _ends = AtEnd(|| stop.store(true, Ordering::Relaxed));
         let deadline = Instant::now() + Duration::from_secs(30);
         while !control.exists() {
             assert!(Instant::now() < deadline, "the graph did not start");
@@ -121,7 +108,6 @@ fn rules_change_while_packets_flow_and_an_interface_that_disappears_is_named() {
     let text = templates::text("firewall").unwrap().to_owned();
     let loaded = compile("firewall.np", text, None);
     let graph = &loaded.compiled.graph;
-    let program = Program::compile(graph).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let control = folder.path().join("control");
     let ports = [("from_tor".to_owned(), a.0.clone()), ("to_tor".to_owned(), b.0.clone())];
@@ -139,10 +125,17 @@ fn rules_change_while_packets_flow_and_an_interface_that_disappears_is_named() {
     let before = ["rules add icmp any -> any drop".to_owned()];
     let heard = Mutex::new(Vec::new());
     let notify = |text: &str| heard.lock().unwrap().push(text.to_owned());
-    let around =
-        Surroundings { control: Some(&control), commands: &before, notify: &notify, stop: &stop };
+    let around = Surroundings {
+        control: Some(&control),
+        commands: &before,
+        notify: &notify,
+        stop: &stop,
+        link: LinkOptions::default(),
+        load: None,
+    };
     std::thread::scope(|scope| {
-        let runner = scope.spawn(|| run(graph, program.machines(), &ports, around));
+        let runner = scope.spawn(|| run(graph, &native, &ports, around));
+        let _ends = AtEnd(|| stop.store(true, Ordering::Relaxed));
         let deadline = Instant::now() + Duration::from_secs(120);
         while !control.exists() {
             assert!(Instant::now() < deadline && !runner.is_finished(), "the graph did not start");
@@ -187,5 +180,78 @@ fn rules_change_while_packets_flow_and_an_interface_that_disappears_is_named() {
         assert_eq!(collect(&mut far, 1, deadline), [500]);
         stop.store(true, Ordering::Relaxed);
         runner.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn packets_longer_than_a_frame_of_the_ring_and_tagged_ones_pass_whole() {
+    let id = std::process::id() % 100_000;
+    let (Some(a), Some(b)) = (Veth::new(&format!("nfh{id}")), Veth::new(&format!("nfi{id}")))
+    else {
+        println!("skipped: this user cannot make veth devices");
+        return;
+    };
+    for veth in [&a, &b] {
+        for end in [veth.0.clone(), format!("{}p", veth.0)] {
+            let words = ["link", "set", &end, "mtu", "9000"];
+            assert!(std::process::Command::new("ip").args(words).status().unwrap().success());
+        }
+    }
+    let loaded =
+        compile("test.np", ".input in\n.output out\nCount :: c @\nin -> c -> out\n".into(), None);
+    let graph = &loaded.compiled.graph;
+    let folder = tempfile::tempdir().unwrap();
+    let control = folder.path().join("control");
+    let ports = [("in".to_owned(), a.0.clone()), ("out".to_owned(), b.0.clone())];
+    let stop = AtomicBool::new(false);
+    let notify = |text: &str| println!("{text}");
+    let around = Surroundings {
+        control: Some(&control),
+        commands: &[],
+        notify: &notify,
+        stop: &stop,
+        link: LinkOptions::default(),
+        load: None,
+    };
+    // Plain and tagged, around the length of a frame, and far past it.
+    let packet = |length: usize, tag: bool| {
+        let mut bytes: Vec<u8> = (0..length).map(|at| at.to_le_bytes()[0]).collect();
+        bytes[..14].copy_from_slice(&[2, 0, 0, 0, 0, 9, 2, 0, 0, 0, 0, 8, 0x88, 0xb5]);
+        if tag {
+            bytes[12..18].copy_from_slice(&[0x81, 0, 0, 5, 0x88, 0xb5]);
+        }
+        bytes
+    };
+    let lengths = (1_960..2_060).step_by(7).chain([60, 1_514, 4_000, 9_000]);
+    let wanted: Vec<Vec<u8>> =
+        lengths.flat_map(|length| [packet(length, false), packet(length, true)]).collect();
+    std::thread::scope(|scope| {
+        let runner = scope.spawn(|| run(graph, &native, &ports, around));
+        let _ends = AtEnd(|| stop.store(true, Ordering::Relaxed));
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !control.exists() {
+            assert!(Instant::now() < deadline && !runner.is_finished(), "the graph did not start");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let mut near = Device::interface(&format!("{}p", a.0)).unwrap();
+        let mut far = Device::ringed(&format!("{}p", b.0)).unwrap();
+        let (mut got, mut bytes) = (Vec::new(), Vec::new());
+        for packet in &wanted {
+            while !near.send(packet).unwrap() {}
+            let before = got.len();
+            while got.len() == before {
+                assert!(Instant::now() < deadline, "{} of {} packets", got.len(), wanted.len());
+                match far.take(&mut bytes).unwrap() {
+                    true if bytes[..6] == [2, 0, 0, 0, 0, 9] => got.push(bytes.clone()),
+                    true => {}
+                    false => std::thread::sleep(Duration::from_millis(1)),
+                }
+            }
+        }
+        let lengths = |list: &[Vec<u8>]| list.iter().map(Vec::len).collect::<Vec<_>>();
+        assert_eq!(lengths(&got), lengths(&wanted));
+        assert!(got == wanted);
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(runner.join().unwrap().unwrap().missed, 0);
     });
 }

@@ -4,11 +4,10 @@
 
 use std::path::{Path, PathBuf};
 
-use beeline_ir::run::Interpreter;
-use beeline_native::Program;
 use beeline_nf::engine::{EngineError, run_captures};
 use beeline_nf::load::{Loaded, compile, load};
 use beeline_nf::pcap::{Packet, Reader, Writer};
+use beeline_nf::sides::{self, LinkOptions};
 
 fn example(name: &str) -> Loaded {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples").join(name);
@@ -54,11 +53,11 @@ fn through(loaded: &Loaded, names: (&str, &str), packets: &[Packet]) -> Vec<Pack
     let graph = &loaded.compiled.graph;
     let ports =
         |to: &PathBuf| vec![(names.0.to_owned(), from.clone()), (names.1.to_owned(), to.clone())];
+    let link = LinkOptions::default();
     let walked = folder.path().join("walked.pcap");
-    run_captures(graph, vec![Interpreter; graph.nodes.len()], &ports(&walked), &[]).unwrap();
+    run_captures(graph, (&sides::walked, link), &ports(&walked), &[]).unwrap();
     let native = folder.path().join("native.pcap");
-    let program = Program::compile(graph).unwrap();
-    run_captures(graph, program.machines(), &ports(&native), &[]).unwrap();
+    run_captures(graph, (&sides::native, link), &ports(&native), &[]).unwrap();
     assert_eq!(read(&walked), read(&native));
     read(&native)
 }
@@ -84,10 +83,11 @@ fn the_firewall_drops_one_port() {
 fn an_unbound_port_and_an_unknown_one_are_named() {
     let loaded = example("counter.np");
     let graph = &loaded.compiled.graph;
-    let error = run_captures(graph, vec![Interpreter], &[], &[]).unwrap_err();
+    let link = LinkOptions::default();
+    let error = run_captures(graph, (&sides::walked, link), &[], &[]).unwrap_err();
     assert!(matches!(error, EngineError::Unbound { direction: "input", .. }), "{error}");
     let ports = [("side".to_owned(), PathBuf::from("x.pcap"))];
-    let error = run_captures(graph, vec![Interpreter], &ports, &[]).unwrap_err();
+    let error = run_captures(graph, (&sides::walked, link), &ports, &[]).unwrap_err();
     assert!(matches!(error, EngineError::NoSuchPort(name) if name == "side"));
 }
 

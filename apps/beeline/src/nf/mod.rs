@@ -1,5 +1,6 @@
 //! `beeline nf`: network functions from elements and channels.
 
+mod build;
 mod check;
 mod debug;
 mod models;
@@ -28,11 +29,16 @@ pub enum NfCommand {
     /// What each element becomes in hardware: interval, depth, storage, loops, what limits it.
     #[command(after_help = "Examples:\n  beeline nf report firewall.np\n  \
                             beeline nf report firewall.np --without delay --json\n  \
-                            beeline nf report counter.np --area")]
+                            beeline nf report counter.np --area\n  \
+                            beeline nf report counter.np --timing")]
     Report(models::ReportArguments),
     /// Write the graph as Verilog-2005.
     #[command(after_help = "Examples:\n  beeline nf verilog firewall.np -o out")]
     Verilog(models::VerilogArguments),
+    /// Build a graph for a chip: stages, their times, and what was taken from the last build.
+    #[command(after_help = "Examples:\n  beeline nf build firewall.np -o out\n  \
+                            beeline nf build firewall.np --mode debug --json")]
+    Build(build::BuildArguments),
     /// Play packets through the Verilog, or the cycle model.
     #[command(after_help = "Examples:\n  beeline nf simulate firewall.np --pcap in.pcap\n  \
                             beeline nf simulate firewall.np --pcap in.pcap --simulator model -o out")]
@@ -53,6 +59,13 @@ pub enum NfCommand {
     #[command(after_help = "Examples:\n  beeline nf top firewall.np\n  \
                             beeline nf top firewall.np --count 1 --json")]
     Top(top::TopArguments),
+    /// Exchange the graph of a run between interfaces for its changed file; state and packets stay.
+    #[command(after_help = "Examples:\n  beeline nf reload firewall.np\n  \
+                            beeline nf reload firewall.np --with larger.np --restart exact")]
+    Reload(run::ReloadArguments),
+    /// Set an element of a running graph back to how it began.
+    #[command(after_help = "Examples:\n  beeline nf reset counter.np cnt")]
+    Reset(run::ResetArguments),
     /// Send a signal to an element of a running graph and show the answer.
     #[command(after_help = "Examples:\n  beeline nf signal counter.np cnt\n  \
                             beeline nf signal firewall.np rules add 'tcp any -> any :443 drop'\n  \
@@ -67,11 +80,14 @@ pub fn nf(command: &NfCommand, output: Output) -> Result<Exit, Failure> {
         NfCommand::New(arguments) => new::run_new(arguments, output),
         NfCommand::Library => new::run_library(output),
         NfCommand::Report(arguments) => models::run_report(arguments, output),
+        NfCommand::Build(arguments) => build::run(arguments, output),
         NfCommand::Verilog(arguments) => models::run_verilog(arguments, output),
         NfCommand::Simulate(arguments) => models::run_simulate(arguments, output),
         NfCommand::Diff(arguments) => models::run_diff(arguments, output),
         NfCommand::Top(arguments) => top::run(arguments, output),
         NfCommand::Debug(arguments) => debug::run(arguments, output),
+        NfCommand::Reload(arguments) => run::run_reload(arguments, output),
+        NfCommand::Reset(arguments) => run::run_reset(arguments, output),
         NfCommand::Signal(arguments) => run::run_signal(arguments, output),
         NfCommand::Run(arguments) => run::run(arguments, output),
     }

@@ -6,10 +6,13 @@ use anyhow::Context as _;
 use beeline_ir::flits::{BITS, Joiner, WORDS, split};
 use beeline_ir::graph::Graph;
 use beeline_nf::area::area;
-use beeline_nf::diff::{Simulator, Stimulus, all_hardware, compare, cycles, simulated};
+use beeline_nf::diff::{Simulator, Stimulus, all_hardware, compare_with, cycles, simulated_with};
+use beeline_nf::hand_written::HandWritten;
 use beeline_nf::pcap::{Reader, Writer};
 use beeline_nf::report::report;
-use beeline_passes::Options;
+use beeline_nf::timing::timing;
+use beeline_passes::replicate::{Balance, Goal, replicate};
+use beeline_passes::{Collision, Options};
 use serde::Serialize;
 
 use super::check::compiled;
@@ -25,15 +28,55 @@ pub struct PassArguments {
     /// Cycles from address to data of block memories.
     #[arg(long, value_name = "CYCLES", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=8))]
     pub read_latency: u32,
+    /// What a block memory's read gives while its address is being written: old or new data.
+    #[arg(long, value_name = "DATA", default_value = "old", value_parser = ["old", "new"])]
+    pub collision: String,
+    /// Put so many copies of an instance of packets to packets in its place.
+    #[arg(long, value_name = "NAME=COPIES", value_parser = copies)]
+    pub replicate: Vec<(String, Goal)>,
+    /// Put as many copies of an instance in its place as take so many million flits a second.
+    #[arg(long, value_name = "NAME=MFLITS", value_parser = throughput)]
+    pub goal: Vec<(String, f64)>,
     /// Clock that operations are packed into, in megahertz.
     #[arg(long, value_name = "MHZ", default_value_t = 180, value_parser = clap::value_parser!(u32).range(10..=1000))]
     pub clock: u32,
 }
 
+/// `NAME=COPIES`.
+fn copies(text: &str) -> Result<(String, Goal), String> {
+    let wrong = || "NAME=COPIES, as in parser=4".to_owned();
+    let (name, count) = text.split_once('=').ok_or_else(wrong)?;
+    Ok((name.to_owned(), Goal::Copies(count.parse().map_err(|_| wrong())?)))
+}
+
+/// `NAME=MFLITS`.
+fn throughput(text: &str) -> Result<(String, f64), String> {
+    let wrong = || "NAME=MFLITS, as in parser=300".to_owned();
+    let (name, rate) = text.split_once('=').ok_or_else(wrong)?;
+    let rate: f64 = rate.parse().map_err(|_| wrong())?;
+    if rate.is_finite() && rate > 0.0 { Ok((name.to_owned(), rate)) } else { Err(wrong()) }
+}
+
 impl PassArguments {
+    /// The graph with the copies that were asked for, and what they are.
+    fn graph(&self, graph: &Graph) -> Result<(Graph, Vec<Balance>), Failure> {
+        let options = self.options()?;
+        let mhz = f64::from(self.clock);
+        let goals = self
+            .goal
+            .iter()
+            .map(|(name, mflits)| (name.clone(), Goal::Throughput { mflits: *mflits, mhz }));
+        let all: Vec<(String, Goal)> = self.replicate.iter().cloned().chain(goals).collect();
+        let interval = |node: &beeline_ir::graph::Node| {
+            beeline_passes::hardware(&node.element, &options).map_or(1, |made| made.report.interval)
+        };
+        replicate(graph, &all, &interval).or_exit(Exit::Usage)
+    }
+
     fn options(&self) -> Result<Options, Failure> {
         let mut options = Options {
             read_latency: self.read_latency,
+            collision: if self.collision == "new" { Collision::New } else { Collision::Old },
             period_ps: 1_000_000 / self.clock,
             ..Options::default()
         };
@@ -48,6 +91,7 @@ impl PassArguments {
                 "all" => {
                     options = Options {
                         read_latency: options.read_latency,
+                        collision: options.collision,
                         period_ps: options.period_ps,
                         ..Options::naive()
                     };
@@ -73,6 +117,13 @@ pub struct ReportArguments {
     /// seconds to minutes.
     #[arg(long)]
     pub area: bool,
+    /// Place and route each instance on an iCE40 HX8K by Yosys and nextpnr, and estimate its clock;
+    /// takes a minute or more each.
+    #[arg(long, conflicts_with = "area")]
+    pub timing: bool,
+    /// Placements of each instance, of which the median clock is shown.
+    #[arg(long, value_name = "COUNT", default_value_t = 1, requires = "timing", value_parser = clap::value_parser!(u32).range(1..=99))]
+    pub seeds: u32,
     #[command(flatten)]
     pub passes: PassArguments,
 }
@@ -95,13 +146,57 @@ fn report_area(graph: &Graph, options: &Options, output: Output) -> Result<Exit,
     Ok(Exit::Done)
 }
 
+/// `beeline nf report --timing`.
+fn report_timing(
+    graph: &Graph,
+    options: &Options,
+    seeds: u32,
+    output: Output,
+) -> Result<Exit, Failure> {
+    let hardware = all_hardware(graph, options)?;
+    for (node, hardware) in hardware.iter().enumerate() {
+        let found = timing(graph, node, hardware, seeds)?;
+        if output.json {
+            output.object(&found)?;
+            continue;
+        }
+        let clock = match found.mhz {
+            Some(mhz) => format!("{mhz:.0} MHz"),
+            None => "does not fit".to_owned(),
+        };
+        output.line(format!(
+            "{}: {clock}, {} logic cells with the harness, {} block memories (estimated by nextpnr on {})",
+            found.instance, found.cells, found.memories, found.chip
+        ))?;
+    }
+    Ok(Exit::Done)
+}
+
 /// `beeline nf report`.
 pub fn run_report(arguments: &ReportArguments, output: Output) -> Result<Exit, Failure> {
     let loaded = compiled(&arguments.file)?;
-    if arguments.area {
-        return report_area(&loaded.compiled.graph, &arguments.passes.options()?, output);
+    let (graph, balances) = arguments.passes.graph(&loaded.compiled.graph)?;
+    for balance in &balances {
+        if output.json {
+            output.object(balance)?;
+        } else {
+            output.line(format!(
+                "{}: {} of II {}, {:.2} iterations a cycle together",
+                balance.instance,
+                count(u64::from(balance.copies), "copy", "copies"),
+                balance.interval,
+                balance.per_cycle
+            ))?;
+        }
     }
-    let reports = report(&loaded.compiled.graph, &arguments.passes.options()?)?;
+    if arguments.area {
+        return report_area(&graph, &arguments.passes.options()?, output);
+    }
+    if arguments.timing {
+        let options = arguments.passes.options()?;
+        return report_timing(&graph, &options, arguments.seeds, output);
+    }
+    let reports = report(&graph, &arguments.passes.options()?)?;
     if output.json {
         for node in &reports {
             output.object(node)?;
@@ -155,6 +250,11 @@ pub fn run_report(arguments: &ReportArguments, output: Output) -> Result<Exit, F
     Ok(Exit::Done)
 }
 
+/// The hand-written Verilog of a graph's `verilog` instances, which lies beside its source.
+fn hand_written(graph: &Graph, file: &Path) -> Result<HandWritten, Failure> {
+    HandWritten::of(graph, file.parent().unwrap_or(Path::new("."))).or_exit(Exit::Usage)
+}
+
 /// Arguments of `verilog`.
 #[derive(Debug, clap::Args)]
 pub struct VerilogArguments {
@@ -170,30 +270,14 @@ pub struct VerilogArguments {
 /// `beeline nf verilog`.
 pub fn run_verilog(arguments: &VerilogArguments, output: Output) -> Result<Exit, Failure> {
     let loaded = compiled(&arguments.file)?;
-    let graph = &loaded.compiled.graph;
+    let (graph, _) = arguments.passes.graph(&loaded.compiled.graph)?;
+    let graph = &graph;
     let hardware = all_hardware(graph, &arguments.passes.options()?)?;
-    let folder = arguments.file.parent().unwrap_or(Path::new("."));
-    // Hand-written Verilog of a `verilog` instance lies beside the source.
-    let mut missing = None;
-    let own = |name: &str| {
-        let node = graph.nodes.iter().find(|node| node.name == name && node.verilog)?;
-        std::fs::read_to_string(folder.join(format!("{}.v", node.element.name))).ok()
-    };
-    for node in graph.nodes.iter().filter(|node| node.verilog) {
-        if own(&node.name).is_none() {
-            missing = Some(node.element.name.clone());
-        }
-    }
-    if let Some(element) = missing {
-        let path = folder.join(format!("{element}.v"));
-        let error =
-            anyhow::anyhow!("{element} is marked verilog, and {} is missing", path.display());
-        return Err(Failure::new(Exit::Usage, error));
-    }
+    let own = hand_written(graph, &arguments.file)?;
     std::fs::create_dir_all(&arguments.out)
         .with_context(|| format!("cannot make {}", arguments.out.display()))?;
     let path = arguments.out.join("design.v");
-    let text = beeline_verilog::graph::design(graph, &hardware, &own);
+    let text = beeline_verilog::graph::design(graph, &hardware, &|name| own.text(name));
     std::fs::write(&path, &text).with_context(|| format!("cannot write {}", path.display()))?;
     output.line(format!("{}: {} lines, top np_top", path.display(), text.lines().count()))?;
     Ok(Exit::Done)
@@ -261,14 +345,16 @@ struct Simulated {
 pub fn run_simulate(arguments: &PlayArguments, output: Output) -> Result<Exit, Failure> {
     let simulator = simulator(&arguments.simulator)?;
     let loaded = compiled(&arguments.file)?;
-    let graph = &loaded.compiled.graph;
+    let (graph, _) = arguments.passes.graph(&loaded.compiled.graph)?;
+    let graph = &graph;
     let stimulus = stimulus(graph, &arguments.pcap)?;
     let hardware = all_hardware(graph, &arguments.passes.options()?)?;
     let outcome = match simulator {
         None => cycles(graph, &hardware, &stimulus)?,
         Some(simulator) => {
             let folder = tempfile::tempdir()?;
-            simulated(graph, &hardware, &stimulus, (simulator, 0), folder.path())?
+            let own = hand_written(graph, &arguments.file)?;
+            simulated_with(graph, (&hardware, &own), &stimulus, (simulator, 0), folder.path())?
         }
     };
     for end in &graph.outputs {
@@ -320,10 +406,12 @@ struct Verdict<'a> {
 pub fn run_diff(arguments: &PlayArguments, output: Output) -> Result<Exit, Failure> {
     let simulator = simulator(&arguments.simulator)?;
     let loaded = compiled(&arguments.file)?;
-    let graph = &loaded.compiled.graph;
+    let (graph, _) = arguments.passes.graph(&loaded.compiled.graph)?;
+    let graph = &graph;
     let stimulus = stimulus(graph, &arguments.pcap)?;
     let list: Vec<Simulator> = simulator.into_iter().collect();
-    let compared = compare(graph, &arguments.passes.options()?, &stimulus, &list)?;
+    let own = hand_written(graph, &arguments.file)?;
+    let compared = compare_with(graph, &arguments.passes.options()?, &stimulus, &list, &own)?;
     let mut equal = true;
     for (back_end, (clocks, differences)) in &compared {
         equal &= differences.is_empty();

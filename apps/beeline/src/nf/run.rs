@@ -6,10 +6,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context as _;
 use beeline_ir::graph::Graph;
-use beeline_ir::run::{Interpreter, Signal};
-use beeline_native::Program;
+use beeline_ir::run::Signal;
 use beeline_nf::engine::run_captures;
 use beeline_nf::live;
+use beeline_nf::pcie::bus::Pace;
+use beeline_nf::pcie::slot::Mode;
+use beeline_nf::sides::{self, LinkOptions};
 use serde::Serialize;
 
 use super::check::compiled;
@@ -36,9 +38,63 @@ pub struct RunArguments {
     /// name in the user's runtime folder.
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
+    #[command(flatten)]
+    pub link: LinkArguments,
     /// Serve /metrics and a status page at ADDRESS while interfaces are served.
     #[arg(long, value_name = "ADDRESS")]
     pub status: Option<std::net::SocketAddr>,
+}
+
+/// The link to the graph's `host` elements.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub struct LinkArguments {
+    /// Host elements look for items without sleeping, instead of waiting for interrupts.
+    #[arg(long)]
+    pub link_poll: bool,
+    /// One way through the link to host elements, in nanoseconds.
+    #[arg(long, value_name = "NANOSECONDS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=1_000_000_000))]
+    pub link_delay: u64,
+    /// Bytes a second through that link in each direction; 0 for no limit.
+    #[arg(long, value_name = "BYTES", default_value_t = 0)]
+    pub link_rate: u64,
+}
+
+impl LinkArguments {
+    /// As the runtime wants it.
+    pub fn options(self) -> LinkOptions {
+        LinkOptions {
+            mode: if self.link_poll { Mode::Poll } else { Mode::Interrupt },
+            pace: Pace { delay_ns: self.link_delay, bytes_per_second: self.link_rate },
+        }
+    }
+}
+
+/// Arguments of `reload`.
+#[derive(Debug, clap::Args)]
+pub struct ReloadArguments {
+    /// Source file of the graph that runs, changed since.
+    pub file: PathBuf,
+    /// Take this file instead of the one that the run began with.
+    #[arg(long, value_name = "FILE")]
+    pub with: Option<PathBuf>,
+    /// An instance that begins anew; without it an instance whose state does not fit is an error.
+    #[arg(long, value_name = "INSTANCE")]
+    pub restart: Vec<String>,
+    /// Socket of the run.
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<PathBuf>,
+}
+
+/// Arguments of `reset`.
+#[derive(Debug, clap::Args)]
+pub struct ResetArguments {
+    /// Source file of the graph that runs.
+    pub file: PathBuf,
+    /// Instance.
+    pub instance: String,
+    /// Socket of the run.
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<PathBuf>,
 }
 
 /// Arguments of `signal`.
@@ -99,6 +155,32 @@ fn words(control: &Path, first: &str, rest: &[String], output: Output) -> Result
         output.line(answer)?;
     }
     Ok(Exit::Done)
+}
+
+/// `beeline nf reload`.
+pub fn run_reload(arguments: &ReloadArguments, output: Output) -> Result<Exit, Failure> {
+    let file = arguments.with.as_ref().unwrap_or(&arguments.file);
+    // The run has its own working directory.
+    let path = std::path::absolute(file)
+        .with_context(|| format!("cannot name {}", file.display()))
+        .or_exit(Exit::Usage)?;
+    if path.to_string_lossy().contains('\n') {
+        let error = anyhow::anyhow!("a file's name with a line break cannot be sent to the run");
+        return Err(Failure::new(Exit::Usage, error));
+    }
+    let control = arguments.control.clone().unwrap_or_else(|| control_of(&arguments.file));
+    let mut rest = path.display().to_string();
+    for name in &arguments.restart {
+        rest.push('\n');
+        rest.push_str(name);
+    }
+    words(&control, live::RELOAD, &[rest], output)
+}
+
+/// `beeline nf reset`.
+pub fn run_reset(arguments: &ResetArguments, output: Output) -> Result<Exit, Failure> {
+    let control = arguments.control.clone().unwrap_or_else(|| control_of(&arguments.file));
+    words(&control, live::RESET, std::slice::from_ref(&arguments.instance), output)
 }
 
 /// `beeline nf signal`.
@@ -199,27 +281,36 @@ fn serve(graph: &Graph, arguments: &RunArguments, output: Output) -> Result<Exit
         None => None,
     };
     let notify = |text: &str| crate::output::complain(text);
+    let load = |path: &Path| {
+        let said = |error| format!("cannot read {}: {error}", path.display());
+        let loaded = beeline_nf::load::load(path).map_err(said)?;
+        if loaded.diagnostics.failed() {
+            return Err(loaded.diagnostics.render(&loaded.sources).trim_end().to_owned());
+        }
+        Ok(loaded.compiled.graph)
+    };
     let around = live::Surroundings {
         control: Some(&control),
         commands: &commands,
         notify: &notify,
         stop: &stop,
+        link: arguments.link.options(),
+        load: Some(&load),
     };
     let passed = if arguments.interpret {
-        let machines = vec![Interpreter; graph.nodes.len()];
-        live::run(graph, machines, &ports, around)?
+        live::run(graph, &sides::walked, &ports, around)?
     } else {
-        let program = Program::compile(graph)?;
-        live::run(graph, program.machines(), &ports, around)?
+        live::run(graph, &sides::native, &ports, around)?
     };
     if output.json {
         output.object(&passed)?;
     } else {
         output.line(format!(
-            "{} in, {} out, {} refused by a device",
+            "{} in, {} out, {} refused by a device, {} missed while a ring was full",
             count(passed.received, "packet", "packets"),
             count(passed.sent, "packet", "packets"),
-            passed.refused
+            passed.refused,
+            passed.missed
         ))?;
     }
     Ok(Exit::Done)
@@ -255,11 +346,11 @@ pub fn run(arguments: &RunArguments, output: Output) -> Result<Exit, Failure> {
         return Err(Failure::new(Exit::Usage, error));
     }
     let commands = commands_of(arguments.commands.as_deref())?;
+    let (ports, link) = (&arguments.ports, arguments.link.options());
     let (counts, passed) = if arguments.interpret {
-        run_captures(graph, vec![Interpreter; graph.nodes.len()], &arguments.ports, &commands)?
+        run_captures(graph, (&sides::walked, link), ports, &commands)?
     } else {
-        let program = Program::compile(graph)?;
-        run_captures(graph, program.machines(), &arguments.ports, &commands)?
+        run_captures(graph, (&sides::native, link), ports, &commands)?
     };
     if output.json {
         for (channel, items) in graph.channels.iter().zip(passed) {

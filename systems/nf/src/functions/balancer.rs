@@ -55,6 +55,19 @@ impl Balancer {
         Some(Self { allocator, encap, steer: find("FlowSteer"), backends: Vec::new() })
     }
 
+    /// Takes over the backends of another manager, each in its place.
+    pub(super) fn enter(&mut self, old: &Self, writes: &mut Vec<Write>) {
+        self.backends.clone_from(&old.backends);
+        for (place, backend) in self.backends.iter().enumerate() {
+            let fields =
+                [place as u64, u64::from(u32::from(backend.address)), u64::from(backend.network)];
+            writes.push(self.encap.write(1, &fields));
+        }
+        if !self.backends.is_empty() {
+            self.list(writes);
+        }
+    }
+
     /// A signal that asks for the packets, cache hits, table lookups and drops.
     #[must_use]
     pub fn counters(&self) -> Option<Write> {

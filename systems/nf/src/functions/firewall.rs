@@ -114,6 +114,70 @@ impl Firewall {
         Some(Self { exact, prefix, hashed, ternary, verdict, rules, next, free: 0, defaults })
     }
 
+    /// The elements that hold what this manager knows.
+    #[must_use]
+    pub fn nodes(&self) -> Vec<usize> {
+        let tables = [
+            self.exact.as_ref().map(Exact::target),
+            self.prefix.as_ref().map(Prefixes::target),
+            self.hashed.as_ref().map(Hashed::target),
+            self.ternary.as_ref().map(Ternary::target),
+        ];
+        let tables = tables.into_iter().flatten().map(|target| target.node);
+        tables.chain([self.verdict.node]).collect()
+    }
+
+    /// True where the tables are of the same kinds and sizes.
+    pub(super) fn same_tables(&self, other: &Self) -> bool {
+        self.exact.as_ref().map(Exact::size) == other.exact.as_ref().map(Exact::size)
+            && self.prefix.as_ref().map(Prefixes::size) == other.prefix.as_ref().map(Prefixes::size)
+            && self.hashed.as_ref().map(Hashed::size) == other.hashed.as_ref().map(Hashed::size)
+            && self.ternary.as_ref().map(Ternary::size) == other.ternary.as_ref().map(Ternary::size)
+    }
+
+    /// Takes over what another manager of equal tables knows; the elements kept it.
+    pub(super) fn adopt(&mut self, old: &Self) {
+        let verdict = self.verdict;
+        let targets = (
+            self.exact.as_ref().map(Exact::target),
+            self.prefix.as_ref().map(Prefixes::target),
+            self.hashed.as_ref().map(Hashed::target),
+            self.ternary.as_ref().map(Ternary::target),
+        );
+        *self = old.clone();
+        self.verdict = verdict;
+        if let (Some(table), Some(target)) = (&mut self.exact, targets.0) {
+            table.lead_to(target);
+        }
+        if let (Some(table), Some(target)) = (&mut self.prefix, targets.1) {
+            table.lead_to(target);
+        }
+        if let (Some(table), Some(target)) = (&mut self.hashed, targets.2) {
+            table.lead_to(target);
+        }
+        if let (Some(table), Some(target)) = (&mut self.ternary, targets.3) {
+            table.lead_to(target);
+        }
+    }
+
+    /// Adds the rules of another manager to this one, which has none, in their order. Their numbers
+    /// stay.
+    ///
+    /// Errors: a rule finds no place.
+    pub(super) fn enter(
+        &mut self,
+        old: &Self,
+        writes: &mut Vec<Write>,
+    ) -> Result<(), FirewallError> {
+        for (number, rule) in old.rules() {
+            self.free = number;
+            self.add(rule, false, writes)?;
+        }
+        self.free = old.free;
+        self.defaults(Some(old.defaults.0), Some(old.defaults.1), writes);
+        Ok(())
+    }
+
     /// Rules in the order in which they are asked, with their numbers.
     #[must_use]
     pub fn rules(&self) -> Vec<(u32, Rule)> {

@@ -11,11 +11,25 @@ pub mod tables;
 pub mod templates;
 
 use beeline_ir::graph::Graph;
-use beeline_ir::run::{Machine, Run, RunError};
+use beeline_ir::run::{Machine, Run, RunError, Signal};
 
 use balancer::{Balancer, BalancerError};
 use firewall::{Firewall, FirewallError};
 use tables::Write;
+
+/// Something whose elements answer signals between two iterations.
+pub trait Signalled {
+    /// Sends a signal to a node and gives its answer.
+    ///
+    /// Errors: a handler that does not end.
+    fn signal_now(&mut self, node: usize, signal: Signal) -> Result<Signal, RunError>;
+}
+
+impl<M: Machine> Signalled for Run<'_, M> {
+    fn signal_now(&mut self, node: usize, signal: Signal) -> Result<Signal, RunError> {
+        Run::signal_now(self, node, signal)
+    }
+}
 
 /// A command was refused.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -57,6 +71,44 @@ impl Manager {
         Self { firewall: Firewall::of(graph), balancer: Balancer::of(graph), pending }
     }
 
+    /// The manager of `graph`, which takes over from this one: what the user told this one, told
+    /// anew. The signals that bring it to the elements wait; those of functions whose elements `kept`
+    /// what they know are left out.
+    ///
+    /// Errors: a rule or a backend that the new graph has no place for; nothing has changed then.
+    pub fn handed_over(
+        &self,
+        graph: &Graph,
+        kept: &dyn Fn(usize) -> bool,
+    ) -> Result<Self, CommandError> {
+        let mut fresh = Self::of(graph);
+        fresh.pending.clear();
+        if let (Some(old), Some(new)) = (&self.firewall, &mut fresh.firewall) {
+            if new.nodes().iter().all(|node| kept(*node)) && new.same_tables(old) {
+                new.adopt(old);
+            } else {
+                let mut writes = Vec::new();
+                new.enter(old, &mut writes)?;
+                fresh.pending.extend(writes);
+            }
+        }
+        if let (Some(old), Some(new)) = (&self.balancer, &mut fresh.balancer) {
+            let mut writes = Vec::new();
+            new.enter(old, &mut writes);
+            // Backends keep their places, so telling an element what it knows changes nothing.
+            fresh.pending.extend(writes);
+        }
+        Ok(fresh)
+    }
+
+    /// Nodes of the function that `node` is part of, where the manager keeps what they know: they are
+    /// set back together.
+    #[must_use]
+    pub fn together(&self, node: usize) -> Vec<usize> {
+        let of_firewall = self.firewall.as_ref().map(Firewall::nodes).unwrap_or_default();
+        if of_firewall.contains(&node) { of_firewall } else { vec![node] }
+    }
+
     /// The firewall, if the graph has one.
     #[must_use]
     pub fn firewall(&self) -> Option<&Firewall> {
@@ -78,10 +130,10 @@ impl Manager {
     /// Carries out a command, but for the signals that then wait.
     ///
     /// Errors: what is wrong with the command; nothing has changed then.
-    pub fn command<M: Machine>(
+    pub fn command(
         &mut self,
         text: &str,
-        run: &mut Run<'_, M>,
+        run: &mut impl Signalled,
     ) -> Result<String, CommandError> {
         let text = text.trim();
         let (first, rest) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
@@ -109,11 +161,7 @@ impl Manager {
         }
     }
 
-    fn rules<M: Machine>(
-        &mut self,
-        text: &str,
-        run: &mut Run<'_, M>,
-    ) -> Result<String, CommandError> {
+    fn rules(&mut self, text: &str, run: &mut impl Signalled) -> Result<String, CommandError> {
         let Some(firewall) = &mut self.firewall else {
             return Err(CommandError::NoFunction("rules".to_owned()));
         };
@@ -189,11 +237,7 @@ impl Manager {
     /// Applies at most `most` of the signals that wait; true while some are left.
     ///
     /// Errors: a handler that does not end.
-    pub fn apply<M: Machine>(
-        &mut self,
-        run: &mut Run<'_, M>,
-        most: usize,
-    ) -> Result<bool, RunError> {
+    pub fn apply(&mut self, run: &mut impl Signalled, most: usize) -> Result<bool, RunError> {
         for _ in 0..most {
             let Some((node, signal)) = self.pending.pop_front() else { return Ok(false) };
             run.signal_now(node, signal)?;

@@ -3,6 +3,8 @@
 //! Every row says where its figure comes from: *measured* on this processor, or *counted* cycles of
 //! the schedule. Rows are shown as soon as they are there.
 
+mod kernel;
+mod link;
 mod rates;
 
 use std::time::Instant;
@@ -29,12 +31,14 @@ pub struct NfArguments {
     #[command(flatten)]
     pub options: BenchOptions,
     /// Parts: memory (captures in memory), rules (the firewall by number of rules), inserts, flows
-    /// (the balancer), compile, cycles (every library element).
+    /// (the balancer), knee (the balancer's cycles by flows), compile, cycles (every library element),
+    /// link (to host elements), pfabric (flow completion times); and, where it is asked for, kernel
+    /// (the firewall between interfaces beside iptables, ipset, nftables and Open vSwitch, as root).
     #[arg(
         long,
         value_delimiter = ',',
         value_name = "PART",
-        default_value = "memory,rules,inserts,flows,compile,cycles"
+        default_value = "memory,rules,inserts,flows,knee,compile,cycles,link,pfabric"
     )]
     pub parts: Vec<String>,
 }
@@ -47,6 +51,10 @@ pub(super) enum Kind {
     Measured,
     /// Cycles of the schedule.
     Counted,
+    /// On this processor, through a link that is emulated at a stated pace.
+    Emulated,
+    /// Slots of a simulated wire.
+    Simulated,
 }
 
 /// Shows rows one by one.
@@ -76,6 +84,8 @@ impl Shown {
         let label = match kind {
             Kind::Measured => "measured",
             Kind::Counted => "counted",
+            Kind::Emulated => "emulated",
+            Kind::Simulated => "simulated",
         };
         let mut text = format!(
             "{label}  {}: {} {} ({}-{})",
@@ -108,7 +118,10 @@ pub(super) fn loaded(text: &str) -> anyhow::Result<Loaded> {
 
 /// Runs it.
 pub fn run(arguments: &NfArguments, output: Output) -> Result<Exit, Failure> {
-    let known = ["memory", "rules", "inserts", "flows", "compile", "cycles"];
+    let known = [
+        "memory", "rules", "inserts", "flows", "knee", "compile", "cycles", "link", "pfabric",
+        "kernel",
+    ];
     if let Some(part) = arguments.parts.iter().find(|part| !known.contains(&part.as_str())) {
         let error = anyhow::anyhow!("no part is named {part}: {}", known.join(", "));
         return Err(Failure::new(Exit::Usage, error));
@@ -121,6 +134,10 @@ pub fn run(arguments: &NfArguments, output: Output) -> Result<Exit, Failure> {
             "rules" => rates::rules(&arguments.options, &mut shown)?,
             "inserts" => rates::inserts(&arguments.options, &mut shown)?,
             "flows" => rates::flows(&arguments.options, &mut shown)?,
+            "knee" => rates::knee(&arguments.options, &mut shown)?,
+            "link" => link::rates(&arguments.options, &mut shown)?,
+            "pfabric" => link::fabric(&arguments.options, &mut shown)?,
+            "kernel" => kernel::firewalls(&arguments.options, &mut shown)?,
             "compile" => compile_time(&arguments.options, &mut shown)?,
             _ => cycles(&arguments.options, &mut shown)?,
         }

@@ -3,16 +3,19 @@
 use std::hint::black_box;
 use std::time::Instant;
 
+use anyhow::Context as _;
 use beeline_ir::flits::{WORDS, split};
 use beeline_ir::graph::Graph;
-use beeline_ir::run::{Machine, Run};
+use beeline_ir::run::{Machine, Run, RunError, Signal};
 use beeline_native::Program;
+use beeline_nf::diff::{Stimulus, all_hardware, cycles};
 use beeline_nf::engine::run_memory;
-use beeline_nf::functions::Manager;
 use beeline_nf::functions::firewall::Firewall;
 use beeline_nf::functions::rules::{Key, Rule};
 use beeline_nf::functions::templates;
+use beeline_nf::functions::{Manager, Signalled};
 use beeline_nf::pcap::Writer;
+use beeline_passes::Options;
 
 use super::{BenchOptions, Kind, Shown, loaded};
 use crate::bench::report::{Better, Row};
@@ -96,7 +99,8 @@ pub(super) fn memory(options: &BenchOptions, shown: &mut Shown) -> anyhow::Resul
     // The first turn warms the memory of the capture that is written.
     for turn in 0..=options.turns() {
         let start = Instant::now();
-        let (counts, files) = run_memory(graph, program.machines(), &[&capture], &[], old)?;
+        let (counts, files) =
+            run_memory(graph, &|_| Ok(program.machines()), &[&capture], &[], old)?;
         if turn > 0 {
             figures.push(rate(packets, start));
         }
@@ -247,4 +251,52 @@ pub(super) fn flows(options: &BenchOptions, shown: &mut Shown) -> anyhow::Result
         shown.row(Kind::Measured, &row)?;
     }
     Ok(())
+}
+
+/// The balancer's cycles a packet by flows: the knee is where its cache ends.
+pub(super) fn knee(options: &BenchOptions, shown: &mut Shown) -> anyhow::Result<()> {
+    // A cache of 256 flows and a table of 16,384, so that the model comes past both in seconds.
+    let text = templates::text("balancer")
+        .unwrap_or_default()
+        .replace("(BITS = 12)", "(BITS = 6)")
+        .replace("(BITS = 16)", "(BITS = 12)");
+    let loaded = loaded(&text)?;
+    let graph = &loaded.compiled.graph;
+    let made = all_hardware(graph, &Options::default())?;
+    let mut manager = Manager::of(graph);
+    let mut first = Signals(Vec::new());
+    manager.command("backends add 10.9.0.1", &mut first)?;
+    while manager.apply(&mut first, 100)? {}
+    let packets = options.size(4_000, 200);
+    for flows in options.size(vec![16, 64, 256, 1_024, 4_000], vec![16]) {
+        // Each flow once, so that the table knows it; then again and again.
+        let all = keys(flows, 80);
+        let run = |count: usize| -> anyhow::Result<u64> {
+            let list: Vec<Key> = all.iter().copied().cycle().take(count).collect();
+            let stimulus = Stimulus { items: vec![flits(&list)], signals: first.0.clone() };
+            let outcome = cycles(graph, &made, &stimulus)?;
+            outcome.clocks.context("the cycle model counts clocks")
+        };
+        let clocks = run(flows + packets)? - run(flows)?;
+        let per = f64::from(u32::try_from(clocks)?) / f64::from(u32::try_from(packets)?);
+        let row = Row::new(
+            format!("balancer, {flows} flows in turn, cache of 256"),
+            "beeline",
+            "cycles a packet",
+            Better::Lower,
+            &[per],
+        );
+        shown.row(Kind::Counted, &row)?;
+    }
+    Ok(())
+}
+
+/// Keeps signals instead of sending them.
+struct Signals(Vec<(usize, Signal)>);
+
+impl Signalled for Signals {
+    fn signal_now(&mut self, node: usize, signal: Signal) -> Result<Signal, RunError> {
+        self.0.push((node, signal));
+        Ok(signal)
+    }
 }

@@ -29,6 +29,23 @@ impl Exact {
         Self { target, mask, places: HashMap::new(), keys: HashMap::new() }
     }
 
+    /// Its element.
+    #[must_use]
+    pub fn target(&self) -> Target {
+        self.target
+    }
+
+    /// The element is another one now, which knows the same.
+    pub fn lead_to(&mut self, target: Target) {
+        self.target = target;
+    }
+
+    /// What the element's parameters decided.
+    #[must_use]
+    pub fn size(&self) -> u32 {
+        self.mask
+    }
+
     /// Keys inside.
     #[must_use]
     pub fn len(&self) -> usize {

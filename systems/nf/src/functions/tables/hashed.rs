@@ -25,6 +25,23 @@ impl Hashed {
         Self { target, slots: slots.max(1), tables, places, keys }
     }
 
+    /// Its element.
+    #[must_use]
+    pub fn target(&self) -> Target {
+        self.target
+    }
+
+    /// The element is another one now, which knows the same.
+    pub fn lead_to(&mut self, target: Target) {
+        self.target = target;
+    }
+
+    /// What the element's parameters decided.
+    #[must_use]
+    pub fn size(&self) -> (usize, u32) {
+        (self.tables.len(), self.slots)
+    }
+
     /// Keys inside.
     #[must_use]
     pub fn len(&self) -> usize {

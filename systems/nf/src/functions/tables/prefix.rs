@@ -30,6 +30,23 @@ impl Prefixes {
         Self { target, levels, rules: Vec::new(), bank: 0, borders, results }
     }
 
+    /// Its element.
+    #[must_use]
+    pub fn target(&self) -> Target {
+        self.target
+    }
+
+    /// The element is another one now, which knows the same.
+    pub fn lead_to(&mut self, target: Target) {
+        self.target = target;
+    }
+
+    /// What the element's parameters decided.
+    #[must_use]
+    pub fn size(&self) -> u32 {
+        self.levels
+    }
+
     /// Rules inside.
     #[must_use]
     pub fn len(&self) -> usize {

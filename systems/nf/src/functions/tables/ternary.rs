@@ -35,6 +35,23 @@ impl Ternary {
         self.target.node
     }
 
+    /// Its element.
+    #[must_use]
+    pub fn target(&self) -> Target {
+        self.target
+    }
+
+    /// The element is another one now, which knows the same.
+    pub fn lead_to(&mut self, target: Target) {
+        self.target = target;
+    }
+
+    /// What the element's parameters decided.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.groups
+    }
+
     /// Rules inside.
     #[must_use]
     pub fn len(&self) -> usize {

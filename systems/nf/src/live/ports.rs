@@ -1,0 +1,278 @@
+//! The interfaces at a graph's ends. They outlive the graph: a reload keeps them open.
+
+use std::io;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use beeline_ir::flits::{BITS, Flit, Joiner, WORDS, count, flit};
+use beeline_ir::graph::Graph;
+use beeline_ir::run::{Machine, Run};
+
+use super::control::LONGEST;
+use super::{LiveError, Passed};
+use crate::packet_socket::{Device, Fate, Sent};
+use crate::sides::Plan;
+
+/// A device, and whether its interface is in doubt or gone.
+#[derive(Debug)]
+struct Attached {
+    device: Device,
+    doubt: bool,
+    gone: bool,
+}
+
+#[derive(Debug)]
+struct Input {
+    port: String,
+    channel: usize,
+    device: usize,
+    /// The packet that goes in: its bytes, when it came, its flits and how many of them went.
+    bytes: Vec<u8>,
+    time_ns: u64,
+    flits: usize,
+    sent: usize,
+}
+
+#[derive(Debug)]
+struct Output {
+    port: String,
+    channel: usize,
+    device: usize,
+    joiner: Joiner,
+}
+
+/// Every interface of a run.
+#[derive(Debug, Default)]
+pub(super) struct Ports {
+    devices: Vec<Attached>,
+    inputs: Vec<Input>,
+    outputs: Vec<Output>,
+}
+
+/// Packets taken from a device in one turn.
+const PACKETS: usize = 64;
+
+/// Errors of an interface that is down or gone, rather than of a packet.
+fn of_interface(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENETDOWN | libc::ENXIO | libc::ENODEV))
+}
+
+/// Nanoseconds since 1970, for the packets that come now.
+fn clock() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(0))
+}
+
+/// The place of a port that carries packets among the world's inputs or outputs.
+fn place(graph: &Graph, port: &str) -> Option<(bool, usize)> {
+    let find = |ends: &[beeline_ir::graph::Outside]| {
+        ends.iter().position(|o| o.name == port && graph.channels[o.channel].bits == BITS)
+    };
+    match find(&graph.inputs) {
+        Some(at) => Some((true, at)),
+        None => find(&graph.outputs).map(|at| (false, at)),
+    }
+}
+
+impl Ports {
+    /// Opens the interfaces.
+    ///
+    /// Errors: a port that is not there, an interface.
+    pub fn open(plan: &Plan<'_>, ports: &[(String, String)]) -> Result<Self, LiveError> {
+        let mut opened = Self::default();
+        for (port, what) in ports {
+            let device = opened.device(what)?;
+            match place(plan.whole(), port) {
+                Some((true, at)) => opened.inputs.push(Input {
+                    port: port.clone(),
+                    channel: plan.world(true, at),
+                    device,
+                    bytes: Vec::with_capacity(LONGEST),
+                    time_ns: 0,
+                    flits: 0,
+                    sent: 0,
+                }),
+                Some((false, at)) => opened.outputs.push(Output {
+                    port: port.clone(),
+                    channel: plan.world(false, at),
+                    device,
+                    joiner: Joiner::default(),
+                }),
+                None => return Err(LiveError::NoSuchPort(port.clone())),
+            }
+        }
+        Ok(opened)
+    }
+
+    /// Looks whether another graph has all of the ports, in the same directions.
+    ///
+    /// Errors: the first that it has not.
+    pub fn fit(&self, graph: &Graph) -> Result<(), String> {
+        let inputs = self.inputs.iter().map(|input| (&input.port, true));
+        let outputs = self.outputs.iter().map(|output| (&output.port, false));
+        for (port, input) in inputs.chain(outputs) {
+            if place(graph, port).is_none_or(|(is_input, _)| is_input != input) {
+                let kind = if input { "input" } else { "output" };
+                return Err(format!(
+                    "the new graph has no {kind} named {port} that carries packets, and this run has an interface for it"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Leads the interfaces to another graph that [`Ports::fit`] found fit.
+    pub fn lead_to(&mut self, plan: &Plan<'_>) {
+        let graph = plan.whole();
+        for input in &mut self.inputs {
+            if let Some((true, at)) = place(graph, &input.port) {
+                input.channel = plan.world(true, at);
+            }
+        }
+        for output in &mut self.outputs {
+            if let Some((false, at)) = place(graph, &output.port) {
+                output.channel = plan.world(false, at);
+            }
+        }
+    }
+
+    /// An interface by its name, or `tap:NAME`; each is opened once.
+    fn device(&mut self, what: &str) -> Result<usize, LiveError> {
+        let (tap, name) = match what.strip_prefix("tap:") {
+            Some(name) => (true, name),
+            None => (false, what),
+        };
+        if let Some(at) = self.devices.iter().position(|attached| attached.device.name == name) {
+            return Ok(at);
+        }
+        let device = if tap { Device::tap(name) } else { Device::ringed(name) };
+        let device =
+            device.map_err(|source| LiveError::Device { name: name.to_owned(), source })?;
+        self.devices.push(Attached { device, doubt: false, gone: false });
+        Ok(self.devices.len() - 1)
+    }
+
+    /// Descriptors that become readable when packets come.
+    pub fn descriptors(&self) -> impl Iterator<Item = &Device> {
+        self.devices.iter().map(|attached| &attached.device)
+    }
+
+    /// Looks after interfaces that gave an error.
+    pub fn look(&mut self, notify: &dyn Fn(&str)) -> Result<(), LiveError> {
+        for attached in self.devices.iter_mut().filter(|attached| attached.doubt) {
+            let name = attached.device.name.clone();
+            let fate = attached.device.look();
+            match fate.map_err(|source| LiveError::Device { name: name.clone(), source })? {
+                Fate::Gone if !attached.gone => {
+                    attached.gone = true;
+                    notify(&format!(
+                        "{name} has disappeared: its packets are lost until it comes back"
+                    ));
+                }
+                Fate::Gone => {}
+                // It may be down only: then its socket goes on when it is up.
+                Fate::Here => attached.doubt = false,
+                Fate::Replaced => {
+                    (attached.doubt, attached.gone) = (false, false);
+                    notify(&format!("{name} is back"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes packets from the interfaces into the graph; true where something moved. Without `fresh`
+    /// ones only what was taken already goes on.
+    pub fn receive<M: Machine>(
+        &mut self,
+        run: &mut Run<'_, M>,
+        fresh: bool,
+        passed: &mut Passed,
+    ) -> Result<bool, LiveError> {
+        let mut moved = false;
+        for input in &mut self.inputs {
+            let attached = &mut self.devices[input.device];
+            moved |= take(run, input, attached, fresh, passed)?;
+        }
+        Ok(moved)
+    }
+
+    /// Packets that came to interfaces and found the ring full.
+    pub fn missed(&mut self) -> u64 {
+        self.devices.iter_mut().map(|attached| attached.device.missed()).sum()
+    }
+
+    /// Gives what came out to the interfaces; true where something moved.
+    pub fn send<M: Machine>(&mut self, run: &mut Run<'_, M>, passed: &mut Passed) -> bool {
+        let mut moved = false;
+        for output in &mut self.outputs {
+            moved |= give(run, output, &mut self.devices[output.device], passed);
+        }
+        moved
+    }
+}
+
+fn take<M: Machine>(
+    run: &mut Run<'_, M>,
+    input: &mut Input,
+    attached: &mut Attached,
+    fresh: bool,
+    passed: &mut Passed,
+) -> Result<bool, LiveError> {
+    let mut moved = false;
+    for _ in 0..PACKETS {
+        while input.sent < input.flits {
+            let flit = flit(&input.bytes, input.time_ns, input.sent);
+            if !run.channel_mut(input.channel).push(&flit) {
+                return Ok(moved);
+            }
+            input.sent += 1;
+            moved = true;
+        }
+        if !fresh {
+            break;
+        }
+        match attached.device.take(&mut input.bytes) {
+            Ok(true) => {
+                passed.received += 1;
+                input.time_ns = clock();
+                (input.flits, input.sent) = (count(input.bytes.len()), 0);
+            }
+            Ok(false) => break,
+            // An interface that went down may come up again; until then it has no packets.
+            Err(error) if of_interface(&error) => {
+                attached.doubt = true;
+                break;
+            }
+            Err(source) => {
+                return Err(LiveError::Device { name: attached.device.name.clone(), source });
+            }
+        }
+    }
+    Ok(moved)
+}
+
+fn give<M: Machine>(
+    run: &mut Run<'_, M>,
+    output: &mut Output,
+    attached: &mut Attached,
+    passed: &mut Passed,
+) -> bool {
+    let mut flit: Flit = [0; WORDS];
+    let (mut moved, mut malformed) = (false, 0);
+    let mut after = |sent: Sent, doubt: &mut bool| {
+        passed.sent += sent.sent;
+        passed.refused += sent.refused;
+        *doubt |= sent.error.as_ref().is_some_and(of_interface);
+    };
+    while run.channel_mut(output.channel).pop(&mut flit) {
+        moved = true;
+        match output.joiner.push(&flit) {
+            Ok(Some((bytes, _))) => after(attached.device.queue(bytes), &mut attached.doubt),
+            Ok(None) => {}
+            Err(_) => malformed += 1,
+        }
+    }
+    after(attached.device.flush(), &mut attached.doubt);
+    passed.malformed += malformed;
+    moved
+}

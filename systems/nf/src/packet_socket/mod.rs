@@ -1,0 +1,331 @@
+//! Raw packets of a network interface, through a packet socket; and TAP devices.
+//!
+//! An interface is opened in one of two ways: with a call per packet, or with a ring that the kernel
+//! fills and batches of packets that go by one call ([`Device::ringed`]).
+//!
+//! This module holds most of the crate's unsafe code: a bind whose address the standard library does
+//! not know, device control and socket options, a call that sends several packets, and the ring.
+
+mod ring;
+
+use std::ffi::CString;
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+
+use ring::{Frame, Ring, insert};
+
+/// Packets of an interface.
+#[derive(Debug)]
+pub struct Device {
+    file: File,
+    /// What it is, for messages.
+    pub name: String,
+    /// The interface's number; 0 for a TAP device, which goes with its descriptor.
+    index: u32,
+    ring: Option<Ring>,
+    /// Packets that wait for [`Device::flush`]: their bytes in a row, and where each ends.
+    waiting: Vec<u8>,
+    ends: Vec<usize>,
+    missed: u64,
+    /// Room for a packet that comes by a call.
+    scratch: Vec<u8>,
+}
+
+/// What became of packets.
+#[derive(Debug, Default)]
+pub struct Sent {
+    /// Packets that the device took.
+    pub sent: u64,
+    /// Packets that it did not take.
+    pub refused: u64,
+    /// The last error but for a lack of room.
+    pub error: Option<io::Error>,
+}
+
+/// Packets that go by one call.
+const BATCH: usize = 64;
+/// Longest packet.
+const LONGEST: usize = 65_536;
+
+/// What became of an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It is there, perhaps down.
+    Here,
+    /// No interface has its name.
+    Gone,
+    /// Another one has its name, and is used now.
+    Replaced,
+}
+
+/// Every Ethernet type, in network order.
+const ALL: u16 = 0x0003_u16.to_be();
+
+fn index_of(name: &str) -> io::Result<u32> {
+    let plain = CString::new(name).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: the pointer is to a string with a zero at its end, which lives past the call.
+    let index = unsafe { libc::if_nametoindex(plain.as_ptr()) };
+    if index == 0 { Err(io::Error::last_os_error()) } else { Ok(index) }
+}
+
+impl Device {
+    /// A packet socket on an interface, receiving everything that arrives there.
+    ///
+    /// Errors: no such interface; no right to open a packet socket.
+    pub fn interface(name: &str) -> io::Result<Self> {
+        Self::open(name, false)
+    }
+
+    /// As [`Device::interface`], with a ring for what arrives, where the kernel has one.
+    ///
+    /// Errors: as for [`Device::interface`].
+    pub fn ringed(name: &str) -> io::Result<Self> {
+        match Self::open(name, true) {
+            // No such interface and no right to it are told by the simpler way too.
+            Err(_) => Self::open(name, false),
+            device => device,
+        }
+    }
+
+    fn open(name: &str, ringed: bool) -> io::Result<Self> {
+        let index = index_of(name)?;
+        let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+        // Without a protocol, so that nothing arrives before the socket is bound.
+        // SAFETY: a call without pointers.
+        let fd = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor was made by the call above and belongs to nothing else.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        let ring = ringed.then(|| Ring::new(&fd)).transpose()?;
+        // SAFETY: all bits zero are a valid sockaddr_ll.
+        let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+        address.sll_family = u16::try_from(libc::AF_PACKET).unwrap_or(0);
+        address.sll_protocol = ALL;
+        address.sll_ifindex = i32::try_from(index).unwrap_or(0);
+        let length = u32::try_from(size_of::<libc::sockaddr_ll>()).unwrap_or(0);
+        let pointer = (&raw const address).cast::<libc::sockaddr>();
+        // SAFETY: the pointer is to `length` bytes of an address that lives past the call.
+        let bound = unsafe { libc::bind(fd.as_raw_fd(), pointer, length) };
+        if bound < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let device = Self::of(File::from(fd), name, index, ring);
+        device.ignore_outgoing();
+        Ok(device)
+    }
+
+    fn of(file: File, name: &str, index: u32, ring: Option<Ring>) -> Self {
+        let (waiting, ends, scratch) = (Vec::new(), Vec::new(), Vec::new());
+        Self { file, name: name.to_owned(), index, ring, waiting, ends, missed: 0, scratch }
+    }
+
+    /// Our own packets are not received again; a kernel without the option shows them.
+    fn ignore_outgoing(&self) {
+        const PACKET_IGNORE_OUTGOING: i32 = 23;
+        let one = 1_i32;
+        let length = u32::try_from(size_of::<i32>()).unwrap_or(0);
+        let pointer = (&raw const one).cast::<libc::c_void>();
+        let fd = self.file.as_raw_fd();
+        // SAFETY: the pointer is to an integer of `length` bytes that lives past the call.
+        unsafe { libc::setsockopt(fd, libc::SOL_PACKET, PACKET_IGNORE_OUTGOING, pointer, length) };
+    }
+
+    /// A TAP device of that name, made if it is missing.
+    ///
+    /// Errors: no right to make one; a name that is too long.
+    pub fn tap(name: &str) -> io::Result<Self> {
+        let file = std::fs::OpenOptions::new().read(true).write(true).open("/dev/net/tun")?;
+        // SAFETY: all bits zero are a valid ifreq.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        if name.len() >= request.ifr_name.len() {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+            *to = from.cast_signed();
+        }
+        let flags = libc::IFF_TAP | libc::IFF_NO_PI;
+        request.ifr_ifru.ifru_flags = i16::try_from(flags).unwrap_or(0);
+        // SAFETY: the request is a whole ifreq that lives past the call.
+        let made = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF, &raw mut request) };
+        if made < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        rustix::io::ioctl_fionbio(&file, true)?;
+        Ok(Self::of(file, name, 0, None))
+    }
+
+    /// Looks whether the interface is still there; one that was made anew is opened.
+    ///
+    /// Errors: the new one cannot be opened.
+    pub fn look(&mut self) -> io::Result<Fate> {
+        if self.index == 0 {
+            return Ok(Fate::Here);
+        }
+        match index_of(&self.name) {
+            Err(_) => Ok(Fate::Gone),
+            Ok(index) if index == self.index => Ok(Fate::Here),
+            Ok(_) => {
+                *self = Self::open(&self.name, self.ring.is_some())?;
+                Ok(Fate::Replaced)
+            }
+        }
+    }
+
+    /// The next packet, if there is one; its bytes in `buffer`.
+    ///
+    /// Errors: the device is down or gone.
+    pub fn receive(&mut self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+        match self.file.read(buffer) {
+            Ok(count) => Ok(Some(count)),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Takes the next packet, if there is one, into `packet`.
+    ///
+    /// Errors: the device is down or gone.
+    pub fn take(&mut self, packet: &mut Vec<u8>) -> io::Result<bool> {
+        let tag = match self.ring.as_mut().map(|ring| ring.take(packet)) {
+            // An error of the device is told by the socket only.
+            Some(Frame::Nothing) => return self.socket_error().map_or(Ok(false), Err),
+            Some(Frame::Packet) => return Ok(true),
+            Some(Frame::Longer(tag)) => tag,
+            Some(Frame::Cut) => {
+                self.missed += 1;
+                return Ok(false);
+            }
+            None => None,
+        };
+        let mut scratch = std::mem::take(&mut self.scratch);
+        scratch.resize(LONGEST, 0);
+        let count = self.receive(&mut scratch);
+        packet.clear();
+        if let Ok(Some(count)) = &count {
+            packet.extend_from_slice(&scratch[..*count]);
+        }
+        self.scratch = scratch;
+        insert(packet, tag);
+        Ok(count?.is_some())
+    }
+
+    /// An error that waits at the socket: the interface went down, or away.
+    fn socket_error(&self) -> Option<io::Error> {
+        let error = rustix::net::sockopt::socket_error(&self.file).ok()?;
+        error.err().map(Into::into)
+    }
+
+    /// Puts a packet behind those that wait to be sent; sends them where they are many.
+    pub fn queue(&mut self, packet: &[u8]) -> Sent {
+        self.waiting.extend_from_slice(packet);
+        self.ends.push(self.waiting.len());
+        if self.ends.len() >= BATCH { self.flush() } else { Sent::default() }
+    }
+
+    /// Sends what waits. A packet that the device does not take is dropped; the others go on.
+    pub fn flush(&mut self) -> Sent {
+        let mut sent = Sent::default();
+        let (waiting, ends) = (std::mem::take(&mut self.waiting), std::mem::take(&mut self.ends));
+        let mut done = 0;
+        while done < ends.len() {
+            let first = done.checked_sub(1).map_or(0, |before| ends[before]);
+            let outcome = if self.index == 0 {
+                self.send(&waiting[first..ends[done]]).map(usize::from)
+            } else {
+                self.send_several(&waiting, first, &ends[done..])
+            };
+            match outcome {
+                Ok(0) => {
+                    sent.refused += 1;
+                    done += 1;
+                }
+                Ok(count) => {
+                    sent.sent += count as u64;
+                    done += count;
+                }
+                Err(error) => {
+                    (sent.refused, sent.error) = (sent.refused + 1, Some(error));
+                    done += 1;
+                }
+            }
+        }
+        // Their memory is used again.
+        (self.waiting, self.ends) = (waiting, ends);
+        self.waiting.clear();
+        self.ends.clear();
+        sent
+    }
+
+    /// Sends packets that lie in a row by one call; how many went. None without room.
+    fn send_several(&self, bytes: &[u8], first: usize, ends: &[usize]) -> io::Result<usize> {
+        // SAFETY: all bits zero are a valid iovec, and a valid mmsghdr.
+        let mut parts: [libc::iovec; BATCH] = unsafe { std::mem::zeroed() };
+        // SAFETY: as above.
+        let mut messages: [libc::mmsghdr; BATCH] = unsafe { std::mem::zeroed() };
+        let count = ends.len().min(BATCH);
+        let mut from = first;
+        for ((part, message), end) in parts.iter_mut().zip(&mut messages).zip(ends) {
+            let packet = &bytes[from..*end];
+            part.iov_base = packet.as_ptr().cast_mut().cast();
+            part.iov_len = packet.len();
+            message.msg_hdr.msg_iov = part;
+            message.msg_hdr.msg_iovlen = 1;
+            from = *end;
+        }
+        let number = u32::try_from(count).unwrap_or(0);
+        let fd = self.file.as_raw_fd();
+        // SAFETY: `number` messages, each of one part of `bytes`; all live past the call, which reads
+        // the bytes and writes the messages' lengths.
+        let sent = unsafe { libc::sendmmsg(fd, messages.as_mut_ptr(), number, 0) };
+        match usize::try_from(sent) {
+            Ok(sent) => Ok(sent),
+            Err(_) => match io::Error::last_os_error() {
+                error if lacks_room(&error) => Ok(0),
+                error => Err(error),
+            },
+        }
+    }
+
+    /// Packets so far that came and found the ring, or the socket, full.
+    pub fn missed(&mut self) -> u64 {
+        if self.index != 0 {
+            let mut counters = [0_u32; 2];
+            let mut length = u32::try_from(size_of_val(&counters)).unwrap_or(0);
+            let pointer = counters.as_mut_ptr().cast::<libc::c_void>();
+            let (fd, name) = (self.file.as_raw_fd(), libc::PACKET_STATISTICS);
+            // SAFETY: the pointers are to `length` bytes of integers and to their length, which live
+            // past the call.
+            let asked =
+                unsafe { libc::getsockopt(fd, libc::SOL_PACKET, name, pointer, &raw mut length) };
+            // The kernel begins anew with each look.
+            if asked == 0 {
+                self.missed += u64::from(counters[1]);
+            }
+        }
+        self.missed
+    }
+
+    /// Sends a packet; false where the device has no room now.
+    ///
+    /// Errors: the device is down or gone, or the packet is too long for it.
+    pub fn send(&mut self, packet: &[u8]) -> io::Result<bool> {
+        match self.file.write(packet) {
+            Ok(_) => Ok(true),
+            Err(error) if lacks_room(&error) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn lacks_room(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::WouldBlock || error.raw_os_error() == Some(libc::ENOBUFS)
+}
+
+impl std::os::fd::AsFd for Device {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
