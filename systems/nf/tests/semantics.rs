@@ -345,13 +345,14 @@ fn each_of_the_eleven_takes_the_clocks_in_verilog_that_the_schedule_says() {
             let mut dice = common::Dice(seen);
             let items = graph.inputs.iter().map(|input| {
                 let bits = graph.channels[input.channel].bits;
-                let mut item = || {
-                    (0..beeline_ir::tree::words(bits)).map(|word| {
+                let mut item = || -> Vec<u64> {
+                    let word = |word: usize| {
                         let left = bits - u32::try_from(word).unwrap() * 64;
                         dice.below(u64::MAX) & beeline_ir::tree::mask(left.min(64))
-                    })
+                    };
+                    (0..beeline_ir::tree::words(bits)).map(word).collect()
                 };
-                (0..24).flat_map(|_| item().collect::<Vec<_>>()).collect()
+                (0..24).flat_map(|_| item()).collect()
             });
             let stimulus = Stimulus { items: items.collect(), signals: Vec::new() };
             let made = all_hardware(&graph, &Options::default()).unwrap();

@@ -230,13 +230,14 @@ impl Contender {
 
 /// Open vSwitch in user space, in the middle name space; it ends with the value.
 struct Switch<'a> {
-    row: &'a InARow,
+    /// The name spaces outlive it.
+    _row: &'a InARow,
     folder: tempfile::TempDir,
 }
 
 impl<'a> Switch<'a> {
     fn start(row: &'a InARow, rules: u32) -> anyhow::Result<Self> {
-        let switch = Self { row, folder: tempfile::tempdir()? };
+        let switch = Self { _row: row, folder: tempfile::tempdir()? };
         let folder = switch.folder.path().display().to_string();
         carry_out(&format!(
             "ovsdb-tool create {folder}/conf.db /usr/share/openvswitch/vswitch.ovsschema"
