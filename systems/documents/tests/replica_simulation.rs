@@ -291,7 +291,9 @@ impl World {
             (member.led, member.standing) = (0, None);
         }
         // What was under way ends some time after the term.
-        if !matches!(duty, Duty::Follow { .. } | Duty::Begin(_)) && self.random.one_in(4) {
+        let goes_on = matches!(duty, Duty::Follow { .. } | Duty::Begin(_))
+            || self.bug == Bug::AcknowledgesBehindTheFence;
+        if !goes_on && self.random.one_in(4) {
             member.following = None;
         }
         match duty {
@@ -414,8 +416,10 @@ impl World {
             Message::Fetch { term, session, after } if leads(term) => {
                 let upto = member.clock;
                 let start = member.log.partition_point(|place| place.time <= after);
-                let whole = member.log.len() - start <= 4;
-                let entries: Vec<Place> = member.log[start..].iter().take(4).copied().collect();
+                // Small pieces while there are faults; what is behind by then catches up afterwards.
+                let most = if now_ms < FAULTY_MS { 4 } else { 64 };
+                let whole = member.log.len() - start <= most;
+                let entries: Vec<Place> = member.log[start..].iter().take(most).copied().collect();
                 let upto = if whole { upto } else { entries.last().map_or(upto, |last| last.time) };
                 self.contact(index, term, from);
                 self.send(id, from, Message::Entries { term, session, entries, upto });
