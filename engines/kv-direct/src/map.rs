@@ -85,6 +85,12 @@ impl ServerMap {
             let same = state == 0 || state == ANY_STATE;
             return if same { Verdict::Serve } else { Verdict::Unknown };
         }
+        // A client of a much older map may have packets under way since a change before the last: a key
+        // that left this server and came back would be refused first and then executed.
+        let known = if self.is_moving() { 1 } else { 2 };
+        if state.saturating_add(known) < self.state {
+            return Verdict::Moved;
+        }
         let will_be = self.is_mine(&self.ring, key);
         if !self.is_moving() {
             return if will_be { Verdict::Serve } else { Verdict::Moved };
@@ -328,7 +334,9 @@ mod tests {
             let key = key.to_le_bytes();
             let mine = names(4).server_of(&key) == Some(3);
             let verdict = if mine { Verdict::Serve } else { Verdict::Moved };
-            assert_eq!(quiet.verdict(&key, 0), verdict);
+            assert_eq!(quiet.verdict(&key, 4), verdict);
+            assert_eq!(quiet.verdict(&key, ANY_STATE), verdict);
+            assert_eq!(quiet.verdict(&key, 3), Verdict::Moved, "of a change before the last");
             assert_eq!(
                 (none.verdict(&key, 0), none.verdict(&key, 6)),
                 (Verdict::Serve, Verdict::Moved)

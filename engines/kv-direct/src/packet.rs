@@ -395,6 +395,8 @@ pub struct PacketReader<'a> {
     bytes: &'a [u8],
     left: u16,
     state: u32,
+    /// Only then it may be about the map.
+    alone: bool,
     sizes: Option<(usize, usize)>,
     value: Option<&'a [u8]>,
 }
@@ -406,7 +408,7 @@ impl<'a> PacketReader<'a> {
         let (id, left) = header(packet)?;
         let (state, bytes) = packet[HEADER_BYTES..].split_first_chunk::<4>()?;
         let state = u32::from_le_bytes(*state);
-        Some((id, Self { bytes, left, state, sizes: None, value: None }))
+        Some((id, Self { bytes, left, state, alone: left == 1, sizes: None, value: None }))
     }
 
     /// The state of the map that its client knows.
@@ -439,7 +441,7 @@ impl<'a> PacketReader<'a> {
     fn one(&mut self) -> Option<Request<'a>> {
         let head = *self.take(1)?.first()?;
         let kind = Kind::of_code(head & 0x0f)?;
-        if head & RESERVED != 0 {
+        if head & RESERVED != 0 || (kind.is_control() && !self.alone) {
             return None;
         }
         let (key, value) = if head & SAME_SIZE != 0 {
@@ -630,6 +632,18 @@ mod tests {
             let (_, mut reader) = PacketReader::new(&packet).unwrap();
             assert_eq!(reader.next(), Some(None), "{head:#x}");
         }
+    }
+
+    #[test]
+    fn an_operation_about_the_map_is_malformed_beside_others() {
+        let mut writer = PacketWriter::new(1 << 12, 1 << 20);
+        let map = Request::control(Kind::Map, b"plain", &[]);
+        assert!(writer.push(&map));
+        let alone: Vec<_> = PacketReader::new(writer.finish(1)).unwrap().1.collect();
+        assert_eq!(alone, [Some(map)]);
+        assert!(writer.push(&Request::get(b"key")));
+        let both: Vec<_> = PacketReader::new(writer.finish(1)).unwrap().1.collect();
+        assert_eq!(both, [None, None]);
     }
 
     #[test]

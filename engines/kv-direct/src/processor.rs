@@ -252,11 +252,7 @@ impl<M: Memory> Processor<M> {
                 return false;
             }
             let place = self.table.place(request.key);
-            let status = match self.knows(&request) {
-                _ if request.kind.is_control() => Status::Malformed,
-                true => Status::Ok,
-                false => Status::UnknownFunction,
-            };
+            let status = if self.knows(&request) { Status::Ok } else { Status::UnknownFunction };
             if status == Status::Ok {
                 self.table.expect(place);
             }

@@ -116,13 +116,8 @@ impl<M: Memory> Processor<M> {
                 continue;
             };
             if request.kind.is_control() {
-                // It changes what the verdicts of others in its packet are: it has to be alone.
-                let status = if count == 1 {
-                    self.control(&request, reply)
-                } else {
-                    Some(Status::Malformed)
-                };
-                if let Some(status) = status {
+                // The decoder lets it through alone only.
+                if let Some(status) = self.control(&request, reply) {
                     self.counters.failed += u64::from(status != Status::Ok);
                     push_status(reply, status);
                 }
