@@ -208,7 +208,11 @@ impl Channels {
             std::thread::Builder::new().name("documents-fabric".to_owned()).stack_size(STACK);
         channels.thread = Some(builder.spawn(move || {
             let _watch = Watch(Arc::clone(&shared));
-            match Poller::new(64) {
+            let poller = Poller::new(64).and_then(|poller| {
+                poller.add(&shared.waker, WAKER, Interest::READ)?;
+                Ok(poller)
+            });
+            match poller {
                 Ok(poller) => {
                     Thread {
                         shared,
