@@ -8,6 +8,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::kernel::Errno;
 use crate::kernel::threads::{Thread, others};
 
 /// No call takes so much processor time without a sleep, in hundredths of a second.
@@ -44,14 +45,18 @@ impl Settled {
     /// Every other thread has come to the end of what it did before this, as far as it is known at `clock`. Looks at
     /// the threads, but not with each call.
     pub(crate) fn until(&mut self, clock: Duration) -> Duration {
-        if self.looked.is_none() || clock >= self.next {
+        if clock >= self.next {
             let begun = Instant::now();
             match others() {
-                Some(threads) => self.look(clock, &threads),
+                Ok(threads) => {
+                    self.look(clock, &threads);
+                    self.looked = Some(clock);
+                }
+                // Later.
+                Err(Errno(libc::EMFILE | libc::ENFILE | libc::ENOMEM)) => {}
                 // Without `/proc` time is all there is.
-                None => self.settled = clock,
+                Err(_) => self.settled = clock,
             }
-            self.looked = Some(clock);
             self.next = clock + PAUSE.max(begun.elapsed() * SHARE);
         }
         self.settled

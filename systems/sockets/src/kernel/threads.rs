@@ -2,7 +2,7 @@
 
 use std::os::fd::RawFd;
 
-use super::{Argument, close, enter, outcome, short_file, thread};
+use super::{Argument, Errno, close, enter, outcome, short_file, thread, thread_exists};
 
 /// A thread of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,44 +20,50 @@ pub struct Thread {
 const NAME: usize = 19;
 const LENGTH: usize = 16;
 
-/// Every thread of this process but the calling one, in the order of the kernel's numbers. `None`: `/proc`
-/// does not tell.
-#[must_use]
-pub fn others() -> Option<Vec<Thread>> {
+/// Every thread of this process but the calling one, in the order of the kernel's numbers.
+///
+/// Errors: the kernel's; `EMFILE` where a file of `/proc` cannot be opened at this moment.
+pub fn others() -> Result<Vec<Thread>, Errno> {
     let path = c"/proc/self/task";
     let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_DIRECTORY;
     // The path is ours and ends with a zero.
-    let opened = call!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0);
-    let folder = opened.ok().and_then(|fd| RawFd::try_from(fd).ok())?;
+    let opened = call!(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags, 0)?;
+    let folder = RawFd::try_from(opened).map_err(|_| Errno(libc::EBADF))?;
     let numbers = numbers(folder);
     let _ = close(folder);
     let own = thread();
     let mut threads = Vec::new();
     for id in numbers?.into_iter().filter(|id| *id != own) {
-        // A thread that has ended meanwhile has no file.
-        threads.extend(described(id, &short_file(&format!("/proc/self/task/{id}/stat"))));
+        match described(id, &short_file(&format!("/proc/self/task/{id}/stat"))) {
+            Some(thread) => threads.push(thread),
+            // A thread that has ended meanwhile has no file.
+            None if thread_exists(id) => return Err(Errno(libc::EMFILE)),
+            None => {}
+        }
     }
     threads.sort_unstable_by_key(|thread| thread.id);
-    Some(threads)
+    Ok(threads)
 }
 
 /// The names in a folder that are numbers.
-fn numbers(folder: RawFd) -> Option<Vec<u32>> {
+fn numbers(folder: RawFd) -> Result<Vec<u32>, Errno> {
+    let nonsense = Errno(libc::EBADMSG);
     let mut numbers = Vec::new();
     let mut entries = [0_u8; 4096];
     loop {
         // The buffer is ours and as long as told.
-        let read = call!(libc::SYS_getdents64, folder, entries.as_mut_ptr(), entries.len()).ok()?;
+        let read = call!(libc::SYS_getdents64, folder, entries.as_mut_ptr(), entries.len())?;
         let mut rest = entries.get(..read).unwrap_or_default();
         if rest.is_empty() {
-            return Some(numbers);
+            return Ok(numbers);
         }
         while let Some(length) = rest.get(LENGTH..LENGTH + 2) {
             let length = usize::from(u16::from_ne_bytes([length[0], length[1]]));
-            let name = rest.get(NAME..length)?.split(|byte| *byte == 0).next()?;
+            let name = rest.get(NAME..length).ok_or(nonsense)?;
+            let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
             numbers
                 .extend(std::str::from_utf8(name).ok().and_then(|name| name.parse::<u32>().ok()));
-            rest = rest.get(length..)?;
+            rest = rest.get(length..).ok_or(nonsense)?;
         }
     }
 }
