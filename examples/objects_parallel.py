@@ -119,6 +119,8 @@ def with_nodes(store: Store, other: Store) -> None:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         (total, _), = pool.map(part_of_sum, [(other, ref, slice(None))])
     assert total == float(array.sum()) and ref in other
+    other.delete(ref)
+    assert other.get(ref)[-1] == array[-1]
     print(f"nodes: {array.nbytes >> 20} MiB came from the other node, for a reference of 20 bytes")
     store.delete(ref)
     other.delete(ref)

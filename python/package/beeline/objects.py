@@ -188,7 +188,7 @@ class Store:
     ) -> Any:
         """The value of ``ref``. Arrays, tables and large buffers lie in the store's own memory and
         are read-only. Waits up to ``timeout`` seconds until the object is sealed here, or, with
-        ``fetch``, came from another node."""
+        ``fetch``, came from another node; with 0, other nodes are asked once."""
         return _decode(self.get_buffer(ref, timeout, fetch=fetch))
 
     def get_buffer(

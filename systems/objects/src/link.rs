@@ -144,6 +144,12 @@ impl Link {
         self.producer.push(tag, body);
         // Pairs with the fence in `sleep` at the peer.
         fence(Ordering::SeqCst);
+        self.rouse()
+    }
+
+    /// True when the peer sleeps and has to be rung, with or without a message.
+    #[must_use]
+    pub fn rouse(&self) -> bool {
         let asleep = self.word(self.peer_sleeps);
         asleep.load(Ordering::Relaxed) != 0 && asleep.swap(0, Ordering::Relaxed) != 0
     }
@@ -202,6 +208,17 @@ impl Link {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_sleeper_is_roused_once_without_a_message() {
+        let (mut store, descriptor) = Link::create().unwrap();
+        let mut client = Link::open(descriptor).unwrap();
+        assert!(!client.rouse(), "it is awake");
+        assert!(store.sleep());
+        assert!(client.rouse());
+        assert!(!client.rouse() && !client.push(1, &[0]), "it was rung already");
+        assert!(!store.sleep(), "a message waits");
+    }
 
     #[test]
     fn messages_cross_both_ways_and_a_full_ring_waits_for_the_consumer() {

@@ -115,6 +115,21 @@ fn a_get_waits_for_an_object_that_another_node_is_yet_to_make() {
 }
 
 #[test]
+fn a_get_without_a_time_out_asks_the_other_nodes_once() {
+    let source = node(&[]);
+    let peer = format!("127.0.0.1:{}", source.server.fabric().port());
+    let target = node(&["--objects-peers", &peer]);
+    source.client.put(id(1), &contents(100_000), b"", SOON).unwrap();
+    let object = target.client.get_anywhere(id(1), Duration::ZERO).unwrap();
+    assert_eq!(object.to_vec(), contents(100_000));
+    for asking in [&target.client, &source.client] {
+        let missing = asking.get_anywhere(id(2), Duration::ZERO);
+        assert!(matches!(missing, Err(ObjectsError::NotFound { .. })), "{missing:?}");
+    }
+    assert!(!target.client.contains(id(2)).unwrap());
+}
+
+#[test]
 fn many_fetches_of_one_object_are_one_transfer() {
     let source = node(&[]);
     source.client.put(id(1), &contents(20_000_000), b"", SOON).unwrap();

@@ -96,7 +96,7 @@ pub struct PutArguments {
 pub struct GetArguments {
     /// The object.
     pub id: ObjectId,
-    /// How long to wait until it is there; it is looked for at other nodes meanwhile.
+    /// How long to wait until it is there; other nodes are asked meanwhile, and once with 0.
     #[arg(long, value_name = "TIME", default_value = "0", value_parser = span)]
     pub timeout: Duration,
     #[command(flatten)]

@@ -12,6 +12,12 @@ use crate::wire::{FLAG_CHECKSUM, FLAG_FETCH, FLAG_RELEASE, Operation, Reply, Req
 /// For ever, as a number of microseconds: some 290 000 years.
 const FOREVER_US: u64 = u64::MAX / 2000;
 
+/// Patience with a transfer that the caller gave no time for.
+const TRANSFER: Duration = Duration::from_secs(60);
+
+/// Bytes that take about as long to copy as a thread to wake up.
+const LAST_PART: usize = 128 << 10;
+
 fn microseconds(timeout: Duration) -> u64 {
     u64::try_from(timeout.as_micros()).unwrap_or(FOREVER_US).min(FOREVER_US)
 }
@@ -116,11 +122,23 @@ impl Client {
         self.get_with(id, timeout, 0)
     }
 
-    /// As [`Client::get`], and where the object is not here, brings it from the node that has it.
+    /// As [`Client::get`], and where the object is not here, brings it from the node that has it. With
+    /// zero it does not wait until the object is made: other nodes are asked once.
     ///
     /// Errors: as [`Client::get`].
     pub fn get_anywhere(&self, id: ObjectId, timeout: Duration) -> Result<Object, ObjectsError> {
-        self.get_with(id, timeout, FLAG_FETCH)
+        match self.get_with(id, timeout, FLAG_FETCH) {
+            Err(ObjectsError::NotFound { .. }) if timeout.is_zero() => {
+                match self.fetch(&[id], TRANSFER)?.pop() {
+                    Some(Err(ObjectsError::Unreachable { .. })) => {
+                        Err(ObjectsError::NotFound { id })
+                    }
+                    Some(Err(error)) => Err(error),
+                    _ => self.get(id, Duration::ZERO),
+                }
+            }
+            outcome => outcome,
+        }
     }
 
     fn get_with(&self, id: ObjectId, timeout: Duration, flags: u8) -> Result<Object, ObjectsError> {
@@ -260,7 +278,13 @@ impl Client {
             return Ok(());
         }
         let mut buffer = self.create(id, data.len() as u64, metadata, timeout)?;
-        buffer.write_at(0, data)?;
+        // The store may sleep during a long copy: it wakes up while the last part is copied.
+        let early = if data.len() > 2 * LAST_PART { data.len() - LAST_PART } else { 0 };
+        if early > 0 {
+            buffer.write_at(0, &data[..early])?;
+            self.shared.rouse();
+        }
+        buffer.write_at(early as u64, &data[early..])?;
         buffer.seal()
     }
 

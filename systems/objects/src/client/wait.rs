@@ -168,6 +168,13 @@ impl Shared {
         pushed.map(|()| tag)
     }
 
+    /// Wakes the store ahead of a request that comes soon.
+    pub(super) fn rouse(&self) {
+        if lock(&self.inner).link.rouse() {
+            self.bell.ring();
+        }
+    }
+
     /// Sends a request without a reply.
     pub(super) fn tell(&self, request: &Request) -> Result<(), ObjectsError> {
         self.check()?;
