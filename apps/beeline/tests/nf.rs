@@ -93,6 +93,12 @@ fn a_counter_is_reported_written_simulated_compared_and_replicated() {
     std::fs::write(here.join("sum.np"), "IPChecksum :: sum\nfrom_tor -> sum -> to_tor\n").unwrap();
     let said = done(&beeline(here, &["nf", "report", "sum.np", "--goal", "sum=300"], ""));
     assert!(said.contains("sum: 2 copies of II 1"), "{said}");
+    // A host element is no part of the design; what leads to it is a port.
+    done(&beeline(here, &["nf", "new", "balancer"], ""));
+    let written = done(&beeline(here, &["nf", "verilog", "balancer.np", "-o", "lb"], ""));
+    assert!(written.contains("1 host element left out, joined by 2 ports"), "{written}");
+    let text = std::fs::read_to_string(here.join("lb/design.v")).unwrap();
+    assert!(!text.contains("DipAlloc") && text.contains("alloc"), "the allocator is outside");
     // A hand-written module that is not there is named with its path.
     std::fs::write(here.join("own.np"), "verilog Count :: c\nfrom_tor -> c -> to_tor\n").unwrap();
     let refused = beeline(here, &["nf", "verilog", "own.np"], "");

@@ -19,6 +19,8 @@ use crate::area::{Area, AreaError, area};
 use crate::diff::{DiffError, all_hardware};
 use crate::hand_written::{HandWritten, HandWrittenError};
 use crate::load::Loaded;
+use crate::sides::Plan;
+use crate::sides::split::TooManyCrossings;
 
 /// What a build is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -48,6 +50,9 @@ pub enum BuildError {
     /// The passes.
     #[error(transparent)]
     Hardware(#[from] DiffError),
+    /// Channels to host elements.
+    #[error(transparent)]
+    Crossings(#[from] TooManyCrossings),
     /// Yosys.
     #[error(transparent)]
     Area(#[from] AreaError),
@@ -126,7 +131,9 @@ pub fn build(
     (source, out): (&Path, &Path),
     mode: Mode,
 ) -> Result<Built, BuildError> {
-    let graph = &loaded.compiled.graph;
+    // Host elements stay on the host.
+    let plan = Plan::of(&loaded.compiled.graph)?;
+    let graph = plan.card();
     let mut stages = Vec::new();
     let mut from = began;
     let mut done = |stage: &'static str, made: usize, reused: usize| {

@@ -4,7 +4,10 @@
 
 mod common;
 
+use std::process::Command;
+
 use beeline_ir::graph::Graph;
+use beeline_nf::diff::{Simulator, all_hardware};
 use beeline_nf::engine::{EngineError, run_captures};
 use beeline_nf::functions::rules::Key;
 use beeline_nf::functions::templates;
@@ -13,6 +16,8 @@ use beeline_nf::pcie::bus::Pace;
 use beeline_nf::pcie::slot::Mode;
 use beeline_nf::sides::split::{Place, split};
 use beeline_nf::sides::{self, LinkOptions, SidesError};
+use beeline_passes::Options;
+use beeline_verilog::graph::design;
 use common::{compiled, packet};
 
 /// Runs a graph from capture to capture; what came out of its outputs.
@@ -98,6 +103,17 @@ fn the_balancer_allocates_on_the_host_and_every_packet_comes_out() {
     assert_eq!(plan.host.nodes.len(), 1, "the allocator is a host element");
     assert_eq!(plan.crossings.len(), 2);
     assert!(plan.nodes.iter().filter(|place| matches!(place, Place::Host(_))).count() == 1);
+    // What is left for hardware is a design of its own.
+    let made = all_hardware(&plan.card, &Options::default()).unwrap();
+    let text = design(&plan.card, &made, &|_| None);
+    if Simulator::Icarus.is_here() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("design.v"), &text).unwrap();
+        let words = ["-g2005", "-t", "null", "design.v"];
+        let read = Command::new("iverilog").args(words).current_dir(folder.path()).output();
+        let read = read.unwrap();
+        assert!(read.status.success(), "{}", String::from_utf8_lossy(&read.stderr));
+    }
     let commands = ["backends add 10.9.0.1", "backends add 10.9.0.2"].map(str::to_owned);
     let mut on_the_card = graph.clone();
     on_the_card.nodes.iter_mut().for_each(|node| node.host = false);

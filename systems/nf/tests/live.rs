@@ -255,3 +255,61 @@ fn packets_longer_than_a_frame_of_the_ring_and_tagged_ones_pass_whole() {
         assert_eq!(runner.join().unwrap().unwrap().missed, 0);
     });
 }
+
+#[test]
+fn garbage_at_the_control_socket_is_answered_or_passed_over_and_signals_go_on() {
+    let text = ".input in\n.output out\nCount :: c @\nin -> c -> out\n".to_owned();
+    let loaded = compile("test.np", text, None);
+    let graph = &loaded.compiled.graph;
+    let folder = tempfile::tempdir().unwrap();
+    let control = folder.path().join("control");
+    let stop = AtomicBool::new(false);
+    let load = |path: &Path| -> Result<beeline_ir::graph::Graph, String> {
+        Err(format!("{} is not read here", path.display()))
+    };
+    let notify = |text: &str| println!("{text}");
+    let around = Surroundings {
+        control: Some(&control),
+        commands: &[],
+        notify: &notify,
+        stop: &stop,
+        link: LinkOptions::default(),
+        load: Some(&load),
+    };
+    std::thread::scope(|scope| {
+        let runner = scope.spawn(|| run(graph, &native, &[], around));
+        let _ends = AtEnd(|| stop.store(true, Ordering::Relaxed));
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !control.exists() {
+            assert!(Instant::now() < deadline && !runner.is_finished(), "the graph did not start");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let socket = std::os::unix::net::UnixDatagram::bind(folder.path().join("asker")).unwrap();
+        let nameless = std::os::unix::net::UnixDatagram::unbound().unwrap();
+        let mut seed = 5_u64;
+        let mut dice = |limit: u64| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (seed >> 33) % limit
+        };
+        let heads: [&[u8]; 6] =
+            [b"", b"\xff\xff", b"\xff\xffreload ", b"\xff\xffreset ", b"\xff\xffrules ", &[1, 0]];
+        for turn in 0..400 {
+            let mut bytes = heads[usize::try_from(dice(6)).unwrap()].to_vec();
+            let length = if dice(3) == 0 { 64 } else { dice(200) };
+            while (bytes.len() as u64) < length {
+                bytes.push(u8::try_from(dice(256)).unwrap());
+            }
+            let from = if turn % 5 == 0 { &nameless } else { &socket };
+            // The run answers each at its own pace.
+            while from.send_to(&bytes, &control).is_err() {
+                assert!(Instant::now() < deadline, "the run takes nothing any more");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        assert!(ask(&control, [1, 0, 0, 0, 0, 0, 0, 0]).is_ok());
+        assert!(command(&control, "reload x.np").unwrap().unwrap_err().contains("not read here"));
+        assert!(command(&control, "reset nothing").unwrap().unwrap_err().contains("no instance"));
+        stop.store(true, Ordering::Relaxed);
+        assert!(runner.join().unwrap().is_ok());
+    });
+}

@@ -331,3 +331,41 @@ fn board_memory_raw_dma_and_registers() {
     assert_eq!(after.dma_reads - before.dma_reads, 1);
     assert_eq!((after.dma_writes - before.dma_writes, after.mmio_writes), (1, before.mmio_writes));
 }
+
+#[test]
+fn garbage_in_every_slot_is_refused_and_the_card_goes_on() {
+    let link = Link::new(Pace::default()).unwrap();
+    beside_a_card(&link, || {
+        let card = Library { link: &link, mode: Mode::Interrupt, limit: LIMIT };
+        let mut dice = Dice(77);
+        for turn in 0..3_000 {
+            let slot = [0, 1, SIGNALS][usize::try_from(dice.below(3)).unwrap()];
+            let length = 1 + usize::try_from(dice.below(7)).unwrap();
+            let mut words: Vec<u64> = (0..length)
+                .map(|_| match dice.below(3) {
+                    0 => dice.below(8),
+                    1 => dice.below(1 << 20),
+                    _ => dice.below(u64::MAX),
+                })
+                .collect();
+            if turn % 2 == 0 {
+                words[0] = dice.below(6);
+            }
+            link.host_send(slot, &words).unwrap();
+            let mode = Mode::Interrupt;
+            let answer = link.host_wait(slot, mode, LIMIT, || link.host_receive(slot)).unwrap();
+            assert!(answer[0] == 1 || answer[0] == 2, "{words:?}: {answer:?}");
+            link.host_wait(slot, mode, LIMIT, || link.host_completed(slot).then_some(())).unwrap();
+        }
+        card.reset(1).unwrap();
+        assert_eq!(card.signal(1, [0; 8]).unwrap()[1], 0);
+        // A variable takes the bits of its width and no more.
+        let loaded = compiled(COUNTER);
+        let element = &loaded.compiled.graph.nodes[0].element;
+        let frame = beeline_ir::interpreter::Frame::new(element);
+        let flag = frame.var_at[element.in_valid[0].0 as usize];
+        card.set_variable(1, flag, u64::MAX).unwrap();
+        assert_eq!(card.variables(1, flag, 1).unwrap(), [1]);
+        card.reset(1).unwrap();
+    });
+}

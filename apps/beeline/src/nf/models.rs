@@ -10,6 +10,7 @@ use beeline_nf::diff::{Simulator, Stimulus, all_hardware, compare_with, cycles, 
 use beeline_nf::hand_written::HandWritten;
 use beeline_nf::pcap::{Reader, Writer};
 use beeline_nf::report::report;
+use beeline_nf::sides::Plan;
 use beeline_nf::timing::timing;
 use beeline_passes::replicate::{Balance, Goal, replicate};
 use beeline_passes::{Collision, Options};
@@ -270,8 +271,10 @@ pub struct VerilogArguments {
 /// `beeline nf verilog`.
 pub fn run_verilog(arguments: &VerilogArguments, output: Output) -> Result<Exit, Failure> {
     let loaded = compiled(&arguments.file)?;
-    let (graph, _) = arguments.passes.graph(&loaded.compiled.graph)?;
-    let graph = &graph;
+    let (whole, _) = arguments.passes.graph(&loaded.compiled.graph)?;
+    // Host elements stay on the host: the channels to them are ports of the design.
+    let plan = Plan::of(&whole).or_exit(Exit::Usage)?;
+    let graph = plan.card();
     let hardware = all_hardware(graph, &arguments.passes.options()?)?;
     let own = hand_written(graph, &arguments.file)?;
     std::fs::create_dir_all(&arguments.out)
@@ -280,6 +283,11 @@ pub fn run_verilog(arguments: &VerilogArguments, output: Output) -> Result<Exit,
     let text = beeline_verilog::graph::design(graph, &hardware, &|name| own.text(name));
     std::fs::write(&path, &text).with_context(|| format!("cannot write {}", path.display()))?;
     output.line(format!("{}: {} lines, top np_top", path.display(), text.lines().count()))?;
+    if let Some(split) = plan.split() {
+        let hosts = count(split.host.nodes.len() as u64, "host element", "host elements");
+        let ports = count(split.crossings.len() as u64, "port", "ports");
+        output.line(format!("{hosts} left out, joined by {ports} of np_top"))?;
+    }
     Ok(Exit::Done)
 }
 

@@ -9,7 +9,9 @@
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use beeline_ir::interpreter::Frame;
 use beeline_ir::run::{BATCH, Machine, Run, RunError, SIGNAL_WORDS, Signal};
+use beeline_ir::tree::{Element, mask, words};
 
 use super::bus::Direction;
 use super::slot::{Mode, SlotError};
@@ -148,6 +150,9 @@ impl Link {
 pub struct Card<'g, M> {
     run: Run<'g, M>,
     ids: Vec<u16>,
+    /// The bits that each word of each node's frame may have: machine code relies on a variable's
+    /// width.
+    masks: Vec<Vec<u64>>,
     running: bool,
     board: Vec<u64>,
 }
@@ -157,7 +162,8 @@ impl<'g, M: Machine> Card<'g, M> {
     #[must_use]
     pub fn new(graph: &'g beeline_ir::graph::Graph, run: Run<'g, M>, board: usize) -> Self {
         let ids = graph.nodes.iter().map(|node| node.id).collect();
-        Self { run, ids, running: false, board: vec![0; board] }
+        let masks = graph.nodes.iter().map(|node| masks(&node.element)).collect();
+        Self { run, ids, masks, running: false, board: vec![0; board] }
     }
 
     /// The graph at work.
@@ -221,19 +227,20 @@ impl<'g, M: Machine> Card<'g, M> {
                 let Some(node) = self.node(id) else { return refused };
                 let Ok(first) = usize::try_from(first) else { return refused };
                 let count = usize::try_from(count).unwrap_or(usize::MAX).min(super::SLOT_WORDS - 1);
-                let words = &self.run.frame(node).words;
-                let Some(words) = words.get(first..first.saturating_add(count)) else {
+                let all = &self.run.frame(node).words;
+                let Some(part) = all.get(first..first.saturating_add(count)) else {
                     return refused;
                 };
-                return Ok([&[DONE], words].concat());
+                return Ok([&[DONE], part].concat());
             }
             [WRITE, id, at, value] => {
                 let (Some(node), Ok(at)) = (self.node(id), usize::try_from(at)) else {
                     return refused;
                 };
+                let mask = self.masks[node].get(at).copied().unwrap_or(0);
                 match self.run.frame_mut(node).words.get_mut(at) {
-                    Some(word) => *word = value,
-                    None => return refused,
+                    Some(word) if mask != 0 => *word = value & mask,
+                    _ => return refused,
                 }
             }
             _ => return refused,
@@ -257,6 +264,19 @@ impl<'g, M: Machine> Card<'g, M> {
             _ => false,
         }
     }
+}
+
+/// The bits of each word of an element's frame; none for words that are no variable's.
+fn masks(element: &Element) -> Vec<u64> {
+    let frame = Frame::new(element);
+    let mut masks = vec![0; frame.words.len()];
+    for (var, at) in element.vars.iter().zip(&frame.var_at) {
+        for word in 0..words(var.bits) {
+            let before = u32::try_from(word * 64).unwrap_or(u32::MAX);
+            masks[at + word] = mask(var.bits.saturating_sub(before).min(64));
+        }
+    }
+    masks
 }
 
 /// The message of a slot, once there is room for its answer.
