@@ -3,7 +3,7 @@
 use std::io;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use beeline_ir::flits::{BITS, Flit, Joiner, WORDS, count, flit};
+use beeline_ir::flits::{BITS, Joiner, count, write_flit};
 use beeline_ir::graph::Graph;
 use beeline_ir::run::{Machine, Run};
 
@@ -219,12 +219,14 @@ fn take<M: Machine>(
     passed: &mut Passed,
 ) -> Result<bool, LiveError> {
     let mut moved = false;
+    let queue = run.channel_mut(input.channel);
+    // Packets taken in one turn share a time: it is read once.
+    let mut now = None;
     for _ in 0..PACKETS {
         while input.sent < input.flits {
-            let flit = flit(&input.bytes, input.time_ns, input.sent);
-            if !run.channel_mut(input.channel).push(&flit) {
-                return Ok(moved);
-            }
+            let Some(place) = queue.place() else { return Ok(moved) };
+            write_flit(&input.bytes, input.time_ns, input.sent, place);
+            queue.put();
             input.sent += 1;
             moved = true;
         }
@@ -234,7 +236,7 @@ fn take<M: Machine>(
         match attached.device.take(&mut input.bytes) {
             Ok(true) => {
                 passed.received += 1;
-                input.time_ns = clock();
+                input.time_ns = *now.get_or_insert_with(clock);
                 (input.flits, input.sent) = (count(input.bytes.len()), 0);
             }
             Ok(false) => break,
@@ -257,16 +259,18 @@ fn give<M: Machine>(
     attached: &mut Attached,
     passed: &mut Passed,
 ) -> bool {
-    let mut flit: Flit = [0; WORDS];
     let (mut moved, mut malformed) = (false, 0);
     let mut after = |sent: Sent, doubt: &mut bool| {
         passed.sent += sent.sent;
         passed.refused += sent.refused;
         *doubt |= sent.error.as_ref().is_some_and(of_interface);
     };
-    while run.channel_mut(output.channel).pop(&mut flit) {
+    let queue = run.channel_mut(output.channel);
+    while let Some(flit) = queue.oldest() {
         moved = true;
-        match output.joiner.push(&flit) {
+        let joined = output.joiner.push(flit);
+        queue.drop_oldest();
+        match joined {
             Ok(Some((bytes, _))) => after(attached.device.queue(bytes), &mut attached.doubt),
             Ok(None) => {}
             Err(_) => malformed += 1,
