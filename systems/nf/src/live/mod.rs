@@ -24,7 +24,7 @@ use std::thread::Scope;
 use std::time::{Duration, Instant};
 
 use beeline_ir::graph::Graph;
-use beeline_ir::run::{BATCH, Machine, RunError};
+use beeline_ir::run::{BATCH, Machine, Moved, RunError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::functions::{CommandError, Manager, Signalled as _};
@@ -248,6 +248,8 @@ fn generations<'s, 'a: 's, M: Machine + Send + 'static>(
     Ok(())
 }
 
+/// Turns of packets before the control socket is looked at, and before what waits is sent at last.
+const TURNS: u32 = 16;
 /// Turns without movement, at the pace of an idle run, after which a wait is named.
 const STUCK: u32 = 20;
 /// Signals applied between two turns.
@@ -263,10 +265,18 @@ fn generation<'s, 'a: 's, M: Machine + Send + 'static>(
 ) -> Result<Ended<M>, LiveError> {
     let (mut still, mut named) = (0_u32, false);
     while !world.around.stop.load(Ordering::Relaxed) {
-        let mut moved = world.ports.receive(sides.card(), true, &mut world.passed)?;
-        let (_, round) = sides.rounds(BATCH)?;
-        moved |= round.fetched || round.wrote;
-        moved |= world.ports.send(sides.card(), &mut world.passed);
+        let (mut moved, mut round) = (false, Moved::default());
+        for _ in 0..TURNS {
+            let mut now = world.ports.receive(sides.card(), true, &mut world.passed)?;
+            (_, round) = sides.rounds(BATCH)?;
+            now |= round.fetched || round.wrote;
+            now |= world.ports.send(sides.card(), &mut world.passed);
+            moved |= now;
+            if !now {
+                break;
+            }
+        }
+        world.ports.flush(&mut world.passed);
         moved |= asked(scope, world, &mut sides)?;
         if let Some((prepared, asker)) = world.prepared() {
             moved = true;
@@ -317,7 +327,9 @@ fn take_over<M: Machine + Send + 'static>(
             failed = Some(error);
             false
         });
-        ports.send(card, passed) | received
+        let sent = ports.send(card, passed);
+        ports.flush(passed);
+        sent | received
     });
     if let Some(error) = failed {
         return Err(error);

@@ -201,7 +201,16 @@ impl Ports {
         self.devices.iter_mut().map(|attached| attached.device.missed()).sum()
     }
 
-    /// Gives what came out to the interfaces; true where something moved.
+    /// Sends what waits to be sent by one call.
+    pub fn flush(&mut self, passed: &mut Passed) {
+        for attached in &mut self.devices {
+            let sent = attached.device.flush();
+            account(sent, passed, &mut attached.doubt);
+        }
+    }
+
+    /// Gives what came out to the interfaces, which send it by [`Ports::flush`] or when it is much;
+    /// true where something moved.
     pub fn send<M: Machine>(&mut self, run: &mut Run<'_, M>, passed: &mut Passed) -> bool {
         let mut moved = false;
         for output in &mut self.outputs {
@@ -259,24 +268,26 @@ fn give<M: Machine>(
     attached: &mut Attached,
     passed: &mut Passed,
 ) -> bool {
-    let (mut moved, mut malformed) = (false, 0);
-    let mut after = |sent: Sent, doubt: &mut bool| {
-        passed.sent += sent.sent;
-        passed.refused += sent.refused;
-        *doubt |= sent.error.as_ref().is_some_and(of_interface);
-    };
+    let mut moved = false;
     let queue = run.channel_mut(output.channel);
     while let Some(flit) = queue.oldest() {
         moved = true;
         let joined = output.joiner.push(flit);
         queue.drop_oldest();
         match joined {
-            Ok(Some((bytes, _))) => after(attached.device.queue(bytes), &mut attached.doubt),
+            Ok(Some((bytes, _))) => {
+                let sent = attached.device.queue(bytes);
+                account(sent, passed, &mut attached.doubt);
+            }
             Ok(None) => {}
-            Err(_) => malformed += 1,
+            Err(_) => passed.malformed += 1,
         }
     }
-    after(attached.device.flush(), &mut attached.doubt);
-    passed.malformed += malformed;
     moved
+}
+
+fn account(sent: Sent, passed: &mut Passed, doubt: &mut bool) {
+    passed.sent += sent.sent;
+    passed.refused += sent.refused;
+    *doubt |= sent.error.as_ref().is_some_and(of_interface);
 }
