@@ -112,8 +112,10 @@ fn text(count: u32) -> String {
     text.push_str("            if (x.sop) {\n                uint mixed = 0;\n");
     text.push_str("                if (ntohs(x.half[6]) == ETHERTYPE_IPV4)\n");
     text.push_str("                    mixed = (uint)x.half[13] ^ ((uint)x.half[14] << 3) ^ ((uint)x.half[15] << 7);\n");
-    text.push_str("                mixed = mixed ^ (mixed >> 11) ^ (mixed >> 5);\n");
-    let _ = writeln!(text, "                to = (uint8)((mixed & 0xffff) * {count} >> 16);");
+    // The product's upper half depends on every bit of the addresses.
+    text.push_str("                mixed = mixed * 2654435761;\n");
+    let _ =
+        writeln!(text, "                to = (uint8)(((mixed >> 16) & 0xffff) * {count} >> 16);");
     text.push_str("            }\n            chosen = to;\n");
     for at in 0..count {
         let _ = writeln!(text, "            if (to == {at}) set_output_port(out{at}, x);");
