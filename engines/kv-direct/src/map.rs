@@ -106,10 +106,18 @@ impl ServerMap {
         }
     }
 
-    /// Whether the pair of `key` is to be given to another server; that server's name.
+    /// Whether the key is this server's by the ring that was.
+    #[must_use]
+    pub fn was_mine(&self, key: &[u8]) -> bool {
+        self.is_moving() && self.is_mine(&self.old, key)
+    }
+
+    /// Whether the pair of `key` is to be given to another server; that server's name. With the first map of
+    /// all, that goes for strays too: pairs that were stored here by a client that named this server alone.
     #[must_use]
     pub fn goes_to(&self, key: &[u8]) -> Option<&str> {
-        if !self.is_moving() || !self.is_mine(&self.old, key) || self.is_mine(&self.ring, key) {
+        let held = self.state == 1 || self.was_mine(key);
+        if !self.is_moving() || !held || self.is_mine(&self.ring, key) {
             return None;
         }
         self.ring.server_of(key).map(|server| self.ring.servers()[server].as_str())
@@ -170,9 +178,9 @@ pub struct MapReport {
     pub map: ServerMap,
     /// Pairs it holds.
     pub pairs: u64,
-    /// Pairs it gave to others in this change of the map.
+    /// Pairs it gave to others in the last change of the map.
     pub moved: u64,
-    /// Pairs it took over in this change of the map.
+    /// Pairs it took over in the last change of the map.
     pub adopted: u64,
     /// It has nothing left to give.
     pub finished: bool,
@@ -339,7 +347,7 @@ mod tests {
             assert_eq!(quiet.verdict(&key, 3), Verdict::Moved, "of a change before the last");
             assert_eq!(
                 (none.verdict(&key, 0), none.verdict(&key, 6)),
-                (Verdict::Serve, Verdict::Moved)
+                (Verdict::Serve, Verdict::Unknown)
             );
         }
     }

@@ -1,7 +1,7 @@
 //! Changing the map: a server joins it, leaves it, or is given up as lost.
 //!
 //! ```text
-//!  1. begin   the first server of the map, then all others: state s + 1, the ring that was and will be
+//!  1. begin   the first server of the map, a server that joins, all others: state s + 1, both rings
 //!  2. wait    each gives its pairs to their new servers, on its own
 //!  3. end     all: state s + 2, the new ring
 //! ```
@@ -298,7 +298,10 @@ pub fn change(
         caller.reports(server)?;
     }
     // The first decides.
-    for server in moving.old.servers().iter().chain(&everyone) {
+    let first = moving.old.servers().iter().take(1);
+    let takers = moving.ring.servers().iter();
+    let takers = takers.filter(|server| moving.old.position(server).is_none());
+    for server in first.chain(takers).chain(&everyone) {
         if let Err(error) = caller.tell(server, &moving, false) {
             let MembershipError::Refused { server, .. } = &error else { return Err(error) };
             let theirs = caller.reports(server)?.into_iter().map(|report| report.map);

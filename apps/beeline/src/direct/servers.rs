@@ -32,6 +32,9 @@ pub struct LeaveArguments {
     pub lost: bool,
 }
 
+/// Looks, twenty milliseconds apart, after which a move that is held up is worth a line.
+const HELD_UP: u32 = 25;
+
 fn limit(text: &str) -> Result<Duration, String> {
     Ok(span(text)?.0)
 }
@@ -119,11 +122,17 @@ pub fn change(
 ) -> Result<Exit, Failure> {
     let mut dials = Dials::new(arguments.servers.timeout);
     let mut said = String::new();
+    let mut held_up = 0;
     let mut progress = |progress| {
         let line = match progress {
             Progress::Begun => "begun at all servers; clients go on meanwhile".to_owned(),
+            // What goes by at once is no news: a server that was told a moment later than another.
+            Progress::Moving { note, .. } if !note.is_empty() && held_up < HELD_UP => {
+                held_up += 1;
+                return;
+            }
             Progress::Moving { note, .. } if !note.is_empty() => format!("held up: {note}"),
-            Progress::Moving { .. } => return,
+            Progress::Moving { .. } => return held_up = 0,
             Progress::Done { moved } => {
                 format!("done; {} moved", crate::output::count(moved, "pair", "pairs"))
             }

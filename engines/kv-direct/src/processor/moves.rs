@@ -238,8 +238,10 @@ impl<M: Memory> Processor<M> {
         part.frozen.clear();
         part.batch = None;
         part.cursor = part.map.is_moving().then_some(0);
-        (part.moved, part.adopted) = (0, 0);
         part.note.clear();
+        if part.map.is_moving() {
+            (part.moved, part.adopted) = (0, 0);
+        }
         Status::Ok
     }
 
@@ -254,12 +256,17 @@ impl<M: Memory> Processor<M> {
         let map = &self.part.map;
         let mine = |key: &[u8]| map.verdict(key, state) == Verdict::Serve;
         if state != map.state || !map.is_moving() || !pairs.iter().all(|(key, _)| mine(key)) {
+            // Once refused, refused for good: a copy that comes late finds other pairs than it was made of.
+            self.part.senders.insert(sender, (sequence, 0));
             return Err(Status::Conflict);
         }
         let mut count = 0;
         for (key, value) in &pairs {
             let place = self.table.place(key);
-            if self.table.put(place, key, value).is_err() {
+            // A stray: this server has the map's own pair, or none.
+            let stray = self.part.map.was_mine(key);
+            let kept = stray && self.table.get(place, key, |_| ()).is_some();
+            if !kept && self.table.put(place, key, value).is_err() {
                 break;
             }
             count += 1;
