@@ -131,7 +131,7 @@ impl Changes {
             (None, Some(_)) => {
                 return fail(Code::TypeMismatch, "startAtOperationTime must be a timestamp");
             }
-            (None, None) => engine.clock.last(),
+            (None, None) => engine.told_from(),
         };
         if options.get_bool("showExpandedEvents").unwrap_or(false) {
             return fail(

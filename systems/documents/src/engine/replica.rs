@@ -98,9 +98,15 @@ impl Engine {
     #[must_use]
     pub fn told_until(&self) -> u64 {
         match self.replica.get() {
-            Some(replica) => replica.commit().min(self.clock.last()),
+            Some(replica) => replica.commit().min(replica.store.reached()),
             None => self.clock.last(),
         }
+    }
+
+    /// The time from which on a change stream tells that begins now.
+    #[must_use]
+    pub fn told_from(&self) -> u64 {
+        self.replica.get().map_or_else(|| self.clock.last(), |replica| replica.store.reached())
     }
 }
 

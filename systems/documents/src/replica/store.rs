@@ -180,6 +180,8 @@ pub struct ReplicaStore {
     mark: Mutex<Mark>,
     /// Where the log ends.
     last: Mutex<Spot>,
+    /// The time up to which this member has everything. Unlike the clock it goes back where changes are taken back.
+    reached: AtomicU64,
     /// Told when the log has grown.
     pub grown: tokio::sync::Notify,
 }
@@ -235,6 +237,7 @@ impl ReplicaStore {
             gate,
             rows: RwLock::new(rows),
             mark: Mutex::new(mark),
+            reached: AtomicU64::new(last.place.time),
             last: Mutex::new(last),
             grown: tokio::sync::Notify::new(),
         })
@@ -246,15 +249,16 @@ impl ReplicaStore {
         lock(&self.last).clone()
     }
 
-    /// The time that the member has reached.
+    /// The time up to which this member has everything.
     #[must_use]
     pub fn reached(&self) -> u64 {
-        self.clock.last()
+        self.reached.load(Ordering::Acquire)
     }
 
     /// There is nothing up to this time that the member lacks.
     pub fn pass(&self, time: u64) {
         self.clock.pass(time);
+        self.reached.fetch_max(time, Ordering::AcqRel);
     }
 
     /// What it remembers.
@@ -289,6 +293,7 @@ impl ReplicaStore {
     pub fn remember(&self, mark: Mark) -> Result<()> {
         let change = Change::put(mark_key(), mark.encode()?);
         with_row(&*self.inner, SYSTEM_ROW, |row| row.apply(&[change]).map(drop))?;
+        self.reached.store(mark.last.place.time, Ordering::Release);
         *lock(&self.last) = mark.last.clone();
         *lock(&self.mark) = mark;
         Ok(())
@@ -462,6 +467,7 @@ impl ReplicaStore {
         rows.keys().for_each(|row| self.know_row(row));
         self.inner.apply_all(&batch, &mut || then(&rows))?;
         self.clock.pass(mark.last.place.time);
+        self.reached.store(mark.last.place.time, Ordering::Release);
         *lock(&self.last) = mark.last.clone();
         *lock(&self.mark) = mark;
         self.grown.notify_waiters();
@@ -646,6 +652,7 @@ impl Backing for Logged<'_> {
         let refused = self.row.apply(&all)?;
         if refused.is_none() {
             self.wrote = true;
+            self.store.reached.fetch_max(time, Ordering::AcqRel);
             let mut last = lock(&self.store.last);
             if spot.place > last.place {
                 *last = spot;
