@@ -228,7 +228,8 @@ impl Session {
             }
         }
         let (_, floor) = source.rows()?;
-        let mark = Mark { last: kept, led: 0, floor: Some(floor), copying: false };
+        let floor = Some(floor).filter(|floor| floor.place > kept.place);
+        let mark = Mark { last: kept, led: 0, floor, copying: false };
         replica.store.change(rows, mark, &mut |_| {})?;
         self.engine.reload()?;
         replica.counts.taken_back.fetch_add(own.len() as u64, Ordering::Relaxed);
