@@ -97,7 +97,7 @@ fn work(client: &Client, round: i32) {
             &client
                 .run(doc! { "insert": "c", "documents": [{ "_id": id, "n": n, "l": [n, n + 1] }] }),
         );
-        fine(&client.run(doc! { "$db": "e", "insert": "other", "documents": [{ "_id": id, "text": "x".repeat(200) }] }));
+        fine(&client.run(doc! { "insert": "other", "$db": "e", "documents": [{ "_id": id, "text": "x".repeat(200) }] }));
     }
     fine(&client.run(doc! { "update": "c", "updates": [{ "q": { "n": { "$gt": 20 } }, "u": { "$inc": { "n": 100 } }, "multi": true }] }));
     fine(
