@@ -78,8 +78,11 @@ pub enum ReplicateError {
 }
 
 fn ceiling(value: f64) -> u64 {
-    // Goals are checked to be small and not negative by what follows from them.
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "the clamp keeps it between one and a thousand million"
+    )]
     let whole = value.clamp(1.0, 1e9).ceil() as u64;
     whole
 }

@@ -74,8 +74,11 @@ fn size(at: f64) -> u64 {
 }
 
 fn whole(value: f64) -> u64 {
-    // Values here are small and not negative.
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "values here are small and not negative"
+    )]
     let whole = value as u64;
     whole
 }
