@@ -152,7 +152,8 @@ struct World {
     /// Pairs that hear nothing of each other, and members that hear nothing of the log.
     cut: BTreeSet<(u16, u16)>,
     deaf: BTreeSet<u16>,
-    acknowledged: BTreeSet<Place>,
+    /// With the term in which a primary acknowledged it first.
+    acknowledged: BTreeMap<Place, u64>,
     leaders: BTreeMap<u64, u16>,
     sessions: u64,
     taken_back: usize,
@@ -172,7 +173,7 @@ impl World {
             messages: Vec::new(),
             cut: BTreeSet::new(),
             deaf: BTreeSet::new(),
-            acknowledged: BTreeSet::new(),
+            acknowledged: BTreeMap::new(),
             leaders: BTreeMap::new(),
             sessions: 0,
             taken_back: 0,
@@ -332,8 +333,8 @@ impl World {
         }
         // One that was started again may not have heard of newer terms yet, and no majority hears it any more.
         let log = &self.members[index].log;
-        let lacks = |place: &&Place| place.term < term && !log.contains(place);
-        let missing = self.acknowledged.iter().find(lacks);
+        let lacks = |(place, told): &(&Place, &u64)| **told < term && !log.contains(place);
+        let missing = self.acknowledged.iter().find(lacks).map(|(place, _)| place);
         if let Some(missing) = missing.copied() {
             self.fails(format!("member {id} leads term {term} without {missing:?}"));
         }
@@ -440,7 +441,9 @@ impl World {
                     .copied()
                     .collect();
                 member.commit = member.commit.max(commit);
-                self.acknowledged.extend(told);
+                for place in told {
+                    self.acknowledged.entry(place).or_insert(term);
+                }
                 self.send(id, from, Message::Heard { term, commit });
             }
             Message::Heard { term, commit } => {
@@ -464,7 +467,8 @@ impl World {
                 let source = following.source;
                 member.conduct.heard(term, now_ms);
                 self.taken_back += gone.len();
-                if let Some(lost) = gone.iter().find(|place| self.acknowledged.contains(place)) {
+                if let Some(lost) = gone.iter().find(|place| self.acknowledged.contains_key(place))
+                {
                     self.fails(format!("member {id} takes back {lost:?}"));
                 }
                 self.send(id, source, Message::Fetch { term, session, after: last });
@@ -530,7 +534,7 @@ impl World {
             self.fails(format!("logs of {lengths:?} entries differ once faults have ended"));
             return;
         }
-        let lost = self.acknowledged.iter().find(|place| !first.contains(place)).copied();
+        let lost = self.acknowledged.keys().find(|place| !first.contains(place)).copied();
         if let Some(lost) = lost {
             self.fails(format!("{lost:?} is lost"));
         }
