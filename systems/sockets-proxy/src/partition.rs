@@ -133,8 +133,8 @@ pub struct Partition {
     due: Vec<(Key, usize)>,
     /// A packet at the head whose connection is not known was looked at: it may be about to arrive.
     doubted: bool,
-    /// Bytes that may go before [`Partition::allow`] is called again.
-    allowed: Option<u64>,
+    /// Bytes that may go before [`Partition::allow`] is called again; below 0: what went too early.
+    allowed: Option<i64>,
     /// Positions were posted that the other end may sleep for.
     made_room: bool,
     /// This thread's rest as posted; odd: asleep, or about to be.
@@ -327,13 +327,17 @@ impl Partition {
 
     /// So many more bytes may go, of at most `most`; `None`: as many as there are.
     pub fn allow(&mut self, more: Option<u64>, most: u64) {
-        self.allowed = more.map(|more| self.allowed.unwrap_or(most).saturating_add(more).min(most));
+        let whole = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+        self.allowed = more.map(|more| {
+            let now = self.allowed.unwrap_or_else(|| whole(most));
+            now.saturating_add(whole(more)).min(whole(most))
+        });
     }
 
     /// Nothing goes until [`Partition::allow`] is called.
     #[must_use]
     pub fn is_limited(&self) -> bool {
-        self.allowed == Some(0)
+        self.allowed.is_some_and(|allowed| allowed <= 0)
     }
 
     /// The link came up, or went: its rings begin anew, and nothing of before is left.
@@ -579,8 +583,8 @@ impl Partition {
         let length = self.connections.len();
         let mut room = self.data_out.room()?;
         if let Some(allowed) = self.allowed {
-            let packets = allowed.div_ceil(self.geometry.slot_bytes as u64);
-            let packets = usize::try_from(packets).unwrap_or(usize::MAX);
+            let bytes = usize::try_from(allowed).unwrap_or(0);
+            let packets = bytes.div_ceil(self.geometry.slot_bytes);
             add(&self.counters.limited, usize::from(packets == 0));
             room = room.min(packets);
         }
@@ -617,7 +621,8 @@ impl Partition {
         add(&self.counters.sent_packets, count);
         add(&self.counters.sent_bytes, bytes);
         add(&self.counters.copied_bytes, bytes);
-        self.allowed = self.allowed.map(|allowed| allowed.saturating_sub(bytes as u64));
+        let gone = i64::try_from(bytes).unwrap_or(i64::MAX);
+        self.allowed = self.allowed.map(|allowed| allowed.saturating_sub(gone));
         self.counters.sync_requests.store(self.data_out.sync_requests, Ordering::Relaxed);
         broken.into_iter().for_each(|place| self.break_off(place, true));
         Ok(count)

@@ -350,6 +350,7 @@ def echo(c):
     while data := c.recv(50000):
         c.sendall(data)
     c.shutdown(socket.SHUT_WR)
+    c.close()
 threads = []
 for _ in range(int(sys.argv[3])):
     c, _ = l.accept()
