@@ -16,6 +16,8 @@ const MOST: u64 = 1024;
 const NAP: Duration = Duration::from_millis(250);
 /// A peer that asks for nothing in this time is let go; it dials again when it wants something.
 const IDLE: Duration = Duration::from_secs(600);
+/// And before its first message: one that died while it dialled may never be noticed otherwise.
+const FIRST: Duration = Duration::from_secs(10);
 
 pub(super) fn start(
     shared: &Arc<Shared>,
@@ -56,7 +58,8 @@ fn run(shared: &Shared, device: &Arc<dyn Device>, peer: &ConnectInfo, answer: An
     let mut last = Instant::now();
     // The transfer under way, and since when.
     let mut transfer = (None, last);
-    while !shared.stops() && last.elapsed() < IDLE {
+    let mut idle = FIRST;
+    while !shared.stops() && last.elapsed() < idle {
         let under_way = serving.under_way();
         if under_way.map(|(number, _)| number) != transfer.0 {
             transfer = (under_way.map(|(number, _)| number), Instant::now());
@@ -69,7 +72,7 @@ fn run(shared: &Shared, device: &Arc<dyn Device>, peer: &ConnectInfo, answer: An
         }
         match serving.progress(&mut shelf, NAP) {
             Ok(0) => {}
-            Ok(_) => last = Instant::now(),
+            Ok(_) => (last, idle) = (Instant::now(), IDLE),
             Err(error) => {
                 tracing::debug!(%error, "a peer of the object store is gone");
                 return;
