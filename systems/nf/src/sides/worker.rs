@@ -280,7 +280,10 @@ fn work<M: Machine>(
         if !(armed & down.arm_writers(link, run)) {
             continue;
         }
-        shown.idle.store(true, Ordering::Release);
+        // Not while an item waits for a full ring: the card empties the ring and wakes this side, and
+        // must not take the graph for empty in between.
+        let waits = down.ends.iter().any(|end| !run.channel(end.1).is_empty());
+        shown.idle.store(!waits, Ordering::Release);
         // A card that waits for this side to end looks again.
         link.bus().wake_card();
         let bells: Vec<_> = bells().map(|vector| link.bus().host_bell(vector)).collect();
