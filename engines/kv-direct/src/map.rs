@@ -279,9 +279,12 @@ impl AdoptWriter {
     }
 }
 
+/// A key and its value, as they lie in a packet.
+pub type Pair<'p> = (&'p [u8], &'p [u8]);
+
 /// Sequence, state and pairs of an ADOPT's value; `None` where it is none.
 #[must_use]
-pub fn adopted(mut bytes: &[u8]) -> Option<(u64, u32, Vec<(&[u8], &[u8])>)> {
+pub fn adopted(mut bytes: &[u8]) -> Option<(u64, u32, Vec<Pair<'_>>)> {
     let rest = &mut bytes;
     let (sequence, state) = (take_number::<8>(rest)?, take_number::<4>(rest)? as u32);
     let mut pairs = Vec::new();

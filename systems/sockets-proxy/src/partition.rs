@@ -229,8 +229,8 @@ impl Partition {
             }
             Command::Report { key } => self.report(key),
             Command::Resume { key, delivered, consumed } => {
-                let Some(place) = self.find(key) else { return None };
-                let Some(connection) = self.connections[place].as_mut() else { return None };
+                let place = self.find(key)?;
+                let connection = self.connections[place].as_mut()?;
                 match connection.resume(delivered, consumed) {
                     Ok(()) => {}
                     // A program that wrote nonsense, or another host that did: no other is touched.
@@ -238,8 +238,8 @@ impl Partition {
                 }
             }
             Command::Abandon { key } => {
-                let Some(place) = self.find(key) else { return None };
-                let Some(connection) = self.connections[place].as_mut() else { return None };
+                let place = self.find(key)?;
+                let connection = self.connections[place].as_mut()?;
                 if connection.ends.finish_came {
                     connection.open = true;
                 } else {
@@ -276,6 +276,7 @@ impl Partition {
         None
     }
 
+    #[expect(clippy::too_many_arguments, reason = "one connection, fully described")]
     fn create(
         &mut self,
         key: Key,

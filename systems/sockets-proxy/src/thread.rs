@@ -138,6 +138,7 @@ impl Limit {
 /// second, and stays on a processor, if one is named.
 ///
 /// Errors: the system's.
+#[expect(clippy::too_many_arguments, reason = "one thread, fully described")]
 pub fn start(
     partition: Partition,
     window: Window,

@@ -377,10 +377,10 @@ print(len(os.listdir('/proc/self/fd')) - before)
     let (count, number) = if deep() { ("100000", 100_000) } else { ("2000", 2_000) };
     let left = run(count);
     nothing_is_left(&hosts);
-    for side in 0..2 {
+    for (side, before) in before.into_iter().enumerate() {
         // A monitor may hear somebody ask for the status.
         let now = descriptors(side);
-        assert!(now <= before[side] + 4, "{} descriptors before, {now} now", before[side]);
+        assert!(now <= before + 4, "{before} descriptors before, {now} now");
         assert_eq!(hosts.sum(side, "drops"), 0);
     }
     assert!(left.trim().parse::<i64>().unwrap() <= 4, "{left} descriptors left in the client");
