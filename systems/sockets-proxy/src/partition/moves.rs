@@ -76,7 +76,7 @@ impl Partition {
         }
     }
 
-    /// Nothing goes until [`Command::Resume`]; what is under way in the window counts as lost, and is
+    /// Nothing goes until [`Command::Resume`](super::Command::Resume); what is under way in the window counts as lost, and is
     /// sent again from the programs' blocks.
     pub(super) fn suspend(&mut self) {
         for connection in self.connections.iter_mut().flatten() {

@@ -246,8 +246,11 @@ struct Case<'a> {
     unit: &'static str,
     better: Better,
     /// The window alone, and what it is called.
-    bare: Option<(&'a str, fn(u64, usize) -> anyhow::Result<f64>)>,
+    bare: Option<(&'a str, Bare)>,
 }
+
+/// Measures the window alone: rounds and bytes of a message in, the figure out.
+type Bare = fn(u64, usize) -> anyhow::Result<f64>;
 
 fn words(work: Work, size: usize, rounds: u64) -> Vec<String> {
     ["--work", &name(work), "--size", &size.to_string(), "--rounds", &rounds.to_string()]
