@@ -103,7 +103,21 @@ fn the_balancer_allocates_on_the_host_and_every_packet_comes_out() {
     assert_eq!(plan.host.nodes.len(), 1, "the allocator is a host element");
     assert_eq!(plan.crossings.len(), 2);
     assert!(plan.nodes.iter().filter(|place| matches!(place, Place::Host(_))).count() == 1);
-    // What is left for hardware is a design of its own.
+    let commands = ["backends add 10.9.0.1", "backends add 10.9.0.2"].map(str::to_owned);
+    let mut on_the_card = graph.clone();
+    on_the_card.nodes.iter_mut().for_each(|node| node.host = false);
+    let wanted = through(&on_the_card, LinkOptions::default(), &commands).unwrap();
+    assert_eq!(wanted.len(), 200);
+    assert_eq!(through(&graph, LinkOptions::default(), &commands).unwrap(), wanted);
+}
+
+#[test]
+fn what_host_elements_leave_to_the_card_is_a_design_of_its_own() {
+    let loaded = compiled(
+        "L4_Parser :: parser\nhost Count :: cnt\nIPChecksum :: sum\n\
+         from_tor -> parser -> cnt -> sum -> to_tor\n",
+    );
+    let plan = split(&loaded.compiled.graph).unwrap();
     let made = all_hardware(&plan.card, &Options::default()).unwrap();
     let text = design(&plan.card, &made, &|_| None);
     if Simulator::Icarus.is_here() {
@@ -114,12 +128,6 @@ fn the_balancer_allocates_on_the_host_and_every_packet_comes_out() {
         let read = read.unwrap();
         assert!(read.status.success(), "{}", String::from_utf8_lossy(&read.stderr));
     }
-    let commands = ["backends add 10.9.0.1", "backends add 10.9.0.2"].map(str::to_owned);
-    let mut on_the_card = graph.clone();
-    on_the_card.nodes.iter_mut().for_each(|node| node.host = false);
-    let wanted = through(&on_the_card, LinkOptions::default(), &commands).unwrap();
-    assert_eq!(wanted.len(), 200);
-    assert_eq!(through(&graph, LinkOptions::default(), &commands).unwrap(), wanted);
 }
 
 #[test]

@@ -2,19 +2,20 @@
 //! worker's, joined through the link of [`pcie`](crate::pcie).
 //!
 //! A graph without `host` elements has one side and no link. Nodes and channels are named by their
-//! numbers in the whole graph; [`split`] says where each of them is.
+//! numbers in the whole graph; [`mod@split`] says where each of them is.
 //!
 //! Invariant: an item is in a channel of one side, in a ring, or in a channel of the other side;
-//! neither side drops one. [`Sides::is_quiet`] is true only where no ring holds one and the worker
-//! waits to be woken, which only the caller can do then.
+//! neither side drops one. The graph is at its end only where the worker rested in one and the same
+//! rest before and after a turn of the card that moved nothing, and no entry of a ring can move:
+//! nothing was on its way then, and only the caller can wake the worker.
 
 pub mod split;
 mod worker;
 
 use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use beeline_ir::graph::Graph;
@@ -23,9 +24,9 @@ use beeline_ir::run::{BATCH, Interpreter, Machine, Moved, Run, RunError, Signal}
 use beeline_native::{NativeError, NativeMachine, Program};
 
 use crate::functions::Signalled;
-use crate::pcie::Link;
 use crate::pcie::bus::{BusError, Counts, Direction, Pace, sleep_on};
 use crate::pcie::slot::Mode;
+use crate::pcie::{Link, RING};
 use crate::reload::Carried;
 use split::{Place, Split, TooManyCrossings, split};
 use worker::{Reply, Request, Rings, Worker};
@@ -232,15 +233,51 @@ impl<'p, M: Machine + Send + 'static> Sides<'p, M> {
         Ok((rounds, moved))
     }
 
-    /// True where no ring holds an item and the host's side waits to be woken.
-    #[must_use]
-    pub fn is_quiet(&self) -> bool {
-        let Some(host) = &self.host else { return true };
-        // In this order: the worker gives up being idle before it takes an entry, and is idle again
-        // after what it made of the entry lies in a ring.
-        host.up.are_empty(&host.link)
-            && host.worker.shown.idle.load(Ordering::Acquire)
-            && host.down.are_empty(&host.link)
+    /// The number of the worker's rest, where it rests and no entry of a ring can move. Where it is
+    /// the same before and after a turn of the card that moved nothing, nothing moves any more.
+    fn rest(&self) -> Option<u64> {
+        let (Some(host), Some(split)) = (&self.host, self.plan.split()) else { return Some(0) };
+        if host.worker.is_gone() {
+            return Some(0);
+        }
+        let number = || host.worker.shown.rest.load(Ordering::Acquire);
+        let rest = number();
+        let settled = split.crossings.iter().enumerate().all(|(slot, crossing)| {
+            let ring = host.link.queue(slot, crossing.direction);
+            let inside = host.worker.shown.channels[crossing.host].1.load(Ordering::Acquire);
+            let depth = split.host.channels[crossing.host].depth;
+            match crossing.direction {
+                Direction::Up => ring.is_empty() || inside >= u64::from(depth),
+                Direction::Down => {
+                    let channel = self.card.channel(crossing.card);
+                    let stays = ring.is_empty() || channel.is_full();
+                    stays && (inside == 0 || !ring.has_room(channel.width()))
+                }
+            }
+        });
+        // Last, behind loads that acquire: none of them saw what came after this rest.
+        (rest % 2 == 0 && settled && number() == rest).then_some(rest)
+    }
+
+    /// Which element waits for which, and which channels wait for room in a ring, at a rest.
+    fn stuck(&self, blocked: bool) -> Vec<String> {
+        let mut waits = if blocked { self.card.waits() } else { Vec::new() };
+        let (Some(host), Some(split)) = (&self.host, self.plan.split()) else { return waits };
+        let of_host = host.worker.shown.waits.lock().unwrap_or_else(PoisonError::into_inner);
+        waits.extend(of_host.iter().cloned());
+        for crossing in &split.crossings {
+            let inside = match crossing.direction {
+                Direction::Up => self.card.channel(crossing.card).len() as u64,
+                Direction::Down => {
+                    host.worker.shown.channels[crossing.host].1.load(Ordering::Acquire)
+                }
+            };
+            if inside > 0 {
+                let name = &split.card.channels[crossing.card].name;
+                waits.push(format!("{name} waits for room in the link ({RING} entries)"));
+            }
+        }
+        waits
     }
 
     /// Readable when the host's side has something for the card.
@@ -270,32 +307,34 @@ impl<'p, M: Machine + Send + 'static> Sides<'p, M> {
         if self.host.is_none() {
             return self.card.settle(quiet, u64::MAX, between);
         }
-        let (mut still, mut done) = (0, 0);
+        let (mut still, mut done, mut rest) = (0, 0, None);
         loop {
             let (rounds, moved) = self.rounds(BATCH)?;
             done += rounds;
             let outside = between(&mut self.card);
-            still = if moved.fetched || moved.wrote || outside { 0 } else { still + 1 };
+            // Of many rounds, only the last one may have moved nothing.
+            if moved.fetched || moved.wrote || outside || rounds > 1 {
+                (still, rest) = (0, None);
+                continue;
+            }
+            still += 1;
             if still < quiet {
                 continue;
             }
-            if self.is_quiet() {
-                // What the worker sent before it became idle may have come since the last round.
-                let (rounds, moved) = self.rounds(BATCH)?;
-                done += rounds;
-                if !(moved.fetched || moved.wrote) && self.is_quiet() {
-                    let waits = self.card.waits();
-                    if moved.blocked && !waits.is_empty() {
-                        return Err(RunError::Deadlock(waits));
-                    }
-                    return Ok(done);
-                }
-            } else if self.may_sleep()
+            // Before the look at the rest: a worker that rests from now on rings the bell.
+            let may_sleep = self.may_sleep();
+            let now = self.rest();
+            if now.is_some() && now == rest {
+                let waits = self.stuck(moved.blocked);
+                return if waits.is_empty() { Ok(done) } else { Err(RunError::Deadlock(waits)) };
+            }
+            rest = now;
+            if rest.is_none()
+                && may_sleep
                 && let Some(bell) = self.bell()
             {
                 let _ = sleep_on(&[bell], Duration::from_millis(50));
             }
-            still = 0;
         }
     }
 
@@ -309,15 +348,19 @@ impl<'p, M: Machine + Send + 'static> Sides<'p, M> {
         mut between: impl FnMut(&mut Run<'p, M>) -> bool,
     ) -> Result<(), DrainError> {
         let deadline = Instant::now() + limit;
-        let mut still = 0;
+        let (mut still, mut rest) = (0, None);
         loop {
-            let (_, moved) = self.rounds(BATCH)?;
+            let (rounds, moved) = self.rounds(BATCH)?;
             let outside = between(&mut self.card);
-            still = if moved.fetched || moved.wrote || outside { 0 } else { still + 1 };
-            if still >= DRAINED && self.is_quiet() {
+            let moves = moved.fetched || moved.wrote || outside || rounds > 1;
+            still = if moves { 0 } else { still + 1 };
+            // As in `settle`: the same rest before and after this turn.
+            let now = if still >= DRAINED { self.rest() } else { None };
+            if now.is_some() && now == rest {
                 let left = self.left();
                 return if left.is_empty() { Ok(()) } else { Err(DrainError::Left(left)) };
             }
+            rest = now;
             if Instant::now() >= deadline {
                 let mut left = self.left();
                 left.push(format!("{} ms have passed", limit.as_millis()));

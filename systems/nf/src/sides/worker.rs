@@ -1,9 +1,9 @@
 //! The host's side: a thread that runs the `host` elements and serves the link's rings.
 
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -42,8 +42,11 @@ pub(super) enum Reply {
 /// What the other side may look at while the worker works.
 #[derive(Debug)]
 pub(super) struct Shown {
-    /// It found nothing to do and waits to be woken.
-    pub idle: AtomicBool,
+    /// Even while it rests, having found nothing to do; one more when it goes on, and again when it
+    /// rests. It touches no ring and no channel while this is even.
+    pub rest: AtomicU64,
+    /// Which of its elements waits for which, as of its last rest.
+    pub waits: Mutex<Vec<String>>,
     /// Iterations of each node.
     pub iterations: Vec<AtomicU64>,
     /// Items that went into each channel of the host's graph, and those inside.
@@ -140,17 +143,20 @@ impl Rings {
         self.ends.iter().filter(|end| !quiet(end)).count() == 0
     }
 
+    /// True where an entry waits for a channel that has room.
+    pub fn can_come<M: Machine>(&self, link: &Link, run: &Run<'_, M>) -> bool {
+        let comes = |end: &(usize, usize, usize)| {
+            !run.channel(end.1).is_full() && !self.queue(link, end.0).is_empty()
+        };
+        self.ends.iter().any(comes)
+    }
+
     /// True where an item waits for a ring that has room.
     pub fn can_go<M: Machine>(&self, link: &Link, run: &Run<'_, M>) -> bool {
         let goes = |end: &(usize, usize, usize)| {
             !run.channel(end.1).is_empty() && self.queue(link, end.0).has_room(end.2)
         };
         self.ends.iter().any(goes)
-    }
-
-    /// True without an entry in any of them.
-    pub fn are_empty(&self, link: &Link) -> bool {
-        self.ends.iter().all(|end| self.queue(link, end.0).is_empty())
     }
 }
 
@@ -172,7 +178,8 @@ impl Worker {
         let (outbox, replies) = sync_channel(1);
         let count = || AtomicU64::new(0);
         let shown = Arc::new(Shown {
-            idle: AtomicBool::new(false),
+            rest: AtomicU64::new(1),
+            waits: Mutex::default(),
             iterations: graph.nodes.iter().map(|_| count()).collect(),
             channels: graph.channels.iter().map(|_| (count(), count())).collect(),
         });
@@ -186,9 +193,8 @@ impl Worker {
                     carried.apply(node, &graph.nodes[at].element, run.frame_mut(at));
                 }
             }
+            // It ends while it does not rest: the card goes on until it sees that the thread is gone.
             let ended = work(&mut run, (&link, mode), (&down, &up), &seen, (&inbox, &outbox));
-            // A card that waits for this side sees that it is gone.
-            seen.idle.store(true, Ordering::Release);
             link.bus().wake_card();
             ended
         })?;
@@ -202,12 +208,23 @@ impl Worker {
         self.replies.recv().ok()
     }
 
+    /// True after [`Worker::end`], and after [`Worker::ended`] has told why.
+    pub fn is_gone(&self) -> bool {
+        self.thread.is_none()
+    }
+
     /// Why the thread ended, if it did.
+    ///
+    /// # Panics
+    /// Where the thread did, with its message.
     pub fn ended(&mut self) -> Option<RunError> {
         if !self.thread.as_ref()?.is_finished() {
             return None;
         }
-        self.thread.take()?.join().ok()?.err()
+        match self.thread.take()?.join() {
+            Ok(outcome) => outcome.err(),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
     }
 
     /// Ends the thread; the frames of its nodes.
@@ -251,21 +268,23 @@ fn work<M: Machine>(
     let vectors = FIRST_DATA..FIRST_DATA + up.ends.len() + down.ends.len();
     let bells = || vectors.clone().chain([SIGNALS]);
     let mut quiet = 0;
+    // A request that ended a rest.
+    let mut asked = None;
     loop {
         let mut moved = up.receive(link, run, &mut item);
-        let (_, round) = run.rounds(BATCH)?;
-        moved |= round.fetched || round.wrote;
+        let (rounds, round) = run.rounds(BATCH)?;
+        // Of many rounds, only the last one may have moved nothing.
+        moved |= round.fetched || round.wrote || rounds > 1;
         moved |= down.send(link, run, &mut item);
         for (node, shown) in shown.iterations.iter().enumerate() {
             shown.store(run.iterations(node), Ordering::Relaxed);
         }
         for (channel, (passed, inside)) in shown.channels.iter().enumerate() {
             passed.store(run.channel(channel).passed, Ordering::Relaxed);
-            inside.store(run.channel(channel).len() as u64, Ordering::Relaxed);
+            // Release: pairs with `Sides::rest`: who sees it sees that this side is awake.
+            inside.store(run.channel(channel).len() as u64, Ordering::Release);
         }
-        // Cleared before the last look: what comes after it rings again.
-        bells().for_each(|vector| link.bus().clear_host(vector));
-        if let Ok(request) = inbox.try_recv() {
+        if let Some(request) = asked.take().or_else(|| inbox.try_recv().ok()) {
             if !answer(run, request, outbox) {
                 return Ok(());
             }
@@ -280,24 +299,24 @@ fn work<M: Machine>(
         if !(armed & down.arm_writers(link, run)) {
             continue;
         }
-        // Not while an item waits for a full ring: the card empties the ring and wakes this side, and
-        // must not take the graph for empty in between.
-        let waits = down.ends.iter().any(|end| !run.channel(end.1).is_empty());
-        shown.idle.store(!waits, Ordering::Release);
-        // A card that waits for this side to end looks again.
+        let waits = if round.blocked { run.waits() } else { Vec::new() };
+        *shown.waits.lock().unwrap_or_else(PoisonError::into_inner) = waits;
+        // Release: who sees the rest sees all that was done before it.
+        shown.rest.fetch_add(1, Ordering::Release);
+        // A card that waits for this side to rest looks again.
         link.bus().wake_card();
-        let bells: Vec<_> = bells().map(|vector| link.bus().host_bell(vector)).collect();
         match mode {
             Mode::Interrupt => {
-                let _ = sleep_on(&bells, NAP);
+                let list: Vec<_> = bells().map(|vector| link.bus().host_bell(vector)).collect();
+                let _ = sleep_on(&list, NAP);
+                // What they announced is looked for after this; what comes now rings again.
+                bells().for_each(|vector| link.bus().clear_host(vector));
             }
             Mode::Poll => {
-                while up.are_empty(link) && !down.can_go(link, run) {
+                while !up.can_come(link, run) && !down.can_go(link, run) {
                     match inbox.try_recv() {
                         Ok(request) => {
-                            if !answer(run, request, outbox) {
-                                return Ok(());
-                            }
+                            asked = Some(request);
                             break;
                         }
                         Err(TryRecvError::Disconnected) => return Ok(()),
@@ -306,9 +325,9 @@ fn work<M: Machine>(
                 }
             }
         }
-        // Before an entry is taken: a card that finds the rings empty finds this side awake, or idle
-        // with all it made of the entries in the other rings.
-        shown.idle.store(false, Ordering::Release);
+        // Before an entry is taken or put: each of these is a release, so that a card that sees it
+        // sees that the rest is over.
+        shown.rest.fetch_add(1, Ordering::Relaxed);
         quiet = 0;
     }
 }
