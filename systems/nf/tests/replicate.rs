@@ -79,7 +79,9 @@ fn copies_keep_packets_whole_and_flows_in_order_and_take_fewer_clocks() {
         }
     }
     println!("{clocks:?} clocks");
-    assert!(clocks[1] * 10 < clocks[0] * 7 && clocks[2] * 10 < clocks[1] * 7, "{clocks:?}");
+    // The spreader passes one flit a clock, a third of what one copy takes for it: no number of copies
+    // takes fewer clocks than that.
+    assert!(clocks[1] * 10 < clocks[0] * 6 && clocks[2] * 10 < clocks[1] * 9, "{clocks:?}");
 }
 
 #[test]
