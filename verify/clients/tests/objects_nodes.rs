@@ -247,7 +247,6 @@ fn nodes_killed_while_they_fetch_leave_nothing_at_the_node_they_fetch_from() {
         }
         counts.push(descriptors(&source.server));
     }
-    println!("ran: {counts:?} descriptors after each round");
     for number in 1..=12 {
         source.client.delete(id(number)).unwrap();
     }
