@@ -3,10 +3,11 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests")]
 
+use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use beeline_objects::{Client, ClientOptions, ObjectId, ObjectsError};
 use beeline_verify_clients::server::PATIENCE;
@@ -206,9 +207,17 @@ fn a_node_killed_in_the_middle_of_a_transfer_leaves_nothing_half_made() {
     }
 }
 
-/// Descriptors a node has open.
-fn descriptors(server: &Server) -> usize {
-    std::fs::read_dir(format!("/proc/{}/fd", server.process())).unwrap().count()
+/// What a node has open, by kind: how many of each.
+fn descriptors(server: &Server) -> BTreeMap<String, usize> {
+    let mut open = BTreeMap::new();
+    for entry in std::fs::read_dir(format!("/proc/{}/fd", server.process())).unwrap().flatten() {
+        let Ok(target) = std::fs::read_link(entry.path()) else { continue };
+        // "socket:[123]" is a socket, "/memfd:name (deleted)" that memory.
+        let target = target.to_string_lossy().into_owned();
+        let kind = target.split(":[").next().unwrap_or_default().to_owned();
+        *open.entry(kind).or_insert(0) += 1;
+    }
+    open
 }
 
 #[test]
@@ -218,34 +227,50 @@ fn nodes_killed_while_they_fetch_leave_nothing_at_the_node_they_fetch_from() {
     for number in 1..=12 {
         creator.put(id(number), &contents(8 << 20), b"", SOON).unwrap();
     }
+    let held = || source.client.list().unwrap().iter().any(|entry| entry.references > 0);
     let settled = |what: &str| {
         eventually(what, PATIENCE, || {
-            let held = source.client.list().unwrap().iter().any(|entry| entry.references > 0);
-            (figure(&source.server, "objects_serving_peers") == 0 && !held).then_some(())
+            (figure(&source.server, "objects_serving_peers") == 0 && !held()).then_some(())
         });
     };
-    // What a node keeps of its first connections, of either protocol, is there after two rounds.
-    let mut counts = Vec::new();
-    for (round, protocol) in (0_u64..).zip(["two-sided", "one-sided"].repeat(3)) {
-        let scheme = if round < 4 { "auto" } else { "tcp" };
+    let ids: Vec<ObjectId> = (1..=12).map(id).collect();
+    // What a node keeps of its first connections over a provider is there after a node that came and
+    // went in peace: buffers of each connection, of the two at once that a node makes.
+    for scheme in ["auto", "tcp"] {
         let peer = format!("{scheme}://{}", source.server.fabric());
-        let target = node(&["--objects-peers", &peer, "--objects-protocol", protocol]);
-        let client = target.client.clone();
-        let ids: Vec<ObjectId> = (1..=12).map(id).collect();
-        let fetching = std::thread::spawn(move || client.fetch(&ids, SOON));
-        // Another moment each time, in the middle of one of the objects.
-        std::thread::sleep(Duration::from_millis(3 + 7 * round));
-        target.server.kill();
-        // Its own client is told at once.
-        let told = fetching.join().unwrap();
-        assert!(told.is_err() || told.unwrap().len() == 12);
-        settled(&format!("round {round}: references and connections end"));
-        if let Some(most) = counts.get(..2).and_then(|first| first.iter().max()) {
-            let what =
-                format!("round {round}: no more than {most} and 4 descriptors; {counts:?} before");
-            eventually(&what, PATIENCE, || (descriptors(&source.server) <= most + 4).then_some(()));
+        let flags = ["--objects-peers", peer.as_str(), "--objects-protocol"];
+        for protocol in ["two-sided", "one-sided"] {
+            let target = node(&[&flags[..], &[protocol]].concat());
+            assert!(target.client.fetch(&ids, SOON).unwrap().iter().all(Result::is_ok));
+            drop(target);
+            settled(&format!("{scheme}, {protocol}: a node that ended is let go"));
         }
-        counts.push(descriptors(&source.server));
+        let kept = descriptors(&source.server);
+        let most = kept.values().sum::<usize>() + 4;
+        for (round, protocol) in (0_u64..).zip(["two-sided", "one-sided"].repeat(3)) {
+            let target = node(&[&flags[..], &[protocol]].concat());
+            let (client, wanted) = (target.client.clone(), ids.clone());
+            let fetching = std::thread::spawn(move || client.fetch(&wanted, SOON));
+            eventually("a transfer is under way", PATIENCE, || {
+                (held() || fetching.is_finished()).then_some(())
+            });
+            // Another moment each time, in the middle of one of the objects.
+            std::thread::sleep(Duration::from_millis(5 * round));
+            target.server.kill();
+            // Its own client is told at once.
+            let told = fetching.join().unwrap();
+            assert!(told.is_err() || told.unwrap().len() == 12);
+            let what = format!("{scheme}, round {round}: references and connections end");
+            settled(&what);
+            let start = Instant::now();
+            let mut open = descriptors(&source.server);
+            while open.values().sum::<usize>() > most {
+                let late = start.elapsed() > PATIENCE;
+                assert!(!late, "{what}: more than {most} descriptors: {open:?}, {kept:?} before");
+                std::thread::sleep(Duration::from_millis(20));
+                open = descriptors(&source.server);
+            }
+        }
     }
     for number in 1..=12 {
         source.client.delete(id(number)).unwrap();
