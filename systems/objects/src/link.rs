@@ -3,12 +3,14 @@
 //! ```text
 //! 0     magic "beeline-objects\0", for a person with a debugger; never read
 //! 64    requests consumed    u64  store writes     192  replies consumed  u64  client writes
-//! 128   store sleeps         u64  1: ring          256  client sleeps     u64  1: ring
+//! 128   store sleeps         u32  1: ring          256  client sleeps     u32  1: wake it here
 //! 4096  request slots, 64 bytes each     8192  reply slots
 //! ```
 //!
 //! A sleeper stores 1 and looks once more; a producer publishes and then looks at the word: the
-//! two fences order these, so that either the sleeper sees the message or the producer the word.
+//! two fences order these, so that either the sleeper sees the message or the producer the word. The
+//! store sleeps for all clients at once and is rung over the socket; a client's thread sleeps on its
+//! word (`futex`), so that a connection needs no descriptor but its socket.
 //!
 //! Invariants: the client can write every byte of this object, so the store copies a slot once and
 //! uses the copy, believes no index, and keeps nothing here that it relies on.
@@ -16,11 +18,14 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::time::Duration;
 
 use beeline_os::mapping::{Protection, create_memfd};
 use beeline_os::{Mapping, one_writer};
 use beeline_ring::slots::{ImplausibleIndex, SlotConsumer, SlotMessage, SlotProducer};
+use rustix::thread::futex;
 
 /// Slots of each ring.
 pub const SLOTS: u32 = 64;
@@ -50,7 +55,40 @@ pub struct Link {
     /// Messages taken since the count was last published.
     unpublished: u32,
     /// Last, so that the rings above go first.
-    mapping: Mapping,
+    mapping: Arc<Mapping>,
+}
+
+/// The word a client's thread sleeps on, apart from the rings.
+#[derive(Clone, Debug)]
+pub struct Sleeper(Arc<Mapping>);
+
+impl Sleeper {
+    /// Sleeps until the store wakes this end, at most for `timeout`; not at all where that happened
+    /// since [`Link::sleep`].
+    pub fn wait(&self, timeout: Duration) {
+        let timeout = futex::Timespec {
+            tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
+            tv_nsec: i64::from(timeout.subsec_nanos()),
+        };
+        // Woken, late, or a word that changed before: the caller looks again in each case.
+        let _ = futex::wait(word(&self.0, CLIENT_SLEEPS), futex::Flags::empty(), 1, Some(&timeout));
+    }
+
+    /// Wakes the thread that sleeps.
+    pub fn wake(&self) {
+        let asleep = word(&self.0, CLIENT_SLEEPS);
+        asleep.store(0, Ordering::Relaxed);
+        let _ = futex::wake(asleep, futex::Flags::empty(), u32::MAX >> 1);
+    }
+}
+
+/// A word that says whether an end sleeps.
+fn word(mapping: &Mapping, offset: usize) -> &AtomicU32 {
+    // SAFETY: `offset` is one of this module's constants, inside the first page.
+    let word: NonNull<u8> = unsafe { mapping.base().add(offset) };
+    // SAFETY: mapped while the mapping is borrowed, aligned, and only reached through atomics of
+    // this width.
+    unsafe { AtomicU32::from_ptr(word.as_ptr().cast()) }
 }
 
 // SAFETY: the rings point into `mapping`, which the value owns and which does not move; all access
@@ -105,6 +143,7 @@ impl Link {
         };
         let (peer_sleeps, we_sleep) =
             if store { (CLIENT_SLEEPS, STORE_SLEEPS) } else { (STORE_SLEEPS, CLIENT_SLEEPS) };
+        let mapping = Arc::new(mapping);
         Self {
             producer,
             consumer,
@@ -117,11 +156,17 @@ impl Link {
         }
     }
 
-    fn word(&self, offset: usize) -> &AtomicU64 {
+    fn count(&self, offset: usize) -> &AtomicU64 {
         // SAFETY: `offset` is one of this module's constants, inside the first page.
         let word: NonNull<u8> = unsafe { self.mapping.base().add(offset) };
         // SAFETY: mapped while the value lives, aligned, and only reached through atomics.
         unsafe { AtomicU64::from_ptr(word.as_ptr().cast()) }
+    }
+
+    /// Where this client's threads sleep.
+    #[must_use]
+    pub fn sleeper(&self) -> Sleeper {
+        Sleeper(Arc::clone(&self.mapping))
     }
 
     /// Whether a message fits.
@@ -130,7 +175,7 @@ impl Link {
     pub fn has_room(&mut self) -> Result<bool, ImplausibleIndex> {
         if !self.producer.has_room() {
             // Pairs with the release in `publish_taken` at the peer: the slots are free then.
-            let claimed = self.word(self.taken_by_peer).load(Ordering::Acquire);
+            let claimed = self.count(self.taken_by_peer).load(Ordering::Acquire);
             self.producer.consumed(claimed)?;
         }
         Ok(self.producer.has_room())
@@ -150,7 +195,7 @@ impl Link {
     /// True when the peer sleeps and has to be rung, with or without a message.
     #[must_use]
     pub fn rouse(&self) -> bool {
-        let asleep = self.word(self.peer_sleeps);
+        let asleep = word(&self.mapping, self.peer_sleeps);
         asleep.load(Ordering::Relaxed) != 0 && asleep.swap(0, Ordering::Relaxed) != 0
     }
 
@@ -170,7 +215,7 @@ impl Link {
         if self.unpublished > 0 {
             self.unpublished = 0;
             // Pairs with the acquire in `has_room` at the peer.
-            self.word(self.taken_by_us).store(self.consumer.next_index(), Ordering::Release);
+            self.count(self.taken_by_us).store(self.consumer.next_index(), Ordering::Release);
         }
     }
 
@@ -178,7 +223,7 @@ impl Link {
     #[must_use]
     pub fn sleep(&mut self) -> bool {
         self.publish_taken();
-        self.word(self.we_sleep).store(1, Ordering::Relaxed);
+        word(&self.mapping, self.we_sleep).store(1, Ordering::Relaxed);
         // Pairs with the fence in `push` at the peer.
         fence(Ordering::SeqCst);
         if self.consumer.ready() {
@@ -190,7 +235,7 @@ impl Link {
 
     /// Ends [`Link::sleep`].
     pub fn wake(&mut self) {
-        self.word(self.we_sleep).store(0, Ordering::Relaxed);
+        word(&self.mapping, self.we_sleep).store(0, Ordering::Relaxed);
     }
 
     /// All words of the object, for tests that play a client which scribbles over them.

@@ -28,7 +28,8 @@ use crate::id::ObjectId;
 /// - 2: a client says that it took a listing.
 /// - 3: a client reserves memory and puts small objects there by one request each; a fetch may name
 ///   its node.
-pub const VERSION: u32 = 3;
+/// - 4: no bell: a client rings over the socket, and sleeps on its word of the control object.
+pub const VERSION: u32 = 4;
 
 /// Largest number of a request.
 pub const LAST_TAG: u32 = (1 << 24) - 1;
@@ -295,8 +296,8 @@ codes! {
     RecordKind {
         /// Client: I speak version `a`.
         Hello = 1,
-        /// Store: welcome; descriptors: the control object and the bell. `a`: version, `b`:
-        /// generation of the store, `c`: the client's number.
+        /// Store: welcome; descriptor: the control object. `a`: version, `b`: generation of the
+        /// store, `c`: the client's number.
         Welcome = 2,
         /// Store: no. `a`: the version it speaks.
         Refused = 3,
@@ -316,6 +317,8 @@ codes! {
         Listed = 10,
         /// Store: memory is short; give back what you reserved.
         CallIn = 11,
+        /// Client: the store sleeps, and a request waits in the ring.
+        Ring = 12,
     }
 }
 

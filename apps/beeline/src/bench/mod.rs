@@ -119,6 +119,9 @@ pub enum BenchCommand {
     #[command(after_help = "Examples:\n  beeline bench objects\n  \
                             beeline bench objects --parts fetch --providers shm --sizes 64KiB,1MiB")]
     Objects(objects::ObjectsArguments),
+    /// Clients of `bench objects`, in a process of their own.
+    #[command(hide = true)]
+    ObjectsClients(objects::ClientsArguments),
     /// The Redis door against redis-server, one core each, persistence matched.
     #[command(
         after_help = "Examples:\n  beeline bench redis --persistence off --pipeline 1,16\n  \
@@ -143,6 +146,7 @@ pub fn run(command: &BenchCommand, output: Output) -> Result<Exit, Failure> {
         BenchCommand::Sockets(arguments) => sockets::run(arguments, output),
         BenchCommand::SocketsPeer(arguments) => sockets::run_peer(arguments),
         BenchCommand::Objects(arguments) => objects::run(arguments, output),
+        BenchCommand::ObjectsClients(arguments) => objects::run_clients(arguments),
         BenchCommand::Redis(arguments) => redis::run(arguments, output),
     }
 }

@@ -3,6 +3,7 @@
 //! ```text
 //!  any thread ── request ──► ring ──► store           replies wake the one thread that sleeps
 //!             ◄── reply ──── ring ◄── store
+//!             ── rings, where the store sleeps ──► Unix socket
 //!  helper     ◄── descriptors, segments that go, listings ── Unix socket; its end: store gone
 //! ```
 //!
@@ -22,7 +23,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use beeline_os::control_socket::{ControlSocket, Received};
-use beeline_os::doorbell::Doorbell;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 pub use object::{Buffer, Object};
@@ -100,14 +100,12 @@ impl Client {
             return Err(ObjectsError::Version { theirs: welcome.a, ours: VERSION });
         }
         let broken = ObjectsError::Protocol { what: "its welcome lacks what belongs to it" };
-        if welcome.kind != RecordKind::Welcome || descriptors.len() != 2 {
+        if welcome.kind != RecordKind::Welcome || descriptors.len() != 1 {
             return Err(broken);
         }
-        let Some(bell) = descriptors.pop() else { return Err(broken) };
         let Some(link) = descriptors.pop() else { return Err(broken) };
         let link = Link::open(link).map_err(system("mapping the rings"))?;
-        let bell = Doorbell::from_peer(bell).map_err(system("taking the store's doorbell"))?;
-        let shared = Shared::new(socket, link, bell, welcome, path, options)
+        let shared = Shared::new(socket, link, welcome, path, options)
             .map_err(system("preparing a connection"))?;
         let shared = Arc::new(shared);
         let of_helper = Arc::clone(&shared);

@@ -1,7 +1,7 @@
 //! Sending requests and waiting for their replies, by any number of threads.
 //!
 //! A thread polls the ring for a short while, because the store usually answers within
-//! microseconds; then one thread sleeps on the doorbell for all of them, and wakes the others.
+//! microseconds; then one thread sleeps for all of them, and wakes the others.
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
@@ -13,17 +13,15 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use beeline_os::control_socket::{ControlSocket, Received};
-use beeline_os::doorbell::{Doorbell, Rung};
 use beeline_os::one_writer::ForkMark;
-use beeline_os::poller::Waker;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 
 use super::ClientOptions;
 use super::memory::{Mapped, Segments};
 use super::small::Small;
 use crate::error::ObjectsError;
 use crate::id::ObjectId;
-use crate::link::Link;
+use crate::link::{Link, Sleeper};
 use crate::wire::{
     ENTRY_BYTES, Entry, LAST_TAG, RECORD_BYTES, Record, RecordKind, Reply, Request, decode_news,
 };
@@ -42,7 +40,7 @@ struct Inner {
     /// Requests under way, and replies that nobody took yet.
     replies: HashMap<u32, Option<Reply>>,
     news: VecDeque<ObjectId>,
-    /// A thread sleeps on the doorbell.
+    /// A thread sleeps until the store wakes it.
     sleeper: bool,
 }
 
@@ -60,8 +58,7 @@ pub(super) struct Shared {
     memory: Mutex<Memory>,
     arrived: Condvar,
     socket: ControlSocket,
-    bell: Doorbell,
-    stop: Waker,
+    sleeper: Sleeper,
     gone: AtomicBool,
     ended: AtomicBool,
     next_question: AtomicU64,
@@ -82,11 +79,11 @@ impl Shared {
     pub(super) fn new(
         socket: ControlSocket,
         link: Link,
-        bell: Doorbell,
         welcome: Record,
         path: &Path,
         options: ClientOptions,
     ) -> io::Result<Self> {
+        let sleeper = link.sleeper();
         let inner = Inner {
             link,
             next_tag: 1,
@@ -100,8 +97,7 @@ impl Shared {
             memory: Mutex::new(Memory::default()),
             arrived: Condvar::new(),
             socket,
-            bell,
-            stop: Waker::new()?,
+            sleeper,
             gone: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             next_question: AtomicU64::new(1),
@@ -127,7 +123,9 @@ impl Shared {
 
     fn lose(&self) {
         self.gone.store(true, Ordering::Release);
+        // With the lock a thread is either before its look at `gone`, or asleep.
         drop(lock(&self.inner));
+        self.sleeper.wake();
         self.answered.notify_all();
         drop(lock(&self.memory));
         self.arrived.notify_all();
@@ -137,7 +135,8 @@ impl Shared {
     pub(super) fn end(&self) {
         if self.mark.is_own_process() {
             self.ended.store(true, Ordering::Release);
-            self.stop.wake();
+            // The helper finds the socket's end, and so does the store.
+            let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
         }
     }
 
@@ -171,8 +170,14 @@ impl Shared {
     /// Wakes the store ahead of a request that comes soon.
     pub(super) fn rouse(&self) {
         if lock(&self.inner).link.rouse() {
-            self.bell.ring();
+            self.ring();
         }
+    }
+
+    /// Wakes the store, which said that it sleeps.
+    fn ring(&self) {
+        // A full socket wakes it as well, and one that is gone is noticed by the helper.
+        let _ = self.socket.send(&Record::new(RecordKind::Ring, 0, 0, 0).encode(), &[]);
     }
 
     /// Sends a request without a reply.
@@ -207,7 +212,7 @@ impl Shared {
             }
         }
         if inner.link.push(tag, &request.encode()) {
-            self.bell.ring();
+            self.ring();
         }
         Ok(())
     }
@@ -272,22 +277,12 @@ impl Shared {
             }
             inner.sleeper = true;
             drop(inner);
-            let bound = Timespec {
-                tv_sec: i64::try_from(nap.as_secs()).unwrap_or(i64::MAX),
-                tv_nsec: i64::from(nap.subsec_nanos()),
-            };
-            let _ = poll(&mut [PollFd::new(&self.bell, PollFlags::IN)], Some(&bound));
-            let closed = self.bell.clear() == Rung::Closed;
+            self.sleeper.wait(nap);
             inner = lock(&self.inner);
             inner.sleeper = false;
             inner.link.wake();
             drain(&mut inner);
             self.answered.notify_all();
-            if closed {
-                drop(inner);
-                self.lose();
-                inner = lock(&self.inner);
-            }
         }
     }
 
@@ -355,9 +350,7 @@ impl Shared {
     pub(super) fn help(self: &Arc<Self>) {
         let (mut bytes, mut descriptors) = ([0; RECORD_BYTES], Vec::new());
         while !self.ended.load(Ordering::Acquire) {
-            let mut watched =
-                [PollFd::new(&self.socket, PollFlags::IN), PollFd::new(&self.stop, PollFlags::IN)];
-            if poll(&mut watched, None).is_err() {
+            if poll(&mut [PollFd::new(&self.socket, PollFlags::IN)], None).is_err() {
                 continue;
             }
             loop {

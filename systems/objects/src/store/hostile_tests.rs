@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use beeline_env::random::Randomness;
 use beeline_os::control_socket::{ControlSocket, Received};
-use beeline_os::doorbell::Doorbell;
 
 use super::{Alone, Store, StoreOptions};
 use crate::client::Client;
@@ -33,16 +32,19 @@ fn store(folder: &Path) -> Store {
 struct Raw {
     socket: ControlSocket,
     link: Link,
-    bell: Doorbell,
 }
 
 impl Raw {
+    fn ring(&self) {
+        let _ = self.socket.send(&Record::new(RecordKind::Ring, 0, 0, 0).encode(), &[]);
+    }
+
     /// Sends a reserve until the store has one to give, and maps what it offers.
     fn reserve(&mut self, reserve: &Request) {
         let start = Instant::now();
         for tag in 1_u32.. {
             if self.link.push(tag, &reserve.encode()) {
-                self.bell.ring();
+                self.ring();
             }
             let reply = loop {
                 if let Some(message) = self.link.take() {
@@ -85,8 +87,7 @@ fn join(folder: &Path) -> Raw {
     let hello = Record::new(RecordKind::Hello, VERSION.into(), 0, 0);
     socket.send(&hello.encode(), &[]).unwrap();
     let (_, mut descriptors) = receive(&socket).unwrap();
-    let bell = Doorbell::from_peer(descriptors.pop().unwrap()).unwrap();
-    Raw { socket, link: Link::open(descriptors.pop().unwrap()).unwrap(), bell }
+    Raw { socket, link: Link::open(descriptors.pop().unwrap()).unwrap() }
 }
 
 fn is_expelled(raw: &Raw) -> bool {
@@ -95,7 +96,7 @@ fn is_expelled(raw: &Raw) -> bool {
     while start.elapsed() < SOON {
         match raw.socket.receive(&mut bytes, &mut descriptors) {
             Ok(Received::Closed) | Err(_) => return true,
-            _ => raw.bell.ring(),
+            _ => raw.ring(),
         }
         std::thread::yield_now();
     }
@@ -125,7 +126,7 @@ fn scribbled_rings_end_their_own_connection_at_most() {
             let at = usize::try_from(at).unwrap();
             raw.link.scribble(at, value);
         }
-        raw.bell.ring();
+        raw.ring();
         let id = ObjectId([u8::try_from(round).unwrap(); 20]);
         honest.put(id, &round.to_le_bytes(), b"", SOON).unwrap();
         assert_eq!(honest.get(id, Duration::ZERO).unwrap().to_vec(), round.to_le_bytes());
@@ -219,7 +220,7 @@ fn a_client_that_reads_nothing_is_not_served_without_end() {
             sent += 1;
             let request = Request::new(Operation::Ping, ObjectId([0; 20]));
             if raw.link.push(1, &request.encode()) {
-                raw.bell.ring();
+                raw.ring();
             }
         } else if sent > 500 {
             break;
@@ -301,7 +302,7 @@ fn a_client_that_reads_its_replies_late_gets_them_all() {
                 sent += 1;
                 last = Instant::now();
                 if raw.link.push(sent, &ping) {
-                    raw.bell.ring();
+                    raw.ring();
                 }
             }
         }

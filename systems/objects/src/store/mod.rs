@@ -16,6 +16,7 @@ mod memory;
 mod model_tests;
 mod peer;
 mod planted;
+mod processes;
 mod reserve;
 #[cfg(test)]
 mod rig;

@@ -6,9 +6,8 @@ use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use beeline_os::control_socket::{ControlSocket, Received};
-use beeline_os::doorbell::Doorbell;
 
-use crate::link::{Link, SLOTS};
+use crate::link::{Link, SLOTS, Sleeper};
 use crate::segment::Segment;
 use crate::wire::{RECORD_BYTES, Record, RecordKind, Request, VERSION};
 
@@ -33,10 +32,9 @@ pub(super) enum Attached {
 #[derive(Debug)]
 pub(super) struct Peer {
     pub socket: ControlSocket,
-    /// Readable when the process ends; none for one outside our process namespace.
-    pub process: Option<OwnedFd>,
-    pub bell: Option<Doorbell>,
-    link: Option<Link>,
+    /// Its process, where the store watches that.
+    pub process: Option<u32>,
+    link: Option<(Link, Sleeper)>,
     outbound: VecDeque<(u32, [u64; 6])>,
     records: VecDeque<(Record, Attached)>,
     /// Listings sent that it did not say it took.
@@ -49,13 +47,10 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    pub(super) fn new(socket: ControlSocket) -> Self {
-        let credentials = socket.peer().ok().filter(|peer| peer.pid > 0);
-        let process = credentials.and_then(|peer| beeline_os::process::open(peer.pid).ok());
+    pub(super) fn new(socket: ControlSocket, process: Option<u32>) -> Self {
         Self {
             socket,
             process,
-            bell: None,
             link: None,
             outbound: VecDeque::new(),
             records: VecDeque::new(),
@@ -79,12 +74,11 @@ impl Peer {
             return Err(io::ErrorKind::Unsupported.into());
         }
         let (link, descriptor) = Link::create()?;
-        let (bell, other) = Doorbell::pair()?;
         let welcome =
             Record::new(RecordKind::Welcome, VERSION.into(), generation, u64::from(number));
-        self.socket.send(&welcome.encode(), &[descriptor.as_fd(), other.as_fd()])?;
-        self.link = Some(link);
-        self.bell = Some(bell);
+        self.socket.send(&welcome.encode(), &[descriptor.as_fd()])?;
+        let sleeper = link.sleeper();
+        self.link = Some((link, sleeper));
         Ok(())
     }
 
@@ -112,7 +106,7 @@ impl Peer {
     /// Errors: a message that is none.
     pub(super) fn requests(&mut self, into: &mut Vec<(u32, Request)>) -> io::Result<()> {
         let stalled = self.is_stalled();
-        let Some(link) = self.link.as_mut().filter(|_| !stalled) else { return Ok(()) };
+        let Some((link, _)) = self.link.as_mut().filter(|_| !stalled) else { return Ok(()) };
         for _ in 0..TURN {
             let Some(message) = link.take() else { break };
             let request = Request::decode(&message).ok_or(io::ErrorKind::InvalidData)?;
@@ -134,15 +128,15 @@ impl Peer {
     ///
     /// Errors: as [`Peer::reply`].
     pub(super) fn push(&mut self) -> io::Result<()> {
-        let Some(link) = &mut self.link else { return Ok(()) };
+        let Some((link, sleeper)) = &mut self.link else { return Ok(()) };
         while let Some((tag, words)) = self.outbound.front() {
             if !link.has_room().map_err(io::Error::other)? {
                 break;
             }
-            let ring = link.push(*tag, words);
+            let asleep = link.push(*tag, words);
             self.outbound.pop_front();
-            if ring && let Some(bell) = &self.bell {
-                bell.ring();
+            if asleep {
+                sleeper.wake();
             }
         }
         Ok(())
@@ -165,11 +159,11 @@ impl Peer {
 
     /// Asks the client to ring from now on. `false`: a request waits.
     pub(super) fn sleep(&mut self) -> bool {
-        self.link.as_mut().is_none_or(Link::sleep)
+        self.link.as_mut().is_none_or(|(link, _)| link.sleep())
     }
 
     pub(super) fn wake(&mut self) {
-        if let Some(link) = &mut self.link {
+        if let Some((link, _)) = &mut self.link {
             link.wake();
         }
     }

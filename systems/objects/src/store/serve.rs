@@ -1,19 +1,18 @@
 //! The store's loop: rings of the clients that are busy, one `epoll_wait` for everything else.
 //!
 //! Invariants: the loop makes no call that waits for a client or a disk; a client that asks for
-//! nothing costs nothing; without work the loop sleeps.
+//! nothing costs nothing, also not a look; without work the loop sleeps.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, Write as _};
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use beeline_env::clock::{Clock as _, SystemClock};
 use beeline_os::control_socket::{ControlListener, ControlSocket};
-use beeline_os::doorbell::Rung;
 use beeline_os::mapping::create_memfd;
 use beeline_os::poller::{Interest, Poller, Waker};
 
@@ -21,17 +20,17 @@ use super::core::{Core, Effect, Limits};
 use super::figures::ObjectMetrics;
 use super::memory::Segments;
 use super::peer::{Attached, MOST_LISTINGS, Peer};
+use super::processes::Processes;
 use super::spill::Spiller;
 use super::{Cluster, Command, StoreOptions};
 use crate::wire::{ENTRY_BYTES, Record, RecordKind, Request, encode_news};
 
 const LISTENER: u64 = 0;
 const WAKER: u64 = 1;
-/// Kinds of a client's tokens; its number is in the bits above.
+/// Kinds of tokens of clients and processes; their number is in the bits above.
 const SOCKET: u64 = 2;
-const BELL: u64 = 3;
-const PROCESS: u64 = 4;
-const KIND_BITS: u32 = 3;
+const PROCESS: u64 = 3;
+const KIND_BITS: u32 = 2;
 
 /// Connections accepted in one turn.
 const ACCEPT: usize = 64;
@@ -56,7 +55,10 @@ pub(super) struct Server {
     core: Core,
     spiller: Spiller,
     peers: HashMap<u32, Peer>,
+    processes: Processes,
     active: Vec<u32>,
+    /// Clients that say nothing when they read replies they left, and have to be looked at.
+    looked_after: HashSet<u32>,
     next_client: u32,
     generation: u64,
     accept_again_ns: Option<u64>,
@@ -95,7 +97,9 @@ impl Server {
             core: Core::new(limits, segments),
             spiller,
             peers: HashMap::new(),
+            processes: Processes::default(),
             active: Vec::new(),
+            looked_after: HashSet::new(),
             next_client: 1,
             generation: u64::from_le_bytes(generation),
             accept_again_ns: None,
@@ -145,8 +149,7 @@ impl Server {
         let until = |at: u64| Duration::from_nanos(at.saturating_sub(now_ns));
         let timer = self.core.next_timer().map(until);
         let accept = self.accept_again_ns.map(until);
-        let waiting = self.peers.values().any(Peer::is_looked_after);
-        let outbound = waiting.then_some(self.outbound_again);
+        let outbound = (!self.looked_after.is_empty()).then_some(self.outbound_again);
         [timer, accept, outbound].into_iter().flatten().min()
     }
 
@@ -171,6 +174,9 @@ impl Server {
             {
                 peer.active = false;
                 peer.parked = peer.is_stalled();
+                if peer.parked {
+                    self.looked_after.insert(number);
+                }
                 self.active.swap_remove(index);
                 self.requests = requests;
                 if taken.is_err() {
@@ -209,17 +215,15 @@ impl Server {
                     self.commands(now_ns);
                 }
                 (SOCKET, number) => self.socket(number, now_ns),
-                (BELL, number) => self.bell(number, now_ns),
-                (PROCESS, number) => self.remove(number, now_ns),
+                (PROCESS, number) => {
+                    for client in self.processes.clients(number) {
+                        self.remove(client, now_ns);
+                    }
+                }
                 _ => {}
             }
         }
-        let waiting: Vec<u32> = self
-            .peers
-            .iter()
-            .filter(|(_, peer)| peer.is_looked_after())
-            .map(|(number, _)| *number)
-            .collect();
+        let waiting: Vec<u32> = self.looked_after.iter().copied().collect();
         let mut moved = waiting.is_empty();
         for number in waiting {
             let Some(peer) = self.peers.get_mut(&number) else { continue };
@@ -235,6 +239,9 @@ impl Server {
                 if !std::mem::replace(&mut peer.active, true) {
                     self.active.push(number);
                 }
+            }
+            if !peer.is_looked_after() {
+                self.looked_after.remove(&number);
             }
         }
         self.outbound_again =
@@ -280,20 +287,22 @@ impl Server {
         }
         let number = self.next_client;
         self.next_client = self.next_client.checked_add(1).unwrap_or(1);
-        let peer = Peer::new(socket);
-        let token = |kind| u64::from(number) << KIND_BITS | kind;
-        let watched =
-            self.poller.add(&peer.socket, token(SOCKET), Interest::READ).and_then(|()| match &peer
-                .process
-            {
-                Some(process) => self.poller.add(process, token(PROCESS), Interest::READ),
-                None => Ok(()),
-            });
+        let token = |kind, number: u32| u64::from(number) << KIND_BITS | kind;
+        let credentials = socket.peer().ok().filter(|peer| peer.pid > 0);
+        let watched = self.poller.add(&socket, token(SOCKET, number), Interest::READ);
+        let watched = watched.and_then(|()| match credentials {
+            Some(peer) => {
+                let token = |process| token(PROCESS, process);
+                self.processes.join(&self.poller, peer.pid, number, token)
+            }
+            None => Ok(None),
+        });
         match watched {
-            Ok(()) => {
-                self.peers.insert(number, peer);
+            Ok(process) => {
+                self.peers.insert(number, Peer::new(socket, process));
                 self.core.join(number);
             }
+            // With the socket closed nothing of it is watched.
             Err(error) => tracing::warn!(%error, "a client cannot be watched"),
         }
     }
@@ -317,13 +326,7 @@ impl Server {
                 Err(_) => return self.remove(number, now_ns),
             };
             if !peer.is_greeted() {
-                let greeted = peer.greet(record, self.generation, number).and_then(|()| {
-                    let token = u64::from(number) << KIND_BITS | BELL;
-                    peer.bell
-                        .as_ref()
-                        .map_or(Ok(()), |bell| self.poller.add(bell, token, Interest::READ))
-                });
-                if let Err(error) = greeted {
+                if let Err(error) = peer.greet(record, self.generation, number) {
                     tracing::warn!(%error, "a client of the object store is refused");
                     return self.remove(number, now_ns);
                 }
@@ -334,6 +337,15 @@ impl Server {
             }
             let segment = u32::try_from(record.a).unwrap_or(0);
             match record.kind {
+                RecordKind::Ring => {
+                    peer.wake();
+                    peer.last_request_ns = now_ns;
+                    if !std::mem::replace(&mut peer.active, true) {
+                        self.active.push(number);
+                    }
+                    // Mostly the only record: more of them make the socket ready again.
+                    return;
+                }
                 RecordKind::Mapped => self.core.mapped(number, segment, now_ns),
                 RecordKind::Unmapped => self.core.unmapped(number, segment, now_ns),
                 RecordKind::List if peer.listings < MOST_LISTINGS => {
@@ -373,27 +385,13 @@ impl Server {
         }
     }
 
-    fn bell(&mut self, number: u32, now_ns: u64) {
-        let Some(peer) = self.peers.get_mut(&number) else { return };
-        if peer.bell.as_ref().is_none_or(|bell| bell.clear() == Rung::Closed) {
-            return self.remove(number, now_ns);
-        }
-        peer.wake();
-        peer.last_request_ns = now_ns;
-        if !std::mem::replace(&mut peer.active, true) {
-            self.active.push(number);
-        }
-    }
-
     /// The client is gone.
     fn remove(&mut self, number: u32, now_ns: u64) {
         let Some(peer) = self.peers.remove(&number) else { return };
+        self.looked_after.remove(&number);
         let _ = self.poller.remove(&peer.socket);
-        if let Some(bell) = &peer.bell {
-            let _ = self.poller.remove(bell);
-        }
-        if let Some(process) = &peer.process {
-            let _ = self.poller.remove(process.as_fd());
+        if let Some(process) = peer.process {
+            self.processes.leave(&self.poller, process, number);
         }
         self.core.leave(number, now_ns);
         self.carry_out();
@@ -441,6 +439,8 @@ impl Server {
         let Some(peer) = self.peers.get_mut(&client) else { return };
         if peer.reply(tag, words).is_err() {
             self.expel(client, "it claims to have read what was not sent");
+        } else if peer.is_looked_after() {
+            self.looked_after.insert(client);
         }
     }
 }

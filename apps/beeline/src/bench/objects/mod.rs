@@ -21,6 +21,7 @@ use crate::config::Knob as _;
 use crate::config::values::Size;
 use crate::exit::{Exit, Failure};
 use crate::output::Output;
+pub use many::ClientsArguments;
 
 /// What this benchmark takes.
 #[derive(Clone, Debug, clap::Args)]
@@ -36,13 +37,13 @@ pub struct ObjectsArguments {
     /// Sizes of objects: 1 KiB to 64 MiB unless said otherwise, to 1 GiB with --full.
     #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = Size::parse)]
     pub sizes: Vec<Size>,
-    /// Providers between nodes.
+    /// Providers between nodes; verbs where there is an RDMA device.
     #[arg(
         long,
         value_name = "NAMES",
         value_delimiter = ',',
         default_value = "shm,ntb,tcp",
-        value_parser = ["shm", "ntb", "tcp"]
+        value_parser = ["shm", "ntb", "tcp", "verbs"]
     )]
     pub providers: Vec<String>,
     /// Peers; those that are absent are left out with a note.
@@ -144,6 +145,12 @@ pub fn run(arguments: &ObjectsArguments, output: Output) -> Result<Exit, Failure
         }
     }
     finish(&report, options, output)
+}
+
+/// Clients in a process of their own.
+pub fn run_clients(arguments: &ClientsArguments) -> Result<Exit, Failure> {
+    many::run_clients(arguments)?;
+    Ok(Exit::Done)
 }
 
 /// "1 KiB", "64 MiB".
