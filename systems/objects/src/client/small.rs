@@ -4,6 +4,7 @@
 //! store gets the requests in the order of their places; it is not held while the reply is awaited.
 
 use std::sync::{Arc, PoisonError};
+use std::time::Duration;
 
 use beeline_wire::checksum::{crc32c, crc32c_append};
 
@@ -72,8 +73,8 @@ impl Shared {
 }
 
 impl Client {
-    /// Puts a small object by one request. `false`: it is large, or there is no reserve, and nothing
-    /// was done.
+    /// Puts a small object by one request, with a checksum where the options say so. `false`: it is
+    /// large, or there is no reserve, and nothing was done.
     ///
     /// Errors: as [`Client::put`].
     pub(super) fn put_small(
@@ -81,6 +82,20 @@ impl Client {
         id: ObjectId,
         data: &[u8],
         metadata: &[u8],
+    ) -> Result<bool, ObjectsError> {
+        let small = data.len() as u64 + metadata.len() as u64 <= SMALL;
+        let summed = small && self.shared.options.checksums;
+        let checksum = summed.then(|| crc32c_append(crc32c(data), metadata));
+        self.put_at_once(id, data, metadata, checksum)
+    }
+
+    /// As [`Client::put_small`], with the checksum another store gave.
+    fn put_at_once(
+        &self,
+        id: ObjectId,
+        data: &[u8],
+        metadata: &[u8],
+        checksum: Option<u32>,
     ) -> Result<bool, ObjectsError> {
         let total = data.len() as u64 + metadata.len() as u64;
         let Some(taken) = rounded(total).filter(|_| total <= SMALL) else { return Ok(false) };
@@ -92,9 +107,9 @@ impl Client {
             metadata_size: metadata.len() as u64,
             ..Request::new(Operation::Put, id)
         };
-        if shared.options.checksums {
+        if let Some(checksum) = checksum {
             request.flags = FLAG_CHECKSUM;
-            request.checksum = crc32c_append(crc32c(data), metadata).into();
+            request.checksum = checksum.into();
         }
         let mut small = shared.small();
         if small.pause > 0 {
@@ -129,5 +144,31 @@ impl Client {
             Status::Done => Ok(true),
             status => Err(ObjectsError::of(status, id, total)),
         }
+    }
+
+    /// Puts an object that came from another store: its data, `size` bytes, its metadata behind them,
+    /// and the checksum it had there.
+    ///
+    /// Errors: as [`Client::put`].
+    pub(crate) fn put_bare(
+        &self,
+        id: ObjectId,
+        bytes: &[u8],
+        size: u64,
+        checksum: Option<u32>,
+        timeout: Duration,
+    ) -> Result<(), ObjectsError> {
+        let (data, metadata) = bytes.split_at(bytes.len().min(size as usize));
+        if self.put_at_once(id, data, metadata, checksum)? {
+            return Ok(());
+        }
+        let mut buffer = self.create_bare(id, size, metadata.len() as u64, timeout)?;
+        buffer.all_bytes_mut().copy_from_slice(bytes);
+        buffer.seal_with(checksum)
+    }
+
+    /// Wakes the store ahead of a call that comes soon.
+    pub(crate) fn rouse(&self) {
+        self.shared.rouse();
     }
 }

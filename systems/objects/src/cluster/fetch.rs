@@ -11,9 +11,10 @@ use beeline_fabric::Role;
 
 use super::directory::Lookup;
 use super::shelf::StoreShelf;
-use super::{Holder, Move, Shared, Wanted, lock, patience, socket};
+use super::socket::Wire;
+use super::{Holder, Move, Shared, Wanted, lock, patience};
 use crate::id::ObjectId;
-use crate::transfer::{Context, Line, Outcome, Protocol, Pulling};
+use crate::transfer::{Context, Line, Outcome, Plan, Protocol, Pulling};
 
 /// Patience with a peer's connection.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -21,10 +22,15 @@ const NAP: Duration = Duration::from_millis(250);
 /// Bytes of a piece where a socket stands in for fabric.
 const LARGE_PIECES: u32 = 1 << 20;
 
+/// How long a peer's socket may take to answer where it is only a way that may be faster.
+const TRY_SOCKET: Duration = Duration::from_millis(250);
+
 /// A connection to one peer.
 struct Peer {
     context: Arc<Context>,
     pulling: Pulling,
+    /// Its socket may be tried too: it did not fail yet.
+    sockets: bool,
 }
 
 /// One thread's work.
@@ -34,12 +40,19 @@ struct Fetcher<'a> {
     peers: HashMap<String, Peer>,
     /// Where peers' sockets are, as they said.
     sockets: HashMap<String, String>,
+    /// Connections to these sockets.
+    wires: HashMap<String, Wire>,
 }
 
 pub(super) fn run(shared: &Shared, jobs: &Mutex<Receiver<Wanted>>) {
     shared.settle_thread();
-    let peers = HashMap::new();
-    let mut fetcher = Fetcher { shared, lookup: Lookup::new(), peers, sockets: HashMap::new() };
+    let mut fetcher = Fetcher {
+        shared,
+        lookup: Lookup::new(),
+        peers: HashMap::new(),
+        sockets: HashMap::new(),
+        wires: HashMap::new(),
+    };
     let mut seen = shared.disconnects.load(Ordering::Acquire);
     while !shared.stops() {
         let job = lock(jobs).recv_timeout(NAP);
@@ -47,6 +60,7 @@ pub(super) fn run(shared: &Shared, jobs: &Mutex<Receiver<Wanted>>) {
         let disconnects = shared.disconnects.load(Ordering::Acquire);
         if std::mem::replace(&mut seen, disconnects) != disconnects {
             fetcher.peers.clear();
+            fetcher.wires.clear();
         }
         match job {
             Ok((id, from)) => {
@@ -81,7 +95,8 @@ impl Fetcher<'_> {
                     return true;
                 }
                 Ok(Outcome::Here) => return true,
-                Ok(Outcome::Gone) => {}
+                // A fabric transfer that was to go on over a socket ended there.
+                Ok(Outcome::Gone | Outcome::OverSocket) => {}
                 Ok(Outcome::Failed(reason)) | Err(reason) => {
                     self.shared.figures.failed.fetch_add(1, Ordering::Relaxed);
                     tracing::warn!(%id, node = holder.fabric, reason, "a fetch failed");
@@ -93,7 +108,7 @@ impl Fetcher<'_> {
 
     fn pull(&mut self, holder: &Holder, id: ObjectId) -> Result<Outcome, String> {
         if let Move::Socket { piece_bytes } = self.shared.options.moves {
-            return self.over_socket(holder, id, piece_bytes);
+            return self.over_socket(holder, id, piece_bytes, CONNECT);
         }
         // A connection kept from before may have ended meanwhile: then once more over a new one,
         // and once more without the provider that failed.
@@ -111,7 +126,7 @@ impl Fetcher<'_> {
                 }
             }
         }
-        self.over_socket(holder, id, LARGE_PIECES)
+        self.over_socket(holder, id, LARGE_PIECES, CONNECT)
             .map_err(|error| format!("{reason}; over a socket: {error}"))
     }
 
@@ -126,19 +141,63 @@ impl Fetcher<'_> {
             let peer = self.connect(address, avoid)?;
             self.peers.insert(address.clone(), peer);
         }
+        let plan = self.plan(address);
+        if plan.socket_first
+            && let Some(outcome) = self.beside_fabric(holder, id)
+        {
+            return Ok(outcome);
+        }
+        match self.pull_planned(address, id, plan)? {
+            Outcome::OverSocket => {}
+            outcome => return Ok(outcome),
+        }
+        match self.beside_fabric(holder, id) {
+            Some(outcome) => Ok(outcome),
+            None => self.pull_planned(address, id, self.plan(address)),
+        }
+    }
+
+    /// How the next object of this peer is to come.
+    fn plan(&self, address: &str) -> Plan {
+        match (self.shared.options.moves, self.peers.get(address)) {
+            (Move::Read, _) => Plan::READ,
+            (Move::Auto, Some(peer)) => lock(&peer.context.learner).plan(peer.sockets),
+            _ => Plan::SENT,
+        }
+    }
+
+    /// Takes an object over a socket because that is likely faster; nothing where it did not work,
+    /// which is not tried again.
+    fn beside_fabric(&mut self, holder: &Holder, id: ObjectId) -> Option<Outcome> {
+        let start = Instant::now();
+        let outcome = self.over_socket(holder, id, LARGE_PIECES, TRY_SOCKET);
+        let peer = self.peers.get_mut(&holder.fabric);
+        match outcome {
+            Ok(outcome) => {
+                if let (Outcome::Came { bytes, .. }, Some(peer)) = (&outcome, peer) {
+                    learn(self.shared, &peer.context, *bytes, Protocol::Socket, start.elapsed());
+                }
+                Some(outcome)
+            }
+            Err(reason) => {
+                tracing::info!(node = holder.fabric, reason, "its socket is not tried again");
+                if let Some(peer) = peer {
+                    peer.sockets = false;
+                }
+                None
+            }
+        }
+    }
+
+    fn pull_planned(&mut self, address: &str, id: ObjectId, plan: Plan) -> Result<Outcome, String> {
         let shared = self.shared;
         let Some(peer) = self.peers.get_mut(address) else {
             return Err("no connection".to_owned());
         };
         let mut shelf =
             StoreShelf::new(shared, &peer.context).map_err(|error| error.to_string())?;
-        let read_min = match shared.options.moves {
-            Move::Read => 1,
-            Move::Sent => u64::MAX,
-            _ => lock(&shared.learner).read_min(),
-        };
         let start = Instant::now();
-        peer.pulling.start(id, read_min, 0).map_err(|error| error.to_string())?;
+        peer.pulling.start(id, plan, 0).map_err(|error| error.to_string())?;
         let mut last = start;
         let patience = shared.options.patience;
         loop {
@@ -157,7 +216,7 @@ impl Fetcher<'_> {
                         (Protocol::Sent, &shared.figures.sent)
                     };
                     figure.fetch_add(1, Ordering::Relaxed);
-                    lock(&shared.learner).learn(bytes, protocol, start.elapsed());
+                    learn(shared, &peer.context, bytes, protocol, start.elapsed());
                 }
                 return Ok(outcome);
             }
@@ -181,14 +240,16 @@ impl Fetcher<'_> {
         let channel =
             line.connect(&peer, Role::Active, Some(CONNECT)).map_err(|error| error.to_string())?;
         shared.figures.connections.fetch_add(1, Ordering::Relaxed);
-        Ok(Peer { context, pulling: Pulling::new(channel) })
+        Ok(Peer { context, pulling: Pulling::new(channel), sockets: true })
     }
 
+    /// Takes an object from the socket of its holder, over the connection that is kept where there is one.
     fn over_socket(
         &mut self,
         holder: &Holder,
         id: ObjectId,
         piece_bytes: u32,
+        connect: Duration,
     ) -> Result<Outcome, String> {
         let known = holder.socket.clone().or_else(|| self.sockets.get(&holder.fabric).cloned());
         let address = match known {
@@ -202,10 +263,35 @@ impl Fetcher<'_> {
             }
         };
         let client = self.shared.client().map_err(|error| error.to_string())?;
-        let outcome = socket::pull(&client, &address, id, piece_bytes, self.shared)?;
-        if matches!(outcome, Outcome::Came { .. }) {
-            self.shared.figures.socket.fetch_add(1, Ordering::Relaxed);
+        let patience = self.shared.options.patience;
+        loop {
+            let mut wire = match self.wires.remove(&address) {
+                Some(wire) => wire,
+                None => Wire::dial(&address, connect, patience)
+                    .map_err(|error| format!("{address}: {error}"))?,
+            };
+            let again = wire.is_used();
+            match wire.pull(&client, id, piece_bytes, patience) {
+                Ok((outcome, goes_on)) => {
+                    if goes_on {
+                        self.wires.insert(address, wire);
+                    }
+                    if matches!(outcome, Outcome::Came { .. }) {
+                        self.shared.figures.socket.fetch_add(1, Ordering::Relaxed);
+                    }
+                    return Ok(outcome);
+                }
+                // The peer may have let it go in the meantime: once more over a new one.
+                Err(error) if again => tracing::debug!(%error, "a connection that was kept ended"),
+                Err(error) => return Err(format!("{address}: {error}")),
+            }
         }
-        Ok(outcome)
     }
+}
+
+/// A transfer over the device of `context` took so long.
+fn learn(shared: &Shared, context: &Context, bytes: u64, way: Protocol, took: Duration) {
+    let mut learner = lock(&context.learner);
+    learner.learn(bytes, way, took);
+    shared.crossing.store(learner.crossing(), Ordering::Relaxed);
 }

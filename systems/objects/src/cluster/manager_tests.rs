@@ -1,7 +1,10 @@
 //! What a manager keeps while its figures are not scraped.
 
-use std::net::TcpListener;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use beeline_fabric::Device;
@@ -12,6 +15,7 @@ use super::{Agreed, ClusterOptions, Dial, Finding, Manager, Move};
 use crate::client::Client;
 use crate::id::ObjectId;
 use crate::store::{Store, StoreOptions};
+use crate::transfer::{Header, Kind};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -24,22 +28,21 @@ impl Dial for Nobody {
     }
 }
 
-#[test]
-fn memory_the_store_gives_back_is_let_go_of_though_nobody_reads_the_figures() {
-    let folder = tempfile::tempdir().unwrap();
-    let socket = folder.path().join("objects.sock");
+/// A store with a manager, and the address of its socket for transfers.
+fn node(folder: &Path) -> (Store, Manager, SocketAddr) {
+    let socket = folder.join("objects.sock");
     let options = StoreOptions {
         socket: socket.clone(),
         socket_mode: 0o600,
         memory_bytes: 32 << 20,
-        spill_directory: folder.path().join("spill"),
+        spill_directory: folder.join("spill"),
         spill_bytes: 0,
         spin: Duration::from_micros(20),
         max_clients: 100,
         processors: Vec::new(),
     };
     let cluster = ClusterOptions {
-        store: socket.clone(),
+        store: socket,
         finding: Finding::Peers(Vec::new()),
         advertised: "127.0.0.1:1".to_owned(),
         moves: Move::Auto,
@@ -48,6 +51,7 @@ fn memory_the_store_gives_back_is_let_go_of_though_nobody_reads_the_figures() {
         processors: Vec::new(),
     };
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
     let mut manager = None;
     let store = Store::start(options, |handle| {
         let (started, calls) = Manager::start(cluster, Box::new(Nobody), handle, listener).unwrap();
@@ -55,10 +59,16 @@ fn memory_the_store_gives_back_is_let_go_of_though_nobody_reads_the_figures() {
         calls
     })
     .unwrap();
-    let manager = manager.unwrap();
+    (store, manager.unwrap(), address)
+}
+
+#[test]
+fn memory_the_store_gives_back_is_let_go_of_though_nobody_reads_the_figures() {
+    let folder = tempfile::tempdir().unwrap();
+    let (store, manager, _) = node(folder.path());
     let device: Arc<dyn Device> = SimWorld::new(1, SimOptions::default()).device(0);
     let context = manager.shared.context(&device).unwrap();
-    let first = Client::connect(&socket).unwrap();
+    let first = Client::connect(&folder.path().join("objects.sock")).unwrap();
     let object = ObjectId([1; 20]);
     first.put(object, &[1; 5 << 20], b"", SOON).unwrap();
     let number = first.get(object, SOON).unwrap().location().segment;
@@ -75,5 +85,64 @@ fn memory_the_store_gives_back_is_let_go_of_though_nobody_reads_the_figures() {
         std::thread::sleep(Duration::from_millis(5));
     }
     assert_eq!(context.registered(), 0);
+    drop((manager, store));
+}
+
+fn pull(stream: &mut TcpStream, number: u32, id: ObjectId) -> Header {
+    let words = [1 << 20, 0, 0, 0, 0, 0];
+    stream.write_all(&Header::new(Kind::Pull, number, id, words).encode()).unwrap();
+    let mut answer = [0; 80];
+    stream.read_exact(&mut answer).unwrap();
+    Header::decode(&answer).unwrap()
+}
+
+#[test]
+fn a_connection_over_the_socket_brings_one_object_after_the_other() {
+    let folder = tempfile::tempdir().unwrap();
+    let (store, manager, address) = node(folder.path());
+    let client = Client::connect(&folder.path().join("objects.sock")).unwrap();
+    let mut stream = TcpStream::connect(address).unwrap();
+    for number in 1..=5_u8 {
+        let (id, data) = (ObjectId([number; 20]), vec![number; 100_000 * usize::from(number)]);
+        assert_eq!(pull(&mut stream, number.into(), id).kind, Kind::Gone);
+        client.put(id, &data, b"about it", SOON).unwrap();
+        assert_eq!(pull(&mut stream, number.into(), id).kind, Kind::Data);
+        let mut came = vec![0; data.len() + 8];
+        stream.read_exact(&mut came).unwrap();
+        assert!(came[..data.len()] == data && came[data.len()..] == *b"about it");
+        let fin = Header::new(Kind::Fin, number.into(), id, [1, 0, 0, 0, 0, 0]);
+        stream.write_all(&fin.encode()).unwrap();
+    }
+    drop((manager, store));
+}
+
+#[test]
+fn a_puller_that_was_given_up_cannot_end_its_transfer_with_bytes_of_another_object() {
+    let folder = tempfile::tempdir().unwrap();
+    let (store, manager, address) = node(folder.path());
+    let client = Client::connect(&folder.path().join("objects.sock")).unwrap();
+    let (first, second) = (ObjectId([1; 20]), ObjectId([2; 20]));
+    client.put(first, &[7; 200_000], b"", SOON).unwrap();
+    let place = client.get(first, SOON).unwrap().location();
+    let mut stream = TcpStream::connect(address).unwrap();
+    assert_eq!(pull(&mut stream, 1, first).kind, Kind::Data);
+    // Its patience over, the sender lets the object go; its memory is another's now.
+    let start = Instant::now();
+    while client.list().unwrap()[0].references > 0
+        || manager.shared.figures.sockets.load(Ordering::Acquire) > 0
+    {
+        assert!(start.elapsed() < SOON, "a peer that says nothing is held an object for");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    client.delete(first).unwrap();
+    client.put(second, &[9; 200_000], b"", SOON).unwrap();
+    let again = client.get(second, SOON).unwrap().location();
+    assert_eq!((again.segment, again.offset), (place.segment, place.offset));
+    let mut came = vec![0; 200_000];
+    let read = stream.read_exact(&mut came);
+    let fin = Header::new(Kind::Fin, 1, first, [1, 0, 0, 0, 0, 0]);
+    let ended = read.and_then(|()| stream.write_all(&fin.encode()));
+    let right = came.iter().all(|byte| *byte == 7);
+    assert!(ended.is_err() || right, "a transfer ends with bytes of another object");
     drop((manager, store));
 }

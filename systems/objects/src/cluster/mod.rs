@@ -135,7 +135,7 @@ beeline_observe::metrics! {
         counter objects_registrations: Count, "Segments registered with a device.";
         gauge objects_registered_segments: Count, "Segments registered now.";
         gauge objects_serving_peers: Count, "Connections other nodes take objects through.";
-        gauge objects_crossing_bytes: Bytes, "Size from which on objects are read one-sided, as learned.";
+        gauge objects_crossing_bytes: Bytes, "Size from which on objects are no longer sent in messages, as learned on the link used last.";
         gauge objects_directory_up: Count, "1 while the directory answers.";
     }
 }
@@ -162,7 +162,8 @@ struct Shared {
     client: OnceLock<Client>,
     /// Devices with what is kept for them.
     contexts: Mutex<Vec<Arc<Context>>>,
-    learner: Mutex<Learner>,
+    /// Of the device that an object came over last, as learned there.
+    crossing: AtomicU64,
     figures: Figures,
     /// Segments that the store had given back when registrations were last looked through.
     swept: AtomicU64,
@@ -311,7 +312,7 @@ impl Manager {
             handle,
             client: OnceLock::new(),
             contexts: Mutex::default(),
-            learner: Mutex::default(),
+            crossing: AtomicU64::new(Learner::default().crossing()),
             figures: Figures::default(),
             swept: AtomicU64::new(0),
             stop: AtomicBool::new(false),
@@ -381,7 +382,7 @@ impl Manager {
         metrics.objects_connections.publish(read(&figures.connections));
         metrics.objects_serving_peers.set(read(&figures.serving));
         metrics.objects_directory_up.set(u64::from(figures.directory_up.load(Ordering::Relaxed)));
-        metrics.objects_crossing_bytes.set(lock(&self.shared.learner).crossing());
+        metrics.objects_crossing_bytes.set(read(&self.shared.crossing));
         let contexts = lock(&self.shared.contexts);
         let sum = |of: fn(&Context) -> u64| contexts.iter().map(|context| of(context)).sum();
         let registrations = sum(|context| read_of(&context.registrations));

@@ -2,10 +2,16 @@
 
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
 
 /// Bytes a second that the slowest link worth waiting for moves.
 const SLOWEST: u64 = 4 << 20;
+
+/// How often a thread that waits for a peer looks whether it should stop.
+const NAP: Duration = Duration::from_millis(500);
 
 /// For an object that waits for memory here first.
 pub(super) const ROOM: Duration = Duration::from_secs(10);
@@ -22,6 +28,8 @@ pub(super) struct Bounded {
     patience: Duration,
     begun: Instant,
     most: Duration,
+    /// Bounds that the kernel was last told, of a read and of a write.
+    told: [Duration; 2],
 }
 
 impl Bounded {
@@ -31,15 +39,77 @@ impl Bounded {
     pub(super) fn new(stream: TcpStream, patience: Duration, first: Duration) -> io::Result<Self> {
         stream.set_nonblocking(false)?;
         stream.set_nodelay(true)?;
-        Ok(Self { stream, patience, begun: Instant::now(), most: first })
+        Ok(Self { stream, patience, begun: Instant::now(), most: first, told: [Duration::ZERO; 2] })
     }
 
     /// From now on: a transfer of so many bytes.
     pub(super) fn expect(&mut self, bytes: u64) {
-        self.begun = Instant::now();
-        self.most = whole(self.patience, bytes);
+        self.within(whole(self.patience, bytes));
     }
 
+    /// From now on: what ends within `most`.
+    pub(super) fn within(&mut self, most: Duration) {
+        self.begun = Instant::now();
+        self.most = most;
+    }
+
+    /// Waits until the peer says something; looks at `stops` every [`NAP`]. False where it says nothing
+    /// for `idle`, is gone, or waiting was ended.
+    ///
+    /// Errors: the kernel's.
+    pub(super) fn speaks(&mut self, idle: Duration, stops: impl Fn() -> bool) -> io::Result<bool> {
+        let begun = Instant::now();
+        loop {
+            let left = idle.saturating_sub(begun.elapsed()).min(NAP);
+            if left.is_zero() || stops() {
+                return Ok(false);
+            }
+            self.stream.set_read_timeout(Some(left))?;
+            self.told[0] = left;
+            match self.stream.peek(&mut [0]) {
+                Ok(bytes) => return Ok(bytes > 0),
+                Err(error) => match error.kind() {
+                    io::ErrorKind::WouldBlock
+                    | io::ErrorKind::TimedOut
+                    | io::ErrorKind::Interrupted => {}
+                    _ => return Err(error),
+                },
+            }
+        }
+    }
+
+    /// Sends `length` bytes of `file` from `offset` on without taking them through this process.
+    ///
+    /// Errors: the kernel's; `TimedOut` by the deadline.
+    pub(super) fn send_file(
+        &mut self,
+        file: impl AsFd,
+        offset: u64,
+        length: u64,
+    ) -> io::Result<()> {
+        let (mut at, end) = (offset, offset + length);
+        while at < end {
+            self.bound_write()?;
+            let most = usize::try_from(end - at).unwrap_or(usize::MAX);
+            match rustix::fs::sendfile(&self.stream, &file, Some(&mut at), most) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn bound_write(&mut self) -> io::Result<()> {
+        let left = self.left()?;
+        if self.told[1] != left {
+            self.stream.set_write_timeout(Some(left))?;
+            self.told[1] = left;
+        }
+        Ok(())
+    }
+
+    /// The bound of the next call: mostly the patience, of which the kernel then knows already.
     fn left(&self) -> io::Result<Duration> {
         let left = self.most.saturating_sub(self.begun.elapsed()).min(self.patience);
         if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
@@ -48,14 +118,18 @@ impl Bounded {
 
 impl Read for Bounded {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        self.stream.set_read_timeout(Some(self.left()?))?;
+        let left = self.left()?;
+        if self.told[0] != left {
+            self.stream.set_read_timeout(Some(left))?;
+            self.told[0] = left;
+        }
         self.stream.read(bytes)
     }
 }
 
 impl Write for Bounded {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.stream.set_write_timeout(Some(self.left()?))?;
+        self.bound_write()?;
         self.stream.write(bytes)
     }
 

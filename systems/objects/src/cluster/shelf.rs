@@ -77,4 +77,22 @@ impl Shelf for StoreShelf<'_> {
         let region = self.region(location.segment).map_err(NotMade::Failed)?;
         Ok(Made { region, offset: location.offset, seal: Box::new(Sealing(buffer)) })
     }
+
+    fn put(
+        &mut self,
+        id: ObjectId,
+        bytes: &[u8],
+        size: u64,
+        checksum: Option<u32>,
+    ) -> Result<(), NotMade> {
+        match self.client.put_bare(id, bytes, size, checksum, ROOM) {
+            Ok(()) => Ok(()),
+            Err(ObjectsError::Exists { .. }) => Err(NotMade::Exists),
+            Err(error) => Err(NotMade::Failed(error.to_string())),
+        }
+    }
+
+    fn rouse(&mut self) {
+        self.client.rouse();
+    }
 }

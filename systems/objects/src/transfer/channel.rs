@@ -16,8 +16,8 @@ use beeline_fabric::{
 };
 use beeline_os::memory::{MemoryObject, copy_across, copy_in, copy_out};
 
-use super::TransferError;
 use super::message::{HEADER_BYTES, Header};
+use super::{Learner, TransferError};
 
 /// Receives posted: more than a window of pieces, the rest for messages without one.
 const RECEIVES: u32 = 16;
@@ -44,6 +44,8 @@ pub(crate) struct Context {
     regions: Mutex<HashMap<u32, MemoryRegion>>,
     /// Buffers of connections that ended.
     spare: Mutex<Vec<MemoryRegion>>,
+    /// What transfers over it took.
+    pub learner: Mutex<Learner>,
     pub registrations: AtomicU64,
     pub reused_buffers: AtomicU64,
 }
@@ -66,6 +68,7 @@ impl Context {
             domain,
             regions: Mutex::default(),
             spare: Mutex::default(),
+            learner: Mutex::default(),
             registrations: AtomicU64::new(0),
             reused_buffers: AtomicU64::new(0),
         })

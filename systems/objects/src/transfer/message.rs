@@ -9,7 +9,8 @@ use crate::id::ObjectId;
 
 /// Bytes before a piece.
 pub(crate) const HEADER_BYTES: usize = 80;
-const VERSION: u8 = 1;
+/// - 2: a `PULL` names the sizes that are read as a set; a `FIN` ends a transfer over a socket too.
+const VERSION: u8 = 2;
 
 /// Flag of [`Kind::Pull`]: the data may come before its sizes.
 pub(crate) const PIECES_FIRST: u32 = 1;
@@ -17,7 +18,7 @@ pub(crate) const PIECES_FIRST: u32 = 1;
 /// What a message is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Give me the object. a: at this many bytes or more, let me read it.
+    /// Give me the object. a: of these sizes, let me read it: bit n is for 2^n bytes and more.
     Pull = 1,
     /// It comes in pieces. a: data bytes, b: metadata bytes, c: checksum or all ones.
     Data = 2,

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  puller                                   server
-//!  PULL id, read_min ───────────────────►   takes a reference
+//!  PULL id, sizes to read ──────────────►   takes a reference
 //!  small:  ◄─────────── DATA sizes          copies into registered buffers
 //!          ◄─────────── PIECE PIECE PIECE
 //!          ACK bytes ──────────────────►    at most a window is unacknowledged
@@ -10,6 +10,9 @@
 //!          one-sided read, no copy
 //!  FIN ─────────────────────────────────►   gives the reference back
 //! ```
+//!
+//! What is about to be read may come over a plain socket instead, where that is known to be faster:
+//! the puller then ends the transfer with FIN and asks there.
 //!
 //! Both ends are driven by their caller ([`Serving::progress`], [`Pulling::progress`]); neither
 //! blocks, so that one thread can run many of them in simulated time.
@@ -31,7 +34,7 @@ use std::any::Any;
 use beeline_fabric::MemoryRegion;
 
 pub(crate) use channel::{Context, Line};
-pub(crate) use learn::{Learner, Protocol};
+pub(crate) use learn::{Learner, Plan, Protocol};
 pub(crate) use message::{Header, Kind};
 pub(crate) use pulling::{Outcome, Pulling};
 pub(crate) use serving::Serving;
@@ -93,4 +96,16 @@ pub(crate) trait Shelf {
 
     /// Memory for an object that comes in.
     fn make(&mut self, id: ObjectId, size: u64, metadata_size: u64) -> Result<Made, NotMade>;
+
+    /// Seals an object that is here whole: its data, `size` bytes, and its metadata behind them.
+    fn put(
+        &mut self,
+        id: ObjectId,
+        bytes: &[u8],
+        size: u64,
+        checksum: Option<u32>,
+    ) -> Result<(), NotMade>;
+
+    /// An object will be sealed in a moment.
+    fn rouse(&mut self);
 }

@@ -8,7 +8,7 @@ use beeline_wire::checksum::{crc32c, crc32c_append};
 
 use super::channel::{Arrived, Channel, WINDOW_PIECES};
 use super::message::{Header, Kind};
-use super::{Made, NotMade, Shelf, TransferError};
+use super::{Made, NotMade, Plan, Shelf, TransferError};
 use crate::id::ObjectId;
 
 /// How a transfer ended.
@@ -20,12 +20,22 @@ pub(crate) enum Outcome {
     Here,
     /// The peer does not have it.
     Gone,
+    /// The peer has it, and it is to be asked for over a socket.
+    OverSocket,
     /// It cannot be made here, or came damaged.
     Failed(String),
 }
 
+/// Where an object's bytes go.
+enum Target {
+    /// Its place in the store.
+    Made(Made),
+    /// A few bytes, put in one call once they are all here; of these, so many data bytes.
+    Gathered { bytes: Vec<u8>, size: u64 },
+}
+
 struct Incoming {
-    made: Made,
+    target: Target,
     total: u64,
     checksum: Option<u32>,
     /// Bytes in place; for a read, of those posted.
@@ -39,6 +49,9 @@ struct Reading {
     posted: u64,
     under_way: u32,
 }
+
+/// The end of a long read, which is read by itself: meanwhile the store wakes up for the seal.
+const LAST_PART: u64 = 128 << 10;
 
 enum State {
     Idle,
@@ -54,12 +67,13 @@ pub(crate) struct Pulling {
     channel: Channel,
     number: u32,
     id: ObjectId,
+    plan: Plan,
     state: State,
 }
 
 impl Pulling {
     pub(crate) fn new(channel: Channel) -> Self {
-        Self { channel, number: 0, id: ObjectId([0; 20]), state: State::Idle }
+        Self { channel, number: 0, id: ObjectId([0; 20]), plan: Plan::SENT, state: State::Idle }
     }
 
     /// Bytes of the object that is coming, as far as known.
@@ -70,19 +84,20 @@ impl Pulling {
         }
     }
 
-    /// Asks for an object; with `read_min` bytes or more it is read, else sent. None is under way.
+    /// Asks for an object, which comes as planned for its size. None is under way.
     ///
     /// Errors: the connection is over.
     pub(crate) fn start(
         &mut self,
         id: ObjectId,
-        read_min: u64,
+        plan: Plan,
         flags: u32,
     ) -> Result<(), TransferError> {
+        self.plan = plan;
         self.number = self.number.wrapping_add(1);
         self.id = id;
         self.state = State::Asked { early: Vec::new() };
-        let words = [read_min, 0, 0, 0, 0, 0];
+        let words = [plan.asks(), 0, 0, 0, 0, 0];
         let header = Header { flags, ..Header::new(Kind::Pull, self.number, id, words) };
         self.channel.send(&header, None)
     }
@@ -109,7 +124,7 @@ impl Pulling {
             reading.under_way -= found.reads;
         }
         if outcome.is_none() {
-            outcome = self.advance()?;
+            outcome = self.advance(shelf)?;
         }
         if let Some(outcome) = &outcome {
             let sealed = u64::from(matches!(outcome, Outcome::Came { .. }));
@@ -153,8 +168,14 @@ impl Pulling {
                 if !fits {
                     return Err(TransferError::Protocol { what: "a piece out of place" });
                 }
-                let target = incoming.made.offset + offset;
-                self.channel.place(arrived, &incoming.made.region, target);
+                match &mut incoming.target {
+                    Target::Made(made) => {
+                        self.channel.place(arrived, &made.region, made.offset + offset);
+                    }
+                    Target::Gathered { bytes, .. } => {
+                        bytes.extend_from_slice(&self.channel.take(arrived));
+                    }
+                }
                 incoming.received += length;
                 Ok(None)
             }
@@ -173,30 +194,44 @@ impl Pulling {
         let Some(total) = size.checked_add(metadata_size) else {
             return Err(TransferError::Protocol { what: "sizes beyond measure" });
         };
-        let made = match shelf.make(self.id, size, metadata_size) {
-            Ok(made) => made,
-            Err(NotMade::Exists) => return Ok(Some(Outcome::Here)),
-            Err(NotMade::Failed(reason)) => return Ok(Some(Outcome::Failed(reason))),
+        if header.kind == Kind::Read && self.plan.over_socket(total) {
+            return Ok(Some(Outcome::OverSocket));
+        }
+        let small = header.kind == Kind::Data && total <= self.channel.piece_bytes();
+        let target = if small {
+            Target::Gathered { bytes: Vec::with_capacity(total as usize), size }
+        } else {
+            match shelf.make(self.id, size, metadata_size) {
+                Ok(made) => Target::Made(made),
+                Err(NotMade::Exists) => return Ok(Some(Outcome::Here)),
+                Err(NotMade::Failed(reason)) => return Ok(Some(Outcome::Failed(reason))),
+            }
         };
-        let fits = made.region.contains(made.offset, total);
-        assert!(fits, "an object lies inside its segment");
+        if let Target::Made(made) = &target {
+            let fits = made.region.contains(made.offset, total);
+            assert!(fits, "an object lies inside its segment");
+        }
         let read = (header.kind == Kind::Read).then_some(Reading {
             remote: RemoteAddress { key: RemoteKey(key), offset },
             posted: 0,
             under_way: 0,
         });
         let checksum = header.checksum();
-        let mut incoming = Incoming { made, total, checksum, received: 0, acknowledged: 0, read };
-        for (offset, bytes) in early {
-            let length = bytes.len() as u64;
+        let mut incoming = Incoming { target, total, checksum, received: 0, acknowledged: 0, read };
+        for (offset, piece) in early {
+            let length = piece.len() as u64;
             if offset != incoming.received
                 || length > incoming.total - incoming.received
                 || incoming.read.is_some()
             {
                 return Err(TransferError::Protocol { what: "a piece out of place" });
             }
-            let memory = &**incoming.made.region.memory();
-            copy_in(memory, (incoming.made.offset + offset) as usize, &bytes);
+            match &mut incoming.target {
+                Target::Made(made) => {
+                    copy_in(&**made.region.memory(), (made.offset + offset) as usize, &piece);
+                }
+                Target::Gathered { bytes, .. } => bytes.extend_from_slice(&piece),
+            }
             incoming.received += length;
         }
         self.state = State::Coming(incoming);
@@ -204,18 +239,25 @@ impl Pulling {
     }
 
     /// Posts reads, acknowledges, seals.
-    fn advance(&mut self) -> Result<Option<Outcome>, TransferError> {
+    fn advance(&mut self, shelf: &mut dyn Shelf) -> Result<Option<Outcome>, TransferError> {
         let State::Coming(incoming) = &mut self.state else { return Ok(None) };
-        if let Some(reading) = &mut incoming.read {
+        if let (Some(reading), Target::Made(made)) = (&mut incoming.read, &incoming.target) {
             while reading.posted < incoming.total {
-                let length = self.channel.read_bytes().min(incoming.total - reading.posted);
-                let target = incoming.made.offset + reading.posted;
+                let left = incoming.total - reading.posted;
+                let mut length = self.channel.read_bytes().min(left);
+                if length == left && length > 2 * LAST_PART {
+                    length -= LAST_PART;
+                }
+                let target = made.offset + reading.posted;
                 let remote = reading.remote.advanced(reading.posted);
-                if !self.channel.read(&incoming.made.region, target, length, remote)? {
+                if !self.channel.read(&made.region, target, length, remote)? {
                     break;
                 }
                 reading.posted += length;
                 reading.under_way += 1;
+                if incoming.total - reading.posted == LAST_PART {
+                    shelf.rouse();
+                }
             }
             if reading.posted < incoming.total || reading.under_way > 0 {
                 return Ok(None);
@@ -234,22 +276,31 @@ impl Pulling {
         let State::Coming(incoming) = std::mem::replace(&mut self.state, State::Idle) else {
             return Ok(None);
         };
-        Ok(Some(seal(incoming)))
+        Ok(Some(seal(shelf, self.id, incoming)))
     }
 }
 
-fn seal(incoming: Incoming) -> Outcome {
-    let Incoming { made, total, checksum, read, .. } = incoming;
-    if checksum.is_some_and(|expected| sum(&made, total) != expected) {
+fn seal(shelf: &mut dyn Shelf, id: ObjectId, incoming: Incoming) -> Outcome {
+    let Incoming { target, total, checksum, read, .. } = incoming;
+    if checksum.is_some_and(|expected| sum(&target, total) != expected) {
         return Outcome::Failed("its bytes differ from its checksum".to_owned());
     }
-    match made.seal.seal(checksum) {
+    let sealed = match target {
+        Target::Made(made) => made.seal.seal(checksum).map_err(NotMade::Failed),
+        Target::Gathered { bytes, size } => shelf.put(id, &bytes, size, checksum),
+    };
+    match sealed {
         Ok(()) => Outcome::Came { bytes: total, read: read.is_some() },
-        Err(reason) => Outcome::Failed(reason),
+        Err(NotMade::Exists) => Outcome::Here,
+        Err(NotMade::Failed(reason)) => Outcome::Failed(reason),
     }
 }
 
-fn sum(made: &Made, total: u64) -> u32 {
+fn sum(target: &Target, total: u64) -> u32 {
+    let made = match target {
+        Target::Made(made) => made,
+        Target::Gathered { bytes, .. } => return crc32c(bytes),
+    };
     let mut piece = [0; 4096];
     let (mut at, mut sum) = (0, crc32c(&[]));
     while at < total {

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::channel::{Arrived, Channel, WINDOW_PIECES};
+use super::learn::class;
 use super::message::{Header, Kind, PIECES_FIRST};
 use super::{Lent, Shelf, TransferError};
 
@@ -89,7 +90,8 @@ impl Serving {
             return self.channel.send(&Header::new(Kind::Gone, number, id, [0; 6]), None);
         };
         let total = lent.size + lent.metadata_size;
-        let pieces = total < asked.words[0] || total == 0;
+        let read = asked.words[0] >> class(total) & 1 == 1;
+        let pieces = !read || total == 0;
         let checksum = Header::checksum_word(lent.checksum);
         let sizes = if pieces {
             let words = [lent.size, lent.metadata_size, checksum, 0, 0, 0];

@@ -14,7 +14,7 @@ use beeline_wire::checksum::crc32c;
 
 use super::message::PIECES_FIRST;
 use super::{
-    Context, Lent, Line, Made, NotMade, Outcome, Pulling, Seal, Serving, Shelf, TransferError,
+    Context, Lent, Line, Made, NotMade, Outcome, Plan, Pulling, Seal, Serving, Shelf, TransferError,
 };
 use crate::id::ObjectId;
 
@@ -135,6 +135,20 @@ impl Shelf for Model {
         };
         Ok(Made { region: self.region.clone(), offset: placed.offset, seal: Box::new(seal) })
     }
+
+    fn put(
+        &mut self,
+        id: ObjectId,
+        bytes: &[u8],
+        size: u64,
+        checksum: Option<u32>,
+    ) -> Result<(), NotMade> {
+        let made = self.make(id, size, bytes.len() as u64 - size)?;
+        copy_in(&*self.memory, made.offset as usize, bytes);
+        made.seal.seal(checksum).map_err(NotMade::Failed)
+    }
+
+    fn rouse(&mut self) {}
 }
 
 struct World {
@@ -233,8 +247,9 @@ fn run(seed: u64) -> (u64, [u32; 4]) {
             world.server.put(id, &data, metadata_size, chance.chance(1, 2));
         }
         let flags = if chance.chance(1, 2) { PIECES_FIRST } else { 0 };
-        let read_min = *chance.pick(&[1, 1 << 16, u64::MAX]).unwrap();
-        let started = world.pulling.as_mut().unwrap().start(id, read_min, flags);
+        let from_64k = Plan { read: u64::MAX << 16, ..Plan::SENT };
+        let plan = *chance.pick(&[Plan::READ, from_64k, Plan::SENT]).unwrap();
+        let started = world.pulling.as_mut().unwrap().start(id, plan, flags);
         started.unwrap();
         let fault = chance.below(8);
         for _ in 0..chance.below(40) {
@@ -336,26 +351,26 @@ fn a_full_store_refuses_and_the_next_object_comes() {
     world.server.put(big, &[7; 100_000], 0, false);
     world.server.put(small, &[8; 100], 0, true);
     world.puller.room = 50_000;
-    for read_min in [1, u64::MAX] {
-        world.pulling.as_mut().unwrap().start(big, read_min, 0).unwrap();
+    for plan in [Plan::READ, Plan::SENT] {
+        world.pulling.as_mut().unwrap().start(big, plan, 0).unwrap();
         let outcome = world.finish().unwrap().unwrap();
         assert_eq!(outcome, Outcome::Failed("full".to_owned()));
         world.world.run_for(Duration::from_millis(5));
         let _ = world.turn();
     }
-    world.pulling.as_mut().unwrap().start(small, 1, 0).unwrap();
+    world.pulling.as_mut().unwrap().start(small, Plan::READ, 0).unwrap();
     assert_eq!(world.finish().unwrap().unwrap(), Outcome::Came { bytes: 100, read: true });
-    world.pulling.as_mut().unwrap().start(small, 1, 0).unwrap();
+    world.pulling.as_mut().unwrap().start(small, Plan::READ, 0).unwrap();
     assert_eq!(world.finish().unwrap().unwrap(), Outcome::Here);
 }
 
 #[test]
 fn a_fin_that_is_lost_keeps_its_reference_until_the_connection_ends() {
-    for read_min in [1, u64::MAX] {
+    for plan in [Plan::READ, Plan::SENT] {
         let mut world = World::new(9, SimOptions::default());
         let id = ObjectId([1; 20]);
         world.server.put(id, &[7; 100_000], 0, true);
-        world.pulling.as_mut().unwrap().start(id, read_min, 0).unwrap();
+        world.pulling.as_mut().unwrap().start(id, plan, 0).unwrap();
         assert!(matches!(world.finish(), Some(Ok(Outcome::Came { .. }))));
         // FIN was posted, and nothing arrives any more.
         world.world.partition(1, 2);
@@ -369,9 +384,28 @@ fn a_fin_that_is_lost_keeps_its_reference_until_the_connection_ends() {
         world.world.run_until_idle(Duration::from_secs(1));
         world.connect();
         world.puller.sealed.borrow_mut().remove(&id);
-        world.pulling.as_mut().unwrap().start(id, read_min, 0).unwrap();
+        world.pulling.as_mut().unwrap().start(id, plan, 0).unwrap();
         assert!(matches!(world.finish(), Some(Ok(Outcome::Came { .. }))));
     }
+}
+
+#[test]
+fn an_object_that_is_to_come_over_a_socket_is_given_back_at_once_and_the_connection_goes_on() {
+    let mut world = World::new(12, SimOptions::default());
+    let (large, small) = (ObjectId([1; 20]), ObjectId([2; 20]));
+    world.server.put(large, &[7; 100_000], 0, true);
+    world.server.put(small, &[8; 100], 0, true);
+    let plan = Plan { socket: u64::MAX << 16, ..Plan::SENT };
+    world.pulling.as_mut().unwrap().start(large, plan, 0).unwrap();
+    assert_eq!(world.finish().unwrap().unwrap(), Outcome::OverSocket);
+    for _ in 0..20 {
+        let _ = world.turn();
+        world.world.step_within(Duration::from_millis(1));
+    }
+    assert_eq!((world.server.lent.get(), world.puller.unsealed.get()), (0, 0));
+    assert!(world.puller.bytes(large).is_none());
+    world.pulling.as_mut().unwrap().start(small, plan, 0).unwrap();
+    assert_eq!(world.finish().unwrap().unwrap(), Outcome::Came { bytes: 100, read: false });
 }
 
 #[test]
@@ -380,8 +414,8 @@ fn bytes_that_changed_on_the_way_are_noticed() {
     let id = ObjectId([1; 20]);
     world.server.put(id, &[7; 100_000], 0, true);
     copy_in(&*world.server.memory, 50_000, &[1]);
-    for read_min in [1, u64::MAX] {
-        world.pulling.as_mut().unwrap().start(id, read_min, 0).unwrap();
+    for plan in [Plan::READ, Plan::SENT] {
+        world.pulling.as_mut().unwrap().start(id, plan, 0).unwrap();
         let outcome = world.finish().unwrap().unwrap();
         assert!(matches!(outcome, Outcome::Failed(ref why) if why.contains("checksum")));
         world.world.run_for(Duration::from_millis(5));

@@ -3,14 +3,33 @@
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use beeline_fabric::Access;
+use beeline_fabric_open::open;
 use beeline_objects::cluster::Move;
 
-use super::nodes::{Node, Rack, WAIT};
+use super::nodes::{Node, Rack, WAIT, url};
 use super::{Bench, size_name};
 use crate::bench::report::{Better, Report, Row, number};
 use crate::bench::turns::{Contender, alternate};
 
 const SMALL: u64 = 1 << 10;
+
+/// Buffers of one connection.
+const BUFFERS: usize = 28 * (64 << 10);
+
+/// Microseconds of making and registering the buffers of a connection: the most that keeping them saves.
+fn buffers(provider: &str, rounds: u64) -> anyhow::Result<f64> {
+    let device = open(&url(provider))?;
+    let domain = device.allocate_protection_domain()?;
+    let mut took = Duration::ZERO;
+    for _ in 0..rounds {
+        let start = Instant::now();
+        let memory = device.allocate_memory(BUFFERS)?;
+        drop(domain.register(memory, Access::LOCAL_WRITE)?);
+        took += start.elapsed();
+    }
+    Ok(took.as_secs_f64() * 1e6 / f64::from(u32::try_from(rounds)?))
+}
 
 /// How a fetch finds its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +104,11 @@ pub fn connections(bench: &Bench<'_>, report: &mut Report) -> anyhow::Result<()>
             };
             report.tell(row, bench.output)?;
         }
+        let rounds = bench.options.size(20, 1);
+        let turns = 0..bench.options.turns();
+        let alone = turns.map(|_| buffers(provider, rounds)).collect::<anyhow::Result<Vec<_>>>()?;
+        let case = format!("buffers of a connection over {provider}");
+        report.tell(Row::new(case, "made anew", "us", Better::Lower, &alone), bench.output)?;
         drop(near);
     }
     Ok(())

@@ -146,3 +146,40 @@ impl Node {
         Ok(id)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Fetches of one object by a node that chooses, from a node that says its socket is at `port`.
+    fn fetches(port: Option<u16>) -> (u64, u64) {
+        let folder = tempfile::tempdir().unwrap();
+        let rack = Rack::default();
+        let start = |name: &str| {
+            Node::start(&rack, "shm", &folder.path().join(name), 64 << 20, Move::Auto).unwrap()
+        };
+        let (far, near) = (start("far"), start("near"));
+        if let Some(port) = port {
+            let mut nodes = rack.0.lock().unwrap();
+            nodes.get_mut(&far.address.to_string()).unwrap().2 = port;
+        }
+        let id = far.put(100_000).unwrap();
+        for _ in 0..40 {
+            near.fetch(id, far.address).unwrap();
+        }
+        near.manager.publish();
+        let metrics = near.manager.metrics();
+        let fetched = metrics.objects_fetched_objects.value();
+        (fetched, metrics.objects_socket_fetches.value())
+    }
+
+    #[test]
+    fn a_socket_is_tried_and_one_that_is_closed_is_done_without() {
+        let (fetched, over_socket) = fetches(None);
+        assert!(fetched == 40 && over_socket >= 5, "{over_socket} of {fetched} over the socket");
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let closed = listener.local_addr().unwrap().port();
+        drop(listener);
+        assert_eq!(fetches(Some(closed)), (40, 0));
+    }
+}
