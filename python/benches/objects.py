@@ -27,7 +27,8 @@ class Beeline:
     name = "beeline"
 
     def __init__(self, folder, program, memory):
-        off = ["--resp-address", "off", "--http-address", "off"]
+        off = ["--resp-address", "off", "--http-address", "off",
+               "--documents-address", "off"]
         self.node = subprocess.Popen(
             [program, "serve", "--json", "--data", folder, "--fabric-address", "127.0.0.1:0",
              "--capacity", "256MiB", "--segment-size", "1MiB",

@@ -10,6 +10,7 @@
 mod buffers;
 mod direct;
 mod errors;
+mod kv;
 mod store;
 
 use pyo3::PyTypeInfo;
@@ -24,5 +25,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<buffers::WriteBuffer>()?;
     module.add_class::<direct::NativeDirect>()?;
     module.add("DirectError", direct::DirectException::type_object(module.py()))?;
+    module.add_class::<kv::NativeKv>()?;
+    module.add("KvError", kv::KvException::type_object(module.py()))?;
+    module.add("OutcomeUnknown", kv::OutcomeUnknown::type_object(module.py()))?;
+    module.add("ValueDamaged", kv::ValueDamaged::type_object(module.py()))?;
     errors::add(module)
 }

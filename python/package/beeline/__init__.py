@@ -1,4 +1,4 @@
-"""A Beeline node's objects in shared memory, and its direct store.
+"""A Beeline node's objects in shared memory, its durable keys, and its direct store.
 
 >>> import beeline
 >>> store = beeline.objects.connect()
@@ -7,7 +7,7 @@
 b'hello'
 """
 
-from . import direct, objects
+from . import direct, kv, objects
 from ._native import __version__
 
-__all__ = ["__version__", "direct", "objects"]
+__all__ = ["__version__", "direct", "kv", "objects"]
