@@ -2,12 +2,15 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod kill;
+
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use beeline_kv_direct::{DirectClientError, LinkError};
 use beeline_verify_clients::resp::encode;
-use beeline_verify_clients::{Server, beeline, bounded, need, root, said};
+use beeline_verify_clients::{Server, beeline, bounded, eventually, need, root, said};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -124,6 +127,40 @@ fn a_redis_client_tries_every_operation_and_keeps_its_order() {
     let without = Server::start(without.path(), &["--without", "direct"]);
     let refused = without.connect().say("DIRECT.GET k").text();
     assert!(refused.contains("--without direct"), "{refused}");
+}
+
+#[test]
+fn a_node_that_does_not_answer_costs_a_client_its_time_out_and_no_more() {
+    let data = tempfile::tempdir().unwrap();
+    let server = Server::start(data.path(), &["--direct-memory", "32MiB"]);
+    let limit = Duration::from_millis(300);
+    for scheme in ["auto", "tcp"] {
+        let url = format!("{scheme}://{}", server.fabric());
+        let mut client = beeline_direct_client::connect([url], limit).unwrap();
+        client.put(b"key", b"before").unwrap();
+        server.signal(rustix::process::Signal::STOP);
+        let stopped = || {
+            let threads = std::fs::read_dir(format!("/proc/{}/task", server.process())).unwrap();
+            threads.flatten().all(|thread| {
+                let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+                stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" T"))
+            })
+        };
+        eventually("the node's threads stop", PATIENCE, || stopped().then_some(()));
+        let began = Instant::now();
+        let error = client.put(b"key", b"after").unwrap_err();
+        // Over TCP the connection's own limit may be first.
+        let DirectClientError::Link { source, .. } = &error else { panic!("{error}") };
+        assert!(matches!(source, LinkError::TimedOut { .. } | LinkError::Broken), "{error}");
+        assert!(began.elapsed() < PATIENCE, "{error}");
+        assert_eq!(direct(&[&server], &["get", "key", "--timeout", "300ms"]).0, 3);
+        server.signal(rustix::process::Signal::CONT);
+        // What was under way may have taken effect, and the client goes on.
+        let held = eventually("the node answers again", PATIENCE, || client.get(b"key").ok());
+        assert!([&b"before"[..], b"after"].contains(&held.unwrap().as_slice()));
+        client.put(b"key", b"later").unwrap();
+        assert_eq!(client.get(b"key").unwrap().unwrap(), b"later");
+    }
 }
 
 #[test]
