@@ -139,6 +139,53 @@ fn a_chain_of_swaps_has_one_winner_for_each_value() {
 }
 
 #[test]
+fn vectors_change_as_wholes_whoever_looks() {
+    const ELEMENTS: usize = 300;
+    let uniform = |bytes: &[u8]| {
+        let (elements, rest) = bytes.as_chunks::<4>();
+        let whole = rest.is_empty() && elements.len() == ELEMENTS;
+        assert!(whole && elements.iter().all(|element| *element == elements[0]), "{bytes:?}");
+        u32::from_le_bytes(elements[0])
+    };
+    for open in DEVICES {
+        let world = World::new(open, 1, 1);
+        world.client().put(b"vector", &[0; ELEMENTS * 4]).unwrap();
+        // Elements that are equal stay so only where each change and each look is one of all of them.
+        let by_one = (Kind::UpdateVectorByScalar, number::ADD, 1_u32.to_le_bytes().to_vec());
+        let by_many =
+            (Kind::UpdateVector, number::XOR, 0x5a5a_1234_u32.to_le_bytes().repeat(ELEMENTS));
+        let look = (Kind::Get, 0, Vec::new());
+        let seen: usize = std::thread::scope(|scope| {
+            let threads = [by_one, by_many, look].map(|(kind, function, parameter)| {
+                let world = &world;
+                scope.spawn(move || {
+                    let mut client = world.client();
+                    let request = match kind {
+                        Kind::Get => Request::get(b"vector"),
+                        _ => {
+                            let width = Width::Four;
+                            Request::with_function(kind, b"vector", function, width, &parameter)
+                        }
+                    };
+                    let mut seen = std::collections::HashSet::new();
+                    for turn in 0..500 {
+                        let batch = vec![request; turn % 7 + 1];
+                        let outcome = client.execute(&batch, &mut |_, status, bytes| {
+                            assert_eq!(status, Status::Ok);
+                            seen.insert(uniform(bytes.unwrap()));
+                        });
+                        outcome.unwrap();
+                    }
+                    seen.len()
+                })
+            });
+            threads.into_iter().map(|thread| thread.join().unwrap()).sum()
+        });
+        assert!(seen > 1000, "{seen} values were seen: nothing changed beside a look");
+    }
+}
+
+#[test]
 fn several_servers_with_several_processors_are_one_map() {
     let world = World::new(shm, 3, 2);
     let mut client = world.client();
