@@ -19,6 +19,8 @@
 //!
 //! Source: spec/kv-direct.md 5.1.
 
+use std::ops::Range;
+
 /// Slots of a bucket.
 pub const SLOTS: usize = 10;
 /// Bytes of a slot.
@@ -35,6 +37,19 @@ const BEGIN: u32 = 30;
 const END: u32 = 40;
 const NEXT: u32 = 50;
 const SPARE: u32 = 81;
+
+/// Where the fields begin, and the last eight bytes of them, with the number of their first bit: types,
+/// begin and end bits are in the first eight, the rest is in the last.
+const LOW_AT: usize = SLOTS * SLOT_BYTES;
+const HIGH_AT: usize = BUCKET_BYTES - 8;
+const HIGH: u32 = ((HIGH_AT - LOW_AT) * 8) as u32;
+
+#[inline(always)]
+fn eight(bytes: &[u8; BUCKET_BYTES], at: usize) -> u64 {
+    let mut word = [0; 8];
+    word.copy_from_slice(&bytes[at..at + 8]);
+    u64::from_le_bytes(word)
+}
 
 /// 64 bytes of the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,6 +110,183 @@ pub fn inline_slots(bytes: usize) -> usize {
     bytes.div_ceil(SLOT_BYTES)
 }
 
+/// A bucket where it lies: what reads one, without a copy of it.
+#[derive(Clone, Copy, Debug)]
+pub struct View<'a>(&'a [u8; BUCKET_BYTES]);
+
+impl<'a> View<'a> {
+    /// Of its bytes.
+    #[must_use]
+    #[inline]
+    pub fn new(bytes: &'a [u8; BUCKET_BYTES]) -> Self {
+        Self(bytes)
+    }
+
+    /// A copy of it.
+    #[must_use]
+    #[inline]
+    pub fn bucket(self) -> Bucket {
+        Bucket(*self.0)
+    }
+
+    /// The bucket that goes on from here; `None` at the end of the chain. Units of 32 bytes.
+    #[must_use]
+    #[inline]
+    pub fn next(self) -> Option<u32> {
+        let unit = (eight(self.0, HIGH_AT) >> (NEXT - HIGH)) as u32 & POINTER_LIMIT;
+        // Unit 0 is the first bucket of the index, which is never chained to.
+        (unit != 0).then_some(unit)
+    }
+
+    /// The item that starts at `slot`; `None` where the used slots end.
+    #[must_use]
+    #[inline]
+    pub fn item(self, slot: usize) -> Option<Item> {
+        self.item_of(eight(self.0, LOW_AT), slot)
+    }
+
+    #[inline(always)]
+    fn item_of(self, low: u64, slot: usize) -> Option<Item> {
+        if slot >= SLOTS {
+            return None;
+        }
+        let kind = |slot: usize| (low >> (TYPES + 3 * slot as u32)) as u8 & 7;
+        if low >> (BEGIN + slot as u32) & 1 == 1 {
+            let slots = slots_from(low, slot);
+            let spare = SPARE - HIGH + 3 * slot as u32;
+            let pad = (eight(self.0, HIGH_AT) >> spare) as usize & 7;
+            let key_length = if slots == 1 {
+                usize::from(kind(slot))
+            } else {
+                usize::from(kind(slot)) | usize::from(kind(slot + 1)) << 3
+            };
+            let used = (slots * SLOT_BYTES).saturating_sub(pad);
+            let value_length = used.saturating_sub(key_length);
+            let key_length = key_length.min(used);
+            return Some(Item::Inline { slot, slots, key_length, value_length });
+        }
+        let class = kind(slot);
+        if class == 0 {
+            return None;
+        }
+        let word = eight(self.0, slot * SLOT_BYTES);
+        let pointer = word as u32 & POINTER_LIMIT;
+        Some(Item::Pointer { slot, secondary: (word >> 31) as u16 & 0x1ff, class, pointer })
+    }
+
+    /// Its items, in the order of their slots.
+    #[inline]
+    pub fn items(self) -> impl Iterator<Item = Item> + 'a {
+        let low = eight(self.0, LOW_AT);
+        let mut slot = 0;
+        std::iter::from_fn(move || {
+            let item = self.item_of(low, slot)?;
+            slot += item.slots();
+            Some(item)
+        })
+    }
+
+    /// The first item from `slot` on, where an item begins, that is `key` or whose block may be: an inline
+    /// pair of that key, or a pointer whose secondary hash agrees.
+    #[must_use]
+    #[inline(always)]
+    pub fn candidate(self, mut slot: usize, secondary: u16, key: &[u8]) -> Option<Item> {
+        let low = eight(self.0, LOW_AT);
+        let (start, mask) = start_of(key);
+        while slot < SLOTS {
+            let word = eight(self.0, slot * SLOT_BYTES);
+            if low >> (BEGIN + slot as u32) & 1 == 1 {
+                // Most pairs of other keys differ in their first bytes: their lengths are not looked at.
+                if (word ^ start) & mask == 0
+                    && let Some(item) = self.item_of(low, slot)
+                    && let Item::Inline { slot, key_length, value_length, .. } = item
+                    && same(self.inline(slot, key_length, value_length).0, key)
+                {
+                    return Some(item);
+                }
+                slot += slots_from(low, slot);
+            } else {
+                let class = (low >> (TYPES + 3 * slot as u32)) as u8 & 7;
+                if class == 0 {
+                    return None;
+                }
+                if (word >> 31) as u16 & 0x1ff == secondary {
+                    let pointer = word as u32 & POINTER_LIMIT;
+                    return Some(Item::Pointer { slot, secondary, class, pointer });
+                }
+                slot += 1;
+            }
+        }
+        None
+    }
+
+    /// The bytes of an inline pair, key and value.
+    #[must_use]
+    #[inline]
+    pub fn inline(
+        self,
+        slot: usize,
+        key_length: usize,
+        value_length: usize,
+    ) -> (&'a [u8], &'a [u8]) {
+        let at = slot * SLOT_BYTES;
+        self.0[at..at + key_length + value_length].split_at(key_length)
+    }
+
+    /// Slots in use.
+    #[must_use]
+    #[inline]
+    pub fn used(self) -> usize {
+        let low = eight(self.0, LOW_AT);
+        // The last slot with a type, or the last that ends a pair.
+        let types = low >> TYPES & ((1 << (3 * SLOTS)) - 1);
+        let ends = low >> END & ((1 << SLOTS) - 1);
+        let typed = (u64::BITS - types.leading_zeros()).div_ceil(3);
+        typed.max(u64::BITS - ends.leading_zeros()) as usize
+    }
+
+    /// Slots free.
+    #[must_use]
+    #[inline]
+    pub fn free(self) -> usize {
+        SLOTS - self.used()
+    }
+}
+
+/// Slots of the inline pair that begins at `slot`.
+#[inline(always)]
+fn slots_from(low: u64, slot: usize) -> usize {
+    // A pair that lost its end bit (damage) ends with the last slot.
+    let ends = low >> (END + slot as u32) | 1 << (SLOTS - 1 - slot);
+    ends.trailing_zeros() as usize + 1
+}
+
+/// The first bytes of a key, at most eight, and which bits of the word those are.
+#[inline(always)]
+fn start_of(key: &[u8]) -> (u64, u64) {
+    if let Some(first) = key.first_chunk::<8>() {
+        return (u64::from_le_bytes(*first), u64::MAX);
+    }
+    let start = key.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+    (start, (1 << (8 * key.len())) - 1)
+}
+
+/// Equality of keys, for the length that most have without a call.
+#[inline(always)]
+pub(crate) fn same(one: &[u8], other: &[u8]) -> bool {
+    match (<&[u8; 8]>::try_from(one), <&[u8; 8]>::try_from(other)) {
+        (Ok(one), Ok(other)) => one == other,
+        _ => one == other,
+    }
+}
+
+/// Where the value of an inline pair lies in its bucket, to change it there.
+#[inline]
+pub(crate) fn value_range(slot: usize, key_length: usize, value_length: usize) -> Range<usize> {
+    let at = slot * SLOT_BYTES + key_length;
+    at..at + value_length
+}
+
 impl Default for Bucket {
     fn default() -> Self {
         Self::EMPTY
@@ -119,25 +311,19 @@ impl Bucket {
         &self.0
     }
 
+    /// To read it, as a bucket in memory is read.
+    #[must_use]
     #[inline]
-    fn meta(&self) -> u128 {
-        let mut word = [0; 16];
-        word.copy_from_slice(&self.0[48..]);
-        u128::from_le_bytes(word) >> 16
-    }
-
-    fn set_meta(&mut self, meta: u128) {
-        let low = u128::from(u16::from_le_bytes([self.0[48], self.0[49]]));
-        self.0[48..].copy_from_slice(&(meta << 16 | low).to_le_bytes());
-    }
-
-    fn field(&self, at: u32, bits: u32) -> u32 {
-        (self.meta() >> at) as u32 & ((1 << bits) - 1)
+    pub fn view(&self) -> View<'_> {
+        View(&self.0)
     }
 
     fn set_field(&mut self, at: u32, bits: u32, value: u32) {
-        let mask = ((1_u128 << bits) - 1) << at;
-        self.set_meta(self.meta() & !mask | (u128::from(value) << at & mask));
+        // A field lies in the eight bytes that begin with bit 0, or in those that end with bit 111.
+        let (word, at) = if at + bits <= 64 { (LOW_AT, at) } else { (HIGH_AT, at - HIGH) };
+        let mask = ((1_u64 << bits) - 1) << at;
+        let changed = eight(&self.0, word) & !mask | (u64::from(value) << at & mask);
+        self.0[word..word + 8].copy_from_slice(&changed.to_le_bytes());
     }
 
     fn set_kind(&mut self, slot: usize, kind: u8) {
@@ -148,15 +334,11 @@ impl Bucket {
         self.set_field(SPARE + 3 * slot as u32, 3, u32::from(bits));
     }
 
-    /// The bucket that goes on from here; `None` at the end of the chain. Units of 32 bytes.
+    /// As [`View::next`].
     #[must_use]
     #[inline]
     pub fn next(&self) -> Option<u32> {
-        // Unit 0 is the first bucket of the index, which is never chained to.
-        match self.field(NEXT, 31) {
-            0 => None,
-            unit => Some(unit),
-        }
+        self.view().next()
     }
 
     /// Chains `next` behind this bucket, or ends the chain here.
@@ -164,89 +346,38 @@ impl Bucket {
         self.set_field(NEXT, 31, next.unwrap_or(0));
     }
 
-    /// The item that starts at `slot`; `None` where the used slots end.
+    /// As [`View::item`].
     #[must_use]
     #[inline]
     pub fn item(&self, slot: usize) -> Option<Item> {
-        Self::item_of(&self.0, self.meta(), slot)
+        self.view().item(slot)
     }
 
-    #[inline]
-    fn item_of(bytes: &[u8; BUCKET_BYTES], meta: u128, slot: usize) -> Option<Item> {
-        if slot >= SLOTS {
-            return None;
-        }
-        let kind = |slot: usize| (meta >> (TYPES + 3 * slot as u32)) as u8 & 7;
-        if meta >> (BEGIN + slot as u32) & 1 == 1 {
-            let ends = (meta >> (END + slot as u32)) as u16 & ((1 << (SLOTS - slot)) - 1);
-            // A bucket that lost its end bit (damage) ends with its last slot.
-            let slots = (ends.trailing_zeros() as usize + 1).min(SLOTS - slot);
-            let pad = (meta >> (SPARE + 3 * slot as u32)) as usize & 7;
-            let key_length = if slots == 1 {
-                usize::from(kind(slot))
-            } else {
-                usize::from(kind(slot)) | usize::from(kind(slot + 1)) << 3
-            };
-            let used = (slots * SLOT_BYTES).saturating_sub(pad);
-            let value_length = used.saturating_sub(key_length);
-            let key_length = key_length.min(used);
-            return Some(Item::Inline { slot, slots, key_length, value_length });
-        }
-        let class = kind(slot);
-        if class == 0 {
-            return None;
-        }
-        let at = slot * SLOT_BYTES;
-        let low = u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        let word = u64::from(low) | u64::from(bytes[at + 4]) << 32;
-        let pointer = word as u32 & POINTER_LIMIT;
-        Some(Item::Pointer { slot, secondary: (word >> 31) as u16, class, pointer })
-    }
-
-    /// Its items, in the order of their slots.
+    /// As [`View::items`].
     #[inline]
     pub fn items(&self) -> impl Iterator<Item = Item> + '_ {
-        let meta = self.meta();
-        let mut slot = 0;
-        std::iter::from_fn(move || {
-            let item = Self::item_of(&self.0, meta, slot)?;
-            slot += item.slots();
-            Some(item)
-        })
+        self.view().items()
     }
 
-    /// The bytes of an inline pair, key and value.
+    /// As [`View::inline`].
     #[must_use]
     #[inline]
     pub fn inline(&self, slot: usize, key_length: usize, value_length: usize) -> (&[u8], &[u8]) {
-        let at = slot * SLOT_BYTES;
-        self.0[at..at + key_length + value_length].split_at(key_length)
+        self.view().inline(slot, key_length, value_length)
     }
 
-    /// The value of an inline pair, to change it in place.
-    #[must_use]
-    pub fn inline_value_mut(
-        &mut self,
-        slot: usize,
-        key_length: usize,
-        value_length: usize,
-    ) -> &mut [u8] {
-        let at = slot * SLOT_BYTES + key_length;
-        &mut self.0[at..at + value_length]
-    }
-
-    /// Slots in use.
+    /// As [`View::used`].
     #[must_use]
     #[inline]
     pub fn used(&self) -> usize {
-        self.items().map(|item| item.slots()).sum()
+        self.view().used()
     }
 
-    /// Slots free.
+    /// As [`View::free`].
     #[must_use]
     #[inline]
     pub fn free(&self) -> usize {
-        SLOTS - self.used()
+        self.view().free()
     }
 
     /// Adds a pair inline behind the used slots.
@@ -262,9 +393,8 @@ impl Bucket {
         self.0[at + key.len()..at + length].copy_from_slice(value);
         // What an older item left behind does not leak into a later one's padding.
         self.0[at + length..at + slots * SLOT_BYTES].fill(0);
-        let mut meta = self.meta();
-        meta |= 1 << (BEGIN + slot as u32) | 1 << (END + (slot + slots - 1) as u32);
-        self.set_meta(meta);
+        self.set_field(BEGIN + slot as u32, 1, 1);
+        self.set_field(END + (slot + slots - 1) as u32, 1, 1);
         self.set_kind(slot, key.len() as u8 & 7);
         if slots > 1 {
             self.set_kind(slot + 1, (key.len() >> 3) as u8);
@@ -377,6 +507,7 @@ mod tests {
             }
             prop_assert_eq!(format!("{:?}", read(&bucket)), format!("{model:?}"));
             prop_assert_eq!(Bucket::from_bytes(bucket.bytes()), bucket);
+            prop_assert_eq!(bucket.used(), bucket.items().map(|item| item.slots()).sum::<usize>());
             prop_assert_eq!(bucket.next(), next);
             let victim = victim.index(model.len());
             let item = bucket.items().nth(victim).unwrap();

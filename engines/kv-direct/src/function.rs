@@ -75,7 +75,8 @@ impl Width {
 }
 
 /// Changes each element of `value` by the element of `delta` at its place, or by the one element that
-/// `delta` is. False where the lengths do not fit each other.
+/// `delta` is. False where the lengths do not fit each other: `value`, which is the store's own memory, is
+/// then as it was.
 pub type Update = fn(value: &mut [u8], delta: &[u8]) -> bool;
 /// Folds the elements of `value` into `sum`. False where the lengths do not fit.
 pub type Reduce = fn(value: &[u8], sum: &mut [u8]) -> bool;

@@ -99,8 +99,14 @@ pub struct Link {
     reply: Vec<u8>,
     inline: u64,
     unsignalled: u32,
+    /// Bytes of the last packet: the next is likely to be as long.
+    sent: u64,
+    completions: Box<[WorkCompletion]>,
     broken: bool,
 }
+
+/// Completions taken at once.
+const BATCH: usize = 16;
 
 impl Link {
     /// Connects over `device`.
@@ -166,6 +172,8 @@ impl Link {
             reply: Vec::new(),
             inline: u64::from(device.attributes().max_inline_bytes),
             unsignalled: 0,
+            sent: 0,
+            completions: vec![WorkCompletion::EMPTY; BATCH].into(),
             broken: false,
         })
     }
@@ -219,6 +227,7 @@ impl Link {
 
     fn send(&mut self, slot: u16, bytes: &[u8]) -> Result<(), PostError> {
         let length = bytes.len() as u64;
+        self.sent = length;
         let offset = u64::from(slot) * u64::from(self.agreed.packet_bytes);
         let place = u64::from(slot) * u64::from(self.options.packet_bytes);
         let entry = [ScatterGatherEntry { region: &self.packets, offset: place, length }];
@@ -248,29 +257,27 @@ impl Link {
         &mut self,
         mut on_reply: impl FnMut(u16, ReplyReader<'_>),
     ) -> Result<usize, LinkError> {
-        let mut completions = [WorkCompletion::EMPTY; 16];
-        let count = match self.queue.poll(&mut completions) {
-            Ok(count) => count,
-            Err(error) => {
-                self.broken = true;
-                return Err(error.into());
-            }
-        };
+        let mut completions = std::mem::take(&mut self.completions);
+        let polled = self.queue.poll(&mut completions);
+        let count = *polled.as_ref().unwrap_or(&0);
+        let outcome = self.hand_out(&completions[..count], &mut on_reply);
+        self.completions = completions;
+        self.broken |= outcome.is_err() || polled.is_err();
+        polled?;
+        outcome
+    }
+
+    fn hand_out(
+        &mut self,
+        completions: &[WorkCompletion],
+        on_reply: &mut impl FnMut(u16, ReplyReader<'_>),
+    ) -> Result<usize, LinkError> {
         let mut replies = 0;
-        for completion in &completions[..count] {
-            match self.take(completion) {
-                Ok(None) => {}
-                Ok(Some(slot)) => {
-                    let reader = ReplyReader::new(&self.reply);
-                    let Some((_, reader)) = reader else { continue };
-                    replies += 1;
-                    on_reply(slot, reader);
-                }
-                Err(error) => {
-                    self.broken = true;
-                    return Err(error);
-                }
-            }
+        for completion in completions {
+            let Some(slot) = self.take(completion)? else { continue };
+            let Some((_, reader)) = ReplyReader::new(&self.reply) else { continue };
+            replies += 1;
+            on_reply(slot, reader);
         }
         Ok(replies)
     }
@@ -301,6 +308,9 @@ impl Link {
         let receive = ReceiveRequest { wr_id: u64::from(slot), buffer: None };
         self.qp.post_receive(&[receive]).map_err(|_| LinkError::Broken)?;
         self.free.push(slot);
+        // The slot that became free last is the next to be written.
+        let offset = u64::from(slot) * u64::from(self.agreed.packet_bytes);
+        self.qp.expect_write(self.theirs.advanced(offset), self.sent);
         Ok(Some(slot))
     }
 

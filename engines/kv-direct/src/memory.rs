@@ -7,7 +7,7 @@
 //!
 //! Source: spec/kv-direct.md 3 (emulation), 5.1.
 
-use crate::bucket::{BUCKET_BYTES, Bucket};
+use crate::bucket::{BUCKET_BYTES, Bucket, View};
 
 /// Bytes of the unit that addresses count in.
 pub const UNIT_BYTES: usize = 32;
@@ -18,7 +18,10 @@ pub trait Memory {
     fn length_bytes(&self) -> u64;
 
     /// Reads a bucket: one access.
-    fn bucket(&mut self, unit: u32) -> Bucket;
+    fn bucket(&mut self, unit: u32) -> View<'_>;
+
+    /// The bucket that was read last, once more: it is at hand, so this is no access.
+    fn bucket_again(&mut self, unit: u32) -> View<'_>;
 
     /// Writes a bucket: one access.
     fn write_bucket(&mut self, unit: u32, bucket: &Bucket);
@@ -32,8 +35,21 @@ pub trait Memory {
     /// Writes the parts one after the other to a block: one access.
     fn write_block(&mut self, unit: u32, parts: &[&[u8]]);
 
-    /// Says that a bucket will be read soon. A hint.
-    fn expect(&self, _unit: u32) {}
+    /// Lends the `length` bytes of the bucket or block that was read last to `change`: one access where that
+    /// says that it changed them, none where not.
+    fn change<R>(
+        &mut self,
+        unit: u32,
+        length: usize,
+        change: impl FnOnce(&mut [u8]) -> (R, bool),
+    ) -> R;
+
+    /// Says that a bucket, or a block of `length` bytes, will be read soon. A hint.
+    fn expect(&self, _unit: u32, _length: usize) {}
+
+    /// A bucket that was asked for a while ago, to see what else to ask for: no access, the one that counts
+    /// follows.
+    fn peek(&self, unit: u32) -> View<'_>;
 }
 
 /// Memory of this process, zeroed, in huge pages where the kernel has them.
@@ -68,11 +84,13 @@ impl Memory for HostMemory {
     }
 
     #[inline]
-    fn bucket(&mut self, unit: u32) -> Bucket {
-        let at = Self::at(unit);
-        let mut line = [0; BUCKET_BYTES];
-        line.copy_from_slice(&self.map[at..at + BUCKET_BYTES]);
-        Bucket::from_bytes(&line)
+    fn bucket(&mut self, unit: u32) -> View<'_> {
+        self.peek(unit)
+    }
+
+    #[inline]
+    fn bucket_again(&mut self, unit: u32) -> View<'_> {
+        self.bucket(unit)
     }
 
     #[inline]
@@ -102,8 +120,25 @@ impl Memory for HostMemory {
     }
 
     #[inline]
-    fn expect(&self, unit: u32) {
-        beeline_os::prefetch::for_reading(self.map.as_ptr().wrapping_add(Self::at(unit)), 1);
+    fn change<R>(
+        &mut self,
+        unit: u32,
+        length: usize,
+        change: impl FnOnce(&mut [u8]) -> (R, bool),
+    ) -> R {
+        let at = Self::at(unit);
+        change(&mut self.map[at..at + length]).0
+    }
+
+    #[inline]
+    fn expect(&self, unit: u32, length: usize) {
+        beeline_os::prefetch::for_reading(self.map.as_ptr().wrapping_add(Self::at(unit)), length);
+    }
+
+    #[inline]
+    fn peek(&self, unit: u32) -> View<'_> {
+        let at = Self::at(unit);
+        View::new(&self.map[at..at + BUCKET_BYTES].as_chunks().0[0])
     }
 }
 
@@ -162,9 +197,13 @@ impl<M: Memory> Memory for Traced<M> {
         self.inner.length_bytes()
     }
 
-    fn bucket(&mut self, unit: u32) -> Bucket {
+    fn bucket(&mut self, unit: u32) -> View<'_> {
         self.note(unit, BUCKET_BYTES, false);
         self.inner.bucket(unit)
+    }
+
+    fn bucket_again(&mut self, unit: u32) -> View<'_> {
+        self.inner.bucket_again(unit)
     }
 
     fn write_bucket(&mut self, unit: u32, bucket: &Bucket) {
@@ -186,7 +225,27 @@ impl<M: Memory> Memory for Traced<M> {
         self.inner.write_block(unit, parts);
     }
 
-    fn expect(&self, unit: u32) {
-        self.inner.expect(unit);
+    fn change<R>(
+        &mut self,
+        unit: u32,
+        length: usize,
+        change: impl FnOnce(&mut [u8]) -> (R, bool),
+    ) -> R {
+        let (result, changed) = self.inner.change(unit, length, |bytes| {
+            let (result, changed) = change(bytes);
+            ((result, changed), changed)
+        });
+        if changed {
+            self.note(unit, length, true);
+        }
+        result
+    }
+
+    fn expect(&self, unit: u32, length: usize) {
+        self.inner.expect(unit, length);
+    }
+
+    fn peek(&self, unit: u32) -> View<'_> {
+        self.inner.peek(unit)
     }
 }

@@ -20,6 +20,7 @@
 //!
 //! Source: spec/kv-direct.md 5.5.
 
+use crate::bucket::same;
 use crate::function::Width;
 use crate::table::{KEY_LIMIT, PAIR_LIMIT};
 
@@ -64,6 +65,7 @@ pub enum Kind {
 impl Kind {
     /// From a packet's code.
     #[must_use]
+    #[inline]
     pub fn of_code(code: u8) -> Option<Self> {
         Some(match code {
             1 => Self::Get,
@@ -81,6 +83,7 @@ impl Kind {
         })
     }
 
+    #[inline]
     fn code(self) -> u8 {
         match self {
             Self::Get => 1,
@@ -99,18 +102,21 @@ impl Kind {
 
     /// Whether it is about the map of servers and not about a pair.
     #[must_use]
+    #[inline]
     pub fn is_control(self) -> bool {
         matches!(self, Self::Map | Self::SetMap | Self::Adopt)
     }
 
     /// Whether it names a function.
     #[must_use]
+    #[inline]
     pub fn has_function(self) -> bool {
         !matches!(self, Self::Get | Self::Put | Self::Delete) && !self.is_control()
     }
 
     /// Whether it carries a value, a parameter or an initial sum.
     #[must_use]
+    #[inline]
     pub fn has_value(self) -> bool {
         !matches!(self, Self::Get | Self::Delete | Self::Filter | Self::Map)
     }
@@ -123,6 +129,7 @@ impl Kind {
 
     /// Most bytes of its result in a reply.
     #[must_use]
+    #[inline]
     pub fn longest_result(self, no_return: bool) -> usize {
         match self {
             Self::Put | Self::Delete => 1,
@@ -156,12 +163,14 @@ pub struct Request<'a> {
 impl<'a> Request<'a> {
     /// GET.
     #[must_use]
+    #[inline]
     pub fn get(key: &'a [u8]) -> Self {
         Self::plain(Kind::Get, key, &[])
     }
 
     /// PUT.
     #[must_use]
+    #[inline]
     pub fn put(key: &'a [u8], value: &'a [u8]) -> Self {
         Self::plain(Kind::Put, key, value)
     }
@@ -322,6 +331,7 @@ impl PacketWriter {
     /// send this packet and start another.
     ///
     /// Invariant: the key has 1 to 255 bytes, the value at most 65535; that is asserted.
+    #[inline]
     pub fn push(&mut self, request: &Request<'_>) -> bool {
         let (key, value) = (request.key, request.value);
         assert!((1..=KEY_LIMIT).contains(&key.len()), "a key has 1 to 255 bytes");
@@ -340,8 +350,8 @@ impl PacketWriter {
         if self.sizes == Some(sizes) {
             head |= SAME_SIZE;
         }
-        let same = |(at, length): (usize, usize)| self.bytes[at..at + length] == *value;
-        let same_value = request.kind.has_value() && self.value.is_some_and(same);
+        let as_before = |(at, length): (usize, usize)| same(&self.bytes[at..at + length], value);
+        let same_value = request.kind.has_value() && self.value.is_some_and(as_before);
         if same_value {
             head |= SAME_VALUE;
         }
@@ -350,16 +360,16 @@ impl PacketWriter {
         }
         self.bytes.push(head);
         if self.sizes != Some(sizes) {
-            self.bytes.push(key.len() as u8);
-            self.bytes.extend((value.len() as u16).to_le_bytes());
+            let [low, high] = (value.len() as u16).to_le_bytes();
+            self.bytes.extend_from_slice(&[key.len() as u8, low, high]);
         }
         if request.kind.has_function() {
             self.bytes.extend([request.function, request.width.code()]);
         }
-        self.bytes.extend(key);
+        append(&mut self.bytes, key);
         if request.kind.has_value() && !same_value {
             self.value = Some((self.bytes.len(), value.len()));
-            self.bytes.extend(value);
+            append(&mut self.bytes, value);
         }
         self.sizes = Some(sizes);
         self.count += 1;
@@ -378,6 +388,15 @@ impl PacketWriter {
         self.bytes[4..6].copy_from_slice(&self.count.to_le_bytes());
         self.bytes[6..PACKET_HEADER_BYTES].copy_from_slice(&self.state.to_le_bytes());
         &self.bytes
+    }
+}
+
+/// Appends, for the length that most keys and values have without a call.
+#[inline(always)]
+fn append(out: &mut Vec<u8>, bytes: &[u8]) {
+    match <&[u8; 8]>::try_from(bytes) {
+        Ok(eight) => out.extend_from_slice(eight),
+        Err(_) => out.extend_from_slice(bytes),
     }
 }
 
@@ -506,9 +525,18 @@ pub fn push_status(out: &mut Vec<u8>, status: Status) {
 /// Adds a result with bytes, at most 65535.
 #[inline]
 pub fn push_bytes(out: &mut Vec<u8>, status: Status, bytes: &[u8]) {
-    out.push(status.code() | HAS_BYTES);
-    out.extend((bytes.len() as u16).to_le_bytes());
-    out.extend(bytes);
+    let head = status.code() | HAS_BYTES;
+    if let Ok(eight) = <&[u8; 8]>::try_from(bytes) {
+        // What most results are, at once.
+        let mut whole = [0; 11];
+        (whole[0], whole[1]) = (head, 8);
+        whole[3..].copy_from_slice(eight);
+        out.extend_from_slice(&whole);
+        return;
+    }
+    let [low, high] = (bytes.len() as u16).to_le_bytes();
+    out.extend_from_slice(&[head, low, high]);
+    out.extend_from_slice(bytes);
 }
 
 /// Reads the results of a reply.
@@ -526,6 +554,7 @@ impl<'a> ReplyReader<'a> {
         Some((id, Self { bytes: &reply[HEADER_BYTES..], left }))
     }
 
+    #[inline]
     fn one(&mut self) -> Option<(Status, Option<&'a [u8]>)> {
         let (&head, rest) = self.bytes.split_first()?;
         let status = Status::of_code(head & !HAS_BYTES)?;
@@ -544,6 +573,7 @@ impl<'a> Iterator for ReplyReader<'a> {
     /// Status and bytes; [`Status::Malformed`] where the reply is cut short.
     type Item = (Status, Option<&'a [u8]>);
 
+    #[inline]
     fn next(&mut self) -> Option<Self::Item> {
         self.left = self.left.checked_sub(1)?;
         Some(self.one().unwrap_or_else(|| {

@@ -6,9 +6,10 @@
 //!                          │  └── execution engine ◄─┘ value       ─► results in order ─► reply
 //! ```
 //!
-//! Memory is at hand here, so an operation in the pipeline waits for nothing; what is in flight are
-//! the cache lines of the buckets, which are asked for when an operation is issued and used when it
-//! leaves the pipeline. The reservation station is the same code as in the model.
+//! Memory is at hand here, so an operation in the pipeline waits for nothing; what is in flight are cache
+//! lines: those of the buckets are asked for when an operation is decoded, those of blocks and chained
+//! buckets some operations before it leaves the pipeline. The reservation station is the same code as in
+//! the model.
 //!
 //! Cost: a GET of an inline pair is one line; an operation that finds its key in the station none. No
 //! allocation once the buffers have grown, no lock, no system call; an allocation of a block may wait
@@ -24,12 +25,17 @@ pub mod moves;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use crate::bucket::same;
 use crate::function::{Functions, Width, number};
 use crate::memory::{HostMemory, Memory};
 use crate::packet::{Kind, PacketReader, Request, Status, begin_reply, push_bytes, push_status};
 use crate::slab::{SlabCache, SlabPools};
 use crate::station::{Arrival, Flight, IN_FLIGHT, Match, SLOTS, Station, Step};
 use crate::table::{Place, Table, TableError, TableOptions, layout};
+
+/// Operations between the one that leaves the pipeline and the one whose block is asked for: what a few of
+/// them take is about the time of an access to memory.
+const LOOK_AHEAD: usize = 6;
 
 /// An operation of the packet in hand. Key and value are ranges of the packet.
 #[derive(Clone, Copy, Debug)]
@@ -55,17 +61,20 @@ impl Operation {
     }
 }
 
-/// How an operation of the packet in hand ended; its bytes are a range of `results`.
+/// How an operation of the packet in hand ended.
 #[derive(Clone, Copy, Debug)]
 struct Outcome {
     status: Status,
-    bytes: Option<(u32, u32)>,
+    /// Its result, as it is sent, in `results`; nothing before the operation was executed, and where the
+    /// decoder refused it.
+    result: (u32, u32),
 }
 
 /// The pair that a slot's scan works on.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 struct Held {
     key: Vec<u8>,
+    place: Place,
     value: Vec<u8>,
     /// False where the key is absent.
     present: bool,
@@ -106,7 +115,11 @@ pub struct Processor<M> {
     pipeline: VecDeque<Flight>,
     operations: Vec<Operation>,
     outcomes: Vec<Outcome>,
+    /// A reply's header, then results in the order in which they came: mostly that of the operations, and
+    /// then this is the reply.
     results: Vec<u8>,
+    /// Operations executed so far, if they were the first ones in their order.
+    in_order: Option<u32>,
     part: moves::Part,
     counters: ProcessorCounters,
 }
@@ -156,11 +169,12 @@ impl<M: Memory> Processor<M> {
             functions,
             station: Station::default(),
             flights: vec![0; IN_FLIGHT].into(),
-            held: vec![Held::default(); SLOTS].into(),
+            held: vec![Held::NONE; SLOTS].into(),
             pipeline: VecDeque::with_capacity(IN_FLIGHT),
             operations: Vec::new(),
             outcomes: Vec::new(),
             results: Vec::new(),
+            in_order: None,
             part: moves::Part::default(),
             counters: ProcessorCounters::default(),
         }
@@ -188,30 +202,46 @@ impl<M: Memory> Processor<M> {
     pub fn process(&mut self, packet: &[u8], reply: &mut Vec<u8>, reply_limit: usize) -> bool {
         let Some((id, reader)) = PacketReader::new(packet) else { return false };
         self.counters.packets += 1;
-        self.operations.clear();
-        self.outcomes.clear();
-        self.results.clear();
         let count = reader.left();
         if !self.part.agrees(reader.state()) || reader.is_control() {
             begin_reply(reply, id, count);
             return self.process_checked(packet, reader, reply, reply_limit);
         }
+        self.begin();
+        begin_reply(&mut self.results, id, count);
         if !self.decode(packet, reader, reply_limit) {
             return false;
         }
         self.execute_all(packet);
+        self.counters.operations += u64::from(count);
+        if self.in_order == Some(u32::from(count)) {
+            std::mem::swap(reply, &mut self.results);
+            return true;
+        }
         begin_reply(reply, id, count);
         for outcome in &self.outcomes {
-            match outcome.bytes {
-                Some((at, end)) => {
-                    push_bytes(reply, outcome.status, &self.results[at as usize..end as usize]);
-                }
-                None => push_status(reply, outcome.status),
+            match outcome.result {
+                (0, 0) => push_status(reply, outcome.status),
+                (at, end) => reply.extend_from_slice(&self.results[at as usize..end as usize]),
             }
-            self.counters.failed += u64::from(outcome.status != Status::Ok);
         }
-        self.counters.operations += u64::from(count);
         true
+    }
+
+    /// Nothing is in hand.
+    fn begin(&mut self) {
+        self.operations.clear();
+        self.outcomes.clear();
+        self.results.clear();
+        self.in_order = Some(0);
+    }
+
+    /// An operation came to its end.
+    #[inline(always)]
+    fn ended(&mut self, index: u32, outcome: Outcome) {
+        self.outcomes[index as usize] = outcome;
+        self.in_order = self.in_order.filter(|next| *next == index).map(|next| next + 1);
+        self.counters.failed += u64::from(outcome.status != Status::Ok);
     }
 
     /// Executes the decoded operations.
@@ -243,7 +273,8 @@ impl<M: Memory> Processor<M> {
         for request in reader {
             let Some(request) = request else {
                 self.operations.push(Operation::of(packet, &Request::get(&[]), Place::NOWHERE));
-                self.outcomes.push(Outcome { status: Status::Malformed, bytes: None });
+                self.outcomes.push(Outcome { status: Status::Malformed, result: (0, 0) });
+                self.counters.failed += 1;
                 bound += 1;
                 continue;
             };
@@ -255,35 +286,46 @@ impl<M: Memory> Processor<M> {
             let status = if self.knows(&request) { Status::Ok } else { Status::UnknownFunction };
             if status == Status::Ok {
                 self.table.expect(place);
+            } else {
+                self.counters.failed += 1;
             }
             self.operations.push(Operation::of(packet, &request, place));
-            self.outcomes.push(Outcome { status, bytes: None });
+            self.outcomes.push(Outcome { status, result: (0, 0) });
         }
         bound <= reply_limit
     }
 
+    #[inline]
     fn knows(&self, request: &Request<'_>) -> bool {
+        if !request.kind.has_function() {
+            return true;
+        }
         let function = self.functions.get(request.function, request.width);
         match request.kind {
-            Kind::Get | Kind::Put | Kind::Delete | Kind::Map | Kind::SetMap | Kind::Adopt => true,
             Kind::UpdateScalar | Kind::UpdateVectorByScalar | Kind::UpdateVector => {
                 function.update.is_some()
             }
             Kind::Reduce => function.reduce.is_some(),
-            Kind::Filter => function.filter.is_some(),
+            _ => function.filter.is_some(),
         }
     }
 
     /// The oldest operation in the pipeline comes back; what waits for it is executed.
     fn finish_one(&mut self, packet: &[u8]) {
+        if let Some(later) = self.pipeline.get(LOOK_AHEAD) {
+            // No operation changes its bucket until it leaves: the station holds them back.
+            let operation = &mut self.operations[self.flights[usize::from(*later)] as usize];
+            operation.place = self.table.look_ahead(operation.place, operation.key(packet));
+        }
         let Some(flight) = self.pipeline.pop_front() else { return };
-        let index = self.flights[usize::from(flight)] as usize;
-        let operation = self.operations[index];
+        let index = self.flights[usize::from(flight)];
+        let operation = self.operations[index as usize];
         let slot = Station::slot_of(operation.place.bucket);
         self.counters.pipelined += 1;
         let held = self.station.has_waiting(slot).then_some(&mut self.held[slot]);
-        self.outcomes[index] =
+        let outcome =
             pipeline(&mut self.table, &self.functions, &operation, packet, held, &mut self.results);
+        self.ended(index, outcome);
         self.station.retire(flight);
         self.station.complete(slot);
         self.scan(slot, packet);
@@ -296,13 +338,13 @@ impl<M: Memory> Processor<M> {
             let step = station.step(slot, |flight| {
                 let operation = &operations[flights[usize::from(flight)] as usize];
                 let key = operation.key(packet);
-                if key != held.key {
+                if !same(key, &held.key) {
                     return Match::Other;
                 }
-                if operation.kind != Kind::Put {
+                let new = operation.value(packet).len();
+                if operation.kind != Kind::Put || held.stored == Some(new) {
                     return Match::Same;
                 }
-                let new = operation.value(packet).len();
                 let kept = held
                     .stored
                     .is_some_and(|old| table.keeps_its_place(key.len(), old, new).unwrap_or(false));
@@ -325,11 +367,11 @@ impl<M: Memory> Processor<M> {
 
     /// Executes an operation on the value at hand.
     fn forward(&mut self, slot: usize, flight: Flight, packet: &[u8]) {
-        let index = self.flights[usize::from(flight)] as usize;
-        let operation = self.operations[index];
+        let index = self.flights[usize::from(flight)];
+        let operation = self.operations[index as usize];
         let (outcome, changed) =
             execute(&self.functions, &operation, packet, &mut self.held[slot], &mut self.results);
-        self.outcomes[index] = outcome;
+        self.ended(index, outcome);
         if changed {
             self.station.mark_dirty(slot);
         }
@@ -340,7 +382,7 @@ impl<M: Memory> Processor<M> {
     fn write_back(&mut self, slot: usize) {
         self.counters.write_backs += 1;
         let held = &mut self.held[slot];
-        let place = self.table.place(&held.key);
+        let place = held.place;
         if held.present {
             let written = self.table.put(place, &held.key, &held.value);
             assert!(written.is_ok(), "only values that keep their place are forwarded");
@@ -350,11 +392,6 @@ impl<M: Memory> Processor<M> {
             held.stored = None;
         }
     }
-}
-
-impl Place {
-    /// Of an operation that has none.
-    const NOWHERE: Self = Self { bucket: 0, secondary: 0 };
 }
 
 impl Operation {
@@ -377,89 +414,113 @@ impl Operation {
     }
 }
 
+impl Held {
+    const NONE: Self = Self {
+        key: Vec::new(),
+        place: Place::NOWHERE,
+        value: Vec::new(),
+        present: false,
+        stored: None,
+    };
+
+    /// Takes the pair of an operation as it is in memory; `None` where the key is absent.
+    fn take(&mut self, key: &[u8], place: Place, value: Option<&[u8]>) {
+        self.key.clear();
+        self.key.extend_from_slice(key);
+        // For the write-back, when the bucket may have changed.
+        self.place = place.unseen();
+        self.value.clear();
+        self.value.extend_from_slice(value.unwrap_or_default());
+        self.present = value.is_some();
+        self.stored = value.map(<[u8]>::len);
+    }
+}
+
 impl Outcome {
-    fn of(status: Status) -> Self {
-        Self { status, bytes: None }
+    /// Without bytes.
+    #[inline]
+    fn of(status: Status, results: &mut Vec<u8>) -> Self {
+        let at = results.len() as u32;
+        push_status(results, status);
+        Self { status, result: (at, at + 1) }
     }
 
-    fn failed(error: TableError) -> Self {
-        Self::of(match error {
+    fn failed(error: TableError, results: &mut Vec<u8>) -> Self {
+        let status = match error {
             TableError::OutOfMemory => Status::OutOfMemory,
             TableError::TooLong { .. } | TableError::Key { .. } => Status::TooLong,
-        })
+        };
+        Self::of(status, results)
     }
 
-    /// With `bytes`, which go behind the others in `results`.
-    fn with(bytes: &[u8], results: &mut Vec<u8>) -> Self {
+    /// Done, with `bytes` where they are wanted.
+    #[inline]
+    fn done(operation: &Operation, bytes: &[u8], results: &mut Vec<u8>) -> Self {
+        if operation.no_return {
+            return Self::of(Status::Ok, results);
+        }
         let at = results.len() as u32;
-        results.extend(bytes);
-        Self { status: Status::Ok, bytes: Some((at, results.len() as u32)) }
+        push_bytes(results, Status::Ok, bytes);
+        Self { status: Status::Ok, result: (at, results.len() as u32) }
     }
 }
 
 /// The main pipeline: an operation on the table. Where `held` is given, the pair is left there.
+#[inline]
 fn pipeline<M: Memory>(
     table: &mut Table<M>,
     functions: &Functions,
     operation: &Operation,
     packet: &[u8],
-    held: Option<&mut Held>,
+    mut held: Option<&mut Held>,
     results: &mut Vec<u8>,
 ) -> Outcome {
     let (place, key) = (operation.place, operation.key(packet));
-    let outcome = match operation.kind {
+    match operation.kind {
         Kind::Get if held.is_none() => {
-            let got = table.get(place, key, |value| match operation.no_return {
-                true => Outcome::of(Status::Ok),
-                false => Outcome::with(value, results),
-            });
-            return got.unwrap_or(Outcome::of(Status::NotFound));
+            let got = table.get(place, key, |value| Outcome::done(operation, value, results));
+            got.unwrap_or_else(|| Outcome::of(Status::NotFound, results))
         }
         Kind::Put => {
             let value = operation.value(packet);
-            match table.put(place, key, value) {
-                Ok(_) => {
-                    keep(held, key, Some(value));
-                    return Outcome::of(Status::Ok);
+            let put = table.put(place, key, value);
+            match (&put, held) {
+                (Ok(_), Some(held)) => held.take(key, place, Some(value)),
+                // What the key held before is what the others find.
+                (Err(_), Some(held)) => {
+                    held.take(key, place, None);
+                    table.get(place.unseen(), key, |old| held.take(key, place, Some(old)));
                 }
-                Err(error) => Outcome::failed(error),
+                (_, None) => {}
+            }
+            match put {
+                Ok(_) => Outcome::of(Status::Ok, results),
+                Err(error) => Outcome::failed(error, results),
             }
         }
         Kind::Delete => {
             let existed = table.delete(place, key);
-            keep(held, key, None);
-            return Outcome::of(if existed { Status::Ok } else { Status::NotFound });
+            if let Some(held) = held {
+                held.take(key, place, None);
+            }
+            Outcome::of(if existed { Status::Ok } else { Status::NotFound }, results)
         }
         _ => {
-            let mut kept = None;
-            let wanted = held.is_some();
             let found = table.modify(place, key, |value| {
                 let done = apply(functions, operation, packet, value, results);
-                if wanted {
-                    kept = Some(value.to_vec());
+                if let Some(held) = &mut held {
+                    held.take(key, place, Some(value));
                 }
                 done
             });
-            keep(held, key, kept.as_deref());
-            return found.unwrap_or(Outcome::of(Status::NotFound));
+            found.unwrap_or_else(|| {
+                if let Some(held) = held {
+                    held.take(key, place, None);
+                }
+                Outcome::of(Status::NotFound, results)
+            })
         }
-    };
-    // A PUT that failed: what the key held before is what the others find.
-    if held.is_some() {
-        let old = table.get(place, key, <[u8]>::to_vec);
-        keep(held, key, old.as_deref());
     }
-    outcome
-}
-
-fn keep(held: Option<&mut Held>, key: &[u8], value: Option<&[u8]>) {
-    let Some(held) = held else { return };
-    held.key.clear();
-    held.key.extend(key);
-    held.value.clear();
-    held.value.extend(value.unwrap_or_default());
-    held.present = value.is_some();
-    held.stored = value.map(<[u8]>::len);
 }
 
 /// The execution engine: an operation on the value at hand; whether that changed.
@@ -473,15 +534,15 @@ fn execute(
     match operation.kind {
         Kind::Put => {
             held.value.clear();
-            held.value.extend(operation.value(packet));
+            held.value.extend_from_slice(operation.value(packet));
             held.present = true;
-            (Outcome::of(Status::Ok), true)
+            (Outcome::of(Status::Ok, results), true)
         }
-        _ if !held.present => (Outcome::of(Status::NotFound), false),
+        _ if !held.present => (Outcome::of(Status::NotFound, results), false),
         Kind::Delete => {
             held.present = false;
             held.value.clear();
-            (Outcome::of(Status::Ok), true)
+            (Outcome::of(Status::Ok, results), true)
         }
         _ => apply(functions, operation, packet, &mut held.value, results),
     }
@@ -496,14 +557,13 @@ fn apply(
     value: &mut [u8],
     results: &mut Vec<u8>,
 ) -> (Outcome, bool) {
+    if operation.kind == Kind::Get {
+        return (Outcome::done(operation, value, results), false);
+    }
     let parameter = operation.value(packet);
     let width = operation.width.bytes();
     let function = functions.get(operation.function, operation.width);
     let at = results.len();
-    let whole = |results: &mut Vec<u8>, value: &[u8]| match operation.no_return {
-        true => Outcome::of(Status::Ok),
-        false => Outcome::with(value, results),
-    };
     let fits = match operation.kind {
         Kind::UpdateScalar => {
             let swap = operation.function == number::COMPARE_AND_SWAP;
@@ -516,7 +576,7 @@ fn apply(
         _ => true,
     };
     if !fits {
-        return (Outcome::of(Status::LengthMismatch), false);
+        return (Outcome::of(Status::LengthMismatch, results), false);
     }
     let (outcome, done, changed) = match operation.kind {
         Kind::Reduce => {
@@ -524,19 +584,25 @@ fn apply(
             let sum = &mut sum[..width];
             sum.copy_from_slice(parameter);
             let done = function.reduce.is_some_and(|reduce| reduce(value, sum));
-            (whole(results, sum), done, false)
+            (Outcome::done(operation, sum, results), done, false)
         }
         Kind::Filter => {
+            // The elements go behind a header, which learns their length afterwards.
+            push_bytes(results, Status::Ok, &[]);
+            let from = results.len();
             let done = function.filter.is_some_and(|filter| filter(value, results));
+            let length = (results.len() - from) as u16;
             if operation.no_return {
                 results.truncate(at);
+                (Outcome::of(Status::Ok, results), done, false)
+            } else {
+                results[from - 2..from].copy_from_slice(&length.to_le_bytes());
+                let result = (at as u32, results.len() as u32);
+                (Outcome { status: Status::Ok, result }, done, false)
             }
-            let bytes = (!operation.no_return).then_some((at as u32, results.len() as u32));
-            (Outcome { status: Status::Ok, bytes }, done, false)
         }
-        Kind::Get => (whole(results, value), true, false),
         _ => {
-            let outcome = whole(results, value);
+            let outcome = Outcome::done(operation, value, results);
             let done = function.update.is_some_and(|update| update(value, parameter));
             (outcome, done, done)
         }
@@ -545,7 +611,7 @@ fn apply(
         return (outcome, changed);
     }
     results.truncate(at);
-    (Outcome::of(Status::LengthMismatch), false)
+    (Outcome::of(Status::LengthMismatch, results), false)
 }
 
 #[cfg(not(loom))]

@@ -66,7 +66,11 @@ impl HashRing {
 
     /// The server of a key: its place in [`HashRing::servers`]; `None` where there is none.
     #[must_use]
+    #[inline]
     pub fn server_of(&self, key: &[u8]) -> Option<usize> {
+        if self.servers.len() == 1 {
+            return Some(0);
+        }
         let hash = xxh3_64_with_seed(key, KEY_SEED);
         let at = self.points.partition_point(|(point, _)| *point < hash);
         let (_, server) = self.points.get(at).or(self.points.first())?;

@@ -8,7 +8,9 @@
 //! One server per device and processor, on the processor's thread. A packet is copied out of the area
 //! before it is looked at, because its client can write there at any time.
 //!
-//! Cost of a packet: one copy of it, its operations, one copy of the reply, one post.
+//! Cost of a packet: one copy of it, its operations, one copy of the reply, one post. The lines of packets
+//! that came together are asked for before the first of them is executed, those that a reply will be written
+//! to before its packet is.
 //!
 //! Invariants: what a client does wrong ends that client's connection alone; a client has at most a
 //! window of packets in the server.
@@ -26,6 +28,7 @@ use beeline_fabric::{
     RemoteAddress, RemoteKey, Role, ScatterGatherEntry, WorkCompletion, WorkRequest,
 };
 use beeline_os::memory::{copy_in, copy_out};
+use beeline_os::prefetch;
 
 use crate::memory::Memory;
 use crate::packet::PACKET_HEADER_BYTES;
@@ -98,6 +101,8 @@ struct Client {
     replies: MemoryRegion,
     theirs: RemoteAddress,
     unsignalled: u32,
+    /// Bytes of its last reply: the next is likely to be as long.
+    replied: u64,
     /// When it must be connected; `None` once it is.
     connected_by: Option<Instant>,
 }
@@ -113,6 +118,8 @@ pub struct DirectServer {
     generation: u16,
     entries: u32,
     promised: u32,
+    /// Longest reply that is posted without a place of its own.
+    inline: u64,
     /// Clients that are not connected yet.
     connecting: usize,
     packet: Vec<u8>,
@@ -145,6 +152,7 @@ impl DirectServer {
         let domain = device.allocate_protection_domain()?;
         let entries = device.attributes().max_completion_queue_depth.min(1 << 17);
         let queue = device.create_completion_queue(entries)?;
+        let inline = u64::from(device.attributes().max_inline_bytes);
         Ok(Self {
             device,
             domain,
@@ -154,6 +162,7 @@ impl DirectServer {
             generation: 0,
             entries,
             promised: 0,
+            inline,
             connecting: 0,
             packet: Vec::new(),
             reply: Vec::new(),
@@ -270,6 +279,7 @@ impl DirectServer {
                 replies,
                 theirs: RemoteAddress { key: RemoteKey(hello.area_key), offset: 0 },
                 unsignalled: 0,
+                replied: 0,
                 connected_by: Some(Instant::now() + options.connect_timeout),
             })
         };
@@ -290,12 +300,29 @@ impl DirectServer {
         let polled = self.queue.poll(&mut completions);
         let mut packets = 0;
         if let Ok(count) = polled {
+            completions[..count].iter().skip(1).for_each(|completion| self.expect(completion));
             for completion in &completions[..count] {
                 packets += usize::from(self.handle(completion, processor));
             }
         }
         self.completions = completions;
         polled.map(|_| packets)
+    }
+
+    /// Asks for the lines of a packet that has its turn after others.
+    #[inline]
+    fn expect(&self, completion: &WorkCompletion) {
+        let index = (completion.wr_id >> 16) as usize & 0xffff;
+        let (Some(Some(client)), Some(slot)) = (self.clients.get(index), completion.immediate)
+        else {
+            return;
+        };
+        if slot < u32::from(client.window) {
+            let offset = slot as usize * client.packet_bytes as usize;
+            let start = client.packets.memory().base().as_ptr().wrapping_add(offset);
+            let length = completion.length.min(u64::from(client.packet_bytes));
+            prefetch::for_reading(start, length as usize);
+        }
     }
 
     /// Whether the completion was a packet.
@@ -326,6 +353,8 @@ impl DirectServer {
             return false;
         }
         self.counters.packet_bytes += length;
+        let reply_at = u64::from(slot) * u64::from(client.reply_bytes);
+        client.qp.expect_write(client.theirs.advanced(reply_at), client.replied);
         self.packet.resize(length as usize, 0);
         let offset = slot as usize * client.packet_bytes as usize;
         copy_out(client.packets.memory().as_ref(), offset, &mut self.packet);
@@ -335,7 +364,7 @@ impl DirectServer {
             return false;
         }
         self.counters.reply_bytes += self.reply.len() as u64;
-        if !client.answer(index, slot, &self.reply) {
+        if !client.answer(index, slot, &self.reply, self.inline) {
             self.end(index);
         }
         true
@@ -383,21 +412,27 @@ impl DirectServer {
 
 impl Client {
     /// Posts the receive again and the reply; false where the connection cannot go on.
-    fn answer(&mut self, index: usize, slot: u32, reply: &[u8]) -> bool {
+    fn answer(&mut self, index: usize, slot: u32, reply: &[u8], inline: u64) -> bool {
         // Before the reply: its client may write the slot again as soon as it has it.
         let wr_id = wr_id(self.generation, index, slot as u16);
         let received = self.qp.post_receive(&[ReceiveRequest { wr_id, buffer: None }]);
         let offset = u64::from(slot) * u64::from(self.reply_bytes);
-        copy_in(self.replies.memory().as_ref(), offset as usize, reply);
         let length = reply.len() as u64;
+        self.replied = length;
         let entry = [ScatterGatherEntry { region: &self.replies, offset, length }];
+        let local = if length <= inline {
+            LocalData::Inline(reply)
+        } else {
+            copy_in(self.replies.memory().as_ref(), offset as usize, reply);
+            LocalData::Gather(&entry)
+        };
         self.unsignalled += 1;
         let signalled = self.unsignalled >= SIGNAL_EVERY;
         if signalled {
             self.unsignalled = 0;
         }
         let operation = Operation::WriteWithImmediate {
-            local: LocalData::Gather(&entry),
+            local,
             remote: self.theirs.advanced(offset),
             immediate: slot,
         };

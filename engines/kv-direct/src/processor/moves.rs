@@ -133,19 +133,13 @@ impl<M: Memory> Processor<M> {
                 Some(status) => status,
                 None if !self.knows(&request) => Status::UnknownFunction,
                 None => {
-                    self.operations.clear();
-                    self.outcomes.clear();
-                    self.results.clear();
+                    self.begin();
                     let place = self.table.place(request.key);
                     self.operations.push(Operation::of(packet, &request, place));
-                    self.outcomes.push(Outcome { status: Status::Ok, bytes: None });
+                    self.outcomes.push(Outcome { status: Status::Ok, result: (0, 0) });
                     self.execute_all(packet);
-                    let outcome = self.outcomes[0];
-                    if let Some((at, end)) = outcome.bytes {
-                        push_bytes(reply, outcome.status, &self.results[at as usize..end as usize]);
-                        continue;
-                    }
-                    outcome.status
+                    reply.extend_from_slice(&self.results);
+                    continue;
                 }
             };
             self.counters.failed += u64::from(status != Status::Ok);
