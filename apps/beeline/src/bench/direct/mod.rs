@@ -12,7 +12,7 @@ use std::cell::RefCell;
 
 use anyhow::Context as _;
 use beeline_kv_direct::function::number as function;
-use beeline_kv_direct::{Kind, Link, Request, Width};
+use beeline_kv_direct::{Kind, Link, Request, TableOptions, Width};
 use beeline_kv_direct_model::exhibits::{self, Effort, Exhibit};
 
 use self::peers::{Boom, Peer, Raw};
@@ -128,7 +128,7 @@ impl Bench<'_> {
             Part::Rate => self.rates(rig),
             Part::Latency => self.single(rig),
             Part::Atomics => self.atomics(rig),
-            Part::Vector => self.vectors(rig),
+            Part::Vector => self.vectors(),
             Part::Loads => sized::loads(self, rig),
             Part::Sizes => sized::sizes(self),
             Part::Merge => sized::merge(self),
@@ -251,9 +251,11 @@ impl Bench<'_> {
     }
 
     /// Additions of 1 KiB to vectors of 1 KiB, against copies of as many bytes.
-    fn vectors(&self, rig: &Rig) -> anyhow::Result<()> {
+    fn vectors(&self) -> anyhow::Result<()> {
         const BYTES: usize = 1024;
         const VECTORS: u64 = 1024;
+        let rig = Rig::with(32 << 20, TableOptions::default())?;
+        pin(1)?;
         let link = RefCell::new(rig.link()?);
         let operations = self.operations(300_000);
         let name = |index: u64| [b"v".as_slice(), &(index % VECTORS).to_le_bytes()].concat();
@@ -304,7 +306,7 @@ impl Bench<'_> {
                 Err(error) => self.output.note(format!("left out: {error:#}")),
             }
         }
-        peers.push(Box::new(Boom::start(self.pairs.min(100_000))?));
+        peers.push(Box::new(Boom::start(self.pairs)?));
         let link: RefCell<Link> = RefCell::new(rig.link()?);
         for mix in MIXES {
             let mut names = vec!["direct".to_owned()];

@@ -8,6 +8,7 @@ use beeline_direct::{DirectOptions, DirectService, FabricClient};
 use beeline_env::Randomness;
 use beeline_fabric::{ConnectInfo, Device};
 use beeline_kv_direct::{Link, LinkOptions, Request, Status, TableOptions};
+use beeline_kv_direct_model::index::{Sizes, tune};
 use beeline_observe::LatencyRecorder;
 
 use crate::bench::kv::load::Keys;
@@ -33,9 +34,21 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// A service on the first processor with room for `pairs` small ones, and then some.
+    /// A service on the first processor whose memory `pairs` of 16 bytes fill to a quarter, its table tuned
+    /// for them as the paper's are.
+    #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
     pub fn start(pairs: u64) -> anyhow::Result<Self> {
-        Self::with((pairs * 64).max(32 << 20), TableOptions::default())
+        let memory_bytes = (pairs * 64).max(32 << 20);
+        let utilisation = (pairs * 16) as f64 / memory_bytes as f64;
+        // A few pairs in the least memory need no tuning.
+        let tuned =
+            if utilisation < 0.1 { None } else { tune(8 << 20, Sizes::one(16), utilisation)? };
+        let table = tuned.map_or_else(TableOptions::default, |choice| TableOptions {
+            index_permille: choice.index_permille,
+            inline_threshold: choice.inline_threshold,
+            ..TableOptions::default()
+        });
+        Self::with(memory_bytes, table)
     }
 
     /// A service with this memory and table.
@@ -104,7 +117,11 @@ impl Stream {
     /// Key, and whether it is a GET.
     pub fn next(&mut self) -> ([u8; 8], bool) {
         let next = self.requests[self.at];
-        self.at = (self.at + 1) % self.requests.len();
+        // No division in the client's loop.
+        self.at += 1;
+        if self.at == self.requests.len() {
+            self.at = 0;
+        }
         next
     }
 }
