@@ -18,6 +18,7 @@ use beeline_fabric::{
 use beeline_os::memory::{copy_in, copy_out};
 
 use crate::packet::{HEADER_BYTES, PACKET_HEADER_BYTES, PacketWriter, ReplyReader};
+use crate::server::{SPARE_RECEIVES, receive_depth};
 use crate::table::{KEY_LIMIT, PAIR_LIMIT};
 use crate::wire::{Hello, WireError};
 
@@ -99,6 +100,8 @@ pub struct Link {
     reply: Vec<u8>,
     inline: u64,
     unsignalled: u32,
+    /// Receives that were used and not posted again.
+    owed: usize,
     /// Bytes of the last packet: the next is likely to be as long.
     sent: u64,
     completions: Box<[WorkCompletion]>,
@@ -107,6 +110,7 @@ pub struct Link {
 
 /// Completions taken at once.
 const BATCH: usize = 16;
+const RECEIVE: ReceiveRequest<'_> = ReceiveRequest { wr_id: 0, buffer: None };
 
 impl Link {
     /// Connects over `device`.
@@ -119,10 +123,11 @@ impl Link {
     ) -> Result<Self, LinkError> {
         let domain = device.allocate_protection_domain()?;
         let window = options.window.clamp(1, 1024);
-        let queue = device.create_completion_queue(u32::from(window) * 4)?;
+        let send_depth = u32::from(window) * 2;
+        let queue = device.create_completion_queue(receive_depth(window) + send_depth)?;
         let depths = QueuePairOptions {
-            send_depth: u32::from(window) * 2,
-            receive_depth: u32::from(window),
+            send_depth,
+            receive_depth: receive_depth(window),
             transport_timeout: options.timeout,
             ..QueuePairOptions::default()
         };
@@ -152,9 +157,8 @@ impl Link {
         if !within || !usable {
             return Err(LinkError::Protocol);
         }
-        for slot in 0..agreed.window {
-            let receive = ReceiveRequest { wr_id: u64::from(slot), buffer: None };
-            qp.post_receive(&[receive]).map_err(|_| LinkError::Broken)?;
+        for _ in 0..receive_depth(agreed.window) {
+            qp.post_receive(&[RECEIVE]).map_err(|_| LinkError::Broken)?;
         }
         qp.connect(&info, Role::Active)?;
         qp.wait_connected(options.timeout)?;
@@ -172,6 +176,7 @@ impl Link {
             reply: Vec::new(),
             inline: u64::from(device.attributes().max_inline_bytes),
             unsignalled: 0,
+            owed: 0,
             sent: 0,
             completions: vec![WorkCompletion::EMPTY; BATCH].into(),
             broken: false,
@@ -305,8 +310,11 @@ impl Link {
         if answered != Some(self.ids[usize::from(slot)]) {
             return Err(LinkError::Protocol);
         }
-        let receive = ReceiveRequest { wr_id: u64::from(slot), buffer: None };
-        self.qp.post_receive(&[receive]).map_err(|_| LinkError::Broken)?;
+        self.owed += 1;
+        if self.owed == SPARE_RECEIVES {
+            self.owed = 0;
+            self.qp.post_receive(&[RECEIVE; SPARE_RECEIVES]).map_err(|_| LinkError::Broken)?;
+        }
         self.free.push(slot);
         // The slot that became free last is the next to be written.
         let offset = u64::from(slot) * u64::from(self.agreed.packet_bytes);

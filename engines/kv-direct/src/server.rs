@@ -12,8 +12,8 @@
 //! that came together are asked for before the first of them is executed, those that a reply will be written
 //! to before its packet is.
 //!
-//! Invariants: what a client does wrong ends that client's connection alone; a client has at most a
-//! window of packets in the server.
+//! Invariants: what a client does wrong ends that client's connection alone; a client has at most as many
+//! packets in the server as receives are posted for it, its window and [`SPARE_RECEIVES`] more.
 //!
 //! Source: spec/kv-direct.md 3, 5.5.
 
@@ -39,6 +39,8 @@ use crate::wire::Hello;
 const BATCH: usize = 32;
 /// Replies between two that ask for a completion, which frees the send queue behind them.
 const SIGNAL_EVERY: u32 = 8;
+/// Receives beyond a client's window: so many are posted again at once, after a reply and not before it.
+pub(crate) const SPARE_RECEIVES: usize = 8;
 
 /// Limits of one server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,6 +103,8 @@ struct Client {
     replies: MemoryRegion,
     theirs: RemoteAddress,
     unsignalled: u32,
+    /// Receives that were used and not posted again.
+    owed: usize,
     /// Bytes of its last reply: the next is likely to be as long.
     replied: u64,
     /// When it must be connected; `None` once it is.
@@ -141,7 +145,12 @@ fn send_depth(window: u16) -> u32 {
 /// Most completions of a client that the queue can hold at once: its receives, and all its replies
 /// when its connection breaks.
 fn promised(window: u16) -> u32 {
-    u32::from(window) + send_depth(window)
+    receive_depth(window) + send_depth(window)
+}
+
+/// Receives posted: however many of them are owed, a client with its window outstanding meets one.
+pub(crate) fn receive_depth(window: u16) -> u32 {
+    u32::from(window) + SPARE_RECEIVES as u32
 }
 
 impl DirectServer {
@@ -254,16 +263,16 @@ impl DirectServer {
         let connected = || -> Result<Client, FabricError> {
             let depths = QueuePairOptions {
                 send_depth: send_depth(window),
-                receive_depth: u32::from(window),
+                receive_depth: receive_depth(window),
                 receiver_not_ready_timeout: options.receiver_not_ready_timeout,
                 ..QueuePairOptions::default()
             };
             let mut qp = self.domain.create_queue_pair(&self.queue, &self.queue, None, depths)?;
             let packets = area(packet_bytes, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
             let replies = area(reply_bytes, Access::empty())?;
-            for slot in 0..window {
-                let wr_id = wr_id(self.generation, index, slot);
-                qp.post_receive(&[ReceiveRequest { wr_id, buffer: None }]).map_err(|_| {
+            let receive = ReceiveRequest { wr_id: wr_id(self.generation, index, 0), buffer: None };
+            for _ in 0..receive_depth(window) {
+                qp.post_receive(&[receive]).map_err(|_| {
                     let needed = "receives are posted before the peer writes";
                     FabricError::WrongState { state: QueuePairState::Error, needed }
                 })?;
@@ -279,6 +288,7 @@ impl DirectServer {
                 replies,
                 theirs: RemoteAddress { key: RemoteKey(hello.area_key), offset: 0 },
                 unsignalled: 0,
+                owed: 0,
                 replied: 0,
                 connected_by: Some(Instant::now() + options.connect_timeout),
             })
@@ -411,11 +421,9 @@ impl DirectServer {
 }
 
 impl Client {
-    /// Posts the receive again and the reply; false where the connection cannot go on.
+    /// Posts the reply, and receives where enough are owed; false where the connection cannot go on.
     fn answer(&mut self, index: usize, slot: u32, reply: &[u8], inline: u64) -> bool {
-        // Before the reply: its client may write the slot again as soon as it has it.
         let wr_id = wr_id(self.generation, index, slot as u16);
-        let received = self.qp.post_receive(&[ReceiveRequest { wr_id, buffer: None }]);
         let offset = u64::from(slot) * u64::from(self.reply_bytes);
         let length = reply.len() as u64;
         self.replied = length;
@@ -436,7 +444,14 @@ impl Client {
             remote: self.theirs.advanced(offset),
             immediate: slot,
         };
-        received.is_ok()
-            && self.qp.post_send(&[WorkRequest { wr_id, operation, signalled }]).is_ok()
+        if self.qp.post_send(&[WorkRequest { wr_id, operation, signalled }]).is_err() {
+            return false;
+        }
+        self.owed += 1;
+        if self.owed < SPARE_RECEIVES {
+            return true;
+        }
+        self.owed = 0;
+        self.qp.post_receive(&[ReceiveRequest { wr_id, buffer: None }; SPARE_RECEIVES]).is_ok()
     }
 }
