@@ -18,6 +18,7 @@
 use crate::entry::{HEADER_BYTES, Header, KEY_LIMIT};
 use crate::fault::{self, KnownBug};
 use crate::index::{Location, Slot};
+use crate::shard::upkeep::Swept;
 use crate::shard::{EntryRef, PutOptions, Shard, read_header};
 use crate::space::IN_ROWS;
 use crate::{Keyspace, KvError, Version};
@@ -219,15 +220,6 @@ impl Shard {
         }
     }
 
-    /// The shard whose log holds what a key's slot points at.
-    fn log_of(&mut self, database: u32, key: &[u8]) -> Option<usize> {
-        let hash = self.store.place(database, key);
-        let id = self.find(database, hash, key)?;
-        let location = self.spaces.get(database)?.slot(id).location;
-        let state = self.store.table.get(location.segment()).filter(|_| location.is_readable())?;
-        Some(state.owner as usize)
-    }
-
     /// What the slots of values say otherwise than the expiries beside them, a sentence each.
     pub(crate) fn misplaced_expiries(&mut self) -> Vec<String> {
         let mut findings = Vec::new();
@@ -266,15 +258,14 @@ impl Shard {
         findings
     }
 
-    /// Deletes some expiries beside values that were stored anew; true when there is more to do. What
-    /// made them so has to be persisted before, in whatever log it is.
+    /// Deletes some expiries beside values that were stored anew, once what made them so is persisted,
+    /// in whatever log it is.
     ///
     /// Errors: [`KvError::PoolFull`] when not even the reserve has room, the pool's.
-    pub(crate) fn sweep_expiries(&mut self) -> Result<bool, KvError> {
+    pub(crate) fn sweep_expiries(&mut self) -> Result<Swept, KvError> {
         if self.ended.expiries.is_empty() || self.in_batch() || self.store.is_replacing() {
-            return Ok(false);
+            return Ok(Swept::Nothing);
         }
-        self.commit()?;
         for _ in 0..SLICE {
             let Some((database, key)) = self.ended.expiries.pop() else { break };
             let stored = stored_key(&key);
@@ -283,12 +274,9 @@ impl Shard {
                 // It has another one by now.
                 continue;
             }
-            if let Some(owner) = self.log_of(database, &key)
-                && owner != self.index
-                && !self.commit_peer(owner)
-            {
+            if !self.newest_is_persisted(database, &key, true)? {
                 self.ended.expiries.push((database, key));
-                return Ok(true);
+                return Ok(Swept::Waiting);
             }
             let namespace = expiries_of(database);
             self.waiting.muted = true;
@@ -305,6 +293,6 @@ impl Shard {
                 }
             }
         }
-        Ok(true)
+        Ok(Swept::Some)
     }
 }

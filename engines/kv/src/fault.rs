@@ -33,11 +33,13 @@ pub enum KnownBug {
     ExpiryOfAnyValue,
     /// Keys expire while a snapshot replaces the contents.
     ExpireWhileReplacing,
+    /// Fields of a row that ended are removed before its end is persisted.
+    SweepBeforePersist,
 }
 
 impl KnownBug {
     /// Every known bug.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::AcknowledgeBeforeFence,
         Self::DropTombstoneEarly,
         Self::FreeBeforePersist,
@@ -51,6 +53,7 @@ impl KnownBug {
         Self::ForgetFields,
         Self::ExpiryOfAnyValue,
         Self::ExpireWhileReplacing,
+        Self::SweepBeforePersist,
     ];
 }
 

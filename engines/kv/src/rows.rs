@@ -8,7 +8,8 @@
 //! A row's fields lie in its key's shard, and in order of position, a hash of the field's name. The
 //! head says which generation of fields counts. So whatever ends a head (a deletion, another value,
 //! its expiry, eviction) ends the row with that one small write; what it leaves behind is collected
-//! later by [`Shard::sweep_rows`].
+//! later by [`Shard::sweep_rows`], and only once what ended it is persisted: a crash may bring the head
+//! back, with all its fields.
 //!
 //! The first field of a row comes with the head in one batch, and the last one leaves with it. All
 //! others are one entry each: how many there are, and when one changed last, is counted in memory
@@ -22,6 +23,7 @@ use std::ops::Bound;
 use crate::counted::Fields;
 use crate::ordered::Keys;
 use crate::segments::SegmentState;
+use crate::shard::upkeep::Swept;
 use crate::shard::{EntryRef, PutOptions, Shard, read_header};
 use crate::siphash::SipHash;
 use crate::space::IN_ROWS;
@@ -453,24 +455,32 @@ impl Shard {
         }
     }
 
-    /// Removes some fields of rows that ended; true when there is more to do.
+    /// Removes some fields of a row that ended, once its end is persisted, in whatever log that is;
+    /// where `commit`, it persists the end first.
     ///
     /// Errors: [`KvError::PoolFull`] when not even the reserve has room, the pool's.
-    pub(crate) fn sweep_rows(&mut self) -> Result<bool, KvError> {
+    pub(crate) fn sweep_rows(&mut self, commit: bool) -> Result<Swept, KvError> {
         if self.in_batch() || self.store.is_replacing() {
-            return Ok(false);
+            return Ok(Swept::Nothing);
         }
         if let Some((namespace, prefix)) = self.ended.rows.pop() {
+            let key = crate::space::row_of(&prefix).to_vec();
+            let over = self.newest_is_persisted(database_of(namespace), &key, commit);
+            if !matches!(over, Ok(true)) {
+                self.ended.rows.push((namespace, prefix));
+                return over.map(|_| Swept::Waiting);
+            }
             let removed = self.remove_fields(namespace, &prefix);
             if !matches!(removed, Ok(true)) {
                 // Also where there was no room: the next slice begins with what is left.
                 self.ended.rows.push((namespace, prefix));
             }
-            return removed.map(|_| true);
+            return removed.map(|_| Swept::Some);
         }
-        let Some((database, from)) = self.ended.sweep.take() else { return Ok(false) };
+        let Some((database, from)) = self.ended.sweep.take() else { return Ok(Swept::Nothing) };
         self.ended.sweep = self.sweep_from(database, from);
-        Ok(self.ended.sweep.is_some() || !self.ended.rows.is_empty())
+        let more = self.ended.sweep.is_some() || !self.ended.rows.is_empty();
+        Ok(if more { Swept::Some } else { Swept::Nothing })
     }
 
     /// Looks at some rows of a database, from a field's key on, and remembers those that ended.

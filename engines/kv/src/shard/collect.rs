@@ -537,6 +537,41 @@ impl Shard {
         peer.batch.is_none() && peer.commit().is_ok()
     }
 
+    /// True when the newest entry of a database's key is persisted, in whatever log it is, so that no
+    /// crash shows what it superseded. Where `commit`, that is seen to, if no other thread is in the way.
+    ///
+    /// Errors: as [`Shard::commit`].
+    pub(crate) fn newest_is_persisted(
+        &mut self,
+        database: u32,
+        key: &[u8],
+        commit: bool,
+    ) -> Result<bool, KvError> {
+        if fault::is_on(KnownBug::SweepBeforePersist) {
+            return Ok(true);
+        }
+        let hash = self.store.place(database, key);
+        // Without a slot nothing of the key is on media.
+        let Some(id) = self.find(database, hash, key) else { return Ok(true) };
+        let Some(index) = self.spaces.get(database) else { return Ok(true) };
+        let location = index.slot(id).location;
+        let state = self.store.table.get(location.segment()).filter(|_| location.is_readable());
+        let Some(state) = state else { return Ok(true) };
+        let owner = state.owner as usize;
+        if owner == self.index {
+            let pending = self.log.is_pending(&state, location.offset());
+            if pending && commit {
+                self.commit()?;
+            }
+            return Ok(commit || !pending);
+        }
+        let Some(peer) = self.peer(owner) else { return Ok(false) };
+        let Some(mut peer) = try_lock(&peer) else { return Ok(false) };
+        // One that failed to persist says nothing about its last entries.
+        let pending = peer.poisoned || peer.log.is_pending(&state, location.offset());
+        Ok(!pending || (commit && peer.batch.is_none() && peer.commit().is_ok()))
+    }
+
     fn free_victim(&mut self, job: Job) -> Result<(), KvError> {
         if !fault::is_on(KnownBug::FreeBeforePersist) {
             self.commit()?;

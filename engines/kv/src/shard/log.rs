@@ -136,6 +136,13 @@ impl Log {
         self.dirty_segments.iter().any(|known| Arc::ptr_eq(known, state))
     }
 
+    /// True when the entry there may still wait for a commit.
+    pub fn is_pending(&self, state: &Arc<SegmentState>, offset: u32) -> bool {
+        let in_head =
+            |head: &Head| Arc::ptr_eq(&head.state, state) && offset >= head.flushed_to;
+        self.is_dirty(state) || self.heads.iter().flatten().any(in_head)
+    }
+
     /// Forgets a segment about to be freed: its descriptor may be another segment's soon.
     pub fn forget(&mut self, state: &Arc<SegmentState>) {
         debug_assert!(!self.is_dirty(state), "what is freed was persisted");

@@ -12,7 +12,7 @@ pub(crate) mod log;
 mod look;
 pub(crate) mod reads;
 pub(crate) mod recycle;
-mod upkeep;
+pub(crate) mod upkeep;
 
 use std::sync::Arc;
 

@@ -22,6 +22,10 @@ const RETRY_NS: u64 = 1_000_000;
 const FULL_RETRY_NS: u64 = 100_000_000;
 /// Slices of an evicted row that a write removes before it goes on above the memory limit.
 const SLICES_PER_WRITE: u32 = 4;
+/// Of the memory limit, the share by which writes may go beyond it before one of them commits so that
+/// fields of evicted rows may go; and the most it may be, in bytes.
+const BEYOND_SHARE: u64 = 64;
+const BEYOND_BYTES: u64 = 1 << 20;
 /// Keys compared for one eviction.
 const SAMPLES: usize = 5;
 /// Slots looked at for one sample.
@@ -93,16 +97,15 @@ impl Shard {
             let wait = self.expiry.due_ms.saturating_sub(now_ms).clamp(10, LONGEST_SLEEP_MS);
             sooner(&mut deadline, now_ns + wait * 1_000_000);
         }
-        match self.sweep_expiries() {
-            Ok(swept) => did_work |= swept,
-            Err(KvError::PoolFull { .. }) => sooner(&mut deadline, now_ns + FULL_RETRY_NS),
-            Err(error) => return Err(error),
-        }
-        match self.sweep_rows() {
-            Ok(swept) => did_work |= swept,
-            // What is left of the row stays until something was freed.
-            Err(KvError::PoolFull { .. }) => sooner(&mut deadline, now_ns + FULL_RETRY_NS),
-            Err(error) => return Err(error),
+        for swept in [self.sweep_expiries(), self.sweep_rows(true)] {
+            match swept {
+                Ok(Swept::Nothing) => {}
+                Ok(Swept::Some) => did_work = true,
+                Ok(Swept::Waiting) => sooner(&mut deadline, now_ns + RETRY_NS),
+                // What is left stays until something was freed.
+                Err(KvError::PoolFull { .. }) => sooner(&mut deadline, now_ns + FULL_RETRY_NS),
+                Err(error) => return Err(error),
+            }
         }
         let limit = self.store.max_memory_bytes();
         if limit != 0 && self.store.memory_bytes() > limit && self.ended.is_empty() {
@@ -234,10 +237,14 @@ impl Shard {
                 return Ok(());
             }
             if !self.ended.is_empty() {
-                // A row that ended takes its memory until its fields are removed. That is done in
+                // A row that ended takes its memory until its fields are removed, and they stay
+                // until its end is persisted: by the commit of this turn, or by one of its own
+                // where writes went too far beyond the limit or would be refused. It is done in
                 // slices, as many as a write has time for; upkeep does the rest.
                 slices += 1;
-                if slices <= SLICES_PER_WRITE && self.sweep_rows()? {
+                let beyond = (limit / BEYOND_SHARE).min(BEYOND_BYTES);
+                let commit = policy == Eviction::NoEviction || used + bytes > limit + beyond;
+                if slices <= SLICES_PER_WRITE && self.sweep_rows(commit)? == Swept::Some {
                     continue;
                 }
                 if policy != Eviction::NoEviction {
@@ -299,6 +306,17 @@ impl Shard {
         }
         best.map(|(_, slot)| slot)
     }
+}
+
+/// How far a slice of removing what nothing shows any more came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Swept {
+    /// There is nothing to remove, or now is not the time for it.
+    Nothing,
+    /// It got on: there may be more.
+    Some,
+    /// What ended it is not persisted yet, or another thread holds the log that it is in.
+    Waiting,
 }
 
 /// What became of a slot that was to be deleted.

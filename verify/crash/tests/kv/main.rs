@@ -7,6 +7,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 
 mod bugs;
+mod evicted;
 mod expiries;
 mod histories;
 mod namespaces;
