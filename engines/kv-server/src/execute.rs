@@ -31,7 +31,9 @@ fn answer(connection: &mut Connection, status: ReplyStatus, tag: u16) {
 
 fn status_of(error: &KvError) -> ReplyStatus {
     match error {
-        KvError::PoolFull { .. } | KvError::MemoryLimit { .. } => ReplyStatus::PoolFull,
+        KvError::PoolFull { .. } | KvError::MemoryLimit { .. } | KvError::NamespaceFull { .. } => {
+            ReplyStatus::PoolFull
+        }
         KvError::KeyTooLong { .. } | KvError::ValueTooLong { .. } => ReplyStatus::TooLarge,
         KvError::Damaged { .. } => ReplyStatus::Damaged,
         KvError::Database { .. } => ReplyStatus::Malformed,

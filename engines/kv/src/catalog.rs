@@ -1,9 +1,13 @@
 //! Which namespaces there are: kept as entries of the system's namespace, one for each.
 //!
 //! ```text
-//! key "namespace:" number u32 (big-endian) → format u8 = 1 | flags u8 (1 by row, 2 ordered) | 6 zeros
-//!                                            time to live u64, ms | since u64
+//! key "namespace:" number u32 (big-endian) → format u8 | flags u8 (1 by row, 2 ordered) |
+//!                                            policy of eviction u8 | 5 zeros |
+//!                                            time to live u64, ms | since u64 | most bytes u64
 //! ```
+//!
+//! A record of format 1 ends before the most bytes, and has no policy: one without a limit is
+//! written so, as builds before format 2 read it.
 //!
 //! `since` is the version at which the namespace was created or cleared last: entries of it below
 //! are dead, and so are all entries of a namespace that is not in the catalog. So a number can be
@@ -18,17 +22,23 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use crate::counted::Counted;
 use crate::fault::{self, KnownBug};
 use crate::index::Slot;
+use crate::options::Eviction;
 use crate::ordered::Ordered;
 use crate::shard::{Shard, read_header, read_key};
 use crate::space::{FIRST_NAMESPACE, IN_ROWS, NamespaceOptions};
-use crate::store::Store;
+use crate::space_limit::{Account, NamespaceLimit};
+use crate::store::{Store, code_of};
 use crate::{INDEXES, Keyspace, KvError, SYSTEM_NAMESPACE, Version};
 
 const PREFIX: &[u8] = b"namespace:";
 const FORMAT: u8 = 1;
+/// With a limit.
+const LIMITED: u8 = 2;
 const BY_ROW: u8 = 1;
 const ORDERED: u8 = 2;
+/// Of a record of the first format; a limit follows.
 const RECORD_BYTES: usize = 24;
+const LIMITED_BYTES: usize = 32;
 
 /// What the store knows of one namespace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +46,7 @@ pub(crate) struct Known {
     /// As entries have it: with [`IN_ROWS`].
     pub tagged: u32,
     pub options: NamespaceOptions,
+    pub limit: NamespaceLimit,
     pub since: Version,
 }
 
@@ -43,6 +54,7 @@ pub(crate) struct Known {
 #[derive(Debug, Default)]
 pub(crate) struct Catalog {
     known: RwLock<BTreeMap<u32, Known>>,
+    accounts: RwLock<BTreeMap<u32, Arc<Account>>>,
 }
 
 impl Catalog {
@@ -65,9 +77,25 @@ impl Catalog {
 
     pub fn clear(&self) {
         self.known.write().unwrap_or_else(PoisonError::into_inner).clear();
+        self.accounts.write().unwrap_or_else(PoisonError::into_inner).clear();
     }
 
-    fn set(&self, number: u32, known: Option<Known>) {
+    /// What the shards hold of a namespace.
+    pub fn account(&self, number: u32) -> Option<Arc<Account>> {
+        self.accounts.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned()
+    }
+
+    fn set(&self, number: u32, known: Option<Known>, shards: usize) {
+        {
+            let mut accounts = self.accounts.write().unwrap_or_else(PoisonError::into_inner);
+            match known {
+                Some(known) => accounts
+                    .entry(number)
+                    .or_insert_with(|| Arc::new(Account::new(shards)))
+                    .set_limit(known.limit),
+                None => drop(accounts.remove(&number)),
+            }
+        }
         let mut all = self.known.write().unwrap_or_else(PoisonError::into_inner);
         match known {
             Some(known) => all.insert(number, known),
@@ -80,13 +108,18 @@ fn record_key(number: u32) -> Vec<u8> {
     [PREFIX, &number.to_be_bytes()].concat()
 }
 
-fn encode(known: &Known) -> [u8; RECORD_BYTES] {
-    let mut record = [0; RECORD_BYTES];
-    record[0] = FORMAT;
+fn encode(known: &Known) -> Vec<u8> {
+    let limited = known.limit != NamespaceLimit::default();
+    let mut record = vec![0; if limited { LIMITED_BYTES } else { RECORD_BYTES }];
+    record[0] = if limited { LIMITED } else { FORMAT };
     record[1] = if known.options.by_row { BY_ROW } else { 0 }
         | if known.options.ordered { ORDERED } else { 0 };
+    record[2] = code_of(known.limit.eviction);
     record[8..16].copy_from_slice(&known.options.time_to_live_ms.to_le_bytes());
     record[16..24].copy_from_slice(&known.since.to_le_bytes());
+    if limited {
+        record[24..32].copy_from_slice(&known.limit.max_bytes.to_le_bytes());
+    }
     record
 }
 
@@ -95,14 +128,19 @@ fn decode(key: &[u8], record: &[u8]) -> Result<Option<(u32, Known)>, KvError> {
         return Ok(None);
     };
     let number = u32::from_be_bytes(number);
-    let Ok(record) = <&[u8; RECORD_BYTES]>::try_from(record) else {
-        let (found, supported) = (record.len() as u64, RECORD_BYTES as u64);
-        return Err(KvError::Format { what: "the record of a namespace", found, supported });
-    };
-    if record[0] != FORMAT || record[1] & !(BY_ROW | ORDERED) != 0 {
-        let (found, supported) = (u64::from(record[0]), u64::from(FORMAT));
-        return Err(KvError::Format { what: "the record of a namespace", found, supported });
+    let what = "the record of a namespace";
+    let format = record.first().copied().unwrap_or_default();
+    let length = if format == LIMITED { LIMITED_BYTES } else { RECORD_BYTES };
+    if record.len() != length {
+        let (found, supported) = (record.len() as u64, length as u64);
+        return Err(KvError::Format { what, found, supported });
     }
+    let policy = Eviction::ALL.get(usize::from(record[2])).copied();
+    let (Some(eviction), FORMAT | LIMITED, 0) = (policy, format, record[1] & !(BY_ROW | ORDERED))
+    else {
+        let (found, supported) = (u64::from(format), u64::from(LIMITED));
+        return Err(KvError::Format { what, found, supported });
+    };
     let u64_at = |at: usize| {
         let mut word = [0; 8];
         word.copy_from_slice(&record[at..at + 8]);
@@ -113,7 +151,10 @@ fn decode(key: &[u8], record: &[u8]) -> Result<Option<(u32, Known)>, KvError> {
         ordered: record[1] & ORDERED != 0,
         time_to_live_ms: u64_at(8),
     };
-    Ok(Some((number, Known { tagged: tagged(number, &options), options, since: u64_at(16) })))
+    let max_bytes = if format == LIMITED { u64_at(24) } else { 0 };
+    let limit = NamespaceLimit { max_bytes, eviction };
+    let tagged = tagged(number, &options);
+    Ok(Some((number, Known { tagged, options, limit, since: u64_at(16) })))
 }
 
 fn tagged(number: u32, options: &NamespaceOptions) -> u32 {
@@ -134,7 +175,7 @@ pub(crate) fn load(store: &Store, shards: &[Arc<Mutex<Shard>>]) -> Result<(), Kv
                 if fault::is_on(KnownBug::ForgetSince) {
                     known.since = 0;
                 }
-                store.catalog.set(number, Some(known));
+                store.catalog.set(number, Some(known), store.shards());
             }
         }
     }
@@ -188,7 +229,13 @@ impl Shard {
     }
 
     fn open_namespace(&mut self, known: &Known) {
+        let account = self.store.catalog.account(known.tagged & !IN_ROWS);
+        let shard = self.index;
         let extra = self.spaces.open(known.tagged);
+        if let Some(account) = &account {
+            account.set(shard, extra.index.live_bytes);
+        }
+        extra.index.account = account;
         if known.options.ordered && extra.ordered.is_none() {
             extra.ordered = Some(Ordered::default());
         }
@@ -295,16 +342,21 @@ impl Keyspace<'_> {
             let reason = "it is there with other options";
             return Err(KvError::NamespaceTaken { number, reason });
         }
-        self.enter(number, options)
+        self.enter(number, options, NamespaceLimit::default())
     }
 
     /// Enters a namespace as one that begins now.
-    fn enter(&mut self, number: u32, options: NamespaceOptions) -> Result<(), KvError> {
+    fn enter(
+        &mut self,
+        number: u32,
+        options: NamespaceOptions,
+        limit: NamespaceLimit,
+    ) -> Result<(), KvError> {
         let store = Arc::clone(self.store());
         if let Some(feed) = &store.feed {
             feed.before_clear(&store);
         }
-        let entered = self.enter_persisted(number, options);
+        let entered = self.enter_persisted(number, options, limit);
         if let Some(feed) = &store.feed {
             let since = entered.as_ref().ok().map(|known| known.since);
             feed.after_clear(since, std::iter::once(number));
@@ -320,13 +372,21 @@ impl Keyspace<'_> {
         &mut self,
         number: u32,
         options: NamespaceOptions,
+        limit: NamespaceLimit,
     ) -> Result<Known, KvError> {
         let since = self.store().next_version()?;
-        let known = Known { tagged: tagged(number, &options), options, since };
-        self.put_system(&record_key(number), &encode(&known))?;
-        self.commit()?;
-        self.store().catalog.set(number, Some(known));
+        let known = Known { tagged: tagged(number, &options), options, limit, since };
+        self.note_namespace(number, &known)?;
         Ok(known)
+    }
+
+    /// Persists what is known of a namespace.
+    pub(crate) fn note_namespace(&mut self, number: u32, known: &Known) -> Result<(), KvError> {
+        self.put_system(&record_key(number), &encode(known))?;
+        self.commit()?;
+        let shards = self.store().shards();
+        self.store().catalog.set(number, Some(*known), shards);
+        Ok(())
     }
 
     /// Removes a namespace and all its keys, at once and for good when it returns; false when there
@@ -350,7 +410,7 @@ impl Keyspace<'_> {
             feed.after_clear(dropped.as_ref().ok().copied(), std::iter::once(number));
         }
         dropped?;
-        store.catalog.set(number, None);
+        store.catalog.set(number, None, store.shards());
         for shard in self.shards_mut() {
             shard.forget(known.tagged);
             shard.spaces.remove(known.tagged);
@@ -367,7 +427,7 @@ impl Keyspace<'_> {
         let Some(known) = self.store().catalog.get(number) else {
             return Err(KvError::Namespace { number });
         };
-        self.enter(number, known.options)?;
+        self.enter(number, known.options, known.limit)?;
         for shard in self.shards_mut() {
             shard.forget(known.tagged);
         }

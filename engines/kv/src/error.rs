@@ -84,6 +84,19 @@ pub enum KvError {
         /// The configured limit.
         limit_bytes: u64,
     },
+    /// A namespace holds as much as it may, and its policy evicts nothing.
+    #[error(
+        "namespace {number} holds {used_bytes} bytes of at most {limit_bytes}: delete some of its \
+         keys, or raise its limit"
+    )]
+    NamespaceFull {
+        /// Its number.
+        number: u32,
+        /// Bytes of its live entries.
+        used_bytes: u64,
+        /// Its limit.
+        limit_bytes: u64,
+    },
     /// An atomic batch does not fit into one segment.
     #[error("the batch needs {length} bytes; one segment holds {limit}")]
     BatchTooLarge {
@@ -213,7 +226,7 @@ impl KvError {
     #[must_use]
     pub fn is_full(&self) -> bool {
         match self {
-            Self::PoolFull { .. } | Self::MemoryLimit { .. } => true,
+            Self::PoolFull { .. } | Self::MemoryLimit { .. } | Self::NamespaceFull { .. } => true,
             Self::Pmem(error) => {
                 matches!(error, PmemError::PoolFull { .. } | PmemError::NoSpace { .. })
             }
@@ -227,6 +240,7 @@ impl KvError {
         match self {
             Self::PoolFull { .. }
             | Self::MemoryLimit { .. }
+            | Self::NamespaceFull { .. }
             | Self::SnapshotInProgress
             | Self::Replacing => true,
             Self::Pmem(error) => error.is_retryable(),

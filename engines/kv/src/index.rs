@@ -12,7 +12,10 @@
 //! Order: positions are the top 48 bits of the hash, so a cursor over positions is stable under
 //! splits and growth: a key that is present throughout a scan is met exactly once.
 
+use std::sync::Arc;
+
 use crate::entry::ALIGNMENT;
+use crate::space_limit::Account;
 
 const SMALLEST_PAGE: usize = 64;
 const LARGEST_PAGE: usize = 1024;
@@ -246,6 +249,8 @@ pub(crate) struct Index {
     pub expiring: u64,
     /// Bytes of slots on media that hold live keys.
     pub live_bytes: u64,
+    /// Of a service's namespace: what all shards hold of it.
+    pub account: Option<Arc<Account>>,
 }
 
 impl Default for Index {
@@ -258,11 +263,21 @@ impl Default for Index {
             live: 0,
             expiring: 0,
             live_bytes: 0,
+            account: None,
         }
     }
 }
 
 impl Index {
+    /// Adds to the live bytes of this index of `shard`, or with a wrapped number takes from them.
+    #[inline]
+    pub fn add_live_bytes(&mut self, shard: usize, bytes: u64) {
+        self.live_bytes = self.live_bytes.wrapping_add(bytes);
+        if let Some(account) = &self.account {
+            account.add(shard, bytes);
+        }
+    }
+
     #[inline]
     fn directory_slot(&self, hash: u64) -> usize {
         // A shift by 64 is not defined: depth 0 has one page.

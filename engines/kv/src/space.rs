@@ -384,42 +384,18 @@ impl Keyspace<'_> {
     /// [`KvError::NamespaceKind`]. Nothing changed then. Where the pool failed between two changes,
     /// the shards take nothing any more ([`KvError::Poisoned`]), and no opening finds a part.
     pub fn apply(&mut self, writes: &[Write<'_>]) -> Result<Applied, KvError> {
-        let mut places = Vec::with_capacity(writes.len());
-        let mut versions = Vec::with_capacity(writes.len());
-        let (mut puts, mut deletions, mut freed) = (0, 0, 0);
-        for (write, this) in writes.iter().enumerate() {
-            let space = self.space(this.namespace)?;
-            let key = space.stored(this.key)?;
-            let hash = self.store().place(space.tagged, &key);
-            let owner = self.store().owner_of(hash);
-            let found = self.shard(owner)?.peek_slot(space.tagged, &key);
-            self.spread_moves();
-            let replaced = found.map_or(0, |(_, entry)| u64::from(entry.slot_bytes));
-            let found = found.map(|(_, entry)| entry.version);
-            let holds = match this.condition {
-                Condition::None => true,
-                Condition::Absent => found.is_none(),
-                Condition::Present => found.is_some(),
-                Condition::Version(version) => found == Some(version),
+        let mut looked = match self.look(writes)? {
+            Ok(looked) => looked,
+            Err(refused) => return Ok(refused),
+        };
+        if self.fit_namespaces(&looked)? {
+            // A key that a condition is about may be among those that were evicted.
+            looked = match self.look(writes)? {
+                Ok(looked) => looked,
+                Err(refused) => return Ok(refused),
             };
-            if !holds {
-                return Ok(Applied::Refused { write, found });
-            }
-            match this.change {
-                Change::Put { value, .. } => {
-                    let length = value.iter().map(|part| part.len()).sum();
-                    puts += self.check_put(&key, length)?;
-                    freed += replaced;
-                }
-                Change::Delete => {
-                    deletions += crate::entry::slot_bytes_for(key.len(), 0);
-                    freed += replaced;
-                }
-                Change::Keep => {}
-            }
-            versions.push(found.unwrap_or(0));
-            places.push((space, key, hash));
         }
+        let Looked { places, mut versions, puts, deletions, freed, .. } = looked;
         // What is refused is refused before the first change.
         let limit = self.store().batch_limit_bytes;
         if puts > limit {
@@ -465,6 +441,70 @@ impl Keyspace<'_> {
         outcome.map(|()| Applied::Done(versions))
     }
 
+    /// Looks at the conditions and lengths of a batch: what a write was refused for, if one was.
+    fn look<'w>(&mut self, writes: &[Write<'w>]) -> Result<Result<Looked<'w>, Applied>, KvError> {
+        let mut looked = Looked::default();
+        for (write, this) in writes.iter().enumerate() {
+            let space = self.space(this.namespace)?;
+            let key = space.stored(this.key)?;
+            let hash = self.store().place(space.tagged, &key);
+            let owner = self.store().owner_of(hash);
+            let found = self.shard(owner)?.peek_slot(space.tagged, &key);
+            self.spread_moves();
+            let replaced = found.map_or(0, |(_, entry)| u64::from(entry.slot_bytes));
+            let found = found.map(|(_, entry)| entry.version);
+            let holds = match this.condition {
+                Condition::None => true,
+                Condition::Absent => found.is_none(),
+                Condition::Present => found.is_some(),
+                Condition::Version(version) => found == Some(version),
+            };
+            if !holds {
+                return Ok(Err(Applied::Refused { write, found }));
+            }
+            match this.change {
+                Change::Put { value, .. } => {
+                    let length = value.iter().map(|part| part.len()).sum();
+                    let bytes = self.check_put(&key, length)?;
+                    looked.puts += bytes;
+                    looked.freed += replaced;
+                    looked.add(space.tagged, owner, bytes.cast_signed() - replaced.cast_signed());
+                }
+                Change::Delete => {
+                    looked.add(space.tagged, owner, -replaced.cast_signed());
+                    looked.deletions += crate::entry::slot_bytes_for(key.len(), 0);
+                    looked.freed += replaced;
+                }
+                Change::Keep => {}
+            }
+            looked.versions.push(found.unwrap_or(0));
+            looked.places.push((space, key, hash));
+        }
+        Ok(Ok(looked))
+    }
+
+    /// Makes room under the limits of the namespaces that a batch puts into; true when a key was
+    /// evicted for it.
+    fn fit_namespaces(&mut self, looked: &Looked<'_>) -> Result<bool, KvError> {
+        let mut evicted = false;
+        for &(namespace, owner, bytes) in &looked.growth {
+            let of_namespace = looked.growth.iter().filter(|growth| growth.0 == namespace);
+            let together = of_namespace.map(|growth| growth.2).sum::<i64>();
+            if together <= 0 {
+                continue;
+            }
+            let shard = self.shard(owner)?;
+            let before = shard.stats().evicted;
+            let bytes = bytes.max(0).cast_unsigned();
+            let fits = shard.fit_namespace(namespace, bytes, together.cast_unsigned());
+            evicted |= shard.stats().evicted != before;
+            // Evicting may have moved an open batch.
+            self.spread_moves();
+            fits?;
+        }
+        Ok(evicted)
+    }
+
     /// Limits of one put; its slot's bytes.
     fn check_put(&self, key: &[u8], value_length: usize) -> Result<u64, KvError> {
         if key.len() > KEY_LIMIT {
@@ -475,6 +515,33 @@ impl Keyspace<'_> {
             return Err(KvError::ValueTooLong { length: value_length, limit });
         }
         Ok(crate::entry::slot_bytes_for(key.len(), value_length))
+    }
+}
+
+/// What [`Keyspace::apply`] found of its writes.
+#[derive(Default)]
+struct Looked<'w> {
+    places: Vec<(Space, Cow<'w, [u8]>, u64)>,
+    /// Of the keys as they are; 0: absent.
+    versions: Vec<Version>,
+    /// Bytes of puts and of tombstones, and of the entries that they supersede.
+    puts: u64,
+    deletions: u64,
+    freed: u64,
+    /// By how many bytes a service's namespace grows in a shard.
+    growth: Vec<(u32, usize, i64)>,
+}
+
+impl Looked<'_> {
+    fn add(&mut self, namespace: u32, owner: usize, bytes: i64) {
+        if namespace < FIRST_NAMESPACE {
+            return;
+        }
+        let here = |known: &&mut (u32, usize, i64)| (known.0, known.1) == (namespace, owner);
+        match self.growth.iter_mut().find(here) {
+            Some(known) => known.2 += bytes,
+            None => self.growth.push((namespace, owner, bytes)),
+        }
     }
 }
 

@@ -5,9 +5,12 @@
 //! its keys in order beside it.
 
 use crate::INDEXES;
+use std::sync::Arc;
+
 use crate::counted::Counted;
 use crate::index::Index;
 use crate::ordered::Ordered;
+use crate::space_limit::Account;
 
 /// A namespace that a service created, in one shard.
 #[derive(Debug)]
@@ -85,7 +88,12 @@ impl Spaces {
         &mut self.extra[at]
     }
 
-    /// Takes the index of a namespace away; a service's namespace stays, empty.
+    /// What all shards hold of a service's namespace.
+    pub fn account(&self, namespace: u32) -> Option<&Arc<Account>> {
+        self.extra(namespace)?.index.account.as_ref()
+    }
+
+    /// Takes the index of a namespace away; a service's namespace stays, empty, with its account.
     pub fn take(&mut self, namespace: u32) -> Option<Box<Index>> {
         if let Some(place) = self.first.get_mut(namespace as usize) {
             return place.take();
@@ -95,7 +103,10 @@ impl Spaces {
             *ordered = Ordered::default();
         }
         extra.counted = Counted::default();
-        Some(Box::new(std::mem::take(&mut extra.index)))
+        let account = extra.index.account.clone();
+        let taken = std::mem::take(&mut extra.index);
+        extra.index.account = account;
+        Some(Box::new(taken))
     }
 
     /// Removes a service's namespace, whose index was taken.

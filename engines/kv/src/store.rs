@@ -648,6 +648,6 @@ impl Store {
     }
 }
 
-fn code_of(policy: Eviction) -> u8 {
+pub(crate) fn code_of(policy: Eviction) -> u8 {
     Eviction::ALL.iter().position(|known| *known == policy).unwrap_or(0) as u8
 }

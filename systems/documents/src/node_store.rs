@@ -49,7 +49,7 @@ impl NodeStore {
 #[must_use]
 pub fn as_query_error(error: &KvError) -> QueryError {
     let code = match error {
-        KvError::PoolFull { .. } | KvError::MemoryLimit { .. } => Code::OutOfDiskSpace,
+        error if error.is_full() => Code::OutOfDiskSpace,
         KvError::ValueTooLong { .. } => Code::BsonObjectTooLarge,
         KvError::KeyTooLong { .. } => Code::IndexInformationTooLarge,
         KvError::BatchTooLarge { .. } => Code::TransactionTooLarge,

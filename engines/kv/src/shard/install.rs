@@ -151,7 +151,7 @@ impl Shard {
         if difference != 0
             && let Some(index) = self.spaces.get_mut(namespace)
         {
-            index.live_bytes = index.live_bytes.wrapping_add(difference);
+            index.add_live_bytes(self.index, difference);
             stats::add(&self.store.counters[self.index].live_bytes, difference);
         }
         if before.location.segment() != after.location.segment() {
@@ -210,7 +210,7 @@ impl Shard {
         let counters = &self.store.counters[self.index];
         if !slot.location.is_absent() {
             index.live += 1;
-            index.live_bytes += slot.slot_bytes();
+            index.add_live_bytes(self.index, slot.slot_bytes());
             let databases = &self.store.database_counters[self.index];
             stats::add(&counters.keys, 1);
             if let Some(count) = databases.keys.get(namespace as usize) {
@@ -234,7 +234,7 @@ impl Shard {
         let counters = &self.store.counters[self.index];
         if !slot.location.is_absent() {
             index.live -= 1;
-            index.live_bytes -= slot.slot_bytes();
+            index.add_live_bytes(self.index, slot.slot_bytes().wrapping_neg());
             let databases = &self.store.database_counters[self.index];
             stats::add(&counters.keys, 1_u64.wrapping_neg());
             if let Some(count) = databases.keys.get(namespace as usize) {

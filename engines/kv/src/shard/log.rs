@@ -138,8 +138,7 @@ impl Log {
 
     /// True when the entry there may still wait for a commit.
     pub fn is_pending(&self, state: &Arc<SegmentState>, offset: u32) -> bool {
-        let in_head =
-            |head: &Head| Arc::ptr_eq(&head.state, state) && offset >= head.flushed_to;
+        let in_head = |head: &Head| Arc::ptr_eq(&head.state, state) && offset >= head.flushed_to;
         self.is_dirty(state) || self.heads.iter().flatten().any(in_head)
     }
 

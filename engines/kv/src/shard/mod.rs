@@ -433,7 +433,8 @@ impl Shard {
             *reserved = left;
             return Ok(());
         }
-        self.fit_memory(bytes)
+        self.fit_memory(bytes)?;
+        self.fit_namespace(namespace, bytes, bytes)
     }
 
     /// As [`Shard::admit`], where the entry goes to this shard's log.
@@ -687,6 +688,9 @@ impl Shard {
         self.forget_records(namespace);
         let Some(index) = self.spaces.take(namespace) else { return };
         self.collector.garbage_made += index.live_bytes;
+        if let Some(account) = &index.account {
+            account.set(self.index, 0);
+        }
         for page in 0..index.pages() {
             for slot in index.page(page).filter(|slot| slot.location.is_readable()) {
                 let state = self.cache.get(&self.store.table, slot.location.segment());

@@ -110,9 +110,10 @@ impl Shard {
         let limit = self.store.max_memory_bytes();
         if limit != 0 && self.store.memory_bytes() > limit && self.ended.is_empty() {
             for _ in 0..16 {
-                did_work |= self.evict_one(self.store.eviction())?;
+                did_work |= self.evict_one(self.store.eviction(), None)?;
             }
         }
+        did_work |= self.evict_by_namespace()?;
         if did_work && self.batch.is_none() {
             self.commit()?;
         }
@@ -251,36 +252,41 @@ impl Shard {
                     return Ok(());
                 }
             }
-            if policy == Eviction::NoEviction || !self.evict_one(policy)? {
+            if policy == Eviction::NoEviction || !self.evict_one(policy, None)? {
                 return Err(KvError::MemoryLimit { used_bytes: used, limit_bytes: limit });
             }
         }
     }
 
-    /// Deletes one key by the policy; false when there was none to delete.
-    fn evict_one(&mut self, policy: Eviction) -> Result<bool, KvError> {
+    /// Deletes one key by the policy, of any database or of one namespace; false when there was none
+    /// to delete.
+    pub(crate) fn evict_one(
+        &mut self,
+        policy: Eviction,
+        only: Option<u32>,
+    ) -> Result<bool, KvError> {
         if policy == Eviction::NoEviction || self.store.is_replacing() {
             return Ok(false);
         }
-        let Some(slot) = self.sample_victim(policy) else { return Ok(false) };
+        let Some(slot) = self.sample_victim(policy, only) else { return Ok(false) };
         let mut key = Vec::new();
         Ok(self.delete_slot(&slot, &mut key, Deletion::Evicted)? == Deleted::Yes)
     }
 
-    fn sample_victim(&mut self, policy: Eviction) -> Option<Slot> {
+    fn sample_victim(&mut self, policy: Eviction, only: Option<u32>) -> Option<Slot> {
         let wanted = |slot: &Slot| {
             !slot.location.is_absent()
                 && (!policy.only_expiring() || slot.location.has(Location::EXPIRES))
         };
         let random_policy = matches!(policy, Eviction::AllKeysRandom | Eviction::VolatileRandom);
         let samples = if random_policy { 1 } else { SAMPLES };
-        let clients = usize::from(crate::DATABASES);
+        let clients = if only.is_some() { 1 } else { u32::from(crate::DATABASES) };
         let mut best: Option<(u64, Slot)> = None;
         for _ in 0..samples {
-            let start = self.random.next();
+            let start = self.random.next() as u32 % clients;
             for turn in 0..clients {
-                let database = (start as usize + turn) % clients;
-                let Some(index) = self.spaces.get(database as u32) else { continue };
+                let namespace = only.unwrap_or((start + turn) % clients);
+                let Some(index) = self.spaces.get(namespace) else { continue };
                 let any = if policy.only_expiring() { index.expiring } else { index.live };
                 if any == 0 {
                     continue;
@@ -294,7 +300,7 @@ impl Shard {
                     Eviction::VolatileTtl => {
                         let state = self.cache.get(&self.store.table, slot.location.segment());
                         let header = read_header(state, slot.location.offset());
-                        u64::MAX - self.expiry_of(database as u32, &slot, &header).0
+                        u64::MAX - self.expiry_of(namespace, &slot, &header).0
                     }
                     _ => u64::from(self.use_second.wrapping_sub(slot.last_use)),
                 };

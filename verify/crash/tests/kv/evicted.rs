@@ -1,4 +1,4 @@
-//! Rows that writes evict, and rows that a batch in another shard's log deletes: what upkeep and later
+//! What eviction leaves in a crash. Rows that writes evict, and rows that a batch in another shard's log deletes: what upkeep and later
 //! writes remove of them must not outlive their ends in a crash. Every row of this history is written
 //! once, in one batch, so after a crash it is there with all its fields, or not at all.
 
@@ -6,7 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use beeline_kv::fault::{KnownBug, with_known_bug};
-use beeline_kv::{Eviction, Keyspace, KvError, PutOptions, Shard, audit};
+use beeline_kv::{
+    Eviction, Keyspace, KvError, NamespaceLimit, NamespaceOptions, PutOptions, Shard, audit,
+};
 use beeline_pmem::{CrashImage, Durability, Pool, PoolOptions, SimDevice, for_each_crash_image};
 
 use crate::world::{SEGMENT, limits, open};
@@ -206,4 +208,103 @@ fn fields_removed_before_their_rows_end_is_persisted_are_caught() {
         assert!(!wrong.is_empty(), "the bug went unnoticed, deletions: {deletions}");
         println!("caught: {}", wrong[0].lines().next().unwrap_or_default());
     }
+}
+
+const CACHE: u32 = 256;
+
+/// A namespace's limit is one of those set between the last acknowledged step and the next; keys it
+/// evicted before that step stay away, and those it kept are there.
+#[test]
+fn a_namespaces_limit_and_what_it_evicted_survive_every_crash() {
+    let options = PoolOptions {
+        durability: Durability::Power,
+        segment_bytes: SEGMENT,
+        capacity_bytes: 24 * u64::from(SEGMENT),
+        ..PoolOptions::default()
+    };
+    let (pool, device) = Pool::simulated(&options).unwrap();
+    let (_, shards, _) = open(&pool, 2);
+    with_keys(&shards, 0, |keys| {
+        keys.create_namespace(CACHE, NamespaceOptions::default()).unwrap();
+    });
+    let value = |n: u32| vec![n as u8; 900 + n as usize];
+    let there = |keys: &mut Keyspace<'_>, n: u32| -> Result<bool, String> {
+        let found = keys.get_in(CACHE, &n.to_be_bytes()).map_err(|error| error.to_string())?;
+        let Some(entry) = found else { return Ok(false) };
+        let mut found = Vec::new();
+        keys.read_value(&entry, &mut found).map_err(|error| error.to_string())?;
+        if found == value(n) { Ok(true) } else { Err(format!("key {n} has another value")) }
+    };
+    // The limit and the keys after each step; step n puts key n, and a mark is the number of steps.
+    let mut states = vec![(NamespaceLimit::default(), BTreeSet::new())];
+    device.mark(0);
+    for step in 0..120_u32 {
+        let state = with_keys(&shards, step as usize % 2, |keys| {
+            if step % 40 == 10 {
+                let max_bytes = 40_000 - 200 * u64::from(step);
+                let eviction =
+                    [Eviction::AllKeysLru, Eviction::AllKeysRandom][step as usize / 40 % 2];
+                keys.limit_namespace(CACHE, NamespaceLimit { max_bytes, eviction }).unwrap();
+            }
+            keys.put_in(CACHE, &step.to_be_bytes(), &[&value(step)], PutOptions::default())
+                .unwrap();
+            keys.commit().unwrap();
+            let left: BTreeSet<u32> = (0..=step).filter(|n| there(keys, *n).unwrap()).collect();
+            (keys.store().namespace_limit(CACHE).unwrap(), left)
+        });
+        states.push(state);
+        device.mark(u64::from(step) + 1);
+        if step % 8 == 7 {
+            for shard in &shards {
+                while shard.lock().unwrap().maintain(16 << 10).unwrap().did_work {}
+            }
+            // Upkeep evicts, too.
+            let left = with_keys(&shards, 0, |keys| {
+                (0..=step).filter(|n| there(keys, *n).unwrap()).collect()
+            });
+            states.last_mut().unwrap().1 = left;
+            device.mark(u64::from(step) + 1);
+        }
+    }
+    let (_, last) = states.last().unwrap().clone();
+    assert!(last.len() > 10 && last.len() < 60, "{} keys are left", last.len());
+    let mut wrong = Vec::new();
+    let look = |image: &CrashImage| {
+        // Before the first mark the namespace is on its way.
+        let Some(mark) = image.mark() else { return Ok(()) };
+        let acknowledged = mark as usize;
+        let (pool, _) = Pool::open_image(image, &options).map_err(|error| error.to_string())?;
+        let (store, shards, _) = open(&pool, 1 + acknowledged % 3);
+        let (limit, kept) = &states[acknowledged];
+        let next = states.get(acknowledged + 1).map(|state| state.0);
+        let found = store.namespace_limit(CACHE);
+        if found.is_none() || (found != Some(*limit) && found != next) {
+            return Err(format!("after {acknowledged} the limit is {found:?}"));
+        }
+        with_keys(&shards, 0, |keys| {
+            for n in 0..120 {
+                let there = there(keys, n)?;
+                let written = (n as usize) < acknowledged;
+                // What upkeep evicted before its mark is among `kept` of no state.
+                let evicted = written && !kept.contains(&n);
+                let lost = written && last.contains(&n) && !there;
+                if lost || (there && evicted && !acknowledged.is_multiple_of(8)) {
+                    return Err(format!("key {n} after {acknowledged}: there {there}"));
+                }
+            }
+            Ok(())
+        })?;
+        let findings = audit(&store, &shards);
+        if findings.is_empty() { Ok(()) } else { Err(findings.join("; ")) }
+    };
+    let counts = for_each_crash_image(&device, &limits(150, 8), |image| {
+        if wrong.len() < 3
+            && let Err(finding) = look(image)
+        {
+            wrong.push(format!("{finding}\n  {}", image.describe()));
+        }
+    });
+    println!("limited namespace: {counts}");
+    assert!(counts.images > 500, "nothing was enumerated");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
