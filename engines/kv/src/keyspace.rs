@@ -272,6 +272,7 @@ impl<'a> Keyspace<'a> {
         let owner = self.shard(self.store().owner_of(hash))?;
         owner.note_expiry(options.expires_at_ms);
         owner.install(namespace, hash, key, &appended);
+        owner.lean(true);
         self.effects.put(namespace, key, value, options);
         Ok(appended.version)
     }
@@ -321,7 +322,12 @@ impl<'a> Keyspace<'a> {
         }
         let appended = self.home_mut().append_tombstone(namespace, key)?;
         self.spread_moves();
-        self.shard(owner)?.install(namespace, hash, key, &appended);
+        let home = self.home().index();
+        let shard = self.shard(owner)?;
+        shard.install(namespace, hash, key, &appended);
+        if owner != home {
+            shard.lean(true);
+        }
         if existed {
             self.effects.delete(namespace, key);
         }
@@ -436,8 +442,9 @@ impl<'a> Keyspace<'a> {
 
     /// Persists what every locked shard stored; see [`Shard::commit`]. The home shard comes last:
     /// its batch may rest on what the others stored before, and must not survive it. Where one of
-    /// them fails, none that has something to persist does so any more: a later commit of the home
-    /// shard would make half of a refused command durable. A shard that had failed before it was
+    /// them fails, none that has something to persist does so any more, nor one with keys whose newest
+    /// entries lie in the home shard's log: a later commit of the home shard would make half of a
+    /// refused command durable, and a reader would see what a restart takes back. A shard that had failed before it was
     /// locked here has no part in a command, and takes no other down.
     ///
     /// Errors: as [`Shard::commit`].
@@ -448,8 +455,10 @@ impl<'a> Keyspace<'a> {
         if committed.is_ok() {
             committed = self.home_mut().commit();
         }
-        if committed.is_err() && !self.failed {
-            self.shards_mut().for_each(Shard::poison_uncommitted);
+        match &committed {
+            Ok(()) => self.shards_mut().for_each(|shard| shard.lean(false)),
+            Err(_) if !self.failed => self.shards_mut().for_each(Shard::poison_uncommitted),
+            Err(_) => {}
         }
         committed
     }

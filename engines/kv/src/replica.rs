@@ -105,15 +105,19 @@ impl Keyspace<'_> {
         // Also where it failed: room may have been made by moving the batch.
         self.spread_moves();
         let appended = appended?;
-        let owner = self.store().owner_of(hash);
-        self.shard(owner)?.install(SYSTEM_NAMESPACE, hash, key, &appended);
+        let (owner, home) = (self.store().owner_of(hash), self.home().index());
+        let shard = self.shard(owner)?;
+        shard.install(SYSTEM_NAMESPACE, hash, key, &appended);
+        if owner != home {
+            shard.lean(true);
+        }
         Ok(())
     }
 
     /// Deletes such an entry; false when there was none.
     ///
     /// Errors: as [`Keyspace::delete`].
-    pub(crate) fn delete_system(&mut self, key: &[u8]) -> Result<bool, KvError> {
+    pub fn delete_system(&mut self, key: &[u8]) -> Result<bool, KvError> {
         self.delete_at(SYSTEM_NAMESPACE, key)
     }
 

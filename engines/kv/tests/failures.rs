@@ -177,3 +177,80 @@ fn a_shard_that_failed_before_takes_no_healthy_one_down_that_is_locked_beside_it
         assert!(second.lookup(0, key).unwrap().is_some());
     }
 }
+
+/// The home shard's log holds the newest entry of another shard's key, and is not persisted: that shard
+/// has nothing to persist itself, and must show and build on nothing of it.
+#[test]
+fn a_shard_whose_keys_lie_in_a_log_that_failed_goes_on_with_none_of_them() {
+    let _alone = alone();
+    for (abandoned, delete) in [(false, false), (false, true), (true, false)] {
+        let pool = pool();
+        let (store, opened) = open(&pool, 3);
+        let key = keys_of(&store, 1, 1).remove(0);
+        let mut second = opened[1].lock().unwrap();
+        second.put(0, &key, &[b"kept"], PutOptions::default()).unwrap();
+        second.commit().unwrap();
+        let mut first = opened[0].lock().unwrap();
+        let mut keys = Keyspace::many(vec![&mut *first, &mut *second], 0);
+        keys.begin_batch();
+        match delete {
+            true => assert!(keys.delete(0, &key).unwrap()),
+            false => drop(keys.put(0, &key, &[b"lost"], PutOptions::default()).unwrap()),
+        }
+        if abandoned {
+            keys.abandon_batch();
+        }
+        keys.end_batch();
+        let armed = fault::arm("kv.commit.before_fence", FaultAction::Fail, 0);
+        keys.commit().unwrap_err();
+        drop(armed);
+        drop(keys);
+        // Its own turn: what cannot be committed is shown to nobody.
+        let turn = second.commit();
+        assert!(matches!(turn, Err(KvError::Poisoned { shard: 1 })), "{turn:?}");
+        let refused = second.put(0, &key, &[b"later"], PutOptions::default());
+        assert!(matches!(refused, Err(KvError::Poisoned { shard: 1 })), "{refused:?}");
+        drop((first, second));
+        // The third one took no part.
+        let own = keys_of(&store, 2, 1).remove(0);
+        let mut third = opened[2].lock().unwrap();
+        third.put(0, &own, &[b"value"], PutOptions::default()).unwrap();
+        third.commit().unwrap();
+        drop(third);
+        drop((store, opened));
+        let (_, opened) = open(&pool, 2);
+        with_keys(&opened, |keys| {
+            let entry = keys.lookup(0, &key).unwrap();
+            let mut value = Vec::new();
+            if let Some(entry) = &entry {
+                keys.read_value(entry, &mut value).unwrap();
+            }
+            // What was stored and not persisted may have lasted, but for a batch without an end.
+            let lasted = if delete { entry.is_none() } else { value == b"lost" };
+            assert!(value == b"kept" || (lasted && !abandoned), "{value:?}");
+        });
+    }
+}
+
+/// A command over several shards that was persisted leaves no shard that another one's later failure
+/// takes down.
+#[test]
+fn a_shard_whose_keys_in_another_log_are_persisted_outlives_that_logs_failure() {
+    let _alone = alone();
+    let pool = pool();
+    let (store, opened) = open(&pool, 2);
+    let (home, away) = (keys_of(&store, 0, 1), keys_of(&store, 1, 2));
+    with_keys(&opened, |keys| {
+        keys.put(0, &away[0], &[b"value"], PutOptions::default()).unwrap();
+        keys.commit().unwrap();
+    });
+    let mut first = opened[0].lock().unwrap();
+    first.put(0, &home[0], &[b"value"], PutOptions::default()).unwrap();
+    let armed = fault::arm("kv.commit.before_fence", FaultAction::Fail, 0);
+    first.commit().unwrap_err();
+    drop(armed);
+    let mut second = opened[1].lock().unwrap();
+    assert!(second.lookup(0, &away[0]).unwrap().is_some());
+    second.put(0, &away[1], &[b"value"], PutOptions::default()).unwrap();
+    second.commit().unwrap();
+}

@@ -65,9 +65,17 @@ impl Shard {
         self.batch.as_ref().map_or(0, |batch| batch.members.len())
     }
 
-    /// Takes and persists nothing any more where something was stored that is not persisted.
+    /// Notes that an entry of one of its keys was stored in another shard's log, or that all of these
+    /// are persisted.
+    pub(crate) fn lean(&mut self, leans: bool) {
+        self.leans = leans;
+    }
+
+    /// Takes and persists nothing any more where something was stored that is not persisted, in its
+    /// own log or for its keys in another's: readers of these keys must not see what a restart takes
+    /// back.
     pub(crate) fn poison_uncommitted(&mut self) {
-        if self.log.has_work() {
+        if self.log.has_work() || self.leans {
             self.poison();
         }
     }

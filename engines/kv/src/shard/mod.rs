@@ -105,6 +105,8 @@ pub struct Shard {
     /// Coarse clock of use: seconds of the monotonic clock, modulo 65,536.
     use_second: u16,
     poisoned: bool,
+    /// Its index points at entries in another shard's log that were not persisted yet.
+    leans: bool,
 }
 
 impl Shard {
@@ -130,6 +132,7 @@ impl Shard {
             scratch: Vec::new(),
             use_second: second_of(store.clock.monotonic_ns()),
             poisoned: false,
+            leans: false,
             store,
         }
     }

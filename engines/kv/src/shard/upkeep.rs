@@ -101,7 +101,8 @@ impl Shard {
             match swept {
                 Ok(Swept::Nothing) => {}
                 Ok(Swept::Some) => did_work = true,
-                Ok(Swept::Waiting) => sooner(&mut deadline, now_ns + RETRY_NS),
+                // The other thread may hold it for long, or have failed for good.
+                Ok(Swept::Waiting) => sooner(&mut deadline, now_ns + SWEEP_PAUSE_NS),
                 // What is left stays until something was freed.
                 Err(KvError::PoolFull { .. }) => sooner(&mut deadline, now_ns + FULL_RETRY_NS),
                 Err(error) => return Err(error),
