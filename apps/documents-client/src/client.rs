@@ -1,24 +1,30 @@
 //! The client: one command at a time, over whatever carries it.
 
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use beeline_documents_channel::{ClientCounters, MessageType, RegisterOptions, RequestError};
 use bson::spec::BinarySubtype;
 use bson::{Binary, Bson, Document, doc};
 
-use crate::collection::Collection;
-use crate::error::{ClientError, check};
+use crate::collection::{Collection, batch_of};
+use crate::error::{ClientError, check_command, check_writes};
+use crate::follow::{Members, goes_on};
+use crate::raw;
 use crate::transport::{Carrier, Road};
 
-/// How often a command is sent at most.
+/// How often a command is sent to one member at most.
 const ATTEMPTS: usize = 3;
+/// Between two looks for the member that leads.
+const ELECTION: Duration = Duration::from_millis(50);
 
 /// How a client works.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// How long a command, and connecting, may take. Default 30 s.
     pub timeout: Duration,
+    /// How long to look for the member of a replica set that leads. Default 30 s.
+    pub selection: Duration,
     /// The channel is wanted; otherwise both ends agree on TCP. Default true.
     pub is_rdma: bool,
     /// Replies carry checksums. Default false.
@@ -40,6 +46,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             timeout: Duration::from_secs(30),
+            selection: Duration::from_secs(30),
             is_rdma: true,
             checksum: false,
             spin: Duration::from_micros(50),
@@ -59,10 +66,12 @@ pub struct Client {
     session: Vec<u8>,
     statements: i64,
     resent: u64,
+    members: Members,
 }
 
 impl Client {
-    /// Connects to the store at `address`: `auto://HOST:PORT` for the best provider, `shm://`, `verbs://`
+    /// Connects to the store at `address`, and goes to another member of its replica set where that one leads:
+    /// `auto://HOST:PORT` for the best provider, `shm://`, `verbs://`
     /// or `tcp://` for that one, `mongodb://HOST:PORT` for the wire.
     ///
     /// Errors: [`ClientError::Address`], [`ClientError::Unreachable`].
@@ -70,7 +79,32 @@ impl Client {
         let mut road = Road::new(address, &options)?;
         road.open(&options)?;
         let session = rand::random::<[u8; 16]>().to_vec();
-        Ok(Self { road, options, session, statements: 0, resent: 0 })
+        let members = Members::default();
+        let mut client = Self { road, options, session, statements: 0, resent: 0, members };
+        // Now: once its member is gone, nobody tells of the others.
+        client.learn()?;
+        Ok(client)
+    }
+
+    /// Asks the member that carries commands what it is; true: it leads.
+    fn learn(&mut self) -> Result<bool, ClientError> {
+        let hello = doc! { "hello": 1, "$db": "admin" };
+        let told = self.send_here(MessageType::Command, "admin", &hello, true)?;
+        Ok(self.members.learn(&told))
+    }
+
+    /// Goes to the member that leads; false: none was found in time.
+    fn go_on(&mut self, deadline: Instant) -> bool {
+        while let Some(member) = self.members.next() {
+            if self.road.turn_to(member, &self.options).is_ok() && self.learn().unwrap_or(false) {
+                return true;
+            }
+            if Instant::now() >= deadline {
+                return false;
+            }
+            std::thread::sleep(ELECTION);
+        }
+        false
     }
 
     /// What carries commands now, as in `shm`, `tcp`, `verbs` or `mongodb wire`.
@@ -92,6 +126,12 @@ impl Client {
         }
     }
 
+    /// Whether the last connection stands, as far as this end can tell; the next command makes another one
+    /// where it does not.
+    pub fn is_connected(&mut self) -> bool {
+        self.road.is_alive()
+    }
+
     /// What the channel did, where one carries commands.
     #[must_use]
     pub fn counters(&self) -> Option<ClientCounters> {
@@ -101,7 +141,7 @@ impl Client {
         }
     }
 
-    /// Commands that were sent again after a connection broke.
+    /// Commands that were sent again, after a connection broke or to another member of a replica set.
     #[must_use]
     pub fn resent(&self) -> u64 {
         self.resent
@@ -116,7 +156,14 @@ impl Client {
     /// session and a number itself.
     ///
     /// Errors: [`ClientError`].
-    pub fn run(&mut self, database: &str, mut command: Document) -> Result<Document, ClientError> {
+    pub fn run(&mut self, database: &str, command: Document) -> Result<Document, ClientError> {
+        self.ask(database, command).and_then(check_writes)
+    }
+
+    /// As [`Client::run`]; a reply that says of single documents that they were not written is no error.
+    ///
+    /// Errors: [`ClientError`].
+    pub fn ask(&mut self, database: &str, mut command: Document) -> Result<Document, ClientError> {
         let name = command.keys().next().cloned().unwrap_or_default();
         let again = is_read(&name, &command) || command.contains_key("txnNumber");
         command.insert("$db", database);
@@ -139,7 +186,7 @@ impl Client {
             command.insert("lsid", doc! { "id": id });
             command.insert("txnNumber", self.statements);
         }
-        self.send(kind, database, &command, numbered)
+        self.send(kind, database, &command, numbered).and_then(check_writes)
     }
 
     fn send(
@@ -149,17 +196,68 @@ impl Client {
         command: &Document,
         again: bool,
     ) -> Result<Document, ClientError> {
+        let deadline = Instant::now() + self.options.selection;
+        loop {
+            let outcome = self.send_here(kind, name, command, again);
+            let Err(error) = &outcome else { return outcome };
+            if !self.members.are_several() || !goes_on(error, again) || !self.go_on(deadline) {
+                return outcome;
+            }
+            self.resent += 1;
+        }
+    }
+
+    /// Sends a command to the member that carries commands.
+    fn send_here(
+        &mut self,
+        kind: MessageType,
+        name: &str,
+        command: &Document,
+        again: bool,
+    ) -> Result<Document, ClientError> {
         let unreadable = |error: bson::error::Error| ClientError::Protocol(error.to_string());
         let body = command.to_vec().map_err(unreadable)?;
+        let bytes = self.carry(kind, name, &body, again)?;
+        check_command(Document::from_reader(&bytes[..]).map_err(unreadable)?)
+    }
+
+    /// The first document that a filter finds. The request is made, and the reply read, as bytes: of a reply only
+    /// the document is decoded.
+    pub(crate) fn first(
+        &mut self,
+        database: &str,
+        collection: &str,
+        filter: Document,
+    ) -> Result<Option<Document>, ClientError> {
+        let unreadable = |error: bson::error::Error| ClientError::Protocol(error.to_string());
+        let body = raw::find_one(database, collection, &filter.to_vec().map_err(unreadable)?);
+        if let Ok(bytes) = self.carry(MessageType::Query, database, &body, true)
+            && let Some(found) = raw::first_of(&bytes)
+        {
+            return Ok(found);
+        }
+        // A refusal, or a connection that broke: the plain way says which, and where to go on.
+        let find = doc! { "find": collection, "filter": filter, "limit": 1, "singleBatch": true };
+        let mut reply = self.run(database, find)?;
+        let (batch, _) = batch_of(&mut reply)?;
+        Ok(batch.into_iter().next())
+    }
+
+    /// Carries a command's bytes; the reply's.
+    fn carry(
+        &mut self,
+        kind: MessageType,
+        name: &str,
+        body: &[u8],
+        again: bool,
+    ) -> Result<Vec<u8>, ClientError> {
         let mut last = String::new();
+        let mut sent = false;
         for attempt in 0..ATTEMPTS {
-            self.resent += u64::from(attempt > 0);
+            self.resent += u64::from(sent);
             let carrier = self.road.open(&self.options)?;
-            match carrier.call(kind, name, &body, &self.options) {
-                Ok(bytes) => {
-                    let reply = Document::from_reader(&bytes[..]).map_err(unreadable)?;
-                    return check(reply);
-                }
+            match carrier.call(kind, name, body, &self.options) {
+                Ok(bytes) => return Ok(bytes),
                 Err(RequestError::Refused { code, text }) => {
                     return Err(ClientError::Command {
                         code: code as i32,
@@ -177,15 +275,21 @@ impl Client {
                 }
                 Err(error) => {
                     tracing::debug!(%error, attempt, "a connection to the document store broke");
+                    let unsent = error == RequestError::NotSent;
+                    sent |= !unsent;
                     last = error.to_string();
                     if error != RequestError::Corrupt {
                         self.road.broke();
                     }
-                    if !again {
+                    if !again && !unsent {
                         break;
                     }
                 }
             }
+        }
+        if !sent {
+            let address = self.road.address().to_owned();
+            return Err(ClientError::Unreachable { address, reason: last });
         }
         Err(ClientError::OutcomeUnknown { reason: last })
     }

@@ -136,10 +136,7 @@ impl<'c> Collection<'c> {
     ///
     /// Errors: [`ClientError`].
     pub fn find_one(&mut self, filter: Document) -> Result<Option<Document>, ClientError> {
-        let find = doc! { "find": &self.name, "filter": filter, "limit": 1, "singleBatch": true };
-        let mut reply = self.client.run(&self.database, find)?;
-        let (batch, _) = batch_of(&mut reply)?;
-        Ok(batch.into_iter().next())
+        self.client.first(&self.database, &self.name, filter)
     }
 
     /// All documents that the filter finds, batch by batch. `options` are fields of the command, as in
@@ -156,7 +153,7 @@ impl<'c> Collection<'c> {
 }
 
 /// The documents of a batch, and the cursor's number.
-fn batch_of(reply: &mut Document) -> Result<(VecDeque<Document>, i64), ClientError> {
+pub(crate) fn batch_of(reply: &mut Document) -> Result<(VecDeque<Document>, i64), ClientError> {
     let lacks = |what: &str| ClientError::Protocol(format!("a reply without {what}"));
     let Some(Bson::Document(mut cursor)) = reply.remove("cursor") else {
         return Err(lacks("a cursor"));

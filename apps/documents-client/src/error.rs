@@ -99,8 +99,8 @@ fn integer(document: &Document, field: &str) -> i64 {
     }
 }
 
-/// A reply, unless it says that the command, or the write of a document, failed.
-pub(crate) fn check(reply: Document) -> Result<Document, ClientError> {
+/// A reply, unless it says that the command failed.
+pub(crate) fn check_command(reply: Document) -> Result<Document, ClientError> {
     if integer(&reply, "ok") != 1 {
         let labels = reply.get_array("errorLabels").into_iter().flatten();
         return Err(ClientError::Command {
@@ -110,6 +110,11 @@ pub(crate) fn check(reply: Document) -> Result<Document, ClientError> {
             labels: labels.filter_map(Bson::as_str).map(str::to_owned).collect(),
         });
     }
+    Ok(reply)
+}
+
+/// A reply, unless it says that the write of a document failed.
+pub(crate) fn check_writes(reply: Document) -> Result<Document, ClientError> {
     let first = reply.get_array("writeErrors").ok().and_then(|all| all.first());
     if let Some(Bson::Document(first)) = first {
         return Err(ClientError::Write {
@@ -130,6 +135,7 @@ mod tests {
 
     #[test]
     fn replies_that_failed_are_errors_with_mongodbs_codes() {
+        let check = |reply| check_command(reply).and_then(check_writes);
         assert!(check(doc! { "ok": 1.0, "n": 1 }).is_ok());
         let refused = check(
             doc! { "ok": 0.0, "code": 112, "codeName": "WriteConflict", "errmsg": "no", "errorLabels": ["TransientTransactionError"] },

@@ -23,13 +23,17 @@
 mod client;
 mod collection;
 mod error;
+mod follow;
+mod link;
+mod raw;
 mod transport;
 mod wire;
 
-pub use beeline_documents_channel::{ClientCounters, RegisterOptions};
+pub use beeline_documents_channel::{ClientCounters, MessageType, RegisterOptions, RequestError};
 pub use client::{Client, Options};
 pub use collection::{Collection, Find, UpdateResult};
 pub use error::ClientError;
+pub use link::Link;
 
 /// Name of the document store in the bootstrap exchange.
 pub const SERVICE: &str = "documents";

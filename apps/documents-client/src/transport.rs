@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 
 use beeline_documents_channel::{
     ChannelClient, ClientOptions, ConnectError, MessageType, ProcMeters, RequestError, RnicInfo,
-    connect,
+    Submit, connect,
 };
 use beeline_env::SystemClock;
 use beeline_fabric_open::Dialler;
 
 use crate::client::Options;
 use crate::error::ClientError;
+use crate::follow::Member;
 use crate::wire::Wire;
 
 /// A connection that lasted this long is no reason to avoid its provider.
@@ -72,8 +73,43 @@ impl Road {
         })
     }
 
+    /// Goes to a member of the replica set, by the same way as before.
+    pub(crate) fn turn_to(&mut self, member: Member, options: &Options) -> Result<(), ClientError> {
+        let scheme = self.address.split_once("://").map_or("auto", |(scheme, _)| scheme);
+        let address = match member.fabric.filter(|_| scheme != "mongodb") {
+            Some(fabric) => format!("{scheme}://{fabric}"),
+            None => format!("mongodb://{}", member.wire),
+        };
+        *self = Self::new(&address, options)?;
+        self.wire = Some(member.wire);
+        Ok(())
+    }
+
+    /// As it was given, or found.
+    pub(crate) fn address(&self) -> &str {
+        &self.address
+    }
+
     pub(crate) fn carrier(&self) -> Option<&Carrier> {
         self.carrier.as_ref()
+    }
+
+    /// The channel that carries commands, and its provider.
+    ///
+    /// Errors: the wire carries them.
+    pub(crate) fn into_channel(mut self) -> Result<(ChannelClient, String), ClientError> {
+        match self.carrier.take() {
+            Some(Carrier::Channel { channel, provider, .. }) => Ok((*channel, provider)),
+            Some(Carrier::Wire { reason, .. }) => {
+                Err(ClientError::Unreachable { address: self.address, reason })
+            }
+            None => Err(ClientError::Protocol("no transport".to_owned())),
+        }
+    }
+
+    /// Whether there is a connection, and it stands as far as this end can tell.
+    pub(crate) fn is_alive(&mut self) -> bool {
+        self.carrier.as_mut().is_some_and(Carrier::is_alive)
     }
 
     /// Connects, unless it is connected: the channel over the best provider, then the next best, then the
@@ -194,6 +230,14 @@ impl Road {
 }
 
 impl Carrier {
+    /// Whether it stands, as far as this end can tell.
+    pub(crate) fn is_alive(&mut self) -> bool {
+        match self {
+            Self::Wire { wire, .. } => wire.is_alive(),
+            Self::Channel { channel, .. } => channel.is_alive(),
+        }
+    }
+
     pub(crate) fn call(
         &mut self,
         kind: MessageType,
@@ -209,6 +253,7 @@ impl Carrier {
                     &name[..name.len().min(beeline_documents_channel::message::LONGEST_NAME)];
                 match channel.submit(kind, name, body, (0, 0), options.timeout) {
                     Ok(index) => channel.wait(index, options.spin),
+                    Err(Submit::Broken) => Err(RequestError::NotSent),
                     // This client sends one at a time: every buffer is in quarantine.
                     Err(_) => Err(RequestError::Broken),
                 }

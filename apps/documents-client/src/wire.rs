@@ -25,6 +25,13 @@ impl Wire {
         Ok(Self { stream, requests: 0, message: Vec::new() })
     }
 
+    /// Whether the other end has not closed it: nothing waits to be read between a reply and a command.
+    pub(crate) fn is_alive(&self) -> bool {
+        let looked = self.stream.set_nonblocking(true).and_then(|()| self.stream.peek(&mut [0]));
+        let waits = looked.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock);
+        self.stream.set_nonblocking(false).is_ok() && waits
+    }
+
     /// Sends a command and takes its reply. After an error the connection is of no use.
     pub(crate) fn call(&mut self, body: &[u8], limit: Duration) -> Result<Vec<u8>, RequestError> {
         self.requests = self.requests.wrapping_add(1);

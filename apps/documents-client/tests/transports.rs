@@ -8,6 +8,7 @@
 )]
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -15,9 +16,13 @@ use beeline_documents::store::{Memory, Store};
 use beeline_documents::{
     ChannelHandle, ChannelOptions, Documents, DocumentsOptions, EngineOptions, FabricClient,
 };
+use beeline_documents_channel::{
+    self as channel, Answer, ChannelServer, Handler, Load, ReplyBuffer, ServerOptions,
+};
 use beeline_documents_client::{Client, ClientError, Options, SERVICE};
+use beeline_env::SystemClock;
 use beeline_fabric::ConnectInfo;
-use beeline_fabric_open::{Bootstrap, BootstrapConfig, Incoming, Service, open};
+use beeline_fabric_open::{Bootstrap, BootstrapConfig, Dialler, Incoming, Service, open};
 use bson::{Bson, Document, doc};
 
 /// A store with its doors, as `beeline serve` opens them.
@@ -27,6 +32,8 @@ struct World {
     documents: Option<Documents>,
     target: Arc<Mutex<Option<ChannelHandle>>>,
     bootstrap: Bootstrap,
+    /// Of so many clients the channel is broken under their first request behind the hello.
+    breaks: Arc<AtomicU32>,
 }
 
 impl World {
@@ -48,11 +55,19 @@ impl World {
         };
         let target = Arc::new(Mutex::new(None::<ChannelHandle>));
         let door = Arc::clone(&target);
+        let breaks = Arc::<AtomicU32>::default();
+        let breaking = Arc::clone(&breaks);
         let service = Service {
             name: SERVICE.to_owned(),
             shards: 1,
             payload: Vec::new(),
-            incoming: Box::new(move |incoming| deliver(door.lock().unwrap().as_ref(), incoming)),
+            incoming: Box::new(move |incoming| {
+                let one_less = |left: u32| left.checked_sub(1);
+                match breaking.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_less) {
+                    Ok(_) => Breaker::serve(incoming),
+                    Err(_) => deliver(door.lock().unwrap().as_ref(), incoming),
+                }
+            }),
         };
         let config = BootstrapConfig {
             tcp: Some(SocketAddr::from(([127, 0, 0, 1], 0))),
@@ -61,7 +76,7 @@ impl World {
         let devices = devices.iter().map(|url| open(url).unwrap()).collect();
         let bootstrap = Bootstrap::listen(config, devices, vec![service]).unwrap();
         let store = Arc::new(Memory::default());
-        let mut world = Self { store, options, documents: None, target, bootstrap };
+        let mut world = Self { store, options, documents: None, target, bootstrap, breaks };
         world.start();
         world
     }
@@ -259,32 +274,134 @@ fn clients_of_three_transports_work_on_one_collection_at_once() {
 }
 
 #[test]
-fn a_write_whose_connection_broke_is_sent_again_over_the_next_transport_and_done_once() {
+fn a_connection_that_ended_is_found_before_anything_is_sent_over_it() {
     let mut world = World::new(true);
     let mut client = world.connect("auto");
-    let mut c = client.collection("d", "c");
-    c.insert_one(doc! { "_id": 1, "n": 0 }).unwrap();
+    client.collection("d", "c").insert_one(doc! { "_id": 1, "n": 0 }).unwrap();
     assert_eq!(client.transport(), "shm");
     world.stop();
     world.start();
-    // The channel of before is gone; this client does not know yet.
-    let changed = client.collection("d", "c").update_one(
-        doc! { "_id": 1 },
-        doc! { "$inc": { "n": 1 } },
-        false,
-    );
-    assert_eq!(changed.unwrap().modified, 1);
+    wait_until("the client sees that the channel ended", || !client.is_connected());
+    // Nothing was sent, so even what cannot be sent twice is simply sent.
+    let all = client.collection("d", "c").update_many(doc! {}, doc! { "$inc": { "n": 1 } }, false);
+    assert_eq!(all.unwrap().modified, 1);
+    assert_eq!((client.resent(), client.transport()), (0, "tcp"), "{}", client.reason());
+    world.stop();
+    wait_until("the client sees that the channel ended", || !client.is_connected());
+    let gone = client.collection("d", "c").find_one(doc! {});
+    assert!(matches!(gone, Err(ClientError::Unreachable { .. })), "{gone:?}");
+}
+
+/// Waits for an event that another thread brings about.
+fn wait_until(what: &str, mut happened: impl FnMut() -> bool) {
+    let start = std::time::Instant::now();
+    while !happened() {
+        assert!(start.elapsed() < Duration::from_secs(30), "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A server that answers a client's hello, and ends its channel when a request came behind it.
+struct Breaker {
+    greeted: bool,
+}
+
+impl Breaker {
+    /// Serves the client on a thread of its own.
+    fn serve(incoming: Incoming) {
+        std::thread::spawn(move || {
+            let Incoming { device, peer, payload, reply, .. } = incoming;
+            let (clock, meters) = (Arc::new(SystemClock), Box::new(Load::IDLE));
+            let options = ServerOptions::default();
+            let mut server = ChannelServer::new(device, options, clock, meters).unwrap();
+            let (info, welcome) = server.accept(&peer, &payload);
+            reply.accept(&info.unwrap(), welcome);
+            let mut breaker = Self { greeted: false };
+            // The client's hello, and a request.
+            while server.counters().requests < 2 {
+                server.poll(&mut breaker).unwrap();
+            }
+        });
+    }
+}
+
+impl Handler for Breaker {
+    fn execute(&mut self, _: &channel::Incoming<'_>, reply: &mut ReplyBuffer) -> Answer {
+        if std::mem::replace(&mut self.greeted, true) {
+            return Answer::Later;
+        }
+        reply.extend_from_slice(&doc! { "ok": 1.0 }.to_vec().unwrap());
+        Answer::Reply
+    }
+
+    fn ended(&mut self, _: u64) {}
+}
+
+#[test]
+fn a_write_whose_connection_broke_is_sent_again_over_the_next_transport_and_done_once() {
+    let world = World::new(true);
+    world.breaks.store(1, Ordering::SeqCst);
+    let mut client = world.connect("auto");
+    assert_eq!(client.transport(), "shm");
+    let mut c = client.collection("d", "c");
+    let upsert = c.update_one(doc! { "_id": 1 }, doc! { "$inc": { "n": 1 } }, true).unwrap();
+    assert!(upsert.upserted.is_some());
     assert_eq!((client.resent(), client.transport()), (1, "tcp"), "{}", client.reason());
     // Whatever cannot be sent again says so.
-    world.stop();
-    world.start();
+    world.breaks.store(1, Ordering::SeqCst);
+    let mut client = world.connect("auto");
     let lost = client.collection("d", "c").update_many(doc! {}, doc! { "$inc": { "n": 1 } }, false);
     assert!(matches!(lost, Err(ClientError::OutcomeUnknown { .. })), "{lost:?}");
     let found = client.collection("d", "c").find_one(doc! { "_id": 1 }).unwrap().unwrap();
     assert_eq!(found.get_i32("n").unwrap(), 1);
-    world.stop();
-    let gone = client.collection("d", "c").find_one(doc! {});
-    assert!(matches!(gone, Err(ClientError::Unreachable { .. })), "{gone:?}");
+}
+
+#[test]
+fn a_client_that_asks_for_much_at_once_leaves_the_others_served() {
+    let world = World::new(true);
+    let mut other = world.connect("shm");
+    let many: Vec<Document> = (0..200).map(|n| doc! { "_id": n, "n": n % 10 }).collect();
+    other.collection("d", "c").insert_many(many).unwrap();
+    // A greedy client: as many long commands as its channel takes, and as it may have under way.
+    let mut dialler =
+        Dialler::new(SERVICE, &world.address("shm"), Duration::from_secs(10)).unwrap();
+    let dialled = dialler.dial().unwrap();
+    let options = channel::ClientOptions { outstanding: 400, ..channel::ClientOptions::default() };
+    let mut exchange = |info: &ConnectInfo, hello: &[u8]| {
+        dialled.exchange(0, info, hello).map_err(|error| Box::new(error) as _)
+    };
+    let (clock, mut idle) = (Arc::new(SystemClock), Load::IDLE);
+    let mut greedy =
+        channel::connect(&dialled.device, &mut exchange, &options, clock, &mut idle).unwrap();
+    let join =
+        doc! { "$lookup": { "from": "c", "localField": "n", "foreignField": "n", "as": "o" } };
+    let command = doc! { "aggregate": "c", "cursor": {}, "$db": "d", "pipeline": [
+        join, { "$unwind": "$o" }, { "$group": { "_id": null, "n": { "$sum": 1 } } },
+    ] };
+    let body = command.to_vec().unwrap();
+    let limit = Duration::from_secs(600);
+    for _ in 0..400 {
+        greedy.submit(channel::MessageType::Insert, b"d", &body, (0, 0), limit).unwrap();
+    }
+    wait_until("the first long command is answered", || {
+        greedy.poll();
+        greedy.outstanding() < 400
+    });
+    let left = greedy.outstanding();
+    // One worker there is always: this command is its next, and not its four hundredth.
+    let found = other.collection("d", "c").find(doc! { "n": 3 }, Document::new()).unwrap();
+    assert_eq!(found.count(), 20);
+    greedy.poll();
+    assert!(greedy.outstanding() + 40 > left, "{left} and then {}", greedy.outstanding());
+    while greedy.outstanding() > 0 {
+        greedy.sleep(Duration::from_millis(100));
+    }
+    let answers = std::iter::from_fn(|| greedy.take_outcome());
+    let sums = answers.map(|(_, reply)| Document::from_reader(&reply.unwrap()[..]).unwrap());
+    let sums: Vec<Document> = sums.collect();
+    assert_eq!(sums.len(), 400);
+    assert!(sums.iter().all(|sum| *sum == sums[0]), "{}", sums[0]);
+    wait_until("what was kept is gone", || metric(&world, "kept") == 0);
 }
 
 #[test]
@@ -310,6 +427,7 @@ fn metric(world: &World, name: &str) -> u64 {
     let handle = world.documents.as_ref().unwrap().channel_handle();
     match name {
         "sleeps" => handle.sleeps(),
+        "kept" => handle.kept_bytes(),
         "registrations" => handle.registrations(),
         _ => handle.requests(),
     }
@@ -336,7 +454,8 @@ fn a_store_without_traffic_sleeps_and_is_woken_by_the_next_request() {
             assert_eq!(metric(&world, "sleeps"), before, "it slept through");
         }
     }
-    assert_eq!(metric(&world, "requests"), 20);
+    // With the client's hello.
+    assert_eq!(metric(&world, "requests"), 21);
 }
 
 #[test]

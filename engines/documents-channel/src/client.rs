@@ -5,7 +5,7 @@
 //!
 //! Source: spec/rmongo.md 3.4, 3.8 item 6, 3.11, 3.12.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use std::time::Duration;
 use beeline_env::Clock;
 use beeline_fabric::{
     CompletionQueue, LocalData, MemoryRegion, Opcode, Operation, PostError, QueuePair,
-    ReceiveRequest, RemoteAddress, ScatterGatherEntry, WorkCompletion, WorkRequest,
+    QueuePairState, ReceiveRequest, RemoteAddress, ScatterGatherEntry, WorkCompletion, WorkRequest,
 };
 use beeline_os::memory::{copy_in, copy_out};
 use beeline_wire::crc32c;
@@ -27,50 +27,27 @@ use crate::message::{
     BODY, DataType, Immediate, LONGEST, LONGEST_BODY, LONGEST_NAME, Message, MessageType, Part,
     REGION_KEY, SLOT_BYTES, granted,
 };
+use crate::numbers::ByNumber;
 
+mod layout;
 mod options;
 
+pub(crate) use layout::Layout;
+use layout::Place;
 use options::LONGEST_REQUEST;
 pub use options::{ClientCounters, ClientOptions, Outcome, RequestError, Submit};
 
 /// Completions taken at once.
-const BATCH: usize = 64;
+const BATCH: usize = 16;
+/// Completions taken before a request is sent.
+const LOOKED_AT: usize = 4;
+/// Polls between two looks at the clock.
+const LOOKS: u32 = 64;
 /// Longest sleep, after which deadlines are looked at again.
 const NAP: Duration = Duration::from_millis(100);
 
 const MESSAGE: u64 = 1;
 const OTHER: u64 = 2;
-
-/// Where what lies in the region a server may write.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Layout {
-    small: u64,
-    small_bytes: u64,
-    small_count: u16,
-    large: u64,
-    large_bytes: u64,
-    large_count: u16,
-    pub(crate) bytes: u64,
-}
-
-impl Layout {
-    /// Ring, small destinations, large destinations that share `size` bytes.
-    pub(crate) fn new(options: &ClientOptions, size: u64) -> Self {
-        let small = u64::from(options.slots) * SLOT_BYTES as u64;
-        let small_bytes = u64::from(options.small_bytes).next_multiple_of(64);
-        let large = (small + small_bytes * u64::from(options.outstanding)).next_multiple_of(4096);
-        let large_bytes = size / u64::from(options.large_buffers) / 64 * 64;
-        Self {
-            small,
-            small_bytes,
-            small_count: options.outstanding,
-            large,
-            large_bytes,
-            large_count: options.large_buffers,
-            bytes: large + large_bytes * u64::from(options.large_buffers),
-        }
-    }
-}
 
 /// What a channel is made of.
 pub(crate) struct Parts {
@@ -87,13 +64,6 @@ pub(crate) struct Parts {
     pub(crate) outstanding: u16,
     pub(crate) rnic: RnicInfo,
     pub(crate) wire: Option<SocketAddr>,
-}
-
-/// A destination.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
-    large: bool,
-    buffer: u16,
 }
 
 #[derive(Debug)]
@@ -129,8 +99,8 @@ pub struct ChannelClient {
     small: Buffers,
     large: Buffers,
     indices: Indices,
-    pending: HashMap<u32, Pending>,
-    quarantine: HashMap<u32, Place>,
+    pending: ByNumber<u32, Pending>,
+    quarantine: ByNumber<u32, Place>,
     queued: VecDeque<Queued>,
     results: VecDeque<(u32, Outcome)>,
     granted: Granted,
@@ -165,8 +135,8 @@ impl ChannelClient {
             large: Buffers::new(parts.layout.large_count),
             parts,
             indices: Indices::default(),
-            pending: HashMap::new(),
-            quarantine: HashMap::new(),
+            pending: ByNumber::default(),
+            quarantine: ByNumber::default(),
             queued: VecDeque::new(),
             results: VecDeque::new(),
             granted: Granted::No,
@@ -198,6 +168,20 @@ impl ChannelClient {
     #[must_use]
     pub fn is_broken(&self) -> bool {
         self.broken
+    }
+
+    /// Whether requests can be sent, after a look at what arrived: a connection that its server ended is found
+    /// broken before anything is sent over it.
+    pub fn is_alive(&mut self) -> bool {
+        let mut completions = [WorkCompletion::EMPTY; LOOKED_AT];
+        match self.parts.queue.poll(&mut completions) {
+            Ok(count) => self.take_all(&completions[..count]),
+            Err(_) => self.fail_all(),
+        }
+        if !self.broken && self.parts.qp.state() != QueuePairState::ReadyToSend {
+            self.fail_all();
+        }
+        !self.broken
     }
 
     /// Requests without an outcome.
@@ -242,7 +226,7 @@ impl ChannelClient {
         (from, to): (u64, u64),
         timeout: Duration,
     ) -> Result<u32, Submit> {
-        if self.broken {
+        if !self.is_alive() {
             return Err(Submit::Broken);
         }
         if name.len() > LONGEST_NAME || body.len() > LONGEST_REQUEST {
@@ -269,10 +253,48 @@ impl ChannelClient {
         let place = Place { large, buffer };
         self.pending.insert(index, Pending { place, deadline_ns, reply: Vec::new() });
         self.counters.requests += 1;
-        let (name, body) = (name.to_vec(), body.to_vec());
-        self.queued.push_back(Queued { index, kind, name, body, sent: 0, from, to });
-        self.pump();
+        if !self.send_at_once(index, kind, name, body, (from, to), place) {
+            let (name, body) = (name.to_vec(), body.to_vec());
+            self.queued.push_back(Queued { index, kind, name, body, sent: 0, from, to });
+            self.pump();
+        }
         Ok(index)
+    }
+
+    /// Sends a request that fits into a message, where nothing waits before it; false: it is to be queued.
+    fn send_at_once(
+        &mut self,
+        index: u32,
+        kind: MessageType,
+        name: &[u8],
+        body: &[u8],
+        (from, to): (u64, u64),
+        place: Place,
+    ) -> bool {
+        let slots = u64::from(self.parts.slots);
+        if body.len() > LONGEST_BODY
+            || !self.queued.is_empty()
+            || self.owed_acknowledgements > 0
+            || self.sent - self.acknowledged >= slots
+            || self.sent - self.written >= slots
+        {
+            return false;
+        }
+        let data_type = if body.is_empty() { DataType::None } else { DataType::Bson };
+        let message = Message { name, data_type, from, to, body, ..Message::new(kind, index) };
+        match self.parts.send(message, Some(place), self.sent, &mut self.counters) {
+            Some(true) => {
+                self.sent += 1;
+                self.pieces.push_back(false);
+                self.post(place);
+                true
+            }
+            Some(false) => false,
+            None => {
+                self.fail_all();
+                true
+            }
+        }
     }
 
     /// Takes the next outcome there is.
@@ -300,8 +322,25 @@ impl ChannelClient {
         let start = self.parts.clock.monotonic_ns();
         let spin = u64::try_from(spin.as_nanos()).unwrap_or(u64::MAX);
         let mut looks = 0_u32;
+        let mut first = true;
         loop {
-            self.poll();
+            let came = self.poll() > 0 || self.broken;
+            if !came && !std::mem::take(&mut first) {
+                looks += 1;
+                if looks.is_multiple_of(LOOKS) {
+                    let now = self.parts.clock.monotonic_ns();
+                    self.expire();
+                    first = true;
+                    if now.saturating_sub(start) < spin {
+                        std::thread::yield_now();
+                    } else {
+                        self.sleep(NAP);
+                    }
+                } else {
+                    std::hint::spin_loop();
+                }
+                continue;
+            }
             let at = self.results.iter().position(|(found, _)| *found == index);
             if let Some((_, outcome)) = at.and_then(|at| self.results.remove(at)) {
                 return outcome;
@@ -309,18 +348,6 @@ impl ChannelClient {
             if !self.pending.contains_key(&index) {
                 return Err(RequestError::Broken);
             }
-            looks += 1;
-            if !looks.is_multiple_of(32) {
-                std::hint::spin_loop();
-                continue;
-            }
-            let now = self.parts.clock.monotonic_ns();
-            self.expire();
-            if now.saturating_sub(start) < spin {
-                std::thread::yield_now();
-                continue;
-            }
-            self.sleep(NAP);
         }
     }
 
@@ -679,17 +706,6 @@ impl ChannelClient {
     fn post(&mut self, place: Place) {
         let buffers = if place.large { &mut self.large } else { &mut self.small };
         buffers.post(place.buffer);
-    }
-}
-
-impl Layout {
-    /// Where a destination is, and its bytes.
-    fn of(&self, place: Place) -> (u64, u64) {
-        let (start, bytes) = match place.large {
-            true => (self.large, self.large_bytes),
-            false => (self.small, self.small_bytes),
-        };
-        (start + u64::from(place.buffer) * bytes, bytes)
     }
 }
 

@@ -36,6 +36,7 @@ pub mod server;
 
 mod area;
 mod client_connect;
+mod numbers;
 
 #[cfg(test)]
 mod tests;

@@ -23,7 +23,10 @@ pub(crate) struct Pool {
     pub(crate) region: MemoryRegion,
     pub(crate) buffer_bytes: usize,
     free: RefCell<Vec<u32>>,
+    count: u32,
     staged: Cell<u64>,
+    /// Bytes of the replies of all channels that there are.
+    replies: Cell<usize>,
 }
 
 impl Pool {
@@ -38,7 +41,8 @@ impl Pool {
         let memory = device.allocate_memory(buffer_bytes * count as usize)?;
         let region = domain.register(memory, Access::empty())?;
         let free = RefCell::new((0..count).rev().collect());
-        Ok(Rc::new(Self { region, buffer_bytes, free, staged: Cell::new(0) }))
+        let (staged, replies) = (Cell::new(0), Cell::new(0));
+        Ok(Rc::new(Self { region, buffer_bytes, free, count, staged, replies }))
     }
 
     /// Any buffer.
@@ -63,6 +67,16 @@ impl Pool {
         self.free.borrow().len()
     }
 
+    /// Whether few buffers are left for the channels that have none.
+    pub(crate) fn is_scarce(&self) -> bool {
+        self.idle() <= self.count as usize / 4
+    }
+
+    /// Bytes of the replies that belong to channels.
+    pub(crate) fn replies(&self) -> usize {
+        self.replies.get()
+    }
+
     /// Bytes that were copied once more because the pool had no buffer.
     pub(crate) fn staged(&self) -> u64 {
         self.staged.get()
@@ -80,6 +94,8 @@ pub struct ReplyBuffer {
     buffers: Vec<u32>,
     rest: Vec<u8>,
     length: usize,
+    /// What the channel counts it in, and as how much.
+    counted: Option<(Rc<Cell<usize>>, usize)>,
 }
 
 /// Where some bytes of a reply lie.
@@ -93,10 +109,29 @@ pub(crate) enum Piece<'r> {
 
 impl ReplyBuffer {
     pub(crate) fn new(pool: &Rc<Pool>) -> Self {
-        let mut reply =
-            Self { pool: Rc::clone(pool), buffers: Vec::new(), rest: Vec::new(), length: 0 };
+        let mut reply = Self {
+            pool: Rc::clone(pool),
+            buffers: Vec::new(),
+            rest: Vec::new(),
+            length: 0,
+            counted: None,
+        };
         reply.put(&[0; Part::BYTES]);
         reply
+    }
+
+    /// Counts it among the replies of a channel for as long as it lives.
+    pub(crate) fn belong_to(&mut self, channel: &Rc<Cell<usize>>) {
+        assert!(self.counted.is_none(), "a reply belongs to one channel");
+        let bytes = self.len();
+        channel.set(channel.get() + bytes);
+        self.pool.replies.set(self.pool.replies.get() + bytes);
+        self.counted = Some((Rc::clone(channel), bytes));
+    }
+
+    /// Whether it is counted among the replies of a channel.
+    pub(crate) fn is_counted(&self) -> bool {
+        self.counted.is_some()
     }
 
     /// Bytes of the reply so far.
@@ -226,6 +261,10 @@ impl Drop for ReplyBuffer {
     fn drop(&mut self) {
         for buffer in self.buffers.drain(..) {
             self.pool.put_back(buffer);
+        }
+        if let Some((channel, bytes)) = self.counted.take() {
+            channel.set(channel.get() - bytes);
+            self.pool.replies.set(self.pool.replies.get() - bytes);
         }
     }
 }

@@ -8,124 +8,41 @@
 //! encoded into the pool, a write with the reply and an empty write with the acknowledgement. No system
 //! call, no registration.
 //!
-//! Invariants: what a client does wrong ends that client's channel alone; a channel has at most a ring of
-//! messages in the server; a destination gets one reply.
+//! Invariants: what a client does wrong ends that client's channel alone; what a client makes the server
+//! keep is bounded ([`ServerOptions`]), and what is kept for all of them too; a destination gets one reply.
 //!
 //! Source: spec/rmongo.md 3.4, 3.6, 3.9.
 
-use std::collections::{HashMap, VecDeque};
+use std::cell::Cell;
+use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
 use beeline_env::Clock;
 use beeline_fabric::{
-    Access, CompletionQueue, ConnectInfo, Device, FabricError, MemoryRegion, Opcode,
-    ProtectionDomain, QueuePair, QueuePairOptions, QueuePairState, ReceiveRequest, RemoteKey, Role,
+    Access, CompletionQueue, ConnectInfo, Device, FabricError, MemoryRegion, ProtectionDomain,
+    QueuePair, QueuePairOptions, QueuePairState, ReceiveRequest, RemoteKey, Role,
     SharedReceiveQueue, WorkCompletion,
 };
-use beeline_os::memory::copy_out;
 
-use crate::greeting::{Detected, Greeting, RnicInfo, detect};
-use crate::message::{
-    BODY, DataType, Immediate, LONGEST, Message, MessageType, Part, REGION_KEY, SLOT_BYTES,
-    read_granted,
-};
+use crate::greeting::{Detected, Greeting, detect};
+use crate::message::{Message, SLOT_BYTES};
+use crate::numbers::ByNumber;
 use crate::pool::{Pool, ReplyBuffer};
-use crate::register::{Meters, RegisterOptions, register_size};
+use crate::register::{Meters, register_size};
 
 mod channel;
+mod options;
+mod requests;
 
-use channel::{Assembly, Broken, Channel, Destination, Flying};
+use channel::{Channel, Flying};
+pub use options::{ServerCounters, ServerOptions};
 
-/// Least capacity of a destination.
-const LEAST_DESTINATION: u64 = 256;
+/// A channel whose writes do not get on for so long ends while few buffers are left.
+const STUCK_NS: u64 = 1_000_000_000;
 /// Receives kept posted for all channels, where the device allows for so many.
 const SHARED_RECEIVES: u32 = 8192;
-
-/// Limits of one server.
-#[derive(Clone, Debug)]
-pub struct ServerOptions {
-    /// The channel is offered. Default true.
-    pub is_rdma: bool,
-    /// Replies carry checksums. A client may ask for them by itself. Default false.
-    pub checksum: bool,
-    /// Channels at once. Default 1024.
-    pub max_channels: u32,
-    /// Slots of a ring, 1 to 1024. Default 16.
-    pub slots: u16,
-    /// Sizes of granted areas. Default as [`RegisterOptions`].
-    pub register: RegisterOptions,
-    /// Longest body of a request that comes in parts. Default 48 MB, as the MongoDB wire's.
-    pub longest_body: usize,
-    /// Buffers of the pool. Default 256.
-    pub pool_buffers: u32,
-    /// Bytes of such a buffer. Default 64 KiB.
-    pub buffer_bytes: usize,
-    /// Bytes of replies that wait for their clients to ask for the rest. Default 256 MiB.
-    pub most_held: usize,
-    /// How long they wait. Default 30 s.
-    pub hold: Duration,
-    /// How long a client that was taken may be without a connection. Default 10 s.
-    pub connect_timeout: Duration,
-    /// Half of the most completions handled in one poll: `MAX_CQ_NUM`. Default 1000.
-    pub max_cq_num: usize,
-    /// This end's device.
-    pub rnic: RnicInfo,
-    /// Where the MongoDB wire is spoken.
-    pub wire: Option<std::net::SocketAddr>,
-}
-
-impl Default for ServerOptions {
-    fn default() -> Self {
-        Self {
-            is_rdma: true,
-            checksum: false,
-            max_channels: 1024,
-            slots: 16,
-            register: RegisterOptions::default(),
-            longest_body: 48_000_000,
-            pool_buffers: 256,
-            buffer_bytes: 64 << 10,
-            most_held: 256 << 20,
-            hold: Duration::from_secs(30),
-            connect_timeout: Duration::from_secs(10),
-            max_cq_num: 1000,
-            rnic: RnicInfo::named(""),
-            wire: None,
-        }
-    }
-}
-
-/// What a server did so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ServerCounters {
-    /// Channels taken.
-    pub accepted: u64,
-    /// Clients that were told to use TCP.
-    pub refused: u64,
-    /// Channels ended.
-    pub ended: u64,
-    /// Channels ended because their client broke the protocol.
-    pub protocol_errors: u64,
-    /// Requests executed.
-    pub requests: u64,
-    /// Bytes of their bodies.
-    pub request_bytes: u64,
-    /// Bytes of replies.
-    pub reply_bytes: u64,
-    /// Copies of request bodies out of registered memory.
-    pub body_copies: u64,
-    /// Bytes of replies that were copied once more, because the pool was empty.
-    pub staged_bytes: u64,
-    /// Regions registered.
-    pub registrations: u64,
-    /// Turns of polling that found something.
-    pub batches: u64,
-    /// Replies that nobody asked the rest of in time.
-    pub dropped_replies: u64,
-}
 
 /// A channel, for as long as the server lives.
 pub type ChannelId = u64;
@@ -150,6 +67,8 @@ pub enum Answer {
     Reply,
     /// The reply comes by [`ChannelServer::respond`].
     Later,
+    /// The buffer holds the reply, which waits for [`ChannelServer::release`].
+    Kept,
     /// The newest optime, to an [`MessageType::OptimeRequest`].
     Optime(u64),
     /// It failed: a code and a text.
@@ -177,17 +96,18 @@ pub struct ChannelServer {
     meters: Box<dyn Meters>,
     pool: Rc<Pool>,
     /// By the number of the queue pair, which is what a completion names.
-    channels: HashMap<u32, Channel>,
-    numbers: HashMap<ChannelId, u32>,
+    channels: ByNumber<u32, Channel>,
+    numbers: ByNumber<ChannelId, u32>,
     next_id: ChannelId,
     entries: u32,
     promised: u32,
-    held_bytes: usize,
-    /// Some channel has something to send and could not.
+    /// Bytes of bodies that are incomplete or wait for their execution.
+    bodies: usize,
+    /// Some channel has something to send, or a message to take, and could not.
     waiting: bool,
     counters: ServerCounters,
     completions: Box<[WorkCompletion]>,
-    slot: Box<[u8; SLOT_BYTES]>,
+    slot: Vec<u8>,
     body: Vec<u8>,
 }
 
@@ -228,16 +148,16 @@ impl ChannelServer {
             clock,
             meters,
             pool,
-            channels: HashMap::new(),
-            numbers: HashMap::new(),
+            channels: ByNumber::default(),
+            numbers: ByNumber::default(),
             next_id: 0,
             entries,
             promised: receive_depth,
-            held_bytes: 0,
+            bodies: 0,
             waiting: false,
             counters: ServerCounters { registrations: 1, ..ServerCounters::default() },
             completions: vec![WorkCompletion::EMPTY; batch].into(),
-            slot: Box::new([0; SLOT_BYTES]),
+            slot: vec![0; SLOT_BYTES],
             body: Vec::new(),
         };
         server.refill(receive_depth);
@@ -400,15 +320,21 @@ impl ChannelServer {
             their_bytes: hello.region_bytes,
             their_slots,
             received: 0,
+            taken: 0,
+            released: 0,
+            parked: VecDeque::new(),
             sent: 0,
             acknowledged: 0,
-            owed_acknowledgements: 0,
             outgoing: VecDeque::new(),
             flying: VecDeque::new(),
             send_depth: send_depth(slots) as usize,
             assembly: None,
-            executing: HashMap::new(),
-            held: HashMap::new(),
+            executing: ByNumber::default(),
+            held: ByNumber::default(),
+            held_bytes: 0,
+            replies: Rc::new(Cell::new(0)),
+            progress: 0,
+            stuck: None,
             connected_by_ns: Some(self.clock.monotonic_ns().saturating_add(timeout)),
         };
         self.channels.insert(number, channel);
@@ -438,20 +364,17 @@ impl ChannelServer {
         polled
     }
 
-    /// Lets the channels go on that waited for a buffer of the pool.
+    /// Lets the channels go on that waited for room.
     fn pump_waiting(&mut self, handler: &mut dyn Handler) {
         if !std::mem::take(&mut self.waiting) {
             return;
         }
-        let mut broken = Vec::new();
-        for (number, channel) in &mut self.channels {
-            if !channel.outgoing.is_empty() && !channel.pump(&self.pool) {
-                broken.push(*number);
-            }
-            self.waiting |= !channel.outgoing.is_empty();
-        }
-        for number in broken {
-            self.end(number, handler);
+        let waits = |channel: &Channel| !channel.outgoing.is_empty() || !channel.parked.is_empty();
+        let all = self.channels.iter();
+        let numbers: Vec<u32> =
+            all.filter(|(_, channel)| waits(channel)).map(|(number, _)| *number).collect();
+        for number in numbers {
+            self.advance(number, handler);
         }
     }
 
@@ -472,211 +395,12 @@ impl ChannelServer {
         }
     }
 
-    fn handle(&mut self, completion: &WorkCompletion, handler: &mut dyn Handler) {
-        let number = completion.qp_num;
-        let Some(channel) = self.channels.get_mut(&number) else { return };
-        if !completion.is_success() {
-            self.end(number, handler);
-            return;
-        }
-        channel.connected_by_ns = None;
-        let outcome = match completion.opcode {
-            Opcode::ReceiveWithImmediate => {
-                match Immediate::of(completion.immediate.unwrap_or(0)) {
-                    Immediate::Message => self.message(number, completion.length, handler),
-                    Immediate::Acknowledge => channel.acknowledge(),
-                    // A client writes no data by immediate.
-                    Immediate::Data(_) => Err(Broken),
-                }
-            }
-            Opcode::Receive => Err(Broken),
-            _ => {
-                if let Some(Flying::Loose(buffer)) = channel.flying.pop_front() {
-                    self.pool.put_back(buffer);
-                }
-                Ok(())
-            }
-        };
-        let pumped = outcome.is_ok() && self.pump(number);
-        if !pumped {
-            self.counters.protocol_errors += u64::from(outcome.is_err());
-            self.end(number, handler);
-        }
-    }
-
-    /// Takes the message in the next slot.
-    fn message(
-        &mut self,
-        number: u32,
-        length: u64,
-        handler: &mut dyn Handler,
-    ) -> Result<(), Broken> {
-        let channel = self.channels.get_mut(&number).ok_or(Broken)?;
-        let length = usize::try_from(length).unwrap_or(usize::MAX);
-        if !(BODY..=LONGEST).contains(&length) {
-            return Err(Broken);
-        }
-        let place = (channel.received % u64::from(channel.slots)) as usize * SLOT_BYTES;
-        channel.received += 1;
-        copy_out(channel.region.memory().as_ref(), place, &mut self.slot[..length]);
-        // The slot is free from here on.
-        channel.owed_acknowledgements += 1;
-        let message = Message::read(&self.slot[..length]).map_err(|_| Broken)?;
-        let index = message.index;
-        if message.kind == MessageType::GrantRequest {
-            let (address, bytes) = channel.area();
-            let grant = Message {
-                address,
-                bytes,
-                key: REGION_KEY,
-                ..Message::new(MessageType::Grant, index)
-            };
-            return channel.send(&grant);
-        }
-        let end = message.address.checked_add(message.bytes).ok_or(Broken)?;
-        if message.key != REGION_KEY
-            || end > channel.their_bytes
-            || message.address < u64::from(channel.their_slots) * SLOT_BYTES as u64
-            || message.bytes < LEAST_DESTINATION
-        {
-            return Err(Broken);
-        }
-        let to = Destination {
-            address: message.address,
-            capacity: usize::try_from(message.bytes).unwrap_or(usize::MAX) - Part::BYTES,
-        };
-        if message.kind == MessageType::Continue {
-            return match channel.held.remove(&index) {
-                Some(held) => {
-                    let left = self.held_bytes - held.reply.len();
-                    self.held_bytes = left;
-                    let until = held.until_ns;
-                    self.held_bytes += channel.part(index, to, held.reply, held.sent, until);
-                    Ok(())
-                }
-                None => channel.fail(index, 0, "the rest of that reply is not kept any more"),
-            };
-        }
-        if !(message.kind.is_command() || message.kind.is_log())
-            || channel.executing.contains_key(&index)
-            || channel.held.contains_key(&index)
-        {
-            return Err(Broken);
-        }
-        self.counters.body_copies += u64::from(!message.body.is_empty());
-        let whole = match message.data_type {
-            DataType::None | DataType::Bson => {
-                if channel.assembly.is_some() {
-                    return Err(Broken);
-                }
-                None
-            }
-            DataType::Granted | DataType::GrantedPart => {
-                let (offset, length) = read_granted(message.body).ok_or(Broken)?;
-                let (area, bytes) = channel.area();
-                let inside = offset.checked_add(length).is_some_and(|end| end <= bytes);
-                let mut assembly = match channel.assembly.take() {
-                    Some(assembly) if assembly.index == index => assembly.bytes,
-                    Some(_) => return Err(Broken),
-                    None => {
-                        let mut kept = std::mem::take(&mut self.body);
-                        kept.clear();
-                        kept
-                    }
-                };
-                let have = assembly.len();
-                if !inside || have as u64 + length > self.options.longest_body as u64 {
-                    return Err(Broken);
-                }
-                assembly.resize(have + length as usize, 0);
-                let from = (area + offset) as usize;
-                copy_out(channel.region.memory().as_ref(), from, &mut assembly[have..]);
-                self.counters.body_copies += 1;
-                if message.data_type == DataType::GrantedPart {
-                    channel.assembly = Some(Assembly { index, bytes: assembly });
-                    return Ok(());
-                }
-                Some(assembly)
-            }
-        };
-        let body = whole.as_deref().unwrap_or(message.body);
-        self.counters.requests += 1;
-        self.counters.request_bytes += body.len() as u64;
-        let request = Incoming { channel: channel.id, message, body, capacity: to.capacity };
-        let mut reply = ReplyBuffer::new(&self.pool);
-        let answer = handler.execute(&request, &mut reply);
-        if let Some(kept) = whole
-            && kept.capacity() <= 1 << 20
-        {
-            self.body = kept;
-        }
-        match answer {
-            Answer::Reply => self.reply(number, index, to, reply),
-            Answer::Later => {
-                channel.executing.insert(index, to);
-                Ok(())
-            }
-            Answer::Optime(to) => {
-                channel.send(&Message { to, ..Message::new(MessageType::OptimeResponse, index) })
-            }
-            Answer::Fail(code, text) => channel.fail(index, code, &text),
-        }
-    }
-
-    fn reply(
-        &mut self,
-        number: u32,
-        index: u32,
-        to: Destination,
-        mut reply: ReplyBuffer,
-    ) -> Result<(), Broken> {
-        let channel = self.channels.get_mut(&number).ok_or(Broken)?;
-        let length = reply.len();
-        self.counters.reply_bytes += length as u64;
-        let total = u32::try_from(length).map_err(|_| Broken)?;
-        if length > to.capacity && self.held_bytes + length > self.options.most_held {
-            let text = "too many long replies wait for their clients; take smaller batches";
-            return channel.fail(index, 0, text);
-        }
-        let now = length.min(to.capacity);
-        let checksum = channel.checksum.then(|| reply.checksum(0, now));
-        reply.head(Part { total, offset: 0, checksum });
-        let hold = u64::try_from(self.options.hold.as_nanos()).unwrap_or(u64::MAX);
-        let until = self.clock.monotonic_ns().saturating_add(hold);
-        self.held_bytes += channel.part(index, to, Rc::new(reply), 0, until);
-        Ok(())
-    }
-
-    /// Answers a request that was kept; nothing happens where its channel is gone.
-    pub fn respond(
-        &mut self,
-        channel: ChannelId,
-        index: u32,
-        bytes: &[u8],
-        handler: &mut dyn Handler,
-    ) {
-        let Some(number) = self.numbers.get(&channel).copied() else { return };
-        let Some(open) = self.channels.get_mut(&number) else { return };
-        let Some(to) = open.executing.remove(&index) else { return };
-        let mut reply = ReplyBuffer::new(&self.pool);
-        reply.extend_from_slice(bytes);
-        if self.reply(number, index, to, reply).is_err() || !self.pump(number) {
-            self.end(number, handler);
-        }
-    }
-
-    /// Posts what a channel has to send; false where its connection cannot go on.
-    fn pump(&mut self, number: u32) -> bool {
-        let Some(channel) = self.channels.get_mut(&number) else { return true };
-        let goes_on = channel.pump(&self.pool);
-        self.waiting |= !channel.outgoing.is_empty();
-        goes_on
-    }
-
-    /// Ends clients that did not connect in time or went away without a word, and lets go of replies that
-    /// nobody fetched.
+    /// Ends clients that did not connect in time, went away without a word, began a body and do not go on,
+    /// or take no writes while buffers are scarce; lets go of replies that nobody fetched.
     pub fn expire(&mut self, handler: &mut dyn Handler) {
         let now = self.clock.monotonic_ns();
+        let hold = u64::try_from(self.options.hold.as_nanos()).unwrap_or(u64::MAX);
+        let scarce = self.pool.is_scarce();
         let mut late = Vec::new();
         for (number, channel) in &mut self.channels {
             match channel.qp.state() {
@@ -684,15 +408,30 @@ impl ChannelServer {
                 QueuePairState::Init if channel.connected_by_ns.is_some_and(|by| now < by) => {}
                 _ => late.push(*number),
             }
-            let (bytes, dropped) = (&mut self.held_bytes, &mut self.counters.dropped_replies);
-            channel.held.retain(|_, held| {
-                let keeps = now < held.until_ns;
-                if !keeps {
-                    *bytes -= held.reply.len();
-                    *dropped += 1;
-                }
-                keeps
-            });
+            if channel.is_stuck(now) && scarce {
+                self.counters.overrun += 1;
+                late.push(*number);
+            }
+            let idle = |assembly: &channel::Assembly| now.saturating_sub(assembly.at_ns) >= hold;
+            if channel.assembly.as_ref().is_some_and(idle) {
+                self.counters.overrun += 1;
+                late.push(*number);
+            }
+            // A message that waits may ask for the rest.
+            if !channel.parked.is_empty() {
+                continue;
+            }
+            let over = |held: &channel::Held| now >= held.until_ns;
+            let overdue: Vec<u32> = channel
+                .held
+                .iter()
+                .filter(|(_, held)| over(held))
+                .map(|(index, _)| *index)
+                .collect();
+            for index in overdue {
+                drop(channel.let_go(index));
+                self.counters.dropped_replies += 1;
+            }
         }
         for number in late {
             self.end(number, handler);
@@ -703,15 +442,23 @@ impl ChannelServer {
     /// Whether [`ChannelServer::expire`] has something to look after.
     #[must_use]
     pub fn expects(&self) -> bool {
-        self.held_bytes > 0
-            || self.channels.values().any(|channel| channel.connected_by_ns.is_some())
+        let waits = |channel: &Channel| {
+            channel.connected_by_ns.is_some()
+                || channel.assembly.is_some()
+                || !channel.held.is_empty()
+                || !channel.outgoing.is_empty()
+                || !channel.flying.is_empty()
+                || !channel.parked.is_empty()
+        };
+        self.channels.values().any(waits)
     }
 
     fn end(&mut self, number: u32, handler: &mut dyn Handler) {
         let Some(mut channel) = self.channels.remove(&number) else { return };
         self.numbers.remove(&channel.id);
         self.promised -= promised(channel.slots, channel.their_slots);
-        self.held_bytes -= channel.held.values().map(|held| held.reply.len()).sum::<usize>();
+        self.bodies -= channel.assembled();
+        self.bodies -= channel.executing.values().map(|executing| executing.body).sum::<usize>();
         self.counters.ended += 1;
         let flying = std::mem::take(&mut channel.flying);
         let id = channel.id;
@@ -723,6 +470,12 @@ impl ChannelServer {
             }
         }
         handler.ended(id);
+    }
+
+    /// Bytes that are kept for clients: bodies that are incomplete or wait, replies that wait.
+    #[must_use]
+    pub fn kept_bytes(&self) -> usize {
+        self.bodies + self.pool.replies()
     }
 
     /// Ends every channel.

@@ -23,6 +23,8 @@ use crate::register::{Load, Meters, RegisterOptions};
 use crate::server::{Answer, ChannelId, ChannelServer, Handler, Incoming, ServerOptions};
 use crate::{ConnectError, connect};
 
+mod limits;
+
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// What the server does: sends inserts back, answers a query with so many bytes, keeps updates.

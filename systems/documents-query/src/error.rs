@@ -49,6 +49,8 @@ codes! {
     GroupShape = 15955, GroupAccumulator = 15952, GroupField = 40234, UnknownVariable = 17276,
     ExpressionArity = 16020, RemoveOnly = 31253, ProjectionMixed = 31254, PathCollision = 31249,
     UpdatePathCollision = 31250,
+    ShardKeyNotFound = 61, ShardNotFound = 70, NetworkTimeout = 89, NamespaceNotSharded = 118,
+    FailedToSatisfyReadPreference = 133, StaleConfig = 13388,
     SliceShape = 28724, UnitNeeded = 15958, UnwindShape = 28808, ShapeOfMatch = 15959, CountShape = 40156,
     FacetShape = 40169, BucketShape = 40198, OverflowInSum = 28701, IndexInformationTooLarge = 17280, ServerError = 17282,
 }

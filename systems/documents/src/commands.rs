@@ -151,6 +151,8 @@ pub const GENERIC: &[&str] = &[
     "startTransaction",
     "$audit",
     "mayBypassWriteBlocking",
+    "stmtId",
+    "stmtIds",
     "$queryOptions",
     "$client",
 ];

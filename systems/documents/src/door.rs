@@ -100,6 +100,12 @@ impl Door {
         self.address
     }
 
+    /// Its threads, for what waits beside connections.
+    #[must_use]
+    pub fn runtime(&self) -> Option<tokio::runtime::Handle> {
+        self.runtime.as_ref().map(|runtime| runtime.handle().clone())
+    }
+
     /// Ends: no new connections, commands under way are answered.
     pub fn close(&mut self) {
         let _ = self.stop.send(true);
@@ -308,7 +314,7 @@ async fn serve(mut stream: TcpStream, peer: SocketAddr, shared: &Shared) -> std:
 }
 
 /// What is needed of a command once it ran.
-fn concern_of(request: &Request) -> Document {
+pub(crate) fn concern_of(request: &Request) -> Document {
     let kept = ["readConcern", "txnNumber", "autocommit"];
     let body = &request.body;
     kept.iter().filter_map(|name| Some(((*name).to_owned(), body.get(name)?.clone()))).collect()

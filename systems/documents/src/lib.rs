@@ -48,5 +48,6 @@ pub mod write;
 
 pub use channel::{ChannelHandle, ChannelOptions, FabricClient, FabricWelcome};
 pub use engine::{Engine, EngineOptions};
+pub use index::hash as hash_of;
 pub use service::{Documents, DocumentsError, DocumentsOptions, Membership};
 pub use stats::DocumentsMetrics;

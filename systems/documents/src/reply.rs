@@ -69,10 +69,16 @@ impl Reply {
                     out.append(document);
                 }
                 close(out, array);
-                append_fields(out, &doc! { "id": *id, "ns": namespace.as_str() });
+                name(out, 0x12, "id");
+                out.append(&id.to_le_bytes());
+                name(out, 0x02, "ns");
+                out.append(&(namespace.len() as u32 + 1).to_le_bytes());
+                out.append(namespace.as_bytes());
+                out.append(&[0]);
                 append_fields(out, cursor);
                 close(out, inner);
-                append_fields(out, &doc! { "ok": 1.0 });
+                name(out, 0x01, "ok");
+                out.append(&1_f64.to_le_bytes());
                 append_fields(out, extra);
                 close(out, whole);
             }
@@ -117,6 +123,48 @@ impl Out for beeline_documents_channel::ReplyBuffer {
     fn patch(&mut self, at: usize, bytes: [u8; 4]) {
         Self::patch(self, at, &bytes);
     }
+}
+
+/// Appends what [`Reply::Batch`] is for one document or none of `database.collection`, with nothing left behind it.
+///
+/// All lengths are known before, so the document goes out in one piece between two short ones.
+pub fn write_one(
+    (database, collection): (&str, &str),
+    document: Option<&[u8]>,
+    out: &mut impl Out,
+) {
+    const FIRST: &[u8] = b"\x030\0";
+    let element = document.map_or(0, |document| FIRST.len() + document.len());
+    let array = 4 + element + 1;
+    let namespace = database.len() + 1 + collection.len() + 1;
+    let cursor = 4 + b"\x04firstBatch\0".len() + array + 4 + 8 + 4 + 4 + namespace + 1;
+    let whole = 4 + b"\x03cursor\0".len() + cursor + 4 + 8 + 1;
+    let length = |bytes: usize| (bytes as u32).to_le_bytes();
+    let mut short = Vec::with_capacity(64 + namespace);
+    short.extend(length(whole));
+    short.extend(b"\x03cursor\0");
+    short.extend(length(cursor));
+    short.extend(b"\x04firstBatch\0");
+    short.extend(length(array));
+    if let Some(document) = document {
+        short.extend(FIRST);
+        out.append(&short);
+        out.append(document);
+        short.clear();
+    }
+    short.push(0);
+    short.extend(b"\x12id\0");
+    short.extend(0_i64.to_le_bytes());
+    short.extend(b"\x02ns\0");
+    short.extend(length(namespace));
+    short.extend(database.as_bytes());
+    short.push(b'.');
+    short.extend(collection.as_bytes());
+    short.extend(b"\0\0");
+    short.extend(b"\x01ok\0");
+    short.extend(1_f64.to_le_bytes());
+    short.push(0);
+    out.append(&short);
 }
 
 /// Decimal numbers from 0 on, as array fields are named.

@@ -17,7 +17,8 @@ use crate::door::Door;
 use crate::engine::{Engine, EngineOptions};
 use crate::node_store::{NodeStore, PoolStore};
 use crate::replica::agreed::Agreed;
-use crate::replica::source::TcpSources;
+use crate::replica::fabric::{FabricSources, MemberLinks};
+use crate::replica::source::{Sources, TcpSources};
 use crate::replica::store::ReplicaStore;
 use crate::replica::{Propose, Replica, ReplicaOptions, Running};
 use crate::stats::DocumentsMetrics;
@@ -89,6 +90,8 @@ pub struct Membership {
     pub agreed: Arc<Agreed>,
     /// The way into that log.
     pub propose: Box<dyn Propose>,
+    /// The way to the other members over fabric; `None`: TCP alone.
+    pub links: Option<Box<dyn MemberLinks>>,
 }
 
 impl Documents {
@@ -116,17 +119,17 @@ impl Documents {
         )
         .map_err(|source| DocumentsError::Listen { address, source })?;
         let set = options.replica_set.clone();
-        Self::served(engine, door, options, set, options.channel.server.is_rdma)
+        Self::served(engine, door, options, set)
     }
 
-    /// With the thread of fabric clients, who are told to use the door where `is_rdma` is false.
+    /// With the thread of fabric clients, who are told to use the door where `is_rdma` is off.
     fn served(
         engine: Arc<Engine>,
         door: Door,
         options: &DocumentsOptions,
         replica_set: Option<String>,
-        is_rdma: bool,
     ) -> Result<Self, DocumentsError> {
+        let is_rdma = options.channel.server.is_rdma;
         let identity = Identity {
             address: door.address().to_string(),
             most_connections: options.most_connections,
@@ -134,8 +137,10 @@ impl Documents {
         };
         let mut channel = options.channel.clone();
         channel.server.wire = Some(door.address());
-        channel.server.is_rdma = is_rdma;
-        let channels = Channels::start(Arc::clone(&engine), identity, channel, options.threads)
+        let stopped = || std::io::Error::other("the door is closed");
+        let runtime = door.runtime().ok_or_else(stopped).map_err(DocumentsError::Channel)?;
+        let engine_of = Arc::clone(&engine);
+        let channels = Channels::start(engine_of, identity, channel, options.threads, runtime)
             .map_err(DocumentsError::Channel)?;
         Ok(Self { engine, door, channels, is_rdma, replica_set, running: None })
     }
@@ -146,8 +151,7 @@ impl Documents {
         self.channels.handle()
     }
 
-    /// A member of a replica set, over a pool of its own. Fabric clients are told to use the door: replies
-    /// that wait for other members leave there.
+    /// A member of a replica set, over a pool of its own.
     ///
     /// Errors: [`DocumentsError`].
     pub fn join(
@@ -155,17 +159,21 @@ impl Documents {
         options: &DocumentsOptions,
         membership: Membership,
     ) -> Result<Self, DocumentsError> {
-        let Membership { options: set, agreed, propose } = membership;
+        let Membership { options: set, agreed, propose, links } = membership;
         let inner: Arc<dyn Store> = Arc::new(PoolStore::open(pool)?);
         let store = Arc::new(ReplicaStore::open(inner, Arc::clone(&agreed.gate))?);
         let rows: Arc<dyn Store> = Arc::<ReplicaStore>::clone(&store);
         let engine = Engine::open(rows, &options.engine)?;
-        let sources = Arc::new(TcpSources {
+        let tcp = TcpSources {
             cluster: set.cluster,
             me: set.me,
             members: set.members.clone(),
             patience: set.election_timeout.max(Duration::from_millis(200)),
-        });
+        };
+        let sources: Arc<dyn Sources> = match links {
+            Some(links) => Arc::new(FabricSources { tcp, links, avoided: Arc::default() }),
+            None => Arc::new(tcp),
+        };
         let replica = Arc::new(Replica::new(set, store, agreed));
         replica.notice_loss()?;
         let known = engine.replica.set(Arc::clone(&replica));
@@ -180,7 +188,7 @@ impl Documents {
             set.clone(),
         )
         .map_err(|source| DocumentsError::Listen { address, source })?;
-        let mut served = Self::served(engine, door, options, set, false)?;
+        let mut served = Self::served(engine, door, options, set)?;
         let running = replica.start(&served.engine, propose, sources);
         served.running = Some(running.map_err(DocumentsError::Thread)?);
         Ok(served)

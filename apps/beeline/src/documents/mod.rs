@@ -167,13 +167,16 @@ struct MemberLine {
     /// Seconds and counter of the newest time applied there, and of the newest that is durable.
     applied: String,
     durable: String,
-    lag_seconds: i64,
+    /// Unknown of a member that told nothing since the asked one learned of the term.
+    lag_seconds: Option<i64>,
 }
 
 fn line_of(one: &Document) -> MemberLine {
     let optime = |field: &str| one.get_document(field).ok().and_then(|optime| optime.get("ts"));
     let time = |field: &str| match optime(field) {
-        Some(Bson::Timestamp(stamp)) => format!("{}.{}", stamp.time, stamp.increment),
+        Some(Bson::Timestamp(stamp)) if stamp.time > 0 => {
+            format!("{}.{}", stamp.time, stamp.increment)
+        }
         _ => "-".to_owned(),
     };
     MemberLine {
@@ -182,7 +185,7 @@ fn line_of(one: &Document) -> MemberLine {
         state: one.get_str("stateStr").unwrap_or_default().to_owned(),
         applied: time("optime"),
         durable: time("optimeDurable"),
-        lag_seconds: whole(one, &["lagSeconds"]),
+        lag_seconds: one.contains_key("lagSeconds").then(|| whole(one, &["lagSeconds"])),
     }
 }
 
@@ -273,6 +276,7 @@ fn status(door: &DoorArguments, output: Output) -> Result<Exit, Failure> {
             "primary": replica.as_ref().and_then(|(status, _)| status.get_str("primary").ok()),
             "taken_back": replica.as_ref().map(|(status, _)| whole(status, &["counts", "takenBack"])),
             "copies": replica.as_ref().map(|(status, _)| whole(status, &["counts", "copies"])),
+            "sync_carrier": replica.as_ref().and_then(|(status, _)| status.get_str("syncCarrier").ok()),
             "members": replica.as_ref().map(|(_, members)| members),
         }))?;
         return Ok(Exit::Done);
@@ -303,7 +307,7 @@ fn status(door: &DoorArguments, output: Output) -> Result<Exit, Failure> {
                     one.state.clone(),
                     one.applied.clone(),
                     one.durable.clone(),
-                    format!("{} s", one.lag_seconds),
+                    one.lag_seconds.map_or_else(|| "-".to_owned(), |lag| format!("{lag} s")),
                 ]
             })
             .collect();

@@ -1,16 +1,20 @@
 //! From the `[documents]` table to the running document store.
 
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use beeline_documents::channel::{RegisterOptions, ServerOptions};
 use beeline_documents::replica::agreed::{Agreed, FORMAT};
+use beeline_documents::replica::fabric::{MemberLink, MemberLinks};
 use beeline_documents::replica::{Propose, ReplicaOptions};
 use beeline_documents::{
     ChannelHandle, ChannelOptions, Documents, DocumentsOptions, EngineOptions, FabricClient,
     Membership,
 };
+use beeline_documents_client::{MessageType, Options, RequestError};
 use beeline_fabric::ConnectInfo;
 use beeline_fabric_open::{Incoming, Service as FabricService};
 use beeline_kv::{Embedded, KvError, Store, StoreOptions};
@@ -120,6 +124,7 @@ pub fn opening(
             set: documents.replica_set.0.clone().unwrap_or_else(|| "rs0".to_owned()),
             me: member.id,
             members: documents.members.0.clone(),
+            fabric: config.peers.0.iter().map(|peer| (peer.id, peer.log)).collect(),
             cluster: config.cluster.0,
             election_timeout: documents.election_timeout.0,
             oplog_bytes: documents.oplog_size.0,
@@ -128,22 +133,73 @@ pub fn opening(
             held_file: config.data.join("documents.held"),
         };
         let shards = node.store().shards();
-        let damage = config.accept_damage.0;
+        let (damage, target) = (config.accept_damage.0, Arc::clone(target));
+        let links = documents.is_rdma.0.then(|| {
+            let links = Links { doors: replica.fabric.clone(), patience: replica.election_timeout };
+            Box::new(links) as Box<dyn MemberLinks>
+        });
         Box::new(move || {
             let pool = open_pool(&directory, &pool, shards, damage)?;
-            let membership = Membership { options: replica, agreed, propose };
-            Ok(Box::new(Documents::join(pool, &options, membership)?) as Box<dyn Service>)
+            let membership = Membership { options: replica, agreed, propose, links };
+            let service = Documents::join(pool, &options, membership)?;
+            meet(&target, &service);
+            Ok(Box::new(service) as Box<dyn Service>)
         })
     } else {
         let (target, node) = (Arc::clone(target), node.clone());
         Box::new(move || {
             let service = Documents::open(node, &options)?;
-            let set = target.set(service.channel_handle());
-            assert!(set.is_ok(), "the document store is opened once");
+            meet(&target, &service);
             Ok(Box::new(service) as Box<dyn Service>)
         })
     };
     Some(Opening { name: "documents", after: &[], open })
+}
+
+/// The way to other members over fabric.
+#[derive(Debug)]
+struct Links {
+    doors: BTreeMap<u16, SocketAddr>,
+    patience: Duration,
+}
+
+impl MemberLinks for Links {
+    fn link(&self, member: u16) -> Result<Box<dyn MemberLink>, String> {
+        let Some(door) = self.doors.get(&member) else {
+            return Err(format!("member {member} has no fabric door"));
+        };
+        let timeout = self.patience.max(Duration::from_millis(500));
+        let options = Options { timeout, ..Options::default() };
+        let link = beeline_documents_client::Link::connect(&format!("auto://{door}"), options);
+        Ok(Box::new(ToMember(link.map_err(|error| error.to_string())?)))
+    }
+}
+
+/// A channel to another member.
+#[derive(Debug)]
+struct ToMember(beeline_documents_client::Link);
+
+impl MemberLink for ToMember {
+    fn call(
+        &self,
+        kind: MessageType,
+        name: &[u8],
+        body: &[u8],
+        optimes: (u64, u64),
+        timeout: Duration,
+    ) -> Result<Vec<u8>, RequestError> {
+        self.0.call(kind, name, body, optimes, timeout)
+    }
+
+    fn provider(&self) -> &str {
+        self.0.provider()
+    }
+}
+
+/// Fabric clients go to the store from now on.
+fn meet(target: &Target, service: &Documents) {
+    let set = target.set(service.channel_handle());
+    assert!(set.is_ok(), "the document store is opened once");
 }
 
 fn open_pool(

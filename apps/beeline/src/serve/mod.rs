@@ -64,7 +64,8 @@ pub fn run(config: &ServeConfig, output: Output) -> Result<Exit, Failure> {
             if !config.without.has(direct::SERVICE) {
                 more.push(direct::door(&config.direct, &direct));
             }
-            let served = config.documents.address.0.is_some() && config.member().is_none();
+            let served = config.documents.address.0.is_some()
+                && (config.member().is_none() || config.is_documents_member());
             if served && !config.without.has(documents::SERVICE) {
                 more.push(documents::door(&documents));
             }

@@ -55,6 +55,9 @@ pub enum RequestError {
     /// Its time is up; whether it was executed is unknown.
     #[error("the request has no reply within its time; whether it was executed is unknown")]
     TimedOut,
+    /// The channel was found broken before anything of the request was sent: it was not executed.
+    #[error("the channel broke before the request was sent; it was not executed")]
+    NotSent,
     /// The connection broke; whether it was executed is unknown.
     #[error("the channel broke; whether the request was executed is unknown")]
     Broken,

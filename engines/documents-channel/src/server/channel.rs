@@ -1,6 +1,7 @@
 //! One channel of a server: what came, what is executed, what has to be sent.
 
-use std::collections::{HashMap, VecDeque};
+use std::cell::Cell;
+use std::collections::VecDeque;
 use std::rc::Rc;
 
 use beeline_fabric::{
@@ -11,6 +12,7 @@ use beeline_os::memory::copy_in;
 
 use super::ChannelId;
 use crate::message::{Immediate, LONGEST_BODY, Message, MessageType, Part, SLOT_BYTES};
+use crate::numbers::ByNumber;
 use crate::pool::{Piece, Pool, ReplyBuffer};
 
 /// Where a reply goes.
@@ -50,7 +52,18 @@ pub(super) enum Flying {
 pub(super) struct Held {
     pub(super) reply: Rc<ReplyBuffer>,
     pub(super) sent: usize,
+    /// It is let go then: so long behind the last part that the client asked for.
     pub(super) until_ns: u64,
+}
+
+/// A request that is answered later.
+#[derive(Debug)]
+pub(super) struct Executing {
+    pub(super) to: Destination,
+    /// Bytes of its body, which its executor keeps.
+    pub(super) body: usize,
+    /// Its reply, which waits for leave to go.
+    pub(super) kept: Option<ReplyBuffer>,
 }
 
 /// A body that comes in parts.
@@ -58,6 +71,8 @@ pub(super) struct Held {
 pub(super) struct Assembly {
     pub(super) index: u32,
     pub(super) bytes: Vec<u8>,
+    /// When the last part came.
+    pub(super) at_ns: u64,
 }
 
 #[derive(Debug)]
@@ -71,18 +86,29 @@ pub(super) struct Channel {
     pub(super) theirs: RemoteKey,
     pub(super) their_bytes: u64,
     pub(super) their_slots: u16,
-    /// Messages that came.
+    /// Messages that came, those that were taken out of their slots, and those whose slots were given back.
     pub(super) received: u64,
+    pub(super) taken: u64,
+    pub(super) released: u64,
+    /// Bytes of the messages that came and were not taken, in their order.
+    pub(super) parked: VecDeque<u64>,
     /// Messages sent, and those acknowledged.
     pub(super) sent: u64,
     pub(super) acknowledged: u64,
-    pub(super) owed_acknowledgements: u32,
     pub(super) outgoing: VecDeque<Outgoing>,
     pub(super) flying: VecDeque<Flying>,
     pub(super) send_depth: usize,
     pub(super) assembly: Option<Assembly>,
-    pub(super) executing: HashMap<u32, Destination>,
-    pub(super) held: HashMap<u32, Held>,
+    pub(super) executing: ByNumber<u32, Executing>,
+    pub(super) held: ByNumber<u32, Held>,
+    /// Bytes of those replies.
+    pub(super) held_bytes: usize,
+    /// Bytes of all replies of the channel that there are.
+    pub(super) replies: Rc<Cell<usize>>,
+    /// Writes that were done.
+    pub(super) progress: u64,
+    /// Since when no more of them were done while some were under way, as far as was looked.
+    pub(super) stuck: Option<(u64, u64)>,
     /// When it must be connected; `None` once it is.
     pub(super) connected_by_ns: Option<u64>,
 }
@@ -102,13 +128,43 @@ impl Channel {
         if self.acknowledged > self.sent { Err(Broken) } else { Ok(()) }
     }
 
+    /// Bytes of replies that wait to be written, or for leave to be.
+    pub(super) fn unsent(&self) -> usize {
+        self.replies.get().saturating_sub(self.held_bytes)
+    }
+
+    /// Whether its writes do not get on, as two looks tell that are apart for long enough.
+    pub(super) fn is_stuck(&mut self, now_ns: u64) -> bool {
+        if self.flying.is_empty() {
+            self.stuck = None;
+            return false;
+        }
+        match self.stuck {
+            Some((progress, since)) if progress == self.progress => {
+                now_ns.saturating_sub(since) >= super::STUCK_NS
+            }
+            _ => {
+                self.stuck = Some((self.progress, now_ns));
+                false
+            }
+        }
+    }
+
+    /// Bytes of a body that is not there as a whole.
+    pub(super) fn assembled(&self) -> usize {
+        self.assembly.as_ref().map_or(0, |assembly| assembly.bytes.len())
+    }
+
+    /// Lets go of a reply whose rest nobody may ask for any more.
+    pub(super) fn let_go(&mut self, index: u32) -> Option<Held> {
+        let held = self.held.remove(&index)?;
+        self.held_bytes -= held.reply.len();
+        Some(held)
+    }
+
     pub(super) fn send(&mut self, message: &Message<'_>) -> Result<(), Broken> {
         let mut out = [0; SLOT_BYTES];
         let bytes = message.write(&mut out).map_err(|_| Broken)?;
-        // At most one message for each of the client's own that is under way.
-        if self.outgoing.len() > 4 * usize::from(self.slots) {
-            return Err(Broken);
-        }
         self.outgoing.push_back(Outgoing::Message(bytes.to_vec()));
         Ok(())
     }
@@ -121,8 +177,7 @@ impl Channel {
         self.send(&Message { body: &body, ..Message::new(MessageType::ErrorStatus, index) })
     }
 
-    /// Queues the part of a reply from `from` on that its destination holds; keeps the rest. Returns the bytes
-    /// kept for that.
+    /// Queues the part of a reply from `from` on that its destination holds; keeps the rest.
     pub(super) fn part(
         &mut self,
         index: u32,
@@ -130,17 +185,15 @@ impl Channel {
         reply: Rc<ReplyBuffer>,
         from: usize,
         until_ns: u64,
-    ) -> usize {
+    ) {
         let count = (reply.len() - from).min(to.capacity);
         let rest = from + count < reply.len();
         let part = Outgoing::Part { index, to, reply: Rc::clone(&reply), from, count, done: 0 };
         self.outgoing.push_back(part);
-        if !rest {
-            return 0;
+        if rest {
+            self.held_bytes += reply.len();
+            self.held.insert(index, Held { reply, sent: from + count, until_ns });
         }
-        let bytes = reply.len();
-        self.held.insert(index, Held { reply, sent: from + count, until_ns });
-        bytes
     }
 
     /// Posts what there is to send; false where the connection cannot go on.
@@ -192,14 +245,15 @@ impl Channel {
                 Posted::Broken => return false,
             }
         }
-        while self.owed_acknowledgements > 0 {
+        // The slots of messages that were taken are free.
+        while self.released < self.taken {
             let write = Operation::WriteWithImmediate {
                 local: LocalData::Inline(&[]),
                 remote: RemoteAddress { key: self.theirs, offset: 0 },
                 immediate: Immediate::Acknowledge.code(),
             };
             match post(&mut *self.qp, &mut self.flying, self.send_depth, write) {
-                Posted::Done => self.owed_acknowledgements -= 1,
+                Posted::Done => self.released += 1,
                 Posted::Wait => break,
                 Posted::Broken => return false,
             }

@@ -11,7 +11,7 @@ use bson::raw::{RawBsonRef, RawDocument};
 use super::Session;
 use crate::engine::Engine;
 use crate::layout::{kind, numbered};
-use crate::reply::{Out, Reply};
+use crate::reply::{Out, write_one};
 
 /// What the request asks.
 struct Point<'r> {
@@ -75,11 +75,8 @@ pub fn answer(engine: &Engine, session: &Session, bytes: &[u8], out: &mut impl O
     engine.metrics.documents_commands.add_shared(1);
     engine.metrics.documents_examined.add_shared(u64::from(is_there));
     engine.metrics.documents_returned.add_shared(u64::from(is_there));
-    let documents = if is_there { vec![found] } else { Vec::new() };
-    let namespace = format!("{}.{}", point.database, point.collection);
-    let cursor = bson::Document::new();
-    let reply = Reply::Batch { id: 0, namespace, documents, first: true, cursor };
-    reply.write(&bson::Document::new(), out);
+    let namespace = (point.database, point.collection);
+    write_one(namespace, is_there.then_some(found.as_slice()), out);
     true
 }
 

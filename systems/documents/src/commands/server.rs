@@ -98,6 +98,18 @@ fn membership(replica: &Replica, word: &str) -> Document {
     if let Some(primary) = primary {
         said.insert("primary", replica.address(primary));
     }
+    // Fabric clients go on to the primary's fabric door.
+    let fabric = &replica.options.fabric;
+    let doors: Document = replica
+        .options
+        .members
+        .iter()
+        .filter_map(|(member, host)| Some((host.to_string(), fabric.get(member)?.to_string())))
+        .map(|(host, door)| (host, Bson::String(door)))
+        .collect();
+    if !doors.is_empty() {
+        said.insert("beelineFabric", doors);
+    }
     if writes {
         said.insert("electionId", Replica::election(term));
     }
@@ -142,8 +154,12 @@ fn set_status(context: &Context<'_>, replica: &Replica, name: &str) -> Document 
                 "health": if state.is_some() { 1.0 } else { 0.0 },
                 "state": state.map_or(8, |state| state as i32),
                 "stateStr": state.map_or("(not reachable/healthy)", State::word),
-                "optime": optime(applied), "optimeDurable": optime(durable), "lagSeconds": lag as i64,
+                "optime": optime(applied), "optimeDurable": optime(durable),
             };
+            // Of a member that was not heard since this one learned of the term nothing is known.
+            if applied > 0 || latest == 0 {
+                one.insert("lagSeconds", lag as i64);
+            }
             if member == replica.options.me {
                 one.insert("self", true);
             }
@@ -158,7 +174,7 @@ fn set_status(context: &Context<'_>, replica: &Replica, name: &str) -> Document 
         "myState": replica.state() as i32, "term": term as i64,
         "majorityVoteCount": register::majority(replica.options.members.len()) as i32,
         "optimes": { "lastCommittedOpTime": { "ts": stamp(replica.commit()), "t": term as i64 } },
-        "members": members, "paused": replica.is_paused(),
+        "members": members, "paused": replica.is_paused(), "syncCarrier": replica.carrier(),
         "counts": { "led": count(&counts.led), "applied": count(&counts.applied), "takenBack": count(&counts.taken_back), "copies": count(&counts.copies) },
         "ok": 1.0,
     };

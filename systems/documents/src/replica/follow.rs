@@ -93,7 +93,9 @@ impl Session {
     }
 
     fn open(&self) -> Result<Box<dyn SyncSource>, Ended> {
-        Ok(self.sources.open(self.source, self.term)?)
+        let source = self.sources.open(self.source, self.term)?;
+        source.carrier().clone_into(&mut lock(&self.replica.carrier));
+        Ok(source)
     }
 
     fn attempt(&self) -> Result<(), Ended> {

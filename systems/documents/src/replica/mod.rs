@@ -13,6 +13,7 @@
 //! | `conduct` | what a member does next; how far a majority is: pure |
 //! | `entry`, `store` | the operation log, and the rows of a member |
 //! | `source`, `serve` | what members ask each other, over the MongoDB wire |
+//! | `fabric` | the same over fabric |
 //! | `member`, `follow` | a member's threads: leading, copying, following, taking back |
 //! | `concern` | replies that wait for other members; what a member refuses |
 //!
@@ -24,6 +25,7 @@ pub mod agreed;
 pub mod concern;
 pub mod conduct;
 pub mod entry;
+pub mod fabric;
 mod follow;
 mod member;
 pub mod register;
@@ -58,6 +60,8 @@ pub struct ReplicaOptions {
     pub me: u16,
     /// Where each member listens for MongoDB clients.
     pub members: BTreeMap<u16, SocketAddr>,
+    /// Where each member meets fabric clients, as far as known.
+    pub fabric: BTreeMap<u16, SocketAddr>,
     /// The cluster.
     pub cluster: u64,
     /// A primary that is silent for so long is taken for dead.
@@ -159,6 +163,8 @@ pub struct Replica {
     heard: Mutex<(u64, u64)>,
     /// Something moved that a reply may wait for.
     pub moved: tokio::sync::Notify,
+    /// What carries what it fetches.
+    carrier: Mutex<String>,
     paused: AtomicBool,
     resync: AtomicBool,
     /// Why this member stopped for good.
@@ -208,6 +214,7 @@ impl Replica {
             latest: AtomicU64::new(0),
             heard: Mutex::default(),
             moved: tokio::sync::Notify::new(),
+            carrier: Mutex::default(),
             paused: AtomicBool::new(false),
             resync: AtomicBool::new(false),
             broken: Mutex::default(),
@@ -392,6 +399,12 @@ impl Replica {
                 }
             })
             .collect()
+    }
+
+    /// What carries what it fetches, as in `shm` or `mongodb wire`; empty before it fetched anything.
+    #[must_use]
+    pub fn carrier(&self) -> String {
+        lock(&self.carrier).clone()
     }
 
     /// Stops fetching, or goes on; what is there stays readable.

@@ -39,10 +39,10 @@ fn rows_of<'b>(all: impl IntoIterator<Item = &'b Vec<u8>>) -> Vec<Bson> {
 }
 
 impl Replica {
-    /// Answers another member.
+    /// Who asks: the term, the member, and this moment.
     ///
-    /// Errors: a stranger, a term in which this member does not lead, the store's.
-    pub fn answer(&self, body: &Document, may_wait: bool) -> Result<Reply> {
+    /// Errors: a stranger, a term in which this member does not lead.
+    pub(crate) fn admit_member(&self, body: &Document) -> Result<(u64, u16, u64)> {
         if number(body, "cluster")? != self.options.cluster {
             return fail(Code::Unauthorized, "this member belongs to another cluster");
         }
@@ -61,6 +61,14 @@ impl Replica {
         }
         let now_ms = self.agreed.gate.now_ms();
         self.heard_from(term, member, now_ms);
+        Ok((term, member, now_ms))
+    }
+
+    /// Answers another member.
+    ///
+    /// Errors: a stranger, a term in which this member does not lead, the store's.
+    pub fn answer(&self, body: &Document, may_wait: bool) -> Result<Reply> {
+        let (term, member, now_ms) = self.admit_member(body)?;
         let answer = match body.get_str(COMMAND).unwrap_or_default() {
             "report" => {
                 let report = Report {

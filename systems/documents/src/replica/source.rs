@@ -1,7 +1,7 @@
 //! Where a member copies from: what it asks of the primary, whatever carries it.
 //!
-//! [`SyncSource`] is the seam: messages of the MongoDB wire over TCP here, one-sided writes elsewhere. A source
-//! serves one session of one term; a member that hears of another term opens another.
+//! [`SyncSource`] is the seam: commands of the MongoDB wire over TCP here, one-sided writes in
+//! [`super::fabric`]. A source serves one session of one term; a member that hears of another term opens another.
 
 use std::fmt::Debug;
 use std::io::{Read as _, Write as _};
@@ -86,6 +86,11 @@ pub struct Told {
 
 /// A primary, as a member that copies it sees it.
 pub trait SyncSource: Send + Debug {
+    /// What carries its answers, as in `shm`, or `mongodb wire`.
+    fn carrier(&self) -> &str {
+        "mongodb wire"
+    }
+
     /// The newest of these places that its log has: its index.
     ///
     /// Errors: [`SyncError`].
@@ -182,17 +187,56 @@ impl Sources for TcpSources {
         let stream = TcpStream::connect_timeout(address, self.patience).map_err(unreachable)?;
         stream.set_nodelay(true).map_err(unreachable)?;
         stream.set_write_timeout(Some(self.patience)).map_err(unreachable)?;
-        let head = doc! {
-            COMMAND: "", "cluster": self.cluster as i64, "term": term as i64, "member": i32::from(self.me), "$db": "admin",
-        };
-        let (address, patience) = (address.to_string(), self.patience);
-        Ok(Box::new(TcpSource { stream, address, head, patience, requests: 0 }))
+        let (address, head, patience) = (address.to_string(), self.head(term), self.patience);
+        let asker = TcpAsker { stream, address, head, patience, requests: 0 };
+        Ok(Box::new(Commands { asker }))
     }
+}
+
+impl TcpSources {
+    /// What every command of this member begins with.
+    pub(crate) fn head(&self, term: u64) -> Document {
+        doc! {
+            COMMAND: "", "cluster": self.cluster as i64, "term": term as i64, "member": i32::from(self.me), "$db": "admin",
+        }
+    }
+}
+
+/// Carries commands to a member.
+pub(crate) trait Asker: Send + Debug {
+    /// Sends a command and takes its answer.
+    ///
+    /// Errors: [`SyncError`].
+    fn ask(&mut self, what: &str, fields: Document, wait: Duration) -> Result<Document, SyncError>;
+
+    /// Where the member is.
+    fn address(&self) -> &str;
+
+    /// How long an answer may take.
+    fn patience(&self) -> Duration;
+
+    /// What cannot be read.
+    fn damaged(&self, reason: &dyn std::fmt::Display) -> SyncError {
+        SyncError::Damaged { address: self.address().to_owned(), reason: reason.to_string() }
+    }
+}
+
+/// An answer, unless it is a refusal.
+pub(crate) fn checked_answer(address: &str, answer: Document) -> Result<Document, SyncError> {
+    if answer.get_f64("ok").unwrap_or(0.0) == 1.0 {
+        return Ok(answer);
+    }
+    let reason = answer.get_str("errmsg").unwrap_or("no reason was given").to_owned();
+    let address = address.to_owned();
+    if whole_field(&answer, "code") == Some(Code::InternalError as i64) {
+        return Err(SyncError::Damaged { address, reason });
+    }
+    Err(SyncError::Refused { address, reason })
 }
 
 /// A member's MongoDB door.
 #[derive(Debug)]
-struct TcpSource {
+struct TcpAsker {
     stream: TcpStream,
     address: String,
     head: Document,
@@ -200,11 +244,7 @@ struct TcpSource {
     requests: i32,
 }
 
-impl TcpSource {
-    fn damaged(&self, reason: impl ToString) -> SyncError {
-        SyncError::Damaged { address: self.address.clone(), reason: reason.to_string() }
-    }
-
+impl TcpAsker {
     fn exchange(&mut self, message: &[u8], wait: Duration) -> std::io::Result<Vec<u8>> {
         self.stream.set_read_timeout(Some(self.patience + wait))?;
         self.stream.write_all(message)?;
@@ -217,7 +257,9 @@ impl TcpSource {
         self.stream.read_exact(&mut answer[4..])?;
         Ok(answer)
     }
+}
 
+impl Asker for TcpAsker {
     fn ask(&mut self, what: &str, fields: Document, wait: Duration) -> Result<Document, SyncError> {
         let mut command = self.head.clone();
         command.insert(COMMAND, what);
@@ -228,16 +270,37 @@ impl TcpSource {
             .exchange(&message, wait)
             .map_err(|source| SyncError::Unreachable { address: self.address.clone(), source })?;
         let (_, answer) =
-            wire::read(&answer, LONGEST_ANSWER).map_err(|error| self.damaged(error))?;
-        let answer = answer.body;
-        if answer.get_f64("ok").unwrap_or(0.0) == 1.0 {
-            return Ok(answer);
+            wire::read(&answer, LONGEST_ANSWER).map_err(|error| self.damaged(&error))?;
+        checked_answer(&self.address, answer.body)
+    }
+
+    fn address(&self) -> &str {
+        &self.address
+    }
+
+    fn patience(&self) -> Duration {
+        self.patience
+    }
+}
+
+/// A source by commands, whatever carries them.
+#[derive(Debug)]
+pub(crate) struct Commands<A> {
+    pub(crate) asker: A,
+}
+
+impl<A: Asker> Commands<A> {
+    /// Entries, as an answer holds them.
+    ///
+    /// Errors: [`SyncError::Damaged`].
+    pub(crate) fn fetched(&self, answer: &Document) -> Result<Option<Fetched>, SyncError> {
+        if answer.get_bool("gone").unwrap_or(false) {
+            return Ok(None);
         }
-        let reason = answer.get_str("errmsg").unwrap_or("no reason was given").to_owned();
-        if whole_field(&answer, "code") == Some(Code::InternalError as i64) {
-            return Err(self.damaged(reason));
-        }
-        Err(SyncError::Refused { address: self.address.clone(), reason })
+        let lacks = |what: &str| self.asker.damaged(&what);
+        let entries = all_bytes(answer, "entries").ok_or_else(|| lacks("it has no entries"))?;
+        let upto = whole_field(answer, "upto").ok_or_else(|| lacks("it has no time"))?;
+        Ok(Some(Fetched { entries, upto: upto as u64 }))
     }
 }
 
@@ -245,11 +308,11 @@ fn all_bytes(answer: &Document, field: &str) -> Option<Vec<Vec<u8>>> {
     answer.get_array(field).ok()?.iter().map(|one| bytes_of(Some(one))).collect()
 }
 
-impl SyncSource for TcpSource {
+impl<A: Asker> SyncSource for Commands<A> {
     fn find(&mut self, spots: &[Spot]) -> Result<Option<usize>, SyncError> {
         for (chunk, start) in spots.chunks(200).zip((0..).step_by(200)) {
             let asked: Vec<Document> = chunk.iter().map(spot_to).collect();
-            let answer = self.ask("find", doc! { "spots": asked }, Duration::ZERO)?;
+            let answer = self.asker.ask("find", doc! { "spots": asked }, Duration::ZERO)?;
             if let Some(index) = whole_field(&answer, "index").filter(|index| *index >= 0) {
                 return Ok(Some(start + index as usize));
             }
@@ -265,21 +328,16 @@ impl SyncSource for TcpSource {
     ) -> Result<Option<Fetched>, SyncError> {
         let fields =
             doc! { "after": after as i64, "most": most as i64, "wait": wait.as_millis() as i64 };
-        let answer = self.ask("entries", fields, wait)?;
-        if answer.get_bool("gone").unwrap_or(false) {
-            return Ok(None);
-        }
-        let entries =
-            all_bytes(&answer, "entries").ok_or_else(|| self.damaged("it has no entries"))?;
-        let upto = whole_field(&answer, "upto").ok_or_else(|| self.damaged("it has no time"))?;
-        Ok(Some(Fetched { entries, upto: upto as u64 }))
+        let answer = self.asker.ask("entries", fields, wait)?;
+        self.fetched(&answer)
     }
 
     fn rows(&mut self) -> Result<(Vec<Vec<u8>>, Spot), SyncError> {
-        let answer = self.ask("rows", Document::new(), Duration::ZERO)?;
-        let rows = all_bytes(&answer, "rows").ok_or_else(|| self.damaged("it has no rows"))?;
+        let answer = self.asker.ask("rows", Document::new(), Duration::ZERO)?;
+        let rows =
+            all_bytes(&answer, "rows").ok_or_else(|| self.asker.damaged(&"it has no rows"))?;
         let last = answer.get_document("last").ok().and_then(spot_from);
-        Ok((rows, last.ok_or_else(|| self.damaged("it has no place"))?))
+        Ok((rows, last.ok_or_else(|| self.asker.damaged(&"it has no place"))?))
     }
 
     fn page(
@@ -292,21 +350,23 @@ impl SyncSource for TcpSource {
         if let Some(after) = after {
             fields.insert("after", binary(after));
         }
-        let answer = self.ask("page", fields, self.patience)?;
+        let patience = self.asker.patience();
+        let answer = self.asker.ask("page", fields, patience)?;
         let keys = all_bytes(&answer, "keys").unwrap_or_default();
         let values = all_bytes(&answer, "values").unwrap_or_default();
         if keys.len() != values.len() {
-            return Err(self.damaged("keys and values differ in number"));
+            return Err(self.asker.damaged(&"keys and values differ in number"));
         }
-        let whole = answer.get_bool("whole").map_err(|error| self.damaged(error))?;
+        let whole = answer.get_bool("whole").map_err(|error| self.asker.damaged(&error))?;
         Ok((keys.into_iter().zip(values).collect(), whole))
     }
 
     fn values(&mut self, row: &[u8], keys: &[Vec<u8>]) -> Result<Vec<Option<Vec<u8>>>, SyncError> {
         let keys: Vec<Bson> = keys.iter().map(|key| binary(key)).collect();
         let fields = doc! { "row": binary(row), "keys": keys };
-        let answer = self.ask("values", fields, self.patience)?;
-        let values = answer.get_array("values").map_err(|error| self.damaged(error))?;
+        let patience = self.asker.patience();
+        let answer = self.asker.ask("values", fields, patience)?;
+        let values = answer.get_array("values").map_err(|error| self.asker.damaged(&error))?;
         Ok(values.iter().map(|value| bytes_of(Some(value))).collect())
     }
 
@@ -314,7 +374,7 @@ impl SyncSource for TcpSource {
         let fields = doc! {
             "applied": progress.applied as i64, "durable": progress.durable as i64, "state": i32::from(progress.state),
         };
-        let answer = self.ask("report", fields, Duration::ZERO)?;
+        let answer = self.asker.ask("report", fields, Duration::ZERO)?;
         let time = |field: &str| whole_field(&answer, field).unwrap_or(0) as u64;
         Ok(Told { commit: time("commit"), latest: time("latest") })
     }

@@ -203,3 +203,53 @@ fn a_set_killed_as_a_whole_comes_back_with_what_a_majority_had() {
     program.go_on(75);
     note(&program.end());
 }
+
+/// Runs `beeline documents WORDS` over fabric, met at a member's fabric address.
+fn over_fabric(cluster: &Cluster, member: usize, words: &[&str]) -> (String, String) {
+    let address = format!("shm://{}", cluster.places[member].fabric);
+    let mut command = beeline(&["documents"]);
+    command.args(words).args(["--fabric", &address]);
+    let output = bounded(&mut command, PATIENCE);
+    assert!(output.status.success(), "{words:?}: {}", said(&output));
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    (text(&output.stdout), text(&output.stderr))
+}
+
+#[test]
+fn fabric_clients_of_any_member_reach_the_one_that_leads() {
+    let mut cluster = Cluster::of_documents(&[]);
+    let first = primary(&cluster);
+    // Fields in the order they were typed, through any member's fabric door.
+    for member in 0..3 {
+        let typed = format!(r#"{{"_id":{member},"z":1,"b":{{"y":1,"a":2}},"c":3}}"#);
+        over_fabric(&cluster, member, &["put", "shop.items", &typed]);
+        let (found, told) =
+            over_fabric(&cluster, (member + 1) % 3, &["get", "shop.items", &member.to_string()]);
+        assert_eq!(found, typed);
+        assert!(told.contains("over shm"), "{told}");
+    }
+    // The others pull its log over shared memory; one that has fabric off pulls it by the wire.
+    let carrier = |cluster: &Cluster, member: usize, wanted: &str| {
+        eventually(wanted, PATIENCE, || {
+            (status(cluster, member)?["sync_carrier"] == wanted).then_some(())
+        });
+    };
+    let (second, third) = ((first + 1) % 3, (first + 2) % 3);
+    carrier(&cluster, second, "shm");
+    carrier(&cluster, third, "shm");
+    cluster.kill(third);
+    cluster.more = vec!["--documents-is-rdma".to_owned(), "off".to_owned()];
+    cluster.start(third);
+    cluster.more.clear();
+    await_state(&cluster, third, "SECONDARY");
+    over_fabric(&cluster, first, &["put", "shop.items", r#"{"_id":"mixed"}"#]);
+    carrier(&cluster, third, "mongodb wire");
+    carrier(&cluster, second, "shm");
+    // The one that leads ends: its fabric clients go on at another member.
+    cluster.kill(first);
+    let (_, told) = over_fabric(&cluster, second, &["put", "shop.items", r#"{"_id":"after"}"#]);
+    assert!(told.contains("over shm"), "{told}");
+    assert_ne!(primary(&cluster), first);
+    let (all, _) = over_fabric(&cluster, second, &["find", "shop.items"]);
+    assert_eq!(all.lines().count(), 5, "{all}");
+}

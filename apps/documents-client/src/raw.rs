@@ -1,0 +1,68 @@
+//! A find of one document as bytes, without documents in between.
+
+use bson::Document;
+use bson::raw::{RawBsonRef, RawDocument};
+
+fn text(out: &mut Vec<u8>, name: &[u8], text: &str) {
+    out.push(0x02);
+    out.extend(name);
+    out.push(0);
+    out.extend((text.len() as u32 + 1).to_le_bytes());
+    out.extend(text.as_bytes());
+    out.push(0);
+}
+
+/// The command; `filter` is a document's bytes.
+pub(crate) fn find_one(database: &str, collection: &str, filter: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(filter.len() + collection.len() + database.len() + 80);
+    out.extend([0; 4]);
+    text(&mut out, b"find", collection);
+    out.extend(b"\x03filter\0");
+    out.extend(filter);
+    out.extend(b"\x10limit\0\x01\0\0\0");
+    out.extend(b"\x08singleBatch\0\x01");
+    text(&mut out, b"$db", database);
+    out.push(0);
+    let length = out.len() as u32;
+    out[..4].copy_from_slice(&length.to_le_bytes());
+    out
+}
+
+/// The first document of a reply's batch, if it has one; `None`: the reply is a refusal, or no such reply.
+pub(crate) fn first_of(reply: &[u8]) -> Option<Option<Document>> {
+    let reply = RawDocument::from_bytes(reply).ok()?;
+    if reply.get_f64("ok").ok()? != 1.0 {
+        return None;
+    }
+    let batch = reply.get_document("cursor").ok()?.get_array("firstBatch").ok()?;
+    match batch.into_iter().next() {
+        None => Some(None),
+        Some(Ok(RawBsonRef::Document(found))) => Some(Some(Document::try_from(found).ok()?)),
+        Some(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::doc;
+
+    use super::*;
+
+    #[test]
+    fn the_bytes_are_those_of_the_command_and_the_reply_is_read_as_it_is() {
+        let filter = doc! { "_id": 7, "x": { "$gt": "y" } };
+        let bytes = find_one("shop", "items", &filter.to_vec().unwrap());
+        let command = doc! { "find": "items", "filter": filter, "limit": 1, "singleBatch": true, "$db": "shop" };
+        assert_eq!(bytes, command.to_vec().unwrap());
+        let reply = |batch: Vec<Document>| {
+            doc! { "cursor": { "firstBatch": batch, "id": 0_i64, "ns": "d.c" }, "ok": 1.0 }
+        };
+        let found = doc! { "_id": 7, "a": [1, { "b": 2 }] };
+        let bytes = reply(vec![found.clone()]).to_vec().unwrap();
+        assert_eq!(first_of(&bytes), Some(Some(found)));
+        assert_eq!(first_of(&reply(Vec::new()).to_vec().unwrap()), Some(None));
+        let refused = doc! { "ok": 0.0, "code": 13, "errmsg": "no" };
+        assert_eq!(first_of(&refused.to_vec().unwrap()), None);
+        (0..bytes.len()).for_each(|cut| assert_eq!(first_of(&bytes[..cut]), None));
+    }
+}

@@ -1,0 +1,463 @@
+//! What a request of a fabric client becomes: a reply at once, a command for a worker, or a reply that waits
+//! for other members of the replica set.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use beeline_documents_channel::{Answer, ChannelId, Handler, Incoming, MessageType, ReplyBuffer};
+use beeline_documents_query::check;
+use beeline_documents_query::error::{Code, QueryError, fail};
+use bson::raw::{RawBsonRef, RawDocument};
+use bson::{Bson, Document, doc};
+use tokio::runtime::Handle as Runtime;
+use tokio::sync::watch;
+
+use super::jobs::Jobs;
+use super::{ChannelHandle, Delivery, FIRST_CONNECTION, Origin};
+use crate::commands::{self, Context, Identity, Request, Session, failure, point};
+use crate::door::{STACK, concern_of, may_take_long};
+use crate::engine::{Engine, lock, whole_field};
+use crate::replica::Replica;
+use crate::replica::concern::Held;
+use crate::replica::source::COMMAND;
+use crate::reply::Reply;
+
+/// A member that asks for news of the log waits so long at most.
+const LONGEST_WAIT_MS: i64 = 5000;
+/// A longer body is read and executed by a worker, however few documents its command looks at.
+const LONG_BODY: usize = 256 << 10;
+/// A worker that made a longer reply goes on with its channel once the reply is written.
+const LONG_REPLY: usize = 64 << 10;
+
+/// A channel: of which server, which.
+pub(super) type Key = (u64, ChannelId);
+
+/// A command for a worker.
+#[derive(Debug)]
+pub(super) struct Job {
+    index: u32,
+    session: Arc<Mutex<Session>>,
+    body: Vec<u8>,
+    gone: watch::Receiver<()>,
+}
+
+/// What is known of a channel.
+#[derive(Debug)]
+pub(super) struct Peer {
+    session: Arc<Mutex<Session>>,
+    /// What waits for other members ends when this is dropped.
+    here: watch::Sender<()>,
+}
+
+/// What the thread and the workers share.
+pub(super) struct Executive {
+    pub(super) engine: Arc<Engine>,
+    pub(super) identity: Identity,
+    pub(super) jobs: Jobs<Key, Job>,
+    pub(super) handle: ChannelHandle,
+    pub(super) runtime: Runtime,
+    pub(super) workers: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl fmt::Debug for Executive {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Executive").finish_non_exhaustive()
+    }
+}
+
+/// A command that ran, and what its reply waits for.
+struct Ran {
+    reply: Reply,
+    waits: Option<Waits>,
+}
+
+/// What a reply waits for.
+struct Waits {
+    replica: Arc<Replica>,
+    held: Held,
+    name: String,
+    concern: Document,
+}
+
+/// Says when a worker has ended, also where a command ended it.
+struct Worker<'e>(&'e Executive);
+
+impl Drop for Worker<'_> {
+    fn drop(&mut self) {
+        self.0.jobs.end();
+    }
+}
+
+impl Executive {
+    /// Starts a worker, unless there are enough.
+    ///
+    /// Errors: no thread could be made.
+    pub(super) fn hire(self: &Arc<Self>) -> std::io::Result<()> {
+        if !self.jobs.begin() {
+            return Ok(());
+        }
+        let executive = Arc::clone(self);
+        let builder =
+            std::thread::Builder::new().name("documents-work".to_owned()).stack_size(STACK);
+        let made = builder.spawn(move || {
+            let worker = Worker(&executive);
+            while let Some((channel, job)) = worker.0.jobs.next() {
+                worker.0.work(channel, job);
+            }
+        });
+        match made {
+            Ok(thread) => {
+                let mut workers = lock(&self.workers);
+                workers.retain(|worker| !worker.is_finished());
+                workers.push(thread);
+                Ok(())
+            }
+            Err(error) => {
+                self.jobs.end();
+                Err(error)
+            }
+        }
+    }
+
+    fn push(self: &Arc<Self>, channel: Key, job: Job) {
+        if self.jobs.push(channel, job)
+            && let Err(error) = self.hire()
+        {
+            tracing::warn!(%error, "no further worker for fabric clients can be started");
+        }
+    }
+
+    fn run(&self, session: &mut Session, request: Request) -> Ran {
+        let replica = self.engine.replica.get();
+        let (name, concern) = match replica {
+            Some(_) => (request.name().to_owned(), concern_of(&request)),
+            None => (String::new(), Document::new()),
+        };
+        let mut context = Context {
+            engine: &self.engine,
+            session,
+            identity: &self.identity,
+            database: String::new(),
+            request,
+            // Nothing is kept waiting: a getMore at the end of its cursor has an empty batch.
+            may_wait: false,
+        };
+        let reply = commands::run(&mut context);
+        let waits = session.held.take().zip(replica).map(|(held, replica)| Waits {
+            replica: Arc::clone(replica),
+            held,
+            name,
+            concern,
+        });
+        Ran { reply, waits }
+    }
+
+    /// A worker's part: a command of a channel, which is the only one of it that runs.
+    fn work(&self, channel: Key, job: Job) {
+        let Job { index, session, body, gone } = job;
+        let origin = (channel.0, channel.1, index);
+        let ran = match read_request(&body) {
+            Ok(request) => self.run(&mut lock(&session), request),
+            Err(error) => Ran { reply: Reply::Document(failure(&error)), waits: None },
+        };
+        drop(body);
+        match (ran.waits, ran.reply) {
+            (None, reply) => {
+                let bytes = encoded(&reply);
+                let finishes = bytes.len() >= LONG_REPLY;
+                if !finishes {
+                    self.jobs.finish(channel);
+                }
+                self.handle.deliver(Delivery::Done { origin, bytes, finishes });
+            }
+            (Some(waits), reply @ Reply::Document(_)) => {
+                self.jobs.finish(channel);
+                self.wait(origin, waits, reply, false, gone);
+            }
+            (Some(waits), reply) => {
+                let bytes = encoded(&reply);
+                self.handle.deliver(Delivery::Keep { origin, bytes });
+                self.wait(origin, waits, Reply::ok(), true, gone);
+            }
+        }
+    }
+
+    /// Has a reply wait for other members; no thread waits. `kept`: the reply itself lies in the channel.
+    fn wait(
+        &self,
+        origin: Origin,
+        waits: Waits,
+        reply: Reply,
+        kept: bool,
+        gone: watch::Receiver<()>,
+    ) {
+        let handle = self.handle.clone();
+        let Waits { replica, held, name, concern } = waits;
+        let released = async move {
+            let reply = replica.release(held, reply, &name, &concern).await;
+            handle.deliver(match kept && !reply.is_failure() {
+                true => Delivery::Release(origin),
+                false => Delivery::Done { origin, bytes: encoded(&reply), finishes: false },
+            });
+        };
+        self.runtime.spawn(while_here(gone, released));
+    }
+
+    /// Answers a member once the log is longer than it has it, or its time is up.
+    fn wait_for_news(
+        &self,
+        origin: Origin,
+        replica: Arc<Replica>,
+        from: u64,
+        wait: Duration,
+        gone: watch::Receiver<()>,
+    ) {
+        let handle = self.handle.clone();
+        let news = async move {
+            // Registered before the look, so that no entry is missed between the two.
+            let grown = replica.store.grown.notified();
+            tokio::pin!(grown);
+            grown.as_mut().enable();
+            let newest = || replica.store.last().place.time;
+            if newest() <= from {
+                tokio::select! {
+                    () = grown => {}
+                    () = tokio::time::sleep(wait) => {}
+                }
+            }
+            handle.deliver(Delivery::Optime(origin, newest()));
+        };
+        self.runtime.spawn(while_here(gone, news));
+    }
+
+    /// Lets a command run once this member has what its client saw elsewhere.
+    fn catch_up(self: &Arc<Self>, channel: Key, job: Job, replica: &Arc<Replica>, seen: Document) {
+        let (executive, replica, gone) = (Arc::clone(self), Arc::clone(replica), job.gone.clone());
+        let caught_up = async move {
+            match replica.catch_up(&seen).await {
+                Ok(()) => executive.push(channel, job),
+                Err(error) => {
+                    let origin = (channel.0, channel.1, job.index);
+                    let bytes = encoded(&Reply::Document(failure(&error)));
+                    executive.handle.deliver(Delivery::Done { origin, bytes, finishes: false });
+                }
+            }
+        };
+        self.runtime.spawn(while_here(gone, caught_up));
+    }
+}
+
+/// Does something as long as the channel is there that it is done for.
+async fn while_here(mut gone: watch::Receiver<()>, work: impl Future<Output = ()>) {
+    tokio::select! {
+        () = work => {}
+        _ = gone.changed() => {}
+    }
+}
+
+fn encoded(reply: &Reply) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    reply.write(&Document::new(), &mut bytes);
+    bytes
+}
+
+/// Reads a request: the command's document, its long arrays as sequences of bytes.
+///
+/// Errors: no document, or one that is nested too deeply.
+pub fn read_request(bytes: &[u8]) -> Result<Request, QueryError> {
+    check::document(bytes)?;
+    let broken =
+        |error: &dyn fmt::Display| QueryError::new(Code::NonConformantBson, error.to_string());
+    let raw = RawDocument::from_bytes(bytes).map_err(|error| broken(&error))?;
+    let mut request = Request::default();
+    for element in raw.iter_elements() {
+        let element = element.map_err(|error| broken(&error))?;
+        let name = element.key().as_str().to_owned();
+        let value = element.value().map_err(|error| broken(&error))?;
+        if matches!(name.as_str(), "documents" | "updates" | "deletes")
+            && let RawBsonRef::Array(array) = value
+        {
+            let mut documents = Vec::new();
+            let mut plain = true;
+            for one in array {
+                match one.map_err(|error| broken(&error))? {
+                    RawBsonRef::Document(document) => documents.push(document.as_bytes().to_vec()),
+                    _ => plain = false,
+                }
+            }
+            if plain {
+                request.sequences.push((name, documents));
+                continue;
+            }
+        }
+        let value = Bson::try_from(value).map_err(|error| broken(&error))?;
+        request.body.insert(name, value);
+    }
+    Ok(request)
+}
+
+/// The requests of one server's channels, on the thread.
+pub(super) struct Executor<'t> {
+    pub(super) token: u64,
+    pub(super) executive: &'t Arc<Executive>,
+    pub(super) peers: &'t mut HashMap<Key, Peer>,
+    pub(super) connections: &'t mut i32,
+}
+
+impl Executor<'_> {
+    fn peer(&mut self, channel: Key) -> &Peer {
+        let connections = &mut *self.connections;
+        self.peers.entry(channel).or_insert_with(|| {
+            *connections = connections.wrapping_add(1).max(FIRST_CONNECTION);
+            let peer = format!("fabric:{}", channel.1);
+            let session = Session { connection: *connections, peer, ..Session::default() };
+            Peer { session: Arc::new(Mutex::new(session)), here: watch::channel(()).0 }
+        })
+    }
+}
+
+impl Executor<'_> {
+    /// What a member that copies this one asks of the log.
+    fn log_request(&mut self, incoming: &Incoming<'_>) -> beeline_documents_query::Result<Answer> {
+        let executive = self.executive;
+        let Some(replica) = executive.engine.replica.get() else {
+            return fail(Code::NoReplicationEnabled, "this node is no member of a replica set");
+        };
+        let mut body = read_request(incoming.body)?.body;
+        let (channel, message) = ((self.token, incoming.channel), incoming.message);
+        let from = message.from;
+        let peer = self.peer(channel);
+        if message.kind == MessageType::OptimeRequest {
+            replica.admit_member(&body)?;
+            let newest = replica.store.last().place.time;
+            if newest > from {
+                return Ok(Answer::Optime(newest));
+            }
+            let wait = whole_field(&body, "wait").unwrap_or(0).clamp(0, LONGEST_WAIT_MS);
+            let wait = Duration::from_millis(wait.unsigned_abs());
+            let origin = (channel.0, channel.1, message.index);
+            executive.wait_for_news(origin, Arc::clone(replica), from, wait, peer.here.subscribe());
+            return Ok(Answer::Later);
+        }
+        // As many whole entries as the destination holds: what is longer comes in parts.
+        let room = i64::try_from(incoming.capacity).unwrap_or(i64::MAX);
+        let most = whole_field(&body, "most").unwrap_or(room).min(room);
+        body.extend(doc! { COMMAND: "entries", "after": from as i64, "most": most, "wait": 0 });
+        let job = Job {
+            index: message.index,
+            session: Arc::clone(&peer.session),
+            body: body.to_vec().unwrap_or_default(),
+            gone: peer.here.subscribe(),
+        };
+        executive.push(channel, job);
+        Ok(Answer::Later)
+    }
+}
+
+impl Handler for Executor<'_> {
+    fn execute(&mut self, incoming: &Incoming<'_>, reply: &mut ReplyBuffer) -> Answer {
+        if !incoming.message.kind.is_command() {
+            return match self.log_request(incoming) {
+                Ok(answer) => answer,
+                Err(error) => Answer::Fail(error.code as u32, error.message),
+            };
+        }
+        let executive = self.executive;
+        let replica = executive.engine.replica.get();
+        let (channel, index) = ((self.token, incoming.channel), incoming.message.index);
+        let peer = self.peer(channel);
+        if incoming.message.kind == MessageType::Query
+            && replica.is_none_or(|replica| replica.writes())
+            && let Ok(session) = peer.session.try_lock()
+            && point::answer(&executive.engine, &session, incoming.body, reply)
+        {
+            return Answer::Reply;
+        }
+        let job = |peer: &Peer| Job {
+            index,
+            session: Arc::clone(&peer.session),
+            body: incoming.body.to_vec(),
+            gone: peer.here.subscribe(),
+        };
+        if incoming.body.len() > LONG_BODY {
+            executive.push(channel, job(peer));
+            return Answer::Later;
+        }
+        let request = match read_request(incoming.body) {
+            Ok(request) => request,
+            Err(error) => {
+                Reply::Document(failure(&error)).write(&Document::new(), reply);
+                return Answer::Reply;
+            }
+        };
+        if let Some(replica) = replica
+            && request
+                .body
+                .get_document("readConcern")
+                .is_ok_and(|one| one.contains_key("afterClusterTime"))
+        {
+            let seen = concern_of(&request);
+            executive.catch_up(channel, job(peer), replica, seen);
+            return Answer::Later;
+        }
+        // A worker has the session: this command goes behind what the worker does.
+        let session = if may_take_long(&request) { None } else { peer.session.try_lock().ok() };
+        let Some(mut session) = session else {
+            executive.push(channel, job(peer));
+            return Answer::Later;
+        };
+        let ran = executive.run(&mut session, request);
+        let Some(waits) = ran.waits else {
+            ran.reply.write(&Document::new(), reply);
+            return Answer::Reply;
+        };
+        let (origin, gone) = ((channel.0, channel.1, index), peer.here.subscribe());
+        if let Reply::Document(_) = ran.reply {
+            executive.wait(origin, waits, ran.reply, false, gone);
+            return Answer::Later;
+        }
+        ran.reply.write(&Document::new(), reply);
+        executive.wait(origin, waits, Reply::ok(), true, gone);
+        Answer::Kept
+    }
+
+    fn ended(&mut self, channel: ChannelId) {
+        let channel = (self.token, channel);
+        self.peers.remove(&channel);
+        self.executive.jobs.forget(channel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bson::doc;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_request_keeps_its_fields_and_its_documents_as_bytes() {
+        let one = doc! { "_id": 1 };
+        let body = doc! { "insert": "c", "documents": [one.clone()], "$db": "d", "deletes": [1] };
+        let request = read_request(&body.to_vec().unwrap()).unwrap();
+        assert_eq!(request.name(), "insert");
+        assert_eq!(request.sequences, [("documents".to_owned(), vec![one.to_vec().unwrap()])]);
+        assert_eq!(request.body, doc! { "insert": "c", "$db": "d", "deletes": [1] });
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_the_reader_panic(at: prop::sample::Index, by: u8, cut: prop::sample::Index) {
+            let body = doc! { "update": "c", "updates": [{ "q": { "a": 1 }, "u": [] }], "$db": "d" };
+            let mut bytes = body.to_vec().unwrap();
+            let place = at.index(bytes.len());
+            bytes[place] ^= by;
+            let _ = read_request(&bytes);
+            bytes.truncate(cut.index(bytes.len()));
+            let _ = read_request(&bytes);
+        }
+    }
+}
