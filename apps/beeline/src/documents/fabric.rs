@@ -114,7 +114,7 @@ fn connect(reach: &ReachArguments, output: Output) -> Result<Client, Failure> {
 }
 
 fn show(document: &Document, output: Output) -> Result<(), Failure> {
-    output.line(json::write(&Bson::Document(document.clone())).to_string())?;
+    output.line(json::write(&Bson::Document(document.clone())))?;
     Ok(())
 }
 
@@ -147,7 +147,7 @@ pub fn put(arguments: &PutArguments, output: Output) -> Result<Exit, Failure> {
             id
         }
     };
-    output.line(json::write(&id).to_string())?;
+    output.line(json::write(&id))?;
     Ok(Exit::Done)
 }
 
