@@ -219,13 +219,17 @@ def load(client):
         client.walk.log.insert_one({"from": source, "to": target}, session=session)
 
     def worker(at):
-        try:
-            while True:
-                with client.start_session() as session:
-                    session.with_transaction(transfer)
+        # By hand: `with_transaction` goes on for two minutes after the node is gone.
+        while True:
+            try:
+                with client.start_session() as session, session.start_transaction():
+                    transfer(session)
                 done[at] += 1
-        except (ConnectionFailure, PyMongoError):
-            return
+            except ConnectionFailure:
+                return
+            except PyMongoError as error:
+                if not error.has_error_label("TransientTransactionError"):
+                    return
 
     threads = [threading.Thread(target=worker, args=(at,)) for at in range(4)]
     for thread in threads:
