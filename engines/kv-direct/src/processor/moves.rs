@@ -76,6 +76,18 @@ impl Part {
     fn finished(&self) -> bool {
         self.cursor.is_none() && self.batch.is_none()
     }
+
+    /// How the last packet of a sender ended. Any client can name senders: those that were refused make room
+    /// first, then all do.
+    fn remember(&mut self, sender: u64, sequence: u64, count: u32) {
+        if self.senders.len() >= SENDERS && !self.senders.contains_key(&sender) {
+            self.senders.retain(|_, (_, count)| *count > 0);
+        }
+        if self.senders.len() >= SENDERS && !self.senders.contains_key(&sender) {
+            self.senders.clear();
+        }
+        self.senders.insert(sender, (sequence, count));
+    }
 }
 
 impl<M: Memory> Processor<M> {
@@ -251,7 +263,7 @@ impl<M: Memory> Processor<M> {
         let mine = |key: &[u8]| map.verdict(key, state) == Verdict::Serve;
         if state != map.state || !map.is_moving() || !pairs.iter().all(|(key, _)| mine(key)) {
             // Once refused, refused for good: a copy that comes late finds other pairs than it was made of.
-            self.part.senders.insert(sender, (sequence, 0));
+            self.part.remember(sender, sequence, 0);
             return Err(Status::Conflict);
         }
         let mut count = 0;
@@ -265,10 +277,7 @@ impl<M: Memory> Processor<M> {
             }
             count += 1;
         }
-        if self.part.senders.len() >= SENDERS {
-            self.part.senders.clear();
-        }
-        self.part.senders.insert(sender, (sequence, count));
+        self.part.remember(sender, sequence, count);
         self.part.adopted += u64::from(count);
         self.counters.adopted += u64::from(count);
         Ok(count)
@@ -349,3 +358,47 @@ impl<M: Memory> Processor<M> {
 pub const FORCED: &[u8] = b"forced";
 /// The key of any other SET MAP, and of a MAP.
 pub const PLAIN: &[u8] = b"plain";
+
+#[cfg(not(loom))]
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::function::Functions;
+    use crate::map::AdoptWriter;
+    use crate::packet::{PacketWriter, ReplyReader};
+    use crate::processor::ProcessorOptions;
+    use crate::ring::HashRing;
+
+    #[test]
+    fn senders_that_are_refused_take_bounded_memory_and_no_place_of_others() {
+        let options = ProcessorOptions { memory_bytes: 1 << 23, ..ProcessorOptions::default() };
+        let (mut processor, _) =
+            Processor::new(&options, Arc::new(Functions::default()), false).unwrap();
+        let ring = |names: &[&str]| HashRing::new(names.iter().map(|&name| name.to_owned()));
+        let map = ServerMap { state: 1, me: "b".to_owned(), old: ring(&["a"]), ring: ring(&["b"]) };
+        assert_eq!(processor.set_map(map, false), Status::Ok);
+        let mut reply = Vec::new();
+        let mut adopt = |processor: &mut Processor<_>, sender: u64, state, value: &[u8]| {
+            let mut pairs = AdoptWriter::new(1, state);
+            assert!(pairs.push(b"key", value, 100));
+            let mut packet = PacketWriter::new(1 << 12, 1 << 12);
+            let sender = sender.to_le_bytes();
+            assert!(packet.push(&Request::control(Kind::Adopt, &sender, pairs.bytes())));
+            assert!(processor.process(packet.finish(1), &mut reply, 1 << 12));
+            let mut results = ReplyReader::new(&reply).unwrap().1;
+            results.next().map(|(status, bytes)| (status, bytes.map(<[u8]>::to_vec))).unwrap()
+        };
+        let one = Some(1_u32.to_le_bytes().to_vec());
+        assert_eq!(adopt(&mut processor, 0, 1, b"first"), (Status::Ok, one.clone()));
+        for sender in 1..3 * SENDERS as u64 {
+            assert_eq!(adopt(&mut processor, sender, 3, b"other"), (Status::Conflict, None));
+            assert!(processor.part.senders.len() <= SENDERS, "{sender} senders");
+        }
+        // The one that was executed is remembered: its copy is answered, and not executed again.
+        assert_eq!(adopt(&mut processor, 0, 1, b"again"), (Status::Ok, one));
+        let place = processor.table.place(b"key");
+        assert_eq!(processor.table.get(place, b"key", <[u8]>::to_vec).unwrap(), b"first");
+    }
+}
