@@ -398,15 +398,27 @@ fn give_up(
     let in_old = known.is_moving() && known.old.position(name).is_some();
     let in_new = known.ring.position(name).is_some();
     if !in_new && !in_old {
-        return Err(MembershipError::Unknown { name: name.to_owned() });
+        if known.state == 0 {
+            return Err(MembershipError::Unknown { name: name.to_owned() });
+        }
+        // Given up before, and perhaps not all were told: those that were answer that they know.
+        return tell_all(caller, known, progress);
     }
     // A change that is under way between others goes on without it; its own change is over.
     let goes_on = in_old && in_new;
     let state = known.state + if goes_on || known.state.is_multiple_of(2) { 2 } else { 1 };
     let old = if goes_on { without(&known.old, name) } else { HashRing::default() };
-    let map = ServerMap { state, me: String::new(), old, ring: goal };
-    for server in with_all(&map) {
-        caller.tell(&server, &map, true)?;
+    tell_all(caller, &ServerMap { state, me: String::new(), old, ring: goal }, progress)
+}
+
+/// Tells a map that is taken whatever was known before to all of its servers.
+fn tell_all(
+    caller: &mut Caller<'_>,
+    map: &ServerMap,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<(), MembershipError> {
+    for server in with_all(map) {
+        caller.tell(&server, map, true)?;
     }
     progress(Progress::Done { moved: 0 });
     Ok(())
