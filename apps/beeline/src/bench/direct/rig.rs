@@ -44,7 +44,8 @@ impl Rig {
         let tuned =
             if utilisation < 0.1 { None } else { tune(8 << 20, Sizes::one(16), utilisation)? };
         let table = tuned.map_or_else(TableOptions::default, |choice| TableOptions {
-            index_permille: choice.index_permille,
+            // The largest that fits a small table may be too large by some pairs.
+            index_permille: choice.index_permille * 9 / 10,
             inline_threshold: choice.inline_threshold,
             ..TableOptions::default()
         });
