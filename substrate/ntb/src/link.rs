@@ -2,19 +2,23 @@
 //!
 //! ```text
 //! offset of a part's first page, one word of 8 bytes on each line of 64:
-//!   0  magic and version     64  epoch of the writer     128  epoch of the reader that was seen
+//!   0  magic and version     64  epoch of the writer     128  agreement: see below
 //! 192  state                256  beat                    320  up to 8 words of announcement
 //! ```
 //!
 //! The steps, at each end (NTSocks 3.1): the memory is there (1) and the other host's writes come
 //! to it (2) once the window is mapped; then this end publishes what it has, under an epoch of its
-//! own (3); when it sees the other end's, it clears its own memory, says which epoch it saw, and
-//! rings "peer up" (4). The link is up at an end that was seen and has seen. A new epoch of the
-//! other end, "going down", or a beat that stands still ends it; whatever the memory holds then is
-//! cleared before the next life.
+//! own (3); when it sees the other end's, it clears its own memory, agrees to the pair of epochs, and
+//! rings "peer up" (4). The link is up at an end that has prepared for the other end's epoch and finds
+//! the other end's agreement to the same pair. A new epoch of the other end, "going down", or a beat
+//! that stands still ends it; whatever the memory holds then is cleared before the next life.
 //!
-//! The other host writes only after it saw its own epoch in `seen`, which is posted behind the
-//! clearing: nothing of one life is taken for the next one's.
+//! The agreement is one word made of both epochs. Were it the reader's epoch alone, a reader could
+//! find it while the writer's epoch is still the one of before, and be up with a life that is over:
+//! the two words are posted one after the other.
+//!
+//! The other host writes only after it found the agreement, which is posted behind the clearing:
+//! nothing of one life is taken for the next one's.
 
 use std::time::{Duration, Instant};
 
@@ -31,13 +35,13 @@ pub const ANNOUNCED: usize = 8;
 
 const MAGIC_AT: usize = 0;
 const EPOCH_AT: usize = 64;
-const SEEN_AT: usize = 128;
+const AGREED_AT: usize = 128;
 const STATE_AT: usize = 192;
 const BEAT_AT: usize = 256;
 const ANNOUNCED_AT: usize = 320;
 
 /// "BLNTB", two zeros and the version.
-const MAGIC: u64 = u64::from_le_bytes(*b"BLNTB\0\0\x01");
+const MAGIC: u64 = u64::from_le_bytes(*b"BLNTB\0\0\x02");
 
 /// Why a link fell whose other end said that it goes: it is not coming back.
 pub const IN_GOOD_ORDER: &str = "the other end went in good order";
@@ -47,6 +51,11 @@ const DOWN_AGREED: u64 = 2;
 
 /// How often an end announces itself anew, and shows that it lives.
 pub const BEAT: Duration = Duration::from_millis(200);
+
+/// The word by which the writer, in its life `own`, agrees to the reader's life `theirs`.
+fn agreement(theirs: u64, own: u64) -> u64 {
+    theirs ^ own.rotate_left(32)
+}
 
 /// What an end publishes of how it divides the window: both must say the same.
 pub type Announcement = [u64; ANNOUNCED];
@@ -146,6 +155,12 @@ impl Link {
         self.epoch
     }
 
+    /// The life that both ends agreed to, by the same number at both; `None` while the link is not up.
+    #[must_use]
+    pub fn life(&self) -> Option<u64> {
+        (self.state == State::Up).then_some(self.epoch ^ self.seen)
+    }
+
     fn read(&self, at: usize) -> u64 {
         // Acquire with the fence that the other end puts behind what a register announces.
         self.inbound.word(at).load(Ordering::Acquire)
@@ -157,7 +172,8 @@ impl Link {
             self.outbound.post_word(ANNOUNCED_AT + index * 64, *word);
         }
         self.outbound.post_word(STATE_AT, 0);
-        self.outbound.post_word(SEEN_AT, self.seen);
+        let agreed = if self.seen == 0 { 0 } else { agreement(self.seen, self.epoch) };
+        self.outbound.post_word(AGREED_AT, agreed);
         self.outbound.fence();
         self.outbound.post_word(EPOCH_AT, self.epoch);
         self.outbound.post_word(MAGIC_AT, MAGIC);
@@ -219,7 +235,7 @@ impl Link {
         {
             return self.falls("the other end's beat stands still");
         }
-        if self.state == State::Down && self.read(SEEN_AT) == self.epoch {
+        if self.state == State::Down && self.read(AGREED_AT) == agreement(self.epoch, self.seen) {
             self.state = State::Up;
             self.theirs.1 = now;
             *ring = true;

@@ -43,16 +43,16 @@ fn an_end_of_another_version_is_refused_by_its_word() {
     let window = window();
     let mut now = Instant::now();
     let mut link = Link::begin(&window, ANNOUNCED, EPOCH, SILENCE, now);
-    let version_two = u64::from_le_bytes(*b"BLNTB\0\0\x02");
-    let ours = u64::from_le_bytes(*b"BLNTB\0\0\x01");
+    let version_one = u64::from_le_bytes(*b"BLNTB\0\0\x01");
+    let ours = u64::from_le_bytes(*b"BLNTB\0\0\x02");
     window.inbound.word(64).store(77, Ordering::Relaxed);
-    window.inbound.word(0).store(version_two, Ordering::Release);
+    window.inbound.word(0).store(version_one, Ordering::Release);
     let mut events = Vec::new();
     for _ in 0..5 {
         now += Duration::from_millis(300);
         events.extend(link.look(now, &mut false));
     }
-    assert_eq!(events, [Event::Unequal { place: None, theirs: version_two, ours }], "said once");
+    assert_eq!(events, [Event::Unequal { place: None, theirs: version_one, ours }], "said once");
     assert_eq!(link.state(), State::Down);
 }
 

@@ -312,9 +312,12 @@ impl Store {
     ///
     /// Errors: the kernel's.
     pub fn serve(&mut self, proxy: &ControlSocket) -> io::Result<bool> {
+        // A proxy may die at any moment, also before it has read everything.
+        let is_gone =
+            |kind| matches!(kind, io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset);
         let told = self.tell(proxy);
         if let Err(error) = told
-            && error.kind() != io::ErrorKind::BrokenPipe
+            && !is_gone(error.kind())
         {
             return Err(error);
         }
@@ -323,6 +326,7 @@ impl Store {
             let (bytes, descriptors) = match receive(proxy) {
                 Ok(Some(record)) => record,
                 Ok(None) => return Ok(works),
+                Err(error) if is_gone(error.kind()) => return Ok(works),
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                     tracing::warn!("the proxy said more than a record holds");
                     continue;
@@ -422,6 +426,29 @@ mod tests {
         assert_eq!(all.connections[1].record, record());
         drop(keeper);
         assert!(!again.join().unwrap());
+    }
+
+    #[test]
+    fn a_proxy_that_dies_before_it_has_read_everything_is_one_that_is_gone() {
+        let mut store = Store::default();
+        let fd = descriptor();
+        for id in 0..40 {
+            store.entries.insert(id, (record().encode(), vec![fd.try_clone().unwrap()]));
+        }
+        for read in [0, 1, 7] {
+            let (ours, theirs) = ControlSocket::pair().unwrap();
+            let told = std::thread::scope(|scope| {
+                let told = scope.spawn(|| store.serve(&ours));
+                for _ in 0..read {
+                    receive(&theirs).unwrap().unwrap();
+                }
+                // As if it were killed, with records unread.
+                drop(theirs);
+                told.join().unwrap()
+            });
+            assert!(matches!(told, Ok(false)), "{told:?}");
+        }
+        assert_eq!(store.count(), 40);
     }
 
     proptest! {

@@ -13,7 +13,7 @@
 //! - [`geometry`]: how a window is divided; [`ring`]: rings in it.
 //! - [`flow`]: decisions of a partition (credits, ends, order, placement), without memory or time;
 //!   [`partition`], `conduit`: what carries them out; [`thread`]: when, and when it sleeps.
-//! - [`handshake`]: the life of a connection as one table; `lives`: what goes beyond it; `extents`: direct mode; [`message`]: what monitors say;
+//! - [`handshake`]: the life of a connection as one table; `lives`, [`waits`]: what goes beyond it; `extents`: direct mode; [`message`]: what monitors say;
 //!   [`monitor`]: connections; `sessions`: other monitors; `programs`: programs' questions and
 //!   knocks; [`peer`]: another host; [`listeners`]: who listens on this host; `status`.
 //! - [`config`]: the list of peers; [`keeper`]: what outlives a proxy.
@@ -38,6 +38,7 @@ pub mod ring;
 mod sessions;
 mod status;
 pub mod thread;
+pub mod waits;
 
 pub use config::{Config, ConfigError};
 pub use monitor::{Monitor, MonitorError};

@@ -17,6 +17,7 @@ use crate::keeper::{Inheritance, Kept};
 use crate::message::Message;
 use crate::monitor::Monitor;
 use crate::partition::Command;
+use crate::waits::Position;
 
 impl Monitor {
     /// Takes over what a proxy left that died.
@@ -63,8 +64,7 @@ impl Monitor {
             connection.partition = Some(record.partition);
             connection.owner = record.owner;
             connection.memory = Some(Arc::new(descriptor));
-            connection.awaits = Some(Instant::now());
-            connection.reports = true;
+            connection.waits.begin(Instant::now());
         }
         self.remotes[link].load[record.partition] += 1;
         self.tally.adopted += 1;
@@ -89,8 +89,7 @@ impl Monitor {
                     // Nothing comes any more, whether the link does or not: the program reads what is there.
                     over.push((id, connection.key));
                 } else {
-                    connection.awaits = Some(now);
-                    connection.reports = true;
+                    connection.waits.begin(now);
                 }
                 if let Some(partition) = connection.partition {
                     load[partition] += 1;
@@ -111,7 +110,7 @@ impl Monitor {
     /// A connection is over at this host, whatever the other one thinks.
     pub(crate) fn end_kept(&mut self, id: u64) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
-        connection.awaits = None;
+        connection.waits.end();
         let key = connection.key;
         self.command(id, Command::Break { key });
         self.happens(id, Event::LinkDown);
@@ -119,25 +118,34 @@ impl Monitor {
 
     /// The link is up again: the other monitor hears how far every connection has come.
     pub(crate) fn report_link(&mut self, index: usize) {
+        let Some(life) = self.remotes[index].life() else { return };
         self.remotes[index].resumed = true;
-        let mut kept = Vec::new();
+        let (mut kept, mut heard) = (Vec::new(), Vec::new());
         for (&id, connection) in &mut self.connections {
-            // Also one whose other end was heard of already.
-            if connection.link == index && std::mem::take(&mut connection.reports) {
-                kept.push((id, connection.key));
+            if connection.link == index {
+                let (reports, position) = connection.waits.up(life);
+                kept.extend(reports.then_some((id, connection.key)));
+                heard.extend(position.map(|position| (id, position)));
             }
         }
         for (id, key) in kept {
-            self.command(id, Command::Report { key });
+            self.command(id, Command::Report { key, life });
+        }
+        for (id, (position, partition)) in heard {
+            self.go_on(id, partition, position);
         }
     }
 
-    pub(crate) fn tell_position(&mut self, id: u64, delivered: u32, consumed: u32) {
+    pub(crate) fn tell_position(&mut self, id: u64, position: Position) {
         let Some(connection) = self.connections.get(&id) else { return };
+        if self.remotes[connection.link].life() != Some(position.life) {
+            // That life is over; the next one has a position of its own.
+            return;
+        }
         let partition = connection.partition.and_then(|place| u8::try_from(place).ok());
         let (link, to) = (connection.link, connection.peer_id);
         let partition = partition.unwrap_or(0);
-        self.send(link, &Message::Resume { to, from: id, partition, delivered, consumed });
+        self.send(link, &Message::Resume { to, from: id, partition, position });
     }
 
     /// The other end of a connection says how far it has come.
@@ -146,23 +154,32 @@ impl Monitor {
         index: usize,
         (to, from): (u64, u64),
         partition: usize,
-        delivered: u32,
-        consumed: u32,
+        position: Position,
     ) {
+        let life = self.remotes[index].life();
         let known = self.connections.get_mut(&to);
         let known = known.filter(|known| known.link == index && known.peer_id == from);
         let Some(connection) = known.filter(|known| known.state == State::Established) else {
             return self.send(index, &Message::Gone { to: from });
         };
+        if connection.waits.hears(position, partition, life) {
+            self.go_on(to, partition, position);
+        }
+    }
+
+    /// Both ends of a connection know where the other one stands in this life of the link.
+    fn go_on(&mut self, id: u64, partition: usize, position: Position) {
+        let Some(connection) = self.connections.get(&id) else { return };
         if connection.partition != Some(partition) {
             // The proxy died while the connection was on its way to another partition.
-            self.end_kept(to);
-            return self.send(index, &Message::Gone { to: from });
+            let (link, to) = (connection.link, connection.peer_id);
+            self.end_kept(id);
+            return self.send(link, &Message::Gone { to });
         }
-        connection.awaits = None;
         self.tally.continued += 1;
         let key = connection.key;
-        self.command(to, Command::Resume { key, delivered, consumed });
+        let Position { delivered, consumed, .. } = position;
+        self.command(id, Command::Resume { key, delivered, consumed });
     }
 
     pub(crate) fn hear_gone(&mut self, index: usize, to: u64) {
@@ -170,7 +187,7 @@ impl Monitor {
         if connection.link != index {
             return;
         }
-        if connection.awaits.take().is_some() {
+        if connection.waits.end() {
             // What the other host has not is either all here, or lost.
             let key = connection.key;
             self.command(to, Command::Abandon { key });
@@ -190,7 +207,7 @@ impl Monitor {
             connection.link == index
                 && connection.partition == Some(from)
                 && connection.state == State::Established
-                && connection.awaits.is_none()
+                && !connection.waits.is_waiting()
                 && !connection.moving
         };
         let chosen = self.connections.iter().find(|(_, connection)| stays(connection));

@@ -15,15 +15,17 @@
 //! | 6 gone | the receiver's number |
 //! | 8 extent | the receiver's number, the sender's, bytes |
 //! | 9 extent-is | the receiver's number, the extent's number; 0: there is none |
-//! | 7 resume | the receiver's number, the sender's, partition, packets in the sender's queue, those consumed |
+//! | 7 resume | the receiver's number, the sender's, partition, packets in the sender's queue, those consumed, life of the link |
 
 use std::net::SocketAddr;
 
 use beeline_ntb::Announcement;
 use beeline_sockets::packets::protocol::{address_of, address_words};
 
+use crate::waits::Position;
+
 /// "BLNTM", two zeros and the version.
-const MAGIC: u64 = u64::from_le_bytes(*b"BLNTM\0\0\x02");
+const MAGIC: u64 = u64::from_le_bytes(*b"BLNTM\0\0\x03");
 /// Bytes before the words.
 const HEAD_BYTES: usize = 8;
 /// Most bytes of a message.
@@ -115,10 +117,8 @@ pub enum Message {
         from: u64,
         /// Which partition carries it.
         partition: u8,
-        /// Packets in the sender's program's queue so far, counted round.
-        delivered: u32,
-        /// Of these, those that it has consumed.
-        consumed: u32,
+        /// How far the sender's end has come.
+        position: Position,
     },
 }
 
@@ -174,8 +174,10 @@ impl Message {
             Self::Gone { to } => (6, vec![to]),
             Self::Extent { to, from, bytes } => (8, vec![to, from, bytes]),
             Self::ExtentIs { to, number } => (9, vec![to, number]),
-            Self::Resume { to, from, partition, delivered, consumed } => {
-                (7, vec![to, from, u64::from(partition), u64::from(delivered), u64::from(consumed)])
+            Self::Resume { to, from, partition, position } => {
+                let Position { life, delivered, consumed } = position;
+                let counts = [delivered, consumed].map(u64::from);
+                (7, [&[to, from, u64::from(partition)][..], &counts, &[life]].concat())
             }
         };
         let length = u32::try_from(4 + words.len() * 8).unwrap_or(0);
@@ -216,13 +218,12 @@ impl Message {
             (6, &[to]) => Self::Gone { to },
             (8, &[to, from, bytes]) => Self::Extent { to, from, bytes },
             (9, &[to, number]) => Self::ExtentIs { to, number },
-            (7, &[to, from, partition, delivered, consumed]) => Self::Resume {
-                to,
-                from,
-                partition: small(partition)?,
-                delivered: u32::try_from(delivered).map_err(|_| bad)?,
-                consumed: u32::try_from(consumed).map_err(|_| bad)?,
-            },
+            (7, &[to, from, partition, delivered, consumed, life]) => {
+                let delivered = u32::try_from(delivered).map_err(|_| bad)?;
+                let consumed = u32::try_from(consumed).map_err(|_| bad)?;
+                let position = Position { life, delivered, consumed };
+                Self::Resume { to, from, partition: small(partition)?, position }
+            }
             _ => return Err(bad),
         };
         Ok(Some((message, length + 4)))
@@ -249,7 +250,12 @@ mod tests {
             Message::Gone { to: 9 },
             Message::Extent { to: 1, from: 2, bytes: 1 << 30 },
             Message::ExtentIs { to: 1, number: 0 },
-            Message::Resume { to: 1, from: 2, partition: 7, delivered: u32::MAX, consumed: 3 },
+            Message::Resume {
+                to: 1,
+                from: 2,
+                partition: 7,
+                position: Position { life: u64::MAX, delivered: u32::MAX, consumed: 3 },
+            },
         ] {
             let mut bytes = message.encode();
             for cut in 0..bytes.len() {

@@ -35,6 +35,7 @@ use crate::message::{Message, Refusal};
 use crate::partition::{Command, Key, Notice};
 use crate::peer::{Fall, Remote};
 use crate::thread::{Mailbox, Place};
+use crate::waits::Waits;
 
 /// How long a handshake may take.
 const LONGEST_HANDSHAKE: Duration = Duration::from_secs(2);
@@ -113,10 +114,8 @@ pub(crate) struct Connection {
     pub(crate) refusal: Refusal,
     /// The program's process, as it asked; 0: not known.
     pub(crate) owner: u64,
-    /// Since when it waits for the other end, after a link fell or a proxy died.
-    pub(crate) awaits: Option<Instant>,
-    /// The other monitor is to hear how far it has come, once the link is up.
-    pub(crate) reports: bool,
+    /// After a link fell or a proxy died.
+    pub(crate) waits: Waits,
     /// It is on its way to another partition.
     pub(crate) moving: bool,
     /// Bytes of the other host's memory that its program has, or asks for, and who asks.
@@ -318,7 +317,9 @@ impl Monitor {
     ///
     /// Errors: the system's.
     pub fn turn(&mut self) -> io::Result<()> {
-        let count = self.poller.wait(Some(LOOK))?;
+        let now = Instant::now();
+        let quiet = self.remotes.iter().map(|remote| remote.quiet(now, LOOK)).min();
+        let count = self.poller.wait(Some(quiet.unwrap_or(LOOK)))?;
         let news: Vec<_> = (0..count).map(|index| self.poller.readiness(index)).collect();
         for one in news {
             let index = one.token & ((1 << KIND_AT) - 1);
@@ -337,14 +338,7 @@ impl Monitor {
         self.take_notices();
         let now = Instant::now();
         for index in 0..self.remotes.len() {
-            match self.remotes[index].look(now) {
-                Some(Fall::Breaks) => self.forget_link(index),
-                Some(Fall::Keeps) => self.suspend_link(index),
-                None => {}
-            }
-            if self.remotes[index].is_usable() && !self.remotes[index].resumed {
-                self.report_link(index);
-            }
+            self.look_at_link(index, now);
             if self.config.balance && self.remotes[index].is_usable() {
                 self.balance(index, now);
             }
@@ -355,6 +349,18 @@ impl Monitor {
         self.late(now);
         self.show_routes();
         Ok(())
+    }
+
+    /// Sees what became of a link, and what follows for its connections.
+    pub(crate) fn look_at_link(&mut self, index: usize, now: Instant) {
+        match self.remotes[index].look(now) {
+            Some(Fall::Breaks) => self.forget_link(index),
+            Some(Fall::Keeps) => self.suspend_link(index),
+            None => {}
+        }
+        if self.remotes[index].is_usable() && !self.remotes[index].resumed {
+            self.report_link(index);
+        }
     }
 
     pub(crate) fn show_routes(&mut self) {
@@ -397,8 +403,7 @@ impl Monitor {
             knocked: false,
             refusal: Refusal::NoRoom,
             owner: 0,
-            awaits: None,
-            reports: false,
+            waits: Waits::default(),
             moving: false,
             extent_bytes: 0,
             extent_client: None,
@@ -559,13 +564,10 @@ impl Monitor {
             match notice {
                 Notice::Created { id } => self.happens(id, Event::Created),
                 Notice::Gone { id } => self.happens(id, Event::OwnGone),
-                Notice::Position { id, delivered, consumed } => {
-                    self.tell_position(id, delivered, consumed);
-                }
+                Notice::Position { id, position } => self.tell_position(id, position),
                 Notice::Moved { id } => self.has_moved(id, place.partition),
                 Notice::Cleared => {
-                    let remote = &mut self.remotes[place.link];
-                    remote.clearing = remote.clearing.saturating_sub(1);
+                    self.remotes[place.link].cleared(place.partition);
                 }
                 Notice::Fault { reason } => {
                     let reason = format!("partition {}: {reason}", place.partition);
@@ -596,8 +598,7 @@ impl Monitor {
         let late: Vec<u64> = self.connections.iter().filter_map(late).collect();
         let grace = self.config.grace;
         let waits = |(id, connection): (&u64, &Connection)| {
-            let long = connection.awaits.is_some_and(|since| now - since > grace);
-            long.then_some(*id)
+            connection.waits.is_late(now, grace).then_some(*id)
         };
         let forsaken: Vec<u64> = self.connections.iter().filter_map(waits).collect();
         for id in forsaken {

@@ -227,7 +227,7 @@ impl Partition {
             Command::Adopt { key, id, channel, socket, priority } => {
                 return self.adopt(key, id, channel, socket, priority);
             }
-            Command::Report { key } => self.report(key),
+            Command::Report { key, life } => self.report(key, life),
             Command::Resume { key, delivered, consumed } => {
                 let place = self.find(key)?;
                 let connection = self.connections[place].as_mut()?;

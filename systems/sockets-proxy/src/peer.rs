@@ -23,8 +23,8 @@ use crate::thread::{Mailbox, Place, Running, start};
 
 /// How long the other end's beat may stand still.
 const SILENCE: Duration = Duration::from_secs(5);
-/// Time between two tries to reach the other monitor.
-const REDIAL: Duration = Duration::from_millis(300);
+/// Time between two tries to reach the other monitor: after the first, and at most. A proxy that died is back soon.
+const REDIAL: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(300)];
 /// Time between two looks at the loads of partitions.
 const BALANCE: Duration = Duration::from_millis(500);
 /// Bytes in that time below which a partition's load is no reason to move anything.
@@ -131,8 +131,10 @@ pub struct Remote {
     /// To its monitor.
     pub session: Option<Session>,
     dialled: Option<Instant>,
-    /// Partitions that have yet to break off what they had.
-    pub clearing: usize,
+    /// Time until the next try.
+    redial: Duration,
+    /// Of each partition: how many orders to stand still, or to break off what it has, it has yet to carry out.
+    clearing: Vec<usize>,
     /// Connections of each partition.
     pub load: Vec<usize>,
     placement: Placement,
@@ -205,6 +207,7 @@ impl Remote {
             running.commands.put(Command::Siblings(siblings.clone()));
         }
         let load = vec![0; geometry.partitions];
+        let clearing = vec![0; geometry.partitions];
         let reason = "the other end is not there yet".to_owned();
         Ok(Self {
             peer,
@@ -215,7 +218,8 @@ impl Remote {
             extents,
             session: None,
             dialled: None,
-            clearing: 0,
+            redial: REDIAL[0],
+            clearing,
             load,
             placement: Placement::default(),
             reason,
@@ -242,8 +246,25 @@ impl Remote {
     #[must_use]
     pub fn is_usable(&self) -> bool {
         self.link.state() == State::Up
-            && self.clearing == 0
+            && self.is_clear()
             && self.session.as_ref().is_some_and(|session| session.greeted)
+    }
+
+    fn is_clear(&self) -> bool {
+        self.clearing.iter().all(|&orders| orders == 0)
+    }
+
+    /// A partition stands still, or broke off what it had.
+    pub fn cleared(&mut self, partition: usize) {
+        if let Some(orders) = self.clearing.get_mut(partition) {
+            *orders = orders.saturating_sub(1);
+        }
+    }
+
+    /// The life of the link, by the same number at both ends; `None` while it is not up.
+    #[must_use]
+    pub fn life(&self) -> Option<u64> {
+        self.link.life()
     }
 
     /// The window's link is up.
@@ -261,7 +282,8 @@ impl Remote {
     /// Looks at the link. When it fell: what becomes of its connections.
     pub fn look(&mut self, now: Instant) -> Option<Fall> {
         self.cable.window.bells.clear(beeline_ntb::link::LINK_BELL);
-        if self.clearing > 0 {
+        // Nothing of this end's is posted in a new life that belongs to the old one.
+        if !self.is_clear() {
             return None;
         }
         let mut ring = false;
@@ -308,7 +330,8 @@ impl Remote {
     fn falls(&mut self, reason: String, fall: Fall, but: Option<usize>) {
         tracing::warn!(peer = self.peer.name, reason, "the link is down");
         self.reason = reason;
-        self.clearing = self.partitions.len();
+        // One that broke off by itself says so as the others do.
+        self.clearing.iter_mut().for_each(|orders| *orders += 1);
         self.resumed = false;
         for (index, partition) in self.partitions.iter().enumerate() {
             if but != Some(index) {
@@ -360,7 +383,27 @@ impl Remote {
     pub fn is_to_dial(&self, now: Instant) -> bool {
         self.peer.window.side == Side::First
             && self.session.is_none()
-            && self.dialled.is_none_or(|then| now.saturating_duration_since(then) >= REDIAL)
+            && self.until_dial(now).is_none_or(|left| left.is_zero())
+    }
+
+    fn until_dial(&self, now: Instant) -> Option<Duration> {
+        let waited = now.saturating_duration_since(self.dialled?);
+        Some(self.redial.saturating_sub(waited))
+    }
+
+    /// How long nothing needs to be looked at, where nothing is heard: `most` at most.
+    #[must_use]
+    pub fn quiet(&self, now: Instant, most: Duration) -> Duration {
+        let dials = self.peer.window.side == Side::First && self.session.is_none();
+        self.until_dial(now).filter(|_| dials).map_or(most, |left| left.min(most))
+    }
+
+    /// The other monitor said what it has to say first.
+    pub fn greeted(&mut self) {
+        if let Some(session) = &mut self.session {
+            session.greeted = true;
+        }
+        self.redial = REDIAL[0];
     }
 
     /// Begins to connect to the other monitor, from `own`.
@@ -368,6 +411,7 @@ impl Remote {
     /// Errors: the kernel's.
     pub fn dial(&mut self, own: SocketAddr, now: Instant) -> io::Result<()> {
         self.dialled = Some(now);
+        self.redial = (self.redial * 2).min(REDIAL[1]);
         let to = self.peer.monitor;
         let family = if to.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

@@ -71,6 +71,10 @@ impl Monitor {
     }
 
     pub(crate) fn hear_session(&mut self, index: usize) {
+        // What the other monitor says follows what it saw of the link.
+        if index < self.remotes.len() {
+            self.look_at_link(index, Instant::now());
+        }
         let Some(session) = self.remotes.get_mut(index).and_then(|remote| remote.session.as_mut())
         else {
             return;
@@ -105,11 +109,7 @@ impl Monitor {
         if let Message::Hello { announced } = message {
             let own = remote.geometry.announcement();
             match own.iter().zip(announced).position(|(own, theirs)| *own != theirs) {
-                None => {
-                    if let Some(session) = &mut remote.session {
-                        session.greeted = true;
-                    }
-                }
+                None => remote.greeted(),
                 Some(place) => {
                     let name = crate::geometry::Geometry::name_of(Some(place));
                     remote.reason = format!(
@@ -161,8 +161,8 @@ impl Monitor {
             Message::Gone { to } => self.hear_gone(index, to),
             Message::Extent { to, from, bytes } => self.hear_extent(index, to, from, bytes),
             Message::ExtentIs { to, number } => self.hear_extent_is(index, to, number),
-            Message::Resume { to, from, partition, delivered, consumed } => {
-                self.hear_resume(index, (to, from), usize::from(partition), delivered, consumed);
+            Message::Resume { to, from, partition, position } => {
+                self.hear_resume(index, (to, from), usize::from(partition), position);
             }
         }
     }

@@ -5,12 +5,13 @@
 #![cfg(not(miri))]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
+mod common;
+
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use beeline_ntb::window::{Bells, Mapped, Wire};
+use beeline_ntb::window::Mapped;
 use beeline_ntb::{Inbound, Outbound, Window};
 use beeline_os::Mapping;
 use beeline_sockets::kernel::Errno;
@@ -20,95 +21,10 @@ use beeline_sockets::packets::page::Page;
 use beeline_sockets_proxy::flow::Schedule;
 use beeline_sockets_proxy::geometry::Geometry;
 use beeline_sockets_proxy::partition::{Command, Key, Notice, Partition};
+use beeline_sockets_proxy::waits::Position;
+use common::{BLOCKS, Killed, LENGTH, Mortal, Program, SLOT, Silent, byte, next};
 use proptest::prelude::*;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
-
-const SLOT: usize = 128;
-const BLOCKS: usize = 16;
-const LENGTH: usize = 64 << 10;
-
-#[derive(Debug)]
-struct Silent;
-
-impl Bells for Silent {
-    fn ring(&self, _: usize) {}
-
-    fn descriptor(&self, _: usize) -> Option<BorrowedFd<'_>> {
-        None
-    }
-
-    fn clear(&self, _: usize) {}
-}
-
-/// What a thread that was killed leaves by.
-struct Killed;
-
-/// A wire whose writer dies before one of its posts.
-#[derive(Debug)]
-struct Mortal {
-    wire: Mapped,
-    /// Posts that are left; never 0 before the last.
-    left: Arc<AtomicU64>,
-}
-
-impl Mortal {
-    fn one(&self) {
-        if self.left.fetch_sub(1, Ordering::Relaxed) == 1 {
-            resume_unwind(Box::new(Killed));
-        }
-    }
-}
-
-impl Wire for Mortal {
-    fn length_bytes(&self) -> usize {
-        self.wire.length_bytes()
-    }
-
-    unsafe fn post(&self, offset: usize, source: *const u8, length: usize) {
-        self.one();
-        // SAFETY: the caller's contract.
-        unsafe { self.wire.post(offset, source, length) };
-    }
-
-    fn post_word(&self, offset: usize, value: u64) {
-        self.one();
-        self.wire.post_word(offset, value);
-    }
-
-    fn fence(&self) {
-        self.wire.fence();
-    }
-}
-
-/// A program's end of a connection, and what a keeper has of it.
-struct Program {
-    connection: Connection,
-    fd: OwnedFd,
-    memory: OwnedFd,
-    socket: OwnedFd,
-    key: Key,
-    partition: usize,
-}
-
-impl Program {
-    fn send(&self, bytes: &[u8]) -> Result<usize, Errno> {
-        let piece =
-            [libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }];
-        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-        // SAFETY: our own bytes, which are only read.
-        unsafe { self.connection.send(self.fd.as_raw_fd(), &piece, flags) }
-    }
-
-    fn receive(&self, most: usize) -> Result<Vec<u8>, Errno> {
-        let mut bytes = vec![0; most];
-        let piece = [libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: most }];
-        // SAFETY: our own bytes.
-        let count =
-            unsafe { self.connection.receive(self.fd.as_raw_fd(), &piece, libc::MSG_DONTWAIT)? };
-        bytes.truncate(count);
-        Ok(bytes)
-    }
-}
 
 /// Two hosts with some partitions each, and programs at both ends.
 struct World {
@@ -125,15 +41,12 @@ struct World {
     forgets: bool,
 }
 
-fn byte(at: usize) -> u8 {
-    (at.wrapping_mul(2_654_435_761) >> 7) as u8
-}
-
 impl World {
     fn new(partitions: usize) -> Self {
         let geometry = Geometry::dividing(LENGTH, partitions, SLOT, BLOCKS).unwrap();
         let geometry = Geometry { ring_bytes: 32 * SLOT, control_bytes: 1024, ..geometry };
-        let mapping = Arc::new(Mapping::anonymous(2 * LENGTH).unwrap());
+        // Shared with a process that carries out a part of a turn.
+        let mapping = Arc::new(Mapping::memfd("window", 2 * LENGTH).unwrap());
         let lives = [0, 1].map(|_| Arc::new(AtomicU64::new(u64::MAX)));
         let page = Arc::new(Page::create().unwrap());
         let mut world = Self {
@@ -289,6 +202,20 @@ impl World {
         for half in 0..2 {
             Inbound::new(Arc::clone(&self.mapping), half * LENGTH, LENGTH).clear();
         }
+        self.adopt(side, count);
+        for partition in self.partitions.iter_mut().flatten() {
+            partition.obey(Command::Link { up: true });
+            partition.notices();
+        }
+        for which in 0..self.programs.len() {
+            for from in 0..2 {
+                self.go_on(which, from);
+            }
+        }
+    }
+
+    /// Fresh partitions of a side, with every connection that its keeper has.
+    fn adopt(&mut self, side: usize, count: usize) {
         self.partitions[side] = (0..count).map(|index| self.fresh(side, index)).collect();
         for programs in &self.programs {
             let Program { memory, socket, key, partition, .. } = &programs[side];
@@ -301,30 +228,22 @@ impl World {
             };
             assert!(self.partitions[side][*partition].obey(command).is_some());
         }
-        for partition in self.partitions.iter_mut().flatten() {
-            partition.obey(Command::Link { up: true });
-            partition.notices();
-        }
-        for which in 0..self.programs.len() {
-            for from in 0..2 {
-                let programs = &self.programs[which];
-                let [own, other] = [&programs[from], &programs[1 - from]];
-                let partition = &mut self.partitions[from][own.partition];
-                partition.obey(Command::Report { key: own.key });
-                let Some(Notice::Position { delivered, consumed, .. }) = partition.notices().pop()
-                else {
-                    panic!("a position was asked for")
-                };
-                let delivered =
-                    if self.forgets && delivered > consumed { consumed } else { delivered };
-                let key = other.key;
-                self.partitions[1 - from][other.partition].obey(Command::Resume {
-                    key,
-                    delivered,
-                    consumed,
-                });
-            }
-        }
+    }
+
+    /// The other end of a connection goes on from where the end at `from` is.
+    fn go_on(&mut self, which: usize, from: usize) {
+        let programs = &self.programs[which];
+        let [own, other] = [&programs[from], &programs[1 - from]];
+        let partition = &mut self.partitions[from][own.partition];
+        partition.obey(Command::Report { key: own.key, life: 1 });
+        let Some(Notice::Position { position, .. }) = partition.notices().pop() else {
+            panic!("a position was asked for")
+        };
+        let Position { delivered, consumed, .. } = position;
+        let delivered = if self.forgets && delivered > consumed { consumed } else { delivered };
+        let key = other.key;
+        let command = Command::Resume { key, delivered, consumed };
+        self.partitions[1 - from][other.partition].obey(command);
     }
 
     fn is_whole(&self) -> bool {
@@ -392,6 +311,105 @@ proptest! {
         world.settle();
         prop_assert!(world.is_whole(), "{:?} {:?}", world.sent, world.received);
     }
+}
+
+/// Runs `step` in a process of its own, a copy of this one that shares windows, queues and placeholders with it, and
+/// kills it behind so many of its instructions; false where it had come to its end by then. `None`: the system has no
+/// single steps for this process.
+fn killed_behind(instructions: usize, step: impl FnOnce()) -> Option<bool> {
+    // SAFETY: the child runs `step` in its own copy of memory and ends without returning; no lock of another thread
+    // is needed for that but the allocator's, which the C library takes care of.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: no memory is named.
+        let traced = unsafe { libc::ptrace(libc::PTRACE_TRACEME, 0, 0, 0) };
+        if traced == 0 {
+            // SAFETY: stops this process, for the parent to go on with it.
+            unsafe { libc::raise(libc::SIGSTOP) };
+            let _ = catch_unwind(AssertUnwindSafe(step));
+        }
+        // SAFETY: ends this process, without the handlers of the one that it is a copy of.
+        unsafe { libc::_exit(i32::from(traced != 0)) };
+    }
+    let wait = || {
+        let mut status = 0;
+        // SAFETY: a place of ours; the child is ours and was not waited for to its end.
+        let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+        assert_eq!(waited, child);
+        status
+    };
+    let mut status = wait();
+    if child < 0 || !libc::WIFSTOPPED(status) {
+        return None;
+    }
+    for _ in 0..instructions {
+        // SAFETY: the child stands still, and no memory is named.
+        if unsafe { libc::ptrace(libc::PTRACE_SINGLESTEP, child, 0, 0) } != 0 {
+            break;
+        }
+        status = wait();
+        if !libc::WIFSTOPPED(status) {
+            return Some(false);
+        }
+    }
+    // SAFETY: a child that was not waited for to its end.
+    unsafe { libc::kill(child, libc::SIGKILL) };
+    wait();
+    Some(true)
+}
+
+/// Programs send and receive, partitions take turns, and proxies die behind any instruction of a turn or of a
+/// take-over; by `seed`. How many died in the middle.
+fn die_behind_instructions(seed: u64) -> Option<u32> {
+    let mut world = World::new(1);
+    (0..3).for_each(|port| world.connect(100 + port, 0));
+    let (mut state, mut died) = (seed, 0);
+    for _ in 0..80 {
+        let (side, kind, count) = (next(&mut state) % 2, next(&mut state) % 16, next(&mut state));
+        let which = count % 3;
+        match kind {
+            0..5 => world.put(which, side, 1 + count % 1200),
+            5..8 => _ = world.take(which, side, 1 + count % 3000),
+            8..14 => _ = world.turn(side, 0),
+            _ => {
+                let instructions = (1 << (next(&mut state) % 14)) + next(&mut state) % 4096;
+                let turns = kind == 14;
+                let killed = killed_behind(instructions, || {
+                    if turns {
+                        world.turn(side, 0);
+                    } else {
+                        world.adopt(side, 1);
+                        world.partitions[side][0].obey(Command::Link { up: true });
+                    }
+                })?;
+                died += u32::from(killed);
+                world.take_over(side);
+            }
+        }
+    }
+    world.settle();
+    assert!(world.is_whole(), "{:?} {:?}", world.sent, world.received);
+    Some(died)
+}
+
+#[test]
+fn a_proxy_that_dies_behind_any_instruction_is_taken_over_and_no_byte_is_lost_or_doubled() {
+    let seeds = std::env::var("BEELINE_SEEDS").ok().and_then(|text| text.parse().ok());
+    let mut died = 0;
+    for seed in 0..seeds.unwrap_or(12) {
+        let outcome = catch_unwind(|| die_behind_instructions(seed));
+        let outcome = outcome.unwrap_or_else(|cause| {
+            eprintln!("seed {seed}");
+            resume_unwind(cause)
+        });
+        let Some(count) = outcome else {
+            eprintln!("a_proxy_that_dies_behind_any_instruction ... skipped: no single steps here");
+            return;
+        };
+        died += count;
+    }
+    println!("{died} proxies died in the middle of a turn or of a take-over");
+    assert!(died > 50, "{died} proxies died");
 }
 
 #[test]

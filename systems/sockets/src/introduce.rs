@@ -22,8 +22,26 @@ use crate::relayed::{LONGEST_RECORD, Reply, Request};
 use crate::segment::Segment;
 use crate::{kernel, relayed};
 
-/// Longest wait for the monitor; then the connection stays with the kernel.
-const PATIENCE: Duration = Duration::from_millis(250);
+/// Longest wait for the monitor, in milliseconds; then the connection stays with the kernel.
+const DEFAULT_MS: u32 = 250;
+/// Variable for another time than [`DEFAULT_MS`], in milliseconds, 10 to 60000: for machines with far more to do than
+/// processors.
+pub const VARIABLE: &str = "BEELINE_SOCKETS_PATIENCE_MS";
+
+static PATIENCE_MS: AtomicU32 = AtomicU32::new(DEFAULT_MS);
+
+/// From now on questions wait as long as the environment says.
+pub(crate) fn begin() {
+    let given = std::env::var(VARIABLE).ok().and_then(|text| text.parse::<u32>().ok());
+    if let Some(milliseconds) = given {
+        PATIENCE_MS.store(milliseconds.clamp(10, 60_000), Ordering::Relaxed);
+    }
+}
+
+/// Longest wait for the monitor.
+pub(crate) fn patience() -> Duration {
+    Duration::from_millis(PATIENCE_MS.load(Ordering::Relaxed).into())
+}
 
 /// A connection to the monitor of this user, in this network namespace.
 ///
@@ -34,7 +52,7 @@ pub fn dial() -> std::io::Result<OwnedFd> {
 }
 
 fn dial_at(name: &str) -> std::io::Result<OwnedFd> {
-    dial_within(name, PATIENCE)
+    dial_within(name, patience())
 }
 
 fn dial_within(name: &str, patience: Duration) -> std::io::Result<OwnedFd> {
@@ -257,7 +275,7 @@ fn ask_for_memory_within(
     })
 }
 
-/// What keeps a monitor that stands still from costing every connection [`PATIENCE`]: after one question without an
+/// What keeps a monitor that stands still from costing every connection [`patience`]: after one question without an
 /// answer the next are not asked, and their connections are the kernel's, but for one now and then, which waits for
 /// a moment only. The first answer ends that.
 #[derive(Debug)]
@@ -274,7 +292,7 @@ static BREAKER: Breaker = Breaker { silent: AtomicU32::new(0), next_ns: AtomicU6
 const SILENCE_NS: u64 = 1_000_000_000;
 /// Doublings of it, at most.
 const MOST_SILENCE: u32 = 5;
-/// How long such a question waits, for the first time; twice as long each further time up to [`PATIENCE`], or a
+/// How long such a question waits, for the first time; twice as long each further time up to [`patience`], or a
 /// monitor that answers slowly would be taken for one that stands still for ever.
 const PROBE: Duration = Duration::from_millis(40);
 /// Doublings of it.
@@ -288,13 +306,13 @@ impl Breaker {
     fn patience(&self, question: Question, now: u64) -> Option<Duration> {
         let silent = self.silent.load(Ordering::Relaxed);
         if silent == 0 || question == Question::Resume && silent < MOST_PATIENT {
-            return Some(PATIENCE);
+            return Some(patience());
         }
         // Not asked, the connection would be lost for certain.
         if question == Question::Resume {
             return Some(PROBE);
         }
-        let probe = PROBE.saturating_mul(1 << (silent - 1).min(MOST_PROBE)).min(PATIENCE);
+        let probe = PROBE.saturating_mul(1 << (silent - 1).min(MOST_PROBE)).min(patience());
         let next = self.next_ns.load(Ordering::Relaxed);
         let due = now >= next
             // Of several threads, one asks.
@@ -395,28 +413,28 @@ mod tests {
     fn after_one_silence_few_are_asked_and_after_one_answer_all() {
         let breaker = breaker();
         let asks = |now| breaker.patience(Question::Attach, now);
-        assert_eq!((asks(1), asks(2)), (Some(PATIENCE), Some(PATIENCE)));
+        assert_eq!((asks(1), asks(2)), (Some(patience()), Some(patience())));
         let (mut now, mut asked) = (5, 0);
         breaker.timed_out(now);
         // A minute, a connection every millisecond.
         for _ in 0..60_000 {
             now += 1_000_000;
-            if let Some(patience) = asks(now) {
-                assert!((PROBE..=PATIENCE).contains(&patience), "{patience:?}");
+            if let Some(waits) = asks(now) {
+                assert!((PROBE..=patience()).contains(&waits), "{waits:?}");
                 asked += 1;
                 breaker.timed_out(now);
             }
         }
         assert!((3..=8).contains(&asked), "{asked}");
         breaker.answered();
-        assert_eq!(asks(now), Some(PATIENCE));
+        assert_eq!(asks(now), Some(patience()));
     }
 
     #[test]
     fn what_would_be_lost_is_asked_for_with_patience_a_few_times() {
         let breaker = breaker();
         let patient = (0..100)
-            .filter(|_| breaker.patience(Question::Resume, 9) == Some(PATIENCE))
+            .filter(|_| breaker.patience(Question::Resume, 9) == Some(patience()))
             .inspect(|_| breaker.timed_out(9));
         assert_eq!(patient.count(), MOST_PATIENT as usize);
     }

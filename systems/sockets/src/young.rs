@@ -25,9 +25,10 @@
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::connection;
+use crate::introduce;
 use crate::kernel;
 use crate::lane::Lane;
 use crate::table::{self, Kind};
@@ -50,15 +51,16 @@ const INSIDE_ALL: usize = 0xffff << 8;
 const CALL: usize = 1 << 24;
 const CALLS_ALL: usize = 0xffff << 24;
 const BYTES_AT: u32 = 40;
-/// Longest time that a `fork` or an `exec` asks for those that are young.
-const BRIEF: Duration = Duration::from_millis(50);
-/// Longest time that others wait for who asks: longer than it can take.
-const LONGEST: Duration = Duration::from_secs(2);
+/// Longest time that a `fork` or an `exec` asks for those that are young, in parts of the wait for one answer: 50 ms.
+const BRIEF_PART: u32 = 5;
+/// Longest time that others wait for the thread that asks, in waits for one answer: longer than it can take.
+const LONGEST_TIMES: u32 = 8;
 
 /// From now on connections ask after so many calls, as the environment says.
 pub fn begin() {
     let given = std::env::var(VARIABLE).ok().and_then(|text| text.parse().ok());
     ASK_AFTER.store(given.unwrap_or(CALLS), Ordering::Relaxed);
+    introduce::begin();
 }
 
 /// What was told by [`begin`].
@@ -78,7 +80,7 @@ pub(crate) fn settled_kind(slot: &AtomicUsize) -> Kind {
     let mut value = slot.load(Ordering::Acquire);
     while value & KIND == ASKS {
         kernel::yield_now();
-        if begun.elapsed() > LONGEST {
+        if begun.elapsed() > introduce::patience() * LONGEST_TIMES {
             // Its thread is gone. It finds that the place is not its own any more, should it come back.
             let _ = slot.compare_exchange(value, 0, Ordering::AcqRel, Ordering::Relaxed);
         }
@@ -226,15 +228,15 @@ pub fn leave_to_kernel(fd: RawFd) {
     let _ = slot.fetch_update(Ordering::AcqRel, Ordering::Acquire, plain);
 }
 
-/// [`settle`], for every young connection of which `is` says so; those that do not come to it in [`BRIEF`] stay the
-/// kernel's.
+/// [`settle`], for every young connection of which `is` says so; those that do not come to it in a fifth of the
+/// longest wait for one answer stay the kernel's.
 pub fn settle_all(is: impl Fn(RawFd) -> bool) {
-    let begun = Instant::now();
+    let (begun, brief) = (Instant::now(), introduce::patience() / BRIEF_PART);
     table::each_young(|fd| {
         if !is(fd) {
             return;
         }
-        if begun.elapsed() < BRIEF { settle(fd) } else { leave_to_kernel(fd) }
+        if begun.elapsed() < brief { settle(fd) } else { leave_to_kernel(fd) }
     });
 }
 

@@ -176,12 +176,21 @@ pub fn eventually<T>(what: &str, patience: Duration, mut question: impl FnMut() 
 ///
 /// When it cannot be started or does not end; it is killed then.
 pub fn bounded(command: &mut Command, patience: Duration) -> Output {
-    let mut child = command
+    let child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    ended(child, &format!("{command:?}"), patience)
+}
+
+/// What a program that was started said until its end, for which this waits for at most `patience`.
+///
+/// # Panics
+///
+/// When it does not end; it is killed then, and the message names it as `what`.
+pub fn ended(mut child: std::process::Child, what: &str, patience: Duration) -> Output {
     // Readers of their own, so that a full pipe does not stop the child.
     let out = drain(child.stdout.take());
     let err = drain(child.stderr.take());
@@ -193,7 +202,7 @@ pub fn bounded(command: &mut Command, patience: Duration) -> Output {
         if start.elapsed() > patience {
             let _ = child.kill();
             let _ = child.wait();
-            panic!("{command:?} did not end within {patience:?}");
+            panic!("{what} did not end within {patience:?}");
         }
         std::thread::sleep(Duration::from_millis(10));
     };

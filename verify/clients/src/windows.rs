@@ -166,14 +166,16 @@ impl Hosts {
         self.value(side, row).and_then(|value| value.parse().ok()).unwrap_or(0)
     }
 
-    /// Waits until a row of the status begins so.
+    /// Waits until a row of the status begins so; "up" is said of a link over which connections can be made, and of
+    /// no other.
     ///
     /// # Panics
     ///
     /// When it does not in time.
     pub fn says(&self, side: usize, row: &str, wanted: &str) {
         eventually(&format!("{row} = {wanted}"), PATIENCE, || {
-            self.value(side, row)?.starts_with(wanted).then_some(())
+            let value = self.value(side, row)?;
+            (value == wanted || wanted != "up" && value.starts_with(wanted)).then_some(())
         });
     }
 

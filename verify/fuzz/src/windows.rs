@@ -15,6 +15,7 @@ use beeline_sockets_proxy::flow::Schedule;
 use beeline_sockets_proxy::geometry::{Geometry, VERSION};
 use beeline_sockets_proxy::message::{Message, Refusal};
 use beeline_sockets_proxy::partition::{Command, Key, Notice, Partition};
+use beeline_sockets_proxy::waits::Position;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 /// A record is refused, or means what its spelling says.
@@ -57,7 +58,12 @@ pub fn record_seeds() -> Vec<Vec<u8>> {
         Message::Refusal { to: 1, why: Refusal::NoListener },
         Message::Established { to: 9 },
         Message::Gone { to: 9 },
-        Message::Resume { to: 9, from: 7, partition: 0, delivered: 5, consumed: 3 },
+        Message::Resume {
+            to: 9,
+            from: 7,
+            partition: 0,
+            position: Position { life: 11, delivered: 5, consumed: 3 },
+        },
         Message::Extent { to: 9, from: 7, bytes: 4096 },
         Message::ExtentIs { to: 7, number: 9 },
     ];

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Context as _;
-use beeline_sockets::{control, young};
+use beeline_sockets::{control, introduce, young};
 
 use super::{embedded, monitor};
 use crate::exit::{Exit, Failure};
@@ -73,8 +73,9 @@ type Rule = fn(&str) -> bool;
 fn variables() -> Result<(), Failure> {
     let is_number = |text: &str| text.parse::<u32>().is_ok();
     let is_name = |text: &str| text.len() <= control::LONGEST_NAME;
-    let rules: [(&str, Rule, &str); 2] = [
+    let rules: [(&str, Rule, &str); 3] = [
         (young::VARIABLE, is_number, "a number of calls, or 0 for asking at once"),
+        (introduce::VARIABLE, is_number, "a number of milliseconds, 10 to 60000"),
         (control::NAME_VARIABLE, is_name, "a name of at most 100 bytes"),
     ];
     for (name, rule, wanted) in rules {

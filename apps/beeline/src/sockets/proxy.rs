@@ -1,6 +1,7 @@
 //! The proxy as two processes: the keeper, which a user starts, and the proxy proper, which the keeper
 //! starts and starts again when it dies. Connections to other hosts through memory windows.
 
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -84,7 +85,9 @@ fn keep(arguments: &ProxyArguments, output: Output) -> Result<Exit, Failure> {
         if code == Some(0) || stopping.load(Ordering::SeqCst) {
             return Ok(Exit::Done);
         }
-        if !worked {
+        // One that was killed while it took over is no reason to give up what is kept.
+        let killed = status.signal().is_some() && store.count() > 0;
+        if !worked && !killed {
             // It said why.
             let exits = Exit::TABLE.map(|(exit, _)| exit);
             let exit = exits.into_iter().find(|exit| code == Some(exit.code().into()));

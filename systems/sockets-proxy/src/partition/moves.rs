@@ -12,6 +12,7 @@ use rustix::net::Shutdown;
 use super::{Departure, Fault, Key, Notice, Partition, libc_reset};
 use crate::conduit::{Connection, Moving};
 use crate::flow::{Allowance, Receipts, Violation};
+use crate::waits::Position;
 
 impl Partition {
     // ---- taking up ----
@@ -64,13 +65,14 @@ impl Partition {
         Some(place)
     }
 
-    pub(super) fn report(&mut self, key: Key) {
+    pub(super) fn report(&mut self, key: Key, life: u64) {
         let Some(place) = self.find(key) else { return };
         let Some(connection) = self.connections[place].as_mut() else { return };
         match connection.position() {
             Ok((delivered, consumed)) => {
                 let id = connection.id;
-                self.notices.push(Notice::Position { id, delivered, consumed });
+                let position = Position { life, delivered, consumed };
+                self.notices.push(Notice::Position { id, position });
             }
             Err(Violation) => self.break_off(place, true),
         }

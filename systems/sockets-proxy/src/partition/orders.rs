@@ -7,6 +7,7 @@ use beeline_sockets::packets::channel::Channel;
 
 use super::Key;
 use crate::conduit::Connection;
+use crate::waits::Position;
 
 /// What the monitor has a partition do.
 #[derive(Debug)]
@@ -60,6 +61,8 @@ pub enum Command {
     Report {
         /// Its ports.
         key: Key,
+        /// In this life of the link.
+        life: u64,
     },
     /// Packets may go again, from there on.
     Resume {
@@ -130,10 +133,8 @@ pub enum Notice {
     Position {
         /// The monitor's number of it.
         id: u64,
-        /// Packets in the program's queue so far, counted round.
-        delivered: u32,
-        /// Of these, those that it has consumed.
-        consumed: u32,
+        /// How far it has come.
+        position: Position,
     },
     /// A connection came from another partition.
     Moved {

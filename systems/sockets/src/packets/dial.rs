@@ -30,6 +30,11 @@ use crate::table::{self, Kind};
 pub const KNOCK_FROM: Ipv4Addr = Ipv4Addr::new(127, 78, 84, 83);
 /// How long a proxy that was not there is not looked for.
 const ABSENT_NS: u64 = 2_000_000_000;
+/// How often a proxy is told of a listening socket before it counts as gone, and the time between.
+const TELLS: u32 = 25;
+const TELL_AGAIN: std::time::Duration = std::time::Duration::from_millis(10);
+/// Tries to have a lock that other threads have for a few instructions, of which half give up the processor.
+const BRIEFLY: u32 = 2000;
 /// Longest time that the monitor takes for a handshake.
 pub const LONGEST_HANDSHAKE: std::time::Duration = std::time::Duration::from_secs(3);
 
@@ -37,6 +42,8 @@ static PAGE: Mutex<Option<Arc<Page>>> = Mutex::new(None);
 /// When the proxy was last found missing, on the coarse clock.
 static MISSING: AtomicU64 = AtomicU64::new(0);
 static IS_THERE: AtomicBool = AtomicBool::new(false);
+/// A proxy was found once, so that one may have been told of this program's listening sockets.
+static WAS_THERE: AtomicBool = AtomicBool::new(false);
 /// Priority of connections that are made next, for the explicit interface.
 static LISTENERS: Mutex<Vec<(SocketAddr, u64)>> = Mutex::new(Vec::new());
 
@@ -89,6 +96,22 @@ pub fn hear(socket: &OwnedFd) -> std::io::Result<(Answer, Vec<OwnedFd>)> {
     Ok((answer.map_err(std::io::Error::other)?, descriptors))
 }
 
+/// What `lock` guards, for a few instructions: no thread asks the monitor, or sleeps, while it has one of the two
+/// locks of this module. `None` where a process was forked out of such an instruction, or a handler interrupted it.
+fn briefly<T, R>(lock: &Mutex<T>, with: impl FnOnce(&mut T) -> R) -> Option<R> {
+    for turn in 0..BRIEFLY {
+        match lock.try_lock() {
+            Ok(mut guarded) => return Some(with(&mut guarded)),
+            Err(std::sync::TryLockError::Poisoned(_)) => return None,
+            Err(std::sync::TryLockError::WouldBlock) if turn < BRIEFLY / 2 => {
+                std::hint::spin_loop()
+            }
+            Err(std::sync::TryLockError::WouldBlock) => kernel::yield_now(),
+        }
+    }
+    None
+}
+
 /// The proxy's page, if there is a proxy; one that was missing is not looked for at once again.
 fn page() -> Option<Arc<Page>> {
     let missing = MISSING.load(Ordering::Relaxed);
@@ -98,9 +121,14 @@ fn page() -> Option<Arc<Page>> {
     {
         return None;
     }
-    let mut known = PAGE.try_lock().ok()?;
-    if let Some(page) = known.as_ref() {
-        return Some(Arc::clone(page));
+    page_now()
+}
+
+/// As [`page`], also where a proxy was missing just now. Threads that ask at the same time each ask for themselves:
+/// one that waited for another's answer, or went without, would leave its connection to the kernel.
+fn page_now() -> Option<Arc<Page>> {
+    if let Some(page) = briefly(&PAGE, |known| known.clone()).flatten() {
+        return Some(page);
     }
     let found = ask(Question::Hello, None).ok().and_then(|(answer, mut descriptors)| {
         let memory = descriptors.pop().filter(|_| answer == Answer::Page)?;
@@ -110,8 +138,8 @@ fn page() -> Option<Arc<Page>> {
         MISSING.store(kernel::coarse_ns().max(1), Ordering::Relaxed);
     }
     IS_THERE.store(found.is_some(), Ordering::Relaxed);
-    known.clone_from(&found);
-    drop(known);
+    WAS_THERE.fetch_or(found.is_some(), Ordering::Relaxed);
+    briefly(&PAGE, |known| known.clone_from(&found));
     if found.is_some() {
         register_all();
     }
@@ -120,16 +148,14 @@ fn page() -> Option<Arc<Page>> {
 
 /// The proxy does not answer: it is looked for anew.
 fn lost() {
-    if let Ok(mut known) = PAGE.try_lock() {
-        *known = None;
-    }
+    briefly(&PAGE, |known| *known = None);
     IS_THERE.store(false, Ordering::Relaxed);
     MISSING.store(kernel::coarse_ns().max(1), Ordering::Relaxed);
 }
 
 fn register_all() {
-    let Ok(listeners) = LISTENERS.try_lock() else { return };
-    for &(at, inode) in listeners.iter() {
+    let listeners = briefly(&LISTENERS, |listeners| listeners.clone()).unwrap_or_default();
+    for (at, inode) in listeners {
         let _ = ask(Question::Listen { at, inode }, None);
     }
 }
@@ -143,19 +169,28 @@ pub fn listening(fd: RawFd) {
     }
     let at = kernel::name(fd, false).ok().and_then(|(storage, _)| internet_address(&storage));
     let (Some(at), Some(inode)) = (at, kernel::inode(fd)) else { return };
-    if let Ok(mut listeners) = LISTENERS.try_lock()
-        && !listeners.contains(&(at, inode))
-    {
+    briefly(&LISTENERS, |listeners| {
+        if listeners.contains(&(at, inode)) {
+            return;
+        }
         // Those that are gone are known by their inodes, which come back never.
         if listeners.len() >= 64 {
             listeners.remove(0);
         }
         listeners.push((at, inode));
-    }
-    let known = PAGE.try_lock().is_ok_and(|page| page.is_some());
+    });
+    let known = briefly(&PAGE, |page| page.is_some()).unwrap_or(false);
     // One that is found now is told of all.
     if known {
-        if ask(Question::Listen { at, inode }, None).is_err() {
+        // One that died a moment ago is about to be replaced, and its successor knows of what it was told alone.
+        let told = |_| {
+            let told = ask(Question::Listen { at, inode }, None).is_ok();
+            if !told {
+                std::thread::sleep(TELL_AGAIN);
+            }
+            told
+        };
+        if !(0..TELLS).any(told) {
             lost();
         }
     } else {
@@ -262,7 +297,11 @@ pub fn accepted(fd: RawFd) -> Accepted {
     if table::is_foreign_process() {
         return Accepted::Kernels;
     }
-    let Some(page) = page() else { return Accepted::Kernels };
+    // Where there never was a proxy the connections of the kernel are not looked at.
+    let known = page();
+    if known.is_none() && !WAS_THERE.load(Ordering::Relaxed) {
+        return Accepted::Kernels;
+    }
     let peer = kernel::name(fd, true).ok().and_then(|(storage, _)| internet_address(&storage));
     let is_knock = match peer.map(|peer| peer.ip()) {
         Some(IpAddr::V4(host)) => host == KNOCK_FROM,
@@ -272,6 +311,8 @@ pub fn accepted(fd: RawFd) -> Accepted {
     if !is_knock {
         return Accepted::Kernels;
     }
+    // A proxy that was gone a moment ago knocks as soon as another one has its place.
+    let Some(page) = known.or_else(page_now) else { return Accepted::Kernels };
     // SAFETY: the program's open descriptor, for the length of the call.
     let about = unsafe { BorrowedFd::borrow_raw(fd) };
     match ask(Question::Claim, Some(about)) {
