@@ -6,8 +6,8 @@
 use std::fmt::Debug;
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use beeline_os::Mapping;
 use beeline_os::write_back::store_fence;
@@ -169,23 +169,67 @@ impl Wire for Mapped {
     }
 
     fn fence(&self) {
-        // Empties the processor's write-combining buffers.
+        // Empties the processor's write-combining buffers. It orders no later load: what a reader has of these
+        // writes is told by what is posted behind them, never by what this end reads next.
         store_fence();
-        fence(Ordering::SeqCst);
     }
 }
 
 /// What was written through a window so far.
-#[derive(Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Written {
     /// Posts of bytes.
-    pub posts: AtomicU64,
+    pub posts: u64,
     /// Bytes of these.
-    pub bytes: AtomicU64,
+    pub bytes: u64,
     /// Posts of words.
-    pub words: AtomicU64,
+    pub words: u64,
     /// Fences.
-    pub fences: AtomicU64,
+    pub fences: u64,
+}
+
+/// What was written through one part, on a cache line of its own: a part's writer counts without an atomic
+/// read-modify-write, so that counts of two threads that write through one part may be lost.
+#[repr(align(64))]
+#[derive(Debug, Default)]
+struct Tally {
+    posts: AtomicU64,
+    bytes: AtomicU64,
+    words: AtomicU64,
+    fences: AtomicU64,
+}
+
+fn add(counter: &AtomicU64, count: u64) {
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(count), Ordering::Relaxed);
+}
+
+/// The parts of a window.
+#[derive(Debug, Default)]
+struct Tallies {
+    live: Vec<Arc<Tally>>,
+    /// Of parts that are gone.
+    gone: Written,
+}
+
+impl Tallies {
+    fn fresh(&mut self) -> Arc<Tally> {
+        let tally = Arc::new(Tally::default());
+        let all = std::mem::take(&mut self.live).into_iter();
+        let (over, live): (Vec<_>, _) = all.partition(|one| Arc::strong_count(one) == 1);
+        self.gone = sum(self.gone, &over);
+        self.live = live;
+        self.live.push(Arc::clone(&tally));
+        tally
+    }
+}
+
+fn sum(from: Written, tallies: &[Arc<Tally>]) -> Written {
+    tallies.iter().fold(from, |sum, tally| Written {
+        posts: sum.posts + tally.posts.load(Ordering::Relaxed),
+        bytes: sum.bytes + tally.bytes.load(Ordering::Relaxed),
+        words: sum.words + tally.words.load(Ordering::Relaxed),
+        fences: sum.fences + tally.fences.load(Ordering::Relaxed),
+    })
 }
 
 /// Memory of the other host that this one writes, or a part of it. Nothing here reads.
@@ -194,7 +238,8 @@ pub struct Outbound {
     wire: Arc<dyn Wire>,
     offset: usize,
     length: usize,
-    written: Arc<Written>,
+    tally: Arc<Tally>,
+    tallies: Arc<Mutex<Tallies>>,
 }
 
 impl Outbound {
@@ -202,7 +247,9 @@ impl Outbound {
     #[must_use]
     pub fn new(wire: Arc<dyn Wire>) -> Self {
         let length = wire.length_bytes();
-        Self { wire, offset: 0, length, written: Arc::default() }
+        let mut tallies = Tallies::default();
+        let tally = tallies.fresh();
+        Self { wire, offset: 0, length, tally, tallies: Arc::new(Mutex::new(tallies)) }
     }
 
     /// Bytes of it.
@@ -213,8 +260,9 @@ impl Outbound {
 
     /// What was written so far, through all parts of the window.
     #[must_use]
-    pub fn written(&self) -> &Written {
-        &self.written
+    pub fn written(&self) -> Written {
+        let tallies = self.tallies.lock().unwrap_or_else(PoisonError::into_inner);
+        sum(tallies.gone, &tallies.live)
     }
 
     fn check(&self, offset: usize, length: usize) {
@@ -229,8 +277,8 @@ impl Outbound {
     /// `source` is readable for `length` bytes.
     pub unsafe fn post(&self, offset: usize, source: *const u8, length: usize) {
         self.check(offset, length);
-        self.written.posts.fetch_add(1, Ordering::Relaxed);
-        self.written.bytes.fetch_add(length as u64, Ordering::Relaxed);
+        add(&self.tally.posts, 1);
+        add(&self.tally.bytes, length as u64);
         // SAFETY: the caller's contract.
         unsafe { self.wire.post(self.offset + offset, source, length) };
     }
@@ -244,22 +292,23 @@ impl Outbound {
     /// Posts one aligned word, which becomes visible as a whole.
     pub fn post_word(&self, offset: usize, value: u64) {
         self.check(offset, 8);
-        self.written.words.fetch_add(1, Ordering::Relaxed);
+        add(&self.tally.words, 1);
         self.wire.post_word(self.offset + offset, value);
     }
 
     /// Orders earlier writes of this thread before later ones, and sends them on their way.
     pub fn fence(&self) {
-        self.written.fences.fetch_add(1, Ordering::Relaxed);
+        add(&self.tally.fences, 1);
         self.wire.fence();
     }
 
-    /// `length` bytes from `offset`.
+    /// `length` bytes from `offset`: for one thread that writes them.
     #[must_use]
     pub fn part(&self, offset: usize, length: usize) -> Self {
         self.check(offset, length);
-        let (wire, written) = (Arc::clone(&self.wire), Arc::clone(&self.written));
-        Self { wire, offset: self.offset + offset, length, written }
+        let tally = self.tallies.lock().unwrap_or_else(PoisonError::into_inner).fresh();
+        let (wire, tallies) = (Arc::clone(&self.wire), Arc::clone(&self.tallies));
+        Self { wire, offset: self.offset + offset, length, tally, tallies }
     }
 }
 

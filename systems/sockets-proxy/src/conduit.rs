@@ -1,4 +1,5 @@
-//! One connection at a partition: what is shared with the program, and what is known of its ends.
+//! One connection at a partition: what is shared with the program, and what is known of its ends. Its
+//! [receiving half](Incoming) is the receiving half's of the partition, which may be another thread's.
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use beeline_sockets::packets::header::{Header, PacketKind};
 use rustix::net::{RecvFlags, SendFlags};
 
 use crate::flow::{Act, Allowance, Ends, Receipts, Violation};
-use crate::partition::{BATCH, Counters, Key, add};
+use crate::partition::{BATCH, Counters, Key, RECEIVE_BATCH, add};
 use crate::ring::{RingReceiver, RingSender};
 
 /// One connection.
@@ -19,27 +20,45 @@ pub(crate) struct Connection {
     pub(crate) key: Key,
     pub(crate) id: u64,
     pub(crate) channel: Arc<Channel>,
-    /// The proxy's end of the placeholder; closed once it is broken off.
-    pub(crate) socket: Option<OwnedFd>,
+    /// The proxy's end of the placeholder.
+    pub(crate) socket: Arc<OwnedFd>,
     pub(crate) priority: u8,
     pub(crate) open: bool,
     /// On the way to another partition.
     pub(crate) moving: Moving,
-    /// The sender is told how much was consumed, whether that is due or not.
-    pub(crate) retell: bool,
     /// It is to be broken off once it is where it goes.
     pub(crate) is_doomed: bool,
-    /// Every packet that was consumed is told at once.
-    pub(crate) is_eager: bool,
     /// What the other end's program has consumed, said before this end knows where that one stands.
     pub(crate) late_credit: Option<u32>,
     pub(crate) allowance: Allowance,
-    pub(crate) receipts: Receipts,
     pub(crate) ends: Ends,
+    /// While it is between two partitions, or about to be at its first.
+    pub(crate) incoming: Option<Incoming>,
+}
+
+/// What is known of what comes for a connection.
+#[derive(Debug)]
+pub(crate) struct Incoming {
+    pub(crate) key: Key,
+    pub(crate) channel: Arc<Channel>,
+    pub(crate) socket: Arc<OwnedFd>,
+    pub(crate) receipts: Receipts,
     /// Free blocks towards the program, taken and not yet used.
-    pub(crate) blocks: Vec<u32>,
+    blocks: Vec<u32>,
     /// Blocks towards the program that were filled in this round.
-    pub(crate) filled: Vec<u32>,
+    filled: Vec<u32>,
+    /// Every packet that was consumed is told at once.
+    pub(crate) is_eager: bool,
+    /// The sender is told how much was consumed: the other end knows the connection, here.
+    pub(crate) tells: bool,
+    /// And is told now, whether that is due or not.
+    pub(crate) retell: bool,
+    /// No program reads any more.
+    pub(crate) is_closed: bool,
+    /// Packets came since.
+    pub(crate) unread: bool,
+    /// Nothing may follow.
+    pub(crate) finish_came: bool,
 }
 
 /// Whether a connection is on its way to another partition.
@@ -66,12 +85,34 @@ pub(crate) enum Refused {
     Program,
 }
 
-impl Connection {
+impl Incoming {
+    pub(crate) fn new(
+        key: Key,
+        channel: &Arc<Channel>,
+        socket: &Arc<OwnedFd>,
+        receipts: Receipts,
+    ) -> Self {
+        Self {
+            key,
+            channel: Arc::clone(channel),
+            socket: Arc::clone(socket),
+            receipts,
+            blocks: Vec::with_capacity(BATCH),
+            filled: Vec::with_capacity(RECEIVE_BATCH),
+            is_eager: false,
+            tells: false,
+            retell: false,
+            is_closed: false,
+            unread: false,
+            finish_came: false,
+        }
+    }
+
     /// Copies the packet at the head of the window's ring into a block of the program's.
     pub(crate) fn accept(&mut self, ring: &RingReceiver, header: Header) -> Result<(), Refused> {
-        if self.ends.is_closed {
+        if self.is_closed {
             // No program reads it: the other host hears so from `look_at_ends`.
-            self.ends.unread = true;
+            self.unread = true;
             return Ok(());
         }
         self.receipts.take().map_err(|Violation| Refused::NoCredit)?;
@@ -100,39 +141,51 @@ impl Connection {
         }
         let outcome = self.channel.packets(Direction::ToProgram).publish(&self.filled);
         self.filled.clear();
-        self.attend(counters);
+        attend(&self.channel, &self.socket, counters);
         outcome
     }
 
-    /// Rings if there is something to read and the reader is armed.
-    ///
-    /// The reader sees for as long as this takes that it may be rung for, so that no ring comes for
-    /// what it has read already: a placeholder would be readable with nothing behind it.
-    pub(crate) fn attend(&self, counters: &Counters) {
-        // Against the fence between the reader's arm and its look at the queue.
-        fence(Ordering::SeqCst);
-        let armed = &self.channel.program().reader_armed;
-        let step =
-            |from, to| armed.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok();
-        let is_empty = || self.channel.packets(Direction::ToProgram).filled().is_empty();
-        let Some(socket) = &self.socket else { return };
-        if armed.load(Ordering::SeqCst) != ARMED || is_empty() || !step(ARMED, RINGING) {
-            return;
-        }
-        // Against the fence between the reader's last packet and its look at the word.
-        fence(Ordering::SeqCst);
-        if is_empty() {
-            step(RINGING, ARMED);
-            return;
-        }
-        let sent = rustix::net::send(socket, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
-        if sent.is_ok() {
-            self.channel.proxy().bells.fetch_add(1, Ordering::Release);
-            add(&counters.bells, 1);
-        }
-        step(RINGING, UNARMED);
+    /// How much is in the program's queue, and how much of it the program has consumed: what the
+    /// other end needs to know to go on. From here on only what follows is taken.
+    pub(crate) fn position(&mut self) -> Result<(u32, u32), Violation> {
+        let packets = self.channel.packets(Direction::ToProgram);
+        let blocks = u32::try_from(self.channel.shape().blocks).unwrap_or(u32::MAX);
+        let (delivered, consumed) = (packets.filled().put(), packets.filled().taken());
+        self.receipts = Receipts::resume(blocks, delivered, consumed)?;
+        Ok((delivered, consumed))
     }
+}
 
+/// Rings if there is something to read and the reader is armed.
+///
+/// The reader sees for as long as this takes that it may be rung for, so that no ring comes for
+/// what it has read already: a placeholder would be readable with nothing behind it. Of two threads that come here at
+/// the same time one rings.
+pub(crate) fn attend(channel: &Channel, socket: &OwnedFd, counters: &Counters) {
+    // Against the fence between the reader's arm and its look at the queue.
+    fence(Ordering::SeqCst);
+    let armed = &channel.program().reader_armed;
+    let step =
+        |from, to| armed.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+    let is_empty = || channel.packets(Direction::ToProgram).filled().is_empty();
+    if armed.load(Ordering::SeqCst) != ARMED || is_empty() || !step(ARMED, RINGING) {
+        return;
+    }
+    // Against the fence between the reader's last packet and its look at the word.
+    fence(Ordering::SeqCst);
+    if is_empty() {
+        step(RINGING, ARMED);
+        return;
+    }
+    let sent = rustix::net::send(socket, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+    if sent.is_ok() {
+        channel.proxy().bells.fetch_add(1, Ordering::Release);
+        add(&counters.bells, 1);
+    }
+    step(RINGING, UNARMED);
+}
+
+impl Connection {
     /// The program consumed what the other end now says: its blocks are the sending program's again.
     pub(crate) fn give_back(&mut self) -> Result<(), Corrupt> {
         let packets = self.channel.packets(Direction::ToProxy);
@@ -160,16 +213,6 @@ impl Connection {
         Ok(())
     }
 
-    /// How much is in the program's queue, and how much of it the program has consumed: what the
-    /// other end needs to know to go on. From here on only what follows is taken.
-    pub(crate) fn position(&mut self) -> Result<(u32, u32), Violation> {
-        let packets = self.channel.packets(Direction::ToProgram);
-        let blocks = u32::try_from(self.channel.shape().blocks).unwrap_or(u32::MAX);
-        let (delivered, consumed) = (packets.filled().put(), packets.filled().taken());
-        self.receipts = Receipts::resume(blocks, delivered, consumed)?;
-        Ok((delivered, consumed))
-    }
-
     /// The other end goes on from there.
     pub(crate) fn resume(&mut self, delivered: u32, consumed: u32) -> Result<(), Corrupt> {
         let put = self.channel.packets(Direction::ToProxy).filled().put();
@@ -185,9 +228,7 @@ impl Connection {
 
     /// The program sees that nothing comes any more, whatever other process has this end.
     pub(crate) fn hang_up(&self) {
-        if let Some(socket) = &self.socket {
-            let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
-        }
+        let _ = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Both);
     }
 
     /// All that the program sent so far went to the other host.
@@ -240,16 +281,15 @@ impl Connection {
             }
             wanted.store(0, Ordering::SeqCst);
         }
-        let Some(socket) = &self.socket else { return };
         let mut bytes = [0_u8; 4096];
-        while rustix::net::recv(socket.as_fd(), &mut bytes[..], RecvFlags::DONTWAIT)
+        while rustix::net::recv(self.socket.as_fd(), &mut bytes[..], RecvFlags::DONTWAIT)
             .is_ok_and(|(_, count)| count == bytes.len())
         {}
     }
 
     /// What is to be done about its ends.
     pub(crate) fn look_at_ends(&mut self) -> Act {
-        if self.socket.is_none() || self.moving != Moving::Not {
+        if self.moving != Moving::Not {
             return Act::Wait;
         }
         // Acquire: what was sent before the program said so is in the queue.
@@ -267,15 +307,14 @@ impl Connection {
         self.ends.decide()
     }
 
+    /// True when there is something to be sent, or to be said of its end.
     pub(crate) fn has_work(&self, blocked: bool) -> bool {
-        let consumed = self.channel.packets(Direction::ToProgram).filled().taken();
         let ends = (self.ends.is_closed
             || self.channel.program().finished.load(Ordering::Acquire) != 0)
             && !self.ends.finish_sent;
         let may = if self.is_drained() { ends } else { self.allowance.room() > 0 };
         let moves = matches!(self.moving, Moving::Leaving(_) | Moving::Arrived);
         let stays = self.open && self.moving == Moving::Not;
-        (!blocked && (stays && may || moves))
-            || stays && (self.retell || self.receipts.is_due(consumed, self.is_eager) != Ok(false))
+        !blocked && (stays && may || moves)
     }
 }

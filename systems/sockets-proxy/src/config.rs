@@ -3,8 +3,10 @@
 //! ```toml
 //! addresses = ["10.77.0.1"]          # of this host, as programs connect to or from them
 //! listen = "10.77.0.1:9090"          # where this host's monitor is reached
-//! partitions = 1                     # of each window, 1 to 8; the same at both ends, as are the next two
+//! partitions = 1                     # of each window, 1 to 8; the same at both ends, as are slot, ring and queue
+//! threads_of_a_partition = 1         # 2: one sends, one receives, both looking: for latency, where cores are spare
 //! slot_bytes = 4096                  # a packet with its header, a power of two
+//! ring_bytes = 2097152               # of a data ring, at most; the same at both ends, too
 //! queue_blocks = 256                 # packets of a connection under way, a power of two
 //! connections_per_partition = 4096
 //! rounds = 16                        # of one priority while a lower one waits
@@ -13,7 +15,8 @@
 //! extents_of_a_process = 67108864    # bytes of other hosts' memory that one program's process may write
 //! extents_of_this_host = 268435456   # bytes of this host's memory that programs of others may write
 //! balance = true                     # move busy connections from loaded partitions to others
-//! cores = []                         # processors of the partitions' threads, in their order; none: any
+//! cores = []                         # processors of the partitions' threads, in their order (two threads: in
+//!                                    # pairs, the sending one first); none: any
 //! grace_seconds = 5                  # how long connections wait for a proxy that died to be back
 //!
 //! [[peers]]
@@ -45,8 +48,12 @@ struct File {
     listen: SocketAddr,
     #[serde(default = "one")]
     partitions: usize,
+    #[serde(default = "one")]
+    threads_of_a_partition: usize,
     #[serde(default = "slot_bytes")]
     slot_bytes: usize,
+    #[serde(default = "ring_bytes")]
+    ring_bytes: usize,
     #[serde(default = "queue_blocks")]
     queue_blocks: usize,
     #[serde(default = "connections")]
@@ -79,6 +86,10 @@ fn one() -> usize {
 
 fn slot_bytes() -> usize {
     4096
+}
+
+fn ring_bytes() -> usize {
+    2 << 20
 }
 
 fn queue_blocks() -> usize {
@@ -152,8 +163,12 @@ pub struct Config {
     pub listen: SocketAddr,
     /// Of each window.
     pub partitions: usize,
+    /// 1: it alternates between sending and receiving; 2: one of each.
+    pub threads_of_a_partition: usize,
     /// Of a packet with its header.
     pub slot_bytes: usize,
+    /// Of a data ring, at most.
+    pub ring_bytes: usize,
     /// Packets of a connection under way.
     pub queue_blocks: usize,
     /// At most.
@@ -203,6 +218,14 @@ pub enum ConfigError {
         /// Which peer.
         peer: String,
     },
+    /// A partition cannot have so many threads.
+    #[error(
+        "threads_of_a_partition is {threads}: 1, which alternates, or 2, one that sends and one that receives"
+    )]
+    Threads {
+        /// As told.
+        threads: usize,
+    },
     /// There are none.
     #[error("there are no peers: name each in a [[peers]]")]
     NoPeers,
@@ -228,6 +251,9 @@ impl Config {
         let file: File = toml::from_str(text)?;
         if file.peers.is_empty() {
             return Err(ConfigError::NoPeers);
+        }
+        if !(1..=2).contains(&file.threads_of_a_partition) {
+            return Err(ConfigError::Threads { threads: file.threads_of_a_partition });
         }
         let alone = file.peers.len() == 1;
         let mut known = BTreeSet::new();
@@ -262,7 +288,9 @@ impl Config {
             addresses,
             listen: file.listen,
             partitions: file.partitions,
+            threads_of_a_partition: file.threads_of_a_partition,
             slot_bytes: file.slot_bytes,
+            ring_bytes: file.ring_bytes,
             queue_blocks: file.queue_blocks,
             connections_per_partition: file.connections_per_partition,
             rounds: file.rounds,
@@ -322,6 +350,8 @@ mod tests {
             said("addresses = [\"10.0.0.1\"]\nlisten = \"10.0.0.1:9090\"", None)
                 .contains("no peers")
         );
+        let three = format!("threads_of_a_partition = 3\n{TEXT}");
+        assert!(said(&three, Some("ntb:///w?side=0")).contains("is 3: 1, which alternates, or 2"));
         assert!(said("adresses = []", None).contains("unknown field"));
     }
 }

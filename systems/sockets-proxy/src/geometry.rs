@@ -126,6 +126,20 @@ impl Geometry {
         Ok(Self { partitions, slot_bytes, ring_bytes, control_bytes, blocks })
     }
 
+    /// The same with data rings of at most so many bytes. A ring need not hold what is under way of many connections,
+    /// since blocks do; one that the caches of both hosts hold is faster.
+    ///
+    /// Errors: [`GeometryError::Bounds`]: such a ring has too few slots.
+    pub fn with_rings_of(self, most: usize) -> Result<Self, GeometryError> {
+        let most = most.checked_ilog2().map_or(0, |bits| 1_usize << bits);
+        let ring_bytes = self.ring_bytes.min(most);
+        if ring_bytes / self.slot_bytes < LEAST_SLOTS {
+            let wanted = "room for eight slots and more";
+            return Err(GeometryError::Bounds { name: "ring bytes", value: most, wanted });
+        }
+        Ok(Self { ring_bytes, ..self })
+    }
+
     /// As the link announces it.
     #[must_use]
     pub fn announcement(&self) -> Announcement {
@@ -206,5 +220,11 @@ mod tests {
         assert!(said(1 << 20, 1, 1000, 64).contains("slot bytes = 1000"));
         assert!(said(1 << 20, 1, 1024, 65).contains("queue blocks = 65"));
         assert!(said(64 << 10, 8, 4096, 64).contains("8 partitions"));
+        let whole = Geometry::dividing(32 << 20, 1, 4096, 64).unwrap();
+        assert_eq!(whole.with_rings_of(3 << 20).unwrap().ring_bytes, 2 << 20);
+        assert_eq!(whole.with_rings_of(1 << 30), Ok(whole));
+        assert!(
+            whole.with_rings_of(16_384).unwrap_err().to_string().contains("ring bytes = 16384")
+        );
     }
 }

@@ -41,8 +41,8 @@ use crate::waits::Waits;
 const LONGEST_HANDSHAKE: Duration = Duration::from_secs(2);
 /// Connections that broke off before a program accepted them, at most.
 const MOST_BROKEN: usize = 1024;
-/// Longest time between two looks at the links.
-const LOOK: Duration = Duration::from_millis(100);
+/// Longest time between two looks at the links: each end shows as often that it lives, and whatever happens rings.
+const LOOK: Duration = beeline_ntb::link::BEAT;
 
 const PROGRAMS: u64 = 1;
 const MONITORS: u64 = 2;
@@ -235,6 +235,11 @@ impl Monitor {
         let threads = config.peers.len() * config.partitions;
         if threads > THREADS {
             return Err(MonitorError::Threads { threads });
+        }
+        let looking = threads * config.threads_of_a_partition;
+        let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        if config.threads_of_a_partition == 2 && looking >= processors {
+            tracing::warn!(looking, processors, "two threads a partition want processors to spare");
         }
         let programs = ControlListener::bind(protocol::name().as_bytes());
         let programs = programs.map_err(|error| match error.kind() {

@@ -1,5 +1,6 @@
 //! A partition: one ring of data and one of credits each way, and a set of connections, all with one
-//! other host. One thread owns it and alternates between sending and receiving (SPSC of the source).
+//! other host. One thread owns it and alternates between sending and receiving (SPSC of the source), or a second
+//! one receives meanwhile (SP2C): [`Receiver`].
 //!
 //! What is decided stands in [`crate::flow`]; here it is done: packets are copied between the
 //! programs' blocks and the window, rings and ends are told, commands of the monitor are carried out.
@@ -12,29 +13,33 @@
 
 mod moves;
 mod orders;
+mod receiving;
+mod sleeping;
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use beeline_ntb::{Outbound, Window};
 use beeline_ring::packets::Corrupt;
-use beeline_sockets::packets::channel::{Channel, Direction};
+use beeline_sockets::packets::channel::Channel;
 use beeline_sockets::packets::header::{HEADER_BYTES, Header, PacketKind};
 use rustix::net::Shutdown;
 
-use crate::conduit::{Connection, Moving, Refused};
-use crate::flow::{Act, Allowance, Ends, Receipts, Schedule, Violation};
+use crate::conduit::{Connection, Incoming, Moving, attend};
+use crate::flow::{Act, Allowance, Ends, PRIORITIES, Receipts, Schedule, Violation};
 use crate::geometry::{CONTROL_SLOT_BYTES, Geometry, at};
 use crate::ring::{RingFault, RingReceiver, RingSender};
 
 pub use orders::{Command, Departure, Notice};
+pub use receiving::Receiver;
+use receiving::{Half, Held};
 
 /// Packets of one connection in a round, at most.
 pub const BATCH: usize = 16;
 /// Packets received in a round, at most.
-const RECEIVE_BATCH: usize = 64;
+pub(crate) const RECEIVE_BATCH: usize = 64;
 
 /// A connection at this host: its own port and the other's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -110,15 +115,16 @@ pub struct Partition {
     window: Window,
     words: Outbound,
     data_out: RingSender,
-    data_in: RingReceiver,
-    control_out: RingSender,
     control_in: RingReceiver,
+    half: Held,
     connections: Vec<Option<Connection>>,
     places: HashMap<Key, usize>,
     free: Vec<usize>,
     schedule: Schedule,
+    /// Connections of each priority.
+    present: [usize; PRIORITIES],
     /// Where the next round begins, for each priority.
-    turns: [usize; crate::flow::PRIORITIES],
+    turns: [usize; PRIORITIES],
     last: Option<(Key, usize)>,
     /// Resets for connections of which nothing else is known here.
     orphans: Vec<Key>,
@@ -169,19 +175,43 @@ impl Partition {
     /// Over its part of the window, with the doorbell `bell`.
     #[must_use]
     pub fn new(window: Window, geometry: Geometry, schedule: Schedule, bell: usize) -> Self {
+        Self::with(window, geometry, schedule, bell, |half| (Held::Own(Box::new(half)), ())).0
+    }
+
+    /// As [`Partition::new`], for two threads: the second one has the [`Receiver`].
+    #[must_use]
+    pub fn shared(
+        window: Window,
+        geometry: Geometry,
+        schedule: Schedule,
+        bell: usize,
+    ) -> (Self, Receiver) {
+        Self::with(window, geometry, schedule, bell, Held::shared)
+    }
+
+    fn with<T>(
+        window: Window,
+        geometry: Geometry,
+        schedule: Schedule,
+        bell: usize,
+        hold: impl FnOnce(Half) -> (Held, T),
+    ) -> (Self, T) {
         let [(data_out, data_in), (control_out, control_in)] = rings(&window, &geometry);
-        Self {
+        let counters = Arc::<Counters>::default();
+        let bells = (window.clone(), bell);
+        let (half, held) = hold(Half::new(data_in, control_out, bells, Arc::clone(&counters)));
+        let partition = Self {
             geometry,
             words: window.outbound.clone(),
             data_out,
-            data_in,
-            control_out,
             control_in,
+            half,
             connections: Vec::new(),
             places: HashMap::new(),
             free: Vec::new(),
             schedule,
-            turns: [0; crate::flow::PRIORITIES],
+            present: [0; PRIORITIES],
+            turns: [0; PRIORITIES],
             last: None,
             orphans: Vec::new(),
             is_up: false,
@@ -196,10 +226,11 @@ impl Partition {
             insisted: 0,
             echoed: 0,
             bell,
-            counters: Arc::default(),
+            counters,
             notices: Vec::new(),
             window,
-        }
+        };
+        (partition, held)
     }
 
     /// What is to be told to the monitor.
@@ -209,7 +240,7 @@ impl Partition {
 
     /// The placeholders' ends, with the numbers by which [`Partition::heard`] knows them.
     pub fn socket(&self, place: usize) -> Option<&OwnedFd> {
-        self.connections.get(place)?.as_ref()?.socket.as_ref()
+        Some(&*self.connections.get(place)?.as_ref()?.socket)
     }
 
     /// Carries out a command. The place of a connection that is new, whose socket is to be watched.
@@ -232,7 +263,7 @@ impl Partition {
                 let place = self.find(key)?;
                 let connection = self.connections[place].as_mut()?;
                 match connection.resume(delivered, consumed) {
-                    Ok(()) => {}
+                    Ok(()) => self.note(place),
                     // A program that wrote nonsense, or another host that did: no other is touched.
                     Err(Corrupt) => self.break_off(place, true),
                 }
@@ -242,28 +273,28 @@ impl Partition {
                 let connection = self.connections[place].as_mut()?;
                 if connection.ends.finish_came {
                     connection.open = true;
+                    self.note(place);
                 } else {
                     self.break_off(place, false);
                 }
             }
             Command::Move { key, to } => {
-                let place = self.find(key);
-                if let Some(connection) = place.and_then(|place| self.connections[place].as_mut())
-                    && connection.moving == Moving::Not
+                let place = self.find(key)?;
+                let connection = self.connections[place].as_mut()?;
+                if connection.moving == Moving::Not
                     && connection.open
                     && to < self.geometry.partitions
                 {
                     connection.moving = Moving::Leaving(to);
+                    self.note(place);
                 }
             }
             Command::Arrive(departure) => return self.arrive(*departure.connection),
             Command::Suspend => self.suspend(),
             Command::Open { key } => {
-                if let Some(connection) =
-                    self.find(key).and_then(|place| self.connections[place].as_mut())
-                {
-                    connection.open = true;
-                }
+                let place = self.find(key)?;
+                self.connections[place].as_mut()?.open = true;
+                self.note(place);
             }
             Command::Break { key } => {
                 if let Some(place) = self.find(key) {
@@ -291,39 +322,49 @@ impl Partition {
             self.notices.push(Notice::Gone { id });
             return None;
         }
+        let socket = Arc::new(socket);
         let connection = Connection {
             key,
             id,
+            incoming: Some(Incoming::new(key, &channel, &socket, receipts)),
             channel,
-            socket: Some(socket),
+            socket,
             priority: priority.min(self.schedule.priorities - 1),
             open,
             moving: Moving::Not,
-            retell: false,
             is_doomed: false,
-            is_eager: false,
             late_credit: None,
             allowance,
-            receipts,
             ends: Ends::default(),
-            blocks: Vec::with_capacity(BATCH),
-            filled: Vec::with_capacity(RECEIVE_BATCH),
         };
         let place = self.settle(connection);
         self.notices.push(Notice::Created { id });
         Some(place)
     }
 
-    fn settle(&mut self, connection: Connection) -> usize {
-        let key = connection.key;
+    fn settle(&mut self, mut connection: Connection) -> usize {
+        let (key, incoming) = (connection.key, connection.incoming.take());
+        self.present[usize::from(connection.priority)] += 1;
         let place = self.free.pop().unwrap_or(self.connections.len());
         if place == self.connections.len() {
             self.connections.push(None);
         }
         self.connections[place] = Some(connection);
         self.places.insert(key, place);
+        if let Some(incoming) = incoming {
+            self.half.get().put(place, incoming);
+        }
+        self.note(place);
         self.counters.connections.store(self.places.len() as u64, Ordering::Relaxed);
         place
+    }
+
+    /// Has the receiving half know whether the other end is told of credits here.
+    fn note(&mut self, place: usize) {
+        let Some(connection) = self.connections[place].as_ref() else { return };
+        if let Some(incoming) = self.half.get().at(place) {
+            incoming.tells = connection.open && connection.moving == Moving::Not;
+        }
     }
 
     /// So many more bytes may go, of at most `most`; `None`: as many as there are.
@@ -346,6 +387,7 @@ impl Partition {
         // First: what is on its way to another partition is broken off, too.
         self.is_up = up;
         if !up {
+            self.half.get().is_up = false;
             for place in 0..self.connections.len() {
                 self.break_off(place, false);
             }
@@ -357,8 +399,12 @@ impl Partition {
         } else {
             let [(data_out, data_in), (control_out, control_in)] =
                 rings(&self.window, &self.geometry);
-            (self.data_out, self.data_in) = (data_out, data_in);
-            (self.control_out, self.control_in) = (control_out, control_in);
+            (self.data_out, self.control_in) = (data_out, control_in);
+            let mut half = self.half.get();
+            (half.data_in, half.control_out) = (data_in, control_out);
+            (half.is_up, half.fault) = (true, None);
+            half.broken.clear();
+            drop(half);
             (self.rest, self.insisted, self.echoed) = (0, 0, 0);
         }
     }
@@ -398,15 +444,18 @@ impl Partition {
             return;
         };
         connection.hang_up();
-        self.forget(place, connection.key);
+        self.forget(place, &connection);
         self.notices.push(Notice::Gone { id: connection.id });
     }
 
-    fn forget(&mut self, place: usize, key: Key) {
-        self.places.remove(&key);
+    /// Takes a connection out of what is known; its receiving half, where it is to go on elsewhere.
+    fn forget(&mut self, place: usize, connection: &Connection) -> Option<Incoming> {
+        self.places.remove(&connection.key);
+        self.present[usize::from(connection.priority)] -= 1;
         self.last = None;
         self.free.push(place);
         self.counters.connections.store(self.places.len() as u64, Ordering::Relaxed);
+        self.half.get().take(place)
     }
 
     /// News of a placeholder: a byte, room wanted, or that its last holder is gone.
@@ -416,8 +465,11 @@ impl Partition {
         };
         if hung_up {
             connection.ends.is_closed = true;
+            if let Some(incoming) = self.half.get().at(place) {
+                incoming.is_closed = true;
+            }
         }
-        connection.attend(&self.counters);
+        attend(&connection.channel, &connection.socket, &self.counters);
         connection.give_room();
     }
 
@@ -433,106 +485,94 @@ impl Partition {
         let received = self.receive()? + self.receive_credits()?;
         let sent = self.settle_moves()? + self.send()?;
         let ended = self.settle_ends()?;
-        let credits = self.send_credits()?;
+        let credits = self.tell()?;
         self.echo();
         // A sender that found its ring full sleeps until it hears that there is room.
         if sent + ended + credits > 0 || std::mem::take(&mut self.made_room) {
             self.ring_if_resting();
         }
         let done = received + sent + ended + credits;
-        add(&self.counters.turns, usize::from(done > 0));
+        if done > 0 {
+            add(&self.counters.turns, 1);
+        }
         Ok(done)
     }
 
     // ---- receiving ----
 
+    /// Takes what came, or what the second thread left. How much was done, by either.
     fn receive(&mut self) -> Result<usize, Fault> {
-        let (mut count, mut doubts) = (0, 0);
-        let mut touched = Vec::new();
-        let mut broken = Vec::new();
-        while count < RECEIVE_BATCH {
-            let Some(header) = self.data_in.head()? else { break };
-            let key = Key { own: header.destination, peer: header.source };
+        let (looks, mut count) = self.half.left();
+        if !looks {
+            return Ok(count);
+        }
+        for _ in 0..RECEIVE_BATCH {
+            let (received, special) = self.half.get().receive()?;
+            count += received;
+            if !special {
+                break;
+            }
             count += 1;
-            let Some(place) = self.find(key) else {
-                if !std::mem::replace(&mut self.doubted, true) {
-                    // Perhaps it arrives from another partition: looked at again behind the commands.
-                    doubts = 1;
-                    break;
-                }
-                self.doubted = false;
-                add(&self.counters.strays, 1);
-                self.data_in.pass(header);
-                continue;
-            };
-            self.doubted = false;
-            let Some(connection) = self.connections[place].as_mut() else { break };
-            if !touched.contains(&place) {
-                touched.push(place);
-            }
-            match header.kind {
-                PacketKind::Data | PacketKind::Extent if connection.ends.finish_came => {
-                    let violation = Violation;
-                    return Err(Fault::Flow { key, violation });
-                }
-                PacketKind::Data | PacketKind::Extent => {
-                    match connection.accept(&self.data_in, header) {
-                        Ok(()) if header.kind == PacketKind::Extent => {}
-                        Ok(()) => {
-                            add(&self.counters.received_bytes, header.payload_bytes());
-                            add(&self.counters.copied_bytes, header.payload_bytes());
-                        }
-                        Err(Refused::NoCredit) => {
-                            add(&self.counters.drops, 1);
-                            return Err(Fault::Flow { key, violation: Violation });
-                        }
-                        Err(Refused::Program) => broken.push(place),
-                    }
-                }
-                PacketKind::Finish => {
-                    let _ = connection.publish(&self.counters);
-                    connection.ends.finish_came = true;
-                    connection.channel.proxy().ended.store(1, Ordering::Release);
-                    if let Some(socket) = &connection.socket {
-                        let _ = rustix::net::shutdown(socket, Shutdown::Write);
-                    }
-                }
-                PacketKind::Reset => {
-                    let _ = connection.publish(&self.counters);
-                    self.data_in.pass(header);
-                    touched.retain(|&known| known != place);
-                    self.break_off(place, false);
-                    continue;
-                }
-                PacketKind::Migrate => {
-                    let to = self.data_in.word(0);
-                    self.data_in.pass(header);
-                    touched.retain(|&known| known != place);
-                    self.migrate(place, to)?;
-                    continue;
-                }
-                PacketKind::Credit => {
-                    let word = header.encode();
-                    let bad = beeline_sockets::packets::header::BadHeader {
-                        word,
-                        slot_bytes: self.geometry.slot_bytes,
-                    };
-                    return Err(RingFault::Header(bad).into());
-                }
-            }
-            self.data_in.pass(header);
-        }
-        self.made_room |= self.data_in.tell();
-        add(&self.counters.received_packets, count);
-        for place in touched {
-            if let Some(connection) = self.connections[place].as_mut()
-                && connection.publish(&self.counters).is_err()
-            {
-                broken.push(place);
+            if !self.receive_special()? {
+                break;
             }
         }
+        let (broken, fault) = {
+            let mut half = self.half.get();
+            (std::mem::take(&mut half.broken), half.fault.take())
+        };
         broken.into_iter().for_each(|place| self.break_off(place, true));
-        Ok(count + doubts)
+        fault.map_or(Ok(count), Err)
+    }
+
+    /// The packet at the head, which is no data for a connection that is known. False: it is to be looked at again.
+    fn receive_special(&mut self) -> Result<bool, Fault> {
+        let Some(header) = self.half.get().data_in.head()? else { return Ok(false) };
+        let key = Key { own: header.destination, peer: header.source };
+        let Some(place) = self.find(key) else {
+            if !std::mem::replace(&mut self.doubted, true) {
+                // Perhaps it arrives from another partition: looked at again behind the commands.
+                return Ok(false);
+            }
+            self.doubted = false;
+            add(&self.counters.strays, 1);
+            self.pass(header);
+            return Ok(true);
+        };
+        self.doubted = false;
+        match header.kind {
+            PacketKind::Data | PacketKind::Extent => return Ok(false),
+            PacketKind::Finish => {
+                let Some(connection) = self.connections[place].as_mut() else { return Ok(false) };
+                connection.ends.finish_came = true;
+                if let Some(incoming) = self.half.get().at(place) {
+                    incoming.finish_came = true;
+                }
+                connection.channel.proxy().ended.store(1, Ordering::Release);
+                let _ = rustix::net::shutdown(&*connection.socket, Shutdown::Write);
+                self.pass(header);
+            }
+            PacketKind::Reset => {
+                self.pass(header);
+                self.break_off(place, false);
+            }
+            PacketKind::Migrate => {
+                let to = self.half.get().data_in.word(0);
+                self.pass(header);
+                self.migrate(place, to)?;
+            }
+            PacketKind::Credit => {
+                let (word, slot_bytes) = (header.encode(), self.geometry.slot_bytes);
+                let bad = beeline_sockets::packets::header::BadHeader { word, slot_bytes };
+                return Err(RingFault::Header(bad).into());
+            }
+        }
+        Ok(true)
+    }
+
+    fn pass(&mut self, header: Header) {
+        self.half.get().data_in.pass(header);
+        add(&self.counters.received_packets, 1);
     }
 
     fn receive_credits(&mut self) -> Result<usize, Fault> {
@@ -570,7 +610,8 @@ impl Partition {
         let mut total = 0;
         loop {
             let priority = self.schedule.priority();
-            let count = self.send_round(priority)?;
+            let any = self.present[usize::from(priority)] > 0;
+            let count = if any { self.send_round(priority)? } else { 0 };
             total += count;
             let goes_on = self.schedule.served(count);
             if count > 0 || !goes_on {
@@ -619,12 +660,14 @@ impl Partition {
             self.turns[usize::from(priority)] = (begin + 1) % length;
         }
         let count = self.data_out.publish();
-        add(&self.counters.sent_packets, count);
-        add(&self.counters.sent_bytes, bytes);
-        add(&self.counters.copied_bytes, bytes);
-        let gone = i64::try_from(bytes).unwrap_or(i64::MAX);
-        self.allowed = self.allowed.map(|allowed| allowed.saturating_sub(gone));
-        self.counters.sync_requests.store(self.data_out.sync_requests, Ordering::Relaxed);
+        if count > 0 {
+            add(&self.counters.sent_packets, count);
+            add(&self.counters.sent_bytes, bytes);
+            add(&self.counters.copied_bytes, bytes);
+            let gone = i64::try_from(bytes).unwrap_or(i64::MAX);
+            self.allowed = self.allowed.map(|allowed| allowed.saturating_sub(gone));
+            self.counters.sync_requests.store(self.data_out.sync_requests, Ordering::Relaxed);
+        }
         broken.into_iter().for_each(|place| self.break_off(place, true));
         Ok(count)
     }
@@ -635,6 +678,10 @@ impl Partition {
         for place in 0..self.connections.len() {
             let Some(connection) = self.connections[place].as_mut() else { continue };
             let key = connection.key;
+            if connection.ends.is_closed {
+                let unread = self.half.get().at(place).is_some_and(|incoming| incoming.unread);
+                connection.ends.unread |= unread;
+            }
             match connection.look_at_ends() {
                 Act::Wait => {}
                 _ if self.data_out.room()? == 0 => break,
@@ -664,116 +711,15 @@ impl Partition {
         unsafe { self.data_out.stage(header, std::ptr::null()) };
     }
 
-    fn send_credits(&mut self) -> Result<usize, Fault> {
-        let mut broken = Vec::new();
-        for place in 0..self.connections.len() {
-            let Some(connection) = self.connections[place].as_mut() else { continue };
-            if !connection.open || connection.moving != Moving::Not {
-                continue;
-            }
-            let packets = connection.channel.packets(Direction::ToProgram);
-            let consumed = packets.filled().taken();
-            match connection.receipts.is_due(consumed, connection.is_eager) {
-                Ok(true) => {}
-                Ok(false) if connection.retell => {}
-                Ok(false) => continue,
-                Err(Violation) => {
-                    broken.push(place);
-                    continue;
-                }
-            }
-            if self.control_out.room()? == 0 {
-                break;
-            }
-            connection.receipts.tell(consumed);
-            connection.retell = false;
-            connection.channel.proxy().credited.store(consumed, Ordering::Relaxed);
-            let length = u16::try_from(CONTROL_SLOT_BYTES).unwrap_or(0);
-            let Key { own: source, peer: destination } = connection.key;
-            let header =
-                Header { source, destination, length, sync: false, kind: PacketKind::Credit };
-            let word = u64::from(consumed);
-            // SAFETY: the eight bytes of a word of ours.
-            unsafe { self.control_out.stage(header, (&raw const word).cast()) };
-        }
-        let count = self.control_out.publish();
-        add(&self.counters.credits, count);
+    /// What the second thread does, where there is one.
+    fn tell(&mut self) -> Result<usize, Fault> {
+        let Held::Own(half) = &mut self.half else { return Ok(0) };
+        let (count, made_room) = half.tell()?;
+        self.made_room |= made_room;
+        let broken = std::mem::take(&mut half.broken);
         let total = count + broken.len();
         broken.into_iter().for_each(|place| self.break_off(place, true));
         Ok(total)
-    }
-
-    // ---- sleeping ----
-
-    fn peer_rest(&self) -> u64 {
-        self.window.inbound.word(at::REST).load(Ordering::Acquire)
-    }
-
-    /// Says to the other end's thread that its rest was seen: from now on it is rung for. Behind
-    /// everything that was posted before, so that who sees the echo has all of that.
-    fn echo(&mut self) {
-        let rest = self.peer_rest();
-        if rest != self.echoed {
-            self.echoed = rest;
-            self.words.fence();
-            self.words.post_word(at::REST_SEEN, rest);
-            self.words.fence();
-            if rest % 2 == 1 {
-                self.window.bells.ring(self.bell);
-            }
-        }
-    }
-
-    fn ring_if_resting(&self) {
-        if self.peer_rest() % 2 == 1 {
-            self.window.bells.ring(self.bell);
-        }
-    }
-
-    /// The thread wants to sleep: says so. True once the other end's thread knows, so that whatever
-    /// comes from now on rings; until then the caller goes on looking, or looks by the clock. With
-    /// `insists` the other end's thread is woken once to answer; without, one that sleeps is let sleep.
-    pub fn rests(&mut self, insists: bool) -> bool {
-        if !self.is_up {
-            return true;
-        }
-        if self.rest.is_multiple_of(2) {
-            self.rest += 1;
-            self.words.fence();
-            self.words.post_word(at::REST, self.rest);
-            self.words.fence();
-        }
-        // Once: two threads that both want to sleep would wake each other without end.
-        if insists && std::mem::replace(&mut self.insisted, self.rest) != self.rest {
-            self.ring_if_resting();
-        }
-        self.echo();
-        self.window.inbound.word(at::REST_SEEN).load(Ordering::Acquire) == self.rest
-    }
-
-    /// The thread has work again.
-    pub fn wakes(&mut self) {
-        if self.rest % 2 == 1 && self.is_up {
-            self.rest += 1;
-            self.words.post_word(at::REST, self.rest);
-            self.words.fence();
-        }
-    }
-
-    /// True when a turn would find something: looked at after programs can see that the thread sleeps.
-    #[must_use]
-    pub fn has_work(&self) -> bool {
-        if !self.is_up {
-            return false;
-        }
-        fence(Ordering::SeqCst);
-        let blocked = !self.data_out.room().is_ok_and(|room| room > 0);
-        !self.data_in.is_empty()
-            || !self.control_in.is_empty()
-            || self.peer_rest() != self.echoed
-            || !self.answers.is_empty()
-            || !blocked && !self.due.is_empty()
-            || self.connections.iter().flatten().any(|connection| connection.has_work(blocked))
     }
 
     /// Nothing is under way, and no connection is there.

@@ -175,7 +175,8 @@ impl Remote {
         let window = &cable.window;
         let length = window.length_bytes();
         let geometry =
-            Geometry::dividing(length, config.partitions, config.slot_bytes, config.queue_blocks)?;
+            Geometry::dividing(length, config.partitions, config.slot_bytes, config.queue_blocks)?
+                .with_rings_of(config.ring_bytes)?;
         let epoch = random_epoch().map_err(system("drawing an epoch"))?;
         let link = Link::begin(window, geometry.announcement(), epoch, SILENCE, Instant::now());
         let mut partitions = Vec::new();
@@ -184,20 +185,27 @@ impl Remote {
             let (part, bell) = (window.part(at, length), partition + 1);
             let priorities = u8::try_from(PRIORITIES).unwrap_or(u8::MAX);
             let schedule = Schedule::new(priorities, config.rounds);
-            let core = Partition::new(part.clone(), geometry, schedule, bell);
             let thread = index * config.partitions + partition;
             let place = Place { link: index, partition };
-            let core_of_it =
-                (!config.cores.is_empty()).then(|| config.cores[thread % config.cores.len()]);
+            let core = |thread: usize| {
+                (!config.cores.is_empty()).then(|| config.cores[thread % config.cores.len()])
+            };
+            let (carried, cores) = if config.threads_of_a_partition == 2 {
+                let (carried, receiver) = Partition::shared(part.clone(), geometry, schedule, bell);
+                ((carried, Some(receiver)), [core(2 * thread), core(2 * thread + 1)])
+            } else {
+                let carried = Partition::new(part.clone(), geometry, schedule, bell);
+                ((carried, None), [core(thread), None])
+            };
             let running = start(
-                core,
+                carried,
                 part,
                 bell,
                 place,
                 Arc::clone(page),
                 thread,
                 Arc::clone(notices),
-                (config.bytes_a_second, core_of_it),
+                (config.bytes_a_second, cores),
             );
             partitions.push(running.map_err(system("starting a partition's thread"))?);
         }
@@ -237,9 +245,8 @@ impl Remote {
     /// What was posted through the window so far: bytes, and posts of bytes and words.
     #[must_use]
     pub fn written(&self) -> [u64; 2] {
-        use std::sync::atomic::Ordering::Relaxed;
         let written = self.cable.window.outbound.written();
-        [written.bytes.load(Relaxed), written.posts.load(Relaxed) + written.words.load(Relaxed)]
+        [written.bytes, written.posts + written.words]
     }
 
     /// New connections may be made.

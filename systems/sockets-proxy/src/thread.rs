@@ -1,4 +1,5 @@
-//! The thread of a partition: turns, spins, sleeps.
+//! The thread of a partition: turns, spins, sleeps. Where a partition has two (SP2C of the source), the second one
+//! receives for as long as the first is awake, and is parked while that sleeps: only one of them says that it sleeps.
 //!
 //! A thread that finds nothing to do spins for a while, then sleeps on its doorbell, its mailbox and
 //! the placeholders. Before, it says so twice: to the programs (a word of the page, then a look at
@@ -10,7 +11,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsFd as _;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -21,12 +22,12 @@ use beeline_sockets::packets::page::Page;
 use beeline_sockets::packets::patience::{Next, Patience};
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 
-use crate::partition::{Command, Counters, Notice, Partition};
+use crate::partition::{Command, Counters, Notice, Partition, Receiver};
 
 /// How much of its own time a thread looks in vain before it sleeps.
 const LOOKS: Duration = Duration::from_micros(60);
 /// Turns between two looks at the placeholders and the mailbox.
-const TURNS: u32 = 32;
+const TURNS: u32 = 128;
 /// Where the other end's thread does not answer: how often the ring is looked at by the clock.
 const BLIND: Duration = Duration::from_millis(1);
 
@@ -37,6 +38,8 @@ const BELL: u64 = u64::MAX - 1;
 #[derive(Debug)]
 pub struct Mailbox<T> {
     items: Mutex<VecDeque<T>>,
+    /// There is something: looked at without the lock.
+    some: AtomicBool,
     /// Rung when something was put.
     pub waker: Arc<Waker>,
 }
@@ -45,24 +48,32 @@ impl<T> Mailbox<T> {
     /// An empty one that rings `waker`.
     #[must_use]
     pub fn new(waker: Arc<Waker>) -> Self {
-        Self { items: Mutex::default(), waker }
+        Self { items: Mutex::default(), some: AtomicBool::new(false), waker }
     }
 
     /// Puts something.
     pub fn put(&self, item: T) {
-        self.items.lock().unwrap_or_else(PoisonError::into_inner).push_back(item);
+        let mut items = self.items.lock().unwrap_or_else(PoisonError::into_inner);
+        items.push_back(item);
+        self.some.store(true, Ordering::SeqCst);
+        drop(items);
         self.waker.wake();
     }
 
     /// Takes everything.
     pub fn take(&self) -> VecDeque<T> {
-        std::mem::take(&mut *self.items.lock().unwrap_or_else(PoisonError::into_inner))
+        if self.is_empty() {
+            return VecDeque::new();
+        }
+        let mut items = self.items.lock().unwrap_or_else(PoisonError::into_inner);
+        self.some.store(false, Ordering::SeqCst);
+        std::mem::take(&mut *items)
     }
 
     /// True when there is nothing.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.items.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+        !self.some.load(Ordering::SeqCst)
     }
 }
 
@@ -82,15 +93,75 @@ pub struct Running {
     pub commands: Arc<Mailbox<Command>>,
     /// Its counters.
     pub counters: Arc<Counters>,
-    thread: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
         self.commands.put(Command::Stop);
-        if let Some(thread) = self.thread.take() {
+        for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
+    }
+}
+
+/// The second thread of a partition, in the hands of the first.
+#[derive(Debug)]
+struct Second {
+    receiver: Receiver,
+    thread: std::thread::Thread,
+}
+
+impl Second {
+    fn asleep(&self, asleep: bool) {
+        self.receiver.asleep(asleep);
+        if !asleep {
+            self.thread.unpark();
+        }
+    }
+}
+
+impl Drop for Second {
+    fn drop(&mut self) {
+        self.receiver.stop();
+        self.thread.unpark();
+    }
+}
+
+/// What the second thread does until it is stopped.
+fn receive(receiver: &Receiver) {
+    let mut patience = Patience::new(LOOKS);
+    while !receiver.is_stopped() {
+        if receiver.is_asleep() {
+            std::thread::park();
+            continue;
+        }
+        if receiver.turn() > 0 {
+            patience.found();
+            continue;
+        }
+        let mut before = None;
+        match patience.next(|| *before.insert(Instant::now())) {
+            Next::Pause => std::hint::spin_loop(),
+            next => {
+                std::thread::yield_now();
+                if let Some(before) = before {
+                    patience.yielded(before.elapsed());
+                }
+                if next == Next::Sleep {
+                    // The first thread decides when both sleep.
+                    patience.rest();
+                }
+            }
+        }
+    }
+}
+
+fn pin(core: Option<usize>) {
+    if let Some(core) = core
+        && let Err(error) = beeline_os::affinity::pin_current_thread(core)
+    {
+        tracing::warn!(%error, core, "a partition's thread is not pinned");
     }
 }
 
@@ -108,6 +179,7 @@ struct Worker {
     /// Mailboxes of the partitions of this link, in their order.
     siblings: Vec<Arc<Mailbox<Command>>>,
     limit: Option<Limit>,
+    second: Option<Second>,
 }
 
 /// A limit of bandwidth: so many bytes a second, and when bytes were allowed last.
@@ -135,19 +207,20 @@ impl Limit {
 }
 
 /// Starts the thread of `partition`, which is `thread` in the page, sends at most so many bytes a
-/// second, and stays on a processor, if one is named.
+/// second, and stays on a processor, if one is named; and a second thread with the `receiver`, if there is one, on
+/// the second processor.
 ///
 /// Errors: the system's.
 #[expect(clippy::too_many_arguments, reason = "one thread, fully described")]
 pub fn start(
-    partition: Partition,
+    (partition, receiver): (Partition, Option<Receiver>),
     window: Window,
     bell: usize,
     place: Place,
     page: Arc<Page>,
     thread: usize,
     notices: Arc<Mailbox<(Place, Notice)>>,
-    (bytes_a_second, core): (Option<u64>, Option<usize>),
+    (bytes_a_second, cores): (Option<u64>, [Option<usize>; 2]),
 ) -> io::Result<Running> {
     let commands = Arc::new(Mailbox::new(Arc::new(Waker::new()?)));
     let counters = Arc::clone(&partition.counters);
@@ -158,12 +231,23 @@ pub fn start(
     }
     let mailbox = Arc::clone(&commands);
     let name = format!("ntp-{}-{}", place.link, place.partition);
-    let thread = std::thread::Builder::new().name(name).spawn(move || {
-        if let Some(core) = core
-            && let Err(error) = beeline_os::affinity::pin_current_thread(core)
-        {
-            tracing::warn!(%error, core, "a partition's thread is not pinned");
+    let mut threads = Vec::new();
+    let second = match receiver {
+        None => None,
+        Some(receiver) => {
+            let theirs = receiver.clone();
+            let started =
+                std::thread::Builder::new().name(format!("{name}-rx")).spawn(move || {
+                    pin(cores[1]);
+                    receive(&theirs);
+                })?;
+            let thread = started.thread().clone();
+            threads.push(started);
+            Some(Second { receiver, thread })
         }
+    };
+    let thread = std::thread::Builder::new().name(name).spawn(move || {
+        pin(cores[0]);
         let events = Vec::with_capacity(256);
         let worker = Worker {
             partition,
@@ -179,10 +263,12 @@ pub fn start(
             siblings: Vec::new(),
             limit: bytes_a_second
                 .map(|bytes_a_second| Limit { bytes_a_second, since: Instant::now() }),
+            second,
         };
         worker.run();
     })?;
-    Ok(Running { commands, counters, thread: Some(thread) })
+    threads.push(thread);
+    Ok(Running { commands, counters, threads })
 }
 
 impl Worker {
@@ -306,6 +392,9 @@ impl Worker {
         // Where words go to and fro the other end's thread is about to be woken by one: it is not woken for
         // an answer alone before the clock has run out once.
         let known = self.partition.rests(false);
+        if let Some(second) = &self.second {
+            second.asleep(true);
+        }
         let asleep = self.page.asleep(self.thread);
         asleep.store(1, Ordering::SeqCst);
         // Against the fence between a program's packets and its look at the word.
@@ -324,6 +413,9 @@ impl Worker {
             heard
         };
         self.page.asleep(self.thread).store(0, Ordering::SeqCst);
+        if let Some(second) = &self.second {
+            second.asleep(false);
+        }
         heard
     }
 }

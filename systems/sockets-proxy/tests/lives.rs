@@ -22,7 +22,7 @@ use beeline_sockets_proxy::flow::Schedule;
 use beeline_sockets_proxy::geometry::Geometry;
 use beeline_sockets_proxy::partition::{Command, Key, Notice, Partition};
 use beeline_sockets_proxy::waits::Position;
-use common::{BLOCKS, Killed, LENGTH, Mortal, Program, SLOT, Silent, byte, next};
+use common::{BLOCKS, Killed, LENGTH, Mortal, Program, SLOT, Silent, byte, next, say};
 use proptest::prelude::*;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
@@ -399,16 +399,16 @@ fn a_proxy_that_dies_behind_any_instruction_is_taken_over_and_no_byte_is_lost_or
     for seed in 0..seeds.unwrap_or(12) {
         let outcome = catch_unwind(|| die_behind_instructions(seed));
         let outcome = outcome.unwrap_or_else(|cause| {
-            eprintln!("seed {seed}");
+            say(&format!("seed {seed}"));
             resume_unwind(cause)
         });
         let Some(count) = outcome else {
-            eprintln!("a_proxy_that_dies_behind_any_instruction ... skipped: no single steps here");
+            say("a_proxy_that_dies_behind_any_instruction ... skipped: no single steps here");
             return;
         };
         died += count;
     }
-    println!("{died} proxies died in the middle of a turn or of a take-over");
+    say(&format!("ran: {died} proxies died in the middle of a turn or of a take-over"));
     assert!(died > 50, "{died} proxies died");
 }
 

@@ -28,7 +28,7 @@ use beeline_sockets_proxy::flow::Schedule;
 use beeline_sockets_proxy::geometry::Geometry;
 use beeline_sockets_proxy::partition::{Command, Key, Notice, Partition};
 use beeline_sockets_proxy::waits::{Position, Waits};
-use common::{BLOCKS, Killed, LENGTH, Mortal, Program, SLOT, Silent, byte, next};
+use common::{BLOCKS, Killed, LENGTH, Mortal, Program, SLOT, Silent, byte, next, say};
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 const SILENCE: Duration = Duration::from_secs(3600);
@@ -388,12 +388,12 @@ fn proxies_that_die_at_any_moment_of_a_take_over_lose_and_double_nothing() {
         .map(|seed| {
             let outcome = catch_unwind(|| run(seed, false));
             outcome.unwrap_or_else(|cause| {
-                eprintln!("seed {seed}");
+                say(&format!("seed {seed}"));
                 resume_unwind(cause)
             })
         })
         .sum();
-    println!("{deaths} proxies died");
+    say(&format!("ran: {deaths} proxies died"));
     assert!(deaths > 500, "{deaths} proxies died");
 }
 
@@ -404,5 +404,5 @@ fn positions_that_are_taken_for_another_lifes_are_found_out() {
     let found = (0..150).filter(|&seed| catch_unwind(|| run(seed, true)).is_err()).count();
     std::panic::set_hook(hook);
     assert!(found > 0, "the planted fault was not seen");
-    println!("the planted fault was seen with {found} of 150 seeds");
+    say(&format!("ran: the planted fault was seen with {found} of 150 seeds"));
 }

@@ -144,6 +144,13 @@ impl Hosts {
         Self::start_over("&disorder=7", [two, two]).up()
     }
 
+    /// Two partitions with two threads each.
+    #[must_use]
+    pub fn two_threads() -> Self {
+        let two = ["partitions = 2\nthreads_of_a_partition = 2", ""];
+        Self::start([two, two]).up()
+    }
+
     /// Waits until the link is up.
     #[must_use]
     pub fn up(self) -> Self {

@@ -215,6 +215,36 @@ fn parent_and_child_hear_of_what_comes_while_they_wait_on_one_set() {
     }
 }
 
+#[test]
+fn children_without_handlers_cancelled_threads_and_late_signals_break_no_stream() {
+    let test = "children_without_handlers_cancelled_threads_and_late_signals";
+    if need(test, "gcc").is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("rare").to_string_lossy().into_owned();
+    let mut command = Command::new("gcc");
+    command.args(["-O1", "-Wall", "-o", &program, &file("programs/rare.c"), "-pthread"]);
+    let output = bounded(&mut command, PATIENCE);
+    assert!(output.status.success(), "{}", said(&output));
+    for mode in ["children", "deferred", "asynchronous", "signals"] {
+        for accelerated in [false, true] {
+            let monitor = Monitor::start();
+            let output = bounded(&mut monitor.command(accelerated, &[&program, mode]), PATIENCE);
+            let text = String::from_utf8_lossy(&output.stdout).into_owned();
+            assert_eq!(monitor.paired(), u64::from(accelerated), "{mode}");
+            // Refused: POSIX lets a thread that may be cancelled at any instruction make no such call, and one
+            // that is, inside a call of ours, ends its process. It never goes on with a stream that is not whole.
+            let refused = std::os::unix::process::ExitStatusExt::signal(&output.status) == Some(6);
+            if mode == "asynchronous" && accelerated && refused {
+                assert_eq!(text, "", "{}", said(&output));
+                continue;
+            }
+            assert_eq!(text, format!("{mode}: whole\n"), "{accelerated}: {}", said(&output));
+        }
+    }
+}
+
 /// `echo.go` as a static program.
 fn compiled_go(test: &str, folder: &Path) -> Option<String> {
     let usual = Path::new("/usr/local/go/bin/go");

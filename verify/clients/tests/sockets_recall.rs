@@ -5,7 +5,7 @@
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use beeline_verify_clients::hosts::{ADDRESSES, Hosts};
 use beeline_verify_clients::preload::{Background, Monitor, listening};
@@ -178,10 +178,11 @@ fn held_back_it_stays_with_the_kernel() {
         (count == 1).then_some(())
     });
     let before = monitor.paired();
-    let begun = Instant::now();
     let fate = talk.line();
-    assert!(fate.starts_with("well after"), "{fate}");
-    assert!(begun.elapsed() > Duration::from_millis(500), "it ended at once");
+    let rounds = fate.strip_prefix("well after ").and_then(|rest| rest.split_whitespace().next());
+    let rounds = rounds.and_then(|count| count.parse::<u32>().ok());
+    // It went on for its four seconds; until it was called back there was time for a few.
+    assert!(rounds.is_some_and(|rounds| rounds > 20), "{fate}");
     assert_eq!(monitor.paired(), before);
 }
 

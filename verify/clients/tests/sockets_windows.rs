@@ -41,7 +41,7 @@ fn a_conversation_through_the_window_is_the_kernels_to_the_letter() {
         return;
     }
     let mut told = Vec::new();
-    for hosts in [Hosts::both_up(), Hosts::two_partitions_in_disorder()] {
+    for hosts in [Hosts::both_up(), Hosts::two_partitions_in_disorder(), Hosts::two_threads()] {
         for (server, client) in [(false, false), (true, true), (false, true), (true, false)] {
             let port = free_port();
             let before = hosts.sum(0, "bytes sent");
@@ -61,7 +61,7 @@ fn a_conversation_through_the_window_is_the_kernels_to_the_letter() {
     for other in &told[1..] {
         assert_eq!(*other, told[0]);
     }
-    note(&format!("{} lines of one conversation, eight ways", told[0].lines().count()));
+    note(&format!("{} lines of one conversation, twelve ways", told[0].lines().count()));
 }
 
 /// Accepts two connections once the file is there, and says what each was.

@@ -10,7 +10,7 @@ use beeline_sockets::packets::header::{HEADER_BYTES, Header, PacketKind};
 use rustix::net::Shutdown;
 
 use super::{Departure, Fault, Key, Notice, Partition, libc_reset};
-use crate::conduit::{Connection, Moving};
+use crate::conduit::{Connection, Incoming, Moving, attend};
 use crate::flow::{Allowance, Receipts, Violation};
 use crate::waits::Position;
 
@@ -59,18 +59,23 @@ impl Partition {
         if let Some(connection) = self.connections[place].as_mut() {
             connection.ends.finish_came = came;
             // What was published and not rung for, given back and not told.
-            connection.attend(&self.counters);
+            attend(&connection.channel, &connection.socket, &self.counters);
             connection.give_room();
+        }
+        if let Some(incoming) = self.half.get().at(place) {
+            incoming.finish_came = came;
         }
         Some(place)
     }
 
     pub(super) fn report(&mut self, key: Key, life: u64) {
         let Some(place) = self.find(key) else { return };
-        let Some(connection) = self.connections[place].as_mut() else { return };
-        match connection.position() {
+        let Some(id) = self.connections[place].as_ref().map(|connection| connection.id) else {
+            return;
+        };
+        let position = self.half.get().at(place).map(Incoming::position);
+        match position.unwrap_or(Err(Violation)) {
             Ok((delivered, consumed)) => {
-                let id = connection.id;
                 let position = Position { life, delivered, consumed };
                 self.notices.push(Notice::Position { id, position });
             }
@@ -88,7 +93,9 @@ impl Partition {
         }
         self.answers.clear();
         self.due.clear();
+        self.half.get().is_up = false;
         (self.is_up, self.keeps) = (false, true);
+        (0..self.connections.len()).for_each(|place| self.note(place));
         self.notices.push(Notice::Cleared);
     }
 
@@ -124,7 +131,7 @@ impl Partition {
             return;
         };
         connection.moving = then;
-        self.forget(place, connection.key);
+        connection.incoming = self.forget(place, &connection);
         self.departures.push(Departure { connection: Box::new(connection), to });
     }
 
@@ -174,9 +181,13 @@ impl Partition {
     fn stays(&mut self, place: usize) {
         let Some(connection) = self.connections[place].as_mut() else { return };
         connection.moving = Moving::Not;
-        // What was said on the way may have been said to a partition that it had left.
-        connection.retell = true;
-        if connection.is_doomed {
+        let is_doomed = connection.is_doomed;
+        self.note(place);
+        if let Some(incoming) = self.half.get().at(place) {
+            // What was said on the way may have been said to a partition that it had left.
+            incoming.retell = true;
+        }
+        if is_doomed {
             self.break_off(place, true);
         }
     }
@@ -188,7 +199,6 @@ impl Partition {
         let violation = Fault::Flow { key, violation: Violation };
         let to = usize::try_from(to).ok().filter(|to| *to < self.geometry.partitions);
         let to = to.ok_or(violation)?;
-        let _ = connection.publish(&self.counters);
         match connection.moving {
             Moving::Not => {
                 self.answers.push((key, to));

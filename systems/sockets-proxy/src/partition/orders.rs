@@ -106,7 +106,7 @@ impl Departure {
     /// The proxy's end of its placeholder.
     #[must_use]
     pub fn socket(&self) -> Option<&OwnedFd> {
-        self.connection.socket.as_ref()
+        Some(&*self.connection.socket)
     }
 
     /// Its memory.

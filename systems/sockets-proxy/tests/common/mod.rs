@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, dead_code, unreachable_pub, reason = "a part of several tests")]
 
+use std::io::Write as _;
 use std::os::fd::{AsRawFd as _, BorrowedFd, OwnedFd};
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -110,4 +111,9 @@ pub fn next(state: &mut u64) -> usize {
     let mixed = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     (mixed >> 33) as usize
+}
+
+/// A line that is seen past the harness's capture.
+pub fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
 }

@@ -14,6 +14,13 @@ use beeline_sockets::connection::Connection;
 use beeline_sockets::segment::{Segment, length_bytes};
 use beeline_sockets::table;
 
+/// How often this thread has slept so far.
+pub fn sleeps() -> u64 {
+    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    line.unwrap().trim().parse().unwrap()
+}
+
 /// Two ends of the kernel's.
 pub fn pair() -> [TcpStream; 2] {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

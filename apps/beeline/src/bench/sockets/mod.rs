@@ -8,6 +8,7 @@ mod bare;
 mod budget;
 mod costs;
 mod many;
+mod packet_programs;
 mod packets;
 mod parts;
 mod peer;
@@ -90,6 +91,10 @@ pub enum Part {
     Isolation,
     /// Of packets: processor time of both proxies while open connections are silent.
     Idle,
+    /// Of packets: round trips beside a stream, with small slots and with large ones.
+    Slicing,
+    /// Of packets: two threads a partition against one.
+    Threads,
     /// Ways to wake a thread that sleeps in the kernel.
     Wakeups,
 }
@@ -101,7 +106,7 @@ impl Part {
             Self::Data | Self::Core | Self::Nginx | Self::Breakdown => 3,
             Self::Connections | Self::Pipeline | Self::Rpc => 1,
             // Of packets, which keep to no budget.
-            Self::Partitions | Self::Isolation | Self::Idle => 1,
+            Self::Partitions | Self::Isolation | Self::Idle | Self::Slicing | Self::Threads => 1,
             Self::Redis => 4,
             Self::Sizes => 16,
             Self::Pairs | Self::Wakeups => 2,
@@ -205,8 +210,18 @@ impl SocketsPeerArguments {
     }
 }
 
-const PACKET_PARTS: [Part; 6] =
-    [Part::Data, Part::Sizes, Part::Breakdown, Part::Partitions, Part::Isolation, Part::Idle];
+const PACKET_PARTS: [Part; 10] = [
+    Part::Data,
+    Part::Sizes,
+    Part::Breakdown,
+    Part::Partitions,
+    Part::Isolation,
+    Part::Idle,
+    Part::Slicing,
+    Part::Threads,
+    Part::Redis,
+    Part::Nginx,
+];
 
 const BULK: usize = 1 << 20;
 const PACKET: usize = 64;
@@ -246,7 +261,7 @@ pub fn run(arguments: &SocketsArguments, output: Output) -> Result<Exit, Failure
             Part::Rpc => parts::rpc(arguments, &mut report, output)?,
             Part::Breakdown => parts::breakdown(arguments, &mut report, output)?,
             // Refused before.
-            Part::Partitions | Part::Isolation | Part::Idle => {}
+            Part::Partitions | Part::Isolation | Part::Idle | Part::Slicing | Part::Threads => {}
             Part::Wakeups => wakeups::wakeups(arguments, &mut report, output)?,
         }
     }

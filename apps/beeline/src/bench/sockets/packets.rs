@@ -2,6 +2,8 @@
 //! with a proxy in each, against kernel TCP through a veth pair between the same namespaces, and
 //! against the window alone.
 //!
+//! A third way between the same namespaces are the relays of the ring lane over an `ntb://` link of their own.
+//!
 //! Four parties (two programs, two proxies) share the cores with nothing else; the peers are given
 //! the same cores. Beside each figure stands what it cost: processor time, sleeps and displacements
 //! of every party for each round or send, and packets for each visit of a thread.
@@ -15,15 +17,18 @@ use anyhow::Context as _;
 use super::super::report::{Better, Report, Row};
 use super::super::turns::{Contender, alternate, online};
 use super::costs::Costs;
-use super::{Part, SocketsArguments, Transport, Work, name, window};
+use super::{Part, SocketsArguments, Transport, Work, name, packet_programs, window};
 use crate::output::Output;
 
-const SUBJECT: &str = "packets";
-const PEER: &str = "kernel TCP through veth";
-const ADDRESSES: [&str; 2] = ["10.78.0.1", "10.78.0.2"];
+pub(super) const SUBJECT: &str = "packets";
+pub(super) const PEER: &str = "kernel TCP through veth";
+pub(super) const ADDRESSES: [&str; 2] = ["10.78.0.1", "10.78.0.2"];
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Bytes of each direction of the window.
 const WINDOW_BYTES: usize = 16 << 20;
+/// Bytes of the window between relays, both directions.
+const RELAY_WINDOW_BYTES: u64 = 64 << 20;
+const RELAYS: &str = "relays over ntb";
 
 /// A process that is ended with its owner.
 struct Ended(Child);
@@ -32,6 +37,17 @@ impl Drop for Ended {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
+    }
+}
+
+/// A relay, which outlives the monitor that started it.
+struct Relay(i32);
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        if let Some(process) = rustix::process::Pid::from_raw(self.0) {
+            let _ = rustix::process::kill_process(process, rustix::process::Signal::KILL);
+        }
     }
 }
 
@@ -82,10 +98,12 @@ impl Drop for Namespaces {
 }
 
 /// Both hosts, with proxies whose link is up.
-struct Hosts<'a> {
+pub(super) struct Hosts<'a> {
     // Ended before the namespaces go.
     proxies: Vec<Ended>,
     _monitors: Vec<Ended>,
+    /// Monitors with relays, for programs that go by their name.
+    relays: (Vec<Ended>, Vec<Relay>),
     namespaces: Namespaces,
     folder: tempfile::TempDir,
     arguments: &'a SocketsArguments,
@@ -106,18 +124,27 @@ impl Status {
     }
 }
 
+/// What carries the connections of a conversation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum By {
+    Packets,
+    Relays,
+    Kernel,
+}
+
 impl<'a> Hosts<'a> {
-    fn start(arguments: &'a SocketsArguments, partitions: usize) -> anyhow::Result<Self> {
+    /// `more`: of both lists of peers.
+    pub(super) fn start(arguments: &'a SocketsArguments, more: &str) -> anyhow::Result<Self> {
         let namespaces = Namespaces::make()?;
         let folder = tempfile::tempdir().context("a folder for the window")?;
         let own = std::env::current_exe().context("finding this program")?;
-        let mut hosts =
-            Self { proxies: Vec::new(), _monitors: Vec::new(), namespaces, folder, arguments };
+        let (proxies, _monitors, relays) = (Vec::new(), Vec::new(), Default::default());
+        let mut hosts = Self { proxies, _monitors, relays, namespaces, folder, arguments };
         for side in 0..2 {
             let mut monitor = hosts.namespaces.command(side, &own);
             monitor.args(["--quiet", "sockets", "monitor"]).stdin(Stdio::null());
             hosts._monitors.push(Ended(monitor.spawn().context("starting a monitor")?));
-            let (peers, window) = hosts.configure(side, partitions)?;
+            let (peers, window) = hosts.configure(side, more)?;
             let mut proxy = hosts.namespaces.command(side, &own);
             proxy.args(["--quiet", "sockets", "proxy", "--window", &window, "--peers"]).arg(peers);
             hosts.proxies.push(Ended(proxy.stdin(Stdio::null()).spawn()?));
@@ -130,15 +157,11 @@ impl<'a> Hosts<'a> {
         Ok(hosts)
     }
 
-    fn configure(
-        &self,
-        side: usize,
-        partitions: usize,
-    ) -> anyhow::Result<(std::path::PathBuf, String)> {
+    fn configure(&self, side: usize, more: &str) -> anyhow::Result<(std::path::PathBuf, String)> {
         let peers = self.folder.path().join(format!("{side}.toml"));
         let [own, other] = [ADDRESSES[side], ADDRESSES[1 - side]];
         let text = format!(
-            "addresses = [\"{own}\"]\nlisten = \"{own}:9090\"\npartitions = {partitions}\n[[peers]]\n\
+            "addresses = [\"{own}\"]\nlisten = \"{own}:9090\"\n{more}\n[[peers]]\n\
              name = \"other\"\naddresses = [\"{other}\"]\nmonitor = \"{other}:9090\"\n"
         );
         std::fs::write(&peers, text).context("writing the list of peers")?;
@@ -154,24 +177,83 @@ impl<'a> Hosts<'a> {
         Status(serde_json::from_slice(&text).unwrap_or_default())
     }
 
-    /// `bench sockets-peer` at a host, under `beeline run` if asked.
-    fn peer(&self, side: usize, accelerated: bool, words: &[String]) -> anyhow::Result<Command> {
+    /// Monitors with relays that have a window of their own, beside the proxies.
+    fn start_relays(&mut self) -> anyhow::Result<()> {
+        let own = std::env::current_exe().context("finding this program")?;
+        let window = self.folder.path().join("relays");
+        let file = std::fs::File::create(&window).context("a window for relays")?;
+        file.set_len(RELAY_WINDOW_BYTES).context("room for a window")?;
+        for side in 0..2 {
+            let url =
+                |host: &str| format!("ntb://{host}:4791?window={}&side={side}", window.display());
+            let text = format!(
+                "listen = \"{}\"\n[[hosts]]\naddresses = [\"{}\"]\nrelay = \"{}\"\n",
+                url(ADDRESSES[side]),
+                ADDRESSES[1 - side],
+                url(ADDRESSES[1 - side]),
+            );
+            let path = self.folder.path().join(format!("hosts-{side}.toml"));
+            std::fs::write(&path, text).context("writing the list of hosts")?;
+            let mut monitor = self.namespaces.command(side, &own);
+            monitor.args(["--quiet", "sockets", "monitor", "--hosts"]).arg(&path);
+            monitor.env("BEELINE_SOCKETS_MONITOR", relays()).stdin(Stdio::null());
+            let monitor = monitor.spawn().context("starting a monitor with a relay")?;
+            self.relays.0.push(Ended(monitor));
+        }
+        let process = |side: usize| {
+            let mut command = self.namespaces.command(side, &own);
+            command.args(["sockets", "status", "--json"]).stderr(Stdio::null());
+            let output = command.env("BEELINE_SOCKETS_MONITOR", relays()).output();
+            let text = output.map(|output| output.stdout).unwrap_or_default();
+            let status: serde_json::Value = serde_json::from_slice(&text).unwrap_or_default();
+            status["relay"]["process"].as_i64()
+        };
+        let until = Instant::now() + PATIENCE;
+        let mut found = Vec::new();
+        while found.len() < 2 {
+            anyhow::ensure!(Instant::now() < until, "the relays did not begin");
+            std::thread::sleep(Duration::from_millis(50));
+            found = (0..2).filter_map(process).collect();
+        }
+        let relay = |process: i64| Relay(i32::try_from(process).unwrap_or(0));
+        self.relays.1 = found.into_iter().map(relay).collect();
+        Ok(())
+    }
+
+    /// `program` at a host, under `beeline run` where the kernel does not carry it.
+    pub(super) fn program(
+        &self,
+        side: usize,
+        by: By,
+        program: impl AsRef<std::ffi::OsStr>,
+    ) -> anyhow::Result<Command> {
+        if by == By::Kernel {
+            return Ok(self.namespaces.command(side, program));
+        }
         let own = std::env::current_exe().context("finding this program")?;
         let mut command = self.namespaces.command(side, &own);
-        if accelerated {
-            command.args(["--quiet", "run"]);
-            if let Some(library) = &self.arguments.library {
-                command.arg("--library").arg(library);
-            }
-            command.arg("--").arg(&own);
+        command.args(["--quiet", "run"]);
+        if let Some(library) = &self.arguments.library {
+            command.arg("--library").arg(library);
         }
+        if by == By::Relays {
+            command.env("BEELINE_SOCKETS_MONITOR", relays());
+        }
+        command.arg("--").arg(program.as_ref());
+        Ok(command)
+    }
+
+    /// `bench sockets-peer` at a host.
+    fn peer(&self, side: usize, by: By, words: &[String]) -> anyhow::Result<Command> {
+        let own = std::env::current_exe().context("finding this program")?;
+        let mut command = self.program(side, by, own)?;
         command.args(["bench", "sockets-peer", "--costs", "--transport", &name(Transport::Tcp)]);
         command.args(words);
         Ok(command)
     }
 
-    fn serve(&self, accelerated: bool, words: &[String]) -> anyhow::Result<Server> {
-        let mut command = self.peer(1, accelerated, words)?;
+    fn serve(&self, by: By, words: &[String]) -> anyhow::Result<Server> {
+        let mut command = self.peer(1, by, words)?;
         command.args(["--serve", "--listen", &format!("{}:0", ADDRESSES[1])]);
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
         let mut said = BufReader::new(child.stdout.take().context("the server's output")?);
@@ -182,10 +264,10 @@ impl<'a> Hosts<'a> {
     }
 
     /// One conversation: the figure, and what the programs and the proxies spent.
-    fn turn(&self, accelerated: bool, words: &[String]) -> anyhow::Result<Turn> {
-        let server = self.serve(accelerated, words)?;
+    fn turn(&self, by: By, words: &[String]) -> anyhow::Result<Turn> {
+        let server = self.serve(by, words)?;
         let before = self.proxies_costs();
-        let mut asker = self.peer(0, accelerated, words)?;
+        let mut asker = self.peer(0, by, words)?;
         asker.args(["--to", &server.address]);
         let output = asker.stderr(Stdio::inherit()).output().context("starting a peer")?;
         let proxies = self.proxies_costs() - before;
@@ -247,6 +329,13 @@ struct Case<'a> {
     better: Better,
     /// The window alone, and what it is called.
     bare: Option<(&'a str, Bare)>,
+    /// Also by relays, so often.
+    relays: Option<u64>,
+}
+
+/// The name of the monitors with relays.
+fn relays() -> String {
+    format!("beeline-bench-{}-relays", std::process::id())
 }
 
 /// Measures the window alone: rounds and bytes of a message in, the figure out.
@@ -273,14 +362,19 @@ fn measure(
     let before = [0, 1].map(|side| hosts.status(side));
     let mut contenders = vec![
         Contender::new(SUBJECT, || {
-            own = hosts.turn(true, &words(case.work, case.size, case.rounds[0]))?;
+            own = hosts.turn(By::Packets, &words(case.work, case.size, case.rounds[0]))?;
             Ok(figure(&own))
         }),
         Contender::new(PEER, || {
-            kernels = hosts.turn(false, &words(case.work, case.size, case.rounds[1]))?;
+            kernels = hosts.turn(By::Kernel, &words(case.work, case.size, case.rounds[1]))?;
             Ok(figure(&kernels))
         }),
     ];
+    if let Some(rounds) = case.relays {
+        contenders.push(Contender::new(RELAYS, move || {
+            Ok(figure(&hosts.turn(By::Relays, &words(case.work, case.size, rounds))?))
+        }));
+    }
     if let Some((title, turn)) = case.bare {
         contenders.push(Contender::new(title, move || turn(case.rounds[0], case.size)));
     }
@@ -336,10 +430,15 @@ pub fn run(
     report: &mut Report,
     output: Output,
 ) -> anyhow::Result<()> {
-    let hosts = Hosts::start(arguments, 1)?;
+    let mut hosts = Hosts::start(arguments, "")?;
+    if parts.contains(&Part::Data) {
+        hosts.start_relays()?;
+    }
     for part in parts {
         match part {
             Part::Data => data(&hosts, report, output)?,
+            Part::Redis => packet_programs::redis(&hosts, &arguments.options, report, output)?,
+            Part::Nginx => packet_programs::nginx(&hosts, &arguments.options, report, output)?,
             Part::Sizes => sizes(&hosts, report, output)?,
             Part::Breakdown => breakdown(&hosts, report, output)?,
             Part::Isolation => isolation(&hosts, report, output)?,
@@ -351,6 +450,12 @@ pub fn run(
     drop(hosts);
     if parts.contains(&Part::Partitions) {
         partitions(arguments, report, output)?;
+    }
+    if parts.contains(&Part::Slicing) {
+        slicing(arguments, report, output)?;
+    }
+    if parts.contains(&Part::Threads) {
+        threads(arguments, report, output)?;
     }
     Ok(())
 }
@@ -368,6 +473,7 @@ fn data(hosts: &Hosts<'_>, report: &mut Report, output: Output) -> anyhow::Resul
             unit: "us",
             better: Better::Lower,
             bare: Some(("bare window", window::ping_pong)),
+            relays: Some(rounds(20_000, 0)[0]),
         },
         Case {
             title: "8 B sends".to_owned(),
@@ -377,6 +483,7 @@ fn data(hosts: &Hosts<'_>, report: &mut Report, output: Output) -> anyhow::Resul
             unit: "op/s",
             better: Better::Higher,
             bare: None,
+            relays: Some(rounds(200_000, 0)[0]),
         },
         Case {
             title: "64 KiB sends".to_owned(),
@@ -386,6 +493,7 @@ fn data(hosts: &Hosts<'_>, report: &mut Report, output: Output) -> anyhow::Resul
             unit: "GB/s",
             better: Better::Higher,
             bare: Some(("memory copies through the window", window::stream)),
+            relays: Some(rounds(10_000, 0)[0]),
         },
     ];
     cases.iter().try_for_each(|case| measure(hosts, case, report, output))
@@ -401,6 +509,7 @@ fn sizes(hosts: &Hosts<'_>, report: &mut Report, output: Output) -> anyhow::Resu
             unit: "us",
             better: Better::Lower,
             bare: None,
+            relays: None,
         };
         measure(hosts, &case, report, output)?;
     }
@@ -416,6 +525,7 @@ fn breakdown(hosts: &Hosts<'_>, report: &mut Report, output: Output) -> anyhow::
         unit: "us",
         better: Better::Lower,
         bare: None,
+        relays: None,
     };
     measure(hosts, &case, report, output)
 }
@@ -423,23 +533,12 @@ fn breakdown(hosts: &Hosts<'_>, report: &mut Report, output: Output) -> anyhow::
 /// Round trips of a small message while another connection sends without pause, over one partition.
 fn isolation(hosts: &Hosts<'_>, report: &mut Report, output: Output) -> anyhow::Result<()> {
     let options = &hosts.arguments.options;
-    let rounds = [2_000_u64; 2].map(|rounds| options.size(rounds, 20));
-    let beside = |accelerated: bool| -> anyhow::Result<f64> {
-        // More than the round trips take; ended with them.
-        let stream = words(Work::Messages, 64 << 10, 1 << 30);
-        let server = hosts.serve(accelerated, &stream)?;
-        let mut asker = hosts.peer(0, accelerated, &stream)?;
-        asker.args(["--to", &server.address]).stdout(Stdio::null()).stderr(Stdio::null());
-        let _asker = Ended(asker.spawn()?);
-        std::thread::sleep(Duration::from_millis(50));
-        let turn = hosts.turn(accelerated, &words(Work::PingPong, 8, rounds[0]))?;
-        Ok(turn.figure)
-    };
+    let rounds = options.size(2_000, 20);
     let mut contenders = vec![
-        Contender::new(SUBJECT, || beside(true)),
-        Contender::new(PEER, || beside(false)),
+        Contender::new(SUBJECT, || beside_a_stream(hosts, By::Packets, rounds)),
+        Contender::new(PEER, || beside_a_stream(hosts, By::Kernel, rounds)),
         Contender::new("packets, alone", || {
-            Ok(hosts.turn(true, &words(Work::PingPong, 8, rounds[0]))?.figure)
+            Ok(hosts.turn(By::Packets, &words(Work::PingPong, 8, rounds))?.figure)
         }),
     ];
     let figures = alternate(options.turns(), &mut contenders, output)?;
@@ -451,13 +550,86 @@ fn isolation(hosts: &Hosts<'_>, report: &mut Report, output: Output) -> anyhow::
     Ok(())
 }
 
+/// Microseconds of a small round trip while another connection sends 64 KiB without pause.
+fn beside_a_stream(hosts: &Hosts<'_>, by: By, rounds: u64) -> anyhow::Result<f64> {
+    // More than the round trips take; ended with them.
+    let stream = words(Work::Messages, 64 << 10, 1 << 30);
+    let server = hosts.serve(by, &stream)?;
+    let mut asker = hosts.peer(0, by, &stream)?;
+    asker.args(["--to", &server.address]).stdout(Stdio::null()).stderr(Stdio::null());
+    let _asker = Ended(asker.spawn()?);
+    std::thread::sleep(Duration::from_millis(50));
+    Ok(hosts.turn(by, &words(Work::PingPong, 8, rounds))?.figure)
+}
+
+/// The same with slots in which a message of the stream is cut into many, and with slots that take half of one: what
+/// slicing is for.
+fn slicing(
+    arguments: &SocketsArguments,
+    report: &mut Report,
+    output: Output,
+) -> anyhow::Result<()> {
+    let rounds = arguments.options.size(2_000, 20);
+    // One pair of hosts at a time, so the two do not alternate.
+    let mut figures = Vec::new();
+    for slot in [4096, 32_768] {
+        let hosts = Hosts::start(arguments, &format!("slot_bytes = {slot}\nqueue_blocks = 64"))?;
+        let turn = || beside_a_stream(&hosts, By::Packets, rounds);
+        let mut alone = vec![Contender::new(SUBJECT, turn)];
+        figures.extend(alternate(arguments.options.turns(), &mut alone, output)?);
+    }
+    let case = "8 B round trip beside a stream of 64 KiB sends, slots of 4 KiB";
+    let row = Row::new(case, SUBJECT, "us", Better::Lower, &figures[0]);
+    let row = row.against("slots of 32 KiB", &figures[0], &figures[1]);
+    report.push(row.beside("cores", online().min(2)));
+    Ok(())
+}
+
+/// Round trips and large sends where each partition has two threads.
+fn threads(
+    arguments: &SocketsArguments,
+    report: &mut Report,
+    output: Output,
+) -> anyhow::Result<()> {
+    let options = &arguments.options;
+    let cases = [
+        ("8 B round trip", Work::PingPong, 8, options.size(50_000, 100), "us", Better::Lower),
+        (
+            "64 KiB sends",
+            Work::Messages,
+            64 << 10,
+            options.size(20_000, 100),
+            "op/s",
+            Better::Higher,
+        ),
+    ];
+    let mut figures = vec![Vec::new(); cases.len()];
+    for count in [2, 1] {
+        let hosts = Hosts::start(arguments, &format!("threads_of_a_partition = {count}"))?;
+        for (all, &(_, work, size, rounds, ..)) in figures.iter_mut().zip(&cases) {
+            let turn = || -> anyhow::Result<f64> {
+                Ok(hosts.turn(By::Packets, &words(work, size, rounds))?.figure)
+            };
+            let mut alone = vec![Contender::new(SUBJECT, turn)];
+            all.extend(alternate(options.turns(), &mut alone, output)?);
+        }
+    }
+    for ((title, .., unit, better), figures) in cases.into_iter().zip(&figures) {
+        let case = format!("{title}, two threads a partition");
+        let row = Row::new(case, SUBJECT, unit, better, &figures[0]);
+        let row = row.against("one thread that alternates", &figures[0], &figures[1]);
+        report.push(row.beside("cores", online()));
+    }
+    Ok(())
+}
+
 /// Processor time of both proxies for each second in which connections are open and silent.
 #[expect(clippy::cast_precision_loss, reason = "counts far below 2^52")]
 fn idle(hosts: &Hosts<'_>, report: &mut Report) -> anyhow::Result<()> {
     let seconds = hosts.arguments.options.size(5_u64, 1);
     let words = words(Work::Pauses, 8, 1 << 40);
-    let server = hosts.serve(true, &words)?;
-    let mut asker = hosts.peer(0, true, &words)?;
+    let server = hosts.serve(By::Packets, &words)?;
+    let mut asker = hosts.peer(0, By::Packets, &words)?;
     let asker = Ended(asker.args(["--to", &server.address]).stdout(Stdio::null()).spawn()?);
     let until = Instant::now() + PATIENCE;
     while hosts.status(1).sum("connections") == 0 {
@@ -486,15 +658,15 @@ fn partitions(
 ) -> anyhow::Result<()> {
     const FLOWS: usize = 4;
     for partitions in [1, 2, 4] {
-        let hosts = Hosts::start(arguments, partitions)?;
+        let hosts = Hosts::start(arguments, &format!("partitions = {partitions}"))?;
         let rounds = arguments.options.size(100_000, 100);
-        let all = |accelerated: bool| -> anyhow::Result<f64> {
+        let all = |by: By| -> anyhow::Result<f64> {
             std::thread::scope(|scope| {
                 let hosts = &hosts;
                 let flows: Vec<_> = (0..FLOWS)
                     .map(|_| {
                         let words = words(Work::Messages, 1024, rounds);
-                        scope.spawn(move || hosts.turn(accelerated, &words))
+                        scope.spawn(move || hosts.turn(by, &words))
                     })
                     .collect();
                 let mut sum = 0.0;
@@ -504,8 +676,10 @@ fn partitions(
                 Ok(sum)
             })
         };
-        let mut contenders =
-            vec![Contender::new(SUBJECT, || all(true)), Contender::new(PEER, || all(false))];
+        let mut contenders = vec![
+            Contender::new(SUBJECT, || all(By::Packets)),
+            Contender::new(PEER, || all(By::Kernel)),
+        ];
         let figures = alternate(arguments.options.turns(), &mut contenders, output)?;
         drop(contenders);
         let used = (0..partitions).filter(|index| {

@@ -31,7 +31,7 @@ fn is_there(program: &str) -> bool {
     version.status().is_ok()
 }
 
-fn missing(programs: &[&str], output: Output) -> bool {
+pub(super) fn missing(programs: &[&str], output: Output) -> bool {
     let absent: Vec<&str> = programs.iter().copied().filter(|name| !is_there(name)).collect();
     if !absent.is_empty() {
         output.note(format!("left out: needs {}", absent.join(" and ")));
@@ -160,7 +160,7 @@ pub fn nginx(
 }
 
 /// "12345.67", or "8.00us", "1.20ms" in microseconds.
-fn figure(word: &str) -> Option<f64> {
+pub(super) fn figure(word: &str) -> Option<f64> {
     let (digits, scale) = match word {
         word if word.ends_with("us") => (word.trim_end_matches("us"), 1.0),
         word if word.ends_with("ms") => (word.trim_end_matches("ms"), 1e3),
