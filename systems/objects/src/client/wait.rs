@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fs::File;
-use std::io::{self, Read as _};
+use std::io::{self, BufReader, Read as _};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -425,6 +425,7 @@ fn read_listing(descriptor: OwnedFd, entries: u64) -> io::Result<Vec<Entry>> {
     use std::io::Seek as _;
     let mut file = File::from(descriptor);
     file.rewind()?;
+    let mut file = BufReader::with_capacity(64 << 10, file);
     let mut listing = Vec::new();
     let mut bytes = [0; ENTRY_BYTES];
     for _ in 0..entries {

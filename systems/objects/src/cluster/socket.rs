@@ -2,8 +2,8 @@
 //! large pieces, and the published system's protocol, in pieces of 4096 bytes, for comparison.
 //!
 //! A `PULL` header (word a: bytes of a piece) is answered by a `DATA` header and data and metadata in
-//! pieces of that size, one write each, or, where pieces are large, from the object's own memory
-//! (`sendfile`); `FIN` ends the transfer. Or by `GONE`. The connection is kept for the next object.
+//! pieces of that size, one write each, or, where pieces are large, from the object's own memory;
+//! `FIN` ends the transfer. Or by `GONE`. The connection is kept for the next object.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream, ToSocketAddrs as _};
@@ -97,7 +97,8 @@ fn header(stream: &mut Bounded) -> io::Result<Header> {
 
 /// Serves what a connection asks for, one object after the other.
 fn serve(shared: &Shared, stream: TcpStream) -> io::Result<()> {
-    // What was not sent when the connection is closed is not sent any more.
+    // What was not sent when the connection is closed is not sent any more: a peer that was given up
+    // finds it reset.
     sockopt::set_socket_linger(&stream, Some(Duration::ZERO))?;
     let mut stream = Bounded::new(stream, shared.options.patience, FIRST_WORD)?;
     let client = shared.client().map_err(io::Error::other)?;
@@ -109,17 +110,7 @@ fn serve(shared: &Shared, stream: TcpStream) -> io::Result<()> {
             return Err(io::ErrorKind::InvalidData.into());
         }
         match client.get(asked.id, Duration::ZERO) {
-            Ok(object) => {
-                let served = serve_one(shared, &object, &mut stream, &asked);
-                if let Err(error) = served {
-                    // The kernel may hold pages of the object for the peer, also on the peer's side of
-                    // this host. The connection is reset while these are the object's: a peer that
-                    // reads on afterwards cannot end the transfer, and so seals nothing.
-                    drop(stream);
-                    drop(object);
-                    return Err(error);
-                }
-            }
+            Ok(object) => serve_one(shared, &object, &mut stream, &asked)?,
             Err(_) => {
                 let gone = Header::new(Kind::Gone, asked.number, asked.id, [0; 6]);
                 stream.write_all(&gone.encode())?;
@@ -130,7 +121,7 @@ fn serve(shared: &Shared, stream: TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// Sends the object, and holds it until the peer has it.
+/// Sends the object, and sees to it that the peer has it.
 fn serve_one(
     shared: &Shared,
     object: &Object,
@@ -147,7 +138,7 @@ fn serve_one(
     if let Some(segment) = segment {
         // Metadata lies right behind the data.
         let total = location.size + location.metadata_size;
-        stream.send_file(segment.borrowed(), location.offset, total)?;
+        stream.send_memory(&*segment, location.offset, total)?;
     } else {
         let mut buffer = vec![0; piece];
         let mut at = 0;
@@ -252,7 +243,7 @@ impl Wire {
         for piece in last.chunks_mut(piece_bytes.max(512) as usize) {
             stream.read_exact(piece)?;
         }
-        // Before the seal: it fails where the sender gave the object up, whose bytes these may not be.
+        // Before the seal: it fails where the sender gave the transfer up.
         stream.write_all(&fin)?;
         if expected.is_some_and(|expected| crc32c(buffer.all_bytes_mut()) != expected) {
             return Ok((damaged(), true));
