@@ -197,37 +197,19 @@ pub fn hardware(element: &Element, options: &Options) -> Result<Hardware, NotHar
         }
     }
     let (mut states, mut handler, mut signal) = bodies(&element, options)?;
-    // What is known only after unrolling: constant addresses, constant leading indices.
-    let mut changed = false;
-    if options.placement {
-        for (at, memory) in element.mems.clone().iter().enumerate() {
-            let id = MemId(u32::try_from(at).unwrap_or(0));
-            let bits = u64::from(memory.entries()) * u64::from(memory.bits);
-            let small = bits <= SMALL_BITS && memory.storage == Storage::Chosen;
-            if small && used(&handler, &signal, id) && constant_only(&handler, &signal, id) {
-                into_registers(&mut element, id);
-                changed = true;
-            }
+    // An array of arrays of arrays is split once for each of its leading indices.
+    loop {
+        let mut moved = element.clone();
+        let Some(names) = known_after_unrolling(&mut moved, options, (&handler, &signal)) else {
+            break;
+        };
+        // An access with a free index becomes many: where that is too much, the memory stays whole.
+        match bodies(&moved, options) {
+            Ok(better) => (states, handler, signal) = better,
+            Err(_) => break,
         }
-    }
-    if options.scatter {
-        for at in 0..element.mems.len() {
-            let memory = &element.mems[at];
-            let id = MemId(u32::try_from(at).unwrap_or(0));
-            let leading = memory.dimensions.len() > 1
-                && memory.dimensions[0] <= 64
-                && used(&handler, &signal, id)
-                && leading_constant(&handler, id, &memory.dimensions);
-            if leading {
-                let name = memory.name.clone();
-                let count = by_leading(&mut element, id);
-                report.scattered.extend((0..count).map(|k| format!("{name}_{k}")));
-                changed = true;
-            }
-        }
-    }
-    if changed {
-        (states, handler, signal) = bodies(&element, options)?;
+        element = moved;
+        report.scattered.extend(names);
     }
     let frame = started(&element)?;
     initial_states(&element, &frame, &mut states);
@@ -273,6 +255,44 @@ pub fn hardware(element: &Element, options: &Options) -> Result<Hardware, NotHar
         report,
         element,
     })
+}
+
+/// Places memories by what is known only after unrolling: constant addresses, constant leading
+/// indices. Names of the memories that were split; none where no memory moved.
+fn known_after_unrolling(
+    element: &mut Element,
+    options: &Options,
+    (handler, signal): (&Body, &Option<Body>),
+) -> Option<Vec<String>> {
+    let (mut changed, mut names) = (false, Vec::new());
+    if options.placement {
+        for (at, memory) in element.mems.clone().iter().enumerate() {
+            let id = MemId(u32::try_from(at).unwrap_or(0));
+            let bits = u64::from(memory.entries()) * u64::from(memory.bits);
+            let small = bits <= SMALL_BITS && memory.storage == Storage::Chosen;
+            if small && used(handler, signal, id) && constant_only(handler, signal, id) {
+                into_registers(element, id);
+                changed = true;
+            }
+        }
+    }
+    if options.scatter {
+        for at in 0..element.mems.len() {
+            let memory = &element.mems[at];
+            let id = MemId(u32::try_from(at).unwrap_or(0));
+            let leading = memory.dimensions.len() > 1
+                && memory.dimensions[0] <= 64
+                && used(handler, signal, id)
+                && leading_constant(handler, id, &memory.dimensions);
+            if leading {
+                let name = memory.name.clone();
+                let count = by_leading(element, id);
+                names.extend((0..count).map(|k| format!("{name}_{k}")));
+                changed = true;
+            }
+        }
+    }
+    changed.then_some(names)
 }
 
 /// Storage classes, and everything in memories where the pass is off.
@@ -356,7 +376,7 @@ fn leading_of(body: &Body, address: crate::ssa::ValueId, inner: u64) -> Option<u
     if let Some(value) = body.constant_of(address) {
         return Some(value / inner);
     }
-    let below = |value: crate::ssa::ValueId| most(body, value, 8) < inner;
+    let below = |value: crate::ssa::ValueId, inner: u64| most(body, value, 8) < inner;
     match body.node(address).op {
         Op::Binary(Binary::Add, a, b) => {
             let (known, other) = match (body.constant_of(a), body.constant_of(b)) {
@@ -364,9 +384,9 @@ fn leading_of(body: &Body, address: crate::ssa::ValueId, inner: u64) -> Option<u
                 (_, Some(known)) => (known, a),
                 _ => return None,
             };
-            (known % inner == 0 && below(other)).then_some(known / inner)
+            below(other, inner - known % inner).then_some(known / inner)
         }
-        _ => below(address).then_some(0),
+        _ => below(address, inner).then_some(0),
     }
 }
 
