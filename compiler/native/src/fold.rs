@@ -4,10 +4,11 @@
 //! in memory. So a loop with a bound is written out where its copies stay short, with the counter's
 //! value in each copy, and branches that a constant decides are decided here.
 //!
-//! Invariant: the result means what the block meant. Only local variables are followed: they are
-//! written before they are read in each call, so nothing outside the block can change them.
+//! Invariant: the result means what the block meant. Only local variables are followed, which are
+//! written before they are read in each call, and flags of ports whose value at the beginning is given
+//! ([`fold_given`]): nothing outside the block can change either.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use beeline_ir::interpreter::extract;
 use beeline_ir::tree::{
@@ -18,18 +19,26 @@ use beeline_ir::tree::{
 const LARGEST: u64 = 600;
 
 /// Local variables of at most 64 bits whose value is known.
-type Known = HashMap<VarId, u64>;
+pub(crate) type Known = HashMap<VarId, u64>;
 
 /// Folds a block of `element`.
 pub(crate) fn fold(element: &Element, block: &[Stmt]) -> Vec<Stmt> {
-    let mut folder = Folder { element, known: Known::new(), left: HashMap::new() };
+    fold_given(element, block, &Known::new()).0
+}
+
+/// Folds a block at whose beginning some flags have known values; what is known at its end.
+pub(crate) fn fold_given(element: &Element, block: &[Stmt], given: &Known) -> (Vec<Stmt>, Known) {
+    let flags = given.keys().copied().collect();
+    let mut folder = Folder { element, flags, known: given.clone(), left: HashMap::new() };
     let mut out = Vec::new();
     folder.block(block, &mut out);
-    out
+    (out, folder.known)
 }
 
 struct Folder<'a> {
     element: &'a Element,
+    /// Followed beside local variables.
+    flags: BTreeSet<VarId>,
     known: Known,
     /// What is known wherever control leaves a label.
     left: HashMap<Label, Known>,
@@ -52,7 +61,8 @@ impl Folder<'_> {
 
     fn learn(&mut self, var: VarId, value: u64) {
         let declared = self.element.var(var);
-        if declared.kind == VarKind::Local && declared.bits <= 64 {
+        let followed = declared.kind == VarKind::Local || self.flags.contains(&var);
+        if followed && declared.bits <= 64 {
             self.known.insert(var, value);
         }
     }
@@ -374,6 +384,38 @@ mod tests {
     fn a_long_loop_stays_a_loop_and_its_counter_is_not_taken_for_a_constant() {
         let folded = fold(&element(), &loop_to(Expr::constant(200, 8), 250));
         assert_eq!(entries(&folded), [None]);
+    }
+
+    #[test]
+    fn a_flag_that_is_given_decides_branches_until_it_is_written() {
+        let flag = SUM;
+        let asks = |value| Stmt::If {
+            condition: Expr::binary(Binary::Equal, Expr::get(flag, 8), Expr::constant(1, 8)),
+            then: vec![set(COUNTER, Expr::constant(value, 8))],
+            otherwise: vec![set(COUNTER, Expr::constant(value + 1, 8))],
+        };
+        let block = [asks(10), set(flag, Expr::constant(0, 8)), asks(20)];
+        let (folded, known) = fold_given(&element(), &block, &Known::from([(flag, 1)]));
+        let values: Vec<Option<u64>> = folded
+            .iter()
+            .map(|stmt| match stmt {
+                Stmt::Set { value, .. } => value.known(),
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert_eq!(values, [Some(10), Some(0), Some(21)]);
+        assert_eq!((known.get(&flag), known.get(&COUNTER)), (Some(&0), Some(&21)));
+        // Where a branch that is not decided writes it, it is not known any more.
+        let condition = Expr::get(ARRAY, 8);
+        let writes = Stmt::If {
+            condition,
+            then: vec![set(flag, Expr::constant(0, 8))],
+            otherwise: Vec::new(),
+        };
+        let (folded, known) =
+            fold_given(&element(), &[writes, asks(30)], &Known::from([(flag, 1)]));
+        assert!(matches!(&folded[1], Stmt::If { .. }), "{folded:?}");
+        assert_eq!(known.get(&flag), None);
     }
 
     #[test]

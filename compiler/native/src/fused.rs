@@ -25,7 +25,7 @@ use cranelift_jit::JITModule;
 use cranelift_module::{FuncId, Linkage, Module as _};
 
 use crate::code::{Coder, FUEL, Refused, registers};
-use crate::fold::size;
+use crate::fold::{Known, fold_given, size};
 use crate::uses::{indexed, outlives, vars};
 
 /// Rounds asked for.
@@ -82,7 +82,8 @@ pub(crate) fn define(
     let mut segments: Vec<Vec<usize>> = Vec::new();
     let mut length = 0;
     for node in graph.topological() {
-        let more = size(&handlers[node]);
+        let copies = 1 + u64::from(twice(&graph.nodes[node].element, &handlers[node]));
+        let more = size(&handlers[node]) * copies;
         match segments.last_mut() {
             Some(segment) if length + more <= LARGEST => segment.push(node),
             _ => {
@@ -241,6 +242,15 @@ struct Step<'a, 'b, 'c> {
     control: Value,
 }
 
+/// A handler of an element with one input is made twice up to so many statements: for an item, and
+/// for none.
+const TWICE: u64 = 300;
+
+/// True where an element is made twice.
+fn twice(element: &Element, handler: &[Stmt]) -> bool {
+    element.inputs.len() == 1 && size(handler) <= TWICE
+}
+
 impl Step<'_, '_, '_> {
     /// Emits it; control goes on behind it.
     fn emit(self, handler: &[Stmt]) {
@@ -268,23 +278,32 @@ impl Step<'_, '_, '_> {
 
         let start = coder.number(FUEL.cast_unsigned());
         coder.builder.def_var(fuel, start);
-        world.fetch(&mut coder);
-        for var in &vars {
-            if !outlives(element, *var) {
-                coder.clear(*var);
-            }
-        }
-        for var in element.out_set.iter().chain(&element.out_data).chain([&element.next_ports]) {
-            coder.clear(*var);
-        }
         for var in ports(element) {
             let words = (0..words(element.var(var).bits)).map(|word| (var, word));
             coder.resident.extend(words);
         }
-        if coder.region(handler) {
-            world.keep(&mut coder);
-            world.write(&mut coder);
-            coder.builder.ins().jump(end, &[]);
+        // Outputs hold nothing at the beginning, or this element would be blocked.
+        let mut given: Known = element.out_set.iter().map(|flag| (*flag, 0)).collect();
+        if twice(element, handler) && world.channel(|channel| channel.to, 0).is_some() {
+            let (present, absent) = world.look(&mut coder);
+            let item = coder.builder.block_params(present)[0];
+            let (flag, data) = (element.in_valid[0], element.in_data[0]);
+            for (has, block) in [(1, present), (0, absent)] {
+                coder.builder.switch_to_block(block);
+                coder.define_number(flag, has);
+                if has == 1 {
+                    coder.define_words(data, item, 0);
+                } else {
+                    coder.clear(data);
+                }
+                given.insert(flag, has);
+                let (handler, known) = fold_given(element, handler, &given);
+                world.iteration(&mut coder, &vars, &handler, &known, end);
+            }
+        } else {
+            world.fetch(&mut coder);
+            let (handler, known) = fold_given(element, handler, &given);
+            world.iteration(&mut coder, &vars, &handler, &known, end);
         }
         coder.builder.switch_to_block(endless);
         let node_number = i64::try_from(node).unwrap_or(0);
@@ -305,6 +324,63 @@ struct World<'a> {
 }
 
 impl World<'_> {
+    /// Runs a handler, keeps what the next iteration needs, writes what it gave.
+    fn iteration(
+        &self,
+        coder: &mut Coder<'_, '_>,
+        vars: &BTreeSet<VarId>,
+        handler: &[Stmt],
+        known: &Known,
+        end: Block,
+    ) {
+        let element = coder.element;
+        for var in vars {
+            if !outlives(element, *var) {
+                coder.clear(*var);
+            }
+        }
+        for var in element.out_set.iter().chain(&element.out_data).chain([&element.next_ports]) {
+            coder.clear(*var);
+        }
+        if coder.region(handler) {
+            self.keep(coder, known);
+            self.write(coder, known);
+            coder.builder.ins().jump(end, &[]);
+        }
+    }
+
+    /// The only input: control goes to the first block with the address of an item, held or fetched,
+    /// or to the second without one.
+    fn look(&self, coder: &mut Coder<'_, '_>) -> (Block, Block) {
+        let element = coder.element;
+        let [present, absent, held, look, ready, take] =
+            [(); 6].map(|()| coder.builder.create_block());
+        coder.builder.append_block_param(present, types::I64);
+        let Some(ring) = self.channel(|channel| channel.to, 0) else {
+            coder.builder.ins().jump(absent, &[]);
+            return (present, absent);
+        };
+        let valid = load(coder.builder, coder.frame, offset_word(coder, element.in_valid[0]));
+        coder.builder.ins().brif(valid, held, &[], look, &[]);
+        coder.builder.switch_to_block(held);
+        let data = offset(offset_word(coder, element.in_data[0]));
+        let place = coder.builder.ins().iadd_imm_s(coder.frame, i64::from(data));
+        coder.builder.ins().jump(present, &[place.into()]);
+        coder.builder.switch_to_block(look);
+        let asked = load(coder.builder, coder.frame, offset_word(coder, element.next_ports));
+        let one = coder.number(1);
+        let asked = coder.builder.ins().band(asked, one);
+        coder.builder.ins().brif(asked, ready, &[], absent, &[]);
+        coder.builder.switch_to_block(ready);
+        let count = load(coder.builder, self.control, ring.at + 3);
+        coder.builder.ins().brif(count, take, &[], absent, &[]);
+        coder.builder.switch_to_block(take);
+        let item = ring.take(coder.builder, count);
+        store_number(coder.builder, self.control, FETCHED, 1);
+        coder.builder.ins().jump(present, &[item.into()]);
+        (present, absent)
+    }
+
     /// The part of the control words of the channel at a port.
     fn channel(
         &self,
@@ -416,13 +492,16 @@ impl World<'_> {
     }
 
     /// Keeps in the frame what the next iteration needs of the inputs, and counts this one.
-    fn keep(&self, coder: &mut Coder<'_, '_>) {
+    fn keep(&self, coder: &mut Coder<'_, '_>, known: &Known) {
         let element = coder.element;
         let at = offset_word(coder, element.next_ports);
         coder.store_words(element.next_ports, at);
         for (flag, data) in element.in_valid.iter().zip(&element.in_data) {
             let at = offset_word(coder, *flag);
             coder.store_words(*flag, at);
+            if known.get(flag) == Some(&0) {
+                continue;
+            }
             let valid = coder.first(*flag);
             let (unread, next) = (coder.builder.create_block(), coder.builder.create_block());
             coder.builder.ins().brif(valid, unread, &[], next, &[]);
@@ -439,12 +518,20 @@ impl World<'_> {
     }
 
     /// Writes what the handler gave; what has no room waits in the frame.
-    fn write(&self, coder: &mut Coder<'_, '_>) {
+    fn write(&self, coder: &mut Coder<'_, '_>, known: &Known) {
         let element = coder.element;
         for (port, (flag, data)) in element.out_set.iter().zip(&element.out_data).enumerate() {
+            let known = known.get(flag).copied();
+            if known == Some(0) {
+                continue;
+            }
             let (given, next) = (coder.builder.create_block(), coder.builder.create_block());
-            let set = coder.first(*flag);
-            coder.builder.ins().brif(set, given, &[], next, &[]);
+            if known.is_some() {
+                coder.builder.ins().jump(given, &[]);
+            } else {
+                let set = coder.first(*flag);
+                coder.builder.ins().brif(set, given, &[], next, &[]);
+            }
             coder.builder.switch_to_block(given);
             if let Some(ring) = self.channel(|channel| channel.from, port) {
                 let full = coder.builder.create_block();

@@ -39,7 +39,11 @@ fn every_schedule_is_the_one_in_the_golden_file() {
     for (name, _) in templates::names() {
         let source = templates::text(name).unwrap().to_owned();
         for node in &compile(name, source, None).compiled.graph.nodes {
-            line(&mut text, &format!("{name} {} ({})", node.name, node.element.name), &node.element);
+            line(
+                &mut text,
+                &format!("{name} {} ({})", node.name, node.element.name),
+                &node.element,
+            );
         }
     }
     if std::env::var_os("BEELINE_BLESS").is_some() {

@@ -256,8 +256,7 @@ impl<'a> Problem<'a> {
             return Err(unmet);
         }
         let anchors = self.anchors();
-        let mut bounds =
-            Bounds { from: vec![0; anchors], cause: vec![Cause::default(); anchors] };
+        let mut bounds = Bounds { from: vec![0; anchors], cause: vec![Cause::default(); anchors] };
         // Often enough to meet every port in every cycle of the interval.
         let mut patience = interval.saturating_mul(2).saturating_add(16);
         let mut last = Vec::new();
