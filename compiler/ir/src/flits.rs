@@ -96,47 +96,100 @@ pub enum FlitError {
 pub const LONGEST: usize = 65_536;
 
 /// Joins flits to packets.
+///
+/// One made by [`Joiner::in_a_row`] keeps its packets, each with room before it for a header, so that
+/// many can be written by one call.
 #[derive(Clone, Debug, Default)]
 pub struct Joiner {
     bytes: Vec<u8>,
+    /// Bytes left free before each packet; none, where a packet replaces the one before.
+    head: Option<usize>,
+    /// The present packet's first byte.
+    start: usize,
     inside: bool,
     time_ns: u64,
 }
 
 impl Joiner {
+    /// One that keeps its packets, and `head` bytes before each.
+    #[must_use]
+    pub fn in_a_row(head: usize) -> Self {
+        Self { head: Some(head), ..Self::default() }
+    }
+
     /// Takes a flit; the packet it ended and its time, if it ended one.
     ///
     /// Errors: the flit is dropped, and the packet it disturbed; the next `sop` begins anew.
     #[inline]
-    pub fn push(&mut self, flit: &[u64]) -> Result<Option<(&[u8], u64)>, FlitError> {
+    pub fn push(&mut self, flit: &Flit) -> Result<Option<(&[u8], u64)>, FlitError> {
         let begins = sop(flit);
         if begins {
             let was_inside = self.inside;
-            self.bytes.clear();
+            if was_inside {
+                self.forget();
+            }
+            match self.head {
+                Some(head) => {
+                    self.start = self.bytes.len() + head;
+                    self.bytes.resize(self.start, 0);
+                }
+                None => self.bytes.clear(),
+            }
             self.inside = true;
             self.time_ns = flit[7];
             if was_inside {
                 self.append(flit);
-                self.inside = !eop(flit);
+                if eop(flit) {
+                    // A packet that begins inside another and ends at once is not told apart.
+                    self.forget();
+                }
                 return Err(FlitError::BeginsInside);
             }
         } else if !self.inside {
             return Err(FlitError::Outside);
         }
-        if self.bytes.len() > LONGEST {
-            self.inside = false;
+        if self.bytes.len() - self.start > LONGEST {
+            self.forget();
             return Err(FlitError::TooLong);
         }
         self.append(flit);
         if eop(flit) {
             self.inside = false;
-            return Ok(Some((&self.bytes, self.time_ns)));
+            return Ok(Some((&self.bytes[self.start..], self.time_ns)));
         }
         Ok(None)
     }
 
+    /// Drops the packet under way.
+    fn forget(&mut self) {
+        self.inside = false;
+        self.bytes.truncate(self.start.saturating_sub(self.head.unwrap_or(0)));
+    }
+
+    /// The room before the packet that [`Joiner::push`] gave last.
     #[inline]
-    fn append(&mut self, flit: &[u64]) {
+    pub fn head_mut(&mut self) -> &mut [u8] {
+        let head = self.head.unwrap_or(0);
+        self.bytes.get_mut(self.start - head..self.start).unwrap_or_default()
+    }
+
+    /// Every whole packet since the last time, each behind its room; `write` has them, and then they
+    /// are forgotten.
+    ///
+    /// Errors: those of `write`.
+    pub fn take_row<E>(&mut self, write: impl FnOnce(&[u8]) -> Result<(), E>) -> Result<(), E> {
+        let head = self.head.unwrap_or(0);
+        let whole = if self.inside { self.start - head } else { self.bytes.len() };
+        if whole > 0 {
+            write(&self.bytes[..whole])?;
+            self.bytes.drain(..whole);
+            self.start = if self.inside { head } else { 0 };
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn append(&mut self, flit: &Flit) {
         let pad = if eop(flit) { (flit[4] >> 2 & 31) as usize } else { 0 };
         let mut bytes = [0_u8; PAYLOAD];
         for (to, word) in bytes.chunks_exact_mut(8).zip(flit) {
@@ -170,6 +223,47 @@ mod tests {
             prop_assert_eq!(count, packet.len().div_ceil(32));
             prop_assert_eq!(back, vec![(packet, time)]);
         }
+    }
+
+    #[test]
+    fn packets_in_a_row_are_those_that_come_one_by_one() {
+        let mut row = Joiner::in_a_row(3);
+        let mut joiner = Joiner::default();
+        let (mut wanted, mut got) = (Vec::new(), Vec::new());
+        let mut dice = 1_u64;
+        for at in 0..2_000_u64 {
+            dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            // Flits in and out of place: packets cut short, doubled beginnings, ends alone.
+            let flit = [at, 0, 0, dice, dice >> 33 & 127, 0, 0, at];
+            let ended = match (joiner.push(&flit), row.push(&flit)) {
+                (Ok(one), Ok(other)) => {
+                    assert_eq!(one, other);
+                    one.map(|(bytes, _)| bytes.to_vec())
+                }
+                (one, other) => {
+                    assert_eq!(one.map(|_| ()), other.map(|_| ()));
+                    None
+                }
+            };
+            if let Some(bytes) = ended {
+                row.head_mut().copy_from_slice(&[1, 2, 3]);
+                wanted.extend([1, 2, 3]);
+                wanted.extend(bytes);
+            }
+            if at % 97 == 0 {
+                row.take_row(|bytes| {
+                    got.extend_from_slice(bytes);
+                    Ok::<(), ()>(())
+                })
+                .unwrap();
+            }
+        }
+        row.take_row(|bytes| {
+            got.extend_from_slice(bytes);
+            Ok::<(), ()>(())
+        })
+        .unwrap();
+        assert!(wanted.len() > 10_000 && got == wanted);
     }
 
     #[test]

@@ -223,53 +223,55 @@ impl Queue {
         true
     }
 
-    /// The place of the next item, where items are flits and there is room: what is written there
-    /// becomes an item by [`Queue::put`]. It holds an item that has left before.
+    /// Places of the next items that lie in a row, where items are flits: what is written to the first
+    /// of them becomes items by [`Queue::put`]. They hold items that have left before.
     #[inline]
-    pub fn place(&mut self) -> Option<&mut Flit> {
-        if self.is_full() {
-            return None;
-        }
+    pub fn places(&mut self) -> &mut [Flit] {
         let at = self.head + self.count;
-        let at = if at >= self.depth { at - self.depth } else { at };
+        let (from, to) =
+            if at >= self.depth { (at - self.depth, self.head) } else { (at, self.depth) };
         if self.width != WORDS {
-            return None;
+            return &mut [];
         }
-        self.words.get_mut(at * WORDS..)?.first_chunk_mut()
+        self.words.as_chunks_mut().0.get_mut(from..to).unwrap_or_default()
     }
 
-    /// Makes an item of what was written to [`Queue::place`].
+    /// Makes items of what was written to the first `count` of [`Queue::places`].
     ///
     /// # Panics
     /// Without room.
     #[inline]
-    pub fn put(&mut self) {
-        assert!(self.count < self.depth, "an item is put where there is room");
+    pub fn put(&mut self, count: usize) {
+        assert!(count <= self.depth - self.count, "items are put where there is room");
         if let Some(log) = &mut self.log {
-            let at = (self.head + self.count) % self.depth;
-            log.extend_from_slice(&self.words[at * self.width..][..self.width]);
+            for item in 0..count {
+                let at = (self.head + self.count + item) % self.depth;
+                log.extend_from_slice(&self.words[at * self.width..][..self.width]);
+            }
         }
-        self.count += 1;
-        self.passed += 1;
+        self.count += count;
+        self.passed += count as u64;
     }
 
-    /// The oldest item where items are flits; [`Queue::drop_oldest`] takes it out.
+    /// The oldest items that lie in a row, where items are flits; [`Queue::drop_oldest`] takes them
+    /// out.
     #[inline]
     #[must_use]
-    pub fn oldest(&self) -> Option<&Flit> {
-        if self.count == 0 || self.width != WORDS {
-            return None;
+    pub fn oldest(&self) -> &[Flit] {
+        if self.width != WORDS {
+            return &[];
         }
-        self.words.get(self.head * WORDS..)?.first_chunk()
+        let to = (self.head + self.count).min(self.depth);
+        self.words.as_chunks().0.get(self.head..to).unwrap_or_default()
     }
 
-    /// Takes the oldest item out, if there is one.
+    /// Takes the oldest `count` items out, or as many as there are.
     #[inline]
-    pub fn drop_oldest(&mut self) {
-        if self.count > 0 {
-            self.head = if self.head + 1 == self.depth { 0 } else { self.head + 1 };
-            self.count -= 1;
-        }
+    pub fn drop_oldest(&mut self, count: usize) {
+        let count = count.min(self.count);
+        let head = self.head + count;
+        self.head = if head >= self.depth { head - self.depth } else { head };
+        self.count -= count;
     }
 
     /// The words of the oldest item.

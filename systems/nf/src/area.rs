@@ -59,18 +59,25 @@ pub fn is_here() -> bool {
 ///
 /// Errors: no Yosys; it fails.
 pub fn area(graph: &Graph, node: usize, hardware: &Hardware) -> Result<Area, AreaError> {
+    let name = &graph.nodes[node].name;
+    area_of(&module(hardware, &module_name(name)), name)
+}
+
+/// Counts the module of an instance, which the compiler or a person wrote.
+///
+/// Errors: no Yosys; it fails.
+pub fn area_of(text: &str, instance: &str) -> Result<Area, AreaError> {
     if !is_here() {
         return Err(AreaError::Absent);
     }
-    let name = &graph.nodes[node].name;
-    let top = module_name(name);
+    let (name, top) = (instance, module_name(instance));
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("element.v");
     let mut file = std::fs::File::create(&path)?;
     file.write_all(COMMON.as_bytes())?;
-    file.write_all(module(hardware, &top).as_bytes())?;
+    file.write_all(text.as_bytes())?;
     let text = count(&path, &top, name)?;
-    let mut area = Area { instance: name.clone(), ..Area::default() };
+    let mut area = Area { instance: name.to_owned(), ..Area::default() };
     for line in text.lines() {
         if let Some((_, bits)) = line.split_once("Number of memory bits:") {
             area.memory_bits = area.memory_bits.max(bits.trim().parse().unwrap_or(0));

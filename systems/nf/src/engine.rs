@@ -10,7 +10,7 @@ use beeline_ir::run::{Machine, Run, RunError};
 use beeline_native::NativeError;
 
 use crate::functions::{CommandError, Manager, Signalled};
-use crate::pcap::{PcapError, Reader, Writer};
+use crate::pcap::{PcapError, RECORD, Reader, Writer, record};
 use crate::sides::{LinkOptions, Machines, Make, Plan, Sides, SidesError};
 
 /// A run ended.
@@ -159,7 +159,7 @@ impl<R: BufRead, W: Write> Ends<R, W> {
         let writer = Writer::new(to)
             .map_err(|error| EngineError::Capture { path: path.clone(), source: error.into() })?;
         let writer = Box::new(writer);
-        self.0.push(End::Writer { channel, writer, path, joiner: Joiner::default() });
+        self.0.push(End::Writer { channel, writer, path, joiner: Joiner::in_a_row(RECORD) });
         Ok(())
     }
 }
@@ -316,69 +316,76 @@ fn feed<M: Machine, R: BufRead, W: Write>(
     let mut moved = false;
     match end {
         End::Reader { channel, reader, path, bytes, time_ns, flits, sent } => loop {
-            let queue = run.channel_mut(*channel);
-            while sent < flits {
-                let Some(place) = queue.place() else { return Ok(moved) };
-                write_flit(bytes, *time_ns, *sent, place);
-                queue.put();
-                *sent += 1;
-                moved = true;
+            let failed = |source| EngineError::Capture { path: path.clone(), source };
+            let places = run.channel_mut(*channel).places();
+            if places.is_empty() {
+                return Ok(moved);
+            }
+            let mut used = 0;
+            while sent < flits && used < places.len() {
+                write_flit(bytes, *time_ns, *sent, &mut places[used]);
+                (*sent, used) = (*sent + 1, used + 1);
             }
             // A packet that lies whole in the file's buffer goes from there, but for what finds no
             // room now.
-            let whole = reader
-                .whole()
-                .map_err(|source| EngineError::Capture { path: path.clone(), source })?;
-            if let Some((time, packet)) = whole {
+            let mut next = None;
+            while used < places.len() {
+                let Some((time, packet)) = reader.whole().map_err(failed)? else {
+                    next = reader.next_into(bytes).map_err(failed)?;
+                    break;
+                };
                 let (all, length) = (count(packet.len()), packet.len());
-                let mut at = 0;
-                while at < all
-                    && let Some(place) = queue.place()
-                {
+                let fits = all.min(places.len() - used);
+                for (at, place) in places[used..used + fits].iter_mut().enumerate() {
                     write_flit(packet, time, at, place);
-                    queue.put();
-                    at += 1;
                 }
-                if at == 0 {
-                    return Ok(moved);
-                }
-                if at < all {
+                used += fits;
+                if fits < all {
                     bytes.clear();
                     bytes.extend_from_slice(packet);
-                    (*time_ns, *flits, *sent) = (time, all, at);
+                    (*time_ns, *flits, *sent) = (time, all, fits);
                 }
                 reader.pass(length);
                 counts.packets_in += 1;
-                moved = true;
-                continue;
             }
-            let next = reader
-                .next_into(bytes)
-                .map_err(|source| EngineError::Capture { path: path.clone(), source })?;
-            let Some(next) = next else { return Ok(moved) };
-            (*time_ns, *flits, *sent) = (next, count(bytes.len()), 0);
-            counts.packets_in += 1;
+            run.channel_mut(*channel).put(used);
+            moved |= used > 0;
+            if let Some(time) = next {
+                (*time_ns, *flits, *sent) = (time, count(bytes.len()), 0);
+                counts.packets_in += 1;
+            } else if used == 0 {
+                return Ok(moved);
+            }
         },
         End::Writer { channel, writer, path, joiner } => {
             let queue = run.channel_mut(*channel);
-            while let Some(item) = queue.oldest() {
-                moved = true;
-                let joined = joiner.push(item);
-                queue.drop_oldest();
-                match joined {
-                    Ok(Some((bytes, time_ns))) => {
-                        counts.packets_out += 1;
-                        writer.write(time_ns, bytes).map_err(|error| EngineError::Capture {
-                            path: path.clone(),
-                            source: error.into(),
-                        })?;
-                    }
-                    Ok(None) => {}
-                    Err(FlitError::BeginsInside | FlitError::Outside | FlitError::TooLong) => {
-                        counts.malformed += 1;
+            loop {
+                let items = queue.oldest();
+                if items.is_empty() {
+                    break;
+                }
+                for item in items {
+                    match joiner.push(item) {
+                        Ok(Some((bytes, time_ns))) => {
+                            let record = record(time_ns, bytes.len());
+                            joiner.head_mut().copy_from_slice(&record);
+                            counts.packets_out += 1;
+                        }
+                        Ok(None) => {}
+                        Err(FlitError::BeginsInside | FlitError::Outside | FlitError::TooLong) => {
+                            counts.malformed += 1
+                        }
                     }
                 }
+                let count = items.len();
+                queue.drop_oldest(count);
+                moved = true;
             }
+            let written = joiner.take_row(|row| writer.write_row(row));
+            written.map_err(|error| EngineError::Capture {
+                path: path.clone(),
+                source: error.into(),
+            })?;
             Ok(moved)
         }
     }

@@ -121,7 +121,7 @@ impl<R: BufRead> Reader<R> {
     pub fn whole(&mut self) -> Result<Option<(u64, &[u8])>, PcapError> {
         let (swapped, nanoseconds) = (self.swapped, self.nanoseconds);
         let buffer = self.from.fill_buf()?;
-        let Some((header, rest)) = buffer.split_first_chunk::<16>() else { return Ok(None) };
+        let Some((header, rest)) = buffer.split_first_chunk::<RECORD>() else { return Ok(None) };
         let field = |at: usize| {
             let value =
                 u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
@@ -142,6 +142,23 @@ impl<R: BufRead> Reader<R> {
         self.from.consume(16 + length);
         self.number += 1;
     }
+}
+
+/// Bytes of a [`record`].
+pub const RECORD: usize = 16;
+
+/// What stands before a packet of `length` bytes.
+#[inline]
+#[must_use]
+pub fn record(time_ns: u64, length: usize) -> [u8; RECORD] {
+    let length = u32::try_from(length).unwrap_or(u32::MAX);
+    let seconds = u32::try_from(time_ns / 1_000_000_000).unwrap_or(u32::MAX);
+    let fraction = u32::try_from(time_ns % 1_000_000_000).unwrap_or(0);
+    let mut record = [0; RECORD];
+    for (to, field) in record.chunks_exact_mut(4).zip([seconds, fraction, length, length]) {
+        to.copy_from_slice(&field.to_le_bytes());
+    }
+    record
 }
 
 /// Writes packets with nanoseconds.
@@ -171,15 +188,15 @@ impl<W: Write> Writer<W> {
     /// Errors: the file.
     #[inline]
     pub fn write(&mut self, time_ns: u64, bytes: &[u8]) -> io::Result<()> {
-        let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-        let seconds = u32::try_from(time_ns / 1_000_000_000).unwrap_or(u32::MAX);
-        let fraction = u32::try_from(time_ns % 1_000_000_000).unwrap_or(0);
-        let mut header = [0; 16];
-        for (to, field) in header.chunks_exact_mut(4).zip([seconds, fraction, length, length]) {
-            to.copy_from_slice(&field.to_le_bytes());
-        }
-        self.to.write_all(&header)?;
+        self.to.write_all(&record(time_ns, bytes.len()))?;
         self.to.write_all(bytes)
+    }
+
+    /// Writes packets in a row, each behind its [`record`].
+    ///
+    /// Errors: the file.
+    pub fn write_row(&mut self, row: &[u8]) -> io::Result<()> {
+        self.to.write_all(row)
     }
 
     /// Hands the file back, flushed.

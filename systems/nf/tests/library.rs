@@ -211,7 +211,7 @@ fn the_checksum_is_the_one_the_header_needs() {
             Interpreter.handler(&element, &mut frame, &mut Vec::new()).unwrap();
             if frame.low(element.out_set[0]) == 1 {
                 let out = frame.var(&element, element.out_data[0]).to_vec();
-                if let Some((bytes, _)) = joiner.push(&out).unwrap() {
+                if let Some((bytes, _)) = joiner.push(out.as_array().unwrap()).unwrap() {
                     result = Some(bytes.to_vec());
                 }
             }
@@ -248,7 +248,7 @@ fn nvgre_adds_forty_two_bytes_and_keeps_the_rest() {
             Interpreter.handler(&element, &mut frame, &mut Vec::new()).unwrap();
             if frame.low(element.out_set[0]) == 1 {
                 let out = frame.var(&element, element.out_data[0]).to_vec();
-                if let Some((bytes, _)) = joiner.push(&out).unwrap() {
+                if let Some((bytes, _)) = joiner.push(out.as_array().unwrap()).unwrap() {
                     result = Some(bytes.to_vec());
                 }
             }

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use beeline_nf::functions::templates;
-use beeline_nf::live::{Surroundings, ask, command, run};
+use beeline_nf::live::{SPIN, Surroundings, ask, command, run};
 use beeline_nf::load::{compile, load};
 use beeline_nf::packet_socket::Device;
 use beeline_nf::sides::{LinkOptions, native};
@@ -39,6 +39,7 @@ fn packets_pass_between_interfaces_and_a_signal_reads_the_count() {
         notify: &notify,
         stop: &stop,
         link: LinkOptions::default(),
+        spin: SPIN,
         load: None,
     };
     std::thread::scope(|scope| {
@@ -131,6 +132,7 @@ fn rules_change_while_packets_flow_and_an_interface_that_disappears_is_named() {
         notify: &notify,
         stop: &stop,
         link: LinkOptions::default(),
+        spin: SPIN,
         load: None,
     };
     std::thread::scope(|scope| {
@@ -211,6 +213,7 @@ fn packets_longer_than_a_frame_of_the_ring_and_tagged_ones_pass_whole() {
         notify: &notify,
         stop: &stop,
         link: LinkOptions::default(),
+        spin: SPIN,
         load: None,
     };
     // Plain and tagged, around the length of a frame, and far past it.
@@ -257,6 +260,95 @@ fn packets_longer_than_a_frame_of_the_ring_and_tagged_ones_pass_whole() {
 }
 
 #[test]
+fn packets_pass_by_af_xdp_in_order_and_an_interface_made_anew_goes_on() {
+    let id = std::process::id() % 100_000;
+    let (Some(a), Some(b)) = (Veth::new(&format!("nfx{id}")), Veth::new(&format!("nfy{id}")))
+    else {
+        println!("skipped: this user cannot make veth devices");
+        return;
+    };
+    if let Err(error) = Device::express(&a.0, None) {
+        println!("skipped: {error}");
+        return;
+    }
+    let text = ".input in\n.output out\nCount :: c @\nin -> c -> out\n".to_owned();
+    let loaded = compile("test.np", text, None);
+    let graph = &loaded.compiled.graph;
+    let folder = tempfile::tempdir().unwrap();
+    let control = folder.path().join("control");
+    let ports = [("in", &a.0), ("out", &b.0)];
+    let ports = ports.map(|(port, name)| (port.to_owned(), format!("xdp:{name}")));
+    let stop = AtomicBool::new(false);
+    let heard = Mutex::new(Vec::new());
+    let notify = |text: &str| heard.lock().unwrap().push(text.to_owned());
+    let around = Surroundings {
+        control: Some(&control),
+        commands: &[],
+        notify: &notify,
+        stop: &stop,
+        link: LinkOptions::default(),
+        spin: SPIN,
+        load: None,
+    };
+    let packet = |number: u16| {
+        let mut bytes = vec![0; 62];
+        bytes[..14].copy_from_slice(&[2, 0, 0, 0, 0, 9, 2, 0, 0, 0, 0, 8, 0x88, 0xb5]);
+        bytes[60..62].copy_from_slice(&number.to_be_bytes());
+        bytes
+    };
+    std::thread::scope(|scope| {
+        let runner = scope.spawn(|| run(graph, &native, &ports, around));
+        let _ends = AtEnd(|| stop.store(true, Ordering::Relaxed));
+        let deadline = Instant::now() + Duration::from_secs(120);
+        while !control.exists() {
+            assert!(Instant::now() < deadline && !runner.is_finished(), "the graph did not start");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let hears = |part: &str| {
+            while !heard.lock().unwrap().iter().any(|text| text.contains(part)) {
+                assert!(Instant::now() < deadline && !runner.is_finished(), "no word: {part}");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        };
+        hears("AF_XDP");
+        let mut near = Device::interface(&format!("{}p", a.0)).unwrap();
+        let mut far = Device::interface(&format!("{}p", b.0)).unwrap();
+        // More than the rings and the frames for sending hold, in pieces that each of them holds.
+        let numbers: Vec<u16> = (0..20_000).collect();
+        for piece in numbers.chunks(100) {
+            for number in piece {
+                while !near.send(&packet(*number)).unwrap() {}
+            }
+            assert_eq!(collect(&mut far, piece.len(), deadline), piece);
+        }
+        // What the interface takes, and the kernel's network stack does not see.
+        let mut beside = Device::interface(&a.0).unwrap();
+        while !near.send(&packet(7)).unwrap() {}
+        assert_eq!(collect(&mut far, 1, deadline), [7]);
+        let mut buffer = vec![0; 65_536];
+        while let Some(count) = beside.receive(&mut buffer).unwrap() {
+            assert!(count != 62 || buffer[..6] != [2, 0, 0, 0, 0, 9], "the kernel saw it, too");
+        }
+        let name = a.0.clone();
+        drop(a);
+        hears(&format!("{name} has disappeared"));
+        let _again = Veth::new(&name).unwrap();
+        hears(&format!("{name} is back"));
+        let mut near = Device::interface(&format!("{name}p")).unwrap();
+        while !near.send(&packet(500)).unwrap() {}
+        assert_eq!(collect(&mut far, 1, deadline), [500]);
+        let answer = ask(&control, [1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+        assert!(answer[1] >= 20_002, "{answer:?}");
+        stop.store(true, Ordering::Relaxed);
+        let passed = runner.join().unwrap().unwrap();
+        assert!(passed.sent >= 20_002 && passed.missed == 0, "{passed:?}");
+    });
+    // The program goes with the run.
+    let shown = std::process::Command::new("ip").args(["link", "show", &b.0]).output().unwrap();
+    assert!(!String::from_utf8_lossy(&shown.stdout).contains("xdp"), "{shown:?}");
+}
+
+#[test]
 fn garbage_at_the_control_socket_is_answered_or_passed_over_and_signals_go_on() {
     let text = ".input in\n.output out\nCount :: c @\nin -> c -> out\n".to_owned();
     let loaded = compile("test.np", text, None);
@@ -274,6 +366,7 @@ fn garbage_at_the_control_socket_is_answered_or_passed_over_and_signals_go_on() 
         notify: &notify,
         stop: &stop,
         link: LinkOptions::default(),
+        spin: SPIN,
         load: Some(&load),
     };
     std::thread::scope(|scope| {

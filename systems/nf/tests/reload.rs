@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use beeline_ir::graph::Graph;
 use beeline_nf::functions::templates;
-use beeline_nf::live::{Surroundings, ask, command, run};
+use beeline_nf::live::{SPIN, Surroundings, ask, command, run};
 use beeline_nf::load::compile;
 use beeline_nf::packet_socket::Device;
 use beeline_nf::reload::{Handover, ReloadError};
@@ -143,6 +143,7 @@ fn graphs_take_over_under_traffic_and_every_packet_comes_out_once_and_in_order()
         notify: &notify,
         stop: &stop,
         link: LinkOptions::default(),
+        spin: SPIN,
         load: Some(&load),
     };
     let arrived = AtomicU32::new(0);
@@ -248,6 +249,7 @@ fn a_firewalls_rules_go_over_by_state_or_are_entered_anew() {
         notify: &notify,
         stop: &stop,
         link: LinkOptions::default(),
+        spin: SPIN,
         load: Some(&load),
     };
     std::thread::scope(|scope| {

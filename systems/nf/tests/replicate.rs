@@ -43,7 +43,7 @@ fn stimulus() -> Stimulus {
 fn by_flow(graph: &Graph, channels: &[Vec<u64>]) -> HashMap<Vec<u8>, Vec<u32>> {
     let mut joiner = Joiner::default();
     let mut flows: HashMap<Vec<u8>, Vec<u32>> = HashMap::new();
-    for flit in channels[graph.outputs[0].channel].chunks_exact(WORDS) {
+    for flit in channels[graph.outputs[0].channel].as_chunks::<WORDS>().0 {
         if let Some((bytes, _)) = joiner.push(flit).unwrap() {
             flows.entry(bytes[26..34].to_vec()).or_default().push(number(bytes));
         }

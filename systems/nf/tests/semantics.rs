@@ -331,15 +331,26 @@ fn alone(element: &beeline_ir::tree::Element) -> Graph {
 }
 
 #[test]
-fn each_of_the_eleven_takes_the_clocks_in_verilog_that_the_schedule_says() {
+fn every_element_takes_the_clocks_in_verilog_that_the_schedule_says() {
     if !Simulator::Icarus.is_here() {
         println!("skipped: iverilog is not installed; cargo xtask setup installs it");
         return;
     }
-    let mut seen = 0;
+    let (mut seen, mut eleven) = (0, 0);
     for (name, text) in beeline_ir::library::files() {
         let loaded = beeline_nf::load::compile(name, text.to_owned(), None);
-        for element in loaded.compiled.elements.iter().filter(|e| ELEVEN.contains(&&*e.name)) {
+        // One without inputs gives items for ever, and has no clock at which it is done; so does
+        // the buffer, which asks its queue again and again.
+        let ends = |e: &&beeline_ir::tree::Element| {
+            let bits = |mem: &beeline_ir::tree::Mem| u64::from(mem.entries()) * u64::from(mem.bits);
+            // A minute of Icarus each: not every time.
+            let large = e.mems.iter().any(|mem| bits(mem) > 1 << 20);
+            let deep = std::env::var_os("BEELINE_DEEP").is_some();
+            !e.inputs.is_empty()
+                && e.name != "PacketBuffer"
+                && (deep || !large || ELEVEN.contains(&&*e.name))
+        };
+        for element in loaded.compiled.elements.iter().filter(ends) {
             seen += 1;
             let graph = alone(element);
             let mut dice = common::Dice(seen);
@@ -357,12 +368,21 @@ fn each_of_the_eleven_takes_the_clocks_in_verilog_that_the_schedule_says() {
             let stimulus = Stimulus { items: items.collect(), signals: Vec::new() };
             let made = all_hardware(&graph, &Options::default()).unwrap();
             let report = &made[0].report;
-            let model = cycles(&graph, &made, &stimulus).unwrap();
+            let model = match cycles(&graph, &made, &stimulus) {
+                Ok(model) => model,
+                Err(error) => panic!("{}: {error}", element.name),
+            };
             let folder = tempfile::tempdir().unwrap();
             let play = (Simulator::Icarus, 0);
+            let start = std::time::Instant::now(); // TEMPORARY
             let verilog = simulated(&graph, &made, &stimulus, play, folder.path()).unwrap();
+            println!("{}: {} ms in Icarus", element.name, start.elapsed().as_millis());
             assert_eq!(model.channels, verilog.channels, "{}", element.name);
             assert_eq!(model.clocks, verilog.clocks, "{}", element.name);
+            if !ELEVEN.contains(&&*element.name) {
+                continue;
+            }
+            eleven += 1;
             // An iteration a cycle, each of which takes an item and gives at most one; the channel's
             // entry, the depth, and the exit.
             let most_items = graph
@@ -376,7 +396,7 @@ fn each_of_the_eleven_takes_the_clocks_in_verilog_that_the_schedule_says() {
             assert!((least..=most).contains(&clocks), "{}: {clocks} of {most}", element.name);
         }
     }
-    assert_eq!(seen, 11);
+    assert!(eleven == 11 && seen >= 42, "{seen} elements");
 }
 
 const ELEVEN: [&str; 11] = [

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use beeline_ir::flits::{BITS, Joiner, WORDS, split};
 use beeline_ir::graph::Graph;
-use beeline_nf::area::area;
+use beeline_nf::area::{Area, area, area_of};
 use beeline_nf::diff::{Simulator, Stimulus, all_hardware, compare_with, cycles, simulated_with};
+use beeline_nf::functions::Kept;
 use beeline_nf::hand_written::HandWritten;
 use beeline_nf::pcap::{Reader, Writer};
 use beeline_nf::report::report;
@@ -17,6 +18,7 @@ use beeline_passes::{Collision, Options};
 use serde::Serialize;
 
 use super::check::compiled;
+use super::run::commands_of;
 use crate::exit::{Exit, Failure, OrExit as _};
 use crate::output::{Output, count, table};
 
@@ -130,18 +132,31 @@ pub struct ReportArguments {
 }
 
 /// `beeline nf report --area`.
-fn report_area(graph: &Graph, options: &Options, output: Output) -> Result<Exit, Failure> {
+fn report_area(
+    graph: &Graph,
+    file: &Path,
+    options: &Options,
+    output: Output,
+) -> Result<Exit, Failure> {
     let hardware = all_hardware(graph, options)?;
+    let own = hand_written(graph, file)?;
     for (node, hardware) in hardware.iter().enumerate() {
-        let counted = area(graph, node, hardware)?;
+        let mut all = vec![area(graph, node, hardware)?];
+        let name = &graph.nodes[node].name;
+        if let Some(text) = own.text(name) {
+            let by_hand = area_of(&text, name)?;
+            all.push(Area { instance: format!("{name} by hand"), ..by_hand });
+        }
         // Each as soon as it is there: the next may take long.
-        if output.json {
-            output.object(&counted)?;
-        } else {
-            output.line(format!(
-                "{}: {} LUT6, {} flip-flops, {} memory bits (counted by Yosys)",
-                counted.instance, counted.luts, counted.flip_flops, counted.memory_bits
-            ))?;
+        for counted in all {
+            if output.json {
+                output.object(&counted)?;
+            } else {
+                output.line(format!(
+                    "{}: {} LUT6, {} flip-flops, {} memory bits (counted by Yosys)",
+                    counted.instance, counted.luts, counted.flip_flops, counted.memory_bits
+                ))?;
+            }
         }
     }
     Ok(Exit::Done)
@@ -191,7 +206,8 @@ pub fn run_report(arguments: &ReportArguments, output: Output) -> Result<Exit, F
         }
     }
     if arguments.area {
-        return report_area(&graph, &arguments.passes.options()?, output);
+        let options = arguments.passes.options()?;
+        return report_area(&graph, &arguments.file, &options, output);
     }
     if arguments.timing {
         let options = arguments.passes.options()?;
@@ -305,11 +321,20 @@ pub struct PlayArguments {
     /// Write what leaves each output to NAME.pcap in this folder (simulate).
     #[arg(long, short, value_name = "FOLDER")]
     pub out: Option<PathBuf>,
+    /// Commands for the graph's functions, one a line, carried out before the first packet: rules
+    /// add tcp any -> any :443 drop. A line that begins with # is left out.
+    #[arg(long, value_name = "FILE")]
+    pub commands: Option<PathBuf>,
     #[command(flatten)]
     pub passes: PassArguments,
 }
 
-fn stimulus(graph: &Graph, path: &Path) -> Result<Stimulus, Failure> {
+fn stimulus(graph: &Graph, arguments: &PlayArguments) -> Result<Stimulus, Failure> {
+    let path = &arguments.pcap;
+    let commands = commands_of(arguments.commands.as_deref())?;
+    let kept = Kept::of(graph, &commands)
+        .map_err(|(command, error)| anyhow::anyhow!("{command}: {error}"))
+        .or_exit(Exit::Usage)?;
     let open = || format!("cannot read {}", path.display());
     let file = std::fs::File::open(path).with_context(open).or_exit(Exit::Usage)?;
     let mut reader =
@@ -321,7 +346,7 @@ fn stimulus(graph: &Graph, path: &Path) -> Result<Stimulus, Failure> {
     let each = |input: &beeline_ir::graph::Outside| {
         if graph.channels[input.channel].bits == BITS { items.clone() } else { Vec::new() }
     };
-    Ok(Stimulus { items: graph.inputs.iter().map(each).collect(), signals: Vec::new() })
+    Ok(Stimulus { items: graph.inputs.iter().map(each).collect(), signals: kept.0 })
 }
 
 fn simulator(name: &str) -> Result<Option<Simulator>, Failure> {
@@ -355,7 +380,7 @@ pub fn run_simulate(arguments: &PlayArguments, output: Output) -> Result<Exit, F
     let loaded = compiled(&arguments.file)?;
     let (graph, _) = arguments.passes.graph(&loaded.compiled.graph)?;
     let graph = &graph;
-    let stimulus = stimulus(graph, &arguments.pcap)?;
+    let stimulus = stimulus(graph, arguments)?;
     let hardware = all_hardware(graph, &arguments.passes.options()?)?;
     let outcome = match simulator {
         None => cycles(graph, &hardware, &stimulus)?,
@@ -372,7 +397,7 @@ pub fn run_simulate(arguments: &PlayArguments, output: Output) -> Result<Exit, F
         let mut joiner = Joiner::default();
         let mut result = Simulated { output: end.name.clone(), packets: 0, malformed: 0 };
         let mut writer = Writer::new(Vec::new())?;
-        for flit in outcome.channels[end.channel].chunks_exact(WORDS) {
+        for flit in outcome.channels[end.channel].as_chunks::<WORDS>().0 {
             match joiner.push(flit) {
                 Ok(Some((bytes, time_ns))) => {
                     result.packets += 1;
@@ -416,7 +441,7 @@ pub fn run_diff(arguments: &PlayArguments, output: Output) -> Result<Exit, Failu
     let loaded = compiled(&arguments.file)?;
     let (graph, _) = arguments.passes.graph(&loaded.compiled.graph)?;
     let graph = &graph;
-    let stimulus = stimulus(graph, &arguments.pcap)?;
+    let stimulus = stimulus(graph, arguments)?;
     let list: Vec<Simulator> = simulator.into_iter().collect();
     let own = hand_written(graph, &arguments.file)?;
     let compared = compare_with(graph, &arguments.passes.options()?, &stimulus, &list, &own)?;

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use beeline_ir::graph::Graph;
@@ -23,8 +24,9 @@ use crate::output::{Output, count, table};
 pub struct RunArguments {
     /// Source file.
     pub file: PathBuf,
-    /// What an input or output of the graph is: a capture by its .pcap name, an interface by its
-    /// name, or tap:NAME. Captures and interfaces do not mix.
+    /// What an input or output of the graph is: a capture by its .pcap name; an interface by its
+    /// name, or by xdp:NAME taken away from the kernel's network stack; or tap:NAME. Captures and
+    /// interfaces do not mix.
     #[arg(long = "port", value_name = "NAME=WHAT", value_parser = port)]
     pub ports: Vec<(String, PathBuf)>,
     /// Commands for the graph's functions, one a line, carried out before the first packet: rules
@@ -40,6 +42,10 @@ pub struct RunArguments {
     pub control: Option<PathBuf>,
     #[command(flatten)]
     pub link: LinkArguments,
+    /// How long to look for packets before sleeping, in microseconds: less delay for more use of the
+    /// core.
+    #[arg(long, value_name = "MICROSECONDS", default_value_t = 50, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
+    pub spin: u64,
     /// Serve /metrics and a status page at ADDRESS while interfaces are served.
     #[arg(long, value_name = "ADDRESS")]
     pub status: Option<std::net::SocketAddr>,
@@ -295,6 +301,7 @@ fn serve(graph: &Graph, arguments: &RunArguments, output: Output) -> Result<Exit
         notify: &notify,
         stop: &stop,
         link: arguments.link.options(),
+        spin: Duration::from_micros(arguments.spin),
         load: Some(&load),
     };
     let passed = if arguments.interpret {

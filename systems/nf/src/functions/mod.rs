@@ -25,6 +25,32 @@ pub trait Signalled {
     fn signal_now(&mut self, node: usize, signal: Signal) -> Result<Signal, RunError>;
 }
 
+/// Signals that are kept instead of sent, for a model that plays them later; each is its own answer.
+#[derive(Debug, Default)]
+pub struct Kept(pub Vec<(usize, Signal)>);
+
+impl Signalled for Kept {
+    fn signal_now(&mut self, node: usize, signal: Signal) -> Result<Signal, RunError> {
+        self.0.push((node, signal));
+        Ok(signal)
+    }
+}
+
+impl Kept {
+    /// The signals of commands of a graph's functions, in their order.
+    ///
+    /// Errors: the first command that is refused, and why.
+    pub fn of(graph: &Graph, commands: &[String]) -> Result<Self, (String, CommandError)> {
+        let (mut manager, mut kept) = (Manager::of(graph), Self::default());
+        for command in commands {
+            let refused = |error| (command.clone(), error);
+            manager.command(command, &mut kept).map_err(refused)?;
+            while manager.apply(&mut kept, 1_024).map_err(|error| refused(error.into()))? {}
+        }
+        Ok(kept)
+    }
+}
+
 impl<M: Machine> Signalled for Run<'_, M> {
     fn signal_now(&mut self, node: usize, signal: Signal) -> Result<Signal, RunError> {
         Run::signal_now(self, node, signal)

@@ -123,6 +123,8 @@ pub struct Surroundings<'a> {
     pub stop: &'a AtomicBool,
     /// The link to `host` elements.
     pub link: LinkOptions,
+    /// How long the run looks for packets before it sleeps.
+    pub spin: Duration,
     /// Compiles the file of a reload; none where there is none.
     pub load: Option<Load<'a>>,
 }
@@ -132,6 +134,9 @@ impl std::fmt::Debug for Surroundings<'_> {
         f.debug_struct("Surroundings").field("control", &self.control).finish_non_exhaustive()
     }
 }
+
+/// How long a run looks for packets before it sleeps, where nothing else is asked for.
+pub const SPIN: Duration = Duration::from_micros(50);
 
 /// The word that begins a reload: `reload PATH`, then lines of instances that begin anew.
 pub const RELOAD: &str = "reload";
@@ -189,6 +194,9 @@ pub fn run<M: Machine + Send + 'static>(
     let plan = Plan::of(graph)?;
     let machines = Machines::make(&plan, make)?;
     let opened = Ports::open(&plan, ports)?;
+    for (name, way) in opened.ways() {
+        (around.notify)(&format!("{name}: {way}"));
+    }
     let socket = around.control.map(listen).transpose()?;
     let mut world = World {
         around,
@@ -250,6 +258,8 @@ fn generations<'s, 'a: 's, M: Machine + Send + 'static>(
 
 /// Turns of packets before the control socket is looked at, and before what waits is sent at last.
 const TURNS: u32 = 16;
+/// Busy times between two looks for errors of the interfaces.
+const ASKED: u32 = 1_024;
 /// Turns without movement, at the pace of an idle run, after which a wait is named.
 const STUCK: u32 = 20;
 /// Signals applied between two turns.
@@ -264,6 +274,8 @@ fn generation<'s, 'a: 's, M: Machine + Send + 'static>(
     mut sides: Sides<'_, M>,
 ) -> Result<Ended<M>, LiveError> {
     let (mut still, mut named) = (0_u32, false);
+    let mut turns = 0_u32;
+    let mut idle: Option<Instant> = None;
     while !world.around.stop.load(Ordering::Relaxed) {
         let (mut moved, mut round) = (false, Moved::default());
         for _ in 0..TURNS {
@@ -292,8 +304,18 @@ fn generation<'s, 'a: 's, M: Machine + Send + 'static>(
                 Err(why) => world.answer(&asker, Err(&why)),
             }
         }
+        turns = turns.wrapping_add(1);
         if moved {
-            (still, named) = (0, false);
+            (still, named, idle) = (0, false, None);
+            if turns.is_multiple_of(ASKED) {
+                world.ports.ask()?;
+                world.ports.look(world.around.notify)?;
+            }
+            continue;
+        }
+        // The next packet may be near, and to be woken takes longer than to look.
+        if idle.get_or_insert_with(Instant::now).elapsed() < world.around.spin {
+            std::thread::yield_now();
             continue;
         }
         still += 1;
@@ -308,6 +330,7 @@ fn generation<'s, 'a: 's, M: Machine + Send + 'static>(
         if sides.may_sleep() {
             wait(world, &sides)?;
         }
+        world.ports.ask()?;
         world.ports.look(world.around.notify)?;
     }
     Ok(Ended::Stopped)

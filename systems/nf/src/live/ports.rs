@@ -135,16 +135,29 @@ impl Ports {
         }
     }
 
-    /// An interface by its name, or `tap:NAME`; each is opened once.
+    /// An interface by its name, `xdp:NAME`, `xdp:NAME/QUEUE` or `tap:NAME`; each is opened once.
     fn device(&mut self, what: &str) -> Result<usize, LiveError> {
-        let (tap, name) = match what.strip_prefix("tap:") {
-            Some(name) => (true, name),
-            None => (false, what),
+        let (kind, rest) = match what.split_once(':') {
+            Some((kind @ ("tap" | "xdp"), rest)) => (kind, rest),
+            _ => ("", what),
+        };
+        let (name, queue) = match rest.rsplit_once('/') {
+            Some((name, queue)) if kind == "xdp" => (name, Some(queue)),
+            _ => (rest, None),
         };
         if let Some(at) = self.devices.iter().position(|attached| attached.device.name == name) {
             return Ok(at);
         }
-        let device = if tap { Device::tap(name) } else { Device::ringed(name) };
+        let device = match (kind, queue.map(str::parse)) {
+            ("tap", _) => Device::tap(name),
+            ("xdp", None) => Device::express(name, None),
+            ("xdp", Some(Ok(queue))) => Device::express(name, Some(queue)),
+            ("xdp", Some(Err(_))) => {
+                let text = "a queue is a number: xdp:NAME/0";
+                Err(io::Error::new(io::ErrorKind::InvalidInput, text))
+            }
+            _ => Device::ringed(name),
+        };
         let device =
             device.map_err(|source| LiveError::Device { name: name.to_owned(), source })?;
         self.devices.push(Attached { device, doubt: false, gone: false });
@@ -154,6 +167,28 @@ impl Ports {
     /// Descriptors that become readable when packets come.
     pub fn descriptors(&self) -> impl Iterator<Item = &Device> {
         self.devices.iter().map(|attached| &attached.device)
+    }
+
+    /// How each interface's packets come and go.
+    pub fn ways(&self) -> impl Iterator<Item = (&str, &'static str)> {
+        self.devices.iter().map(|attached| (attached.device.name.as_str(), attached.device.way()))
+    }
+
+    /// Asks the interfaces' sockets for errors, which rings do not tell.
+    ///
+    /// Errors: one that is not the interface's own going down or away.
+    pub fn ask(&mut self) -> Result<(), LiveError> {
+        for attached in &mut self.devices {
+            match attached.device.socket_error() {
+                Some(error) if of_interface(&error) => attached.doubt = true,
+                Some(source) => {
+                    let name = attached.device.name.clone();
+                    return Err(LiveError::Device { name, source });
+                }
+                None => {}
+            }
+        }
+        Ok(())
     }
 
     /// Looks after interfaces that gave an error.
@@ -169,7 +204,8 @@ impl Ports {
                     ));
                 }
                 Fate::Gone => {}
-                // It may be down only: then its socket goes on when it is up.
+                // Its socket goes on when it is up, unless it goes away now.
+                Fate::Down => {}
                 Fate::Here => attached.doubt = false,
                 Fate::Replaced => {
                     (attached.doubt, attached.gone) = (false, false);
@@ -233,9 +269,9 @@ fn take<M: Machine>(
     let mut now = None;
     for _ in 0..PACKETS {
         while input.sent < input.flits {
-            let Some(place) = queue.place() else { return Ok(moved) };
+            let Some(place) = queue.places().first_mut() else { return Ok(moved) };
             write_flit(&input.bytes, input.time_ns, input.sent, place);
-            queue.put();
+            queue.put(1);
             input.sent += 1;
             moved = true;
         }
@@ -270,10 +306,10 @@ fn give<M: Machine>(
 ) -> bool {
     let mut moved = false;
     let queue = run.channel_mut(output.channel);
-    while let Some(flit) = queue.oldest() {
+    while let Some(flit) = queue.oldest().first() {
         moved = true;
         let joined = output.joiner.push(flit);
-        queue.drop_oldest();
+        queue.drop_oldest(1);
         match joined {
             Ok(Some((bytes, _))) => {
                 let sent = attached.device.queue(bytes);

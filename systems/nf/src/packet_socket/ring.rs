@@ -14,12 +14,15 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use beeline_os::Mapping;
 
+use super::checksum::complete;
+
 const FRAME: usize = 2_048;
 const FRAMES: usize = 4_096;
 const BLOCK: usize = 1 << 16;
 
 const STATUS_USER: u32 = 1;
 const STATUS_COPY: u32 = 1 << 1;
+const STATUS_CHECKSUM_LEFT: u32 = 1 << 3;
 const STATUS_VLAN: u32 = 1 << 4;
 const STATUS_TPID: u32 = 1 << 6;
 
@@ -32,6 +35,8 @@ const VLAN: u16 = 0x8100;
 pub(super) struct Ring {
     memory: Mapping,
     next: usize,
+    /// When the last packet that was taken came, in nanoseconds since 1970.
+    pub stamp_ns: u64,
 }
 
 /// What a frame held.
@@ -41,8 +46,9 @@ pub(super) enum Frame {
     Nothing,
     /// A packet, now in the caller's buffer.
     Packet,
-    /// The beginning of a longer one, which waits whole in the socket itself, and its VLAN tag.
-    Longer(Option<[u8; 4]>),
+    /// The beginning of a longer one, which waits whole in the socket itself, its VLAN tag, and
+    /// whether its checksum was left to the device.
+    Longer(Option<[u8; 4]>, bool),
     /// The beginning of a longer one that found no room in the socket.
     Cut,
 }
@@ -70,7 +76,7 @@ impl Ring {
         let request = [BLOCK, bytes / BLOCK, FRAME, FRAMES].map(number);
         option(&socket, libc::PACKET_RX_RING, &request)?;
         let memory = Mapping::shared_at(&socket, 0, bytes).map_err(io::Error::from)?;
-        Ok(Self { memory, next: 0 })
+        Ok(Self { memory, next: 0, stamp_ns: 0 })
     }
 
     fn status(&self) -> &AtomicU32 {
@@ -108,19 +114,24 @@ impl Ring {
         let half = |at: usize| u16::from_ne_bytes([header[at], header[at + 1]]);
         let captured = usize::try_from(word(4)).unwrap_or(0);
         let place = usize::from(half(8));
+        self.stamp_ns = u64::from(word(12)) * 1_000_000_000 + u64::from(word(16));
         let tag = (status & STATUS_VLAN != 0).then(|| {
             let protocol = if status & STATUS_TPID == 0 { VLAN } else { half(22) };
             let ([a, b], [c, d]) = (protocol.to_be_bytes(), half(20).to_be_bytes());
             [a, b, c, d]
         });
+        let unsummed = status & STATUS_CHECKSUM_LEFT != 0;
         let found = if status & STATUS_COPY != 0 {
-            Frame::Longer(tag)
+            Frame::Longer(tag, unsummed)
         } else if word(0) > word(4) {
             Frame::Cut
         } else {
             packet.clear();
             packet.resize(captured.min(FRAME.saturating_sub(place)), 0);
             self.bytes(place, packet);
+            if unsummed {
+                complete(packet);
+            }
             insert(packet, tag);
             Frame::Packet
         };

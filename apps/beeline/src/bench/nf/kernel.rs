@@ -57,20 +57,37 @@ fn carry_out(command: &str) -> anyhow::Result<()> {
 }
 
 /// Three name spaces in a row; they go with the value.
-struct InARow {
-    first: String,
+pub(super) struct InARow {
+    pub(super) first: String,
     middle: String,
-    last: String,
+    pub(super) last: String,
 }
 
 impl InARow {
-    fn new() -> anyhow::Result<Self> {
+    /// The three, not joined yet.
+    fn apart() -> anyhow::Result<Self> {
         let id = std::process::id();
         let name = |part: &str| format!("beeline-nf-{part}-{id}");
         let row = Self { first: name("a"), middle: name("b"), last: name("c") };
         for space in [&row.first, &row.middle, &row.last] {
             carry_out(&format!("ip netns add {space}"))?;
         }
+        Ok(row)
+    }
+
+    /// The first and the last joined, with nothing between.
+    pub(super) fn alone() -> anyhow::Result<Self> {
+        let row = Self::apart()?;
+        let Self { first, last, .. } = &row;
+        carry_out(&format!("ip link add a0 netns {first} type veth peer name c1 netns {last}"))?;
+        carry_out(&format!("ip -n {first} link set a0 up"))?;
+        carry_out(&format!("ip -n {last} link set c1 up"))?;
+        Ok(row)
+    }
+
+    /// The first joined to the middle one, and that to the last.
+    pub(super) fn new() -> anyhow::Result<Self> {
+        let row = Self::apart()?;
         let Self { first, middle, last } = &row;
         carry_out(&format!("ip link add a0 netns {first} type veth peer name b0 netns {middle}"))?;
         carry_out(&format!("ip link add b1 netns {middle} type veth peer name c1 netns {last}"))?;
@@ -115,7 +132,7 @@ impl Drop for InARow {
 }
 
 /// Moves the calling thread into a name space; the thread ends there.
-fn enter(space: &str) -> anyhow::Result<()> {
+pub(super) fn enter(space: &str) -> anyhow::Result<()> {
     unpin()?;
     let path = Path::new("/run/netns").join(space);
     let file = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
@@ -128,10 +145,8 @@ fn sources(count: u32) -> impl Iterator<Item = String> {
     (0..count).map(|at| format!("172.{}.{}.0/24", at >> 8 & 255, at & 255))
 }
 
-/// 64-byte TCP packets to port 443, of 256 flows, until told to stop.
-fn generate(space: &str, stop: &AtomicBool) -> anyhow::Result<()> {
-    enter(space)?;
-    let mut device = Device::interface("a0")?;
+/// A TCP packet of 64 bytes to port 443 behind the middle name space.
+pub(super) fn packet() -> anyhow::Result<[u8; 64]> {
     let mut packet = [0_u8; 64];
     packet[..14].copy_from_slice(&[2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1, 8, 0]);
     packet[14..24].copy_from_slice(&[0x45, 0, 0, 50, 0, 0, 0, 0, 64, 6]);
@@ -142,6 +157,14 @@ fn generate(space: &str, stop: &AtomicBool) -> anyhow::Result<()> {
     packet[24..26].copy_from_slice(&sum.to_be_bytes());
     packet[36..38].copy_from_slice(&443_u16.to_be_bytes());
     packet[46] = 0x50;
+    Ok(packet)
+}
+
+/// Packets of 256 flows, until told to stop.
+fn generate(space: &str, stop: &AtomicBool) -> anyhow::Result<()> {
+    enter(space)?;
+    let mut device = Device::interface("a0")?;
+    let mut packet = packet()?;
     while !stop.load(Ordering::Relaxed) {
         packet[35] = packet[35].wrapping_add(1);
         let sent = device.queue(&packet);
@@ -153,19 +176,27 @@ fn generate(space: &str, stop: &AtomicBool) -> anyhow::Result<()> {
 }
 
 /// The firewall between the middle's interfaces, until told to stop.
-fn firewall(space: &str, rules: u32, ready: &Path, stop: &AtomicBool) -> anyhow::Result<()> {
+fn firewall(
+    space: &str,
+    express: bool,
+    rules: u32,
+    ready: &Path,
+    stop: &AtomicBool,
+) -> anyhow::Result<()> {
     enter(space)?;
     let loaded = loaded(templates::text("firewall").unwrap_or_default())?;
     let commands: Vec<String> =
         sources(rules).map(|from| format!("rules add tcp {from} -> any :443 drop")).collect();
     let ports = [("from_tor", "b0"), ("to_tor", "b1")];
-    let ports = ports.map(|(port, what)| (port.to_owned(), what.to_owned()));
+    let kind = if express { "xdp:" } else { "" };
+    let ports = ports.map(|(port, what)| (port.to_owned(), format!("{kind}{what}")));
     let around = Surroundings {
         control: Some(ready),
         commands: &commands,
         notify: &|_| {},
         stop,
         link: LinkOptions::default(),
+        spin: live::SPIN,
         load: None,
     };
     live::run(&loaded.compiled.graph, &native, &ports, around)?;
@@ -174,8 +205,15 @@ fn firewall(space: &str, rules: u32, ready: &Path, stop: &AtomicBool) -> anyhow:
 
 /// What filters and forwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Contender {
-    Beeline,
+pub(super) enum Contender {
+    /// A veth pair, and nothing that filters.
+    Nothing,
+    /// The kernel, without rules.
+    Forward,
+    /// Beeline, with the interfaces taken away from the kernel by AF_XDP.
+    Express,
+    /// Beeline, by packet sockets with rings.
+    Ring,
     Iptables,
     Ipset,
     Nftables,
@@ -183,9 +221,12 @@ enum Contender {
 }
 
 impl Contender {
-    fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
-            Self::Beeline => "beeline",
+            Self::Nothing => "a veth pair alone",
+            Self::Forward => "the kernel's forwarding",
+            Self::Express => "beeline by AF_XDP",
+            Self::Ring => "beeline by packet rings",
             Self::Iptables => "iptables",
             Self::Ipset => "ipset",
             Self::Nftables => "nftables",
@@ -198,6 +239,7 @@ impl Contender {
         row.route()?;
         let mut list = String::new();
         match self {
+            Self::Forward => Ok(()),
             Self::Iptables => {
                 list.push_str("*filter\n:FORWARD ACCEPT [0:0]\n");
                 for from in sources(rules) {
@@ -322,88 +364,107 @@ fn rate(options: &BenchOptions, row: &InARow) -> anyhow::Result<(f64, f64)> {
     })
 }
 
-fn measure(contender: Contender, options: &BenchOptions, rules: u32) -> anyhow::Result<(f64, f64)> {
-    let row = InARow::new()?;
+/// Does something while a contender filters and forwards.
+pub(super) fn around<T>(
+    contender: Contender,
+    row: &InARow,
+    rules: u32,
+    does: impl FnOnce() -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
     match contender {
-        Contender::Beeline => {
+        Contender::Nothing => does(),
+        Contender::Express | Contender::Ring => {
+            let express = contender == Contender::Express;
             let stop = AtomicBool::new(false);
             let folder = tempfile::tempdir()?;
             let ready = folder.path().join("ready");
             std::thread::scope(|scope| {
-                let function = scope.spawn(|| firewall(&row.middle, rules, &ready, &stop));
+                let function = scope.spawn(|| firewall(&row.middle, express, rules, &ready, &stop));
                 let deadline = Instant::now() + Duration::from_secs(60);
                 while !ready.exists() && !function.is_finished() && Instant::now() < deadline {
                     std::thread::sleep(Duration::from_millis(5));
                 }
                 // An answer comes when the rules are in.
                 let answer = live::command(&ready, "rules counters");
-                let measured = answer.map_err(Into::into).and_then(|_| rate(options, &row));
+                let done = answer.map_err(Into::into).and_then(|_| does());
                 stop.store(true, Ordering::Relaxed);
                 match function.join() {
                     Ok(outcome) => outcome?,
                     Err(_) => anyhow::bail!("the firewall's thread panicked"),
                 }
-                measured
+                done
             })
         }
         Contender::OpenVSwitch => {
-            let _switch = Switch::start(&row, rules)?;
-            rate(options, &row)
+            let _switch = Switch::start(row, rules)?;
+            does()
         }
         kernel => {
-            kernel.prepare(&row, rules)?;
-            rate(options, &row)
+            kernel.prepare(row, rules)?;
+            does()
         }
     }
 }
 
+fn measure(contender: Contender, options: &BenchOptions, rules: u32) -> anyhow::Result<(f64, f64)> {
+    let row = InARow::new()?;
+    around(contender, &row, rules, || rate(options, &row))
+}
+
+/// What comes of a contender's turns.
+#[derive(Default)]
+struct Turns {
+    arrived: Vec<f64>,
+    offered: f64,
+    /// Why it is left out.
+    missing: Option<String>,
+}
+
 /// Every contender at every number of rules.
 pub(super) fn firewalls(options: &BenchOptions, shown: &mut Shown) -> anyhow::Result<()> {
+    let ours = [Contender::Express, Contender::Ring];
     let peers =
         [Contender::Iptables, Contender::Ipset, Contender::Nftables, Contender::OpenVSwitch];
+    let all = [&ours[..], &peers[..]].concat();
     for rules in options.size(vec![1, 100, 1_000, 10_000], vec![1]) {
         let case = format!("firewall between veth pairs, 64 B, {rules} rules");
-        let mut figures = vec![Vec::new(); peers.len() + 1];
-        let mut missing = vec![None; peers.len() + 1];
-        let mut offered: f64 = 0.0;
+        let mut turns: Vec<Turns> = all.iter().map(|_| Turns::default()).collect();
         for turn in 0..options.turns() as usize {
-            let all = [&[Contender::Beeline], &peers[..]].concat();
             for step in 0..all.len() {
                 let at = (step + turn) % all.len();
-                if missing[at].is_some() {
+                if turns[at].missing.is_some() {
                     continue;
                 }
                 match measure(all[at], options, rules) {
                     Ok((arrived, sent)) => {
-                        figures[at].push(arrived);
-                        if at == 0 {
-                            offered = offered.max(sent);
-                        }
+                        turns[at].arrived.push(arrived);
+                        turns[at].offered = turns[at].offered.max(sent);
                     }
-                    Err(error) => missing[at] = Some(format!("{error:#}")),
+                    Err(error) => turns[at].missing = Some(format!("{error:#}")),
                 }
             }
         }
-        let names = ["beeline"].into_iter().chain(peers.iter().map(|peer| peer.name()));
-        for (name, why) in names.zip(&missing) {
-            if let Some(why) = why {
-                shown.output.note(format!("skipped: {name}: {why}"));
+        for (contender, of) in all.iter().zip(&turns) {
+            if let Some(why) = &of.missing {
+                shown.output.note(format!("skipped: {}: {why}", contender.name()));
             }
         }
-        if missing[0].is_some() {
-            return Ok(());
-        }
-        for (at, peer) in peers.iter().enumerate() {
-            if missing[at + 1].is_none() {
-                let row = Row::new(&case, "beeline", "kpps", Better::Higher, &figures[0])
-                    .against(peer.name(), &figures[0], &figures[at + 1])
-                    .beside("offered to beeline", format!("{offered:.0} kpps"));
+        let (mine, theirs) = turns.split_at(ours.len());
+        for (contender, mine) in ours.iter().zip(mine).filter(|(_, of)| of.missing.is_none()) {
+            let row = || {
+                Row::new(&case, contender.name(), "kpps", Better::Higher, &mine.arrived)
+                    .beside("offered", format!("{:.0} kpps", mine.offered))
+            };
+            let there = peers.iter().zip(theirs).filter(|(_, of)| of.missing.is_none());
+            let mut alone = true;
+            for (peer, theirs) in there {
+                alone = false;
+                let row = row().against(peer.name(), &mine.arrived, &theirs.arrived);
                 shown.row(Kind::Measured, &row)?;
             }
-        }
-        if missing[1..].iter().all(Option::is_some) {
-            let row = Row::new(&case, "beeline", "kpps", Better::Higher, &figures[0]);
-            shown.row(Kind::Measured, &row)?;
+            if alone {
+                shown.row(Kind::Measured, &row())?;
+            }
         }
     }
     Ok(())

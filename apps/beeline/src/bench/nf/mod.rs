@@ -4,6 +4,7 @@
 //! the schedule. Rows are shown as soon as they are there.
 
 mod kernel;
+mod latency;
 mod link;
 mod rates;
 
@@ -32,8 +33,9 @@ pub struct NfArguments {
     pub options: BenchOptions,
     /// Parts: memory (captures in memory), rules (the firewall by number of rules), inserts, flows
     /// (the balancer), knee (the balancer's cycles by flows), compile, cycles (every library element),
-    /// link (to host elements), pfabric (flow completion times); and, where it is asked for, kernel
-    /// (the firewall between interfaces beside iptables, ipset, nftables and Open vSwitch, as root).
+    /// link (to host elements), pfabric (flow completion times); and, where they are asked for, as
+    /// root, kernel (the firewall between interfaces beside iptables, ipset, nftables and Open
+    /// vSwitch) and latency (what it adds to a packet's way).
     #[arg(
         long,
         value_delimiter = ',',
@@ -87,9 +89,11 @@ impl Shown {
             Kind::Emulated => "emulated",
             Kind::Simulated => "simulated",
         };
+        let subject = if row.subject == "beeline" { "" } else { row.subject.as_str() };
         let mut text = format!(
-            "{label}  {}: {} {} ({}-{})",
+            "{label}  {}: {subject}{}{} {} ({}-{})",
             row.case,
+            if subject.is_empty() { "" } else { " " },
             number(row.figure.median),
             row.unit,
             number(row.figure.min),
@@ -120,7 +124,7 @@ pub(super) fn loaded(text: &str) -> anyhow::Result<Loaded> {
 pub fn run(arguments: &NfArguments, output: Output) -> Result<Exit, Failure> {
     let known = [
         "memory", "rules", "inserts", "flows", "knee", "compile", "cycles", "link", "pfabric",
-        "kernel",
+        "kernel", "latency",
     ];
     if let Some(part) = arguments.parts.iter().find(|part| !known.contains(&part.as_str())) {
         let error = anyhow::anyhow!("no part is named {part}: {}", known.join(", "));
@@ -138,6 +142,7 @@ pub fn run(arguments: &NfArguments, output: Output) -> Result<Exit, Failure> {
             "link" => link::rates(&arguments.options, &mut shown)?,
             "pfabric" => link::fabric(&arguments.options, &mut shown)?,
             "kernel" => kernel::firewalls(&arguments.options, &mut shown)?,
+            "latency" => latency::latencies(&arguments.options, &mut shown)?,
             "compile" => compile_time(&arguments.options, &mut shown)?,
             _ => cycles(&arguments.options, &mut shown)?,
         }
@@ -148,23 +153,28 @@ pub fn run(arguments: &NfArguments, output: Output) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
-/// The largest template: source to machine code, and to a schedule.
+/// The largest templates: source to machine code, and to a schedule.
 fn compile_time(options: &BenchOptions, shown: &mut Shown) -> anyhow::Result<()> {
-    let text = templates::text("firewall").unwrap_or_default();
-    let (mut code, mut schedule) = (Vec::new(), Vec::new());
-    for _ in 0..options.turns() {
-        let start = Instant::now();
-        let loaded = loaded(text)?;
-        Program::compile(&loaded.compiled.graph)?;
-        code.push(start.elapsed().as_secs_f64() * 1e3);
-        let start = Instant::now();
-        let loaded = self::loaded(text)?;
-        all_hardware(&loaded.compiled.graph, &Options::default())?;
-        schedule.push(start.elapsed().as_secs_f64() * 1e3);
+    for name in ["firewall", "balancer"] {
+        let text = templates::text(name).unwrap_or_default();
+        let (mut code, mut schedule) = (Vec::new(), Vec::new());
+        for _ in 0..options.turns() {
+            let start = Instant::now();
+            let loaded = loaded(text)?;
+            Program::compile(&loaded.compiled.graph)?;
+            code.push(start.elapsed().as_secs_f64() * 1e3);
+            let start = Instant::now();
+            let loaded = self::loaded(text)?;
+            all_hardware(&loaded.compiled.graph, &Options::default())?;
+            schedule.push(start.elapsed().as_secs_f64() * 1e3);
+        }
+        for (what, figures) in [("machine code", &code), ("schedule", &schedule)] {
+            let case = format!("{name}.np, source to {what}");
+            let row = Row::new(case, "beeline", "ms", Better::Lower, figures);
+            shown.row(Kind::Measured, &row.beside("wanted", "2,000 ms"))?;
+        }
     }
-    let row = |case: &str, figures: &[f64]| Row::new(case, "beeline", "ms", Better::Lower, figures);
-    shown.row(Kind::Measured, &row("firewall.np, source to machine code", &code))?;
-    shown.row(Kind::Measured, &row("firewall.np, source to schedule", &schedule))
+    Ok(())
 }
 
 /// Every library element: cycles between items, with every pass and with none.

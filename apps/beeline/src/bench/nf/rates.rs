@@ -6,14 +6,14 @@ use std::time::Instant;
 use anyhow::Context as _;
 use beeline_ir::flits::{WORDS, split};
 use beeline_ir::graph::Graph;
-use beeline_ir::run::{Machine, Run, RunError, Signal};
+use beeline_ir::run::{Machine, Run};
 use beeline_native::Program;
 use beeline_nf::diff::{Stimulus, all_hardware, cycles};
 use beeline_nf::engine::run_memory;
 use beeline_nf::functions::firewall::Firewall;
 use beeline_nf::functions::rules::{Key, Rule};
 use beeline_nf::functions::templates;
-use beeline_nf::functions::{Manager, Signalled};
+use beeline_nf::functions::{Kept, Manager};
 use beeline_nf::pcap::Writer;
 use beeline_passes::Options;
 
@@ -263,10 +263,8 @@ pub(super) fn knee(options: &BenchOptions, shown: &mut Shown) -> anyhow::Result<
     let loaded = loaded(&text)?;
     let graph = &loaded.compiled.graph;
     let made = all_hardware(graph, &Options::default())?;
-    let mut manager = Manager::of(graph);
-    let mut first = Signals(Vec::new());
-    manager.command("backends add 10.9.0.1", &mut first)?;
-    while manager.apply(&mut first, 100)? {}
+    let first = Kept::of(graph, &["backends add 10.9.0.1".to_owned()])
+        .map_err(|(command, error)| anyhow::anyhow!("{command}: {error}"))?;
     let packets = options.size(4_000, 200);
     for flows in options.size(vec![16, 64, 256, 1_024, 4_000], vec![16]) {
         // Each flow once, so that the table knows it; then again and again.
@@ -289,14 +287,4 @@ pub(super) fn knee(options: &BenchOptions, shown: &mut Shown) -> anyhow::Result<
         shown.row(Kind::Counted, &row)?;
     }
     Ok(())
-}
-
-/// Keeps signals instead of sending them.
-struct Signals(Vec<(usize, Signal)>);
-
-impl Signalled for Signals {
-    fn signal_now(&mut self, node: usize, signal: Signal) -> Result<Signal, RunError> {
-        self.0.push((node, signal));
-        Ok(signal)
-    }
 }
