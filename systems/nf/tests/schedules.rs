@@ -1,5 +1,5 @@
 //! Golden schedules: the interval and depth of every library element and of every instance of the
-//! graphs to begin with, with every pass on and with none.
+//! graphs to begin with, with every pass on, with none, and without each pass where that differs.
 //!
 //! A change of the scheduler or of a pass shows here as a difference. `BEELINE_BLESS=1 cargo test -p
 //! beeline-nf --test schedules` writes the file anew; the difference belongs into the commit.
@@ -18,14 +18,32 @@ const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/schedules.golden"
 
 fn line(text: &mut String, name: &str, element: &Element) {
     let of = |options: &Options| {
-        let report = hardware(element, options).unwrap().report;
+        let report = match hardware(element, options) {
+            Ok(made) => made.report,
+            Err(error) => return format!("refused: {}", error.reason),
+        };
         let limit = report.limit.map_or_else(String::new, |limit| {
             format!(", {} {} keeps {} out", limit.kind, limit.name, report.interval - 1)
         });
         format!("II {} depth {}{limit}", report.interval, report.depth)
     };
     let (best, naive) = (of(&Options::default()), of(&Options::naive()));
-    writeln!(text, "{name}: {best}; naive {naive}").unwrap();
+    write!(text, "{name}: {best}; naive {naive}").unwrap();
+    let on = Options::default;
+    for (pass, without) in [
+        ("placement", Options { placement: false, ..on() }),
+        ("scatter", Options { scatter: false, ..on() }),
+        ("unroll", Options { unroll: false, ..on() }),
+        ("clean", Options { clean: false, ..on() }),
+        ("merge", Options { merge: false, ..on() }),
+        ("delay", Options { delay: false, ..on() }),
+    ] {
+        let found = of(&without);
+        if found != best {
+            write!(text, "; without {pass} {found}").unwrap();
+        }
+    }
+    text.push('\n');
 }
 
 #[test]

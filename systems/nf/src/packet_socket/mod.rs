@@ -129,15 +129,15 @@ fn named(name: &str) -> libc::ifreq {
     request
 }
 
-/// True where an interface is up, as far as the kernel says.
+/// True where an interface is up; one that goes away between two questions is not.
 fn is_up(name: &str) -> bool {
-    let Ok(socket) = packet_socket() else { return true };
+    let Ok(socket) = packet_socket() else { return false };
     let mut request = named(name);
     // SAFETY: the request is a whole ifreq that lives past the call.
     let asked = unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCGIFFLAGS, &raw mut request) };
     // SAFETY: the call filled in the flags; all of their bits are valid.
     let flags = unsafe { request.ifr_ifru.ifru_flags };
-    asked < 0 || i32::from(flags) & libc::IFF_UP != 0
+    asked == 0 && i32::from(flags) & libc::IFF_UP != 0
 }
 
 /// The MTU of an interface; 0 where the kernel does not say.
