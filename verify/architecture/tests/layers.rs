@@ -33,6 +33,8 @@ const SAME_FOLDER: &[(&str, &str, &str)] = &[
     ("direct", "service", "is a service of the node"),
     ("beeline", "direct-client", "the command is a client"),
     ("beeline", "documents-client", "the command is a client"),
+    ("beeline", "documents-router", "the command runs it"),
+    ("documents-router", "documents-client", "reaches shards as every client does"),
     ("direct-c", "direct-client", "connects as every client does"),
     ("python", "direct-client", "connects as every client does"),
     ("ir", "syntax", "lowers the syntax tree"),

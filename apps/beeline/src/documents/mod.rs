@@ -2,6 +2,7 @@
 
 mod fabric;
 mod json;
+mod route;
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -49,6 +50,12 @@ pub enum DocumentsCommand {
                       beeline documents find shop.items --limit 3 --fabric mongodb://127.0.0.1:27017"
     )]
     Find(fabric::FindArguments),
+    /// Serve MongoDB clients from several stores as from one: a router, as MongoDB's mongos.
+    #[command(
+        after_help = "Examples:\n  beeline documents route --config mongodb://127.0.0.1:27017 \\\n    --shard s0=mongodb://127.0.0.1:27017 --shard s1=mongodb://127.0.0.1:27018\n  \
+                      beeline documents route --config auto://10.0.0.1:4790 --address 10.0.0.9:27017"
+    )]
+    Route(route::RouteArguments),
     /// Have a secondary of a replica set copy all documents anew.
     #[command(after_help = "Examples:\n  beeline documents resync --address 127.0.0.1:27018")]
     Resync(DoorArguments),
@@ -89,6 +96,7 @@ pub fn run(command: &DocumentsCommand, output: Output) -> Result<Exit, Failure> 
         DocumentsCommand::Get(arguments) => fabric::get(arguments, output),
         DocumentsCommand::Put(arguments) => fabric::put(arguments, output),
         DocumentsCommand::Find(arguments) => fabric::find(arguments, output),
+        DocumentsCommand::Route(arguments) => route::run(arguments, output),
         DocumentsCommand::Resync(door) => {
             order(door, doc! { "resync": 1 }, "all documents are copied anew", output)
         }
