@@ -4,6 +4,8 @@
 //! are the client of this build: what differs is what carries the commands. The paper's experiments are
 //! four operations, by records and by connections (spec/rmongo.md 5.2), as ratios.
 
+mod scan;
+
 use std::cell::RefCell;
 use std::io::BufRead as _;
 use std::path::PathBuf;
@@ -38,7 +40,10 @@ pub struct DocumentsArguments {
     /// Connections, each with a thread.
     #[arg(long, value_name = "COUNTS", value_delimiter = ',', default_value = "1,10,100")]
     pub connections: Vec<u32>,
-    /// Bytes of a document, about.
+    /// Documents in the part of scans.
+    #[arg(long, default_value_t = 1_000_000)]
+    pub documents: u32,
+    /// Bytes of a document, about; 100 at most in the part of scans.
     #[arg(long, default_value_t = 1000)]
     pub size: usize,
     /// What the node promises: none, process or power.
@@ -63,6 +68,8 @@ pub enum Part {
     Records,
     /// More and more connections.
     Connections,
+    /// Many documents: loading, scanning, grouping, an index.
+    Scan,
 }
 
 /// The paper's four.
@@ -141,6 +148,25 @@ impl Node {
     }
 }
 
+impl Node {
+    /// Processor time that it used so far.
+    fn cpu_seconds(&self) -> f64 {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()));
+        stat.map_or(0.0, |text| cpu_seconds_of(&text))
+    }
+
+    /// Memory that it holds, pages of its pool among them.
+    fn resident_bytes(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()));
+        let kib = |text: String| {
+            let line =
+                text.lines().find_map(|line| line.strip_prefix("VmRSS:")?.strip_suffix("kB"));
+            line.and_then(|kib| kib.trim().parse::<u64>().ok())
+        };
+        status.ok().and_then(kib).unwrap_or(0) * 1024
+    }
+}
+
 impl Drop for Node {
     fn drop(&mut self) {
         let _ = self.child.kill();
@@ -157,6 +183,18 @@ fn switches_of(text: &str) -> u64 {
         .filter_map(|(_, count)| count.trim().parse::<u64>().ok())
         .sum()
 }
+
+/// User and system time, of the text of `/proc/…/stat`.
+fn cpu_seconds_of(text: &str) -> f64 {
+    // The name in parentheses may hold spaces.
+    let fields: Vec<&str> =
+        text.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();
+    let ticks = |at: usize| fields.get(at).and_then(|field| field.parse::<f64>().ok());
+    (ticks(11).unwrap_or(0.0) + ticks(12).unwrap_or(0.0)) / TICKS
+}
+
+/// Ticks a second in `/proc`, on Linux everywhere.
+const TICKS: f64 = 100.0;
 
 struct Bench<'a> {
     arguments: &'a DocumentsArguments,
@@ -178,6 +216,7 @@ pub fn run(arguments: &DocumentsArguments, output: Output) -> Result<Exit, Failu
             Part::Latency => bench.latency(),
             Part::Records => bench.records(),
             Part::Connections => bench.connections(),
+            Part::Scan => bench.scan(),
         }
         .with_context(|| format!("part {part:?}"))?;
     }
@@ -401,6 +440,13 @@ impl Bench<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn user_and_system_time_count() {
+        let fields = "R 1 2 3 4 5 6 7 8 9 10 250 50 0 0";
+        assert!((cpu_seconds_of(&format!("17 (a (b) c) {fields}")) - 3.0).abs() < 1e-9);
+        assert_eq!(cpu_seconds_of("x"), 0.0);
+    }
 
     #[test]
     fn both_kinds_of_switches_count() {
