@@ -7,10 +7,12 @@
 //! The servers may be told of a map ([`crate::map`]), which changes when a server joins or leaves. A client
 //! learns it from any of them, and again when one refuses a key. What was refused is asked again, in
 //! waves: in a wave all operations of one key go to one server, one packet at a time for each link, and a
-//! link that refused something sends no more in that wave. While keys move, all is done in waves.
+//! link that refused something sends no more in that wave. While keys move, or a server of the map does not
+//! know it yet, all is done in waves.
 //!
 //! Invariant: operations on one key are executed in the order in which they were given. Outside of waves
-//! many packets are under way; there a server that refuses a key of an older map refuses it from then on.
+//! many packets are under way; there all servers know a map, and one that refuses a key of an older map
+//! refuses it from then on.
 //!
 //! Source: spec/kv-direct.md 2, 5.5, 6.1.
 
@@ -146,6 +148,9 @@ struct Server {
     name: String,
     /// One to each processor; none where it has yet to be connected to.
     lanes: Vec<Lane>,
+    /// Every processor knew a map when it was asked last, after the lanes were connected. One that knows none
+    /// refuses all keys, and may be told at any moment: then it executes what is still under way to it.
+    told: bool,
 }
 
 /// A link with the packet that is being filled and the requests whose results are awaited.
@@ -237,9 +242,9 @@ impl DirectClient {
             if let Some(at) = self.servers.iter().position(same) {
                 return at as u32;
             }
-            let lanes = kept.iter().position(same).map(|at| kept.swap_remove(at).lanes);
-            let lanes = lanes.unwrap_or_default();
-            self.servers.push(Server { name: name.clone(), lanes });
+            let kept = kept.iter().position(same).map(|at| kept.swap_remove(at));
+            let (lanes, told) = kept.map(|server| (server.lanes, server.told)).unwrap_or_default();
+            self.servers.push(Server { name: name.clone(), lanes, told });
             self.servers.len() as u32 - 1
         };
         let old = if map.is_moving() { map.old.servers() } else { &[] };
@@ -285,6 +290,7 @@ impl DirectClient {
         }
         let (name, state) = (known.name.clone(), self.state());
         self.servers[server].lanes.clear();
+        self.servers[server].told = false;
         let (first, processors) =
             self.connect.connect(&name, 0).map_err(|source| self.failed(server, source))?;
         let mut lanes = vec![Lane::new(first, state)];
@@ -303,7 +309,7 @@ impl DirectClient {
     fn complete(&mut self) -> Result<(), DirectClientError> {
         let mut server = 0;
         while server < self.servers.len() {
-            match self.lanes(server) {
+            match self.lanes(server).and_then(|()| self.hear(server)) {
                 Ok(()) => server += 1,
                 Err(error) => {
                     let known = self.state();
@@ -314,6 +320,20 @@ impl DirectClient {
                 }
             }
         }
+        Ok(())
+    }
+
+    /// Asks a server that may know no map whether it does by now.
+    fn hear(&mut self, server: usize) -> Result<(), DirectClientError> {
+        if self.state() == 0 || self.servers[server].told {
+            return Ok(());
+        }
+        let mut told = true;
+        for lane in 0..self.servers[server].lanes.len() {
+            let asked = membership::report(&mut self.servers[server].lanes[lane].link);
+            told &= asked.map_err(|source| self.failed(server, source))?.map.state > 0;
+        }
+        self.servers[server].told = told;
         Ok(())
     }
 
@@ -339,7 +359,8 @@ impl DirectClient {
         }
         self.complete()?;
         self.again.clear();
-        let mut outcome = if self.route.map.is_moving() {
+        let untold = self.state() > 0 && self.servers.iter().any(|server| !server.told);
+        let mut outcome = if self.route.map.is_moving() || untold {
             let all: Vec<_> =
                 (0..requests.len() as u32).map(|index| (index, Status::Busy)).collect();
             self.wave(&all, requests, &HashSet::new(), on_result)

@@ -343,6 +343,12 @@ impl DirectService {
         &self.udp
     }
 
+    /// Operations that came to its processors, those refused included, as they last told.
+    #[must_use]
+    pub fn operations(&self) -> u64 {
+        self.sum(|figures| &figures.operations)
+    }
+
     fn sum(&self, figure: impl Fn(&Figures) -> &AtomicU64) -> u64 {
         let figures = self.handle.processors.iter().map(|reach| &reach.shared.figures);
         figures.map(|figures| figure(figures).load(Ordering::Relaxed)).sum()

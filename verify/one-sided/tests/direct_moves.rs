@@ -376,3 +376,63 @@ fn changes_that_cannot_be_are_refused_and_change_nothing() {
         assert_eq!(client.get(&number.to_le_bytes()).unwrap().unwrap(), b"v");
     }
 }
+
+#[test]
+fn a_server_that_was_not_told_of_a_loss_is_told_when_it_is_asked_for_again() {
+    let mut world = World::new(shm, 3, 1);
+    changed(&world, &["0", "1"], Change::Join, "2").unwrap();
+    world.end(2);
+    // The first is told, the second cannot be reached for a moment.
+    let second = world.targets.lock().unwrap()[1].take();
+    let half = changed(&world, &["0"], Change::Lost, "2");
+    assert!(matches!(half, Err(MembershipError::Link { .. })), "{half:?}");
+    world.targets.lock().unwrap()[1] = second;
+    changed(&world, &["0", "1"], Change::Lost, "2").unwrap();
+    let connect = &mut world.connect(LinkOptions::default());
+    let maps = ["0", "1"].map(|name| reports(connect, name).unwrap()[0].map.clone());
+    assert_eq!(maps[0].state, maps[1].state);
+    assert!(maps.iter().all(|map| map.ring.servers() == ["0", "1"]), "{maps:?}");
+    let mut client = world.client_of(&["1".to_owned()]);
+    fill(&mut client, 300);
+    check(&mut client, 300, &HashMap::new());
+    // Nobody knows a map: then there is no loss to be told of.
+    let fresh = World::new(shm, 2, 1);
+    let unknown = changed(&fresh, &["0", "1"], Change::Lost, "2");
+    assert!(matches!(unknown, Err(MembershipError::Unknown { .. })), "{unknown:?}");
+}
+
+#[test]
+fn a_server_that_knows_no_map_is_sent_one_packet_at_a_time() {
+    let mut world = World::new(shm, 3, 1);
+    changed(&world, &["0", "1"], Change::Join, "2").unwrap();
+    world.end(2);
+    world.start();
+    world.targets.lock().unwrap().swap(2, 3);
+    let mut client = world.client_of(&["0".to_owned()]);
+    let ring = HashRing::new(["0", "1", "2"].map(str::to_owned));
+    let keys: Vec<[u8; 4]> = (0..4000_u32)
+        .map(u32::to_le_bytes)
+        .filter(|key| ring.server_of(key) == ring.position("2"))
+        .collect();
+    // No two values are equal, or a packet would hold them all.
+    let values: Vec<Vec<u8>> = keys.iter().map(|key| key.repeat(125)).collect();
+    let puts = keys.iter().zip(&values).map(|(key, value)| Request::put(key, value));
+    let puts: Vec<Request<'_>> = puts.collect();
+    let outcome = client.execute(&puts, &mut |_, _, _| panic!("it refuses all"));
+    assert!(matches!(outcome, Err(DirectClientError::Forgot { .. })), "{outcome:?}");
+    // Were more under way when it is told, what it refused would be executed after what it did not.
+    let service = world.services[3].as_ref().unwrap();
+    // Its figures come a little later than its answers.
+    let asked = 50;
+    for _ in 0..asked {
+        reports(&mut world.connect(LinkOptions::default()), "2").unwrap();
+    }
+    let until = Instant::now() + LIMIT;
+    let (mut before, mut now) = (0, 0);
+    while now < asked || now != before {
+        assert!(Instant::now() < until, "{now} operations");
+        std::thread::sleep(Duration::from_millis(50));
+        (before, now) = (now, service.operations());
+    }
+    assert!(puts.len() > 1000 && now < asked + 100, "{now} operations of {} came", puts.len());
+}
