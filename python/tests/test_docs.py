@@ -13,6 +13,11 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def node_at_hand(socket, servers, monkeypatch):
+    # Other tests share the node: what the sessions find absent has to be.
+    with beeline.direct.connect(servers) as direct, beeline.kv.connect(servers) as kv:
+        for key in ("counter", "weights", "a", "b"):
+            direct.delete(key)
+        kv.delete("greeting")
     monkeypatch.setenv("BEELINE_OBJECTS_SOCKET", socket)
     monkeypatch.setenv("BEELINE_CONNECT", servers)
 

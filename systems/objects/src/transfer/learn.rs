@@ -44,34 +44,35 @@ const DOUBT: u32 = 16;
 const BETTER: f64 = 0.97;
 
 /// The times of one way for objects of one size.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Cell {
     count: u32,
     times_ns: [u64; KEPT],
+    /// What a transfer takes, going by those known; without any, for ever.
+    usual_ns: f64,
     /// Transfers of this size since this way was last taken.
     since: u32,
     /// How often it was taken since it lost its place.
     tries: u32,
 }
 
-impl Cell {
-    /// What a transfer takes, going by those known; without any, for ever.
-    fn usual_ns(&self) -> f64 {
-        let known = KEPT.min(self.count as usize);
-        if known == 0 {
-            return f64::INFINITY;
-        }
-        let mut times = self.times_ns;
-        times[..known].sort_unstable();
-        times[(known - 1) / 3] as f64
+impl Default for Cell {
+    fn default() -> Self {
+        Self { count: 0, times_ns: [0; KEPT], usual_ns: f64::INFINITY, since: 0, tries: 0 }
     }
+}
 
+impl Cell {
     fn add(&mut self, took: Duration) {
         self.times_ns[self.count as usize % KEPT] =
             u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         // Counts on where it would wrap at a number whose place is the same.
         self.count = self.count.checked_add(1).unwrap_or(KEPT as u32);
         self.since = 0;
+        let known = KEPT.min(self.count as usize);
+        let mut times = self.times_ns;
+        times[..known].sort_unstable();
+        self.usual_ns = times[(known - 1) / 3] as f64;
     }
 }
 
@@ -172,7 +173,7 @@ impl Learner {
     /// The fastest way for objects of `class`, as far as known.
     fn best(&self, class: u32, sockets: bool) -> Option<Protocol> {
         let known = &self.classes[class as usize];
-        let usual = |way: &Protocol| known.cell(*way).usual_ns();
+        let usual = |way: &Protocol| known.cell(*way).usual_ns;
         let tried = ways(class, sockets).filter(|way| known.cell(*way).count > 0);
         let best = tried.min_by(|one, other| usual(one).total_cmp(&usual(other)))?;
         let chosen = known.chosen.filter(|way| ways(class, sockets).any(|other| other == *way));
@@ -187,10 +188,10 @@ impl Learner {
         if known.cell(least).count < enough(class) {
             return least;
         }
-        let shortest = known.cell(best).usual_ns().max(1.0);
+        let shortest = known.cell(best).usual_ns.max(1.0);
         let due = |way: &Protocol| {
             let cell = known.cell(*way);
-            let every = EXPLORE_SHARE * (cell.usual_ns() / shortest - 1.0);
+            let every = EXPLORE_SHARE * (cell.usual_ns / shortest - 1.0);
             let every = (every as u32).clamp(EXPLORE.0, EXPLORE.1);
             *way != best && cell.since >= every.min(DOUBT << cell.tries.min(7))
         };
