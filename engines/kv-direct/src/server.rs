@@ -13,7 +13,7 @@
 //! to before its packet is.
 //!
 //! Invariants: what a client does wrong ends that client's connection alone; a client has at most as many
-//! packets in the server as receives are posted for it, its window and [`SPARE_RECEIVES`] more.
+//! packets in the server as receives are posted for it: its window, and a few more.
 //!
 //! Source: spec/kv-direct.md 3, 5.5.
 
