@@ -503,11 +503,11 @@ impl Transactions {
         self.lifetime_ms
     }
 
-    /// Ends all that are open: another node takes writes now.
+    /// Ends all that are open, and forgets how others ended: another node takes writes now, and what was committed
+    /// here may be taken back. The store says what was committed.
     pub fn abort_all(&self) {
-        let all: Vec<Shared> =
-            lock(&self.sessions).values().map(|(_, known)| Arc::clone(known)).collect();
-        all.iter().for_each(|known| lock(known).abort());
+        let all = std::mem::take(&mut *lock(&self.sessions));
+        all.into_values().for_each(|(_, known)| lock(&known).abort());
     }
 
     /// The newest transaction of a session.

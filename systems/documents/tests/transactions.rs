@@ -5,10 +5,11 @@
 mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::ControlFlow;
 use std::sync::{Arc, Barrier};
 
 use beeline_documents::commands::Session;
-use beeline_documents::store::Memory;
+use beeline_documents::store::{Change, Memory, Stretch, with_row};
 use beeline_documents::transaction::State;
 use beeline_documents::{EngineOptions, expiry, retry};
 use bson::spec::BinarySubtype;
@@ -459,4 +460,29 @@ fn one_document_that_changes_often_ends_no_transaction() {
     assert!(!open.find(&doc! {}, &doc! {})[0].contains_key("n"));
     assert_eq!(code(&open.end("commitTransaction")), 0);
     assert_eq!(client.engine.memory.used(), 0);
+}
+
+#[test]
+fn what_was_taken_back_is_not_committed_when_its_commit_is_sent_again() {
+    let memory = Arc::<Memory>::default();
+    let client = Client::over(memory.clone(), &EngineOptions::default());
+    assert_eq!(code(&client.run(insert(1, 1))), 0);
+    let mut open = Open::new(&client, 4, 1);
+    assert_eq!(code(&open.run(insert(7, 7))), 0);
+    assert_eq!(code(&open.end("commitTransaction")), 0);
+    assert_eq!(code(&open.end("commitTransaction")), 0, "the store remembers");
+    client.engine.transactions.abort_all();
+    assert_eq!(code(&open.end("commitTransaction")), 0, "the store remembers by itself");
+    // Another node leads, and what this one alone had is taken back.
+    with_row(&*memory, b"d", |row| {
+        let mut keys = Vec::new();
+        row.range(&Stretch::of_prefix(&[]), false, &mut |key, _| {
+            keys.push(Change::delete(key.to_vec()));
+            ControlFlow::Continue(())
+        })?;
+        row.apply(&keys).map(drop)
+    })
+    .unwrap();
+    client.engine.transactions.abort_all();
+    assert_eq!(code(&open.end("commitTransaction")), 251);
 }
