@@ -326,6 +326,11 @@ impl Cursors {
         });
     }
 
+    /// Forgets all cursors, also those in use: the documents are others now.
+    pub fn forget_all(&self) {
+        lock(&self.slots).clear();
+    }
+
     /// Forgets cursors that were not used for too long; returns how many.
     pub fn expire(&self, now_ms: u64) -> usize {
         let mut slots = lock(&self.slots);

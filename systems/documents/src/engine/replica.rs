@@ -89,7 +89,7 @@ impl Engine {
             databases.insert(name, Arc::new(database));
         }
         *self.databases.write().unwrap_or_else(PoisonError::into_inner) = databases;
-        self.cursors.expire(u64::MAX);
+        self.cursors.forget_all();
         self.users_changed.fetch_add(1, Ordering::AcqRel);
         Ok(())
     }
