@@ -553,8 +553,8 @@ fn held(context: &mut Context<'_>, name: &str, reply: Reply) -> Result<Reply> {
     if let Some(replica) = context.engine.replica.get()
         && !matches!(reply, Reply::Later(_))
     {
-        let majority = context.session.operation.majority;
-        context.session.held = replica.hold(name, &context.request.body, majority)?;
+        let operation = &context.session.operation;
+        context.session.held = replica.hold(name, &context.request.body, operation)?;
     }
     Ok(reply)
 }
@@ -609,6 +609,9 @@ fn dispatch(context: &mut Context<'_>, name: &str) -> Result<Reply> {
         );
     }
     if let Some(replica) = context.engine.replica.get() {
+        // First the term: what is written in a later one is not acknowledged as this one's.
+        context.session.operation.term = replica.agreed.gate.term();
+        context.session.operation.turned = replica.turned();
         replica.admit(name, &context.request.body)?;
         let level = context.document("readConcern")?.and_then(|one| one.get_str("level").ok());
         context.session.operation.majority = matches!(level, Some("majority" | "linearizable"));

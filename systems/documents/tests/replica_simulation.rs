@@ -33,6 +33,10 @@ enum Bug {
     VotesBlindly,
     /// A member follows without a look where the logs part.
     FollowsWithoutLooking,
+    /// A member that was started again goes on to lead in the term in which its last process did.
+    LeadsAgain,
+    /// What a majority has is a time that goes on to count in the next term.
+    CountsTimesOfAnotherTerm,
 }
 
 struct Random(u64);
@@ -81,7 +85,11 @@ struct Member {
     following: Option<Following>,
     standing: Option<Standing>,
     led: u64,
+    /// The term in which it was elected when it was started.
+    found: Option<u64>,
     clock: u64,
+    /// Its wall clock is behind by so much.
+    behind_ms: u64,
     commit: u64,
     asked: Option<(Order, u64)>,
     paused_until_ms: u64,
@@ -103,7 +111,9 @@ impl Member {
             following: None,
             standing: None,
             led: 0,
+            found: None,
             clock: 0,
+            behind_ms: u64::from(id) * 97 % 200,
             commit: 0,
             asked: None,
             paused_until_ms: 0,
@@ -120,7 +130,8 @@ impl Member {
         let fresh = Self::new(self.id, now_ms);
         let (log, register, seen) =
             (std::mem::take(&mut self.log), self.register.clone(), self.seen);
-        *self = Self { log, register, seen, ..fresh };
+        let found = (register.primary() == Some(self.id)).then_some(register.term);
+        *self = Self { log, register, seen, found, ..fresh };
         self.clock = self.last().time;
     }
 
@@ -133,7 +144,7 @@ impl Member {
     }
 
     fn write(&mut self, now_ms: u64) {
-        self.clock = (self.clock + 1).max(now_ms);
+        self.clock = (self.clock + 1).max(now_ms.saturating_sub(self.behind_ms));
         self.log.push(Place { term: self.led, time: self.clock });
     }
 }
@@ -292,7 +303,7 @@ impl World {
             (member.led, member.standing) = (0, None);
         }
         // What was under way ends some time after the term.
-        let goes_on = matches!(duty, Duty::Follow { .. } | Duty::Begin(_))
+        let goes_on = matches!(duty, Duty::Follow { .. } | Duty::Suspect(_))
             || self.bug == Bug::AcknowledgesBehindTheFence;
         if !goes_on && self.random.one_in(4) {
             member.following = None;
@@ -300,6 +311,10 @@ impl World {
         match duty {
             Duty::Wait => {}
             Duty::Begin(term) => self.propose(index, Order::Begin { term, voters: voters() }),
+            Duty::Suspect(term) => {
+                let member = member.id;
+                self.propose(index, Order::Suspect { term, member });
+            }
             Duty::Vote(term) => {
                 let last = match self.bug {
                     Bug::VotesBlindly => Place::default(),
@@ -312,12 +327,22 @@ impl World {
                 };
                 self.propose(index, vote);
             }
+            Duty::Lead(term) if member.found == Some(term) && self.bug != Bug::LeadsAgain => {
+                self.propose(index, Order::Begin { term: term + 1, voters: voters() });
+            }
             Duty::Lead(term) if member.led != term => self.lead(index, term),
             Duty::Lead(_) => {
                 // The end is quiet, so that all logs come to be the same.
                 let busy = now_ms < FAULTY_MS + CALM_MS / 2;
-                if busy && member.writes(now_ms) && self.random.one_in(4) {
+                // Now and then nothing is written for a while, and the logs come to be equal.
+                let writes = busy && (now_ms / 600).is_multiple_of(2);
+                if writes && member.writes(now_ms) && self.random.one_in(4) {
                     self.members[index].write(now_ms);
+                    self.acknowledge(index);
+                }
+                // A batch that is refused has taken a time.
+                if busy && self.random.one_in(8) {
+                    self.members[index].clock += self.random.below(300);
                 }
             }
             Duty::Follow { term, source } => self.follow(index, term, source),
@@ -326,7 +351,7 @@ impl World {
     }
 
     fn lead(&mut self, index: usize, term: u64) {
-        let now_ms = self.now_ms;
+        let (now_ms, bug) = (self.now_ms, self.bug);
         let id = self.members[index].id;
         if let Some(other) = self.leaders.insert(term, id).filter(|other| *other != id) {
             self.fails(format!("members {other} and {id} lead in term {term}"));
@@ -341,10 +366,23 @@ impl World {
         let member = &mut self.members[index];
         member.led = term;
         member.clock = member.clock.max(member.last().time);
+        if bug != Bug::CountsTimesOfAnotherTerm {
+            member.commit = member.commit.min(member.last().time);
+        }
         member.write(now_ms);
         member.following = None;
         let first = member.last().time;
         member.standing = Some(Standing::new(term, id, voters(), first, now_ms));
+        self.acknowledge(index);
+    }
+
+    /// The newest write is answered at once where its time counts for a majority already.
+    fn acknowledge(&mut self, index: usize) {
+        let member = &self.members[index];
+        let last = member.last();
+        if last.time <= member.commit {
+            self.acknowledged.entry(last).or_insert(member.led);
+        }
     }
 
     fn follow(&mut self, index: usize, term: u64, source: u16) {
@@ -426,6 +464,9 @@ impl World {
                 let whole = member.log.len() - start <= most;
                 let entries: Vec<Place> = member.log[start..].iter().take(most).copied().collect();
                 let upto = if whole { upto } else { entries.last().map_or(upto, |last| last.time) };
+                // Without news the primary keeps a fetch for a while.
+                let kept = entries.is_empty() && !self.random.one_in(8);
+                let upto = if kept { after } else { upto };
                 self.contact(index, term, from);
                 self.send(id, from, Message::Entries { term, session, entries, upto });
             }
@@ -448,7 +489,10 @@ impl World {
             }
             Message::Heard { term, commit } => {
                 member.conduct.heard(term, now_ms);
-                member.commit = member.commit.max(commit);
+                // A session of another term has ended.
+                if member.following.as_ref().is_some_and(|one| one.term == term) {
+                    member.commit = member.commit.max(commit);
+                }
             }
             Message::Found { term, session, kept } => {
                 let Some(following) = member
@@ -465,6 +509,9 @@ impl World {
                 let last = member.log.last().map_or(0, |last| last.time);
                 (following.fetched, following.applied) = (last, last);
                 let source = following.source;
+                if bug != Bug::CountsTimesOfAnotherTerm {
+                    member.commit = member.commit.min(last);
+                }
                 member.conduct.heard(term, now_ms);
                 self.taken_back += gone.len();
                 if let Some(lost) = gone.iter().find(|place| self.acknowledged.contains_key(place))
@@ -594,7 +641,9 @@ fn bugs_that_are_put_back_are_seen() {
         Bug::TakesBackTooMuch,
         Bug::VotesBlindly,
         Bug::FollowsWithoutLooking,
+        Bug::LeadsAgain,
+        Bug::CountsTimesOfAnotherTerm,
     ] {
-        println!("{}", found(bug, 300));
+        println!("{}", found(bug, 1000));
     }
 }

@@ -7,12 +7,17 @@ mod common;
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use beeline_documents::commands::Session;
-use beeline_documents::replica::entry::{Entry, Spot};
-use beeline_documents::replica::store::{Gate, ReplicaStore, is_own};
-use beeline_documents::store::{Memory, Store, Stretch, with_row};
+use beeline_documents::layout::kind;
+use beeline_documents::log;
+use beeline_documents::replica::entry::{Effect, Entry, Spot};
+use beeline_documents::replica::register::Place;
+use beeline_documents::replica::store::{Gate, Mark, ReplicaStore, is_own};
+use beeline_documents::store::{Backing, Change, Memory, Store, Stretch, Visitor, with_row};
 use beeline_documents::{Engine, EngineOptions};
+use beeline_documents_query::error::{Code, Result, fail};
 use bson::{Document, doc};
 use common::Client;
 
@@ -232,4 +237,204 @@ fn a_retried_statement_does_nothing_again_at_the_next_primary() {
     let again = client.run_in(&mut Session::default(), step);
     assert_eq!(again.get_array("retriedStmtIds").unwrap().len(), 1, "{again}");
     assert_eq!(client.find("c", &doc! {}, &doc! {}), [doc! { "_id": 1, "n": 1 }]);
+}
+
+/// Writes of a transaction: several events in one batch.
+fn transaction(client: &Client, first: i32) {
+    let session = bson::Binary { subtype: bson::spec::BinarySubtype::Uuid, bytes: vec![3; 16] };
+    let of = |mut body: Document| {
+        body.extend(doc! { "lsid": { "id": session.clone() }, "txnNumber": i64::from(first), "autocommit": false });
+        body
+    };
+    for n in first..first + 5 {
+        let mut insert = of(doc! { "insert": "c", "documents": [{ "_id": n }] });
+        if n == first {
+            insert.insert("startTransaction", true);
+        }
+        fine(&client.run_in(&mut Session::default(), insert));
+    }
+    fine(
+        &client
+            .run_in(&mut Session::default(), of(doc! { "commitTransaction": 1, "$db": "admin" })),
+    );
+}
+
+/// The times of an entry's events.
+fn events(entry: &Entry) -> Vec<u64> {
+    let told = |(key, effect): &(Vec<u8>, Effect)| {
+        (key.first() == Some(&kind::LOG) && *effect != Effect::Delete).then(|| log::time_in(key))
+    };
+    entry.effects.iter().filter_map(told).collect()
+}
+
+#[test]
+fn who_has_all_entries_up_to_a_time_has_all_events_up_to_it() {
+    let (first, second) = (Node::new(), Node::new());
+    first.lead(1);
+    let client = first.client();
+    work(&client, 1);
+    transaction(&client, 50_000);
+    let all = first.store.entries_behind(0).unwrap();
+    let with_events: Vec<&Entry> = all.iter().filter(|entry| !events(entry).is_empty()).collect();
+    assert!(with_events.len() > 90);
+    for entry in with_events {
+        let least = events(entry).into_iter().min();
+        assert_eq!(least, Some(entry.spot.place.time), "{:?}", entry.spot);
+    }
+    let newest = all.iter().flat_map(events).max().unwrap();
+    assert!(newest > all.last().unwrap().spot.place.time, "no batch had several events");
+    assert!(first.store.reached() >= newest, "the primary's own streams lag");
+    // The next primary does not give out the times of a batch's later events again.
+    second.fetch(&first, 1 << 20);
+    second.lead(2);
+    assert!(second.store.last().place.time > newest);
+}
+
+/// A store whose process ends after some batches.
+#[derive(Debug)]
+struct Mortal {
+    rows: Arc<Memory>,
+    left: AtomicUsize,
+}
+
+struct MortalRow<'m>(&'m mut dyn Backing, &'m AtomicUsize);
+
+impl Backing for MortalRow<'_> {
+    fn get(&mut self, key: &[u8], out: &mut Vec<u8>) -> Result<bool> {
+        self.0.get(key, out)
+    }
+
+    fn range(&mut self, stretch: &Stretch, backward: bool, visit: &mut Visitor<'_>) -> Result<()> {
+        self.0.range(stretch, backward, visit)
+    }
+
+    fn apply(&mut self, changes: &[Change]) -> Result<Option<usize>> {
+        if self
+            .1
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1))
+            .is_err()
+        {
+            return fail(Code::InternalError, "the process was killed");
+        }
+        self.0.apply(changes)
+    }
+}
+
+impl Store for Mortal {
+    fn with(&self, row: &[u8], work: &mut dyn FnMut(&mut dyn Backing) -> Result<()>) -> Result<()> {
+        self.rows.with(row, &mut |inner| work(&mut MortalRow(inner, &self.left)))
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.rows.now_ms()
+    }
+
+    fn space(&self) -> (u64, u64) {
+        self.rows.space()
+    }
+}
+
+#[test]
+fn a_clear_that_is_cut_short_anywhere_begins_anew_and_leaves_nothing() {
+    let primary = Node::new();
+    primary.lead(1);
+    work(&primary.client(), 1);
+    let mut cut = 0;
+    for left in 0.. {
+        let node = Node::new();
+        node.fetch(&primary, 1 << 20);
+        let names = node.store.rows();
+        assert_eq!(names.len(), 3, "{names:?}");
+        let rows = Mortal { rows: Arc::clone(&node.memory), left: AtomicUsize::new(left) };
+        let mortal = ReplicaStore::open(Arc::new(rows), Arc::new(Gate::default())).unwrap();
+        let whole = mortal.clear().is_ok();
+        cut += u32::from(!whole);
+        let again = Node::over(&node.memory);
+        assert_eq!(again.store.mark().copying, left > 0);
+        again.store.clear().unwrap();
+        for name in &names {
+            let mut keys = Vec::new();
+            with_row(&*node.memory, name, |row| {
+                row.range(&Stretch::of_prefix(&[]), false, &mut |key, _| {
+                    keys.push(key.to_vec());
+                    ControlFlow::Continue(())
+                })
+            })
+            .unwrap();
+            keys.retain(|key| key.first() != Some(&kind::OWN) && !key.ends_with(b"secret"));
+            assert!(keys.is_empty(), "killed after {left} batches: {name:?} still has {keys:?}");
+        }
+        if whole {
+            break;
+        }
+    }
+    assert!(cut > 3, "{cut} places");
+}
+
+#[test]
+fn an_entry_that_no_member_could_apply_is_refused_at_the_primary() {
+    let node = Node::new();
+    node.lead(1);
+    let client = node.client();
+    let insert = |n: i32, length: usize| doc! { "insert": "c", "documents": [{ "_id": n, "text": "x".repeat(length) }] };
+    fine(&client.run(insert(1, 100)));
+    node.store.limit_batches(20_000);
+    fine(&client.run(insert(2, 3_000)));
+    let before = node.store.last();
+    let refused = client.run(insert(3, 8_000));
+    let error =
+        refused.get_array("writeErrors").map_or(&refused, |all| all[0].as_document().unwrap());
+    assert_eq!(error.get_i32("code").unwrap(), Code::TransactionTooLarge as i32, "{refused}");
+    assert_eq!(node.store.last(), before);
+    assert_eq!(client.find("c", &doc! {}, &doc! {}).len(), 2);
+}
+
+#[test]
+fn the_newest_entry_stays_however_long_it_is() {
+    let node = Node::new();
+    node.lead(1);
+    fine(
+        &node
+            .client()
+            .run(doc! { "insert": "c", "documents": [{ "_id": 1, "text": "x".repeat(9000) }] }),
+    );
+    let last = node.store.last();
+    node.store.trim(1000, last.place.time).unwrap();
+    assert_eq!(Node::over(&node.memory).store.last(), last);
+    assert_eq!(node.store.find(std::slice::from_ref(&last)).unwrap(), Some(0));
+}
+
+#[test]
+fn a_member_on_its_way_to_a_floor_remembers_what_it_acknowledged() {
+    let (primary, node) = (Node::new(), Node::new());
+    primary.lead(1);
+    work(&primary.client(), 1);
+    let all = primary.store.entries_behind(0).unwrap();
+    let (begin, rest) = all.split_at(all.len() / 2);
+    node.store.follow(begin, &mut |_| {}).unwrap();
+    let kept = Some(node.store.last().place);
+    let floor = rest.last().map(|entry| entry.spot.clone());
+    let mark = Mark { last: node.store.last(), floor, kept, ..Mark::default() };
+    node.store.remember(mark).unwrap();
+    node.store.follow(&rest[..3], &mut |_| {}).unwrap();
+    let again = Node::over(&node.memory);
+    assert_eq!(again.store.mark().kept, kept);
+    assert!(Some(again.store.last().place) > kept);
+    node.store.follow(&rest[3..], &mut |_| {}).unwrap();
+    assert_eq!((node.store.mark().kept, node.store.mark().floor), (None::<Place>, None));
+}
+
+#[test]
+fn a_fetch_over_many_rows_is_cut_where_all_of_them_are_whole() {
+    let primary = Node::new();
+    primary.lead(1);
+    let client = primary.client();
+    for n in 0..40 {
+        let row = format!("d{}", n % 8);
+        fine(&client.run(doc! { "insert": "c", "$db": row, "documents": [{ "_id": n, "text": "x".repeat(1000) }] }));
+    }
+    let secondary = Node::new();
+    let fetches = secondary.fetch(&primary, 5_000);
+    assert!(fetches > 10, "{fetches}");
+    assert_eq!(secondary.rows(), primary.rows());
 }

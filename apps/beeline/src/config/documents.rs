@@ -83,8 +83,8 @@ impl DocumentsConfig {
         );
         rules.rule(
             "documents-oplog-size",
-            !replicated || self.oplog_size.0 > 0,
-            "members of a replica set copy from each other's logs; choose some MiB",
+            !replicated || self.oplog_size.0 >= 32 << 20,
+            "members of a replica set copy from each other's logs, and an entry may take 16 MiB; choose 32MiB or more",
         );
         rules.rule(
             "documents-replica-set",

@@ -128,6 +128,7 @@ pub fn opening(
             cluster: config.cluster.0,
             election_timeout: documents.election_timeout.0,
             oplog_bytes: documents.oplog_size.0,
+            longest_batch: pool.segment_bytes as usize,
             batch_bytes: (pool.segment_bytes as usize / 8).min(MOST_BATCH_BYTES),
             rollback_directory: config.data.join("rollback"),
             held_file: config.data.join("documents.held"),

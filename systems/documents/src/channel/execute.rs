@@ -221,7 +221,7 @@ impl Executive {
             let grown = replica.store.grown.notified();
             tokio::pin!(grown);
             grown.as_mut().enable();
-            let newest = || replica.store.last().place.time;
+            let newest = || replica.store.reached();
             if newest() <= from {
                 tokio::select! {
                     () = grown => {}
@@ -332,7 +332,7 @@ impl Executor<'_> {
         let peer = self.peer(channel);
         if message.kind == MessageType::OptimeRequest {
             replica.admit_member(&body)?;
-            let newest = replica.store.last().place.time;
+            let newest = replica.store.reached();
             if newest > from {
                 return Ok(Answer::Optime(newest));
             }

@@ -12,6 +12,7 @@ use bson::{Bson, Document, doc};
 use crate::commands::failure;
 use crate::engine::whole_field;
 use crate::layout::{SYSTEM_ROW, kind, word};
+use crate::operation::Operation;
 use crate::replica::{Replica, State, source};
 use crate::reply::Reply;
 use crate::store::{Change, with_row};
@@ -84,6 +85,8 @@ pub struct Held {
     time: u64,
     /// The term it was written in; a read at a secondary has none.
     term: Option<u64>,
+    /// How often this member had turned to other documents when it was admitted.
+    turned: u64,
     /// When it is given up, of the member's own clock.
     until_ms: u64,
     /// The reply is a read's.
@@ -185,17 +188,26 @@ impl Replica {
         }
     }
 
-    /// What the reply to a command that succeeded waits for.
+    /// What the reply to a command waits for that was admitted in a term and succeeded. Where another term began
+    /// since, what it wrote before may have been taken back: the reply is given up, as is that of a read whose
+    /// documents were taken back or copied meanwhile.
     ///
     /// Errors: the store's.
-    pub fn hold(&self, name: &str, body: &Document, majority: bool) -> Result<Option<Held>> {
+    pub fn hold(&self, name: &str, body: &Document, operation: &Operation) -> Result<Option<Held>> {
+        let Operation { majority, term, turned, .. } = *operation;
+        let is_read = READS.contains(&name) || name == "getMore";
+        if is_read && turned != self.turned() {
+            return fail(
+                Code::InterruptedDueToReplStateChange,
+                "this member's documents became others while the command read them",
+            );
+        }
         let now_ms = self.agreed.gate.now_ms();
         let within = |most: Option<i64>| {
             let longest = LONGEST_HELD.as_millis() as u64;
             let wait = most.filter(|most| *most > 0).map_or(longest, |most| most as u64);
             now_ms.saturating_add(wait.min(longest))
         };
-        let term = self.agreed.gate.term();
         if is_write(name, body) {
             // What a transaction does waits for its commit.
             if body.contains_key("autocommit") && name != "commitTransaction" {
@@ -207,7 +219,7 @@ impl Replica {
             let until_ms = within(concern.and_then(|concern| whole_field(concern, "wtimeout")));
             let time = self.store.last().place.time;
             let term = Some(term.unwrap_or(0));
-            return Ok(Some(Held { needed, journal, time, term, until_ms, reads: false }));
+            return Ok(Some(Held { needed, journal, time, term, turned, until_ms, reads: false }));
         }
         if body.contains_key("autocommit") || !majority {
             return Ok(None);
@@ -225,7 +237,7 @@ impl Replica {
         let time = self.store.last().place.time;
         let term = if linearizable { Some(term.unwrap_or(0)) } else { None };
         let needed = Needed::Majority;
-        Ok(Some(Held { needed, journal: true, time, term, until_ms, reads: true }))
+        Ok(Some(Held { needed, journal: true, time, term, turned, until_ms, reads: true }))
     }
 
     fn is_released(&self, held: &Held) -> Option<Released> {
@@ -234,7 +246,7 @@ impl Replica {
             return Some(Released::Never);
         }
         let led = match held.term {
-            None => self.is_readable(),
+            None => self.is_readable() && self.turned() == held.turned,
             Some(term) => self.state() == State::Primary && self.agreed.is(term, self.options.me),
         };
         if !led || self.stopping.load(Ordering::SeqCst) {

@@ -26,6 +26,8 @@ pub enum Duty {
     Wait,
     /// Propose this term.
     Begin(u64),
+    /// Say that the primary of this term is not heard.
+    Suspect(u64),
     /// Vote in this term.
     Vote(u64),
     /// Lead in this term.
@@ -84,8 +86,11 @@ impl Conduct {
                 Duty::Begin(term + 1)
             }
             Phase::Elected(member) if member == self.me => Duty::Lead(term),
-            Phase::Elected(_) if waited(self.heard_ms, self.timing.silence_ms) => {
-                Duty::Begin(term + 1)
+            Phase::Elected(_)
+                if !register.suspects.contains(&self.me)
+                    && waited(self.heard_ms, self.timing.silence_ms) =>
+            {
+                Duty::Suspect(term)
             }
             Phase::Elected(source) => Duty::Follow { term, source },
             _ => Duty::Wait,
@@ -243,7 +248,9 @@ mod tests {
         conduct.heard(1, 3500);
         conduct.heard(0, 9000);
         assert_eq!(conduct.duty(&register, 4559), Duty::Follow { term: 1, source: 1 });
-        assert_eq!(conduct.duty(&register, 4560), Duty::Begin(2));
+        assert_eq!(conduct.duty(&register, 4560), Duty::Suspect(1));
+        register.apply(&Order::Suspect { term: 1, member: 2 });
+        assert_eq!(conduct.duty(&register, 4570), Duty::Follow { term: 1, source: 1 });
         let mut first = Conduct::new(1, [1, 2, 3].into(), TIMING, 0);
         assert_eq!(first.duty(&register, 0), Duty::Lead(1));
     }

@@ -16,14 +16,14 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use beeline_documents_query::error::QueryError;
+use beeline_documents_query::error::{Code, QueryError};
 use bson::doc;
 
 use crate::engine::{Engine, lock};
 use crate::layout::kind;
-use crate::replica::entry::{self, Effect, Entry};
+use crate::replica::entry::{self, Effect, Entry, Spot};
 use crate::replica::source::{ASKED_BYTES, Progress, Sources, SyncError, SyncSource};
-use crate::replica::store::{Fetched, Mark, Rows, is_own};
+use crate::replica::store::{COMPARED, Fetched, Mark, Rows, is_own};
 use crate::replica::{Replica, State};
 
 /// Batches between the fetcher and the applier.
@@ -56,6 +56,8 @@ pub(crate) struct Session {
     pub(crate) stop: Arc<AtomicBool>,
     pub(crate) term: u64,
     pub(crate) source: u16,
+    /// This member has changes that are to be taken back.
+    pub(crate) parted: AtomicBool,
 }
 
 impl Session {
@@ -65,9 +67,17 @@ impl Session {
 
     pub(crate) fn run(&self) {
         self.settle_state();
+        let mut said = String::new();
         while !self.stopped() && self.replica.broken().is_none() {
             if let Err(error) = self.attempt() {
-                tracing::debug!(%error, source = self.source, "following ended");
+                // What ails this member itself is said once; the other may be away for a while.
+                let (own, reason) = (!matches!(error, Ended::Source(_)), error.to_string());
+                if own && reason != said && !self.stopped() {
+                    tracing::warn!(reason, source = self.source, "following ended");
+                    said = reason;
+                } else {
+                    tracing::debug!(%error, source = self.source, "following ended");
+                }
                 self.settle_state();
                 if !self.stopped() {
                     std::thread::sleep(AGAIN);
@@ -81,6 +91,8 @@ impl Session {
         let mark = self.replica.store.mark();
         self.replica.set_state(match (mark.copying, &mark.floor) {
             (true, _) => State::Copying,
+            // Until they are taken back, changes are seen here that this primary lacks.
+            (false, _) if self.parted.load(Ordering::SeqCst) => State::Rollback,
             (false, Some(_)) => State::Recovering,
             // One that never had anything has nothing to show until it was told that this is all.
             (false, None) if mark == Mark::default() => State::Startup,
@@ -106,26 +118,87 @@ impl Session {
         if mark.copying || asked || replica.store.last() == Default::default() {
             self.copy(&mut *source)?;
         } else {
-            let spots = replica.store.newest()?;
-            let found = source.find(&spots)?;
-            self.heard();
+            let kept = self.find(&mut *source)?;
             let gone = match &mark.floor {
                 Some(floor) => source.find(std::slice::from_ref(floor))?.is_none(),
                 None => false,
             };
-            match found {
-                // What would complete these documents is no part of this primary's log.
-                _ if gone => self.copy(&mut *source)?,
-                Some(0) => {}
-                Some(index) => {
-                    let kept = spots.get(index).cloned().unwrap_or_default();
+            match kept {
+                Some(kept) if !gone && kept.place == replica.store.last().place => {}
+                Some(kept) if !gone => {
+                    self.parted.store(true, Ordering::SeqCst);
+                    replica.set_state(State::Rollback);
                     self.take_back(&mut *source, kept)?;
                 }
-                None => self.copy(&mut *source)?,
+                // They share nothing, or what would complete these documents is no part of this primary's log.
+                kept => {
+                    self.set_aside(&mut *source, kept.unwrap_or_default().place.time)?;
+                    self.copy(&mut *source)?;
+                }
             }
         }
+        self.parted.store(false, Ordering::SeqCst);
+        replica.begin_behind(replica.store.last().place.time);
         self.settle_state();
         self.steady(source)
+    }
+
+    /// The newest place of this member's log that the primary's has as well.
+    fn find(&self, source: &mut dyn SyncSource) -> Result<Option<Spot>, Ended> {
+        let mut spots = self.replica.store.newest()?;
+        loop {
+            let found = source.find(&spots)?;
+            self.heard();
+            if let Some(index) = found {
+                return Ok(spots.get(index).cloned());
+            }
+            let oldest = spots.last().map_or(0, |spot| spot.place.time);
+            if spots.len() < COMPARED || oldest == 0 || self.stopped() {
+                return Ok(None);
+            }
+            spots = self.replica.store.places(oldest - 1)?;
+        }
+    }
+
+    /// Stops this member for good: it has what a majority acknowledged, and a primary does not.
+    fn differ(&self, from: u64) -> Ended {
+        let reason = format!(
+            "this member has changes that a majority acknowledged (from {from}) and member {} of term {} lacks: they are kept; stop this member and compare the two",
+            self.source, self.term
+        );
+        self.replica.stop_for(reason.clone());
+        Ended::Other(reason)
+    }
+
+    fn keep_file(&self, own: &[Entry]) -> Result<String, Ended> {
+        self.keep(own).map_err(|error| {
+            Ended::Other(format!("what is taken back cannot be kept in a file: {error}"))
+        })
+    }
+
+    /// Before everything is deleted here: what no majority is known to have goes into a file. A primary whose log
+    /// reaches back to what a majority acknowledged, and lacks it, is not copied.
+    fn set_aside(&self, source: &mut dyn SyncSource, kept: u64) -> Result<(), Ended> {
+        let replica = &self.replica;
+        let mut own = replica.store.entries_behind(kept)?;
+        let commit = replica.commit();
+        let alone = own.partition_point(|entry| entry.spot.place.time <= commit);
+        if let Some(known) = own[..alone].last().map(|entry| entry.spot.place.time)
+            && source.entries(known.saturating_sub(1), 1, Duration::ZERO)?.is_some()
+        {
+            return Err(self.differ(known));
+        }
+        let own = own.split_off(alone);
+        if !own.is_empty() {
+            let file = self.keep_file(&own)?;
+            replica.counts.taken_back.fetch_add(own.len() as u64, Ordering::Relaxed);
+            tracing::warn!(
+                entries = own.len(),
+                file,
+                "changes that no majority is known to have are set aside, and all documents copied"
+            );
+        }
+        Ok(())
     }
 
     /// Copies all documents, then fetches the log up to where it was when the last was copied.
@@ -156,6 +229,7 @@ impl Session {
         let (_, end) = source.rows()?;
         let mut mark = Mark { last: start.clone(), copying: true, ..Mark::default() };
         replica.store.remember(mark)?;
+        replica.store.begin_log(start.place.time)?;
         self.engine.reload()?;
         let mut after = start.place.time;
         while after < end.place.time {
@@ -171,7 +245,7 @@ impl Session {
         }
         replica.note_held().map_err(|error| Ended::Other(error.to_string()))?;
         mark = replica.store.mark();
-        (mark.copying, mark.floor) = (false, None);
+        (mark.copying, mark.floor, mark.kept) = (false, None, None);
         replica.store.remember(mark)?;
         self.engine.reload()?;
         replica.counts.copies.fetch_add(1, Ordering::Relaxed);
@@ -181,27 +255,14 @@ impl Session {
 
     /// Takes back what lies behind `kept`: the keys it changed get what the primary has there, which is right once
     /// everything of the primary's log up to then is applied as well.
-    fn take_back(
-        &self,
-        source: &mut dyn SyncSource,
-        kept: crate::replica::entry::Spot,
-    ) -> Result<(), Ended> {
+    fn take_back(&self, source: &mut dyn SyncSource, kept: Spot) -> Result<(), Ended> {
         let replica = &self.replica;
         let own = replica.store.entries_behind(kept.place.time)?;
         let first = own.first().map_or(u64::MAX, |entry| entry.spot.place.time);
         if first <= replica.commit() {
-            let reason = format!(
-                "this member has changes that a majority acknowledged (from {first}) and member {} of term {} lacks: they are kept; stop this member and compare the two",
-                self.source, self.term
-            );
-            tracing::error!(reason, "documents of members differ");
-            *lock(&replica.broken) = Some(reason.clone());
-            return Err(Ended::Other(reason));
+            return Err(self.differ(first));
         }
-        replica.set_state(State::Rollback);
-        let file = self.keep(&own).map_err(|error| {
-            Ended::Other(format!("what is taken back cannot be kept in a file: {error}"))
-        })?;
+        let file = self.keep_file(&own)?;
         let mut keys: BTreeMap<Vec<u8>, BTreeSet<Vec<u8>>> = BTreeMap::new();
         let mut rows = Rows::new();
         for entry in &own {
@@ -231,8 +292,15 @@ impl Session {
         }
         let (_, floor) = source.rows()?;
         let floor = Some(floor).filter(|floor| floor.place > kept.place);
-        let mark = Mark { last: kept, led: 0, floor, copying: false };
-        replica.store.change(rows, mark, &mut |_| {})?;
+        // Where a floor was there, nothing was acknowledged behind what was kept then.
+        let whole = replica.store.mark().kept.map_or(kept.place, |before| before.min(kept.place));
+        let whole = floor.as_ref().map(|_| whole);
+        let mark = Mark { last: kept, floor, kept: whole, ..Mark::default() };
+        match replica.store.change(rows, mark, &mut |_| {}) {
+            // It is in the file; only a batch would leave no state between.
+            Err(error) if error.code == Code::TransactionTooLarge => self.copy(source)?,
+            done => done?,
+        }
         self.engine.reload()?;
         replica.counts.taken_back.fetch_add(own.len() as u64, Ordering::Relaxed);
         tracing::warn!(entries = own.len(), file, "changes that no majority had were taken back");
@@ -309,6 +377,8 @@ impl Session {
             let fetcher = scope.spawn(move || end(self.fetch(&mut *source, begin, &queue, ended)));
             let told = &applied;
             let reporting = scope.spawn(move || end(self.report(&mut *reporter, told, ended)));
+            // Both end with the applier, also where it panics: the fetcher may wait in the queue.
+            let (batches, _ends) = (batches, Ends(&over));
             let applying = end(self.apply_all(&batches, &applied, ended));
             drop(batches);
             let fetching = fetcher.join().unwrap_or(Ok(()));
@@ -396,6 +466,15 @@ impl Session {
             applied.wait(upto, REPORT);
         }
         Ok(())
+    }
+}
+
+/// Ends a session's threads when it is dropped.
+struct Ends<'o>(&'o AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
     }
 }
 

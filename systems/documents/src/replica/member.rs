@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use beeline_documents_query::error::{Code, QueryError, Result};
+use beeline_documents_query::error::Result;
 
 use crate::engine::{Engine, lock};
 use crate::replica::conduct::{Conduct, Duty, Standing};
 use crate::replica::follow;
-use crate::replica::register::{Ballot, Order, Register, majority};
+use crate::replica::register::{Ballot, Order, majority};
 use crate::replica::source::Sources;
 use crate::replica::{Propose, Replica, State};
 
@@ -42,6 +42,10 @@ pub(crate) struct Conductor {
     following: Option<Following>,
     /// The term this member leads in.
     led: u64,
+    /// The term in which this member was elected when it started: another process led in it.
+    found: Option<u64>,
+    /// The term this member was elected in and could not lead, and the entries that it had applied by then.
+    failed: Option<(u64, u64)>,
     asked: Option<(Order, Instant)>,
     under_way: Arc<AtomicBool>,
     trimmed: Instant,
@@ -61,6 +65,8 @@ impl Conductor {
             sources,
             following: None,
             led: 0,
+            found: None,
+            failed: None,
             asked: None,
             under_way: Arc::default(),
             trimmed: Instant::now(),
@@ -71,6 +77,11 @@ impl Conductor {
         let replica = Arc::clone(&self.replica);
         let gate = Arc::clone(&replica.agreed.gate);
         let voters = replica.options.members.keys().copied().collect();
+        let register = replica.agreed.now();
+        self.found = register
+            .primary()
+            .filter(|primary| *primary == replica.options.me)
+            .map(|_| register.term);
         let mut conduct = Conduct::new(replica.options.me, voters, replica.timing(), gate.now_ms());
         while !replica.stopping.load(Ordering::SeqCst) {
             let register = replica.agreed.wait(LOOK);
@@ -82,7 +93,7 @@ impl Conductor {
             let (term, heard_ms) = *lock(&replica.heard);
             conduct.heard(term, heard_ms);
             let duty = conduct.duty(&register, now_ms);
-            self.act(&register, duty, now_ms);
+            self.act(duty, now_ms);
             if self.trimmed.elapsed() >= TRIM {
                 self.trimmed = Instant::now();
                 self.trim();
@@ -116,15 +127,15 @@ impl Conductor {
         }
     }
 
-    fn act(&mut self, register: &Register, duty: Duty, now_ms: u64) {
+    fn act(&mut self, duty: Duty, now_ms: u64) {
         if self.led != 0 && duty != Duty::Lead(self.led) {
             tracing::info!(term = self.led, "this member leads the documents no more");
             self.step_down(State::Secondary);
         }
         let followed = match duty {
             Duty::Follow { term, .. } => term,
-            // Another term is proposed: until it begins the old primary may come back.
-            Duty::Begin(next) if register.primary().is_some() => next - 1,
+            // Until a majority suspects it the primary may come back.
+            Duty::Suspect(term) => term,
             _ => 0,
         };
         if !self.ends_following(followed) {
@@ -132,13 +143,25 @@ impl Conductor {
         }
         match duty {
             Duty::Wait => {}
+            // It could not vote, and hears little of the primary while it clears what it had.
+            Duty::Begin(_) | Duty::Suspect(_) if self.is_copying() => {}
+            Duty::Suspect(term) => {
+                self.ask(Order::Suspect { term, member: self.replica.options.me });
+            }
             Duty::Begin(term) => {
                 let voters = self.replica.options.members.keys().copied().collect();
                 self.ask(Order::Begin { term, voters });
             }
             Duty::Vote(term) => self.vote(term),
+            Duty::Lead(term) if self.led != term && !self.may_lead(term) => {
+                let voters = self.replica.options.members.keys().copied().collect();
+                self.ask(Order::Begin { term: term + 1, voters });
+            }
             Duty::Lead(term) if self.led != term => {
                 if let Err(error) = self.lead(term, now_ms) {
+                    self.replica.agreed.gate.shut();
+                    let applied = self.replica.counts.applied.load(Ordering::Relaxed);
+                    self.failed = Some((term, applied));
                     tracing::error!(%error, term, "this member cannot lead the documents");
                 }
             }
@@ -177,25 +200,54 @@ impl Conductor {
         self.asked = Some((order, Instant::now()));
     }
 
+    fn is_copying(&self) -> bool {
+        self.replica.store.mark().copying || self.replica.resync.load(Ordering::SeqCst)
+    }
+
+    /// Whether it could not write when it was to lead, and nothing has shown since that it can.
+    fn is_hindered(&self) -> bool {
+        let applied = self.replica.counts.applied.load(Ordering::Relaxed);
+        self.replica.options.members.len() > 1 && self.failed.is_some_and(|(_, at)| at == applied)
+    }
+
     /// A member that copies all documents has forgotten what it acknowledged, and says nothing.
     fn vote(&mut self, term: u64) {
         let mark = self.replica.store.mark();
-        if mark.copying || self.replica.resync.load(Ordering::SeqCst) {
+        if self.is_copying() {
+            if self.replica.options.members.len() == 1 {
+                let held = self.replica.options.held_file.display();
+                self.replica.stop_for(format!(
+                    "this member's documents are gone, and there is no other member to copy them from: put the folder of documents back, or remove it and {held} to begin without them"
+                ));
+            }
             return;
         }
         // The term was fenced off where it was applied, so nothing is acknowledged behind this look.
         let last = self.replica.store.last().place;
-        let ballot = Ballot { last, electable: mark.floor.is_none() };
+        let ballot = match mark.floor {
+            Some(_) => Ballot { last: mark.kept.unwrap_or(last), electable: false },
+            None => Ballot { last, electable: !self.is_hindered() },
+        };
         self.ask(Order::Vote { term, member: self.replica.options.me, ballot });
+    }
+
+    /// Whether the documents here are those for which this member was elected. Where a process led that is gone,
+    /// votes say anew who has what; and documents that were lost or are half there lead nobody.
+    fn may_lead(&self, term: u64) -> bool {
+        let mark = self.replica.store.mark();
+        let failed = self.failed.is_some_and(|(failed, _)| failed == term);
+        self.found != Some(term) && !failed && !mark.copying && mark.floor.is_none()
     }
 
     fn lead(&mut self, term: u64, now_ms: u64) -> Result<()> {
         let replica = &self.replica;
-        replica.note_held().map_err(|error| {
-            QueryError::new(Code::InternalError, format!("a note beside the documents: {error}"))
-        })?;
+        replica.begin_behind(replica.store.last().place.time);
         let lease_until_ms = now_ms + replica.timing().lease_ms;
         let first = replica.store.lead(term, lease_until_ms)?;
+        // Behind the mark: a note without one says that documents were lost.
+        if let Err(error) = replica.note_held() {
+            tracing::error!(%error, "no note beside the documents says that there are some");
+        }
         let voters = replica.options.members.keys().copied().collect();
         let (me, time) = (replica.options.me, first.place.time);
         *lock(&replica.standing) = Some(Standing::new(term, me, voters, time, now_ms));
@@ -251,6 +303,7 @@ impl Conductor {
             stop: Arc::clone(&stop),
             term,
             source,
+            parted: AtomicBool::new(false),
         };
         let thread = std::thread::Builder::new().name("documents-follow".to_owned());
         match thread.spawn(move || session.run()) {

@@ -12,6 +12,7 @@
 //! | `register`, `agreed` | which member leads in which term: decided in the cluster's log |
 //! | `conduct` | what a member does next; how far a majority is: pure |
 //! | `entry`, `store` | the operation log, and the rows of a member |
+//! | `gate` | whether a member may write now |
 //! | `source`, `serve` | what members ask each other, over the MongoDB wire |
 //! | `fabric` | the same over fabric |
 //! | `member`, `follow` | a member's threads: leading, copying, following, taking back |
@@ -27,6 +28,7 @@ pub mod conduct;
 pub mod entry;
 pub mod fabric;
 mod follow;
+mod gate;
 mod member;
 pub mod register;
 mod serve;
@@ -70,6 +72,8 @@ pub struct ReplicaOptions {
     pub oplog_bytes: u64,
     /// Most bytes of entries in one batch: a part of what a segment of the pool holds.
     pub batch_bytes: usize,
+    /// Most bytes that a batch takes with its entry: what a segment of the pool holds.
+    pub longest_batch: usize,
     /// Where what is taken back is kept.
     pub rollback_directory: PathBuf,
     /// A file beside the documents that tells that there were some: a member without documents whose file is there
@@ -153,6 +157,8 @@ pub struct Replica {
     pub counts: ReplicaCounts,
     engine: OnceLock<Weak<Engine>>,
     state: AtomicU8,
+    /// How often it began to take back or to copy.
+    turned: AtomicU64,
     standing: Mutex<Option<Standing>>,
     /// What the others said they do.
     states: Mutex<BTreeMap<u16, State>>,
@@ -201,6 +207,7 @@ impl Replica {
     /// A member over its rows; it does nothing until [`Replica::start`].
     #[must_use]
     pub fn new(options: ReplicaOptions, store: Arc<ReplicaStore>, agreed: Arc<Agreed>) -> Self {
+        store.limit_batches(options.longest_batch);
         Self {
             options,
             store,
@@ -208,6 +215,7 @@ impl Replica {
             counts: ReplicaCounts::default(),
             engine: OnceLock::new(),
             state: AtomicU8::new(State::Startup as u8),
+            turned: AtomicU64::new(0),
             standing: Mutex::default(),
             states: Mutex::default(),
             commit: AtomicU64::new(0),
@@ -271,8 +279,17 @@ impl Replica {
 
     fn set_state(&self, state: State) {
         if self.state.swap(state as u8, Ordering::SeqCst) != state as u8 {
+            if matches!(state, State::Rollback | State::Copying) {
+                self.turned.fetch_add(1, Ordering::SeqCst);
+            }
             self.moved.notify_waiters();
         }
+    }
+
+    /// How often this member began to take back or to copy: what was read before may be gone.
+    #[must_use]
+    pub fn turned(&self) -> u64 {
+        self.turned.load(Ordering::SeqCst)
     }
 
     /// Whether it takes writes at this moment.
@@ -363,6 +380,12 @@ impl Replica {
         }
     }
 
+    /// A term begins behind this log. A time may count for a majority that no log of it has an entry at, and the next
+    /// primary may give such a time out again: what lies behind the log counts anew.
+    fn begin_behind(&self, last: u64) {
+        self.commit.fetch_min(last, Ordering::SeqCst);
+    }
+
     fn timing(&self) -> conduct::Timing {
         let silence_ms = u64::try_from(self.options.election_timeout.as_millis()).unwrap_or(1000);
         conduct::Timing { silence_ms, lease_ms: 2 * silence_ms }
@@ -421,6 +444,12 @@ impl Replica {
     /// Has a secondary copy all documents anew.
     pub fn resync(&self) {
         self.resync.store(true, Ordering::SeqCst);
+    }
+
+    /// Stops for good.
+    fn stop_for(&self, reason: String) {
+        tracing::error!(reason, "this member of the documents stops");
+        *lock(&self.broken) = Some(reason);
     }
 
     /// Why this member stopped for good, if it did.

@@ -10,6 +10,9 @@
 //! only then says in its vote how far its own log goes. So what a majority had acknowledged lies in the
 //! log of some voter of every majority, and the voter with the newest log leads.
 //!
+//! A primary is deposed where a majority says that it hears nothing of it ([`Order::Suspect`]): one member whose way
+//! to it is cut deposes nobody.
+//!
 //! A pure state machine: no clock, thread or file.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -53,6 +56,13 @@ pub enum Order {
         /// The members of the set.
         voters: BTreeSet<u16>,
     },
+    /// A member hears nothing of the primary; once a majority says so, the next term begins.
+    Suspect {
+        /// The term of the primary.
+        term: u64,
+        /// The member.
+        member: u16,
+    },
     /// A vote.
     Vote {
         /// The term it counts in.
@@ -73,11 +83,13 @@ pub struct Register {
     pub voters: BTreeSet<u16>,
     /// How far it is.
     pub phase: Phase,
+    /// Members that hear nothing of the primary.
+    pub suspects: BTreeSet<u16>,
 }
 
 impl Default for Register {
     fn default() -> Self {
-        Self { term: 0, voters: BTreeSet::new(), phase: Phase::Idle }
+        Self::voting(0, BTreeSet::new(), Phase::Idle)
     }
 }
 
@@ -88,6 +100,10 @@ pub fn majority(members: usize) -> usize {
 }
 
 impl Register {
+    fn voting(term: u64, voters: BTreeSet<u16>, phase: Phase) -> Self {
+        Self { term, voters, phase, suspects: BTreeSet::new() }
+    }
+
     /// The primary of the present term, once it is elected.
     #[must_use]
     pub fn primary(&self) -> Option<u16> {
@@ -113,11 +129,21 @@ impl Register {
                 if *term != self.term + 1 || voters.is_empty() {
                     return false;
                 }
-                *self = Self {
-                    term: *term,
-                    voters: voters.clone(),
-                    phase: Phase::Voting(BTreeMap::new()),
-                };
+                *self = Self::voting(*term, voters.clone(), Phase::Voting(BTreeMap::new()));
+                true
+            }
+            Order::Suspect { term, member } => {
+                if *term != self.term
+                    || self.primary().is_none()
+                    || !self.voters.contains(member)
+                    || !self.suspects.insert(*member)
+                {
+                    return false;
+                }
+                if self.suspects.len() >= majority(self.voters.len()) {
+                    let voters = std::mem::take(&mut self.voters);
+                    *self = Self::voting(self.term + 1, voters, Phase::Voting(BTreeMap::new()));
+                }
                 true
             }
             Order::Vote { term, member, ballot } => {
@@ -220,6 +246,11 @@ impl Order {
                 out.extend(term.to_le_bytes());
                 put_voters(voters, &mut out);
             }
+            Self::Suspect { term, member } => {
+                out.push(3);
+                out.extend(term.to_le_bytes());
+                out.extend(member.to_le_bytes());
+            }
             Self::Vote { term, member, ballot } => {
                 out.push(2);
                 out.extend(term.to_le_bytes());
@@ -244,6 +275,7 @@ impl Order {
                 member: taker.u16()?,
                 ballot: take_ballot(&mut taker)?,
             },
+            3 => Self::Suspect { term: taker.u64()?, member: taker.u16()? },
             _ => return None,
         };
         taker.0.is_empty().then_some(order)
@@ -268,8 +300,11 @@ impl Register {
                 }
             }
             Phase::Elected(member) => {
-                out.push(2);
+                out.push(if self.suspects.is_empty() { 2 } else { 3 });
                 out.extend(member.to_le_bytes());
+                if !self.suspects.is_empty() {
+                    put_voters(&self.suspects, &mut out);
+                }
             }
         }
         out
@@ -283,6 +318,7 @@ impl Register {
             return None;
         }
         let (term, voters) = (taker.u64()?, take_voters(&mut taker)?);
+        let mut suspects = BTreeSet::new();
         let phase = match taker.u8()? {
             0 => Phase::Idle,
             1 => {
@@ -291,9 +327,14 @@ impl Register {
                 Phase::Voting(ballots.collect::<Option<_>>()?)
             }
             2 => Phase::Elected(taker.u16()?),
+            3 => {
+                let elected = taker.u16()?;
+                suspects = take_voters(&mut taker)?;
+                Phase::Elected(elected)
+            }
             _ => return None,
         };
-        taker.0.is_empty().then_some(Self { term, voters, phase })
+        taker.0.is_empty().then_some(Self { term, voters, phase, suspects })
     }
 }
 
@@ -340,6 +381,24 @@ mod tests {
     }
 
     #[test]
+    fn a_primary_is_deposed_by_a_majority_that_hears_nothing_of_it_and_by_no_member_alone() {
+        let mut register = Register::default();
+        let suspect = |term: u64, member: u16| Order::Suspect { term, member };
+        register.apply(&begin(1));
+        assert!(!register.apply(&suspect(1, 2)), "nobody is elected");
+        register.apply(&vote(1, 1, (1, 1), true));
+        register.apply(&vote(1, 2, (1, 1), true));
+        assert!(register.apply(&suspect(1, 3)));
+        for none in [suspect(1, 3), suspect(1, 9), suspect(0, 2), suspect(2, 2)] {
+            assert!(!register.apply(&none), "{none:?}");
+        }
+        assert_eq!((register.term, register.primary()), (1, Some(1)));
+        assert!(register.apply(&suspect(1, 2)));
+        assert_eq!((register.term, register.primary()), (2, None));
+        assert!(register.suspects.is_empty() && register.voters == [1, 2, 3].into());
+    }
+
+    #[test]
     fn orders_and_registers_come_back_and_no_part_is_taken_for_one() {
         let mut register = Register::default();
         let orders = [
@@ -347,6 +406,7 @@ mod tests {
             vote(1, 1, (3, 7), true),
             vote(1, 2, (3, 9), false),
             vote(1, 3, (3, 9), true),
+            Order::Suspect { term: 1, member: 2 },
         ];
         for order in orders {
             let bytes = order.encode();

@@ -3,6 +3,7 @@
 //! The command is for members alone: it carries the cluster's identity, which only their configurations hold.
 
 use beeline_documents_query::error::{Code, Result, fail};
+use beeline_documents_query::value::integral;
 use bson::{Bson, Document, doc};
 
 use crate::engine::whole_field;
@@ -10,6 +11,7 @@ use crate::replica::conduct::Report;
 use crate::replica::source::{COMMAND, binary, bytes_of, spot_from, spot_to};
 use crate::replica::{Replica, State};
 use crate::reply::Reply;
+use crate::store::Store as _;
 
 /// Bytes of values in one answer.
 const ANSWERED_BYTES: usize = 8 << 20;
@@ -17,8 +19,9 @@ const ANSWERED_BYTES: usize = 8 << 20;
 const MOST_ASKED: usize = 64 << 20;
 
 fn number(body: &Document, field: &str) -> Result<u64> {
-    match whole_field(body, field) {
-        Some(value) => Ok(value as u64),
+    match whole_field(body, field).map(u64::try_from) {
+        Some(Ok(value)) => Ok(value),
+        Some(Err(_)) => fail(Code::BadValue, format!("{COMMAND} takes no negative {field}")),
         None => fail(Code::NoSuchField, format!("{COMMAND} needs the number {field}")),
     }
 }
@@ -43,7 +46,8 @@ impl Replica {
     ///
     /// Errors: a stranger, a term in which this member does not lead.
     pub(crate) fn admit_member(&self, body: &Document) -> Result<(u64, u16, u64)> {
-        if number(body, "cluster")? != self.options.cluster {
+        if whole_field(body, "cluster").map(|cluster| cluster as u64) != Some(self.options.cluster)
+        {
             return fail(Code::Unauthorized, "this member belongs to another cluster");
         }
         let (term, member) = (number(body, "term")?, number(body, "member")? as u16);
@@ -51,6 +55,21 @@ impl Replica {
             return fail(
                 Code::Unauthorized,
                 format!("member {member} is not in this member's --documents-members"),
+            );
+        }
+        // One that counts another majority is not acknowledged to.
+        if let Ok(members) = body.get_array("members")
+            && !members.iter().map(integral).eq(self
+                .options
+                .members
+                .keys()
+                .map(|own| Some(i64::from(*own))))
+        {
+            return fail(
+                Code::Unauthorized,
+                format!(
+                    "--documents-members of member {member} names other members than this one's"
+                ),
             );
         }
         if self.state() != State::Primary || !self.agreed.is(term, self.options.me) {
@@ -71,9 +90,11 @@ impl Replica {
         let (term, member, now_ms) = self.admit_member(body)?;
         let answer = match body.get_str(COMMAND).unwrap_or_default() {
             "report" => {
+                // What this member never gave out cannot have been applied.
+                let most = self.store.clock().map_or(0, |clock| clock.last());
                 let report = Report {
-                    applied: number(body, "applied")?,
-                    durable: number(body, "durable")?,
+                    applied: number(body, "applied")?.min(most),
+                    durable: number(body, "durable")?.min(most),
                     at_ms: now_ms,
                 };
                 self.take_report(term, member, report, number(body, "state")? as u8);
@@ -117,16 +138,10 @@ impl Replica {
                     Ok(keys) => keys.iter().filter_map(|key| bytes_of(Some(key))).collect(),
                     Err(_) => return fail(Code::NoSuchField, format!("{COMMAND} needs keys")),
                 };
-                let mut bytes = 0;
                 let values: Vec<Bson> = self
                     .store
-                    .values(&row(body)?, &keys)?
+                    .values(&row(body)?, &keys, ANSWERED_BYTES)?
                     .into_iter()
-                    .take_while(|value| {
-                        let fits = bytes < ANSWERED_BYTES;
-                        bytes += value.as_ref().map_or(0, Vec::len);
-                        fits
-                    })
                     .map(|value| value.map_or(Bson::Null, |value| binary(&value)))
                     .collect();
                 doc! { "values": values }

@@ -196,8 +196,10 @@ impl Sources for TcpSources {
 impl TcpSources {
     /// What every command of this member begins with.
     pub(crate) fn head(&self, term: u64) -> Document {
+        let members: Vec<i32> = self.members.keys().map(|member| i32::from(*member)).collect();
         doc! {
-            COMMAND: "", "cluster": self.cluster as i64, "term": term as i64, "member": i32::from(self.me), "$db": "admin",
+            COMMAND: "", "cluster": self.cluster as i64, "term": term as i64, "member": i32::from(self.me),
+            "members": members, "$db": "admin",
         }
     }
 }

@@ -6,14 +6,14 @@
 //!
 //! Invariants: a batch and its entry are stored together; an entry's time is taken under the lock of its
 //! row, so a reader that takes the newest time first and then every row's lock misses none up to that time;
+//! it is that of the first event in the batch, so whoever has all entries up to a time has all events up to it;
 //! a member's log is at any moment, also after a crash, a beginning of some primary's log with nothing left
 //! out, because what a secondary applies and the mark of how far it came are one batch.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Bound, ControlFlow};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::time::Instant;
 
 use beeline_documents_query::error::{Code, QueryError, Result, fail};
 use bson::{Bson, Document, doc};
@@ -22,6 +22,7 @@ use crate::engine::{lock, whole_field};
 use crate::layout::{SYSTEM_ROW, kind, word};
 use crate::log::Clock;
 use crate::replica::entry::{self, Effect, Entry, Spot};
+pub use crate::replica::gate::Gate;
 use crate::replica::register::Place;
 use crate::store::{Backing, Change, Store, Stretch, Visitor, with_row};
 
@@ -29,64 +30,6 @@ use crate::store::{Backing, Change, Store, Stretch, Visitor, with_row};
 const SLICE: usize = 512;
 /// Places that a member offers for one comparison with a primary's log.
 pub const COMPARED: usize = 2000;
-
-/// Whether a member may write, looked at with every batch.
-#[derive(Debug)]
-pub struct Gate {
-    began: Instant,
-    /// The term this member was made ready to lead in; 0: none.
-    led: AtomicU64,
-    /// The newest term that the log has begun.
-    begun: AtomicU64,
-    /// Until when a majority is known to follow, milliseconds of [`Gate::now_ms`].
-    lease_ms: AtomicU64,
-}
-
-impl Default for Gate {
-    fn default() -> Self {
-        let zero = || AtomicU64::new(0);
-        Self { began: Instant::now(), led: zero(), begun: zero(), lease_ms: zero() }
-    }
-}
-
-impl Gate {
-    /// Milliseconds since the member started.
-    #[must_use]
-    pub fn now_ms(&self) -> u64 {
-        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
-    }
-
-    /// The log has begun a term: who led before acknowledges nothing any more.
-    pub fn fence(&self, term: u64) {
-        self.begun.fetch_max(term, Ordering::SeqCst);
-    }
-
-    /// Opens it for a term.
-    pub fn lead(&self, term: u64) {
-        self.led.store(term, Ordering::SeqCst);
-    }
-
-    /// A majority follows until this time.
-    pub fn extend(&self, until_ms: u64) {
-        self.lease_ms.fetch_max(until_ms, Ordering::SeqCst);
-    }
-
-    /// Shuts it.
-    pub fn shut(&self) {
-        self.led.store(0, Ordering::SeqCst);
-        self.lease_ms.store(0, Ordering::SeqCst);
-    }
-
-    /// The term in which this member may write now.
-    #[must_use]
-    pub fn term(&self) -> Option<u64> {
-        let led = self.led.load(Ordering::SeqCst);
-        let leads = led != 0
-            && led == self.begun.load(Ordering::SeqCst)
-            && self.now_ms() < self.lease_ms.load(Ordering::SeqCst);
-        leads.then_some(led)
-    }
-}
 
 /// What a member remembers of its log.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -99,6 +42,8 @@ pub struct Mark {
     pub floor: Option<Spot>,
     /// The documents are being copied.
     pub copying: bool,
+    /// While there is a floor: where the log ended when changes were taken back. Nothing behind it was acknowledged.
+    pub kept: Option<Place>,
 }
 
 fn spot_document(spot: &Spot) -> Document {
@@ -121,6 +66,9 @@ impl Mark {
         if let Some(floor) = &self.floor {
             stored.insert("floor", spot_document(floor));
         }
+        if let Some(kept) = self.kept {
+            stored.insert("kept", spot_document(&Spot { place: kept, row: Vec::new() }));
+        }
         stored.to_vec().map_err(|error| QueryError::new(Code::InternalError, error.to_string()))
     }
 
@@ -138,6 +86,7 @@ impl Mark {
             led: whole_field(&stored, "led").ok_or_else(broken)? as u64,
             floor: stored.get_document("floor").ok().and_then(spot_of),
             copying: stored.get_bool("copying").map_err(|_| broken())?,
+            kept: stored.get_document("kept").ok().and_then(spot_of).map(|kept| kept.place),
         })
     }
 }
@@ -182,6 +131,8 @@ pub struct ReplicaStore {
     last: Mutex<Spot>,
     /// The time up to which this member has everything. Unlike the clock it goes back where changes are taken back.
     reached: AtomicU64,
+    /// Bytes that a batch may take.
+    longest_batch: AtomicUsize,
     /// Told when the log has grown.
     pub grown: tokio::sync::Notify,
 }
@@ -239,8 +190,14 @@ impl ReplicaStore {
             mark: Mutex::new(mark),
             reached: AtomicU64::new(last.place.time),
             last: Mutex::new(last),
+            longest_batch: AtomicUsize::new(usize::MAX),
             grown: tokio::sync::Notify::new(),
         })
+    }
+
+    /// No batch with its entry may take more bytes than this from now on.
+    pub fn limit_batches(&self, bytes: usize) {
+        self.longest_batch.store(bytes, Ordering::Relaxed);
     }
 
     /// Where the log ends.
@@ -306,7 +263,11 @@ impl ReplicaStore {
     pub fn lead(&self, term: u64, lease_until_ms: u64) -> Result<Spot> {
         let last = self.last();
         self.clock.pass(last.place.time);
-        self.remember(Mark { last, led: term, floor: None, copying: false })?;
+        // The later events of a batch lie behind the time of its entry.
+        for name in self.rows() {
+            self.clock.pass(with_row(&*self.inner, &name, crate::log::last)?);
+        }
+        self.remember(Mark { last, led: term, ..Mark::default() })?;
         self.gate.lead(term);
         self.gate.extend(lease_until_ms);
         let value = term.to_be_bytes().to_vec();
@@ -319,30 +280,54 @@ impl ReplicaStore {
     ///
     /// Errors: the store's; an entry that cannot be read.
     pub fn read(&self, after: u64, most: usize) -> Result<Option<Fetched>> {
-        let until = self.clock.last().max(after);
-        let (mut found, mut upto) = (BTreeMap::new(), until);
-        for name in self.rows() {
-            let known = with_row(&*self.inner, &name, |row| {
+        let mut upto = self.clock.last().max(after);
+        let rows = self.rows();
+        // First how long entries are, so that no more of them are held than are answered.
+        let mut lengths = BTreeMap::new();
+        for name in &rows {
+            let known = with_row(&*self.inner, name, |row| {
                 if trimmed(row)? > after {
                     return Ok(false);
                 }
-                let (mut own, mut bytes, mut cut) = (Vec::new(), 0, None);
-                row.range(&log_range(after, until), false, &mut |key, value| {
+                let (mut bytes, mut cut) = (0, upto);
+                row.range(&log_range(after, upto), false, &mut |key, value| {
+                    let time = crate::log::time_in(key);
                     bytes += value.len();
-                    own.push((crate::log::time_in(key), value.to_vec()));
+                    lengths.insert(time, value.len());
                     if bytes < most {
                         return ControlFlow::Continue(());
                     }
-                    cut = own.last().map(|(time, _)| *time);
+                    cut = time;
                     ControlFlow::Break(())
                 })?;
-                if let Some(cut) = cut {
-                    upto = upto.min(cut);
-                }
+                upto = cut;
+                Ok(true)
+            })?;
+            if !known {
+                return Ok(None);
+            }
+        }
+        let (mut bytes, mut fits) = (0, None);
+        for (time, length) in lengths.range(..=upto) {
+            bytes += length;
+            if let Some(fits) = fits.filter(|_| bytes > most) {
+                upto = fits;
+                break;
+            }
+            fits = Some(*time);
+        }
+        let mut found = BTreeMap::new();
+        for name in &rows {
+            let known = with_row(&*self.inner, name, |row| {
+                let mut own = Vec::new();
+                row.range(&log_range(after, upto), false, &mut |key, value| {
+                    own.push((crate::log::time_in(key), value.to_vec()));
+                    ControlFlow::Continue(())
+                })?;
                 for (time, thin) in own {
                     found.insert(time, whole(row, &thin)?);
                 }
-                Ok(true)
+                Ok(trimmed(row)? <= after)
             })?;
             if !known {
                 return Ok(None);
@@ -379,16 +364,29 @@ impl ReplicaStore {
         Ok(None)
     }
 
-    /// The newest places of the log, newest first.
+    /// The newest places of the log, newest first: [`COMPARED`] of them, or all.
     ///
     /// Errors: the store's.
     pub fn newest(&self) -> Result<Vec<Spot>> {
         let last = self.last();
+        let mut spots = self.places(last.place.time)?;
+        // Where a log was copied up to its end, no entry lies at the end.
+        if spots.first().is_none_or(|first| first.place < last.place) {
+            spots.insert(0, last);
+            spots.truncate(COMPARED);
+        }
+        Ok(spots)
+    }
+
+    /// Where entries up to a time lie, newest first: [`COMPARED`] of them, or all.
+    ///
+    /// Errors: the store's.
+    pub fn places(&self, until: u64) -> Result<Vec<Spot>> {
         let mut spots = Vec::new();
         for name in self.rows() {
             with_row(&*self.inner, &name, |row| {
                 let mut own = 0;
-                row.range(&log_range(0, last.place.time), true, &mut |_, value| {
+                row.range(&log_range(0, until), true, &mut |_, value| {
                     if let Some(place) = entry::place_of(value) {
                         spots.push(Spot { place, row: name.clone() });
                     }
@@ -398,10 +396,6 @@ impl ReplicaStore {
             })?;
         }
         spots.sort_by_key(|spot| std::cmp::Reverse(spot.place));
-        // Where a log was copied up to its end, no entry lies at the end.
-        if spots.first().is_none_or(|first| first.place < last.place) {
-            spots.insert(0, last);
-        }
         spots.truncate(COMPARED);
         Ok(spots)
     }
@@ -443,7 +437,7 @@ impl ReplicaStore {
         let mut mark = self.mark();
         (mark.last, mark.led) = (last.spot.clone(), 0);
         if mark.floor.as_ref().is_some_and(|floor| last.spot.place >= floor.place) {
-            mark.floor = None;
+            (mark.floor, mark.kept) = (None, None);
         }
         self.change(rows, mark, then)
     }
@@ -465,24 +459,36 @@ impl ReplicaStore {
             })
             .collect();
         rows.keys().for_each(|row| self.know_row(row));
-        self.inner.apply_all(&batch, &mut || then(&rows))?;
-        self.clock.pass(mark.last.place.time);
-        self.reached.store(mark.last.place.time, Ordering::Release);
-        *lock(&self.last) = mark.last.clone();
-        *lock(&self.mark) = mark;
+        // While the rows are locked: who reads them next waits for what they show.
+        self.inner.apply_all(&batch, &mut || {
+            self.clock.pass(mark.last.place.time);
+            self.reached.store(mark.last.place.time, Ordering::Release);
+            *lock(&self.last) = mark.last.clone();
+            *lock(&self.mark) = mark.clone();
+            then(&rows);
+        })?;
         self.grown.notify_waiters();
         Ok(())
     }
 
-    /// What keys of a row hold.
+    /// What keys of a row hold: the first of them, as `most` bytes hold, and one at least.
     ///
     /// Errors: the store's.
-    pub fn values(&self, name: &[u8], keys: &[Vec<u8>]) -> Result<Vec<Option<Vec<u8>>>> {
+    pub fn values(
+        &self,
+        name: &[u8],
+        keys: &[Vec<u8>],
+        most: usize,
+    ) -> Result<Vec<Option<Vec<u8>>>> {
         with_row(&*self.inner, name, |row| {
-            let mut values = Vec::with_capacity(keys.len());
+            let (mut values, mut length) = (Vec::with_capacity(keys.len()), 0);
             for key in keys {
+                if length >= most {
+                    break;
+                }
                 let mut bytes = Vec::new();
                 let there = row.get(key, &mut bytes)?;
+                length += bytes.len();
                 values.push(there.then_some(bytes));
             }
             Ok(values)
@@ -514,7 +520,8 @@ impl ReplicaStore {
     /// Errors: the store's.
     pub fn clear(&self) -> Result<()> {
         self.remember(Mark { copying: true, ..Mark::default() })?;
-        for name in self.rows() {
+        // The system's row last: it names the others, and what is cut short begins anew with them.
+        for name in self.rows().into_iter().rev() {
             loop {
                 let more = with_row(&*self.inner, &name, |row| {
                     let mut keys = Vec::new();
@@ -541,6 +548,14 @@ impl ReplicaStore {
         let mut rows = self.rows.write().unwrap_or_else(PoisonError::into_inner);
         *rows = BTreeSet::from([SYSTEM_ROW.to_vec()]);
         Ok(())
+    }
+
+    /// The log begins behind a time: what lies before is in documents that were copied.
+    ///
+    /// Errors: the store's.
+    pub fn begin_log(&self, time: u64) -> Result<()> {
+        let change = Change::put(trimmed_key(), time.to_be_bytes().to_vec());
+        with_row(&*self.inner, SYSTEM_ROW, |row| row.apply(&[change]).map(drop))
     }
 
     /// Stores copied keys and values.
@@ -578,6 +593,8 @@ impl ReplicaStore {
                 after = sizes.last().map_or(after, |(time, _)| *time);
             }
             let mut bytes: u64 = sizes.iter().map(|(_, size)| size).sum();
+            // The newest stays, however long: it tells where the log ends.
+            sizes.pop();
             let doomed: Vec<u64> = sizes
                 .into_iter()
                 .take_while(|(_, size)| {
@@ -619,12 +636,52 @@ fn whole(row: &mut dyn Backing, thin: &[u8]) -> Result<Vec<u8>> {
     Ok(entry.encode())
 }
 
+/// The times at which a batch's changes are told to change streams.
+fn told(changes: &[Change]) -> impl Iterator<Item = u64> {
+    let told = |one: &&Change| one.value.is_some() && one.key.first() == Some(&kind::LOG);
+    changes.iter().filter(told).map(|one| crate::log::time_in(&one.key))
+}
+
+/// Bytes that a change takes in a segment of the pool beside its key and value, at most.
+const CHANGE_BYTES: usize = 64;
+/// Bytes that a member keeps free in a batch for the mark of how far its log goes.
+const MARK_BYTES: usize = 4 << 10;
+
 /// A row whose batches go into the log.
 struct Logged<'l> {
     row: &'l mut dyn Backing,
     name: &'l [u8],
     store: &'l ReplicaStore,
+    /// Every time up to this one was given out before the row was locked, or by a batch that is stored.
+    since: u64,
     wrote: bool,
+}
+
+impl Logged<'_> {
+    /// The time of a batch's entry: that of the first event in it, so a reader of the log that has everything up
+    /// to an event's time has the event. One that was not taken under this lock would come too late for a reader
+    /// that was here before.
+    fn time(&self, changes: &[Change]) -> u64 {
+        let first = told(changes).min().filter(|first| *first > self.since);
+        first.unwrap_or_else(|| self.store.clock.next(self.store.inner.now_ms()))
+    }
+
+    /// Refuses what no member could apply: there the mark belongs to the batch as well.
+    fn check_length(&self, changes: &[Change]) -> Result<()> {
+        let length = |one: &Change| {
+            let value = one.value.as_ref().map_or(0, Vec::len);
+            self.name.len() + one.key.len() + value + CHANGE_BYTES
+        };
+        let length = changes.iter().map(length).sum::<usize>() + MARK_BYTES;
+        let most = self.store.longest_batch.load(Ordering::Relaxed);
+        if length > most {
+            let why = format!(
+                "the changes and their entry of the operation log take {length} bytes, and a segment of a member's pool holds {most}"
+            );
+            return fail(Code::TransactionTooLarge, why);
+        }
+        Ok(())
+    }
 }
 
 impl Backing for Logged<'_> {
@@ -644,15 +701,17 @@ impl Backing for Logged<'_> {
             return fail(Code::NotWritablePrimary, "not primary");
         };
         self.store.know_row(self.name);
-        let time = self.store.clock.next(self.store.inner.now_ms());
+        let time = self.time(changes);
+        let newest = told(changes).fold(time, u64::max);
         let spot = Spot { place: Place { term, time }, row: self.name.to_vec() };
         let entry = Entry::of(spot.clone(), changes).encode_thin();
         let mut all = changes.to_vec();
         all.push(Change::put(entry::key(time), entry));
+        self.check_length(&all)?;
         let refused = self.row.apply(&all)?;
         if refused.is_none() {
-            self.wrote = true;
-            self.store.reached.fetch_max(time, Ordering::AcqRel);
+            (self.wrote, self.since) = (true, self.since.max(newest));
+            self.store.reached.fetch_max(newest, Ordering::AcqRel);
             let mut last = lock(&self.store.last);
             if spot.place > last.place {
                 *last = spot;
@@ -670,7 +729,8 @@ impl Store for ReplicaStore {
     ) -> Result<()> {
         let mut wrote = false;
         let done = self.inner.with(name, &mut |row| {
-            let mut row = Logged { row, name, store: self, wrote: false };
+            let since = self.clock.last();
+            let mut row = Logged { row, name, store: self, since, wrote: false };
             let done = work(&mut row);
             wrote = row.wrote;
             done
