@@ -13,7 +13,7 @@ use crate::place::{SMALL_BITS, into_memory, into_registers};
 use crate::scatter::{by_fields, by_leading};
 use crate::schedule::{Limit, MemoryTiming, Schedule, Target, schedule};
 use crate::ssa::{Access, Body, MemoryId};
-use crate::unroll::{LoopPlan, plan};
+use crate::unroll::{LoopPlan, Plans, plan};
 
 /// A switch a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -196,7 +196,10 @@ pub fn hardware(element: &Element, options: &Options) -> Result<Hardware, NotHar
             report.scattered.extend(names);
         }
     }
-    let (mut states, mut handler, mut signal) = bodies(&element, options)?;
+    // Of the loops as written: an access of a memory that is split becomes many, of which unrolling
+    // leaves one.
+    let plans = plan(&element, options.unroll);
+    let (mut states, mut handler, mut signal) = bodies(&element, &plans, options)?;
     // An array of arrays of arrays is split once for each of its leading indices.
     loop {
         let mut moved = element.clone();
@@ -204,7 +207,7 @@ pub fn hardware(element: &Element, options: &Options) -> Result<Hardware, NotHar
             break;
         };
         // An access with a free index becomes many: where that is too much, the memory stays whole.
-        match bodies(&moved, options) {
+        match bodies(&moved, &plans, options) {
             Ok(better) => (states, handler, signal) = better,
             Err(_) => break,
         }
@@ -245,7 +248,7 @@ pub fn hardware(element: &Element, options: &Options) -> Result<Hardware, NotHar
         let schedule = schedule(&body, &timings, &names, target, false);
         Stage { body, schedule }
     });
-    fill(&mut report, &element, &memories, &handler, &planned, options);
+    fill(&mut report, &element, &memories, &handler, &planned, plans);
     Ok(Hardware {
         name: element.name.clone(),
         states: states.list,
@@ -315,15 +318,14 @@ fn place(element: &mut Element, options: &Options) {
 
 type Bodies = (States, Body, Option<Body>);
 
-fn bodies(element: &Element, options: &Options) -> Result<Bodies, NotHardware> {
-    let plans = plan(element, options.unroll);
+fn bodies(element: &Element, plans: &Plans, options: &Options) -> Result<Bodies, NotHardware> {
     let mut states = States::default();
     // The signal first: the handler's updates then cover every register.
     let signal = match &element.signal {
-        Some(_) => Some(build(element, &plans, &mut states, Which::Signal, options.clean)?),
+        Some(_) => Some(build(element, plans, &mut states, Which::Signal, options.clean)?),
         None => None,
     };
-    let handler = build(element, &plans, &mut states, Which::Handler, options.clean)?;
+    let handler = build(element, plans, &mut states, Which::Handler, options.clean)?;
     Ok((states, handler, signal))
 }
 
@@ -510,7 +512,7 @@ fn fill(
     memories: &[Memory],
     handler: &Body,
     planned: &Schedule,
-    options: &Options,
+    plans: Plans,
 ) {
     report.interval = planned.interval;
     report.depth = planned.depth;
@@ -538,7 +540,7 @@ fn fill(
             report.storage.push(Placed { name: memory.name.clone(), place, bits });
         }
     }
-    for (info, plan, why) in plan(element, options.unroll).list {
+    for (info, plan, why) in plans.list {
         let (form, copies) = match plan {
             LoopPlan::Unroll(copies) => ("unrolled", copies),
             LoopPlan::Flatten(copies) => ("flattened", copies),

@@ -348,6 +348,124 @@ fn packets_pass_by_af_xdp_in_order_and_an_interface_made_anew_goes_on() {
     assert!(!String::from_utf8_lossy(&shown.stdout).contains("xdp"), "{shown:?}");
 }
 
+/// A name space with one end of a veth pair in it, which has an address; they go with the value.
+struct Apart {
+    space: String,
+    _veth: Veth,
+}
+
+impl Apart {
+    /// None where this user cannot make one.
+    fn new(veth: Veth, number: u8) -> Option<Self> {
+        let (space, end) = (veth.0.clone(), format!("{}p", veth.0));
+        let ip = |words: &str| {
+            let mut command = std::process::Command::new("ip");
+            let done = command.args(words.split(' ')).output().ok()?;
+            done.status.success().then_some(())
+        };
+        ip(&format!("netns add {space}"))?;
+        let apart = Self { space: space.clone(), _veth: veth };
+        ip(&format!("link set {end} netns {space}"))?;
+        ip(&format!("-n {space} address add 10.77.0.{number}/24 dev {end}"))?;
+        ip(&format!("-n {space} link set {end} up"))?;
+        Some(apart)
+    }
+
+    /// Moves the calling thread there.
+    fn enter(&self) {
+        let file = std::fs::File::open(format!("/run/netns/{}", self.space)).unwrap();
+        let network = Some(rustix::thread::LinkNameSpaceType::Network);
+        rustix::thread::move_into_link_name_space(std::os::fd::AsFd::as_fd(&file), network)
+            .unwrap();
+    }
+}
+
+impl Drop for Apart {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("ip").args(["netns", "del", &self.space]).output();
+    }
+}
+
+#[test]
+fn a_connection_of_this_host_passes_though_its_stack_left_checksums_and_cuts_to_the_device() {
+    use std::io::{Read as _, Write as _};
+    let id = std::process::id() % 100_000;
+    let pair = |letter| Veth::new(&format!("nf{letter}{id}"));
+    let (Some(a), Some(b)) = (pair('s'), pair('t')) else {
+        println!("skipped: this user cannot make veth devices");
+        return;
+    };
+    let names = (a.0.clone(), b.0.clone());
+    let (Some(a), Some(b)) = (Apart::new(a, 1), Apart::new(b, 2)) else {
+        println!("skipped: this user cannot make network name spaces");
+        return;
+    };
+    let (a, b) = (&a, &b);
+    let text = ".input a1\n.output a2\n.input b1\n.output b2\nCount :: there @\nCount :: back @\n\
+                a1 -> there -> b2\nb1 -> back -> a2\n";
+    let loaded = compile("test.np", text.to_owned(), None);
+    let graph = &loaded.compiled.graph;
+    let folder = tempfile::tempdir().unwrap();
+    let control = folder.path().join("control");
+    let ports = [("a1", &names.0), ("a2", &names.0), ("b1", &names.1), ("b2", &names.1)];
+    let ports = ports.map(|(port, name)| (port.to_owned(), name.clone()));
+    let stop = AtomicBool::new(false);
+    let notify = |text: &str| println!("{text}");
+    let around = Surroundings {
+        control: Some(&control),
+        commands: &[],
+        notify: &notify,
+        stop: &stop,
+        link: LinkOptions::default(),
+        spin: SPIN,
+        load: None,
+    };
+    const LIMIT: Option<Duration> = Some(Duration::from_secs(60));
+    let sent: Vec<u8> = (0..4_000_000_u32).map(|at| (at >> 8).to_le_bytes()[0]).collect();
+    std::thread::scope(|scope| {
+        let runner = scope.spawn(|| run(graph, &native, &ports, around));
+        let _ends = AtEnd(|| stop.store(true, Ordering::Relaxed));
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !control.exists() {
+            assert!(Instant::now() < deadline && !runner.is_finished(), "the graph did not start");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let (ready, listening) = std::sync::mpsc::channel();
+        let server = scope.spawn(move || {
+            b.enter();
+            let listener = std::net::TcpListener::bind("10.77.0.2:7000").unwrap();
+            ready.send(()).unwrap();
+            let (mut connection, _) = listener.accept().unwrap();
+            connection.set_read_timeout(LIMIT).unwrap();
+            let mut got = Vec::new();
+            connection.read_to_end(&mut got).unwrap();
+            connection.write_all(b"whole").unwrap();
+            got
+        });
+        listening.recv().unwrap();
+        let client = scope.spawn(|| {
+            a.enter();
+            let address = "10.77.0.2:7000".parse().unwrap();
+            let limit = Duration::from_secs(60);
+            let mut connection = std::net::TcpStream::connect_timeout(&address, limit).unwrap();
+            connection.set_write_timeout(LIMIT).unwrap();
+            connection.set_read_timeout(LIMIT).unwrap();
+            connection.write_all(&sent).unwrap();
+            connection.shutdown(std::net::Shutdown::Write).unwrap();
+            let mut answer = Vec::new();
+            connection.read_to_end(&mut answer).unwrap();
+            answer
+        });
+        assert_eq!(client.join().unwrap(), b"whole");
+        assert!(server.join().unwrap() == sent);
+        // Long segments came, or this shows nothing about their cuts.
+        let packets = ask(&control, [1, 0, 0, 0, 0, 0, 0, 0]).unwrap()[1];
+        assert!(packets > 0 && packets < 4_000_000 / 1_448, "{packets} packets");
+        stop.store(true, Ordering::Relaxed);
+        assert!(runner.join().unwrap().is_ok());
+    });
+}
+
 #[test]
 fn garbage_at_the_control_socket_is_answered_or_passed_over_and_signals_go_on() {
     let text = ".input in\n.output out\nCount :: c @\nin -> c -> out\n".to_owned();

@@ -258,6 +258,46 @@ fn generations<'s, 'a: 's, M: Machine + Send + 'static>(
 
 /// Turns of packets before the control socket is looked at, and before what waits is sent at last.
 const TURNS: u32 = 16;
+/// Looks for packets instead of sleeping, where the processor is free for it.
+///
+/// The next packet may be near, and to be woken takes longer than to look. Where another thread wants
+/// the processor it is the other way round: a thread that spins uses up its share and then waits for
+/// whole slices of the others, a thread that slept is let in at once.
+#[derive(Debug, Default)]
+struct Spinning {
+    /// The first and the last look without a packet.
+    since: Option<(Instant, Instant)>,
+    /// The processor was lost between two looks: no spinning until then.
+    shared_until: Option<Instant>,
+}
+
+/// Between two looks no longer passes on a processor of one's own.
+const LOST: Duration = Duration::from_micros(300);
+/// How long a processor that was lost counts as shared.
+const SHARED: Duration = Duration::from_millis(100);
+
+impl Spinning {
+    /// Something moved, or the run slept.
+    fn moved(&mut self) {
+        self.since = None;
+    }
+
+    /// True where to look again, for at most `spin` from the first look on.
+    fn again(&mut self, spin: Duration) -> bool {
+        if spin.is_zero() {
+            return false;
+        }
+        let now = Instant::now();
+        let (first, last) = self.since.unwrap_or((now, now));
+        self.since = Some((first, now));
+        if now.duration_since(last) > LOST {
+            self.shared_until = Some(now + SHARED);
+        }
+        let shared = self.shared_until.is_some_and(|until| now < until);
+        !shared && now.duration_since(first) < spin
+    }
+}
+
 /// Busy times between two looks for errors of the interfaces.
 const ASKED: u32 = 1_024;
 /// Turns without movement, at the pace of an idle run, after which a wait is named.
@@ -275,7 +315,7 @@ fn generation<'s, 'a: 's, M: Machine + Send + 'static>(
 ) -> Result<Ended<M>, LiveError> {
     let (mut still, mut named) = (0_u32, false);
     let mut turns = 0_u32;
-    let mut idle: Option<Instant> = None;
+    let mut spinning = Spinning::default();
     while !world.around.stop.load(Ordering::Relaxed) {
         let (mut moved, mut round) = (false, Moved::default());
         for _ in 0..TURNS {
@@ -306,18 +346,19 @@ fn generation<'s, 'a: 's, M: Machine + Send + 'static>(
         }
         turns = turns.wrapping_add(1);
         if moved {
-            (still, named, idle) = (0, false, None);
+            (still, named) = (0, false);
+            spinning.moved();
             if turns.is_multiple_of(ASKED) {
                 world.ports.ask()?;
                 world.ports.look(world.around.notify)?;
             }
             continue;
         }
-        // The next packet may be near, and to be woken takes longer than to look.
-        if idle.get_or_insert_with(Instant::now).elapsed() < world.around.spin {
-            std::thread::yield_now();
+        if spinning.again(world.around.spin) {
+            std::hint::spin_loop();
             continue;
         }
+        spinning.moved();
         still += 1;
         // Packets of another port may end the wait, so the run goes on.
         if still == STUCK && round.blocked && !named {
