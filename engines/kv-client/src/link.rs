@@ -313,14 +313,9 @@ impl Link {
     /// settling.
     pub fn flush(&mut self, core: &mut Core) {
         // The server finds them at one look.
-        let several = self.waiting.len() > 1;
-        if several {
-            self.qp.hold();
-        }
+        let held = (self.waiting.len() > 1).then(|| self.qp.hold());
         self.post_waiting(core);
-        if several {
-            self.qp.release();
-        }
+        drop(held);
     }
 
     fn post_waiting(&mut self, core: &mut Core) {

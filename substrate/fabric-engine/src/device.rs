@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
 
+use beeline_fabric::error::{system, within};
 use beeline_fabric::{
     Access, CompletionQueue, Device, DeviceAttributes, FabricError, MemoryRegion, ProtectionDomain,
     QueuePair, QueuePairOptions, SharedReceiveQueue,
@@ -20,7 +21,7 @@ use crate::connection::Connection;
 use crate::engine::{EngineSetup, MAX_GATHER, MAX_INLINE};
 use crate::frame::{MAX_MESSAGE_BYTES, MAX_SEND_BYTES};
 use crate::library::{FIRST_QUEUE, Library, TOKEN_KICK, TOKEN_TRANSPORT};
-use crate::queue::{QueueState, raise, system};
+use crate::queue::{QueueState, raise};
 use crate::queue_pair::EngineQueuePair;
 use crate::receive_queue::EngineSharedReceiveQueue;
 use crate::region::{RegionTable, random_u64};
@@ -158,14 +159,6 @@ impl EngineDevice {
         });
         Ok(Self { handle })
     }
-}
-
-fn within(what: &'static str, requested: u32, limit: u32) -> Result<(), FabricError> {
-    if requested == 0 || requested > limit {
-        let (requested, limit) = (u64::from(requested), u64::from(limit));
-        return Err(FabricError::Limit { what, requested, limit });
-    }
-    Ok(())
 }
 
 impl Device for EngineDevice {

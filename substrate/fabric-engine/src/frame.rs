@@ -16,6 +16,7 @@
 //! has one spelling; a damaged header fails its checksum; a replayed, lost or reordered one fails
 //! the sequence check of [`Decoder`], which numbers the frames of one direction from zero.
 
+use beeline_fabric::fields::array;
 use beeline_fabric::{FlushKind, RemoteAddress, RemoteKey, Status};
 
 /// Bytes of a header.
@@ -426,12 +427,6 @@ fn put<const N: usize>(bytes: &mut [u8; HEADER_BYTES], at: usize, value: [u8; N]
     bytes[at..at + N].copy_from_slice(&value);
 }
 
-fn take<const N: usize>(bytes: &[u8; HEADER_BYTES], at: usize) -> [u8; N] {
-    let mut value = [0; N];
-    value.copy_from_slice(&bytes[at..at + N]);
-    value
-}
-
 impl Frame {
     /// The header's bytes.
     #[must_use]
@@ -460,15 +455,15 @@ impl Frame {
     ///
     /// Errors: [`FrameError`], except its sequence variant.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, FrameError> {
-        let magic = u16::from_le_bytes(take(bytes, 0));
+        let magic = u16::from_le_bytes(array(bytes, 0));
         if magic != MAGIC {
             return Err(FrameError::Magic(magic));
         }
-        let [version, opcode, all_flags, status] = take(bytes, 2);
+        let [version, opcode, all_flags, status] = array(bytes, 2);
         if version != VERSION {
             return Err(FrameError::Version(version));
         }
-        let found = u32::from_le_bytes(take(bytes, 60));
+        let found = u32::from_le_bytes(array(bytes, 60));
         let computed = crc32c::crc32c(&bytes[..60]);
         if found != computed {
             return Err(FrameError::Checksum { found, computed });
@@ -477,27 +472,27 @@ impl Frame {
             opcode,
             flags: all_flags & !FLAG_ACKNOWLEDGE,
             status,
-            immediate: u32::from_le_bytes(take(bytes, 20)),
-            a: u64::from_le_bytes(take(bytes, 24)),
-            b: u64::from_le_bytes(take(bytes, 32)),
-            c: u64::from_le_bytes(take(bytes, 40)),
-            d: u64::from_le_bytes(take(bytes, 48)),
+            immediate: u32::from_le_bytes(array(bytes, 20)),
+            a: u64::from_le_bytes(array(bytes, 24)),
+            b: u64::from_le_bytes(array(bytes, 32)),
+            c: u64::from_le_bytes(array(bytes, 40)),
+            d: u64::from_le_bytes(array(bytes, 48)),
         };
         let message = fields.message()?;
         let acknowledge = all_flags & FLAG_ACKNOWLEDGE != 0;
-        let request = u32::from_le_bytes(take(bytes, 12));
+        let request = u32::from_le_bytes(array(bytes, 12));
         let stray = Fields::of(&message) != fields
             || (acknowledge && !message.is_request())
             || (matches!(message, Message::Acknowledge) && request != 0)
-            || take::<2>(bytes, 6) != [0; 2]
-            || take::<4>(bytes, 56) != [0; 4];
+            || array::<2>(bytes, 6) != [0; 2]
+            || array::<4>(bytes, 56) != [0; 4];
         if stray {
             return Err(FrameError::StrayField { opcode });
         }
         Ok(Self {
-            sequence: u32::from_le_bytes(take(bytes, 8)),
+            sequence: u32::from_le_bytes(array(bytes, 8)),
             request,
-            acknowledged: u32::from_le_bytes(take(bytes, 16)),
+            acknowledged: u32::from_le_bytes(array(bytes, 16)),
             acknowledge,
             message,
         })

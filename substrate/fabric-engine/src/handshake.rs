@@ -12,6 +12,8 @@
 //! 52 zero [8]            60 crc32c u32 of bytes 0..60
 //! ```
 
+use beeline_fabric::fields::array;
+
 /// Proof of having taken part in the bootstrap exchange.
 pub type Nonce = [u8; 16];
 
@@ -21,12 +23,6 @@ pub type Identity = (u32, Nonce);
 /// Bytes of a greeting.
 pub const GREETING_BYTES: usize = 64;
 const VERSION: u8 = 1;
-
-fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
-    let mut value = [0; N];
-    value.copy_from_slice(bytes);
-    value
-}
 
 /// Which way a greeting goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,8 +74,8 @@ impl Greeting {
         };
         let greeting = Self {
             role,
-            target: (u32::from_le_bytes(array(&bytes[12..16])), array(&bytes[16..32])),
-            source: (u32::from_le_bytes(array(&bytes[32..36])), array(&bytes[36..52])),
+            target: (u32::from_le_bytes(array(bytes, 12)), array(bytes, 16)),
+            source: (u32::from_le_bytes(array(bytes, 32)), array(bytes, 36)),
         };
         (greeting.encode() == *bytes).then_some(greeting)
     }

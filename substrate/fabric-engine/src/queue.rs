@@ -13,10 +13,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use beeline_fabric::error::system;
 use beeline_fabric::{FabricError, WorkCompletion};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::io::Errno;
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
     timerfd_settime,
@@ -34,11 +34,6 @@ pub(crate) const TOKEN_NUDGE: u64 = u64::MAX - 1;
 pub(crate) const LIBRARY_RESTS: u8 = 0;
 /// The library's thread leaves the streams alone and looks in now and then.
 pub(crate) const LIBRARY_TICKS: u8 = 1;
-
-/// A system call's error as fabric's.
-pub(crate) fn system(action: &'static str) -> impl FnOnce(Errno) -> FabricError {
-    move |error| FabricError::System { action, source: error.into() }
-}
 
 /// Makes an eventfd readable. It can only fail when the counter is full: then it is readable.
 pub(crate) fn raise(descriptor: &OwnedFd) {

@@ -8,6 +8,7 @@
 //! The key is what a cable to the emulation of that node is plugged in with; it is zero for a
 //! device over a fixed window.
 
+use beeline_fabric::fields::array;
 use beeline_fabric::{ConnectInfo, FabricError};
 use beeline_fabric_engine::handshake::Nonce;
 
@@ -25,12 +26,6 @@ pub(crate) struct Endpoint {
     pub(crate) key: Nonce,
     pub(crate) qp_num: u32,
     pub(crate) nonce: Nonce,
-}
-
-fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
-    let mut value = [0; N];
-    value.copy_from_slice(bytes);
-    value
 }
 
 impl Endpoint {
@@ -62,14 +57,14 @@ impl Endpoint {
         if bytes[4..8] != [VERSION, 0, 0, 0] {
             return Err(bad("unknown version"));
         }
-        if crc32c::crc32c(&bytes[..60]) != u32::from_le_bytes(array(&bytes[60..])) {
+        if crc32c::crc32c(&bytes[..60]) != u32::from_le_bytes(array(bytes, 60)) {
             return Err(bad("damaged"));
         }
         Ok(Self {
-            node: array(&bytes[8..24]),
-            key: array(&bytes[24..40]),
-            qp_num: u32::from_le_bytes(array(&bytes[40..44])),
-            nonce: array(&bytes[44..60]),
+            node: array(bytes, 8),
+            key: array(bytes, 24),
+            qp_num: u32::from_le_bytes(array(bytes, 40)),
+            nonce: array(bytes, 44),
         })
     }
 }

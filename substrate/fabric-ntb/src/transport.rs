@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use beeline_fabric::error::system;
 use beeline_fabric::{ConnectInfo, DeviceAttributes, FabricError};
 use beeline_fabric_engine::handshake::{Identity, Nonce};
 use beeline_fabric_engine::now_ns;
@@ -19,7 +20,6 @@ use beeline_os::control_socket::{ControlListener, ControlSocket};
 use beeline_os::memory::MemoryObject;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::io::Errno;
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
     timerfd_settime,
@@ -100,14 +100,6 @@ pub(crate) struct NtbTransport {
     /// Before the windows: the number of a file that nobody maps any more may be another's.
     _claimed: Option<ControlListener>,
     links: Mutex<Links>,
-}
-
-fn system(action: &'static str) -> impl Fn(Errno) -> FabricError {
-    move |error| FabricError::System { action, source: error.into() }
-}
-
-fn io_error(action: &'static str) -> impl Fn(std::io::Error) -> FabricError {
-    move |source| FabricError::System { action, source }
 }
 
 /// What a transport is made from.
@@ -224,7 +216,7 @@ impl NtbTransport {
         let Some(disorder) = self.disorder else { return Ok(window) };
         let seed = disorder.seed.wrapping_add(links.next_token);
         let posted = PostedWindow::new(window, Disorder { seed, ..disorder })
-            .map_err(io_error("starting the emulation's thread"))?;
+            .map_err(system("starting the emulation's thread"))?;
         Ok(Arc::new(posted))
     }
 
@@ -455,7 +447,7 @@ impl Transport for NtbTransport {
             None if self.socket.is_some() => {
                 let (key, heap) = ((&peer.node, &peer.key), self.heap.as_deref());
                 let (window, socket) = cable::plug(key, self.geometry, &self.node, heap)
-                    .map_err(io_error("plugging in a cable"))?;
+                    .map_err(system("plugging in a cable"))?;
                 let window = Arc::new(window);
                 if let Some(socket) = socket {
                     self.watch(socket.as_fd(), TOKEN_CALLER)?;
@@ -478,7 +470,7 @@ impl Transport for NtbTransport {
         };
         let channel = Channel::dialled(&link, peer.node).map_err(|error| {
             link.withdraw();
-            io_error("creating an eventfd")(error)
+            system("creating an eventfd")(error)
         })?;
         link.wait_for_partition(&channel);
         self.nudge();

@@ -18,6 +18,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use beeline_fabric::error::system;
 use beeline_fabric::{CompletionQueue, FabricError, WorkCompletion};
 use beeline_os::barrier;
 use beeline_os::doorbell::Rung;
@@ -27,7 +28,6 @@ use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 
 use crate::config::ShmConfig;
 use crate::core::{Core, Heat};
-use crate::device::system;
 use crate::link::QueueSignal;
 
 /// Polls without news after which a queue pair may go cold.
@@ -82,7 +82,7 @@ impl Queue {
             TimerfdClockId::Monotonic,
             TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK,
         )
-        .map_err(|error| system("creating a timer")(error.into()))?;
+        .map_err(system("creating a timer"))?;
         let watch = |fd: BorrowedFd<'_>, token| poller.add(fd, token, Interest::READ);
         watch(signal.waker.as_fd(), SIGNAL).map_err(system("watching an event descriptor"))?;
         watch(timer.as_fd(), TIMER).map_err(system("watching a timer"))?;
@@ -455,7 +455,7 @@ impl Queue {
         let interval = Timespec { tv_sec: 0, tv_nsec: 0 };
         let timer = Itimerspec { it_interval: interval, it_value: value };
         rustix::time::timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &timer)
-            .map_err(|error| system("setting a timer")(error.into()))?;
+            .map_err(system("setting a timer"))?;
         Ok(())
     }
 
@@ -485,7 +485,7 @@ impl Queue {
         let mut fds = [PollFd::new(&self.descriptor, PollFlags::IN)];
         match rustix::event::poll(&mut fds, Some(&bound)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(error) => Err(system("waiting for completions")(error.into())),
+            Err(error) => Err(system("waiting for completions")(error)),
         }
     }
 

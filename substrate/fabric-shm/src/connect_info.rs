@@ -8,6 +8,7 @@
 //! 64 nonce 16       80 reserved, zero
 //! ```
 
+use beeline_fabric::fields::array;
 use beeline_fabric::{ConnectInfo, FabricError};
 
 use crate::object::Geometry;
@@ -77,37 +78,32 @@ impl PeerInfo {
         let refuse = |reason| FabricError::BadConnectInfo { reason };
         let bytes: &[u8; LENGTH] =
             info.0.as_slice().try_into().map_err(|_| refuse("it is not 96 bytes long"))?;
-        if field::<4>(bytes, 0) != MAGIC {
+        if array::<4>(bytes, 0) != MAGIC {
             return Err(refuse("it is not for the shm provider"));
         }
-        if u16::from_le_bytes(field(bytes, 4)) != VERSION {
+        if u16::from_le_bytes(array(bytes, 4)) != VERSION {
             return Err(refuse("its version is unknown"));
         }
-        let word = |at| u32::from_le_bytes(field(bytes, at));
+        let word = |at| u32::from_le_bytes(array(bytes, at));
         let geometry = Geometry { slots: word(52), lengths: word(56), payload_bytes: word(60) };
         if !geometry.is_valid() {
             return Err(refuse("its ring geometry is out of range"));
         }
-        if field::<16>(bytes, 80) != [0; 16] {
+        if array::<16>(bytes, 80) != [0; 16] {
             return Err(refuse("its reserved bytes are not zero"));
         }
         Ok(Self {
             host: Host {
-                boot_id: field(bytes, 8),
-                network_namespace: u64::from_le_bytes(field(bytes, 24)),
+                boot_id: array(bytes, 8),
+                network_namespace: u64::from_le_bytes(array(bytes, 24)),
             },
-            socket: field(bytes, 32),
+            socket: array(bytes, 32),
             qp_num: word(48),
             geometry,
-            nonce: field(bytes, 64),
-            asymmetric: u16::from_le_bytes(field(bytes, 6)) & ASYMMETRIC != 0,
+            nonce: array(bytes, 64),
+            asymmetric: u16::from_le_bytes(array(bytes, 6)) & ASYMMETRIC != 0,
         })
     }
-}
-
-/// `N` bytes at a constant place; both are below the array's length.
-fn field<const N: usize>(bytes: &[u8; LENGTH], at: usize) -> [u8; N] {
-    std::array::from_fn(|i| bytes[at + i])
 }
 
 /// Unguessable bytes.

@@ -136,7 +136,7 @@ pub(crate) struct Connection {
     /// A slot was staged or published since the last look at the peer's armed word.
     unannounced: bool,
     /// More messages follow at once: what is staged stays so.
-    holds: bool,
+    holds: u32,
     /// Keeps the views mapped; last, so that it is dropped last.
     _object: Arc<ConnectionObject>,
 }
@@ -161,7 +161,7 @@ impl Connection {
             rung_credit: 0,
             found_last: 0,
             unannounced: false,
-            holds: false,
+            holds: 0,
             _object: object,
         }
     }
@@ -288,16 +288,27 @@ impl Connection {
         }
     }
 
-    /// Several messages follow at once, or they are over.
-    pub(crate) fn hold(&mut self, on: bool) {
-        self.holds = on;
+    /// Several messages follow at once.
+    pub(crate) fn hold(&mut self) {
+        self.holds += 1;
+    }
+
+    /// The connection is at its end, whatever is held.
+    pub(crate) fn let_go(&mut self) {
+        self.holds = 0;
+        self.announce();
+    }
+
+    /// They are over. A hold that began before there was a connection held nothing.
+    pub(crate) fn release(&mut self) {
+        self.holds = self.holds.saturating_sub(1);
         self.announce();
     }
 
     /// Publishes what is staged, and rings the peer if it sleeps.
     #[inline(always)]
     pub(crate) fn announce(&mut self) {
-        if !self.unannounced || self.holds {
+        if !self.unannounced || self.holds > 0 {
             return;
         }
         self.unannounced = false;

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use beeline_fabric::{
-    Opcode, PostError, QueuePairOptions, QueuePairState, ReceiveRequest, RemoteAddress, Status,
-    WorkCompletion, WorkRequest,
+    Held, Opcode, PostError, QueuePairOptions, QueuePairState, ReceiveRequest, RemoteAddress,
+    Status, WorkCompletion, WorkRequest,
 };
 use beeline_os::doorbell::Rung;
 
@@ -335,10 +335,10 @@ impl Core {
         }
     }
 
-    /// As `QueuePair::hold` and `QueuePair::release`: messages are kept staged while it is on.
-    pub(crate) fn hold(&self, on: bool) {
+    /// As `QueuePair::hold`: messages are kept staged until as many releases.
+    pub(crate) fn hold(&self) {
         if let Some(connection) = &mut self.inner.borrow_mut().connection {
-            connection.hold(on);
+            connection.hold();
         }
     }
 
@@ -436,12 +436,20 @@ impl Inner {
         (self.waiting, self.confirming) = (None, None);
         self.too_long = self.too_long();
         if let Some(mut connection) = self.connection.take() {
-            connection.hold(false);
+            connection.let_go();
         }
         self.remote.forget();
         core.device.shared.commands.send(Command::Close { qp_num: core.link.qp_num });
         core.heat_both(None);
         core.send_queue.signal_if_armed();
         core.receive_queue.signal_if_armed();
+    }
+}
+
+impl Held for Core {
+    fn release(&self) {
+        if let Some(connection) = &mut self.inner.borrow_mut().connection {
+            connection.release();
+        }
     }
 }

@@ -9,6 +9,7 @@ use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
+use beeline_fabric::error::{system, within};
 use beeline_fabric::{
     Access, CompletionQueue, Device, DeviceAttributes, FabricError, LocalKey, MemoryRegion,
     ProtectionDomain, QueuePair, QueuePairOptions, RegionControl, RemoteKey, SharedReceiveQueue,
@@ -29,22 +30,6 @@ use crate::{MAX_INLINE_BYTES, MAX_SCATTER_GATHER_ENTRIES, MAX_SEND_BYTES, PROVID
 
 const MAX_QUEUE_DEPTH: u32 = 1 << 15;
 const MAX_COMPLETION_QUEUE_DEPTH: u32 = 1 << 20;
-
-/// Turns a failed system call into the boundary's error.
-pub(crate) fn system(action: &'static str) -> impl Fn(std::io::Error) -> FabricError {
-    move |source| FabricError::System { action, source }
-}
-
-fn limit(what: &'static str, requested: u32, limit: u32) -> Result<(), FabricError> {
-    if requested == 0 || requested > limit {
-        return Err(FabricError::Limit {
-            what,
-            requested: u64::from(requested),
-            limit: u64::from(limit),
-        });
-    }
-    Ok(())
-}
 
 #[derive(Debug)]
 struct Registered {
@@ -224,7 +209,7 @@ impl Device for ShmDevice {
 
     fn allocate_memory(&self, length_bytes: usize) -> Result<Arc<dyn MemoryObject>, FabricError> {
         let memory = SharedMemory::allocate("beeline-memory", length_bytes)
-            .map_err(|error| system("allocating shared memory")(error.into()))?;
+            .map_err(system("allocating shared memory"))?;
         Ok(Arc::new(memory))
     }
 
@@ -236,7 +221,7 @@ impl Device for ShmDevice {
         &self,
         depth_entries: u32,
     ) -> Result<Rc<dyn CompletionQueue>, FabricError> {
-        limit("max_completion_queue_depth", depth_entries, MAX_COMPLETION_QUEUE_DEPTH)?;
+        within("max_completion_queue_depth", depth_entries, MAX_COMPLETION_QUEUE_DEPTH)?;
         ShmCompletionQueue::create(depth_entries, &self.0.shared.config)
     }
 }
@@ -303,7 +288,7 @@ impl ProtectionDomain for ShmProtectionDomain {
         &self,
         depth: u32,
     ) -> Result<Rc<dyn SharedReceiveQueue>, FabricError> {
-        limit("max_queue_depth", depth, MAX_QUEUE_DEPTH)?;
+        within("max_queue_depth", depth, MAX_QUEUE_DEPTH)?;
         Ok(Rc::new(ShmSharedReceiveQueue::new(depth)))
     }
 
@@ -314,9 +299,9 @@ impl ProtectionDomain for ShmProtectionDomain {
         shared_receive_queue: Option<&Rc<dyn SharedReceiveQueue>>,
         options: QueuePairOptions,
     ) -> Result<Box<dyn QueuePair>, FabricError> {
-        limit("max_queue_depth (send)", options.send_depth, MAX_QUEUE_DEPTH)?;
+        within("max_queue_depth (send)", options.send_depth, MAX_QUEUE_DEPTH)?;
         if shared_receive_queue.is_none() {
-            limit("max_queue_depth (receive)", options.receive_depth, MAX_QUEUE_DEPTH)?;
+            within("max_queue_depth (receive)", options.receive_depth, MAX_QUEUE_DEPTH)?;
         }
         let foreign = FabricError::Unsupported { provider: PROVIDER, what: "foreign queues" };
         let (Some(send), Some(receive)) = (

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use beeline_fabric::{
-    ConnectInfo, FabricError, PostError, QueuePair, QueuePairOptions, QueuePairState,
+    ConnectInfo, FabricError, Hold, PostError, QueuePair, QueuePairOptions, QueuePairState,
     ReceiveRequest, RemoteAddress, Role, WorkRequest,
 };
 use beeline_os::barrier;
@@ -155,12 +155,11 @@ impl QueuePair for ShmQueuePair {
         self.0.expect_write(remote, length);
     }
 
-    fn hold(&mut self) {
-        self.0.hold(true);
-    }
-
-    fn release(&mut self) {
-        self.0.hold(false);
+    fn hold(&mut self) -> Hold {
+        self.0.hold();
+        // A name of the core for the guard alone: one count, and no allocation.
+        let core: Rc<Core> = Rc::clone(&self.0);
+        Hold::new(core)
     }
 
     fn post_receive(&mut self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostError> {

@@ -2,12 +2,12 @@
 
 use std::any::Any;
 use std::collections::{BTreeMap, VecDeque};
-use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use beeline_fabric::error::{system, within};
 use beeline_fabric::{
     Access, CompletionQueue, Device, DeviceAttributes, FabricError, LocalKey, MemoryRegion,
     PostError, ProtectionDomain, QueuePair, QueuePairOptions, QueuePairState, ReceiveRequest,
@@ -21,10 +21,6 @@ use crate::queue_pair::SimQueuePair;
 use crate::registry::Incarnation;
 use crate::state::{CompletionRecord, LocalRange, PostedReceive, QueuePairRecord, SharedRecord};
 use crate::world::SimWorld;
-
-fn system(action: &'static str) -> impl Fn(io::Error) -> FabricError {
-    move |source| FabricError::System { action, source }
-}
 
 /// One node's device.
 #[derive(Debug)]
@@ -63,13 +59,6 @@ impl SimDevice {
     }
 }
 
-fn limit(what: &'static str, requested: u32, limit: u32) -> Result<(), FabricError> {
-    if requested == 0 || requested > limit {
-        return Err(FabricError::Limit { what, requested: requested.into(), limit: limit.into() });
-    }
-    Ok(())
-}
-
 impl Device for SimDevice {
     fn attributes(&self) -> &DeviceAttributes {
         &self.attributes
@@ -77,7 +66,6 @@ impl Device for SimDevice {
 
     fn allocate_memory(&self, length_bytes: usize) -> Result<Arc<dyn MemoryObject>, FabricError> {
         let memory = SharedMemory::allocate("beeline-sim", length_bytes)
-            .map_err(io::Error::from)
             .map_err(system("allocating memory"))?;
         Ok(Arc::new(memory))
     }
@@ -96,9 +84,8 @@ impl Device for SimDevice {
         &self,
         depth_entries: u32,
     ) -> Result<Rc<dyn CompletionQueue>, FabricError> {
-        limit("completion queue", depth_entries, self.attributes.max_completion_queue_depth)?;
+        within("completion queue", depth_entries, self.attributes.max_completion_queue_depth)?;
         let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(io::Error::from)
             .map_err(system("making an event descriptor"))?;
         let event = Arc::new(event);
         let mut state = self.world.lock();
@@ -161,7 +148,7 @@ impl ProtectionDomain for SimProtectionDomain {
         &self,
         depth: u32,
     ) -> Result<Rc<dyn SharedReceiveQueue>, FabricError> {
-        limit("shared receive queue", depth, self.attributes.max_queue_depth)?;
+        within("shared receive queue", depth, self.attributes.max_queue_depth)?;
         let mut state = self.world.lock();
         let id = state.fresh_id();
         let record = SharedRecord { depth: depth as usize, receives: VecDeque::new() };
@@ -177,8 +164,8 @@ impl ProtectionDomain for SimProtectionDomain {
         options: QueuePairOptions,
     ) -> Result<Box<dyn QueuePair>, FabricError> {
         let most = self.attributes.max_queue_depth;
-        limit("send queue", options.send_depth, most)?;
-        limit("receive queue", options.receive_depth, most)?;
+        within("send queue", options.send_depth, most)?;
+        within("receive queue", options.receive_depth, most)?;
         let foreign =
             FabricError::Unsupported { provider: "sim", what: "objects of other devices" };
         let queue_id = |queue: &Rc<dyn CompletionQueue>| {
@@ -283,7 +270,7 @@ impl CompletionQueue for SimCompletionQueue {
         let mut count = [0; 8];
         match rustix::io::read(&self.event, &mut count) {
             Ok(_) | Err(rustix::io::Errno::AGAIN) => Ok(()),
-            Err(error) => Err(system("reading an event")(error.into())),
+            Err(error) => Err(system("reading an event")(error)),
         }
     }
 

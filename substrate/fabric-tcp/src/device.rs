@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 
+use beeline_fabric::error::system;
 use beeline_fabric::{
     CompletionQueue, ConnectInfo, Device, DeviceAttributes, FabricError, ProtectionDomain,
 };
@@ -13,7 +14,6 @@ use beeline_fabric_engine::stream::{Attention, Served, Stream, Transport};
 use beeline_os::SharedMemory;
 use beeline_os::callers::{AfterFailure, after_failure};
 use beeline_os::memory::MemoryObject;
-use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use crate::handshake::{Endpoint, Identity};
@@ -38,10 +38,6 @@ impl Default for TcpConfig {
     fn default() -> Self {
         Self { bind: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0), advertise: None }
     }
-}
-
-fn system(action: &'static str) -> impl FnOnce(Errno) -> FabricError {
-    move |error| FabricError::System { action, source: error.into() }
 }
 
 fn listen(bind: SocketAddr) -> Result<(OwnedFd, SocketAddr), FabricError> {

@@ -10,6 +10,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use beeline_fabric::fields::array;
 use beeline_fabric::{ConnectInfo, FabricError};
 pub use beeline_fabric_engine::handshake::{
     GREETING_BYTES, Greeting, GreetingRole, Identity, Nonce, same_nonce,
@@ -27,12 +28,6 @@ pub struct Endpoint {
     pub qp_num: u32,
     /// Its nonce.
     pub nonce: Nonce,
-}
-
-fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
-    let mut value = [0; N];
-    value.copy_from_slice(bytes);
-    value
 }
 
 impl Endpoint {
@@ -77,21 +72,21 @@ impl Endpoint {
         if bytes[4] != VERSION {
             return Err(bad("unknown version"));
         }
-        if crc32c::crc32c(&bytes[..44]) != u32::from_le_bytes(array(&bytes[44..48])) {
+        if crc32c::crc32c(&bytes[..44]) != u32::from_le_bytes(array(bytes, 44)) {
             return Err(bad("damaged"));
         }
         let ip = match bytes[5] {
             4 if bytes[12..24].iter().all(|byte| *byte == 0) => {
-                IpAddr::V4(Ipv4Addr::from(array::<4>(&bytes[8..12])))
+                IpAddr::V4(Ipv4Addr::from(array::<4>(bytes, 8)))
             }
-            6 => IpAddr::V6(Ipv6Addr::from(array::<16>(&bytes[8..24]))),
+            6 => IpAddr::V6(Ipv6Addr::from(array::<16>(bytes, 8))),
             _ => return Err(bad("unknown address family")),
         };
-        let port = u16::from_le_bytes(array(&bytes[6..8]));
+        let port = u16::from_le_bytes(array(bytes, 6));
         Ok(Self {
             address: SocketAddr::new(ip, port),
-            qp_num: u32::from_le_bytes(array(&bytes[24..28])),
-            nonce: array(&bytes[28..44]),
+            qp_num: u32::from_le_bytes(array(bytes, 24)),
+            nonce: array(bytes, 28),
         })
     }
 }

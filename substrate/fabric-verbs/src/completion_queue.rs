@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use beeline_fabric::error::system;
 use beeline_fabric::{CompletionQueue, FabricError, Opcode, WorkCompletion};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -19,7 +20,7 @@ use crate::device::DeviceHandle;
 use crate::handle::{Pair, Queue};
 use crate::receive_queue::SharedCore;
 use crate::shared::{Cause, QueueShared};
-use crate::wake::{Wake, system};
+use crate::wake::Wake;
 
 /// Completions taken from the device at a time.
 const BATCH: usize = 32;

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
+use beeline_fabric::error::{system, within};
 use beeline_fabric::{
     Access, CompletionQueue, Device, DeviceAttributes, FabricError, MemoryRegion, ProtectionDomain,
     QueuePair, QueuePairOptions, SharedReceiveQueue,
@@ -131,10 +132,6 @@ pub struct VerbsDevice {
     attributes: DeviceAttributes,
 }
 
-fn system(action: &'static str) -> impl FnOnce(std::io::Error) -> FabricError {
-    move |source| FabricError::System { action, source }
-}
-
 /// Finds the device, its port and its address.
 fn find(config: &VerbsConfig) -> Result<(Context, String, PortReport, GidEntry), Missing> {
     let library = load()?;
@@ -198,7 +195,7 @@ fn probe_inline(context: &Arc<Context>, asked: u32, gather: u32) -> Result<u32, 
 }
 
 fn listen(host: IpAddr) -> Result<(TcpListener, SocketAddr), FabricError> {
-    let bind = |ip| {
+    let bind = |ip| -> std::io::Result<_> {
         let listener = TcpListener::bind(SocketAddr::new(ip, 0))?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
@@ -225,7 +222,7 @@ impl VerbsDevice {
         let (context, name, port, gid) = find(&config)?;
         let context = Arc::new(context);
         rustix::io::ioctl_fionbio(context.async_descriptor(), true)
-            .map_err(|error| system("preparing the device's events")(error.into()))?;
+            .map_err(system("preparing the device's events"))?;
         let limits = context.query_device().map_err(system("asking the device's limits"))?;
         if limits.atomic_cap == abi::ATOMIC_NONE {
             let reason = "it has no atomic operations".to_owned();
@@ -306,14 +303,6 @@ impl VerbsDevice {
             link = %handle.link_address, "verbs device opened");
         Ok(Arc::new(Self { handle, attributes }))
     }
-}
-
-fn within(what: &'static str, requested: u32, limit: u32) -> Result<(), FabricError> {
-    if requested == 0 || requested > limit {
-        let (requested, limit) = (u64::from(requested), u64::from(limit));
-        return Err(FabricError::Limit { what, requested, limit });
-    }
-    Ok(())
 }
 
 impl Device for VerbsDevice {

@@ -12,6 +12,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use beeline_fabric::fields::array;
 use beeline_fabric::{ConnectInfo, FabricError};
 
 use crate::abi::{Gid, LINK_ETHERNET, LINK_INFINIBAND};
@@ -46,12 +47,6 @@ pub(crate) struct Endpoint {
     /// Where its device's link socket listens.
     pub(crate) link: SocketAddr,
     pub(crate) nonce: Nonce,
-}
-
-fn part<const N: usize>(bytes: &[u8; BYTES], at: usize) -> [u8; N] {
-    let mut part = [0; N];
-    part.copy_from_slice(&bytes[at..at + N]);
-    part
 }
 
 impl Endpoint {
@@ -97,27 +92,27 @@ impl Endpoint {
         if bytes[4] != VERSION {
             return Err(bad("its version is unknown"));
         }
-        if u32::from_le_bytes(part(bytes, 76)) != crc32c::crc32c(&bytes[..76]) {
+        if u32::from_le_bytes(array(bytes, 76)) != crc32c::crc32c(&bytes[..76]) {
             return Err(bad("its checksum does not match"));
         }
         let ip = match bytes[11] {
-            4 => IpAddr::V4(Ipv4Addr::from(part::<4>(bytes, 44))),
-            6 => IpAddr::V6(Ipv6Addr::from(part::<16>(bytes, 44))),
+            4 => IpAddr::V4(Ipv4Addr::from(array::<4>(bytes, 44))),
+            6 => IpAddr::V6(Ipv6Addr::from(array::<16>(bytes, 44))),
             _ => return Err(bad("its address family is unknown")),
         };
         let end = Self {
             link_layer: bytes[5],
-            lid: u16::from_le_bytes(part(bytes, 6)),
-            gid: Gid(part(bytes, 28)),
+            lid: u16::from_le_bytes(array(bytes, 6)),
+            gid: Gid(array(bytes, 28)),
             mtu: bytes[8],
             reads_taken: bytes[9],
             reads_made: bytes[10],
             rnr_timer: bytes[12],
-            hardware_number: u32::from_le_bytes(part(bytes, 16)),
-            number: u32::from_le_bytes(part(bytes, 20)),
-            packet_number: u32::from_le_bytes(part(bytes, 24)),
-            link: SocketAddr::new(ip, u16::from_le_bytes(part(bytes, 14))),
-            nonce: part(bytes, 60),
+            hardware_number: u32::from_le_bytes(array(bytes, 16)),
+            number: u32::from_le_bytes(array(bytes, 20)),
+            packet_number: u32::from_le_bytes(array(bytes, 24)),
+            link: SocketAddr::new(ip, u16::from_le_bytes(array(bytes, 14))),
+            nonce: array(bytes, 60),
         };
         let sound = matches!(end.link_layer, LINK_INFINIBAND | LINK_ETHERNET)
             && (1..=5).contains(&end.mtu)

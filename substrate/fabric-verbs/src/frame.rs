@@ -9,6 +9,7 @@
 //! tells, are in every frame: one that does not know them moves nothing.
 
 use crate::endpoint::Nonce;
+use beeline_fabric::fields::array;
 
 pub(crate) const FRAME_BYTES: usize = 48;
 const MAGIC: &[u8; 4] = b"BLVL";
@@ -54,16 +55,7 @@ impl Frame {
 
     /// `None` for anything that is not a frame of this version.
     pub(crate) fn decode(bytes: &[u8; FRAME_BYTES]) -> Option<Self> {
-        let number = |at: usize| {
-            let mut part = [0; 4];
-            part.copy_from_slice(&bytes[at..at + 4]);
-            u32::from_le_bytes(part)
-        };
-        let nonce = |at: usize| {
-            let mut part = [0; 16];
-            part.copy_from_slice(&bytes[at..at + 16]);
-            part
-        };
+        let number = |at: usize| u32::from_le_bytes(array(bytes, at));
         if bytes[..4] != *MAGIC || bytes[4] != VERSION || bytes[6..8] != [0, 0] {
             return None;
         }
@@ -74,7 +66,7 @@ impl Frame {
             _ => return None,
         };
         let (from, to) = (number(8), number(12));
-        Some(Self { kind, from, to, from_nonce: nonce(16), to_nonce: nonce(32) })
+        Some(Self { kind, from, to, from_nonce: array(bytes, 16), to_nonce: array(bytes, 32) })
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use beeline_fabric::error::system;
 use beeline_fabric::{
     CompletionQueue, ConnectInfo, FabricError, FlushKind, LocalData, MemoryRegion, Opcode,
     Operation, PostError, QueuePair, QueuePairOptions, QueuePairState, ReceiveRequest,
@@ -106,7 +107,6 @@ impl VerbsQueuePair {
             Arc::as_ptr(&receive.shared.hardware) as usize,
             shared_receives.map_or(0, |queue| Arc::as_ptr(&queue.core.hardware) as usize),
         );
-        let system = |action| move |source| FabricError::System { action, source };
         let (hardware, tag) = match send.unpark(bound, asked) {
             Some(parked) => parked,
             None => {
@@ -229,7 +229,6 @@ impl VerbsQueuePair {
             port_num: device.port.number,
             ..abi::AhAttr::default()
         };
-        let system = |action| move |source| FabricError::System { action, source };
         let receive = abi::QpAttr {
             qp_state: qp_state::READY_TO_RECEIVE,
             path_mtu: i32::from(device.mtu.min(peer.mtu)),

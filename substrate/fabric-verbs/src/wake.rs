@@ -3,13 +3,8 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use beeline_fabric::FabricError;
+use beeline_fabric::error::system;
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::io::Errno;
-
-/// A system call's error as fabric's.
-pub(crate) fn system(action: &'static str) -> impl FnOnce(Errno) -> FabricError {
-    move |error| FabricError::System { action, source: error.into() }
-}
 
 /// An eventfd.
 #[derive(Debug)]

@@ -15,6 +15,7 @@ use beeline_os::memory::MemoryObject;
 
 use crate::completion::WorkCompletion;
 use crate::error::{FabricError, PostError};
+use crate::hold::Hold;
 use crate::region::{Access, MemoryRegion, RemoteAddress};
 use crate::work::{ReceiveRequest, WorkRequest};
 
@@ -248,14 +249,12 @@ pub trait QueuePair: Debug {
     /// provider may act on or not; it changes nothing else.
     fn expect_write(&mut self, _remote: RemoteAddress, _length: u64) {}
 
-    /// Says that several posts follow at once, until [`QueuePair::release`]: a provider may keep
-    /// what it posts from the peer until then, so that the peer finds all of it at one look. A hint
-    /// as [`QueuePair::expect_write`]; nothing waits longer than to the call of `release`, which the
-    /// caller must not leave out.
-    fn hold(&mut self) {}
-
-    /// Ends [`QueuePair::hold`]: what was posted goes to the peer.
-    fn release(&mut self) {}
+    /// Says that several posts follow at once, until the guard is dropped: a provider may keep what
+    /// it posts from the peer until then, so that the peer finds all of it at one look. A hint as
+    /// [`QueuePair::expect_write`]. Holds may nest; what was posted goes out with the last of them.
+    fn hold(&mut self) -> Hold {
+        Hold::none()
+    }
 
     /// Posts all receives or none. Allowed before connecting.
     ///

@@ -105,3 +105,19 @@ pub enum PostError {
         limit: u64,
     },
 }
+
+/// For `map_err`: the boundary's error of a system call that failed while this process did `action`.
+pub fn system<E: Into<std::io::Error>>(action: &'static str) -> impl Fn(E) -> FabricError {
+    move |error| FabricError::System { action, source: error.into() }
+}
+
+/// Checks a depth or a number that a caller asks for against the device's limit.
+///
+/// Errors: [`FabricError::Limit`] for more than that, and for 0.
+pub fn within(what: &'static str, requested: u32, limit: u32) -> Result<(), FabricError> {
+    if requested == 0 || requested > limit {
+        let (requested, limit) = (u64::from(requested), u64::from(limit));
+        return Err(FabricError::Limit { what, requested, limit });
+    }
+    Ok(())
+}

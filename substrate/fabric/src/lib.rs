@@ -28,6 +28,8 @@
 pub mod completion;
 pub mod device;
 pub mod error;
+pub mod fields;
+pub mod hold;
 pub mod region;
 pub mod work;
 
@@ -37,5 +39,6 @@ pub use device::{
     QueuePairOptions, QueuePairState, Role, SharedReceiveQueue,
 };
 pub use error::{FabricError, PostError};
+pub use hold::{Held, Hold};
 pub use region::{Access, LocalKey, MemoryRegion, RegionControl, RemoteAddress, RemoteKey};
 pub use work::{FlushKind, LocalData, Operation, ReceiveRequest, ScatterGatherEntry, WorkRequest};

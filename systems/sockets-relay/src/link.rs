@@ -14,9 +14,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use beeline_fabric::{
-    Access, CompletionQueue, ConnectInfo, Device, FabricError, LocalData, MemoryRegion, Operation,
-    PostError, ProtectionDomain, QueuePair, QueuePairOptions, ReceiveRequest, RemoteAddress,
-    ScatterGatherEntry, WorkRequest,
+    Access, CompletionQueue, ConnectInfo, Device, FabricError, Hold, LocalData, MemoryRegion,
+    Operation, PostError, ProtectionDomain, QueuePair, QueuePairOptions, ReceiveRequest,
+    RemoteAddress, ScatterGatherEntry, WorkRequest,
 };
 use beeline_os::memory::{copy_in, copy_out};
 
@@ -161,7 +161,7 @@ pub struct Link {
     staged_slot: Slot,
     writes: u32,
     owed: VecDeque<(u64, Record<'static>)>,
-    is_holding: bool,
+    held: Option<Hold>,
     is_broken: bool,
 }
 
@@ -205,7 +205,7 @@ impl Link {
             staged_slot: Slot::default(),
             writes: 0,
             owed: VecDeque::new(),
-            is_holding: false,
+            held: None,
             is_broken: false,
         };
         for slot in 0..RECEIVES {
@@ -359,9 +359,8 @@ impl Link {
         if self.writes + 2 > MOST_WRITES || !self.has_room(record.body_bytes()) {
             return Staged::Not;
         }
-        if !self.is_holding {
-            self.is_holding = true;
-            self.pair.hold();
+        if self.held.is_none() {
+            self.held = Some(self.pair.hold());
         }
         for (offset, length) in ranges.into_iter().filter(|(_, length)| *length > 0) {
             let local = [ScatterGatherEntry { region: source, offset, length }];
@@ -401,9 +400,7 @@ impl Link {
         let before = self.free.len();
         let _ = self.settle();
         self.post();
-        if std::mem::take(&mut self.is_holding) {
-            self.pair.release();
-        }
+        self.held = None;
         (before - self.free.len()) as u32
     }
 

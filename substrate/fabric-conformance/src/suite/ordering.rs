@@ -192,7 +192,9 @@ pub(crate) fn posts_that_are_held_arrive_in_order_once_released(
         }
         let bytes = pattern(round + 1, 2048);
         store(&source, 0, &bytes);
-        pair.a.qp.hold();
+        let held = pair.a.qp.hold();
+        // Within it, another.
+        let within = random.chance(1, 2).then(|| pair.a.qp.hold());
         let mut lengths = Vec::new();
         for number in 0..count {
             // Short and long ones: a provider may treat them differently.
@@ -212,7 +214,8 @@ pub(crate) fn posts_that_are_held_arrive_in_order_once_released(
             let read = Operation::Read { local, remote: target.remote_address(0) };
             context.perform(&mut pair.a, read, &[&pair.b.queue])?;
         }
-        pair.a.qp.release();
+        drop(within);
+        drop(held);
         for (number, length) in (0..count).zip(&lengths) {
             let arrived = context.success(&pair.b.queue, number, &[&pair.a.queue])?;
             ensure_eq!(arrived.immediate.map(u64::from), Some(number), "immediate");
