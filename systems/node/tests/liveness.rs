@@ -86,7 +86,7 @@ fn paused_clients_cost_nothing_and_lose_nothing() {
     // A held-back client that goes away, and another in its place.
     let mut gone = Client::connect(&node);
     gone.send("SET gone 1\r\n");
-    std::thread::sleep(Duration::from_millis(50));
+    eventually("the request is held back", || node.handle().stats().loops.held_clients == 6);
     drop(gone);
     let mut follower = Client::connect(&node);
     assert_eq!(follower.ask("PING"), "+PONG");
@@ -194,12 +194,13 @@ fn keys_of_sleeping_shards_expire_however_they_got_there() {
 
 #[test]
 fn a_client_that_connects_after_a_long_sleep_is_not_taken_for_idle() {
-    let node = start_with(1, |door| door.idle_timeout = Some(Duration::from_secs(1)));
+    // Long beside the pauses below: a test that gets no processor for a second is not idle either.
+    let node = start_with(1, |door| door.idle_timeout = Some(Duration::from_secs(2)));
     let mut early = Client::connect(&node);
     assert_eq!(early.ask("PING"), "+PONG");
     eventually("an idle client is closed", || node.handle().stats().connected_clients == 0);
     assert_eq!(early.rest(), b"");
-    std::thread::sleep(Duration::from_millis(2500));
+    std::thread::sleep(Duration::from_millis(3500));
     let mut late = Client::connect(&node);
     for _ in 0..5 {
         std::thread::sleep(Duration::from_millis(150));

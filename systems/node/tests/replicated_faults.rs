@@ -186,3 +186,38 @@ fn a_snapshot_under_overwrites_is_given_up_and_its_writer_goes_on() {
     }
     assert_eq!(cluster.state.lock().unwrap().written, [Ok(())]);
 }
+
+/// As the log of a follower without clients turns: the shards' threads sleep, and the last deletions of
+/// many come too soon after a flush to wake them.
+#[test]
+fn a_member_without_clients_is_not_short_of_room_for_good_after_the_last_deletions() {
+    let cluster = Arc::new(Cluster::default());
+    cluster.lead(Some(1));
+    let leader = Member::start(&cluster, 1, config(2));
+    let mut writer = leader.client();
+    let value = "v".repeat(48 << 10);
+    for key in 0..725 {
+        ask(&mut writer, &format!("SET key{key} {value}"), "+OK\r\n");
+    }
+    let gone: String = (0..500).map(|key| format!(" key{key}")).collect();
+    ask(&mut writer, &format!("DEL{gone}"), ":500\r\n");
+    let roomy = config(2);
+    let pool = PoolOptions { capacity_bytes: 64 << 20, ..roomy.pool.clone() };
+    drop(Member::start_with(&cluster, 2, NodeConfig { pool, ..roomy }, |machine| {
+        let entries = cluster.state.lock().unwrap().entries.clone();
+        let (last, before) = entries.split_last().unwrap();
+        for (at, command) in (1..).zip(before) {
+            machine.apply(Position(at), command, &mut Vec::new());
+        }
+        let end = Position(entries.len() as u64);
+        machine.flush(Position(end.0 - 1)).unwrap();
+        assert!(machine.is_short(), "the values take more than half of the pool");
+        machine.apply(end, last, &mut Vec::new());
+        machine.flush(end).unwrap();
+        let started = Instant::now();
+        while machine.is_short() {
+            assert!(started.elapsed() < PATIENCE, "the garbage stays");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }));
+}
