@@ -16,6 +16,7 @@ const PYTHON_CLIENTS: &[(&str, &str, &str)] =
 
 /// MongoDB's driver for Node, pinned.
 const NODE_DRIVER: &str = "mongodb@6.22.0";
+const NODE_SHELL: &str = "mongosh@2.12.0";
 
 /// What the tests of our Python package and of the object store use; pyarrow 11 is the last with Plasma, a peer of
 /// `bench objects`.
@@ -225,13 +226,18 @@ fn python(report: &mut Report) {
     }
 }
 
-/// MongoDB's driver for Node.
+/// What npm has of MongoDB's: the driver for Node, and the shell.
 fn node(report: &mut Report) {
-    let name = "MongoDB's driver for Node";
-    let home = root().join("target/node-clients");
-    let here = || home.join("node_modules/mongodb").is_dir();
+    npm(report, "MongoDB's driver for Node", ("node-clients", "mongodb"), NODE_DRIVER);
+    npm(report, "MongoDB's shell", ("node-shell", "mongosh"), NODE_SHELL);
+}
+
+/// Installs a package into a folder of its own in target, unless its module is there.
+fn npm(report: &mut Report, name: &str, (folder, module): (&str, &str), package: &str) {
+    let home = root().join("target").join(folder);
+    let here = || home.join("node_modules").join(module).is_dir();
     if here() {
-        report.done(name, "here: target/node-clients");
+        report.done(name, &format!("here: target/{folder}"));
         return;
     }
     if !works("which npm") {
@@ -239,14 +245,14 @@ fn node(report: &mut Report) {
         return;
     }
     let line = format!(
-        "npm install --prefix {} --no-audit --no-fund --ignore-scripts {NODE_DRIVER}",
+        "npm install --prefix {} --no-audit --no-fund --ignore-scripts {package}",
         home.display()
     );
     Step::new(name, &line).minutes(5).run();
     if here() {
-        report.done(name, &format!("installed {NODE_DRIVER} in target/node-clients"));
+        report.done(name, &format!("installed {package} in target/{folder}"));
     } else {
-        report.skip(name, &format!("npm could not install {NODE_DRIVER}"));
+        report.skip(name, &format!("npm could not install {package}"));
     }
 }
 

