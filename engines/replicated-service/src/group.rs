@@ -34,6 +34,8 @@ pub struct GroupStats {
     pub requests: u64,
     /// Units skipped because they had been applied before.
     pub repeated: u64,
+    /// Pieces of longer units, kept until these were whole.
+    pub pieces: u64,
     /// Units and barriers carried to another member.
     pub forwarded: u64,
     /// Units and barriers given up.
@@ -47,6 +49,7 @@ pub(crate) struct Counters {
     pub(crate) units: AtomicU64,
     pub(crate) requests: AtomicU64,
     pub(crate) repeated: AtomicU64,
+    pub(crate) pieces: AtomicU64,
     pub(crate) forwarded: AtomicU64,
     pub(crate) timed_out: AtomicU64,
     pub(crate) divergences: AtomicU64,
@@ -290,6 +293,7 @@ impl Group {
             units: read(&counters.units),
             requests: read(&counters.requests),
             repeated: read(&counters.repeated),
+            pieces: read(&counters.pieces),
             forwarded: read(&counters.forwarded),
             timed_out: read(&counters.timed_out),
             divergences: read(&counters.divergences),

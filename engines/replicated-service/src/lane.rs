@@ -1,13 +1,16 @@
 //! One way to the log: writes collect while a unit is under way, and the next one takes them all;
 //! reads that wait for a barrier share the next one.
 //!
+//! A request that is longer than an entry travels alone, in pieces, one after another, where the service
+//! keeps pieces ([`Lane::push_or_cut`]).
+//!
 //! A lane says nothing of threads: its service's thread owns it, proposes what
 //! [`Lane::next_unit`] gives, and tells it what [`Lane::landed`].
 
 use std::collections::VecDeque;
 
 use crate::failure::Failure;
-use crate::unit::{self, HEAD_BYTES, LaneName, Turn};
+use crate::unit::{self, HEAD_BYTES, LaneName, PIECE_HEAD_BYTES, Piece, Turn};
 
 /// Requests that go into one unit.
 #[derive(Debug)]
@@ -18,11 +21,35 @@ struct Batch<A> {
     askers: Vec<A>,
     /// Takes no further request.
     closed: bool,
+    /// Longest piece that it is to travel in, head included; 0: whole.
+    piece_bytes: usize,
 }
 
 impl<A> Default for Batch<A> {
     fn default() -> Self {
-        Self { unit: vec![0; HEAD_BYTES], askers: Vec::new(), closed: false }
+        Self { unit: vec![0; HEAD_BYTES], askers: Vec::new(), closed: false, piece_bytes: 0 }
+    }
+}
+
+/// A unit that is travelling in pieces.
+#[derive(Debug)]
+struct Cut<A> {
+    batch: Batch<A>,
+    /// Of the first piece's turn.
+    series: u64,
+    /// The next piece, and where in the unit it begins.
+    index: u32,
+    at: usize,
+}
+
+impl<A> Cut<A> {
+    /// Bytes of the unit in one piece.
+    fn length(&self) -> usize {
+        self.batch.piece_bytes - PIECE_HEAD_BYTES
+    }
+
+    fn count(&self) -> u32 {
+        (self.batch.unit.len() - HEAD_BYTES).div_ceil(self.length()) as u32
     }
 }
 
@@ -34,6 +61,8 @@ pub struct Lane<A, R> {
     number: u64,
     /// The last one is open.
     batches: VecDeque<Batch<A>>,
+    /// Of which pieces are left to propose.
+    cut: Option<Cut<A>>,
     /// The unit under way, and whose requests are in it.
     in_flight: Option<(u64, Vec<A>)>,
     /// Wait for a barrier that is to be asked for.
@@ -52,6 +81,7 @@ impl<A, R> Lane<A, R> {
             format,
             number: 0,
             batches: VecDeque::new(),
+            cut: None,
             in_flight: None,
             readers: Vec::new(),
             asked: None,
@@ -75,6 +105,21 @@ impl<A, R> Lane<A, R> {
         limit: usize,
         write: impl FnOnce(&mut Vec<u8>),
     ) -> Result<(), (A, Failure)> {
+        self.push_or_cut(asker, alone, limit, || 0, write)
+    }
+
+    /// As [`Lane::push`]; what is longer than `limit` travels in pieces, up to as many bytes as `most`
+    /// says, which is asked then alone. The service keeps pieces at every member.
+    ///
+    /// Errors: longer than both; nothing was added, and `asker` comes back.
+    pub fn push_or_cut(
+        &mut self,
+        asker: A,
+        alone: bool,
+        limit: usize,
+        most: impl FnOnce() -> usize,
+        write: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<(), (A, Failure)> {
         let open = self.batches.back().is_some_and(|batch| !batch.closed && !alone);
         if !open {
             self.batches.push_back(Batch::default());
@@ -92,10 +137,16 @@ impl<A, R> Lane<A, R> {
         if batch.askers.is_empty() {
             self.batches.pop_back();
         }
-        if bytes > limit {
-            return Err((asker, Failure::TooLarge { bytes, limit }));
+        let in_pieces = bytes > limit;
+        if in_pieces {
+            let most_bytes = most();
+            if bytes > most_bytes || limit <= PIECE_HEAD_BYTES {
+                let limit = limit.max(most_bytes);
+                return Err((asker, Failure::TooLarge { bytes, limit }));
+            }
         }
-        let mut next = Batch { closed: alone, ..Batch::default() };
+        let piece_bytes = if in_pieces { limit } else { 0 };
+        let mut next = Batch { closed: alone || in_pieces, piece_bytes, ..Batch::default() };
         next.unit.extend_from_slice(&request);
         next.askers.push(asker);
         self.batches.push_back(next);
@@ -107,15 +158,46 @@ impl<A, R> Lane<A, R> {
         if self.in_flight.is_some() {
             return None;
         }
-        let Batch { mut unit, askers, .. } = self.batches.pop_front()?;
+        if self.cut.is_none() {
+            let batch = self.batches.pop_front()?;
+            if batch.piece_bytes == 0 {
+                return Some(self.whole_unit(incarnation, batch));
+            }
+            self.cut = Some(Cut { batch, series: self.number + 1, index: 0, at: HEAD_BYTES });
+        }
+        self.next_piece(incarnation)
+    }
+
+    fn next_piece(&mut self, incarnation: u64) -> Option<(u64, Vec<u8>)> {
+        let mut cut = self.cut.take()?;
+        self.number += 1;
+        let turn = Turn { incarnation, number: self.number };
+        let piece = Piece { series: cut.series, index: cut.index, count: cut.count() };
+        let end = cut.batch.unit.len().min(cut.at + cut.length());
+        let mut bytes = vec![0; PIECE_HEAD_BYTES];
+        unit::put_piece_head(&mut bytes, self.name, self.format, turn, piece);
+        bytes.extend_from_slice(&cut.batch.unit[cut.at..end]);
+        (cut.at, cut.index) = (end, cut.index + 1);
+        if piece.is_last() {
+            self.in_flight = Some((self.number, cut.batch.askers));
+        } else {
+            self.in_flight = Some((self.number, Vec::new()));
+            self.cut = Some(cut);
+        }
+        Some((self.number, bytes))
+    }
+
+    fn whole_unit(&mut self, incarnation: u64, batch: Batch<A>) -> (u64, Vec<u8>) {
+        let Batch { mut unit, askers, .. } = batch;
         self.number += 1;
         let turn = Turn { incarnation, number: self.number };
         unit::put_head(&mut unit, self.name, self.format, turn);
         self.in_flight = Some((self.number, askers));
-        Some((self.number, unit))
+        (self.number, unit)
     }
 
-    /// Whose requests the unit under way carries; it is no longer.
+    /// Whose requests the unit under way carries; it is no longer. Nobody's, where further pieces of
+    /// their unit follow.
     pub fn landed(&mut self, number: u64) -> Vec<A> {
         match self.in_flight.take() {
             Some((under_way, askers)) if under_way == number => askers,
@@ -124,6 +206,32 @@ impl<A, R> Lane<A, R> {
                 Vec::new()
             }
         }
+    }
+
+    /// As [`Lane::landed`], where the unit under way will not take effect, or nobody knows: pieces that
+    /// were to follow it are given up.
+    pub fn failed(&mut self, number: u64) -> Vec<A> {
+        let under_way = self.in_flight.as_ref().is_some_and(|(name, _)| *name == number);
+        let mut askers = self.landed(number);
+        if under_way && let Some(cut) = self.cut.take() {
+            askers.extend(cut.batch.askers);
+        }
+        askers
+    }
+
+    /// Whether pieces of a unit are left to propose.
+    #[must_use]
+    pub fn is_cutting(&self) -> bool {
+        self.cut.is_some()
+    }
+
+    /// Gives up a unit of which some pieces were applied and others are left to propose: whose requests
+    /// it carries. Nothing of it takes effect.
+    pub fn give_up(&mut self) -> Vec<A> {
+        if self.in_flight.is_some() {
+            return Vec::new();
+        }
+        self.cut.take().map(|cut| cut.batch.askers).unwrap_or_default()
     }
 
     /// The name of a barrier to ask for now, for all that wait.
@@ -190,5 +298,61 @@ mod tests {
             sizes.push(lane.landed(number).len());
         }
         assert_eq!(sizes, [1, 1, 1, 1]);
+    }
+
+    #[test]
+    fn a_request_beyond_an_entry_travels_in_pieces_and_alone() {
+        let limit = PIECE_HEAD_BYTES + 10;
+        let mut lane = lane();
+        let long: Vec<u8> = (0..35).collect();
+        lane.push_or_cut(0, false, limit, || 1000, |out| out.push(9)).unwrap();
+        lane.push_or_cut(1, false, limit, || 1000, |out| out.extend_from_slice(&long)).unwrap();
+        lane.push_or_cut(2, false, limit, || 1000, |out| out.push(9)).unwrap();
+        let refused =
+            lane.push_or_cut(3, false, limit, || 1000, |out| out.resize(out.len() + 1000, 0));
+        let bytes = HEAD_BYTES + 1004;
+        assert_eq!(refused, Err((3, Failure::TooLarge { bytes, limit: 1000 })));
+        let (mut told, mut whole) = (Vec::new(), Vec::new());
+        while let Some((number, bytes)) = lane.next_unit(7) {
+            assert!(bytes.len() <= limit && lane.next_unit(7).is_none());
+            let unit = Unit::decode(&bytes).unwrap();
+            assert_eq!(unit.turn, Turn { incarnation: 7, number });
+            let Some(piece) = unit.piece else {
+                told.push((lane.landed(number), 0));
+                continue;
+            };
+            assert_eq!((piece.series, piece.count), (2, 4));
+            whole.extend_from_slice(unit.bytes());
+            told.push((lane.landed(number), piece.index));
+            if piece.is_last() {
+                assert_eq!(unit.whole(&whole).requests().collect::<Vec<_>>(), [&long[..]]);
+            }
+        }
+        let expected =
+            [(vec![0], 0), (vec![], 0), (vec![], 1), (vec![], 2), (vec![1], 3), (vec![2], 0)];
+        assert_eq!(told, expected);
+    }
+
+    #[test]
+    fn pieces_behind_one_that_failed_are_given_up() {
+        let limit = PIECE_HEAD_BYTES + 10;
+        let mut lane = lane();
+        lane.push_or_cut(1, false, limit, || 1000, |out| out.resize(out.len() + 35, 0)).unwrap();
+        lane.push_or_cut(2, false, limit, || 1000, |out| out.push(9)).unwrap();
+        let (first, _) = lane.next_unit(7).unwrap();
+        assert!(lane.landed(first).is_empty());
+        let (second, _) = lane.next_unit(7).unwrap();
+        assert!(lane.failed(first).is_empty(), "an answer that comes twice");
+        assert_eq!(lane.failed(second), [1]);
+        let (third, unit) = lane.next_unit(7).unwrap();
+        assert_eq!(Unit::decode(&unit).unwrap().piece, None);
+        assert_eq!(lane.failed(third), [2]);
+        // Or between two of them.
+        lane.push_or_cut(3, false, limit, || 1000, |out| out.resize(out.len() + 35, 0)).unwrap();
+        let (fourth, _) = lane.next_unit(7).unwrap();
+        assert!(lane.give_up().is_empty(), "one is under way");
+        assert!(lane.landed(fourth).is_empty());
+        assert_eq!(lane.give_up(), [3]);
+        assert!(lane.next_unit(7).is_none() && lane.give_up().is_empty());
     }
 }

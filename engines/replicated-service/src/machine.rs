@@ -104,6 +104,30 @@ pub trait Replicated: Send {
         replies: &mut Replies<'_>,
     ) -> Result<(), CannotApply>;
 
+    /// Keeps a piece of a unit, durably and in snapshots, and remembers `unit.turn` as its lane's
+    /// latest. The first piece of a series takes the place of whatever the lane had left.
+    ///
+    /// Errors: [`CannotApply`]; so from a service whose lanes cut nothing.
+    fn keep_piece(&mut self, _position: Position, unit: &Unit<'_>) -> Result<(), CannotApply> {
+        let service = unit.lane.service.0;
+        Err(CannotApply::new(format!("service {service} keeps no pieces of units")))
+    }
+
+    /// The bytes of all pieces before `unit`, the last one; `None` unless all of them are there.
+    ///
+    /// Errors: [`CannotApply`].
+    fn pieces(&mut self, _unit: &Unit<'_>) -> Result<Option<Vec<u8>>, CannotApply> {
+        Ok(None)
+    }
+
+    /// The unit of these pieces took effect: they may go. They do so at the latest with the next
+    /// series of their lane.
+    ///
+    /// Errors: [`CannotApply`].
+    fn drop_pieces(&mut self, _unit: &Unit<'_>) -> Result<(), CannotApply> {
+        Ok(())
+    }
+
     /// A digest of what the unit just applied changed, the same wherever it changed the same:
     /// members compare it ([`GroupStats::divergences`](crate::GroupStats::divergences)). `None` from
     /// a service whose replies tell everything, and are alike at every member: these are compared
@@ -224,8 +248,32 @@ impl Machine {
             self.told(position, None);
             return Ok(());
         }
+        let before = match unit.piece {
+            Some(piece) if piece.is_last() => service.pieces(&unit)?,
+            _ => None,
+        };
+        if unit.piece.is_some() && before.is_none() {
+            // Not the last one; or one whose others are not here, which no lane proposes.
+            service.keep_piece(position, &unit)?;
+            count(&self.group.counters.pieces, 1);
+            self.told(position, Some(outcome(command, 0)));
+            if own && unit.turn.incarnation == self.group.incarnation() {
+                self.group.keep_reply(unit.lane, unit.turn.number, &[]);
+            }
+            return Ok(());
+        }
+        let whole = before.map(|mut bytes| {
+            bytes.extend_from_slice(unit.bytes());
+            bytes
+        });
         let mut replies = Replies { out: reply, count: 0 };
-        service.apply(position, &unit, &mut replies)?;
+        match &whole {
+            Some(bytes) => {
+                service.apply(position, &unit.whole(bytes), &mut replies)?;
+                service.drop_pieces(&unit)?;
+            }
+            None => service.apply(position, &unit, &mut replies)?,
+        }
         let requests = replies.count;
         let effects = service.effects().unwrap_or_else(|| u64::from(crc32c(reply)));
         let did = outcome(command, effects);

@@ -11,6 +11,17 @@
 //! reply                   per request: length u32, then the reply
 //! ```
 //!
+//! A unit that is longer than an entry of the log travels in *pieces*, each in an entry with a turn of its
+//! own. A piece has version 3, and behind the same head
+//!
+//! ```text
+//! 48  series u64          number of the turn of the first piece
+//! 56  index u32 | count u32
+//! 64  bytes               of the requests, as they lie in a whole unit
+//! ```
+//!
+//! The service keeps pieces ([`crate::Replicated::keep_piece`]) until the last one makes them whole.
+//!
 //! Little endian. The *service* is a [`Tag`], the *format* that of its commands, counted by itself.
 //! Version 1 ended at 32, had zeroes for format and service, and is the keys' ([`Tag::KEYS`]).
 //!
@@ -22,7 +33,10 @@ use crate::machine::Tag;
 /// Bytes before the requests.
 pub const HEAD_BYTES: usize = 48;
 const HEAD_BYTES_V1: usize = 32;
+/// Bytes before those of a piece.
+pub const PIECE_HEAD_BYTES: usize = HEAD_BYTES + 16;
 const VERSION: u8 = 2;
+const PIECE_VERSION: u8 = 3;
 const TIME_AT: usize = 24;
 const CHECKED_AT: usize = 32;
 /// The whole reply to a unit that had been applied before.
@@ -93,6 +107,15 @@ pub fn put_head(unit: &mut [u8], lane: LaneName, format: u8, turn: Turn) {
     unit[8..TIME_AT].copy_from_slice(&turn.encode());
 }
 
+/// As [`put_head`], of a piece: into the first [`PIECE_HEAD_BYTES`].
+pub fn put_piece_head(bytes: &mut [u8], lane: LaneName, format: u8, turn: Turn, piece: Piece) {
+    put_head(bytes, lane, format, turn);
+    bytes[0] = PIECE_VERSION;
+    bytes[HEAD_BYTES..HEAD_BYTES + 8].copy_from_slice(&piece.series.to_le_bytes());
+    bytes[HEAD_BYTES + 8..HEAD_BYTES + 12].copy_from_slice(&piece.index.to_le_bytes());
+    bytes[HEAD_BYTES + 12..PIECE_HEAD_BYTES].copy_from_slice(&piece.count.to_le_bytes());
+}
+
 /// Sets the incarnation of a unit that was not proposed yet.
 pub(crate) fn renew(unit: &mut [u8], incarnation: u64) {
     unit[8..16].copy_from_slice(&incarnation.to_le_bytes());
@@ -105,7 +128,7 @@ pub(crate) fn stamp(unit: &mut [u8], unix_ms: u64) {
 
 /// Sets what the leader that proposes a unit tells of a window of the log.
 pub(crate) fn stamp_check(unit: &mut [u8], check: Check) {
-    if unit.len() >= HEAD_BYTES && unit[0] == VERSION {
+    if unit.len() >= HEAD_BYTES && matches!(unit[0], VERSION | PIECE_VERSION) {
         unit[CHECKED_AT..CHECKED_AT + 8].copy_from_slice(&check.window.to_le_bytes());
         unit[CHECKED_AT + 8..HEAD_BYTES].copy_from_slice(&check.digest.to_le_bytes());
     }
@@ -129,6 +152,25 @@ pub enum NoUnit {
     Malformed,
 }
 
+/// Which piece of a unit that travels in several.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Number of the first piece's turn: the same in all of them.
+    pub series: u64,
+    /// Which one, from 0.
+    pub index: u32,
+    /// How many there are.
+    pub count: u32,
+}
+
+impl Piece {
+    /// Whether the unit is whole with this one.
+    #[must_use]
+    pub fn is_last(self) -> bool {
+        self.index.checked_add(1) == Some(self.count)
+    }
+}
+
 /// A unit, taken apart.
 #[derive(Clone, Copy, Debug)]
 pub struct Unit<'a> {
@@ -142,6 +184,8 @@ pub struct Unit<'a> {
     pub unix_ms: u64,
     /// What the leader tells of a window.
     pub check: Option<Check>,
+    /// Of a piece; it has no requests by itself.
+    pub piece: Option<Piece>,
     requests: &'a [u8],
 }
 
@@ -157,12 +201,24 @@ impl<'a> Unit<'a> {
             word.copy_from_slice(&bytes[at..at + 8]);
             u64::from_le_bytes(word)
         };
-        let (service, check, requests) = match head[0] {
-            1 => (Tag::KEYS, None, rest),
+        let (service, check, piece, requests) = match head[0] {
+            1 => (Tag::KEYS, None, None, rest),
             2 => {
                 let (more, requests) = rest.split_first_chunk::<16>().ok_or(NoUnit::Malformed)?;
                 let check = Check { window: long(more, 0), digest: long(more, 8) };
-                (Tag(short(6)), Some(check).filter(|check| check.window != 0), requests)
+                (Tag(short(6)), Some(check).filter(|check| check.window != 0), None, requests)
+            }
+            PIECE_VERSION => {
+                let (more, bytes) = rest.split_first_chunk::<32>().ok_or(NoUnit::Malformed)?;
+                let check = Check { window: long(more, 0), digest: long(more, 8) };
+                let both = long(more, 24);
+                let (index, count) = (both as u32, (both >> 32) as u32);
+                if index >= count {
+                    return Err(NoUnit::Malformed);
+                }
+                let piece = Piece { series: long(more, 16), index, count };
+                let check = Some(check).filter(|check| check.window != 0);
+                (Tag(short(6)), check, Some(piece), bytes)
             }
             0 => return Err(NoUnit::Malformed),
             version => return Err(NoUnit::Version(version)),
@@ -173,8 +229,21 @@ impl<'a> Unit<'a> {
             turn: Turn { incarnation: long(head, 8), number: long(head, 16) },
             unix_ms: long(head, TIME_AT),
             check,
+            piece,
             requests,
         })
+    }
+
+    /// The bytes of its requests; of a piece, its own.
+    #[must_use]
+    pub fn bytes(&self) -> &'a [u8] {
+        self.requests
+    }
+
+    /// The unit that a last piece makes whole, of all pieces' bytes.
+    #[must_use]
+    pub fn whole<'b>(&self, bytes: &'b [u8]) -> Unit<'b> {
+        Unit { piece: None, requests: bytes, ..*self }
     }
 
     /// Its requests in order; ends early where they are damaged.
@@ -225,13 +294,39 @@ mod tests {
         renew(&mut bytes, 1 << 41);
         let unit = Unit::decode(&bytes).unwrap();
         assert_eq!((unit.check, unit.turn.incarnation), (Some(check), 1 << 41));
-        bytes[0] = 3;
-        assert_eq!(Unit::decode(&bytes).err(), Some(NoUnit::Version(3)));
+        bytes[0] = 4;
+        assert_eq!(Unit::decode(&bytes).err(), Some(NoUnit::Version(4)));
         for length in 0..HEAD_BYTES {
             bytes[0] = 2;
             assert_eq!(Unit::decode(&bytes[..length]).err(), Some(NoUnit::Malformed));
         }
         assert_eq!(parts(&REPEATED).count(), 0);
+    }
+
+    #[test]
+    fn a_piece_comes_back() {
+        let lane = LaneName { service: Tag(7), node: 3, lane: 1 };
+        let turn = Turn { incarnation: 1 << 40, number: 12 };
+        let piece = Piece { series: 9, index: 3, count: 4 };
+        let mut bytes = vec![0; PIECE_HEAD_BYTES];
+        put_piece_head(&mut bytes, lane, 5, turn, piece);
+        bytes.extend_from_slice(b"the rest");
+        stamp(&mut bytes, 1234);
+        stamp_check(&mut bytes, Check { window: 4, digest: 99 });
+        let unit = Unit::decode(&bytes).unwrap();
+        assert_eq!((unit.lane, unit.format, unit.turn, unit.unix_ms), (lane, 5, turn, 1234));
+        assert_eq!((unit.piece, unit.bytes()), (Some(piece), &b"the rest"[..]));
+        assert!(piece.is_last() && unit.check.is_some());
+        let whole = unit.whole(b"\x03\0\0\0one");
+        assert_eq!(whole.requests().collect::<Vec<_>>(), [b"one"]);
+        for length in 0..PIECE_HEAD_BYTES {
+            assert_eq!(Unit::decode(&bytes[..length]).err(), Some(NoUnit::Malformed));
+        }
+        // Behind the last, and of none.
+        for (index, count) in [(4, 4), (9, 4), (0, 0)] {
+            put_piece_head(&mut bytes, lane, 5, turn, Piece { series: 9, index, count });
+            assert_eq!(Unit::decode(&bytes).err(), Some(NoUnit::Malformed));
+        }
     }
 
     #[test]

@@ -145,11 +145,15 @@ fn units_reach_the_service_of_their_tag_once_and_its_state_travels() {
 
 #[test]
 fn what_a_member_does_not_serve_stops_it_and_is_not_skipped() {
-    let unknown = [command(Tag(9), 1, 1, &["a"]), command(ONE, 2, 1, &["a"]), {
-        let mut later = command(ONE, 1, 1, &["a"]);
-        later[0] = 3;
-        later
-    }];
+    let mut later = command(ONE, 1, 1, &["a"]);
+    later[0] = 4;
+    // Of a service that keeps none.
+    let mut piece = vec![0; unit::PIECE_HEAD_BYTES];
+    let lane = LaneName { service: ONE, node: 1, lane: 0 };
+    let turn = Turn { incarnation: 1, number: 1 };
+    let which = unit::Piece { series: 1, index: 0, count: 2 };
+    unit::put_piece_head(&mut piece, lane, 1, turn, which);
+    let unknown = [command(Tag(9), 1, 1, &["a"]), command(ONE, 2, 1, &["a"]), later, piece];
     for command in unknown {
         let mut member = Member::new(2, false);
         member.apply(1, &command);

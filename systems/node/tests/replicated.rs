@@ -299,10 +299,9 @@ fn what_the_log_cannot_take_is_refused_with_its_reason() {
         let before = cluster.entries();
         client.send(&format!("SET key {}\r\nPING\r\n", "x".repeat(LIMIT / 2)));
         client.expect("+OK\r\n+PONG\r\n");
-        client.send(&format!(
-            "*3\r\n$3\r\nSET\r\n$3\r\nkey\r\n${LIMIT}\r\n{}\r\nPING\r\n",
-            "x".repeat(LIMIT)
-        ));
+        // Beyond half of a segment.
+        let long = array(&["SET", "key", &"x".repeat(3 << 20)]);
+        client.send(&format!("{long}PING\r\n"));
         client.expect("-ERR this command takes ");
         client.line();
         client.expect("+PONG\r\n");
@@ -449,4 +448,121 @@ fn a_write_that_comes_before_the_log_is_refused_only_for_now() {
     let said = client.reply();
     assert!(said.starts_with("-TRYAGAIN"), "{said}");
     node.stop();
+}
+
+/// A request of any length: one line takes 64 KiB at most.
+fn array(words: &[&str]) -> String {
+    let all: String = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len())).collect();
+    format!("*{}\r\n{all}", words.len())
+}
+
+/// A value of `bytes` bytes that begins as no other one does.
+fn value_of(name: &str, bytes: usize) -> String {
+    name.chars().cycle().take(bytes).collect()
+}
+
+#[test]
+fn a_command_longer_than_an_entry_travels_in_pieces_from_every_member() {
+    let (cluster, members) = cluster(2);
+    let mut clients: Vec<_> = members.iter().map(Member::client).collect();
+    for round in 0..6 {
+        let (writer, reader) = (round % 3, (round + 1) % 3);
+        let value = value_of(&format!("round {round} "), 300_000 + round * 250_000);
+        // Answers are lost in the middle: pieces come twice.
+        cluster.state.lock().unwrap().lost = [0, 3][round / 3];
+        // Short ones around it keep their places.
+        let set = array(&["SET", &format!("big{round}"), &value]);
+        clients[writer].send(&format!("INCR n\r\n{set}INCR n\r\n"));
+        clients[writer].expect(&format!(":{}\r\n+OK\r\n:{}\r\n", 2 * round + 1, 2 * round + 2));
+        assert_eq!(clients[reader].ask(&format!("GET big{round}")), value);
+        ask(&mut clients[reader], &format!("STRLEN big{round}"), &format!(":{}\r\n", value.len()));
+    }
+    assert!(cluster.entries() > 6 * 5, "none fits an entry");
+    // Half of a segment is the most.
+    clients[2].send(&array(&["SET", "most", &value_of("v", 2_200_000)]));
+    let said = clients[2].reply();
+    assert!(said.starts_with("-ERR this command takes 2200"), "{said}");
+    ask(&mut clients[1], "EXISTS most big0 big5", ":2\r\n");
+    // Parts of transactions and commands of several keys are commands as well.
+    let half = value_of("h", 90_000);
+    clients[0].send(&array(&["MSET", "one", &half, "two", &half]));
+    clients[0].expect("+OK\r\n");
+    let append = array(&["APPEND", "one", &half]);
+    clients[1].send(&format!("MULTI\r\n{append}STRLEN two\r\nEXEC\r\n"));
+    clients[1].expect("+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n:180000\r\n:90000\r\n");
+    members.iter().for_each(Member::catch_up);
+    for member in &members {
+        let (_, stats) = member.node.as_ref().unwrap().handle().stats().replication.unwrap();
+        assert!(stats.pieces > 60, "{stats:?}");
+    }
+}
+
+/// A member that ends between two pieces, or gets a snapshot of that moment, has the command all the
+/// same.
+#[test]
+fn pieces_outlive_restarts_and_travel_in_snapshots() {
+    let (cluster, members) = cluster(2);
+    let mut client = members[0].client();
+    let value = value_of("pieces ", 400_000);
+    ask(&mut client, "SET before it", "+OK\r\n");
+    client.send(&array(&["SET", "big", &value]));
+    client.expect("+OK\r\n");
+    let entries = cluster.state.lock().unwrap().entries.clone();
+    assert!(entries.len() > 6, "the value takes several entries");
+    for cut in 1..entries.len() {
+        // A log of its own, so that nothing behind the cut comes by itself.
+        let alone = Arc::new(Cluster::default());
+        let directory = tempfile::tempdir().unwrap();
+        let mut state = Vec::new();
+        drop(Member::start_with(&alone, 9, on_disk(directory.path()), |machine| {
+            for (at, command) in (1..).zip(&entries[..cut]) {
+                machine.apply(Position(at), command, &mut Vec::new());
+            }
+            machine.flush(Position(cut as u64)).unwrap();
+            machine.snapshot().unwrap()(&mut state).unwrap();
+        }));
+        let position = Position(cut as u64);
+        let target = tempfile::tempdir().unwrap();
+        for restored in [false, true] {
+            let place = if restored { target.path() } else { directory.path() };
+            let member = Member::start_with(&alone, 9, on_disk(place), |machine| {
+                if restored {
+                    machine.restore(position, &mut Cursor::new(&state)).unwrap();
+                }
+                assert_eq!(machine.applied(), position);
+                for (at, command) in (cut as u64 + 1..).zip(&entries[cut..]) {
+                    machine.apply(Position(at), command, &mut Vec::new());
+                }
+                machine.flush(Position(entries.len() as u64)).unwrap();
+            });
+            let mut reader = member.client();
+            ask(&mut reader, "READONLY", "+OK\r\n");
+            assert_eq!(reader.ask("GET big"), value, "cut at {cut}, restored: {restored}");
+            ask(&mut reader, "DBSIZE", ":2\r\n");
+        }
+    }
+}
+
+/// Pieces of which the first ones are missing, as no lane proposes them, change nothing and stop nobody.
+#[test]
+fn a_last_piece_without_the_others_changes_nothing() {
+    let (cluster, members) = cluster(2);
+    let mut client = members[0].client();
+    client.send(&array(&["SET", "big", &value_of("v", 200_000)]));
+    client.expect("+OK\r\n");
+    let mut last = cluster.state.lock().unwrap().entries.last().unwrap().clone();
+    // Of another series, and a later turn of a lane that nobody has.
+    last[4] = 200;
+    last[48] ^= 1;
+    cluster.state.lock().unwrap().entries.push(last);
+    cluster.changed.notify_all();
+    members.iter().for_each(Member::catch_up);
+    for member in &members {
+        ask(&mut member.client(), "DBSIZE", ":1\r\n");
+    }
+    for member in &members {
+        let mut client = member.client();
+        client.send(&array(&["SET", "again", &value_of("w", 200_000)]));
+        client.expect("+OK\r\n");
+    }
 }

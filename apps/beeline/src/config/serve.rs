@@ -40,7 +40,7 @@ knobs! {
         join: Switch = "off", "With empty data: wait to be taken in by `beeline cluster join`, instead of founding the cluster with the peers.";
         log_provider: LogProviderWord = "auto", "Fabric between members, the same at each: shm (one host), tcp, or auto: shm where all peers are on loopback.";
         log_slots: Number = "4096", "Entries the log holds, a power of two, the same at each member; decided when the cluster is founded.";
-        log_slot_size: Size = "32KiB", "Bytes of one entry, the same at each member; bounds what one command or transaction carries. log-slots times this is at most 1GiB.";
+        log_slot_size: Size = "32KiB", "Bytes of one entry, the same at each member; longer commands travel in pieces, up to half of segment-size. log-slots times this is at most 1GiB.";
         request_timeout: Span = "5s", "How long a request of a replicated node waits for a leader and its answer; a fail-over takes well under a second.";
         shutdown_wait: Span = "2s", "How long a node that stops waits for clients to read replies they are owed; the default is shorter than supervisors wait.";
     }

@@ -128,6 +128,7 @@ published! {
         counter log_units: Count = log.stats.units, "Units applied: requests of one shard that were agreed on together.";
         counter log_requests: Count = log.stats.requests, "Requests applied.";
         counter log_repeated_units: Count = log.stats.repeated, "Units skipped because they had been applied before.";
+        counter log_unit_pieces: Count = log.stats.pieces, "Pieces of units longer than an entry, kept until these were whole.";
         counter log_forwarded_requests: Count = log.stats.forwarded, "Units and barriers carried to the leader.";
         counter log_timed_out_requests: Count = log.stats.timed_out, "Units and barriers given up after request-timeout.";
         counter log_divergent_windows: Count = log.stats.divergences, "Windows of the log that did something else here than at a leader. Not 0: members differ; remove the wrong one.";

@@ -19,8 +19,8 @@ pub(crate) fn line_of(failure: &Failure) -> String {
         }
         Failure::ReplyLost => "TRYAGAIN the write took effect; its reply was lost".to_owned(),
         Failure::TooLarge { bytes, limit } => format!(
-            "ERR this command takes {bytes} bytes and an entry of the log holds {limit}: \
-             log-slot-size, decided when the cluster is founded, bounds it"
+            "ERR this command takes {bytes} bytes and the log carries {limit} for one command: half of \
+             segment-size, or log-slot-size where that is larger, bounds it"
         ),
         Failure::Loading => "LOADING this member is installing a snapshot".to_owned(),
         Failure::Failed => {

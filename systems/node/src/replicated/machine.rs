@@ -26,7 +26,7 @@ use beeline_replicated_service::{CannotApply, LaneName, Replicated, Replies, Tag
 use beeline_resp::{Executor, Logged, Output};
 
 use super::courier::lane_name;
-use super::{clock, pair};
+use super::{clock, pair, pieces};
 use crate::redis::bound;
 use crate::shared::{Shared, lock};
 
@@ -168,6 +168,30 @@ impl ReplicatedKeys {
         Ok(())
     }
 
+    /// A step beside units, as one batch.
+    fn in_batch(
+        &self,
+        step: impl FnOnce(&mut Keyspace<'_>) -> Result<(), KvError>,
+    ) -> Result<(), CannotApply> {
+        let shared = Arc::clone(&self.shared);
+        let Some(replication) = &shared.replication else {
+            return Err(CannotApply::new("no replication"));
+        };
+        let done = with_keyspace(&shared, |keyspace| {
+            keyspace.begin_batch();
+            let done = step(keyspace);
+            if done.is_err() {
+                // As a unit that cannot be applied.
+                keyspace.abandon_batch();
+                replication.fail();
+            }
+            keyspace.end_batch();
+            done?;
+            if replication.options.ordered_commits { keyspace.commit() } else { Ok(()) }
+        });
+        done.map_err(CannotApply::new)
+    }
+
     /// Waits for the collector where the pool has no room for another batch. Without any in the
     /// end, deletions may still find some.
     fn await_room(shared: &Shared, patience: Duration) -> Result<(), String> {
@@ -249,6 +273,27 @@ impl Replicated for ReplicatedKeys {
         self.apply_unit(position.0, unit, replies).map_err(CannotApply::new)
     }
 
+    fn keep_piece(&mut self, _position: Position, unit: &Unit<'_>) -> Result<(), CannotApply> {
+        let Some(piece) = unit.piece else { return Err(CannotApply::new("this is no piece")) };
+        Self::await_room(&self.shared, ROOM_PATIENCE).map_err(CannotApply::new)?;
+        self.in_batch(|keyspace| {
+            pieces::keep(keyspace, unit, piece)?;
+            keyspace.put_system(&unit.lane.key(), &unit.turn.encode())
+        })?;
+        self.lanes.insert(unit.lane, unit.turn);
+        Ok(())
+    }
+
+    fn pieces(&mut self, unit: &Unit<'_>) -> Result<Option<Vec<u8>>, CannotApply> {
+        let Some(piece) = unit.piece else { return Ok(None) };
+        let found = with_keyspace(&self.shared, |keys| pieces::before(keys, unit.lane, piece));
+        found.map_err(CannotApply::new)
+    }
+
+    fn drop_pieces(&mut self, unit: &Unit<'_>) -> Result<(), CannotApply> {
+        self.in_batch(|keyspace| pieces::remove(keyspace, unit.lane))
+    }
+
     /// Before [`beeline_kv::Store::is_short`], after which a unit waits for room:
     /// what other members have proposed by then has to fit as well.
     fn is_short(&self) -> bool {
@@ -265,7 +310,8 @@ impl Replicated for ReplicatedKeys {
     /// aside for them.
     fn has_room_for(&mut self, unit: &Unit<'_>) -> bool {
         let shared = Arc::clone(&self.shared);
-        if !shared.store.is_short() || !unit.requests().any(needs_room) {
+        let needs_room = unit.piece.is_some() || unit.requests().any(needs_room);
+        if !shared.store.is_short() || !needs_room {
             return true;
         }
         // What goes wrong here is told when the unit is applied.

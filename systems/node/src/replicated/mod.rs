@@ -24,6 +24,7 @@ pub(crate) mod lane;
 pub mod machine;
 pub(crate) mod pair;
 mod peer;
+mod pieces;
 
 use std::ops::Deref;
 use std::sync::Arc;

@@ -23,6 +23,7 @@ use crate::replicated::Replication;
 use crate::replicated::courier::Errand;
 use crate::replicated::lane::{Asker, Failure, Reader, line_of};
 use crate::replicated::log::{Done, Log, Order, Refused};
+use crate::replicated::machine::BATCH_SHARE;
 use crate::shared::Shared;
 use crate::stats::count;
 use crate::wire::{Args, Effect, Logging, Refusal, WirePlan};
@@ -135,7 +136,10 @@ impl ShardThread {
         connection.fresh = false;
         let Some(lane) = &mut self.lane else { return false };
         let asker = Asker::Redis(origin);
-        let pushed = lane.push(asker, logging.alone, limit, |out| connection.session.log(out));
+        let session = &mut connection.session;
+        let known = self.command_limit;
+        let most = || most_in_pieces(known, shared, replication);
+        let pushed = lane.push_or_cut(asker, logging.alone, limit, most, |out| session.log(out));
         if let Err((_, failure)) = pushed {
             let line = line_of(&failure);
             let refusal = match failure {
@@ -149,6 +153,23 @@ impl ShardThread {
             self.scratch.clear();
         }
         true
+    }
+
+    /// A command whose pieces would fill what little room is left is given up between two of them.
+    fn give_up_pieces(&mut self, shared: &Shared, replication: &Replication) {
+        let is_cutting = self.lane.as_ref().is_some_and(|lane| lane.is_cutting());
+        if !is_cutting || !(shared.store.is_short() || replication.is_short()) {
+            return;
+        }
+        let askers = self.lane.as_mut().map(|lane| lane.give_up()).unwrap_or_default();
+        for asker in askers {
+            match asker {
+                Asker::Redis(origin) => {
+                    self.deliver_refusal(origin, &Refusal::Line(MEMBER_SHORT));
+                }
+                Asker::OneSided(asker) => self.fabric.wrote(asker, Err(ReplyStatus::PoolFull)),
+            }
+        }
     }
 
     pub(super) fn command_limit(&mut self, replication: &Replication) -> usize {
@@ -171,8 +192,10 @@ impl ShardThread {
     /// Proposes what collected, and asks for a barrier if anybody waits for one.
     pub(super) fn talk_to_log(&mut self) {
         let shared = Arc::clone(&self.shared);
-        let (Some(replication), Some(lane)) = (&shared.replication, &mut self.lane) else { return };
+        let Some(replication) = &shared.replication else { return };
+        self.give_up_pieces(&shared, replication);
         let index = self.index;
+        let Some(lane) = &mut self.lane else { return };
         if let Some((number, unit)) = lane.next_unit(replication.incarnation()) {
             propose(&shared, replication, index, number, unit);
         }
@@ -186,7 +209,11 @@ impl ShardThread {
         match news {
             LogNews::Unit { number, outcome } => {
                 let Some(lane) = &mut self.lane else { return };
-                let askers = lane.landed(number);
+                let askers = match &outcome {
+                    // A piece whose reply was lost took effect: the next one follows.
+                    Ok(_) | Err(Failure::ReplyLost) => lane.landed(number),
+                    Err(_) => lane.failed(number),
+                };
                 let (replies, failure) = match outcome {
                     Ok(replies) => (replies, None),
                     Err(failure) => (Vec::new(), Some(failure)),
@@ -343,6 +370,17 @@ impl Answer {
             });
         })
     }
+}
+
+/// Longest command that may travel in pieces now; 0: none. What it stores has to fit one batch; and
+/// pieces need room where they are kept, even those of a deletion.
+fn most_in_pieces(command_limit: usize, shared: &Shared, replication: &Replication) -> usize {
+    // Before the log is there nobody knows what an entry takes.
+    if command_limit == 0 || shared.store.is_short() || replication.is_short() {
+        return 0;
+    }
+    let most_bytes = u64::from(shared.store.pool().segment_bytes()) / BATCH_SHARE;
+    usize::try_from(most_bytes).unwrap_or(usize::MAX)
 }
 
 /// Proposes a unit here, or leaves it to the courier.

@@ -49,17 +49,23 @@ fn a_leader_told_to_stop_hands_over_first_and_clients_of_others_see_no_error() {
 }
 
 #[test]
-fn a_value_longer_than_an_entry_is_refused_with_lengths_and_setting_by_every_member() {
+fn a_value_longer_than_an_entry_travels_in_pieces_and_one_beyond_half_a_segment_is_refused() {
     let cluster = Cluster::new(0, &["--log-slot-size", "8KiB"]);
     cluster.leader();
-    let (fits, long) = ("f".repeat(7_900), "l".repeat(8_192));
+    let (fits, long) = ("f".repeat(7_900), "l".repeat(600_000));
     for member in 0..3 {
         let mut client = cluster.client(member);
         assert!(ask(&mut client, &["SET", "key", &fits]).is_ok());
         let reply = ask(&mut client, &["SET", "key", &long]).text();
-        assert!(reply.starts_with("ERR this command takes 8"), "{reply}");
-        assert!(reply.contains("and an entry of the log holds 8"), "{reply}");
-        assert!(reply.contains("log-slot-size"), "{reply}");
+        assert!(reply.starts_with("ERR this command takes 600"), "{reply}");
+        assert!(reply.contains("the log carries 524288"), "{reply}");
+        assert!(reply.contains("segment-size"), "{reply}");
+        assert_eq!(ask(&mut client, &["GET", "key"]).text(), fits);
+        let large = format!("{member}").repeat(400_000);
+        let key = format!("large{member}");
+        assert!(ask(&mut client, &["SET", &key, &large]).is_ok());
+        let read = cluster.ask((member + 1) % 3, &["GET", &key]).text();
+        assert!(read == large, "{} bytes", read.len());
         // Several that fit one by one and not together travel one by one.
         let third = "t".repeat(3_000);
         for n in 0..5 {
