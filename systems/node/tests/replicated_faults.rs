@@ -4,6 +4,7 @@
 
 mod common;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -11,8 +12,8 @@ use std::time::{Duration, Instant};
 use beeline_node::NodeConfig;
 use beeline_pmem::PoolOptions;
 use beeline_replicated_log::{Position, StateMachine as _};
-use beeline_replicated_service::{LaneName, Tag, Turn, unit};
-use common::replicas::{Cluster, Member, ask, on_disk};
+use beeline_replicated_service::{LaneName, Machine, Tag, Turn, unit};
+use common::replicas::{Cluster, Member, ask, cluster, on_disk};
 use common::{PATIENCE, config};
 
 #[test]
@@ -73,6 +74,48 @@ fn a_node_whose_clock_was_set_back_is_told_the_truth_about_its_writes() {
         ask(client, "APPEND key s", ":4\r\n");
         ask(client, "GET key", "$4\r\ntwos\r\n");
     }
+}
+
+/// A member ends by a signal behind a unit of a leader whose clock was ahead, and before its position was
+/// recorded. What the next leader's units do there is what they do at the others: they run no earlier.
+#[test]
+fn the_log_s_time_is_known_again_where_a_unit_had_its_effects_and_is_skipped() {
+    let (cluster, members) = cluster(1);
+    let mut client = members[0].client();
+    for request in ["SET key 1 PX 5000", "SET other 1", "INCR key"] {
+        client.ask(request);
+    }
+    let mut units = cluster.state.lock().unwrap().entries.clone();
+    drop(members);
+    assert_eq!(units.len(), 3);
+    let begin_ms = unit::Unit::decode(&units[0]).unwrap().unix_ms;
+    for (unit, later_ms) in units.iter_mut().zip([0, 10_000, 500]) {
+        unit[24..32].copy_from_slice(&(begin_ms + later_ms).to_le_bytes());
+    }
+    let apply = |machine: &mut Machine, position: usize| {
+        let mut reply = Vec::new();
+        machine.apply(Position(position as u64), &units[position - 1], &mut reply);
+        reply
+    };
+    let run = |directory: &Path, prepare: &dyn Fn(&mut Machine)| {
+        drop(Member::start_with(&Arc::default(), 9, on_disk(directory), prepare));
+    };
+    let (whole, cut) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    run(whole.path(), &|machine| {
+        apply(machine, 1);
+        apply(machine, 2);
+        assert!(apply(machine, 3).ends_with(b":1\r\n"), "the key's time was up");
+    });
+    run(cut.path(), &|machine| {
+        apply(machine, 1);
+        machine.flush(Position(1)).unwrap();
+        apply(machine, 2);
+    });
+    run(cut.path(), &|machine| {
+        assert_eq!(machine.applied(), Position(1));
+        assert_eq!(apply(machine, 2), unit::REPEATED);
+        assert!(apply(machine, 3).ends_with(b":1\r\n"), "the key lives on at this member");
+    });
 }
 
 #[test]

@@ -1,10 +1,10 @@
 //! The keys as a replicated service: units, applied to the shards.
 //!
-//! A unit is one batch of the store: the effects of its requests, and its lane's latest turn. So
-//! after a crash the lane's turn tells whether the unit's effects are there, and a unit that is
-//! applied again, because the position recorded is older or because it was proposed twice, is
-//! skipped ([`beeline_replicated_service::Machine`]). The position is recorded by `flush`, behind the
-//! effects.
+//! A unit is one batch of the store: the effects of its requests, its lane's latest turn, and the
+//! log's time. So after a crash the lane's turn tells whether the unit's effects are there, and a unit
+//! that is applied again, because the position recorded is older or because it was proposed twice, is
+//! skipped ([`beeline_replicated_service::Machine`]); what comes behind it runs no earlier than it did.
+//! The position is recorded by `flush`, behind the effects.
 //!
 //! Replicas must not differ in what a unit does. Its requests see the time stamped on it, and the
 //! keyspace; limits that depend on how entries lie are never met ([`BATCH_SHARE`]). What else may
@@ -37,6 +37,9 @@ pub(crate) const BATCH_SHARE: u64 = 2;
 pub(crate) const FORMAT: u8 = 1;
 /// The key of position and time among the system's entries.
 const PROGRESS: &[u8] = b"progress";
+/// The key of the log's time among them, written with every unit: units that are skipped after a crash,
+/// because they have had their effects, do not bring it again.
+const TIME: &[u8] = b"time";
 /// A pool without room is waited for so long.
 const ROOM_PATIENCE: Duration = Duration::from_secs(10);
 /// A pool takes no new data when no more than so much is left before it is short, or an eighth of it:
@@ -99,7 +102,12 @@ impl ReplicatedKeys {
         let mut found = Vec::new();
         let known = with_keyspace(&shared, |keyspace| keyspace.system(PROGRESS, &mut found))?;
         let turn = if known { Turn::decode(&found) } else { None };
-        let Turn { incarnation: position, number: now_ms } = turn.unwrap_or_default();
+        let Turn { incarnation: position, number: flushed_ms } = turn.unwrap_or_default();
+        found.clear();
+        let known = with_keyspace(&shared, |keyspace| keyspace.system(TIME, &mut found))?;
+        let applied_ms = found.first_chunk().filter(|_| known).map(|ms| u64::from_le_bytes(*ms));
+        // An earlier build recorded none with its units.
+        let now_ms = flushed_ms.max(applied_ms.unwrap_or_default());
         (self.recorded, self.now_ms) = (position, now_ms);
         self.lanes.clear();
         if let Some(replication) = &shared.replication {
@@ -143,12 +151,13 @@ impl ReplicatedKeys {
         self.now_ms = self.now_ms.max(unit.unix_ms);
         replication.agreed_ms.store(self.now_ms, Ordering::Relaxed);
         Self::await_room(&shared, ROOM_PATIENCE)?;
-        let (executor, out) = (&mut self.executor, &mut self.out);
-        self.effects = clock::at(self.now_ms, || {
+        let (executor, out, now_ms) = (&mut self.executor, &mut self.out, self.now_ms);
+        self.effects = clock::at(now_ms, || {
             with_keyspace(&shared, |keyspace| {
                 keyspace.watch_effects();
                 keyspace.begin_batch();
                 run(executor, out, &shared, position, unit, keyspace, replies)
+                    .and_then(|()| conclude(unit, now_ms, keyspace))
                     .and_then(|()| {
                         if replication.options.ordered_commits {
                             keyspace.commit().map_err(|error| error.to_string())?;
@@ -374,7 +383,7 @@ fn needs_room(request: &[u8]) -> bool {
     Logged::decode(request).is_some_and(|request| request.needs_room())
 }
 
-/// Runs a unit's requests as one batch, which is open, and closes it.
+/// Runs a unit's requests as one batch, which is open and stays so.
 fn run(
     executor: &mut Executor,
     out: &mut Output,
@@ -404,7 +413,13 @@ fn run(
         }
         replies.put(|reply| reply.extend_from_slice(out.as_bytes()));
     }
-    let recorded = keyspace.put_system(&unit.lane.key(), &unit.turn.encode());
+    Ok(())
+}
+
+/// Ends a unit's batch with what a member that skips it after a crash has to know of it.
+fn conclude(unit: &Unit<'_>, now_ms: u64, keyspace: &mut Keyspace<'_>) -> Result<(), String> {
+    let turn = keyspace.put_system(&unit.lane.key(), &unit.turn.encode());
+    let recorded = turn.and_then(|()| keyspace.put_system(TIME, &now_ms.to_le_bytes()));
     recorded.map_err(|error| error.to_string())?;
     keyspace.end_batch();
     Ok(())
