@@ -226,6 +226,7 @@ pub struct Node<S> {
     snapshot_has_state: bool,
     /// A snapshot is being written.
     writing: Option<Position>,
+    /// With the state; or the last one was.
     writing_state: bool,
     snapshot_due: bool,
     snapshot_failed_ns: Option<u64>,

@@ -8,10 +8,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use beeline_replicated_log::{Layout, NO_SESSION, Position, Refusal, RoleName, StateMachine as _};
+use beeline_replicated_log::{
+    Config, Home, Layout, NO_SESSION, Position, Refusal, RoleName, Server, StateMachine as _,
+};
 use beeline_verify_log::lists::padded_append;
 use beeline_verify_log::machine::append;
-use common::{Cluster, Gate, Held, LIMIT, Provider, eventually, id, shm, small, tcp};
+use common::{Cluster, Gate, Held, LIMIT, Provider, contact, eventually, id, shm, small, tcp};
 
 fn agrees_and_survives_a_restart_of_all(provider: Provider) {
     let mut cluster = Cluster::new(provider, 3, small());
@@ -154,6 +156,47 @@ fn a_full_log_says_why_and_goes_on_once_snapshots_can_be_written() {
     for node in 0..3 {
         eventually("all of it is there", || (cluster.list(node, 1) == wanted).then_some(()));
     }
+}
+
+/// Three members whose machines last by themselves.
+fn of_durable_machines() -> Cluster {
+    let mut cluster = Cluster::new(shm, 3, small());
+    for node in 0..3 {
+        cluster.stop(node);
+        cluster.machine = Some(Held { durable: true, ..Held::default() });
+        cluster.start(node);
+    }
+    cluster
+}
+
+/// A disk that takes a log's head and not a copy of the machine's state; what the log needs of it goes
+/// first. Neither a member that wants the state nor a user who asks for it stops the writes.
+#[test]
+fn a_state_that_cannot_be_written_keeps_no_durable_machine_s_ring_from_having_room() {
+    let mut cluster = of_durable_machines();
+    let leader = cluster.leader();
+    let away = (0..3).find(|node| *node != leader).unwrap();
+    cluster.stop(away);
+    for item in 1..=200 {
+        cluster.append(NO_SESSION, 0, &append(1, item));
+    }
+    cluster.broken.store(true, Ordering::Relaxed);
+    cluster.machine = Some(Held { durable: true, ..Held::default() });
+    cluster.start(away);
+    let failed = |cluster: &Cluster| {
+        let of = |node| cluster.handle(node).status().counters.snapshots_failed;
+        cluster.running().into_iter().map(of).sum::<u64>()
+    };
+    eventually("its state is wanted", || (failed(&cluster) > 0).then_some(()));
+    for item in 201..=300 {
+        cluster.append(NO_SESSION, 0, &append(1, item));
+    }
+    assert!(cluster.list(away, 1).is_empty(), "there was no state to be had");
+    cluster.broken.store(false, Ordering::Relaxed);
+    let wanted: Vec<u32> = (1..=300).collect();
+    eventually("it has the state", || (cluster.list(away, 1) == wanted).then_some(()));
+    let written = cluster.handle(cluster.leader()).snapshot_wait(LIMIT).unwrap();
+    assert!(written >= Position(300), "{written}");
 }
 
 /// Restoring takes much longer than the ring takes to come round at the speed of the writers.

@@ -15,13 +15,20 @@ impl<S: StateMachine> Node<S> {
         let early = self
             .snapshot_failed_ns
             .is_some_and(|then_ns| now_ns.saturating_sub(then_ns) < SNAPSHOT_RETRY_NS);
-        if self.writing.is_some() || !self.snapshot_due || early {
+        if self.writing.is_some() || !self.snapshot_due {
             return;
         }
-        // A machine that lasts by itself is captured only for those who want its state.
-        let whole = !self.machine.is_durable()
-            || !self.wanting.is_empty()
-            || !self.snapshot_waiters.is_empty();
+        // A machine that lasts by itself is captured only for those who want its state; where that
+        // fails, the ring goes first: nobody's want may keep it from having room.
+        let wanted = !self.wanting.is_empty() || !self.snapshot_waiters.is_empty();
+        let fails = self.snapshot_problem.is_some() || self.applied < self.machine_has;
+        let ring_first =
+            fails && self.applied.since(self.snapshot) > self.home.layout().slots() / 2;
+        let whole = !self.machine.is_durable() || (wanted && !ring_first);
+        // What failed with the state may succeed without it at once.
+        if early && (whole || !self.writing_state) {
+            return;
+        }
         if whole && self.applied < self.machine_has {
             // Its state is not that of this position.
             return;
@@ -35,6 +42,7 @@ impl<S: StateMachine> Node<S> {
             }
             return;
         }
+        self.writing_state = whole;
         let state = if whole { self.machine.snapshot() } else { Ok(no_state()) };
         let state = match state {
             Ok(state) => state,
@@ -59,7 +67,6 @@ impl<S: StateMachine> Node<S> {
         match self.jobs.run("log-snapshot", Box::new(writing)) {
             Ok(()) => {
                 self.writing = Some(position);
-                self.writing_state = whole;
                 self.snapshot_due = false;
                 self.snapshot_failed_ns = None;
             }
@@ -107,13 +114,20 @@ impl<S: StateMachine> Node<S> {
             // A leader's came first.
             let _ = std::fs::remove_file(&path);
         }
-        for done in self.snapshot_waiters.drain(..) {
-            done(Ok(self.snapshot));
+        // Who asked for a snapshot asked for one with the state.
+        if self.snapshot_has_state {
+            for done in self.snapshot_waiters.drain(..) {
+                done(Ok(self.snapshot));
+            }
         }
+        self.snapshot_due |= !self.snapshot_waiters.is_empty();
         Ok(())
     }
 
     pub(super) fn send_snapshots(&mut self, now_ns: u64) {
+        // The protocol asks again for one that comes back.
+        let member = &self.member;
+        self.wanting.retain(|peer| member.is_connected(*peer));
         if self.wanting.is_empty() {
             return;
         }

@@ -24,6 +24,10 @@ pub struct Held {
     /// What they say to have when they are opened, as a machine that is durable by itself does.
     pub has: Position,
     pub gate: Option<Arc<Gate>>,
+    /// Who writes a snapshot panics while it is set.
+    pub panics: Arc<AtomicBool>,
+    /// They say to last by themselves.
+    pub durable: bool,
     /// How long restoring takes.
     pub slow: Duration,
     /// Snapshots fail while it is set, as on a full disk.
@@ -60,6 +64,10 @@ impl StateMachine for Held {
         self.has
     }
 
+    fn is_durable(&self) -> bool {
+        self.durable
+    }
+
     fn is_short(&self) -> bool {
         self.short.load(Ordering::Relaxed) || self.has_none()
     }
@@ -71,6 +79,9 @@ impl StateMachine for Held {
     fn snapshot(&mut self) -> io::Result<SnapshotWriter> {
         if self.broken.load(Ordering::Relaxed) {
             return Err(io::Error::other("no room, says the test"));
+        }
+        if self.panics.load(Ordering::Relaxed) {
+            return Ok(Box::new(|_| panic!("on purpose")));
         }
         self.lists.snapshot()
     }
