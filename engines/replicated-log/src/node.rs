@@ -268,20 +268,20 @@ impl<S: StateMachine> Node<S> {
         let machine_has = machine.applied();
         let mut restored = Ok(());
         let head = snapshot::read(&home.snapshot_path(), home.cluster(), |head, reader| {
-            if head.position > machine_has && head.has_state {
+            if head.position > machine_has {
                 restored = machine.restore(head.position, reader);
-            } else if head.position > machine_has {
-                restored = Err(std::io::Error::other(format!(
-                    "it has {machine_has} and the log begins behind {}: what it kept was lost; \
-                     remove this member, and let a new one join",
-                    head.position
-                )));
             }
             Ok(())
         })
         .map_err(HomeError::from)?;
         restored.map_err(NodeError::Machine)?;
         let snapshot = head.position;
+        if snapshot > machine_has && !head.has_state {
+            return Err(NodeError::Machine(std::io::Error::other(format!(
+                "it has {machine_has} and the log begins behind {snapshot}: what it kept was lost; \
+                 remove this member, and let a new one join"
+            ))));
+        }
         let snapshot_has_state = head.has_state;
         let membership = head.configuration.clone();
         let known = Known::load(home.known_path())?;

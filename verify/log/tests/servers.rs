@@ -199,6 +199,24 @@ fn a_state_that_cannot_be_written_keeps_no_durable_machine_s_ring_from_having_ro
     assert!(written >= Position(300), "{written}");
 }
 
+#[test]
+fn a_member_whose_machine_lost_what_it_kept_does_not_start() {
+    let mut cluster = of_durable_machines();
+    let node = cluster.leader();
+    for item in 1..=200 {
+        cluster.append(NO_SESSION, 0, &append(1, item));
+    }
+    eventually("its log was cut", || {
+        (cluster.handle(node).status().snapshot > Position::NONE).then_some(())
+    });
+    cluster.stop(node);
+    let home = Home::open_under(&cluster.path(node), cluster.durability, &cluster.boot).unwrap();
+    let config = Config::new(shm(), cluster.transport.clone(), contact(node));
+    let started = Server::start(home, config, Held { durable: true, ..Held::default() });
+    let said = started.err().map(|error| error.to_string()).unwrap_or_default();
+    assert!(said.contains("what it kept was lost"), "{said}");
+}
+
 /// Restoring takes much longer than the ring takes to come round at the speed of the writers.
 #[test]
 fn who_takes_in_a_snapshot_while_others_write_on_catches_up() {
