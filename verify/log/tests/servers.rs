@@ -200,6 +200,25 @@ fn a_state_that_cannot_be_written_keeps_no_durable_machine_s_ring_from_having_ro
 }
 
 #[test]
+fn a_snapshot_whose_writer_panics_failed_and_is_taken_again() {
+    let mut cluster = Cluster::new(shm, 1, small());
+    cluster.stop(0);
+    let panics = Arc::new(AtomicBool::new(true));
+    cluster.machine = Some(Held { panics: Arc::clone(&panics), ..Held::default() });
+    cluster.start(0);
+    cluster.append(NO_SESSION, 0, &append(1, 1));
+    let told = cluster.handle(0).snapshot_wait(LIMIT);
+    let said = told.map_err(|refusal| refusal.to_string()).unwrap_err();
+    assert!(said.contains("panicked"), "{said}");
+    panics.store(false, Ordering::Relaxed);
+    // More than the ring holds.
+    for item in 2..=200 {
+        cluster.append(NO_SESSION, 0, &append(1, item));
+    }
+    cluster.handle(0).snapshot_wait(LIMIT).unwrap();
+}
+
+#[test]
 fn a_member_whose_machine_lost_what_it_kept_does_not_start() {
     let mut cluster = of_durable_machines();
     let node = cluster.leader();

@@ -1,5 +1,6 @@
 //! Snapshots: taken, sent, installed.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use beeline_paxos::{Event, Position};
@@ -59,8 +60,12 @@ impl<S: StateMachine> Node<S> {
         let position = head.position;
         let writing = move || {
             let path = home.new_snapshot_path();
-            let written = snapshot::write(&path, home.cluster(), &head, state);
-            let outcome = written.map_err(|error| error.to_string());
+            let write = || snapshot::write(&path, home.cluster(), &head, state);
+            let written = catch_unwind(AssertUnwindSafe(write));
+            let outcome = match written {
+                Ok(written) => written.map_err(|error| error.to_string()),
+                Err(_) => Err("its writer panicked".to_owned()),
+            };
             // The node may have ended meanwhile.
             mailbox.send(Request::SnapshotWritten { position, outcome });
         };
