@@ -202,6 +202,49 @@ fn a_server_of_another_cluster_and_one_with_a_taken_name_are_told() {
     cluster.append(NO_SESSION, 0, &append(1, 1));
 }
 
+/// A member that missed more than a ring gets a snapshot of a membership that it has seen already: nobody was
+/// removed meanwhile, and nobody is forgotten.
+#[test]
+fn who_takes_in_a_snapshot_accepts_no_replaced_disk() {
+    let mut cluster = Cluster::new(shm, 3, small());
+    cluster.append(NO_SESSION, 0, &append(1, 1));
+    // A membership that is later than the one under which the first members met.
+    cluster.create(3, &[]);
+    cluster.start(3);
+    joining(&cluster, 3).recv_timeout(LIMIT).unwrap().unwrap();
+    eventually("it leaves", || cluster.handle(cluster.leader()).leave_wait(id(3), LIMIT).ok());
+    cluster.stop(3);
+    let leader = cluster.leader();
+    let committed = cluster.handle(leader).status().committed;
+    for node in 0..3 {
+        eventually("all know", || {
+            (cluster.handle(node).status().applied >= committed).then_some(())
+        });
+    }
+    let mut others = (0..3).filter(|node| *node != leader);
+    let (behind, replaced) = (others.next().unwrap(), others.next().unwrap());
+    cluster.stop(behind);
+    for item in 2..=300 {
+        cluster.append(NO_SESSION, 0, &append(1, item));
+    }
+    cluster.start(behind);
+    eventually("a snapshot is installed", || {
+        (cluster.handle(behind).status().counters.snapshots_installed > 0).then_some(())
+    });
+    cluster.stop(replaced);
+    std::fs::remove_dir_all(cluster.path(replaced)).unwrap();
+    let members: Vec<_> = (0..3).map(|node| (id(node), contact(node))).collect();
+    cluster.create(replaced, &members);
+    cluster.start(replaced);
+    for by in [leader, behind] {
+        eventually("it is refused", || {
+            let members = cluster.handle(replaced).status().members;
+            let problem = members.into_iter().find(|member| member.id == id(by))?.problem?;
+            problem.contains("taken").then_some(())
+        });
+    }
+}
+
 /// What services ask before they take what needs room. The word of a follower is read by the leader,
 /// and the leader's by the others; of a member that is not there none is kept.
 #[test]

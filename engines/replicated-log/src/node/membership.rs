@@ -37,10 +37,14 @@ impl<S: StateMachine> Node<S> {
         if replica.configuration().contains(id) {
             return Ok(());
         }
-        self.peers.forget(id);
         if replica.leader() != Some(replica.id()) {
+            // The next leader may let it join all the same: who is connected stays known.
+            if !self.member.is_connected(id) {
+                self.peers.forget(id);
+            }
             return Ok(());
         }
+        self.peers.forget(id);
         let mut upward = std::mem::take(&mut self.upward);
         let event = Event::ChangeMembers { change: Change::Leave(id), contact: &[] };
         self.member.event(event, &mut upward)?;

@@ -225,8 +225,14 @@ impl<S: StateMachine> Node<S> {
         }
         let Head { position, configuration, sessions, .. } = head;
         self.sessions = sessions;
-        for member in self.known.forget_before(&configuration) {
-            self.peers.forget(member);
+        // Where it brings no later membership it removes nobody.
+        if configuration.position() > self.membership.position() {
+            for member in self.known.forget_before(&configuration) {
+                // Who is connected has greeted, and does not again.
+                if !self.member.is_connected(member) {
+                    self.peers.forget(member);
+                }
+            }
         }
         self.membership = configuration.clone();
         self.applied = position;
