@@ -460,6 +460,12 @@ impl<M: LogMemory> Replica<M> {
         self.snapshot
     }
 
+    /// Who lacks a slot at or below this one gets it by a snapshot that covers it, and in no other way.
+    #[must_use]
+    pub fn ring_from(&self) -> Position {
+        self.ring_from
+    }
+
     /// Proposed up to here, at a leader; elsewhere what is committed.
     #[must_use]
     pub fn last(&self) -> Position {

@@ -145,7 +145,9 @@ impl<S: StateMachine> Node<S> {
             return;
         }
         // The ring goes on while a snapshot travels: one that is old already would come too late.
-        let old = self.applied.since(self.snapshot) > self.home.layout().slots() / 4;
+        // And one that begins before this ring does leads to no entry of it.
+        let old = self.applied.since(self.snapshot) > self.home.layout().slots() / 4
+            || self.snapshot < self.member.replica().ring_from();
         if old && !self.refreshed && self.wanting.iter().any(|peer| !self.member.is_sending(*peer))
         {
             self.refreshed = true;
