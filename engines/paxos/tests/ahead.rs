@@ -72,6 +72,25 @@ impl Server {
         assert_eq!(self.replica.role(), RoleName::Leader);
     }
 
+    /// Until the other server, which would vote for this one, is asked to.
+    fn campaign(&mut self) {
+        for _ in 0..1000 {
+            self.tick();
+            let asked = |command: &Command| match command {
+                Command::Send { to: OTHER, message } => Some(*message),
+                _ => None,
+            };
+            let message = self.kept.drain(..).filter_map(|command| asked(&command)).next_back();
+            match message {
+                Some(Message::WouldYouVote { term, .. }) => {
+                    self.step(Event::Message { from: OTHER, message: Message::WouldVote { term } });
+                }
+                Some(Message::RequestVote { .. }) => break,
+                _ => {}
+            }
+        }
+    }
+
     fn propose(&mut self, text: &str) -> Position {
         let position = self.replica.propose(text.as_bytes()).unwrap();
         self.step(Event::Proposed);
@@ -161,6 +180,48 @@ fn who_joins_a_log_that_lost_what_its_machine_has_gets_the_machine_s_state() {
 }
 
 #[test]
+fn a_candidate_that_lacks_what_a_log_lost_is_refused_and_gets_the_machine_s_state() {
+    let mut server = Server::open(log_without(9, 5), &[OWN], 9, Term(2));
+    server.lead();
+    server.propose("new");
+    // It has 10 entries, and lost 5 to 9.
+    for (committed, votes) in [(4, false), (8, false), (9, true)] {
+        let memory = server.replica.memory().clone();
+        let mut again = Server::open(memory, &[OWN, OTHER, NodeId(3)], 10, Term(3));
+        again.tick();
+        let (term, committed) = (Term(4), Position(committed));
+        let message = Message::RequestVote { term, committed, transfer: true };
+        again.step(Event::Message { from: OTHER, message });
+        let voted = again.kept.iter().any(|command| {
+            matches!(command, Command::Send { to: OTHER, message: Message::Vote { .. } })
+        });
+        assert_eq!((voted, again.sends_snapshot()), (votes, !votes), "{committed}");
+    }
+}
+
+#[test]
+fn a_leader_that_finds_entries_lost_at_a_voter_takes_over_none_of_them() {
+    let mut lost = Server::open(log_without(9, 5), &[OWN], 9, Term(2));
+    lost.lead();
+    let mut server = Server::open(formatted(), &[OWN, OTHER, NodeId(3)], 0, Term(2));
+    server.campaign();
+    let (none, highest) = (Position::NONE, Position(9));
+    let grant = Grant { key: GRANTED, committed: none, highest, snapshot: none };
+    let term = server.replica.term();
+    server.step(Event::Message { from: OTHER, message: Message::Vote { term, grant } });
+    assert_eq!(server.replica.role(), RoleName::Recovering);
+    let mut bytes = vec![0; 9 * layout().slot_bytes() as usize];
+    {
+        use beeline_paxos::LogMemory as _;
+        lost.replica.memory().load(layout().slot_offset(Position(1)), &mut bytes);
+    }
+    let (peer, first) = (OTHER, Position(1));
+    server.step(Event::SlotsRead { peer, key: GRANTED, first, bytes: &bytes });
+    assert_eq!(server.replica.role(), RoleName::Follower);
+    assert_eq!((server.replica.committed(), server.copies()), (none, Vec::new()));
+}
+
+#[test]
 fn a_log_that_lost_its_commit_word_alone_is_copied_as_it_is() {
     let mut server = Server::open(log_without(9, 10), &[OWN], 9, Term(2));
     server.lead();
@@ -176,21 +237,7 @@ fn what_a_machine_has_applied_is_taken_from_a_majority_s_logs_and_not_from_its_o
     let members = [OWN, OTHER, NodeId(3)];
     let whole = log_without(12, 13);
     let mut server = Server::open(log_without(9, 5), &members, 9, Term(2));
-    for _ in 0..1000 {
-        server.tick();
-        let asked = |command: &Command| match command {
-            Command::Send { to: OTHER, message } => Some(*message),
-            _ => None,
-        };
-        let message = server.kept.drain(..).filter_map(|command| asked(&command)).next_back();
-        match message {
-            Some(Message::WouldYouVote { term, .. }) => {
-                server.step(Event::Message { from: OTHER, message: Message::WouldVote { term } });
-            }
-            Some(Message::RequestVote { .. }) => break,
-            _ => {}
-        }
-    }
+    server.campaign();
     let (none, highest) = (Position::NONE, Position(12));
     let grant = Grant { key: GRANTED, committed: none, highest, snapshot: none };
     let term = server.replica.term();

@@ -120,9 +120,9 @@ impl<M: LogMemory> Replica<M> {
         }
     }
 
-    /// A leader must read from voters what it lacks, so it must not lack what they dropped.
+    /// A leader must read from voters what it lacks, so it must not lack what they dropped or lost.
     pub(super) fn can_be_led_by(&self, committed: Position) -> bool {
-        committed >= self.snapshot
+        committed >= self.snapshot.max(self.ring_from)
     }
 
     /// Says no. A candidate that lags too far gets a snapshot with it: this server may know a

@@ -146,9 +146,9 @@ impl<M: LogMemory> Replica<M> {
         key: AccessKey,
         first: Position,
         bytes: &[u8],
-        _commands: &mut Vec<Command>,
+        commands: &mut Vec<Command>,
     ) {
-        let (cluster, now_ns) = (self.cluster, self.now_ns);
+        let (cluster, now_ns, has) = (self.cluster, self.now_ns, self.chosen);
         let Role::Leader(leader) = &mut self.role else { return };
         let vote = leader.votes.iter().find(|vote| vote.from == peer && vote.grant.key == key);
         let Some(grant) = vote.map(|vote| vote.grant) else { return };
@@ -165,6 +165,11 @@ impl<M: LogMemory> Replica<M> {
         for (best, slot) in chunk.best.iter_mut().zip(slots) {
             let chosen = position <= grant.committed;
             match decode(cluster, position, slot) {
+                // The effects are the voter's, and not to be had from its log.
+                Some(entry) if entry.kind == Kind::Lost && position > has => {
+                    self.step_down(commands);
+                    return;
+                }
                 Some(entry) => merge(best, chosen, entry),
                 // A chosen value that cannot be read must not be taken for a hole.
                 None => sound &= !chosen,

@@ -63,6 +63,10 @@ impl<S: StateMachine> Node<S> {
         let mut position = first;
         while position <= last {
             let kind = self.member.replica().entry(position, &mut payload);
+            if kind == Kind::Lost && position > self.machine_has {
+                // Its effects are not in this machine, and nowhere in a log.
+                return Err(NodeError::Damaged { position });
+            }
             if kind == Kind::Commands && !self.has_room(position, &payload) {
                 self.held = Some((position, last));
                 break;
