@@ -245,6 +245,29 @@ fn who_takes_in_a_snapshot_accepts_no_replaced_disk() {
     }
 }
 
+/// A server that learns is no member: that it has no room is its own matter, and it becomes one later.
+#[test]
+fn a_joiner_without_room_stops_no_writes_and_joins_once_it_has_some() {
+    let mut cluster = Cluster::new(shm, 3, small());
+    cluster.append(NO_SESSION, 0, &append(1, 1));
+    let short = Arc::new(std::sync::atomic::AtomicBool::new(true));
+    cluster.create(3, &[]);
+    cluster.machine = Some(Held { short: Arc::clone(&short), ..Held::default() });
+    cluster.start(3);
+    let told = joining(&cluster, 3);
+    eventually("it learns", || (cluster.list(3, 1) == [1]).then_some(()));
+    for item in 2..=60 {
+        cluster.append(NO_SESSION, 0, &append(1, item));
+        std::thread::sleep(std::time::Duration::from_millis(10));
+        for node in 0..3 {
+            assert!(!cluster.handle(node).is_short(), "{node} refuses what needs room");
+        }
+    }
+    assert!(told.try_recv().is_err(), "it waits until it has room");
+    short.store(false, Ordering::Relaxed);
+    told.recv_timeout(LIMIT).unwrap().unwrap();
+}
+
 /// What services ask before they take what needs room. The word of a follower is read by the leader,
 /// and the leader's by the others; of a member that is not there none is kept.
 #[test]

@@ -42,6 +42,8 @@ pub(super) struct Peer {
     disconnecting: bool,
     /// Its state machine is about to have no room.
     pub(super) short: bool,
+    /// Its status was read since it is reached.
+    heard: bool,
     /// The last confirmation asked for, and the last that came.
     pub(super) asked_round: u64,
     pub(super) round: u64,
@@ -62,6 +64,7 @@ impl Peer {
             snapshot_sent_ns: None,
             disconnecting: false,
             short: false,
+            heard: false,
             asked_round: 0,
             round: 0,
         }
@@ -76,6 +79,7 @@ impl Peer {
         self.in_flight.clear();
         self.snapshot_sent_ns = None;
         self.disconnecting = false;
+        self.heard = false;
         self.asked_round = self.round;
     }
 
@@ -181,9 +185,12 @@ impl Leader {
         self.peers.iter().find(|peer| peer.id == id && peer.key.is_some())
     }
 
-    /// Whether a member that is written to is about to have no room for more.
+    /// Whether a member that is written to is about to have no room for more. A server that learns
+    /// is none yet.
     pub(super) fn has_short_peer(&self) -> bool {
-        self.peers.iter().any(|peer| peer.key.is_some() && peer.short)
+        let learner = self.learner.as_ref().map(|learner| learner.id);
+        let mut members = self.peers.iter().filter(|peer| Some(peer.id) != learner);
+        members.any(|peer| peer.key.is_some() && peer.short)
     }
 
     pub(super) fn excuse(&mut self, pause_ns: u64) {
@@ -474,7 +481,7 @@ impl<M: LogMemory> Replica<M> {
             let peer = leader.peers.iter_mut().find(|known| known.id == peer);
             if let (Some(peer), Some(status)) = (peer, status) {
                 peer.snapshot = peer.snapshot.max(status.snapshot);
-                peer.short = status.short;
+                (peer.short, peer.heard) = (status.short, true);
             }
         } else {
             self.on_watched_status(peer, status);
@@ -517,10 +524,15 @@ impl<M: LogMemory> Replica<M> {
         let last = leader.last;
         let Some(learner) = &mut leader.learner else { return };
         let peer = leader.peers.iter().find(|peer| peer.id == learner.id && peer.key.is_some());
-        let Some(confirmed) = peer.map(|peer| peer.confirmed) else {
+        let known = peer.map(|peer| (peer.confirmed, peer.heard && !peer.short));
+        let Some((confirmed, has_room)) = known else {
             learner.target = None;
             return;
         };
+        if !has_room {
+            // As a member it would make the others refuse what needs room.
+            return;
+        }
         if confirmed < *learner.target.get_or_insert(last) {
             return;
         }
