@@ -40,6 +40,8 @@ pub(crate) struct Known {
     path: PathBuf,
     met: BTreeMap<NodeId, Met>,
     unsaved: bool,
+    /// The file names a member.
+    names_some: bool,
 }
 
 impl Known {
@@ -50,12 +52,24 @@ impl Known {
         let bytes = match std::fs::read(&path) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Ok(Self { path, met: BTreeMap::new(), unsaved: false });
+                let met = BTreeMap::new();
+                return Ok(Self { path, met, unsaved: false, names_some: false });
             }
             Err(source) => return Err(HomeError::File { path, source }),
         };
         let Some(met) = decode(&bytes) else { return Err(HomeError::Damaged { path }) };
-        Ok(Self { path, met, unsaved: false })
+        let names_some = !met.is_empty();
+        Ok(Self { path, met, unsaved: false, names_some })
+    }
+
+    /// Whether the file says that there are others.
+    pub(crate) fn names_some(&self) -> bool {
+        self.names_some
+    }
+
+    /// Whether this member was met.
+    pub(crate) fn contains(&self, id: NodeId) -> bool {
+        self.met.contains_key(&id)
     }
 
     /// The members that were met, and their instances.
@@ -122,7 +136,7 @@ impl Known {
         written.map_err(file(&new))?;
         let renamed = std::fs::rename(&new, &self.path);
         renamed.and_then(|()| sync_directory_of(&self.path)).map_err(file(&self.path))?;
-        self.unsaved = false;
+        (self.unsaved, self.names_some) = (false, !self.met.is_empty());
         Ok(())
     }
 }

@@ -209,6 +209,18 @@ impl Member {
         link.and_then(|link| link.control.as_ref()).is_some_and(Control::is_ready)
     }
 
+    /// Who has connected, or tried to.
+    pub(crate) fn peers(&self) -> impl Iterator<Item = NodeId> {
+        self.links.iter().map(|link| link.peer)
+    }
+
+    /// Gives back what is kept for a peer that is not connected; unless its log is open to this server,
+    /// or a snapshot is on its way there.
+    pub(crate) fn let_go(&mut self, peer: NodeId) {
+        self.links
+            .retain(|link| link.peer != peer || link.data.is_some() || link.outgoing.is_some());
+    }
+
     /// How often the fabric refused to take the log region back: its holder may still write, and
     /// this server promises nothing until it succeeds.
     #[must_use]

@@ -467,7 +467,10 @@ impl<S: StateMachine> Node<S> {
 
     fn keep_up(&mut self, now_ns: u64) -> Result<(), NodeError> {
         self.dial(now_ns);
-        self.acquaint();
+        if let Err(error) = self.acquaint() {
+            tracing::warn!(%error, "which members were met cannot be written; trying again");
+        }
+        self.let_strangers_go(now_ns);
         self.look_at_pace(now_ns);
         self.install()?;
         self.send_snapshots(now_ns);

@@ -62,6 +62,12 @@ impl Peers {
         self.peers.remove(&id);
     }
 
+    /// Whether a connection to it, or from it, is about to come.
+    pub(crate) fn is_awaited(&self, id: NodeId, now_ns: u64) -> bool {
+        let peer = self.peers.get(&id);
+        peer.is_some_and(|peer| peer.attempt.is_some() || now_ns < peer.next_ns)
+    }
+
     pub(crate) fn get(&self, id: NodeId) -> Option<&Peer> {
         self.peers.get(&id)
     }

@@ -245,6 +245,30 @@ fn who_takes_in_a_snapshot_accepts_no_replaced_disk() {
     }
 }
 
+/// What it knows of others is all that tells a member's next run that it is not alone.
+#[test]
+fn a_member_that_cannot_note_that_it_is_alone_no_more_stops() {
+    let mut cluster = Cluster::new(shm, 1, small());
+    cluster.append(NO_SESSION, 0, &append(1, 1));
+    std::fs::create_dir(cluster.path(0).join("known.new")).unwrap();
+    cluster.create(1, &[]);
+    cluster.start(1);
+    let told = joining(&cluster, 1);
+    let is_running = |cluster: &Cluster| cluster.servers[0].as_ref().unwrap().0.is_running();
+    eventually("it stops", || (!is_running(&cluster)).then_some(()));
+    assert!(!matches!(told.recv_timeout(LIMIT), Ok(Ok(_))), "nothing is answered behind it");
+    let (server, _) = cluster.servers[0].take().unwrap();
+    assert!(server.stop().unwrap_err().to_string().contains("known"));
+    cluster.transport.remove("n0");
+    std::fs::remove_dir(cluster.path(0).join("known.new")).unwrap();
+    cluster.start(0);
+    eventually("both are members", || {
+        (cluster.handle(cluster.leader()).status().members.len() == 2).then_some(())
+    });
+    cluster.append(NO_SESSION, 0, &append(1, 2));
+    assert!(cluster.path(0).join("known").exists());
+}
+
 /// A server that learns is no member: that it has no room is its own matter, and it becomes one later.
 #[test]
 fn a_joiner_without_room_stops_no_writes_and_joins_once_it_has_some() {

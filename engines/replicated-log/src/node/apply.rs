@@ -86,6 +86,9 @@ impl<S: StateMachine> Node<S> {
                     // be opened after a new start of its machine.
                     self.snapshot_due |= membership.members() == [self.home.id()];
                     self.membership = membership;
+                    if !self.known.names_some() {
+                        self.acquaint()?;
+                    }
                 }
                 // What was proposed here is not what was chosen.
                 waiters.into_iter().for_each(|waiter| waiter.refuse(Refusal::Lost));

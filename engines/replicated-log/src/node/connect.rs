@@ -10,9 +10,10 @@ use crate::contact::Contact;
 use crate::error::LogError;
 use crate::handle::Request;
 use crate::hello::{Hello, HelloError};
+use crate::home::HomeError;
 use crate::machine::StateMachine;
 use crate::member::Endpoint;
-use crate::peers::{Dial, Outcome};
+use crate::peers::{Dial, Outcome, Peers};
 
 impl<S: StateMachine> Node<S> {
     pub(super) fn hello(&self, to: NodeId, attempt: u64, status: u64) -> Vec<u8> {
@@ -33,12 +34,46 @@ impl<S: StateMachine> Node<S> {
         hello.encode()
     }
 
-    /// Keeps note of the members that were met, before anything depends on them for long.
-    pub(super) fn acquaint(&mut self) {
+    /// Keeps note of the members that were met. A member that has noted none does so before it goes on
+    /// with the first: its next run takes it for one that is alone, and has promised nothing to others.
+    ///
+    /// Errors: [`HomeError`]; a later call tries again.
+    pub(super) fn acquaint(&mut self) -> Result<(), HomeError> {
         let (known, peers) = (&mut self.known, &self.peers);
         known.learn(&self.membership, |id| peers.instance(id));
-        if let Err(error) = known.save() {
-            tracing::warn!(%error, "which members were met cannot be written; trying again");
+        known.save()
+    }
+
+    /// Servers that greeted once and are no part of the cluster cost nothing for long.
+    pub(super) fn let_strangers_go(&mut self, now_ns: u64) {
+        let learner = self.learner().map(|(id, _)| id);
+        let (member, known, membership) = (&self.member, &self.known, &self.membership);
+        let stays = |peers: &Peers, id: NodeId| {
+            let configuration = member.replica().configuration();
+            let belongs = configuration.contains(id) || membership.contains(id);
+            belongs
+                || known.contains(id)
+                || learner == Some(id)
+                || member.is_connected(id)
+                || peers.is_awaited(id, now_ns)
+        };
+        let strangers = member.peers().filter(|id| !stays(&self.peers, *id));
+        let strangers: Vec<_> = strangers.collect();
+        for id in strangers {
+            self.member.let_go(id);
+            self.peers.forget(id);
+        }
+    }
+
+    /// The server that shall become a member, and where it answers.
+    fn learner(&self) -> Option<(NodeId, Contact)> {
+        let configuration = self.member.replica().configuration();
+        let front = self.changes.front().filter(|front| front.proposed)?;
+        match front.change {
+            Change::Join(id) if !configuration.contains(id) => {
+                Some((id, Contact::decode(&front.contact)))
+            }
+            _ => None,
         }
     }
 
@@ -55,7 +90,12 @@ impl<S: StateMachine> Node<S> {
         if let Err(error @ HelloError::DuplicateId { .. }) = &greeted {
             self.peers.note(hello.from, error.to_string());
         }
-        greeted.map(|()| hello)
+        greeted?;
+        if !self.known.names_some() {
+            let failed = |error: HomeError| HelloError::Fabric { reason: error.to_string() };
+            self.acquaint().map_err(failed)?;
+        }
+        Ok(hello)
     }
 
     pub(super) fn accept(
@@ -99,15 +139,10 @@ impl<S: StateMachine> Node<S> {
     }
 
     pub(super) fn dial(&mut self, now_ns: u64) {
+        let learner = self.learner();
+        let learner = learner.as_ref().map(|(id, contact)| (*id, contact));
         let (member, peers) = (&self.member, &mut self.peers);
         let configuration = member.replica().configuration();
-        let front = self.changes.front().filter(|front| front.proposed);
-        let learner = front.and_then(|front| match front.change {
-            Change::Join(id) if !configuration.contains(id) => Some((id, front.contact.clone())),
-            _ => None,
-        });
-        let learner = learner.map(|(id, contact)| (id, Contact::decode(&contact)));
-        let learner = learner.as_ref().map(|(id, contact)| (*id, contact));
         for dial in peers.due(now_ns, configuration, learner, |id| member.is_connected(id)) {
             let Dial { peer, address, attempt } = dial;
             let endpoint = match self.member.listen(peer) {
