@@ -73,3 +73,20 @@ pub enum Message {
         term: Term,
     },
 }
+
+impl Message {
+    /// The term it is about.
+    #[must_use]
+    pub fn term(&self) -> Term {
+        match self {
+            Self::WouldYouVote { term, .. }
+            | Self::WouldVote { term }
+            | Self::RequestVote { term, .. }
+            | Self::Vote { term, .. }
+            | Self::Follow { term }
+            | Self::Following { term, .. }
+            | Self::Refused { term }
+            | Self::TakeOver { term } => *term,
+        }
+    }
+}

@@ -143,7 +143,9 @@ impl Hello {
         };
         let short = |at: usize| u16::from_le_bytes([header[at], header[at + 1]]);
         let length = usize::from(short(72));
-        if contact.len() != length || length > MAX_CONTACT_BYTES {
+        // Node ids are below 65535.
+        let nobody = [short(12), short(14)].contains(&u16::MAX);
+        if nobody || contact.len() != length || length > MAX_CONTACT_BYTES {
             return Err(HelloError::Malformed);
         }
         Ok(Self {
@@ -212,6 +214,11 @@ mod tests {
         assert_eq!(Hello::decode(&bytes), Ok(hello()));
         for length in 0..bytes.len() {
             assert_eq!(Hello::decode(&bytes[..length]), Err(HelloError::Malformed));
+        }
+        for at in [12, 14] {
+            let mut nobody = bytes.clone();
+            nobody[at..at + 2].fill(0xff);
+            assert_eq!(Hello::decode(&nobody), Err(HelloError::Malformed), "no vote word has it");
         }
         let mut newer = bytes;
         newer[3] = 9;

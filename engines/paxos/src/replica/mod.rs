@@ -99,6 +99,10 @@ impl ProposeError {
     }
 }
 
+/// A message whose term is further above the highest one heard of is damaged: no elections were that
+/// many, one a second for half a year. Who believed it would have no higher term left to ask for.
+const LONGEST_LEAP: u32 = 1 << 24;
+
 #[derive(Debug)]
 enum Role {
     Follower(Follower),
@@ -281,6 +285,10 @@ impl<M: LogMemory> Replica<M> {
     }
 
     fn on_message(&mut self, from: NodeId, message: Message, commands: &mut Vec<Command>) {
+        let known = self.term.max(self.seen_term);
+        if message.term().0.saturating_sub(known.0) > LONGEST_LEAP {
+            return;
+        }
         match message {
             Message::WouldYouVote { term, committed } => {
                 self.on_would_you_vote(from, term, committed, commands);
