@@ -12,6 +12,10 @@ use crate::group::{Group, count};
 use crate::state;
 use crate::unit::{Check, LaneName, NoUnit, REPEATED, Turn, Unit, put_part};
 
+/// A member's lanes whose latest turns are looked at when it starts. That of a later one is when a unit
+/// of it comes.
+const LANES: u16 = 256;
+
 /// Which service a unit is for. A number is given once, here, and never to another service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Tag(pub u16);
@@ -191,9 +195,26 @@ impl Machine {
                 return Err(CannotApply::new(format!("two services have tag {}", service.tag().0)));
             }
         }
-        let machine = Self { group, services, windows: Windows::default(), failure: None };
+        let mut machine = Self { group, services, windows: Windows::default(), failure: None };
+        machine.choose_incarnation()?;
         machine.group.set_applied(machine.position().0);
         Ok(machine)
+    }
+
+    /// A clock that was set back must not bring an incarnation that a lane of this member had: units of
+    /// it would be skipped, and called done.
+    fn choose_incarnation(&mut self) -> Result<(), CannotApply> {
+        let node = self.group.options().node;
+        for service in &mut self.services {
+            for lane in 0..LANES {
+                let name = LaneName { service: service.tag(), node, lane };
+                let last = service.last_turn(name)?;
+                if last > Turn::default() {
+                    self.group.raise_incarnation(last.incarnation.saturating_add(1));
+                }
+            }
+        }
+        Ok(())
     }
 
     fn position(&self) -> Position {
@@ -232,13 +253,12 @@ impl Machine {
         };
         let own = self.group.options().node == unit.lane.node;
         if own {
-            let present = self.group.incarnation();
-            if unit.turn.incarnation > present {
-                // An earlier run's, whose clock was ahead.
-                self.group.raise_incarnation(unit.turn.incarnation + 1);
-            }
+            outgrow(&self.group, unit.turn);
         }
         let before = service.last_turn(unit.lane)?;
+        if own {
+            outgrow(&self.group, before);
+        }
         if let Some(check) = unit.check {
             compare(&self.group, &self.windows, check, position);
         }
@@ -294,6 +314,13 @@ impl Machine {
         if self.windows.newest() != newest {
             self.group.set_check(self.windows.newest());
         }
+    }
+}
+
+/// A lane of this member had this turn. If an earlier run's clock was ahead, lanes go on behind it.
+fn outgrow(group: &Group, turn: Turn) {
+    if turn.incarnation > group.incarnation() {
+        group.raise_incarnation(turn.incarnation.saturating_add(1));
     }
 }
 

@@ -114,6 +114,29 @@ impl Member {
     }
 }
 
+#[test]
+fn a_clock_that_was_set_back_brings_no_incarnation_that_any_service_has_seen() {
+    let (node, turn) = (1, |incarnation| Turn { incarnation, number: 5 });
+    let name = |node, lane| LaneName { service: OTHER, node, lane };
+    let turns =
+        [(name(node, 3), turn(1000)), (name(2, 0), turn(5000)), (name(node, 700), turn(2000))];
+    let words = |tag: Tag, turns: &[(LaneName, Turn)]| -> Box<dyn Replicated> {
+        Box::new(Words { tag: tag.0, turns: turns.iter().copied().collect(), ..Words::default() })
+    };
+    let request_timeout = Duration::from_secs(5);
+    let options = GroupOptions { cluster: 1, node, request_timeout, incarnation: 7 };
+    let group = Arc::new(Group::new(options));
+    let services = vec![words(ONE, &[]), words(OTHER, &turns)];
+    let mut machine = Machine::new(Arc::clone(&group), services).unwrap();
+    assert_eq!(group.incarnation(), 1001, "this member's own lanes alone count");
+    // A lane that is not looked at before it is used: its units are skipped once.
+    let mut unit = vec![0; unit::HEAD_BYTES];
+    unit::put_head(&mut unit, name(node, 700), 1, Turn { incarnation: 1001, number: 1 });
+    let mut reply = Vec::new();
+    machine.apply(Position(1), &unit, &mut reply);
+    assert_eq!((reply.as_slice(), group.incarnation()), (&unit::REPEATED[..], 2001));
+}
+
 fn command(service: Tag, format: u8, number: u64, words: &[&str]) -> Vec<u8> {
     let mut bytes = vec![0; unit::HEAD_BYTES];
     let lane = LaneName { service, node: 1, lane: 0 };
