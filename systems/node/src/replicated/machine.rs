@@ -365,6 +365,11 @@ impl Replicated for ReplicatedKeys {
         if let Some(replication) = &shared.replication {
             replication.set_loading(true);
         }
+        // One that is being written would keep the old state's room from the new one.
+        let started = Instant::now();
+        while shared.store.give_up_snapshot() && started.elapsed() < ROOM_PATIENCE {
+            std::thread::sleep(SNAPSHOT_PAUSE);
+        }
         let replaced = replace_by_snapshot(&path, &shared.store, &shared.shards);
         let _ = std::fs::remove_file(&path);
         let report = replaced.map_err(io::Error::other)?;
