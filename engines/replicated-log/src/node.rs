@@ -216,8 +216,6 @@ pub struct Node<S> {
     applied: Position,
     /// Committed and not applied: the machine has no room for the first of them.
     held: Option<(Position, Position)>,
-    /// Reads that may be answered once nothing is held.
-    held_reads: Vec<u64>,
     /// The machine has these effects already.
     machine_has: Position,
     /// What the snapshot's file covers.
@@ -346,7 +344,6 @@ impl<S: StateMachine> Node<S> {
             transfers: Vec::new(),
             applied: snapshot,
             held: None,
-            held_reads: Vec::new(),
             machine_has,
             snapshot,
             snapshot_has_state,

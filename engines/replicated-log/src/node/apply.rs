@@ -3,7 +3,8 @@
 //! A committed command for which the machine has no room is *held*, with all behind it: the member
 //! goes on voting, confirming and, where it must, leading until another one does, and applies on
 //! once there is room. What it holds stands in its log, which overwrites no slot that is not
-//! applied; if the others' logs go on beyond that, it gets a snapshot. Reads wait meanwhile.
+//! applied; if the others' logs go on beyond that, it gets a snapshot. Reads are refused meanwhile, to
+//! be asked again: who asked may have a time limit, and another member may lead by then.
 
 use beeline_paxos::{Command, Event, Kind, Outcome as O, Position, RoleName, batch};
 
@@ -23,7 +24,11 @@ impl<S: StateMachine> Node<S> {
                     Some((_, end)) => *end = last,
                     None => self.apply(first, last)?,
                 },
-                Command::ReadReady { id } if self.held.is_some() => self.held_reads.push(id),
+                Command::ReadReady { id } if self.held.is_some() => {
+                    if let Some(read) = self.reads.remove(&id) {
+                        read.refuse(Refusal::Full);
+                    }
+                }
                 Command::ReadReady { id } => self.answer_read(id),
                 Command::ReadRefused { id } => {
                     if let Some(read) = self.reads.remove(&id) {
@@ -122,17 +127,10 @@ impl<S: StateMachine> Node<S> {
         self.apply(first, last)?;
         if self.held.is_none() {
             tracing::info!("there is room again: what the cluster agreed on is applied");
-            self.answer_held_reads();
             // What the protocol asked for meanwhile had nothing to cover.
             self.snapshot_due = true;
         }
         Ok(self.held.is_none_or(|(held, _)| held > first))
-    }
-
-    pub(super) fn answer_held_reads(&mut self) {
-        for id in std::mem::take(&mut self.held_reads) {
-            self.answer_read(id);
-        }
     }
 
     /// A leader that cannot apply answers nobody: a member that can leads instead, if there is one.

@@ -246,7 +246,6 @@ impl<S: StateMachine> Node<S> {
         let mut upward = std::mem::take(&mut self.upward);
         self.member.event(Event::SnapshotInstalled { position, configuration }, &mut upward)?;
         self.upward = upward;
-        self.answer_held_reads();
         Ok(())
     }
 }
