@@ -21,7 +21,7 @@ use crate::index::{Location, Slot};
 use crate::shard::upkeep::Swept;
 use crate::shard::{EntryRef, PutOptions, Shard, read_header};
 use crate::space::IN_ROWS;
-use crate::{Keyspace, KvError, Version};
+use crate::{Keyspace, KvError, Store, Version};
 
 /// Namespaces of the databases' changed expiries, before [`IN_ROWS`].
 const EXPIRIES: u32 = 48;
@@ -76,7 +76,8 @@ pub(crate) fn shifted(value: &[u8], by: Version) -> Option<[u8; VALUE_BYTES]> {
 
 impl Keyspace<'_> {
     /// Sets, or with 0 removes, the expiry of a key whose entry is known, by an entry of a few bytes
-    /// where the value is large. The caller deals with a time in the past.
+    /// where the value is large. The caller deals with a time in the past. A row that is evicted to make
+    /// room for that stays away.
     ///
     /// Errors: as [`Keyspace::put`]. Nothing changed then.
     pub fn change_expiry(
@@ -91,9 +92,25 @@ impl Keyspace<'_> {
             || entry.location.has(Location::UNTRUSTED)
             || key.len() + 2 > KEY_LIMIT
         {
+            let mut entry = *entry;
+            if crate::rows::is_row_kind(entry.kind) && !self.home().in_batch() {
+                // Making room may evict this very row. Its head must not come back then: upkeep
+                // removes the fields of its generation. So the room comes first, then a look.
+                self.reserve_bytes(Store::head_bytes(key.len()))?;
+                let now = self.peek(database, key)?.filter(|now| now.version == entry.version);
+                let Some(now) = now else {
+                    self.home_mut().take_reserved();
+                    return Ok(());
+                };
+                entry = now;
+            }
             let mut value = Vec::new();
-            self.read_value(entry, &mut value)?;
-            return self.put(database, key, &[&value], options).map(drop);
+            self.read_value(&entry, &mut value)?;
+            let stored = self.put(database, key, &[&value], options).map(drop);
+            if !self.home().in_batch() {
+                self.home_mut().take_reserved();
+            }
+            return stored;
         }
         let namespace = expiries_of(u32::from(database));
         let stored = stored_key(key);

@@ -556,6 +556,31 @@ fn a_large_row_is_evicted_in_slices_and_nothing_else_goes_for_its_sake() {
     }
 }
 
+/// The only row there is, when its expiry changes and there is no room: it goes or stays, and never comes
+/// back without its fields.
+#[test]
+fn a_row_evicted_for_its_own_expiry_does_not_come_back_without_fields() {
+    let rig = rig(64, |_| ());
+    let mut shard = rig.shards[0].lock().unwrap();
+    assert_eq!(row_of(&mut shard, b"row", 3, 400), 3);
+    shard.commit().unwrap();
+    shard.tick();
+    rig.store.set_eviction(Eviction::AllKeysLru);
+    rig.store.set_max_memory_bytes(rig.store.memory_bytes());
+    let mut keys = beeline_kv::Keyspace::single(&mut shard);
+    // It may be refused for want of room, too.
+    let _ = keys.set_expiry(0, b"row", 1 << 50);
+    keys.commit().unwrap();
+    rig.store.set_max_memory_bytes(0);
+    while shard.maintain(1 << 20).unwrap().did_work {}
+    let mut keys = beeline_kv::Keyspace::single(&mut shard);
+    if let Some(row) = keys.row(0, b"row").unwrap() {
+        assert_eq!(row.length, 3, "the row is there without its fields");
+    } else {
+        assert_eq!(rig.store.stats().total.evicted, 1);
+    }
+}
+
 #[test]
 fn batches_that_delete_more_than_they_note_empty_a_full_pool() {
     use beeline_kv::{Applied, Change, Condition, Key, NamespaceOptions, Write};
