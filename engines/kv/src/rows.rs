@@ -97,11 +97,16 @@ pub(crate) struct Ended {
     pub expiries: Vec<(u32, Vec<u8>)>,
     /// Where a sweep over all rows is; it begins with the opening.
     sweep: Option<(u32, Bound<Vec<u8>>)>,
+    /// A row that could not be remembered ended behind that place: another sweep follows.
+    again: bool,
 }
+
+/// Where a sweep begins.
+const ALL_ROWS: Option<(u32, Bound<Vec<u8>>)> = Some((0, Bound::Unbounded));
 
 impl Default for Ended {
     fn default() -> Self {
-        Self { rows: Vec::new(), expiries: Vec::new(), sweep: Some((0, Bound::Unbounded)) }
+        Self { rows: Vec::new(), expiries: Vec::new(), sweep: ALL_ROWS, again: false }
     }
 }
 
@@ -450,35 +455,48 @@ impl Shard {
         }
         if self.ended.rows.len() < REMEMBERED {
             self.ended.rows.push((namespace, prefix(key, ended)));
+        } else if self.ended.sweep.is_some() {
+            // Begun anew each time, it would never come to the last keys.
+            self.ended.again = true;
         } else {
-            self.ended.sweep = Some((0, Bound::Unbounded));
+            self.ended.sweep = ALL_ROWS;
         }
     }
 
-    /// Removes some fields of a row that ended, once its end is persisted, in whatever log that is;
-    /// where `commit`, it persists the end first.
+    /// Removes a slice of the fields of rows that ended, once their ends are persisted, in whatever log
+    /// that is; where `commit`, it persists them first.
     ///
     /// Errors: [`KvError::PoolFull`] when not even the reserve has room, the pool's.
     pub(crate) fn sweep_rows(&mut self, commit: bool) -> Result<Swept, KvError> {
         if self.in_batch() || self.store.is_replacing() {
             return Ok(Swept::Nothing);
         }
-        if let Some((namespace, prefix)) = self.ended.rows.pop() {
+        let mut left = SLICE;
+        while left > 0
+            && let Some((namespace, prefix)) = self.ended.rows.pop()
+        {
             let key = crate::space::row_of(&prefix).to_vec();
             let over = self.newest_is_persisted(database_of(namespace), &key, commit);
             if !matches!(over, Ok(true)) {
                 self.ended.rows.push((namespace, prefix));
-                return over.map(|_| Swept::Waiting);
+                let some = left < SLICE;
+                return over.map(|_| if some { Swept::Some } else { Swept::Waiting });
             }
-            let removed = self.remove_fields(namespace, &prefix);
+            let removed = self.remove_fields(namespace, &prefix, &mut left);
             if !matches!(removed, Ok(true)) {
                 // Also where there was no room: the next slice begins with what is left.
                 self.ended.rows.push((namespace, prefix));
             }
-            return removed.map(|_| Swept::Some);
+            removed?;
+        }
+        if left < SLICE {
+            return Ok(Swept::Some);
         }
         let Some((database, from)) = self.ended.sweep.take() else { return Ok(Swept::Nothing) };
         self.ended.sweep = self.sweep_from(database, from);
+        if self.ended.sweep.is_none() && std::mem::take(&mut self.ended.again) {
+            self.ended.sweep = ALL_ROWS;
+        }
         let more = self.ended.sweep.is_some() || !self.ended.rows.is_empty();
         Ok(if more { Swept::Some } else { Swept::Nothing })
     }
@@ -522,14 +540,23 @@ impl Shard {
         Some((database, from))
     }
 
-    /// Removes a slice of the fields whose keys begin so; true when none is left.
-    fn remove_fields(&mut self, namespace: u32, prefix: &[u8]) -> Result<bool, KvError> {
+    /// Removes as many of the fields whose keys begin so as are `left` in a slice, and counts them, one at
+    /// least; true when no such field is there any more.
+    fn remove_fields(
+        &mut self,
+        namespace: u32,
+        prefix: &[u8],
+        left: &mut usize,
+    ) -> Result<bool, KvError> {
+        let most = *left;
+        *left -= 1;
         let mut keys = Keys::default();
         let end = end_of(prefix);
         let ordered = self.spaces.extra(namespace).and_then(|extra| extra.ordered.as_ref());
         let Some(ordered) = ordered else { return Ok(true) };
         let bounds = (Bound::Included(prefix), Bound::Excluded(end.as_slice()));
-        ordered.collect(bounds, false, SLICE, &mut keys);
+        ordered.collect(bounds, false, most, &mut keys);
+        *left = most.saturating_sub(keys.len().max(1));
         for at in 0..keys.len() {
             let key = keys.get(at);
             let hash = self.store.place(namespace, key);
@@ -545,7 +572,7 @@ impl Shard {
             self.waiting.muted = false;
             self.install(namespace, hash, key, &appended?);
         }
-        Ok(keys.len() < SLICE)
+        Ok(keys.len() < most)
     }
 }
 

@@ -556,6 +556,24 @@ fn a_large_row_is_evicted_in_slices_and_nothing_else_goes_for_its_sake() {
     }
 }
 
+#[test]
+fn many_short_rows_go_in_one_slice() {
+    const ROWS: u32 = 200;
+    let rig = rig(64, |_| ());
+    let mut shard = rig.shards[0].lock().unwrap();
+    for n in 0..ROWS {
+        assert_eq!(row_of(&mut shard, &key(n), 1, 40), 1);
+    }
+    while shard.maintain(1 << 20).unwrap().did_work {}
+    for n in 0..ROWS {
+        assert!(shard.delete(0, &key(n)).unwrap());
+    }
+    shard.commit().unwrap();
+    assert_eq!(rig.store.stats().total.keys, u64::from(ROWS), "the fields are left");
+    shard.maintain(1 << 20).unwrap();
+    assert_eq!(rig.store.stats().total.keys, 0, "of {ROWS} fields");
+}
+
 /// The only row there is, when its expiry changes and there is no room: it goes or stays, and never comes
 /// back without its fields.
 #[test]
