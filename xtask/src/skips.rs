@@ -75,13 +75,14 @@ enum Need {
 }
 
 /// Parts of reasons, and what the tests that say them lack.
-const NEEDS: [(&str, Need); 18] = [
+const NEEDS: [(&str, Need); 19] = [
     ("a disk that fails needs mkfs.ext4", Need::LoopDisks),
     ("mounting a tmpfs needs root", Need::Mounts),
     ("can be mounted by root only", Need::Mounts),
     ("a file system of its own needs root", Need::Mounts),
     ("two network namespaces cannot be made", Need::Namespaces),
     ("cannot make veth devices", Need::Namespaces),
+    ("cannot make network namespaces", Need::Namespaces),
     ("no mount namespaces here", Need::MountNamespaces),
     ("a second user needs root", Need::Root),
     ("wants root", Need::Root),

@@ -69,7 +69,7 @@ pub enum Answer {
     Later,
     /// The buffer holds the reply, which waits for [`ChannelServer::release`].
     Kept,
-    /// The newest optime, to an [`MessageType::OptimeRequest`].
+    /// The newest optime, to an [`OptimeRequest`](crate::MessageType::OptimeRequest).
     Optime(u64),
     /// It failed: a code and a text.
     Fail(u32, String),

@@ -272,8 +272,12 @@ fn no_newer_key_of_a_snapshot_is_lost_to_upkeep_that_runs_beside_its_install() {
 
 #[test]
 fn expiry_while_a_snapshot_is_installed_would_be_seen() {
-    let missing = missing_after_an_install_beside_upkeep(Some(KnownBug::ExpireWhileReplacing));
-    assert!(missing > 0, "the bug went unnoticed");
+    // Whether upkeep gets a processor in the middle of an install is the scheduler's choice; sooner or later
+    // it does.
+    let begun = std::time::Instant::now();
+    while missing_after_an_install_beside_upkeep(Some(KnownBug::ExpireWhileReplacing)) == 0 {
+        assert!(begun.elapsed() < std::time::Duration::from_secs(60), "the bug went unnoticed");
+    }
 }
 
 /// A row whose key and generation one that ended in the old contents had, before an install; fields

@@ -397,7 +397,7 @@ fn a_connection_of_this_host_passes_though_its_stack_left_checksums_and_cuts_to_
     };
     let names = (a.0.clone(), b.0.clone());
     let (Some(a), Some(b)) = (Apart::new(a, 1), Apart::new(b, 2)) else {
-        println!("skipped: this user cannot make network name spaces");
+        println!("skipped: this user cannot make network namespaces");
         return;
     };
     let (a, b) = (&a, &b);

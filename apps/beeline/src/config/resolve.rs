@@ -10,7 +10,7 @@ const PREFIX: &str = "BEELINE_";
 
 /// Variables with the prefix that another part of the program, or a test, reads. One that ends in
 /// an underscore stands for all that begin with it.
-const ELSEWHERE: [&str; 23] = [
+const ELSEWHERE: [&str; 24] = [
     // The command itself, whatever it does.
     "CONFIG",
     "LOG",
@@ -36,6 +36,7 @@ const ELSEWHERE: [&str; 23] = [
     "PROGRAM",
     "ROUNDS",
     "SEED",
+    "SEEDS",
     "TEST_",
     "WAKE_",
 ];

@@ -122,6 +122,9 @@ fn wrapped(fields: &Document) -> Result<Option<Bson>, String> {
     }))
 }
 
+/// Milliseconds of the years 0 to 9999.
+const FOUR_DIGITS: std::ops::RangeInclusive<i64> = -62_167_219_200_000..=253_402_300_799_999;
+
 struct Shown<'b>(&'b Bson);
 
 impl Serialize for Shown<'_> {
@@ -153,9 +156,12 @@ impl Serialize for Shown<'_> {
                 map.end()
             }
             Bson::ObjectId(id) => one(serializer, "$oid", &id.to_hex()),
+            // Beyond the years of four digits the library's text is of another time.
             Bson::DateTime(time) => match time.try_to_rfc3339_string() {
-                Ok(text) => one(serializer, "$date", &text),
-                Err(_) => {
+                Ok(text) if FOUR_DIGITS.contains(&time.timestamp_millis()) => {
+                    one(serializer, "$date", &text)
+                }
+                _ => {
                     let millis = bson::doc! { "$numberLong": time.timestamp_millis().to_string() };
                     let mut map = serializer.serialize_map(Some(1))?;
                     map.serialize_entry("$date", &Shown(&Bson::Document(millis)))?;
