@@ -140,7 +140,7 @@ async fn upkeep(shared: Arc<Shared>) {
         }
         let closed = shared.router.expire().await;
         if closed > 0 {
-            tracing::info!(closed, "cursors were closed that nobody used");
+            tracing::info!(closed, "idle cursors were closed");
         }
     }
 }

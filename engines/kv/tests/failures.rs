@@ -205,7 +205,7 @@ fn a_shard_whose_keys_lie_in_a_log_that_failed_goes_on_with_none_of_them() {
         keys.commit().unwrap_err();
         drop(armed);
         drop(keys);
-        // Its own turn: what cannot be committed is shown to nobody.
+        // Its own turn: no reader sees what cannot be committed.
         let turn = second.commit();
         assert!(matches!(turn, Err(KvError::Poisoned { shard: 1 })), "{turn:?}");
         let refused = second.put(0, &key, &[b"later"], PutOptions::default());

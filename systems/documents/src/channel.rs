@@ -177,7 +177,7 @@ impl ChannelHandle {
     }
 
     fn deliver(&self, delivery: Delivery) {
-        // Where the thread has stopped, nobody waits for the reply.
+        // Where the thread has stopped, no thread waits for the reply.
         let _ = lock(&self.deliveries).send(delivery);
         self.shared.waker.wake();
     }

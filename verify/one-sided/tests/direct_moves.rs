@@ -395,7 +395,7 @@ fn a_server_that_was_not_told_of_a_loss_is_told_when_it_is_asked_for_again() {
     let mut client = world.client_of(&["1".to_owned()]);
     fill(&mut client, 300);
     check(&mut client, 300, &HashMap::new());
-    // Nobody knows a map: then there is no loss to be told of.
+    // No server knows a map: then there is no loss to be told of.
     let fresh = World::new(shm, 2, 1);
     let unknown = changed(&fresh, &["0", "1"], Change::Lost, "2");
     assert!(matches!(unknown, Err(MembershipError::Unknown { .. })), "{unknown:?}");

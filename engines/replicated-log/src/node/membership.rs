@@ -38,7 +38,7 @@ impl<S: StateMachine> Node<S> {
             return Ok(());
         }
         if replica.leader() != Some(replica.id()) {
-            // The next leader may let it join all the same: who is connected stays known.
+            // The next leader may let it join all the same: connected peers stay known.
             if !self.member.is_connected(id) {
                 self.peers.forget(id);
             }

@@ -230,7 +230,7 @@ impl<S: StateMachine> Node<S> {
         // Where it brings no later membership it removes nobody.
         if configuration.position() > self.membership.position() {
             for member in self.known.forget_before(&configuration) {
-                // Who is connected has greeted, and does not again.
+                // A peer that is connected has greeted, and does not again.
                 if !self.member.is_connected(member) {
                     self.peers.forget(member);
                 }

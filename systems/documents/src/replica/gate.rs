@@ -31,7 +31,7 @@ impl Gate {
         u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// The log has begun a term: who led before acknowledges nothing any more.
+    /// The log has begun a term: the member that led before acknowledges nothing.
     pub fn fence(&self, term: u64) {
         self.begun.fetch_max(term, Ordering::SeqCst);
     }

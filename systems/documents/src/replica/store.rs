@@ -459,7 +459,7 @@ impl ReplicaStore {
             })
             .collect();
         rows.keys().for_each(|row| self.know_row(row));
-        // While the rows are locked: who reads them next waits for what they show.
+        // While the rows are locked: the next reader waits for what they show.
         self.inner.apply_all(&batch, &mut || {
             self.clock.pass(mark.last.place.time);
             self.reached.store(mark.last.place.time, Ordering::Release);

@@ -375,7 +375,7 @@ impl Answer {
 /// Longest command that may travel in pieces now; 0: none. What it stores has to fit one batch; and
 /// pieces need room where they are kept, even those of a deletion.
 fn most_in_pieces(command_limit: usize, shared: &Shared, replication: &Replication) -> usize {
-    // Before the log is there nobody knows what an entry takes.
+    // Before the log is there no thread knows what an entry takes.
     if command_limit == 0 || shared.store.is_short() || replication.is_short() {
         return 0;
     }

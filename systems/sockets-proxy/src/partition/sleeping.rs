@@ -11,7 +11,7 @@ impl Partition {
     }
 
     /// Says to the other end's thread that its rest was seen: from now on it is rung for. Behind
-    /// everything that was posted before, so that who sees the echo has all of that.
+    /// everything that was posted before, so that a thread that sees the echo has all of that.
     pub(super) fn echo(&mut self) {
         let rest = self.peer_rest();
         if rest != self.echoed {

@@ -24,7 +24,7 @@ pub struct Held {
     /// What they say to have when they are opened, as a machine that is durable by itself does.
     pub has: Position,
     pub gate: Option<Arc<Gate>>,
-    /// Who writes a snapshot panics while it is set.
+    /// A thread that writes a snapshot panics while it is set.
     pub panics: Arc<AtomicBool>,
     /// They say to last by themselves.
     pub durable: bool,
