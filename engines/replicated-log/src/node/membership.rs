@@ -146,7 +146,10 @@ impl<S: StateMachine> Node<S> {
                 Some(Err(Refusal::Membership { reason }))
             } else if now_ns >= transfer.until_ns {
                 Some(Err(Refusal::TimedOut))
-            } else if !transfer.begun && leader != Some(own) {
+            } else if transfer.begun && leader == Some(own) && !self.member.is_connected(to) {
+                let reason = "the successor is no longer connected";
+                Some(Err(Refusal::Membership { reason }))
+            } else if leader != Some(own) && (!transfer.begun || leader.is_some()) {
                 let contact = |id| (id, Contact::decode(replica.configuration().contact(id)));
                 Some(Err(Refusal::NotLeader { leader: leader.map(contact) }))
             } else {

@@ -10,7 +10,8 @@ use beeline_fabric_shm::{ShmConfig, ShmDevice};
 use beeline_fabric_tcp::{TcpConfig, TcpDevice};
 use beeline_replicated_log::{
     Boot, ClusterId, Config, Consistency, Contact, Durability, Founding, Handle, Home, InProcess,
-    Layout, NodeId, Position, RoleName, Server, SnapshotWriter, StateMachine, Transport,
+    Layout, NodeId, Options, Position, Refusal, RoleName, Server, SnapshotWriter, StateMachine,
+    Transport,
 };
 use beeline_verify_log::lists::{Lists, items};
 
@@ -117,6 +118,8 @@ pub struct Cluster {
     pub home: tempfile::TempDir,
     pub layout: Layout,
     pub durability: Durability,
+    /// Of members that are started from now on.
+    pub options: Options,
     /// The run of its machine under which a member is started.
     pub boot: Boot,
     pub transport: Arc<InProcess>,
@@ -151,6 +154,7 @@ impl Cluster {
             home,
             layout,
             durability,
+            options: Options::default(),
             boot,
             transport,
             machine,
@@ -184,6 +188,7 @@ impl Cluster {
         let home = Home::open_under(&self.path(node), self.durability, &self.boot).unwrap();
         let transport: Arc<dyn Transport> = self.transport.clone();
         let config = Config::new((self.provider)(), transport, contact(node));
+        let config = Config { options: self.options, ..config };
         let mut machine = self.machine.take().unwrap_or_default();
         machine.broken = Arc::clone(&self.broken);
         let started = Server::start(home, config, machine).unwrap();
@@ -213,16 +218,21 @@ impl Cluster {
         eventually("a leader", || self.running().into_iter().find(leads))
     }
 
-    /// Asks the leader of the moment until it is done.
-    pub fn append(&self, session: u64, sequence: u64, bytes: &[u8]) -> u64 {
-        eventually("an append", || {
-            let handle = self.handle(self.leader());
-            match handle.call(session, sequence, bytes.to_vec(), LIMIT) {
-                Ok(reply) => Some(u64::from_le_bytes(reply.bytes.try_into().unwrap())),
-                Err(refusal) if refusal.is_retryable() => None,
-                Err(refusal) => panic!("{refusal}"),
-            }
+    /// Asks the leader of the moment until it is done: on a loaded machine the member that led a moment
+    /// ago may lead no more.
+    pub fn at_leader<T>(&self, what: &str, ask: impl Fn(&Handle) -> Result<T, Refusal>) -> T {
+        eventually(what, || match ask(self.handle(self.leader())) {
+            Ok(answer) => Some(answer),
+            Err(refusal) if refusal.is_retryable() => None,
+            Err(refusal) => panic!("{what}: {refusal}"),
         })
+    }
+
+    /// Appends at the leader of the moment.
+    pub fn append(&self, session: u64, sequence: u64, bytes: &[u8]) -> u64 {
+        let reply = self
+            .at_leader("an append", |leader| leader.call(session, sequence, bytes.to_vec(), LIMIT));
+        u64::from_le_bytes(reply.bytes.try_into().unwrap())
     }
 
     pub fn list(&self, node: usize, key: u8) -> Vec<u32> {
