@@ -110,7 +110,9 @@ pub struct FeedStats {
     pub dropped: u64,
     /// The least position that a reader may go on from.
     pub oldest: Version,
-    /// The position of a reader that has seen everything.
+    /// The position of a reader that has seen everything; where a ring dropped something newer than what
+    /// another still has to tell, that of a reader that reads what is there from now on. Everything up
+    /// to it is stored.
     pub newest: Version,
 }
 
@@ -254,6 +256,15 @@ impl Shard {
     /// Called where the entry that was about to be stored is not.
     pub(crate) fn feed_refused(&mut self) {
         self.waiting.under_way = None;
+        self.feed_rest();
+    }
+
+    /// Where nothing waits to be persisted, no commit may follow: readers need not wait for one.
+    #[inline]
+    pub(crate) fn feed_rest(&mut self) {
+        if self.waiting.floor && !self.in_batch() && !self.log.has_work() {
+            self.feed_committed();
+        }
     }
 
     /// Called with what was stored; it is told once it is persisted.
@@ -323,9 +334,10 @@ impl Store {
         let newest = self.newest_version();
         let rings = feed.all();
         let settled = settled(newest, &rings);
-        let kept_from = rings.iter().map(|ring| ring.dropped_to).max().unwrap_or(0);
+        let kept_from = kept_from(&rings);
         if from < kept_from || from > newest {
-            return Err(KvError::FeedLost { position: from, oldest: kept_from, newest: settled });
+            let newest = settled.max(kept_from);
+            return Err(KvError::FeedLost { position: from, oldest: kept_from, newest });
         }
         let limit = limit.max(1);
         let mut found: Vec<&Event> = Vec::new();
@@ -348,6 +360,16 @@ impl Store {
         Ok(Events { events, next: reach.unwrap_or(settled).max(from) })
     }
 
+    /// No events, and the newest position ([`FeedStats::newest`]): where a reader begins.
+    ///
+    /// Errors: [`KvError::FeedOff`].
+    pub fn events_from_now(&self) -> Result<Events, KvError> {
+        if self.feed.is_none() {
+            return Err(KvError::FeedOff);
+        }
+        Ok(Events { events: Vec::new(), next: self.feed_stats().newest })
+    }
+
     /// What the change feed holds.
     #[must_use]
     pub fn feed_stats(&self) -> FeedStats {
@@ -359,10 +381,15 @@ impl Store {
             bytes: rings.iter().map(|ring| ring.bytes).sum(),
             events: rings.iter().map(|ring| ring.events.len() as u64).sum(),
             dropped: rings.iter().map(|ring| ring.dropped).sum(),
-            oldest: rings.iter().map(|ring| ring.dropped_to).max().unwrap_or(0),
-            newest: settled(newest, &rings),
+            oldest: kept_from(&rings),
+            newest: settled(newest, &rings).max(kept_from(&rings)),
         }
     }
+}
+
+/// The least position that a reader may go on from.
+fn kept_from(rings: &[MutexGuard<'_, Ring>]) -> Version {
+    rings.iter().map(|ring| ring.dropped_to).max().unwrap_or(0)
 }
 
 /// The version up to which everything is persisted and told.

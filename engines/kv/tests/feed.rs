@@ -376,3 +376,78 @@ fn readers_beside_writers_miss_nothing_and_see_nothing_twice() {
         assert_eq!(reader.known.len() as u64, store.stats().total.keys);
     });
 }
+
+#[test]
+fn a_reader_that_begins_while_a_ring_wraps_is_not_lost() {
+    let pool = pool();
+    let (store, shards, _) = open(&pool, 2, 1);
+    let mut salts = 0_u32..;
+    let mut put = |shard: usize| {
+        let mut mine = salts.by_ref().map(u32::to_be_bytes);
+        let key = mine.find(|key| store.shard_of(0, key) == shard).unwrap();
+        shards[shard].lock().unwrap().put(0, &key, &[b"v"], PutOptions::default()).unwrap()
+    };
+    let commit = |shard: usize| shards[shard].lock().unwrap().commit().unwrap();
+    let late = put(0);
+    let mut last = 0;
+    for _ in 0..3000 {
+        last = put(1);
+        commit(1);
+    }
+    let stats = store.feed_stats();
+    assert!(stats.dropped > 0 && stats.oldest > late, "{stats:?}");
+    let begin = store.events_from_now().unwrap();
+    assert_eq!((begin.events.len(), begin.next), (0, stats.newest));
+    assert_eq!(store.events(begin.next, 10).unwrap().next, begin.next);
+    commit(0);
+    let next = put(0);
+    commit(0);
+    let told = store.events(begin.next, usize::MAX - 100).unwrap();
+    let versions: Vec<_> = told.events.iter().map(|event| event.version).collect();
+    assert!(versions.starts_with(&[stats.newest + 1]), "what the other ring keeps");
+    assert!(versions.ends_with(&[last, next]), "and what came after the beginning");
+}
+
+#[test]
+fn a_refused_entry_holds_no_reader_up() {
+    for batch in [false, true] {
+        let pool = Pool::dram(&PoolOptions::volatile(64 << 10, 12 * (64 << 10))).unwrap();
+        let (store, shards, _) = open(&pool, 2, 8 << 20);
+        let keys_of = |shard: usize| {
+            let store = &store;
+            let all = (0_u32..).map(u32::to_be_bytes);
+            all.filter(move |key| store.shard_of(0, key) == shard)
+        };
+        let put = |shard: &mut Shard, key: [u8; 4], length: usize| {
+            shard.put(0, &key, &[&vec![1; length]], PutOptions::default())
+        };
+        let mut theirs = keys_of(1);
+        {
+            let mut shard = shards[1].lock().unwrap();
+            put(&mut shard, theirs.next().unwrap(), 10).unwrap();
+            shard.commit().unwrap();
+        }
+        let mut shard = shards[0].lock().unwrap();
+        for key in keys_of(0) {
+            if batch {
+                shard.begin_batch();
+            }
+            let stored = put(&mut shard, key, 20_000);
+            if batch {
+                shard.end_batch();
+            }
+            match stored {
+                Ok(_) => shard.commit().unwrap(),
+                Err(KvError::PoolFull { .. }) => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        drop(shard);
+        let before = store.events(0, 10_000).unwrap().next;
+        let mut shard = shards[1].lock().unwrap();
+        let version = put(&mut shard, theirs.next().unwrap(), 10).unwrap();
+        shard.commit().unwrap();
+        let told = store.events(before, 10).unwrap();
+        assert_eq!((told.events.len(), told.next), (1, version), "in a batch: {batch}");
+    }
+}

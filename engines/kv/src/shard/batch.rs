@@ -108,7 +108,10 @@ impl Shard {
             batch.bytes = 0;
             self.spare_batch = batch;
         }
-        let Some(last) = last else { return };
+        let Some(last) = last else {
+            self.feed_rest();
+            return;
+        };
         let state = self.cache.get(&self.store.table, last.location.segment());
         let offset = last.location.offset();
         let mut header = crate::shard::read_header(state, offset);

@@ -58,12 +58,12 @@ pub fn kv_changes(call: &mut Call<'_, '_>) -> CommandResult {
     }
     let number = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
     let store = std::sync::Arc::clone(call.store.store());
-    let from = if call.args.is(1, "now") {
-        store.feed_stats().newest
+    let changes = if call.args.is(1, "now") {
+        store.events_from_now()?
     } else {
-        u64::try_from(call.integer(1)?).map_err(|_| CommandError::OutOfRange)?
+        let from = u64::try_from(call.integer(1)?).map_err(|_| CommandError::OutOfRange)?;
+        store.events(from, count as usize)?
     };
-    let changes = store.events(from, count as usize)?;
     // What services keep beside the databases is theirs.
     let told = changes.events.iter().filter(|event| event.namespace < u32::from(DATABASES));
     call.out.array(2);
