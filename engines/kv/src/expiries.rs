@@ -148,7 +148,7 @@ impl Shard {
                 slot.location = slot.location.touched(expires_at_ms != 0);
             }),
             // It gave way to the expiry.
-            None => self.ended.expiries.push((database, key.to_vec())),
+            None => self.ended.remember_expiry(database, key),
         }
     }
 
@@ -231,7 +231,7 @@ impl Shard {
                     Some(id) => self.change_slot(database, id, |slot| {
                         slot.location = slot.location.touched(at != 0);
                     }),
-                    None => self.ended.expiries.push((database, key.to_vec())),
+                    None => self.ended.remember_expiry(database, key),
                 }
             }
         }
@@ -280,10 +280,33 @@ impl Shard {
     ///
     /// Errors: [`KvError::PoolFull`] when not even the reserve has room, the pool's.
     pub(crate) fn sweep_expiries(&mut self) -> Result<Swept, KvError> {
-        if self.ended.expiries.is_empty() || self.in_batch() || self.store.is_replacing() {
+        let nothing = self.ended.expiries.is_empty() && self.ended.expiry_sweep.is_none();
+        if nothing || self.in_batch() || self.store.is_replacing() {
             return Ok(Swept::Nothing);
         }
+        let mut blocked = Vec::new();
+        let swept = self.sweep_ended_expiries(&mut blocked);
+        let waits = !blocked.is_empty();
+        // Below the others, so that the next slice begins with those.
+        self.ended.expiries.splice(0..0, blocked);
+        let some = swept? || (!waits && self.look_for_ended_expiries());
+        let more = !self.ended.expiries.is_empty() || self.ended.expiry_sweep.is_some();
+        Ok(match (some, waits) {
+            (true, _) => Swept::Some,
+            (false, true) => Swept::Waiting,
+            (false, false) if more => Swept::Some,
+            (false, false) => Swept::Nothing,
+        })
+    }
+
+    /// The part of [`Shard::sweep_expiries`] about those that are remembered; those that wait for another
+    /// thread go to `blocked`. True where one was deleted.
+    fn sweep_ended_expiries(&mut self, blocked: &mut Vec<(u32, Vec<u8>)>) -> Result<bool, KvError> {
+        let mut some = false;
         for _ in 0..SLICE {
+            if blocked.len() == crate::rows::BLOCKED {
+                break;
+            }
             let Some((database, key)) = self.ended.expiries.pop() else { break };
             let stored = stored_key(&key);
             let Some((of, _, _)) = self.read_expiry(database, &stored) else { continue };
@@ -292,8 +315,8 @@ impl Shard {
                 continue;
             }
             if !self.newest_is_persisted(database, &key, true)? {
-                self.ended.expiries.push((database, key));
-                return Ok(Swept::Waiting);
+                blocked.push((database, key));
+                continue;
             }
             let namespace = expiries_of(database);
             self.waiting.muted = true;
@@ -303,6 +326,7 @@ impl Shard {
                 Ok(appended) => {
                     let hash = self.store.place(namespace, &stored);
                     self.install(namespace, hash, &stored, &appended);
+                    some = true;
                 }
                 Err(error) => {
                     self.ended.expiries.push((database, key));
@@ -310,6 +334,81 @@ impl Shard {
                 }
             }
         }
-        Ok(Swept::Some)
+        Ok(some)
+    }
+
+    /// A slice of the sweep over all expiries, where none that ended is remembered: remembers those that
+    /// ended. True when there was one under way.
+    fn look_for_ended_expiries(&mut self) -> bool {
+        if !self.ended.expiries.is_empty() {
+            return false;
+        }
+        let Some((database, position)) = self.ended.expiry_sweep.take() else { return false };
+        let (mut slots, mut stored, mut ended) = (Vec::new(), Vec::new(), Vec::new());
+        let index = self.spaces.get(expiries_of(database));
+        let next = index.and_then(|index| index.collect(position, SLICE, &mut slots));
+        for slot in slots {
+            let Some((of, _, _)) = self.read_expiry_in(&slot) else { continue };
+            let state = self.cache.get(&self.store.table, slot.location.segment());
+            crate::shard::read_key(state, &slot, &mut stored);
+            let key = stored.get(2..).unwrap_or_default();
+            if self.value_of(database, key, of).is_none() {
+                ended.push((database, key.to_vec()));
+            }
+        }
+        self.ended.expiries.append(&mut ended);
+        let databases = u32::from(crate::DATABASES);
+        self.ended.expiry_sweep = match next {
+            Some(position) => Some((database, position)),
+            None if database + 1 < databases => Some((database + 1, 0)),
+            None => std::mem::take(&mut self.ended.expiries_again).then_some((0, 0)),
+        };
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use beeline_pmem::{Pool, PoolOptions};
+
+    use super::*;
+    use crate::rows::REMEMBERED;
+    use crate::{Embedded, StoreOptions};
+
+    #[test]
+    fn expiries_that_end_between_two_turns_of_upkeep_take_bounded_memory_and_all_go() {
+        const KEYS: u32 = 2 * REMEMBERED as u32 + 100;
+        let pool = Pool::dram(&PoolOptions::volatile(1 << 20, 64 << 20)).unwrap();
+        let options = StoreOptions { shards: 1, ..StoreOptions::default() };
+        let store = Embedded::from(Store::open(pool, options).unwrap());
+        let put_all = || {
+            store.with_all(|keys| {
+                for n in 0..KEYS {
+                    let database = (n % 3) as u8;
+                    keys.put(database, &n.to_be_bytes(), &[&[7; 300]], PutOptions::default())
+                        .unwrap();
+                }
+                keys.commit().unwrap();
+            });
+        };
+        let expiries =
+            || store.with_all(|keys| (0..3).map(|at| keys.len_at(expiries_of(at))).sum::<u64>());
+        put_all();
+        store.with_all(|keys| {
+            for n in 0..KEYS {
+                assert!(keys.set_expiry((n % 3) as u8, &n.to_be_bytes(), 1 << 50).unwrap());
+            }
+        });
+        assert_eq!(expiries(), u64::from(KEYS));
+        put_all();
+        store.with_all(|keys| {
+            let ended = &keys.home().ended;
+            assert_eq!(ended.expiries.len(), REMEMBERED);
+            assert!(ended.expiry_sweep.is_some() && ended.expiries_again);
+        });
+        while store.maintain().unwrap() {
+            store.with_all(|keys| assert!(keys.home().ended.expiries.len() <= REMEMBERED + SLICE));
+        }
+        assert_eq!(expiries(), 0);
     }
 }

@@ -35,11 +35,13 @@ pub enum KnownBug {
     ExpireWhileReplacing,
     /// Fields of a row that ended are removed before its end is persisted.
     SweepBeforePersist,
+    /// A row that a crash left without a field stays after an opening.
+    KeepHollowRows,
 }
 
 impl KnownBug {
     /// Every known bug.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::AcknowledgeBeforeFence,
         Self::DropTombstoneEarly,
         Self::FreeBeforePersist,
@@ -54,6 +56,7 @@ impl KnownBug {
         Self::ExpiryOfAnyValue,
         Self::ExpireWhileReplacing,
         Self::SweepBeforePersist,
+        Self::KeepHollowRows,
     ];
 }
 

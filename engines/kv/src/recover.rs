@@ -8,6 +8,9 @@
 //! own logs (so that an append can never connect to it), and exact counts. Both may be cut short
 //! and done again. In a segment that is not in its first life since it was zeroed, only entries of
 //! this life can connect: these are looked for, and lose their seals, where appending goes on.
+//! Of entries that were not acknowledged a crash may keep a later one and lose an earlier one in another
+//! segment. So a row's last field may be gone and the one that was to take its place never have come: the
+//! head of such a row is deleted ([`Shard::end_hollow_rows`]).
 //!
 //! Source: BOOM-KV §3.6.
 
@@ -43,6 +46,14 @@ pub(crate) struct Recovered {
     pub slot_bytes: u32,
     pub key_length: u16,
     pub namespace: u32,
+}
+
+/// The head of a row, as it lies on media.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RecoveredHead {
+    pub database: u32,
+    pub hash: u64,
+    pub location: Location,
 }
 
 /// A segment of this process's own logs that could take more entries.
@@ -81,6 +92,7 @@ impl Store {
         }
         let report =
             recover_all(&store, &shards, &states, options.recovery_threads, options.accept_damage)?;
+        store.raise_format()?;
         store.begin_feed_anew();
         let report = RecoveryReport { seconds: started.elapsed().as_secs_f64(), ..report };
         Ok((store, shards, report))
@@ -159,6 +171,7 @@ fn recover_all(
     let mut candidates = Vec::new();
     let mut empty = Vec::new();
     let mut held = Vec::new();
+    let mut heads = Vec::new();
     let mut damaged = Vec::new();
     for result in results {
         let outcome = result?;
@@ -169,6 +182,7 @@ fn recover_all(
         candidates.extend(outcome.candidates);
         empty.extend(outcome.empty);
         held.push(outcome.held);
+        heads.push(outcome.heads);
         damaged.extend(outcome.damaged);
         store.version_seen(outcome.newest);
     }
@@ -191,6 +205,7 @@ fn recover_all(
             cut_off(store, &best.state)?;
             shard.resume_head(&best.state);
         }
+        shard.end_hollow_rows(heads.iter().flatten())?;
         shard.tick();
         let stats = shard.stats();
         report.keys += stats.keys;
@@ -271,6 +286,8 @@ struct Outcome {
     damaged: Vec<(Arc<SegmentState>, u32, u32)>,
     /// Entries of services' namespaces.
     held: Vec<Recovered>,
+    /// Heads of rows: which of them have no field is known once all fields were counted.
+    heads: Vec<RecoveredHead>,
 }
 
 struct Worker<'a> {
@@ -332,6 +349,13 @@ impl<'a> Worker<'a> {
             // What it is worth, the catalog knows, which may lie in any segment.
             self.outcome.held.push(recovered);
             return;
+        }
+        if !found.spoilt
+            && header.namespace < u32::from(crate::DATABASES)
+            && crate::is_row_kind(header.kind)
+        {
+            let (database, location) = (header.namespace, recovered.location);
+            self.outcome.heads.push(RecoveredHead { database, hash, location });
         }
         self.groups[shard].push(recovered);
         if self.groups[shard].len() == GROUP {

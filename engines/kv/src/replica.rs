@@ -152,11 +152,17 @@ pub fn replace_by_snapshot(
     let barrier = {
         let mut guards: Vec<_> = (0..shards.len()).map(lock).collect();
         let barrier = store.begin_replacing(checked.version)?;
+        // Those of all shards: a shard's log may hold entries of a namespace that is open only where its
+        // keys belong, and what the shard recorded of them must not count against the new contents.
+        let mut namespaces: Vec<u32> =
+            guards.iter().flat_map(|shard| shard.spaces.numbers()).collect();
+        namespaces.sort_unstable();
+        namespaces.dedup();
         for shard in &mut guards {
             // Rows that ended in the old contents: a row of the new ones may have such a key and
             // generation, and live. Those that the snapshot brings are found by a sweep.
             shard.ended = Ended::default();
-            for namespace in shard.spaces.numbers() {
+            for &namespace in &namespaces {
                 shard.forget(namespace);
                 shard.spaces.remove(namespace);
             }

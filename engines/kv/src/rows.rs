@@ -16,15 +16,20 @@
 //! ([`crate::counted`]). The length in a head is that of the time when it was written; builds before
 //! format 3 wrote it with every field and read it.
 //!
+//! A crash can take a field that was set last and keep the deletion of all others, where neither was
+//! acknowledged: an opening deletes heads that count no field ([`Shard::end_hollow_rows`]).
+//!
 //! Expiry is the head's. A flush of the database is one of its fields, too.
 
 use std::ops::Bound;
 
 use crate::counted::Fields;
+use crate::fault::{self, KnownBug};
 use crate::ordered::Keys;
+use crate::recover::RecoveredHead;
 use crate::segments::SegmentState;
 use crate::shard::upkeep::Swept;
-use crate::shard::{EntryRef, PutOptions, Shard, read_header};
+use crate::shard::{EntryRef, PutOptions, Shard, read_header, read_key};
 use crate::siphash::SipHash;
 use crate::space::IN_ROWS;
 use crate::store::Store;
@@ -49,10 +54,12 @@ const HEAD_BYTES: usize = 16;
 const SUB_BYTES: usize = 16;
 /// Fields of ended rows removed in one slice of upkeep.
 const SLICE: usize = 256;
+/// Ended rows passed over in one slice because another thread holds the log that their ends are in.
+pub(crate) const BLOCKED: usize = 16;
 /// Rows looked at in one slice of the sweep after an opening.
 const ROWS_A_SLICE: usize = 64;
-/// Ended rows remembered; beyond that all rows are swept.
-const REMEMBERED: usize = 4096;
+/// Ended rows remembered, and expiries; beyond that all of them are swept.
+pub(crate) const REMEMBERED: usize = 4096;
 
 /// True for the namespace of a database's fields, as entries have it.
 #[inline]
@@ -95,10 +102,16 @@ pub(crate) struct Ended {
     rows: Vec<(u32, Vec<u8>)>,
     /// Databases and keys of values that had an expiry beside them and were stored anew.
     pub expiries: Vec<(u32, Vec<u8>)>,
+    /// Database and position of a sweep over all expiries, where more ended than are remembered.
+    pub expiry_sweep: Option<(u32, u64)>,
+    /// An expiry that could not be remembered ended since that sweep began: another one follows.
+    pub expiries_again: bool,
     /// Where a sweep over all rows is; it begins with the opening.
     sweep: Option<(u32, Bound<Vec<u8>>)>,
     /// A row that could not be remembered ended behind that place: another sweep follows.
     again: bool,
+    /// Databases and keys of rows that a crash left without a field.
+    hollow: Vec<(u32, Vec<u8>)>,
 }
 
 /// Where a sweep begins.
@@ -106,7 +119,15 @@ const ALL_ROWS: Option<(u32, Bound<Vec<u8>>)> = Some((0, Bound::Unbounded));
 
 impl Default for Ended {
     fn default() -> Self {
-        Self { rows: Vec::new(), expiries: Vec::new(), sweep: ALL_ROWS, again: false }
+        Self {
+            rows: Vec::new(),
+            expiries: Vec::new(),
+            expiry_sweep: None,
+            expiries_again: false,
+            sweep: ALL_ROWS,
+            again: false,
+            hollow: Vec::new(),
+        }
     }
 }
 
@@ -114,6 +135,17 @@ impl Ended {
     /// True when no row is known to have ended.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
+    }
+
+    /// The value of a key that had an expiry beside it was stored anew, or is gone.
+    pub fn remember_expiry(&mut self, database: u32, key: &[u8]) {
+        if self.expiries.len() < REMEMBERED {
+            self.expiries.push((database, key.to_vec()));
+        } else if self.expiry_sweep.is_some() {
+            self.expiries_again = true;
+        } else {
+            self.expiry_sweep = Some((0, 0));
+        }
     }
 }
 
@@ -346,6 +378,8 @@ impl Keyspace<'_> {
         mut visit: impl FnMut(&[u8], &[u8]),
     ) -> Result<Option<u64>, KvError> {
         const CHUNK: usize = 256;
+        // As many as are likely to be met, and the one that tells that there are more.
+        let mut chunk = count.saturating_add(1).clamp(2, CHUNK);
         let namespace = fields_of(u32::from(database));
         let start = prefix(key, row.generation);
         let end = end_of(&start);
@@ -362,7 +396,7 @@ impl Keyspace<'_> {
                 return Ok(None);
             };
             let bounds = (from.as_ref().map(Vec::as_slice), Bound::Excluded(end.as_slice()));
-            ordered.collect(bounds, false, CHUNK, &mut keys);
+            ordered.collect(bounds, false, chunk, &mut keys);
             for at in 0..keys.len() {
                 let stored = keys.get(at);
                 let Some((place, field)) = stored[start.len()..].split_first_chunk::<8>() else {
@@ -382,15 +416,16 @@ impl Keyspace<'_> {
                 shard.with_value(&entry, |value| visit(field, value))?;
                 met += 1;
             }
-            if keys.len() < CHUNK {
+            if keys.len() < chunk {
                 return Ok(None);
             }
             from = Bound::Excluded(keys.get(keys.len() - 1).to_vec());
+            chunk = CHUNK;
         }
     }
 
     /// Copies all fields of a row to another key, whose head is put after them. What they need is
-    /// to be had, or nothing is written.
+    /// to be had, or nothing is written; of a row that is too large no more than a segment is read.
     ///
     /// Errors: as [`Keyspace::put`]; [`KvError::BatchTooLarge`] for a row larger than a segment.
     pub fn copy_row(
@@ -399,12 +434,25 @@ impl Keyspace<'_> {
         row: &Row,
         (to_database, to_key): (u8, &[u8]),
     ) -> Result<(), KvError> {
-        let mut fields = Vec::new();
+        // Fields looked at before their bytes are compared with the limit.
+        const TOGETHER: usize = 255;
+        let limit = self.store().batch_room_bytes();
         let mut bytes = Store::head_bytes(to_key.len());
-        self.visit_row(database, key, row, (0, usize::MAX), |field, value| {
-            bytes += Store::field_bytes(to_key.len(), field.len(), value.len());
-            fields.push((field.to_vec(), value.to_vec()));
-        })?;
+        // Most are refused for their number alone.
+        let least = row.length.saturating_mul(Store::field_bytes(to_key.len(), 0, 0));
+        if bytes.saturating_add(least) > limit {
+            bytes = bytes.saturating_add(least);
+            self.reserve_bytes(bytes)?;
+        }
+        let (mut fields, mut position) = (Vec::new(), Some(0));
+        while let Some(from) = position.filter(|_| bytes <= limit) {
+            position = self.visit_row(database, key, row, (from, TOGETHER), |field, value| {
+                bytes += Store::field_bytes(to_key.len(), field.len(), value.len());
+                if bytes <= limit {
+                    fields.push((field.to_vec(), value.to_vec()));
+                }
+            })?;
+        }
         self.reserve_bytes(bytes)?;
         let mut copy = self.new_row(row.kind, row.expires_at_ms)?;
         for (field, value) in &fields {
@@ -437,7 +485,7 @@ impl Shard {
         key: &[u8],
     ) {
         if before.location.has(crate::index::Location::TOUCHED) {
-            self.ended.expiries.push((database, key.to_vec()));
+            self.ended.remember_expiry(database, key);
         }
         let namespace = fields_of(database);
         if self.spaces.extra(namespace).is_none() || before.location.is_absent() {
@@ -463,6 +511,68 @@ impl Shard {
         }
     }
 
+    /// Deletes the rows among `heads` that a crash left without a field, where they are this shard's, and
+    /// persists that: no reader meets a row that is empty. `heads` are all that lie on media, and every
+    /// field is counted. Those for whose tombstones there is no room stay until upkeep finds some.
+    ///
+    /// Errors: the pool's.
+    pub(crate) fn end_hollow_rows<'h>(
+        &mut self,
+        heads: impl Iterator<Item = &'h RecoveredHead>,
+    ) -> Result<(), KvError> {
+        if fault::is_on(KnownBug::KeepHollowRows) {
+            return Ok(());
+        }
+        for head in heads {
+            // Those of other shards' keys have no slot here.
+            let Some(slot) = self.slot_at(head.database, head.hash, head.location) else {
+                continue;
+            };
+            if self.is_hollow(head.database, &slot) {
+                let state = self.cache.get(&self.store.table, slot.location.segment());
+                let mut key = Vec::new();
+                read_key(state, &slot, &mut key);
+                self.ended.hollow.push((head.database, key));
+            }
+        }
+        match self.sweep_hollow_rows() {
+            Ok(Swept::Some) => self.commit(),
+            Ok(_) | Err(KvError::PoolFull { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// True for the newest entry of a key that is the head of a row without a field.
+    fn is_hollow(&mut self, database: u32, slot: &crate::index::Slot) -> bool {
+        if slot.location.is_absent() || !slot.location.is_readable() {
+            return false;
+        }
+        let state = self.cache.get(&self.store.table, slot.location.segment());
+        let generation = head_at(state, slot.location.offset(), slot.slot_bytes());
+        let fields = generation.map(|generation| self.counted(fields_of(database), generation));
+        fields.is_some_and(|fields| fields.count == 0)
+    }
+
+    /// Deletes rows that are known to have no field, if they still have none.
+    ///
+    /// Errors: [`KvError::PoolFull`] when not even the reserve has room, the pool's.
+    pub(crate) fn sweep_hollow_rows(&mut self) -> Result<Swept, KvError> {
+        if self.ended.hollow.is_empty() || self.in_batch() || self.store.is_replacing() {
+            return Ok(Swept::Nothing);
+        }
+        while let Some((database, key)) = self.ended.hollow.last().cloned() {
+            let hash = self.store.place(database, &key);
+            let found = self.find(database, hash, &key);
+            let slot = found.and_then(|id| Some(*self.spaces.get(database)?.slot(id)));
+            if slot.is_some_and(|slot| self.is_hollow(database, &slot)) {
+                let appended = self.append_tombstone(database, &key)?;
+                self.install(database, hash, &key, &appended);
+            }
+            self.ended.hollow.pop();
+        }
+        Ok(Swept::Some)
+    }
+
     /// Removes a slice of the fields of rows that ended, once their ends are persisted, in whatever log
     /// that is; where `commit`, it persists them first.
     ///
@@ -471,26 +581,15 @@ impl Shard {
         if self.in_batch() || self.store.is_replacing() {
             return Ok(Swept::Nothing);
         }
-        let mut left = SLICE;
-        while left > 0
-            && let Some((namespace, prefix)) = self.ended.rows.pop()
-        {
-            let key = crate::space::row_of(&prefix).to_vec();
-            let over = self.newest_is_persisted(database_of(namespace), &key, commit);
-            if !matches!(over, Ok(true)) {
-                self.ended.rows.push((namespace, prefix));
-                let some = left < SLICE;
-                return over.map(|_| if some { Swept::Some } else { Swept::Waiting });
-            }
-            let removed = self.remove_fields(namespace, &prefix, &mut left);
-            if !matches!(removed, Ok(true)) {
-                // Also where there was no room: the next slice begins with what is left.
-                self.ended.rows.push((namespace, prefix));
-            }
-            removed?;
-        }
-        if left < SLICE {
-            return Ok(Swept::Some);
+        let mut blocked = Vec::new();
+        let swept = self.sweep_ended(commit, &mut blocked);
+        let waits = !blocked.is_empty();
+        // Below the others, so that the next slice begins with those.
+        self.ended.rows.splice(0..0, blocked);
+        match swept? {
+            true => return Ok(Swept::Some),
+            false if waits => return Ok(Swept::Waiting),
+            false => {}
         }
         let Some((database, from)) = self.ended.sweep.take() else { return Ok(Swept::Nothing) };
         self.ended.sweep = self.sweep_from(database, from);
@@ -499,6 +598,40 @@ impl Shard {
         }
         let more = self.ended.sweep.is_some() || !self.ended.rows.is_empty();
         Ok(if more { Swept::Some } else { Swept::Nothing })
+    }
+
+    /// The part of [`Shard::sweep_rows`] about rows that are remembered; those whose ends wait for another
+    /// thread go to `blocked`. True where it got on.
+    fn sweep_ended(
+        &mut self,
+        commit: bool,
+        blocked: &mut Vec<(u32, Vec<u8>)>,
+    ) -> Result<bool, KvError> {
+        let mut left = SLICE;
+        while left > 0
+            && blocked.len() < BLOCKED
+            && let Some((namespace, prefix)) = self.ended.rows.pop()
+        {
+            let key = crate::space::row_of(&prefix).to_vec();
+            match self.newest_is_persisted(database_of(namespace), &key, commit) {
+                Ok(true) => {}
+                Ok(false) => {
+                    blocked.push((namespace, prefix));
+                    continue;
+                }
+                Err(error) => {
+                    self.ended.rows.push((namespace, prefix));
+                    return Err(error);
+                }
+            }
+            let removed = self.remove_fields(namespace, &prefix, &mut left);
+            if !matches!(removed, Ok(true)) {
+                // Also where there was no room: the next slice begins with what is left.
+                self.ended.rows.push((namespace, prefix));
+            }
+            removed?;
+        }
+        Ok(left < SLICE)
     }
 
     /// Looks at some rows of a database, from a field's key on, and remembers those that ended.

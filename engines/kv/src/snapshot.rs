@@ -619,6 +619,10 @@ pub(crate) fn read_file(
             return Err(bad("has a damaged record"));
         }
         for (record, body) in list {
+            // Versions up to the header's are set aside for them, and no more.
+            if record.version > report.version {
+                return Err(bad("has a record that is newer than the snapshot"));
+            }
             report.records += 1;
             visit(record, body)?;
         }

@@ -141,13 +141,7 @@ impl Store {
     pub(crate) fn new(pool: Pool, options: &StoreOptions) -> Result<Arc<Self>, KvError> {
         let secret = pool.secret();
         let found = pool.root_word(root::FORMAT);
-        if found < STORE_FORMAT {
-            pool.store_root_word(root::FORMAT, STORE_FORMAT);
-            // Before the first entry that a build which reads 1 only would take for damage.
-            let mut persister = pool.persister();
-            persister.flush_root();
-            persister.fence()?;
-        } else if found != STORE_FORMAT {
+        if found > STORE_FORMAT {
             return Err(KvError::Format { what: "the store", found, supported: STORE_FORMAT });
         }
         let sealer = Sealer::new(&secret);
@@ -209,6 +203,17 @@ impl Store {
             batch_limit_bytes: options.batch_limit_bytes.unwrap_or(u64::MAX),
             pool,
         }))
+    }
+
+    /// From now on builds that know older formats only refuse the store: before the first entry that they
+    /// would take for damage, and not before the opening has succeeded. One that was refused leaves the
+    /// store to the build that wrote it.
+    pub(crate) fn raise_format(&self) -> Result<(), PmemError> {
+        if self.pool.root_word(root::FORMAT) < STORE_FORMAT {
+            self.pool.store_root_word(root::FORMAT, STORE_FORMAT);
+            self.persist_root()?;
+        }
+        Ok(())
     }
 
     /// Keys whose time came by then may be deleted; see [`StoreOptions::agreed_ms`].
@@ -275,6 +280,11 @@ impl Store {
     #[must_use]
     pub fn clock(&self) -> &Arc<dyn Clock> {
         &self.clock
+    }
+
+    /// Most bytes of entries that lie in a row: of a batch.
+    pub(crate) fn batch_room_bytes(&self) -> u64 {
+        u64::from(self.pool.segment_bytes() - crate::entry::FIRST_ENTRY)
     }
 
     /// Longest value in bytes that fits an entry with a key of `key_length` bytes.

@@ -652,3 +652,76 @@ fn batches_that_delete_more_than_they_note_empty_a_full_pool() {
     let findings = audit(&rig.store, &rig.shards);
     assert!(findings.is_empty(), "{findings:?}");
 }
+
+#[test]
+fn upkeep_goes_on_where_not_even_the_tombstone_of_an_evicted_key_fits() {
+    let rig = rig(12, |_| ());
+    let mut shard = rig.shards[0].lock().unwrap();
+    let stored = fill(&mut shard, 400);
+    // Readers keep every segment, so nothing can be collected, and deletions use up the room kept for them.
+    let mut guards = Vec::new();
+    for n in 0..stored {
+        let entry = shard.lookup(0, &key(n)).unwrap().unwrap();
+        guards.push(shard.begin_read(&entry).unwrap());
+    }
+    let mut refused = false;
+    for n in 0..stored {
+        match shard.delete(0, &key(n)) {
+            Ok(deleted) => assert!(deleted),
+            Err(KvError::PoolFull { .. }) => {
+                refused = true;
+                break;
+            }
+            Err(error) => panic!("{error}"),
+        }
+        shard.commit().unwrap();
+    }
+    assert!(refused, "{stored} tombstones fitted");
+    rig.store.set_eviction(Eviction::AllKeysRandom);
+    rig.store.set_max_memory_bytes(1);
+    let mut deadline = None;
+    for _ in 0..50 {
+        deadline = shard.maintain(1 << 20).unwrap().next_deadline_ns;
+    }
+    assert!(deadline.is_some(), "upkeep comes back by itself");
+    guards.into_iter().for_each(|guard| shard.end_read(guard));
+    let before = shard.len(0);
+    for _ in 0..200 {
+        shard.maintain(1 << 20).unwrap();
+    }
+    assert!(shard.len(0) < before, "keys are evicted once there is room for it");
+}
+
+/// Another thread holds the log that the end of one row lies in: the other row goes all the same, and upkeep
+/// does not go round and round.
+#[test]
+fn a_row_whose_end_waits_for_another_thread_holds_no_other_row_up() {
+    let rig = rig(64, |options| options.shards = 2);
+    let mine = |n: &u32| rig.store.shard_of(0, &key(*n)) == 0;
+    let rows: Vec<u32> = (0..).filter(mine).take(3).collect();
+    for row in &rows {
+        assert_eq!(row_of(&mut rig.shards[0].lock().unwrap(), &key(*row), 20, 40), 20);
+    }
+    while rig.shards[0].lock().unwrap().maintain(1 << 20).unwrap().did_work {}
+    let delete = |home: usize, row: u32| {
+        let mut guards: Vec<_> = rig.shards.iter().map(|shard| shard.lock().unwrap()).collect();
+        let shards = guards.iter_mut().map(|guard| &mut **guard).collect();
+        assert!(beeline_kv::Keyspace::many(shards, home).delete(0, &key(row)).unwrap());
+    };
+    for (row, home) in rows.iter().zip([0, 1, 1]) {
+        delete(home, *row);
+    }
+    let held = rig.shards[1].lock().unwrap();
+    let mut shard = rig.shards[0].lock().unwrap();
+    let mut turns = 0;
+    let mut maintained = shard.maintain(1 << 20).unwrap();
+    while maintained.did_work && turns < 100 {
+        maintained = shard.maintain(1 << 20).unwrap();
+        turns += 1;
+    }
+    assert!(!maintained.did_work && maintained.next_deadline_ns.is_some(), "{maintained:?}");
+    assert_eq!(rig.store.stats().total.keys, 40, "fields of the row whose end is in its own log");
+    drop(held);
+    while shard.maintain(1 << 20).unwrap().did_work {}
+    assert_eq!(rig.store.stats().total.keys, 0);
+}

@@ -68,3 +68,37 @@ fn a_snapshot_of_the_build_that_kept_lengths_in_heads_is_restored() {
     let (opened, _) = beeline_kv::restore(&path, pool, options).unwrap();
     Embedded::from(opened).with_all(check_old_rows);
 }
+
+/// Where the opening is refused for damage, the build that wrote the store can still read it.
+#[test]
+fn a_refused_opening_leaves_the_format_as_it_was() {
+    const FORMAT_WORD: usize = 18;
+    let directory = tempfile::tempdir().unwrap();
+    fixtures::unpack_pool("store-format-2.pool", directory.path());
+    let mut files = std::fs::read_dir(directory.path().join("segments")).unwrap();
+    let (path, mut bytes, at) = files
+        .find_map(|file| {
+            let path = file.unwrap().path();
+            let bytes = std::fs::read(&path).unwrap();
+            let at = bytes.windows(7).position(|window| window == b"value17")?;
+            Some((path, bytes, at))
+        })
+        .unwrap();
+    let format = || {
+        let pool = PoolOptions { durability: Durability::Process, ..PoolOptions::default() };
+        Pool::open(directory.path(), &pool).unwrap().root_word(FORMAT_WORD)
+    };
+    let open = || {
+        let pool = PoolOptions { durability: Durability::Process, ..PoolOptions::default() };
+        Embedded::open(directory.path(), &pool, StoreOptions::default())
+    };
+    bytes[at] ^= 1;
+    std::fs::write(&path, &bytes).unwrap();
+    let refused = open().unwrap_err();
+    assert!(matches!(refused, beeline_kv::KvError::DamagedData { .. }), "{refused}");
+    assert_eq!(format(), 2);
+    bytes[at] ^= 1;
+    std::fs::write(&path, &bytes).unwrap();
+    open().unwrap().with_all(check_old_rows);
+    assert_eq!(format(), 3);
+}

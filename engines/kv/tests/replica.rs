@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use beeline_env::ManualClock;
 use beeline_kv::fault::{KnownBug, with_known_bug};
 use beeline_kv::{
-    Keyspace, KvError, Opened, PutOptions, Shard, Store, StoreOptions, replace_by_snapshot,
+    Keyspace, KvError, Opened, PutOptions, Shard, Store, StoreOptions, audit, replace_by_snapshot,
 };
 use beeline_pmem::{Pool, PoolOptions};
 
@@ -390,4 +390,43 @@ fn no_snapshot_is_taken_of_a_store_that_holds_a_part_of_another() {
     replace_by_snapshot(&path, &target.0, &target.1).unwrap_err();
     let refused = with_keys(&target, |keys| keys.begin_snapshot());
     assert!(matches!(refused, Err(KvError::Replacing)), "{refused:?}");
+}
+
+/// A shard's log holds fields of a hash of another shard, in a namespace that is open there alone. What
+/// the log's owner recorded of them counts nothing once a snapshot brought the same fields again.
+#[test]
+fn what_a_shard_recorded_of_other_shards_fields_does_not_outlive_an_install() {
+    const FIELDS: u8 = 30;
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("snapshot.bee");
+    let opened = Store::open(dram(), two_shards()).unwrap();
+    let key = (0_u32..).map(u32::to_be_bytes).find(|key| opened.0.shard_of(0, key) == 1).unwrap();
+    let set_all = |length: usize| {
+        with_keys(&opened, |keys| {
+            let known = keys.row(0, &key).unwrap();
+            let mut row = known.unwrap_or_else(|| keys.new_row(1, 0).unwrap());
+            keys.begin_batch();
+            for field in 0..FIELDS {
+                keys.put_field(0, &key, &mut row, &[field], &[&vec![7; length]]).unwrap();
+            }
+            keys.put_head(0, &key, &row).unwrap();
+            keys.end_batch();
+            keys.commit().unwrap();
+        });
+    };
+    // A few segments of the first shard's log, of the second one's keys.
+    for _ in 0..6 {
+        set_all(1500);
+    }
+    with_keys(&opened, |keys| keys.begin_snapshot().unwrap()).write(&path).unwrap();
+    replace_by_snapshot(&path, &opened.0, &opened.1).unwrap();
+    set_all(10);
+    for _ in 0..50 {
+        for shard in &opened.1 {
+            while shard.lock().unwrap().maintain(1 << 20).unwrap().did_work {}
+        }
+    }
+    let freed = opened.0.stats().total;
+    assert!(freed.segments_collected + freed.segments_recycled > 2, "{freed:?}");
+    assert_eq!(audit(&opened.0, &opened.1), Vec::<String>::new());
 }

@@ -6,7 +6,7 @@ use std::sync::MutexGuard;
 
 use beeline_kv::{
     Keyspace, KvError, Opened, PutOptions, Shard, Snapshot, Store, StoreOptions, check, check_pool,
-    check_snapshot, restore,
+    check_snapshot, replace_by_snapshot, restore,
 };
 use beeline_pmem::{Durability, Pool, PoolOptions};
 
@@ -193,4 +193,34 @@ fn a_flipped_bit_anywhere_in_a_segment_is_found() {
     let accepting = StoreOptions { accept_damage: true, ..options(1) };
     let (_, _, report) = Store::open(pool, accepting).unwrap();
     assert_eq!((report.damaged, report.keys), (1, 149));
+}
+
+/// A store that takes it in sets versions aside up to the header's, and gives out those above.
+#[test]
+fn a_snapshot_with_a_record_newer_than_itself_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("snapshot.bee");
+    let opened = Store::open(pool(), options(1)).unwrap();
+    for n in 0..40 {
+        put(&opened, n, 1);
+    }
+    let report = begin(&opened).write(&path).unwrap();
+    let good = std::fs::read(&path).unwrap();
+    for (version, is_good) in [(report.version, true), (report.version - 1, false), (0, false)] {
+        let mut bytes = good.clone();
+        bytes[16..24].copy_from_slice(&version.to_le_bytes());
+        let crc = beeline_wire::crc32c(&bytes[..32]);
+        bytes[32..36].copy_from_slice(&crc.to_le_bytes());
+        std::fs::write(&path, &bytes).unwrap();
+        match check_snapshot(&path) {
+            Ok(_) => assert!(is_good, "version {version}"),
+            Err(KvError::Snapshot { reason, .. }) => {
+                assert!(!is_good && reason.contains("newer than the snapshot"), "{reason}");
+                let before = contents(&opened);
+                assert!(replace_by_snapshot(&path, &opened.0, &opened.1).is_err());
+                assert_eq!(contents(&opened), before, "nothing changed");
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
 }

@@ -19,6 +19,7 @@ thread_local! {
     /// Of this thread: the test harness allocates in others. Needs no destructor, so that it may
     /// be used at any moment of a thread's life.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+    static BYTES: Cell<u64> = const { Cell::new(0) };
 }
 
 // SAFETY: every call is passed on unchanged to the system's allocator, which keeps the contract;
@@ -26,6 +27,7 @@ thread_local! {
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        BYTES.set(BYTES.get() + layout.size() as u64);
         // SAFETY: the caller keeps `GlobalAlloc::alloc`'s contract, which is the system's too.
         unsafe { System.alloc(layout) }
     }
@@ -114,4 +116,63 @@ fn the_hot_path_allocates_nothing() {
         }
     }
     println!("store alone, put: {} ns each", begun.elapsed().as_nanos() / REQUESTS as u128);
+}
+
+/// Bytes that one request takes from the allocator, and its reply.
+fn bytes_of(node: &mut Node, words: &[&[u8]]) -> (u64, Vec<u8>) {
+    let mut session = node.session();
+    let mut parser = RequestParser::new(Limits::default());
+    let mut out = Output::default();
+    let shard = node.shards[0].clone();
+    let mut shard = shard.lock().unwrap();
+    parser.feed(&encode(words)).unwrap();
+    let mut keyspace = Keyspace::single(&mut shard);
+    let args = parser.next_request().unwrap().unwrap();
+    let plan = Plan::new(&session, args);
+    let before = BYTES.get();
+    let after = node.executor.execute(&mut session, plan, &mut keyspace, &mut out, &node.server);
+    assert_eq!(after, After::Continue);
+    let taken = BYTES.get() - before;
+    keyspace.commit().unwrap();
+    (taken, out.as_bytes().to_vec())
+}
+
+#[test]
+fn a_hash_that_cannot_be_copied_is_not_read_into_memory() {
+    let mut node = Node::with_capacity(1, 32 << 20);
+    let segment = u64::from(node.store.pool().segment_bytes());
+    // By bytes, and by the number of its fields.
+    let value = vec![7; segment as usize / 8];
+    for n in 0..60_u32 {
+        let field = n.to_be_bytes();
+        bytes_of(&mut node, &[b"HSET", b"wide", &field, &value]);
+    }
+    let short = vec![b'x'; 2];
+    for n in 0..(segment / 16) as u32 {
+        let field = n.to_be_bytes();
+        let (_, reply) = bytes_of(&mut node, &[b"HSET", b"long", &field, &short]);
+        assert_eq!(reply, b":1\r\n");
+    }
+    for (key, most) in [("wide", 3 * segment), ("long", 4096)] {
+        for words in [["COPY", key, "to"], ["RENAME", key, "to"], ["MOVE", key, "3"]] {
+            let words = words.map(str::as_bytes);
+            let (bytes, reply) = bytes_of(&mut node, &words);
+            assert!(reply.starts_with(b"-"), "{}", String::from_utf8_lossy(&reply));
+            println!("{} of {key}: {bytes} bytes", String::from_utf8_lossy(words[0]));
+            assert!(bytes <= most, "{bytes} bytes for a refusal");
+        }
+    }
+}
+
+#[test]
+fn a_field_chosen_at_random_copies_hardly_a_name() {
+    let mut node = Node::new(1);
+    for n in 0..600_u32 {
+        let field = [&n.to_be_bytes()[..], &[b'f'; 500]].concat();
+        bytes_of(&mut node, &[b"HSET", b"hash", &field, b"v"]);
+    }
+    let (bytes, reply) = bytes_of(&mut node, &[b"HRANDFIELD", b"hash"]);
+    assert!(reply.starts_with(b"$504"));
+    println!("HRANDFIELD: {bytes} bytes");
+    assert!(bytes < 16 << 10, "{bytes} bytes for a name of 504");
 }

@@ -390,7 +390,7 @@ impl Shard {
     }
 
     /// The slot of this hash that points at `place`.
-    fn slot_at(&self, namespace: u32, hash: u64, place: Location) -> Option<Slot> {
+    pub(crate) fn slot_at(&self, namespace: u32, hash: u64, place: Location) -> Option<Slot> {
         let index = self.spaces.get(namespace)?;
         let id = index.find(hash, |slot| slot.location.same_place(place))?;
         Some(*index.slot(id))

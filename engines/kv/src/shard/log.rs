@@ -251,7 +251,7 @@ impl Shard {
         self.check_writable()?;
         let held = if self.in_batch() { self.reserved } else { 0 };
         let bytes = held + puts + deletions;
-        let limit = u64::from(self.store.pool.segment_bytes() - entry::FIRST_ENTRY);
+        let limit = self.store.batch_room_bytes();
         if bytes > limit {
             return Err(KvError::BatchTooLarge { length: bytes, limit });
         }

@@ -97,7 +97,7 @@ impl Shard {
             let wait = self.expiry.due_ms.saturating_sub(now_ms).clamp(10, LONGEST_SLEEP_MS);
             sooner(&mut deadline, now_ns + wait * 1_000_000);
         }
-        for swept in [self.sweep_expiries(), self.sweep_rows(true)] {
+        for swept in [self.sweep_hollow_rows(), self.sweep_expiries(), self.sweep_rows(true)] {
             match swept {
                 Ok(Swept::Nothing) => {}
                 Ok(Swept::Some) => did_work = true,
@@ -111,13 +111,26 @@ impl Shard {
         let limit = self.store.max_memory_bytes();
         if limit != 0 && self.store.memory_bytes() > limit && self.ended.is_empty() {
             for _ in 0..16 {
-                did_work |= self.evict_one(self.store.eviction(), None)?;
+                match self.evict_one(self.store.eviction(), None) {
+                    Ok(evicted) => did_work |= evicted,
+                    // Not even a tombstone fits: until something was freed.
+                    Err(KvError::PoolFull { .. }) => {
+                        sooner(&mut deadline, now_ns + FULL_RETRY_NS);
+                        break;
+                    }
+                    Err(error) => return Err(error),
+                }
             }
         }
-        did_work |= self.evict_by_namespace()?;
+        match self.evict_by_namespace() {
+            Ok(evicted) => did_work |= evicted,
+            Err(KvError::PoolFull { .. }) => sooner(&mut deadline, now_ns + FULL_RETRY_NS),
+            Err(error) => return Err(error),
+        }
         if did_work && self.batch.is_none() {
             self.commit()?;
         }
+        self.feed_rest();
         Ok(Maintenance { did_work, next_deadline_ns: deadline })
     }
 

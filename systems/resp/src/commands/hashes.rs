@@ -1,7 +1,7 @@
-//! Hashes, on the store's rows: a command touches the fields it names and the row's head, whatever
-//! the length of the hash.
+//! Hashes, on the store's rows: a command stores an entry for each field it changes, whatever the length
+//! of the hash, and the row's head with its first and its last field.
 //!
-//! Deviations from Redis: key and field together take 65,500 bytes at most; fields come in the order
+//! Deviations from Redis: key and field together take 65,517 bytes at most; fields come in the order
 //! of a hash of their names, also in short hashes; a hash that is renamed or copied fits one segment
 //! of the log.
 
