@@ -1,8 +1,16 @@
 //! A whole service: a door that greets each caller, started and stopped as `beeline serve` does.
 //! `docs/services.md` walks through it.
+//!
+//! ```console
+//! $ cargo run -p beeline-greeter -- 127.0.0.1:7000
+//! greeter      127.0.0.1:7000
+//! ```
+
+#![forbid(unsafe_code)]
 
 use std::io::Write as _;
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -81,39 +89,20 @@ fn opening(address: SocketAddr, greeting: String) -> Opening {
     Opening { name: "greeter", after: &[], open: Box::new(open) }
 }
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let services = Services::open(vec![opening(([127, 0, 0, 1], 0).into(), "hello".to_owned())])?;
+/// Serves until standard input ends.
+fn serve(address: &str) -> Result<(), Box<dyn std::error::Error>> {
+    let mut services = Services::open(vec![opening(address.parse()?, "hello".to_owned())])?;
     for fact in services.iter().flat_map(Service::facts) {
         writeln!(std::io::stdout(), "{:<12} {}", fact.name, fact.value)?;
     }
+    std::io::copy(&mut std::io::stdin(), &mut std::io::sink())?;
+    services.stop();
     Ok(())
 }
 
-#[cfg(test)]
-mod tests {
-    use std::io::Read as _;
-
-    use super::*;
-
-    #[test]
-    fn it_greets_and_counts_and_gives_its_port_back() {
-        let local = ([127, 0, 0, 1], 0).into();
-        let mut services = Services::open(vec![opening(local, "hello".to_owned())]).unwrap();
-        let fact = services.iter().flat_map(Service::facts).next().unwrap();
-        let address: SocketAddr = fact.value.parse().unwrap();
-        let mut said = String::new();
-        TcpStream::connect(address).unwrap().read_to_string(&mut said).unwrap();
-        assert_eq!(said, "hello\n");
-        assert!(services.health().is_ok());
-        services.stop();
-        assert!(TcpStream::connect(address).is_err());
-    }
-
-    #[test]
-    fn a_taken_port_names_the_service() {
-        let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = taken.local_addr().unwrap();
-        let failure = Services::open(vec![opening(address, String::new())]).unwrap_err();
-        assert!(failure.to_string().starts_with("the service greeter cannot start"), "{failure}");
-    }
+fn main() -> ExitCode {
+    let address = std::env::args().nth(1).unwrap_or_else(|| "127.0.0.1:0".to_owned());
+    let Err(error) = serve(&address) else { return ExitCode::SUCCESS };
+    let _ = writeln!(std::io::stderr(), "{error}");
+    ExitCode::FAILURE
 }
