@@ -153,6 +153,8 @@ pub struct Partition {
     /// Counted for the status.
     pub counters: Arc<Counters>,
     notices: Vec<Notice>,
+    /// Placeholders' ends of connections that are not known any more: see [`Partition::unwatched`].
+    unwatched: Vec<Arc<OwnedFd>>,
 }
 
 fn rings(window: &Window, geometry: &Geometry) -> [(RingSender, RingReceiver); 2] {
@@ -228,6 +230,7 @@ impl Partition {
             bell,
             counters,
             notices: Vec::new(),
+            unwatched: Vec::new(),
             window,
         };
         (partition, held)
@@ -236,6 +239,13 @@ impl Partition {
     /// What is to be told to the monitor.
     pub fn notices(&mut self) -> Vec<Notice> {
         std::mem::take(&mut self.notices)
+    }
+
+    /// Placeholders' ends that are to be watched no more, before anything else is heard. Closing them is not
+    /// enough: the keeper may have the same end for a while, and the kernel goes on to tell of it, under the number
+    /// that the next connection has by then.
+    pub fn unwatched(&mut self) -> Vec<Arc<OwnedFd>> {
+        std::mem::take(&mut self.unwatched)
     }
 
     /// The placeholders' ends, with the numbers by which [`Partition::heard`] knows them.
@@ -446,6 +456,7 @@ impl Partition {
         connection.hang_up();
         self.forget(place, &connection);
         self.notices.push(Notice::Gone { id: connection.id });
+        self.unwatched.push(connection.socket);
     }
 
     /// Takes a connection out of what is known; its receiving half, where it is to go on elsewhere.

@@ -322,6 +322,10 @@ impl Worker {
 
     /// News of placeholders, the doorbell and the mailbox, waited for as long as told. How much there was.
     fn hear(&mut self, timeout: Option<Duration>) -> usize {
+        // What the kernel has to tell of them goes with them, also what it would have told next.
+        for socket in self.partition.unwatched() {
+            let _ = epoll::delete(&self.epoll, socket);
+        }
         let timeout = timeout.map(|time| rustix::event::Timespec {
             tv_sec: i64::try_from(time.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: i64::from(time.subsec_nanos()),

@@ -195,7 +195,6 @@ fn iperf3_measures_both_ways_through_the_window() {
 }
 
 #[test]
-#[ignore = "in one run of four a new connection is reset at once: docs/ntsocks.md, \"Known faults\""]
 fn haproxy_of_one_host_stands_before_redis_of_the_other() {
     let test = "haproxy_of_one_host_stands_before_redis_of_the_other";
     let haproxy = ["/usr/sbin/haproxy", "/usr/bin/haproxy"]

@@ -1,0 +1,163 @@
+//! What a partition's thread hears of placeholders is of the connection that has its place now, also where the keeper
+//! has the placeholder's end of the one before.
+
+#![cfg(not(miri))]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use beeline_ntb::window::Mapped;
+use beeline_ntb::{Inbound, Outbound, Window};
+use beeline_os::Mapping;
+use beeline_os::poller::Waker;
+use beeline_sockets::kernel::Errno;
+use beeline_sockets::packets::Connection;
+use beeline_sockets::packets::channel::Channel;
+use beeline_sockets::packets::page::Page;
+use beeline_sockets_proxy::flow::Schedule;
+use beeline_sockets_proxy::geometry::Geometry;
+use beeline_sockets_proxy::partition::{Command, Key, Notice, Partition};
+use beeline_sockets_proxy::thread::{Mailbox, Place, Running, start};
+use common::{BLOCKS, LENGTH, Program, SLOT, Silent};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Waits until `found` has something.
+fn eventually<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
+    let begun = Instant::now();
+    loop {
+        if let Some(found) = found() {
+            return found;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A partition with a thread of its own, and the other host's, which takes its turns here.
+struct World {
+    thread: Running,
+    notices: Arc<Mailbox<(Place, Notice)>>,
+    other: Partition,
+    page: Arc<Page>,
+    geometry: Geometry,
+}
+
+impl World {
+    fn new() -> Self {
+        let geometry = Geometry::dividing(LENGTH, 1, SLOT, BLOCKS).unwrap();
+        let mapping = Arc::new(Mapping::anonymous(2 * LENGTH).unwrap());
+        let (at, bytes) = geometry.partition(0);
+        let [window, far] = [0, 1].map(|side| {
+            let wire = Mapped::new(Arc::clone(&mapping), (1 - side) * LENGTH, LENGTH);
+            let inbound = Inbound::new(Arc::clone(&mapping), side * LENGTH, LENGTH);
+            let outbound = Outbound::new(Arc::new(wire));
+            Window { inbound, outbound, bells: Arc::new(Silent) }.part(at, bytes)
+        });
+        let page = Arc::new(Page::create().unwrap());
+        let notices = Arc::new(Mailbox::new(Arc::new(Waker::new().unwrap())));
+        let partition = Partition::new(window.clone(), geometry, Schedule::new(8, 4), 1);
+        let thread = start(
+            (partition, None),
+            window,
+            1,
+            Place { link: 0, partition: 0 },
+            Arc::clone(&page),
+            0,
+            Arc::clone(&notices),
+            (None, [None; 2]),
+        )
+        .unwrap();
+        let mut other = Partition::new(far, geometry, Schedule::new(8, 4), 1);
+        thread.commands.put(Command::Link { up: true });
+        other.obey(Command::Link { up: true });
+        Self { thread, notices, other, page, geometry }
+    }
+
+    fn program(&self, key: Key) -> (Program, Command) {
+        let at = "10.0.0.1:1".parse().unwrap();
+        let channel = Channel::create(self.geometry.shape(), at, at).unwrap();
+        let memory = channel.mapping().descriptor().unwrap().try_clone().unwrap();
+        let flags = SocketFlags::CLOEXEC;
+        let (socket, fd) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        let taken = Channel::take(memory.try_clone().unwrap()).unwrap();
+        let command = Command::Create {
+            key,
+            id: u64::from(key.own.max(key.peer)),
+            channel: Arc::new(channel),
+            socket: socket.try_clone().unwrap(),
+            priority: 0,
+            open: true,
+        };
+        let connection = Connection::new(taken, Arc::clone(&self.page));
+        (Program { connection, fd, memory, socket, key, partition: 0 }, command)
+    }
+
+    /// A connection at both hosts; the keeper has the placeholder's end at this one.
+    fn connect(&mut self, port: u16) -> [Program; 2] {
+        let (own, command) = self.program(Key { own: port, peer: 80 });
+        self.thread.commands.put(command);
+        self.hears(&Notice::Created { id: u64::from(port) });
+        let (other, command) = self.program(Key { own: 80, peer: port });
+        assert!(self.other.obey(command).is_some());
+        [own, other]
+    }
+
+    fn hears(&self, notice: &Notice) {
+        eventually(&format!("{notice:?}"), || {
+            self.notices.take().iter().any(|(_, found)| found == notice).then_some(())
+        });
+    }
+
+    /// What `program` reads next, while both partitions take turns.
+    fn read(&mut self, program: &Program) -> Result<Vec<u8>, Errno> {
+        eventually("something to read", || {
+            self.other.turn().unwrap();
+            Some(program.receive(100)).filter(|read| *read != Err(Errno(libc::EAGAIN)))
+        })
+    }
+}
+
+/// Bytes that the proxy has yet to take out of the placeholder.
+fn untaken(fd: &OwnedFd) -> u64 {
+    let mut count = 0_i32;
+    // SAFETY: a place of ours for an int.
+    let outcome =
+        unsafe { libc::ioctl(std::os::fd::AsRawFd::as_raw_fd(fd), libc::TIOCOUTQ, &raw mut count) };
+    assert_eq!(outcome, 0);
+    u64::try_from(count).unwrap()
+}
+
+/// The keeper forgets a connection a moment after its partition does. A program that closes its end in between is
+/// not to be taken for one that closes the connection which has the place by then.
+#[test]
+fn the_end_of_a_connection_that_is_over_is_not_heard_of_the_one_that_has_its_place() {
+    let mut world = World::new();
+    for round in 0..20 {
+        let (first, second) = (100 + 2 * round, 101 + 2 * round);
+        let [own, _other] = world.connect(first);
+        world.thread.commands.put(Command::Break { key: own.key });
+        world.hears(&Notice::Gone { id: u64::from(first) });
+        let [next, far] = world.connect(second);
+        // The program that had the first one closes it. The keeper's copy of the other end is still open.
+        let Program { fd, socket: _kept, .. } = own;
+        drop(fd);
+        // What was heard before this byte was heard with it at the latest.
+        rustix::net::send(&next.fd, &[1], rustix::net::SendFlags::empty()).unwrap();
+        eventually("the byte is taken", || (untaken(&next.fd) == 0).then_some(()));
+        assert_eq!(far.send(b"hello"), Ok(5));
+        assert_eq!(world.read(&next), Ok(b"hello".to_vec()), "round {round}");
+        // Its own end is heard of as ever.
+        let Program { fd, .. } = next;
+        drop(fd);
+        assert_eq!(world.read(&far), Ok(Vec::new()), "round {round}");
+        let Program { fd, .. } = far;
+        drop(fd);
+    }
+}
