@@ -16,7 +16,7 @@ use beeline_ntb::{Inbound, Outbound, Window};
 use beeline_os::Mapping;
 use beeline_sockets::kernel::Errno;
 use beeline_sockets::packets::Connection;
-use beeline_sockets::packets::channel::Channel;
+use beeline_sockets::packets::channel::{Channel, Direction};
 use beeline_sockets::packets::page::Page;
 use beeline_sockets_proxy::flow::Schedule;
 use beeline_sockets_proxy::geometry::Geometry;
@@ -172,4 +172,28 @@ fn ends_and_resets_are_the_first_threads_and_come_behind_the_data() {
     assert!(sides[0].0.is_idle());
     turns(&mut sides);
     assert!(sides[1].0.is_idle());
+}
+
+/// The second thread finds a program's nonsense, and the connection ends before the first thread has heard of it: the
+/// one that has its place by then is another program's.
+#[test]
+fn what_the_second_thread_found_of_a_connection_that_is_over_is_not_said_of_the_next_one() {
+    let mut sides = partitions();
+    let page = Arc::new(Page::create().unwrap());
+    for (partition, _) in &mut sides {
+        partition.obey(Command::Link { up: true });
+    }
+    let [liar, _other] = connect(&mut sides, 100, &page);
+    liar.connection.channel.packets(Direction::ToProgram).filled().skip(1);
+    sides[0].1.turn();
+    sides[0].0.obey(Command::Break { key: liar.key });
+    let [client, server] = connect(&mut sides, 101, &page);
+    assert_eq!(server.send(b"hello"), Ok(5));
+    for _ in 0..4 {
+        for (partition, receiver) in &mut sides {
+            partition.turn().unwrap();
+            receiver.turn();
+        }
+    }
+    assert_eq!(client.receive(100), Ok(b"hello".to_vec()));
 }

@@ -84,6 +84,8 @@ impl Half {
         let incoming = self.connections.get_mut(place)?.take()?;
         self.places.remove(&incoming.key);
         self.last = None;
+        // Found by the second thread, and not yet heard of by the first: not to be said of the next one at this place.
+        self.broken.retain(|&broken| broken != place);
         Some(incoming)
     }
 
