@@ -162,6 +162,8 @@ impl Link {
     }
 
     fn read(&self, at: usize) -> u64 {
+        #[cfg(test)]
+        words::before_a_read();
         // Acquire with the fence that the other end puts behind what a register announces.
         self.inbound.word(at).load(Ordering::Acquire)
     }
@@ -313,6 +315,9 @@ pub fn random_epoch() -> std::io::Result<u64> {
     getrandom::fill(&mut bytes).map_err(std::io::Error::other)?;
     Ok(u64::from_le_bytes(bytes) | 1)
 }
+
+#[cfg(test)]
+mod words;
 
 #[cfg(test)]
 mod tests {
