@@ -24,6 +24,9 @@ const UDP: u64 = 1;
 const FIRST_SERVER: u64 = 2;
 /// Turns that only poll between two looks at everything else.
 const TURNS_PER_LOOK: u32 = 64;
+/// Operations after which the next look is due whatever the turns were: what 64 turns with full polls of
+/// packets of 32 operations execute. One packet may have tens of thousands.
+const OPERATIONS_PER_LOOK: u64 = 1 << 16;
 /// Datagrams taken at once.
 const DATAGRAMS: usize = 64;
 /// The longest reply in a datagram.
@@ -169,8 +172,8 @@ impl Thread {
         let shared = Arc::clone(&self.parts.shared);
         let mut last_work = Instant::now();
         let mut turns = 0_u32;
-        // Whether there was a packet since the last look outside.
-        let mut worked = false;
+        // Whether there was a packet since the last look outside, and the operations until then.
+        let (mut worked, mut looked_at) = (false, 0);
         loop {
             let packets = self.poll();
             turns = turns.wrapping_add(1);
@@ -178,7 +181,8 @@ impl Thread {
                 self.armed = false;
                 worked = true;
             }
-            if !turns.is_multiple_of(TURNS_PER_LOOK) {
+            let executed = self.parts.processor.counters().operations - looked_at;
+            if !turns.is_multiple_of(TURNS_PER_LOOK) && executed < OPERATIONS_PER_LOOK {
                 if packets == 0 {
                     std::hint::spin_loop();
                 }
@@ -187,6 +191,7 @@ impl Thread {
             if shared.stopping.load(Ordering::Acquire) {
                 break;
             }
+            looked_at = self.parts.processor.counters().operations;
             let now = Instant::now();
             let outside = self.look_outside();
             self.expire(now);
@@ -264,6 +269,10 @@ impl Thread {
         while let Ok(delivery) = self.parts.deliveries.try_recv() {
             any = true;
             self.take(delivery);
+        }
+        for served in &mut self.served {
+            // A device that is gone is let go with its last client.
+            served.failed |= served.server.device().is_lost() && served.server.clients() == 0;
         }
         if self.served.iter().any(|served| served.failed) {
             for served in self.served.iter_mut().filter(|served| served.failed) {

@@ -11,17 +11,22 @@
 mod common;
 
 use std::net::UdpSocket;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use beeline_direct::{DirectOptions, DirectService, FabricClient};
-use beeline_fabric::QueuePairOptions;
+use beeline_fabric::{
+    CompletionQueue, Device, DeviceAttributes, FabricError, ProtectionDomain, QueuePairOptions,
+};
 use beeline_kv_direct::datagram::answer;
 use beeline_kv_direct::function::number;
 use beeline_kv_direct::{
     Connect, DirectClientError, Kind, LinkOptions, PacketWriter, ReplyReader, Request, Status,
     Width,
 };
+use beeline_os::memory::MemoryObject;
 use common::{DEVICES, Direct, Target, World, shm};
 
 #[test]
@@ -335,6 +340,103 @@ fn clients_that_never_finish_connecting_give_their_places_back() {
             std::thread::sleep(Duration::from_millis(10));
         }
     }
+}
+
+/// A device that can be taken away.
+#[derive(Debug)]
+struct Fleeting {
+    inner: Arc<dyn Device>,
+    lost: AtomicBool,
+}
+
+impl Device for Fleeting {
+    fn attributes(&self) -> &DeviceAttributes {
+        self.inner.attributes()
+    }
+
+    fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    fn allocate_memory(&self, length_bytes: usize) -> Result<Arc<dyn MemoryObject>, FabricError> {
+        self.inner.allocate_memory(length_bytes)
+    }
+
+    fn allocate_protection_domain(&self) -> Result<Arc<dyn ProtectionDomain>, FabricError> {
+        self.inner.allocate_protection_domain()
+    }
+
+    fn create_completion_queue(&self, depth: u32) -> Result<Rc<dyn CompletionQueue>, FabricError> {
+        self.inner.create_completion_queue(depth)
+    }
+}
+
+#[test]
+fn a_device_that_is_gone_is_let_go_with_its_last_client() {
+    let world = World::new(shm, 1, 1);
+    let fleeting = Arc::new(Fleeting { inner: shm(), lost: AtomicBool::new(false) });
+    let held = Arc::downgrade(&fleeting);
+    world.targets.lock().unwrap()[0].as_mut().unwrap().device = fleeting;
+    let mut client = world.client();
+    client.put(b"key", b"value").unwrap();
+    // Another device stands for it from here on; its client is still connected.
+    world.targets.lock().unwrap()[0].as_mut().unwrap().device = shm();
+    held.upgrade().unwrap().lost.store(true, Ordering::Relaxed);
+    assert_eq!(client.get(b"key").unwrap().unwrap(), b"value");
+    assert!(held.strong_count() > 0, "a client is left");
+    drop(client);
+    let until = Instant::now() + Duration::from_secs(60);
+    while held.strong_count() > 0 {
+        assert!(Instant::now() < until, "the service keeps a device that is gone");
+        let mut get = PacketWriter::new(1 << 14, 1 << 14);
+        assert!(get.push(&Request::get(b"key")));
+        world.handle(0).execute(0, get.finish(1).to_vec(), 1 << 14).unwrap();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(world.client().get(b"key").unwrap().unwrap(), b"value");
+}
+
+#[test]
+fn a_client_of_long_packets_does_not_keep_local_callers_waiting() {
+    const LONG: u64 = 4000;
+    // Completions of one poll.
+    const POLL: u64 = 32;
+    let world = World::new(shm, 1, 1);
+    world.client().put(b"n", &0_u64.to_le_bytes()).unwrap();
+    let one = 1_u64.to_le_bytes();
+    let add = Request::with_function(Kind::UpdateScalar, b"n", number::ADD, Width::Eight, &one);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let options = LinkOptions { window: 64, ..LinkOptions::default() };
+            let (mut link, _) = world.connect(options).connect("0", 0).unwrap();
+            while !stop.load(Ordering::Relaxed) {
+                while link.room() > 0 {
+                    let mut packet = link.packet();
+                    (0..LONG).for_each(|_| assert!(packet.push(&add.without_return())));
+                    link.submit(&mut packet).unwrap();
+                }
+                link.wait(Duration::from_millis(1), |_, _| {}).unwrap();
+            }
+        });
+        let handle = world.handle(0);
+        let add_one = || {
+            let mut packet = PacketWriter::new(1 << 14, 1 << 14);
+            assert!(packet.push(&add));
+            let reply = handle.execute(0, packet.finish(1).to_vec(), 1 << 14).unwrap();
+            let (_, bytes) = ReplyReader::new(&reply).unwrap().1.next().unwrap();
+            u64::from_le_bytes(bytes.unwrap().try_into().unwrap())
+        };
+        let mut sums = vec![add_one()];
+        while sums.len() < 12 || sums.last() < Some(&(100 * POLL * LONG)) {
+            sums.push(add_one());
+        }
+        stop.store(true, Ordering::Relaxed);
+        // Calls that met the long packets: what was executed between one of them and the next.
+        let between = sums.windows(2).map(|two| two[1] - two[0]).filter(|count| *count > LONG);
+        let least = between.min().expect("the packets go on beside the calls");
+        assert!(least <= 8 * POLL * LONG, "{least} operations before a local one had its turn");
+    });
 }
 
 #[test]
