@@ -122,6 +122,13 @@ impl<'a> View<'a> {
         Self(bytes)
     }
 
+    /// Its bytes.
+    #[must_use]
+    #[inline]
+    pub fn bytes(self) -> &'a [u8; BUCKET_BYTES] {
+        self.0
+    }
+
     /// A copy of it.
     #[must_use]
     #[inline]

@@ -1,8 +1,9 @@
 //! Functions on the elements of values, registered before clients start and named by number.
 //!
 //! A value is an array of elements of 1, 2, 4 or 8 bytes, little-endian. A function works on whole
-//! slices of elements, so that the compiler makes vector code of each; what a slice means for an
-//! update, a reduction or a filter is the same for every function.
+//! slices of elements, so that the compiler makes vector code of each, for updates of long values in the widest
+//! vectors that the processor has; what a slice means for an update, a reduction or a filter is the same for
+//! every function.
 //!
 //! | number | name | update: v, d | reduce: v, s | filter: v |
 //! | --- | --- | --- | --- | --- |
@@ -23,6 +24,8 @@
 //! Source: spec/kv-direct.md 5.4, 6.1.
 
 use std::fmt;
+
+use beeline_os::vectors::{Wide, widest};
 
 /// Bytes of an element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -139,6 +142,41 @@ pub mod number {
     pub const MAX_FLOAT: u8 = 11;
 }
 
+/// Values of so many bytes are worth the choice of a width.
+const WIDE_BYTES: usize = 64;
+
+/// An update of every element.
+struct Each<'a, const N: usize, F> {
+    value: &'a mut [u8],
+    delta: &'a [u8],
+    f: F,
+}
+
+impl<const N: usize, F: Fn([u8; N], [u8; N]) -> [u8; N]> Wide for Each<'_, N, F> {
+    type Output = bool;
+
+    #[inline(always)]
+    fn run(self) -> bool {
+        let Self { value, delta, f } = self;
+        let (elements, rest) = value.as_chunks_mut::<N>();
+        let (deltas, delta_rest) = delta.as_chunks::<N>();
+        if !rest.is_empty() || !delta_rest.is_empty() {
+            return false;
+        }
+        match deltas {
+            [one] => elements.iter_mut().for_each(|element| *element = f(*element, *one)),
+            many if many.len() == elements.len() => {
+                elements
+                    .iter_mut()
+                    .zip(many)
+                    .for_each(|(element, delta)| *element = f(*element, *delta));
+            }
+            _ => return false,
+        }
+        true
+    }
+}
+
 /// Applies `f` to each element of `value` with the parameter at its place, or the one for all.
 #[inline(always)]
 fn each<const N: usize>(
@@ -146,22 +184,9 @@ fn each<const N: usize>(
     delta: &[u8],
     f: impl Fn([u8; N], [u8; N]) -> [u8; N],
 ) -> bool {
-    let (elements, rest) = value.as_chunks_mut::<N>();
-    let (deltas, delta_rest) = delta.as_chunks::<N>();
-    if !rest.is_empty() || !delta_rest.is_empty() {
-        return false;
-    }
-    match deltas {
-        [one] => elements.iter_mut().for_each(|element| *element = f(*element, *one)),
-        many if many.len() == elements.len() => {
-            elements
-                .iter_mut()
-                .zip(many)
-                .for_each(|(element, delta)| *element = f(*element, *delta));
-        }
-        _ => return false,
-    }
-    true
+    let narrow = value.len() < WIDE_BYTES;
+    let each = Each { value, delta, f };
+    if narrow { each.run() } else { widest(each) }
 }
 
 #[inline(always)]

@@ -35,31 +35,32 @@ const NO_RETURN: u8 = 0x40;
 const RESERVED: u8 = 0x80;
 const HAS_BYTES: u8 = 0x80;
 
-/// What an operation does.
+/// What an operation does; its number is its code in a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
 pub enum Kind {
     /// The value of a key.
-    Get,
+    Get = 1,
     /// Stores a pair.
-    Put,
+    Put = 2,
     /// Deletes a key.
-    Delete,
+    Delete = 3,
     /// Changes a value that is one element; returns the original.
-    UpdateScalar,
+    UpdateScalar = 4,
     /// Changes every element by one parameter; returns the original vector.
-    UpdateVectorByScalar,
+    UpdateVectorByScalar = 5,
     /// Changes each element by the parameter at its place; returns the original vector.
-    UpdateVector,
+    UpdateVector = 6,
     /// Folds the elements into one, from the initial one given.
-    Reduce,
+    Reduce = 7,
     /// The elements that satisfy the function.
-    Filter,
+    Filter = 8,
     /// What the processor knows of the map of servers; alone in its packet, as the two below.
-    Map,
+    Map = 9,
     /// Changes what it knows.
-    SetMap,
+    SetMap = 10,
     /// Takes pairs over from the server that held them.
-    Adopt,
+    Adopt = 11,
 }
 
 impl Kind {
@@ -85,33 +86,21 @@ impl Kind {
 
     #[inline]
     fn code(self) -> u8 {
-        match self {
-            Self::Get => 1,
-            Self::Put => 2,
-            Self::Delete => 3,
-            Self::UpdateScalar => 4,
-            Self::UpdateVectorByScalar => 5,
-            Self::UpdateVector => 6,
-            Self::Reduce => 7,
-            Self::Filter => 8,
-            Self::Map => 9,
-            Self::SetMap => 10,
-            Self::Adopt => 11,
-        }
+        self as u8
     }
 
     /// Whether it is about the map of servers and not about a pair.
     #[must_use]
     #[inline]
     pub fn is_control(self) -> bool {
-        matches!(self, Self::Map | Self::SetMap | Self::Adopt)
+        self.code() >= Self::Map.code()
     }
 
     /// Whether it names a function.
     #[must_use]
     #[inline]
     pub fn has_function(self) -> bool {
-        !matches!(self, Self::Get | Self::Put | Self::Delete) && !self.is_control()
+        (Self::UpdateScalar.code()..=Self::Filter.code()).contains(&self.code())
     }
 
     /// Whether it carries a value, a parameter or an initial sum.
@@ -449,14 +438,14 @@ impl<'a> PacketReader<'a> {
         self.left
     }
 
-    #[inline]
+    #[inline(always)]
     fn take(&mut self, length: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.bytes.split_at_checked(length)?;
         self.bytes = rest;
         Some(taken)
     }
 
-    #[inline]
+    #[inline(always)]
     fn one(&mut self) -> Option<Request<'a>> {
         let head = *self.take(1)?.first()?;
         let kind = Kind::of_code(head & 0x0f)?;
@@ -498,7 +487,7 @@ impl<'a> Iterator for PacketReader<'a> {
     /// `None` inside: malformed from here on; so is every item after it.
     type Item = Option<Request<'a>>;
 
-    #[inline]
+    #[inline(always)]
     fn next(&mut self) -> Option<Self::Item> {
         self.left = self.left.checked_sub(1)?;
         let request = self.one();

@@ -22,7 +22,6 @@
 
 pub mod moves;
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::bucket::same;
@@ -36,6 +35,9 @@ use crate::table::{Place, Table, TableError, TableOptions, layout};
 /// Operations between the one that leaves the pipeline and the one whose block is asked for: what a few of
 /// them take is about the time of an access to memory.
 const LOOK_AHEAD: usize = 6;
+
+/// Operations did not come to their end in their order.
+const DISORDER: u32 = u32::MAX;
 
 /// An operation of the packet in hand. Key and value are ranges of the packet.
 #[derive(Clone, Copy, Debug)]
@@ -103,6 +105,57 @@ pub struct ProcessorCounters {
     pub adopted: u64,
 }
 
+/// What is in the main pipeline, in the order in which it was issued.
+#[derive(Debug)]
+struct Pipeline {
+    flights: Box<[Flight; IN_FLIGHT]>,
+    /// Flights that came out so far; wraps around.
+    first: u32,
+    /// Flights that went in so far; wraps around.
+    end: u32,
+}
+
+const _: () = assert!(IN_FLIGHT.is_power_of_two(), "a place is found without a division");
+
+impl Default for Pipeline {
+    fn default() -> Self {
+        Self { flights: Box::new([0; IN_FLIGHT]), first: 0, end: 0 }
+    }
+}
+
+impl Pipeline {
+    #[inline(always)]
+    fn length(&self) -> usize {
+        self.end.wrapping_sub(self.first) as usize
+    }
+
+    #[inline(always)]
+    fn is_empty(&self) -> bool {
+        self.first == self.end
+    }
+
+    /// Issues a flight. The station takes at most [`IN_FLIGHT`] in.
+    #[inline(always)]
+    fn push(&mut self, flight: Flight) {
+        self.flights[self.end as usize % IN_FLIGHT] = flight;
+        self.end = self.end.wrapping_add(1);
+    }
+
+    /// The flight `behind` places after the first.
+    #[inline(always)]
+    fn get(&self, behind: usize) -> Option<Flight> {
+        let at = (self.first as usize).wrapping_add(behind) % IN_FLIGHT;
+        (behind < self.length()).then(|| self.flights[at])
+    }
+
+    #[inline(always)]
+    fn pop(&mut self) -> Option<Flight> {
+        let flight = self.get(0)?;
+        self.first = self.first.wrapping_add(1);
+        Some(flight)
+    }
+}
+
 /// See the module's documentation. Stays on one thread.
 #[derive(Debug)]
 pub struct Processor<M> {
@@ -110,16 +163,16 @@ pub struct Processor<M> {
     functions: Arc<Functions>,
     station: Station,
     /// The operation of each flight: an index into `operations`.
-    flights: Box<[u32]>,
+    flights: Box<[u32; IN_FLIGHT]>,
     held: Box<[Held]>,
-    pipeline: VecDeque<Flight>,
+    pipeline: Pipeline,
     operations: Vec<Operation>,
     outcomes: Vec<Outcome>,
     /// A reply's header, then results in the order in which they came: mostly that of the operations, and
     /// then this is the reply.
     results: Vec<u8>,
-    /// Operations executed so far, if they were the first ones in their order.
-    in_order: Option<u32>,
+    /// Operations executed so far, if they were the first ones in their order; else [`DISORDER`].
+    in_order: u32,
     part: moves::Part,
     counters: ProcessorCounters,
 }
@@ -168,13 +221,13 @@ impl<M: Memory> Processor<M> {
             table,
             functions,
             station: Station::default(),
-            flights: vec![0; IN_FLIGHT].into(),
+            flights: Box::new([0; IN_FLIGHT]),
             held: vec![Held::NONE; SLOTS].into(),
-            pipeline: VecDeque::with_capacity(IN_FLIGHT),
+            pipeline: Pipeline::default(),
             operations: Vec::new(),
             outcomes: Vec::new(),
             results: Vec::new(),
-            in_order: None,
+            in_order: DISORDER,
             part: moves::Part::default(),
             counters: ProcessorCounters::default(),
         }
@@ -214,7 +267,7 @@ impl<M: Memory> Processor<M> {
         }
         self.execute_all(packet);
         self.counters.operations += u64::from(count);
-        if self.in_order == Some(u32::from(count)) {
+        if self.in_order == u32::from(count) {
             std::mem::swap(reply, &mut self.results);
             return true;
         }
@@ -233,14 +286,14 @@ impl<M: Memory> Processor<M> {
         self.operations.clear();
         self.outcomes.clear();
         self.results.clear();
-        self.in_order = Some(0);
+        self.in_order = 0;
     }
 
     /// An operation came to its end.
     #[inline(always)]
     fn ended(&mut self, index: u32, outcome: Outcome) {
         self.outcomes[index as usize] = outcome;
-        self.in_order = self.in_order.filter(|next| *next == index).map(|next| next + 1);
+        self.in_order = if self.in_order == index { index + 1 } else { DISORDER };
         self.counters.failed += u64::from(outcome.status != Status::Ok);
     }
 
@@ -259,7 +312,7 @@ impl<M: Memory> Processor<M> {
             };
             self.flights[usize::from(flight)] = index as u32;
             if arrival == Arrival::Issue {
-                self.pipeline.push_back(flight);
+                self.pipeline.push(flight);
             }
         }
         while !self.pipeline.is_empty() {
@@ -270,10 +323,13 @@ impl<M: Memory> Processor<M> {
     /// Reads all operations and asks for the lines of their buckets.
     fn decode(&mut self, packet: &[u8], reader: PacketReader<'_>, reply_limit: usize) -> bool {
         let mut bound = crate::packet::HEADER_BYTES;
-        for request in reader {
+        let count = usize::from(reader.left());
+        self.operations.reserve(count);
+        self.outcomes.resize(count, Outcome { status: Status::Ok, result: (0, 0) });
+        for (index, request) in reader.enumerate() {
             let Some(request) = request else {
                 self.operations.push(Operation::of(packet, &Request::get(&[]), Place::NOWHERE));
-                self.outcomes.push(Outcome { status: Status::Malformed, result: (0, 0) });
+                self.outcomes[index].status = Status::Malformed;
                 self.counters.failed += 1;
                 bound += 1;
                 continue;
@@ -283,14 +339,13 @@ impl<M: Memory> Processor<M> {
                 return false;
             }
             let place = self.table.place(request.key);
-            let status = if self.knows(&request) { Status::Ok } else { Status::UnknownFunction };
-            if status == Status::Ok {
+            if self.knows(&request) {
                 self.table.expect(place);
             } else {
+                self.outcomes[index].status = Status::UnknownFunction;
                 self.counters.failed += 1;
             }
             self.operations.push(Operation::of(packet, &request, place));
-            self.outcomes.push(Outcome { status, result: (0, 0) });
         }
         bound <= reply_limit
     }
@@ -314,10 +369,10 @@ impl<M: Memory> Processor<M> {
     fn finish_one(&mut self, packet: &[u8]) {
         if let Some(later) = self.pipeline.get(LOOK_AHEAD) {
             // No operation changes its bucket until it leaves: the station holds them back.
-            let operation = &mut self.operations[self.flights[usize::from(*later)] as usize];
+            let operation = &mut self.operations[self.flights[usize::from(later)] as usize];
             operation.place = self.table.look_ahead(operation.place, operation.key(packet));
         }
-        let Some(flight) = self.pipeline.pop_front() else { return };
+        let Some(flight) = self.pipeline.pop() else { return };
         let index = self.flights[usize::from(flight)];
         let operation = self.operations[index as usize];
         let slot = Station::slot_of(operation.place.bucket);
@@ -327,10 +382,13 @@ impl<M: Memory> Processor<M> {
             pipeline(&mut self.table, &self.functions, &operation, packet, held, &mut self.results);
         self.ended(index, outcome);
         self.station.retire(flight);
-        self.station.complete(slot);
-        self.scan(slot, packet);
+        if !self.station.complete_alone(slot) {
+            self.station.complete(slot);
+            self.scan(slot, packet);
+        }
     }
 
+    #[inline(never)]
     fn scan(&mut self, slot: usize, packet: &[u8]) {
         loop {
             let Self { station, table, held, flights, operations, .. } = self;
@@ -357,7 +415,7 @@ impl<M: Memory> Processor<M> {
                     self.station.complete(slot);
                 }
                 Step::Issue(flight) => {
-                    self.pipeline.push_back(flight);
+                    self.pipeline.push(flight);
                     return;
                 }
                 Step::Idle => return,

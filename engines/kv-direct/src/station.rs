@@ -95,7 +95,7 @@ pub enum Step {
 /// See the module's documentation.
 #[derive(Debug)]
 pub struct Station {
-    slots: Box<[Slot]>,
+    slots: Box<[Slot; SLOTS]>,
     next: [Flight; IN_FLIGHT],
     /// Flights that are free.
     free: Vec<Flight>,
@@ -106,7 +106,7 @@ pub struct Station {
 impl Default for Station {
     fn default() -> Self {
         Self {
-            slots: vec![IDLE; SLOTS].into(),
+            slots: Box::new([IDLE; SLOTS]),
             next: [NONE; IN_FLIGHT],
             free: (0..IN_FLIGHT as Flight).rev().collect(),
             queued: 0,
@@ -181,6 +181,21 @@ impl Station {
         entry.state = State::Scan;
         entry.before = NONE;
         entry.executed = 0;
+    }
+
+    /// As [`Station::complete`] and the steps after it where nothing waits in the slot and nothing is to be
+    /// written back: the slot is idle. False where that is not so; nothing was done then.
+    ///
+    /// Invariant: as of [`Station::complete`].
+    #[inline(always)]
+    pub fn complete_alone(&mut self, slot: usize) -> bool {
+        let entry = &mut self.slots[slot];
+        if entry.first != NONE || entry.dirty {
+            return false;
+        }
+        assert!(entry.state == State::Busy, "what comes back was in the pipeline");
+        entry.state = State::Idle;
+        true
     }
 
     /// The value in hand differs from memory.
@@ -289,6 +304,25 @@ mod tests {
         assert_eq!(station.step(0, |_| Match::Other), Step::Issue(b));
         station.complete(0);
         assert_eq!(station.step(0, |_| Match::Other), Step::Idle);
+    }
+
+    #[test]
+    fn a_slot_in_which_nothing_waits_is_idle_at_once_and_no_other_is() {
+        let mut station = Station::default();
+        let first = station.arrive(9).unwrap().0;
+        let second = station.arrive(9).unwrap().0;
+        station.retire(first);
+        assert!(!station.complete_alone(9), "an operation waits");
+        station.complete(9);
+        assert_eq!(station.step(9, |_| Match::Same), Step::Execute(second));
+        station.retire(second);
+        station.mark_dirty(9);
+        assert_eq!(station.step(9, |_| Match::Same), Step::WriteBack);
+        assert!(station.complete_alone(9), "the write-back came back");
+        let third = station.arrive(9).unwrap();
+        assert_eq!(third.1, Arrival::Issue);
+        station.mark_dirty(9);
+        assert!(!station.complete_alone(9), "a value is to be written back");
     }
 
     #[test]

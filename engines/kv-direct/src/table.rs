@@ -17,10 +17,13 @@
 //!
 //! Source: spec/kv-direct.md 5.1.
 
+use std::ops::Range;
+
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::bucket::{
-    BUCKET_BYTES, Bucket, INLINE_LIMIT, Item, POINTER_LIMIT, inline_slots, same, value_range,
+    BUCKET_BYTES, Bucket, INLINE_LIMIT, Item, POINTER_LIMIT, SLOT_BYTES, inline_slots, same,
+    value_range,
 };
 use crate::memory::{Memory, UNIT_BYTES};
 use crate::slab::{Class, LARGEST_BLOCK, SlabCache};
@@ -72,6 +75,9 @@ pub struct Place {
     /// What [`Table::look_ahead`] saw in the first bucket: the slot of the first item that is the key or whose
     /// block may be; [`NO_ITEM`], or [`UNSEEN`] before.
     seen: u8,
+    /// Where the value lies in the first bucket, and how long it is, if the item that was seen is an inline
+    /// pair; 0 and 0 otherwise.
+    value: (u8, u8),
 }
 
 const NO_ITEM: u8 = 0xfe;
@@ -79,13 +85,21 @@ const UNSEEN: u8 = 0xff;
 
 impl Place {
     /// Of an operation that has none.
-    pub(crate) const NOWHERE: Self = Self { bucket: 0, secondary: 0, seen: UNSEEN };
+    pub(crate) const NOWHERE: Self = Self { bucket: 0, secondary: 0, seen: UNSEEN, value: (0, 0) };
 
     /// The same, as if its bucket had not been seen: for after a change of the bucket.
     #[must_use]
     #[inline]
     pub(crate) fn unseen(self) -> Self {
-        Self { seen: UNSEEN, ..self }
+        Self { seen: UNSEEN, value: (0, 0), ..self }
+    }
+
+    /// Where the value lies in the bucket that was looked into, if it is there.
+    #[inline(always)]
+    fn inline_value(self) -> Option<Range<usize>> {
+        let (at, length) = (usize::from(self.value.0), usize::from(self.value.1));
+        // A key has a byte at least, so no value begins at 0.
+        (at > 0).then_some(at..at + length)
     }
 }
 
@@ -223,7 +237,7 @@ impl<M: Memory> Table<M> {
         let hash = xxh3_64_with_seed(key, self.options.seed);
         // The high bits choose the bucket, nine low bits are the secondary hash.
         let bucket = ((u128::from(hash) * u128::from(self.buckets)) >> 64) as u32;
-        Place { bucket, secondary: hash as u16 & 0x1ff, seen: UNSEEN }
+        Place { bucket, secondary: hash as u16 & 0x1ff, ..Place::NOWHERE }
     }
 
     /// Asks for the line of a key's bucket ahead of its use.
@@ -239,8 +253,11 @@ impl<M: Memory> Table<M> {
     pub fn look_ahead(&self, place: Place, key: &[u8]) -> Place {
         let bucket = self.memory.peek(place.bucket * BUCKET_UNITS);
         let item = bucket.candidate(0, place.secondary, key);
+        let mut value = (0, 0);
         match item {
-            Some(Item::Inline { .. }) => {}
+            Some(Item::Inline { slot, key_length, value_length, .. }) => {
+                value = ((slot * SLOT_BYTES + key_length) as u8, value_length as u8);
+            }
             Some(Item::Pointer { class, pointer, .. }) => {
                 if let Some(class) = Class::of_slot(class) {
                     self.memory.expect(pointer, class.bytes());
@@ -252,7 +269,7 @@ impl<M: Memory> Table<M> {
                 }
             }
         }
-        Place { seen: item.map_or(NO_ITEM, |item| item.slot() as u8), ..place }
+        Place { seen: item.map_or(NO_ITEM, |item| item.slot() as u8), value, ..place }
     }
 
     fn storage(&self, key: usize, value: usize) -> Result<Storage, TableError> {
@@ -350,17 +367,22 @@ impl<M: Memory> Table<M> {
         key: &[u8],
         reader: impl FnOnce(&[u8]) -> R,
     ) -> Option<R> {
-        let (unit, _, item) = self.find(place, key)?;
-        // The search has just read both: the same accesses.
-        Some(match item {
-            Item::Inline { slot, key_length, value_length, .. } => {
-                reader(self.memory.bucket_again(unit).inline(slot, key_length, value_length).1)
+        let value = if let Some(range) = place.inline_value() {
+            &self.memory.bucket(place.bucket * BUCKET_UNITS).bytes()[range]
+        } else {
+            let (unit, _, item) = self.find(place, key)?;
+            // The search has just read both: the same accesses.
+            match item {
+                Item::Inline { slot, key_length, value_length, .. } => {
+                    self.memory.bucket_again(unit).inline(slot, key_length, value_length).1
+                }
+                Item::Pointer { class, pointer, .. } => {
+                    let class = Class::of_slot(class)?;
+                    Self::split(self.memory.block_again(pointer, class.bytes()), class).1
+                }
             }
-            Item::Pointer { class, pointer, .. } => {
-                let class = Class::of_slot(class)?;
-                reader(Self::split(self.memory.block_again(pointer, class.bytes()), class).1)
-            }
-        })
+        };
+        Some(reader(value))
     }
 
     /// Changes the value of `key` where it is, its length kept; `None` where the key is absent.
@@ -372,20 +394,28 @@ impl<M: Memory> Table<M> {
         key: &[u8],
         change: impl FnOnce(&mut [u8]) -> (R, bool),
     ) -> Option<R> {
-        let (unit, _, item) = self.find(place, key)?;
-        Some(match item {
-            Item::Inline { slot, key_length, value_length, .. } => {
-                let range = value_range(slot, key_length, value_length);
-                self.memory.change(unit, BUCKET_BYTES, |bucket| change(&mut bucket[range]))
+        let (unit, length, class, range) = if let Some(range) = place.inline_value() {
+            let unit = place.bucket * BUCKET_UNITS;
+            self.memory.bucket(unit);
+            (unit, BUCKET_BYTES, None, range)
+        } else {
+            match self.find(place, key)? {
+                (unit, _, Item::Inline { slot, key_length, value_length, .. }) => {
+                    (unit, BUCKET_BYTES, None, value_range(slot, key_length, value_length))
+                }
+                (_, _, Item::Pointer { class, pointer, .. }) => {
+                    let class = Class::of_slot(class)?;
+                    (pointer, class.bytes(), Some(class), 0..0)
+                }
             }
-            Item::Pointer { class, pointer, .. } => {
-                let class = Class::of_slot(class)?;
-                self.memory.change(pointer, class.bytes(), |block| {
-                    let (header, key, value) = Self::lengths(block, class);
-                    change(&mut block[header + key..header + key + value])
-                })
-            }
-        })
+        };
+        Some(self.memory.change(unit, length, |bytes| {
+            let range = class.map_or(range, |class| {
+                let (header, key, value) = Self::lengths(bytes, class);
+                header + key..header + key + value
+            });
+            change(&mut bytes[range])
+        }))
     }
 
     /// Whether a value of `new` bytes takes the place of one of `old` bytes without a new block or
@@ -401,7 +431,30 @@ impl<M: Memory> Table<M> {
     /// Stores a pair; true where the key was there before.
     ///
     /// Errors: [`TableError`]; nothing was changed.
-    pub fn put(&mut self, mut place: Place, key: &[u8], value: &[u8]) -> Result<bool, TableError> {
+    #[inline]
+    pub fn put(&mut self, place: Place, key: &[u8], value: &[u8]) -> Result<bool, TableError> {
+        // Most often a value takes the place of one of its length.
+        if let Some(range) = place.inline_value()
+            && range.len() == value.len()
+            && key.len() + value.len() <= self.options.inline_threshold
+        {
+            let unit = place.bucket * BUCKET_UNITS;
+            self.memory.bucket(unit);
+            self.memory.change(unit, BUCKET_BYTES, |bucket| {
+                copy_short(&mut bucket[range], value);
+                ((), true)
+            });
+            return Ok(true);
+        }
+        self.put_searching(place, key, value)
+    }
+
+    fn put_searching(
+        &mut self,
+        mut place: Place,
+        key: &[u8],
+        value: &[u8],
+    ) -> Result<bool, TableError> {
         let storage = self.storage(key.len(), value.len())?;
         let needed = match storage {
             Storage::Inline => inline_slots(key.len() + value.len()),

@@ -41,6 +41,7 @@ pub mod probe;
 pub mod process;
 pub mod reopen;
 pub mod start_write;
+pub mod vectors;
 pub mod words;
 pub mod write_back;
 

@@ -195,6 +195,53 @@ fn an_inline_get_costs_about_one_access_and_a_put_about_two_at_half_utilisation(
     assert!((1.99..2.21).contains(&per_put), "{per_put} accesses a PUT");
 }
 
+type Step<'a> = &'a mut dyn FnMut(&mut Table<Traced<HostMemory>>, Place);
+
+#[test]
+fn what_was_looked_into_ahead_is_the_same_pair_at_the_same_cost() {
+    for (inline_threshold, expected) in [(25, [1, 2, 2, 2]), (0, [2, 3, 3, 3])] {
+        let options = TableOptions { inline_threshold, ..TableOptions::default() };
+        let mut table = table(8 << 20, options).with_buckets(2);
+        // Others in the same buckets, before it and behind it.
+        for key in [b"other 1", b"other 2"] {
+            put(&mut table, key, b"value");
+        }
+        for ahead in [false, true] {
+            put(&mut table, b"the key!", b"12345678");
+            let mut costs = Vec::new();
+            let mut count = |table: &mut Table<Traced<HostMemory>>, what: Step<'_>| {
+                let place = table.place(b"the key!");
+                let place = if ahead { table.look_ahead(place, b"the key!") } else { place };
+                let before = table.memory().reads + table.memory().writes;
+                what(&mut *table, place);
+                costs.push(table.memory().reads + table.memory().writes - before);
+            };
+            count(&mut table, &mut |table, place| {
+                assert_eq!(table.get(place, b"the key!", <[u8]>::to_vec).unwrap(), b"12345678");
+            });
+            count(&mut table, &mut |table, place| {
+                assert_eq!(table.put(place, b"the key!", b"abcdefgh"), Ok(true));
+            });
+            count(&mut table, &mut |table, place| {
+                let before = table.modify(place, b"the key!", |value| {
+                    let before = value.to_vec();
+                    value[0] = b'A';
+                    (before, true)
+                });
+                assert_eq!(before.unwrap(), b"abcdefgh");
+            });
+            // Of another length, in as many slots.
+            count(&mut table, &mut |table, place| {
+                assert_eq!(table.put(place, b"the key!", b"Abcdefghi"), Ok(true));
+            });
+            assert_eq!(costs, expected, "ahead: {ahead}");
+            assert_eq!(get(&mut table, b"the key!").unwrap(), b"Abcdefghi");
+            assert_eq!(get(&mut table, b"other 1").unwrap(), b"value");
+            assert_eq!(get(&mut table, b"other 2").unwrap(), b"value");
+        }
+    }
+}
+
 #[test]
 fn a_pair_in_a_block_costs_one_access_more() {
     let options = TableOptions { index_permille: 500, ..TableOptions::default() };
