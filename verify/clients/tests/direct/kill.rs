@@ -7,8 +7,9 @@
 //!
 //! A victim is a process of its own. It says on its standard output which batch it sends and which was
 //! acknowledged; it is killed at some moment after its first. A batch puts pairs, inline ones and such in
-//! blocks, each with the batch's number all over its value, and adds to one counter many times. Batches of
-//! one packet are executed whole or not at all, larger ones operation by operation.
+//! blocks, each with the batch's number all over its value, and adds to one counter many times, between the
+//! puts. What took effect of the last batch are its first operations, each once: none or all of a batch of one
+//! packet, any number of a larger one.
 //!
 //! Beside the victims others go on, and must make progress in each round. In the end the node has as many
 //! connections, descriptors, mappings, pairs and bytes of blocks as before.
@@ -40,6 +41,21 @@ struct Size {
     adds: u64,
     /// Most words of a value.
     words: u64,
+}
+
+impl Size {
+    /// Operations from one addition of a batch to the next.
+    const STRIDE: u64 = 5;
+
+    fn operations(self) -> u64 {
+        self.puts + self.adds
+    }
+
+    /// Puts and additions among the first operations of a batch.
+    fn among(self, first: u64) -> (u64, u64) {
+        let adds = first.div_ceil(Self::STRIDE).min(self.adds);
+        (first - adds, adds)
+    }
 }
 
 /// One packet of at most 16 KiB, whose reply has at most 132 KiB.
@@ -80,8 +96,7 @@ fn store(client: &mut DirectClient, victim: &str, batch: u64, size: Size) -> Vec
     let puts = pairs.iter().map(|(key, value)| Request::put(key.as_bytes(), value));
     let mut requests: Vec<Request<'_>> = puts.collect();
     for at in 0..size.adds {
-        // Spread among the others.
-        requests.insert((at * 5) as usize, add);
+        requests.insert((at * Size::STRIDE) as usize, add);
     }
     let mut before = Vec::new();
     let outcome = client.execute(&requests, &mut |_, status, bytes| {
@@ -166,33 +181,42 @@ impl Victim {
         assert!(self.sent - self.acknowledged <= 1, "a victim sends one batch at a time");
     }
 
-    /// Compares what is stored with what it said, and deletes it. Whether its last batch took effect, if it
-    /// was not acknowledged.
-    fn check(&self, client: &mut DirectClient) -> Option<bool> {
+    /// Compares what is stored with what it said, and deletes it. How many operations of its last batch took
+    /// effect, if that was not acknowledged.
+    ///
+    /// Errors: what is stored is not what the first of its operations leave, each executed once.
+    fn check(&self, client: &mut DirectClient) -> Result<Option<u64>, String> {
         let Self { name, size, sent, acknowledged, .. } = self;
-        let known = *acknowledged..=*sent;
         let mut batches = Vec::new();
         for pair in 0..size.puts {
             let key = pair_name(name, pair);
-            let held = client.get(key.as_bytes()).unwrap().expect("what was stored is there");
+            let held = client.get(key.as_bytes()).unwrap().ok_or(format!("{key} is gone"))?;
             let batch = batch_of(&held, pair, *size);
-            let batch = batch.unwrap_or_else(|| panic!("{key} is of no batch: {held:?}"));
-            assert!(known.contains(&batch), "{key} is of batch {batch}, not of {known:?}");
-            batches.push(batch);
+            batches.push(batch.ok_or(format!("{key} is of no batch: {held:?}"))?);
             assert!(client.delete(key.as_bytes()).unwrap());
         }
         let counter = counter_name(name);
         let held = client.get(counter.as_bytes()).unwrap().unwrap();
         let sum = u64::from_le_bytes(held.try_into().unwrap());
-        let sums = acknowledged * size.adds..=sent * size.adds;
-        assert!(sums.contains(&sum), "{counter} is {sum}, not of {sums:?}");
         assert!(client.delete(counter.as_bytes()).unwrap());
-        if *size == ONE_PACKET {
-            let whole =
-                batches.iter().all(|batch| *batch == batches[0] && batch * size.adds == sum);
-            assert!(whole, "{name}: half a packet was executed: {batches:?}, sum {sum}");
-        }
-        (sent != acknowledged).then(|| batches.contains(sent))
+        let open = sent != acknowledged;
+        let stored = |first: u64| {
+            let (puts, adds) = size.among(first);
+            let of_last = batches.iter().take_while(|batch| *batch == sent).count() as u64;
+            let of_one_before = batches.iter().rev().take_while(|batch| *batch + 1 == *sent);
+            let whole = of_last + of_one_before.count() as u64 == size.puts;
+            whole && of_last == puts && sum == (sent - 1) * size.adds + adds
+        };
+        let all = size.operations();
+        let mut counts = if open { 0..=all } else { all..=all };
+        let found = counts.find(|&first| stored(first)).filter(|&first| {
+            // A packet is executed whole or not at all.
+            *size != ONE_PACKET || first == 0 || first == all
+        });
+        let found = found.ok_or(format!(
+            "{name} sent {sent} batches, {acknowledged} were acknowledged; sum {sum}, pairs of {batches:?}"
+        ))?;
+        Ok(open.then_some(found))
     }
 }
 
@@ -303,9 +327,9 @@ fn clients_killed_in_the_middle_of_batches_cost_the_others_nothing() {
             for victim in &victims {
                 kills += 1;
                 batches += victim.acknowledged;
-                if let Some(took_effect) = victim.check(&mut client) {
+                if let Some(executed) = victim.check(&mut client).unwrap() {
                     open += 1;
-                    effective += u64::from(took_effect);
+                    effective += u64::from(executed > 0);
                 }
             }
             eventually("the others go on", PATIENCE, || (progress() > had).then_some(()));
@@ -333,4 +357,45 @@ fn clients_killed_in_the_middle_of_batches_cost_the_others_nothing() {
         ));
         assert!(open > 0 && batches > kills, "no client was killed in the middle of a batch");
     });
+}
+
+/// Does to a victim's pairs what a faulty server would.
+type Plant = fn(&mut DirectClient, &Victim);
+
+/// What a server would do that executes a packet of a client that is gone once more, or without its rest.
+#[test]
+fn a_batch_of_a_dead_client_that_is_executed_twice_or_in_part_is_found() {
+    let data = tempfile::tempdir().unwrap();
+    let server = Server::start(data.path(), &["--direct-memory", "64MiB"]);
+    let url = format!("auto://{}", server.fabric());
+    let mut client = connect(&url);
+    let twice = |client: &mut DirectClient, victim: &Victim| {
+        store(client, &victim.name, victim.acknowledged, victim.size);
+    };
+    let one_addition = |client: &mut DirectClient, victim: &Victim| {
+        let counter = counter_name(&victim.name);
+        client.fetch_and_add(counter.as_bytes(), 1).unwrap();
+    };
+    let one_pair = |client: &mut DirectClient, victim: &Victim| {
+        let (last, next) = (victim.size.puts - 1, victim.sent + 1);
+        let key = pair_name(&victim.name, last);
+        client.put(key.as_bytes(), &value(next, last, victim.size)).unwrap();
+    };
+    let nothing = |_: &mut DirectClient, _: &Victim| {};
+    let plants: [(Plant, bool); 4] =
+        [(nothing, false), (twice, true), (one_addition, true), (one_pair, true)];
+    for size in [ONE_PACKET, PACKETS] {
+        for (number, (plant, is_fault)) in plants.into_iter().enumerate() {
+            client.put(counter_name("v").as_bytes(), &0_u64.to_le_bytes()).unwrap();
+            let mut victim = Victim::start(&url, "v".to_owned(), size);
+            victim.wait_for_its_first();
+            victim.kill();
+            eventually("the connection is given back", PATIENCE, || {
+                (held(&server).clients == 1).then_some(())
+            });
+            plant(&mut client, &victim);
+            let checked = victim.check(&mut client);
+            assert_eq!(checked.is_err(), is_fault, "plant {number}, {size:?}: {checked:?}");
+        }
+    }
 }
