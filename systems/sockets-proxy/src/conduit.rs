@@ -14,6 +14,9 @@ use crate::flow::{Act, Allowance, Ends, Receipts, Violation};
 use crate::partition::{BATCH, Counters, Key, RECEIVE_BATCH, add};
 use crate::ring::{RingReceiver, RingSender};
 
+/// Calls that empty a placeholder's queue, at most: several times what it holds.
+const EMPTYING_CALLS: usize = 64;
+
 /// One connection.
 #[derive(Debug)]
 pub(crate) struct Connection {
@@ -248,15 +251,22 @@ impl Connection {
         let most = BATCH.min(room).min(self.allowance.room() as usize);
         let mut numbers = [0; BATCH];
         let found = packets.look_from(self.allowance.sent(), &mut numbers[..most])?;
-        let mut bytes = 0;
-        for &number in &numbers[..found] {
+        // All of them before the first is staged: of a batch that is given up nothing is in the ring, whose room the
+        // next connection counts on.
+        let mut headers = [None; BATCH];
+        for (place, &number) in headers.iter_mut().zip(&numbers[..found]) {
             let word = channel.header(Direction::ToProxy, number).load(Ordering::Relaxed);
-            let header = Header::decode(word, channel.shape().block_bytes);
-            let Ok(Some(header @ Header { kind: PacketKind::Data | PacketKind::Extent, .. })) =
-                header
-            else {
-                return Err(Corrupt);
-            };
+            match Header::decode(word, channel.shape().block_bytes) {
+                Ok(Some(header))
+                    if matches!(header.kind, PacketKind::Data | PacketKind::Extent) =>
+                {
+                    *place = Some(header);
+                }
+                _ => return Err(Corrupt),
+            }
+        }
+        let mut bytes = 0;
+        for (header, &number) in headers.into_iter().flatten().zip(&numbers) {
             let Key { own: source, peer: destination } = self.key;
             let header = Header { source, destination, sync: false, ..header };
             let payload = channel.payload(Direction::ToProxy, number);
@@ -282,9 +292,13 @@ impl Connection {
             wanted.store(0, Ordering::SeqCst);
         }
         let mut bytes = [0_u8; 4096];
-        while rustix::net::recv(self.socket.as_fd(), &mut bytes[..], RecvFlags::DONTWAIT)
-            .is_ok_and(|(_, count)| count == bytes.len())
-        {}
+        // A program that fills it meanwhile costs a bounded number of calls.
+        for _ in 0..EMPTYING_CALLS {
+            let taken = rustix::net::recv(self.socket.as_fd(), &mut bytes[..], RecvFlags::DONTWAIT);
+            if !taken.is_ok_and(|(_, count)| count == bytes.len()) {
+                break;
+            }
+        }
     }
 
     /// What is to be done about its ends.

@@ -13,7 +13,7 @@ use beeline_ntb::{Inbound, Outbound, Window};
 use beeline_os::Mapping;
 use beeline_sockets::kernel::Errno;
 use beeline_sockets::packets::Connection;
-use beeline_sockets::packets::channel::Channel;
+use beeline_sockets::packets::channel::{Channel, Direction};
 use beeline_sockets::packets::page::Page;
 use beeline_sockets_proxy::flow::Schedule;
 use beeline_sockets_proxy::geometry::Geometry;
@@ -423,4 +423,33 @@ fn a_thread_sleeps_only_once_the_other_knows_and_is_told_of_what_comes() {
     assert!(world.partitions[1].has_work());
     world.partitions[1].wakes();
     world.settle();
+}
+
+/// A program publishes packets and, behind them in the same batch, a header that is none, while others fill the ring.
+#[test]
+fn a_batch_that_a_program_spoils_takes_no_room_in_the_ring_that_others_fill() {
+    let mut world = World::with_queues(None, 4 * BATCH);
+    let hostile: Vec<[Program; 2]> = (0..4).map(|port| world.connect(100 + port, 0)).collect();
+    let others: Vec<[Program; 2]> = (0..5).map(|port| world.connect(200 + port, 0)).collect();
+    for [program, _] in &hostile {
+        assert_eq!(program.send(&[1; (BATCH - 1) * (SLOT - 8)]), Ok((BATCH - 1) * (SLOT - 8)));
+        let packets = program.connection.channel.packets(Direction::ToProxy);
+        let mut last = [0];
+        assert_eq!(packets.take(&mut last), Ok(1));
+        let header = program.connection.channel.header(Direction::ToProxy, last[0]);
+        header.store(u64::MAX, Ordering::Relaxed);
+        packets.publish(&last).unwrap();
+    }
+    let wanted: Vec<u8> = (0..BATCH * (SLOT - 8)).map(byte).collect();
+    for [program, _] in &others {
+        assert_eq!(program.send(&wanted), Ok(wanted.len()));
+    }
+    world.settle();
+    for [_, program] in &others {
+        assert_eq!(program.receive(10_000).as_ref(), Ok(&wanted));
+    }
+    for [program, other] in &hostile {
+        assert_eq!(program.receive(100), Err(Errno(libc::ECONNRESET)));
+        assert!(other.receive(100).is_err());
+    }
 }
