@@ -565,6 +565,10 @@ impl Partition {
             }
             PacketKind::Reset => {
                 self.pass(header);
+                if let Some(connection) = self.connections[place].as_mut() {
+                    // The other end is gone, and answers no move any more.
+                    connection.moving = Moving::Not;
+                }
                 self.break_off(place, false);
             }
             PacketKind::Migrate => {

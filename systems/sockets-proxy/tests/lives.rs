@@ -7,6 +7,7 @@
 
 mod common;
 
+use std::os::fd::AsRawFd as _;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -434,6 +435,83 @@ fn a_connection_that_moves_a_thousand_times_carries_its_stream_whole() {
         world.partitions[side].iter().map(of).sum::<u64>()
     };
     assert_eq!([moves(0), moves(1)], [1000, 1000]);
+}
+
+/// Two partitions at each host, one connection in the first ones.
+fn one_that_may_move() -> (World, Key) {
+    let mut world = World::new(2);
+    world.connect(100, 0);
+    let key = world.programs[0][0].key;
+    (world, key)
+}
+
+fn every_partition_is_idle(world: &mut World) {
+    for _ in 0..8 {
+        for side in 0..2 {
+            for index in 0..2 {
+                world.turn(side, index).unwrap();
+            }
+        }
+    }
+    assert!(world.partitions.iter().flatten().all(Partition::is_idle));
+}
+
+/// The other end is broken off before it reads of the move, and does not answer it any more.
+#[test]
+fn a_connection_that_is_reset_while_it_leaves_is_over_at_both_ends() {
+    let (mut world, key) = one_that_may_move();
+    world.partitions[0][0].obey(Command::Move { key, to: 1 });
+    world.turn(0, 0).unwrap();
+    let other = world.programs[0][1].key;
+    world.partitions[1][0].obey(Command::Break { key: other });
+    every_partition_is_idle(&mut world);
+    let read = world.programs[0].each_ref().map(|program| program.receive(10));
+    assert_eq!(read, [Err(Errno(libc::ECONNRESET)), Err(Errno(libc::ECONNRESET))]);
+}
+
+/// The order to move comes behind the last packet, with which the other end is over.
+#[test]
+fn a_connection_that_has_sent_its_last_packet_stays_where_it_is_and_both_ends_are_freed() {
+    let (mut world, key) = one_that_may_move();
+    let [own, other] = world.programs.pop().unwrap();
+    own.connection.shutdown(own.fd.as_raw_fd(), libc::SHUT_WR).unwrap();
+    world.turn(0, 0).unwrap();
+    world.partitions[0][0].obey(Command::Move { key, to: 1 });
+    world.turn(1, 0).unwrap();
+    assert_eq!(other.receive(10), Ok(Vec::new()));
+    drop(other.fd);
+    world.partitions[1][0].heard(0, true);
+    world.turn(1, 0).unwrap();
+    world.turn(0, 0).unwrap();
+    assert_eq!(own.receive(10), Ok(Vec::new()));
+    drop(own.fd);
+    world.partitions[0][0].heard(0, true);
+    every_partition_is_idle(&mut world);
+}
+
+/// The monitor has a connection broken off that is on its way, and the link falls before it is there.
+#[test]
+fn a_connection_that_is_to_be_broken_off_where_it_goes_does_not_outlive_the_links_fall() {
+    let (mut world, key) = one_that_may_move();
+    world.partitions[0][0].obey(Command::Move { key, to: 1 });
+    world.turn(0, 0).unwrap();
+    world.partitions[0][0].obey(Command::Break { key });
+    world.partitions[0][0].obey(Command::Suspend);
+    assert!(world.partitions[0][0].is_idle());
+    assert_eq!(world.programs[0][0].receive(10), Err(Errno(libc::ECONNRESET)));
+    // The same where it has left the first partition by then.
+    let (mut world, key) = one_that_may_move();
+    world.partitions[0][0].obey(Command::Move { key, to: 1 });
+    world.turn(0, 0).unwrap();
+    world.turn(1, 0).unwrap();
+    world.turn(1, 0).unwrap();
+    world.partitions[0][0].obey(Command::Break { key });
+    world.partitions[0][0].turn().unwrap();
+    let departure = world.partitions[0][0].departures().pop().unwrap();
+    world.partitions[0][1].obey(Command::Suspend);
+    world.partitions[0][1].obey(Command::Arrive(departure));
+    assert!(world.partitions[0][1].is_idle());
+    assert_eq!(world.programs[0][0].receive(10), Err(Errno(libc::ECONNRESET)));
 }
 
 #[test]

@@ -95,6 +95,12 @@ impl Partition {
         self.due.clear();
         self.half.get().is_up = false;
         (self.is_up, self.keeps) = (false, true);
+        // Those that were to be broken off where they go stay here: the other end hears of it when it reports.
+        for place in 0..self.connections.len() {
+            if self.connections[place].as_ref().is_some_and(|connection| connection.is_doomed) {
+                self.break_off(place, false);
+            }
+        }
         (0..self.connections.len()).for_each(|place| self.note(place));
         self.notices.push(Notice::Cleared);
     }
@@ -114,7 +120,8 @@ impl Partition {
             connection.moving = Moving::Not;
             connection.open = false;
         }
-        if !self.is_up && !self.keeps || self.places.contains_key(&connection.key) {
+        let ends = !self.is_up && (!self.keeps || connection.is_doomed);
+        if ends || self.places.contains_key(&connection.key) {
             connection.channel.proxy().reset.store(libc_reset(), Ordering::Release);
             connection.hang_up();
             self.notices.push(Notice::Gone { id });
@@ -148,6 +155,12 @@ impl Partition {
             let Some(connection) = self.connections[place].as_mut() else { continue };
             let (key, moving) = (connection.key, connection.moving);
             let to = match moving {
+                // The other end may be gone once it has this end's last packet, and would answer no move.
+                Moving::Leaving(_) if connection.ends.finish_sent => {
+                    connection.moving = Moving::Not;
+                    self.note(place);
+                    continue;
+                }
                 Moving::Leaving(to) => to,
                 Moving::Arrived => 0,
                 Moving::Not | Moving::Left(_) | Moving::Awaiting => continue,
