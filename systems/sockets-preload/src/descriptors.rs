@@ -62,6 +62,10 @@ unsafe fn connect_by_packets(fd: c_int, to: *const sockaddr, length: socklen_t) 
     let place = (&raw mut storage).cast::<u8>();
     // SAFETY: `length` bytes of the program's, and at least as much room.
     unsafe { place.copy_from_nonoverlapping(to.cast(), length) };
+    if table::packets(fd).is_some() && i32::from(storage.ss_family) != libc::AF_UNSPEC {
+        // Programs ask so whether a connection was made.
+        return Some(guarded_int(|| Err(Errno(libc::EISCONN))));
+    }
     let mut outcome = Connected::Kernels;
     quietly(|| outcome = dial::connect(fd, &storage));
     match outcome {

@@ -83,6 +83,7 @@ def exactly(connection, count):
 def talk(host, port):
     connection = socket.create_connection((host, port))
     print("family", connection.family, "peer", connection.getpeername() == (host, port))
+    print("again", errno.errorcode.get(connection.connect_ex((host, port))))
     for size in (1, 7, 1024, 4088, 4089, 65536, 1 << 20):
         data = hashlib.sha256(str(size).encode()).digest() * (size // 32 + 1)
         data = data[:size]

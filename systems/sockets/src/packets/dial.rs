@@ -226,6 +226,10 @@ pub fn connect(fd: RawFd, to: &libc::sockaddr_storage) -> Connected {
     if page.route(to.ip()).is_none() {
         return Connected::Kernels;
     }
+    // Of one that is connected the kernel says so: it is not to be exchanged for another.
+    if kernel::name(fd, true).is_ok() {
+        return Connected::Kernels;
+    }
     let own = kernel::name(fd, false).ok().and_then(|(storage, _)| internet_address(&storage));
     let own = own.filter(|own| own.port() != 0 || !own.ip().is_unspecified());
     let priority = crate::packets::options::priority(fd);

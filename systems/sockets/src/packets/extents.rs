@@ -119,6 +119,9 @@ impl Connection {
         }
         let bytes = bytes.next_multiple_of(4096);
         let memory = extent(fd, Question::Extent { bytes: bytes as u64 })?;
+        if sealed_length(&memory).is_none_or(|length| length < bytes) {
+            return Err(Errno(libc::ECONNRESET));
+        }
         let mapping = Mapping::shared(memory, bytes, Protection::ReadWrite);
         let mapping = mapping.map_err(|_| Errno(libc::ENOMEM))?;
         mapping.forget_descriptor();
@@ -213,18 +216,19 @@ impl Connection {
             return Ok(known);
         }
         let memory = extent(fd, Question::Arrivals)?;
-        let length = rustix::fs::fstat(&memory).map_or(0, |about| about.st_size);
-        let length = usize::try_from(length).map_err(|_| Errno(libc::ECONNRESET))?;
-        let sealed = rustix::fs::fcntl_get_seals(&memory)
-            .is_ok_and(|seals| seals.contains(rustix::fs::SealFlags::SHRINK));
-        if length == 0 || !sealed {
-            return Err(Errno(libc::ECONNRESET));
-        }
+        let length = sealed_length(&memory).ok_or(Errno(libc::ECONNRESET))?;
         let mapping = Mapping::shared(memory, length, Protection::ReadOnly);
         let mapping = mapping.map_err(|_| Errno(libc::ENOMEM))?;
         mapping.forget_descriptor();
         Ok(self.extents.arrivals.get_or_init(|| mapping))
     }
+}
+
+/// Bytes of memory that no process can cut short; `None` for other memory, and for none.
+fn sealed_length(memory: &OwnedFd) -> Option<usize> {
+    let seals = rustix::fs::fcntl_get_seals(memory).ok()?;
+    let length = usize::try_from(rustix::fs::fstat(memory).ok()?.st_size).ok()?;
+    (seals.contains(rustix::fs::SealFlags::SHRINK) && length > 0).then_some(length)
 }
 
 /// What the monitor gives for `question` about the placeholder `fd`.
@@ -244,6 +248,16 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn memory_that_another_process_may_cut_short_is_no_extent() {
+        let sealed = beeline_os::mapping::create_memfd("extent", 8192).unwrap();
+        assert_eq!(sealed_length(&sealed), Some(8192));
+        let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;
+        let open = rustix::fs::memfd_create("extent", flags).unwrap();
+        rustix::fs::ftruncate(&open, 8192).unwrap();
+        assert_eq!(sealed_length(&open), None);
+    }
 
     proptest! {
         #[test]
