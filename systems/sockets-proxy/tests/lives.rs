@@ -15,9 +15,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use beeline_ntb::window::Mapped;
 use beeline_ntb::{Inbound, Outbound, Window};
 use beeline_os::Mapping;
+use beeline_ring::packets::IndexQueue;
 use beeline_sockets::kernel::Errno;
 use beeline_sockets::packets::Connection;
-use beeline_sockets::packets::channel::Channel;
+use beeline_sockets::packets::channel::{Channel, Direction};
 use beeline_sockets::packets::page::Page;
 use beeline_sockets_proxy::flow::Schedule;
 use beeline_sockets_proxy::geometry::Geometry;
@@ -130,7 +131,7 @@ impl World {
         }
         for index in 0..self.partitions[side].len() {
             for notice in self.partitions[side][index].notices() {
-                if let Notice::Moved { id } = notice {
+                if let Notice::Moved { id, .. } = notice {
                     let of = |programs: &&mut [Program; 2]| u64::from(programs[0].key.own) == id;
                     self.programs.iter_mut().find(of).unwrap()[side].partition = index;
                 }
@@ -314,10 +315,19 @@ proptest! {
     }
 }
 
+/// Waits until the child stands still or has ended: how.
+fn wait_for(child: i32) -> i32 {
+    let mut status = 0;
+    // SAFETY: a place of ours; the child is ours and was not waited for to its end.
+    let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!(waited, child);
+    status
+}
+
 /// Runs `step` in a process of its own, a copy of this one that shares windows, queues and placeholders with it, and
-/// kills it behind so many of its instructions; false where it had come to its end by then. `None`: the system has no
-/// single steps for this process.
-fn killed_behind(instructions: usize, step: impl FnOnce()) -> Option<bool> {
+/// kills it behind the first of its instructions of which `behind` says so; false where it had come to its end by
+/// then. `None`: the system has no single steps for this process.
+fn killed_behind(mut behind: impl FnMut() -> bool, step: impl FnOnce()) -> Option<bool> {
     // SAFETY: the child runs `step` in its own copy of memory and ends without returning; no lock of another thread
     // is needed for that but the allocator's, which the C library takes care of.
     let child = unsafe { libc::fork() };
@@ -332,31 +342,134 @@ fn killed_behind(instructions: usize, step: impl FnOnce()) -> Option<bool> {
         // SAFETY: ends this process, without the handlers of the one that it is a copy of.
         unsafe { libc::_exit(i32::from(traced != 0)) };
     }
-    let wait = || {
-        let mut status = 0;
-        // SAFETY: a place of ours; the child is ours and was not waited for to its end.
-        let waited = unsafe { libc::waitpid(child, &raw mut status, 0) };
-        assert_eq!(waited, child);
-        status
-    };
-    let mut status = wait();
-    if child < 0 || !libc::WIFSTOPPED(status) {
+    if child < 0 || !libc::WIFSTOPPED(wait_for(child)) {
         return None;
     }
-    for _ in 0..instructions {
+    while !behind() {
         // SAFETY: the child stands still, and no memory is named.
         if unsafe { libc::ptrace(libc::PTRACE_SINGLESTEP, child, 0, 0) } != 0 {
             break;
         }
-        status = wait();
-        if !libc::WIFSTOPPED(status) {
+        if !libc::WIFSTOPPED(wait_for(child)) {
             return Some(false);
         }
     }
     // SAFETY: a child that was not waited for to its end.
     unsafe { libc::kill(child, libc::SIGKILL) };
-    wait();
+    wait_for(child);
     Some(true)
+}
+
+/// What a proxy does that may die in the middle of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Work {
+    Turn,
+    TakeOver,
+}
+
+impl World {
+    fn work(&mut self, side: usize, work: Work) {
+        match work {
+            Work::Turn => _ = self.turn(side, 0),
+            Work::TakeOver => {
+                self.adopt(side, 1);
+                self.partitions[side][0].obey(Command::Link { up: true });
+            }
+        }
+    }
+
+    /// All memory that outlives a proxy: the window, and every connection's.
+    fn shared(&self) -> Vec<&Mapping> {
+        let channels = self.programs.iter().flatten();
+        let channels = channels.map(|program| program.connection.channel.mapping());
+        channels.chain([&*self.mapping]).collect()
+    }
+
+    fn picture(&self) -> Vec<Vec<u8>> {
+        let copy = |mapping: &&Mapping| {
+            // SAFETY: mapped for so many bytes; no process writes them meanwhile.
+            unsafe {
+                std::slice::from_raw_parts(mapping.base().as_ptr(), mapping.length_bytes()).to_vec()
+            }
+        };
+        self.shared().iter().map(copy).collect()
+    }
+
+    fn is_as(&self, picture: &[Vec<u8>]) -> bool {
+        self.shared().iter().zip(picture).all(|(mapping, bytes)| {
+            // SAFETY: as above.
+            let now = unsafe { std::slice::from_raw_parts(mapping.base().as_ptr(), bytes.len()) };
+            now == bytes
+        })
+    }
+
+    fn restore(&self, picture: &[Vec<u8>]) {
+        for (mapping, bytes) in self.shared().iter().zip(picture) {
+            // SAFETY: as long as the mapping, which no reference leads into.
+            unsafe { bytes.as_ptr().copy_to(mapping.base().as_ptr(), bytes.len()) };
+        }
+    }
+
+    /// Every block of a side's connections is free or holds a packet, while no proxy and no program has one in hands.
+    fn has_all_blocks(&self, side: usize) -> bool {
+        self.programs.iter().all(|programs| {
+            [Direction::ToProxy, Direction::ToProgram].into_iter().all(|direction| {
+                let packets = programs[side].connection.channel.packets(direction);
+                let count =
+                    |queue: &IndexQueue<'_>| queue.count().map_or(usize::MAX, |n| n as usize);
+                count(packets.free()).saturating_add(count(packets.filled())) == BLOCKS
+            })
+        })
+    }
+
+    /// Another proxy takes over, in a process of its own, and everything comes to its end: true if every byte is there
+    /// and no one twice, and no block is lost.
+    fn survives(&mut self, side: usize) -> bool {
+        // SAFETY: as in `killed_behind`.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // One that does not come to its end has not survived.
+            // SAFETY: names no memory.
+            unsafe { libc::alarm(60) };
+            let outcome = catch_unwind(AssertUnwindSafe(|| {
+                self.take_over(side);
+                self.has_all_blocks(side) && {
+                    self.settle();
+                    self.is_whole()
+                }
+            }));
+            // SAFETY: as in `killed_behind`.
+            unsafe { libc::_exit(i32::from(!matches!(outcome, Ok(true)))) };
+        }
+        assert!(child > 0);
+        let status = wait_for(child);
+        libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 0
+    }
+
+    /// A proxy dies behind each store to shared memory that `work` makes: how many there were, and how many of these
+    /// deaths cost a byte or a block. `None`: the system has no single steps for this process.
+    fn die_behind_stores(&mut self, side: usize, work: Work) -> Option<(usize, usize)> {
+        let before = self.picture();
+        let mut pictures = vec![self.picture()];
+        let world = std::cell::RefCell::new(self);
+        let look = || {
+            let world = world.borrow();
+            if pictures.last().is_none_or(|last| !world.is_as(last)) {
+                pictures.push(world.picture());
+            }
+            false
+        };
+        // The child has a copy of the borrow's state as of everything else, from before the first look.
+        killed_behind(look, || world.borrow_mut().work(side, work))?;
+        let world = world.into_inner();
+        let mut lost = 0;
+        for picture in &pictures {
+            world.restore(picture);
+            lost += usize::from(!world.survives(side));
+        }
+        world.restore(&before);
+        Some((pictures.len(), lost))
+    }
 }
 
 /// Programs send and receive, partitions take turns, and proxies die behind any instruction of a turn or of a
@@ -373,16 +486,13 @@ fn die_behind_instructions(seed: u64) -> Option<u32> {
             5..8 => _ = world.take(which, side, 1 + count % 3000),
             8..14 => _ = world.turn(side, 0),
             _ => {
-                let instructions = (1 << (next(&mut state) % 14)) + next(&mut state) % 4096;
-                let turns = kind == 14;
-                let killed = killed_behind(instructions, || {
-                    if turns {
-                        world.turn(side, 0);
-                    } else {
-                        world.adopt(side, 1);
-                        world.partitions[side][0].obey(Command::Link { up: true });
-                    }
-                })?;
+                let mut left = (1 << (next(&mut state) % 14)) + next(&mut state) % 4096;
+                let work = if kind == 14 { Work::Turn } else { Work::TakeOver };
+                let behind = || {
+                    left -= 1;
+                    left == 0
+                };
+                let killed = killed_behind(behind, || world.work(side, work))?;
                 died += u32::from(killed);
                 world.take_over(side);
             }
@@ -411,6 +521,50 @@ fn a_proxy_that_dies_behind_any_instruction_is_taken_over_and_no_byte_is_lost_or
     }
     say(&format!("ran: {died} proxies died in the middle of a turn or of a take-over"));
     assert!(died > 50, "{died} proxies died");
+}
+
+/// A world by `seed` with bytes, credits and rings under way.
+fn busy(seed: u64) -> World {
+    let mut world = World::new(1);
+    (0..2).for_each(|port| world.connect(100 + port, 0));
+    let mut state = seed;
+    for _ in 0..40 {
+        let (side, kind, count) = (next(&mut state) % 2, next(&mut state) % 8, next(&mut state));
+        match kind {
+            0..3 => world.put(count % 2, side, 1 + count % 1200),
+            3..5 => _ = world.take(count % 2, side, 1 + count % 3000),
+            _ => _ = world.turn(side, 0),
+        }
+    }
+    world
+}
+
+/// Every moment at which a proxy may die: what the next one finds changes with a store to shared memory and with
+/// nothing else.
+#[test]
+fn a_proxy_that_dies_behind_any_store_of_a_turn_or_a_take_over_loses_and_doubles_nothing() {
+    let test = "a_proxy_that_dies_behind_any_store";
+    let (mut stores, mut found_out) = (0, 0);
+    for seed in 0..if std::env::var_os("BEELINE_DEEP").is_some() { 40 } else { 3 } {
+        for work in [Work::Turn, Work::TakeOver] {
+            for side in 0..2 {
+                let mut world = busy(seed);
+                let Some((count, lost)) = world.die_behind_stores(side, work) else {
+                    return say(&format!("{test} ... skipped: no single steps here"));
+                };
+                assert_eq!(lost, 0, "of {count} deaths; seed {seed}, side {side}, {work:?}");
+                stores += count;
+            }
+        }
+        // The check is one: an end that goes on from elsewhere than where the other one is costs bytes.
+        let mut world = busy(seed);
+        world.forgets = true;
+        found_out += world.die_behind_stores(0, Work::Turn).map_or(0, |(_, lost)| lost);
+    }
+    say(&format!(
+        "ran: {stores} deaths behind stores; of a planted fault {found_out} are found out"
+    ));
+    assert!(stores > 100 && found_out > 0, "{stores} stores, {found_out} found out");
 }
 
 #[test]
