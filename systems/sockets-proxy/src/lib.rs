@@ -31,6 +31,8 @@ pub mod listeners;
 mod lives;
 pub mod message;
 pub mod monitor;
+#[cfg(test)]
+mod monitor_tests;
 pub mod partition;
 pub mod peer;
 mod programs;

@@ -16,7 +16,8 @@ use crate::handshake::{Event, State};
 use crate::keeper::{Inheritance, Kept};
 use crate::message::Message;
 use crate::monitor::Monitor;
-use crate::partition::Command;
+use crate::partition::{Command, Key};
+use crate::thread::Place;
 use crate::waits::Position;
 
 impl Monitor {
@@ -224,9 +225,16 @@ impl Monitor {
         self.command(id, Command::Move { key, to });
     }
 
-    pub(crate) fn has_moved(&mut self, id: u64, to: usize) {
-        let Some(connection) = self.connections.get_mut(&id) else { return };
-        let (link, from) = (connection.link, connection.partition.replace(to));
+    pub(crate) fn has_moved(&mut self, id: u64, key: Key, place: Place) {
+        let Place { link, partition: to } = place;
+        let Some(connection) = self.connections.get_mut(&id) else {
+            // It ended here while it moved: the order to break it off went to the partition that it had left.
+            if !self.keys.contains_key(&(link, key)) {
+                self.remotes[link].partitions[to].commands.put(Command::Break { key });
+            }
+            return;
+        };
+        let from = connection.partition.replace(to);
         connection.moving = false;
         let load = &mut self.remotes[link].load;
         if let Some(count) = from.and_then(|from| load.get_mut(from)) {

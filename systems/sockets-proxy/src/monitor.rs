@@ -39,6 +39,8 @@ use crate::waits::Waits;
 
 /// How long a handshake may take.
 const LONGEST_HANDSHAKE: Duration = Duration::from_secs(2);
+/// How long a program may take to ask its question. Those that never do would keep others out.
+const LONGEST_SILENCE: Duration = Duration::from_secs(5);
 /// Connections that broke off before a program accepted them, at most.
 const MOST_BROKEN: usize = 1024;
 /// Longest time between two looks at the links: each end shows as often that it lives, and whatever happens rings.
@@ -107,7 +109,8 @@ pub(crate) struct Connection {
     /// Who connects, until answered.
     pub(crate) client: Option<ControlSocket>,
     pub(crate) knock: Option<OwnedFd>,
-    pub(crate) knock_port: u16,
+    /// Where it comes from.
+    pub(crate) knock_from: Option<SocketAddr>,
     /// The knock was taken into the backlog.
     pub(crate) knocked: bool,
     /// Why the other monitor is told no.
@@ -147,7 +150,8 @@ impl Connection {
 #[derive(Debug)]
 pub(crate) struct Broken {
     pub(crate) knock: OwnedFd,
-    pub(crate) port: u16,
+    /// Where it comes from.
+    pub(crate) from: SocketAddr,
     pub(crate) memory: Arc<OwnedFd>,
     pub(crate) placeholder: OwnedFd,
 }
@@ -179,11 +183,13 @@ pub struct Monitor {
     pub(crate) poller: Poller,
     pub(crate) programs: ControlListener,
     pub(crate) monitors: OwnedFd,
-    pub(crate) clients: HashMap<u64, ControlSocket>,
+    /// Programs that have yet to ask, and since when.
+    pub(crate) clients: HashMap<u64, (ControlSocket, Instant)>,
     pub(crate) notices: Arc<Mailbox<(Place, Notice)>>,
     pub(crate) connections: HashMap<u64, Connection>,
     pub(crate) keys: HashMap<(usize, Key), u64>,
-    pub(crate) knocks: HashMap<u16, u64>,
+    /// Connections by where their knocks come from. Knocks of the two versions of addresses may have one port.
+    pub(crate) knocks: HashMap<SocketAddr, u64>,
     /// Of connections that are over, by their numbers.
     pub(crate) broken: HashMap<u64, Broken>,
     pub(crate) listeners: Listeners,
@@ -229,6 +235,15 @@ impl Monitor {
         config: Config,
         keeper: Option<(Keeper, Inheritance)>,
     ) -> Result<Self, MonitorError> {
+        Self::open_as(&protocol::name(), config, keeper)
+    }
+
+    /// As [`Monitor::open_with`], where programs find it by this name.
+    pub(crate) fn open_as(
+        name: &str,
+        config: Config,
+        keeper: Option<(Keeper, Inheritance)>,
+    ) -> Result<Self, MonitorError> {
         let (keeper, inheritance) = keeper.unzip();
         let mut inheritance = inheritance.unwrap_or_default();
         raise_limit();
@@ -241,7 +256,7 @@ impl Monitor {
         if config.threads_of_a_partition == 2 && looking >= processors {
             tracing::warn!(looking, processors, "two threads a partition want processors to spare");
         }
-        let programs = ControlListener::bind(protocol::name().as_bytes());
+        let programs = ControlListener::bind(name.as_bytes());
         let programs = programs.map_err(|error| match error.kind() {
             io::ErrorKind::AddrInUse => MonitorError::Running,
             _ => system("listening for programs")(error),
@@ -404,7 +419,7 @@ impl Monitor {
             placeholder: None,
             client: None,
             knock: None,
-            knock_port: 0,
+            knock_from: None,
             knocked: false,
             refusal: Refusal::NoRoom,
             owner: 0,
@@ -498,16 +513,16 @@ impl Monitor {
 
     /// A connection is over. One that a program has yet to accept is kept for it, broken off.
     fn forget_knock(&mut self, id: u64, connection: Connection) {
-        let Connection { knock, knock_port: port, knocked, memory, placeholder, .. } = connection;
-        let Some(knock) = knock else { return };
+        let Connection { knock, knock_from, knocked, memory, placeholder, .. } = connection;
+        let Some((knock, from)) = knock.zip(knock_from) else { return };
         if let (true, Some(memory), Some(placeholder)) =
             (knocked && self.broken.len() < MOST_BROKEN, memory, placeholder)
         {
-            self.broken.insert(id, Broken { knock, port, memory, placeholder });
+            self.broken.insert(id, Broken { knock, from, memory, placeholder });
             return;
         }
         let _ = self.poller.remove(&knock);
-        self.knocks.remove(&port);
+        self.knocks.remove(&from);
     }
 
     pub(crate) fn command(&self, id: u64, command: Command) {
@@ -570,7 +585,7 @@ impl Monitor {
                 Notice::Created { id } => self.happens(id, Event::Created),
                 Notice::Gone { id } => self.happens(id, Event::OwnGone),
                 Notice::Position { id, position } => self.tell_position(id, position),
-                Notice::Moved { id } => self.has_moved(id, place.partition),
+                Notice::Moved { id, key } => self.has_moved(id, key, place),
                 Notice::Cleared => {
                     self.remotes[place.link].cleared(place.partition);
                 }
@@ -593,8 +608,16 @@ impl Monitor {
         }
     }
 
-    /// Handshakes that took too long.
-    fn late(&mut self, now: Instant) {
+    /// Handshakes that took too long, and programs that did not ask.
+    pub(crate) fn late(&mut self, now: Instant) {
+        let poller = &self.poller;
+        self.clients.retain(|_, (client, since)| {
+            let stays = now.saturating_duration_since(*since) < LONGEST_SILENCE;
+            if !stays {
+                let _ = poller.remove(&*client);
+            }
+            stays
+        });
         let late = |(id, connection): (&u64, &Connection)| {
             let waits = matches!(connection.state, State::SynSent | State::Knocking);
             let long = now.saturating_duration_since(connection.since) > LONGEST_HANDSHAKE;

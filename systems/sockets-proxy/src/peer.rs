@@ -29,6 +29,8 @@ const REDIAL: [Duration; 2] = [Duration::from_millis(10), Duration::from_millis(
 const BALANCE: Duration = Duration::from_millis(500);
 /// Bytes in that time below which a partition's load is no reason to move anything.
 const BALANCE_BYTES: u64 = 8 << 20;
+/// Reads of a session before everything else has its turn.
+const READS: usize = 16;
 /// Most bytes that wait for the other monitor.
 const MOST_QUEUED: usize = 4 << 20;
 
@@ -88,7 +90,8 @@ impl Session {
     /// Errors: the kernel's; `UnexpectedEof`; `InvalidData` for bytes that are no message.
     pub fn receive(&mut self, messages: &mut Vec<Message>) -> io::Result<()> {
         let mut bytes = [0; 4096];
-        loop {
+        // The rest is there the next time: another end that never stops is not to keep the monitor.
+        for _ in 0..READS {
             match rustix::net::recv(&self.socket, &mut bytes[..], rustix::net::RecvFlags::DONTWAIT)
             {
                 Ok((_, 0)) => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -460,5 +463,34 @@ impl Remote {
     pub fn leave(&mut self) {
         self.link.leave();
         self.cable.window.bells.ring(beeline_ntb::link::LINK_BELL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn another_monitor_that_says_more_than_its_share_is_heard_in_parts() {
+        let (own, mut other) = UnixStream::pair().unwrap();
+        other.set_nonblocking(true).unwrap();
+        let one = Message::Gone { to: 1 }.encode();
+        let many = one.repeat(1024);
+        let mut said = 0;
+        while let Ok(count) = other.write(&many) {
+            said += count;
+        }
+        assert!(said > 2 * READS * 4096, "{said} bytes");
+        let mut session = Session::new(own.into(), false);
+        let mut heard = Vec::new();
+        session.receive(&mut heard).unwrap();
+        assert_eq!(heard.len(), READS * 4096 / one.len());
+        while heard.len() < said / one.len() {
+            session.receive(&mut heard).unwrap();
+        }
+        assert!(heard.iter().all(|message| *message == Message::Gone { to: 1 }));
     }
 }

@@ -23,12 +23,12 @@ const MOST_CLIENTS: usize = 1024;
 pub(crate) const PORTS: std::ops::RangeInclusive<u16> = 61_000..=65_535;
 const MORE_PORTS: std::ops::RangeInclusive<u16> = 20_000..=60_999;
 
-/// The other end of a knock is gone, or refused it.
+/// The other end of a knock is gone, or refused it; or a program without the library accepted it, and speaks.
 fn has_ended(knock: &OwnedFd) -> bool {
     let mut byte = [0_u8; 1];
     let peek = rustix::net::RecvFlags::DONTWAIT | rustix::net::RecvFlags::PEEK;
     match rustix::net::recv(knock, &mut byte[..], peek) {
-        Ok((_, count)) => count == 0,
+        Ok(_) => true,
         Err(error) => !matches!(error, Errno::AGAIN | Errno::INTR),
     }
 }
@@ -43,7 +43,7 @@ impl Monitor {
     pub(crate) fn knock(&mut self, id: u64) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         let to = connection.destination;
-        let made = (|| -> io::Result<(OwnedFd, u16)> {
+        let made = (|| -> io::Result<(OwnedFd, SocketAddr)> {
             let (family, from): (_, IpAddr) = if to.is_ipv4() {
                 (AddressFamily::INET, KNOCK_FROM.into())
             } else {
@@ -58,13 +58,13 @@ impl Monitor {
             }
             let own = SocketAddr::try_from(rustix::net::getsockname(&socket)?)?;
             self.poller.add(&socket, KNOCK | id, Interest::READ_WRITE)?;
-            Ok((socket, own.port()))
+            Ok((socket, SocketAddr::new(own.ip().to_canonical(), own.port())))
         })();
         match made {
-            Ok((socket, port)) => {
+            Ok((socket, from)) => {
                 connection.knock = Some(socket);
-                connection.knock_port = port;
-                self.knocks.insert(port, id);
+                connection.knock_from = Some(from);
+                self.knocks.insert(from, id);
             }
             Err(error) => {
                 tracing::debug!(%error, %to, "a knock was not made");
@@ -79,7 +79,7 @@ impl Monitor {
             // The listening socket is gone, or a program without the library accepted.
             if has_ended(&broken.knock) {
                 let _ = self.poller.remove(&broken.knock);
-                self.knocks.remove(&broken.port);
+                self.knocks.remove(&broken.from);
                 self.broken.remove(&id);
             }
             return;
@@ -88,7 +88,7 @@ impl Monitor {
         let Some(knock) = &connection.knock else { return };
         if has_ended(knock) {
             let _ = self.poller.remove(knock);
-            self.knocks.remove(&connection.knock_port);
+            connection.knock_from.map(|from| self.knocks.remove(&from));
             connection.knock = None;
             connection.refusal = Refusal::NotTaken;
             return self.happens(id, Event::KnockFailed);
@@ -111,21 +111,21 @@ impl Monitor {
             let index = self.next;
             self.next += 1;
             if self.poller.add(&client, CLIENT | index, Interest::READ).is_ok() {
-                self.clients.insert(index, client);
+                self.clients.insert(index, (client, std::time::Instant::now()));
                 self.hear_client(index);
             }
         }
     }
 
     pub(crate) fn hear_client(&mut self, index: u64) {
-        let Some(client) = self.clients.get(&index) else { return };
+        let Some((client, _)) = self.clients.get(&index) else { return };
         let (mut record, mut descriptors) = ([0; protocol::LONGEST], Vec::new());
         let length = match client.receive(&mut record, &mut descriptors) {
             Ok(Received::Empty) => return,
             Ok(Received::Record(length)) => length,
             Ok(Received::Closed) | Err(_) => 0,
         };
-        let Some(client) = self.clients.remove(&index) else { return };
+        let Some((client, _)) = self.clients.remove(&index) else { return };
         let _ = self.poller.remove(&client);
         let Ok(question) = Question::decode(&record[..length]) else { return };
         match question {
@@ -239,12 +239,13 @@ impl Monitor {
     /// A program accepted a knock.
     pub(crate) fn claim(&mut self, client: &ControlSocket, knock: Option<OwnedFd>) {
         let peer = knock.as_ref().and_then(peer_of);
-        let id = peer.and_then(|peer| self.knocks.get(&peer.port()).copied());
-        if let Some(Broken { knock, port, memory, placeholder }) =
+        let from = peer.map(|peer| SocketAddr::new(peer.ip().to_canonical(), peer.port()));
+        let id = from.and_then(|from| self.knocks.get(&from).copied());
+        if let Some(Broken { knock, from, memory, placeholder }) =
             id.and_then(|id| self.broken.remove(&id))
         {
             let _ = self.poller.remove(&knock);
-            self.knocks.remove(&port);
+            self.knocks.remove(&from);
             let _ = client.send(&Answer::Channel.encode(), &[memory.as_fd(), placeholder.as_fd()]);
             return;
         }
@@ -260,7 +261,7 @@ impl Monitor {
         if let Some(knock) = connection.knock.take() {
             let _ = self.poller.remove(&knock);
         }
-        self.knocks.remove(&connection.knock_port);
+        connection.knock_from.map(|from| self.knocks.remove(&from));
         if let Some((placeholder, memory)) =
             connection.placeholder.take().zip(connection.memory.clone())
         {
@@ -293,6 +294,34 @@ impl Monitor {
                 let _ = client.send(&Answer::Channel.encode(), &[memory.as_fd()]);
             }
             None => _ = client.send(&Answer::Kernel { error: 0 }.encode(), &[]),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    /// A program with the library asks for its connection before it says anything.
+    #[test]
+    fn a_knock_has_ended_when_it_is_closed_and_when_the_program_that_accepted_it_speaks() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap();
+        for speaks in [true, false] {
+            let knock = OwnedFd::from(TcpStream::connect(at).unwrap());
+            let (mut accepted, _) = listener.accept().unwrap();
+            assert!(!has_ended(&knock));
+            if speaks {
+                accepted.write_all(b"220 ready").unwrap();
+            } else {
+                drop(accepted);
+            }
+            let mut ready = [rustix::event::PollFd::new(&knock, rustix::event::PollFlags::IN)];
+            assert_eq!(rustix::event::poll(&mut ready, None), Ok(1));
+            assert!(has_ended(&knock), "speaks: {speaks}");
         }
     }
 }

@@ -140,10 +140,14 @@ impl Monitor {
                 let Some(connection) = self.connections.get_mut(&to) else {
                     return self.send(index, &Message::Gone { to: from });
                 };
-                if connection.link != index || connection.state != State::SynSent {
+                if connection.link != index || connection.peer_id != 0 {
                     return;
                 }
                 connection.peer_id = from;
+                if connection.state != State::SynSent {
+                    // This end gave up meanwhile, and could not say so.
+                    return self.happens(to, Event::SynAck);
+                }
                 if usize::from(partition) >= partitions {
                     return self.happens(to, Event::Refused);
                 }
@@ -152,7 +156,8 @@ impl Monitor {
                 self.happens(to, Event::SynAck);
             }
             Message::Refusal { to, why } => {
-                if let Some(connection) = self.connections.get_mut(&to) {
+                let known = self.connections.get_mut(&to).filter(|known| known.link == index);
+                if let Some(connection) = known {
                     connection.refusal = why;
                 }
                 event(self, to, Event::Refused);
@@ -177,9 +182,14 @@ impl Monitor {
         destination: SocketAddr,
     ) {
         let key = Key { own: destination.port(), peer: source.port() };
-        let refusal = if !self.config.addresses.contains(&destination.ip().to_canonical()) {
+        let (from_host, to_host) = (source.ip().to_canonical(), destination.ip().to_canonical());
+        // Rules go by addresses: no peer speaks for this host, or for another peer.
+        let others = self.remotes.iter().enumerate().filter(|&(other, _)| other != index);
+        let is_anothers = self.config.addresses.contains(&from_host)
+            || others.into_iter().any(|(_, other)| other.has(from_host));
+        let refusal = if !self.config.addresses.contains(&to_host) || is_anothers {
             Some(Refusal::NotHere)
-        } else if !self.config.allows(source.ip().to_canonical(), destination.port()) {
+        } else if !self.config.allows(from_host, destination.port()) {
             self.tally.denied += 1;
             Some(Refusal::Denied)
         } else if self.keys.contains_key(&(index, key)) {

@@ -128,7 +128,7 @@ impl Partition {
             return None;
         }
         self.counters.moves.fetch_add(1, Ordering::Relaxed);
-        self.notices.push(Notice::Moved { id });
+        self.notices.push(Notice::Moved { id, key: connection.key });
         Some(self.settle(connection))
     }
 

@@ -140,6 +140,8 @@ pub enum Notice {
     Moved {
         /// The monitor's number of it.
         id: u64,
+        /// Its ports.
+        key: Key,
     },
     /// Every connection was broken off after [`Command::Link`], or stands still after
     /// [`Command::Suspend`].
