@@ -7,6 +7,9 @@ pub enum Failure {
     /// No member leads: nothing was done.
     #[error("no leader: nothing was done; try again")]
     NoLeader,
+    /// The log took no more requests before the time of this one was over: nothing was done.
+    #[error("the log took no more requests in time: nothing was done; try again")]
+    NotTaken,
     /// No answer in time; a write may take effect all the same.
     #[error("the log did not answer in time: a write may take effect all the same")]
     TimedOut,
@@ -37,6 +40,6 @@ impl Failure {
     /// [`Failure::ReplyLost`] a write may have taken effect, or has.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::NoLeader | Self::TimedOut | Self::Loading)
+        matches!(self, Self::NoLeader | Self::NotTaken | Self::TimedOut | Self::Loading)
     }
 }

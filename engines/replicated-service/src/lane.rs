@@ -4,21 +4,26 @@
 //! A request that is longer than an entry travels alone, in pieces, one after another, where the service
 //! keeps pieces ([`Lane::push_or_cut`]).
 //!
-//! A lane says nothing of threads: its service's thread owns it, proposes what
-//! [`Lane::next_unit`] gives, and tells it what [`Lane::landed`].
+//! A lane says nothing of threads: its service's thread owns it, tells it the time
+//! ([`Lane::note_time`]), proposes what [`Lane::next_unit`] gives, and tells it what
+//! [`Lane::landed`]. Whoever waits for longer than a request may is given back by [`Lane::late`],
+//! whatever the log does: a unit that is under way stays so, and its lane waits for it.
 
 use std::collections::VecDeque;
 
 use crate::failure::Failure;
 use crate::unit::{self, HEAD_BYTES, LaneName, PIECE_HEAD_BYTES, Piece, Turn};
 
+/// An asker or a reader, and when it came, nanoseconds.
+type Since<T> = (u64, T);
+
 /// Requests that go into one unit.
 #[derive(Debug)]
 struct Batch<A> {
     /// With room for the head.
     unit: Vec<u8>,
-    /// Whose, in order.
-    askers: Vec<A>,
+    /// Whose, in order; `None`: told already that the outcome is not known.
+    askers: Vec<Since<Option<A>>>,
     /// Takes no further request.
     closed: bool,
     /// Longest piece that it is to travel in, head included; 0: whole.
@@ -29,6 +34,28 @@ impl<A> Default for Batch<A> {
     fn default() -> Self {
         Self { unit: vec![0; HEAD_BYTES], askers: Vec::new(), closed: false, piece_bytes: 0 }
     }
+}
+
+impl<A> Batch<A> {
+    /// Takes out the requests of those that came before `since_ns`, and gives their askers to `gone`.
+    fn drop_older(&mut self, since_ns: u64, gone: &mut Vec<A>) {
+        let count = self.askers.iter().take_while(|(came_ns, _)| *came_ns < since_ns).count();
+        let parts = unit::parts(&self.unit[HEAD_BYTES..]).take(count);
+        let bytes: usize = parts.map(|part| 4 + part.len()).sum();
+        self.unit.drain(HEAD_BYTES..HEAD_BYTES + bytes);
+        gone.extend(self.askers.drain(..count).filter_map(|(_, asker)| asker));
+    }
+}
+
+/// Who has waited for too long.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Late<A, R> {
+    /// Their requests were not proposed, and will not be.
+    pub undone: Vec<A>,
+    /// Their requests may take effect, or have.
+    pub unknown: Vec<A>,
+    /// They wait for a barrier.
+    pub readers: Vec<R>,
 }
 
 /// A unit that is travelling in pieces.
@@ -64,12 +91,13 @@ pub struct Lane<A, R> {
     /// Of which pieces are left to propose.
     cut: Option<Cut<A>>,
     /// The unit under way, and whose requests are in it.
-    in_flight: Option<(u64, Vec<A>)>,
+    in_flight: Option<(u64, Vec<Since<Option<A>>>)>,
     /// Wait for a barrier that is to be asked for.
-    pub readers: Vec<R>,
+    readers: Vec<Since<R>>,
     /// Wait for the barrier that was asked for, under this name.
-    asked: Option<(u64, Vec<R>)>,
+    asked: Option<(u64, Vec<Since<R>>)>,
     tickets: u64,
+    now_ns: u64,
 }
 
 impl<A, R> Lane<A, R> {
@@ -86,7 +114,13 @@ impl<A, R> Lane<A, R> {
             readers: Vec::new(),
             asked: None,
             tickets: 0,
+            now_ns: 0,
         }
+    }
+
+    /// What comes from now on came at `now_ns`, of any clock that does not go back.
+    pub fn note_time(&mut self, now_ns: u64) {
+        self.now_ns = self.now_ns.max(now_ns);
     }
 
     /// Its name.
@@ -128,7 +162,7 @@ impl<A, R> Lane<A, R> {
         let before = batch.unit.len();
         unit::put_part(&mut batch.unit, write);
         if batch.unit.len() <= limit {
-            batch.askers.push(asker);
+            batch.askers.push((self.now_ns, Some(asker)));
             batch.closed = alone;
             return Ok(());
         }
@@ -148,7 +182,7 @@ impl<A, R> Lane<A, R> {
         let piece_bytes = if in_pieces { limit } else { 0 };
         let mut next = Batch { closed: alone || in_pieces, piece_bytes, ..Batch::default() };
         next.unit.extend_from_slice(&request);
-        next.askers.push(asker);
+        next.askers.push((self.now_ns, Some(asker)));
         self.batches.push_back(next);
         Ok(())
     }
@@ -196,25 +230,20 @@ impl<A, R> Lane<A, R> {
         (self.number, unit)
     }
 
-    /// Whose requests the unit under way carries; it is no longer. Nobody's, where further pieces of
-    /// their unit follow.
-    pub fn landed(&mut self, number: u64) -> Vec<A> {
-        match self.in_flight.take() {
-            Some((under_way, askers)) if under_way == number => askers,
-            other => {
-                self.in_flight = other;
-                Vec::new()
-            }
-        }
+    /// Whose requests the unit under way carries, in their order; it is no longer. `None` for those that
+    /// were [`Lane::late`]; nobody's, where further pieces of their unit follow.
+    pub fn landed(&mut self, number: u64) -> Vec<Option<A>> {
+        let landed = self.in_flight.take_if(|(under_way, _)| *under_way == number);
+        landed.map(|(_, askers)| only(askers)).unwrap_or_default()
     }
 
     /// As [`Lane::landed`], where the unit under way will not take effect, or nobody knows: pieces that
     /// were to follow it are given up.
-    pub fn failed(&mut self, number: u64) -> Vec<A> {
+    pub fn failed(&mut self, number: u64) -> Vec<Option<A>> {
         let under_way = self.in_flight.as_ref().is_some_and(|(name, _)| *name == number);
         let mut askers = self.landed(number);
         if under_way && let Some(cut) = self.cut.take() {
-            askers.extend(cut.batch.askers);
+            askers.extend(only(cut.batch.askers));
         }
         askers
     }
@@ -231,7 +260,59 @@ impl<A, R> Lane<A, R> {
         if self.in_flight.is_some() {
             return Vec::new();
         }
-        self.cut.take().map(|cut| cut.batch.askers).unwrap_or_default()
+        let cut = self.cut.take();
+        cut.map(|cut| only(cut.batch.askers).into_iter().flatten().collect()).unwrap_or_default()
+    }
+
+    /// Gives back those that have waited for more than `limit_ns`, once each. Their requests are taken
+    /// out of what was not proposed. For a unit or a barrier under way there is `grace_ns` more: the
+    /// courier that carries one gives up after the same time, and knows better what became of it.
+    pub fn late(&mut self, limit_ns: u64, grace_ns: u64) -> Late<A, R> {
+        let since_ns = |waits_ns: u64| self.now_ns.saturating_sub(waits_ns);
+        let (waiting_ns, under_way_ns) = (since_ns(limit_ns), since_ns(limit_ns + grace_ns));
+        let mut late = Late { undone: Vec::new(), unknown: Vec::new(), readers: Vec::new() };
+        // Of a unit whose last piece is not proposed nothing takes effect.
+        let is_late = |cut: &mut Cut<A>| cut.batch.askers.iter().any(|(ns, _)| *ns < waiting_ns);
+        if let Some(cut) = self.cut.take_if(is_late) {
+            late.undone.extend(only(cut.batch.askers).into_iter().flatten());
+        }
+        for batch in &mut self.batches {
+            batch.drop_older(waiting_ns, &mut late.undone);
+        }
+        self.batches.retain(|batch| !batch.askers.is_empty());
+        if let Some((_, askers)) = &mut self.in_flight {
+            let older = askers.iter_mut().take_while(|(came_ns, _)| *came_ns < under_way_ns);
+            late.unknown.extend(older.filter_map(|(_, asker)| asker.take()));
+        }
+        let mut older = |readers: &mut Vec<Since<R>>, since_ns: u64| {
+            let count = readers.iter().take_while(|(came_ns, _)| *came_ns < since_ns).count();
+            late.readers.extend(readers.drain(..count).map(|(_, reader)| reader));
+        };
+        if let Some((_, readers)) = &mut self.asked {
+            older(readers, under_way_ns);
+        }
+        older(&mut self.readers, waiting_ns);
+        late
+    }
+
+    /// Whether an asker or a reader waits.
+    #[must_use]
+    pub fn is_awaited(&self) -> bool {
+        self.in_flight.is_some()
+            || self.asked.is_some()
+            || self.cut.is_some()
+            || !self.batches.is_empty()
+            || !self.readers.is_empty()
+    }
+
+    /// `reader` waits for the next barrier.
+    pub fn await_barrier(&mut self, reader: R) {
+        self.readers.push((self.now_ns, reader));
+    }
+
+    /// No reader of these waits any more for a barrier that was not asked for yet.
+    pub fn withdraw(&mut self, gone: impl Fn(&R) -> bool) {
+        self.readers.retain(|(_, reader)| !gone(reader));
     }
 
     /// The name of a barrier to ask for now, for all that wait.
@@ -244,16 +325,16 @@ impl<A, R> Lane<A, R> {
         Some(self.tickets)
     }
 
-    /// Who waited for this barrier.
+    /// Who waited for this barrier, and still does.
     pub fn passed(&mut self, ticket: u64) -> Vec<R> {
-        match self.asked.take() {
-            Some((asked, readers)) if asked == ticket => readers,
-            other => {
-                self.asked = other;
-                Vec::new()
-            }
-        }
+        let passed = self.asked.take_if(|(asked, _)| *asked == ticket);
+        let readers = passed.map(|(_, readers)| readers).unwrap_or_default();
+        readers.into_iter().map(|(_, reader)| reader).collect()
     }
+}
+
+fn only<A>(askers: Vec<Since<Option<A>>>) -> Vec<Option<A>> {
+    askers.into_iter().map(|(_, asker)| asker).collect()
 }
 
 #[cfg(test)]
@@ -276,10 +357,10 @@ mod tests {
         }
         assert!(lane.next_unit(7).is_none());
         assert!(lane.landed(first + 1).is_empty());
-        assert_eq!(lane.landed(first), [0]);
+        assert_eq!(lane.landed(first), [Some(0)]);
         let (second, unit) = lane.next_unit(7).unwrap();
         assert_eq!(Unit::decode(&unit).unwrap().requests().count(), 3);
-        assert_eq!(lane.landed(second), [1, 2, 3]);
+        assert_eq!(lane.landed(second), [Some(1), Some(2), Some(3)]);
     }
 
     #[test]
@@ -328,8 +409,14 @@ mod tests {
                 assert_eq!(unit.whole(&whole).requests().collect::<Vec<_>>(), [&long[..]]);
             }
         }
-        let expected =
-            [(vec![0], 0), (vec![], 0), (vec![], 1), (vec![], 2), (vec![1], 3), (vec![2], 0)];
+        let expected = [
+            (vec![Some(0)], 0),
+            (vec![], 0),
+            (vec![], 1),
+            (vec![], 2),
+            (vec![Some(1)], 3),
+            (vec![Some(2)], 0),
+        ];
         assert_eq!(told, expected);
     }
 
@@ -343,10 +430,10 @@ mod tests {
         assert!(lane.landed(first).is_empty());
         let (second, _) = lane.next_unit(7).unwrap();
         assert!(lane.failed(first).is_empty(), "an answer that comes twice");
-        assert_eq!(lane.failed(second), [1]);
+        assert_eq!(lane.failed(second), [Some(1)]);
         let (third, unit) = lane.next_unit(7).unwrap();
         assert_eq!(Unit::decode(&unit).unwrap().piece, None);
-        assert_eq!(lane.failed(third), [2]);
+        assert_eq!(lane.failed(third), [Some(2)]);
         // Or between two of them.
         lane.push_or_cut(3, false, limit, || 1000, |out| out.resize(out.len() + 35, 0)).unwrap();
         let (fourth, _) = lane.next_unit(7).unwrap();
@@ -354,5 +441,53 @@ mod tests {
         assert!(lane.landed(fourth).is_empty());
         assert_eq!(lane.give_up(), [3]);
         assert!(lane.next_unit(7).is_none() && lane.give_up().is_empty());
+    }
+
+    /// A log that does not answer: no request waits for it for longer than its time, and what each is
+    /// told is what became of it.
+    #[test]
+    fn requests_and_readers_are_given_back_when_their_time_is_over() {
+        let mut lane: Lane<u64, u64> =
+            Lane::new(LaneName { service: Tag::KEYS, node: 1, lane: 0 }, 1);
+        let push = |lane: &mut Lane<u64, u64>, asker: u64| {
+            lane.note_time(asker);
+            lane.push(asker, false, 1000, |out| out.push(asker as u8)).unwrap();
+            lane.await_barrier(asker);
+        };
+        push(&mut lane, 10);
+        push(&mut lane, 11);
+        let (under_way, _) = lane.next_unit(7).unwrap();
+        let ticket = lane.next_barrier().unwrap();
+        push(&mut lane, 20);
+        push(&mut lane, 30);
+        let late = |undone: &[u64], unknown: &[u64], readers: &[u64]| Late {
+            undone: undone.to_vec(),
+            unknown: unknown.to_vec(),
+            readers: readers.to_vec(),
+        };
+        lane.note_time(110);
+        assert_eq!(lane.late(100, 5), late(&[], &[], &[]));
+        lane.note_time(116);
+        assert_eq!(lane.late(100, 5), late(&[], &[10], &[10]), "under way, and once each");
+        assert_eq!(lane.late(100, 5), late(&[], &[], &[]));
+        lane.note_time(121);
+        assert_eq!(lane.late(100, 5), late(&[20], &[11], &[11, 20]));
+        assert!(lane.next_unit(7).is_none(), "one unit at a time");
+        // What is left of the batch is proposed, and nothing else of it.
+        assert_eq!(lane.landed(under_way), [None, None]);
+        assert!(lane.passed(ticket).is_empty());
+        let (next, unit) = lane.next_unit(7).unwrap();
+        assert_eq!(Unit::decode(&unit).unwrap().requests().collect::<Vec<_>>(), [[30]]);
+        assert_eq!(lane.landed(next), [Some(30)]);
+        assert_eq!(lane.next_barrier().map(|ticket| lane.passed(ticket)), Some(vec![30]));
+        // One in pieces, the first of which is under way.
+        let limit = PIECE_HEAD_BYTES + 10;
+        lane.note_time(200);
+        lane.push_or_cut(40, false, limit, || 1000, |out| out.resize(out.len() + 35, 0)).unwrap();
+        let (piece, _) = lane.next_unit(7).unwrap();
+        lane.note_time(301);
+        assert_eq!(lane.late(100, 5), late(&[40], &[], &[]));
+        assert!(lane.landed(piece).is_empty() && lane.next_unit(7).is_none());
+        assert!(!lane.is_awaited());
     }
 }

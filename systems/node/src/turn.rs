@@ -74,6 +74,8 @@ pub(crate) struct ShardThread {
     held_back: Vec<u32>,
     /// The way to the log, in a replicated node.
     lane: Option<Box<Lane>>,
+    /// When requests whose time is over are looked for next.
+    late_ns: u64,
     /// Longest command of the log; 0: not asked yet.
     command_limit: usize,
     /// What each wire keeps here, by its index.
@@ -141,6 +143,7 @@ impl ShardThread {
             deferred: VecDeque::new(),
             held_back: Vec::new(),
             lane,
+            late_ns: 0,
             command_limit: 0,
             workers: parts.wires.iter().map(|wire| wire.worker(parts.index)).collect(),
             errors_seen: 0,
@@ -215,6 +218,9 @@ impl ShardThread {
         // asking costs a full fence. A lane's news should not wait for the next look.
         if self.turns_since_look == 0 || self.lane.is_some() {
             self.take_deliveries();
+        }
+        if self.lane.is_some() {
+            self.answer_late();
         }
         let executed = self.take_parcels(shard);
         let changed = &self.shared.doors[self.index].changed;

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use beeline_node::Peer;
 use beeline_replicated_log::{Position, StateMachine as _};
 use beeline_replicated_service::Machine;
-use common::Client;
 use common::replicas::{CLUSTER, Cluster, LIMIT, Member, ask, cluster, on_disk};
+use common::{Client, PATIENCE};
 
 #[test]
 fn a_write_anywhere_is_read_everywhere() {
@@ -289,6 +289,35 @@ fn without_a_leader_reads_and_writes_fail_and_stale_reads_do_not() {
     ask(&mut stale, "MGET key nosuch", "*2\r\n$5\r\nvalue\r\n$-1\r\n");
     cluster.lead(Some(3));
     ask(&mut client, "GET key", "$5\r\nvalue\r\n");
+}
+
+/// At the leader's own door as at any other: one request is under way, others wait behind it.
+#[test]
+fn requests_to_a_leader_that_cannot_commit_end_within_their_time_and_say_what_is_known() {
+    let (cluster, members) = cluster(1);
+    let mut clients: Vec<_> = (0..4).map(|_| members[0].client()).collect();
+    ask(&mut clients[0], "SET a 1", "+OK\r\n");
+    cluster.state.lock().unwrap().silent = true;
+    for (client, request) in ["SET a 2", "SET b 2", "GET a", "GET b"].into_iter().enumerate() {
+        let kept = cluster.state.lock().unwrap().kept.len();
+        clients[client].send(&format!("{request}\r\n"));
+        // Of each kind the first one is under way before the next one comes.
+        let started = Instant::now();
+        while client % 2 == 0 && cluster.state.lock().unwrap().kept.len() == kept {
+            assert!(started.elapsed() < PATIENCE, "{request} does not reach the log");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+    let unknown =
+        "-TRYAGAIN the log did not answer in time: a write may take effect all the same\r\n";
+    let undone = "-TRYAGAIN the log took no more requests in time: nothing was done; try again\r\n";
+    for (client, said) in clients.iter_mut().zip([unknown, undone, unknown, unknown]) {
+        client.expect(said);
+    }
+    cluster.speak();
+    ask(&mut clients[1], "SET c 2", "+OK\r\n");
+    ask(&mut clients[0], "GET a", "$1\r\n2\r\n");
+    ask(&mut clients[2], "GET b", "$-1\r\n");
 }
 
 #[test]

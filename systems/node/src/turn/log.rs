@@ -9,14 +9,16 @@
 //!
 //! Invariants: writes of one connection go into its shard's lane in the order of its requests, and
 //! a lane keeps that order; a read waits until the writes before it in its pipeline were applied; a
-//! barrier is asked for when the reads it serves have arrived.
+//! barrier is asked for when the reads it serves have arrived; each request is answered within the
+//! time it may take, whether the log answers or not.
 
 use std::sync::Arc;
 
 use beeline_kv::wire::ReplyStatus;
+use beeline_replicated_service::lane::Late;
 use beeline_replicated_service::unit;
 
-use super::{ShardThread, one_sided};
+use super::{HOUSEKEEPING_NS, ShardThread, one_sided};
 use crate::connection::{Connection, Hold};
 use crate::parcel::{Delivery, LogNews, Origin};
 use crate::replicated::Replication;
@@ -31,6 +33,8 @@ use crate::wire::{Args, Effect, Logging, Refusal, WirePlan};
 /// What a write is told that comes through a wire which the log does not carry.
 const MEMBER_SHORT: &str = "OOM a member of this cluster is about to have no room: INFO replication at \
                             the leader names it; delete keys, give it more capacity, or remove it";
+/// A unit or a barrier that is under way has so much longer: its courier knows better what became of it.
+const GRACE_NS: u64 = 250_000_000;
 const NOT_LOGGED: &str =
     "ERR this door takes no writes in a replicated node yet: use a node by itself";
 
@@ -103,7 +107,7 @@ impl ShardThread {
         }
         connection.hold = Hold::Log;
         if let Some(lane) = &mut self.lane {
-            lane.readers.push(Reader::Redis(connection.slot, connection.generation));
+            lane.await_barrier(Reader::Redis(connection.slot, connection.generation));
         }
         true
     }
@@ -204,6 +208,46 @@ impl ShardThread {
         }
     }
 
+    /// Answers requests whose time is over, while the log is silent: a leader that cannot commit, or
+    /// has no room to apply what is committed, would keep them for as long.
+    pub(super) fn answer_late(&mut self) {
+        let shared = Arc::clone(&self.shared);
+        let (Some(replication), Some(lane)) = (&shared.replication, &mut self.lane) else { return };
+        lane.note_time(self.now_ns);
+        if self.now_ns < self.late_ns {
+            return;
+        }
+        self.late_ns = self.now_ns + HOUSEKEEPING_NS;
+        let limit = replication.options.request_timeout.as_nanos();
+        let late = lane.late(u64::try_from(limit).unwrap_or(u64::MAX), GRACE_NS);
+        let Late { undone, unknown, readers } = late;
+        for (askers, failure) in [(undone, Failure::NotTaken), (unknown, Failure::TimedOut)] {
+            for asker in askers {
+                self.refuse_asker(asker, &failure);
+            }
+        }
+        for reader in readers {
+            self.tell_reader(reader, &Err(Failure::TimedOut));
+        }
+    }
+
+    fn refuse_asker(&mut self, asker: Asker, failure: &Failure) {
+        match asker {
+            Asker::Redis(origin) => self.deliver_refusal(origin, &Refusal::Line(&line_of(failure))),
+            Asker::OneSided(asker) => self.fabric.wrote(asker, one_sided::outcome(Err(failure))),
+        }
+    }
+
+    fn tell_reader(&mut self, reader: Reader, outcome: &Result<(), Failure>) {
+        match reader {
+            Reader::Redis(slot, generation) => self.let_through(slot, generation, outcome),
+            Reader::OneSided(reader) => {
+                let outcome = outcome.as_ref().copied().map_err(|_| ReplyStatus::Unavailable);
+                self.fabric.passed(reader, outcome);
+            }
+        }
+    }
+
     /// What came of a unit or a barrier.
     pub(super) fn on_log_news(&mut self, news: LogNews) {
         match news {
@@ -219,34 +263,26 @@ impl ShardThread {
                     Err(failure) => (Vec::new(), Some(failure)),
                 };
                 let mut replies = unit::parts(&replies);
-                let instead = line_of(failure.as_ref().unwrap_or(&Failure::ReplyLost));
+                let instead = failure.unwrap_or(Failure::ReplyLost);
                 for asker in askers {
                     let reply = replies.next();
-                    match asker {
-                        Asker::Redis(origin) => match reply {
-                            Some(reply) => self.deliver_reply(origin, reply),
-                            None => self.deliver_refusal(origin, &Refusal::Line(&instead)),
-                        },
-                        Asker::OneSided(asker) => {
-                            let reply = failure.as_ref().map_or(Ok(reply), Err);
-                            self.fabric.wrote(asker, one_sided::outcome(reply));
+                    match (asker, reply) {
+                        // Its time was over.
+                        (None, _) => {}
+                        (Some(Asker::Redis(origin)), Some(reply)) => {
+                            self.deliver_reply(origin, reply);
                         }
+                        (Some(Asker::OneSided(asker)), Some(reply)) => {
+                            self.fabric.wrote(asker, one_sided::outcome(Ok(reply)));
+                        }
+                        (Some(asker), None) => self.refuse_asker(asker, &instead),
                     }
                 }
             }
             LogNews::Barrier { ticket, outcome } => {
                 let Some(lane) = &mut self.lane else { return };
                 for reader in lane.passed(ticket) {
-                    match reader {
-                        Reader::Redis(slot, generation) => {
-                            self.let_through(slot, generation, &outcome);
-                        }
-                        Reader::OneSided(reader) => {
-                            let outcome = outcome.as_ref().copied();
-                            let outcome = outcome.map_err(|_| ReplyStatus::Unavailable);
-                            self.fabric.passed(reader, outcome);
-                        }
-                    }
+                    self.tell_reader(reader, &outcome);
                 }
             }
             LogNews::Answer { origin, reply } => self.deliver_reply(origin, &reply),

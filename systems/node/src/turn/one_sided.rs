@@ -55,7 +55,7 @@ impl Agreement for Way<'_> {
         if self.replication.obstacle(false).is_some() {
             return Err(ReplyStatus::Unavailable);
         }
-        self.lane.readers.push(Reader::OneSided(OneSided { server: self.server, ticket }));
+        self.lane.await_barrier(Reader::OneSided(OneSided { server: self.server, ticket }));
         Ok(())
     }
 }
@@ -63,19 +63,18 @@ impl Agreement for Way<'_> {
 /// What a client whose write failed is told.
 fn status_of(failure: &Failure) -> ReplyStatus {
     match failure {
-        Failure::NoLeader | Failure::Loading => ReplyStatus::Unavailable,
+        Failure::NoLeader | Failure::NotTaken | Failure::Loading => ReplyStatus::Unavailable,
         Failure::TooLarge { .. } => ReplyStatus::TooLarge,
         // It may have been proposed.
         _ => ReplyStatus::Undecided,
     }
 }
 
-/// The outcome of a write, from its part of a unit's reply; `None`: the reply was lost.
-pub(super) fn outcome(reply: Result<Option<&[u8]>, &Failure>) -> Result<Wrote, ReplyStatus> {
+/// The outcome of a write, from its part of a unit's reply.
+pub(super) fn outcome(reply: Result<&[u8], &Failure>) -> Result<Wrote, ReplyStatus> {
     match reply {
         Err(failure) => Err(status_of(failure)),
-        Ok(None) => Err(ReplyStatus::Undecided),
-        Ok(Some(reply)) => match pair::said(reply) {
+        Ok(reply) => match pair::said(reply) {
             Said::Done(wrote) => Ok(wrote),
             Said::TooLong => Err(ReplyStatus::TooLarge),
             Said::Damaged => Err(ReplyStatus::Malformed),

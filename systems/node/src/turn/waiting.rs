@@ -112,6 +112,10 @@ impl ShardThread {
         if self.shared.is_stopping() || !self.held_back.is_empty() || self.fabric.has_pending() {
             sooner(now_ns + HOUSEKEEPING_NS);
         }
+        // No request waits for a log that does not answer for longer than it may.
+        if self.lane.as_ref().is_some_and(|lane| lane.is_awaited()) {
+            sooner(now_ns + HOUSEKEEPING_NS);
+        }
         if self.unpublished || self.upkeep_wanted {
             sooner(self.housekeeping_ns);
         }

@@ -42,6 +42,10 @@ pub struct State {
     /// Members that shall write a snapshot to a slow disk, and what became of them.
     pub snapshots: Vec<u16>,
     pub written: Vec<Result<(), String>>,
+    /// The leader cannot commit: what it is asked for waits.
+    pub silent: bool,
+    /// Of which member, a command or none for a barrier, and who waits for it.
+    pub kept: Vec<(u16, Option<Vec<u8>>, Awaited)>,
     /// Each of so many next proposals is agreed on, and its proposer is told that it may not be.
     pub lost: u32,
 }
@@ -62,6 +66,18 @@ impl std::fmt::Debug for Cluster {
 impl Cluster {
     pub fn lead(&self, leader: Option<u16>) {
         self.state.lock().unwrap().leader = leader;
+    }
+
+    /// The leader commits again, first of all what waits.
+    pub fn speak(&self) {
+        let mut state = self.state.lock().unwrap();
+        state.silent = false;
+        for (id, command, awaited) in std::mem::take(&mut state.kept) {
+            state.entries.extend(command);
+            let position = state.entries.len() as u64;
+            state.awaited.entry(id).or_default().push((position, awaited));
+        }
+        self.changed.notify_all();
     }
 
     pub fn entries(&self) -> u64 {
@@ -92,6 +108,9 @@ impl Log for End {
             let reason = "the log is full, and no snapshot can be written: no room".into();
             return done(Err(Refused::Invalid { reason }));
         }
+        if state.silent {
+            return state.kept.push((self.id, Some(command), Awaited::Reply(done)));
+        }
         if state.lost > 0 {
             // As two proposals of one unit do that were both agreed on.
             state.entries.push(command.clone());
@@ -112,6 +131,9 @@ impl Log for End {
         if state.leader != Some(self.id) {
             drop(state);
             return done(Err(Refused::NotLeader));
+        }
+        if state.silent {
+            return state.kept.push((self.id, None, Awaited::Barrier(done)));
         }
         let position = state.entries.len() as u64;
         state.awaited.entry(self.id).or_default().push((position, Awaited::Barrier(done)));

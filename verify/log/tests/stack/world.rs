@@ -478,7 +478,7 @@ impl World {
                     let askers = running.lane.landed(trip.name);
                     let replies = outcome.unwrap_or_default();
                     let mut replies = unit::parts(&replies);
-                    for client in askers {
+                    for client in askers.into_iter().flatten() {
                         let length = replies.next().and_then(|reply| reply.first_chunk::<8>());
                         let length = length.map(|bytes| u64::from_le_bytes(*bytes));
                         let item = match self.clients[client].under_way {
@@ -584,7 +584,7 @@ impl World {
             let reads = self.random.chance(1, 3);
             let Some(running) = &mut self.sites[index].running else { continue };
             let wish = if reads {
-                running.lane.readers.push(client);
+                running.lane.await_barrier(client);
                 Wish::Read
             } else {
                 self.items += 1;
@@ -600,7 +600,7 @@ impl World {
             self.clients[client].under_way = Some((key, wish, now_ns, index));
             if self.bug == Some(Bug::ReadAnything) && reads {
                 let list = running.bank.list(key);
-                running.lane.readers.retain(|reader| *reader != client);
+                running.lane.withdraw(|reader| *reader == client);
                 self.end(client, Some(Operation::Read(list)));
             }
         }
