@@ -57,7 +57,7 @@ pub use keyspace::Keyspace;
 pub use options::{Eviction, StoreOptions};
 pub use placement::{hash_key, shard_of_hash};
 pub use recover::Opened;
-pub use replica::replace_by_snapshot;
+pub use replica::{check_replacement, replace_by_snapshot};
 pub use rows::{Row, is_row_kind};
 pub use shard::ahead::KEYS_AHEAD;
 pub use shard::client_log::{Accepted, ClientLog, Notice, Reject, RejectReason};

@@ -134,21 +134,36 @@ impl Keyspace<'_> {
     }
 }
 
+/// Checks the snapshot at `path`, and whether its entries are more than the store's whole pool holds:
+/// one for which it is too much would be left with a part.
+///
+/// A pool as large as the one that the snapshot is of passes, however full that one is. One that is a
+/// little smaller may pass and be too small all the same.
+///
+/// Errors: as [`check_snapshot`]; [`KvError::PoolFull`].
+pub fn check_replacement(path: &Path, store: &Store) -> Result<SnapshotReport, KvError> {
+    let (report, capacity_bytes) = (check_snapshot(path)?, store.pool().capacity_bytes());
+    if report.slot_bytes > capacity_bytes {
+        return Err(KvError::PoolFull { capacity_bytes });
+    }
+    Ok(report)
+}
+
 /// Replaces everything in a store that is in use by the snapshot at `path`, system entries
 /// included. Shards are locked one record at a time: who looks meanwhile sees a part. A crash
 /// before this returned leaves an empty store.
 ///
 /// Records keep their order and get versions above all that were there.
 ///
-/// Errors: as [`check_snapshot`], and nothing changed; [`KvError::PoolFull`], the pool's: the store
-/// then holds a part, and is empty when it is opened next.
+/// Errors: as [`check_replacement`], and nothing changed; the pool's: the store then holds a part, and
+/// is empty when it is opened next.
 pub fn replace_by_snapshot(
     path: &Path,
     store: &Arc<Store>,
     shards: &[Arc<Mutex<Shard>>],
 ) -> Result<SnapshotReport, KvError> {
     let lock = |index: usize| shards[index].lock().unwrap_or_else(PoisonError::into_inner);
-    let checked = check_snapshot(path)?;
+    let checked = check_replacement(path, store)?;
     let barrier = {
         let mut guards: Vec<_> = (0..shards.len()).map(lock).collect();
         let barrier = store.begin_replacing(checked.version)?;

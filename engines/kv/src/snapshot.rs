@@ -24,7 +24,7 @@ use std::sync::{Arc, PoisonError};
 
 use beeline_pmem::{PmemError, Pool, PoolOptions};
 
-use crate::entry::{BATCH_MORE, EXPIRES, HEADER_BYTES, Header, TOMBSTONE};
+use crate::entry::{BATCH_MORE, EXPIRES, HEADER_BYTES, Header, TOMBSTONE, slot_bytes_for};
 use crate::index::{Location, STALE_UNKNOWN};
 use crate::segments::{SegmentState, UNTRUSTED};
 use crate::shard::Shard;
@@ -60,6 +60,8 @@ pub struct SnapshotReport {
     pub bytes: u64,
     /// The barrier: entries up to this version are in it.
     pub version: Version,
+    /// What the records take in segments. Counted where a snapshot is read.
+    pub slot_bytes: u64,
 }
 
 /// A barrier taken and not yet written out. While it lives, segments are not freed.
@@ -624,6 +626,8 @@ pub(crate) fn read_file(
                 return Err(bad("has a record that is newer than the snapshot"));
             }
             report.records += 1;
+            let key_length = usize::from(record.key_length);
+            report.slot_bytes += slot_bytes_for(key_length, body.len() - key_length);
             visit(record, body)?;
         }
     }

@@ -384,9 +384,24 @@ fn no_snapshot_is_taken_of_a_store_that_holds_a_part_of_another() {
         keys.begin_snapshot().unwrap()
     });
     snapshot.write(&path).unwrap();
-    // The pool is too small for it: the install ends in its middle, and the store stays a part.
-    let small = Pool::dram(&PoolOptions::volatile(64 << 10, 16 << 16)).unwrap();
-    let target = Store::open(small, two_shards()).unwrap();
+    let sized = |segments: u64| {
+        let pool = Pool::dram(&PoolOptions::volatile(64 << 10, segments << 16)).unwrap();
+        let target = Store::open(pool, two_shards()).unwrap();
+        let put = |keys: &mut Keyspace<'_>| {
+            keys.put(0, b"key", &[b"old"], PutOptions::default()).unwrap();
+        };
+        with_keys(&target, put);
+        target
+    };
+    // It is more than the whole pool: nothing of the old contents goes.
+    let target = sized(16);
+    let refused = replace_by_snapshot(&path, &target.0, &target.1);
+    assert!(matches!(refused, Err(KvError::PoolFull { .. })), "{refused:?}");
+    assert!(has(&target, b"key"));
+    drop(with_keys(&target, |keys| keys.begin_snapshot()).unwrap());
+    // It is a little more than the pool has beside its reserve: the install ends in its middle, and the
+    // store stays a part.
+    let target = sized(38);
     replace_by_snapshot(&path, &target.0, &target.1).unwrap_err();
     let refused = with_keys(&target, |keys| keys.begin_snapshot());
     assert!(matches!(refused, Err(KvError::Replacing)), "{refused:?}");

@@ -457,6 +457,12 @@ impl Home {
         adopted.map_err(|source| HomeError::File { path, source })
     }
 
+    /// Whether the member has promised itself to no leader or candidate yet, itself included: then its
+    /// log holds nothing.
+    pub(crate) fn never_voted(&self) -> bool {
+        load_u64(self.vote.as_ref(), 0) == 0
+    }
+
     pub(crate) fn memory(&self, device: &Arc<dyn Device>) -> Result<MemberMemory, HomeError> {
         let status = device.allocate_memory(4096)?;
         Ok(MemberMemory { log: self.log.clone(), status, vote: self.vote.clone() })

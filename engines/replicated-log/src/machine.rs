@@ -59,6 +59,15 @@ pub trait StateMachine: Send {
     /// Errors: the machine's; the log tries again later, and its ring may fill up meanwhile.
     fn snapshot(&mut self) -> io::Result<SnapshotWriter>;
 
+    /// Looks whether [`StateMachine::restore`] can take this state, before anything of the old one is
+    /// given up: above all, whether there is room for it. What it reads was not checked yet.
+    ///
+    /// Errors: why it cannot. The member goes on with the state that it has, and is offered a snapshot
+    /// again later.
+    fn examine(&mut self, _position: Position, _state: &mut dyn Read) -> io::Result<()> {
+        Ok(())
+    }
+
     /// Replaces the state by that of a snapshot, which covers every command up to `position`.
     ///
     /// Errors: the machine's; the server stops.

@@ -99,6 +99,8 @@ pub struct Member {
     incoming_path: Option<PathBuf>,
     incoming: Option<Incoming>,
     received: Option<Received>,
+    /// Snapshots are declined until then, and for how long the last time, nanoseconds.
+    declining: (u64, u64),
     commands: Vec<Command>,
     events: VecDeque<Event<'static>>,
     bytes: Vec<u8>,
@@ -146,6 +148,7 @@ impl Member {
             incoming_path: None,
             incoming: None,
             received: None,
+            declining: (0, 0),
             commands: Vec::new(),
             events: VecDeque::new(),
             bytes: Vec::new(),

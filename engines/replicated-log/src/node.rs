@@ -41,7 +41,7 @@ use crate::known::Known;
 use crate::machine::StateMachine;
 use crate::member::Member;
 use crate::peers::Peers;
-use crate::snapshot;
+use crate::snapshot::{self, Head};
 use crate::status::{Counters, MemberStatus, Status};
 use crate::transport::Transport;
 
@@ -248,6 +248,26 @@ pub struct Node<S> {
     answered: Vec<Answered>,
 }
 
+/// Whether this is the first member of a cluster of one that is founded upon what its machine has, as
+/// one restored from a backup: its log is empty, and no member promised anything in it.
+fn is_founded_upon(home: &Home, head: &Head, known: &Known, machine_has: Position) -> bool {
+    head.position == Position::NONE
+        && machine_has > Position::NONE
+        && head.configuration.members() == [home.id()]
+        && !known.names_some()
+        && home.never_voted()
+}
+
+/// Lets such a log begin behind what its machine has, durably. Without that it would be filled with an
+/// entry for each position up to there, of which there may be billions.
+fn begin_at(home: &Home, head: Head) -> Result<Head, HomeError> {
+    let path = home.new_snapshot_path();
+    snapshot::write(&path, home.cluster(), &head, |_| Ok(()))?;
+    home.adopt_snapshot(&path)?;
+    tracing::info!(position = %head.position, "the log begins behind what the state machine has");
+    Ok(head)
+}
+
 impl<S> std::fmt::Debug for Node<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Node").field("home", &self.home).finish_non_exhaustive()
@@ -273,6 +293,12 @@ impl<S: StateMachine> Node<S> {
         })
         .map_err(HomeError::from)?;
         restored.map_err(NodeError::Machine)?;
+        let known = Known::load(home.known_path())?;
+        let head = if is_founded_upon(&home, &head, &known, machine_has) {
+            begin_at(&home, Head { position: machine_has, ..head })?
+        } else {
+            head
+        };
         let snapshot = head.position;
         if snapshot > machine_has && !head.has_state {
             return Err(NodeError::Machine(std::io::Error::other(format!(
@@ -282,7 +308,6 @@ impl<S: StateMachine> Node<S> {
         }
         let snapshot_has_state = head.has_state;
         let membership = head.configuration.clone();
-        let known = Known::load(home.known_path())?;
         let start = Start {
             id: home.id(),
             cluster: home.cluster(),
@@ -469,7 +494,7 @@ impl<S: StateMachine> Node<S> {
         }
         self.let_strangers_go(now_ns);
         self.look_at_pace(now_ns);
-        self.install()?;
+        self.install(now_ns)?;
         self.send_snapshots(now_ns);
         self.take_snapshot(now_ns);
         self.lead_no_more_without_room()?;

@@ -162,6 +162,14 @@ pub trait Replicated: Send {
     /// Errors: the service's; the log tries again later.
     fn snapshot(&mut self) -> io::Result<SnapshotWriter>;
 
+    /// Looks whether [`Replicated::restore`] can take this state, before anything of the old one is
+    /// given up: above all, whether there is room for it. What it reads was not checked yet.
+    ///
+    /// Errors: why it cannot; the member goes on with the state that it has.
+    fn examine(&mut self, _position: Position, _state: &mut dyn Read) -> io::Result<()> {
+        Ok(())
+    }
+
     /// Replaces state and turns by those of a snapshot that covers everything up to `position`.
     /// Before anything of the old state goes it calls [`Group::set_loading`], so that no read sees a
     /// part; the machine ends that once all services have theirs.
@@ -394,6 +402,15 @@ impl StateMachine for Machine {
             parts.push((service.tag(), service.snapshot()?));
         }
         Ok(Box::new(move |out| state::write(parts, out)))
+    }
+
+    fn examine(&mut self, position: Position, reader: &mut dyn Read) -> io::Result<()> {
+        let services = &mut self.services;
+        state::read(reader, |tag, part| {
+            let service = services.iter_mut().find(|service| service.tag() == tag);
+            let unknown = || io::Error::other(format!("the snapshot has service {}", tag.0));
+            service.ok_or_else(unknown)?.examine(position, part)
+        })
     }
 
     fn restore(&mut self, position: Position, reader: &mut dyn Read) -> io::Result<()> {

@@ -239,6 +239,64 @@ fn a_member_whose_machine_lost_what_it_kept_does_not_start() {
     assert!(said.contains("what it kept was lost"), "{said}");
 }
 
+/// A snapshot that is too much for a member is refused while the member still has what it had: it goes
+/// on voting, starts again as it was, and takes a later one once it has room.
+#[test]
+fn a_member_without_room_for_a_snapshot_keeps_what_it_has_and_takes_one_when_it_has_room() {
+    let mut cluster = Cluster::new(shm, 3, small());
+    let leader = cluster.leader();
+    let away = (0..3).find(|node| *node != leader).unwrap();
+    cluster.append(NO_SESSION, 0, &append(1, 1));
+    cluster.stop(away);
+    for item in 2..=200 {
+        cluster.append(NO_SESSION, 0, &append(1, item));
+    }
+    (0..3).filter(|node| *node != away).for_each(|node| cluster.stop(node));
+    cluster.options.snapshot_retry = Duration::from_millis(500);
+    let narrow = Arc::new(AtomicBool::new(true));
+    let refuse = |cluster: &mut Cluster| {
+        cluster.machine = Some(Held { narrow: Arc::clone(&narrow), ..Held::default() });
+        cluster.start(away);
+        eventually("a snapshot is refused", || {
+            (cluster.handle(away).status().counters.snapshots_failed > 0).then_some(())
+        });
+        assert!(cluster.list(away, 1).len() <= 1, "it has what it had");
+    };
+    (0..3).filter(|node| *node != away).for_each(|node| cluster.start(node));
+    refuse(&mut cluster);
+    cluster.stop(away);
+    refuse(&mut cluster);
+    let other = (0..3).find(|node| *node != cluster.leader() && *node != away).unwrap();
+    narrow.store(false, Ordering::Relaxed);
+    let wanted: Vec<u32> = (1..=200).collect();
+    eventually("it has all", || (cluster.list(away, 1) == wanted).then_some(()));
+    cluster.stop(other);
+    cluster.append(NO_SESSION, 0, &append(1, 201));
+}
+
+/// As one that is restored from a backup: its log begins where its machine is, and is not filled up to
+/// there.
+#[test]
+fn a_cluster_founded_upon_a_machine_that_has_much_begins_behind_it() {
+    let has = Position(1 << 40);
+    let mut cluster = Cluster::new(shm, 0, small());
+    cluster.create(0, &[(id(0), contact(0))]);
+    let mut machine = Held { durable: true, has, ..Held::default() };
+    machine.lists.apply(has, &append(1, 1), &mut Vec::new());
+    cluster.machine = Some(machine);
+    cluster.start(0);
+    cluster.append(NO_SESSION, 0, &append(1, 2));
+    let applied = eventually("it tells of the append", || {
+        let applied = cluster.handle(0).status().applied;
+        (applied > has).then_some(applied)
+    });
+    assert!(applied.since(has) < 10, "{applied}");
+    cluster.create(1, &[]);
+    cluster.start(1);
+    cluster.at_leader("a join", |leader| leader.join_wait(id(1), contact(1), LIMIT));
+    eventually("the joiner has it", || (cluster.list(1, 1) == [1, 2]).then_some(()));
+}
+
 /// Restoring takes much longer than the ring takes to come round at the speed of the writers.
 #[test]
 fn who_takes_in_a_snapshot_while_others_write_on_catches_up() {

@@ -13,6 +13,11 @@ use crate::bulk::{BULK_BYTES, CHUNK_BYTES, CHUNKS, Incoming, Outgoing, Received}
 use crate::error::LogError;
 use crate::frame::Content;
 
+/// A member for which a snapshot was too much takes the next one so much later at least, and at most,
+/// nanoseconds: each travels whole before it is found to be too much.
+const SHORTEST_PAUSE_NS: u64 = 1_000_000_000;
+const LONGEST_PAUSE_NS: u64 = 60_000_000_000;
+
 impl Member {
     /// Where to write snapshots that arrive: [`Member::received`].
     pub fn take_snapshots(&mut self, path: PathBuf) {
@@ -22,6 +27,17 @@ impl Member {
     /// A snapshot that arrived since the last call.
     pub fn received(&mut self) -> Option<Received> {
         self.received.take()
+    }
+
+    /// Takes none for a while, longer each time: the last one that came could not be used.
+    pub(crate) fn decline_snapshots(&mut self, now_ns: u64) {
+        let pause_ns = (2 * self.declining.1).clamp(SHORTEST_PAUSE_NS, LONGEST_PAUSE_NS);
+        self.declining = (now_ns + pause_ns, pause_ns);
+    }
+
+    /// The last one that came could be used.
+    pub(crate) fn want_snapshots(&mut self) {
+        self.declining = (0, 0);
     }
 
     /// Whether a snapshot is on its way to `peer`.
@@ -97,7 +113,8 @@ impl Member {
                 .incoming
                 .as_ref()
                 .is_some_and(|incoming| incoming.from != from && incoming.is_alive(now_ns));
-        let wanted = position > self.replica.committed() && length > 0 && !busy;
+        let declines = now_ns < self.declining.0;
+        let wanted = position > self.replica.committed() && length > 0 && !busy && !declines;
         let path = self.incoming_path.as_ref().filter(|_| wanted);
         let Some(file) = path.and_then(|path| File::create(path).ok()) else {
             self.send_frame(from, attempt, Content::Decline, Vec::new());

@@ -192,13 +192,22 @@ impl<S: StateMachine> Node<S> {
     }
 
     /// Installs a snapshot that a peer sent.
-    pub(super) fn install(&mut self) -> Result<(), NodeError> {
+    ///
+    /// One for which the machine has no room is refused while the member still has what it had: adopted,
+    /// it would keep the member from starting, too.
+    pub(super) fn install(&mut self, now_ns: u64) -> Result<(), NodeError> {
         let Some(received) = self.member.received() else { return Ok(()) };
         let (path, cluster) = (&received.path, self.home.cluster());
+        let (committed, machine_has) = (self.member.replica().committed(), self.machine_has);
+        let newer = |head: &Head| head.has_state && head.position > committed;
         // All of it is checked before anything of it is used.
-        let head = snapshot::read(path, cluster, |_, _| Ok(()));
-        let newer =
-            |head: &Head| head.has_state && head.position > self.member.replica().committed();
+        let (machine, mut examined) = (&mut self.machine, Ok(()));
+        let head = snapshot::read(path, cluster, |head, reader| {
+            if newer(head) && head.position > machine_has {
+                examined = machine.examine(head.position, reader);
+            }
+            Ok(())
+        });
         let head = match head {
             Ok(head) if newer(&head) => head,
             Ok(_) => return Ok(()),
@@ -208,6 +217,17 @@ impl<S: StateMachine> Node<S> {
                 return Ok(());
             }
         };
+        if let Err(error) = examined {
+            tracing::error!(
+                from = %received.from,
+                %error,
+                "this member cannot take the snapshot that it needs, and stays behind"
+            );
+            self.counters.snapshots_failed += 1;
+            self.member.decline_snapshots(now_ns);
+            return Ok(());
+        }
+        self.member.want_snapshots();
         if let Err(error) = self.home.adopt_snapshot(path) {
             tracing::warn!(%error, "a snapshot could not be installed");
             self.counters.snapshots_failed += 1;

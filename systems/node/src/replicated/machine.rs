@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use beeline_kv::{Keyspace, KvError, replace_by_snapshot};
+use beeline_kv::{Keyspace, KvError, check_replacement, replace_by_snapshot};
 use beeline_replicated_log::{Position, SnapshotWriter};
 use beeline_replicated_service::{CannotApply, LaneName, Replicated, Replies, Tag, Turn, Unit};
 use beeline_resp::{Executor, Logged, Output};
@@ -35,6 +35,8 @@ use crate::shared::{Shared, lock};
 pub(crate) const BATCH_SHARE: u64 = 2;
 /// The format of the keys' requests: [`beeline_resp::logged`] and [`pair`].
 pub(crate) const FORMAT: u8 = 1;
+/// A copy of the state of a snapshot, in the node's directory.
+const INCOMING: &str = "incoming.bee";
 /// The key of position and time among the system's entries.
 const PROGRESS: &[u8] = b"progress";
 /// The key of the log's time among them, written with every unit: units that are skipped after a crash,
@@ -74,6 +76,8 @@ pub struct ReplicatedKeys {
     room_asked: Cell<Option<(Instant, Duration)>>,
     /// Of the unit applied last.
     effects: u64,
+    /// The snapshot of this position was found to fit; its copy is there.
+    examined: Option<Position>,
 }
 
 impl ReplicatedKeys {
@@ -90,6 +94,7 @@ impl ReplicatedKeys {
             upkeep_asked: Instant::now(),
             room_asked: Cell::new(None),
             effects: 0,
+            examined: None,
         };
         keys.reload()?;
         keys.choose_incarnation()?;
@@ -354,14 +359,31 @@ impl Replicated for ReplicatedKeys {
         Ok(Box::new(move |out| snapshot.write_to(out).map(|_| ())))
     }
 
+    /// Keeps the copy for [`Replicated::restore`].
+    fn examine(&mut self, position: Position, state: &mut dyn Read) -> io::Result<()> {
+        let path = self.shared.data_directory.join(INCOMING);
+        self.examined = None;
+        let copied = File::create(&path).and_then(|mut file| io::copy(state, &mut file));
+        let fits = copied
+            .and_then(|_| check_replacement(&path, &self.shared.store).map_err(io::Error::other));
+        if fits.is_err() {
+            let _ = std::fs::remove_file(&path);
+        }
+        fits?;
+        self.examined = Some(position);
+        Ok(())
+    }
+
     /// The store is empty when it is opened next, if this fails.
     fn restore(&mut self, position: Position, state: &mut dyn Read) -> io::Result<()> {
         let shared = Arc::clone(&self.shared);
-        let path = shared.data_directory.join("incoming.bee");
-        let mut file = File::create(&path)?;
-        io::copy(state, &mut file)?;
-        drop(file);
-        beeline_kv::check_snapshot(&path).map_err(io::Error::other)?;
+        let path = shared.data_directory.join(INCOMING);
+        if self.examined.take() != Some(position) {
+            let mut file = File::create(&path)?;
+            io::copy(state, &mut file)?;
+            drop(file);
+            check_replacement(&path, &shared.store).map_err(io::Error::other)?;
+        }
         if let Some(replication) = &shared.replication {
             replication.set_loading(true);
         }

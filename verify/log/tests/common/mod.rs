@@ -35,6 +35,8 @@ pub struct Held {
     pub broken: Arc<AtomicBool>,
     /// It says to have no room.
     pub short: Arc<AtomicBool>,
+    /// It has no room for the state of a snapshot while it is set.
+    pub narrow: Arc<AtomicBool>,
     /// It has room for so many commands more; `None`: for any number.
     pub room: Option<Arc<AtomicU64>>,
 }
@@ -87,7 +89,15 @@ impl StateMachine for Held {
         self.lists.snapshot()
     }
 
+    fn examine(&mut self, _position: Position, _state: &mut dyn Read) -> io::Result<()> {
+        if self.narrow.load(Ordering::Relaxed) {
+            return Err(io::Error::other("no room for this state, says the test"));
+        }
+        Ok(())
+    }
+
     fn restore(&mut self, position: Position, reader: &mut dyn Read) -> io::Result<()> {
+        assert!(!self.narrow.load(Ordering::Relaxed), "a state was taken without room for it");
         if let Some(gate) = &self.gate {
             gate.reached.store(true, Ordering::Relaxed);
             eventually("the test lets it go on", || {
