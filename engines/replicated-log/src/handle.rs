@@ -15,6 +15,8 @@ use beeline_os::poller::Waker;
 use beeline_paxos::{Change, NodeId, Position};
 
 use crate::contact::Contact;
+use crate::follow::{Follower, Passage};
+use crate::node::Question;
 use crate::status::Status;
 use crate::transport::TransportError;
 
@@ -86,6 +88,14 @@ pub enum Refusal {
     /// It did not come about in time; it may still.
     #[error("it did not come about in time")]
     TimedOut,
+    /// What a follower of the log wants next is no longer kept by this member.
+    #[error(
+        "this member keeps no entry before {oldest}: begin anew from a state that covers what lies before"
+    )]
+    Gone {
+        /// The first entry that it keeps.
+        oldest: Position,
+    },
     /// The state machine or the disk did not let a snapshot be taken.
     #[error("no snapshot could be taken: {reason}")]
     Snapshot {
@@ -132,6 +142,8 @@ pub(crate) enum Request {
     OpenSession { done: Done<u64> },
     Barrier { done: Done<Position> },
     Query { bytes: Vec<u8>, consistency: Consistency, done: Done<Vec<u8>> },
+    State { bytes: Vec<u8>, done: Done<(Position, Vec<u8>)> },
+    Follow(Question),
     Change { change: Change, contact: Contact, done: Done<Position> },
     Transfer { to: NodeId, done: Done<()> },
     Snapshot { done: Done<Position> },
@@ -241,6 +253,35 @@ impl Handle {
         self.mailbox.send(Request::Query { bytes, consistency, done: always(done) });
     }
 
+    /// Asks the state machine's `query` of this member's state, and of which position that is: whoever
+    /// follows the log from behind there misses nothing.
+    pub fn state(
+        &self,
+        bytes: Vec<u8>,
+        done: impl FnOnce(Result<(Position, Vec<u8>), Refusal>) + Send + 'static,
+    ) {
+        self.mailbox.send(Request::State { bytes, done: always(done) });
+    }
+
+    /// Follows the log from a position, as this member applies it ([`crate::follow`]).
+    #[must_use]
+    pub fn follow(&self, from: Position) -> Follower {
+        Follower::new(self.clone(), from)
+    }
+
+    /// Tells entries from `from` on, of `limit_bytes` or of one entry, once there is one; while `alive`
+    /// is.
+    pub(crate) fn entries(
+        &self,
+        from: Position,
+        limit_bytes: usize,
+        alive: &Arc<()>,
+        done: impl FnOnce(Result<Passage, Refusal>) + Send + 'static,
+    ) {
+        let (alive, done) = (Arc::downgrade(alive), always(done));
+        self.mailbox.send(Request::Follow(Question { from, limit_bytes, alive, done }));
+    }
+
     /// Adds a member, or gives one another contact. Only the leader can. Told the position of the
     /// change once it is in force.
     pub fn join(
@@ -344,6 +385,17 @@ impl Handle {
         limit: Duration,
     ) -> Result<Vec<u8>, Refusal> {
         Self::wait(limit, |done| self.query(bytes, consistency, done))
+    }
+
+    /// [`Handle::state`], waited for.
+    ///
+    /// Errors: [`Refusal`].
+    pub fn state_wait(
+        &self,
+        bytes: Vec<u8>,
+        limit: Duration,
+    ) -> Result<(Position, Vec<u8>), Refusal> {
+        Self::wait(limit, |done| self.state(bytes, done))
     }
 
     /// [`Handle::join`], waited for.

@@ -14,6 +14,7 @@
 
 mod apply;
 mod connect;
+mod follow;
 mod membership;
 mod pace;
 mod requests;
@@ -31,6 +32,7 @@ use beeline_paxos::{
     Start,
 };
 
+pub(crate) use self::follow::Question;
 use self::pace::Pace;
 use crate::contact::Contact;
 use crate::error::LogError;
@@ -214,6 +216,9 @@ pub struct Node<S> {
     changes: VecDeque<PendingChange>,
     transfers: Vec<PendingTransfer>,
     applied: Position,
+    /// Of readers that wait for what comes next, and how far they were answered.
+    questions: Vec<Question>,
+    answered_to: Position,
     /// Committed and not applied: the machine has no room for the first of them.
     held: Option<(Position, Position)>,
     /// The machine has these effects already.
@@ -368,6 +373,8 @@ impl<S: StateMachine> Node<S> {
             changes: VecDeque::new(),
             transfers: Vec::new(),
             applied: snapshot,
+            questions: Vec::new(),
+            answered_to: snapshot,
             held: None,
             machine_has,
             snapshot,
@@ -472,6 +479,7 @@ impl<S: StateMachine> Node<S> {
         busy |= !upward.is_empty();
         self.carry_out(&mut upward, now_ns)?;
         self.upward = upward;
+        busy |= self.answer_questions();
         // At once: what the leader does not know of goes on coming.
         self.look_at_room()?;
         let replica = self.member.replica();

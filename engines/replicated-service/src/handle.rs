@@ -3,6 +3,8 @@
 use beeline_replicated_log::{Contact, Handle, NO_SESSION, NodeId, Position, Refusal, RoleName};
 
 use crate::log::{Done, Log, LogMember, LogRole, LogState, Order, Refused};
+use crate::machine::Tag;
+use crate::units::Units;
 
 /// A command's head within an entry, bytes.
 const COMMAND_HEAD_BYTES: usize = 24;
@@ -32,6 +34,12 @@ impl LogHandle {
     #[must_use]
     pub fn new(handle: Handle, payload_bytes: usize) -> Self {
         Self { handle, command_limit_bytes: payload_bytes.saturating_sub(COMMAND_HEAD_BYTES) }
+    }
+
+    /// Follows one service's units from a position, as this member applies them.
+    #[must_use]
+    pub fn follow(&self, service: Tag, from: Position) -> Units {
+        Units::new(self.handle.follow(from), service)
     }
 }
 

@@ -37,6 +37,7 @@ pub mod machine;
 pub mod replicator;
 mod state;
 pub mod unit;
+pub mod units;
 
 pub use courier::{Clock, Courier, Forward, Forwarded};
 pub use failure::Failure;
@@ -48,3 +49,4 @@ pub use log::{Done, Log, LogMember, LogRole, LogState, Order, Refused};
 pub use machine::{CannotApply, Machine, Replicated, Replies, Tag};
 pub use replicator::Replicator;
 pub use unit::{LaneName, Turn, Unit};
+pub use units::Units;

@@ -365,16 +365,31 @@ impl<M: LogMemory> Replica<M> {
     /// When the slot does not hold the entry: it was not named, or a snapshot covers it and it
     /// was overwritten.
     pub fn entry(&self, position: Position, payload: &mut Vec<u8>) -> Kind {
+        let kind = self.slot(position, payload);
+        assert!(kind.is_some(), "the entry at {position} was named by Apply and is in its slot");
+        kind.unwrap_or(Kind::NoOp)
+    }
+
+    /// Reads a committed entry into `payload`, if the ring still has it; `None` for one that was
+    /// overwritten, is not committed here, or may never have been in this ring.
+    pub fn kept_entry(&self, position: Position, payload: &mut Vec<u8>) -> Option<Kind> {
+        // Up to the commit word a slot holds what was chosen, until the ring comes round.
+        let is_kept = position > self.ring_from && position <= self.committed;
+        self.slot(position, payload).filter(|_| is_kept)
+    }
+
+    /// What is in the slot of `position`, if that is an entry of this position. A leader may be
+    /// overwriting it: what is half one entry and half another fails its checks.
+    fn slot(&self, position: Position, payload: &mut Vec<u8>) -> Option<Kind> {
         let mut head = [0; SLOT_HEADER_BYTES];
         let offset = self.layout.slot_offset(position);
         self.memory.load(offset, &mut head);
         let length = claimed_length(&head).min(self.layout.slot_bytes() as usize);
         payload.resize(length, 0);
         self.memory.load(offset, payload);
-        let kind = decode(self.cluster, position, payload).map(|entry| entry.kind);
-        assert!(kind.is_some(), "the entry at {position} was named by Apply and is in its slot");
+        let kind = decode(self.cluster, position, payload).map(|entry| entry.kind)?;
         payload.drain(..SLOT_HEADER_BYTES);
-        kind.unwrap_or(Kind::NoOp)
+        Some(kind)
     }
 
     /// Its name.

@@ -29,6 +29,12 @@ impl<S: StateMachine> Node<S> {
                 self.machine.query(&bytes, &mut reply);
                 done(Ok(reply));
             }
+            Request::State { bytes, done } => {
+                let mut reply = Vec::new();
+                self.machine.query(&bytes, &mut reply);
+                done(Ok((self.applied, reply)));
+            }
+            Request::Follow(question) => self.follow(question),
             Request::Change { change, contact, done } => {
                 let Some(contact) = contact.encode() else {
                     let reason = "a contact has at most 239 bytes";
