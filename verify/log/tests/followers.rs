@@ -8,6 +8,7 @@ mod common;
 use std::time::Duration;
 
 use beeline_replicated_log::{Follower, Layout, NO_SESSION, Position, Refusal};
+use beeline_replicated_service::{LaneName, LogHandle, Tag, Turn, Unit, unit};
 use beeline_verify_log::lists::items;
 use beeline_verify_log::machine::append;
 use common::{Cluster, LIMIT, eventually, shm, small};
@@ -135,4 +136,28 @@ fn a_member_that_took_in_a_snapshot_keeps_no_entry_before_it() {
     assert_eq!(list.len(), 300);
     cluster.append(NO_SESSION, 0, &append(1, 301));
     takes(&mut follower, 301..=301);
+}
+
+#[test]
+fn units_of_one_service_are_told_once_each() {
+    let other = Tag(Tag::FIRST_FREE.0 + 1);
+    let cluster = Cluster::new(shm, 1, small());
+    let log = LogHandle::new(cluster.handle(0).clone(), cluster.layout.max_payload_bytes());
+    let mut units = log.follow(Tag::FIRST_FREE, Position::NONE);
+    // The third was proposed twice.
+    for (service, number) in
+        [(Tag::FIRST_FREE, 1), (other, 9), (Tag::FIRST_FREE, 1), (Tag::FIRST_FREE, 2)]
+    {
+        let mut bytes = vec![0; unit::HEAD_BYTES];
+        let turn = Turn { incarnation: 1, number };
+        unit::put_head(&mut bytes, LaneName { service, node: 1, lane: 0 }, 1, turn);
+        cluster.append(NO_SESSION, 0, &bytes);
+    }
+    // No unit at all.
+    cluster.append(NO_SESSION, 0, &append(1, 1));
+    for number in [1, 2] {
+        let told = units.next(LIMIT).unwrap().expect("there is a unit");
+        assert_eq!(Unit::decode(&told.bytes).unwrap().turn, Turn { incarnation: 1, number });
+    }
+    assert_eq!(units.next(Duration::from_millis(20)), Ok(None));
 }
