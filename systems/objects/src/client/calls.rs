@@ -15,6 +15,9 @@ const FOREVER_US: u64 = u64::MAX / 2000;
 /// Patience with a transfer that the caller gave no time for.
 const TRANSFER: Duration = Duration::from_secs(60);
 
+/// Patience with an object that just came and is not here any more.
+const AGAIN: Duration = Duration::from_secs(1);
+
 /// Bytes that take about as long to copy as a thread to wake up.
 const LAST_PART: usize = 128 << 10;
 
@@ -134,7 +137,11 @@ impl Client {
                         Err(ObjectsError::NotFound { id })
                     }
                     Some(Err(error)) => Err(error),
-                    _ => self.get(id, Duration::ZERO),
+                    // Where it had to give way already it comes once more.
+                    _ => self.get_with(id, AGAIN, FLAG_FETCH).map_err(|error| match error {
+                        ObjectsError::TimedOut { .. } => ObjectsError::NotFound { id },
+                        error => error,
+                    }),
                 }
             }
             outcome => outcome,
@@ -300,6 +307,12 @@ impl Client {
     /// Errors: as [`Client::pin`].
     pub fn unpin(&self, id: ObjectId) -> Result<(), ObjectsError> {
         self.done(&Request::new(Operation::Unpin, id)).map(drop)
+    }
+
+    /// Does what no client does, so that the store ends the connection.
+    #[cfg(test)]
+    pub(crate) fn be_expelled(&self) {
+        self.release(ObjectId([0; crate::id::ID_BYTES]), u64::MAX);
     }
 
     /// A round trip to the store.

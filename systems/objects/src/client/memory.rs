@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
 
+use beeline_os::one_writer::ForkMark;
 use beeline_os::{Mapping, one_writer};
 
 use super::wait::Shared;
@@ -16,6 +17,8 @@ pub(super) struct Mapped {
     number: u32,
     reader: Option<Mapping>,
     writer: Option<Mapping>,
+    /// In a child of this process the writable mapping is not there, and another may be in its place.
+    mark: Arc<ForkMark>,
     /// Told when the last object in it is released, after the segment was retired.
     home: Weak<Shared>,
 }
@@ -29,6 +32,7 @@ impl Mapped {
         length_bytes: u64,
         descriptor: OwnedFd,
         writes: bool,
+        mark: Arc<ForkMark>,
         home: Weak<Shared>,
     ) -> io::Result<Self> {
         let stat = rustix::fs::fstat(&descriptor)?;
@@ -43,7 +47,7 @@ impl Mapped {
             None
         };
         let reader = one_writer::map_read_only(descriptor, length)?;
-        Ok(Self { number, reader: Some(reader), writer, home })
+        Ok(Self { number, reader: Some(reader), writer, mark, home })
     }
 
     fn place(mapping: Option<&Mapping>, offset: u64, length: u64) -> Option<NonNull<u8>> {
@@ -71,7 +75,13 @@ impl Drop for Mapped {
     fn drop(&mut self) {
         // First unmapped, then told.
         self.reader = None;
-        self.writer = None;
+        let writer = self.writer.take();
+        if !self.mark.is_own_process() {
+            // What lies at these addresses in a child was mapped by the child.
+            std::mem::forget(writer);
+            return;
+        }
+        drop(writer);
         if let Some(home) = self.home.upgrade() {
             home.unmapped(self.number);
         }

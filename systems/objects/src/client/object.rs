@@ -209,7 +209,15 @@ impl Buffer {
         self.len() == 0
     }
 
-    /// First byte of the data; writable for [`Buffer::len`] bytes until the object is sealed.
+    /// Whether this process may write it: the one that created it, and none of its children, where
+    /// its memory is not mapped.
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        self.reference.client.shared.mark.is_own_process()
+    }
+
+    /// First byte of the data; writable for [`Buffer::len`] bytes until the object is sealed, where
+    /// [`Buffer::is_writable`].
     #[must_use]
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.start.as_ptr()
@@ -217,8 +225,13 @@ impl Buffer {
 
     /// The data, to be written in place. Bytes that are not written are those of an earlier object
     /// of this process, or zero.
+    ///
+    /// # Panics
+    ///
+    /// In a child of the process that created it.
     #[must_use]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
+        assert!(self.is_writable(), "a buffer is written by the process that created it");
         // SAFETY: inside a mapping that lives as long as the value; until the seal nobody but this
         // process can write the range, which the store gave to this buffer alone.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.location.size as usize) }
@@ -226,8 +239,11 @@ impl Buffer {
 
     /// Copies `data` to `offset`.
     ///
-    /// Errors: [`ObjectsError::Outside`].
+    /// Errors: [`ObjectsError::Outside`], [`ObjectsError::Forked`].
     pub fn write_at(&mut self, offset: u64, data: &[u8]) -> Result<(), ObjectsError> {
+        if !self.is_writable() {
+            return Err(ObjectsError::Forked);
+        }
         let (length, size) = (data.len() as u64, self.location.size);
         if offset.checked_add(length).is_none_or(|end| end > size) {
             return Err(ObjectsError::Outside { offset, length, size });

@@ -65,7 +65,7 @@ pub(super) struct Shared {
     pub(super) small: Mutex<Small>,
     /// Held while a listing is under way: the store keeps a copy of each.
     listing: Mutex<()>,
-    pub(super) mark: ForkMark,
+    pub(super) mark: Arc<ForkMark>,
     pub(super) welcome: Record,
     pub(super) path: PathBuf,
     pub(super) options: ClientOptions,
@@ -103,7 +103,7 @@ impl Shared {
             next_question: AtomicU64::new(1),
             small: Mutex::default(),
             listing: Mutex::default(),
-            mark: ForkMark::new()?,
+            mark: Arc::new(ForkMark::new()?),
             welcome,
             path: path.to_owned(),
             options,
@@ -380,8 +380,8 @@ impl Shared {
             RecordKind::Segment => {
                 let descriptor = descriptors.pop().ok_or(io::ErrorKind::InvalidData)?;
                 let writes = record.c == 1;
-                let home = Arc::downgrade(self);
-                let mapped = Mapped::new(number, record.b, descriptor, writes, home)?;
+                let (mark, home) = (Arc::clone(&self.mark), Arc::downgrade(self));
+                let mapped = Mapped::new(number, record.b, descriptor, writes, mark, home)?;
                 let old = lock(&self.memory).segments.insert(number, Arc::new(mapped));
                 drop(old);
                 self.arrived.notify_all();
