@@ -113,6 +113,7 @@ impl Fetcher<'_> {
         // A connection kept from before may have ended meanwhile: then once more over a new one,
         // and once more without the provider that failed.
         let mut reason = String::new();
+        let begun = Instant::now();
         for attempt in 0..3 {
             let fresh = !self.peers.contains_key(&holder.fabric);
             match self.over_fabric(holder, id, attempt > 1) {
@@ -120,7 +121,9 @@ impl Fetcher<'_> {
                 Err(error) => {
                     self.peers.remove(&holder.fabric);
                     reason = error;
-                    if fresh && attempt > 0 {
+                    // A way that took its time to fail would again.
+                    let slow = begun.elapsed() >= self.shared.options.patience;
+                    if slow || (fresh && attempt > 0) {
                         break;
                     }
                 }
@@ -200,14 +203,18 @@ impl Fetcher<'_> {
         peer.pulling.start(id, plan, 0).map_err(|error| error.to_string())?;
         let mut last = start;
         let patience = shared.options.patience;
+        // The server's time for the object is as long, and begins later: when it is asked.
+        let in_time = |bytes| start.elapsed() <= patience::whole(patience, bytes);
         loop {
             // One that always says something, and never ends, ends here.
             let most = patience::whole(patience, peer.pulling.expected());
             if start.elapsed() > most {
                 return Err(format!("it did not end within {most:?}"));
             }
-            let (outcome, came) =
-                peer.pulling.progress(&mut shelf, NAP).map_err(|error| error.to_string())?;
+            let (outcome, came) = peer
+                .pulling
+                .progress(&mut shelf, NAP, &in_time)
+                .map_err(|error| error.to_string())?;
             if let Some(outcome) = outcome {
                 if let Outcome::Came { bytes, read } = outcome {
                     let (protocol, figure) = if read {

@@ -19,7 +19,8 @@
 //!
 //! Invariants: every message is copied, checked, then used; a receive is posted again before its
 //! message is answered; what a queue pair's end leaves behind (a reference, an unsealed object) is
-//! given back when the value is dropped.
+//! given back when the value is dropped; an object that was read is sealed only within the time that
+//! its server holds it, because some providers read on where a server has let go.
 
 mod channel;
 mod learn;
@@ -50,6 +51,9 @@ pub(crate) enum TransferError {
     /// The peer is gone, or a request failed.
     #[error("the peer is gone: {status:?}")]
     Peer { status: beeline_fabric::Status },
+    /// The object was read, later than the peer holds it for us.
+    #[error("the object came later than its peer holds it: it may have read another")]
+    Late,
     /// The peer said what makes no sense.
     #[error("the peer broke the protocol: {what}")]
     Protocol { what: &'static str },

@@ -103,13 +103,15 @@ impl Pulling {
     }
 
     /// Does what can be done; waits up to `patience` for something. The outcome, once there is one,
-    /// and whether anything came.
+    /// and whether anything came. `in_time` says whether the server of so many bytes surely holds
+    /// them still.
     ///
     /// Errors: the connection is over, and what had come of the object is given up.
     pub(crate) fn progress(
         &mut self,
         shelf: &mut dyn Shelf,
         patience: Duration,
+        in_time: &dyn Fn(u64) -> bool,
     ) -> Result<(Option<Outcome>, bool), TransferError> {
         let found = self.channel.poll(patience)?;
         let came = found.reads > 0 || !found.messages.is_empty();
@@ -124,7 +126,7 @@ impl Pulling {
             reading.under_way -= found.reads;
         }
         if outcome.is_none() {
-            outcome = self.advance(shelf)?;
+            outcome = self.advance(shelf, in_time)?;
         }
         if let Some(outcome) = &outcome {
             let sealed = u64::from(matches!(outcome, Outcome::Came { .. }));
@@ -239,7 +241,11 @@ impl Pulling {
     }
 
     /// Posts reads, acknowledges, seals.
-    fn advance(&mut self, shelf: &mut dyn Shelf) -> Result<Option<Outcome>, TransferError> {
+    fn advance(
+        &mut self,
+        shelf: &mut dyn Shelf,
+        in_time: &dyn Fn(u64) -> bool,
+    ) -> Result<Option<Outcome>, TransferError> {
         let State::Coming(incoming) = &mut self.state else { return Ok(None) };
         if let (Some(reading), Target::Made(made)) = (&mut incoming.read, &incoming.target) {
             while reading.posted < incoming.total {
@@ -272,6 +278,10 @@ impl Pulling {
                 self.channel.send(&Header::new(Kind::Ack, self.number, self.id, words), None)?;
             }
             return Ok(None);
+        }
+        // All reads are done: what they found was the object if the server holds it even now.
+        if incoming.read.is_some() && !in_time(incoming.total) {
+            return Err(TransferError::Late);
         }
         let State::Coming(incoming) = std::mem::replace(&mut self.state, State::Idle) else {
             return Ok(None);

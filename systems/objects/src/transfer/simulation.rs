@@ -158,6 +158,8 @@ struct World {
     serving: Option<Serving>,
     pulling: Option<Pulling>,
     contexts: [Arc<Context>; 2],
+    /// Whether the server's time for an object is over.
+    late: bool,
 }
 
 impl World {
@@ -169,7 +171,8 @@ impl World {
         };
         let contexts = [context(1), context(2)];
         let [server, puller] = [Model::new(&contexts[0]), Model::new(&contexts[1])];
-        let mut world = Self { world, server, puller, serving: None, pulling: None, contexts };
+        let (serving, pulling) = (None, None);
+        let mut world = Self { world, server, puller, serving, pulling, contexts, late: false };
         world.connect();
         world
     }
@@ -193,7 +196,8 @@ impl World {
             self.serving = None;
         }
         let pulling = self.pulling.as_mut()?;
-        match pulling.progress(&mut self.puller, Duration::ZERO) {
+        let late = self.late;
+        match pulling.progress(&mut self.puller, Duration::ZERO, &|_| !late) {
             Ok((outcome, _)) => outcome.map(Ok),
             Err(error) => {
                 self.pulling = None;
@@ -406,6 +410,24 @@ fn an_object_that_is_to_come_over_a_socket_is_given_back_at_once_and_the_connect
     assert!(world.puller.bytes(large).is_none());
     world.pulling.as_mut().unwrap().start(small, plan, 0).unwrap();
     assert_eq!(world.finish().unwrap().unwrap(), Outcome::Came { bytes: 100, read: false });
+}
+
+#[test]
+fn what_was_read_after_its_server_may_have_let_go_is_not_sealed() {
+    let mut world = World::new(13, SimOptions::default());
+    let id = ObjectId([1; 20]);
+    world.server.put(id, &[7; 100_000], 0, false);
+    world.late = true;
+    world.pulling.as_mut().unwrap().start(id, Plan::READ, 0).unwrap();
+    let outcome = world.finish().unwrap();
+    assert!(matches!(outcome, Err(TransferError::Late)), "{outcome:?}");
+    assert!(world.puller.bytes(id).is_none() && world.puller.unsealed.get() == 0);
+    // What the server copied itself is what it was.
+    world.serving = None;
+    world.world.run_until_idle(Duration::from_secs(1));
+    world.connect();
+    world.pulling.as_mut().unwrap().start(id, Plan::SENT, 0).unwrap();
+    assert!(matches!(world.finish(), Some(Ok(Outcome::Came { read: false, .. }))));
 }
 
 #[test]
