@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::io::{self, Write as _};
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -61,7 +61,8 @@ impl Spiller {
     /// Errors: the file system's.
     pub(crate) fn start(directory: &Path, wake: impl Fn() + Send + 'static) -> io::Result<Self> {
         clear(directory)?;
-        std::fs::create_dir_all(directory)?;
+        // For this user alone, as the memory is: the socket's rights say which others read objects.
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
         let (jobs, work) = channel::<Job>();
         let (results, done) = channel();
         let home = directory.to_owned();
@@ -136,7 +137,9 @@ fn clear(directory: &Path) -> io::Result<()> {
 }
 
 fn write(home: &Path, file: u64, pieces: &[Piece], buffer: &mut [u8]) -> io::Result<()> {
-    let mut target = File::create(path(home, file))?;
+    let mut options = File::options();
+    options.write(true).create(true).truncate(true).mode(0o600);
+    let mut target = options.open(path(home, file))?;
     for piece in pieces {
         let mut at = 0;
         while at < piece.length {
@@ -173,6 +176,7 @@ fn numbers(offset: u64, length: u64) -> io::Result<(usize, usize)> {
 mod tests {
     use super::*;
     use beeline_os::MemoryObject as _;
+    use std::os::unix::fs::PermissionsExt as _;
 
     #[test]
     fn what_is_spilled_comes_back_and_the_files_go() {
@@ -196,6 +200,8 @@ mod tests {
             std::thread::yield_now();
         };
         assert!(matches!(next(), Done::Spilled { file: 1, outcome: Ok(()) }));
+        let rights = std::fs::metadata(path(home.path(), 1)).unwrap().permissions().mode();
+        assert_eq!(rights & 0o077, 0, "others may read what is spilled: {rights:o}");
         copy_in(&*segment, 64, &vec![0; bytes.len()]);
         spiller.give(Job::Restore { file: 1, slot: 3, piece: piece.clone() });
         assert!(matches!(next(), Done::Restored { slot: 3, outcome: Ok(()) }));
