@@ -27,6 +27,8 @@ use crate::wire::{
 
 /// Most requests of one client that wait, and most objects it subscribed to.
 pub(super) const MOST_WAITING: usize = 1 << 16;
+/// Most creates of one client that wait for memory.
+pub(super) const MOST_HUNGRY: usize = 1 << 10;
 /// How long a client may take to map a segment it was offered, and a disk to give an object back.
 const MAPPING_US: u64 = 10_000_000;
 /// First and longest pause before an object is looked for at other nodes again.
@@ -82,6 +84,8 @@ pub(super) enum Timer {
     },
     /// The disk may take something again.
     SpillAgain,
+    /// What clients should have unmapped by now does not come free.
+    Unmapping,
 }
 
 /// Something that waits for memory.
@@ -140,6 +144,10 @@ pub(crate) struct Core {
     pub(super) spilling: Vec<u32>,
     /// The last spill failed: nothing is spilled until then.
     pub(super) no_spill_before_ns: u64,
+    /// When memory is looked for again though clients do not unmap what they should.
+    pub(super) unmapping_due_ns: Option<u64>,
+    /// Objects that a timer looks for at other nodes again.
+    pub(super) again: HashSet<ObjectId>,
     pub(super) memory_changed: bool,
     pub(super) now_ns: u64,
     pub(crate) counters: Counters,
@@ -168,6 +176,8 @@ impl Core {
             next_file: 1,
             spilling: Vec::new(),
             no_spill_before_ns: 0,
+            unmapping_due_ns: None,
+            again: HashSet::new(),
             memory_changed: false,
             now_ns: 0,
             counters: Counters::default(),
@@ -237,7 +247,7 @@ impl Core {
         if let Some(reserve) = gone.reserve {
             self.forget_reserve(reserve);
         }
-        for (number, clients) in self.memory.forget_client(client) {
+        for (number, clients) in self.memory.forget_client(client, now_ns) {
             self.tell_to_unmap(number, clients);
         }
         self.memory_changed = true;
@@ -321,11 +331,27 @@ impl Core {
                 if shortage == Shortage::Offered {
                     waiting.timeout_us = waiting.timeout_us.max(MAPPING_US);
                 }
+                if self.is_greedy(client) {
+                    return self.answer(client, tag, Status::Limit);
+                }
                 if let Some(serial) = self.wait(client, tag, waiting) {
                     self.hungry.push_back(Hungry::Create { client, tag, serial });
                 }
             }
         }
+    }
+
+    /// Whether as many creates of the client wait for memory as may: each of them is looked at
+    /// whenever some comes free.
+    fn is_greedy(&self, client: u32) -> bool {
+        let of_client = |next: &&Hungry| match **next {
+            Hungry::Create { client: of, tag, serial } => {
+                of == client && self.is_waiting(client, tag, serial)
+            }
+            Hungry::Restore { .. } => false,
+        };
+        self.hungry.len() >= MOST_HUNGRY
+            && self.hungry.iter().filter(of_client).count() >= MOST_HUNGRY
     }
 
     /// Gives memory to a create that waits. `false`: it has to wait on.
@@ -441,8 +467,10 @@ impl Core {
             return;
         }
         if matches!(object.state, State::Writing { .. }) {
+            let id = object.id;
             self.counters.aborts += 1;
             self.destroy(slot);
+            self.look_elsewhere(id);
         } else if object.doomed && object.state == State::Sealed {
             self.destroy(slot);
         } else {
@@ -522,6 +550,18 @@ impl Core {
             entry.insert((FETCH_AGAIN_NS.0, from));
             self.counters.fetches += 1;
             self.effects.push(Effect::Fetch(id, from));
+        }
+    }
+
+    /// An object that is waited for is not made here after all: another node may have it.
+    fn look_elsewhere(&mut self, id: ObjectId) {
+        let wanted = self.waiters(id).into_iter().find_map(|waiter| {
+            let request = self.waits.get(&waiter)?.request;
+            let fetch = request.flags & FLAG_FETCH != 0 || request.operation == Operation::Fetch;
+            fetch.then_some(request.node())
+        });
+        if let Some(from) = wanted {
+            self.fetch(id, from);
         }
     }
 

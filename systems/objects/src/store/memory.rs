@@ -25,6 +25,9 @@ const LARGEST_AHEAD: u64 = 64 << 20;
 /// Segments are whole huge pages where they are large.
 const HUGE: u64 = 2 << 20;
 const PAGE: u64 = 4096;
+/// How long a client may take to unmap a segment before other memory is sought. The client library
+/// does it at once; a client that was stopped never does.
+const UNMAPPING_NS: u64 = 1_000_000_000;
 
 /// Where an object lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,8 +45,8 @@ pub(crate) struct Held {
     pub ready: bool,
     /// Clients that have its descriptor, the writer among them.
     pub mapped_by: HashSet<u32>,
-    /// Being unmapped; no object lies in it.
-    pub retired: bool,
+    /// Being unmapped, since when; no object lies in it.
+    pub retired_ns: Option<u64>,
     /// Objects in it that may go: sealed, and neither referenced nor pinned nor moved.
     pub queued: u64,
 }
@@ -129,8 +132,28 @@ impl Memory {
 
     /// Bytes that wait for readers to unmap them.
     pub(crate) fn retiring(&self) -> u64 {
-        let retired = self.segments.values().filter(|held| held.retired);
+        let retired = self.segments.values().filter(|held| held.retired_ns.is_some());
         retired.map(|held| held.segment.bytes()).sum()
+    }
+
+    /// Of these, bytes that will come free soon, and when those that do not are given up.
+    pub(crate) fn coming(&self, now_ns: u64) -> (u64, u64) {
+        let due = |held: &Held| held.retired_ns.map(|at_ns| at_ns + UNMAPPING_NS);
+        let soon = self.segments.values().filter_map(|held| {
+            due(held).filter(|due| *due > now_ns).map(|due| (held.segment.bytes(), due))
+        });
+        soon.fold((0, u64::MAX), |(bytes, due), (more, other)| (bytes + more, due.min(other)))
+    }
+
+    /// Clients that do not unmap what they were told to, such as one that was stopped: what they have
+    /// mapped does not come free.
+    pub(crate) fn slow(&self, now_ns: u64) -> HashSet<u32> {
+        let late = |held: &&Held| held.retired_ns.is_some_and(|at| at + UNMAPPING_NS <= now_ns);
+        self.segments
+            .values()
+            .filter(late)
+            .flat_map(|held| held.mapped_by.iter().copied())
+            .collect()
     }
 
     pub(crate) fn get(&self, number: u32) -> Option<&Held> {
@@ -147,7 +170,7 @@ impl Memory {
         let mut offered = false;
         let mut written = 0;
         for (number, held) in own {
-            if held.retired {
+            if held.retired_ns.is_some() {
                 continue;
             }
             written += held.segment.bytes();
@@ -212,24 +235,30 @@ impl Memory {
             writer,
             ready: writer == STORE,
             mapped_by: HashSet::new(),
-            retired: false,
+            retired_ns: None,
             queued: 0,
         };
         self.segments.insert(number, held);
         Some(number)
     }
 
-    /// A segment nothing lies in and no pending create of its writer waits for.
-    pub(crate) fn empty_one(&self) -> Option<u32> {
-        let empty = |held: &Held| !held.retired && held.ready && held.heap.is_empty();
+    /// A segment nothing lies in and no pending create of its writer waits for, and that none of the
+    /// clients in `slow` maps.
+    pub(crate) fn empty_one(&self, slow: &HashSet<u32>) -> Option<u32> {
+        let empty = |held: &Held| {
+            held.retired_ns.is_none()
+                && held.ready
+                && held.heap.is_empty()
+                && held.mapped_by.is_disjoint(slow)
+        };
         self.segments.iter().find(|(_, held)| empty(held)).map(|(number, _)| *number)
     }
 
     /// Begins to give a segment back; the clients that have to unmap it first. Without any it is
     /// gone.
-    pub(crate) fn retire(&mut self, number: u32) -> Vec<u32> {
+    pub(crate) fn retire(&mut self, number: u32, now_ns: u64) -> Vec<u32> {
         let Some(held) = self.segments.get_mut(&number) else { return Vec::new() };
-        held.retired = true;
+        held.retired_ns = Some(now_ns);
         let clients: Vec<u32> = held.mapped_by.iter().copied().collect();
         if clients.is_empty() {
             self.drop_segment(number);
@@ -241,7 +270,7 @@ impl Memory {
     pub(crate) fn unmapped(&mut self, number: u32, client: u32) -> bool {
         let Some(held) = self.segments.get_mut(&number) else { return false };
         held.mapped_by.remove(&client);
-        let gone = held.retired && held.mapped_by.is_empty();
+        let gone = held.retired_ns.is_some() && held.mapped_by.is_empty();
         if gone {
             self.drop_segment(number);
         }
@@ -257,7 +286,7 @@ impl Memory {
 
     /// A client is gone: what it wrote is the store's now, and what it mapped it maps no more.
     /// Returns segments that go, with the clients that have to unmap them first.
-    pub(crate) fn forget_client(&mut self, client: u32) -> Vec<(u32, Vec<u32>)> {
+    pub(crate) fn forget_client(&mut self, client: u32, now_ns: u64) -> Vec<(u32, Vec<u32>)> {
         let mut going = Vec::new();
         let numbers: Vec<u32> = self.segments.keys().copied().collect();
         for number in numbers {
@@ -267,13 +296,13 @@ impl Memory {
                 held.writer = if planted(Planted::WriteAmongOthers) { STORE } else { GONE };
                 if !held.ready {
                     // The client may have handed the descriptor on before the seal.
-                    held.retired = true;
+                    held.retired_ns = Some(now_ns);
                 } else if held.heap.is_empty() {
-                    going.push((number, self.retire(number)));
+                    going.push((number, self.retire(number, now_ns)));
                     continue;
                 }
             }
-            if held.retired && held.mapped_by.is_empty() {
+            if held.retired_ns.is_some() && held.mapped_by.is_empty() {
                 self.drop_segment(number);
             }
         }
@@ -302,11 +331,13 @@ impl Memory {
         }
     }
 
-    /// Whether evicting objects of the segment can help `writer`: the segment is its own, or every
-    /// object in it may go, and then the segment can.
-    pub(crate) fn helps(&self, number: u32, writer: u32) -> bool {
-        self.segments
-            .get(&number)
-            .is_some_and(|held| held.writer == writer || held.queued == held.heap.allocations())
+    /// Segments of which evicting objects can help `writer`: it is their writer, or every object may
+    /// go, and then the segment can, unless one of the clients in `slow` maps it.
+    pub(crate) fn helpful(&self, writer: u32, slow: &HashSet<u32>) -> HashSet<u32> {
+        let helps = |held: &Held| {
+            let whole = held.queued == held.heap.allocations() && held.mapped_by.is_disjoint(slow);
+            held.queued > 0 && (held.writer == writer || whole)
+        };
+        self.segments.iter().filter(|(_, held)| helps(held)).map(|(number, _)| *number).collect()
     }
 }

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 
 use beeline_env::random::Randomness;
 
+use super::core::{MOST_HUNGRY, Timer};
 use super::planted::{PLANTED, Planted};
 use super::rig::{Rig, Said, Todo};
 use super::spill::Job;
@@ -678,4 +679,86 @@ fn an_object_deleted_and_fetched_again_while_its_transfer_ends_is_fetched_again(
     assert!(asked(&mut rig), "and nobody is");
     rig.put(2, id(1), b"once more");
     assert_eq!(rig.reply(1, second).map(|reply| reply.status), Some(Status::Done));
+}
+
+#[test]
+fn a_client_that_was_stopped_and_unmaps_nothing_holds_no_other_up() {
+    let mut rig = Rig::new(4 << 20, 0);
+    for client in 1..=3 {
+        rig.core.join(client);
+    }
+    // Segments of 256 KiB each: client 2 maps the first two and is stopped.
+    let size = 256 << 10;
+    for number in [1, 2] {
+        rig.put(1, id(number), &contents(number, size));
+        let got = rig.ask(2, Request::new(Operation::Get, id(number)));
+        let release = Request::new(Operation::Release, id(number));
+        rig.request(2, Request { size: got.location.handle, ..release });
+    }
+    for number in 3..=16 {
+        rig.put(1, id(number), &contents(number, size));
+    }
+    assert_eq!(rig.ask(1, Request::new(Operation::Delete, id(1))).status, Status::Done);
+    let stopped = |todo: &Todo| matches!(todo, Todo::Unmap { client: 2, .. });
+    let create =
+        Request { size, timeout_us: 60_000_000, ..Request::new(Operation::Create, id(20)) };
+    let tag = rig.request(3, create);
+    rig.todo.retain(|todo| !stopped(todo));
+    rig.all();
+    assert!(rig.reply(3, tag).is_none(), "the empty segment is what there is to have");
+    rig.pass(2 * SECOND);
+    rig.todo.retain(|todo| !stopped(todo));
+    rig.all();
+    assert_eq!(rig.reply(3, tag).map(|reply| reply.status), Some(Status::Done));
+    // The oldest object went for nothing if it had to go.
+    assert!(rig.core.table().find(id(2)).is_some(), "its memory would not have come free");
+    assert!(rig.core.table().find(id(3)).is_none());
+    assert_eq!(rig.complaint, None);
+}
+
+#[test]
+fn an_object_that_its_creator_gives_up_is_looked_for_elsewhere() {
+    let mut rig = Rig::new(2 << 20, 0);
+    rig.core.join(1);
+    rig.core.join(2);
+    let create = Request { size: 10, timeout_us: 1_000, ..Request::new(Operation::Create, id(1)) };
+    assert_eq!(rig.ask(1, create).status, Status::Done);
+    let get = Request { timeout_us: 60_000_000, ..Request::new(Operation::Get, id(1)) };
+    rig.request(2, Request { flags: crate::wire::FLAG_FETCH, ..get });
+    assert!(!rig.said.iter().any(|said| matches!(said, Said::Fetch(..))), "it is made here");
+    rig.leave(1);
+    let asked = rig.said.iter().filter(|said| matches!(said, Said::Fetch(..))).count();
+    assert_eq!(asked, 1);
+}
+
+#[test]
+fn an_object_that_many_wait_for_is_looked_for_by_one_timer() {
+    let mut rig = Rig::new(2 << 20, 0);
+    rig.core.join(1);
+    for _ in 0..20 {
+        let get = Request { timeout_us: 900_000, ..Request::new(Operation::Get, id(1)) };
+        rig.request(1, Request { flags: crate::wire::FLAG_FETCH, ..get });
+        rig.core.fetched(id(1), false, rig.now_ns);
+        rig.take();
+        rig.pass(SECOND / 10_000);
+    }
+    let again = |timer: &&Timer| matches!(timer, Timer::FetchAgain { .. });
+    assert_eq!(rig.core.timers.values().filter(again).count(), 1);
+}
+
+#[test]
+fn a_client_has_no_more_creates_waiting_for_memory_than_may_be() {
+    let mut rig = Rig::new(1 << 20, 0);
+    rig.core.join(1);
+    let all = Request { size: 1 << 20, timeout_us: 1, ..Request::new(Operation::Create, id(1)) };
+    assert_eq!(rig.ask(1, all).status, Status::Done);
+    let wanting = |number| Request {
+        size: 10,
+        timeout_us: 60_000_000,
+        ..Request::new(Operation::Create, id(number))
+    };
+    let tags: Vec<u32> = (0..=MOST_HUNGRY as u64).map(|n| rig.request(1, wanting(2 + n))).collect();
+    let (last, waiting) = tags.split_last().unwrap();
+    assert_eq!(rig.reply(1, *last).map(|reply| reply.status), Some(Status::Limit));
+    assert!(waiting.iter().all(|tag| rig.reply(1, *tag).is_none()));
 }

@@ -5,10 +5,11 @@
 //! cannot be written by another. With a spilling limit an object is never lost: it goes to disk,
 //! and a create waits for that.
 
+use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 
-use super::core::{Core, Effect, Hungry, Shortage};
+use super::core::{Core, Effect, Hungry, Shortage, Timer};
 use super::memory::{Found, GONE, Place, STORE};
 use super::planted::{Planted, planted};
 use super::spill::{Done, Job, Piece};
@@ -69,18 +70,32 @@ impl Core {
 
     fn make_room(&mut self, writer: u32, bytes: u64) -> Room {
         self.call_in();
-        if let Some(number) = self.memory.empty_one() {
+        let slow = self.memory.slow(self.now_ns);
+        if let Some(number) = self.memory.empty_one(&slow) {
             let total = self.memory.total();
-            let clients = self.memory.retire(number);
+            let clients = self.memory.retire(number, self.now_ns);
             self.tell_to_unmap(number, clients);
-            return if self.memory.total() < total { Room::Freed } else { Room::Coming };
-        }
-        if self.memory.retiring() >= bytes || !self.spilling.is_empty() {
+            if self.memory.total() < total {
+                return Room::Freed;
+            }
+            self.await_unmapping();
             return Room::Coming;
+        }
+        if self.memory.coming(self.now_ns).0 >= bytes {
+            self.await_unmapping();
+            return Room::Coming;
+        }
+        if !self.spilling.is_empty() {
+            return Room::Coming;
+        }
+        // Mostly few segments help or none; the queue may be long.
+        let helpful = self.memory.helpful(writer, &slow);
+        if helpful.is_empty() {
+            return Room::Nothing;
         }
         let victim = self.table.oldest().find_map(|slot| {
             let place = self.table.get(slot)?.place?;
-            self.memory.helps(place.segment, writer).then_some((slot, place.segment))
+            helpful.contains(&place.segment).then_some((slot, place.segment))
         });
         let Some((slot, segment)) = victim else { return Room::Nothing };
         let own = self.memory.get(segment).is_some_and(|held| held.writer == writer);
@@ -108,6 +123,15 @@ impl Core {
             self.in_segment(segment, u64::MAX)
         };
         if self.spill(victims) { Room::Coming } else { Room::Nothing }
+    }
+
+    /// Looks again when a segment that should be unmapped by then is not.
+    fn await_unmapping(&mut self) {
+        let (_, due_ns) = self.memory.coming(self.now_ns);
+        if due_ns < u64::MAX && self.unmapping_due_ns.is_none_or(|due| due > due_ns) {
+            self.unmapping_due_ns = Some(due_ns);
+            let _ = self.timer(due_ns, Timer::Unmapping);
+        }
     }
 
     /// The first of `slots` that have `bytes` together.
@@ -340,16 +364,39 @@ impl Core {
         }
     }
 
+    /// The client of a create that waits for memory, and the bytes; nothing where it is over.
+    fn asked(&self, hungry: &Hungry) -> Option<(u32, u64)> {
+        let Hungry::Create { client, tag, serial } = *hungry else { return None };
+        if !self.is_waiting(client, tag, serial) {
+            return None;
+        }
+        let request = &self.waits.get(&(client, tag))?.request;
+        Some((client, request.size.saturating_add(request.metadata_size)))
+    }
+
     /// Gives memory to those that wait, oldest first, while anything changes.
     pub(super) fn feed(&mut self) {
         while std::mem::take(&mut self.memory_changed) && !self.hungry.is_empty() {
+            // What a client was refused a moment ago it is not given in a larger piece.
+            let mut refused: HashMap<u32, u64> = HashMap::new();
             for _ in 0..self.hungry.len() {
                 let Some(next) = self.hungry.pop_front() else { break };
-                let fed = match next {
-                    Hungry::Create { client, tag, serial } => self.try_create(client, tag, serial),
-                    Hungry::Restore { slot, handle } => self.try_restore(slot, handle),
-                };
+                let asked = self.asked(&next);
+                let hopeless = asked
+                    .and_then(|(client, bytes)| Some(bytes >= *refused.get(&client)?))
+                    .unwrap_or(false);
+                let fed = !hopeless
+                    && match next {
+                        Hungry::Create { client, tag, serial } => {
+                            self.try_create(client, tag, serial)
+                        }
+                        Hungry::Restore { slot, handle } => self.try_restore(slot, handle),
+                    };
                 if !fed {
+                    if let Some((client, bytes)) = asked {
+                        let least = refused.entry(client).or_insert(bytes);
+                        *least = bytes.min(*least);
+                    }
                     self.hungry.push_back(next);
                 }
             }

@@ -52,6 +52,10 @@ impl Core {
 
     /// Looks for the object at other nodes after a pause, if it is still waited for and not here.
     pub(super) fn fetch_again(&mut self, id: ObjectId, pause: u64) {
+        // One timer an object, however many ask for it meanwhile.
+        if !self.again.insert(id) {
+            return;
+        }
         let pause_ns = (pause * 2).min(FETCH_AGAIN_NS.1);
         let _ = self.timer(self.now_ns + pause, Timer::FetchAgain { id, pause_ns });
     }
@@ -87,7 +91,12 @@ impl Core {
             match timer {
                 Timer::Wait { client, tag } => self.time_out(client, tag),
                 Timer::SpillAgain => self.memory_changed = true,
+                Timer::Unmapping => {
+                    self.unmapping_due_ns = None;
+                    self.memory_changed = true;
+                }
                 Timer::FetchAgain { id, pause_ns } => {
+                    self.again.remove(&id);
                     if self.by_id.contains_key(&id) {
                         if self.table.find(id).is_none() {
                             self.fetch(id, None);
