@@ -83,8 +83,14 @@ fn greet(door: &OnceLock<Door>, incoming: Incoming) {
 
 /// Reaches other nodes through their fabric doors.
 struct Dialling {
-    /// One dialler an address, which keeps its devices, and the provider it chose last.
-    known: Mutex<HashMap<String, (Dialler, String)>>,
+    /// One dialler an address, locked by itself: a node that does not answer holds up no other.
+    known: Mutex<HashMap<String, Arc<Mutex<ToNode>>>>,
+}
+
+/// A dialler, which keeps its devices, and the provider it chose last.
+struct ToNode {
+    dialler: Dialler,
+    last: String,
 }
 
 struct Chosen(Dialled);
@@ -106,25 +112,32 @@ impl Agreed for Chosen {
 
 impl Dial for Dialling {
     fn dial(&self, address: &str, avoid: bool) -> Result<Box<dyn Agreed>, String> {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if !known.contains_key(address) {
-            let url = match address.contains("://") {
-                true => address.to_owned(),
-                false => format!("auto://{address}"),
-            };
-            let dialler = Dialler::new(SERVICE, &url, DIAL).map_err(|error| error.to_string())?;
-            known.insert(address.to_owned(), (dialler, String::new()));
-        }
-        let Some((dialler, last)) = known.get_mut(address) else {
-            return Err("no dialler".to_owned());
+        let node = {
+            let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+            match known.get(address) {
+                Some(node) => Arc::clone(node),
+                None => {
+                    let url = match address.contains("://") {
+                        true => address.to_owned(),
+                        false => format!("auto://{address}"),
+                    };
+                    let dialler =
+                        Dialler::new(SERVICE, &url, DIAL).map_err(|error| error.to_string())?;
+                    let node = Arc::new(Mutex::new(ToNode { dialler, last: String::new() }));
+                    known.insert(address.to_owned(), Arc::clone(&node));
+                    node
+                }
+            }
         };
+        let mut node = node.lock().unwrap_or_else(PoisonError::into_inner);
         if avoid {
-            dialler.avoid(last, "the last connection over it failed");
+            let last = std::mem::take(&mut node.last);
+            node.dialler.avoid(&last, "the last connection over it failed");
         } else {
-            dialler.forgive();
+            node.dialler.forgive();
         }
-        let dialled = dialler.dial().map_err(|error| error.to_string())?;
-        last.clone_from(&dialled.provider);
+        let dialled = node.dialler.dial().map_err(|error| error.to_string())?;
+        node.last.clone_from(&dialled.provider);
         Ok(Box::new(Chosen(dialled)))
     }
 }

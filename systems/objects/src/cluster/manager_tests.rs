@@ -4,7 +4,7 @@ use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use beeline_fabric::Device;
@@ -13,11 +13,13 @@ use beeline_os::MemoryObject;
 
 use super::{Agreed, ClusterOptions, Dial, Finding, Manager, Move};
 use crate::client::Client;
+use crate::error::ObjectsError;
 use crate::id::ObjectId;
 use crate::store::{Store, StoreOptions};
 use crate::transfer::{Header, Kind};
 
 const SOON: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Reaches no node.
 struct Nobody;
@@ -28,8 +30,31 @@ impl Dial for Nobody {
     }
 }
 
+/// Nodes of which the first takes longer to fail than a silence is borne; how often each was tried.
+#[derive(Clone, Default)]
+struct Slow([Arc<AtomicU32>; 2]);
+
+impl Dial for Slow {
+    fn dial(&self, address: &str, _avoid: bool) -> Result<Box<dyn Agreed>, String> {
+        let slow = address == "slow:1";
+        self.0[usize::from(!slow)].fetch_add(1, Ordering::Relaxed);
+        if slow {
+            std::thread::sleep(PATIENCE);
+        }
+        Err("not now".to_owned())
+    }
+}
+
 /// A store with a manager, and the address of its socket for transfers.
 fn node(folder: &Path) -> (Store, Manager, SocketAddr) {
+    node_with(folder, Vec::new(), Box::new(Nobody))
+}
+
+fn node_with(
+    folder: &Path,
+    peers: Vec<String>,
+    dial: Box<dyn Dial>,
+) -> (Store, Manager, SocketAddr) {
     let socket = folder.join("objects.sock");
     let options = StoreOptions {
         socket: socket.clone(),
@@ -43,10 +68,10 @@ fn node(folder: &Path) -> (Store, Manager, SocketAddr) {
     };
     let cluster = ClusterOptions {
         store: socket,
-        finding: Finding::Peers(Vec::new()),
+        finding: Finding::Peers(peers),
         advertised: "127.0.0.1:1".to_owned(),
         moves: Move::Auto,
-        patience: Duration::from_secs(1),
+        patience: PATIENCE,
         fetchers: 1,
         processors: Vec::new(),
     };
@@ -54,7 +79,7 @@ fn node(folder: &Path) -> (Store, Manager, SocketAddr) {
     let address = listener.local_addr().unwrap();
     let mut manager = None;
     let store = Store::start(options, |handle| {
-        let (started, calls) = Manager::start(cluster, Box::new(Nobody), handle, listener).unwrap();
+        let (started, calls) = Manager::start(cluster, dial, handle, listener).unwrap();
         manager = Some(started);
         calls
     })
@@ -113,6 +138,43 @@ fn a_connection_over_the_socket_brings_one_object_after_the_other() {
         let fin = Header::new(Kind::Fin, number.into(), id, [1, 0, 0, 0, 0, 0]);
         stream.write_all(&fin.encode()).unwrap();
     }
+    drop((manager, store));
+}
+
+#[test]
+fn a_holder_that_takes_its_time_to_fail_is_tried_over_its_socket_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let slow = Slow::default();
+    let peers = ["slow:1", "quick:1"].map(str::to_owned).to_vec();
+    let (store, manager, _) = node_with(folder.path(), peers, Box::new(slow.clone()));
+    let client = Client::connect(&folder.path().join("objects.sock")).unwrap();
+    let outcome = client.fetch(&[ObjectId([1; 20])], SOON).unwrap().remove(0);
+    assert!(matches!(outcome, Err(ObjectsError::Unreachable { .. })), "{outcome:?}");
+    // For a connection, of which the quick one may have two, and to learn where its socket is.
+    assert_eq!(slow.0.map(|tried| tried.load(Ordering::Relaxed)), [2, 3]);
+    drop((manager, store));
+}
+
+#[test]
+fn a_manager_that_lost_its_connection_to_the_store_makes_another() {
+    let folder = tempfile::tempdir().unwrap();
+    let (store, manager, address) = node(folder.path());
+    let client = Client::connect(&folder.path().join("objects.sock")).unwrap();
+    let id = ObjectId([1; 20]);
+    client.put(id, &[7; 1000], b"", SOON).unwrap();
+    let mut stream = TcpStream::connect(address).unwrap();
+    assert_eq!(pull(&mut stream, 1, ObjectId([2; 20])).kind, Kind::Gone);
+    let lost = manager.shared.client().unwrap();
+    lost.be_expelled();
+    let start = Instant::now();
+    while lost.is_connected() {
+        assert!(start.elapsed() < SOON, "the store keeps a client that breaks the protocol");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // Over the connection that is open, and over a new one.
+    assert_eq!(pull(&mut stream, 2, id).kind, Kind::Data);
+    let mut stream = TcpStream::connect(address).unwrap();
+    assert_eq!(pull(&mut stream, 1, id).kind, Kind::Data);
     drop((manager, store));
 }
 

@@ -28,7 +28,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -159,7 +159,7 @@ struct Shared {
     options: ClusterOptions,
     dial: Box<dyn Dial>,
     handle: StoreHandle,
-    client: OnceLock<Client>,
+    client: Mutex<Option<Client>>,
     /// Devices with what is kept for them.
     contexts: Mutex<Vec<Arc<Context>>>,
     /// Of the device that an object came over last, as learned there.
@@ -187,13 +187,16 @@ impl Shared {
         keep_to(&self.options.processors);
     }
 
-    /// The manager's connection to its own store.
+    /// The manager's connection to its own store; a new one where the last was lost, as happens
+    /// where the process has no descriptor left for a segment.
     fn client(&self) -> Result<Client, ObjectsError> {
-        if let Some(client) = self.client.get() {
+        let mut kept = lock(&self.client);
+        if let Some(client) = kept.as_ref().filter(|client| client.is_connected()) {
             return Ok(client.clone());
         }
         let client = Client::connect(&self.options.store)?;
-        Ok(self.client.get_or_init(|| client).clone())
+        *kept = Some(client.clone());
+        Ok(client)
     }
 
     /// What is kept for `device`.
@@ -310,7 +313,7 @@ impl Manager {
             options,
             dial,
             handle,
-            client: OnceLock::new(),
+            client: Mutex::default(),
             contexts: Mutex::default(),
             crossing: AtomicU64::new(Learner::default().crossing()),
             figures: Figures::default(),

@@ -33,6 +33,14 @@ impl<'a> StoreShelf<'a> {
         Ok(Self { shared, client: shared.client()?, context: Arc::clone(context) })
     }
 
+    /// The connection to the store, a new one where the last was lost.
+    fn client(&mut self) -> Result<&Client, ObjectsError> {
+        if !self.client.is_connected() {
+            self.client = self.shared.client()?;
+        }
+        Ok(&self.client)
+    }
+
     fn region(&self, number: u32) -> Result<MemoryRegion, String> {
         let segment = self.shared.handle.segment(number);
         let segment = segment.ok_or("the segment is gone")?;
@@ -48,7 +56,7 @@ impl<'a> StoreShelf<'a> {
 
 impl Shelf for StoreShelf<'_> {
     fn lend(&mut self, id: ObjectId) -> Option<Lent> {
-        let object = self.client.get(id, Duration::ZERO).ok()?;
+        let object = self.client().ok()?.get(id, Duration::ZERO).ok()?;
         let location = object.location();
         let region = match self.region(location.segment) {
             Ok(region) => region,
@@ -68,7 +76,8 @@ impl Shelf for StoreShelf<'_> {
     }
 
     fn make(&mut self, id: ObjectId, size: u64, metadata_size: u64) -> Result<Made, NotMade> {
-        let buffer = match self.client.create_bare(id, size, metadata_size, ROOM) {
+        let client = self.client().map_err(|error| NotMade::Failed(error.to_string()))?;
+        let buffer = match client.create_bare(id, size, metadata_size, ROOM) {
             Ok(buffer) => buffer,
             Err(ObjectsError::Exists { .. }) => return Err(NotMade::Exists),
             Err(error) => return Err(NotMade::Failed(error.to_string())),
@@ -85,7 +94,8 @@ impl Shelf for StoreShelf<'_> {
         size: u64,
         checksum: Option<u32>,
     ) -> Result<(), NotMade> {
-        match self.client.put_bare(id, bytes, size, checksum, ROOM) {
+        let client = self.client().map_err(|error| NotMade::Failed(error.to_string()))?;
+        match client.put_bare(id, bytes, size, checksum, ROOM) {
             Ok(()) => Ok(()),
             Err(ObjectsError::Exists { .. }) => Err(NotMade::Exists),
             Err(error) => Err(NotMade::Failed(error.to_string())),

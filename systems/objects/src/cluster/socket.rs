@@ -101,7 +101,6 @@ fn serve(shared: &Shared, stream: TcpStream) -> io::Result<()> {
     // finds it reset.
     sockopt::set_socket_linger(&stream, Some(Duration::ZERO))?;
     let mut stream = Bounded::new(stream, shared.options.patience, FIRST_WORD)?;
-    let client = shared.client().map_err(io::Error::other)?;
     let mut idle = FIRST_WORD;
     while stream.speaks(idle, || shared.stops())? {
         stream.within(FIRST_WORD);
@@ -109,6 +108,7 @@ fn serve(shared: &Shared, stream: TcpStream) -> io::Result<()> {
         if asked.kind != Kind::Pull {
             return Err(io::ErrorKind::InvalidData.into());
         }
+        let client = shared.client().map_err(io::Error::other)?;
         match client.get(asked.id, Duration::ZERO) {
             Ok(object) => serve_one(shared, &object, &mut stream, &asked)?,
             Err(_) => {
