@@ -30,6 +30,8 @@ const RENEW: Duration = Duration::from_secs(1200);
 const AGAIN: Duration = Duration::from_millis(300);
 /// Commands sent together.
 const TOGETHER: usize = 256;
+/// Objects that went while the directory did not answer, and that it is told of then.
+const MOST_WITHDRAWN: usize = 1 << 16;
 /// A log longer than this is folded.
 const LONG: i64 = 2048;
 
@@ -126,15 +128,12 @@ fn generation(shared: &Shared) -> Option<String> {
 /// Keeps the directory up to date, until the manager stops.
 pub(super) fn announce(shared: &Shared, inbox: &Receiver<News>) {
     let Finding::Directory { address, password } = &shared.options.finding else { return };
-    let mut keeper = Keeper {
-        here: HashSet::new(),
-        dirty: HashMap::new(),
-        connection: None,
-        refreshed: None,
-        renewed: Instant::now(),
-    };
+    let mut keeper = Keeper::new();
+    let mut more = false;
     loop {
-        match inbox.recv_timeout(AGAIN) {
+        // What is left to be told waits for nothing but the node's own entry.
+        let pause = if more { Duration::ZERO } else { AGAIN };
+        match inbox.recv_timeout(pause) {
             Ok(news) => {
                 keeper.take(news);
                 while let Ok(news) = inbox.try_recv() {
@@ -149,13 +148,12 @@ pub(super) fn announce(shared: &Shared, inbox: &Receiver<News>) {
         }
         let outcome = keeper.keep(shared, address, password);
         shared.figures.directory_up.store(outcome.is_ok(), Ordering::Relaxed);
+        more = matches!(outcome, Ok(true));
         if let Err(error) = outcome {
             if keeper.connection.take().is_some() {
                 tracing::warn!(%error, address, "the directory of objects does not answer");
             }
-            // It may have lost everything when it comes back.
-            keeper.dirty = keeper.here.iter().map(|id| (*id, true)).collect();
-            keeper.refreshed = None;
+            keeper.begin_anew();
             std::thread::sleep(AGAIN);
         }
     }
@@ -175,6 +173,16 @@ struct Keeper {
 }
 
 impl Keeper {
+    fn new() -> Self {
+        Self {
+            here: HashSet::new(),
+            dirty: HashMap::new(),
+            connection: None,
+            refreshed: None,
+            renewed: Instant::now(),
+        }
+    }
+
     fn take(&mut self, news: News) {
         match news {
             News::Announce(id) => {
@@ -188,17 +196,40 @@ impl Keeper {
         }
     }
 
-    fn keep(&mut self, shared: &Shared, address: &str, password: &str) -> io::Result<()> {
-        let Some(generation) = generation(shared) else { return Ok(()) };
+    /// The directory may have lost everything when it answers again; and what it kept may name
+    /// objects that went meanwhile.
+    fn begin_anew(&mut self) {
+        self.dirty.retain(|_, here| !*here);
+        if self.dirty.len() > MOST_WITHDRAWN {
+            // Their entries expire.
+            self.dirty.clear();
+        }
+        self.dirty.extend(self.here.iter().map(|id| (*id, true)));
+        self.refreshed = None;
+    }
+
+    /// Keeps the node's entry alive and tells some of what is to be told: a long list must not outlast
+    /// the entry. Whether more is to be told.
+    fn keep(&mut self, shared: &Shared, address: &str, password: &str) -> io::Result<bool> {
+        let Some(generation) = generation(shared) else { return Ok(false) };
+        let host = shared.options.advertised.rsplit_once(':').map_or("", |(host, _)| host);
+        let value = format!("{} {host}:{}", shared.options.advertised, shared.socket_port);
+        self.tell_some(&generation, &value, address, password)
+    }
+
+    fn tell_some(
+        &mut self,
+        generation: &str,
+        value: &str,
+        address: &str,
+        password: &str,
+    ) -> io::Result<bool> {
         let connection = match &mut self.connection {
             Some(connection) => connection,
             None => self.connection.insert(Connection::open(address, password)?),
         };
         if self.refreshed.is_none_or(|at| at.elapsed() >= REFRESH) {
-            let host = shared.options.advertised.rsplit_once(':').map_or("", |(host, _)| host);
-            let port = shared.socket_port;
-            let value = format!("{} {host}:{port}", shared.options.advertised);
-            let key = node_key(&generation);
+            let key = node_key(generation);
             let set: &[&[u8]] = &[b"SET", &key, value.as_bytes(), b"PX", NODE_EXPIRY_MS];
             check(&connection.ask(&[set])?)?;
             self.refreshed = Some(Instant::now());
@@ -207,15 +238,13 @@ impl Keeper {
             self.renewed = Instant::now();
             self.dirty.extend(self.here.iter().map(|id| (*id, true)));
         }
-        while !self.dirty.is_empty() {
-            let some: Vec<(ObjectId, bool)> =
-                self.dirty.iter().take(TOGETHER).map(|(id, here)| (*id, *here)).collect();
-            tell(connection, &generation, &some)?;
-            for (id, _) in &some {
-                self.dirty.remove(id);
-            }
+        let some: Vec<(ObjectId, bool)> =
+            self.dirty.iter().take(TOGETHER).map(|(id, here)| (*id, *here)).collect();
+        tell(connection, generation, &some)?;
+        for (id, _) in &some {
+            self.dirty.remove(id);
         }
-        Ok(())
+        Ok(!self.dirty.is_empty())
     }
 }
 
@@ -231,6 +260,9 @@ fn tell(
     generation: &str,
     some: &[(ObjectId, bool)],
 ) -> io::Result<()> {
+    if some.is_empty() {
+        return Ok(());
+    }
     let words: Vec<(Vec<u8>, Vec<u8>)> = some
         .iter()
         .map(|(id, here)| {
@@ -277,6 +309,81 @@ fn tidy(connection: &mut Connection, key: &[u8]) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{BufRead as _, BufReader, Write as _};
+    use std::net::{SocketAddr, TcpListener};
+
+    /// A directory that says yes to everything, and has every log; what it was told, in order.
+    fn directory() -> (SocketAddr, std::thread::JoinHandle<Vec<String>>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let run = move || {
+            let (stream, _) = listener.accept().unwrap();
+            stream.set_nodelay(true).unwrap();
+            let mut answers = stream.try_clone().unwrap();
+            let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
+            let mut told = Vec::new();
+            while let Some(count) = lines.next() {
+                let words: usize = count.trim_start_matches('*').parse().unwrap();
+                let words: Vec<String> = (0..words)
+                    .map(|_| {
+                        lines.next().unwrap();
+                        lines.next().unwrap()
+                    })
+                    .collect();
+                let answer: &[u8] = match words[0].as_str() {
+                    "APPEND" | "EXPIRE" | "DEL" => b":1\r\n",
+                    "GET" => b"$2\r\n+x\r\n",
+                    _ => b"+OK\r\n",
+                };
+                answers.write_all(answer).unwrap();
+                told.push(words.join(" "));
+            }
+            told
+        };
+        (address, std::thread::spawn(run))
+    }
+
+    fn object(number: usize) -> ObjectId {
+        let mut id = [0; 20];
+        id[..8].copy_from_slice(&(number as u64).to_le_bytes());
+        ObjectId(id)
+    }
+
+    #[test]
+    fn a_long_list_of_objects_does_not_keep_the_nodes_entry_from_being_refreshed() {
+        let (address, told) = directory();
+        let mut keeper = Keeper::new();
+        for number in 0..4 * TOGETHER {
+            keeper.take(News::Withdraw(object(number)));
+        }
+        while !keeper.dirty.is_empty() {
+            // The time to refresh has come.
+            keeper.refreshed = None;
+            keeper.tell_some("g", "here", &address.to_string(), "").unwrap();
+        }
+        drop(keeper);
+        let told = told.join().unwrap();
+        let refreshed = told.iter().filter(|told| told.starts_with("SET beeline:node:g ")).count();
+        let withdrawn = told.iter().filter(|told| told.ends_with(" -g ")).count();
+        assert_eq!((refreshed, withdrawn), (4, 4 * TOGETHER));
+    }
+
+    #[test]
+    fn an_object_that_went_while_the_directory_was_away_is_withdrawn_when_it_is_back() {
+        let mut keeper = Keeper::new();
+        keeper.take(News::Announce(object(1)));
+        keeper.take(News::Announce(object(2)));
+        keeper.take(News::Withdraw(object(1)));
+        keeper.begin_anew();
+        let expected = HashMap::from([(object(1), false), (object(2), true)]);
+        assert_eq!(keeper.dirty, expected);
+        // An outage without end fills no memory.
+        for number in 0..2 * MOST_WITHDRAWN {
+            keeper.take(News::Withdraw(object(10 + number)));
+        }
+        keeper.begin_anew();
+        assert_eq!(keeper.dirty, HashMap::from([(object(2), true)]));
+    }
 
     #[test]
     fn a_log_folds_to_those_that_have_the_object() {
