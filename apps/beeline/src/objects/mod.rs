@@ -300,7 +300,8 @@ fn put(arguments: &PutArguments, output: Output) -> Result<Exit, Failure> {
             let reading = || format!("reading {}", path.display());
             let mut file = std::fs::File::open(path).with_context(reading)?;
             let about = file.metadata().with_context(reading)?;
-            if about.is_file() {
+            // Files of `/proc` and the like say that they are empty.
+            if about.is_file() && about.len() > 0 {
                 // Straight into the store's memory.
                 let created = client.create(id, about.len(), metadata, arguments.timeout);
                 let mut buffer = created.map_err(failure)?;
