@@ -3,8 +3,9 @@
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, TryLockError};
 
-use beeline_objects::{Buffer, Object};
+use beeline_objects::{Buffer, Object, ObjectsError};
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -84,15 +85,39 @@ impl ReadBuffer {
 }
 
 /// An object that is being written. Without [`WriteBuffer::seal`] it is given up.
-#[pyclass(module = "beeline._native")]
+///
+/// Frozen: a view may be released while another thread writes, and must always find its count.
+#[pyclass(frozen, module = "beeline._native")]
 pub(crate) struct WriteBuffer {
-    buffer: Option<Buffer>,
+    buffer: Mutex<Option<Buffer>>,
     exports: AtomicUsize,
 }
 
 impl WriteBuffer {
     pub(crate) fn new(buffer: Buffer) -> Self {
-        Self { buffer: Some(buffer), exports: AtomicUsize::new(0) }
+        Self { buffer: Mutex::new(Some(buffer)), exports: AtomicUsize::new(0) }
+    }
+
+    /// The buffer, for this call alone. Nothing waits here: the holder may need the interpreter's lock.
+    fn lock(&self) -> PyResult<MutexGuard<'_, Option<Buffer>>> {
+        match self.buffer.try_lock() {
+            Ok(buffer) => Ok(buffer),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => {
+                Err(PyBufferError::new_err("another thread writes the buffer at this moment"))
+            }
+        }
+    }
+
+    /// The buffer, taken out to be sealed or given up.
+    fn take(&self) -> PyResult<Option<Buffer>> {
+        let exports = self.exports.load(Ordering::Acquire);
+        if exports > 0 {
+            return Err(PyBufferError::new_err(format!(
+                "{exports} views of the buffer are in use: release them first"
+            )));
+        }
+        Ok(self.lock()?.take())
     }
 }
 
@@ -103,32 +128,26 @@ fn sealed() -> PyErr {
 #[pymethods]
 impl WriteBuffer {
     /// Makes the object immutable and visible. Every view of the buffer has to be released before.
-    fn seal(&mut self, py: Python<'_>) -> PyResult<()> {
-        let exports = self.exports.load(Ordering::Acquire);
-        if exports > 0 {
-            return Err(PyBufferError::new_err(format!(
-                "{exports} views of the buffer are in use: release them, then seal"
-            )));
-        }
-        let buffer = self.buffer.take().ok_or_else(sealed)?;
+    fn seal(&self, py: Python<'_>) -> PyResult<()> {
+        let buffer = self.take()?.ok_or_else(sealed)?;
         py.detach(|| buffer.seal()).map_err(exception)
     }
 
     /// Gives the object up.
-    fn abort(&mut self, py: Python<'_>) -> PyResult<()> {
-        let exports = self.exports.load(Ordering::Acquire);
-        if exports > 0 {
-            return Err(PyBufferError::new_err("views of the buffer are in use: release them"));
-        }
-        let buffer = self.buffer.take();
+    fn abort(&self, py: Python<'_>) -> PyResult<()> {
+        let buffer = self.take()?;
         py.detach(|| drop(buffer));
         Ok(())
     }
 
     /// Copies `data` to `offset`.
-    fn write_at(&mut self, py: Python<'_>, offset: u64, data: &Bound<'_, PyAny>) -> PyResult<()> {
+    fn write_at(&self, py: Python<'_>, offset: u64, data: &Bound<'_, PyAny>) -> PyResult<()> {
         let source = pyo3::buffer::PyBuffer::<u8>::get(data)?;
-        let buffer = self.buffer.as_mut().ok_or_else(sealed)?;
+        let mut locked = self.lock()?;
+        let buffer = locked.as_mut().ok_or_else(sealed)?;
+        if !buffer.is_writable() {
+            return Err(exception(ObjectsError::Forked));
+        }
         let (length, size) = (source.len_bytes() as u64, buffer.len() as u64);
         if !source.is_c_contiguous() || offset.checked_add(length).is_none_or(|end| end > size) {
             return Err(PyValueError::new_err(format!(
@@ -145,15 +164,15 @@ impl WriteBuffer {
             let from: *const u8 = std::ptr::with_exposed_provenance(start);
             let to: *mut u8 = std::ptr::with_exposed_provenance_mut(target);
             // SAFETY: both ranges were checked and live through the call: the source is exported,
-            // the target is this buffer's, borrowed mutably; memory of the store and of the
+            // the target is this buffer's, which is locked; memory of the store and of the
             // interpreter do not overlap, and `copy` would allow it.
             unsafe { std::ptr::copy(from, to, length) };
         });
         Ok(())
     }
 
-    fn __len__(&self) -> usize {
-        self.buffer.as_ref().map_or(0, Buffer::len)
+    fn __len__(&self) -> PyResult<usize> {
+        Ok(self.lock()?.as_ref().map_or(0, Buffer::len))
     }
 
     unsafe fn __getbuffer__(
@@ -162,15 +181,17 @@ impl WriteBuffer {
         flags: c_int,
     ) -> PyResult<()> {
         let memory = {
-            let mut this = slf.borrow_mut();
-            let buffer = this
-                .buffer
+            let mut locked = slf.get().lock()?;
+            let buffer = locked
                 .as_mut()
                 .ok_or_else(|| PyBufferError::new_err("the object is sealed: get it to read it"))?;
+            if !buffer.is_writable() {
+                return Err(PyBufferError::new_err("the buffer belongs to the parent process"));
+            }
             (buffer.as_mut_ptr().cast(), buffer.len())
         };
         fill(view, slf.as_ptr(), memory, false, flags, slf.py())?;
-        slf.borrow().exports.fetch_add(1, Ordering::AcqRel);
+        slf.get().exports.fetch_add(1, Ordering::AcqRel);
         Ok(())
     }
 

@@ -1,8 +1,6 @@
 //! The direct store's client: a connection for each thread, behind one object.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use beeline_kv_direct::{DirectClient, DirectClientError, Kind, LinkError, Request, Width};
@@ -12,19 +10,18 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
 
+use crate::connections::{Connections, Named};
+
 create_exception!(beeline, DirectException, PyException, "A call on the direct store failed.");
 
 thread_local! {
-    /// This thread's connections, by the number of their object and the process they were made in.
-    static CLIENTS: RefCell<HashMap<(u64, u32), DirectClient>> = RefCell::new(HashMap::new());
+    static CLIENTS: RefCell<Connections<DirectClient>> = RefCell::new(Connections::new());
 }
-
-static NEXT: AtomicU64 = AtomicU64::new(0);
 
 /// The map that some nodes hold together. Threads may share it: each connects by itself.
 #[pyclass(frozen, module = "beeline._native")]
 pub(crate) struct NativeDirect {
-    number: u64,
+    name: Named,
     servers: Vec<String>,
     timeout: Duration,
 }
@@ -69,15 +66,9 @@ impl NativeDirect {
         work: impl FnOnce(&mut DirectClient) -> Result<R, DirectClientError>,
     ) -> Result<R, DirectClientError> {
         CLIENTS.with_borrow_mut(|clients| {
-            // A child of a fork must not use its parent's connections.
-            let name = (self.number, std::process::id());
-            let client = match clients.entry(name) {
-                std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
-                std::collections::hash_map::Entry::Vacant(entry) => entry.insert(
-                    beeline_direct_client::connect(self.servers.iter().cloned(), self.timeout)?,
-                ),
-            };
-            work(client)
+            work(clients.of(&self.name, || {
+                beeline_direct_client::connect(self.servers.iter().cloned(), self.timeout)
+            })?)
         })
     }
 }
@@ -88,8 +79,7 @@ impl NativeDirect {
     fn new(py: Python<'_>, servers: Vec<String>, seconds: f64) -> PyResult<Self> {
         let timeout = Duration::try_from_secs_f64(seconds)
             .map_err(|_| PyValueError::new_err("a time-out is 0 or more seconds"))?;
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let direct = Self { number, servers, timeout };
+        let direct = Self { name: Named::new(), servers, timeout };
         py.detach(|| direct.with(|_| Ok(()))).map_err(|error| exception(&error))?;
         Ok(direct)
     }
@@ -115,6 +105,13 @@ impl NativeDirect {
 
     /// Ends this thread's connection; those of others end with their threads.
     fn close(&self) {
-        CLIENTS.with_borrow_mut(|clients| clients.remove(&(self.number, std::process::id())));
+        CLIENTS.with_borrow_mut(|clients| clients.end(&self.name));
+    }
+}
+
+impl Drop for NativeDirect {
+    fn drop(&mut self) {
+        // A thread that ends has ended its connections.
+        let _ = CLIENTS.try_with(|clients| clients.borrow_mut().end(&self.name));
     }
 }

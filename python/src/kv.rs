@@ -1,10 +1,7 @@
 //! The client of a node's durable keys: a connection for each thread, behind one object.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use beeline_fabric::{ConnectInfo, Device, FabricError, QueuePairState};
@@ -17,6 +14,8 @@ use pyo3::exceptions::{
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::PyBytes;
+
+use crate::connections::{Connections, Named};
 
 create_exception!(beeline, KvException, PyException, "A call on the durable keys failed.");
 create_exception!(
@@ -33,11 +32,8 @@ const SERVICE: &str = "kv";
 const LONGEST_KEY: u32 = 4096;
 
 thread_local! {
-    /// This thread's connections, by the number of their object and the process they were made in.
-    static CLIENTS: RefCell<HashMap<(u64, u32), Client>> = RefCell::new(HashMap::new());
+    static CLIENTS: RefCell<Connections<Client>> = RefCell::new(Connections::new());
 }
-
-static NEXT: AtomicU64 = AtomicU64::new(0);
 
 fn bootstrap(url: &str, source: OpenError) -> ConnectError {
     ConnectError::Bootstrap { target: url.to_owned(), source: Box::new(source) }
@@ -124,7 +120,7 @@ type Page<'py> = (Option<(u16, u64)>, Vec<Bound<'py, PyBytes>>);
 /// The durable keys of a node. Threads may share it: each connects by itself.
 #[pyclass(frozen, module = "beeline._native")]
 pub(crate) struct NativeKv {
-    number: u64,
+    name: Named,
     server: String,
     options: ClientOptions,
 }
@@ -152,14 +148,7 @@ impl NativeKv {
         work: impl FnOnce(&mut Client) -> Result<R, ClientError> + Send,
     ) -> PyResult<R> {
         let ran = py.detach(|| {
-            CLIENTS.with_borrow_mut(|clients| {
-                // A child of a fork must not use its parent's connections.
-                let client = match clients.entry((self.number, std::process::id())) {
-                    Entry::Occupied(entry) => entry.into_mut(),
-                    Entry::Vacant(entry) => entry.insert(self.connect()?),
-                };
-                work(client)
-            })
+            CLIENTS.with_borrow_mut(|clients| work(clients.of(&self.name, || self.connect())?))
         });
         ran.map_err(|error| exception(&error))
     }
@@ -171,10 +160,9 @@ impl NativeKv {
     fn new(py: Python<'_>, server: String, seconds: f64) -> PyResult<Self> {
         let timeout = Duration::try_from_secs_f64(seconds)
             .map_err(|_| PyValueError::new_err("a time-out is 0 or more seconds"))?;
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let longest_key_bytes = LONGEST_KEY;
         let options = ClientOptions { timeout, longest_key_bytes, ..ClientOptions::default() };
-        let kv = Self { number, server, options };
+        let kv = Self { name: Named::new(), server, options };
         kv.with(py, |_| Ok(()))?;
         Ok(kv)
     }
@@ -223,6 +211,13 @@ impl NativeKv {
 
     /// Ends this thread's connection; those of others end with their threads.
     fn close(&self) {
-        CLIENTS.with_borrow_mut(|clients| clients.remove(&(self.number, std::process::id())));
+        CLIENTS.with_borrow_mut(|clients| clients.end(&self.name));
+    }
+}
+
+impl Drop for NativeKv {
+    fn drop(&mut self) {
+        // A thread that ends has ended its connections.
+        let _ = CLIENTS.try_with(|clients| clients.borrow_mut().end(&self.name));
     }
 }

@@ -8,6 +8,7 @@
 //! buffer exports stays mapped, and its object referenced, until the last export is released.
 
 mod buffers;
+mod connections;
 mod direct;
 mod errors;
 mod kv;

@@ -2,9 +2,9 @@
 
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use beeline_objects::{Client, ClientOptions, ObjectId};
+use beeline_objects::{Client, ClientOptions, Object, ObjectId, ObjectsError};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -20,13 +20,38 @@ fn id(bytes: &[u8]) -> PyResult<ObjectId> {
     Ok(ObjectId(bytes))
 }
 
-/// Seconds as Python gives them; nothing waits for ever.
+/// Longest time of one request, after which Python may take a signal: Ctrl-C ends a wait.
+const TURN: Duration = Duration::from_millis(250);
+/// Patience with a transfer that the caller gave no time for.
+const TRANSFER: Duration = Duration::from_secs(60);
+
+/// Seconds as Python gives them; nothing, and the infinite, waits for ever.
 fn timeout(seconds: Option<f64>) -> PyResult<Duration> {
     match seconds {
-        None => Ok(Duration::MAX),
+        None | Some(f64::INFINITY) => Ok(Duration::MAX),
         Some(seconds) => Duration::try_from_secs_f64(seconds).map_err(|_| {
             PyValueError::new_err(format!("a time-out is 0 or more seconds, not {seconds}"))
         }),
+    }
+}
+
+/// Makes a request that waits, turn by turn, without the interpreter's lock; a turn that its time
+/// ended did nothing.
+fn in_turns<T: Send>(
+    py: Python<'_>,
+    patience: Duration,
+    request: impl Fn(Duration) -> Result<T, ObjectsError> + Sync,
+) -> PyResult<T> {
+    let mut left = patience;
+    loop {
+        let turn = left.min(TURN);
+        left -= turn;
+        match py.detach(|| request(turn)) {
+            Err(ObjectsError::TimedOut { .. } | ObjectsError::Full { .. }) if !left.is_zero() => {
+                py.check_signals()?;
+            }
+            outcome => return outcome.map_err(exception),
+        }
     }
 }
 
@@ -40,6 +65,38 @@ fn node(text: &str) -> PyResult<SocketAddr> {
 #[pyclass(frozen, module = "beeline._native")]
 pub(crate) struct NativeStore {
     client: Client,
+}
+
+impl NativeStore {
+    /// The object if it is here, or came from another node: those are asked once.
+    fn get_once(&self, py: Python<'_>, object: ObjectId) -> PyResult<Object> {
+        match py.detach(|| self.client.get(object, Duration::ZERO)) {
+            Err(ObjectsError::NotFound { .. }) => {}
+            outcome => return outcome.map_err(exception),
+        }
+        let absent = || exception(ObjectsError::NotFound { id: object });
+        let begun = Instant::now();
+        loop {
+            let turn = Instant::now();
+            let outcomes = py.detach(|| self.client.fetch(&[object], TURN)).map_err(exception)?;
+            match outcomes.into_iter().next() {
+                Some(Err(ObjectsError::Unreachable { .. })) => {
+                    // What failed before its time was over failed for good.
+                    if turn.elapsed() < TURN || begun.elapsed() >= TRANSFER {
+                        return Err(absent());
+                    }
+                    py.check_signals()?;
+                }
+                Some(Err(error)) => return Err(exception(error)),
+                _ => break,
+            }
+        }
+        // Where it had to give way already it comes once more.
+        match py.detach(|| self.client.get_anywhere(object, TURN)) {
+            Err(ObjectsError::TimedOut { .. }) => Err(absent()),
+            outcome => outcome.map_err(exception),
+        }
+    }
 }
 
 #[pymethods]
@@ -74,9 +131,8 @@ impl NativeStore {
         seconds: Option<f64>,
     ) -> PyResult<WriteBuffer> {
         let (object, patience) = (id(object)?, timeout(seconds)?);
-        let buffer = py
-            .detach(|| self.client.create(object, size, metadata, patience))
-            .map_err(exception)?;
+        let buffer =
+            in_turns(py, patience, |turn| self.client.create(object, size, metadata, turn))?;
         Ok(WriteBuffer::new(buffer))
     }
 
@@ -91,7 +147,7 @@ impl NativeStore {
     ) -> PyResult<()> {
         let (object, patience) = (id(object)?, timeout(seconds)?);
         let put = |bytes: &[u8]| {
-            py.detach(|| self.client.put(object, bytes, metadata, patience)).map_err(exception)
+            in_turns(py, patience, |turn| self.client.put(object, bytes, metadata, turn))
         };
         match data.cast::<PyBytes>() {
             // Nobody can change these.
@@ -108,16 +164,26 @@ impl NativeStore {
         fetch: bool,
     ) -> PyResult<ReadBuffer> {
         let (object, patience) = (id(object)?, timeout(seconds)?);
-        let found = py
-            .detach(|| {
-                if fetch {
-                    self.client.get_anywhere(object, patience)
-                } else {
-                    self.client.get(object, patience)
-                }
-            })
-            .map_err(exception)?;
+        let found = if fetch && patience.is_zero() {
+            self.get_once(py, object)?
+        } else if fetch {
+            in_turns(py, patience, |turn| self.client.get_anywhere(object, turn))?
+        } else {
+            in_turns(py, patience, |turn| self.client.get(object, turn))?
+        };
         Ok(ReadBuffer::new(py, found))
+    }
+
+    /// The objects that are here now, at the price of one round trip for many; nothing in the place of
+    /// each other.
+    fn get_here(
+        &self,
+        py: Python<'_>,
+        objects: Vec<[u8; 20]>,
+    ) -> PyResult<Vec<Option<ReadBuffer>>> {
+        let ids: Vec<ObjectId> = objects.into_iter().map(ObjectId).collect();
+        let found = py.detach(|| self.client.get_all(&ids, Duration::ZERO)).map_err(exception)?;
+        Ok(found.into_iter().map(|found| found.ok().map(|it| ReadBuffer::new(py, it))).collect())
     }
 
     fn contains(&self, py: Python<'_>, object: &[u8]) -> PyResult<bool> {
@@ -140,9 +206,16 @@ impl NativeStore {
         py: Python<'py>,
         seconds: Option<f64>,
     ) -> PyResult<Option<Bound<'py, PyBytes>>> {
-        let patience = timeout(seconds)?;
-        let sealed = py.detach(|| self.client.next_sealed(patience)).map_err(exception)?;
-        Ok(sealed.map(|id| PyBytes::new(py, &id.0)))
+        let mut left = timeout(seconds)?;
+        loop {
+            let turn = left.min(TURN);
+            left -= turn;
+            let sealed = py.detach(|| self.client.next_sealed(turn)).map_err(exception)?;
+            match sealed {
+                None if !left.is_zero() => py.check_signals()?,
+                sealed => return Ok(sealed.map(|id| PyBytes::new(py, &id.0))),
+            }
+        }
     }
 
     /// Brings objects here, from any node or from one; the text of the error in the place of each that did not come.
@@ -154,14 +227,33 @@ impl NativeStore {
         source: Option<&str>,
     ) -> PyResult<Vec<Option<String>>> {
         let ids = objects.iter().map(|object| id(object)).collect::<PyResult<Vec<_>>>()?;
-        let patience = timeout(seconds)?;
+        let mut left = timeout(seconds)?;
         let node = source.map(node).transpose()?;
-        let outcomes = py.detach(|| match node {
-            Some(node) => self.client.fetch_from(&ids, node, patience),
-            None => self.client.fetch(&ids, patience),
-        });
-        let outcomes = outcomes.map_err(exception)?;
-        Ok(outcomes.into_iter().map(|outcome| outcome.err().map(|e| e.to_string())).collect())
+        let mut texts: Vec<Option<String>> = vec![None; ids.len()];
+        let mut missing: Vec<usize> = (0..ids.len()).collect();
+        loop {
+            let turn = left.min(TURN);
+            left -= turn;
+            let some: Vec<ObjectId> = missing.iter().map(|place| ids[*place]).collect();
+            let begun = Instant::now();
+            let outcomes = py.detach(|| match node {
+                Some(node) => self.client.fetch_from(&some, node, turn),
+                None => self.client.fetch(&some, turn),
+            });
+            let mut later = Vec::new();
+            for (place, outcome) in missing.into_iter().zip(outcomes.map_err(exception)?) {
+                texts[place] = outcome.err().map(|error| error.to_string());
+                if texts[place].is_some() {
+                    later.push(place);
+                }
+            }
+            // What failed before its time was over failed for good.
+            if later.is_empty() || left.is_zero() || begun.elapsed() < turn {
+                return Ok(texts);
+            }
+            missing = later;
+            py.check_signals()?;
+        }
     }
 
     fn pin(&self, py: Python<'_>, object: &[u8]) -> PyResult<()> {

@@ -4,6 +4,8 @@ import asyncio
 import multiprocessing
 import os
 import pickle
+import subprocess
+import sys
 import threading
 import time
 
@@ -111,6 +113,35 @@ def test_a_store_travels_to_other_processes(kv, key, method):
     with multiprocessing.get_context(method).Pool(1) as pool:
         pool.map(_double, [(kv, key)])
     assert kv.get(key + b":twice") == b"abab"
+
+
+def test_connections_end_with_their_store(servers):
+    def descriptors():
+        return len(os.listdir("/proc/self/fd"))
+
+    beeline.kv.connect(servers).get(b"first")
+    before = descriptors()
+    for _ in range(30):
+        beeline.kv.connect(servers).get(b"x")
+    assert descriptors() <= before + 10
+
+
+def test_a_child_that_ends_leaves_its_parents_connection(servers):
+    program = (
+        "import beeline, os, sys\n"
+        "kv = beeline.kv.connect(sys.argv[1])\n"
+        "kv.put(b'test:of the parent', b'1')\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    sys.exit(0)\n"
+        "assert os.waitpid(child, 0)[1] == 0\n"
+        "for _ in range(100):\n"
+        "    kv.put(b'test:of the parent', kv.get(b'test:of the parent'))\n"
+        "print(kv.delete(b'test:of the parent'))\n"
+    )
+    arguments = [sys.executable, "-c", program, servers]
+    parent = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
+    assert parent.stdout == "True\n", parent
 
 
 def test_asyncio_waits_on_threads(kv, key):

@@ -5,6 +5,7 @@ import gc
 import multiprocessing
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -102,6 +103,28 @@ def test_bytes_and_views_come_back_as_read_only_views(store):
         assert isinstance(view, memoryview) and view.readonly and bytes(view) == bytes(value)
 
 
+def test_views_of_any_layout_are_put_as_their_bytes(store):
+    for array in (np.asfortranarray(np.arange(12).reshape(3, 4)), np.zeros((0, 3)), np.arange(6)):
+        assert bytes(store.get(store.put(memoryview(array)))) == memoryview(array).tobytes()
+
+
+def test_a_type_that_is_more_than_its_bytes_comes_back_as_it_was(store):
+    records = np.dtype((np.record, [("a", "<i4"), ("b", "<f8")]))
+    kinds = [np.array([(1, 2.5)], dtype=records)]
+    if hasattr(np.dtypes, "StringDType"):
+        kinds.append(np.array(["a", "long" * 100], dtype=np.dtypes.StringDType()))
+    try:
+        import ml_dtypes
+    except ImportError:
+        pass
+    else:
+        kinds.append(np.arange(3).astype(ml_dtypes.bfloat16))
+    for array in kinds:
+        back = store.get(store.put(array))
+        assert back.dtype == array.dtype and back.dtype.type is array.dtype.type
+        assert (back == array).all()
+
+
 def test_what_pickles_comes_back_with_its_arrays_in_place(store):
     value = {"name": "x", "arrays": [np.arange(10_000), np.ones((100, 100))], "list": [1, None]}
     back = store.get(store.put(value))
@@ -165,6 +188,59 @@ def test_a_get_waits_as_long_as_it_is_told(store, ref):
     timer.join()
 
 
+@pytest.mark.parametrize("wait", [
+    "store.get(ref, timeout=None)",
+    "store.get(ref, timeout=float('inf'), fetch=False)",
+    "store.next_sealed()",
+])
+def test_an_interrupt_ends_a_wait_without_end(socket, ref, wait):
+    program = (
+        "import beeline, sys\n"
+        "store = beeline.objects.connect(sys.argv[1])\n"
+        "ref = beeline.objects.ObjectRef(sys.argv[2])\n"
+        "try:\n"
+        "    print('waits', flush=True)\n"
+        f"    {wait}\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted')\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, socket, ref.hex()], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert child.stdout.readline() == "waits\n"
+        # Mostly it waits by then; where it does not yet, the interrupt ends it all the same.
+        time.sleep(0.3)
+        child.send_signal(signal.SIGINT)
+        assert "interrupted" in child.communicate(timeout=60)[0]
+    finally:
+        child.kill()
+
+
+def test_a_task_that_was_cancelled_keeps_no_program_from_its_end(socket, ref):
+    program = (
+        "import asyncio, beeline, sys\n"
+        "from beeline.objects import AsyncStore, ObjectRef, connect\n"
+        "async def main():\n"
+        "    store = AsyncStore(connect(sys.argv[1]))\n"
+        "    try:\n"
+        "        await asyncio.wait_for(store.get(ObjectRef(sys.argv[2])), 0.05)\n"
+        "    except asyncio.TimeoutError:\n"
+        "        print('over')\n"
+        "asyncio.run(main())\n"
+    )
+    arguments = [sys.executable, "-c", program, socket, ref.hex()]
+    child = subprocess.run(arguments, capture_output=True, text=True, timeout=60)
+    assert (child.returncode, child.stdout) == (0, "over\n"), child
+
+
+def test_several_are_got_at_once_and_a_missing_one_is_told(store):
+    refs = [store.put(np.full(10, number)) for number in range(100)]
+    assert [int(array[0]) for array in store.get_many(refs)] == list(range(100))
+    with pytest.raises(ObjectNotFound):
+        store.get_many([*refs, ObjectRef.random()])
+
+
 def test_a_buffer_is_written_in_place_and_not_after_the_seal(store, ref):
     buffer = store.create(ref, 16, b"mine")
     view = memoryview(buffer)
@@ -183,6 +259,51 @@ def test_a_buffer_is_written_in_place_and_not_after_the_seal(store, ref):
         buffer.seal()
     got = store.get_buffer(ref)
     assert bytes(got)[:5] == b"hello" and got.metadata == b"mine" and got.id == ref.id
+
+
+def test_a_view_released_while_the_buffer_is_written_is_not_counted_for_ever(store, ref):
+    buffer = store.create(ref, 16)
+    buffer.write_at(0, b"0123456789abcdef")
+    # The view of this call is taken, and let go of, while the buffer is written.
+    buffer.write_at(0, buffer)
+    buffer.seal()
+    assert bytes(store.get_buffer(ref)) == b"0123456789abcdef"
+
+
+def test_a_put_that_fails_leaves_no_object_behind(store, ref, monkeypatch):
+    too_much = (b"about", [(0, b"x" * 100_000), (100_000, b"y")], 100_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(beeline.objects, "_encode", lambda value: too_much)
+        with pytest.raises(ValueError) as failure:
+            store.put(b"", ref=ref)
+    # Its traceback still has the buffer.
+    store.put(b"another", ref=ref)
+    assert bytes(store.get(ref)) == b"another" and failure.traceback
+
+
+def test_a_buffer_is_written_by_the_process_that_made_it(store, ref):
+    buffer = store.create(ref, 100)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            said = []
+            for attempt in (lambda: buffer.write_at(0, b"x"), lambda: memoryview(buffer)):
+                try:
+                    attempt()
+                    said.append("written")
+                except (Forked, BufferError) as error:
+                    said.append(type(error).__name__)
+            os.write(writing, " ".join(said).encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    answer = os.read(reading, 100)
+    os.waitpid(child, 0)
+    assert answer == b"Forked BufferError"
+    buffer.write_at(0, b"y" * 100)
+    buffer.seal()
+    assert bytes(store.get_buffer(ref)) == b"y" * 100
 
 
 def test_a_buffer_that_is_dropped_gives_its_object_up(store, ref):

@@ -18,12 +18,14 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import contextlib
 import functools
 import os
 import pickle
 import struct
 import sys
-from collections.abc import AsyncIterator, Iterable
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 from . import _native
@@ -58,6 +60,7 @@ RAW, NUMPY, ARROW, PICKLE = range(4)
 ALIGNMENT = 64
 DEFAULT_TIMEOUT = 10.0
 SMALL = 64 << 10
+TURN = 0.25
 DEFAULT_SOCKET = "./beeline-data/objects.sock"
 
 
@@ -150,9 +153,14 @@ class Store:
             self._call("put", ref.id, parts[0][1] if parts else b"", metadata, timeout)
             return ref
         buffer = self._create(ref, size, metadata, timeout)
-        for offset, part in parts:
-            buffer.write_at(offset, part)
-        buffer.seal()
+        try:
+            for offset, part in parts:
+                buffer.write_at(offset, part)
+            buffer.seal()
+        except BaseException:
+            # A traceback would keep it, and with it the id and the memory.
+            buffer.abort()
+            raise
         return ref
 
     def _put_arrow(
@@ -164,14 +172,19 @@ class Store:
         with pa.ipc.new_stream(measure, value.schema) as writer:
             writer.write(value)
         buffer = self._create(ref, measure.size(), metadata, timeout)
-        with memoryview(buffer) as view:
-            memory = pa.py_buffer(view)
-            sink = pa.FixedSizeBufferWriter(memory)
-            with pa.ipc.new_stream(sink, value.schema) as writer:
-                writer.write(value)
-            sink.close()
-            del sink, memory, writer
-        buffer.seal()
+        try:
+            with memoryview(buffer) as view:
+                memory = pa.py_buffer(view)
+                sink = pa.FixedSizeBufferWriter(memory)
+                with pa.ipc.new_stream(sink, value.schema) as writer:
+                    writer.write(value)
+                sink.close()
+                del sink, memory, writer
+            buffer.seal()
+        except BaseException:
+            with contextlib.suppress(BufferError):
+                buffer.abort()
+            raise
         return ref
 
     def _create(
@@ -189,7 +202,11 @@ class Store:
         """The value of ``ref``. Arrays, tables and large buffers lie in the store's own memory and
         are read-only. Waits up to ``timeout`` seconds until the object is sealed here, or, with
         ``fetch``, came from another node; with 0, other nodes are asked once."""
-        return _decode(self.get_buffer(ref, timeout, fetch=fetch))
+        try:
+            buffer = self._native.get(ref.id, timeout, fetch)
+        except Forked:
+            buffer = self.get_buffer(ref, timeout, fetch=fetch)
+        return _decode(buffer)
 
     def get_buffer(
         self, ref: ObjectRef, timeout: float | None = 0.0, *, fetch: bool = True
@@ -204,8 +221,14 @@ class Store:
     def get_many(
         self, refs: Iterable[ObjectRef], timeout: float | None = 0.0, *, fetch: bool = True
     ) -> list[Any]:
-        """The values of several references."""
-        return [self.get(ref, timeout, fetch=fetch) for ref in refs]
+        """The values of several references, each as :meth:`get`. Those that are here come at the price
+        of one round trip for many."""
+        refs = list(refs)
+        here = self._call("get_here", [ref.id for ref in refs])
+        return [
+            self.get(ref, timeout, fetch=fetch) if buffer is None else _decode(buffer)
+            for ref, buffer in zip(refs, here)
+        ]
 
     # ── bytes ───────────────────────────────────────────────────────────────────────────────────
 
@@ -293,7 +316,7 @@ class Store:
 
 class AsyncStore:
     """A store for ``asyncio``: what is here is answered at once, what has to be waited for waits
-    on a thread."""
+    on a thread, which ends soon after the task that waits was cancelled."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -305,7 +328,9 @@ class AsyncStore:
         ref: ObjectRef | None = None,
         timeout: float | None = DEFAULT_TIMEOUT,
     ) -> ObjectRef:
-        return await asyncio.to_thread(self.store.put, value, ref=ref, timeout=timeout)
+        ref = ref or ObjectRef.random()
+        put = functools.partial(self.store.put, value, ref=ref)
+        return await _on_thread(lambda turn: put(timeout=turn), timeout, MemoryError)
 
     async def get(
         self, ref: ObjectRef, timeout: float | None = None, *, fetch: bool = True
@@ -315,7 +340,9 @@ class AsyncStore:
         except (ObjectNotFound, TimeoutError):
             if timeout == 0.0:
                 raise
-        return await asyncio.to_thread(self.store.get, ref, timeout, fetch=fetch)
+        return await _on_thread(
+            lambda turn: self.store.get(ref, turn, fetch=fetch), timeout, TimeoutError
+        )
 
     async def fetch(self, refs: Iterable[ObjectRef], timeout: float | None = 60.0) -> None:
         await asyncio.to_thread(self.store.fetch, list(refs), timeout)
@@ -335,6 +362,31 @@ class AsyncStore:
                 yield ref
 
 
+async def _on_thread(
+    call: Callable[[float], Any], timeout: float | None, over: type[Exception]
+) -> Any:
+    """Waits on a thread, in turns: ``call`` takes the seconds of one and raises ``over`` after them. A
+    thread that waited on for a cancelled task would keep the program from its end."""
+    cancelled = threading.Event()
+
+    def wait() -> Any:
+        left = float("inf") if timeout is None else timeout
+        while True:
+            turn = min(left, TURN)
+            left -= turn
+            try:
+                return call(turn)
+            except over:
+                if left <= 0 or cancelled.is_set():
+                    raise
+
+    try:
+        return await asyncio.to_thread(wait)
+    except asyncio.CancelledError:
+        cancelled.set()
+        raise
+
+
 def _reconnect(path: str, checksums: bool) -> Store:
     return Store(path, checksums=checksums)
 
@@ -351,7 +403,8 @@ def _encode(value: Any) -> tuple[bytes, list[tuple[int, Any]] | None, int]:
     if isinstance(value, (bytes, bytearray)):
         return MAGIC + bytes([RAW]), [(0, value)], len(value)
     if isinstance(value, memoryview):
-        plain = value.cast("B") if value.contiguous else memoryview(value.tobytes())
+        whole = value.c_contiguous and value.nbytes
+        plain = value.cast("B") if whole else memoryview(value.tobytes())
         return MAGIC + bytes([RAW]), [(0, plain)], plain.nbytes
     module = type(value).__module__
     if module == "numpy" and "numpy" in sys.modules:
@@ -369,7 +422,10 @@ def _encode(value: Any) -> tuple[bytes, list[tuple[int, Any]] | None, int]:
 def _encode_numpy(value: Any) -> tuple[bytes, list[tuple[int, Any]], int] | None:
     import numpy as np
 
-    if type(value) is not np.ndarray or value.dtype.hasobject:
+    if type(value) is not np.ndarray:
+        return None
+    descr = _numpy_descr(value.dtype, value.dtype.type)
+    if descr is None:
         return None
     order = "C"
     array = value
@@ -379,7 +435,6 @@ def _encode_numpy(value: Any) -> tuple[bytes, list[tuple[int, Any]], int] | None
             array = array.T
         else:
             array = np.ascontiguousarray(array)
-    descr = np.lib.format.dtype_to_descr(value.dtype)
     metadata = MAGIC + bytes([NUMPY]) + repr((descr, value.shape, order)).encode()
     flat = array.reshape(-1).view(np.uint8) if array.size and array.dtype.itemsize else b""
     return metadata, [(0, memoryview(flat))], array.nbytes
@@ -400,6 +455,20 @@ def _encode_pickle(value: Any) -> tuple[bytes, list[tuple[int, Any]], int]:
     return MAGIC + bytes([PICKLE]) + b"".join(table) + pickled, parts, end
 
 
+@functools.lru_cache(maxsize=256)
+def _numpy_descr(dtype: Any, kind: type) -> Any:
+    """How ``dtype`` is written; ``None`` where its values are not their bytes, or where it would come
+    back as another type, as those of other packages do. ``kind`` is the class of its values: types may
+    be equal and differ in that."""
+    import numpy as np
+
+    if dtype.hasobject or dtype.kind not in "biufcmMSUV":
+        return None
+    descr = np.lib.format.dtype_to_descr(dtype)
+    back = np.lib.format.descr_to_dtype(descr)
+    return descr if back == dtype and back.type is kind else None
+
+
 @functools.lru_cache(maxsize=4096)
 def _numpy_header(metadata: bytes) -> tuple[Any, tuple[int, ...], str]:
     import numpy as np
@@ -410,7 +479,7 @@ def _numpy_header(metadata: bytes) -> tuple[Any, tuple[int, ...], str]:
 
 def _decode(buffer: ReadBuffer) -> Any:
     metadata = buffer.metadata
-    if metadata[:4] != MAGIC or len(metadata) < 5:
+    if not metadata.startswith(MAGIC) or len(metadata) < 5:
         return memoryview(buffer)
     kind = metadata[4]
     if kind == NUMPY:
