@@ -461,11 +461,7 @@ impl NodeHandle {
         };
         drop(guards);
         for &index in wanted.iter().filter(|_| changed) {
-            let door = &self.shared.doors[index];
-            // The shard's thread looks after expiry and collection; one nudge is enough until it ran.
-            if !door.changed.swap(true, Ordering::Relaxed) {
-                door.nudge();
-            }
+            self.shared.doors[index].owe_upkeep();
         }
         result
     }

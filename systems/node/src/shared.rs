@@ -39,6 +39,8 @@ pub(crate) struct Door {
     pub waiting: AtomicUsize,
     /// Another thread changed the shard's keys: its own one owes it upkeep.
     pub changed: AtomicBool,
+    /// The shard's thread, where it sleeps, wakes for its upkeep by itself. Written before it announces its sleep.
+    pub wakes_for_upkeep: AtomicBool,
     /// Its commit failed: the shard promises nothing any more.
     pub broken: AtomicBool,
     /// Its upkeep failed, and goes on being tried.
@@ -57,6 +59,7 @@ impl Door {
             sleeping: AtomicBool::new(false),
             waiting: AtomicUsize::new(0),
             changed: AtomicBool::new(false),
+            wakes_for_upkeep: AtomicBool::new(false),
             broken: AtomicBool::new(false),
             upkeep_fails: AtomicBool::new(false),
             owing: AtomicBool::new(true),
@@ -73,6 +76,21 @@ impl Door {
         fence(Ordering::SeqCst);
         if self.sleeping.load(Ordering::Relaxed) && self.sleeping.swap(false, Ordering::Relaxed) {
             self.waker.wake();
+        }
+    }
+
+    /// Notes that another thread changed the shard's keys. Its own thread looks after expiry and collection, at
+    /// most ten times a second; so it is woken where it would sleep on, and left asleep where its upkeep is due
+    /// anyway.
+    pub(crate) fn owe_upkeep(&self) {
+        if self.changed.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        // Pairs with the fence in `ShardThread::announce_sleep`, as in `nudge`: either the thread sees that
+        // something changed and stays awake, or this one sees how it sleeps.
+        fence(Ordering::SeqCst);
+        if !self.wakes_for_upkeep.load(Ordering::Relaxed) {
+            self.nudge();
         }
     }
 

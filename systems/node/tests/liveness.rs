@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use beeline_node::Node;
 use common::{Client, eventually, keys_of_shards, start, start_with};
@@ -67,6 +67,25 @@ fn an_idle_node_sleeps_with_and_without_clients() {
         assert_quiet(&node, "requests are half sent");
         node.stop();
     }
+}
+
+#[test]
+fn what_other_threads_change_wakes_a_shards_thread_for_its_upkeep_and_not_each_time() {
+    let node = start(1);
+    let handle = node.handle();
+    std::thread::sleep(Duration::from_millis(300));
+    let (before, began) = (handle.stats().loops.turns, Instant::now());
+    for _ in 0..1000 {
+        handle.with_shards(&[0], |_| ());
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    let turns = handle.stats().loops.turns - before;
+    // Upkeep is due ten times a second, and takes the thread a few turns each time.
+    let most = 50 + began.elapsed().as_millis() / 5;
+    assert!(u128::from(turns) <= most, "{turns} turns for 1000 changes, {most} at most");
+    // It was looked after all the same.
+    assert!(turns > 0, "no turn at all");
+    node.stop();
 }
 
 #[test]

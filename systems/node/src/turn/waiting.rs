@@ -89,10 +89,12 @@ impl ShardThread {
 
     /// Says that a wake-up is needed from now on, then looks once more. `false`: stay awake.
     pub(super) fn announce_sleep(&mut self) -> bool {
-        // The fence pairs with the one in `Door::nudge`.
-        self.shared.doors[self.index].sleeping.store(true, Ordering::Relaxed);
+        // The fence pairs with those in `Door::nudge` and `Door::owe_upkeep`.
+        let door = &self.shared.doors[self.index];
+        door.wakes_for_upkeep.store(self.upkeep_wanted, Ordering::Relaxed);
+        door.sleeping.store(true, Ordering::Relaxed);
         std::sync::atomic::fence(Ordering::SeqCst);
-        let changed = self.shared.doors[self.index].changed.load(Ordering::Relaxed);
+        let changed = door.changed.load(Ordering::Relaxed);
         let stay = changed || self.look_around() || !self.fabric.is_armed();
         if stay {
             self.shared.doors[self.index].sleeping.store(false, Ordering::Relaxed);
