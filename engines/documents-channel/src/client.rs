@@ -28,6 +28,7 @@ use crate::message::{
     REGION_KEY, SLOT_BYTES, granted,
 };
 use crate::numbers::ByNumber;
+use crate::planted::{Planted, planted};
 
 mod layout;
 mod options;
@@ -39,8 +40,6 @@ pub use options::{ClientCounters, ClientOptions, Outcome, RequestError, Submit};
 
 /// Completions taken at once.
 const BATCH: usize = 16;
-/// Completions taken before a request is sent.
-const LOOKED_AT: usize = 4;
 /// Polls between two looks at the clock.
 const LOOKS: u32 = 64;
 /// Longest sleep, after which deadlines are looked at again.
@@ -64,6 +63,8 @@ pub(crate) struct Parts {
     pub(crate) outstanding: u16,
     pub(crate) rnic: RnicInfo,
     pub(crate) wire: Option<SocketAddr>,
+    /// A message being made.
+    pub(crate) out: Box<[u8; SLOT_BYTES]>,
 }
 
 #[derive(Debug)]
@@ -115,6 +116,8 @@ pub struct ChannelClient {
     owed_acknowledgements: u32,
     counters: ClientCounters,
     slot: Box<[u8; SLOT_BYTES]>,
+    /// Where completions are taken to: a poll that finds none costs no clearing.
+    completions: Vec<WorkCompletion>,
     broken: bool,
 }
 
@@ -148,6 +151,7 @@ impl ChannelClient {
             owed_acknowledgements: 0,
             counters: ClientCounters { registrations: 2, ..ClientCounters::default() },
             slot: Box::new([0; SLOT_BYTES]),
+            completions: vec![WorkCompletion::EMPTY; BATCH],
             broken: false,
         }
     }
@@ -173,11 +177,7 @@ impl ChannelClient {
     /// Whether requests can be sent, after a look at what arrived: a connection that its server ended is found
     /// broken before anything is sent over it.
     pub fn is_alive(&mut self) -> bool {
-        let mut completions = [WorkCompletion::EMPTY; LOOKED_AT];
-        match self.parts.queue.poll(&mut completions) {
-            Ok(count) => self.take_all(&completions[..count]),
-            Err(_) => self.fail_all(),
-        }
+        self.poll();
         if !self.broken && self.parts.qp.state() != QueuePairState::ReadyToSend {
             self.fail_all();
         }
@@ -275,7 +275,7 @@ impl ChannelClient {
         if body.len() > LONGEST_BODY
             || !self.queued.is_empty()
             || self.owed_acknowledgements > 0
-            || self.sent - self.acknowledged >= slots
+            || self.sent - self.acknowledged >= slots && !planted(Planted::SendWithoutCredit)
             || self.sent - self.written >= slots
         {
             return false;
@@ -304,16 +304,14 @@ impl ChannelClient {
 
     /// Handles what arrived; returns how many completions that were.
     pub fn poll(&mut self) -> usize {
-        let mut completions = [WorkCompletion::EMPTY; BATCH];
-        let count = match self.parts.queue.poll(&mut completions) {
-            Ok(count) => count,
-            Err(_) => {
-                self.fail_all();
-                return 0;
-            }
-        };
-        self.take_all(&completions[..count]);
-        count
+        let mut completions = std::mem::take(&mut self.completions);
+        let polled = self.parts.queue.poll(&mut completions);
+        match polled {
+            Ok(count) => self.take_all(&completions[..count]),
+            Err(_) => self.fail_all(),
+        }
+        self.completions = completions;
+        polled.unwrap_or(0)
     }
 
     /// Waits for the outcome of a request: polls for `spin`, then sleeps. Other outcomes stay for
@@ -389,6 +387,8 @@ impl ChannelClient {
             if let Some(at) = unsent {
                 self.queued.remove(at);
                 buffers.release(pending.place.buffer);
+            } else if planted(Planted::ReuseLateDestination) {
+                buffers.release(pending.place.buffer);
             } else {
                 buffers.quarantine(pending.place.buffer);
                 self.quarantine.insert(index, pending.place);
@@ -412,6 +412,9 @@ impl ChannelClient {
         for index in pending {
             if let Some(pending) = self.pending.remove(&index) {
                 self.release(pending.place);
+                if planted(Planted::ForgetBrokenRequests) {
+                    continue;
+                }
                 self.results.push_back((index, Err(RequestError::Broken)));
             }
         }
@@ -463,6 +466,7 @@ impl ChannelClient {
                 }
                 if self.pieces.pop_front()?
                     && let Granted::At { area, .. } = &mut self.granted
+                    && !planted(Planted::FreePieceEarly)
                 {
                     area.free_oldest();
                 }
@@ -502,7 +506,10 @@ impl ChannelClient {
         self.counters.copies += 1;
         let buffers = if place.large { &mut self.large } else { &mut self.small };
         buffers.consume(place.buffer);
-        if self.parts.checksum && part.checksum != Some(crc32c(&pending.reply[have..])) {
+        if self.parts.checksum
+            && !planted(Planted::IgnoreChecksum)
+            && part.checksum != Some(crc32c(&pending.reply[have..]))
+        {
             let place = self.pending.remove(&index).map(|pending| pending.place)?;
             self.release(place);
             self.results.push_back((index, Err(RequestError::Corrupt)));
@@ -617,7 +624,9 @@ impl ChannelClient {
     fn send_next(&mut self) -> Option<bool> {
         let slots = u64::from(self.parts.slots);
         // Both the slot there and its copy here have to be idle.
-        if self.sent - self.acknowledged >= slots || self.sent - self.written >= slots {
+        if self.sent - self.acknowledged >= slots && !planted(Planted::SendWithoutCredit)
+            || self.sent - self.written >= slots
+        {
             return Some(false);
         }
         let Some(next) = self.queued.front_mut() else { return Some(false) };
@@ -652,6 +661,9 @@ impl ChannelClient {
         };
         let count = (next.body.len() - next.sent).min(area.longest() as usize);
         let Some(at) = area.take(count as u64) else { return Some(false) };
+        if planted(Planted::FreePieceEarly) {
+            area.free_oldest();
+        }
         let bytes = &next.body[next.sent..next.sent + count];
         copy_in(self.parts.staging.memory().as_ref(), (*offset + at) as usize, bytes);
         self.counters.copies += 1;
@@ -723,8 +735,7 @@ impl Parts {
             let (address, bytes) = self.layout.of(place);
             message = Message { address, bytes, key: REGION_KEY, ..message };
         }
-        let mut out = [0; SLOT_BYTES];
-        let bytes = message.write(&mut out).ok()?;
+        let bytes = message.write(&mut self.out).ok()?;
         let slot = number % u64::from(self.slots) * SLOT_BYTES as u64;
         copy_in(self.staging.memory().as_ref(), slot as usize, bytes);
         let length = bytes.len() as u64;

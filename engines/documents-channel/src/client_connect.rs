@@ -151,5 +151,6 @@ pub fn connect(
         outstanding,
         rnic: theirs.rnic,
         wire: theirs.wire,
+        out: Box::new([0; SLOT_BYTES]),
     }))
 }

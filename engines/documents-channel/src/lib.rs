@@ -37,6 +37,7 @@ pub mod server;
 mod area;
 mod client_connect;
 mod numbers;
+mod planted;
 
 #[cfg(test)]
 mod tests;

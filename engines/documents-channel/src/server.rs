@@ -29,6 +29,7 @@ use beeline_fabric::{
 use crate::greeting::{Detected, Greeting, detect};
 use crate::message::{Message, SLOT_BYTES};
 use crate::numbers::ByNumber;
+use crate::planted::{Planted, planted};
 use crate::pool::{Pool, ReplyBuffer};
 use crate::register::{Meters, register_size};
 
@@ -421,7 +422,8 @@ impl ChannelServer {
             if !channel.parked.is_empty() {
                 continue;
             }
-            let over = |held: &channel::Held| now >= held.until_ns;
+            let over =
+                |held: &channel::Held| now >= held.until_ns && !planted(Planted::KeepRestForEver);
             let overdue: Vec<u32> = channel
                 .held
                 .iter()

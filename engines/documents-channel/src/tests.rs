@@ -24,6 +24,7 @@ use crate::server::{Answer, ChannelId, ChannelServer, Handler, Incoming, ServerO
 use crate::{ConnectError, connect};
 
 mod limits;
+mod planted;
 
 const LIMIT: Duration = Duration::from_secs(5);
 

@@ -100,7 +100,7 @@ fn is_served(world: &mut World, good: &mut ChannelClient) {
 }
 
 #[test]
-fn a_flood_of_requests_waits_in_its_ring_and_loses_nothing() {
+pub(super) fn a_flood_of_requests_waits_in_its_ring_and_loses_nothing() {
     let (mut world, mut good) = narrow();
     let mut raw = Raw::connect(&mut world, 2);
     let mut credits = Credits::default();
@@ -191,7 +191,7 @@ fn bodies_that_are_never_whole_give_way_to_those_that_are() {
 }
 
 #[test]
-fn the_rest_of_a_reply_waits_behind_the_last_part_that_was_asked_for() {
+pub(super) fn the_rest_of_a_reply_waits_behind_the_last_part_that_was_asked_for() {
     let (mut world, _good) = narrow();
     let mut raw = Raw::connect(&mut world, 2);
     let mut credits = Credits::default();
