@@ -27,8 +27,8 @@ use beeline_os::poller::{Interest, Poller, Waker};
 use tokio::runtime::Handle as Runtime;
 
 use crate::commands::Identity;
-use crate::door::STACK;
 use crate::engine::{Engine, lock};
+use crate::listening::STACK;
 use crate::stats::DocumentsMetrics;
 
 mod execute;

@@ -608,6 +608,16 @@ fn dispatch(context: &mut Context<'_>, name: &str) -> Result<Reply> {
             "read concern 'snapshot' is not supported by this server",
         );
     }
+    // There is no journal that a reply could wait for, and MongoDB says so too.
+    if let Ok(concern) = context.request.body.get_document("writeConcern")
+        && concern.get_bool("j").unwrap_or(false)
+        && !context.engine.store().outlives_process()
+    {
+        return fail(
+            Code::BadValue,
+            "cannot use 'j' option when a host does not have journaling enabled: this node keeps documents in memory",
+        );
+    }
     if let Some(replica) = context.engine.replica.get() {
         // First the term: what is written in a later one is not acknowledged as this one's.
         context.session.operation.term = replica.agreed.gate.term();

@@ -4,20 +4,19 @@
 //! arrived. A command that may take long says so first, and another thread takes over the tasks
 //! that were waiting behind it. Idle connections sleep in the threads' one `epoll_wait`.
 
-use std::net::{SocketAddr, TcpListener as StdListener};
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bson::spec::BinarySubtype;
 use bson::{Binary, Bson, Document, doc};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream};
-use tokio::runtime::Runtime;
-use tokio::sync::watch;
+use tokio::net::TcpStream;
+use tokio::time::Instant;
 
 use crate::commands::{self, Context, Identity, Request, Session};
 use crate::engine::Engine;
+use crate::listening::{Listening, Served, Stop};
 use crate::log::stamp;
 use crate::replica::Replica;
 use crate::reply::Reply;
@@ -27,28 +26,47 @@ use crate::wire;
 const READ: usize = 64 << 10;
 /// A buffer that grew past this is given back once it is empty.
 const KEPT: usize = 1 << 20;
-/// Stack of a thread that serves: room for the deepest pipeline of the deepest expressions.
-pub(crate) const STACK: usize = 32 << 20;
-/// How long a connection that is told to end may take to read what it is owed.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// Longest wait for news, as long as a number of 32 bits of milliseconds.
+const LONGEST_WAIT_MS: u64 = i32::MAX as u64;
 
 /// The running listener.
 #[derive(Debug)]
 pub struct Door {
-    runtime: Option<Runtime>,
-    stop: watch::Sender<bool>,
-    address: SocketAddr,
-    open: Arc<AtomicUsize>,
+    listening: Listening,
 }
 
 /// What every connection shares.
 struct Shared {
     engine: Arc<Engine>,
     identity: Identity,
-    open: Arc<AtomicUsize>,
-    next: AtomicI32,
-    most: usize,
-    stop: watch::Receiver<bool>,
+}
+
+impl Served for Shared {
+    async fn serve(
+        self: Arc<Self>,
+        stream: TcpStream,
+        peer: SocketAddr,
+        number: i32,
+        stop: Stop,
+    ) -> std::io::Result<()> {
+        serve(stream, (peer, number), &self, stop).await
+    }
+
+    async fn keep(self: Arc<Self>, stop: Stop) {
+        upkeep(&self.engine, stop).await;
+    }
+
+    fn came(&self, _: SocketAddr, is_served: bool) {
+        let metrics = &self.engine.metrics;
+        match is_served {
+            true => metrics.documents_accepted_connections.add_shared(1),
+            false => metrics.documents_rejected_connections.add_shared(1),
+        }
+    }
+
+    fn open(&self, connections: usize) {
+        self.engine.metrics.documents_connections.set(connections as u64);
+    }
 }
 
 impl Door {
@@ -62,64 +80,31 @@ impl Door {
         most: usize,
         replica_set: Option<String>,
     ) -> std::io::Result<Self> {
-        let listener = StdListener::bind(address)?;
-        let address = listener.local_addr()?;
-        listener.set_nonblocking(true)?;
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(threads.max(1))
-            .thread_name("documents")
-            .thread_stack_size(STACK)
-            .enable_all()
-            .build()?;
-        let (stop, stopped) = watch::channel(false);
-        let open = Arc::<AtomicUsize>::default();
-        let shared = Arc::new(Shared {
-            engine,
-            identity: Identity {
-                address: address.to_string(),
-                most_connections: most,
-                replica_set,
-            },
-            open: Arc::clone(&open),
-            next: AtomicI32::new(1),
-            most,
-            stop: stopped,
-        });
-        let listener = {
-            let _inside = runtime.enter();
-            TcpListener::from_std(listener)?
+        let identity = |address: SocketAddr| Identity {
+            address: address.to_string(),
+            most_connections: most,
+            replica_set,
         };
-        runtime.spawn(accept(listener, Arc::clone(&shared)));
-        runtime.spawn(upkeep(shared));
-        Ok(Self { runtime: Some(runtime), stop, address, open })
+        let make = |address| Shared { engine, identity: identity(address) };
+        let (listening, _) = Listening::start(address, ("documents", threads), most, make)?;
+        Ok(Self { listening })
     }
 
     /// Where it listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
-        self.address
+        self.listening.address()
     }
 
     /// Its threads, for what waits beside connections.
     #[must_use]
     pub fn runtime(&self) -> Option<tokio::runtime::Handle> {
-        self.runtime.as_ref().map(|runtime| runtime.handle().clone())
+        self.listening.threads()
     }
 
     /// Ends: no new connections, commands under way are answered.
     pub fn close(&mut self) {
-        let _ = self.stop.send(true);
-        let Some(runtime) = self.runtime.take() else { return };
-        let open = Arc::clone(&self.open);
-        runtime.block_on(async {
-            let ended = async {
-                while open.load(Ordering::Acquire) > 0 {
-                    tokio::time::sleep(Duration::from_millis(5)).await;
-                }
-            };
-            let _ = tokio::time::timeout(LAST_WORDS, ended).await;
-        });
-        runtime.shutdown_timeout(LAST_WORDS);
+        self.listening.close(|| {});
     }
 }
 
@@ -129,73 +114,18 @@ impl Drop for Door {
     }
 }
 
-async fn accept(listener: TcpListener, shared: Arc<Shared>) {
-    let mut stop = shared.stop.clone();
-    loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            _ = stop.changed() => return,
-        };
-        let (stream, peer) = match accepted {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                // Out of descriptors: without a pause the readable listener would burn a core.
-                tracing::warn!(%error, "a MongoDB connection could not be accepted");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
-            }
-        };
-        let metrics = &shared.engine.metrics;
-        if shared.open.load(Ordering::Relaxed) >= shared.most {
-            metrics.documents_rejected_connections.add_shared(1);
-            drop(stream);
-            continue;
-        }
-        metrics.documents_accepted_connections.add_shared(1);
-        let guard = Guard::new(&shared);
-        let shared = Arc::clone(&shared);
-        tokio::spawn(async move {
-            let _guard = guard;
-            let _ = stream.set_nodelay(true);
-            if let Err(error) = serve(stream, peer, &shared).await {
-                tracing::debug!(%error, %peer, "a MongoDB connection ended");
-            }
-        });
-    }
-}
-
-/// Counts a connection while it lives.
-struct Guard {
-    shared: Arc<Shared>,
-}
-
-impl Guard {
-    fn new(shared: &Arc<Shared>) -> Self {
-        let open = shared.open.fetch_add(1, Ordering::AcqRel) + 1;
-        shared.engine.metrics.documents_connections.set(open as u64);
-        Self { shared: Arc::clone(shared) }
-    }
-}
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        let open = self.shared.open.fetch_sub(1, Ordering::AcqRel) - 1;
-        self.shared.engine.metrics.documents_connections.set(open as u64);
-    }
-}
-
-async fn serve(mut stream: TcpStream, peer: SocketAddr, shared: &Shared) -> std::io::Result<()> {
-    let mut session = Session {
-        connection: shared.next.fetch_add(1, Ordering::Relaxed),
-        peer: peer.to_string(),
-        ..Session::default()
-    };
+async fn serve(
+    mut stream: TcpStream,
+    (peer, number): (SocketAddr, i32),
+    shared: &Shared,
+    mut stop: Stop,
+) -> std::io::Result<()> {
+    let mut session = Session { connection: number, peer: peer.to_string(), ..Session::default() };
     // A client goes on to talk to the address that it found the node at.
     let reached =
         stream.local_addr().map_or_else(|_| shared.identity.address.clone(), |at| at.to_string());
     let identity = Identity { address: reached, ..shared.identity.clone() };
     let (mut input, mut output) = (Vec::new(), Vec::new());
-    let mut stop = shared.stop.clone();
     let mut reply_id = 0_i32;
     loop {
         // What arrived together is answered together.
@@ -219,7 +149,7 @@ async fn serve(mut stream: TcpStream, peer: SocketAddr, shared: &Shared) -> std:
             let (name, internal) =
                 (request.name().to_owned(), Replica::is_internal(request.name()));
             let again = (internal || name == "getMore").then(|| request.clone());
-            let mut until = None;
+            let mut until: Option<Instant> = None;
             let concern = replica.map(|_| concern_of(&request)).unwrap_or_default();
             if let Some(replica) = replica
                 && let Err(error) = replica.catch_up(&concern).await
@@ -239,7 +169,7 @@ async fn serve(mut stream: TcpStream, peer: SocketAddr, shared: &Shared) -> std:
                 tokio::pin!(changed);
                 changed.as_mut().enable();
                 let may_wait = again.is_some()
-                    && until.is_none_or(|until| shared.engine.now_ms() < until)
+                    && until.is_none_or(|until| Instant::now() < until)
                     && !*stop.borrow();
                 let mut context = Context {
                     engine: &shared.engine,
@@ -254,12 +184,14 @@ async fn serve(mut stream: TcpStream, peer: SocketAddr, shared: &Shared) -> std:
                 } else {
                     commands::run(&mut context)
                 };
-                let Reply::Later(at) = reply else { break reply };
-                let at = *until.get_or_insert(at);
-                let left = Duration::from_millis(at.saturating_sub(shared.engine.now_ms()));
+                let Reply::Later(most_ms) = reply else { break reply };
+                // Of a clock that nothing sets: a wall clock may stand still or jump.
+                let until = *until.get_or_insert_with(|| {
+                    Instant::now() + Duration::from_millis(most_ms.min(LONGEST_WAIT_MS))
+                });
                 tokio::select! {
                     () = changed => {}
-                    () = tokio::time::sleep(left) => {}
+                    () = tokio::time::sleep_until(until) => {}
                     _ = stop.changed() => {}
                 }
             };
@@ -380,8 +312,7 @@ pub(crate) fn may_take_long(request: &Request) -> bool {
 }
 
 /// Closes cursors whose time is up, deletes documents whose time has come.
-async fn upkeep(shared: Arc<Shared>) {
-    let mut stop = shared.stop.clone();
+async fn upkeep(engine: &Engine, mut stop: Stop) {
     let mut turn = 0_u64;
     loop {
         tokio::select! {
@@ -389,7 +320,6 @@ async fn upkeep(shared: Arc<Shared>) {
             _ = stop.changed() => return,
         }
         turn += 1;
-        let engine = &shared.engine;
         let closed = engine.cursors.expire(engine.now_ms());
         engine.metrics.documents_timed_out_cursors.add_shared(closed as u64);
         let ended = engine.transactions.expire(engine.now_ms());
@@ -408,5 +338,62 @@ async fn upkeep(shared: Arc<Shared>) {
                 }
             });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read as _, Write as _};
+
+    use super::*;
+    use crate::engine::EngineOptions;
+    use crate::store::{Backing, Memory, Store};
+
+    /// A store whose wall clock stands still.
+    #[derive(Debug, Default)]
+    struct Still(Memory);
+
+    impl Store for Still {
+        fn with(
+            &self,
+            row: &[u8],
+            work: &mut dyn FnMut(&mut dyn Backing) -> beeline_documents_query::error::Result<()>,
+        ) -> beeline_documents_query::error::Result<()> {
+            self.0.with(row, work)
+        }
+
+        fn now_ms(&self) -> u64 {
+            1_700_000_000_000
+        }
+
+        fn space(&self) -> (u64, u64) {
+            self.0.space()
+        }
+    }
+
+    fn ask(stream: &mut std::net::TcpStream, mut body: Document) -> Document {
+        body.insert("$db", "d");
+        stream.write_all(&wire::frame(1, &body)).unwrap();
+        let mut answer = vec![0; 4];
+        stream.read_exact(&mut answer).expect("an answer");
+        let length = wire::length(&answer, 1 << 20).unwrap().unwrap();
+        answer.resize(length, 0);
+        stream.read_exact(&mut answer[4..]).unwrap();
+        wire::read(&answer, 1 << 20).unwrap().1.body
+    }
+
+    #[test]
+    fn a_wait_for_news_ends_also_where_the_wall_clock_stands_still() {
+        let engine = Engine::open(Arc::new(Still::default()), &EngineOptions::default()).unwrap();
+        let door = Door::open(([127, 0, 0, 1], 0).into(), engine, 1, 10, None).unwrap();
+        let mut client = std::net::TcpStream::connect(door.address()).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        ask(&mut client, doc! { "create": "c", "capped": true, "size": 100_000 });
+        ask(&mut client, doc! { "insert": "c", "documents": [{ "n": 1 }] });
+        let found = ask(&mut client, doc! { "find": "c", "tailable": true, "awaitData": true });
+        let id = found.get_document("cursor").unwrap().get_i64("id").unwrap();
+        let more = doc! { "getMore": id, "collection": "c", "maxTimeMS": 50 };
+        let more = ask(&mut client, more);
+        assert!(more.get_document("cursor").unwrap().get_array("nextBatch").unwrap().is_empty());
     }
 }

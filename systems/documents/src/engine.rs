@@ -1,6 +1,6 @@
 //! The databases of a node, and what commands do to them under the lock of a row.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
@@ -105,6 +105,8 @@ pub struct Engine {
     pub secret: [u8; 32],
     /// Streams that are behind this time missed something, because the node ran without a log.
     pub log_floor: AtomicU64,
+    /// Collections that a running `$out` fills.
+    pub(crate) filling: Mutex<BTreeSet<String>>,
 }
 
 /// Notes whether a batch was applied, and what it changes for the transactions that read what was before.
@@ -176,6 +178,7 @@ impl Engine {
             users_changed: AtomicU64::new(0),
             secret,
             log_floor: AtomicU64::new(0),
+            filling: Mutex::default(),
             store,
         });
         for database in engine.databases() {
@@ -186,7 +189,7 @@ impl Engine {
             engine.clock.next(engine.now_ms());
             engine.mark_log()?;
             for database in engine.databases() {
-                engine.end_halves(&database, true);
+                engine.end_halves(&database);
             }
             if let Err(error) = engine.forget_dropped() {
                 tracing::warn!(%error, "dropped databases cannot be forgotten yet");
@@ -195,10 +198,10 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Ends what an earlier primary left half done: builds of indexes, deletions.
+    /// Ends what an earlier primary left half done: builds of indexes, deletions, results of `$out`.
     pub fn take_over(&self) {
         for database in self.databases() {
-            self.end_halves(&database, false);
+            self.end_halves(&database);
         }
         if let Err(error) = self.finish_builds() {
             tracing::warn!(%error, "an index build that was cut short cannot end yet");
@@ -207,12 +210,11 @@ impl Engine {
 
     /// Ends what was left half done in a database: what cannot be ended now is tried again later,
     /// and keeps no client from working.
-    fn end_halves(&self, database: &Database, opening: bool) {
+    fn end_halves(&self, database: &Database) {
         let ended = (|| {
             self.finish_leavings(database)?;
             for half in database.collections() {
-                // No client is there yet when the engine opens.
-                if opening && half.name.starts_with(ON_ITS_WAY) {
+                if half.name.starts_with(ON_ITS_WAY) && !lock(&self.filling).contains(&half.name) {
                     self.drop_collection(database, &half.name)?;
                 }
             }
@@ -229,7 +231,7 @@ impl Engine {
         all.retain(|_, known| is_used(known));
         drop(all);
         for database in self.databases() {
-            self.end_halves(&database, false);
+            self.end_halves(&database);
         }
     }
 

@@ -26,6 +26,7 @@ pub mod engine;
 pub mod expiry;
 mod index;
 pub mod layout;
+pub mod listening;
 pub mod log;
 pub mod node_store;
 pub mod operation;

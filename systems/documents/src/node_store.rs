@@ -15,6 +15,7 @@ use beeline_kv::{
     PutOptions, Range, Write,
 };
 use beeline_node::NodeHandle;
+use beeline_pmem::{Durability, Pool};
 
 use crate::service::DocumentsError;
 use crate::store::{Backing, Change, Store, Stretch, Visitor};
@@ -159,10 +160,20 @@ impl Store for NodeStore {
         (pool.used_bytes(), pool.capacity_bytes())
     }
 
+    fn outlives_process(&self) -> bool {
+        outlives_process(self.node.store().pool())
+    }
+
     fn apply_all(&self, rows: &[(Vec<u8>, Vec<Change>)], then: &mut dyn FnMut()) -> Result<()> {
         let all: Vec<usize> = (0..self.node.store().shards()).collect();
         self.node.with_shards(&all, |keyspace| apply_all(keyspace, rows, then))
     }
+}
+
+/// Memory does not, whatever level it stands in for.
+fn outlives_process(pool: &Pool) -> bool {
+    let report = pool.report();
+    report.durability > Durability::None && !report.emulated
 }
 
 /// Between two looks for something to collect.
@@ -243,6 +254,10 @@ impl Store for PoolStore {
     fn space(&self) -> (u64, u64) {
         let pool = self.pool.store().pool();
         (pool.used_bytes(), pool.capacity_bytes())
+    }
+
+    fn outlives_process(&self) -> bool {
+        outlives_process(self.pool.store().pool())
     }
 
     fn apply_all(&self, rows: &[(Vec<u8>, Vec<Change>)], then: &mut dyn FnMut()) -> Result<()> {

@@ -20,8 +20,7 @@ pub enum Reply {
         /// Fields of the cursor beside those.
         cursor: Document,
     },
-    /// Nothing yet: the command is to be run again when something changed, or at this time
-    /// (milliseconds since 1970).
+    /// Nothing yet: the command is to be run again when something changed, or so many milliseconds after it came.
     Later(u64),
 }
 

@@ -168,6 +168,7 @@ impl Documents {
             cluster: set.cluster,
             me: set.me,
             members: set.members.clone(),
+            segment: set.longest_batch,
             patience: set.election_timeout.max(Duration::from_millis(200)),
         };
         let sources: Arc<dyn Sources> = match links {
@@ -251,8 +252,8 @@ impl Service for Documents {
     }
 
     fn health(&self) -> Result<(), String> {
-        match self.engine.replica.get().and_then(|replica| replica.broken()) {
-            Some(reason) => Err(format!("documents: {reason}")),
+        match self.engine.replica.get().and_then(|replica| replica.illness()) {
+            Some(reason) => Err(reason),
             None => self.channels.health(),
         }
     }

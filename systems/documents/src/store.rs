@@ -155,6 +155,11 @@ pub trait Store: Debug + Send + Sync {
     /// Bytes used and bytes there are.
     fn space(&self) -> (u64, u64);
 
+    /// Whether what was changed outlives the process.
+    fn outlives_process(&self) -> bool {
+        true
+    }
+
     /// Locks several rows and makes changes of all of them: one batch. `then` runs before the rows are let go,
     /// once the changes are persisted. Members of replica sets need it.
     ///

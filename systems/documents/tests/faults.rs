@@ -167,6 +167,79 @@ fn a_result_on_its_way_is_gone_after_a_crash() {
 }
 
 #[test]
+fn a_result_on_its_way_is_dropped_at_the_next_primary_and_not_while_it_is_filled() {
+    let (store, client) = hooked();
+    fill(&client, "c", 5);
+    let engine = Arc::clone(&client.engine);
+    let listed = || {
+        let names = client.run(doc! { "listCollections": 1, "nameOnly": true });
+        names.get_document("cursor").unwrap().get_array("firstBatch").unwrap().len()
+    };
+    // In the middle of `$out`, behind the creation of what it fills.
+    let again = Arc::clone(&engine);
+    let seen = Arc::<AtomicUsize>::default();
+    let count = Arc::clone(&seen);
+    let hook = move || {
+        let half = |name: &str| name.starts_with("tmp.agg_out.");
+        let halves = || {
+            let all = again.database("d").unwrap().collections();
+            all.iter().filter(|one| half(&one.name)).count()
+        };
+        count.store(halves(), Ordering::SeqCst);
+        again.take_over();
+        assert_eq!(halves(), count.load(Ordering::SeqCst), "what is filled was dropped");
+    };
+    after(&store, 4, hook);
+    let out = doc! { "aggregate": "c", "pipeline": [{ "$out": "to" }], "cursor": {} };
+    assert_eq!(code(&client.run(out)), 0);
+    assert_eq!(seen.load(Ordering::SeqCst), 1, "the hook ran beside it");
+    assert_eq!(client.run(doc! { "count": "to" }).get_i32("n").unwrap(), 5);
+    client.run(doc! { "create": "tmp.agg_out.cut" });
+    assert_eq!(listed(), 3);
+    engine.take_over();
+    assert_eq!(listed(), 2);
+}
+
+/// A store that ends with the process.
+#[derive(Debug, Default)]
+struct Fleeting(Memory);
+
+impl Store for Fleeting {
+    fn with(&self, row: &[u8], work: &mut dyn FnMut(&mut dyn Backing) -> Result<()>) -> Result<()> {
+        self.0.with(row, work)
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.0.now_ms()
+    }
+
+    fn space(&self) -> (u64, u64) {
+        self.0.space()
+    }
+
+    fn outlives_process(&self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn a_journal_is_not_promised_where_documents_end_with_the_process() {
+    let insert = |j: bool| doc! { "insert": "c", "documents": [{}], "writeConcern": { "j": j } };
+    let fleeting = Client::over(Arc::<Fleeting>::default(), &EngineOptions::default());
+    let refused = fleeting.run(insert(true));
+    assert_eq!(code(&refused), 2, "{refused}");
+    assert_eq!(fleeting.run(doc! { "count": "c" }).get_i32("n").unwrap(), 0);
+    assert_eq!(fleeting.run(insert(false)).get_i32("n").unwrap(), 1);
+    let engine = |client: &Client| {
+        let status = client.run(doc! { "serverStatus": 1 });
+        status.get_document("storageEngine").unwrap().get_bool("persistent").unwrap()
+    };
+    let lasting = Client::new();
+    assert_eq!(lasting.run(insert(true)).get_i32("n").unwrap(), 1);
+    assert_eq!((engine(&fleeting), engine(&lasting)), (false, true));
+}
+
+#[test]
 fn a_bypass_of_the_validator_lasts_for_its_own_write() {
     let client = Client::new();
     client.run(doc! { "create": "c", "validator": { "n": { "$type": "int" } } });

@@ -17,7 +17,9 @@ use beeline_documents::operation::Operation;
 use beeline_documents::replica::agreed::Agreed;
 use beeline_documents::replica::entry::Spot;
 use beeline_documents::replica::register::{Order, Register};
-use beeline_documents::replica::source::{COMMAND, Progress, Sources, SyncError, SyncSource, Told};
+use beeline_documents::replica::source::{
+    COMMAND, Patience, Progress, Sources, SyncError, SyncSource, Told,
+};
 use beeline_documents::replica::store::{Fetched, Gate, Pairs, ReplicaStore, is_own};
 use beeline_documents::replica::{Propose, Replica, ReplicaOptions, Running, State};
 use beeline_documents::reply::Reply;
@@ -88,6 +90,7 @@ impl Store for Disk {
 
     fn apply_all(&self, rows: &[(Vec<u8>, Vec<Change>)], then: &mut dyn FnMut()) -> Result<()> {
         self.check()?;
+        std::thread::sleep(Duration::from_millis(self.slow_ms.load(Ordering::SeqCst)));
         let length = |one: &Change| one.key.len() + one.value.as_ref().map_or(0, Vec::len);
         let bytes: usize = rows.iter().flat_map(|(_, changes)| changes).map(length).sum();
         let longest = self.longest.load(Ordering::SeqCst);
@@ -105,6 +108,8 @@ struct World {
     running: Mutex<BTreeMap<u16, Arc<Replica>>>,
     /// Members that hear the register and none of the others.
     cut: Mutex<BTreeSet<u16>>,
+    /// Entries that each member fetched, and most of them at once.
+    fetched: Mutex<BTreeMap<u16, (usize, usize)>>,
 }
 
 impl fmt::Debug for World {
@@ -141,7 +146,7 @@ struct Link {
 }
 
 impl Sources for Way {
-    fn open(&self, source: u16, term: u64) -> Result<Box<dyn SyncSource>, SyncError> {
+    fn open(&self, source: u16, term: u64, _: &Patience) -> Result<Box<dyn SyncSource>, SyncError> {
         Ok(Box::new(Link { way: self.clone(), source, term }))
     }
 }
@@ -180,6 +185,11 @@ impl SyncSource for Link {
         wait: Duration,
     ) -> Result<Option<Fetched>, SyncError> {
         let fetched = self.of(|store| store.read(after, most))?;
+        let count = fetched.as_ref().map_or(0, |one| one.entries.len());
+        let mut all = lock(&self.way.world.fetched);
+        let known = all.entry(self.way.me).or_default();
+        *known = (known.0 + count, known.1.max(count));
+        drop(all);
         if fetched.as_ref().is_some_and(|one| one.entries.is_empty()) {
             std::thread::sleep(wait.min(Duration::from_millis(5)));
         }
@@ -207,8 +217,12 @@ impl SyncSource for Link {
     }
 
     fn report(&mut self, progress: Progress) -> Result<Told, SyncError> {
+        let me = lock(&self.way.world.running).get(&self.way.me).cloned();
+        let setting = me.ok_or_else(|| refused("it was killed"))?.setting();
+        let members: Vec<i32> = setting.into_iter().map(i32::from).collect();
         let body = doc! {
             COMMAND: "report", "cluster": 1_i64, "term": self.term as i64, "member": i32::from(self.way.me),
+            "members": members,
             "applied": progress.applied as i64, "durable": progress.durable as i64, "state": i32::from(progress.state),
         };
         match self.primary()?.answer(&body, false).map_err(refused)? {
@@ -320,6 +334,44 @@ impl Set {
                 self.members[&primary].client.run(doc! { "insert": "c", "documents": some });
             assert_eq!(reply.get_i32("n").unwrap(), some.len() as i32, "{reply}");
         }
+    }
+
+    /// Inserts a document, at whichever member leads, until a majority has it.
+    fn put(&self, n: i32) {
+        self.eventually("a document at a majority", || {
+            let (_, leads) = self.members.iter().find(|(_, one)| one.replica.writes())?;
+            let insert = doc! { "insert": "c", "documents": [{ "_id": n, "text": "x" }] };
+            let reply = leads.client.run(insert);
+            let twice = reply.get_array("writeErrors").is_ok();
+            if reply.get_i32("n").unwrap_or(0) != 1 && !twice {
+                return None;
+            }
+            let (term, last) = (leads.replica.primary().0, leads.replica.store.last().place.time);
+            let began = Instant::now();
+            while leads.replica.commit() < last && began.elapsed() < ELECTION * 2 {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            let still = leads.replica.agreed.gate.term() == Some(term);
+            (still && leads.replica.commit() >= last).then_some(())
+        });
+    }
+
+    /// Starts all members with the set as it is now, one after the other, while documents are written from here on;
+    /// waits until they vote.
+    fn change(&mut self, from: i32) {
+        let all: Vec<u16> = self.disks.keys().copied().collect();
+        for (n, member) in (from..).zip(all.iter().copied()) {
+            if self.members.contains_key(&member) {
+                self.kill(member);
+            }
+            self.start(member);
+            self.put(n);
+        }
+        let all: BTreeSet<u16> = all.into_iter().collect();
+        self.eventually("the new voters", || {
+            let register = lock(&self.world.register);
+            (register.voters == all && register.before.is_empty()).then_some(())
+        });
     }
 
     /// Waits until a majority is known to have all that the primary has.
@@ -524,13 +576,116 @@ fn a_report_of_what_was_never_written_moves_nothing() {
     };
     assert_eq!(told(-1).unwrap_err().code, Code::BadValue);
     told(i64::MAX).unwrap();
-    // Nor does one from a member that counts other members.
-    let other = doc! {
-        COMMAND: "rows", "cluster": 1_i64, "term": lock(&set.world.register).term as i64,
-        "member": i32::from(set.others(first)[0]), "members": [1, 2],
-    };
-    assert_eq!(replica.answer(&other, false).unwrap_err().code, Code::Unauthorized);
+    // Nor is one answered that is no member, or whose segments hold less than what fits here.
+    for (member, segment) in [(9, 64 << 20), (i32::from(set.others(first)[0]), 32 << 20_i64)] {
+        let other = doc! {
+            COMMAND: "rows", "cluster": 1_i64, "term": lock(&set.world.register).term as i64,
+            "member": member, "segment": segment,
+        };
+        let refused = replica.answer(&other, false).unwrap_err();
+        assert_eq!(refused.code, Code::Unauthorized, "{refused}");
+        assert!(refused.message.contains("9") || refused.message.contains("--segment-size"));
+    }
     assert!(replica.commit() <= replica.store.clock().unwrap().last());
+}
+
+#[test]
+fn a_slow_applier_holds_the_fetcher_back() {
+    let set = Set::of(3);
+    let first = set.primary();
+    set.insert(first, 0, 1, "x");
+    set.settle(first);
+    set.same();
+    let other = set.others(first)[0];
+    let replica = &set.members[&other].replica;
+    let applied = || replica.counts.applied.load(Ordering::SeqCst);
+    let fetched = || lock(&set.world.fetched)[&other];
+    let (before, start) = (applied(), fetched().0);
+    set.disks[&other].slow_ms.store(50, Ordering::SeqCst);
+    // Some 100 KB in each entry, two or so in each batch.
+    set.insert(first, 1, 2000, &"y".repeat(2000));
+    let (last, mut ahead) = (set.members[&first].replica.store.last(), 0);
+    set.eventually("everything applied", || {
+        let waits = (fetched().0 - start) as u64;
+        ahead = ahead.max(waits.saturating_sub(applied() - before));
+        (replica.store.last() == last).then_some(())
+    });
+    // Four batches wait, one is fetched and one applied.
+    let (count, largest) = fetched();
+    let (all, most) = ((count - start) as u64, 6 * largest as u64);
+    assert!(ahead > 0 && ahead <= most, "{ahead} entries ahead, {most} at most");
+    assert!(most * 2 < all, "{all} entries fill no queue");
+}
+
+#[test]
+fn a_member_that_has_everything_waits_at_the_primary() {
+    let set = Set::of(3);
+    let first = set.primary();
+    set.insert(first, 0, 1, "x");
+    let replica = &set.members[&first].replica;
+    let ask = |after: u64, may_wait: bool| {
+        let body = doc! {
+            COMMAND: "entries", "cluster": 1_i64, "term": lock(&set.world.register).term as i64,
+            "member": i32::from(set.others(first)[0]), "after": after as i64, "most": 1 << 20, "wait": 150,
+        };
+        replica.answer(&body, may_wait).unwrap()
+    };
+    let reached = replica.store.reached();
+    assert!(matches!(ask(reached, true), Reply::Later(150)));
+    assert!(matches!(ask(reached, false), Reply::Document(_)), "its wait is over");
+    assert!(matches!(ask(reached - 1, true), Reply::Document(_)), "there is news");
+}
+
+#[test]
+fn members_join_and_leave_a_set_that_goes_on() {
+    let mut set = Set::of(3);
+    let first = set.primary();
+    set.insert(first, 0, 100, "x");
+    set.settle(first);
+    set.same();
+    // A fourth: each member is started with the new setting, one after the other.
+    set.disks.insert(4, Arc::default());
+    set.change(100);
+    assert_eq!(set.same(), 104);
+    // One takes the place of another, which is stopped.
+    set.kill(2);
+    set.disks.remove(&2);
+    set.disks.insert(5, Arc::default());
+    set.change(200);
+    assert_eq!(set.same(), 108);
+    (300..310).for_each(|n| set.put(n));
+    assert_eq!(set.same(), 118);
+}
+
+#[test]
+fn a_member_says_why_it_does_not_lead_or_lags() {
+    let mut set = Set::of(3);
+    let first = set.primary();
+    set.insert(first, 0, 10, "x");
+    set.settle(first);
+    set.same();
+    let others = set.others(first);
+    let reason = |set: &Set, member: u16, words: &str| {
+        set.eventually(words, || {
+            let text = set.members[&member].replica.reason().map(|reason| reason.text);
+            text.filter(|text| text.contains(words))
+        });
+    };
+    set.eventually("no reasons", || {
+        set.members.values().all(|one| one.replica.reason().is_none()).then_some(())
+    });
+    set.members[&others[0]].replica.pause(true);
+    reason(&set, others[0], "paused");
+    set.members[&others[0]].replica.pause(false);
+    lock(&set.world.cut).insert(others[0]);
+    reason(&set, others[0], &format!("does not follow member {first}"));
+    let illness = |set: &Set| set.members[&first].replica.illness();
+    assert_eq!(illness(&set), None);
+    set.kill(others[1]);
+    reason(&set, first, "takes no writes");
+    set.eventually("illness", || illness(&set).filter(|why| why.contains("takes no writes")));
+    set.kill(first);
+    reason(&set, others[0], "does not follow");
 }
 
 #[test]

@@ -1,6 +1,9 @@
 //! Three members in virtual time: the register, the conduct and the standing that members run, over a model
 //! of logs, messages, pauses, partitions and restarts. One seed is one run, always the same.
 //!
+//! In a second world an operator changes the members while they run: members are started with another setting
+//! one after the other, join, leave and take each other's place.
+//!
 //! Safety: what a majority acknowledged is in the log of every primary of a later term, and no member takes
 //! it back. Liveness: once faults end there is one primary and all logs are equal. Known bugs are put back to
 //! show that the checker sees them.
@@ -13,11 +16,15 @@ use beeline_documents::replica::conduct::{Conduct, Duty, Report, Standing, Timin
 use beeline_documents::replica::register::{Ballot, Order, Place, Register};
 
 const MEMBERS: u16 = 3;
+/// Members there are where they change; three at a time or so are in the set.
+const CHANGING: u16 = 5;
 const TIMING: Timing = Timing { silence_ms: 300, lease_ms: 600 };
 const STEP_MS: u64 = 5;
 /// Virtual time with faults, and after them.
 const FAULTY_MS: u64 = 15_000;
 const CALM_MS: u64 = 6_000;
+/// The operator ends a change within.
+const CHANGE_MS: u64 = 6_000;
 
 /// A bug put back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +44,10 @@ enum Bug {
     LeadsAgain,
     /// What a majority has is a time that goes on to count in the next term.
     CountsTimesOfAnotherTerm,
+    /// New voters count alone from the moment they are proposed.
+    CountsNewVotersAlone,
+    /// A primary says that the voters before count no more without an entry at a majority of the new ones.
+    SettlesAtOnce,
 }
 
 struct Random(u64);
@@ -60,7 +71,7 @@ enum Message {
     Found { term: u64, session: u64, kept: usize },
     Fetch { term: u64, session: u64, after: u64 },
     Entries { term: u64, session: u64, entries: Vec<Place>, upto: u64 },
-    Report { term: u64, applied: u64 },
+    Report { term: u64, applied: u64, setting: BTreeSet<u16> },
     Heard { term: u64, commit: u64 },
 }
 
@@ -94,20 +105,25 @@ struct Member {
     asked: Option<(Order, u64)>,
     paused_until_ms: u64,
     reported_ms: u64,
+    /// The members that its configuration names.
+    setting: BTreeSet<u16>,
+    /// What the others said that theirs name.
+    told: BTreeMap<u16, BTreeSet<u16>>,
+    is_running: bool,
 }
 
-fn voters() -> BTreeSet<u16> {
+fn founders() -> BTreeSet<u16> {
     (1..=MEMBERS).collect()
 }
 
 impl Member {
-    fn new(id: u16, now_ms: u64) -> Self {
+    fn new(id: u16, setting: BTreeSet<u16>, now_ms: u64) -> Self {
         Self {
             id,
             log: Vec::new(),
             register: Register::default(),
             seen: 0,
-            conduct: Conduct::new(id, voters(), TIMING, now_ms),
+            conduct: Conduct::new(id, setting.clone(), TIMING, now_ms),
             following: None,
             standing: None,
             led: 0,
@@ -118,7 +134,16 @@ impl Member {
             asked: None,
             paused_until_ms: 0,
             reported_ms: 0,
+            is_running: setting.contains(&id),
+            setting,
+            told: BTreeMap::new(),
         }
+    }
+
+    /// The voters that it proposes with a term.
+    fn voters(&self) -> BTreeSet<u16> {
+        let settled = self.register.settled();
+        if settled.is_empty() { self.setting.clone() } else { settled.clone() }
     }
 
     fn last(&self) -> Place {
@@ -127,12 +152,16 @@ impl Member {
 
     /// What a process that was killed has when it comes back.
     fn restart(&mut self, now_ms: u64) {
-        let fresh = Self::new(self.id, now_ms);
+        let fresh = Self::new(self.id, self.setting.clone(), now_ms);
         let (log, register, seen) =
             (std::mem::take(&mut self.log), self.register.clone(), self.seen);
         let found = (register.primary() == Some(self.id)).then_some(register.term);
-        *self = Self { log, register, seen, found, ..fresh };
+        *self = Self { log, register, seen, found, is_running: self.is_running, ..fresh };
         self.clock = self.last().time;
+    }
+
+    fn report_of(&self, term: u64, applied: u64) -> Message {
+        Message::Report { term, applied, setting: self.setting.clone() }
     }
 
     fn writes(&self, now_ms: u64) -> bool {
@@ -169,16 +198,25 @@ struct World {
     sessions: u64,
     taken_back: usize,
     problem: Option<String>,
+    /// The set that the operator wants, the members to be started with it, and those to be stopped then.
+    wanted: BTreeSet<u16>,
+    to_start: Vec<u16>,
+    to_stop: Vec<u16>,
+    changes: usize,
 }
 
 impl World {
     fn new(seed: u64, bug: Bug) -> Self {
+        Self::of(seed, bug, MEMBERS)
+    }
+
+    fn of(seed: u64, bug: Bug, members: u16) -> Self {
         Self {
             seed,
             bug,
             random: Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
             now_ms: 0,
-            members: (1..=MEMBERS).map(|id| Member::new(id, 0)).collect(),
+            members: (1..=members).map(|id| Member::new(id, founders(), 0)).collect(),
             orders: Vec::new(),
             proposals: Vec::new(),
             messages: Vec::new(),
@@ -189,7 +227,94 @@ impl World {
             sessions: 0,
             taken_back: 0,
             problem: None,
+            wanted: founders(),
+            to_start: Vec::new(),
+            to_stop: Vec::new(),
+            changes: 0,
         }
+    }
+
+    fn is_changing(&self) -> bool {
+        self.members.len() > usize::from(MEMBERS)
+    }
+
+    fn random_member(&mut self) -> usize {
+        self.random.below(self.members.len() as u64) as usize
+    }
+
+    /// The register of which everything proposed so far is part.
+    fn decided(&self) -> Register {
+        let mut register = Register::default();
+        for order in &self.orders {
+            register.apply(order);
+            if self.bug == Bug::CountsNewVotersAlone {
+                register.before.clear();
+            }
+        }
+        register
+    }
+
+    /// Changes the set: a member joins, leaves, or takes the place of another. The members of the new set are
+    /// started with its setting, then what left is stopped.
+    fn operate(&mut self, faulty: bool) {
+        let pace = if faulty { 2 } else { 1 };
+        if !self.to_start.is_empty() {
+            if self.random.one_in(15 * pace) {
+                let at = self.random.below(self.to_start.len() as u64) as usize;
+                let index = usize::from(self.to_start.swap_remove(at)) - 1;
+                let (setting, now_ms) = (self.wanted.clone(), self.now_ms);
+                let member = &mut self.members[index];
+                (member.setting, member.is_running) = (setting, true);
+                member.restart(now_ms);
+                self.forget(index);
+            }
+            return;
+        }
+        if !self.to_stop.is_empty() {
+            if self.random.one_in(15 * pace)
+                && let Some(id) = self.to_stop.pop()
+            {
+                let index = usize::from(id) - 1;
+                self.members[index].is_running = false;
+                self.forget(index);
+            }
+            return;
+        }
+        if !faulty || !self.random.one_in(40) {
+            return;
+        }
+        let register = self.decided();
+        if register.voters != self.wanted || !register.before.is_empty() {
+            return;
+        }
+        let of = |world: &mut Self, inside: bool| {
+            let id = world.random_member() as u16 + 1;
+            (world.wanted.contains(&id) == inside).then_some(id)
+        };
+        let (mut wanted, kind) = (self.wanted.clone(), self.random.below(4));
+        if kind != 0
+            && let Some(joins) = of(self, false)
+        {
+            wanted.insert(joins);
+        }
+        if kind != 1
+            && wanted.len() > usize::from(MEMBERS)
+            && let Some(leaves) = of(self, true)
+        {
+            wanted.remove(&leaves);
+        }
+        if wanted != self.wanted {
+            self.changes += 1;
+            self.to_stop = self.wanted.difference(&wanted).copied().collect();
+            self.to_start = wanted.iter().copied().collect();
+            self.wanted = wanted;
+        }
+    }
+
+    /// What was on its way to or from a member that ended is lost.
+    fn forget(&mut self, index: usize) {
+        let gone = index as u16 + 1;
+        self.messages.retain(|(_, from, to, _)| *from != gone && *to != gone);
     }
 
     fn fails(&mut self, what: String) {
@@ -209,7 +334,8 @@ impl World {
     }
 
     fn faults(&mut self) {
-        let id = |random: &mut Random| 1 + random.below(u64::from(MEMBERS)) as u16;
+        let members = self.members.len() as u64;
+        let id = |random: &mut Random| 1 + random.below(members) as u16;
         if self.random.one_in(150) {
             let (a, b) = (id(&mut self.random), id(&mut self.random));
             let pair = (a.min(b), a.max(b));
@@ -231,8 +357,7 @@ impl World {
             let at = usize::from(id(&mut self.random)) - 1;
             let now_ms = self.now_ms;
             self.members[at].restart(now_ms);
-            let gone = at as u16 + 1;
-            self.messages.retain(|(_, from, to, _)| *from != gone && *to != gone);
+            self.forget(at);
         }
     }
 
@@ -253,6 +378,9 @@ impl World {
         if faulty {
             self.faults();
         }
+        if self.is_changing() {
+            self.operate(faulty);
+        }
         let now_ms = self.now_ms;
         let (due, later) =
             std::mem::take(&mut self.proposals).into_iter().partition(|(at, _)| *at <= now_ms);
@@ -260,7 +388,7 @@ impl World {
         let due: Vec<(u64, Order)> = due;
         self.orders.extend(due.into_iter().map(|(_, order)| order));
         for index in 0..self.members.len() {
-            if self.members[index].paused_until_ms > now_ms {
+            if self.members[index].paused_until_ms > now_ms || !self.members[index].is_running {
                 continue;
             }
             self.hear_log(index);
@@ -290,6 +418,9 @@ impl World {
         let member = &mut self.members[index];
         while let Some(order) = self.orders.get(member.seen) {
             member.register.apply(order);
+            if self.bug == Bug::CountsNewVotersAlone {
+                member.register.before.clear();
+            }
             member.seen += 1;
         }
     }
@@ -310,7 +441,10 @@ impl World {
         }
         match duty {
             Duty::Wait => {}
-            Duty::Begin(term) => self.propose(index, Order::Begin { term, voters: voters() }),
+            Duty::Begin(term) => {
+                let voters = member.voters();
+                self.propose(index, Order::Begin { term, voters });
+            }
             Duty::Suspect(term) => {
                 let member = member.id;
                 self.propose(index, Order::Suspect { term, member });
@@ -328,7 +462,8 @@ impl World {
                 self.propose(index, vote);
             }
             Duty::Lead(term) if member.found == Some(term) && self.bug != Bug::LeadsAgain => {
-                self.propose(index, Order::Begin { term: term + 1, voters: voters() });
+                let voters = member.voters();
+                self.propose(index, Order::Begin { term: term + 1, voters });
             }
             Duty::Lead(term) if member.led != term => self.lead(index, term),
             Duty::Lead(_) => {
@@ -344,6 +479,7 @@ impl World {
                 if busy && self.random.one_in(8) {
                     self.members[index].clock += self.random.below(300);
                 }
+                self.look_at_voters(index, &register);
             }
             Duty::Follow { term, source } => self.follow(index, term, source),
         }
@@ -372,8 +508,30 @@ impl World {
         member.write(now_ms);
         member.following = None;
         let first = member.last().time;
-        member.standing = Some(Standing::new(term, id, voters(), first, now_ms));
+        let Register { voters, before, .. } = member.register.clone();
+        let standing = Standing::new(term, id, voters, first, now_ms).joint(before, now_ms);
+        member.standing = Some(standing.beside(member.setting.clone(), now_ms));
+        member.told.clear();
         self.acknowledge(index);
+    }
+
+    fn look_at_voters(&mut self, index: usize, register: &Register) {
+        let member = &mut self.members[index];
+        let Some(standing) = &mut member.standing else { return };
+        if register.before.is_empty() {
+            standing.settle();
+        }
+        let (setting, told) = (&member.setting, &member.told);
+        let same = |other: u16| told.get(&other) == Some(setting);
+        let order = match self.bug {
+            Bug::SettlesAtOnce if !register.before.is_empty() => {
+                Some(Order::Settle { term: standing.term })
+            }
+            _ => standing.change_of_voters(register, setting, member.clock, same),
+        };
+        if let Some(order) = order {
+            self.propose(index, order);
+        }
     }
 
     /// The newest write is answered at once where its time counts for a majority already.
@@ -387,6 +545,11 @@ impl World {
 
     fn follow(&mut self, index: usize, term: u64, source: u16) {
         let now_ms = self.now_ms;
+        // Where others are stands in the configuration.
+        if !self.members[index].setting.contains(&source) {
+            self.members[index].following = None;
+            return;
+        }
         let id = self.members[index].id;
         let stale = match &self.members[index].following {
             Some(known) => known.term != term || now_ms > known.asked_ms + 250,
@@ -418,8 +581,7 @@ impl World {
         let member = &mut self.members[index];
         if let Some(known) = member.following.as_ref().filter(|known| known.in_step && due) {
             member.reported_ms = now_ms;
-            let (source, message) =
-                (known.source, Message::Report { term: known.term, applied: known.applied });
+            let (source, message) = (known.source, member.report_of(known.term, known.applied));
             self.send(id, source, message);
         }
     }
@@ -440,7 +602,8 @@ impl World {
         let (term, source) = (following.term, following.source);
         let current = member.register.term == term && member.register.primary() == Some(source);
         if current || bug == Bug::AcknowledgesBehindTheFence {
-            self.send(id, source, Message::Report { term, applied: upto });
+            let report = member.report_of(term, upto);
+            self.send(id, source, report);
         }
     }
 
@@ -448,6 +611,10 @@ impl World {
         let (now_ms, bug) = (self.now_ms, self.bug);
         let id = self.members[index].id;
         let member = &mut self.members[index];
+        let known = member.setting.contains(&from) || member.register.counts(from);
+        if !member.is_running || !known && member.led != 0 {
+            return;
+        }
         let leads = |term: u64| member.led == term && term != 0;
         match message {
             Message::Find { term, session, log } if leads(term) => {
@@ -470,8 +637,9 @@ impl World {
                 self.contact(index, term, from);
                 self.send(id, from, Message::Entries { term, session, entries, upto });
             }
-            Message::Report { term, applied } => {
+            Message::Report { term, applied, setting } => {
                 let Some(standing) = member.standing.as_mut() else { return };
+                member.told.insert(from, setting);
                 standing.report(term, from, Report { applied, durable: applied, at_ms: now_ms });
                 let (term, commit) = (standing.term, standing.commit(member.clock));
                 // What the primary acknowledges now.
@@ -553,7 +721,9 @@ impl World {
         self.cut.clear();
         self.deaf.clear();
         self.members.iter_mut().for_each(|member| member.paused_until_ms = 0);
-        while self.now_ms < FAULTY_MS + CALM_MS && self.problem.is_none() {
+        // A change under way is ended before all is quiet.
+        let change_ms = if self.is_changing() { CHANGE_MS } else { 0 };
+        while self.now_ms < FAULTY_MS + CALM_MS + change_ms && self.problem.is_none() {
             self.step(false);
         }
         if self.problem.is_none() {
@@ -566,6 +736,11 @@ impl World {
     }
 
     fn check_calm(&mut self) {
+        let register = self.decided();
+        if register.voters != self.wanted || !register.before.is_empty() {
+            let wanted = &self.wanted;
+            self.fails(format!("{:?} vote, not {wanted:?}", register.voters));
+        }
         let leading: Vec<u16> = self
             .members
             .iter()
@@ -575,9 +750,11 @@ impl World {
         if leading.len() != 1 {
             self.fails(format!("{leading:?} lead once faults have ended"));
         }
-        let first = &self.members[0].log;
-        if self.members.iter().any(|member| member.log != *first) {
-            let lengths: Vec<usize> = self.members.iter().map(|one| one.log.len()).collect();
+        let wanted: Vec<&Member> =
+            self.members.iter().filter(|one| self.wanted.contains(&one.id)).collect();
+        let first = &wanted[0].log;
+        if wanted.iter().any(|member| member.log != *first) {
+            let lengths: Vec<usize> = wanted.iter().map(|one| one.log.len()).collect();
             self.fails(format!("logs of {lengths:?} entries differ once faults have ended"));
             return;
         }
@@ -619,6 +796,27 @@ fn three_members_lose_nothing_that_a_majority_acknowledged() {
 }
 
 #[test]
+fn members_that_change_lose_nothing_that_a_majority_acknowledged() {
+    let one = std::env::var("BEELINE_SEED").ok().and_then(|seed| seed.parse().ok());
+    let all = one.map_or(1..=seeds(60), |seed: u64| seed..=seed);
+    let (mut changes, mut acknowledged, mut runs) = (0, 0, 0_u64);
+    for seed in all {
+        let world = World::of(seed, Bug::None, CHANGING).run();
+        let world = world.unwrap_or_else(|problem| {
+            panic!("{problem}\nBEELINE_SEED={seed} cargo test -p beeline-documents --test replica_simulation")
+        });
+        runs += 1;
+        changes += world.changes;
+        acknowledged += world.acknowledged.len();
+    }
+    println!("{runs} seeds, {changes} changes of members, {acknowledged} entries acknowledged");
+    assert!(
+        changes as u64 > runs && acknowledged as u64 > 100 * runs,
+        "changes or writes are too few"
+    );
+}
+
+#[test]
 fn the_same_seed_is_the_same_run() {
     let run = || World::new(7, Bug::None).run().unwrap();
     let (first, second) = (run(), run());
@@ -626,10 +824,11 @@ fn the_same_seed_is_the_same_run() {
     assert_eq!(first.members[0].log, second.members[0].log);
 }
 
-/// The first seed that shows a bug.
-fn found(bug: Bug, most: u64) -> String {
-    (1..=most)
-        .find_map(|seed| World::new(seed, bug).run().err())
+/// The first seed from one on that shows a bug.
+fn found(bug: Bug, members: u16, from: u64) -> String {
+    let most = 1000;
+    (from..from + most)
+        .find_map(|seed| World::of(seed, bug, members).run().err())
         .unwrap_or_else(|| panic!("{bug:?} was not seen in {most} seeds"))
 }
 
@@ -644,6 +843,10 @@ fn bugs_that_are_put_back_are_seen() {
         Bug::LeadsAgain,
         Bug::CountsTimesOfAnotherTerm,
     ] {
-        println!("{}", found(bug, 1000));
+        println!("{}", found(bug, MEMBERS, 1));
+    }
+    // Rarer: from a little before the first seed that shows it.
+    for (bug, from) in [(Bug::CountsNewVotersAlone, 1), (Bug::SettlesAtOnce, 490)] {
+        println!("{}", found(bug, CHANGING, from));
     }
 }

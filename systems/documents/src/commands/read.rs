@@ -187,7 +187,7 @@ pub(super) fn get_more(context: &mut Context<'_>) -> Result<Reply> {
         Ok((documents, false)) if documents.is_empty() && cursor.awaits && context.may_wait => {
             let wait = context.whole("maxTimeMS", 0)?.unwrap_or(1000) as u64;
             context.engine.cursors.put_back(Taken { id, cursor }, context.engine.now_ms());
-            Ok(Reply::Later(context.engine.now_ms().saturating_add(wait)))
+            Ok(Reply::Later(wait))
         }
         Ok((documents, done)) => {
             let fields = fields_of(&cursor, &documents);

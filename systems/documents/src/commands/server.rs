@@ -166,13 +166,17 @@ fn set_status(context: &Context<'_>, replica: &Replica, name: &str) -> Document 
             one
         })
         .collect();
-    let counts = &replica.counts;
+    let (counts, register) = (&replica.counts, replica.agreed.now());
+    let numbers = |set: &std::collections::BTreeSet<u16>| -> Vec<i32> {
+        set.iter().map(|member| i32::from(*member)).collect()
+    };
     let count =
         |one: &std::sync::atomic::AtomicU64| one.load(std::sync::atomic::Ordering::Relaxed) as i64;
     let mut status = doc! {
         "set": set, "date": DateTime::from_millis(context.engine.now_ms() as i64),
         "myState": replica.state() as i32, "term": term as i64,
-        "majorityVoteCount": register::majority(replica.options.members.len()) as i32,
+        "majorityVoteCount": register::majority(register.voters.len()) as i32,
+        "voters": numbers(&register.voters), "votersBefore": numbers(&register.before),
         "optimes": { "lastCommittedOpTime": { "ts": stamp(replica.commit()), "t": term as i64 } },
         "members": members, "paused": replica.is_paused(), "syncCarrier": replica.carrier(),
         "counts": { "led": count(&counts.led), "applied": count(&counts.applied), "takenBack": count(&counts.taken_back), "copies": count(&counts.copies) },
@@ -183,6 +187,9 @@ fn set_status(context: &Context<'_>, replica: &Replica, name: &str) -> Document 
     }
     if let Some(why) = replica.broken() {
         status.insert("broken", why);
+    }
+    if let Some(reason) = replica.reason() {
+        status.insert("reason", reason.text);
     }
     status
 }
@@ -248,7 +255,7 @@ pub(super) fn server_status(context: &mut Context<'_>) -> Result<Reply> {
             "delete": metrics.documents_deleted.value() as i64, "command": metrics.documents_commands.value() as i64 },
         "metrics": { "cursor": { "open": { "total": context.engine.cursors.count() as i64 }, "timedOut": metrics.documents_timed_out_cursors.value() as i64 },
             "document": { "returned": metrics.documents_returned.value() as i64, "inserted": metrics.documents_inserted.value() as i64 } },
-        "storageEngine": { "name": "beeline", "persistent": true }, "ok": 1.0,
+        "storageEngine": { "name": "beeline", "persistent": context.engine.store().outlives_process() }, "ok": 1.0,
     }))
 }
 

@@ -11,7 +11,7 @@ use bson::{Bson, Document, doc};
 use super::Context;
 use super::write::CHUNK;
 use crate::catalog::Database;
-use crate::engine::{ON_ITS_WAY, existing};
+use crate::engine::{ON_ITS_WAY, existing, lock};
 use crate::log::Recorder;
 use crate::plan::choose;
 use crate::scan::{Scan, decode};
@@ -45,6 +45,8 @@ pub(super) fn replace_collection(
         ),
         None => (Document::new(), Vec::new()),
     };
+    // What no running command fills is a leftover, and is dropped.
+    lock(&context.engine.filling).insert(temporary.clone());
     let made = (|| {
         context.engine.create(&database, &temporary, &options)?;
         context.engine.create_indexes(&database, &temporary, indexes)?;
@@ -63,10 +65,12 @@ pub(super) fn replace_collection(
         }
         context.engine.rename(&database, &temporary, name, true)
     })();
-    if made.is_err() {
-        context.engine.drop_collection(&database, &temporary)?;
-    }
-    made
+    let dropped = match made.is_err() {
+        true => context.engine.drop_collection(&database, &temporary).map(drop),
+        false => Ok(()),
+    };
+    lock(&context.engine.filling).remove(&temporary);
+    dropped.and(made)
 }
 
 /// `$merge`: puts documents into a collection.

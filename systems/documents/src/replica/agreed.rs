@@ -18,7 +18,7 @@ use crate::replica::register::{Order, Register};
 use crate::replica::store::Gate;
 
 /// The format of the orders.
-pub const FORMAT: u8 = 2;
+pub const FORMAT: u8 = 3;
 /// Where the register lies.
 const PLACE: &[u8] = b"documents.register";
 

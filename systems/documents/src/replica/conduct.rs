@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::replica::register::{Phase, Register, majority};
+use crate::replica::register::{Order, Phase, Register, majority};
 
 /// A member's turn among those that find a primary silent: so far apart, so that mostly one proposes.
 const STAGGER_MS: u64 = 60;
@@ -82,12 +82,16 @@ impl Conduct {
         match register.phase {
             Phase::Idle if waited(self.since_ms, 0) => Duty::Begin(1),
             Phase::Voting(_) if !register.has_vote_of(self.me) => Duty::Vote(term),
-            Phase::Voting(_) if waited(self.since_ms, 2 * self.timing.silence_ms) => {
+            Phase::Voting(_)
+                if register.counts(self.me)
+                    && waited(self.since_ms, 2 * self.timing.silence_ms) =>
+            {
                 Duty::Begin(term + 1)
             }
             Phase::Elected(member) if member == self.me => Duty::Lead(term),
             Phase::Elected(_)
-                if !register.suspects.contains(&self.me)
+                if register.counts(self.me)
+                    && !register.suspects.contains(&self.me)
                     && waited(self.heard_ms, self.timing.silence_ms) =>
             {
                 Duty::Suspect(term)
@@ -115,7 +119,8 @@ pub struct Standing {
     /// The term.
     pub term: u64,
     me: u16,
-    voters: BTreeSet<u16>,
+    /// A majority of each of these counts: the voters, and those before while the voters change.
+    sets: Vec<BTreeSet<u16>>,
     /// The time of the term's first entry.
     first: u64,
     reports: BTreeMap<u16, Report>,
@@ -126,10 +131,36 @@ impl Standing {
     /// Of the primary `me`, whose term begins with the entry of `first`. The members count as heard now.
     #[must_use]
     pub fn new(term: u64, me: u16, voters: BTreeSet<u16>, first: u64, now_ms: u64) -> Self {
+        let (sets, reports) = (vec![voters.clone()], BTreeMap::new());
+        Self { term, me, sets, first, reports, commit: 0 }.beside(voters, now_ms)
+    }
+
+    /// With the voters before, of which a majority counts as well; none: they have not changed.
+    #[must_use]
+    pub fn joint(mut self, before: BTreeSet<u16>, now_ms: u64) -> Self {
+        if before.is_empty() {
+            return self;
+        }
+        self.sets.push(before.clone());
+        self.beside(before, now_ms)
+    }
+
+    /// With members that tell how far they are, whether they vote or not.
+    #[must_use]
+    pub fn beside(mut self, members: impl IntoIterator<Item = u16>, now_ms: u64) -> Self {
         let heard = Report { at_ms: now_ms, ..Report::default() };
-        let reports =
-            voters.iter().filter(|other| **other != me).map(|other| (*other, heard)).collect();
-        Self { term, me, voters, first, reports, commit: 0 }
+        for member in members {
+            if member != self.me {
+                self.reports.entry(member).or_insert(heard);
+            }
+        }
+        self
+    }
+
+    /// The voters alone count from now on.
+    pub fn settle(&mut self) {
+        self.sets.truncate(1);
+        self.advance();
     }
 
     /// Takes a report. One of another term says nothing: its member may have fenced this one off since.
@@ -154,14 +185,20 @@ impl Standing {
         }
     }
 
-    /// The value that a majority reaches: the primary has all there is.
-    fn reached(&self, of: impl Fn(&Report) -> u64) -> u64 {
-        let mut all: Vec<u64> = self.reports.values().map(of).collect();
+    /// The value that a majority of a set reaches: the primary has all there is.
+    fn reached_in(&self, set: &BTreeSet<u16>, of: impl Fn(&Report) -> u64) -> u64 {
+        let mut all: Vec<u64> =
+            set.iter().filter_map(|member| self.reports.get(member)).map(of).collect();
         all.sort_unstable_by(|a, b| b.cmp(a));
-        match majority(self.voters.len()) {
-            0 | 1 => u64::MAX,
-            needed => all.get(needed - 2).copied().unwrap_or(0),
+        match majority(set.len()) - usize::from(set.contains(&self.me)) {
+            0 => u64::MAX,
+            needed => all.get(needed - 1).copied().unwrap_or(0),
         }
+    }
+
+    /// The value that a majority of each set reaches.
+    fn reached(&self, of: impl Fn(&Report) -> u64) -> u64 {
+        self.sets.iter().map(|set| self.reached_in(set, &of)).min().unwrap_or(0)
     }
 
     fn advance(&mut self) {
@@ -178,6 +215,37 @@ impl Standing {
     #[must_use]
     pub fn commit(&self, latest: u64) -> u64 {
         if self.reached(|report| report.durable) == u64::MAX { latest } else { self.commit }
+    }
+
+    /// Whether a majority has everything up to a time.
+    #[must_use]
+    pub fn is_at_majority(&self, time: u64) -> bool {
+        self.reached(|report| report.applied) >= time
+    }
+
+    /// What the primary proposes about the voters, with this setting of its own and all there is up to `latest`:
+    /// that those before count no more, or that the members of its setting vote, once a majority of them is there,
+    /// says the same setting (`same`), and has an entry of this term.
+    #[must_use]
+    pub fn change_of_voters(
+        &self,
+        register: &Register,
+        setting: &BTreeSet<u16>,
+        latest: u64,
+        same: impl Fn(u16) -> bool,
+    ) -> Option<Order> {
+        if register.term != self.term || self.commit(latest) < self.first {
+            return None;
+        }
+        if !register.before.is_empty() {
+            return Some(Order::Settle { term: self.term });
+        }
+        let agreed = setting.iter().filter(|member| **member == self.me || same(**member)).count();
+        let ready = setting.contains(&self.me)
+            && agreed >= majority(setting.len())
+            && self.reached_in(setting, |report| report.durable) >= self.first;
+        (ready && register.voters != *setting)
+            .then(|| Order::Begin { term: self.term + 1, voters: setting.clone() })
     }
 
     /// Whether so many members, the primary with them, have everything up to a time.
@@ -229,6 +297,66 @@ mod tests {
         assert_eq!(standing.contact_ms(50), 8);
         let alone = Standing::new(1, 1, [1].into(), 1, 0);
         assert_eq!((alone.commit(500), alone.contact_ms(50)), (500, 50));
+    }
+
+    #[test]
+    fn while_voters_change_both_majorities_acknowledge() {
+        let mut standing = Standing::new(7, 1, [1, 4, 5].into(), 100, 0).joint([1, 2, 3].into(), 0);
+        standing.report(7, 4, report(200, 200, 5));
+        standing.report(7, 5, report(200, 200, 5));
+        assert_eq!((standing.commit(500), standing.contact_ms(50)), (0, 0));
+        assert!(!standing.is_at_majority(150));
+        standing.report(7, 2, report(150, 150, 6));
+        assert_eq!((standing.commit(500), standing.contact_ms(50)), (150, 5));
+        standing.settle();
+        assert_eq!(standing.commit(500), 200);
+        // A primary that leaves the set counts for nothing in it.
+        let mut leaving = Standing::new(7, 1, [2, 3].into(), 100, 0);
+        leaving.report(7, 2, report(200, 200, 5));
+        assert_eq!(leaving.commit(500), 0);
+        leaving.report(7, 3, report(150, 150, 5));
+        assert_eq!(leaving.commit(500), 150);
+    }
+
+    #[test]
+    fn a_primary_changes_voters_once_a_majority_of_the_new_ones_names_them_and_has_its_entries() {
+        let mut register = Register { term: 7, voters: [1, 2, 3].into(), ..Register::default() };
+        register.phase = Phase::Elected(1);
+        let setting: BTreeSet<u16> = [1, 2, 4, 5].into();
+        let mut standing = Standing::new(7, 1, [1, 2, 3].into(), 100, 0).beside(setting.clone(), 0);
+        let change = |standing: &Standing, register: &Register, same: &[u16]| {
+            standing.change_of_voters(register, &setting, 500, |member| same.contains(&member))
+        };
+        standing.report(7, 2, report(200, 200, 5));
+        assert_eq!(change(&standing, &register, &[2, 4]), None, "4 has nothing");
+        standing.report(7, 4, report(100, 100, 5));
+        assert_eq!(change(&standing, &register, &[2]), None, "4 was started with another setting");
+        let begin = Order::Begin { term: 8, voters: setting.clone() };
+        assert_eq!(change(&standing, &register, &[2, 4]), Some(begin.clone()));
+        register.apply(&begin);
+        assert_eq!(change(&standing, &register, &[2, 4]), None, "of another term");
+        // Elected by both: those before count until its first entry is at both.
+        register.phase = Phase::Elected(1);
+        let mut standing = Standing::new(8, 1, setting.clone(), 300, 0).joint([1, 2, 3].into(), 0);
+        standing.report(8, 4, report(300, 300, 5));
+        standing.report(8, 5, report(300, 300, 5));
+        assert_eq!(change(&standing, &register, &[2, 4]), None);
+        standing.report(8, 3, report(300, 300, 5));
+        assert_eq!(change(&standing, &register, &[2, 4]), Some(Order::Settle { term: 8 }));
+        register.apply(&Order::Settle { term: 8 });
+        assert_eq!(change(&standing, &register, &[2, 4, 5]), None, "nothing to change");
+    }
+
+    #[test]
+    fn a_member_that_does_not_count_says_nothing() {
+        let mut register = Register::default();
+        let mut conduct = Conduct::new(4, [1, 2, 4].into(), TIMING, 0);
+        register.apply(&Order::Begin { term: 1, voters: [1, 2, 3].into() });
+        assert_eq!(conduct.duty(&register, 0), Duty::Wait);
+        assert_eq!(conduct.duty(&register, 9000), Duty::Wait);
+        register.phase = Phase::Elected(1);
+        assert_eq!(conduct.duty(&register, 9000), Duty::Follow { term: 1, source: 1 });
+        assert_eq!(conduct.duty(&register, 20_000), Duty::Follow { term: 1, source: 1 });
     }
 
     #[test]

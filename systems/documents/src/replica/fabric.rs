@@ -24,7 +24,7 @@ use bson::{Document, doc};
 use crate::engine::lock;
 use crate::replica::entry::Spot;
 use crate::replica::source::{
-    Asker, COMMAND, Commands, Progress, Sources, SyncError, SyncSource, TcpSources, Told,
+    Asker, COMMAND, Commands, Patience, Progress, Sources, SyncError, SyncSource, TcpSources, Told,
     checked_answer,
 };
 use crate::replica::store::{Fetched, Pairs};
@@ -72,14 +72,20 @@ pub struct FabricSources {
 }
 
 impl Sources for FabricSources {
-    fn open(&self, source: u16, term: u64) -> Result<Box<dyn SyncSource>, SyncError> {
+    fn open(
+        &self,
+        source: u16,
+        term: u64,
+        patience: &Patience,
+    ) -> Result<Box<dyn SyncSource>, SyncError> {
         let avoided = lock(&self.avoided).get(&source).is_some_and(|until| Instant::now() < *until);
         if avoided {
-            return self.tcp.open(source, term);
+            return self.tcp.open(source, term, patience);
         }
         match self.links.link(source) {
             Ok(link) => {
                 let address = format!("member {source} over {}", link.provider());
+                // An answer that takes longer breaks the link, and TCP has more patience.
                 let (head, patience) = (self.tcp.head(term), self.tcp.patience);
                 let avoided = Arc::clone(&self.avoided);
                 let since = Instant::now();
@@ -89,7 +95,7 @@ impl Sources for FabricSources {
             Err(reason) => {
                 tracing::debug!(source, reason, "a member is not reached over fabric");
                 lock(&self.avoided).insert(source, Instant::now() + AVOIDED);
-                self.tcp.open(source, term)
+                self.tcp.open(source, term, patience)
             }
         }
     }

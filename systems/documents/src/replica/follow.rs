@@ -22,7 +22,7 @@ use bson::doc;
 use crate::engine::{Engine, lock};
 use crate::layout::kind;
 use crate::replica::entry::{self, Effect, Entry, Spot};
-use crate::replica::source::{ASKED_BYTES, Progress, Sources, SyncError, SyncSource};
+use crate::replica::source::{ASKED_BYTES, Patience, Progress, Sources, SyncError, SyncSource};
 use crate::replica::store::{COMPARED, Fetched, Mark, Rows, is_own};
 use crate::replica::{Replica, State};
 
@@ -56,6 +56,7 @@ pub(crate) struct Session {
     pub(crate) stop: Arc<AtomicBool>,
     pub(crate) term: u64,
     pub(crate) source: u16,
+    pub(crate) patience: Patience,
     /// This member has changes that are to be taken back.
     pub(crate) parted: AtomicBool,
 }
@@ -72,6 +73,7 @@ impl Session {
             if let Err(error) = self.attempt() {
                 // What ails this member itself is said once; the other may be away for a while.
                 let (own, reason) = (!matches!(error, Ended::Source(_)), error.to_string());
+                *lock(&self.replica.trouble) = Some(reason.clone());
                 if own && reason != said && !self.stopped() {
                     tracing::warn!(reason, source = self.source, "following ended");
                     said = reason;
@@ -105,7 +107,7 @@ impl Session {
     }
 
     fn open(&self) -> Result<Box<dyn SyncSource>, Ended> {
-        let source = self.sources.open(self.source, self.term)?;
+        let source = self.sources.open(self.source, self.term, &self.patience)?;
         source.carrier().clone_into(&mut lock(&self.replica.carrier));
         Ok(source)
     }
@@ -358,6 +360,9 @@ impl Session {
             }
         }
         self.replica.counts.applied.fetch_add(entries.len() as u64, Ordering::Relaxed);
+        if !entries.is_empty() {
+            *lock(&self.replica.hindrance) = None;
+        }
         Ok(())
     }
 
@@ -461,6 +466,7 @@ impl Session {
             let progress = Progress { applied: upto_told, durable: upto_told, state: state as u8 };
             let told = source.report(progress)?;
             self.heard();
+            *lock(&self.replica.trouble) = None;
             self.replica.latest.store(told.latest, Ordering::Relaxed);
             self.replica.set_commit(told.commit);
             applied.wait(upto, REPORT);

@@ -13,8 +13,8 @@ use beeline_documents_query::error::Result;
 use crate::engine::{Engine, lock};
 use crate::replica::conduct::{Conduct, Duty, Standing};
 use crate::replica::follow;
-use crate::replica::register::{Ballot, Order, majority};
-use crate::replica::source::Sources;
+use crate::replica::register::{Ballot, Order};
+use crate::replica::source::{Patience, Sources};
 use crate::replica::{Propose, Replica, State};
 
 /// Between two looks while nothing happens.
@@ -94,6 +94,7 @@ impl Conductor {
             conduct.heard(term, heard_ms);
             let duty = conduct.duty(&register, now_ms);
             self.act(duty, now_ms);
+            replica.note_health(now_ms);
             if self.trimmed.elapsed() >= TRIM {
                 self.trimmed = Instant::now();
                 self.trim();
@@ -109,22 +110,31 @@ impl Conductor {
 
     /// A primary that is told to stop waits a little until a majority has everything, and has another elected.
     fn hand_over(&mut self) {
-        let members = self.replica.options.members.len();
-        if self.led == 0 || members < 2 || self.replica.store.settle().is_err() {
+        let alone = self.replica.agreed.now().voters.len() < 2;
+        if self.led == 0 || alone || self.replica.store.settle().is_err() {
             return;
         }
         let (last, began) = (self.replica.store.last().place.time, Instant::now());
         let have = || {
             let standing = lock(&self.replica.standing);
-            standing.as_ref().is_some_and(|known| known.has(majority(members), last, false))
+            standing.as_ref().is_some_and(|known| known.is_at_majority(last))
         };
         while !have() && began.elapsed() < HAND_OVER {
             std::thread::sleep(Duration::from_millis(5));
         }
         if have() {
-            let voters = self.replica.options.members.keys().copied().collect();
-            self.ask(Order::Begin { term: self.led + 1, voters });
+            self.begin(self.led + 1);
         }
+    }
+
+    /// Proposes a term with the voters that counted last by themselves: others are proposed by a primary alone.
+    fn begin(&mut self, term: u64) {
+        let register = self.replica.agreed.now();
+        let voters = match register.settled().is_empty() {
+            true => self.replica.setting(),
+            false => register.settled().clone(),
+        };
+        self.ask(Order::Begin { term, voters });
     }
 
     fn act(&mut self, duty: Duty, now_ms: u64) {
@@ -148,24 +158,24 @@ impl Conductor {
             Duty::Suspect(term) => {
                 self.ask(Order::Suspect { term, member: self.replica.options.me });
             }
-            Duty::Begin(term) => {
-                let voters = self.replica.options.members.keys().copied().collect();
-                self.ask(Order::Begin { term, voters });
-            }
+            Duty::Begin(term) => self.begin(term),
             Duty::Vote(term) => self.vote(term),
             Duty::Lead(term) if self.led != term && !self.may_lead(term) => {
-                let voters = self.replica.options.members.keys().copied().collect();
-                self.ask(Order::Begin { term: term + 1, voters });
+                self.begin(term + 1);
             }
             Duty::Lead(term) if self.led != term => {
                 if let Err(error) = self.lead(term, now_ms) {
                     self.replica.agreed.gate.shut();
                     let applied = self.replica.counts.applied.load(Ordering::Relaxed);
                     self.failed = Some((term, applied));
+                    *lock(&self.replica.hindrance) = Some(error.to_string());
                     tracing::error!(%error, term, "this member cannot lead the documents");
                 }
             }
-            Duty::Lead(_) => self.look_at_followers(now_ms),
+            Duty::Lead(_) => {
+                self.look_at_followers(now_ms);
+                self.look_at_voters(now_ms);
+            }
             Duty::Follow { term, source } => self.follow(term, source),
         }
     }
@@ -241,6 +251,10 @@ impl Conductor {
 
     fn lead(&mut self, term: u64, now_ms: u64) -> Result<()> {
         let replica = &self.replica;
+        let register = replica.agreed.now();
+        if register.term != term {
+            return Ok(());
+        }
         replica.begin_behind(replica.store.last().place.time);
         let lease_until_ms = now_ms + replica.timing().lease_ms;
         let first = replica.store.lead(term, lease_until_ms)?;
@@ -248,9 +262,12 @@ impl Conductor {
         if let Err(error) = replica.note_held() {
             tracing::error!(%error, "no note beside the documents says that there are some");
         }
-        let voters = replica.options.members.keys().copied().collect();
         let (me, time) = (replica.options.me, first.place.time);
-        *lock(&replica.standing) = Some(Standing::new(term, me, voters, time, now_ms));
+        let standing = Standing::new(term, me, register.voters, time, now_ms)
+            .joint(register.before, now_ms)
+            .beside(replica.setting(), now_ms);
+        *lock(&replica.standing) = Some(standing);
+        *lock(&replica.hindrance) = None;
         replica.counts.led.fetch_add(1, Ordering::Relaxed);
         replica.set_state(State::Primary);
         self.led = term;
@@ -271,6 +288,26 @@ impl Conductor {
         self.replica.renew(standing.as_ref(), now_ms);
         if let Some(standing) = &*standing {
             self.replica.set_commit(standing.commit(self.replica.store.last().place.time));
+        }
+    }
+
+    /// The voters before count no more, or the members of this primary's setting are to vote.
+    fn look_at_voters(&mut self, now_ms: u64) {
+        let register = self.replica.agreed.now();
+        let (setting, latest) = (self.replica.setting(), self.replica.store.last().place.time);
+        let order = {
+            let mut standing = lock(&self.replica.standing);
+            let Some(standing) = standing.as_mut().filter(|one| one.term == register.term) else {
+                return;
+            };
+            if register.before.is_empty() {
+                standing.settle();
+            }
+            let same = |member: u16| self.replica.names(member, &setting, now_ms);
+            standing.change_of_voters(&register, &setting, latest, same)
+        };
+        if let Some(order) = order {
+            self.ask(order);
         }
     }
 
@@ -301,6 +338,7 @@ impl Conductor {
             engine: Arc::clone(&self.engine),
             sources: Arc::clone(&self.sources),
             stop: Arc::clone(&stop),
+            patience: Patience::of(Arc::clone(&stop)),
             term,
             source,
             parted: AtomicBool::new(false),

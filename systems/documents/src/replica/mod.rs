@@ -35,7 +35,7 @@ mod serve;
 pub mod source;
 pub mod store;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -49,9 +49,9 @@ use bson::oid::ObjectId;
 use crate::engine::{Engine, lock};
 use crate::replica::agreed::Agreed;
 use crate::replica::conduct::{Report, Standing};
+use crate::replica::register::Phase;
 use crate::replica::source::Sources;
 use crate::replica::store::ReplicaStore;
-use crate::store::Store as _;
 
 /// How a member is set.
 #[derive(Clone, Debug)]
@@ -145,6 +145,15 @@ pub struct ReplicaCounts {
     pub overdue: AtomicU64,
 }
 
+/// Why a member does not do what it could.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reason {
+    /// In words.
+    pub text: String,
+    /// It is ill where the reason lasts; else an order or its age is the reason.
+    pub ill: bool,
+}
+
 /// See the module's documentation.
 pub struct Replica {
     /// How it is set.
@@ -162,6 +171,8 @@ pub struct Replica {
     standing: Mutex<Option<Standing>>,
     /// What the others said they do.
     states: Mutex<BTreeMap<u16, State>>,
+    /// The members that the settings of the others name, and when each said so.
+    settings: Mutex<BTreeMap<u16, (BTreeSet<u16>, u64)>>,
     commit: AtomicU64,
     /// The newest time that the primary told of.
     latest: AtomicU64,
@@ -175,6 +186,12 @@ pub struct Replica {
     resync: AtomicBool,
     /// Why this member stopped for good.
     broken: Mutex<Option<String>>,
+    /// Why it could not lead when it was elected.
+    hindrance: Mutex<Option<String>>,
+    /// Why it does not follow.
+    trouble: Mutex<Option<String>>,
+    /// Since when there is a reason that makes it ill.
+    ill_since_ms: Mutex<Option<u64>>,
     stopping: Arc<AtomicBool>,
 }
 
@@ -218,6 +235,7 @@ impl Replica {
             turned: AtomicU64::new(0),
             standing: Mutex::default(),
             states: Mutex::default(),
+            settings: Mutex::default(),
             commit: AtomicU64::new(0),
             latest: AtomicU64::new(0),
             heard: Mutex::default(),
@@ -226,6 +244,9 @@ impl Replica {
             paused: AtomicBool::new(false),
             resync: AtomicBool::new(false),
             broken: Mutex::default(),
+            hindrance: Mutex::default(),
+            trouble: Mutex::default(),
+            ill_since_ms: Mutex::default(),
             stopping: Arc::default(),
         }
     }
@@ -340,8 +361,17 @@ impl Replica {
         self.latest.load(Ordering::Relaxed).max(self.store.last().place.time)
     }
 
-    fn now_unix_ms(&self) -> u64 {
-        self.store.now_ms()
+    /// The members that its setting names.
+    #[must_use]
+    pub fn setting(&self) -> BTreeSet<u16> {
+        self.options.members.keys().copied().collect()
+    }
+
+    /// Whether a member said lately that its setting names these.
+    fn names(&self, member: u16, setting: &BTreeSet<u16>, now_ms: u64) -> bool {
+        lock(&self.settings).get(&member).is_some_and(|(named, at_ms)| {
+            named == setting && now_ms.saturating_sub(*at_ms) <= self.timing().lease_ms
+        })
     }
 
     fn heard_from(&self, term: u64, member: u16, now_ms: u64) {
@@ -450,6 +480,94 @@ impl Replica {
     fn stop_for(&self, reason: String) {
         tracing::error!(reason, "this member of the documents stops");
         *lock(&self.broken) = Some(reason);
+    }
+
+    /// Why this member does not lead where it was elected, or does not keep up with the member that leads.
+    #[must_use]
+    pub fn reason(&self) -> Option<Reason> {
+        let (ill, well) =
+            (|text| Some(Reason { text, ill: true }), |text| Some(Reason { text, ill: false }));
+        if let Some(broken) = self.broken() {
+            return ill(broken);
+        }
+        let (register, me, state) = (self.agreed.now(), self.options.me, self.state());
+        let list = |set: &BTreeSet<u16>| {
+            set.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+        };
+        if let Some(why) = &*lock(&self.hindrance) {
+            return ill(format!("this member was elected and cannot lead: {why}"));
+        }
+        let elected = match &register.phase {
+            Phase::Idle => {
+                return ill(
+                    "no term has begun: is there a majority of the cluster's log?".to_owned()
+                );
+            }
+            Phase::Voting(ballots) => {
+                let (term, given) = (register.term, list(&ballots.keys().copied().collect()));
+                let before = match register.before.is_empty() {
+                    true => String::new(),
+                    false => format!(", and by a majority of {} before", list(&register.before)),
+                };
+                let voters = list(&register.voters);
+                let given = if given.is_empty() { "none".to_owned() } else { given };
+                return ill(format!(
+                    "no member leads: term {term} is voted on by members {voters}{before}; votes came from {given}"
+                ));
+            }
+            Phase::Elected(member) => *member,
+        };
+        if elected == me {
+            return match (state, self.writes()) {
+                (State::Primary, true) => None,
+                (State::Primary, false) => ill(format!(
+                    "no majority of members {} talks to this primary: it takes no writes",
+                    list(&register.voters)
+                )),
+                _ => ill("this member was elected and does not lead yet".to_owned()),
+            };
+        }
+        if self.is_paused() {
+            return well(
+                "fetching is paused by an order: `beeline documents resume` goes on".to_owned(),
+            );
+        }
+        if let Some(why) = &*lock(&self.trouble) {
+            return ill(format!("this member does not follow member {elected}: {why}"));
+        }
+        match state {
+            State::Startup => ill(format!("nothing of member {elected} is here yet")),
+            State::Copying => well(format!("all documents are copied from member {elected}")),
+            State::Rollback => well(format!("changes that member {elected} lacks are taken back")),
+            State::Recovering => {
+                well(format!("documents are on their way to a state of member {elected}"))
+            }
+            _ if !register.counts(me) => well(format!(
+                "this member has no vote: members {} have, until a majority of its --documents-members is started with the same, the primary among them",
+                list(&register.voters)
+            )),
+            _ => None,
+        }
+    }
+
+    /// Notes since when this member is ill.
+    fn note_health(&self, now_ms: u64) {
+        let ill = self.reason().is_some_and(|reason| reason.ill);
+        let mut since = lock(&self.ill_since_ms);
+        *since = ill.then(|| since.unwrap_or(now_ms));
+    }
+
+    /// A reason that lasts for longer than elections do.
+    #[must_use]
+    pub fn illness(&self) -> Option<String> {
+        if let Some(broken) = self.broken() {
+            return Some(broken);
+        }
+        let since_ms = (*lock(&self.ill_since_ms))?;
+        let lasted_ms = self.agreed.gate.now_ms().saturating_sub(since_ms);
+        let reason = self.reason().filter(|reason| reason.ill)?;
+        (lasted_ms >= 5 * self.timing().lease_ms)
+            .then(|| format!("for {} s: {}", lasted_ms / 1000, reason.text))
     }
 
     /// Why this member stopped for good, if it did.

@@ -13,6 +13,14 @@
 //! A primary is deposed where a majority says that it hears nothing of it ([`Order::Suspect`]): one member whose way
 //! to it is cut deposes nobody.
 //!
+//! The voters change with a term. Until an entry of a term with the new voters is durable at a majority of both
+//! ([`Order::Settle`]), a majority is one of the voters before as well as one of the new: for elections here, for
+//! acknowledgements in [`super::conduct::Standing`]. So each election hears of what either set acknowledged.
+//!
+//! ```text
+//!  voters A ── Begin(t+1, B) ──► voters B, before A ── Settle(t+1) ──► voters B
+//! ```
+//!
 //! A pure state machine: no clock, thread or file.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -72,6 +80,11 @@ pub enum Order {
         /// What it says.
         ballot: Ballot,
     },
+    /// An entry of this term is durable at a majority of its voters and of those before: the latter count no more.
+    Settle {
+        /// The term, in which its primary says so.
+        term: u64,
+    },
 }
 
 /// See the module's documentation.
@@ -81,6 +94,8 @@ pub struct Register {
     pub term: u64,
     /// The members that vote in it.
     pub voters: BTreeSet<u16>,
+    /// The voters before, while a majority of them counts as well; empty: the voters have not changed.
+    pub before: BTreeSet<u16>,
     /// How far it is.
     pub phase: Phase,
     /// Members that hear nothing of the primary.
@@ -101,7 +116,36 @@ pub fn majority(members: usize) -> usize {
 
 impl Register {
     fn voting(term: u64, voters: BTreeSet<u16>, phase: Phase) -> Self {
-        Self { term, voters, phase, suspects: BTreeSet::new() }
+        let (before, suspects) = (BTreeSet::new(), BTreeSet::new());
+        Self { term, voters, before, phase, suspects }
+    }
+
+    /// The voters of which a majority counted last by itself.
+    #[must_use]
+    pub fn settled(&self) -> &BTreeSet<u16> {
+        if self.before.is_empty() { &self.voters } else { &self.before }
+    }
+
+    /// Whether what this member says counts.
+    #[must_use]
+    pub fn counts(&self, member: u16) -> bool {
+        self.voters.contains(&member) || self.before.contains(&member)
+    }
+
+    /// Whether a majority of the voters, and one of those before, are such members.
+    fn is_majority(&self, such: impl Fn(u16) -> bool) -> bool {
+        let has = |set: &BTreeSet<u16>| {
+            set.iter().filter(|member| such(**member)).count() >= majority(set.len())
+        };
+        has(&self.voters) && (self.before.is_empty() || has(&self.before))
+    }
+
+    /// The next term, in which these vote.
+    fn begin(&mut self, voters: BTreeSet<u16>) {
+        let settled = self.settled().clone();
+        let before = if settled == voters { BTreeSet::new() } else { settled };
+        let next = Self::voting(self.term + 1, voters, Phase::Voting(BTreeMap::new()));
+        *self = Self { before, ..next };
     }
 
     /// The primary of the present term, once it is elected.
@@ -113,11 +157,11 @@ impl Register {
         }
     }
 
-    /// Whether a member's vote of the present term is in.
+    /// Whether a member's vote of the present term is in, or would count for nothing.
     #[must_use]
     pub fn has_vote_of(&self, member: u16) -> bool {
         match &self.phase {
-            Phase::Voting(ballots) => ballots.contains_key(&member),
+            Phase::Voting(ballots) => ballots.contains_key(&member) || !self.counts(member),
             _ => true,
         }
     }
@@ -129,50 +173,68 @@ impl Register {
                 if *term != self.term + 1 || voters.is_empty() {
                     return false;
                 }
-                *self = Self::voting(*term, voters.clone(), Phase::Voting(BTreeMap::new()));
+                self.begin(voters.clone());
                 true
             }
             Order::Suspect { term, member } => {
                 if *term != self.term
                     || self.primary().is_none()
-                    || !self.voters.contains(member)
+                    || !self.counts(*member)
                     || !self.suspects.insert(*member)
                 {
                     return false;
                 }
-                if self.suspects.len() >= majority(self.voters.len()) {
-                    let voters = std::mem::take(&mut self.voters);
-                    *self = Self::voting(self.term + 1, voters, Phase::Voting(BTreeMap::new()));
+                // A primary needs both majorities: either may say that it hears nothing.
+                let deposes = |set: &BTreeSet<u16>| {
+                    !set.is_empty()
+                        && set.intersection(&self.suspects).count() >= majority(set.len())
+                };
+                if deposes(&self.voters) || deposes(&self.before) {
+                    // Voters that never came to count are not insisted on.
+                    let voters = self.settled().clone();
+                    self.begin(voters);
                 }
                 true
             }
             Order::Vote { term, member, ballot } => {
                 let Phase::Voting(ballots) = &mut self.phase else { return false };
                 if *term != self.term
-                    || !self.voters.contains(member)
+                    || !(self.voters.contains(member) || self.before.contains(member))
                     || ballots.contains_key(member)
                 {
                     return false;
                 }
                 ballots.insert(*member, *ballot);
-                if let Some(elected) = elect(&self.voters, ballots) {
+                if let Some(elected) = self.elect() {
                     self.phase = Phase::Elected(elected);
                 }
                 true
             }
+            Order::Settle { term } => {
+                if *term != self.term || self.primary().is_none() || self.before.is_empty() {
+                    return false;
+                }
+                self.before.clear();
+                true
+            }
         }
     }
-}
 
-/// The member that a majority's votes elect. A voter that may not lead still says how far the log goes: while
-/// its log is the newest, no member leads that lacks a part of it.
-fn elect(voters: &BTreeSet<u16>, ballots: &BTreeMap<u16, Ballot>) -> Option<u16> {
-    if ballots.len() < majority(voters.len()) {
-        return None;
+    /// The member that the votes elect: the one with the newest log among those whose log is as new as those of a
+    /// majority that voted. What a majority acknowledged lies in the log of a member of that majority, so in the
+    /// elected one's. A voter that may not lead, or leaves the set, still says how far its log goes.
+    fn elect(&self) -> Option<u16> {
+        let Phase::Voting(ballots) = &self.phase else { return None };
+        let leads = |last: Place| {
+            self.is_majority(|member| ballots.get(&member).is_some_and(|one| one.last <= last))
+        };
+        ballots
+            .iter()
+            .filter(|(member, ballot)| ballot.electable && self.voters.contains(member))
+            .filter(|(_, ballot)| leads(ballot.last))
+            .max_by_key(|(member, ballot)| (ballot.last, std::cmp::Reverse(**member)))
+            .map(|(member, _)| *member)
     }
-    let newest = ballots.values().map(|ballot| ballot.last).max()?;
-    let able = |ballot: &Ballot| ballot.electable && ballot.last == newest;
-    ballots.iter().find(|(_, ballot)| able(ballot)).map(|(member, _)| *member)
 }
 
 /// Bytes out of bytes; `None` when they end too early.
@@ -208,6 +270,8 @@ impl<'t> Taker<'t> {
 
 /// Version of orders and of the register's own bytes.
 const VERSION: u8 = 1;
+/// Version of a register whose voters are changing: theirs before stand behind the voters.
+const CHANGING: u8 = 2;
 
 fn put_voters(voters: &BTreeSet<u16>, out: &mut Vec<u8>) {
     out.extend((voters.len() as u16).to_le_bytes());
@@ -257,6 +321,10 @@ impl Order {
                 out.extend(member.to_le_bytes());
                 put_ballot(ballot, &mut out);
             }
+            Self::Settle { term } => {
+                out.push(4);
+                out.extend(term.to_le_bytes());
+            }
         }
         out
     }
@@ -276,6 +344,7 @@ impl Order {
                 ballot: take_ballot(&mut taker)?,
             },
             3 => Self::Suspect { term: taker.u64()?, member: taker.u16()? },
+            4 => Self::Settle { term: taker.u64()? },
             _ => return None,
         };
         taker.0.is_empty().then_some(order)
@@ -286,9 +355,13 @@ impl Register {
     /// As it is stored.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = vec![VERSION];
+        let changing = !self.before.is_empty();
+        let mut out = vec![if changing { CHANGING } else { VERSION }];
         out.extend(self.term.to_le_bytes());
         put_voters(&self.voters, &mut out);
+        if changing {
+            put_voters(&self.before, &mut out);
+        }
         match &self.phase {
             Phase::Idle => out.push(0),
             Phase::Voting(ballots) => {
@@ -314,10 +387,15 @@ impl Register {
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut taker = Taker(bytes);
-        if taker.u8()? != VERSION {
+        let version = taker.u8()?;
+        if !(VERSION..=CHANGING).contains(&version) {
             return None;
         }
         let (term, voters) = (taker.u64()?, take_voters(&mut taker)?);
+        let mut before = BTreeSet::new();
+        if version == CHANGING {
+            before = take_voters(&mut taker)?;
+        }
         let mut suspects = BTreeSet::new();
         let phase = match taker.u8()? {
             0 => Phase::Idle,
@@ -334,7 +412,7 @@ impl Register {
             }
             _ => return None,
         };
-        taker.0.is_empty().then_some(Self { term, voters, phase, suspects })
+        taker.0.is_empty().then_some(Self { term, voters, before, phase, suspects })
     }
 }
 
@@ -398,6 +476,72 @@ mod tests {
         assert!(register.suspects.is_empty() && register.voters == [1, 2, 3].into());
     }
 
+    fn elected(voters: &[u16], member: u16) -> Register {
+        let voters: BTreeSet<u16> = voters.iter().copied().collect();
+        Register { term: 1, voters, phase: Phase::Elected(member), ..Register::default() }
+    }
+
+    fn change(term: u64, voters: &[u16]) -> Order {
+        Order::Begin { term, voters: voters.iter().copied().collect() }
+    }
+
+    #[test]
+    fn while_voters_change_a_majority_of_both_elects() {
+        // 1 and 2 acknowledged (1, 50) as a majority of {1, 2, 3}.
+        let mut register = elected(&[1, 2, 3], 1);
+        assert!(register.apply(&change(2, &[3, 4, 5])));
+        register.apply(&vote(2, 3, (1, 10), true));
+        register.apply(&vote(2, 4, (0, 0), true));
+        register.apply(&vote(2, 5, (0, 0), true));
+        assert_eq!(register.primary(), None, "no majority of the voters before");
+        register.apply(&vote(2, 2, (1, 50), true));
+        assert_eq!(register.primary(), None, "2 has the newest log, and leaves the set");
+        // The voters before are a way back.
+        assert!(register.apply(&change(3, &[1, 2, 3])) && register.before.is_empty());
+        register.apply(&vote(3, 3, (1, 10), true));
+        register.apply(&vote(3, 2, (1, 50), true));
+        assert_eq!(register.primary(), Some(2));
+    }
+
+    #[test]
+    fn voters_before_count_until_the_new_ones_are_settled() {
+        let mut register = elected(&[1, 2, 3], 1);
+        register.apply(&change(2, &[1, 2, 4]));
+        assert!(!register.apply(&Order::Settle { term: 2 }), "no member is elected");
+        register.apply(&vote(2, 1, (1, 50), true));
+        register.apply(&vote(2, 2, (1, 40), true));
+        assert_eq!(register.primary(), Some(1), "2 of both sets voted");
+        assert!(register.counts(3) && register.counts(4));
+        let mut again = register.clone();
+        again.apply(&change(3, &[1, 4, 5]));
+        assert_eq!(again.before, [1, 2, 3].into(), "those that counted last by themselves");
+        assert!(!register.apply(&Order::Settle { term: 1 }));
+        assert!(register.apply(&Order::Settle { term: 2 }) && !register.counts(3));
+        assert_eq!(register.primary(), Some(1));
+        register.apply(&change(3, &[1, 4, 5]));
+        assert_eq!(register.before, [1, 2, 4].into());
+        // Either majority deposes, and what never came to count is given up.
+        register.apply(&vote(3, 1, (2, 60), true));
+        register.apply(&vote(3, 4, (2, 60), true));
+        assert_eq!(register.primary(), Some(1));
+        for member in [2, 4] {
+            assert!(register.apply(&Order::Suspect { term: 3, member }));
+        }
+        assert_eq!((register.term, &register.voters), (4, &[1, 2, 4].into()));
+        assert!(register.before.is_empty());
+    }
+
+    #[test]
+    fn a_log_that_no_majority_needs_keeps_no_other_from_leading() {
+        let mut register = elected(&[1, 2, 3], 1);
+        register.apply(&begin(2));
+        register.apply(&vote(2, 1, (1, 50), false));
+        register.apply(&vote(2, 2, (1, 40), true));
+        assert_eq!(register.primary(), None, "a majority may have acknowledged (1, 50)");
+        register.apply(&vote(2, 3, (1, 40), true));
+        assert_eq!(register.primary(), Some(2), "none did");
+    }
+
     #[test]
     fn orders_and_registers_come_back_and_no_part_is_taken_for_one() {
         let mut register = Register::default();
@@ -418,7 +562,13 @@ mod tests {
             register.apply(&order);
         }
         assert_eq!(register.primary(), Some(3));
-        assert_eq!(Register::decode(&register.encode()), Some(register));
+        assert_eq!(Register::decode(&register.encode()), Some(register.clone()));
+        register.apply(&change(2, &[1, 4]));
+        assert_eq!(Register::decode(&register.encode()), Some(register.clone()));
+        let bytes = register.encode();
+        assert!((0..bytes.len()).all(|length| Register::decode(&bytes[..length]).is_none()));
+        let settle = Order::Settle { term: 2 };
+        assert_eq!(Order::decode(&settle.encode()), Some(settle));
     }
 
     proptest::proptest! {

@@ -6,7 +6,7 @@ use beeline_documents_query::error::{Code, Result, fail};
 use beeline_documents_query::value::integral;
 use bson::{Bson, Document, doc};
 
-use crate::engine::whole_field;
+use crate::engine::{lock, whole_field};
 use crate::replica::conduct::Report;
 use crate::replica::source::{COMMAND, binary, bytes_of, spot_from, spot_to};
 use crate::replica::{Replica, State};
@@ -51,24 +51,25 @@ impl Replica {
             return fail(Code::Unauthorized, "this member belongs to another cluster");
         }
         let (term, member) = (number(body, "term")?, number(body, "member")? as u16);
-        if !self.options.members.contains_key(&member) {
-            return fail(
-                Code::Unauthorized,
-                format!("member {member} is not in this member's --documents-members"),
-            );
-        }
-        // One that counts another majority is not acknowledged to.
-        if let Ok(members) = body.get_array("members")
-            && !members.iter().map(integral).eq(self
-                .options
-                .members
-                .keys()
-                .map(|own| Some(i64::from(*own))))
-        {
+        if !self.options.members.contains_key(&member) && !self.agreed.now().counts(member) {
             return fail(
                 Code::Unauthorized,
                 format!(
-                    "--documents-members of member {member} names other members than this one's"
+                    "--documents-members of member {} names no member {member}",
+                    self.options.me
+                ),
+            );
+        }
+        // What fits into a segment here is to fit there.
+        if let Some(segment) = whole_field(body, "segment").map(|bytes| bytes.max(0) as usize)
+            && segment < self.options.longest_batch
+        {
+            let own = self.options.longest_batch;
+            return fail(
+                Code::Unauthorized,
+                format!(
+                    "segments of member {member} hold {segment} bytes, those of member {} {own}: give all members the same --segment-size",
+                    self.options.me
                 ),
             );
         }
@@ -79,6 +80,10 @@ impl Replica {
             );
         }
         let now_ms = self.agreed.gate.now_ms();
+        if let Ok(named) = body.get_array("members") {
+            let named = named.iter().filter_map(integral).filter_map(|one| u16::try_from(one).ok());
+            lock(&self.settings).insert(member, (named.collect(), now_ms));
+        }
         self.heard_from(term, member, now_ms);
         Ok((term, member, now_ms))
     }
@@ -106,8 +111,7 @@ impl Replica {
                     return Ok(Reply::Document(doc! { "gone": true, "ok": 1.0 }));
                 };
                 if fetched.entries.is_empty() && fetched.upto <= after && may_wait {
-                    let wait = number(body, "wait")?.min(5000);
-                    return Ok(Reply::Later(self.now_unix_ms().saturating_add(wait)));
+                    return Ok(Reply::Later(number(body, "wait")?.min(5000)));
                 }
                 doc! { "entries": rows_of(&fetched.entries), "upto": fetched.upto as i64 }
             }

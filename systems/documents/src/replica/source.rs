@@ -6,7 +6,9 @@
 use std::fmt::Debug;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use beeline_documents_query::error::Code;
 use bson::spec::BinarySubtype;
@@ -22,6 +24,8 @@ use crate::wire;
 pub const COMMAND: &str = "beelineReplica";
 /// Longest answer of a member.
 const LONGEST_ANSWER: usize = 512 << 20;
+/// Between two looks, while an answer is awaited, whether the session still lasts.
+const LOOK: Duration = Duration::from_millis(50);
 /// Bytes of keys or places asked about at once: below what a stranger may send.
 pub const ASKED_BYTES: usize = 32 << 10;
 
@@ -133,12 +137,42 @@ pub trait SyncSource: Send + Debug {
     fn report(&mut self, progress: Progress) -> Result<Told, SyncError>;
 }
 
+/// How long a session waits for an answer: twice as long after each that did not come in time, so that a slow
+/// primary is followed slowly and not never; and no longer than the session lasts.
+#[derive(Clone, Debug, Default)]
+pub struct Patience {
+    ended: Arc<AtomicBool>,
+    /// Answers that did not come in time.
+    overdue: Arc<AtomicU32>,
+}
+
+impl Patience {
+    /// Longest wait for a byte.
+    const LONGEST: Duration = Duration::from_secs(30);
+
+    /// Of a session that ends with this.
+    #[must_use]
+    pub fn of(ended: Arc<AtomicBool>) -> Self {
+        Self { ended, overdue: Arc::default() }
+    }
+
+    fn lasts(&self, first: Duration) -> Duration {
+        let grown = first * (1 << self.overdue.load(Ordering::Relaxed).min(8));
+        grown.min(Self::LONGEST.max(first))
+    }
+}
+
 /// How a member reaches others.
 pub trait Sources: Send + Sync + Debug {
     /// The primary of a term.
     ///
     /// Errors: [`SyncError`].
-    fn open(&self, source: u16, term: u64) -> Result<Box<dyn SyncSource>, SyncError>;
+    fn open(
+        &self,
+        source: u16,
+        term: u64,
+        patience: &Patience,
+    ) -> Result<Box<dyn SyncSource>, SyncError>;
 }
 
 pub(crate) fn binary(bytes: &[u8]) -> Bson {
@@ -173,22 +207,31 @@ pub struct TcpSources {
     pub me: u16,
     /// Where each member listens.
     pub members: std::collections::BTreeMap<u16, SocketAddr>,
-    /// How long an answer may take beyond what it is asked to wait.
+    /// Bytes that a segment of its pool holds.
+    pub segment: usize,
+    /// How long an answer may take beyond what it is asked to wait, at first.
     pub patience: Duration,
 }
 
 impl Sources for TcpSources {
-    fn open(&self, source: u16, term: u64) -> Result<Box<dyn SyncSource>, SyncError> {
+    fn open(
+        &self,
+        source: u16,
+        term: u64,
+        patience: &Patience,
+    ) -> Result<Box<dyn SyncSource>, SyncError> {
         let Some(address) = self.members.get(&source) else {
-            let reason = "no member of this number is configured".to_owned();
-            return Err(SyncError::Refused { address: source.to_string(), reason });
+            let reason = "--documents-members of this member does not name it".to_owned();
+            return Err(SyncError::Refused { address: format!("member {source}"), reason });
         };
         let unreachable = |source| SyncError::Unreachable { address: address.to_string(), source };
         let stream = TcpStream::connect_timeout(address, self.patience).map_err(unreachable)?;
         stream.set_nodelay(true).map_err(unreachable)?;
         stream.set_write_timeout(Some(self.patience)).map_err(unreachable)?;
-        let (address, head, patience) = (address.to_string(), self.head(term), self.patience);
-        let asker = TcpAsker { stream, address, head, patience, requests: 0 };
+        stream.set_read_timeout(Some(LOOK)).map_err(unreachable)?;
+        let (address, head) = (address.to_string(), self.head(term));
+        let (first, patience) = (self.patience, patience.clone());
+        let asker = TcpAsker { stream, address, head, first, patience, requests: 0 };
         Ok(Box::new(Commands { asker }))
     }
 }
@@ -199,7 +242,7 @@ impl TcpSources {
         let members: Vec<i32> = self.members.keys().map(|member| i32::from(*member)).collect();
         doc! {
             COMMAND: "", "cluster": self.cluster as i64, "term": term as i64, "member": i32::from(self.me),
-            "members": members, "$db": "admin",
+            "members": members, "segment": self.segment as i64, "$db": "admin",
         }
     }
 }
@@ -242,22 +285,49 @@ struct TcpAsker {
     stream: TcpStream,
     address: String,
     head: Document,
-    patience: Duration,
+    /// How long an answer may take at first.
+    first: Duration,
+    patience: Patience,
     requests: i32,
 }
 
 impl TcpAsker {
     fn exchange(&mut self, message: &[u8], wait: Duration) -> std::io::Result<Vec<u8>> {
-        self.stream.set_read_timeout(Some(self.patience + wait))?;
         self.stream.write_all(message)?;
         let mut answer = vec![0; 4];
-        self.stream.read_exact(&mut answer)?;
+        self.fill(&mut answer, wait)?;
         let length = wire::length(&answer, LONGEST_ANSWER)
             .map_err(std::io::Error::other)?
             .unwrap_or(wire::HEADER);
         answer.resize(length, 0);
-        self.stream.read_exact(&mut answer[4..])?;
+        self.fill(&mut answer[4..], wait)?;
         Ok(answer)
+    }
+
+    /// Reads as many bytes, with a look now and then whether the session still lasts.
+    fn fill(&mut self, mut rest: &mut [u8], wait: Duration) -> std::io::Result<()> {
+        let (most, mut heard) = (self.patience() + wait, Instant::now());
+        while !rest.is_empty() {
+            match self.stream.read(rest) {
+                Ok(0) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+                Ok(read) => (rest, heard) = (&mut rest[read..], Instant::now()),
+                Err(error) => match error.kind() {
+                    _ if self.patience.ended.load(Ordering::SeqCst) => {
+                        return Err(std::io::Error::other("this member follows it no more"));
+                    }
+                    std::io::ErrorKind::Interrupted => {}
+                    std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut
+                        if heard.elapsed() < most => {}
+                    std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => {
+                        self.patience.overdue.fetch_add(1, Ordering::Relaxed);
+                        let why = format!("no byte came for {} ms", most.as_millis());
+                        return Err(std::io::Error::new(std::io::ErrorKind::TimedOut, why));
+                    }
+                    _ => return Err(error),
+                },
+            }
+        }
+        Ok(())
     }
 }
 
@@ -281,7 +351,7 @@ impl Asker for TcpAsker {
     }
 
     fn patience(&self) -> Duration {
-        self.patience
+        self.patience.lasts(self.first)
     }
 }
 
@@ -379,5 +449,57 @@ impl<A: Asker> SyncSource for Commands<A> {
         let answer = self.asker.ask("report", fields, Duration::ZERO)?;
         let time = |field: &str| whole_field(&answer, field).unwrap_or(0) as u64;
         Ok(Told { commit: time("commit"), latest: time("latest") })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    const FIRST: Duration = Duration::from_millis(100);
+
+    /// A primary that answers each command after so long.
+    fn slow(after: Duration) -> TcpSources {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let members = [(1, listener.local_addr().unwrap())].into();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.unwrap();
+                std::thread::spawn(move || {
+                    let mut asked = [0; 4096];
+                    while stream.read(&mut asked).is_ok_and(|read| read > 0) {
+                        std::thread::sleep(after);
+                        let answer = wire::frame(1, &doc! { "commit": 7_i64, "ok": 1.0 });
+                        let _ = stream.write_all(&answer);
+                    }
+                });
+            }
+        });
+        TcpSources { cluster: 1, me: 2, members, segment: 1, patience: FIRST }
+    }
+
+    #[test]
+    fn a_primary_slower_than_the_first_patience_is_followed_all_the_same() {
+        let (sources, patience) = (slow(FIRST * 5), Patience::default());
+        let told = (0..8).find_map(|_| {
+            let mut source = sources.open(1, 1, &patience).unwrap();
+            source.report(Progress::default()).ok()
+        });
+        assert_eq!(told.map(|told| told.commit), Some(7));
+    }
+
+    #[test]
+    fn a_session_that_ends_waits_for_no_answer() {
+        let (sources, ended) = (slow(Duration::from_secs(3600)), Arc::<AtomicBool>::default());
+        let patience = Patience { ended: Arc::clone(&ended), overdue: Arc::new(8.into()) };
+        let mut source = sources.open(1, 1, &patience).unwrap();
+        let waiting = std::thread::spawn(move || source.report(Progress::default()).is_err());
+        std::thread::sleep(FIRST);
+        let began = Instant::now();
+        ended.store(true, Ordering::SeqCst);
+        assert!(waiting.join().unwrap());
+        assert!(began.elapsed() < Duration::from_secs(10), "it waited for an answer");
     }
 }

@@ -753,6 +753,10 @@ impl Store for ReplicaStore {
         self.inner.space()
     }
 
+    fn outlives_process(&self) -> bool {
+        self.inner.outlives_process()
+    }
+
     fn clock(&self) -> Option<Arc<Clock>> {
         Some(Arc::clone(&self.clock))
     }
