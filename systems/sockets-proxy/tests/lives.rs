@@ -395,11 +395,20 @@ impl World {
         self.shared().iter().map(copy).collect()
     }
 
-    fn is_as(&self, picture: &[Vec<u8>]) -> bool {
-        self.shared().iter().zip(picture).all(|(mapping, bytes)| {
+    /// What a proxy of this side may have written is as in the picture: its programs' memory, and its partition's part
+    /// of both halves of the window.
+    fn is_as(&self, side: usize, picture: &[Vec<u8>]) -> bool {
+        let (at, length) = self.geometry.partition(0);
+        let windows = [0, LENGTH].map(|half| (2 * self.programs.len(), half + at, length));
+        let own = (0..self.programs.len()).map(|which| 2 * which + side);
+        let own = own.map(|index| (index, 0, picture[index].len()));
+        let shared = self.shared();
+        own.chain(windows).all(|(index, at, length)| {
+            // SAFETY: within the mapping, as the picture of it is.
+            let now = unsafe { shared[index].base().add(at) };
             // SAFETY: as above.
-            let now = unsafe { std::slice::from_raw_parts(mapping.base().as_ptr(), bytes.len()) };
-            now == bytes
+            let now = unsafe { std::slice::from_raw_parts(now.as_ptr(), length) };
+            now == &picture[index][at..at + length]
         })
     }
 
@@ -454,7 +463,7 @@ impl World {
         let world = std::cell::RefCell::new(self);
         let look = || {
             let world = world.borrow();
-            if pictures.last().is_none_or(|last| !world.is_as(last)) {
+            if pictures.last().is_none_or(|last| !world.is_as(side, last)) {
                 pictures.push(world.picture());
             }
             false
@@ -544,8 +553,8 @@ fn busy(seed: u64) -> World {
 #[test]
 fn a_proxy_that_dies_behind_any_store_of_a_turn_or_a_take_over_loses_and_doubles_nothing() {
     let test = "a_proxy_that_dies_behind_any_store";
-    let (mut stores, mut found_out) = (0, 0);
-    for seed in 0..if std::env::var_os("BEELINE_DEEP").is_some() { 40 } else { 3 } {
+    let mut stores = 0;
+    for seed in 0..if std::env::var_os("BEELINE_DEEP").is_some() { 40 } else { 2 } {
         for work in [Work::Turn, Work::TakeOver] {
             for side in 0..2 {
                 let mut world = busy(seed);
@@ -556,15 +565,15 @@ fn a_proxy_that_dies_behind_any_store_of_a_turn_or_a_take_over_loses_and_doubles
                 stores += count;
             }
         }
-        // The check is one: an end that goes on from elsewhere than where the other one is costs bytes.
-        let mut world = busy(seed);
-        world.forgets = true;
-        found_out += world.die_behind_stores(0, Work::Turn).map_or(0, |(_, lost)| lost);
     }
+    // The check is one: an end that goes on from elsewhere than where the other one is costs bytes.
+    let mut world = busy(0);
+    world.forgets = true;
+    let found_out = world.die_behind_stores(0, Work::Turn).map_or(0, |(_, lost)| lost);
     say(&format!(
         "ran: {stores} deaths behind stores; of a planted fault {found_out} are found out"
     ));
-    assert!(stores > 100 && found_out > 0, "{stores} stores, {found_out} found out");
+    assert!(stores > 80 && found_out > 0, "{stores} stores, {found_out} found out");
 }
 
 #[test]
