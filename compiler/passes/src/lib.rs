@@ -13,6 +13,7 @@
 //! | exclusive accesses | `merge` | `merge` |
 //! | delayed write | `delay` | `delay` |
 //! | replication, of a graph | `replicate` | by instance |
+//! | `.async` blocks, of a graph | `outline` | by graph |
 //! | modulo schedule | `schedule` | always |
 //!
 //! [`cycle`] runs scheduled hardware clock by clock; the Verilog back end writes the same schedule.
@@ -25,6 +26,7 @@ pub mod cycle;
 mod delay;
 pub mod hardware;
 mod merge;
+pub mod outline;
 mod place;
 pub mod replicate;
 mod scatter;
