@@ -16,7 +16,7 @@ use crate::target;
 
 /// Hardware or a kernel that the usual machine lacks, what a provider has not got by its nature, what
 /// a test found out by trying, what runs in a guest of the lab and needs one, what `deep` runs.
-const ALWAYS: [&str; 37] = [
+const ALWAYS: [&str; 38] = [
     "holds no server for this machine",
     "`cargo xtask deep` runs it",
     "there is no device",
@@ -52,6 +52,7 @@ const ALWAYS: [&str; 37] = [
     "network namespaces need root and ip",
     "links are slowed by tc",
     "tun devices and network namespaces",
+    "has no tun devices",
     "the tmpfs cannot be made read-only",
     // Which Python a system brings is not for us to say.
     "Python 3.11 with numpy",

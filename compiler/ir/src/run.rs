@@ -201,6 +201,12 @@ impl Queue {
         self.count >= self.depth
     }
 
+    /// Items that find room.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        self.depth - self.count
+    }
+
     /// Puts an item in; false without room.
     #[inline]
     pub fn push(&mut self, item: &[u64]) -> bool {

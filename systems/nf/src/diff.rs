@@ -122,7 +122,7 @@ pub fn reference<M: Machine>(
 }
 
 /// The signal with its element's address.
-fn addressed(graph: &Graph, node: usize, mut signal: Signal) -> Signal {
+pub(crate) fn addressed(graph: &Graph, node: usize, mut signal: Signal) -> Signal {
     signal[0] = signal[0] & !0xffff | u64::from(graph.nodes[node].id);
     signal
 }
@@ -287,20 +287,32 @@ pub fn simulated_with(
         stalls,
     };
     std::fs::write(folder.join("bench.v"), bench(graph, &play))?;
+    let (program, arguments) = compiled(simulator, folder)?;
+    run(folder, program, arguments)?;
+    let log = std::fs::read_to_string(folder.join("log.txt"))?;
+    parse(graph, &log)
+}
+
+/// Has a simulator take `design.v` and `bench.v` of a folder; the program that runs them there, and its
+/// arguments.
+///
+/// Errors: the simulator refuses them.
+pub(crate) fn compiled(
+    simulator: Simulator,
+    folder: &Path,
+) -> Result<(&'static str, &'static [&'static str]), DiffError> {
     match simulator {
         Simulator::Icarus => {
             run(folder, "iverilog", &["-g2005", "-o", "sim", "design.v", "bench.v"])?;
-            run(folder, "vvp", &["-n", "sim"])?;
+            Ok(("vvp", &["-n", "sim"]))
         }
         Simulator::Verilator => {
             let flags = ["--binary", "--timing", "-Wno-fatal", "-Wno-WIDTH", "--top-module"];
             let files = ["np_bench", "-O1", "design.v", "bench.v"];
             run(folder, "verilator", &[&flags[..], &files[..]].concat())?;
-            run(folder, "./obj_dir/Vnp_bench", &[])?;
+            Ok(("./obj_dir/Vnp_bench", &[]))
         }
     }
-    let log = std::fs::read_to_string(folder.join("log.txt"))?;
-    parse(graph, &log)
 }
 
 fn hex(items: &[u64], width: usize) -> String {
@@ -357,7 +369,7 @@ fn parse(graph: &Graph, log: &str) -> Result<Outcome, DiffError> {
     Ok(outcome)
 }
 
-fn words_of(hex: &str) -> Option<Vec<u64>> {
+pub(crate) fn words_of(hex: &str) -> Option<Vec<u64>> {
     let hex = hex.trim();
     let mut all = Vec::new();
     let mut end = hex.len();

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, Write};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use beeline_ir::flits::{FlitError, Joiner, count, write_flit};
@@ -42,6 +43,12 @@ pub enum EngineError {
         /// Why not.
         source: CommandError,
     },
+    /// One end twice.
+    #[error("{0} is named twice")]
+    Twice(String),
+    /// A capture that would be written over.
+    #[error("{}: two ports have this file, and an output writes it", .0.display())]
+    WrittenOver(PathBuf),
     /// A name without an end.
     #[error("the graph's {direction} {name} has no --port {name}=...")]
     Unbound {
@@ -171,7 +178,7 @@ const QUIET: u32 = 64;
 ///
 /// `commands` are carried out before the first packet.
 ///
-/// `link` is the one to `host` elements.
+/// `link` says how many threads there may be, and what joins them.
 ///
 /// Errors: a port that is not bound or not there, a capture, a command, a handler that does not end,
 /// a deadlock.
@@ -192,7 +199,7 @@ pub fn run_captures<M: Machine + Send + 'static>(
 /// Errors: as for [`run_captures`].
 pub fn run_memory<M: Machine + Send + 'static>(
     graph: &Graph,
-    make: Make<'_, M>,
+    (make, link): (Make<'_, M>, LinkOptions),
     captures: &[&[u8]],
     commands: &[String],
     old: Vec<Vec<u8>>,
@@ -213,7 +220,7 @@ pub fn run_memory<M: Machine + Send + 'static>(
         file.clear();
         ends.output(output.channel, PathBuf::from(&output.name), file)?;
     }
-    let (counts, _, files) = play(graph, (make, LinkOptions::default()), ends, commands)?;
+    let (counts, _, files) = play(graph, (make, link), ends, commands)?;
     Ok((counts, files))
 }
 
@@ -226,7 +233,7 @@ fn play<M: Machine + Send + 'static, R: BufRead, W: Write>(
     mut ends: Ends<R, W>,
     commands: &[String],
 ) -> Result<Played<W>, EngineError> {
-    let plan = Plan::of(graph).map_err(SidesError::from)?;
+    let plan = Plan::threaded(graph, link.threads).map_err(SidesError::from)?;
     let machines = Machines::make(&plan, make)?;
     let mut run = Sides::start(&plan, machines, link, None)?;
     prepare(graph, &mut run, commands)?;
@@ -278,7 +285,10 @@ fn carries_packets(graph: &Graph, end: &Outside) -> Result<(), EngineError> {
 }
 
 fn open(graph: &Graph, ports: &[(String, PathBuf)]) -> Result<Files, EngineError> {
-    for (name, _) in ports {
+    for (at, (name, _)) in ports.iter().enumerate() {
+        if ports[..at].iter().any(|(other, _)| other == name) {
+            return Err(EngineError::Twice(name.clone()));
+        }
         if !graph.inputs.iter().chain(&graph.outputs).any(|o| o.name == *name) {
             return Err(EngineError::NoSuchPort(name.clone()));
         }
@@ -298,13 +308,28 @@ fn open(graph: &Graph, ports: &[(String, PathBuf)]) -> Result<Files, EngineError
         let file = File::open(&path).map_err(|error| capture(&path, error))?;
         ends.input(input.channel, path, BufReader::new(file))?;
     }
+    // An output begins its file anew: not one that an input reads or another output writes.
+    let mut taken = Vec::new();
+    for input in &graph.inputs {
+        taken.extend(number(&path_of(&input.name, "input")?));
+    }
     for output in &graph.outputs {
         let path = path_of(&output.name, "output")?;
         carries_packets(graph, output)?;
+        if number(&path).is_some_and(|file| taken.contains(&file)) {
+            return Err(EngineError::WrittenOver(path));
+        }
         let file = File::create(&path).map_err(|error| capture(&path, error))?;
+        taken.extend(number(&path));
         ends.output(output.channel, path, BufWriter::new(file))?;
     }
     Ok(ends)
+}
+
+/// What tells a regular file from any other: two names may lead to one.
+fn number(path: &Path) -> Option<(u64, u64)> {
+    let found = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file)?;
+    Some((found.dev(), found.ino()))
 }
 
 /// Moves what can be moved between a channel and its capture.

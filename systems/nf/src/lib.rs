@@ -2,11 +2,11 @@
 //!
 //! Place: `systems`, above the compiler. [`load`] reads a source file with its imports;
 //! [`pcap`] reads and writes captures; [`engine`] runs a graph from captures to captures, [`live`]
-//! between network interfaces, with signals. [`functions`] holds the host's side of whole functions:
+//! between network interfaces, with signals, [`wire`] its simulated hardware there. [`functions`] holds the host's side of whole functions:
 //! the firewall's rules, the balancer's backends. [`diff`] compares the back ends; [`report`] says what
 //! the compiler decided, [`area`] what it takes of a chip; [`debug`] steps through a graph. [`sides`] runs
-//! a graph's `host` elements on a thread of their own, behind the link of [`pcie`]. [`packet_socket`]
-//! and [`pcie::bus`] hold the unsafe code.
+//! a graph's `host` elements on a thread of their own, behind the link of [`pcie`], and others on more
+//! threads. [`packet_socket`] and [`pcie::bus`] hold the unsafe code.
 
 pub mod area;
 pub mod build;
@@ -26,3 +26,4 @@ pub mod report;
 pub mod sides;
 pub mod statistics;
 pub mod timing;
+pub mod wire;

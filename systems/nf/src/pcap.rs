@@ -21,6 +21,9 @@ pub enum PcapError {
     /// The header.
     #[error("not a pcap file: it begins with {0:#010x} (pcapng is not read; convert with editcap)")]
     Magic(u32),
+    /// Packets of another kind.
+    #[error("its packets are of link type {0}, and only Ethernet, type {ETHERNET}, is read")]
+    NotEthernet(u32),
     /// A record.
     #[error("packet {number} claims {claimed} bytes: the file is damaged")]
     Record {
@@ -39,6 +42,11 @@ pub enum PcapError {
 
 const MICROSECONDS: u32 = 0xa1b2_c3d4;
 const NANOSECONDS: u32 = 0xa1b2_3c4d;
+/// The link type of Ethernet.
+const ETHERNET: u32 = 1;
+/// The bits of the header's last word that hold the link type; those above say how long a frame's check
+/// sequence is.
+const LINK_TYPE: u32 = 0x03ff_ffff;
 /// The longest packet that is read.
 const LONGEST: u32 = 262_144;
 
@@ -54,7 +62,7 @@ pub struct Reader<R> {
 impl<R: Read> Reader<R> {
     /// Reads the file's header.
     ///
-    /// Errors: the file, or another format.
+    /// Errors: the file, another format, or packets that are not Ethernet's.
     pub fn new(mut from: R) -> Result<Self, PcapError> {
         let mut header = [0; 24];
         from.read_exact(&mut header)?;
@@ -66,6 +74,11 @@ impl<R: Read> Reader<R> {
             (_, NANOSECONDS) => (true, true),
             _ => return Err(PcapError::Magic(magic)),
         };
+        let kind = u32::from_le_bytes([header[20], header[21], header[22], header[23]]);
+        let kind = if swapped { kind.swap_bytes() } else { kind } & LINK_TYPE;
+        if kind != ETHERNET {
+            return Err(PcapError::NotEthernet(kind));
+        }
         Ok(Self { from, swapped, nanoseconds, number: 0 })
     }
 
@@ -178,7 +191,7 @@ impl<W: Write> Writer<W> {
         header.extend(4_u16.to_le_bytes());
         header.extend([0; 8]);
         header.extend(LONGEST.to_le_bytes());
-        header.extend(1_u32.to_le_bytes());
+        header.extend(ETHERNET.to_le_bytes());
         to.write_all(&header)?;
         Ok(Self { to })
     }
@@ -249,6 +262,13 @@ mod tests {
     #[test]
     fn another_format_and_a_damaged_length_are_named() {
         assert!(matches!(Reader::new(&[0_u8; 24][..]), Err(PcapError::Magic(0))));
+        // Linux' cooked packets have no Ethernet header; a check sequence's length is no link type.
+        let mut cooked = file();
+        cooked[20] = 113;
+        assert!(matches!(Reader::new(&cooked[..]), Err(PcapError::NotEthernet(113))));
+        let mut checked = file();
+        checked[23] = 0x44;
+        assert!(Reader::new(&checked[..]).is_ok());
         let mut bytes = file();
         bytes[24 + 8..24 + 12].copy_from_slice(&u32::MAX.to_le_bytes());
         let mut reader = Reader::new(&bytes[..]).unwrap();

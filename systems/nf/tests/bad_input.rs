@@ -190,6 +190,34 @@ fn garbage_on_every_port_of_every_template_leaves_the_others_packets_whole() {
 }
 
 #[test]
+fn a_capture_is_neither_written_over_nor_named_twice() {
+    let loaded = compiled("Count :: c\nfrom_tor -> c -> to_tor\n");
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let mut writer = beeline_nf::pcap::Writer::new(Vec::new()).unwrap();
+    writer.write(0, &[1; 20]).unwrap();
+    let bytes = writer.finish().unwrap();
+    std::fs::write(path("in.pcap"), &bytes).unwrap();
+    std::os::unix::fs::symlink(path("in.pcap"), path("same.pcap")).unwrap();
+    let run = |ports: &[(&str, &str)]| {
+        let ports: Vec<_> =
+            ports.iter().map(|(port, name)| ((*port).to_owned(), path(name))).collect();
+        let make = (&beeline_nf::sides::native as _, beeline_nf::sides::LinkOptions::default());
+        beeline_nf::engine::run_captures(&loaded.compiled.graph, make, &ports, &[])
+    };
+    for output in ["in.pcap", "same.pcap"] {
+        let error = run(&[("from_tor", "in.pcap"), ("to_tor", output)]).unwrap_err();
+        assert!(error.to_string().contains("two ports have this file"), "{error}");
+    }
+    let twice = [("from_tor", "in.pcap"), ("to_tor", "a.pcap"), ("to_tor", "b.pcap")];
+    assert!(run(&twice).unwrap_err().to_string().contains("to_tor is named twice"));
+    assert_eq!(std::fs::read(path("in.pcap")).unwrap(), bytes);
+    // A file that is there may be written anew.
+    run(&twice[..2]).unwrap();
+    assert_eq!(run(&twice[..2]).unwrap().0.packets_out, 1);
+}
+
+#[test]
 fn the_debugger_steps_breaks_shows_and_changes() {
     let text = "
 .element Add (flit in -> flit out) {

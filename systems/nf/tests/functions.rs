@@ -53,6 +53,31 @@ const FIN: u8 = 1;
 const TICK: u64 = 1_024;
 
 #[test]
+fn places_of_removed_backends_are_used_again_when_all_are_taken() {
+    let loaded = compiled(&small_balancer());
+    let graph = &loaded.compiled.graph;
+    let mut run = native(graph);
+    let mut manager = Manager::of(graph);
+    let name = |at: u32| format!("10.9.{}.{}", at >> 8, at & 255);
+    for at in 0..256 {
+        say(&mut manager, &mut run, &format!("backends add {}", name(at))).unwrap();
+    }
+    let full = say(&mut manager, &mut run, "backends add 10.10.0.1").unwrap_err();
+    assert!(full.contains("room for 256"), "{full}");
+    for at in [7, 3, 9] {
+        say(&mut manager, &mut run, &format!("backends remove {}", name(at))).unwrap();
+    }
+    // The one that was removed last keeps its place, and comes back to it.
+    for add in ["10.10.0.1", "10.10.0.2", "10.9.0.9"] {
+        say(&mut manager, &mut run, &format!("backends add {add}")).unwrap();
+    }
+    let list = say(&mut manager, &mut run, "backends list").unwrap();
+    let line = |at: usize| list.lines().nth(at).unwrap();
+    assert!(line(7).starts_with("10.10.0.1 ") && line(3).starts_with("10.10.0.2 "), "{list}");
+    assert!(line(9).starts_with("10.9.0.9 ") && list.lines().count() == 256, "{list}");
+}
+
+#[test]
 fn packets_of_a_flow_go_to_one_backend_while_backends_come_and_go() {
     // A table in which no set fills, behind a cache in which many do.
     let loaded = compiled(&small_balancer().replace("(BITS = 8)", "(BITS = 14)"));

@@ -14,8 +14,8 @@ use beeline_nf::functions::templates;
 use beeline_nf::pcap::{Reader, Writer};
 use beeline_nf::pcie::bus::Pace;
 use beeline_nf::pcie::slot::Mode;
-use beeline_nf::sides::split::{Place, split};
-use beeline_nf::sides::{self, LinkOptions, SidesError};
+use beeline_nf::sides::split::Place;
+use beeline_nf::sides::{self, LinkOptions, Plan, SidesError};
 use beeline_passes::Options;
 use beeline_verilog::graph::design;
 use common::{compiled, packet};
@@ -71,7 +71,8 @@ fn each_element_of_a_chain_in_turn_is_a_host_element_and_the_packets_are_the_sam
         }
         let mode = if mask % 2 == 0 { Mode::Poll } else { Mode::Interrupt };
         let pace = if mask == 2 { slow } else { Pace::default() };
-        let found = through(&graph, LinkOptions { mode, pace }, &[]).unwrap();
+        let link = LinkOptions { mode, pace, ..LinkOptions::default() };
+        let found = through(&graph, link, &[]).unwrap();
         assert!(found == wanted, "host elements {mask:b}: {} packets", found.len());
     }
 }
@@ -97,12 +98,46 @@ fn each_element_of_the_firewall_in_turn_is_a_host_element_and_the_verdicts_are_t
 }
 
 #[test]
+fn more_threads_give_the_same_packets_where_they_pay_and_are_not_taken_where_not() {
+    let text = templates::text("firewall").unwrap();
+    let commands = ["rules add tcp 11.0.0.3 :7 -> 10.0.0.10 :80 drop".to_owned()];
+    let chain = ".element Digest (flit in -> flit out) {\n.handler {\nif (test_input_port(in)) {\n\
+                 flit x = read_input_port(in);\nulong h = x.quad[0];\n\
+                 for (uint i = 0; i < 64; i++) h = (h ^ x.quad[i & 3]) * 1099511628211;\n\
+                 x.quad[3] = h;\nset_output_port(out, x);\n}\n}\n}\n\
+                 Digest :: a\nDigest :: b\nCount :: cnt\nDigest :: c\n\
+                 from_tor -> a -> b -> cnt -> c -> to_tor\n";
+    for (text, commands) in [(text, &commands[..]), (chain, &[])] {
+        let mut graph = compiled(text).compiled.graph.clone();
+        let wanted = through(&graph, LinkOptions::default(), commands).unwrap();
+        assert!(wanted.len() > 150, "{}", wanted.len());
+        let mut most = 0;
+        for (threads, mode) in [(2, Mode::Poll), (3, Mode::Interrupt), (4, Mode::Interrupt)] {
+            let plan = Plan::threaded(&graph, threads).unwrap();
+            assert!(plan.threads() <= threads);
+            most = most.max(plan.threads());
+            let link = LinkOptions { mode, threads, ..LinkOptions::default() };
+            let found = through(&graph, link, commands).unwrap();
+            assert!(found == wanted, "{threads} threads: {} packets", found.len());
+        }
+        assert!(most > 2, "never more than {most} threads");
+        // Beside a host element, which keeps its own.
+        graph.nodes[0].host = true;
+        let link = LinkOptions { threads: 3, ..LinkOptions::default() };
+        assert!(through(&graph, link, commands).unwrap() == wanted);
+    }
+    let light = compiled("Count :: c\nfrom_tor -> c -> to_tor\n");
+    assert_eq!(Plan::threaded(&light.compiled.graph, 4).unwrap().threads(), 1);
+}
+
+#[test]
 fn the_balancer_allocates_on_the_host_and_every_packet_comes_out() {
     let graph = compiled(templates::text("balancer").unwrap()).compiled.graph.clone();
-    let plan = split(&graph).unwrap();
-    assert_eq!(plan.host.nodes.len(), 1, "the allocator is a host element");
-    assert_eq!(plan.crossings.len(), 2);
-    assert!(plan.nodes.iter().filter(|place| matches!(place, Place::Host(_))).count() == 1);
+    let plan = Plan::of(&graph).unwrap();
+    let split = plan.split().unwrap();
+    assert_eq!(split.workers[0].nodes.len(), 1, "the allocator is a host element");
+    assert_eq!((split.workers.len(), split.workers[0].crossings.len()), (1, 2));
+    assert!(split.nodes.iter().filter(|place| matches!(place, Place::Worker(..))).count() == 1);
     let commands = ["backends add 10.9.0.1", "backends add 10.9.0.2"].map(str::to_owned);
     let mut on_the_card = graph.clone();
     on_the_card.nodes.iter_mut().for_each(|node| node.host = false);
@@ -117,9 +152,9 @@ fn what_host_elements_leave_to_the_card_is_a_design_of_its_own() {
         "L4_Parser :: parser\nhost Count :: cnt\nIPChecksum :: sum\n\
          from_tor -> parser -> cnt -> sum -> to_tor\n",
     );
-    let plan = split(&loaded.compiled.graph).unwrap();
-    let made = all_hardware(&plan.card, &Options::default()).unwrap();
-    let text = design(&plan.card, &made, &|_| None);
+    let plan = Plan::of(&loaded.compiled.graph).unwrap();
+    let made = all_hardware(plan.card(), &Options::default()).unwrap();
+    let text = design(plan.card(), &made, &|_| None);
     if Simulator::Icarus.is_here() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("design.v"), &text).unwrap();

@@ -2,87 +2,55 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 
+#[path = "common/live.rs"]
+mod scene;
 #[path = "common/veth.rs"]
 mod veth;
 
-use std::path::Path;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::process::Command;
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use beeline_nf::functions::templates;
-use beeline_nf::live::{SPIN, Surroundings, ask, command, run};
-use beeline_nf::load::{compile, load};
+use beeline_nf::live::{LiveError, ask, command};
 use beeline_nf::packet_socket::Device;
-use beeline_nf::sides::{LinkOptions, native};
-use veth::{AtEnd, Veth};
+use beeline_nf::statistics::{COMMAND, Statistics};
+use scene::{COUNTER, graph, playing};
+use veth::Veth;
 
-#[test]
-fn packets_pass_between_interfaces_and_a_signal_reads_the_count() {
+/// Two veth pairs, by letters of this process' own; none where this user cannot make them.
+fn pairs(first: char, second: char) -> Option<(Veth, Veth)> {
     let id = std::process::id() % 100_000;
-    let (Some(a), Some(b)) = (Veth::new(&format!("nfa{id}")), Veth::new(&format!("nfb{id}")))
-    else {
+    let pair = |letter| Veth::new(&format!("nf{letter}{id}"));
+    let both = pair(first).zip(pair(second));
+    if both.is_none() {
         println!("skipped: this user cannot make veth devices");
-        return;
-    };
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/counter.np");
-    let loaded = load(&path).unwrap();
-    let graph = &loaded.compiled.graph;
-    let folder = tempfile::tempdir().unwrap();
-    let control = folder.path().join("control");
-    let ports = [("in".to_owned(), a.0.clone()), ("out".to_owned(), b.0.clone())];
-    let stop = AtomicBool::new(false);
-    let notify = |text: &str| println!("{text}");
-    let around = Surroundings {
-        control: Some(&control),
-        commands: &[],
-        notify: &notify,
-        stop: &stop,
-        link: LinkOptions::default(),
-        spin: SPIN,
-        load: None,
-    };
-    std::thread::scope(|scope| {
-        let runner = scope.spawn(|| run(graph, &native, &ports, around).unwrap());
-        let _ends = AtEnd(|| stop.store(true, Ordering::Relaxed));
-        let deadline = Instant::now() + Duration::from_secs(30);
-        while !control.exists() {
-            assert!(Instant::now() < deadline, "the graph did not start");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        let mut near = Device::interface(&format!("{}p", a.0)).unwrap();
-        let mut far = Device::interface(&format!("{}p", b.0)).unwrap();
-        // An address of our own, so that what the host itself sends is told apart.
-        let packet = |at: u8| {
-            let mut bytes = vec![at; 60 + usize::from(at)];
-            bytes[..14].copy_from_slice(&[2, 0, 0, 0, 0, 9, 2, 0, 0, 0, 0, 8, 0x88, 0xb5]);
-            bytes
-        };
-        for at in 0..100 {
-            while !near.send(&packet(at)).unwrap() {}
-        }
-        let mut got = Vec::new();
-        let mut buffer = vec![0; 65_536];
-        while got.len() < 100 {
-            assert!(Instant::now() < deadline, "{} of 100 packets", got.len());
-            match far.receive(&mut buffer).unwrap() {
-                Some(count) if buffer[12..14] == [0x88, 0xb5] => got.push(buffer[..count].to_vec()),
-                Some(_) => {}
-                None => std::thread::sleep(Duration::from_millis(1)),
-            }
-        }
-        assert_eq!(got, (0..100).map(packet).collect::<Vec<_>>());
-        let answer = ask(&control, [1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
-        assert!(answer[1] >= 100, "{answer:?}");
-        assert!(ask(&control, [9, 0, 0, 0, 0, 0, 0, 0]).is_err());
-        stop.store(true, Ordering::Relaxed);
-        let passed = runner.join().unwrap();
-        assert!(passed.sent >= 100 && passed.signals == 1, "{passed:?}");
-    });
+    }
+    both
+}
+
+/// A packet of `length` bytes between addresses of our own, so that what the host itself sends is told
+/// apart.
+fn packet(length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    bytes[..14].copy_from_slice(&[2, 0, 0, 0, 0, 9, 2, 0, 0, 0, 0, 8, 0x88, 0xb5]);
+    bytes
+}
+
+/// One of 62 bytes that ends with its number.
+fn numbered(number: u16) -> Vec<u8> {
+    let mut bytes = packet(62);
+    bytes[60..62].copy_from_slice(&number.to_be_bytes());
+    bytes
+}
+
+fn send(device: &mut Device, packet: &[u8]) {
+    while !device.send(packet).unwrap() {}
 }
 
 /// Numbers of the packets of ours that arrive until `wanted` of them have.
-fn collect(device: &mut Device, wanted: usize, deadline: Instant) -> Vec<u16> {
+fn collect(device: &mut Device, wanted: usize) -> Vec<u16> {
+    let deadline = Instant::now() + Duration::from_secs(120);
     let mut got = Vec::new();
     let mut buffer = vec![0; 65_536];
     while got.len() < wanted {
@@ -98,128 +66,98 @@ fn collect(device: &mut Device, wanted: usize, deadline: Instant) -> Vec<u16> {
     got
 }
 
+/// The devices at the far ends of two pairs.
+fn ends(a: &Veth, b: &Veth) -> (Device, Device) {
+    let end = |veth: &Veth| Device::interface(&format!("{}p", veth.0)).unwrap();
+    (end(a), end(b))
+}
+
+fn ip(words: &str) -> bool {
+    Command::new("ip").args(words.split(' ')).output().is_ok_and(|done| done.status.success())
+}
+
+#[test]
+fn packets_pass_between_interfaces_and_a_signal_reads_the_count() {
+    let Some((a, b)) = pairs('a', 'b') else { return };
+    let graph = graph(include_str!("../examples/counter.np"));
+    let ports = [("in", a.0.clone()), ("out", b.0.clone())];
+    let passed = playing(&graph, &ports, (&[], 1), |scene| {
+        let (mut near, mut far) = ends(&a, &b);
+        for at in 0..100 {
+            send(&mut near, &numbered(at));
+        }
+        assert_eq!(collect(&mut far, 100), (0..100).collect::<Vec<_>>());
+        let answer = ask(&scene.control, [1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+        assert!(answer[1] >= 100, "{answer:?}");
+        assert!(ask(&scene.control, [9, 0, 0, 0, 0, 0, 0, 0]).is_err());
+    });
+    let passed = passed.unwrap();
+    assert!(passed.sent >= 100 && passed.signals == 1, "{passed:?}");
+}
+
 #[test]
 fn rules_change_while_packets_flow_and_an_interface_that_disappears_is_named() {
-    let id = std::process::id() % 100_000;
-    let (Some(a), Some(b)) = (Veth::new(&format!("nfc{id}")), Veth::new(&format!("nfd{id}")))
-    else {
-        println!("skipped: this user cannot make veth devices");
-        return;
-    };
-    let text = templates::text("firewall").unwrap().to_owned();
-    let loaded = compile("firewall.np", text, None);
-    let graph = &loaded.compiled.graph;
-    let folder = tempfile::tempdir().unwrap();
-    let control = folder.path().join("control");
-    let ports = [("from_tor".to_owned(), a.0.clone()), ("to_tor".to_owned(), b.0.clone())];
-    let stop = AtomicBool::new(false);
+    let Some((a, b)) = pairs('c', 'd') else { return };
+    let graph = graph(templates::text("firewall").unwrap());
+    let ports = [("from_tor", a.0.clone()), ("to_tor", b.0.clone())];
     let packet = |number: u16, port: u16| {
-        let mut bytes = vec![0; 62];
-        bytes[..15].copy_from_slice(&[2, 0, 0, 0, 0, 9, 2, 0, 0, 0, 0, 8, 8, 0, 0x45]);
+        let mut bytes = numbered(number);
+        bytes[12..15].copy_from_slice(&[8, 0, 0x45]);
         bytes[17] = 48;
         bytes[22..24].copy_from_slice(&[64, 6]);
         bytes[26..34].copy_from_slice(&[10, 0, 0, 1, 10, 0, 0, 2]);
         bytes[36..38].copy_from_slice(&port.to_be_bytes());
-        bytes[60..62].copy_from_slice(&number.to_be_bytes());
         bytes
     };
     let before = ["rules add icmp any -> any drop".to_owned()];
-    let heard = Mutex::new(Vec::new());
-    let notify = |text: &str| heard.lock().unwrap().push(text.to_owned());
-    let around = Surroundings {
-        control: Some(&control),
-        commands: &before,
-        notify: &notify,
-        stop: &stop,
-        link: LinkOptions::default(),
-        spin: SPIN,
-        load: None,
-    };
-    std::thread::scope(|scope| {
-        let runner = scope.spawn(|| run(graph, &native, &ports, around));
-        let _ends = AtEnd(|| stop.store(true, Ordering::Relaxed));
-        let deadline = Instant::now() + Duration::from_secs(120);
-        while !control.exists() {
-            assert!(Instant::now() < deadline && !runner.is_finished(), "the graph did not start");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        let mut near = Device::interface(&format!("{}p", a.0)).unwrap();
-        let mut far = Device::interface(&format!("{}p", b.0)).unwrap();
-        let mut send = |number: u16, port: u16| while !near.send(&packet(number, port)).unwrap() {};
-        send(1, 443);
-        assert_eq!(collect(&mut far, 1, deadline), [1]);
-        let said = command(&control, "rules add tcp 10.0.0.0/8 -> any :443 drop").unwrap();
+    let passed = playing(&graph, &ports, (&before, 1), |scene| {
+        let control = &scene.control;
+        let (mut near, mut far) = ends(&a, &b);
+        send(&mut near, &packet(1, 443));
+        assert_eq!(collect(&mut far, 1), [1]);
+        let said = command(control, "rules add tcp 10.0.0.0/8 -> any :443 drop").unwrap();
         assert_eq!(said, Ok("rule 1: tcp 10.0.0.0/8 -> any :443 drop".to_owned()));
         for number in 2..100 {
-            send(number, if number % 2 == 0 { 443 } else { 80 });
+            send(&mut near, &packet(number, if number % 2 == 0 { 443 } else { 80 }));
         }
         let odd: Vec<u16> = (2..100).filter(|number| number % 2 == 1).collect();
-        assert_eq!(collect(&mut far, odd.len(), deadline), odd);
-        assert!(command(&control, "rules list").unwrap().unwrap().contains("(49 packets)"));
-        let text = command(&control, beeline_nf::statistics::COMMAND).unwrap().unwrap();
-        let counted: beeline_nf::statistics::Statistics = serde_json::from_str(&text).unwrap();
+        assert_eq!(collect(&mut far, odd.len()), odd);
+        assert!(command(control, "rules list").unwrap().unwrap().contains("(49 packets)"));
+        let text = command(control, COMMAND).unwrap().unwrap();
+        let counted: Statistics = serde_json::from_str(&text).unwrap();
         let gate = counted.channels.iter().find(|c| c.channel == "gate->to_tor").unwrap();
         assert!(gate.items >= 100 && gate.waiting == 0, "{text}");
         assert!(counted.ports.received >= 99 && counted.elements.len() == 8, "{text}");
         assert!(counted.elements.iter().all(|element| element.iterations >= 100), "{text}");
-        let refused = command(&control, "rules add nonsense").unwrap().unwrap_err();
+        let refused = command(control, "rules add nonsense").unwrap().unwrap_err();
         assert!(refused.contains("no ->"), "{refused}");
         // Without its input the function still answers, and goes on when the interface is back.
         let name = a.0.clone();
         drop(a);
-        let hears = |part: &str| {
-            while !heard.lock().unwrap().iter().any(|text| text.contains(part)) {
-                assert!(Instant::now() < deadline && !runner.is_finished(), "no word: {part}");
-                std::thread::sleep(Duration::from_millis(5));
-            }
-        };
-        hears(&format!("{name} has disappeared"));
-        assert!(command(&control, "rules counters").unwrap().is_ok());
-        let _again = Veth::new(&name).unwrap();
-        hears(&format!("{name} is back"));
-        let mut near = Device::interface(&format!("{name}p")).unwrap();
-        while !near.send(&packet(500, 80)).unwrap() {}
-        assert_eq!(collect(&mut far, 1, deadline), [500]);
-        stop.store(true, Ordering::Relaxed);
-        runner.join().unwrap().unwrap();
+        scene.hears(&format!("{name} has disappeared"));
+        assert!(command(control, "rules counters").unwrap().is_ok());
+        let again = Veth::new(&name).unwrap();
+        scene.hears(&format!("{name} is back"));
+        let (mut near, _) = ends(&again, &b);
+        send(&mut near, &packet(500, 80));
+        assert_eq!(collect(&mut far, 1), [500]);
     });
+    passed.unwrap();
 }
 
 #[test]
 fn packets_longer_than_a_frame_of_the_ring_and_tagged_ones_pass_whole() {
-    let id = std::process::id() % 100_000;
-    let (Some(a), Some(b)) = (Veth::new(&format!("nfh{id}")), Veth::new(&format!("nfi{id}")))
-    else {
-        println!("skipped: this user cannot make veth devices");
-        return;
-    };
+    let Some((a, b)) = pairs('h', 'i') else { return };
     for veth in [&a, &b] {
         for end in [veth.0.clone(), format!("{}p", veth.0)] {
-            let words = ["link", "set", &end, "mtu", "9000"];
-            assert!(std::process::Command::new("ip").args(words).status().unwrap().success());
+            assert!(ip(&format!("link set {end} mtu 9000")));
         }
     }
-    let loaded =
-        compile("test.np", ".input in\n.output out\nCount :: c @\nin -> c -> out\n".into(), None);
-    let graph = &loaded.compiled.graph;
-    let folder = tempfile::tempdir().unwrap();
-    let control = folder.path().join("control");
-    let ports = [("in".to_owned(), a.0.clone()), ("out".to_owned(), b.0.clone())];
-    let stop = AtomicBool::new(false);
-    let notify = |text: &str| println!("{text}");
-    let around = Surroundings {
-        control: Some(&control),
-        commands: &[],
-        notify: &notify,
-        stop: &stop,
-        link: LinkOptions::default(),
-        spin: SPIN,
-        load: None,
-    };
+    let ports = [("in", a.0.clone()), ("out", b.0.clone())];
     // Plain and tagged, around the length of a frame, and far past it.
     let packet = |length: usize, tag: bool| {
-        let mut bytes: Vec<u8> = (0..length).map(|at| at.to_le_bytes()[0]).collect();
-        bytes[..14].copy_from_slice(&[2, 0, 0, 0, 0, 9, 2, 0, 0, 0, 0, 8, 0x88, 0xb5]);
+        let mut bytes = packet(length);
+        (14..length).for_each(|at| bytes[at] = at.to_le_bytes()[0]);
         if tag {
             bytes[12..18].copy_from_slice(&[0x81, 0, 0, 5, 0x88, 0xb5]);
         }
@@ -228,124 +166,146 @@ fn packets_longer_than_a_frame_of_the_ring_and_tagged_ones_pass_whole() {
     let lengths = (1_960..2_060).step_by(7).chain([60, 1_514, 4_000, 9_000]);
     let wanted: Vec<Vec<u8>> =
         lengths.flat_map(|length| [packet(length, false), packet(length, true)]).collect();
-    std::thread::scope(|scope| {
-        let runner = scope.spawn(|| run(graph, &native, &ports, around));
-        let _ends = AtEnd(|| stop.store(true, Ordering::Relaxed));
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while !control.exists() {
-            assert!(Instant::now() < deadline && !runner.is_finished(), "the graph did not start");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        let mut near = Device::interface(&format!("{}p", a.0)).unwrap();
+    let passed = playing(&graph(COUNTER), &ports, (&[], 1), |scene| {
+        let (mut near, _) = ends(&a, &b);
         let mut far = Device::ringed(&format!("{}p", b.0)).unwrap();
         let (mut got, mut bytes) = (Vec::new(), Vec::new());
         for packet in &wanted {
-            while !near.send(packet).unwrap() {}
+            send(&mut near, packet);
             let before = got.len();
-            while got.len() == before {
-                assert!(Instant::now() < deadline, "{} of {} packets", got.len(), wanted.len());
-                match far.take(&mut bytes).unwrap() {
-                    true if bytes[..6] == [2, 0, 0, 0, 0, 9] => got.push(bytes.clone()),
-                    true => {}
-                    false => std::thread::sleep(Duration::from_millis(1)),
+            scene.until("the packet arrives", || {
+                while far.take(&mut bytes).unwrap() {
+                    if bytes[..6] == [2, 0, 0, 0, 0, 9] {
+                        got.push(bytes.clone());
+                    }
                 }
-            }
+                got.len() > before
+            });
         }
         let lengths = |list: &[Vec<u8>]| list.iter().map(Vec::len).collect::<Vec<_>>();
         assert_eq!(lengths(&got), lengths(&wanted));
         assert!(got == wanted);
-        stop.store(true, Ordering::Relaxed);
-        assert_eq!(runner.join().unwrap().unwrap().missed, 0);
     });
+    assert_eq!(passed.unwrap().missed, 0);
 }
 
 #[test]
 fn packets_pass_by_af_xdp_in_order_and_an_interface_made_anew_goes_on() {
-    let id = std::process::id() % 100_000;
-    let (Some(a), Some(b)) = (Veth::new(&format!("nfx{id}")), Veth::new(&format!("nfy{id}")))
-    else {
-        println!("skipped: this user cannot make veth devices");
-        return;
-    };
+    let Some((a, b)) = pairs('x', 'y') else { return };
     if let Err(error) = Device::express(&a.0, None) {
         println!("skipped: {error}");
         return;
     }
-    let text = ".input in\n.output out\nCount :: c @\nin -> c -> out\n".to_owned();
-    let loaded = compile("test.np", text, None);
-    let graph = &loaded.compiled.graph;
-    let folder = tempfile::tempdir().unwrap();
-    let control = folder.path().join("control");
-    let ports = [("in", &a.0), ("out", &b.0)];
-    let ports = ports.map(|(port, name)| (port.to_owned(), format!("xdp:{name}")));
-    let stop = AtomicBool::new(false);
-    let heard = Mutex::new(Vec::new());
-    let notify = |text: &str| heard.lock().unwrap().push(text.to_owned());
-    let around = Surroundings {
-        control: Some(&control),
-        commands: &[],
-        notify: &notify,
-        stop: &stop,
-        link: LinkOptions::default(),
-        spin: SPIN,
-        load: None,
-    };
-    let packet = |number: u16| {
-        let mut bytes = vec![0; 62];
-        bytes[..14].copy_from_slice(&[2, 0, 0, 0, 0, 9, 2, 0, 0, 0, 0, 8, 0x88, 0xb5]);
-        bytes[60..62].copy_from_slice(&number.to_be_bytes());
-        bytes
-    };
-    std::thread::scope(|scope| {
-        let runner = scope.spawn(|| run(graph, &native, &ports, around));
-        let _ends = AtEnd(|| stop.store(true, Ordering::Relaxed));
-        let deadline = Instant::now() + Duration::from_secs(120);
-        while !control.exists() {
-            assert!(Instant::now() < deadline && !runner.is_finished(), "the graph did not start");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        let hears = |part: &str| {
-            while !heard.lock().unwrap().iter().any(|text| text.contains(part)) {
-                assert!(Instant::now() < deadline && !runner.is_finished(), "no word: {part}");
-                std::thread::sleep(Duration::from_millis(5));
-            }
-        };
-        hears("AF_XDP");
-        let mut near = Device::interface(&format!("{}p", a.0)).unwrap();
-        let mut far = Device::interface(&format!("{}p", b.0)).unwrap();
+    let ports = [("in", format!("xdp:{}", a.0)), ("out", format!("xdp:{}", b.0))];
+    let shown = b.0.clone();
+    let passed = playing(&graph(COUNTER), &ports, (&[], 1), |scene| {
+        scene.hears("AF_XDP");
+        let (mut near, mut far) = ends(&a, &b);
         // More than the rings and the frames for sending hold, in pieces that each of them holds.
         let numbers: Vec<u16> = (0..20_000).collect();
         for piece in numbers.chunks(100) {
-            for number in piece {
-                while !near.send(&packet(*number)).unwrap() {}
-            }
-            assert_eq!(collect(&mut far, piece.len(), deadline), piece);
+            piece.iter().for_each(|number| send(&mut near, &numbered(*number)));
+            assert_eq!(collect(&mut far, piece.len()), piece);
         }
         // What the interface takes, and the kernel's network stack does not see.
         let mut beside = Device::interface(&a.0).unwrap();
-        while !near.send(&packet(7)).unwrap() {}
-        assert_eq!(collect(&mut far, 1, deadline), [7]);
+        send(&mut near, &numbered(7));
+        assert_eq!(collect(&mut far, 1), [7]);
         let mut buffer = vec![0; 65_536];
         while let Some(count) = beside.receive(&mut buffer).unwrap() {
             assert!(count != 62 || buffer[..6] != [2, 0, 0, 0, 0, 9], "the kernel saw it, too");
         }
         let name = a.0.clone();
         drop(a);
-        hears(&format!("{name} has disappeared"));
-        let _again = Veth::new(&name).unwrap();
-        hears(&format!("{name} is back"));
-        let mut near = Device::interface(&format!("{name}p")).unwrap();
-        while !near.send(&packet(500)).unwrap() {}
-        assert_eq!(collect(&mut far, 1, deadline), [500]);
-        let answer = ask(&control, [1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+        scene.hears(&format!("{name} has disappeared"));
+        // There again, and another program has it, which is no reason to end.
+        let other = Veth::made(&format!("{name}z")).unwrap();
+        let held = Device::express(&other.0, None).unwrap();
+        for end in ["", "p"] {
+            assert!(ip(&format!("link set {name}z{end} name {name}{end}")));
+        }
+        let again = Veth(name.clone());
+        scene.hears(&format!("{name} is there again, and out of reach"));
+        assert!(command(&scene.control, COMMAND).unwrap().is_ok());
+        drop(held);
+        again.up();
+        scene.hears(&format!("{name} is back"));
+        let (mut near, _) = ends(&again, &b);
+        send(&mut near, &numbered(500));
+        assert_eq!(collect(&mut far, 1), [500]);
+        let answer = ask(&scene.control, [1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
         assert!(answer[1] >= 20_002, "{answer:?}");
-        stop.store(true, Ordering::Relaxed);
-        let passed = runner.join().unwrap().unwrap();
-        assert!(passed.sent >= 20_002 && passed.missed == 0, "{passed:?}");
     });
+    let passed = passed.unwrap();
+    assert!(passed.sent >= 20_002 && passed.missed == 0, "{passed:?}");
     // The program goes with the run.
-    let shown = std::process::Command::new("ip").args(["link", "show", &b.0]).output().unwrap();
+    let shown = Command::new("ip").args(["link", "show", &shown]).output().unwrap();
     assert!(!String::from_utf8_lossy(&shown.stdout).contains("xdp"), "{shown:?}");
+}
+
+#[test]
+fn a_tap_device_that_is_taken_away_is_made_anew_and_other_packets_go_on() {
+    let Some((a, b)) = pairs('k', 'l') else { return };
+    let tap = format!("nfm{}", std::process::id() % 100_000);
+    if let Err(error) = Device::tap(&tap) {
+        println!("skipped: this user has no tun devices: {error}");
+        return;
+    }
+    let text = ".input in\n.output out\n.input tap\n.output back\nCount :: c @\nCount :: d @\n\
+                in -> c -> out\ntap -> d -> back\n";
+    let by_tap = format!("tap:{tap}");
+    let ports =
+        [("in", a.0.clone()), ("out", b.0.clone()), ("tap", by_tap.clone()), ("back", by_tap)];
+    let passed = playing(&graph(text), &ports, (&[], 1), |scene| {
+        let (mut near, mut far) = ends(&a, &b);
+        for number in [1, 2] {
+            assert!(ip(&format!("link set {tap} up")), "the device is there");
+            // What the host sends there comes back.
+            let mut beside = Device::interface(&tap).unwrap();
+            send(&mut beside, &numbered(number));
+            assert_eq!(collect(&mut beside, 1), [number]);
+            if number == 1 {
+                assert!(ip(&format!("link del {tap}")));
+                send(&mut near, &numbered(9));
+                assert_eq!(collect(&mut far, 1), [9]);
+                scene.hears(&format!("{tap} is back"));
+            }
+        }
+    });
+    passed.unwrap();
+}
+
+#[test]
+fn ports_named_twice_are_refused_outputs_without_one_are_told_and_files_are_left_alone() {
+    let at = |port: &'static str| (port, "nowhere0".to_owned());
+    let text =
+        ".input in\n.output out\n.output rest\nTee :: t\nin -> t\nt[1] -> out\nt[2] -> rest\n";
+    let graph = graph(text);
+    let refused = playing(&graph, &[at("in"), at("in")], (&[], 1), |_| {}).unwrap_err();
+    assert!(matches!(&refused, LiveError::Twice(name) if name == "in"), "{refused}");
+    let told = playing(&graph, &[], (&[], 1), |scene| {
+        for name in ["out", "rest"] {
+            assert!(scene.heard(&format!("{name} has no interface")));
+        }
+    });
+    told.unwrap();
+    // A control socket's path that is a file of the user's.
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("mine");
+    std::fs::write(&path, "text").unwrap();
+    let stop = std::sync::atomic::AtomicBool::new(true);
+    let around = beeline_nf::live::Surroundings {
+        control: Some(&path),
+        commands: &[],
+        notify: &|_| {},
+        stop: &stop,
+        link: beeline_nf::sides::LinkOptions::default(),
+        spin: Duration::ZERO,
+        load: None,
+    };
+    let refused = beeline_nf::live::run(&graph, &beeline_nf::sides::native, &[], around);
+    assert!(matches!(refused, Err(LiveError::Control { .. })), "{refused:?}");
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "text");
 }
 
 /// A name space with one end of a veth pair in it, which has an address; they go with the value.
@@ -358,11 +318,7 @@ impl Apart {
     /// None where this user cannot make one.
     fn new(veth: Veth, number: u8) -> Option<Self> {
         let (space, end) = (veth.0.clone(), format!("{}p", veth.0));
-        let ip = |words: &str| {
-            let mut command = std::process::Command::new("ip");
-            let done = command.args(words.split(' ')).output().ok()?;
-            done.status.success().then_some(())
-        };
+        let ip = |words: &str| ip(words).then_some(());
         ip(&format!("netns add {space}"))?;
         let apart = Self { space: space.clone(), _veth: veth };
         ip(&format!("link set {end} netns {space}"))?;
@@ -382,19 +338,14 @@ impl Apart {
 
 impl Drop for Apart {
     fn drop(&mut self) {
-        let _ = std::process::Command::new("ip").args(["netns", "del", &self.space]).output();
+        ip(&format!("netns del {}", self.space));
     }
 }
 
 #[test]
 fn a_connection_of_this_host_passes_though_its_stack_left_checksums_and_cuts_to_the_device() {
     use std::io::{Read as _, Write as _};
-    let id = std::process::id() % 100_000;
-    let pair = |letter| Veth::new(&format!("nf{letter}{id}"));
-    let (Some(a), Some(b)) = (pair('s'), pair('t')) else {
-        println!("skipped: this user cannot make veth devices");
-        return;
-    };
+    let Some((a, b)) = pairs('s', 't') else { return };
     let names = (a.0.clone(), b.0.clone());
     let (Some(a), Some(b)) = (Apart::new(a, 1), Apart::new(b, 2)) else {
         println!("skipped: this user cannot make network namespaces");
@@ -403,100 +354,56 @@ fn a_connection_of_this_host_passes_though_its_stack_left_checksums_and_cuts_to_
     let (a, b) = (&a, &b);
     let text = ".input a1\n.output a2\n.input b1\n.output b2\nCount :: there @\nCount :: back @\n\
                 a1 -> there -> b2\nb1 -> back -> a2\n";
-    let loaded = compile("test.np", text.to_owned(), None);
-    let graph = &loaded.compiled.graph;
-    let folder = tempfile::tempdir().unwrap();
-    let control = folder.path().join("control");
     let ports = [("a1", &names.0), ("a2", &names.0), ("b1", &names.1), ("b2", &names.1)];
-    let ports = ports.map(|(port, name)| (port.to_owned(), name.clone()));
-    let stop = AtomicBool::new(false);
-    let notify = |text: &str| println!("{text}");
-    let around = Surroundings {
-        control: Some(&control),
-        commands: &[],
-        notify: &notify,
-        stop: &stop,
-        link: LinkOptions::default(),
-        spin: SPIN,
-        load: None,
-    };
+    let ports = ports.map(|(port, name)| (port, name.clone()));
     const LIMIT: Option<Duration> = Some(Duration::from_secs(60));
     let sent: Vec<u8> = (0..4_000_000_u32).map(|at| (at >> 8).to_le_bytes()[0]).collect();
-    std::thread::scope(|scope| {
-        let runner = scope.spawn(|| run(graph, &native, &ports, around));
-        let _ends = AtEnd(|| stop.store(true, Ordering::Relaxed));
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while !control.exists() {
-            assert!(Instant::now() < deadline && !runner.is_finished(), "the graph did not start");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        let (ready, listening) = std::sync::mpsc::channel();
-        let server = scope.spawn(move || {
-            b.enter();
-            let listener = std::net::TcpListener::bind("10.77.0.2:7000").unwrap();
-            ready.send(()).unwrap();
-            let (mut connection, _) = listener.accept().unwrap();
-            connection.set_read_timeout(LIMIT).unwrap();
-            let mut got = Vec::new();
-            connection.read_to_end(&mut got).unwrap();
-            connection.write_all(b"whole").unwrap();
-            got
+    let passed = playing(&graph(text), &ports, (&[], 1), |scene| {
+        std::thread::scope(|scope| {
+            let (ready, listening) = channel();
+            let server = scope.spawn(move || {
+                b.enter();
+                let listener = std::net::TcpListener::bind("10.77.0.2:7000").unwrap();
+                ready.send(()).unwrap();
+                let (mut connection, _) = listener.accept().unwrap();
+                connection.set_read_timeout(LIMIT).unwrap();
+                let mut got = Vec::new();
+                connection.read_to_end(&mut got).unwrap();
+                connection.write_all(b"whole").unwrap();
+                got
+            });
+            listening.recv().unwrap();
+            let client = scope.spawn(|| {
+                a.enter();
+                let address = "10.77.0.2:7000".parse().unwrap();
+                let limit = Duration::from_secs(60);
+                let mut connection = std::net::TcpStream::connect_timeout(&address, limit).unwrap();
+                connection.set_write_timeout(LIMIT).unwrap();
+                connection.set_read_timeout(LIMIT).unwrap();
+                connection.write_all(&sent).unwrap();
+                connection.shutdown(std::net::Shutdown::Write).unwrap();
+                let mut answer = Vec::new();
+                connection.read_to_end(&mut answer).unwrap();
+                answer
+            });
+            assert_eq!(client.join().unwrap(), b"whole");
+            assert!(server.join().unwrap() == sent);
         });
-        listening.recv().unwrap();
-        let client = scope.spawn(|| {
-            a.enter();
-            let address = "10.77.0.2:7000".parse().unwrap();
-            let limit = Duration::from_secs(60);
-            let mut connection = std::net::TcpStream::connect_timeout(&address, limit).unwrap();
-            connection.set_write_timeout(LIMIT).unwrap();
-            connection.set_read_timeout(LIMIT).unwrap();
-            connection.write_all(&sent).unwrap();
-            connection.shutdown(std::net::Shutdown::Write).unwrap();
-            let mut answer = Vec::new();
-            connection.read_to_end(&mut answer).unwrap();
-            answer
-        });
-        assert_eq!(client.join().unwrap(), b"whole");
-        assert!(server.join().unwrap() == sent);
         // Long segments came, or this shows nothing about their cuts.
-        let packets = ask(&control, [1, 0, 0, 0, 0, 0, 0, 0]).unwrap()[1];
+        let packets = ask(&scene.control, [1, 0, 0, 0, 0, 0, 0, 0]).unwrap()[1];
         assert!(packets > 0 && packets < 4_000_000 / 1_448, "{packets} packets");
-        stop.store(true, Ordering::Relaxed);
-        assert!(runner.join().unwrap().is_ok());
     });
+    passed.unwrap();
 }
 
 #[test]
 fn garbage_at_the_control_socket_is_answered_or_passed_over_and_signals_go_on() {
-    let text = ".input in\n.output out\nCount :: c @\nin -> c -> out\n".to_owned();
-    let loaded = compile("test.np", text, None);
-    let graph = &loaded.compiled.graph;
+    use std::os::unix::net::UnixDatagram;
     let folder = tempfile::tempdir().unwrap();
-    let control = folder.path().join("control");
-    let stop = AtomicBool::new(false);
-    let load = |path: &Path| -> Result<beeline_ir::graph::Graph, String> {
-        Err(format!("{} is not read here", path.display()))
-    };
-    let notify = |text: &str| println!("{text}");
-    let around = Surroundings {
-        control: Some(&control),
-        commands: &[],
-        notify: &notify,
-        stop: &stop,
-        link: LinkOptions::default(),
-        spin: SPIN,
-        load: Some(&load),
-    };
-    std::thread::scope(|scope| {
-        let runner = scope.spawn(|| run(graph, &native, &[], around));
-        let _ends = AtEnd(|| stop.store(true, Ordering::Relaxed));
-        let deadline = Instant::now() + Duration::from_secs(60);
-        while !control.exists() {
-            assert!(Instant::now() < deadline && !runner.is_finished(), "the graph did not start");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        let socket = std::os::unix::net::UnixDatagram::bind(folder.path().join("asker")).unwrap();
-        let nameless = std::os::unix::net::UnixDatagram::unbound().unwrap();
+    let passed = playing(&graph(COUNTER), &[], (&[], 1), |scene| {
+        let control = &scene.control;
+        let socket = UnixDatagram::bind(folder.path().join("asker")).unwrap();
+        let nameless = UnixDatagram::unbound().unwrap();
         let mut seed = 5_u64;
         let mut dice = |limit: u64| {
             seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -512,24 +419,17 @@ fn garbage_at_the_control_socket_is_answered_or_passed_over_and_signals_go_on() 
             }
             let from = if turn % 5 == 0 { &nameless } else { &socket };
             // The run answers each at its own pace.
-            while from.send_to(&bytes, &control).is_err() {
-                assert!(Instant::now() < deadline, "the run takes nothing any more");
-                std::thread::sleep(Duration::from_millis(1));
-            }
+            scene.until("the run takes requests", || from.send_to(&bytes, control).is_ok());
         }
-        assert!(ask(&control, [1, 0, 0, 0, 0, 0, 0, 0]).is_ok());
+        assert!(ask(control, [1, 0, 0, 0, 0, 0, 0, 0]).is_ok());
         // Garbage may have asked for a reload that is still being refused.
-        let refused = loop {
-            let answer = command(&control, "reload x.np").unwrap().unwrap_err();
-            if !answer.contains("under way") {
-                break answer;
-            }
-            assert!(Instant::now() < deadline, "a reload never ends");
-            std::thread::sleep(Duration::from_millis(1));
-        };
-        assert!(refused.contains("not read here"), "{refused}");
-        assert!(command(&control, "reset nothing").unwrap().unwrap_err().contains("no instance"));
-        stop.store(true, Ordering::Relaxed);
-        assert!(runner.join().unwrap().is_ok());
+        let mut refused = String::new();
+        scene.until("no reload is under way", || {
+            refused = command(control, "reload x.np").unwrap().unwrap_err();
+            !refused.contains("under way")
+        });
+        assert!(refused.contains("No such file"), "{refused}");
+        assert!(command(control, "reset nothing").unwrap().unwrap_err().contains("no instance"));
     });
+    passed.unwrap();
 }

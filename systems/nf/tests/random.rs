@@ -12,6 +12,8 @@ use beeline_nf::diff::{
     Order, Simulator, Stimulus, all_hardware, cycles, differences, interpreted, native, simulated,
 };
 use beeline_nf::load::{Loaded, compile};
+use beeline_nf::pcie::slot::Mode;
+use beeline_nf::sides::{self, LinkOptions, Machines, Plan, Sides};
 use beeline_passes::ssa::Op;
 use beeline_passes::{Collision, Options};
 
@@ -299,4 +301,63 @@ fn many_rounds_by_one_call_are_the_reference_s_rounds_one_by_one() {
         most = most.max(run.rounds(1_000).unwrap().0);
     }
     assert!(most > 2, "no call ran more than {most} rounds");
+}
+
+/// Items of each output, items of each channel, state of each node, of a run whose nodes are cut among
+/// the caller's thread and two workers.
+fn apart(graph: &Graph, away: &[Option<usize>], stimulus: &Stimulus, mode: Mode) -> Left {
+    let plan = Plan::away(graph, away, 2).unwrap();
+    let machines = Machines::make(&plan, &sides::native).unwrap();
+    let options = LinkOptions { mode, ..LinkOptions::default() };
+    let mut sides = Sides::start(&plan, machines, options, None).unwrap();
+    let mut sent = vec![0; graph.inputs.len()];
+    let mut outputs = vec![Vec::new(); graph.outputs.len()];
+    sides
+        .settle(64, |run| {
+            let mut moved = false;
+            for (at, items) in stimulus.items.iter().enumerate() {
+                let queue = run.channel_mut(plan.world(true, at));
+                let width = queue.width();
+                while sent[at] < items.len() && queue.push(&items[sent[at]..sent[at] + width]) {
+                    sent[at] += width;
+                    moved = true;
+                }
+            }
+            for (at, output) in outputs.iter_mut().enumerate() {
+                let queue = run.channel_mut(plan.world(false, at));
+                let mut item = vec![0; queue.width()];
+                while queue.pop(&mut item) {
+                    output.extend_from_slice(&item);
+                    moved = true;
+                }
+            }
+            moved
+        })
+        .unwrap();
+    let passed = (0..graph.channels.len()).map(|at| sides.passed(at)).collect();
+    let waiting: usize = (0..graph.channels.len()).map(|at| sides.waiting(at)).sum();
+    assert_eq!(waiting, 0, "nothing stays inside");
+    let frames = sides.into_frames();
+    let states =
+        graph.nodes.iter().zip(&frames).map(|(node, frame)| (0, frame.state(&node.element)));
+    (outputs, passed, states.collect())
+}
+
+#[test]
+fn random_programs_cut_among_threads_give_the_reference_s_items_and_state() {
+    let mut dice = Dice(0x51de5);
+    for seed in 1..=24 {
+        let (text, stimulus) = program(seed);
+        let loaded = loaded(&text);
+        let graph = &loaded.compiled.graph;
+        let mut wanted = played(graph, vec![Interpreter; graph.nodes.len()], &stimulus);
+        // How often an element found nothing depends on the threads.
+        wanted.2.iter_mut().for_each(|(iterations, _)| *iterations = 0);
+        for mode in [Mode::Interrupt, Mode::Poll] {
+            let side = |at: u64| usize::try_from(at).ok().filter(|at| *at < 2);
+            let away: Vec<_> = graph.nodes.iter().map(|_| side(dice.roll(3))).collect();
+            let found = apart(graph, &away, &stimulus, mode);
+            assert_eq!(found, wanted, "seed {seed}, {away:?}\n{text}");
+        }
+    }
 }

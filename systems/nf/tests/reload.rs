@@ -2,28 +2,20 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::print_stdout)]
 
+#[path = "common/live.rs"]
+mod scene;
 #[path = "common/veth.rs"]
 mod veth;
 
-use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::time::{Duration, Instant};
 
-use beeline_ir::graph::Graph;
 use beeline_nf::functions::templates;
-use beeline_nf::live::{SPIN, Surroundings, ask, command, run};
-use beeline_nf::load::compile;
+use beeline_nf::live::{ask, command};
 use beeline_nf::packet_socket::Device;
 use beeline_nf::reload::{Handover, ReloadError};
-use beeline_nf::sides::{LinkOptions, native};
-use veth::{AtEnd, Veth};
-
-fn graph(text: &str) -> Graph {
-    let loaded = compile("test.np", text.to_owned(), None);
-    assert!(!loaded.diagnostics.failed(), "{}", loaded.diagnostics.render(&loaded.sources));
-    loaded.compiled.graph
-}
+use beeline_nf::sides::Plan;
+use scene::{AtEnd, graph, playing};
+use veth::Veth;
 
 /// A counter that holds every packet's first flit back, so that there is always something inside.
 fn counter(state: &str, extra: &str, chain: &str) -> String {
@@ -90,23 +82,6 @@ fn number(bytes: &[u8]) -> Option<u32> {
     ours.then(|| u32::from_be_bytes(bytes[96..].try_into().unwrap()))
 }
 
-fn load(path: &Path) -> Result<Graph, String> {
-    let loaded = beeline_nf::load::load(path).map_err(|error| error.to_string())?;
-    if loaded.diagnostics.failed() {
-        return Err(loaded.diagnostics.render(&loaded.sources));
-    }
-    Ok(loaded.compiled.graph)
-}
-
-/// Waits for something generously.
-fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(120);
-    while !done() {
-        assert!(Instant::now() < deadline, "{what}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
-
 #[test]
 fn graphs_take_over_under_traffic_and_every_packet_comes_out_once_and_in_order() {
     let id = std::process::id() % 100_000;
@@ -133,95 +108,85 @@ fn graphs_take_over_under_traffic_and_every_packet_comes_out_once_and_in_order()
     let broken = file("broken.np", "Count :: x\nin -> x -> ");
     let renamed = first.replace(".input in\n", ".input into\n").replace("\nin -> a", "\ninto -> a");
     let narrow = file("narrow.np", &renamed);
-    let control = folder.path().join("control");
-    let ports = [("in".to_owned(), a.0.clone()), ("out".to_owned(), b.0.clone())];
-    let (stop, heard) = (AtomicBool::new(false), Mutex::new(Vec::new()));
-    let notify = |text: &str| heard.lock().unwrap().push(text.to_owned());
-    let around = Surroundings {
-        control: Some(&control),
-        commands: &[],
-        notify: &notify,
-        stop: &stop,
-        link: LinkOptions::default(),
-        spin: SPIN,
-        load: Some(&load),
-    };
+    let ports = [("in", a.0.clone()), ("out", b.0.clone())];
     let arrived = AtomicU32::new(0);
     let (more, sent_all) = (AtomicBool::new(true), AtomicU32::new(u32::MAX));
-    std::thread::scope(|scope| {
-        let runner = scope.spawn(|| run(&running, &native, &ports, around));
-        let _ends = AtEnd(|| {
-            stop.store(true, Ordering::Relaxed);
-            more.store(false, Ordering::Relaxed);
-        });
-        until("the graph starts", || control.exists());
-        // With a ring: it holds every packet that may be on the way, however slow this thread is.
-        let mut far = Device::ringed(&format!("{}p", b.0)).unwrap();
-        let mut near = Device::interface(&format!("{}p", a.0)).unwrap();
-        let (arrived, sent_all, more) = (&arrived, &sent_all, &more);
-        let receiver = scope.spawn(move || {
-            let mut bytes = Vec::new();
-            let mut got = 0;
-            until("every packet arrives", || {
-                while far.take(&mut bytes).unwrap() {
-                    if let Some(number) = number(&bytes) {
-                        assert_eq!(number, got, "each packet once, in order");
-                        got += 1;
-                        arrived.store(got, Ordering::Relaxed);
+    let mut all = 0;
+    let passed = playing(&running, &ports, (&[], 1), |scene| {
+        std::thread::scope(|scope| {
+            let control = &scene.control;
+            let _ends = AtEnd(|| more.store(false, Ordering::Relaxed));
+            // With a ring: it holds every packet that may be on the way, however slow this thread is.
+            let mut far = Device::ringed(&format!("{}p", b.0)).unwrap();
+            let mut near = Device::interface(&format!("{}p", a.0)).unwrap();
+            let (arrived, sent_all, more) = (&arrived, &sent_all, &more);
+            let receiver = scope.spawn(move || {
+                let mut bytes = Vec::new();
+                let mut got = 0;
+                scene.until("every packet arrives", || {
+                    while far.take(&mut bytes).unwrap() {
+                        if let Some(number) = number(&bytes) {
+                            assert_eq!(number, got, "each packet once, in order");
+                            got += 1;
+                            arrived.store(got, Ordering::Relaxed);
+                        }
                     }
-                }
-                got >= sent_all.load(Ordering::Relaxed)
+                    got >= sent_all.load(Ordering::Relaxed)
+                });
+                got
             });
-            got
-        });
-        let sender = scope.spawn(move || {
-            let mut sent = 0;
-            while more.load(Ordering::Relaxed) {
-                while !near.send(&packet(sent)).unwrap() {}
-                sent += 1;
-                // Bounded: never more on the way than the rings hold, however slow the machine is.
-                until("packets go on", || sent - arrived.load(Ordering::Relaxed).min(sent) < 1_000);
+            let sender = scope.spawn(move || {
+                let mut sent = 0;
+                while more.load(Ordering::Relaxed) {
+                    while !near.send(&packet(sent)).unwrap() {}
+                    sent += 1;
+                    // Bounded: never more on the way than the rings hold, however slow the machine is.
+                    scene.until("packets go on", || {
+                        sent - arrived.load(Ordering::Relaxed).min(sent) < 1_000
+                    });
+                }
+                sent_all.store(sent, Ordering::Relaxed);
+                sent
+            });
+            let flows = |count: u32| {
+                let from = arrived.load(Ordering::Relaxed);
+                scene.until("packets flow", || arrived.load(Ordering::Relaxed) >= from + count);
+            };
+            flows(500);
+            for turn in 0..6 {
+                let path = if turn % 2 == 0 { &second } else { &third };
+                let told = command(control, &format!("reload {path}")).unwrap().unwrap();
+                assert!(told.contains("kept ") && told.contains("without packets"), "{told}");
+                flows(300);
+                // What does not fit is refused while packets flow, and changes nothing.
+                let refused =
+                    |path: &str| command(control, &format!("reload {path}")).unwrap().unwrap_err();
+                assert!(refused(&wrong).contains("a.count has 64 bits, and 32"));
+                assert!(refused(&broken).contains("broken.np:"));
+                assert!(refused(&narrow).contains("no input named in"));
+                assert!(refused("/nowhere/x.np").contains("No such file"));
             }
-            sent_all.store(sent, Ordering::Relaxed);
-            sent
-        });
-        let flows = |count: u32| {
-            let from = arrived.load(Ordering::Relaxed);
-            until("packets flow", || arrived.load(Ordering::Relaxed) >= from + count);
-        };
-        flows(500);
-        for turn in 0..6 {
-            let path = if turn % 2 == 0 { &second } else { &third };
-            let told = command(&control, &format!("reload {path}")).unwrap().unwrap();
-            assert!(told.contains("kept ") && told.contains("without packets"), "{told}");
-            flows(300);
-            // What does not fit is refused while packets flow, and changes nothing.
-            let refused =
-                |path: &str| command(&control, &format!("reload {path}")).unwrap().unwrap_err();
-            assert!(refused(&wrong).contains("a.count has 64 bits, and 32"));
-            assert!(refused(&broken).contains("broken.np:"));
-            assert!(refused(&narrow).contains("no input named in"));
-            assert!(refused("/nowhere/x.np").contains("No such file"));
-        }
-        more.store(false, Ordering::Relaxed);
-        let sent = sender.join().unwrap();
-        assert_eq!(receiver.join().unwrap(), sent);
-        // The count began before the first reload: it went over each time.
-        let answer = ask(&control, [1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
-        assert!(answer[1] >= u64::from(sent), "{answer:?} of {sent}");
-        // An element set back begins at zero; another one goes on.
-        assert!(command(&control, "reset a").unwrap().is_ok());
-        assert!(command(&control, "reset nothing").unwrap().is_err());
-        let answer = ask(&control, [1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
-        assert!(answer[1] < u64::from(sent), "{answer:?}");
-        let other = ask(&control, [2, 0, 0, 0, 0, 0, 0, 0]).unwrap();
-        assert!(other[1] >= u64::from(sent), "{other:?}");
-        stop.store(true, Ordering::Relaxed);
-        let passed = runner.join().unwrap().unwrap();
-        assert_eq!((passed.reloads, passed.missed, passed.malformed), (6, 0, 0));
-        assert!(passed.sent >= u64::from(sent), "{passed:?}");
+            more.store(false, Ordering::Relaxed);
+            let sent = sender.join().unwrap();
+            assert_eq!(receiver.join().unwrap(), sent);
+            // The count began before the first reload: it went over each time.
+            let answer = ask(control, [1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+            assert!(answer[1] >= u64::from(sent), "{answer:?} of {sent}");
+            // An element set back begins at zero; another one goes on.
+            assert!(command(control, "reset a").unwrap().is_ok());
+            assert!(command(control, "reset nothing").unwrap().is_err());
+            let answer = ask(control, [1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+            assert!(answer[1] < u64::from(sent), "{answer:?}");
+            let other = ask(control, [2, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+            assert!(other[1] >= u64::from(sent), "{other:?}");
+            let heard = scene.heard.lock().unwrap();
+            assert_eq!(heard.iter().filter(|text| text.contains("reloaded")).count(), 6);
+            all = sent;
+        })
     });
-    assert_eq!(heard.lock().unwrap().iter().filter(|text| text.contains("reloaded")).count(), 6);
+    let passed = passed.unwrap();
+    assert_eq!((passed.reloads, passed.missed, passed.malformed), (6, 0, 0));
+    assert!(passed.sent >= u64::from(all), "{passed:?}");
 }
 
 #[test]
@@ -237,44 +202,32 @@ fn a_firewalls_rules_go_over_by_state_or_are_entered_anew() {
     let name = |element: &str| {
         running.nodes.iter().find(|node| node.element.name == element).unwrap().name.clone()
     };
-    let control = folder.path().join("control");
-    let stop = AtomicBool::new(false);
-    let notify = |_: &str| {};
     let before =
         ["tcp 11.0.0.0/24 -> any drop", "ip any -> 10.0.0.0/8 pass", "udp any -> any drop"]
             .map(|rule| format!("rules add {rule}"));
-    let around = Surroundings {
-        control: Some(&control),
-        commands: &before,
-        notify: &notify,
-        stop: &stop,
-        link: LinkOptions::default(),
-        spin: SPIN,
-        load: Some(&load),
-    };
-    std::thread::scope(|scope| {
-        let runner = scope.spawn(|| run(&running, &native, &[], around));
-        let _ends = AtEnd(|| stop.store(true, Ordering::Relaxed));
-        until("the graph starts", || control.exists());
-        let say = |text: &str| command(&control, text).unwrap();
-        assert!(say("rules remove 1").is_ok());
-        let list = say("rules list").unwrap();
-        assert!(list.starts_with("0: tcp") && list.contains("2: udp"), "{list}");
-        let told = say(&format!("reload {}", same.display())).unwrap();
-        assert!(!told.contains("begun"), "{told}");
-        assert_eq!(say("rules list").unwrap(), list);
-        // Larger tables: refused without a word, and with it the rules are entered anew.
-        let refused = say(&format!("reload {}", larger.display())).unwrap_err();
-        assert!(refused.contains("--restart"), "{refused}");
-        let table = name("HashTCAM");
-        let told = say(&format!("reload {}\n{table}", larger.display())).unwrap();
-        assert!(told.contains("begun") && told.contains(&table), "{told}");
-        assert_eq!(say("rules list").unwrap(), list, "the numbers stay");
-        // A table set back does not lose its rules.
-        assert!(say(&format!("reset {table}")).unwrap().contains(&name("FirewallVerdict")));
-        assert_eq!(say("rules list").unwrap(), list);
-        assert!(say("rules add tcp any -> any :5 drop").unwrap().starts_with("rule 3"));
-        stop.store(true, Ordering::Relaxed);
-        runner.join().unwrap().unwrap();
-    });
+    // On one thread, and with the tables on others.
+    assert!(Plan::threaded(&running, 3).unwrap().threads() > 1);
+    for threads in [1, 3] {
+        let passed = playing(&running, &[], (&before, threads), |scene| {
+            let say = |text: &str| command(&scene.control, text).unwrap();
+            assert!(say("rules remove 1").is_ok());
+            let list = say("rules list").unwrap();
+            assert!(list.starts_with("0: tcp") && list.contains("2: udp"), "{list}");
+            let told = say(&format!("reload {}", same.display())).unwrap();
+            assert!(!told.contains("begun"), "{told}");
+            assert_eq!(say("rules list").unwrap(), list);
+            // Larger tables: refused without a word, and with it the rules are entered anew.
+            let refused = say(&format!("reload {}", larger.display())).unwrap_err();
+            assert!(refused.contains("--restart"), "{refused}");
+            let table = name("HashTCAM");
+            let told = say(&format!("reload {}\n{table}", larger.display())).unwrap();
+            assert!(told.contains("begun") && told.contains(&table), "{told}");
+            assert_eq!(say("rules list").unwrap(), list, "the numbers stay");
+            // A table set back does not lose its rules.
+            assert!(say(&format!("reset {table}")).unwrap().contains(&name("FirewallVerdict")));
+            assert_eq!(say("rules list").unwrap(), list);
+            assert!(say("rules add tcp any -> any :5 drop").unwrap().starts_with("rule 3"));
+        });
+        passed.unwrap();
+    }
 }

@@ -41,11 +41,12 @@ pub enum NfCommand {
     Build(build::BuildArguments),
     /// Play packets through the Verilog, or the cycle model.
     #[command(after_help = "Examples:\n  beeline nf simulate firewall.np --pcap in.pcap\n  \
-                            beeline nf simulate firewall.np --pcap in.pcap --simulator model -o out")]
-    Simulate(models::PlayArguments),
+                            beeline nf simulate firewall.np --pcap in.pcap --simulator model -o out\n  \
+                            beeline nf simulate counter.np --port in=tap:a --port out=tap:b")]
+    Simulate(models::SimulateArguments),
     /// Compare every back end with the interpreter, channel by channel.
     #[command(after_help = "Examples:\n  beeline nf diff firewall.np --pcap in.pcap")]
-    Diff(models::PlayArguments),
+    Diff(models::DiffArguments),
     /// Run a graph over captures or network interfaces.
     #[command(after_help = "Examples:\n  \
                             beeline nf run counter.np --port in=in.pcap --port out=out.pcap\n  \

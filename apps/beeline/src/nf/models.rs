@@ -6,26 +6,31 @@ use anyhow::Context as _;
 use beeline_ir::flits::{BITS, Joiner, WORDS, split};
 use beeline_ir::graph::Graph;
 use beeline_nf::area::{Area, area, area_of};
-use beeline_nf::diff::{Simulator, Stimulus, all_hardware, compare_with, cycles, simulated_with};
+use beeline_nf::diff::{
+    Order, Simulator, Stimulus, all_hardware, compare_with, cycles, differences, interpreted,
+    simulated_with,
+};
 use beeline_nf::functions::Kept;
 use beeline_nf::hand_written::HandWritten;
 use beeline_nf::pcap::{Reader, Writer};
 use beeline_nf::report::report;
 use beeline_nf::sides::Plan;
 use beeline_nf::timing::timing;
+use beeline_passes::hardware::Hardware;
+use beeline_passes::outline::{Outlined, outline};
 use beeline_passes::replicate::{Balance, Goal, replicate};
 use beeline_passes::{Collision, Options};
 use serde::Serialize;
 
 use super::check::compiled;
-use super::run::commands_of;
+use super::run::{commands_of, port, stop_flag};
 use crate::exit::{Exit, Failure, OrExit as _};
 use crate::output::{Output, count, table};
 
 /// Switches of the passes.
 #[derive(Clone, Debug, clap::Args)]
 pub struct PassArguments {
-    /// Leave these passes out: placement, scatter, unroll, clean, merge, delay, or all.
+    /// Leave these passes out: placement, scatter, unroll, clean, merge, delay, async, or all.
     #[arg(long, value_name = "PASS", value_delimiter = ',')]
     pub without: Vec<String>,
     /// Cycles from address to data of block memories.
@@ -45,6 +50,13 @@ pub struct PassArguments {
     pub clock: u32,
 }
 
+/// A graph after the passes that work on graphs.
+struct Transformed {
+    graph: Graph,
+    balances: Vec<Balance>,
+    outlined: Vec<Outlined>,
+}
+
 /// `NAME=COPIES`.
 fn copies(text: &str) -> Result<(String, Goal), String> {
     let wrong = || "NAME=COPIES, as in parser=4".to_owned();
@@ -61,8 +73,8 @@ fn throughput(text: &str) -> Result<(String, f64), String> {
 }
 
 impl PassArguments {
-    /// The graph with the copies that were asked for, and what they are.
-    fn graph(&self, graph: &Graph) -> Result<(Graph, Vec<Balance>), Failure> {
+    /// The graph with the copies that were asked for and its `.async` blocks as elements.
+    fn graph(&self, graph: &Graph) -> Result<Transformed, Failure> {
         let options = self.options()?;
         let mhz = f64::from(self.clock);
         let goals = self
@@ -73,7 +85,10 @@ impl PassArguments {
         let interval = |node: &beeline_ir::graph::Node| {
             beeline_passes::hardware(&node.element, &options).map_or(1, |made| made.report.interval)
         };
-        replicate(graph, &all, &interval).or_exit(Exit::Usage)
+        let (graph, balances) = replicate(graph, &all, &interval).or_exit(Exit::Usage)?;
+        let whole = self.without.iter().any(|pass| pass == "async" || pass == "all");
+        let (graph, outlined) = if whole { (graph, Vec::new()) } else { outline(&graph) };
+        Ok(Transformed { graph, balances, outlined })
     }
 
     fn options(&self) -> Result<Options, Failure> {
@@ -91,6 +106,8 @@ impl PassArguments {
                 "clean" => options.clean = false,
                 "merge" => options.merge = false,
                 "delay" => options.delay = false,
+                // Of the graph, not of an element.
+                "async" => {}
                 "all" => {
                     options = Options {
                         read_latency: options.read_latency,
@@ -101,7 +118,7 @@ impl PassArguments {
                 }
                 other => {
                     let error = anyhow::anyhow!(
-                        "no pass is named {other}: placement, scatter, unroll, clean, merge, delay, all"
+                        "no pass is named {other}: placement, scatter, unroll, clean, merge, delay, async, all"
                     );
                     return Err(Failure::new(Exit::Usage, error));
                 }
@@ -191,7 +208,21 @@ fn report_timing(
 /// `beeline nf report`.
 pub fn run_report(arguments: &ReportArguments, output: Output) -> Result<Exit, Failure> {
     let loaded = compiled(&arguments.file)?;
-    let (graph, balances) = arguments.passes.graph(&loaded.compiled.graph)?;
+    let Transformed { graph, balances, outlined } =
+        arguments.passes.graph(&loaded.compiled.graph)?;
+    for block in &outlined {
+        if output.json {
+            output.object(block)?;
+            continue;
+        }
+        let became = match (&block.block, block.why) {
+            (Some(name), _) => {
+                format!("became {name}, {} bits there and {} back", block.sent, block.answered)
+            }
+            (None, why) => format!("stays: {}", why.unwrap_or_default()),
+        };
+        output.line(format!("{}: its .async block {became}", block.instance))?;
+    }
     for balance in &balances {
         if output.json {
             output.object(balance)?;
@@ -287,7 +318,7 @@ pub struct VerilogArguments {
 /// `beeline nf verilog`.
 pub fn run_verilog(arguments: &VerilogArguments, output: Output) -> Result<Exit, Failure> {
     let loaded = compiled(&arguments.file)?;
-    let (whole, _) = arguments.passes.graph(&loaded.compiled.graph)?;
+    let whole = arguments.passes.graph(&loaded.compiled.graph)?.graph;
     // Host elements stay on the host: the channels to them are ports of the design.
     let plan = Plan::of(&whole).or_exit(Exit::Usage)?;
     let graph = plan.card();
@@ -300,27 +331,50 @@ pub fn run_verilog(arguments: &VerilogArguments, output: Output) -> Result<Exit,
     std::fs::write(&path, &text).with_context(|| format!("cannot write {}", path.display()))?;
     output.line(format!("{}: {} lines, top np_top", path.display(), text.lines().count()))?;
     if let Some(split) = plan.split() {
-        let hosts = count(split.host.nodes.len() as u64, "host element", "host elements");
-        let ports = count(split.crossings.len() as u64, "port", "ports");
+        let nodes = split.workers.iter().map(|part| part.nodes.len() as u64).sum();
+        let crossings = split.workers.iter().map(|part| part.crossings.len() as u64).sum();
+        let hosts = count(nodes, "host element", "host elements");
+        let ports = count(crossings, "port", "ports");
         output.line(format!("{hosts} left out, joined by {ports} of np_top"))?;
     }
     Ok(Exit::Done)
 }
 
-/// Arguments of `simulate` and `diff`.
+/// Arguments of `simulate`.
+#[derive(Debug, clap::Args)]
+pub struct SimulateArguments {
+    #[command(flatten)]
+    pub play: PlayArguments,
+    /// Packets for each input.
+    #[arg(long, value_name = "FILE", required_unless_present = "ports", conflicts_with = "ports")]
+    pub pcap: Option<PathBuf>,
+    /// What an input or output of the hardware is joined to, instead of captures: an interface,
+    /// xdp:NAME or tap:NAME, as for run. It goes on until Ctrl-C.
+    #[arg(long = "port", value_name = "NAME=WHAT", value_parser = port)]
+    pub ports: Vec<(String, PathBuf)>,
+    /// Write what leaves each output to NAME.pcap in this folder.
+    #[arg(long, short, value_name = "FOLDER", conflicts_with = "ports")]
+    pub out: Option<PathBuf>,
+}
+
+/// Arguments of `diff`.
+#[derive(Debug, clap::Args)]
+pub struct DiffArguments {
+    #[command(flatten)]
+    pub play: PlayArguments,
+    /// Packets for each input.
+    #[arg(long, value_name = "FILE")]
+    pub pcap: PathBuf,
+}
+
+/// What `simulate` and `diff` share.
 #[derive(Debug, clap::Args)]
 pub struct PlayArguments {
     /// Source file.
     pub file: PathBuf,
-    /// Packets for each input.
-    #[arg(long, value_name = "FILE")]
-    pub pcap: PathBuf,
     /// Simulator of Verilog: icarus or verilator; model for the cycle model.
     #[arg(long, value_name = "NAME", default_value = "icarus")]
     pub simulator: String,
-    /// Write what leaves each output to NAME.pcap in this folder (simulate).
-    #[arg(long, short, value_name = "FOLDER")]
-    pub out: Option<PathBuf>,
     /// Commands for the graph's functions, one a line, carried out before the first packet: rules
     /// add tcp any -> any :443 drop. A line that begins with # is left out.
     #[arg(long, value_name = "FILE")]
@@ -329,12 +383,16 @@ pub struct PlayArguments {
     pub passes: PassArguments,
 }
 
-fn stimulus(graph: &Graph, arguments: &PlayArguments) -> Result<Stimulus, Failure> {
-    let path = &arguments.pcap;
+/// The signals of the commands.
+fn kept(graph: &Graph, arguments: &PlayArguments) -> Result<Kept, Failure> {
     let commands = commands_of(arguments.commands.as_deref())?;
-    let kept = Kept::of(graph, &commands)
+    Kept::of(graph, &commands)
         .map_err(|(command, error)| anyhow::anyhow!("{command}: {error}"))
-        .or_exit(Exit::Usage)?;
+        .or_exit(Exit::Usage)
+}
+
+fn stimulus(graph: &Graph, path: &Path, arguments: &PlayArguments) -> Result<Stimulus, Failure> {
+    let kept = kept(graph, arguments)?;
     let open = || format!("cannot read {}", path.display());
     let file = std::fs::File::open(path).with_context(open).or_exit(Exit::Usage)?;
     let mut reader =
@@ -374,14 +432,44 @@ struct Simulated {
     malformed: u64,
 }
 
+/// The simulated hardware between interfaces, until stopped.
+fn wired(
+    graph: &Graph,
+    (hardware, simulator): (&[Hardware], Option<Simulator>),
+    (ports, arguments): (&[(String, PathBuf)], &PlayArguments),
+    output: Output,
+) -> Result<Exit, Failure> {
+    let own = hand_written(graph, &arguments.file)?;
+    let signals = kept(graph, arguments)?.0;
+    let ports: Vec<(String, String)> =
+        ports.iter().map(|(name, what)| (name.clone(), what.display().to_string())).collect();
+    let stop = stop_flag()?;
+    output.note("stop with Ctrl-C");
+    let notify = |text: &str| crate::output::complain(text);
+    let (ports, around) = ((&ports[..], &signals[..]), (&notify as &dyn Fn(&str), &*stop));
+    let passed = beeline_nf::wire::serve(graph, (hardware, &own), simulator, ports, around)?;
+    if output.json {
+        output.object(&passed)?;
+    } else {
+        let received = count(passed.received, "packet", "packets");
+        let sent = count(passed.sent, "packet", "packets");
+        output.line(format!("{received} in, {sent} out, {} not whole", passed.malformed))?;
+    }
+    Ok(Exit::Done)
+}
+
 /// `beeline nf simulate`.
-pub fn run_simulate(arguments: &PlayArguments, output: Output) -> Result<Exit, Failure> {
+pub fn run_simulate(wanted: &SimulateArguments, output: Output) -> Result<Exit, Failure> {
+    let arguments = &wanted.play;
     let simulator = simulator(&arguments.simulator)?;
     let loaded = compiled(&arguments.file)?;
-    let (graph, _) = arguments.passes.graph(&loaded.compiled.graph)?;
+    let graph = arguments.passes.graph(&loaded.compiled.graph)?.graph;
     let graph = &graph;
-    let stimulus = stimulus(graph, arguments)?;
     let hardware = all_hardware(graph, &arguments.passes.options()?)?;
+    let Some(pcap) = &wanted.pcap else {
+        return wired(graph, (&hardware, simulator), (&wanted.ports, arguments), output);
+    };
+    let stimulus = stimulus(graph, pcap, arguments)?;
     let outcome = match simulator {
         None => cycles(graph, &hardware, &stimulus)?,
         Some(simulator) => {
@@ -407,7 +495,7 @@ pub fn run_simulate(arguments: &PlayArguments, output: Output) -> Result<Exit, F
                 Err(_) => result.malformed += 1,
             }
         }
-        if let Some(folder) = &arguments.out {
+        if let Some(folder) = &wanted.out {
             std::fs::create_dir_all(folder)?;
             std::fs::write(folder.join(format!("{}.pcap", end.name)), writer.finish()?)?;
         }
@@ -436,15 +524,28 @@ struct Verdict<'a> {
 }
 
 /// `beeline nf diff`.
-pub fn run_diff(arguments: &PlayArguments, output: Output) -> Result<Exit, Failure> {
+pub fn run_diff(wanted: &DiffArguments, output: Output) -> Result<Exit, Failure> {
+    let arguments = &wanted.play;
     let simulator = simulator(&arguments.simulator)?;
     let loaded = compiled(&arguments.file)?;
-    let (graph, _) = arguments.passes.graph(&loaded.compiled.graph)?;
+    let graph = arguments.passes.graph(&loaded.compiled.graph)?.graph;
     let graph = &graph;
-    let stimulus = stimulus(graph, arguments)?;
+    let stimulus = stimulus(graph, &wanted.pcap, arguments)?;
     let list: Vec<Simulator> = simulator.into_iter().collect();
     let own = hand_written(graph, &arguments.file)?;
-    let compared = compare_with(graph, &arguments.passes.options()?, &stimulus, &list, &own)?;
+    let mut compared = compare_with(graph, &arguments.passes.options()?, &stimulus, &list, &own)?;
+    if graph.nodes.len() > loaded.compiled.graph.nodes.len()
+        && arguments.passes.replicate.is_empty()
+        && arguments.passes.goal.is_empty()
+    {
+        // The blocks that became elements, against those that mean their bodies.
+        let plain = &loaded.compiled.graph;
+        let (one, other) = (interpreted(plain, &stimulus)?, interpreted(graph, &stimulus)?);
+        compared.insert(
+            ".async blocks outside",
+            (None, differences(plain, &one, &other, Order::Exact)),
+        );
+    }
     let mut equal = true;
     for (back_end, (clocks, differences)) in &compared {
         equal &= differences.is_empty();

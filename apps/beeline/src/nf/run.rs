@@ -40,6 +40,10 @@ pub struct RunArguments {
     /// name in the user's runtime folder.
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
+    /// Threads for the elements that are not on the host, at most: fewer where more do not pay. The
+    /// packets are the same where no element asks which of several inputs has one.
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
+    pub threads: u8,
     #[command(flatten)]
     pub link: LinkArguments,
     /// How long to look for packets before sleeping, in microseconds: less delay for more use of the
@@ -67,10 +71,11 @@ pub struct LinkArguments {
 
 impl LinkArguments {
     /// As the runtime wants it.
-    pub fn options(self) -> LinkOptions {
+    fn options(self, threads: u8) -> LinkOptions {
         LinkOptions {
             mode: if self.link_poll { Mode::Poll } else { Mode::Interrupt },
             pace: Pace { delay_ns: self.link_delay, bytes_per_second: self.link_rate },
+            threads: usize::from(threads),
         }
     }
 }
@@ -232,7 +237,7 @@ pub fn run_signal(arguments: &SignalArguments, output: Output) -> Result<Exit, F
 }
 
 /// Set when the user or the system ends the run.
-fn stop_flag() -> Result<Arc<AtomicBool>, Failure> {
+pub fn stop_flag() -> Result<Arc<AtomicBool>, Failure> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = Arc::clone(&stop);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -300,7 +305,7 @@ fn serve(graph: &Graph, arguments: &RunArguments, output: Output) -> Result<Exit
         commands: &commands,
         notify: &notify,
         stop: &stop,
-        link: arguments.link.options(),
+        link: arguments.link.options(arguments.threads),
         spin: Duration::from_micros(arguments.spin),
         load: Some(&load),
     };
@@ -353,7 +358,7 @@ pub fn run(arguments: &RunArguments, output: Output) -> Result<Exit, Failure> {
         return Err(Failure::new(Exit::Usage, error));
     }
     let commands = commands_of(arguments.commands.as_deref())?;
-    let (ports, link) = (&arguments.ports, arguments.link.options());
+    let (ports, link) = (&arguments.ports, arguments.link.options(arguments.threads));
     let (counts, passed) = if arguments.interpret {
         run_captures(graph, (&sides::walked, link), ports, &commands)?
     } else {

@@ -32,6 +32,8 @@ struct Backend {
     network: u32,
     /// Gets new flows.
     active: bool,
+    /// The number of its removal, where it was removed.
+    removal: u64,
 }
 
 /// Backends of a graph.
@@ -41,6 +43,8 @@ pub struct Balancer {
     encap: Target,
     steer: Option<Target>,
     backends: Vec<Backend>,
+    /// Removals so far.
+    removals: u64,
 }
 
 impl Balancer {
@@ -52,12 +56,13 @@ impl Balancer {
             Some(Target { node, id: graph.nodes[node].id })
         };
         let (allocator, encap) = (find("DipAlloc")?, find("BalancerEncap")?);
-        Some(Self { allocator, encap, steer: find("FlowSteer"), backends: Vec::new() })
+        Some(Self { allocator, encap, steer: find("FlowSteer"), backends: Vec::new(), removals: 0 })
     }
 
     /// Takes over the backends of another manager, each in its place.
     pub(super) fn enter(&mut self, old: &Self, writes: &mut Vec<Write>) {
         self.backends.clone_from(&old.backends);
+        self.removals = old.removals;
         for (place, backend) in self.backends.iter().enumerate() {
             let fields =
                 [place as u64, u64::from(u32::from(backend.address)), u64::from(backend.network)];
@@ -103,7 +108,8 @@ impl Balancer {
                 let Some(backend) = found else {
                     return Err(BalancerError::NoSuchBackend((*to).to_owned()));
                 };
-                backend.active = false;
+                self.removals += 1;
+                (backend.active, backend.removal) = (false, self.removals);
                 self.list(writes);
                 Ok(format!("{} backends; flows of {gone} stay with it", self.active().count()))
             }
@@ -133,9 +139,14 @@ impl Balancer {
         let place = match known {
             Some(place) => place,
             None if self.backends.len() < PLACES => self.backends.len(),
-            None => return Err(BalancerError::Full),
+            // What is left of the flows of the one that was removed first goes to the new one.
+            None => {
+                let idle = self.backends.iter().enumerate().filter(|(_, backend)| !backend.active);
+                let first = idle.min_by_key(|(_, backend)| backend.removal);
+                first.map(|(place, _)| place).ok_or(BalancerError::Full)?
+            }
         };
-        let backend = Backend { address, network, active: true };
+        let backend = Backend { address, network, active: true, removal: 0 };
         if place == self.backends.len() {
             self.backends.push(backend);
         } else {

@@ -5,6 +5,7 @@
 //! command in words; its answer is `+` or `-` and words.
 
 use std::io;
+use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 
@@ -30,10 +31,12 @@ pub(super) enum Request {
     Nothing,
 }
 
-/// Binds the socket. One that a dead process left is taken; one that answers is not.
+/// Binds the socket. One that a dead process left is taken; one that answers is not, and neither is a
+/// file that is no socket.
 pub(super) fn listen(path: &Path) -> Result<UnixDatagram, LiveError> {
     let failed = |source| LiveError::Control { path: path.to_owned(), source };
-    if UnixDatagram::unbound().and_then(|probe| probe.connect(path)).is_err() {
+    let socket = std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
+    if socket && UnixDatagram::unbound().and_then(|probe| probe.connect(path)).is_err() {
         let _ = std::fs::remove_file(path);
     }
     let socket = UnixDatagram::bind(path).map_err(failed)?;

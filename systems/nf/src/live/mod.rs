@@ -11,7 +11,7 @@
 //! interfaces' rings.
 
 mod control;
-mod ports;
+pub(crate) mod ports;
 
 use std::io;
 use std::os::fd::AsFd as _;
@@ -71,6 +71,9 @@ pub enum LiveError {
     /// A name.
     #[error("the graph has no input or output named {0} that carries packets")]
     NoSuchPort(String),
+    /// A port twice.
+    #[error("{0} is named twice")]
+    Twice(String),
     /// A command before the run.
     #[error("{command}: {source}")]
     Command {
@@ -121,7 +124,7 @@ pub struct Surroundings<'a> {
     pub notify: &'a (dyn Fn(&str) + Sync),
     /// Ends the run.
     pub stop: &'a AtomicBool,
-    /// The link to `host` elements.
+    /// The threads, and the link to `host` elements.
     pub link: LinkOptions,
     /// How long the run looks for packets before it sleeps.
     pub spin: Duration,
@@ -191,11 +194,14 @@ pub fn run<M: Machine + Send + 'static>(
     ports: &[(String, String)],
     around: Surroundings<'_>,
 ) -> Result<Passed, LiveError> {
-    let plan = Plan::of(graph)?;
+    let plan = Plan::threaded(graph, around.link.threads)?;
     let machines = Machines::make(&plan, make)?;
     let opened = Ports::open(&plan, ports)?;
     for (name, way) in opened.ways() {
         (around.notify)(&format!("{name}: {way}"));
+    }
+    for name in opened.missing(graph) {
+        (around.notify)(&format!("{name} has no interface: what is sent there stays in the graph"));
     }
     let socket = around.control.map(listen).transpose()?;
     let mut world = World {
@@ -226,7 +232,7 @@ fn generations<'s, 'a: 's, M: Machine + Send + 'static>(
     machines: Machines<M>,
 ) -> Result<(), LiveError> {
     let link = world.around.link;
-    let plan = Plan::of(graph)?;
+    let plan = Plan::threaded(graph, link.threads)?;
     let mut sides = Sides::start(&plan, machines, link, None)?;
     for text in world.around.commands {
         let failed = |source| LiveError::Command { command: text.clone(), source };
@@ -237,7 +243,7 @@ fn generations<'s, 'a: 's, M: Machine + Send + 'static>(
     while let Ended::Reloaded(next) = ended {
         let Next { prepared, carried, manager, asker, began } = *next;
         let Prepared { graph, machines, handover } = prepared;
-        let plan = Plan::of(&graph)?;
+        let plan = Plan::threaded(&graph, link.threads)?;
         let mut sides = Sides::start(&plan, machines, link, Some(carried))?;
         world.manager = manager;
         // Before the first packet, so that none meets half of the rules.
@@ -350,7 +356,7 @@ fn generation<'s, 'a: 's, M: Machine + Send + 'static>(
             spinning.moved();
             if turns.is_multiple_of(ASKED) {
                 world.ports.ask()?;
-                world.ports.look(world.around.notify)?;
+                world.ports.look(world.around.notify);
             }
             continue;
         }
@@ -372,7 +378,7 @@ fn generation<'s, 'a: 's, M: Machine + Send + 'static>(
             wait(world, &sides)?;
         }
         world.ports.ask()?;
-        world.ports.look(world.around.notify)?;
+        world.ports.look(world.around.notify);
     }
     Ok(Ended::Stopped)
 }
@@ -521,10 +527,10 @@ impl<'a, M: Machine + Send + 'static> World<'a, M> {
         let mut lines = text.lines();
         let path = PathBuf::from(lines.next().unwrap_or_default());
         let restart: Vec<String> = lines.map(str::to_owned).collect();
-        let (running, make) = (running.clone(), self.make);
+        let (running, make, threads) = (running.clone(), self.make, self.around.link.threads);
         let (sender, receiver) = sync_channel(1);
         scope.spawn(move || {
-            let prepared = prepare(&running, &path, &restart, load, make);
+            let prepared = prepare(&running, (&path, &restart), load, (make, threads));
             // A run that has ended meanwhile does not need it.
             let _ = sender.send(prepared.map(Box::new));
         });
@@ -558,10 +564,9 @@ impl<'a, M: Machine + Send + 'static> World<'a, M> {
 /// A new graph, compiled, and what goes over to it.
 fn prepare<M>(
     running: &Graph,
-    path: &Path,
-    restart: &[String],
+    (path, restart): (&Path, &[String]),
     load: Load<'_>,
-    make: Make<'_, M>,
+    (make, threads): (Make<'_, M>, usize),
 ) -> Result<Prepared<M>, String> {
     let graph = load(path)?;
     let mut restart = restart.to_vec();
@@ -575,7 +580,7 @@ fn prepare<M>(
     }
     let handover = Handover::plan(running, &graph, &restart).map_err(|error| error.to_string())?;
     let words = |error: &dyn std::fmt::Display| error.to_string();
-    let plan = Plan::of(&graph).map_err(|error| words(&error))?;
+    let plan = Plan::threaded(&graph, threads).map_err(|error| words(&error))?;
     let machines = Machines::make(&plan, make).map_err(|error| words(&error))?;
     Ok(Prepared { graph, machines, handover })
 }
@@ -590,9 +595,7 @@ fn wait<M: Machine + Send + 'static>(
     if let Some(socket) = &world.socket {
         list.push(PollFd::from_borrowed_fd(socket.as_fd(), PollFlags::IN));
     }
-    if let Some(bell) = sides.bell() {
-        list.push(PollFd::from_borrowed_fd(bell, PollFlags::IN));
-    }
+    list.extend(sides.bells().map(|bell| PollFd::from_borrowed_fd(bell, PollFlags::IN)));
     // Short, so that a stop is seen soon, and a file that is being compiled.
     let short = if world.preparing.is_some() { 1_000_000 } else { 50_000_000 };
     let limit = Timespec { tv_sec: 0, tv_nsec: short };

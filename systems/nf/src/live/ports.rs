@@ -5,19 +5,33 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use beeline_ir::flits::{BITS, Joiner, count, write_flit};
 use beeline_ir::graph::Graph;
-use beeline_ir::run::{Machine, Run};
+use beeline_ir::run::{Machine, Queue, Run};
 
 use super::control::LONGEST;
 use super::{LiveError, Passed};
 use crate::packet_socket::{Device, Fate, Sent};
 use crate::sides::Plan;
 
-/// A device, and whether its interface is in doubt or gone.
+/// The queues that interfaces fill and empty, by a graph's channels.
+pub(crate) trait Queues {
+    /// A channel's.
+    fn queue(&mut self, channel: usize) -> &mut Queue;
+}
+
+impl<M: Machine> Queues for Run<'_, M> {
+    fn queue(&mut self, channel: usize) -> &mut Queue {
+        self.channel_mut(channel)
+    }
+}
+
+/// A device, whether its interface is in doubt or gone, and whether another one of its name was told to
+/// be out of reach.
 #[derive(Debug)]
 struct Attached {
     device: Device,
     doubt: bool,
     gone: bool,
+    unreached: bool,
 }
 
 #[derive(Debug)]
@@ -42,7 +56,7 @@ struct Output {
 
 /// Every interface of a run.
 #[derive(Debug, Default)]
-pub(super) struct Ports {
+pub(crate) struct Ports {
     devices: Vec<Attached>,
     inputs: Vec<Input>,
     outputs: Vec<Output>,
@@ -53,7 +67,9 @@ const PACKETS: usize = 64;
 
 /// Errors of an interface that is down or gone, rather than of a packet.
 fn of_interface(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::ENETDOWN | libc::ENXIO | libc::ENODEV))
+    // EBADFD: a TAP device was taken from its descriptor.
+    let list = [libc::ENETDOWN, libc::ENXIO, libc::ENODEV, libc::EBADFD];
+    error.raw_os_error().is_some_and(|code| list.contains(&code))
 }
 
 /// Nanoseconds since 1970, for the packets that come now.
@@ -79,6 +95,11 @@ impl Ports {
     /// Errors: a port that is not there, an interface.
     pub fn open(plan: &Plan<'_>, ports: &[(String, String)]) -> Result<Self, LiveError> {
         let mut opened = Self::default();
+        for (at, (port, _)) in ports.iter().enumerate() {
+            if ports[..at].iter().any(|(other, _)| other == port) {
+                return Err(LiveError::Twice(port.clone()));
+            }
+        }
         for (port, what) in ports {
             let device = opened.device(what)?;
             match place(plan.whole(), port) {
@@ -160,7 +181,7 @@ impl Ports {
         };
         let device =
             device.map_err(|source| LiveError::Device { name: name.to_owned(), source })?;
-        self.devices.push(Attached { device, doubt: false, gone: false });
+        self.devices.push(Attached { device, doubt: false, gone: false, unreached: false });
         Ok(self.devices.len() - 1)
     }
 
@@ -192,11 +213,20 @@ impl Ports {
     }
 
     /// Looks after interfaces that gave an error.
-    pub fn look(&mut self, notify: &dyn Fn(&str)) -> Result<(), LiveError> {
+    pub fn look(&mut self, notify: &dyn Fn(&str)) {
         for attached in self.devices.iter_mut().filter(|attached| attached.doubt) {
             let name = attached.device.name.clone();
-            let fate = attached.device.look();
-            match fate.map_err(|source| LiveError::Device { name: name.clone(), source })? {
+            let fate = match attached.device.look() {
+                Ok(fate) => fate,
+                // One that was made a moment ago may not be up, or about to go again.
+                Err(error) => {
+                    if !std::mem::replace(&mut attached.unreached, true) {
+                        notify(&format!("{name} is there again, and out of reach: {error}"));
+                    }
+                    continue;
+                }
+            };
+            match fate {
                 Fate::Gone if !attached.gone => {
                     attached.gone = true;
                     notify(&format!(
@@ -209,25 +239,32 @@ impl Ports {
                 Fate::Here => attached.doubt = false,
                 Fate::Replaced => {
                     (attached.doubt, attached.gone) = (false, false);
+                    attached.unreached = false;
                     notify(&format!("{name} is back"));
                 }
             }
         }
-        Ok(())
+    }
+
+    /// Outputs of a graph that carry packets and have no interface.
+    pub fn missing<'g>(&self, graph: &'g Graph) -> impl Iterator<Item = &'g str> {
+        let has = |name: &str| self.outputs.iter().any(|output| output.port == name);
+        let packets = graph.outputs.iter().filter(|o| graph.channels[o.channel].bits == BITS);
+        packets.map(|output| output.name.as_str()).filter(move |name| !has(name))
     }
 
     /// Takes packets from the interfaces into the graph; true where something moved. Without `fresh`
     /// ones only what was taken already goes on.
-    pub fn receive<M: Machine>(
+    pub fn receive(
         &mut self,
-        run: &mut Run<'_, M>,
+        queues: &mut impl Queues,
         fresh: bool,
         passed: &mut Passed,
     ) -> Result<bool, LiveError> {
         let mut moved = false;
         for input in &mut self.inputs {
             let attached = &mut self.devices[input.device];
-            moved |= take(run, input, attached, fresh, passed)?;
+            moved |= take(queues.queue(input.channel), input, attached, fresh, passed)?;
         }
         Ok(moved)
     }
@@ -247,24 +284,24 @@ impl Ports {
 
     /// Gives what came out to the interfaces, which send it by [`Ports::flush`] or when it is much;
     /// true where something moved.
-    pub fn send<M: Machine>(&mut self, run: &mut Run<'_, M>, passed: &mut Passed) -> bool {
+    pub fn send(&mut self, queues: &mut impl Queues, passed: &mut Passed) -> bool {
         let mut moved = false;
         for output in &mut self.outputs {
-            moved |= give(run, output, &mut self.devices[output.device], passed);
+            let queue = queues.queue(output.channel);
+            moved |= give(queue, output, &mut self.devices[output.device], passed);
         }
         moved
     }
 }
 
-fn take<M: Machine>(
-    run: &mut Run<'_, M>,
+fn take(
+    queue: &mut Queue,
     input: &mut Input,
     attached: &mut Attached,
     fresh: bool,
     passed: &mut Passed,
 ) -> Result<bool, LiveError> {
     let mut moved = false;
-    let queue = run.channel_mut(input.channel);
     // Packets taken in one turn share a time: it is read once.
     let mut now = None;
     for _ in 0..PACKETS {
@@ -298,14 +335,13 @@ fn take<M: Machine>(
     Ok(moved)
 }
 
-fn give<M: Machine>(
-    run: &mut Run<'_, M>,
+fn give(
+    queue: &mut Queue,
     output: &mut Output,
     attached: &mut Attached,
     passed: &mut Passed,
 ) -> bool {
     let mut moved = false;
-    let queue = run.channel_mut(output.channel);
     while let Some(flit) = queue.oldest().first() {
         moved = true;
         let joined = output.joiner.push(flit);

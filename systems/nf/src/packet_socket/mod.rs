@@ -295,12 +295,20 @@ impl Device {
         Ok(Self::of(file, name, 0, Lane::Calls))
     }
 
-    /// Looks whether the interface is still there; one that was made anew is opened.
+    /// Looks whether the interface is still there; one that was made anew is opened. A TAP device that
+    /// was taken away is made anew.
     ///
-    /// Errors: the new one cannot be opened.
+    /// Errors: the new one cannot be opened, now; another look may find it.
     pub fn look(&mut self) -> io::Result<Fate> {
         if self.index == 0 {
-            return Ok(Fate::Here);
+            let mut request = named("");
+            let fd = self.file.as_raw_fd();
+            // SAFETY: the request is a whole ifreq that lives past the call.
+            if unsafe { libc::ioctl(fd, libc::TUNGETIFF, &raw mut request) } == 0 {
+                return Ok(Fate::Here);
+            }
+            *self = Self::tap(&self.name)?;
+            return Ok(Fate::Replaced);
         }
         match index_of(&self.name) {
             Err(_) => Ok(Fate::Gone),

@@ -157,6 +157,23 @@ impl Bus {
         unsafe { AtomicU64::from_ptr(word.as_ptr()) }
     }
 
+    /// Words of the memory in a row.
+    ///
+    /// # Panics
+    /// Past the end.
+    #[must_use]
+    #[inline]
+    pub fn words(&self, at: usize, count: usize) -> &[AtomicU64] {
+        let words = self.memory.length_bytes() / 8;
+        let inside = at.checked_add(count).is_some_and(|end| end <= words);
+        assert!(inside, "{count} words from {at} on lie inside the link's {words} words");
+        // SAFETY: the words lie inside the mapping (asserted above).
+        let first = unsafe { self.memory.base().cast::<AtomicU64>().add(at) };
+        // SAFETY: `count` words from there are mapped and aligned while `self` is borrowed; an atomic
+        // word is laid out as a plain one, and every party uses atomics.
+        unsafe { std::slice::from_raw_parts(first.as_ptr(), count) }
+    }
+
     /// When `bytes` that leave now are there; 0 for at once.
     #[must_use]
     #[inline]

@@ -84,27 +84,42 @@ impl WorkQueue<'_> {
 
     /// Writer: puts an item in without a notice; false without room.
     pub fn push(&self, item: &[u64]) -> bool {
+        let mut left = true;
+        let mut copy = item.to_vec();
+        self.push_all(&mut copy, |_| std::mem::take(&mut left)) == 1
+    }
+
+    /// Writer: puts items in without a notice, as long as there is room and `next` writes another one
+    /// into `item`; how many. The reader sees them together.
+    pub fn push_all(&self, item: &mut [u64], mut next: impl FnMut(&mut [u64]) -> bool) -> usize {
         let entries = item.len().div_ceil(ITEM).max(1);
         let head = self.word(HEAD).load(Ordering::Acquire);
         // The writer's own word.
         let tail = self.word(TAIL).load(Ordering::Relaxed);
-        let inside = usize::try_from(tail.wrapping_sub(head)).unwrap_or(RING);
-        if inside + entries > RING {
-            return false;
-        }
-        let time = self.link.bus.arrival(self.direction, item.len() * 8);
-        let mut parts = item.chunks(ITEM);
-        for entry in 0..entries {
-            let place = usize::try_from(tail % RING as u64).unwrap_or(0);
-            let at = 32 + (place + entry) % RING * ENTRY;
-            self.word(at).store(time, Ordering::Relaxed);
-            for (word, value) in parts.next().unwrap_or(&[]).iter().enumerate() {
-                self.word(at + 1 + word).store(*value, Ordering::Relaxed);
+        let mut inside = usize::try_from(tail.wrapping_sub(head)).unwrap_or(RING);
+        let mut place = usize::try_from(tail % RING as u64).unwrap_or(0);
+        let mut count = 0;
+        while inside + entries <= RING && next(item) {
+            let time = self.link.bus.arrival(self.direction, item.len() * 8);
+            let mut parts = item.chunks(ITEM);
+            for _ in 0..entries {
+                let part = parts.next().unwrap_or(&[]);
+                let entry = self.link.bus.words(self.at + 32 + place * ENTRY, ENTRY);
+                entry[0].store(time, Ordering::Relaxed);
+                for (word, value) in entry[1..].iter().zip(part) {
+                    word.store(*value, Ordering::Relaxed);
+                }
+                place = (place + 1) % RING;
             }
+            inside += entries;
+            count += 1;
         }
-        // Release: pairs with the reader's load of the tail, for the entries' words.
-        self.word(TAIL).store(tail.wrapping_add(entries as u64), Ordering::Release);
-        true
+        if count > 0 {
+            let tail = tail.wrapping_add((count * entries) as u64);
+            // Release: pairs with the reader's load of the tail, for the entries' words.
+            self.word(TAIL).store(tail, Ordering::Release);
+        }
+        count
     }
 
     /// Writer: after one or more [`WorkQueue::push`]: wakes a reader that sleeps.
@@ -123,26 +138,47 @@ impl WorkQueue<'_> {
     ///
     /// The item has `item.len()` words, as its writer's had.
     pub fn pop(&self, item: &mut [u64]) -> bool {
+        self.pop_all(item, 1, |_| {}) == 1
+    }
+
+    /// Reader: takes at most so many of the items that have arrived, oldest first; how many. Each is
+    /// given to `take` in `item`.
+    pub fn pop_all(&self, item: &mut [u64], most: usize, mut take: impl FnMut(&[u64])) -> usize {
         let entries = item.len().div_ceil(ITEM).max(1);
         let tail = self.word(TAIL).load(Ordering::Acquire);
         // The reader's own word.
         let head = self.word(HEAD).load(Ordering::Relaxed);
-        if tail.wrapping_sub(head) < entries as u64 {
-            return false;
-        }
-        let first = usize::try_from(head % RING as u64).unwrap_or(0);
-        if !self.link.bus.reached(self.word(32 + first * ENTRY).load(Ordering::Relaxed)) {
-            return false;
-        }
-        for (entry, part) in item.chunks_mut(ITEM).enumerate() {
-            let at = 32 + (first + entry) % RING * ENTRY;
-            for (word, value) in part.iter_mut().enumerate() {
-                *value = self.word(at + 1 + word).load(Ordering::Relaxed);
+        let mut inside = usize::try_from(tail.wrapping_sub(head)).unwrap_or(0).min(RING);
+        let mut place = usize::try_from(head % RING as u64).unwrap_or(0);
+        let mut count = 0;
+        while count < most && inside >= entries {
+            let mut parts = item.chunks_mut(ITEM);
+            let mut at = place;
+            for first in (0..entries).map(|entry| entry == 0) {
+                let entry = self.link.bus.words(self.at + 32 + at * ENTRY, ENTRY);
+                if first && !self.link.bus.reached(entry[0].load(Ordering::Relaxed)) {
+                    inside = 0;
+                    break;
+                }
+                for (value, word) in parts.next().unwrap_or_default().iter_mut().zip(&entry[1..]) {
+                    *value = word.load(Ordering::Relaxed);
+                }
+                at = (at + 1) % RING;
             }
+            if inside == 0 {
+                break;
+            }
+            take(item);
+            place = at;
+            inside -= entries;
+            count += 1;
         }
-        // Release: pairs with the writer's load of the head: the entries may be written again.
-        self.word(HEAD).store(head.wrapping_add(entries as u64), Ordering::Release);
-        true
+        if count > 0 {
+            let head = head.wrapping_add((count * entries) as u64);
+            // Release: pairs with the writer's load of the head: the entries may be written again.
+            self.word(HEAD).store(head, Ordering::Release);
+        }
+        count
     }
 
     /// Reader: after one or more [`WorkQueue::pop`]: wakes a writer that waits for room.

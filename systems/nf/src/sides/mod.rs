@@ -1,15 +1,17 @@
-//! A graph at work on two sides: the card's elements on the caller's thread, the `host` elements on a
-//! worker's, joined through the link of [`pcie`](crate::pcie).
+//! A graph at work on several sides: the card's elements on the caller's thread, the `host` elements on
+//! a worker's, and more workers where more threads pay ([`mod@spread`]); each worker is joined to the
+//! card through a link of [`pcie`](crate::pcie).
 //!
-//! A graph without `host` elements has one side and no link. Nodes and channels are named by their
-//! numbers in the whole graph; [`mod@split`] says where each of them is.
+//! A graph without `host` elements on one thread has one side and no link. Nodes and channels are
+//! named by their numbers in the whole graph; [`mod@split`] says where each of them is.
 //!
-//! Invariant: an item is in a channel of one side, in a ring, or in a channel of the other side;
-//! neither side drops one. The graph is at its end only where the worker rested in one and the same
-//! rest before and after a turn of the card that moved nothing, and no entry of a ring can move:
-//! nothing was on its way then, and only the caller can wake the worker.
+//! Invariant: an item is in a channel of one side, in a ring, or in a channel of another side; no
+//! side drops one. The graph is at its end only where every worker rested in one and the same rest
+//! before and after a turn of the card that moved nothing, and no entry of a ring can move: nothing was
+//! on its way then, and only the caller can wake a worker.
 
 pub mod split;
+pub mod spread;
 mod worker;
 
 use std::io;
@@ -28,7 +30,8 @@ use crate::pcie::bus::{BusError, Counts, Direction, Pace, sleep_on};
 use crate::pcie::slot::Mode;
 use crate::pcie::{Link, RING};
 use crate::reload::Carried;
-use split::{Place, Split, TooManyCrossings, split};
+use split::{Part, Place, Split, TooManyCrossings, split};
+use spread::spread;
 use worker::{Reply, Request, Rings, Worker};
 
 /// Makes machines for a graph.
@@ -48,13 +51,21 @@ pub fn walked(graph: &Graph) -> Result<Vec<Interpreter>, NativeError> {
     Ok(vec![Interpreter; graph.nodes.len()])
 }
 
-/// The link to `host` elements.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// The workers and their links.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkOptions {
-    /// How the worker learns of items.
+    /// How a worker learns of items.
     pub mode: Mode,
-    /// How fast the link is.
+    /// How fast the link to `host` elements is.
     pub pace: Pace,
+    /// Threads for the elements that are not on the host, at most; fewer where more do not pay.
+    pub threads: usize,
+}
+
+impl Default for LinkOptions {
+    fn default() -> Self {
+        Self { mode: Mode::default(), pace: Pace::default(), threads: 1 }
+    }
 }
 
 /// A graph could not begin.
@@ -86,12 +97,44 @@ pub struct Plan<'g> {
 }
 
 impl<'g> Plan<'g> {
-    /// The plan of a graph: in two where it has `host` elements.
+    /// The plan of a graph on one thread, and one for its `host` elements.
     ///
-    /// Errors: more channels cross than the link has slots.
+    /// Errors: more channels cross than a link has slots.
     pub fn of(whole: &'g Graph) -> Result<Self, TooManyCrossings> {
-        let split = whole.nodes.iter().any(|node| node.host).then(|| split(whole)).transpose()?;
+        Self::threaded(whole, 1)
+    }
+
+    /// The plan of a graph on at most so many threads, and one for its `host` elements.
+    ///
+    /// Errors: as for [`Plan::of`].
+    pub fn threaded(whole: &'g Graph, threads: usize) -> Result<Self, TooManyCrossings> {
+        let (away, workers) = spread(whole, threads);
+        Self::away(whole, &away, workers)
+    }
+
+    /// The plan where each node is run by a worker of so many, or by the card.
+    ///
+    /// Errors: as for [`Plan::of`].
+    ///
+    /// # Panics
+    /// A worker past the last one.
+    pub fn away(
+        whole: &'g Graph,
+        away: &[Option<usize>],
+        workers: usize,
+    ) -> Result<Self, TooManyCrossings> {
+        let split = (workers > 0).then(|| split(whole, away, workers)).transpose()?;
         Ok(Self { whole, split })
+    }
+
+    /// Threads that it takes.
+    #[must_use]
+    pub fn threads(&self) -> usize {
+        1 + self.parts().len()
+    }
+
+    fn parts(&self) -> &[Part] {
+        self.split.as_ref().map_or(&[], |split| &split.workers)
     }
 
     /// The whole graph.
@@ -104,6 +147,10 @@ impl<'g> Plan<'g> {
     #[must_use]
     pub fn card(&self) -> &Graph {
         self.split.as_ref().map_or(self.whole, |split| &split.card)
+    }
+
+    fn place(&self, node: usize) -> Place {
+        self.split.as_ref().map_or(Place::Card(node), |split| split.nodes[node])
     }
 
     /// The cut, where there is one.
@@ -120,11 +167,11 @@ impl<'g> Plan<'g> {
     }
 }
 
-/// Machines for both sides of a plan.
+/// Machines for every side of a plan.
 #[derive(Debug)]
 pub struct Machines<M> {
     card: Vec<M>,
-    host: Vec<M>,
+    workers: Vec<Vec<M>>,
 }
 
 impl<M> Machines<M> {
@@ -132,13 +179,45 @@ impl<M> Machines<M> {
     ///
     /// Errors: the code generator's.
     pub fn make(plan: &Plan<'_>, make: Make<'_, M>) -> Result<Self, NativeError> {
-        let host = plan.split().map(|split| make(&split.host)).transpose()?;
-        Ok(Self { card: make(plan.card())?, host: host.unwrap_or_default() })
+        let workers =
+            plan.parts().iter().map(|part| make(&part.graph)).collect::<Result<_, _>>()?;
+        Ok(Self { card: make(plan.card())?, workers })
     }
 }
 
-/// The host's side.
-struct Host {
+/// Machine code of a plan's parts, made ahead: its [`Ahead::machines`] are a [`Make`] that takes no
+/// time.
+#[derive(Debug)]
+pub struct Ahead(Vec<(Vec<String>, Program)>);
+
+fn names(graph: &Graph) -> Vec<String> {
+    graph.nodes.iter().map(|node| node.name.clone()).collect()
+}
+
+impl Ahead {
+    /// Compiles every part.
+    ///
+    /// Errors: the code generator's.
+    pub fn of(plan: &Plan<'_>) -> Result<Self, NativeError> {
+        let workers = plan.parts().iter().map(|part| &part.graph);
+        let compile = |graph: &Graph| Ok((names(graph), Program::compile(graph)?));
+        workers.chain([plan.card()]).map(compile).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// Machines for one of the parts; any other graph is compiled now.
+    ///
+    /// Errors: the code generator's.
+    pub fn machines(&self, graph: &Graph) -> Result<Vec<NativeMachine>, NativeError> {
+        let wanted = names(graph);
+        match self.0.iter().find(|(names, _)| *names == wanted) {
+            Some((_, program)) => Ok(program.machines()),
+            None => native(graph),
+        }
+    }
+}
+
+/// A worker's side, as the card sees it.
+struct Away {
     worker: Worker,
     link: Arc<Link>,
     down: Rings,
@@ -149,13 +228,13 @@ struct Host {
 pub struct Sides<'p, M> {
     plan: &'p Plan<'p>,
     card: Run<'p, M>,
-    host: Option<Host>,
+    away: Vec<Away>,
     item: Vec<u64>,
 }
 
 impl<M> std::fmt::Debug for Sides<'_, M> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Sides").field("host", &self.host.is_some()).finish_non_exhaustive()
+        f.debug_struct("Sides").field("workers", &self.away.len()).finish_non_exhaustive()
     }
 }
 
@@ -170,31 +249,32 @@ impl<'p, M: Machine + Send + 'static> Sides<'p, M> {
         carried: Option<Arc<Carried>>,
     ) -> Result<Self, SidesError> {
         let mut card = Run::new(plan.card(), machines.card)?;
-        let whole_of = |host: bool| -> Vec<usize> {
-            let nodes = plan.whole().nodes.iter().enumerate();
-            nodes.filter(|(_, node)| node.host == host).map(|(at, _)| at).collect()
-        };
         if let Some(carried) = &carried {
-            for (at, node) in whole_of(false).into_iter().enumerate() {
+            let places = plan.whole().nodes.iter().enumerate();
+            let here = places.filter_map(|(node, _)| match plan.place(node) {
+                Place::Card(at) => Some((node, at)),
+                Place::Worker(..) => None,
+            });
+            for (node, at) in here {
                 carried.apply(node, &plan.card().nodes[at].element, card.frame_mut(at));
             }
         }
-        let host = match plan.split() {
-            None => None,
-            Some(split) => {
-                let link = Arc::new(Link::new(options.pace)?);
-                let both = (Arc::clone(&link), options.mode);
-                let carried = carried.map(|carried| (carried, whole_of(true)));
-                let work = (split.host.clone(), machines.host);
-                let worker = Worker::start(work, carried, both, &split.crossings)
-                    .map_err(SidesError::Thread)?;
-                let rings = |direction| Rings::new(&split.crossings, &split.card, direction, false);
-                let (down, up) = (rings(Direction::Down), rings(Direction::Up));
-                Some(Host { worker, link, down, up })
-            }
-        };
+        let mut away = Vec::new();
+        for (part, machines) in plan.parts().iter().zip(machines.workers) {
+            // Between threads nothing is emulated.
+            let host = part.graph.nodes.iter().any(|node| node.host);
+            let link = Arc::new(Link::new(if host { options.pace } else { Pace::default() })?);
+            let both = (Arc::clone(&link), options.mode);
+            let carried = carried.clone().map(|carried| (carried, part.nodes.clone()));
+            let work = (part.graph.clone(), machines);
+            let worker =
+                Worker::start(work, carried, both, &part.crossings).map_err(SidesError::Thread)?;
+            let rings = |direction| Rings::new(&part.crossings, plan.card(), direction, false);
+            let (down, up) = (rings(Direction::Down), rings(Direction::Up));
+            away.push(Away { worker, link, down, up });
+        }
         let item = vec![0; card.widest()];
-        Ok(Self { plan, card, host, item })
+        Ok(Self { plan, card, away, item })
     }
 
     /// The plan it runs by.
@@ -208,18 +288,19 @@ impl<'p, M: Machine + Send + 'static> Sides<'p, M> {
         &mut self.card
     }
 
-    fn place(&self, node: usize) -> Place {
-        self.plan.split().map_or(Place::Card(node), |split| split.nodes[node])
-    }
-
     /// Moves items between the card's channels and the rings.
     fn cross(&mut self) -> Result<bool, RunError> {
-        let Some(host) = &mut self.host else { return Ok(false) };
-        if let Some(error) = host.worker.ended() {
-            return Err(error);
+        let mut moved = false;
+        for away in &mut self.away {
+            if let Some(error) = away.worker.ended() {
+                return Err(error);
+            }
+            moved |= away.down.receive(&away.link, &mut self.card, &mut self.item);
         }
-        let received = host.down.receive(&host.link, &mut self.card, &mut self.item);
-        Ok(host.up.send(&host.link, &mut self.card, &mut self.item) | received)
+        for away in &self.away {
+            moved |= away.up.send(&away.link, &mut self.card, &mut self.item);
+        }
+        Ok(moved)
     }
 
     /// Rounds of the card's side, as [`Run::rounds`], and what crosses the link before and after.
@@ -233,19 +314,27 @@ impl<'p, M: Machine + Send + 'static> Sides<'p, M> {
         Ok((rounds, moved))
     }
 
-    /// The number of the worker's rest, where it rests and no entry of a ring can move. Where it is
-    /// the same before and after a turn of the card that moved nothing, nothing moves any more.
+    /// The sum of the numbers of the workers' rests, where all of them rest and no entry of a ring can
+    /// move. Numbers only grow: where the sum is the same before and after a turn of the card that moved
+    /// nothing, nothing moves any more.
     fn rest(&self) -> Option<u64> {
-        let (Some(host), Some(split)) = (&self.host, self.plan.split()) else { return Some(0) };
-        if host.worker.is_gone() {
+        let mut sum = 0;
+        for (away, part) in self.away.iter().zip(self.plan.parts()) {
+            sum += self.rest_of(away, part)?;
+        }
+        Some(sum)
+    }
+
+    fn rest_of(&self, away: &Away, part: &Part) -> Option<u64> {
+        if away.worker.is_gone() {
             return Some(0);
         }
-        let number = || host.worker.shown.rest.load(Ordering::Acquire);
+        let number = || away.worker.shown.rest.load(Ordering::Acquire);
         let rest = number();
-        let settled = split.crossings.iter().enumerate().all(|(slot, crossing)| {
-            let ring = host.link.queue(slot, crossing.direction);
-            let inside = host.worker.shown.channels[crossing.host].1.load(Ordering::Acquire);
-            let depth = split.host.channels[crossing.host].depth;
+        let settled = part.crossings.iter().enumerate().all(|(slot, crossing)| {
+            let ring = away.link.queue(slot, crossing.direction);
+            let inside = away.worker.shown.channels[crossing.worker].1.load(Ordering::Acquire);
+            let depth = part.graph.channels[crossing.worker].depth;
             match crossing.direction {
                 Direction::Up => ring.is_empty() || inside >= u64::from(depth),
                 Direction::Down => {
@@ -262,40 +351,44 @@ impl<'p, M: Machine + Send + 'static> Sides<'p, M> {
     /// Which element waits for which, and which channels wait for room in a ring, at a rest.
     fn stuck(&self, blocked: bool) -> Vec<String> {
         let mut waits = if blocked { self.card.waits() } else { Vec::new() };
-        let (Some(host), Some(split)) = (&self.host, self.plan.split()) else { return waits };
-        let of_host = host.worker.shown.waits.lock().unwrap_or_else(PoisonError::into_inner);
-        waits.extend(of_host.iter().cloned());
-        for crossing in &split.crossings {
-            let inside = match crossing.direction {
-                Direction::Up => self.card.channel(crossing.card).len() as u64,
-                Direction::Down => {
-                    host.worker.shown.channels[crossing.host].1.load(Ordering::Acquire)
+        for (away, part) in self.away.iter().zip(self.plan.parts()) {
+            let theirs = away.worker.shown.waits.lock().unwrap_or_else(PoisonError::into_inner);
+            waits.extend(theirs.iter().cloned());
+            for crossing in &part.crossings {
+                let inside = match crossing.direction {
+                    Direction::Up => self.card.channel(crossing.card).len() as u64,
+                    Direction::Down => {
+                        away.worker.shown.channels[crossing.worker].1.load(Ordering::Acquire)
+                    }
+                };
+                if inside > 0 {
+                    let name = &self.plan.card().channels[crossing.card].name;
+                    waits.push(format!("{name} waits for room in the link ({RING} entries)"));
                 }
-            };
-            if inside > 0 {
-                let name = &split.card.channels[crossing.card].name;
-                waits.push(format!("{name} waits for room in the link ({RING} entries)"));
             }
         }
         waits
     }
 
-    /// Readable when the host's side has something for the card.
-    #[must_use]
-    pub fn bell(&self) -> Option<BorrowedFd<'_>> {
-        self.host.as_ref().map(|host| host.link.bus().card_bell())
+    /// Readable when a worker has something for the card.
+    pub fn bells(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.away.iter().map(|away| away.link.bus().card_bell())
     }
 
-    /// Asks the rings for notices; true where the card may sleep until its bell.
+    /// Asks the rings for notices; true where the card may sleep until a bell.
     #[must_use]
     pub fn may_sleep(&self) -> bool {
-        let Some(host) = &self.host else { return true };
-        host.link.bus().clear_card();
-        let armed = host.down.arm_readers(&host.link, &self.card);
-        armed & host.up.arm_writers(&host.link, &self.card)
+        let mut all = true;
+        // Each: a ring that is armed stays so until its notice.
+        for away in &self.away {
+            away.link.bus().clear_card();
+            all &= away.down.arm_readers(&away.link, &self.card);
+            all &= away.up.arm_writers(&away.link, &self.card);
+        }
+        all
     }
 
-    /// Rounds until nothing moves on either side; `between` serves the world's ends. As
+    /// Rounds until nothing moves on any side; `between` serves the world's ends. As
     /// [`Run::settle`].
     ///
     /// Errors: a handler that does not end; a deadlock.
@@ -304,7 +397,7 @@ impl<'p, M: Machine + Send + 'static> Sides<'p, M> {
         quiet: u32,
         mut between: impl FnMut(&mut Run<'p, M>) -> bool,
     ) -> Result<u64, RunError> {
-        if self.host.is_none() {
+        if self.away.is_empty() {
             return self.card.settle(quiet, u64::MAX, between);
         }
         let (mut still, mut done, mut rest) = (0, 0, None);
@@ -329,11 +422,9 @@ impl<'p, M: Machine + Send + 'static> Sides<'p, M> {
                 return if waits.is_empty() { Ok(done) } else { Err(RunError::Deadlock(waits)) };
             }
             rest = now;
-            if rest.is_none()
-                && may_sleep
-                && let Some(bell) = self.bell()
-            {
-                let _ = sleep_on(&[bell], Duration::from_millis(50));
+            if rest.is_none() && may_sleep {
+                let bells: Vec<_> = self.bells().collect();
+                let _ = sleep_on(&bells, Duration::from_millis(50));
             }
         }
     }
@@ -388,61 +479,59 @@ impl<'p, M: Machine + Send + 'static> Sides<'p, M> {
     /// Ends the graph; the frames of the whole graph's nodes as they are.
     pub fn into_frames(mut self) -> Vec<Frame> {
         let mut card = self.card.take_frames().into_iter();
-        let mut host = match &mut self.host {
-            Some(host) => host.worker.end(&host.link),
-            None => Vec::new(),
-        }
-        .into_iter();
+        let frames = |away: &mut Away| away.worker.end(&away.link).into_iter();
+        let mut workers: Vec<_> = self.away.iter_mut().map(frames).collect();
         let nodes = self.plan.whole().nodes.iter().enumerate();
         nodes
             .map(|(node, described)| {
-                let frame = match self.place(node) {
+                let frame = match self.plan.place(node) {
                     Place::Card(_) => card.next(),
-                    Place::Host(_) => host.next(),
+                    Place::Worker(worker, _) => workers[worker].next(),
                 };
                 frame.unwrap_or_else(|| Frame::new(&described.element))
             })
             .collect()
     }
 
+    /// Asks a worker; none where its thread has ended.
+    fn ask(&self, worker: usize, request: Request) -> Option<Reply> {
+        let away = &self.away[worker];
+        away.worker.ask(&away.link, request)
+    }
+
     /// Sets an element back to how it began; what waits in its channels stays there.
     ///
     /// Errors: an `.init` that does not end.
     pub fn reset(&mut self, node: usize) -> Result<(), RunError> {
-        match (self.place(node), &self.host) {
-            (Place::Card(at), _) => self.card.reset(at),
-            (Place::Host(at), Some(host)) => {
-                match host.worker.ask(&host.link, Request::Reset(at)) {
-                    Some(Reply::Reset(outcome)) => outcome,
-                    _ => Ok(()),
-                }
-            }
-            (Place::Host(_), None) => Ok(()),
+        match self.plan.place(node) {
+            Place::Card(at) => self.card.reset(at),
+            Place::Worker(worker, at) => match self.ask(worker, Request::Reset(at)) {
+                Some(Reply::Reset(outcome)) => outcome,
+                _ => Ok(()),
+            },
         }
     }
 
     /// Variables and memories of a node as they are now.
     #[must_use]
     pub fn frame(&self, node: usize) -> Option<Frame> {
-        match (self.place(node), &self.host) {
-            (Place::Card(at), _) => Some(self.card.frame(at).clone()),
-            (Place::Host(at), Some(host)) => match host.worker.ask(&host.link, Request::Look(at)) {
+        match self.plan.place(node) {
+            Place::Card(at) => Some(self.card.frame(at).clone()),
+            Place::Worker(worker, at) => match self.ask(worker, Request::Look(at)) {
                 Some(Reply::Look(frame)) => Some(*frame),
                 _ => None,
             },
-            (Place::Host(_), None) => None,
         }
     }
 
     /// Iterations of a node so far.
     #[must_use]
     pub fn iterations(&self, node: usize) -> u64 {
-        match (self.place(node), &self.host) {
-            (Place::Card(at), _) => self.card.iterations(at),
-            (Place::Host(at), Some(host)) => {
-                host.worker.shown.iterations[at].load(Ordering::Relaxed)
+        match self.plan.place(node) {
+            Place::Card(at) => self.card.iterations(at),
+            Place::Worker(worker, at) => {
+                self.away[worker].worker.shown.iterations[at].load(Ordering::Relaxed)
             }
-            (Place::Host(_), None) => 0,
         }
     }
 
@@ -453,39 +542,44 @@ impl<'p, M: Machine + Send + 'static> Sides<'p, M> {
     /// Items that went into a channel so far.
     #[must_use]
     pub fn passed(&self, channel: usize) -> u64 {
-        match (self.channel_place(channel), &self.host) {
-            (Place::Card(at), _) => self.card.channel(at).passed,
-            (Place::Host(at), Some(host)) => {
-                host.worker.shown.channels[at].0.load(Ordering::Relaxed)
+        match self.channel_place(channel) {
+            Place::Card(at) => self.card.channel(at).passed,
+            Place::Worker(worker, at) => {
+                self.away[worker].worker.shown.channels[at].0.load(Ordering::Relaxed)
             }
-            (Place::Host(_), None) => 0,
         }
     }
 
-    /// Items inside a channel: of one that crosses, in both halves and in the ring.
+    /// Items inside a channel: of one that crosses, in its halves and in the rings.
     #[must_use]
     pub fn waiting(&self, channel: usize) -> usize {
-        let (Some(split), Some(host)) = (self.plan.split(), &self.host) else {
-            return self.card.channel(channel).len();
-        };
-        let of_host = |at: usize| {
-            let inside = host.worker.shown.channels[at].1.load(Ordering::Relaxed);
+        let inside = |worker: usize, at: usize| {
+            let inside = self.away[worker].worker.shown.channels[at].1.load(Ordering::Relaxed);
             usize::try_from(inside).unwrap_or(0)
         };
-        let place = split.channels[channel];
-        let crossing = split.crossings.iter().position(|crossing| match place {
-            Place::Card(at) => crossing.direction == Direction::Up && crossing.card == at,
-            Place::Host(at) => crossing.direction == Direction::Down && crossing.host == at,
-        });
-        match (crossing, place) {
-            (Some(slot), _) => {
-                let crossing = split.crossings[slot];
-                let ring = host.link.queue(slot, crossing.direction).len();
-                self.card.channel(crossing.card).len() + ring + of_host(crossing.host)
+        let card = match self.channel_place(channel) {
+            Place::Card(at) => at,
+            Place::Worker(worker, at) => {
+                let crossings = &self.plan.parts()[worker].crossings;
+                let down = |crossing: &&split::Crossing| {
+                    crossing.direction == Direction::Down && crossing.worker == at
+                };
+                match crossings.iter().find(down) {
+                    Some(crossing) => crossing.card,
+                    None => return inside(worker, at),
+                }
             }
-            (None, Place::Card(at)) => self.card.channel(at).len(),
-            (None, Place::Host(at)) => of_host(at),
+        };
+        let mut all = self.card.channel(card).len();
+        for (worker, part) in self.plan.parts().iter().enumerate() {
+            for (slot, crossing) in part.crossings.iter().enumerate() {
+                if crossing.card == card {
+                    all += self.away[worker].link.queue(slot, crossing.direction).len();
+                    all += inside(worker, crossing.worker);
+                }
+            }
         }
+        all
     }
 
     /// Which element waits for which on the card: see [`Run::waits`].
@@ -494,32 +588,31 @@ impl<'p, M: Machine + Send + 'static> Sides<'p, M> {
         self.card.waits()
     }
 
-    /// Operations on the link, where there is one.
+    /// Operations on the link to the `host` elements, where there are any.
     #[must_use]
     pub fn link(&self) -> Option<Counts> {
-        self.host.as_ref().map(|host| host.link.counts())
+        let of_host = |part: &Part| part.graph.nodes.iter().any(|node| node.host);
+        let at = self.plan.parts().iter().position(of_host)?;
+        Some(self.away[at].link.counts())
     }
 }
 
 impl<M: Machine + Send + 'static> Signalled for Sides<'_, M> {
     fn signal_now(&mut self, node: usize, signal: Signal) -> Result<Signal, RunError> {
-        match (self.place(node), &mut self.host) {
-            (Place::Card(at), _) => self.card.signal_now(at, signal),
-            (Place::Host(at), Some(host)) => {
-                match host.worker.ask(&host.link, Request::Signal(at, signal)) {
-                    Some(Reply::Signal(answer)) => answer,
-                    _ => host.worker.ended().map_or(Ok(signal), Err),
-                }
-            }
-            (Place::Host(_), None) => Ok(signal),
+        match self.plan.place(node) {
+            Place::Card(at) => self.card.signal_now(at, signal),
+            Place::Worker(worker, at) => match self.ask(worker, Request::Signal(at, signal)) {
+                Some(Reply::Signal(answer)) => answer,
+                _ => self.away[worker].worker.ended().map_or(Ok(signal), Err),
+            },
         }
     }
 }
 
 impl<M> Drop for Sides<'_, M> {
     fn drop(&mut self) {
-        if let Some(host) = &mut self.host {
-            host.worker.end(&host.link);
+        for away in &mut self.away {
+            away.worker.end(&away.link);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The host's side: a thread that runs the `host` elements and serves the link's rings.
+//! A worker's side: a thread that runs its elements and serves its link's rings.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -72,11 +72,11 @@ pub(super) struct Rings {
 
 impl Rings {
     /// Those that the side writes to, or reads from.
-    pub fn new(crossings: &[Crossing], graph: &Graph, direction: Direction, host: bool) -> Self {
+    pub fn new(crossings: &[Crossing], graph: &Graph, direction: Direction, worker: bool) -> Self {
         let mut ends = Vec::new();
         for (slot, crossing) in crossings.iter().enumerate() {
             if crossing.direction == direction {
-                let channel = if host { crossing.host } else { crossing.card };
+                let channel = if worker { crossing.worker } else { crossing.card };
                 ends.push((slot, channel, words(graph.channels[channel].bits)));
             }
         }
@@ -92,14 +92,8 @@ impl Rings {
         let mut moved = false;
         for (slot, channel, width) in &self.ends {
             let queue = self.queue(link, *slot);
-            let item = &mut item[..*width];
-            let mut went = false;
-            while !run.channel(*channel).is_empty() && queue.has_room(*width) {
-                run.channel_mut(*channel).pop(item);
-                queue.push(item);
-                went = true;
-            }
-            if went {
+            let from = run.channel_mut(*channel);
+            if !from.is_empty() && queue.push_all(&mut item[..*width], |item| from.pop(item)) > 0 {
                 queue.flush();
                 moved = true;
             }
@@ -112,13 +106,12 @@ impl Rings {
         let mut moved = false;
         for (slot, channel, width) in &self.ends {
             let queue = self.queue(link, *slot);
-            let item = &mut item[..*width];
-            let mut came = false;
-            while !run.channel(*channel).is_full() && queue.pop(item) {
-                run.channel_mut(*channel).push(item);
-                came = true;
-            }
-            if came {
+            let to = run.channel_mut(*channel);
+            let room = to.room();
+            let came = queue.pop_all(&mut item[..*width], room, |item| {
+                to.push(item);
+            });
+            if came > 0 {
                 queue.release();
                 moved = true;
             }
@@ -186,7 +179,7 @@ impl Worker {
         let down = Rings::new(crossings, &graph, Direction::Down, true);
         let up = Rings::new(crossings, &graph, Direction::Up, true);
         let seen = Arc::clone(&shown);
-        let thread = std::thread::Builder::new().name("nf-host".to_owned()).spawn(move || {
+        let thread = std::thread::Builder::new().name("nf-worker".to_owned()).spawn(move || {
             let mut run = Run::new(&graph, machines)?;
             if let Some((carried, nodes)) = carried {
                 for (at, node) in nodes.into_iter().enumerate() {

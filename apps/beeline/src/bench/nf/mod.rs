@@ -31,7 +31,7 @@ use crate::output::Output;
 pub struct NfArguments {
     #[command(flatten)]
     pub options: BenchOptions,
-    /// Parts: memory (captures in memory), rules (the firewall by number of rules), inserts, flows
+    /// Parts: memory (captures in memory), threads (the same on one and on two), rules (the firewall by number of rules), inserts, flows
     /// (the balancer), knee (the balancer's cycles by flows), compile, cycles (every library element),
     /// link (to host elements), pfabric (flow completion times); and, where they are asked for, as
     /// root, kernel (the firewall between interfaces beside iptables, ipset, nftables and Open
@@ -40,7 +40,7 @@ pub struct NfArguments {
         long,
         value_delimiter = ',',
         value_name = "PART",
-        default_value = "memory,rules,inserts,flows,knee,compile,cycles,link,pfabric"
+        default_value = "memory,threads,rules,inserts,flows,knee,compile,cycles,link,pfabric"
     )]
     pub parts: Vec<String>,
 }
@@ -123,8 +123,8 @@ pub(super) fn loaded(text: &str) -> anyhow::Result<Loaded> {
 /// Runs it.
 pub fn run(arguments: &NfArguments, output: Output) -> Result<Exit, Failure> {
     let known = [
-        "memory", "rules", "inserts", "flows", "knee", "compile", "cycles", "link", "pfabric",
-        "kernel", "latency",
+        "memory", "threads", "rules", "inserts", "flows", "knee", "compile", "cycles", "link",
+        "pfabric", "kernel", "latency",
     ];
     if let Some(part) = arguments.parts.iter().find(|part| !known.contains(&part.as_str())) {
         let error = anyhow::anyhow!("no part is named {part}: {}", known.join(", "));
@@ -135,6 +135,7 @@ pub fn run(arguments: &NfArguments, output: Output) -> Result<Exit, Failure> {
     for part in &arguments.parts {
         match part.as_str() {
             "memory" => rates::memory(&arguments.options, &mut shown)?,
+            "threads" => rates::threads(&arguments.options, &mut shown)?,
             "rules" => rates::rules(&arguments.options, &mut shown)?,
             "inserts" => rates::inserts(&arguments.options, &mut shown)?,
             "flows" => rates::flows(&arguments.options, &mut shown)?,

@@ -15,11 +15,12 @@ use beeline_nf::functions::rules::{Key, Rule};
 use beeline_nf::functions::templates;
 use beeline_nf::functions::{Kept, Manager};
 use beeline_nf::pcap::Writer;
+use beeline_nf::sides::{Ahead, LinkOptions, Plan};
 use beeline_passes::Options;
 
 use super::{BenchOptions, Kind, Shown, loaded};
 use crate::bench::report::{Better, Row};
-use crate::bench::turns::{Contender, alternate};
+use crate::bench::turns::{Contender, alternate, pin, unpin};
 
 /// An IPv4 packet of 64 bytes.
 fn packet(key: Key) -> [u8; 64] {
@@ -81,32 +82,63 @@ fn keys(n: usize, port: u32) -> Vec<Key> {
     (0..u32::try_from(n).unwrap_or(u32::MAX)).map(key).collect()
 }
 
+/// A capture in memory of so many packets of 64 bytes.
+fn capture(packets: usize) -> anyhow::Result<Vec<u8>> {
+    let mut capture = Writer::new(Vec::new())?;
+    for key in keys(packets, 80) {
+        capture.write(1_000, &packet(key))?;
+    }
+    Ok(capture.finish()?)
+}
+
+/// A graph from capture to capture, compiled ahead, on at most so many threads.
+struct FromCapture<'g> {
+    graph: &'g Graph,
+    ahead: Ahead,
+    link: LinkOptions,
+    threads: usize,
+    /// The capture that was written last: its memory is used again.
+    old: Vec<Vec<u8>>,
+}
+
+impl<'g> FromCapture<'g> {
+    fn new(graph: &'g Graph, threads: usize) -> anyhow::Result<Self> {
+        let plan = Plan::threaded(graph, threads)?;
+        let link = LinkOptions { threads, ..LinkOptions::default() };
+        let (ahead, threads) = (Ahead::of(&plan)?, plan.threads());
+        Ok(Self { graph, ahead, link, threads, old: Vec::new() })
+    }
+
+    /// Million packets a second.
+    fn turn(&mut self, capture: &[u8], packets: usize) -> anyhow::Result<f64> {
+        let old = std::mem::take(&mut self.old);
+        let ahead = &self.ahead;
+        let start = Instant::now();
+        let make = |graph: &Graph| ahead.machines(graph);
+        let (counts, files) = run_memory(self.graph, (&make, self.link), &[capture], &[], old)?;
+        let rate = rate(packets, start);
+        let left = counts.packets_out;
+        anyhow::ensure!(left == packets as u64, "{left} packets left");
+        self.old = files;
+        Ok(rate)
+    }
+}
+
 /// Parser, checksum and counter.
 pub(super) fn memory(options: &BenchOptions, shown: &mut Shown) -> anyhow::Result<()> {
     let text = "L4_Parser :: parser\nIPChecksum :: sum\nCount :: cnt\n\
                 from_tor -> {256} parser -> sum -> cnt -> {256} to_tor\n";
     let loaded = loaded(text)?;
-    let graph = &loaded.compiled.graph;
-    let program = Program::compile(graph)?;
     let packets = options.size(1_000_000, 2_000);
-    let mut capture = Writer::new(Vec::new())?;
-    for key in keys(packets, 80) {
-        capture.write(1_000, &packet(key))?;
-    }
-    let capture = capture.finish()?;
+    let capture = capture(packets)?;
+    let mut run = FromCapture::new(&loaded.compiled.graph, 1)?;
     let mut figures = Vec::new();
-    let mut old = Vec::new();
     // The first turn warms the memory of the capture that is written.
     for turn in 0..=options.turns() {
-        let start = Instant::now();
-        let (counts, files) =
-            run_memory(graph, &|_| Ok(program.machines()), &[&capture], &[], old)?;
+        let rate = run.turn(&capture, packets)?;
         if turn > 0 {
-            figures.push(rate(packets, start));
+            figures.push(rate);
         }
-        let left = counts.packets_out;
-        anyhow::ensure!(left == packets as u64, "{left} packets left");
-        old = files;
     }
     let row = Row::new(
         "64 B from pcap to pcap in memory through L4_Parser, IPChecksum, Count, one core",
@@ -116,6 +148,50 @@ pub(super) fn memory(options: &BenchOptions, shown: &mut Shown) -> anyhow::Resul
         &figures,
     );
     shown.row(Kind::Measured, &row.beside("wanted", "10 Mpps"))
+}
+
+/// An element that takes some time a flit: 64 turns of a hash.
+const DIGEST: &str = ".element Digest (flit in -> flit out) {\n.handler {\nif (test_input_port(in)) {\n\
+    flit x = read_input_port(in);\nulong h = x.quad[0];\n\
+    for (uint i = 0; i < 64; i++) h = (h ^ x.quad[i & 3]) * 1099511628211;\n\
+    x.meta[1] = h;\nset_output_port(out, x);\n}\n}\n}\n\
+    Digest :: a\nDigest :: b\nfrom_tor -> {256} a -> {256} b -> {256} to_tor\n";
+
+/// Graphs on one thread and on two. The first is cut by hand (`host`): it is so light that more threads
+/// leave it whole.
+pub(super) fn threads(options: &BenchOptions, shown: &mut Shown) -> anyhow::Result<()> {
+    // The second thread must find another processor.
+    unpin()?;
+    let light = |host: &str| {
+        format!(
+            "L4_Parser :: parser\n{host}IPChecksum :: sum\n{host}Count :: cnt\n\
+             from_tor -> {{256}} parser -> {{256}} sum -> cnt -> {{256}} to_tor\n"
+        )
+    };
+    let firewall = templates::text("firewall").unwrap_or_default().to_owned();
+    let cases = [
+        ("L4_Parser, and by hand IPChecksum and Count", light(""), light("host "), 40),
+        ("firewall.np", firewall.clone(), firewall, 20),
+        ("two hashes of 64 turns a flit", DIGEST.to_owned(), DIGEST.to_owned(), 10),
+    ];
+    for (case, one, two, size) in cases {
+        let (one, two) = (loaded(&one)?, loaded(&two)?);
+        let packets = options.size(size * 10_000, 200);
+        let capture = capture(packets)?;
+        let mut alone = FromCapture::new(&one.compiled.graph, 1)?;
+        let mut both = FromCapture::new(&two.compiled.graph, 2)?;
+        anyhow::ensure!(both.threads == 2, "{case} on {} threads", both.threads);
+        let contenders = &mut [
+            Contender::new("two threads", || both.turn(&capture, packets)),
+            Contender::new("one thread", || alone.turn(&capture, packets)),
+        ];
+        let figures = alternate(options.turns(), contenders, shown.output)?;
+        let case = format!("64 B from pcap to pcap in memory: {case}");
+        let row = Row::new(case, "two threads", "Mpps", Better::Higher, &figures[0]);
+        shown.row(Kind::Measured, &row.against("one thread", &figures[0], &figures[1]))?;
+    }
+    pin(0)?;
+    Ok(())
 }
 
 /// Rules that the packets do not meet, as a linear list asks all of them.
