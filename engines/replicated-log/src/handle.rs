@@ -253,8 +253,8 @@ impl Handle {
         self.mailbox.send(Request::Query { bytes, consistency, done: always(done) });
     }
 
-    /// Asks the state machine's `query` of this member's state, and of which position that is: whoever
-    /// follows the log from behind there misses nothing.
+    /// Asks the state machine's `query` of this member's state, and of which position that is: a reader
+    /// that follows the log from behind there misses nothing.
     pub fn state(
         &self,
         bytes: Vec<u8>,

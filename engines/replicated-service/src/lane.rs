@@ -6,7 +6,7 @@
 //!
 //! A lane says nothing of threads: its service's thread owns it, tells it the time
 //! ([`Lane::note_time`]), proposes what [`Lane::next_unit`] gives, and tells it what
-//! [`Lane::landed`]. Whoever waits for longer than a request may is given back by [`Lane::late`],
+//! [`Lane::landed`]. An asker that waits for longer than a request may is given back by [`Lane::late`],
 //! whatever the log does: a unit that is under way stays so, and its lane waits for it.
 
 use std::collections::VecDeque;
@@ -47,7 +47,7 @@ impl<A> Batch<A> {
     }
 }
 
-/// Who has waited for too long.
+/// Askers and readers that have waited for too long.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Late<A, R> {
     /// Their requests were not proposed, and will not be.
@@ -231,7 +231,7 @@ impl<A, R> Lane<A, R> {
     }
 
     /// Whose requests the unit under way carries, in their order; it is no longer. `None` for those that
-    /// were [`Lane::late`]; nobody's, where further pieces of their unit follow.
+    /// were [`Lane::late`]; none, where further pieces of their unit follow.
     pub fn landed(&mut self, number: u64) -> Vec<Option<A>> {
         let landed = self.in_flight.take_if(|(under_way, _)| *under_way == number);
         landed.map(|(_, askers)| only(askers)).unwrap_or_default()
@@ -325,7 +325,7 @@ impl<A, R> Lane<A, R> {
         Some(self.tickets)
     }
 
-    /// Who waited for this barrier, and still does.
+    /// The readers that waited for this barrier, and still do.
     pub fn passed(&mut self, ticket: u64) -> Vec<R> {
         let passed = self.asked.take_if(|(asked, _)| *asked == ticket);
         let readers = passed.map(|(_, readers)| readers).unwrap_or_default();

@@ -16,7 +16,7 @@ use crate::unit::{LaneName, Turn, Unit};
 /// A unit where it stands in the log: [`Unit::decode`] reads it. One that travels in pieces comes in them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Told {
-    /// The position of its entry. Whoever used it goes on behind the entry's last unit.
+    /// The position of its entry. A reader that used the entry's last unit goes on behind it.
     pub position: Position,
     /// The unit.
     pub bytes: Vec<u8>,

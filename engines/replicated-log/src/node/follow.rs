@@ -22,7 +22,7 @@ pub(crate) struct Question {
     pub(crate) from: Position,
     /// Of commands, at most, but for one entry.
     pub(crate) limit_bytes: usize,
-    /// Until nobody waits for the answer any more.
+    /// While its reader waits for the answer.
     pub(crate) alive: Weak<()>,
     pub(crate) done: Done<Passage>,
 }

@@ -44,7 +44,7 @@ pub struct State {
     pub written: Vec<Result<(), String>>,
     /// The leader cannot commit: what it is asked for waits.
     pub silent: bool,
-    /// Of which member, a command or none for a barrier, and who waits for it.
+    /// Of which member, a command or none for a barrier, and what waits for it.
     pub kept: Vec<(u16, Option<Vec<u8>>, Awaited)>,
     /// Each of so many next proposals is agreed on, and its proposer is told that it may not be.
     pub lost: u32,
