@@ -60,7 +60,7 @@ pub struct SnapshotReport {
     pub bytes: u64,
     /// The barrier: entries up to this version are in it.
     pub version: Version,
-    /// What the records take in segments. Counted where a snapshot is read.
+    /// What the records take in segments.
     pub slot_bytes: u64,
 }
 
@@ -451,6 +451,8 @@ impl BlockWriter<'_> {
         self.payload.extend_from_slice(body);
         self.records += 1;
         self.report.records += 1;
+        let value_length = header.value_length as usize;
+        self.report.slot_bytes += slot_bytes_for(usize::from(header.key_length), value_length);
         if self.payload.len() >= BLOCK_BYTES { self.block() } else { Ok(()) }
     }
 
