@@ -136,15 +136,26 @@ impl Default for Histogram {
     }
 }
 
+/// The first bucket that holds an observation.
+fn bucket_of(nanoseconds: u64) -> usize {
+    let ceiling = u64::BITS - nanoseconds.saturating_sub(1).leading_zeros();
+    (ceiling.saturating_sub(FIRST_EXPONENT) as usize).min(HISTOGRAM_BUCKETS - 1)
+}
+
 impl Histogram {
     /// Counts one observation of `nanoseconds`. One thread writes a histogram.
     pub fn record_ns(&self, nanoseconds: u64) {
-        let ceiling = u64::BITS - nanoseconds.saturating_sub(1).leading_zeros();
-        let bucket = ceiling.saturating_sub(FIRST_EXPONENT) as usize;
-        let cell = &self.buckets[bucket.min(HISTOGRAM_BUCKETS - 1)];
+        let cell = &self.buckets[bucket_of(nanoseconds)];
         cell.store(cell.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         let sum = self.sum.load(Ordering::Relaxed);
         self.sum.store(sum.saturating_add(nanoseconds), Ordering::Relaxed);
+    }
+
+    /// Counts one observation of `nanoseconds` from any thread, at the price of two locked
+    /// instructions.
+    pub fn record_shared_ns(&self, nanoseconds: u64) {
+        self.buckets[bucket_of(nanoseconds)].fetch_add(1, Ordering::Relaxed);
+        self.sum.fetch_add(nanoseconds, Ordering::Relaxed);
     }
 
     /// A copy for a scrape.
@@ -174,6 +185,76 @@ impl HistogramSnapshot {
     }
 }
 
+/// Observations by size, with bounds of any kind.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Distribution {
+    /// Inclusive upper bounds in nanoseconds, ascending, each with its observations, not cumulated;
+    /// `u64::MAX` is unbounded.
+    pub buckets: Vec<(u64, u64)>,
+    /// Sum of all observations, nanoseconds.
+    pub sum_ns: u64,
+}
+
+impl Distribution {
+    /// Observations.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.buckets.iter().map(|(_, count)| count).sum()
+    }
+
+    /// The bound that `thousandths` of the observations do not pass, nanoseconds; of the unbounded
+    /// bucket the last bound that there is. 0 without observations.
+    #[must_use]
+    pub fn quantile_ns(&self, thousandths: u64) -> u64 {
+        let wanted = (self.count().saturating_mul(thousandths)).div_ceil(1000).max(1);
+        let (mut met, mut last) = (0, 0);
+        for &(bound, count) in &self.buckets {
+            met += count;
+            last = if bound == u64::MAX { last } else { bound };
+            if met >= wanted {
+                return last;
+            }
+        }
+        0
+    }
+
+    /// Adds the observations of a distribution with the same bounds.
+    pub fn add(&mut self, other: &Self) {
+        if self.buckets.is_empty() {
+            self.buckets.clone_from(&other.buckets);
+        } else {
+            for ((_, mine), (_, theirs)) in self.buckets.iter_mut().zip(&other.buckets) {
+                *mine += theirs;
+            }
+        }
+        self.sum_ns = self.sum_ns.saturating_add(other.sum_ns);
+    }
+}
+
+impl From<&HistogramSnapshot> for Distribution {
+    fn from(snapshot: &HistogramSnapshot) -> Self {
+        let bound = |bucket| HistogramSnapshot::upper_bound_ns(bucket).unwrap_or(u64::MAX);
+        let counts = snapshot.buckets.iter().enumerate();
+        Self {
+            buckets: counts.map(|(bucket, count)| (bound(bucket), *count)).collect(),
+            sum_ns: snapshot.sum_ns,
+        }
+    }
+}
+
+/// One distribution of several that share a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Labelled {
+    /// Their declaration.
+    pub descriptor: Descriptor,
+    /// What tells it from the others: names and values.
+    pub labels: Vec<(&'static str, String)>,
+    /// The observations.
+    pub distribution: Distribution,
+    /// How many there were in all, where a part of them is observed.
+    pub calls: u64,
+}
+
 /// A cell read for a scrape.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
@@ -190,6 +271,11 @@ pub trait MetricSet: std::fmt::Debug + Send + Sync + 'static {
 
     /// The values now, in the order of the declarations.
     fn values(&self) -> Vec<Value>;
+
+    /// Distributions with labels, beside the declared cells.
+    fn labelled(&self) -> Vec<Labelled> {
+        Vec::new()
+    }
 }
 
 /// Declares a set of metrics: each once, with its kind, unit and help text. A counter's name gets
@@ -306,6 +392,27 @@ mod tests {
             }
             assert_eq!(snapshot.sum_ns, nanoseconds);
         }
+    }
+
+    #[test]
+    fn a_quantile_is_the_bound_of_the_bucket_it_falls_into() {
+        let histogram = Histogram::default();
+        for _ in 0..90 {
+            histogram.record_ns(1_000);
+        }
+        for _ in 0..9 {
+            histogram.record_shared_ns(3_000);
+        }
+        histogram.record_shared_ns(1 << 40);
+        let distribution = Distribution::from(&histogram.snapshot());
+        assert_eq!(distribution.count(), 100);
+        let quantiles =
+            [500, 900, 901, 990, 999, 1000].map(|share| distribution.quantile_ns(share));
+        assert_eq!(quantiles, [1024, 1024, 4096, 4096, 1 << 30, 1 << 30]);
+        let mut twice = distribution.clone();
+        twice.add(&distribution);
+        assert_eq!((twice.count(), twice.sum_ns), (200, 2 * distribution.sum_ns));
+        assert_eq!(Distribution::default().quantile_ns(990), 0);
     }
 
     #[test]

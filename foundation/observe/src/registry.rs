@@ -1,7 +1,8 @@
 //! The metric sets of one process, and their Prometheus text.
 //!
-//! Sets of the same type from several shards become one family with a `shard` label. Reading
-//! happens at scrape time only; nothing is published periodically.
+//! Sets of the same type from several shards become one family with a `shard` label; distributions
+//! with labels of their own ([`MetricSet::labelled`]) become one family by name, whichever set has
+//! them. Reading happens at scrape time only; nothing is published periodically.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,7 +13,7 @@ use prometheus_client::encoding::text;
 use prometheus_client::encoding::{DescriptorEncoder, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 
-use crate::metric::{Descriptor, HistogramSnapshot, Kind, MetricSet, Unit, Value};
+use crate::metric::{Descriptor, Distribution, Kind, Labelled, MetricSet, Unit, Value};
 
 /// What the text of [`Registry::encode`] is, for the `Content-Type` header.
 pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -43,6 +44,19 @@ impl Registry {
         sets.push(Registered { set, shard });
     }
 
+    /// The sets, in the order in which they were added.
+    #[must_use]
+    pub fn sets(&self) -> Vec<Arc<dyn MetricSet>> {
+        let sets = self.sets.lock().unwrap_or_else(PoisonError::into_inner);
+        sets.iter().map(|registered| Arc::clone(&registered.set)).collect()
+    }
+
+    /// The distributions with labels of all sets.
+    #[must_use]
+    pub fn labelled(&self) -> Vec<Labelled> {
+        self.sets().iter().flat_map(|set| set.labelled()).collect()
+    }
+
     /// Reads every cell and writes the OpenMetrics text, which Prometheus reads too.
     #[must_use]
     pub fn encode(&self) -> String {
@@ -59,7 +73,14 @@ impl Registry {
 #[derive(Debug)]
 struct Families(Registry);
 
-type Samples = Vec<(Option<u32>, Value)>;
+type Labels = Vec<(&'static str, String)>;
+type Samples = Vec<(Labels, Sample)>;
+
+/// What stands behind a name and its labels.
+enum Sample {
+    Value(Value),
+    Distribution(Distribution),
+}
 
 impl Collector for Families {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
@@ -67,11 +88,19 @@ impl Collector for Families {
         let mut families: BTreeMap<&'static str, (Descriptor, Samples)> = BTreeMap::new();
         for Registered { set, shard } in sets {
             for (descriptor, value) in set.descriptors().iter().zip(set.values()) {
+                let labels = shard.map(|shard| ("shard", shard.to_string()));
                 families
                     .entry(descriptor.name)
                     .or_insert_with(|| (*descriptor, Vec::new()))
                     .1
-                    .push((shard, value));
+                    .push((labels.into_iter().collect(), Sample::Value(value)));
+            }
+            for Labelled { descriptor, labels, distribution, .. } in set.labelled() {
+                families
+                    .entry(descriptor.name)
+                    .or_insert_with(|| (descriptor, Vec::new()))
+                    .1
+                    .push((labels, Sample::Distribution(distribution)));
             }
         }
         for (descriptor, samples) in families.into_values() {
@@ -85,17 +114,26 @@ impl Collector for Families {
                 Kind::Histogram => (descriptor.name, MetricType::Histogram),
             };
             let mut family = encoder.encode_descriptor(name, descriptor.help, None, kind)?;
-            for (shard, value) in samples {
-                match shard {
-                    None => encode_value(&mut family, descriptor, &value)?,
-                    Some(shard) => {
-                        let labels = [("shard", shard.to_string())];
-                        encode_value(&mut family.encode_family(&labels)?, descriptor, &value)?;
-                    }
+            for (labels, sample) in samples {
+                if labels.is_empty() {
+                    encode_sample(&mut family, descriptor, &sample)?;
+                } else {
+                    encode_sample(&mut family.encode_family(&labels)?, descriptor, &sample)?;
                 }
             }
         }
         Ok(())
+    }
+}
+
+fn encode_sample(
+    encoder: &mut MetricEncoder<'_>,
+    descriptor: Descriptor,
+    sample: &Sample,
+) -> Result<(), fmt::Error> {
+    match sample {
+        Sample::Value(value) => encode_value(encoder, descriptor, value),
+        Sample::Distribution(distribution) => encode_distribution(encoder, distribution),
     }
 }
 
@@ -105,7 +143,7 @@ fn encode_value(
     value: &Value,
 ) -> Result<(), fmt::Error> {
     match (value, descriptor.kind) {
-        (Value::Histogram(snapshot), _) => encode_histogram(encoder, snapshot),
+        (Value::Histogram(snapshot), _) => encode_distribution(encoder, &snapshot.into()),
         (Value::Number(number), Kind::Counter) if descriptor.unit == Unit::Seconds => {
             encoder.encode_counter::<NoLabelSet, _, f64>(&seconds(*number), None)
         }
@@ -121,18 +159,15 @@ fn encode_value(
     }
 }
 
-fn encode_histogram(
+fn encode_distribution(
     encoder: &mut MetricEncoder<'_>,
-    snapshot: &HistogramSnapshot,
+    distribution: &Distribution,
 ) -> Result<(), fmt::Error> {
-    let buckets: Vec<(f64, u64)> = snapshot
-        .buckets
-        .iter()
-        .enumerate()
-        .map(|(i, count)| (HistogramSnapshot::upper_bound_ns(i).map_or(f64::MAX, seconds), *count))
-        .collect();
-    let count = snapshot.buckets.iter().sum();
-    encoder.encode_histogram::<NoLabelSet>(seconds(snapshot.sum_ns), count, &buckets, None)
+    let bound = |bound| if bound == u64::MAX { f64::MAX } else { seconds(bound) };
+    let buckets: Vec<(f64, u64)> =
+        distribution.buckets.iter().map(|&(most, count)| (bound(most), count)).collect();
+    let (sum, count) = (seconds(distribution.sum_ns), distribution.count());
+    encoder.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "a reading, not an account")]
@@ -199,6 +234,26 @@ mod tests {
         }
         assert_eq!(text.matches("# TYPE beeline_test_commands counter").count(), 1);
         assert!(text.contains("le=\"+Inf\""), "the last bucket is unbounded: {text}");
+    }
+
+    #[test]
+    fn services_share_one_family_of_command_times() {
+        let registry = Registry::new();
+        for service in ["shed", "garage"] {
+            let times = crate::CommandTimes::new(service, &["open"]);
+            times.record("open", std::time::Duration::from_micros(3));
+            registry.register(Arc::new(times), None);
+        }
+        let text = registry.encode();
+        for service in ["shed", "garage"] {
+            let labels = format!("service=\"{service}\",command=\"open\"");
+            let counted = format!("beeline_command_seconds_count{{{labels}}} 1");
+            assert!(text.lines().any(|line| line == counted), "missing: {counted}\n{text}");
+            let bucket = format!("le=\"0.000004096\",{labels}");
+            assert!(text.contains(&bucket), "missing: {bucket}\n{text}");
+        }
+        assert_eq!(text.matches("# TYPE beeline_command_seconds histogram").count(), 1);
+        assert_eq!(registry.labelled().len(), 2);
     }
 
     #[test]

@@ -14,6 +14,7 @@ use beeline_kv_direct::memory::HostMemory;
 use beeline_kv_direct::processor::moves::MoveStep;
 use beeline_kv_direct::slab::{SlabDaemon, SlabPools};
 use beeline_kv_direct::{DirectServer, DirectServerOptions, Processor};
+use beeline_observe::CommandTimes;
 use beeline_os::poller::{Interest, Poller, Waker};
 
 use crate::carrier::Carrier;
@@ -72,6 +73,27 @@ pub(crate) struct Shared {
     /// State of the map that the processor knows.
     pub map_state: AtomicU32,
     pub figures: Figures,
+    pub times: Arc<PacketTimes>,
+}
+
+/// How long packets took, of all processors.
+#[derive(Debug)]
+pub(crate) struct PacketTimes {
+    /// Those that came over fabric. One turn of [`TURNS_PER_LOOK`] is timed, and its time shared out
+    /// among its packets.
+    pub fabric: Arc<CommandTimes>,
+    /// Those of the Redis door. Each is timed.
+    pub local: Arc<CommandTimes>,
+}
+
+impl Default for PacketTimes {
+    fn default() -> Self {
+        let of = |names| CommandTimes::new("direct", names);
+        Self {
+            fabric: Arc::new(of(&["packet"]).sampled(TURNS_PER_LOOK.into())),
+            local: Arc::new(of(&["local-packet"])),
+        }
+    }
 }
 
 /// What the thread is made of.
@@ -175,7 +197,11 @@ impl Thread {
         // Whether there was a packet since the last look outside, and the operations until then.
         let (mut worked, mut looked_at) = (false, 0);
         loop {
+            let began = turns.is_multiple_of(TURNS_PER_LOOK).then(Instant::now);
             let packets = self.poll();
+            if let (Some(began), Ok(count @ 1..)) = (began, u32::try_from(packets)) {
+                shared.times.fabric.record_at(0, began.elapsed() / count);
+            }
             turns = turns.wrapping_add(1);
             if packets > 0 {
                 self.armed = false;
@@ -292,7 +318,9 @@ impl Thread {
         match delivery {
             Delivery::Packet(local) => {
                 let LocalPacket { packet, reply_limit, reply } = local;
+                let began = Instant::now();
                 let done = self.parts.processor.process(&packet, &mut self.reply, reply_limit);
+                self.parts.shared.times.local.record_at(0, began.elapsed());
                 reply(done.then(|| self.reply.clone()));
             }
             Delivery::Carried(state, carried) => {

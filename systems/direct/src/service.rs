@@ -22,7 +22,7 @@ use beeline_service::{Fact, Service};
 
 use crate::carrier::Carrier;
 use crate::metrics::DirectMetrics;
-use crate::processor::{Figures, Parts, Shared, run};
+use crate::processor::{Figures, PacketTimes, Parts, Shared, run};
 
 /// How the service is made.
 #[derive(Clone, Debug)]
@@ -250,6 +250,7 @@ pub struct DirectService {
     handle: DirectHandle,
     threads: Vec<JoinHandle<()>>,
     metrics: Arc<DirectMetrics>,
+    times: Arc<PacketTimes>,
     memory_bytes: u64,
     udp: Vec<SocketAddr>,
 }
@@ -280,11 +281,13 @@ impl DirectService {
             handle: DirectHandle { processors: Arc::new(Vec::new()) },
             threads: Vec::new(),
             metrics: Arc::default(),
+            times: Arc::<PacketTimes>::default(),
             memory_bytes: memory_bytes * count,
             udp: Vec::new(),
         };
         let mut reaches = Vec::new();
         let mut parts = Vec::new();
+        let times = Arc::clone(&service.times);
         for index in 0..options.processors {
             let processor = ProcessorOptions { memory_bytes, table: options.table };
             let functions = Arc::clone(&options.functions);
@@ -303,6 +306,7 @@ impl DirectService {
                 failed: false.into(),
                 map_state: 0.into(),
                 figures: Figures::default(),
+                times: Arc::clone(&times),
             });
             let (deliveries, receiver) = mpsc::channel();
             let carrier =
@@ -413,7 +417,8 @@ impl Service for DirectService {
     }
 
     fn metrics(&self) -> Vec<Arc<dyn MetricSet>> {
-        vec![self.metrics.clone()]
+        let PacketTimes { fabric, local } = &*self.times;
+        vec![self.metrics.clone(), fabric.clone(), local.clone()]
     }
 
     fn publish(&self) {

@@ -4,6 +4,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Instant;
 
 use beeline_documents_query::error::{Code, QueryError, Result, fail};
 use beeline_documents_query::expression::Scope;
@@ -528,8 +529,18 @@ const OPEN: &[&str] = &[
 /// Runs a command; its reply, failed or not.
 pub fn run(context: &mut Context<'_>) -> Reply {
     let name = context.request.name().to_owned();
+    let began = Instant::now();
+    let reply = run_named(context, &name);
+    // One that waits for news is no slow one.
+    if !matches!(reply, Reply::Later(_)) {
+        context.engine.times.record(&name, began.elapsed());
+    }
+    reply
+}
+
+fn run_named(context: &mut Context<'_>, name: &str) -> Reply {
     context.session.held = None;
-    match dispatch(context, &name).and_then(|reply| held(context, &name, reply)) {
+    match dispatch(context, name).and_then(|reply| held(context, name, reply)) {
         Ok(reply) => {
             if transactions::has_failed(&reply) {
                 transactions::failed(context);
@@ -542,7 +553,7 @@ pub fn run(context: &mut Context<'_>) -> Reply {
             tracing::debug!(command = name, code = error.code as i32, %error, "a command failed");
             let mut reply = failure(&error);
             transactions::label(context, &error, &mut reply);
-            concern::label(&name, &context.request.body, error.code, &mut reply);
+            concern::label(name, &context.request.body, error.code, &mut reply);
             Reply::Document(reply)
         }
     }

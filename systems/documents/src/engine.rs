@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use beeline_documents_query::error::{Code, QueryError, Result, fail};
 use beeline_documents_query::memory::Memory;
 use beeline_documents_query::value::integral;
+use beeline_observe::CommandTimes;
 use bson::{Bson, Document, doc};
 
 use crate::catalog::{Collection, Database, Index, check_collection_name, check_database_name};
@@ -80,6 +81,8 @@ pub struct Engine {
     pub cursors: Cursors,
     /// What is counted.
     pub metrics: Arc<DocumentsMetrics>,
+    /// How long commands took.
+    pub times: Arc<CommandTimes>,
     /// Index builds under way: namespace and index, documents looked at, documents there were.
     pub builds: Mutex<HashMap<(String, String), (u64, u64)>>,
     next_operation: AtomicU64,
@@ -164,6 +167,7 @@ impl Engine {
             retrying: std::array::from_fn(|_| Mutex::default()),
             cursors: Cursors::new(options),
             metrics: Arc::default(),
+            times: Arc::new(CommandTimes::new("documents", crate::commands::NAMES)),
             builds: Mutex::default(),
             next_operation: AtomicU64::new(1),
             started_ms: store.now_ms(),

@@ -232,7 +232,7 @@ impl Service for Documents {
     }
 
     fn metrics(&self) -> Vec<Arc<dyn MetricSet>> {
-        vec![self.engine.metrics.clone()]
+        vec![self.engine.metrics.clone(), self.engine.times.clone()]
     }
 
     fn publish(&self) {

@@ -343,3 +343,25 @@ fn a_time_to_live_ends_nothing_more_once_its_index_is_dropped() {
     assert_eq!(left as u64, 1000 - ended);
     assert_eq!(expiry::expire(&client.engine).unwrap(), 0);
 }
+
+#[test]
+fn commands_are_timed_by_name_and_invented_names_are_one() {
+    use beeline_observe::MetricSet as _;
+    let client = Client::new();
+    client.run(doc! {"insert": "c", "documents": [{"_id": 1}]});
+    for _ in 0..3 {
+        client.find("c", &doc! {}, &doc! {});
+    }
+    for name in ["nosuch", "neither"] {
+        client.run(doc! {name: 1});
+    }
+    let told: Vec<(String, u64)> = client
+        .engine
+        .times
+        .labelled()
+        .into_iter()
+        .map(|one| (one.labels[1].1.clone(), one.distribution.count()))
+        .collect();
+    let expected = [("find", 3), ("insert", 1), ("other", 2)];
+    assert_eq!(told, expected.map(|(name, count)| (name.to_owned(), count)));
+}

@@ -102,7 +102,8 @@ impl Service for ObjectService {
     }
 
     fn metrics(&self) -> Vec<Arc<dyn MetricSet>> {
-        let mut sets: Vec<Arc<dyn MetricSet>> = vec![self.metrics.clone()];
+        let mut sets: Vec<Arc<dyn MetricSet>> =
+            vec![self.metrics.clone(), self.store.handle().times()];
         if let Some(manager) = &self.manager {
             sets.push(manager.metrics());
         }

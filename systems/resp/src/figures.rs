@@ -4,9 +4,10 @@
 //! An executor writes its own [`CommandFigures`]; INFO, SLOWLOG and LATENCY read those of all
 //! executors from any thread. Counting takes one load and one store, no lock and no allocation.
 //!
-//! Commands are timed only while the slow log is on (`slowlog-log-slower-than` is not negative): a
-//! look at the clock costs as much as a tenth of a short command. Figures never go back, so that
-//! their threads need no locked instruction; CONFIG RESETSTAT remembers what was there.
+//! Of each command the first call and every [`SAMPLE`]th is timed, and every call while the slow log
+//! is on (`slowlog-log-slower-than` is not negative): two looks at the clock cost as much as a tenth
+//! of a short command. Figures never go back, so that their threads need no locked instruction;
+//! CONFIG RESETSTAT remembers what was there.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write as _;
@@ -18,6 +19,8 @@ use crate::table::{COMMANDS, Command, flag};
 
 /// Classes of durations: the first holds those up to 1 us, each next one up to twice as much.
 const CLASSES: usize = 24;
+/// One of so many calls of a command is timed where nothing asks for all.
+pub const SAMPLE: u64 = 32;
 /// Error codes counted apart; more than that are one.
 const CODES: usize = 128;
 /// Arguments and bytes of an argument that the slow log keeps.
@@ -65,6 +68,12 @@ impl Total {
         for (mine, other) in self.classes.iter_mut().zip(other.classes) {
             *mine = with(*mine, other);
         }
+    }
+
+    /// Time of all calls, from those that were timed.
+    fn all_microseconds(&self) -> u64 {
+        let all = u128::from(self.microseconds) * u128::from(self.calls);
+        u64::try_from(all / u128::from(self.timed.max(1))).unwrap_or(u64::MAX)
     }
 
     /// The longest duration of the class that so many thousandths of the calls do not pass, in us.
@@ -137,6 +146,13 @@ impl CommandFigures {
         }
         let at = self.subcommands.binary_search_by_key(&address, |known| known.0).ok()?;
         self.rows.get(self.subcommands[at].1)
+    }
+
+    /// Whether the next call of a command is to be timed where nothing asks for all.
+    #[inline]
+    pub(crate) fn is_sample(&self, command: &Command) -> bool {
+        let row = self.row(command);
+        row.is_some_and(|row| row.calls.load(Ordering::Relaxed).is_multiple_of(SAMPLE))
     }
 
     /// A command ran.
@@ -266,7 +282,11 @@ impl NodeFigures {
                 out,
                 "cmdstat_{}:calls={},usec={},usec_per_call={each:.2},rejected_calls={},\
                  failed_calls={}\r\n",
-                command.name, total.calls, total.microseconds, total.rejected, total.failed,
+                command.name,
+                total.calls,
+                total.all_microseconds(),
+                total.rejected,
+                total.failed,
             );
         }
     }
@@ -309,6 +329,36 @@ impl NodeFigures {
             }
             visit(command.name, total.timed, &shown);
         }
+    }
+}
+
+/// How long the calls of a command took that were timed since the start.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CommandTime {
+    /// The command; a subcommand behind its container and a bar.
+    pub name: &'static str,
+    /// Calls that took at most so many microseconds and more than the class before; the last class
+    /// holds longer ones too.
+    pub classes: [(u64, u64); CLASSES],
+    /// Time of all of them together, microseconds.
+    pub microseconds: u64,
+    /// All calls, timed or not.
+    pub calls: u64,
+}
+
+impl NodeFigures {
+    /// The times of all commands that were timed. They never go back, also where INFO forgot them.
+    #[must_use]
+    pub fn times(&self) -> Vec<CommandTime> {
+        let timed = all_commands().zip(self.sums()).filter(|(_, total)| total.timed > 0);
+        timed
+            .map(|(command, total)| CommandTime {
+                name: command.name,
+                classes: std::array::from_fn(|class| (1 << class, total.classes[class])),
+                microseconds: total.microseconds,
+                calls: total.calls,
+            })
+            .collect()
     }
 }
 
@@ -453,6 +503,33 @@ mod tests {
         out.clear();
         figures.write_commands(&mut out);
         assert_eq!(out, "");
+    }
+
+    #[test]
+    fn a_part_of_the_calls_is_timed_and_stands_for_all() {
+        let figures = NodeFigures::new(1);
+        let (one, get) = (figures.of(0).unwrap(), find_full(b"get").unwrap());
+        let timed = (0..SAMPLE + 8)
+            .filter(|_| {
+                let timed = one.is_sample(get);
+                one.ran(get, false);
+                if timed {
+                    one.took(get, 3_000);
+                }
+                timed
+            })
+            .count();
+        assert_eq!(timed, 2, "the first call and the one after a round");
+        let mut out = String::new();
+        figures.write_commands(&mut out);
+        assert!(out.contains("cmdstat_get:calls=40,usec=120,usec_per_call=3.00,"), "{out}");
+        let [time] = figures.times().try_into().unwrap();
+        assert_eq!(
+            (time.name, time.calls, time.microseconds, time.classes[2]),
+            ("get", 40, 6, (4, 2))
+        );
+        figures.reset();
+        assert_eq!(figures.times().len(), 1, "what is scraped never goes back");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use beeline_documents_channel::{Answer, ChannelId, Handler, Incoming, MessageType, ReplyBuffer};
 use beeline_documents_query::check;
@@ -373,8 +373,10 @@ impl Handler for Executor<'_> {
         if incoming.message.kind == MessageType::Query
             && replica.is_none_or(|replica| replica.writes())
             && let Ok(session) = peer.session.try_lock()
+            && let began = Instant::now()
             && point::answer(&executive.engine, &session, incoming.body, reply)
         {
+            executive.engine.times.record("find", began.elapsed());
             return Answer::Reply;
         }
         let job = |peer: &Peer| Job {

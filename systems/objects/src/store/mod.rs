@@ -33,6 +33,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
+use beeline_observe::CommandTimes;
 use beeline_os::control_socket::ControlListener;
 use beeline_os::poller::Waker;
 
@@ -103,6 +104,7 @@ pub struct StoreHandle {
     commands: Sender<Command>,
     waker: Arc<Waker>,
     metrics: Arc<ObjectMetrics>,
+    times: Arc<CommandTimes>,
     segments: memory::Segments,
 }
 
@@ -135,6 +137,12 @@ impl StoreHandle {
     /// Asks the store to bring the figures up to date.
     pub fn publish(&self) {
         self.send(Command::Publish);
+    }
+
+    /// How long requests took where the store's thread ran them; one of 16 is timed.
+    #[must_use]
+    pub fn times(&self) -> Arc<CommandTimes> {
+        Arc::clone(&self.times)
     }
 
     /// The figures, as of the last [`StoreHandle::publish`].
@@ -174,18 +182,21 @@ impl Store {
         let waker = Arc::new(Waker::new()?);
         let (commands, inbox) = channel();
         let metrics = Arc::new(ObjectMetrics::default());
+        let times = Arc::new(serve::request_times());
         let segments = memory::Segments::default();
         let handle = StoreHandle {
             commands,
             waker: Arc::clone(&waker),
             metrics: Arc::clone(&metrics),
+            times: Arc::clone(&times),
             segments: segments.clone(),
         };
         let cluster = cluster(handle.clone());
         let socket = options.socket.clone();
         let processors = options.processors.clone();
         let server =
-            serve::Server::new(options, listener, inbox, waker, metrics, cluster, segments)?;
+            serve::Server::new(options, listener, inbox, waker, metrics, cluster, segments)?
+                .timed(times);
         let run = move || {
             keep_to(&processors);
             server.run();

@@ -93,7 +93,8 @@ pub fn latency_help(call: &mut Call<'_, '_>) -> CommandResult {
         "LATENCY",
         &[(
             "HISTOGRAM [<command> ...]",
-            "Return how long commands took, while slowlog-log-slower-than is not negative.",
+            "Return how long commands took: a part of them, all while slowlog-log-slower-than is \
+             not negative.",
         )],
     )
 }

@@ -238,7 +238,9 @@ pub(crate) fn run(mut session: Option<&mut Session>, call: &mut Call<'_, '_>) {
     let start = call.out.len();
     call.counters.commands += 1;
     let (command, figures) = (call.command, call.figures);
-    let timed = figures.slow.slower_than_us() >= 0;
+    // Kept in the slow log only where that was on when the command began.
+    let is_kept = figures.slow.slower_than_us() >= 0;
+    let timed = is_kept || figures.is_sample(command);
     let began = if timed { call.store.store().clock().monotonic_ns() } else { 0 };
     let done = match (command.handler, session.as_deref_mut()) {
         (Handler::Data(handler), _) => handler(call),
@@ -259,6 +261,9 @@ pub(crate) fn run(mut session: Option<&mut Session>, call: &mut Call<'_, '_>) {
         let clock = call.store.store().clock();
         let took = clock.monotonic_ns().saturating_sub(began);
         figures.took(command, took);
+        if !is_kept {
+            return;
+        }
         figures.slow.note((command, call.args), (clock.unix_ms() / 1000, took), || {
             let known =
                 session.map(|session| (session.info.address.clone(), session.info.name.clone()));
