@@ -51,7 +51,7 @@ impl Acceptor {
                 if poller.wait(None).is_err() || thread_stopping.load(Ordering::Acquire) {
                     return;
                 }
-                accept_all(&listener, &mut deal, &mut warned);
+                accept_all(&listener, &thread_stopping, &mut deal, &mut warned);
             }
         })?;
         Ok(Self { address, stop, stopping, thread: Some(thread) })
@@ -87,10 +87,12 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 
 fn accept_all(
     listener: &TcpListener,
+    stopping: &AtomicBool,
     deal: &mut impl FnMut(TcpStream),
     warned: &mut Option<Instant>,
 ) {
-    loop {
+    // A flood of connections must not keep a node from stopping.
+    while !stopping.load(Ordering::Acquire) {
         match listener.accept() {
             Ok((stream, _)) => deal(stream),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,

@@ -64,6 +64,9 @@ pub struct RedisDoor {
     /// Most bytes of one incomplete request; a client that passes it is closed. 1 MiB to 4 GiB - 1.
     /// Default 1 GiB, as Redis.
     pub query_limit_bytes: u32,
+    /// Commands at least this long are kept for SLOWLOG, and every command is timed; `None`: none is
+    /// kept, and a part of them is timed. Default none.
+    pub slow_log: Option<Duration>,
     /// How pipelined requests of one connection on keys of several shards relate. Default strict.
     pub pipeline_order: PipelineOrder,
 }
@@ -91,6 +94,7 @@ impl RedisDoor {
             idle_timeout: None,
             output_limit_bytes: 256 << 20,
             query_limit_bytes: 1 << 30,
+            slow_log: None,
             pipeline_order: PipelineOrder::Strict,
         }
     }

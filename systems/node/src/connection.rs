@@ -198,6 +198,12 @@ impl Connection {
         self.resume || self.needs_several || self.hold != Hold::No || self.again || self.backed_up
     }
 
+    /// True when the client waits for the node: for a reply of another shard or service, a lock, the
+    /// log, or the end of a pause.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.hold != Hold::No || self.needs_several || !self.is_in_order()
+    }
+
     /// True when no more may be executed until replies leave. What other shards still owe counts
     /// as if it were here, so that a client that asks for much more than it reads is held back at
     /// the same point wherever its keys are.

@@ -34,6 +34,7 @@ mod turn;
 pub mod wire;
 
 pub use beeline_kv_server::ServerOptions;
+pub use beeline_resp::figures::CommandTime;
 pub use config::{NodeConfig, PipelineOrder, RedisDoor};
 pub use error::NodeError;
 pub use fabric_door::{FabricAccepted, FabricIncoming, FabricReply};
@@ -42,4 +43,4 @@ pub use replicated::machine::ReplicatedKeys;
 pub use replicated::{Peer, PeerError, ReplicationOptions, ReplicationStats};
 pub use service::REDIS_VERSION;
 pub use snapshot::FILE_NAME as SNAPSHOT_FILE_NAME;
-pub use stats::LoopStats;
+pub use stats::{LoopStats, LoopTimes};

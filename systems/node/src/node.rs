@@ -13,6 +13,7 @@ use beeline_kv::{
 use beeline_kv_direct::LocalStore;
 use beeline_os::poller::Waker;
 use beeline_pmem::{Pool, PoolKind, PoolReport};
+use beeline_resp::figures::{CommandTime, NodeFigures};
 use beeline_ring::mailbox;
 
 use crate::accept::Acceptor;
@@ -28,9 +29,9 @@ use crate::replicated::courier::{self, Errand};
 use crate::replicated::log::{Log, LogState};
 use crate::replicated::machine::{BATCH_SHARE, ReplicatedKeys};
 use crate::replicated::{Doors, Replication, ReplicationStats};
-use crate::shared::{Door, Settings, Shared};
+use crate::shared::{Door, Settings, Shared, give_up, lock};
 use crate::snapshot::Snapshots;
-use crate::stats::LoopStats;
+use crate::stats::{LoopStats, LoopTimes};
 use crate::turn::{MAILBOX, Parts, Peer, ShardThread};
 use crate::wire::Wire;
 
@@ -166,17 +167,19 @@ impl Node {
             shards,
             doors: shard_doors,
             counters: (0..config.shards).map(|_| Default::default()).collect(),
+            times: (0..config.shards).map(|_| Default::default()).collect(),
             settings: Settings::new(config.redis.as_ref()),
             clients: Mutex::default(),
             connected: AtomicUsize::new(0),
             next_client: AtomicU64::new(1),
             pause: Default::default(),
             forgotten: Mutex::default(),
-            figures: beeline_resp::figures::NodeFigures::new(config.shards + 1),
+            figures: figures(config),
             expire_until_ms,
             absent_watches: Default::default(),
             snapshots: Snapshots::new(&config.data_directory, clock.unix_ms() / 1000),
             stopping: AtomicBool::new(false),
+            failure: OnceLock::new(),
             shutdown_requested,
             started_us: clock.unix_ms() * 1000,
             run_id: run_id(store.pool(), clock.as_ref()),
@@ -302,7 +305,11 @@ impl Node {
         services.extend(others);
         let shared = Arc::downgrade(&self.shared);
         group.on_failure(move || {
-            if let Some(shared) = shared.upgrade() {
+            // A node that stops has its log end, too.
+            if let Some(shared) = shared.upgrade().filter(|shared| !shared.is_stopping()) {
+                shared.note_failure(
+                    "this member's log has ended, the lines above say why".to_owned(),
+                );
                 shared.shutdown_requested.wake();
             }
         });
@@ -377,7 +384,9 @@ impl Node {
         NodeHandle { shared: Arc::clone(&self.shared) }
     }
 
-    /// Stops: no new connections, replies owed are sent (2 s at most), everything persisted.
+    /// Stops: no new connections, replies owed are sent (within [`NodeConfig::shutdown_wait`]),
+    /// everything persisted. A background snapshot is given up. [`NodeHandle::failure`] tells
+    /// afterwards what went wrong.
     pub fn stop(mut self) {
         self.stop_threads();
     }
@@ -399,7 +408,7 @@ impl Node {
                 tracing::error!("a courier's thread ended in a panic");
             }
         }
-        self.shared.snapshots.wait();
+        self.shared.snapshots.stop(&self.shared.store);
     }
 }
 
@@ -409,7 +418,7 @@ impl Drop for Node {
     }
 }
 
-/// Stops the node when the thread that holds it panics: nobody else could serve its keys, and
+/// Stops the node when the thread that holds it panics: no other thread could serve its keys, and
 /// what it held may be half changed.
 struct Watch {
     shared: Arc<Shared>,
@@ -420,7 +429,15 @@ impl Drop for Watch {
     fn drop(&mut self) {
         self.shared.doors[self.index].owing.store(false, Ordering::Relaxed);
         if std::thread::panicking() {
-            tracing::error!(shard = self.index, "a shard's thread panicked; the node must stop");
+            let index = self.index;
+            tracing::error!(shard = index, "a shard's thread panicked; the node must stop");
+            // The thread's own lock is free again: its frame is gone.
+            give_up(&mut lock(&self.shared.shards[index]));
+            self.shared.doors[index].broken.store(true, Ordering::Relaxed);
+            self.shared.note_failure(format!(
+                "the thread of shard {index} panicked, the lines above say where; what was \
+                 acknowledged is kept: start the node anew"
+            ));
             self.shared.shutdown_requested.wake();
         }
     }
@@ -485,11 +502,30 @@ impl NodeHandle {
         }
     }
 
+    /// How long the turns of each shard's loop take.
+    #[must_use]
+    pub fn loop_times(&self) -> &[Arc<LoopTimes>] {
+        &self.shared.times
+    }
+
+    /// How long the commands of the Redis door took that were timed since the start.
+    #[must_use]
+    pub fn command_times(&self) -> Vec<CommandTime> {
+        self.shared.figures.times()
+    }
+
     /// Whether every shard keeps its promises.
     ///
     /// Errors: one sentence that says what is wrong and what to do.
     pub fn health(&self) -> Result<(), String> {
         self.shared.health()
+    }
+
+    /// Why the node asked to be stopped by itself, or did not stop in good order: one sentence that
+    /// says what to do. `None` while nothing is wrong.
+    #[must_use]
+    pub fn failure(&self) -> Option<&str> {
+        self.shared.failure.get().map(String::as_str)
     }
 
     /// Gives the Redis door the direct store of this program; `DIRECT.*` is refused before. Once.
@@ -552,6 +588,16 @@ fn mailboxes(shards: usize) -> Vec<Vec<Option<Peer>>> {
         }
     }
     grid
+}
+
+/// The figures of the shards' executors and of the log's, with the slow log as configured.
+fn figures(config: &NodeConfig) -> NodeFigures {
+    let figures = NodeFigures::new(config.shards + 1);
+    if let Some(limit) = config.redis.as_ref().and_then(|door| door.slow_log) {
+        let microseconds = i64::try_from(limit.as_micros()).unwrap_or(i64::MAX);
+        figures.slow.set_slower_than_us(microseconds);
+    }
+    figures
 }
 
 fn open_pool(config: &NodeConfig) -> Result<Pool, NodeError> {

@@ -304,7 +304,10 @@ impl Change {
                 Ok(clients) if clients > 0 => Self::MaxClients(clients),
                 _ => return Err(invalid("argument must be at least 1")),
             },
-            "timeout" => Self::Timeout(number()?),
+            "timeout" => match number()? {
+                seconds if seconds <= i32::MAX as u64 => Self::Timeout(seconds),
+                _ => return Err(invalid("argument must be between 0 and 2147483647 inclusive")),
+            },
             "slowlog-log-slower-than" => match value.parse::<i64>() {
                 Ok(microseconds) if microseconds >= -1 => Self::SlowerThan(microseconds),
                 _ => return Err(invalid("argument must be at least -1")),
@@ -486,10 +489,11 @@ impl Server for Shared {
 
     fn pause_clients(&self, milliseconds: u64, pause: Pause) {
         let now_ns = self.store.clock().monotonic_ns();
+        // The pause first: a shard that finds none would let keys expire again.
+        self.pause.set(now_ns.saturating_add(milliseconds.saturating_mul(1_000_000)), pause);
         if self.replication.is_none() {
             self.expire_until_ms.store(self.store.clock().unix_ms(), Ordering::Relaxed);
         }
-        self.pause.set(now_ns.saturating_add(milliseconds.saturating_mul(1_000_000)), pause);
     }
 
     fn unpause_clients(&self) {

@@ -5,11 +5,12 @@
 //! relaxed loads, since a change may take effect a command later.
 
 use std::collections::HashMap;
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, Weak};
 
-use beeline_kv::{Shard, ShardStats, Store};
+use beeline_kv::{Keyspace, Shard, ShardStats, Store};
 use beeline_kv_direct::LocalStore;
 use beeline_os::poller::Waker;
 use beeline_resp::{AbsentWatches, ClientInfo, Limits, Pause};
@@ -18,7 +19,7 @@ use crate::config::{PipelineOrder, RedisDoor};
 use crate::parcel::Delivery;
 use crate::replicated::Replication;
 use crate::snapshot::Snapshots;
-use crate::stats::{LoopCounters, LoopStats};
+use crate::stats::{LoopCounters, LoopStats, LoopTimes};
 
 /// Locks, whatever a thread that died while holding the lock left behind: every structure behind
 /// these locks is consistent between statements.
@@ -126,7 +127,9 @@ impl Settings {
             require_password: RwLock::new(password),
             max_clients: AtomicUsize::new(door.map_or(0, |door| door.max_clients)),
             idle_timeout_s: AtomicU64::new(
-                door.and_then(|door| door.idle_timeout).map_or(0, |timeout| timeout.as_secs()),
+                // A part of a second counts as one: none would be for ever.
+                door.and_then(|door| door.idle_timeout)
+                    .map_or(0, |timeout| timeout.as_secs() + u64::from(timeout.subsec_nanos() > 0)),
             ),
             output_limit_bytes: AtomicUsize::new(
                 door.map(|door| door.output_limit_bytes)
@@ -142,8 +145,10 @@ impl Settings {
     }
 
     pub(crate) fn set_password(&self, password: Option<String>) {
-        self.password_set.store(password.is_some(), Ordering::Release);
+        // The password first: who is asked for one while there is none yet would pass with any.
+        let is_set = password.is_some();
         *self.require_password.write().unwrap_or_else(PoisonError::into_inner) = password;
+        self.password_set.store(is_set, Ordering::Release);
     }
 
     pub(crate) fn password(&self) -> Option<String> {
@@ -193,6 +198,47 @@ impl PauseState {
     }
 }
 
+/// Shards under lock. Where the work on them panics, they keep what was committed before and take
+/// nothing more: what the work left may be half of something. A shard that takes nothing more when
+/// it is let go is told of as ill, whoever had it locked.
+#[derive(Debug)]
+pub(crate) struct LockedShards<'s> {
+    guards: Vec<MutexGuard<'s, Shard>>,
+    doors: &'s [Door],
+}
+
+impl<'s> Deref for LockedShards<'s> {
+    type Target = Vec<MutexGuard<'s, Shard>>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.guards
+    }
+}
+
+impl DerefMut for LockedShards<'_> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.guards
+    }
+}
+
+impl Drop for LockedShards<'_> {
+    fn drop(&mut self) {
+        for shard in &mut self.guards {
+            if std::thread::panicking() {
+                give_up(shard);
+            }
+            if shard.is_poisoned() {
+                self.doors[shard.index()].broken.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+/// Has a shard take nothing more, if the work on it that panicked left something there.
+pub(crate) fn give_up(shard: &mut Shard) {
+    Keyspace::single(shard).abandon_batch();
+}
+
 /// See the module's documentation.
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -202,6 +248,8 @@ pub(crate) struct Shared {
     pub shards: Vec<Arc<Mutex<Shard>>>,
     pub doors: Vec<Door>,
     pub counters: Vec<LoopCounters>,
+    /// How long the loops' turns take.
+    pub times: Vec<Arc<LoopTimes>>,
     pub settings: Settings,
     pub clients: Mutex<HashMap<u64, Registered>>,
     pub connected: AtomicUsize,
@@ -219,6 +267,8 @@ pub(crate) struct Shared {
     pub absent_watches: AbsentWatches,
     pub snapshots: Snapshots,
     pub stopping: AtomicBool,
+    /// Why the node could not go on, or did not stop in good order.
+    pub failure: OnceLock<String>,
     /// Signalled once when a client asked the node to stop.
     pub shutdown_requested: Waker,
     pub started_us: u64,
@@ -237,18 +287,21 @@ impl Shared {
     }
 
     /// Locks the shards `wanted` (ascending), whose own threads step back meanwhile.
-    pub(crate) fn lock_shards(&self, wanted: &[usize]) -> Vec<MutexGuard<'_, Shard>> {
+    pub(crate) fn lock_shards(&self, wanted: &[usize]) -> LockedShards<'_> {
         assert!(wanted.is_sorted(), "shards are locked in index order");
-        wanted
-            .iter()
-            .map(|&index| {
-                let door = &self.doors[index];
-                door.waiting.fetch_add(1, Ordering::SeqCst);
-                let guard = lock(&self.shards[index]);
-                door.waiting.fetch_sub(1, Ordering::SeqCst);
-                guard
-            })
-            .collect()
+        let lock_one = |&index: &usize| {
+            let door = &self.doors[index];
+            door.waiting.fetch_add(1, Ordering::SeqCst);
+            let guard = lock(&self.shards[index]);
+            door.waiting.fetch_sub(1, Ordering::SeqCst);
+            guard
+        };
+        LockedShards { guards: wanted.iter().map(lock_one).collect(), doors: &self.doors }
+    }
+
+    /// Notes why the node cannot go on as it is; the first reason counts.
+    pub(crate) fn note_failure(&self, reason: String) {
+        let _ = self.failure.set(reason);
     }
 
     /// Whether every shard keeps its promises.

@@ -3,14 +3,18 @@
 //! One at a time. A background snapshot takes its barrier on a thread of its own, which locks all
 //! shards for a moment, and writes without any lock. SAVE takes the barrier in the shards' loop
 //! ([`Snapshots::prepare`]) and keeps its client waiting until the file is whole. The file appears
-//! under its name only then.
+//! under its name only then. A node that stops gives a background snapshot up.
+//!
+//! Invariant: while [`Snapshots::in_progress`] says no, every snapshot that was asked for, or
+//! scheduled, before has ended: a backup copies the file then.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-use beeline_kv::{Keyspace, KvError, Snapshot, SnapshotReport};
+use beeline_kv::{Keyspace, KvError, Snapshot, SnapshotReport, Store};
 use beeline_resp::SaveError;
 
 use crate::shared::{Shared, lock};
@@ -21,13 +25,59 @@ pub const FILE_NAME: &str = "snapshot.bee";
 /// How far the thread that writes a background snapshot's file stands back.
 const SNAPSHOT_NICE: i32 = 19;
 
+/// Between two looks whether another snapshot of the store, a replicated log's for instance, has ended.
+const OTHERS_PAUSE: Duration = Duration::from_millis(50);
+/// Between two looks whether one that was given up has ended.
+const GIVE_UP_PAUSE: Duration = Duration::from_millis(2);
+
+/// What the thread of background snapshots is at.
+#[derive(Debug, Default)]
+struct Background {
+    running: bool,
+    /// Another one was asked for meanwhile.
+    again: bool,
+    /// The node stops: none begins any more.
+    stopping: bool,
+}
+
+impl Background {
+    /// Asks for one. `Ok(true)`: the thread is to be started; `Ok(false)`: it will write another.
+    fn ask(&mut self, schedule: bool) -> Result<bool, SaveError> {
+        if self.stopping {
+            return Err(SaveError::Failed("the node is stopping".into()));
+        }
+        if self.running && !schedule {
+            return Err(SaveError::InProgress);
+        }
+        self.again = self.running;
+        Ok(!std::mem::replace(&mut self.running, true))
+    }
+
+    /// One has ended; whether the thread is to write another.
+    fn end(&mut self) -> bool {
+        self.running = std::mem::take(&mut self.again) && !self.stopping;
+        self.running
+    }
+}
+
+/// Ends what is under way where the thread that writes panics.
+struct Writing<'s>(&'s Snapshots);
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let mut background = lock(&self.0.background);
+            (background.running, background.again) = (false, false);
+            self.0.last_succeeded.store(false, Ordering::Release);
+        }
+    }
+}
+
 /// See the module's documentation.
 #[derive(Debug)]
 pub(crate) struct Snapshots {
     path: PathBuf,
-    in_progress: AtomicBool,
-    /// Another one was asked for meanwhile.
-    again: AtomicBool,
+    background: Mutex<Background>,
     last_succeeded: AtomicBool,
     last_save_seconds: AtomicU64,
     /// The barrier of a SAVE about to run.
@@ -39,8 +89,7 @@ impl Snapshots {
     pub(crate) fn new(directory: &Path, now_seconds: u64) -> Self {
         Self {
             path: directory.join(FILE_NAME),
-            in_progress: AtomicBool::new(false),
-            again: AtomicBool::new(false),
+            background: Mutex::default(),
             last_succeeded: AtomicBool::new(true),
             last_save_seconds: AtomicU64::new(now_seconds),
             prepared: Mutex::default(),
@@ -49,7 +98,7 @@ impl Snapshots {
     }
 
     pub(crate) fn in_progress(&self) -> bool {
-        self.in_progress.load(Ordering::Acquire)
+        lock(&self.background).running
     }
 
     pub(crate) fn last_succeeded(&self) -> bool {
@@ -106,29 +155,19 @@ impl Snapshots {
         shared: &Arc<Shared>,
         schedule: bool,
     ) -> Result<bool, SaveError> {
-        if self.in_progress.swap(true, Ordering::AcqRel) {
-            if schedule {
-                self.again.store(true, Ordering::SeqCst);
-                return Ok(true);
-            }
-            return Err(SaveError::InProgress);
+        if !lock(&self.background).ask(schedule)? {
+            return Ok(true);
         }
         let shared = Arc::clone(shared);
         let spawned = std::thread::Builder::new().name("snapshot".into()).spawn(move || {
             let snapshots = &shared.snapshots;
+            let _writing = Writing(snapshots);
             loop {
                 if let Err(error) = snapshots.run(&shared) {
                     snapshots.last_succeeded.store(false, Ordering::Release);
                     tracing::error!(%error, "the background snapshot failed");
                 }
-                if snapshots.again.swap(false, Ordering::AcqRel) {
-                    continue;
-                }
-                snapshots.in_progress.store(false, Ordering::SeqCst);
-                // Scheduled between the look and the store: nobody else will run it.
-                if !snapshots.again.swap(false, Ordering::SeqCst)
-                    || snapshots.in_progress.swap(true, Ordering::SeqCst)
-                {
+                if !lock(&snapshots.background).end() {
                     break;
                 }
             }
@@ -136,24 +175,33 @@ impl Snapshots {
         match spawned {
             Ok(thread) => {
                 if let Some(earlier) = lock(&self.thread).replace(thread) {
-                    // It has cleared `in_progress`, so it is at its end.
+                    // It has said that it ended.
                     let _ = earlier.join();
                 }
                 Ok(false)
             }
             Err(error) => {
-                self.in_progress.store(false, Ordering::Release);
+                lock(&self.background).end();
                 Err(SaveError::Failed(format!("cannot start a thread: {error}")))
             }
         }
     }
 
     fn run(&self, shared: &Shared) -> Result<(), KvError> {
-        let snapshot = {
-            let all: Vec<usize> = (0..shared.shards.len()).collect();
+        let all: Vec<usize> = (0..shared.shards.len()).collect();
+        let begin = || {
             let mut guards = shared.lock_shards(&all);
             let shards = guards.iter_mut().map(|guard| &mut **guard).collect();
-            Keyspace::many(shards, 0).begin_snapshot()?
+            Keyspace::many(shards, 0).begin_snapshot()
+        };
+        let snapshot = loop {
+            match begin() {
+                // Of a replicated log: it ends, and this one was asked for.
+                Err(KvError::SnapshotInProgress) if !lock(&self.background).stopping => {
+                    std::thread::sleep(OTHERS_PAUSE);
+                }
+                begun => break begun?,
+            }
         };
         // The barrier is taken and shards are asked as everything else here is: they would wait for a thread that
         // stands back and holds their locks until it gets a processor again. Shards' threads and their clients come
@@ -164,11 +212,38 @@ impl Snapshots {
         self.written(snapshot.write_beside(&self.path, stand_back), shared)
     }
 
-    /// Waits for a snapshot that is being written.
-    pub(crate) fn wait(&self) {
-        let thread = lock(&self.thread).take();
-        if let Some(thread) = thread {
-            let _ = thread.join();
+    /// Gives up a background snapshot that is being written, and what was scheduled behind it: the
+    /// file under its name stays as it was. Called when no shard's thread runs any more.
+    pub(crate) fn stop(&self, store: &Store) {
+        lock(&self.background).stopping = true;
+        let Some(thread) = lock(&self.thread).take() else { return };
+        while !thread.is_finished() {
+            store.give_up_snapshot();
+            std::thread::sleep(GIVE_UP_PAUSE);
         }
+        if thread.join().is_err() {
+            tracing::error!("the thread of a background snapshot ended in a panic");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_that_was_scheduled_is_under_way_until_it_ended() {
+        let mut background = Background::default();
+        assert!(background.ask(true).unwrap(), "the first one starts the thread");
+        assert!(background.ask(false).is_err(), "one at a time");
+        assert!(!background.ask(true).unwrap(), "the thread goes on with it");
+        // At no moment between the two does it look as if all had ended.
+        assert!(background.end() && background.running);
+        assert!(!background.end() && !background.running);
+        assert!(background.ask(false).unwrap());
+        background.stopping = true;
+        assert!(background.ask(true).is_err(), "the node stops");
+        background.again = true;
+        assert!(!background.end(), "the node stops");
     }
 }

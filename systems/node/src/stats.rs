@@ -67,6 +67,17 @@ counters! {
     turns,
 }
 
+beeline_observe::metrics! {
+    /// How long the turns of one shard's loop take, by its own thread.
+    pub struct LoopTimes in "beeline" {
+        histogram node_turn_seconds: Seconds, "Time of a turn of a shard's loop that had news: so long the shard's other clients wait for it. Long turns are long commands, or commits.";
+        histogram node_commit_seconds: Seconds, "Time of a commit that waits for the medium, at durability power; without one nothing is waited for.";
+    }
+}
+
+/// A commit that took less waited for nothing.
+pub(crate) const SHORTEST_COMMIT_NS: u64 = 1_000;
+
 /// Adds to a counter that one thread alone writes: a load and a store, no locked instruction.
 pub(crate) fn count(counter: &AtomicU64, amount: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(amount), Ordering::Relaxed);

@@ -26,6 +26,7 @@ use std::time::Duration;
 use beeline_env::fault::FaultPoint;
 use beeline_kv::{Maintenance, Shard};
 use beeline_os::poller::{Interest, Poller, Readiness};
+use beeline_pmem::Durability;
 use beeline_resp::{Output, Version};
 
 pub(crate) use self::hops::{MAILBOX, Peer};
@@ -38,7 +39,7 @@ use crate::replicated::courier::lane_name;
 use crate::replicated::lane::Lane;
 use crate::replicated::machine::FORMAT;
 use crate::shared::{Shared, lock};
-use crate::stats::{LoopCounters, count};
+use crate::stats::{LoopCounters, SHORTEST_COMMIT_NS, count};
 use crate::wire::{Wire, WireWorker};
 
 /// Poller token of the shard's own waker; connections use their slot.
@@ -103,6 +104,10 @@ pub(crate) struct ShardThread {
     spin_ns: u64,
     shutdown_wait_ns: u64,
     draining_since_ns: Option<u64>,
+    /// When the turn began that is to be timed: one that had news.
+    turn_began_ns: Option<u64>,
+    /// Commits wait for the medium.
+    times_commits: bool,
 }
 
 /// What a thread is made of.
@@ -128,6 +133,8 @@ impl ShardThread {
         let lane = parts.shared.replication.as_ref().map(|replication| {
             Box::new(Lane::new(lane_name(replication.options.node, parts.index), FORMAT))
         });
+        let durability = parts.shared.store.pool().report().durability;
+        let times_commits = durability == Durability::Power;
         Ok(Self {
             index: parts.index,
             fabric: FabricServers::new(parts.index, parts.fabric),
@@ -163,6 +170,8 @@ impl ShardThread {
             spin_ns: u64::try_from(parts.spin.as_nanos()).unwrap_or(u64::MAX),
             shutdown_wait_ns: u64::try_from(parts.shutdown_wait.as_nanos()).unwrap_or(u64::MAX),
             draining_since_ns: None,
+            turn_began_ns: None,
+            times_commits,
         })
     }
 
@@ -180,6 +189,7 @@ impl ShardThread {
                 break;
             }
             count(&self.counters().turns, 1);
+            self.turn_began_ns = (!news.is_empty()).then_some(now_ns);
             let limit = shared.settings.output_limit_bytes.load(Ordering::Relaxed);
             self.output_limit_bytes = limit;
             self.step_back();
@@ -256,7 +266,9 @@ impl ShardThread {
             }
         }
         let lost = self.shared.has_lost_log();
+        let began_ns = self.commit_begins();
         let committed = if lost { Ok(()) } else { shard.commit() };
+        self.commit_ended(began_ns);
         if let Err(error) = &committed {
             let error = error.to_string();
             self.refuse_turn(&error, shard);
@@ -265,6 +277,20 @@ impl ShardThread {
             self.maintain(shard, now_ns);
         }
         committed.is_ok()
+    }
+
+    /// The time before a commit that may wait for the medium.
+    fn commit_begins(&self) -> Option<u64> {
+        self.times_commits.then(|| self.shared.store.clock().monotonic_ns())
+    }
+
+    /// Counts how long it took, unless there was nothing to wait for.
+    fn commit_ended(&self, began_ns: Option<u64>) {
+        let Some(began_ns) = began_ns else { return };
+        let took_ns = self.shared.store.clock().monotonic_ns().saturating_sub(began_ns);
+        if took_ns >= SHORTEST_COMMIT_NS {
+            self.shared.times[self.index].node_commit_seconds.record_ns(took_ns);
+        }
     }
 
     /// What this turn executed is not durable: nothing of it may look acknowledged.

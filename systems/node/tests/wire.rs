@@ -16,7 +16,8 @@ use beeline_node::wire::{
 use beeline_node::{Node, WireDoor};
 use common::{Client, config, keys_of_shards};
 
-/// Lines: `put KEY VALUE`, `get KEY`, `all KEY KEY...`, `fill KEY LENGTH`, `bye`.
+/// Lines: `put KEY VALUE`, `get KEY`, `all KEY KEY...`, `fill KEY LENGTH`, `bye`; `half KEY VALUE` panics
+/// in the middle of a batch.
 #[derive(Debug)]
 struct Lines {
     carried: Arc<AtomicU64>,
@@ -82,6 +83,10 @@ fn run(request: Args<'_>, keyspace: &mut Keyspace<'_>, out: &mut Output) {
         let value = [request.get(2)];
         keyspace.put(0, request.get(1), &value, PutOptions::default()).unwrap();
         out.part(b"ok");
+    } else if request.is(0, "half") {
+        keyspace.begin_batch();
+        keyspace.put(0, request.get(1), &[request.get(2)], PutOptions::default()).unwrap();
+        panic!("a fault of the wire");
     } else if request.is(0, "fill") {
         let length: usize = String::from_utf8_lossy(request.get(2)).parse().unwrap();
         (0..length / 1000).for_each(|_| out.part(&[b'x'; 1000]));
@@ -114,7 +119,7 @@ impl WireSession for Session {
         };
         let line: Vec<u8> = self.received.drain(..=end).collect();
         let words: Vec<&[u8]> = line[..end].split(|&byte| byte == b' ').collect();
-        if !matches!(words[0], b"put" | b"get" | b"all" | b"fill" | b"bye") {
+        if !matches!(words[0], b"put" | b"get" | b"all" | b"fill" | b"bye" | b"half") {
             out.raw(b"nonsense\n");
             return Step::Broken;
         }
@@ -133,7 +138,7 @@ impl WireSession for Session {
             .collect();
         let route = match shards.as_slice() {
             [] => Route::Here,
-            _ if request.is(0, "fill") => Route::Shard(shards[0]),
+            _ if request.is(0, "fill") || request.is(0, "half") => Route::Shard(shards[0]),
             [one] => Route::Shard(*one),
             several => {
                 let mut set = ShardSet::new();
@@ -243,6 +248,54 @@ fn a_second_wire_is_refused_in_its_own_words() {
     common::eventually("five more", || both.node.handle().stats().connected_clients == 6);
     assert_eq!(both.lines().rest(), b"full\n");
     both.node.stop();
+}
+
+/// Whether a client, or the node itself, asks that the node is stopped.
+fn is_asked_to_stop(node: &Node) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let handle = node.handle();
+    let asked = handle.shutdown_requested();
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut [PollFd::new(&asked, PollFlags::IN)], Some(&now)).unwrap() > 0
+}
+
+#[test]
+fn a_shard_whose_thread_panics_asks_for_the_end_says_why_and_keeps_what_it_acknowledged() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut config = config(2);
+    config.data_directory = directory.path().to_owned();
+    config.pool.kind = Some(beeline_pmem::PoolKind::File);
+    config.pool.durability = beeline_pmem::Durability::Process;
+    config.pool.capacity_bytes = 64 << 20;
+    let start = || {
+        let wire = Arc::new(Lines { carried: Arc::default() });
+        let door = WireDoor { address: "127.0.0.1:0".parse().unwrap(), wire };
+        Node::start_with(&config, vec![door]).unwrap()
+    };
+    let node = start();
+    let keys = keys_of_shards(&node, "k");
+    let mut redis = Client::connect(&node);
+    for key in &keys {
+        assert_eq!(redis.ask(&format!("SET {key} before")), "+OK");
+    }
+    assert_eq!((node.handle().failure(), is_asked_to_stop(&node)), (None, false));
+    let mut lines = Client::to(node.wire_address("lines").unwrap());
+    lines.send(&format!("half {} half\n", keys[0]));
+    common::eventually("the node asks for its end", || is_asked_to_stop(&node));
+    let handle = node.handle();
+    let failure = handle.failure().unwrap();
+    assert!(failure.starts_with("the thread of shard 0 panicked"), "{failure}");
+    assert!(handle.health().unwrap_err().starts_with("shard 0"));
+    drop(handle);
+    // What the thread left half done is not closed in good order.
+    node.stop();
+    let node = start();
+    let mut redis = Client::connect(&node);
+    for key in &keys {
+        assert_eq!(redis.ask(&format!("GET {key}")), "before");
+    }
+    assert_eq!(node.handle().failure(), None);
+    node.stop();
 }
 
 #[test]

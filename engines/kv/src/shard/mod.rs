@@ -173,6 +173,12 @@ impl Shard {
         Err(crate::space::unknown(namespace))
     }
 
+    /// Whether the shard takes and persists nothing any more.
+    #[must_use]
+    pub fn is_poisoned(&self) -> bool {
+        self.poisoned
+    }
+
     pub(crate) fn check_writable(&self) -> Result<(), KvError> {
         if self.poisoned { Err(KvError::Poisoned { shard: self.index }) } else { Ok(()) }
     }

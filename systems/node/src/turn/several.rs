@@ -119,7 +119,9 @@ impl ShardThread {
                 thread.resume_later(connection);
             });
         }
+        let began_ns = self.commit_begins();
         let committed = if shared.has_lost_log() { Ok(()) } else { keyspace.commit() };
+        self.commit_ended(began_ns);
         drop(guards);
         if wrote {
             for &index in shards.iter().filter(|&&index| index != self.index) {

@@ -72,7 +72,8 @@ impl ShardThread {
 
     /// Publishes what CLIENT LIST shows, gives memory back, closes idle clients.
     pub(super) fn keep_house(&mut self) {
-        let timeout_ms = self.shared.settings.idle_timeout_s.load(Ordering::Relaxed) * 1000;
+        let timeout_ms =
+            self.shared.settings.idle_timeout_s.load(Ordering::Relaxed).saturating_mul(1000);
         // Quiet by the clock that nobody sets; shown by the one people read.
         let (now_ms, now_ns) = (self.now_ms, self.now_ns);
         let mut idle = Vec::new();
@@ -80,6 +81,10 @@ impl ShardThread {
             self.unpublished = false;
             self.untidy = false;
             for connection in self.connections.iter_mut().flatten() {
+                // One whose request waits is not idle: it is the node's turn to say something.
+                if connection.is_waiting() {
+                    connection.last_active_ns = now_ns;
+                }
                 let quiet_ms = now_ns.saturating_sub(connection.last_active_ns) / 1_000_000;
                 if timeout_ms != 0 && quiet_ms >= timeout_ms {
                     idle.push(connection.slot);
@@ -159,6 +164,11 @@ impl ShardThread {
         }
         if let Err(error) = shard.commit() {
             tracing::error!(%error, shard = self.index, "the last commit failed");
+            shared.note_failure(format!(
+                "shard {} could not make its last writes durable, which were not acknowledged: \
+                 {error}; mend the storage before the next start",
+                self.index
+            ));
         }
     }
 }

@@ -33,7 +33,12 @@ impl ShardThread {
         news.clear();
         // Between two looks at the sockets a turn takes as long as reading both clocks does.
         let now_ns = if self.turns_since_look.is_multiple_of(TURNS_PER_CLOCK) {
-            self.read_clocks()
+            let now_ns = self.read_clocks();
+            if let Some(began_ns) = self.turn_began_ns.take() {
+                let took_ns = now_ns.saturating_sub(began_ns);
+                self.shared.times[self.index].node_turn_seconds.record_ns(took_ns);
+            }
+            now_ns
         } else {
             self.now_ns
         };
