@@ -161,10 +161,18 @@ fn init(arguments: &InitArguments, output: Output) -> Result<Exit, Failure> {
         false => format!("[documents]\nmembers = {:?}\n", set.show()),
     };
     let usual = usual.http_address.0;
+    let path = |member: &MemberWord| directory.join(format!("node-{}.toml", member.id));
+    // All of them or none: members of two clusters would look like those of one.
+    if let Some(there) = peers.0.iter().map(path).find(|file| file.exists()) {
+        let there = there.display();
+        return Err(Failure::from(anyhow::anyhow!(
+            "{there} is there, and kept: choose another --directory"
+        )));
+    }
     let mut files = Vec::new();
     for member in &peers.0 {
         let data = directory.join(format!("node-{}", member.id));
-        let file = directory.join(format!("node-{}.toml", member.id));
+        let file = path(member);
         let text = format!(
             "# Member {} of cluster {cluster}: beeline serve --config {}\n[serve]\ndata = {:?}\n\
              cluster = {cluster:?}\nnode-id = {}\npeers = {:?}\n{}{documents}",

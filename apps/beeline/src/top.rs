@@ -12,9 +12,12 @@ use crate::config::values::human_bytes;
 use crate::exit::{Exit, Failure, OrExit as _};
 use crate::looks;
 use crate::output::{Output, table};
+use crate::serve::human_us;
 
 /// Patience with a node that does not answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
+/// Commands shown.
+const COMMANDS_SHOWN: usize = 12;
 /// An answer is far smaller.
 const LONGEST_ANSWER_BYTES: u64 = 1 << 20;
 
@@ -82,7 +85,51 @@ fn screen(before: &Map<String, Value>, now: &Map<String, Value>, seconds: f64) -
         row("memory resident", bytes("beeline_process_resident_bytes")),
         row("processors busy", rate("beeline_process_cpu_seconds_total")),
     ];
-    table(&["", ""], &rows).trim_start().to_owned()
+    let node = table(&["", ""], &rows).trim_start().to_owned();
+    let commands = commands(before, now, seconds);
+    if commands.is_empty() {
+        return node;
+    }
+    let head = ["SERVICE", "COMMAND", "BUSY", "P50", "P99", "P99.9"];
+    format!("{node}\n{}", table(&head, &commands))
+}
+
+/// Rows of the commands that took most time between the two looks, or since the start where none did:
+/// what makes the node slow now.
+fn commands(
+    before: &Map<String, Value>,
+    now: &Map<String, Value>,
+    seconds: f64,
+) -> Vec<Vec<String>> {
+    let list = |look: &Map<String, Value>| {
+        look.get("commands").and_then(Value::as_array).cloned().unwrap_or_default()
+    };
+    let text = |row: &Value, name: &str| row[name].as_str().unwrap_or_default().to_owned();
+    let number = |row: &Value, name: &str| row[name].as_f64().unwrap_or(0.0);
+    let earlier = list(before);
+    let spent = |row: &Value| {
+        let same = |other: &&Value| {
+            other["service"] == row["service"] && other["command"] == row["command"]
+        };
+        let known = earlier.iter().find(same).map_or(0.0, |known| number(known, "seconds"));
+        (number(row, "seconds") - known).max(0.0)
+    };
+    let mut rows: Vec<(f64, Value)> = list(now).into_iter().map(|row| (spent(&row), row)).collect();
+    // Stable: those of no time stay in the order of their time since the start.
+    rows.sort_by(|one, other| other.0.total_cmp(&one.0));
+    let shown = rows.into_iter().take(COMMANDS_SHOWN);
+    shown
+        .map(|(spent, row)| {
+            vec![
+                text(&row, "service"),
+                text(&row, "command"),
+                human_us(spent * 1e6 / seconds.max(1e-3)) + "/s",
+                human_us(number(&row, "p50_us")),
+                human_us(number(&row, "p99_us")),
+                human_us(number(&row, "p999_us")),
+            ]
+        })
+        .collect()
 }
 
 #[cfg(test)]
@@ -97,6 +144,28 @@ mod tests {
         };
         let text = screen(&look(100), &look(300), 2.0);
         assert!(text.lines().any(|l| l.starts_with("commands/s") && l.ends_with("100")), "{text}");
+    }
+
+    #[test]
+    fn the_commands_that_take_time_now_come_first() {
+        let look = |get: f64, scan: f64| {
+            let row = |command: &str, seconds: f64| {
+                serde_json::json!({
+                    "service": "resp", "command": command, "seconds": seconds,
+                    "p50_us": 1.0, "p99_us": 64.0, "p999_us": 2048.0,
+                })
+            };
+            let value = serde_json::json!({"commands": [row("get", get), row("scan", scan)]});
+            value.as_object().cloned().unwrap_or_default()
+        };
+        let text = screen(&look(90.0, 1.0), &look(90.1, 2.0), 2.0);
+        let lines: Vec<&str> = text.lines().collect();
+        let at = |command: &str| lines.iter().position(|line| line.contains(command));
+        assert!(at("scan") < at("get") && at("SERVICE") < at("scan"), "{text}");
+        let scan = at("scan").map_or("", |at| lines[at]);
+        for cell in ["500 ms/s", "1.0 us", "64.0 us", "2.0 ms"] {
+            assert!(scan.contains(cell), "{cell} is missing: {text}");
+        }
     }
 
     #[test]

@@ -102,12 +102,57 @@ fn shutdown_from_a_client_ends_the_node() {
 fn a_taken_port_is_named_with_the_flag_that_changes_it() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
-    for flag in ["--resp-address", "--http-address"] {
+    for flag in ["--resp-address", "--http-address", "--fabric-address"] {
         let data = directory();
         let (status, said) = Server::try_start(data.path(), &[flag, &address]).unwrap_err();
         assert_eq!(status.code(), Some(1), "{said}");
         assert!(said.contains(&address) && said.contains(flag), "{said}");
+        assert!(said.contains("; another program listens there"), "{said}");
+        assert!(!said.contains("; ;"), "{said}");
     }
+}
+
+#[test]
+fn a_service_that_cannot_start_names_itself_and_nothing_runs_half() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap();
+    let (address, number) = (port.to_string(), port.port().to_string());
+    let held = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let datagrams = held.local_addr().unwrap().to_string();
+    let long = format!("/tmp/{}", "s".repeat(120));
+    let cases = [
+        ("documents", "--documents-address", address.as_str()),
+        ("objects", "--objects-socket", long.as_str()),
+        ("objects", "--objects-transfer-port", number.as_str()),
+        ("direct", "--direct-udp-address", datagrams.as_str()),
+    ];
+    let data = directory();
+    for (service, flag, value) in cases {
+        let (status, said) = Server::try_start(data.path(), &[flag, value]).unwrap_err();
+        assert_eq!(status.code(), Some(1), "{said}");
+        for wanted in [
+            format!("the service {service} cannot start"),
+            flag.to_owned(),
+            format!("--without {service}"),
+        ] {
+            assert!(said.contains(&wanted), "{wanted} is missing: {said}");
+        }
+        // What was started before it is gone: the directory is free, and the rest starts.
+        let server = Server::start(data.path(), &[flag, value, "--without", service]);
+        assert_eq!(server.connect().say("PING").text(), "PONG");
+        let services = server.banner()["services"].as_array().unwrap().clone();
+        let names: Vec<_> = services.iter().filter_map(|one| one["service"].as_str()).collect();
+        assert!(names.len() == 2 && !names.contains(&service), "{names:?}");
+        assert_eq!(server.stop().code(), Some(0));
+    }
+    let none = ["--without", "objects,direct,documents"];
+    let server = Server::start(data.path(), &none);
+    assert_eq!(server.banner()["services"].as_array().map(Vec::len), Some(0));
+    let metrics = said(&bounded(
+        &mut beeline(&["top", "--json", "--count", "1", "--address", &server.http().to_string()]),
+        Duration::from_secs(20),
+    ));
+    assert!(!metrics.contains("beeline_objects_clients"), "{metrics}");
 }
 
 #[test]
@@ -193,6 +238,7 @@ fn the_status_page_counts_what_clients_do() {
     for _ in 0..10 {
         assert!(connection.say("SET key value").is_ok());
     }
+    connection.say("DIRECT.GET absent");
     let ask = |path: &str| {
         let mut stream = std::net::TcpStream::connect(server.http()).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
@@ -211,7 +257,24 @@ fn the_status_page_counts_what_clients_do() {
     assert!((value("beeline_kv_keys") - 1.0).abs() < 0.5);
     assert!(ask("/").contains("RESP"));
     assert!(ask("/healthz").contains("200"));
-    assert!(ask("/stats.json").contains("beeline_kv_keys"));
+    let stats = ask("/stats.json");
+    // Of the services, too.
+    for figure in ["beeline_kv_keys", "beeline_objects_clients", "beeline_direct_pairs"] {
+        assert!(stats.contains(figure), "{figure} is missing: {stats}");
+    }
+    // Why is it slow? The same in every place.
+    let set = "beeline_command_seconds_count{service=\"resp\",command=\"set\"}";
+    assert!(value(set) >= 1.0);
+    assert!(value("beeline_node_turn_seconds_count{shard=\"0\"}") >= 1.0);
+    let body = stats.split_once("\r\n\r\n").unwrap().1;
+    let stats: serde_json::Value = serde_json::from_str(body).unwrap();
+    let rows = stats["commands"].as_array().unwrap();
+    let row = rows.iter().find(|row| row["command"] == "set").unwrap();
+    assert_eq!((&row["service"], &row["calls"]), (&"resp".into(), &10.into()));
+    assert!(row["p99_us"].as_f64() >= row["p50_us"].as_f64(), "{row}");
+    assert!(rows.iter().any(|row| row["service"] == "direct"), "{rows:?}");
+    let page = ask("/");
+    assert!(page.contains("Commands, by time spent") && page.contains("<td>set</td>"), "{page}");
     let top = bounded(
         &mut beeline(&[
             "top",
@@ -226,6 +289,10 @@ fn the_status_page_counts_what_clients_do() {
         Duration::from_secs(20),
     );
     assert!(said(&top).contains("beeline_kv_keys"), "{}", said(&top));
+    let address = server.http().to_string();
+    let screen = ["top", "--count", "1", "--interval", "50ms", "--address", &address];
+    let screen = said(&bounded(&mut beeline(&screen), Duration::from_secs(20)));
+    assert!(screen.contains("SERVICE") && screen.contains("set"), "{screen}");
 }
 
 #[test]

@@ -169,6 +169,48 @@ fn a_flipped_bit_is_found_and_a_good_directory_is_not_accused() {
     assert!(said.contains("DAMAGED"), "{said}");
 }
 
+/// Answers as a node does that says its data is in `directory`, and writes nothing there.
+fn a_node_of_another_host(directory: &std::path::Path) -> std::net::SocketAddr {
+    use std::io::{Read as _, Write as _};
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let directory = directory.display().to_string();
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut request = [0; 4096];
+        while let Ok(count @ 1..) = stream.read(&mut request) {
+            let asked = String::from_utf8_lossy(&request[..count]).into_owned();
+            let bulk = |text: &str| format!("${}\r\n{text}\r\n", text.len());
+            let answer = if asked.contains("CONFIG") {
+                format!("*2\r\n{}{}", bulk("dir"), bulk(&directory))
+            } else if asked.contains("INFO") {
+                bulk("rdb_bgsave_in_progress:0\r\nrdb_last_bgsave_status:ok\r\n")
+            } else {
+                "+Background saving scheduled\r\n".to_owned()
+            };
+            stream.write_all(answer.as_bytes()).unwrap();
+        }
+    });
+    address
+}
+
+#[test]
+fn a_backup_of_a_node_of_another_host_is_not_that_of_the_one_here() {
+    let data = directory();
+    let server = Server::start(data.path(), &[]);
+    assert!(server.connect().say("SET whose mine").is_ok());
+    assert!(server.connect().say("SAVE").is_ok());
+    // Its directory has the name of the one here, as hosts that are set up alike have.
+    let other = a_node_of_another_host(data.path()).to_string();
+    let place = directory();
+    let file = place.path().join("backup.bee");
+    let (code, said) =
+        kv(&["backup".as_ref(), file.as_os_str(), "--resp-address".as_ref(), other.as_ref()]);
+    assert_eq!(code, 1, "{said}");
+    assert!(said.contains("wrote no snapshot there") && said.contains(&other), "{said}");
+    assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0, "something was left");
+}
+
 #[test]
 fn a_backup_of_a_running_node_is_restored_whole() {
     let data = directory();
@@ -186,6 +228,25 @@ fn a_backup_of_a_running_node_is_restored_whole() {
         kv(&["backup".as_ref(), file.as_os_str(), "--resp-address".as_ref(), address.as_ref()]);
     assert_eq!(code, 0, "{said}");
     assert!(said.contains("records"), "{said}");
+    // Once more over the file that is there; not into a folder; not where another backup is at work.
+    let again = |target: &std::path::Path, address: &str| {
+        kv(&["backup".as_ref(), target.as_os_str(), "--resp-address".as_ref(), address.as_ref()])
+    };
+    assert_eq!(again(&file, &address).0, 0);
+    let (code, said) = again(place.path(), &address);
+    assert!(code == 2 && said.contains("is a directory"), "{code}: {said}");
+    let partial = place.path().join("other.bee.partial");
+    let held = std::fs::File::create(&partial).unwrap();
+    rustix::fs::flock(&held, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let (code, said) = again(&place.path().join("other.bee"), &address);
+    assert!(code == 1 && said.contains("another backup writes it"), "{code}: {said}");
+    assert!(partial.exists(), "the other backup's file");
+    drop(held);
+    // What a backup that was killed left is taken over.
+    assert_eq!(again(&place.path().join("other.bee"), &address).0, 0);
+    assert!(!partial.exists());
+    let (code, said) = again(&file, "127.0.0.1:1");
+    assert!(code == 3 && said.contains("no node answers"), "{code}: {said}");
     // What comes later is not in it.
     assert!(connection.say("SET key:1 later").is_ok());
     let (code, said) = kv(&["check".as_ref(), file.as_os_str()]);

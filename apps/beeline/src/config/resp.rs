@@ -1,6 +1,6 @@
 //! `[resp]`: the door for Redis clients.
 
-use super::values::{Door, Number, OrderWord, Secret, Size, Span};
+use super::values::{Door, Number, OrderWord, Secret, Size, Span, Threshold};
 use super::{Rules, knobs};
 
 knobs! {
@@ -12,6 +12,7 @@ knobs! {
         idle_timeout: Span = "0" earlier "idle-timeout", "A Redis connection silent for this long is closed; 0 is never.";
         output_buffer_limit: Size = "256MiB" earlier "output-buffer-limit", "Replies one client may leave unread before it is closed; 1MiB or more.";
         query_buffer_limit: Size = "1GiB" earlier "query-buffer-limit", "Bytes of one incomplete request before its client is closed, 1MiB to 4GiB; the default is Redis'.";
+        slow_log: Threshold = "off", "Redis commands at least this long are kept for SLOWLOG, as in 10ms; every command is then timed, else one of 32 (LATENCY, /metrics).";
         pipeline_order: OrderWord = "strict", "Whether pipelined requests of one connection take effect in their order on keys of different shards too, as with Redis and also after a crash (strict), or as if they came from different clients, which is faster with several shards (relaxed).";
     }
 }

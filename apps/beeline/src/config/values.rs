@@ -4,7 +4,7 @@ use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::Knob;
+use super::{Knob, nearest};
 
 /// A number of bytes: `4096`, `64KiB`, `1.5GiB`; in Redis' spelling `64mb`, `1k`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,6 +125,27 @@ impl Knob for Span {
             .max_by_key(|(_, unit)| *unit)
             .unwrap_or(&("ns", 1));
         format!("{}{suffix}", nanoseconds / unit)
+    }
+}
+
+/// A length of time, or `off`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Threshold(pub Option<Duration>);
+
+impl Knob for Threshold {
+    const PLACEHOLDER: &'static str = "TIME|off";
+
+    fn parse(text: &str) -> Result<Self, String> {
+        if text == "off" {
+            return Ok(Self(None));
+        }
+        Span::parse(text)
+            .map(|span| Self(Some(span.0)))
+            .map_err(|problem| format!("{problem}; or off"))
+    }
+
+    fn show(&self) -> String {
+        self.0.map_or_else(|| "off".to_owned(), |limit| Span(limit).show())
     }
 }
 
@@ -437,6 +458,13 @@ impl Knob for PathBuf {
     }
 }
 
+/// What is said of a word that is none of `words`.
+fn no_word(text: &str, words: &[&str]) -> String {
+    let hint = nearest(text, words.iter().copied());
+    let hint = hint.map(|near| format!("; did you mean {near}?")).unwrap_or_default();
+    format!("{text:?} is none of the words {}{hint}", words.join(", "))
+}
+
 /// Declares a knob that takes one of a few words.
 macro_rules! words {
     ($(#[$meta:meta])* $name:ident { $($variant:ident = $word:literal,)* }) => {
@@ -452,7 +480,7 @@ macro_rules! words {
             fn parse(text: &str) -> Result<Self, String> {
                 match text {
                     $($word => Ok(Self::$variant),)*
-                    _ => Err(format!("{text:?} is none of {}", [$($word),*].join(", "))),
+                    _ => Err(no_word(text, &[$($word),*])),
                 }
             }
 
@@ -586,6 +614,12 @@ mod tests {
     fn wrong_words_are_answered_with_the_right_ones() {
         let problem = DurabilityWord::parse("strong").unwrap_err();
         assert!(problem.contains("none, process, power"), "{problem}");
+        assert!(!problem.contains("did you mean"), "{problem}");
+        let problem = DurabilityWord::parse("proces").unwrap_err();
+        assert!(problem.ends_with("; did you mean process?"), "{problem}");
+        assert!(Threshold::parse("soon").unwrap_err().ends_with("; or off"));
+        assert_eq!(Threshold::parse("10ms").unwrap().show(), "10ms");
+        assert_eq!(Threshold::parse("off").unwrap().show(), "off");
         assert!(Door::parse("6379").unwrap_err().contains("127.0.0.1:6379"));
         assert!(Window::parse("resource2").unwrap_err().contains("emulated"));
         for window in ["off", "emulated", "/f?side=1"] {

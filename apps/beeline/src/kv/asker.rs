@@ -6,6 +6,20 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 
+use crate::exit::{Exit, Failure};
+
+/// The node said no.
+#[derive(Debug)]
+struct Refused(String);
+
+impl std::fmt::Display for Refused {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Refused {}
+
 /// A connection to a node's Redis door.
 pub(super) struct Asker {
     stream: BufReader<TcpStream>,
@@ -35,7 +49,17 @@ impl Asker {
     }
 
     /// The texts of the answer, flat.
-    pub fn ask(&mut self, words: &[&str]) -> anyhow::Result<Vec<String>> {
+    ///
+    /// Errors: a node that refuses has failed; one that does not answer in time, breaks off, or answers
+    /// otherwise than a node does, is unreachable.
+    pub fn ask(&mut self, words: &[&str]) -> Result<Vec<String>, Failure> {
+        self.exchange(words).map_err(|error| {
+            let exit = if error.is::<Refused>() { Exit::Failed } else { Exit::Unreachable };
+            Failure::new(exit, error)
+        })
+    }
+
+    fn exchange(&mut self, words: &[&str]) -> anyhow::Result<Vec<String>> {
         let mut bytes = format!("*{}\r\n", words.len());
         for word in words {
             bytes.push_str(&format!("${}\r\n{word}\r\n", word.len()));
@@ -51,7 +75,7 @@ impl Asker {
             let line = line.strip_suffix("\r\n").context("the node broke off its answer")?;
             let (kind, rest) = line.split_at_checked(1).context("an empty answer")?;
             match kind {
-                "-" => anyhow::bail!("the node refused {}: {rest}", words[0]),
+                "-" => return Err(Refused(format!("the node refused {}: {rest}", words[0])).into()),
                 "*" | "%" => {
                     let count = rest.parse::<u64>()?.min(LONGEST_BYTES);
                     left += if kind == "%" { count * 2 } else { count };

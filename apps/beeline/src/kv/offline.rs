@@ -1,11 +1,14 @@
 //! The commands that work on files: check, backup, restore.
 
+use std::fs::File;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use beeline_kv::{KvError, StoreOptions};
+use beeline_kv::{KvError, SnapshotReport, StoreOptions};
 use beeline_pmem::{PmemError, PoolOptions};
+use rustix::fs::{FlockOperation, flock};
 
 use super::asker::Asker;
 use super::{BackupArguments, CheckArguments, RestoreArguments};
@@ -167,11 +170,61 @@ pub fn restore(arguments: &RestoreArguments, output: Output) -> Result<Exit, Fai
 /// `beeline kv backup`: asks the node for a snapshot, waits, and copies it.
 pub fn backup(arguments: &BackupArguments, output: Output) -> Result<Exit, Failure> {
     let patience = arguments.timeout.0;
+    // What is wrong with the target is said before the node writes a snapshot for it.
+    let target = &arguments.file;
+    let mut name =
+        target.file_name().context("name a file to write").or_exit(Exit::Usage)?.to_owned();
+    name.push(".partial");
+    let temporary = target.with_file_name(name);
+    if target.is_dir() {
+        let problem = anyhow::anyhow!("{}: is a directory; name a file in it", target.display());
+        return Err(Failure::new(Exit::Usage, problem));
+    }
+    let partial = claim(&temporary)?;
+    let done = copy_of_node(arguments, patience, &temporary, &partial);
+    if done.is_err() {
+        let _ = std::fs::remove_file(&temporary);
+    }
+    let report = done?;
+    std::fs::rename(&temporary, target).with_context(|| target.display().to_string())?;
+    sync_directory_of(target)?;
+    say_moved(target, "written", report.records, report.bytes, output)?;
+    Ok(Exit::Done)
+}
+
+/// The file that the copy goes to, which no other backup writes meanwhile.
+fn claim(temporary: &Path) -> Result<File, Failure> {
+    let making = || format!("making {}", temporary.display());
+    loop {
+        let opened = File::options().write(true).create(true).truncate(false).open(temporary);
+        let file = opened.with_context(making)?;
+        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+            return Err(Failure::from(anyhow::anyhow!(
+                "{}: another backup writes it; wait for that one, or name another file",
+                temporary.display()
+            )));
+        }
+        // Another backup may have ended since, and this is its target by now.
+        let held = file.metadata().with_context(making)?;
+        let named = std::fs::metadata(temporary);
+        if named.is_ok_and(|named| (named.dev(), named.ino()) == (held.dev(), held.ino())) {
+            return Ok(file);
+        }
+    }
+}
+
+/// Has the node write a snapshot, and copies it to the file that was claimed.
+fn copy_of_node(
+    arguments: &BackupArguments,
+    patience: Duration,
+    temporary: &Path,
+    partial: &File,
+) -> Result<SnapshotReport, Failure> {
     let mut node = Asker::open(arguments.resp_address, patience).or_exit(Exit::Unreachable)?;
     if !arguments.password.is_empty() {
-        node.ask(&["AUTH", &arguments.password]).or_exit(Exit::Failed)?;
+        node.ask(&["AUTH", &arguments.password])?;
     }
-    let directory = node.ask(&["CONFIG", "GET", "dir"]).or_exit(Exit::Failed)?;
+    let directory = node.ask(&["CONFIG", "GET", "dir"])?;
     let directory = PathBuf::from(directory.last().context("the node names no directory")?);
     let source = directory.join(beeline_node::SNAPSHOT_FILE_NAME);
     if !directory.is_dir() {
@@ -179,43 +232,55 @@ pub fn backup(arguments: &BackupArguments, output: Output) -> Result<Exit, Failu
         let problem = "the node's directory is not on this host; run backup there";
         return Err(anyhow::anyhow!("{directory}: {problem}").into());
     }
-    // In the background: it takes its barrier in a moment, and stops nobody while it writes.
-    node.ask(&["BGSAVE", "SCHEDULE"])
-        .context("the node began no snapshot")
-        .or_exit(Exit::Failed)?;
-    wait_for_snapshot(&mut node).or_exit(Exit::Failed)?;
-    let target = &arguments.file;
-    let mut name =
-        target.file_name().context("name a file to write").or_exit(Exit::Usage)?.to_owned();
-    name.push(".partial");
-    let temporary = target.with_file_name(name);
-    let copied = std::fs::copy(&source, &temporary)
-        .and_then(|_| std::fs::File::open(&temporary)?.sync_all())
-        .with_context(|| format!("copying {} to {}", source.display(), temporary.display()));
-    let checked = copied
-        .map_err(Failure::from)
-        .and_then(|()| beeline_kv::check_snapshot(&temporary).map_err(failure));
-    let report = match checked {
-        Ok(report) => report,
-        Err(failure) => {
-            let _ = std::fs::remove_file(&temporary);
-            return Err(failure);
-        }
-    };
-    std::fs::rename(&temporary, target).with_context(|| target.display().to_string())?;
-    say_moved(target, "written", report.records, report.bytes, output)?;
-    Ok(Exit::Done)
+    let earlier = mark(&source);
+    // In the background: it takes its barrier in a moment, and stops no shard while it writes.
+    node.ask(&["BGSAVE", "SCHEDULE"])?;
+    wait_for_snapshot(&mut node)?;
+    // A directory of this name may be here and another node's: what lies there is not what was asked for.
+    if mark(&source).is_none_or(|now| earlier == Some(now)) {
+        return Err(Failure::from(anyhow::anyhow!(
+            "{}: the node at {} wrote no snapshot there: it runs on another host, or sees other \
+             directories; run backup where it runs",
+            source.display(),
+            arguments.resp_address
+        )));
+    }
+    copy(&source, partial)
+        .with_context(|| format!("copying {} to {}", source.display(), temporary.display()))?;
+    beeline_kv::check_snapshot(temporary).map_err(failure)
+}
+
+/// What tells a snapshot file from the one before of its name: each is a new file.
+fn mark(file: &Path) -> Option<(u64, u64, i64, i64)> {
+    let about = std::fs::metadata(file).ok()?;
+    Some((about.dev(), about.ino(), about.mtime(), about.mtime_nsec()))
+}
+
+/// Copies `source` into the file that was claimed, for good.
+fn copy(source: &Path, partial: &File) -> std::io::Result<()> {
+    partial.set_len(0)?;
+    std::io::copy(&mut File::open(source)?, &mut &*partial)?;
+    partial.sync_all()
+}
+
+/// A name that a file took survives a loss of power, too.
+fn sync_directory_of(file: &Path) -> anyhow::Result<()> {
+    let directory = file.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let directory = directory.unwrap_or(Path::new("."));
+    File::open(directory)
+        .and_then(|directory| directory.sync_all())
+        .with_context(|| format!("synchronising {}", directory.display()))
 }
 
 /// Waits until the node writes no snapshot any more: the one that was asked for is whole then.
-fn wait_for_snapshot(node: &mut Asker) -> anyhow::Result<()> {
+fn wait_for_snapshot(node: &mut Asker) -> Result<(), Failure> {
     loop {
         let state = node.ask(&["INFO", "persistence"])?.concat();
         let says = |line: &str| state.lines().any(|known| known.trim_end() == line);
         if says("rdb_bgsave_in_progress:0") {
             let written = says("rdb_last_bgsave_status:ok");
-            anyhow::ensure!(written, "the node could not write its snapshot; its log says why");
-            return Ok(());
+            let problem = "the node could not write its snapshot; its log says why";
+            return if written { Ok(()) } else { Err(anyhow::anyhow!(problem).into()) };
         }
         std::thread::sleep(Duration::from_millis(20));
     }

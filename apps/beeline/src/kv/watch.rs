@@ -28,14 +28,14 @@ struct Change<'a> {
 pub fn watch(arguments: &WatchArguments, output: Output) -> Result<Exit, Failure> {
     let mut node = Asker::open(arguments.resp_address, PATIENCE).or_exit(Exit::Unreachable)?;
     if !arguments.password.is_empty() {
-        node.ask(&["AUTH", &arguments.password]).or_exit(Exit::Failed)?;
+        node.ask(&["AUTH", &arguments.password])?;
     }
     let mut position = arguments.from.map_or_else(|| "NOW".to_owned(), |from| from.to_string());
     let mut left = if arguments.count == 0 { u64::MAX } else { arguments.count };
     while left > 0 {
         node.renew();
         let many = left.min(1000).to_string();
-        let told = node.ask(&["KV.CHANGES", &position, "COUNT", &many]).or_exit(Exit::Failed)?;
+        let told = node.ask(&["KV.CHANGES", &position, "COUNT", &many])?;
         let (next, changes) = changes(&told).or_exit(Exit::Failed)?;
         for change in &changes {
             say(change, output)?;

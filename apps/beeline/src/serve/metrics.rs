@@ -4,7 +4,11 @@
 //! in `docs/metrics.md` is rendered from these declarations.
 
 use beeline_node::replicated::log::LogState;
-use beeline_node::{NodeStats, ReplicationStats};
+use beeline_node::{CommandTime, NodeHandle, NodeStats, ReplicationStats};
+use beeline_observe::{
+    COMMAND_SECONDS, Descriptor, Distribution, Labelled, MetricSet, Value, command_seconds,
+};
+use serde::Serialize;
 
 /// Declares metrics together with the expression that reads each from its source.
 macro_rules! published {
@@ -135,6 +139,81 @@ published! {
     }
 }
 
+/// How long commands of the Redis door took, read from the node when it is scraped.
+#[derive(Debug)]
+pub struct RespTimes(pub NodeHandle);
+
+impl MetricSet for RespTimes {
+    fn descriptors(&self) -> &'static [Descriptor] {
+        &[]
+    }
+
+    fn values(&self) -> Vec<Value> {
+        Vec::new()
+    }
+
+    fn labelled(&self) -> Vec<Labelled> {
+        let labelled = |time: CommandTime| {
+            let last = time.classes.len() - 1;
+            let classes = time.classes.iter().enumerate();
+            // The last class holds longer ones too.
+            let bound = |at, most: u64| if at == last { u64::MAX } else { most * 1000 };
+            let buckets = classes.map(|(at, &(most, calls))| (bound(at, most), calls)).collect();
+            let sum_ns = time.microseconds.saturating_mul(1000);
+            command_seconds("resp", time.name, Distribution { buckets, sum_ns }, time.calls)
+        };
+        self.0.command_times().into_iter().map(labelled).collect()
+    }
+}
+
+/// A command's line of the status page, of `/stats.json` and of `beeline top`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CommandRow {
+    /// The service.
+    pub service: String,
+    /// The command.
+    pub command: String,
+    /// Calls.
+    pub calls: u64,
+    /// Their time together, seconds: of all, also where a part is timed.
+    pub seconds: f64,
+    /// Half of them took no longer, microseconds.
+    pub p50_us: f64,
+    /// 99 % took no longer.
+    pub p99_us: f64,
+    /// 99.9 % took no longer.
+    pub p999_us: f64,
+}
+
+/// The rows of all commands that were timed, those that took most time together first.
+#[expect(clippy::cast_precision_loss, reason = "for reading")]
+pub fn command_rows(labelled: &[Labelled]) -> Vec<CommandRow> {
+    let label = |one: &Labelled, wanted: &str| {
+        let found = one.labels.iter().find(|(name, _)| *name == wanted);
+        found.map(|(_, value)| value.clone()).unwrap_or_default()
+    };
+    let mut rows: Vec<CommandRow> = labelled
+        .iter()
+        .filter(|one| one.descriptor.name == COMMAND_SECONDS.name)
+        .map(|one| {
+            let times = &one.distribution;
+            let quantile_us = |share| times.quantile_ns(share) as f64 / 1e3;
+            CommandRow {
+                service: label(one, "service"),
+                command: label(one, "command"),
+                calls: one.calls,
+                seconds: times.sum_ns as f64 / 1e9
+                    * (one.calls as f64 / times.count().max(1) as f64),
+                p50_us: quantile_us(500),
+                p99_us: quantile_us(990),
+                p999_us: quantile_us(999),
+            }
+        })
+        .collect();
+    rows.sort_by(|one, other| other.seconds.total_cmp(&one.seconds));
+    rows
+}
+
 /// The log and what the node counts of it.
 #[derive(Clone, Debug, Default)]
 pub struct LogView {
@@ -195,12 +274,16 @@ impl Process {
 /// `docs/metrics.md`.
 #[cfg(test)]
 fn document() -> String {
+    use beeline_node::LoopTimes;
     use beeline_observe::registry::markdown;
     let head = "# Metrics\n\n\
         Served in OpenMetrics text at `/metrics` of the status address (127.0.0.1:9464 unless told\n\
-        otherwise), and as JSON at `/stats.json`. A counter only grows and ends in `_total`; times are\n\
-        in seconds. This page is rendered from the declarations: `BEELINE_BLESS=1 cargo test -p beeline\n\
+        otherwise), and as JSON at `/stats.json`, there without histograms but with percentiles of the\n\
+        commands (`commands`), which the status page and `beeline top` show too. A counter only grows and\n\
+        ends in `_total`; times are in seconds. This page is rendered from the declarations: `BEELINE_BLESS=1 cargo test -p beeline\n\
         metrics` writes it anew, and a test fails while it differs.\n\n";
+    let commands = markdown("Commands of all services", &[COMMAND_SECONDS]);
+    let loops = markdown("Loops, by shard", LoopTimes::DESCRIPTORS);
     let node = markdown("Node, store and pool", NodeMetrics::DESCRIPTORS);
     let door = markdown("Fabric door", DoorMetrics::DESCRIPTORS);
     let log = markdown("Replicated log", LogMetrics::DESCRIPTORS);
@@ -210,7 +293,9 @@ fn document() -> String {
     let documents = markdown("Document store", beeline_documents::DocumentsMetrics::DESCRIPTORS);
     let transfers =
         markdown("Objects between nodes", beeline_objects::cluster::TransferMetrics::DESCRIPTORS);
-    format!("{head}{node}\n{door}\n{log}\n{objects}\n{transfers}\n{documents}\n{direct}\n{process}")
+    format!(
+        "{head}{commands}\n{loops}\n{node}\n{door}\n{log}\n{objects}\n{transfers}\n{documents}\n{direct}\n{process}"
+    )
 }
 
 #[cfg(test)]
@@ -226,6 +311,25 @@ mod tests {
         }
         let written = std::fs::read_to_string(&path).unwrap_or_default();
         assert!(written == document, "docs/metrics.md differs; BEELINE_BLESS=1 writes it anew");
+    }
+
+    #[test]
+    fn commands_come_in_the_order_of_the_time_they_took() {
+        let of = |command, buckets: Vec<(u64, u64)>, sum_ns, calls| {
+            command_seconds("shed", command, Distribution { buckets, sum_ns }, calls)
+        };
+        // One of a hundred calls is timed of the first.
+        let rows = command_rows(&[
+            of("mend", vec![(1_000, 0), (64_000, 9)], 500_000, 9),
+            of("open", vec![(1_000, 99), (64_000, 1)], 200_000, 10_000),
+        ]);
+        let told: Vec<_> = rows
+            .iter()
+            .map(|row| (row.command.as_str(), row.calls, row.p50_us, row.p99_us, row.p999_us))
+            .collect();
+        assert_eq!(told, [("open", 10_000, 1.0, 1.0, 64.0), ("mend", 9, 64.0, 64.0, 64.0)]);
+        assert!((rows[0].seconds - 0.02).abs() < 1e-9 && (rows[1].seconds - 0.0005).abs() < 1e-9);
+        assert_eq!(rows[0].service, "shed");
     }
 
     #[test]

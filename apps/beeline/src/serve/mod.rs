@@ -35,6 +35,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use banner::{Banner, Doors};
 use fabric::FabricDoor;
 use view::View;
+pub use view::human_us;
 
 use crate::config::ServeConfig;
 use crate::exit::{Exit, Failure};
@@ -113,7 +114,10 @@ pub fn run(config: &ServeConfig, output: Output) -> Result<Exit, Failure> {
         output.line(banner.text())?;
     }
     let reason = reason.recv().context("the signal watcher ended")?;
-    tracing::info!(%reason, "stopping");
+    match handle.failure() {
+        Some(failure) => tracing::error!(failure, "stopping"),
+        None => tracing::info!(%reason, "stopping"),
+    }
     if let Some(log) = &log
         && !log.hand_over(HAND_OVER)
         && config.peers.0.len() > 1
@@ -132,6 +136,15 @@ pub fn run(config: &ServeConfig, output: Output) -> Result<Exit, Failure> {
     }
     if is_member {
         replicated::note_stop(config);
+    }
+    outcome(handle.failure())
+}
+
+/// How `serve` ends after everything was stopped: a supervisor that starts nodes anew does so for one
+/// that failed, not for one that was told to stop.
+fn outcome(failure: Option<&str>) -> Result<Exit, Failure> {
+    if let Some(failure) = failure {
+        return Err(Failure::new(Exit::Failed, anyhow::anyhow!("the node stopped: {failure}")));
     }
     tracing::info!("stopped; everything acknowledged is persisted");
     Ok(Exit::Done)
@@ -155,7 +168,7 @@ fn fabric_failure(error: OpenError) -> Failure {
     match error {
         OpenError::Listen { ref source, .. } => {
             let advice = advice(source.kind(), "--fabric-address");
-            Failure::from(anyhow::anyhow!("{error}{advice}"))
+            Failure::from(anyhow::anyhow!("{error}; {advice}"))
         }
         error => Failure::from(error),
     }
@@ -189,17 +202,16 @@ fn failure(error: NodeError) -> Failure {
         } => Exit::Corruption,
         _ => Exit::Failed,
     };
-    let advice = match &error {
+    let error = match &error {
         NodeError::Listen { source, .. } => {
-            Some(format!("; {}", advice(source.kind(), "--resp-address")))
+            let advice = advice(source.kind(), "--resp-address");
+            anyhow::anyhow!("{error}; {advice}")
         }
         // It says itself: or give another directory.
-        NodeError::Pool { source: PmemError::Busy { .. }, .. } => Some(" with --data".to_owned()),
-        _ => None,
-    };
-    let error = match advice {
-        Some(advice) => anyhow::anyhow!("{error}; {advice}"),
-        None => anyhow::Error::new(error),
+        NodeError::Pool { source: PmemError::Busy { .. }, .. } => {
+            anyhow::anyhow!("{error} with --data")
+        }
+        _ => anyhow::Error::new(error),
     };
     Failure::new(exit, error)
 }

@@ -12,7 +12,7 @@ use beeline_objects::cluster::{
     Agreed, ClusterOptions, Dial, Door, Finding, Move, SERVICE, payload,
 };
 use beeline_objects::{NAME, ObjectService, StoreOptions};
-use beeline_service::{Opening, Service};
+use beeline_service::{OpenFailure, Opening, Service};
 
 use crate::config::ServeConfig;
 use crate::config::values::{Auto, MoveWord, Size};
@@ -50,7 +50,11 @@ impl Link {
             return Ok(None);
         };
         let port = u16::try_from(config.objects.transfer_port.0).unwrap_or(0);
-        let listener = super::listen((fabric.ip(), port).into(), "--objects-transfer-port")?;
+        let listener = super::listen((fabric.ip(), port).into(), "--objects-transfer-port")
+            .map_err(|failure| {
+                let Failure { exit, error } = failure;
+                Failure::new(exit, OpenFailure { service: NAME, source: error.into() })
+            })?;
         let port = listener.local_addr()?.port();
         Ok(Some(Self { door: Arc::default(), listener, port }))
     }

@@ -46,6 +46,7 @@ pub fn plan(config: &ServeConfig) -> NodeConfig {
             output_limit_bytes: usize::try_from(config.resp.output_buffer_limit.0)
                 .unwrap_or(usize::MAX),
             query_limit_bytes: u32::try_from(config.resp.query_buffer_limit.0).unwrap_or(u32::MAX),
+            slow_log: config.resp.slow_log.0,
             pipeline_order: match config.resp.pipeline_order {
                 OrderWord::Strict => PipelineOrder::Strict,
                 OrderWord::Relaxed => PipelineOrder::Relaxed,

@@ -4,13 +4,14 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use beeline_node::{NodeHandle, NodeStats};
-use beeline_observe::{MetricSet, Registry, Unit, Value};
+use beeline_observe::{Distribution, Registry, Unit, Value};
 use beeline_service::{Service, Services};
 
 use super::banner::Banner;
 use super::lock;
 use super::metrics::{
-    DoorMetrics, DoorView, LogMetrics, LogView, NodeMetrics, Process, ProcessMetrics,
+    CommandRow, DoorMetrics, DoorView, LogMetrics, LogView, NodeMetrics, Process, ProcessMetrics,
+    RespTimes, command_rows,
 };
 use crate::config::values::human_bytes;
 use crate::status::{Page, Section, Source};
@@ -49,6 +50,10 @@ impl View {
         registry.register(door.clone(), None);
         registry.register(log.clone(), None);
         registry.register(process.clone(), None);
+        registry.register(Arc::new(RespTimes(handle.clone())), None);
+        for (shard, times) in handle.loop_times().iter().enumerate() {
+            registry.register(times.clone(), u32::try_from(shard).ok());
+        }
         Self { handle, banner, started, registry, services, node, door, log, process }
     }
 
@@ -60,6 +65,26 @@ impl View {
         self.process.publish(&Process::read(self.started));
         lock(&self.services).iter().for_each(Service::publish);
         stats
+    }
+
+    fn command_rows(&self) -> Vec<CommandRow> {
+        command_rows(&self.registry.labelled())
+    }
+
+    /// How long the shards' turns and commits take, of all shards together.
+    fn loop_facts(&self) -> Vec<(String, String)> {
+        let (mut turns, mut commits) = (Distribution::default(), Distribution::default());
+        for times in self.handle.loop_times() {
+            turns.add(&Distribution::from(&times.node_turn_seconds.snapshot()));
+            commits.add(&Distribution::from(&times.node_commit_seconds.snapshot()));
+        }
+        let told = |times: &Distribution| {
+            let [half, most, all] = [500, 990, 999].map(|share| human_ns(times.quantile_ns(share)));
+            format!("{half} / {most} / {all}")
+        };
+        let rows = [("turns, p50 / p99 / p99.9", turns), ("commits that waited", commits)];
+        let shown = rows.into_iter().filter(|(_, times)| times.count() > 0);
+        shown.map(|(name, times)| (name.to_owned(), told(&times))).collect()
     }
 }
 
@@ -102,6 +127,14 @@ impl Source for View {
                 ),
             ],
         ));
+        let rows = self.command_rows();
+        if !rows.is_empty() {
+            page.push(Section::table("Commands, by time spent", &COMMAND_HEAD, cells(&rows)));
+        }
+        let loops = self.loop_facts();
+        if !loops.is_empty() {
+            page.push(Section::facts("Shards' loops", loops));
+        }
         if let Some((state, _)) = &stats.replication {
             let mut facts = vec![
                 fact("cluster", format!("{:016x}", state.cluster)),
@@ -137,7 +170,8 @@ impl Source for View {
         self.publish();
         let mut object = serde_json::Map::new();
         object.insert("node".to_owned(), serde_json::json!(*self.banner));
-        for set in [&*self.node as &dyn MetricSet, &*self.log, &*self.process] {
+        object.insert("commands".to_owned(), serde_json::json!(self.command_rows()));
+        for set in self.registry.sets() {
             for (descriptor, value) in set.descriptors().iter().zip(set.values()) {
                 let Value::Number(number) = value else { continue };
                 let value = match descriptor.unit {
@@ -174,6 +208,41 @@ impl Source for View {
     }
 }
 
+/// The head of the table of commands.
+const COMMAND_HEAD: [&str; 7] = ["service", "command", "calls", "time", "p50", "p99", "p99.9"];
+/// Commands shown on the page.
+const COMMANDS_SHOWN: usize = 20;
+
+fn cells(rows: &[CommandRow]) -> Vec<Vec<String>> {
+    let row = |row: &CommandRow| {
+        vec![
+            row.service.clone(),
+            row.command.clone(),
+            count(row.calls),
+            human_us(row.seconds * 1e6),
+            human_us(row.p50_us),
+            human_us(row.p99_us),
+            human_us(row.p999_us),
+        ]
+    };
+    rows.iter().take(COMMANDS_SHOWN).map(row).collect()
+}
+
+#[expect(clippy::cast_precision_loss, reason = "for reading")]
+fn human_ns(nanoseconds: u64) -> String {
+    human_us(nanoseconds as f64 / 1e3)
+}
+
+/// A time for people, three digits of it.
+pub fn human_us(microseconds: f64) -> String {
+    let (value, unit) = match microseconds {
+        us if us >= 1e6 => (us / 1e6, "s"),
+        us if us >= 1e3 => (us / 1e3, "ms"),
+        us => (us, "us"),
+    };
+    if value >= 100.0 { format!("{value:.0} {unit}") } else { format!("{value:.1} {unit}") }
+}
+
 /// A whole number with its thousands apart.
 pub fn count(number: u64) -> String {
     let digits = number.to_string();
@@ -207,5 +276,7 @@ mod tests {
         assert_eq!(count(7), "7");
         assert_eq!(span(Duration::from_millis(1500)), "1.5 s");
         assert_eq!(span(Duration::from_secs(3_700)), "1 h 1 min");
+        let times = [0.5, 64.0, 131.072, 4_096.0, 1_048_576.0].map(human_us);
+        assert_eq!(times, ["0.5 us", "64.0 us", "131 us", "4.1 ms", "1.0 s"]);
     }
 }

@@ -1,8 +1,11 @@
 //! The status page, `/metrics`, `/healthz` and `/stats.json`, on a thread of their own.
 //!
-//! One current-thread runtime serves all; it sleeps while nobody asks. Everything shown is read
-//! from a [`Source`] when asked for, so a page costs the shards nothing but the reads.
+//! One current-thread runtime serves all; it sleeps while no client asks. Everything shown is read
+//! from a [`Source`] when asked for, so a page costs the shards nothing but the reads. A connection
+//! carries one request and lives a bounded time, and there are few at once ([`Limits`]): a client
+//! that sends or reads slowly, or many of them, take no descriptors from the node's own doors.
 
+mod limit;
 mod page;
 
 use std::net::TcpListener;
@@ -16,7 +19,10 @@ use axum::http::{StatusCode, header};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::get;
 
+pub use limit::Limits;
 pub use page::{Page, Section};
+
+use limit::Limited;
 
 /// What is shown.
 pub trait Source: Send + Sync + 'static {
@@ -45,6 +51,17 @@ impl StatusServer {
     ///
     /// Errors: the runtime or its thread cannot be made.
     pub fn start(listener: TcpListener, source: Arc<dyn Source>) -> anyhow::Result<Self> {
+        Self::start_with(listener, source, Limits::default())
+    }
+
+    /// The same with other limits.
+    ///
+    /// Errors: as for [`StatusServer::start`].
+    pub fn start_with(
+        listener: TcpListener,
+        source: Arc<dyn Source>,
+        limits: Limits,
+    ) -> anyhow::Result<Self> {
         listener.set_nonblocking(true).context("the status page's socket")?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -56,7 +73,7 @@ impl StatusServer {
             .spawn(move || {
                 runtime.block_on(async move {
                     let listener = match tokio::net::TcpListener::from_std(listener) {
-                        Ok(listener) => listener,
+                        Ok(listener) => Limited::new(listener, limits),
                         Err(error) => {
                             tracing::error!(%error, "the status page could not start");
                             return;
@@ -103,7 +120,14 @@ fn router(source: Arc<dyn Source>) -> Router {
         .fallback(|| async {
             (StatusCode::NOT_FOUND, "try /, /metrics, /healthz or /stats.json\n")
         })
+        .layer(axum::middleware::map_response(last))
         .with_state(source)
+}
+
+/// A connection ends with its response: one that stays open would hold a place for nothing.
+async fn last(mut response: Response) -> Response {
+    response.headers_mut().insert(header::CONNECTION, header::HeaderValue::from_static("close"));
+    response
 }
 
 async fn metrics(State(source): Shared) -> Response {
@@ -181,6 +205,50 @@ mod tests {
         let _server = StatusServer::start(listener, Arc::new(Fixed { healthy: false })).unwrap();
         let answer = ask(address, "/healthz");
         assert!(answer.starts_with("HTTP/1.1 503") && answer.ends_with("pool full\n"), "{answer}");
+    }
+
+    #[test]
+    fn silent_and_slow_clients_are_cut_and_others_are_served() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let limits = Limits { connections: 3, life: std::time::Duration::from_millis(300) };
+        let source = Arc::new(Fixed { healthy: true });
+        let _server = StatusServer::start_with(listener, source, limits).unwrap();
+        // More than are served at once: silent, or in the middle of a head.
+        let mut held: Vec<_> = (0..8)
+            .map(|index| {
+                let mut stream = std::net::TcpStream::connect(address).unwrap();
+                stream.set_read_timeout(Some(std::time::Duration::from_secs(20))).unwrap();
+                if index % 2 == 1 {
+                    stream.write_all(b"GET / HTTP/1.1\r\nX-Slow: ").unwrap();
+                }
+                stream
+            })
+            .collect();
+        assert!(ask(address, "/healthz").starts_with("HTTP/1.1 200"));
+        for stream in &mut held {
+            let ended = stream.read(&mut [0; 512]);
+            let timed_out = |error: &std::io::Error| {
+                matches!(
+                    error.kind(),
+                    std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut
+                )
+            };
+            assert!(!ended.as_ref().is_err_and(timed_out), "a silent client keeps its place");
+        }
+    }
+
+    #[test]
+    fn a_connection_carries_one_request() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let _server = StatusServer::start(listener, Arc::new(Fixed { healthy: true })).unwrap();
+        let mut stream = std::net::TcpStream::connect(address).unwrap();
+        stream.set_read_timeout(Some(std::time::Duration::from_secs(20))).unwrap();
+        stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.to_lowercase().contains("connection: close"), "{answer}");
     }
 
     #[test]

@@ -22,6 +22,12 @@ impl Section {
         let rows = facts.into_iter().map(|(name, value)| vec![name, value]).collect();
         Self { title: title.to_owned(), rows }
     }
+
+    /// A table with a head.
+    pub fn table(title: &str, head: &[&str], rows: Vec<Vec<String>>) -> Self {
+        let head = head.iter().map(|&cell| cell.to_owned()).collect();
+        Self { title: title.to_owned(), rows: std::iter::once(head).chain(rows).collect() }
+    }
 }
 
 const STYLE: &str = "\

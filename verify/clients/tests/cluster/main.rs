@@ -233,6 +233,16 @@ fn init_makes_files_that_members_start_from() {
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     let file = directory.join("node-1.toml").display().to_string();
     assert!(!make().status.success(), "a file that is there is kept");
+    // Where one of several is there none is made: they would be of two clusters.
+    let half = home.path().join("half");
+    std::fs::create_dir(&half).unwrap();
+    std::fs::write(half.join("node-2.toml"), "").unwrap();
+    let two = "1=127.0.0.1:1@127.0.0.1:2,2=127.0.0.1:3@127.0.0.1:4";
+    let path = half.display().to_string();
+    let refused = beeline(&["cluster", "init", "--peers", two, "--directory", &path]).output();
+    let said = String::from_utf8_lossy(&refused.as_ref().unwrap().stderr).into_owned();
+    assert!(!refused.unwrap().status.success() && said.contains("node-2.toml"), "{said}");
+    assert_eq!(std::fs::read_dir(&half).unwrap().count(), 1, "{said}");
     // One member is a cluster too.
     let data = directory.join("node-1");
     let resp = places[0].resp.to_string();
