@@ -96,7 +96,7 @@ pub enum DirectError {
     },
     /// The address for datagrams.
     #[error(
-        "cannot listen for datagrams on {address}: {source}; choose another with direct-udp-address"
+        "cannot listen for datagrams on {address}: {source}; choose another with --direct-udp-address"
     )]
     Listen {
         /// Where.
