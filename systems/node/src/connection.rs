@@ -204,6 +204,13 @@ impl Connection {
         self.hold != Hold::No || self.needs_several || !self.is_in_order()
     }
 
+    /// True when a request was taken in whose reply is still to be made. One that CLIENT PAUSE holds
+    /// back does not count: it may be held for hours.
+    pub(crate) fn has_taken_in(&self) -> bool {
+        let is_held = matches!(self.hold, Hold::Log | Hold::Order);
+        !self.is_in_order() || is_held || self.needs_several || self.again || self.resume
+    }
+
     /// True when no more may be executed until replies leave. What other shards still owe counts
     /// as if it were here, so that a client that asks for much more than it reads is held back at
     /// the same point wherever its keys are.

@@ -123,3 +123,28 @@ fn a_client_whose_request_waits_is_not_idle() {
     assert_eq!(client.rest(), b"", "silent by now: it is closed");
     node.stop();
 }
+
+#[test]
+fn a_node_that_stops_answers_what_waits_for_locks() {
+    let node = start(3);
+    let (handle, address) = (node.handle(), node.redis_address().unwrap());
+    let keys = keys_of_shards(&node, "k");
+    // On shard 0: the first request needs shard 1, which is locked, the second one shard 2.
+    let mut client = Client::connect(&node);
+    assert_eq!(client.ask("PING"), "+PONG");
+    let before = handle.stats().loops.input_bytes;
+    let stopping = handle.with_shards(&[1], |_| {
+        let [zero, one, two] = [&keys[0], &keys[1], &keys[2]];
+        client.send(&format!("MSET {zero} 1 {one} 1\r\nMSET {zero} 2 {two} 2\r\n"));
+        common::eventually("the requests are taken in", || {
+            handle.stats().loops.input_bytes > before
+        });
+        let stopping = std::thread::spawn(move || node.stop());
+        common::eventually("the stop begins", || std::net::TcpStream::connect(address).is_err());
+        std::thread::sleep(Duration::from_millis(50));
+        stopping
+    });
+    assert_eq!(String::from_utf8_lossy(&client.rest()), "+OK\r\n+OK\r\n");
+    drop(handle);
+    stopping.join().unwrap();
+}

@@ -136,11 +136,11 @@ impl ShardThread {
     /// Called while the node stops; `true` once everything owed was sent or time is up.
     pub(super) fn wind_down(&mut self, now_ns: u64) -> bool {
         let since = *self.draining_since_ns.get_or_insert(now_ns);
-        let owed = self.connections.iter().flatten().any(|connection| {
-            !connection.output.is_empty()
-                || !connection.is_in_order()
-                || connection.hold == Hold::Log
-        });
+        let owed = self
+            .connections
+            .iter()
+            .flatten()
+            .any(|connection| !connection.output.is_empty() || connection.has_taken_in());
         let doors = &self.shared.doors;
         if doors[self.index].owing.swap(owed, Ordering::Relaxed) && !owed {
             doors.iter().for_each(|door| door.waker.wake());
