@@ -1,6 +1,6 @@
 //! Where services meet the shards: work that panics under their locks, snapshots of a node that stops.
 
-#![allow(clippy::unwrap_used, reason = "a test ends at its first failure")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test ends at its first failure")]
 
 mod common;
 

@@ -1,6 +1,6 @@
 //! A second protocol in the shard threads: what the node gives the Redis door it gives any wire.
 
-#![allow(clippy::unwrap_used, reason = "a test ends at its first failure")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test ends at its first failure")]
 
 mod common;
 

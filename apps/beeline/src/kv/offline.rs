@@ -257,9 +257,9 @@ fn mark(file: &Path) -> Option<(u64, u64, i64, i64)> {
 }
 
 /// Copies `source` into the file that was claimed, for good.
-fn copy(source: &Path, partial: &File) -> std::io::Result<()> {
+fn copy(source: &Path, mut partial: &File) -> std::io::Result<()> {
     partial.set_len(0)?;
-    std::io::copy(&mut File::open(source)?, &mut &*partial)?;
+    std::io::copy(&mut File::open(source)?, &mut partial)?;
     partial.sync_all()
 }
 
