@@ -1,5 +1,5 @@
 //! A graph cut in parts: what runs on the card, and what workers run, each on a thread of its own: the
-//! `host` elements, and what [`spread`](super::spread) gives to more threads.
+//! `host` elements, and what [`spread`](super::spread()) gives to more threads.
 //!
 //! A channel between the card and a worker becomes two, with a work queue of the worker's link between
 //! them. One from worker to worker leads over the card, which so is the only other side of every link.

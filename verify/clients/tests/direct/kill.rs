@@ -372,9 +372,10 @@ fn a_batch_of_a_dead_client_that_is_executed_twice_or_in_part_is_found() {
     let twice = |client: &mut DirectClient, victim: &Victim| {
         store(client, &victim.name, victim.acknowledged, victim.size);
     };
-    let one_addition = |client: &mut DirectClient, victim: &Victim| {
+    // One alone may be what the batch would have done next; two never follow each other in it.
+    let two_additions = |client: &mut DirectClient, victim: &Victim| {
         let counter = counter_name(&victim.name);
-        client.fetch_and_add(counter.as_bytes(), 1).unwrap();
+        client.fetch_and_add(counter.as_bytes(), 2).unwrap();
     };
     let one_pair = |client: &mut DirectClient, victim: &Victim| {
         let (last, next) = (victim.size.puts - 1, victim.sent + 1);
@@ -383,7 +384,7 @@ fn a_batch_of_a_dead_client_that_is_executed_twice_or_in_part_is_found() {
     };
     let nothing = |_: &mut DirectClient, _: &Victim| {};
     let plants: [(Plant, bool); 4] =
-        [(nothing, false), (twice, true), (one_addition, true), (one_pair, true)];
+        [(nothing, false), (twice, true), (two_additions, true), (one_pair, true)];
     for size in [ONE_PACKET, PACKETS] {
         for (number, (plant, is_fault)) in plants.into_iter().enumerate() {
             client.put(counter_name("v").as_bytes(), &0_u64.to_le_bytes()).unwrap();

@@ -1,24 +1,12 @@
-//! Three members in virtual time: the register, the conduct and the standing that members run, over a model
-//! of logs, messages, pauses, partitions and restarts. One seed is one run, always the same.
-//!
-//! In a second world an operator changes the members while they run: members are started with another setting
-//! one after the other, join, leave and take each other's place.
-//!
-//! Safety: what a majority acknowledged is in the log of every primary of a later term, and no member takes
-//! it back. Liveness: once faults end there is one primary and all logs are equal. Known bugs are put back to
-//! show that the checker sees them.
-
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
+//! The world of the simulation: the log of the cluster, messages, faults, the operator, and the checker.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use beeline_documents::replica::conduct::{Conduct, Duty, Report, Standing, Timing};
+use beeline_documents::replica::conduct::{Duty, Report, Standing};
 use beeline_documents::replica::register::{Ballot, Order, Place, Register};
 
-const MEMBERS: u16 = 3;
-/// Members there are where they change; three at a time or so are in the set.
-const CHANGING: u16 = 5;
-const TIMING: Timing = Timing { silence_ms: 300, lease_ms: 600 };
+use crate::members::{Following, MEMBERS, Member, Message, Random, founders};
+
 const STEP_MS: u64 = 5;
 /// Virtual time with faults, and after them.
 const FAULTY_MS: u64 = 15_000;
@@ -28,7 +16,7 @@ const CHANGE_MS: u64 = 6_000;
 
 /// A bug put back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Bug {
+pub(super) enum Bug {
     None,
     /// A member that applied a newer term still acknowledges to the older primary.
     AcknowledgesBehindTheFence,
@@ -50,140 +38,12 @@ enum Bug {
     SettlesAtOnce,
 }
 
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % bound
-    }
-
-    fn one_in(&mut self, many: u64) -> bool {
-        self.below(many) == 0
-    }
-}
-
-#[derive(Clone, Debug)]
-enum Message {
-    Find { term: u64, session: u64, log: Vec<Place> },
-    Found { term: u64, session: u64, kept: usize },
-    Fetch { term: u64, session: u64, after: u64 },
-    Entries { term: u64, session: u64, entries: Vec<Place>, upto: u64 },
-    Report { term: u64, applied: u64, setting: BTreeSet<u16> },
-    Heard { term: u64, commit: u64 },
-}
-
-struct Following {
-    term: u64,
-    source: u16,
-    session: u64,
-    in_step: bool,
-    asked_ms: u64,
-    fetched: u64,
-    applied: u64,
-    queue: Vec<(Vec<Place>, u64)>,
-}
-
-struct Member {
-    id: u16,
-    log: Vec<Place>,
-    register: Register,
-    /// Orders of the log that were applied here.
-    seen: usize,
-    conduct: Conduct,
-    following: Option<Following>,
-    standing: Option<Standing>,
-    led: u64,
-    /// The term in which it was elected when it was started.
-    found: Option<u64>,
-    clock: u64,
-    /// Its wall clock is behind by so much.
-    behind_ms: u64,
-    commit: u64,
-    asked: Option<(Order, u64)>,
-    paused_until_ms: u64,
-    reported_ms: u64,
-    /// The members that its configuration names.
-    setting: BTreeSet<u16>,
-    /// What the others said that theirs name.
-    told: BTreeMap<u16, BTreeSet<u16>>,
-    is_running: bool,
-}
-
-fn founders() -> BTreeSet<u16> {
-    (1..=MEMBERS).collect()
-}
-
-impl Member {
-    fn new(id: u16, setting: BTreeSet<u16>, now_ms: u64) -> Self {
-        Self {
-            id,
-            log: Vec::new(),
-            register: Register::default(),
-            seen: 0,
-            conduct: Conduct::new(id, setting.clone(), TIMING, now_ms),
-            following: None,
-            standing: None,
-            led: 0,
-            found: None,
-            clock: 0,
-            behind_ms: u64::from(id) * 97 % 200,
-            commit: 0,
-            asked: None,
-            paused_until_ms: 0,
-            reported_ms: 0,
-            is_running: setting.contains(&id),
-            setting,
-            told: BTreeMap::new(),
-        }
-    }
-
-    /// The voters that it proposes with a term.
-    fn voters(&self) -> BTreeSet<u16> {
-        let settled = self.register.settled();
-        if settled.is_empty() { self.setting.clone() } else { settled.clone() }
-    }
-
-    fn last(&self) -> Place {
-        self.log.last().copied().unwrap_or_default()
-    }
-
-    /// What a process that was killed has when it comes back.
-    fn restart(&mut self, now_ms: u64) {
-        let fresh = Self::new(self.id, self.setting.clone(), now_ms);
-        let (log, register, seen) =
-            (std::mem::take(&mut self.log), self.register.clone(), self.seen);
-        let found = (register.primary() == Some(self.id)).then_some(register.term);
-        *self = Self { log, register, seen, found, is_running: self.is_running, ..fresh };
-        self.clock = self.last().time;
-    }
-
-    fn report_of(&self, term: u64, applied: u64) -> Message {
-        Message::Report { term, applied, setting: self.setting.clone() }
-    }
-
-    fn writes(&self, now_ms: u64) -> bool {
-        let lease = self
-            .standing
-            .as_ref()
-            .is_some_and(|standing| standing.contact_ms(now_ms) + TIMING.lease_ms > now_ms);
-        self.led != 0 && self.led == self.register.term && lease
-    }
-
-    fn write(&mut self, now_ms: u64) {
-        self.clock = (self.clock + 1).max(now_ms.saturating_sub(self.behind_ms));
-        self.log.push(Place { term: self.led, time: self.clock });
-    }
-}
-
-struct World {
+pub(super) struct World {
     seed: u64,
     bug: Bug,
     random: Random,
     now_ms: u64,
-    members: Vec<Member>,
+    pub(super) members: Vec<Member>,
     /// The cluster's log, and orders on their way to it.
     orders: Vec<Order>,
     proposals: Vec<(u64, Order)>,
@@ -193,24 +53,24 @@ struct World {
     cut: BTreeSet<(u16, u16)>,
     deaf: BTreeSet<u16>,
     /// With the term in which a primary acknowledged it first.
-    acknowledged: BTreeMap<Place, u64>,
-    leaders: BTreeMap<u64, u16>,
+    pub(super) acknowledged: BTreeMap<Place, u64>,
+    pub(super) leaders: BTreeMap<u64, u16>,
     sessions: u64,
-    taken_back: usize,
+    pub(super) taken_back: usize,
     problem: Option<String>,
     /// The set that the operator wants, the members to be started with it, and those to be stopped then.
     wanted: BTreeSet<u16>,
     to_start: Vec<u16>,
     to_stop: Vec<u16>,
-    changes: usize,
+    pub(super) changes: usize,
 }
 
 impl World {
-    fn new(seed: u64, bug: Bug) -> Self {
+    pub(super) fn new(seed: u64, bug: Bug) -> Self {
         Self::of(seed, bug, MEMBERS)
     }
 
-    fn of(seed: u64, bug: Bug, members: u16) -> Self {
+    pub(super) fn of(seed: u64, bug: Bug, members: u16) -> Self {
         Self {
             seed,
             bug,
@@ -714,7 +574,7 @@ impl World {
         }
     }
 
-    fn run(mut self) -> Result<Self, String> {
+    pub(super) fn run(mut self) -> Result<Self, String> {
         while self.now_ms < FAULTY_MS && self.problem.is_none() {
             self.step(true);
         }
@@ -762,91 +622,5 @@ impl World {
         if let Some(lost) = lost {
             self.fails(format!("{lost:?} is lost"));
         }
-    }
-}
-
-fn seeds(fast: u64) -> u64 {
-    let deep = std::env::var_os("BEELINE_DEEP").is_some();
-    if deep { fast * 20 } else { fast }
-}
-
-#[test]
-fn three_members_lose_nothing_that_a_majority_acknowledged() {
-    let one = std::env::var("BEELINE_SEED").ok().and_then(|seed| seed.parse().ok());
-    let all = one.map_or(1..=seeds(60), |seed: u64| seed..=seed);
-    let (mut terms, mut acknowledged, mut taken_back, mut runs) = (0, 0, 0, 0_u64);
-    for seed in all {
-        let world = World::new(seed, Bug::None).run();
-        let world = world.unwrap_or_else(|problem| {
-            panic!("{problem}\nBEELINE_SEED={seed} cargo test -p beeline-documents --test replica_simulation")
-        });
-        runs += 1;
-        terms += world.leaders.len();
-        acknowledged += world.acknowledged.len();
-        taken_back += world.taken_back;
-    }
-    println!(
-        "{runs} seeds, {terms} terms led, {acknowledged} entries acknowledged, {taken_back} taken back"
-    );
-    assert!(
-        terms as u64 > 3 * runs && acknowledged as u64 > 100 * runs,
-        "faults or writes are too few"
-    );
-    assert!(one.is_some() || taken_back > 0, "no run took anything back");
-}
-
-#[test]
-fn members_that_change_lose_nothing_that_a_majority_acknowledged() {
-    let one = std::env::var("BEELINE_SEED").ok().and_then(|seed| seed.parse().ok());
-    let all = one.map_or(1..=seeds(60), |seed: u64| seed..=seed);
-    let (mut changes, mut acknowledged, mut runs) = (0, 0, 0_u64);
-    for seed in all {
-        let world = World::of(seed, Bug::None, CHANGING).run();
-        let world = world.unwrap_or_else(|problem| {
-            panic!("{problem}\nBEELINE_SEED={seed} cargo test -p beeline-documents --test replica_simulation")
-        });
-        runs += 1;
-        changes += world.changes;
-        acknowledged += world.acknowledged.len();
-    }
-    println!("{runs} seeds, {changes} changes of members, {acknowledged} entries acknowledged");
-    assert!(
-        changes as u64 > runs && acknowledged as u64 > 100 * runs,
-        "changes or writes are too few"
-    );
-}
-
-#[test]
-fn the_same_seed_is_the_same_run() {
-    let run = || World::new(7, Bug::None).run().unwrap();
-    let (first, second) = (run(), run());
-    assert_eq!(first.acknowledged, second.acknowledged);
-    assert_eq!(first.members[0].log, second.members[0].log);
-}
-
-/// The first seed from one on that shows a bug.
-fn found(bug: Bug, members: u16, from: u64) -> String {
-    let most = 1000;
-    (from..from + most)
-        .find_map(|seed| World::of(seed, bug, members).run().err())
-        .unwrap_or_else(|| panic!("{bug:?} was not seen in {most} seeds"))
-}
-
-#[test]
-fn bugs_that_are_put_back_are_seen() {
-    for bug in [
-        Bug::AcknowledgesBehindTheFence,
-        Bug::TakesEntriesOfAnotherTerm,
-        Bug::TakesBackTooMuch,
-        Bug::VotesBlindly,
-        Bug::FollowsWithoutLooking,
-        Bug::LeadsAgain,
-        Bug::CountsTimesOfAnotherTerm,
-    ] {
-        println!("{}", found(bug, MEMBERS, 1));
-    }
-    // Rarer: from a little before the first seed that shows it.
-    for (bug, from) in [(Bug::CountsNewVotersAlone, 1), (Bug::SettlesAtOnce, 490)] {
-        println!("{}", found(bug, CHANGING, from));
     }
 }
