@@ -1,4 +1,4 @@
-//! The program as a person runs it: it opens its door, greets whoever calls, and ends in good order.
+//! The program as a person runs it: it opens its door, greets each caller, and ends in good order.
 #![allow(clippy::unwrap_used, reason = "a test ends at its first failure")]
 
 use std::io::{BufRead as _, BufReader, Read as _};

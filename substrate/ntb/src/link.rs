@@ -329,8 +329,9 @@ mod tests {
     use super::*;
     use crate::window::{Bells, Mapped};
 
+    /// Bells that nothing hears.
     #[derive(Debug)]
-    struct Silent;
+    pub(super) struct Silent;
 
     impl Bells for Silent {
         fn ring(&self, _: usize) {}

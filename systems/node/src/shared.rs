@@ -145,7 +145,7 @@ impl Settings {
     }
 
     pub(crate) fn set_password(&self, password: Option<String>) {
-        // The password first: who is asked for one while there is none yet would pass with any.
+        // The password first: a client that is asked for one while there is none yet would pass with any.
         let is_set = password.is_some();
         *self.require_password.write().unwrap_or_else(PoisonError::into_inner) = password;
         self.password_set.store(is_set, Ordering::Release);
@@ -200,7 +200,7 @@ impl PauseState {
 
 /// Shards under lock. Where the work on them panics, they keep what was committed before and take
 /// nothing more: what the work left may be half of something. A shard that takes nothing more when
-/// it is let go is told of as ill, whoever had it locked.
+/// it is let go is told of as ill, whichever thread had it locked.
 #[derive(Debug)]
 pub(crate) struct LockedShards<'s> {
     guards: Vec<MutexGuard<'s, Shard>>,

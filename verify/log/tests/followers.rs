@@ -118,13 +118,7 @@ fn a_reader_goes_on_where_it_was_after_a_restart_and_at_another_member() {
 #[test]
 fn a_member_that_took_in_a_snapshot_keeps_no_entry_before_it() {
     let mut cluster = Cluster::new(shm, 3, small());
-    let leader = cluster.leader();
-    let away = (0..3).find(|node| *node != leader).unwrap();
-    cluster.append(NO_SESSION, 0, &append(1, 1));
-    cluster.stop(away);
-    for item in 2..=300 {
-        cluster.append(NO_SESSION, 0, &append(1, item));
-    }
+    let away = cluster.leave_behind(300);
     cluster.start(away);
     let mut waits = cluster.handle(away).follow(Position(200));
     eventually("it is back", || (cluster.list(away, 1).len() == 300).then_some(()));

@@ -245,13 +245,7 @@ fn a_member_whose_machine_lost_what_it_kept_does_not_start() {
 #[test]
 fn a_member_without_room_for_a_snapshot_keeps_what_it_has_and_takes_one_when_it_has_room() {
     let mut cluster = Cluster::new(shm, 3, small());
-    let leader = cluster.leader();
-    let away = (0..3).find(|node| *node != leader).unwrap();
-    cluster.append(NO_SESSION, 0, &append(1, 1));
-    cluster.stop(away);
-    for item in 2..=200 {
-        cluster.append(NO_SESSION, 0, &append(1, item));
-    }
+    let away = cluster.leave_behind(200);
     (0..3).filter(|node| *node != away).for_each(|node| cluster.stop(node));
     cluster.options.snapshot_retry = Duration::from_millis(500);
     let narrow = Arc::new(AtomicBool::new(true));
@@ -355,13 +349,8 @@ fn who_takes_in_a_snapshot_while_others_write_on_catches_up() {
 #[test]
 fn a_machine_that_is_further_on_than_its_log_takes_the_place_a_snapshot_gives_it() {
     let mut cluster = Cluster::new(shm, 3, small());
+    let away = cluster.leave_behind(300);
     let leader = cluster.leader();
-    let away = (0..3).find(|node| *node != leader).unwrap();
-    cluster.append(NO_SESSION, 0, &append(1, 1));
-    cluster.stop(away);
-    for item in 2..=300 {
-        cluster.append(NO_SESSION, 0, &append(1, item));
-    }
     // What a status says may be a moment old.
     let has = Position(300);
     eventually("the leader tells of all", || {

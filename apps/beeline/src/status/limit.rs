@@ -75,7 +75,7 @@ impl axum::serve::Listener for Limited {
     }
 }
 
-/// A connection that fails once its time is up, whoever is waited for.
+/// A connection that fails once its time is up, whichever end is waited for.
 #[derive(Debug)]
 pub struct Timed {
     stream: TcpStream,

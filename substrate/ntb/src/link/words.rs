@@ -3,15 +3,15 @@
 
 use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
-use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use beeline_os::Mapping;
 use proptest::prelude::*;
 
+use super::tests::Silent;
 use super::{BEAT, Link, State};
-use crate::window::{Bells, Inbound, Mapped, Outbound, Window, Wire};
+use crate::window::{Inbound, Mapped, Outbound, Window, Wire};
 
 const LENGTH: usize = 64 << 10;
 const SILENCE: Duration = Duration::from_secs(3600);
@@ -30,19 +30,6 @@ pub(super) fn before_a_read() {
             comes();
         }
     });
-}
-
-#[derive(Debug)]
-struct Silent;
-
-impl Bells for Silent {
-    fn ring(&self, _: usize) {}
-
-    fn descriptor(&self, _: usize) -> Option<BorrowedFd<'_>> {
-        None
-    }
-
-    fn clear(&self, _: usize) {}
 }
 
 /// Words on their way, and the memory that they come to.

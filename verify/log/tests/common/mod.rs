@@ -10,10 +10,11 @@ use beeline_fabric_shm::{ShmConfig, ShmDevice};
 use beeline_fabric_tcp::{TcpConfig, TcpDevice};
 use beeline_replicated_log::{
     Boot, ClusterId, Config, Consistency, Contact, Durability, Founding, Handle, Home, InProcess,
-    Layout, NodeId, Options, Position, Refusal, RoleName, Server, SnapshotWriter, StateMachine,
-    Transport,
+    Layout, NO_SESSION, NodeId, Options, Position, Refusal, RoleName, Server, SnapshotWriter,
+    StateMachine, Transport,
 };
 use beeline_verify_log::lists::{Lists, items};
+use beeline_verify_log::machine;
 
 pub const CLUSTER: ClusterId = ClusterId(0xabc);
 pub const LIMIT: Duration = Duration::from_secs(20);
@@ -236,6 +237,19 @@ impl Cluster {
             Err(refusal) if refusal.is_retryable() => None,
             Err(refusal) => panic!("{what}: {refusal}"),
         })
+    }
+
+    /// Stops a member that does not lead once the first entry is there, appends without it up to
+    /// entry `last`, and tells its number.
+    pub fn leave_behind(&mut self, last: u32) -> usize {
+        let leader = self.leader();
+        let away = (0..3).find(|node| *node != leader).unwrap();
+        self.append(NO_SESSION, 0, &machine::append(1, 1));
+        self.stop(away);
+        for item in 2..=last {
+            self.append(NO_SESSION, 0, &machine::append(1, item));
+        }
+        away
     }
 
     /// Appends at the leader of the moment.
