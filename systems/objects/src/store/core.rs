@@ -8,7 +8,7 @@
 //! told of an object only once it is sealed, and of its segment before the reply; memory of an
 //! object is free only when no client holds a reference.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -57,9 +57,10 @@ pub(crate) enum Effect {
 
 #[derive(Debug, Default)]
 pub(super) struct Client {
-    references: HashMap<u32, u32>,
+    // In an order, so that what a client leaves behind goes in the same order each time.
+    references: BTreeMap<u32, u32>,
     subscriptions: HashSet<ObjectId>,
-    pub waiting: HashSet<u32>,
+    pub waiting: BTreeSet<u32>,
     pub reserve: Option<Reserve>,
 }
 

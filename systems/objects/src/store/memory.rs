@@ -4,7 +4,7 @@
 //! within the limit; a range is allocated in a segment only while its writer is the client that
 //! asks, and only once no further process can map the segment for writing.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -44,7 +44,7 @@ pub(crate) struct Held {
     /// The writer mapped it and the kernel refuses others.
     pub ready: bool,
     /// Clients that have its descriptor, the writer among them.
-    pub mapped_by: HashSet<u32>,
+    pub mapped_by: BTreeSet<u32>,
     /// Being unmapped, since when; no object lies in it.
     pub retired_ns: Option<u64>,
     /// Objects in it that may go: sealed, and neither referenced nor pinned nor moved.
@@ -234,7 +234,7 @@ impl Memory {
             heap: Heap::new(length),
             writer,
             ready: writer == STORE,
-            mapped_by: HashSet::new(),
+            mapped_by: BTreeSet::new(),
             retired_ns: None,
             queued: 0,
         };
@@ -249,7 +249,7 @@ impl Memory {
             held.retired_ns.is_none()
                 && held.ready
                 && held.heap.is_empty()
-                && held.mapped_by.is_disjoint(slow)
+                && !held.mapped_by.iter().any(|client| slow.contains(client))
         };
         self.segments.iter().find(|(_, held)| empty(held)).map(|(number, _)| *number)
     }
@@ -335,7 +335,8 @@ impl Memory {
     /// go, and then the segment can, unless one of the clients in `slow` maps it.
     pub(crate) fn helpful(&self, writer: u32, slow: &HashSet<u32>) -> HashSet<u32> {
         let helps = |held: &Held| {
-            let whole = held.queued == held.heap.allocations() && held.mapped_by.is_disjoint(slow);
+            let whole = held.queued == held.heap.allocations()
+                && !held.mapped_by.iter().any(|client| slow.contains(client));
             held.queued > 0 && (held.writer == writer || whole)
         };
         self.segments.iter().filter(|(_, held)| helps(held)).map(|(number, _)| *number).collect()
