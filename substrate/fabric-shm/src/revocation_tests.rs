@@ -19,12 +19,12 @@ use rustix::mm::MapFlags;
 use crate::config::ShmConfig;
 use crate::device::DeviceHandle;
 use crate::exposure::{self, Granted};
-use crate::hostile_tests::{BOUND, End, connect, end};
+use crate::hostile_tests::{BOUND, End, connect, patient_end};
 use crate::remote::inside;
 
 fn pair() -> (End, End) {
     let device = DeviceHandle::open(ShmConfig::default()).unwrap();
-    let (mut a, mut b) = (end(&device, false), end(&device, false));
+    let (mut a, mut b) = (patient_end(&device, false), patient_end(&device, false));
     connect(&mut a, &mut b);
     (a, b)
 }
@@ -66,7 +66,7 @@ fn an_atomic_is_counted_exactly_when_it_is_reported_as_done() {
     for _ in 0..20 {
         let (mut a, b) = pair();
         let before = load_u64(b.region.memory().as_ref(), 64);
-        assert!(add(&mut a, &b).is_success());
+        assert_eq!(add(&mut a, &b).status, Status::Success);
         let region = b.region.clone();
         inside::set(move || {
             // Revoked at once with the operation.

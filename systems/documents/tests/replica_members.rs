@@ -599,7 +599,8 @@ fn a_slow_applier_holds_the_fetcher_back() {
     let other = set.others(first)[0];
     let replica = &set.members[&other].replica;
     let applied = || replica.counts.applied.load(Ordering::SeqCst);
-    let fetched = || lock(&set.world.fetched)[&other];
+    // It has fetched nothing yet where the first copy brought it the row.
+    let fetched = || lock(&set.world.fetched).get(&other).copied().unwrap_or_default();
     let (before, start) = (applied(), fetched().0);
     set.disks[&other].slow_ms.store(50, Ordering::SeqCst);
     // Some 100 KB in each entry, two or so in each batch.
